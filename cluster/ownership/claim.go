@@ -235,6 +235,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		}
 		return
 	}
+	c.onWord(from, q.ID)
 	r := c.round
 	if r == nil || q.ID != r.id || !r.missing[from] {
 		return

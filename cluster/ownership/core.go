@@ -169,12 +169,13 @@ type Core struct {
 	flushAt int64
 	dirty   []int // partitions in which something was pending after the last flush
 	lookAt  int64
-	stir    bool           // all partitions are to be looked at
-	settled bool           // as of when they were
-	words   map[Node]int64 // when each process was heard last; only of a node that leaves
-	askedAt int64          // when it asked for them
-	busy    []int          // those where something may be in progress
-	tended  []int          // the array that busy is to have next
+	stir    bool             // all partitions are to be looked at
+	settled bool             // as of when they were
+	words   map[Node]int64   // when each process was asked that has answered; only of a node that leaves
+	asked   map[uint64]int64 // its questions that are not answered, and when each was sent
+	askedAt int64            // when the last was
+	busy    []int            // those where something may be in progress
+	tended  []int            // the array that busy is to have next
 	grants  grants
 	voter   *voter // nil: not one
 }
@@ -225,7 +226,7 @@ func New(cfg Config, now Now) *Core {
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
 		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64), words: make(map[Node]int64),
-		full: make(map[Node]*fullness),
+		asked: make(map[uint64]int64), full: make(map[Node]*fullness),
 	}
 	// Not part of part: they are large, most of what is done needs none of it, and memory is slow.
 	stricts := make([]strictness, cfg.Partitions)
@@ -327,9 +328,6 @@ func (c *Core) Urgent(now Now, p int) {
 // Receive takes a message in. What it says about partitions has been checked to be within their number.
 func (c *Core) Receive(now Now, e Envelope) {
 	c.at(now)
-	if c.view.Leaving {
-		c.words[e.From] = c.t
-	}
 	c.receive(e.From, e.Message)
 	c.deliverOwn()
 }

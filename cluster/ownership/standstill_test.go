@@ -159,6 +159,44 @@ func TestStandstill(t *testing.T) {
 			t.Errorf("what is confirmed when the lease is over counts for strict answers: %+v", l.confirmed)
 		}
 	})
+	t.Run("leaving", func(t *testing.T) {
+		l := newAlone(t)
+		l.see(peerX, self, peerX, peerY)
+		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.view(View{Leaving: true, Settled: true}, peerX, peerY, peerX, peerY)
+		stranded := func() bool { return l.core.Status(l.time()).Stranded > 0 }
+		replies := func(q *Query) {
+			l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(1), Holder: peerX}}})
+		}
+		l.wait(200 * time.Millisecond)
+		replies(last[*Query](l, peerX))
+		if stranded() {
+			t.Error("a copy whose holder has answered just now is stranded")
+		}
+		l.wait(200 * time.Millisecond)
+		before := last[*Query](l, peerX)
+		l.now += int64(20 * time.Second)
+		l.get(peerX, update(term(1), 11, ids(2)))
+		replies(before)
+		if !stranded() {
+			t.Error("a holder counts as heard just now, though what came from it may have waited for long")
+		}
+		l.wait(200 * time.Millisecond)
+		replies(last[*Query](l, peerX))
+		if stranded() {
+			t.Error("a copy whose holder has answered once more is stranded")
+		}
+		l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
+		l.wait(600 * time.Millisecond)
+		if !stranded() {
+			t.Error("a copy of which neither sender nor holder answers is not stranded")
+		}
+		q := last[*Query](l, peerY)
+		l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
+		if stranded() {
+			t.Error("a copy is stranded that another has claimed meanwhile")
+		}
+	})
 	t.Run("unresolved", func(t *testing.T) {
 		l := withVoters(t)
 		l.claims(self, peerX, peerX, voter1, voter2, voter3)

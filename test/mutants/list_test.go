@@ -275,6 +275,16 @@ var mutants = []mutant{
 		ownership + "TestStandstill", "though another voter had begun epoch 1",
 	},
 	{
+		"ownership: whatever a node that leaves receives counts as sent just now", core,
+		[]edit{{"	c.receive(e.From, e.Message)\n	c.deliverOwn()\n}\n\nfunc (c *Core) receive", "	c.words[e.From] = c.t\n	c.receive(e.From, e.Message)\n	c.deliverOwn()\n}\n\nfunc (c *Core) receive"}},
+		ownership + "TestStandstill", "may have waited for long",
+	},
+	{
+		"ownership: a node that leaves counts an answer from its arrival", "cluster/ownership/leave.go",
+		[]edit{{"max(c.words[from], at)", "max(c.t, at)"}},
+		ownership + "TestStandstill", "may have waited for long",
+	},
+	{
 		"ownership: a node that runs now and then waits without end", core,
 		[]edit{{"	c.ran, c.ticked = c.awake, c.t\n", "	if c.t-c.ticked <= awakeMost {\n		c.ran = c.awake\n	}\n	c.ticked = c.t\n"}},
 		ownership + "TestStandstill", "waits for a backup without end",
