@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -38,7 +39,7 @@ type loans struct {
 	borrowers map[uint64]map[*borrower]struct{}
 	rounds    map[state]*round
 	deciding  map[state]int         // how many wait for rounds, or have not decided since
-	silent    map[algo.LoanID]int64 // until which Mono instant
+	silent    map[algo.LoanID]int64 // until which Mono instant; or until another way to ask the borrower opens
 
 	granted, recalled, unanswered, spent atomic.Uint64
 }
@@ -50,7 +51,7 @@ type borrower struct{ recall func(limit.Recall) }
 type round struct {
 	asked   map[algo.LoanID]struct{} // and have not answered
 	unasked []algo.Loan              // of borrowers that there is no way to ask, unless one opens
-	done    chan struct{}            // closed when nobody is asked
+	done    chan struct{}            // closed when all who were asked have answered, or anybody who was not has
 }
 
 // OpenBorrower implements limit.Lender.
@@ -65,6 +66,7 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 		all.borrowers[id] = make(map[*borrower]struct{})
 	}
 	all.borrowers[id][b] = struct{}{}
+	maps.DeleteFunc(all.silent, func(loan algo.LoanID, _ int64) bool { return loan.Borrower == id })
 	for _, r := range all.rounds {
 		r.unasked = slices.DeleteFunc(r.unasked, func(loan algo.Loan) bool {
 			if loan.ID.Borrower == id {
@@ -312,8 +314,8 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	}
 }
 
-// callBack asks the borrowers of a key for what they have left, unless that has just been done. It returns nil when there is nobody
-// to wait for.
+// callBack asks the borrowers of a key for what they have left, unless that has just been done: those that there is no way to ask as soon as
+// one opens, as it may soon after a move, or when a client connects again. It returns nil when there is nobody to wait for.
 func (l *Limiter) callBack(of state, k store.Key, op *Op, now int64) *round {
 	lent, err := l.store.Recall(k, of.scope, l.clock())
 	r, nodes := l.openRound(of, lent, err, now)
@@ -355,14 +357,14 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 			nodes[node] = append(nodes[node], *loan)
 			r.asked[loan.ID] = struct{}{}
 			all.recalled.Add(1)
-		} else if len(to) == 0 {
+		} else if len(to) == 0 && loan.Wants == 0 { // who has a Quota is never asked
 			r.unasked = append(r.unasked, *loan)
 		}
 		for b := range to {
 			all.ask(r, b, loan)
 		}
 	}
-	if len(r.asked) == 0 {
+	if len(r.asked) == 0 && len(r.unasked) == 0 {
 		return nil, nil
 	}
 	if all.rounds == nil {
@@ -402,6 +404,9 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	for id := range r.asked {
 		ls.silent[id] = now + int64(silentFor)
 		ls.unanswered.Add(1)
+	}
+	for i := range r.unasked {
+		ls.silent[r.unasked[i].ID] = now + int64(silentFor)
 	}
 	close(r.done)
 }

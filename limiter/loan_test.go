@@ -409,3 +409,65 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 		}
 	})
 }
+
+// TestQuotaIsNotRecalled: nobody waits for units of a Quota.
+func TestQuotaIsNotRecalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		out := make([]limit.QuotaLent, 1)
+		q := limit.Quota{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
+		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil || out[0].Granted == 0 {
+			t.Fatal(out[0], err)
+		}
+		begun := time.Now()
+		if d := check(t, l, "p", 100); d.Allowed || time.Since(begun) != 0 {
+			t.Errorf("after %v: %+v", time.Since(begun), d)
+		}
+	})
+}
+
+// TestBorrowerComesToARecall: a check waits for a borrower that there is no way to ask when units are called back, once: the borrower may be
+// about to open one. It is asked then, also when it was not waited for any longer.
+func TestBorrowerComesToARecall(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			l := New(Config{Policies: policies(t, loanPolicies)})
+			defer l.Close()
+			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+			lend(t, l, b)
+			open := func() {
+				l.OpenBorrower(1, func(r limit.Recall) {
+					go func() {
+						time.Sleep(5 * time.Millisecond)
+						b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+						lend(t, l, b)
+					}()
+				})
+			}
+			if late {
+				for i, most := range []time.Duration{recallMost, 0} {
+					begun := time.Now()
+					if d := check(t, l, "p", 100); d.Allowed {
+						t.Errorf("units on loan are admitted: %+v", d)
+					}
+					if waited := time.Since(begun); waited != most {
+						t.Errorf("check %d waits for %v for who does not come, want %v", i, waited, most)
+					}
+				}
+				open()
+			} else {
+				go func() {
+					time.Sleep(10 * time.Millisecond)
+					open()
+				}()
+			}
+			if d := check(t, l, "p", 100); !d.Allowed {
+				t.Errorf("late %v: refused before all on loan was asked for: %+v", late, d)
+			}
+			if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.OnLoan != 0 {
+				t.Errorf("late %v: %+v", late, s)
+			}
+		})
+	}
+}

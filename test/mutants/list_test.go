@@ -1240,6 +1240,26 @@ var mutants = []mutant{
 		calls + "calmly", "refused without need",
 	},
 	{
+		"limiter: nobody is waited for where nobody can be asked", "limiter/loan.go",
+		[]edit{{"	if len(r.asked) == 0 && len(r.unasked) == 0 {", "	if len(r.asked) == 0 {"}},
+		"./limiter -run TestBorrowerComesToARecall", "late false: refused before all on loan was asked for",
+	},
+	{
+		"limiter: who was away is taken for silent when he is back", "limiter/loan.go",
+		[]edit{{"	maps.DeleteFunc(all.silent, func(loan algo.LoanID, _ int64) bool { return loan.Borrower == id })\n", "	_ = maps.DeleteFunc[map[int]int]\n"}},
+		"./limiter -run TestBorrowerComesToARecall", "late true: refused before all on loan was asked for",
+	},
+	{
+		"limiter: units of a Quota are waited for", "limiter/loan.go",
+		[]edit{{"len(to) == 0 && loan.Wants == 0 {", "len(to) == 0 {"}},
+		"./limiter -run TestQuotaIsNotRecalled", "after 50ms",
+	},
+	{
+		"limiter: who was away is waited for each time", "limiter/loan.go",
+		[]edit{{"	for i := range r.unasked {\n		ls.silent[r.unasked[i].ID] = now + int64(silentFor)\n	}\n", ""}},
+		"./limiter -run TestBorrowerComesToARecall", "check 1 waits for 50ms",
+	},
+	{
 		"limiter: a part of a limit is all of it", "limiter/part.go",
 		[]edit{{"	own := divided(limits, n)", "	own := divided(limits, 1)"}},
 		calls + "losing", "by its part: admitted beyond the limit",
