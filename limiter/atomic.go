@@ -292,21 +292,9 @@ func (b *background) start(f func()) bool {
 			defer b.mu.Unlock()
 			b.count--
 		}()
-		contain(b.panicked, f)
+		recovered.Tell(b.panicked, f)
 	})
 	return true
-}
-
-// contain calls f, of which a panic ends no more than that where somebody is told of it.
-func contain(panicked func(*recovered.Error), f func()) {
-	if panicked != nil {
-		defer func() {
-			if p := recovered.From(recover()); p != nil {
-				panicked(p)
-			}
-		}()
-	}
-	f()
 }
 
 // close waits for what was started, and starts nothing more.

@@ -9,6 +9,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 )
@@ -105,7 +106,7 @@ func startBorrowing(l *Limiter) *borrowing {
 	b.cancel = cancel
 	b.running.Go(func() {
 		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []borrow.Report[loanKey, toldNode]) {
-			contain(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // what is not said is said again
+			recovered.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // what is not said is said again
 		})
 	})
 	return b
@@ -294,11 +295,11 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Rep
 		b.running.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, exchangeMost)
 			defer cancel()
-			contain(l.cfg.Panicked, func() {
+			recovered.Tell(l.cfg.Panicked, func() {
 				defer b.exchanged(node)
 				l.cfg.Peers.Forward(ctx, node, ops)
 			})
-			contain(l.cfg.Panicked, func() { b.answered(sent, reports) })
+			recovered.Tell(l.cfg.Panicked, func() { b.answered(sent, reports) })
 		})
 	}
 }

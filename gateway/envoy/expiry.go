@@ -2,7 +2,6 @@ package envoy
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
@@ -63,16 +62,12 @@ func (e *expiry) cancel(id string, targets []limit.Target) {
 	e.running.Add(1)
 	e.mu.Unlock()
 	defer e.running.Done()
-	err := recovered.Call(func() error {
+	recovered.Tell(e.panicked, func() {
 		for _, t := range targets {
 			// What has been committed elsewhere is pending no more. What cannot be cancelled stays charged.
 			_, _ = e.service.Cancel(context.Background(), t, id)
 		}
-		return nil
 	})
-	if p, ok := errors.AsType[*recovered.Error](err); ok && e.panicked != nil {
-		e.panicked(p)
-	}
 }
 
 // close cancels nothing more, and waits for what is being cancelled.

@@ -52,7 +52,7 @@ type ServiceConfig struct {
 	// Count, when set, is told how many hits a descriptor's limit got, and what came of them. Values of requests are in the name only
 	// where the configuration asks for that.
 	Count func(name, result string, hits uint64)
-	// Panicked, when set, is called with each panic of a cancellation that nobody asked for, which was recovered.
+	// Panicked is called with each panic of a cancellation that nobody asked for, which was recovered. Nil: such a panic is not recovered.
 	Panicked func(*recovered.Error)
 	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's LIMIT_RESPONSE_HEADERS_ENABLED).
 	Headers bool

@@ -24,7 +24,7 @@ const maxRecalls = 1024
 const maxUnconfirmed = 64
 
 // Borrow implements weirv1.LimiterServer.
-func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) error {
+func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) (ended error) {
 	if s.cfg.Lender == nil {
 		return status.Error(codes.Unimplemented, "this node lends nothing")
 	}
@@ -32,9 +32,14 @@ func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) error {
 	b.unconfirmed = make(chan unconfirmed, maxUnconfirmed)
 	over := make(chan struct{})
 	var telling sync.WaitGroup
-	telling.Go(func() { b.tell(over) })
+	telling.Go(func() { recovered.Tell(b.panicked, func() { b.tell(over) }) })
 	telling.Go(b.confirm)
-	defer telling.Wait()
+	defer func() {
+		telling.Wait()
+		if crashed := b.crashed.Load(); crashed != nil {
+			ended = crashed // however the stream has ended
+		}
+	}()
 	defer close(b.unconfirmed)
 	defer close(over)
 	var end func()
@@ -55,7 +60,7 @@ func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) error {
 		}
 		if crashed := b.crashed.Load(); crashed != nil {
 			a.leave()
-			return *crashed
+			return crashed
 		}
 		if end == nil {
 			if in.Borrower == 0 {
@@ -86,11 +91,10 @@ type unconfirmed struct {
 // may be waiting for who want what is returned.
 func (b *borrowStream) confirm() {
 	for u := range b.unconfirmed {
-		if crashed := recovered.Call(func() error { u.wait(); return nil }); crashed != nil {
-			b.crashed.CompareAndSwap(nil, &crashed) // the borrower reports again, which ends the stream
-		} else {
+		recovered.Tell(b.panicked, func() {
+			u.wait()
 			_ = b.send(lent(u.in, u.answers)) // who reads learns of a broken stream, too
-		}
+		})
 		u.admitted.leave()
 	}
 }
@@ -103,7 +107,7 @@ type borrowStream struct {
 	recalls chan limit.Recall
 	// unconfirmed is closed when the stream is over.
 	unconfirmed chan unconfirmed
-	crashed     atomic.Pointer[error] // the first panic of a wait for copies, a *recovered.Error
+	crashed     atomic.Pointer[recovered.Error] // the first panic beside the handler
 
 	sending sync.Mutex
 }
@@ -113,6 +117,13 @@ func (b *borrowStream) recall(r limit.Recall) {
 	select {
 	case b.recalls <- r:
 	default:
+	}
+}
+
+// panicked notes a panic beside the handler: the borrower reports again, which ends the stream.
+func (b *borrowStream) panicked(p *recovered.Error) {
+	if !b.crashed.CompareAndSwap(nil, p) {
+		b.server.endedLate(weirv1.Limiter_Borrow_FullMethodName, p)
 	}
 }
 

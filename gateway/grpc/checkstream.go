@@ -46,14 +46,14 @@ type checkStream struct {
 	turn sync.Mutex
 	over bool // guarded by turn: nothing is carried out any more
 
-	sending sync.Mutex // one response at a time
-	stall   stall      // with the caller who reads, or does not
-	crashed chan error // holds the panic of a request that waited for other nodes, a *recovered.Error
+	sending sync.Mutex            // one response at a time
+	stall   stall                 // with the caller who reads, or does not
+	crashed chan *recovered.Error // holds the panic of a request that waited for other nodes
 }
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
-	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan error, 1)}
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan *recovered.Error, 1)}
 	s.unread.open(c)
 	defer s.unread.close(c)
 	ended := make(chan error, 1)
@@ -64,7 +64,9 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	case err = <-ended:
 		c.waiting.Wait()
 		select {
-		case err = <-c.crashed:
+		case crashed := <-c.crashed:
+			c.endedLate(err)
+			err = crashed
 		default:
 		}
 		return err
@@ -76,14 +78,32 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 		c.over = true
 		c.turn.Unlock()
 		c.waiting.Wait()
-		return nil
 	}
 	// What waits to be sent fails when this function has returned, and not before.
 	s.readers.Go(func() {
-		<-ended
+		c.endedLate(<-ended)
 		c.waiting.Wait()
+		select {
+		case crashed := <-c.crashed:
+			c.endedLate(crashed)
+		default:
+		}
 	})
 	return err
+}
+
+// panicked takes the panic of a request that waited for other nodes, which ends the stream.
+func (c *checkStream) panicked(p *recovered.Error) {
+	select {
+	case c.crashed <- p:
+	default:
+		c.endedLate(p)
+	}
+}
+
+// endedLate is Server.endedLate of this stream.
+func (c *checkStream) endedLate(err error) {
+	c.server.endedLate(weirv1.Limiter_CheckStream_FullMethodName, err)
 }
 
 // read carries out requests until there are no more, which is no error.
@@ -179,7 +199,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) error {
 	mine = false
 	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	for _, g := range groups {
-		c.waiting.Go(func() { rest.finish(g) })
+		c.waiting.Go(func() { recovered.Tell(c.panicked, func() { rest.finish(g) }) })
 	}
 	held := c.hold(len(decided))
 	err := c.send(first)
@@ -210,19 +230,14 @@ func (r *remainder) finish(g group) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), g.timeout)
 	defer cancel()
 	var out *weirv1.CheckStreamResponse
-	crashed := recovered.Call(func() error {
+	recovered.Tell(func(p *recovered.Error) {
+		c.panicked(p)
+		r.broken.Store(true)
+	}, func() {
 		c.server.svc.Finish(ctx, r.batch, g.checks)
 		r.traces.answered(r.batch, g.checks)
 		out = packed(r.sequence, r.batch, g.checks, true)
-		return nil
 	})
-	if crashed != nil {
-		select {
-		case c.crashed <- crashed: // which ends the stream
-		default:
-		}
-		r.broken.Store(true)
-	}
 	if r.packing.Add(-1) == 0 {
 		if r.broken.Load() {
 			r.admission.leave()
@@ -240,7 +255,7 @@ func (r *remainder) finish(g group) {
 			<-c.places
 		}()
 	}
-	if crashed == nil {
+	if out != nil {
 		out.More = r.left > 0
 		_ = c.sendLocked(out) // the reader learns of a broken stream, too
 	}

@@ -7,16 +7,20 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -80,6 +84,165 @@ func TestCheckStreamPanics(t *testing.T) {
 	}
 	if _, err := stream.Recv(); err != io.EOF {
 		t.Errorf("a stream without panics: %v", err)
+	}
+}
+
+// scripted is a stream whose requests the test gives, and that ends with them.
+type scripted struct {
+	grpc.ServerStream
+	ctx      context.Context
+	requests chan proto.Message
+	sent     func(m any) // nil: nothing is done with what is sent
+}
+
+func (s *scripted) Context() context.Context { return s.ctx }
+
+func (s *scripted) RecvMsg(m any) error {
+	in, ok := <-s.requests
+	if !ok {
+		return io.EOF
+	}
+	proto.Merge(m.(*wire.Lenient).Message.(proto.Message), in)
+	return nil
+}
+
+func (s *scripted) SendMsg(m any) error {
+	if s.sent != nil {
+		s.sent(m)
+	}
+	return nil
+}
+
+// late is a service, and a lender, with mistakes that come late: in finishing checks of "far", in waiting for copies.
+type late struct {
+	mistaken
+	begun chan struct{} // gets one when such is waited for
+	may   chan struct{}
+}
+
+func (l *late) wait() {
+	l.begun <- struct{}{}
+	<-l.may
+	panic("late")
+}
+
+func (l *late) Finish(ctx context.Context, b *limiter.Batch, open []int) {
+	if b.Checks[open[0]].Key == "far" {
+		l.wait()
+	}
+	l.mistaken.Finish(ctx, b, open)
+}
+
+func (l *late) Lend(_ context.Context, in []limit.Borrow, _ []limit.Lent) (func(), error) {
+	if len(in) == 0 {
+		return nil, nil
+	}
+	return l.wait, nil
+}
+
+func (*late) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
+	recall(limit.Recall{})
+	return func() {}
+}
+
+// TestPanicsBesideHandlers: a panic in what a stream does beside its handler, or when that has returned, ends the stream alone, and is told once:
+// as the error of the handler, or to who is told of what comes later.
+func TestPanicsBesideHandlers(t *testing.T) {
+	unread := func(s *Server, stream *scripted) error {
+		return s.EndUnread(s.svc, stream, &grpc.StreamServerInfo{FullMethod: "method"}, func(srv any, _ grpc.ServerStream) error {
+			srv.(*late).wait()
+			return nil
+		})
+	}
+	checkStream := func(s *Server, stream *scripted) error {
+		return s.CheckStream(&grpc.GenericServerStream[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]{ServerStream: stream})
+	}
+	borrow := func(s *Server, stream *scripted) error {
+		return s.Borrow(&grpc.GenericServerStream[weirv1.BorrowRequest, weirv1.BorrowResponse]{ServerStream: stream})
+	}
+	far, good := streamed(1, "far"), streamed(1, "good")
+	loan := &weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}
+	for _, c := range []struct {
+		name   string
+		handle func(*Server, *scripted) error
+		run    func(l *late, s *scripted, leave func())
+		want   int // panics
+	}{
+		{"a handler whose caller has gone", unread, func(l *late, _ *scripted, leave func()) {
+			<-l.begun
+			leave()
+			close(l.may)
+		}, 1},
+		{"checks whose caller has gone", checkStream, func(l *late, s *scripted, leave func()) {
+			s.requests <- far
+			<-l.begun
+			leave()
+			close(l.may)
+		}, 1},
+		{"checks, twice at a time", checkStream, func(l *late, s *scripted, _ func()) {
+			s.requests <- far
+			<-l.begun
+			s.requests <- far
+			<-l.begun
+			close(l.may)
+		}, 2},
+		{"the answer to checks", checkStream, func(_ *late, s *scripted, _ func()) {
+			done := make(chan struct{})
+			s.sent = func(m any) {
+				if !m.(*weirv1.CheckStreamResponse).More {
+					defer close(done)
+					panic("late")
+				}
+			}
+			s.requests <- good
+			<-done
+		}, 1},
+		{"a loan whose borrower says no more", borrow, func(l *late, s *scripted, _ func()) {
+			s.requests <- loan
+			<-l.begun
+			close(l.may)
+		}, 1},
+		{"a recall", borrow, func(_ *late, s *scripted, _ func()) {
+			done := make(chan struct{})
+			s.sent = func(m any) {
+				if len(m.(*weirv1.BorrowResponse).Recalls) > 0 {
+					defer close(done)
+					panic("late")
+				}
+			}
+			s.requests <- &weirv1.BorrowRequest{Borrower: 1}
+			<-done
+		}, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			noLeaks(t)
+			told := make(chan any, 10)
+			l := &late{begun: make(chan struct{}), may: make(chan struct{})}
+			s := NewServer(ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour, Panicked: func(_ string, p *recovered.Error) { told <- p.Value }})
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			stream := &scripted{ctx: ctx, requests: make(chan proto.Message)}
+			var handling sync.WaitGroup
+			handling.Go(func() {
+				if p, ok := errors.AsType[*recovered.Error](c.handle(s, stream)); ok {
+					told <- p.Value
+				}
+			})
+			c.run(l, stream, leave)
+			close(stream.requests)
+			handling.Wait()
+			s.Close()
+			close(told)
+			n := 0
+			for p := range told {
+				if n++; p != "late" {
+					t.Errorf("a panic of %v", p)
+				}
+			}
+			if n != c.want {
+				t.Errorf("%d panics are told, want %d", n, c.want)
+			}
+		})
 	}
 }
 

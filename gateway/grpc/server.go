@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -53,6 +54,9 @@ type ServerConfig struct {
 	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
 	// not counted. Nil: any number.
 	Requests *memory.Gate
+	// Panicked, when set, is called with each panic of a stream that came when the stream had ended for its caller. Others are returned to
+	// interceptors as the error of the stream, a *recovered.Error.
+	Panicked func(method string, p *recovered.Error)
 }
 
 // Server answers callers.

@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -48,13 +49,23 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 	s.readers.Go(func() {
 		ended <- recovered.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
 	})
+	var err error
 	select {
-	case err := <-ended:
+	case err = <-ended:
 		return err
 	case <-wait.over:
-		return errUnread
+		err = errUnread
 	case <-stream.Context().Done(): // the caller is gone, or the node stops
-		return status.FromContextError(stream.Context().Err()).Err()
+		err = status.FromContextError(stream.Context().Err()).Err()
+	}
+	s.readers.Go(func() { s.endedLate(info.FullMethod, <-ended) })
+	return err
+}
+
+// endedLate takes the error of a stream that has been ended with another one: a panic is not to pass unnoticed.
+func (s *Server) endedLate(method string, err error) {
+	if p, ok := errors.AsType[*recovered.Error](err); ok && s.cfg.Panicked != nil {
+		s.cfg.Panicked(method, p)
 	}
 }
 

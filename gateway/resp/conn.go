@@ -2,7 +2,6 @@ package resp
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"slices"
@@ -243,13 +242,7 @@ func (c *conn) round() (more bool, err error) {
 		c.piece = time.Time{}
 	}
 	for s.next < len(s.cmds) && !c.ending {
-		err := recovered.Call(func() error {
-			c.run(s, text)
-			return nil
-		})
-		if p, ok := errors.AsType[*recovered.Error](err); ok {
-			c.panicked(s, p)
-		}
+		recovered.Tell(func(p *recovered.Error) { c.panicked(s, p) }, func() { c.run(s, text) })
 		if len(s.out) >= maxOut {
 			if err := c.write(s); err != nil {
 				return false, err

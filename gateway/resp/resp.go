@@ -123,13 +123,7 @@ func (s *Server) Serve(l net.Listener) error {
 				defer s.mu.Unlock()
 				delete(s.conns, c)
 			}()
-			err := recovered.Call(func() error {
-				c.serve()
-				return nil
-			})
-			if p, ok := errors.AsType[*recovered.Error](err); ok {
-				c.server.panicked("connection", p)
-			}
+			recovered.Tell(func(p *recovered.Error) { s.panicked("connection", p) }, c.serve)
 		})
 		s.mu.Unlock()
 	}

@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -72,13 +71,7 @@ type snapshot struct {
 
 // collect takes a snapshot for the console; nil after a panic, which ends no more than that.
 func (n *Node) collect(ctx context.Context) (s console.Snapshot) {
-	err := recovered.Call(func() error {
-		s = n.look(ctx)
-		return nil
-	})
-	if p, ok := errors.AsType[*recovered.Error](err); ok {
-		n.panicked("http")("console", p)
-	}
+	recovered.Tell(func(p *recovered.Error) { n.panicked("http")("console", p) }, func() { s = n.look(ctx) })
 	return s
 }
 

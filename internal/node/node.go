@@ -364,6 +364,7 @@ func (n *Node) serve() {
 			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter),
 			Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
+			Panicked: n.panicked("grpc"),
 		})
 		calls := ingress.NewCalls(ingress.CallsConfig{
 			Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,

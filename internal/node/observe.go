@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
 	"time"
@@ -64,18 +63,12 @@ func (n *Node) closing(handler http.Handler) http.Handler {
 func (n *Node) recovering(handler http.Handler) http.Handler {
 	panicked := n.panicked("http")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		err := recovered.Call(func() error {
-			handler.ServeHTTP(w, r)
-			return nil
-		})
-		p, ok := errors.AsType[*recovered.Error](err)
-		if !ok {
-			return
-		}
-		if p.Value != http.ErrAbortHandler {
-			panicked(r.Pattern, p)
-		}
-		panic(http.ErrAbortHandler) // which net/http takes for: end the connection, or the stream, without a word
+		recovered.Tell(func(p *recovered.Error) {
+			if p.Value != http.ErrAbortHandler {
+				panicked(r.Pattern, p)
+			}
+			panic(http.ErrAbortHandler) // which net/http takes for: end the connection, or the stream, without a word
+		}, func() { handler.ServeHTTP(w, r) })
 	})
 }
 

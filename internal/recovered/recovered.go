@@ -1,4 +1,4 @@
-// Package recovered turns a panic into an error, so that a goroutine can pass it to the one that answers the request.
+// Package recovered turns a panic into an error, so that a goroutine can pass it to the one that answers the request, or tell of it.
 //
 // It does not repair what the panic left behind: a lock that the function did not release by defer stays locked.
 package recovered
@@ -26,6 +26,18 @@ func Call(f func() error) (err error) {
 		}
 	}()
 	return f()
+}
+
+// Tell calls f. When f panics it calls told with the panic, and returns. With told nil nobody would hear of the panic: it is not recovered.
+func Tell(told func(*Error), f func()) {
+	if told != nil {
+		defer func() {
+			if p := From(recover()); p != nil {
+				told(p)
+			}
+		}()
+	}
+	f()
 }
 
 // From returns the panic whose value recover has returned to a deferred function; nil for nil. Of one that a Group has passed on it is the

@@ -51,3 +51,21 @@ func TestGroup(t *testing.T) {
 	quiet.Go(func() {})
 	quiet.Wait()
 }
+
+func TestTell(t *testing.T) {
+	var told []*Error
+	tell := func(p *Error) { told = append(told, p) }
+	ran := 0
+	Tell(tell, func() { ran++ })
+	Tell(nil, func() { ran++ })
+	if ran != 2 || told != nil {
+		t.Errorf("%d of 2 functions ran, %v is told", ran, told)
+	}
+	Tell(tell, func() { panic("mistake") })
+	if len(told) != 1 || told[0].Value != "mistake" || !strings.Contains(string(told[0].Stack), "TestTell") {
+		t.Errorf("a panic: %v is told", told)
+	}
+	if err := Call(func() error { Tell(nil, func() { panic("untold") }); return nil }); err == nil {
+		t.Error("a panic that nobody is told of is recovered")
+	}
+}

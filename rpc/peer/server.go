@@ -47,7 +47,7 @@ type ServerConfig struct {
 	// Activity tells what this node has decided lately, and Describe how a key stands that it decides for.
 	Activity func(*peerv1.ActivityRequest) *peerv1.ActivityResponse
 	Describe func(*peerv1.DescribeRequest) (*peerv1.DescribeResponse, error)
-	// Panicked is called with a panic in handing a batch on. The batch stays without an answer.
+	// Panicked is called with a panic in handing a batch on. The batch stays without an answer. Nil: such a panic is not recovered.
 	Panicked func(*recovered.Error)
 	// Identify tells who this node is.
 	Identify func() *peerv1.IdentifyResponse
@@ -406,16 +406,11 @@ func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *s
 		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.longest)
 		defer cancel()
-		err := recovered.Call(func() error {
+		recovered.Tell(s.cfg.Panicked, func() {
 			rest(ctx)
 			sess.finish(w.answer(), s.now())
-			return nil
+			s.done(w)
 		})
-		if p, ok := errors.AsType[*recovered.Error](err); ok {
-			s.cfg.Panicked(p)
-			return
-		}
-		s.done(w)
 	})
 }
 
