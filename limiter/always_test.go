@@ -167,6 +167,10 @@ func TestReservedNamespaces(t *testing.T) {
 			}
 			target.Configured = false
 			c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
+			configured := target
+			configured.Configured = true
+			_, err := c.nodes[0].Check(t.Context(), []limit.Check{{Target: configured}, {Target: target, Cost: 1}})
+			wantError(t, err, limit.Invalid, "checks[1].namespace") // behind one of the operator's
 			target.Namespace, target.Configured = "mine", true
 			c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
 		}

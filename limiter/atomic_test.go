@@ -158,6 +158,9 @@ func TestAtomicDelayIsTheLargest(t *testing.T) {
 		if !all.Allowed || all.Delay != 400*time.Millisecond || all.Decisions[0].Delay != 200*time.Millisecond {
 			t.Errorf("%+v", all)
 		}
+		if other := c.nodes[0].all(t, slow, queue); !other.Allowed || other.Delay <= all.Delay || other.Delay != other.Decisions[0].Delay {
+			t.Errorf("the other way round: %+v", other)
+		}
 	})
 }
 

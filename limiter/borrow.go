@@ -140,12 +140,12 @@ func (s *subject) lendable() bool {
 
 // borrowed answers a check of a key that this node does not decide for from a loan, and reports whether it did. Nothing is looked at but
 // the loan: whoever decides for the key may be gone, or be lost, and what has been lent stays so until the term of that is over.
-func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *limit.Decision) bool {
+func (l *Limiter) borrowed(c *limit.Check, s *subject, d *limit.Decision) bool {
 	b := l.borrowing
 	if b == nil || b.book.Loans() == 0 || !fromLoans(c) {
 		return false
 	}
-	limits := lent(r, c, s)
+	limits := lent(c, s)
 	if limits == nil {
 		return false
 	}
@@ -169,7 +169,7 @@ func (l *Limiter) allBorrowed(all *together) bool {
 	for i := range all.ops {
 		op, p := &all.ops[i], &parts[i]
 		p.Key, p.Units = loanKeyOf(&op.Check, &op.subject), op.Cost
-		limits[i] = lent(l.cfg.Ownership.Route(op.partition), &op.Check, &op.subject)
+		limits[i] = lent(&op.Check, &op.subject)
 		if limits[i] == nil || !fromLoans(&op.Check) || !b.book.Has(p.Key) {
 			return false
 		}
@@ -185,8 +185,8 @@ func (l *Limiter) allBorrowed(all *together) bool {
 }
 
 // lent is the limits under which a key may be answered from a loan; nil: it may not.
-func lent(r *ownership.Route, c *limit.Check, s *subject) algo.Limits {
-	if r.Standing == ownership.Owned || r.Standing == ownership.Frozen || !s.lendable() {
+func lent(c *limit.Check, s *subject) algo.Limits {
+	if !s.lendable() {
 		return nil
 	}
 	switch {
@@ -249,7 +249,7 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Rep
 	by := make(map[ownership.Node][]report)
 	for i := range reports {
 		r := &reports[i]
-		op := &Op{Kind: OpBorrow, Check: limit.Check{Target: r.Key.target()}, Hops: MaxHops - 1, Loan: &LoanCall{Report: limit.Borrow{
+		op := &Op{Kind: OpBorrow, Check: limit.Check{Target: r.Key.target()}, Hops: 1, Loan: &LoanCall{Report: limit.Borrow{
 			ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
 		}}}
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {

@@ -314,6 +314,15 @@ func TestPricesAndEstimates(t *testing.T) {
 		if got := estimate("tokens", "k", "large"); got != 1090 {
 			t.Errorf("%d is not the 90th percentile of 1001 to 1100", got)
 		}
+		for range 100 { // pieces of work that did not take place
+			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: "large"})
+			if _, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := estimate("tokens", "k", "large"); got != 1090 {
+			t.Errorf("%d is learned of work that cost nothing", got)
+		}
 		if got := estimate("tokens", "small", "large"); got != 500 {
 			t.Errorf("%d is more than the limit ever admits", got)
 		}

@@ -355,7 +355,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 	}
 	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: c.Key}
 	if r := l.cfg.Ownership.Route(k.Partition); r.Standing != ownership.Owned {
-		if l.borrowed(r, c, s, d) {
+		if l.borrowed(c, s, d) {
 			return true, 0, nil
 		}
 		if r.Standing != ownership.Elsewhere || !isPlain(c) || c.RequestID != "" {
@@ -527,7 +527,7 @@ func (l *Limiter) fail(e *entry, op *Op) {
 			d.Limit = limits[0].Capacity
 		}
 	}
-	if e != nil && e.OnError == policy.Share && len(limits) > 0 {
+	if e != nil && e.OnError == policy.Share {
 		l.failByPart(e, op, limits, &d)
 	} else if closed && (e == nil || !e.Shadow) {
 		d.FailedClosed = true

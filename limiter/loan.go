@@ -140,7 +140,7 @@ type forwarded struct {
 }
 
 func (l *Limiter) forwardReport(b *limit.Borrow, answer *limit.Lent) forwarded {
-	op := &Op{Kind: OpBorrow, Check: limit.Check{Target: b.Target}, Hops: MaxHops - 1, Loan: &LoanCall{Report: *b, Forwarded: true}}
+	op := &Op{Kind: OpBorrow, Check: limit.Check{Target: b.Target}, Hops: 1, Loan: &LoanCall{Report: *b, Forwarded: true}}
 	return forwarded{op, answer}
 }
 
@@ -350,7 +350,7 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 			delete(all.silent, loan.ID)
 		}
 		to := all.borrowers[loan.ID.Borrower]
-		if node, ok := l.member(loan.ID.Borrower); ok && len(to) == 0 {
+		if node, ok := l.member(loan.ID.Borrower); ok {
 			if nodes == nil {
 				nodes = make(map[ownership.Node][]algo.Loan)
 			}

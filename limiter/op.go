@@ -43,7 +43,7 @@ type Op struct {
 	limit.Check
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve, extend
-	Hops    int           // how often it has been forwarded
+	Hops    int           // how often it has been forwarded; those of loans are, once at most, whatever this says
 	Left    time.Duration // of what a peer sent: how long an answer is waited for; 0: not said
 	// Reservation is the id that a reserve charges under, that extend adds to, and that settle ends. It is chosen where the call came in, which
 	// can therefore settle one whose answer it never got. Zero, of reserve: nobody is going to settle it.

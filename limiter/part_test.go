@@ -182,7 +182,15 @@ func TestPartsAreBounded(t *testing.T) {
 	if !ask("7") {
 		t.Error("a known key is refused")
 	}
-	now.Mono += int64(time.Minute)
+	now.Mono += int64(time.Minute - failedRetry/2)
+	if ask("one more") {
+		t.Error("nothing is idle, and one more is admitted")
+	}
+	now.Mono += int64(failedRetry / 2)
+	if ask("one more") {
+		t.Error("all keys are looked at twice in a second")
+	}
+	now.Mono += int64(failedRetry / 2)
 	if !ask("one more") || len(p.states) != 1 {
 		t.Errorf("idle keys do not make way: %d are kept", len(p.states))
 	}

@@ -191,9 +191,13 @@ func TestWhoAsksForAllMayGetNoAnswer(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
+		start := time.Now()
 		results, err := n.Check(ctx, []limit.Check{q})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if waited := time.Since(start); waited != 40*time.Millisecond {
+			t.Errorf("another's answer was waited for %v, which is not half of the time until on_error answers", waited)
 		}
 		if d := results[0].Decision; d.Allowed || d.FailedOpen || d.FailedClosed {
 			t.Errorf("%+v, though the owner can be asked", d)
@@ -216,6 +220,15 @@ func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
 		if again := n.check(t, named("two", key, 1)); again.Limits[0].RetryAfter >= d.Limits[0].RetryAfter {
 			t.Errorf("%+v, before %+v", again, d)
 		}
+		c.wantMessages(0, "asked until shortly before the end", func() {
+			for range 7 { // each time it is as good for as long as it was
+				for range 20 {
+					n.check(t, named("two", key, 1))
+				}
+				c.advance(100 * time.Millisecond)
+			}
+			n.check(t, named("two", key, 1))
+		})
 	})
 }
 

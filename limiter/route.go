@@ -58,7 +58,7 @@ func (l *Limiter) begin(t *table, op *Op, now *moment) bool {
 		l.decide(t, op, now)
 		return !op.Outcome.pending()
 	}
-	if op.Kind == OpCheck && l.borrowed(r, &op.Check, &op.subject, &op.Outcome.Decision) {
+	if op.Kind == OpCheck && l.borrowed(&op.Check, &op.subject, &op.Outcome.Decision) {
 		return true
 	}
 	return r.Standing == ownership.Elsewhere && l.recall(t, op, now.Instant)
@@ -342,10 +342,10 @@ func (l *Limiter) park(ctx context.Context, ops []*Op) {
 			switch {
 			case decides(r) || *l.awaitHolder(ctx, op.partition, r) != *r:
 				op.Outcome.NotHolder, op.Outcome.parked = &ownership.Route{}, true
-			case r.Standing == ownership.Unclaimed || ctx.Err() != nil:
+			case ctx.Err() != nil:
 				op.Outcome.Unreachable = true
 			default:
-				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op}) // under the same term
+				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op}) // who receives it, under the same term
 			}
 		})
 	}
@@ -446,9 +446,6 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 			l.answerRecall(op)
 			continue
 		}
-		if op.Kind == OpBorrow {
-			op.Hops = MaxHops - 1 // handed on it would be taken for a report of this node's
-		}
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
 		}
@@ -460,7 +457,8 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 				later = append(later, op)
 			}
 		case op.Kind == OpBorrow || r.Standing == ownership.Elsewhere && (op.Hops+1 >= MaxHops || r.Node.Name == ""):
-			op.Outcome.NotHolder = r // a report is not kept waiting: the others of its message would be
+			// A report is not handed on, as if it were this node's, nor kept waiting: the others of its message would be.
+			op.Outcome.NotHolder = r
 		default:
 			later = append(later, op)
 		}

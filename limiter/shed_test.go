@@ -114,6 +114,47 @@ func TestTurnedAwayLeader(t *testing.T) {
 	})
 }
 
+// TestTurnedAwayLeaderOfABatch: who waits for the answer of one that was turned away goes on at once, whatever else that one's batch waits for.
+func TestTurnedAwayLeaderOfABatch(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
+		n, key := c.nodes[0], c.owned("closed", 1, 0)
+		for range 11 {
+			n.check(t, named("closed", key, 1))
+		}
+		c.advance(limit.MaxRemember)
+		w, open := gate()
+		c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
+			if ops[0].Key == key {
+				deliver()
+			} else {
+				w(ctx, from, to, ops, deliver)
+			}
+		})
+		b := Batch{Checks: []limit.Check{named("closed", c.owned("closed", 1, 1), 1), named("closed", key, 1)}}
+		left, err := n.Begin(t.Context(), &b) // and leads
+		if err != nil || len(left) != 2 {
+			t.Fatal(left, err)
+		}
+		start := time.Now()
+		answered := make(chan limit.Decision, 1)
+		go func() { answered <- n.check(t, named("closed", key, 1)) }()
+		synctest.Wait()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			n.Finish(t.Context(), &b, left)
+		}()
+		if d := <-answered; d.Allowed || d.FailedClosed || time.Since(start) != 0 {
+			t.Errorf("%+v after %v", d, time.Since(start))
+		}
+		open()
+		<-done
+		if !b.Results[0].Allowed || !b.Results[1].FailedClosed {
+			t.Errorf("%+v", b.Results)
+		}
+	})
+}
+
 // TestSettlingIsNotTurnedAway: what an atomic check has charged is given back however much there is to do.
 func TestSettlingIsNotTurnedAway(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
@@ -221,6 +262,15 @@ func TestReceivedLate(t *testing.T) {
 			if out := ops[i].Outcome; out.Decision.Allowed != decided || (out.Unreachable || out.NotHolder != nil) == decided {
 				t.Errorf("operation %d: %+v", i, out)
 			}
+		}
+		c.see(n, func(int) ownership.Route { return ownership.Route{} })
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		late := op(0)
+		rest = n.Receive([]*Op{late})
+		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
+		if rest(over); !late.Outcome.Unreachable {
+			t.Errorf("decided when nobody waits for it any more: %+v", late.Outcome)
 		}
 		if d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: "k"}}); d.Remaining != 8 {
 			t.Errorf("%+v", d)

@@ -1495,6 +1495,46 @@ var mutants = []mutant{
 		"./limiter -run TestLoanDecisionsAreCounted", "decisions were counted",
 	},
 	{
+		"limiter: the delay of an atomic check is that of its last part", "limiter/atomic.go",
+		[]edit{{"out.Delay = max(out.Delay, d.Delay)", "out.Delay = d.Delay"}},
+		"./limiter -run TestAtomicDelayIsTheLargest$", "the other way round",
+	},
+	{
+		"limiter: work that cost nothing is learned of", "limiter/reserve.go",
+		[]edit{{"if cost > 0 { // what costs", "if cost >= 0 { // what costs"}},
+		"./limiter -run TestPricesAndEstimates$", "learned of work that cost nothing",
+	},
+	{
+		"limiter: a check behind one of the operator's is taken for one", "limiter/batch.go",
+		[]edit{{"c.Namespace != before.Namespace || c.Configured != before.Configured ||", "c.Namespace != before.Namespace ||"}},
+		"./limiter -run TestReservedNamespaces$", "checks[1].namespace",
+	},
+	{
+		"limiter: parts are swept for each key that finds no room", "limiter/part.go",
+		[]edit{{"\tp.swept = now.Mono\n", ""}},
+		"./limiter -run TestPartsAreBounded$", "looked at twice in a second",
+	},
+	{
+		"limiter: a refusal answered from memory is remembered again", "limiter/refusals.go",
+		[]edit{{"\t\top.asked = question{}\n\tcase ended", "\t\t_ = ended\n\tcase ended"}},
+		"./limiter -run TestSeveralLimitsAreRememberedTogether$", "1 messages, want 0",
+	},
+	{
+		"limiter: another's answer is waited for as long as there is time", "limiter/route.go",
+		[]edit{{"context.WithTimeout(ctx, left/2)", "context.WithTimeout(ctx, left)"}},
+		"./limiter -run TestWhoAsksForAllMayGetNoAnswer$", "was waited for 80ms",
+	},
+	{
+		"limiter: what nobody waits for any more is decided", "limiter/route.go",
+		[]edit{{"\t\tif l.expired(ctx, len(ops)) != nil {", "\t\tif l.expired(ctx, len(ops)) != nil && false {"}},
+		"./limiter -run TestReceivedLate$", "decided when nobody waits for it",
+	},
+	{
+		"limiter: who was turned away has others wait for the rest of its batch", "limiter/shed.go",
+		[]edit{{"\t\t\tl.conclude(op, &end) // at once", "\t\t\t_ = end // at once"}},
+		"./limiter -run TestTurnedAwayLeaderOfABatch$", "after 500ms",
+	},
+	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
