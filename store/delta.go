@@ -232,7 +232,8 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 }
 
 // adoptState is adopt for the content's own state at a slot and for its deltas, so that what was charged under a claim goes on to
-// count as the state does. A state that becomes one that is repaid gets a delta where it stood for one.
+// count as the state does, and is told to followers that have been told nothing of it under a durability of None. A state that becomes one that is
+// repaid gets a delta where it stood for one.
 func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
 	r := sh.record(part.ref(slot))
 	if r.spec.rule == rule {
@@ -241,12 +242,13 @@ func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.I
 	old := r.spec.rule.Limits
 	of := r.id()
 	changed, err = sh.adopt(&part.table, slot, rule, now, part.undoable(of))
-	if !changed || err != nil || part.extras == nil || sameLimits(old, rule.Limits) {
+	if !changed || err != nil || part.extras == nil {
 		return changed, err
 	}
 	r = sh.record(part.ref(slot))
+	converted := !sameLimits(old, rule.Limits)
 	sh.forced(func() {
-		if i := r.since(); i > 0 && i < len(part.extras.lineage) && repaid(rule.Limits) {
+		if i := r.since(); converted && i > 0 && i < len(part.extras.lineage) && repaid(rule.Limits) {
 			if d := part.extras.lineage[i].delta; d != nil {
 				sh.twin(part, d, r, now)
 			}
@@ -261,8 +263,9 @@ func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.I
 			if !found || sh.record(d.ref(at)).spec.rule == rule {
 				continue
 			}
-			held := sh.record(d.ref(at))
-			held.spec.rule.Limits.Hold(held.state, now)
+			if held := sh.record(d.ref(at)); converted {
+				held.spec.rule.Limits.Hold(held.state, now)
+			}
 			if _, err := sh.adopt(d, at, rule, now, nil); err == nil { // otherwise the arena has no numbers for blocks left
 				sh.note(part, sh.record(d.ref(at)), 0, true)
 			}

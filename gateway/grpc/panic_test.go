@@ -102,7 +102,7 @@ func (s *scripted) RecvMsg(m any) error {
 	if !ok {
 		return io.EOF
 	}
-	proto.Merge(m.(*wire.Lenient).Message.(proto.Message), in)
+	proto.Merge(m.(*wire.Lenient).Message, in)
 	return nil
 }
 

@@ -1110,6 +1110,11 @@ var mutants = []mutant{
 		"./store -run TestMergeOfPartialCopyRepaid", "remain",
 	},
 	{
+		"store: a delta stays untold when its key's durability is none no more", "store/delta.go",
+		[]edit{{"	if !changed || err != nil || part.extras == nil {\n", "	if !changed || err != nil || part.extras == nil || sameLimits(old, rule.Limits) {\n"}},
+		"./store -run TestReloadTellsDeltas", "party 0 counts",
+	},
+	{
 		"store: a delta has windows of its own", "store/delta.go",
 		[]edit{{"	rule.Limits.Align(r.state, of.state, units)\n", ""}},
 		"./store -run TestMergeOfTurnedWindow", "in use",
