@@ -234,8 +234,15 @@ func TestNodeIsRecalled(t *testing.T) {
 		if c.held(c.nodes[0], "small", key) == 0 {
 			t.Fatal("nothing is on loan")
 		}
+		for range 3 { // which it tells when it is asked
+			c.nodes[1].check(t, named("small", key, 1))
+			used++
+		}
 		if d := c.nodes[0].check(t, named("small", key, 1000-used)); !d.Allowed || d.Remaining != 0 {
 			t.Fatalf("%d were used: %+v", used, d)
+		}
+		if s := c.stats("small"); s.Allowed != uint64(used)+1 {
+			t.Errorf("%d checks are counted, want %d", s.Allowed, used+1)
 		}
 		var after time.Duration
 		for _, n := range c.nodes {
@@ -549,6 +556,17 @@ func TestLoanedPartitionMoves(t *testing.T) {
 						c.nodes[1].check(t, named("p", key, 1))
 						used++
 					}
+				} else { // what it has of its own it uses up, or returns, and has no more
+					for range 70 {
+						if !c.nodes[1].all(t, named("p", key, 1)).Allowed {
+							t.Fatal("refused")
+						}
+						used++
+						c.pass(5 * time.Millisecond)
+					}
+					if n := c.held(c.nodes[1], "p", key); n != 0 {
+						t.Errorf("%d are on loan to who decides", n)
+					}
 				}
 				c.pass(3 * time.Second)
 				if n := c.held(c.nodes[to], "p", key); n != 0 {
@@ -560,6 +578,100 @@ func TestLoanedPartitionMoves(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestReportsToANodeThatIsCutOff: what a node has on loan it goes on spending while the holder cannot be reached; and so many exchanges with one
+// are under way at most.
+func TestReportsToANodeThatIsCutOff(t *testing.T) {
+	borrowed := func(t *testing.T, f func(c *testCluster, keys []string, take func(key string) bool)) {
+		inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+			node := c.nodes[1]
+			var keys []string
+			for i := range 3 * maxExchanges {
+				keys = append(keys, c.owned("p", 0, i))
+				for node.borrowing.book.Loans() <= i {
+					node.check(t, named("p", keys[i], 1))
+				}
+				c.pass(5 * time.Millisecond)
+			}
+			f(c, keys, func(key string) bool {
+				_, _, ok := node.borrowing.book.Take(loanKey{policy: "p", key: key}, 1, node.borrowing.clock)
+				return ok
+			})
+		})
+	}
+	t.Run("spends", func(t *testing.T) {
+		borrowed(t, func(c *testCluster, keys []string, take func(string) bool) {
+			c.tamper(refused)
+			for range 10 { // for longer than a loan that has enough left is not reported
+				for _, key := range keys {
+					if !take(key) {
+						t.Fatalf("nothing is left of what is on loan of %s", key)
+					}
+				}
+				c.pass(30 * time.Millisecond)
+			}
+		})
+	})
+	t.Run("exchanges", func(t *testing.T) {
+		borrowed(t, func(c *testCluster, keys []string, take func(string) bool) {
+			under, most := 0, 0
+			c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, _ func()) {
+				c.mu.Lock()
+				under++
+				most = max(most, under)
+				c.mu.Unlock()
+				<-ctx.Done()
+				c.mu.Lock()
+				under--
+				c.mu.Unlock()
+			})
+			for _, key := range keys {
+				for take(key) {
+				}
+				c.pass(10 * time.Millisecond) // one after the other they are to be renewed
+			}
+			if most != maxExchanges {
+				t.Errorf("%d exchanges were under way at once, want %d", most, maxExchanges)
+			}
+		})
+	})
+}
+
+// TestOldHoldersAreNotBelieved: a node that was told of a loan, and does not hold the key any more, may know of a holder before the one that is
+// known of here: that one is not told.
+func TestOldHoldersAreNotBelieved(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		key, borrower := c.owned("p", 2, 0), c.nodes[1]
+		c.heat(borrower, named("p", key, 1))
+		route := func(at *testNode, i int, epoch uint64) func(int) ownership.Route {
+			return func(int) ownership.Route {
+				r := c.holder(at, i)
+				r.Term = ownership.Term{Epoch: epoch}
+				return r
+			}
+		}
+		c.see(borrower, route(borrower, 2, 5))
+		told := make(map[string]int)
+		c.tamper(func(_ context.Context, _ *testNode, to ownership.Node, _ []*Op, deliver func()) {
+			c.mu.Lock()
+			told[to.Name]++
+			c.mu.Unlock()
+			deliver()
+		})
+		for i, heard := range []bool{false, true} {
+			epoch := uint64(4 + 2*i)
+			c.see(c.nodes[2], route(c.nodes[2], 0, epoch))
+			clear(told)
+			for range 60 {
+				borrower.borrowing.book.Take(loanKey{policy: "p", key: key}, 1, borrower.borrowing.clock)
+				c.pass(5 * time.Millisecond)
+			}
+			if told["n2"] == 0 || told["n0"] > 0 != heard {
+				t.Errorf("of a holder under term %d, where 5 is known: %v", epoch, told)
+			}
+		}
+	})
 }
 
 // TestLoansOverMoves: a borrower that takes another node for the holder of a key is told who holds it, or asks again soon; so nothing that it has on

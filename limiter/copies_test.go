@@ -220,3 +220,40 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 		t.Errorf("counted %+v", got)
 	}
 }
+
+// TestLoansWaitForTheirCopy: a loan is given once a copy knows of it, and not if none is going to. Under a strict rule that is what is waited
+// for, and without a lease nothing is lent.
+func TestLoansWaitForTheirCopy(t *testing.T) {
+	own, data, boot := &copied{alone: alone{Standing: ownership.Owned}}, copiedData(), int64(1)
+	l := New(Config{Store: data, Ownership: own, BootClock: func() int64 { return boot }, Policies: policies(t, `policies:
+  - {name: sync, algorithm: sliding_log, limit: 100, window: 1h, durability: sync}
+  - {name: strict, algorithm: sliding_log, limit: 100, window: 1h, durability: sync, consistency: strict}`)})
+	t.Cleanup(l.Close)
+	for i, policy := range []string{"sync", "strict"} {
+		b := limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16}
+		own.tickets, own.strict = 0, 0
+		for _, c := range []struct {
+			what         string
+			silent, lost bool
+			granted      int64
+		}{{"a copy that does not answer", true, false, 0}, {"no copy any more", false, true, 0}, {"a copy that confirms", false, false, 16}} {
+			own.silent, own.lost = c.silent, c.lost
+			if a := lend(t, l, b); a.Granted != c.granted || a.Term > 0 != (c.granted > 0) || a.Ended {
+				t.Errorf("%s, %s: %+v", policy, c.what, a)
+			}
+		}
+		if own.tickets != 3 || own.strict != 3*i {
+			t.Errorf("%s: %d waited, %d of them under a strict rule", policy, own.tickets, own.strict)
+		}
+	}
+	for p := range ring.Partitions {
+		data.Lease(p, 5)
+	}
+	for now, granted := range map[int64]int64{4: 16, 5: 0} {
+		boot = now
+		b := limit.Borrow{Target: limit.Target{Policy: "strict", Key: "other"}, ID: algo.LoanID{Borrower: 2, Number: uint64(now)}, Want: 16}
+		if a := lend(t, l, b); a.Granted != granted {
+			t.Errorf("at %d, with a lease until 5: %+v", now, a)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -467,6 +468,111 @@ func TestBorrowerComesToARecall(t *testing.T) {
 			}
 			if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.OnLoan != 0 {
 				t.Errorf("late %v: %+v", late, s)
+			}
+		})
+	}
+}
+
+// TestReportDuringARecall: a borrower that reports and keeps what it has is waited for still.
+func TestReportDuringARecall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+		lend(t, l, b)
+		defer l.OpenBorrower(1, func(r limit.Recall) {
+			go func() {
+				time.Sleep(10 * time.Millisecond)
+				lend(t, l, b)
+				time.Sleep(10 * time.Millisecond)
+				back := b
+				back.Want, back.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+				lend(t, l, back)
+			}()
+		})()
+		if d := check(t, l, "p", 97); !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+		if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 {
+			t.Errorf("asked, and unanswered: %+v", s)
+		}
+	})
+}
+
+// TestSilentBorrowerIsHeard: a borrower that has not answered is asked again as soon as it has reported; and those who have waited for it in one
+// round take it for silent once.
+func TestSilentBorrowerIsHeard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+		lend(t, l, b)
+		answers := false
+		defer l.OpenBorrower(1, func(r limit.Recall) {
+			if answers {
+				go func() {
+					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Spent: b.Totals.Spent, Returned: r.Granted - b.Totals.Spent}
+					lend(t, l, b)
+				}()
+			}
+		})()
+		if d := check(t, l, "p", 90); d.Allowed || !d.RetryAfterEstimated {
+			t.Errorf("%+v", d)
+		}
+		answers = true
+		if d := check(t, l, "p", 90); d.Allowed || l.Loans().Recalled != 1 {
+			t.Errorf("a silent borrower: %+v, %+v", d, l.Loans())
+		}
+		b.Totals = algo.Totals{Granted: 16, Spent: 1}
+		lend(t, l, b)
+		if d := check(t, l, "p", 90); !d.Allowed || l.Loans().Recalled != 2 {
+			t.Errorf("one that has been heard since: %+v, %+v", d, l.Loans())
+		}
+
+		of, now := state{scope: "p", key: "other"}, l.clock().Mono
+		l.OpenBorrower(2, func(limit.Recall) {})
+		r, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 2, Number: 1}}}, nil, now)
+		before := l.Loans().Unanswered
+		l.loans.giveUp(of, r, now)
+		next, _ := l.openRound(of, []algo.Loan{{ID: algo.LoanID{Borrower: 2, Number: 2}}}, nil, now)
+		l.loans.giveUp(of, r, now)
+		if n := l.Loans().Unanswered; n != before+1 || l.loans.rounds[of] != next {
+			t.Errorf("%d are taken for silent by two who have waited for one, and the next round goes on: %v", n-before, l.loans.rounds[of] == next)
+		}
+	})
+}
+
+// TestAskedNext: what is still on loan after a round, of a borrower that can be asked by then, is asked for before anything is refused, and is not
+// once the time for that is over.
+func TestAskedNext(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			l := New(Config{Policies: policies(t, loanPolicies)})
+			defer l.Close()
+			for borrower := range uint64(2) {
+				b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
+				lend(t, l, b)
+				defer l.OpenBorrower(borrower, func(r limit.Recall) {
+					if late {
+						return
+					}
+					go func() {
+						time.Sleep(20 * time.Millisecond)
+						b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+						lend(t, l, b)
+					}()
+				})()
+			}
+			l.loans.silent = map[algo.LoanID]int64{{Borrower: 1, Number: 1}: l.clock().Mono + int64(10*time.Millisecond)}
+			if d := check(t, l, "p", 100); d.Allowed == late {
+				t.Errorf("late %v: %+v", late, d)
+			}
+			want := "2 asked, 0 silent"
+			if late {
+				want = "1 asked, 1 silent"
+			}
+			if s := l.Loans(); fmt.Sprintf("%d asked, %d silent", s.Recalled, s.Unanswered) != want {
+				t.Errorf("late %v: %+v, want %s", late, s, want)
 			}
 		})
 	}

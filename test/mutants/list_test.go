@@ -1540,6 +1540,86 @@ var mutants = []mutant{
 		"./limiter -run TestTurnedAwayLeaderOfABatch$", "after 500ms",
 	},
 	{
+		"loan: a report ends a round whatever its borrower keeps", "limiter/loan.go",
+		[]edit{{"if r == nil || !returned {", "if r == nil {"}},
+		"./limiter -run TestReportDuringARecall$", "asked, and unanswered",
+	},
+	{
+		"loan: a borrower that has been heard is silent still", "limiter/loan.go",
+		[]edit{{"\tdelete(ls.silent, id)\n\tr := ls.rounds[of]", "\tr := ls.rounds[of]"}},
+		"./limiter -run TestSilentBorrowerIsHeard$", "one that has been heard since",
+	},
+	{
+		"loan: two end one round", "limiter/loan.go",
+		[]edit{{"\tif ls.rounds[of] != r {\n\t\treturn // it has ended\n\t}\n", "\tif ls.rounds[of] != r {\n\t\t_ = r\n\t}\n"}},
+		"./limiter -run TestSilentBorrowerIsHeard$", "close of closed channel",
+	},
+	{
+		"loan: borrowers are asked when the time for that is over", "limiter/loan.go",
+		[]edit{{"w.op.Outcome, w.op.recalled = Outcome{}, over || w.round == nil", "w.op.Outcome, w.op.recalled = Outcome{}, w.round == nil"}},
+		"./limiter -run TestAskedNext$", "want 1 asked",
+	},
+	{
+		"loan: nobody is asked after the first round", "limiter/loan.go",
+		[]edit{{"w.op.Outcome, w.op.recalled = Outcome{}, over || w.round == nil", "w.op.Outcome, w.op.recalled = Outcome{}, true"}},
+		"./limiter -run TestAskedNext$", "want 2 asked",
+	},
+	{
+		"loan: a strict rule lends without a lease", "limiter/loan.go",
+		[]edit{{"\t\tcall.Boot = now.bootTime()\n", "\t\t_ = now\n"}},
+		"./limiter -run TestLoansWaitForTheirCopy$", "with a lease until 5",
+	},
+	{
+		"loan: a loan under a strict rule waits as any", "limiter/loan.go",
+		[]edit{{"ticket: lent.Ticket, strict: rule.Strict,", "ticket: lent.Ticket,"}},
+		"./limiter -run TestLoansWaitForTheirCopy$", "0 of them under a strict rule",
+	},
+	{
+		"loan: what no copy has confirmed is lent", "limiter/loan.go",
+		[]edit{{"without: limit.Lent{Granted: b.Totals.Granted, Spent", "without: limit.Lent{Granted: lent.Granted, Spent"}},
+		"./limiter -run TestLoansWaitForTheirCopy$", "a copy that does not answer: {Granted:16",
+	},
+	{
+		"loan: units are lent where there is no copy any more", "limiter/loan.go",
+		[]edit{{"degraded || !ok {\n\t\t*u.answer", "degraded && !ok || !ok {\n\t\t*u.answer"}},
+		"./limiter -run TestLoansWaitForTheirCopy$", "no copy any more: {Granted:16",
+	},
+	{
+		"loan: a loan waits for no copy", "limiter/loan.go",
+		[]edit{{"\tif lent.Ticket != 0 {\n", "\tif false {\n"}},
+		"./limiter -run TestLoansWaitForTheirCopy$", "0 waited",
+	},
+	{
+		"loan: units are lent while those on loan are called back", "limiter/loan.go",
+		[]edit{{"else if l.loans.recalling(state{rule.Scope, b.Key}) {", "else if false {"}},
+		"./limiter -run TestLentAfterRecall$", "while somebody is about to decide",
+	},
+	{
+		"loan: what a node has admitted is counted again when it is recalled", "limiter/borrow.go",
+		[]edit{{"loans[i].ID, 0, true\n", "loans[i].ID, 0, false\n"}},
+		"./limiter -run TestNodeIsRecalled$", "checks are counted",
+	},
+	{
+		"loan: exchanges with a node are not bounded", "limiter/borrow.go",
+		[]edit{{"\t\tif under >= maxExchanges {", "\t\tif false {"}},
+		"./limiter -run TestReportsToANodeThatIsCutOff$", "exchanges were under way at once",
+	},
+	{
+		"loan: a loan whose holder cannot be reached is given up", "limiter/borrow.go",
+		[]edit{{"\t\tcase out.Unreachable:\n\t\t\tlent.Unheard = true\n", ""}},
+		"./limiter -run TestReportsToANodeThatIsCutOff$", "nothing is left of what is on loan",
+	},
+	{
+		"loan: a holder of old is told of a loan", "limiter/borrow.go",
+		[]edit{{"h.Node.Name != \"\" && !h.Term.Less(r.to.route.Term) {", "h.Node.Name != \"\" {"}},
+		"./limiter -run TestOldHoldersAreNotBelieved$", "of a holder under term 4",
+	},
+	{
+		"loan: a holder lends to itself", "limiter/borrow.go",
+		[]edit{{"\t\t\top.Loan.Report.Want = 0\n\t\t\tl.decide", "\t\t\tl.decide"}},
+		"./limiter -run TestLoanedPartitionMoves$", "on loan to who decides",
+	},
+	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
