@@ -553,6 +553,62 @@ func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
 	}
 }
 
+// TestALateRefusalIsNotWrong holds every answer of an entry node to a peek at the owner in the same instant, where answers of that are late: a refusal
+// that comes after the answers to younger checks, admitted ones among them, refuses nothing from memory for which there is room.
+func TestALateRefusalIsNotWrong(t *testing.T) {
+	for _, policy := range []string{"log", "short", "bucket"} {
+		t.Run(policy, func(t *testing.T) {
+			inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+				type held struct{}
+				c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
+					deliver()
+					if late, ok := ctx.Value(held{}).(chan struct{}); ok {
+						<-late
+					}
+				})
+				random := rand.New(rand.NewPCG(1, 2))
+				entry, owner, key := c.nodes[0], c.nodes[1], c.owned(policy, 1, 0)
+				var late chan struct{}
+				var asking sync.WaitGroup
+				admitted, remembered := false, 0 // while the latest late one was asked, and not after that; answers from memory then
+				for i := range 20_000 {
+					c.advance(time.Duration(random.ExpFloat64() * float64(10*time.Millisecond)))
+					switch {
+					case late == nil && random.IntN(3) == 0:
+						late, admitted = make(chan struct{}), false
+						ctx, q := context.WithValue(t.Context(), held{}, late), named(policy, key, 2)
+						asking.Go(func() { _, _ = entry.Check(ctx, []limit.Check{q}) })
+						synctest.Wait()
+					case late != nil && random.IntN(3) == 0:
+						close(late)
+						asking.Wait()
+						late = nil
+					}
+					cost := 1 + random.Int64N(2)
+					would := owner.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}}).Remaining >= cost
+					var d limit.Decision
+					if c.messages(func() { d = entry.check(t, named(policy, key, cost)) }) == 0 && late == nil && admitted {
+						remembered++
+					}
+					if d.Allowed != would {
+						t.Fatalf("step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
+					}
+					if d.Allowed {
+						admitted = late != nil
+					}
+				}
+				if late != nil {
+					close(late)
+				}
+				asking.Wait()
+				if remembered < 10 {
+					t.Errorf("only %d answers were from the memory of late refusals", remembered)
+				}
+			})
+		})
+	}
+}
+
 // TestARefusalFromMemoryHasTheRetryAfterOfItsCost holds the retry_after of every refusal by an entry node that alone asks to
 // what the owner says in the same instant to the same check.
 func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
