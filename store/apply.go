@@ -278,9 +278,9 @@ func (a *apply) rule() error {
 	scope := r.bytes(maxScope)
 	caller := r.bytes(maxCaller)
 	limits := r.bytes(math.MaxInt32)
-	durability, flags := Durability(r.Byte()), r.Byte()
+	durability, strict := Durability(r.Byte()), r.bool()
 	ban := r.int(int64(algo.MaxWindow))
-	if r.Failed() || durability > Sync || flags&^(ruleStrict|ruleColdClosed) != 0 {
+	if r.Failed() || durability > Sync {
 		return ErrChunk
 	}
 	item = item[:len(item)-len(r.Rest)]
@@ -291,10 +291,7 @@ func (a *apply) rule() error {
 		a.rules = append(a.rules, room.read.kept)
 		return nil
 	}
-	rule := &Rule{
-		Scope: string(scope), Durability: durability, Strict: flags&ruleStrict != 0, ColdClosed: flags&ruleColdClosed != 0,
-		Ban: time.Duration(ban),
-	}
+	rule := &Rule{Scope: string(scope), Durability: durability, Strict: strict, Ban: time.Duration(ban)}
 	if known := a.sh.known(rule, string(caller), limits); known != nil {
 		rule = known
 	} else {
@@ -318,7 +315,7 @@ func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
 	numbers := sh.specOf[specKey{rule.Scope, caller}]
 	for _, n := range numbers[:min(variants, len(numbers))] {
 		old := sh.specs[n].rule
-		if old.Durability != rule.Durability || old.Strict != rule.Strict || old.ColdClosed != rule.ColdClosed || old.Ban != rule.Ban {
+		if old.Durability != rule.Durability || old.Strict != rule.Strict || old.Ban != rule.Ban {
 			continue
 		}
 		if sh.buffer = algo.AppendLimits(sh.buffer[:0], old.Limits); string(sh.buffer) == string(limits) {

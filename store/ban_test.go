@@ -349,6 +349,40 @@ func TestNoBan(t *testing.T) {
 	}
 }
 
+// TestBanUnderOtherLimits: a ban that lasts differently after a reload does so also where the limits have changed with it.
+func TestBanUnderOtherLimits(t *testing.T) {
+	s := New(Config{})
+	before, after := rule("p", log(1, minute)), rule("p", log(2, minute))
+	before.Ban, after.Ban = time.Hour, 10*minute
+	for range 2 {
+		decide(t, s, before, "k", at(0), cost(1))
+	}
+	if got, err := s.Decide(s.key("p", "k"), after, at(minute), cost(1), nil); err != nil || !got.Banned || got.RetryAfter != 9*minute {
+		t.Errorf("%+v, %v, want banned for 9 minutes more", got, err)
+	}
+}
+
+// TestResetOfABanBesideLoans: a reset ends a ban also of a key whose record stays for what is on loan.
+func TestResetOfABanBesideLoans(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(20, minute))
+	r.Ban = time.Hour
+	decide(t, s, r, "k", at(0), cost(20))
+	if d := decide(t, s, r, "k", at(0), cost(1)); d.Allowed {
+		t.Fatal(d)
+	}
+	borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}})
+	if n := heldOf(s, "p"); n != 16 {
+		t.Fatalf("%d are held of what a lost owner lent", n)
+	}
+	if err := s.Reset(s.key("p", "k"), "p"); err != nil {
+		t.Fatal(err)
+	}
+	if d := decide(t, s, r, "k", at(0), cost(1)); !d.Allowed || d.Remaining != 3 {
+		t.Errorf("%+v, want 3 left of 20 beside 16 on loan", d)
+	}
+}
+
 // TestBanIsCopied: where the durability asks for it, the refusal that begins a ban waits for the copy to know of it; those after it do not.
 func TestBanIsCopied(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {

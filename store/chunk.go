@@ -35,7 +35,7 @@ const (
 	// has ended, without units and what follows.
 	itemReservation = 5
 	itemSettled     = 6
-	// itemRule: scope, the caller whose keys it is about, limits, durability, flags, ban. The first has index 0.
+	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state; number of its reservations,
 	// their ids, and where their units are (algo.Limits.AppendUndoable); length of its loans, and these (algo.Loans.Append);
@@ -47,12 +47,6 @@ const (
 	itemGone = 10
 	// itemSpent: nothing is owed in advance any more, whatever items before have said.
 	itemSpent = 11
-)
-
-// The flags of itemRule.
-const (
-	ruleStrict     = 1
-	ruleColdClosed = 2
 )
 
 // ErrChunk is returned for bytes that are no chunk.
@@ -306,14 +300,11 @@ func (d *drain) rule(r record) uint64 {
 	if rule, caller := r.spec.rule, r.spec.caller.label; told.rule != rule || told.caller != caller {
 		d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
 		item := varint.AppendText(varint.AppendText(varint.AppendText(told.item[:0], rule.Scope), caller), d.sh.buffer)
-		var flags byte
+		var strict byte
 		if rule.Strict {
-			flags |= ruleStrict
+			strict = 1
 		}
-		if rule.ColdClosed {
-			flags |= ruleColdClosed
-		}
-		told.kept, told.item = kept{rule, caller}, appendUint(append(item, byte(rule.Durability), flags), uint64(rule.Ban))
+		told.kept, told.item = kept{rule, caller}, appendUint(append(item, byte(rule.Durability), strict), uint64(rule.Ban))
 	}
 	d.out = append(append(d.out, itemRule), told.item...)
 	index := d.rules

@@ -1084,6 +1084,57 @@ func TestCold(t *testing.T) {
 	accounted(t, s)
 }
 
+// TestCountedRefusalWhereTheCountIsLost: a refusal of a key that began full counts for as long as any other.
+func TestCountedRefusalWhereTheCountIsLost(t *testing.T) {
+	s := New(Config{})
+	s.Cold(0, at(0))
+	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 10, Window: minute, CountDenied: true})
+	r.ColdClosed = true
+	const now = 90 * time.Second
+	free := decide(t, s, r, "k", at(now), cost(0)).Remaining
+	if free == 0 || free == 10 {
+		t.Fatalf("%d are left of 10", free)
+	}
+	if d := decide(t, s, r, "k", at(now), cost(free+1)); d.Allowed {
+		t.Fatal(d)
+	}
+	if d := decide(t, s, r, "k", at(now), cost(1)); d.Allowed {
+		t.Errorf("a counted refusal is forgotten: %+v", d)
+	}
+}
+
+// TestResetOfWhatIsOwed: what a lost holder may have admitted to a strict rule ahead of its copy is reset like the rest, also where the record stays
+// for what is on loan.
+func TestResetOfWhatIsOwed(t *testing.T) {
+	for _, lent := range []int64{0, 16} {
+		holder, copied, l := escrowed(t)
+		r := rule("p", log(100, minute))
+		r.Strict, r.Durability = true, Escrow
+		holder.Lease(0, int64(time.Hour))
+		borrow(t, holder, r, 0, Borrow{ID: loanID, Want: lent})
+		spend(t, holder, r, 0)
+		l.sync(t, 0, false)
+		copied.TakeOver(0, l.there(0), claim(1, 2, 8))
+		copied.Open(0)
+		copied.Lease(0, int64(time.Hour))
+		copied.Unguarded(0, true)
+		if err := copied.Reset(copied.key("p", "k"), "p"); err != nil {
+			t.Fatal(err)
+		}
+		decide(t, copied, r, "k", l.there(0), cost(1))
+		copied.TakeOverStrict(0, l.there(0))
+		if d := decide(t, copied, r, "k", l.there(0), cost(0)); d.Remaining != 99-lent {
+			t.Errorf("%d are left of 100 after 1 and beside %d on loan", d.Remaining, lent)
+		}
+		for range 3 {
+			copied.Sweep(l.there(time.Hour), 1)
+		}
+		if n := copied.Stats().Keys; n != 0 {
+			t.Errorf("%d keys are left when all is over", n)
+		}
+	}
+}
+
 // TestTakeOverStrict charges what is owed once, and to strict rules when it is asked for.
 func TestTakeOverStrict(t *testing.T) {
 	holder, copy := New(Config{}), New(Config{Shut: true})

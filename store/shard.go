@@ -441,7 +441,7 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant, u *a
 
 // same reports whether two rules of one scope are the same in all that a record's spec stands for.
 func same(a, b *Rule) bool {
-	return a.Durability == b.Durability && a.Strict == b.Strict && a.ColdClosed == b.ColdClosed && a.Ban == b.Ban && sameLimits(a.Limits, b.Limits)
+	return a.Durability == b.Durability && a.Strict == b.Strict && a.Ban == b.Ban && sameLimits(a.Limits, b.Limits)
 }
 
 // sameLimits compares limits with their time zones by name: what has come from another process has zones of its own.

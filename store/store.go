@@ -38,7 +38,8 @@ type Rule struct {
 	Strict bool
 	// Ban is how long a key is refused after it has been refused; 0: no longer than its limits say. Not beside limits with CountDenied.
 	Ban time.Duration
-	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold.
+	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold. Not part of the rule's identity, and not
+	// told to followers: keys that have a record have begun.
 	ColdClosed bool
 	// MaxKeys and MaxBytes bound what all keys of the rule's share (Config.ShareOf) take on this node, copies included; 0: no
 	// bound. A new key beyond them is refused with ErrShareFull. Bytes are bounded by the page: a share may exceed them by what
@@ -341,7 +342,6 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 	sh, part := s.at(k.Partition)
 	err := sh.decideLocking(part, k, rule, now, call, each, a)
 	if err == errNoRoom || err == errShare {
-		*a = Answer{}
 		return s.decideFull(k, rule, now, call, each, a, err)
 	}
 	return err

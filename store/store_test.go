@@ -287,9 +287,15 @@ func TestMaxKeys(t *testing.T) {
 	}
 }
 
-func TestMaxBytes(t *testing.T) {
-	const most = 1 << 20
-	s := New(Config{Partitions: 1, MaxBytes: most})
+func TestMaxBytes(t *testing.T) { testMaxBytes(t, 1<<20, Config{Partitions: 1, MaxBytes: 1 << 20}) }
+
+// TestMaxBytesBesideCopies: states that grow leave the copies their room.
+func TestMaxBytesBesideCopies(t *testing.T) {
+	testMaxBytes(t, 1<<20-1<<20/copyReserve, Config{Partitions: 1, MaxBytes: 1 << 20, Copies: true})
+}
+
+func testMaxBytes(t *testing.T, most int64, config Config) {
+	s := New(config)
 	r := rule("p", log(1<<20, minute))
 	var admitted int64
 	for {
@@ -555,6 +561,71 @@ func TestReconcile(t *testing.T) {
 		}
 		if d := decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(5*time.Second), cost(0)); d.Remaining != 5 {
 			t.Fatalf("untouched key %d: %+v", i, d)
+		}
+	}
+}
+
+// TestReconcileOfCopies: records are converted by who decides about them, and its follower is told.
+func TestReconcileOfCopies(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	l.sync(t, 0, true)
+	old, fresh := rule("p", log(10, minute)), rule("p", log(20, time.Hour))
+	decide(t, holder, old, "k", at(0), cost(1))
+	l.sync(t, 0, false)
+	reconcile := func(s *Store, now algo.Instant) {
+		s.Reconcile(func() algo.Instant { return now }, func(string, []byte) *Rule { return fresh })
+	}
+	reconcile(copied, l.there(0))
+	l.same(t, "a copy, reconciled", 0)
+	reconcile(holder, at(0))
+	if n := holder.Pending(0, ownership.Backup); n == 0 {
+		t.Error("the follower is not told what was converted")
+	}
+	l.sync(t, 0, false)
+	l.same(t, "its holder, reconciled", 0)
+}
+
+// TestDecideKnown: what it does not decide it leaves to Decide, with nothing changed.
+func TestDecideKnown(t *testing.T) {
+	plain, bans, strict := rule("p", log(2, minute)), rule("p", log(2, minute)), rule("p", log(2, minute))
+	bans.Ban, strict.Strict = minute, true
+	for _, test := range []struct {
+		name    string
+		rule    *Rule
+		prepare func(*Store, Key)
+		cost    int64
+		want    bool
+	}{
+		{"a check that passes", plain, func(*Store, Key) {}, 1, true},
+		{"a refusal", plain, func(*Store, Key) {}, 2, true},
+		{"a check that passes, under a rule with a ban", bans, func(*Store, Key) {}, 1, true},
+		{"a refusal that begins a ban", bans, func(*Store, Key) {}, 2, false},
+		{"another rule", rule("p", log(3, minute)), func(*Store, Key) {}, 1, false},
+		{"a strict rule", strict, func(*Store, Key) {}, 1, false},
+		{"an unknown key", plain, func(s *Store, k Key) { s.Reset(k, "p") }, 1, false},
+		{"a partition that is shut", plain, func(s *Store, k Key) { s.Shut(0) }, 1, false},
+		{"a partition that is followed", plain, func(s *Store, k Key) { s.Attach(0, ownership.Backup, true) }, 1, false},
+		{"beside reservations", plain, func(s *Store, k Key) {
+			other := s.key("p", "other")
+			if a, err := s.Decide(other, plain, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}, nil); err != nil || !a.Allowed {
+				t.Fatal(a, err)
+			}
+		}, 1, false},
+	} {
+		s := New(Config{})
+		first := test.rule
+		if first.Guarded() || first.Limits[0].Limit > 2 {
+			first = plain
+		}
+		decide(t, s, first, "k", at(0), cost(1))
+		k := s.key("p", "k")
+		test.prepare(s, k)
+		d := algo.Decision{Limit: 99}
+		if got := s.DecideKnown(&k, test.rule, at(0), &algo.Request{Cost: test.cost}, &d); got != test.want {
+			t.Errorf("%s is decided: %v, want %v", test.name, got, test.want)
+		} else if got && (d.Limit != 2 || d.Allowed != (d.Remaining == 0) || d.Allowed != (test.cost == 1)) {
+			t.Errorf("%s: %+v", test.name, d)
 		}
 	}
 }

@@ -1976,6 +1976,146 @@ var mutants = []mutant{
 		"./store -run TestRepeatWaitsToo$", "told and not confirmed",
 	},
 	{
+		"store: a copy keeps the loans of a key that was reset", "store/apply.go",
+		[]edit{{"\t\ta.to.dropLent(of, b)\n\tcase", "\tcase"}},
+		"./store -run TestResetBesideLoanIsCopied$", "bytes are counted",
+	},
+	{
+		"store: followers are not told what a reset leaves on loan", "store/decide.go",
+		[]edit{{"\t\t\tsh.note(part, r, 0, false)\n\t\t}\n\t})\n\treturn err", "\t\t}\n\t})\n\treturn err"}},
+		"./store -run TestResetBesideLoanIsCopied$", "0 are held on the copy",
+	},
+	{
+		"store: a copy keeps what is owed on a record that is gone", "store/apply.go",
+		[]edit{{"\t\tdelete(a.to.extras.owed, r.id())\n", ""}},
+		"./store -run TestNothingOwedOnGone$", "89 are left of 100",
+	},
+	{
+		"store: a record on which nothing is owed any more is not swept", "store/apply.go",
+		[]edit{{"\t\t\tr.clear(owedFlag)\n\t\t} else", "\t\t\t_ = r\n\t\t} else"}},
+		"./store -run TestNothingOwedIsSwept$", "on which nothing is owed",
+	},
+	{
+		"store: a sweep drops what is owed", "store/store.go",
+		[]edit{{"if r.has(owedFlag|lentFlag) ||", "if r.has(lentFlag) ||"}},
+		"./store -run TestNothingOwedIsSwept$", "on one of which something is owed",
+	},
+	{
+		"store: a copy undoes charges of a record that is gone", "store/apply.go",
+		[]edit{{"\t\ta.to.lose(r)\n", ""}},
+		"./store -run TestSweptStateIsLost$", "copied true",
+	},
+	{
+		"store: charges of a record that was swept are undone", "store/store.go",
+		[]edit{{"\t\t\t\tpart.lose(r)\n", "\t\t\t\t_ = 0\n"}},
+		"./store -run TestSweptStateIsLost$", "copied false",
+	},
+	{
+		"store: claims are as old on the copy as they are not", "store/apply.go",
+		[]edit{{"e.at = a.now.Mono - r.int(maxAge)", "e.at = a.now.Mono + r.int(maxAge)"}},
+		"./store -run TestHistoryIsCopied$", "the copy's of [-2h0m0s",
+	},
+	{
+		"store: a copy's records keep their place in a lineage that lost its first claim", "store/apply.go",
+		[]edit{{"\t\tif n > 0 && j > 0 && old[j].claim == lineage[0].claim {\n\t\t\ta.sh.shift(&a.to.table, j)\n\t\t}\n", ""}},
+		"./store -run TestHistoryIsCopied$", "history: the copy holds",
+	},
+	{
+		"store: a copy keeps the table of a claim that is forgotten", "store/apply.go",
+		[]edit{{"\t\ta.sh.giveUp(&old[j])\n", ""}},
+		"./store -run TestHistoryIsCopied$", "the copy has 2 records",
+	},
+	{
+		"store: a copied ban lasts for as long as the chunk says", "store/apply.go",
+		[]edit{{"min(banned, int64(rule.rule.Ban))", "banned"}},
+		"./store -run TestCopiedBanIsBounded$", "banned for 100h0m0s",
+	},
+	{
+		"store: a record may be of a claim that the chunk does not name", "store/apply.go",
+		[]edit{{"since > 0 && since >= len(a.to.extras.lineage)", "since > 0 && since > len(a.to.extras.lineage)"}},
+		"./store -run TestChunkOfAnUnknownTable$", "index out of range",
+	},
+	{
+		"store: a copy keeps where the units of reservations are that it does not have", "store/apply.go",
+		[]edit{{"\t\tif known[i] < 0 {\n\t\t\tundo.Remove(i)\n\t\t}", "\t\t_ = i"}},
+		"./store -run TestReservationsBeyondTheCopysBound$", "0 were given back of 5",
+	},
+	{
+		"store: a copy drops a record that has no room to grow", "store/apply.go",
+		[]edit{{"\tif found {\n\t\treturn ErrCopyFull\n\t}\n", ""}},
+		"./store -run TestCopyWithoutRoomForChanges$", "all was copied",
+	},
+	{
+		"store: a chunk is added to what is open", "store/apply.go",
+		[]edit{{"\tcase a.part.open:\n\t\treturn ErrHeld\n\t}", "\t}"}},
+		"./store -run TestApplyToWhatIsOpen$", "want store: partition is open",
+	},
+	{
+		"store: a counted refusal of a key that begins full is forgotten", "store/decide.go",
+		[]edit{{"(filled && !denied || sh.idle(r, now))", "(filled || sh.idle(r, now))"}},
+		"./store -run TestCountedRefusalWhereTheCountIsLost$", "a counted refusal is forgotten",
+	},
+	{
+		"store: a reset leaves the ban of a key with loans", "store/decide.go",
+		[]edit{{"\t\t\tr.clear(owedFlag)\n\t\t\tr.lift()\n\t\t\tsh.counted", "\t\t\tr.clear(owedFlag)\n\t\t\tsh.counted"}},
+		"./store -run TestResetOfABanBesideLoans$", "want 3 left of 20",
+	},
+	{
+		"store: a reset leaves a key with loans marked as owing", "store/decide.go",
+		[]edit{{"\t\t\tr.clear(owedFlag)\n\t\t\tr.lift()\n\t\t\tsh.counted", "\t\t\tr.lift()\n\t\t\tsh.counted"}},
+		"./store -run TestResetOfWhatIsOwed$", "are left when all is over",
+	},
+	{
+		"store: a reset leaves what is owed", "store/decide.go",
+		[]edit{{"\t\t\tif r.has(owedFlag) {\n\t\t\t\tdelete(part.extras.owed, of)\n\t\t\t}\n\t\t\tsh.endAdvance", "\t\t\tsh.endAdvance"}},
+		"./store -run TestResetOfWhatIsOwed$", "89 are left of 100 after 1",
+	},
+	{
+		"store: a ban lasts as it did where the limits change with it", "store/shard.go",
+		[]edit{{"\t\tfresh.ban(r.banEnd())\n\t\tfresh.changeBan(before, now)", "\t\tfresh.ban(r.banEnd())"}},
+		"./store -run TestBanUnderOtherLimits$", "want banned for 9 minutes more",
+	},
+	{
+		"store: states that grow take the room of copies", "store/shard.go",
+		[]edit{{"(b.fresh || b.acting != 0)", "b.fresh"}},
+		"./store -run TestMaxBytesBesideCopies$", "when the log can grow no more",
+	},
+	{
+		"store: the fast path charges beside reservations", "store/store.go",
+		[]edit{{"(part.extras == nil || part.extras.reservations.count == 0) {", "true {"}},
+		"./store -run TestDecideKnown$", "beside reservations is decided",
+	},
+	{
+		"store: the fast path refuses without a ban", "store/store.go",
+		[]edit{{"return err == nil && (d.Allowed || rule.Ban == 0)", "return err == nil"}},
+		"./store -run TestDecideKnown$", "a refusal that begins a ban is decided",
+	},
+	{
+		"store: the fast path tells no follower", "store/store.go",
+		[]edit{{"if part.open && !part.traced && (", "if part.open && ("}},
+		"./store -run TestDecideKnown$", "a partition that is followed is decided",
+	},
+	{
+		"store: the fast path decides in a partition that is shut", "store/store.go",
+		[]edit{{"if part.open && !part.traced && (", "if !part.traced && ("}},
+		"./store -run TestDecideKnown$", "a partition that is shut is decided",
+	},
+	{
+		"store: a reload converts copies", "store/store.go",
+		[]edit{{"if !part.open || t != &part.table {\n\t\t\t\treturn false // a copy", "if t != &part.table {\n\t\t\t\treturn false // a copy"}},
+		"./store -run TestReconcileOfCopies$", "a copy, reconciled",
+	},
+	{
+		"store: followers are not told what a reload converts", "store/store.go",
+		[]edit{{"err == nil && changed && part.traced {", "err == nil && changed && false {"}},
+		"./store -run TestReconcileOfCopies$", "is not told what was converted",
+	},
+	{
+		"store: rules of the same limits but another ban are the same to a copy", "store/apply.go",
+		[]edit{{"old.Strict != rule.Strict || old.Ban != rule.Ban {", "old.Strict != rule.Strict {"}},
+		"./store -run TestCopiedRuleOfAnotherBan$", "1h0m0s: the copy holds",
+	},
+	{
 		"store: an excess is charged without the reading of the boot clock", "store/decide.go",
 		[]edit{{"Always: true}, Boot: how.Boot, Spent: true", "Always: true}, Spent: true"}},
 		"./limiter -run TestRenewalsUnderLease$", "was carried out",
