@@ -463,18 +463,23 @@ func TestLostBackup(t *testing.T) {
 	lost()
 }
 
+// leaveTo has the node leave and hand its partition to another, which has a copy of all but what the freeze brings.
+func (l *alone) leaveTo(n Node) {
+	l.view(View{Leaving: true, Settled: true}, n, peerX, peerX, peerY, voter1, voter2, voter3)
+	l.wait(20 * time.Millisecond)
+	o := last[*Offer](l, n)
+	l.get(n, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.acks(n)
+	l.wait(10 * time.Millisecond)
+}
+
 // TestMoveConfirmsFirst: a partition is not given away before its backup has confirmed what was decided under strict rules.
 func TestMoveConfirmsFirst(t *testing.T) {
 	l := granted(t)
 	l.data.admit(0, 1)
 	l.wait(50 * time.Millisecond)
 	m := last[*Replicate](l, peerX)
-	l.view(View{Leaving: true, Settled: true}, peerY, peerX, peerX, peerY, voter1, voter2, voter3)
-	l.wait(20 * time.Millisecond)
-	o := last[*Offer](l, peerY)
-	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
-	l.acks(peerY)
-	l.wait(10 * time.Millisecond)
+	l.leaveTo(peerY)
 	if r := l.route(); r.Standing != Frozen || len(said[*Commit](l, peerY)) > 0 {
 		t.Fatalf("%+v, and given away before the backup has confirmed what was decided", r)
 	}
@@ -491,12 +496,7 @@ func TestLateConfirmation(t *testing.T) {
 		l.wait(50 * time.Millisecond)
 		m := last[*Replicate](l, peerX)
 		lease := l.lease()
-		l.view(View{Leaving: true, Settled: true}, peerY, peerX, peerX, peerY, voter1, voter2, voter3)
-		l.wait(20 * time.Millisecond)
-		o := last[*Offer](l, peerY)
-		l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
-		l.acks(peerY)
-		l.wait(10 * time.Millisecond)
+		l.leaveTo(peerY)
 		if r := l.route(); r.Standing != Frozen || l.lease() > l.now || lease <= l.now {
 			t.Fatalf("%+v, with a lease for %v", r, time.Duration(lease-l.now))
 		}

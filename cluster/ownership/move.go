@@ -323,10 +323,8 @@ func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	if pt.known.Less(m.Known) {
 		pt.known = m.Known
 	}
-	own := *pt.strict
 	c.raise(p)
 	pt.strict.release, pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, m.Granted
-	pt.strict.selfWhole = own.whole || own.selfWhole
 	c.noteBefore("merged", p, m.Term, from, "")
 	return Done
 }

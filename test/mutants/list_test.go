@@ -691,7 +691,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a merged partition's term is not above what the giver knew of", move,
-		[]edit{{"\tif pt.known.Less(m.Known) {\n\t\tpt.known = m.Known\n\t}\n\town", "\town"}},
+		[]edit{{"\tif pt.known.Less(m.Known) {\n\t\tpt.known = m.Known\n\t}\n\tc.raise(p)\n\tpt.strict.release, pt", "\tc.raise(p)\n\tpt.strict.release, pt"}},
 		ownership + "TestGivenTerm$", "merge true",
 	},
 	{
