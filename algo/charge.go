@@ -1,6 +1,9 @@
 package algo
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Charge adds n units at now to every limit without asking for room, as far as a state can count: MaxLimit units. A
 // concurrency limit lends them to nobody, so that nothing but the end of its Window gives them back. A charge of 0 or
@@ -34,10 +37,15 @@ func (ls Limits) Hold(s State, now Instant) {
 	}
 }
 
-// Align makes fixed windows of s begin when those of whole do, of which s holds apart what some charged: the last n units of whole are
-// still to be charged to s. Otherwise a window of s, which begins with the first unit that is held apart, would end within one of whole.
-// What s holds of a window that whole has ended is dropped.
-func (ls Limits) Align(s, whole State, n int64) {
+// ChargeApart charges n units to s that have just been charged to whole, of which s holds apart what some charged: held, see Hold, and in
+// the windows of whole. Windows of its own, of which the first begins with the first unit that is held apart, would end within those of whole.
+// What s holds of a fixed window that whole has ended is dropped. What it holds of a sliding counter that has been empty in whole since, as
+// more was given back there than here, counts for up to a Window longer.
+//
+// The error is that of Charge.
+func (ls Limits) ChargeApart(a *Arena, s State, now Instant, whole State, n int64) error {
+	now = whole.Latest(now)
+	ls.Hold(s, now)
 	for i := range ls {
 		if _, ok := ls[i].counter().(fixedWindow); !ok {
 			continue
@@ -47,6 +55,80 @@ func (ls Limits) Align(s, whole State, n int64) {
 			s[at], s[at+1] = of[0], min(s[at+1], of[1]-min(of[1], uint64(n)))
 		}
 	}
+	if err := ls.Charge(a, s, now, n); err != nil {
+		return err
+	}
+	for k := range ls {
+		if t, of := ls.sliding(s, k, now), ls.sliding(whole, k, now); t != nil && of != nil {
+			slidingCounter{}.meet(t, int64(of[0]))
+			t[0] = of[0]
+		}
+	}
+	return nil
+}
+
+// Differ reports whether sliding counters of s and t have units in windows that begin at different instants.
+func (ls Limits) Differ(s State, now Instant, t State) bool {
+	now = t.tick(s.tick(now))
+	s.tick(now)
+	for k := range ls {
+		if t, of := ls.sliding(s, k, now), ls.sliding(t, k, now); t != nil && of != nil && t[0] != of[0] {
+			return true
+		}
+	}
+	return false
+}
+
+// Match gives the sliding counters of s and t, and of what is held apart from either, the windows with which a merge of the two goes on: so
+// that a unit goes on to count in a state as it does in what holds it apart. u and v are the charges to s and t that may yet be undone; nil
+// stands for none.
+func (ls Limits) Match(s State, now Instant, t State, u, v *Undoable, apart []State) {
+	now = t.tick(s.tick(now))
+	for _, d := range apart {
+		now = d.Latest(now)
+	}
+	for _, d := range apart {
+		ls.Hold(d, now)
+	}
+	s.tick(now)
+	t.tick(now)
+	states, undoable := append([]State{s, t}, apart...), [...]*Undoable{u, v}
+	for k := range ls {
+		first, last := int64(math.MaxInt64), int64(math.MinInt64)
+		for _, s := range states {
+			if t := ls.sliding(s, k, now); t != nil {
+				first, last = min(first, int64(t[0])), max(last, int64(t[0]))
+			}
+		}
+		for i, s := range states {
+			t := ls.sliding(s, k, now)
+			if t == nil || first == last {
+				continue
+			}
+			other := first
+			if int64(t[0]) < last {
+				other = last
+			}
+			if i < len(undoable) {
+				undoable[i].each(k, func(p *place) { slidingCounter{}.meetAt(&ls[k], t, other, p) })
+			}
+			slidingCounter{}.meet(t, other)
+		}
+	}
+}
+
+// sliding returns the words of a sliding counter, brought to now; nil where limit k is none, or has nothing in use.
+func (ls Limits) sliding(s State, k int, now Instant) []uint64 {
+	c, ok := ls[k].counter().(slidingCounter)
+	if !ok {
+		return nil
+	}
+	t := s[ls.place(k):]
+	t = t[:c.words(&ls[k])]
+	if c.advance(&ls[k], nil, t, now); t[1]|t[2] == 0 {
+		return nil
+	}
+	return t
 }
 
 // Fill makes of s what it is when every limit was used up at now, whatever s has seen of that: it stands in for admissions

@@ -875,3 +875,149 @@ func TestMergeManyLeases(t *testing.T) {
 		t.Errorf("%s used", got)
 	}
 }
+
+// TestChargeApart charges two sliding counters and what holds some of each apart, moves them to other processes and merges them: what is held
+// apart counts each unit for as long as its answer said, and not for longer but for the time of the moves and, after the merge, a Window.
+func TestChargeApart(t *testing.T) {
+	const w = int64(time.Second)
+	ls := Limits{{Algorithm: SlidingCounter, Limit: 1000, Window: time.Duration(w)}}
+	type charge struct {
+		units, until int64
+		late         int64 // for how much longer it may count
+	}
+	type side struct {
+		whole, apart State
+		undo         *Undoable
+		charges      []*charge // of apart
+		held         []*charge // of undo; nil for others
+	}
+	for seed := range uint64(4000) {
+		rng := rand.New(rand.NewPCG(seed, 31))
+		a, now := NewArena(nil), Instant{Mono: 1e15 + rng.Int64N(w)}
+		sides := []*side{{}, {}}
+		add := func(s *side, held, past bool) {
+			n := 1 + rng.Int64N(20)
+			d, err := ls.Decide(a, s.whole, now, Request{Cost: n}, nil)
+			if err != nil || !d.Allowed {
+				t.Fatal(d, err)
+			}
+			ls.Charged(s.whole, s.undo, n, held)
+			c := &charge{units: n, until: now.Mono + int64(d.ResetAfter)}
+			if held {
+				s.held = append(s.held, c)
+			}
+			if past {
+				return
+			}
+			if err := ls.ChargeApart(a, s.apart, now, s.whole, n); err != nil {
+				t.Fatal(err)
+			}
+			s.charges = append(s.charges, c)
+		}
+		moved := func(s State, there Instant) State {
+			u := make(State, ls.Words())
+			if _, err := ls.Restore(a, u, there, ls.Append(nil, a, s, now)); err != nil {
+				t.Fatal(err)
+			}
+			return u
+		}
+		move := func(s *side) {
+			there := later(now, time.Duration(rng.Int64N(w)))
+			beside, units := ls.AppendUndoable(nil, a, s.whole, now, s.undo), []int64(nil)
+			for i := range s.held {
+				units = append(units, s.undo.charges[i].units)
+			}
+			whole, apart := moved(s.whole, there), moved(s.apart, there)
+			if _, err := ls.ReadUndoable(a, whole, there, s.undo, units, beside); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range s.charges {
+				c.late += there.Mono - now.Mono
+			}
+			s.whole, s.apart, now = whole, apart, there
+		}
+		undo := func(s *side, of []*side) {
+			if len(s.held) == 0 {
+				return
+			}
+			i := rng.IntN(len(s.held))
+			n := rng.Int64N(s.held[i].units + 1)
+			ls.Undo(a, s.whole, now, s.undo, i, n, false)
+			for _, o := range of {
+				if slices.Contains(o.charges, s.held[i]) {
+					ls.UndoApart(a, o.apart, now, s.undo, i, n)
+				}
+			}
+			s.held[i].units -= n
+			s.undo.Remove(i)
+			s.held = slices.Delete(s.held, i, i+1)
+		}
+		judge := func(of []*side, step string) {
+			for i, s := range of {
+				least, most := new(big.Int), new(big.Int)
+				for _, c := range s.charges {
+					count := func(to *big.Int, until int64) {
+						to.Add(to, big.NewInt(c.units*min(max(until-now.Mono, 0), w)))
+					}
+					count(least, c.until)
+					count(most, c.until+c.late)
+				}
+				used := func(s State) *big.Int {
+					t := ls.sliding(s, 0, now)
+					if t == nil {
+						return new(big.Int)
+					}
+					return big.NewInt(int64(t[1])*slidingCounter{}.covered(&ls[0], t, now) + int64(t[2])*w)
+				}
+				if got := used(s.apart); got.Cmp(least) < 0 || got.Cmp(most) > 0 {
+					t.Fatalf("seed %d: after %s %d counts %v at %d, not %v to %v", seed, step, i, got, now.Mono, least, most)
+				}
+			}
+		}
+		for _, s := range sides {
+			s.whole, s.apart, s.undo = make(State, ls.Words()), make(State, ls.Words()), &Undoable{}
+			ls.Init(s.whole, now)
+			ls.Init(s.apart, now)
+			for range rng.IntN(3) {
+				now.Mono += rng.Int64N(w / 2)
+				add(s, false, true)
+			}
+			move(s)
+		}
+		for step := range 30 {
+			now.Mono += rng.Int64N(w / 3)
+			s := sides[rng.IntN(2)]
+			switch rng.IntN(8) {
+			case 0, 1:
+				add(s, false, false)
+			case 2, 3, 4:
+				add(s, true, false)
+			case 5:
+				move(s)
+			default:
+				undo(s, sides)
+			}
+			judge(sides, fmt.Sprint("step ", step))
+		}
+		s, other := sides[0], sides[1]
+		if ls.Differ(s.whole, now, other.whole) {
+			ls.Match(s.whole, now, other.whole, s.undo, other.undo, []State{s.apart, other.apart})
+			for _, c := range slices.Concat(s.charges, other.charges) {
+				c.late += w
+			}
+		}
+		judge(sides, "the match")
+		moves, err := ls.MergeBeside(a, s.whole, now, other.apart, s.undo, other.undo, func(int) bool { return false }, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range moves {
+			s.held = append(s.held, other.held[i])
+		}
+		for step := range 15 {
+			now.Mono += rng.Int64N(w / 4)
+			undo(s, sides)
+			judge(sides, fmt.Sprint("the merge, step ", step))
+		}
+	}
+}

@@ -127,17 +127,22 @@ func (c slidingCounter) merge(l *Limit, a *Arena, s, t []uint64, now Instant, u 
 		copy(u, t)
 		return true
 	}
-	if int64(s[0]) < int64(t[0]) {
-		s, t = t, s
-	}
-	u[0], u[1], u[2] = s[0], t[1], s[2]+t[2]
-	if s[0] == t[0] {
-		u[1] += s[1]
-	} else {
-		u[2] += s[1]
-	}
-	u[1], u[2] = min(u[1], uint64(MaxLimit)), min(u[2], uint64(MaxLimit))
+	copy(u, s)
+	c.meet(u, int64(t[0]))
+	v := [...]uint64{t[0], t[1], t[2]}
+	c.meet(v[:], int64(s[0]))
+	u[1], u[2] = min(u[1]+v[1], uint64(MaxLimit)), min(u[2]+v[2], uint64(MaxLimit))
 	return true
+}
+
+// meet moves what s holds to the later of its own windows and those that begin at other, less than a Window from them. No unit
+// counts for less than before at any later instant, nor for as much for more than a Window longer.
+func (slidingCounter) meet(s []uint64, other int64) {
+	if int64(s[0]) > other {
+		s[1], s[2] = 0, min(s[1]+s[2], uint64(MaxLimit))
+	} else {
+		s[0] = uint64(other)
+	}
 }
 
 // horizon: at the longest, a present window and then a previous one.

@@ -96,6 +96,18 @@ func (u *Undoable) place(i, k int) *place {
 	return &c.places[k]
 }
 
+// each calls do with the place in limit k of every charge whose units are there.
+func (u *Undoable) each(k int, do func(*place)) {
+	if u == nil {
+		return
+	}
+	for i := range u.charges {
+		if c := &u.charges[i]; k < len(c.places) && c.places[k].in {
+			do(&c.places[k])
+		}
+	}
+}
+
 func (u *Undoable) lastOf(k int) *place {
 	for k >= len(u.last) {
 		u.last = append(u.last, place{next: unset})
@@ -377,25 +389,16 @@ func (ls Limits) Undo(a *Arena, s State, now Instant, u *Undoable, i int, units 
 	return most
 }
 
-// UndoApart is Undo for a state to which the units of charge i were charged besides the one that u belongs to, and held there
-// (see Hold). u stays as it is.
+// UndoApart is Undo for a state to which the units of charge i were charged by ChargeApart besides the one that u belongs to. u stays as it
+// is.
 func (ls Limits) UndoApart(a *Arena, s State, now Instant, u *Undoable, i int, units int64) int64 {
-	now = s.tick(now)
+	now = s.Latest(now)
+	ls.Hold(s, now)
 	var most int64
-	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
-		p := u.place(i, k)
-		if !p.in {
-			return
+	ls.walk(a, s, now, func(k int, _ counter, t []uint64) {
+		if p := u.place(i, k); p.in {
+			most = max(most, take(&ls[k], a, t, now, p, p.worth(units, u.charges[i].units)))
 		}
-		n := p.worth(units, u.charges[i].units)
-		if c, ok := c.(slidingCounter); ok {
-			// A merge may have put the charge into a later window of u's state than it is in here. The earlier one's units count least.
-			if _, ok := c.windowOf(&ls[k], t, p.at); ok {
-				most = max(most, c.refund(&ls[k], a, t, now, n))
-			}
-			return
-		}
-		most = max(most, take(&ls[k], a, t, now, p, n))
 	})
 	if p := ls.position(s); p != nil && most > 0 {
 		*p += generation
@@ -484,6 +487,14 @@ func (slidingCounter) windowOf(l *Limit, s []uint64, at int64) (int, bool) {
 		return 2, true
 	default:
 		return 1, at >= start-int64(l.Window)
+	}
+}
+
+// meetAt moves the place of a charge as meet is about to move its units.
+func (c slidingCounter) meetAt(l *Limit, s []uint64, other int64, p *place) {
+	w, ok := c.windowOf(l, s, p.at)
+	if p.in, p.at = ok && s[w] > 0, max(int64(s[0]), other); w == 1 && int64(s[0]) < other {
+		p.at--
 	}
 }
 
@@ -742,16 +753,8 @@ func (ls Limits) MergeBeside(a *Arena, s State, now Instant, t State, u, v *Undo
 				fresh[n].places[k] = p
 			}
 		}
-		each := func(of []undoable, do func(p *place)) {
-			for i := range of {
-				if k < len(of[i].places) && of[i].places[k].in {
-					do(&of[i].places[k])
-				}
-			}
-		}
-		if empty && !fills {
-			each(u.charges, func(p *place) { p.in = false })
-		}
+		each := func(of []undoable, do func(p *place)) { (&Undoable{charges: of}).each(k, do) }
+		each(u.charges, func(p *place) { p.in = there(l, a, x, p) }) // what is merged is not in the place of what is gone
 		switch c := c.(type) {
 		case slidingLog:
 			each(fresh, func(p *place) { p.at = c.mergedAt(l, a, x, y, now, p.at) })
@@ -763,22 +766,10 @@ func (ls Limits) MergeBeside(a *Arena, s State, now Instant, t State, u, v *Undo
 				})
 			}
 		case slidingCounter:
-			if empty || x[0] == y[0] {
-				return
+			if !empty && x[0] != y[0] {
+				each(u.charges, func(p *place) { c.meetAt(l, x, int64(y[0]), p) })
+				each(fresh, func(p *place) { c.meetAt(l, y, int64(x[0]), p) })
 			}
-			start := max(int64(x[0]), int64(y[0]))
-			put := func(of []uint64) func(p *place) {
-				return func(p *place) {
-					w, ok := c.windowOf(l, of, p.at)
-					if p.in = ok; w == 1 && int64(of[0]) < start {
-						p.at = start - 1
-					} else {
-						p.at = start
-					}
-				}
-			}
-			each(u.charges, put(x))
-			each(fresh, put(y))
 		case fixedWindow:
 			start := int64(y[0])
 			if !empty {

@@ -27,6 +27,25 @@ func answers(ls Limits, a *Arena, s State, now Instant) string {
 	return fmt.Sprint(out...)
 }
 
+// carried moves a state and its charges to another process, where the time is there.
+func carried(t *testing.T, ls Limits, a *Arena, s State, now Instant, u *Undoable, there Instant) (State, *Undoable) {
+	t.Helper()
+	var units []int64
+	for i := range u.charges {
+		units = append(units, u.charges[i].units)
+	}
+	beside := ls.AppendUndoable(nil, a, s, now, u)
+	next, v := make(State, ls.Words()), &Undoable{}
+	if _, err := ls.Restore(a, next, there, ls.Append(nil, a, s, now)); err != nil {
+		t.Fatal(err)
+	}
+	if rest, err := ls.ReadUndoable(a, next, there, v, units, beside); err != nil || len(rest) > 0 || len(v.charges) != len(units) {
+		t.Fatalf("%v, %d left: %+v", err, len(rest), beside)
+	}
+	ls.Free(a, s)
+	return next, v
+}
+
 // TestUndo reserves, charges, commits and cancels at random, moves the state to other processes, and holds it at every step to
 // one to which only what has stayed was ever charged.
 func TestUndo(t *testing.T) {
@@ -131,20 +150,7 @@ func undoHistory(t *testing.T, ls Limits, seed uint64) {
 			tell()
 			ahead := rng.Int64N(9) * 60e9
 			there := Instant{Mono: here().Mono + ahead, Wall: now.Wall}
-			var units []int64
-			for i := range held {
-				units = append(units, u.charges[i].units)
-			}
-			beside := ls.AppendUndoable(nil, a, s, here(), u)
-			next := make(State, ls.Words())
-			if _, err := ls.Restore(a, next, there, ls.Append(nil, a, s, here())); err != nil {
-				t.Fatal(err)
-			}
-			ls.Free(a, s)
-			s, u = next, &Undoable{}
-			if rest, err := ls.ReadUndoable(a, s, there, u, units, beside); err != nil || len(rest) > 0 || len(u.charges) != len(held) {
-				t.Fatalf("seed %d: %v, %d left: %+v of %v\n%v", seed, err, len(rest), beside, held, log)
-			}
+			s, u = carried(t, ls, a, s, here(), u, there)
 			moved += ahead
 			ls.Free(a, copied)
 			ls.Init(copied, there)
@@ -422,19 +428,7 @@ func undoDebts(t *testing.T, ls Limits, seed uint64, longest time.Duration, firs
 		case op == 9 && s[len(s)-1] > 0:
 			ahead := rng.Int64N(9) * 60e9
 			there := Instant{Mono: here().Mono + ahead, Wall: now.Wall}
-			var units []int64
-			for i := range held {
-				units = append(units, u.charges[i].units)
-			}
-			beside := ls.AppendUndoable(nil, a, s, here(), u)
-			next := make(State, ls.Words())
-			if _, err := ls.Restore(a, next, there, ls.Append(nil, a, s, here())); err != nil {
-				t.Fatal(err)
-			}
-			s, u = next, &Undoable{}
-			if rest, err := ls.ReadUndoable(a, s, there, u, units, beside); err != nil || len(rest) > 0 || len(u.charges) != len(held) {
-				t.Fatalf("seed %d: %v, %d left\n%v", seed, err, len(rest), log)
-			}
+			s, u = carried(t, ls, a, s, here(), u, there)
 			moved += ahead
 			log = append(log, "move")
 		}
@@ -450,4 +444,30 @@ func undoDebts(t *testing.T, ls Limits, seed uint64, longest time.Duration, firs
 		}
 	}
 	return back
+}
+
+// TestUndoAfterMergeOfWhatIsGone: a charge of which nothing counts any more is not to be found in what is merged into its window, which a
+// sliding counter may have begun to count anew, from another instant.
+func TestUndoAfterMergeOfWhatIsGone(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingCounter, Limit: 100, Window: time.Second}}
+	at := func(d time.Duration) Instant { return Instant{Mono: int64(d)} }
+	r, other := newReplica(ls, at(0)), newReplica(ls, at(0))
+	charge := func(r replica, now Instant, u *Undoable) {
+		t.Helper()
+		if err := ls.Charge(r.a, r.s, now, 5); err != nil {
+			t.Fatal(err)
+		}
+		ls.Charged(r.s, u, 5, true)
+	}
+	var u, v Undoable
+	charge(r, at(1850*time.Millisecond), &u)
+	r.s[1] = uint64(900 * time.Millisecond) // as in a process with other windows: it counts until 2.9 s
+	charge(other, at(1990*time.Millisecond), &v)
+	charge(r, at(2950*time.Millisecond), &u) // from 2 s on
+	if _, err := ls.MergeBeside(r.a, r.s, at(2950*time.Millisecond), other.s, &u, &v, func(int) bool { return false }, false); err != nil {
+		t.Fatal(err)
+	}
+	if n := ls.Undo(r.a, r.s, at(2950*time.Millisecond), &u, 0, 5, false); n != 0 {
+		t.Errorf("%d units were given back of a charge that had expired", n)
+	}
 }

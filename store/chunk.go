@@ -350,6 +350,7 @@ func (d *drain) key(t turn) {
 			continue
 		}
 		told = true
+		d.deltasOf(r)
 		d.head(itemKey, r)
 		d.out = appendUint(d.out, uint64(r.since()))
 		var o owing
@@ -421,15 +422,41 @@ func (d *drain) delta(t turn) {
 		slots := d.sh.ofHash(table, t.hash, d.slots[:0])
 		for _, slot := range slots {
 			r := d.sh.record(table.ref(slot))
-			if !r.has(pendingFlag << d.slot) {
-				continue
+			if r.has(pendingFlag<<d.slot) && !d.together(r) {
+				d.deltaOf(r, i, t.mark, len(slots) == 1)
 			}
-			r.spec.rule.Limits.Hold(r.state, d.now)
-			d.head(itemDelta, r)
-			d.out = appendUint(d.out, uint64(i))
-			d.state(r, t.mark, len(slots) == 1)
 		}
 	}
+}
+
+// together says whether a pending delta is told with its state. Where that has sliding counters the two are to have the same windows in the
+// copy as here, and two messages may not take as long.
+func (d *drain) together(delta record) bool {
+	slot, ok := d.sh.find(&d.part.table, delta.hash(), delta.spec.rule.Scope, string(delta.key))
+	return ok && d.sh.record(d.part.ref(slot)).has(pendingFlag<<d.slot) && slides(delta.spec.rule.Limits)
+}
+
+// deltasOf tells the deltas of a record that are told together with it.
+func (d *drain) deltasOf(r record) {
+	if !slides(r.spec.rule.Limits) {
+		return
+	}
+	for i := range d.part.extras.lineage {
+		table := d.part.extras.lineage[i].delta
+		if table == nil {
+			continue
+		}
+		if slot, ok := d.sh.find(table, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
+			d.deltaOf(d.sh.record(table.ref(slot)), i, 0, false)
+		}
+	}
+}
+
+func (d *drain) deltaOf(r record, element int, mark uint64, alone bool) {
+	r.spec.rule.Limits.Hold(r.state, d.now)
+	d.head(itemDelta, r)
+	d.out = appendUint(d.out, uint64(element))
+	d.state(r, mark, alone)
 }
 
 // spent ends all allowances, in the last chunk of a partition that is shut: it has every state as it is.

@@ -632,12 +632,17 @@ func (sh *shard) undoDelta(part *partition, k Key, rule *Rule, now algo.Instant,
 			continue
 		}
 		r := sh.record(e.delta.ref(slot))
-		limits := r.spec.rule.Limits
-		limits.Hold(r.state, now)
+		if !sameLimits(r.spec.rule.Limits, rule.Limits) {
+			continue // where its units are in the state says nothing of where they are here
+		}
 		var n int64
-		sh.counted(r, func() { n = limits.UndoApart(sh.arena, r.state, now, &held.undo, i, units) })
-		if n > 0 && part.traced {
-			sh.note(part, r, 0, true)
+		sh.counted(r, func() { n = rule.Limits.UndoApart(sh.arena, r.state, now, &held.undo, i, units) })
+		if n == 0 || !part.traced {
+			continue
+		}
+		sh.note(part, r, 0, true)
+		if slot, ok := sh.find(&part.table, k.Hash, rule.Scope, k.Key); ok {
+			sh.note(part, sh.record(part.ref(slot)), 0, false) // they are told together
 		}
 	}
 }

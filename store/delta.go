@@ -188,6 +188,11 @@ func repaid(limits algo.Limits) bool {
 	return false
 }
 
+// slides says whether limits have a sliding counter among them.
+func slides(limits algo.Limits) bool {
+	return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.Algorithm == algo.SlidingCounter })
+}
+
 // keepsDelta says whether a delta under the rule is needed even where nothing seems to be left in it.
 func (p *partition) keepsDelta(rule *Rule, now algo.Instant) bool {
 	if p.extras == nil || len(p.extras.lineage) == 0 || !repaid(rule.Limits) {
@@ -218,14 +223,12 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 		}
 	}
 	r := sh.record(delta.ref(slot))
-	var mark uint64 // a sliding log's, which Align leaves alone
+	var mark uint64
 	if found && part.unnoted(r) {
 		mark = rule.Limits.Mark(r.state)
 	}
-	rule.Limits.Hold(r.state, now)
-	rule.Limits.Align(r.state, of.state, units)
 	var err error
-	sh.counted(r, func() { err = rule.Limits.Charge(sh.arena, r.state, now, units) })
+	sh.counted(r, func() { err = rule.Limits.ChargeApart(sh.arena, r.state, now, of.state, units) })
 	if err == nil {
 		sh.note(part, r, mark, true)
 	}

@@ -371,9 +371,43 @@ func (m *merge) join(to, r record, reserves bool) error {
 		defer limits.Free(m.sh.arena, state)
 	}
 	if reserves {
+		m.match(to, r, state)
 		return m.joinReserved(to, r, state)
 	}
 	return limits.Merge(m.sh.arena, to.state, m.now, state)
+}
+
+// match gives the sliding counters of a key, on both sides, the windows with which a state of base's goes on that one of r's record is
+// merged into: that state itself, or what it comes to under the limits of base's.
+func (m *merge) match(to, r record, state algo.State) {
+	limits, of := to.spec.rule.Limits, to.id()
+	if !limits.Differ(to.state, m.now, state) {
+		return
+	}
+	apart := m.apart(&m.base, to)
+	var v *algo.Undoable
+	if sameLimits(limits, r.spec.rule.Limits) {
+		if slot, ok := m.sh.find(&m.add.table, r.hash(), of.scope, of.key); ok && sameLimits(limits, m.sh.record(m.add.ref(slot)).spec.rule.Limits) {
+			state, v = m.sh.record(m.add.ref(slot)).state, m.add.undoable(of)
+		}
+		apart = append(apart, m.apart(&m.add, to)...)
+	}
+	apart = slices.DeleteFunc(apart, func(d algo.State) bool { return &d[0] == &state[0] })
+	limits.Match(to.state, m.now, state, m.base.undoable(of), v, apart)
+}
+
+// apart are the deltas that a content has of a record's key under the limits of that record.
+func (m *merge) apart(c *content, r record) (states []algo.State) {
+	for i := range c.extras.lineage {
+		d := c.extras.lineage[i].delta
+		if d == nil {
+			continue
+		}
+		if slot, ok := m.sh.find(d, r.hash(), r.spec.rule.Scope, string(r.key)); ok && sameLimits(r.spec.rule.Limits, m.sh.record(d.ref(slot)).spec.rule.Limits) {
+			states = append(states, m.sh.record(d.ref(slot)).state)
+		}
+	}
+	return states
 }
 
 // joinReserved merges a state of add into one of base's whole ones, and the reservations that are charged in it.

@@ -420,27 +420,15 @@ func (h *sideHistory) counted(s *side, r *Rule) int64 {
 	return live
 }
 
-// estimated is what a sliding counter would estimate. A process has windows of its own, by its clock, and counts in them what it charges
-// under a claim: each charge is taken to be in those in which it counts least.
+// estimated is what a sliding counter would estimate: each charge loses its weight in the last Window before its answer said that nothing of it
+// counts any more.
 func (h *sideHistory) estimated(s *side, r *Rule) int64 {
 	w := r.Limits[0].Window
 	sum := int64(0) // in units times nanoseconds
 	for n, units := range s.units {
-		c := h.charges[n]
-		if c.rule != r {
-			continue
+		if c := h.charges[n]; c.rule == r {
+			sum += units * int64(min(max(c.until-h.now, 0), w))
 		}
-		least := w
-		for _, o := range h.sides {
-			switch (h.now+o.offset)/w - (c.at+o.offset)/w {
-			case 0:
-			case 1:
-				least = min(least, w-(h.now+o.offset)%w)
-			default:
-				least = 0
-			}
-		}
-		sum += units * int64(least)
 	}
 	return (sum + int64(w) - 1) / int64(w)
 }
@@ -725,11 +713,11 @@ func (h *sideHistory) chargeEach(s *side) {
 // reserves and settles, and merges them: what is then counted is never less than what one process had counted that saw it all.
 func TestMergeForgetsNothing(t *testing.T) {
 	for name, limit := range map[string]algo.Limit{
-		"sliding_log":    log(60, 5*time.Second),
-		"sliding_window": {Algorithm: algo.SlidingWindow, Limit: 60, Window: 5 * time.Second},
+		"sliding_log":     log(60, 5*time.Second),
+		"sliding_window":  {Algorithm: algo.SlidingWindow, Limit: 60, Window: 5 * time.Second},
+		"sliding_counter": {Algorithm: algo.SlidingCounter, Limit: 60, Window: 5 * time.Second},
 		// Of a window that has ended nothing counts: it is longer than a run.
-		"sliding_counter": {Algorithm: algo.SlidingCounter, Limit: 400, Window: minute},
-		"fixed_window":    window(400, minute),
+		"fixed_window": window(400, minute),
 		// What was charged to a bucket is told apart for as long as it takes to fill, which is longer than a run, too.
 		"token_bucket": {Algorithm: algo.TokenBucket, Limit: 20, Capacity: 400, Window: time.Second},
 		"leaky_bucket": {Algorithm: algo.LeakyBucket, Limit: 20, Capacity: 400, Window: time.Second},
@@ -913,5 +901,130 @@ func TestMergeOfSettledCounter(t *testing.T) {
 	h.now = 7400 * time.Millisecond
 	if what := h.judge(); what != "" {
 		t.Error(what)
+	}
+}
+
+// TestMergeOfMovedReservation: a merge with a side whose windows began sooner has a reservation of a sliding counter count for a window longer,
+// in the delta as well: what it gives back then is taken off no later charge's units there, which another merge adds.
+func TestMergeOfMovedReservation(t *testing.T) {
+	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 100, Window: 2 * time.Second})
+	for seed := range seeds(20) {
+		h := newSideHistory(t, rand.New(rand.NewPCG(seed, 27)), 3, r)
+		a, b, c := h.sides[0], h.sides[1], h.sides[2]
+		h.cold(a)
+		h.now = 3900 * time.Millisecond
+		h.charge(a, r, false)
+		h.copied(a, b)
+		b.store.Promote(0)
+		maps.Copy(b.units, a.units)
+		h.claim(b)
+		h.cold(c)
+		h.now = 4750 * time.Millisecond
+		h.charge(b, r, true)
+		h.charge(c, r, false) // in a window from 4.6 s
+		h.now = 6100 * time.Millisecond
+		h.charge(b, r, false) // in one from 6 s
+		h.merge(c, b)
+		if n, _, err := settle(b.store, h.key(b, r), r, h.at(b), reservationOf(2), 0); err != nil || n == 0 {
+			t.Fatal(n, err)
+		}
+		delete(b.units, 1)
+		h.now = 7 * time.Second
+		h.merge(b, a)
+		for h.now < 10*time.Second {
+			h.now += 100 * time.Millisecond
+			if what := h.judge(); what != "" {
+				t.Fatalf("seed %d: %s", seed, what)
+			}
+		}
+	}
+}
+
+// TestMergeOfDelta: what a claimant has charged to a sliding counter counts after a merge as its answers said, to the unit, where the other
+// side has the same windows, and for up to a Window longer where it has others; then nothing counts any more.
+func TestMergeOfDelta(t *testing.T) {
+	const w = 2 * time.Second
+	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 1000, Window: w})
+	for name, own := range map[string]bool{"the same windows": false, "windows of its own": true} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range seeds(300) {
+				h := newSideHistory(t, rand.New(rand.NewPCG(seed, 25)), 2, r)
+				a, b := h.sides[0], h.sides[1]
+				h.cold(a)
+				h.now = time.Duration(h.rng.Int64N(int64(w)))
+				h.charge(a, r, false)
+				h.copied(a, b)
+				b.store.Promote(0)
+				maps.Copy(b.units, a.units)
+				h.claim(b)
+				if own {
+					h.cold(a) // windows of a fresh state begin by its clock
+				}
+				late := time.Duration(0)
+				if own {
+					late = w
+				}
+				from, to := a, b
+				if h.rng.IntN(2) == 0 {
+					from, to = b, a
+				}
+				for range 1 + h.rng.IntN(8) {
+					h.now += time.Duration(h.rng.Int64N(int64(w / 3)))
+					h.charge(from, r, false)
+					h.charge(to, r, h.rng.IntN(2) == 0) // a copy does not know under which claim a reservation was made
+				}
+				h.merge(from, to)
+				for h.now += time.Duration(h.rng.Int64N(int64(w / 4))); h.now < h.charges[len(h.charges)-1].until+late; h.now += time.Duration(h.rng.Int64N(int64(w / 4))) {
+					h.settle(to)
+					used, least := h.used(to, r), h.estimated(to, r)
+					h.now -= late
+					most := h.estimated(to, r)
+					h.now += late
+					if used < least || used > most {
+						t.Fatalf("seed %d: at %v it counts %d, not %d to %d", seed, h.now, used, least, most)
+					}
+				}
+				if used := h.used(to, r); used != 0 {
+					t.Fatalf("seed %d: at %v it counts %d", seed, h.now, used)
+				}
+			}
+		})
+	}
+}
+
+// TestDeltaIsToldWithItsState: chunks take different times to a copy, where a sliding counter's delta has its state's windows all the same.
+func TestDeltaIsToldWithItsState(t *testing.T) {
+	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 1000, Window: minute}, log(1000, minute))
+	h := newSideHistory(t, rand.New(rand.NewPCG(0, 26)), 3, r)
+	a, b, c := h.sides[0], h.sides[1], h.sides[2]
+	h.claim(a)
+	h.charge(a, r, false)
+	h.copied(a, b)
+	b.store.Promote(0)
+	h.claim(b)
+	b.store.Attach(0, ownership.Backup, true)
+	c.store.Stage(0)
+	for range 4 {
+		h.now += 20 * time.Second
+		h.charge(b, r, true)
+		for more := true; more; {
+			var chunk []byte
+			chunk, _, more = b.store.Drain(0, ownership.Backup, h.at(b), 1)
+			h.now += time.Duration(h.rng.Int64N(int64(time.Second)))
+			if err := c.store.Apply(0, true, h.at(c), chunk); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.store.with(0, func(sh *shard, part *partition) {
+			staged, k := &part.role.staging, h.key(c, r)
+			slot, ok := sh.find(&staged.table, k.Hash, r.Scope, k.Key)
+			at, told := sh.find(staged.newestDelta(), k.Hash, r.Scope, k.Key)
+			if !ok || !told {
+				t.Fatal("the copy lacks the state or the delta")
+			}
+			if state, delta := sh.record(staged.ref(slot)).state, sh.record(staged.newestDelta().ref(at)).state; state[1] != delta[1] {
+				t.Errorf("windows begin at %d in the state and at %d in the delta", state[1], delta[1])
+			}
+		})
 	}
 }

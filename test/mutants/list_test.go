@@ -1116,13 +1116,33 @@ var mutants = []mutant{
 	},
 	{
 		"store: a delta has windows of its own", "store/delta.go",
-		[]edit{{"	rule.Limits.Align(r.state, of.state, units)\n", ""}},
+		[]edit{{"rule.Limits.ChargeApart(sh.arena, r.state, now, of.state, units)", "rule.Limits.Charge(sh.arena, r.state, now, units)"}},
 		"./store -run TestMergeOfTurnedWindow", "in use",
 	},
 	{
-		"algo: a settlement takes a later charge's units off a delta's sliding counter", "algo/undo.go",
-		[]edit{{"		if c, ok := c.(slidingCounter); ok {\n			// A merge", "		if c, ok := c.(slidingCounter); ok && false {\n			// A merge"}},
-		"./store -run TestMergeOfSettledCounter", "counts",
+		"store: a merge leaves the deltas of a sliding counter in their windows", "store/merge.go",
+		[]edit{{"		m.match(to, r, state)\n", ""}},
+		"./store -run TestMergeOfMovedReservation", "counts",
+	},
+	{
+		"algo: a delta's sliding counter has windows of its own", "algo/charge.go",
+		[]edit{{"ls.sliding(whole, k, now); t != nil && of != nil {", "ls.sliding(whole, k, now); t != nil && of != nil && t[0] == of[0] {"}},
+		"./store -run TestMergeOfDelta", "it counts",
+	},
+	{
+		"algo: what is merged is in the place of what is gone", "algo/undo.go",
+		[]edit{{"		each(u.charges, func(p *place) { p.in = there(l, a, x, p) })", "		each(u.charges, func(p *place) { p.in = p.in && (fills || !empty) })"}},
+		"./algo -run TestUndoAfterMergeOfWhatIsGone", "given back",
+	},
+	{
+		"algo: windows that are matched bring back what is gone", "algo/undo.go",
+		[]edit{{"p.in, p.at = ok && s[w] > 0, max(", "p.in, p.at = ok, max("}},
+		"./algo -run TestChargeApart", "counts",
+	},
+	{
+		"store: a delta is told without its state", "store/chunk.go",
+		[]edit{{"		d.deltasOf(r)\n", ""}, {"&& !d.together(r) {", "{"}},
+		"./store -run TestDeltaIsToldWithItsState", "windows begin at",
 	},
 	{
 		"algo: a state's charges that may be undone take what is merged into it for theirs", "algo/undo.go",
