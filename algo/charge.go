@@ -174,12 +174,16 @@ func (ls Limits) Fill(a *Arena, s State, now Instant) error {
 		return ErrNoMemory
 	}
 	each(func(l *Limit, c counter, t, u []uint64, anew bool) {
+		start, inUse := int64(t[0]), c.used(l, a, t, now) > 0
 		if anew {
 			c.free(l, a, t)
 			copy(t, u)
 		}
 		if n := units(l, c, t, anew); n > 0 {
 			c.charge(l, a, t, now, n)
+		}
+		if c, ok := c.(slidingCounter); ok && inUse {
+			c.meet(t, start) // where that is later, units that were in use would have counted for longer
 		}
 	})
 	if p := ls.position(s); p != nil {

@@ -1140,6 +1140,11 @@ var mutants = []mutant{
 		"./algo -run TestChargeApart", "counts",
 	},
 	{
+		"algo: a sliding counter that is filled forgets its windows", "algo/charge.go",
+		[]edit{{"			c.meet(t, start) //", "			_, _ = c, start //"}},
+		"./algo -run TestFillKeepsWindows", "in use",
+	},
+	{
 		"store: a delta is told without its state", "store/chunk.go",
 		[]edit{{"		d.deltasOf(r)\n", ""}, {"&& !d.together(r) {", "{"}},
 		"./store -run TestDeltaIsToldWithItsState", "windows begin at",
