@@ -54,7 +54,7 @@ func (p *place) worth(units, of int64) int64 {
 
 const unset = math.MinInt64
 
-// over reports whether a charge was to a window of a fixed window before the one that begins at start.
+// over reports whether a charge was to a fixed or calendar window before the one that begins at start.
 func (p *place) over(start int64) bool { return p.ended || p.at < start }
 
 // began notes that the window in which a charge was made has ended, and that later ones have begun with no more than so many units.
@@ -249,11 +249,9 @@ func (u *Undoable) began(l *Limit, k int, start, with int64) {
 
 // turned is began for a window as it is now.
 func (u *Undoable) turned(l *Limit, k int, t []uint64) {
-	switch l.counter().(type) {
-	case fixedWindow:
-		u.began(l, k, int64(t[0]), int64(t[1]))
-	case calendarWindow:
-		u.began(l, k, int64(t[0]), int64(t[2]))
+	switch c := l.counter().(type) {
+	case fixedWindow, calendarWindow:
+		u.began(l, k, int64(t[0]), c.used(l, nil, t, Instant{}))
 	}
 }
 
@@ -333,27 +331,14 @@ func (ls Limits) Undo(a *Arena, s State, now Instant, u *Undoable, i int, units 
 				}
 				most = max(most, back)
 			}
-		case calendarWindow:
+		case fixedWindow, calendarWindow:
+			start, open := int64(t[0]), counter.used(l, a, t, now) > 0
 			u.turned(l, k, t)
 			n := take(l, a, t, now, p, units)
 			if most = max(most, n); p.ended {
 				u.repay(i, k, n)
 			}
-		case fixedWindow:
-			start := int64(t[0])
-			if t[1] == 0 {
-				return
-			}
-			u.turned(l, k, t)
-			n := take(l, a, t, now, p, units)
-			if p.over(start) {
-				if most = max(most, n); p.ended {
-					u.repay(i, k, n)
-				}
-				return
-			}
-			most = max(most, n)
-			if !whole {
+			if !whole || !open || l.Period != 0 || p.over(start) {
 				return
 			}
 			if p.first && p.at == start && p.next != unset {
@@ -427,17 +412,10 @@ func take(l *Limit, a *Arena, t []uint64, now Instant, p *place, units int64) in
 		n := min(units, int64(t[w]))
 		t[w] -= uint64(n)
 		return n
-	case calendarWindow:
+	case fixedWindow, calendarWindow:
 		if p.ended {
 			units = min(units, p.debt)
-		} else if int64(t[0]) != p.at {
-			return 0
-		}
-		return c.refund(l, a, t, now, units)
-	case fixedWindow:
-		if p.ended {
-			units = min(units, p.debt)
-		} else if p.at < int64(t[0]) {
+		} else if p.over(int64(t[0])) {
 			return 0
 		}
 		return c.refund(l, a, t, now, units)
@@ -462,10 +440,8 @@ func there(l *Limit, a *Arena, t []uint64, p *place) bool {
 	case slidingCounter:
 		w, ok := c.windowOf(l, t, p.at)
 		return ok && t[w] > 0
-	case calendarWindow:
-		return t[2] > 0 && (int64(t[0]) == p.at || p.ended && p.debt > 0)
-	case fixedWindow:
-		return t[1] > 0 && (!p.over(int64(t[0])) || p.ended && p.debt > 0)
+	case fixedWindow, calendarWindow:
+		return c.used(l, a, t, Instant{}) > 0 && (!p.over(int64(t[0])) || p.ended && p.debt > 0)
 	case bucket:
 		return true
 	}

@@ -899,38 +899,27 @@ func TestMergeOfPartialCopy(t *testing.T) {
 	none.Durability = None
 	bucket := rule("none/bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Capacity: 1000, Window: time.Hour})
 	bucket.Durability = None
+	// The holder goes on under the claim of another process, which merges with it, and so gives itself away by no version.
+	underAnother := func(s *split, admit func(i, n int), claims int) (to, from int, exact bool) {
+		for range claims {
+			s.claim(0)
+		}
+		admit(0, 3)
+		s.follow(0, 1)
+		s.cold(2)
+		admit(2, 2)
+		s.merge(2, 0)
+		s.parties[0].store.Detach(0, ownership.Backup)
+		s.hand(0, 3)
+		admit(3, 1)
+		s.claim(1)
+		admit(1, 4)
+		return 1, 3, true
+	}
 	for name, play := range map[string]func(s *split, admit func(i, n int)) (to, from int, exact bool){
-		// The holder goes on under the claim of another process, which merges with it, and so gives itself away by no version.
-		"holder under another's claim": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
-			s.claim(0)
-			admit(0, 3)
-			s.follow(0, 1)
-			s.cold(2)
-			admit(2, 2)
-			s.merge(2, 0)
-			s.parties[0].store.Detach(0, ownership.Backup)
-			s.hand(0, 3)
-			admit(3, 1)
-			s.claim(1)
-			admit(1, 4)
-			return 1, 3, true
-		},
+		"holder under another's claim": func(s *split, admit func(i, n int)) (to, from int, exact bool) { return underAnother(s, admit, 1) },
 		// The same with a table of what was charged.
-		"table": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
-			s.claim(0)
-			s.claim(0)
-			admit(0, 3)
-			s.follow(0, 1)
-			s.cold(2)
-			admit(2, 2)
-			s.merge(2, 0)
-			s.parties[0].store.Detach(0, ownership.Backup)
-			s.hand(0, 3)
-			admit(3, 1)
-			s.claim(1)
-			admit(1, 4)
-			return 1, 3, true
-		},
+		"table": func(s *split, admit func(i, n int)) (to, from int, exact bool) { return underAnother(s, admit, 2) },
 		// A whole copy that is older than the one without.
 		"older whole copy": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
 			s.claim(0)
