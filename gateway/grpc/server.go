@@ -301,7 +301,7 @@ func (s *Server) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.S
 func (s *Server) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
 	out, err := s.cfg.TopKeys(ctx, r)
 	if err != nil {
-		return nil, statusOf(err)
+		return nil, wire.Status(err) // its fields are the message's
 	}
 	return out, nil
 }

@@ -203,6 +203,9 @@ func (k *Keys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*
 	refuse := func(format string, args ...any) (*weirv1.GossipKeysResponse, error) {
 		return nil, status.Errorf(codes.FailedPrecondition, format, args...)
 	}
+	if changes := req.Action == weirv1.KeyAction_KEY_ACTION_USE || req.Action == weirv1.KeyAction_KEY_ACTION_REMOVE; changes && req.Id == "" {
+		return nil, status.Error(codes.InvalidArgument, "id: is missing: a list of the keys shows it")
+	}
 	switch req.Action {
 	case weirv1.KeyAction_KEY_ACTION_LIST:
 		req = list
@@ -227,7 +230,7 @@ func (k *Keys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*
 			return refuse("id: key %.40q is not removed, %s: it would be cut off", req.Id, who)
 		}
 	default:
-		return nil, status.Error(codes.InvalidArgument, "action: is missing")
+		return nil, status.Error(codes.InvalidArgument, "action: is missing or unknown")
 	}
 	return &weirv1.GossipKeysResponse{Members: k.all(ctx, req)}, nil
 }

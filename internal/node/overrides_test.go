@@ -16,7 +16,9 @@ import (
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/overrides"
 	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
+	"google.golang.org/grpc/status"
 )
 
 // changed is the answer to a change.
@@ -288,6 +290,29 @@ func TestOverridesByClient(t *testing.T) {
 	var wrong *client.Error
 	if _, err := c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: "{}"}); !errors.As(err, &wrong) || wrong.Kind != client.ErrInvalid || wrong.Field != "settings" {
 		t.Error(err)
+	}
+	conn := testkit.Dial(t, n.GRPCAddr())
+	for want, ask := range map[string]func() error{
+		"override.key: ": func() error {
+			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(), &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Settings: `{"limit":1}`}})
+			return err
+		},
+		"override.settings.limit: ": func() error {
+			_, err := weirv1.NewOverridesClient(conn).SetOverride(t.Context(), &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: "login", Key: "k", Settings: `{"limit":0}`}})
+			return err
+		},
+		"policy: ": func() error {
+			_, err := weirv1.NewOverridesClient(conn).DeleteOverride(t.Context(), &weirv1.DeleteOverrideRequest{Policy: "no policy", Key: "k"})
+			return err
+		},
+		"limit: ": func() error {
+			_, err := weirv1.NewLimiterClient(conn).TopKeys(t.Context(), &weirv1.TopKeysRequest{Limit: 257})
+			return err
+		},
+	} {
+		if got := status.Convert(ask()).Message(); !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q…", got, want)
+		}
 	}
 	for _, err := range c.Overrides(t.Context(), "no policy") {
 		if !errors.Is(err, client.ErrInvalid) {

@@ -276,6 +276,9 @@ func (s server) ListOverrides(ctx context.Context, req *weirv1.ListOverridesRequ
 // SetOverride implements weirv1.OverridesServer.
 func (s server) SetOverride(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
 	out, err := s.service.Set(ctx, "grpc", req)
+	if e, ok := errors.AsType[*limit.Error](err); ok && e.Field != "" {
+		err = limit.NewError(e.Kind, "override."+e.Field, e.Message)
+	}
 	return out, wire.Status(err)
 }
 

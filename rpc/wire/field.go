@@ -37,7 +37,7 @@ func unit(name string) string {
 // and its alignment are the window's.
 func FieldOf(name string) string {
 	element, name := element(name)
-	name = strings.TrimPrefix(name, "target.")
+	name = strings.TrimPrefix(strings.TrimPrefix(name, "target."), "override.")
 	switch name {
 	case "keys", "costs", "request_ids":
 		name = strings.TrimSuffix(name, "s")
