@@ -57,6 +57,7 @@ const awakeMost = int64(50 * time.Millisecond)
 
 const (
 	chunkBytes   = 192 << 10 // drained at a time
+	flushBytes   = 256 << 10 // drained before what has arrived has its turn: some milliseconds
 	pieceBytes   = 256 << 10 // carried by one message
 	maxPieces    = 4096      // of one chunk: a log of 16 Mi entries has 256
 	maxCopying   = 64        // backups that get their first whole copy at a time; what changes meanwhile goes before
@@ -167,7 +168,10 @@ type Core struct {
 	tellAt  int64
 
 	flushAt int64
-	dirty   []int // partitions in which something was pending after the last flush
+	dirty   []int // partitions in which something was pending when the last flush began
+	flushed int   // how many of them it has come through
+	pending []int // those of them in which something was pending after that
+	drained int   // bytes, ever
 	lookAt  int64
 	stir    bool             // all partitions are to be looked at
 	settled bool             // as of when they were
@@ -305,7 +309,7 @@ func (c *Core) review(p int) {
 	c.wantBackup(p)
 }
 
-// Tick lets time pass. It is to be called every 10 ms or so.
+// Tick lets time pass. It is to be called every 10 ms or so, and again while it is Behind.
 func (c *Core) Tick(now Now) {
 	c.at(now)
 	c.ran, c.ticked = c.awake, c.t
@@ -392,7 +396,7 @@ func (c *Core) work() {
 			c.ask(nil)
 		}
 	}
-	if c.t >= c.flushAt {
+	if c.t >= c.flushAt || c.Behind() {
 		c.flush()
 	}
 	c.requestGrants()
@@ -423,17 +427,24 @@ func (c *Core) tendBusy() {
 	c.tended = busy
 }
 
-// flush sends followers what is pending and nobody waits for.
+// Behind says that the last Tick has left something to do: another should come as soon as what has arrived meanwhile is received.
+func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
+
+// flush sends followers what is pending and nobody waits for, or a part of it: where very much is, as when the limits of all keys have
+// changed, what has arrived is not to wait for all of it.
 func (c *Core) flush() {
-	c.flushAt = c.t + int64(c.cfg.Flush)
-	c.data.Changed(func(p int) {
-		if pt := &c.parts[p]; !pt.dirty {
-			pt.dirty = true
-			c.dirty = append(c.dirty, p)
-		}
-	})
-	left := c.dirty[:0]
-	for _, p := range c.dirty {
+	if !c.Behind() {
+		c.flushAt = c.t + int64(c.cfg.Flush)
+		c.dirty, c.pending, c.flushed = c.pending, c.dirty[:0], 0
+		c.data.Changed(func(p int) {
+			if pt := &c.parts[p]; !pt.dirty {
+				pt.dirty = true
+				c.dirty = append(c.dirty, p)
+			}
+		})
+	}
+	for most := c.drained + flushBytes; c.Behind() && c.drained < most; c.flushed++ {
+		p := c.dirty[c.flushed]
 		pt := &c.parts[p]
 		pt.dirty = false
 		for s := range pt.followers {
@@ -443,10 +454,9 @@ func (c *Core) flush() {
 			}
 		}
 		if pt.dirty {
-			left = append(left, p)
+			c.pending = append(c.pending, p)
 		}
 	}
-	c.dirty = left
 }
 
 func (c *Core) lookAtAll() {

@@ -138,6 +138,7 @@ func (c *Core) drain(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
 	chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
+	c.drained += len(chunk)
 	f.clean = !more && c.grants.voters > 0 && pt.strict.whole
 	c.sendFlight(p, s, c.load(f, chunk, version, !more))
 }

@@ -56,6 +56,7 @@ type core interface {
 	Receive(ownership.Now, ownership.Envelope)
 	Take() ownership.Effects
 	Route(int) ownership.Route
+	Behind() bool
 	Settled() bool
 	Status(ownership.Now) ownership.Status
 }
@@ -311,15 +312,17 @@ func (k *Runner) run() {
 	}
 }
 
-// step waits until there is something to do, and does it. What has arrived comes before a tick: that may be late, and it is then that others
+// step waits until there is something to do, and does it, or a part of it. What has arrived comes before a tick: that may be late, and it is then that others
 // are judged by what they have not answered.
 func (k *Runner) step(tick <-chan time.Time) {
-	due := false
-	select {
-	case <-k.wake:
-	case <-tick:
-		due = true
-	case <-k.ctx.Done():
+	due := k.core.Behind()
+	if !due {
+		select {
+		case <-k.wake:
+		case <-tick:
+			due = true
+		case <-k.ctx.Done():
+		}
 	}
 	k.turn()
 	if due {

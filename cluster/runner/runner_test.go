@@ -66,6 +66,7 @@ type puppet struct {
 	urgent    []int
 	order     []string // of views and messages
 	ticks     int
+	due       int              // until there have been so many ticks it is Behind
 	left      ownership.Status // of what a node that leaves has besides what it holds
 	nows      []ownership.Now
 	settled   bool
@@ -108,6 +109,12 @@ func (c *puppet) Route(p int) ownership.Route {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.routes[p]
+}
+
+func (c *puppet) Behind() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ticks < c.due
 }
 
 func (c *puppet) Settled() bool {
@@ -916,6 +923,8 @@ func (c *echo) Urgent(_ ownership.Now, p int) {
 
 func (c *echo) Tick(ownership.Now) {}
 
+func (c *echo) Behind() bool { return false }
+
 // outlet is a Sender that calls a function.
 type outlet func([]ownership.Envelope)
 
@@ -960,6 +969,32 @@ func TestMailComesBeforeTicks(t *testing.T) {
 	k.step(tick)
 	if !slices.Equal(c.mailTicks, []int{0}) || c.ticks != 1 {
 		t.Errorf("a message was received after %v ticks of %d", c.mailTicks, c.ticks)
+	}
+}
+
+// TestBehind: a core that is behind has its next tick at once, after what has arrived.
+func TestBehind(t *testing.T) {
+	k := newRunner(Config{
+		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
+		Now: func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
+	})
+	c := &puppet{due: 3}
+	k.begin(c)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range c.due {
+			k.mail.add(&ownership.Envelope{From: other, To: self, Message: &ownership.Forget{}})
+			k.step(nil) // there is no tick
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("a core that is behind is not told that time passes")
+	}
+	if !slices.Equal(c.mailTicks, []int{0, 1, 2}) || c.ticks != 3 {
+		t.Errorf("messages were received after %v ticks of %d", c.mailTicks, c.ticks)
 	}
 }
 

@@ -280,6 +280,16 @@ var mutants = []mutant{
 		ownership + "TestOverruled", "records that have run out: offered true",
 	},
 	{
+		"ownership: a flush is of all that is pending", core,
+		[]edit{{"c.drained + flushBytes", "math.MaxInt"}},
+		ownership + "TestFlushInParts", "8 partitions are flushed at once",
+	},
+	{
+		"ownership: the rest of a flush waits for the next one", core,
+		[]edit{{"c.t >= c.flushAt || c.Behind()", "c.t >= c.flushAt"}},
+		ownership + "TestFlushInParts", "are flushed at once",
+	},
+	{
 		"ownership: others are judged by the time in which this node did not run", core,
 		[]edit{{"min(c.t-c.ticked, awakeMost)", "max(c.t-c.ticked, 0)"}},
 		ownership + "TestStandstill", "a backup whose answer may have come meanwhile is dropped",
@@ -1318,6 +1328,11 @@ var mutants = []mutant{
 		"runner: messages are posted before routes and confirmations", "cluster/runner/runner.go",
 		[]edit{{"	out := k.core.Take()\n", "	out := k.core.Take()\n	if len(out.Messages) > 0 {\n		k.cfg.Sender.Send(out.Messages)\n		out.Messages = nil\n	}\n"}},
 		"./cluster/runner -run TestMessagesComeLast", "route and confirmation are published: false",
+	},
+	{
+		"runner: a core that is behind waits for a tick", "cluster/runner/runner.go",
+		[]edit{{"	due := k.core.Behind()\n", "	due := false\n"}},
+		"./cluster/runner -run TestBehind", "is not told that time passes",
 	},
 	{
 		"runner: a tick comes before what has arrived", "cluster/runner/runner.go",

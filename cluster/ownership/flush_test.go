@@ -1,0 +1,69 @@
+package ownership
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestFlushInParts: where very much is pending a flush leaves room for what arrives, and the rest follows before the next one begins.
+func TestFlushInParts(t *testing.T) {
+	const partitions = 8
+	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(partitions)}
+	l.core = New(Config{Self: self, Partitions: partitions, Data: l.data}, l.time())
+	v := View{Settled: true, Members: []Member{{self, true}, {peerX, true}}, Owners: make([]int32, partitions), Backups: slices.Repeat([]int32{1}, partitions)}
+	l.core.SetView(l.time(), v)
+	l.take()
+	q := last[*Query](l, peerX)
+	infos := make([]Info, partitions)
+	for p := range infos {
+		infos[p].Partition = p
+	}
+	l.get(peerX, &QueryReply{ID: q.ID, Infos: infos})
+	acks := func() (of []int) { // which chunks begin
+		for _, m := range said[*Replicate](l, peerX) {
+			if m.Part == 0 {
+				of = append(of, m.Partition)
+			}
+			l.get(peerX, &ReplicateAck{Partition: m.Partition, Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+		}
+		return of
+	}
+	for range 20 {
+		l.wait(10 * time.Millisecond)
+		for l.core.Behind() {
+			l.core.Tick(l.time())
+			l.take()
+		}
+		acks()
+	}
+	if st := l.core.Status(l.time()); st.Held != partitions || st.Degraded > 0 {
+		t.Fatalf("%+v", st)
+	}
+	for p := range partitions {
+		l.data.parts[p].bulky = true // more than flushBytes
+		l.data.admit(p, p+1)
+	}
+	var flushed []int
+	parts := 0
+	l.now = l.core.flushAt
+	for next := true; next && parts < 2*partitions; next = l.core.Behind() {
+		parts++
+		l.core.Tick(l.time())
+		l.take()
+		got := acks()
+		if len(got) != 1 {
+			t.Errorf("%d partitions are flushed at once", len(got))
+		}
+		flushed = append(flushed, got...)
+		l.data.admit(0, 100) // for the next flush
+	}
+	slices.Sort(flushed)
+	if len(slices.Compact(flushed)) != partitions || len(flushed) != partitions {
+		t.Errorf("of %d partitions %v were flushed, in %d parts", partitions, flushed, parts)
+	}
+	l.wait(100 * time.Millisecond)
+	if got := acks(); !slices.Equal(got, []int{0}) {
+		t.Errorf("the next flush is of %v", got)
+	}
+}
