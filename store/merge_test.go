@@ -347,6 +347,48 @@ func TestMergeOfReservations(t *testing.T) {
 	}
 }
 
+// TestMergeOfMovedReservations: no chunk says under which claim a reservation was charged. Where it has come from another process, what is given back of
+// it stays in what is added of that claim, until it leaves by itself: the sum is never less than what was admitted.
+func TestMergeOfMovedReservations(t *testing.T) {
+	for _, before := range []bool{false, true} { // it is cancelled before the merge
+		for _, to := range []int{0, 2} {
+			r := rule("p", log(100, minute))
+			s := newSplit(t, 3, r)
+			s.claim(0)
+			s.admit(0, r, "k")
+			s.replicate(0, 1)
+			s.claim(1)
+			decide(t, s.parties[1].store, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+			s.replicate(1, 2) // it moves there, under the same claim
+			s.parties[1].store.Shut(0)
+			s.parties[2].store.Open(0)
+			cancel := func(i int) {
+				p := s.parties[i].store
+				if n, known, err := settle(p, p.key("p", "k"), r, at(0), reservationOf(1), 0); n > 3 || !known || err != nil {
+					t.Errorf("before %t, to %d: %d were given back (%v, %v)", before, to, n, known, err)
+				}
+			}
+			if before {
+				cancel(2)
+			}
+			s.admit(0, r, "k")
+			s.admit(2, r, "k")
+			s.merge(2-to, to)
+			if !before {
+				cancel(to)
+			}
+			d := decide(t, s.parties[to].store, r, "k", at(0), cost(0))
+			if used := 100 - d.Remaining; used < 3 || used > 3+3 {
+				t.Errorf("before %t, to %d: %d count of 3 that were admitted and 3 that were given back", before, to, used)
+			}
+			s.now = minute + time.Second
+			if d := decide(t, s.parties[to].store, r, "k", at(s.now), cost(0)); d.Remaining != 100 {
+				t.Errorf("before %t, to %d: %d are left of 100 a window later", before, to, d.Remaining)
+			}
+		}
+	}
+}
+
 // TestMergeOfWholes: where whole states are merged, a table of what was charged under a claim that both knew, one of them
 // less of it, does not pass for the whole of that any more.
 func TestMergeOfWholes(t *testing.T) {
