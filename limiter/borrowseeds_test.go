@@ -557,7 +557,7 @@ func playBorrowing(t *testing.T, seed uint64) (summary string, borrowed int) {
 			err = r.needless()
 		}
 		if err != nil {
-			t.Errorf("seed %d, %d, %s: %v", seed, r.trouble, r.text, err)
+			t.Errorf("seed %d, %d, %s: %v\n\tgo test ./limiter -run '^TestBorrowSeeds$' -borrowfirst %d -borrowseeds 1 -v", seed, r.trouble, r.text, err, seed)
 		}
 		slices.SortFunc(r.asked, func(a, b answered) int { // those of one instant in any order
 			return cmp.Or(cmp.Compare(a.sent, b.sent), cmp.Compare(a.came, b.came), cmp.Compare(a.n, b.n), cmp.Compare(a.cost, b.cost))

@@ -28,7 +28,7 @@ func TestSoak(t *testing.T) {
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	t.Logf("-soak-seed %d", seed)
+	t.Logf("the same faults again: go test ./test/cluster -run '^TestSoak$' -soak %v -soak-seed %d -timeout 0 -v", *soak, seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	var cut *network
 	if syscall.Geteuid() == 0 {

@@ -655,10 +655,8 @@ func TestCallSeeds(t *testing.T) {
 		if testing.Verbose() {
 			t.Logf("seed %d, %v: %+v %x", seed, r.trouble, r.counts, r.trace())
 		}
-		for _, w := range wrong {
-			t.Errorf("seed %d, %v: %s", seed, r.trouble, w)
-		}
 		if len(wrong) > 0 {
+			t.Errorf("seed %d, %v: %d wrong:\n\t%s%s", seed, r.trouble, len(wrong), strings.Join(wrong, "\n\t"), replay(t, seed))
 			if failed++; failed >= *most {
 				break
 			}

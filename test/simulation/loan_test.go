@@ -469,7 +469,7 @@ func TestLoanSeeds(t *testing.T) {
 			}
 		}
 		if again := play(false); again.hash != r.hash {
-			t.Errorf("seed %d: two runs of it differ: %x and %x", seed, r.hash, again.hash)
+			t.Errorf("seed %d: two runs of it differ: %x and %x%s", seed, r.hash, again.hash, replay(t, seed))
 		}
 		granted, recalls, silent, spent = granted+r.lending.granted, recalls+r.lending.recalls, silent+r.lending.silent, spent+r.lending.spent
 		if vs := r.violations(); len(vs) > 0 {
@@ -478,7 +478,7 @@ func TestLoanSeeds(t *testing.T) {
 			for _, v := range vs[:min(len(vs), 8)] {
 				text += "\n\t" + v.String()
 			}
-			t.Errorf("seed %d (%v): %d violations:%s\n\tgo test ./test/simulation -run TestLoanSeeds -seed %d -v", seed, r.weather, len(vs), text, seed)
+			t.Errorf("seed %d (%v): %d violations:%s%s", seed, r.weather, len(vs), text, replay(t, seed))
 		}
 	}
 	t.Logf("%d loans granted or renewed, %d units spent, %d recalls, %d not answered", granted, spent, recalls, silent)

@@ -730,17 +730,22 @@ func TestSeeds(t *testing.T) {
 	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.seed, b.seed) })
 	for _, o := range outcomes {
 		if o.again != o.hash {
-			t.Errorf("seed %d: two runs of it differ: %x and %x", o.seed, o.hash, o.again)
+			t.Errorf("seed %d: two runs of it differ: %x and %x%s", o.seed, o.hash, o.again, replay(t, o.seed))
 		}
 		if vs := o.violations; len(vs) > 0 {
 			text := ""
 			for _, v := range vs[:min(len(vs), 8)] {
 				text += "\n\t" + v.String()
 			}
-			t.Errorf("seed %d (%v): %d violations:%s\n\tgo test ./test/simulation -run TestSeeds -seed %d -v", o.seed, o.weather, len(vs), text, o.seed)
+			t.Errorf("seed %d (%v): %d violations:%s%s", o.seed, o.weather, len(vs), text, replay(t, o.seed))
 		}
 	}
 	t.Logf("%d seeds; the longest until all was settled took %v, in seed %d", done, time.Duration(took), slowest)
+}
+
+// replay is the command that runs one seed of a test again, on a line of its own.
+func replay(t *testing.T, seed uint64) string {
+	return fmt.Sprintf("\n\tgo test ./test/simulation -run '^%s$' -seed %d -v", t.Name(), seed)
 }
 
 func allWeather() (all []weather) {
