@@ -523,9 +523,11 @@ func (n *Node) joined() (bool, string) {
 // inStep reports whether all other active members have the same ring as this node.
 func (n *Node) inStep(ctx context.Context) bool {
 	v := n.view()
-	if v == nil {
-		return true
-	}
+	return v == nil || n.agreed(ctx, v)
+}
+
+// agreed reports whether all other active members of a view have its ring, and this node has it still.
+func (n *Node) agreed(ctx context.Context, v *cluster.View) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	want := v.Ring.Fingerprint()
@@ -542,10 +544,7 @@ func (n *Node) inStep(ctx context.Context) bool {
 func (n *Node) follow() {
 	for {
 		v := n.cluster.View()
-		lives := func(p ownership.Node) bool {
-			m := v.Member(p.Name)
-			return m != nil && m.Boot == p.Boot
-		}
+		lives := func(p ownership.Node) bool { return process(v, p) != nil }
 		n.peers.Retain(lives)
 		n.messenger.Retain(lives)
 		select {
@@ -796,11 +795,19 @@ func (n *Node) transport() transport.Config {
 }
 
 func (n *Node) peerAddress(p ownership.Node) (string, bool) {
-	m := n.cluster.View().Member(p.Name)
-	if m == nil || m.Boot != p.Boot || m.PeerAddr == "" {
+	m := process(n.cluster.View(), p)
+	if m == nil || m.PeerAddr == "" {
 		return "", false
 	}
 	return m.PeerAddr, true
+}
+
+// process is a process among the members of a view; nil where it is none, or another one has its name.
+func process(v *cluster.View, p ownership.Node) *cluster.Member {
+	if m := v.Member(p.Name); m != nil && m.Boot == p.Boot {
+		return m
+	}
+	return nil
 }
 
 // Ready tells whether the node is ready for traffic, why not, or what an operator should know all the same.

@@ -23,6 +23,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -180,6 +181,10 @@ func TestTwoNodes(t *testing.T) {
 		if d := check(t, a, "another"); !d.Allowed || d.FailedOpen {
 			t.Errorf("alone: %+v", d)
 		}
+		eventually(t, "the links to the other to end", func() bool {
+			stacks := make([]byte, 1<<20)
+			return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "transport.(*link[")
+		})
 		a.Stop()
 		wantFree(t, addrOf(a.listeners.http), addrOf(a.listeners.grpc), addrOf(a.listeners.peer), a.view().Self.GossipAddr, addrOf(b.listeners.peer))
 	})
@@ -439,6 +444,13 @@ func TestInStep(t *testing.T) {
 	}
 	if got := n.inspectOthers(t.Context(), v, func(*cluster.Member) bool { return false }); len(got) != 0 {
 		t.Errorf("nobody was to be asked: %+v", got)
+	}
+	if v.Ring = n.view().Ring; n.agreed(t.Context(), v) {
+		t.Error("in step with a member that is not there")
+	}
+	alone := *n.view()
+	if alone.Ring = ring.Build([]string{"a", "b"}); n.agreed(t.Context(), &alone) {
+		t.Error("in step by a ring that is this node's no more")
 	}
 }
 

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,15 +129,55 @@ func TestSteerThroughReloads(t *testing.T) {
 	})
 }
 
-// TestReadyOnceVoting: a voter of strict policies is not ready while it abstains.
+// TestReadyOnceVoting: a voter of strict policies is not ready while it abstains, unless there is no majority of the voters; others are.
 func TestReadyOnceVoting(t *testing.T) {
 	t.Parallel()
-	cfg := testConfig(t, "a")
-	cfg.PolicyFile = testkit.WriteFile(t, "strict.yaml", "policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
-	cfg.Voters = []string{"a"}
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	strict := func(name string, voters ...string) Config {
+		cfg := testConfig(t, name)
+		cfg.PolicyFile = testkit.WriteFile(t, "strict.yaml", "policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
+		cfg.Voters = voters
+		return cfg
+	}
+	n, one := mustStart(t, strict("a", "a")), mustStart(t, strict("a", "a", "b", "c"))
+	join := func(cfg Config) *Node {
+		cfg.Join = []string{n.view().Self.GossipAddr}
+		return mustStart(t, cfg)
+	}
+	other, foreign := join(strict("b", "a")), join(strict("c", "c"))
+	awaitSettled(t, n, other)
 	if st, ok := n.runner.Status(); !ok || !st.Voting {
 		t.Errorf("ready, and voting: %v, %v", st.Voting, ok)
+	}
+	if st, ok := one.runner.Status(); !ok || st.Voting || !one.votes() {
+		t.Errorf("one of three has nothing to wait for: voting %v, %v", st.Voting, ok)
+	}
+	if !other.votes() {
+		t.Error("one that is no voter has nothing to wait for")
+	}
+	select {
+	case <-foreign.Failed():
+	case <-time.After(testkit.Patience):
+		t.Error("a node with other voters is a member")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := other.StopWithin(ctx); err == nil || !strings.Contains(err.Error(), "hand-over incomplete") {
+		t.Errorf("stopped at once: %v", err)
+	}
+	if n := other.members(); n != 1 {
+		t.Errorf("%d nodes share the partitions once one of two has left", n)
+	}
+}
+
+// TestProcess: a process is not the one that has come back under its name.
+func TestProcess(t *testing.T) {
+	v := threeMembers(cluster.Active)
+	for _, c := range []struct {
+		p     ownership.Node
+		there bool
+	}{{ownership.Node{Name: "b", Boot: 2}, true}, {ownership.Node{Name: "b", Boot: 1}, false}, {ownership.Node{Name: "d", Boot: 2}, false}} {
+		if m := process(v, c.p); (m != nil) != c.there || c.there && m.Name != c.p.Name {
+			t.Errorf("%v: %+v", c.p, m)
+		}
 	}
 }

@@ -1675,6 +1675,41 @@ var mutants = []mutant{
 		"./limiter -run TestLoanedPartitionMoves$", "on loan to who decides",
 	},
 	{
+		"node: one of three voters waits until it votes", "internal/node/node.go",
+		[]edit{{"st.Voting || present <= len(n.cfg.Voters)/2", "st.Voting || present < len(n.cfg.Voters)/2"}},
+		"./internal/node -run TestReadyOnceVoting$", "one of three has nothing to wait for",
+	},
+	{
+		"node: who is no voter waits until it votes", "internal/node/node.go",
+		[]edit{{" || !slices.Contains(n.cfg.Voters, n.cfg.Name) {", " {"}},
+		"./internal/node -run TestReadyOnceVoting$", "one that is no voter has nothing to wait for",
+	},
+	{
+		"node: members that do not answer are in step", "internal/node/node.go",
+		[]edit{{"if answer.response == nil || answer.response.Ring != want {", "if answer.response != nil && answer.response.Ring != want {"}},
+		"./internal/node -run TestInStep$", "in step with a member that is not there",
+	},
+	{
+		"node: a node is in step by a ring of old", "internal/node/node.go",
+		[]edit{{"return n.view().Ring.Fingerprint() == want", "return true"}},
+		"./internal/node -run TestInStep$", "in step by a ring",
+	},
+	{
+		"node: a process is the one that has come back under its name", "internal/node/node.go",
+		[]edit{{"m != nil && m.Boot == p.Boot {", "m != nil {"}},
+		"./internal/node -run TestProcess$", "{b 1}",
+	},
+	{
+		"node: members that are no part of the ring share its partitions", "internal/node/node.go",
+		[]edit{{"max(len(v.Ring.Members()), 1)", "max(len(v.Members), 1)"}},
+		"./internal/node -run TestReadyOnceVoting$", "nodes share the partitions",
+	},
+	{
+		"node: who stops is not told that not all was handed over", "internal/node/node.go",
+		[]edit{{"\t\terr = errors.Join(err, n.handOver(ctx))\n", "\t\t_ = n.handOver(ctx)\n"}},
+		"./internal/node -run TestReadyOnceVoting$", "stopped at once",
+	},
+	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
