@@ -36,10 +36,10 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	step := func(use, short string, args int, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) {
+	step := func(use, short string, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) {
 		var f remote.Flags
 		sub := &cobra.Command{
-			Use: use, Short: short, Args: cobra.ExactArgs(args),
+			Use: use, Short: short, Args: namedArgs,
 			RunE: func(cmd *cobra.Command, args []string) error {
 				req, err := request(args, cmd.InOrStdin())
 				if err != nil {
@@ -66,17 +66,17 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 		f.Register(sub.Flags())
 		cmd.AddCommand(sub)
 	}
-	step("list", "Show which members have which keys", 0, func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
+	step("list", "Show which members have which keys", func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
 		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
 	})
-	step("add FILE", "Give all members a key, in base64 in a file, or - for standard input", 1, func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
+	step("add FILE", "Give all members a key, in base64 in a file, or - for standard input", func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
 		key, err := readKey(args[0], stdin)
 		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
 	})
-	step("use ID", "Have all members encrypt with a key that all have", 1, func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+	step("use ID", "Have all members encrypt with a key that all have", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
 		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
 	})
-	step("remove ID", "Have all members forget a key that none uses", 1, func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+	step("remove ID", "Have all members forget a key that none uses", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
 		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
 	})
 	return cmd

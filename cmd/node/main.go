@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	_ "time/tzdata" // policies name time zones, and an image made from scratch has no zone files
 
@@ -77,6 +78,10 @@ Start with:  weir dev`,
 	}
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(), newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys(), newOverride())
+	root.InitDefaultCompletionCmd()
+	if completion, _, err := root.Find([]string{"completion"}); err == nil {
+		completion.RunE = root.RunE // without it cobra succeeds whatever comes after the command
+	}
 	return root
 }
 
@@ -97,6 +102,18 @@ func newHelp() *cobra.Command {
 			return about.Help()
 		},
 	}
+}
+
+// namedArgs takes the arguments that a command's Use names.
+func namedArgs(cmd *cobra.Command, args []string) error {
+	names := strings.Fields(cmd.Use)[1:]
+	switch {
+	case len(args) < len(names):
+		return fmt.Errorf("%s: is missing", names[len(args)])
+	case len(args) > len(names):
+		return fmt.Errorf("argument %q: is one too many", args[len(names)])
+	}
+	return nil
 }
 
 func unknownCommand(name string, of *cobra.Command) error {

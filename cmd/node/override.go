@@ -29,11 +29,11 @@ Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with noth
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	change := func(use, short string, args int, ask func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)) {
+	change := func(use, short string, ask func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)) {
 		var f remote.Flags
 		var isPrefix bool
 		sub := &cobra.Command{
-			Use: use, Short: short, Args: cobra.ExactArgs(args),
+			Use: use, Short: short, Args: namedArgs,
 			RunE: func(cmd *cobra.Command, args []string) error {
 				key, prefix := args[1], ""
 				if isPrefix {
@@ -55,11 +55,11 @@ Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with noth
 		sub.Flags().BoolVar(&isPrefix, "prefix", false, "for all keys that begin with KEY")
 		cmd.AddCommand(sub)
 	}
-	change("set POLICY KEY SETTINGS", "Give a key other limits", 3,
+	change("set POLICY KEY SETTINGS", "Give a key other limits",
 		func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
 			return c.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: args[0], Key: key, Prefix: prefix, Settings: args[2]}})
 		})
-	change("delete POLICY KEY", "Give a key the limits of the policy file again", 2,
+	change("delete POLICY KEY", "Give a key the limits of the policy file again",
 		func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
 			return c.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: args[0], Key: key, Prefix: prefix})
 		})

@@ -20,7 +20,7 @@ func TestOverride(t *testing.T) {
 		{[]string{"list", "--policy", "login"}, exitOK, `login   prefix "vip-"  {"unlimited":true}  `, ""},
 		{[]string{"list", "-o", "json"}, exitOK, `"version": "2@node"`, ""},
 		{[]string{"set", "login", "k", `{"limit":0}`}, exitError, "", "settings.limit: must not be zero"},
-		{[]string{"set", "login", "k"}, exitError, "", "accepts 3 arg(s)"},
+		{[]string{"set", "login", "k"}, exitError, "", "SETTINGS: is missing"},
 		{[]string{"delete", "login", "al\nice"}, exitOK, "deleted, was", ""},
 		{[]string{"delete", "login", "al\nice"}, exitError, "", "key: there is no override for it"},
 		{[]string{"delete", "--prefix", "login", "vip-"}, exitOK, `login prefix "vip-": deleted`, ""},

@@ -29,7 +29,7 @@ On hosts, give the same files to every node:
   --gossip-key-file cluster/gossip-keys --cluster-secret-file cluster/secret
 
 each under DIRECTORY/SERVICE-. Keep DIRECTORY/authorities and DIRECTORY/tokens elsewhere: no node needs them.`,
-		Args: cobra.ExactArgs(1),
+		Args: namedArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := c.Validate(); err != nil {
 				return err
