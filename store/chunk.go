@@ -378,6 +378,7 @@ func (d *drain) key(t turn) {
 		r := d.sh.record(d.part.ref(slot))
 		d.out = varint.AppendText(varint.AppendText(d.out, r.spec.rule.Scope), r.key)
 	}
+	d.delta(turn{hash: t.hash}) // what was to be told with a record that is gone
 }
 
 // undoable tells which of a record's charges may yet be undone.

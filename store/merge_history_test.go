@@ -1028,3 +1028,50 @@ func TestDeltaIsToldWithItsState(t *testing.T) {
 		})
 	}
 }
+
+// TestDeltaIsToldWithoutItsState: a state goes between two chunks, and the delta that was to be told with it is told.
+func TestDeltaIsToldWithoutItsState(t *testing.T) {
+	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 1000, Window: minute}, algo.Limit{Algorithm: algo.TokenBucket, Limit: 1000, Window: minute})
+	h := newSideHistory(t, rand.New(rand.NewPCG(0, 28)), 2, r)
+	b, c := h.sides[0], h.sides[1]
+	keys := []Key{b.store.key(r.Scope, "k"), b.store.key(r.Scope, "l")}
+	charge := func() {
+		for _, k := range keys {
+			if d, err := b.store.Decide(k, r, h.at(b), cost(1), nil); err != nil || !d.Allowed {
+				t.Fatal(d, err)
+			}
+		}
+	}
+	h.claim(b)
+	charge()
+	h.claim(b)
+	b.store.Attach(0, ownership.Backup, true)
+	c.store.Stage(0)
+	drain := func(most int) {
+		for more := true; more; most = math.MaxInt {
+			var chunk []byte
+			chunk, _, more = b.store.Drain(0, ownership.Backup, h.at(b), most)
+			if err := c.store.Apply(0, true, h.at(c), chunk); err != nil {
+				t.Fatal(err)
+			}
+			if most == 1 { // one of the two has been told
+				for _, k := range keys {
+					if n, err := b.store.Refund(k, r, h.at(b), 2, "", ""); err != nil || n != 2 {
+						t.Fatal(n, err)
+					}
+				}
+				b.store.Sweep(h.at(b), 1)
+			}
+		}
+	}
+	drain(math.MaxInt)
+	charge()
+	drain(1)
+	c.store.with(0, func(sh *shard, part *partition) {
+		for _, k := range keys {
+			if _, ok := sh.find(part.role.staging.newestDelta(), k.Hash, r.Scope, k.Key); !ok {
+				t.Errorf("the copy lacks the delta of %s", k.Key)
+			}
+		}
+	})
+}

@@ -1170,6 +1170,11 @@ var mutants = []mutant{
 		"./algo -run TestFillKeepsWindows", "in use",
 	},
 	{
+		"store: a delta is not told when its state is gone", "store/chunk.go",
+		[]edit{{"	d.delta(turn{hash: t.hash}) //", "	//"}},
+		"./store -run TestDeltaIsToldWithoutItsState", "lacks the delta",
+	},
+	{
 		"store: a delta is told without its state", "store/chunk.go",
 		[]edit{{"		d.deltasOf(r)\n", ""}, {"&& !d.together(r) {", "{"}},
 		"./store -run TestDeltaIsToldWithItsState", "windows begin at",
