@@ -43,6 +43,11 @@ func TestSetLimit(t *testing.T) {
 	if got := SetLimit(1 << 30); got != 3<<30 || debug.SetMemoryLimit(-1) != got {
 		t.Errorf("with GOMEMLIMIT the limit is %d", got)
 	}
+	t.Setenv("GOMEMLIMIT", "off")
+	debug.SetMemoryLimit(math.MaxInt64)
+	if got := SetLimit(1 << 30); got != math.MaxInt64 {
+		t.Errorf("with GOMEMLIMIT off the limit is %d", got)
+	}
 	t.Setenv("GOMEMLIMIT", "")
 	if got := SetLimit(1000 << 20); got != 900<<20 || debug.SetMemoryLimit(-1) != got {
 		t.Errorf("the limit is %d, want %d", got, 900<<20)

@@ -146,13 +146,24 @@ func TestLimitOfVersion2(t *testing.T) {
 	if err != nil || os.Geteuid() != 0 {
 		t.Skip("needs root and unshare, for mounts of its own")
 	}
+	const v2, weir = "cgroup2 cgroup2 rw", "0::/pods/weir\n"
 	for name, test := range map[string]struct {
-		limits map[string]string // by group
-		want   int64
+		kind, group string            // what is mounted, and the group that the process is in
+		limits      map[string]string // files
+		want        int64
 	}{
-		"its own":            {map[string]string{"pods/weir": "268435456", "pods": "max"}, 256 << 20},
-		"of one above it":    {map[string]string{"pods/weir": "max", "pods": "536870912"}, 512 << 20},
-		"the smaller of two": {map[string]string{"pods/weir": "536870912", "pods": "268435456"}, 256 << 20},
+		"its own":            {v2, weir, map[string]string{"pods/weir/memory.max": "268435456", "pods/memory.max": "max"}, 256 << 20},
+		"of one above it":    {v2, weir, map[string]string{"pods/weir/memory.max": "max", "pods/memory.max": "536870912"}, 512 << 20},
+		"the smaller of two": {v2, weir, map[string]string{"pods/weir/memory.max": "536870912", "pods/memory.max": "268435456"}, 256 << 20},
+		// As in a container, whose group is the topmost one that it sees.
+		"a namespace of groups": {v2, "0::/\n", map[string]string{"memory.max": "268435456"}, 256 << 20},
+		// The topmost group has no such file, nor has one whose parent leaves memory to itself.
+		"no file": {v2, weir, map[string]string{"pods/weir/cgroup.procs": "", "pods/memory.max": "268435456"}, 256 << 20},
+		// Both versions are mounted, and memory is with the older one.
+		"version 1 beside it": {
+			"cgroup cgroup rw,memory", "4:memory:/pods/weir\n0::/\n",
+			map[string]string{"pods/weir/memory.limit_in_bytes": "536870912", "pods/weir/memory.stat": "cache 0\nhierarchical_memory_limit 268435456"}, 256 << 20,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			write := func(err error) {
@@ -162,13 +173,18 @@ func TestLimitOfVersion2(t *testing.T) {
 			}
 			dir := t.TempDir()
 			mounted := filepath.Join(dir, "fs")
-			for group, limit := range test.limits {
-				group = filepath.Join(mounted, group)
-				write(os.MkdirAll(group, 0o755))
-				write(os.WriteFile(filepath.Join(group, "memory.max"), []byte(limit+"\n"), 0o644))
+			for file, limit := range test.limits {
+				file = filepath.Join(mounted, file)
+				write(os.MkdirAll(filepath.Dir(file), 0o755))
+				write(os.WriteFile(file, []byte(limit+"\n"), 0o644))
 			}
-			write(os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/pods/weir\n"), 0o644))
-			write(os.WriteFile(filepath.Join(dir, "mountinfo"), fmt.Appendf(nil, "30 23 0:26 / %s rw,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw\n", mounted), 0o644))
+			mounts := fmt.Appendf(nil, "30 23 0:26 / %s rw,nosuid,nodev,noexec,relatime shared:4 - %s\n", mounted, test.kind)
+			if test.kind != v2 {
+				mounts = fmt.Appendf(mounts, "31 23 0:27 / %s rw,nosuid,nodev,noexec,relatime shared:5 - %s\n", filepath.Join(dir, "unified"), v2)
+				write(os.Mkdir(filepath.Join(dir, "unified"), 0o755))
+			}
+			write(os.WriteFile(filepath.Join(dir, "cgroup"), []byte(test.group), 0o644))
+			write(os.WriteFile(filepath.Join(dir, "mountinfo"), mounts, 0o644))
 			wrapper := []string{unshare, "--mount", "sh", "-c",
 				`mount --bind "$0/cgroup" /proc/$$/cgroup && mount --bind "$0/mountinfo" /proc/$$/mountinfo && exec "$@"`, dir}
 			p := launchWith(t, wrapper, binary(t), "run", "--http-port=0", "--grpc-port=0", "--gossip-port=").awaitReady()
