@@ -51,6 +51,7 @@ type borrower struct{ recall func(limit.Recall) }
 type round struct {
 	asked   map[algo.LoanID]struct{} // and have not answered
 	unasked []algo.Loan              // of borrowers that there is no way to ask, unless one opens
+	late    *time.Timer              // gives it up
 	done    chan struct{}            // closed when all who were asked have answered, or anybody who was not has
 }
 
@@ -309,8 +310,7 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	}
 	delete(r.asked, id)
 	if len(r.asked) == 0 {
-		delete(ls.rounds, of)
-		close(r.done)
+		ls.end(of, r)
 	}
 }
 
@@ -371,6 +371,8 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 		all.rounds = make(map[state]*round)
 	}
 	all.rounds[of] = r
+	// It ends also when nobody waits for it any longer: callers may have less time.
+	r.late = time.AfterFunc(recallMost, func() { all.giveUp(of, r, now+int64(recallMost)) })
 	return r, nodes
 }
 
@@ -392,7 +394,6 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	if ls.rounds[of] != r {
 		return // it has ended
 	}
-	delete(ls.rounds, of)
 	if ls.silent == nil {
 		ls.silent = make(map[algo.LoanID]int64)
 	}
@@ -408,6 +409,13 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	for i := range r.unasked {
 		ls.silent[r.unasked[i].ID] = now + int64(silentFor)
 	}
+	ls.end(of, r)
+}
+
+// end ends a round, under the lock.
+func (ls *loans) end(of state, r *round) {
+	delete(ls.rounds, of)
+	r.late.Stop()
 	close(r.done)
 }
 
@@ -451,8 +459,9 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 			over = true
 		default:
 		}
+		hasty := false // whose time is over before the round's is
 		for _, w := range rest {
-			if w.round == nil {
+			if w.round == nil || hasty {
 				continue
 			}
 			if !over {
@@ -461,8 +470,11 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 					continue
 				case <-late.C:
 				case <-ctx.Done():
+					hasty = true
 				}
-				over = true
+				if over = true; hasty {
+					continue
+				}
 			}
 			select {
 			case <-w.round.done:

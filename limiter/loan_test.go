@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -576,4 +577,63 @@ func TestAskedNext(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHastyCallerDuringARecall: who has less time than a recall takes does not end it for others, nor is the borrower taken for silent.
+func TestHastyCallerDuringARecall(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			l := New(Config{Policies: policies(t, loanPolicies)})
+			defer l.Close()
+			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+			lend(t, l, b)
+			l.OpenBorrower(1, func(r limit.Recall) {
+				go func() {
+					time.Sleep(20 * time.Millisecond)
+					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+					lend(t, l, b)
+				}()
+			})
+			hasty := func() {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+				defer cancel()
+				got, err := l.Check(ctx, []limit.Check{{Target: b.Target, Cost: 100}})
+				if err != nil || got[0].Err != nil || got[0].Decision.Allowed {
+					t.Errorf("%+v, %v", got, err)
+				}
+			}
+			if alone {
+				hasty()
+			} else {
+				go hasty()
+				synctest.Wait()
+			}
+			if d := check(t, l, "p", 100); !d.Allowed {
+				t.Errorf("alone %v: refused before all on loan was asked for: %+v", alone, d)
+			}
+			if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.OnLoan != 0 {
+				t.Errorf("alone %v: %+v", alone, s)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // it ends by itself when nobody waits for it
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		lend(t, l, b)
+		l.OpenBorrower(1, func(limit.Recall) {})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		if _, err := l.Check(ctx, []limit.Check{{Target: b.Target, Cost: 100}}); err != nil {
+			t.Fatal(err)
+		}
+		of := state{"p", "k"}
+		if !l.loans.recalling(of) {
+			t.Error("a recall ends with the caller who began it")
+		}
+		time.Sleep(recallMost)
+		if l.loans.recalling(of) || l.Loans().Unanswered != 1 {
+			t.Errorf("a recall that nobody waits for goes on: %+v", l.Loans())
+		}
+	})
 }

@@ -1315,6 +1315,16 @@ var mutants = []mutant{
 		"./limiter -run TestQuotaIsNotRecalled", "after 50ms",
 	},
 	{
+		"limiter: a recall ends with the time of one caller", "limiter/loan.go",
+		[]edit{{"				if over = true; hasty {\n					continue\n				}\n", "				over, hasty = true, false\n"}},
+		"./limiter -run TestHastyCaller", "alone false: refused before all on loan was asked for",
+	},
+	{
+		"limiter: a recall that nobody waits for goes on", "limiter/loan.go",
+		[]edit{{"time.AfterFunc(recallMost,", "time.AfterFunc(time.Hour,"}},
+		"./limiter -run TestHastyCaller", "a recall that nobody waits for goes on",
+	},
+	{
 		"limiter: who was away is waited for each time", "limiter/loan.go",
 		[]edit{{"	for i := range r.unasked {\n		ls.silent[r.unasked[i].ID] = now + int64(silentFor)\n	}\n", ""}},
 		"./limiter -run TestBorrowerComesToARecall", "check 1 waits for 50ms",
