@@ -1004,9 +1004,8 @@ func TestDeltaIsToldWithItsState(t *testing.T) {
 	h.claim(b)
 	b.store.Attach(0, ownership.Backup, true)
 	c.store.Stage(0)
-	for range 4 {
-		h.now += 20 * time.Second
-		h.charge(b, r, true)
+	tell := func() {
+		t.Helper()
 		for more := true; more; {
 			var chunk []byte
 			chunk, _, more = b.store.Drain(0, ownership.Backup, h.at(b), 1)
@@ -1026,6 +1025,27 @@ func TestDeltaIsToldWithItsState(t *testing.T) {
 				t.Errorf("windows begin at %d in the state and at %d in the delta", state[1], delta[1])
 			}
 		})
+	}
+	for i := range 2 {
+		h.now += 20 * time.Second
+		h.charge(b, r, true)
+		if i == 1 {
+			// The state has nothing left of a reservation that the delta still holds, and does not change when that is settled.
+			h.now += 30 * time.Second
+			h.charge(b, r, false)
+			var before int64
+			b.store.with(0, func(sh *shard, part *partition) {
+				sh.eachRecord(&part.table, func(r record) { before = int64(r.state[2]) })
+			})
+			if n, err := b.store.Refund(h.key(b, r), r, h.at(b), before, "", ""); err != nil || n != before {
+				t.Fatal(n, err)
+			}
+			tell()
+			if n, known, err := settle(b.store, h.key(b, r), r, h.at(b), reservationOf(uint64(len(h.charges)-1)), 0); err != nil || !known || n != 0 {
+				t.Fatal(n, known, err)
+			}
+		}
+		tell()
 	}
 }
 

@@ -1175,6 +1175,11 @@ var mutants = []mutant{
 		"./store -run TestDeltaIsToldWithoutItsState", "lacks the delta",
 	},
 	{
+		"store: a delta that a settlement changes is told without its state", "store/decide.go",
+		[]edit{{"			sh.note(part, sh.record(part.ref(slot)), 0, false) // they", "			_ = slot // they"}},
+		"./store -run TestDeltaIsToldWithItsState", "windows begin at",
+	},
+	{
 		"store: a delta is told without its state", "store/chunk.go",
 		[]edit{{"		d.deltasOf(r)\n", ""}, {"&& !d.together(r) {", "{"}},
 		"./store -run TestDeltaIsToldWithItsState", "windows begin at",
