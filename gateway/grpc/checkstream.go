@@ -56,12 +56,27 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan *recovered.Error, 1)}
 	s.unread.open(c)
 	defer s.unread.close(c)
-	ended := make(chan error, 1)
-	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it.
-	s.readers.Go(func() { ended <- recovered.Call(c.read) })
-	var err error
+	ended, gone := make(chan error), make(chan struct{})
+	defer close(gone)
+	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it. What waits to be sent fails then, and
+	// not before.
+	s.readers.Go(func() {
+		err := recovered.Call(c.read)
+		select {
+		case ended <- err:
+			return
+		case <-gone:
+			c.endedLate(err)
+		}
+		c.waiting.Wait()
+		select {
+		case crashed := <-c.crashed:
+			c.endedLate(crashed)
+		default:
+		}
+	})
 	select {
-	case err = <-ended:
+	case err := <-ended:
 		c.waiting.Wait()
 		select {
 		case crashed := <-c.crashed:
@@ -71,25 +86,16 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 		}
 		return err
 	case <-c.stall.over:
-		err = errUnread
-	case err = <-c.crashed:
+		return errUnread
+	case crashed := <-c.crashed:
+		return crashed
 	case <-stream.Context().Done(): // the caller is gone, or the node stops
 		c.turn.Lock()
 		c.over = true
 		c.turn.Unlock()
 		c.waiting.Wait()
+		return nil
 	}
-	// What waits to be sent fails when this function has returned, and not before.
-	s.readers.Go(func() {
-		c.endedLate(<-ended)
-		c.waiting.Wait()
-		select {
-		case crashed := <-c.crashed:
-			c.endedLate(crashed)
-		default:
-		}
-	})
-	return err
 }
 
 // panicked takes the panic of a request that waited for other nodes, which ends the stream.

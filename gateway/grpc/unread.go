@@ -44,22 +44,25 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 		return handle(srv, stream)
 	}
 	wait := newStall(s.cfg.WriteTimeout)
-	ended := make(chan error, 1)
+	ended, gone := make(chan error), make(chan struct{})
+	defer close(gone)
 	// The handler is stuck in sending, or in receiving, from which only the end of this function frees it.
 	s.readers.Go(func() {
-		ended <- recovered.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
+		err := recovered.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
+		select {
+		case ended <- err:
+		case <-gone:
+			s.endedLate(info.FullMethod, err)
+		}
 	})
-	var err error
 	select {
-	case err = <-ended:
+	case err := <-ended:
 		return err
 	case <-wait.over:
-		err = errUnread
+		return errUnread
 	case <-stream.Context().Done(): // the caller is gone, or the node stops
-		err = status.FromContextError(stream.Context().Err()).Err()
+		return status.FromContextError(stream.Context().Err()).Err()
 	}
-	s.readers.Go(func() { s.endedLate(info.FullMethod, <-ended) })
-	return err
 }
 
 // endedLate takes the error of a stream that has been ended with another one: a panic is not to pass unnoticed.
