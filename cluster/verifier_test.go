@@ -1,12 +1,15 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/internal/wake"
 )
 
 // claimed makes a claim of a process named name on host 10.0.0.host.
@@ -112,6 +115,7 @@ func TestVerifier(t *testing.T) {
 	}{
 		{claim{identity: identity{"x", 1}, addr: b.addr}, errNoPeerPort},
 		{claimed("x", 1, 1), errOurAddress},
+		{claim{identity: identity{"x", 1}, addr: netip.AddrPortFrom(v.self.addr.Addr(), 1), peer: v.self.peer}, errOurAddress},
 	} {
 		if err := v.heard(bad.c, now); !errors.Is(err, bad.want) {
 			t.Errorf("%+v: %v, want %v", bad.c, err, bad.want)
@@ -119,7 +123,98 @@ func TestVerifier(t *testing.T) {
 	}
 }
 
-// Whoever cannot be a member is asked only to find out whether it is there.
+// TestVerifierFlaps: a member that is back after it was taken for dead is asked again, and is gone at once when another process answers in its
+// place, or nobody does once gossip takes it for dead again.
+func TestVerifierFlaps(t *testing.T) {
+	now := time.Unix(1000, 0)
+	for _, test := range []struct {
+		name  string
+		dead  bool // to the gossip, while it is asked
+		what  outcome
+		stays bool
+	}{{"answers", false, confirmed, true}, {"does not answer", false, silent, true}, {"is another", false, mistaken, false}, {"is dead", true, silent, false}} {
+		v, b := newVerifier(claimed("a", 1, 1), 4), claimed("b", 2, 2)
+		v.heard(b, now)
+		v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
+		v.down(b.identity)
+		if err := v.heard(b, now); err != nil {
+			t.Fatal(err)
+		}
+		v.believe(b) // what the library says next
+		c, _, found, _ := v.next(now)
+		if !found || c != b {
+			t.Fatalf("%s: is not asked", test.name)
+		}
+		if test.dead && !v.doubt(b.identity, now) {
+			t.Errorf("%s: is not waited for", test.name)
+		}
+		a := v.answered(b, test.what, nil, now)
+		if m := v.members[b.identity]; (m != nil && m.live) != test.stays || (len(a.gone) == 0) != test.stays {
+			t.Errorf("%s: %+v", test.name, a)
+		}
+	}
+}
+
+// TestVerifierSuccessors: whoever answers where another one was has taken its place, and a member that answers on other ports than before stays
+// one although there is no room for more.
+func TestVerifierSuccessors(t *testing.T) {
+	now := time.Unix(1000, 0)
+	yes := func(claim) (outcome, error) { return confirmed, nil }
+	v, b := newVerifier(claimed("a", 1, 1), 3), claimed("b", 2, 2)
+	v.heard(b, now)
+	v.asks(now, yes)
+	next := claimed("next", 3, 2)
+	next.addr = netip.AddrPortFrom(b.addr.Addr(), b.addr.Port()+1)
+	v.heard(next, now)
+	if v.asks(now, yes); v.isMember(b) || !v.isMember(next) {
+		t.Error("two are at one endpoint")
+	}
+	moved := next
+	moved.http++
+	v.heard(moved, now)
+	if c, _, found, _ := v.next(now); !found || c != moved {
+		t.Fatal("is not asked")
+	}
+	last := claimed("last", 4, 4)
+	v.heard(last, now)
+	v.asks(now, yes)
+	if a := v.answered(moved, confirmed, nil, now); !v.isMember(last) || !a.joins || !v.isMember(moved) {
+		t.Errorf("on another port, among as many as there may be: %+v", a)
+	}
+}
+
+// TestProberDown: a member that says that it leaves is gone with the gossip, any other one is asked first; and who answers is compared with what
+// gossip says.
+func TestProberDown(t *testing.T) {
+	a := process("a", 1, 1, Active, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := &Cluster{cfg: Config{MaxMembers: 4}, self: a, wake: wake.New(), ctx: ctx}
+	for state, stays := range map[State]bool{Active: true, Joining: true, Leaving: false} {
+		p, b := newProber(c), process("b", 2, 2, state, 0)
+		p.v.heard(b.claim(), p.now())
+		p.v.asks(p.now(), func(claim) (outcome, error) { return confirmed, nil })
+		p.up(b)
+		p.down(b.identity)
+		if p.v.members[b.identity].live != stays {
+			t.Errorf("%v: counts %v, want %v", state, !stays, stays)
+		}
+	}
+	p, b := newProber(c), process("b", 2, 2, Active, 0)
+	says := Identity{Name: "b", Boot: 2, GossipPort: b.addr.Port(), HTTPPort: b.http, GRPCPort: b.grpc, Settings: a.settings, Voters: a.voters}
+	for what, change := range map[string]func(*Identity){
+		"": func(*Identity) {}, "name": func(id *Identity) { id.Name = "c" }, "boot": func(id *Identity) { id.Boot++ },
+		"gossip": func(id *Identity) { id.GossipPort++ }, "http": func(id *Identity) { id.HTTPPort++ }, "grpc": func(id *Identity) { id.GRPCPort++ },
+		"settings": func(id *Identity) { id.Settings++ }, "voters": func(id *Identity) { id.Voters++ },
+	} {
+		id := says
+		change(&id)
+		if got, err := p.compare(b.claim(), id, false); (got == confirmed) != (what == "") || (err == nil) != (what == "") {
+			t.Errorf("another %s: %v, %v", what, got, err)
+		}
+	}
+}
+
 // TestVerifierDoubt: a member that gossip takes for dead counts as long as it answers, and for doubtMost at most.
 func TestVerifierDoubt(t *testing.T) {
 	yes := func(claim) (outcome, error) { return confirmed, nil }
@@ -196,6 +291,7 @@ func TestVerifierDoubt(t *testing.T) {
 	}
 }
 
+// TestVerifierForeign: whoever cannot be a member is asked only to find out whether it is there.
 func TestVerifierForeign(t *testing.T) {
 	now := time.Unix(1000, 0)
 	v := newVerifier(claimed("a", 1, 1), 4)

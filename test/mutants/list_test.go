@@ -1730,6 +1730,46 @@ var mutants = []mutant{
 		"./internal/node -run TestReadyOnceVoting$", "stopped at once",
 	},
 	{
+		"cluster: a process is said to be at this one's endpoint", "cluster/verifier.go",
+		[]edit{{"\tcase c.addr == v.self.addr || c.endpoint() == v.self.endpoint():", "\tcase c.addr == v.self.addr:"}},
+		"./cluster -run TestVerifier$", "where this process is",
+	},
+	{
+		"cluster: two members are at one endpoint", "cluster/verifier.go",
+		[]edit{{"(m.endpoint() == c.endpoint() || m.name", "(m.name"}},
+		"./cluster -run TestVerifierSuccessors$", "two are at one endpoint",
+	},
+	{
+		"cluster: a member on other ports finds no room", "cluster/verifier.go",
+		[]edit{{"v.members[c.identity] == nil && v.live >= v.max-1", "v.live >= v.max-1"}},
+		"./cluster -run TestVerifierSuccessors$", "among as many as there may be",
+	},
+	{
+		"cluster: another process in a member's place is asked again", "cluster/verifier.go",
+		[]edit{{"(what == mistaken || k.failures >= maxFailures)", "k.failures >= maxFailures"}},
+		"./cluster -run TestVerifierFlaps$", "is another",
+	},
+	{
+		"cluster: who is back is not asked", "cluster/verifier.go",
+		[]edit{{"k != nil && !k.doubted.IsZero() {\n\t\tdelete", "k != nil {\n\t\tdelete"}},
+		"./cluster -run TestVerifierFlaps$", "answers: is not asked",
+	},
+	{
+		"cluster: who is taken for dead while it is asked has three tries", "cluster/verifier.go",
+		[]edit{{"\t\tk.doubted = now // by", "\t\t_ = now // by"}},
+		"./cluster -run TestVerifierFlaps$", "is dead",
+	},
+	{
+		"cluster: who leaves is asked whether it has", "cluster/prober.go",
+		[]edit{{"leaves := p.listed[id].state == Leaving\n\tdelete(p.listed, id)", "delete(p.listed, id)\n\tleaves := p.listed[id].state == Leaving"}},
+		"./cluster -run TestProberDown$", "leaving: counts true",
+	},
+	{
+		"cluster: any process of a name answers for it", "cluster/prober.go",
+		[]edit{{"id.Name != c.name || id.Boot != c.boot", "id.Name != c.name"}},
+		"./cluster -run TestProberDown$", "another boot",
+	},
+	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
