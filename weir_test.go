@@ -112,10 +112,13 @@ func TestCluster(t *testing.T) {
 	if d, err := nodes[2].Client().Policy("api").Allow(t.Context(), "key 0"); err != nil || d.Allowed || !d.FailedClosed {
 		t.Errorf("a member that has stopped answers %+v, %v", d, err)
 	}
-	for _, n := range nodes[:2] {
-		if err := n.Stop(t.Context()); err != nil {
-			t.Error(err)
-		}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := nodes[1].Stop(ended); err == nil || !strings.Contains(err.Error(), "still held") {
+		t.Errorf("stopped without time: %v", err)
+	}
+	if err := a.Stop(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -296,6 +299,15 @@ func TestStartErrors(t *testing.T) {
 	if left := len(gathered(t, registry)); left != registered {
 		t.Errorf("%d metrics are registered, %d were", left, registered)
 	}
+	cfg := member("node", busy.Addresses().Gossip)
+	cfg.Voters = []string{"node"}
+	foreign := start(t, cfg)
+	if err := foreign.Await(testkit.Within(t, 10*time.Second)); err == nil || err != foreign.Err() || !strings.Contains(err.Error(), "another list of voters") {
+		t.Errorf("awaited with other voters: %v", err)
+	}
+	if err := foreign.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
 	if err := busy.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -380,8 +392,12 @@ func TestValidate(t *testing.T) {
 			}
 		}
 	}
+	cfg := weir.Config{Name: "node", Memory: 64 << 20}
+	if err := cfg.Validate(); err != nil {
+		t.Errorf("the least memory: %v", err)
+	}
 	// What is quoted is not taken for a setting.
-	cfg := weir.Config{Name: "http-port tls-key-file"}
+	cfg = weir.Config{Name: "http-port tls-key-file"}
 	if err := cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), `Name: "http-port tls-key-file" `) {
 		t.Error(err)
 	}

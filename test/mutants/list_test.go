@@ -1770,6 +1770,21 @@ var mutants = []mutant{
 		"./cluster -run TestProberDown$", "another boot",
 	},
 	{
+		"weir: the least memory is not enough", "config.go",
+		[]edit{{"c.Memory != 0 && usable < minMemory", "c.Memory != 0 && usable <= minMemory"}},
+		". -run TestValidate$", "the least memory",
+	},
+	{
+		"weir: a node that cannot go on is waited for", "weir.go",
+		[]edit{{"\tcase <-r.Failed():\n\t\treturn r.Err()\n", ""}},
+		". -run TestStartErrors$", "awaited with other voters",
+	},
+	{
+		"weir: a node has all its time to stop", "weir.go",
+		[]edit{{"return r.StopWithin(ctx)", "return r.StopWithin(context.Background())"}},
+		". -run TestCluster$", "stopped without time",
+	},
+	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
