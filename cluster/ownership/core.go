@@ -53,7 +53,7 @@ const (
 
 // awakeMost is how much of the time from one tick to the next counts when others are judged by what they have not answered: a node that has
 // not run meanwhile has not read their answers either. Leases, and what a voter waits for before it votes, end by the time that has passed.
-const awakeMost = int64(50 * time.Millisecond)
+const awakeMost = int64(200 * time.Millisecond)
 
 const (
 	chunkBytes   = 192 << 10 // drained at a time

@@ -205,5 +205,16 @@ func TestStandstill(t *testing.T) {
 		if len(said[*Offer](l, peerX)) > 0 {
 			t.Error("a partition is given away before it is known whether it is whole, though the voters may have answered")
 		}
+
+		l = withVoters(t)
+		l.claims(self, peerX, peerX, voter1, voter2, voter3)
+		l.see(peerX, peerX, peerX, voter1, voter2, voter3)
+		lease := l.core.cfg.Lease
+		for end := l.now + int64(2*lease+lease/3); l.now < end; {
+			l.standsStill(150 * time.Millisecond)
+		}
+		if len(said[*Offer](l, peerX)) == 0 {
+			t.Error("a node with slow ticks keeps for longer than two leases what no voter answers about, and another may hold it")
+		}
 	})
 }
