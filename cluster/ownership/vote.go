@@ -45,6 +45,10 @@ type reading struct {
 // voters that start together share one.
 const epochTurn = int64(500 * time.Millisecond)
 
+// lateAnswers is how many questions later the answer to one is still taken: all are asked after the time of abstaining, each retryAfter after
+// the one before, and a voter that is far away, or short of CPU, answers each of them later than that.
+const lateAnswers = 5
+
 func newVoter(c *Core) *voter {
 	v := &voter{
 		c: c, at: slices.Index(c.cfg.Voters, c.cfg.Self.Name), records: make([]record, c.cfg.Partitions),
@@ -181,7 +185,10 @@ func (v *voter) onRead(from Node, m *ReadRecords) {
 }
 
 func (v *voter) onRecords(from Node, m *Records) {
-	if v.read || m.ID != v.asks || !slices.Contains(v.c.cfg.Voters, from.Name) {
+	if v.read || m.ID == 0 || m.ID > v.asks || v.asks-m.ID > lateAnswers || !slices.Contains(v.c.cfg.Voters, from.Name) {
+		return
+	}
+	if r, ok := v.replies[from.Name]; ok && m.ID < r.ID {
 		return
 	}
 	v.replies[from.Name] = reading{from, m}

@@ -189,3 +189,54 @@ func TestReadingOfNamesake(t *testing.T) {
 		t.Error("a voter of three has read the records of one other")
 	}
 }
+
+// TestLateRecords: answers of voters that take longer than the time from one question to the next are taken, but none after a later one, and
+// none that is older than a second.
+func TestLateRecords(t *testing.T) {
+	reads := func(answer func(l *alone, asked []*ReadRecords)) bool {
+		l := newAlone(t, self.Name, voter2.Name, voter3.Name)
+		l.see(peerX, Node{}, peerX, voter2, voter3)
+		l.wait(3100 * time.Millisecond)
+		var asked []*ReadRecords
+		for range 200 {
+			l.wait(10 * time.Millisecond)
+			said[*ReadRecords](l, voter3)
+			asked = append(asked, said[*ReadRecords](l, voter2)...)
+			answer(l, asked)
+		}
+		return l.core.voter.ready()
+	}
+	from := func(l *alone, id uint64, r Records) {
+		r.ID = id
+		l.get(voter2, &r)
+		l.get(voter3, &r)
+	}
+	if !reads(func(l *alone, asked []*ReadRecords) {
+		if len(asked) > 2 {
+			from(l, asked[len(asked)-3].ID, Records{Read: true})
+		}
+	}) {
+		t.Error("a voter does not read what is answered 400 ms later")
+	}
+	if reads(func(l *alone, asked []*ReadRecords) {
+		if len(asked) > 7 {
+			from(l, asked[len(asked)-8].ID, Records{Read: true})
+		}
+		from(l, 0, Records{Read: true})
+		from(l, 99, Records{Read: true})
+	}) {
+		t.Error("a voter reads what nobody is asked for")
+	}
+
+	l := newAlone(t, voter2.Name, voter3.Name, self.Name)
+	l.see(peerX, Node{}, peerX, voter2, voter3)
+	l.wait(3500 * time.Millisecond)
+	asked := said[*ReadRecords](l, voter2)
+	before, now := asked[len(asked)-2].ID, asked[len(asked)-1].ID
+	l.get(voter2, &Records{ID: now, Read: true})
+	l.get(voter3, &Records{ID: now})
+	l.get(voter3, &Records{ID: before, Read: true})
+	if l.core.voter.ready() {
+		t.Error("an answer undoes a later one")
+	}
+}

@@ -300,6 +300,21 @@ var mutants = []mutant{
 		ownership + "TestStandstill", "though another voter had begun epoch 1",
 	},
 	{
+		"ownership: a voter takes no answer to an earlier question", vote,
+		[]edit{{"v.asks-m.ID > lateAnswers", "m.ID != v.asks"}},
+		ownership + "TestLateRecords", "does not read what is answered 400 ms later",
+	},
+	{
+		"ownership: what a voter has answered undoes what it answered later", vote,
+		[]edit{{"ok && m.ID < r.ID", "ok && m.ID < 0*r.ID"}},
+		ownership + "TestLateRecords", "an answer undoes a later one",
+	},
+	{
+		"ownership: a node with slow ticks keeps for long what it has no grant for", core,
+		[]edit{{"const awakeMost = int64(200 * time.Millisecond)", "const awakeMost = int64(50 * time.Millisecond)"}},
+		ownership + "TestStandstill", "keeps for longer than two leases",
+	},
+	{
 		"ownership: whatever a node that leaves receives counts as sent just now", core,
 		[]edit{{"	c.receive(e.From, e.Message)\n	c.deliverOwn()\n}\n\nfunc (c *Core) receive", "	c.words[e.From] = c.t\n	c.receive(e.From, e.Message)\n	c.deliverOwn()\n}\n\nfunc (c *Core) receive"}},
 		ownership + "TestStandstill", "may have waited for long",
