@@ -170,6 +170,8 @@ func TestHistoryIsCopied(t *testing.T) {
 	}
 	history(2*time.Hour, 3)
 	now := 4*time.Hour + time.Second
+	copied.Sweep(l.there(now), 1)
+	history(now, 3)
 	holder.Sweep(at(now), 1)
 	l.sync(t, now, false)
 	copied.Sweep(l.there(now), 1)
@@ -282,4 +284,277 @@ func TestCopyWithoutRoomForChanges(t *testing.T) {
 		holder.Confirm(0, ownership.Backup, version)
 	}
 	t.Error("all was copied")
+}
+
+// TestSmallChunks: nothing that is pending is left out where every chunk is as small as may be.
+func TestSmallChunks(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	r := rule("p", log(100, minute))
+	keys := []string{"a", "b", "c"}
+	for _, key := range keys {
+		decide(t, holder, r, key, at(0), cost(1))
+	}
+	l.sync(t, 0, true)
+	l.most = 1
+	for i, key := range keys {
+		if err := holder.Reset(holder.key("p", key), "p"); err != nil {
+			t.Fatal(err)
+		}
+		decide(t, holder, r, "d", at(0), Call{Request: algo.Request{Cost: 1}, RequestID: key})
+		decide(t, holder, r, "d", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: minute})
+	}
+	l.sync(t, 0, false)
+	l.same(t, "all", 0)
+	for _, key := range keys {
+		decide(t, holder, r, "e", at(0), Call{Request: algo.Request{Cost: 1}, RequestID: "again " + key})
+	}
+	l.sync(t, 0, false)
+	l.same(t, "what is new", 0)
+}
+
+// TestTurnOfAFormerRecord: a record that was pending and is gone, and one that has come in its place, are told as what they are.
+func TestTurnOfAFormerRecord(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	l.sync(t, 0, true)
+	r := rule("p", log(100, minute))
+	charge := func(times int, now time.Duration) {
+		for range times {
+			decide(t, holder, r, "k", at(now), cost(1))
+		}
+	}
+	charge(3, 0)
+	l.sync(t, 0, false)
+	charge(1, 1)
+	if err := holder.Reset(holder.key("p", "k"), "p"); err != nil {
+		t.Fatal(err)
+	}
+	charge(9, 2)
+	l.sync(t, 3, false)
+	l.same(t, "after a reset", 3)
+}
+
+// TestChangesAreSmall: what a follower has as a whole is not told again with every change.
+func TestChangesAreSmall(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	r := rule("p", log(1<<20, time.Hour))
+	for i := range 1000 {
+		decide(t, holder, r, "k", at(time.Duration(i)*10*time.Millisecond), cost(1))
+	}
+	l.sync(t, 10*time.Second, true)
+	for i := range 3 {
+		now := time.Duration(11+i) * time.Second
+		decide(t, holder, r, "k", at(now), cost(1))
+		if l.drain(now); len(l.queue[0].chunk) > 200 {
+			t.Errorf("%d bytes for one unit", len(l.queue[0].chunk))
+		}
+		staged := false
+		l.deliver(t, now, &staged)
+	}
+	l.same(t, "changed", 14*time.Second)
+}
+
+// TestCallersAreCopied: a copied record counts to the caller that it counts to at its holder.
+func TestCallersAreCopied(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	r := rule("p", log(100, minute))
+	callers := []string{"a", "b", "a"}
+	for i, caller := range callers {
+		decide(t, holder, r, string(rune('0'+i)), at(0), Call{Request: algo.Request{Cost: 1}, Caller: caller})
+	}
+	l.sync(t, 0, true)
+	for i, caller := range callers {
+		change(t, copied, r, string(rune('0'+i)), func(_ *partition, rec record) {
+			if got := rec.spec.caller.label; got != caller {
+				t.Errorf("record %d counts to %q, not to %q", i, got, caller)
+			}
+		})
+	}
+}
+
+// TestFollowerThatHadReservations: a reservation that the new backup has already is taken back there, too.
+func TestFollowerThatHadReservations(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	l.sync(t, 0, true)
+	r := rule("p", log(100, minute))
+	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+	l.sync(t, 0, false)
+	holder.Detach(0, ownership.Backup)
+	holder.AttachCurrent(0, ownership.Backup, true)
+	holder.Caught(0, ownership.Backup)
+	if n, known, err := settle(holder, holder.key("p", "k"), r, at(time.Second), reservationOf(1), 0); n != 3 || !known || err != nil {
+		t.Fatal(n, known, err)
+	}
+	decide(t, holder, r, "k", at(2*time.Second), cost(3))
+	l.sync(t, 3*time.Second, false)
+	l.same(t, "a cancel and another charge", 3*time.Second)
+}
+
+// TestFollowerOfPendingDeltas: what was pending for a follower that has gone, in the tables of claims too, is pending for the next.
+func TestFollowerOfPendingDeltas(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: minute})
+	holder.TakeOver(0, at(0), claim(1, 1, 7))
+	decide(t, holder, r, "k", at(0), cost(1))
+	holder.TakeOver(0, at(0), claim(1, 2, 7))
+	l.sync(t, 0, true)
+	decide(t, holder, r, "k", at(0), cost(1))
+	holder.Detach(0, ownership.Backup)
+	l.sync(t, 0, true)
+	l.same(t, "attached again", 0)
+	decide(t, holder, r, "k", at(1), cost(1))
+	l.sync(t, 1, false)
+	l.same(t, "changed", 1)
+}
+
+// TestMovedTables: who gets a partition by a move goes on to count in the table of its newest claim.
+func TestMovedTables(t *testing.T) {
+	from, to := New(Config{}), New(Config{Shut: true})
+	l := newLink(from, to, ownership.Target)
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: minute})
+	from.TakeOver(0, at(0), claim(1, 1, 7))
+	decide(t, from, r, "k", at(0), cost(1))
+	from.TakeOver(0, at(0), claim(1, 2, 7))
+	from.Shut(0)
+	l.sync(t, 0, true)
+	to.Open(0)
+	decide(t, to, r, "k", l.there(0), cost(1))
+	if n := to.shards[0].parts[0].newestDelta().count; n != 1 {
+		t.Errorf("%d keys are in the table of the newest claim", n)
+	}
+}
+
+// TestLossIsCopied: a copy knows, of new keys and of known ones, that what was counted before is lost.
+func TestLossIsCopied(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	closed, strict := rule("closed", log(5, minute)), rule("strict", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute})
+	closed.ColdClosed, strict.Strict = true, true
+	open := func(s *Store) {
+		s.Open(0)
+		s.Lease(0, int64(time.Hour))
+		s.Unguarded(0, true)
+	}
+	open(holder)
+	reserved := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}
+	decide(t, holder, strict, "known", at(0), reserved)
+	l.sync(t, 0, true)
+	holder.Cold(0, at(time.Second))
+	if holder.Pending(0, ownership.Backup) == 0 {
+		t.Error("nothing is pending after a loss")
+	}
+	l.sync(t, time.Second, false)
+	holder.ColdStrict(0, at(2*time.Second))
+	l.sync(t, 2*time.Second, false)
+	l.same(t, "filled", 2*time.Second)
+	copied.TakeOver(0, l.there(2*time.Second), claim(1, 2, 8))
+	open(copied)
+	for _, s := range []*Store{holder, copied} {
+		now := at(3 * time.Second)
+		if s == copied {
+			now = l.there(3 * time.Second)
+		}
+		for _, r := range []*Rule{closed, strict} {
+			if d := decide(t, s, r, "new", now, cost(0)); d.Remaining != 0 {
+				t.Errorf("%s: %d are left of a new key's, of the copy: %v", r.Scope, d.Remaining, s == copied)
+			}
+		}
+		// Nobody knows any more where its units are.
+		if n, known, err := settle(s, s.key("strict", "known"), strict, now, reservationOf(1), 0); n != 0 || !known || err != nil {
+			t.Errorf("%d were given back of what is taken for used up (%v, %v), of the copy: %v", n, known, err, s == copied)
+		}
+	}
+}
+
+// TestTablesOfALoss: a content that has keys is not taken for one of which all is in its first claim's table.
+func TestTablesOfALoss(t *testing.T) {
+	for _, keys := range []int{0, 1} {
+		s := New(Config{})
+		s.TakeOver(0, at(0), claim(1, 1, 7))
+		for range keys {
+			decide(t, s, rule("p", log(5, minute)), "k", at(0), cost(1))
+		}
+		s.Cold(0, at(0))
+		if has := s.shards[0].parts[0].extras.lineage[0].delta != nil; has != (keys == 0) {
+			t.Errorf("with %d keys the claim has a table: %v", keys, has)
+		}
+	}
+}
+
+// TestManyClaims: of more claims than a lineage names the oldest is forgotten, and that what was charged under it may still count is not.
+func TestManyClaims(t *testing.T) {
+	for _, apart := range []time.Duration{time.Second, time.Hour} {
+		s := New(Config{})
+		now := time.Duration(0)
+		for i := range maxLineage + 1 {
+			now += apart
+			s.TakeOver(0, at(now), claim(1, uint64(i+1), 7))
+			decide(t, s, rule("p", log(5, minute)), "k", at(now), cost(1))
+			lineage := s.shards[0].parts[0].extras.lineage
+			if want := min(i+1, maxLineage); len(lineage) != want || lineage[len(lineage)-1].claim != claim(1, uint64(i+1), 7) {
+				t.Fatalf("%d claims of %d are known", len(lineage), i+1)
+			}
+			if want := i == maxLineage && apart < minute; lineage[0].mixed != want {
+				t.Errorf("%d claims, %v apart: mixed %v", i+1, apart, lineage[0].mixed)
+			}
+		}
+	}
+}
+
+// TestVersionOfEachChange: what changes a partition, or who follows it, raises its version above all that it had there.
+func TestVersionOfEachChange(t *testing.T) {
+	s, other := New(Config{}), New(Config{})
+	r := rule("p", log(5, minute))
+	l := newLink(other, s, ownership.Target)
+	l.offset = 0
+	decide(t, other, r, "k", at(0), cost(1))
+	stage := func() {
+		l.attach(true)
+		l.drain(0)
+		if err := s.Apply(0, true, at(0), l.queue[0].chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own := func() uint64 { return s.shards[0].parts[0].extras.version }
+	decide(t, s, r, "k", at(0), cost(1))
+	before := uint64(0)
+	for i, step := range []struct {
+		name string
+		do   func()
+	}{
+		{"Attach", func() { s.Attach(0, ownership.Backup, false) }},
+		{"Widen", func() { s.Widen(0, ownership.Backup) }},
+		{"Reset", func() { s.Reset(s.key("p", "k"), "p") }},
+		{"Cold", func() { s.Cold(0, at(0)) }},
+		{"Detach", func() { s.Detach(0, ownership.Backup) }},
+		{"AttachCurrent", func() { s.AttachCurrent(0, ownership.Backup, true) }},
+		{"Detach again", func() { s.Detach(0, ownership.Backup) }},
+		{"TakeOver", func() { s.TakeOver(0, at(0), claim(1, 1, 7)) }},
+		{"Open", func() { s.Shut(0); s.Open(0) }},
+		{"Merge", func() {
+			stage()
+			if err := s.Merge(0, at(0)); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"Attach to what was promoted", func() { stage(); s.Promote(0); s.Attach(0, ownership.Backup, true) }},
+		{"Open of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.Open(0) }},
+		{"TakeOver of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.TakeOver(0, at(0), claim(1, 2, 7)) }},
+		{"Merge after that", func() {
+			stage()
+			if err := s.Merge(0, at(0)); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		if step.do(); i > 0 && own() <= before {
+			t.Errorf("%s: version %d, after %d", step.name, own(), before)
+		}
+		before = own()
+	}
 }

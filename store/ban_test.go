@@ -227,6 +227,25 @@ func TestBanMerged(t *testing.T) {
 	}
 }
 
+// TestBanMergedIsBounded: a ban that comes with a merge lasts no longer than the rule says there.
+func TestBanMergedIsBounded(t *testing.T) {
+	long, short := rule("p", log(1, minute)), rule("p", log(1, minute))
+	long.Ban, short.Ban = time.Hour, 10*minute
+	s := newSplit(t, 2, long)
+	s.claim(0)
+	decide(t, s.parties[0].store, long, "k", at(s.now), cost(1))
+	s.replicate(0, 1)
+	s.claim(1)
+	decide(t, s.parties[1].store, long, "k", at(s.now), cost(1))
+	end := s.parties[0].store
+	decide(t, end, short, "k", at(s.now), cost(0))
+	decide(t, end, short, "of the base", at(s.now), cost(1))
+	s.merge(1, 0)
+	if _, _, left, err := end.Look(end.key("p", "k"), short, at(s.now), 1); err != nil || left != 10*minute {
+		t.Errorf("banned for %v, %v, want 10 minutes", left, err)
+	}
+}
+
 // TestBanBesideLoans: before a ban begins all that is on loan is called back, and nothing is lent while it lasts.
 func TestBanBesideLoans(t *testing.T) {
 	r := rule("p", log(200, minute))
@@ -342,7 +361,9 @@ func TestNoBan(t *testing.T) {
 	if _, known, err := settle(s, s.key("p", "reserved"), r, at(0), reservationOf(2), 1); err != nil || !known {
 		t.Error("a commit during a ban:", known, err)
 	}
+	decide(t, s, r, "known", at(10*minute), cost(2))
 	s.Cold(0, at(10*minute))
+	wantBan("what was counted is lost, of a known key", "known", 10*minute, false)
 	wantBan("what was counted is lost", "cold", 10*minute, false)
 	if d := decide(t, s, r, "cold", at(11*minute), cost(1)); !d.Allowed {
 		t.Errorf("once it does not matter any more: %+v", d)

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
@@ -261,5 +262,123 @@ func TestAllowanceAfterSplit(t *testing.T) {
 	}
 	if spent := 1 + ahead; a.Remaining > 100-spent {
 		t.Errorf("%d are left of 100, of which %d were admitted", a.Remaining, spent)
+	}
+}
+
+// TestAllowanceIsOfTheCapacity: of a bucket that holds less than its limit, allowances are a part of what it holds.
+func TestAllowanceIsOfTheCapacity(t *testing.T) {
+	limits := algo.Limits{{Algorithm: algo.TokenBucket, Limit: 1000, Window: minute, Capacity: 40}, log(100, minute)}
+	if n := chunkOf(limits); n != 2 {
+		t.Errorf("told in chunks of %d, where the bucket holds 40", n)
+	}
+}
+
+// TestAllowanceLater: a key that is in use keeps its allowance, whatever the time.
+func TestAllowanceLater(t *testing.T) {
+	r := rule("p", window(100, time.Hour))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	const now = 30 * time.Minute
+	spend(t, holder, r, now)
+	l.sync(t, now, false)
+	l.from.Attach(0, ownership.Target, true)
+	holder.Detach(0, ownership.Target)
+	if n := spend(t, holder, r, now); n != 10 {
+		t.Errorf("%d were admitted ahead of the copy, of 10", n)
+	}
+	l.sync(t, now, false)
+	if left := left(t, copied, r, now, l); left != 100-12-10 {
+		t.Errorf("%d are left of 100 after 12, and 10 that may have been admitted", left)
+	}
+}
+
+// TestNoAllowanceOfOthers: neither who gets the partition by a move is told of allowances nor a copy of keys that have come under another durability.
+func TestNoAllowanceOfOthers(t *testing.T) {
+	r := rule("p", window(100, minute))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	receiver := New(Config{Shut: true})
+	m := newLink(holder, receiver, ownership.Target)
+	m.sync(t, 0, true)
+	l.sync(t, 0, false)
+	if left := left(t, receiver, r, 0, m); left != 99 {
+		t.Errorf("%d are left of 100 after 1, at the receiver of a move", left)
+	}
+	waits := rule("p", window(100, minute))
+	waits.Durability = Sync
+	decide(t, holder, waits, "k", at(0), cost(1))
+	l.sync(t, 0, false)
+	if left := left(t, copied, waits, 0, l); left != 98 {
+		t.Errorf("%d are left of 100 after 2, of which none was admitted ahead", left)
+	}
+}
+
+// TestAllowanceBesideWhatIsOwed: a backup that takes over charges what its holder may have admitted and what one before that may have, too.
+func TestAllowanceBesideWhatIsOwed(t *testing.T) {
+	r := rule("p", window(100, minute))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	decide(t, holder, r, "k", at(0), cost(1))
+	of := stateID{"p", "k"}
+	change(t, holder, r, "k", func(part *partition, rec record) {
+		rec.set(owedFlag)
+		part.extras.owed = map[stateID]owing{of: {hash: rec.hash(), advanced: 5, inherited: 7}} // as after a merge
+	})
+	l.sync(t, 0, false)
+	if left := left(t, copied, r, 0, l); left != 100-1-10-5-7 {
+		t.Errorf("%d are left of 100", left)
+	}
+}
+
+// TestOwedIsChargedBesideReservations: what is charged because it may have been admitted stays in use for as long as if a reservation that is canceled
+// had never opened the window; and the followers of who has taken over hear of it.
+func TestOwedIsChargedBesideReservations(t *testing.T) {
+	r := rule("p", window(100, minute))
+	r.Durability, r.Strict = Escrow, true
+	holder, copied, l := escrowed(t)
+	l.offset = 0
+	holder.Lease(0, int64(time.Hour))
+	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute})
+	l.sync(t, 0, false)
+	copied.TakeOver(0, at(5*time.Second), claim(1, 2, 8))
+	copied.Open(0)
+	copied.Lease(0, int64(time.Hour))
+	backup := New(Config{Shut: true})
+	m := newLink(copied, backup, ownership.Backup)
+	m.offset = 0
+	m.sync(t, 5*time.Second, true)
+	copied.TakeOverStrict(0, at(10*time.Second))
+	m.sync(t, 10*time.Second, false)
+	m.same(t, "charged", 10*time.Second)
+	if n, known, err := settle(copied, copied.key("p", "k"), r, at(20*time.Second), reservationOf(1), 0); n != 1 || !known || err != nil {
+		t.Fatal(n, known, err)
+	}
+	if d := decide(t, copied, r, "k", at(20*time.Second), cost(0)); d.Remaining != 90 || d.ResetAfter != 50*time.Second {
+		t.Errorf("%+v, want 10 in use for 50s more", d)
+	}
+}
+
+// TestNothingOwedAfterALoss: who takes every key of strict rules for used up charges nothing besides.
+func TestNothingOwedAfterALoss(t *testing.T) {
+	r := rule("p", log(100, minute))
+	r.Durability, r.Strict = Escrow, true
+	holder, copied, l := escrowed(t)
+	l.offset = 0
+	holder.Lease(0, int64(time.Hour))
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	copied.TakeOver(0, at(0), claim(1, 2, 8))
+	copied.Open(0)
+	copied.Lease(0, int64(time.Hour))
+	copied.Unguarded(0, true)
+	copied.ColdStrict(0, at(time.Second))
+	copied.TakeOverStrict(0, at(30*time.Second))
+	if d := decide(t, copied, r, "k", at(30*time.Second), cost(0)); d.Remaining != 0 {
+		t.Errorf("%d are left, and none is known to be", d.Remaining)
+	}
+	if d := decide(t, copied, r, "k", at(61*time.Second), cost(0)); d.Remaining != 100 {
+		t.Errorf("%d are left of 100 when all is over", d.Remaining)
 	}
 }

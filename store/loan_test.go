@@ -719,3 +719,66 @@ func TestLoanChecks(t *testing.T) {
 	}
 	accounted(t, s)
 }
+
+// TestEndedLoansOnCopies: a copy neither ends a loan by itself nor keeps one that its holder has forgotten.
+func TestEndedLoansOnCopies(t *testing.T) {
+	for _, spent := range []int64{0, 16} {
+		holder, copied := New(Config{}), New(Config{Shut: true})
+		l := newLink(holder, copied, ownership.Backup)
+		l.sync(t, 0, true)
+		r := rule("p", log(100, time.Hour))
+		a := borrow(t, holder, r, 0, Borrow{ID: loanID, Want: 16})
+		borrow(t, holder, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: spent}})
+		l.sync(t, 0, false)
+		now := time.Duration(a.Until) + time.Millisecond
+		copied.Sweep(l.there(now), 1)
+		if n := heldOf(copied, "p"); n != 16-spent {
+			t.Errorf("%d are held on the copy, where %d are left", n, 16-spent)
+		}
+		for ; now < 30*time.Second; now += 5 * time.Second {
+			holder.Sweep(at(now), 1)
+			if holder.Pending(0, ownership.Backup) > 0 {
+				l.sync(t, now, false)
+			}
+			l.same(t, now.String(), now)
+		}
+	}
+}
+
+// TestLendToAnUnknownKey: its record stays if something was lent or charged, and otherwise not.
+func TestLendToAnUnknownKey(t *testing.T) {
+	s := New(Config{})
+	strict := rule("strict", log(100, minute))
+	strict.Strict = true
+	if a := borrow(t, s, strict, 0, Borrow{ID: loanID, Want: 16}); a.Granted != 0 {
+		t.Errorf("lent without a lease: %+v", a)
+	}
+	if n := s.Stats().Keys; n != 0 {
+		t.Errorf("%d keys are left where nothing was lent", n)
+	}
+	r := rule("p", log(100, minute))
+	if a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 5, Spent: 5}}); a.Charged != 5 {
+		t.Errorf("%+v", a)
+	}
+	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 95 {
+		t.Errorf("%d are left of 100 after 5 that were reported", d.Remaining)
+	}
+}
+
+// TestRecallEndsRenewal: a loan of what a request needs is not renewed.
+func TestRecallEndsRenewal(t *testing.T) {
+	for _, recall := range []bool{false, true} {
+		s := New(Config{})
+		r := rule("p", log(100, minute))
+		borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+		decide(t, s, r, "k", at(0), cost(64))
+		if recall {
+			if loans, err := s.Recall(s.key("p", "k"), "p", at(0)); err != nil || len(loans) != 1 {
+				t.Fatal(loans, err)
+			}
+		}
+		if a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}, Want: 16}); (a.Term == 0) != recall {
+			t.Errorf("renewed for %v; called back: %v", a.Term, recall)
+		}
+	}
+}

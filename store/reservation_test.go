@@ -340,3 +340,98 @@ func TestBoundedCommit(t *testing.T) {
 		})
 	}
 }
+
+// TestReservationsExpire: each at its own end, in whatever order they were made.
+func TestReservationsExpire(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(10, time.Hour))
+	for i, d := range []time.Duration{50, 10, 20, 30} {
+		decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: d * time.Second})
+	}
+	for i, d := range []time.Duration{10, 20, 30, 50} {
+		s.Sweep(at(d*time.Second), 1)
+		if n := s.budget.reserved.count.Load(); n != int64(3-i) {
+			t.Errorf("%d reservations are pending at %ds", n, d)
+		}
+	}
+	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(9), ReserveFor: time.Second})
+	if _, known, err := settle(s, s.key("p", "k"), r, at(time.Second), reservationOf(9), 0); known || err != nil {
+		t.Errorf("pending at its end: %v, %v", known, err)
+	}
+}
+
+// TestAtomicBeyondTheKeysBound: the reservations of atomic checks, which end with the check, are not bounded by the key.
+func TestAtomicBeyondTheKeysBound(t *testing.T) {
+	s := New(Config{MaxKeyReservations: 1})
+	r := rule("p", log(10, time.Hour))
+	for i := range uint64(3) {
+		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute, ReserveOnce: true}
+		if a, err := s.Decide(s.key("p", "k"), r, at(0), once, nil); err != nil || !a.Allowed {
+			t.Errorf("%d: %+v, %v", i, a, err)
+		}
+	}
+}
+
+func TestAnswersAreKept(t *testing.T) {
+	for window, want := range map[time.Duration]time.Duration{
+		time.Second: minute, 2 * minute: 2 * minute, time.Hour: 5 * minute,
+	} {
+		s := New(Config{})
+		r := rule("p", log(100, time.Second), log(100, window))
+		call := Call{Request: algo.Request{Cost: 9}, RequestID: "a"}
+		decide(t, s, r, "k", at(0), call)
+		for i, now := range []time.Duration{want - 1, want} {
+			charges := int64(i) * 9
+			before := decide(t, s, r, "k", at(now), cost(0)).Remaining
+			if after := decide(t, s, r, "k", at(now), call).Remaining; before-after != charges {
+				t.Errorf("window %v, repeated %v later: %d are charged, want %d", window, now, before-after, charges)
+			}
+		}
+	}
+}
+
+// TestAnswersOfOneID: what was answered last under an id counts, and of two contents that are merged the base's.
+func TestAnswersOfOneID(t *testing.T) {
+	s := New(Config{})
+	b, bounds := &s.shards[0].budget, s.answerBounds()
+	k := answerKey{stateID{"p", "k"}, "a", answerCharge}
+	var base, other, fresh answers
+	put := func(m *answers, granted, until int64) {
+		m.put(k, answered{granted: granted, until: until}, "", 0, bounds, b)
+	}
+	want := func(m *answers, what string, granted int64) {
+		t.Helper()
+		if e, ok := m.get(k, 0); !ok || e.granted != granted {
+			t.Errorf("%s: %+v, %v, want %d granted", what, e, ok, granted)
+		}
+	}
+	put(&base, 1, 9)
+	put(&other, 2, 1)
+	put(&other, 3, 9)
+	base.unite(&other, 0, bounds, b)
+	want(&base, "merged", 1)
+	fresh.unite(&other, 0, bounds, b)
+	want(&fresh, "merged into nothing", 3)
+	other.expire(5, b)
+	want(&other, "after the end of the first", 3)
+}
+
+// TestAnswersAfterAllHaveEnded: a follower is told of the first answer after all others have been forgotten.
+func TestAnswersAfterAllHaveEnded(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	l.sync(t, 0, true)
+	r := rule("p", window(1, minute))
+	for i, now := range []time.Duration{0, 0, 10 * minute} {
+		holder.Sweep(at(now), 1)
+		// Refused beyond all debt: nothing but its answer is to be told.
+		charge := Call{Request: algo.Request{Cost: 1, Always: i == 1}, RequestID: string(rune('a' + i))}
+		r.Limits[0].MaxDebt = 1
+		decide(t, holder, r, "k", at(now), charge)
+		if n := holder.Pending(0, ownership.Backup); n == 0 {
+			t.Errorf("nothing is pending after answer %d", i)
+		}
+		l.sync(t, now, false)
+		l.same(t, charge.RequestID, now)
+	}
+}

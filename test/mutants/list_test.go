@@ -2296,6 +2296,271 @@ var mutants = []mutant{
 		"./store -run TestCopiedRuleOfAnotherBan$", "1h0m0s: the copy holds",
 	},
 	{
+		"store: what was told as a whole is told so again", "store/chunk.go",
+		[]edit{{"r.clear((pendingFlag | wholeFlag) << d.slot)\n\td.sh", "r.clear(pendingFlag << d.slot)\n\td.sh"}},
+		"./store -run TestChangesAreSmall$", "bytes for one unit",
+	},
+	{
+		"store: an allowance takes the place of what is owed", "store/chunk.go",
+		[]edit{{"o.advanced += d.part.allow(r, d.now)", "o.advanced = d.part.allow(r, d.now)"}},
+		"./store -run TestAllowanceBesideWhatIsOwed$", "82 are left",
+	},
+	{
+		"store: the receiver of a move is told of allowances", "store/chunk.go",
+		[]edit{{"\t\tif d.slot == ownership.Backup {\n\t\t\to.advanced", "\t\tif true {\n\t\t\to.advanced"}},
+		"./store -run TestNoAllowanceOfOthers$", "at the receiver of a move",
+	},
+	{
+		"store: records are copied under the last caller", "store/chunk.go",
+		[]edit{{"told.rule != rule || told.caller != caller {", "told.rule != rule {"}},
+		"./store -run TestCallersAreCopied$", "record 1 counts to",
+	},
+	{
+		"store: changes that are sent give no allowance back", "store/chunk.go",
+		[]edit{{"\t\t\tsh.giveBack(part, now)\n", "\t\t\t_ = now\n"}},
+		"./store -run TestNothingOwedIsSwept$", "on which nothing is owed",
+	},
+	{
+		"store: resets beyond a chunk are forgotten", "store/chunk.go",
+		[]edit{{"\t\tif f.resets = f.resets[1:]; len(f.resets) == 0 {\n\t\t\tf.resets = nil\n\t\t}", "\t\tf.resets = nil"}},
+		"./store -run TestSmallChunks$", "all: the copy holds",
+	},
+	{
+		"store: the first answer of a chunk is left out", "store/answers.go",
+		[]edit{{"for e.older != nil && e.older.turn >= turn {", "for e.older != nil && e.older.turn > turn {"}},
+		"./store -run TestSmallChunks$", "the copy holds",
+	},
+	{
+		"store: a claim makes no version", "store/content.go",
+		[]edit{{"\t\tpart.raise()\n\t\ta.version++\n\t\tpart.retrace()", "\t\tpart.raise()\n\t\tpart.retrace()"}},
+		"./store -run TestVersionOfEachChange$", "TakeOver: version",
+	},
+	{
+		"store: a lineage names 15 claims", "store/content.go",
+		[]edit{{"if len(a.lineage) > maxLineage {", "if len(a.lineage) >= maxLineage {"}},
+		"./store -run TestManyClaims$", "15 claims of 16 are known",
+	},
+	{
+		"store: what was charged under a forgotten claim is told from the rest", "store/content.go",
+		[]edit{{"sh.forget(&part.content, sh.matters(a, now))", "sh.forget(&part.content, false)"}},
+		"./store -run TestManyClaims$", "17 claims, 1s apart: mixed false",
+	},
+	{
+		"store: charges that may be undone are not told of what was owed", "store/content.go",
+		[]edit{{"\t\t\t\tr.spec.rule.Limits.Charged(r.state, u, o.advanced+o.inherited, false)\n", "\t\t\t\t_ = u\n"}},
+		"./store -run TestOwedIsChargedBesideReservations$", "in use for 50s more",
+	},
+	{
+		"store: followers are not told of the charge of what was owed", "store/content.go",
+		[]edit{{"\t\t\tif part.traced {\n\t\t\t\tsh.note(part, r, 0, false)\n\t\t\t}\n\t\t\tif strict {", "\t\t\tif strict {"}},
+		"./store -run TestOwedIsChargedBesideReservations$", "charged: the copy holds",
+	},
+	{
+		"store: after a loss all keys are taken for charged under the first claim", "store/content.go",
+		[]edit{{"len(a.lineage) == 1 && part.count == 0 && a", "len(a.lineage) == 1 && a"}},
+		"./store -run TestTablesOfALoss$", "with 1 keys the claim has a table",
+	},
+	{
+		"store: followers are not told of a loss", "store/content.go",
+		[]edit{{"\t\t\tpart.retrace()\n\t\t}\n\t\tpart.noteHistory()", "\t\t\tpart.retrace()\n\t\t}"}},
+		"./store -run TestLossIsCopied$", "nothing is pending after a loss",
+	},
+	{
+		"store: followers are not told of a loss for strict rules", "store/content.go",
+		[]edit{{"coldStrict = coldness{true, now}\n\t\tpart.noteHistory()", "coldStrict = coldness{true, now}"}},
+		"./store -run TestLossIsCopied$", "strict: ",
+	},
+	{
+		"store: followers are not told that keys are filled", "store/content.go",
+		[]edit{{"\t\t\t\tif part.traced {\n\t\t\t\t\tsh.note(part, r, 0, false)\n\t\t\t\t}\n\t\t\t\tdelta :=", "\t\t\t\tdelta :="}},
+		"./store -run TestLossIsCopied$", "filled: the copy holds",
+	},
+	{
+		"store: a reservation gives back of what is taken for used up", "store/content.go",
+		[]edit{{"\t\t\t\tif u := part.undoable(r.id()); u != nil {\n\t\t\t\t\tr.spec.rule.Limits.Lose(r.state, u)\n\t\t\t\t}\n", ""}},
+		"./store -run TestLossIsCopied$", "were given back of what is taken for used up",
+	},
+	{
+		"store: what is owed is charged to keys that are taken for used up", "store/content.go",
+		[]edit{{"\t\t\t\t\tr.clear(owedFlag)\n\t\t\t\t\tdelete(part.extras.owed, r.id())\n", ""}},
+		"./store -run TestNothingOwedAfterALoss$", "90 are left of 100 when all is over",
+	},
+	{
+		"store: who gets a partition by a move counts in no table", "store/content.go",
+		[]edit{{"\tpart.retrace()\n\treturn old", "\treturn old"}},
+		"./store -run TestMovedTables$", "0 keys are in the table",
+	},
+	{
+		"store: a history that is pending is not drained", "store/follower.go",
+		[]edit{{"\tif f.history {\n\t\tn++\n\t}\n\treturn n", "\treturn n"}},
+		"./store -run TestLossIsCopied$", "nothing is pending after a loss",
+	},
+	{
+		"store: a follower that has everything was told of no reservations", "store/follower.go",
+		[]edit{{"part.tellReservations(slot, true)", "part.tellReservations(slot, false)"}},
+		"./store -run TestFollowerThatHadReservations$", "a cancel and another charge: the copy holds",
+	},
+	{
+		"store: a follower of what was promoted begins below former versions", "store/follower.go",
+		[]edit{{"\tpart.raise()\n\ta := part.ensureExtras()", "\ta := part.ensureExtras()"}},
+		"./store -run TestVersionOfEachChange$", "Attach to what was promoted: version",
+	},
+	{
+		"store: a follower makes no version", "store/follower.go",
+		[]edit{{"\ta.version++\n\tf := &follower", "\tf := &follower"}},
+		"./store -run TestVersionOfEachChange$", "AttachCurrent: version",
+	},
+	{
+		"store: a follower that is told of everything makes no version", "store/follower.go",
+		[]edit{{"\tpart.extras.version++\n\tpart.recount()\n}\n\n// Widen", "\tpart.recount()\n}\n\n// Widen"}},
+		"./store -run TestVersionOfEachChange$", "Widen: version",
+	},
+	{
+		"store: deltas stay pending for a follower that is gone", "store/follower.go",
+		[]edit{{"\t\t\t\tclear(d, hash)\n", "\t\t\t\t_, _ = d, hash\n"}},
+		"./store -run TestFollowerOfPendingDeltas$", "attached again: the copy holds",
+	},
+	{
+		"store: a move ends allowances", "store/follower.go",
+		[]edit{{"\tif slot == ownership.Backup {\n\t\tpart.role.advances.free", "\tif true {\n\t\tpart.role.advances.free"}},
+		"./store -run TestAllowanceLater$", "0 were admitted ahead",
+	},
+	{
+		"store: a follower that goes makes no version", "store/follower.go",
+		[]edit{{"\tif part.open {\n\t\tpart.extras.bump() // see Open\n\t}\n", ""}},
+		"./store -run TestVersionOfEachChange$", "Detach: version",
+	},
+	{
+		"store: copies forget claims by themselves", "store/follower.go",
+		[]edit{{"\t\tif part.open {\n\t\t\tsh.prune(part, now)", "\t\tif true {\n\t\t\tsh.prune(part, now)"}},
+		"./store -run TestHistoryIsCopied$", "history: the copy holds",
+	},
+	{
+		"store: a reset makes no version", "store/follower.go",
+		[]edit{{"\tp.extras.bump()\n\tfor _, f", "\tfor _, f"}},
+		"./store -run TestVersionOfEachChange$", "Reset: version",
+	},
+	{
+		"store: a merge makes no version", "store/merge.go",
+		[]edit{{"\t\tpart.raise()\n\t\tpart.extras.version++\n", "\t\tpart.raise()\n"}},
+		"./store -run TestVersionOfEachChange$", "Merge: version",
+	},
+	{
+		"store: followers are not told what is forgotten of a lineage", "store/delta.go",
+		[]edit{{"\t\tpart.noteHistory()\n\t\tpart.retrace()", "\t\tpart.retrace()"}},
+		"./store -run TestHistoryIsCopied$", "the holder's claims are of",
+	},
+	{
+		"store: a lineage is forgotten by the age of its first claim", "store/delta.go",
+		[]edit{{"now.Mono-a.lineage[1].at > horizon {", "now.Mono-a.lineage[0].at > horizon {"}},
+		"./store -run TestHistoryIsCopied$", "the holder's claims are of",
+	},
+	{
+		"store: allowances of a bucket are a part of its limit", "store/escrow.go",
+		[]edit{{"\t\t\t\tleast = min(least, l.Capacity)\n", "\t\t\t\t_ = l\n"}},
+		"./store -run TestAllowanceIsOfTheCapacity$", "told in chunks of 5",
+	},
+	{
+		"store: allowances end a second after the process began", "store/escrow.go",
+		[]edit{{"\ta.last = now.Mono\n", ""}},
+		"./store -run TestAllowanceLater$", "0 were admitted ahead",
+	},
+	{
+		"store: keys under another durability have allowances", "store/escrow.go",
+		[]edit{{" && r.spec.rule.Durability == Escrow {", " {"}},
+		"./store -run TestNoAllowanceOfOthers$", "of which none was admitted ahead",
+	},
+	{
+		"store: a reservation ends with the first that was made", "store/reservation.go",
+		[]edit{{"if r.count == 0 || e.until < r.first {", "if r.count == 0 {"}},
+		"./store -run TestReservationsExpire$", "reservations are pending at",
+	},
+	{
+		"store: reservations end when the last one does", "store/reservation.go",
+		[]edit{{"first = min(first, p.list[i].until)", "first = p.list[i].until"}},
+		"./store -run TestReservationsExpire$", "reservations are pending at",
+	},
+	{
+		"store: reservations of atomic checks are bounded by the key", "store/reservation.go",
+		[]edit{{"sh.store.cfg.MaxKeyReservations && !call.ReserveOnce {", "sh.store.cfg.MaxKeyReservations {"}},
+		"./store -run TestAtomicBeyondTheKeysBound$", "1: {Decision",
+	},
+	{
+		"store: charges of a record that is gone stay undoable", "store/reservation.go",
+		[]edit{{"\t\tu.Lose()\n", "\t\t_ = u\n"}},
+		"./store -run TestSweptStateIsLost$", "of another charge were given back",
+	},
+	{
+		"store: answers are kept for the window", "store/answers.go",
+		[]edit{{"longest := time.Minute\n", "longest := time.Duration(0)\n"}},
+		"./store -run TestAnswersAreKept$", "window 1s, repeated",
+	},
+	{
+		"store: answers of long windows are kept for long", "store/answers.go",
+		[]edit{{"return min(longest, 5*time.Minute)", "return longest"}},
+		"./store -run TestAnswersAreKept$", "window 1h0m0s, repeated 5m0s later",
+	},
+	{
+		"store: answers are repeated when they have ended", "store/answers.go",
+		[]edit{{"if e := m.by[k]; e != nil && now < e.until {", "if e := m.by[k]; e != nil && now <= e.until {"}},
+		"./store -run TestAnswersAreKept$", "repeated 1m0s later",
+	},
+	{
+		"store: an answer that has ended takes a later one with it", "store/answers.go",
+		[]edit{{"\tif m.by[e.key] == e {\n\t\tdelete", "\t{\n\t\tdelete"}},
+		"./store -run TestAnswersOfOneID$", "after the end of the first",
+	},
+	{
+		"store: of two answers to a request the merged one counts", "store/answers.go",
+		[]edit{{"if m.by[e.key] == nil && other.by[e.key] == e {", "if other.by[e.key] == e {"}},
+		"./store -run TestAnswersOfOneID$", "merged: ",
+	},
+	{
+		"store: an answer that was replaced is merged", "store/answers.go",
+		[]edit{{"if m.by[e.key] == nil && other.by[e.key] == e {", "if m.by[e.key] == nil {"}},
+		"./store -run TestAnswersOfOneID$", "merged into nothing",
+	},
+	{
+		"store: followers are not told of answers after all others have ended", "store/answers.go",
+		[]edit{{"\tm.leave(of, b)\n\tif m.n == 0 {\n\t\t*m = answers{end: m.end}\n\t}", "\tm.leave(of, b)\n\tif m.n == 0 {\n\t\t*m = answers{}\n\t}"}},
+		"./store -run TestAnswersAfterAllHaveEnded$", "c: the copy holds",
+	},
+	{
+		"store: a known key is banned where the count is lost", "store/ban.go",
+		[]edit{{" || part.lostOf(rule, now).is {", " {"}},
+		"./store -run TestNoBan$", "what was counted is lost, of a known key",
+	},
+	{
+		"store: a merged ban lasts as it did", "store/ban.go",
+		[]edit{{"left = min(left, to.spec.rule.Ban); to.banLeft", "to.spec.rule.Ban > 0 && to.banLeft"}},
+		"./store -run TestBanMergedIsBounded$", "banned for 1h0m0s",
+	},
+	{
+		"store: copies are not told which loans are forgotten", "store/loan.go",
+		[]edit{{"\t\tpart.keepLent(r, l, &sh.budget)\n\t\tif part.traced {\n\t\t\tsh.note(part, r, sh.markOf(part, r), false)\n\t\t}", "\t\tpart.keepLent(r, l, &sh.budget)"}},
+		"./store -run TestEndedLoansOnCopies$", "the copy holds",
+	},
+	{
+		"store: copies end loans", "store/loan.go",
+		[]edit{{"if !part.open || len(part.extras.lent) == 0 {", "if len(part.extras.lent) == 0 {"}},
+		"./store -run TestEndedLoansOnCopies$", "0 are held on the copy",
+	},
+	{
+		"store: a recall ends no loan", "store/loan.go",
+		[]edit{{"\t\t\tl.Recall()\n", ""}},
+		"./store -run TestRecallEndsRenewal$", "renewed for 1s; called back: true",
+	},
+	{
+		"store: a partition opens below former versions", "store/gate.go",
+		[]edit{{"\t\tpart.raise()\n\t\t// Changes", "\t\t// Changes"}},
+		"./store -run TestVersionOfEachChange$", "Open of what was promoted: version",
+	},
+	{
+		"store: opening makes no version", "store/gate.go",
+		[]edit{{"\t\tpart.extras.bump()\n\t\tpart.open", "\t\tpart.open"}},
+		"./store -run TestVersionOfEachChange$", "Open: version",
+	},
+	{
 		"store: an excess is charged without the reading of the boot clock", "store/decide.go",
 		[]edit{{"Always: true}, Boot: how.Boot, Spent: true", "Always: true}, Spent: true"}},
 		"./limiter -run TestRenewalsUnderLease$", "was carried out",
