@@ -1150,6 +1150,16 @@ var mutants = []mutant{
 		"./store -run TestMergeOfPartialCopyRepaid", "remain",
 	},
 	{
+		"gateway/grpc: a panic in a stream that has ended for its caller passes unnoticed", "gateway/grpc/unread.go",
+		[]edit{{"		case <-gone:\n			s.endedLate(info.FullMethod, err)\n", "		case <-gone:\n"}},
+		"./gateway/grpc -run TestPanicsBesideHandlers", "0 panics are told, want 1",
+	},
+	{
+		"gateway/grpc: a panic while a loan's answer waits for a copy is told only to a borrower that reports again", "gateway/grpc/borrow.go",
+		[]edit{{"			ended = crashed // however the stream has ended\n", "			_ = crashed\n"}},
+		"./gateway/grpc -run TestPanicsBesideHandlers", "0 panics are told, want 1",
+	},
+	{
 		"store: a delta stays untold when its key's durability is none no more", "store/delta.go",
 		[]edit{{"	if !changed || err != nil || part.extras == nil {\n", "	if !changed || err != nil || part.extras == nil || sameLimits(old, rule.Limits) {\n"}},
 		"./store -run TestReloadTellsDeltas", "party 0 counts",
