@@ -182,6 +182,28 @@ func TestHistoryIsCopied(t *testing.T) {
 	accounted(t, copied)
 }
 
+// TestHistoryLosesSeveral: where a holder forgets several claims at once, its copy's records stand for as many tables fewer, and at least for none.
+func TestHistoryLosesSeveral(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	r := rule("p", log(10, 3*time.Hour))
+	for i := range 3 {
+		holder.TakeOver(0, at(time.Duration(i)*time.Second), claim(1, uint64(i+1), 7))
+		decide(t, holder, r, string(rune('a'+i)), at(time.Duration(i)*time.Second), cost(1))
+	}
+	const now = 3*time.Hour + time.Minute
+	for i := range 3 {
+		decide(t, holder, r, string(rune('a'+i)), at(3*time.Hour-time.Minute), cost(1))
+	}
+	l.sync(t, 3*time.Hour-time.Minute, true)
+	holder.Sweep(at(now), 1)
+	if n := len(holder.shards[0].parts[0].extras.lineage); n != 1 {
+		t.Fatalf("%d claims are left", n)
+	}
+	l.sync(t, now, false)
+	l.same(t, "all but one forgotten", now)
+}
+
 // TestCopiedBanIsBounded: a ban lasts no longer than the rule says, whatever a chunk does.
 func TestCopiedBanIsBounded(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true})
@@ -440,9 +462,11 @@ func TestLossIsCopied(t *testing.T) {
 		s.Lease(0, int64(time.Hour))
 		s.Unguarded(0, true)
 	}
+	holder.TakeOver(0, at(0), claim(1, 1, 7))
 	open(holder)
 	reserved := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}
 	decide(t, holder, strict, "known", at(0), reserved)
+	holder.TakeOver(0, at(0), claim(1, 2, 7))
 	l.sync(t, 0, true)
 	holder.Cold(0, at(time.Second))
 	if holder.Pending(0, ownership.Backup) == 0 {
@@ -452,7 +476,7 @@ func TestLossIsCopied(t *testing.T) {
 	holder.ColdStrict(0, at(2*time.Second))
 	l.sync(t, 2*time.Second, false)
 	l.same(t, "filled", 2*time.Second)
-	copied.TakeOver(0, l.there(2*time.Second), claim(1, 2, 8))
+	copied.TakeOver(0, l.there(2*time.Second), claim(1, 3, 8))
 	open(copied)
 	for _, s := range []*Store{holder, copied} {
 		now := at(3 * time.Second)
@@ -501,6 +525,9 @@ func TestManyClaims(t *testing.T) {
 			}
 			if want := i == maxLineage && apart < minute; lineage[0].mixed != want {
 				t.Errorf("%d claims, %v apart: mixed %v", i+1, apart, lineage[0].mixed)
+			}
+			if lineage[0].delta != nil {
+				t.Errorf("%d claims: the first has a table", i+1)
 			}
 		}
 	}

@@ -756,6 +756,15 @@ func TestLendToAnUnknownKey(t *testing.T) {
 	if n := s.Stats().Keys; n != 0 {
 		t.Errorf("%d keys are left where nothing was lent", n)
 	}
+	s.Cold(0, at(0))
+	closed := rule("closed", log(100, minute))
+	closed.ColdClosed = true
+	if a := borrow(t, s, closed, 0, Borrow{ID: loanID, Want: 16}); a.Granted != 0 {
+		t.Errorf("lent what is taken for used up: %+v", a)
+	}
+	if n := s.Stats().Keys; n != 0 {
+		t.Errorf("%d keys are left where nothing could be lent", n)
+	}
 	r := rule("p", log(100, minute))
 	if a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 5, Spent: 5}}); a.Charged != 5 {
 		t.Errorf("%+v", a)

@@ -477,7 +477,8 @@ func TestMergeBesideShortLived(t *testing.T) {
 
 // TestMergeFollowers: what a merge has changed reaches the followers.
 func TestMergeFollowers(t *testing.T) {
-	for _, claimed := range []bool{false, true} {
+	for n := range 4 {
+		claimed, told := n%2 == 1, n >= 2
 		s := newSplit(t, 3, rule("p", log(100, minute)))
 		s.claim(0)
 		s.admit(0, s.rules[0], "0")
@@ -493,15 +494,20 @@ func TestMergeFollowers(t *testing.T) {
 		l.sync(t, s.now, true)
 		for i := range 2 {
 			s.admit(i, s.rules[0], fmt.Sprint(i))
+			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(i)})
+			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: minute})
 		}
 		if err := s.parties[0].store.Reset(s.parties[0].store.key("p", "gone"), "p"); err != nil {
 			t.Fatal(err)
+		}
+		if told {
+			l.sync(t, s.now, false)
 		}
 		s.merge(loser, winner)
 		l.sync(t, s.now, false)
 		want, got := contents(s.parties[winner].store, at(s.now)), contents(s.parties[2].store, at(s.now))
 		if !slices.Equal(got, want) {
-			t.Errorf("claimed %v: the copy has\n%q\nwant\n%q", claimed, got, want)
+			t.Errorf("claimed %v, told before %v: the copy has\n%q\nwant\n%q", claimed, told, got, want)
 		}
 		for _, p := range s.parties {
 			accounted(t, p.store)
@@ -747,6 +753,126 @@ func TestMergeColdStrict(t *testing.T) {
 				t.Errorf("copies in the order %v: %q has %d left: %v", order, key, d.Remaining, err)
 			}
 		}
+	}
+}
+
+// TestMergeOfLosses: of two losses for strict rules the later one counts, and that of either side what its own holder had lost.
+func TestMergeOfLosses(t *testing.T) {
+	strict, closed := rule("strict", log(100, minute)), rule("closed", log(100, minute))
+	strict.Strict, closed.ColdClosed = true, true
+	for _, earlier := range []int{0, 1} {
+		s := newSplit(t, 2, strict, closed)
+		s.claim(0)
+		s.admit(0, closed, "known")
+		s.replicate(0, 1)
+		s.claim(1)
+		s.parties[0].store.Cold(0, at(0))
+		s.parties[earlier].store.ColdStrict(0, at(0))
+		s.parties[1-earlier].store.ColdStrict(0, at(30*time.Second))
+		s.admit(1, closed, "other")
+		s.now = 40 * time.Second
+		s.merge(0, 1)
+		p := s.parties[1].store
+		p.Lease(0, int64(time.Hour))
+		p.Unguarded(0, true)
+		for _, step := range []struct {
+			now  time.Duration
+			rule *Rule
+			want int64
+		}{
+			{40 * time.Second, closed, 100}, {61 * time.Second, strict, 0}, {91 * time.Second, strict, 100},
+		} {
+			if d := decide(t, p, step.rule, "new", at(step.now), cost(0)); d.Remaining != step.want {
+				t.Errorf("the earlier one on side %d, %s at %v: %d are left, want %d", earlier, step.rule.Scope, step.now, d.Remaining, step.want)
+			}
+		}
+	}
+}
+
+// TestMergeOfOneReservation: a reservation that both sides know stays one, whose units are where they were charged.
+func TestMergeOfOneReservation(t *testing.T) {
+	r := rule("p", log(100, minute))
+	for from := range 2 {
+		s := newSplit(t, 2, r)
+		s.claim(0)
+		decide(t, s.parties[0].store, r, "k", at(s.now), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+		s.replicate(0, 1)
+		s.claim(1)
+		s.merge(from, 1-from)
+		p := s.parties[1-from].store
+		if n, known, err := settle(p, p.key("p", "k"), r, at(s.now), reservationOf(1), 0); n != 3 || !known || err != nil {
+			t.Errorf("merged from %d: %d were given back of 3 (%v, %v)", from, n, known, err)
+		}
+	}
+}
+
+// TestMergeOfWhatIsOwed: what the lost holders of both sides may have admitted is owed.
+func TestMergeOfWhatIsOwed(t *testing.T) {
+	r := rule("p", log(100, minute))
+	r.Strict = true
+	for n := range 6 {
+		from, without := n%2, n/2 // by both, or by one
+		s := newSplit(t, 2, r)
+		grant := func(i int) {
+			s.parties[i].store.Lease(0, int64(time.Hour))
+			s.parties[i].store.Unguarded(0, true)
+		}
+		s.claim(0)
+		grant(0)
+		s.admit(0, r, "k")
+		s.replicate(0, 1)
+		s.claim(1)
+		var owed int64
+		for i, o := range []owing{{advanced: 1, inherited: 10}, {advanced: 2, inherited: 20}} {
+			if i+1 == without {
+				continue
+			}
+			owed += o.advanced + o.inherited
+			change(t, s.parties[i].store, r, "k", func(part *partition, rec record) {
+				o.hash = rec.hash()
+				rec.set(owedFlag)
+				part.extras.owed = map[stateID]owing{{"p", "k"}: o}
+			})
+		}
+		s.merge(from, 1-from)
+		grant(1 - from)
+		p := s.parties[1-from].store
+		change(t, p, r, "k", func(_ *partition, rec record) {
+			if !rec.has(owedFlag) {
+				t.Error("the record is not marked")
+			}
+		})
+		p.TakeOverStrict(0, at(s.now))
+		if d := decide(t, p, r, "k", at(s.now), cost(0)); d.Remaining != 100-1-owed {
+			t.Errorf("%d are left of 100 after 1, and %d that are owed", d.Remaining, owed)
+		}
+	}
+}
+
+// TestThin: where the tables of claims have too much in them, the oldest are given up first.
+func TestThin(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour})
+	const keys = 10
+	claims := 0
+	for range 7 {
+		claims++
+		s.TakeOver(0, at(0), claim(1, uint64(claims), 7))
+		for k := range keys {
+			decide(t, s, r, fmt.Sprint(k), at(0), cost(1))
+		}
+	}
+	var tables []int
+	s.TakeOver(0, at(0), claim(1, 8, 7))
+	for _, e := range s.shards[0].parts[0].extras.lineage {
+		n := -1
+		if e.delta != nil {
+			n = e.delta.count
+		}
+		tables = append(tables, n)
+	}
+	if want := []int{-1, -1, -1, keys, keys, keys, keys, 0}; !slices.Equal(tables, want) {
+		t.Errorf("the tables have %v keys, want %v", tables, want)
 	}
 }
 

@@ -416,18 +416,20 @@ func TestAnswersOfOneID(t *testing.T) {
 	want(&other, "after the end of the first", 3)
 }
 
-// TestAnswersAfterAllHaveEnded: a follower is told of the first answer after all others have been forgotten.
+// TestAnswersAfterAllHaveEnded: a follower is told of an answer with which nothing has changed, and of the first one after all others have been
+// forgotten.
 func TestAnswersAfterAllHaveEnded(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true})
 	l := newLink(holder, copied, ownership.Backup)
 	l.sync(t, 0, true)
-	r := rule("p", window(1, minute))
+	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: minute, MaxDebt: 1})
 	for i, now := range []time.Duration{0, 0, 10 * minute} {
 		holder.Sweep(at(now), 1)
-		// Refused beyond all debt: nothing but its answer is to be told.
-		charge := Call{Request: algo.Request{Cost: 1, Always: i == 1}, RequestID: string(rune('a' + i))}
-		r.Limits[0].MaxDebt = 1
-		decide(t, holder, r, "k", at(now), charge)
+		// The second is refused beyond all debt.
+		charge := Call{Request: algo.Request{Cost: 2, Always: true}, RequestID: string(rune('a' + i))}
+		if d := decide(t, holder, r, "k", at(now), charge); (d.Granted == 0) != (i == 1) {
+			t.Fatal(d)
+		}
 		if n := holder.Pending(0, ownership.Backup); n == 0 {
 			t.Errorf("nothing is pending after answer %d", i)
 		}

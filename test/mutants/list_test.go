@@ -2571,6 +2571,81 @@ var mutants = []mutant{
 		"./store -run TestVersionOfEachChange$", "Open: version",
 	},
 	{
+		"store: an answer that is pending alone is not drained", "store/follower.go",
+		[]edit{{"\tif a.answers.pending(f.answers) {\n\t\tn++\n\t}\n", ""}},
+		"./store -run TestAnswersAfterAllHaveEnded$", "nothing is pending after answer 1",
+	},
+	{
+		"store: the newest answer is not pending", "store/answers.go",
+		[]edit{{"m.newest.turn >= turn }", "m.newest.turn > turn }"}},
+		"./store -run TestAnswersAfterAllHaveEnded$", "nothing is pending after answer 1",
+	},
+	{
+		"store: after a merge what the other side had lost is lost", "store/merge.go",
+		[]edit{{"\t\t\tm.base.extras.cold = before.cold\n", "\t\t\t_ = before\n"}},
+		"./store -run TestMergeOfLosses$", "closed at 40s: 0 are left",
+	},
+	{
+		"store: of two losses for strict rules the earlier counts after a merge", "store/merge.go",
+		[]edit{{"other.at.Mono > m.base.extras.coldStrict.at.Mono", "other.at.Mono < m.base.extras.coldStrict.at.Mono"}},
+		"./store -run TestMergeOfLosses$", "strict at 1m1s: 100 are left",
+	},
+	{
+		"store: followers are not told which reservations a merge has added", "store/merge.go",
+		[]edit{{"\t\t\tf.reservations = append(f.reservations, k)\n", "\t\t\t_ = k\n"}},
+		"./store -run TestMergeFollowers$", "the copy has",
+	},
+	{
+		"store: followers are not told which answers a merge has brought", "store/merge.go",
+		[]edit{{"\t\t\tf.answers = 0\n", "\t\t\t_ = f\n"}},
+		"./store -run TestMergeFollowers$", "told before true: the copy has",
+	},
+	{
+		"store: a merge makes a reservation anew that both sides know", "store/merge.go",
+		[]edit{{"known == nil || i < 0 {\n\t\t\t\tbase", "known == nil || i < 1<<20 {\n\t\t\t\tbase"}},
+		"./store -run TestMergeOfOneReservation$", "0 were given back of 3",
+	},
+	{
+		"store: a record on which something is owed after a merge is not marked", "store/merge.go",
+		[]edit{{"\t\tm.sh.record(m.base.ref(slot)).set(owedFlag)\n", "\t\t_ = slot\n"}},
+		"./store -run TestMergeOfWhatIsOwed$", "the record is not marked",
+	},
+	{
+		"store: what one side's holder may have admitted is owed after a merge", "store/merge.go",
+		[]edit{{"was.advanced + o.advanced", "max(was.advanced, o.advanced)"}},
+		"./store -run TestMergeOfWhatIsOwed$", "and 33 that are owed",
+	},
+	{
+		"store: what one side has inherited is owed after a merge", "store/merge.go",
+		[]edit{{"was.inherited + o.inherited", "max(was.inherited, o.inherited)"}},
+		"./store -run TestMergeOfWhatIsOwed$", "and 33 that are owed",
+	},
+	{
+		"store: records stand for tables below the first", "store/delta.go",
+		[]edit{{"max(r.since()-by, 0)", "r.since()-by"}},
+		"./store -run TestHistoryLosesSeveral$", "index out of range",
+	},
+	{
+		"store: the newest tables are given up first", "store/delta.go",
+		[]edit{{"for i := len(c.extras.lineage) - 1; i >= 0; i-- {\n\t\te :=", "for i := range c.extras.lineage {\n\t\te :="}},
+		"./store -run TestThin$", "the tables have [-1 10",
+	},
+	{
+		"store: a forgotten claim leaves a table to the first", "store/delta.go",
+		[]edit{{"\tsh.giveUp(&a.lineage[0])\n\ta.lineage[0].mixed", "\ta.lineage[0].mixed"}},
+		"./store -run TestManyClaims$", "17 claims: the first has a table",
+	},
+	{
+		"store: followers are not told what a loss puts into tables", "store/delta.go",
+		[]edit{{"\tif err == nil {\n\t\tsh.note(part, r, 0, true)\n\t}\n}\n\n// stands", "}\n\n// stands"}},
+		"./store -run TestLossIsCopied$", "filled: the copy holds",
+	},
+	{
+		"store: a key of which nothing could be lent stays", "store/loan.go",
+		[]edit{{"\tif !found && !known && a.Charged == 0 {\n\t\tsh.drop(&part.table, slot)\n\t}\n", ""}},
+		"./store -run TestLendToAnUnknownKey$", "1 keys are left where nothing could be lent",
+	},
+	{
 		"store: an excess is charged without the reading of the boot clock", "store/decide.go",
 		[]edit{{"Always: true}, Boot: how.Boot, Spent: true", "Always: true}, Spent: true"}},
 		"./limiter -run TestRenewalsUnderLease$", "was carried out",
