@@ -277,6 +277,7 @@ func TestStartErrors(t *testing.T) {
 		{"GossipPort: ", func(c *weir.Config) { c.GossipPort = portOf(t, busy.Addresses().Gossip) }},
 		{"Bind: ", func(c *weir.Config) { c.Bind, c.Security.Insecure = "192.0.2.1", true }},
 		{"TLSCertFile, TLSKeyFile: ", func(c *weir.Config) { c.Security.TLSCertFile, c.Security.TLSKeyFile = "/none", "/none" }},
+		{"DataDir: ", func(c *weir.Config) { c.DataDir = testkit.WriteFile(t, "file", "") }},
 		{"AccessFile: open /none/http-port: ", func(c *weir.Config) { c.Security.AccessFile = "/none/http-port" }},
 		{"GossipKeyFile: ", func(c *weir.Config) { c.Security.GossipKeyFile = "/none" }},
 		{"ClusterSecretFile: ", func(c *weir.Config) { c.Security.ClusterSecretFile = "/none" }},
@@ -291,6 +292,8 @@ func TestStartErrors(t *testing.T) {
 		}
 		if err := n.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
+			_ = n.Stop(t.Context())
+			continue
 		}
 		if n.Service() != nil {
 			t.Errorf("%s: there is a service", c.want)

@@ -267,6 +267,28 @@ func TestNodeIsRecalled(t *testing.T) {
 	})
 }
 
+// TestRecallsLendNothing: a node that is asked for what it has is lent nothing, whatever it answers.
+func TestRecallsLendNothing(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		owner, node := c.nodes[0], c.nodes[1]
+		key := c.owned("p", 0, 0)
+		id := algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 7}
+		lend(t, owner.Limiter, limit.Borrow{Target: limit.Target{Policy: "p", Key: key}, ID: id, Want: 16})
+		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
+			deliver()
+			ops[0].Loan.Known, ops[0].Loan.Report = true, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}
+		})
+		op := &Op{Check: named("p", key, 1)}
+		if err := owner.prepare(op); err != nil {
+			t.Fatal(err)
+		}
+		owner.askNode(node.cfg.Self, op, []algo.Loan{{ID: id, Totals: algo.Totals{Granted: 16}}})
+		if n := c.held(owner, "p", key); n != 12 {
+			t.Errorf("%d are on loan after 4 of 16 were told of, want 12", n)
+		}
+	})
+}
+
 // TestPartialRecalls: of what is left, and may be asked for in part, nothing is missing because it is on loan.
 func TestPartialRecalls(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {

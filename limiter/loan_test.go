@@ -637,3 +637,32 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 		}
 	})
 }
+
+// TestAskedAnew: a check that has waited for a recall, and found its partition gone meanwhile, has units called back once it is decided after all.
+func TestAskedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		partition := l.partition(l.table.Load().by["p"].hash.Hash("k"))
+		for borrower := range uint64(2) {
+			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
+			lend(t, l, b)
+			defer l.OpenBorrower(borrower, func(r limit.Recall) {
+				go func() {
+					if borrower == 0 { // which never answers
+						l.store.Shut(partition)
+						time.Sleep(recallMost + 20*time.Millisecond)
+						l.store.Open(partition)
+						return
+					}
+					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+					lend(t, l, b)
+				}()
+			})()
+		}
+		l.loans.silent = map[algo.LoanID]int64{{Borrower: 1, Number: 1}: l.clock().Mono + int64(recallMost+10*time.Millisecond)}
+		if d := check(t, l, "p", 80); !d.Allowed {
+			t.Errorf("%+v, %+v", d, l.Loans())
+		}
+	})
+}

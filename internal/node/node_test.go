@@ -429,6 +429,33 @@ func TestConnectionsEndWithAnswers(t *testing.T) {
 	}
 }
 
+// TestRoomForCopies: a member of a cluster leaves the last sixteenth of its keys to copies of others' partitions.
+func TestRoomForCopies(t *testing.T) {
+	const keys, shares = 1600, 40 // few policies, or callers, may not take all that there is
+	cfg := testConfig(t, "node")
+	text := "policies:\n"
+	for i := range shares {
+		text += fmt.Sprintf("  - {name: p%d, limits: [5/1h]}\n", i)
+	}
+	cfg.PolicyFile, cfg.MaxKeys = testkit.WriteFile(t, "policies.yaml", text), keys
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	kept := 0
+	for i := range keys {
+		target := limit.Target{Policy: fmt.Sprintf("p%d", i%shares), Key: fmt.Sprint(i), Caller: fmt.Sprint(i % shares)}
+		r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: target, Cost: 1}})
+		if err != nil || r[0].Err != nil {
+			t.Fatal(r, err)
+		}
+		if !r[0].FailedOpen {
+			kept++
+		}
+	}
+	if kept != keys-keys/16 {
+		t.Errorf("%d new keys of %d are kept", kept, keys)
+	}
+}
+
 // TestInStep: a member that keeps another ring, or that cannot be asked, is not in step.
 func TestInStep(t *testing.T) {
 	n := mustStart(t, testConfig(t, "a"))

@@ -1810,6 +1810,31 @@ var mutants = []mutant{
 		". -run TestCluster$", "stopped without time",
 	},
 	{
+		"node: copies of others' partitions have no room of their own", "internal/node/node.go",
+		[]edit{{", Copies: n.cluster != nil,", ","}},
+		"./internal/node -run TestRoomForCopies$", "new keys of 1600 are kept",
+	},
+	{
+		"weir: a node takes half of what the process may use", "config.go",
+		[]edit{{"memory.Own().Usable / 4", "memory.Own().Usable / 2"}},
+		". -run TestMemoryByDefault$", "bytes",
+	},
+	{
+		"weir: the directory for overrides is not used", "config.go",
+		[]edit{{"PolicyFile: c.PolicyFile, DataDir: c.DataDir,", "PolicyFile: c.PolicyFile,"}},
+		". -run TestStartErrors$", "want DataDir",
+	},
+	{
+		"loan: a check that has waited for a recall never does again", "limiter/loan.go",
+		[]edit{{"\t\t\tw.op.recalled = false\n", ""}},
+		"./limiter -run TestAskedAnew$", "loan_test.go",
+	},
+	{
+		"loan: who is asked for what it has is lent more", "limiter/borrow.go",
+		[]edit{{"loans[i].ID, 0, true\n", "loans[i].ID, report.Want, true\n"}},
+		"./limiter -run TestRecallsLendNothing$", "want 12",
+	},
+	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
