@@ -55,8 +55,6 @@ type strictness struct {
 	virgin       bool    // it was claimed as one that nobody had ever held, and nothing has been granted since
 	// What each voter that supports this term has given up for it, of other processes.
 	replaced [maxVoters]Record
-	// Who each voter has recorded instead, and may support for a while yet.
-	against [maxVoters]Node
 
 	unguarded bool  // a majority has recorded that there is no backup to wait for
 	followAt  int64 // no backup before
@@ -78,7 +76,7 @@ func (s *strictness) raised() {
 	s.earlier = true
 	s.whole, s.until, s.unguarded, s.closed = false, 0, false, nil
 	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}
-	s.replaced, s.against = [maxVoters]Record{}, [maxVoters]Node{}
+	s.replaced = [maxVoters]Record{}
 }
 
 func (g *grants) majority() int { return g.voters/2 + 1 }
@@ -87,19 +85,7 @@ func (g *grants) majority() int { return g.voters/2 + 1 }
 // stay where it is for that moment.
 func (c *Core) unresolved(p int) bool {
 	s := c.parts[p].strict
-	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease) && !c.overruled(p)
-}
-
-// overruled says whether a majority of the voters support the process that a partition should go to: it holds the partition as well, as after
-// a split, and what is here is to be merged into that.
-func (c *Core) overruled(p int) bool {
-	to, n := c.owner(p), 0
-	for _, other := range c.parts[p].strict.against {
-		if other == to && to != (Node{}) {
-			n++
-		}
-	}
-	return n >= c.grants.majority()
+	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease)
 }
 
 // requestGrants asks the voters to record this node, and to go on recording it: every third of a lease for everything,
@@ -215,11 +201,7 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 		if !pt.held || pt.standing != Owned || pt.term != item.Term || answer.Partition != item.Partition {
 			continue
 		}
-		pt.strict.against[a.voter] = Node{}
 		if !answer.Granted {
-			if answer.Wait > 0 {
-				pt.strict.against[a.voter] = answer.Recorded.Node
-			}
 			c.refused(item.Partition, r.Epoch, answer)
 			continue
 		}

@@ -345,63 +345,6 @@ func TestRefusedGrant(t *testing.T) {
 	}
 }
 
-// TestOverruled: after a split who has claimed a partition waits for a grant before it gives the partition away, unless a majority of the
-// voters support the process that should have it.
-func TestOverruled(t *testing.T) {
-	x := GrantAnswer{Recorded: Record{Term: term(1), Node: peerX}, Wait: time.Second}
-	over, y := x, x
-	over.Wait, y.Recorded.Node = 0, peerY
-	for _, c := range []struct {
-		name    string
-		answers [3]GrantAnswer
-		offered bool
-	}{
-		{"two for the owner", [3]GrantAnswer{x, x, {Granted: true}}, true},
-		{"one for the owner", [3]GrantAnswer{x, {}, {Granted: true}}, false},
-		{"two for another", [3]GrantAnswer{y, y, {}}, false},
-		{"one for each", [3]GrantAnswer{x, y, {}}, false},
-		{"records that have run out", [3]GrantAnswer{over, over, {}}, false},
-		{"nobody on record", [3]GrantAnswer{}, false},
-	} {
-		l := withVoters(t)
-		l.claims(self, Node{}, peerX, peerY, voter1, voter2, voter3)
-		l.see(peerX, Node{}, peerX, peerY, voter1, voter2, voter3)
-		answer := func(answers [3]GrantAnswer) {
-			for i, v := range []Node{voter1, voter2, voter3} {
-				q := last[*GrantRequest](l, v)
-				answers[i].Term = q.Items[0].Term
-				l.get(v, &GrantReply{ID: q.ID, Items: answers[i : i+1]})
-			}
-			l.wait(300 * time.Millisecond)
-		}
-		l.wait(50 * time.Millisecond)
-		answer(c.answers)
-		if offered := len(said[*Offer](l, peerX)) > 0; offered != c.offered {
-			t.Errorf("%s: offered %v", c.name, offered)
-		}
-		if c.offered {
-			continue
-		}
-		if answer([3]GrantAnswer{x, x, {}}); len(said[*Offer](l, peerX)) == 0 {
-			t.Errorf("%s, and then two for the owner: not offered", c.name)
-		}
-	}
-
-	l := withVoters(t) // what voters have answered once holds until they answer otherwise, or to a higher term
-	l.claims(self, Node{}, peerX, peerY, voter1, voter2, voter3)
-	s := l.core.parts[0].strict
-	s.against = [maxVoters]Node{peerX, peerX}
-	l.wait(50 * time.Millisecond)
-	l.vote(voter1, last[*GrantRequest](l, voter1), Record{})
-	if s.against != [maxVoters]Node{1: peerX} {
-		t.Errorf("after a grant: against %v", s.against)
-	}
-	l.core.raise(0)
-	if s.against != ([maxVoters]Node{}) {
-		t.Errorf("under a higher term: against %v", s.against)
-	}
-}
-
 // TestRefusedWhileFrozen: a partition that is being handed over stays frozen, whatever voters answer.
 func TestRefusedWhileFrozen(t *testing.T) {
 	l := withVoters(t)

@@ -265,21 +265,6 @@ var mutants = []mutant{
 		ownership + "TestAttachments", "is not above a move's receiver's",
 	},
 	{
-		"ownership: who cannot get the grant waits for it", grant,
-		[]edit{{" && !c.overruled(p)\n", "\n"}},
-		ownership + "TestOverruled", "two for the owner: offered false",
-	},
-	{
-		"ownership: one voter overrules a holder", grant,
-		[]edit{{"return n >= c.grants.majority()", "return n > 0"}},
-		ownership + "TestOverruled", "one for the owner: offered true",
-	},
-	{
-		"ownership: a record that has run out overrules a holder", grant,
-		[]edit{{"			if answer.Wait > 0 {", "			if true {"}},
-		ownership + "TestOverruled", "records that have run out: offered true",
-	},
-	{
 		"ownership: a flush is of all that is pending", core,
 		[]edit{{"c.drained + flushBytes", "math.MaxInt"}},
 		ownership + "TestFlushInParts", "8 partitions are flushed at once",
