@@ -59,16 +59,16 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	ended, gone := make(chan error), make(chan struct{})
 	defer close(gone)
 	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it. What waits to be sent fails then, and
-	// not before.
+	// not before, also where the caller has nothing more to say.
 	s.readers.Go(func() {
 		err := recovered.Call(c.read)
+		c.waiting.Wait()
 		select {
 		case ended <- err:
 			return
 		case <-gone:
 			c.endedLate(err)
 		}
-		c.waiting.Wait()
 		select {
 		case crashed := <-c.crashed:
 			c.endedLate(crashed)
@@ -77,7 +77,6 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	})
 	select {
 	case err := <-ended:
-		c.waiting.Wait()
 		select {
 		case crashed := <-c.crashed:
 			c.endedLate(err)

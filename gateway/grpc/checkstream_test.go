@@ -630,6 +630,50 @@ func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
 	asking.Wait()
 }
 
+// A stream whose caller has sent everything, and does not read, ends like one that goes on.
+func TestCheckStreamEndsWhenNobodyReadsTheRest(t *testing.T) {
+	noLeaks(t)
+	d := &distant{answer: make(chan struct{})}
+	s := NewServer(ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond})
+	t.Cleanup(s.Close)
+	served, end := make(chan error, 1), make(chan struct{})
+	reads := make(chan struct{})
+	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		err := handle(srv, halfClosed{stuck{stream, reads}, end})
+		served <- err
+		return err
+	}))
+	freed := sync.OnceFunc(func() { close(reads) })
+	t.Cleanup(freed)
+	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, addr)))
+	if err := stream.Send(streamed(1, "far")); err != nil {
+		t.Fatal(err)
+	}
+	reads <- struct{}{}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	<-end
+	close(d.answer)
+	testkit.Eventually(t, "the stream to end", func() bool { return len(served) > 0 })
+	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
+	freed()
+}
+
+// halfClosed is a stream that says when its caller has sent everything.
+type halfClosed struct {
+	grpc.ServerStream
+	end chan<- struct{}
+}
+
+func (s halfClosed) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if err == io.EOF {
+		close(s.end)
+	}
+	return err
+}
+
 // A stream holds on to little while nothing comes, whatever came before: not to the room that a large request took.
 func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
 	const many = 100_000
