@@ -430,11 +430,15 @@ func (d *drain) delta(t turn) {
 	}
 }
 
-// together says whether a pending delta is told with its state. Where that has sliding counters the two are to have the same windows in the
-// copy as here, and two messages may not take as long.
+// together says whether a pending delta is told with its state, see deltasOf. Where that has sliding counters the two are to have the same windows
+// in the copy as here, and two messages may not take as long.
 func (d *drain) together(delta record) bool {
 	slot, ok := d.sh.find(&d.part.table, delta.hash(), delta.spec.rule.Scope, string(delta.key))
-	return ok && d.sh.record(d.part.ref(slot)).has(pendingFlag<<d.slot) && slides(delta.spec.rule.Limits)
+	if !ok {
+		return false
+	}
+	state := d.sh.record(d.part.ref(slot)) // under other limits than the delta, perhaps, since a merge
+	return state.has(pendingFlag<<d.slot) && slides(state.spec.rule.Limits)
 }
 
 // deltasOf tells the deltas of a record that are told together with it.

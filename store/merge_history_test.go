@@ -1095,3 +1095,38 @@ func TestDeltaIsToldWithoutItsState(t *testing.T) {
 		}
 	})
 }
+
+// TestDeltaUnderOtherLimitsIsTold: after a merge of sides that had different limits for a key, a delta of it may be under limits that its state
+// is not under. It is told to copies all the same: who claims one, and is merged with a process that lacks what the delta holds, forgets nothing.
+func TestDeltaUnderOtherLimitsIsTold(t *testing.T) {
+	counter, other := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 1000, Window: minute}), rule("p", log(1000, minute))
+	for name, rules := range map[string][2]*Rule{"of a counter": {other, counter}, "of a log": {counter, other}} {
+		t.Run(name, func(t *testing.T) {
+			h := newSideHistory(t, rand.New(rand.NewPCG(0, 29)), 4)
+			a, b, c, d := h.sides[0], h.sides[1], h.sides[2], h.sides[3]
+			copied := func(from, to *side) {
+				h.copied(from, to)
+				to.store.Promote(0)
+				h.claim(to)
+			}
+			h.claim(a)
+			h.charge(a, rules[0], false)
+			copied(a, b)
+			h.charge(b, rules[1], false)
+			h.move(a, d)
+			copied(d, c)
+			h.claim(d)
+			h.charge(d, rules[0], false)
+			h.merge(b, c)
+			copied(c, a)
+			h.merge(a, d)
+			want := int64(0)
+			for _, c := range h.charges {
+				want += c.units
+			}
+			if used := h.used(d, rules[0]); used != want {
+				t.Errorf("%d units are counted of %d", used, want)
+			}
+		})
+	}
+}
