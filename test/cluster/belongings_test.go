@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
 )
 
@@ -13,10 +14,21 @@ const belongings = `policies:
 `
 
 // TestBelongings: what a key has besides its count goes with it when nodes come, leave and crash: the ids of requests that
-// have been charged, and leases.
+// have been charged, and leases. Without voters a partition that has moved has nothing to tell its backup, which has everything.
 func TestBelongings(t *testing.T) {
 	survival(t)
-	f := newFleet(t, 3, belongings, nil)
+	for _, voters := range []bool{true, false} {
+		t.Run(fmt.Sprintf("voters=%t", voters), func(t *testing.T) {
+			f := newFleet(t, 3, belongings, nil)
+			if i := slices.Index(f.args, "--voters"); !voters {
+				f.args = slices.Delete(f.args, i, i+2)
+			}
+			testBelongings(t, f)
+		})
+	}
+}
+
+func testBelongings(t *testing.T, f *fleet) {
 	n := f.members
 	f.start(n[:2]...)
 	f.calm(n[:2]...)
