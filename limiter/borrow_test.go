@@ -80,13 +80,21 @@ func TestNodeBorrows(t *testing.T) {
 		if n != 0 {
 			t.Errorf("%d messages for 20 checks from a loan", n)
 		}
-		c.pass(30 * time.Millisecond)
 		checks, results := []limit.Check{named("p", key, 1)}, make([]limit.Result, 1)
-		if n := testing.AllocsPerRun(5, func() { _ = node.CheckTo(t.Context(), checks, nil, results) }) -
-			testing.AllocsPerRun(5, func() { node.Route(0) }); n > 0 {
-			t.Errorf("%v allocations", n)
+		singles := int64(0) // checks that cost 1
+		var allocated float64
+		for range 10 { // who reports what is spent allocates, and may do so meanwhile
+			c.pass(30 * time.Millisecond)
+			allocated = testing.AllocsPerRun(5, func() { _ = node.CheckTo(t.Context(), checks, nil, results); singles++ }) -
+				testing.AllocsPerRun(5, func() { node.Route(0) })
+			if allocated == 0 {
+				break
+			}
 		}
-		used += 6
+		if allocated > 0 {
+			t.Errorf("%v allocations", allocated)
+		}
+		used += singles
 		n = c.messages(func() {
 			for _, q := range []limit.Check{
 				{Cost: 0}, {Cost: 1, Always: true}, {Cost: 1, RequestID: "r"},
@@ -108,7 +116,8 @@ func TestNodeBorrows(t *testing.T) {
 			t.Errorf("%d messages for 3 checks that are not answered from loans", n)
 		}
 		c.pass(100 * time.Millisecond)
-		if s := c.stats("p"); s.Allowed != uint64(used-9)/2+9 || s.Borrowed < 26 {
+		singles += 3
+		if s := c.stats("p"); s.Allowed != uint64((used-singles)/2+singles) || s.Borrowed < 26 {
 			t.Errorf("%+v for %d units", s, used)
 		}
 		if node.heatsNothing(c, "kept") || node.heatsNothing(c, "shadow") {
