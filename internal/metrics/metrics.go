@@ -122,7 +122,7 @@ var (
 	secureFile = prometheus.NewDesc("weir_security_file_valid",
 		"0 when a file that access depends on was rejected as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).", []string{"file"}, nil)
 	timeouts = prometheus.NewDesc("weir_file_read_timeouts_total",
-		"Reads of a file that the file system did not answer in time, by file (policies, and those of weir_security_file_valid).", []string{"file"}, nil)
+		"Reads of a file that the file system did not answer in time, by file (policies, envoy_configuration, and those of weir_security_file_valid).", []string{"file"}, nil)
 	members         = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
 	partitions      = prometheus.NewDesc("weir_partitions", "Partitions that keys fall into, over the whole cluster.", nil, nil)
 	owned           = prometheus.NewDesc("weir_partitions_owned", "Partitions that the ring gives to this node.", nil, nil)

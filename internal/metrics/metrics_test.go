@@ -94,7 +94,7 @@ weir_forwarded_total{answered="true"} 3
 # HELP weir_ownership_messages_dropped_total Ownership messages dropped because too many were queued.
 # TYPE weir_ownership_messages_dropped_total counter
 weir_ownership_messages_dropped_total 5
-# HELP weir_file_read_timeouts_total Reads of a file that the file system did not answer in time, by file (policies, and those of weir_security_file_valid).
+# HELP weir_file_read_timeouts_total Reads of a file that the file system did not answer in time, by file (policies, envoy_configuration, and those of weir_security_file_valid).
 # TYPE weir_file_read_timeouts_total counter
 weir_file_read_timeouts_total{file="access"} 0
 weir_file_read_timeouts_total{file="certificates"} 4

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // Node is how a command asks a node.
@@ -57,8 +59,17 @@ func (r *Node) Connect(ctx context.Context, f func(context.Context, *grpc.Client
 	case s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("addr: no answer from %s within %v (timeout)", r.Addr, r.Timeout)
 	default:
-		return errors.New(s.Message())
+		return errors.New(ownNames(s.Message()))
 	}
+}
+
+// ownNames is a node's message with the field that it begins with named as commands name it: target.key as key, ttl_ns as ttl.
+func ownNames(message string) string {
+	field, rest, ok := strings.Cut(message, ": ")
+	if !ok || strings.Contains(field, " ") {
+		return message
+	}
+	return wire.FieldOf(field) + ": " + rest
 }
 
 // Private reports whether nobody on the way can read what is sent to the node.

@@ -125,7 +125,7 @@ func (service) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.Sta
 	return nil, ctx.Err()
 }
 
-// TestConnect: what a node says is passed on as it is, and what is not its word names the flag.
+// TestConnect: what a node says is passed on, and what is not its word names the flag.
 func TestConnect(t *testing.T) {
 	addr := testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, service{}) })
 	ask := func(ctx context.Context, c *grpc.ClientConn) error {
@@ -151,5 +151,17 @@ func TestConnect(t *testing.T) {
 	}
 	if here, away := (&Node{Addr: addr}).Private(), (&Node{Addr: "192.0.2.1:1"}).Private(); !here || away {
 		t.Errorf("private: here %t, away %t", here, away)
+	}
+}
+
+// TestOwnNames: of what a node says, the field that it begins with has the name that commands have for it.
+func TestOwnNames(t *testing.T) {
+	for message, want := range map[string]string{
+		"target.policy: is unknown": "policy: is unknown", "ttl_ns: is short": "ttl: is short", "target.limit.window_ns: is long": "limit.window: is long",
+		"override.settings.limit: is 0": "settings.limit: is 0", "id: is missing": "id: is missing", "present a token": "present a token", "grpc: received: 3": "grpc: received: 3",
+	} {
+		if got := ownNames(message); got != want {
+			t.Errorf("%q: %q", message, got)
+		}
 	}
 }

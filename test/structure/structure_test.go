@@ -90,7 +90,7 @@ var mayImport = map[string]string{
 	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/asker internal/devcluster internal/file internal/load internal/logqueue internal/memory internal/node internal/remote internal/render internal/secrets internal/settings internal/simulate internal/validate limiter policy proto/weir/v1",
 	"internal/asker":           "algo client internal/load internal/remote proto/weir/v1",
 	"internal/devcluster":      "internal/memory internal/node limiter policy",
-	"internal/remote":          "algo internal/certs internal/file internal/loopback policy proto/weir/v1",
+	"internal/remote":          "algo internal/certs internal/file internal/loopback policy proto/weir/v1 rpc/wire",
 	"internal/render":          "gateway/http internal/load proto/weir/v1 rpc/wire",
 	"internal/settings":        "internal/file internal/strictyaml",
 	"internal/readiness":       "",
