@@ -205,8 +205,8 @@ func TestCheckStreamMalformed(t *testing.T) {
 		code   codes.Code
 		change func(*weirv1.CheckStreamRequest)
 	}{
-		{"checks", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Keys, in.KeyLengths = nil, nil }},
-		{"checks", codes.ResourceExhausted, func(in *weirv1.CheckStreamRequest) { in.KeyLengths = make([]uint32, 1001) }},
+		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Keys, in.KeyLengths = nil, nil }},
+		{"key_lengths", codes.ResourceExhausted, func(in *weirv1.CheckStreamRequest) { in.KeyLengths = make([]uint32, 1001) }},
 		{"keys", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Keys = append(in.Keys, 'x') }},
 		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.KeyLengths[2] = 2 }},
 		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.KeyLengths[0] = 1<<32 - 1 }},

@@ -18,6 +18,8 @@ func StreamField(name string) string {
 	switch name {
 	case "key", "cost", "request_id":
 		return name + "s"
+	case "checks":
+		return "key_lengths" // the only list that has an element for each
 	}
 	return unit(name)
 }
@@ -41,6 +43,8 @@ func FieldOf(name string) string {
 	switch name {
 	case "keys", "costs", "request_ids":
 		name = strings.TrimSuffix(name, "s")
+	case "key_lengths":
+		name = "checks"
 	case "ttl_ns", "limit.window_ns":
 		name = strings.TrimSuffix(name, "_ns")
 	}

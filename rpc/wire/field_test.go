@@ -35,7 +35,7 @@ func TestField(t *testing.T) {
 	if got := Field("limit.align"); got != "target.limit.period" {
 		t.Error(got)
 	}
-	for name, want := range map[string]string{"key": "keys", "cost": "costs", "request_id": "request_ids", "partial": "partial"} {
+	for name, want := range map[string]string{"checks": "key_lengths", "key": "keys", "cost": "costs", "request_id": "request_ids", "partial": "partial"} {
 		if got := StreamField(name); got != want || FieldOf(got) != name {
 			t.Errorf("%s: %s, and back %s", name, got, FieldOf(got))
 		}
