@@ -849,6 +849,105 @@ func TestMergeOfWhatIsOwed(t *testing.T) {
 	}
 }
 
+// TestTableOfTheNewestClaim: a key from before a claim has what was charged since in its table, for as long as anything from before can count; from
+// then on its state is that.
+func TestTableOfTheNewestClaim(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(100, time.Hour))
+	s.TakeOver(0, at(0), claim(1, 1, 7))
+	decide(t, s, r, "k", at(0), cost(1))
+	s.TakeOver(0, at(30*time.Minute), claim(1, 2, 7))
+	part := &s.shards[0].parts[0]
+	for _, step := range []struct {
+		now          time.Duration
+		table, since int
+	}{
+		{30 * time.Minute, 1, 0}, {time.Hour + time.Minute, 1, 0}, {91 * time.Minute, 0, 1},
+	} {
+		decide(t, s, r, "k", at(step.now), cost(1))
+		change(t, s, r, "k", func(_ *partition, rec record) {
+			if n := part.newestDelta().count; n != step.table || rec.since() != step.since {
+				t.Errorf("%v: the table has %d keys, and the state stands for %d, want %+v", step.now, n, rec.since(), step)
+			}
+		})
+	}
+	// A partition that has no keys may get some that count for longer than any so far.
+	none := New(Config{})
+	none.TakeOver(0, at(0), claim(1, 1, 7))
+	none.TakeOver(0, at(1), claim(1, 2, 7))
+	none.Sweep(at(100*time.Hour), 1)
+	if n := len(none.shards[0].parts[0].extras.lineage); n != 2 {
+		t.Errorf("%d claims of 2 are left", n)
+	}
+}
+
+// TestTablesOfBuckets: what was charged to a bucket is in the tables of claims for as long as it may count, whatever the bucket was repaid, and
+// its state is never all of it.
+func TestTablesOfBuckets(t *testing.T) {
+	s := New(Config{})
+	bucket, window := rule("b", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: minute}), rule("w", window(100, minute))
+	s.TakeOver(0, at(0), claim(1, 1, 7))
+	s.Cold(0, at(0)) // of a content without keys: the first claim has a table, too
+	part := &s.shards[0].parts[0]
+	tables := func(now time.Duration, want ...int) {
+		t.Helper()
+		for i, n := range want {
+			if got := part.extras.lineage[i].delta.count; got != n {
+				t.Errorf("%v: %d keys are in table %d, want %d", now, got, i, n)
+			}
+		}
+	}
+	stands := func(r *Rule, key string, want bool) {
+		t.Helper()
+		change(t, s, r, key, func(p *partition, rec record) {
+			if got := s.shards[0].stands(&p.content, rec); got != want {
+				t.Errorf("the state of %s/%s stands for its claim: %v", r.Scope, key, got)
+			}
+		})
+	}
+	for _, r := range []*Rule{bucket, window} {
+		decide(t, s, r, "k", at(0), cost(1))
+	}
+	tables(0, 1)
+	stands(bucket, "k", false)
+	stands(window, "k", true)
+	s.TakeOver(0, at(90*time.Second), claim(1, 2, 7))
+	decide(t, s, bucket, "new", at(91*time.Second), cost(1))
+	tables(91*time.Second, 1, 1)
+	stands(bucket, "new", false)
+	s.Sweep(at(140*time.Second), 1)
+	tables(140*time.Second, 1, 1)
+	s.Sweep(at(151*time.Second), 1)
+	tables(151*time.Second, 0, 0)
+}
+
+// TestMergeOfUnnamedClaims: after a merge with what is charged under no claim, or under one for which the lineage has no place, the first claim is one under
+// which not all is known.
+func TestMergeOfUnnamedClaims(t *testing.T) {
+	mixed := func(s *Store) bool { return s.shards[0].parts[0].extras.lineage[0].mixed }
+	r := rule("p", log(100, minute))
+	s := newSplit(t, 2, r)
+	s.claim(0)
+	s.admit(0, r, "a")
+	s.parties[1].store.Open(0)
+	s.admit(1, r, "b")
+	s.merge(1, 0)
+	if !mixed(s.parties[0].store) {
+		t.Error("merged with a content without claims: all is known under the first claim")
+	}
+	s = newSplit(t, 2, r)
+	for i := range s.parties {
+		for range maxLineage {
+			s.claim(i)
+		}
+	}
+	s.now = time.Second
+	s.merge(1, 0)
+	if !mixed(s.parties[0].store) {
+		t.Error("merged with as many claims as a lineage names: all is known under the first claim")
+	}
+}
+
 // TestThin: where the tables of claims have too much in them, the oldest are given up first.
 func TestThin(t *testing.T) {
 	s := New(Config{})

@@ -2656,6 +2656,51 @@ var mutants = []mutant{
 		"./store -run TestLendToAnUnknownKey$", "1 keys are left where nothing could be lent",
 	},
 	{
+		"store: a state that stands for its claim leaves a table's record", "store/delta.go",
+		[]edit{{"\t\tsh.dropDeltas(&part.content, r.hash(), r.id())\n\t\treturn\n", "\t\treturn\n"}},
+		"./store -run TestTableOfTheNewestClaim$", "the table has 1 keys, and the state stands for 1",
+	},
+	{
+		"store: a state never comes to stand for a claim", "store/delta.go",
+		[]edit{{"if now.Mono-part.extras.lineage[newest].at > int64(rule.Limits.Horizon()) {", "if false {"}},
+		"./store -run TestTableOfTheNewestClaim$", "the table has 1 keys, and the state stands for 0",
+	},
+	{
+		"store: a state stands for its claim by the age of the first one", "store/delta.go",
+		[]edit{{"if now.Mono-part.extras.lineage[newest].at > int64", "if now.Mono-part.extras.lineage[0].at > int64"}},
+		"./store -run TestTableOfTheNewestClaim$", "the table has 0 keys, and the state stands for 1",
+	},
+	{
+		"store: new buckets are not in the first claim's table", "store/delta.go",
+		[]edit{{"case found || repaid(rule.Limits):", "case found:"}},
+		"./store -run TestTablesOfBuckets$", "0 keys are in table 0",
+	},
+	{
+		"store: a bucket's later tables are not looked at", "store/delta.go",
+		[]edit{{"if d == nil || i > 0 && !repaid(r.spec.rule.Limits) {", "if d == nil || i > 0 {"}},
+		"./store -run TestTablesOfBuckets$", "the state of b/new stands",
+	},
+	{
+		"store: tables of buckets are swept by the age of the first claim", "store/delta.go",
+		[]edit{{"newest := &p.extras.lineage[len(p.extras.lineage)-1]", "newest := &p.extras.lineage[0]"}},
+		"./store -run TestTablesOfBuckets$", "2m20s: 0 keys are in table 0",
+	},
+	{
+		"store: a partition without keys forgets its claims", "store/delta.go",
+		[]edit{{" || part.count == 0 {\n\t\treturn // of keys", " {\n\t\treturn // of keys"}},
+		"./store -run TestTableOfTheNewestClaim$", "1 claims of 2 are left",
+	},
+	{
+		"store: a merge does not note that it has no place for a claim", "store/merge.go",
+		[]edit{{"\t\t\t\tbase.lineage[0].mixed = true\n\t\t\t\tm.recent = min(m.recent, 1)", "\t\t\t\tm.recent = min(m.recent, 1)"}},
+		"./store -run TestMergeOfUnnamedClaims$", "merged with as many claims",
+	},
+	{
+		"store: a merge does not note that it adds what is of no claim", "store/merge.go",
+		[]edit{{"\t\tbase.lineage[0].mixed = true\n\t\tm.recent = 1", "\t\tm.recent = 1"}},
+		"./store -run TestMergeOfUnnamedClaims$", "merged with a content without claims",
+	},
+	{
 		"store: an excess is charged without the reading of the boot clock", "store/decide.go",
 		[]edit{{"Always: true}, Boot: how.Boot, Spent: true", "Always: true}, Spent: true"}},
 		"./limiter -run TestRenewalsUnderLease$", "was carried out",
