@@ -305,7 +305,7 @@ func TestStartErrors(t *testing.T) {
 	cfg := member("node", busy.Addresses().Gossip)
 	cfg.Voters = []string{"node"}
 	foreign := start(t, cfg)
-	if err := foreign.Await(testkit.Within(t, 10*time.Second)); err == nil || err != foreign.Err() || !strings.Contains(err.Error(), "another list of voters") {
+	if err := foreign.Await(testkit.Within(t, 30*time.Second)); err == nil || err != foreign.Err() || !strings.Contains(err.Error(), "another list of voters") {
 		t.Errorf("awaited with other voters: %v", err)
 	}
 	if err := foreign.Stop(t.Context()); err != nil {
