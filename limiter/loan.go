@@ -459,27 +459,16 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 			over = true
 		default:
 		}
-		hasty := false // whose time is over before the round's is
 		for _, w := range rest {
-			if w.round == nil || hasty {
+			if w.round == nil || over {
 				continue
 			}
-			if !over {
-				select {
-				case <-w.round.done:
-					continue
-				case <-late.C:
-				case <-ctx.Done():
-					hasty = true
-				}
-				if over = true; hasty {
-					continue
-				}
-			}
-			select {
+			select { // others may wait for the round for longer: it ends by its own time
 			case <-w.round.done:
-			default:
-				l.loans.giveUp(w.of, w.round, l.clock().Mono)
+			case <-late.C:
+				over = true
+			case <-ctx.Done():
+				over = true
 			}
 		}
 		t, now := l.table.Load(), l.moment()

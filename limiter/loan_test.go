@@ -568,6 +568,7 @@ func TestAskedNext(t *testing.T) {
 			if d := check(t, l, "p", 100); d.Allowed == late {
 				t.Errorf("late %v: %+v", late, d)
 			}
+			synctest.Wait() // until the round is over, as the check's time is
 			want := "2 asked, 0 silent"
 			if late {
 				want = "1 asked, 1 silent"
@@ -663,6 +664,44 @@ func TestAskedAnew(t *testing.T) {
 		l.loans.silent = map[algo.LoanID]int64{{Borrower: 1, Number: 1}: l.clock().Mono + int64(recallMost+10*time.Millisecond)}
 		if d := check(t, l, "p", 80); !d.Allowed {
 			t.Errorf("%+v, %+v", d, l.Loans())
+		}
+	})
+}
+
+// TestALaterRecallHasItsTime: a round that begins late in one caller's time, as another one has ended first, goes on when that time is over: others
+// wait for it, and who was not asked yet comes in time for them.
+func TestALaterRecallHasItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		report := func(borrower uint64, totals algo.Totals, want int64) {
+			lend(t, l, limit.Borrow{
+				Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Totals: totals, Want: want,
+			})
+		}
+		open := func(borrower uint64, wait time.Duration) {
+			l.OpenBorrower(borrower, func(r limit.Recall) {
+				go func() {
+					time.Sleep(wait)
+					report(borrower, algo.Totals{Granted: r.Granted, Returned: r.Granted}, 0)
+				}()
+			})
+		}
+		report(1, algo.Totals{}, 16)
+		report(2, algo.Totals{}, 16)
+		open(1, 25*time.Millisecond) // the other one has no stream yet
+		go func() {
+			if d := check(t, l, "p", 100); d.Allowed {
+				t.Errorf("%+v", d)
+			}
+		}()
+		time.Sleep(30 * time.Millisecond)
+		go func() {
+			time.Sleep(25 * time.Millisecond)
+			open(2, 5*time.Millisecond)
+		}()
+		if d := check(t, l, "p", 100); !d.Allowed {
+			t.Errorf("refused before all on loan was asked for: %+v, %+v", d, l.Loans())
 		}
 	})
 }

@@ -1331,8 +1331,13 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: a recall ends with the time of one caller", "limiter/loan.go",
-		[]edit{{"				if over = true; hasty {\n					continue\n				}\n", "				over, hasty = true, false\n"}},
+		[]edit{{"			case <-ctx.Done():\n				over = true\n", "			case <-ctx.Done():\n				over = true\n				l.loans.giveUp(w.of, w.round, l.clock().Mono)\n"}},
 		"./limiter -run TestHastyCaller", "alone false: refused before all on loan was asked for",
+	},
+	{
+		"limiter: a recall that begins late ends with the time of who began it", "limiter/loan.go",
+		[]edit{{"			case <-late.C:\n				over = true\n", "			case <-late.C:\n				over = true\n				l.loans.giveUp(w.of, w.round, l.clock().Mono)\n"}},
+		"./limiter -run TestALaterRecall", "refused before all on loan was asked for",
 	},
 	{
 		"limiter: a recall that nobody waits for goes on", "limiter/loan.go",
