@@ -1340,6 +1340,11 @@ var mutants = []mutant{
 		"./limiter -run TestALaterRecall", "refused before all on loan was asked for",
 	},
 	{
+		"store: a delta under other limits than its state is told with it", "store/chunk.go",
+		[]edit{{"slides(state.spec.rule.Limits)", "slides(delta.spec.rule.Limits)"}},
+		"./store -run TestDeltaUnderOtherLimits", "units are counted of",
+	},
+	{
 		"limiter: a recall that nobody waits for goes on", "limiter/loan.go",
 		[]edit{{"time.AfterFunc(recallMost,", "time.AfterFunc(time.Hour,"}},
 		"./limiter -run TestHastyCaller", "a recall that nobody waits for goes on",
