@@ -295,7 +295,8 @@ func (u *Undoable) follows(k int) bool {
 // Undo takes up to units of charge i, the units of which are where they were put or where Convert, Merge and the like have put
 // them since, and returns how many that were, the most of any limit. What has expired, was repaid or was refunded meanwhile is
 // not given back again. The state is then as if they had never been charged, but that a fixed window which has ended stays
-// where it was, and one that began with several charges of one instant may end as late as the next one's would. told says that followers may have been told of the charge, see AppendSince. The charge stays in u.
+// where it was, and one that began with several charges of one instant may end as late as the next one's would. told
+// says that followers may have been told of the charge, see AppendSince. The charge stays in u.
 func (ls Limits) Undo(a *Arena, s State, now Instant, u *Undoable, i int, units int64, told bool) int64 {
 	now = s.tick(now)
 	c := &u.charges[i]

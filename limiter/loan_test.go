@@ -406,6 +406,7 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 		if d := check(t, l, "p", 84); !d.Allowed {
 			t.Errorf("refused before all on loan was asked for: %+v", d)
 		}
+		synctest.Wait() // the round ends in the same instant as the check's wait
 		if s := l.Loans(); s.Recalled != 2 || s.Unanswered != 1 || s.OnLoan != 16 {
 			t.Errorf("%+v", s)
 		}
