@@ -219,6 +219,13 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	}) {
 		t.Errorf("counted %+v", got)
 	}
+	for i := range 2 { // the second begins a ban
+		charge := named("banned", "m", 1)
+		charge.Always = true
+		if r := ask(charge)[0]; r.Banned || !r.FailedOpen {
+			t.Errorf("charge %d of which the copy does not hear: %+v", i, r)
+		}
+	}
 }
 
 // TestLoansWaitForTheirCopy: a loan is given once a copy knows of it, and not if none is going to. Under a strict rule that is what is waited

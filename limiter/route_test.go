@@ -227,6 +227,10 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 		}
 		wantError(t, ops[3].Outcome.Err, limit.Invalid, "key")
 		wantError(t, ops[4].Outcome.Err, limit.Invalid, "cost")
+		part := op(1, named("p", here, 1))
+		part.Kind, part.Reservation = OpReserve, ReservationID{1, 15: 1} // a store's own number of one of its parts
+		c.nodes[0].Receive([]*Op{part})
+		wantError(t, part.Outcome.Err, limit.Invalid, "reservation_id")
 		rest(t.Context())
 		if d := ops[5].Outcome.Decision; !d.Allowed || d.Remaining != 9 || c.hops != 2 {
 			t.Errorf("%+v after %d hops", ops[5].Outcome, c.hops)

@@ -1830,6 +1830,16 @@ var mutants = []mutant{
 		"./limiter -run TestRecallsLendNothing$", "want 12",
 	},
 	{
+		"limiter: a charge under a ban stands without its copy", "limiter/op.go",
+		[]edit{{"op.asks() && !op.Always && op.Outcome.Decision.Banned", "op.asks() && op.Outcome.Decision.Banned"}},
+		"./limiter -run TestAnswersWaitForTheirCopy$", "charge 1 of which the copy does not hear",
+	},
+	{
+		"limiter: a peer settles a part of a reservation", "limiter/op.go",
+		[]edit{{"if op.Reservation != op.Reservation.Whole() || op.Reservation ==", "if op.Reservation =="}},
+		"./limiter -run TestReceiveChecksWhatItGets$", "nil pointer",
+	},
+	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
