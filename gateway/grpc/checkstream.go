@@ -413,22 +413,24 @@ func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.
 	out.Sequence, out.More = sequence, more
 	if checks == nil {
 		for i := range b.Results {
-			pack(out, i, &b.Results[i])
+			pack(out, i, b)
 		}
 	}
 	for _, i := range checks {
 		out.Checks = append(out.Checks, uint32(i))
-		pack(out, i, &b.Results[i])
+		pack(out, i, b)
 	}
 	shorten(out)
 	return out
 }
 
-// pack adds the result of a check to a response.
-func pack(out *weirv1.CheckStreamResponse, check int, r *limit.Result) {
+// pack adds the result of a check of a batch to a response.
+func pack(out *weirv1.CheckStreamResponse, check int, b *limiter.Batch) {
+	r := &b.Results[check]
 	d := &r.Decision
 	var e *limit.Error
 	if errors.As(r.Err, &e) {
+		e = asSent(e, func(int) *algo.Limit { return b.Checks[check].Limit })
 		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: callerError(e, wire.StreamField)})
 		d = new(limit.Decision)
 	}

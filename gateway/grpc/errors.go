@@ -2,7 +2,10 @@ package grpcapi
 
 import (
 	"errors"
+	"strconv"
+	"strings"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -19,4 +22,27 @@ func statusOf(err error) error {
 		err = limit.NewError(e.Kind, wire.Field(e.Field), e.Message)
 	}
 	return wire.Status(err)
+}
+
+// statusAbout is statusOf for an error about limits as asSent takes them.
+func statusAbout(err error, limitOf func(element int) *algo.Limit) error {
+	if e, ok := errors.AsType[*limit.Error](err); ok {
+		err = asSent(e, limitOf)
+	}
+	return statusOf(err)
+}
+
+// asSent returns an error of the service with the field that the caller sent: the length of a calendar's window is its period, in
+// weir.v1 a field of its own. limitOf returns the limit sent along with an element of the batch, or with the only one, 0; nil: none.
+func asSent(e *limit.Error, limitOf func(element int) *algo.Limit) *limit.Error {
+	element, ok := strings.CutSuffix(e.Field, "limit.window")
+	if !ok {
+		return e
+	}
+	_, number, _ := strings.Cut(strings.TrimSuffix(element, "]."), "[")
+	i, _ := strconv.Atoi(number) // of no batch: 0
+	if l := limitOf(i); l == nil || l.Period == 0 || l.Period == algo.Epoch {
+		return e
+	}
+	return limit.NewError(e.Kind, element+"limit.period", e.Message)
 }

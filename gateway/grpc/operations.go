@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -17,7 +18,7 @@ func operate[A, M any](about *weirv1.Target, ask func(limit.Target) (A, error), 
 	}
 	answer, err := ask(t)
 	if err != nil {
-		return nil, statusOf(err)
+		return nil, statusAbout(err, func(int) *algo.Limit { return t.Limit })
 	}
 	return reply(answer), nil
 }
@@ -102,7 +103,7 @@ func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (
 	}
 	all, err := s.svc.ReserveAll(ctx, rs)
 	if err != nil {
-		return nil, statusOf(err)
+		return nil, statusAbout(err, func(i int) *algo.Limit { return rs[i].Limit })
 	}
 	out := &weirv1.ReserveAllResponse{Allowed: all.Allowed, ReservationId: all.ReservationID, DelayNs: int64(all.Delay)}
 	for i := range all.Decisions {

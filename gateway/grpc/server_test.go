@@ -142,6 +142,40 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 	}
 }
 
+// TestFieldsAsSent: what is wrong with the length of a window names the field that the caller sent, in each call and element.
+func TestFieldsAsSent(t *testing.T) {
+	const long = "is longer than the longest that this node takes"
+	l := limiter.New(limiter.Config{InlineMaxWindow: 24 * time.Hour})
+	t.Cleanup(l.Close)
+	_, c := serveLimiter(t, l)
+	ctx := t.Context()
+	short := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_FIXED_WINDOW, Limit: 1, WindowNs: 1e9}
+	for want, of := range map[string]*weirv1.Limit{
+		"period":    {Algorithm: weirv1.Algorithm_ALGORITHM_FIXED_WINDOW, Limit: 1, Period: weirv1.Period_PERIOD_MONTH},
+		"window_ns": {Algorithm: weirv1.Algorithm_ALGORITHM_FIXED_WINDOW, Limit: 1, Period: weirv1.Period_PERIOD_EPOCH, WindowNs: int64(48 * time.Hour)},
+	} {
+		fine, bad := &weirv1.Target{Limit: short, Key: "k"}, &weirv1.Target{Limit: of, Key: "k"}
+		one := func(err error) { t.Helper(); wantStatus(t, err, codes.InvalidArgument, "target.limit."+want+": "+long) }
+		for _, atomic := range []bool{false, true} {
+			_, err := c.Check(ctx, &weirv1.CheckRequest{Atomic: atomic, Checks: []*weirv1.Check{{Target: bad}}})
+			one(err)
+			_, err = c.Check(ctx, &weirv1.CheckRequest{Atomic: atomic, Checks: []*weirv1.Check{{Target: fine}, {Target: bad}}})
+			wantStatus(t, err, codes.InvalidArgument, "checks[1].target.limit."+want+": "+long)
+		}
+		_, err := c.Reset(ctx, &weirv1.ResetRequest{Target: bad})
+		one(err)
+		_, err = c.ReserveAll(ctx, &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: fine}, {Target: bad}}})
+		wantStatus(t, err, codes.InvalidArgument, "reserves[1].target.limit."+want+": "+long)
+		in := streamed(1, "a", "b")
+		in.Define = []*weirv1.StreamTarget{{Limit: short}, {Number: 1, Limit: of}}
+		in.Targets = []uint32{0, 1}
+		out := exchange(t, openStream(t, c), in)
+		if len(out.Errors) != 1 || out.Errors[0].Check != 1 || out.Errors[0].Error.Field != "limit."+want {
+			t.Errorf("%s: %v", want, out)
+		}
+	}
+}
+
 func TestBatchErrors(t *testing.T) {
 	notFound := limit.NewError(limit.NotFound, "policy", "unknown")
 	two := &weirv1.CheckRequest{Checks: []*weirv1.Check{{}, {}}}
