@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -74,6 +75,23 @@ func (p *problem) ofElement(list string, i int) {
 		p.field = list + "[" + strconv.Itoa(i) + "]." + p.field
 	}
 }
+
+// asSent names the ttl of a concurrency limit where the Service names its window, which callers do not send. isLeased reports
+// whether the limit sent along with an element of the batch, or with the only one, 0, is of concurrency.
+func (p *problem) asSent(isLeased func(element int) bool) *problem {
+	element, ok := strings.CutSuffix(p.field, "limit.window")
+	if !ok {
+		return p
+	}
+	_, number, _ := strings.Cut(strings.TrimSuffix(element, "]."), "[")
+	if i, _ := strconv.Atoi(number); isLeased(i) { // of no batch: 0
+		p.field = element + "limit.ttl"
+	}
+	return p
+}
+
+// leased reports whether a limit is sent along that is of concurrency.
+func leased(t *limit.Target) bool { return t.Limit != nil && t.Limit.Algorithm == algo.Concurrency }
 
 func invalid(field, message string) *problem {
 	return &problem{status: http.StatusBadRequest, field: field, message: message}

@@ -64,6 +64,28 @@ policies:
   - {name: plain, algorithm: token_bucket, limit: 5, window: 10s}
 `
 
+// TestFieldsAsSent: what is wrong with the length of a window names the field that the caller sent, in each call and element.
+func TestFieldsAsSent(t *testing.T) {
+	const long, fine = "is longer than the longest that this node takes", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"10s"},"key":"k"}`
+	l := limiter.New(limiter.Config{InlineMaxWindow: 24 * time.Hour})
+	t.Cleanup(l.Close)
+	d := newAPI(t, new(scripted), func(cfg *Config) { cfg.Service = l })
+	for sent, field := range map[string]string{
+		`"algorithm":"concurrency","limit":5,"ttl":"48h"`:                          "ttl",
+		`"algorithm":"sliding_log","limit":5,"window":"48h"`:                       "window",
+		`"algorithm":"fixed_window","limit":5,"window":"month","align":"calendar"`: "window",
+	} {
+		bad := `{"limit":{` + sent + `},"key":"k"}`
+		for _, path := range []string{"/v1/check", "/v1/acquire", "/v1/reset", "/v1/charge"} {
+			wantProblem(t, d.post(path, bad), 400, "limit."+field, long)
+		}
+		wantProblem(t, d.post("/v1/checks", `{"checks":[`+bad+`]}`), 400, "checks[0].limit."+field, long)
+		wantProblem(t, d.post("/v1/checks", `{"checks":[`+fine+","+bad+`]}`), 400, "checks[1].limit."+field, long)
+		wantProblem(t, d.post("/v1/checks", `{"atomic":true,"checks":[`+fine+","+bad+`]}`), 400, "checks[1].limit."+field, long)
+		wantProblem(t, d.post("/v1/reserves", `{"reserves":[`+fine+","+bad+`]}`), 400, "reserves[1].limit."+field, long)
+	}
+}
+
 // TestQuotaOfBuckets: who paces itself by the quota is never faster than the bucket lets through for good.
 func TestQuotaOfBuckets(t *testing.T) {
 	d, _ := newRealAPI(t, examplePolicies, nil)
