@@ -24,6 +24,14 @@ func statusOf(err error) error {
 	return wire.Status(err)
 }
 
+// inBatch returns the error of check i, of n, for an answer to all of them. One that is about no field may be anybody's.
+func inBatch(err error, i, n int) error {
+	if e, ok := errors.AsType[*limit.Error](err); ok && e.Field != "" {
+		return e.In(i, n)
+	}
+	return err
+}
+
 // statusAbout is statusOf for an error about limits as asSent takes them.
 func statusAbout(err error, limitOf func(element int) *algo.Limit) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok {

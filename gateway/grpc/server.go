@@ -262,7 +262,7 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 		c.Results[i] = c.answers[i].of(&r.Decision)
 	}
 	if failed == len(c.results) {
-		return nil, statusOf(c.results[0].Err)
+		return nil, statusOf(inBatch(c.results[0].Err, 0, failed))
 	}
 	return c, nil
 }

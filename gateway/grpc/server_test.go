@@ -195,7 +195,14 @@ func TestBatchErrors(t *testing.T) {
 	t.Run("all", func(t *testing.T) {
 		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: notFound}, {Err: &limit.Error{Kind: limit.Invalid}}}})
 		_, err := c.Check(t.Context(), two)
-		wantStatus(t, err, codes.NotFound, "target.policy: unknown")
+		wantStatus(t, err, codes.NotFound, "checks[0].target.policy: unknown")
+		_, err = c.Check(t.Context(), &weirv1.CheckRequest{Checks: two.Checks[:1]})
+		wantStatus(t, err, codes.NotFound, "target.policy: unknown") // no batch to speak of
+	})
+	t.Run("all, the first about no field", func(t *testing.T) {
+		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: &limit.Error{Kind: limit.Unavailable, Message: "nobody"}}, {Err: notFound}}})
+		_, err := c.Check(t.Context(), two)
+		wantStatus(t, err, codes.Unavailable, "nobody")
 	})
 }
 
