@@ -71,6 +71,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --timeout 0s", "--timeout: 0s is not"},
 		{"run --otlp-endpoint collector:4317", "--otlp-endpoint: is not http://HOST:PORT"},
 		{"run --otlp-endpoint http://collector:4317 --trace-sample 2", "--trace-sample: 2 is not a share"},
+		{"run --trace-caller-rate -1", "--trace-caller-rate: -1 is not a number of calls"},
 		{"run --trace-sample 0.1", "--trace-sample: needs a collector"},
 		{"run --timeout 5", `…"--timeout"`},
 		{"run --grace -1s", "--grace: -1s is not"},

@@ -240,7 +240,7 @@ func (c *Config) validateTraces() error {
 		if c.TraceSample != 0 {
 			return errors.New("trace-sample: needs a collector: give otlp-endpoint")
 		}
-		return nil
+		return c.traces().CheckRates() // a wrong rate is a mistake although it has no effect here
 	}
 	return c.traces().Check()
 }

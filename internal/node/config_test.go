@@ -46,6 +46,7 @@ func TestConfigMistakes(t *testing.T) {
 		{"trace-sample: needs a collector", func(c *Config) { c.OTLPEndpoint = "" }},
 		{"trace-sample: ", func(c *Config) { c.TraceSample = 2 }},
 		{"trace-caller-rate: ", func(c *Config) { c.TraceCallerRate = -1 }},
+		{"trace-caller-rate: ", func(c *Config) { c.OTLPEndpoint, c.TraceSample, c.TraceCallerRate = "", 0, -1 }},
 		{"otlp-endpoint: ", func(c *Config) { c.OTLPEndpoint = "localhost:4317" }},
 		{"forward-auth-headers: ", func(c *Config) { c.ForwardAuthHeaders = []string{"a b"} }},
 		{"trusted-proxies: ", func(c *Config) { c.TrustedProxies = []string{"proxy"} }},

@@ -65,12 +65,17 @@ type Tracer struct {
 
 var _ limiter.Tracer = (*Tracer)(nil)
 
-// Check says what is wrong with an endpoint or a share.
+// Check says what is wrong with the endpoint, the share or the rate.
 func (c *Config) Check() error {
 	u, err := url.Parse(c.Endpoint) // whose text is not repeated: it may hold a password
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
 		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC")
 	}
+	return c.CheckRates()
+}
+
+// CheckRates says what is wrong with the share or the rate, which may be given without an endpoint.
+func (c *Config) CheckRates() error {
 	if !(c.Sample >= 0 && c.Sample <= 1) {
 		return fmt.Errorf("trace-sample: %v is not a share from 0 to 1", c.Sample)
 	}
