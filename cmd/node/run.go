@@ -66,7 +66,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.ForwardAuthHeaders, "forward-auth-headers", nil, "header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none")
 	fs.StringSliceVar(&f.TrustedProxies, "trusted-proxies", nil, "addresses or prefixes of the gateways that ask /v1/forward-auth, and of proxies before them, whose X-Forwarded-For is believed (key_ip=true), separated by commas; empty: none")
 	fs.StringSliceVar(&f.Join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
-	fs.IntVar(&f.MaxMembers, "max-members", cluster.DefaultMaxMembers, "largest number of nodes in the cluster; gossip about more is ignored")
+	fs.Var(settings.Var(&f.MaxMembers, settings.ParseNumber(1), "int", strconv.Itoa(cluster.DefaultMaxMembers)), "max-members", "largest number of nodes in the cluster, 1 to 10000; gossip about more is ignored")
 	fs.StringSliceVar(&f.Voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.PolicyFile, "policies", "", "policy file (YAML), read again when it changes")
 	fs.StringVar(&f.DataDir, "data-dir", "", "directory, of this node alone, that keeps overrides set while nodes run; empty: they are lost when no member of the cluster runs")

@@ -294,6 +294,8 @@ func TestFlagsOfLimits(t *testing.T) {
 		t.Errorf("flags of 0 say %+v", none)
 	}
 	for _, c := range []struct{ args, want string }{
+		{"--max-members 0", "max-members"},
+		{"--max-members 10001", "--max-members: 10001 is not"},
 		{"--max-connections -1", "max-connections"},
 		{"--max-connections-per-source -1", "max-connections-per-source"},
 		{"--max-anonymous-connections 0", "max-anonymous-connections"},
