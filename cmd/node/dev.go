@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -45,7 +47,7 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			}
 			// The ports of the documentation where they are free, and those that are asked for or none.
 			f.AnyPort = !cmd.Flags().Changed("http-port") && !cmd.Flags().Changed("grpc-port")
-			f.Version = version()
+			f.Version, f.Command = version(), command(os.Args[0])
 			memory.LimitProcess(f.Logger)
 			outliveLog()
 			return devcluster.Run(cmd.Context(), cmd.OutOrStdout(), f.Config)
@@ -57,4 +59,13 @@ It ends with Ctrl-C and leaves nothing behind.`,
 	cmd.Flags().StringVar(&f.Policies, "policies", "", "policy file (default: sample policies of every algorithm)")
 	cmd.Flags().StringVar(&f.logLevel, "log-level", "warn", "least important messages logged: debug, info, warn or error")
 	return cmd
+}
+
+// command is how the program is run again that was run as name. "go run" builds it somewhere, under its package's name, and calls it by
+// the whole path.
+func command(name string) string {
+	if filepath.IsAbs(name) && strings.TrimSuffix(filepath.Base(name), ".exe") == "node" {
+		return "go run ./cmd/node"
+	}
+	return name
 }

@@ -45,16 +45,28 @@ func startDev(t *testing.T, cfg devcluster.Config) (said string, stop func() (al
 func TestDev(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
 	_, stop := startDev(t, devcluster.Config{
-		Nodes: 2, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler),
+		Command: "bin/weir", Nodes: 2, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler),
 		Policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
 	})
 	said, err := stop()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "--limit 5/1m", "stopping"} {
+	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "  bin/weir check alice --limit 5/1m", "  bin/weir status ", "stopping"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("lacks %q:\n%s", want, said)
+		}
+	}
+}
+
+// TestCommand: the examples run the program as it was run.
+func TestCommand(t *testing.T) {
+	for name, want := range map[string]string{
+		"weir": "weir", "bin/weir": "bin/weir", "/usr/bin/weir": "/usr/bin/weir", "./node": "./node", "node": "node",
+		"/tmp/go-build123/b001/exe/node": "go run ./cmd/node", "/root/.cache/go-build/a7/a7698c-d/node": "go run ./cmd/node",
+	} {
+		if got := command(name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
 		}
 	}
 }

@@ -34,6 +34,7 @@ type Config struct {
 	AnyPort    bool      // take any free one in place of one that is taken
 	Policies   string    // policy file; empty: sample policies
 	Version    string    // of the program
+	Command    string    // that runs the program, in the examples that are printed
 	Logger     *slog.Logger
 }
 
@@ -96,7 +97,7 @@ func Run(ctx context.Context, stdout io.Writer, cfg Config) error {
 			return nil
 		}
 	}
-	printExamples(stdout, nodes)
+	printExamples(stdout, nodes, cfg.Command)
 	select {
 	case <-ctx.Done():
 		fmt.Fprintln(stdout, "\nstopping")
@@ -107,7 +108,7 @@ func Run(ctx context.Context, stdout io.Writer, cfg Config) error {
 }
 
 // printExamples says what is running and what to try first.
-func printExamples(w io.Writer, nodes []*node.Node) {
+func printExamples(w io.Writer, nodes []*node.Node, command string) {
 	fmt.Fprintf(w, "A cluster of %d is up. Any node answers for any key:\n\n", len(nodes))
 	for _, n := range nodes {
 		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.Name(), n.HTTPAddr(), n.GRPCAddr())
@@ -133,7 +134,7 @@ func printExamples(w io.Writer, nodes []*node.Node) {
 	fmt.Fprintf(w, "\nTry (repeat it until the limit says no):\n\n")
 	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{%s,\"key\":\"alice\"}' http://%s/v1/check\n\n", body, http)
 	fmt.Fprintf(w, "and through another node, or to see the cluster:\n\n")
-	fmt.Fprintf(w, "  go run ./cmd/node check alice %s --addr %s\n", flags, rpc)
-	fmt.Fprintf(w, "  go run ./cmd/node status --addr %s\n", rpc)
+	fmt.Fprintf(w, "  %s check alice %s --addr %s\n", command, flags, rpc)
+	fmt.Fprintf(w, "  %s status --addr %s\n", command, rpc)
 	fmt.Fprintf(w, "\nThe HTTP interface is described at http://%s/openapi.yaml. Ctrl-C stops the cluster.\n", http)
 }
