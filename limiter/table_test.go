@@ -1,0 +1,25 @@
+package limiter
+
+import (
+	"testing"
+
+	"github.com/weirlimit/weir/store"
+)
+
+// TestRulesOfPolicies: what a policy says of its keys' states is in the rules of its limits, and of its candidate's.
+func TestRulesOfPolicies(t *testing.T) {
+	const candidate = "candidate: {algorithm: sliding_log, limit: 5, window: 1h}"
+	l := New(Config{Policies: policies(t, `policies:
+  - {name: closed, algorithm: sliding_log, limit: 10, window: 1h, cold_start: closed}
+  - {name: open, algorithm: sliding_log, limit: 10, window: 1h, cold_start: open}
+  - {name: kept, algorithm: sliding_log, limit: 10, window: 1h, `+candidate+`}
+  - {name: none, algorithm: sliding_log, limit: 10, window: 1h, durability: none, `+candidate+`}`)})
+	t.Cleanup(l.Close)
+	by := l.table.Load().by
+	if !by["closed"].owns.ColdClosed || by["open"].owns.ColdClosed {
+		t.Error("whether states begin full after a loss is not what the policy says")
+	}
+	if by["kept"].candidate.Durability == store.None || by["none"].candidate.Durability != store.None {
+		t.Error("whether a candidate's states are copied is not what the policy says")
+	}
+}
