@@ -68,6 +68,18 @@ func (c *cluster) decided(policy string) (n uint64) {
 	return n
 }
 
+// lost is how many units borrowers have taken after their loans' end, and how many of the loans that have ended without them were charged: more
+// than is lost, for some had been spent.
+func (c *cluster) lost(borrowers ...*Client) (late, expired int64) {
+	for _, b := range borrowers {
+		late += b.loans.book.Late()
+	}
+	for _, l := range c.nodes {
+		expired += int64(l.Loans().Expired)
+	}
+	return late, expired
+}
+
 // TestLoans has three clients use up one key: all of its units, and none twice, nearly all without asking.
 func TestLoans(t *testing.T) {
 	const limit, asked = 300_000, 30_000 // many enough that the key is lent before most are used, on a busy machine too
@@ -83,13 +95,17 @@ func TestLoans(t *testing.T) {
 		"inline": func(c *Client) *Limiter { return c.Inline("n", inline) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			lateBefore, expiredBefore := c.lost(client, second, third)
 			got := spend(t, []*Limiter{of(client), of(second), of(third)}, "k", 8)
-			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned.
-			for until := time.Now().Add(10 * time.Second); got < limit && time.Now().Before(until); {
+			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned, but for what nobody can
+			// have: where there is no CPU to spare units may be taken after their loan's end, and loans end before they are returned.
+			late, expired := c.lost(client, second, third)
+			for until := time.Now().Add(10 * time.Second); got+late-lateBefore < limit && time.Now().Before(until); late, expired = c.lost(client, second, third) {
 				got += spend(t, []*Limiter{of(asker)}, "k", 1)
 			}
-			if got != limit {
-				t.Errorf("%d were admitted of %d", got, limit)
+			late, expired = late-lateBefore, expired-expiredBefore
+			if got+late > limit || got+late+expired < limit {
+				t.Errorf("%d were admitted of %d, %d taken too late, %d at most in loans that have ended", got, limit, late, expired)
 			}
 		})
 	}

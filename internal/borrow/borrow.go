@@ -123,6 +123,7 @@ type Book[K, N comparable] struct {
 	loans atomic.Pointer[map[K]*loan[K, N]]
 
 	closed atomic.Bool
+	late   atomic.Int64
 	every  atomic.Uint32 // one of so many questions is counted; a power of two
 
 	mu       sync.Mutex
@@ -201,7 +202,8 @@ func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64,
 		return nil, 0, false
 	}
 	if now() >= l.deadline.Load() {
-		l.extra.Add(1)       // it was no check
+		l.extra.Add(1) // it was no check
+		b.late.Add(n)
 		return nil, 0, false // what was taken counts as spent: too little is admitted for once
 	}
 	return b.admit(l, left), left, true
@@ -588,6 +590,10 @@ func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N]
 
 // Has reports whether there is a loan of a key, or about to be one.
 func (b *Book[K, N]) Has(k K) bool { return (*b.loans.Load())[k] != nil }
+
+// Late is how many units were taken, ever, by who then found that their loans had ended, as one that gets no CPU for that long does. They
+// count as spent, and nothing was admitted for them.
+func (b *Book[K, N]) Late() int64 { return b.late.Load() }
 
 // Loans is the number of keys with a loan, or that are about to have one.
 func (b *Book[K, N]) Loans() int { return len(*b.loans.Load()) }

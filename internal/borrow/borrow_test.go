@@ -269,6 +269,9 @@ func TestDeadline(t *testing.T) {
 	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Returned: 6, Checks: 2}) {
 		t.Errorf("%+v", r)
 	}
+	if n := b.Late(); n != 2 {
+		t.Errorf("%d units were taken after the deadline", n)
+	}
 }
 
 // TestSample: however much is asked, no more than some of it is counted; and a key is found that is asked often, but not one that is not.
