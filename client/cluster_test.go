@@ -290,7 +290,9 @@ func TestCallsGoAroundAnOwner(t *testing.T) {
 
 // The nodes learn to which trace a question belongs; of checks only where that is sampled, since they are many.
 func TestTraces(t *testing.T) {
-	c, client := newCluster(t, 3, clusterPolicies)
+	c, _ := newCluster(t, 3, clusterPolicies)
+	client := another(t, c.addrs[0], WithoutLoans()) // nodes learn nothing of checks that are answered from loans
+	reaches(t, client, c.addrs...)
 	const ids, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	within := func(flags trace.TraceFlags) context.Context {
 		traceID, _ := trace.TraceIDFromHex(ids)

@@ -64,8 +64,8 @@ func NoLeaks(t testing.TB, texts ...string) {
 		}
 		return list
 	}
-	if l := left(); len(l) > 0 {
-		t.Fatalf("goroutines of an earlier test:\n%s", strings.Join(l, "\n\n"))
+	if !until(func() bool { return len(left()) == 0 }) { // some may be about to end
+		t.Fatalf("goroutines of an earlier test:\n%s", strings.Join(left(), "\n\n"))
 	}
 	t.Cleanup(func() {
 		if !until(func() bool { return len(left()) == 0 }) {
