@@ -788,6 +788,7 @@ func TestUnfitCommit(t *testing.T) {
 // TestArriving: a partition on its way is counted once, and for as long as it comes.
 func TestArriving(t *testing.T) {
 	l := newAlone(t)
+	l.wait(2 * time.Duration(idleAfter))
 	l.see(self, peerX, peerX, peerY)
 	arriving := func(want int) {
 		t.Helper()
