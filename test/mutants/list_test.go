@@ -2241,11 +2241,6 @@ var mutants = []mutant{
 		"./store -run TestHistoryIsCopied$", "history: the copy holds",
 	},
 	{
-		"store: a copy keeps the table of a claim that is forgotten", "store/apply.go",
-		[]edit{{"\t\ta.sh.giveUp(&old[j])\n", ""}},
-		"./store -run TestHistoryIsCopied$", "the copy has 2 records",
-	},
-	{
 		"store: a copied ban lasts for as long as the chunk says", "store/apply.go",
 		[]edit{{"min(banned, int64(rule.rule.Ban))", "banned"}},
 		"./store -run TestCopiedBanIsBounded$", "banned for 100h0m0s",
