@@ -30,6 +30,9 @@ const (
 	returnAgain = 20 * time.Millisecond
 	recallAgain = 5 * time.Millisecond
 	neverAgain  = 10 * time.Second
+	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys. A borrower reports about
+	// every 100 ms and admits less in that time, but the number is its word alone, and a limit that it has brought along may be huge.
+	maxReported = 1 << 20
 )
 
 // loans are what a node knows of borrowers: how to ask them, and what it has asked. What was lent is in the store. The zero value is
@@ -40,6 +43,7 @@ type loans struct {
 	rounds    map[state]*round
 	deciding  map[state]int         // how many wait for rounds, or have not decided since
 	silent    map[algo.LoanID]int64 // until which Mono instant; or until another way to ask the borrower opens
+	sweep     int64                 // the Mono instant from which on the next round that is given up removes from silent what is over
 
 	granted, recalled, unanswered, spent atomic.Uint64
 }
@@ -226,10 +230,7 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
 	if !b.Counted {
-		stats := l.statsOf(s.entry, s)
-		stats.mine().allowed.Add(uint64(lent.Checked))
-		stats.borrowed.Add(uint64(lent.Checked))
-		l.sample.spent(rule, b.Key, lent.Checked, &lent.Decision)
+		l.countSpent(s.entry, s, rule, b.Key, &lent)
 	}
 	l.loans.heard(state{rule.Scope, b.Key}, b.ID, lent.Ended || lent.Left() == 0)
 	a = limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
@@ -263,6 +264,15 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	}
 	l.statsOf(s.entry, s).saw(a.Limit, a.Remaining)
 	return a, copied
+}
+
+// countSpent counts the checks that a report of a loan tells of, maxReported at most.
+func (l *Limiter) countSpent(e *entry, s *subject, rule *store.Rule, key string, lent *store.Lent) {
+	checks := min(lent.Checked, maxReported)
+	stats := l.statsOf(e, s)
+	stats.mine().allowed.Add(uint64(checks))
+	stats.borrowed.Add(uint64(checks))
+	l.sample.spent(rule, key, checks, &lent.Decision)
 }
 
 // warnAt is how many units of its Limit are in use when a decision from a loan is near any of its limits: each unit that is spent is one of
@@ -397,10 +407,9 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	if ls.silent == nil {
 		ls.silent = make(map[algo.LoanID]int64)
 	}
-	for id, until := range ls.silent {
-		if until <= now {
-			delete(ls.silent, id)
-		}
+	if now >= ls.sweep { // once in silentFor, so that each entry is looked at twice at most
+		maps.DeleteFunc(ls.silent, func(_ algo.LoanID, until int64) bool { return until <= now })
+		ls.sweep = now + int64(silentFor)
 	}
 	for id := range r.asked {
 		ls.silent[id] = now + int64(silentFor)

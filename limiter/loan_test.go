@@ -706,3 +706,28 @@ func TestALaterRecallHasItsTime(t *testing.T) {
 		}
 	})
 }
+
+// TestSilentBorrowersAreSweptOnce: rounds that nobody answers look at those before them once in silentFor, not each at all others, and what is
+// over is removed then.
+func TestSilentBorrowersAreSweptOnce(t *testing.T) {
+	var all loans
+	giveUp := func(number uint64, now int64) {
+		of := state{key: fmt.Sprint(number)}
+		r := &round{asked: map[algo.LoanID]struct{}{{Borrower: 1, Number: number}: {}}, late: time.NewTimer(time.Hour), done: make(chan struct{})}
+		all.rounds = map[state]*round{of: r}
+		all.giveUp(of, r, now)
+	}
+	const step, rounds = int64(silentFor) / 100, 1000
+	most, sweeps := 0, 0
+	for i := range rounds {
+		before := len(all.silent)
+		giveUp(uint64(i), int64(i)*step)
+		if len(all.silent) <= before {
+			sweeps++
+		}
+		most = max(most, len(all.silent))
+	}
+	if sweeps == 0 || sweeps > rounds/100 || most > 2*100+1 {
+		t.Errorf("%d sweeps in %d rounds of 1/100 of silentFor, with %d entries at most", sweeps, rounds, most)
+	}
+}

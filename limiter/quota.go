@@ -85,10 +85,7 @@ func (l *Limiter) quota(e *entry, op *Op, now *moment) {
 		return
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
-	stats := l.statsOf(e, &op.subject)
-	stats.mine().allowed.Add(uint64(lent.Checked))
-	stats.borrowed.Add(uint64(lent.Checked))
-	l.sample.spent(rule, op.Key, lent.Checked, &lent.Decision)
+	l.countSpent(e, &op.subject, rule, op.Key, &lent)
 	q.Lent.Granted, q.Lent.Rate, q.Lent.Spent = lent.Granted, lent.Rate, lent.Spent
 	if call.Quota.Term > 0 && lent.Granted > 0 {
 		l.loans.granted.Add(1)

@@ -193,3 +193,31 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 		t.Errorf("%+v, want 3 of p and k", got)
 	}
 }
+
+// TestReportCountsNoMoreThanABorrowerCanAdmit: a report of a loan under a limit that its caller has chosen does not drown the busiest keys and
+// the counts of decisions by a number that nobody has admitted.
+func TestReportCountsNoMoreThanABorrowerCanAdmit(t *testing.T) {
+	heard := new(tape)
+	l := New(Config{Policies: policies(t, loanPolicies), Recorder: heard})
+	defer l.Close()
+	const many = 1 << 52
+	target := limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: many, Window: time.Hour}, Key: "k"}
+	id := algo.LoanID{Borrower: 1, Number: 5}
+	lend(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: many, Spent: many, Checks: many}})
+	if got := heard.take(); len(got) != 1 || got[0].Weight != maxReported {
+		t.Errorf("after a report of %d checks: %+v", many, got)
+	}
+	for _, s := range l.Counts() {
+		if s.Policy == inlineName && (s.Allowed != maxReported || s.Borrowed != maxReported) {
+			t.Errorf("after a report of %d checks: %+v", many, s)
+		}
+	}
+	quota := limit.Quota{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Totals: algo.Totals{Granted: many, Spent: many}}
+	var out [1]limit.QuotaLent
+	if err := l.Quota(t.Context(), []limit.Quota{quota}, out[:]); err != nil || out[0].Err != nil {
+		t.Fatal(err, out[0].Err)
+	}
+	if got := heard.take(); len(got) != 1 || got[0].Weight != maxReported {
+		t.Errorf("after a quota's report of %d: %+v", many, got)
+	}
+}
