@@ -168,6 +168,10 @@ type Request struct {
 	Partial bool
 	// Always charges Cost whether or not there is room for it; see Limits.Decide. Not for concurrency, nor with Partial.
 	Always bool
+	// Bounded, with Always, charges each limit only as far as its units in use, and those that are Held, come to MaxDebt units
+	// beyond it. It is as if the limit had this MaxDebt, where its own is not less.
+	Bounded bool
+	MaxDebt int64 // of Bounded
 	// Nonce makes the lease id of a concurrency limit hard to guess; the caller draws it at random.
 	Nonce uint64
 	// TTL is the life of the lease, at most the limit's Window; 0 stands for the limit's Window.

@@ -31,7 +31,7 @@ func (ls Limits) decideAlways(a *Arena, s State, now Instant, r *Request, each [
 			return
 		}
 		// Units in use before, beyond what debt may reach, stay: nothing is added to them.
-		charges[i] = max(min(cost, l.most()-used), 0)
+		charges[i] = max(min(cost, r.most(l)-used), 0)
 		most = max(most, charges[i])
 		if l.Algorithm == SlidingLog {
 			alike = alike && (logged < 0 || logged == charges[i])
@@ -94,6 +94,14 @@ func (ls Limits) decideAlways(a *Arena, s State, now Instant, r *Request, each [
 		each[i].Granted = most
 	}
 	return nil
+}
+
+// most is the number of units that a request with Always can bring in use.
+func (r *Request) most(l *Limit) int64 {
+	if r.Bounded {
+		return min(l.most(), l.holds()+r.MaxDebt-r.Held)
+	}
+	return l.most()
 }
 
 // most is the number of units that can be in use.

@@ -316,7 +316,7 @@ func (ls Limits) Init(s State, now Instant) {
 // A cost that is negative without Always, or more than a limit can hold, never passes; with Partial, the latter may pass in part.
 //
 // A request with Always is charged, to each limit, whether or not there is room, as far as MaxDebt and MaxLimit let the units in
-// use go; Granted is the most that one limit was charged. It is allowed when there was room for its cost: for a cost of 0, which
+// use go, or as it is Bounded; Granted is the most that one limit was charged. It is allowed when there was room for its cost: for a cost of 0, which
 // charges nothing, when no more is in use than the limit. A negative cost gives back as many units, as Refund does, and is
 // allowed; Granted is then the negative of what was given back. Nothing is counted as denied.
 //

@@ -169,7 +169,7 @@ func TestWithoutList(t *testing.T) {
 type fake struct {
 	limiter.BatchService
 	asked   []string
-	bounded bool // of the last commit
+	bounded bool // of the last commit, or check
 }
 
 func (f *fake) CheckTo(_ context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
@@ -182,6 +182,7 @@ func (f *fake) CheckTo(_ context.Context, checks []limit.Check, denied limit.Den
 			return (&limit.Error{Kind: limit.Invalid, Field: "key", Message: "is bad"}).In(i, len(checks))
 		}
 		f.asked = append(f.asked, c.Policy+c.Namespace+"/"+c.Key)
+		f.bounded = c.Bounded
 		results[i].Policy = c.Policy
 	}
 	return nil
@@ -664,7 +665,7 @@ func TestRefundsByChecks(t *testing.T) {
 	}
 }
 
-// TestCommitsAreBounded: who may charge a key may commit any excess to it. Others are bounded: also those who may charge others only.
+// TestCommitsAreBounded: who may charge a key may commit any excess to it, and have checks that charge always. Others are bounded: also those who may charge others only.
 func TestCommitsAreBounded(t *testing.T) {
 	w := watch(t)
 	line := "  - {name: %s, tokens: [%s], roles: [check], policies: [login], namespaces: [shop], grants: [{roles: [charge], policies: [%s], namespaces: [%s]}]}\n"
@@ -679,6 +680,10 @@ func TestCommitsAreBounded(t *testing.T) {
 			for _, says := range []bool{false, true} {
 				if _, err := svc.Commit(ctx, limit.Commit{Target: to, Bounded: says}); err != nil || next.bounded != bounded {
 					t.Errorf("%s, %+v: bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
+				}
+				check := limit.Check{Target: to, Cost: 1, Always: true, Bounded: says}
+				if _, err := svc.Check(ctx, []limit.Check{check}); err != nil || next.bounded != bounded {
+					t.Errorf("%s, %+v: a check that charges always is bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
 				}
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // Role is a set of rights. No role implies another.
@@ -79,6 +81,14 @@ func (c *Caller) MayUsePolicy(r Role, name string) bool {
 // MayUseNamespace reports whether the caller may use inline limits of a namespace in a role; empty stands for "default".
 func (c *Caller) MayUseNamespace(r Role, name string) bool {
 	return c.granted(r, func(g grant) patterns { return g.namespaces }, cmp.Or(name, "default"))
+}
+
+// may reports whether the caller may use a target in a role.
+func (c *Caller) may(r Role, t *limit.Target) bool {
+	if t.Limit != nil {
+		return c.MayUseNamespace(r, t.Namespace)
+	}
+	return c.MayUsePolicy(r, t.Policy)
 }
 
 // granted reports whether one of the caller's grants has the role and, in the list that of chooses, the name.

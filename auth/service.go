@@ -93,13 +93,17 @@ func (s *service) authorizeAll(ctx context.Context, role Role, n int, at func(i 
 	return nil
 }
 
-// deniedChecks returns the errors of a batch's checks that the caller may not make, by their index.
+// deniedChecks returns the errors of a batch's checks that the caller may not make, by their index. Checks that charge always are
+// bounded where the caller may not charge.
 func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Denials) {
 	for i := range checks {
 		e := s.target(ctx, c, RoleCheck, &checks[i].Target)
 		if e == nil && checks[i].Cost < 0 {
 			// Whoever may ask may not therefore give back: a refund has a role of its own.
 			e = s.authorize(ctx, RoleRefund, &checks[i].Target)
+		}
+		if checks[i].Always && checks[i].Cost > 0 {
+			checks[i].Bounded = !c.may(RoleCharge, &checks[i].Target)
 		}
 		if e != nil {
 			if errs == nil {

@@ -55,7 +55,8 @@ type Commit struct {
 	ReservationID string
 	Exact         bool // an Amount above what was reserved is an error, and changes nothing
 	// Bounded says that an Amount above what was reserved by more than the largest of the key's limits is an error, and changes nothing.
-	// Front ends set it for callers who may not Charge.
+	// No commits of this kind bring the key further than that beyond a limit: what is more is not charged. Authorization sets it for
+	// callers who may not Charge.
 	Bounded bool
 	Class   string // as in the Reserve: what the cost is an example of
 }

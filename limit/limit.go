@@ -44,7 +44,9 @@ type Check struct {
 	// Spent says, with Always, that the units are spent already, so that the answer refuses nobody: a policy's ban does not apply to
 	// it and does not begin with it. Charge sets it; front ends do not.
 	Spent bool
-	// RequestID makes it safe to repeat the check: a charge under the same id is not made twice. Optional, at
+	// Bounded, with Always, charges no more than what there is room for. Authorization sets it for callers who may not Charge.
+	Bounded bool
+	// RequestID makes it safe to repeat the check: a charge under the same id, for the same Caller, is not made twice. Optional, at
 	// most MaxRequestID bytes.
 	RequestID string
 }

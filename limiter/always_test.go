@@ -176,3 +176,31 @@ func TestReservedNamespaces(t *testing.T) {
 		}
 	})
 }
+
+// TestAlwaysBounded: what a caller who may not charge has charged without room stays within the limit, with every algorithm, through any node.
+func TestAlwaysBounded(t *testing.T) {
+	for _, p := range policies(t, hundred).Policies() {
+		if p.Concurrency {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+				for n := range 3 {
+					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+					for i, step := range []struct{ cost, granted, remaining int64 }{{60, 60, 40}, {1 << 53, 40, 0}, {1 << 53, 0, 0}, {1, 0, 0}} {
+						q := always(target, step.cost)
+						q.Bounded = true
+						d := c.nodes[i%3].check(t, q)
+						several := len(d.Limits) > 0 // of which the larger one has more room
+						if d.Allowed != (i == 0) || d.Granted != step.granted && !several || d.Remaining != step.remaining {
+							t.Errorf("node %d, step %d: %+v, want %+v", n, i, d, step)
+						}
+					}
+					if d := c.nodes[0].check(t, named(p.Name, target.Key, 1)); d.Allowed || d.RetryAfter > 24*time.Hour {
+						t.Errorf("node %d: one unit more: %+v", n, d)
+					}
+				}
+			})
+		})
+	}
+}

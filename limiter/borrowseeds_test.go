@@ -445,7 +445,7 @@ func (r *borrowRun) move(from, to int) {
 func carried(from ownership.Node, ops []*Op) []*Op {
 	list := make([]*Op, len(ops))
 	for i, op := range ops {
-		list[i] = &Op{Kind: op.Kind, Check: op.Check, Hops: op.Hops, Exact: op.Exact, Bounded: op.Bounded}
+		list[i] = &Op{Kind: op.Kind, Check: op.Check, Hops: op.Hops, Exact: op.Exact}
 		if op.Loan != nil {
 			list[i].Loan = &LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall}
 			list[i].Loan.Report.ID.Borrower = from.Boot

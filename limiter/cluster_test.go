@@ -179,7 +179,7 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	deliver := func() {
 		there := make([]*Op, len(ops))
 		for i, op := range ops {
-			there[i] = &Op{Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Exact: op.Exact, Bounded: op.Bounded,
+			there[i] = &Op{Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Exact: op.Exact,
 				Reservation: op.Reservation, Atomic: op.Atomic}
 			if op.Loan != nil {
 				loan := *op.Loan

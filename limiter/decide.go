@@ -103,9 +103,9 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		op.Outcome.Released = ok
 		l.failed(e, op, err)
 	case OpRefund:
-		n, err := l.store.Refund(k, rule, now.Instant, op.Cost, op.RequestID, op.Caller)
+		n, err := l.store.Refund(k, rule, now.Instant, op.Cost, requestID(&op.Check), op.Caller)
 		if e != nil && e.candidate != nil && rule == e.owns && err == nil {
-			_, _ = l.store.Refund(k, e.candidate, now.Instant, op.Cost, op.RequestID, op.Caller) // which is not to be answered for
+			_, _ = l.store.Refund(k, e.candidate, now.Instant, op.Cost, requestID(&op.Check), op.Caller) // which is not to be answered for
 		}
 		op.Outcome.Refunded = n
 		l.failed(e, op, err)
@@ -125,7 +125,7 @@ func (l *Limiter) tryCandidate(e *entry, rule *store.Rule, k *store.Key, now alg
 		return
 	}
 	again := store.Call{
-		Request:   algo.Request{Cost: call.Cost, Partial: call.Partial, Always: call.Always},
+		Request:   algo.Request{Cost: call.Cost, Partial: call.Partial, Always: call.Always, Bounded: call.Bounded},
 		RequestID: call.RequestID, Spent: call.Spent, Caller: call.Caller,
 	}
 	var got store.Answer
@@ -280,8 +280,8 @@ func ttlFits(op *Op, rule *store.Rule) *limit.Error {
 // admit decides a check, an acquire or a reserve.
 func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
 	call := store.Call{
-		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always, TTL: op.TTL},
-		RequestID: op.RequestID,
+		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always, Bounded: op.Bounded, TTL: op.TTL},
+		RequestID: requestID(&op.Check),
 		Spent:     op.Spent,
 		Whole:     !op.recalled,
 		Caller:    op.Caller,
@@ -368,7 +368,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 		return false, 0, nil
 	}
 	call := store.Call{
-		Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always}, RequestID: c.RequestID, Spent: c.Spent, Whole: true, Caller: c.Caller,
+		Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always, Bounded: c.Bounded}, RequestID: requestID(c), Spent: c.Spent, Whole: true, Caller: c.Caller,
 	}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {

@@ -327,6 +327,63 @@ func TestRequestIDs(t *testing.T) {
 	})
 }
 
+// TestRequestIDsAreTheCallersOwn: who guesses another caller's request id gets an answer of its own, through any node, and nothing that the
+// other caller holds; nor does an id that it took before keep the other caller from using it.
+func TestRequestIDsAreTheCallersOwn(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		for n := range 3 {
+			of := func(policy, caller string) limit.Target {
+				return limit.Target{Policy: policy, Key: c.owned(policy, n, 0), Caller: caller}
+			}
+			reserve := func(at int, caller string, cost int64) limit.Decision {
+				d, err := c.nodes[at].Reserve(t.Context(), limit.Reserve{Target: of("fixed_window", caller), Amount: units(cost), RequestID: "order-17"})
+				if err != nil || !d.Allowed {
+					t.Fatal(d, err)
+				}
+				return d
+			}
+			acquire := func(at int, caller string) string {
+				d, err := c.nodes[at].Acquire(t.Context(), limit.Acquire{Target: of("concurrency", caller), Cost: 1, RequestID: "order-17"})
+				if err != nil || !d.Allowed {
+					t.Fatal(d, err)
+				}
+				return d.LeaseID
+			}
+			refund := func(at int, caller string) int64 {
+				back, err := c.nodes[at].Refund(t.Context(), of("fixed_window", caller), 1, "order-17")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return back
+			}
+			victim, thief := reserve(0, "shop", 60), reserve(1, "thief", 10)
+			if victim.ReservationID == thief.ReservationID {
+				t.Fatal("the thief has the victim's reservation")
+			}
+			if again := reserve(2, "shop", 60); again.ReservationID != victim.ReservationID {
+				t.Errorf("the victim's own repetition: %+v", again)
+			}
+			if back, err := c.nodes[1].Cancel(t.Context(), of("fixed_window", "thief"), thief.ReservationID); err != nil || back != 10 {
+				t.Errorf("the thief's own reservation: %d, %v", back, err)
+			}
+			if left := c.nodes[0].left(t, of("fixed_window", "shop")); left != 40 {
+				t.Errorf("%d left beside the victim's reservation", left)
+			}
+			if own, other := acquire(0, "shop"), acquire(1, "thief"); own == other || acquire(2, "shop") != own {
+				t.Errorf("leases %s and %s", own, other)
+			}
+			for _, caller := range []string{"shop", "thief", "shop"} { // the last repeats the first
+				if refund(n, caller) != 1 {
+					t.Errorf("%s gets nothing back", caller)
+				}
+			}
+			if left := c.nodes[0].left(t, of("fixed_window", "shop")); left != 42 {
+				t.Errorf("%d left after two refunds", left)
+			}
+		}
+	})
+}
+
 func TestUnknownPolicy(t *testing.T) {
 	const text = `policies: [{name: p, algorithm: sliding_log, limit: 2, window: 1m}]`
 	target := limit.Target{Policy: "nope", Key: "k"}

@@ -39,7 +39,8 @@ type ReservationID = store.ReservationID
 type Op struct {
 	Kind OpKind
 	// Target always; Cost for check, acquire, reserve, extend, refund and settle (what it keeps); Partial for check; Always for check,
-	// and for reserve as part of an atomic check; RequestID for check, acquire, reserve, extend and refund.
+	// and for reserve as part of an atomic check; Bounded for check with Always, and for settle, see limit.Commit; RequestID for check,
+	// acquire, reserve, extend and refund.
 	limit.Check
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve, extend
@@ -50,7 +51,6 @@ type Op struct {
 	Reservation ReservationID
 	Atomic      bool     // reserve: part of an atomic check
 	Exact       bool     // settle: to keep more than was reserved is an error
-	Bounded     bool     // settle: to keep more than that by more than the largest limit is an error
 	Quota       *QuotaOp // quota
 	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
 	Trace string
@@ -72,6 +72,15 @@ type Op struct {
 	// which somebody was asked.
 	hint     *ownership.Route
 	followed ownership.Term
+}
+
+// requestID is a check's request id as it is remembered: each caller has ids of its own, so that no caller is answered with what
+// another one holds. The first byte is the length of the caller's name.
+func requestID(c *limit.Check) string {
+	if c.RequestID == "" {
+		return ""
+	}
+	return string([]byte{byte(len(c.Caller))}) + c.Caller + c.RequestID
 }
 
 // asks says whether the operation asks for something, so that on_error can answer it.

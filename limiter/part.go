@@ -123,7 +123,7 @@ func (l *Limiter) failByPart(e *entry, op *Op, limits algo.Limits, d *limit.Deci
 	if l.cfg.Members != nil {
 		members = l.cfg.Members()
 	}
-	got := l.parts.decide(e.Name, op.Key, limits, members, l.clock(), algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always})
+	got := l.parts.decide(e.Name, op.Key, limits, members, l.clock(), algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always, Bounded: op.Bounded})
 	d.Allowed, d.Granted, d.Remaining, d.Delay = got.Allowed, got.Granted, got.Remaining, got.Delay
 	d.RetryAfter, d.ResetAfter = got.RetryAfter, got.ResetAfter
 	d.FailedOpen, d.FailedClosed = d.Allowed, !d.Allowed

@@ -157,7 +157,7 @@ func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 	if bad != nil {
 		return limit.Settled{}, bad
 	}
-	op := Op{Kind: OpSettle, Check: limit.Check{Target: c.Target, Cost: cost}, Reservation: id, Exact: c.Exact, Bounded: c.Bounded}
+	op := Op{Kind: OpSettle, Check: limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded}, Reservation: id, Exact: c.Exact}
 	if err := l.one(ctx, &op); err != nil {
 		return limit.Settled{}, err
 	}

@@ -507,7 +507,8 @@ type Settlement struct {
 	Keep int64 // units that stay charged
 	// Exact refuses to keep more than what was reserved. Without it that is charged whether or not there is room for it.
 	Exact bool
-	// Bounded refuses to charge more beyond what was reserved than the largest of the limits.
+	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no further than that
+	// beyond a limit.
 	Bounded bool
 	Boot    int64 // as in Call, like Caller
 	// Caller is who asks.
@@ -572,7 +573,8 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		return out, ErrExcess
 	case how.Keep > units:
 		var answer Answer
-		excess := Call{Request: algo.Request{Cost: how.Keep - units, Always: true}, Boot: how.Boot, Spent: true, Caller: how.Caller}
+		charge := algo.Request{Cost: how.Keep - units, Always: true, Bounded: how.Bounded, MaxDebt: rule.Limits.Highest()}
+		excess := Call{Request: charge, Boot: how.Boot, Spent: true, Caller: how.Caller}
 		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil {
 			return out, err
 		}

@@ -341,6 +341,33 @@ func TestBoundedCommit(t *testing.T) {
 	}
 }
 
+// TestBoundedCommitsTogether: bounded commits, however many reservations they end, bring a key no further beyond its limit than the
+// limit once more.
+func TestBoundedCommitsTogether(t *testing.T) {
+	s := New(Config{Partitions: 1})
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 20, Window: 20 * time.Second})
+	k := s.key("p", "k")
+	for i := range uint64(20) {
+		if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute}, nil); err != nil || !a.Allowed {
+			t.Fatalf("%+v, %v", a, err)
+		}
+	}
+	var excess int64
+	for i := range uint64(20) {
+		out, err := s.Settle(k, r, at(0), Settlement{ID: reservationOf(i + 1), Keep: 21, Bounded: true})
+		if err != nil || !out.Known {
+			t.Fatalf("%+v, %v", out, err)
+		}
+		excess += out.Excess
+	}
+	if excess != 20 {
+		t.Errorf("%d units beyond the limit of 20", excess)
+	}
+	if a, err := s.Decide(k, r, at(0), cost(1), nil); err != nil || a.RetryAfter != 21*time.Second {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
 // TestReservationsExpire: each at its own end, in whatever order they were made.
 func TestReservationsExpire(t *testing.T) {
 	s := New(Config{})

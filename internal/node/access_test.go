@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -19,10 +20,12 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
@@ -360,5 +363,53 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)
 	if _, err := weirv1.NewLimiterClient(dial()).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}); err != nil {
 		t.Errorf("a call of the same one: %v", err)
+	}
+}
+
+// TestCheckDoesNotCharge: a caller who may check and not charge brings no key beyond its limit, whatever the protocol: Envoy's hits, and
+// the reports of its quotas. Who may charge does.
+func TestCheckDoesNotCharge(t *testing.T) {
+	n, shop, all, _ := withAccess(t, func(cfg *Config) {
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: login, algorithm: token_bucket, limit: 100, window: 1h}\n")
+		cfg.Envoy.Dir = envoyDir(t, "domain: edge\ndescriptors:\n- {key: user, rate_limit: {policy: login}}\n"+
+			"quota_buckets:\n- {bucket: {user: \"*\"}, policy: login, key: \"user={user}\"}\n")
+	})
+	as := func(token string) context.Context {
+		return metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
+	}
+	hits := func(ctx context.Context, key string) {
+		r := envoyRequest("user", key)
+		r.Descriptors[0].HitsAddend = wrapperspb.UInt64(1 << 53)
+		if _, err := envoyClient(t, n).ShouldRateLimit(ctx, r); err != nil {
+			t.Error(err)
+		}
+	}
+	reports := func(ctx context.Context, key string) {
+		stream, err := quotav3.NewRateLimitQuotaServiceClient(dialed(t, n)).StreamRateLimitQuotas(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		usage := &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
+			BucketId: &quotav3.BucketId{Bucket: map[string]string{"user": key}}, NumRequestsAllowed: 1 << 53,
+		}
+		if err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil { // the report was charged before
+			t.Fatal(err)
+		}
+	}
+	for name, attack := range map[string]func(ctx context.Context, key string){"hits": hits, "reports": reports} {
+		for token, debt := range map[string]bool{shop: false, all: true} {
+			key := fmt.Sprintf("%s-%t", name, debt)
+			attack(as(token), key)
+			got, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: "user=" + key}, Cost: 1}})
+			if err != nil || got[0].Err != nil {
+				t.Fatal(err, got)
+			}
+			if d := got[0].Decision; d.Allowed || d.ResetAfter > time.Hour != debt {
+				t.Errorf("%s: %+v, want debt %t", key, d, debt)
+			}
+		}
 	}
 }

@@ -34,6 +34,7 @@ const (
 	opCaller
 	opAlways
 	opSpent
+	opBounded
 	opUnknown // and all above
 )
 
@@ -98,7 +99,7 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	flags := flagIf(number != p.number, opTarget) | flagIf(timeout != p.timeout, opTimeout) |
 		flagIf(op.Cost != 1, opCost) | flagIf(op.Partial, opPartial) | flagIf(op.RequestID != "", opRequestID) |
 		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller) |
-		flagIf(op.Always, opAlways) | flagIf(op.Spent, opSpent)
+		flagIf(op.Always, opAlways) | flagIf(op.Spent, opSpent) | flagIf(op.Bounded, opBounded)
 	p.number, p.timeout, p.caller = number, timeout, op.Caller
 	b := binary.AppendUvarint(p.bytes, flags)
 	if flags&opCaller != 0 {
@@ -227,6 +228,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 			op.Cost = r.Varint()
 		}
 		op.Partial, op.Always, op.Spent = flags&opPartial != 0, flags&opAlways != 0, flags&opSpent != 0
+		op.Bounded = flags&opBounded != 0
 		if flags&opRequestID != 0 {
 			op.RequestID = r.Text(math.MaxInt)
 		}
@@ -253,7 +255,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 }
 
 // maxCaller is the longest name of a caller, in bytes.
-const maxCaller = 1 << 8
+const maxCaller = 1<<8 - 1
 
 // quota is what decisions of one policy have in common.
 type quota struct {

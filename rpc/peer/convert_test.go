@@ -97,7 +97,7 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 		if kind != limiter.OpSettle && kind != limiter.OpExtend {
 			op.Reservation = limiter.ReservationID{}
 		}
-		op.Exact, op.Bounded = kind == limiter.OpSettle && rng.IntN(2) == 0, kind == limiter.OpSettle && rng.IntN(2) == 0
+		op.Exact = kind == limiter.OpSettle && rng.IntN(2) == 0
 	}
 	op.Limit.MaxLog = 0 // the operator's, not the caller's
 	op.Configured = false

@@ -2106,16 +2106,6 @@ var mutants = []mutant{
 		"./limiter -run TestPartsOfOtherSizes$", "are left of 9",
 	},
 	{
-		"limiter: a part refuses charges", "limiter/part.go",
-		[]edit{{"algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always})", "algo.Request{Cost: op.Cost, Partial: op.Partial})"}},
-		"./limiter -run TestPartsOfCharges$", "a charge beyond a part",
-	},
-	{
-		"limiter: a part grants all or nothing", "limiter/part.go",
-		[]edit{{"algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always})", "algo.Request{Cost: op.Cost, Always: op.Always})"}},
-		"./limiter -run TestPartsOfCharges$", "of a part of 5",
-	},
-	{
 		"limiter: an answer without a copy says nothing of that", "limiter/route.go",
 		[]edit{{"out.Decision.Degraded = out.Decision.Degraded || degraded", "out.Decision.Degraded = out.Decision.Degraded && degraded"}},
 		"./limiter -run TestAnswersSayHowTheyWaited$", "sync:",
@@ -2714,11 +2704,6 @@ var mutants = []mutant{
 		"store: a merge does not note that it adds what is of no claim", "store/merge.go",
 		[]edit{{"\t\tbase.lineage[0].mixed = true\n\t\tm.recent = 1", "\t\tm.recent = 1"}},
 		"./store -run TestMergeOfUnnamedClaims$", "merged with a content without claims",
-	},
-	{
-		"store: an excess is charged without the reading of the boot clock", "store/decide.go",
-		[]edit{{"Always: true}, Boot: how.Boot, Spent: true", "Always: true}, Spent: true"}},
-		"./limiter -run TestRenewalsUnderLease$", "was carried out",
 	},
 	{
 		"runner: a node leaves before it has a view", "cluster/runner/runner.go",

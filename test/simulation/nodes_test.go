@@ -340,7 +340,7 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 	there := make([]*limiter.Op, len(ops))
 	for i, op := range ops {
 		there[i] = &limiter.Op{
-			Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Left: left, Exact: op.Exact, Bounded: op.Bounded,
+			Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Left: left, Exact: op.Exact,
 			Reservation: op.Reservation, Atomic: op.Atomic,
 		}
 		if op.Loan != nil {
