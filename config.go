@@ -64,7 +64,7 @@ type Config struct {
 	// NoInline rejects inline limits: limits that are sent along with a check.
 	NoInline bool
 	// InlineMaxWindow is the longest window of an inline limit, and the longest time in which its bucket may refill, the same on all
-	// members. 0: 24 h; -1: no bound.
+	// members. 0: 366 days; -1: no bound.
 	InlineMaxWindow time.Duration
 
 	// Timeout bounds how long a check waits for the member that decides, 1 ms to 1 min; its policy's on_error answers then. 0: 1 s.

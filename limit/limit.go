@@ -228,6 +228,24 @@ func (e *Error) InList(list string, i int) *Error {
 	return &Error{Kind: e.Kind, Field: list + "[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message}
 }
 
+// OfList returns an error of a batch as one of the elements of another list that the batch was made of: places are those of the checks
+// in that list.
+func (e *Error) OfList(list string, places []int) *Error {
+	bare := &Error{Kind: e.Kind, Field: e.Field, Message: e.Message}
+	i := 0
+	if rest, ok := strings.CutPrefix(e.Field, "checks["); ok {
+		number, field, _ := strings.Cut(rest, "].")
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 0 || n >= len(places) {
+			return e
+		}
+		i, bare.Field = n, field
+	} else if len(places) != 1 || e.Field == "" {
+		return e
+	}
+	return bare.InList(list, places[i])
+}
+
 // GubernatorNamespace begins the names of the namespaces of limits that Gubernator's callers send; see InlineScope.
 const GubernatorNamespace = "gubernator/"
 

@@ -18,8 +18,9 @@ type inlineRule struct {
 	unlimited bool
 }
 
-// DefaultInlineMaxWindow is the longest window of inline limits on a node that is not told another one.
-const DefaultInlineMaxWindow = 24 * time.Hour
+// DefaultInlineMaxWindow is the longest window of inline limits on a node that is not told another one. It has room for a year,
+// because callers of other limiters send daily, monthly and yearly quotas. What their keys take is bounded by the callers' shares of memory.
+const DefaultInlineMaxWindow = algo.MaxWindow
 
 // maxInlineRules bounds how many different inline limits are kept worked out. Beyond it all are forgotten at once: they
 // are a cache, and a caller who sends ever new ones only slows itself.
@@ -94,9 +95,9 @@ func (r *inlineRules) tooLong(l *algo.Limit) *limit.Error {
 	case r.longest <= 0 || l.Limit == algo.Unlimited:
 		return nil
 	case window > r.longest:
-		return limit.NewError(limit.Invalid, "limit.window", "is longer than the longest that this node takes of an inline limit, "+r.longest.String())
+		return limit.NewError(limit.Invalid, "limit.window", "is longer than the longest that this node takes of an inline limit, "+r.longest.String()+" (inline-max-window)")
 	case l.Capacity > l.Limit && (algo.Limits{*l}).Horizon() > r.longest:
-		return limit.NewError(limit.Invalid, "limit.capacity", "takes longer to come back than the longest window that this node takes of an inline limit, "+r.longest.String())
+		return limit.NewError(limit.Invalid, "limit.capacity", "takes longer to come back than the longest window that this node takes of an inline limit, "+r.longest.String()+" (inline-max-window)")
 	}
 	return nil
 }

@@ -61,12 +61,36 @@ type domain struct {
 type node struct {
 	// children are by key, or by key and value with an underscore between them, as the reference looks them up.
 	children  map[string]*node
-	wildcards []string // those of children that end in *, in the order of the files
-	limit     *rule    // nil: none
-	pattern   string   // of a wildcard with share_threshold: what stands for the value in the state's key
-	byValue   bool     // value_to_metric
+	wildcards []pattern // those of children that have an *, in the order of the files
+	limit     *rule     // nil: none
+	pattern   string    // of a wildcard with share_threshold: what stands for the value in the state's key
+	byValue   bool      // value_to_metric
 	file      string
 	line      int
+}
+
+// pattern is a child whose composite key has an *, each of which stands for any text, also for none.
+type pattern struct {
+	*node
+	parts []string // the texts before, between and after the *
+}
+
+// matches reports whether the pattern stands for a composite key.
+func (p *pattern) matches(composite string) bool {
+	last := len(p.parts) - 1
+	rest, ok := strings.CutPrefix(composite, p.parts[0])
+	if !ok {
+		return false
+	}
+	if rest, ok = strings.CutSuffix(rest, p.parts[last]); !ok {
+		return false
+	}
+	for _, part := range p.parts[1:last] {
+		if _, rest, ok = strings.Cut(rest, part); !ok {
+			return false
+		}
+	}
+	return true
 }
 
 // rule is one rate limit of a file, or of a request.
@@ -241,13 +265,27 @@ func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
 	return name, true
 }
 
-// text reads a string. The reference takes what YAML has for a number, such as value: 404, for the text that was written; a date
-// or a truth value it changes, and so must be quoted.
+// text reads a string. The reference takes what YAML has for a number or a truth value, such as value: 404, for the text that was
+// written. It does not load a file with a date, which must be quoted.
 func (r *reader) text(f strictyaml.Field) (string, bool) {
-	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && (n.Tag == "!!int" || n.Tag == "!!float") && n.Style&yaml.TaggedStyle == 0 {
+	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && slices.Contains([]string{"!!int", "!!float", "!!bool"}, n.Tag) && n.Style&yaml.TaggedStyle == 0 {
 		return n.Value, true
 	}
 	return r.Text(f)
+}
+
+// flag reads a truth value, false where it is left out. The reference reads YAML 1.1, in which y, yes and on are true, too.
+func (r *reader) flag(f strictyaml.Fields, name string) bool {
+	one := f.Field(name)
+	if n := one.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Style == 0 {
+		switch n.Value {
+		case "y", "Y", "yes", "Yes", "YES", "on", "On", "ON":
+			return true
+		case "n", "N", "no", "No", "NO", "off", "Off", "OFF":
+			return false
+		}
+	}
+	return r.Flag(f, name)
 }
 
 func (r *reader) charge(f strictyaml.Fields, otherwise charge) charge {
@@ -303,18 +341,18 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 			r.Fail(key.Node, f.Path, "is the second descriptor of the composite key %s, after that on %s: remove one", strictyaml.Show(fullKey), where)
 		} else {
 			into.children[name] = own
-			if strings.HasSuffix(name, "*") {
-				into.wildcards = append(into.wildcards, name)
+			if strings.Contains(name, "*") {
+				into.wildcards = append(into.wildcards, pattern{own, strings.Split(name, "*")})
 			}
 		}
 	}
-	shadow, quota, detailed := r.Flag(f, "shadow_mode"), r.Flag(f, "quota_mode"), r.Flag(f, "detailed_metric")
-	own.byValue = r.Flag(f, "value_to_metric")
-	if share := f.Field("share_threshold"); r.Flag(f, "share_threshold") && ok {
-		if strings.HasSuffix(name, "*") {
+	shadow, quota, detailed := r.flag(f, "shadow_mode"), r.flag(f, "quota_mode"), r.flag(f, "detailed_metric")
+	own.byValue = r.flag(f, "value_to_metric")
+	if share := f.Field("share_threshold"); r.flag(f, "share_threshold") && ok {
+		if strings.Contains(name, "*") {
 			own.pattern = strings.TrimPrefix(name, entry+"_")
 		} else {
-			r.Fail(share.Key, share.Path, "is for values that end in *, and this descriptor's composite key is %s", strictyaml.Show(name))
+			r.Fail(share.Key, share.Path, "is for values with an *, and this descriptor's composite key is %s", strictyaml.Show(name))
 		}
 	}
 	metadata := r.metadata(f)
@@ -340,7 +378,7 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 	out.charge = r.charge(f, mode)
 	out.name, _ = r.text(f.Field("name"))
 	r.replaces(f, out)
-	out.unlimited = r.Flag(f, "unlimited")
+	out.unlimited = r.flag(f, "unlimited")
 	if one, given := f.Get("policy"); given {
 		r.policy(f, one, out)
 	} else if out.unlimited {
@@ -416,7 +454,7 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 		l.Algorithm, l.Period = a, 0
 	}
 	l.Capacity, _ = r.Integer(f.Field("capacity"), 1, math.MaxUint32)
-	l.CarryDebt = r.Flag(f, "carry_debt")
+	l.CarryDebt = r.flag(f, "carry_debt")
 	l.MaxDebt, _ = r.Integer(f.Field("max_debt"), 1, algo.MaxLimit)
 	// A limit of 0 admits nothing, but counts what is sent, which a report of 0 hits asks about.
 	l.Limit = max(int64(out.perUnit), 1)

@@ -80,9 +80,9 @@ func TestMistakes(t *testing.T) {
 		{"a number above 32 bits", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, requests_per_unit: 4294967296}}\n",
 			[]string{"3:60: descriptors[0].rate_limit.requests_per_unit: is too large"}},
 		{"text for a flag", "domain: d\ndescriptors:\n  - {key: a, shadow_mode: 'yes'}\n", []string{"3:27: descriptors[0].shadow_mode: must be true or false"}},
-		// The reference: "share_threshold can only be used with wildcard values (ending with '*')".
+		// The reference: "share_threshold can only be used with wildcard values (containing '*')".
 		{"share_threshold without a wildcard", "domain: d\ndescriptors:\n  - {key: a, value: b, share_threshold: true}\n",
-			[]string{"3:24: descriptors[0].share_threshold: is for values that end in *"}},
+			[]string{"3:24: descriptors[0].share_threshold: is for values with an *"}},
 		{"metadata that is no map", "domain: d\ndescriptors:\n  - {key: a, metadata: [1]}\n", []string{"3:24: descriptors[0].metadata: must be a map"}},
 		// What the reference does not have.
 		{"algorithm", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_bucket}}\n",
@@ -168,6 +168,22 @@ descriptors:
     value: 404
     rate_limit: {unit: second, requests_per_unit: 10}
   - key: free
+  - key: path
+    value: "/v1/*/items/*"
+    rate_limit: {unit: second, requests_per_unit: 11}
+  - key: path
+    value: "*.css"
+    share_threshold: yes
+    rate_limit: {unit: second, requests_per_unit: 12}
+  - key: path
+    value: "*mid*"
+    rate_limit: {unit: second, requests_per_unit: 13}
+  - key: path
+    value: "aba*aba"
+    rate_limit: {unit: second, requests_per_unit: 14}
+  - key: truth
+    value: true
+    rate_limit: {unit: second, requests_per_unit: 15}
 `
 
 func entriesOf(pairs ...string) *common.RateLimitDescriptor {
@@ -204,6 +220,19 @@ func TestMatch(t *testing.T) {
 		{[]string{"code", "404"}, 10, time.Second}, // a number is the text that was written
 		{[]string{"free", "x"}, 0, 0},
 		{[]string{"none", "x"}, 0, 0},
+		// An * stands for any text, anywhere in the value, and the first pattern of the file that matches counts.
+		{[]string{"path", "/v1/a/items/b"}, 11, time.Second},
+		{[]string{"path", "/v1//items/"}, 11, time.Second},
+		{[]string{"path", "/v1/a/items/b.css"}, 11, time.Second},
+		{[]string{"path", "/v1/items/"}, 0, 0}, // the texts between two * do not overlap
+		{[]string{"path", "a.css"}, 12, time.Second},
+		{[]string{"path", ".css"}, 12, time.Second},
+		{[]string{"path", "a.css.gz"}, 0, 0},
+		{[]string{"path", "amidst"}, 13, time.Second},
+		{[]string{"path", "mid"}, 13, time.Second},
+		{[]string{"path", "abaaba"}, 14, time.Second},
+		{[]string{"path", "ababa"}, 0, 0}, // nor do those at the ends
+		{[]string{"truth", "true"}, 15, time.Second},
 		{nil, 0, 0},
 	} {
 		m, err := d.match(entriesOf(test.entries...))
@@ -231,6 +260,9 @@ func TestStateKeys(t *testing.T) {
 	}
 	// The reference: what shares a threshold has one counter, for the pattern.
 	if a, b := key("files", "files/a"), key("files", "files/b"); a != b || a != "files=files/*" {
+		t.Errorf("%s, %s", a, b)
+	}
+	if a, b := key("path", "a.css"), key("path", "b.css"); a != b || a != "path=*.css" {
 		t.Errorf("%s, %s", a, b)
 	}
 	// Two descriptors never have one key, whatever is in them; and nothing raw that ends a line.
@@ -293,7 +325,7 @@ descriptors:
 		{[]string{"a", "1"}, "d.a_1"},
 		{[]string{"b", "1", "c", "2"}, "d.b_1.c"},
 		{[]string{"b", "1", "e", "f"}, "d.b_1.e_f"},
-		{[]string{"g", "x/y"}, "d.g_x/"},
+		{[]string{"g", "x/y"}, "d.g_x/*"},
 		{[]string{"h", "x/y"}, "d.h_x/*"},
 	} {
 		if m, err := d.match(entriesOf(test.entries...)); err != nil || m.metric != test.want {

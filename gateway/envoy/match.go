@@ -42,9 +42,9 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 		composite := e.GetKey() + "_" + e.GetValue()
 		next, wildcard := at.children[composite], false
 		if next == nil {
-			for _, w := range at.wildcards {
-				if strings.HasPrefix(composite, w[:len(w)-1]) {
-					next, wildcard = at.children[w], true
+			for i := range at.wildcards {
+				if at.wildcards[i].matches(composite) {
+					next, wildcard = at.wildcards[i].node, true
 					break
 				}
 			}
@@ -83,7 +83,7 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 }
 
 // detail is the name in metrics of a limit that has values of the request in it: with detailed_metric all, otherwise those of
-// descriptors with value_to_metric and those that the configuration names. The value of a shared threshold is its prefix.
+// descriptors with value_to_metric and those that the configuration names. The value of a shared threshold is its pattern.
 func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*node, all bool, patterns []string) string {
 	var b strings.Builder
 	b.WriteString(d.name)
@@ -94,7 +94,7 @@ func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*nod
 		value := e.GetValue()
 		_, named := at.children[e.GetKey()+"_"+value]
 		if patterns != nil && patterns[i] != "" {
-			value, named = strings.TrimSuffix(patterns[i], "*"), all || path[i].byValue
+			value, named = patterns[i], all || path[i].byValue
 		}
 		if value != "" && (all || named || path[i].byValue) {
 			b.WriteByte('_')
@@ -120,7 +120,8 @@ func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*ru
 
 // stateKey is what a descriptor's state is kept under: its entries as key=value, with commas between them. What could be taken for
 // one of these characters, or is not to be read raw, is written as % and two hexadecimal digits, so that two descriptors never
-// have one key; an * stands for itself only at the end of a pattern.
+// have one key; an * stands for itself only in a pattern. Descriptors of more than limit.MaxKey bytes have the key that limit.KeyOf
+// makes of them.
 func stateKey(entries []*common.RateLimitDescriptor_Entry, patterns []string) string {
 	if len(entries) == 0 {
 		return "()"
@@ -138,13 +139,17 @@ func stateKey(entries []*common.RateLimitDescriptor_Entry, patterns []string) st
 		escape(&b, e.GetKey())
 		b.WriteByte('=')
 		if patterns != nil && patterns[i] != "" {
-			escape(&b, strings.TrimSuffix(patterns[i], "*"))
-			b.WriteByte('*')
+			for j, part := range strings.Split(patterns[i], "*") {
+				if j > 0 {
+					b.WriteByte('*')
+				}
+				escape(&b, part)
+			}
 			continue
 		}
 		escape(&b, e.GetValue())
 	}
-	return b.String()
+	return limit.KeyOf(b.String())
 }
 
 func escape(b *strings.Builder, s string) {

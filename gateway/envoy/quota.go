@@ -6,6 +6,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/limit"
 )
 
 // Bounds of the ids of quota buckets.
@@ -77,7 +78,7 @@ func (b *quotaBucket) keyOf(id map[string]string) string {
 		}
 		key.WriteString(part)
 	}
-	return key.String()
+	return limit.KeyOf(key.String())
 }
 
 // quotas reads quota_buckets into a domain.

@@ -73,7 +73,7 @@ func TestQuotaMistakes(t *testing.T) {
 		`{bucket: {}, policy: p, key: k}`:                                                "4:12: quota_buckets[0].bucket: must be a map",
 		`{bucket: [a], policy: p, key: k}`:                                               "4:12: quota_buckets[0].bucket: must be a map",
 		`{bucket: {a: b, a: c}, policy: p, key: k}`:                                      "given twice",
-		`{bucket: {a: true}, policy: p, key: k}`:                                         "4:16: quota_buckets[0].bucket.a: must be text",
+		`{bucket: {a: 2026-01-02}, policy: p, key: k}`:                                   "4:16: quota_buckets[0].bucket.a: must be text",
 		`{bucket: {a: b}, policy: p, key: k, weight: 3}`:                                 `weight`,
 		"{bucket: {a: \"*\"}, policy: p, key: k}\n- {bucket: {a: b}, policy: p, key: k}": "5:4: quota_buckets[1].bucket: has no bucket left: that of line 4",
 	} {

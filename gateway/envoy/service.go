@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"context"
+	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -95,7 +96,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 var (
 	errDomain      = status.Error(codes.InvalidArgument, "rate limit domain must not be empty")
 	errDescriptors = status.Error(codes.InvalidArgument, "rate limit descriptor list must not be empty")
-	errUnit        = status.Error(codes.InvalidArgument, "descriptor.limit.unit: is missing or unknown")
+	errUnit        = errors.New("limit.unit: is missing or unknown")
 	errTooMany     = status.Error(codes.ResourceExhausted, "descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
 )
 
@@ -149,7 +150,7 @@ func (s *Service) matches(in *ratelimitv3.RateLimitRequest) (all []asked, namesp
 	}
 	for i, descriptor := range in.Descriptors {
 		if all[i].match, err = d.match(descriptor); err != nil {
-			return nil, "", err
+			return nil, "", status.Errorf(codes.InvalidArgument, "descriptors[%d].%v", i, err)
 		}
 		all[i].hits = hits(in, descriptor)
 	}
@@ -249,15 +250,23 @@ func (s *Service) askEach(ctx context.Context, all []asked, checks []limit.Check
 	r.checks = append(r.checks[:0], checks...)
 	r.results = slices.Grow(r.results[:0], len(checks))[:len(checks)]
 	if err := s.cfg.Service.CheckTo(ctx, r.checks, nil, r.results); err != nil {
-		return wire.Status(err)
+		return statusOf(err, places)
 	}
 	for j := range r.results {
 		if err := r.results[j].Err; err != nil {
-			return wire.Status(err)
+			return statusOf(err, places[j:j+1])
 		}
 		s.conclude(&all[places[j]], &r.results[j].Decision)
 	}
 	return nil
+}
+
+// statusOf is an error of checks as a status that names the request's descriptor; places are those of the checks in the request.
+func statusOf(err error, places []int) error {
+	if e, ok := errors.AsType[*limit.Error](err); ok {
+		return wire.Status(e.OfList("descriptors", places))
+	}
+	return wire.Status(err)
 }
 
 // room is where the limits of a request are decided.
@@ -288,7 +297,7 @@ func (s *Service) askTogether(ctx context.Context, all []asked, checks []limit.C
 	}
 	d, err := s.cfg.Service.CheckAll(ctx, checks)
 	if err != nil {
-		return wire.Status(err)
+		return statusOf(err, places)
 	}
 	for j := range d.Decisions {
 		s.conclude(&all[places[j]], &d.Decisions[j])

@@ -199,7 +199,6 @@ func TestErrors(t *testing.T) {
 	b := newBench(t, limits)
 	bad := entriesOf("minute", "u")
 	bad.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1}
-	long := entriesOf("minute", strings.Repeat("x", 2000))
 	many := make([]*common.RateLimitDescriptor, 1001)
 	for _, test := range []struct {
 		in   *ratelimitv3.RateLimitRequest
@@ -210,9 +209,12 @@ func TestErrors(t *testing.T) {
 		{&ratelimitv3.RateLimitRequest{Descriptors: many[:1]}, codes.InvalidArgument, "rate limit domain must not be empty"},
 		{&ratelimitv3.RateLimitRequest{Domain: "d"}, codes.InvalidArgument, "rate limit descriptor list must not be empty"},
 		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: many}, codes.ResourceExhausted, "descriptors: more than 1000"},
-		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{bad}}, codes.InvalidArgument, "descriptor.limit.unit"},
-		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{long}}, codes.ResourceExhausted, "key: has 2007 bytes"},
-		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}}, codes.NotFound, "policy: there is no policy named lost"},
+		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{bad}}, codes.InvalidArgument, "descriptors[0].limit.unit: is missing"},
+		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}}, codes.NotFound,
+			"descriptors[0].policy: there is no policy named lost"},
+		// The descriptor is named by its place in the request, of which the first has no limit.
+		{&ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("free", "u"), entriesOf("minute", "u"), entriesOf("lost", "u")}},
+			codes.NotFound, "descriptors[2].policy: there is no policy named lost"},
 	} {
 		out, err := b.ShouldRateLimit(t.Context(), test.in)
 		if out != nil || status.Code(err) != test.code || !strings.Contains(status.Convert(err).Message(), test.text) {
@@ -222,6 +224,22 @@ func TestErrors(t *testing.T) {
 	// A nil descriptor is one without entries.
 	if out := b.ask(1, nil); out.OverallCode != ok {
 		t.Errorf("%v", out)
+	}
+}
+
+// TestLongValues: a value that is longer than a key may be is limited like any other, and does not switch off the other limits.
+func TestLongValues(t *testing.T) {
+	b := newBench(t, limits)
+	token := strings.Repeat("x", 2000)
+	for range 10 {
+		b.ask(1, entriesOf("minute", token))
+	}
+	want(t, "a long value over its limit", b.ask(1, entriesOf("minute", token)).Statuses[0], over, 0)
+	want(t, "another long value", b.ask(1, entriesOf("minute", token+"y")).Statuses[0], ok, 9)
+	b.ask(10, entriesOf("minute", "u"))
+	out := b.ask(1, entriesOf("minute", "u"), entriesOf("minute", token+"z"))
+	if out.OverallCode != over {
+		t.Errorf("a long value beside a limit that is used up: %v", out)
 	}
 }
 

@@ -142,7 +142,7 @@ func (c *call) take(i int, r *pb.RateLimitReq) error {
 		rule.moment(r, out, c.now)
 		return nil
 	}
-	target := limit.Target{Limit: &rule.limit, Namespace: rule.namespace, Key: r.GetUniqueKey()}
+	target := limit.Target{Limit: &rule.limit, Namespace: rule.namespace, Key: limit.KeyOf(r.GetUniqueKey())}
 	if has(r, pb.Behavior_RESET_REMAINING) {
 		if done, err := c.reset(out, r, rule, target); done || err != nil {
 			return err

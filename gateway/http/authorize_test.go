@@ -25,7 +25,7 @@ func TestAuthorize(t *testing.T) {
 		"GET /v1/policies": auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
 		"GET /v1/keys/top": auth.RoleKeys, "POST /v1/keys/describe": auth.RoleKeys,
 		"GET /v1/overrides": auth.RoleOverrides, "PUT /v1/overrides": auth.RoleOverrides, "DELETE /v1/overrides": auth.RoleOverrides,
-		"GET /healthz": auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
+		"GET /healthz": auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /healthcheck": auth.RoleOpen, "GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
 	}
 	var asked auth.Role
 	denial := &auth.Denial{Reason: auth.NoCredentials, Message: "say who you are"}

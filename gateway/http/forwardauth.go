@@ -122,10 +122,7 @@ func (q *forwardQuery) set(name, value string) *problem {
 	case "policy":
 		q.policy = value
 	case "key":
-		if len(value) > limit.MaxKey {
-			return tooLong("", limit.MaxKey, value)
-		}
-		q.key = value
+		q.key = limit.KeyOf(value)
 	case "key_header":
 		q.keyHeader = http.CanonicalHeaderKey(value)
 	case "key_ip":
@@ -187,10 +184,8 @@ func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, c
 		return "", invalid("key_header", "the request has more than one "+q.keyHeader), true
 	case !utf8.ValidString(values[0]):
 		return "", invalid("key_header", q.keyHeader+" is not UTF-8"), true
-	case len(values[0]) > limit.MaxKey:
-		return "", tooLong("key_header", limit.MaxKey, values[0]), true
 	}
-	return values[0], nil, false
+	return limit.KeyOf(values[0]), nil, false
 }
 
 // addressOf is keyOf for the address of the gateway's caller. Who asks has to be known for a gateway that says whom it asks for:

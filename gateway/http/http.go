@@ -166,6 +166,7 @@ func (a *api) routes() []route {
 		{"POST", "/v1/keys/describe", auth.RoleKeys, a.describe(), false},
 		{"GET", "/healthz", auth.RoleOpen, a.handleHealth, false},
 		{"GET", "/readyz", auth.RoleOpen, a.handleReady, false},
+		{"GET", "/healthcheck", auth.RoleOpen, a.handleReady, false}, // as envoyproxy/ratelimit has it
 		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP, false},
 		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI, false},
 		{"GET", "/", auth.RoleOpen, a.handleIndex, false},

@@ -72,6 +72,7 @@ func TestGets(t *testing.T) {
 	for _, tt := range []struct{ path, contentType, body string }{
 		{"/healthz", "application/json", `{"alive":true}`},
 		{"/readyz", "application/json", `{"ready":true}`},
+		{"/healthcheck", "application/json", `{"ready":true}`},
 		{"/metrics", "text/plain; version=0.0.4; charset=utf-8", "weir_requests_total 0\n"},
 		{"/openapi.yaml", "application/yaml", openAPI},
 		{"/v1/policies", "application/json", `{"hash":"9a1c","reload_error":"policies.yaml:3:5: policies[0].limit: must not be zero","policies":[` +

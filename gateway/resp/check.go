@@ -81,7 +81,7 @@ func (c *conn) throttled(s *scratch, args []string) {
 		c.cellError(s, "quantity: must be 0 or more; it is "+strconv.FormatInt(quantity, 10))
 		return
 	}
-	c.queue(s, &limit.Check{Target: limit.Target{Limit: &b.limit, Namespace: namespace, Key: args[1]}, Cost: quantity}, pending{b, quantity == 0})
+	c.queue(s, &limit.Check{Target: limit.Target{Limit: &b.limit, Namespace: namespace, Key: limit.KeyOf(args[1])}, Cost: quantity}, pending{b, quantity == 0})
 }
 
 // integers parses arguments of CL.THROTTLE, or answers with an error and reports false.
@@ -143,12 +143,12 @@ func (c *conn) check(s *scratch, args []string) {
 			return
 		}
 	}
-	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: args[2]}, Cost: cost}, pending{peek: cost == 0})
+	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: limit.KeyOf(args[2])}, Cost: cost}, pending{peek: cost == 0})
 }
 
 // peek carries out WEIR.PEEK policy key.
 func (c *conn) peek(s *scratch, args []string) {
-	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: args[2]}}, pending{peek: true})
+	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: limit.KeyOf(args[2])}}, pending{peek: true})
 }
 
 // answer answers a check.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -43,12 +44,29 @@ func envoyDir(t *testing.T, text string) string {
 
 func envoyClient(t *testing.T, n *Node) ratelimitv3.RateLimitServiceClient {
 	t.Helper()
+	return ratelimitv3.NewRateLimitServiceClient(dialed(t, n))
+}
+
+func dialed(t *testing.T, n *Node) *grpc.ClientConn {
+	t.Helper()
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return ratelimitv3.NewRateLimitServiceClient(conn)
+	return conn
+}
+
+// TestEnvoyHealth: callers of envoyproxy/ratelimit ask for the health of the service ratelimit.
+func TestEnvoyHealth(t *testing.T) {
+	t.Parallel()
+	n := mustStart(t, testConfig(t, "n"))
+	awaitSettled(t, n)
+	health := healthv1.NewHealthClient(dialed(t, n))
+	testkit.Eventually(t, "the service ratelimit serves", func() bool {
+		got, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "ratelimit"})
+		return err == nil && got.Status == healthv1.HealthCheckResponse_SERVING
+	})
 }
 
 func envoyRequest(key, value string) *ratelimitv3.RateLimitRequest {

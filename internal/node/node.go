@@ -566,6 +566,7 @@ func (n *Node) setHealth(serving bool) {
 	}
 	n.health.SetServingStatus("", status)
 	n.health.SetServingStatus(weirv1.Limiter_ServiceDesc.ServiceName, status)
+	n.health.SetServingStatus("ratelimit", status) // the name that callers of envoyproxy/ratelimit ask for
 }
 
 // Stop is StopWithin with the grace time alone. What was not done in good order is in the log.
