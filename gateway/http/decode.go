@@ -323,8 +323,3 @@ func clip(s string) string {
 	}
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
-
-func tooLong(field string, most int, value string) *problem {
-	return &problem{status: http.StatusRequestEntityTooLarge, field: field,
-		message: fmt.Sprintf("must be at most %d bytes, is %d", most, len(value))}
-}

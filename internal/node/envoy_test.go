@@ -14,7 +14,6 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -45,16 +44,6 @@ func envoyDir(t *testing.T, text string) string {
 func envoyClient(t *testing.T, n *Node) ratelimitv3.RateLimitServiceClient {
 	t.Helper()
 	return ratelimitv3.NewRateLimitServiceClient(dialed(t, n))
-}
-
-func dialed(t *testing.T, n *Node) *grpc.ClientConn {
-	t.Helper()
-	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return conn
 }
 
 // TestEnvoyHealth: callers of envoyproxy/ratelimit ask for the health of the service ratelimit.
