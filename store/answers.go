@@ -60,6 +60,9 @@ type remembered struct {
 	next         *remembered // newer, of the same caller
 }
 
+// gaveBack reports whether what was answered charged nothing, and may have given units back.
+func (e *remembered) gaveBack() bool { return e.key.kind != answerCharge && e.excess == 0 }
+
 // asker is a caller who has answers remembered in a partition. All of those who are not told apart are one.
 type asker struct {
 	account        *account

@@ -192,13 +192,11 @@ func (d *drain) changes() {
 		}
 		b.Give(of.bytes())
 	}
-	for e := a.answers.from(f.answers); e != nil; e = e.newer {
-		if f.answers = e.turn; d.full() {
-			return
-		}
-		d.requestID(e)
+	// A copy that knows the id of a charge has the charge, and a copy that has a refund knows its id. So after a loss between two
+	// chunks a repeated charge may be charged again, but is not answered without a charge, and a repeated refund gives back once.
+	if !d.requestIDs(&f.refunds, a.answers.end, true) {
+		return
 	}
-	f.answers = a.answers.end
 	// Twice: the pass in progress, and then what has become pending since it began.
 	for range 2 {
 		for ; f.pass.deltas > 0; f.pass.deltas-- {
@@ -213,8 +211,11 @@ func (d *drain) changes() {
 			}
 			d.key(f.keys.pop(b))
 		}
+		if !d.requestIDs(&f.answers, f.pass.answers, false) {
+			return
+		}
 		f.contained = f.pass.version
-		f.pass.version, f.pass.deltas, f.pass.keys = a.version, f.deltas.len(), f.keys.len()
+		f.begin(a)
 	}
 	if f.filled() {
 		f.partial = false
@@ -248,6 +249,22 @@ func (d *drain) history() {
 			d.out = binary.AppendVarint(d.out, c.at.Wall)
 		}
 	}
+}
+
+// requestIDs tells the request ids from one turn on and up to another, either those that gave units back or all others, and moves the
+// turn. It reports false when the chunk is full before.
+func (d *drain) requestIDs(turn *uint64, end uint64, refunds bool) bool {
+	for e := d.part.extras.answers.from(*turn); e != nil && e.turn < end; e = e.newer {
+		if e.gaveBack() != refunds {
+			continue
+		}
+		if *turn = e.turn; d.full() {
+			return false
+		}
+		d.requestID(e)
+	}
+	*turn = end
+	return true
 }
 
 func (d *drain) requestID(m *remembered) {

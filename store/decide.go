@@ -124,12 +124,12 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			sh.note(part, r, mark, false)
 			sh.chargeDelta(part, r, now, d.Granted)
 		}
-		if rule.Durability >= Escrow && !answer.Degraded {
-			answer.Ticket = sh.ticket(part, k, rule, now, d.Granted)
-		}
 		if call.RequestID != "" || call.Reservation != (ReservationID{}) {
 			sh.remember(part, k, rule, r.state, now, call, d)
 			answer.Reservation = call.Reservation
+		}
+		if rule.Durability >= Escrow && !answer.Degraded {
+			answer.Ticket = sh.ticket(part, k, rule, now, call, d.Granted)
 		}
 	} else {
 		if denied && part.traced {
@@ -164,12 +164,16 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	return nil
 }
 
-// ticket returns the ticket that the answer to a grant needs.
-func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, units int64) uint64 {
-	if rule.Durability == Sync {
-		return sh.wait(part, k.Partition)
+// ticket returns the ticket that the answer to a grant needs. An allowance stands for units only: a request id or a reservation that
+// the caller has been told of must be in the copy. The reservation of an atomic check is not told to the caller.
+func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, units int64) (ticket uint64) {
+	if rule.Durability == Escrow {
+		ticket = sh.advance(part, *k, rule, now, units)
 	}
-	return sh.advance(part, *k, rule, now, units)
+	if rule.Durability == Sync || call.RequestID != "" || call.Reservation != (ReservationID{}) && !call.ReserveOnce {
+		ticket = sh.wait(part, k.Partition)
+	}
+	return ticket
 }
 
 // remember keeps a charge under its request id, and as a reservation.
@@ -230,7 +234,10 @@ func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id
 	m.until = now.Mono + int64(keepFor(rule.Limits))
 	k := answerKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
 	part.ensureExtras().answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
-	part.recount()
+	if part.followed {
+		part.extras.bump()
+		part.recount()
+	}
 }
 
 // again answers a repeated request id: the admission that was made, beside the state as it is now.
@@ -497,6 +504,9 @@ func (sh *shard) extend(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			}
 		}
 		answer.Reservation = call.Reservation
+		if rule.Durability >= Escrow && !answer.Degraded {
+			answer.Ticket = sh.wait(part, k.Partition)
+		}
 	}
 	return nil
 }
@@ -579,7 +589,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 			return out, err
 		}
 		out.Excess, out.Over = answer.Granted, !answer.Allowed
-		out.Ticket, out.Degraded, out.Until = answer.Ticket, answer.Degraded, answer.Until
+		out.Degraded, out.Until = answer.Degraded, answer.Until
 	}
 	back := max(units-how.Keep, 0)
 	err = sh.existing(part, k, rule, now, func(r record) bool {
@@ -605,6 +615,9 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	if !once {
 		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,
 			answered{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
+	}
+	if out.Excess > 0 && rule.Durability >= Escrow && !out.Degraded {
+		out.Ticket = sh.wait(part, k.Partition)
 	}
 	return out, nil
 }

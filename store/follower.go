@@ -26,16 +26,18 @@ type follower struct {
 	// A pass is what was pending at one time. When all of it has been taken, everything up to the version of that time has.
 	pass struct {
 		version      uint64
-		keys, deltas int // left of it
+		answers      uint64 // the turn of the first answer that is not of it
+		keys, deltas int    // left of it
 	}
 	contained uint64
 	confirmed uint64
-	answers   uint64 // what has a turn before this one is known
+	answers   uint64 // what has a turn before this one is known, but for those that gave units back
+	refunds   uint64 // the same of those
 	deltas    queue  // told before the keys, so that no state a follower has is ahead of its deltas
 	resets    []resetKey
 	// reservations that were made or ended.
 	reservations []reservationKey
-	_            [24]byte // to whole cache lines: there is one for each partition, and most changes touch the first alone
+	_            [8]byte // to whole cache lines: there is one for each partition, and most changes touch the first alone
 }
 
 // resetKey is a state that was reset.
@@ -94,6 +96,11 @@ func (q *queue) free(b *shardBudget) {
 // knows reports whether changes of what is kept under the rule are told to the follower.
 func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.all }
 
+// begin begins a pass with all that is pending.
+func (f *follower) begin(a *extras) {
+	f.pass.version, f.pass.answers, f.pass.keys, f.pass.deltas = a.version, a.answers.end, f.keys.len(), f.deltas.len()
+}
+
 // filled reports whether nothing is left out any more, which is told once all that was left out has been, and is not pending by itself.
 func (f *follower) filled() bool { return f.all && f.partial }
 
@@ -104,7 +111,7 @@ func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p
 // left is the number of things that are pending.
 func (f *follower) left(a *extras) int {
 	n := f.keys.len() + f.deltas.len() + len(f.resets) + len(f.reservations)
-	if a.answers.pending(f.answers) {
+	if a.answers.pending(min(f.answers, f.refunds)) {
 		n++
 	}
 	if f.history {
@@ -215,7 +222,7 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.history = true
-		f.answers = 0
+		f.answers, f.refunds, f.pass.answers = 0, 0, 0
 		part.tellReservations(slot, false)
 		part.extras.reservations.each(func(k reservationKey) {
 			f.reservations = append(f.reservations, k)
@@ -252,8 +259,9 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	part.raise()
 	a := part.ensureExtras()
 	a.version++
-	f := &follower{all: all, partial: !all, answers: a.answers.end}
-	f.contained, f.pass.version = a.version, a.version
+	f := &follower{all: all, partial: !all, answers: a.answers.end, refunds: a.answers.end}
+	f.contained = a.version
+	f.begin(a)
 	part.role.followers[slot] = f
 	part.retrace()
 	part.recount()

@@ -847,7 +847,8 @@ func TestRepeatAfterMove(t *testing.T) {
 	}
 }
 
-// TestOtherAnswersWait: a renewal waits for the copy, and so does a commit that charges more, also when it is repeated.
+// TestOtherAnswersWait: a renewal waits for the copy, and so do an extension of a reservation's time alone and a commit that charges more,
+// also when it is repeated. Under escrow the reservation of an atomic check does not.
 func TestOtherAnswersWait(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
 		s := New(Config{})
@@ -867,6 +868,16 @@ func TestOtherAnswersWait(t *testing.T) {
 		if a, err := s.Renew(s.key("jobs", "k"), jobs, at(0), lease.Lease, minute, 0); err != nil || !a.Alive || a.Ticket == 0 {
 			t.Errorf("%v: renewed: %+v, %v", durability, a, err)
 		}
+		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(2), ReserveFor: minute, ReserveOnce: true}
+		told()
+		if a := answer(t, s, units, "k", at(0), once); (a.Ticket == 0) != (durability == Escrow) {
+			t.Errorf("%v: reserved by an atomic check: %+v", durability, a)
+		}
+		told()
+		if a := answer(t, s, units, "k", at(0), Call{Reservation: id, ReserveFor: time.Hour, Extend: true}); a.Ticket == 0 {
+			t.Errorf("%v: extended: %+v", durability, a)
+		}
+		told()
 		for _, what := range []string{"first", "repeated"} {
 			if out, err := s.Settle(s.key("units", "k"), units, at(0), Settlement{ID: id, Keep: 6}); err != nil || out.Excess != 5 || out.Ticket == 0 {
 				t.Errorf("%v: %s: %+v, %v", durability, what, out, err)

@@ -1936,6 +1936,21 @@ var mutants = []mutant{
 		"./internal/borrow -run TestTakeAllIsUntold$", "were spent",
 	},
 	{
+		"store: a copy is told request ids before their charges", "store/answers.go",
+		[]edit{{"return e.key.kind != answerCharge && e.excess == 0", "return true"}},
+		"./store -run TestBurstOfIDs$", "of 1000 were admitted",
+	},
+	{
+		"store: a copy is told refunds before their request ids", "store/answers.go",
+		[]edit{{"return e.key.kind != answerCharge && e.excess == 0", "return false"}},
+		"./store -run TestIDsOverACrash$", "are in use, want at least",
+	},
+	{
+		"store: a charge with a request id does not wait under escrow", "store/decide.go",
+		[]edit{{"if rule.Durability == Sync || call.RequestID != \"\" ||", "if rule.Durability == Sync ||"}},
+		"./store -run TestIDsOverACrash$", "again, want at most",
+	},
+	{
 		"store: a repeated request does not wait under escrow", "store/decide.go",
 		[]edit{{"	if rule.Durability >= Escrow {\n		// The first answer", "	if rule.Durability > Escrow {\n		// The first answer"}},
 		"./store -run TestRepeatWaitsToo$", "tickets 2 and 0",
@@ -2587,7 +2602,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: an answer that is pending alone is not drained", "store/follower.go",
-		[]edit{{"\tif a.answers.pending(f.answers) {\n\t\tn++\n\t}\n", ""}},
+		[]edit{{"\tif a.answers.pending(min(f.answers, f.refunds)) {\n\t\tn++\n\t}\n", ""}},
 		"./store -run TestAnswersAfterAllHaveEnded$", "nothing is pending after answer 1",
 	},
 	{
