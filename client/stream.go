@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// maxLanes is how many streams there are to one node at most: a second is opened when the first is busy.
+	// maxSenders is how many streams there are to one node at most: a second is opened when the first is busy.
 	maxSenders = 2
 	// maxWaiting bounds the questions that wait for one node: beyond it they go unanswered at once, which keeps the memory
 	// of a program bounded while a node is stuck.

@@ -352,8 +352,7 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	}
 	adopted, err := sh.adoptState(part, slot, rule, now)
 	if err != nil {
-		sh.store.full.Add(1)
-		return ErrFull
+		return err
 	}
 	r := sh.record(part.ref(slot))
 	var mark uint64
@@ -378,7 +377,7 @@ func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, request
 		}
 		n, err = sh.refund(part, k, rule, now, units, requestID, caller)
 	})
-	return n, err
+	return n, s.refusedRoom(err, rule, caller)
 }
 
 // refund is Refund under the lock, for a partition that is open.
@@ -442,7 +441,7 @@ func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl tim
 			n.Ticket = sh.wait(part, k.Partition)
 		}
 	})
-	return n, err
+	return n, s.refusedRoom(err, rule, "")
 }
 
 // Release ends a lease and reports whether it was alive.
@@ -456,7 +455,7 @@ func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok b
 			return ok
 		})
 	})
-	return ok, err
+	return ok, s.refusedRoom(err, rule, "")
 }
 
 // extend adds to a pending reservation.
@@ -548,11 +547,7 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out
 			out, err = sh.settle(part, k, rule, now, &how)
 		}
 	})
-	if err == errNoRoom {
-		s.full.Add(1)
-		err = ErrFull
-	}
-	return out, err
+	return out, s.refusedRoom(err, rule, how.Caller)
 }
 
 func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement) (out Settled, err error) {

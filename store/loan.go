@@ -291,8 +291,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 			return a, nil
 		}
 		if slot, _, err = sh.enter(part, k, rule, now, b.Caller); err != nil {
-			sh.store.full.Add(1)
-			return a, ErrFull
+			return a, sh.store.refusedRoom(err, rule, b.Caller)
 		}
 	} else if adopted, err := sh.adoptState(part, slot, rule, now); err != nil {
 		want, quota = 0, algo.Quota{} // for want of memory the state keeps its old rule

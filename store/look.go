@@ -31,5 +31,5 @@ func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo
 			_, err = sh.peekNew(part, rule, now, &Call{}, each)
 		}
 	})
-	return each, returns, banned, err
+	return each, returns, banned, s.refusedRoom(err, rule, "")
 }

@@ -564,3 +564,36 @@ func TestAccountsAreBounded(t *testing.T) {
 		t.Errorf("%d namespaces and %d callers are left", len(inline), len(callers))
 	}
 }
+
+// TestNoRoomIsFull: whatever finds no room says so by ErrFull, and that it is the share's by ErrShareFull.
+func TestNoRoomIsFull(t *testing.T) {
+	s := New(Config{})
+	before, after := rule("p", log(5, minute)), rule("p", log(5, minute), log(9, time.Hour))
+	k, id := s.key("p", "k"), reservationOf(1)
+	decide(t, s, before, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: id, ReserveFor: time.Hour})
+	s.budget.max = s.budget.used.Load()
+	for what, call := range map[string]func() error{
+		"a check":   func() error { _, err := s.Decide(k, after, at(0), cost(1), nil); return err },
+		"a refund":  func() error { _, err := s.Refund(k, after, at(0), 1, "", ""); return err },
+		"a renewal": func() error { _, err := s.Renew(k, after, at(0), 1, minute, 0); return err },
+		"a release": func() error { _, err := s.Release(k, after, at(0), 1); return err },
+		"a cancel":  func() error { _, err := s.Settle(k, after, at(0), Settlement{ID: id}); return err },
+		"a commit":  func() error { _, err := s.Settle(k, after, at(0), Settlement{ID: id, Keep: 2}); return err },
+		"a look":    func() error { _, _, _, err := s.Look(k, after, at(0), 1); return err },
+	} {
+		full := s.Stats().Full
+		if err := call(); !errors.Is(err, ErrFull) || s.Stats().Full == full {
+			t.Errorf("%s: %v, %d calls counted", what, err, s.Stats().Full-full)
+		}
+	}
+
+	s = New(Config{})
+	r := rule("p", log(5, minute))
+	r.MaxKeys = 1
+	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: id, ReserveFor: time.Hour})
+	s.Sweep(at(2*minute), 1)
+	decide(t, s, r, "other", at(2*minute), cost(1))
+	if out, err := s.Settle(s.key("p", "k"), r, at(2*minute), Settlement{ID: id, Keep: 2}); !errors.Is(err, ErrShareFull) {
+		t.Errorf("a commit of a key that is gone: %+v, %v", out, err)
+	}
+}

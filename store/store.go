@@ -375,17 +375,7 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 	// may not be enough for a page to become free: each time twice as many are looked for.
 	for enough := 1; ; enough *= 2 {
 		if barren := s.barrenFor(err); now.Mono < barren.Load() {
-			if err == errShare {
-				if s.shares.short(s.keys.Load(), s.budget.used.Load()) {
-					s.full.Add(1)
-				} else {
-					s.shareFull.Add(1)
-				}
-				s.shares.refused(rule.Scope, call.Caller)
-				return ErrShareFull
-			}
-			s.full.Add(1)
-			return ErrFull
+			return s.refusedRoom(err, rule, call.Caller)
 		}
 		freed := s.sweep(now, reclaimScan, math.MaxInt, enough)
 		trimmed := s.trim()
@@ -399,6 +389,23 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 			return err
 		}
 	}
+}
+
+// refusedRoom counts a call that found no room, and returns the error that says so; it returns other errors as they are.
+func (s *Store) refusedRoom(err error, rule *Rule, caller string) error {
+	switch {
+	case err == errShare && !s.shares.short(s.keys.Load(), s.budget.used.Load()):
+		s.shareFull.Add(1)
+	case err == errShare, err == errNoRoom:
+		s.full.Add(1)
+	default:
+		return err
+	}
+	if err == errNoRoom {
+		return ErrFull
+	}
+	s.shares.refused(rule.Scope, caller)
+	return ErrShareFull
 }
 
 // barrenFor returns the instant until which a call that found no room does not look for idle states.
