@@ -24,8 +24,11 @@ type Client struct {
 	onError  OnError
 	retry    bool
 	breaker  breaker
-	memory   *memory   // nil: none
-	loans    *loans    // nil: none
+	memory   *memory // nil: none
+	loans    *loans  // nil: none
+	outage   outage
+	counter  *Counter // nil: nothing is counted or observed
+	observer func(Observed)
 	askings  sync.Pool // of *asking
 	start    time.Time // what now counts from
 
@@ -53,6 +56,7 @@ func newClient(b backend, o options) *Client {
 		onError: o.onError,
 		retry:   o.retry,
 		breaker: breaker{threshold: o.failures, cooldown: o.cooldown},
+		outage:  outage{log: o.log, onError: o.onError},
 		start:   time.Now(),
 		ids:     rand.Text() + ".",
 		ctx:     ctx,
@@ -109,12 +113,20 @@ func (c *Client) Check(ctx context.Context, checks []Check) ([]Result, error) {
 	if len(qs) == 0 {
 		return nil, nil
 	}
-	return c.checkBatch(ctx, qs)
+	results, err := c.checkBatch(ctx, qs)
+	for i := range qs {
+		r := Result{Err: err}
+		if err == nil {
+			r = results[i]
+		}
+		c.observe(&qs[i].Target, qs[i].Key, qs[i].cost, &r.Decision, r.Err)
+	}
+	return results, err
 }
 
-// Ready waits until a node answers, and returns nil. It fails with ErrUnavailable and the reason for the last failure
-// when ctx ends first, and at once if what answers is not a node of Weir. No other call needs it; it serves a program that would rather not start than run on a fail policy
-// because of a mistyped address.
+// Ready waits until a node answers that lets this caller check, and returns nil. It fails with ErrUnavailable and the reason for the
+// last failure when ctx ends first, and at once with ErrUnauthenticated or ErrDenied, or if what answers is not a node of Weir. No other
+// call needs it; it serves a program that would rather not start than run on a fail policy because of a mistyped address.
 func (c *Client) Ready(ctx context.Context) error {
 	if err := c.begin(ctx); err != nil {
 		return err
@@ -195,6 +207,7 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 	defer c.running.Done()
 	var all AllDecision
 	if c.allBorrowed(qs, &all) {
+		c.observeAll(qs, all.Decisions, nil)
 		return all, nil
 	}
 	all, err := c.grantAll(ctx, qs, func(ctx context.Context) (AllDecision, error) { return c.backend.CheckAll(ctx, checksOf(qs)) })
@@ -268,8 +281,12 @@ func (c *Client) answer(ctx context.Context, a *asking) error {
 	}
 	came := c.now()
 	for i := range a.results {
-		if failed || errors.Is(a.answers[i].Err, ErrUnavailable) {
-			a.results[i] = Result{Decision: c.fallback(a.qs[i])}
+		why := failed
+		if why == nil && errors.Is(a.answers[i].Err, ErrUnavailable) {
+			why = a.answers[i].Err
+		}
+		if why != nil {
+			a.results[i] = Result{Decision: c.fallback(&a.qs[i], why)}
 			if a.qs[i].cost > 0 {
 				c.memory.admitted(&a.qs[i].target)
 			}
@@ -282,10 +299,10 @@ func (c *Client) answer(ctx context.Context, a *asking) error {
 }
 
 // askChecks is ask for questions.
-func (c *Client) askChecks(ctx context.Context, again bool, a *asking) (failed bool, err error) {
+func (c *Client) askChecks(ctx context.Context, again bool, a *asking) (failed, err error) {
 	probe, ok := c.breaker.allow()
 	if !ok {
-		return true, nil
+		return errOpen, nil
 	}
 	first := true
 	o, err := c.attempt(ctx, again, func(within time.Duration) error {
@@ -301,10 +318,12 @@ func (c *Client) askChecks(ctx context.Context, again bool, a *asking) (failed b
 	}
 	c.breaker.done(probe, o)
 	if errors.Is(err, ErrUnavailable) {
-		return true, nil
+		return err, nil
 	}
-	return false, err
+	return nil, err
 }
+
+var errOpen = &Error{ErrUnavailable, "", "the circuit breaker is open: nodes left several calls in a row unanswered"}
 
 // askRest asks those questions again that had no answer.
 func (c *Client) askRest(ctx context.Context, a *asking, within time.Duration) error {
@@ -343,19 +362,19 @@ func (a *asking) some() bool {
 	return slices.ContainsFunc(a.answers, func(a Result) bool { return !errors.Is(a.Err, ErrUnavailable) })
 }
 
-// ask runs a call that the fail policy can answer in the cluster's place, and reports whether it has to. again says that
+// ask runs a call that the fail policy can answer in the cluster's place. If it has to, failed is the reason. again says that
 // asking a second time charges nothing twice.
-func (c *Client) ask(ctx context.Context, again bool, f func(context.Context) error) (failed bool, err error) {
+func (c *Client) ask(ctx context.Context, again bool, f func(context.Context) error) (failed, err error) {
 	probe, ok := c.breaker.allow()
 	if !ok {
-		return true, nil
+		return errOpen, nil
 	}
 	o, err := c.call(ctx, again, f)
 	c.breaker.done(probe, o)
 	if errors.Is(err, ErrUnavailable) {
-		return true, nil
+		return err, nil
 	}
-	return false, err
+	return nil, err
 }
 
 // call is attempt for what goes by a context, and may fail with an error of a Service.
@@ -386,16 +405,17 @@ func (c *Client) grant(ctx context.Context, q *question, f func(context.Context)
 		d, err = f(ctx)
 		return err
 	})
-	if err != nil || failed || d.Allowed {
+	if err != nil || failed != nil || d.Allowed {
 		c.memory.admitted(&q.target)
 	}
 	switch {
 	case err != nil:
-		return Decision{}, err
-	case failed:
-		return c.fallback(*q), nil
+		d = Decision{}
+	case failed != nil:
+		d = c.fallback(q, failed)
 	}
-	return d, nil
+	c.observe(&q.Target, q.Key, q.cost, &d, err)
+	return d, err
 }
 
 // grantAll is grant for questions that are decided together.
@@ -404,21 +424,22 @@ func (c *Client) grantAll(ctx context.Context, qs []question, f func(context.Con
 		all, err = f(ctx)
 		return err
 	})
-	if failed {
+	switch {
+	case err != nil:
+		all = AllDecision{}
+	case failed != nil:
 		all = AllDecision{Allowed: c.onError == FailOpen}
 	}
 	for i := range qs {
-		if err != nil || failed || all.Allowed {
+		if err != nil || failed != nil || all.Allowed {
 			c.memory.admitted(&qs[i].target)
 		}
-		if failed {
-			all.Decisions = append(all.Decisions, c.fallback(qs[i]))
+		if failed != nil {
+			all.Decisions = append(all.Decisions, c.fallback(&qs[i], failed))
 		}
 	}
-	if err != nil {
-		return AllDecision{}, err
-	}
-	return all, nil
+	c.observeAll(qs, all.Decisions, err)
+	return all, err
 }
 
 // attempt runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to
@@ -446,7 +467,10 @@ func (c *Client) attempt(ctx context.Context, again bool, f func(within time.Dur
 		left = budget - (c.now() - start)
 	}
 	o, err := c.judge(ctx, err)
-	if o == unanswered && hurried && left <= 0 {
+	switch {
+	case o == answered:
+		c.outage.answered(c.now())
+	case o == unanswered && hurried && left <= 0:
 		o = unknown
 	}
 	return o, err
@@ -485,8 +509,9 @@ func (c *Client) verdict(ctx context.Context, err error) error {
 // the HTTP API says in such a case.
 const failedRetry = time.Second
 
-// fallback is the fail policy's answer to q.
-func (c *Client) fallback(q question) Decision {
+// fallback is the fail policy's answer to q, which no node answered for a reason.
+func (c *Client) fallback(q *question, why error) Decision {
+	c.outage.failed(c.now(), why)
 	if c.onError == FailClosed {
 		return Decision{Policy: q.Policy, RetryAfter: failedRetry, FailedClosed: true}
 	}

@@ -2,7 +2,7 @@ package client
 
 import "errors"
 
-// Errors that the methods of Client, Limiter and Lease return, to be told apart with errors.Is. The first four come as
+// Errors that the methods of Client, Limiter and Lease return, to be told apart with errors.Is. The first six come as
 // an *Error, which names the field to blame. A call whose context ends returns the context's error.
 var (
 	// ErrInvalid is a request that is malformed or contradicts itself. Nothing was charged.
@@ -14,6 +14,10 @@ var (
 	// ErrUnavailable means that nobody could be asked, where the fail policy has no answer: from Refund, Reset, Release
 	// and Ready, and from Wait when ctx leaves no time to ask again.
 	ErrUnavailable = errors.New("client: unavailable")
+	// ErrUnauthenticated means that the nodes do not accept the token or certificate, or want one. No fail policy answers for it.
+	ErrUnauthenticated = errors.New("client: not authenticated")
+	// ErrDenied means that the caller's roles do not allow the call, or not for this policy. No fail policy answers for it.
+	ErrDenied = errors.New("client: denied")
 
 	// ErrNever is returned by Wait for a request that can never pass, such as a cost above the limit.
 	ErrNever = errors.New("client: the request can never pass")
@@ -23,8 +27,8 @@ var (
 	ErrClosed = errors.New("client: closed")
 )
 
-// Error is a request that failed for a reason of its own. It wraps one of ErrInvalid, ErrNotFound, ErrTooLarge and
-// ErrUnavailable.
+// Error is a request that failed for a reason of its own. It wraps one of ErrInvalid, ErrNotFound, ErrTooLarge,
+// ErrUnavailable, ErrUnauthenticated and ErrDenied.
 type Error struct {
 	Kind    error  // the sentinel
 	Field   string // of the request, such as "key" or "checks[3].limit.window"; empty when none is to blame

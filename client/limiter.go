@@ -23,20 +23,20 @@ type Limiter struct {
 
 // Allow is short for AllowN(ctx, key, 1).
 func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error) {
-	if l.borrowed(ctx, key, 1, &d) || l.allowPrepared(ctx, key, 1, &d) {
-		return d, nil
+	if !l.borrowed(ctx, key, 1, &d) && !l.allowPrepared(ctx, key, 1, &d) {
+		err = l.allow(ctx, key, 1, &d)
 	}
-	err = l.allow(ctx, key, 1, &d)
+	l.c.observe(&l.target.Target, key, 1, &d, err)
 	return d, err
 }
 
 // AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. An n
 // above the limit is refused with a RetryAfter of Never. Of a concurrency policy only a peek can be asked; see Acquire.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
-	if l.borrowed(ctx, key, n, &d) || l.allowPrepared(ctx, key, n, &d) {
-		return d, nil
+	if !l.borrowed(ctx, key, n, &d) && !l.allowPrepared(ctx, key, n, &d) {
+		err = l.allow(ctx, key, n, &d)
 	}
-	err = l.allow(ctx, key, n, &d)
+	l.c.observe(&l.target.Target, key, n, &d, err)
 	return d, err
 }
 
@@ -104,11 +104,14 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 		var d Decision
 		if !l.borrowed(ctx, key, n, &d) && !l.awaitLoan(ctx, key, n, &d) {
 			var err error
-			if d, err = l.c.decideOne(ctx, q); err != nil {
+			d, err = l.c.decideOne(ctx, q)
+			if err != nil {
+				l.c.observe(&q.Target, key, n, &d, err)
 				return d, err
 			}
 			l.admitted(key, n, &d)
 		}
+		l.c.observe(&q.Target, key, n, &d, nil)
 		if d.Allowed {
 			return d, l.waitDelay(ctx, q, d)
 		}

@@ -238,6 +238,18 @@ func (ns *nodes) watch(ctx context.Context, m *member) {
 	}
 }
 
+// count returns how many nodes there are, and how many of them are well.
+func (ns *nodes) count() (all, well int) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	for _, m := range ns.list {
+		if m.well() != nil {
+			well++
+		}
+	}
+	return len(ns.list), well
+}
+
 // changes returns a channel that is closed at the next change.
 func (ns *nodes) changes() <-chan struct{} {
 	ns.mu.Lock()
@@ -260,7 +272,7 @@ func (ns *nodes) pick(ctx context.Context) (m *member, connected bool, err error
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, false, status.FromContextError(ctx.Err()).Err()
+			return nil, false, status.Error(status.FromContextError(ctx.Err()).Code(), "not connected to any node in time")
 		case <-ns.ctx.Done():
 			return nil, false, status.FromContextError(ns.ctx.Err()).Err()
 		}

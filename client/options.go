@@ -3,6 +3,7 @@ package client
 import (
 	"crypto/tls"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,6 +17,14 @@ const (
 	FailOpen   OnError = iota // admit
 	FailClosed                // refuse
 )
+
+// String returns open or closed.
+func (p OnError) String() string {
+	if p == FailClosed {
+		return "closed"
+	}
+	return "open"
+}
 
 // Defaults of the options.
 const (
@@ -38,6 +47,8 @@ type options struct {
 	tls      *tls.Config
 	token    string // empty: none
 	dial     []grpc.DialOption
+	log      *slog.Logger
+	observer func(Observed)
 }
 
 // WithTimeout bounds every call to the cluster, a retry included. Default DefaultTimeout; it must be positive. A context
@@ -92,11 +103,14 @@ func dialOptions(opts []Option) (options, error) {
 		cooldown: DefaultBreakerCooldown,
 		memory:   true,
 		loans:    true,
+		log:      slog.Default(),
 	}
 	for _, opt := range opts {
 		opt(&o)
 	}
 	switch {
+	case o.log == nil:
+		return o, &Error{ErrInvalid, "WithLogger", "must not be nil: slog.DiscardHandler discards"}
 	case o.timeout <= 0:
 		return o, &Error{ErrInvalid, "WithTimeout", fmt.Sprintf("must be positive, not %v", o.timeout)}
 	case o.onError > FailClosed:

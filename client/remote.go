@@ -36,8 +36,10 @@ import (
 // asks the node with the fewest checks in flight: any node can answer any check. The owners' addresses are those that the
 // nodes advertise, with the port of their gRPC listener; the Client keeps a connection to each.
 //
-// Dial does not wait for a connection: while no node can be reached the fail policy answers, from the first check on; see
-// Ready. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
+// Dial does not wait for a connection, and an address at which there is no node is no error of Dial's: while no node answers the
+// fail policy does, from the first check on, and by default that admits everything. The Client logs a warning with the reason then
+// (WithLogger), Stats counts it, and every such Decision has FailedOpen or FailedClosed set. A program that would rather not start
+// calls Ready first. Credentials that the nodes reject are errors of every call, ErrUnauthenticated and ErrDenied. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
 // ErrInvalid, which names the option or "address".
 func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) {
 	if err := ctx.Err(); err != nil {
@@ -53,6 +55,7 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 	}
 	c := newClient(r, o)
 	c.loans = r.loans
+	c.counter, c.observer = new(Counter), o.observer
 	return c, nil
 }
 
@@ -474,11 +477,14 @@ func (r *remote) ready(ctx context.Context) error {
 	var last error
 	for {
 		changed := r.nodes.changes()
-		// Status, unlike a mere connection, tells whether it is a node of Weir that listens there. A node that hangs is
-		// not to keep the others from telling.
+		// No checks are an error, which unlike a mere connection tells that a node of Weir listens there, and that this caller may
+		// check. A node that hangs is not to keep the others from telling.
 		try, cancel := context.WithTimeout(ctx, r.nodes.timeout)
-		_, err := r.api.Status(try, &weirv1.StatusRequest{})
+		_, err := r.api.Check(try, &weirv1.CheckRequest{})
 		cancel()
+		if status.Code(err) == codes.InvalidArgument {
+			return nil
+		}
 		err = statusError(err)
 		if !errors.Is(err, ErrUnavailable) {
 			return err
@@ -531,8 +537,11 @@ func codeError(code codes.Code, field, message string) error {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Internal, codes.Unknown:
 		// A node that is unwell counts as one that does not answer: a caller must not fail because its limiter does.
 		kind = ErrUnavailable
+	case codes.Unauthenticated: // it will not pass by itself, and the fail policy would hide it for ever; so with the others
+		kind = ErrUnauthenticated
+	case codes.PermissionDenied:
+		kind = ErrDenied
 	default:
-		// No permission, no such method: it will not pass by itself, and the fail policy would hide it for ever.
 		return fmt.Errorf("client: %w", status.Error(code, message))
 	}
 	return &Error{kind, wire.FieldOf(field), message}

@@ -33,6 +33,10 @@ func TestCodes(t *testing.T) {
 			wantError(t, err, ErrNotFound, "key", "is odd")
 		case codes.ResourceExhausted:
 			wantError(t, err, ErrTooLarge, "key", "is odd")
+		case codes.Unauthenticated:
+			wantError(t, err, ErrUnauthenticated, "", "key: is odd")
+		case codes.PermissionDenied:
+			wantError(t, err, ErrDenied, "", "key: is odd")
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Internal, codes.Unknown:
 			if err != nil || !d.FailedOpen {
 				t.Errorf("%v: %+v, %v", code, d, err)
@@ -63,6 +67,9 @@ type odd struct {
 }
 
 func (odd) Check(_ context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	if len(req.Checks) == 0 {
+		return nil, status.Error(codes.Unimplemented, "no checks here")
+	}
 	if req.Checks[0].Target.Key == "none" {
 		return &weirv1.CheckResponse{}, nil
 	}

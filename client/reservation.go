@@ -198,6 +198,7 @@ func (l *Limiter) charge(ctx context.Context, key string, n int64, use Usage, re
 		d, err = l.c.backend.Charge(ctx, limit.Charge{Target: q.Target, Amount: limit.Amount{Cost: n, Usage: use}, RequestID: requestID})
 		return err
 	})
+	l.c.observe(&q.Target, key, n, &d, err)
 	return d, err
 }
 

@@ -73,6 +73,8 @@ func serviceError(e *limit.Error) error {
 		out.Kind = ErrNotFound
 	case limit.TooLarge:
 		out.Kind = ErrTooLarge
+	case limit.Denied:
+		out.Kind = ErrDenied
 	}
 	return out
 }

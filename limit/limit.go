@@ -118,6 +118,35 @@ type AllDecision struct {
 	Decisions []Decision
 }
 
+// Tightest returns the Decision to show where there is room for one: of an AllDecision that refuses, the one with the longest RetryAfter
+// of those that refuse; otherwise the one with the least Remaining. Allowed and Delay are those of the whole.
+func (a *AllDecision) Tightest() Decision {
+	var out *Decision
+	open := false
+	for i := range a.Decisions {
+		d := &a.Decisions[i]
+		open = open || d.FailedOpen
+		if d.Allowed && !a.Allowed {
+			continue
+		}
+		if out == nil || a.Allowed && lessLeft(d, out) || !a.Allowed && longer(d.RetryAfter, out.RetryAfter) {
+			out = d
+		}
+	}
+	t := Decision{}
+	if out != nil {
+		t = *out
+	}
+	t.Allowed, t.Delay, t.FailedOpen = a.Allowed, a.Delay, a.Allowed && open
+	return t
+}
+
+func lessLeft(a, b *Decision) bool {
+	return a.Limit != algo.Unlimited && (b.Limit == algo.Unlimited || a.Remaining < b.Remaining)
+}
+
+func longer(a, b time.Duration) bool { return b != algo.Never && (a == algo.Never || a > b) }
+
 // Result is the answer to one Check of a batch: a Decision, or an Error that concerns this check alone.
 type Result struct {
 	Decision

@@ -1,6 +1,7 @@
 // Package grpclimit limits what a gRPC server takes, and shapes what a gRPC client sends, with package client.
 //
-//	grpc.NewServer(grpc.UnaryInterceptor(grpclimit.UnaryServer(grpclimit.Config{Limiter: c.Policy("api")})))
+//	limits := grpclimit.New(grpclimit.Config{Limiter: c.Policy("api")})
+//	grpc.NewServer(grpc.UnaryInterceptor(limits.Unary), grpc.StreamInterceptor(limits.Stream))
 //
 // A refused call ends with RESOURCE_EXHAUSTED and a RetryInfo (google.rpc) that says when it would pass. A stream is limited
 // once, when it begins; its messages are not.
@@ -9,6 +10,7 @@ package grpclimit
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -21,98 +23,154 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/clientip"
+	"github.com/weirlimit/weir/internal/middleware"
+	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
-// KeyFunc returns what a call is limited by, 1 to 1024 bytes of UTF-8. method is like "/package.Service/Method". Empty means
-// that the call has nothing of the kind.
+// KeyFunc returns what a call is limited by, in UTF-8. method is like "/package.Service/Method". Empty means that the call has nothing
+// of the kind.
 type KeyFunc func(ctx context.Context, method string) string
 
 // Config says how calls are limited.
 type Config struct {
-	// Limiter decides. Required.
+	// Limiter decides. Required, unless Choose or Checks is set.
 	Limiter client.Decider
-	// Key returns what a call is limited by; nil stands for PeerIP. A call whose key is empty ends with INVALID_ARGUMENT, so that
-	// nobody passes by leaving something out.
+	// Choose returns what decides about a call, in place of Limiter, such as the policy of its method. Nil from it: the call is not
+	// limited.
+	Choose func(ctx context.Context, method string) client.Decider
+	// Key returns what a call is limited by; nil stands for PeerIP. A call whose key is empty or not UTF-8 ends with INVALID_ARGUMENT
+	// whatever OnError says, so that nobody passes by what it leaves out or sends. A value that is too long for a key is limited by its
+	// beginning and its SHA-256.
 	Key KeyFunc
 	// Cost returns the units that a call takes, at least 1; nil stands for 1.
 	Cost func(ctx context.Context, method string) int64
-	// OnError says what happens when there is no decision: the policy is unknown, the key is not acceptable, the Client is closed.
+	// Checks, with All, returns several checks for a call: all are charged, or the call is refused. They take the place of Limiter,
+	// Choose, Key and Cost. A call without checks is not limited.
+	Checks func(ctx context.Context, method string) []client.Check
+	// All decides Checks: a *client.Client.
+	All AllDecider
+	// Skip, when set, tells of calls that are not limited, such as those of health checks.
+	Skip func(ctx context.Context, method string) bool
+	// OnError says what happens when there is no decision: the policy is unknown, the caller is denied, the Client is closed.
 	// The zero value, client.FailOpen, carries out the call; client.FailClosed ends it with UNAVAILABLE. That no node can be
 	// reached is a decision, by the fail policy of the cluster and the Client.
 	OnError client.OnError
-	// Logger gets errors; nil stands for slog.Default().
+	// Logger is told of calls that no node has decided about, in at most one line each 10 seconds. Nil stands for slog.Default().
 	Logger *slog.Logger
 }
 
-// UnaryServer returns an interceptor that carries out the unary calls that the Limiter admits. It panics when cfg has no
-// Limiter.
-func UnaryServer(cfg Config) grpc.UnaryServerInterceptor {
-	cfg.fill()
-	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		if err := cfg.admit(ctx, info.FullMethod); err != nil {
-			return nil, err
-		}
-		return handler(ctx, req)
-	}
+// AllDecider decides several checks together: a *client.Client is one.
+type AllDecider = middleware.AllDecider
+
+// Interceptors limit calls. New makes them. They are safe for concurrent use.
+type Interceptors struct {
+	cfg  Config
+	gate middleware.Gate
 }
 
-// StreamServer is UnaryServer for streams.
-func StreamServer(cfg Config) grpc.StreamServerInterceptor {
-	cfg.fill()
-	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		if err := cfg.admit(stream.Context(), info.FullMethod); err != nil {
-			return err
-		}
-		return handler(srv, stream)
-	}
-}
-
-func (c *Config) fill() {
-	if c.Limiter == nil {
+// New returns Interceptors. It panics when cfg has nothing that decides.
+func New(cfg Config) *Interceptors {
+	switch {
+	case cfg.Checks != nil && cfg.All == nil:
+		panic("grpclimit: Config.Checks needs Config.All")
+	case cfg.Limiter == nil && cfg.Choose == nil && cfg.Checks == nil:
 		panic("grpclimit: Config.Limiter is nil")
 	}
-	if c.Key == nil {
-		c.Key = PeerIP
+	if cfg.Key == nil {
+		cfg.Key = PeerIP
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	return &Interceptors{cfg: cfg, gate: middleware.Gate{OnError: cfg.OnError, Logger: cfg.Logger}}
 }
 
-// admit returns nil, or the status that ends a call.
-func (c *Config) admit(ctx context.Context, method string) error {
-	key := c.Key(ctx, method)
-	if key == "" {
-		return status.Error(codes.InvalidArgument, "the call has nothing to limit it by: send what names the caller")
+// Unary is the interceptor that carries out the unary calls that are admitted. Trailers say what the limit has decided: weir-result
+// (admitted, refused, failed_open, failed_closed or bad_key), ratelimit, ratelimit-policy and x-ratelimit-….
+func (i *Interceptors) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	md, err := i.admit(ctx, info.FullMethod)
+	_ = grpc.SetTrailer(ctx, md) // fails outside a server's call, where there are no trailers
+	if err != nil {
+		return nil, err
+	}
+	return handler(ctx, req)
+}
+
+// Stream is Unary for streams.
+func (i *Interceptors) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	md, err := i.admit(stream.Context(), info.FullMethod)
+	stream.SetTrailer(md)
+	if err != nil {
+		return err
+	}
+	return handler(srv, stream)
+}
+
+// Counts returns what became of calls, but for those that were not limited. Errors are those without a decision or a key.
+func (i *Interceptors) Counts() client.Counts { return i.gate.Counts() }
+
+// UnaryServer is New(cfg).Unary.
+func UnaryServer(cfg Config) grpc.UnaryServerInterceptor { return New(cfg).Unary }
+
+// StreamServer is New(cfg).Stream.
+func StreamServer(cfg Config) grpc.StreamServerInterceptor { return New(cfg).Stream }
+
+// ask asks about a call. limited is false for one that is not limited.
+func (i *Interceptors) ask(ctx context.Context, method string) (v middleware.Verdict, limited bool) {
+	c := &i.cfg
+	if c.Skip != nil && c.Skip(ctx, method) {
+		return v, false
+	}
+	if c.Checks != nil {
+		checks := c.Checks(ctx, method)
+		if len(checks) == 0 {
+			return v, false
+		}
+		return i.gate.AskAll(ctx, c.All, checks), true
+	}
+	limiter := c.Limiter
+	if c.Choose != nil {
+		if limiter = c.Choose(ctx, method); limiter == nil {
+			return v, false
+		}
 	}
 	cost := int64(1)
 	if c.Cost != nil {
-		cost = max(c.Cost(ctx, method), 1)
+		cost = c.Cost(ctx, method)
 	}
-	d, err := c.Limiter.AllowN(ctx, key, cost)
+	return i.gate.Ask(ctx, limiter, c.Key(ctx, method), cost), true
+}
+
+// admit returns the trailers of a call, and nil or the status that ends it.
+func (i *Interceptors) admit(ctx context.Context, method string) (metadata.MD, error) {
+	v, limited := i.ask(ctx, method)
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return status.FromContextError(ctx.Err()).Err()
-	case err != nil:
-		c.Logger.ErrorContext(ctx, "rate limit decision failed", "method", method, "error", err)
-		if c.OnError == client.FailClosed {
-			return refusal(codes.Unavailable, "the rate limit cannot be asked at the moment", time.Second)
-		}
-		return nil
+	case !limited:
+		return nil, nil
+	case v.Gone:
+		return nil, status.FromContextError(ctx.Err()).Err()
+	case v.BadKey != nil:
+		return metadata.Pairs(quotaheader.Result, quotaheader.BadKey), status.Error(codes.InvalidArgument, "what names the caller "+v.BadKey.Message)
+	}
+	d := &v.Decision
+	fields := make(http.Header, 8)
+	quotaheader.Set(fields, nil, d)
+	md := metadata.Pairs(quotaheader.Result, quotaheader.ResultOf(d))
+	for name, values := range fields {
+		md.Append(name, values...)
+	}
+	switch {
 	case d.FailedClosed && !d.Allowed:
-		return refusal(codes.Unavailable, "the rate limit cannot be asked at the moment", time.Second)
+		return md, refusal(codes.Unavailable, "the rate limit cannot be asked at the moment", time.Second)
 	case !d.Allowed && d.RetryAfter == client.Never:
-		return refusal(codes.ResourceExhausted, "the call can never pass its rate limit", 0)
+		return md, refusal(codes.ResourceExhausted, "the call can never pass its rate limit", 0)
 	case !d.Allowed:
-		return refusal(codes.ResourceExhausted, "the rate limit is used up", d.RetryAfter)
+		return md, refusal(codes.ResourceExhausted, "the rate limit is used up", d.RetryAfter)
 	case d.Delay > 0:
 		select {
 		case <-time.After(d.Delay):
 		case <-ctx.Done():
-			return status.FromContextError(ctx.Err()).Err()
+			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
-	return nil
+	return md, nil
 }
 
 // refusal is a status that says when to try again; 0 for never.

@@ -104,6 +104,73 @@ func TestServer(t *testing.T) {
 	}
 }
 
+// TestTrailers: calls tell what the limit has decided and what is left, those that are admitted too.
+func TestTrailers(t *testing.T) {
+	h := dial(t, Config{Limiter: open(t).Policy("api"), Key: Metadata("x-api-key"), Skip: func(ctx context.Context, _ string) bool {
+		md, _ := metadata.FromIncomingContext(ctx)
+		return len(md.Get("skip")) > 0
+	}})
+	for i, want := range []map[string]string{
+		{"weir-result": "admitted", "ratelimit": `"api";r=1;t=60`, "x-ratelimit-remaining": "1"},
+		{"weir-result": "admitted", "ratelimit": `"api";r=0;t=60`, "ratelimit-policy": `"api";q=2;w=60`},
+		{"weir-result": "refused", "x-ratelimit-limit": "2"},
+		{"weir-result": "bad_key", "ratelimit": ""},
+		{"weir-result": "", "ratelimit": ""},
+	} {
+		key, skip := strings.Repeat("k", 3000), ""
+		switch i {
+		case 3:
+			key = ""
+		case 4:
+			skip = "skip"
+		}
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", key)
+		if skip != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "skip", skip)
+		}
+		var md metadata.MD
+		_, err := h.Check(ctx, &healthv1.HealthCheckRequest{}, grpc.Trailer(&md))
+		if (err == nil) != (i < 2 || i == 4) {
+			t.Errorf("call %d: %v", i, err)
+		}
+		for name, value := range want {
+			if got := strings.Join(md.Get(name), "|"); got != value {
+				t.Errorf("call %d: %s is %q, want %q", i, name, got, value)
+			}
+		}
+	}
+}
+
+// TestAll: a call that one of several limits refuses takes nothing of the others, and what was served without a decision is counted.
+func TestAll(t *testing.T) {
+	c := open(t)
+	i := New(Config{All: c, Checks: func(context.Context, string) []client.Check {
+		return []client.Check{{Policy: "api", Key: "user"}, {Policy: "api", Key: "team", Cost: 2}}
+	}})
+	call := func() error {
+		_, err := i.Unary(t.Context(), nil, &grpc.UnaryServerInfo{}, func(context.Context, any) (any, error) { return nil, nil })
+		return err
+	}
+	if err := call(); err != nil {
+		t.Error(err)
+	}
+	if err := call(); status.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+	if d, err := c.Policy("api").Peek(t.Context(), "user"); err != nil || d.Remaining != 1 {
+		t.Errorf("%d left, %v", d.Remaining, err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := call(); err != nil {
+		t.Error(err)
+	}
+	if want := (client.Counts{Admitted: 1, Refused: 1, Errors: 1}); i.Counts() != want {
+		t.Errorf("%+v", i.Counts())
+	}
+}
+
 func TestPeers(t *testing.T) {
 	cost := int64(2)
 	h := dial(t, Config{Limiter: open(t).Policy("api"), Cost: func(_ context.Context, method string) int64 {

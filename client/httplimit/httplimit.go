@@ -1,9 +1,10 @@
 // Package httplimit limits what a net/http server takes, and shapes what an http.Client sends, with package client.
 //
-//	limited := httplimit.Handler(api, httplimit.Config{
+//	limits := httplimit.New(httplimit.Config{
 //		Limiter: c.Policy("api"),
 //		Key:     httplimit.FirstOf(httplimit.Header("X-Api-Key"), httplimit.ClientIP(nil)),
 //	})
+//	http.Handle("/", limits.Handler(api))
 //
 // It does not promise fairness between requests that wait (Transport), nor to authenticate a caller: the Key identifies it.
 package httplimit
@@ -20,95 +21,141 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/clientip"
+	"github.com/weirlimit/weir/internal/middleware"
 	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
-// KeyFunc returns what a request is limited by, 1 to 1024 bytes of UTF-8. Empty means that the request has nothing of the kind.
+// KeyFunc returns what a request is limited by, in UTF-8. Empty means that the request has nothing of the kind.
 type KeyFunc func(*http.Request) string
 
 // Config says how requests are limited.
 type Config struct {
-	// Limiter decides. Required.
+	// Limiter decides. Required, unless Choose or Checks is set.
 	Limiter client.Decider
-	// Key returns what a request is limited by; nil stands for ClientIP(nil). A request whose key is empty is answered with
-	// status 400, so that nobody passes by leaving something out: FirstOf names what to limit by then.
+	// Choose returns what decides about a request, in place of Limiter, such as the policy of its route. Nil from it: the request is not
+	// limited.
+	Choose func(*http.Request) client.Decider
+	// Key returns what a request is limited by; nil stands for ClientIP(nil). A request whose key is empty or not UTF-8 is answered with
+	// status 400 whatever OnError says, so that nobody passes by what it leaves out or sends: FirstOf names what to limit by then. A value
+	// that is too long for a key is limited by its beginning and its SHA-256.
 	Key KeyFunc
 	// Cost returns the units that a request takes, at least 1; nil stands for 1.
 	Cost func(*http.Request) int64
-	// OnError says what happens when there is no decision: the policy is unknown, the key is not acceptable, the Client is closed.
+	// Checks, with All, returns several checks for a request: all are charged, or the request is refused. They take the place of Limiter,
+	// Choose, Key and Cost. A request without checks is not limited. The header fields tell of the tightest of the limits.
+	Checks func(*http.Request) []client.Check
+	// All decides Checks: a *client.Client.
+	All AllDecider
+	// Skip, when set, tells of requests that are not limited, such as those of health checks.
+	Skip func(*http.Request) bool
+	// OnError says what happens when there is no decision: the policy is unknown, the caller is denied, the Client is closed.
 	// The zero value, client.FailOpen, serves the request; client.FailClosed answers 503. That no node can be reached is a
 	// decision, by the fail policy of the cluster and the Client.
 	OnError client.OnError
 	// Refused answers in place of the problem document (RFC 9457) with status 429, or 503 for a decision that failed closed. The
 	// header fields are set already. Nil: the problem document.
 	Refused func(http.ResponseWriter, *http.Request, client.Decision)
-	// Logger gets errors; nil stands for slog.Default().
+	// Logger is told of requests that no node has decided about, in at most one line each 10 seconds. Nil stands for slog.Default().
 	Logger *slog.Logger
 }
 
-// Handler returns a handler that serves next what the Limiter admits. Admitted and refused answers carry the RateLimit header
-// fields (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…; refused ones Retry-After where waiting helps. A request
-// that a leaky_bucket admits waits for its moment first. It panics when cfg has no Limiter.
-func Handler(next http.Handler, cfg Config) http.Handler {
-	if cfg.Limiter == nil {
+// AllDecider decides several checks together: a *client.Client is one.
+type AllDecider = middleware.AllDecider
+
+// Middleware limits requests. New makes one. It is safe for concurrent use.
+type Middleware struct {
+	cfg  Config
+	gate middleware.Gate
+}
+
+// New returns a Middleware. It panics when cfg has nothing that decides.
+func New(cfg Config) *Middleware {
+	switch {
+	case cfg.Checks != nil && cfg.All == nil:
+		panic("httplimit: Config.Checks needs Config.All")
+	case cfg.Limiter == nil && cfg.Choose == nil && cfg.Checks == nil:
 		panic("httplimit: Config.Limiter is nil")
 	}
 	if cfg.Key == nil {
 		cfg.Key = ClientIP(nil)
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
+	return &Middleware{cfg: cfg, gate: middleware.Gate{OnError: cfg.OnError, Logger: cfg.Logger}}
+}
+
+// Handler returns a handler that serves next what is admitted. Answers carry the RateLimit header fields
+// (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…, and Weir-Result: admitted, refused, failed_open (served without a
+// decision of a node), failed_closed or bad_key. Refused ones carry Retry-After where waiting helps. A request that a leaky_bucket
+// admits waits for its moment first. As a method value it is the func(http.Handler) http.Handler that routers take.
+func (m *Middleware) Handler(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+}
+
+// Counts returns what became of requests, but for those that were not limited. Errors are those without a decision or a key.
+func (m *Middleware) Counts() client.Counts { return m.gate.Counts() }
+
+// Handler is New(cfg).Handler(next).
+func Handler(next http.Handler, cfg Config) http.Handler { return New(cfg).Handler(next) }
+
+// ask asks about a request. limited is false for one that is not limited.
+func (m *Middleware) ask(r *http.Request) (v middleware.Verdict, limited bool) {
+	c := &m.cfg
+	if c.Skip != nil && c.Skip(r) {
+		return v, false
 	}
-	return &handler{cfg, next}
-}
-
-type handler struct {
-	Config
-	next http.Handler
-}
-
-func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	key := h.Key(r)
-	if key == "" {
-		writeProblem(w, http.StatusBadRequest, "The request has nothing to limit it by", "send what names the caller, such as its key or token")
-		return
+	if c.Checks != nil {
+		checks := c.Checks(r)
+		if len(checks) == 0 {
+			return v, false
+		}
+		return m.gate.AskAll(r.Context(), c.All, checks), true
+	}
+	limiter := c.Limiter
+	if c.Choose != nil {
+		if limiter = c.Choose(r); limiter == nil {
+			return v, false
+		}
 	}
 	cost := int64(1)
-	if h.Cost != nil {
-		cost = max(h.Cost(r), 1)
+	if c.Cost != nil {
+		cost = c.Cost(r)
 	}
-	d, err := h.Limiter.AllowN(r.Context(), key, cost)
-	if err != nil {
-		if r.Context().Err() != nil {
-			return // nobody waits for an answer
-		}
-		h.Logger.ErrorContext(r.Context(), "rate limit decision failed", "error", err)
-		if h.OnError == client.FailClosed {
-			w.Header().Set("Retry-After", "1")
-			writeProblem(w, http.StatusServiceUnavailable, "The rate limit cannot be asked at the moment", "")
-			return
-		}
-		h.next.ServeHTTP(w, r)
+	return m.gate.Ask(r.Context(), limiter, c.Key(r), cost), true
+}
+
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	v, limited := m.ask(r)
+	switch {
+	case !limited:
+		next.ServeHTTP(w, r)
+		return
+	case v.Gone:
+		return
+	case v.BadKey != nil:
+		w.Header().Set(quotaheader.Result, quotaheader.BadKey)
+		writeProblem(w, http.StatusBadRequest, "The request has nothing to limit it by", "what names the caller "+v.BadKey.Message)
 		return
 	}
-	quotaheader.Set(w.Header(), nil, &d)
+	d := &v.Decision
+	quotaheader.Set(w.Header(), nil, d)
+	w.Header().Set(quotaheader.Result, quotaheader.ResultOf(d))
 	if d.Allowed {
 		if d.Delay > 0 && !sleep(r.Context(), d.Delay) {
 			return
 		}
-		h.next.ServeHTTP(w, r)
+		next.ServeHTTP(w, r)
 		return
 	}
-	quotaheader.SetRetryAfter(w.Header(), &d)
+	quotaheader.SetRetryAfter(w.Header(), d)
 	switch {
-	case h.Refused != nil:
-		h.Refused(w, r, d)
+	case m.cfg.Refused != nil:
+		m.cfg.Refused(w, r, *d)
 	case d.FailedClosed:
 		writeProblem(w, http.StatusServiceUnavailable, "The rate limit cannot be asked at the moment", "")
 	case d.RetryAfter == client.Never:
 		writeProblem(w, http.StatusTooManyRequests, "Too many requests", "this request can never pass its limit")
 	default:
-		writeProblem(w, http.StatusTooManyRequests, "Too many requests", "the limit lets this request pass in "+strconv.FormatInt(quotaheader.RoundUp(d.RetryAfter, time.Second), 10)+" s")
+		seconds := strconv.FormatInt(quotaheader.RoundUp(d.RetryAfter, time.Second), 10)
+		writeProblem(w, http.StatusTooManyRequests, "Too many requests", "the limit lets this request pass in "+seconds+" s")
 	}
 }
 

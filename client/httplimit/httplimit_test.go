@@ -81,6 +81,111 @@ func TestHandler(t *testing.T) {
 	}
 }
 
+// A value that no key can be gets 400 whatever OnError says, and a long one is limited like any other: by all of it.
+func TestKeysOfCallers(t *testing.T) {
+	log := &testkit.Buffer{}
+	m := New(Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key"), OnError: client.FailOpen, Logger: log.Logger()})
+	h := m.Handler(served)
+	for _, key := range []string{"", "\xff", strings.Repeat("a", 2000) + "\xff"} {
+		if w := get(h, header("X-Api-Key", key)); w.Code != 400 || field(w, "Weir-Result") != "bad_key" {
+			t.Errorf("%.10q: %d %v", key, w.Code, w.Header())
+		}
+	}
+	long := strings.Repeat("é", 600)
+	for i := range 100 {
+		want := 200
+		if i >= 2 {
+			want = 429
+		}
+		if w := get(h, header("X-Api-Key", long)); w.Code != want {
+			t.Fatalf("request %d with a long value: %d %s", i, w.Code, w.Body)
+		}
+	}
+	if w := get(h, header("X-Api-Key", long+"x")); w.Code != 200 {
+		t.Errorf("another long value: %d", w.Code)
+	}
+	if want := (client.Counts{Admitted: 3, Refused: 98, Errors: 3}); m.Counts() != want || log.String() != "" {
+		t.Errorf("%+v; the log says %q", m.Counts(), log)
+	}
+}
+
+// TestNeverSilentlyOpen: requests that are served without a decision say so in a header field, are counted, and are logged: not in a line
+// for each.
+func TestNeverSilentlyOpen(t *testing.T) {
+	for name, limiter := range map[string]client.Decider{
+		"no node":    answer{Decision: client.Decision{Allowed: true, FailedOpen: true}},
+		"no policy":  open(t).Policy("unknown"),
+		"an error":   answer{err: client.ErrDenied},
+		"a deadline": answer{err: context.DeadlineExceeded}, // of somebody else: the request's has not passed
+	} {
+		log := &testkit.Buffer{}
+		m := New(Config{Limiter: limiter, Logger: log.Logger()})
+		for range 100 {
+			if w := get(m.Handler(served)); w.Code != 200 || field(w, "Weir-Result") != "failed_open" || field(w, "RateLimit") != "" {
+				t.Fatalf("%s: %d %v", name, w.Code, w.Header())
+			}
+		}
+		c := m.Counts()
+		if c.FailedOpen+c.Errors != 100 || c.Admitted != 0 || strings.Count(log.String(), "\n") != 1 {
+			t.Errorf("%s: %+v; the log says %q", name, c, log)
+		}
+	}
+}
+
+// TestChoose: requests may be skipped, and have policies of their own or none.
+func TestChoose(t *testing.T) {
+	c := open(t)
+	m := New(Config{
+		Skip: func(r *http.Request) bool { return r.URL.Path == "/healthz" },
+		Choose: func(r *http.Request) client.Decider {
+			if r.URL.Path == "/free" {
+				return nil
+			}
+			return c.Policy("api")
+		},
+	})
+	for _, tt := range []struct {
+		path  string
+		codes []int
+	}{{"/a", []int{200, 200, 429}}, {"/healthz", []int{200, 200, 200}}, {"/free", []int{200, 200, 200}}} {
+		for i, want := range tt.codes {
+			w := get(m.Handler(served), func(r *http.Request) { r.URL.Path = tt.path })
+			if w.Code != want || (field(w, "Weir-Result") != "") != (tt.path == "/a") {
+				t.Errorf("%s, request %d: %d %v", tt.path, i, w.Code, w.Header())
+			}
+		}
+	}
+}
+
+// TestAll: a request that one of several limits refuses takes nothing of the others.
+func TestAll(t *testing.T) {
+	c := open(t)
+	h := New(Config{All: c, Checks: func(r *http.Request) []client.Check {
+		if r.URL.Path == "/free" {
+			return nil
+		}
+		return []client.Check{{Policy: "api", Key: r.Header.Get("User")}, {Policy: "api", Key: r.Header.Get("Team"), Cost: 2}}
+	}}).Handler(served)
+	as := func(user, team string) *httptest.ResponseRecorder {
+		return get(h, header("User", user), header("Team", team))
+	}
+	if w := as("ann", strings.Repeat("t", 3000)); w.Code != 200 || field(w, "X-RateLimit-Remaining") != "0" {
+		t.Errorf("%d %v", w.Code, w.Header())
+	}
+	if w := as("bob", strings.Repeat("t", 3000)); w.Code != 429 || w.Header().Get("Retry-After") != "60" || field(w, "Weir-Result") != "refused" {
+		t.Errorf("%d %v", w.Code, w.Header())
+	}
+	if d, err := c.Policy("api").Peek(t.Context(), "bob"); err != nil || d.Remaining != 2 {
+		t.Errorf("bob has %d left: %v", d.Remaining, err)
+	}
+	if w := as("ann", "\xff"); w.Code != 400 || !strings.Contains(w.Body.String(), "UTF-8") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if w := get(h, func(r *http.Request) { r.URL.Path = "/free" }); w.Code != 200 || field(w, "Weir-Result") != "" {
+		t.Errorf("without checks: %d %v", w.Code, w.Header())
+	}
+}
+
 func TestCost(t *testing.T) {
 	cost := int64(2)
 	h := Handler(served, Config{Limiter: open(t).Policy("api"), Cost: func(*http.Request) int64 { return cost }})
@@ -108,8 +213,8 @@ func TestOnError(t *testing.T) {
 	}{
 		{c.Policy("unknown"), client.FailOpen, 200, "policy"},
 		{c.Policy("unknown"), client.FailClosed, 503, "policy"},
-		{answer{Decision: client.Decision{FailedClosed: true}}, client.FailOpen, 503, ""},
-		{answer{Decision: client.Decision{Allowed: true, FailedOpen: true}}, client.FailClosed, 200, ""},
+		{answer{Decision: client.Decision{FailedClosed: true}}, client.FailOpen, 503, "on_error=closed"},
+		{answer{Decision: client.Decision{Allowed: true, FailedOpen: true}}, client.FailClosed, 200, "on_error=open"},
 	} {
 		before := len(log.String())
 		w := get(Handler(served, Config{Limiter: tt.limiter, OnError: tt.on, Logger: log.Logger()}))
@@ -226,5 +331,5 @@ func TestNoLimiter(t *testing.T) {
 			t.Error("a Handler without a Limiter")
 		}
 	}()
-	Handler(served, Config{})
+	Handler(served, Config{All: open(t)})
 }

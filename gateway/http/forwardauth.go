@@ -34,17 +34,8 @@ const forwardAuthPath = "/v1/forward-auth"
 const (
 	// gatewayCredentials is where the gateway's own token is: Authorization is its caller's.
 	gatewayCredentials = "Weir-Authorization"
-	// resultHeader says in one word what an answer means, and realStatusHeader the status that it has without deny_status.
-	resultHeader, realStatusHeader = "Weir-Result", "Weir-Status"
-)
-
-// The values of resultHeader.
-const (
-	resultAdmitted     = "admitted"
-	resultRefused      = "refused"
-	resultFailedOpen   = "failed_open"
-	resultFailedClosed = "failed_closed"
-	resultBadKey       = "bad_key" // what the gateway's caller sent is no key
+	// realStatusHeader is the status that an answer has without deny_status.
+	realStatusHeader = "Weir-Status"
 )
 
 // ParseKeyHeaders checks names of header fields for ForwardAuth.Headers and returns them in canonical form.
@@ -214,7 +205,7 @@ func (a *api) handleForwardAuth(w http.ResponseWriter, r *http.Request) {
 	key, p, callers := a.keyOf(r, &q)
 	if p != nil {
 		if callers {
-			setResult(h, resultBadKey, p.status)
+			setResult(h, quotaheader.BadKey, p.status)
 			if q.denyStatus != 0 {
 				w.WriteHeader(q.denyStatus)
 				return
@@ -237,16 +228,7 @@ func (a *api) writeForwardAuth(w http.ResponseWriter, r *http.Request, s *scratc
 	s.out = quotaheader.Set(h, s.out, d)
 	quotaheader.SetRetryAfter(h, d)
 	status := statusOf(d, false)
-	result := resultRefused
-	switch {
-	case d.FailedClosed:
-		result = resultFailedClosed
-	case d.FailedOpen:
-		result = resultFailedOpen
-	case d.Allowed:
-		result = resultAdmitted
-	}
-	setResult(h, result, status)
+	setResult(h, quotaheader.ResultOf(d), status)
 	switch {
 	case status == http.StatusOK:
 		w.WriteHeader(status)
@@ -261,7 +243,7 @@ func (a *api) writeForwardAuth(w http.ResponseWriter, r *http.Request, s *scratc
 }
 
 func setResult(h http.Header, result string, status int) {
-	h[resultHeader] = []string{result}
+	h[quotaheader.Result] = []string{result}
 	h[realStatusHeader] = []string{strconv.Itoa(status)}
 }
 

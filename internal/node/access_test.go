@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -223,23 +224,23 @@ func TestAccess(t *testing.T) {
 	for _, c := range []struct {
 		opts   []client.Option
 		policy string
-		want   codes.Code
+		want   error
 	}{
-		{[]client.Option{client.WithToken(shop)}, "login", codes.OK},
-		{[]client.Option{client.WithToken(shop)}, "other", codes.PermissionDenied},
-		{[]client.Option{client.WithToken("weir_wrong")}, "login", codes.Unauthenticated},
-		{nil, "login", codes.Unauthenticated},
+		{[]client.Option{client.WithToken(shop)}, "login", nil},
+		{[]client.Option{client.WithToken(shop)}, "other", client.ErrDenied},
+		{[]client.Option{client.WithToken("weir_wrong")}, "login", client.ErrUnauthenticated},
+		{nil, "login", client.ErrUnauthenticated},
 	} {
 		conn, err := client.Dial(t.Context(), addr, c.opts...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		// No permission is no reason to let anybody through: the fail policy has no part in it.
-		if _, err := conn.Policy(c.policy).Allow(t.Context(), "b"); status.Code(err) != c.want {
+		if _, err := conn.Policy(c.policy).Allow(t.Context(), "b"); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.policy, err, c.want)
 		}
-		if c.want == codes.OK {
-			if err := conn.Policy(c.policy).Reset(t.Context(), "b"); status.Code(err) != codes.PermissionDenied {
+		if c.want == nil {
+			if err := conn.Policy(c.policy).Reset(t.Context(), "b"); !errors.Is(err, client.ErrDenied) {
 				t.Errorf("reset: %v", err)
 			}
 		}
@@ -410,6 +411,30 @@ func TestCheckDoesNotCharge(t *testing.T) {
 			if d := got[0].Decision; d.Allowed || d.ResetAfter > time.Hour != debt {
 				t.Errorf("%s: %+v, want debt %t", key, d, debt)
 			}
+		}
+	}
+}
+
+// TestClientWithRoleCheck: the Go client of a caller with the role check alone is ready. One without a token, or with a wrong one, is
+// told so, and no fail policy hides it.
+func TestClientWithRoleCheck(t *testing.T) {
+	n, shop, _, _ := withAccess(t, nil)
+	for token, want := range map[string]error{shop: nil, "": client.ErrUnauthenticated, auth.NewToken(): client.ErrUnauthenticated} {
+		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token), client.WithTimeout(time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Ready(t.Context()); !errors.Is(err, want) {
+			t.Errorf("Ready: %v, want %v", err, want)
+		}
+		if d, err := c.Policy("login").Peek(t.Context(), "k"); d.FailedOpen || want != nil && !errors.Is(err, want) {
+			t.Errorf("%+v, %v, want %v", d, err, want)
+		}
+		if _, err := c.Policy("other").Peek(t.Context(), "k"); want == nil && !errors.Is(err, client.ErrDenied) {
+			t.Errorf("another policy: %v", err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

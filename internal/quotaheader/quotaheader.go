@@ -39,6 +39,29 @@ func RoundUp(d, unit time.Duration) int64 {
 	return int64((d-1)/unit) + 1
 }
 
+// The header field that says in one word what an answer means, and its values.
+const (
+	Result       = "Weir-Result"
+	Admitted     = "admitted"
+	Refused      = "refused"
+	FailedOpen   = "failed_open"
+	FailedClosed = "failed_closed"
+	BadKey       = "bad_key" // what the caller sent is no key
+)
+
+// ResultOf is the value of Result for a decision.
+func ResultOf(d *limit.Decision) string {
+	switch {
+	case d.FailedClosed:
+		return FailedClosed
+	case d.FailedOpen:
+		return FailedOpen
+	case d.Allowed:
+		return Admitted
+	}
+	return Refused
+}
+
 // The header fields of decisions that are NearLimit and Banned, with the value "true".
 const (
 	NearLimit = "Weir-Near-Limit"

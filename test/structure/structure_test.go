@@ -49,8 +49,10 @@ var mayImport = map[string]string{
 	"internal/clientip":        "",
 	"internal/loopback":        "",
 	"internal/quotaheader":     "algo limit",
-	"client/httplimit":         "client internal/clientip internal/quotaheader",
-	"client/grpclimit":         "client internal/clientip",
+	"client/httplimit":         "client internal/clientip internal/middleware internal/quotaheader",
+	"client/grpclimit":         "client internal/clientip internal/middleware internal/quotaheader",
+	"client/clientmetrics":     "client",
+	"internal/middleware":      "client limit",
 	"internal/timezone":        "",
 	"limit":                    "algo",
 	"auth":                     "internal/loopback internal/strictyaml limit limiter",
@@ -176,6 +178,7 @@ var clocks = []string{
 	"internal/ingress/frames.go awaitTurn",
 	"internal/ingress/listener.go serveLocked",
 	"internal/load/load.go now",
+	"internal/middleware/middleware.go log", // paces log lines
 	"internal/metrics/calls.go HTTP",
 	"internal/metrics/calls.go UnaryInterceptor",
 	"gateway/grpc/checkstream.go end",
@@ -197,8 +200,8 @@ var panics = []string{
 	"cluster/runner/boottime_linux.go BootTime",
 	"internal/node/observe.go recovering", // again, in net/http's way
 	"internal/settings/value.go Var",
-	"client/grpclimit/grpclimit.go fill",
-	"client/httplimit/httplimit.go Handler",
+	"client/grpclimit/grpclimit.go New",
+	"client/httplimit/httplimit.go New",
 	"gateway/http/http.go New",
 	"internal/borrow/borrow.go New",
 	"internal/recovered/recovered.go Wait", // again, where it is recovered
@@ -297,7 +300,7 @@ func TestClientLinks(t *testing.T) {
 	if !slices.Contains(deps, module+"limit") {
 		t.Fatalf("go list -deps lists %d packages, and not limit", len(deps))
 	}
-	banned := regexp.MustCompile(`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|go-control-plane|yaml|fsnotify|memberlist|cobra`)
+	banned := regexp.MustCompile(`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|go-control-plane|yaml|fsnotify|memberlist|cobra|prometheus`)
 	for _, d := range deps {
 		if banned.MatchString(d) {
 			t.Errorf("client links %s", d)

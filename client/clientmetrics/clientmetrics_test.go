@@ -1,0 +1,58 @@
+package clientmetrics_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/client/clientmetrics"
+)
+
+// TestCollectors: a client that reaches no node shows it, and so does a middleware.
+func TestCollectors(t *testing.T) {
+	c, err := client.Dial(t.Context(), "unix:/nonexistent", client.WithTimeout(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 3 {
+		if d, err := c.Policy("p").Allow(t.Context(), "k"); err != nil || !d.FailedOpen {
+			t.Fatal(d, err)
+		}
+	}
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(clientmetrics.Client(c), clientmetrics.Middleware("api", func() client.Counts { return client.Counts{Refused: 7} }))
+	const want = `
+# HELP weir_client_decisions_total Decisions of the client, by result.
+# TYPE weir_client_decisions_total counter
+weir_client_decisions_total{result="admitted"} 0
+weir_client_decisions_total{result="error"} 0
+weir_client_decisions_total{result="failed_closed"} 0
+weir_client_decisions_total{result="failed_open"} 3
+weir_client_decisions_total{result="refused"} 0
+# HELP weir_client_middleware_decisions_total Requests that a middleware has limited, by result.
+# TYPE weir_client_middleware_decisions_total counter
+weir_client_middleware_decisions_total{middleware="api",result="admitted"} 0
+weir_client_middleware_decisions_total{middleware="api",result="error"} 0
+weir_client_middleware_decisions_total{middleware="api",result="failed_closed"} 0
+weir_client_middleware_decisions_total{middleware="api",result="failed_open"} 0
+weir_client_middleware_decisions_total{middleware="api",result="refused"} 7
+# HELP weir_client_nodes Nodes that the client knows, and that it can ask.
+# TYPE weir_client_nodes gauge
+weir_client_nodes{state="known"} 1
+weir_client_nodes{state="ready"} 0
+# HELP weir_client_unanswered_total Decisions of the client's fail policy, because no node answered.
+# TYPE weir_client_unanswered_total counter
+weir_client_unanswered_total 3
+# HELP weir_client_without_node 1 while the client's fail policy answers.
+# TYPE weir_client_without_node gauge
+weir_client_without_node 1
+`
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}

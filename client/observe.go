@@ -1,0 +1,189 @@
+package client
+
+import (
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weirlimit/weir/limit"
+)
+
+// WithLogger sets where the Client logs that its fail policy begins to answer because no node does, with the reason, and that nodes
+// answer again: one WARN line each. Default: slog.Default().
+func WithLogger(log *slog.Logger) Option { return func(o *options) { o.log = log } }
+
+// WithObserver has f called with every decision before it is returned. f is called by many goroutines at once and must return soon.
+// Default: none.
+func WithObserver(f func(Observed)) Option { return func(o *options) { o.observer = f } }
+
+// Observed is a decision, and what it is about.
+type Observed struct {
+	Policy   string // empty: a limit sent along
+	Key      string
+	Cost     int64 // as asked for; 0: a peek
+	Decision Decision
+	Err      error // in place of the Decision
+}
+
+// Counts are numbers of decisions by their kind.
+type Counts struct {
+	Admitted, Refused uint64 // by the limit
+	// FailedOpen and FailedClosed were answered by a fail policy: that of the Client, or on_error of the policy.
+	FailedOpen, FailedClosed uint64
+	// Errors got no decision, such as those of a policy that does not exist.
+	Errors uint64
+}
+
+// Counter counts decisions. The zero value is ready for use, by many goroutines at once.
+type Counter struct {
+	stripes [8]struct {
+		of [5]atomic.Uint64 // as in Counts
+		_  [24]byte         // each stripe has a cache line of its own
+	}
+}
+
+// Count counts one decision; err is what was returned in its place, or nil.
+func (c *Counter) Count(d *Decision, err error) {
+	kind := 1
+	switch {
+	case err != nil:
+		kind = 4
+	case d.FailedOpen:
+		kind = 2
+	case d.FailedClosed:
+		kind = 3
+	case d.Allowed:
+		kind = 0
+	}
+	c.stripes[rand.Uint32()%uint32(len(c.stripes))].of[kind].Add(1)
+}
+
+// Counts returns what has been counted.
+func (c *Counter) Counts() Counts {
+	var sum [5]uint64
+	for i := range c.stripes {
+		for kind := range sum {
+			sum[kind] += c.stripes[i].of[kind].Load()
+		}
+	}
+	return Counts{Admitted: sum[0], Refused: sum[1], FailedOpen: sum[2], FailedClosed: sum[3], Errors: sum[4]}
+}
+
+// Stats says what a Client has answered, and how it stands.
+type Stats struct {
+	Counts
+	// Unanswered is how many of FailedOpen and FailedClosed the Client answered itself because no node did.
+	Unanswered uint64
+	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, ready, and have answered what they were asked.
+	Nodes, Ready int
+	// WithoutNode is set while the Client's fail policy answers. Reason says why no node does.
+	WithoutNode bool
+	Reason      string
+}
+
+// Stats returns what the Client has answered so far. All of it is zero for a Client that decides in this process.
+func (c *Client) Stats() Stats {
+	r, ok := c.backend.(*remote)
+	if !ok {
+		return Stats{}
+	}
+	s := Stats{Counts: c.counter.Counts(), Unanswered: c.outage.answers.Load()}
+	s.Nodes, s.Ready = r.nodes.count()
+	s.WithoutNode, s.Reason = c.outage.state()
+	return s
+}
+
+// observe takes in what is about to be returned for a check of a key.
+func (c *Client) observe(t *limit.Target, key string, cost int64, d *Decision, err error) {
+	if c.counter == nil {
+		return
+	}
+	c.counter.Count(d, err)
+	if c.observer != nil {
+		c.observer(Observed{t.Policy, key, cost, *d, err})
+	}
+}
+
+// observeAll is observe for questions that are decided together.
+func (c *Client) observeAll(qs []question, decisions []Decision, err error) {
+	var none Decision
+	for i := range qs {
+		d := &none
+		if i < len(decisions) {
+			d = &decisions[i]
+		}
+		c.observe(&qs[i].Target, qs[i].Key, qs[i].cost, d, err)
+	}
+}
+
+// outageQuiet is how long the fail policy must not have answered before the log says that nodes answer again: a cluster that answers
+// only some calls makes two lines in that time, not two for each call.
+const outageQuiet = 5 * time.Second
+
+// outage tells the log when the fail policy begins to answer in the place of nodes, and when nodes answer again.
+type outage struct {
+	log     *slog.Logger
+	onError OnError
+	on      atomic.Bool
+	answers atomic.Uint64 // of the fail policy, ever
+
+	mu          sync.Mutex
+	began, last time.Duration
+	before      uint64 // answers when it began
+	reason      string
+}
+
+// failed notes that the fail policy answers, at an instant, because of an error.
+func (o *outage) failed(now time.Duration, why error) {
+	o.mu.Lock()
+	o.last = now
+	began := !o.on.Load()
+	if began {
+		o.began, o.before, o.reason = now, o.answers.Load(), reasonOf(why)
+		o.on.Store(true)
+	}
+	o.answers.Add(1)
+	reason := o.reason
+	o.mu.Unlock()
+	if began && o.log != nil {
+		o.log.Warn("no rate limit node answers", "reason", reason, "on_error", o.onError.String())
+	}
+}
+
+// answered notes that a node has answered.
+func (o *outage) answered(now time.Duration) {
+	if !o.on.Load() {
+		return
+	}
+	o.mu.Lock()
+	over := o.on.Load() && now-o.last >= outageQuiet
+	if over {
+		o.on.Store(false)
+	}
+	lasted, answers, reason := o.last-o.began, o.answers.Load()-o.before, o.reason
+	o.mu.Unlock()
+	if over && o.log != nil {
+		o.log.Warn("rate limit nodes answer again", "reason", reason, "on_error", o.onError.String(), "answered_without_node", answers, "lasted", lasted)
+	}
+}
+
+// state tells whether the fail policy answers, and why.
+func (o *outage) state() (on bool, reason string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.on.Load() {
+		return false, ""
+	}
+	return true, o.reason
+}
+
+// reasonOf is what an error says besides its kind.
+func reasonOf(err error) string {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Message
+	}
+	return err.Error()
+}

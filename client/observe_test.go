@@ -1,0 +1,135 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// A wrong address admits everything, and the log says so once, with the reason; every decision is counted and observed.
+func TestWrongAddressIsNotSilent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	_ = l.Close()
+	log := &testkit.Buffer{}
+	var mu sync.Mutex
+	var seen []Observed
+	c := dial(t, addr, WithLogger(log.Logger()), WithObserver(func(o Observed) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, o)
+	}))
+	for range 20 {
+		if d, err := c.Policy("five").Allow(t.Context(), "a"); err != nil || !d.FailedOpen {
+			t.Fatalf("%+v, %v", d, err)
+		}
+	}
+	if _, err := c.All(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Check(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	if text := log.String(); strings.Count(text, "no rate limit node answers") != 1 || !strings.Contains(text, "refused") || !strings.Contains(text, "WARN") {
+		t.Errorf("the log says %q", text)
+	}
+	s := c.Stats()
+	if s.FailedOpen != 24 || s.Unanswered != 24 || s.Admitted+s.Refused+s.FailedClosed+s.Errors != 0 || s.Nodes != 1 || s.Ready != 0 ||
+		!s.WithoutNode || !strings.Contains(s.Reason, "refused") {
+		t.Errorf("%+v", s)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if last := seen[len(seen)-1]; len(seen) != 24 || last.Policy != "five" || last.Key != "b" || last.Cost != 1 || !last.Decision.FailedOpen {
+		t.Errorf("%d observed, %+v", len(seen), last)
+	}
+}
+
+// What nodes answer is counted and observed, errors too.
+func TestCounts(t *testing.T) {
+	addr, _ := serve(t, newNode(nil))
+	c := dial(t, addr, WithTimeout(time.Minute))
+	five := c.Policy("five")
+	for range 7 {
+		if _, err := five.Allow(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Policy("missing").Allow(t.Context(), "a"); !errors.Is(err, ErrNotFound) {
+		t.Fatal(err)
+	}
+	if _, err := five.Allow(t.Context(), ""); !errors.Is(err, ErrInvalid) {
+		t.Fatal(err)
+	}
+	s := c.Stats()
+	if want := (Counts{Admitted: 5, Refused: 2, Errors: 2}); s.Counts != want || s.WithoutNode || s.Unanswered != 0 || s.Nodes != 1 || s.Ready != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The log has a line for the beginning of an outage and one for its end, and none for each failure of a cluster that answers only
+// sometimes.
+func TestOutage(t *testing.T) {
+	log := &testkit.Buffer{}
+	o := outage{log: log.Logger(), onError: FailClosed}
+	now := time.Minute
+	for range 100 {
+		o.failed(now, &Error{ErrUnavailable, "", "why"})
+		o.answered(now + time.Second)
+		now += 2 * time.Second
+	}
+	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "reason=why") || !strings.Contains(text, "on_error=closed") {
+		t.Errorf("the log says %q", text)
+	}
+	o.answered(now - 2*time.Second + outageQuiet)
+	if text := log.String(); strings.Count(text, "\n") != 2 || !strings.Contains(text, "answer again") || !strings.Contains(text, "answered_without_node=100") {
+		t.Errorf("the log says %q", text)
+	}
+	o.answered(now + time.Hour)
+	o.failed(now+time.Hour, errors.New("another"))
+	if text := log.String(); strings.Count(text, "\n") != 3 || !strings.Contains(text, "reason=another") {
+		t.Errorf("the log says %q", text)
+	}
+}
+
+// A caller with the role check alone is ready. One who may not check, or whose credentials are wrong, is told so.
+func TestReadySays(t *testing.T) {
+	n := newNode(nil)
+	denies := &denying{LimiterServer: n.LimiterServer}
+	n.LimiterServer = denies
+	addr, _ := serve(t, n)
+	c := dial(t, addr, WithTimeout(time.Minute))
+	for code, want := range map[codes.Code]error{codes.Unauthenticated: ErrUnauthenticated, codes.PermissionDenied: ErrDenied, codes.InvalidArgument: nil} {
+		denies.check = status.Error(code, "so")
+		if err := c.Ready(t.Context()); !errors.Is(err, want) {
+			t.Errorf("%v: %v", code, err)
+		}
+	}
+}
+
+// denying is a node that does not let its caller read, and answers checks with an error.
+type denying struct {
+	weirv1.LimiterServer
+	check error
+}
+
+func (d *denying) Check(context.Context, *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	return nil, d.check
+}
+
+func (d *denying) Status(context.Context, *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
+	return nil, status.Error(codes.PermissionDenied, "read is needed")
+}
