@@ -244,6 +244,9 @@ func (ls Limits) Lendable() error {
 // the borrower's term within it.
 func owned(term time.Duration) int64 { return int64(term) + 3*int64(term)/loanDrift }
 
+// within is the longest term that is over on a borrower's clock before so much time has passed on the owner's.
+func within(left time.Duration) time.Duration { return left - left/loanDrift*4 }
+
 // Expire ends the loan that is the first to be due by now, if there is one, and returns how many units were still held of it: they
 // are charged at the instant at which it was due. Before that it charges what the rate of Quotas has come to. ok is false when there is
 // neither: it is to be called until then. It also forgets loans that ended long ago.
@@ -395,8 +398,8 @@ func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 // that are not Lendable must not be lent.
 //
 // What one borrower has is at most its even part of half of what is not in use, and an eighth of the smallest limit, or LeastLoan where that is
-// more; and what is lent at a time, half of what is then free.
-func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want int64) Loan {
+// more; and what is lent at a time, half of what is then free. The borrower stops spending before left has passed on the owner's clock.
+func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want int64, left time.Duration) Loan {
 	i := u.find(id)
 	if i < 0 && (want <= 0 || len(u.list) >= MaxLoans) {
 		return Loan{ID: id}
@@ -406,7 +409,7 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	}
 	now = s.tick(now)
 	room, least := MaxLimit, MaxLimit
-	term := LoanTerm
+	term := min(LoanTerm, within(left))
 	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
 		l := &ls[k]
 		room, least = min(room, c.room(l, a, t, now)), min(least, l.holds())
@@ -467,14 +470,13 @@ func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 	if !l.aligned() {
 		term = min(term, l.Window/loanShare)
 	}
-	within := func(left time.Duration) time.Duration { return min(term, left-left/loanDrift*4) }
 	switch c := l.counter().(type) {
 	case fixedWindow:
 		if t[1] != 0 {
-			return within(c.left(l, t, now))
+			return min(term, within(c.left(l, t, now)))
 		}
 	case calendarWindow:
-		return within(c.later(l, t, now, 0))
+		return min(term, within(c.later(l, t, now, 0)))
 	}
 	return term
 }

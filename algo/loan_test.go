@@ -3,6 +3,7 @@ package algo
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -158,7 +159,7 @@ func (l *lending) hear(id LoanID, t Totals, known int64) {
 func (l *lending) deliver(m message) {
 	if m.to == nil {
 		l.hear(m.id, m.t, m.known)
-		m.loan = l.ls.Lend(l.a, l.s, l.instant(), &l.u, m.id, m.want)
+		m.loan = l.ls.Lend(l.a, l.s, l.instant(), &l.u, m.id, m.want, math.MaxInt64)
 		l.note("the owner answers %+v", m.loan)
 		if m.loan.Term > 0 && m.loan.Left() > 0 {
 			l.loaned++

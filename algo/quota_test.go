@@ -119,7 +119,7 @@ func TestQuotaShares(t *testing.T) {
 	if _, err := ls.Report(a, s, now, &u, LoanID{1, 1}, Totals{Granted: 600, Spent: 100, Returned: 500}, 0); err != nil {
 		t.Fatal(err)
 	}
-	ls.Lend(a, s, now, &u, LoanID{1, 1}, 0)
+	ls.Lend(a, s, now, &u, LoanID{1, 1}, 0, math.MaxInt64)
 	if l := lend(3, 2, 1200); l.Granted != 533 || u.Held() != 733 {
 		t.Fatalf("two thirds of what all want: %+v, %d held", l, u.Held())
 	}

@@ -253,14 +253,15 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 			t.Errorf("%s: %d waited, %d of them under a strict rule", policy, own.tickets, own.strict)
 		}
 	}
+	const until = 500 * time.Millisecond
 	for p := range ring.Partitions {
-		data.Lease(p, 5)
+		data.Lease(p, int64(until))
 	}
-	for now, granted := range map[int64]int64{4: 16, 5: 0} {
-		boot = now
+	for now, granted := range map[time.Duration]int64{until / 5: 16, until - time.Millisecond: 0, until: 0} {
+		boot = int64(now)
 		b := limit.Borrow{Target: limit.Target{Policy: "strict", Key: "other"}, ID: algo.LoanID{Borrower: 2, Number: uint64(now)}, Want: 16}
-		if a := lend(t, l, b); a.Granted != granted {
-			t.Errorf("at %d, with a lease until 5: %+v", now, a)
+		if a := lend(t, l, b); a.Granted != granted || a.Term > until-now {
+			t.Errorf("at %v, with a lease until 500ms: %+v", now, a)
 		}
 	}
 }

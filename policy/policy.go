@@ -181,6 +181,8 @@ func (p *Policy) Divisible() error {
 		return errors.New("nothing of it is lent (lend: false)")
 	case p.Prices != nil:
 		return errors.New("it has prices: data planes count requests")
+	case p.Strict:
+		return errors.New("it is strict: what data planes have would outlive the grant that its owner decides under (consistency: available)")
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -258,6 +259,7 @@ type Lent struct {
 // and where the store has no memory for more keys. A loan that is not known and for which there is no memory ends at once: what may be
 // left of it is charged, too; and so does one of a caller who has more than its part of the key's algo.MaxLoans. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
 // Sync, or a strict rule, while there is no backup that is current: the copy must know what was lent. Nor is anything of a banned key.
+// Under a strict rule no loan outlives the lease that it is made under, and there are no Quotas.
 //
 // The error is ErrShut, or ErrFull where a key that was not known finds no room.
 func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err error) {
@@ -269,12 +271,17 @@ func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err
 	return a, err
 }
 
-func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *Borrow) (a Lent, err error) {
-	want, quota := b.Want, b.Quota
+// lendable is what may be lent of what a borrower asks for, and the time after which it may not be spent any more.
+func (p *partition) lendable(rule *Rule, b *Borrow) (want int64, quota algo.Quota, left time.Duration) {
+	want, quota, left = b.Want, b.Quota, math.MaxInt64
 	if rule.Guarded() {
 		var may Answer
-		if part.guard(rule, b.Boot, &may) != nil || may.Degraded {
-			want, quota = 0, algo.Quota{}
+		if p.guard(rule, b.Boot, &may) != nil || may.Degraded {
+			return 0, algo.Quota{}, left
+		}
+		if rule.Strict {
+			// After the lease another node may decide that knows of no loan. Quotas are for longer than a lease.
+			left, quota = time.Duration(may.Until-b.Boot), algo.Quota{}
 		}
 	}
 	if rule.Limits.Lendable() != nil {
@@ -283,6 +290,11 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	if rule.Limits.Quotable() != nil {
 		quota = algo.Quota{}
 	}
+	return want, quota, left
+}
+
+func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *Borrow) (a Lent, err error) {
+	want, quota, left := part.lendable(rule, b)
 	asks := want > 0 || quota.Term > 0
 	a.ID = b.ID
 	slot, found := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
@@ -333,7 +345,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		a.Loan = limits.LendQuota(sh.arena, r.state, now, &l.Loans, b.ID, quota)
 		a.Term = quota.Term
 	default:
-		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want)
+		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want, left)
 	}
 	a.Checked, a.OnLoan = a.Checks-before.Checks, l.Held()
 	l.Borrowed(b.ID, b.Caller)

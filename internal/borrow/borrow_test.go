@@ -1,6 +1,7 @@
 package borrow
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -54,7 +55,7 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 	if _, err := o.ls.Report(o.a, o.s, at, &o.u, id, r.Totals, r.Known); err != nil {
 		o.t.Fatal(err)
 	}
-	loan := o.ls.Lend(o.a, o.s, at, &o.u, id, r.Want)
+	loan := o.ls.Lend(o.a, o.s, at, &o.u, id, r.Want, math.MaxInt64)
 	again := 250 * time.Millisecond
 	if r.Want == 0 {
 		again = 5 * time.Millisecond

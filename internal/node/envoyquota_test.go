@@ -132,12 +132,13 @@ policies:
 - {name: slots, algorithm: concurrency, limit: 10, ttl: 1m}
 - {name: counted, limit: 10, window: 1s, algorithm: sliding_log, count_denied: true}
 - {name: kept, algorithm: sliding_log, limit: 10, window: 1s, lend: false}
+- {name: strict, algorithm: sliding_log, limit: 10, window: 1s, durability: sync, consistency: strict}
 `)
 	for name, want := range map[string]string{
-		"leaky": "leaky_bucket cannot be divided", "slots": "concurrency cannot be divided", "counted": "count_denied", "kept": "lend: false", "none": "which there is not",
+		"leaky": "leaky_bucket cannot be divided", "slots": "concurrency cannot be divided", "counted": "count_denied", "kept": "lend: false", "strict": "it is strict", "none": "which there is not",
 	} {
 		cfg := testConfig(t, "n0")
-		cfg.PolicyFile = policies
+		cfg.PolicyFile, cfg.Voters = policies, []string{"n0"}
 		cfg.Envoy.Dir = envoyDir(t, "domain: edge\nquota_buckets:\n- {bucket: {t: \"*\"}, policy: "+name+", key: \"{t}\"}\n")
 		n, err := Start(t.Context(), cfg)
 		if err == nil {

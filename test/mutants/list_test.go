@@ -1662,7 +1662,17 @@ var mutants = []mutant{
 	{
 		"loan: a strict rule lends without a lease", "limiter/loan.go",
 		[]edit{{"\t\tcall.Boot = now.bootTime()\n", "\t\t_ = now\n"}},
-		"./limiter -run TestLoansWaitForTheirCopy$", "with a lease until 5",
+		"./limiter -run TestLoansWaitForTheirCopy$", "with a lease until 500ms",
+	},
+	{
+		"loan: a strict loan outlives the grant that it was made under", "store/loan.go",
+		[]edit{{"left, quota = time.Duration(may.Until-b.Boot), algo.Quota{}", "quota = algo.Quota{}"}},
+		"./test/simulation -run TestStrictLoans/cut,quota=false", "admitted beyond the limit",
+	},
+	{
+		"loan: a strict key is divided among data planes", "store/loan.go",
+		[]edit{{"left, quota = time.Duration(may.Until-b.Boot), algo.Quota{}", "left = time.Duration(may.Until - b.Boot)"}},
+		"./test/simulation -run TestStrictLoans/killed,quota=true", "admitted beyond the limit",
 	},
 	{
 		"loan: a loan under a strict rule waits as any", "limiter/loan.go",

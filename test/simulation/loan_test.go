@@ -58,9 +58,17 @@ type debtor struct {
 	l     *lending
 	boot  uint64
 	rate  int64 // error, in parts per billion
+	near  *host // that is always on the same side of a cut; nil: the debtor reaches both sides
+	lazy  bool  // it reports only when its loan is used up, or nearly over
 	loans map[string]*loan
 	last  uint64 // number of a loan
 }
+
+// sends reports whether what the debtor sends now arrives at a host.
+func (d *debtor) sends(to *host) bool { return d.near == nil || !d.l.link(d.near, to).cut }
+
+// hears reports whether what a host sends now arrives at the debtor.
+func (d *debtor) hears(from *host) bool { return d.near == nil || !d.l.link(from, d.near).cut }
 
 // loan is what a debtor knows of one.
 type loan struct {
@@ -70,6 +78,7 @@ type loan struct {
 	totals   algo.Totals
 	known    int64
 	deadline int64 // on its clock
+	term     int64 // the last that it was given
 }
 
 func (d *debtor) clock() int64 { return d.l.now + d.l.now/1000*d.rate/1_000_000 }
@@ -87,12 +96,43 @@ func (r *run) lend(pause int64) {
 		l.policies = append(l.policies, p)
 		l.world.policies = append(l.world.policies, p)
 		l.history.Policies = append(l.history.Policies, p.Policy)
+		if strict && l.rng.IntN(2) == 0 {
+			// Long enough for the grants of one side to end, and for the other one to begin and have room again.
+			r.climate.cut, r.climate.lasts = [2]int64{7 * second, 14 * second}, 30*second
+		}
 	}
 	for range 3 {
 		d := &debtor{l: l, boot: l.rng.Uint64(), rate: []int64{-999_000, 0, 999_000}[l.rng.IntN(3)], loans: make(map[string]*loan)}
+		if l.rng.IntN(4) > 0 {
+			d.near = l.hosts[l.rng.IntN(len(l.hosts))]
+		}
+		d.lazy = l.rng.IntN(2) == 0
 		l.debtors = append(l.debtors, d)
 		l.after(l.rng.Int64N(second), d.live)
 	}
+}
+
+// strictHosts are, in half of the cuts of a run that lends units of a strict key, the hosts of its owner and its copy, where the others have a majority
+// of the voters: what was lent is known to nobody there.
+func (l *lending) strictHosts() (cut []*host) {
+	if l == nil || l.rng.IntN(2) == 0 {
+		return nil
+	}
+	pol := l.policies[l.rng.IntN(len(l.policies))]
+	part := pol.keys[0].Partition
+	others := l.voters
+	for _, p := range l.running() {
+		if p.owns(part) || p.data.parts[part].there {
+			cut = append(cut, p.host)
+			if p.host.index < l.voters {
+				others--
+			}
+		}
+	}
+	if !pol.Strict || len(cut) == len(l.hosts) || others <= l.voters/2 {
+		return nil
+	}
+	return cut
 }
 
 func (d *debtor) live() {
@@ -120,6 +160,9 @@ func (d *debtor) live() {
 		// At the last moment.
 		l.after(max(int64(float64(of.deadline-d.clock())/(1+float64(d.rate)/1e9))-50_000, 0), func() { d.spend(of, 5) })
 	case what < 97:
+		if d.lazy && of.totals.Left() > 0 && of.deadline-d.clock() > of.term/3 {
+			return
+		}
 		d.report(of, 16+l.rng.Int64N(30))
 	case what < 99:
 		d.report(of, 0)
@@ -167,6 +210,9 @@ func (d *debtor) report(loan *loan, want int64) {
 			to = append(to, p)
 		}
 	}
+	if reached := slices.DeleteFunc(slices.Clone(to), func(p *process) bool { return !d.sends(p.host) || !d.hears(p.host) }); len(reached) > 0 {
+		to = reached
+	}
 	if len(to) > 0 {
 		d.tell(to[l.rng.IntN(len(to))], loan, want)
 	}
@@ -181,11 +227,19 @@ func (d *debtor) tell(p *process, loan *loan, want int64) {
 	b := store.Borrow{ID: algo.LoanID{Borrower: d.boot, Number: loan.number}, Totals: loan.totals, Known: loan.known, Want: want}
 	back := func(a store.Lent) {
 		if l.rng.IntN(10) > 0 {
-			l.after(l.rng.Int64N(20*millisecond), func() { d.answered(loan, sent, a) })
+			l.after(l.rng.Int64N(20*millisecond), func() {
+				if d.hears(p.host) {
+					d.answered(loan, sent, a)
+				}
+			})
 		}
 	}
 	for range 1 + l.rng.IntN(10)/9 {
-		l.after(l.rng.Int64N(20*millisecond), func() { p.do(func() { p.lend(loan, b, back) }) })
+		l.after(l.rng.Int64N(20*millisecond), func() {
+			if d.sends(p.host) {
+				p.do(func() { p.lend(loan, b, back) })
+			}
+		})
 	}
 }
 
@@ -259,7 +313,11 @@ func (p *process) callBack(a *ask) {
 		w.lending.recalls++
 		for _, d := range w.lending.debtors {
 			if d.boot == loan.ID.Borrower && w.lending.rng.IntN(10) > 0 {
-				w.after(w.lending.rng.Int64N(20*millisecond), func() { d.recalled(p, key.Key, loan.ID, loan.Granted) })
+				w.after(w.lending.rng.Int64N(20*millisecond), func() {
+					if d.hears(p.host) {
+						d.recalled(p, key.Key, loan.ID, loan.Granted)
+					}
+				})
 			}
 		}
 	}
@@ -426,7 +484,7 @@ func (d *debtor) answered(loan *loan, sent int64, a store.Lent) {
 		return
 	}
 	d.l.granted++
-	loan.deadline = max(loan.deadline, sent+int64(a.Term))
+	loan.deadline, loan.term = max(loan.deadline, sent+int64(a.Term)), int64(a.Term)
 }
 
 // returned holds all who decide to holding nothing: the load is over, and so are all loans.

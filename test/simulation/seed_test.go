@@ -523,8 +523,12 @@ func (r *run) cutNetwork(oneWay bool) {
 	}
 	side := make([]bool, len(w.hosts))
 	var left, right []string
+	alone := w.lending.strictHosts()
 	for i := range side {
 		side[i] = w.chance(0.5)
+		if alone != nil {
+			side[i] = slices.Contains(alone, w.hosts[i])
+		}
 		if side[i] {
 			left = append(left, w.hosts[i].name)
 		} else {
