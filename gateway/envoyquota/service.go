@@ -99,7 +99,7 @@ func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err 
 	var taken int64
 	defer func() { s.cfg.Requests.Leave(taken) }()
 	m := &wire.Lenient{Message: in, Admit: func(size int) (err error) {
-		taken, err = s.cfg.Requests.Enter(stream.Context(), int64(size)*perByte)
+		taken, err = s.cfg.Requests.Enter(stream.Context(), int64(size)*perByte+memory.Parts(size))
 		return err
 	}}
 	switch err := stream.RecvMsg(m); {
@@ -124,8 +124,8 @@ func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err 
 	return true, nil
 }
 
-// perByte is what a byte of a message may take when it is decoded and carried out.
-const perByte = 64
+// perByte is what a byte of a message may take when it is decoded and carried out, beside its elements.
+const perByte = 8
 
 func statusOf(err error) error {
 	switch _, is := status.FromError(err); {

@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"context"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -31,14 +32,11 @@ type admission struct {
 	taken int64
 }
 
-// enter waits for room for a message, before it is decoded, in which a check takes so many bytes or more.
+// enter waits for room for a message, before it is decoded, in which a check takes so many bytes or more. The message may be anything that
+// the codec decodes.
 func (a *admission) enter(ctx context.Context, size, least int) error {
 	a.size = size
-	return a.take(ctx, a.need(min(size/least, limit.MaxBatch)))
-}
-
-// take waits for room for so many bytes.
-func (a *admission) take(ctx context.Context, need int64) error {
+	need := max(a.need(min(size/least, limit.MaxBatch)), a.need(0)+memory.Parts(size))
 	if need <= lightRequest {
 		return nil
 	}
@@ -66,11 +64,40 @@ func (a *admission) leave() {
 	a.taken = 0
 }
 
-// decode reads a message with what gRPC reads messages with.
-func (a *admission) decode(ctx context.Context, read func(any) error, into proto.Message) error {
-	m := &wire.Lenient{Message: into, Check: boundElements(into), Admit: func(size int) error { return a.enter(ctx, size, leastCheck) }}
-	if err := read(m); err != nil {
-		return err
+// admitted is the handler of a unary method whose requests wait for room before they are decoded, and keep it until they are answered. A
+// request that cannot be decoded is answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
+func admitted(handler grpc.MethodHandler, gate *memory.Gate) grpc.MethodHandler {
+	return func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+		a := admission{gate: gate}
+		defer a.leave()
+		return handler(srv, ctx, func(v any) error {
+			m := &wire.Lenient{Message: v.(proto.Message), Admit: func(size int) error { return a.enter(ctx, size, leastCheck) }}
+			if err := dec(m); err != nil {
+				return err
+			}
+			return undecoded(m)
+		}, i)
 	}
-	return undecoded(m)
+}
+
+// Admitted returns a registrar for unary services of other front ends than Weir's own: their requests wait for room in the gate before
+// they are decoded, and keep it until they are answered, as those of Weir's service do.
+func Admitted(r grpc.ServiceRegistrar, gate *memory.Gate) grpc.ServiceRegistrar {
+	return registrar{r, gate}
+}
+
+type registrar struct {
+	to   grpc.ServiceRegistrar
+	gate *memory.Gate
+}
+
+// RegisterService implements grpc.ServiceRegistrar.
+func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	bounded := *desc
+	bounded.Methods = nil
+	for _, m := range desc.Methods {
+		m.Handler = admitted(m.Handler, r.gate)
+		bounded.Methods = append(bounded.Methods, m)
+	}
+	r.to.RegisterService(&bounded, impl)
 }

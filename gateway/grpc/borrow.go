@@ -164,23 +164,15 @@ func (b *borrowStream) send(out *weirv1.BorrowResponse) error {
 // receive reads a request, once there is room for it.
 func (b *borrowStream) receive(a *admission) (*weirv1.BorrowRequest, error) {
 	in := new(weirv1.BorrowRequest)
-	m := &wire.Lenient{
-		Message: in, Check: boundLoans,
-		Admit: func(size int) error { return a.enter(b.stream.Context(), size, leastLoan) },
-	}
+	m := &wire.Lenient{Message: in, Admit: func(size int) error { return a.enter(b.stream.Context(), size, leastLoan) }}
 	if err := b.stream.RecvMsg(m); err != nil {
 		return nil, err
 	}
+	if n := len(in.Loans); n > limit.MaxBatch {
+		return nil, statusOf(&limit.Error{Kind: limit.TooLarge, Field: "loans", Message: "are " + strconv.Itoa(n) + ", at most " + strconv.Itoa(limit.MaxBatch) + " fit one request"})
+	}
 	a.keep(len(in.Loans))
 	return in, undecoded(m)
-}
-
-// boundLoans bounds the number of loans of a request before it is decoded.
-func boundLoans(data []byte) error {
-	if loans := elements(data, 3); loans > limit.MaxBatch {
-		return &limit.Error{Kind: limit.TooLarge, Field: "loans", Message: "are " + strconv.Itoa(loans) + ", at most " + strconv.Itoa(limit.MaxBatch) + " fit one request"}
-	}
-	return nil
 }
 
 // lend takes in a request, and answers it at once if that may be. It gives back what the request was admitted with.

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -28,7 +29,7 @@ func BenchmarkCheck(b *testing.B) {
 	}
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
-	s := NewServer(ServerConfig{Service: l})
+	s := NewServer(ServerConfig{Service: l, Requests: memory.NewGate(32 << 20)})
 	defer s.Close()
 	var r registered
 	s.Register(&r)
@@ -36,11 +37,11 @@ func BenchmarkCheck(b *testing.B) {
 	for r.desc.Methods[i].MethodName != "Check" {
 		i++
 	}
-	handle, codec := r.desc.Methods[i].Handler, wire.Codec()
+	handle, codec := r.desc.Methods[i].Handler, wire.ServerCodec(nil, 1<<16)
 	intercept := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 		return next(ctx, req)
 	}
-	for _, n := range []int{1, 100} {
+	for _, n := range []int{1, 100, 1000} {
 		b.Run(fmt.Sprintf("batch=%d", n), func(b *testing.B) {
 			in := new(weirv1.CheckRequest)
 			for i := range n {

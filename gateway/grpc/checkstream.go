@@ -117,8 +117,8 @@ func (c *checkStream) read() error {
 		in := weirv1.CheckStreamRequestFromVTPool()
 		a := &admission{gate: c.server.cfg.Requests}
 		m := &wire.Lenient{
-			Message: in, Check: boundStreamed,
-			Admit: func(size int) error { return a.enter(c.stream.Context(), size, leastStreamCheck) },
+			Message: in,
+			Admit:   func(size int) error { return a.enter(c.stream.Context(), size, leastStreamCheck) },
 		}
 		err := c.stream.RecvMsg(m)
 		if errors.Is(err, io.EOF) {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -38,7 +39,8 @@ func TestForeignRequestsShareMemory(t *testing.T) {
 		large.Values[i] = new(structpb.Value)
 	}
 	const size = 2 * 20_000
-	gate := memory.NewGate(2 * foreign(size))
+	need := max(size*perByte+memory.Parts(size), size*perByte+limit.MaxBatch*perCheck)
+	gate := memory.NewGate(2 * need)
 	conn := testkit.Dial(t, serve(t, func(r grpc.ServiceRegistrar) { Admitted(r, gate).RegisterService(&desc, nil) }))
 	ask := func(in *structpb.ListValue) error {
 		return conn.Invoke(t.Context(), "/foreign.Service/Ask", in, new(structpb.ListValue))
@@ -63,7 +65,7 @@ func TestForeignRequestsShareMemory(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if taken, err := gate.Enter(t.Context(), 2*foreign(size)); err != nil || taken == 0 {
+	if taken, err := gate.Enter(t.Context(), 2*need); err != nil || taken == 0 {
 		t.Error("not all has been given back")
 	}
 }

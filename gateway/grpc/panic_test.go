@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -243,45 +240,5 @@ func TestPanicsBesideHandlers(t *testing.T) {
 				t.Errorf("%d panics are told, want %d", n, c.want)
 			}
 		})
-	}
-}
-
-// TestBoundElements: what has too many elements is denied before it is decoded, in any form that protobuf allows.
-func TestBoundElements(t *testing.T) {
-	marshal := func(m *weirv1.CheckStreamRequest) []byte {
-		data, err := m.MarshalVT()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return data
-	}
-	for _, c := range []struct {
-		name string
-		data []byte
-		want string // the field; empty: decoded
-	}{
-		{"a full request", marshal(streamed(1, slices.Repeat([]string{strings.Repeat("k", 100)}, limit.MaxBatch)...)), ""},
-		{"packed", marshal(&weirv1.CheckStreamRequest{Costs: make([]int64, maxStreamed+1)}), "costs"},
-		{"packed to the bound", marshal(&weirv1.CheckStreamRequest{Costs: make([]int64, maxStreamed)}), ""},
-		{"not packed", []byte(strings.Repeat("\x28\x01", maxStreamed+1)), "key_lengths"},
-		{"in two parts", []byte(strings.Repeat("\x28\x01", maxStreamed/2+1) + string(marshal(&weirv1.CheckStreamRequest{KeyLengths: make([]uint32, maxStreamed/2)}))), "key_lengths"},
-		{"empty definitions", []byte(strings.Repeat("\x1a\x00", maxStreamed+1)), "define"},
-		{"empty ids", []byte(strings.Repeat("\x4a\x00", maxStreamed+1)), "request_ids"},
-		{"keys are bytes", marshal(&weirv1.CheckStreamRequest{Keys: make([]byte, 1<<20)}), ""},
-		{"unknown fields", []byte(strings.Repeat("\x78\x01", maxStreamed+1)), ""},
-		{"no message", []byte(strings.Repeat("\xff", 1<<20)), ""},
-		{"cut off", []byte(strings.Repeat("\x1a\x00", maxStreamed) + "\x1a"), ""},
-	} {
-		err := boundStreamed(c.data)
-		bad, _ := errors.AsType[*limit.Error](err)
-		if (err == nil) != (c.want == "") || bad != nil && bad.Field != c.want {
-			t.Errorf("%s: %v", c.name, err)
-		}
-	}
-	for n, want := range map[int]bool{limit.MaxBatch: true, limit.MaxBatch + 1: false, 1 << 20: false} {
-		err := boundChecks([]byte(strings.Repeat("\x0a\x00", n)))
-		if (err == nil) != want || !want && !strings.Contains(err.Error(), "has "+strconv.Itoa(n)) {
-			t.Errorf("%d checks: %v", n, err)
-		}
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/memory"
@@ -153,7 +152,7 @@ func (c *call) admit(size int) error {
 
 // decode reads the request of a call.
 func (c *call) decode(ctx context.Context, read func(any) error) error {
-	c.ctx, c.request.Check = ctx, boundChecks
+	c.ctx = ctx
 	err := read(&c.request)
 	if err == nil {
 		err = undecoded(&c.request)
@@ -165,18 +164,12 @@ func (c *call) decode(ctx context.Context, read func(any) error) error {
 // Close waits for every goroutine, once the gRPC server that the Server is registered with has been stopped.
 func (s *Server) Close() { s.readers.Wait() }
 
-// Register adds the Server to a gRPC server, which must have been made with wire.Codec. A message that is not valid
-// protobuf is answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
+// Register adds the Server to a gRPC server, which must have been made with wire.ServerCodec.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	desc := weirv1.Limiter_ServiceDesc
 	desc.Methods = nil
 	for _, m := range weirv1.Limiter_ServiceDesc.Methods {
-		handler := m.Handler
-		m.Handler = func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-			a := admission{gate: s.cfg.Requests}
-			defer a.leave()
-			return handler(srv, ctx, func(v any) error { return a.decode(ctx, dec, v.(proto.Message)) }, i)
-		}
+		m.Handler = admitted(m.Handler, s.cfg.Requests)
 		if m.MethodName == "Check" {
 			m.Handler = s.handleCheck()
 		}

@@ -37,6 +37,7 @@ type Budget struct {
 	MaxStreams     int // calls and streams at a time, of all of gRPC's connections
 	StreamsEach    int // of one connection
 	MaxMessage     int64
+	MaxParts       int   // of a message that a caller sends: see wire.Parts
 	StreamWindow   int32 // receive window of a callers' stream
 	PeerWindow     int32 // receive window of a stream between nodes
 	ReadBuffer     int   // that a connection of callers' gRPC reads into
@@ -65,6 +66,17 @@ const (
 
 const mib = 1 << 20
 
+const (
+	// maxParts is the most elements of lists and maps of a message that a caller sends, at all depths, and perPart what one takes when it is
+	// decoded.
+	maxParts, perPart = 1 << 16, 160
+	// leastPart is the fewest bytes that an element is sent as. (One of a packed list is a byte, and takes 8.)
+	leastPart = 2
+)
+
+// Parts is what the elements of lists and maps may take of a message of so many bytes, when it is decoded.
+func Parts(size int) int64 { return int64(min(size/leastPart, maxParts)) * perPart }
+
 // LogQueue is how many bytes of each log wait for who reads it: of the log, and of the audit log.
 const LogQueue = mib / 2
 
@@ -92,6 +104,7 @@ func Divide(usable int64) Budget {
 	b.StreamsEach = min(b.MaxStreams/4+1, 1000)
 	// A quarter of Buffers, so that one message does not keep all others out; the longest keys of a full batch fit into 2 MiB.
 	b.MaxMessage = min(max(b.Buffers/4, mib), 4*mib)
+	b.MaxParts = int(min(b.Calls/perPart, maxParts))
 	b.StreamWindow = int32(min(max(b.Buffers/1024, 64<<10), 512<<10))
 	b.PeerWindow = int32(min(max(b.Nodes/2/peerWindows, 64<<10), mib))
 	b.headroom = share(20, 1024*mib)

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -12,7 +11,6 @@ import (
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -236,23 +234,5 @@ func TestEnvoyAccess(t *testing.T) {
 	resp, _ := send(t, n, http.MethodPost, "/json", shop, `{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`)
 	if resp.StatusCode != http.StatusForbidden {
 		t.Errorf("/json without the namespace: %d", resp.StatusCode)
-	}
-}
-
-// TestEnvoyManyElements: the elements of a request of Envoy's are counted before there is anything for each of them, as those of others.
-func TestEnvoyManyElements(t *testing.T) {
-	n, _, all, _ := withAccess(t, func(cfg *Config) { cfg.Envoy.Dir = envoyDir(t, envoyFile) })
-	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
-	many := bytes.Repeat([]byte{0x12, 0}, 2<<20-100) // empty descriptors
-	took := allocated(func() {
-		var out []byte
-		err := conn.Invoke(ctx, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", many, &out)
-		if err == nil || !strings.Contains(err.Error(), "has more than 65536 elements") {
-			t.Errorf("two million descriptors: %v", err)
-		}
-	})
-	if took > 32<<20 { // 4 MiB at each end, some of it in more than one buffer
-		t.Errorf("two million descriptors took %d MiB", took>>20)
 	}
 }

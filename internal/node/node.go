@@ -372,7 +372,7 @@ func (n *Node) serve() {
 			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.caller,
 		})
 		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
-			grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), handshake, grpc.ForceServerCodecV2(wire.CodecFrom(n.buffers)), experimental.BufferPool(n.buffers),
+			grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), handshake, grpc.ForceServerCodecV2(wire.ServerCodec(n.buffers, budget.MaxParts)), experimental.BufferPool(n.buffers),
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -380,15 +380,15 @@ func (n *Node) serve() {
 		)...)
 		services := calls.Registrar(n.grpcServer)
 		n.callers.Register(services)
-		weirv1.RegisterAdminServer(services, n.keys)
-		n.overrides.service.Register(services)
-		foreign := grpcapi.Admitted(services, requests)
-		n.gubernatorService("grpc").Register(foreign)
+		others := grpcapi.Admitted(services, requests)
+		weirv1.RegisterAdminServer(others, n.keys)
+		n.overrides.service.Register(others)
+		n.gubernatorService("grpc").Register(others)
 		if s := n.envoyService("grpc"); s != nil {
-			s.Register(foreign)
-			n.quotaService(requests).Register(services)
+			s.Register(others)
+			n.quotaService(requests).Register(others)
 		}
-		healthv1.RegisterHealthServer(services, n.health)
+		healthv1.RegisterHealthServer(others, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })

@@ -25,9 +25,9 @@ const Protocol = 5
 const (
 	// MaxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.
 	MaxMessage = 8 << 20
-	// maxElements bounds the elements of a message between peers, at every depth, which may take a hundred times their bytes when
-	// they are decoded. The most that is sent is a full frame and two messages that name every partition.
-	maxElements = 1 << 16
+	// maxParts bounds the parts of a message between peers (see wire.Parts). The most that is sent is a full frame and two messages that
+	// name every partition.
+	maxParts = 1 << 16
 )
 
 // Windows of the connections between nodes, in bytes: how much of a stream, and of all of them, may be on its way to one who
@@ -38,9 +38,9 @@ const (
 	connectionWindows = 4       // of a stream make that of a connection
 )
 
-// Codec returns the codec of the peer service's messages, for both sides of a connection: wire.Codec, with a bound on what a
-// message may be decoded into.
-func Codec() encoding.CodecV2 { return wire.CodecOf(maxElements) }
+// Codec returns the codec of the peer service's messages, for both sides of a connection, with a bound on what a message may be decoded
+// into.
+func Codec() encoding.CodecV2 { return wire.ServerCodec(nil, maxParts) }
 
 // Dial returns a connection to a peer service, which is made when it is first needed; in plain text without creds. window is that
 // of each stream, 0 stands for StreamWindow.

@@ -91,10 +91,10 @@ func TestBuffersFit(t *testing.T) {
 	}
 }
 
-// TestCodecOf: what would be decoded into more than so many elements, at whatever depth, is an error before it is.
-func TestCodecOf(t *testing.T) {
+// TestServerCodec: what would be decoded into more than so many elements, at whatever depth, is an error before it is.
+func TestServerCodec(t *testing.T) {
 	const most = 100
-	c := CodecOf(most)
+	c := ServerCodec(nil, most)
 	targets := func(n int) *peerv1.ForwardRequest {
 		b := &peerv1.Batch{}
 		for range n {

@@ -5,52 +5,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Elements counts the elements of each repeated field of a message, from its bytes and without decoding it: so that a message of
-// millions of empty elements is denied before they are allocated. It calls more with the number of a field and how many elements
-// the next part of it has, at most; an error of more ends the count and is returned. A field whose wire type is bytes counts as
-// packed where packed has its bit set: its elements are at most its bytes. Bytes that are no message are for the decoder to tell.
-func Elements(data []byte, packed uint64, more func(field protowire.Number, n int) error) error {
-	for len(data) > 0 {
-		field, kind, n := protowire.ConsumeTag(data)
-		if n < 0 {
-			return nil
-		}
-		data = data[n:]
-		count := 1
-		if kind == protowire.BytesType && field < 64 && packed&(1<<field) != 0 {
-			list, n := protowire.ConsumeBytes(data)
-			if n < 0 {
-				return nil
-			}
-			data, count = data[n:], varints(list)
-		} else {
-			n := protowire.ConsumeFieldValue(field, kind, data)
-			if n < 0 {
-				return nil
-			}
-			data = data[n:]
-		}
-		if err := more(field, count); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// varints counts the varints in a packed list.
-func varints(list []byte) int {
-	n := 0
-	for _, b := range list {
-		if b < 0x80 { // the last byte of one
-			n++
-		}
-	}
-	return n
-}
-
 // Parts counts what a message has allocated when it is decoded, from its bytes and without decoding it: the messages in it and the
-// elements of repeated fields, at every depth. It stops soon after it has counted more than most. Bytes that are no message are for
-// the decoder to tell: what comes after them is not counted.
+// elements of lists and maps, at every depth. So a message of millions of empty elements is denied before they are allocated. Parts stops
+// soon after it has counted more than most. Bytes that are no message are for the decoder to tell: what comes after them is not counted.
 func Parts(d protoreflect.MessageDescriptor, data []byte, most int) (n int) {
 	fields := d.Fields()
 	for len(data) > 0 && n <= most {
@@ -73,7 +30,8 @@ func Parts(d protoreflect.MessageDescriptor, data []byte, most int) (n int) {
 		}
 		switch {
 		case kind == protowire.BytesType && f.Message() != nil:
-			n += 1 + Parts(f.Message(), value, most-n)
+			n++
+			n += Parts(f.Message(), value, most-n) // with nothing left to count it returns at once, however deep the messages are
 		case kind == protowire.BytesType && f.IsPacked():
 			n += inPacked(f.Kind(), value)
 		case f.IsList():
@@ -92,4 +50,15 @@ func inPacked(kind protoreflect.Kind, list []byte) int {
 		return len(list) / 8
 	}
 	return varints(list)
+}
+
+// varints counts the varints in a packed list.
+func varints(list []byte) int {
+	n := 0
+	for _, b := range list {
+		if b < 0x80 { // the last byte of one
+			n++
+		}
+	}
+	return n
 }
