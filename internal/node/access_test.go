@@ -92,7 +92,7 @@ func send(t *testing.T, n *Node, method, path, token, body string) (*http.Respon
 func TestEveryRoute(t *testing.T) {
 	n, _, all, _ := withAccess(t, nil)
 	_, index := send(t, n, "GET", "/", "", "")
-	open := []string{"/console", "/console/app.js", "/console/icon.svg", "/console/style.css", "/", "/healthz", "/readyz", "/openapi.yaml", "/v1/LiveCheck"}
+	open := []string{"/console", "/console/app.js", "/console/icon.svg", "/console/style.css", "/", "/healthz", "/healthcheck", "/readyz", "/openapi.yaml", "/v1/LiveCheck"}
 	seen := 0
 	for line := range strings.Lines(index) {
 		method, path, ok := strings.Cut(strings.TrimSpace(line), " ")
