@@ -80,9 +80,8 @@ func (ls Limits) Differ(s State, now Instant, t State) bool {
 }
 
 // Match gives the sliding counters of s and t, and of what is held apart from either, the windows with which a merge of the two goes on: so
-// that a unit goes on to count in a state as it does in what holds it apart. u and v are the charges to s and t that may yet be undone; nil
-// stands for none.
-func (ls Limits) Match(s State, now Instant, t State, u, v *Undoable, apart []State) {
+// that a unit goes on to count in a state as it does in what holds it apart.
+func (ls Limits) Match(s State, now Instant, t State, apart []State) {
 	now = t.tick(s.tick(now))
 	for _, d := range apart {
 		now = d.Latest(now)
@@ -92,7 +91,7 @@ func (ls Limits) Match(s State, now Instant, t State, u, v *Undoable, apart []St
 	}
 	s.tick(now)
 	t.tick(now)
-	states, undoable := append([]State{s, t}, apart...), [...]*Undoable{u, v}
+	states := append([]State{s, t}, apart...)
 	for k := range ls {
 		first, last := int64(math.MaxInt64), int64(math.MinInt64)
 		for _, s := range states {
@@ -100,7 +99,7 @@ func (ls Limits) Match(s State, now Instant, t State, u, v *Undoable, apart []St
 				first, last = min(first, int64(t[0])), max(last, int64(t[0]))
 			}
 		}
-		for i, s := range states {
+		for _, s := range states {
 			t := ls.sliding(s, k, now)
 			if t == nil || first == last {
 				continue
@@ -108,9 +107,6 @@ func (ls Limits) Match(s State, now Instant, t State, u, v *Undoable, apart []St
 			other := first
 			if int64(t[0]) < last {
 				other = last
-			}
-			if i < len(undoable) {
-				undoable[i].each(k, func(p *place) { slidingCounter{}.meetAt(&ls[k], t, other, p) })
 			}
 			slidingCounter{}.meet(t, other)
 		}

@@ -910,25 +910,19 @@ func TestChargeApart(t *testing.T) {
 	}
 	type side struct {
 		whole, apart State
-		undo         *Undoable
 		charges      []*charge // of apart
-		held         []*charge // of undo; nil for others
 	}
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 31))
 		a, now := NewArena(nil), Instant{Mono: 1e15 + rng.Int64N(w)}
 		sides := []*side{{}, {}}
-		add := func(s *side, held, past bool) {
+		add := func(s *side, past bool) {
 			n := 1 + rng.Int64N(20)
 			d, err := ls.Decide(a, s.whole, now, Request{Cost: n}, nil)
 			if err != nil || !d.Allowed {
 				t.Fatal(d, err)
 			}
-			ls.Charged(s.whole, s.undo, n, held)
 			c := &charge{units: n, until: now.Mono + int64(d.ResetAfter)}
-			if held {
-				s.held = append(s.held, c)
-			}
 			if past {
 				return
 			}
@@ -946,34 +940,11 @@ func TestChargeApart(t *testing.T) {
 		}
 		move := func(s *side) {
 			there := later(now, time.Duration(rng.Int64N(w)))
-			beside, units := ls.AppendUndoable(nil, a, s.whole, now, s.undo), []int64(nil)
-			for i := range s.held {
-				units = append(units, s.undo.charges[i].units)
-			}
 			whole, apart := moved(s.whole, there), moved(s.apart, there)
-			if _, err := ls.ReadUndoable(a, whole, there, s.undo, units, beside); err != nil {
-				t.Fatal(err)
-			}
 			for _, c := range s.charges {
 				c.late += there.Mono - now.Mono
 			}
 			s.whole, s.apart, now = whole, apart, there
-		}
-		undo := func(s *side, of []*side) {
-			if len(s.held) == 0 {
-				return
-			}
-			i := rng.IntN(len(s.held))
-			n := rng.Int64N(s.held[i].units + 1)
-			ls.Undo(a, s.whole, now, s.undo, i, n, false)
-			for _, o := range of {
-				if slices.Contains(o.charges, s.held[i]) {
-					ls.UndoApart(a, o.apart, now, s.undo, i, n)
-				}
-			}
-			s.held[i].units -= n
-			s.undo.Remove(i)
-			s.held = slices.Delete(s.held, i, i+1)
 		}
 		judge := func(of []*side, step string) {
 			for i, s := range of {
@@ -998,48 +969,38 @@ func TestChargeApart(t *testing.T) {
 			}
 		}
 		for _, s := range sides {
-			s.whole, s.apart, s.undo = make(State, ls.Words()), make(State, ls.Words()), &Undoable{}
+			s.whole, s.apart = make(State, ls.Words()), make(State, ls.Words())
 			ls.Init(s.whole, now)
 			ls.Init(s.apart, now)
 			for range rng.IntN(3) {
 				now.Mono += rng.Int64N(w / 2)
-				add(s, false, true)
+				add(s, true)
 			}
 			move(s)
 		}
 		for step := range 30 {
 			now.Mono += rng.Int64N(w / 3)
 			s := sides[rng.IntN(2)]
-			switch rng.IntN(8) {
-			case 0, 1:
-				add(s, false, false)
-			case 2, 3, 4:
-				add(s, true, false)
-			case 5:
+			if rng.IntN(6) == 0 {
 				move(s)
-			default:
-				undo(s, sides)
+			} else {
+				add(s, false)
 			}
 			judge(sides, fmt.Sprint("step ", step))
 		}
 		s, other := sides[0], sides[1]
 		if ls.Differ(s.whole, now, other.whole) {
-			ls.Match(s.whole, now, other.whole, s.undo, other.undo, []State{s.apart, other.apart})
+			ls.Match(s.whole, now, other.whole, []State{s.apart, other.apart})
 			for _, c := range slices.Concat(s.charges, other.charges) {
 				c.late += w
 			}
 		}
 		judge(sides, "the match")
-		moves, err := ls.MergeBeside(a, s.whole, now, other.apart, s.undo, other.undo, func(int) bool { return false }, true)
-		if err != nil {
+		if err := ls.Merge(a, s.whole, now, other.apart); err != nil {
 			t.Fatal(err)
-		}
-		for _, i := range moves {
-			s.held = append(s.held, other.held[i])
 		}
 		for step := range 15 {
 			now.Mono += rng.Int64N(w / 4)
-			undo(s, sides)
 			judge(sides, fmt.Sprint("the merge, step ", step))
 		}
 	}

@@ -831,17 +831,3 @@ func (c slidingLog) last(a *Arena, s []uint64) (tick uint32) {
 	}
 	return tick
 }
-
-// mergedAt is where merge puts what t has at an instant.
-func (c slidingLog) mergedAt(l *Limit, a *Arena, s, t []uint64, now Instant, at int64) int64 {
-	k := l.tickShift()
-	_, p, _ := c.find(a, t, k, at)
-	tick, _, _ := segmentAt(a, p.at).entry(p.pos)
-	entry := instantOf(t, tick, k)
-	base, newest := int64(t[logNewest]), int64(t[logNewest])
-	if s[logUnits] != 0 {
-		base = int64(s[logNewest])
-		newest = c.onTick(s, k, min(newest, now.Mono))
-	}
-	return min(max(base+roundUp(entry-base, k), newest-tickMask<<k), newest)
-}

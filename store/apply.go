@@ -163,7 +163,7 @@ func (a *apply) item() error {
 			p.list[i] = e
 			return nil
 		}
-		side.reservations.put(of, e, b).undo.Add(e.units)
+		side.reservations.put(of, e, algo.Hold{}, b) // the item of the record says where its units are
 	case itemSettled:
 		k := reservationKey{of: r.identity(), id: r.reservation()}
 		if p, i, _ := side.reservations.get(k, 0); p != nil && i >= 0 && !r.Failed() {
@@ -355,9 +355,9 @@ func (a *apply) key() error {
 	for i := range ids {
 		ids[i] = r.reservation()
 	}
-	var undoable []byte
+	var holds []byte
 	if len(ids) > 0 {
-		undoable = r.bytes(math.MaxInt32)
+		holds = r.bytes(math.MaxInt32)
 	}
 	loans := r.bytes(math.MaxInt32)
 	banned := r.int(maxAge)
@@ -368,7 +368,7 @@ func (a *apply) key() error {
 	if err != nil {
 		return err
 	}
-	if err := a.undoable(rec, stateID{rule.rule.Scope, k.Key}, ids, undoable); err != nil {
+	if err := a.holds(rec, stateID{rule.rule.Scope, k.Key}, ids, holds); err != nil {
 		return err
 	}
 	if err := a.loans(rec, loans); err != nil {
@@ -388,51 +388,32 @@ func (a *apply) key() error {
 	return nil
 }
 
-// undoable notes where the units of a record's reservations are, which come in the order in which they were charged.
-func (a *apply) undoable(r record, of stateID, ids []ReservationID, data []byte) error {
+// holds takes in where the units of a record's reservations are. ids are in the order in which the reservations were charged. Those that
+// the chunk does not name have ended for the holder, and are removed: the copy counts their time from when the message about them arrived.
+func (a *apply) holds(r record, of stateID, ids []ReservationID, data []byte) error {
 	all := &a.to.extras.reservations
 	p := all.by[of]
 	if p == nil && len(ids) == 0 {
 		return nil
 	}
-	var list, others []reservation
-	if p != nil {
-		others = slices.Clone(p.list)
-	}
-	var known []int
-	units := make([]int64, len(ids))
-	for i, id := range ids {
-		at := slices.IndexFunc(others, func(e reservation) bool { return e.id == id })
-		if known = append(known, at); at >= 0 {
-			list = append(list, others[at])
-			units[i] = others[at].units
-			others = slices.Delete(others, at, at+1)
-		}
-	}
-	var undo algo.Undoable
-	if len(ids) > 0 {
-		var rest []byte
-		var err error
-		a.sh.counted(r, func() { rest, err = r.spec.rule.Limits.ReadUndoable(a.sh.arena, r.state, a.now, &undo, units, data) })
-		if err != nil || len(rest) > 0 {
-			return ErrChunk
-		}
-	}
-	for i := len(known) - 1; i >= 0; i-- {
-		if known[i] < 0 {
-			undo.Remove(i)
-		}
+	holds, rest, err := r.spec.rule.Limits.ReadHolds(a.sh.arena, r.state, a.now, len(ids), data)
+	if err != nil || len(rest) > 0 {
+		return ErrChunk
 	}
 	if p == nil {
 		return nil
 	}
-	for _, e := range others {
-		list = append(list, e)
-		undo.Add(e.units)
+	others := slices.Clone(p.list)
+	var list []reservation
+	for _, id := range ids {
+		at := slices.IndexFunc(others, func(e reservation) bool { return e.id == id })
+		if at < 0 { // there was no room for it
+			holds = holds.Remove(len(list))
+			continue
+		}
+		list, others = append(list, others[at]), slices.Delete(others, at, at+1)
 	}
-	p.list, p.undo = list, undo
-	// The holder tells a record together with all of its reservations. The time of those that it does not name is over: here they
-	// would be pending for as long as the message about them was in flight, with nothing to undo.
+	p.list, p.holds = append(list, others...), append(holds, make(algo.Holds, len(others))...)
 	for range others {
 		all.remove(p, len(p.list)-1, &a.sh.budget)
 	}
@@ -483,7 +464,9 @@ func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
 	} else {
 		// Not for the same rule in other words: who decides would take it back with the next check.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
-			_, err = a.sh.adopt(t, slot, rule, a.now, nil) // where its charges are comes with the state
+			if _, err = a.sh.adopt(t, slot, rule, a.now); t == &a.to.table {
+				a.to.lose(a.sh.record(t.ref(slot))) // where the units of reservations are now comes with the state
+			}
 		}
 	}
 	if err != nil {

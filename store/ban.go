@@ -110,7 +110,8 @@ func (m *merge) uniteBans() {
 		if !found {
 			slot, err = m.sh.insert(&m.base.table, k, rule, m.now, r.spec.caller.label, false)
 		} else if m.sh.record(m.base.ref(slot)).spec.rule.Ban == 0 {
-			_, err = m.sh.adopt(&m.base.table, slot, rule, m.now, m.base.undoable(stateID{rule.Scope, k.Key}))
+			m.base.lose(m.sh.record(m.base.ref(slot)))
+			_, err = m.sh.adopt(&m.base.table, slot, rule, m.now)
 		}
 		if err != nil {
 			m.err = ErrFull

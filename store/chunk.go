@@ -38,7 +38,7 @@ const (
 	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state; number of its reservations,
-	// their ids, and where their units are (algo.Limits.AppendUndoable); length of its loans, and these (algo.Loans.Append);
+	// their ids, and where their units are (algo.Limits.AppendHolds); length of its loans, and these (algo.Loans.Append);
 	// what is left of its ban, 0 for none.
 	itemKey = 8
 	// itemDelta: index of the rule, hash, key, element of the lineage, state.
@@ -381,7 +381,7 @@ func (d *drain) key(t turn) {
 		d.out = appendUint(d.out, uint64(o.inherited))
 		// Records that share a hash share turns, and one's mark means nothing to another.
 		d.state(r, t.mark, len(slots) == 1)
-		d.undoable(r)
+		d.holds(r)
 		d.loans(r)
 		d.out = appendUint(d.out, uint64(r.banLeft(d.now)))
 	}
@@ -398,11 +398,10 @@ func (d *drain) key(t turn) {
 	d.delta(turn{hash: t.hash}) // what was to be told with a record that is gone
 }
 
-// undoable tells which of a record's charges may yet be undone.
-func (d *drain) undoable(r record) {
-	all := &d.part.extras.reservations
+// holds tells a record's reservations and where their units are.
+func (d *drain) holds(r record) {
 	var p *pending
-	if all.count > 0 {
+	if all := &d.part.extras.reservations; all.count > 0 {
 		p = all.by[stateID{r.spec.rule.Scope, string(r.key)}]
 	}
 	if p == nil {
@@ -414,9 +413,7 @@ func (d *drain) undoable(r record) {
 		p.list[i].told[d.slot] = true
 		d.out = append(d.out, p.list[i].id[:]...)
 	}
-	d.sh.counted(r, func() {
-		d.sh.buffer = r.spec.rule.Limits.AppendUndoable(d.sh.buffer[:0], d.sh.arena, r.state, d.now, &p.undo)
-	})
+	d.sh.buffer = r.spec.rule.Limits.AppendHolds(d.sh.buffer[:0], d.sh.arena, r.state, d.now, p.holds)
 	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 

@@ -119,13 +119,11 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 		slot, found := sh.find(&part.table, o.hash, of.scope, of.key)
 		if found && sh.record(part.ref(slot)).spec.rule.Strict == strict {
 			r := sh.record(part.ref(slot))
+			part.lower(r.spec.rule.Limits, r.state, of, now)
 			sh.forced(func() {
 				// A limit that counts anything can be charged whatever it holds, and memory is not refused.
 				sh.counted(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
 			})
-			if u := part.undoable(of); u != nil {
-				r.spec.rule.Limits.Charged(r.state, u, o.advanced+o.inherited, false)
-			}
 			r.clear(owedFlag)
 			delete(part.extras.owed, of)
 			if part.traced {
@@ -167,9 +165,7 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 					return
 				}
 				sh.counted(r, func() { _ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) }) // memory is not refused
-				if u := part.undoable(r.id()); u != nil {
-					r.spec.rule.Limits.Lose(r.state, u)
-				}
+				part.lose(r)
 				if r.has(owedFlag) {
 					// There is no room left that the lost holder could have used.
 					r.clear(owedFlag)

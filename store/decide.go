@@ -25,7 +25,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		// Nobody has to be told, and there is nothing to be remembered.
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
-			sh.turn(part, state, k, rule, now)
+			part.lower(rule.Limits, state, stateID{rule.Scope, k.Key}, now)
 			err := rule.Limits.DecideTo(sh.arena, state, now, &call.Request, each, &answer.Decision)
 			sh.ends(number, used)
 			if err != nil {
@@ -33,7 +33,6 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			}
 			if answer.Allowed || rule.Ban == 0 {
 				if part.extras != nil {
-					part.charged(state, k, rule, call, &answer.Decision)
 					answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 				}
 				return nil
@@ -105,7 +104,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	}
 	number := uint32(r.words[1] >> 32)
 	used := sh.begins(number)
-	sh.turn(part, r.state, k, rule, now)
+	part.lower(rule.Limits, r.state, stateID{rule.Scope, k.Key}, now)
 	err = rule.Limits.DecideTo(sh.arena, r.state, now, request, each, &answer.Decision)
 	sh.ends(number, used)
 	d := &answer.Decision
@@ -118,7 +117,6 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if err != nil {
 		return sh.noRoom()
 	}
-	part.charged(r.state, k, rule, call, d)
 	if d.Granted > 0 {
 		if part.traced {
 			sh.note(part, r, mark, false)
@@ -185,48 +183,11 @@ func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State,
 	}
 	if call.Reservation != (ReservationID{}) {
 		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce, caller: call.Caller}
-		if a := part.ensureExtras(); part.newestDelta() != nil {
-			e.claim = a.lineage[len(a.lineage)-1].claim
-		}
-		held := part.extras.reservations.put(of, e, &sh.budget)
-		rule.Limits.Charged(state, &held.undo, d.Granted, true)
-		if call.apart(rule, d) {
-			rule.Limits.Lose(state, &held.undo)
-		}
+		// A charge without room may have charged each limit another number of units.
+		exact := d.Allowed || !call.Always || len(rule.Limits) == 1
+		held := part.ensureExtras().reservations.put(of, e, rule.Limits.NewHold(state, exact), &sh.budget)
 		part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
 	}
-}
-
-// turn tells those charges of a state that may yet be undone of its windows, before a refusal is counted in one of them.
-func (sh *shard) turn(part *partition, state algo.State, k *Key, rule *Rule, now algo.Instant) {
-	if u := part.undoable(stateID{rule.Scope, k.Key}); u != nil && countsDenied(rule.Limits) {
-		rule.Limits.Turn(sh.arena, state, now, u)
-	}
-}
-
-// charged tells those charges of a state that may yet be undone of what a call has charged, but for one that is a reservation
-// itself, see remember.
-func (p *partition) charged(state algo.State, k *Key, rule *Rule, call *Call, d *algo.Decision) {
-	if call.Reservation != (ReservationID{}) && d.Granted > 0 {
-		return
-	}
-	u := p.undoable(stateID{rule.Scope, k.Key})
-	switch {
-	case u == nil:
-		return
-	case call.apart(rule, d):
-		rule.Limits.Lose(state, u)
-		return
-	}
-	if d.Granted > 0 || !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits) {
-		rule.Limits.Charged(state, u, d.Granted, false)
-	}
-}
-
-// apart reports whether each limit may have been charged another number of units: nobody knows any more where those of this charge, and of
-// those before, are.
-func (c *Call) apart(rule *Rule, d *algo.Decision) bool {
-	return c.Always && c.Cost != 0 && !d.Allowed && len(rule.Limits) > 1
 }
 
 // rememberAnswer keeps what was answered to a request.
@@ -392,11 +353,7 @@ func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, un
 		}
 	}
 	err = sh.existing(part, k, rule, now, func(r record) bool {
-		if u := part.undoable(of); u != nil {
-			n = rule.Limits.RefundBeside(sh.arena, r.state, now, units, u)
-		} else {
-			n = rule.Limits.Refund(sh.arena, r.state, now, units)
-		}
+		n = rule.Limits.Refund(sh.arena, r.state, now, units)
 		return n > 0
 	})
 	if err == nil && requestID != "" {
@@ -592,7 +549,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		for _, i := range slices.Backward(parts) {
 			n := min(left, held.list[i].units)
 			left -= n
-			out.Returned += rule.Limits.Undo(sh.arena, r.state, now, &held.undo, i, n, part.toldOf(r, &held.list[i]))
+			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, held.holds, i, n, part.toldOf(r, &held.list[i]))
 		}
 		return out.Returned > 0
 	})
@@ -600,9 +557,6 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		return out, err
 	}
 	for _, i := range slices.Backward(parts) {
-		n := min(back, held.list[i].units)
-		back -= n
-		sh.undoDelta(part, k, rule, now, held, i, n)
 		id := held.list[i].id
 		all.remove(held, i, &sh.budget)
 		part.noteReservation(reservationKey{held.of, id}, &sh.budget)
@@ -628,33 +582,6 @@ func (p *partition) toldOf(r record, e *reservation) bool {
 		}
 	}
 	return false
-}
-
-// undoDelta takes units of a reservation off the delta of the claim under which it was charged.
-func (sh *shard) undoDelta(part *partition, k Key, rule *Rule, now algo.Instant, held *pending, i int, units int64) {
-	for j := range part.extras.lineage {
-		e := &part.extras.lineage[j]
-		if e.delta == nil || e.claim != held.list[i].claim {
-			continue
-		}
-		slot, ok := sh.find(e.delta, k.Hash, rule.Scope, k.Key)
-		if !ok {
-			continue
-		}
-		r := sh.record(e.delta.ref(slot))
-		if !sameLimits(r.spec.rule.Limits, rule.Limits) {
-			continue // where its units are in the state says nothing of where they are here
-		}
-		var n int64
-		sh.counted(r, func() { n = rule.Limits.UndoApart(sh.arena, r.state, now, &held.undo, i, units) })
-		if n == 0 || !part.traced {
-			continue
-		}
-		sh.note(part, r, 0, true)
-		if slot, ok := sh.find(&part.table, k.Hash, rule.Scope, k.Key); ok {
-			sh.note(part, sh.record(part.ref(slot)), 0, false) // they are told together
-		}
-	}
 }
 
 // Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged

@@ -138,7 +138,7 @@ func (sh *shard) twin(part *partition, delta *table, of record, now algo.Instant
 	if !found {
 		slot, err = sh.insert(delta, k, rule, now, of.spec.caller.label, false)
 	} else {
-		_, err = sh.adopt(delta, slot, rule, now, nil)
+		_, err = sh.adopt(delta, slot, rule, now)
 	}
 	if err != nil {
 		return // the arena has no numbers for blocks left
@@ -214,7 +214,7 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 	} else {
 		r := sh.record(delta.ref(slot))
 		r.spec.rule.Limits.Hold(r.state, now)
-		adopted, err := sh.adopt(delta, slot, rule, now, nil)
+		adopted, err := sh.adopt(delta, slot, rule, now)
 		if err != nil {
 			return
 		}
@@ -244,12 +244,15 @@ func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.I
 	}
 	old := r.spec.rule.Limits
 	of := r.id()
-	changed, err = sh.adopt(&part.table, slot, rule, now, part.undoable(of))
+	changed, err = sh.adopt(&part.table, slot, rule, now)
 	if !changed || err != nil || part.extras == nil {
 		return changed, err
 	}
 	r = sh.record(part.ref(slot))
 	converted := !sameLimits(old, rule.Limits)
+	if converted {
+		part.lose(r)
+	}
 	sh.forced(func() {
 		if i := r.since(); converted && i > 0 && i < len(part.extras.lineage) && repaid(rule.Limits) {
 			if d := part.extras.lineage[i].delta; d != nil {
@@ -269,7 +272,7 @@ func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.I
 			if held := sh.record(d.ref(at)); converted {
 				held.spec.rule.Limits.Hold(held.state, now)
 			}
-			if _, err := sh.adopt(d, at, rule, now, nil); err == nil { // otherwise the arena has no numbers for blocks left
+			if _, err := sh.adopt(d, at, rule, now); err == nil { // otherwise the arena has no numbers for blocks left
 				sh.note(part, sh.record(d.ref(at)), 0, true)
 			}
 		}

@@ -332,8 +332,8 @@ func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 	}
 }
 
-// TestOwedIsChargedBesideReservations: what is charged because it may have been admitted stays in use for as long as if a reservation that is canceled
-// had never opened the window; and the followers of who has taken over hear of it.
+// TestOwedIsChargedBesideReservations: a cancel takes nothing of what was charged because it may have been admitted, and the followers of who has taken
+// over hear of that charge.
 func TestOwedIsChargedBesideReservations(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability, r.Strict = Escrow, true
@@ -355,8 +355,8 @@ func TestOwedIsChargedBesideReservations(t *testing.T) {
 	if n, known, err := settle(copied, copied.key("p", "k"), r, at(20*time.Second), reservationOf(1), 0); n != 1 || !known || err != nil {
 		t.Fatal(n, known, err)
 	}
-	if d := decide(t, copied, r, "k", at(20*time.Second), cost(0)); d.Remaining != 90 || d.ResetAfter != 50*time.Second {
-		t.Errorf("%+v, want 10 in use for 50s more", d)
+	if d := decide(t, copied, r, "k", at(20*time.Second), cost(0)); d.Remaining != 90 || d.ResetAfter != 40*time.Second {
+		t.Errorf("%+v, want 10 in use for 40s more", d)
 	}
 }
 

@@ -133,9 +133,6 @@ func (sh *shard) spent(part *partition, r record, at algo.Instant, units int64, 
 	if units == 0 {
 		return
 	}
-	if u := part.undoable(r.id()); u != nil {
-		r.spec.rule.Limits.Charged(r.state, u, units, false)
-	}
 	if part.traced {
 		sh.note(part, r, mark, false)
 		sh.chargeDelta(part, r, at, units)
@@ -160,6 +157,7 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 	limits, before := r.spec.rule.Limits, l.Len()
 	for {
 		mark := sh.markOf(part, r)
+		part.lower(limits, r.state, l.of, now)
 		var n int64
 		var ok bool
 		sh.forced(func() {
@@ -328,6 +326,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		}
 	}
 	mark := sh.markOf(part, r)
+	part.lower(limits, r.state, l.of, now)
 	sh.forced(func() {
 		sh.counted(r, func() {
 			if last {

@@ -119,9 +119,8 @@ type merge struct {
 	sh        *shard
 	now       algo.Instant
 	base, add content
-	whole     bool             // whole states are added
-	wholeNone bool             // those of keys under a durability of None are
-	delta     *ownership.Claim // whose delta is being added; nil: none is
+	whole     bool // whole states are added
+	wholeNone bool // those of keys under a durability of None are
 	err       error
 
 	needed     [maxLineage]bool // of add's elements
@@ -177,9 +176,7 @@ func (m *merge) run() {
 					continue // its whole state is added, which holds this
 				}
 			}
-			m.delta = &add.lineage[i].claim
 			m.addTo(&m.base.table, r, 0)
-			m.delta = nil
 		}
 	}
 	for _, i := range moved {
@@ -209,7 +206,7 @@ func (m *merge) run() {
 	for of, p := range add.reservations.by {
 		for _, e := range p.list {
 			if known, i, _ := base.reservations.get(reservationKey{of, e.id}, 0); known == nil || i < 0 {
-				base.reservations.put(of, e, &m.sh.budget).undo.Add(e.units) // its units are not in what was added
+				base.reservations.put(of, e, algo.Hold{}, &m.sh.budget)
 			}
 		}
 	}
@@ -353,7 +350,7 @@ func (m *merge) explain(r record) {
 }
 
 // join adds the state of one record to another's, converted where they are under different limits.
-func (m *merge) join(to, r record, reserves bool) error {
+func (m *merge) join(to, r record, whole bool) error {
 	limits, old, state := to.spec.rule.Limits, r.spec.rule.Limits, r.state
 	m.sh.idle(r, to.state.Latest(m.now)) // what has expired of r is taken off its own share, and is not looked at again
 	used := m.sh.arena.InUse()
@@ -370,9 +367,9 @@ func (m *merge) join(to, r record, reserves bool) error {
 		}
 		defer limits.Free(m.sh.arena, state)
 	}
-	if reserves {
+	if whole {
 		m.match(to, r, state)
-		return m.joinReserved(to, r, state)
+		m.base.lose(to)
 	}
 	return limits.Merge(m.sh.arena, to.state, m.now, state)
 }
@@ -385,15 +382,14 @@ func (m *merge) match(to, r record, state algo.State) {
 		return
 	}
 	apart := m.apart(&m.base, to)
-	var v *algo.Undoable
 	if sameLimits(limits, r.spec.rule.Limits) {
 		if slot, ok := m.sh.find(&m.add.table, r.hash(), of.scope, of.key); ok && sameLimits(limits, m.sh.record(m.add.ref(slot)).spec.rule.Limits) {
-			state, v = m.sh.record(m.add.ref(slot)).state, m.add.undoable(of)
+			state = m.sh.record(m.add.ref(slot)).state
 		}
 		apart = append(apart, m.apart(&m.add, to)...)
 	}
 	apart = slices.DeleteFunc(apart, func(d algo.State) bool { return &d[0] == &state[0] })
-	limits.Match(to.state, m.now, state, m.base.undoable(of), v, apart)
+	limits.Match(to.state, m.now, state, apart)
 }
 
 // apart are the deltas that a content has of a record's key under the limits of that record.
@@ -408,45 +404,6 @@ func (m *merge) apart(c *content, r record) (states []algo.State) {
 		}
 	}
 	return states
-}
-
-// joinReserved merges a state of add into one of base's whole ones, and the reservations that are charged in it.
-func (m *merge) joinReserved(to, r record, state algo.State) error {
-	limits, of, b := to.spec.rule.Limits, to.id(), &m.sh.budget
-	base, add := &m.base.extras.reservations, &m.add.extras.reservations
-	own, other := base.by[of], add.by[of]
-	if own == nil && other == nil {
-		return limits.Merge(m.sh.arena, to.state, m.now, state)
-	}
-	var into, none algo.Undoable
-	u, v := &into, &none
-	if own != nil {
-		u = &own.undo
-	}
-	if other != nil && sameLimits(limits, r.spec.rule.Limits) {
-		v = &other.undo
-	}
-	skip := func(i int) bool {
-		if m.delta != nil && other.list[i].claim != *m.delta {
-			return true // its units are not in the delta
-		}
-		_, at, _ := base.get(reservationKey{of, other.list[i].id}, 0)
-		return own != nil && at >= 0
-	}
-	moved, err := limits.MergeBeside(m.sh.arena, to.state, m.now, state, u, v, skip, m.delta != nil)
-	if err != nil {
-		return err
-	}
-	for _, i := range moved {
-		own = base.put(of, other.list[i], b)
-	}
-	if own != nil && u == &into {
-		own.undo = into
-	}
-	for _, i := range slices.Backward(moved) {
-		add.remove(other, i, b)
-	}
-	return nil
 }
 
 // owe unites what is owed: both holders' may have been granted.

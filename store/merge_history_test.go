@@ -873,73 +873,6 @@ func TestMergeAfterManyClaims(t *testing.T) {
 	}
 }
 
-// TestMergeOfSettledCounter: what a settled reservation gives back to a sliding counter after a merge is taken off none of the units that were
-// charged in a later window, and these are counted after the next merge for as long as any process would count them.
-func TestMergeOfSettledCounter(t *testing.T) {
-	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 100, Window: 2 * time.Second})
-	h := newSideHistory(t, rand.New(rand.NewPCG(0, 24)), 3, r)
-	a, b, c := h.sides[0], h.sides[1], h.sides[2] // with windows of their own
-	h.cold(a)
-	h.now = 3900 * time.Millisecond
-	h.charge(a, r, false)
-	h.copied(a, b)
-	b.store.Promote(0)
-	maps.Copy(b.units, a.units)
-	h.claim(b)
-	h.cold(c)
-	h.now = 4750 * time.Millisecond
-	h.charge(b, r, true)
-	h.now = 5980 * time.Millisecond
-	h.charge(b, r, false)
-	h.merge(a, b)
-	if n, _, err := settle(b.store, h.key(b, r), r, h.at(b), reservationOf(2), 0); err != nil || n == 0 {
-		t.Fatal(n, err)
-	}
-	delete(b.units, 1)
-	h.now = 6500 * time.Millisecond // of a's first charge nothing is left
-	h.merge(b, c)
-	h.now = 7400 * time.Millisecond
-	if what := h.judge(); what != "" {
-		t.Error(what)
-	}
-}
-
-// TestMergeOfMovedReservation: a merge with a side whose windows began sooner has a reservation of a sliding counter count for a window longer,
-// in the delta as well: what it gives back then is taken off no later charge's units there, which another merge adds.
-func TestMergeOfMovedReservation(t *testing.T) {
-	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 100, Window: 2 * time.Second})
-	for seed := range seeds(20) {
-		h := newSideHistory(t, rand.New(rand.NewPCG(seed, 27)), 3, r)
-		a, b, c := h.sides[0], h.sides[1], h.sides[2]
-		h.cold(a)
-		h.now = 3900 * time.Millisecond
-		h.charge(a, r, false)
-		h.copied(a, b)
-		b.store.Promote(0)
-		maps.Copy(b.units, a.units)
-		h.claim(b)
-		h.cold(c)
-		h.now = 4750 * time.Millisecond
-		h.charge(b, r, true)
-		h.charge(c, r, false) // in a window from 4.6 s
-		h.now = 6100 * time.Millisecond
-		h.charge(b, r, false) // in one from 6 s
-		h.merge(c, b)
-		if n, _, err := settle(b.store, h.key(b, r), r, h.at(b), reservationOf(2), 0); err != nil || n == 0 {
-			t.Fatal(n, err)
-		}
-		delete(b.units, 1)
-		h.now = 7 * time.Second
-		h.merge(b, a)
-		for h.now < 10*time.Second {
-			h.now += 100 * time.Millisecond
-			if what := h.judge(); what != "" {
-				t.Fatalf("seed %d: %s", seed, what)
-			}
-		}
-	}
-}
-
 // TestMergeOfDelta: what a claimant has charged to a sliding counter counts after a merge as its answers said, to the unit, where the other
 // side has the same windows, and for up to a Window longer where it has others; then nothing counts any more.
 func TestMergeOfDelta(t *testing.T) {
@@ -971,11 +904,10 @@ func TestMergeOfDelta(t *testing.T) {
 				for range 1 + h.rng.IntN(8) {
 					h.now += time.Duration(h.rng.Int64N(int64(w / 3)))
 					h.charge(from, r, false)
-					h.charge(to, r, h.rng.IntN(2) == 0) // a copy does not know under which claim a reservation was made
+					h.charge(to, r, false)
 				}
 				h.merge(from, to)
 				for h.now += time.Duration(h.rng.Int64N(int64(w / 4))); h.now < h.charges[len(h.charges)-1].until+late; h.now += time.Duration(h.rng.Int64N(int64(w / 4))) {
-					h.settle(to)
 					used, least := h.used(to, r), h.estimated(to, r)
 					h.now -= late
 					most := h.estimated(to, r)

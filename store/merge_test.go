@@ -303,46 +303,31 @@ func TestMergeOfPartialGrant(t *testing.T) {
 	}
 }
 
-// TestMergeOfReservations: what is reserved under a claim can be given back before a merge and after it, and nothing else with it.
+// TestMergeOfReservations: pending reservations of a key that is merged, of both sides, give nothing back, and one that was made afterwards does.
 func TestMergeOfReservations(t *testing.T) {
-	for _, test := range []struct {
-		what   string
-		claims int  // of the party that reserved, after that
-		before bool // it is cancelled before the merge
-	}{{"cancelled before", 0, true}, {"cancelled after", 0, false}, {"cancelled under another claim", 1, true}} {
-		r := rule("p", log(100, minute))
+	for _, limit := range []algo.Limit{log(100, minute), {Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}} {
+		r := rule("p", limit)
 		s := newSplit(t, 2, r)
 		s.claim(0)
 		s.admit(0, r, "k")
 		s.replicate(0, 1)
 		s.claim(1)
-		decide(t, s.parties[1].store, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
-		cancel := func(p *Store) {
-			if n, known, err := settle(p, p.key("p", "k"), r, at(0), reservationOf(1), 0); n != 3 || !known || err != nil {
-				t.Errorf("%s: %d were given back (%v, %v)", test.what, n, known, err)
+		reserve := func(i int, n uint64) {
+			decide(t, s.parties[i].store, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(n), ReserveFor: minute})
+		}
+		reserve(0, 1)
+		reserve(1, 2)
+		s.merge(1, 0)
+		p := s.parties[0].store
+		reserve(0, 3)
+		before := decide(t, p, r, "k", at(0), cost(0)).Remaining
+		for i, want := range []int64{0, 0, 3} {
+			if n, known, err := settle(p, p.key("p", "k"), r, at(0), reservationOf(uint64(i+1)), 0); n != want || !known || err != nil {
+				t.Errorf("%v: %d were given back of reservation %d, want %d (%v, %v)", limit.Algorithm, n, i+1, want, known, err)
 			}
 		}
-		for range test.claims {
-			s.claim(1)
-		}
-		for range 4 {
-			s.admit(1, r, "k")
-		}
-		if test.before {
-			cancel(s.parties[1].store)
-		}
-		to := 0
-		if !test.before {
-			to = 1 // who made it: no chunk says under which claim that was
-		}
-		s.admit(0, r, "k")
-		s.merge(1-to, to)
-		p := s.parties[to].store
-		if !test.before {
-			cancel(p)
-		}
-		if d := decide(t, p, r, "k", at(0), cost(0)); d.Remaining != 100-6 {
-			t.Errorf("%s: %d are left of 100 after 6", test.what, d.Remaining)
+		if d := decide(t, p, r, "k", at(0), cost(0)); d.Remaining != before+3 {
+			t.Errorf("%v: %d are left, want %d", limit.Algorithm, d.Remaining, before+3)
 		}
 	}
 }

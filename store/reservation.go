@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // ReservationID names a reservation of a state. Whoever makes one draws its first partAt bytes at random: who can guess them can
@@ -40,7 +39,7 @@ type reservationKey struct {
 
 func (k *reservationKey) bytes() int { return reservationBytes + k.of.size() }
 
-// reservation is a charge that may still be undone.
+// reservation is a charge of which units may still be given back.
 type reservation struct {
 	id    ReservationID
 	units int64
@@ -48,8 +47,7 @@ type reservation struct {
 	once  bool  // what came of its end is not remembered
 	// caller is who made it, empty when that is not known.
 	caller string
-	claim  ownership.Claim // under which it was charged to a delta as well
-	told   [slots]bool     // the follower has been told of the state with these units in it
+	told   [slots]bool // the follower has been told of the state with these units in it
 }
 
 // reservations are those of one partition. The zero value is empty and ready for use.
@@ -62,9 +60,9 @@ type reservations struct {
 
 // pending are the reservations of one state, in the order in which they were charged, and where their units are.
 type pending struct {
-	of   stateID
-	list []reservation
-	undo algo.Undoable // as many as there are in the list
+	of    stateID
+	list  []reservation
+	holds algo.Holds // one for each reservation of the list
 }
 
 // get returns the reservations of a state and which of them has the id.
@@ -105,9 +103,8 @@ func (r *reservations) of(of stateID) *pending {
 	return p
 }
 
-// put remembers a charge, the newest of the state, and leaves it to the caller to say where its units are. reservable has made
-// sure that there may be one more.
-func (r *reservations) put(of stateID, e reservation, b *shardBudget) *pending {
+// put adds the newest reservation of a state. reservable has made sure that there may be one more.
+func (r *reservations) put(of stateID, e reservation, hold algo.Hold, b *shardBudget) *pending {
 	if p, i, _ := r.get(reservationKey{of, e.id}, 0); p != nil && i >= 0 {
 		r.remove(p, i, b)
 	}
@@ -115,31 +112,35 @@ func (r *reservations) put(of stateID, e reservation, b *shardBudget) *pending {
 		r.first = e.until
 	}
 	p := r.of(of)
-	p.list = append(p.list, e)
+	p.list, p.holds = append(p.list, e), append(p.holds, hold)
 	r.count++
 	b.reserved.add(e.caller, 1)
 	b.count(reservationBytes + of.size())
 	return p
 }
 
-// undoable are the charges to a state that may yet be undone; nil where there are none.
-func (c *content) undoable(of stateID) *algo.Undoable {
+// holds returns the holds of a state's reservations, nil where there are none.
+func (c *content) holds(of stateID) algo.Holds {
 	if c.extras == nil || c.extras.reservations.count == 0 {
 		return nil
 	}
 	if p := c.extras.reservations.by[of]; p != nil {
-		return &p.undo
+		return p.holds
 	}
 	return nil
 }
 
-// lose notes that a record goes in which nothing is left: nothing is left to undo either.
-func (c *content) lose(r record) {
-	if c.extras == nil || c.extras.reservations.count == 0 {
-		return
+// lower must be called before each operation that may charge a state, see algo.Limits.Lower.
+func (c *content) lower(limits algo.Limits, state algo.State, of stateID, now algo.Instant) {
+	if hs := c.holds(of); hs != nil {
+		limits.Lower(state, now, hs)
 	}
-	if u := c.undoable(r.id()); u != nil {
-		u.Lose()
+}
+
+// lose makes the reservations of a record give nothing back, because its state is dropped, filled, converted or merged.
+func (c *content) lose(r record) {
+	if c.extras != nil && c.extras.reservations.count > 0 {
+		c.holds(r.id()).Lose()
 	}
 }
 
@@ -147,7 +148,7 @@ func (c *content) lose(r record) {
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
 	b.reserved.add(p.list[i].caller, -1)
 	p.list = slices.Delete(p.list, i, i+1)
-	p.undo.Remove(i)
+	p.holds = p.holds.Remove(i)
 	r.count--
 	b.Give(reservationBytes + p.of.size())
 	if len(p.list) == 0 {

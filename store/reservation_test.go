@@ -112,26 +112,9 @@ func TestRefundBesideReservation(t *testing.T) {
 	}
 }
 
-// TestCancelBesideCountedRefusal: a refusal that is counted stays in use for as long as if the reservation that is canceled had never opened
-// the window.
-func TestCancelBesideCountedRefusal(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: minute, CountDenied: true})
-	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute})
-	if d := decide(t, s, r, "k", at(10*time.Second), cost(3)); d.Allowed || d.Remaining != 0 {
-		t.Fatalf("%+v", d)
-	}
-	if n, known, err := settle(s, s.key("p", "k"), r, at(20*time.Second), reservationOf(1), 0); n != 1 || !known || err != nil {
-		t.Fatal(n, known, err)
-	}
-	if d := decide(t, s, r, "k", at(20*time.Second), cost(0)); d.Remaining != 1 || d.ResetAfter != 50*time.Second {
-		t.Errorf("%+v, want 1 left for the 50s that the window of the refusal has to go", d)
-	}
-}
-
-// TestCancelOfDebtBesideCountedRefusal: a canceled reservation that is carried into a window as debt takes nothing of the refusals that are
-// counted there.
-func TestCancelOfDebtBesideCountedRefusal(t *testing.T) {
+// TestCancelOfCarriedDebt: a cancel gives nothing back of a window that has ended, neither the debt that is carried nor the refusals that are
+// counted in the next one.
+func TestCancelOfCarriedDebt(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: minute, CarryDebt: true, CountDenied: true})
 	for _, requestID := range []string{"", "a"} {
 		s := New(Config{})
@@ -139,11 +122,11 @@ func TestCancelOfDebtBesideCountedRefusal(t *testing.T) {
 		if d := decide(t, s, r, "k", at(70*time.Second), Call{Request: algo.Request{Cost: 8}, RequestID: requestID}); d.Allowed || d.Remaining != 0 {
 			t.Fatalf("%+v", d)
 		}
-		if n, known, err := settle(s, s.key("p", "k"), r, at(80*time.Second), reservationOf(1), 0); n != 5 || !known || err != nil {
-			t.Errorf("request id %q: %d were given back of the 5 that were carried (%v, %v)", requestID, n, known, err)
+		if n, known, err := settle(s, s.key("p", "k"), r, at(80*time.Second), reservationOf(1), 0); n != 0 || !known || err != nil {
+			t.Errorf("request id %q: %d were given back of a window that has ended (%v, %v)", requestID, n, known, err)
 		}
-		if d := decide(t, s, r, "k", at(80*time.Second), cost(0)); d.Remaining != 5 {
-			t.Errorf("request id %q: %d are left of 10 beside 5 of a refusal", requestID, d.Remaining)
+		if d := decide(t, s, r, "k", at(80*time.Second), cost(0)); d.Remaining != 0 {
+			t.Errorf("request id %q: %d are left of 10 beside 5 of debt and 5 of a refusal", requestID, d.Remaining)
 		}
 	}
 }

@@ -391,8 +391,8 @@ func (sh *shard) discard(ref algo.Ref) {
 }
 
 // adopt brings the record at slot under the given rule when it is under another one, and reports whether that changed
-// anything about it. The table keeps its shape. u are the charges to the state that may yet be undone, nil where there are none.
-func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant, u *algo.Undoable) (changed bool, err error) {
+// anything about it. The table keeps its shape.
+func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
 	old := t.ref(slot)
 	r := sh.record(old)
 	if r.spec.rule == rule {
@@ -420,7 +420,7 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant, u *a
 	}
 	r, fresh := sh.record(old), sh.record(ref) // anew, for place may have moved the specs
 	used := sh.arena.InUse()
-	err = r.spec.rule.Limits.ConvertBeside(sh.arena, r.state, now, rule.Limits, fresh.state, u)
+	err = r.spec.rule.Limits.Convert(sh.arena, r.state, now, rule.Limits, fresh.state)
 	r.spec.count(0, sh.arena.InUse()-used)
 	if err != nil {
 		sh.discard(ref)

@@ -1075,11 +1075,6 @@ var mutants = []mutant{
 		"./store -run TestMergeForgetsNothing", "counts",
 	},
 	{
-		"store: a reservation passes for one of another claim's delta", "store/merge.go",
-		[]edit{{"m.delta != nil && other.list[i].claim != *m.delta", "false"}},
-		"./store -run TestMergeForgetsNothing", "counts",
-	},
-	{
 		"store: a merge makes all claims recent", "store/merge.go",
 		[]edit{{"i == 0 || i >= m.recent", "true"}},
 		"./store -run TestMergeAfterManyClaims", "are in use",
@@ -1155,24 +1150,9 @@ var mutants = []mutant{
 		"./store -run TestMergeOfTurnedWindow", "in use",
 	},
 	{
-		"store: a merge leaves the deltas of a sliding counter in their windows", "store/merge.go",
-		[]edit{{"		m.match(to, r, state)\n", ""}},
-		"./store -run TestMergeOfMovedReservation", "counts",
-	},
-	{
 		"algo: a delta's sliding counter has windows of its own", "algo/charge.go",
 		[]edit{{"ls.sliding(whole, k, now); t != nil && of != nil {", "ls.sliding(whole, k, now); t != nil && of != nil && t[0] == of[0] {"}},
 		"./store -run TestMergeOfDelta", "it counts",
-	},
-	{
-		"algo: what is merged is in the place of what is gone", "algo/undo.go",
-		[]edit{{"		each(u.charges, func(p *place) { p.in = there(l, a, x, p) })", "		each(u.charges, func(p *place) { p.in = p.in && (fills || !empty) })"}},
-		"./algo -run TestUndoAfterMergeOfWhatIsGone", "given back",
-	},
-	{
-		"algo: windows that are matched bring back what is gone", "algo/undo.go",
-		[]edit{{"p.in, p.at = ok && s[w] > 0, max(", "p.in, p.at = ok, max("}},
-		"./algo -run TestChargeApart", "counts",
 	},
 	{
 		"algo: a sliding counter that is filled forgets its windows", "algo/charge.go",
@@ -1185,24 +1165,9 @@ var mutants = []mutant{
 		"./store -run TestDeltaIsToldWithoutItsState", "lacks the delta",
 	},
 	{
-		"store: a delta that a settlement changes is told without its state", "store/decide.go",
-		[]edit{{"			sh.note(part, sh.record(part.ref(slot)), 0, false) // they", "			_ = slot // they"}},
-		"./store -run TestDeltaIsToldWithItsState", "windows begin at",
-	},
-	{
 		"store: a delta is told without its state", "store/chunk.go",
 		[]edit{{"		d.deltasOf(r)\n", ""}, {"&& !d.together(r) {", "{"}},
 		"./store -run TestDeltaIsToldWithItsState", "windows begin at",
-	},
-	{
-		"algo: a state's charges that may be undone take what is merged into it for theirs", "algo/undo.go",
-		[]edit{{"			if u.follows(k) {\n				last := u.lastOf(k)", "			if u.lastOf(k).next != unset {\n				last := u.lastOf(k)"}},
-		"./store -run TestMergeOfRepaidReservation", "remain",
-	},
-	{
-		"algo: charges that may be undone take what they are merged into for theirs", "algo/undo.go",
-		[]edit{{"if w.follows(k) {", "if last.next != unset {"}},
-		"./store -run TestMergeOfRepaidReservation", "remain",
 	},
 	{
 		"store: a follower that has everything is not told the version", "store/follower.go",
@@ -1221,7 +1186,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy knows of no reservations", "store/apply.go",
-		[]edit{{"		side.reservations.put(of, e, b).undo.Add(e.units)", "		_ = of"}},
+		[]edit{{"		side.reservations.put(of, e, algo.Hold{}, b)", "		_ = of"}},
 		seeds + "moving", "a reservation forgotten",
 	},
 	{
@@ -1230,19 +1195,39 @@ var mutants = []mutant{
 		"./store -run TestReservationEndsWithHolders", "cancelled after its end",
 	},
 	{
+		"store: a bucket's low is not lowered before a charge", "store/reservation.go",
+		[]edit{{"		limits.Lower(state, now, hs)\n", ""}},
+		"./store -run TestUndoAcrossStores", "has room for",
+	},
+	{
+		"algo: a bucket gives back more than it has owed since", "algo/hold.go",
+		[]edit{{"low := hs[i].marks[k].owed(l); low.less(back)", "low := hs[i].marks[k].owed(l); low.less(back) && i == 0"}},
+		"./algo -run TestGiveBack", "are in use of",
+	},
+	{
+		"algo: a hold that ends takes its low along", "algo/hold.go",
+		[]edit{{"				before.marks[k].lower(m.n, m.rest)\n", "				_, _ = k, before\n"}},
+		"./algo -run TestGiveBack", "are in use of",
+	},
+	{
+		"store: a reservation gives back units of a state that was converted", "store/delta.go",
+		[]edit{{"	if converted {\n		part.lose(r)\n	}\n", ""}},
+		"./store -run TestUndoAcrossStores", "Returned",
+	},
+	{
+		"store: a reservation gives back units of a state that was merged", "store/merge.go",
+		[]edit{{"		m.base.lose(to)\n", ""}},
+		"./store -run TestMergeOfReservations", "were given back of reservation 1, want 0",
+	},
+	{
 		"store: a commit gives back all", "store/decide.go",
-		[]edit{{"&held.undo, i, n, part", "&held.undo, i, held.list[i].units, part"}},
+		[]edit{{"held.holds, i, n, part", "held.holds, i, held.list[i].units, part"}},
 		seeds + "fair", "admitted beyond the limit",
 	},
 	{
 		"store: a cancel leaves a unit behind", "store/decide.go",
-		[]edit{{"&held.undo, i, n, part", "&held.undo, i, max(n-1, 0), part"}},
+		[]edit{{"held.holds, i, n, part", "held.holds, i, max(n-1, 0), part"}},
 		seeds + "fair", "refused without need",
-	},
-	{
-		"algo: a bucket is taken for full beside a charge of which nothing is known", "algo/undo.go",
-		[]edit{{"			if !u.follows(k) {", "			if n == 0 {"}},
-		seeds + "cutting,oneWay,pausing", "forgotten in a merge",
 	},
 	{
 		"algo: a renewal does not prolong a lease", "algo/concurrency.go",
@@ -2176,21 +2161,6 @@ var mutants = []mutant{
 		"./limiter -run TestWhatIsNotLent$", "of \"tried\"",
 	},
 	{
-		"store: a reservation is of no claim", "store/decide.go",
-		[]edit{{"e.claim = a.lineage[len(a.lineage)-1].claim", "_ = a"}},
-		"./store -run TestMergeOfReservations$", "cancelled before",
-	},
-	{
-		"store: a cancel takes units off the deltas of other claims", "store/decide.go",
-		[]edit{{"if e.delta == nil || e.claim != held.list[i].claim {", "if e.delta == nil {"}},
-		"./store -run TestMergeOfReservations$", "cancelled under another claim",
-	},
-	{
-		"store: a refund of a bucket takes what is reserved", "store/decide.go",
-		[]edit{{"n = rule.Limits.RefundBeside(sh.arena, r.state, now, units, u)", "_ = u\n			n = rule.Limits.Refund(sh.arena, r.state, now, units)"}},
-		"./store -run TestRefundBesideReservation$", "given back of 3",
-	},
-	{
 		"store: of two losses the earlier counts", "store/decide.go",
 		[]edit{{"a.coldStrict.at.Mono > lost.at.Mono)", "a.coldStrict.at.Mono < lost.at.Mono)"}},
 		"./store -run TestCold$", "both at 1m1s",
@@ -2267,7 +2237,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy keeps where the units of reservations are that it does not have", "store/apply.go",
-		[]edit{{"\t\tif known[i] < 0 {\n\t\t\tundo.Remove(i)\n\t\t}", "\t\t_ = i"}},
+		[]edit{{"\t\t\tholds = holds.Remove(len(list))\n", ""}},
 		"./store -run TestReservationsBeyondTheCopysBound$", "0 were given back of 5",
 	},
 	{
@@ -2396,11 +2366,6 @@ var mutants = []mutant{
 		"./store -run TestManyClaims$", "17 claims, 1s apart: mixed false",
 	},
 	{
-		"store: charges that may be undone are not told of what was owed", "store/content.go",
-		[]edit{{"\t\t\t\tr.spec.rule.Limits.Charged(r.state, u, o.advanced+o.inherited, false)\n", "\t\t\t\t_ = u\n"}},
-		"./store -run TestOwedIsChargedBesideReservations$", "in use for 50s more",
-	},
-	{
 		"store: followers are not told of the charge of what was owed", "store/content.go",
 		[]edit{{"\t\t\tif part.traced {\n\t\t\t\tsh.note(part, r, 0, false)\n\t\t\t}\n\t\t\tif strict {", "\t\t\tif strict {"}},
 		"./store -run TestOwedIsChargedBesideReservations$", "charged: the copy holds",
@@ -2427,7 +2392,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a reservation gives back of what is taken for used up", "store/content.go",
-		[]edit{{"\t\t\t\tif u := part.undoable(r.id()); u != nil {\n\t\t\t\t\tr.spec.rule.Limits.Lose(r.state, u)\n\t\t\t\t}\n", ""}},
+		[]edit{{"\t\t\t\tpart.lose(r)\n\t\t\t\tif r.has", "\t\t\t\tif r.has"}},
 		"./store -run TestLossIsCopied$", "were given back of what is taken for used up",
 	},
 	{
@@ -2537,7 +2502,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: charges of a record that is gone stay undoable", "store/reservation.go",
-		[]edit{{"\t\tu.Lose()\n", "\t\t_ = u\n"}},
+		[]edit{{"\t\tc.holds(r.id()).Lose()\n", ""}},
 		"./store -run TestSweptStateIsLost$", "of another charge were given back",
 	},
 	{
@@ -2789,20 +2754,5 @@ var mutants = []mutant{
 		"node: partitions without an owner are the first member's", "internal/node/ownership.go",
 		[]edit{{"\t\towners[p] = -1\n", ""}},
 		"./internal/node -run TestOwnershipView$", "nobody is active, and has partitions",
-	},
-	{
-		"store: charges that may be undone are not told of a counted refusal", "store/decide.go",
-		[]edit{{"if d.Granted > 0 || !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits) {", "if d.Granted > 0 {"}},
-		"./store -run TestCancelBesideCountedRefusal$", "that the window of the refusal has to go",
-	},
-	{
-		"store: a counted refusal passes for carried debt without an answer to remember", "store/decide.go",
-		[]edit{{"\t\t\tsh.turn(part, state, k, rule, now)\n", ""}},
-		"./store -run TestCancelOfDebtBesideCountedRefusal$", "request id \"\": 10 are left",
-	},
-	{
-		"store: a counted refusal passes for carried debt", "store/decide.go",
-		[]edit{{"\tsh.turn(part, r.state, k, rule, now)\n", ""}},
-		"./store -run TestCancelOfDebtBesideCountedRefusal$", "request id \"a\": 10 are left",
 	},
 }
