@@ -281,6 +281,9 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	if d := decide(t, copied, r, "k", at(62*time.Second-1), cost(0)); d.Remaining != 70 {
 		t.Errorf("%d are left of 100 beside 30", d.Remaining)
 	}
+	if d := decide(t, copied, r, "k", at(62*time.Second), cost(0)); d.Remaining != 100 {
+		t.Errorf("%d are left of 100 beside none", d.Remaining)
+	}
 }
 
 // TestCopyWithoutRoomForChanges: a copy that has no memory for what is new in a record that it has is of no use, and says so.

@@ -26,8 +26,8 @@ import (
 // under the claim that follows as well: the content of another claimant may not have it. To other rules it is not: the lost holder may
 // turn up, and would have it twice.
 //
-// Deltas are charges alone. A refund is not taken from them, so that a merge may hold back too much, never too little; what is
-// undone is, where the process that charged it undoes it. A concurrency limit has none: leases have identity, and a merge unites
+// Deltas are charges alone. Neither a refund nor what a reservation gives back is taken from them, so that a merge may hold back too much, never too
+// little. A concurrency limit has none: leases have identity, and a merge unites
 // them.
 
 // element is a claim of a lineage.
