@@ -325,19 +325,8 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 			sh.budget.Give(loanBytes)
 		}
 	}
+	sh.report(part, r, l, now, b, last, &a)
 	mark := sh.markOf(part, r)
-	part.lower(limits, r.state, l.of, now)
-	sh.forced(func() {
-		sh.counted(r, func() {
-			if last {
-				a.Loan, a.Charged, _ = limits.ReportLast(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
-			} else {
-				a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
-			}
-		})
-	})
-	sh.spent(part, r, now, a.Charged, mark)
-	mark = sh.markOf(part, r)
 	switch {
 	case last:
 	case quota.Term > 0:
@@ -368,6 +357,22 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		a.Ticket = sh.wait(part, k.Partition)
 	}
 	return a, nil
+}
+
+// report takes in what a borrower reports of a loan. last says that the loan ends with it.
+func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b *Borrow, last bool, a *Lent) {
+	limits, mark := r.spec.rule.Limits, sh.markOf(part, r)
+	part.lower(limits, r.state, l.of, now)
+	sh.forced(func() {
+		sh.counted(r, func() {
+			if last {
+				a.Loan, a.Charged, _ = limits.ReportLast(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
+			} else {
+				a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
+			}
+		})
+	})
+	sh.spent(part, r, now, a.Charged, mark)
 }
 
 // Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are lent before
