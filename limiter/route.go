@@ -449,7 +449,7 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
 		}
-		r := l.cfg.Ownership.Route(op.partition)
+		r := l.cfg.Ownership.Route(op.partition).Handed()
 		switch {
 		case r.Standing == ownership.Owned:
 			l.decide(t, op, &now)
@@ -512,7 +512,7 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 			continue
 		}
 		op.Outcome = Outcome{}
-		if r := l.cfg.Ownership.Route(op.partition); r.Standing == ownership.Elsewhere && r.Node.Name != "" && op.Hops+1 < MaxHops {
+		if r := l.cfg.Ownership.Route(op.partition).Handed(); r.Standing == ownership.Elsewhere && r.Node.Name != "" && op.Hops+1 < MaxHops {
 			to.add(way{r.Standing, r.Node}, op)
 			continue
 		}
@@ -544,6 +544,7 @@ func (l *Limiter) decideSoon(ctx context.Context, op *Op) {
 			r = l.awaitHolder(ctx, op.partition, r)
 		}
 	}
+	r = r.Handed()
 	if !decides(r) || r.Standing == ownership.Elsewhere && (r.Node.Name == "" || op.Hops+1 >= MaxHops) {
 		op.Outcome.NotHolder = r
 		return

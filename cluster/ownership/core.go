@@ -96,6 +96,20 @@ type Route struct {
 	Standing Standing
 	Node     Node // with Elsewhere; with Frozen the one who is about to decide
 	Term     Term // with Owned and Elsewhere: zero where it is only the ring that says so
+	// Heard and HeardTerm are, where it is only the ring that says so, the live process that was heard to hold the partition last and its
+	// term. The zero Node: none. See Handed.
+	Heard     Node
+	HeardTerm Term
+}
+
+// Handed is the Route of a check that another node has sent here. That node went by its ring, and this node's ring names a third one: where
+// members leave or join one shortly after the other, rings differ for as long as gossip takes, and each ring may name a node that does
+// not hold the partition. So the check goes to the process that was heard to hold it, under a term, which ends the going round.
+func (r *Route) Handed() *Route {
+	if r.Heard == (Node{}) {
+		return r
+	}
+	return &Route{Standing: Elsewhere, Node: r.Heard, Term: r.HeardTerm}
 }
 
 // Effects is what a Core wants done. They are to be carried out in the order of the fields.
@@ -622,7 +636,11 @@ func (c *Core) Route(p int) Route {
 	case owner == c.cfg.Self || owner == (Node{}):
 		return Route{Standing: Unclaimed}
 	}
-	return Route{Standing: Elsewhere, Node: owner}
+	r := Route{Standing: Elsewhere, Node: owner}
+	if pt.holder != c.cfg.Self && c.lives(pt.holder) {
+		r.Heard, r.HeardTerm = pt.holder, pt.known
+	}
+	return r
 }
 
 // hold makes this node the holder under a term, and open lets it decide. What is to be known of every decision, as the

@@ -573,7 +573,7 @@ func (n *Node) setHealth(serving bool) {
 func (n *Node) Stop() { _ = n.StopWithin(context.Background()) }
 
 // StopWithin leaves the cluster, hands over what the node holds and ends everything: until ctx is done, within the grace time, and
-// what it takes to say goodbye, about a second. It may be called more than once, and returns when all has ended. The error says what
+// what it takes to say goodbye, some seconds at most. It may be called more than once, and returns when all has ended. The error says what
 // was not done in good order.
 func (n *Node) StopWithin(ctx context.Context) error {
 	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
@@ -679,6 +679,9 @@ func (n *Node) stop(ctx context.Context) (err error) {
 	return err
 }
 
+// agreeFor bounds how long a node that leaves stays because others have not heard of that.
+const agreeFor = 3 * time.Second
+
 // leave takes this node out of the ring, and waits a little until the others have done so too: what they still send
 // until then would go unanswered.
 func (n *Node) leave(ctx context.Context) error {
@@ -690,7 +693,7 @@ func (n *Node) leave(ctx context.Context) error {
 	if !active {
 		return nil // nobody sends to a node that never was in the ring
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, agreeFor)
 	defer cancel()
 	for !n.inStep(ctx) && readiness.Pause(ctx) {
 	}

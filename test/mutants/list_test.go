@@ -57,6 +57,11 @@ var mutants = []mutant{
 		seeds + "fair,moving,crashing", "decided without being the owner",
 	},
 	{
+		"ownership: nodes whose rings differ send a check back and forth", core,
+		[]edit{{"	if r.Heard == (Node{}) {", "	if true {"}},
+		"./test/simulation -run TestTwoLeave/800ms-2", "or a check waits for",
+	},
+	{
 		"ownership: a move drops what changed last", move,
 		[]edit{{"	f.sequence++\n	m.commit = &Commit{", "	chunk = nil\n	f.sequence++\n	m.commit = &Commit{"}},
 		seeds + "moving", "admitted beyond the limit",

@@ -149,3 +149,61 @@ func TestPlannedMoves(t *testing.T) {
 		t.Errorf("nobody decides, or a check waits, for up to %v under strict rules, %v under others", time.Duration(said[0]), time.Duration(said[1]))
 	}
 }
+
+// TestTwoLeave: while two of five members leave, the second some time after the first, no check fails, and none waits for more than
+// 50 ms, under strict rules as under others. Members hear of each leave at different times, so their rings differ for a while, and a ring
+// may name the member that leaves second for what the first one still holds.
+func TestTwoLeave(t *testing.T) {
+	for _, later := range []int64{0, 800, 2500} {
+		for seed := range uint64(3) {
+			t.Run(fmt.Sprintf("%dms-%d", later, seed), func(t *testing.T) {
+				t.Parallel()
+				twoLeave(t, seed+1, later*millisecond)
+			})
+		}
+	}
+}
+
+func twoLeave(t *testing.T, seed uint64, later int64) {
+	s := calm(seed)
+	s.hosts, s.voters, s.partitions = 5, 3, 200
+	s.discover = [2]int64{20 * millisecond, 1500 * millisecond}
+	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 1e6, Capacity: 1e6, Window: time.Second}
+	s.policies = []*policy{
+		newPolicy("strict", limit, checker.Sync, true, false, 200, s.partitions),
+		newPolicy("plain", limit, checker.Sync, false, false, 200, s.partitions),
+	}
+	w := newWorld(s)
+	for _, h := range w.hosts {
+		w.start(h)
+	}
+	if !w.until(30*second, w.quiet) {
+		t.Fatal("not settled at the start")
+	}
+	w.run(w.now + 4*second)
+	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions), plain: make([]int64, s.partitions), until: never}
+	w.after(0, g.watch)
+	w.after(0, g.traffic)
+	w.run(w.now + second)
+	w.hosts[4].proc.leave()
+	w.run(w.now + later)
+	w.hosts[3].proc.leave()
+	if !w.until(30*second, func() bool { return w.hosts[3].proc == nil && w.hosts[4].proc == nil }) {
+		t.Fatal("they do not end")
+	}
+	if !w.until(30*second, w.quiet) {
+		t.Fatal("not settled")
+	}
+	w.run(w.now + 2*second)
+	g.until = 0
+	for kind, name := range []string{"strict", "plain"} {
+		t.Logf("%s: nobody decides for up to %v: %s", name, time.Duration(g.longest[kind]), g.where[kind])
+		t.Logf("%s: of %d checks %d failed, and one waited for %v: %s", name, g.asked[kind], len(g.failed[kind]), time.Duration(g.waited[kind]), g.waiting[kind])
+		for _, why := range g.failed[kind][:min(len(g.failed[kind]), 10)] {
+			t.Error(why)
+		}
+		if max(g.longest[kind], g.waited[kind]) > 50*millisecond {
+			t.Errorf("%s: nobody decides for %v, or a check waits for %v", name, time.Duration(g.longest[kind]), time.Duration(g.waited[kind]))
+		}
+	}
+}

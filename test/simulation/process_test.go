@@ -335,6 +335,8 @@ func (p *process) leave() {
 		var wait func()
 		wait = func() {
 			switch {
+			case !p.agreed() && p.w.now < p.stateAt+agreeFor:
+				p.later(20*millisecond, wait)
 			case p.core.Settled() && p.settled && !p.handling() && (p.core.Status(p.clock()).Stranded == 0 || p.alone()):
 				p.w.say("%s has left", p.self.Name)
 				p.left = true
@@ -348,6 +350,26 @@ func (p *process) leave() {
 			}
 		}
 		p.later(20*millisecond, wait)
+	})
+}
+
+// agreeFor bounds how long a process that leaves stays because others have not heard of that, as in internal/node.
+const agreeFor = 3 * second
+
+// agreed says whether all other active processes have the ring of this one.
+func (p *process) agreed() bool {
+	ring := func(q *process) []ownership.Node {
+		var active []ownership.Node
+		for _, m := range q.view.Members {
+			if m.Active {
+				active = append(active, m.Node)
+			}
+		}
+		return active
+	}
+	mine := ring(p)
+	return !slices.ContainsFunc(p.w.running(), func(q *process) bool {
+		return q != p && q.state == active && slices.Contains(mine, q.self) && !slices.Equal(ring(q), mine)
 	})
 }
 

@@ -144,6 +144,9 @@ func (p *process) handle(a *ask) {
 		return
 	}
 	r := p.core.Route(a.op.key.Partition)
+	if a.back != nil {
+		r = *r.Handed()
+	}
 	switch r.Standing {
 	case ownership.Owned:
 		p.decide(a)
