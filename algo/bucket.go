@@ -167,9 +167,12 @@ func (bucket) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *reader) er
 	return r.err
 }
 
-// merge owes what both owe.
-func (c bucket) merge(l *Limit, _ *Arena, s, t []uint64, now Instant, u []uint64) bool {
-	c.setOwed(l, u, now, saturate(l, c.owed(l, s, now).add(c.owed(l, t, now))))
+// join owes the larger debt.
+func (c bucket) join(l *Limit, _ *Arena, s, t []uint64, now Instant, u []uint64) bool {
+	if c.owed(l, s, now).less(c.owed(l, t, now)) {
+		s = t
+	}
+	copy(u, s)
 	return true
 }
 

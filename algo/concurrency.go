@@ -1,7 +1,10 @@
 package algo
 
 import (
+	"cmp"
+	"math"
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -453,13 +456,24 @@ func (c concurrency) linkFree(a *Arena, s []uint64) {
 	}
 }
 
-// merge makes u the union of the leases by their ids: one that both have counts once and expires when the later of the
-// two does. Units lent to nobody have no id, and add up.
-func (c concurrency) merge(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
-	// First the leases that can be where their ids say. Those of s all fit in.
-	late := 0 // others that have an id, or more
+// join makes u the union of the leases by their ids: one that both have counts once and expires when the later of the two
+// does. Of the units that were lent to nobody, which have no id, the larger number counts at each instant.
+func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+	late, ok := c.joinInPlace(a, s, t, u)
+	if !ok {
+		return false
+	}
+	c.linkFree(a, u)
+	if !c.makeTable(a, u, late) {
+		return false
+	}
+	return c.joinMoved(l, a, s, s, u) && c.joinMoved(l, a, s, t, u) && c.joinNameless(l, a, s, t, u)
+}
+
+// joinInPlace adds to u the leases that can be in the slots that their ids name; those of s all can. It returns the number of
+// other leases that have an id, or more.
+func (c concurrency) joinInPlace(a *Arena, s, t, u []uint64) (late int, ok bool) {
 	for _, v := range [][]uint64{s, t} {
-		first := c.count(u) == 0
 		for i := range c.count(v) {
 			h := c.heap(a, v, i)
 			slot := uint32(h[1])
@@ -468,9 +482,9 @@ func (c concurrency) merge(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uin
 			switch {
 			case e[1]&movedFlag != 0:
 				late++
-			case n == 0 || e[0]>>slotBits == 0 && !first:
+			case n == 0 || e[0]>>slotBits == 0:
 			case !(vector{&u[leaseSlots]}).ensure(a, slot) || !(vector{&u[leaseHeap]}).ensure(a, uint32(c.count(u))):
-				return false
+				return 0, false
 			case c.slot(a, u, slot)[1] == 0:
 				c.insert(a, u, id, int64(h[0]), n)
 			case !c.prolong(a, u, id, int64(h[0])):
@@ -478,13 +492,13 @@ func (c concurrency) merge(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uin
 			}
 		}
 	}
-	c.linkFree(a, u)
-	if !c.makeTable(a, u, late) {
-		return false
-	}
-	// Then the rest.
-	ok := true
-	place := func(v []uint64, id uint64, slot uint32) {
+	return late, true
+}
+
+// joinMoved adds to u the leases of v, which is s or t, that joinInPlace could not add.
+func (c concurrency) joinMoved(l *Limit, a *Arena, s, v, u []uint64) (ok bool) {
+	ok = true
+	place := func(id uint64, slot uint32) {
 		e := c.slot(a, v, slot)
 		expiry, n := int64(c.heap(a, v, int(e[0]&slotMask))[0]), c.fits(u, e[1])
 		if !ok || c.prolong(a, u, id, expiry) || n == 0 {
@@ -495,19 +509,64 @@ func (c concurrency) merge(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uin
 		}
 		free := c.takeFree(a, u)
 		c.insert(a, u, id&^slotMask|uint64(free), expiry, n)
-		if id>>slotBits != 0 {
-			c.setMoved(a, u, id, free)
+		c.setMoved(a, u, id, free)
+	}
+	for i := range c.count(v) {
+		if &v[0] == &s[0] {
+			break // those of s are all in place already
+		}
+		slot := uint32(c.heap(a, v, i)[1])
+		if e := c.slot(a, v, slot); e[1]&movedFlag == 0 && e[0]>>slotBits != 0 {
+			place(e[0]&^slotMask|uint64(slot), slot)
 		}
 	}
-	c.eachMoved(a, s, func(id uint64, slot uint32) { place(s, id, slot) })
-	for i := range c.count(t) {
-		slot := uint32(c.heap(a, t, i)[1])
-		if e := c.slot(a, t, slot); e[1]&movedFlag == 0 {
-			place(t, e[0]&^slotMask|uint64(slot), slot)
-		}
-	}
-	c.eachMoved(a, t, func(id uint64, slot uint32) { place(t, id, slot) })
+	c.eachMoved(a, v, place)
 	return ok
+}
+
+// nameless is a number of units that were lent to nobody, and the instant at which they expire.
+type nameless struct{ expiry, units int64 }
+
+// joinNameless adds to u what s and t have lent to nobody: of the units that expire at an instant or later, the larger number.
+func (c concurrency) joinNameless(l *Limit, a *Arena, s, t, u []uint64) bool {
+	x, y := c.nameless(a, s), c.nameless(a, t)
+	var mine, other int64
+	for len(x) > 0 || len(y) > 0 {
+		expiry, before := int64(math.MinInt64), max(mine, other)
+		if len(x) > 0 {
+			expiry = x[0].expiry
+		}
+		if len(y) > 0 {
+			expiry = max(expiry, y[0].expiry)
+		}
+		for ; len(x) > 0 && x[0].expiry == expiry; x = x[1:] {
+			mine += x[0].units
+		}
+		for ; len(y) > 0 && y[0].expiry == expiry; y = y[1:] {
+			other += y[0].units
+		}
+		n := c.fits(u, uint64(max(mine, other)-before))
+		if n == 0 {
+			continue
+		}
+		if !c.reserve(l, a, u, n) {
+			return false
+		}
+		c.insert(a, u, uint64(c.takeFree(a, u)), expiry, n)
+	}
+	return true
+}
+
+// nameless returns what s has lent to nobody, the latest expiry first.
+func (c concurrency) nameless(a *Arena, s []uint64) (list []nameless) {
+	for i := range c.count(s) {
+		h := c.heap(a, s, i)
+		if e := c.slot(a, s, uint32(h[1])); e[0]>>slotBits == 0 {
+			list = append(list, nameless{int64(h[0]), int64(e[1] &^ movedFlag)})
+		}
+	}
+	slices.SortFunc(list, func(x, y nameless) int { return cmp.Compare(y.expiry, x.expiry) })
+	return list
 }
 
 // fits is how many of the units of an entry a state can count in addition to its own: all, unless there are absurdly

@@ -37,7 +37,7 @@ func (ls Limits) position(s State) *uint64 {
 // is 0, which stands for nothing that is known, when none of the limits is a sliding_log, and never 0 when one is.
 //
 // A mark is of this state only. Whatever is done to that, the caller may keep the mark: after what makes it useless
-// (Init, Restore, Convert, Merge, Extend, Fill) AppendSince finds that out.
+// (Init, Restore, Convert, Join, Extend, Fill) AppendSince finds that out.
 func (ls Limits) Mark(s State) uint64 {
 	if p := ls.position(s); p != nil {
 		return *p | oldestMark

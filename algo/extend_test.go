@@ -249,7 +249,7 @@ func TestMark(t *testing.T) {
 			u := make(State, r.ls.Words())
 			r.ls.Init(u, now)
 			must(r.ls.Charge(r.a, u, now, 1))
-			must(r.ls.Merge(r.a, r.s, now, u))
+			must(r.ls.Join(r.a, r.s, now, u))
 		}, snapshotVersion},
 		{"a beginning", Limits{log}, func(r *replica) {
 			r.ls.Free(r.a, r.s)

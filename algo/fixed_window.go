@@ -125,13 +125,12 @@ func (fixedWindow) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *reade
 	return r.err
 }
 
-// merge goes on with the window that opened later, as if what the other has counted had been in it.
-func (fixedWindow) merge(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
-	start := int64(t[0])
+// join goes on with the window that opened later, and the larger count.
+func (fixedWindow) join(_ *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+	copy(u, t)
 	if s[1] != 0 {
-		start = max(start, int64(s[0]))
+		u[0], u[1] = uint64(max(int64(s[0]), int64(t[0]))), max(s[1], t[1])
 	}
-	u[0], u[1] = uint64(start), min(s[1]+t[1], uint64(l.countable()))
 	return true
 }
 
@@ -235,19 +234,19 @@ func (calendarWindow) restore(l *Limit, _ *Arena, s []uint64, _ Instant, r *read
 	return nil
 }
 
-// merge keeps the later window, with the count of the other when that is of the same, or what it carries over.
-func (calendarWindow) merge(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+// join keeps the later window. Its count is the larger one, where the other side's is of the same window or what that side
+// carries over into it.
+func (calendarWindow) join(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if int64(s[0]) < int64(t[0]) {
 		s, t = t, s
 	}
-	more := t[2]
+	other := t[2]
 	if s[0] != t[0] {
-		if more = 0; l.CarryDebt && t[0] != t[1] {
-			more = uint64(l.carried(int64(t[2]), l.windowsBetween(int64(t[0]), int64(s[0]))))
+		if other = 0; l.CarryDebt && t[0] != t[1] {
+			other = uint64(l.carried(int64(t[2]), l.windowsBetween(int64(t[0]), int64(s[0]))))
 		}
 	}
-	start, end, count := s[0], s[1], min(s[2]+more, uint64(l.countable()))
-	u[0], u[1], u[2] = start, end, count
+	u[0], u[1], u[2] = s[0], s[1], max(s[2], other)
 	return true
 }
 

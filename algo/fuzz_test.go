@@ -196,7 +196,7 @@ func FuzzExtend(f *testing.F) {
 		}
 		u := make(State, ls.Words())
 		ls.Init(u, now)
-		if ls.Charge(r.a, u, now, 2) == nil && ls.Merge(r.a, r.s, now, u) == nil {
+		if ls.Charge(r.a, u, now, 2) == nil && ls.Join(r.a, r.s, now, u) == nil {
 			r.clone(t, now)
 		}
 		ls.Free(r.a, u)

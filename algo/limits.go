@@ -50,9 +50,9 @@ type counter interface {
 	snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte
 	// restore reads into a fresh s what snapshot wrote. When it fails, s may be left with blocks.
 	restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error
-	// merge makes u, which is fresh, hold what s and t hold and leaves these as they are. It is not asked to with a t in
-	// which nothing is in use. When memory does not suffice it returns false, and u may be left with blocks.
-	merge(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool
+	// join makes u, which is fresh, the join of s and t (see Limits.Join) and leaves these as they are. It is not called with a
+	// t in which nothing is in use. It returns false when memory does not suffice, and u may then have blocks.
+	join(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool
 	// horizon is the longest time for which something charged can matter.
 	horizon(l *Limit) time.Duration
 }

@@ -273,7 +273,7 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 	l := &u.list[due]
 	n = l.Left()
 	at := Instant{Mono: l.Until, Wall: now.Wall - (now.Mono - l.Until)}
-	if n, err = ls.chargeLent(a, s, at, n); err != nil {
+	if err := ls.Charge(a, s, at, n); err != nil {
 		return 0, false, err
 	}
 	u.end(l, l.Until)
@@ -326,8 +326,7 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		n = min(n, covered+believed)
 		left = min(left, covered+believed-n)
 	}
-	charged, err := ls.chargeLent(a, s, now, n)
-	if err != nil {
+	if err := ls.Charge(a, s, now, n); err != nil {
 		return 0, err
 	}
 	// As many as the units that are charged now, and those before them, may come to.
@@ -336,14 +335,14 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		l := &u.list[i]
 		l.Spent, l.Checks = more.Spent, more.Checks
 		l.Granted = max(l.Granted, l.Spent+l.Returned)
-		return charged, nil
+		return n, nil
 	}
 	if more.Left() > left {
 		more.Granted = more.Spent + more.Returned + left
 	}
 	if i < 0 {
 		if t == (Totals{}) || len(u.list) >= most {
-			return charged, nil
+			return n, nil
 		}
 		more.Until = now.Mono + owned(LoanTerm)
 		u.list = append(u.list, more)
@@ -355,7 +354,7 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		u.list[i] = more
 	}
 	u.count()
-	return charged, nil
+	return n, nil
 }
 
 // ReportLast takes in what a borrower says of a loan as Report does and ends it at once, for whoever has no memory or no place to keep it: what the
@@ -371,8 +370,8 @@ func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID,
 	}
 	l = u.list[i]
 	if !l.Ended {
-		left, err := ls.chargeLent(a, s, now, l.Left())
-		if err != nil {
+		left := l.Left()
+		if err := ls.Charge(a, s, now, left); err != nil {
 			return l, n, err
 		}
 		n += left
@@ -381,15 +380,6 @@ func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID,
 	u.list = slices.Delete(u.list, i, i+1)
 	u.count()
 	return l, n, nil
-}
-
-// chargeLent charges units that were on loan, and returns how many: none once the limit has become one of concurrency, because a check that a
-// borrower has admitted is no lease that anybody releases.
-func (ls Limits) chargeLent(a *Arena, s State, at Instant, n int64) (int64, error) {
-	if ls[0].Algorithm == Concurrency {
-		return 0, nil
-	}
-	return n, ls.Charge(a, s, at, n)
 }
 
 // believable is how many units nobody knows to be lent may be reported, see Report.
@@ -491,8 +481,8 @@ func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 	return term
 }
 
-// Unite adds the loans of v: both sides of a split may have gone on with those that they share. A loan that only one side has
-// ended goes on.
+// Unite adds the loans of v: both sides of a split may have gone on with those that they share. Of a loan that both know the
+// larger totals and the later end count. A loan that only one side has ended goes on.
 func (u *Loans) Unite(v *Loans) {
 	for _, l := range v.list {
 		i := u.find(l.ID)
@@ -501,20 +491,18 @@ func (u *Loans) Unite(v *Loans) {
 			continue
 		}
 		k := &u.list[i]
+		granted, checks := max(k.Granted, l.Granted), max(k.Checks, l.Checks)
 		switch {
 		case k.Ended == l.Ended:
 			k.Totals = k.unite(l.Totals)
 			k.Until = max(k.Until, l.Until)
+			k.Rate, k.Wants, k.Kept = max(k.Rate, l.Rate), max(k.Wants, l.Wants), max(k.Kept, l.Kept)
 		case k.Ended:
-			granted, checks := max(k.Granted, l.Granted), max(k.Checks, l.Checks)
 			*k = l
-			k.Granted, k.Checks = granted, checks
-		default:
-			k.Granted, k.Checks = max(k.Granted, l.Granted), max(k.Checks, l.Checks)
 		}
+		k.Granted, k.Checks = max(k.Granted, granted), max(k.Checks, checks)
 	}
-	u.near = max(u.near, v.near)
-	u.due += v.due
+	u.near, u.due = max(u.near, v.near), max(u.due, v.due)
 	since := max(u.since, v.since)
 	if u.rate > 0 {
 		since = min(since, u.since)

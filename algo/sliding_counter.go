@@ -119,19 +119,14 @@ func (slidingCounter) restore(_ *Limit, _ *Arena, s []uint64, now Instant, r *re
 	return r.err
 }
 
-// merge goes on with the windows that began later. What those counted in their previous window may lie in the present
-// one of the other, and so counts as present: the estimate is at no later instant less than that of one counter which
-// saw everything, be its windows those of s or those of t.
-func (c slidingCounter) merge(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool {
-	if c.used(l, a, s, now) == 0 {
-		copy(u, t)
-		return true
+// join goes on with the windows that began later, and with the larger of the two counts of each window. Both states have
+// been brought to now, so their windows begin less than a Window apart: counts that move to later windows only count for
+// longer.
+func (c slidingCounter) join(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool {
+	copy(u, t)
+	if c.used(l, a, s, now) != 0 {
+		u[0], u[1], u[2] = uint64(max(int64(s[0]), int64(t[0]))), max(s[1], t[1]), max(s[2], t[2])
 	}
-	copy(u, s)
-	c.meet(u, int64(t[0]))
-	v := [...]uint64{t[0], t[1], t[2]}
-	c.meet(v[:], int64(s[0]))
-	u[1], u[2] = min(u[1]+v[1], uint64(MaxLimit)), min(u[2]+v[2], uint64(MaxLimit))
 	return true
 }
 

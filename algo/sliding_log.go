@@ -1,6 +1,7 @@
 package algo
 
 import (
+	"math"
 	"math/bits"
 	"time"
 )
@@ -594,32 +595,29 @@ func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
 	return newest + roundUp(max(instant-newest, 0), k)
 }
 
-// merge interleaves the entries of both by time. Those of t go to the ticks of s, late by less than one where the two
-// have different ones.
-func (c slidingLog) merge(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool {
-	k := l.tickShift()
-	x, y := c.read(l, a, s), c.read(l, a, t)
-	base, newest := int64(t[logNewest]), int64(t[logNewest])
-	if s[logUnits] != 0 {
-		base = int64(s[logNewest])
-		newest = c.onTick(s, k, min(newest, now.Mono))
+// join compares suffix counts: from each instant to now, the larger number. It goes on with the ticks of the side that has the
+// newest entry. Entries of the other side expire late, by less than a tick, where the two have different ones.
+func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+	if s[logUnits] == 0 || int64(s[logNewest]) < int64(t[logNewest]) {
+		s, t = t, s
 	}
+	k, newest := l.tickShift(), int64(s[logNewest])
 	// What the ticks before newest reach. Beyond it is only what longer ticks, of a former window, had rounded up.
 	oldest := newest - tickMask<<k
+	x, y := c.read(l, a, s), c.read(l, a, t)
+	mine, other := int64(s[logUnits]), int64(t[logUnits]) // units that are not before the instant
 	for x.n != 0 || y.n != 0 {
-		e := &x
-		if x.n == 0 || y.n != 0 && y.at < x.at {
-			e = &y
+		instant, before := min(x.instant(), y.instant()), max(mine, other)
+		mine -= x.skip(instant)
+		other -= y.skip(instant)
+		n := before - max(mine, other)
+		if n == 0 {
+			continue
 		}
-		if !c.reserve(l, a, u, e.n) {
+		if !c.reserve(l, a, u, n) {
 			return false
 		}
-		instant := base + roundUp(e.at-base, k)
-		c.add(a, u, min(max(instant, oldest), newest), k, e.n)
-		e.next()
-	}
-	if over := int64(u[logUnits]) - MaxLimit; over > 0 {
-		c.refund(l, a, u, now, over)
+		c.add(a, u, max(newest-(newest-instant)>>k<<k, oldest), k, n)
 	}
 	return true
 }
@@ -658,6 +656,23 @@ func (r *logReader) next() {
 	tick, n, size := r.g.entry(r.pos)
 	r.at, r.n = instantOf(r.s, tick, r.k), n
 	r.pos += size
+}
+
+// instant is that of the present entry; after the newest, one that is later than all.
+func (r *logReader) instant() int64 {
+	if r.n == 0 {
+		return math.MaxInt64
+	}
+	return r.at
+}
+
+// skip reads past the entries of an instant and returns their units.
+func (r *logReader) skip(instant int64) (n int64) {
+	for r.n != 0 && r.at == instant {
+		n += r.n
+		r.next()
+	}
+	return n
 }
 
 // logPlace is an entry of a log.

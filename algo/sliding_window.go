@@ -211,21 +211,27 @@ func (c slidingWindow) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *r
 	return r.err
 }
 
-// merge puts the count of each slot of t into the slot of s that has the newest instant which the former can have seen,
-// so that it expires late, by less than a width. Slots that begin at the same instants are added one to one.
-func (c slidingWindow) merge(l *Limit, _ *Arena, s, t []uint64, now Instant, u []uint64) bool {
-	if s[1] == 0 {
-		copy(u, t)
-		return true
+// join compares suffix counts: from each slot to the newest, the larger number. It goes on with the slots of the side whose
+// newest began later. A slot of the other side counts in the one that has its last instant, so that its units expire late, by
+// less than a width, where the slots of the two do not begin at the same instants.
+func (c slidingWindow) join(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+	if s[1] == 0 || int64(s[0]) < int64(t[0]) && t[1] != 0 {
+		s, t = t, s
 	}
-	copy(u, s)
-	start, width := int64(s[0]), c.width(l)
+	var moved [MaxSlots + 1]int64
+	width := c.width(l)
 	for i := range c.slots(l) + 1 {
-		newest := min(int64(t[0])-int64(i-1)*width-1, now.Mono)
-		if n := min(c.count(l, t, i), MaxLimit-int64(u[1])); n > 0 {
-			j := -int(floorDiv(newest-start, width))
-			c.setCount(l, u, j, c.count(l, u, j)+n)
+		if n := c.count(l, t, i); n > 0 {
+			last := int64(t[0]) - int64(i-1)*width - 1
+			moved[-floorDiv(last-int64(s[0]), width)] += n
 		}
+	}
+	u[0] = s[0]
+	var mine, other, joined int64
+	for i := range c.slots(l) + 1 {
+		mine, other = mine+c.count(l, s, i), other+moved[i]
+		c.setCount(l, u, i, max(mine, other)-joined)
+		joined = max(mine, other)
 	}
 	return true
 }

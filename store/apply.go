@@ -119,8 +119,8 @@ func (a *apply) item() error {
 	switch r.Byte() {
 	case itemVersion:
 		side.version = r.Uint(math.MaxInt64)
-	case itemHistory:
-		return a.history()
+	case itemCold:
+		return a.cold()
 	case itemReset:
 		hash, of := r.Fixed64(), r.identity()
 		if r.Failed() {
@@ -129,41 +129,13 @@ func (a *apply) item() error {
 		if a.sh.dropState(&a.to.table, hash, of) {
 			delete(side.owed, of)
 		}
-		a.sh.dropDeltas(a.to, hash, of)
 		side.answers.forget(of)
 		side.reservations.forget(of, b)
 		a.to.dropLent(of, b)
 	case itemRequestID:
-		k := answerKey{of: r.identity()}
-		k.id, k.kind = string(r.bytes(maxRequestID)), answerKind(r.Byte())
-		m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), excess: r.int(algo.MaxLimit), over: r.bool(), lease: r.Fixed64()}
-		m.reservation = r.reservation()
-		m.until = a.now.Mono + r.int(int64(10*time.Minute))
-		caller := string(r.bytes(maxCaller))
-		if r.Failed() || k.kind == 0 || k.kind >= answerKinds {
-			return ErrChunk
-		}
-		k.of = stateID{strings.Clone(k.of.scope), strings.Clone(k.of.key)}
-		side.answers.put(k, m, caller, a.now.Mono, a.sh.store.answerBounds(), b)
+		return a.requestID()
 	case itemReservation:
-		of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
-		e.until = a.now.Mono + r.int(maxAge)
-		e.once, e.caller = r.bool(), string(r.bytes(maxCaller))
-		if r.Failed() {
-			return ErrChunk
-		}
-		if p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); (p == nil || i < 0) && b.reserved.count.Load() >= int64(a.sh.store.cfg.MaxReservations) {
-			return nil // what it charged stays charged
-		}
-		of.scope = strings.Clone(of.scope)
-		p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0)
-		if p != nil && i >= 0 {
-			b.reserved.add(p.list[i].caller, -1)
-			b.reserved.add(e.caller, 1)
-			p.list[i] = e
-			return nil
-		}
-		side.reservations.put(of, e, algo.Hold{}, b) // the item of the record says where its units are
+		return a.reservation()
 	case itemSettled:
 		k := reservationKey{of: r.identity(), id: r.reservation()}
 		if p, i, _ := side.reservations.get(k, 0); p != nil && i >= 0 && !r.Failed() {
@@ -173,8 +145,6 @@ func (a *apply) item() error {
 		return a.rule()
 	case itemKey:
 		return a.key()
-	case itemDelta:
-		return a.delta()
 	case itemGone:
 		return a.gone()
 	case itemSpent:
@@ -184,6 +154,42 @@ func (a *apply) item() error {
 		}
 	default:
 		return ErrChunk
+	}
+	return nil
+}
+
+func (a *apply) requestID() error {
+	r, side, b := &a.r, a.to.extras, &a.sh.budget
+	k := answerKey{of: r.identity()}
+	k.id, k.kind = string(r.bytes(maxRequestID)), answerKind(r.Byte())
+	m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), excess: r.int(algo.MaxLimit), over: r.bool(), lease: r.Fixed64()}
+	m.reservation = r.reservation()
+	m.until = a.now.Mono + r.int(int64(10*time.Minute))
+	caller := string(r.bytes(maxCaller))
+	if r.Failed() || k.kind == 0 || k.kind >= answerKinds {
+		return ErrChunk
+	}
+	k.of = stateID{strings.Clone(k.of.scope), strings.Clone(k.of.key)}
+	side.answers.put(k, m, caller, a.now.Mono, a.sh.store.answerBounds(), b)
+	return nil
+}
+
+func (a *apply) reservation() error {
+	r, side, b := &a.r, a.to.extras, &a.sh.budget
+	of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
+	e.until = a.now.Mono + r.int(maxAge)
+	e.once, e.caller = r.bool(), string(r.bytes(maxCaller))
+	if r.Failed() {
+		return ErrChunk
+	}
+	switch p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); {
+	case p != nil && i >= 0:
+		b.reserved.add(p.list[i].caller, -1)
+		b.reserved.add(e.caller, 1)
+		p.list[i] = e
+	case b.reserved.count.Load() < int64(a.sh.store.cfg.MaxReservations): // beyond it, what it charged stays charged
+		of.scope = strings.Clone(of.scope)
+		side.reservations.put(of, e, algo.Hold{}, b) // the item of the record says where its units are
 	}
 	return nil
 }
@@ -215,28 +221,8 @@ func (a *apply) gone() error {
 	}
 }
 
-func (a *apply) history() error {
-	r, side := &a.r, a.to.extras
-	var lineage []element
-	var deltas [maxLineage]bool
-	n := int(r.Uint(maxLineage))
-	for i := range n {
-		var e element
-		e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot = r.Uint(math.MaxUint64), r.Uint(math.MaxUint64), r.Uint(math.MaxUint64)
-		e.at = a.now.Mono - r.int(maxAge)
-		e.seen = r.Uint(math.MaxInt64)
-		e.none = r.Uint(math.MaxInt64+1) - 1
-		deltas[i], e.mixed = r.bool(), r.bool()
-		lineage = append(lineage, e)
-	}
-	if r.bool() {
-		for i := range lineage {
-			lineage[i].none = 0
-			if j := a.to.place(lineage[i].claim); j >= 0 {
-				lineage[i].none = a.to.noneAt(j)
-			}
-		}
-	}
+func (a *apply) cold() error {
+	r := &a.r
 	var cold [2]coldness
 	for i := range cold {
 		if cold[i].is = r.bool(); cold[i].is {
@@ -247,28 +233,7 @@ func (a *apply) history() error {
 	if r.Failed() {
 		return ErrChunk
 	}
-	side.cold, side.coldStrict = cold[0], cold[1]
-	old := side.lineage
-	side.lineage = lineage
-	for i := range lineage {
-		if !deltas[i] {
-			continue
-		}
-		for j := range old {
-			if old[j].claim == lineage[i].claim {
-				lineage[i].delta, old[j].delta = old[j].delta, nil
-			}
-		}
-		if lineage[i].delta == nil {
-			lineage[i].delta = &table{}
-		}
-	}
-	for j := range old {
-		a.sh.giveUp(&old[j])
-		if n > 0 && j > 0 && old[j].claim == lineage[0].claim {
-			a.sh.shift(&a.to.table, j)
-		}
-	}
+	a.to.extras.cold, a.to.extras.coldStrict = cold[0], cold[1]
 	return nil
 }
 
@@ -325,7 +290,7 @@ func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
 	return nil
 }
 
-// record reads what itemKey and itemDelta begin with.
+// record reads what itemKey begins with.
 func (a *apply) record() (rule kept, k Key, err error) {
 	r := &a.r
 	index := r.Uint(math.MaxInt32)
@@ -348,7 +313,6 @@ func (a *apply) key() error {
 		return err
 	}
 	r := &a.r
-	since := int(r.Uint(maxLineage - 1))
 	o := owing{advanced: r.int(algo.MaxLimit), inherited: r.int(algo.MaxLimit)}
 	state := r.bytes(math.MaxInt32)
 	ids := make([]ReservationID, r.Uint(uint64(len(r.Rest)/len(ReservationID{}))))
@@ -361,10 +325,10 @@ func (a *apply) key() error {
 	}
 	loans := r.bytes(math.MaxInt32)
 	banned := r.int(maxAge)
-	if banned > 0 && rule.rule.Ban == 0 || r.Failed() || since > 0 && since >= len(a.to.extras.lineage) {
+	if banned > 0 && rule.rule.Ban == 0 || r.Failed() {
 		return ErrChunk
 	}
-	rec, err := a.state(&a.to.table, rule, k, state)
+	rec, err := a.state(rule, k, state)
 	if err != nil {
 		return err
 	}
@@ -376,12 +340,6 @@ func (a *apply) key() error {
 	}
 	if rec.lift(); banned > 0 {
 		rec.ban(rec.state.Latest(a.now).Mono + min(banned, int64(rule.rule.Ban)))
-	}
-	rec.setSince(since)
-	for i := 1; i <= since; i++ {
-		if d := a.to.extras.lineage[i].delta; d != nil {
-			a.sh.dropState(d, k.Hash, stateID{rule.rule.Scope, k.Key})
-		}
 	}
 	o.hash = k.Hash
 	a.owe(stateID{rule.rule.Scope, k.Key}, o)
@@ -439,24 +397,9 @@ func (a *apply) loans(r record, data []byte) error {
 	return nil
 }
 
-func (a *apply) delta() error {
-	rule, k, err := a.record()
-	if err != nil {
-		return err
-	}
-	r := &a.r
-	i := int(r.Uint(maxLineage))
-	state := r.bytes(math.MaxInt32)
-	if r.Failed() || i >= len(a.to.extras.lineage) || a.to.extras.lineage[i].delta == nil {
-		return ErrChunk
-	}
-	_, err = a.state(a.to.extras.lineage[i].delta, rule, k, state)
-	return err
-}
-
 // state brings a record up to what a chunk says of it.
-func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
-	rule := of.rule
+func (a *apply) state(of kept, k Key, data []byte) (record, error) {
+	rule, t := of.rule, &a.to.table
 	slot, found := a.sh.find(t, k.Hash, rule.Scope, k.Key)
 	var err error
 	if !found {
@@ -464,9 +407,8 @@ func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
 	} else {
 		// Not for the same rule in other words: who decides would take it back with the next check.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
-			if _, err = a.sh.adopt(t, slot, rule, a.now); t == &a.to.table {
-				a.to.lose(a.sh.record(t.ref(slot))) // where the units of reservations are now comes with the state
-			}
+			_, err = a.sh.adopt(t, slot, rule, a.now)
+			a.to.lose(a.sh.record(t.ref(slot))) // where the units of reservations are now comes with the state
 		}
 	}
 	if err != nil {
@@ -477,7 +419,7 @@ func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
 	a.sh.counted(rec, func() { rest, err = rule.Limits.Extend(a.sh.arena, rec.state, a.now, data) })
 	switch {
 	case err == algo.ErrNoMemory:
-		return record{}, a.noRoom(t, slot, found)
+		return record{}, a.noRoom(slot, found)
 	case err != nil || len(rest) > 0:
 		return record{}, ErrChunk
 	}
@@ -486,11 +428,11 @@ func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
 
 // noRoom takes back a record that was begun, so that the item can be read again when there is room. Of one that was there
 // nobody knows what it holds now: the copy is of no use any more.
-func (a *apply) noRoom(t *table, slot uint32, found bool) error {
+func (a *apply) noRoom(slot uint32, found bool) error {
 	if found {
 		return ErrCopyFull
 	}
-	a.sh.drop(t, slot)
+	a.sh.drop(&a.to.table, slot)
 	return errNoRoom
 }
 

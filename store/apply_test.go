@@ -74,10 +74,10 @@ func TestNothingOwedOnGone(t *testing.T) {
 		t.Fatal("the record is not dropped")
 	}
 	l.sync(t, now, false)
-	copied.TakeOver(0, l.there(now), claim(1, 2, 8))
+	copied.TakeOver(0, l.there(now))
 	copied.Open(0)
 	decide(t, copied, r, "k", l.there(now), cost(1))
-	copied.TakeOver(0, l.there(now), claim(1, 3, 8))
+	copied.TakeOver(0, l.there(now))
 	if d := decide(t, copied, r, "k", l.there(now), cost(0)); d.Remaining != 99 {
 		t.Errorf("%d are left of 100 after 1", d.Remaining)
 	}
@@ -127,7 +127,7 @@ func TestSweptStateIsLost(t *testing.T) {
 			if n := s.Stats().Keys; n != 0 {
 				t.Fatalf("the copy keeps %d keys", n)
 			}
-			s.TakeOver(0, at(0), claim(1, 2, 8))
+			s.TakeOver(0, at(0))
 			s.Open(0)
 		}
 		decide(t, s, r, "k", at(0), cost(4))
@@ -138,70 +138,6 @@ func TestSweptStateIsLost(t *testing.T) {
 			t.Errorf("copied %v: %d are left of 10 after 4", copied, d.Remaining)
 		}
 	}
-}
-
-// TestHistoryIsCopied: a copy has its holder's claims, with their ages, and drops with it what is forgotten of them.
-func TestHistoryIsCopied(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	r := rule("p", log(10, 3*time.Hour))
-	holder.TakeOver(0, at(0), claim(1, 1, 7))
-	decide(t, holder, r, "a", at(0), cost(1))
-	holder.TakeOver(0, at(time.Hour), claim(1, 2, 7))
-	decide(t, holder, r, "a", at(time.Hour), cost(1))
-	holder.TakeOver(0, at(2*time.Hour), claim(1, 3, 7))
-	decide(t, holder, r, "b", at(2*time.Hour), cost(1))
-	l.sync(t, 2*time.Hour, true)
-	history := func(now time.Duration, claims int) {
-		t.Helper()
-		l.same(t, "history", now)
-		ages := make([][]time.Duration, 2)
-		for i, s := range []*Store{holder, copied} {
-			for _, e := range s.shards[0].parts[0].extras.lineage {
-				ages[i] = append(ages[i], now-time.Duration(e.at))
-				if i == 1 {
-					ages[i][len(ages[i])-1] += l.offset
-				}
-			}
-		}
-		if !slices.Equal(ages[0], ages[1]) || len(ages[0]) != claims {
-			t.Errorf("the holder's claims are of %v, the copy's of %v, want %d", ages[0], ages[1], claims)
-		}
-	}
-	history(2*time.Hour, 3)
-	now := 4*time.Hour + time.Second
-	copied.Sweep(l.there(now), 1)
-	history(now, 3)
-	holder.Sweep(at(now), 1)
-	l.sync(t, now, false)
-	copied.Sweep(l.there(now), 1)
-	history(now, 2)
-	if h, c := holder.Stats().Keys, copied.Stats().Keys; h != c {
-		t.Errorf("the copy has %d records, its holder %d", c, h)
-	}
-	accounted(t, copied)
-}
-
-// TestHistoryLosesSeveral: where a holder forgets several claims at once, its copy's records stand for as many tables fewer, and at least for none.
-func TestHistoryLosesSeveral(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	r := rule("p", log(10, 3*time.Hour))
-	for i := range 3 {
-		holder.TakeOver(0, at(time.Duration(i)*time.Second), claim(1, uint64(i+1), 7))
-		decide(t, holder, r, string(rune('a'+i)), at(time.Duration(i)*time.Second), cost(1))
-	}
-	const now = 3*time.Hour + time.Minute
-	for i := range 3 {
-		decide(t, holder, r, string(rune('a'+i)), at(3*time.Hour-time.Minute), cost(1))
-	}
-	l.sync(t, 3*time.Hour-time.Minute, true)
-	holder.Sweep(at(now), 1)
-	if n := len(holder.shards[0].parts[0].extras.lineage); n != 1 {
-		t.Fatalf("%d claims are left", n)
-	}
-	l.sync(t, now, false)
-	l.same(t, "all but one forgotten", now)
 }
 
 // TestCopiedBanIsBounded: a ban lasts no longer than the rule says, whatever a chunk does.
@@ -236,20 +172,6 @@ func TestCopiedRuleOfAnotherBan(t *testing.T) {
 	}
 }
 
-// TestChunkOfAnUnknownTable: a record that names a claim beyond those of its chunk is an error.
-func TestChunkOfAnUnknownTable(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", log(10, minute))
-	s.TakeOver(0, at(0), claim(1, 1, 7))
-	decide(t, s, r, "k", at(0), cost(1))
-	change(t, s, r, "k", func(part *partition, rec record) { rec.setSince(len(part.extras.lineage)) })
-	s.Attach(0, ownership.Backup, true)
-	chunk, _, _ := s.Drain(0, ownership.Backup, at(0), 1<<20)
-	if err := New(Config{Shut: true}).Apply(0, false, at(0), chunk); !errors.Is(err, ErrChunk) {
-		t.Errorf("%v, want %v", err, ErrChunk)
-	}
-}
-
 // TestReservationsBeyondTheCopysBound: where a copy had no room for a reservation of a key, later ones of it give back their own units.
 func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true, MaxReservations: 2})
@@ -268,7 +190,7 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 		reserve(holder, key, uint64(i+1), time.Duration(i)*time.Second, int64(10*(i+1)))
 		l.sync(t, time.Duration(i)*time.Second, false)
 	}
-	copied.TakeOver(0, at(3*time.Second), claim(1, 2, 8))
+	copied.TakeOver(0, at(3*time.Second))
 	copied.Open(0)
 	if n, known, err := settle(copied, copied.key("p", "other"), r, at(3*time.Second), reservationOf(1), 0); n != 10 || !known || err != nil {
 		t.Fatal(n, known, err)
@@ -419,41 +341,6 @@ func TestFollowerThatHadReservations(t *testing.T) {
 	l.same(t, "a cancel and another charge", 3*time.Second)
 }
 
-// TestFollowerOfPendingDeltas: what was pending for a follower that has gone, in the tables of claims too, is pending for the next.
-func TestFollowerOfPendingDeltas(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: minute})
-	holder.TakeOver(0, at(0), claim(1, 1, 7))
-	decide(t, holder, r, "k", at(0), cost(1))
-	holder.TakeOver(0, at(0), claim(1, 2, 7))
-	l.sync(t, 0, true)
-	decide(t, holder, r, "k", at(0), cost(1))
-	holder.Detach(0, ownership.Backup)
-	l.sync(t, 0, true)
-	l.same(t, "attached again", 0)
-	decide(t, holder, r, "k", at(1), cost(1))
-	l.sync(t, 1, false)
-	l.same(t, "changed", 1)
-}
-
-// TestMovedTables: who gets a partition by a move goes on to count in the table of its newest claim.
-func TestMovedTables(t *testing.T) {
-	from, to := New(Config{}), New(Config{Shut: true})
-	l := newLink(from, to, ownership.Target)
-	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: minute})
-	from.TakeOver(0, at(0), claim(1, 1, 7))
-	decide(t, from, r, "k", at(0), cost(1))
-	from.TakeOver(0, at(0), claim(1, 2, 7))
-	from.Shut(0)
-	l.sync(t, 0, true)
-	to.Open(0)
-	decide(t, to, r, "k", l.there(0), cost(1))
-	if n := to.shards[0].parts[0].newestDelta().count; n != 1 {
-		t.Errorf("%d keys are in the table of the newest claim", n)
-	}
-}
-
 // TestLossIsCopied: a copy knows, of new keys and of known ones, that what was counted before is lost.
 func TestLossIsCopied(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true})
@@ -465,11 +352,11 @@ func TestLossIsCopied(t *testing.T) {
 		s.Lease(0, int64(time.Hour))
 		s.Unguarded(0, true)
 	}
-	holder.TakeOver(0, at(0), claim(1, 1, 7))
+	holder.TakeOver(0, at(0))
 	open(holder)
 	reserved := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}
 	decide(t, holder, strict, "known", at(0), reserved)
-	holder.TakeOver(0, at(0), claim(1, 2, 7))
+	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)
 	holder.Cold(0, at(time.Second))
 	if holder.Pending(0, ownership.Backup) == 0 {
@@ -479,7 +366,7 @@ func TestLossIsCopied(t *testing.T) {
 	holder.ColdStrict(0, at(2*time.Second))
 	l.sync(t, 2*time.Second, false)
 	l.same(t, "filled", 2*time.Second)
-	copied.TakeOver(0, l.there(2*time.Second), claim(1, 3, 8))
+	copied.TakeOver(0, l.there(2*time.Second))
 	open(copied)
 	for _, s := range []*Store{holder, copied} {
 		now := at(3 * time.Second)
@@ -494,44 +381,6 @@ func TestLossIsCopied(t *testing.T) {
 		// Nobody knows any more where its units are.
 		if n, known, err := settle(s, s.key("strict", "known"), strict, now, reservationOf(1), 0); n != 0 || !known || err != nil {
 			t.Errorf("%d were given back of what is taken for used up (%v, %v), of the copy: %v", n, known, err, s == copied)
-		}
-	}
-}
-
-// TestTablesOfALoss: a content that has keys is not taken for one of which all is in its first claim's table.
-func TestTablesOfALoss(t *testing.T) {
-	for _, keys := range []int{0, 1} {
-		s := New(Config{})
-		s.TakeOver(0, at(0), claim(1, 1, 7))
-		for range keys {
-			decide(t, s, rule("p", log(5, minute)), "k", at(0), cost(1))
-		}
-		s.Cold(0, at(0))
-		if has := s.shards[0].parts[0].extras.lineage[0].delta != nil; has != (keys == 0) {
-			t.Errorf("with %d keys the claim has a table: %v", keys, has)
-		}
-	}
-}
-
-// TestManyClaims: of more claims than a lineage names the oldest is forgotten, and that what was charged under it may still count is not.
-func TestManyClaims(t *testing.T) {
-	for _, apart := range []time.Duration{time.Second, time.Hour} {
-		s := New(Config{})
-		now := time.Duration(0)
-		for i := range maxLineage + 1 {
-			now += apart
-			s.TakeOver(0, at(now), claim(1, uint64(i+1), 7))
-			decide(t, s, rule("p", log(5, minute)), "k", at(now), cost(1))
-			lineage := s.shards[0].parts[0].extras.lineage
-			if want := min(i+1, maxLineage); len(lineage) != want || lineage[len(lineage)-1].claim != claim(1, uint64(i+1), 7) {
-				t.Fatalf("%d claims of %d are known", len(lineage), i+1)
-			}
-			if want := i == maxLineage && apart < minute; lineage[0].mixed != want {
-				t.Errorf("%d claims, %v apart: mixed %v", i+1, apart, lineage[0].mixed)
-			}
-			if lineage[0].delta != nil {
-				t.Errorf("%d claims: the first has a table", i+1)
-			}
 		}
 	}
 }
@@ -564,7 +413,7 @@ func TestVersionOfEachChange(t *testing.T) {
 		{"Detach", func() { s.Detach(0, ownership.Backup) }},
 		{"AttachCurrent", func() { s.AttachCurrent(0, ownership.Backup, true) }},
 		{"Detach again", func() { s.Detach(0, ownership.Backup) }},
-		{"TakeOver", func() { s.TakeOver(0, at(0), claim(1, 1, 7)) }},
+		{"TakeOver", func() { s.TakeOver(0, at(0)) }},
 		{"Open", func() { s.Shut(0); s.Open(0) }},
 		{"Merge", func() {
 			stage()
@@ -574,7 +423,7 @@ func TestVersionOfEachChange(t *testing.T) {
 		}},
 		{"Attach to what was promoted", func() { stage(); s.Promote(0); s.Attach(0, ownership.Backup, true) }},
 		{"Open of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.Open(0) }},
-		{"TakeOver of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.TakeOver(0, at(0), claim(1, 2, 7)) }},
+		{"TakeOver of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.TakeOver(0, at(0)) }},
 		{"Merge after that", func() {
 			stage()
 			if err := s.Merge(0, at(0)); err != nil {

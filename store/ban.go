@@ -97,29 +97,22 @@ func (sh *shard) bans(part *partition, k *Key, rule *Rule, now algo.Instant, cal
 	return held == nil || !held.inFlight(now.Mono)
 }
 
-// uniteBans adds the bans of another content: of two the one that ends later counts.
-func (m *merge) uniteBans() {
-	m.sh.eachRecord(&m.add.table, func(r record) {
-		left := r.banLeft(m.now)
-		if left == 0 {
-			return
+// ban gives the record at a slot of the base the ban of a record of add, where that ends later.
+func (m *merge) ban(slot uint32, r record) error {
+	left := r.banLeft(m.now)
+	if left == 0 {
+		return nil
+	}
+	to := m.sh.record(m.base.ref(slot))
+	if to.spec.rule.Ban == 0 {
+		m.base.lose(to)
+		if _, err := m.sh.adopt(&m.base.table, slot, r.spec.rule, m.now); err != nil {
+			return err
 		}
-		rule, k := r.spec.rule, Key{Hash: r.hash(), Key: string(r.key)}
-		slot, found := m.sh.find(&m.base.table, k.Hash, rule.Scope, k.Key)
-		var err error
-		if !found {
-			slot, err = m.sh.insert(&m.base.table, k, rule, m.now, r.spec.caller.label, false)
-		} else if m.sh.record(m.base.ref(slot)).spec.rule.Ban == 0 {
-			m.base.lose(m.sh.record(m.base.ref(slot)))
-			_, err = m.sh.adopt(&m.base.table, slot, rule, m.now)
-		}
-		if err != nil {
-			m.err = ErrFull
-			return
-		}
-		to := m.sh.record(m.base.ref(slot))
-		if left = min(left, to.spec.rule.Ban); to.banLeft(m.now) < left {
-			to.ban(to.state.Latest(m.now).Mono + int64(left))
-		}
-	})
+		to = m.sh.record(m.base.ref(slot))
+	}
+	if left = min(left, to.spec.rule.Ban); to.banLeft(m.now) < left {
+		to.ban(to.state.Latest(m.now).Mono + int64(left))
+	}
+	return nil
 }

@@ -434,7 +434,7 @@ func TestBanIsCopied(t *testing.T) {
 		if got, err = holder.Decide(k, r, at(time.Second), cost(1), nil); err != nil || !got.Banned || got.Ticket != 0 {
 			t.Errorf("%v, the next one: %+v, %v", durability, got, err)
 		}
-		copy.TakeOver(0, at(2*time.Second), claim(1, 2, 2))
+		copy.TakeOver(0, at(2*time.Second))
 		copy.Open(0)
 		if got, err = copy.Decide(k, r, at(2*minute), cost(1), nil); err != nil || !got.Banned || got.RetryAfter < 3*minute {
 			t.Errorf("%v, after the holder was lost: %+v, %v", durability, got, err)

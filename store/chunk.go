@@ -10,22 +10,19 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 6, and then items, each of
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 7, and then items, each of
 // which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
 // bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
 // reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
-const chunkVersion = 6
+const chunkVersion = 7
 
 // The kinds of items, and what follows.
 const (
 	// itemVersion: how far the copy has come with this chunk.
 	itemVersion = 1
-	// itemHistory: number of elements of the lineage; for each epoch, n, boot, age, version, one more than the version up to which it
-	// has what is kept under a durability of None, or 0 where that is the former, whether it has a delta and whether it is mixed; whether
-	// the copy leaves out what is kept under None, and so has no more of it than it had; then, for Cold and ColdStrict,
-	// whether it is so, and if so age of the instant and its wall time (signed). It replaces what the copy has of it. It comes first
-	// where it comes at all, and once more after everything that had been left out.
-	itemHistory = 2
+	// itemCold: for Cold and then ColdStrict, whether it is so, and if so age of the instant and its wall time (signed). It replaces
+	// what the copy has of it, and comes first where it comes at all.
+	itemCold = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
 	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, lease, reservation
@@ -37,16 +34,14 @@ const (
 	itemSettled     = 6
 	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has index 0.
 	itemRule = 7
-	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state; number of its reservations,
+	// itemKey: index of the rule, hash, key, what is owed in advance and inherited, state; number of its reservations,
 	// their ids, and where their units are (algo.Limits.AppendHolds); length of its loans, and these (algo.Loans.Append);
 	// what is left of its ban, 0 for none.
 	itemKey = 8
-	// itemDelta: index of the rule, hash, key, element of the lineage, state.
-	itemDelta = 9
 	// itemGone: hash, number of records that there are under it, and of each scope and key. All others are gone.
-	itemGone = 10
+	itemGone = 9
 	// itemSpent: nothing is owed in advance any more, whatever items before have said.
-	itemSpent = 11
+	itemSpent = 10
 )
 
 // ErrChunk is returned for bytes that are no chunk.
@@ -145,7 +140,7 @@ type drain struct {
 // full begins the chunk where it has not begun, and reports whether it has become long enough.
 func (d *drain) full() bool {
 	if d.out == nil {
-		guess := 64 + 96*(d.f.keys.len()+d.f.deltas.len()) + 64*int(d.part.extras.answers.end-d.f.answers)
+		guess := 64 + 96*d.f.keys.len() + 64*int(d.part.extras.answers.end-d.f.answers)
 		d.out = d.room.begin(min(max(d.most, 64)+1024, guess))
 		d.out = append(d.out, chunkVersion)
 	}
@@ -163,10 +158,10 @@ func (d *drain) run() {
 // changes takes what is pending in the order in which it has to be told.
 func (d *drain) changes() {
 	f, a, b := d.f, d.part.extras, &d.sh.budget
-	if f.history {
+	if f.cold {
 		d.full()
-		d.history()
-		f.history = false
+		d.cold()
+		f.cold = false
 	}
 	for len(f.resets) > 0 {
 		if d.full() {
@@ -199,12 +194,6 @@ func (d *drain) changes() {
 	}
 	// Twice: the pass in progress, and then what has become pending since it began.
 	for range 2 {
-		for ; f.pass.deltas > 0; f.pass.deltas-- {
-			if d.full() {
-				return
-			}
-			d.delta(f.deltas.pop(b))
-		}
 		for ; f.pass.keys > 0; f.pass.keys-- {
 			if d.full() {
 				return
@@ -217,11 +206,6 @@ func (d *drain) changes() {
 		f.contained = f.pass.version
 		f.begin(a)
 	}
-	if f.filled() {
-		f.partial = false
-		d.full()
-		d.history()
-	}
 	if d.slot == ownership.Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
 		d.spent()
 	}
@@ -229,19 +213,9 @@ func (d *drain) changes() {
 
 func (d *drain) age(instant int64) uint64 { return uint64(max(d.now.Mono-instant, 0)) }
 
-func (d *drain) history() {
+func (d *drain) cold() {
 	a := d.part.extras
-	d.out = append(d.out, itemHistory)
-	d.out = appendUint(d.out, uint64(len(a.lineage)))
-	for i := range a.lineage {
-		e := &a.lineage[i]
-		for _, n := range [...]uint64{e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot, d.age(e.at), e.seen, e.none + 1} {
-			d.out = appendUint(d.out, n)
-		}
-		d.out = appendBool(d.out, e.delta != nil)
-		d.out = appendBool(d.out, e.mixed)
-	}
-	d.out = appendBool(d.out, d.f.partial)
+	d.out = append(d.out, itemCold)
 	for _, c := range [...]coldness{a.cold, a.coldStrict} {
 		d.out = appendBool(d.out, c.is)
 		if c.is {
@@ -367,9 +341,7 @@ func (d *drain) key(t turn) {
 			continue
 		}
 		told = true
-		d.deltasOf(r)
 		d.head(itemKey, r)
-		d.out = appendUint(d.out, uint64(r.since()))
 		var o owing
 		if r.has(owedFlag) {
 			o = d.part.extras.owed[stateID{r.spec.rule.Scope, string(r.key)}]
@@ -395,7 +367,6 @@ func (d *drain) key(t turn) {
 		r := d.sh.record(d.part.ref(slot))
 		d.out = varint.AppendText(varint.AppendText(d.out, r.spec.rule.Scope), r.key)
 	}
-	d.delta(turn{hash: t.hash}) // what was to be told with a record that is gone
 }
 
 // holds tells a record's reservations and where their units are.
@@ -424,58 +395,6 @@ func (d *drain) loans(r record) {
 		d.sh.buffer = l.Append(d.sh.buffer, d.now)
 	}
 	d.out = varint.AppendText(d.out, d.sh.buffer)
-}
-
-// delta tells the pending deltas of a key. Of those that are gone nothing is told: they are dropped by everybody for the
-// same reasons.
-func (d *drain) delta(t turn) {
-	for i := range d.part.extras.lineage {
-		table := d.part.extras.lineage[i].delta
-		if table == nil {
-			continue
-		}
-		slots := d.sh.ofHash(table, t.hash, d.slots[:0])
-		for _, slot := range slots {
-			r := d.sh.record(table.ref(slot))
-			if r.has(pendingFlag<<d.slot) && !d.together(r) {
-				d.deltaOf(r, i, t.mark, len(slots) == 1)
-			}
-		}
-	}
-}
-
-// together says whether a pending delta is told with its state, see deltasOf. Where that has sliding counters the two are to have the same windows
-// in the copy as here, and two messages may not take as long.
-func (d *drain) together(delta record) bool {
-	slot, ok := d.sh.find(&d.part.table, delta.hash(), delta.spec.rule.Scope, string(delta.key))
-	if !ok {
-		return false
-	}
-	state := d.sh.record(d.part.ref(slot)) // under other limits than the delta, perhaps, since a merge
-	return state.has(pendingFlag<<d.slot) && slides(state.spec.rule.Limits)
-}
-
-// deltasOf tells the deltas of a record that are told together with it.
-func (d *drain) deltasOf(r record) {
-	if !slides(r.spec.rule.Limits) {
-		return
-	}
-	for i := range d.part.extras.lineage {
-		table := d.part.extras.lineage[i].delta
-		if table == nil {
-			continue
-		}
-		if slot, ok := d.sh.find(table, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
-			d.deltaOf(d.sh.record(table.ref(slot)), i, 0, false)
-		}
-	}
-}
-
-func (d *drain) deltaOf(r record, element int, mark uint64, alone bool) {
-	r.spec.rule.Limits.Hold(r.state, d.now)
-	d.head(itemDelta, r)
-	d.out = appendUint(d.out, uint64(element))
-	d.state(r, mark, alone)
 }
 
 // spent ends all allowances, in the last chunk of a partition that is shut: it has every state as it is.

@@ -58,13 +58,7 @@ func (sh *shard) replace(part *partition, by content) (old content) {
 // release frees a content that is no longer anybody's, a little at a time.
 func (s *Store) release(p int, c content) {
 	sh, _ := s.at(p)
-	tables := []*table{&c.table}
 	if c.extras != nil {
-		for i := range c.extras.lineage {
-			if d := c.extras.lineage[i].delta; d != nil {
-				tables = append(tables, d)
-			}
-		}
 		sh.locked(func() {
 			for of := range c.extras.lent {
 				c.dropLent(of, &sh.budget)
@@ -73,34 +67,18 @@ func (s *Store) release(p int, c content) {
 			c.extras.reservations.free(&sh.budget)
 		})
 	}
-	for _, t := range tables {
-		for t.count > 0 {
-			sh.locked(func() { sh.freeSome(t, freeHold) })
-		}
+	for c.count > 0 {
+		sh.locked(func() { sh.freeSome(&c.table, freeHold) })
 	}
 }
 
 // TakeOver begins an unplanned claim on the content. What the lost holder may have admitted ahead of its copy (escrow) is
 // charged at now, except to strict rules: see TakeOverStrict.
-func (s *Store) TakeOver(p int, now algo.Instant, c ownership.Claim) {
+func (s *Store) TakeOver(p int, now algo.Instant) {
 	s.with(p, func(sh *shard, part *partition) {
 		sh.chargeOwed(part, now, false)
-		a := part.ensureExtras()
-		if len(a.lineage) == 0 {
-			// Of a content without claims that is not empty it is not known under which ones it was made.
-			a.lineage = []element{{claim: c, none: everything, at: now.Mono, mixed: part.count > 0}}
-		} else {
-			a.lineage[len(a.lineage)-1].seen = a.version
-			a.lineage = append(a.lineage[:len(a.lineage):len(a.lineage)], element{claim: c, none: everything, at: now.Mono, delta: &table{}})
-			if len(a.lineage) > maxLineage {
-				sh.forget(&part.content, sh.matters(a, now))
-			}
-			sh.thin(&part.content)
-		}
 		part.raise()
-		a.version++
-		part.retrace()
-		part.noteHistory()
+		part.ensureExtras().version++
 	})
 }
 
@@ -126,11 +104,8 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 			})
 			r.clear(owedFlag)
 			delete(part.extras.owed, of)
-			if part.traced {
-				sh.note(part, r, 0, false)
-			}
-			if strict {
-				sh.chargeDelta(part, r, now, o.advanced+o.inherited)
+			if part.followed {
+				sh.note(part, r, 0)
 			}
 			continue
 		}
@@ -144,13 +119,8 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 // at this instant, where its rule is ColdClosed.
 func (s *Store) Cold(p int, now algo.Instant) {
 	s.with(p, func(_ *shard, part *partition) {
-		a := part.ensureExtras()
-		a.cold = coldness{true, now}
-		if len(a.lineage) == 1 && part.count == 0 && a.lineage[0].delta == nil {
-			a.lineage[0].delta = &table{}
-			part.retrace()
-		}
-		part.noteHistory()
+		part.ensureExtras().cold = coldness{true, now}
+		part.noteCold()
 	})
 }
 
@@ -158,7 +128,7 @@ func (s *Store) Cold(p int, now algo.Instant) {
 func (s *Store) ColdStrict(p int, now algo.Instant) {
 	s.with(p, func(sh *shard, part *partition) {
 		part.ensureExtras().coldStrict = coldness{true, now}
-		part.noteHistory()
+		part.noteCold()
 		sh.forced(func() {
 			sh.eachRecord(&part.table, func(r record) {
 				if !r.spec.rule.Strict {
@@ -171,19 +141,37 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 					r.clear(owedFlag)
 					delete(part.extras.owed, r.id())
 				}
-				if part.traced {
-					sh.note(part, r, 0, false)
-				}
-				delta := part.newestDelta()
-				if delta == nil {
-					return
-				}
-				newest := len(part.extras.lineage) - 1
-				_, found := sh.find(delta, r.hash(), r.spec.rule.Scope, string(r.key))
-				if found || newest > 0 && r.since() < newest {
-					sh.twin(part, delta, r, now)
+				if part.followed {
+					sh.note(part, r, 0)
 				}
 			})
 		})
 	})
+}
+
+// coldness is an instant at which what an earlier holder had counted was given up for lost.
+type coldness struct {
+	is bool
+	at algo.Instant
+}
+
+// eachRecord calls f for every record of a table, which f must not change.
+func (sh *shard) eachRecord(t *table, f func(record)) {
+	for _, e := range t.index {
+		if e != 0 {
+			f(sh.record(algo.Ref(e)))
+		}
+	}
+}
+
+// freeSome drops up to n records of a table that nobody else knows any more.
+func (sh *shard) freeSome(t *table, n int) {
+	for i := len(t.index) - 1; i >= 0 && n > 0 && t.count > 0; {
+		if t.index[i] == 0 {
+			i--
+			continue
+		}
+		sh.drop(t, uint32(i))
+		n--
+	}
 }

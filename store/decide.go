@@ -21,7 +21,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		return sh.extend(part, k, rule, now, call, each, answer)
 	}
 	guarded := rule.Guarded()
-	if !guarded && !part.traced && call.RequestID == "" && call.Reservation == (ReservationID{}) && (rule.Ban == 0 || !call.Always) {
+	if !guarded && !part.followed && call.RequestID == "" && call.Reservation == (ReservationID{}) && (rule.Ban == 0 || !call.Always) {
 		// Nobody has to be told, and there is nothing to be remembered.
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
@@ -71,8 +71,8 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			}
 			r = sh.record(part.ref(slot))
 		}
-		if adopted && part.traced {
-			sh.note(part, r, 0, false)
+		if adopted && part.followed {
+			sh.note(part, r, 0)
 		}
 		if r.has(lentFlag) {
 			if loans := sh.expireLoans(part, r, now); loans != nil {
@@ -84,9 +84,11 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			sh.refuseBanned(r, now, banned, request, each, answer)
 			return nil
 		}
-		if call.Whole && request.Held > 0 && call.wantsBack(rule.Limits.Room(sh.arena, r.state, now), request.Held) {
-			answer.OnLoan, answer.OnLoanFor = request.Held, request.HeldFor
-			return nil
+		if call.Whole && call.Partial && request.Held > 0 {
+			if room := rule.Limits.Room(sh.arena, r.state, now); room > 0 && call.Cost > room-request.Held {
+				answer.OnLoan, answer.OnLoanFor = request.Held, request.HeldFor
+				return nil
+			}
 		}
 		mark = sh.markOf(part, r)
 	} else {
@@ -107,7 +109,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	sh.ends(number, used)
 	d := &answer.Decision
 	// A refusal that is counted changes the state, too.
-	denied := (part.traced || filled) && err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits)
+	denied := (part.followed || filled) && err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits)
 	if !found && (err != nil || d.Granted == 0) && (filled && !denied || sh.idle(r, now)) {
 		sh.drop(&part.table, slot)
 		denied = false
@@ -116,9 +118,8 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		return sh.noRoom()
 	}
 	if d.Granted > 0 {
-		if part.traced {
-			sh.note(part, r, mark, false)
-			sh.chargeDelta(part, r, now, d.Granted)
+		if part.followed {
+			sh.note(part, r, mark)
 		}
 		if call.RequestID != "" || call.Reservation != (ReservationID{}) {
 			sh.remember(part, k, rule, r.state, now, call, d)
@@ -128,8 +129,8 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			answer.Ticket = sh.ticket(part, k, rule, now, call, d.Granted)
 		}
 	} else {
-		if denied && part.traced {
-			sh.note(part, r, mark, false)
+		if denied && part.followed {
+			sh.note(part, r, mark)
 		}
 		if call.Always && call.Cost > 0 && call.RequestID != "" {
 			// As much is owed as may be. Repeated when there is room again it would be another charge.
@@ -149,8 +150,8 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		r.ban(int64(r.state[0]) + int64(rule.Ban))
 		answer.banned(rule.Ban, false)
 		answer.Bans = true
-		if part.traced {
-			sh.note(part, r, 0, false)
+		if part.followed {
+			sh.note(part, r, 0)
 		}
 		if rule.Durability >= Escrow && !answer.Degraded {
 			// Who has been told of the ban is not to be admitted because its owner was lost.
@@ -158,16 +159,6 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		}
 	}
 	return nil
-}
-
-// wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A call that is refused
-// without them does not need to ask before.
-func (c *Call) wantsBack(room, held int64) bool {
-	least := c.Cost
-	if c.Partial {
-		least = 1
-	}
-	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-held
 }
 
 // ticket returns the ticket that the answer to a grant needs. An allowance stands for units only: a request id or a reservation that
@@ -268,12 +259,6 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 		sh.drop(&part.table, slot)
 		return 0, false, errNoRoom
 	}
-	if a := part.extras; a != nil && len(a.lineage) > 1 && !repaid(rule.Limits) {
-		sh.dropDeltas(&part.content, k.Hash, stateID{rule.Scope, k.Key})
-		if !filled {
-			r.setSince(len(a.lineage) - 1)
-		}
-	}
 	return slot, filled, nil
 }
 
@@ -330,8 +315,8 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	}
 	var changed bool
 	sh.counted(r, func() { changed = f(r) })
-	if (changed || adopted) && part.traced {
-		sh.note(part, r, mark, false)
+	if (changed || adopted) && part.followed {
+		sh.note(part, r, mark)
 	}
 	return nil
 }
@@ -484,7 +469,6 @@ type Settlement struct {
 	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no further than that
 	// beyond a limit.
 	Bounded bool
-	Whole   bool  // as in Call: of the charge of an excess
 	Boot    int64 // as in Call, like Caller
 	// Caller is who asks.
 	Caller string
@@ -497,7 +481,6 @@ type Settled struct {
 	Returned int64 // units that were given back
 	Excess   int64 // units that were charged beyond what was reserved
 	Over     bool  // there was no room for all of the excess
-	OnLoan   int64 // as in Answer: nothing was done
 	// Of the charge of an excess, as in Answer.
 	Ticket   uint64
 	Degraded bool
@@ -546,9 +529,9 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	case how.Keep > units:
 		var answer Answer
 		charge := algo.Request{Cost: how.Keep - units, Always: true, Bounded: how.Bounded, MaxDebt: rule.Limits.Highest()}
-		excess := Call{Request: charge, Boot: how.Boot, Spent: true, Whole: how.Whole, Caller: how.Caller}
-		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil || answer.OnLoan > 0 {
-			return Settled{Known: true, OnLoan: answer.OnLoan}, err
+		excess := Call{Request: charge, Boot: how.Boot, Spent: true, Caller: how.Caller}
+		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil {
+			return out, err
 		}
 		out.Excess, out.Over = answer.Granted, !answer.Allowed
 		out.Degraded, out.Until = answer.Degraded, answer.Until
@@ -615,7 +598,6 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 				sh.drop(&part.table, slot)
 			}
 		}
-		changed = sh.dropDeltas(&part.content, k.Hash, of) || changed
 		if a := part.extras; a != nil {
 			changed = a.answers.forget(of) || changed
 			changed = a.reservations.forget(of, &sh.budget) || changed
@@ -633,7 +615,7 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 				r.spec.rule.Limits.Free(sh.arena, r.state)
 				r.spec.rule.Limits.Init(r.state, newest)
 			})
-			sh.note(part, r, 0, false)
+			sh.note(part, r, 0)
 		}
 	})
 	return err

@@ -170,7 +170,7 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 		default:
 			if slot, ok := sh.find(&part.table, a.hash, of.scope, of.key); ok {
 				r := sh.record(part.ref(slot))
-				sh.note(part, r, r.spec.rule.Limits.Mark(r.state), false)
+				sh.note(part, r, r.spec.rule.Limits.Mark(r.state))
 			}
 		}
 	}

@@ -13,7 +13,7 @@ func escrowed(t *testing.T) (holder, copied *Store, l *link) {
 	t.Helper()
 	holder, copied = New(Config{}), New(Config{Shut: true})
 	l = newLink(holder, copied, ownership.Backup)
-	holder.TakeOver(0, at(0), claim(1, 1, 7))
+	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)
 	return holder, copied, l
 }
@@ -21,7 +21,7 @@ func escrowed(t *testing.T) (holder, copied *Store, l *link) {
 // left is what a key has left once its holder is lost.
 func left(t *testing.T, copied *Store, r *Rule, now time.Duration, l *link) int64 {
 	t.Helper()
-	copied.TakeOver(0, l.there(now), claim(1, 2, 8))
+	copied.TakeOver(0, l.there(now))
 	copied.Open(0)
 	a, err := copied.Decide(copied.key(r.Scope, "k"), r, l.there(now), cost(0), nil)
 	if err != nil {
@@ -143,7 +143,7 @@ func TestMergeRequestIDs(t *testing.T) {
 	call.RequestID = "id"
 	for range 2 {
 		call.RequestID += "'"
-		if a, err := p.Decide(p.key("p", "k"), r, at(s.now), call, nil); err != nil || !a.Allowed || a.Remaining != 4 {
+		if a, err := p.Decide(p.key("p", "k"), r, at(s.now), call, nil); err != nil || !a.Allowed || a.Remaining != 7 {
 			t.Errorf("id %q: %+v, %v; want it to be known", call.RequestID, a.Decision, err)
 		}
 	}
@@ -174,7 +174,7 @@ func TestInheritedAtShut(t *testing.T) {
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, strict, 0)
 	l.sync(t, 0, false)
-	claimant.TakeOver(0, l.there(0), claim(1, 2, 8))
+	claimant.TakeOver(0, l.there(0))
 	claimant.Open(0)
 	backup := New(Config{Shut: true})
 	m := newLink(claimant, backup, ownership.Backup)
@@ -184,7 +184,7 @@ func TestInheritedAtShut(t *testing.T) {
 	m.sync(t, l.offset, false)
 	claimant.Shut(0)
 	m.sync(t, l.offset, false)
-	backup.TakeOver(0, l.there(0), claim(1, 3, 9))
+	backup.TakeOver(0, l.there(0))
 	backup.TakeOverStrict(0, l.there(0))
 	backup.Open(0)
 	backup.Lease(0, int64(time.Hour))
@@ -233,13 +233,13 @@ func TestAllowanceAfterSplit(t *testing.T) {
 	l.sync(t, 0, false)
 	m.sync(t, 0, true)
 	l.sync(t, 0, false)
-	receiver.TakeOver(0, l.there(0), claim(1, 2, 8))
+	receiver.TakeOver(0, l.there(0))
 	receiver.Open(0)
 	ahead := spend(t, holder, r, 0) // and it is lost
 	if ahead == 0 {
 		t.Fatal("nothing was admitted ahead")
 	}
-	backup.TakeOver(0, l.there(0), claim(1, 3, 9))
+	backup.TakeOver(0, l.there(0))
 	backup.TakeOverStrict(0, l.there(0))
 	n := newLink(backup, receiver, ownership.Target)
 	n.offset = 0
@@ -342,7 +342,7 @@ func TestOwedIsChargedBesideReservations(t *testing.T) {
 	holder.Lease(0, int64(time.Hour))
 	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute})
 	l.sync(t, 0, false)
-	copied.TakeOver(0, at(5*time.Second), claim(1, 2, 8))
+	copied.TakeOver(0, at(5*time.Second))
 	copied.Open(0)
 	copied.Lease(0, int64(time.Hour))
 	backup := New(Config{Shut: true})
@@ -369,7 +369,7 @@ func TestNothingOwedAfterALoss(t *testing.T) {
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
-	copied.TakeOver(0, at(0), claim(1, 2, 8))
+	copied.TakeOver(0, at(0))
 	copied.Open(0)
 	copied.Lease(0, int64(time.Hour))
 	copied.Unguarded(0, true)

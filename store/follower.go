@@ -17,27 +17,25 @@ const slots = 2
 // A record that is pending is marked as such (pendingFlag) and stands in a queue by its hash, for records move. Together
 // with it stands what the follower knows of its state, as a Mark. A turn may be stale when the record was dropped and
 // made anew: a new record is told as a whole, whatever the turn says, and turns come in order.
-type follower struct {
+type follower struct { // there is one for each partition, and most changes touch the first cache line alone
 	all     bool // nothing is left out
 	current bool
-	history bool // lineage and the like are to be told
-	partial bool // it has been told, or is about to be, that what is kept under a durability of None is left out
+	cold    bool // what is lost (see Store.Cold) is to be told
 	keys    queue
 	// A pass is what was pending at one time. When all of it has been taken, everything up to the version of that time has.
 	pass struct {
-		version      uint64
-		answers      uint64 // the turn of the first answer that is not of it
-		keys, deltas int    // left of it
+		version uint64
+		answers uint64 // the turn of the first answer that is not of it
+		keys    int    // left of it
 	}
 	contained uint64
 	confirmed uint64
 	answers   uint64 // what has a turn before this one is known, but for those that gave units back
 	refunds   uint64 // the same of those
-	deltas    queue  // told before the keys, so that no state a follower has is ahead of its deltas
 	resets    []resetKey
 	// reservations that were made or ended.
 	reservations []reservationKey
-	_            [8]byte // to whole cache lines: there is one for each partition, and most changes touch the first alone
+	_            [48]byte // to whole cache lines
 }
 
 // resetKey is a state that was reset.
@@ -98,11 +96,8 @@ func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.
 
 // begin begins a pass with all that is pending.
 func (f *follower) begin(a *extras) {
-	f.pass.version, f.pass.answers, f.pass.keys, f.pass.deltas = a.version, a.answers.end, f.keys.len(), f.deltas.len()
+	f.pass.version, f.pass.answers, f.pass.keys = a.version, a.answers.end, f.keys.len()
 }
-
-// filled reports whether nothing is left out any more, which is told once all that was left out has been, and is not pending by itself.
-func (f *follower) filled() bool { return f.all && f.partial }
 
 // tells reports whether there may be a follower that is told of changes of what is kept under the rule. It looks at no
 // follower: with a durability of None that would be most of what a decision waits for.
@@ -110,11 +105,11 @@ func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p
 
 // left is the number of things that are pending.
 func (f *follower) left(a *extras) int {
-	n := f.keys.len() + f.deltas.len() + len(f.resets) + len(f.reservations)
+	n := f.keys.len() + len(f.resets) + len(f.reservations)
 	if a.answers.pending(min(f.answers, f.refunds)) {
 		n++
 	}
-	if f.history {
+	if f.cold {
 		n++
 	}
 	return n
@@ -148,7 +143,7 @@ func (p *partition) unnoted(r record) bool {
 
 // note makes a record's change pending for all followers that know the record. mark is what its Mark was before; 0 when
 // the state has to be told as a whole. It does not matter where the record is pending already.
-func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
+func (sh *shard) note(part *partition, r record, mark uint64) {
 	if !part.followed {
 		return
 	}
@@ -167,11 +162,7 @@ func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
 		if mark == 0 {
 			r.set(wholeFlag << i)
 		}
-		q := &f.keys
-		if delta {
-			q = &f.deltas
-		}
-		q.push(turn{r.hash(), mark}, &sh.budget)
+		f.keys.push(turn{r.hash(), mark}, &sh.budget)
 		part.setPending(ownership.Slot(i), part.pending[i].Load()+1)
 	}
 }
@@ -197,9 +188,9 @@ func (p *partition) noteReservation(k reservationKey, b *shardBudget) {
 	})
 }
 
-// noteHistory makes pending what does not belong to a key.
-func (p *partition) noteHistory() {
-	p.eachFollower(func(f *follower) { f.history = true })
+// noteCold makes pending what is lost, which does not belong to a key.
+func (p *partition) noteCold() {
+	p.eachFollower(func(f *follower) { f.cold = true })
 }
 
 // eachFollower calls f, which makes something pending, for every follower.
@@ -221,7 +212,7 @@ func (p *partition) eachFollower(do func(*follower)) {
 func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
-		f.history = true
+		f.cold = true
 		f.answers, f.refunds, f.pass.answers = 0, 0, 0
 		part.tellReservations(slot, false)
 		part.extras.reservations.each(func(k reservationKey) {
@@ -237,7 +228,7 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
-		f.history = true // and so the version, which may be above the follower's for what this process has held before
+		f.cold = true // and so the version, which may be above the follower's for what this process has held before
 		part.tellReservations(slot, true)
 	})
 }
@@ -259,7 +250,7 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	part.raise()
 	a := part.ensureExtras()
 	a.version++
-	f := &follower{all: all, partial: !all, answers: a.answers.end, refunds: a.answers.end}
+	f := &follower{all: all, answers: a.answers.end, refunds: a.answers.end}
 	f.contained = a.version
 	f.begin(a)
 	part.role.followers[slot] = f
@@ -270,35 +261,23 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 
 // noteAll makes all records that are wanted pending as a whole for one follower.
 func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(record) bool) {
-	f := part.role.followers[slot]
-	note := func(t *table, q *queue) {
-		// The queue gets the size it will have, within a quarter: appending would copy it again and again.
-		if grow := t.count - (cap(q.turns) - len(q.turns)); grow > 0 {
-			before := cap(q.turns)
-			q.turns = slices.Grow(q.turns, t.count)
-			sh.budget.count((cap(q.turns) - before) * turnBytes)
-		}
-		for i := range t.index {
-			if t.index[i] == 0 {
-				continue
-			}
-			r := sh.record(t.ref(uint32(i)))
-			if !wanted(r) {
-				continue
-			}
-			r.set(wholeFlag << slot)
-			if !r.has(pendingFlag << slot) {
-				r.set(pendingFlag << slot)
-				q.push(turn{hash: r.hash()}, &sh.budget)
-			}
-		}
+	f, t := part.role.followers[slot], &part.table
+	// The queue gets the size it will have, within a quarter: appending would copy it again and again.
+	if q := &f.keys; t.count > cap(q.turns)-len(q.turns) {
+		before := cap(q.turns)
+		q.turns = slices.Grow(q.turns, t.count)
+		sh.budget.count((cap(q.turns) - before) * turnBytes)
 	}
-	for i := range part.extras.lineage {
-		if d := part.extras.lineage[i].delta; d != nil {
-			note(d, &f.deltas)
+	sh.eachRecord(t, func(r record) {
+		if !wanted(r) {
+			return
 		}
-	}
-	note(&part.table, &f.keys)
+		r.set(wholeFlag << slot)
+		if !r.has(pendingFlag << slot) {
+			r.set(pendingFlag << slot)
+			f.keys.push(turn{hash: r.hash()}, &sh.budget)
+		}
+	})
 	part.extras.version++
 	part.recount()
 }
@@ -337,24 +316,12 @@ func (sh *shard) detach(part *partition, slot ownership.Slot) {
 		part.role.advances.free(&sh.budget)
 	}
 	var room [4]uint32
-	clear := func(t *table, hash uint64) {
-		for _, i := range sh.ofHash(t, hash, room[:0]) {
-			sh.record(t.ref(i)).clear((pendingFlag | wholeFlag) << slot)
-		}
-	}
 	for f.keys.len() > 0 {
-		clear(&part.table, f.keys.pop(&sh.budget).hash)
-	}
-	for f.deltas.len() > 0 {
-		hash := f.deltas.pop(&sh.budget).hash
-		for i := range part.extras.lineage {
-			if d := part.extras.lineage[i].delta; d != nil {
-				clear(d, hash)
-			}
+		for _, i := range sh.ofHash(&part.table, f.keys.pop(&sh.budget).hash, room[:0]) {
+			sh.record(part.ref(i)).clear((pendingFlag | wholeFlag) << slot)
 		}
 	}
 	f.keys.free(&sh.budget)
-	f.deltas.free(&sh.budget)
 	for i := range f.resets {
 		sh.budget.Give(f.resets[i].bytes())
 	}
@@ -434,9 +401,6 @@ func (sh *shard) quiet(part *partition, now algo.Instant) {
 		a.answers.expire(now.Mono, &sh.budget)
 		a.reservations.expire(now.Mono, &sh.budget)
 		sh.expireDue(part, now)
-		if part.open {
-			sh.prune(part, now) // a copy's lineage is its holder's to prune
-		}
 		part.recount()
 	}
 	sh.giveBack(part, now)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -30,11 +29,6 @@ type message struct {
 	chunk    []byte
 	version  uint64
 	complete bool
-}
-
-// claim is the claim of a process.
-func claim(epoch, n, boot uint64) ownership.Claim {
-	return ownership.Claim{Term: ownership.Term{Epoch: epoch, N: n}, Boot: boot}
 }
 
 func newLink(from, to *Store, slot ownership.Slot) *link {
@@ -97,21 +91,19 @@ func (l *link) sync(t *testing.T, now time.Duration, whole bool) {
 	}
 }
 
-// contents renders a partition's records, and those of its deltas, in an order of their own. What is idle is left out.
+// contents renders a partition's records in an order of their own. What is idle is left out.
 func contents(s *Store, now algo.Instant) []string {
 	var out []string
 	s.with(0, func(sh *shard, part *partition) {
-		for i := 0; part.at(i) != nil; i++ {
-			sh.eachRecord(part.at(i), func(r record) {
-				if !r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
-					data := normal(r.spec.rule.Limits, sh.arena, r.state, now)
-					out = append(out, fmt.Sprintf("%d %s/%s %v since %d: %x", i, r.spec.rule.Scope, r.key, r.spec.rule.Limits, r.since(), data))
-				}
-				if left := r.banLeft(now); left > 0 {
-					out = append(out, fmt.Sprintf("%d %s/%s banned for %v of %v", i, r.spec.rule.Scope, r.key, left, r.spec.rule.Ban))
-				}
-			})
-		}
+		sh.eachRecord(&part.table, func(r record) {
+			if !r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
+				data := normal(r.spec.rule.Limits, sh.arena, r.state, now)
+				out = append(out, fmt.Sprintf("%s/%s %v: %x", r.spec.rule.Scope, r.key, r.spec.rule.Limits, data))
+			}
+			if left := r.banLeft(now); left > 0 {
+				out = append(out, fmt.Sprintf("%s/%s banned for %v of %v", r.spec.rule.Scope, r.key, left, r.spec.rule.Ban))
+			}
+		})
 		if a := part.extras; a != nil {
 			for k, m := range a.answers.by {
 				if now.Mono < m.until {
@@ -130,9 +122,6 @@ func contents(s *Store, now algo.Instant) []string {
 					out = append(out, fmt.Sprintf("loan %s %v: %v for %d", of, e.ID, e.Totals, max(e.Until-now.Mono, 0)))
 				}
 				out = append(out, fmt.Sprintf("%d loans of %s", l.Len(), of))
-			}
-			for _, e := range a.lineage {
-				out = append(out, fmt.Sprintf("claim %v", e.claim))
 			}
 		}
 	})
@@ -181,9 +170,9 @@ func TestCopyEquals(t *testing.T) {
 		holder, copy := New(Config{}), New(Config{Shut: true})
 		l := newLink(holder, copy, ownership.Slot(rng.IntN(2)))
 		now := time.Duration(0)
-		holder.TakeOver(0, at(now), claim(1, 1, 7))
+		holder.TakeOver(0, at(now))
 		if seed%2 == 1 {
-			holder.TakeOver(0, at(now), claim(1, 2, 8)) // with deltas
+			holder.TakeOver(0, at(now)) // with deltas
 		}
 		l.most = 1 << (4 + rng.IntN(10))
 		l.sync(t, now, true)
@@ -328,7 +317,7 @@ func TestChanged(t *testing.T) {
 					t.Fatal(err)
 				}
 			case 4:
-				s.TakeOver(p, now, claim(1, uint64(step), 7))
+				s.TakeOver(p, now)
 			case 5:
 				s.Widen(p, slot)
 			case 6:
@@ -378,7 +367,7 @@ func TestCrash(t *testing.T) {
 			r := rule("p", log(limit, w))
 			r.Durability = d
 			now := time.Duration(0)
-			holder.TakeOver(0, at(now), claim(1, 1, 7))
+			holder.TakeOver(0, at(now))
 			l.sync(t, now, true)
 			staged, confirmed := false, uint64(0)
 			keys := []string{"a", "b", "c"}
@@ -450,7 +439,7 @@ func TestCrash(t *testing.T) {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
 				l.deliver(t, now, &staged)
 			}
-			copy.TakeOver(0, l.there(now), claim(1, 2, 8))
+			copy.TakeOver(0, l.there(now))
 			copy.Open(0)
 			for range 400 {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
@@ -491,7 +480,7 @@ func TestEscrowSeldomWaits(t *testing.T) {
 	urgent := 0
 	holder, copy := New(Config{Urgent: func(int) { urgent++ }}), New(Config{Shut: true})
 	l := newLink(holder, copy, ownership.Backup)
-	holder.TakeOver(0, at(0), claim(1, 1, 7))
+	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)
 	r := rule("p", log(1000, minute))
 	r.Durability = Escrow
@@ -997,7 +986,7 @@ func TestReservationEndsWithHolders(t *testing.T) {
 				t.Fatalf("%+v, %v", got, err)
 			}
 		}
-		a.TakeOver(0, at(0), claim(1, 1, 1))
+		a.TakeOver(0, at(0))
 		l := newLink(a, b, ownership.Backup)
 		l.attach(false)
 		reserve(1, 2, 10*time.Second)
@@ -1035,7 +1024,7 @@ func TestCold(t *testing.T) {
 	s := New(Config{Shut: true})
 	s.Cold(0, at(0))
 	s.ColdStrict(0, at(20*time.Second))
-	s.TakeOver(0, at(20*time.Second), claim(1, 1, 1))
+	s.TakeOver(0, at(20*time.Second))
 	s.Open(0)
 	s.Lease(0, 1)
 	s.Unguarded(0, true)
@@ -1125,7 +1114,7 @@ func TestResetOfWhatIsOwed(t *testing.T) {
 		borrow(t, holder, r, 0, Borrow{ID: loanID, Want: lent})
 		spend(t, holder, r, 0)
 		l.sync(t, 0, false)
-		copied.TakeOver(0, l.there(0), claim(1, 2, 8))
+		copied.TakeOver(0, l.there(0))
 		copied.Open(0)
 		copied.Lease(0, int64(time.Hour))
 		copied.Unguarded(0, true)
@@ -1150,7 +1139,7 @@ func TestResetOfWhatIsOwed(t *testing.T) {
 func TestTakeOverStrict(t *testing.T) {
 	holder, copy := New(Config{}), New(Config{Shut: true})
 	l := newLink(holder, copy, ownership.Backup)
-	holder.TakeOver(0, at(0), claim(1, 1, 7))
+	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)
 	holder.Lease(0, 100)
 	rules := []*Rule{rule("available", log(100, minute)), rule("strict", log(100, minute))}
@@ -1172,7 +1161,7 @@ func TestTakeOverStrict(t *testing.T) {
 		}
 	}
 	check("before", 99, 99)
-	copy.TakeOver(0, l.there(0), claim(1, 2, 8))
+	copy.TakeOver(0, l.there(0))
 	check("after TakeOver", 89, 99)
 	// What is owed on strict rules survives a move.
 	third := New(Config{Shut: true})
@@ -1213,7 +1202,7 @@ func TestChunkIsChecked(t *testing.T) {
 // sampleChunk has something of every kind.
 func sampleChunk(tb testing.TB) []byte {
 	s := New(Config{})
-	s.TakeOver(0, at(0), claim(1, 1, 7))
+	s.TakeOver(0, at(0))
 	s.Cold(0, at(0))
 	rules := []*Rule{
 		rule("log", log(5, minute), log(50, time.Hour)), rule("window", window(5, minute)),
@@ -1241,7 +1230,7 @@ func sampleChunk(tb testing.TB) []byte {
 		}
 	}
 	use(1)
-	s.TakeOver(0, at(0), claim(1, 2, 8))
+	s.TakeOver(0, at(0))
 	s.Attach(0, ownership.Backup, true)
 	s.Caught(0, ownership.Backup)
 	use(2)
@@ -1257,31 +1246,6 @@ func sampleChunk(tb testing.TB) []byte {
 	return chunk
 }
 
-// TestApplyHistory: a history with a number or a flag out of range is no chunk, and changes nothing.
-func TestApplyHistory(t *testing.T) {
-	for _, tt := range []struct {
-		none    uint64
-		partial byte
-		err     error
-	}{
-		{0, 0, nil}, {0, 1, nil}, {6, 0, nil}, {1 << 63, 1, nil},
-		{1<<63 + 1, 0, ErrChunk}, {math.MaxUint64, 1, ErrChunk}, {0, 2, ErrChunk},
-	} {
-		chunk := []byte{chunkVersion, itemHistory, 1, 1, 1, 1, 0, 5}
-		chunk = binary.AppendUvarint(chunk, tt.none)
-		chunk = append(chunk, 0, 0, tt.partial, 0, 0)
-		s := New(Config{Shut: true})
-		if err := s.Apply(0, false, at(0), chunk); err != tt.err {
-			t.Errorf("none %d, flag %d: %v, want %v", tt.none, tt.partial, err, tt.err)
-		}
-		s.with(0, func(_ *shard, part *partition) {
-			if lineage := part.extras.lineage; len(lineage) > 0 != (tt.err == nil) {
-				t.Errorf("none %d, flag %d: %d claims are named", tt.none, tt.partial, len(lineage))
-			}
-		})
-	}
-}
-
 func FuzzApply(f *testing.F) {
 	f.Add(sampleChunk(f), true)
 	f.Add([]byte{chunkVersion, itemSpent, itemGone}, false)
@@ -1294,7 +1258,7 @@ func FuzzApply(f *testing.F) {
 				t.Error(err)
 			}
 		}
-		s.TakeOver(0, at(time.Hour), claim(1, 9, 9))
+		s.TakeOver(0, at(time.Hour))
 		s.TakeOverStrict(0, at(time.Hour))
 		s.Open(0)
 		for _, scope := range []string{"log", "window", "lent"} {
@@ -1318,7 +1282,7 @@ func TestCopyZones(t *testing.T) {
 		err  error
 	}{{berlin, nil}, {time.FixedZone("Europe/Atlantis", 3600), ErrChunk}, {time.FixedZone("/etc/localtime", 0), ErrChunk}} {
 		holder, copy := New(Config{}), New(Config{Shut: true})
-		holder.TakeOver(0, at(0), claim(1, 1, 7))
+		holder.TakeOver(0, at(0))
 		l := newLink(holder, copy, ownership.Backup)
 		l.attach(true)
 		r := rule("day", algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: tt.zone})
@@ -1336,5 +1300,31 @@ func TestCopyZones(t *testing.T) {
 				t.Errorf("copied %v of %v", got, want)
 			}
 		}
+	}
+}
+
+// TestReloadTellsKeptKeys: a key that was under a durability of None is told to the backup as a whole once a reload has changed that.
+func TestReloadTellsKeptKeys(t *testing.T) {
+	none, kept := rule("p", log(100, minute)), rule("p", log(100, minute))
+	none.Durability = None
+	holder, backup := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, backup, ownership.Backup)
+	l.offset = 0
+	l.attach(false)
+	for staged := true; staged; {
+		l.drain(0)
+		l.deliver(t, 0, &staged)
+	}
+	decide(t, holder, none, "k", at(0), cost(20))
+	l.sync(t, 0, false)
+	if n := backup.Stats().Keys; n != 0 {
+		t.Fatalf("the backup has %d keys under none", n)
+	}
+	holder.Reconcile(func() algo.Instant { return at(0) }, func(string, []byte) *Rule { return kept })
+	l.sync(t, 0, false)
+	backup.TakeOver(0, at(0))
+	backup.Open(0)
+	if d := decide(t, backup, kept, "k", at(0), cost(0)); d.Remaining != 80 {
+		t.Errorf("%d are left on the backup, want 80", d.Remaining)
 	}
 }

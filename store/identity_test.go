@@ -112,7 +112,7 @@ func TestAHashIsNoIdentityOnCopies(t *testing.T) {
 	}
 	s.Sweep(at(0), 10)
 	pass(0)
-	c.TakeOver(0, at(0), claim(1, 1, 1))
+	c.TakeOver(0, at(0))
 	c.Open(0)
 	look := func(k Key, remaining int64, pending bool) {
 		t.Helper()
@@ -186,7 +186,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				stores[from].Confirm(0, ownership.Backup, version)
 			}
 		}
-		stores[0].TakeOver(0, at(0), claim(1, 1, 1))
+		stores[0].TakeOver(0, at(0))
 		stores[0].Attach(0, ownership.Backup, true)
 		stores[0].Caught(0, ownership.Backup)
 		var leases []uint64
@@ -242,7 +242,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				holder = 1 - holder
 				claims++
 				next := stores[holder]
-				next.TakeOver(0, at(now), claim(1, claims, claims))
+				next.TakeOver(0, at(now))
 				next.Open(0)
 				s.Attach(0, ownership.Backup, true)
 				s.Shut(0)

@@ -23,7 +23,7 @@ func TestBurstOfIDs(t *testing.T) {
 		holder, copied := New(Config{}), New(Config{Shut: true})
 		l := newLink(holder, copied, ownership.Backup)
 		l.most = 192 << 10
-		holder.TakeOver(0, at(0), claim(1, 1, 7))
+		holder.TakeOver(0, at(0))
 		l.sync(t, 0, true)
 		tickets, confirmed := make([]uint64, burst), uint64(0)
 		for i := range tickets {
@@ -36,7 +36,7 @@ func TestBurstOfIDs(t *testing.T) {
 			confirmed = l.queue[0].version
 			l.deliver(t, 0, &staged)
 		}
-		copied.TakeOver(0, l.there(0), claim(1, 2, 8))
+		copied.TakeOver(0, l.there(0))
 		copied.Open(0)
 		admitted := 0
 		for i, ticket := range tickets {
@@ -72,7 +72,7 @@ func TestIDsOverACrash(t *testing.T) {
 		holder, copied := New(Config{}), New(Config{Shut: true})
 		l := newLink(holder, copied, ownership.Backup)
 		l.most = 1 << (4 + rng.IntN(8))
-		holder.TakeOver(0, at(0), claim(1, 1, 7))
+		holder.TakeOver(0, at(0))
 		followed := rng.IntN(4) > 0 // otherwise the ids are a part of the whole copy
 		if followed {
 			l.sync(t, 0, true)
@@ -102,7 +102,7 @@ func TestIDsOverACrash(t *testing.T) {
 			confirmed = max(confirmed, l.queue[0].version)
 			l.deliver(t, 0, new(bool))
 		}
-		copied.TakeOver(0, l.there(0), claim(1, 2, 8))
+		copied.TakeOver(0, l.there(0))
 		copied.Open(0)
 		for i, a := range asked {
 			before := decide(t, copied, r, a.key, l.there(0), cost(0)).Remaining

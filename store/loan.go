@@ -127,21 +127,20 @@ func (c *content) dropLent(of stateID, b *shardBudget) bool {
 	return true
 }
 
-// spent does what a change of a state by units that a borrower has, or may have, spent asks for besides. The state has been charged
-// at that instant, before which its mark was so.
-func (sh *shard) spent(part *partition, r record, at algo.Instant, units int64, mark uint64) {
+// spent notes that a state has been charged units that a borrower has, or may have, spent. mark is the state's from before the
+// charge.
+func (sh *shard) spent(part *partition, r record, units int64, mark uint64) {
 	if units == 0 {
 		return
 	}
-	if part.traced {
-		sh.note(part, r, mark, false)
-		sh.chargeDelta(part, r, at, units)
+	if part.followed {
+		sh.note(part, r, mark)
 	}
 }
 
 // markOf is the mark of a record's state for followers that have it up to here, 0 where there are none.
 func (sh *shard) markOf(part *partition, r record) uint64 {
-	if part.traced && part.unnoted(r) {
+	if part.followed && part.unnoted(r) {
 		return r.spec.rule.Limits.Mark(r.state)
 	}
 	return 0
@@ -168,15 +167,15 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 			break
 		}
 		sh.store.expired.Add(uint64(n))
-		if part.traced {
-			sh.note(part, r, mark, false)
+		if part.followed {
+			sh.note(part, r, mark)
 		}
-		sh.spent(part, r, algo.Instant{Mono: int64(r.state[0]), Wall: now.Wall}, n, mark)
+		sh.spent(part, r, n, mark)
 	}
 	if l.Len() != before {
 		part.keepLent(r, l, &sh.budget)
-		if part.traced {
-			sh.note(part, r, sh.markOf(part, r), false)
+		if part.followed {
+			sh.note(part, r, sh.markOf(part, r))
 		}
 		if l.Len() == 0 {
 			return nil
@@ -197,22 +196,12 @@ func (sh *shard) expireDue(part *partition, now algo.Instant) {
 	}
 }
 
-// uniteLent adds to the content the loans of another one, see algo.Loans.Unite.
+// uniteLent adds the loans of another content, see algo.Loans.Unite.
 func (m *merge) uniteLent() {
 	for of, l := range m.add.extras.lent {
 		slot, ok := m.sh.find(&m.base.table, l.hash, of.scope, of.key)
 		if !ok {
-			old, found := m.sh.find(&m.add.table, l.hash, of.scope, of.key)
-			if !found {
-				continue
-			}
-			r := m.sh.record(m.add.ref(old))
-			var err error
-			slot, err = m.sh.insert(&m.base.table, Key{Hash: l.hash, Key: of.key}, r.spec.rule, m.now, r.spec.caller.label, false)
-			if err != nil {
-				m.err = ErrFull
-				continue
-			}
+			continue
 		}
 		r := m.sh.record(m.base.ref(slot))
 		to := m.base.lend(r)
@@ -305,8 +294,8 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		}
 	} else if adopted, err := sh.adoptState(part, slot, rule, now); err != nil {
 		want, quota = 0, algo.Quota{} // for want of memory the state keeps its old rule
-	} else if adopted && part.traced {
-		sh.note(part, sh.record(part.ref(slot)), 0, false)
+	} else if adopted && part.followed {
+		sh.note(part, sh.record(part.ref(slot)), 0)
 	}
 	r := sh.record(part.ref(slot))
 	if r.banLeft(now) > 0 {
@@ -341,8 +330,8 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	after.Caller = before.Caller // which the copies do not have
 	part.keepLent(r, l, &sh.budget)
 	sh.store.lent.set(l, true)
-	if after != before && part.traced {
-		sh.note(part, r, mark, false)
+	if after != before && part.followed {
+		sh.note(part, r, mark)
 	}
 	if !found && !known && a.Charged == 0 {
 		sh.drop(&part.table, slot)
@@ -372,7 +361,7 @@ func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b 
 			}
 		})
 	})
-	sh.spent(part, r, now, a.Charged, mark)
+	sh.spent(part, r, a.Charged, mark)
 }
 
 // Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are lent before

@@ -79,7 +79,7 @@ func TestLoansAreCounted(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 21))
 		stores := []*Store{New(Config{}), New(Config{Shut: true})}
 		holder, now, most, claims := 0, time.Duration(0), 0, uint64(1)
-		stores[0].TakeOver(0, at(0), claim(1, claims, 7))
+		stores[0].TakeOver(0, at(0))
 		instant := func() algo.Instant { return at(now) }
 		// carry brings all that one store has to the staging area of the other.
 		carry := func(from, to *Store) {
@@ -125,7 +125,7 @@ func TestLoansAreCounted(t *testing.T) {
 				other.Promote(0)
 				if rng.IntN(2) == 0 {
 					claims++
-					other.TakeOver(0, instant(), claim(1, claims, 8)) // which then knows more than the holder
+					other.TakeOver(0, instant()) // which then knows more than the holder
 				}
 				other.Open(0)
 				if _, err := other.Lend(k, r, instant(), Borrow{ID: algo.LoanID{Borrower: 9, Number: seed}, Want: 50}); err != nil {
@@ -369,12 +369,12 @@ func TestLoansMerge(t *testing.T) {
 	rules := []*Rule{rule("p", log(100, 10*time.Second)), rule("q", log(100, 10*time.Second))}
 	p := newSplit(t, 2, rules...)
 	a, b := p.parties[0].store, p.parties[1].store
-	a.TakeOver(0, at(0), claim(1, 1, 7))
+	a.TakeOver(0, at(0))
 	a.Open(0)
 	r := rules[0]
 	borrow(t, a, r, 0, Borrow{ID: loanID, Want: 16})
 	p.replicate(0, 1)
-	b.TakeOver(0, at(0), claim(1, 2, 8))
+	b.TakeOver(0, at(0))
 	b.Open(0)
 	borrow(t, a, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 16})
 	borrow(t, b, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 6, Returned: 2}, Want: 16})
@@ -399,7 +399,7 @@ func TestLoansMerge(t *testing.T) {
 		t.Errorf("%+v", granted)
 	}
 	d := decide(t, a, r, "k", at(0), cost(0))
-	if held := heldOf(a, "p"); d.Remaining != 100-4-6-held || held != granted.Left() {
+	if held := heldOf(a, "p"); d.Remaining != 100-6-held || held != granted.Left() {
 		t.Errorf("%d held, %+v", held, d)
 	}
 	if held := heldOf(a, "q"); held != 16 {
@@ -532,7 +532,7 @@ func TestLoanCrash(t *testing.T) {
 			owner, offset = copy, l.offset
 			r = rule("p", log(limit, w))
 			r.Durability = Async
-			copy.TakeOver(0, instant(), claim(1, 2, 8))
+			copy.TakeOver(0, instant())
 			copy.Open(0)
 			for range 300 {
 				now += time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
@@ -653,68 +653,6 @@ func TestPartialBesideLoans(t *testing.T) {
 			t.Errorf("%d, partial %v: %+v, %v, want %d on loan", test.cost, test.partial, a, err, test.onLoan)
 		}
 	}
-}
-
-// TestChargeBesideLoans: what is to be charged regardless of room waits for units on loan where these, returned, are room for it, and for none where
-// there is room without them, or too little with them; nor a second time.
-func TestChargeBesideLoans(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", log(100, minute))
-	borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
-	for _, test := range []struct {
-		cost            int64
-		whole           bool
-		onLoan, granted int64
-		allowed         bool
-	}{{84, true, 0, 84, true}, {10, true, 16, 0, false}, {17, true, 0, 17, false}} {
-		call := Call{Request: algo.Request{Cost: test.cost, Always: true}, Whole: test.whole}
-		if a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil); err != nil || a.Granted != test.granted || a.OnLoan != test.onLoan || a.Allowed != test.allowed {
-			t.Errorf("%+v: %+v, %v", test, a, err)
-		}
-	}
-	other := s.key("p", "other")
-	if _, err := s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16}); err != nil {
-		t.Fatal(err)
-	}
-	call := Call{Request: algo.Request{Cost: 80}, Reservation: reservationOf(1), ReserveFor: minute}
-	if a, err := s.Decide(other, r, at(0), call, nil); err != nil || !a.Allowed {
-		t.Fatalf("%+v, %v", a, err)
-	}
-	if got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90, Whole: true}); err != nil || !got.Known || got.OnLoan != 16 || got.Excess != 0 {
-		t.Errorf("a commit: %+v, %v", got, err)
-	}
-	if got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90}); err != nil || got.OnLoan != 0 || got.Excess != 10 || !got.Over {
-		t.Errorf("a commit after a recall in vain: %+v, %v", got, err)
-	}
-}
-
-// TestLoanBecomesConcurrency: what was on loan when a policy became one of leases is none of them, whether it is reported, ends, or is of a Quota's
-// rate.
-func TestLoanBecomesConcurrency(t *testing.T) {
-	s := New(Config{})
-	before, leases := rule("p", log(100, minute)), rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 20, Window: minute})
-	borrow(t, s, before, 0, Borrow{ID: loanID, Want: 16})
-	borrow(t, s, before, 0, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16})
-	if a := borrow(t, s, leases, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}}); a.Charged != 0 {
-		t.Errorf("%+v", a)
-	}
-	if n := heldOf(s, "p"); n != 16 {
-		t.Errorf("%d are on loan", n)
-	}
-	if d := decide(t, s, leases, "k", at(2*time.Second), cost(0)); d.Remaining != 20 {
-		t.Errorf("%d leases are free of 20, of which nobody has one", d.Remaining)
-	}
-	bucket := rule("q", algo.Limit{Algorithm: algo.TokenBucket, Limit: 3600, Window: time.Hour})
-	quota := Borrow{ID: loanID, Quota: algo.Quota{Demand: 3600, Term: 28 * time.Second}}
-	if a := borrow(t, s, bucket, 0, quota); a.Rate == 0 || a.Granted == 0 {
-		t.Fatalf("%+v", a)
-	}
-	leases = rule("q", leases.Limits[0])
-	decide(t, s, leases, "k", at(10*time.Second), cost(0))
-	if d := decide(t, s, leases, "k", at(minute), cost(0)); d.Remaining != 20 {
-		t.Errorf("%d leases are free of 20 after a Quota", d.Remaining)
-	}
-	accounted(t, s)
 }
 
 // TestLoanPlaces: no caller takes all places for a key's loans. A report for which there is none ends its loan: what is left of that

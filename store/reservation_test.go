@@ -79,7 +79,7 @@ func TestSettledOnce(t *testing.T) {
 func TestExtensionIsCopied(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true})
 	l := newLink(holder, copied, ownership.Backup)
-	holder.TakeOver(0, at(0), claim(1, 1, 7))
+	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)
 	r, id := rule("p", log(10, minute)), reservationOf(1)
 	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 2}, Reservation: id, ReserveFor: 10 * time.Second})
@@ -88,7 +88,7 @@ func TestExtensionIsCopied(t *testing.T) {
 	if holder.Pending(0, ownership.Backup) > 0 {
 		l.sync(t, time.Second, false)
 	}
-	copied.TakeOver(0, l.there(time.Second), claim(1, 2, 8))
+	copied.TakeOver(0, l.there(time.Second))
 	copied.Open(0)
 	if out, err := copied.Settle(copied.key("p", "k"), r, l.there(20*time.Second), Settlement{ID: id}); err != nil || !out.Known || out.Returned != 2 {
 		t.Errorf("%+v, %v", out, err)

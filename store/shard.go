@@ -33,10 +33,8 @@ const (
 	pendingFlag = 1 << 16 // its change is pending for the first follower; shifted by one, for the second
 	wholeFlag   = 1 << 18 // and its state must be told as a whole, in the same way
 	owedFlag    = 1 << 20 // the content's extras knows what is owed on it
-	sinceShift  = 21      // four bits: index of the element of the lineage from which on the state is all that was charged
-	sinceMask   = 15 << sinceShift
-	lentFlag    = 1 << 25 // units of it are on loan: the content's extras knows which
-	bannedFlag  = 1 << 26 // its key is banned, or was when it was looked at last
+	lentFlag    = 1 << 21 // units of it are on loan: the content's extras knows which
+	bannedFlag  = 1 << 22 // its key is banned, or was when it was looked at last
 	flagMask    = 0xffff << 16
 )
 
@@ -123,10 +121,8 @@ type partition struct {
 	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
 	awaited atomic.Bool         // what Awaited returns; changed under the shard's lock
 	open    bool
-	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
-	// decisions look at nothing else of all this.
-	traced   bool
-	followed bool // there is a follower
+	// followed says that there is a follower. Plain decisions look at nothing else of all this.
+	followed bool
 	wide     bool // some follower is told of everything, also of what is kept under a durability of None
 }
 
@@ -143,7 +139,6 @@ type extras struct {
 	// version counts the changes made while somebody follows them, or says how far a copy has come: a copy counts nothing itself, or it
 	// would seem to have changes that its holder counts under the same numbers.
 	version uint64
-	lineage []element
 	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
 	owed         map[stateID]owing
@@ -153,7 +148,7 @@ type extras struct {
 	coldStrict   coldness
 	// lent are the loans of states whose records are marked lentFlag.
 	lent map[stateID]*lent
-	_    [16]byte // to whole cache lines
+	_    [40]byte // to whole cache lines
 }
 
 // role is what a partition has as a holder or follower, besides its content.
@@ -186,7 +181,7 @@ func (p *partition) duties() *role {
 	return p.role
 }
 
-// retrace brings traced, followed and wide up to date.
+// retrace brings followed and wide up to date.
 func (p *partition) retrace() {
 	p.followed, p.wide = false, false
 	if p.role != nil {
@@ -195,7 +190,6 @@ func (p *partition) retrace() {
 			p.wide = p.wide || f != nil && f.all
 		}
 	}
-	p.traced = p.followed || p.newestDelta() != nil
 }
 
 // record is a view of one record.
@@ -217,8 +211,6 @@ func (r record) is(of stateID) bool { return string(r.key) == of.key && r.spec.r
 func (r record) has(flag uint64) bool { return r.words[1]&flag != 0 }
 func (r record) set(flag uint64)      { r.words[1] |= flag }
 func (r record) clear(flag uint64)    { r.words[1] &^= flag }
-func (r record) since() int           { return int(r.words[1] & sinceMask >> sinceShift) }
-func (r record) setSince(i int)       { r.words[1] = r.words[1]&^sinceMask | uint64(i)<<sinceShift }
 
 func keyWords(n int) int { return (n + 7) / 8 }
 
@@ -437,6 +429,20 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (cha
 	sh.discard(old)
 	t.index[slot] = entry(uint32(k.Hash>>32), ref)
 	return true, nil
+}
+
+// adoptState is adopt for the content's own state at a slot, of which reservations know where their units are.
+func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
+	r := sh.record(part.ref(slot))
+	old := r.spec.rule
+	if old == rule {
+		return false, nil
+	}
+	changed, err = sh.adopt(&part.table, slot, rule, now)
+	if changed && !sameLimits(old.Limits, rule.Limits) {
+		part.lose(sh.record(part.ref(slot)))
+	}
+	return changed, err
 }
 
 // same reports whether two rules of one scope are the same in all that a record's spec stands for.

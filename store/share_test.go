@@ -32,18 +32,16 @@ func walked(t *testing.T, s *Store) {
 		sh.mu.Lock()
 		blocks += int64(sh.arena.InUse())
 		visit := func(c *content) {
-			for j := 0; c.at(j) != nil; j++ {
-				sh.eachRecord(c.at(j), func(r record) {
-					share, inline := s.shares.of(r.spec.rule.Scope)
-					kind := "policy "
-					if inline {
-						kind = "inline "
-						keys["all inline"]++
-					}
-					keys[kind+share]++
-					keys["caller "+r.spec.caller.label]++
-				})
-			}
+			sh.eachRecord(&c.table, func(r record) {
+				share, inline := s.shares.of(r.spec.rule.Scope)
+				kind := "policy "
+				if inline {
+					kind = "inline "
+					keys["all inline"]++
+				}
+				keys[kind+share]++
+				keys["caller "+r.spec.caller.label]++
+			})
 		}
 		for j := range sh.parts {
 			part := &sh.parts[j]

@@ -6,7 +6,8 @@
 // many strings and structs would have been needed otherwise.
 //
 // A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps up
-// to date by chunks of what has changed; and, after an unplanned claim, a second table that lets it be merged.
+// to date by chunks of what has changed; and a staging area, in which a copy is received that replaces the content or is joined
+// with it.
 //
 // What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (others decide when
 // the gate is open and who follows), or order between callers other than that of the lock.
@@ -86,8 +87,8 @@ type Call struct {
 	// Spent says, of a Request with Always, that what it charges is spent already: nobody is refused by the answer, a ban says nothing
 	// against it, and it begins none.
 	Spent bool
-	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a whole, nor of one with
-	// Always that finds no room because of them: the Answer has them in OnLoan then.
+	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a whole: the Answer has
+	// them in OnLoan then.
 	Whole bool
 	// Caller is who asks, to whose share a new key is counted; empty: not known.
 	Caller string
@@ -238,8 +239,8 @@ type Store struct {
 
 // hand is a place in the order in which records are looked at when room is made.
 type hand struct {
-	shard, part, table int
-	slot               uint32
+	shard, part int
+	slot        uint32
 }
 
 // New returns an empty Store.
@@ -356,7 +357,7 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
 	defer sh.unlock()
-	if part.open && !part.traced && (part.extras == nil || part.extras.reservations.count == 0) {
+	if part.open && !part.followed && (part.extras == nil || part.extras.reservations.count == 0) {
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
 			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
@@ -424,15 +425,15 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 	h := hand{}
 	for shards := 0; shards < len(s.shards); {
 		at := now()
-		_, passed := s.walk(&h, sweepHold, at, func(sh *shard, part *partition, t *table, slot uint32) bool {
-			if !part.open || t != &part.table {
-				return false // a copy is under its holder's rules, and a delta follows its state's
+		_, passed := s.walk(&h, sweepHold, at, func(sh *shard, part *partition, slot uint32) bool {
+			if !part.open {
+				return false // a copy is under its holder's rules
 			}
-			r := sh.record(t.ref(slot))
+			r := sh.record(part.ref(slot))
 			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
 				// For want of memory the state keeps its old rule until its next check.
-				if changed, err := sh.adoptState(part, slot, rule, at); err == nil && changed && part.traced {
-					sh.note(part, sh.record(t.ref(slot)), 0, false)
+				if changed, err := sh.adoptState(part, slot, rule, at); err == nil && changed && part.followed {
+					sh.note(part, sh.record(part.ref(slot)), 0)
 				}
 			}
 			return false
@@ -471,22 +472,19 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 	// One shard more than there are, because the first is entered in its middle.
 	for shards := 0; records > 0 && partitions > 0 && dropped < enough && shards <= len(s.shards); {
 		from := s.hand
-		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, t *table, slot uint32) bool {
-			r := sh.record(t.ref(slot))
-			if t == &part.table && part.open && r.has(lentFlag) {
+		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, slot uint32) bool {
+			r := sh.record(part.ref(slot))
+			if part.open && r.has(lentFlag) {
 				sh.expireLoans(part, r, now)
 			}
-			// To look at whether a delta is idle is to repay it.
-			if r.has(owedFlag|lentFlag) || r.banLeft(now) > 0 || t != &part.table && part.keepsDelta(r.spec.rule, now) || !sh.idle(r, now) {
+			if r.has(owedFlag|lentFlag) || r.banLeft(now) > 0 || !sh.idle(r, now) {
 				return false
 			}
-			if t == &part.table && part.role != nil && len(part.role.advances.by) > 0 {
+			if part.role != nil && len(part.role.advances.by) > 0 {
 				sh.endAdvance(part, r.hash(), r.id())
 			}
-			if t == &part.table {
-				part.lose(r)
-			}
-			sh.drop(t, slot)
+			part.lose(r)
+			sh.drop(&part.table, slot)
 			dropped++
 			return true
 		})
@@ -505,55 +503,34 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 // walk calls visit for up to n records of one shard from h on, under the shard's lock. It returns how many it visited, and
 // whether that was the last of the shard: h then stands at the beginning of the next one. visit returns true when it
 // dropped the record it was given. What becomes due in a partition by the passing of time is done as it is entered.
-func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, *table, uint32) bool) (visited int, passed bool) {
+func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, uint32) bool) (visited int, passed bool) {
 	sh := &s.shards[h.shard]
 	sh.mu.Lock()
 	defer sh.unlock()
-	for ; h.part < len(sh.parts); h.part, h.table, h.slot = h.part+1, 0, 0 {
+	for ; h.part < len(sh.parts); h.part, h.slot = h.part+1, 0 {
 		part := &sh.parts[h.part]
-		if h.table == 0 && h.slot == 0 {
+		if h.slot == 0 {
 			sh.quiet(part, now)
 		}
-		for t := part.at(h.table); t != nil; h.table, h.slot = h.table+1, 0 {
-			for h.slot < uint32(len(t.index)) {
-				if t.index[h.slot] == 0 {
-					h.slot++
-					continue
-				}
-				if visited == n {
-					return visited, false
-				}
-				visited++
-				if !visit(sh, part, t, h.slot) {
-					// A dropped record's place may have been taken by the next one: it is looked at again.
-					h.slot++
-				}
+		for h.slot < uint32(len(part.index)) {
+			if part.index[h.slot] == 0 {
+				h.slot++
+				continue
 			}
-			t.shrink(&sh.budget)
-			t = part.at(h.table + 1)
+			if visited == n {
+				return visited, false
+			}
+			visited++
+			if !visit(sh, part, h.slot) {
+				// A dropped record's place may have been taken by the next one: it is looked at again.
+				h.slot++
+			}
 		}
+		part.shrink(&sh.budget)
 	}
-	h.part, h.table, h.slot = 0, 0, 0
+	h.part, h.slot = 0, 0
 	h.shard = (h.shard + 1) % len(s.shards)
 	return visited, true
-}
-
-// at returns a content's i-th table, that of the keys first and then those of deltas; nil when there are no more.
-func (c *content) at(i int) *table {
-	if i == 0 {
-		return &c.table
-	}
-	if c.extras == nil {
-		return nil
-	}
-	for j := range c.extras.lineage {
-		if d := c.extras.lineage[j].delta; d != nil {
-			if i--; i == 0 {
-				return d
-			}
-		}
-	}
-	return nil
 }
 
 // budget counts the bytes of all shards against one bound.

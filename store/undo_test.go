@@ -64,8 +64,6 @@ type undoWorld struct {
 	holder  int
 	reloads bool
 	now     time.Duration
-	claims  uint64
-	claimed time.Duration // when
 	history []*undoCharge
 	held    []*undoCharge
 	again   []func(s *Store) error // what may be repeated at any time
@@ -78,7 +76,7 @@ type undoCharge struct {
 	more  []*undoCharge // what was added to it
 	// always says that it was charged whether or not there was room.
 	always bool
-	lost   bool  // its state was converted since
+	lost   bool  // its state was converted or joined since
 	rule   *Rule // of a reload, which charges nothing
 }
 
@@ -186,6 +184,11 @@ func (w *undoWorld) reload() {
 	w.rule = rule("p", limits...)
 	reload(w.stores[w.holder], w.rule, w.here(w.holder))
 	w.history = append(w.history, &undoCharge{at: w.now, rule: w.rule})
+	w.lose()
+}
+
+// lose notes that what is pending gives nothing back.
+func (w *undoWorld) lose() {
 	for _, c := range w.held {
 		for _, p := range append([]*undoCharge{c}, c.more...) {
 			p.lost = true
@@ -213,8 +216,7 @@ func TestUndoAcrossStores(t *testing.T) {
 				// Windows and slots begin alike by both clocks.
 				w.ahead[1] = time.Duration(w.rng.IntN(9)) * minute
 				w.stores[0], w.stores[1] = New(Config{}), New(Config{Shut: true})
-				w.claims = 1
-				w.stores[0].TakeOver(0, w.here(0), claim(1, 1, 1))
+				w.stores[0].TakeOver(0, w.here(0))
 				w.stores[0].Attach(0, ownership.Backup, true)
 				for step := range 120 {
 					w.step(uint64(step) + 1)
@@ -319,17 +321,12 @@ func (w *undoWorld) step(id uint64) {
 		w.stores[w.holder].Open(0)
 		w.stores[w.holder].AttachCurrent(0, ownership.Backup, true)
 	default:
-		// A claim from the copy, and a merge with what the other one had besides, which is nothing.
-		if w.now-w.claimed < 5*time.Second/2 {
-			return // with more than three in a window, the common past counts twice
-		}
-		w.claimed = w.now
+		// A claim from the copy, and a merge with the other one, which has nothing besides.
 		w.pass(false)
 		before := w.holder
 		w.holder = 1 - w.holder
-		w.claims++
 		next := w.stores[w.holder]
-		next.TakeOver(0, w.here(w.holder), claim(1, w.claims, w.claims))
+		next.TakeOver(0, w.here(w.holder))
 		next.Open(0)
 		if w.rng.IntN(2) == 0 {
 			s.Attach(0, ownership.Backup, true)
@@ -341,6 +338,7 @@ func (w *undoWorld) step(id uint64) {
 			if err := next.Merge(0, w.here(w.holder)); err != nil {
 				w.t.Fatal(err)
 			}
+			w.lose()
 		}
 		s.Shut(0)
 		next.Attach(0, ownership.Backup, true)

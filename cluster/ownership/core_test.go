@@ -171,7 +171,7 @@ func (n *notebook) Discard(p int) {
 	n.parts[p].content, n.parts[p].staged = map[int]bool{}, map[int]bool{}
 }
 
-func (n *notebook) TakeOver(int, algo.Instant, Claim) {}
+func (n *notebook) TakeOver(int, algo.Instant) {}
 func (n *notebook) ColdStrict(p int, _ algo.Instant) {
 	n.parts[p].cold, n.parts[p].strictCold = true, true
 }

@@ -18,13 +18,6 @@ const (
 // ErrFull is what Data.Apply returns, or wraps, when there is no room for the copy.
 var ErrFull = errors.New("ownership: no room for a copy")
 
-// Claim identifies an unplanned taking of a partition: the term that was claimed and the process that did. What is
-// admitted under different claims can be told apart afterwards.
-type Claim struct {
-	Term Term
-	Boot uint64
-}
-
 // Data is what a node holds of the partitions: live states where it decides, copies where it follows. The core calls it
 // with the lock of nothing held and never blocks in it for longer than the partition's size demands.
 //
@@ -67,15 +60,15 @@ type Data interface {
 	Apply(p int, staged bool, now algo.Instant, chunk []byte) error
 	// Promote makes the staging area the content, in place of what that was.
 	Promote(p int)
-	// Merge adds the staging area to the content: what either side admitted after their common past counts once. The
-	// content stays open if it is; every change is pending for the followers.
+	// Merge makes the content the join of itself and the staging area: of two counts of a key the larger, at every instant. The
+	// content stays open if it is; everything is pending for the followers.
 	Merge(p int, now algo.Instant) error
 	// Discard drops the content and the staging area.
 	Discard(p int)
 
 	// TakeOver begins an unplanned claim on the content. What the lost holder may have admitted ahead of its copy (escrow)
 	// is charged at now, except to strict rules: that is what TakeOverStrict is for, when the lost holder's lease has run out.
-	TakeOver(p int, now algo.Instant, c Claim)
+	TakeOver(p int, now algo.Instant)
 	TakeOverStrict(p int, now algo.Instant)
 	// Cold says that what an earlier holder counted is lost: from now on a key starts full, as if its limit had been used
 	// up at this instant, where its policy's cold_start is closed. ColdStrict does the same to every key of strict rules,

@@ -782,7 +782,7 @@ func (d *empty) Apply(int, bool, algo.Instant, []byte) error { return nil }
 func (d *empty) Promote(int)                                 {}
 func (d *empty) Merge(int, algo.Instant) error               { return nil }
 func (d *empty) Discard(int)                                 {}
-func (d *empty) TakeOver(int, algo.Instant, ownership.Claim) {}
+func (d *empty) TakeOver(int, algo.Instant)                  {}
 func (d *empty) TakeOverStrict(int, algo.Instant)            {}
 func (d *empty) Cold(int, algo.Instant)                      {}
 func (d *empty) ColdStrict(int, algo.Instant)                {}

@@ -75,7 +75,10 @@ type Operation struct {
 	Result         Result
 	Degraded       bool   // the answer said so
 	Node           string // that decided it; empty when that is not known
-	Borrowed       bool   // a borrower admitted it from a loan
+	// Content names the counters that it was charged to. After a merge they count at least as much as before; two sides of a split
+	// have different ones. Empty: not known.
+	Content  string
+	Borrowed bool // a borrower admitted it from a loan
 
 	// Banned says, of one that was refused, that it was so because of a ban, and Bans for how long at least the key is banned because
 	// of this one, from the instant of the decision on; 0: it began no ban.
@@ -128,9 +131,6 @@ type Usage struct {
 	Policy, Key string
 	At          int64
 	Remaining   int64
-	// Unaware says that a side of what was merged had begun without knowing that there was another one. A Bucket was then refilled
-	// on each, and nobody can tell how much of that is to be taken back.
-	Unaware bool
 }
 
 // History is a run.
@@ -431,12 +431,7 @@ func (c *check) disturbed(from, to int64) bool {
 			return true
 		}
 	}
-	for _, s := range c.Splits {
-		if s.From <= to && s.To >= from {
-			return true
-		}
-	}
-	return false
+	return c.split(from, to)
 }
 
 // holds is how many units of an operation may have counted when another one was refused.
@@ -547,10 +542,8 @@ func (p *Policy) most() int64 {
 // slack is how much may have been held back between two instants on account of faults; sure is false where there is no
 // telling.
 func (c *check) slack(k *history, from, to int64) (slack int64, sure bool) {
-	for _, s := range c.Splits {
-		if s.From <= to && s.To >= from {
-			return 0, false // sides that merge rather count twice than not at all
-		}
+	if c.split(from, to) {
+		return 0, false // a window of one side may hold the units of the other for longer
 	}
 	for _, o := range c.QuorumLosses {
 		if k.Strict && o.From <= to && o.To >= from-int64(c.Claim) {
@@ -571,33 +564,20 @@ func (c *check) slack(k *history, from, to int64) (slack int64, sure bool) {
 	return slack, true
 }
 
-// merges holds what was left of a key to what was admitted on all sides.
+// merges holds what was left of a key to what was admitted. Sides of a split that have merged count as much as each of them did, at
+// least; strict rules, which one side alone decides, and leases, which have identity, as much as all of them did.
 func (c *check) merges(k *history) {
+	if k.Kind == Fixed {
+		return // what counts depends on when the window began
+	}
 	for _, u := range k.usages {
-		var used int64
-		from := u.At - c.shorter(k.Window)
-		switch k.Kind {
-		case Window:
-			for _, op := range k.admitted {
-				if op.Sent > from && op.Answered < u.At {
-					used += op.net()
-				}
+		used, from := c.inUse(k, k.admitted, u.At)
+		if !k.Strict && k.Kind != Leases && c.split(from, u.At) {
+			used = 0
+			for _, ops := range k.contents() {
+				n, _ := c.inUse(k, ops, u.At)
+				used = max(used, n)
 			}
-		case Leases:
-			from = u.At
-			for i := range k.admitted {
-				if op := &k.admitted[i]; op.Answered < u.At && u.At < c.lives(k, op) {
-					used += op.Cost
-					from = min(from, op.Sent)
-				}
-			}
-		case Bucket:
-			used, from = c.deficit(k.admitted, k, u.At, nil, 0)
-			if u.Unaware || c.apart(k, from, u.At) {
-				continue
-			}
-		default:
-			continue // what counts depends on when the window began
 		}
 		lost := c.forgotten(k, k.most(), from, u.At)
 		if room := max(0, k.most()-max(0, used-lost)); u.Remaining > room {
@@ -607,16 +587,44 @@ func (c *check) merges(k *history) {
 	}
 }
 
-// apart says whether sides were apart, at some time between two instants, for longer than a bucket takes to fill: what one
-// side spent then, the other has regained, and together they have spent more than one bucket would have let them.
-func (c *check) apart(k *history, from, to int64) bool {
-	fill := part(int64(k.Window), k.Capacity, k.Limit)
-	for _, s := range c.Splits {
-		if s.From <= to && s.To >= from && s.To-s.From > fill {
-			return true
+// inUse is how many units of what was admitted are in use at an instant, at least, and since when the key has been in use.
+func (c *check) inUse(k *history, admitted []Operation, at int64) (used, from int64) {
+	switch k.Kind {
+	case Bucket:
+		return c.deficit(admitted, k, at, nil, 0)
+	case Leases:
+		from = at
+		for i := range admitted {
+			if op := &admitted[i]; op.Answered < at && at < c.lives(k, op) {
+				used += op.Cost
+				from = min(from, op.Sent)
+			}
+		}
+	default:
+		from = at - c.shorter(k.Window)
+		for _, op := range admitted {
+			if op.Sent > from && op.Answered < at {
+				used += op.net()
+			}
 		}
 	}
-	return false
+	return used, from
+}
+
+// contents divides what was admitted by what it was charged to, as far as that is known.
+func (k *history) contents() map[string][]Operation {
+	by := make(map[string][]Operation)
+	for _, op := range k.admitted {
+		if op.Content != "" {
+			by[op.Content] = append(by[op.Content], op)
+		}
+	}
+	return by
+}
+
+// split says whether sides were apart at some time between two instants.
+func (c *check) split(from, to int64) bool {
+	return slices.ContainsFunc(c.Splits, func(s Split) bool { return s.From <= to && s.To >= from })
 }
 
 // deficit is how far below its capacity a bucket is at an instant that was charged ops: at most, with all charged late and

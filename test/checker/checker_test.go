@@ -82,6 +82,17 @@ func TestCheck(t *testing.T) {
 		ops[0].Returned, ops[0].ReturnedAt = units, moment(when)
 		return ops
 	}
+	// sides are operations of one second, so many charged to the counters of each side.
+	sides := func(units ...int) (ops []Operation) {
+		for side, n := range units {
+			for range n {
+				op := at(Admitted, 1)[0]
+				op.Content = string(rune('a' + side))
+				ops = append(ops, op)
+			}
+		}
+		return ops
+	}
 	leases := func(p *Policy) { p.Kind = Leases }
 	lease := func(renewed, touched, ended float64, ops ...Operation) []Operation {
 		ops[0].Renewed, ops[0].Touched, ops[0].Ended = moment(renewed), moment(touched), moment(ended)
@@ -142,7 +153,7 @@ func TestCheck(t *testing.T) {
 		{"escrow", durable(Escrow), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 		{"sync", durable(Sync), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 		{"sync, the copy out of reach", durable(Sync), History{Claim: 2 * time.Second, Crashes: flushed(4, 0), Splits: split(5, 6, 2), Operations: at(Admitted, 1, 2, 3, 7), Usages: left(8, 2)}, ""},
-		{"sync, the copy out of reach later", durable(Sync), History{Claim: 2 * time.Second, Crashes: flushed(4, 0), Splits: split(7, 8, 2), Operations: at(Admitted, 1, 2), Usages: left(9, 2)}, Forgotten},
+		{"sync, the copy out of reach later", durable(Sync), History{Claim: 2 * time.Second, Crashes: flushed(4, 0), Splits: split(7, 8, 2), Operations: sides(2), Usages: left(9, 2)}, Forgotten},
 		{"sync, degraded", durable(Sync), History{Crashes: flushed(4, 2.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, ""},
 		{"sync, degraded and flushed", durable(Sync), History{Crashes: flushed(4, 3.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, Beyond},
 		{"sync, no copy", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
@@ -210,13 +221,14 @@ func TestCheck(t *testing.T) {
 		{"a sync one does not", func(p *Policy) { p.Kind, p.Durability = Leases, Sync }, History{Crashes: flushed(9.5, 8), Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, Beyond},
 
 		// Merges.
-		{"merged", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 1)}, ""},
-		{"merged by maximum", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 2)}, Forgotten},
+		{"merged", none, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 1)}, ""},
+		{"merged, the smaller side won", none, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 2)}, Forgotten},
+		{"merged, strict", strict, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 1)}, Forgotten},
+		{"merged long before", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 16, 17), Usages: left(18, 2)}, Forgotten},
 		{"merged and expired", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(11, 3)}, ""},
 		{"forgotten by a crash", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 1), Usages: left(6, 3)}, ""},
-		{"merged bucket", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 1)}, ""},
-		{"merged bucket by maximum", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 2)}, Forgotten},
-		{"bucket of sides long apart", bucket, History{Splits: split(0, 11, 2), Operations: at(Admitted, 10, 10), Usages: left(11.5, 2)}, ""},
+		{"merged bucket", bucket, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(1.5, 1)}, ""},
+		{"merged bucket, the smaller side won", bucket, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(1.5, 2)}, Forgotten},
 
 		// Bans.
 		{"banned", none, History{Operations: banned(0, 20, at(Admitted, 1, 2, 3, 24.001)...)}, ""},

@@ -24,7 +24,7 @@ type content struct {
 	flushed      int64
 	drained      []drain
 	there        bool // there is a content, own or a whole copy
-	apart        bool // it is of before another process claimed the partition as new
+	number       int  // of the content: another one does not have what this one counts
 }
 
 // drain is what had been changed at an instant.
@@ -60,18 +60,20 @@ func (d *data) Lease(part int, until int64) {
 	d.Store.Lease(part, until)
 }
 
-func (d *data) TakeOver(part int, now algo.Instant, c ownership.Claim) {
+func (d *data) TakeOver(part int, now algo.Instant) {
 	d.parts[part].there = true
-	d.Store.TakeOver(part, now, c)
+	d.Store.TakeOver(part, now)
 }
 
 func (d *data) Promote(part int) {
-	d.parts[part].there, d.parts[part].apart = true, false
+	d.parts[part].there = true
+	d.parts[part].number++
 	d.Store.Promote(part)
 }
 
 func (d *data) Discard(part int) {
-	d.parts[part].there, d.parts[part].apart = false, false
+	d.parts[part].there = false
+	d.parts[part].number++
 	d.Store.Discard(part)
 }
 

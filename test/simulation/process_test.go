@@ -275,30 +275,20 @@ func (p *process) note(n ownership.Note) {
 	p.w.say("%s", text)
 }
 
-// claimed notes which partitions have a side that began without knowing that there was another one: that the other one was there
-// already, or had a copy of what was there before, makes no difference. And which were claimed as new out of their owner's sight.
+// claimed notes which partitions were claimed as new out of their owner's sight.
 func (w *world) claimed(by *process, part int, asNew bool) {
-	if asNew && slices.ContainsFunc(w.running(), func(q *process) bool { return q != by && q.owns(part) && !by.watches(q) }) {
-		h := checker.Hidden{At: w.now, Keys: make(map[string]bool)}
-		for _, pol := range w.policies {
-			for i := range pol.keys {
-				if k := &pol.keys[i]; k.Partition == part {
-					h.Keys[k.Key] = true
-				}
+	if !asNew || !slices.ContainsFunc(w.running(), func(q *process) bool { return q != by && q.owns(part) && !by.watches(q) }) {
+		return
+	}
+	h := checker.Hidden{At: w.now, Keys: make(map[string]bool)}
+	for _, pol := range w.policies {
+		for i := range pol.keys {
+			if k := &pol.keys[i]; k.Partition == part {
+				h.Keys[k.Key] = true
 			}
 		}
-		w.history.Hidden = append(w.history.Hidden, h)
 	}
-	for _, q := range w.running() {
-		d := &q.data.parts[part]
-		if q == by || !d.there {
-			continue
-		}
-		d.apart = d.apart || asNew
-		if q.owns(part) && (asNew || by.data.parts[part].apart) {
-			w.unaware[part] = true
-		}
-	}
+	w.history.Hidden = append(w.history.Hidden, h)
 }
 
 // crash ends the process and all it knows.

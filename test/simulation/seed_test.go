@@ -411,7 +411,7 @@ func (r *run) probe() {
 				w.submit(p, pol, key, 0, func(o *op) {
 					if o.result != checker.Failed {
 						w.history.Usages = append(w.history.Usages, checker.Usage{
-							Policy: pol.Name, Key: key.Key, At: o.at, Remaining: o.remaining, Unaware: w.unaware[key.Partition],
+							Policy: pol.Name, Key: key.Key, At: o.at, Remaining: o.remaining,
 						})
 					} else if pol.Strict {
 						w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: "never answered again", Text: o.key.Key + ": " + o.why})

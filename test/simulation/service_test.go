@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -371,6 +372,7 @@ func (p *process) decided(a *ask, dec store.Answer, leased bool) {
 	w, o, now := p.w, a.op, p.clock()
 	w.proto.Decide(w.now, o.key.Partition, p.holder(), p.held[o.key.Partition] != (ownership.Term{}), a.hops)
 	o.node, o.at = p.self.Name, w.now
+	o.history.Content = fmt.Sprintf("%s/%d/%d", p.self.Name, p.self.Boot, p.data.parts[o.key.Partition].number)
 	ans := answer{admitted: dec.Allowed, left: -1, decision: dec, by: p.holder()}
 	if leased {
 		ans.left, ans.end = dec.Until-now.Boot, p.host.truth(dec.Until)

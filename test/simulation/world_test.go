@@ -80,8 +80,7 @@ type world struct {
 	disturbed bool // a fault is going on
 	proto     checker.Protocol
 	history   checker.History
-	seen      int          // violations of proto that have been said
-	unaware   map[int]bool // by partition: claimed as new while another process held it, or had a copy that it claimed afterwards
+	seen      int // violations of proto that have been said
 
 	outgoing []ownership.Message // of a frame that is being written
 	frame    []byte
@@ -110,7 +109,7 @@ type link struct {
 }
 
 func newWorld(s settings) *world {
-	w := &world{settings: s, rng: rand.New(rand.NewPCG(s.seed, s.seed^0x5eed)), hash: 14695981039346656037, unaware: make(map[int]bool)}
+	w := &world{settings: s, rng: rand.New(rand.NewPCG(s.seed, s.seed^0x5eed)), hash: 14695981039346656037}
 	w.history.Drift = 1000
 	w.history.Flush = 100 * time.Millisecond
 	w.history.Late = 300 * time.Millisecond

@@ -1,0 +1,50 @@
+package algo
+
+// Join makes s the join of s and t, a state of the same limits in the same Arena; t stays as it is. Two sides of a split may
+// have gone on from the same state. Units have no identity, so nobody can tell how much of what both count is the same. Of
+// two counts Join keeps the larger, at every instant. It is idempotent, commutative and associative, and the join admits at no
+// later instant more than s or t would:
+//
+//   - sliding_log and sliding_window: from each instant to now the larger number of units. It holds at no instant more than the
+//     larger of the two, but for units of t that expire late, by less than a tick or slot, where the two have different ones.
+//   - fixed_window goes on with the window that opened later and the larger count.
+//   - fixed_window by the calendar keeps the later window; of the same window, the larger count.
+//   - sliding_counter goes on with the windows that began later, and in each with the larger count.
+//   - token_bucket and leaky_bucket owe the larger debt.
+//   - concurrency has the union of the leases by their ids, each until the later of its two ends, and each can be renewed and
+//     released as before. Of what Charge has lent, which has no id, the larger number counts at each instant.
+//
+// A window that goes on from another one's start may hold units of the other for less than a Window too long.
+//
+// The only error is ErrNoMemory, and s is as it was then.
+func (ls Limits) Join(a *Arena, s State, now Instant, t State) error {
+	now = t.tick(s.tick(now))
+	s.tick(now)
+	u := make(State, len(s))
+	ls.Init(u, now)
+	var joined [MaxLimits]bool
+	ok := true
+	ls.walk(a, s, now, func(i int, c counter, s []uint64) {
+		at, l := ls.place(i), &ls[i]
+		t, u := t[at:at+len(s)], u[at:at+len(s)]
+		c.advance(l, a, t, now)
+		if ok && c.used(l, a, t, now) != 0 {
+			joined[i] = true
+			ok = c.join(l, a, s, t, now, u)
+		}
+	})
+	if !ok {
+		ls.Free(a, u)
+		return ErrNoMemory
+	}
+	ls.walk(a, s, now, func(i int, c counter, s []uint64) {
+		if joined[i] {
+			c.free(&ls[i], a, s)
+			copy(s, u[ls.place(i):])
+		}
+	})
+	if p := ls.position(s); p != nil {
+		*p += generation
+	}
+	return nil
+}
