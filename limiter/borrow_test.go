@@ -276,6 +276,31 @@ func TestNodeIsRecalled(t *testing.T) {
 	})
 }
 
+// TestBorrowingInANodesName is an attack: another process has reported to the owner, under the boot of a node that borrows and the number of its
+// first loan, that it was lent 10⁹ units, and has returned them. The node takes no more than it has asked for, so no more is admitted than the limit.
+func TestBorrowingInANodesName(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 2000, window: 1h}]")}, func(t *testing.T, c *testCluster) {
+		owner, node := c.nodes[0], c.nodes[1]
+		q := named("p", c.owned("p", 0, 0), 1)
+		forged := limit.Borrow{Target: q.Target, ID: algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 1}, Totals: algo.Totals{Granted: 1e9, Returned: 1e9}, Want: 16}
+		if _, err := owner.Lend(t.Context(), []limit.Borrow{forged}, make([]limit.Lent, 1)); err != nil {
+			t.Fatal(err)
+		}
+		admitted := c.heat(node, q)
+		for range 10_000 {
+			if d := node.check(t, q); d.Allowed {
+				admitted++
+			}
+			if admitted%20 == 0 {
+				c.pass(time.Millisecond)
+			}
+		}
+		if admitted != 2000 {
+			t.Errorf("%d were admitted of 2000", admitted)
+		}
+	})
+}
+
 // TestRecallsLendNothing: a node that is asked for what it has is lent nothing, whatever it answers.
 func TestRecallsLendNothing(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {

@@ -1,6 +1,9 @@
 package grpcapi
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"io"
 	"strconv"
@@ -67,9 +70,9 @@ func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) (ended error) {
 				a.leave()
 				return status.Error(codes.InvalidArgument, "borrower: is missing: a random number that is not 0")
 			}
-			b.id = in.Borrower
+			b.said, b.id = in.Borrower, s.borrowerOf(stream.Context(), in.Borrower)
 			end = s.cfg.Lender.OpenBorrower(b.id, b.recall)
-		} else if in.Borrower != b.id {
+		} else if in.Borrower != b.said {
 			a.leave()
 			return status.Error(codes.InvalidArgument, "borrower: must be the same in all requests of a stream")
 		}
@@ -77,6 +80,17 @@ func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) (ended error) {
 			return err
 		}
 	}
+}
+
+// borrowerOf is under which id the nodes know a caller's process that draws its own: each caller has ids of its own, the same at every node, and
+// none has a node's. So no caller reports or borrows in the name of another one, or of a node.
+func (s *Server) borrowerOf(ctx context.Context, drawn uint64) uint64 {
+	id := binary.BigEndian.AppendUint64(nil, drawn)
+	if s.cfg.Caller != nil {
+		id = append(id, s.cfg.Caller(ctx)...)
+	}
+	sum := sha256.Sum256(id)
+	return binary.BigEndian.Uint64(sum[:])
 }
 
 // unconfirmed is a request whose answers wait until copies know of what is lent.
@@ -103,7 +117,8 @@ func (b *borrowStream) confirm() {
 type borrowStream struct {
 	server  *Server
 	stream  weirv1.Limiter_BorrowServer
-	id      uint64
+	said    uint64 // the id that the borrower has drawn
+	id      uint64 // see borrowerOf
 	recalls chan limit.Recall
 	// unconfirmed is closed when the stream is over.
 	unconfirmed chan unconfirmed

@@ -174,6 +174,52 @@ func TestBadBorrower(t *testing.T) {
 	}
 }
 
+// idsOf is a Lender that notes who borrows.
+type idsOf struct {
+	lenderFunc
+	opened chan uint64
+}
+
+func (l idsOf) OpenBorrower(id uint64, _ func(limit.Recall)) func() {
+	l.opened <- id
+	return func() {}
+}
+
+// TestBorrowersAreTheirCallersOwn is an attack: a caller borrows under the id of another caller, or of a node. Whatever it says, the Lender knows
+// it by an id that no other caller has, at every node, and no node.
+func TestBorrowersAreTheirCallersOwn(t *testing.T) {
+	const drawn = 0x1234567890abcdef
+	seen := make(map[uint64]string)
+	for _, caller := range []string{"shop", "thief", "shop", ""} {
+		lender := idsOf{opened: make(chan uint64, 1)}
+		lender.lenderFunc = func(in []limit.Borrow, _ []limit.Lent) {
+			if len(in) > 0 {
+				lender.opened <- in[0].ID.Borrower
+			}
+		}
+		s := NewServer(ServerConfig{Service: &distant{}, Lender: lender, Caller: func(context.Context) string { return caller }})
+		t.Cleanup(s.Close)
+		stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Borrow(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Send(&weirv1.BorrowRequest{Borrower: drawn, Loans: []*weirv1.LoanReport{report(16)}}); err != nil {
+			t.Fatal(err)
+		}
+		opened, reported := <-lender.opened, <-lender.opened
+		if opened != reported || opened == drawn {
+			t.Errorf("%q opens %x and reports as %x", caller, opened, reported)
+		}
+		if other, ok := seen[opened]; ok && other != caller {
+			t.Errorf("%q borrows as %q", caller, other)
+		}
+		seen[opened] = caller
+	}
+	if len(seen) != 3 {
+		t.Errorf("%d ids of 3 callers", len(seen))
+	}
+}
+
 // slowLender lends nothing, and has some answers wait.
 type slowLender struct {
 	took   chan limit.Borrow

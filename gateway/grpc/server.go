@@ -32,6 +32,8 @@ type ServerConfig struct {
 	Service limiter.BatchService
 	// Lender answers Borrow; nil: nothing is lent.
 	Lender limit.Lender
+	// Caller names the authenticated caller, whose borrowers are its own; nil: callers are not told apart.
+	Caller func(context.Context) string
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
 	// TopKeys tells which keys are used most. Its error is a *limit.Error.

@@ -154,6 +154,7 @@ type loan[K, N comparable] struct {
 	number            uint64
 	granted, returned int64
 	known             int64
+	asked             int64   // units that reports have asked for, and no answer to the last one has brought or denied
 	demand            float64 // units per nanosecond
 	looked            int64   // when, and what was spent then
 	spentThen         int64
@@ -449,6 +450,7 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 			l.node = *new(N) // who does not answer
 		}
 		l.urgent, l.sent, l.last, l.said, l.awaited, l.needs = false, now, now, t, l.needs > 0, 0
+		l.asked = min(l.asked+want, algo.MaxLimit)
 		reports = append(reports, Report[K, N]{Key: l.key, Node: l.node, Number: l.number, Totals: t, Known: l.known, Want: want})
 	}
 	if gone != nil {
@@ -526,6 +528,9 @@ func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 			l.scarce = now + int64(soon)
 		}
 		l.grant(a.Granted, sent+int64(a.Term), now)
+		if latest {
+			l.asked = 0
+		}
 		l.level, l.term = l.left.Load(), a.Term
 	}
 }
@@ -560,13 +565,17 @@ func (b *Book[K, N]) Lost(node N, now int64) {
 	}
 }
 
-// grant notes what was granted in all, which may be spent until then.
+// grant notes what was granted in all, which may be spent until then. The borrower takes no more than it has asked for and returns the rest:
+// an owner lends no more than that, unless another process has reported to it in the borrower's name.
 func (l *loan[K, N]) grant(granted, until, now int64) {
 	l.deadline.Store(max(l.deadline.Load(), until)) // before there is more to spend
 	l.ends = max(l.ends, until, now)
 	if more := min(granted, algo.MaxLimit) - l.granted; more > 0 {
+		taken := min(more, l.asked)
+		l.asked -= taken
 		l.granted += more
-		l.left.Add(more)
+		l.returned += more - taken
+		l.left.Add(taken)
 	}
 }
 

@@ -217,15 +217,15 @@ func TestBook(t *testing.T) {
 
 // TestTake has many take at once: never more than was granted.
 func TestTake(t *testing.T) {
+	const granted = 10_000
 	b := newBook(func() {})
 	for b.Loans() == 0 {
-		b.Missed("k", 1, at(1), nil)
+		b.Missed("k", 1000, at(1), nil)
 	}
 	r := due(b, 1)
-	if len(r) != 1 || r[0].Want < algo.LeastLoan {
+	if len(r) != 1 || r[0].Want < granted {
 		t.Fatalf("%+v", r)
 	}
-	const granted = 10_000
 	b.Answered(1, 2, []Answer[int]{{Number: r[0].Number, Granted: granted, Term: time.Second}})
 	var taken atomic.Int64
 	var callers sync.WaitGroup
@@ -247,6 +247,89 @@ func TestTake(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, func() { b.Take("k", 1, func() int64 { return 5 }) }); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestTakesNoMoreThanAsked: what an owner says it has lent beyond what was asked for, as one to which another process has reported in the
+// borrower's name, is returned. What reports have asked for that were not answered may still come.
+func TestTakesNoMoreThanAsked(t *testing.T) {
+	b := newBook(func() {})
+	for b.Loans() == 0 {
+		b.Missed("k", 1, at(1), nil)
+	}
+	first := due(b, 1)[0]
+	b.Missed("k", 1, at(1+int64(unanswered)), nil)
+	second := due(b, 1+int64(unanswered))[0]
+	both := first.Want + second.Want
+	b.Answered(1+int64(unanswered), 2+int64(unanswered), []Answer[int]{{Number: first.Number, Granted: 1e9, Spent: 1e9, Term: time.Second}})
+	if _, left, ok := b.Take("k", 1, at(3)); !ok || left != both-1 {
+		t.Fatalf("%d left of %d that were asked for", left, both)
+	}
+	next := 1 + int64(unanswered+time.Second/perTerm)
+	r := due(b, next)
+	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 1e9, Spent: 1, Returned: 1e9 - both, Checks: 1}) || r[0].Known > both {
+		t.Fatalf("%+v", r)
+	}
+	b.Answered(next, next, []Answer[int]{{Number: first.Number, Granted: 1e9 + 1e6, Term: time.Second}})
+	if _, left, ok := b.Take("k", 1, at(3)); !ok || left != both-2+r[0].Want {
+		t.Errorf("%d left of %d, and %d that were asked for", left, both-1, r[0].Want)
+	}
+}
+
+// TestClockIsReadLast: what is taken while the loan ends is not admitted, however late the clock is read.
+func TestClockIsReadLast(t *testing.T) {
+	for name, take := range map[string]func(b *Book[string, int], now func() int64) bool{
+		"Take": func(b *Book[string, int], now func() int64) bool { _, _, ok := b.Take("k", 1, now); return ok },
+		"TakeAll": func(b *Book[string, int], now func() int64) bool {
+			return b.TakeAll([]Part[string, int]{{Key: "k", Units: 1}}, now)
+		},
+	} {
+		b, number := lent(t, 10)
+		l := b.byNumber[number]
+		now := func() int64 { // the loan ends while a unit is taken
+			if l.left.Load() < 10 {
+				return l.deadline.Load()
+			}
+			return l.deadline.Load() - 1
+		}
+		if take(b, now) {
+			t.Errorf("%s: admitted at the end of the loan", name)
+		}
+	}
+}
+
+// TestKnownIsWhatAnswersConfirm: units are known to be spent when an answer has said so, not when they have been spent or reported.
+func TestKnownIsWhatAnswersConfirm(t *testing.T) {
+	b, number := lent(t, 10)
+	for range 7 {
+		b.Take("k", 1, at(5))
+	}
+	now := int64(time.Second) / perTerm
+	if r := due(b, now); len(r) != 1 || r[0].Totals.Spent != 7 || r[0].Known != 0 {
+		t.Fatalf("%+v", r)
+	}
+	b.Answered(now, now, []Answer[int]{{Number: number, Granted: 10, Spent: 4, Term: time.Second}})
+	b.Take("k", 1, at(5))
+	now *= 2
+	if r := due(b, now); len(r) != 1 || r[0].Totals.Spent != 8 || r[0].Known != 4 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next loan has another number.
+func TestLoanLongOver(t *testing.T) {
+	b, number := lent(t, 10)
+	ends := b.byNumber[number].ends
+	for now := ends; now < ends+int64(2*algo.LoanTerm); now += int64(100 * time.Millisecond) {
+		b.Missed("k", 1, at(now), nil) // the key stays in use
+		for _, r := range due(b, now) {
+			if over := now >= ends+int64(algo.LoanTerm); (r.Number != number) != over || over && r.Totals != (algo.Totals{}) {
+				t.Fatalf("%v after the end: %+v of loan %d", time.Duration(now-ends), r, number)
+			}
+		}
+	}
+	if b.byNumber[number] != nil {
+		t.Error("the loan is kept")
 	}
 }
 

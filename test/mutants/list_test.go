@@ -1475,6 +1475,31 @@ var mutants = []mutant{
 		"./internal/borrow -run TestDeadline", "at 501",
 	},
 	{
+		"loan: the clock is read before units are taken", "internal/borrow/borrow.go",
+		[]edit{{"	if left, ok = l.take(n); !ok {\n		return nil, 0, false\n	}\n	if now() >= l", "	at := now()\n	if left, ok = l.take(n); !ok {\n		return nil, 0, false\n	}\n	if at >= l"}},
+		"./internal/borrow -run TestClockIsReadLast$", "admitted at the end of the loan",
+	},
+	{
+		"loan: what was reported spent is taken for confirmed", "internal/borrow/borrow.go",
+		[]edit{{"max(l.known, min(a.Spent, l.granted-l.returned))", "max(l.known, l.said.Spent)"}},
+		"./internal/borrow -run TestKnownIsWhatAnswersConfirm$", "Known:7",
+	},
+	{
+		"loan: a loan that is long over keeps its number", "internal/borrow/borrow.go",
+		[]edit{{"if l.granted > 0 && now >= l.ends+int64(algo.LoanTerm) {", "if false {"}},
+		"./internal/borrow -run TestLoanLongOver$", "after the end",
+	},
+	{
+		"loan: a borrower takes more than it has asked for", "internal/borrow/borrow.go",
+		[]edit{{"taken := min(more, l.asked)", "taken := more"}},
+		"./limiter -run TestBorrowingInANodesName$", "were admitted of 2000",
+	},
+	{
+		"loan: a caller borrows under any id", "gateway/grpc/borrow.go",
+		[]edit{{"in.Borrower, s.borrowerOf(stream.Context(), in.Borrower)", "in.Borrower, in.Borrower"}},
+		"./gateway/grpc -run TestBorrowersAreTheirCallersOwn$", "and reports as",
+	},
+	{
 		"loan: a node that stops returns nothing", "limiter/borrow.go",
 		[]edit{{"	b.book.Return(ctx)\n", ""}},
 		"./limiter -run TestNodeBorrows", "are on loan after the node has stopped",
