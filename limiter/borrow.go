@@ -189,15 +189,20 @@ func lent(c *limit.Check, s *subject) algo.Limits {
 	if !s.lendable() {
 		return nil
 	}
+	return s.limits(c.Key)
+}
+
+// limits are those that a key has a state under; nil where it has none: it is unlimited, or blocked, or the policy is not known.
+func (s *subject) limits(key string) algo.Limits {
 	switch {
 	case s.inline != nil && !s.inline.unlimited:
 		return s.inline.Limits
-	case s.inline == nil:
-		if rule := s.entry.rule(s.entry.Rule(c.Key)); rule != nil {
+	case s.inline == nil && s.entry != nil:
+		if rule := s.entry.rule(s.entry.Rule(key)); rule != nil {
 			return rule.Limits
 		}
 	}
-	return nil // the key is unlimited by now, or blocked
+	return nil
 }
 
 // admitBorrowed answers and counts a check that was admitted from a loan, of which so much is left.

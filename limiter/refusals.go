@@ -121,7 +121,11 @@ func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *li
 	counts := stats.mine()
 	counts.remembered.Add(1)
 	if weight := l.sample.weight(counts.count(d)); weight > 0 {
-		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, nil)
+		var tightest *algo.Limit
+		if limits := s.limits(c.Key); limits != nil && !d.Banned { // a ban refuses whatever is in use
+			tightest = tightestOf(limits, d)
+		}
+		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, tightest)
 	}
 	return mark, 0, true
 }
