@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -208,12 +209,19 @@ func TestChartSecrets(t *testing.T) {
 	}{
 		{"/v1/check", string(tokens["caller"]), `{"policy":"api","key":"a"}`, http.StatusOK},
 		{"/v1/reset", string(tokens["operator"]), `{"policy":"api","key":"a"}`, http.StatusOK},
+		{"/v1/charge", string(tokens["operator"]), `{"policy":"api","key":"a","cost":1}`, http.StatusOK},
 		{"/metrics", string(scraper), "", http.StatusOK},
 		{"/v1/check", "", `{"policy":"api","key":"a"}`, http.StatusUnauthorized},
 	} {
 		if status, text := ask(t, trusting, "https://"+nodes[0].http+c.path, c.token, c.body); status != c.want {
 			t.Errorf("%s is answered %d, want %d: %s", c.path, status, c.want, text)
 		}
+	}
+	// The access file is that of weir secrets, but for the tokens.
+	hashes := regexp.MustCompile(`sha256:[0-9a-f]{64}`)
+	access, made := object[corev1.Secret](t, m, "weir-access").Data["access.yaml"], readFile(t, filepath.Join(madeSecrets(t), "weir-access", "access.yaml"))
+	if got, want := hashes.ReplaceAllString(string(access), "HASH"), hashes.ReplaceAllString(string(made), "HASH"); got != want {
+		t.Errorf("the chart's access file is\n%s\nand that of weir secrets\n%s", got, want)
 	}
 	again := object[corev1.Secret](t, helm(t), "weir-cluster").Data
 	if bytes.Equal(again["secret"], object[corev1.Secret](t, m, "weir-cluster").Data["secret"]) {

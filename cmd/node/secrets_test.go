@@ -103,8 +103,16 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 	file := contents[at("weir-access/access.yaml")]
-	if _, err := auth.Parse("access.yaml", []byte(file)); err != nil {
-		t.Error(err)
+	callers, err := auth.Parse("access.yaml", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const every = auth.RoleCheck | auth.RoleCharge | auth.RoleRefund | auth.RoleRead | auth.RoleTopology | auth.RoleAdmin | auth.RoleKeys | auth.RoleOverrides
+	for name, roles := range map[string]auth.Role{"caller": auth.RoleCheck | auth.RoleTopology, "operator": every} {
+		c, _ := callers.ByToken(contents[at("tokens/"+name)])
+		if c == nil || c.Roles != roles || !c.MayUsePolicy(auth.RoleCheck, "any") || !c.MayUseNamespace(auth.RoleCheck, "any") {
+			t.Errorf("%s is %+v, want the roles %v", name, c, roles)
+		}
 	}
 	for _, token := range []string{"tokens/caller", "tokens/operator", "weir-metrics/token"} {
 		if !strings.Contains(file, auth.Hash(contents[at(token)])) || strings.Contains(file, contents[at(token)]) {

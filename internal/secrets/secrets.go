@@ -111,18 +111,30 @@ func (c *Config) make(now time.Time) ([]secretFile, error) {
 		return nil, err
 	}
 	caller, operator, prometheus := auth.NewToken(), auth.NewToken(), auth.NewToken()
-	access := fmt.Sprintf(`# A beginning: who calls, who scrapes, who looks after it. Callers have the tokens, this file their hashes.
+	access := fmt.Sprintf(`# A beginning: who calls, who scrapes, who looks after it. Callers have the tokens, this file their hashes. Leave out what a caller does not
+# need:
+#   check      checks, leases and reservations over every protocol: HTTP, gRPC, Redis, Envoy, Kuadrant, Gubernator, forward-auth
+#   topology   the Go client asks the owner of each key (without it: any node, which forwards); lets a caller aim keys at one node
+#   charge     charge; Kuadrant's Report; what Envoy's hits and quota reports have beyond the limit
+#   refund     refund and reset; Envoy's negative hits, Gubernator's negative hits and RESET_REMAINING
+#   read       status, policies, metrics, the console, gRPC reflection
+#   keys       weir top, and keys on the console
+#   overrides  weir override
+#   admin      weir gossip-keys
+# policies are for limits of the policy file. namespaces are for limits that callers send along, and for envoy/DOMAIN of Envoy's files,
+# gubernator/NAME of Gubernator's requests and redis.
 callers:
   - name: caller
     tokens: [%q]
-    roles: [check]
+    roles: [check, topology]
     policies: ["*"]
+    namespaces: ["*"]
   - name: prometheus
     tokens: [%q]
     roles: [read]
   - name: operator
     tokens: [%q]
-    roles: [check, charge, refund, read, topology, admin, keys]
+    roles: [check, charge, refund, read, topology, admin, keys, overrides]
     policies: ["*"]
     namespaces: ["*"]
 `, auth.Hash(caller), auth.Hash(prometheus), auth.Hash(operator))
