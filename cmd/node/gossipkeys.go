@@ -33,7 +33,7 @@ that would cut a member off is rejected:
 Keys changed like this are forgotten when a process ends: put the new key into the nodes' --gossip-key-file as well. Changing
 that file on all nodes does the three steps by itself.
 Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
-		Args: cobra.NoArgs,
+		Args: noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	step := func(use, short string, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) {

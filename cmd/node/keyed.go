@@ -82,8 +82,12 @@ func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 
 // decided prints a decision, of which a refusal is a negative result.
 func (k *keyed) decided(w io.Writer, d *weirv1.Decision, err error) error {
-	if err == nil {
+	switch {
+	case err != nil:
+	case k.Output != "id":
 		err = render.Decision(w, d, k.Output == "json")
+	case d.GetReservationId() != "":
+		_, err = fmt.Fprintln(w, d.ReservationId)
 	}
 	if err == nil && !d.GetAllowed() {
 		return errNegative

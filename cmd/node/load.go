@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"runtime/debug"
@@ -72,7 +71,7 @@ Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also wh
 	fs.Float64Var(&f.run.Keys.Skew, "skew", 1.1, "exponent of zipf, above 1")
 	fs.StringVar(&f.run.Keys.Prefix, "key-prefix", "load-", "prefix of all keys")
 	fs.Uint64Var(&f.run.Keys.Seed, "seed", 1, "the same seed asks for the same keys in the same order")
-	fs.StringVar(&f.atMost, "at-most", "", "bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy: not checked)")
+	fs.StringVar(&f.atMost, "at-most", "", "bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy, twice the limit that the node tells over grpc and stream)")
 	f.tls.Register(fs)
 	fs.StringVarP(&f.output, "output", "o", "text", "how to print the result: text or json")
 	return cmd
@@ -91,15 +90,19 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	if cfg.Bound, err = f.bound(inline); err != nil {
 		return err
 	}
-	askers, closeAll, err := asker.Open(asker.Config{
+	ask := asker.Config{
 		Over: f.over, Addrs: f.addrs, Connections: f.connections, Concurrency: f.run.Concurrency, Timeout: f.run.Timeout,
 		TLS: f.tls, Target: f.Message(inline, ""), Inline: inline, Cost: f.run.Cost,
-	})
+	}
+	askers, closeAll, err := asker.Open(ask)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 	cfg.Askers = askers
+	if cfg.Bound == nil {
+		cfg.Bound = ask.Learn(ctx, cfg.Keys.Prefix+"1")
+	}
 	line := render.NewLine(stderr)
 	cfg.Progress = func(p load.Progress) {
 		line.Show("[%s] %v of %v  %s checks  p99 %v", render.Bar(int64(p.Elapsed), int64(p.Of)), p.Elapsed.Round(time.Second), p.Of, humanize.Comma(p.Sent), render.Short(p.P99))
@@ -124,25 +127,14 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	return nil
 }
 
-// bound is what the answers are held to: what was said, or what the limit sent along lets through in its window at most.
+// bound is what was said that the answers are held to, or what the limit sent along lets through in its window at most.
 func (f *loadFlags) bound(inline *algo.Limit) (*load.Bound, error) {
-	if f.atMost != "" {
-		n, window, err := policy.ParseRate(f.atMost)
-		if err != nil {
-			return nil, fmt.Errorf("at-most: %w", err)
-		}
-		return &load.Bound{Units: n, Window: window}, nil
+	if f.atMost == "" {
+		return asker.BoundOf(inline)
 	}
-	if inline == nil {
-		return nil, nil
+	n, window, err := policy.ParseRate(f.atMost)
+	if err != nil {
+		return nil, fmt.Errorf("at-most: %w", err)
 	}
-	b := &load.Bound{Units: inline.Limit, Window: inline.Window}
-	switch inline.Algorithm {
-	case algo.Concurrency:
-		return nil, errors.New("algorithm: concurrency takes leases, not checks")
-	case algo.SlidingLog, algo.SlidingWindow:
-	default: // across a boundary, or a full bucket and what comes back meanwhile
-		b.Units *= 2
-	}
-	return b, nil
+	return &load.Bound{Units: n, Window: window}, nil
 }

@@ -71,7 +71,7 @@ owner decides in memory, on one clock.
 
 Start with:  weir dev`,
 		Version:       version(),
-		Args:          cobra.NoArgs,
+		Args:          noCommand,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -95,8 +95,8 @@ func newHelp() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if len(rest) > 0 {
-				return unknownCommand(rest[0], about)
+			if err := noCommand(about, rest); err != nil {
+				return err
 			}
 			about.InitDefaultHelpFlag() // so that it is among the flags
 			return about.Help()
@@ -116,6 +116,15 @@ func namedArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func unknownCommand(name string, of *cobra.Command) error {
-	return fmt.Errorf("unknown command %q for %q", name, of.CommandPath())
+// noCommand takes no arguments where commands are expected: what there is instead is a mistyped one.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2 // letters that may be wrong
+	like := ""
+	if names := cmd.SuggestionsFor(args[0]); len(names) > 0 {
+		like = ": is it " + strings.Join(names, " or ") + "?"
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), like)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,4 +54,24 @@ func startSecured(t *testing.T, change func(*node.Config)) (n *node.Node, shop, 
 		change(&cfg)
 	}
 	return startReady(t, cfg), shop, all
+}
+
+// TestReserveID: reserve -o id prints what commit takes and nothing else, and nothing at all when it is refused.
+func TestReserveID(t *testing.T) {
+	addr := startReady(t, testConfig(t, "a")).GRPCAddr()
+	weir := func(args ...string) (int, string) {
+		var out, errs strings.Builder
+		code := run(append(args, "--policy", "login", "--addr", addr, "--timeout", "20s"), &out, &errs)
+		return code, strings.TrimSuffix(out.String(), "\n") + errs.String()
+	}
+	code, id := weir("reserve", "alice", "--cost", "5", "-o", "id")
+	if code != exitOK || len(id) != 32 || strings.Trim(id, "0123456789abcdef") != "" {
+		t.Fatalf("%d: %q", code, id)
+	}
+	if code, out := weir("reserve", "alice", "-o", "id"); code != exitNegative || out != "" {
+		t.Errorf("refused: %d: %q", code, out)
+	}
+	if code, out := weir("commit", "alice", "--reservation", id, "--cost", "2"); code != exitOK || !strings.Contains(out, "refunded=3") {
+		t.Errorf("%d: %q", code, out)
+	}
 }

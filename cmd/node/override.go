@@ -26,7 +26,7 @@ func newOverride() *cobra.Command {
 
 SETTINGS are the fields of an override in a policy file, as a JSON object. With an access file it takes a token with the role overrides.
 Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with nothing changed.`,
-		Args: cobra.NoArgs,
+		Args: noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	change := func(use, short string, ask func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)) {

@@ -7,12 +7,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/weirlimit/weir/internal/remote"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 func newReserve() *cobra.Command {
-	var k keyed
-	return k.askAbout("reserve", "Reserve units for work whose cost is not known yet", `Charge the most that some work may cost, until commit gives the cost. The answer has a reservation_id.
+	k := keyed{Flags: remote.Flags{WithID: true}}
+	return k.askAbout("reserve", "Reserve units for work whose cost is not known yet", `Charge the most that some work may cost, until commit gives the cost. The answer has a reservation_id; with -o id it is all that
+is printed, and nothing where nothing is held.
 Exit status: 0 reserved, 1 refused, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			k.amountFlags.register(fs, "it may cost (default: the policy's estimate, or 1)")

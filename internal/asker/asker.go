@@ -1,6 +1,6 @@
 // Package asker asks the nodes of a cluster for decisions, over each protocol that callers have, for package load.
 //
-// It returns the node's answers: it remembers no refusals, and admits nothing by itself.
+// It returns the node's answers: it remembers no refusals, and admits nothing by itself. What shadow mode lets pass counts as refused.
 package asker
 
 import (
@@ -148,7 +148,9 @@ func (a *grpcAsker) Ask(ctx context.Context, key string) (load.Answer, error) {
 		return load.Answer{}, errors.New(r.Results[0].GetError().GetMessage())
 	}
 	d := r.Results[0].GetDecision()
-	return load.Answer{Allowed: d.Allowed, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed}, nil
+	return load.Answer{
+		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit, Window: time.Duration(d.WindowNs),
+	}, nil
 }
 
 // streamAsker asks by way of the Go client.
@@ -185,7 +187,9 @@ func (a *streamAsker) Ask(ctx context.Context, key string) (load.Answer, error) 
 	if err == nil && d.FailedClosed && d.Limit == 0 {
 		err = errors.New("no node answered") // but the client, for them
 	}
-	return load.Answer{Allowed: d.Allowed, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed}, err
+	return load.Answer{
+		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit, Window: d.Window,
+	}, err
 }
 
 // httpCheck is a check as POST /v1/check has it.
@@ -255,12 +259,13 @@ func (a *httpAsker) Ask(ctx context.Context, key string) (load.Answer, error) {
 		Allowed      *bool  `json:"allowed"`
 		FailedOpen   bool   `json:"failed_open"`
 		FailedClosed bool   `json:"failed_closed"`
+		Shadow       bool   `json:"shadow"`
 		Detail       string `json:"detail"`
 	}
 	if err := json.Unmarshal(text, &d); err != nil || d.Allowed == nil {
 		return load.Answer{}, fmt.Errorf("%s: %s", resp.Status, d.Detail)
 	}
-	return load.Answer{Allowed: *d.Allowed, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed}, nil
+	return load.Answer{Allowed: *d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed}, nil
 }
 
 // respAsker sends WEIR.CHECK.
@@ -285,7 +290,7 @@ func (a *respAsker) Ask(ctx context.Context, key string) (load.Answer, error) {
 	if !ok {
 		return load.Answer{}, errors.New("the answer is not a decision")
 	}
-	return load.Answer{Allowed: allowed == 1, FailedOpen: d["failed_open"] == 1}, nil
+	return load.Answer{Allowed: allowed == 1 && d["shadow"] == 0, FailedOpen: d["failed_open"] == 1}, nil
 }
 
 // idleConnections closes those of a transport.

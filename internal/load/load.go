@@ -28,6 +28,9 @@ const (
 type Answer struct {
 	Allowed                  bool
 	FailedOpen, FailedClosed bool // by a fail policy, as the owner could not be asked
+	// Limit and Window are of the limit that decided, where the protocol tells them; 0 otherwise.
+	Limit  int64
+	Window time.Duration
 }
 
 // Asker sends one check of a key and waits for its decision. It is safe for concurrent use. An error means that there was no

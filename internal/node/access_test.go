@@ -438,3 +438,18 @@ func TestClientWithRoleCheck(t *testing.T) {
 		}
 	}
 }
+
+// TestReadyTakesCheck: the Go client's Ready needs the role check and no other, whatever policies it is for; without it Ready fails at once.
+func TestReadyTakesCheck(t *testing.T) {
+	n, shop, all, _ := withAccess(t, nil)
+	for token, want := range map[string]error{shop: nil, all: nil, "weir_wrong": client.ErrUnauthenticated} {
+		conn, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.Ready(t.Context()); !errors.Is(err, want) {
+			t.Errorf("%v, want %v", err, want)
+		}
+		conn.Close()
+	}
+}

@@ -14,7 +14,8 @@ import (
 // Flags are those that say which node a command asks, and how it prints the answer.
 type Flags struct {
 	Node
-	Output string // text or json
+	Output string // text or json, or id
+	WithID bool   // id is an output
 }
 
 // Register adds them.
@@ -22,6 +23,10 @@ func (r *Flags) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&r.Addr, "addr", "127.0.0.1:8081", "gRPC address of a node, HOST:PORT")
 	fs.DurationVar(&r.Timeout, "timeout", 2*time.Second, "longest time to wait for the answer")
 	r.TLS.Register(fs)
+	if r.WithID {
+		fs.StringVarP(&r.Output, "output", "o", "text", "how to print the answer: text, json, or id (the reservation_id alone)")
+		return
+	}
 	fs.StringVarP(&r.Output, "output", "o", "text", "how to print the answer: text or json")
 }
 
@@ -41,7 +46,7 @@ func (r *Flags) Ask(ctx context.Context, f func(context.Context, weirv1.LimiterC
 
 // Connect calls f with a connection to the node.
 func (r *Flags) Connect(ctx context.Context, f func(context.Context, *grpc.ClientConn) error) error {
-	if err := CheckOutput(r.Output); err != nil {
+	if err := CheckOutput(r.Output); err != nil && !(r.WithID && r.Output == "id") {
 		return err
 	}
 	return r.Node.Connect(ctx, f)

@@ -5,6 +5,7 @@ package remote
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -54,6 +55,8 @@ func (r *Node) Connect(ctx context.Context, f func(context.Context, *grpc.Client
 	switch {
 	case err == nil || !answered:
 		return err
+	case s.Code() == codes.Unavailable && !r.TLS.encrypted() && speaksTLS(ctx, r.Addr):
+		return fmt.Errorf("addr: %s speaks TLS: give tls-ca-file, with the authority of its certificate", r.Addr)
 	case s.Code() == codes.Unavailable:
 		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.Addr, s.Message())
 	case s.Code() == codes.DeadlineExceeded:
@@ -61,6 +64,17 @@ func (r *Node) Connect(ctx context.Context, f func(context.Context, *grpc.Client
 	default:
 		return errors.New(ownNames(s.Message()))
 	}
+}
+
+// speaksTLS reports whether who listens at an address answers a TLS handshake. Nothing is sent to it after that.
+func speaksTLS(ctx context.Context, addr string) bool {
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // it is told of, and not trusted
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err == nil {
+		_ = conn.Close() // which has nothing to say
+	}
+	_, alert := errors.AsType[tls.AlertError](err)
+	return err == nil || alert
 }
 
 // ownNames is a node's message with the field that it begins with named as commands name it: target.key as key, ttl_ns as ttl.

@@ -2,6 +2,9 @@ package remote
 
 import (
 	"context"
+	"io"
+	"log"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -163,5 +166,23 @@ func TestOwnNames(t *testing.T) {
 		if got := ownNames(message); got != want {
 			t.Errorf("%q: %q", message, got)
 		}
+	}
+}
+
+// TestPlainTextAtATLSPort: a command in plain text at a port that speaks TLS is told so.
+func TestPlainTextAtATLSPort(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	addr := server.Listener.Addr().String()
+	n := Node{Addr: addr, Timeout: 10 * time.Second}
+	err := n.Connect(t.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+		_, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
+		return err
+	})
+	if want := "addr: " + addr + " speaks TLS: give tls-ca-file"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
