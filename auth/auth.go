@@ -113,6 +113,7 @@ func (e *Credentials) local() bool { return loopback.Addr(e.From) }
 // the request or stream in: each call has one, and it is one piece of memory.
 type session struct {
 	context.Context
+	listener    string // where it came in, for metrics and the audit log
 	credentials Credentials
 	known       atomic.Pointer[known]
 	first       known // which known points to until another is known
@@ -184,17 +185,17 @@ func (a *Authorizer) over(expires time.Time) bool {
 // Authorize authenticates a request or stream by its credentials and demands a role. listener names the listener in metrics and
 // logs. It needs no body. The context returned is the one to serve the request in: a service of Service finds the caller there.
 func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
-	return a.authorize(&session{Context: ctx, credentials: e}, listener, role)
+	return a.authorize(&session{Context: ctx, listener: listener, credentials: e}, role)
 }
 
 // authorize is Authorize. The session returned is the one given, authenticated.
-func (a *Authorizer) authorize(s *session, listener string, role Role) (context.Context, *Denial) {
+func (a *Authorizer) authorize(s *session, role Role) (context.Context, *Denial) {
 	denial := a.begin(s)
 	if denial == nil {
 		denial = a.demand(s.first.caller, s.first.callers, role, &s.credentials)
 	}
 	if denial != nil {
-		a.denied(listener, denial, s.first.caller, &s.credentials, limit.Target{})
+		a.denied(s.listener, denial, s.first.caller, &s.credentials, limit.Target{})
 		return nil, denial
 	}
 	return s, nil
@@ -329,7 +330,7 @@ func httpCredentials(r *http.Request) Credentials {
 // is a status. It is to be called before the message is read.
 func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, error) {
 	role, listed := a.roles[method]
-	s := &session{Context: ctx}
+	s := &session{Context: ctx, listener: "grpc"}
 	e := &s.credentials
 	if p, ok := peer.FromContext(ctx); ok {
 		e.From = p.Addr
@@ -352,7 +353,7 @@ func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, 
 		}
 		return s, nil
 	}
-	authorized, denial := a.authorize(s, "grpc", role)
+	authorized, denial := a.authorize(s, role)
 	if denial != nil {
 		return nil, statusOf(denial)
 	}

@@ -59,10 +59,11 @@ func (e *Event) present(c *Credentials) {
 	}
 }
 
-// EventOf returns an Event of an action with the caller of a context that Authorize has returned.
-func EventOf(ctx context.Context, listener string, action Action) Event {
-	e := Event{Action: action, Listener: listener}
+// EventOf returns an Event of an action with the caller, and the listener, of a context that Authorize has returned.
+func EventOf(ctx context.Context, action Action) Event {
+	e := Event{Action: action}
 	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
+		e.Listener = s.listener
 		e.present(&s.credentials)
 		if k := s.known.Load(); k.caller != nil {
 			e.Caller = k.caller.Name

@@ -62,6 +62,16 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 	return &limit.Error{Kind: limit.Denied, Field: field, Message: what}
 }
 
+// Demand returns an error unless the caller in a context may use a policy, or the namespace of a limit, in a role. A denial is counted and
+// told to the audit log, as Service does. It is for what is no operation of a limit.Service.
+func (a *Authorizer) Demand(ctx context.Context, role Role, t limit.Target) *limit.Error {
+	s := &service{authorizer: a}
+	if from, ok := ctx.Value(sessionKey{}).(*session); ok {
+		s.listener = from.listener
+	}
+	return s.authorize(ctx, role, &t)
+}
+
 // authorize demands a role and the right to use a target.
 func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) *limit.Error {
 	c, denied := s.caller(ctx, role)
@@ -145,7 +155,7 @@ func (s *service) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 
 // refunded tells the audit log of a check that has given units back: that is a refund by another name.
 func (s *service) refunded(ctx context.Context, c *limit.Check, r *limit.Result) {
-	e := EventOf(ctx, s.listener, ActionRefund)
+	e := EventOf(ctx, ActionRefund)
 	e.Target, e.Units, e.Err = c.Target, -c.Cost, r.Err
 	if r.Err == nil {
 		e.Result = -r.Granted
@@ -261,7 +271,7 @@ func (s *service) Refund(ctx context.Context, t limit.Target, units int64, reque
 		return 0, err
 	}
 	n, err := s.next.Refund(ctx, t, units, requestID)
-	e := EventOf(ctx, s.listener, ActionRefund)
+	e := EventOf(ctx, ActionRefund)
 	e.Target, e.Units, e.Result, e.Err = t, units, n, err
 	s.authorizer.audit(e)
 	return n, err
@@ -273,7 +283,7 @@ func (s *service) Reset(ctx context.Context, t limit.Target) error {
 		return err
 	}
 	err := s.next.Reset(ctx, t)
-	e := EventOf(ctx, s.listener, ActionReset)
+	e := EventOf(ctx, ActionReset)
 	e.Target, e.Err = t, err
 	s.authorizer.audit(e)
 	return err

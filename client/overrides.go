@@ -27,7 +27,7 @@ type Override struct {
 
 // OverrideChange is what a change of an override has come to.
 type OverrideChange struct {
-	Override Override  // as it is now; of a deletion without Settings
+	Override Override  // as it is now; of a deletion without Settings. It is another change if that was made at the same time and counts
 	Before   *Override // as it was; nil: there was none
 	// Members are all members of the cluster, by name. Those that do not have the change get it when they can be reached.
 	Members []OverrideMember

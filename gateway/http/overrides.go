@@ -14,11 +14,11 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Overrides is what changes limits while nodes run. Its errors are of *limit.Error. listener is where the request came in.
+// Overrides is what changes limits while nodes run. Its errors are of *limit.Error.
 type Overrides interface {
 	List(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error)
-	Set(ctx context.Context, listener string, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error)
-	Delete(ctx context.Context, listener string, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error)
+	Set(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error)
+	Delete(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error)
 }
 
 // overrideBody is a PUT.
@@ -56,7 +56,7 @@ func (a *api) putOverride() http.HandlerFunc {
 	return operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
 		return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key, Prefix: b.Prefix, Settings: string(b.Settings)}}
 	}, func(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
-		return a.Overrides.Set(ctx, "http", req)
+		return a.Overrides.Set(ctx, req)
 	}, inJSON(a, changeBodyOf))
 }
 
@@ -86,7 +86,7 @@ func (a *api) deleteOverride() http.HandlerFunc {
 		query, p := queryOf(raw, "policy", "key", "prefix")
 		return &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]}, p
 	}, func(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
-		return a.Overrides.Delete(ctx, "http", req)
+		return a.Overrides.Delete(ctx, req)
 	}, func(_ *weirv1.DeleteOverrideRequest, change *weirv1.OverrideChange) any { return changeBodyOf(change) })
 }
 

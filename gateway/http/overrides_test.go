@@ -27,14 +27,14 @@ func (f *fakeOverrides) List(_ context.Context, req *weirv1.ListOverridesRequest
 	return &weirv1.ListOverridesResponse{Overrides: []*weirv1.Override{fakeOverride}, NextPageToken: "t"}, f.err
 }
 
-func (f *fakeOverrides) Set(_ context.Context, _ string, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
+func (f *fakeOverrides) Set(_ context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
 	f.asked = req
 	return &weirv1.OverrideChange{
 		Override: fakeOverride, Members: []*weirv1.OverrideMember{{Name: "n0", Has: true, Durable: true}, {Name: "n1", Error: "away"}},
 	}, f.err
 }
 
-func (f *fakeOverrides) Delete(_ context.Context, _ string, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
+func (f *fakeOverrides) Delete(_ context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
 	f.asked = req
 	return &weirv1.OverrideChange{Override: &weirv1.Override{Policy: "login", Prefix: "a", Version: "13@n0"}, Before: fakeOverride}, f.err
 }

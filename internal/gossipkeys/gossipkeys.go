@@ -178,8 +178,8 @@ var errNoGossip = status.Error(codes.FailedPrecondition, "this node has no gossi
 func (k *Keys) GossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
 	resp, err := k.gossipKeys(ctx, req)
 	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST {
-		e := auth.EventOf(ctx, "grpc", auth.ActionGossipKey)
-		e.What, e.Err = actionOf(req)+" "+idOf(req), err
+		e := auth.EventOf(ctx, auth.ActionGossipKey)
+		e.Listener, e.What, e.Err = "grpc", actionOf(req)+" "+idOf(req), err
 		for _, m := range resp.GetMembers() {
 			if m.Error != "" && e.Err == nil {
 				e.Err = fmt.Errorf("%s: %s", m.Name, m.Error)

@@ -202,14 +202,13 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 	if most == 0 {
 		most = defaultTopKeys
 	}
-	mayUse := n.security.auth.MayUse(ctx, auth.RoleKeys)
-	if r.Policy != "" && !mayUse(r.Policy, "") {
-		return nil, &limit.Error{Kind: limit.Denied, Field: "policy", Message: "the caller may not see the keys of the policy " + r.Policy}
+	if denied := n.security.auth.Demand(ctx, auth.RoleKeys, limit.Target{Policy: r.Policy}); denied != nil {
+		return nil, denied
 	}
 	// All that members tell, though fewer are asked for: of the first ones the caller may not see all.
 	all := n.gather(ctx, &peerv1.ActivityRequest{Orders: []weirv1.KeyOrder{r.Order}, Keys: maxTopKeys, Policy: r.Policy})
 	topkeys.Sort(all.rows, orders[r.Order])
-	return n.topKeys(all, all.rows, most, r.Policy, mayUse), nil
+	return n.topKeys(all, all.rows, most, r.Policy, n.security.auth.MayUse(ctx, auth.RoleKeys)), nil
 }
 
 // topKeys returns the first rows, and the policies, that a caller may see: of one policy, or of all where its name is empty.
@@ -284,8 +283,8 @@ func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, er
 // Describe tells how a key stands, which node decides for it, and when what is in use can be used again. The caller in ctx needs the
 // role for keys, and to be allowed to use the target in it. The error is a *limit.Error.
 func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, error) {
-	if !n.security.auth.MayUse(ctx, auth.RoleKeys)(t.Policy, t.Namespace) {
-		return nil, &limit.Error{Kind: limit.Denied, Field: "policy", Message: "the caller may not see the keys of this policy or namespace"}
+	if denied := n.security.auth.Demand(ctx, auth.RoleKeys, *t); denied != nil {
+		return nil, denied
 	}
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()

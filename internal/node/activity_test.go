@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -118,6 +120,7 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
   - {name: api, tokens: [%s], roles: [keys], namespaces: [api]}
   - {name: read, tokens: [%s], roles: [read, check, refund, admin], policies: ["*"]}
 `, auth.Hash(tokens["all"]), auth.Hash(tokens["login"]), auth.Hash(tokens["api"]), auth.Hash(tokens["read"])))
+		cfg.Security.AuditLog = filepath.Join(t.TempDir(), "audit.log")
 		return cfg
 	}())
 	awaitSettled(t, n)
@@ -178,6 +181,22 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 		if resp, text := send(t, n, method, tt.path, tokens[tt.token], tt.body); resp.StatusCode != tt.want {
 			t.Errorf("%s: %s %s: %d %s, want %d", tt.token, tt.path, tt.body, resp.StatusCode, text, tt.want)
 		}
+	}
+	n.Stop()
+	log, err := os.ReadFile(n.cfg.Security.AuditLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`"caller":"login","credential":"token","listener":"http"`, `"policy":"other","reason":"wrong_policy","what":"login may not use the policy \"other\" in the role keys"`,
+		`"caller":"api","credential":"token","listener":"http"`, `"inline_namespace":"default","reason":"wrong_policy"`,
+	} {
+		if !strings.Contains(string(log), want) {
+			t.Errorf("the audit log lacks %s:\n%s", want, log)
+		}
+	}
+	if n := strings.Count(string(log), `"reason":"wrong_policy"`); n != 3 {
+		t.Errorf("%d denials in the audit log, want 3:\n%s", n, log)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/overrides"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -52,8 +53,12 @@ func (n *Node) openReplicator() {
 		Members: n.memberNodes,
 	})
 	n.overrides.service = overrides.NewService(overrides.ServiceConfig{
-		Node: n.cfg.Name, Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.record, Now: time.Now,
-		MayChange: func(ctx context.Context) func(string) bool {
+		Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.record, Now: time.Now,
+		Ready: func() (bool, string) { return n.readiness.Ready() },
+		Demand: func(ctx context.Context, policy string) *limit.Error {
+			return n.security.auth.Demand(ctx, auth.RoleOverrides, limit.Target{Policy: policy})
+		},
+		MaySee: func(ctx context.Context) func(string) bool {
 			may := n.security.auth.MayUse(ctx, auth.RoleOverrides)
 			return func(policy string) bool { return may(policy, "") }
 		},

@@ -196,14 +196,15 @@ func TestOverridesInFile(t *testing.T) {
 
 // TestOverridesByRole: who has the role for a policy changes and sees its overrides, and each change is in the audit log.
 func TestOverridesByRole(t *testing.T) {
-	shop, ops := auth.NewToken(), auth.NewToken()
+	shop, ops, reader := auth.NewToken(), auth.NewToken(), auth.NewToken()
 	cfg := testConfig(t, "a")
 	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)+"  - {name: partner-x, algorithm: sliding_log, limit: 1, window: 1m}\n")
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(`
 callers:
   - {name: shop, tokens: [%s], roles: [check, keys, admin], policies: ["*"]}
   - {name: ops, tokens: [%s], roles: [overrides], policies: ["partner-*"]}
-`, auth.Hash(shop), auth.Hash(ops)))
+  - {name: reader, tokens: [%s], roles: [read]}
+`, auth.Hash(shop), auth.Hash(ops), auth.Hash(reader)))
 	cfg.Security.AuditLog = filepath.Join(t.TempDir(), "audit.log")
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
@@ -226,8 +227,12 @@ callers:
 			t.Errorf("%s %s %s: %d %s, want %d", c.method, c.path, c.body, resp.StatusCode, text, c.status)
 		}
 	}
-	if _, _, err := n.overrides.book.Change("a", overrides.Entry{ID: overrides.ID{Policy: "login", Key: "secret"}, Settings: `{"limit":1}`, At: time.Now()}); err != nil {
-		t.Fatal(err)
+	secret := overrides.Step{Change: &overrides.Entry{ID: overrides.ID{Policy: "login", Key: "secret"}, Settings: `{"limit":1}`, At: time.Now()}}
+	if n.overrides.book.Commit("a", &secret); secret.Err != nil {
+		t.Fatal(secret.Err)
+	}
+	if _, page := send(t, n, "GET", "/metrics", reader, ""); !strings.Contains(page, `weir_access_denied_total{listener="http",reason="wrong_policy"} 3`) {
+		t.Error("three denials that are not counted")
 	}
 	if _, list := send(t, n, "GET", "/v1/overrides", ops, ""); strings.Contains(list, "secret") {
 		t.Errorf("ops sees another policy's: %s", list)
@@ -243,6 +248,8 @@ callers:
 		`"policy":"partner-x","key":"k\nx","what":"set {\"limit\":3}, was {\"limit\":2}"}`,
 		`"policy":"partner-x","key":"k\nx","what":"delete, was {\"limit\":3}"}`,
 		`"what":"delete","error":"key: there is no override for it"}`,
+		`"msg":"denied","caller":"ops","credential":"token","listener":"http"`,
+		`"policy":"login","reason":"wrong_policy","what":"ops may not use the policy \"login\" in the role overrides"`,
 	} {
 		if !strings.Contains(string(log), want) {
 			t.Errorf("the audit log lacks %s:\n%s", want, log)
@@ -264,8 +271,9 @@ func TestOverridesByClient(t *testing.T) {
 		id := overrides.ID{Policy: "login", Key: fmt.Sprintf("k%04d", i)}
 		many = append(many, overrides.Entry{ID: id, Version: overrides.Version{Counter: 1, Node: "z"}, Settings: `{"limit":1}`, At: time.UnixMilli(5)})
 	}
-	if _, err := n.overrides.book.Merge(many); err != nil {
-		t.Fatal(err)
+	merge := overrides.Step{Merge: many}
+	if n.overrides.book.Commit("a", &merge); merge.Err != nil {
+		t.Fatal(merge.Err)
 	}
 	change, err := c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k0000", Settings: `{"limit": 7}`})
 	if err != nil || change.Before == nil || change.Before.Settings != `{"limit":1}` || change.Override.Settings != `{"limit":7}` || change.Override.Version != "2@a" || len(change.Members) != 1 || !change.Members[0].Has {

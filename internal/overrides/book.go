@@ -1,12 +1,13 @@
 // Package overrides keeps the overrides of limits that operators set while nodes run, the same on all members of a cluster.
 //
-// A Book is one member's: it holds entries under versions, so that members that exchange their entries in any order and any number of
-// times end up with the same ones, and writes them to a file before it says that it has them. A Replicator sends changes to the other
-// members and compares books with them until all are equal; a Service is what operators call.
+// A Book is one member's: it holds entries under versions, so that members that take each other's books in any order and any number of
+// times end up with the same one, and writes it to a file before it says that it has a change. A Replicator tells the other members of
+// changes and compares books with them until all are equal; a Service is what operators call.
 //
 // It does not promise that all members know an override when the operator is answered (the answer says which ones do), nor that of two
-// concurrent changes of one override both are seen (the later version wins on all members), nor that a deleted override cannot come back
-// with a member that was away while MaxDeleted others were deleted. What an override means is package policy's.
+// concurrent changes of one override both are seen (the later version wins on all members, and the answer to the other one says so), nor
+// that a deleted override cannot come back with a member that was away while MaxDeleted others were deleted. What an override means is
+// package policy's.
 package overrides
 
 import (
@@ -29,11 +30,12 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// Bounds of a Book. What operators set is rejected beyond MaxOverrides and MaxBytes. What members tell each other is taken in up to twice
-// as much: two sides of a cluster that could not reach each other may both have been filled.
+// Bounds of a Book. What operators set is rejected beyond MaxOverrides and MaxBytes, and where a policy would have more than is left free:
+// a policy leaves the others something. What members tell each other is taken in up to twice as much: two sides of a cluster that could not
+// reach each other may both have been filled.
 const (
 	MaxOverrides = 10_000
-	MaxBytes     = 8 << 20 // of what they are for and of their settings, with 64 bytes for each
+	MaxBytes     = 2 << 20 // in the book's file
 	// MaxDeleted and MaxDeletedBytes bound the deletions that are remembered: of more, the oldest are forgotten.
 	MaxDeleted      = 10_000
 	MaxDeletedBytes = 2 << 20
@@ -41,8 +43,11 @@ const (
 
 const (
 	maxCounter = 1 << 53 // of a Version: what a JSON number holds exactly
-	maxName    = 128     // bytes of a member's and of a caller's name
-	entryBytes = 64      // what an entry counts for besides its texts
+	// maxStep is how far the counter of another member's entry may be above all that a book knows. No cluster makes as many changes while a
+	// member is away, and a member that lies needs days of changes to use up the counters.
+	maxStep    = 1 << 32
+	maxName    = 128 // bytes of a member's and of a caller's name
+	entryBytes = 128 // what an entry takes of a file at most, besides its texts
 )
 
 // ID is what an override is for: a key, or the keys that begin with Prefix, of a policy.
@@ -93,9 +98,18 @@ func (e *Entry) newer(other *Entry) bool {
 		strings.Compare(e.Settings, other.Settings), strings.Compare(e.By, other.By), e.At.Compare(other.At)) > 0
 }
 
-// bytes is what an entry counts for.
+// bytes is what an entry counts for: as much as it can take of a file.
 func (e *Entry) bytes() int {
-	return entryBytes + len(e.Policy) + len(e.Key) + len(e.Prefix) + len(e.Node) + len(e.Settings) + len(e.By)
+	n := entryBytes + len(e.Settings)
+	for _, text := range []string{e.Policy, e.Key, e.Prefix, e.Node, e.By} {
+		n += len(text)
+		for i := range len(text) {
+			if c := text[i]; c < ' ' || c == '"' || c == '\\' {
+				n += len(`\u0000`) - 1
+			}
+		}
+	}
+	return n
 }
 
 // sum is a hash of all that an entry says.
@@ -155,6 +169,7 @@ type Book struct {
 type contents struct {
 	entries       map[ID]*Entry
 	sorted        []*Entry // nil: not worked out
+	text          []byte   // the file that they make
 	live, deleted sums
 	counter       uint64 // the highest
 	digest        Digest
@@ -178,8 +193,10 @@ func OpenBook(name string) (*Book, error) {
 			all.put(&entries[i])
 		}
 	}
-	b.publish(all, nil)
-	return b, nil
+	text, err := encode(all.sort())
+	all.text = text
+	b.now.Store(all)
+	return b, err
 }
 
 // sums are of the overrides there are, or of the deletions.
@@ -254,90 +271,127 @@ func (c *contents) sort() []*Entry {
 // ErrFull is wrapped by the error for more overrides than a Book takes.
 var ErrFull = errors.New("the overrides are full")
 
-// Change makes a change of this member: an entry without a version gets one. It returns the entry, and what was there before it, nil when
-// there was nothing; a deletion of what there is not changes nothing, and returns nil twice. With a file, the entry is in it when Change returns, or the error says why not and
-// nothing has changed.
-func (b *Book) Change(node string, e Entry) (now, before *Entry, err error) {
-	b.change.Lock()
-	defer b.change.Unlock()
-	was := b.now.Load()
-	next := was.clone()
-	before = next.entries[e.ID]
-	if before != nil && before.Deleted() {
-		before = nil
-	}
-	if e.Deleted() && before == nil {
-		return nil, nil, nil
-	}
-	if next.counter >= maxCounter {
-		return nil, nil, errors.New("the version numbers are used up: remove overrides.json of all members while none runs")
-	}
-	e.Version = Version{next.counter + 1, node}
-	e.At = inMillis(e.At)
-	if err := e.valid(); err != nil {
-		return nil, nil, err
-	}
-	next.put(&e)
-	next.forget()
-	if !e.Deleted() && (next.live.entries > MaxOverrides && before == nil || next.live.bytes > max(MaxBytes, was.live.bytes)) {
-		return nil, nil, fmt.Errorf("%w: there may be %d, with %d bytes: delete some, or put them into the policy file", ErrFull, MaxOverrides, MaxBytes)
-	}
-	if err := b.write(next); err != nil {
-		kept := *was
-		kept.writes = next.writes
-		b.publish(&kept, err) // the file may have the change
-		return nil, nil, err
-	}
-	b.publish(next, nil)
-	return &e, before, nil
+// Step is a part of a Commit: a change of this member, or the entries of another one.
+type Step struct {
+	Merge  []Entry // of another member
+	Change *Entry  // of this one, without a version; Commit gives it one
+	// Before is what there was before the Change; nil: nothing. A deletion of what there is not changes nothing and gets no version.
+	Before *Entry
+	// Err says why the Change was not made, or the first of the entries to merge that were left out.
+	Err error
 }
 
-// Merge takes in entries of another member, of which those that are newer than the book's own change it. It reports how many did. Those
-// that are invalid, and those that there is no room for, are left out, and the error tells of the first. An entry is in force even
-// if it could not be written to the file: see Durable.
-func (b *Book) Merge(entries []Entry) (changed int, err error) {
+// Commit takes steps together, and writes the file once. Of the entries of others those that are newer than the book's own count, and are in
+// force even if the file cannot be written: see Durable. A change is not made if it cannot be written. changed says whether the book has
+// become another one.
+func (b *Book) Commit(node string, steps ...*Step) (changed bool) {
 	b.change.Lock()
 	defer b.change.Unlock()
 	was := b.now.Load()
 	next := was.clone()
-	for _, one := range entries {
-		e := &one
-		if wrong := e.valid(); wrong != nil {
-			err = cmp.Or(err, fmt.Errorf("override of policy %.128q: %w", e.Policy, wrong))
-			continue
+	for _, s := range steps {
+		next.merge(s, was.counter)
+	}
+	next.forget()
+	merged := next.clone()
+	for _, s := range steps {
+		if s.Change != nil {
+			s.Err = next.change(s, node)
 		}
-		if has := next.entries[e.ID]; has != nil && !e.newer(has) {
-			continue
-		}
-		if !e.Deleted() && (next.live.bytes+e.bytes() > 2*MaxBytes || next.live.entries >= 2*MaxOverrides) {
-			err = cmp.Or(err, fmt.Errorf("%w, with those of other members", ErrFull))
-			continue
-		}
-		next.put(e)
-		changed++
 	}
 	next.forget()
 	if next.digest == was.digest {
-		return 0, err
+		return false
 	}
-	b.publish(next, b.write(next))
-	return changed, err
-}
-
-// publish puts contents into force; failed says why they are not in the file.
-func (b *Book) publish(next *contents, failed error) {
-	next.sort()
-	next.dirty, next.failed = failed != nil, failed
+	err := b.write(next)
+	if err != nil && next.digest != merged.digest {
+		for _, s := range steps {
+			if s.Change != nil && s.Err == nil {
+				s.Err = err
+			}
+		}
+		merged.writes = next.writes
+		next = merged // to be written again: the file may have the changes
+		next.text, _ = encode(next.sort())
+	}
+	next.dirty, next.failed = err != nil, err
 	b.now.Store(next)
+	return next.digest != was.digest
 }
 
-// write writes contents to the file, if there is one.
-func (b *Book) write(c *contents) error {
-	if b.file == nil {
+// change carries out the Change of a step.
+func (c *contents) change(s *Step, node string) error {
+	had, live := c.entries[s.Change.ID], c.live
+	before := had
+	if had != nil && had.Deleted() {
+		before = nil
+	}
+	if s.Change.Deleted() && before == nil {
 		return nil
 	}
-	err := b.save(c.sort())
-	if c.writes.done++; err != nil {
+	if c.counter >= maxCounter {
+		return errors.New("the version numbers are used up: remove overrides.json of all members while none runs")
+	}
+	e := *s.Change
+	e.Version, e.At = Version{c.counter + 1, node}, inMillis(e.At)
+	if err := e.valid(); err != nil {
+		return err
+	}
+	c.put(&e)
+	own := c.of(e.Policy)
+	if before == nil && own.entries > MaxOverrides-c.live.entries || c.live.bytes > live.bytes && own.bytes > MaxBytes-c.live.bytes {
+		c.remove(e.ID)
+		if had != nil {
+			c.put(had)
+		}
+		return fmt.Errorf("%w: there may be %d, with %d bytes, and one policy may not have more than are free: delete some, or put them into the policy file",
+			ErrFull, MaxOverrides, MaxBytes)
+	}
+	s.Change, s.Before = &e, before
+	return nil
+}
+
+// of is what a policy has of the overrides.
+func (c *contents) of(policy string) (n sums) {
+	for _, e := range c.entries {
+		if e.Policy == policy && !e.Deleted() {
+			n.entries, n.bytes = n.entries+1, n.bytes+e.bytes()
+		}
+	}
+	return n
+}
+
+// merge takes in the entries of another member that are newer than those there are. known is the highest counter of the book. Those that
+// are invalid, and those that there is no room for, are left out.
+func (c *contents) merge(s *Step, known uint64) {
+	for _, one := range s.Merge {
+		e := &one
+		wrong := e.valid()
+		switch has := c.entries[e.ID]; {
+		case wrong != nil:
+		case has != nil && !e.newer(has):
+			continue
+		case known > 0 && e.Counter > known+maxStep:
+			wrong = limit.NewError(limit.Invalid, "counter", "is more than 2^32 above those of this node")
+		case !e.Deleted() && (c.live.bytes+e.bytes() > 2*MaxBytes || c.live.entries >= 2*MaxOverrides):
+			wrong = fmt.Errorf("%w, with those of other members", ErrFull)
+		default:
+			c.put(e)
+			continue
+		}
+		if s.Err == nil {
+			s.Err = fmt.Errorf("override of policy %.128q: %w", e.Policy, wrong)
+		}
+	}
+}
+
+// write makes the text of contents, and writes it to the file if there is one.
+func (b *Book) write(c *contents) (err error) {
+	if c.text, err = encode(c.sort()); err != nil || b.file == nil {
+		return err
+	}
+	c.writes.done++
+	if err = b.file.Replace(c.text); err != nil {
 		c.writes.failed++
 	}
 	return err
@@ -351,9 +405,10 @@ func (b *Book) Retry() error {
 		return nil
 	}
 	next := b.now.Load().clone()
-	err := b.write(next)
-	b.publish(next, err)
-	return err
+	next.failed = b.write(next)
+	next.dirty = next.failed != nil
+	b.now.Store(next)
+	return next.failed
 }
 
 // Durable reports whether all entries are in the book's file. A book without a file never is.
@@ -385,23 +440,15 @@ func (b *Book) Get(id ID) (*Entry, bool) {
 	return e, e != nil && !e.Deleted()
 }
 
-// sorted returns all entries in order of their IDs. Nobody changes them.
-func (b *Book) sorted() []*Entry { return b.now.Load().sorted }
-
-// after returns the entries, deletions included, from the first one above an ID on; the zero ID is below all.
-func (b *Book) after(id ID) []*Entry {
-	all := b.sorted()
-	at, found := slices.BinarySearchFunc(all, id, func(e *Entry, id ID) int { return e.Compare(id) })
-	if found {
-		at++
-	}
-	return all[at:]
-}
-
 // After returns the overrides, without deletions, above an ID in the order of IDs; the zero ID is below all.
 func (b *Book) After(id ID) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
-		for _, e := range b.after(id) {
+		all := b.now.Load().sorted
+		at, found := slices.BinarySearchFunc(all, id, func(e *Entry, id ID) int { return e.Compare(id) })
+		if found {
+			at++
+		}
+		for _, e := range all[at:] {
 			if !e.Deleted() && !yield(e) {
 				return
 			}

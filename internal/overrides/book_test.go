@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/weirlimit/weir/rpc/transport"
 )
 
 func mustOpen(t testing.TB, name string) *Book {
@@ -23,9 +25,25 @@ func mustOpen(t testing.TB, name string) *Book {
 	return b
 }
 
+// change commits one, and returns it as it was made, with what there was before.
+func change(b *Book, node string, e Entry) (now, before *Entry, err error) {
+	s := &Step{Change: &e}
+	b.Commit(node, s)
+	if s.Err != nil || s.Change.Version == (Version{}) {
+		return nil, nil, s.Err
+	}
+	return s.Change, s.Before, nil
+}
+
+// merge commits the entries of another member.
+func merge(b *Book, entries []Entry) (changed bool, err error) {
+	s := &Step{Merge: entries}
+	return b.Commit("n", s), s.Err
+}
+
 func set(t testing.TB, b *Book, node, key, settings string) Entry {
 	t.Helper()
-	e, _, err := b.Change(node, Entry{ID: ID{Policy: "login", Key: key}, Settings: settings, By: "ops", At: time.UnixMilli(1000)})
+	e, _, err := change(b, node, Entry{ID: ID{Policy: "login", Key: key}, Settings: settings, By: "ops", At: time.UnixMilli(1000)})
 	if err != nil || e == nil {
 		t.Fatalf("change of %q: %v %v", key, e, err)
 	}
@@ -36,7 +54,7 @@ func set(t testing.TB, b *Book, node, key, settings string) Entry {
 var epoch = time.UnixMilli(0).UTC()
 
 func contentOf(b *Book) (all []Entry) {
-	for _, e := range b.sorted() {
+	for _, e := range b.now.Load().sorted {
 		all = append(all, *e)
 	}
 	return all
@@ -56,12 +74,12 @@ func TestBook(t *testing.T) {
 	hostile := "new\nline \x00 \U0001F600 \u2028\"\\"
 	set(t, b, "n0", hostile, `{"unlimited":true}`)
 	set(t, b, "n0", "bob", `{"limit":3}`)
-	now, before, err := b.Change("n0", Entry{ID: ID{Policy: "login", Key: "bob"}, At: epoch})
+	now, before, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "bob"}, At: epoch})
 	if err != nil || !now.Deleted() || before.Settings != `{"limit":3}` {
 		t.Errorf("deletion: %+v %+v %v", now, before, err)
 	}
 	for _, key := range []string{"bob", "nobody"} {
-		if now, before, err := b.Change("n0", Entry{ID: ID{Policy: "login", Key: key}}); now != nil || before != nil || err != nil {
+		if now, before, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: key}}); now != nil || before != nil || err != nil {
 			t.Errorf("deletion of nothing: %+v %+v %v", now, before, err)
 		}
 	}
@@ -118,7 +136,7 @@ func TestUnwritable(t *testing.T) {
 	if err := os.Rename(directory, away); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := b.Change("n0", Entry{ID: ID{Policy: "login", Key: "bob"}, Settings: `{"limit":1}`, At: epoch}); err == nil {
+	if _, _, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "bob"}, Settings: `{"limit":1}`, At: epoch}); err == nil {
 		t.Error("a change was not refused")
 	}
 	if _, ok := b.Get(ID{Policy: "login", Key: "bob"}); ok || b.Stats().Overrides != 1 {
@@ -126,8 +144,8 @@ func TestUnwritable(t *testing.T) {
 	}
 	other := mustOpen(t, "")
 	e := set(t, other, "n1", "carol", `{"limit":1}`)
-	if n, err := b.Merge([]Entry{e}); n != 1 || err != nil {
-		t.Errorf("merge: %d %v", n, err)
+	if changed, err := merge(b, []Entry{e}); !changed || err != nil {
+		t.Errorf("merge: %v", err)
 	}
 	if _, ok := b.Get(e.ID); !ok || b.Durable() || b.Stats().WriteError == nil {
 		t.Error("carol is not there, or said to be durable")
@@ -182,7 +200,7 @@ func TestMergeConverges(t *testing.T) {
 			rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 			for len(order) > 0 {
 				n := 1 + rng.IntN(len(order))
-				if _, err := b.Merge(order[:n]); err != nil {
+				if _, err := merge(b, order[:n]); err != nil {
 					t.Fatal(err)
 				}
 				order = order[n:]
@@ -202,53 +220,114 @@ func TestMergeConverges(t *testing.T) {
 	}
 }
 
-// TestBounds: a book takes no more than it may, from operators and from members, and forgets the oldest deletions, the same on all members.
+// overridesOf are so many of a policy, each under a version of its own.
+func overridesOf(policy string, n int) []Entry {
+	entries := make([]Entry, n)
+	for i := range entries {
+		entries[i] = Entry{ID: ID{Policy: policy, Key: fmt.Sprint(i)}, Version: Version{uint64(i + 1), "n1"}, Settings: `{"limit":1}`, At: epoch}
+	}
+	return entries
+}
+
+// TestBounds: a book takes no more than it may from operators, of a policy no more than it leaves free, and from members twice as much.
 func TestBounds(t *testing.T) {
 	b := mustOpen(t, "")
-	entries := make([]Entry, 0, 3*MaxOverrides)
-	for i := range 2*MaxOverrides + 5 {
-		entries = append(entries, Entry{ID: ID{Policy: "login", Key: fmt.Sprint(i)}, Version: Version{uint64(i + 1), "n1"}, Settings: `{"limit":1}`, At: epoch})
-	}
-	if n, err := b.Merge(entries[:MaxOverrides]); n != MaxOverrides || err != nil {
-		t.Fatalf("%d %v", n, err)
+	entries := overridesOf("login", 2*MaxOverrides+5)
+	if _, err := merge(b, entries[:MaxOverrides/2]); err != nil || b.Stats().Overrides != MaxOverrides/2 {
+		t.Fatalf("%+v %v", b.Stats(), err)
 	}
 	full := b.Digest()
-	if _, _, err := b.Change("n0", Entry{ID: ID{Policy: "login", Key: "one more"}, Settings: `{"limit":1}`, At: epoch}); !errors.Is(err, ErrFull) || b.Digest() != full {
-		t.Errorf("one more: %v", err)
-	}
-	set(t, b, "n0", "7", `{"limit":2}`) // in place of another
-	if n, err := b.Merge(entries[MaxOverrides:]); n != MaxOverrides || !errors.Is(err, ErrFull) {
-		t.Errorf("merged %d more, %v", n, err)
-	}
-	for i := range entries {
-		entries[i].Settings, entries[i].Counter = "", entries[i].Counter+1<<20
-	}
-	reverse := mustOpen(t, "")
-	if _, err := b.Merge(entries); err != nil {
-		t.Fatal(err)
-	}
-	slices.Reverse(entries)
-	for page := range slices.Chunk(entries, 999) {
-		if _, err := reverse.Merge(page); err != nil {
-			t.Fatal(err)
+	for _, id := range []ID{{Policy: "login", Key: "one more"}, {Policy: "login", Key: "7", Prefix: ""}} {
+		e := Entry{ID: id, Settings: `{"limit":1}`, At: epoch}
+		if id.Key == "7" {
+			e.Settings = `{"x":"` + strings.Repeat("s", 4000) + `"}` // the bytes are free
+		}
+		if _, _, err := change(b, "n0", e); errors.Is(err, ErrFull) != (id.Key != "7") || id.Key != "7" && b.Digest() != full {
+			t.Errorf("%v: %v", id, err)
 		}
 	}
-	if st := b.Stats(); st.Overrides != 0 || st.Deleted != MaxDeleted || b.Digest() != reverse.Digest() {
-		t.Errorf("%+v %+v", st, reverse.Stats())
+	other := Entry{ID: ID{Policy: "api", Key: "k"}, Settings: `{"limit":1}`, At: epoch}
+	if _, _, err := change(b, "n0", other); err != nil {
+		t.Errorf("a policy without any, beside one that has its part: %v", err)
 	}
-	long := strings.Repeat("k", 1000)
-	for i := range entries[:5000] {
-		entries[i].Key = long + fmt.Sprint(i)
+	if _, err := merge(b, entries); !errors.Is(err, ErrFull) || b.Stats().Overrides != 2*MaxOverrides {
+		t.Errorf("%d overrides, %v", b.Stats().Overrides, err)
 	}
-	if _, err := b.Merge(entries[:5000]); err != nil || b.now.Load().deleted.bytes > MaxDeletedBytes {
-		t.Errorf("%d bytes of deletions, %v", b.now.Load().deleted.bytes, err)
+	other.Key = "l"
+	if _, _, err := change(b, "n0", other); !errors.Is(err, ErrFull) {
+		t.Errorf("beyond all: %v", err)
+	}
+	if _, _, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "8"}, At: epoch}); err != nil {
+		t.Errorf("a deletion: %v", err)
 	}
 	wide := mustOpen(t, "")
 	for i := range entries[:5000] {
 		entries[i].Settings = `{"x":"` + strings.Repeat("s", 4000) + `"}`
 	}
-	if _, err := wide.Merge(entries[:5000]); !errors.Is(err, ErrFull) || wide.Stats().Bytes > 2*MaxBytes || wide.Stats().Bytes < 2*MaxBytes-8000 {
+	if _, err := merge(wide, entries[:5000]); !errors.Is(err, ErrFull) || wide.Stats().Bytes > 2*MaxBytes || wide.Stats().Bytes < 2*MaxBytes-8000 {
 		t.Errorf("%v with %+v", err, wide.Stats())
+	}
+	if _, _, err := change(wide, "n0", Entry{ID: other.ID, Settings: `{"limit":1}`, At: epoch}); !errors.Is(err, ErrFull) {
+		t.Errorf("beyond all bytes: %v", err)
+	}
+}
+
+// TestOldDeletionsAreForgotten: of too many deletions the newest are remembered, the same ones on all members, whatever they were told first.
+func TestOldDeletionsAreForgotten(t *testing.T) {
+	const n = MaxDeleted + 5000
+	entries := overridesOf("login", n)
+	for i := range entries {
+		entries[i].Settings = ""
+	}
+	b, reverse := mustOpen(t, ""), mustOpen(t, "")
+	if _, err := merge(b, entries); err != nil {
+		t.Fatal(err)
+	}
+	if st := b.Stats(); st.Deleted != MaxDeleted {
+		t.Errorf("%+v", st)
+	}
+	oldest := uint64(n - b.Stats().Deleted + 1)
+	for _, e := range contentOf(b) {
+		if e.Counter < oldest {
+			t.Fatalf("the deletion %v is remembered, and newer ones are forgotten", e.Version)
+		}
+	}
+	slices.Reverse(entries)
+	for page := range slices.Chunk(entries, 999) {
+		if _, err := merge(reverse, page); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.Digest() != reverse.Digest() {
+		t.Errorf("%+v %+v", b.Stats(), reverse.Stats())
+	}
+	long := strings.Repeat("k", 1000)
+	for i := range entries[:5000] {
+		entries[i].Key = long + fmt.Sprint(i)
+	}
+	if _, err := merge(b, entries[:5000]); err != nil || b.now.Load().deleted.bytes > MaxDeletedBytes {
+		t.Errorf("%d bytes of deletions, %v", b.now.Load().deleted.bytes, err)
+	}
+}
+
+// TestSizeOfAFile: no entry takes more of a file than it counts for, so that the largest book fits into a message and into maxFile.
+func TestSizeOfAFile(t *testing.T) {
+	all := string([]byte{0, 1, 9, 10, 31, 32, 34, 47, 92, 127}) + "<>&\u00e9\u2028\U0001F600"
+	empty, err := encode(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []Entry{
+		{ID: ID{Policy: "p", Key: all}, Version: Version{maxCounter, all}, Settings: `{"limit":1}`, By: all, At: time.UnixMilli(maxMillis).UTC()},
+		{ID: ID{Policy: "p", Prefix: all}, Version: Version{1, "n"}, At: time.UnixMilli(maxMillis).UTC()},
+	} {
+		text, err := encode([]*Entry{&e})
+		if size := len(text) - len(empty); err != nil || size+len(",") > e.bytes() {
+			t.Errorf("%d bytes, and counts for %d, %v: %s", size, e.bytes(), err, text)
+		}
+	}
+	if 2*MaxBytes+MaxDeletedBytes+1<<20 > transport.MaxMessage {
+		t.Error("the largest book does not fit into a message")
 	}
 }
 
@@ -268,8 +347,8 @@ func TestInvalidEntries(t *testing.T) {
 		bad := good
 		change(&bad)
 		b := mustOpen(t, "")
-		if n, err := b.Merge([]Entry{bad, good}); n != 1 || err == nil || !strings.Contains(err.Error(), field+": ") {
-			t.Errorf("%s: %d %v", field, n, err)
+		if changed, err := merge(b, []Entry{bad, good}); !changed || b.Stats().Overrides != 1 || err == nil || !strings.Contains(err.Error(), field+": ") {
+			t.Errorf("%s: %v", field, err)
 		}
 	}
 	for name, change := range map[string]func(*Entry){
@@ -282,17 +361,34 @@ func TestInvalidEntries(t *testing.T) {
 	} {
 		bad := good
 		change(&bad)
-		if n, err := mustOpen(t, "").Merge([]Entry{bad}); n != 0 || err == nil {
-			t.Errorf("%s: %d %v", name, n, err)
+		if changed, err := merge(mustOpen(t, ""), []Entry{bad}); changed || err == nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	b := mustOpen(t, "")
 	good.Counter = maxCounter
-	if _, err := b.Merge([]Entry{good}); err != nil {
+	if _, err := merge(b, []Entry{good}); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := b.Change("n", Entry{ID: ID{Policy: "login", Key: "k"}, Settings: `{"limit":2}`}); err == nil {
+	if _, _, err := change(b, "n", Entry{ID: ID{Policy: "login", Key: "k"}, Settings: `{"limit":2}`}); err == nil {
 		t.Error("the counter went on beyond its end")
+	}
+}
+
+// TestFarVersion: an entry of a member that lies about its version does not use up the counters of a book, and so freeze all changes.
+func TestFarVersion(t *testing.T) {
+	b := mustOpen(t, "")
+	set(t, b, "n0", "alice", `{"limit":1}`)
+	far := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{maxCounter, "n1"}, Settings: `{"limit":1}`, At: epoch}
+	if changed, err := merge(b, []Entry{far}); changed || err == nil || !strings.Contains(err.Error(), "counter: ") {
+		t.Errorf("the last counter of all: %t, %v", changed, err)
+	}
+	far.Counter = 1 + maxStep
+	if changed, err := merge(b, []Entry{far}); !changed || err != nil {
+		t.Errorf("the largest step: %v", err)
+	}
+	if e := set(t, b, "n0", "k", `{"limit":2}`); e.Counter != 2+maxStep {
+		t.Errorf("a change after it: %+v", e)
 	}
 }
 
@@ -336,29 +432,22 @@ func FuzzFile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		b := mustOpen(t, "")
-		for i := range entries {
-			b.now.Load().put(&entries[i])
+		list := func(entries []Entry) (all []*Entry) {
+			for i := range entries {
+				all = append(all, &entries[i])
+			}
+			return all
 		}
-		b.now.Load().sort()
-		file := mustOpen(t, filepath.Join(t.TempDir(), FileName))
-		if err := file.save(b.sorted()); err != nil {
-			t.Fatal(err)
-		}
-		again := mustOpen(t, file.file.Name)
-		written, err := os.ReadFile(file.file.Name)
+		written, err := encode(list(entries))
 		if err != nil {
 			t.Fatal(err)
 		}
-		twice, err := parse("f", written)
-		if err != nil || len(twice) != len(entries) || len(contentOf(again)) != len(entries) {
-			t.Fatalf("%v: %d entries, then %d", err, len(entries), len(twice))
+		again, err := parse("f", written)
+		if diff := cmp.Diff(entries, again); err != nil || diff != "" && len(entries) > 0 {
+			t.Fatalf("%v: %s", err, diff)
 		}
-		if err := again.save(again.sorted()); err != nil {
-			t.Fatal(err)
-		}
-		if third, _ := os.ReadFile(file.file.Name); string(third) != string(written) {
-			t.Errorf("%s\nthen\n%s", written, third)
+		if twice, _ := encode(list(again)); string(twice) != string(written) {
+			t.Errorf("%s\nthen\n%s", written, twice)
 		}
 	})
 }

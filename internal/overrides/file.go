@@ -19,13 +19,13 @@ import (
 // FileName is the name of a book's file in its directory.
 const FileName = "overrides.json"
 
-// maxFile bounds a file: all that a Book can hold, with every byte escaped.
-const maxFile = 6*(2*MaxBytes+MaxDeletedBytes) + 512*(2*MaxOverrides+MaxDeleted)
+// maxFile bounds a file: twice what a Book can hold, because people may have written it with more spaces.
+const maxFile = 2 * (2*MaxBytes + MaxDeletedBytes)
 
 // fileFormat is the version of the format below.
 const fileFormat = 1
 
-// fileBody is a file. Each override has a line of its own.
+// fileBody is a file, and what members send each other. Each override has a line of its own.
 type fileBody struct {
 	Format    int         `json:"format"`
 	Overrides []fileEntry `json:"overrides"`
@@ -95,15 +95,19 @@ func load(name string) ([]Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parse(name, data)
+	entries, err := parse(name, data)
+	if err != nil {
+		err = fmt.Errorf("%w; restore the file, or remove it to take the overrides of the other members", err)
+	}
+	return entries, err
 }
 
-// parse reads the content of a file. Its errors begin with the name, the line and the column.
+// parse reads the content of a file, or what a member of this name has sent. Its errors begin with the name, the line and the column.
 func parse(name string, data []byte) ([]Entry, error) {
 	fail := func(offset int64, format string, args ...any) ([]Entry, error) {
 		before := data[:min(max(offset, 0), int64(len(data)))]
 		line, column := 1+bytes.Count(before, []byte("\n")), len(before)-bytes.LastIndexByte(before, '\n')
-		return nil, fmt.Errorf("%s:%d:%d: %s; restore the file, or remove it to take the overrides of the other members", name, line, column, fmt.Sprintf(format, args...))
+		return nil, fmt.Errorf("%s:%d:%d: %s", name, line, column, fmt.Sprintf(format, args...))
 	}
 	var body fileBody
 	if err := json.Unmarshal(data, &body, json.RejectUnknownMembers(true)); err != nil {
@@ -123,6 +127,9 @@ func parse(name string, data []byte) ([]Entry, error) {
 	entries, seen := make([]Entry, len(body.Overrides)), make(map[ID]bool, len(body.Overrides))
 	var live, size int
 	for i, f := range body.Overrides {
+		if f.Settings != nil {
+			_ = f.Settings.Format() // as Settings are written; it is valid
+		}
 		e := Entry{
 			ID: ID{f.Policy, f.Key, f.Prefix}, Version: Version{f.Counter, f.Node}, Settings: string(f.Settings), By: f.By, At: inMillis(f.At),
 		}
@@ -169,9 +176,9 @@ func lineOf(data []byte, i int) int64 {
 	}
 }
 
-// save replaces the file by one with these entries.
-func (b *Book) save(entries []*Entry) error {
-	data := []byte(fmt.Sprintf("{\"format\": %d, \"overrides\": [\n", fileFormat))
+// encode returns the text of a file with these entries.
+func encode(entries []*Entry) ([]byte, error) {
+	data := fmt.Appendf(nil, "{\"format\": %d, \"overrides\": [\n", fileFormat)
 	for i, e := range entries {
 		f := fileEntry{Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Deleted: e.Deleted(), Counter: e.Counter, Node: e.Node, By: e.By, At: e.At}
 		if !e.Deleted() {
@@ -179,7 +186,7 @@ func (b *Book) save(entries []*Entry) error {
 		}
 		line, err := json.Marshal(&f)
 		if err != nil {
-			return fmt.Errorf("override of policy %q: %w", e.Policy, err)
+			return nil, fmt.Errorf("override of policy %q: %w", e.Policy, err)
 		}
 		data = append(data, line...)
 		if i < len(entries)-1 {
@@ -187,6 +194,5 @@ func (b *Book) save(entries []*Entry) error {
 		}
 		data = append(data, '\n')
 	}
-	data = append(data, "]}\n"...)
-	return b.file.Replace(data)
+	return append(data, "]}\n"...), nil
 }

@@ -3,13 +3,14 @@ package overrides
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -20,20 +21,20 @@ import (
 )
 
 const (
-	pushTimeout     = time.Second            // how long who changes an override waits for the other members
-	exchangeTimeout = 10 * time.Second       // for all pages of two members
-	pace            = 250 * time.Millisecond // from a change until books are compared: until then it has come directly, as a rule
-	again           = 30 * time.Second       // after which books that were equal are compared again
-	minDelay        = 500 * time.Millisecond // from a comparison that failed until the next one with this member, doubled each time
-	maxDelay        = 15 * time.Second
-	atOnce          = 16      // members that are asked at a time
-	pageBytes       = 1 << 20 // of a message with entries, about
-	maxPages        = 1 << 10 // of one book: more than it can have
+	notifyTimeout  = time.Second            // how long who changes an override waits for the other members
+	compareTimeout = 10 * time.Second       // for the books of two members
+	pace           = 250 * time.Millisecond // from a change until books are compared: until then members have been notified, as a rule
+	commitPace     = 100 * time.Millisecond // between commits at least, and restFactor times what the last one took
+	restFactor     = 4
+	again          = 30 * time.Second       // after which books that were equal are compared again
+	minDelay       = 500 * time.Millisecond // from a comparison that failed until the next one with this member, doubled each time
+	maxDelay       = 15 * time.Second
+	atOnce         = 16 // members that are asked at a time
 )
 
 // Peers asks other members.
 type Peers interface {
-	Push(ctx context.Context, to ownership.Node, req *peerv1.PushOverridesRequest) (*peerv1.PushOverridesResponse, error)
+	Notify(ctx context.Context, to ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error)
 	Pull(ctx context.Context, to ownership.Node, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error)
 }
 
@@ -44,7 +45,7 @@ type ReplicatorConfig struct {
 	// Members returns all members, this one included, in order of their names, and what is closed when that changes; nil: it never does.
 	Members func() ([]ownership.Node, <-chan struct{})
 	Peers   Peers
-	// Apply puts the book into force. It is called after each change of it, by several goroutines.
+	// Apply puts the book into force. It is called after each change of it, and not twice at a time.
 	Apply  func()
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -58,12 +59,24 @@ type Replicator struct {
 
 	mu     sync.Mutex
 	others map[ownership.Node]*other
+	steps  []*pending // for the next commit
+
+	turn   chan struct{}            // full while there is a commit
+	resume time.Time                // from when the next commit may be
+	force  atomic.Pointer[contents] // of the book, which Apply has put into force
+}
+
+// pending is a step of a commit. Who has filled turn may use it.
+type pending struct {
+	Step
+	done bool
 }
 
 // other is what is known of another member's book.
 type other struct {
-	met   bool   // books were exchanged at least once
-	equal Digest // of both books, when they were last found equal
+	pull  chan struct{} // full while its book is taken in
+	met   bool          // books were compared at least once
+	equal Digest        // of both books, when they were last found equal
 	at    time.Time
 	delay time.Duration // after the last attempt, which failed; 0: it did not
 	due   time.Time     // of the next attempt then
@@ -71,27 +84,29 @@ type other struct {
 
 // NewReplicator returns the Replicator of a member that starts; Run is what it lives by.
 func NewReplicator(cfg ReplicatorConfig) *Replicator {
-	return &Replicator{cfg: cfg, kick: wake.New(), others: make(map[ownership.Node]*other)}
+	r := &Replicator{cfg: cfg, kick: wake.New(), turn: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
+	r.force.Store(cfg.Book.now.Load())
+	return r
 }
 
 // other returns what is known of a member, for a holder of mu.
 func (r *Replicator) other(m ownership.Node) *other {
 	o := r.others[m]
 	if o == nil {
-		o = new(other)
+		o = &other{pull: make(chan struct{}, 1)}
 		r.others[m] = o
 	}
 	return o
 }
 
 // found notes how the last attempt with a member has ended.
-func (r *Replicator) found(m ownership.Node, theirs []byte, err error) {
+func (r *Replicator) found(m ownership.Node, theirs Digest, err error) {
 	own := r.cfg.Book.Digest()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o, now := r.other(m), r.cfg.Now()
-	if err == nil && slices.Equal(theirs, own[:]) {
-		*o = other{met: true, equal: own, at: now}
+	if err == nil && theirs == own {
+		o.met, o.equal, o.at, o.delay = true, own, now, 0
 		return
 	}
 	o.met = o.met || err == nil
@@ -99,10 +114,24 @@ func (r *Replicator) found(m ownership.Node, theirs []byte, err error) {
 	o.due = now.Add(o.delay)
 }
 
-// Met reports whether this member's book has been exchanged with that of every other member since these began.
+// Met reports whether this member's book has been compared with that of every other member since these began.
 func (r *Replicator) Met() bool { return r.Unequal(true) == 0 }
 
-// Unequal is the number of other members whose books are not known to equal this one; with never, of those with which none was exchanged.
+// awaitMet waits until Met, for notifyTimeout at most.
+func (r *Replicator) awaitMet(ctx context.Context) (met bool) {
+	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
+	defer cancel()
+	for !r.Met() {
+		select {
+		case <-time.After(commitPace / 4):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// Unequal is the number of other members whose books are not known to equal this one; with never, of those with which none was compared.
 func (r *Replicator) Unequal(never bool) (n int) {
 	members, _ := r.cfg.Members()
 	own := r.cfg.Book.Digest()
@@ -125,7 +154,7 @@ func (r *Replicator) Run(ctx context.Context) {
 		group.SetLimit(atOnce)
 		due, next := r.due(members)
 		for _, m := range due {
-			group.Go(func() { r.exchange(ctx, m) })
+			group.Go(func() { r.compare(ctx, m) })
 		}
 		group.Wait()
 		if len(due) > 0 {
@@ -187,88 +216,106 @@ func (r *Replicator) due(members []ownership.Node) (now []ownership.Node, next t
 	return now, next
 }
 
-// changed puts a changed book into force, and has it compared with the others' soon.
-func (r *Replicator) changed() {
-	r.cfg.Apply()
-	r.kick.Set()
+// commit has the book take a step, together with others that wait, and puts it into force. Commits are rare, however many changes there are:
+// each one writes the file, compiles policies, and has all members do the same.
+func (r *Replicator) commit(step Step) *pending {
+	p := &pending{Step: step}
+	r.mu.Lock()
+	r.steps = append(r.steps, p)
+	r.mu.Unlock()
+	r.turn <- struct{}{}
+	defer func() { <-r.turn }()
+	if p.done {
+		return p // another one has taken it along
+	}
+	time.Sleep(r.resume.Sub(r.cfg.Now()))
+	r.mu.Lock()
+	all := r.steps
+	r.steps = nil
+	r.mu.Unlock()
+	steps := make([]*Step, len(all))
+	for i := range all {
+		all[i].done = true
+		steps[i] = &all[i].Step
+	}
+	began := r.cfg.Now()
+	if r.cfg.Book.Commit(r.cfg.Self.Name, steps...) {
+		r.cfg.Apply()
+		r.force.Store(r.cfg.Book.now.Load())
+		r.kick.Set()
+		ended := r.cfg.Now()
+		r.resume = ended.Add(max(commitPace, restFactor*ended.Sub(began)))
+	}
+	return p
 }
 
-// exchange makes this member's book and another's the same.
-func (r *Replicator) exchange(ctx context.Context, m ownership.Node) {
-	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+// compare makes this member's book and another's the same.
+func (r *Replicator) compare(ctx context.Context, m ownership.Node) {
+	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
 	defer cancel()
-	theirs, digest, err := r.pull(ctx, m)
-	if err == nil {
-		var missing []*Entry
-		if own := r.cfg.Book.Digest(); !slices.Equal(digest, own[:]) {
-			for _, e := range r.cfg.Book.sorted() {
-				if has := theirs[e.ID]; has == nil || e.newer(has) {
-					missing = append(missing, e)
-				}
-			}
-		}
-		for page := range pages(missing) {
-			var answer *peerv1.PushOverridesResponse
-			if answer, err = r.cfg.Peers.Push(ctx, m, &peerv1.PushOverridesRequest{Entries: page}); err != nil {
-				break
-			}
-			digest = answer.Digest
-		}
+	theirs, err := r.pull(ctx, m)
+	digest := theirs.digest
+	if err == nil && digest != r.force.Load().digest {
+		_, digest, err = r.notify(ctx, m)
 	}
 	if err != nil {
-		r.cfg.Logger.Debug("overrides not exchanged", "member", m.Name, "error", status.Convert(err).Message())
+		r.cfg.Logger.Debug("overrides not compared", "member", m.Name, "error", status.Convert(err).Message())
 	}
 	r.found(m, digest, err)
 }
 
-// pull takes in another member's entries, unless they are the same, and returns them and their digest.
-func (r *Replicator) pull(ctx context.Context, m ownership.Node) (map[ID]*Entry, []byte, error) {
-	theirs, changes := make(map[ID]*Entry), 0
-	defer func() {
-		if changes > 0 {
-			r.changed()
-		}
-	}()
-	own := r.cfg.Book.Digest()
-	req, last := &peerv1.PullOverridesRequest{Digest: own[:]}, ID{}
-	for range maxPages {
-		answer, err := r.cfg.Peers.Pull(ctx, m, req)
-		if err != nil {
-			return nil, nil, err
-		}
-		if len(answer.Digest) != len(own) {
-			return nil, nil, fmt.Errorf("the digest has %d bytes", len(answer.Digest))
-		}
-		page := entriesOf(answer.Entries)
-		n, err := r.cfg.Book.Merge(page)
-		changes += n
-		r.refused(m.Name, err)
-		for i := range page {
-			if page[i].Compare(last) <= 0 {
-				return nil, nil, errors.New("the pages are not in order")
-			}
-			last = page[i].ID
-			theirs[last] = &page[i]
-		}
-		if !answer.More || len(page) == 0 {
-			return theirs, answer.Digest, nil
-		}
-		req = &peerv1.PullOverridesRequest{Digest: own[:], After: &peerv1.OverrideEntry{Policy: last.Policy, Key: last.Key, Prefix: last.Prefix}}
-	}
-	return nil, nil, errors.New("there are too many pages")
-}
-
-// refused reports entries of another member that were not taken in.
-func (r *Replicator) refused(member string, err error) {
+// notify tells another member that this one's book has changed, and returns its answer and the digest of its book then.
+func (r *Replicator) notify(ctx context.Context, m ownership.Node) (*peerv1.NotifyOverridesResponse, Digest, error) {
+	answer, err := r.cfg.Peers.Notify(ctx, m, &peerv1.NotifyOverridesRequest{Name: r.cfg.Self.Name, Boot: r.cfg.Self.Boot})
 	if err != nil {
-		r.cfg.Logger.Warn("overrides of another member not taken", "member", member, "error", err)
+		return nil, Digest{}, err
 	}
+	digest, err := digestOf(answer.Digest)
+	return answer, digest, err
 }
 
-// spread sends a change of this member to all others, and says who has it.
+// book is another member's.
+type book struct {
+	digest  Digest
+	entries []Entry // none if it is the same as this member's
+	left    error   // why some of them were not taken in
+}
+
+// pull takes in another member's book.
+func (r *Replicator) pull(ctx context.Context, m ownership.Node) (theirs book, err error) {
+	r.mu.Lock()
+	o := r.other(m)
+	r.mu.Unlock()
+	o.pull <- struct{}{} // who comes later finds what the first one has taken
+	defer func() { <-o.pull }()
+	own := r.force.Load().digest
+	answer, err := r.cfg.Peers.Pull(ctx, m, &peerv1.PullOverridesRequest{Digest: own[:]})
+	if err != nil {
+		return theirs, err
+	}
+	if theirs.digest, err = digestOf(answer.Digest); err != nil || theirs.digest == own {
+		return theirs, err
+	}
+	if theirs.entries, err = parse("book of "+m.Name, answer.Book); err != nil {
+		return theirs, err
+	}
+	if theirs.left = r.commit(Step{Merge: theirs.entries}).Err; theirs.left != nil {
+		r.cfg.Logger.Warn("overrides of another member not taken", "member", m.Name, "error", theirs.left)
+	}
+	return theirs, nil
+}
+
+func digestOf(b []byte) (d Digest, err error) {
+	if len(b) != len(d) {
+		return d, fmt.Errorf("the digest has %d bytes", len(b))
+	}
+	return Digest(b), nil
+}
+
+// spread tells all other members of a change of this one, and says where it is in force.
 func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMember {
 	// The change is made, whether or not the caller still waits.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pushTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
 	defer cancel()
 	members, _ := r.cfg.Members()
 	all := make([]*weirv1.OverrideMember, len(members))
@@ -276,89 +323,85 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 	group.SetLimit(4 * atOnce)
 	for i, m := range members {
 		out := &weirv1.OverrideMember{Name: m.Name}
-		all[i] = out
-		if m == r.cfg.Self {
-			out.Has, out.Durable = true, r.cfg.Book.Durable()
-			continue
+		if all[i] = out; m != r.cfg.Self {
+			group.Go(func() { r.tell(ctx, m, e, out) })
 		}
-		group.Go(func() {
-			answer, err := r.cfg.Peers.Push(ctx, m, &peerv1.PushOverridesRequest{Entries: []*peerv1.OverrideEntry{protoEntry(e)}})
-			if err != nil {
-				out.Error = status.Convert(err).Message()
-			} else {
-				out.Has, out.Durable, out.Error = answer.Error == "", answer.Durable && answer.Error == "", cmp.Or(answer.Error, answer.WriteError)
-			}
-			r.found(m, answer.GetDigest(), err)
-		})
 	}
 	group.Wait()
+	now := r.force.Load().entries[e.ID]
+	for i, m := range members {
+		// What lost against another change goes from all members that still have it.
+		if m == r.cfg.Self || now != nil && now.newer(e) {
+			stand(all[i], e, now)
+			all[i].Durable = all[i].Has && r.cfg.Book.Durable()
+		}
+	}
 	return all
 }
 
-// Push implements peerv1.OverridesServer.
-func (r *Replicator) Push(_ context.Context, req *peerv1.PushOverridesRequest) (*peerv1.PushOverridesResponse, error) {
-	n, err := r.cfg.Book.Merge(entriesOf(req.Entries))
-	if n > 0 {
-		r.changed()
+// tell tells another member of a change, and fills in how far that has come there.
+func (r *Replicator) tell(ctx context.Context, m ownership.Node, e *Entry, out *weirv1.OverrideMember) {
+	answer, digest, err := r.notify(ctx, m)
+	r.found(m, digest, err)
+	own := r.force.Load()
+	there := own.entries[e.ID]
+	if err == nil && digest != own.digest {
+		var theirs book
+		if theirs, err = r.pull(ctx, m); err == nil && theirs.entries != nil {
+			there = nil
+			for i := range theirs.entries {
+				if theirs.entries[i].ID == e.ID {
+					there = &theirs.entries[i]
+				}
+			}
+		} else { // it is the same by now
+			there = r.force.Load().entries[e.ID]
+		}
 	}
-	r.refused("", err)
-	st, digest := r.cfg.Book.Stats(), r.cfg.Book.Digest()
-	out := &peerv1.PushOverridesResponse{Digest: digest[:], Durable: st.Durable}
 	if err != nil {
-		out.Error = err.Error()
+		out.Error = status.Convert(err).Message()
+		return
 	}
-	if st.WriteError != nil {
-		out.WriteError = st.WriteError.Error()
+	stand(out, e, there)
+	out.Durable = out.Has && answer.Durable
+	out.Error = cmp.Or(out.Error, answer.Error)
+}
+
+// stand fills in whether a change is in force where there is what a member has of the override.
+func stand(out *weirv1.OverrideMember, e, there *Entry) {
+	out.Has = there == nil && e.Deleted() || there != nil && *there == *e
+	if there != nil && there.newer(e) {
+		out.Error = "another change of the override is in force: " + there.Version.String()
+	}
+}
+
+// Notify implements peerv1.OverridesServer. It believes nothing but that there may be something to pull from a member.
+func (r *Replicator) Notify(ctx context.Context, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
+	from := ownership.Node{Name: req.GetName(), Boot: req.GetBoot()}
+	if members, _ := r.cfg.Members(); from == r.cfg.Self || !slices.Contains(members, from) {
+		return nil, status.Error(codes.FailedPrecondition, "who notifies is no other member, as this node sees it")
+	}
+	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
+	defer cancel()
+	theirs, err := r.pull(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	st, digest := r.cfg.Book.Stats(), r.force.Load().digest
+	r.found(from, theirs.digest, nil)
+	out := &peerv1.NotifyOverridesResponse{Digest: digest[:], Durable: st.Durable}
+	if wrong := cmp.Or(theirs.left, st.WriteError); wrong != nil {
+		out.Error = wrong.Error()
 	}
 	return out, nil
 }
 
 // Pull implements peerv1.OverridesServer.
 func (r *Replicator) Pull(_ context.Context, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
-	digest := r.cfg.Book.Digest()
-	out := &peerv1.PullOverridesResponse{Digest: digest[:]}
-	if slices.Equal(req.Digest, digest[:]) {
-		return out, nil
-	}
-	after := req.GetAfter()
-	rest := r.cfg.Book.after(ID{after.GetPolicy(), after.GetKey(), after.GetPrefix()})
-	for page := range pages(rest) {
-		out.Entries, out.More = page, len(page) < len(rest)
-		break
+	own := r.force.Load()
+	out := &peerv1.PullOverridesResponse{Digest: own.digest[:]}
+	if !slices.Equal(req.Digest, own.digest[:]) {
+		out.Book = own.text
 	}
 	return out, nil
-}
-
-// pages divides entries among messages.
-func pages(entries []*Entry) func(yield func([]*peerv1.OverrideEntry) bool) {
-	return func(yield func([]*peerv1.OverrideEntry) bool) {
-		for len(entries) > 0 {
-			var page []*peerv1.OverrideEntry
-			size := 0
-			for len(entries) > 0 && (size < pageBytes || len(page) == 0) {
-				size += entries[0].bytes()
-				page, entries = append(page, protoEntry(entries[0])), entries[1:]
-			}
-			if !yield(page) {
-				return
-			}
-		}
-	}
-}
-
-func protoEntry(e *Entry) *peerv1.OverrideEntry {
-	return &peerv1.OverrideEntry{
-		Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Counter: e.Counter, Node: e.Node, Settings: e.Settings, By: e.By, AtUnixMs: e.At.UnixMilli(),
-	}
-}
-
-func entriesOf(list []*peerv1.OverrideEntry) []Entry {
-	out := make([]Entry, len(list))
-	for i, e := range list {
-		out[i] = Entry{
-			ID: ID{e.GetPolicy(), e.GetKey(), e.GetPrefix()}, Version: Version{e.GetCounter(), e.GetNode()}, Settings: e.GetSettings(), By: e.GetBy(),
-			At: time.UnixMilli(e.GetAtUnixMs()).UTC(),
-		}
-	}
-	return out
 }

@@ -31,12 +31,15 @@ type ServiceConfig struct {
 	Replicator *Replicator
 	// Policies returns those of the policy file, which overrides must suit.
 	Policies func() *policy.Set
-	// MayChange returns what tells whether the caller with a context may change, and see, the overrides of a policy.
-	MayChange func(ctx context.Context) func(policy string) bool
+	// Demand returns an error unless the caller with a context may change, and see, the overrides of a policy, and tells of the denial.
+	Demand func(ctx context.Context, policy string) *limit.Error
+	// MaySee returns what tells whether the caller with a context may see the overrides of a policy.
+	MaySee func(ctx context.Context) func(policy string) bool
+	// Ready reports whether the node has become a member and is not stopping, or why not.
+	Ready func() (ok bool, why string)
 	// Record is told of each change that was made or failed.
 	Record func(auth.Event)
 	Now    func() time.Time
-	Node   string // this member's name
 }
 
 // Service is what operators call. Its errors are of *limit.Error. Its methods are safe for concurrent use.
@@ -51,12 +54,8 @@ func (s *Service) subject(ctx context.Context, id ID) error {
 	if err := o.Valid(); err != nil {
 		return err
 	}
-	return s.mayChange(ctx, id.Policy)
-}
-
-func (s *Service) mayChange(ctx context.Context, policy string) error {
-	if !s.cfg.MayChange(ctx)(policy) {
-		return &limit.Error{Kind: limit.Denied, Field: "policy", Message: "the caller may not use the overrides of the policy " + policy}
+	if denied := s.cfg.Demand(ctx, id.Policy); denied != nil {
+		return denied
 	}
 	return nil
 }
@@ -73,8 +72,8 @@ func (s *Service) List(ctx context.Context, req *weirv1.ListOverridesRequest) (*
 		if !limit.ValidPolicyName(req.Policy) {
 			return nil, limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		}
-		if err := s.mayChange(ctx, req.Policy); err != nil {
-			return nil, err
+		if denied := s.cfg.Demand(ctx, req.Policy); denied != nil {
+			return nil, denied
 		}
 	}
 	if req.PageSize > maxPage {
@@ -91,7 +90,7 @@ func (s *Service) List(ctx context.Context, req *weirv1.ListOverridesRequest) (*
 		}
 		return out, nil
 	}
-	mayChange := s.cfg.MayChange(ctx)
+	maySee := s.cfg.MaySee(ctx)
 	if one.Policy != "" && after.Policy < one.Policy {
 		after = one // which is below all keys of the policy
 	}
@@ -100,7 +99,7 @@ func (s *Service) List(ctx context.Context, req *weirv1.ListOverridesRequest) (*
 		if one.Policy != "" && e.Policy != one.Policy {
 			break
 		}
-		if !mayChange(e.Policy) {
+		if !maySee(e.Policy) {
 			continue
 		}
 		if len(out.Overrides) == int(cmp.Or(req.PageSize, defaultPage)) {
@@ -113,7 +112,7 @@ func (s *Service) List(ctx context.Context, req *weirv1.ListOverridesRequest) (*
 }
 
 // Set gives a key or a prefix other limits.
-func (s *Service) Set(ctx context.Context, listener string, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
+func (s *Service) Set(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
 	in := req.GetOverride()
 	id := ID{in.GetPolicy(), in.GetKey(), in.GetPrefix()}
 	if err := s.subject(ctx, id); err != nil {
@@ -135,7 +134,7 @@ func (s *Service) Set(ctx context.Context, listener string, req *weirv1.SetOverr
 	if err := s.cfg.Policies().Accepts(o); err != nil {
 		return nil, err
 	}
-	return s.change(ctx, listener, Entry{ID: id, Settings: settings})
+	return s.change(ctx, Entry{ID: id, Settings: settings})
 }
 
 // compact reads settings strictly, and returns them without spaces between their parts.
@@ -164,39 +163,55 @@ func compact(settings string) (string, *limit.Error) {
 }
 
 // Delete takes an override away.
-func (s *Service) Delete(ctx context.Context, listener string, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
+func (s *Service) Delete(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
 	id := ID{req.Policy, req.Key, req.Prefix}
 	if err := s.subject(ctx, id); err != nil {
 		return nil, err
 	}
-	return s.change(ctx, listener, Entry{ID: id})
+	return s.change(ctx, Entry{ID: id})
 }
 
 // change makes a change that is right, and tells the others and the audit log.
-func (s *Service) change(ctx context.Context, listener string, e Entry) (*weirv1.OverrideChange, error) {
+func (s *Service) change(ctx context.Context, e Entry) (*weirv1.OverrideChange, error) {
 	e.By, e.At = auth.CallerName(ctx), s.cfg.Now()
-	now, before, err := s.cfg.Book.Change(s.cfg.Node, e)
-	event := auth.EventOf(ctx, listener, auth.ActionOverride)
-	event.Target, event.What, event.Err = limit.Target{Policy: e.Policy, Key: e.Key}, what(&e, before), err
-	switch {
-	case errors.Is(err, ErrFull):
-		err = limit.NewError(limit.TooLarge, "", err.Error())
-	case err != nil:
-		err = limit.NewError(limit.Unavailable, "", "the override was not changed, because this node could not write it: "+err.Error())
-	case now == nil:
-		err = limit.NewError(limit.NotFound, field(e.ID), "there is no override for it")
-		event.Err = err
-	}
+	step, err := s.made(ctx, e)
+	event := auth.EventOf(ctx, auth.ActionOverride)
+	event.Target, event.What, event.Err = limit.Target{Policy: e.Policy, Key: e.Key}, what(&e, step.Before), err
 	s.cfg.Record(event)
 	if err != nil {
 		return nil, err
 	}
-	s.cfg.Replicator.changed()
-	out := &weirv1.OverrideChange{Override: protoOverride(now, s.cfg.Policies()), Members: s.cfg.Replicator.spread(ctx, now)}
-	if before != nil {
-		out.Before = protoOverride(before, nil)
+	out := &weirv1.OverrideChange{Members: s.cfg.Replicator.spread(ctx, step.Change)}
+	now := s.cfg.Replicator.force.Load().entries[e.ID]
+	if now == nil || !now.newer(step.Change) {
+		now = step.Change
+	} // otherwise another change counts, which was made at the same time
+	out.Override = protoOverride(now, s.cfg.Policies())
+	if step.Before != nil {
+		out.Before = protoOverride(step.Before, nil)
 	}
 	return out, nil
+}
+
+// made makes a change once this member's book has been compared with those of all others: before that it might be older than what they have,
+// and be lost.
+func (s *Service) made(ctx context.Context, e Entry) (Step, error) {
+	if ok, why := s.cfg.Ready(); !ok {
+		return Step{}, limit.NewError(limit.Unavailable, "", "the override was not changed, because this node is not ready: "+why)
+	}
+	if !s.cfg.Replicator.awaitMet(ctx) {
+		return Step{}, limit.NewError(limit.Unavailable, "", "the override was not changed, because this node has not compared its overrides with all members yet: ask another node, or again")
+	}
+	step := s.cfg.Replicator.commit(Step{Change: &e}).Step
+	switch {
+	case errors.Is(step.Err, ErrFull):
+		return step, limit.NewError(limit.TooLarge, "", step.Err.Error())
+	case step.Err != nil:
+		return step, limit.NewError(limit.Unavailable, "", "the override was not changed, because this node could not write it: "+step.Err.Error())
+	case step.Change.Version == (Version{}):
+		return step, limit.NewError(limit.NotFound, field(e.ID), "there is no override for it")
+	}
+	return step, nil
 }
 
 // field is the one that an override is for.
@@ -275,7 +290,7 @@ func (s server) ListOverrides(ctx context.Context, req *weirv1.ListOverridesRequ
 
 // SetOverride implements weirv1.OverridesServer.
 func (s server) SetOverride(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
-	out, err := s.service.Set(ctx, "grpc", req)
+	out, err := s.service.Set(ctx, req)
 	if e, ok := errors.AsType[*limit.Error](err); ok && e.Field != "" {
 		err = limit.NewError(e.Kind, "override."+e.Field, e.Message)
 	}
@@ -284,6 +299,6 @@ func (s server) SetOverride(ctx context.Context, req *weirv1.SetOverrideRequest)
 
 // DeleteOverride implements weirv1.OverridesServer.
 func (s server) DeleteOverride(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
-	out, err := s.service.Delete(ctx, "grpc", req)
+	out, err := s.service.Delete(ctx, req)
 	return out, wire.Status(err)
 }

@@ -7,13 +7,13 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 )
 
-// Push gives a node overrides.
-func (p *Forwarder) Push(ctx context.Context, node ownership.Node, req *peerv1.PushOverridesRequest) (*peerv1.PushOverridesResponse, error) {
+// Notify tells a node that a member's overrides have changed.
+func (p *Forwarder) Notify(ctx context.Context, node ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	_, conn, err := p.links.To(node)
 	if err != nil {
 		return nil, err
 	}
-	return peerv1.NewOverridesClient(conn).Push(ctx, req)
+	return peerv1.NewOverridesClient(conn).Notify(ctx, req)
 }
 
 // Pull asks a node for its overrides.

@@ -1745,6 +1745,41 @@ var mutants = []mutant{
 		". -run TestStartErrors$", "want DataDir",
 	},
 	{
+		"overrides: of too many deletions the newest are forgotten", "internal/overrides/book.go",
+		[]edit{{"cmp.Compare(b.Counter, a.Counter), strings.Compare(b.Node, a.Node)", "cmp.Compare(a.Counter, b.Counter), strings.Compare(b.Node, a.Node)"}},
+		"./internal/overrides -run TestOldDeletionsAreForgotten$", "and newer ones are forgotten",
+	},
+	{
+		"overrides: a comparison that failed counts", "internal/overrides/replicator.go",
+		[]edit{{"o.met = o.met || err == nil", "o.met = true"}},
+		"./internal/overrides -run TestChangeBeforeBooksAreCompared$", "of whom one cannot be reached",
+	},
+	{
+		"overrides: a change is made before books are compared", "internal/overrides/service.go",
+		[]edit{{"if !s.cfg.Replicator.awaitMet(ctx) {", "if false {"}},
+		"./internal/overrides -run TestChangeBeforeBooksAreCompared$", "a change by a node that has met nobody",
+	},
+	{
+		"overrides: a member answers before a change is in force", "internal/overrides/replicator.go",
+		[]edit{{"		r.cfg.Apply()\n", "		defer r.cfg.Apply()\n"}},
+		"./internal/overrides -run TestInForceWhenAnswered$", "a book is shown that is not in force",
+	},
+	{
+		"overrides: a change that lost is said to be in force", "internal/overrides/replicator.go",
+		[]edit{{"if m == r.cfg.Self || now != nil && now.newer(e) {", "if m == r.cfg.Self {"}},
+		"./internal/overrides -run TestTwoOperatorsAtOnce$", "the change that lost is answered",
+	},
+	{
+		"overrides: a write that failed is not repeated", "internal/overrides/replicator.go",
+		[]edit{{"err := r.cfg.Book.Retry(); err != nil", "err := error(nil); err != nil"}},
+		"./internal/overrides -run TestWrittenAgain$", "the file was not written again",
+	},
+	{
+		"overrides: each change is put into force by itself", "internal/overrides/replicator.go",
+		[]edit{{"	time.Sleep(r.resume.Sub(r.cfg.Now()))\n", ""}},
+		"./internal/overrides -run TestChangesAreCoalesced$", "changes were put into force in",
+	},
+	{
 		"loan: a check that has waited for a recall never does again", "limiter/loan.go",
 		[]edit{{"\t\t\tw.op.recalled = false\n", ""}},
 		"./limiter -run TestAskedAnew$", "loan_test.go",

@@ -363,7 +363,7 @@ func (x *DeleteOverrideRequest) GetPrefix() string {
 // OverrideChange is what a change has come to.
 type OverrideChange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Override      *Override              `protobuf:"bytes,1,opt,name=override,proto3" json:"override,omitempty"` // as it is now; of a deletion without settings
+	Override      *Override              `protobuf:"bytes,1,opt,name=override,proto3" json:"override,omitempty"` // as it is now; of a deletion without settings. Another version than the change's if that lost
 	Before        *Override              `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`     // as it was; absent when there was none
 	Members       []*OverrideMember      `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`   // all members, by name
 	unknownFields protoimpl.UnknownFields

@@ -34,7 +34,9 @@ type OverridesClient interface {
 	ListOverrides(ctx context.Context, in *ListOverridesRequest, opts ...grpc.CallOption) (*ListOverridesResponse, error)
 	// SetOverride gives a key, or the keys with a prefix, other limits than the policy has, in place of what was set before. It is
 	// answered once the node that was asked has written it to its data directory, if it has one, and the other members have answered
-	// or a second has passed: members says who has it. The others get it when they can be reached.
+	// or a second has passed: members says who has it. The others get it when they can be reached. If another change of the same override, made at
+	// the same time, has the higher version, the answer shows that one, and no member has this one. UNAVAILABLE, with nothing changed: the
+	// node is not ready, or has not compared its overrides with those of all members yet.
 	SetOverride(ctx context.Context, in *SetOverrideRequest, opts ...grpc.CallOption) (*OverrideChange, error)
 	// DeleteOverride takes an override away. NOT_FOUND when there is none.
 	DeleteOverride(ctx context.Context, in *DeleteOverrideRequest, opts ...grpc.CallOption) (*OverrideChange, error)
@@ -86,7 +88,9 @@ type OverridesServer interface {
 	ListOverrides(context.Context, *ListOverridesRequest) (*ListOverridesResponse, error)
 	// SetOverride gives a key, or the keys with a prefix, other limits than the policy has, in place of what was set before. It is
 	// answered once the node that was asked has written it to its data directory, if it has one, and the other members have answered
-	// or a second has passed: members says who has it. The others get it when they can be reached.
+	// or a second has passed: members says who has it. The others get it when they can be reached. If another change of the same override, made at
+	// the same time, has the higher version, the answer shows that one, and no member has this one. UNAVAILABLE, with nothing changed: the
+	// node is not ready, or has not compared its overrides with those of all members yet.
 	SetOverride(context.Context, *SetOverrideRequest) (*OverrideChange, error)
 	// DeleteOverride takes an override away. NOT_FOUND when there is none.
 	DeleteOverride(context.Context, *DeleteOverrideRequest) (*OverrideChange, error)

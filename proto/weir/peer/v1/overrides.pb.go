@@ -23,35 +23,28 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// OverrideEntry is the last change of an override.
-type OverrideEntry struct {
+type NotifyOverridesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
-	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // or
-	Prefix        string                 `protobuf:"bytes,3,opt,name=prefix,proto3" json:"prefix,omitempty"`
-	Counter       uint64                 `protobuf:"varint,4,opt,name=counter,proto3" json:"counter,omitempty"` // with node the version: the higher one counts
-	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`
-	Settings      string                 `protobuf:"bytes,6,opt,name=settings,proto3" json:"settings,omitempty"` // empty: it was deleted
-	By            string                 `protobuf:"bytes,7,opt,name=by,proto3" json:"by,omitempty"`
-	AtUnixMs      int64                  `protobuf:"varint,8,opt,name=at_unix_ms,json=atUnixMs,proto3" json:"at_unix_ms,omitempty"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // the member
+	Boot          uint64                 `protobuf:"varint,2,opt,name=boot,proto3" json:"boot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *OverrideEntry) Reset() {
-	*x = OverrideEntry{}
+func (x *NotifyOverridesRequest) Reset() {
+	*x = NotifyOverridesRequest{}
 	mi := &file_weir_peer_v1_overrides_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *OverrideEntry) String() string {
+func (x *NotifyOverridesRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*OverrideEntry) ProtoMessage() {}
+func (*NotifyOverridesRequest) ProtoMessage() {}
 
-func (x *OverrideEntry) ProtoReflect() protoreflect.Message {
+func (x *NotifyOverridesRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_weir_peer_v1_overrides_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -63,88 +56,48 @@ func (x *OverrideEntry) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use OverrideEntry.ProtoReflect.Descriptor instead.
-func (*OverrideEntry) Descriptor() ([]byte, []int) {
+// Deprecated: Use NotifyOverridesRequest.ProtoReflect.Descriptor instead.
+func (*NotifyOverridesRequest) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_overrides_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *OverrideEntry) GetPolicy() string {
+func (x *NotifyOverridesRequest) GetName() string {
 	if x != nil {
-		return x.Policy
+		return x.Name
 	}
 	return ""
 }
 
-func (x *OverrideEntry) GetKey() string {
+func (x *NotifyOverridesRequest) GetBoot() uint64 {
 	if x != nil {
-		return x.Key
-	}
-	return ""
-}
-
-func (x *OverrideEntry) GetPrefix() string {
-	if x != nil {
-		return x.Prefix
-	}
-	return ""
-}
-
-func (x *OverrideEntry) GetCounter() uint64 {
-	if x != nil {
-		return x.Counter
+		return x.Boot
 	}
 	return 0
 }
 
-func (x *OverrideEntry) GetNode() string {
-	if x != nil {
-		return x.Node
-	}
-	return ""
-}
-
-func (x *OverrideEntry) GetSettings() string {
-	if x != nil {
-		return x.Settings
-	}
-	return ""
-}
-
-func (x *OverrideEntry) GetBy() string {
-	if x != nil {
-		return x.By
-	}
-	return ""
-}
-
-func (x *OverrideEntry) GetAtUnixMs() int64 {
-	if x != nil {
-		return x.AtUnixMs
-	}
-	return 0
-}
-
-type PushOverridesRequest struct {
+type NotifyOverridesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Entries       []*OverrideEntry       `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"` // at most 1 MiB
+	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`    // of the receiver's book, which is in force
+	Durable       bool                   `protobuf:"varint,2,opt,name=durable,proto3" json:"durable,omitempty"` // the receiver's file has all of it
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`      // why it has not taken all of the member's book, or why that is not durable
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *PushOverridesRequest) Reset() {
-	*x = PushOverridesRequest{}
+func (x *NotifyOverridesResponse) Reset() {
+	*x = NotifyOverridesResponse{}
 	mi := &file_weir_peer_v1_overrides_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *PushOverridesRequest) String() string {
+func (x *NotifyOverridesResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*PushOverridesRequest) ProtoMessage() {}
+func (*NotifyOverridesResponse) ProtoMessage() {}
 
-func (x *PushOverridesRequest) ProtoReflect() protoreflect.Message {
+func (x *NotifyOverridesResponse) ProtoReflect() protoreflect.Message {
 	mi := &file_weir_peer_v1_overrides_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -156,97 +109,42 @@ func (x *PushOverridesRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use PushOverridesRequest.ProtoReflect.Descriptor instead.
-func (*PushOverridesRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use NotifyOverridesResponse.ProtoReflect.Descriptor instead.
+func (*NotifyOverridesResponse) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_overrides_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *PushOverridesRequest) GetEntries() []*OverrideEntry {
-	if x != nil {
-		return x.Entries
-	}
-	return nil
-}
-
-type PushOverridesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`                           // of the receiver's entries now
-	Durable       bool                   `protobuf:"varint,2,opt,name=durable,proto3" json:"durable,omitempty"`                        // all of them are in the receiver's file
-	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`                             // why entries were not taken
-	WriteError    string                 `protobuf:"bytes,4,opt,name=write_error,json=writeError,proto3" json:"write_error,omitempty"` // why entries that were taken are not durable
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PushOverridesResponse) Reset() {
-	*x = PushOverridesResponse{}
-	mi := &file_weir_peer_v1_overrides_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PushOverridesResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PushOverridesResponse) ProtoMessage() {}
-
-func (x *PushOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_overrides_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PushOverridesResponse.ProtoReflect.Descriptor instead.
-func (*PushOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_overrides_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *PushOverridesResponse) GetDigest() []byte {
+func (x *NotifyOverridesResponse) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
 	}
 	return nil
 }
 
-func (x *PushOverridesResponse) GetDurable() bool {
+func (x *NotifyOverridesResponse) GetDurable() bool {
 	if x != nil {
 		return x.Durable
 	}
 	return false
 }
 
-func (x *PushOverridesResponse) GetError() string {
+func (x *NotifyOverridesResponse) GetError() string {
 	if x != nil {
 		return x.Error
 	}
 	return ""
 }
 
-func (x *PushOverridesResponse) GetWriteError() string {
-	if x != nil {
-		return x.WriteError
-	}
-	return ""
-}
-
 type PullOverridesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"` // of the sender's entries; where the receiver's have the same, it returns none
-	After         *OverrideEntry         `protobuf:"bytes,2,opt,name=after,proto3" json:"after,omitempty"`   // policy, key and prefix of the last entry of the page before; absent: the first page
+	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"` // of the sender's book; if the receiver's has the same, it returns none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PullOverridesRequest) Reset() {
 	*x = PullOverridesRequest{}
-	mi := &file_weir_peer_v1_overrides_proto_msgTypes[3]
+	mi := &file_weir_peer_v1_overrides_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -258,7 +156,7 @@ func (x *PullOverridesRequest) String() string {
 func (*PullOverridesRequest) ProtoMessage() {}
 
 func (x *PullOverridesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_overrides_proto_msgTypes[3]
+	mi := &file_weir_peer_v1_overrides_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -271,7 +169,7 @@ func (x *PullOverridesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullOverridesRequest.ProtoReflect.Descriptor instead.
 func (*PullOverridesRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_overrides_proto_rawDescGZIP(), []int{3}
+	return file_weir_peer_v1_overrides_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *PullOverridesRequest) GetDigest() []byte {
@@ -281,25 +179,17 @@ func (x *PullOverridesRequest) GetDigest() []byte {
 	return nil
 }
 
-func (x *PullOverridesRequest) GetAfter() *OverrideEntry {
-	if x != nil {
-		return x.After
-	}
-	return nil
-}
-
 type PullOverridesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
-	Entries       []*OverrideEntry       `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"` // ordered by policy, prefix and key; at most 1 MiB
-	More          bool                   `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
+	Book          []byte                 `protobuf:"bytes,2,opt,name=book,proto3" json:"book,omitempty"` // in the format of a book's file
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PullOverridesResponse) Reset() {
 	*x = PullOverridesResponse{}
-	mi := &file_weir_peer_v1_overrides_proto_msgTypes[4]
+	mi := &file_weir_peer_v1_overrides_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +201,7 @@ func (x *PullOverridesResponse) String() string {
 func (*PullOverridesResponse) ProtoMessage() {}
 
 func (x *PullOverridesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_overrides_proto_msgTypes[4]
+	mi := &file_weir_peer_v1_overrides_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +214,7 @@ func (x *PullOverridesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullOverridesResponse.ProtoReflect.Descriptor instead.
 func (*PullOverridesResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_overrides_proto_rawDescGZIP(), []int{4}
+	return file_weir_peer_v1_overrides_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PullOverridesResponse) GetDigest() []byte {
@@ -334,52 +224,32 @@ func (x *PullOverridesResponse) GetDigest() []byte {
 	return nil
 }
 
-func (x *PullOverridesResponse) GetEntries() []*OverrideEntry {
+func (x *PullOverridesResponse) GetBook() []byte {
 	if x != nil {
-		return x.Entries
+		return x.Book
 	}
 	return nil
-}
-
-func (x *PullOverridesResponse) GetMore() bool {
-	if x != nil {
-		return x.More
-	}
-	return false
 }
 
 var File_weir_peer_v1_overrides_proto protoreflect.FileDescriptor
 
 const file_weir_peer_v1_overrides_proto_rawDesc = "" +
 	"\n" +
-	"\x1cweir/peer/v1/overrides.proto\x12\fweir.peer.v1\"\xc9\x01\n" +
-	"\rOverrideEntry\x12\x16\n" +
-	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\tR\x03key\x12\x16\n" +
-	"\x06prefix\x18\x03 \x01(\tR\x06prefix\x12\x18\n" +
-	"\acounter\x18\x04 \x01(\x04R\acounter\x12\x12\n" +
-	"\x04node\x18\x05 \x01(\tR\x04node\x12\x1a\n" +
-	"\bsettings\x18\x06 \x01(\tR\bsettings\x12\x0e\n" +
-	"\x02by\x18\a \x01(\tR\x02by\x12\x1c\n" +
-	"\n" +
-	"at_unix_ms\x18\b \x01(\x03R\batUnixMs\"M\n" +
-	"\x14PushOverridesRequest\x125\n" +
-	"\aentries\x18\x01 \x03(\v2\x1b.weir.peer.v1.OverrideEntryR\aentries\"\x80\x01\n" +
-	"\x15PushOverridesResponse\x12\x16\n" +
+	"\x1cweir/peer/v1/overrides.proto\x12\fweir.peer.v1\"@\n" +
+	"\x16NotifyOverridesRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\x04R\x04boot\"a\n" +
+	"\x17NotifyOverridesResponse\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\fR\x06digest\x12\x18\n" +
 	"\adurable\x18\x02 \x01(\bR\adurable\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\x12\x1f\n" +
-	"\vwrite_error\x18\x04 \x01(\tR\n" +
-	"writeError\"a\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\".\n" +
 	"\x14PullOverridesRequest\x12\x16\n" +
-	"\x06digest\x18\x01 \x01(\fR\x06digest\x121\n" +
-	"\x05after\x18\x02 \x01(\v2\x1b.weir.peer.v1.OverrideEntryR\x05after\"z\n" +
+	"\x06digest\x18\x01 \x01(\fR\x06digest\"C\n" +
 	"\x15PullOverridesResponse\x12\x16\n" +
-	"\x06digest\x18\x01 \x01(\fR\x06digest\x125\n" +
-	"\aentries\x18\x02 \x03(\v2\x1b.weir.peer.v1.OverrideEntryR\aentries\x12\x12\n" +
-	"\x04more\x18\x03 \x01(\bR\x04more2\xad\x01\n" +
-	"\tOverrides\x12O\n" +
-	"\x04Push\x12\".weir.peer.v1.PushOverridesRequest\x1a#.weir.peer.v1.PushOverridesResponse\x12O\n" +
+	"\x06digest\x18\x01 \x01(\fR\x06digest\x12\x12\n" +
+	"\x04book\x18\x02 \x01(\fR\x04book2\xb3\x01\n" +
+	"\tOverrides\x12U\n" +
+	"\x06Notify\x12$.weir.peer.v1.NotifyOverridesRequest\x1a%.weir.peer.v1.NotifyOverridesResponse\x12O\n" +
 	"\x04Pull\x12\".weir.peer.v1.PullOverridesRequest\x1a#.weir.peer.v1.PullOverridesResponseB5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"
 
 var (
@@ -394,27 +264,23 @@ func file_weir_peer_v1_overrides_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_overrides_proto_rawDescData
 }
 
-var file_weir_peer_v1_overrides_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_weir_peer_v1_overrides_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_weir_peer_v1_overrides_proto_goTypes = []any{
-	(*OverrideEntry)(nil),         // 0: weir.peer.v1.OverrideEntry
-	(*PushOverridesRequest)(nil),  // 1: weir.peer.v1.PushOverridesRequest
-	(*PushOverridesResponse)(nil), // 2: weir.peer.v1.PushOverridesResponse
-	(*PullOverridesRequest)(nil),  // 3: weir.peer.v1.PullOverridesRequest
-	(*PullOverridesResponse)(nil), // 4: weir.peer.v1.PullOverridesResponse
+	(*NotifyOverridesRequest)(nil),  // 0: weir.peer.v1.NotifyOverridesRequest
+	(*NotifyOverridesResponse)(nil), // 1: weir.peer.v1.NotifyOverridesResponse
+	(*PullOverridesRequest)(nil),    // 2: weir.peer.v1.PullOverridesRequest
+	(*PullOverridesResponse)(nil),   // 3: weir.peer.v1.PullOverridesResponse
 }
 var file_weir_peer_v1_overrides_proto_depIdxs = []int32{
-	0, // 0: weir.peer.v1.PushOverridesRequest.entries:type_name -> weir.peer.v1.OverrideEntry
-	0, // 1: weir.peer.v1.PullOverridesRequest.after:type_name -> weir.peer.v1.OverrideEntry
-	0, // 2: weir.peer.v1.PullOverridesResponse.entries:type_name -> weir.peer.v1.OverrideEntry
-	1, // 3: weir.peer.v1.Overrides.Push:input_type -> weir.peer.v1.PushOverridesRequest
-	3, // 4: weir.peer.v1.Overrides.Pull:input_type -> weir.peer.v1.PullOverridesRequest
-	2, // 5: weir.peer.v1.Overrides.Push:output_type -> weir.peer.v1.PushOverridesResponse
-	4, // 6: weir.peer.v1.Overrides.Pull:output_type -> weir.peer.v1.PullOverridesResponse
-	5, // [5:7] is the sub-list for method output_type
-	3, // [3:5] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	0, // 0: weir.peer.v1.Overrides.Notify:input_type -> weir.peer.v1.NotifyOverridesRequest
+	2, // 1: weir.peer.v1.Overrides.Pull:input_type -> weir.peer.v1.PullOverridesRequest
+	1, // 2: weir.peer.v1.Overrides.Notify:output_type -> weir.peer.v1.NotifyOverridesResponse
+	3, // 3: weir.peer.v1.Overrides.Pull:output_type -> weir.peer.v1.PullOverridesResponse
+	2, // [2:4] is the sub-list for method output_type
+	0, // [0:2] is the sub-list for method input_type
+	0, // [0:0] is the sub-list for extension type_name
+	0, // [0:0] is the sub-list for extension extendee
+	0, // [0:0] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_overrides_proto_init() }
@@ -428,7 +294,7 @@ func file_weir_peer_v1_overrides_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_overrides_proto_rawDesc), len(file_weir_peer_v1_overrides_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

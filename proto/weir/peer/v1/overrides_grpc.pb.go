@@ -21,17 +21,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Overrides_Push_FullMethodName = "/weir.peer.v1.Overrides/Push"
-	Overrides_Pull_FullMethodName = "/weir.peer.v1.Overrides/Pull"
+	Overrides_Notify_FullMethodName = "/weir.peer.v1.Overrides/Notify"
+	Overrides_Pull_FullMethodName   = "/weir.peer.v1.Overrides/Pull"
 )
 
 // OverridesClient is the client API for Overrides service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type OverridesClient interface {
-	// Push gives the receiver entries, of which it takes those that are newer than its own.
-	Push(ctx context.Context, in *PushOverridesRequest, opts ...grpc.CallOption) (*PushOverridesResponse, error)
-	// Pull returns the receiver's entries, a page at a time.
+	// Notify says that a member's book has changed. The receiver pulls it from that member, where the membership says that it is, and answers
+	// once what it has taken is in force. Nothing in the request is believed.
+	Notify(ctx context.Context, in *NotifyOverridesRequest, opts ...grpc.CallOption) (*NotifyOverridesResponse, error)
+	// Pull returns the receiver's book.
 	Pull(ctx context.Context, in *PullOverridesRequest, opts ...grpc.CallOption) (*PullOverridesResponse, error)
 }
 
@@ -43,10 +44,10 @@ func NewOverridesClient(cc grpc.ClientConnInterface) OverridesClient {
 	return &overridesClient{cc}
 }
 
-func (c *overridesClient) Push(ctx context.Context, in *PushOverridesRequest, opts ...grpc.CallOption) (*PushOverridesResponse, error) {
+func (c *overridesClient) Notify(ctx context.Context, in *NotifyOverridesRequest, opts ...grpc.CallOption) (*NotifyOverridesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PushOverridesResponse)
-	err := c.cc.Invoke(ctx, Overrides_Push_FullMethodName, in, out, cOpts...)
+	out := new(NotifyOverridesResponse)
+	err := c.cc.Invoke(ctx, Overrides_Notify_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -67,9 +68,10 @@ func (c *overridesClient) Pull(ctx context.Context, in *PullOverridesRequest, op
 // All implementations must embed UnimplementedOverridesServer
 // for forward compatibility.
 type OverridesServer interface {
-	// Push gives the receiver entries, of which it takes those that are newer than its own.
-	Push(context.Context, *PushOverridesRequest) (*PushOverridesResponse, error)
-	// Pull returns the receiver's entries, a page at a time.
+	// Notify says that a member's book has changed. The receiver pulls it from that member, where the membership says that it is, and answers
+	// once what it has taken is in force. Nothing in the request is believed.
+	Notify(context.Context, *NotifyOverridesRequest) (*NotifyOverridesResponse, error)
+	// Pull returns the receiver's book.
 	Pull(context.Context, *PullOverridesRequest) (*PullOverridesResponse, error)
 	mustEmbedUnimplementedOverridesServer()
 }
@@ -81,8 +83,8 @@ type OverridesServer interface {
 // pointer dereference when methods are called.
 type UnimplementedOverridesServer struct{}
 
-func (UnimplementedOverridesServer) Push(context.Context, *PushOverridesRequest) (*PushOverridesResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Push not implemented")
+func (UnimplementedOverridesServer) Notify(context.Context, *NotifyOverridesRequest) (*NotifyOverridesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Notify not implemented")
 }
 func (UnimplementedOverridesServer) Pull(context.Context, *PullOverridesRequest) (*PullOverridesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Pull not implemented")
@@ -108,20 +110,20 @@ func RegisterOverridesServer(s grpc.ServiceRegistrar, srv OverridesServer) {
 	s.RegisterService(&Overrides_ServiceDesc, srv)
 }
 
-func _Overrides_Push_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PushOverridesRequest)
+func _Overrides_Notify_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NotifyOverridesRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(OverridesServer).Push(ctx, in)
+		return srv.(OverridesServer).Notify(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Overrides_Push_FullMethodName,
+		FullMethod: Overrides_Notify_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(OverridesServer).Push(ctx, req.(*PushOverridesRequest))
+		return srv.(OverridesServer).Notify(ctx, req.(*NotifyOverridesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -152,8 +154,8 @@ var Overrides_ServiceDesc = grpc.ServiceDesc{
 	HandlerType: (*OverridesServer)(nil),
 	Methods: []grpc.MethodDesc{
 		{
-			MethodName: "Push",
-			Handler:    _Overrides_Push_Handler,
+			MethodName: "Notify",
+			Handler:    _Overrides_Notify_Handler,
 		},
 		{
 			MethodName: "Pull",
