@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 )
@@ -12,8 +13,8 @@ import (
 const (
 	// expiryMargin is how much longer than its TTL a reservation lives, so that it is there to be cancelled when that is over.
 	expiryMargin = 10 * time.Second
-	// maxExpiring is how many reservations are cancelled by this node when their TTL is over. What is past it stays charged.
-	maxExpiring = 50_000
+	// pendingBytes is what is kept of a reservation, and targetBytes what of each of its targets besides the key.
+	pendingBytes, targetBytes = 512, 192
 )
 
 // expiry cancels reservations that have not been committed within their TTL: a Service's own stay charged then, those of Kuadrant's
@@ -21,47 +22,65 @@ const (
 type expiry struct {
 	service  limit.Service // of the node: nobody asks
 	panicked func(*recovered.Error)
+	kept     *fairshare.Places // bytes
 
 	mu      sync.Mutex
-	timers  map[string]*time.Timer // by reservation id
+	pending map[string]pending // by reservation id
 	ended   bool
 	running sync.WaitGroup // of cancellations
 }
 
-// add has a reservation cancelled when its TTL is over.
-func (e *expiry) add(id string, targets []limit.Target, ttl time.Duration) {
+// pending is a reservation that has not been committed, and the bytes that it takes.
+type pending struct {
+	timer *time.Timer
+	bytes fairshare.Taken
+}
+
+// room takes the bytes that a caller's reservation of targets takes while it is pending; false where the caller has no more.
+func (e *expiry) room(caller string, targets []limit.Target) (fairshare.Taken, bool) {
+	bytes := pendingBytes
+	for i := range targets {
+		bytes += targetBytes + len(targets[i].Key)
+	}
+	return e.kept.TakeAll(caller, bytes)
+}
+
+// add has a reservation cancelled when its TTL is over. The bytes that room has taken are given back when it ends; at once without an id.
+func (e *expiry) add(id string, targets []limit.Target, ttl time.Duration, bytes fairshare.Taken) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.ended || len(e.timers) >= maxExpiring {
+	if id == "" || e.ended {
+		e.kept.Give(bytes)
 		return
 	}
-	if e.timers == nil {
-		e.timers = make(map[string]*time.Timer)
+	if e.pending == nil {
+		e.pending = make(map[string]pending)
 	}
-	e.timers[id] = time.AfterFunc(ttl, func() { e.cancel(id, targets) })
+	e.pending[id] = pending{time.AfterFunc(ttl, func() { e.cancel(id, targets) }), bytes}
 }
 
 // remove leaves a reservation as it is.
 func (e *expiry) remove(id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if t := e.timers[id]; t != nil {
-		t.Stop()
-		delete(e.timers, id)
+	if p, ok := e.pending[id]; ok {
+		p.timer.Stop()
+		e.kept.Give(p.bytes)
+		delete(e.pending, id)
 	}
 }
 
 // cancel cancels a reservation, unless it has been removed.
 func (e *expiry) cancel(id string, targets []limit.Target) {
 	e.mu.Lock()
-	if e.timers[id] == nil {
+	if _, ok := e.pending[id]; !ok {
 		e.mu.Unlock()
 		return
 	}
-	delete(e.timers, id)
 	e.running.Add(1)
 	e.mu.Unlock()
 	defer e.running.Done()
+	defer e.remove(id)
 	recovered.Tell(e.panicked, func() {
 		for _, t := range targets {
 			// What has been committed elsewhere is pending no more. What cannot be cancelled stays charged.
@@ -74,10 +93,11 @@ func (e *expiry) cancel(id string, targets []limit.Target) {
 func (e *expiry) close() {
 	e.mu.Lock()
 	e.ended = true
-	for _, t := range e.timers {
-		t.Stop()
+	for _, p := range e.pending {
+		p.timer.Stop()
+		e.kept.Give(p.bytes)
 	}
-	clear(e.timers)
+	clear(e.pending)
 	e.mu.Unlock()
 	e.running.Wait()
 }

@@ -113,16 +113,20 @@ func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (
 	}
 	id := ""
 	if len(reserves) > 0 && k.overall(all) == codeOK {
+		targets := targetsOf(reserves)
+		bytes, ok := k.expiry.room(k.cfg.Caller(ctx), targets)
+		if !ok {
+			return nil, errPending
+		}
 		d, err := k.cfg.Service.ReserveAll(ctx, reserves)
+		k.expiry.add(d.ReservationID, targets, ttl, bytes)
 		if err != nil {
 			return nil, wire.Status(err)
 		}
 		for j := range d.Decisions {
 			all[reserved[j]].over = !d.Decisions[j].Allowed
 		}
-		if id = d.ReservationID; id != "" {
-			k.expiry.add(id, targetsOf(reserves), ttl)
-		}
+		id = d.ReservationID
 	}
 	for i := range all {
 		if all[i].over {
@@ -154,12 +158,12 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 			rest = append(rest, slices.Repeat([]limit.Target{r.target}, r.times)...)
 		}
 	}
-	k.expiry.remove(in.GetReservationId())
 	if amount > 0 {
 		if err := k.charge(ctx, rest, amount); err != nil {
-			return nil, err
+			return nil, err // what is reserved and not committed is cancelled when its TTL is over
 		}
 	}
+	k.expiry.remove(in.GetReservationId())
 	k.tally(all, amount)
 	return out, nil
 }

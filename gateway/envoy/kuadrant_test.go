@@ -2,7 +2,9 @@ package envoy
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 )
@@ -303,8 +306,65 @@ func TestKuadrantExpiry(t *testing.T) {
 		r.Close()
 		pass(21 * time.Second)
 		held("end")
-		if n := len(r.expiry.timers); n != 0 {
+		if n := len(r.expiry.pending); n != 0 {
 			t.Errorf("%d timers are left", n)
+		}
+	})
+}
+
+// who names the caller of a context in tests.
+type who struct{}
+
+// TestReservationsOfKuadrantByBytes is an attack: a caller reserves with as many and as long keys as there may be, and has its commits fail half-way.
+// What is kept of that takes no more than the bytes that there are, and not all of those; without bytes nothing is charged; in the end all are given back.
+func TestReservationsOfKuadrantByBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kept := fairshare.New(1 << 20)
+		b := newBench(t, limits, func(cfg *ServiceConfig) {
+			cfg.Kept = kept
+			cfg.Caller = func(ctx context.Context) string { name, _ := ctx.Value(who{}).(string); return name }
+		})
+		k := &kuadrant{Service: b.Service}
+		thief, shop := context.WithValue(t.Context(), who{}, "thief"), context.WithValue(t.Context(), who{}, "shop")
+		long := func(n int) (all []*common.RateLimitDescriptor) {
+			for i := range 100 {
+				all = append(all, entriesOf("week", fmt.Sprint(strings.Repeat("x", 800), n, " ", i)))
+			}
+			return all
+		}
+		reserved := 0
+		for n := range 50 {
+			out, err := k.Reserve(thief, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute), Descriptors: long(n)})
+			if err == nil {
+				reserved++
+				failing := append(long(n)[:1], entriesOf("lost", "u"))
+				if _, err := k.Commit(thief, &kuadrantpb.CommitRequest{Domain: "d", ReservationId: out.ReservationId, ActualAmount: 1, Descriptors: failing}); status.Code(err) != codes.NotFound {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if status.Code(err) != codes.ResourceExhausted {
+				t.Fatal(err)
+			}
+			if left := b.ask(1, adding(long(n)[0], 0, false)).Statuses[0].LimitRemaining; left != 1 {
+				t.Fatalf("%d left where no reservation is kept", left)
+			}
+		}
+		taken, most := kept.InUse()
+		if reserved < 4 || reserved > 10 || taken < most/2 || taken > most*3/4 {
+			t.Errorf("%d reservations take %d of %d bytes", reserved, taken, most)
+		}
+		if _, err := k.Reserve(shop, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute), Descriptors: long(100)}); err != nil {
+			t.Errorf("another caller's reservation: %v", err)
+		}
+		b.more.Add(int64(time.Minute))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if taken, _ := kept.InUse(); taken != 0 {
+			t.Errorf("%d bytes are taken when all have expired", taken)
+		}
+		if left := b.ask(1, adding(long(0)[1], 0, false)).Statuses[0].LimitRemaining; left != 1 {
+			t.Errorf("%d left of what a commit that failed half-way did not commit", left)
 		}
 	})
 }
@@ -312,8 +372,8 @@ func TestKuadrantExpiry(t *testing.T) {
 // TestPanicOfAnExpiry: a panic in a cancellation that nobody asked for ends that alone, and is told.
 func TestPanicOfAnExpiry(t *testing.T) {
 	told := make(chan *recovered.Error, 1)
-	e := &expiry{service: struct{ limit.Service }{}, panicked: func(p *recovered.Error) { told <- p }}
-	e.add("id", []limit.Target{{Policy: "p", Key: "k"}}, time.Nanosecond)
+	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), panicked: func(p *recovered.Error) { told <- p }}
+	e.add("id", []limit.Target{{Policy: "p", Key: "k"}}, time.Nanosecond, fairshare.Taken{})
 	<-told
 	e.close()
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
@@ -48,6 +49,10 @@ type ServiceConfig struct {
 	Own limit.Service
 	// Config returns the configuration in force. Required.
 	Config func() *Config
+	// Kept are bytes, which pending reservations take. Of named callers none has all of them. Nil: any number.
+	Kept *fairshare.Places
+	// Caller names the authenticated caller; nil: nobody is named.
+	Caller func(context.Context) string
 	// Now is the wall clock, for the time until windows that are aligned to the epoch end. Required.
 	Now func() time.Time
 	// Count, when set, is told how many hits a descriptor's limit got, and what came of them. Values of requests are in the name only
@@ -79,7 +84,13 @@ func NewService(cfg ServiceConfig) *Service {
 	if cfg.Own == nil {
 		cfg.Own = cfg.Service
 	}
-	s := &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked}}
+	if cfg.Kept == nil {
+		cfg.Kept = fairshare.New(0)
+	}
+	if cfg.Caller == nil {
+		cfg.Caller = func(context.Context) string { return "" }
+	}
+	s := &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept}}
 	s.rooms.New = func() any { return new(room) }
 	return s
 }
@@ -97,6 +108,7 @@ var (
 	errDomain      = status.Error(codes.InvalidArgument, "rate limit domain must not be empty")
 	errDescriptors = status.Error(codes.InvalidArgument, "rate limit descriptor list must not be empty")
 	errUnit        = errors.New("limit.unit: is missing or unknown")
+	errPending     = status.Error(codes.ResourceExhausted, "this node keeps no more pending reservations for this caller: commit some, or wait until they expire")
 	errTooMany     = status.Error(codes.ResourceExhausted, "descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
 )
 

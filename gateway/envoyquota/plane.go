@@ -25,6 +25,8 @@ const (
 	renewAfter = period * 3 / 2
 	// ahead is for how long the units of an assignment suffice that gets no new ones.
 	ahead = period * 11 / 10
+	// maxLoans is how many loans of a bucket are known: one that is reported every period has fewer.
+	maxLoans = 8
 	// idleAfter is how long a bucket may go without a request before it is abandoned.
 	idleAfter = 30 * time.Second
 
@@ -272,6 +274,9 @@ func (b *bucket) ask(now int64) (told action, asked *loan) {
 		if enough {
 			return action{}, nil
 		}
+	}
+	if len(b.loans) >= maxLoans {
+		return action{}, nil // until the first of them end
 	}
 	b.number++
 	l := &loan{number: b.number, wants: wants, asked: now}

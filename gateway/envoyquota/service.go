@@ -23,9 +23,6 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// DefaultMaxBuckets is Config.MaxBuckets where that is 0.
-const DefaultMaxBuckets = 100_000
-
 // Config is what a Service needs. Quotas, Service, Config and Now are required.
 type Config struct {
 	// Quotas lends; Service charges what data planes have admitted without an assignment.
@@ -35,8 +32,8 @@ type Config struct {
 	Config func() *envoy.Config
 	// Now is this node's monotonic clock, in nanoseconds. It is never 0.
 	Now func() int64
-	// MaxBuckets bounds the buckets of all streams. Of named callers none has all of them. 0 stands for DefaultMaxBuckets.
-	MaxBuckets int
+	// Kept are bytes, which the buckets of all streams take. Of named callers none has all of them. Nil: any number.
+	Kept *fairshare.Places
 	// Caller names the authenticated caller; nil: nobody is named.
 	Caller func(context.Context) string
 	// Requests bounds the bytes that messages take while they are carried out. Nil: any number.
@@ -48,9 +45,8 @@ type Config struct {
 // Service implements quotav3.RateLimitQuotaServiceServer. It is safe for concurrent use.
 type Service struct {
 	quotav3.UnimplementedRateLimitQuotaServiceServer
-	cfg    Config
-	places *fairshare.Places
-	count  *Metrics
+	cfg   Config
+	count *Metrics
 
 	mu     sync.Mutex
 	warned map[string]int64 // policies, and when it was logged that something is wrong with one
@@ -58,8 +54,8 @@ type Service struct {
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	if cfg.MaxBuckets <= 0 {
-		cfg.MaxBuckets = DefaultMaxBuckets
+	if cfg.Kept == nil {
+		cfg.Kept = fairshare.New(0)
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -70,7 +66,7 @@ func New(cfg Config) *Service {
 	if cfg.Metrics == nil {
 		cfg.Metrics = NewMetrics()
 	}
-	return &Service{cfg: cfg, count: cfg.Metrics, places: fairshare.New(cfg.MaxBuckets), warned: make(map[string]int64)}
+	return &Service{cfg: cfg, count: cfg.Metrics, warned: make(map[string]int64)}
 }
 
 // Register registers the Service.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,9 +19,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -139,10 +142,54 @@ func TestUnlimited(t *testing.T) {
 	}
 }
 
-// TestManyBuckets: no more buckets than there are places for, and these are given back.
-func TestManyBuckets(t *testing.T) {
+// refuser lends nothing: what a bucket takes is what is kept of it.
+type refuser struct{}
+
+func (refuser) Quota(_ context.Context, _ []limit.Quota, out []limit.QuotaLent) error {
+	for i := range out {
+		out[i] = limit.QuotaLent{Granted: 1}
+	}
+	return nil
+}
+
+// TestBucketsByBytes is an attack: buckets with ids as long as may be, with what no file describes beside them, that ask again and again. They take no
+// more memory than is counted.
+func TestBucketsByBytes(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
-	w.service = New(Config{Quotas: w.limiter, Service: w.limiter, Config: w.service.cfg.Config, Now: w.now.Load, MaxBuckets: 10})
+	kept := fairshare.New(16 << 20)
+	s := New(Config{Quotas: refuser{}, Service: w.limiter, Config: w.service.cfg.Config, Now: w.now.Load, Kept: kept}).open("thief")
+	defer s.close()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for n := range 100 {
+		all := make([]*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage, 100)
+		for i := range all {
+			all[i] = report(fmt.Sprint(strings.Repeat("x", 900), n, " ", i), 0, 1000)
+			all[i].BucketId.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 100, protowire.BytesType), make([]byte, 4000)))
+		}
+		for range 20 {
+			if _, err := s.handle(t.Context(), reports("edge", all...)); err != nil {
+				t.Fatal(err)
+			}
+			w.now.Add(int64(time.Millisecond))
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	taken, most := kept.InUse()
+	heap := int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	if len(s.buckets) < 1000 || taken > most*3/4 || heap > taken {
+		t.Errorf("%d buckets take %d bytes of %d, and %d of the heap", len(s.buckets), taken, most, heap)
+	}
+	t.Logf("%d buckets: %d bytes each, of %d that are counted", len(s.buckets), heap/int64(len(s.buckets)), taken/int64(len(s.buckets)))
+}
+
+// TestManyBuckets: no more buckets than there are bytes for, of which no caller has all, and these are given back.
+func TestManyBuckets(t *testing.T) {
+	bytes := bucketBytes + pairBytes + 3*len(appendID(nil, report("a", 0, 1).BucketId))
+	w := newWorld(t, 1, windowPolicy)
+	w.service = New(Config{Quotas: w.limiter, Service: w.limiter, Config: w.service.cfg.Config, Now: w.now.Load, Kept: fairshare.New(10 * bytes)})
 	first := w.service.open("x")
 	var all []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage
 	for i := range 20 {

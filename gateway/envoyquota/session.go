@@ -16,8 +16,13 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// maxBuckets is how many buckets of a stream are known at most.
-const maxBuckets = 10_000
+const (
+	// maxBuckets is how many buckets of a stream are known at most.
+	maxBuckets = 10_000
+	// bucketBytes is what is kept of a bucket with its loans, and pairBytes what of each pair of its id besides the text, which is kept three
+	// times: as the id, as a name and in the key.
+	bucketBytes, pairBytes = 2048, 96
+)
 
 // session is one data plane.
 type session struct {
@@ -31,7 +36,7 @@ type session struct {
 type entry struct {
 	bucket
 	id    *quotav3.BucketId
-	place fairshare.Taken
+	bytes fairshare.Taken
 }
 
 // errDomain is answered to a stream whose messages do not name one domain.
@@ -40,7 +45,7 @@ var errDomain = &limit.Error{Kind: limit.Invalid, Field: "domain", Message: "mus
 // close ends the session. What its data plane has ends by itself, and is held until then.
 func (s *session) close() {
 	for _, e := range s.buckets {
-		s.service.places.Give(e.place)
+		s.service.cfg.Kept.Give(e.bytes)
 	}
 	s.service.count.buckets.Sub(float64(len(s.buckets)))
 	s.buckets = nil
@@ -150,13 +155,13 @@ func (s *session) entry(id *quotav3.BucketId) *entry {
 	}
 	e := s.buckets[name]
 	if e == nil {
-		place := s.service.places.Take(s.caller, 1)
-		if place.N == 0 || len(s.buckets) >= maxBuckets {
-			s.service.places.Give(place)
+		bytes, ok := s.service.cfg.Kept.TakeAll(s.caller, bucketBytes+len(id.GetBucket())*pairBytes+3*len(name))
+		if !ok || len(s.buckets) >= maxBuckets {
+			s.service.cfg.Kept.Give(bytes)
 			s.service.count.rejected.Inc()
 			return nil
 		}
-		e = &entry{id: id, place: place}
+		e = &entry{id: &quotav3.BucketId{Bucket: id.GetBucket()}, bytes: bytes} // without what else a message may bring
 		s.begin(e, t)
 		s.buckets[name] = e
 		s.service.count.buckets.Inc()
@@ -178,7 +183,7 @@ func (s *session) begin(e *entry, t envoy.QuotaTarget) {
 func (s *session) forget() {
 	for name, e := range s.buckets {
 		if e.done() {
-			s.service.places.Give(e.place)
+			s.service.cfg.Kept.Give(e.bytes)
 			s.service.count.buckets.Dec()
 			delete(s.buckets, name)
 		}

@@ -60,6 +60,15 @@ func (p *Places) Take(who string, n int) Taken {
 	return Taken{N: int(got), who: who, counted: got > 0}
 }
 
+// TakeAll takes n places for somebody, or none where that many are not to be had.
+func (p *Places) TakeAll(who string, n int) (t Taken, ok bool) {
+	if t = p.Take(who, n); t.N < n {
+		p.Give(t)
+		return Taken{}, false
+	}
+	return t, true
+}
+
 // Give gives back what Take has returned.
 func (p *Places) Give(t Taken) {
 	p.all.Add(-int64(t.N))

@@ -10,11 +10,12 @@ package memory
 //	State         37 %   counters, and copies of other nodes' counters
 //	headroom      20 %   for the garbage collector, which works the more often the closer what is live is to the limit
 //	Buffers       11 %   what callers' gRPC connections have received and nobody has read, or are to write
-//	Calls          9 %   requests of many checks while they are carried out
+//	Calls          7 %   requests of many checks while they are carried out
 //	InFlight       5 %   checks that wait for other nodes or for copies
 //	Unread         4 %   answers that wait for their callers to read
 //	connections    6 %   callers' connections, of gRPC and of HTTP
 //	streams        3 %   calls and streams on them
+//	Kept           2 %   what callers have a node keep besides: reservations of Kuadrant's protocol, buckets of Envoy's quota service
 //	Nodes          3 %   half of it what 8 other nodes have sent and nobody has read, half of it moves of partitions in progress
 //	Replies        2 %   to other nodes, kept because they may ask again
 //
@@ -28,6 +29,7 @@ type Budget struct {
 	Buffers int64
 	Calls   int64
 	Unread  int64
+	Kept    int64
 	Nodes   int64
 	Replies int64
 
@@ -89,8 +91,9 @@ func Divide(usable int64) Budget {
 	b := Budget{
 		Usable: usable, Limit: limit,
 		Buffers:    share(11, 1024*mib),
-		Calls:      share(9, 512*mib),
+		Calls:      share(7, 384*mib),
 		Unread:     share(4, 256*mib),
+		Kept:       share(2, 128*mib),
 		Nodes:      share(3, 2*peerWindows*mib),
 		Replies:    share(2, 64*mib),
 		ReadBuffer: readBuffer,
@@ -123,6 +126,6 @@ func (b *Budget) Refit() {
 
 // Sum returns what all parts take together, with base and the collector's headroom.
 func (b *Budget) Sum() int64 {
-	return base + b.headroom + b.State + b.Buffers + b.Calls + b.Unread + b.Nodes + b.Replies +
+	return base + b.headroom + b.State + b.Buffers + b.Calls + b.Unread + b.Kept + b.Nodes + b.Replies +
 		int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxConnections+b.MaxAnonymous)*perConnection + int64(b.MaxStreams)*perStream
 }

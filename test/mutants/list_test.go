@@ -1847,7 +1847,7 @@ var mutants = []mutant{
 	},
 	{
 		"envoyquota: what a data plane has is returned when its stream ends", "gateway/envoyquota/session.go",
-		[]edit{{"	for _, e := range s.buckets {\n		s.service.places.Give(e.place)\n	}\n	s.service.count", `	for _, e := range s.buckets {
+		[]edit{{"	for _, e := range s.buckets {\n		s.service.cfg.Kept.Give(e.bytes)\n	}\n	s.service.count", `	for _, e := range s.buckets {
 		for _, l := range e.loans {
 			if l.sent > 0 && !l.over {
 				l.over = true
@@ -1855,7 +1855,7 @@ var mutants = []mutant{
 				_ = s.service.cfg.Quotas.Quota(context.Background(), []limit.Quota{q}, make([]limit.QuotaLent, 1))
 			}
 		}
-		s.service.places.Give(e.place)
+		s.service.cfg.Kept.Give(e.bytes)
 	}
 	s.service.count`}},
 		"./gateway/envoyquota -run TestBounds", "admissions in",

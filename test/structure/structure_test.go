@@ -79,7 +79,7 @@ var mayImport = map[string]string{
 	"rpc/wire":                 "algo internal/timezone limit proto/weir/v1",
 	"client":                   "algo internal/borrow internal/fifo internal/loopback internal/refusal internal/stream internal/wake limit proto/weir/v1 ring rpc/wire",
 	"gateway/envoy/kuadrantpb": "",
-	"gateway/envoy":            "algo gateway/envoy/kuadrantpb internal/file internal/filewatch internal/quotaheader internal/recovered internal/strictyaml internal/varint limit rpc/wire",
+	"gateway/envoy":            "algo gateway/envoy/kuadrantpb internal/fairshare internal/file internal/filewatch internal/quotaheader internal/recovered internal/strictyaml internal/varint limit rpc/wire",
 	"gateway/envoyquota":       "algo gateway/envoy internal/fairshare internal/memory limit rpc/wire",
 	"gateway/console":          "internal/clientip internal/fairshare",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
