@@ -9,7 +9,7 @@ COPY . .
 ARG TARGETOS TARGETARCH VERSION=devel GOPROXY
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -buildvcs=false -ldflags "-s -w -X main.release=$VERSION" -o /weir ./cmd/node
+    go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/weirlimit/weir/internal/command.release=$VERSION" -o /weir ./cmd/node
 
 # The binary holds all it needs, time zones included.
 FROM scratch

@@ -1,8 +1,8 @@
 # The real commands, by name.
 .PHONY: dev build test check generate bench compare
 
-dev: ; go run ./cmd/node dev
-build: ; CGO_ENABLED=0 go build -trimpath -o bin/weir ./cmd/node
+dev: ; go run ./cmd/weir dev
+build: ; CGO_ENABLED=0 go build -trimpath -o bin/weir ./cmd/weir
 test: ; go test ./...
 check: ; bash .ci/run
 generate: ; ./proto/generate.sh

@@ -18,9 +18,9 @@ import (
 // weir builds the binary of this tree once for all tests.
 var weir = sync.OnceValues(func() (string, error) {
 	file := filepath.Join(scratch, "weir")
-	out, err := exec.Command("go", "build", "-C", "..", "-o", file, "./cmd/node").CombinedOutput()
+	out, err := exec.Command("go", "build", "-C", "..", "-o", file, "./cmd/weir").CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("go build ./cmd/node: %w\n%s", err, out)
+		return "", fmt.Errorf("go build ./cmd/weir: %w\n%s", err, out)
 	}
 	return file, nil
 })

@@ -89,7 +89,9 @@ var mayImport = map[string]string{
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
 	"docs/images":              "client internal/node internal/simulate policy",
-	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/asker internal/devcluster internal/file internal/load internal/logqueue internal/memory internal/node internal/remote internal/render internal/secrets internal/settings internal/simulate internal/validate limiter policy proto/weir/v1",
+	"cmd/node":                 "internal/command",
+	"cmd/weir":                 "internal/command",
+	"internal/command":         "algo auth client cluster gateway/envoy gateway/http internal/asker internal/devcluster internal/file internal/load internal/logqueue internal/memory internal/node internal/remote internal/render internal/secrets internal/settings internal/simulate internal/validate limiter policy proto/weir/v1",
 	"internal/asker":           "algo client internal/load internal/remote proto/weir/v1",
 	"internal/devcluster":      "internal/memory internal/node limiter policy",
 	"internal/remote":          "algo internal/certs internal/file internal/loopback policy proto/weir/v1 rpc/wire",
@@ -153,7 +155,7 @@ var clocks = []string{
 	"internal/node/node.go Start",
 	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
 	"internal/node/denials.go newDenials",
-	"cmd/node/secrets.go newSecrets", // certificates are good from then on
+	"internal/command/secrets.go newSecrets", // certificates are good from then on
 	"docs/images/restart.go restart",
 	"gateway/console/console.go send", // until when an event has to be written
 	"gateway/resp/command.go client",
@@ -274,8 +276,8 @@ func TestImports(t *testing.T) {
 			}
 		}
 		for _, i := range slices.Concat(p.TestImports, p.XTestImports) {
-			if i == module+"cmd/node" {
-				t.Errorf("the tests of %s must not import cmd/node", p.name())
+			if i == module+"internal/command" {
+				t.Errorf("the tests of %s must not import internal/command", p.name())
 			}
 		}
 		generated := strings.HasPrefix(p.name(), "proto/weir/") // package proto speaks for them
@@ -401,7 +403,7 @@ const maxCommandLines = 1500
 func TestCommandIsThin(t *testing.T) {
 	lines := 0
 	for _, p := range packages(t) {
-		if p.name() != "cmd/node" {
+		if p.name() != "internal/command" {
 			continue
 		}
 		for _, file := range p.GoFiles {
@@ -413,7 +415,7 @@ func TestCommandIsThin(t *testing.T) {
 		}
 	}
 	if lines == 0 || lines > maxCommandLines {
-		t.Errorf("cmd/node has %d lines without its tests, and may have %d", lines, maxCommandLines)
+		t.Errorf("internal/command has %d lines without its tests, and may have %d", lines, maxCommandLines)
 	}
 }
 
@@ -422,7 +424,7 @@ func TestLibrariesNameNoFlag(t *testing.T) {
 	flag := regexp.MustCompile(`(^|[\s("])--[a-z]`)
 	for _, p := range packages(t) {
 		// remote declares flags that commands share, devcluster prints commands to type.
-		if slices.Contains([]string{"cmd/node", "internal/remote", "internal/devcluster"}, p.name()) || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
+		if slices.Contains([]string{"internal/command", "internal/remote", "internal/devcluster"}, p.name()) || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
 			continue
 		}
 		for _, file := range p.GoFiles {

@@ -1,0 +1,8 @@
+// Command weir is a node of Weir, and the commands to work with a cluster.
+//
+//	go install github.com/weirlimit/weir/cmd/weir@latest
+package main
+
+import "github.com/weirlimit/weir/internal/command"
+
+func main() { command.Main() }
