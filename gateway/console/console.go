@@ -48,8 +48,10 @@ type Snapshot interface {
 type Config struct {
 	// Collect takes a snapshot; nil: there is none at the moment. It is called by one goroutine.
 	Collect func(context.Context) Snapshot
-	// MaxStreams bounds the streams in all, and MaxOfSource those of one address (IPv6: of one /64); 0 stands for the defaults.
+	// MaxStreams bounds the streams in all, and MaxOfSource those of one caller at one address (IPv6: at one /64); 0 stands for the defaults.
 	MaxStreams, MaxOfSource int
+	// Source finds the address of a request's sender.
+	Source clientip.Resolver
 	// Caller returns the name of the caller in a request's context: once half of MaxStreams are taken, nobody has more than are free
 	// (fairshare.Places). Nil, or empty: callers are not told apart.
 	Caller func(context.Context) string
@@ -66,12 +68,19 @@ type Console struct {
 	work   sync.WaitGroup // the collecting goroutine
 
 	mu         sync.Mutex
-	bySource   map[string]int
+	bySource   map[source]int
 	streams    *fairshare.Places
 	collecting bool
 	newest     Snapshot      // nil before the first
 	changed    chan struct{} // closed when there is a newer one
 }
+
+// source is whom a stream is for: callers behind one proxy are told apart, and so are the pages of one caller on several hosts.
+type source struct{ address, caller string }
+
+// pageHeader is in the page's requests for events. A browser sends it for no page of another site: it would have to ask the node first
+// (CORS preflight), which does not allow it.
+const pageHeader = "Weir-Console"
 
 //go:embed assets
 var files embed.FS
@@ -94,7 +103,7 @@ func New(cfg Config) (*Console, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	c := &Console{cfg: cfg, assets: make(map[string]asset), bySource: make(map[string]int), changed: make(chan struct{})}
+	c := &Console{cfg: cfg, assets: make(map[string]asset), bySource: make(map[source]int), changed: make(chan struct{})}
 	c.streams = fairshare.New(cfg.MaxStreams)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	types := map[string]string{"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -171,17 +180,17 @@ func (c *Console) write(w http.ResponseWriter, body []byte) bool {
 	return true
 }
 
-// enter takes a place for a stream of a caller, and starts to collect for the first.
-func (c *Console) enter(source string, caller string) (place fairshare.Taken, ok bool) {
+// enter takes a place for a stream, and starts to collect for the first.
+func (c *Console) enter(from source) (place fairshare.Taken, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx.Err() != nil || c.bySource[source] >= c.cfg.MaxOfSource {
+	if c.ctx.Err() != nil || c.bySource[from] >= c.cfg.MaxOfSource {
 		return place, false
 	}
-	if place = c.streams.Take(caller, 1); place.N == 0 {
+	if place = c.streams.Take(from.caller, 1); place.N == 0 {
 		return place, false
 	}
-	c.bySource[source]++
+	c.bySource[from]++
 	if !c.collecting {
 		c.collecting = true
 		c.work.Go(c.collect)
@@ -189,12 +198,12 @@ func (c *Console) enter(source string, caller string) (place fairshare.Taken, ok
 	return place, true
 }
 
-func (c *Console) leave(source string, place fairshare.Taken) {
+func (c *Console) leave(from source, place fairshare.Taken) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streams.Give(place)
-	if c.bySource[source]--; c.bySource[source] == 0 {
-		delete(c.bySource, source)
+	if c.bySource[from]--; c.bySource[from] == 0 {
+		delete(c.bySource, from)
 	}
 }
 
@@ -233,18 +242,21 @@ func (c *Console) look() (Snapshot, <-chan struct{}) {
 func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	secure(h)
-	// Nobody's word is taken for a source but the connection's.
-	source, caller := new(clientip.Resolver).Key(r.RemoteAddr, nil), ""
-	if c.cfg.Caller != nil {
-		caller = c.cfg.Caller(r.Context())
+	if r.Header.Get(pageHeader) == "" {
+		http.Error(w, "this stream is for the page at "+Path+": it needs the header "+pageHeader, http.StatusForbidden)
+		return
 	}
-	place, ok := c.enter(source, caller)
+	from := source{address: c.cfg.Source.Key(r.RemoteAddr, r.Header)}
+	if c.cfg.Caller != nil {
+		from.caller = c.cfg.Caller(r.Context())
+	}
+	place, ok := c.enter(from)
 	if !ok {
 		h.Set("Retry-After", "5")
 		http.Error(w, "too many pages of the console are open: close one, or try again later", http.StatusServiceUnavailable)
 		return
 	}
-	defer c.leave(source, place)
+	defer c.leave(from, place)
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no") // nginx would keep events until it has a buffer full

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weirlimit/weir/internal/clientip"
 )
 
 // picture is a Snapshot that is the same for everybody, but for who may see nothing.
@@ -80,11 +83,15 @@ func (v *viewer) ended() bool {
 	}
 }
 
-// watch opens a stream from an address.
-func (s *stage) watch(t *testing.T, from string) *viewer {
+// watch opens a stream from an address, with headers besides.
+func (s *stage) watch(t *testing.T, from string, headers ...string) *viewer {
 	ctx, cancel := context.WithCancel(t.Context())
 	v := &viewer{ResponseRecorder: httptest.NewRecorder(), cancel: cancel, done: make(chan struct{})}
 	r := httptest.NewRequestWithContext(ctx, "GET", Path+"/events", nil)
+	r.Header.Set(pageHeader, "page")
+	for h := range slices.Chunk(headers, 2) {
+		r.Header.Set(h[0], h[1])
+	}
 	r.RemoteAddr = from
 	go func() {
 		defer close(v.done)
@@ -256,4 +263,45 @@ func TestAssets(t *testing.T) {
 	if w := get("/console/other.js", ""); w.Code != http.StatusNotFound {
 		t.Errorf("another path: %d", w.Code)
 	}
+}
+
+// TestOtherSitesPages: a page of another site, in a browser that reaches the node, holds no stream: whatever it has the browser send
+// without asking the node first lacks the header of the page's own requests.
+func TestOtherSitesPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, Config{})
+		defer s.Close()
+		for what, header := range map[string]http.Header{
+			"an image of a page in plain text": {},
+			"an EventSource":                   {"Origin": {"http://evil.test"}, "Accept": {"text/event-stream"}, "Sec-Fetch-Site": {"cross-site"}},
+		} {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequestWithContext(t.Context(), "GET", Path+"/events", nil)
+			r.Header = header
+			if s.ServeEvents(w, r); w.Code != http.StatusForbidden || s.taken.Load() != 0 {
+				t.Errorf("%s: %d %s", what, w.Code, w.Body)
+			}
+		}
+	})
+}
+
+// TestSourcesBehindAProxy: neither one host behind a trusted proxy nor one caller at an address takes the places of the others there.
+func TestSourcesBehindAProxy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		who, from := "", ""
+		s := newStage(t, Config{
+			MaxOfSource: 2, Caller: func(context.Context) string { return who },
+			Source: clientip.Resolver{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}},
+		})
+		defer s.Close()
+		open := func() int { return s.watch(t, "10.0.0.1:1", "X-Forwarded-For", from).Code }
+		for _, c := range []struct{ who, from string }{{"", "192.0.2.1"}, {"", "192.0.2.2"}, {"greedy", "192.0.2.1"}, {"modest", "192.0.2.1"}} {
+			who, from = c.who, c.from
+			for i, want := range []int{http.StatusOK, http.StatusOK, http.StatusServiceUnavailable} {
+				if got := open(); got != want {
+					t.Errorf("%+v, stream %d: %d, want %d", c, i, got, want)
+				}
+			}
+		}
+	})
 }

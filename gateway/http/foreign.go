@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"strings"
 )
 
 const (
@@ -17,6 +18,10 @@ const (
 // what it may be decoded into, until the answer begins. What is longer is handed on as it is, for the handler to reject.
 func (a *api) foreign(handler http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if p := fromPage(r.Header); p != nil {
+			a.writeProblem(w, r, p)
+			return
+		}
 		s := a.scratch()
 		defer a.recycle(s)
 		s.in.Reset()
@@ -32,6 +37,17 @@ func (a *api) foreign(handler http.HandlerFunc) http.HandlerFunc {
 		asked.Body = io.NopCloser(body)
 		handler(&answering{ResponseWriter: w, api: a, s: s}, &asked)
 	}
+}
+
+// fromPage says what is wrong with a request that a browser sends for a page. Other front ends' callers may leave the Content-Type out. A
+// page may not: a browser sends application/json to another site only if that allows it, and anything else without asking.
+func fromPage(h http.Header) *problem {
+	for name := range h {
+		if name == "Origin" || strings.HasPrefix(name, "Sec-Fetch-") {
+			return mediaType(h)
+		}
+	}
+	return nil
 }
 
 // failed is a body that cannot be read.

@@ -92,3 +92,30 @@ func TestForeignBodyTooLong(t *testing.T) {
 		t.Errorf("%d bytes are handed on", got)
 	}
 }
+
+// TestPagesOfOtherSites: a page can have a browser send text, a form or nothing to any address without asking first. What another front
+// end's callers may send with any Content-Type is rejected where a browser says that it is for a page, and not carried out.
+func TestPagesOfOtherSites(t *testing.T) {
+	asked := 0
+	api := newAPI(t, &scripted{}, func(cfg *Config) {
+		cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(http.ResponseWriter, *http.Request) { asked++ }}}
+	})
+	for _, header := range [][2]string{{"Origin", "http://evil.test"}, {"Origin", "null"}, {"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Mode", "no-cors"}, {"Accept", "*/*"}} {
+		for _, kind := range []string{"", "text/plain", "text/plain;application/json", "application/x-www-form-urlencoded", "application/json", "application/json; charset=utf-8"} {
+			r := httptest.NewRequest("POST", "/json", strings.NewReader("{}"))
+			r.Header.Set(header[0], header[1])
+			if kind != "" {
+				r.Header.Set("Content-Type", kind)
+			}
+			want, code := 0, http.StatusUnsupportedMediaType
+			if header[0] == "Accept" || strings.HasPrefix(kind, "application/json") {
+				want, code = 1, http.StatusOK
+			}
+			w := httptest.NewRecorder()
+			asked = 0
+			if api.handler.ServeHTTP(w, r); asked != want || w.Code != code {
+				t.Errorf("%s, %q: %d, carried out %d times", header, kind, w.Code, asked)
+			}
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"github.com/weirlimit/weir/gateway/console"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/activity"
+	"github.com/weirlimit/weir/internal/clientip"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/topkeys"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -35,7 +36,7 @@ func (n *Node) openConsole() (err error) {
 		return nil
 	}
 	n.console, err = console.New(console.Config{
-		Collect: n.collect, Logger: n.log, Caller: n.security.callerName(),
+		Collect: n.collect, Logger: n.log, Caller: n.security.callerName(), Source: clientip.Resolver{Trusted: n.forwardAuth.TrustedProxies},
 		MaxStreams: int(min(max(n.cfg.Memory.Limit/perConsoleStream, 4), console.DefaultMaxStreams)),
 	})
 	return err

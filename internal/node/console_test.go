@@ -39,6 +39,7 @@ func stream(t *testing.T, n *Node, token string) func() (seen, bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r.Header.Set("Weir-Console", "page")
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}

@@ -142,7 +142,7 @@ const stream = {
     this.state("connecting", "Connecting");
     let words = "Disconnected";
     try {
-      const answer = await fetch("/console/events", {headers: withToken({}), signal: control.signal, cache: "no-store"});
+      const answer = await fetch("/console/events", {headers: withToken({"Weir-Console": "page"}), signal: control.signal, cache: "no-store"});
       if (answer.status === 401 || answer.status === 403) {
         const problem = await answer.json();
         this.state("lost", "No access");
