@@ -273,7 +273,7 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 	l := &u.list[due]
 	n = l.Left()
 	at := Instant{Mono: l.Until, Wall: now.Wall - (now.Mono - l.Until)}
-	if err := ls.Charge(a, s, at, n); err != nil {
+	if n, err = ls.chargeLent(a, s, at, n); err != nil {
 		return 0, false, err
 	}
 	u.end(l, l.Until)
@@ -326,7 +326,8 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		n = min(n, covered+believed)
 		left = min(left, covered+believed-n)
 	}
-	if err := ls.Charge(a, s, now, n); err != nil {
+	charged, err := ls.chargeLent(a, s, now, n)
+	if err != nil {
 		return 0, err
 	}
 	// As many as the units that are charged now, and those before them, may come to.
@@ -335,14 +336,14 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		l := &u.list[i]
 		l.Spent, l.Checks = more.Spent, more.Checks
 		l.Granted = max(l.Granted, l.Spent+l.Returned)
-		return n, nil
+		return charged, nil
 	}
 	if more.Left() > left {
 		more.Granted = more.Spent + more.Returned + left
 	}
 	if i < 0 {
 		if t == (Totals{}) || len(u.list) >= most {
-			return n, nil
+			return charged, nil
 		}
 		more.Until = now.Mono + owned(LoanTerm)
 		u.list = append(u.list, more)
@@ -354,7 +355,7 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		u.list[i] = more
 	}
 	u.count()
-	return n, nil
+	return charged, nil
 }
 
 // ReportLast takes in what a borrower says of a loan as Report does and ends it at once, for whoever has no memory or no place to keep it: what the
@@ -370,8 +371,8 @@ func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID,
 	}
 	l = u.list[i]
 	if !l.Ended {
-		left := l.Left()
-		if err := ls.Charge(a, s, now, left); err != nil {
+		left, err := ls.chargeLent(a, s, now, l.Left())
+		if err != nil {
 			return l, n, err
 		}
 		n += left
@@ -380,6 +381,15 @@ func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID,
 	u.list = slices.Delete(u.list, i, i+1)
 	u.count()
 	return l, n, nil
+}
+
+// chargeLent charges units that were on loan, and returns how many: none once the limit has become one of concurrency, because a check that a
+// borrower has admitted is no lease that anybody releases.
+func (ls Limits) chargeLent(a *Arena, s State, at Instant, n int64) (int64, error) {
+	if ls[0].Algorithm == Concurrency {
+		return 0, nil
+	}
+	return n, ls.Charge(a, s, at, n)
 }
 
 // believable is how many units nobody knows to be lent may be reported, see Report.

@@ -121,7 +121,7 @@ func (ls Limits) accrue(a *Arena, s State, now Instant, to int64, u *Loans) (n i
 	if n == 0 {
 		return 0, nil
 	}
-	if err := ls.Charge(a, s, Instant{Mono: u.since, Wall: now.Wall - (now.Mono - u.since)}, n); err != nil {
+	if n, err = ls.chargeLent(a, s, Instant{Mono: u.since, Wall: now.Wall - (now.Mono - u.since)}, n); err != nil {
 		return 0, err
 	}
 	u.since, u.due = u.since+step, 0

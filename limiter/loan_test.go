@@ -88,6 +88,43 @@ func TestRecallBeforeRefusal(t *testing.T) {
 	}
 }
 
+// TestRecallBeforeCharge: a charge, and the excess of a commit, say that there was no room only after what is on loan has been asked for.
+func TestRecallBeforeCharge(t *testing.T) {
+	for _, what := range []string{"charge", "commit"} {
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		target := limit.Target{Policy: "p", Key: "k"}
+		loan := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		if a := lend(t, l, loan); a.Granted != 16 {
+			t.Fatalf("%+v", a)
+		}
+		end := l.OpenBorrower(1, func(r limit.Recall) {
+			back := []limit.Borrow{{Target: target, ID: loan.ID, Totals: algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}}}
+			go func() { _, _ = l.Lend(context.Background(), back, make([]limit.Lent, 1)) }()
+		})
+		defer end()
+		if what == "charge" {
+			check(t, l, "p", 80)
+			got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 17, Always: true}})
+			if err != nil || !got[0].Allowed || got[0].Granted != 17 {
+				t.Errorf("%s: %+v, %v", what, got, err)
+			}
+		} else {
+			d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 80}})
+			if err != nil || !d.Allowed {
+				t.Fatalf("%+v, %v", d, err)
+			}
+			got, err := l.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 97}})
+			if err != nil || got.Over || got.Excess != 17 {
+				t.Errorf("%s: %+v, %v", what, got, err)
+			}
+		}
+		if s := l.Loans(); s.Recalled != 1 || s.OnLoan != 0 {
+			t.Errorf("%s: %+v", what, s)
+		}
+	}
+}
+
 // A borrower that does not answer is waited for once, and then no more for a while.
 // TestLentAfterRecall: of what comes back those who wait for it are the first to have some, and the rest is lent again as long as that is worth it.
 func TestLentAfterRecall(t *testing.T) {

@@ -180,7 +180,7 @@ func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID stri
 
 // settle ends a reservation on this node's own state.
 func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
-	how := store.Settlement{ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Caller: op.Caller}
+	how := store.Settlement{ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Whole: !op.recalled, Caller: op.Caller}
 	if rule.Strict {
 		how.Boot = now.bootTime()
 	}
@@ -194,6 +194,8 @@ func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now *m
 		l.failed(e, op, err)
 	case !got.Known:
 		op.Outcome.Err = notPending()
+	case got.OnLoan > 0:
+		op.Outcome.onLoan = true
 	default:
 		op.Outcome.Refunded, op.Outcome.Excess, op.Outcome.Over = got.Returned, got.Excess, got.Over
 		op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until

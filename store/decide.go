@@ -84,11 +84,9 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			sh.refuseBanned(r, now, banned, request, each, answer)
 			return nil
 		}
-		if call.Whole && call.Partial && request.Held > 0 {
-			if room := rule.Limits.Room(sh.arena, r.state, now); room > 0 && call.Cost > room-request.Held {
-				answer.OnLoan, answer.OnLoanFor = request.Held, request.HeldFor
-				return nil
-			}
+		if call.Whole && request.Held > 0 && call.wantsBack(rule.Limits.Room(sh.arena, r.state, now), request.Held) {
+			answer.OnLoan, answer.OnLoanFor = request.Held, request.HeldFor
+			return nil
 		}
 		mark = sh.markOf(part, r)
 	} else {
@@ -159,6 +157,16 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		}
 	}
 	return nil
+}
+
+// wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A call that is refused
+// without them does not need to ask before.
+func (c *Call) wantsBack(room, held int64) bool {
+	least := c.Cost
+	if c.Partial {
+		least = 1
+	}
+	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-held
 }
 
 // ticket returns the ticket that the answer to a grant needs. An allowance stands for units only: a request id or a reservation that
@@ -469,6 +477,7 @@ type Settlement struct {
 	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no further than that
 	// beyond a limit.
 	Bounded bool
+	Whole   bool  // as in Call: of the charge of an excess
 	Boot    int64 // as in Call, like Caller
 	// Caller is who asks.
 	Caller string
@@ -481,6 +490,7 @@ type Settled struct {
 	Returned int64 // units that were given back
 	Excess   int64 // units that were charged beyond what was reserved
 	Over     bool  // there was no room for all of the excess
+	OnLoan   int64 // as in Answer: nothing was done
 	// Of the charge of an excess, as in Answer.
 	Ticket   uint64
 	Degraded bool
@@ -529,9 +539,9 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	case how.Keep > units:
 		var answer Answer
 		charge := algo.Request{Cost: how.Keep - units, Always: true, Bounded: how.Bounded, MaxDebt: rule.Limits.Highest()}
-		excess := Call{Request: charge, Boot: how.Boot, Spent: true, Caller: how.Caller}
-		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil {
-			return out, err
+		excess := Call{Request: charge, Boot: how.Boot, Spent: true, Whole: how.Whole, Caller: how.Caller}
+		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil || answer.OnLoan > 0 {
+			return Settled{Known: true, OnLoan: answer.OnLoan}, err
 		}
 		out.Excess, out.Over = answer.Granted, !answer.Allowed
 		out.Degraded, out.Until = answer.Degraded, answer.Until

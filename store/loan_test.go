@@ -655,6 +655,68 @@ func TestPartialBesideLoans(t *testing.T) {
 	}
 }
 
+// TestChargeBesideLoans: what is to be charged regardless of room waits for units on loan where these, returned, are room for it, and for none where
+// there is room without them, or too little with them; nor a second time.
+func TestChargeBesideLoans(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(100, minute))
+	borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+	for _, test := range []struct {
+		cost            int64
+		whole           bool
+		onLoan, granted int64
+		allowed         bool
+	}{{84, true, 0, 84, true}, {10, true, 16, 0, false}, {17, true, 0, 17, false}} {
+		call := Call{Request: algo.Request{Cost: test.cost, Always: true}, Whole: test.whole}
+		if a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil); err != nil || a.Granted != test.granted || a.OnLoan != test.onLoan || a.Allowed != test.allowed {
+			t.Errorf("%+v: %+v, %v", test, a, err)
+		}
+	}
+	other := s.key("p", "other")
+	if _, err := s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16}); err != nil {
+		t.Fatal(err)
+	}
+	call := Call{Request: algo.Request{Cost: 80}, Reservation: reservationOf(1), ReserveFor: minute}
+	if a, err := s.Decide(other, r, at(0), call, nil); err != nil || !a.Allowed {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90, Whole: true}); err != nil || !got.Known || got.OnLoan != 16 || got.Excess != 0 {
+		t.Errorf("a commit: %+v, %v", got, err)
+	}
+	if got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90}); err != nil || got.OnLoan != 0 || got.Excess != 10 || !got.Over {
+		t.Errorf("a commit after a recall in vain: %+v, %v", got, err)
+	}
+}
+
+// TestLoanBecomesConcurrency: what was on loan when a policy became one of leases is none of them, whether it is reported, ends, or is of a Quota's
+// rate.
+func TestLoanBecomesConcurrency(t *testing.T) {
+	s := New(Config{})
+	before, leases := rule("p", log(100, minute)), rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 20, Window: minute})
+	borrow(t, s, before, 0, Borrow{ID: loanID, Want: 16})
+	borrow(t, s, before, 0, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16})
+	if a := borrow(t, s, leases, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}}); a.Charged != 0 {
+		t.Errorf("%+v", a)
+	}
+	if n := heldOf(s, "p"); n != 16 {
+		t.Errorf("%d are on loan", n)
+	}
+	if d := decide(t, s, leases, "k", at(2*time.Second), cost(0)); d.Remaining != 20 {
+		t.Errorf("%d leases are free of 20, of which nobody has one", d.Remaining)
+	}
+	bucket := rule("q", algo.Limit{Algorithm: algo.TokenBucket, Limit: 3600, Window: time.Hour})
+	quota := Borrow{ID: loanID, Quota: algo.Quota{Demand: 3600, Term: 28 * time.Second}}
+	if a := borrow(t, s, bucket, 0, quota); a.Rate == 0 || a.Granted == 0 {
+		t.Fatalf("%+v", a)
+	}
+	leases = rule("q", leases.Limits[0])
+	decide(t, s, leases, "k", at(10*time.Second), cost(0))
+	if d := decide(t, s, leases, "k", at(minute), cost(0)); d.Remaining != 20 {
+		t.Errorf("%d leases are free of 20 after a Quota", d.Remaining)
+	}
+	accounted(t, s)
+}
+
 // TestLoanPlaces: no caller takes all places for a key's loans. A report for which there is none ends its loan: what is left of that
 // is charged.
 func TestLoanPlaces(t *testing.T) {

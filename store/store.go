@@ -87,8 +87,8 @@ type Call struct {
 	// Spent says, of a Request with Always, that what it charges is spent already: nobody is refused by the answer, a ban says nothing
 	// against it, and it begins none.
 	Spent bool
-	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a whole: the Answer has
-	// them in OnLoan then.
+	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a whole, nor of one with
+	// Always that finds no room because of them: the Answer has them in OnLoan then.
 	Whole bool
 	// Caller is who asks, to whose share a new key is counted; empty: not known.
 	Caller string

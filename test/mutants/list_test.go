@@ -1316,7 +1316,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a report is charged before it came", "algo/loan.go",
-		[]edit{{"	if err := ls.Charge(a, s, now, n); err != nil {", "	if err := ls.Charge(a, s, now, 0); err != nil {"}},
+		[]edit{{"	charged, err := ls.chargeLent(a, s, now, n)", "	charged, err := ls.chargeLent(a, s, now, 0)"}},
 		"./algo -run TestLoans$", "were admitted in one window",
 	},
 	{
@@ -1578,6 +1578,11 @@ var mutants = []mutant{
 		"loan: a strict rule lends without a lease", "limiter/loan.go",
 		[]edit{{"\t\tcall.Boot = now.bootTime()\n", "\t\t_ = now\n"}},
 		"./limiter -run TestLoansWaitForTheirCopy$", "with a lease until 500ms",
+	},
+	{
+		"loan: what was on loan becomes leases", "algo/loan.go",
+		[]edit{{"	if ls[0].Algorithm == Concurrency {\n		return 0, nil", "	if false {\n		return 0, nil"}},
+		"./store -run TestLoanBecomesConcurrency", "of which nobody has one",
 	},
 	{
 		"loan: a strict loan outlives the grant that it was made under", "store/loan.go",
@@ -1887,7 +1892,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: less is granted in part than there is", "store/decide.go",
-		[]edit{{"		if call.Whole && call.Partial && request.Held > 0 {", "		if false {"}},
+		[]edit{{"		if call.Whole && request.Held > 0 && call", "		if call.Always && request.Held > 0 && call"}},
 		"./limiter -run TestPartialRecalls", "on loan:",
 	},
 	{
@@ -2067,7 +2072,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: an excess is a check under a ban", "store/decide.go",
-		[]edit{{"Boot: how.Boot, Spent: true, Caller: how.Caller}", "Boot: how.Boot, Caller: how.Caller}"}},
+		[]edit{{"Boot: how.Boot, Spent: true, Whole", "Boot: how.Boot, Whole"}},
 		"./store -run TestExcessAndBan$", "during a ban",
 	},
 	{
