@@ -574,7 +574,7 @@ func (c *check) merges(k *history) {
 		used, from := c.inUse(k, k.admitted, u.At)
 		if !k.Strict && k.Kind != Leases && c.split(from, u.At) {
 			used = 0
-			for _, ops := range k.contents() {
+			for _, ops := range c.contents(k, from, u.At) {
 				n, _ := c.inUse(k, ops, u.At)
 				used = max(used, n)
 			}
@@ -611,13 +611,31 @@ func (c *check) inUse(k *history, admitted []Operation, at int64) (used, from in
 	return used, from
 }
 
-// contents divides what was admitted by what it was charged to, as far as that is known.
-func (k *history) contents() map[string][]Operation {
-	by := make(map[string][]Operation)
+// contents divides what was admitted by the counters that it was charged to, where sides were apart between two instants. What was
+// admitted before was known to one side at least, and what was admitted afterwards was charged to the counters that all sides merged into.
+func (c *check) contents(k *history, from, to int64) map[string][]Operation {
+	first, last := to, from
+	for _, s := range c.Splits {
+		if s.From <= to && s.To >= from {
+			first, last = min(first, s.From), max(last, s.To)
+		}
+	}
+	by := map[string][]Operation{"before": nil}
+	var after []Operation
 	for _, op := range k.admitted {
+		switch {
+		case op.Sent > last:
+			after = append(after, op)
+			continue
+		case op.Answered < first:
+			by["before"] = append(by["before"], op)
+		}
 		if op.Content != "" {
 			by[op.Content] = append(by[op.Content], op)
 		}
+	}
+	for content := range by {
+		by[content] = append(by[content], after...)
 	}
 	return by
 }

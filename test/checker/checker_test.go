@@ -225,6 +225,8 @@ func TestCheck(t *testing.T) {
 		{"merged, the smaller side won", none, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 2)}, Forgotten},
 		{"merged, strict", strict, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 1)}, Forgotten},
 		{"merged long before", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 16, 17), Usages: left(18, 2)}, Forgotten},
+		{"merged, and what was admitted before is gone", none, History{Splits: split(3, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 2)}, Forgotten},
+		{"merged, and what was admitted afterwards is gone", none, History{Splits: split(3, 5, 2), Operations: append(sides(1), at(Admitted, 6)...), Usages: left(7, 2)}, Forgotten},
 		{"merged and expired", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(11, 3)}, ""},
 		{"forgotten by a crash", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 1), Usages: left(6, 3)}, ""},
 		{"merged bucket", bucket, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(1.5, 1)}, ""},
