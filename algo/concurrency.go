@@ -15,9 +15,9 @@ import (
 // found at once and the next to expire is known. An id is 40 bits of the caller's nonce and 24 of slot. A slot without
 // nonce has units that were lent to nobody.
 //
-// When two states are merged both may have a lease in the same slot. Then one of them moves to another slot, which gets
+// When two states are joined both may have a lease in the same slot. Then one of them moves to another slot, which gets
 // a flag, and a table of such leases tells where each is now: a hash table with open addressing, at most half full,
-// into which nothing is put but at a merge. What it says of leases that have ended is told from the truth by the flag.
+// into which nothing is put but at a join. What it says of leases that have ended is told from the truth by the flag.
 //
 // Words: units lent; leases and, above 32 bits, 1 + the first slot of the list of free ones; no instant at which a
 // lease expires is later than this; the first chunk of slots that may not exist and, above 32 bits, the logarithm of
@@ -456,8 +456,8 @@ func (c concurrency) linkFree(a *Arena, s []uint64) {
 	}
 }
 
-// join makes u the union of the leases by their ids: one that both have counts once and expires when the later of the two
-// does. Of the units that were lent to nobody, which have no id, the larger number counts at each instant.
+// join makes u the union of the leases by their ids: one that both have counts once and expires when the later of the
+// two does. Of the units that were lent to nobody, which have no id, the larger number counts at each instant.
 func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	late, ok := c.joinInPlace(a, s, t, u)
 	if !ok {
@@ -467,11 +467,11 @@ func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint
 	if !c.makeTable(a, u, late) {
 		return false
 	}
-	return c.joinMoved(l, a, s, s, u) && c.joinMoved(l, a, s, t, u) && c.joinNameless(l, a, s, t, u)
+	return c.joinMoved(l, a, s, u) && c.joinMoved(l, a, t, u) && c.joinNameless(l, a, s, t, u)
 }
 
-// joinInPlace adds to u the leases that can be in the slots that their ids name; those of s all can. It returns the number of
-// other leases that have an id, or more.
+// joinInPlace adds to u the leases that can be in the slots that their ids name; those of s all can. It returns the
+// number of other leases that have an id, or more.
 func (c concurrency) joinInPlace(a *Arena, s, t, u []uint64) (late int, ok bool) {
 	for _, v := range [][]uint64{s, t} {
 		for i := range c.count(v) {
@@ -495,8 +495,8 @@ func (c concurrency) joinInPlace(a *Arena, s, t, u []uint64) (late int, ok bool)
 	return late, true
 }
 
-// joinMoved adds to u the leases of v, which is s or t, that joinInPlace could not add.
-func (c concurrency) joinMoved(l *Limit, a *Arena, s, v, u []uint64) (ok bool) {
+// joinMoved adds to u the leases of v that joinInPlace could not add. Of leases that u has it keeps the later end.
+func (c concurrency) joinMoved(l *Limit, a *Arena, v, u []uint64) (ok bool) {
 	ok = true
 	place := func(id uint64, slot uint32) {
 		e := c.slot(a, v, slot)
@@ -512,9 +512,6 @@ func (c concurrency) joinMoved(l *Limit, a *Arena, s, v, u []uint64) (ok bool) {
 		c.setMoved(a, u, id, free)
 	}
 	for i := range c.count(v) {
-		if &v[0] == &s[0] {
-			break // those of s are all in place already
-		}
 		slot := uint32(c.heap(a, v, i)[1])
 		if e := c.slot(a, v, slot); e[1]&movedFlag == 0 && e[0]>>slotBits != 0 {
 			place(e[0]&^slotMask|uint64(slot), slot)
@@ -527,7 +524,8 @@ func (c concurrency) joinMoved(l *Limit, a *Arena, s, v, u []uint64) (ok bool) {
 // nameless is a number of units that were lent to nobody, and the instant at which they expire.
 type nameless struct{ expiry, units int64 }
 
-// joinNameless adds to u what s and t have lent to nobody: of the units that expire at an instant or later, the larger number.
+// joinNameless adds to u what s and t have lent to nobody: of the units that expire at an instant or later, the larger
+// number.
 func (c concurrency) joinNameless(l *Limit, a *Arena, s, t, u []uint64) bool {
 	x, y := c.nameless(a, s), c.nameless(a, t)
 	var mine, other int64
@@ -587,8 +585,8 @@ func (c concurrency) prolong(a *Arena, s []uint64, id uint64, expiry int64) bool
 func (concurrency) horizon(l *Limit) time.Duration { return l.Window }
 
 // vector is an array of pairs of words in the Arena that grows and of which chunks may be missing. While it is short it
-// is one block that doubles; then a tree whose leaves are chunks of that length, one level high or two. The word it is in
-// names its root (32 bits) and its length (32), the number of pairs that there could be without another level.
+// is one block that doubles; then a tree whose leaves are chunks of that length, one level high or two. The word it is
+// in names its root (32 bits) and its length (32), the number of pairs that there could be without another level.
 type vector struct{ word *uint64 }
 
 const (

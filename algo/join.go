@@ -1,9 +1,9 @@
 package algo
 
-// Join makes s the join of s and t, a state of the same limits in the same Arena; t stays as it is. Two sides of a split may
-// have gone on from the same state. Units have no identity, so nobody can tell how much of what both count is the same. Of
-// two counts Join keeps the larger, at every instant. It is idempotent, commutative and associative, and the join admits at no
-// later instant more than s or t would:
+// Join makes s the join of s and t, a state of the same limits in the same Arena; t stays as it is. Two sides of a
+// split may have gone on from the same state. Units have no identity, so nobody can tell how much of what both count is
+// the same. Of two counts Join keeps the larger, at every instant. It is idempotent, commutative and associative, and
+// the join admits at no later instant more than s or t would:
 //
 //   - sliding_log and sliding_window: from each instant to now the larger number of units. It holds at no instant more than the
 //     larger of the two, but for units of t that expire late, by less than a tick or slot, where the two have different ones.

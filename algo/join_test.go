@@ -34,8 +34,8 @@ func joinLimits() []Limits {
 	return append(all, Limits(single[:4]), Limits{single[5], single[0], single[8], single[11]}, Limits{single[7], single[10], single[2]})
 }
 
-// sides returns states in one Arena that began as copies of one state and then went ways of their own. With apart their slots,
-// windows and ticks begin at different instants.
+// sides returns states in one Arena that began as copies of one state and then went ways of their own. With apart their
+// slots, windows and ticks begin at different instants.
 func sides(t *testing.T, rng *rand.Rand, ls Limits, n int, apart bool) (a *Arena, states []State, now Instant) {
 	const w = int64(10 * time.Second)
 	a = NewArena(nil)
@@ -126,8 +126,8 @@ func TestJoinLattice(t *testing.T) {
 	}
 }
 
-// TestJoinBounds: at every later instant a join holds no less than either side, and of what is told from the rest by its instant no more
-// than the larger of them.
+// TestJoinBounds: at every later instant a join holds no less than either side, and of what is told from the rest by
+// its instant no more than the larger of them.
 func TestJoinBounds(t *testing.T) {
 	for i, ls := range joinLimits() {
 		for seed := range uint64(60) {

@@ -3,9 +3,9 @@ package algo
 import "time"
 
 // slidingCounter estimates a sliding window from two fixed ones: the present window's count, plus the previous one's
-// weighted by how much of it the sliding window still covers. (As Cloudflare described it in "How we built rate limiting
-// capable of scaling to millions of domains", 2017.) It takes the previous window's admissions to be spread evenly: who
-// knows better can get up to twice the limit through in one Window.
+// weighted by how much of it the sliding window still covers. (As Cloudflare described it in "How we built rate
+// limiting capable of scaling to millions of domains", 2017.) It takes the previous window's admissions to be spread
+// evenly: who knows better can get up to twice the limit through in one Window.
 //
 // Words: start of the present window, previous count, present count. Windows of a fresh state begin at multiples of
 // their length; after a move they begin where they did before, in terms of age, until the state has been empty.
@@ -119,9 +119,9 @@ func (slidingCounter) restore(_ *Limit, _ *Arena, s []uint64, now Instant, r *re
 	return r.err
 }
 
-// join goes on with the windows that began later, and with the larger of the two counts of each window. Both states have
-// been brought to now, so their windows begin less than a Window apart: counts that move to later windows only count for
-// longer.
+// join goes on with the windows that began later, and with the larger of the two counts of each window. Both states
+// have been brought to now, so their windows begin less than a Window apart: counts that move to later windows only
+// count for longer.
 func (c slidingCounter) join(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool {
 	copy(u, t)
 	if c.used(l, a, s, now) != 0 {
@@ -130,8 +130,8 @@ func (c slidingCounter) join(l *Limit, a *Arena, s, t []uint64, now Instant, u [
 	return true
 }
 
-// meet moves what s holds to the later of its own windows and those that begin at other, less than a Window from them. No unit
-// counts for less than before at any later instant, nor for as much for more than a Window longer.
+// meet moves what s holds to the later of its own windows and those that begin at other, less than a Window from them.
+// No unit counts for less than before at any later instant, nor for as much for more than a Window longer.
 func (slidingCounter) meet(s []uint64, other int64) {
 	if int64(s[0]) > other {
 		s[1], s[2] = 0, min(s[1]+s[2], uint64(MaxLimit))

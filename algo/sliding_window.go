@@ -6,9 +6,9 @@ import (
 )
 
 // slidingWindow divides time into slots of equal width and counts what each admitted. A slot counts until its end is
-// l.Window old: so never more than the limit pass in any Window, and an admission is held against its caller for at most
-// one slot's width too long. (The "ring of buckets" of many limiters, which usually forget a slot when its beginning is
-// one Window old and then let too much pass.)
+// l.Window old: so never more than the limit pass in any Window, and an admission is held against its caller for at
+// most one slot's width too long. (The "ring of buckets" of many limiters, which usually forget a slot when its
+// beginning is one Window old and then let too much pass.)
 //
 // Words: start of the newest slot; sum of the counts; then the counts, the newest slot's first, slots+1 of them since
 // the oldest still counts while the newest fills. Two counts share a word when the limit is below 1<<32.
@@ -147,7 +147,8 @@ func (c slidingWindow) refund(l *Limit, _ *Arena, s []uint64, _ Instant, n int64
 }
 
 // keepNewest counts a refusal as if it had been admitted and lets go of the oldest units beyond the limit, so that a
-// caller who never pauses never gets through. What a lowered limit has left beyond it stays. It returns what it charged.
+// caller who never pauses never gets through. What a lowered limit has left beyond it stays. It returns what it
+// charged.
 func keepNewest(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
 	n = min(n, l.Limit)
 	if !c.reserve(l, a, s, n) {
@@ -211,9 +212,9 @@ func (c slidingWindow) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *r
 	return r.err
 }
 
-// join compares suffix counts: from each slot to the newest, the larger number. It goes on with the slots of the side whose
-// newest began later. A slot of the other side counts in the one that has its last instant, so that its units expire late, by
-// less than a width, where the slots of the two do not begin at the same instants.
+// join compares suffix counts: from each slot to the newest, the larger number. It goes on with the slots of the side
+// whose newest began later. A slot of the other side counts in the one that has its last instant, so that its units
+// expire late, by less than a width, where the slots of the two do not begin at the same instants.
 func (c slidingWindow) join(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if s[1] == 0 || int64(s[0]) < int64(t[0]) && t[1] != 0 {
 		s, t = t, s

@@ -13,7 +13,7 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// applyHold is how many items of a chunk are taken in while a shard's lock is held.
+// applyHold is how many items of a chunk Apply takes in while it holds a shard's lock.
 const applyHold = 256
 
 // Bounds of what a chunk may hold, besides those of algo.
@@ -24,8 +24,8 @@ const (
 	maxCaller    = 1 << 8
 )
 
-// Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrCopyFull, or ErrHeld when the content
-// is open; it leaves the copy useless. Nothing in the chunk is trusted.
+// Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrCopyFull, or ErrHeld when the
+// content is open. After an error the copy is of no use. Nothing in the chunk is trusted.
 func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error {
 	if len(chunk) == 0 {
 		return nil
@@ -51,14 +51,14 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 			if !errors.As(err, &zone) {
 				return err
 			}
-			// Found without the lock, for it takes a file; then the item is taken in again.
+			// The zone is loaded without the lock, because that reads a file. Then the item is taken in again.
 			if _, err := s.zones.Load(zone.Name); err != nil {
 				return ErrChunk
 			}
 			a.r = before
 			continue
 		}
-		// The item for which there was no room is taken in again when there is some.
+		// The item for which there was no room is taken in again when other records have made room.
 		a.r = before
 		tried++
 		freed := s.sweep(now, reclaimScan, math.MaxInt, tried)
@@ -69,7 +69,7 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 	}
 }
 
-// kept is a rule, and the caller that records under it are counted to.
+// kept is a rule of a chunk, and the caller to whom the records under it are counted.
 type kept struct {
 	rule   *Rule
 	caller string
@@ -87,7 +87,7 @@ type apply struct {
 	to     *content
 }
 
-// some takes in items, at is where the one begins that fails.
+// some takes in up to applyHold items. After an error, at is where the item begins that failed.
 func (a *apply) some(at *reader) error {
 	a.to = &a.part.content
 	switch {
@@ -194,7 +194,7 @@ func (a *apply) reservation() error {
 	return nil
 }
 
-// gone drops the records of a hash but for those that there are.
+// gone drops the records of a hash, except those that the chunk names.
 func (a *apply) gone() error {
 	hash := a.r.Fixed64()
 	left := make([]stateID, a.r.Uint(uint64(len(a.r.Rest)/2)))
@@ -275,7 +275,8 @@ func (a *apply) rule() error {
 	return nil
 }
 
-// known finds a rule that some record of the shard is under already, so that its limits need not be parsed.
+// known finds an equal rule that the shard has already, so that the limits need not be parsed. It returns nil if there
+// is none.
 func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
 	numbers := sh.specOf[specKey{rule.Scope, caller}]
 	for _, n := range numbers[:min(variants, len(numbers))] {
@@ -290,13 +291,13 @@ func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
 	return nil
 }
 
-// record reads what itemKey begins with.
+// record reads the head of an itemKey: rule, hash and key.
 func (a *apply) record() (rule kept, k Key, err error) {
 	r := &a.r
 	index := r.Uint(math.MaxInt32)
 	k.Hash = r.Fixed64()
 	key := r.bytes(maxKey)
-	k.Key = unsafe.String(unsafe.SliceData(key), len(key)) // for as long as the chunk is looked at; a record copies it
+	k.Key = unsafe.String(unsafe.SliceData(key), len(key)) // valid while the chunk is; a record copies it
 	if r.Failed() || index >= uint64(len(a.rules)) {
 		return kept{}, k, ErrChunk
 	}
@@ -346,8 +347,9 @@ func (a *apply) key() error {
 	return nil
 }
 
-// holds takes in where the units of a record's reservations are. ids are in the order in which the reservations were charged. Those that
-// the chunk does not name have ended for the holder, and are removed: the copy counts their time from when the message about them arrived.
+// holds takes in where the units of a record's reservations are. ids are in the order in which the reservations were
+// charged. Those that the chunk does not name have ended for the holder, and are removed: the copy counts their time
+// from when the message about them arrived.
 func (a *apply) holds(r record, of stateID, ids []ReservationID, data []byte) error {
 	all := &a.to.extras.reservations
 	p := all.by[of]
@@ -378,7 +380,7 @@ func (a *apply) holds(r record, of stateID, ids []ReservationID, data []byte) er
 	return nil
 }
 
-// loans takes in the loans of a record, in place of those that were known.
+// loans takes in the loans of a record. They replace those that the copy knows.
 func (a *apply) loans(r record, data []byte) error {
 	if len(data) == 0 {
 		if r.has(lentFlag) {
@@ -397,7 +399,7 @@ func (a *apply) loans(r record, data []byte) error {
 	return nil
 }
 
-// state brings a record up to what a chunk says of it.
+// state brings a record's state up to date with a chunk.
 func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 	rule, t := of.rule, &a.to.table
 	slot, found := a.sh.find(t, k.Hash, rule.Scope, k.Key)
@@ -405,7 +407,7 @@ func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 	if !found {
 		slot, err = a.sh.insert(t, k, rule, a.now, of.caller, false)
 	} else {
-		// Not for the same rule in other words: who decides would take it back with the next check.
+		// A rule that is equal stays: a process that decides would change it back with its next check.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
 			_, err = a.sh.adopt(t, slot, rule, a.now)
 			a.to.lose(a.sh.record(t.ref(slot))) // where the units of reservations are now comes with the state
@@ -426,8 +428,8 @@ func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 	return rec, nil
 }
 
-// noRoom takes back a record that was begun, so that the item can be read again when there is room. Of one that was there
-// nobody knows what it holds now: the copy is of no use any more.
+// noRoom drops a record that was inserted, so that its item can be taken in again when there is room. A record that was
+// there before may have been changed by a part of the item: then the copy is of no use any more.
 func (a *apply) noRoom(slot uint32, found bool) error {
 	if found {
 		return ErrCopyFull
@@ -436,7 +438,7 @@ func (a *apply) noRoom(slot uint32, found bool) error {
 	return errNoRoom
 }
 
-// owe notes what the copy's holder may have granted beyond it.
+// owe notes what the copy's holder may have admitted ahead of it.
 func (a *apply) owe(of stateID, o owing) {
 	side := a.to.extras
 	if o.none() && len(side.owed) == 0 {
@@ -459,10 +461,10 @@ func (a *apply) owe(of stateID, o owing) {
 	side.owed[stateID{of.scope, strings.Clone(of.key)}] = o
 }
 
-// reader takes items apart. After a failure it goes on returning zeros.
+// reader reads the fields of items. After a failure it returns zeros.
 type reader struct{ varint.Reader[[]byte] }
 
-// identity reads what a state is, as a part of the chunk: whoever keeps it copies it.
+// identity reads the scope and key of a state. They are parts of the chunk: a caller that keeps them must copy them.
 func (r *reader) identity() stateID {
 	scope, key := r.bytes(maxScope), r.bytes(maxKey)
 	return stateID{unsafe.String(unsafe.SliceData(scope), len(scope)), unsafe.String(unsafe.SliceData(key), len(key))}

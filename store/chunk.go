@@ -10,41 +10,44 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 7, and then items, each of
-// which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
-// bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
-// reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
+// A chunk is what a holder sends a follower at a time. It begins with a byte for the version of the format, 7. Items
+// follow, each of which begins with a byte for its kind. Numbers are unsigned varints unless something else is said.
+// Hashes and ids have eight bytes. Strings come after their length. An instant is written as its age, or as the time
+// that is left, in nanoseconds. The reader adds it to its own present: so things expire late, by the time that the
+// chunk was in flight, and never early.
 const chunkVersion = 7
 
 // The kinds of items, and what follows.
 const (
-	// itemVersion: how far the copy has come with this chunk.
+	// itemVersion: the version up to which a copy with this chunk has everything.
 	itemVersion = 1
-	// itemCold: for Cold and then ColdStrict, whether it is so, and if so age of the instant and its wall time (signed). It replaces
-	// what the copy has of it, and comes first where it comes at all.
+	// itemCold: for Cold and then for ColdStrict, whether there was one, and if so the age of its instant and its wall
+	// time (signed). It replaces what the copy knows of them.
 	itemCold = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
-	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, lease, reservation
-	// (16 bytes), time left, caller.
+	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, lease,
+	// reservation (16 bytes), time left, caller.
 	itemRequestID = 4
-	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered, caller; of itemSettled, when it
-	// has ended, without units and what follows.
+	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered, caller; of
+	// itemSettled, when it has ended, without units and what follows.
 	itemReservation = 5
 	itemSettled     = 6
-	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has index 0.
+	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has
+	// index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, what is owed in advance and inherited, state; number of its reservations,
-	// their ids, and where their units are (algo.Limits.AppendHolds); length of its loans, and these (algo.Loans.Append);
-	// what is left of its ban, 0 for none.
+	// their ids, and where their units are (algo.Limits.AppendHolds); length of its loans, and these
+	// (algo.Loans.Append); what is left of its ban, 0 for none.
 	itemKey = 8
-	// itemGone: hash, number of records that there are under it, and of each scope and key. All others are gone.
+	// itemGone: hash, number of records that the holder has under it, and scope and key of each. All other records of
+	// the hash are gone.
 	itemGone = 9
-	// itemSpent: nothing is owed in advance any more, whatever items before have said.
+	// itemSpent: all that earlier items said is owed in advance is in the states now.
 	itemSpent = 10
 )
 
-// ErrChunk is returned for bytes that are no chunk.
+// ErrChunk means that bytes are not a chunk.
 var ErrChunk = errors.New("store: malformed chunk")
 
 func appendUint(dst []byte, n uint64) []byte { return binary.AppendUvarint(dst, n) }
@@ -80,14 +83,14 @@ func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant, most int) (c
 	return chunk, version, more
 }
 
-// chunkRoom is what is kept ready for chunks: with few keys in each, to make it anew would cost more than they do. Its lock
-// is taken after a shard's.
+// chunkRoom is memory for chunks that is used again: to allocate it for each chunk of a few keys would cost more than
+// the keys do. Its lock is taken after a shard's.
 type chunkRoom struct {
 	mu sync.Mutex
-	// slab is what small chunks are cut from. It stays for as long as one of them is used.
+	// slab is what small chunks are cut from. It stays in memory while one of them is in use.
 	slab []byte
-	// The rule that was told last and, after the byte for its kind, the bytes of its item; and the same of the rule that was
-	// read last. Nearly always the next one is the same.
+	// The rule that was written last with its item, without the byte for the kind, and the same of the rule that was
+	// read last. Nearly always the next rule is the same.
 	told, read struct {
 		kept
 		item []byte
@@ -95,7 +98,7 @@ type chunkRoom struct {
 }
 
 const (
-	// smallChunk is what is expected of a chunk at most that is cut from a slab.
+	// smallChunk is the longest chunk, by a guess, that is cut from a slab.
 	smallChunk = 1 << 10
 	slabBytes  = 16 << 10
 )
@@ -137,7 +140,7 @@ type drain struct {
 	slots [4]uint32
 }
 
-// full begins the chunk where it has not begun, and reports whether it has become long enough.
+// full begins the chunk, if it has not begun, and reports whether it is long enough.
 func (d *drain) full() bool {
 	if d.out == nil {
 		guess := 64 + 96*d.f.keys.len() + 64*int(d.part.extras.answers.end-d.f.answers)
@@ -155,7 +158,7 @@ func (d *drain) run() {
 	}
 }
 
-// changes takes what is pending in the order in which it has to be told.
+// changes writes what is pending, in the order that the copy needs.
 func (d *drain) changes() {
 	f, a, b := d.f, d.part.extras, &d.sh.budget
 	if f.cold {
@@ -187,12 +190,13 @@ func (d *drain) changes() {
 		}
 		b.Give(of.bytes())
 	}
-	// A copy that knows the id of a charge has the charge, and a copy that has a refund knows its id. So after a loss between two
-	// chunks a repeated charge may be charged again, but is not answered without a charge, and a repeated refund gives back once.
+	// A copy that knows the id of a charge has the charge, and a copy that has a refund knows its id. So after a loss
+	// between two chunks a repeated charge may be charged again, but is not answered without a charge, and a repeated
+	// refund gives back once.
 	if !d.requestIDs(&f.refunds, a.answers.end, true) {
 		return
 	}
-	// Twice: the pass in progress, and then what has become pending since it began.
+	// Twice: first the pass in progress, then what has become pending since that began.
 	for range 2 {
 		for ; f.pass.keys > 0; f.pass.keys-- {
 			if d.full() {
@@ -225,8 +229,8 @@ func (d *drain) cold() {
 	}
 }
 
-// requestIDs tells the request ids from one turn on and up to another, either those that gave units back or all others, and moves the
-// turn. It reports false when the chunk is full before.
+// requestIDs tells the request ids from one turn on and up to another, either those that gave units back or all others,
+// and moves the turn. It reports false when the chunk is full before.
 func (d *drain) requestIDs(turn *uint64, end uint64, refunds bool) bool {
 	for e := d.part.extras.answers.from(*turn); e != nil && e.turn < end; e = e.newer {
 		if e.gaveBack() != refunds {
@@ -273,12 +277,12 @@ func (d *drain) reservation(k reservationKey) {
 	d.out = varint.AppendText(appendBool(d.out, r.once), r.caller)
 }
 
-// identity tells what a state is.
+// identity writes the scope and key of a state.
 func (d *drain) identity(of stateID) {
 	d.out = varint.AppendText(varint.AppendText(d.out, of.scope), of.key)
 }
 
-// rule tells the rule of a record, where the chunk does not have it yet, and returns its index.
+// rule returns the index of a record's rule. It writes the rule, if the chunk does not have it yet.
 func (d *drain) rule(r record) uint64 {
 	number := uint32(r.words[1] >> 32)
 	if d.rules > 0 && number == d.first {
@@ -319,7 +323,7 @@ func (d *drain) head(kind byte, r record) {
 	d.out = varint.AppendText(d.out, r.key)
 }
 
-// state tells a state: what has been charged since the mark, or the whole.
+// state writes what a state was charged since the mark, or the whole of it.
 func (d *drain) state(r record, mark uint64, alone bool) {
 	if r.has(wholeFlag<<d.slot) || !alone {
 		mark = 0
@@ -331,7 +335,8 @@ func (d *drain) state(r record, mark uint64, alone bool) {
 	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 
-// key tells the pending records of a hash, or what records there are, for one that was pending is gone.
+// key writes the pending records of a hash. Where none is pending, one that was is gone: then it writes which records
+// there are.
 func (d *drain) key(t turn) {
 	slots := d.sh.ofHash(&d.part.table, t.hash, d.slots[:0])
 	told := false
@@ -351,7 +356,7 @@ func (d *drain) key(t turn) {
 		}
 		d.out = appendUint(d.out, uint64(o.advanced))
 		d.out = appendUint(d.out, uint64(o.inherited))
-		// Records that share a hash share turns, and one's mark means nothing to another.
+		// Records that share a hash share turns, so a turn's mark may be of another record.
 		d.state(r, t.mark, len(slots) == 1)
 		d.holds(r)
 		d.loans(r)
@@ -369,7 +374,7 @@ func (d *drain) key(t turn) {
 	}
 }
 
-// holds tells a record's reservations and where their units are.
+// holds writes a record's reservations and where their units are.
 func (d *drain) holds(r record) {
 	var p *pending
 	if all := &d.part.extras.reservations; all.count > 0 {
@@ -388,7 +393,7 @@ func (d *drain) holds(r record) {
 	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 
-// loans tells a record's loans.
+// loans writes a record's loans.
 func (d *drain) loans(r record) {
 	d.sh.buffer = d.sh.buffer[:0]
 	if l := d.part.lentOf(r); l != nil {
@@ -397,7 +402,7 @@ func (d *drain) loans(r record) {
 	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 
-// spent ends all allowances, in the last chunk of a partition that is shut: it has every state as it is.
+// spent ends all allowances, in the last chunk of a partition that is shut: with it the copy has every state as it is.
 func (d *drain) spent() {
 	d.full()
 	d.out = append(d.out, itemSpent)

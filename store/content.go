@@ -5,7 +5,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// freeHold is how many records are dropped at a time while a shard's lock is held.
+// freeHold is how many records release drops while it holds a shard's lock.
 const freeHold = 256
 
 // Stage empties the staging area.
@@ -39,7 +39,7 @@ func (s *Store) Discard(p int) {
 	s.release(p, staged)
 }
 
-// replace puts another content in the place of a partition's and returns that one.
+// replace makes by the content of a partition and returns the former one.
 func (sh *shard) replace(part *partition, by content) (old content) {
 	role := part.duties()
 	if part.extras != nil {
@@ -55,7 +55,7 @@ func (sh *shard) replace(part *partition, by content) (old content) {
 	return old
 }
 
-// release frees a content that is no longer anybody's, a little at a time.
+// release frees a content that no partition has any more, a little at a time.
 func (s *Store) release(p int, c content) {
 	sh, _ := s.at(p)
 	if c.extras != nil {
@@ -72,8 +72,8 @@ func (s *Store) release(p int, c content) {
 	}
 }
 
-// TakeOver begins an unplanned claim on the content. What the lost holder may have admitted ahead of its copy (escrow) is
-// charged at now, except to strict rules: see TakeOverStrict.
+// TakeOver begins an unplanned claim on the content. It charges at now what the lost holder may have admitted ahead of
+// its copy (escrow), except to strict rules: see TakeOverStrict.
 func (s *Store) TakeOver(p int, now algo.Instant) {
 	s.with(p, func(sh *shard, part *partition) {
 		sh.chargeOwed(part, now, false)
@@ -82,13 +82,14 @@ func (s *Store) TakeOver(p int, now algo.Instant) {
 	})
 }
 
-// TakeOverStrict charges what the lost holder may have admitted ahead of its copy to strict rules. It is to be called once
-// that holder's lease has run out.
+// TakeOverStrict charges to strict rules what the lost holder may have admitted ahead of its copy. The caller must wait
+// until that holder's lease has run out.
 func (s *Store) TakeOverStrict(p int, now algo.Instant) {
 	s.with(p, func(sh *shard, part *partition) { sh.chargeOwed(part, now, true) })
 }
 
-// chargeOwed charges what is owed on the keys of strict rules, or of the others.
+// chargeOwed charges what lost holders may have admitted ahead of their copies: to the keys of strict rules, or to all
+// others.
 func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 	if part.extras == nil {
 		return
@@ -99,7 +100,7 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 			r := sh.record(part.ref(slot))
 			part.lower(r.spec.rule.Limits, r.state, of, now)
 			sh.forced(func() {
-				// A limit that counts anything can be charged whatever it holds, and memory is not refused.
+				// Charge asks for no room, and memory is not refused here: there is no error.
 				sh.counted(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
 			})
 			r.clear(owedFlag)
@@ -115,8 +116,8 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 	}
 }
 
-// Cold says that what an earlier holder counted is lost: from now on a key starts full, as if its limit had been used up
-// at this instant, where its rule is ColdClosed.
+// Cold says that what an earlier holder counted is lost. From now on a new key of a rule that is ColdClosed starts
+// full, as if its limit had been used up at this instant.
 func (s *Store) Cold(p int, now algo.Instant) {
 	s.with(p, func(_ *shard, part *partition) {
 		part.ensureExtras().cold = coldness{true, now}
@@ -124,7 +125,7 @@ func (s *Store) Cold(p int, now algo.Instant) {
 	})
 }
 
-// ColdStrict does the same to every key of strict rules, known or not.
+// ColdStrict does the same to all keys of strict rules, known ones included.
 func (s *Store) ColdStrict(p int, now algo.Instant) {
 	s.with(p, func(sh *shard, part *partition) {
 		part.ensureExtras().coldStrict = coldness{true, now}
@@ -149,13 +150,13 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 	})
 }
 
-// coldness is an instant at which what an earlier holder had counted was given up for lost.
+// coldness is the instant of a Cold or ColdStrict, if there was one.
 type coldness struct {
 	is bool
 	at algo.Instant
 }
 
-// eachRecord calls f for every record of a table, which f must not change.
+// eachRecord calls f for every record of a table. f must not insert into the table or drop from it.
 func (sh *shard) eachRecord(t *table, f func(record)) {
 	for _, e := range t.index {
 		if e != 0 {
@@ -164,7 +165,7 @@ func (sh *shard) eachRecord(t *table, f func(record)) {
 	}
 }
 
-// freeSome drops up to n records of a table that nobody else knows any more.
+// freeSome drops up to n records of a table that no partition has any more.
 func (sh *shard) freeSome(t *table, n int) {
 	for i := len(t.index) - 1; i >= 0 && n > 0 && t.count > 0; {
 		if t.index[i] == 0 {

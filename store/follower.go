@@ -11,18 +11,21 @@ import (
 // slots is how many followers a partition's holder can have.
 const slots = 2
 
-// follower is what a partition's holder knows of a process that has a copy. Bringing it up to date is one mechanism: what
-// has changed is pending, Drain takes what is pending, and attaching a follower that has nothing makes everything pending.
+// follower is what a partition's holder knows of a process that has a copy of it. One mechanism brings copies up to
+// date: a change makes something pending, Drain takes what is pending, and Attach makes everything pending.
 //
-// A record that is pending is marked as such (pendingFlag) and stands in a queue by its hash, for records move. Together
-// with it stands what the follower knows of its state, as a Mark. A turn may be stale when the record was dropped and
-// made anew: a new record is told as a whole, whatever the turn says, and turns come in order.
-type follower struct { // there is one for each partition, and most changes touch the first cache line alone
-	all     bool // nothing is left out
+// A pending record has pendingFlag and a turn in the queue keys. A turn names the record by its hash, because records
+// move in their table. Its mark says what the follower knows of the state. A turn is stale when its record was dropped
+// and made anew. That does no harm: a new record has wholeFlag, so Drain ignores the mark.
+//
+// There is one follower for each partition. Most changes touch the first cache line alone.
+type follower struct {
+	all     bool // it gets what is kept under a durability of None, too
 	current bool
 	cold    bool // what is lost (see Store.Cold) is to be told
 	keys    queue
-	// A pass is what was pending at one time. When all of it has been taken, everything up to the version of that time has.
+	// pass is what was pending at one instant. When Drain has taken all of it, the follower has been sent everything up
+	// to the version of that instant.
 	pass struct {
 		version uint64
 		answers uint64 // the turn of the first answer that is not of it
@@ -30,10 +33,10 @@ type follower struct { // there is one for each partition, and most changes touc
 	}
 	contained uint64
 	confirmed uint64
-	answers   uint64 // what has a turn before this one is known, but for those that gave units back
-	refunds   uint64 // the same of those
+	answers   uint64 // the follower knows all answers with a turn before this one, except refunds
+	refunds   uint64 // the same of refunds
 	resets    []resetKey
-	// reservations that were made or ended.
+	// reservations that were made, changed or ended.
 	reservations []reservationKey
 	_            [48]byte // to whole cache lines
 }
@@ -46,7 +49,7 @@ type resetKey struct {
 
 func (k *resetKey) bytes() int { return 40 + k.of.size() }
 
-// turn is a pending record in the queue.
+// turn is the place of a pending record in a queue.
 type turn struct{ hash, mark uint64 }
 
 const turnBytes = 16
@@ -99,11 +102,11 @@ func (f *follower) begin(a *extras) {
 	f.pass.version, f.pass.answers, f.pass.keys = a.version, a.answers.end, f.keys.len()
 }
 
-// tells reports whether there may be a follower that is told of changes of what is kept under the rule. It looks at no
-// follower: with a durability of None that would be most of what a decision waits for.
+// tells reports whether a follower may have to be told of changes under the rule. It reads no follower: under a
+// durability of None that would be most of what a decision waits for.
 func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p.wide }
 
-// left is the number of things that are pending.
+// left is the number of pending items.
 func (f *follower) left(a *extras) int {
 	n := f.keys.len() + len(f.resets) + len(f.reservations)
 	if a.answers.pending(min(f.answers, f.refunds)) {
@@ -115,7 +118,7 @@ func (f *follower) left(a *extras) int {
 	return n
 }
 
-// recount publishes what is pending.
+// recount publishes the number of pending items of each follower.
 func (p *partition) recount() {
 	if p.role == nil {
 		return
@@ -127,13 +130,13 @@ func (p *partition) recount() {
 	}
 }
 
-// unnoted reports whether some follower that knows the record has all of it.
+// unnoted reports whether a follower has the whole of a record, so that a change must be noted for it.
 func (p *partition) unnoted(r record) bool {
 	if p.role == nil || !p.tells(r.spec.rule) {
 		return false
 	}
 	for i, f := range p.role.followers {
-		// What is read last is the follower itself, which may have to be waited for.
+		// The follower is read last, because it may not be in the cache.
 		if !r.has(pendingFlag<<i) && f != nil && f.knows(r.spec.rule) {
 			return true
 		}
@@ -141,8 +144,8 @@ func (p *partition) unnoted(r record) bool {
 	return false
 }
 
-// note makes a record's change pending for all followers that know the record. mark is what its Mark was before; 0 when
-// the state has to be told as a whole. It does not matter where the record is pending already.
+// note makes a record's change pending for all followers that know the record. mark is the state's Mark from before the
+// change, or 0 when the state has to be told as a whole. Where the record is pending already, mark is not used.
 func (sh *shard) note(part *partition, r record, mark uint64) {
 	if !part.followed {
 		return
@@ -153,7 +156,7 @@ func (sh *shard) note(part *partition, r record, mark uint64) {
 	}
 	for i, f := range part.role.followers {
 		if r.has(pendingFlag << i) {
-			continue // under the mark from before its first change; one that has become useless shows
+			continue // with the mark from before its first change; AppendSince sees whether that is still of use
 		}
 		if f == nil || !f.knows(r.spec.rule) {
 			continue
@@ -173,7 +176,7 @@ func (a *extras) bump() {
 	}
 }
 
-// noteReset makes it pending that a key's records, request ids and reservations are gone.
+// noteReset makes it pending that a key's record, request ids and reservations are gone.
 func (p *partition) noteReset(k resetKey, b *shardBudget) {
 	p.eachFollower(func(f *follower) {
 		f.resets = append(f.resets, k)
@@ -188,12 +191,12 @@ func (p *partition) noteReservation(k reservationKey, b *shardBudget) {
 	})
 }
 
-// noteCold makes pending what is lost, which does not belong to a key.
+// noteCold makes it pending what is lost of the partition, see Cold and ColdStrict.
 func (p *partition) noteCold() {
 	p.eachFollower(func(f *follower) { f.cold = true })
 }
 
-// eachFollower calls f, which makes something pending, for every follower.
+// eachFollower calls do, which makes something pending, for each follower.
 func (p *partition) eachFollower(do func(*follower)) {
 	if !p.followed {
 		return
@@ -207,8 +210,8 @@ func (p *partition) eachFollower(do func(*follower)) {
 	p.recount()
 }
 
-// Attach gives the partition a follower that has nothing: everything is pending for it. With all false what is kept under
-// a durability of None is left out.
+// Attach gives the partition a follower that has nothing: everything is pending for it. With all false it does not get
+// what is kept under a durability of None.
 func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
@@ -228,12 +231,12 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
-		f.cold = true // and so the version, which may be above the follower's for what this process has held before
+		f.cold = true // so that a chunk is sent: this process may count versions above the follower's, from a time when it held the partition
 		part.tellReservations(slot, true)
 	})
 }
 
-// tellReservations notes whether a follower has been told of the states with what is reserved in them.
+// tellReservations notes whether a follower has the states with the units of the reservations in them.
 func (p *partition) tellReservations(slot ownership.Slot, told bool) {
 	for _, held := range p.extras.reservations.by {
 		for i := range held.list {
@@ -259,10 +262,10 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	return f
 }
 
-// noteAll makes all records that are wanted pending as a whole for one follower.
+// noteAll makes each record for which wanted is true pending as a whole for one follower.
 func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(record) bool) {
 	f, t := part.role.followers[slot], &part.table
-	// The queue gets the size it will have, within a quarter: appending would copy it again and again.
+	// The queue grows once, to about the size that it will have: append would copy it again and again.
 	if q := &f.keys; t.count > cap(q.turns)-len(q.turns) {
 		before := cap(q.turns)
 		q.turns = slices.Grow(q.turns, t.count)
@@ -282,7 +285,8 @@ func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(recor
 	part.recount()
 }
 
-// Widen makes pending what all false has left out so far, and leaves nothing out from then on.
+// Widen makes pending what is kept under a durability of None, for a follower that was attached without it, and sends
+// it from then on.
 func (s *Store) Widen(p int, slot ownership.Slot) {
 	s.with(p, func(sh *shard, part *partition) {
 		if f := part.follower(slot); f != nil && !f.all {
@@ -293,7 +297,7 @@ func (s *Store) Widen(p int, slot ownership.Slot) {
 	})
 }
 
-// Caught marks the follower as current: from now on answers wait for it where their durability says so.
+// Caught marks the follower as current: from now on the answers of durable rules wait for it.
 func (s *Store) Caught(p int, slot ownership.Slot) {
 	s.with(p, func(_ *shard, part *partition) {
 		if f := part.follower(slot); f != nil {
@@ -343,7 +347,7 @@ func (p *partition) follower(slot ownership.Slot) *follower {
 	return p.role.followers[slot]
 }
 
-// Pending is the number of keys with changes that have not been drained for a follower, and of whatever else has not.
+// Pending is the number of keys and other items with changes that Drain has not taken for a follower.
 func (s *Store) Pending(p int, slot ownership.Slot) int {
 	_, part := s.at(p)
 	return int(part.pending[slot].Load())
@@ -356,8 +360,8 @@ func (p *partition) setPending(slot ownership.Slot, n int32) {
 	}
 }
 
-// Changed calls do with every partition for which Pending has become more than nothing since Changed was called last. It
-// takes no lock. It must not be called by two at a time.
+// Changed calls do with every partition for which Pending has become positive since the last call of Changed. It takes
+// no lock. Two calls must not overlap.
 func (s *Store) Changed(do func(p int)) {
 	for i := range s.changed {
 		if s.changed[i].Load() == 0 {
@@ -381,21 +385,21 @@ func (s *Store) Confirm(p int, slot ownership.Slot, version uint64) {
 	})
 }
 
-// Awaited reports whether it matters soon what followers have confirmed. While it does not, Confirm may be left out: the
-// next one says more. It takes no lock.
+// Awaited reports whether an answer or an allowance waits for what followers have confirmed. While none does, Confirm
+// may be left out: the next call says more. It takes no lock.
 func (s *Store) Awaited(p int) bool {
 	_, part := s.at(p)
 	return part.awaited.Load()
 }
 
-// await notes that it matters what followers have confirmed.
+// await notes that an answer or an allowance waits for what followers have confirmed.
 func (p *partition) await() {
 	if !p.awaited.Load() {
 		p.awaited.Store(true)
 	}
 }
 
-// quiet does what becomes due for a partition by the passing of time alone.
+// quiet does what is due for a partition because time has passed.
 func (sh *shard) quiet(part *partition, now algo.Instant) {
 	if a := part.extras; a != nil {
 		a.answers.expire(now.Mono, &sh.budget)

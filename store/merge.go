@@ -5,16 +5,16 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// Merge makes the content the join of itself and the staging area: of a key that both sides know, at every instant the larger
-// of the two counts (see algo.Limits.Join); of a key that one side alone knows, that side's state. Admissions have no identity, so
-// nobody can tell how much of what both sides count is the same. The join admits no more than either side would, and it is
-// idempotent: to merge what is known already changes nothing.
+// Merge makes the content the join of itself and the staging area: of a key that both sides know, at every instant the
+// larger of the two counts (see algo.Limits.Join); of a key that one side alone knows, that side's state. Admissions
+// have no identity, so nobody can tell how much of what both sides count is the same. The join admits no more than
+// either side would, and it is idempotent: to merge what is known already changes nothing.
 //
-// What has identity is united by it: leases, request ids, reservations, loans, bans. Pending reservations of a key that both sides
-// know give nothing back, because it is not known where their units are in the join.
+// What has identity is united by it: leases, request ids, reservations, loans, bans. Pending reservations of a key that
+// both sides know give nothing back, because it is not known where their units are in the join.
 //
-// The content stays open if it is; everything is pending for the followers. The error is ErrFull when the arena has no numbers
-// for blocks left, and the content is then joined with a part of the staging area.
+// The content stays open if it is; everything is pending for the followers. The error is ErrFull when the arena has no
+// numbers for blocks left, and the content is then joined with a part of the staging area.
 func (s *Store) Merge(p int, now algo.Instant) (err error) {
 	var staged content
 	s.with(p, func(sh *shard, part *partition) {
@@ -115,7 +115,8 @@ func (m *merge) join(to, r record) (err error) {
 	return err
 }
 
-// moveReservations unites the reservations of a key. Those of a key that the base did not know keep where their units are.
+// moveReservations unites the reservations of a key. Those of a key that the base did not know keep where their units
+// are.
 func (m *merge) moveReservations(of stateID, joined bool) {
 	base, add := &m.base.extras.reservations, &m.add.extras.reservations
 	own, other := base.by[of], add.by[of]

@@ -15,7 +15,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// party is one process of a test of splits, with the admissions that its content counts: the instants, by scope and key.
+// party is one process of a test of splits, with the admissions that its content counts: the instants, by scope and
+// key.
 type party struct {
 	store  *Store
 	counts map[string][]time.Duration
@@ -150,8 +151,8 @@ func (s *split) check(i int) {
 	}
 }
 
-// TestMergeAny lets splits happen within splits. Whatever the order of claims, moves, reloads and merges, a merged content counts as
-// much as the larger of both sides did, at every instant.
+// TestMergeAny lets splits happen within splits. Whatever the order of claims, moves, reloads and merges, a merged
+// content counts as much as the larger of both sides did, at every instant.
 func TestMergeAny(t *testing.T) {
 	for seed := range seeds(300) {
 		rng := rand.New(rand.NewPCG(seed, 12))
@@ -207,8 +208,9 @@ func TestMergeAny(t *testing.T) {
 	}
 }
 
-// TestMergeReloaded: sides that count under other limits, calendar windows and several limits among them. A merged key counts no less
-// than either side did, as far as its count passes from the giver's limits to the receiver's, and it is in the receiver's terms.
+// TestMergeReloaded: sides that count under other limits, calendar windows and several limits among them. A merged key
+// counts no less than either side did, as far as its count passes from the giver's limits to the receiver's, and it is
+// in the receiver's terms.
 func TestMergeReloaded(t *testing.T) {
 	kinds := []algo.Limits{
 		{log(100, minute)}, {window(100, minute)}, {{Algorithm: algo.SlidingCounter, Limit: 100, Window: minute}},
@@ -248,8 +250,8 @@ func TestMergeReloaded(t *testing.T) {
 	}
 }
 
-// TestMergeOfReservations: a reservation of a key that one side alone knows can be given back after a merge. Of a key that both know it gives
-// nothing back, whichever side made it, and its units leave by themselves.
+// TestMergeOfReservations: a reservation of a key that one side alone knows can be given back after a merge. Of a key
+// that both know it gives nothing back, whichever side made it, and its units leave by themselves.
 func TestMergeOfReservations(t *testing.T) {
 	r := rule("p", log(100, minute))
 	for from := range 2 {
@@ -368,7 +370,8 @@ func TestMergeLeases(t *testing.T) {
 	}
 }
 
-// TestDecideAgainstEverything has callers decide while drains, moves and merges go on: no admission is lost or made twice.
+// TestDecideAgainstEverything has callers decide while drains, moves and merges go on: no admission is lost or made
+// twice.
 func TestDecideAgainstEverything(t *testing.T) {
 	const callers, keys = 4, 50
 	rounds := 3000
@@ -438,7 +441,8 @@ func TestDecideAgainstEverything(t *testing.T) {
 			}
 			drain(true)
 			if rng.IntN(3) == 0 {
-				// The other claims from its copy and is merged in again, with nothing of its own. It must not add anything.
+				// The other claims from its copy and is merged in again, with nothing of its own. It must not add
+				// anything.
 				other := New(Config{Shut: true})
 				other.TakeOver(0, at(1))
 				l := newLink(other, from, ownership.Target)
@@ -492,8 +496,9 @@ func TestDecideAgainstEverything(t *testing.T) {
 	}
 }
 
-// TestMergeColdStrict: strict keys that start full, because nobody knows what a lost holder has admitted, do so as well once they
-// are merged into the content of another claimant, whichever of the two copies is the later one: keys that were known and others.
+// TestMergeColdStrict: strict keys that start full, because nobody knows what a lost holder has admitted, do so as well
+// once they are merged into the content of another claimant, whichever of the two copies is the later one: keys that
+// were known and others.
 func TestMergeColdStrict(t *testing.T) {
 	for _, order := range [][]int{{1, 2}, {2, 1}} {
 		r := rule("p", log(100, minute))
@@ -524,7 +529,8 @@ func TestMergeColdStrict(t *testing.T) {
 	}
 }
 
-// TestMergeOfLosses: of two losses for strict rules the later one counts, and that of either side what its own holder had lost.
+// TestMergeOfLosses: of two losses for strict rules the later one counts, and that of either side what its own holder
+// had lost.
 func TestMergeOfLosses(t *testing.T) {
 	strict, closed := rule("strict", log(100, minute)), rule("closed", log(100, minute))
 	strict.Strict, closed.ColdClosed = true, true
