@@ -5,16 +5,18 @@ package algo
 // the same. Of two counts Join keeps the larger, at every instant. It is idempotent, commutative and associative, and
 // the join admits at no later instant more than s or t would:
 //
-//   - sliding_log and sliding_window: from each instant to now the larger number of units. It holds at no instant more than the
-//     larger of the two, but for units of t that expire late, by less than a tick or slot, where the two have different ones.
+//   - sliding_log and sliding_window: from each instant to now the larger number of units. The join holds at no
+//     instant more than the larger of the two. Only where the two have different ticks or slots, units of one side
+//     expire late, by less than one of these.
 //   - fixed_window goes on with the window that opened later and the larger count.
 //   - fixed_window by the calendar keeps the later window; of the same window, the larger count.
 //   - sliding_counter goes on with the windows that began later, and in each with the larger count.
 //   - token_bucket and leaky_bucket owe the larger debt.
-//   - concurrency has the union of the leases by their ids, each until the later of its two ends, and each can be renewed and
-//     released as before. Of what Charge has lent, which has no id, the larger number counts at each instant.
+//   - concurrency has the union of the leases by their ids, each until the later of its two ends, and each can be
+//     renewed and released as before. Of what Charge has lent, which has no id, the larger number counts at each
+//     instant.
 //
-// A window that goes on from another one's start may hold units of the other for less than a Window too long.
+// In a window that began later, units of the other side may count for less than a Window too long.
 //
 // The only error is ErrNoMemory, and s is as it was then.
 func (ls Limits) Join(a *Arena, s State, now Instant, t State) error {

@@ -231,7 +231,6 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
-		f.cold = true // so that a chunk is sent: this process may count versions above the follower's, from a time when it held the partition
 		part.tellReservations(slot, true)
 	})
 }

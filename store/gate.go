@@ -124,9 +124,8 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	return nil
 }
 
-// wait makes an answer wait for what has been charged so far, where there is a backup that is current. It need not have
-// changed anything itself: then there may be nothing that is still to be told, or even confirmed. The history of a follower that was
-// attached with everything is not waited for: it is told beside the next change, which may never come.
+// wait makes an answer wait for what has been charged so far, if there is a current backup. The call need not have changed
+// anything itself. It returns 0 when the backup has confirmed everything.
 func (sh *shard) wait(part *partition, p int) uint64 {
 	f := part.backup()
 	if f == nil {
