@@ -379,3 +379,84 @@ func holdHistory(t *testing.T, ls Limits, mode holdMode, rng *rand.Rand, exact b
 		w.fail("%d bytes are in use", w.a.InUse())
 	}
 }
+
+// TestReadHolds reads holds with random bytes in them, and gives back what they say. A peer may send anything: no state breaks, and nothing is given back
+// that is not in use.
+func TestReadHolds(t *testing.T) {
+	for seed := range uint64(20000) {
+		rng := rand.New(rand.NewPCG(seed, 79))
+		ls, a, now := fuzzLimits(t, byte(rng.IntN(9))), NewArena(nil), Instant{Mono: 1e15, Wall: 1_700_000_000e9}
+		if rng.IntN(4) == 0 {
+			ls = fuzzLimits(t, 10)
+		}
+		s, hs := make(State, ls.Words()), Holds(nil)
+		ls.Init(s, now)
+		for range 4 {
+			now.Mono += rng.Int64N(1e8)
+			ls.Lower(s, now, hs)
+			if err := ls.Charge(a, s, now, 1+rng.Int64N(3)); err != nil {
+				t.Fatal(err)
+			}
+			hs = append(hs, ls.NewHold(s, rng.IntN(4) > 0))
+		}
+		data := ls.AppendHolds(nil, a, s, now, hs)
+		for range 1 + rng.IntN(4) {
+			data[rng.IntN(len(data))] = byte(rng.Uint32())
+		}
+		hs, _, err := ls.ReadHolds(a, s, now, len(hs), data)
+		if err != nil {
+			continue
+		}
+		for len(hs) > 0 {
+			i := rng.IntN(len(hs))
+			used, most := found(ls, a, s, now), int64(0)
+			for k := range ls {
+				most = max(most, used[k])
+			}
+			if n := ls.GiveBack(a, s, now, hs, i, 1+rng.Int64N(3), rng.IntN(2) == 0); n > most {
+				t.Fatalf("seed %d: %d units were given back of %d", seed, n, most)
+			}
+			hs = hs.Remove(i)
+		}
+		ls.Free(a, s)
+	}
+}
+
+// TestWindowOfAReservation: a fixed window that a reservation opened stays where it began, and gives back what it counts of the reservation. One that has
+// ended gives nothing back, also where its debt is carried over.
+func TestWindowOfAReservation(t *testing.T) {
+	for _, carry := range []bool{false, true} {
+		ls := Limits{{Algorithm: FixedWindow, Limit: 10, Window: time.Second, CarryDebt: carry}}
+		a, s, hs := NewArena(nil), make(State, ls.Words()), Holds(nil)
+		at := func(d time.Duration) Instant { return Instant{Mono: 1e12 + int64(d)} }
+		charge := func(d time.Duration, n int64, hold bool) {
+			t.Helper()
+			if err := ls.Charge(a, s, at(d), n); err != nil {
+				t.Fatal(err)
+			}
+			if hold {
+				hs = append(hs, ls.NewHold(s, true))
+			}
+		}
+		want := func(d time.Duration, back, used int64, reset time.Duration) {
+			t.Helper()
+			n := ls.GiveBack(a, s, at(d), hs, 0, 4, true)
+			hs = hs.Remove(0)
+			got, err := ls.Decide(a, s, at(d), Request{}, nil)
+			if n != back || err != nil || 10-got.Remaining != used || got.ResetAfter != reset {
+				t.Errorf("carry %v, after %v: %d were given back, want %d; %+v, %v", carry, d, n, back, got, err)
+			}
+		}
+		ls.Init(s, at(0))
+		charge(0, 4, true)
+		charge(300*time.Millisecond, 3, false)
+		want(400*time.Millisecond, 4, 3, 600*time.Millisecond)
+		charge(500*time.Millisecond, 12, true)
+		charge(1100*time.Millisecond, 1, false)
+		if carry { // 5 of 15, and 1
+			want(1200*time.Millisecond, 0, 6, 800*time.Millisecond)
+		} else {
+			want(1200*time.Millisecond, 0, 1, 900*time.Millisecond)
+		}
+	}
+}

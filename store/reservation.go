@@ -10,15 +10,15 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// ReservationID names a reservation of a state. Whoever makes one draws its first partAt bytes at random: who can guess them can
-// end it. The others are zero in what callers have, and number what has been added to the reservation since, each of which is kept
-// as a reservation of its own. The zero value is none.
+// ReservationID names a reservation of a state. Its first partAt bytes are random, because a caller that can guess them can end the
+// reservation. The other bytes number the parts: each extension with units is kept as a reservation of its own. They are zero in the id that
+// callers have. The zero value is none.
 type ReservationID [16]byte
 
-// partAt is where in a ReservationID the number of the part is.
+// partAt is the offset of a part's number in a ReservationID.
 const partAt = 12
 
-// Whole returns the id that callers have of the reservation that a part is of.
+// Whole returns the id that callers have of a part's reservation.
 func (id ReservationID) Whole() ReservationID { return id.numbered(0) }
 
 func (id ReservationID) numbered(part uint32) ReservationID {
@@ -28,10 +28,10 @@ func (id ReservationID) numbered(part uint32) ReservationID {
 
 func (id ReservationID) part() uint32 { return binary.BigEndian.Uint32(id[partAt:]) }
 
-// reservationBytes is what a pending reservation is taken to cost when bytes are counted, besides the texts of its state.
+// reservationBytes is how many bytes a pending reservation counts as, besides the texts of its state.
 const reservationBytes = 256
 
-// reservationKey is a reservation's id and the state that it is of.
+// reservationKey is a reservation's id and its state.
 type reservationKey struct {
 	of stateID
 	id ReservationID
@@ -43,14 +43,14 @@ func (k *reservationKey) bytes() int { return reservationBytes + k.of.size() }
 type reservation struct {
 	id    ReservationID
 	units int64
-	until int64 // Mono instant from which on it stays as it is
-	once  bool  // what came of its end is not remembered
-	// caller is who made it, empty when that is not known.
+	until int64 // Mono instant of the end of its ttl: then its units stay charged
+	once  bool  // the answer to its commit or cancel is not remembered
+	// caller is the caller that made it; empty: not known.
 	caller string
-	told   [slots]bool // the follower has been told of the state with these units in it
+	told   [slots]bool // the follower of the slot has been told of the state since the charge
 }
 
-// reservations are those of one partition. The zero value is empty and ready for use.
+// reservations are the pending reservations of one partition. The zero value is empty and ready for use.
 type reservations struct {
 	by    map[stateID]*pending
 	count int
@@ -58,14 +58,14 @@ type reservations struct {
 	first int64
 }
 
-// pending are the reservations of one state, in the order in which they were charged, and where their units are.
+// pending are the reservations of one state, in the order in which they were charged.
 type pending struct {
 	of    stateID
 	list  []reservation
 	holds algo.Holds // one for each reservation of the list
 }
 
-// get returns the reservations of a state and which of them has the id.
+// get returns the reservations of a state and the index of the one that has the id, or -1. ok says that it is pending at now.
 func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok bool) {
 	if p = r.by[k.of]; p == nil {
 		return nil, 0, false
@@ -74,8 +74,8 @@ func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok b
 	return p, i, i >= 0 && now < p.list[i].until
 }
 
-// parts returns the places of a reservation and of what has been added to it, in the order in which they were charged; none where
-// the reservation is not pending, nor was it made by the id that is given.
+// parts returns the indices of a reservation and its extensions, in the order in which they were charged. It returns none if the reservation
+// is not pending, or if the id is that of an extension.
 func (r *reservations) parts(k reservationKey, now int64) (p *pending, parts []int) {
 	p, _, ok := r.get(k, now)
 	if !ok || k.id.part() != 0 {
@@ -89,7 +89,7 @@ func (r *reservations) parts(k reservationKey, now int64) (p *pending, parts []i
 	return p, parts
 }
 
-// of returns those of a state, made if need be. It keeps no text of the caller's.
+// of returns the reservations of a state, made if need be. It keeps a copy of the key's text.
 func (r *reservations) of(of stateID) *pending {
 	if p := r.by[of]; p != nil {
 		return p
@@ -119,32 +119,27 @@ func (r *reservations) put(of stateID, e reservation, hold algo.Hold, b *shardBu
 	return p
 }
 
-// holds returns the holds of a state's reservations, nil where there are none.
-func (c *content) holds(of stateID) algo.Holds {
-	if c.extras == nil || c.extras.reservations.count == 0 {
-		return nil
-	}
-	if p := c.extras.reservations.by[of]; p != nil {
-		return p.holds
-	}
-	return nil
-}
-
 // lower must be called before each operation that may charge a state, see algo.Limits.Lower.
 func (c *content) lower(limits algo.Limits, state algo.State, of stateID, now algo.Instant) {
-	if hs := c.holds(of); hs != nil {
-		limits.Lower(state, now, hs)
+	if c.extras == nil || c.extras.reservations.count == 0 {
+		return
+	}
+	if p := c.extras.reservations.by[of]; p != nil {
+		limits.Lower(state, now, p.holds)
 	}
 }
 
 // lose makes the reservations of a record give nothing back, because its state is dropped, filled, converted or merged.
 func (c *content) lose(r record) {
-	if c.extras != nil && c.extras.reservations.count > 0 {
-		c.holds(r.id()).Lose()
+	if c.extras == nil || c.extras.reservations.count == 0 {
+		return
+	}
+	if p := c.extras.reservations.by[r.id()]; p != nil {
+		p.holds.Lose()
 	}
 }
 
-// remove forgets the i-th of a state's, which stays as it is.
+// remove forgets the i-th reservation of a state. Its units stay charged.
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
 	b.reserved.add(p.list[i].caller, -1)
 	p.list = slices.Delete(p.list, i, i+1)
@@ -159,7 +154,7 @@ func (r *reservations) remove(p *pending, i int, b *shardBudget) {
 	}
 }
 
-// expire forgets those whose time is over.
+// expire forgets the reservations whose ttl is over.
 func (r *reservations) expire(now int64, b *shardBudget) {
 	if r.count == 0 || now < r.first {
 		return
@@ -178,7 +173,7 @@ func (r *reservations) expire(now int64, b *shardBudget) {
 	r.first = first
 }
 
-// forget drops those of one state and reports whether there were any.
+// forget drops the reservations of one state and reports whether there were any.
 func (r *reservations) forget(of stateID, b *shardBudget) bool {
 	p := r.by[of]
 	if p == nil {
@@ -212,14 +207,14 @@ func (r *reservations) free(b *shardBudget) {
 // reserved counts the reservations of all partitions, copies included. The zero value is ready for use.
 type reserved struct {
 	count    atomic.Int64
-	rejected atomic.Uint64 // for a bound, ever
+	rejected atomic.Uint64 // because of a bound, ever
 
 	mu sync.Mutex
-	// callers is how many each of them has, but for those that are not known.
+	// callers is the number of reservations of each known caller.
 	callers map[string]int
 }
 
-// add counts more of a caller's reservations, or fewer.
+// add counts so many more reservations of a caller, or fewer if more is negative.
 func (r *reserved) add(caller string, more int) {
 	r.count.Add(int64(more))
 	if caller == "" {
@@ -235,15 +230,15 @@ func (r *reserved) add(caller string, more int) {
 	}
 }
 
-// greedy says that a caller has more than a fair part of so many.
+// greedy reports whether a caller has more than its fair part of most reservations.
 func (r *reserved) greedy(caller string, most int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.callers[caller] > most/(len(r.callers)+1)
 }
 
-// reservable says whether there is room for one more reservation of the key. Those that nobody ends but the sender of the call are
-// under no bound of the key.
+// reservable returns an error if there is no room for one more reservation of the key. The bound of the key does not hold for
+// reservations of atomic checks (ReserveOnce), which their coordinator ends.
 func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call) error {
 	most, ofKey := sh.store.cfg.MaxReservations, 0
 	if part.extras != nil {
@@ -275,7 +270,7 @@ func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instan
 	return nil
 }
 
-// inFlight reports whether some are of atomic checks, which may yet be refused.
+// inFlight reports whether some reservations belong to atomic checks, which may still be refused.
 func (p *pending) inFlight(now int64) bool {
 	return slices.ContainsFunc(p.list, func(e reservation) bool { return e.once && now < e.until })
 }

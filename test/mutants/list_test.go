@@ -1096,7 +1096,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a bucket's low is not lowered before a charge", "store/reservation.go",
-		[]edit{{"		limits.Lower(state, now, hs)\n", ""}},
+		[]edit{{"		limits.Lower(state, now, p.holds)\n", "		_ = p\n"}},
 		"./store -run TestUndoAcrossStores", "has room for",
 	},
 	{
@@ -2382,7 +2382,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: charges of a record that is gone stay undoable", "store/reservation.go",
-		[]edit{{"\t\tc.holds(r.id()).Lose()\n", ""}},
+		[]edit{{"\t\tp.holds.Lose()\n", "\t\t_ = p\n"}},
 		"./store -run TestSweptStateIsLost$", "of another charge were given back",
 	},
 	{
