@@ -2,8 +2,9 @@ package algo
 
 import "math"
 
-// Holds are the pending reservations of one state, in the order in which they were charged. For each, they keep where its units are,
-// so that a commit or cancel can give them back. GiveBack takes units from the place of the charge and from nowhere else:
+// Holds are the pending reservations of one state, in the order in which they were charged. For each, they keep where
+// its units are, so that a commit or cancel can give them back. GiveBack takes units from the place of the charge and
+// from nowhere else:
 //
 //	sliding_log       the entries of the charge's tick
 //	sliding_window    the slot of the charge's instant
@@ -13,15 +14,15 @@ import "math"
 //	token_bucket,     what the bucket owes, but no more than the least that it has owed since the charge
 //	leaky_bucket
 //
-// Units that have left their place are not given back. So GiveBack admits less than a state without the charge would, or as much. Two
-// cases are not exact: a fixed window that the reservation opened stays where it began, and a count that was cut down because the
-// state can hold no more stays cut down.
+// Units that have left their place are not given back. So GiveBack admits less than a state without the charge would,
+// or as much. Two cases are not exact: a fixed window that the reservation opened stays where it began, and a count
+// that was cut down because the state can hold no more stays cut down.
 //
-// A bucket does not show what a charge made it owe, because it fills meanwhile: without the charge it would have become full, and
-// stayed so, for a part of that time. What it owes without a charge is less by the units of the charge, or by the least that
-// it has owed since (Lindley, The theory of queues with a single server, 1952). Each hold keeps this minimum, its low, from its charge
-// to the charge of the next hold. Lower must be called before each operation that may charge the state. What replaces or converts the
-// state calls Lose.
+// A bucket does not show what a charge made it owe, because it fills meanwhile: without the charge it would have become
+// full, and stayed so, for a part of that time. What it owes without a charge is less by the units of the charge, or by
+// the least that it has owed since (Lindley, The theory of queues with a single server, 1952). Each hold keeps this
+// minimum, its low, from its charge to the charge of the next hold. Lower must be called before each operation that may
+// charge the state. What replaces or converts the state calls Lose.
 //
 // The zero value has no holds. Holds belong to one state, and one goroutine may use them at a time.
 type Holds []Hold
@@ -33,8 +34,8 @@ type Hold struct {
 	marks []mark // of each limit; nil: the hold is lost, and nothing is known
 }
 
-// mark is what a hold keeps of one limit: of a log the instant of its entry, of a calendar window the window's start, of other windows
-// the instant of the charge. A bucket's mark is the low, in nanoseconds and limit-ths of one.
+// mark is what a hold keeps of one limit: of a log the instant of its entry, of a calendar window the window's start,
+// of other windows the instant of the charge. A bucket's mark is the low, in nanoseconds and limit-ths of one.
 type mark struct {
 	low     bool
 	n, rest int64
@@ -62,7 +63,8 @@ func (hs Holds) newest(n int) *Hold {
 	return nil
 }
 
-// Lower notes what the buckets of s owe at now. It must be called before each operation that may charge s. It does not change s.
+// Lower notes what the buckets of s owe at now. It must be called before each operation that may charge s. It does not
+// change s.
 func (ls Limits) Lower(s State, now Instant, hs Holds) {
 	h := hs.newest(len(hs))
 	if h == nil {
@@ -76,8 +78,8 @@ func (ls Limits) Lower(s State, now Instant, hs Holds) {
 	}
 }
 
-// NewHold returns the hold of the charge that is the latest operation on s. exact says that each limit was charged the same number of
-// units. Otherwise the hold gives nothing back.
+// NewHold returns the hold of the charge that is the latest operation on s. exact says that each limit was charged the
+// same number of units. Otherwise the hold gives nothing back.
 func (ls Limits) NewHold(s State, exact bool) Hold {
 	now := Instant{Mono: int64(s[0])}
 	h := Hold{gives: exact, marks: make([]mark, len(ls))}
@@ -120,8 +122,9 @@ func (hs Holds) Remove(i int) Holds {
 	return hs[:len(hs)-1]
 }
 
-// GiveBack takes up to units, which are no more than hold i charged, from where they were charged. It returns how many were there, the
-// most of any limit. The hold stays, for Remove. told says that followers may have been told of the charge, see AppendSince.
+// GiveBack takes up to units, which are no more than hold i charged, from where they were charged. It returns how many
+// were there, the most of any limit. The hold stays, for Remove. told says that followers may have been told of the
+// charge, see AppendSince.
 func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units int64, told bool) int64 {
 	h := &hs[i]
 	if !h.gives || units <= 0 {
@@ -168,7 +171,8 @@ func (ls Limits) GiveBack(a *Arena, s State, now Instant, hs Holds, i int, units
 	return most
 }
 
-// giveBack is GiveBack for the first of some holds, which are the newest. k is the place of the bucket among the limits.
+// giveBack is GiveBack for the first of some holds, which are the newest. k is the place of the bucket among the
+// limits.
 func (c bucket) giveBack(l *Limit, t []uint64, now Instant, hs Holds, k int, units int64) int64 {
 	back := mul(units, int64(l.Window))
 	for i := range hs {
@@ -217,7 +221,8 @@ const (
 	holdGives
 )
 
-// AppendHolds appends what ReadHolds needs beside a copy of s. Of each hold that is not lost it writes, for each limit that counts,
+// AppendHolds appends what ReadHolds needs beside a copy of s. Of each hold that is not lost it writes, for each limit
+// that counts,
 //
 //	sliding_log       1 more than the number of newer units, or 0 where its units are gone
 //	calendar windows  the start of the window, signed
@@ -262,8 +267,8 @@ func (ls Limits) AppendHolds(dst []byte, a *Arena, s State, now Instant, hs Hold
 // longestAge is longer than any charge counts in a window.
 const longestAge = 3 * int64(MaxWindow)
 
-// ReadHolds reads n holds that AppendHolds wrote beside a copy of s, and returns what follows them. The bytes need not be trusted. The error is
-// ErrSnapshot.
+// ReadHolds reads n holds that AppendHolds wrote beside a copy of s, and returns what follows them. The bytes need not
+// be trusted. The error is ErrSnapshot.
 func (ls Limits) ReadHolds(a *Arena, s State, now Instant, n int, data []byte) (hs Holds, rest []byte, err error) {
 	now = s.Latest(now)
 	r := &reader{data: data}

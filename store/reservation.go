@@ -10,9 +10,9 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// ReservationID names a reservation of a state. Its first partAt bytes are random, because a caller that can guess them can end the
-// reservation. The other bytes number the parts: each extension with units is kept as a reservation of its own. They are zero in the id that
-// callers have. The zero value is none.
+// ReservationID names a reservation of a state. Its first partAt bytes are random, because a caller that can guess them
+// can end the reservation. The other bytes number the parts: each extension with units is kept as a reservation of its
+// own. They are zero in the id that callers have. The zero value is none.
 type ReservationID [16]byte
 
 // partAt is the offset of a part's number in a ReservationID.
@@ -65,7 +65,8 @@ type pending struct {
 	holds algo.Holds // one for each reservation of the list
 }
 
-// get returns the reservations of a state and the index of the one that has the id, or -1. ok says that it is pending at now.
+// get returns the reservations of a state and the index of the one that has the id, or -1. ok says that it is pending
+// at now.
 func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok bool) {
 	if p = r.by[k.of]; p == nil {
 		return nil, 0, false
@@ -74,8 +75,8 @@ func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok b
 	return p, i, i >= 0 && now < p.list[i].until
 }
 
-// parts returns the indices of a reservation and its extensions, in the order in which they were charged. It returns none if the reservation
-// is not pending, or if the id is that of an extension.
+// parts returns the indices of a reservation and its extensions, in the order in which they were charged. It returns
+// none if the reservation is not pending, or if the id is that of an extension.
 func (r *reservations) parts(k reservationKey, now int64) (p *pending, parts []int) {
 	p, _, ok := r.get(k, now)
 	if !ok || k.id.part() != 0 {
@@ -237,8 +238,8 @@ func (r *reserved) greedy(caller string, most int) bool {
 	return r.callers[caller] > most/(len(r.callers)+1)
 }
 
-// reservable returns an error if there is no room for one more reservation of the key. The bound of the key does not hold for
-// reservations of atomic checks (ReserveOnce), which their coordinator ends.
+// reservable returns an error if there is no room for one more reservation of the key. The bound of the key does not
+// hold for reservations of atomic checks (ReserveOnce), which their coordinator ends.
 func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call) error {
 	most, ofKey := sh.store.cfg.MaxReservations, 0
 	if part.extras != nil {

@@ -80,8 +80,8 @@ type undoCharge struct {
 	rule   *Rule // of a reload, which charges nothing
 }
 
-// keep takes off a reservation what is not kept of it, what was added last first, and returns what was missing. What is lost stays
-// charged.
+// keep takes off a reservation what is not kept of it, what was added last first, and returns what was missing. What is
+// lost stays charged.
 func (c *undoCharge) keep(units int64) (missing int64) {
 	for _, p := range append([]*undoCharge{c}, c.more...) {
 		kept := min(p.units, units)
@@ -156,7 +156,7 @@ func (w *undoWorld) compare(what string) {
 	}
 	for i := range limits {
 		if each[0][i].Remaining > each[1][i].Remaining {
-			w.t.Fatalf("%s: limit %d has room for %d, and without what was given back for %d", what, i, each[0][i].Remaining, each[1][i].Remaining)
+			w.t.Fatalf("%s: limit %d has room for more than without what was given back: %+v, %+v", what, i, each[0], each[1])
 		}
 	}
 	if got.Decision != should.Decision || !slices.Equal(each[0], each[1]) {
@@ -196,8 +196,9 @@ func (w *undoWorld) lose() {
 	}
 }
 
-// TestUndoAcrossStores reserves, extends, commits (also more than was reserved), cancels, charges and checks at random while the partition is copied, moved and claimed
-// from its copy, and its limits change. It holds the partition to a store to which only what has stayed was ever charged.
+// TestUndoAcrossStores reserves, extends, commits (also more than was reserved), cancels, charges and checks at random
+// while the partition is copied, moved and claimed from its copy, and its limits change. It holds the partition to a
+// store to which only what has stayed was ever charged.
 func TestUndoAcrossStores(t *testing.T) {
 	limit := func(a algo.Algorithm, n int64, w time.Duration) algo.Limit {
 		return algo.Limit{Algorithm: a, Limit: n, Window: w}
@@ -294,7 +295,8 @@ func (w *undoWorld) step(id uint64) {
 		}
 		how := Settlement{ID: c.id, Keep: keep}
 		n, err := s.Settle(k, w.rule, w.here(w.holder), how)
-		if !n.Known || err != nil || n.Returned > min(c.givable(), max(c.reserved()-keep, 0))*int64(len(w.rule.Limits)) || n.Excess > max(keep-c.reserved(), 0) {
+		most := min(c.givable(), max(c.reserved()-keep, 0)) * int64(len(w.rule.Limits))
+		if !n.Known || err != nil || n.Returned > most || n.Excess > max(keep-c.reserved(), 0) {
 			w.t.Fatalf("%+v, %v", n, err)
 		}
 		w.again = append(w.again, func(s *Store) error {
@@ -376,8 +378,8 @@ func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
 	}
 }
 
-// TestACancelledChargeOfSeveralLimits: a reservation that charged each limit another number of units, for want of room for debt, gives nothing back.
-// Others give all back.
+// TestACancelledChargeOfSeveralLimits: a reservation that charged each limit another number of units, for want of room
+// for debt, gives nothing back. Others give all back.
 func TestACancelledChargeOfSeveralLimits(t *testing.T) {
 	s := New(Config{})
 	limits := []algo.Limit{

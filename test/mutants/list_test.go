@@ -1095,6 +1095,11 @@ var mutants = []mutant{
 		"./store -run TestReservationEndsWithHolders", "cancelled after its end",
 	},
 	{
+		"store: a reservation gives back units of a state that was converted", "store/shard.go",
+		[]edit{{"		part.lose(sh.record(part.ref(slot)))\n", ""}},
+		"./store -run TestUndoAcrossStores", "Returned",
+	},
+	{
 		"store: a bucket's low is not lowered before a charge", "store/reservation.go",
 		[]edit{{"		limits.Lower(state, now, p.holds)\n", "		_ = p\n"}},
 		"./store -run TestUndoAcrossStores", "has room for",
