@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -65,6 +67,42 @@ func TestRequestsShareMemory(t *testing.T) {
 	}
 	if taken, err := gate.Enter(t.Context(), most); err != nil || taken != most {
 		t.Errorf("%d, %v", taken, err)
+	}
+}
+
+// TestDefinitionsByBytes is an attack: streams that define as many targets as there may be. What a caller's streams keep takes no more than its share of
+// the bytes that there are; other callers' define theirs; all is given back when the streams end.
+func TestDefinitionsByBytes(t *testing.T) {
+	noLeaks(t)
+	const all = 1 << 20
+	kept := fairshare.New(all)
+	t.Cleanup(func() { // after the servers' ends
+		if taken, _ := kept.InUse(); taken != 0 {
+			t.Errorf("%d bytes are taken without streams", taken)
+		}
+	})
+	client := func(caller string) weirv1.LimiterClient {
+		s := NewServer(ServerConfig{Service: &distant{}, Kept: kept, Caller: func(context.Context) string { return caller }})
+		t.Cleanup(s.Close)
+		return weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
+	}
+	define := func(c weirv1.LimiterClient, number uint32) bool {
+		in := streamed(1, "near")
+		in.Define = append(in.Define, &weirv1.StreamTarget{Number: number, Policy: "p"})
+		return exchange(t, openStream(t, c), in).Error == nil
+	}
+	thief, shop := client("thief"), client("shop")
+	defined := 0
+	for range 20 {
+		if define(thief, wire.MaxTargets-1) {
+			defined++
+		}
+	}
+	if taken, _ := kept.InUse(); defined == 0 || defined*(wire.MaxTargets-freeTargets)*targetBytes != int(taken) || taken > all*3/4 {
+		t.Errorf("%d streams take %d bytes of %d", defined, taken, all)
+	}
+	if !define(shop, 100) || !define(thief, freeTargets-1) {
+		t.Error("a stream with few targets is denied")
 	}
 }
 

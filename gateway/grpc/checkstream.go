@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -31,6 +32,8 @@ const (
 	maxTimeout = time.Minute
 	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
 	keepKeys = 64 << 10
+	// freeTargets is how many targets a stream may define that are not counted, and targetBytes what one takes: its limit and its texts.
+	freeTargets, targetBytes = 32, 512
 )
 
 // checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
@@ -38,9 +41,10 @@ const (
 type checkStream struct {
 	server  *Server
 	stream  weirv1.Limiter_CheckStreamServer
-	targets wire.Targets   // only for the reader
-	places  chan struct{}  // holds as many as there are requests waiting for other nodes
-	waiting sync.WaitGroup // for other nodes
+	targets wire.Targets      // only for the reader
+	kept    []fairshare.Taken // bytes of targets, only for the reader
+	places  chan struct{}     // holds as many as there are requests waiting for other nodes
+	waiting sync.WaitGroup    // for other nodes
 
 	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
 	turn sync.Mutex
@@ -63,6 +67,7 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	s.readers.Go(func() {
 		err := recovered.Call(c.read)
 		c.waiting.Wait()
+		c.release()
 		select {
 		case ended <- err:
 			return
@@ -477,10 +482,38 @@ func shorten(out *weirv1.CheckStreamResponse) {
 	out.RememberForNs = wire.Shorten(out.RememberForNs, 0)
 }
 
+// keep takes the bytes of the targets up to a number, for as long as the stream is open.
+func (c *checkStream) keep(number int) *limit.Error {
+	more := number + 1 - max(len(c.targets), freeTargets)
+	if kept := c.server.cfg.Kept; kept != nil && more > 0 && number < wire.MaxTargets {
+		caller := ""
+		if c.server.cfg.Caller != nil {
+			caller = c.server.cfg.Caller(c.stream.Context())
+		}
+		bytes, ok := kept.TakeAll(caller, more*targetBytes)
+		if !ok {
+			return limit.NewError(limit.TooLarge, "number", "is one more than this node keeps of this caller's streams: define fewer, or in fewer streams")
+		}
+		c.kept = append(c.kept, bytes)
+	}
+	return nil
+}
+
+// release gives back what keep has taken.
+func (c *checkStream) release() {
+	for _, bytes := range c.kept {
+		c.server.cfg.Kept.Give(bytes)
+	}
+}
+
 // unpack adds the checks of a request to a batch, and takes in what it defines. The error names the field.
 func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *limit.Error {
 	for i, d := range in.Define {
-		if err := c.targets.Define(d); err != nil {
+		err := c.keep(int(d.Number))
+		if err == nil {
+			err = c.targets.Define(d)
+		}
+		if err != nil {
 			err.Field = "define[" + strconv.Itoa(i) + "]." + err.Field
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
@@ -32,6 +33,8 @@ type ServerConfig struct {
 	Service limiter.BatchService
 	// Lender answers Borrow; nil: nothing is lent.
 	Lender limit.Lender
+	// Kept are bytes, which what streams define takes while they are open. Of named callers none has all of them. Nil: any number.
+	Kept *fairshare.Places
 	// Caller names the authenticated caller, whose borrowers are its own; nil: callers are not told apart.
 	Caller func(context.Context) string
 	// Status describes the cluster.

@@ -15,7 +15,8 @@ package memory
 //	Unread         4 %   answers that wait for their callers to read
 //	connections    6 %   callers' connections, of gRPC and of HTTP
 //	streams        3 %   calls and streams on them
-//	Kept           2 %   what callers have a node keep besides: reservations of Kuadrant's protocol, buckets of Envoy's quota service
+//	Kept           2 %   what callers have a node keep besides: reservations of Kuadrant's protocol, buckets of Envoy's quota
+//	                     service, what streams of checks define
 //	Nodes          3 %   half of it what 8 other nodes have sent and nobody has read, half of it moves of partitions in progress
 //	Replies        2 %   to other nodes, kept because they may ask again
 //

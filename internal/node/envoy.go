@@ -11,7 +11,6 @@ import (
 	"github.com/weirlimit/weir/gateway/envoy"
 	"github.com/weirlimit/weir/gateway/envoyquota"
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/policy"
@@ -30,7 +29,6 @@ type envoyFrontEnd struct {
 	hits     *envoy.Hits
 	services []*envoy.Service // by listener
 	quota    *envoyquota.Metrics
-	kept     *fairshare.Places // bytes that callers have the services keep
 }
 
 // openEnvoy reads the configuration files and follows them.
@@ -39,7 +37,7 @@ func (n *Node) openEnvoy() (err error) {
 	if s.Dir == "" {
 		return nil
 	}
-	n.envoy.hits, n.envoy.quota, n.envoy.kept = envoy.NewHits(), envoyquota.NewMetrics(), fairshare.New(int(n.cfg.Memory.Kept))
+	n.envoy.hits, n.envoy.quota = envoy.NewHits(), envoyquota.NewMetrics()
 	options := s.Options
 	options.Quotable = n.quotable
 	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
@@ -80,7 +78,7 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	s := &n.cfg.Envoy
 	service := envoy.NewService(envoy.ServiceConfig{
 		Service: n.security.auth.Service(listener, n.limiter), Own: n.limiter, Config: n.envoy.files.Current, Now: time.Now, Count: n.envoy.hits.Count,
-		Kept: n.envoy.kept, Caller: n.security.callerName(), Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
+		Kept: n.kept, Caller: n.security.callerName(), Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
 		Panicked: func(p *recovered.Error) { n.panicked("background")("cancellation of an expired reservation", p) },
 	})
 	n.envoy.services = append(n.envoy.services, service)
@@ -122,7 +120,7 @@ func (n *Node) quotaService(requests *memory.Gate) *envoyquota.Service {
 	}
 	return envoyquota.New(envoyquota.Config{
 		Quotas: n.security.auth.Quotas("grpc", n.limiter), Service: n.security.auth.Service("grpc", n.limiter), Config: n.envoy.files.Current,
-		Now: func() int64 { return n.clock().Mono + 1 }, Caller: n.security.callerName(), Kept: n.envoy.kept, Requests: requests, Logger: n.log,
+		Now: func() int64 { return n.clock().Mono + 1 }, Caller: n.security.callerName(), Kept: n.kept, Requests: requests, Logger: n.log,
 		Metrics: n.envoy.quota,
 	})
 }

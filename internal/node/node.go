@@ -36,6 +36,7 @@ import (
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/gateway/resp"
 	"github.com/weirlimit/weir/internal/connbuf"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/gossipkeys"
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/memory"
@@ -85,7 +86,8 @@ type Node struct {
 	tracer      *tracing.Tracer // nil: no traces
 	security    *security
 	forwardAuth httpapi.ForwardAuth
-	buffers     *connbuf.Bound // of callers' connections
+	buffers     *connbuf.Bound    // of callers' connections
+	kept        *fairshare.Places // bytes that callers have the node keep besides counters
 	health      *health.Server
 
 	httpServer  *http.Server
@@ -135,7 +137,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	if len(over) > 0 {
 		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
 	}
-	n.limits = cfg.Limits.withDefaults(fitted)
+	n.limits, n.kept = cfg.Limits.withDefaults(fitted), fairshare.New(int(fitted.Kept))
 	if n.forwardAuth, err = cfg.forwardAuth(); err != nil {
 		return n, err
 	}
@@ -361,7 +363,7 @@ func (n *Node) serve() {
 	}
 	if n.listeners.grpc != nil {
 		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
-			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.callerName(),
+			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.callerName(), Kept: n.kept,
 			Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 			Panicked: n.panicked("grpc"),

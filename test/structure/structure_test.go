@@ -72,7 +72,7 @@ var mayImport = map[string]string{
 	"limiter":                  "algo cluster/ownership limit policy ring store internal/borrow internal/estimate internal/fairshare internal/recovered internal/refusal internal/wake",
 	"internal/audit":           "auth internal/file internal/logqueue",
 	"internal/metrics":         "cluster cluster/runner limiter policy ring store",
-	"gateway/grpc":             "algo internal/memory internal/recovered internal/wake limit limiter proto/weir/v1 rpc/wire",
+	"gateway/grpc":             "algo internal/fairshare internal/memory internal/recovered internal/wake limit limiter proto/weir/v1 rpc/wire",
 	"rpc/peer":                 "algo cluster/ownership internal/fifo internal/recovered internal/stream internal/varint internal/wake limit limiter proto/weir/peer/v1 proto/weir/v1 rpc/transport rpc/wire",
 	"rpc/replica":              "cluster/ownership internal/fifo internal/stream internal/varint internal/wake proto/weir/peer/v1 rpc/transport",
 	"rpc/transport":            "cluster/ownership internal/wake proto/weir/peer/v1 ring rpc/wire",
