@@ -56,7 +56,7 @@ type callRun struct {
 	faults     []span          // in which owners may be out of reach
 	wrong      []string
 	keys       map[string]map[string]bool // by policy, that the history has
-	counts     struct{ admitted, borrowed, refused, byError, obeyed int }
+	counts     struct{ admitted, borrowed, refused, byError, obeyed, repeated int }
 }
 
 // operation is what the checker hears of, unless it failed without having been at a node that may have charged it.
@@ -195,17 +195,7 @@ func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit
 	case cost == 0:
 		return
 	case d.FailedOpen || d.FailedClosed:
-		r.counts.byError++
-		what := fmt.Sprintf("%s/%s asked of %s", rule.name, key, n.self.Name)
-		if n.ctx.Err() == nil {
-			r.byError = append(r.byError, span{from: sent, to: came, text: what})
-			if d.FailedOpen != d.Allowed || d.FailedOpen && rule.onError == "closed" || d.FailedClosed && rule.onError == "open" {
-				r.wrong = append(r.wrong, fmt.Sprintf("%s: on_error %s answers %+v", what, rule.onError, *d))
-			}
-			if rule.onError == "share" {
-				r.share(n, rule, op, d.Allowed)
-			}
-		}
+		r.notDecided(n, rule, op, d)
 		op.Result = checker.Failed
 	case d.Allowed:
 		r.counts.admitted++
@@ -217,11 +207,32 @@ func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit
 		r.counts.refused++
 		op.Result = checker.Refused
 	}
-	if r.keys[rule.name] == nil {
-		r.keys[rule.name] = make(map[string]bool)
+	r.record(op, a)
+}
+
+// record adds an operation to the history.
+func (r *callRun) record(op checker.Operation, a *asked) {
+	if r.keys[op.Policy] == nil {
+		r.keys[op.Policy] = make(map[string]bool)
 	}
-	r.keys[rule.name][key] = true
+	r.keys[op.Policy][op.Key] = true
 	r.operations = append(r.operations, operation{op, a})
+}
+
+// notDecided notes that on_error has answered.
+func (r *callRun) notDecided(n *node, rule *callRule, op checker.Operation, d *limit.Decision) {
+	r.counts.byError++
+	if n.ctx.Err() != nil {
+		return
+	}
+	what := fmt.Sprintf("%s/%s asked of %s", rule.name, op.Key, n.self.Name)
+	r.byError = append(r.byError, span{from: op.Sent, to: op.Answered, text: what})
+	if d.FailedOpen != d.Allowed || d.FailedOpen && rule.onError == "closed" || d.FailedClosed && rule.onError == "open" {
+		r.wrong = append(r.wrong, fmt.Sprintf("%s: on_error %s answers %+v", what, rule.onError, *d))
+	}
+	if rule.onError == "share" {
+		r.share(n, rule, op, d.Allowed)
+	}
 }
 
 // share records what a node answered by its part of a limit: a policy of its own to the checker. It was decided when it was answered.
@@ -316,6 +327,100 @@ func (r *callRun) crowd(rng *rand.Rand) {
 		r.ask(n, rule, key, cost)
 	}
 	time.Sleep(time.Duration(rng.Int64N(int64(40 * time.Millisecond))))
+}
+
+// repeater asks under request ids, and repeats each at any node until it is answered, and then often once more: it is charged once.
+func (r *callRun) repeater(i int) func(rng *rand.Rand) {
+	next := 0
+	return func(rng *rand.Rand) {
+		next++
+		rule := r.rules[rng.IntN(len(r.rules))]
+		id := repeated{rule: rule, check: limit.Check{
+			Target: limit.Target{Policy: rule.name, Key: fmt.Sprintf("again-%d", rng.IntN(2))}, Cost: 1 + rng.Int64N(2), RequestID: fmt.Sprint(i, "-", next),
+		}}
+		for range 6 {
+			if r.repeat(r.any(rng), &id) {
+				break
+			}
+			time.Sleep(time.Duration(rng.Int64N(second / 4)))
+		}
+		if !id.admitted || r.trouble == dying {
+			r.recording.Lock()
+			for _, o := range id.failed {
+				r.record(o.Operation, o.asked)
+			}
+			r.recording.Unlock()
+		}
+		if id.admitted && rng.IntN(2) == 0 {
+			r.callers.Go(func() {
+				time.Sleep(time.Duration(r.draw(2*second, id.check.RequestID)))
+				r.repeat(r.any(rand.New(rand.NewPCG(r.seed, uint64(next)))), &id)
+			})
+		}
+		time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Millisecond))))
+	}
+}
+
+// repeated is a check that is repeated under its request id.
+type repeated struct {
+	rule     *callRule
+	check    limit.Check
+	first    int64 // when it was asked first
+	asked    bool
+	admitted bool
+	failed   []operation // before it was decided
+}
+
+// repeat asks under an id once more, and reports whether there was a decision. Where messages are lost and nodes leave the id is charged once,
+// however often it is repeated. A crash may have made a charge forgotten of which nobody had been told, and under async one of the last moments.
+func (r *callRun) repeat(n *node, id *repeated) bool {
+	results, sent, came, asked := n.check(id.check)
+	key := id.check.Key
+	if results == nil || results[0].Err != nil {
+		r.fail("%s/%s: request id %s: error %v", id.rule.name, key, id.check.RequestID, results)
+		return true
+	}
+	d := results[0].Decision
+	if n.ctx.Err() != nil {
+		d = limit.Decision{FailedClosed: true}
+	}
+	r.recording.Lock()
+	defer r.recording.Unlock()
+	if !id.asked {
+		id.asked, id.first = true, sent
+	}
+	if *oneSeed >= 0 {
+		r.t.Logf("%v to %v: %s, %s/%s, request id %s: %+v", time.Duration(sent), time.Duration(came), n.self.Name, id.rule.name, key, id.check.RequestID, d)
+	}
+	op := checker.Operation{Policy: id.rule.name, Key: key, Cost: id.check.Cost, Sent: sent, Answered: came, Result: checker.Failed, Degraded: d.Degraded}
+	forgets := r.trouble == dying && id.rule.checked.Durability < checker.Escrow
+	switch {
+	case d.FailedOpen || d.FailedClosed:
+		r.notDecided(n, id.rule, op, &d)
+		if !id.admitted {
+			id.failed = append(id.failed, operation{op, asked[0]})
+		} else if forgets {
+			r.record(op, asked[0])
+		}
+		return false
+	case d.Allowed && !id.admitted:
+		id.admitted = true
+		op.Result, op.Sent = checker.Admitted, id.first
+		r.record(op, asked[0])
+	case d.Allowed:
+		r.counts.repeated++
+		if forgets {
+			r.record(op, asked[0])
+		}
+	case id.admitted:
+		if !forgets {
+			r.wrong = append(r.wrong, fmt.Sprintf("%v: %s/%s: request id %s was admitted, and is refused", time.Duration(came), id.rule.name, key, id.check.RequestID))
+		}
+	default:
+		op.Result = checker.Refused
+		r.record(op, asked[0])
+	}
+	return true
 }
 
 // obedients is how many of these callers there are.
@@ -541,6 +646,9 @@ func (r *callRun) life() {
 	}
 	r.caller(3+obedients, r.returner)
 	r.caller(4+obedients, r.fault)
+	for i := range 2 {
+		r.caller(20+obedients+i, r.repeater(i))
+	}
 	if r.lends {
 		for i := range 2 {
 			r.caller(10+obedients+i, r.haste)

@@ -43,7 +43,7 @@ func newData(p *process) *data {
 		maxKeys = p.w.maxKeys[p.host.index]
 	}
 	d.Store = store.New(store.Config{
-		Partitions: p.w.partitions, MaxRequestIDs: 200, MaxReservations: 1000, MaxKeys: maxKeys, Copies: true,
+		Partitions: p.w.partitions, MaxReservations: 1000, MaxKeys: maxKeys, Copies: true,
 		Shut:   true,
 		Urgent: func(part int) { d.urgent = append(d.urgent, part) },
 	})
@@ -115,6 +115,9 @@ func (d *data) Detach(part int, s ownership.Slot) {
 }
 
 func (d *data) Drain(part int, s ownership.Slot, now algo.Instant, most int) ([]byte, uint64, bool) {
+	if c := d.p.w.chunk; c > 0 {
+		most = min(most, c)
+	}
 	chunk, version, more := d.Store.Drain(part, s, now, most)
 	if c := &d.parts[part]; s == ownership.Backup && !more {
 		c.drained = append(c.drained, drain{version, d.p.w.now})

@@ -52,7 +52,7 @@ func (r *run) kept(o *op) bool {
 	case r.weather <= moving:
 		return true
 	}
-	return r.weather == crashing && o.policy.Durability == checker.Sync && !o.policy.Strict &&
+	return r.weather == crashing && o.policy.Durability >= checker.Escrow && !o.policy.Strict &&
 		!slices.ContainsFunc(r.history.Crashes, func(f checker.Crash) bool { return !f.Copied })
 }
 

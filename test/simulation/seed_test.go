@@ -117,6 +117,9 @@ func drawRun(seed uint64, verbose bool) *run {
 		s.repeat = []float64{0, 0.02, 0.1}[rng.IntN(3)]
 	}
 	s.policies = drawPolicies(rng, s.partitions, s.voters > 0)
+	if rng.IntN(3) > 0 {
+		s.chunk = 1 << (7 + rng.IntN(5)) // so few changes fill a chunk, as with long keys many do
+	}
 	r.world = newWorld(s)
 	r.verbose = verbose
 	r.proto.Sole = r.weather <= crashing
@@ -163,8 +166,8 @@ func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
 		}
 	}
 	wide = true
-	for range 2 {
-		add(algorithms[rng.IntN(len(algorithms))], checker.Sync, false, false)
+	for _, d := range []checker.Durability{checker.Sync, checker.Sync, checker.Escrow} {
+		add(algorithms[rng.IntN(len(algorithms))], d, false, false)
 	}
 	return all
 }
@@ -366,16 +369,16 @@ func (r *run) traffic() {
 			cost += w.rng.Int64N(3)
 		}
 		o := &op{policy: pol, key: key, cost: cost}
-		if w.chance(0.1) {
-			o.request = strconv.FormatUint(w.rng.Uint64(), 36)
-			w.after(w.rng.Int64N(2*second), func() { r.again(o) })
-		}
 		p := all[w.rng.IntN(len(all))]
 		switch {
 		case w.chance(0.05):
 			r.together(p)
-		case o.request != "":
-			w.ask(p, o)
+		case w.chance(0.1):
+			r.identified(p, o)
+		case w.chance(0.02):
+			for range 10 { // so that not all of it is in one chunk
+				r.identified(p, &op{policy: pol, key: key, cost: 1})
+			}
 		default:
 			r.begin(p, o)
 		}
@@ -383,8 +386,16 @@ func (r *run) traffic() {
 	w.after(w.rng.Int64N(r.climate.between), r.traffic)
 }
 
+// identified sends a check under a request id, and repeats it later.
+func (r *run) identified(p *process, o *op) {
+	w := r.world
+	o.request = strconv.FormatUint(w.rng.Uint64(), 36)
+	w.ask(p, o)
+	w.after(w.rng.Int64N(2*second), func() { r.again(o) })
+}
+
 // again repeats a check that was admitted, or was not answered in time, under its request id: it is not charged twice. That
-// the id is known is promised as long as nothing is lost.
+// the id of an answered check is known is promised as long as nothing is lost, and under escrow and sync after a crash.
 func (r *run) again(o *op) {
 	w := r.world
 	p := r.any()
@@ -392,11 +403,12 @@ func (r *run) again(o *op) {
 		return
 	}
 	w.resend(p, o, func(q *op) {
-		forgotten := q.result == checker.Refused || q.result == checker.Failed && r.weather == fair && !o.policy.Strict
-		if o.result == checker.Admitted && forgotten && r.weather <= moving && w.history.Late < time.Second {
-			w.proto.Violations = append(w.proto.Violations, checker.Violation{
-				Rule: "a request id forgotten", Text: fmt.Sprintf("%v: %s: %s", time.Duration(w.now), o.key.Key, q.why),
-			})
+		forgotten := q.result == checker.Refused || q.fresh || q.result == checker.Failed && r.weather == fair && !o.policy.Strict
+		if o.result == checker.Admitted && forgotten && r.kept(o) {
+			r.lost("a request id forgotten", q, fmt.Sprintf("charged again %v, %s", q.fresh, q.why))
+		}
+		if q.result == checker.Failed && w.now < r.until {
+			w.after(w.rng.Int64N(second), func() { r.again(o) })
 		}
 	})
 }

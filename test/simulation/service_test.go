@@ -461,16 +461,41 @@ func (p *process) confirmed(c ownership.Progress) {
 	p.waiting[c.Partition] = kept
 }
 
+// repeated finds the charges that repetitions were answered with: of each request id the last one before. The first one may have been
+// lost, or never made.
+func (w *world) repeated() (charges map[*op]bool, repetitions map[*op]bool) {
+	made := make(map[*op][]*op)
+	for _, o := range w.ops {
+		switch {
+		case o.charged && o.again == nil && o.request != "":
+			made[o] = append(made[o], o)
+		case o.charged && o.fresh:
+			made[o.again] = append(made[o.again], o)
+		}
+	}
+	charges, repetitions = make(map[*op]bool), make(map[*op]bool)
+	for _, o := range w.ops {
+		if o.again == nil || o.result != checker.Admitted || o.fresh {
+			continue
+		}
+		var of *op
+		for _, c := range made[o.again] {
+			if c.at <= o.at && (of == nil || c.at > of.at) {
+				of = c
+			}
+		}
+		if of != nil {
+			charges[of], repetitions[o] = true, true
+		}
+	}
+	return charges, repetitions
+}
+
 // record makes the history of all ops. One that was charged and whose repetition was answered with that charge was admitted when it
 // was charged. A repetition that was charged anew, because the first charge was lost, was admitted itself.
 func (w *world) record() {
 	w.history.Operations = w.history.Operations[:0]
-	known := make(map[*op]bool)
-	for _, o := range w.ops {
-		if o.again != nil && o.again.charged && o.result == checker.Admitted && !o.fresh {
-			known[o.again] = true
-		}
-	}
+	known, repetitions := w.repeated()
 	for _, o := range w.ops {
 		if o.cost == 0 || o.kind != charge {
 			continue
@@ -484,7 +509,7 @@ func (w *world) record() {
 			} else if !o.charged {
 				continue
 			}
-		case o.again != nil && known[o.again]:
+		case repetitions[o]:
 			op.Result = checker.Failed // the charge is the first one's
 		case o.over && o.result == checker.Admitted || known[o]:
 			op.Result = checker.Admitted

@@ -43,6 +43,7 @@ type settings struct {
 	lonely   int64   // how long a node whose seeds are silent waits before it goes on alone
 	leaveFor int64   // how long SIGTERM waits
 	maxKeys  []int64 // by host: what a store holds; nil: no bound
+	chunk    int     // bytes of a chunk at most; 0: as many as the protocol allows
 }
 
 func calm(seed uint64) settings {
