@@ -49,6 +49,7 @@ type Policy struct {
 	Window     time.Duration
 	Durability Durability
 	Strict     bool // at most Limit, whatever happens to the network
+	Aligned    bool // of Fixed: by the wall clock, whose windows begin at whole multiples of Window
 	ColdClosed bool // a counter that was lost starts as if used up
 	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds, by a slot, or because it was lent and
 	// is dated when its owner hears that it was spent. Of a Bucket it is how much later it may be charged.
@@ -143,6 +144,7 @@ type History struct {
 	Hidden       []Hidden
 	Usages       []Usage
 	Drift        int64         // the largest error of a clock's rate, in parts per million
+	Skew         time.Duration // the largest error of a wall clock
 	Flush        time.Duration // how far back changes may not have reached a copy that is being kept up to date
 	// Claim is how long it may take until what a crashed node held is claimed, which is when an escrow is charged and a cold
 	// start begins.
@@ -231,6 +233,9 @@ func Check(h *History) *Report {
 			k.lost[i] = c.lost(k, &h.Crashes[i])
 		}
 		c.admissions(k)
+		if k.Aligned {
+			c.aligned(k)
+		}
 		c.refusals(k)
 		c.bans(k)
 		c.merges(k)
@@ -350,6 +355,9 @@ func (c *check) admissions(k *history) {
 		return
 	}
 	span := c.shorter(k.Window) // the instants of a window on a clock that is slow while the one before it was fast
+	if k.Aligned {
+		span = int64(k.Window - 2*c.Skew) // no more than two windows' on any clocks
+	}
 	var inside []Operation
 	var worst int64
 	var text string

@@ -132,6 +132,7 @@ func drawRun(seed uint64, verbose bool) *run {
 	}
 	for _, h := range r.hosts {
 		h.lag = rng.Int64N(r.climate.lag + 1)
+		h.skew = rng.Int64N(2*int64(wallError)) - int64(wallError)
 	}
 	return r
 }
@@ -165,6 +166,9 @@ func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
 			add(algorithms[rng.IntN(len(algorithms))], d, true, false)
 		}
 	}
+	calendar := algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Limit: 2 + rng.Int64N(12), Window: time.Duration(1+rng.Int64N(5)) * time.Second}
+	d := checker.Durability(rng.IntN(4))
+	all = append(all, newPolicy(fmt.Sprintf("p%d", len(all)), calendar, d, strict && d >= checker.Escrow, false, 2, partitions))
 	wide = true
 	for _, d := range []checker.Durability{checker.Sync, checker.Sync, checker.Escrow} {
 		add(algorithms[rng.IntN(len(algorithms))], d, false, false)
@@ -187,6 +191,10 @@ func newPolicy(name string, limit algo.Limit, d checker.Durability, strict, clos
 		Durability: d, Strict: strict, ColdClosed: closed,
 	}
 	switch limit.Algorithm {
+	case algo.FixedWindow:
+		if p.Aligned = limit.Period != 0; p.Aligned {
+			p.Coarse = 2 * wallError
+		}
 	case algo.SlidingWindow:
 		p.Coarse = limit.Window / 10
 	case algo.SlidingCounter:

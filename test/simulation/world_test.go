@@ -17,6 +17,9 @@ const (
 	never       = int64(1) << 62
 )
 
+// wallError is the largest error of a host's wall clock.
+const wallError = 200 * time.Millisecond
+
 // settings are what a run is made of, besides what happens in it.
 type settings struct {
 	seed       uint64
@@ -99,6 +102,7 @@ type host struct {
 	offset int64 // of the boot clock
 	rate   int64 // its error in parts per billion
 	asleep int64 // how long it has been suspended, on its own clock
+	skew   int64 // the error of its wall clock
 	lag    int64 // how much later than others it hears of who is there
 	proc   *process
 }
@@ -111,7 +115,7 @@ type link struct {
 
 func newWorld(s settings) *world {
 	w := &world{settings: s, rng: rand.New(rand.NewPCG(s.seed, s.seed^0x5eed)), hash: 14695981039346656037}
-	w.history.Drift = 1000
+	w.history.Drift, w.history.Skew = 1000, wallError
 	w.history.Flush = 100 * time.Millisecond
 	w.history.Late = 300 * time.Millisecond
 	w.history.Claim = 8 * time.Second
@@ -252,7 +256,7 @@ func (h *host) clock() ownership.Now {
 	var now ownership.Now
 	now.Boot = boot
 	now.Mono = boot - h.asleep + int64(h.index+1)*int64(7*time.Hour)
-	now.Wall = boot
+	now.Wall = h.w.now + h.skew
 	return now
 }
 
