@@ -50,6 +50,7 @@ type Policy struct {
 	Durability Durability
 	Strict     bool // at most Limit, whatever happens to the network
 	Aligned    bool // of Fixed: by the wall clock, whose windows begin at whole multiples of Window
+	Opens      bool // of Fixed: a window begins with the first charge after the one before has ended
 	ColdClosed bool // a counter that was lost starts as if used up
 	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds, by a slot, or because it was lent and
 	// is dated when its owner hears that it was spent. Of a Bucket it is how much later it may be charged.
@@ -233,8 +234,11 @@ func Check(h *History) *Report {
 			k.lost[i] = c.lost(k, &h.Crashes[i])
 		}
 		c.admissions(k)
-		if k.Aligned {
+		switch {
+		case k.Aligned:
 			c.aligned(k)
+		case k.Opens && k.Lent == 0:
+			c.opened(k)
 		}
 		c.refusals(k)
 		c.bans(k)

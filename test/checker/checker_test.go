@@ -63,6 +63,8 @@ func TestCheck(t *testing.T) {
 	durable := func(d Durability) func(*Policy) { return func(p *Policy) { p.Durability = d } }
 	bucket := func(p *Policy) { p.Kind, p.Capacity = Bucket, 3 } // 0.3 per second
 	fixed := func(p *Policy) { p.Kind = Fixed }
+	aligned := func(p *Policy) { p.Kind, p.Aligned = Fixed, true }
+	opens := func(p *Policy) { p.Kind, p.Opens = Fixed, true }
 	none := func(*Policy) {}
 	lent := func(p *Policy) { p.Durability, p.Lent = Escrow, time.Second }
 	crash := func(at float64, copied bool) []Crash { return []Crash{{At: moment(at), Node: "a", Copied: copied}} }
@@ -243,6 +245,20 @@ func TestCheck(t *testing.T) {
 		{"a ban kept in a crash", durable(Sync), History{Crashes: crash(5, true), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, Banned},
 		{"a ban of another side", none, History{Splits: split(0, 6, 2), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, ""},
 		{"a ban under a strict rule", strict, History{Splits: split(0, 6, 2), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, Banned},
+
+		{"a window of the wall clock", aligned, History{Operations: at(Admitted, 8, 9, 9.5, 10.5, 11, 12)}, ""},
+		{"too many in a window of the wall clock", aligned, History{Operations: at(Admitted, 11, 12, 18, 19)}, Beyond},
+		{"near the end of one", aligned, History{Skew: 2 * time.Second, Operations: at(Admitted, 13, 14, 15, 19)}, ""},
+		{"of both sides", aligned, History{Splits: split(10, 12, 2), Operations: at(Admitted, 11, 12, 18, 19)}, ""},
+		{"windows that open", opens, History{Operations: at(Admitted, 8, 9, 9.5, 18.5, 19, 20)}, ""},
+		{"windows that open too soon", opens, History{Operations: at(Admitted, 8, 9, 9.5, 17, 19, 20)}, Beyond},
+		{"a window that may have been longer", opens, History{Operations: at(Admitted, 1, 12, 13, 24, 25, 26)}, ""},
+		{"a window without its beginning", opens, History{Operations: append(at(Failed, 1), at(Admitted, 10, 10.5, 12, 13, 20)...)}, ""},
+		{"a window that may have begun later", opens, History{Operations: append(at(Failed, 1), at(Admitted, 2, 3, 4, 12, 13, 14)...)}, ""},
+		{"a window with its beginning", opens, History{Operations: at(Admitted, 10, 10.5, 12, 13)}, Beyond},
+		{"a window forgotten in a crash", opens, History{Crashes: crash(5, false), Operations: at(Admitted, 1, 2, 3, 6, 7, 8)}, ""},
+		{"a window kept in a crash", func(p *Policy) { opens(p); p.Durability = Sync }, History{Crashes: crash(5, true), Operations: at(Admitted, 1, 2, 3, 6)}, Beyond},
+		{"a window emptied", opens, History{Operations: append(returned(1, 2, at(Admitted, 1)...), at(Admitted, 9, 9.5, 10, 19.5)...)}, ""},
 
 		// What cannot be judged.
 		{"unknown policy", none, History{Operations: []Operation{{Policy: "q", Key: "k", Cost: 1, Result: Admitted}}}, Malformed},

@@ -27,3 +27,53 @@ func (c *check) aligned(k *history) {
 		}
 	}
 }
+
+// opened holds the windows of a fixed window that opens with its first charge to the limit, where the instants of all decisions are known:
+// what was admitted must be divisible into windows, none shorter than Window. Where a fault may have made a window forgotten, or have begun one
+// without an operation, or units were given back so that the count was zero, the next one may have opened earlier.
+func (c *check) opened(k *history) {
+	ops := k.charged
+	for i := range ops {
+		if ops[i].Sent != ops[i].Answered {
+			return
+		}
+	}
+	opens := make([]bool, len(ops)+1) // a window may begin with that operation; the last one stands for the end
+	last := 0
+	var worst int64
+	for i := range ops {
+		if opens[i] = opens[i] || i == 0; !opens[i] {
+			continue
+		}
+		opens[i+1] = opens[i+1] || ops[i].Result != Admitted // it may not have been charged
+		last = i
+		var n int64
+		early := false
+		for j := i; j < len(ops); j++ {
+			since := ops[j].Sent - ops[i].Sent
+			early = early || c.reopened(k, ops[i].Sent, ops[j].Sent)
+			opens[j] = opens[j] || j > i && (early || since >= c.shorter(k.Window))
+			early = early || ops[j].Returned > 0
+			if ops[j].Result == Admitted {
+				n += ops[j].net()
+			}
+			if worst = n; n > k.Limit+c.budget(k, k.Limit, ops[i].Sent, ops[j].Sent) {
+				break
+			}
+			opens[j+1] = opens[j+1] || j+1 == len(ops)
+		}
+		if opens[len(ops)] {
+			return
+		}
+	}
+	if len(ops) > 0 {
+		c.fail(Beyond, "%s/%s: %d admitted in a window that began at %v at the latest; the limit allows %d", k.Name, k.key, worst, time.Duration(ops[last].Sent), k.Limit)
+	}
+}
+
+// reopened reports whether a fault may have ended a window early that was open between two instants, or begun it without an operation.
+func (c *check) reopened(k *history, from, to int64) bool {
+	before := from - c.longer(k.Window) - int64(c.Claim+c.Late)
+	charges := k.Durability == Escrow || k.ColdClosed || k.Strict // who takes over charges what may have been admitted
+	return charges && c.disturbed(before, to) || c.budget(k, k.Limit, from, to) > 0
+}

@@ -192,7 +192,7 @@ func newPolicy(name string, limit algo.Limit, d checker.Durability, strict, clos
 	}
 	switch limit.Algorithm {
 	case algo.FixedWindow:
-		if p.Aligned = limit.Period != 0; p.Aligned {
+		if p.Aligned, p.Opens = limit.Period != 0, limit.Period == 0; p.Aligned {
 			p.Coarse = 2 * wallError
 		}
 	case algo.SlidingWindow:
