@@ -11,8 +11,9 @@
 //	go test ./test/simulation -run TestSeeds -seed 42 -v                one, and what happens in it
 //	go test ./test/simulation -run TestScenarios -update                after a change; to be looked at with git diff
 //
-// Clients check, reserve, commit and cancel, take, renew and release leases, repeat requests under their ids, and ask about several
-// keys at once, all or none.
+// Clients check, reserve, commit and cancel, take, renew and release leases, repeat requests under their ids until they are answered, and ask
+// about several keys at once, all or none. Hosts' wall clocks are wrong by up to 200 ms. In two runs of three chunks are small, so that what
+// is told together elsewhere comes in several.
 //
 // In half of the runs of TestSeeds and all of TestLoanSeeds borrowers, each with a clock that is up to 0.1 % off, take units of keys on
 // loan; what is refused for want of these is asked for first. Besides what they admit, what owners hold of it is checked after each step.
