@@ -1,6 +1,11 @@
 package store
 
 import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -8,6 +13,22 @@ import (
 
 // stateID is what a state is: a key in its scope. A hash finds one, and is never taken for it.
 type stateID struct{ scope, key string }
+
+// ordered goes through a map in the order of its keys. Where followers are told what it finds, the order decides what a chunk has, and a
+// simulation that repeats itself needs the same one.
+func ordered[V any](m map[stateID]V) iter.Seq2[stateID, V] {
+	return func(yield func(stateID, V) bool) {
+		for _, of := range slices.SortedFunc(maps.Keys(m), stateID.compare) {
+			if !yield(of, m[of]) {
+				return
+			}
+		}
+	}
+}
+
+func (id stateID) compare(other stateID) int {
+	return cmp.Or(strings.Compare(id.scope, other.scope), strings.Compare(id.key, other.key))
+}
 
 // size is the number of bytes that the texts take.
 func (id stateID) size() int { return len(id.scope) + len(id.key) }

@@ -94,7 +94,7 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 	if part.extras == nil {
 		return
 	}
-	for of, o := range part.extras.owed {
+	for of, o := range ordered(part.extras.owed) {
 		slot, found := sh.find(&part.table, o.hash, of.scope, of.key)
 		if found && sh.record(part.ref(slot)).spec.rule.Strict == strict {
 			r := sh.record(part.ref(slot))

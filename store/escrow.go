@@ -156,7 +156,7 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	}
 	all := &part.role.advances
 	all.looked = now.Mono
-	for of, a := range all.by {
+	for of, a := range ordered(all.by) {
 		if now.Mono-a.last < int64(quietAfter) {
 			continue
 		}

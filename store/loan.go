@@ -189,7 +189,7 @@ func (sh *shard) expireDue(part *partition, now algo.Instant) {
 	if !part.open || len(part.extras.lent) == 0 {
 		return
 	}
-	for of, l := range part.extras.lent {
+	for of, l := range ordered(part.extras.lent) {
 		if slot, ok := sh.find(&part.table, l.hash, of.scope, of.key); ok {
 			sh.expireLoans(part, sh.record(part.ref(slot)), now)
 		}

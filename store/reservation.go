@@ -188,7 +188,7 @@ func (r *reservations) forget(of stateID, b *shardBudget) bool {
 
 // each calls do for every reservation.
 func (r *reservations) each(do func(reservationKey)) {
-	for of, p := range r.by {
+	for of, p := range ordered(r.by) {
 		for i := range p.list {
 			do(reservationKey{of, p.list[i].id})
 		}
