@@ -172,7 +172,7 @@ func TestCopyEquals(t *testing.T) {
 		now := time.Duration(0)
 		holder.TakeOver(0, at(now))
 		if seed%2 == 1 {
-			holder.TakeOver(0, at(now)) // with deltas
+			holder.TakeOver(0, at(now))
 		}
 		l.most = 1 << (4 + rng.IntN(10))
 		l.sync(t, now, true)

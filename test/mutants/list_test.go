@@ -129,7 +129,7 @@ var mutants = []mutant{
 	{
 		"store: a merge adds nothing", "store/merge.go",
 		[]edit{{"\tif !idle {\n", "\tif false {\n"}},
-		scenario + "split$", "forgotten in a merge",
+		"./store -run TestMergeAny$", "party",
 	},
 	{
 		"store: an escrow is dated at its grant", "store/content.go",
