@@ -1,8 +1,6 @@
 package limit
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"strconv"
 	"unicode/utf8"
@@ -21,24 +19,6 @@ func ValidKey(key string) *Error {
 		return NewError(Invalid, "key", "is not valid UTF-8")
 	}
 	return nil
-}
-
-// fittedPrefix is how many bytes of a longer value FitKey keeps, for people who read the key.
-const fittedPrefix = 128
-
-// FitKey makes a key of a value that came with a request, such as a token: the value itself where a key may be that long, otherwise its
-// beginning and its SHA-256, so that a long value is limited like any other. A value that is not UTF-8 stays as it is, for ValidKey to
-// reject.
-func FitKey(value string) string {
-	if len(value) <= MaxKey || !utf8.ValidString(value) {
-		return value
-	}
-	end := fittedPrefix
-	for !utf8.RuneStart(value[end]) {
-		end--
-	}
-	sum := sha256.Sum256([]byte(value))
-	return value[:end] + "#sha256=" + hex.EncodeToString(sum[:])
 }
 
 // Valid says what is wrong with a target, as far as that can be told without knowing the policies and without looking at Limit.

@@ -1,39 +1,11 @@
 package limit
 
 import (
-	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/weirlimit/weir/algo"
 )
-
-// TestFitKey: every value of UTF-8 becomes a key, short ones as they are, and different values become different keys.
-func TestFitKey(t *testing.T) {
-	seen := make(map[string]string)
-	for _, value := range []string{
-		"a", strings.Repeat("a", MaxKey), strings.Repeat("a", MaxKey+1), strings.Repeat("a", 1<<20), strings.Repeat("aé", 1000), strings.Repeat("é", 1000),
-		strings.Repeat("\U0001F600", 1000), "x" + strings.Repeat("\U0001F600", 1000), strings.Repeat("a", MaxKey+1) + "b",
-	} {
-		key := FitKey(value)
-		if err := ValidKey(key); err != nil || !utf8.ValidString(key) {
-			t.Errorf("%.20q: %v", value, err)
-		}
-		if (key == value) != (len(value) <= MaxKey) || key != value && (!strings.HasPrefix(key, value[:120]) || len(key) > 256) {
-			t.Errorf("%.20q becomes %q", value, key)
-		}
-		if other, ok := seen[key]; ok {
-			t.Errorf("%.20q and %.20q become the same key", value, other)
-		}
-		seen[key] = value
-	}
-	for _, bad := range []string{"", "\xff", strings.Repeat("a", 2000) + "\xff"} {
-		if ValidKey(FitKey(bad)) == nil {
-			t.Errorf("%.20q becomes a key", bad)
-		}
-	}
-}
 
 // TestTightest: what an answer shows that has room for one decision of several.
 func TestTightest(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/limit"
@@ -44,8 +45,8 @@ type Verdict struct {
 
 // Ask asks for n units of a key.
 func (g *Gate) Ask(ctx context.Context, l client.Decider, key string, n int64) Verdict {
-	key = limit.FitKey(key)
-	if bad := limit.ValidKey(key); bad != nil {
+	key, bad := keyOf(key)
+	if bad != nil {
 		return g.refuse(bad)
 	}
 	d, err := l.AllowN(ctx, key, max(n, 1))
@@ -56,14 +57,22 @@ func (g *Gate) Ask(ctx context.Context, l client.Decider, key string, n int64) V
 // the one that refuses for the longest time.
 func (g *Gate) AskAll(ctx context.Context, l AllDecider, checks []client.Check) Verdict {
 	for i := range checks {
-		c := &checks[i]
-		c.Key = limit.FitKey(c.Key)
-		if bad := limit.ValidKey(c.Key); bad != nil {
+		key, bad := keyOf(checks[i].Key)
+		if bad != nil {
 			return g.refuse(bad.In(i, len(checks)))
 		}
+		checks[i].Key = key
 	}
 	all, err := l.All(ctx, checks)
 	return g.decided(ctx, all.Tightest(), err)
+}
+
+// keyOf returns the key for what a request brings, or says why that is none.
+func keyOf(value string) (string, *limit.Error) {
+	if utf8.ValidString(value) {
+		value = limit.KeyOf(value)
+	}
+	return value, limit.ValidKey(value)
 }
 
 func (g *Gate) refuse(bad *limit.Error) Verdict {
