@@ -22,6 +22,8 @@ import (
 const (
 	// barredFor is how long a node that lends nothing is left alone.
 	barredFor = time.Minute
+	// overloadedFor is the same for a node that has no room for the stream.
+	overloadedFor = 5 * time.Second
 	// returnTimeout bounds how long Close waits for loans to be returned.
 	returnTimeout = 100 * time.Millisecond
 )
@@ -278,9 +280,11 @@ func (l *loanLink) run(api weirv1.LimiterClient) {
 		l.write(stream)
 		reading.Wait()
 	}
-	switch status.Code(err) {
-	case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
+	switch code := status.Code(err); {
+	case code == codes.Unimplemented, code == codes.PermissionDenied, code == codes.Unauthenticated:
 		l.barred = l.of.clock() + int64(barredFor)
+	case overloaded(err):
+		l.barred = l.of.clock() + int64(overloadedFor)
 	}
 }
 

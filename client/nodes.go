@@ -99,7 +99,11 @@ func (ns *nodes) connect(e resolver.Endpoint) (*grpc.ClientConn, error) {
 	}
 	r := staticResolver{e}
 	target := url.URL{Scheme: r.Scheme(), Path: "/" + name}
-	return grpc.NewClient(target.String(), slices.Concat([]grpc.DialOption{grpc.WithResolvers(r)}, ns.dial)...)
+	addr := name
+	if len(e.Addresses) > 0 {
+		addr = e.Addresses[0].Addr
+	}
+	return grpc.NewClient(target.String(), slices.Concat([]grpc.DialOption{grpc.WithResolvers(r)}, paced(addr), ns.dial)...)
 }
 
 // close ends the calls in flight and closes the connections.
@@ -391,10 +395,14 @@ func (ns *nodes) invoke(ctx context.Context, prefer func() *member, method strin
 		case code == codes.Unavailable && len(trailer) == 0:
 			o = unanswered // the connection broke; what a node itself says comes with a trailer
 		}
+		rejected := overloaded(err)
+		if rejected {
+			o = unanswered
+		}
 		m.breaker.done(false, o)
 
-		// What was not sent, because the connection broke after it was picked, can be asked of another node whatever it is.
-		if o == unanswered && connected && at.Addr == nil && ctx.Err() == nil && tries < 3 {
+		// What was not sent, because the connection broke after it was picked, or not read, can be asked of another node whatever it is.
+		if o == unanswered && connected && (rejected || at.Addr == nil) && ctx.Err() == nil && tries < maxTries {
 			continue
 		}
 		return err

@@ -516,12 +516,26 @@ func statusError(err error) error {
 		return nil
 	}
 	s, _ := status.FromError(err)
+	if overloaded(err) {
+		return &Error{ErrUnavailable, "", s.Message()}
+	}
 	switch s.Code() {
 	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted:
 		field, message := splitField(s.Message())
 		return codeError(s.Code(), field, message)
 	}
 	return codeError(s.Code(), "", s.Message())
+}
+
+// overloaded tells whether a node has rejected a call or a stream as a whole, for want of room, before it read anything of it. What is
+// too large has the same code, and names its field, or is found out by gRPC.
+func overloaded(err error) bool {
+	s, _ := status.FromError(err)
+	if s.Code() != codes.ResourceExhausted {
+		return false
+	}
+	field, message := splitField(s.Message())
+	return field == "" && !strings.HasPrefix(message, "grpc: ")
 }
 
 // codeError turns a gRPC code with a message into the client's error.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -395,5 +396,59 @@ func TestTLS(t *testing.T) {
 	defer cancel()
 	if err := c.Ready(ctx); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("Ready: %v", err)
+	}
+}
+
+// overloadedNode rejects everything for want of room, as a node does before it reads anything.
+type overloadedNode struct{ weirv1.LimiterServer }
+
+var errOverload = status.Error(codes.ResourceExhausted, "there are 5 streams at a time already, as many as this node has memory for")
+
+func (overloadedNode) CheckStream(weirv1.Limiter_CheckStreamServer) error { return errOverload }
+
+func (overloadedNode) Check(context.Context, *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	return nil, errOverload
+}
+
+func (overloadedNode) Acquire(context.Context, *weirv1.AcquireRequest) (*weirv1.Decision, error) {
+	return nil, errOverload
+}
+
+// A node that has no room is no error of the caller's: another node is asked, and where there is none the fail policy answers.
+func TestOverload(t *testing.T) {
+	full := newNode(nil)
+	full.LimiterServer, full.direct = overloadedNode{full.LimiterServer}, true
+	addr, _ := serve(t, full)
+	c := dial(t, addr, WithTimeout(time.Minute), WithBreaker(0, 0))
+	p := c.Policy("five")
+	if d, err := p.Allow(t.Context(), "a"); err != nil || !d.FailedOpen {
+		t.Errorf("Allow: %+v, %v", d, err)
+	}
+	results, err := c.Check(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}})
+	if err != nil || !results[0].FailedOpen || !results[1].FailedOpen {
+		t.Errorf("Check: %+v, %v", results, err)
+	}
+	if all, err := c.All(t.Context(), []Check{{Policy: "five", Key: "a"}}); err != nil || !all.Decisions[0].FailedOpen {
+		t.Errorf("All: %+v, %v", all, err)
+	}
+	if _, d, err := c.Policy("jobs").Acquire(t.Context(), "a"); err != nil || !d.FailedOpen {
+		t.Errorf("Acquire: %+v, %v", d, err)
+	}
+	if s := c.Stats(); !strings.Contains(s.Reason, "as many as this node has memory for") {
+		t.Errorf("%+v", s)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	other, _ := serve(t, newNode(nil))
+	c = dial(t, addr+","+other, WithTimeout(time.Minute))
+	for i := range 20 {
+		if d, err := c.Policy("five").Peek(t.Context(), "a"); err != nil || d.FailedOpen {
+			t.Errorf("%d: %+v, %v", i, d, err)
+		}
+		if all, err := c.All(t.Context(), []Check{{Policy: "five", Key: fmt.Sprint(i)}}); err != nil || all.Decisions[0].FailedOpen {
+			t.Errorf("%d: %+v, %v", i, all, err)
+		}
 	}
 }

@@ -309,9 +309,10 @@ func (ln *sender) talk() {
 	}
 	useless := ln.sequence == before && l.up == 0
 	l.mu.Unlock()
-	// A stream that the node ended by itself has carried out no more than it has answered.
-	unsent := errors.Is(err, io.EOF)
-	if unsent {
+	// A stream that the node ended by itself has carried out no more than it has answered, and one that it rejected nothing.
+	ended := errors.Is(err, io.EOF)
+	unsent := ended || overloaded(err)
+	if ended {
 		err = status.Error(codes.Unavailable, "the node takes no more questions")
 	} else {
 		err = broken(s, err)

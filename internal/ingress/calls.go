@@ -113,7 +113,7 @@ var (
 	tooOld           = status.New(codes.Unavailable, "the connection is too old")
 	errAge           = tooOld.Err()
 	errShare         = status.Error(codes.ResourceExhausted, "this caller has its share of calls and streams at a time already")
-	errTooMany       = status.Error(codes.Unavailable, "too many connections")
+	errTooMany       = status.Error(codes.ResourceExhausted, "this node has too many connections: max-connections, max-connections-per-source")
 )
 
 // begin counts a call that is authorized, before its first message has been read, and ends it if that does not come in time.

@@ -30,9 +30,10 @@ type Conn struct {
 	check         atomic.Pointer[func() error]
 
 	// Guarded by the listener's lock.
-	served time.Time // since when; zero: it waits
-	place  fairshare.Taken
-	gone   bool // counted in nothing any more
+	served   time.Time // since when; zero: it waits
+	place    fairshare.Taken
+	rejected *time.Timer // closes the connection, which is beyond a bound; nil: it is not
+	gone     bool        // counted in nothing any more
 }
 
 // addr is the address of a connection's other end, by which those who are given no more than that find the connection.
@@ -73,9 +74,9 @@ func (c *Conn) Authenticated(caller string) bool {
 	l := c.listener
 	l.mu.Lock()
 	before := c.authenticated.Load()
-	if c.gone || before && (caller == "" || c.named.Load()) {
+	if c.gone || c.rejected != nil || before && (caller == "" || c.named.Load()) {
 		defer l.mu.Unlock()
-		return !c.gone
+		return !c.gone && c.rejected == nil
 	}
 	if before {
 		l.places.Give(c.place)
@@ -87,8 +88,11 @@ func (c *Conn) Authenticated(caller string) bool {
 		full = c.place.N == 0
 	}
 	if full {
+		c.rejected = time.AfterFunc(l.cfg.RejectAfter, func() { _ = c.Close() }) // nobody is there to hear of it
 		l.mu.Unlock()
-		c.reject(TooManyConnections)
+		if c.note(TooManyConnections); l.cfg.RejectAfter == 0 {
+			_ = c.Close() // before there is an answer
+		}
 		return false
 	}
 	c.named.Store(caller != "")
@@ -128,12 +132,21 @@ func (c *Conn) checked() error {
 	return err
 }
 
-// reject closes the connection because of a bound.
+// reject closes the connection because of a bound. Its other end is told, unless it has said something, which is answered in order.
 func (c *Conn) reject(why Rejection) {
+	c.note(why)
+	if tell := c.listener.cfg.Farewell; tell != nil && !c.heard.Load() {
+		_ = c.SetWriteDeadline(time.Now().Add(farewellPatience))
+		_, _ = c.Conn.Write(tell(why))
+	}
+	_ = c.Close() // nobody is there to hear of it
+}
+
+// note tells of a rejection.
+func (c *Conn) note(why Rejection) {
 	if c.listener.cfg.Rejected != nil {
 		c.listener.cfg.Rejected(c.Conn.RemoteAddr(), why)
 	}
-	_ = c.Close() // nobody is there to hear of it
 }
 
 var (
@@ -212,6 +225,9 @@ func (c *Conn) Close() error {
 		close(c.ended)
 		l := c.listener
 		l.mu.Lock()
+		if c.rejected != nil {
+			c.rejected.Stop()
+		}
 		l.forgetLocked(c)
 		l.unlock(l.serveLocked())
 	})

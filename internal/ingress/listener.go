@@ -23,6 +23,10 @@ type ListenerConfig struct {
 	WriteTimeout time.Duration
 	// Foreign, when set, is called for a caller who begins a TLS handshake on a port without TLS. Its connection ends.
 	Foreign func(from net.Addr)
+	// Farewell, when set, returns what a connection is told that is rejected before anything of it was read. It must be short.
+	Farewell func(Rejection) []byte
+	// RejectAfter is how long a connection stays that is authenticated and beyond a bound, for the answer that says so.
+	RejectAfter time.Duration
 	// Rejected, when set, is called for each connection that a bound closes, with the Rejection.
 	Rejected func(from net.Addr, why Rejection)
 }
@@ -40,6 +44,11 @@ const (
 	anonymousBytes, anonymousRate = 128 << 10, 1 << 10
 	// authenticationPatience is how long a connection that has sent so much waits for the handler that authenticates it.
 	authenticationPatience = time.Second
+	// While as many connections are authenticated as may be, new ones are served, unauthenticated, up to spareAnonymous, and spareOfSource
+	// of one source that has as many as it may: for probes, which never authenticate. Others are rejected at once.
+	spareAnonymous, spareOfSource = 16, 4
+	// farewellPatience bounds the write of a Farewell, for which the empty buffer of a new connection has room.
+	farewellPatience = 5 * time.Millisecond
 	// silencePatience is how long a connection on which nothing has come stays when its server stops.
 	silencePatience = 250 * time.Millisecond
 )
@@ -154,13 +163,33 @@ func sourceOf(a net.Addr) netip.Prefix {
 	return p
 }
 
+// rejected is a connection to be closed, and why.
+type rejected struct {
+	*Conn
+	why Rejection
+}
+
+// fullLocked reports whether a connection of a source would be one too many if it authenticated, and more are not served for probes.
+func (l *Listener) fullLocked(s *source) bool {
+	if taken, most := l.places.InUse(); most > 0 && taken >= most && l.anonymous >= min(spareAnonymous, l.cfg.MaxAnonymous) {
+		return true
+	}
+	return l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource && len(s.anonymous) >= min(spareOfSource, l.cfg.MaxAnonymous)
+}
+
 // serveLocked serves connections that wait, as far as there is room. It returns those to be closed.
-func (l *Listener) serveLocked() (rejected []*Conn) {
+func (l *Listener) serveLocked() (out []rejected) {
 	if l.closed != nil {
 		return nil
 	}
 	now := time.Now()
 	for l.waiting > 0 {
+		if s := l.turns[0]; l.fullLocked(s) {
+			newest := s.waiting[len(s.waiting)-1]
+			l.forgetLocked(newest)
+			out = append(out, rejected{newest, TooManyConnections})
+			continue
+		}
 		if l.anonymous >= l.cfg.MaxAnonymous {
 			oldest := l.largestLocked(func(s *source) []*Conn { return s.anonymous })
 			if age := now.Sub(oldest.served); age < anonymousGrace {
@@ -168,7 +197,7 @@ func (l *Listener) serveLocked() (rejected []*Conn) {
 				break
 			}
 			l.forgetLocked(oldest)
-			rejected = append(rejected, oldest)
+			out = append(out, rejected{oldest, TooManyAnonymous})
 			continue
 		}
 		s := l.turns[0]
@@ -190,9 +219,9 @@ func (l *Listener) serveLocked() (rejected []*Conn) {
 	for l.waiting > maxWaiting {
 		oldest := l.largestLocked(func(s *source) []*Conn { return s.waiting })
 		l.forgetLocked(oldest)
-		rejected = append(rejected, oldest)
+		out = append(out, rejected{oldest, TooManyAnonymous})
 	}
-	return rejected
+	return out
 }
 
 // largestLocked returns the oldest connection of the source that has most of a kind, of which there is one.
@@ -234,10 +263,10 @@ func (l *Listener) forgetLocked(c *Conn) {
 }
 
 // unlock unlocks and closes connections that were forgotten.
-func (l *Listener) unlock(rejected []*Conn) {
+func (l *Listener) unlock(all []rejected) {
 	l.mu.Unlock()
-	for _, c := range rejected {
-		c.reject(TooManyAnonymous)
+	for _, c := range all {
+		c.reject(c.why)
 	}
 }
 

@@ -81,12 +81,29 @@ func (c *Limits) listener(name string, s *security) ingress.ListenerConfig {
 	if name != "http" {
 		cfg.WriteTimeout = c.WriteTimeout
 	}
+	if name == "grpc" || name == "peer" {
+		cfg.RejectAfter = rejectAfter
+		cfg.Farewell = func(why ingress.Rejection) []byte {
+			return goAway("this node has too many connections: " + rejections[why])
+		}
+	}
 	if s.plain(name) {
 		cfg.Foreign = func(from net.Addr) {
 			s.denials.note(name, "tls_on_plain_port", from, "TLS where plain text is spoken")
 		}
 	}
 	return cfg
+}
+
+// rejectAfter is how long a connection that is one too many stays once its call has been answered so.
+const rejectAfter = 100 * time.Millisecond
+
+// goAway returns a frame of HTTP/2 (RFC 9113, 6.8) that tells why a connection is rejected before HTTP/2 is set up on it. A client takes
+// that for a connection that failed, and waits longer each time before it tries again.
+func goAway(why string) []byte {
+	const goAwayFrame, enhanceYourCalm = 7, 0xb
+	frame := []byte{0, 0, byte(8 + len(why)), goAwayFrame, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, enhanceYourCalm}
+	return append(frame, why...)
 }
 
 // rejections say which bound a connection was closed for.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -79,6 +80,63 @@ func TestMaxConnections(t *testing.T) {
 				t.Errorf("%s, %s: %d are counted", name, listener, known(l))
 			}
 		}
+	}
+}
+
+// TestRejectedClient: the Go client of a node that has too many connections answers by its fail policy, says why, and does not come back
+// all the time; the node's probes are answered meanwhile. Connections beyond those for probes are rejected before HTTP/2 is set up.
+func TestRejectedClient(t *testing.T) {
+	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: -1} })
+	dial := func() *client.Client {
+		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(shop), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	first := dial()
+	if err := first.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	second := dial()
+	if d, err := second.Policy("login").Allow(t.Context(), "k"); err != nil || !d.FailedOpen {
+		t.Errorf("the second client: %+v, %v", d, err)
+	}
+	if s := second.Stats(); !strings.Contains(s.Reason, "this node has too many connections: max-connections") {
+		t.Errorf("the reason: %+v", s)
+	}
+	if d, err := first.Policy("login").Allow(t.Context(), "k"); err != nil || d.FailedOpen {
+		t.Errorf("the first client: %+v, %v", d, err)
+	}
+	probe := dialed(t, n)
+	if _, err := healthv1.NewHealthClient(probe).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
+		t.Errorf("a probe: %v", err)
+	}
+	told := make(chan string, 1)
+	for range 50 {
+		c, err := net.Dial("tcp", addrOf(n.listeners.grpc))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		go func() {
+			f, err := http2.NewFramer(c, c).ReadFrame()
+			if away, ok := f.(*http2.GoAwayFrame); ok && err == nil {
+				select {
+				case told <- string(away.DebugData()):
+				default:
+				}
+			}
+		}()
+	}
+	select {
+	case why := <-told:
+		if !strings.Contains(why, "max-connections") {
+			t.Errorf("a rejected connection is told %q", why)
+		}
+	case <-time.After(testkit.Patience):
+		t.Error("no connection is told why it is rejected")
 	}
 }
 

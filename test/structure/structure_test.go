@@ -141,6 +141,8 @@ var clocks = []string{
 	"client/nodes.go invoke",
 	"client/nodes.go newNodes",
 	"client/limiter.go WaitN",
+	"client/pace.go Close",
+	"client/pace.go dial",
 	"client/limiter.go waitDelay",
 	"cluster/prober.go now", // back-off
 	"cluster/transport.go admit",
@@ -177,6 +179,7 @@ var clocks = []string{
 	"internal/ingress/calls.go begin",
 	"internal/ingress/conn.go Write",
 	"internal/ingress/conn.go allowance",
+	"internal/ingress/conn.go reject", // bounds a write
 	"internal/ingress/frames.go awaitTurn",
 	"internal/ingress/listener.go serveLocked",
 	"internal/load/load.go now",
