@@ -45,16 +45,22 @@ type loans struct {
 	links map[*member]*loanLink // only for run
 }
 
-func newLoans(ns *nodes) *loans {
+// newLoans returns loans that are timed by what read returns: the monotonic clock and the wall clock, at one instant.
+func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
 	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: wake.New(), links: make(map[*member]*loanLink)}
-	began := time.Now()
-	clock := borrow.NewClock(0, began.UnixNano())
-	l.clock = func() int64 {
-		now := time.Now()
-		return clock.Read(int64(now.Sub(began)), now.UnixNano())
-	}
+	clock := borrow.NewClock(read())
+	l.clock = func() int64 { return clock.Read(read()) }
 	l.book = borrow.New[loanKey, *member](l.kick.Set, nil)
 	return l
+}
+
+// systemClocks returns what newLoans reads.
+func systemClocks() func() (mono, wall int64) {
+	began := time.Now()
+	return func() (int64, int64) {
+		now := time.Now()
+		return int64(now.Sub(began)), now.UnixNano()
+	}
 }
 
 func (l *Limiter) loanKey(key string) loanKey {

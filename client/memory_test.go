@@ -88,7 +88,7 @@ func TestAdmittedFromALoanIsAskedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, asked := refusedBy(full)
 			c := scripted(t, s)
-			c.loans = newLoans(nil)
+			c.loans = newLoans(nil, systemClocks())
 			key := loanKey{policy: "p", key: "a"}
 			for c.loans.book.Loans() == 0 {
 				c.loans.missed(key, 1, &Decision{Allowed: true, Limit: 5})

@@ -108,7 +108,7 @@ func newRemote(address string, o options) (*remote, error) {
 	ns.running.Go(func() { ns.learn(ns.ctx) })
 	r := &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), sets: sync.Pool{New: func() any { return newRequest() }}}
 	if o.loans {
-		r.loans = newLoans(ns)
+		r.loans = newLoans(ns, systemClocks())
 		ns.running.Go(func() { r.loans.run(ns.ctx) })
 	}
 	return r, nil

@@ -2555,4 +2555,24 @@ var mutants = []mutant{
 		[]edit{{"\t\towners[p] = -1\n", ""}},
 		"./internal/node -run TestOwnershipView$", "nobody is active, and has partitions",
 	},
+	{
+		"client: recalls are ignored", "client/loans.go",
+		[]edit{{"\t\t\tbook.Recalled(r.GetNumber(), r.GetGranted(), now)\n", "\t\t\t_ = r\n"}},
+		"./client -run TestRecall$", "all of it to be returned",
+	},
+	{
+		"client: a recall's granted is ignored", "client/loans.go",
+		[]edit{{"book.Recalled(r.GetNumber(), r.GetGranted(), now)", "book.Recalled(r.GetNumber(), 0, now)"}},
+		"./client -run TestRecall$", "all of it to be returned",
+	},
+	{
+		"client: reports do not say what is known", "client/loans.go",
+		[]edit{{"Totals: r.Totals, Known: r.Known, Want: r.Want,", "Totals: r.Totals, Want: r.Want,"}},
+		"./client -run TestKnown$", "a report of what is known",
+	},
+	{
+		"client: the clock of loans stands still while the machine is suspended", "client/loans.go",
+		[]edit{{"return clock.Read(read())", "_ = clock; mono, _ := read(); return mono"}},
+		"./client -run TestLoanOverASuspension$", "while the machine was suspended",
+	},
 }

@@ -137,7 +137,7 @@ var clocks = []string{
 	"client/client.go now",
 	"client/lease.go renew",
 	"client/limiter.go AcquireN",
-	"client/loans.go newLoans",
+	"client/loans.go systemClocks",
 	"client/nodes.go invoke",
 	"client/nodes.go newNodes",
 	"client/limiter.go WaitN",
