@@ -18,6 +18,7 @@ import (
 const policies = `
 policies:
   - {name: login, algorithm: sliding_log, limit: 2, window: 1m}
+  - {name: tokens, algorithm: sliding_log, limit: 1000, window: 1h}
   - {name: mail, algorithm: token_bucket, limit: 100, window: 1s, capacity: 1}
   - {name: export, algorithm: concurrency, limit: 1, ttl: 30s}
 `
@@ -161,4 +162,125 @@ func ExampleClient_Check() {
 	// true 2 false
 	// true 0 false
 	// false 0 true
+}
+
+// One request that has to pass the limits of its user and of its team: what one of them refuses is not charged to the other.
+func ExampleClient_All() {
+	c := open()
+	defer c.Close()
+	checks := []client.Check{{Policy: "login", Key: "alice"}, {Policy: "login", Key: "team-7", Cost: 2}}
+	for range 2 {
+		all, err := c.All(context.Background(), checks)
+		if err != nil {
+			log.Fatal(err)
+		}
+		tightest := all.Tightest()
+		fmt.Println(all.Allowed, tightest.Remaining, tightest.RetryAfter.Round(time.Minute))
+	}
+	// Output:
+	// true 0 0s
+	// false 0 1m0s
+}
+
+// Work whose cost is known only when it is done: the most that it may cost is charged first, and what was not used is given back.
+func ExampleLimiter_ReserveN() {
+	c := open()
+	defer c.Close()
+	tokens := c.Policy("tokens")
+	ctx := context.Background()
+	r, d, err := tokens.ReserveN(ctx, "tenant-7", 400, time.Minute)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if !d.Allowed {
+		fmt.Println("try again in", d.RetryAfter)
+		return
+	}
+	defer r.Cancel() // does nothing once the reservation is committed
+	fmt.Println("reserved", r.Units(), "left", d.Remaining)
+	if err := r.Commit(150); err != nil {
+		log.Fatal(err)
+	}
+	d, err = tokens.Peek(ctx, "tenant-7")
+	fmt.Println("left", d.Remaining, err)
+	// Output:
+	// reserved 400 left 600
+	// left 850 <nil>
+}
+
+// Work that turns out to be larger, or to take longer: it goes on as long as there is room for more.
+func ExampleReservation_Extend() {
+	c := open()
+	defer c.Close()
+	ctx := context.Background()
+	r, _, err := c.Policy("tokens").ReserveN(ctx, "tenant-8", 600, time.Minute)
+	if err != nil || r == nil {
+		log.Fatal(err)
+	}
+	defer r.Cancel()
+	for range 2 {
+		d, err := r.Extend(ctx, 300, time.Minute)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(d.Allowed, r.Units())
+	}
+	// Output:
+	// true 900
+	// false 900
+}
+
+// CommitCost says what a commit has changed: work that has cost more than was reserved is charged all the same.
+func ExampleReservation_CommitCost() {
+	c := open()
+	defer c.Close()
+	r, _, err := c.Policy("tokens").ReserveN(context.Background(), "tenant-9", 900, time.Minute)
+	if err != nil || r == nil {
+		log.Fatal(err)
+	}
+	settled, err := r.CommitCost(1200)
+	fmt.Println(settled.Refunded, settled.Excess, settled.Over, err)
+	// Output:
+	// 0 300 true <nil>
+}
+
+// Several budgets for one piece of work: all are charged, or none is.
+func ExampleClient_ReserveAll() {
+	c := open()
+	defer c.Close()
+	tokens := c.Policy("tokens")
+	rs, all, err := c.ReserveAll(context.Background(), []client.Claim{
+		{Limiter: tokens, Key: "org-1", Work: client.Work{Cost: 300}},
+		{Limiter: tokens, Key: "user-1", Work: client.Work{Cost: 300}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(all.Allowed, len(rs))
+	for _, r := range rs {
+		if err := r.Commit(100); err != nil {
+			log.Fatal(err)
+		}
+	}
+	d, err := tokens.Peek(context.Background(), "user-1")
+	fmt.Println(d.Remaining, err)
+	// Output:
+	// true 2
+	// 900 <nil>
+}
+
+// Work that has been done already is counted, whether or not there is room for it.
+func ExampleLimiter_Charge() {
+	c := open()
+	defer c.Close()
+	for range 2 {
+		d, err := c.Policy("tokens").Charge(context.Background(), "tenant-10", 800)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(d.Allowed, d.Granted)
+	}
+	// Output:
+	// true 800
+	// false 800
 }

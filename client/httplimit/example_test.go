@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/client/httplimit"
 	"github.com/weirlimit/weir/client/local"
 )
@@ -38,4 +39,39 @@ func Example() {
 	// 200, remaining 1, retry after ""
 	// 200, remaining 0, retry after ""
 	// 429, remaining 0, retry after "60"
+}
+
+// A policy for each kind of request, the user's and the team's limit together, and no limit for health checks. With routers that take a
+// func(http.Handler) http.Handler, it is limits.Handler.
+func ExampleNew() {
+	c := local.New(nil)
+	defer c.Close()
+	reads := c.Inline("reads", algo.Limit{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Minute})
+	writes := c.Inline("writes", algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Minute})
+	limits := httplimit.New(httplimit.Config{
+		Choose: func(r *http.Request) client.Decider {
+			if r.Method == http.MethodPost {
+				return writes
+			}
+			return reads
+		},
+		Skip: func(r *http.Request) bool { return r.URL.Path == "/healthz" },
+		Key:  httplimit.FirstOf(httplimit.Header("X-Api-Key"), httplimit.ClientIP(nil)),
+	})
+	handler := limits.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	for _, r := range []*http.Request{
+		httptest.NewRequest("POST", "/", nil), httptest.NewRequest("POST", "/", nil), httptest.NewRequest("GET", "/", nil),
+		httptest.NewRequest("GET", "/healthz", nil),
+	} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		fmt.Printf("%s %s: %d %q\n", r.Method, r.URL, w.Code, w.Header().Get("Weir-Result"))
+	}
+	fmt.Printf("%+v\n", limits.Counts())
+	// Output:
+	// POST /: 200 "admitted"
+	// POST /: 429 "refused"
+	// GET /: 200 "admitted"
+	// GET /healthz: 200 ""
+	// {Admitted:2 Refused:1 FailedOpen:0 FailedClosed:0 Errors:0}
 }
