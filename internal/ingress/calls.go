@@ -64,6 +64,11 @@ func NewCalls(cfg CallsConfig) *Calls {
 	return c
 }
 
+// InUse returns how many unary calls and streams are carried out.
+func (c *Calls) InUse() (calls, streams int) {
+	return int(c.calls.open.Load()), int(c.streams.open.Load())
+}
+
 // Options returns the options of the server. Interceptors that authorize streams are given here, and come after the checks and
 // before the bounds of Calls; others come later.
 func (c *Calls) Options(authorize ...grpc.StreamServerInterceptor) []grpc.ServerOption {

@@ -109,6 +109,11 @@ func TestRejectedClient(t *testing.T) {
 	if d, err := first.Policy("login").Allow(t.Context(), "k"); err != nil || d.FailedOpen {
 		t.Errorf("the first client: %+v, %v", d, err)
 	}
+	for _, line := range []string{`weir_connections{listener="grpc"} 1`, `weir_connections_max{listener="grpc"} 1`, `weir_calls{kind="unary"} 0`} {
+		if !strings.Contains(metricsOf(t, n), line+"\n") {
+			t.Errorf("the metrics have no %s", line)
+		}
+	}
 	probe := dialed(t, n)
 	if _, err := healthv1.NewHealthClient(probe).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
 		t.Errorf("a probe: %v", err)

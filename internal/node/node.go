@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -86,8 +87,9 @@ type Node struct {
 	tracer      *tracing.Tracer // nil: no traces
 	security    *security
 	forwardAuth httpapi.ForwardAuth
-	buffers     *connbuf.Bound    // of callers' connections
-	kept        *fairshare.Places // bytes that callers have the node keep besides counters
+	buffers     *connbuf.Bound                // of callers' connections
+	kept        *fairshare.Places             // bytes that callers have the node keep besides counters
+	calls       atomic.Pointer[ingress.Calls] // of callers over gRPC; nil: none are served yet
 	health      *health.Server
 
 	httpServer  *http.Server
@@ -234,7 +236,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
 		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
-		Collectors:  append(append(n.envoyCollectors(), n.security.metrics, hops), overrides.Metrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...),
+		Collectors:  append(append(append(n.envoyCollectors(), n.security.metrics, hops), n.roomCollectors()...), overrides.Metrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...),
 		LogsDropped: n.logsDropped(),
 	})
 	if cfg.Registerer != nil {
@@ -371,8 +373,9 @@ func (n *Node) serve() {
 		calls := ingress.NewCalls(ingress.CallsConfig{
 			Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
-			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.caller,
+			MaxCalls: budget.MaxStreams, MaxStreams: maxStreams(budget), Caller: n.security.caller,
 		})
+		n.calls.Store(calls)
 		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
 			grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), handshake, grpc.ForceServerCodecV2(wire.ServerCodec(n.buffers, budget.MaxParts)), experimental.BufferPool(n.buffers),
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
