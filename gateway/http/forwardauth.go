@@ -183,13 +183,14 @@ func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, c
 // otherwise all of its callers would share a key.
 func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *problem, callers bool) {
 	clients := clientip.Resolver{Trusted: a.ForwardAuth.TrustedProxies, IPv6Bits: q.ipv6Bits}
-	switch {
-	case !clients.Trusts(r.RemoteAddr):
+	if !clients.Trusts(r.RemoteAddr) {
 		return "", invalid("key_ip", "the gateway that asks is not among the trusted-proxies of this node"), false
-	case strings.TrimSpace(strings.Join(r.Header["X-Forwarded-For"], "")) == "":
-		return "", invalid("key_ip", "the gateway has to send the address of its caller in X-Forwarded-For"), false
 	}
-	return clients.Key(r.RemoteAddr, r.Header), nil, false
+	key, named := clients.Caller(r.RemoteAddr, r.Header)
+	if !named {
+		return "", invalid("key_ip", "the gateway has to send the address of its caller as the last one in X-Forwarded-For"), false
+	}
+	return key, nil, false
 }
 
 // handleForwardAuth answers gateways that ask about each request before they pass it on. The method and the body are those of

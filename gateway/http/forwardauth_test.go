@@ -180,6 +180,17 @@ func TestForwardAuthBadQueries(t *testing.T) {
 	}
 }
 
+// TestForwardAuthNamesNobody: where the gateway sends no address of its caller, its own is not counted in place of that.
+func TestForwardAuthNamesNobody(t *testing.T) {
+	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+	for _, hops := range []string{"unknown", "203.0.113.9, unknown", "203.0.113.9, _hidden", ""} {
+		wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", hops), 400, "key_ip", "X-Forwarded-For")
+	}
+	if len(d.service.calls) > 0 {
+		t.Errorf("asked %v", d.service.calls)
+	}
+}
+
 // TestForwardAuthStrangers: nobody who is no trusted proxy chooses the address that it is limited by.
 func TestForwardAuthStrangers(t *testing.T) {
 	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, nil)

@@ -100,7 +100,7 @@ func (c *conn) do(s *scratch, command *spec, args []string) {
 		c.wrongArity(s, command.name)
 		return
 	}
-	if c.ctx == nil && !command.open && !c.isAuthenticated() {
+	if !command.open && (c.ctx == nil || !command.decided) && !c.isAuthenticated() { // who is authenticated is authorized for each check
 		c.failed(s, "NOAUTH", "Authentication required.")
 		return
 	}

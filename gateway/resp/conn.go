@@ -343,15 +343,16 @@ func (c *conn) fail(s *scratch, code, text string) {
 	}
 }
 
-// isAuthenticated reports whether the caller is authenticated, by what its connection presents if it has not said more.
+// isAuthenticated reports whether the caller is authenticated now, by what its connection presents if it has not said more.
 func (c *conn) isAuthenticated() bool {
 	if c.ctx == nil {
 		ctx, denial := c.server.cfg.Authenticate(context.Background(), c.credentials)
 		if denial == nil {
 			c.enter(ctx)
 		}
+		return c.ctx != nil
 	}
-	return c.ctx != nil
+	return c.server.cfg.Current(c.ctx)
 }
 
 // arrive authenticates a caller who need not say more than its connection does, when it begins to say something: the bounds on what strangers

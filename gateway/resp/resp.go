@@ -44,6 +44,8 @@ type Config struct {
 	Service Service
 	// Authenticate authenticates a caller by its credentials, and returns the context to decide its commands in.
 	Authenticate func(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial)
+	// Current reports whether the caller of a context of Authenticate is still known: its token may have been withdrawn. Required.
+	Current func(ctx context.Context) bool
 	// Caller returns the name of the caller whom a context of Authenticate is for, to share connections by; nil: they are not told apart.
 	Caller func(ctx context.Context) string
 	// Tokens is set where callers may have tokens. Otherwise AUTH is answered as by a Redis without a password.

@@ -67,6 +67,7 @@ func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clo
 		Authenticate: func(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial) {
 			return open.Authorize(ctx, "resp", auth.RoleOpen, c)
 		},
+		Current: func(ctx context.Context) bool { return open.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil },
 	}
 	if edit != nil {
 		edit(&cfg)
@@ -111,7 +112,54 @@ func withTokens(t testing.TB, denied *[]string) func(*Config) {
 		c.Authenticate = func(ctx context.Context, cr auth.Credentials) (context.Context, *auth.Denial) {
 			return a.Authorize(ctx, "resp", auth.RoleOpen, cr)
 		}
+		c.Current = func(ctx context.Context) bool { return a.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil }
 	}
+}
+
+// TestWithdrawnToken: a connection whose token was withdrawn has no command any more but those that are open to strangers.
+func TestWithdrawnToken(t *testing.T) {
+	var list atomic.Pointer[auth.Callers]
+	access := func(token string) {
+		parsed, err := auth.Parse("access", []byte("callers: [{name: web, tokens: ["+auth.Hash(token)+"], roles: [check], policies: [login]}]"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		list.Store(parsed)
+	}
+	access("secret-of-web")
+	a := auth.New(auth.Config{Callers: list.Load, Denied: func(string, string, net.Addr, string) {}})
+	address, _, _ := serve(t, func(c *Config) {
+		c.Tokens = true
+		c.Authenticate = func(ctx context.Context, cr auth.Credentials) (context.Context, *auth.Denial) {
+			return a.Authorize(ctx, "resp", auth.RoleOpen, cr)
+		}
+		c.Current = func(ctx context.Context) bool { return a.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil }
+	})
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	in := bufio.NewReader(conn)
+	ask := func(command, want string) {
+		t.Helper()
+		if _, err := io.WriteString(conn, command+"\n"); err != nil {
+			t.Fatal(err)
+		}
+		line, err := in.ReadString('\n')
+		if err != nil || !strings.HasPrefix(line, want) {
+			t.Errorf("%s: %q %v, want %q", command, line, err, want)
+		}
+	}
+	ask("AUTH secret-of-web", "+OK")
+	ask("CLIENT ID", ":")
+	access("another")
+	for _, command := range []string{"INFO", "CLIENT ID", "COMMAND COUNT", "ECHO a", "SELECT 0", "HELLO 2"} {
+		ask(command, "-NOAUTH ")
+	}
+	ask("PING", "+PONG")
+	ask("AUTH another", "+OK")
+	ask("CLIENT ID", ":")
 }
 
 // talk sends what is given, ends its half of the connection, and returns all that is answered.

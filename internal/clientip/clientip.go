@@ -48,11 +48,19 @@ func ParsePrefixes(texts []string) ([]netip.Prefix, error) {
 // Key returns what to limit a request by, such as "192.0.2.1" or "2001:db8::/64". It is empty when the request has no address,
 // which no request from a network has.
 func (r *Resolver) Key(remoteAddr string, header http.Header) string {
-	from, ok := parse(remoteAddr)
-	if !ok {
-		return ""
+	key, _ := r.Caller(remoteAddr, header)
+	return key
+}
+
+// Caller is Key. named is false where that is the address of a trusted proxy because the proxy names nobody: it has sent no address, or
+// what stands in its place is none.
+func (r *Resolver) Caller(remoteAddr string, header http.Header) (key string, named bool) {
+	from, named := parse(remoteAddr)
+	if !named {
+		return "", false
 	}
 	if r.trusts(from) {
+		named = false
 		hops := header["X-Forwarded-For"]
 	walk:
 		for i := len(hops) - 1; i >= 0; i-- {
@@ -64,7 +72,7 @@ func (r *Resolver) Key(remoteAddr string, header http.Header) string {
 					rest = ""
 				}
 				a, ok := parse(strings.TrimSpace(hop))
-				if !ok {
+				if named = ok; !ok {
 					break walk // the proxy that let this through is as far as it can be known
 				}
 				if from = a; !r.trusts(a) {
@@ -74,14 +82,14 @@ func (r *Resolver) Key(remoteAddr string, header http.Header) string {
 		}
 	}
 	if from.Is4() {
-		return from.String()
+		return from.String(), named
 	}
 	bits := cmp.Or(r.IPv6Bits, DefaultIPv6Bits)
 	p, err := from.Prefix(bits)
 	if err != nil || bits == 128 {
-		return from.String()
+		return from.String(), named
 	}
-	return p.String()
+	return p.String(), named
 }
 
 // Trusts reports whether an address, with or without a port, is that of a trusted proxy.

@@ -29,6 +29,7 @@ func TestKey(t *testing.T) {
 		"no header":                   {trusted, 0, "10.0.0.1:5000", nil, "10.0.0.1"},
 		"an empty header":             {trusted, 0, "10.0.0.1:5000", []string{""}, "10.0.0.1"},
 		"garbage":                     {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5, unknown"}, "10.0.0.1"},
+		"garbage behind two":          {trusted, 0, "10.0.0.1:5000", []string{"unknown, 10.2.3.4"}, "10.2.3.4"},
 		"garbage before":              {trusted, 0, "10.0.0.1:5000", []string{"x\r\ny, 203.0.113.5"}, "203.0.113.5"},
 		"a hop with a port":           {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5:1234"}, "203.0.113.5"},
 		"IPv6":                        {nil, 0, "[2001:db8:1:2:3:4:5:6]:5000", nil, "2001:db8:1:2::/64"},
@@ -47,6 +48,10 @@ func TestKey(t *testing.T) {
 		}
 		if got := r.Key(c.remote, h); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+		unnamed := map[string]bool{"no header": true, "an empty header": true, "garbage": true, "garbage behind two": true, "no address": true}
+		if _, named := r.Caller(c.remote, h); named == unnamed[name] {
+			t.Errorf("%s: named is %t", name, named)
 		}
 	}
 }

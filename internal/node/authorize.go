@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/limit"
 )
 
 // authorizeHTTP authorizes a request over HTTP before its body is read.
@@ -23,6 +24,11 @@ func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Conte
 // authenticateRESP authenticates a connection of the Redis protocol. Its commands demand the roles that they need.
 func (s *security) authenticateRESP(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial) {
 	return s.auth.Authorize(ctx, "resp", auth.RoleOpen, c)
+}
+
+// current reports whether the caller of a context is still known, by the access file in force now.
+func (s *security) current(ctx context.Context) bool {
+	return s.auth.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil
 }
 
 // callerName returns what tells callers apart by the context of their calls; nil without an access file, when all are one.

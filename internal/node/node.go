@@ -411,7 +411,7 @@ func (n *Node) serve() {
 	}
 	if n.listeners.resp != nil {
 		n.respServer = resp.New(resp.Config{
-			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Tokens: n.security.access != nil, Caller: n.security.callerName(),
+			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Current: n.security.current, Tokens: n.security.access != nil, Caller: n.security.callerName(),
 			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessageTimeout,
 			Requests: requests, Buffers: n.buffers,
 			Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),

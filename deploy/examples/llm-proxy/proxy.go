@@ -45,14 +45,31 @@ type completion struct {
 // event is what it reads of an event of the answer.
 type event struct {
 	Choices []struct {
-		Delta struct {
-			Content string `json:"content"`
-		} `json:"delta"`
+		Delta any `json:"delta"`
 	} `json:"choices"`
 	Usage *struct {
 		Prompt     int64 `json:"prompt_tokens"`
 		Completion int64 `json:"completion_tokens"`
 	} `json:"usage"`
+}
+
+// written is how many bytes of text a delta has, whatever they are part of: content, reasoning, a refusal, or the arguments of tools.
+func written(delta any) (n int) {
+	switch v := delta.(type) {
+	case string:
+		n = len(v)
+	case []any:
+		for _, part := range v {
+			n += written(part)
+		}
+	case map[string]any:
+		for name, part := range v {
+			if name != "role" && name != "type" && name != "id" {
+				n += written(part)
+			}
+		}
+	}
+	return n
 }
 
 // tokens is a rough count: four bytes a token.
@@ -204,7 +221,7 @@ func (c *call) within(ctx context.Context, data []byte) bool {
 		return true // such as [DONE]
 	}
 	for _, choice := range e.Choices {
-		c.output += tokens(len(choice.Delta.Content))
+		c.output += tokens(written(choice.Delta))
 	}
 	if e.Usage != nil {
 		c.input, c.output = e.Usage.Prompt, e.Usage.Completion

@@ -85,7 +85,7 @@ func ask(t *testing.T, server *httptest.Server, body string) (a answer) {
 		}
 		a.cut = a.cut || e.Error != nil && e.Error.Type == "insufficient_quota"
 		for _, choice := range e.Choices {
-			a.output += tokens(len(choice.Delta.Content))
+			a.output += tokens(written(choice.Delta))
 		}
 	}
 	return a
@@ -198,3 +198,19 @@ func TestAnswers(t *testing.T) {
 }
 
 func long(n int) string { return strings.Repeat("x", n) }
+
+// TestAllTextCounts: what an upstream streams besides content takes of the budget, too.
+func TestAllTextCounts(t *testing.T) {
+	for delta, want := range map[string]int64{
+		`{"role":"assistant","content":"12345678"}`: 2, `{"content":null,"reasoning_content":"12345678"}`: 2, `{"refusal":"12345678"}`: 2,
+		`{"tool_calls":[{"index":0,"id":"call_1","type":"function","function":{"name":"1234","arguments":"12345678"}}]}`: 3, `{}`: 0, `null`: 0,
+	} {
+		var e event
+		if err := json.Unmarshal([]byte(`{"choices":[{"delta":`+delta+`}]}`), &e); err != nil {
+			t.Fatal(err)
+		}
+		if n := tokens(written(e.Choices[0].Delta)); n != want {
+			t.Errorf("%s: %d tokens, want %d", delta, n, want)
+		}
+	}
+}
