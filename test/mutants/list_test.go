@@ -1786,7 +1786,7 @@ var mutants = []mutant{
 	},
 	{
 		"overrides: each change is put into force by itself", "internal/overrides/replicator.go",
-		[]edit{{"	time.Sleep(r.resume.Sub(r.cfg.Now()))\n", ""}},
+		[]edit{{"ended.Add(max(commitPace, restFactor*ended.Sub(began)))", "ended.Add(time.Millisecond)"}},
 		"./internal/overrides -run TestChangesAreCoalesced$", "changes were put into force in",
 	},
 	{
