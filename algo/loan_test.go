@@ -435,3 +435,46 @@ func TestLoans(t *testing.T) {
 		})
 	}
 }
+
+// TestLoanEnds: units are held until the last of their loans ends. A report of more than is known to be granted puts the end of its loan off: an
+// owner that was lost may have renewed it. Of the ends that two sides know the later counts.
+func TestLoanEnds(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 1000, Window: time.Minute}}
+	a, s := NewArena(nil), make(State, ls.Words())
+	ls.Init(s, Instant{})
+	var u, other Loans
+	const first, second = 1, 2
+	for _, line := range []struct {
+		at      time.Duration
+		side    *Loans
+		id      uint64
+		granted int64
+		ends    time.Duration // of that loan
+		held    time.Duration // the last end on that side
+	}{
+		{0, &u, first, 10, 0, 0},
+		{400 * time.Millisecond, &u, second, 10, 400 * time.Millisecond, 400 * time.Millisecond},
+		{500 * time.Millisecond, &u, first, 10, 0, 400 * time.Millisecond},
+		{600 * time.Millisecond, &u, first, 12, 600 * time.Millisecond, 600 * time.Millisecond},
+		{700 * time.Millisecond, &other, second, 10, 700 * time.Millisecond, 700 * time.Millisecond},
+		{500 * time.Millisecond, &other, first, 10, 500 * time.Millisecond, 700 * time.Millisecond},
+	} {
+		now := Instant{Mono: int64(line.at)}
+		if _, err := ls.Report(a, s, now, line.side, LoanID{line.id, 1}, Totals{Granted: line.granted}, 0); err != nil {
+			t.Fatal(err)
+		}
+		loan, _ := line.side.Get(LoanID{line.id, 1})
+		if ends := loan.Until - owned(LoanTerm); ends != int64(line.ends) {
+			t.Errorf("%+v: it ends a term after %v", line, time.Duration(ends))
+		}
+		if held := line.side.HeldFor(now) + line.at - time.Duration(owned(LoanTerm)); held != line.held {
+			t.Errorf("%+v: units are held until a term after %v", line, held)
+		}
+	}
+	u.Unite(&other)
+	for id, want := range map[uint64]time.Duration{first: 600 * time.Millisecond, second: 700 * time.Millisecond} {
+		if loan, _ := u.Get(LoanID{id, 1}); loan.Until-owned(LoanTerm) != int64(want) {
+			t.Errorf("loan %d of both sides ends a term after %v, want %v", id, time.Duration(loan.Until-owned(LoanTerm)), want)
+		}
+	}
+}

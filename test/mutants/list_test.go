@@ -1585,9 +1585,34 @@ var mutants = []mutant{
 		"./limiter -run TestLoansWaitForTheirCopy$", "with a lease until 500ms",
 	},
 	{
+		"loan: of two ends that are known the earlier counts", "algo/loan.go",
+		[]edit{{"k.Until = max(k.Until, l.Until)", "k.Until = min(k.Until, l.Until)"}},
+		"./algo -run TestLoanEnds", "of both sides",
+	},
+	{
+		"loan: more granted than known does not put off the end", "algo/loan.go",
+		[]edit{{"more.Until = max(more.Until, now.Mono+owned(LoanTerm))", "_ = now"}},
+		"./algo -run TestLoanEnds", "it ends a term after",
+	},
+	{
+		"loan: units are held until the first of several ends", "algo/loan.go",
+		[]edit{{"			last = max(last, l.Until)\n", "			last = l.Until\n			break\n"}},
+		"./algo -run TestLoanEnds", "units are held until",
+	},
+	{
 		"loan: what was on loan becomes leases", "algo/loan.go",
 		[]edit{{"	if ls[0].Algorithm == Concurrency {\n		return 0, nil", "	if false {\n		return 0, nil"}},
 		"./store -run TestLoanBecomesConcurrency", "of which nobody has one",
+	},
+	{
+		"loan: a charge asks nobody for what is on loan", "store/decide.go",
+		[]edit{{"return (c.Partial || c.Always) && c.Cost", "return c.Partial && c.Cost"}},
+		"./limiter -run TestRecallBeforeCharge", "charge:",
+	},
+	{
+		"loan: a commit asks nobody for what is on loan", "limiter/reserve.go",
+		[]edit{{"Whole: !op.recalled,", ""}},
+		"./limiter -run TestRecallBeforeCharge", "commit:",
 	},
 	{
 		"loan: a strict loan outlives the grant that it was made under", "store/loan.go",

@@ -57,6 +57,7 @@ func (r *callRun) lend(text *strings.Builder) {
 type borrower struct {
 	r       *callRun
 	name    string
+	near    string // the node whose ways to others are cut with the borrower's; or its own name
 	id      uint64
 	rate    int64                                // by which its clock is off, in parts per billion
 	book    *borrow.Book[string, ownership.Node] // by policy
@@ -72,6 +73,7 @@ type borrower struct {
 func (r *callRun) newBorrower(name string) *borrower {
 	b := &borrower{r: r, name: name, kick: wake.New(), links: make(map[*node]func())}
 	b.id = uint64(r.draw(1<<60, name, "id")) | 1<<60
+	b.near = []string{name, "a", "b", "c"}[r.draw(4, name, "near")]
 	if r.rates > 0 {
 		b.rate = r.draw(2*r.rates+1, name, "rate") - r.rates
 	}
@@ -232,7 +234,7 @@ func (n *node) decides(k store.Key) bool {
 func (b *borrower) carry(to ownership.Node, sent int64, in []limit.Borrow) {
 	r := b.r
 	r.travel(b.name, to.Name, "report")
-	if r.lost(b.name, to.Name, "report") {
+	if r.lost(b.near, to.Name, "report", b.name) {
 		return
 	}
 	q := r.named(to.Name)
@@ -251,7 +253,7 @@ func (b *borrower) carry(to ownership.Node, sent int64, in []limit.Borrow) {
 	if wait != nil {
 		wait()
 	}
-	lost := q.ctx.Err() != nil || r.lost(to.Name, b.name, "loans")
+	lost := q.ctx.Err() != nil || r.lost(to.Name, b.near, "loans", b.name)
 	r.travel(to.Name, b.name, "loans")
 	if lost || b.ctx.Err() != nil {
 		return
@@ -281,7 +283,7 @@ func (b *borrower) link(q *node) {
 	}
 	b.links[q] = q.limiter.OpenBorrower(b.id, func(of limit.Recall) {
 		go func() {
-			lost := b.r.lost(q.self.Name, b.name, "recall")
+			lost := b.r.lost(q.self.Name, b.near, "recall", b.name)
 			b.r.travel(q.self.Name, b.name, "recall")
 			if !lost && b.ctx.Err() == nil {
 				b.book.Recalled(of.Number, of.Granted, b.clock())

@@ -55,13 +55,15 @@ const (
 
 // debtor borrows units of keys and spends them. Its clock has a rate of its own.
 type debtor struct {
-	l     *lending
-	boot  uint64
-	rate  int64 // error, in parts per billion
-	near  *host // that is always on the same side of a cut; nil: the debtor reaches both sides
-	lazy  bool  // it reports only when its loan is used up, or nearly over
-	loans map[string]*loan
-	last  uint64 // number of a loan
+	l    *lending
+	boot uint64
+	rate int64 // error, in parts per billion
+	near *host // that is always on the same side of a cut; nil: the debtor reaches both sides
+	lazy bool  // it reports only when its loan is used up or nearly over
+	// hoards is a policy of which the debtor spends all that it was lent at the last moment, beside who has lent it; nil: it does not.
+	hoards *policy
+	loans  map[string]*loan
+	last   uint64 // number of a loan
 }
 
 // sends reports whether what the debtor sends now arrives at a host.
@@ -91,14 +93,21 @@ func (r *run) lend(pause int64) {
 	for i := range 2 {
 		strict := l.voters > 0 && l.rng.IntN(2) == 0
 		limit := algo.Limit{Algorithm: algorithms[l.rng.IntN(len(algorithms))], Limit: 64 + l.rng.Int64N(64), Window: time.Duration(1000+l.rng.Int64N(5000)) * time.Millisecond}
+		hoarded := strict && l.rng.IntN(2) == 0
+		if hoarded {
+			// Cuts last until the grants of one side have ended, and the other one has begun and has room again. Less is asked for than there is,
+			// so that units are on loan when a cut begins.
+			r.climate.cut, r.climate.lasts = [2]int64{11 * second, 18 * second}, 40*second
+			l.pause = 10 * pause
+			limit.Algorithm, limit.Limit, limit.Window = algo.SlidingLog, 4*limit.Limit, limit.Window/3+4*time.Second
+		}
 		p := newPolicy(fmt.Sprint("lent", i), limit, checker.Escrow+checker.Durability(l.rng.IntN(2)), strict, false, 1, l.partitions)
 		p.lent, p.Lent = true, algo.LoanTerm+algo.LoanTerm/1000 // of a clock that is slow
 		l.policies = append(l.policies, p)
 		l.world.policies = append(l.world.policies, p)
 		l.history.Policies = append(l.history.Policies, p.Policy)
-		if strict && l.rng.IntN(2) == 0 {
-			// Long enough for the grants of one side to end, and for the other one to begin and have room again.
-			r.climate.cut, r.climate.lasts = [2]int64{7 * second, 14 * second}, 30*second
+		for n := 0; hoarded && n < 4; n++ {
+			l.debtors = append(l.debtors, &debtor{l: l, boot: l.rng.Uint64(), rate: -999_000, hoards: p, loans: make(map[string]*loan)})
 		}
 	}
 	for range 3 {
@@ -108,18 +117,23 @@ func (r *run) lend(pause int64) {
 		}
 		d.lazy = l.rng.IntN(2) == 0
 		l.debtors = append(l.debtors, d)
+	}
+	for _, d := range l.debtors {
 		l.after(l.rng.Int64N(second), d.live)
 	}
 }
 
-// strictHosts are, in half of the cuts of a run that lends units of a strict key, the hosts of its owner and its copy, where the others have a majority
-// of the voters: what was lent is known to nobody there.
+// strictHosts are, in most cuts of a run that lends units of a strict key, the hosts of its owner and its copy, where the others have a majority of
+// the voters: none of these knows what was lent.
 func (l *lending) strictHosts() (cut []*host) {
-	if l == nil || l.rng.IntN(2) == 0 {
+	if l == nil || l.rng.IntN(4) == 0 {
 		return nil
 	}
-	pol := l.policies[l.rng.IntN(len(l.policies))]
-	part := pol.keys[0].Partition
+	at := slices.IndexFunc(l.policies, func(p *policy) bool { return p.Strict })
+	if at < 0 {
+		return nil
+	}
+	part := l.policies[at].keys[0].Partition
 	others := l.voters
 	for _, p := range l.running() {
 		if p.owns(part) || p.data.parts[part].there {
@@ -129,7 +143,7 @@ func (l *lending) strictHosts() (cut []*host) {
 			}
 		}
 	}
-	if !pol.Strict || len(cut) == len(l.hosts) || others <= l.voters/2 {
+	if len(cut) == len(l.hosts) || others <= l.voters/2 {
 		return nil
 	}
 	return cut
@@ -142,6 +156,12 @@ func (d *debtor) live() {
 	}
 	l.after(l.rng.Int64N(l.pause), d.live)
 	if l.until == 0 {
+		return
+	}
+	if d.hoards != nil {
+		if of := d.loan(d.hoards, &d.hoards.keys[0]); of.totals.Left() == 0 {
+			d.report(of, 2*algo.LeastLoan)
+		}
 		return
 	}
 	pol := l.policies[l.rng.IntN(len(l.policies))]
@@ -157,13 +177,11 @@ func (d *debtor) live() {
 			}
 		}
 	case what < 65 && of.totals.Left() > 0 && d.clock() < of.deadline:
-		// At the last moment.
-		l.after(max(int64(float64(of.deadline-d.clock())/(1+float64(d.rate)/1e9))-50_000, 0), func() { d.spend(of, 5) })
+		l.after(d.untilLast(of), func() { d.spend(of, 5) })
 	case what < 97:
-		if d.lazy && of.totals.Left() > 0 && of.deadline-d.clock() > of.term/3 {
-			return
+		if !d.lazy || of.totals.Left() == 0 || of.deadline-d.clock() < of.term/3 {
+			d.report(of, 16+l.rng.Int64N(30))
 		}
-		d.report(of, 16+l.rng.Int64N(30))
 	case what < 99:
 		d.report(of, 0)
 	default:
@@ -177,6 +195,11 @@ func (d *debtor) loan(pol *policy, key *store.Key) *loan {
 		d.loans[key.Key] = &loan{policy: pol, key: key, number: d.last}
 	}
 	return d.loans[key.Key]
+}
+
+// untilLast is the time until the last moment at which a loan may be spent.
+func (d *debtor) untilLast(of *loan) int64 {
+	return max(int64(float64(of.deadline-d.clock())/(1+float64(d.rate)/1e9))-50_000, 0)
 }
 
 // spend admits up to n units from a loan, and says whether it admitted any.
@@ -230,6 +253,9 @@ func (d *debtor) tell(p *process, loan *loan, want int64) {
 			l.after(l.rng.Int64N(20*millisecond), func() {
 				if d.hears(p.host) {
 					d.answered(loan, sent, a)
+					if d.hoards != nil {
+						d.near = p.host
+					}
 				}
 			})
 		}
@@ -289,6 +315,22 @@ func (p *process) lend(loan *loan, b store.Borrow, back func(store.Lent)) {
 		p.waiting[part] = append(p.waiting[part], waiter{ticket: a.Ticket, lent: func() { back(a) }})
 	}
 	p.urge(now)
+}
+
+// startsFull has callers come when a strict key that has started full has room again, as their refusals say.
+func (l *lending) startsFull(p *process, part int) {
+	l.full = true
+	for _, pol := range l.policies {
+		if key := &pol.keys[0]; pol.Strict && key.Partition == part {
+			for late := range int64(5) { // clocks differ
+				p.later(int64(pol.Window)+late*10*millisecond, func() {
+					for range pol.Limit / 4 {
+						l.submit(p, pol, key, 4, nil)
+					}
+				})
+			}
+		}
+	}
 }
 
 // callBack has a check wait until those who borrow its key have returned what they have left, or have not for too long.
@@ -485,6 +527,9 @@ func (d *debtor) answered(loan *loan, sent int64, a store.Lent) {
 	}
 	d.l.granted++
 	loan.deadline, loan.term = max(loan.deadline, sent+int64(a.Term)), int64(a.Term)
+	if d.hoards != nil {
+		d.l.after(d.untilLast(loan), func() { d.spend(loan, loan.totals.Left()) })
+	}
 }
 
 // returned holds all who decide to holding nothing: the load is over, and so are all loans.

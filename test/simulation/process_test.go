@@ -257,7 +257,7 @@ func (p *process) note(n ownership.Note) {
 		p.w.claimed(p, n.Partition, n.Detail == "new")
 	}
 	if l := p.w.lending; l != nil && n.What == "strict keys start full" {
-		l.full = true
+		l.startsFull(p, n.Partition)
 	}
 	text := p.self.Name + " " + n.What + " " + strconv.Itoa(n.Partition)
 	if n.Term != (ownership.Term{}) {
