@@ -12,7 +12,7 @@
 //	go test ./test/simulation -run TestScenarios -update                after a change; to be looked at with git diff
 //
 // Clients check, reserve, commit and cancel, take, renew and release leases, repeat requests under their ids until they are answered, and ask
-// about several keys at once, all or none. Hosts' wall clocks are wrong by up to 200 ms. In two runs of three chunks are small, so that what
+// about several keys at once, all or none. Hosts' wall clocks are wrong by up to 200 ms. In a third of the runs chunks are small, so that what
 // is told together elsewhere comes in several.
 //
 // In half of the runs of TestSeeds and all of TestLoanSeeds borrowers, each with a clock that is up to 0.1 % off, take units of keys on

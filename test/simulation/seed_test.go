@@ -117,7 +117,7 @@ func drawRun(seed uint64, verbose bool) *run {
 		s.repeat = []float64{0, 0.02, 0.1}[rng.IntN(3)]
 	}
 	s.policies = drawPolicies(rng, s.partitions, s.voters > 0)
-	if rng.IntN(3) > 0 {
+	if !harsh && rng.IntN(3) > 0 { // a slow network has no time for so many
 		s.chunk = 1 << (7 + rng.IntN(5)) // so few changes fill a chunk, as with long keys many do
 	}
 	r.world = newWorld(s)
