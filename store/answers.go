@@ -333,6 +333,15 @@ func (m *answers) free(b *shardBudget) {
 	*m = answers{end: m.end}
 }
 
+// forgetUnshared forgets the charges of some states that another does not know.
+func (m *answers) forgetUnshared(of map[stateID]bool, other *answers) {
+	for k, e := range m.by {
+		if of[k.of] && !e.gaveBack() && other.by[k] == nil {
+			delete(m.by, k)
+		}
+	}
+}
+
 // unite adds what another has and this one does not.
 func (m *answers) unite(other *answers, now int64, most answerBounds, b *shardBudget) {
 	for e := other.oldest; e != nil; e = e.newer {

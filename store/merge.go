@@ -54,7 +54,9 @@ type merge struct {
 	now  algo.Instant
 	base *content
 	add  content
-	err  error
+	// strict are the keys of strict rules that both sides know.
+	strict map[stateID]bool
+	err    error
 }
 
 func (m *merge) run() {
@@ -65,7 +67,7 @@ func (m *merge) run() {
 		}
 	})
 	m.uniteReservations()
-	m.base.extras.answers.unite(&m.add.extras.answers, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)
+	m.uniteAnswers()
 	m.uniteLent()
 	m.owe()
 	if other := m.add.extras.coldStrict; other.is && (!m.base.extras.coldStrict.is || other.at.Mono > m.base.extras.coldStrict.at.Mono) {
@@ -86,6 +88,12 @@ func (m *merge) key(r record) error {
 		if slot, err = m.sh.insert(&m.base.table, k, rule, m.now, r.spec.caller.label, false); err != nil {
 			return err
 		}
+	}
+	if found && (rule.Strict || m.sh.record(m.base.ref(slot)).spec.rule.Strict) {
+		if m.strict == nil {
+			m.strict = make(map[stateID]bool)
+		}
+		m.strict[r.id()] = true
 	}
 	m.moveReservations(r.id(), found)
 	if !idle {
@@ -113,6 +121,16 @@ func (m *merge) join(to, r record) (err error) {
 	}
 	m.sh.counted(to, func() { err = limits.Join(m.sh.arena, to.state, m.now, state) })
 	return err
+}
+
+// uniteAnswers unites the request ids. A side without a grant charges ids of strict keys and answers nobody, and the join of the counts
+// need not hold its charges. So of a strict key that both sides know, both forget the charges that one side alone knows: a repetition
+// is decided anew.
+func (m *merge) uniteAnswers() {
+	base, add := &m.base.extras.answers, &m.add.extras.answers
+	base.forgetUnshared(m.strict, add)
+	add.forgetUnshared(m.strict, base)
+	base.unite(add, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)
 }
 
 // moveReservations unites the reservations of a key. Those of a key that the base did not know keep where their units

@@ -342,6 +342,46 @@ func TestMergeFollowers(t *testing.T) {
 	}
 }
 
+// TestMergeForgetsStrictIDs: the side without a grant has charged two ids that it never answers, and the join holds one of these charges.
+// A repetition of one is not answered as admitted without a charge. What both sides know, and what is not strict, is answered as before.
+func TestMergeForgetsStrictIDs(t *testing.T) {
+	for _, strict := range []bool{false, true} {
+		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 10, Window: minute}}, Strict: strict}
+		s := newSplit(t, 2, r)
+		charge := func(i int, id string) {
+			t.Helper()
+			decide(t, s.parties[i].store, r, "k", at(s.now), Call{Request: algo.Request{Cost: 1}, RequestID: id})
+		}
+		decides := func(i int) {
+			s.claim(i)
+			s.parties[i].store.Lease(0, int64(time.Hour))
+			s.parties[i].store.Unguarded(0, true)
+		}
+		decides(0)
+		charge(0, "both")
+		s.replicate(0, 1)
+		decides(1)
+		charge(0, "granted")
+		charge(1, "one")
+		charge(1, "two")
+		s.merge(1, 0)
+		before := s.used(0, r, "k")
+		charge(0, "both")
+		if got := s.used(0, r, "k"); got != before {
+			t.Errorf("strict %v: an id that both sides know is charged again: %d units in use, want %d", strict, got, before)
+		}
+		charge(0, "one")
+		charge(0, "two")
+		want := before
+		if strict {
+			want += 2
+		}
+		if got := s.used(0, r, "k"); got != want {
+			t.Errorf("strict %v: %d units in use after the repetitions, want %d", strict, got, want)
+		}
+	}
+}
+
 // TestMergeLeases: a lease that both sides know is one lease.
 func TestMergeLeases(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 10, Window: minute})
