@@ -225,7 +225,8 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 			}
 			r := ownership.Route{}
 			fill(rng, reflect.ValueOf(&r).Elem())
-			r.Standing = ownership.Elsewhere // a hint is always somebody else's word, and not to be waited for
+			r.Heard, r.HeardTerm = ownership.Node{}, ownership.Term{} // a hint is what Route.Handed made of them
+			r.Standing = ownership.Elsewhere                          // a hint is always somebody else's word, and not to be waited for
 			trip(kind, limiter.Outcome{NotHolder: &r})
 			trip(kind, limiter.Outcome{NotHolder: &ownership.Route{Standing: ownership.Elsewhere}})
 			trip(kind, limiter.Outcome{Unreachable: true})

@@ -38,7 +38,7 @@ const (
 	quotaKeys     = 4
 )
 
-// quotaPolicies are of a window and of every durability, and of a bucket, whose rate is lent.
+// quotaPolicies are of a window and of every durability, and of a bucket, whose rate is lent. Strict policies are not divided.
 func quotaPolicies() []checker.Policy {
 	list := []checker.Policy{
 		{Name: "none", Kind: checker.Window, Durability: checker.None},
@@ -46,7 +46,6 @@ func quotaPolicies() []checker.Policy {
 		{Name: "escrow", Kind: checker.Window, Durability: checker.Escrow},
 		{Name: "sync", Kind: checker.Window, Durability: checker.Sync},
 		{Name: "bucket", Kind: checker.Bucket, Durability: checker.Sync},
-		{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true},
 	}
 	for i := range list {
 		list[i].Limit, list[i].Window, list[i].Capacity = quotaLimit, quotaWindow, quotaLimit
@@ -328,7 +327,6 @@ func TestQuota(t *testing.T) {
 	n := f.members
 	f.start(n...)
 	f.calm(n...)
-	f.decided(n[0], "probe-strict")
 	l := &load{t: t, f: f, policies: policies, start: time.Now(), quit: make(chan struct{})}
 	t.Cleanup(l.end)
 	planes := []*dataPlane{
