@@ -1065,8 +1065,13 @@ var mutants = []mutant{
 		"./store -run TestGivenBackWithRecord", "nothing is pending",
 	},
 	{
+		"store: a merge keeps strict ids that nobody was answered", "store/merge.go",
+		[]edit{{"	add.forgetUnshared(m.strict, base)\n", ""}},
+		"./store -run TestMergeForgetsStrictIDs", "units in use after the repetitions",
+	},
+	{
 		"store: a merge drops request ids", "store/merge.go",
-		[]edit{{"	m.base.extras.answers.unite(&m.add.extras.answers, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)\n", ""}},
+		[]edit{{"	base.unite(add, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)\n", ""}},
 		"./store -run TestMergeRequestIDs", "want it to be known",
 	},
 	{
