@@ -93,12 +93,12 @@ func (r *run) lend(pause int64) {
 	for i := range 2 {
 		strict := l.voters > 0 && l.rng.IntN(2) == 0
 		limit := algo.Limit{Algorithm: algorithms[l.rng.IntN(len(algorithms))], Limit: 64 + l.rng.Int64N(64), Window: time.Duration(1000+l.rng.Int64N(5000)) * time.Millisecond}
-		hoarded := strict && l.rng.IntN(2) == 0
+		hoarded := strict && l.rng.IntN(2) == 0 && slices.Contains([]weather{cutting, oneWay, stormy}, r.weather)
 		if hoarded {
 			// Cuts last until the grants of one side have ended, and the other one has begun and has room again. Less is asked for than there is,
 			// so that units are on loan when a cut begins.
 			r.climate.cut, r.climate.lasts = [2]int64{11 * second, 18 * second}, 40*second
-			l.pause = 10 * pause
+			l.pause, r.climate.between = 10*pause, max(r.climate.between, 20*millisecond)
 			limit.Algorithm, limit.Limit, limit.Window = algo.SlidingLog, 4*limit.Limit, limit.Window/3+4*time.Second
 		}
 		p := newPolicy(fmt.Sprint("lent", i), limit, checker.Escrow+checker.Durability(l.rng.IntN(2)), strict, false, 1, l.partitions)
