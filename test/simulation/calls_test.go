@@ -351,10 +351,10 @@ func (r *callRun) repeater(i int) func(rng *rand.Rand) {
 			}
 			r.recording.Unlock()
 		}
-		if id.admitted && rng.IntN(2) == 0 {
+		if number := uint64(next); id.admitted && rng.IntN(2) == 0 {
 			r.callers.Go(func() {
 				time.Sleep(time.Duration(r.draw(2*second, id.check.RequestID)))
-				r.repeat(r.any(rand.New(rand.NewPCG(r.seed, uint64(next)))), &id)
+				r.repeat(r.any(rand.New(rand.NewPCG(r.seed, number))), &id)
 			})
 		}
 		time.Sleep(time.Duration(rng.Int64N(int64(100 * time.Millisecond))))
