@@ -1,0 +1,617 @@
+package clustertest
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Attacks by callers with few rights on three nodes with what "weir secrets" makes: TLS for callers and between nodes, an access file, gossip
+// keys and the cluster's secret.
+
+const attackedPolicies = `policies:
+  - {name: log, algorithm: sliding_log, limit: 2000, window: 1h}
+  - {name: bucket, algorithm: token_bucket, limit: 100, window: 1s, on_error: closed}
+  - {name: order, algorithm: sliding_log, limit: 10, window: 1h, durability: sync}
+`
+
+const attackedEnvoy = `domain: edge
+descriptors:
+  - {key: user, rate_limit: {policy: bucket}}
+  - {key: week, rate_limit: {unit: week, requests_per_unit: 1000}}
+quota_buckets:
+  - {bucket: {user: "*"}, policy: bucket, key: "user={user}"}
+`
+
+// secured is a fleet whose nodes authenticate callers and each other. The fleet's own calls are the operator's.
+type secured struct {
+	*fleet
+	tls    *tls.Config
+	tokens map[string]string // by caller: operator, shop, thief
+	audit  string            // the audit logs' directory
+}
+
+// token is a caller's credential, on connections over TLS only.
+type token string
+
+func (c token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + string(c)}, nil
+}
+func (token) RequireTransportSecurity() bool { return true }
+
+// operator sends requests over TLS, with a token unless they have one.
+type operator struct {
+	http.RoundTripper
+	token string
+}
+
+func (o operator) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	if r.URL.Scheme = "https"; r.Header.Get("Authorization") == "" {
+		r.Header.Set("Authorization", "Bearer "+o.token)
+	}
+	return o.RoundTripper.RoundTrip(r)
+}
+
+// startSecured starts three nodes. Callers shop and thief have the roles check and read for everything.
+func startSecured(t *testing.T, prepare func(*secured)) *secured {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "secrets")
+	if code, _, errs := weir(t, "secrets", dir); code != 0 {
+		t.Fatal(errs)
+	}
+	read := func(name string) string { return string(must[[]byte](t)(os.ReadFile(filepath.Join(dir, name)))) }
+	s := &secured{tokens: map[string]string{"operator": read("tokens/operator"), "shop": auth.NewToken(), "thief": auth.NewToken()}, audit: t.TempDir()}
+	access := read("weir-access/access.yaml")
+	for _, name := range []string{"shop", "thief"} {
+		access += fmt.Sprintf("  - {name: %s, tokens: [%q], roles: [check, read], policies: [\"*\"], namespaces: [\"*\"]}\n", name, auth.Hash(s.tokens[name]))
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(read("authorities/callers.crt")))
+	s.tls = &tls.Config{RootCAs: roots, ServerName: "weir"}
+	s.fleet = newFleet(t, 3, attackedPolicies, nil)
+	in := func(name string) string { return filepath.Join(dir, name) }
+	s.args = append(s.args, "--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file", writeFile(t, "access.yaml", access),
+		"--tls-cert-file", in("weir-callers-tls/tls.crt"), "--tls-key-file", in("weir-callers-tls/tls.key"), "--tls-client-ca-file", in("weir-callers-tls/ca.crt"),
+		"--peer-tls-cert-file", in("weir-nodes-tls/tls.crt"), "--peer-tls-key-file", in("weir-nodes-tls/tls.key"),
+		"--peer-tls-ca-file", in("weir-nodes-tls/ca.crt"), "--peer-tls-name", "weir-node",
+		"--gossip-key-file", in("weir-cluster/gossip-keys"), "--cluster-secret-file", in("weir-cluster/secret"))
+	transport := &http.Transport{TLSClientConfig: s.tls, MaxIdleConnsPerHost: 50}
+	t.Cleanup(transport.CloseIdleConnections)
+	s.web = &http.Client{Timeout: waitTimeout, Transport: operator{transport, s.tokens["operator"]}}
+	if prepare != nil {
+		prepare(s)
+	}
+	for _, m := range s.members {
+		m.client = s.web
+		s.launch(m, "--audit-log", filepath.Join(s.audit, m.name))
+	}
+	for _, m := range s.members {
+		m.awaitReady()
+	}
+	s.calm(s.members...)
+	return s
+}
+
+// conn is a caller's connection to a member.
+func (s *secured) conn(caller string, m *member) *grpc.ClientConn {
+	s.t.Helper()
+	conn := must[*grpc.ClientConn](s.t)(grpc.NewClient("passthrough:///"+m.grpcAddr(),
+		grpc.WithTransportCredentials(credentials.NewTLS(s.tls)), grpc.WithPerRPCCredentials(token(s.tokens[caller]))))
+	s.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// callers are a caller's connections to all members.
+func (s *secured) callers(caller string) (all []weirv1.LimiterClient) {
+	for _, m := range s.members {
+		all = append(all, weirv1.NewLimiterClient(s.conn(caller, m)))
+	}
+	return all
+}
+
+// as sends a request of a caller over HTTP; without a body it is a GET, and headers are written as name, value.
+func (s *secured) as(caller string, m *member, method, path, body string, headers ...string) (code int, answer string) {
+	s.t.Helper()
+	r := must[*http.Request](s.t)(http.NewRequest(method, "https://"+m.http+path, strings.NewReader(body)))
+	r.Header.Set("Authorization", "Bearer "+s.tokens[caller])
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := s.web.Do(r)
+	if err != nil {
+		s.t.Error(err)
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode, string(must[[]byte](s.t)(io.ReadAll(resp.Body)))
+}
+
+func targetOf(policy, key string) *weirv1.Target { return &weirv1.Target{Policy: policy, Key: key} }
+
+// decide is a check of one unit.
+func decide(t *testing.T, c weirv1.LimiterClient, policy, key, id string) *weirv1.Decision {
+	t.Helper()
+	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf(policy, key), RequestId: id}}})
+	if err != nil || out.Results[0].GetDecision() == nil {
+		t.Fatal(out, err)
+	}
+	return out.Results[0].GetDecision()
+}
+
+// TestAttacksByCallers: what a caller with the roles check and read does to another caller's keys stays within the limits.
+func TestAttacksByCallers(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	s := startSecured(t, nil)
+	t.Run("borrowing in a node's name", s.borrowInANodesName)
+	t.Run("debt without the role charge", s.debt)
+	t.Run("request ids of others", s.guessIDs)
+	t.Run("overrides without the role", s.overridesDenied)
+	t.Run("pages of other sites", s.pages)
+	t.Run("two operators", s.twoOperators)
+	t.Run("a node that has just started", s.restarted)
+}
+
+// borrowInANodesName has the thief report, to all nodes and under the boots of all, loans of 10⁹ units with the numbers that nodes begin with. Then
+// the shop asks so often that nodes borrow.
+func (s *secured) borrowInANodesName(t *testing.T) {
+	_, page := s.as("thief", s.members[0], "GET", "/v1/status", "")
+	var st struct{ Members []struct{ Boot string } }
+	if err := json.Unmarshal([]byte(page), &st); err != nil || len(st.Members) != 3 {
+		t.Fatal(err, page)
+	}
+	for _, c := range s.callers("thief") {
+		for _, m := range st.Members {
+			boot, err := strconv.ParseUint(m.Boot, 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stream := must[weirv1.Limiter_BorrowClient](t)(c.Borrow(t.Context()))
+			in := &weirv1.BorrowRequest{Borrower: boot}
+			for number := range uint64(100) {
+				in.Loans = append(in.Loans, &weirv1.LoanReport{Number: number, Target: targetOf("log", "alice"), Granted: 1e9, Returned: 1e9, Known: 1e9})
+			}
+			in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1000, Target: targetOf("log", "greedy"), Want: 1e9})
+			if err := stream.Send(in); err != nil {
+				t.Fatal(err)
+			}
+			out := must[*weirv1.BorrowResponse](t)(stream.Recv())
+			if n := out.Loans[100].Granted; n > 2000/8 {
+				t.Errorf("%d units were lent of 2000", n)
+			}
+		}
+	}
+	var admitted, asked atomic.Int64
+	var work sync.WaitGroup
+	for _, shop := range s.callers("shop") {
+		for range 4 {
+			work.Go(func() {
+				for asked.Add(1) <= 6000 && !t.Failed() {
+					out, err := shop.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "alice")}}})
+					if err != nil {
+						t.Error(err)
+					} else if out.Allowed {
+						admitted.Add(1)
+					}
+				}
+			})
+		}
+	}
+	work.Wait()
+	if n := admitted.Load(); n != 2000 {
+		t.Errorf("%d were admitted of 2000", n)
+	}
+}
+
+// debt has the thief charge 2^53 by each protocol that charges regardless of room. A bucket of 100 a second has room within a second.
+func (s *secured) debt(t *testing.T) {
+	m := s.members[0]
+	conn := s.conn("thief", m)
+	descriptor := func(user string) []*common.RateLimitDescriptor {
+		return []*common.RateLimitDescriptor{{
+			Entries: []*common.RateLimitDescriptor_Entry{{Key: "user", Value: user}}, HitsAddend: wrapperspb.UInt64(1 << 53),
+		}}
+	}
+	attacks := map[string]func(user string) error{
+		"hits": func(user string) error {
+			_, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptor(user)})
+			return err
+		},
+		"kuadrant commit": func(user string) error {
+			_, err := kuadrantpb.NewRateLimitServiceClient(conn).Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "edge", Descriptors: descriptor(user), ActualAmount: 1 << 53})
+			return denied(err)
+		},
+		"quota report": func(user string) error {
+			stream, err := quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(t.Context())
+			if err != nil {
+				return err
+			}
+			usage := &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: &quotav3.BucketId{Bucket: map[string]string{"user": user}}, NumRequestsAllowed: 1 << 53}
+			if err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}); err != nil {
+				return err
+			}
+			_, err = stream.Recv() // the report was charged before
+			return err
+		},
+	}
+	limiter := weirv1.NewLimiterClient(conn)
+	attacks["charge"] = func(user string) error {
+		_, err := limiter.Charge(t.Context(), &weirv1.ChargeRequest{Target: targetOf("bucket", "user="+user), Cost: proto.Int64(1 << 53)})
+		return denied(err)
+	}
+	attacks["kuadrant report"] = func(user string) error {
+		_, err := kuadrantpb.NewRateLimitServiceClient(conn).Report(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptor(user)})
+		return denied(err)
+	}
+	attacks["commit"] = func(user string) error {
+		target := targetOf("bucket", "user="+user)
+		d, err := limiter.Reserve(t.Context(), &weirv1.ReserveRequest{Target: target})
+		if err == nil {
+			_, err = limiter.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: proto.Int64(1 << 53)})
+		}
+		if grpcstatus.Code(err) == codes.InvalidArgument { // for its excess
+			return nil
+		}
+		return denied(err)
+	}
+	attacks["loan"] = func(user string) error {
+		stream, err := limiter.Borrow(t.Context())
+		if err != nil {
+			return err
+		}
+		r := &weirv1.LoanReport{Number: 1, Target: targetOf("bucket", "user="+user), Granted: 1 << 52, Spent: 1 << 52, Checks: 1 << 52}
+		if err := stream.Send(&weirv1.BorrowRequest{Borrower: 77, Loans: []*weirv1.LoanReport{r}}); err != nil {
+			return err
+		}
+		_, err = stream.Recv()
+		return err
+	}
+	shop := s.callers("shop")[1]
+	for name, attack := range attacks {
+		for range 3 {
+			if err := attack(name); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if d := decide(t, shop, "bucket", "user="+name, ""); !d.Allowed && time.Duration(d.GetRetryAfterNs()) > 3*time.Second {
+			t.Errorf("%s: the shop is to wait for %v", name, time.Duration(d.GetRetryAfterNs()))
+		}
+	}
+	if code, top := s.as("operator", m, "GET", "/v1/keys/top", ""); code == http.StatusOK && strings.Contains(top, fmt.Sprint(1<<52)) {
+		t.Errorf("a report counts as decisions: %s", top)
+	}
+}
+
+// denied is the error of a call that was not denied.
+func denied(err error) error {
+	if grpcstatus.Code(err) == codes.PermissionDenied {
+		return nil
+	}
+	return fmt.Errorf("not denied: %w", err)
+}
+
+// guessIDs has the thief repeat the shop's request ids, through each node: it gets nothing that is the shop's.
+func (s *secured) guessIDs(t *testing.T) {
+	shop := s.callers("shop")[0]
+	target := targetOf("order", "alice")
+	mine, err := shop.Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, RequestId: "order-1"})
+	if err != nil || mine.ReservationId == "" {
+		t.Fatal(mine, err)
+	}
+	left := decide(t, shop, "order", "alice", "order-2").Remaining
+	for i, thief := range s.callers("thief") {
+		got, err := thief.Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, RequestId: "order-1"})
+		if err != nil || got.ReservationId == "" || got.ReservationId == mine.ReservationId && i == 0 {
+			t.Fatalf("%v, %v: the shop's is %s", got, err, mine.ReservationId)
+		}
+		if _, err := thief.Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: got.ReservationId}); err != nil {
+			t.Error(err)
+		}
+	}
+	if d := decide(t, s.callers("thief")[2], "order", "alice", "order-2"); d.Remaining != left-1 {
+		t.Errorf("%d are left after the thief's check of %d: it was answered as the shop's", d.Remaining, left)
+	}
+	out, err := shop.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: mine.ReservationId, Cost: proto.Int64(0)})
+	if err != nil || out.Refunded != 1 {
+		t.Errorf("the shop's reservation: %v, %v", out, err)
+	}
+}
+
+// overridesDenied has the thief change overrides and look at keys: each attempt is denied, audited and counted.
+func (s *secured) overridesDenied(t *testing.T) {
+	for _, m := range s.members {
+		before := m.metrics().value("weir_access_denied_total")
+		for _, try := range [][3]string{
+			{"PUT", "/v1/overrides", `{"policy":"log","key":"alice","settings":{"unlimited":true}}`}, {"DELETE", "/v1/overrides?policy=log&key=alice", ""},
+			{"GET", "/v1/overrides", ""}, {"GET", "/v1/keys/top", ""},
+		} {
+			if code, answer := s.as("thief", m, try[0], try[1], try[2]); code != http.StatusForbidden {
+				t.Errorf("%v: %d %s", try, code, answer)
+			}
+		}
+		if n := m.metrics().value("weir_access_denied_total") - before; n != 4 {
+			t.Errorf("%s counted %v denials of 4", m.name, n)
+		}
+		log := string(must[[]byte](t)(os.ReadFile(filepath.Join(s.audit, m.name))))
+		if n := strings.Count(log, `"caller":"thief"`); n < 4 {
+			t.Errorf("the audit log has %d lines of the thief's: %s", n, log)
+		}
+	}
+}
+
+// change is the answer to a change of an override.
+type change struct {
+	Override, Before struct {
+		Version  string
+		Settings struct{ Limit int64 }
+	}
+	Members []struct{ Has bool }
+}
+
+// setLimit sets the override of policy log for a key, as the operator, through a member. It returns whether that was done.
+func (s *secured) setLimit(m *member, key string, limit int64) (c change, done bool) {
+	s.t.Helper()
+	body := fmt.Sprintf(`{"policy":"log","key":%q,"settings":{"limit":%d}}`, key, limit)
+	code, answer := s.as("operator", m, "PUT", "/v1/overrides", body)
+	if err := json.Unmarshal([]byte(answer), &c); code == http.StatusOK && err != nil {
+		s.t.Error(err, answer)
+	}
+	return c, code == http.StatusOK
+}
+
+// claims tells whether an answer says that a limit is in force on all three members.
+func (c change) claims(limit int64) bool {
+	has := 0
+	for _, m := range c.Members {
+		if m.Has {
+			has++
+		}
+	}
+	return c.Override.Settings.Limit == limit && has == 3
+}
+
+// twoOperators change an override at once through two nodes: no answer says that a change is in force that lost to one that did not see it.
+func (s *secured) twoOperators(t *testing.T) {
+	wrong, won := 0, 0
+	for i := range int64(80) {
+		var got [2]change
+		var ok [2]bool
+		var work sync.WaitGroup
+		for j := range got {
+			work.Go(func() { got[j], ok[j] = s.setLimit(s.members[j], "contested", 1000+2*i+int64(j)) })
+		}
+		work.Wait()
+		_, page := s.as("operator", s.members[2], "GET", "/v1/overrides?policy=log&key=contested", "")
+		for j := range got {
+			mine, other := 1000+2*i+int64(j), got[1-j]
+			lost := !strings.Contains(page, fmt.Sprintf(`"limit":%d`, mine))
+			if ok[j] && got[j].claims(mine) {
+				won++
+				if lost && other.Before.Version != got[j].Override.Version {
+					wrong++
+				}
+			}
+		}
+	}
+	if wrong > 0 || won == 0 {
+		t.Errorf("%d of %d answers said that a change is in force on all members that had lost", wrong, won)
+	}
+	t.Logf("%d of 160 changes were in force on all members", won)
+}
+
+// restarted kills a node and changes an override through it as soon as it answers: what it answers with 200 is in force on all members.
+func (s *secured) restarted(t *testing.T) {
+	for i := range int64(4) {
+		m := s.members[2]
+		s.setLimit(s.members[0], "restarted", 100+i)
+		m.kill()
+		s.launch(m, "--audit-log", filepath.Join(s.audit, m.name))
+		eventually(t, startTimeout, "a change through a node that has just started", func() bool {
+			code, answer, err := s.try(m, fmt.Sprintf(`{"policy":"log","key":"restarted","settings":{"limit":%d}}`, 200+i))
+			if err != nil || code == http.StatusServiceUnavailable {
+				return false
+			}
+			if code != http.StatusOK {
+				t.Fatal(code, answer)
+			}
+			return true
+		})
+		m.awaitReady()
+		s.calm(s.members...)
+		for _, m := range s.members {
+			if _, page := s.as("operator", m, "GET", "/v1/overrides?policy=log&key=restarted", ""); !strings.Contains(page, fmt.Sprintf(`"limit":%d`, 200+i)) {
+				t.Errorf("%s has lost the change to %d: %s", m.name, 200+i, page)
+			}
+		}
+	}
+}
+
+// try changes an override through a member that may not listen.
+func (s *secured) try(m *member, body string) (code int, answer string, err error) {
+	r := must[*http.Request](s.t)(http.NewRequest("PUT", "https://"+m.http+"/v1/overrides", strings.NewReader(body)))
+	r.Header.Set("Content-Type", "application/json")
+	resp, err := s.web.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+// pages are requests that a page of another site can have a browser send: without a token, of a type that needs no preflight.
+func (s *secured) pages(t *testing.T) {
+	for path, body := range map[string]string{
+		"/json":             `{"domain":"edge","descriptors":[{"entries":[{"key":"week","value":"alice"}]}]}`,
+		"/v1/GetRateLimits": `{"requests":[{"name":"n","uniqueKey":"alice","hits":1,"limit":10,"duration":60000}]}`,
+		"/v1/check":         `{"policy":"log","key":"page"}`, "/v1/forward-auth?policy=log": "", "/v1/refund": `{"policy":"log","key":"page"}`,
+	} {
+		code, answer := s.as("nobody", s.members[0], "POST", path, body, "Authorization", "none", "Content-Type", "text/plain", "Origin", "https://evil.example")
+		if code != http.StatusUnauthorized && code != http.StatusUnsupportedMediaType {
+			t.Errorf("%s: %d %s", path, code, answer)
+		}
+	}
+}
+
+// TestAttacksOnMemory floods nodes of 512 MiB with messages of many elements, Kuadrant's reservations and quota buckets, all at once and one
+// after another. None is killed, and the shop is answered.
+func TestAttacksOnMemory(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	const size = 512 << 20
+	var groups []*cgroup
+	s := startSecured(t, func(s *secured) {
+		for _, m := range s.members {
+			groups = append(groups, newCgroup(t, size))
+			m.wrapper = groups[len(groups)-1].inside()
+		}
+	})
+	target := s.members[0]
+	survived := func(t *testing.T) {
+		t.Helper()
+		for i, g := range groups {
+			if n := g.kills(); n > 0 {
+				t.Fatalf("%s was killed for its size", s.members[i].name)
+			}
+		}
+		eventually(t, waitTimeout, "the shop to be answered", func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			d, err := weirv1.NewLimiterClient(s.conn("shop", target)).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "quiet")}}})
+			return err == nil && d.Results[0].GetDecision().GetAllowed()
+		})
+		t.Logf("%d MiB of %d at the peak", groups[0].peak()>>20, size>>20)
+	}
+	t.Run("elements", func(t *testing.T) {
+		var work sync.WaitGroup
+		sent := 0
+		for _, service := range []string{"weir.v1.Limiter", "weir.v1.Overrides", "weir.v1.Admin", "envoy.service.ratelimit.v3.RateLimitService", "kuadrant.service.ratelimit.v1.RateLimitService", "envoy.service.rate_limit_quota.v3.RateLimitQuotaService"} {
+			d := must[protoreflect.Descriptor](t)(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))
+			methods := d.(protoreflect.ServiceDescriptor).Methods()
+			for i := range methods.Len() {
+				fields := methods.Get(i).Input().Fields()
+				for j := range fields.Len() {
+					f := fields.Get(j)
+					if !f.IsList() && !f.IsMap() {
+						continue
+					}
+					element := protowire.AppendBytes(protowire.AppendTag(nil, f.Number(), protowire.BytesType), nil)
+					body := bytes.Repeat(element, (4<<20-100)/len(element))
+					for range 6 {
+						sent++
+						conn := s.conn("thief", target)
+						work.Go(func() { sendRaw(t.Context(), conn, fmt.Sprintf("/%s/%s", service, methods.Get(i).Name()), body) })
+					}
+					work.Wait() // six at a time
+				}
+			}
+		}
+		if sent < 6*12 {
+			t.Errorf("only %d messages", sent)
+		}
+		survived(t)
+	})
+	t.Run("kuadrant", func(t *testing.T) {
+		deadline := time.Now().Add(waitTimeout)
+		c := kuadrantpb.NewRateLimitServiceClient(s.conn("thief", target))
+		var work sync.WaitGroup
+		var reserved, rejected atomic.Int64
+		for w := range 8 {
+			work.Go(func() {
+				for n := 0; rejected.Load() < 100 && time.Now().Before(deadline); n++ {
+					in := &kuadrantpb.ReserveRequest{Domain: "edge", Amount: 1, Ttl: durationpb.New(time.Hour)}
+					for i := range 100 {
+						value := fmt.Sprint(strings.Repeat("x", 900), w, " ", n, " ", i)
+						in.Descriptors = append(in.Descriptors, &common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "week", Value: value}}})
+					}
+					if _, err := c.Reserve(t.Context(), in); err == nil {
+						reserved.Add(1)
+					} else {
+						rejected.Add(1)
+					}
+				}
+			})
+		}
+		work.Wait()
+		if rejected.Load() < 100 {
+			t.Errorf("%d reservations were kept, and %d rejected", reserved.Load(), rejected.Load())
+		}
+		t.Logf("%d reservations kept, %d rejected", reserved.Load(), rejected.Load())
+		survived(t)
+	})
+	t.Run("quota buckets", func(t *testing.T) {
+		stream := must[quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient](t)(quotav3.NewRateLimitQuotaServiceClient(s.conn("thief", target)).StreamRateLimitQuotas(t.Context()))
+		go func() {
+			for {
+				if _, err := stream.Recv(); err != nil {
+					return
+				}
+			}
+		}()
+		for n := range 600 {
+			in := &quotav3.RateLimitQuotaUsageReports{Domain: "edge"}
+			for i := range 1000 {
+				id := &quotav3.BucketId{Bucket: map[string]string{"user": fmt.Sprint(strings.Repeat("x", 900), n, " ", i)}}
+				in.BucketQuotaUsages = append(in.BucketQuotaUsages, &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: id, NumRequestsDenied: 1})
+			}
+			if err := stream.Send(in); err != nil {
+				break // ended for what it takes
+			}
+		}
+		survived(t)
+	})
+}
+
+// sendRaw calls a method with a message that is bytes already; the answer, an error, is nobody's.
+func sendRaw(ctx context.Context, conn *grpc.ClientConn, method string, body []byte) {
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodec(rawCodec{}))
+	if err != nil {
+		return
+	}
+	_ = stream.SendMsg(body)
+	_ = stream.CloseSend()
+	var out []byte
+	_ = stream.RecvMsg(&out)
+}
+
+// rawCodec sends bytes as they are.
+type rawCodec struct{}
+
+func (rawCodec) Marshal(v any) ([]byte, error)      { return v.([]byte), nil }
+func (rawCodec) Unmarshal(data []byte, v any) error { *v.(*[]byte) = data; return nil }
+func (rawCodec) Name() string                       { return "proto" }
