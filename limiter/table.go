@@ -50,7 +50,7 @@ func (l *Limiter) compile(set *policy.Set) *table {
 				e.rules[r] = &store.Rule{
 					Scope: p.Name, Limits: r.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
 					ColdClosed: p.ColdStart == policy.ColdClosed, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory,
-					Ban: p.Ban,
+					Ban: p.Ban, ReleaseExpired: p.ReleaseExpired,
 				}
 			}
 		}

@@ -73,7 +73,11 @@ func (d *decoder) budget(f strictyaml.Fields, p *Policy) {
 	if hasInitial && !p.EstimateAuto {
 		d.Fail(initial.Key, initial.Path, "is for estimate: auto: add that, or write the number as estimate")
 	}
-	for _, one := range f.Only([]string{"prices", "estimate", "initial_estimate"}) {
+	if end, given := f.Get("on_expiry"); given {
+		word, _ := d.Choice(end, "charge", "release")
+		p.ReleaseExpired = word == "release"
+	}
+	for _, one := range f.Only([]string{"prices", "estimate", "initial_estimate", "on_expiry"}) {
 		if p.Concurrency {
 			d.Fail(one.Key, one.Path, "is not for concurrency, which has no reservations: remove it")
 		}

@@ -25,8 +25,13 @@ func TestBudget(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	p = mustGet(t, mustParse(t, "policies: [{name: p, limits: [1/1s], estimate: 7}]"), "p")
-	if p.Estimate != 7 || p.EstimateAuto || p.Prices != nil {
+	if p.Estimate != 7 || p.EstimateAuto || p.Prices != nil || p.ReleaseExpired {
 		t.Errorf("%+v", p)
+	}
+	for word, release := range map[string]bool{"charge": false, "release": true} {
+		if p := mustGet(t, mustParse(t, "policies: [{name: p, limits: [1/1s], on_expiry: "+word+"}]"), "p"); p.ReleaseExpired != release {
+			t.Errorf("%s: %+v", word, p)
+		}
 	}
 	p = mustGet(t, mustParse(t, "policies: [{name: p, algorithm: fixed_window, limits: [1/1s, {limit: 5, window: 1h, carry_debt: false}], carry_debt: true, max_debt: 9}]"), "p")
 	if !p.Limits[0].CarryDebt || p.Limits[1].CarryDebt || p.Limits[0].MaxDebt != 9 {
@@ -42,10 +47,13 @@ func TestBudget(t *testing.T) {
 		t.Error("anchor")
 	}
 	plain := hash("window: 1m")
-	for _, more := range []string{"carry_debt: true", "max_debt: 2", "prices: {a: 1}", "prices: {a: 2}", "estimate: 1000", "estimate: auto", "estimate: auto, initial_estimate: 2"} {
+	for _, more := range []string{"carry_debt: true", "max_debt: 2", "prices: {a: 1}", "prices: {a: 2}", "estimate: 1000", "estimate: auto", "estimate: auto, initial_estimate: 2", "on_expiry: release"} {
 		if hash("window: 1m, "+more) == plain {
 			t.Errorf("%s is not in the hash", more)
 		}
+	}
+	if hash("window: 1m, on_expiry: charge") != plain {
+		t.Error("on_expiry")
 	}
 	if hash("window: 1m, estimate: auto") == hash("window: 1m, estimate: 1000") || hash("window: 1m, prices: {b: 1, a: 2}") != hash("window: 1m, prices: {a: 2, b: 1}") {
 		t.Error("estimate or prices")
@@ -74,6 +82,10 @@ func TestBudgetMistakes(t *testing.T) {
 		{log + ", initial_estimate: 5", "policies[0].initial_estimate: is for estimate: auto"},
 		{log + ", estimate: 4, initial_estimate: 5", "policies[0].initial_estimate: is for estimate: auto"},
 		{log + ", estimate: auto, initial_estimate: 0", "policies[0].initial_estimate: "},
+		{log + ", on_expiry: forget", "policies[0].on_expiry: "},
+		{log + ", on_expiry: ", "policies[0].on_expiry: "},
+		{log + ", overrides: [{key: a, limit: 1, window: 1s, on_expiry: release}]", "policies[0].overrides[0].on_expiry: unknown field"},
+		{"algorithm: concurrency, limit: 1, ttl: 1s, on_expiry: release", "policies[0].on_expiry: is not for concurrency"},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, estimate: 3", "policies[0].estimate: is not for concurrency"},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, prices: {a: 1}", "policies[0].prices: is not for concurrency"},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, max_debt: 1", "policies[0].max_debt: is a parameter of"},

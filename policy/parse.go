@@ -27,7 +27,7 @@ var (
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	limitFields      = append(slices.Clone(limitParameters), "limits")
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
+		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate", "on_expiry"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 

@@ -114,6 +114,9 @@ type Policy struct {
 	// it. With EstimateAuto it is so until enough is known of what work has cost.
 	Estimate     int64
 	EstimateAuto bool
+	// ReleaseExpired (on_expiry: release) says that a reservation whose ttl ends without a commit or cancel gives back its units, as a
+	// cancel does. Otherwise they stay charged.
+	ReleaseExpired bool
 	// Concurrency says that the limits count leases, so that the policy is asked by acquire and not by check. It holds
 	// for every key, also for those whose Rule is Unlimited or Blocked.
 	Concurrency bool
@@ -299,6 +302,9 @@ func hashOf(sorted []*Policy) string {
 			p.Name, p.OnError, p.Shadow, p.Concurrency, p.Durability, p.Strict, p.ColdStart)
 		if p.Prices != nil || p.Estimate != 0 {
 			fmt.Fprintf(h, "prices=%v estimate=%d auto=%t\n", p.Prices, p.Estimate, p.EstimateAuto) // a map's keys are printed in order
+		}
+		if p.ReleaseExpired {
+			fmt.Fprintln(h, "on_expiry=release")
 		}
 		if p.Ban != 0 {
 			fmt.Fprintf(h, "ban=%d\n", p.Ban)

@@ -176,9 +176,10 @@ func (a *apply) requestID() error {
 
 func (a *apply) reservation() error {
 	r, side, b := &a.r, a.to.extras, &a.sh.budget
-	of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
+	hash, of := r.Fixed64(), r.identity()
+	e := reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 	e.until = a.now.Mono + r.int(maxAge)
-	e.once, e.caller = r.bool(), string(r.bytes(maxCaller))
+	e.once, e.release, e.caller = r.bool(), r.bool(), string(r.bytes(maxCaller))
 	if r.Failed() {
 		return ErrChunk
 	}
@@ -187,9 +188,10 @@ func (a *apply) reservation() error {
 		b.reserved.add(p.list[i].caller, -1)
 		b.reserved.add(e.caller, 1)
 		p.list[i] = e
+		side.reservations.first = min(side.reservations.first, e.until)
 	case b.reserved.count.Load() < int64(a.sh.store.cfg.MaxReservations): // beyond it, what it charged stays charged
 		of.scope = strings.Clone(of.scope)
-		side.reservations.put(of, e, algo.Hold{}, b) // the item of the record says where its units are
+		side.reservations.put(of, hash, e, algo.Hold{}, b) // the item of the record says where its units are
 	}
 	return nil
 }

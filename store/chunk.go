@@ -29,8 +29,9 @@ const (
 	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, lease,
 	// reservation (16 bytes), time left, caller.
 	itemRequestID = 4
-	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered, caller; of
-	// itemSettled, when it has ended, without units and what follows.
+	// itemReservation: hash, scope, key, id (16 bytes), units, time left, whether its end is not remembered, whether its
+	// expiry gives its units back, caller.
+	// itemSettled: scope, key, id. The reservation has ended.
 	itemReservation = 5
 	itemSettled     = 6
 	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has
@@ -262,19 +263,19 @@ func (d *drain) requestID(m *remembered) {
 
 func (d *drain) reservation(k reservationKey) {
 	p, i, ok := d.part.extras.reservations.get(k, d.now.Mono)
-	if !ok {
+	if !ok && (p == nil || i < 0 || !p.list[i].release) {
 		d.out = append(d.out, itemSettled)
 		d.identity(k.of)
 		d.out = append(d.out, k.id[:]...)
 		return
 	}
 	r := &p.list[i]
-	d.out = append(d.out, itemReservation)
+	d.out = appendWord(append(d.out, itemReservation), p.hash)
 	d.identity(k.of)
 	d.out = append(d.out, k.id[:]...)
 	d.out = appendUint(d.out, uint64(r.units))
-	d.out = appendUint(d.out, uint64(r.until-d.now.Mono))
-	d.out = varint.AppendText(appendBool(d.out, r.once), r.caller)
+	d.out = appendUint(d.out, uint64(max(r.until-d.now.Mono, 0)))
+	d.out = varint.AppendText(appendBool(appendBool(d.out, r.once), r.release), r.caller)
 }
 
 // identity writes the scope and key of a state.

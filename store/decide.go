@@ -14,6 +14,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if !part.open {
 		return ErrShut
 	}
+	sh.expireReservationsOn(part, k, rule, now)
 	switch {
 	case call.Cost < 0 && call.Always:
 		return sh.refundCall(part, k, rule, now, call, each, answer)
@@ -189,10 +190,13 @@ func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State,
 		sh.rememberAnswer(part, of, answerCharge, call.RequestID, call.Caller, rule, now, m)
 	}
 	if call.Reservation != (ReservationID{}) {
-		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce, caller: call.Caller}
+		e := reservation{
+			id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)),
+			once: call.ReserveOnce, release: rule.ReleaseExpired && !call.ReserveOnce, caller: call.Caller,
+		}
 		// A charge without room may have charged each limit another number of units.
 		exact := d.Allowed || !call.Always || len(rule.Limits) == 1
-		held := part.ensureExtras().reservations.put(of, e, rule.Limits.NewHold(state, exact), &sh.budget)
+		held := part.ensureExtras().reservations.put(of, k.Hash, e, rule.Limits.NewHold(state, exact), &sh.budget)
 		part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
 	}
 }
@@ -485,7 +489,7 @@ type Settlement struct {
 
 // Settled is what came of a Settlement.
 type Settled struct {
-	// Known is unset when there is no such reservation (it has ended, or expired and stays charged): nothing has changed.
+	// Known is unset when there is no such reservation (it has ended or expired): nothing has changed.
 	Known    bool
 	Returned int64 // units that were given back
 	Excess   int64 // units that were charged beyond what was reserved
@@ -512,13 +516,14 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out
 
 func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement) (out Settled, err error) {
 	of := stateID{rule.Scope, k.Key}
+	sh.expireReservationsOn(part, &k, rule, now)
 	all := &part.extras.reservations
 	held, parts := all.parts(reservationKey{of, how.ID}, now.Mono)
 	if len(parts) == 0 {
 		m, ended := part.extras.answers.get(answerKey{of, string(how.ID[:]), answerSettled}, now.Mono)
 		if ended && m.cost == how.Keep {
 			out = Settled{Known: true, Returned: m.granted, Excess: m.excess, Over: m.over}
-			if m.excess > 0 && rule.Durability >= Escrow {
+			if (m.excess > 0 || rule.ReleaseExpired && how.Keep > 0) && rule.Durability >= Escrow {
 				out.Ticket = sh.wait(part, k.Partition)
 			}
 		}
@@ -526,10 +531,10 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	}
 	out.Known = true
 	var units int64
-	once, caller := false, held.list[parts[0]].caller
+	once, release, caller := false, false, held.list[parts[0]].caller
 	for _, i := range parts {
 		units += held.list[i].units
-		once = once || held.list[i].once
+		once, release = once || held.list[i].once, release || held.list[i].release
 	}
 	switch {
 	case how.Keep < 0, how.Keep > units && how.Exact:
@@ -568,7 +573,8 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,
 			answered{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
 	}
-	if out.Excess > 0 && rule.Durability >= Escrow && !out.Degraded {
+	// A copy that takes over without knowing of the commit would give back what is kept.
+	if (out.Excess > 0 || release && how.Keep > 0) && rule.Durability >= Escrow && !out.Degraded {
 		out.Ticket = sh.wait(part, k.Partition)
 	}
 	return out, nil

@@ -402,7 +402,7 @@ func (p *partition) await() {
 func (sh *shard) quiet(part *partition, now algo.Instant) {
 	if a := part.extras; a != nil {
 		a.answers.expire(now.Mono, &sh.budget)
-		a.reservations.expire(now.Mono, &sh.budget)
+		sh.expireReservations(part, now)
 		sh.expireDue(part, now)
 		part.recount()
 	}

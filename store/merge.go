@@ -163,7 +163,7 @@ func (m *merge) putReservations(p *pending) {
 	base := &m.base.extras.reservations
 	for _, e := range p.list {
 		if known, i, _ := base.get(reservationKey{p.of, e.id}, 0); known == nil || i < 0 {
-			base.put(p.of, e, algo.Hold{}, &m.sh.budget)
+			base.put(p.of, p.hash, e, algo.Hold{}, &m.sh.budget)
 		}
 	}
 }

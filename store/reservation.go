@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -43,8 +44,10 @@ func (k *reservationKey) bytes() int { return reservationBytes + k.of.size() }
 type reservation struct {
 	id    ReservationID
 	units int64
-	until int64 // Mono instant of the end of its ttl: then its units stay charged
+	until int64 // Mono instant of the end of its ttl
 	once  bool  // the answer to its commit or cancel is not remembered
+	// release says that its units are given back at the end of its ttl. Otherwise they stay charged.
+	release bool
 	// caller is the caller that made it; empty: not known.
 	caller string
 	told   [slots]bool // the follower of the slot has been told of the state since the charge
@@ -61,6 +64,7 @@ type reservations struct {
 // pending are the reservations of one state, in the order in which they were charged.
 type pending struct {
 	of    stateID
+	hash  uint64
 	list  []reservation
 	holds algo.Holds // one for each reservation of the list
 }
@@ -91,7 +95,7 @@ func (r *reservations) parts(k reservationKey, now int64) (p *pending, parts []i
 }
 
 // of returns the reservations of a state, made if need be. It keeps a copy of the key's text.
-func (r *reservations) of(of stateID) *pending {
+func (r *reservations) of(of stateID, hash uint64) *pending {
 	if p := r.by[of]; p != nil {
 		return p
 	}
@@ -99,20 +103,20 @@ func (r *reservations) of(of stateID) *pending {
 		r.by = make(map[stateID]*pending)
 	}
 	of.key = strings.Clone(of.key)
-	p := &pending{of: of}
+	p := &pending{of: of, hash: hash}
 	r.by[of] = p
 	return p
 }
 
 // put adds the newest reservation of a state. reservable has made sure that there may be one more.
-func (r *reservations) put(of stateID, e reservation, hold algo.Hold, b *shardBudget) *pending {
+func (r *reservations) put(of stateID, hash uint64, e reservation, hold algo.Hold, b *shardBudget) *pending {
 	if p, i, _ := r.get(reservationKey{of, e.id}, 0); p != nil && i >= 0 {
 		r.remove(p, i, b)
 	}
 	if r.count == 0 || e.until < r.first {
 		r.first = e.until
 	}
-	p := r.of(of)
+	p := r.of(of, hash)
 	p.list, p.holds = append(p.list, e), append(p.holds, hold)
 	r.count++
 	b.reserved.add(e.caller, 1)
@@ -155,23 +159,66 @@ func (r *reservations) remove(p *pending, i int, b *shardBudget) {
 	}
 }
 
-// expire forgets the reservations whose ttl is over.
-func (r *reservations) expire(now int64, b *shardBudget) {
-	if r.count == 0 || now < r.first {
+// expireReservations ends the reservations of a partition whose ttl is over.
+func (sh *shard) expireReservations(part *partition, now algo.Instant) {
+	r := &part.extras.reservations
+	if r.count == 0 || now.Mono < r.first {
 		return
 	}
-	first := int64(1<<63 - 1)
-	for _, p := range r.by {
-		for i := 0; i < len(p.list); {
-			if p.list[i].until <= now {
-				r.remove(p, i, b)
-				continue
-			}
-			first = min(first, p.list[i].until)
-			i++
-		}
+	first := int64(math.MaxInt64)
+	for _, p := range ordered(r.by) {
+		first = min(first, sh.expireReservationsOf(part, p, now))
 	}
 	r.first = first
+}
+
+// expireReservationsOn ends the reservations on one key whose ttl is over. It must come before a decision on the key.
+func (sh *shard) expireReservationsOn(part *partition, k *Key, rule *Rule, now algo.Instant) {
+	a := part.extras
+	if a == nil || a.reservations.count == 0 || now.Mono < a.reservations.first {
+		return
+	}
+	if p := a.reservations.by[stateID{rule.Scope, k.Key}]; p != nil {
+		sh.expireReservationsOf(part, p, now)
+	}
+}
+
+// expireReservationsOf ends the reservations of one state whose ttl is over, and returns when the next of them expires.
+// The holder gives back the units of those with release, and tells the copies, as when they are cancelled. A copy keeps
+// those with release until it is told, so that it gives their units back if it takes over.
+func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Instant) (next int64) {
+	all := &part.extras.reservations
+	next = math.MaxInt64
+	for i := len(p.list) - 1; i >= 0; i-- {
+		switch e := p.list[i]; {
+		case e.until > now.Mono, e.release && !part.open:
+			next = min(next, e.until)
+		case e.release:
+			sh.releaseExpired(part, p, i, now)
+			all.remove(p, i, &sh.budget)
+			part.noteReservation(reservationKey{p.of, e.id}, &sh.budget)
+		default:
+			all.remove(p, i, &sh.budget)
+		}
+	}
+	return next
+}
+
+// releaseExpired gives back the units of the i-th reservation of a state.
+func (sh *shard) releaseExpired(part *partition, p *pending, i int, now algo.Instant) {
+	slot, ok := sh.find(&part.table, p.hash, p.of.scope, p.of.key)
+	if !ok {
+		return
+	}
+	r, e := sh.record(part.ref(slot)), &p.list[i]
+	mark := sh.markOf(part, r)
+	var n int64
+	sh.counted(r, func() {
+		n = r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, e.units, part.toldOf(r, e))
+	})
+	if n > 0 {
+		sh.note(part, r, mark)
+	}
 }
 
 // forget drops the reservations of one state and reports whether there were any.
@@ -243,7 +290,7 @@ func (r *reserved) greedy(caller string, most int) bool {
 func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call) error {
 	most, ofKey := sh.store.cfg.MaxReservations, 0
 	if part.extras != nil {
-		part.extras.reservations.expire(now.Mono, &sh.budget)
+		sh.expireReservations(part, now)
 		if p := part.extras.reservations.by[stateID{rule.Scope, k.Key}]; p != nil {
 			ofKey = len(p.list)
 		}

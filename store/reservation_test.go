@@ -31,8 +31,9 @@ func TestExtend(t *testing.T) {
 	if a, err := extend(time.Second, call(3, 0)); err != nil || !a.Allowed || a.Granted != 3 || a.Remaining != 3 || a.Reservation != id {
 		t.Errorf("%+v, %v", a, err)
 	}
-	if _, err := extend(10*time.Second, call(0, time.Minute)); !errors.Is(err, ErrNotPending) {
-		t.Errorf("a refused extension, and one without a time, prolonged it: %v", err)
+	_, held := s.at(k.Partition)
+	if _, parts := held.extras.reservations.parts(reservationKey{stateID{"p", "k"}, id}, int64(10*time.Second)); len(parts) > 0 {
+		t.Error("a refused extension, and one without a time, prolonged it")
 	}
 	// Time alone, and with units.
 	if a, err := extend(9*time.Second, call(0, time.Minute)); err != nil || !a.Allowed || a.Granted != 0 || a.Remaining != 3 || a.Reservation != id {

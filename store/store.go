@@ -39,6 +39,10 @@ type Rule struct {
 	Strict bool
 	// Ban is how long a key is refused after it has been refused; 0: no longer than its limits say. Not beside limits with CountDenied.
 	Ban time.Duration
+	// ReleaseExpired says that a reservation gives back its units when its ttl ends without a Settle, as if it were
+	// settled with nothing to keep. Otherwise they stay charged. It holds for reservations and extensions that are made
+	// under the rule; ReserveOnce is not affected. Not part of the rule's identity.
+	ReleaseExpired bool
 	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold. Not part of the rule's identity, and not
 	// told to followers: keys that have a record have begun.
 	ColdClosed bool
@@ -139,7 +143,7 @@ var (
 	ErrReserved = errors.New("store: more than what was reserved")
 	// ErrExcess means that a reservation is to keep more than it charged by more than its caller may charge.
 	ErrExcess = errors.New("store: more than what was reserved by more than the largest limit")
-	// ErrNotPending means that there is no reservation to extend: it has ended, or expired and stays charged.
+	// ErrNotPending means that there is no reservation to extend: it has ended or expired.
 	ErrNotPending = errors.New("store: no such reservation")
 	// ErrReservations means that no more reservations may be pending, ErrShareReservations that their caller has more than a fair
 	// part of the last of them, and ErrKeyReservations that no more may be of the key. All are an ErrFull.

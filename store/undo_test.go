@@ -63,6 +63,7 @@ type undoWorld struct {
 	ahead   [2]time.Duration // of their clocks
 	holder  int
 	reloads bool
+	expires bool // reservations are short, and expire with release
 	now     time.Duration
 	history []*undoCharge
 	held    []*undoCharge
@@ -73,6 +74,7 @@ type undoCharge struct {
 	at    time.Duration
 	units int64
 	id    ReservationID
+	until time.Duration
 	more  []*undoCharge // what was added to it
 	// always says that it was charged whether or not there was room.
 	always bool
@@ -182,6 +184,7 @@ func (w *undoWorld) reload() {
 		}
 	}
 	w.rule = rule("p", limits...)
+	w.rule.ReleaseExpired = w.expires
 	reload(w.stores[w.holder], w.rule, w.here(w.holder))
 	w.history = append(w.history, &undoCharge{at: w.now, rule: w.rule})
 	w.lose()
@@ -197,7 +200,7 @@ func (w *undoWorld) lose() {
 }
 
 // TestUndoAcrossStores reserves, extends, commits (also more than was reserved), cancels, charges and checks at random
-// while the partition is copied, moved and claimed from its copy, and its limits change. It holds the partition to a
+// while the partition is copied, moved and claimed from its copy, reservations expire, and its limits change. It holds the partition to a
 // store to which only what has stayed was ever charged.
 func TestUndoAcrossStores(t *testing.T) {
 	limit := func(a algo.Algorithm, n int64, w time.Duration) algo.Limit {
@@ -213,6 +216,8 @@ func TestUndoAcrossStores(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(100) {
 				w := &undoWorld{t: t, rng: rand.New(rand.NewPCG(seed, 3)), first: rule("p", limits...), reloads: seed%3 == 0}
+				w.expires = seed%2 == 0
+				w.first.ReleaseExpired = w.expires
 				w.rule = w.first
 				// Windows and slots begin alike by both clocks.
 				w.ahead[1] = time.Duration(w.rng.IntN(9)) * minute
@@ -233,6 +238,13 @@ func (w *undoWorld) step(id uint64) {
 	k := s.key("p", "k")
 	w.now += time.Duration(w.rng.Int64N(int64(120 * time.Millisecond)))
 	s.Sweep(w.here(w.holder), 100)
+	w.held = slices.DeleteFunc(w.held, func(c *undoCharge) bool {
+		expired := c.until <= w.now
+		if expired {
+			c.keep(0)
+		}
+		return expired
+	})
 	if w.reloads && w.rng.IntN(15) == 0 {
 		w.reload()
 		return
@@ -270,6 +282,9 @@ func (w *undoWorld) step(id uint64) {
 		call := cost(1 + w.rng.Int64N(4))
 		if op < 4 {
 			call.Reservation, call.ReserveFor = reservationOf(id), minute
+			if w.expires {
+				call.ReserveFor = time.Duration(1+w.rng.IntN(20)) * 50 * time.Millisecond
+			}
 		}
 		a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
 		if err != nil {
@@ -278,7 +293,7 @@ func (w *undoWorld) step(id uint64) {
 		if !a.Allowed {
 			return
 		}
-		c := &undoCharge{at: w.now, units: a.Granted, id: a.Reservation}
+		c := &undoCharge{at: w.now, units: a.Granted, id: a.Reservation, until: w.now + call.ReserveFor}
 		w.history = append(w.history, c)
 		if op < 4 {
 			w.held = append(w.held, c)
@@ -370,6 +385,9 @@ func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
 		if a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil); err != nil || !a.Allowed || a.Granted != call.Cost || a.Reservation != c.id {
 			w.t.Fatalf("repeated: %+v, %v", a, err)
 		}
+	}
+	if call.ReserveFor > 0 {
+		c.until = w.now + call.ReserveFor
 	}
 	if a.Granted > 0 {
 		more := &undoCharge{at: w.now, units: a.Granted}

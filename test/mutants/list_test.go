@@ -581,8 +581,13 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy knows of no reservations", "store/apply.go",
-		[]edit{{"		side.reservations.put(of, e, algo.Hold{}, b)", "		_ = of"}},
+		[]edit{{"		side.reservations.put(of, hash, e, algo.Hold{}, b)", "		_, _ = of, hash"}},
 		seeds + "moving", "a reservation forgotten",
+	},
+	{
+		"store: a copy ends what its holder has not released", "store/reservation.go",
+		[]edit{{"		case e.until > now.Mono, e.release && !part.open:", "		case e.until > now.Mono:"}},
+		"./store -run TestReleaseByTheHolder", "the copy has 0 reservations, want 1",
 	},
 	{
 		"store: a copy keeps a reservation that is over for the holder", "store/apply.go",
