@@ -533,6 +533,9 @@ func TestLoanCrash(t *testing.T) {
 			r = rule("p", log(limit, w))
 			r.Durability = Async
 			copy.TakeOver(0, instant())
+			if left := heldOf(copy, "p"); left != held {
+				t.Fatalf("durability %d, seed %d: %d of %d are on loan after the takeover", d, seed, left, held)
+			}
 			copy.Open(0)
 			for range 300 {
 				now += time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
