@@ -276,18 +276,13 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	switch {
 	case k.Strict:
 		for _, o := range c.QuorumLosses {
-			if !f.Copied && o.From <= f.At && f.At <= o.To {
-				return whole // the holder, its copy and the voters that knew of them: nobody is left who could know
+			if (!f.Copied || c.copyOutOfReach(f)) && o.From <= f.At && f.At <= o.To {
+				return whole // the holder and the voters that knew of it are lost, and its copy is lost or cut off from them
 			}
 		}
 		return 0
-	case k.Durability == None || !f.Copied:
+	case k.Durability == None || !f.Copied || c.copyOutOfReach(f):
 		return whole
-	}
-	for _, s := range c.Splits {
-		if s.From <= f.At+int64(c.Claim) && s.To >= f.At {
-			return whole // who has the copy may have been out of reach when the partition was claimed
-		}
 	}
 	since, ok := f.Flushed[k.key]
 	if !ok {
@@ -300,6 +295,11 @@ func (c *check) lost(k *history, f *Crash) int64 {
 		}
 	}
 	return n
+}
+
+// copyOutOfReach says whether the node with the copy may have been cut off when a lost node's partitions were claimed.
+func (c *check) copyOutOfReach(f *Crash) bool {
+	return slices.ContainsFunc(c.Splits, func(s Split) bool { return s.From <= f.At+int64(c.Claim) && s.To >= f.At })
 }
 
 // budget is how many admissions beyond bound the faults between two instants account for. bound is what one decider

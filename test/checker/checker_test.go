@@ -163,6 +163,9 @@ func TestCheck(t *testing.T) {
 		{"strict, no copy", strict, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 		{"strict, no copy and no voters", strict, History{Crashes: crash(4, false), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, ""},
 		{"strict, a copy and no voters", strict, History{Crashes: crash(4, true), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"strict, a copy out of reach and no voters", strict, History{Claim: 2 * time.Second, Crashes: crash(4, true), Splits: split(5, 6, 2), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, ""},
+		{"strict, a copy out of reach later", strict, History{Claim: 2 * time.Second, Crashes: crash(4, true), Splits: split(7, 8, 2), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"strict, a copy out of reach and voters", strict, History{Claim: 2 * time.Second, Crashes: crash(4, true), Splits: split(5, 6, 2), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 
 		// Splits.
 		{"two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3)}, ""},
