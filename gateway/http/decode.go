@@ -50,8 +50,8 @@ type (
 		LeaseID string `json:"lease_id"`
 	}
 	amountBody struct {
-		Cost  *int64      `json:"cost"`
-		Usage limit.Usage `json:"usage"`
+		Cost  *int64 `json:"cost"`
+		Usage usage  `json:"usage"`
 	}
 	reserveBody struct {
 		targetBody
@@ -103,7 +103,10 @@ type list[T any] []T
 // batch is the checks of one, of which each costs 1 where it does not say.
 type batch []checkBody
 
-var errBatchTooLarge = errors.New("httpapi: too many elements")
+var (
+	errBatchTooLarge  = errors.New("httpapi: too many elements")
+	errTooManyClasses = errors.New("httpapi: too many classes")
+)
 
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (b *batch) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
@@ -114,6 +117,39 @@ func (b *batch) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 func (l *list[T]) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	var absent T
 	return elements(dec, (*[]T)(l), absent)
+}
+
+// usage reads no more classes than there may be, for the same reason.
+type usage limit.Usage
+
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	if k := dec.PeekKind(); k != '{' {
+		if err := dec.SkipValue(); err != nil {
+			return err
+		}
+		return &json.SemanticError{JSONKind: k, GoType: reflect.TypeFor[usage]()}
+	}
+	if _, err := dec.ReadToken(); err != nil {
+		return err
+	}
+	*u = make(usage)
+	for dec.PeekKind() != '}' {
+		if len(*u) == limit.MaxClasses {
+			return errTooManyClasses
+		}
+		var class string
+		if err := json.UnmarshalDecode(dec, &class); err != nil {
+			return err
+		}
+		var n int64
+		if err := json.UnmarshalDecode(dec, &n); err != nil {
+			return err
+		}
+		(*u)[class] = n
+	}
+	_, err := dec.ReadToken()
+	return err
 }
 
 // elements reads an array, of whose elements absent has the values of fields that are left out.
@@ -206,14 +242,16 @@ func mediaType(h http.Header) *problem {
 
 // malformed says in the words of this interface what the decoder found.
 func malformed(err error) *problem {
-	if errors.Is(err, errBatchTooLarge) {
+	if classes := errors.Is(err, errTooManyClasses); classes || errors.Is(err, errBatchTooLarge) {
 		var at *json.SemanticError
-		field := "checks"
+		field, message := "checks", fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch)
+		if classes {
+			message = fmt.Sprintf("at most %d classes are taken", limit.MaxClasses)
+		}
 		if errors.As(err, &at) && at.JSONPointer != "" {
 			field = fieldAt(at.JSONPointer)
 		}
-		return &problem{status: http.StatusRequestEntityTooLarge, field: field,
-			message: fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch)}
+		return &problem{status: http.StatusRequestEntityTooLarge, field: field, message: message}
 	}
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
@@ -294,16 +332,16 @@ func findNull(body []byte) (jsontext.Pointer, bool) {
 // fieldAt spells a place in the body the way problems name it: /checks/3/limit/window is checks[3].limit.window.
 func fieldAt(at jsontext.Pointer) string {
 	var b strings.Builder
-	depth, inChecks := 0, false
+	depth, inBatch := 0, false
 	for token := range at.Tokens() {
 		switch {
-		case depth == 1 && inChecks && isIndex(token):
+		case depth == 1 && inBatch && isIndex(token):
 			b.WriteString("[" + token + "]")
 		case depth > 0:
 			b.WriteString("." + token)
 		default:
 			b.WriteString(token)
-			inChecks = token == "checks"
+			inBatch = token == "checks" || token == "reserves"
 		}
 		depth++
 	}

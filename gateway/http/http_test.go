@@ -752,6 +752,11 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"}],"checks":[]}`, 400, "checks", "twice"},
 		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"key":"k","limit":{"algorithm":"sliding_log","limit":1,"window":"x"}}]}`, 400, "checks[1].limit.window", "not a duration"},
 		{"/v1/checks", `{"checks":[{"policy":"p","key":"` + long + `"}]}`, 413, "checks[0].key", "at most 1024"},
+		{"/v1/charge", `{"policy":"p","key":"k","usage":{` + classes(17) + `}}`, 413, "usage", "at most 16 classes"},
+		{"/v1/reserves", `{"reserves":[{"policy":"p","key":"k","usage":{` + classes(17) + `}}]}`, 413, "reserves[0].usage", "at most 16 classes"},
+		{"/v1/charge", `{"policy":"p","key":"k","usage":[1]}`, 400, "usage", "must be an object"},
+		{"/v1/charge", `{"policy":"p","key":"k","usage":{"a":1.5}}`, 400, "usage.a", "must be a whole number"},
+		{"/v1/charge", `{"policy":"p","key":"k","usage":{"a":1,"a":2}}`, 400, "usage.a", "is given twice"},
 		{"/v1/checks", `{"checks":[` + strings.Repeat(`{},`, 1000) + `{}]}`, 413, "checks", "at most 1000"},
 		// Leases, refunds, resets.
 		{"/v1/acquire", `{"policy":"p","key":"k","cost":0}`, 400, "cost", "at least 1"},
@@ -944,4 +949,13 @@ func TestNewNeedsItsParts(t *testing.T) {
 		}
 	}()
 	New(Config{})
+}
+
+// classes are members of a usage.
+func classes(n int) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = `"c` + strconv.Itoa(i) + `":1`
+	}
+	return strings.Join(all, ",")
 }

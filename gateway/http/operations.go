@@ -130,7 +130,7 @@ func (f *form) amount(b *amountBody, least, absent int64) limit.Amount {
 	case b.Cost == nil && b.Usage == nil:
 		return limit.Amount{Cost: absent}
 	case b.Cost == nil:
-		return limit.Amount{Usage: b.Usage}
+		return limit.Amount{Usage: limit.Usage(b.Usage)}
 	case b.Usage != nil:
 		f.fail(invalid("usage", "is given beside cost: send one of them"))
 	}

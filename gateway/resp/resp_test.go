@@ -495,7 +495,7 @@ func TestPanicOfAConnection(t *testing.T) {
 		}
 		c.Panicked = func(name string, p *recovered.Error) { told <- fmt.Sprint(name, " ", p.Value) }
 	})
-	if got := talk(t, address, send("PING")); got != "" {
+	if got := talk(t, address, ""); got != "" { // what is sent and not read would reset the connection
 		t.Errorf("answered %q", got)
 	}
 	if got := <-told; got != "connection a mistake" {

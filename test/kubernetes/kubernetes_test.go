@@ -25,6 +25,7 @@ var (
 	only       = flag.String("steps", "", "which steps, separated by commas (default all)")
 	longest    = flag.Duration("longest", 0, "the test fails when a check waits longer during a planned step; 0: how long they wait is only printed")
 	rate       = flag.Int("rate", 400, "checks a second, of all clients together")
+	rounds     = flag.Int("rounds", 1, "how often the steps are taken")
 	calm       = flag.Duration("calm", 30*time.Second, "how long the first step is, in which nothing happens: what others are compared with")
 	records    = flag.String("records", "", "a file for all checks: step, client, policy, key, when in s, wait in ms, answer")
 	logs       = flag.String("logs", "", "a directory for the pods' logs")
@@ -274,6 +275,14 @@ func TestPlannedSteps(t *testing.T) {
 				l.wait(5 * time.Second)
 			}
 		}},
+		{"scale to 5 again", func() {
+			c.kubectl("scale", "statefulset/"+set, "--replicas=5")
+			c.awaitPods(5)
+		}},
+		{"scale to 3 at once", func() {
+			c.kubectl("scale", "statefulset/"+set, "--replicas=3")
+			c.awaitPods(3)
+		}},
 		{"delete a pod", func() {
 			p := c.pods()[1]
 			c.kubectl("delete", "pod", p.Metadata.Name, "--wait=false")
@@ -287,7 +296,8 @@ func TestPlannedSteps(t *testing.T) {
 			c.awaitPods(3, before...)
 		}},
 	}
-	for _, s := range steps {
+	for i := range len(steps) * *rounds {
+		s := steps[i%len(steps)]
 		if *only != "" && s.name != "nothing" && !slices.Contains(strings.Split(*only, ","), s.name) {
 			continue
 		}
