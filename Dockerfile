@@ -1,4 +1,5 @@
-# docker build --build-arg VERSION=$(git describe --tags --always --dirty) -t weir:dev . && docker run --rm weir:dev --version
+# docker build --build-arg VERSION=$(git describe --tags --always --dirty) --build-arg COMMIT=$(git rev-parse HEAD) -t weir:dev .
+# docker run --rm weir:dev version
 # The tag says which Go, not which image: a digest of the registry that yours comes from pins it (golang:1.26@sha256:...). None is
 # given here, because it could not be looked up where this file was written. What is built does not depend on the image's system:
 # the modules are pinned by go.sum, and the image below is made from scratch.
@@ -6,10 +7,12 @@ FROM --platform=$BUILDPLATFORM golang:1.26 AS build
 WORKDIR /src
 COPY . .
 # GOPROXY is where modules come from, as for the go command, which has a default of its own.
-ARG TARGETOS TARGETARCH VERSION=devel GOPROXY
+ARG TARGETOS TARGETARCH VERSION=devel COMMIT GOPROXY
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -buildvcs=false -ldflags "-s -w -X github.com/weirlimit/weir/internal/command.release=$VERSION" -o /weir ./cmd/node
+    go build -trimpath -buildvcs=false \
+    -ldflags "-s -w -X github.com/weirlimit/weir/internal/command.release=$VERSION -X github.com/weirlimit/weir/internal/command.commit=$COMMIT" \
+    -o /weir ./cmd/node
 
 # The binary holds all it needs, time zones included.
 FROM scratch

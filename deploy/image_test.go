@@ -50,6 +50,25 @@ func TestDockerfile(t *testing.T) {
 	}
 }
 
+// The chart's appVersion is the one place that names the version of a release.
+func TestVersions(t *testing.T) {
+	var chart struct{ Version, AppVersion string }
+	if err := yaml.Unmarshal(readFile(t, "helm/weir/Chart.yaml"), &chart); err != nil {
+		t.Fatal(err)
+	}
+	if "v"+chart.Version != chart.AppVersion {
+		t.Errorf("the chart's version is %s, its appVersion %s", chart.Version, chart.AppVersion)
+	}
+	for _, where := range []struct{ file, holds string }{
+		{"k8s/overlays/production/kustomization.yaml", "newTag: " + chart.AppVersion + "\n"},
+		{"../CHANGELOG.md", "# Changelog\n\n## " + chart.Version + " "},
+	} {
+		if !strings.Contains(string(readFile(t, where.file)), where.holds) {
+			t.Errorf("%s does not hold %q", where.file, where.holds)
+		}
+	}
+}
+
 // The build gets a version, and none of the directories that it is kept from is one that the binary is made of.
 func TestBuildContext(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "weir")
@@ -57,9 +76,9 @@ func TestBuildContext(t *testing.T) {
 	if linked == nil {
 		t.Fatal("the Dockerfile does not say which version it builds")
 	}
-	output(t, "go", "build", "-C", "..", "-ldflags", strings.ReplaceAll(linked[1], "$VERSION", "v1.2.3"), "-o", name, "./cmd/node")
-	if got := output(t, name, "--version"); !strings.Contains(got, "v1.2.3") {
-		t.Errorf("a build that is told v1.2.3 says %q", got)
+	output(t, "go", "build", "-C", "..", "-ldflags", strings.NewReplacer("$VERSION", "v1.2.3", "$COMMIT", "0123456789abcdef").Replace(linked[1]), "-o", name, "./cmd/node")
+	if got := output(t, name, "--version"); !strings.Contains(got, "v1.2.3 (commit 0123456789ab,") {
+		t.Errorf("a build that is told v1.2.3 and 0123456789abcdef says %q", got)
 	}
 
 	ignored := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(string(readFile(t, "../.dockerignore")), ""))

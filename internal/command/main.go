@@ -69,7 +69,7 @@ func newRoot() *cobra.Command {
 owner decides in memory, on one clock.
 
 Start with:  weir dev`,
-		Version:       version(),
+		Version:       build(),
 		Args:          noCommand,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -77,6 +77,8 @@ Start with:  weir dev`,
 	}
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(), newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys(), newOverride())
+	root.AddCommand(&cobra.Command{Use: "version", Short: "Print version, commit, Go release and platform", Args: namedArgs,
+		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "weir", build()) }})
 	root.InitDefaultCompletionCmd()
 	if completion, _, err := root.Find([]string{"completion"}); err == nil {
 		completion.RunE = root.RunE // without it cobra succeeds whatever comes after the command

@@ -159,7 +159,7 @@ func TestBadCommandLines(t *testing.T) {
 
 func TestHelpAndVersion(t *testing.T) {
 	for args, want := range map[string]string{
-		"": "weir dev", "--help": "weir dev", "help run": "--http-port", "--version": "weir version ", "run --help": "WEIR_HTTP_PORT",
+		"": "weir dev", "--help": "weir dev", "help run": "--http-port", "--version": "weir version ", "version": " (commit ", "run --help": "WEIR_HTTP_PORT",
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(strings.Fields(args), &stdout, &stderr); code != exitOK || !strings.Contains(stdout.String(), want) || stderr.Len() > 0 {

@@ -1,29 +1,33 @@
 package command
 
-import "runtime/debug"
+import (
+	"cmp"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
 
-// release is set by the linker where the build knows what it builds and the source has no history: in an image.
-//
-//	go build -ldflags "-X github.com/weirlimit/weir/internal/command.release=v1.2.3" ./cmd/weir
-var release string
+// release and commit are set by the linker (-X) where a release or an image is built.
+var release, commit string
 
-// version is what the linker was told, otherwise the module's version when the binary was built from a tagged module,
-// otherwise the commit, otherwise "devel".
+// version is what the linker was told, otherwise the module's version when the binary was built from a tagged module, otherwise "devel".
 func version() string {
-	if release != "" {
-		return release
-	}
 	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "devel"
+	if release != "" || !ok || info.Main.Version == "(devel)" {
+		return cmp.Or(release, "devel")
 	}
-	if v := info.Main.Version; v != "" && v != "(devel)" {
-		return v
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-			return "devel-" + s.Value[:12]
+	return cmp.Or(info.Main.Version, "devel")
+}
+
+// build names the version, the commit, the Go release and the platform.
+func build() string {
+	c := cmp.Or(commit, "unknown")
+	if info, ok := debug.ReadBuildInfo(); ok && commit == "" {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				c = s.Value
+			}
 		}
 	}
-	return "devel"
+	return fmt.Sprintf("%s (commit %.12s, %s, %s/%s)", version(), c, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -9,7 +9,6 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
-	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -398,28 +397,6 @@ func logged(call *ast.CallExpr) (message string, ok bool) {
 		return literal.Value, true
 	}
 	return "…", true
-}
-
-// maxCommandLines bounds the command without its tests: what is more than flags, configuration and a call belongs to a package.
-const maxCommandLines = 1500
-
-func TestCommandIsThin(t *testing.T) {
-	lines := 0
-	for _, p := range packages(t) {
-		if p.name() != "internal/command" {
-			continue
-		}
-		for _, file := range p.GoFiles {
-			text, err := os.ReadFile(filepath.Join(p.Dir, file))
-			if err != nil {
-				t.Fatal(err)
-			}
-			lines += bytes.Count(text, []byte("\n"))
-		}
-	}
-	if lines == 0 || lines > maxCommandLines {
-		t.Errorf("internal/command has %d lines without its tests, and may have %d", lines, maxCommandLines)
-	}
 }
 
 // A library knows settings by their names, which are flags in one program only: see settings.Flagged.
