@@ -5,50 +5,69 @@ import (
 	"time"
 )
 
-// A partition that should be this node's and is not is asked after among all members, many partitions at a time. When one
-// of them holds it, it will be moved here; when none does, the one with the newest copy claims it, at a term above all
-// that anybody knows of.
+// This file takes partitions that no process hands over: their holder is lost, or they never had one.
+//
+// The path of a claim:
+//
+//  1. lookAtAll finds partitions that the ring gives to this node and that it does not hold (mayClaim). ask sends one Query about all
+//     of them to every member.
+//  2. Each member answers with an Info per partition: whether it holds it, whether it is about to claim it as well, the highest term that
+//     it knows, and the position of its copy.
+//  3. When all live members have answered, or after patience, conclude calls decideClaim for each partition.
+//  4. If a member holds the partition, that member will move it here. Otherwise the member with the newest copy claims it, whatever the
+//     ring says: this node (claim), or another one that it asks to (Entrust).
+//  5. claim takes a term above every known one, opens the content, and asks for grants and a backup.
+//
+// What stops two claims of one partition:
+//
+//   - Only the ring's owner asks. Where views of the ring differ, both askers see Info.Claiming: the one with the lower name goes on, the
+//     other waits for retryAfter and asks again.
+//   - Only the newest copy claims, and an Entrust below a known term is dropped.
+//   - A process that this node has heard of but does not see as a member yet (strange) is taken to hold what it says it holds.
+//
+// None of this is exact while members cannot hear each other. Then both sides may hold the partition, under different terms, until they
+// meet and merge (move.go). Strict rules stay closed on a side without a grant of a majority of voters (grant.go).
 
-// round is one round of questions.
+// round is one Query to all members, and what they have answered.
 type round struct {
 	id      uint64
 	parts   []int
-	infos   map[int][]Info
-	sources map[int][]Node // of infos
-	missing map[Node]bool
-	begun   int64 // by Core.awake
+	infos   map[int][]Info // by partition
+	sources map[int][]Node // of infos: the member that sent each
+	missing map[Node]bool  // members that have not answered
+	begun   int64          // by Core.awake
 	sent    int64
 }
 
-// mayClaim says whether it is time to ask after a partition.
+// mayClaim reports whether this node should ask after a partition now.
 func (c *Core) mayClaim(p int) bool {
 	pt := &c.parts[p]
 	return !pt.held && c.mine(p) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
 		!c.strange(pt.holder)
 }
 
-// strangerFor is how long a process that has told of what it holds is expected to come into view.
+// strangerFor is how long this node waits for a process that has said what it holds to become a member in its own view.
 const strangerFor = 2 * int64(time.Second)
 
-// strange says whether a process is there that this node's view does not have yet. Of two that start at the same time one may
-// hear of what the other has claimed before it hears of the other: what that one holds is not lost.
+// strange reports whether a process has said what it holds and is not in this node's view yet. Of two nodes that start at the same time,
+// one may hear of the other's claims before gossip tells it of the other. Those partitions are not lost, so it must not claim them.
 func (c *Core) strange(n Node) bool {
 	at, ok := c.strangers[n]
 	return ok && c.awake-at < strangerFor
 }
 
-// newcomerFor is how long a process that has come into the ring is taken not to know yet who holds what it should: it hears of
-// that from each holder that has heard of it.
+// newcomerFor is how long this node assumes that a process that has come into the ring does not know the holders of its partitions yet.
+// Each holder tells it once it sees it.
 const newcomerFor = strangerFor
 
-// newcomer says whether a process has come into the ring just now. Until it has told that it holds a partition, the one who was
-// heard to hold it last is asked in its place: it would have to let the question wait until it knows itself.
+// newcomer reports whether a process has come into the ring less than newcomerFor ago. Until it says that it holds a partition, checks go
+// to the last known holder: the newcomer would let them wait until it has heard of that holder.
 func (c *Core) newcomer(n Node) bool {
 	_, ok := c.newcomers[n]
 	return ok
 }
 
-// welcome notes who comes into the ring with a view. Nobody does with the first: this node is the one that has come.
+// welcome notes the processes that come into the ring with a view. The first view brings none: there this node is the newcomer.
 func (c *Core) welcome(v View) {
 	if c.views == 0 {
 		return
@@ -60,7 +79,7 @@ func (c *Core) welcome(v View) {
 	}
 }
 
-// getUsedTo ends the time of newcomers.
+// getUsedTo drops newcomers after newcomerFor.
 func (c *Core) getUsedTo() {
 	ended := false
 	for n, at := range c.newcomers {
@@ -74,7 +93,7 @@ func (c *Core) getUsedTo() {
 	}
 }
 
-// acquaint brings what is known of strangers in line with a new view.
+// acquaint updates departed and strangers for a new view.
 func (c *Core) acquaint(before map[Node]int32) {
 	for n := range before {
 		if _, ok := c.alive[n]; !ok {
@@ -93,7 +112,7 @@ func (c *Core) acquaint(before map[Node]int32) {
 	}
 }
 
-// ask begins a round of questions, or goes on with the one in progress.
+// ask begins a round about the given partitions, or continues the one in progress. There is one round at a time.
 func (c *Core) ask(parts []int) {
 	if r := c.round; r != nil {
 		for n := range r.missing {
@@ -133,18 +152,19 @@ func (c *Core) ask(parts []int) {
 func (c *Core) sendRound() {
 	r := c.round
 	r.sent = c.t
-	for _, m := range c.view.Members { // in order, so that a simulation repeats itself
+	for _, m := range c.view.Members { // in the order of the view, so that a simulation repeats itself
 		if r.missing[m.Node] {
 			c.send(m.Node, &Query{ID: r.id, Partitions: r.parts})
 		}
 	}
 }
 
+// asking reports whether this node is about to claim a partition.
 func (c *Core) asking(p int) bool {
 	return c.round != nil && c.mayClaim(p) && contains(c.round.parts, p)
 }
 
-// contains looks for p in a rising list.
+// contains reports whether p is in a sorted list.
 func contains(rising []int, p int) bool {
 	low, high := 0, len(rising)
 	for low < high {
@@ -164,7 +184,7 @@ func (c *Core) onQuery(from Node, q *Query) {
 		pt := &c.parts[p]
 		info := Info{Partition: p, Claiming: c.asking(p), Term: pt.known, Holder: pt.holder, Copy: pt.copy}
 		if pt.held {
-			// Not the highest term that is known: that may be somebody else's, and would be taken for this node's.
+			// pt.known may be another process's term; the receiver would take it for this node's.
 			info.Held, info.Term, info.Holder = true, pt.term, c.cfg.Self
 		}
 		reply.Infos = append(reply.Infos, info)
@@ -172,17 +192,17 @@ func (c *Core) onQuery(from Node, q *Query) {
 	c.send(from, reply)
 }
 
-// tellEvery is how long what was taken is gathered before all others are told of it.
+// tellEvery is the least time between two messages that tell all members of newly held partitions.
 const tellEvery = 500 * int64(time.Millisecond)
 
-// tell tells all others what has been taken, so that whoever claims a partition whose holder and copy are both lost knows
-// at least that it was held: the keys that are to start full then do.
+// tell sends all members the partitions that this node has come to hold. When a holder and its copy are both lost, the next claimant
+// then knows that the partition was held, and lets keys start full where their policy asks for that (Data.Cold).
 func (c *Core) tell() {
 	if len(c.gained) == 0 || c.t < c.tellAt {
 		return
 	}
 	c.tellAt = c.t + tellEvery
-	slices.Sort(c.gained) // a partition may have got several terms, and is told of once: more than there are would not be read
+	slices.Sort(c.gained) // a partition that got several terms is in the list several times, and is told of once
 	news := c.holdings(slices.Compact(c.gained))
 	c.gained = c.gained[:0]
 	for _, m := range c.view.Members {
@@ -192,7 +212,7 @@ func (c *Core) tell() {
 	}
 }
 
-// tellNew tells those who were not there before everything that is held.
+// tellNew sends everything that this node holds to the members that were not in the view before.
 func (c *Core) tellNew(before map[Node]int32) {
 	var news *QueryReply
 	for _, m := range c.view.Members {
@@ -212,7 +232,7 @@ func (c *Core) tellNew(before map[Node]int32) {
 	}
 }
 
-// holdings is an answer that nobody asked for: of those of the partitions that are held.
+// holdings is a QueryReply that answers no Query: an Info for each of the given partitions that this node holds.
 func (c *Core) holdings(partitions []int) *QueryReply {
 	news := &QueryReply{}
 	for _, p := range partitions {
@@ -250,7 +270,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 	}
 }
 
-// conclude acts on what a round has told.
+// conclude ends the round and decides about each of its partitions.
 func (c *Core) conclude() {
 	r := c.round
 	c.round = nil
@@ -261,6 +281,8 @@ func (c *Core) conclude() {
 	}
 }
 
+// decideClaim decides about a partition by what the other members have answered: leave it to its holder, ask again later, entrust the
+// member with the newest copy, or claim it.
 func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 	pt := &c.parts[p]
 	best, from := pt.copy, c.cfg.Self
@@ -277,7 +299,7 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 		case info.Claiming && source.Name < c.cfg.Self.Name:
 			yield = retryAfter
 		case info.Claiming:
-			// It yields if it has heard that this node claims, which it may not have: both ask again, this node first.
+			// The other yields only if it has heard that this node claims. So both ask again, this node first.
 			yield = max(yield, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
@@ -285,7 +307,8 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 			best, from = info.Copy, source
 		}
 	}
-	// Who is said to hold the partition may have taken it since it answered that it does not: entrusted with it in an earlier round.
+	// The last known holder may have claimed the partition after it answered that it does not hold it: an earlier round entrusted it. Then
+	// its answer has a lower term than the known one.
 	late := false
 	for i := range infos {
 		late = late || sources[i] == pt.holder && infos[i].Term.Less(pt.known) && c.lives(pt.holder)
@@ -306,7 +329,7 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 	}
 }
 
-// before orders positions.
+// before reports whether copy a is older than copy b: by term, then by sequence.
 func (a Position) before(b Position) bool {
 	if a.Term != b.Term {
 		return a.Term.Less(b.Term)
@@ -317,24 +340,26 @@ func (a Position) before(b Position) bool {
 func (c *Core) onEntrust(_ Node, e *Entrust) {
 	pt := &c.parts[e.Partition]
 	if e.Term.Less(pt.known) {
-		return // late: somebody has held it since
+		return // late: another process has held it since
 	}
 	c.learn(e.Partition, e.Term, Node{})
-	// Also when this node is leaving: what it claims it hands over, and nobody else has the copy.
+	// A leaving node claims as well: no other process has this copy. It hands the partition over afterwards.
 	if !pt.held && pt.copy != (Position{}) && (c.view.Settled || c.view.Leaving) && pt.incoming.from == (Node{}) {
 		c.claim(e.Partition)
 	}
 }
 
-// claim takes a partition that nobody hands over: its holder is lost, or there never was one.
+// claim makes this node the holder of a partition that no process hands over, under a term above every known one. The content is the
+// copy that is here. fresh says that this copy is of the highest known term, so that nothing of an earlier holder is missing beyond what
+// its durability allows. Without such a copy the partition is Cold: what an earlier holder counted is lost.
 func (c *Core) claim(p int) {
 	pt := &c.parts[p]
 	earlier := pt.known != (Term{})
-	again := pt.held // a partition that was frozen and whose receiver was lost
+	again := pt.held // it was frozen for a move, and the receiver was lost
 	fresh := again || pt.copy != (Position{}) && !pt.copy.Term.Less(pt.known)
 	was := pt.known
 	if !again && pt.copy == (Position{}) {
-		c.data.Discard(p) // what is left of a copy that never became whole
+		c.data.Discard(p) // what is left of a copy that was never whole
 	}
 	c.endIncoming(p)
 	t := c.next(p)

@@ -8,13 +8,29 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
+// This file is the shell of the state machine: its settings, the view of the ring, the loop over partitions (work), and Route. One file
+// each for what happens to a partition:
+//
+//	claim.go   takes a partition that no process hands over
+//	move.go    hands a partition over, and merges one that both processes hold
+//	follow.go  keeps copies up to date: of the backup, and of the receiver of a move
+//	grant.go   the holder's side of grants, under which strict rules are decided
+//	vote.go    the voter's side
+//	leave.go   how a leaving node finds out which of its copies are still needed
+//
+// Words: the holder decides for a partition under a term. Its followers are the backup, which claims the partition when the holder is lost,
+// and the target, which receives it in a move. The content is what the holder decides on; a copy is what a follower has of it.
+//
+// Two clocks: t is boot time; leases and resends read it. awake stands still while this process does not run; how long another process has
+// not answered is measured by it, because a process that did not run has not read the answers either.
+
 // Now is one reading of a node's clocks.
 type Now struct {
 	algo.Instant       // the clock of decisions
 	Boot         int64 // nanoseconds on a clock that goes on through a suspend (CLOCK_BOOTTIME); leases and time-outs read it
 }
 
-// Config is what a Core needs. All durations have defaults.
+// Config is what a Core needs. A zero duration means its default.
 type Config struct {
 	Self       Node
 	Partitions int
@@ -24,8 +40,8 @@ type Config struct {
 	// million; 1000 by default.
 	Lease time.Duration
 	Drift int64
-	// Flush is how often changes are sent to followers that nobody waits for, 40 ms by default: with a Tick every 10 ms
-	// none waits for more than 50.
+	// Flush is how often changes that no answer waits for are sent to followers, 40 ms by default. With a Tick every 10 ms, a change is
+	// sent within 50 ms.
 	Flush time.Duration
 	// Moves bounds the partitions that are moved away at a time, 16 by default; four times as many are accepted.
 	Moves int
@@ -34,42 +50,41 @@ type Config struct {
 	MaxBuffered int
 }
 
-// Time-outs of the protocol. None of them decides anything but when something is tried again, except patience and stall,
-// which say what is done without a process that membership takes to be alive and that does not answer.
+// Time-outs of the protocol. All say when something is tried again, except patience and stall: after those this node goes on without a
+// member that does not answer.
 const (
 	resendAfter = int64(100 * time.Millisecond) // a message without an answer; twice as long each time, up to resendMost
 	resendMost  = int64(time.Second)
-	confirmMost = int64(20 * time.Millisecond) // for which a backup's last confirmation is waited for
+	confirmMost = int64(20 * time.Millisecond) // the longest wait for a replaced backup's last confirmation
 	commitAgain = int64(30 * time.Millisecond) // a Commit without an answer, while checks are parked
-	askAgain    = int64(time.Second)           // who holds a partition that should be this node's and is somebody else's
+	askAgain    = int64(time.Second)           // a question about a partition that another process holds
 	retryAfter  = int64(200 * time.Millisecond)
 	patience    = int64(5 * time.Second) // a claim goes on without a member that does not answer
 	fullAgain   = int64(time.Second)     // a process that had no room for a copy; twice as long each time, up to fullMost
 	fullMost    = int64(8 * time.Second)
-	stall       = int64(time.Second) // a follower that does not answer is not waited for any longer
+	stall       = int64(time.Second) // a backup that does not answer is dropped
 	idleAfter   = int64(3 * time.Second)
-	lookEvery   = int64(100 * time.Millisecond) // at all partitions, for what is due by time alone
+	lookEvery   = int64(100 * time.Millisecond) // between two looks at all partitions
 )
 
-// awakeMost is how much of the time from one tick to the next counts when others are judged by what they have not answered: a node that has
-// not run meanwhile has not read their answers either. Leases, and what a voter waits for before it votes, end by the time that has passed.
+// awakeMost is the most by which Core.awake advances from one tick to the next. Leases and a voter's abstention read boot time instead.
 const awakeMost = int64(200 * time.Millisecond)
 
 const (
 	chunkBytes   = 192 << 10 // drained at a time
-	flushBytes   = 256 << 10 // drained before what has arrived has its turn: some milliseconds
+	flushBytes   = 256 << 10 // drained in one Tick, some milliseconds, before messages that have arrived are received
 	pieceBytes   = 256 << 10 // carried by one message
 	maxPieces    = 4096      // of one chunk: a log of 16 Mi entries has 256
-	maxCopying   = 64        // backups that get their first whole copy at a time; what changes meanwhile goes before
+	maxCopying   = 64        // backups that get their first whole copy at a time; changes of other partitions are sent first
 	freezeBelow  = 256       // keys left to send when a move freezes its partition
 	versionsDone = math.MaxUint64
 )
 
-// View is who is there, and who should hold what, as this node sees it. Its slices must not change any more.
+// View is the members and the owners of partitions as this node sees them. Its slices must not change any more.
 type View struct {
 	Members []Member // all that are alive, this node included
-	Owners  []int32  // by partition: index into Members of the one that should hold it; -1: nobody
-	Backups []int32  // by partition: of the one that should when this node is gone; -1, and those that it does not have: nobody
+	Owners  []int32  // by partition: index into Members of its owner by the ring; -1: none
+	Backups []int32  // by partition: of the owner by a ring without this node; -1, or beyond the slice: none
 	Settled bool     // this node has joined, and the view has not changed for a moment
 	Leaving bool     // this node is to give everything away
 }
@@ -85,7 +100,7 @@ type Standing uint8
 
 // The standings.
 const (
-	Unclaimed Standing = 0 // nobody is known to decide, and this node is about to find out or to claim: wait
+	Unclaimed Standing = 0 // no holder is known; this node is about to find it or to claim: wait
 	Owned     Standing = 1 // this node decides
 	Frozen    Standing = 2 // the last instants of a hand-over: wait, for 50 ms at most
 	Elsewhere Standing = 3 // another node does
@@ -94,17 +109,17 @@ const (
 // Route says where a partition's checks are decided, as far as this node knows.
 type Route struct {
 	Standing Standing
-	Node     Node // with Elsewhere; with Frozen the one who is about to decide
-	Term     Term // with Owned and Elsewhere: zero where it is only the ring that says so
-	// Heard and HeardTerm are, where it is only the ring that says so, the live process that was heard to hold the partition last and its
-	// term. The zero Node: none. See Handed.
+	Node     Node // with Elsewhere the holder, with Frozen the receiver of the move
+	Term     Term // with Owned and Elsewhere; zero where Node is only the ring's owner
+	// Heard and HeardTerm are set where Node is only the ring's owner: the live process that this node heard of last as the holder, and
+	// its term. The zero Node: none. See Handed.
 	Heard     Node
 	HeardTerm Term
 }
 
-// Handed is the Route of a check that another node has sent here. That node went by its ring, and this node's ring names a third one: where
-// members leave or join one shortly after the other, rings differ for as long as gossip takes, and each ring may name a node that does
-// not hold the partition. So the check goes to the process that was heard to hold it, under a term, which ends the going round.
+// Handed is the Route of a check that another node has sent here. When members leave or join shortly after each other, rings differ until
+// gossip has spread. The sender's ring names this node, and this node's ring may name a third one that does not hold the partition either.
+// So the check goes to the process that this node heard of last as the holder. Its term orders such hints, which ends the forwarding.
 func (r *Route) Handed() *Route {
 	if r.Heard == (Node{}) {
 		return r
@@ -112,10 +127,10 @@ func (r *Route) Handed() *Route {
 	return &Route{Standing: Elsewhere, Node: r.Heard, Term: r.HeardTerm}
 }
 
-// Effects is what a Core wants done. They are to be carried out in the order of the fields.
+// Effects are what the caller must do for a Core, in the order of the fields.
 type Effects struct {
 	Routes    []int      // partitions whose Route may have changed
-	Confirmed []Progress // answers that need not wait any longer
+	Confirmed []Progress // answers that may be given now
 	Messages  []Envelope
 	Notes     []Note // for the log
 }
@@ -124,8 +139,7 @@ type Effects struct {
 type Progress struct {
 	Partition int
 	Version   uint64
-	// Unguarded: no backup is there to wait for. Answers are given as degraded, and those of strict rules only if
-	// StrictToo.
+	// Unguarded: there is no backup to wait for. Answers are given as degraded; those under strict rules only with StrictToo.
 	Unguarded bool
 	StrictToo bool
 }
@@ -140,34 +154,33 @@ type Note struct {
 	Detail    string // one of a few constants, empty when there is nothing to add
 }
 
-// Core is one node's part in the protocol: for every partition who holds it, what a copy of it has, and, on a voter, what
-// is recorded. It has no goroutine, clock or socket: everything it does, it does in a call and by the time it is given,
-// so that a simulator runs the same code as a node. Its methods must not be called at the same time.
+// Core is one node's part in the protocol. For every partition it knows the holder and the position of the copy here; on a voter also the
+// records. It has no goroutine, clock or socket: it acts in its methods only, by the Now that they get, so that a simulator runs the same
+// code as a node. Its methods must not be called at the same time.
 type Core struct {
 	cfg  Config
 	data Data
 	now  Now
 	t    int64 // now.Boot
-	// awake is a clock that stands still when this node does: by it others are judged who have not answered. At the last tick it was ran,
-	// and t was ticked.
+	// awake is the clock that stands still while this process does not run. ran and ticked are awake and t at the last tick.
 	awake, ran, ticked int64
 
 	view  View
 	views int             // how many there have been
 	alive map[Node]int32  // index into view.Members
-	heard Node            // who was looked for in it last, and lives; nobody when the view has changed since
+	heard Node            // the process that lives found alive last, so that it need not look again; zero after a new view
 	named map[string]Node // the live process of a ring name
-	// Processes that have told of what they hold and are not in a view yet, and when they did; those that have been in a view
-	// and are no longer, and since when. See strange.
+	// strangers are processes that have said what they hold and are not in the view yet, and when they did. departed are processes that
+	// have been in a view and are not any more, and since when. See strange.
 	strangers, departed map[Node]int64
-	// Processes that have come into the ring less than newcomerFor ago, and when. See newcomer.
+	// newcomers are processes that have come into the ring less than newcomerFor ago, and when they did. See newcomer.
 	newcomers map[Node]int64
 	full      map[Node]*fullness // processes that had no room for a copy
 	parts     []part
 	out       Effects
-	taken     Effects   // by the last Take; its arrays are used again after the next
+	taken     Effects   // by the last Take; the next Take uses its arrays again
 	loop      []Message // to this node itself
-	// Room for the messages that are sent most. It stays for as long as one of them is used.
+	// Blocks of messages of the most frequent kinds, allocated roomFor at a time.
 	replicates []Replicate
 	acks       []ReplicateAck
 
@@ -178,47 +191,47 @@ type Core struct {
 
 	round   *round // of queries, nil when none is in progress
 	queries uint64
-	gained  []int // partitions that have come to be held, or got a higher term, since the others were told
+	gained  []int // partitions that this node has come to hold, or raised the term of, since tell
 	tellAt  int64
 
 	flushAt int64
-	dirty   []int // partitions in which something was pending when the last flush began
-	flushed int   // how many of them it has come through
-	pending []int // those of them in which something was pending after that
+	dirty   []int // partitions with pending changes when the last flush began
+	flushed int   // how many of dirty that flush has sent
+	pending []int // those of dirty that still have pending changes after that
 	drained int   // bytes, ever
 	lookAt  int64
-	stir    bool             // all partitions are to be looked at
-	settled bool             // as of when they were
-	words   map[Node]int64   // when each process was asked that has answered; only of a node that leaves
-	asked   map[uint64]int64 // its questions that are not answered, and when each was sent
-	askedAt int64            // when the last was
-	busy    []int            // those where something may be in progress
-	tended  []int            // the array that busy is to have next
+	stir    bool             // the next work looks at all partitions
+	settled bool             // what Settled says, as of the last look at all partitions
+	words   map[Node]int64   // on a leaving node: when the last question was sent that each process has answered (leave.go)
+	asked   map[uint64]int64 // on a leaving node: unanswered questions, and when each was sent
+	askedAt int64            // when the last of them was sent
+	busy    []int            // partitions with something in progress
+	tended  []int            // the other array of busy: tendBusy swaps them
 	grants  grants
 	voter   *voter // nil: not one
 }
 
-// part is what a Core knows of one partition. There are thousands of them, so what keeping a copy reads lies together: at
-// the one who holds the partition what comes first, at the one who has the copy what comes last.
+// part is what a Core knows of one partition. There are thousands, so fields that replication reads lie together: first those that a
+// holder reads, last those that the owner of a copy reads.
 type part struct {
-	standing        Standing // Owned and Frozen: held; otherwise only a note of what was last published
+	standing        Standing // of a held partition: Owned or Frozen
 	held            bool
 	dirty, attended bool // in Core.dirty, in Core.busy
 	term            Term // while held
 	move            *move
 	strict          *strictness
 	followers       [2]follower
-	attached        uint64 // how often a follower was; upper half of the sequences
+	attached        uint64 // how many followers were attached; the upper half of their sequences
 
-	committed []commitment // by which it came to be held, the last of each process that lives
-	askAt     int64        // not to be asked about, or claimed, before
-	hintView  int          // the view in which known and holder were learned
-	_         [24]byte     // so that what follows begins a cache line
+	committed []commitment // the last Commit of each live process that this node has taken, and its answer
+	askAt     int64        // no question, claim or move before
+	hintView  int          // the number of the view in which known and holder were learned
+	_         [24]byte     // so that the fields below begin a cache line
 
-	// The highest term that anybody is known to have held, and who did.
+	// The highest term that is known to have been held, and its holder.
 	known  Term
 	holder Node
-	// A copy that somebody else's partition has here. copyFrom is its sender; its position is zero unless it is complete.
+	// The copy of a partition that another process holds. copyFrom sent it. The position is zero unless the copy is complete.
 	copyFrom Node
 	copy     Position
 	incoming incoming
@@ -246,7 +259,7 @@ func New(cfg Config, now Now) *Core {
 		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64), words: make(map[Node]int64),
 		asked: make(map[uint64]int64), full: make(map[Node]*fullness),
 	}
-	// Not part of part: they are large, most of what is done needs none of it, and memory is slow.
+	// Apart from parts: they are large, and most work reads none of them.
 	stricts := make([]strictness, cfg.Partitions)
 	for p := range c.parts {
 		c.parts[p].strict = &stricts[p]
@@ -265,7 +278,7 @@ func (c *Core) at(now Now) {
 	c.awake = c.ran + min(c.t-c.ticked, awakeMost)
 }
 
-// SetView tells who is there now.
+// SetView gives the Core a new view.
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
 	before := c.alive
@@ -307,7 +320,7 @@ func (c *Core) review(p int) {
 			c.endMove(p)
 			c.raise(p)
 		} else if pt.standing == Frozen {
-			// It may have taken the partition and admitted on it before it was lost: from here on this is an unplanned claim.
+			// The receiver may have taken the partition and admitted on it before it was lost. So this is an unplanned claim.
 			c.note("receiver of a committed move was lost", p, m.to, "")
 			c.endMove(p)
 			c.claim(p)
@@ -323,14 +336,14 @@ func (c *Core) review(p int) {
 	c.wantBackup(p)
 }
 
-// Tick lets time pass. It is to be called every 10 ms or so, and again while it is Behind.
+// Tick lets time pass. Call it every 10 ms, and again while the Core is Behind.
 func (c *Core) Tick(now Now) {
 	c.at(now)
 	c.ran, c.ticked = c.awake, c.t
 	c.work()
 }
 
-// Urgent says that answers are waiting for changes of the partition to reach its backup.
+// Urgent says that answers wait until the partition's changes are with its backup.
 func (c *Core) Urgent(now Now, p int) {
 	c.at(now)
 	if pt := &c.parts[p]; pt.held {
@@ -343,7 +356,7 @@ func (c *Core) Urgent(now Now, p int) {
 	c.deliverOwn()
 }
 
-// Receive takes a message in. What it says about partitions has been checked to be within their number.
+// Receive takes a message in. The caller has checked that its partition numbers are within Config.Partitions.
 func (c *Core) Receive(now Now, e Envelope) {
 	c.at(now)
 	c.receive(e.From, e.Message)
@@ -354,7 +367,7 @@ func (c *Core) receive(from Node, m Message) {
 	switch m.(type) {
 	case *Offer, *Replicate, *Commit:
 		if !c.lives(from) {
-			return // from before it was lost: what it had may have been claimed since
+			return // sent before the sender was lost; another process may have claimed its partitions since
 		}
 	}
 	switch m := m.(type) {
@@ -395,9 +408,8 @@ func (c *Core) receive(from Node, m Message) {
 	}
 }
 
-// work does everything that is due. It looks at every partition when something has changed for many, or moves have ended
-// and others may begin, or from time to time; otherwise at those only where something is in progress or, at each flush,
-// pending: there are thousands, and looking at all takes 0.1 ms.
+// work does what the time asks for. It looks at all partitions, which takes 0.1 ms, after a new view, after a move has ended, and every
+// lookEvery. Otherwise it looks at the busy ones, and in a flush at those with pending changes.
 func (c *Core) work() {
 	if c.voter != nil {
 		c.voter.tick()
@@ -419,7 +431,7 @@ func (c *Core) work() {
 	c.deliverOwn()
 }
 
-// attend has a partition tended as long as something is in progress there.
+// attend makes tendBusy tend a partition until nothing is in progress there.
 func (c *Core) attend(p int) {
 	if pt := &c.parts[p]; !pt.attended {
 		pt.attended = true
@@ -441,11 +453,11 @@ func (c *Core) tendBusy() {
 	c.tended = busy
 }
 
-// Behind says that the last Tick has left something to do: another should come as soon as what has arrived meanwhile is received.
+// Behind reports whether the last Tick has left a part of a flush undone. Receive what has arrived, then call Tick again.
 func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
 
-// flush sends followers what is pending and nobody waits for, or a part of it: where very much is, as when the limits of all keys have
-// changed, what has arrived is not to wait for all of it.
+// flush sends followers pending changes that no answer waits for, at most flushBytes in one call. After a change of all keys' limits much
+// more is pending, and messages that have arrived must not wait for all of it.
 func (c *Core) flush() {
 	if !c.Behind() {
 		c.flushAt = c.t + int64(c.cfg.Flush)
@@ -488,10 +500,10 @@ func (c *Core) lookAtAll() {
 		pt := &c.parts[p]
 		in := &pt.incoming
 		if in.from != (Node{}) && c.awake-in.word > idleAfter {
-			c.endOffer(p) // whoever was to send it has thought better of it, and another may be waiting
+			c.endOffer(p) // its sender has stopped, and another process may be waiting to send
 		}
 		if len(in.pieces) > 0 && c.awake-in.heard > idleAfter {
-			c.dropPieces(p) // the sender may be lost, and there is room for so many of them
+			c.dropPieces(p) // the sender may be lost, and the room for pieces is bounded
 		}
 		if pt.held != c.mine(p) || pt.held && pt.standing == Frozen {
 			c.settled = false
@@ -510,7 +522,7 @@ func (c *Core) lookAtAll() {
 	c.ask(ask)
 }
 
-// busy says whether something is in progress that may have to be repeated.
+// busy reports whether a move or a message to a follower is in progress, which may have to be repeated.
 func (pt *part) busy() bool {
 	if pt.move != nil {
 		return true
@@ -523,7 +535,7 @@ func (pt *part) busy() bool {
 	return false
 }
 
-// tend does what is due for a partition that is held.
+// tend takes everything that is in progress in a held partition its next step.
 func (c *Core) tend(p int) {
 	pt := &c.parts[p]
 	if pt.move == nil && pt.standing == Owned {
@@ -541,7 +553,7 @@ func (c *Core) tend(p int) {
 	}
 }
 
-// deliverOwn has the messages that this node sent to itself received.
+// deliverOwn receives the messages that this node has sent to itself, as a voter sends.
 func (c *Core) deliverOwn() {
 	for len(c.loop) > 0 {
 		m := c.loop[0]
@@ -550,10 +562,10 @@ func (c *Core) deliverOwn() {
 	}
 }
 
-// Take returns the effects that have accumulated since it was last called. They may be read until it is called again.
+// Take returns the effects since the last call. They are valid until the next call.
 func (c *Core) Take() Effects {
 	out := c.out
-	clear(c.taken.Messages) // the array lives on, the messages need not
+	clear(c.taken.Messages) // only the array is used again
 	c.out = Effects{
 		Routes: c.taken.Routes[:0], Confirmed: c.taken.Confirmed[:0], Messages: c.taken.Messages[:0], Notes: c.taken.Notes[:0],
 	}
@@ -569,7 +581,7 @@ func (c *Core) send(to Node, m Message) {
 	c.out.Messages = append(c.out.Messages, Envelope{From: c.cfg.Self, To: to, Message: m})
 }
 
-// sendAgain repeats a message that was not answered in time.
+// sendAgain repeats a message that has not been answered in time.
 func (c *Core) sendAgain(to Node, m Message) {
 	c.send(to, m)
 	if n := len(c.out.Messages); to != c.cfg.Self {
@@ -596,7 +608,7 @@ func (c *Core) lives(n Node) bool {
 	return ok
 }
 
-// owner is who should hold a partition; nobody when there is no telling.
+// owner is the process that should hold a partition by the ring; the zero Node where the view names none.
 func (c *Core) owner(p int) Node { return c.member(c.view.Owners, p) }
 
 func (c *Core) member(by []int32, p int) Node {
@@ -606,10 +618,10 @@ func (c *Core) member(by []int32, p int) Node {
 	return c.view.Members[by[p]].Node
 }
 
-// mine says whether this node should hold a partition.
+// mine reports whether this node should hold a partition by the ring.
 func (c *Core) mine(p int) bool { return c.owner(p) == c.cfg.Self }
 
-// learn notes that somebody has held a partition under a term.
+// learn notes that a process has held a partition under a term.
 func (c *Core) learn(p int, t Term, by Node) {
 	pt := &c.parts[p]
 	if pt.known.Less(t) || pt.known == t && by != (Node{}) && pt.holder != by && !c.lives(pt.holder) {
@@ -618,10 +630,11 @@ func (c *Core) learn(p int, t Term, by Node) {
 	}
 }
 
-// publish has the outside look at the partition's Route.
+// publish makes the caller read the partition's Route again.
 func (c *Core) publish(p int) { c.out.Routes = append(c.out.Routes, p) }
 
-// Route tells where checks of a partition are decided, as far as this node knows.
+// Route says where checks of a partition are decided, as far as this node knows. A known live holder comes before the ring's owner where
+// the ring names this node, that holder or a newcomer, or where the holder was heard of since the last view.
 func (c *Core) Route(p int) Route {
 	pt := &c.parts[p]
 	owner := c.owner(p)
@@ -643,15 +656,15 @@ func (c *Core) Route(p int) Route {
 	return r
 }
 
-// hold makes this node the holder under a term, and open lets it decide. What is to be known of every decision, as the
-// followers that have the content already, stands in between: decisions begin at once, while this goes on.
+// hold makes this node the holder of a partition under a term, and open lets it decide. Callers attach followers that already have the
+// content between the two, because decisions begin inside open.
 func (c *Core) hold(p int, t Term) {
 	pt := &c.parts[p]
 	pt.held, pt.standing, pt.term = true, Owned, t
 	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.awake
-	c.settled = c.settled && c.mine(p) // a node that leaves may have looked a moment ago, and must not be gone the next
+	c.settled = c.settled && c.mine(p) // a leaving node must not end because it was settled at the last look
 	c.gained = append(c.gained, p)
 	c.data.Lease(p, 0)
 }
@@ -661,7 +674,7 @@ func (c *Core) open(p int) {
 	c.publish(p)
 }
 
-// raise puts a partition that is held under a higher term.
+// raise gives a held partition a higher term.
 func (c *Core) raise(p int) {
 	pt := &c.parts[p]
 	pt.strict.raised()
@@ -674,7 +687,7 @@ func (c *Core) raise(p int) {
 	c.attend(p)
 }
 
-// next is a term above all that are known.
+// next is a term above every known one.
 func (c *Core) next(p int) Term {
 	pt := &c.parts[p]
 	t := pt.known.after(c.cfg.Self.Boot)
@@ -682,26 +695,26 @@ func (c *Core) next(p int) Term {
 	return t
 }
 
-// Settled reports whether everything is where the view wants it: this node holds what it should and nothing else. It is
-// as of the last look at all partitions, which is at most 100 ms ago, but for what it has got since and should not hold.
+// Settled reports whether this node holds exactly the partitions that the view gives it. It is as of the last look at all partitions, at
+// most 100 ms ago; a partition that it has got since and should not hold counts at once.
 func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 
 // Status is a summary of what a Core holds and does.
 type Status struct {
 	Held     int  // partitions
 	Moving   int  // of them: on their way to another node
-	Frozen   int  // of them: in the last instants of that
+	Frozen   int  // of them: in the last step of that
 	Awaited  int  // partitions that this node should hold and does not
 	Arriving int  // partitions on their way to this node
 	Copies   int  // complete copies of others' partitions
-	Stranded int  // complete copies whose holder is lost, or may be, and that nobody is known to have claimed yet
+	Stranded int  // complete copies whose holder is lost, or may be, with no known claimant
 	Degraded int  // held partitions without a current copy elsewhere
-	NoRoom   int  // of them: because the process that should have the copy has no room for it
-	Pending  int  // keys whose changes have not been sent to a backup yet
+	NoRoom   int  // of them: because the backup has no room for the copy
+	Pending  int  // keys with changes that have not been sent to a backup yet
 	Granted  int  // held partitions under a live grant; 0 without voters
 	Highest  Term // held
 	Voter    bool // this node is a voter
-	Voting   bool // and past the time in which it abstains
+	Voting   bool // and does not abstain any more
 }
 
 // Status summarises what this node holds and does.

@@ -2,27 +2,39 @@ package ownership
 
 import "errors"
 
+// This file keeps copies up to date. One Replicate per partition and follower is in flight; the next is sent when it is acknowledged.
+//
+// At the holder: follow attaches a follower, for which the whole content is then pending. pump sends the next message: drain takes pending
+// changes as a chunk, load cuts it into messages of pieceBytes. acknowledged passes confirmations on to the store (Data.Confirm), which
+// lets answers go that wait for the copy. Answers wait for a copy where their durability says so and the backup is caught.
+//
+// At the follower: onReplicate checks sender and sequence; takeIn stages a whole copy, or applies a chunk to the copy. A gap, a wrong
+// checksum or a missing piece makes the holder begin the copy anew (Again).
+//
+// Invariants: sequences of two attachments never overlap. A copy's Position names the last message that it has. A backup's sequences are
+// above a target's, so that the better of two copies has the higher Position.
+
 // follower is what a holder knows of a process that has, or is getting, a copy of a partition.
 type follower struct {
 	node     Node
 	unacked  *Replicate // sent and not acknowledged
 	sequence uint64     // of the last message
 	version  uint64     // confirmed with the last message of the chunk
-	sent     int64      // when unacked was sent last
-	first    int64      // and first, by Core.awake
+	sent     int64      // when unacked was last sent
+	first    int64      // when unacked was first sent, by Core.awake
 	tries    int32
 	all      bool
 	begun    bool         // the first message of the whole copy is made
-	complete bool         // the last one is
-	caught   bool         // the last one is acknowledged
-	relabel  bool         // the copy is to learn of a new term, though nothing else may have changed
+	complete bool         // the last message of the whole copy is made
+	caught   bool         // the last message of the whole copy is acknowledged
+	relabel  bool         // the copy must learn of a new term, even if nothing else has changed
 	clean    bool         // the chunk in flight leaves nothing out, strict keys that start full included
-	named    bool         // such a one has been confirmed: the voters may record this backup
-	urgent   bool         // an answer waits for what has changed since unacked was made
-	rest     []*Replicate // of the same chunk, not sent yet
+	named    bool         // a clean chunk has been confirmed: the voters may record this backup
+	urgent   bool         // an answer waits for changes that are not in unacked
+	rest     []*Replicate // messages of the same chunk that are not sent yet
 }
 
-// follow gives a partition a follower that has nothing yet.
+// follow attaches a follower that has nothing yet.
 func (c *Core) follow(p int, s Slot, n Node, all bool) {
 	pt := &c.parts[p]
 	pt.attached++
@@ -30,9 +42,9 @@ func (c *Core) follow(p int, s Slot, n Node, all bool) {
 	c.data.Attach(p, s, all)
 }
 
-// sequence begins the numbers of a follower's messages. No two attachments share any, so that nothing that comes late from
-// an earlier one is taken for what this one sends. And those of a backup are above those of a move's receiver: its copy is
-// the one that answers wait for, so if the holder is lost it is the better of the two.
+// sequence is the number before a new follower's first message. No two attachments share a number, so that a late message of an earlier
+// attachment is recognized. A backup's numbers are above a target's: answers wait for the backup's copy, so it is the better one when the
+// holder is lost.
 func (pt *part) sequence(s Slot) uint64 {
 	n := pt.attached << 32
 	if s == Backup {
@@ -41,10 +53,10 @@ func (pt *part) sequence(s Slot) uint64 {
 	return n
 }
 
-// attachment is the part of a sequence that its attachment shares.
+// attachment is the part of a sequence that all messages of an attachment share.
 func attachment(sequence uint64) uint64 { return sequence << 1 >> 33 }
 
-// followCurrent gives a partition that was handed over a backup that has its content: the one who handed it over.
+// followCurrent attaches the giver of a partition that was just handed over as its backup: it has exactly this content.
 func (c *Core) followCurrent(p int, n Node) {
 	pt := &c.parts[p]
 	pt.attached++
@@ -56,7 +68,8 @@ func (c *Core) followCurrent(p int, n Node) {
 	c.data.Caught(p, Backup)
 }
 
-// wantBackup sees to it that the right process follows a partition that is held.
+// wantBackup attaches the process that should be the backup of a held partition, in place of another one. A backup that is replaced under
+// a live grant first confirms what strict rules have admitted (confirmFirst).
 func (c *Core) wantBackup(p int) {
 	pt := &c.parts[p]
 	want := c.member(c.view.Backups, p)
@@ -66,7 +79,7 @@ func (c *Core) wantBackup(p int) {
 	}
 	if f.node == want && want != (Node{}) || pt.move != nil && pt.move.accepted {
 		if pt.strict.closed != nil {
-			c.openStrict(p) // the present one it is again
+			c.openStrict(p) // the present backup is the wanted one again
 		}
 		return
 	}
@@ -91,7 +104,7 @@ func (c *Core) wantBackup(p int) {
 	c.pump(p, Backup)
 }
 
-// dropFollower does without a follower from now on.
+// dropFollower detaches a follower. Answers that wait for a dropped backup are given as unguarded.
 func (c *Core) dropFollower(p int, s Slot, why string) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -110,7 +123,7 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 	c.unguard(p)
 }
 
-// pump sends a follower what it is due.
+// pump sends a follower the next message, or repeats the one in flight when its answer is late.
 func (c *Core) pump(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -124,7 +137,7 @@ func (c *Core) pump(p int, s Slot) {
 			f.sent = c.t
 			c.sendAgain(f.node, f.unacked)
 		}
-	case pt.standing == Frozen: // commit says what is sent
+	case pt.standing == Frozen: // commit sends the rest
 	case len(f.rest) == 0 && f.complete && !f.relabel && c.data.Pending(p, s) == 0:
 	case len(f.rest) == 0:
 		c.drain(p, s)
@@ -133,7 +146,7 @@ func (c *Core) pump(p int, s Slot) {
 	}
 }
 
-// drain sends a follower what is pending for it.
+// drain takes a chunk of pending changes and sends its first message.
 func (c *Core) drain(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -143,7 +156,7 @@ func (c *Core) drain(p int, s Slot) {
 	c.sendFlight(p, s, c.load(f, chunk, version, !more))
 }
 
-// load makes messages of a chunk: the one to be sent first, and the rest.
+// load cuts a chunk into messages and returns the first; the others go to f.rest. last says that no other change is pending.
 func (c *Core) load(f *follower, chunk []byte, version uint64, last bool) (first *Replicate) {
 	f.version = version
 	parts := max((len(chunk)+pieceBytes-1)/pieceBytes, 1)
@@ -166,7 +179,7 @@ func (c *Core) load(f *follower, chunk []byte, version uint64, last bool) (first
 	return first
 }
 
-// roomFor is how many messages room is made for at a time. Those that are not answered keep the others' room, too.
+// roomFor is how many messages are allocated in one block. One message that is still in use keeps the whole block alive.
 const roomFor = 64
 
 func (c *Core) replicate() *Replicate {
@@ -209,7 +222,7 @@ func (c *Core) sendRest(p int, s Slot) {
 	c.sendFlight(p, s, next)
 }
 
-// onReplicate takes in a message from a holder whom this node follows.
+// onReplicate receives a message of a copy and answers it.
 func (c *Core) onReplicate(from Node, m *Replicate) {
 	p := m.Partition
 	pt := &c.parts[p]
@@ -217,8 +230,8 @@ func (c *Core) onReplicate(from Node, m *Replicate) {
 	ack := c.ack()
 	*ack = ReplicateAck{Partition: p, Term: m.Term, Sequence: m.Sequence, Outcome: Done}
 	if mv := pt.move; pt.held && mv != nil && mv.commit != nil && mv.to == from && pt.term.Less(m.Term) && !m.Begin {
-		// The receiver of this node's own commit has taken the partition and counts on the copy that is here; only its
-		// answer has not come yet.
+		// The receiver of this node's commit has taken the partition and uses this node as its backup. Only its CommitAck has not come
+		// yet.
 		c.released(p, &CommitAck{New: m.Term, Keep: true, Sequence: m.Sequence - 1})
 	}
 	switch {
@@ -227,19 +240,19 @@ func (c *Core) onReplicate(from Node, m *Replicate) {
 	case !pt.held && m.Term.Less(pt.known):
 		ack.Outcome, ack.Known, ack.Holder = Superseded, pt.known, pt.holder
 		if in.from == from {
-			c.endOffer(p) // it is somebody else's turn
+			c.endOffer(p) // another process may offer now
 		}
 	case in.sender == from && attachment(m.Sequence) < attachment(in.last):
-		return // of an earlier attempt
+		return // of an earlier attachment
 	case in.sender == from && attachment(m.Sequence) == attachment(in.last) && m.Sequence <= in.last:
-		// Again: the answer was lost.
+		// A repeat: the answer was lost.
 	default:
 		ack.Outcome = c.takeIn(p, from, m)
 	}
 	c.send(from, ack)
 }
 
-// takeIn adds the next message to a copy.
+// takeIn adds the next message to a copy, or to the staging area while the whole copy is not complete.
 func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
@@ -294,7 +307,7 @@ func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 	return Done
 }
 
-// spoil gives up a copy that can no longer be brought up to date.
+// spoil drops a copy that cannot be brought up to date any more.
 func (c *Core) spoil(p int) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
@@ -306,7 +319,7 @@ func (c *Core) spoil(p int) Outcome {
 	return Again
 }
 
-// dropPieces ends receiving: what there is of a chunk is dropped, and the sender has to begin anew. The copy stays as it is.
+// dropPieces drops the pieces of an incomplete chunk. The copy stays as it is, and the sender has to begin anew.
 func (c *Core) dropPieces(p int) {
 	in := &c.parts[p].incoming
 	c.buffered -= len(in.pieces)
@@ -341,7 +354,7 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 			c.dropFollower(p, Slot(s), "a higher term is known")
 			pt.strict.followAt = c.t + askAgain
 			if pt.standing == Owned && pt.term.Less(pt.known) && (!c.lives(a.Holder) || a.Holder == c.cfg.Self) {
-				// Whoever had that term is gone, or nobody but this node is known to have had it: this node is what is left.
+				// The process with that term is gone, or it was this one: no other holder is left.
 				c.raise(p)
 			}
 		}
@@ -355,14 +368,15 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 	}
 }
 
-// fullness is what a holder knows of a process that had no room for a copy.
+// fullness says when to try again at a process that had no room for a copy.
 type fullness struct {
 	until int64 // no copy is begun there before
-	wait  int64 // from one attempt to the next; doubles up to fullMost
-	tried bool  // since until was set
+	wait  int64 // between two attempts; doubles up to fullMost
+	tried bool  // a copy was begun since until was set
 }
 
-// mayHaveRoom says whether a copy may be begun at a process: one at a time at one that had no room, until it has taken a whole one.
+// mayHaveRoom reports whether a copy may be begun at a process. At a process that had no room one copy at a time is tried, until it has
+// taken a whole one.
 func (c *Core) mayHaveRoom(n Node) bool {
 	r := c.full[n]
 	if r == nil {
@@ -375,7 +389,7 @@ func (c *Core) mayHaveRoom(n Node) bool {
 	return true
 }
 
-// noRoom does without a follower that has no room, and tries again later.
+// noRoom drops a follower that has no room. A copy is tried again later.
 func (c *Core) noRoom(p int, s Slot) {
 	pt := &c.parts[p]
 	n := pt.followers[s].node
@@ -402,7 +416,7 @@ func (c *Core) noRoom(p int, s Slot) {
 	}
 }
 
-// restart begins a follower's copy anew.
+// restart begins a follower's copy anew after a gap.
 func (c *Core) restart(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -412,8 +426,7 @@ func (c *Core) restart(p int, s Slot) {
 		return
 	}
 	if pt.standing == Frozen {
-		// The rest of the hand-over has to begin anew as well, and checks must not be parked for that long. Nothing was
-		// committed yet.
+		// The move has to begin anew as well, and checks must not wait for that long. Nothing was committed yet.
 		c.endMove(p)
 		c.raise(p)
 	}
@@ -424,7 +437,7 @@ func (c *Core) restart(p int, s Slot) {
 	}
 }
 
-// acknowledged goes on after a message has arrived.
+// acknowledged continues after a follower has taken a message in.
 func (c *Core) acknowledged(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
@@ -438,13 +451,13 @@ func (c *Core) acknowledged(p int, s Slot) {
 	if closed != nil && s == Backup && done.Sequence > closed.sequence {
 		closed.confirmed = true
 	}
-	// What does not count for strict answers yet is not said again later: the partition may stay as it is.
+	// A confirmation that does not count for strict answers yet is passed on now: the partition may not change again.
 	if s == Backup && !c.vouched(p) || c.data.Awaited(p) {
 		c.data.Confirm(p, s, f.version)
 	}
 	if done.Complete {
 		f.caught = true
-		c.stir = true // another may begin
+		c.stir = true // another whole copy may begin
 		delete(c.full, f.node)
 		if s == Backup {
 			c.data.Unguarded(p, false)
@@ -470,8 +483,8 @@ func (c *Core) acknowledged(p int, s Slot) {
 	}
 }
 
-// vouched says whether what the backup confirms counts for answers under strict rules: they wait until the voters' records are
-// right, see evaluate.
+// vouched reports whether the backup's confirmations count for answers under strict rules. They do while the voters' records of the backup
+// are right: see evaluate.
 func (c *Core) vouched(p int) bool {
 	s := c.parts[p].strict
 	return c.grants.voters == 0 || s.until > c.t || s.closed != nil && s.closed.until > c.t

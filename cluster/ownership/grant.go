@@ -2,22 +2,31 @@ package ownership
 
 import "slices"
 
-// A partition's strict rules are decided under a grant: a majority of the voters have recorded this process as the holder
-// under exactly its term. See vote.go for the voter's side, and DESIGN.md for why each rule is needed.
+// This file is the holder's side of grants. A partition's strict rules are decided only under a grant: a majority of the voters have
+// recorded this process as the holder under exactly its term, and the backup that it names. vote.go is the voter's side; DESIGN.md says why
+// each rule is needed.
+//
+//   - requestGrants asks every voter each third of a lease about everything that is held, and at once about new partitions.
+//   - onGrantReply counts the support of each voter, from the instant its question was sent. evaluate makes a lease of it: the end of the
+//     support of a majority. A voter's support counts only while the backup that it may have recorded is the caught one, or none.
+//   - resolve finds out, at the first grant under a term, whether the content has every strict admission so far. Otherwise every key under
+//     a strict rule starts full (Data.ColdStrict).
+//   - closeStrict stops deciding strict rules before the holder or the backup changes. confirmFirst waits until the present backup has
+//     confirmed what they have admitted.
 
 const (
 	maxVoters = 5   // bounds the number of voters
 	manyItems = 128 // in a request: more take their time
 )
 
-// grants is the holder's side of them all.
+// grants is what a holder knows of the voters.
 type grants struct {
 	voters int
-	epoch  uint64           // the highest that a voter has told of
+	epoch  uint64           // the highest that a voter has named
 	urgent bool             // there are partitions that cannot wait for the next renewal
-	hasty  [maxVoters]bool  // the same by voter: not asked about them yet
-	soonAt [maxVoters]int64 // no hasty question to each voter before
-	due    [maxVoters]int64 // when each voter is to be asked about everything
+	hasty  [maxVoters]bool  // by voter: it has not been asked about them yet
+	soonAt [maxVoters]int64 // by voter: no question about them before
+	due    [maxVoters]int64 // by voter: when to ask about everything again
 	id     uint64
 	sent   []asked
 }
@@ -36,41 +45,41 @@ type asked struct {
 type strictness struct {
 	until   int64 // boot-clock instant of the lease's end; 0: none
 	support [maxVoters]int64
-	// noted is what each voter may have recorded as the backup under this term: one process or nobody, or several while it
-	// has not been heard which; none before it has recorded anything.
+	// noted is what each voter may have recorded as the backup under this term: one Node (the zero Node: no backup), or several while its
+	// answer has not come; empty before it has recorded anything.
 	noted [maxVoters][]Node
-	asked [maxVoters]uint64 // the last request to each
-	// whole says that the content has everything that was admitted under strict rules before this holder. It is found out
-	// with the first grant: until then the rest of this says how the partition came here.
+	asked [maxVoters]uint64 // the last request to each voter
+	// whole says that the content has everything that was admitted under strict rules before this holder. resolve sets it at the first
+	// grant, by the fields below, which say how the partition came here.
 	whole        bool
-	since        int64    // by Core.awake, when it came to be held, or got its term
-	earlier      bool     // somebody is known to have held it before
-	copy         Position // the copy that it was claimed from, and whose it was
-	from         Node
-	release      Release // what it was handed over with
-	releaseWhole bool    // the one who did had it whole
-	selfWhole    bool    // it was whole under an earlier term of this process
-	selfEpoch    uint64  // and that was of this epoch
-	selfTerm     Term    // and the last such
-	virgin       bool    // it was claimed as one that nobody had ever held, and nothing has been granted since
-	// What each voter that supports this term has given up for it, of other processes.
+	since        int64    // by Core.awake: when this process began to hold it, or raised its term
+	earlier      bool     // another process is known to have held it before
+	copy         Position // of the copy that it was claimed from
+	from         Node     // the holder that sent that copy
+	release      Release  // with which it was handed over
+	releaseWhole bool     // the giver had it whole
+	selfWhole    bool     // it was whole under an earlier term of this process
+	selfEpoch    uint64   // the epoch of that term
+	selfTerm     Term     // the last such term
+	virgin       bool     // it was claimed as never held before, and nothing has been granted since
+	// replaced is, by voter that supports this term, the record of another process that the voter has given up for it.
 	replaced [maxVoters]Record
 
 	unguarded bool  // a majority has recorded that there is no backup to wait for
-	followAt  int64 // no backup before
+	followAt  int64 // no backup is attached before
 	closed    *closed
 }
 
-// closed says that nothing is decided under strict rules, because the partition is about to have another holder or backup, and
-// the present backup is to confirm first what was decided before. Those answers wait for it, and nobody could confirm them later.
+// closed says since when nothing is decided under strict rules, because the partition is about to have another holder or backup. The
+// present backup confirms first what was decided before: those answers wait for it, and no later backup can confirm them.
 type closed struct {
 	at        int64
 	until     int64  // the lease's end, as it was
-	sequence  uint64 // of the last message that may lack something of it
-	confirmed bool   // a later one is acknowledged
+	sequence  uint64 // of the last message that may lack a part of it
+	confirmed bool   // a later message is acknowledged
 }
 
-// raised is called before the partition gets a higher term of the same process.
+// raised prepares for a higher term of the same process: no grant counts any more.
 func (s *strictness) raised() {
 	s.selfWhole = s.selfWhole || s.whole
 	s.earlier = true
@@ -81,15 +90,15 @@ func (s *strictness) raised() {
 
 func (g *grants) majority() int { return g.voters/2 + 1 }
 
-// unresolved says that it is about to be found out whether a partition is whole for strict rules, so that it had better
-// stay where it is for that moment.
+// unresolved reports whether the first grant, which finds out whether a partition is whole for strict rules, is still expected. The
+// partition stays here until then.
 func (c *Core) unresolved(p int) bool {
 	s := c.parts[p].strict
 	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease)
 }
 
-// requestGrants asks the voters to record this node, and to go on recording it: every third of a lease for everything,
-// and at once for what is new.
+// requestGrants asks the voters to record this node as the holder, or to renew their records: each third of a lease about everything, and
+// at once about new partitions.
 func (c *Core) requestGrants() {
 	g := &c.grants
 	if g.voters == 0 {
@@ -139,15 +148,15 @@ func (c *Core) requestGrants() {
 	}
 }
 
-// awaits says whether a voter may still answer a question about many partitions. There is one of them at a time: a voter
-// that is slow, or a way to it, would be given the more to do the slower it is, and never catch up.
+// awaits reports whether a voter may still answer a question about many partitions. Only one such question is on its way at a time:
+// otherwise a slow voter would get more work the slower it is, and never catch up.
 func (c *Core) awaits(voter int, n Node) bool {
 	return slices.ContainsFunc(c.grants.sent, func(a asked) bool {
 		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < int64(c.cfg.Lease)/3
 	})
 }
 
-// unnamed says whether the voters have yet to hear of a backup.
+// unnamed reports whether a voter has not recorded the named backup yet.
 func (c *Core) unnamed(s *strictness, f *follower) bool {
 	if !f.named {
 		return false
@@ -160,7 +169,7 @@ func (c *Core) unnamed(s *strictness, f *follower) bool {
 	return false
 }
 
-// grantItems lists what is held, or only that of it which waits for a grant.
+// grantItems lists all held partitions, or only those that wait for a grant.
 func (c *Core) grantItems(all bool) []GrantItem {
 	items := []GrantItem{}
 	for p := range c.parts {
@@ -215,7 +224,8 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 	}
 }
 
-// refused acts on a voter's refusal: where what stands against this holder is gone for good, a higher term will do.
+// refused acts on a voter's refusal. A higher term helps where this term is of an old epoch, and where the recorded process is lost and its
+// record has ended.
 func (c *Core) refused(p int, epoch uint64, a *GrantAnswer) {
 	pt := &c.parts[p]
 	switch {
@@ -231,7 +241,7 @@ func (c *Core) refused(p int, epoch uint64, a *GrantAnswer) {
 	}
 }
 
-// expect notes what a voter is about to record.
+// expect notes the backup that a voter is about to record.
 func (s *strictness) expect(voter int, id uint64, backup Node) {
 	s.asked[voter] = id
 	if !slices.Contains(s.noted[voter], backup) {
@@ -239,9 +249,8 @@ func (s *strictness) expect(voter int, id uint64, backup Node) {
 	}
 }
 
-// evaluate counts the support for a partition. A voter supports it only while what it has recorded of the backup, or may
-// have, is right: otherwise somebody could claim the partition as its backup, and be believed, who has not seen the last
-// admissions.
+// evaluate makes a lease of the voters' support. A voter's support counts only while the backup that it has recorded, or may have
+// recorded, is right: otherwise a process that lacks the last admissions could claim the partition as its backup, and be believed.
 func (c *Core) evaluate(p int) {
 	pt := &c.parts[p]
 	s := pt.strict
@@ -249,7 +258,7 @@ func (c *Core) evaluate(p int) {
 		return
 	}
 	f := &pt.followers[Backup]
-	support := s.support // of it, what counts
+	support := s.support // what of it counts
 	none := 0
 	for v := range support {
 		bare := len(s.noted[v]) > 0
@@ -282,7 +291,7 @@ func (c *Core) evaluate(p int) {
 	}
 }
 
-// closeStrict ends deciding under strict rules.
+// closeStrict stops deciding under strict rules.
 func (c *Core) closeStrict(p int) {
 	pt := &c.parts[p]
 	s := pt.strict
@@ -293,15 +302,15 @@ func (c *Core) closeStrict(p int) {
 	c.data.Lease(p, 0)
 }
 
-// openStrict goes on deciding, as far as there is a grant.
+// openStrict decides under strict rules again, while there is a grant.
 func (c *Core) openStrict(p int) {
 	c.parts[p].strict.closed = nil
 	c.evaluate(p)
 }
 
-// confirmFirst says whether the backup has yet to confirm what was decided under strict rules before they were closed, and
-// sees to that. It is not waited for for long: callers wait, and the backup may be lost. What the voters have recorded stays
-// right meanwhile, as long as the lease stood.
+// confirmFirst reports whether the backup has yet to confirm what was decided under strict rules before they were closed, and sends it
+// the changes. It waits for confirmMost at most: callers wait, and the backup may be lost. The voters' records stay right until the lease
+// that stood ends.
 func (c *Core) confirmFirst(p int) bool {
 	pt := &c.parts[p]
 	s, f := pt.strict.closed, &pt.followers[Backup]
@@ -314,15 +323,17 @@ func (c *Core) confirmFirst(p int) bool {
 	return f.unacked != nil
 }
 
-// setUnguarded lets answers under strict rules go out that no backup has confirmed.
+// setUnguarded lets answers under strict rules be given that no backup has confirmed.
 func (c *Core) setUnguarded(p int) {
 	c.parts[p].strict.unguarded = true
 	c.data.Unguarded(p, true)
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: true, StrictToo: true})
 }
 
-// resolve finds out, with the first grant under a term, whether the content has every strict admission there has been:
-// otherwise every key under a strict rule starts full.
+// resolve finds out, at the first grant under a term, whether the content has every strict admission so far. old is the highest record of
+// another process that the supporting voters have replaced: that process may have admitted last. The content is whole if old released
+// the partition to this process, or if this process is old's recorded backup and claimed from old's copy. Otherwise every key under a
+// strict rule starts full.
 func (c *Core) resolve(p int, support [maxVoters]int64) {
 	s := c.parts[p].strict
 	var old Record
@@ -336,14 +347,14 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 		case old.Term.Less(r.Term):
 			old, certain = r, true
 		case old.Term == r.Term && old.Backup != r.Backup:
-			certain = false // they differ in who has the copy: nobody is to be believed
+			certain = false // the voters name different backups: none is believed
 		}
 	}
 	epoch := c.parts[p].term.Epoch
 	cold, takenOver := "", false
 	switch {
 	case s.selfWhole && s.selfEpoch == epoch:
-		// It was found out before, under another term of this process, and no epoch has ended since.
+		// It was whole under another term of this process, of the same epoch.
 		if old.Node != (Node{}) && s.selfTerm.Less(old.Term) && (s.release != Release{old.Node, old.Term} || !s.releaseWhole) {
 			cold = "another process held it since"
 		}
@@ -369,14 +380,13 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	}
 	s.whole, s.virgin, s.selfEpoch, s.selfTerm = true, false, epoch, c.parts[p].term
 	if f := &c.parts[p].followers[Backup]; cold != "" || takenOver || !f.named {
-		f.relabel = true // what has changed is to be with the backup before it is named as such
+		f.relabel = true // the backup must have this change before the voters record it
 		c.attend(p)
 	}
 }
 
-// unguard has the voters record that a partition has no backup: only then may answers under strict rules go out without
-// one having confirmed them. Otherwise a backup that was lost sight of, and is alive, could claim the partition, get the
-// grant after this one, and know nothing of what was admitted last.
+// unguard makes the voters record that a partition has no backup. Only then may answers under strict rules be given that no backup has
+// confirmed. Otherwise a dropped backup that is alive could claim the partition, get the next grant, and lack the last admissions.
 func (c *Core) unguard(p int) {
 	pt := &c.parts[p]
 	if c.grants.voters == 0 || pt.strict.unguarded {

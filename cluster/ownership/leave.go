@@ -2,15 +2,15 @@ package ownership
 
 import "maps"
 
-// A node that leaves may have the only copy of a partition whose holder is lost, and membership takes a second or two to notice
-// that it is. So a node that leaves asks the holders of the partitions that it has copies of, and counts on those only that have
-// answered what it asked just now: the copies of all others are Stranded, and the node stays. Whatever else it receives may have waited
-// while it did not run.
+// A leaving node may have the only copy of a partition whose holder is lost, and membership notices a loss after a second or two. So the
+// leaving node asks the holders of the partitions that it has copies of. A holder is present only if it has answered a question of the
+// last wordFor; copies of all others count as Stranded, and the node stays. Other messages do not count: they may have waited in a queue
+// while this process did not run.
 
-// wordFor is how long it counts that a process has answered, from the question on.
+// wordFor is how long an answer counts, from the instant its question was sent.
 const wordFor = 5 * resendAfter
 
-// present says whether a process is there for certain.
+// present reports whether a process is certainly alive. On a node that does not leave, membership's word is enough.
 func (c *Core) present(n Node) bool {
 	if !c.lives(n) {
 		return false
@@ -19,7 +19,7 @@ func (c *Core) present(n Node) bool {
 	return !c.view.Leaving || n == c.cfg.Self || heard && c.t-at < wordFor
 }
 
-// askForWords has a node that leaves hear from the holders of what it has copies of.
+// askForWords makes a leaving node ask the holders of the partitions that it has copies of.
 func (c *Core) askForWords() {
 	if !c.view.Leaving || c.t-c.askedAt < resendAfter {
 		return
@@ -37,13 +37,13 @@ func (c *Core) askForWords() {
 				asked[n] = true
 				c.queries++
 				c.asked[c.queries] = c.t
-				c.send(n, &Query{ID: c.queries, Partitions: []int{p}}) // of no round: it is only to be answered
+				c.send(n, &Query{ID: c.queries, Partitions: []int{p}}) // of no round: only its answer counts
 			}
 		}
 	}
 }
 
-// onWord notes that a process has answered, if what it answers is a question of askForWords.
+// onWord notes that a process has answered a question of askForWords.
 func (c *Core) onWord(from Node, id uint64) {
 	if at, ok := c.asked[id]; ok {
 		c.words[from] = max(c.words[from], at)

@@ -2,21 +2,21 @@ package ownership
 
 import "time"
 
-// Node is a process: a ring name and the boot that tells its process starts apart. The zero Node is nobody.
+// Node is a process: a ring name, and a boot id that differs at each start. The zero Node is no process.
 type Node struct {
 	Name string
 	Boot uint64
 }
 
-// Message is what two nodes' cores tell each other. Messages may be lost, repeated and overtake each other; a core
-// repeats what has to be heard. The slices of a Message are never changed after it has been sent.
+// Message is what two nodes' Cores send each other. Messages may be lost, repeated and reordered; a Core repeats those that must arrive. The
+// slices of a Message do not change after it has been sent.
 type Message interface{ message() }
 
 // Envelope is a Message on its way.
 type Envelope struct {
 	From, To Node
 	Message  Message
-	Again    bool // the very same Message was sent before, and may be waiting still
+	Again    bool // the same Message was sent before, and may still wait in a queue
 }
 
 // Query asks a member what it knows of partitions that the sender is about to claim.
@@ -25,7 +25,7 @@ type Query struct {
 	Partitions []int
 }
 
-// QueryReply answers a Query, in its order. With the ID 0 it answers none: the sender tells what it holds.
+// QueryReply answers a Query, in its order. With ID 0 it answers none, and lists what the sender holds.
 type QueryReply struct {
 	ID    uint64
 	Infos []Info
@@ -34,10 +34,10 @@ type QueryReply struct {
 // Info is what a node knows of a partition.
 type Info struct {
 	Partition int
-	Held      bool     // by the node that says so, under Term
-	Claiming  bool     // the node that says so is about to claim it as well
+	Held      bool     // by the sender, under Term
+	Claiming  bool     // the sender is about to claim it as well
 	Term      Term     // the highest known to have been held
-	Holder    Node     // who held it; may be nobody
+	Holder    Node     // its holder; may be the zero Node
 	Copy      Position // of a complete copy; zero when there is none
 }
 
@@ -65,7 +65,7 @@ type Verdict uint8
 // The verdicts.
 const (
 	Accepted Verdict = 1 // send it
-	Merging  Verdict = 2 // send it: the receiver holds the partition too and will merge
+	Merging  Verdict = 2 // send it: the receiver holds the partition too, and merges
 	Refused  Verdict = 3 // not now: the receiver is busy, leaving, or sees another ring
 )
 
@@ -107,18 +107,18 @@ type ReplicateAck struct {
 	Term      Term // of the Replicate
 	Sequence  uint64
 	Outcome   Outcome
-	Known     Term // with Superseded and Conflict: the higher term and whose it is
-	Holder    Node
+	Known     Term // with Superseded and Conflict: the higher term
+	Holder    Node // and its holder
 }
 
-// Commit hands a partition over: the sender has stopped deciding and gives it up, under its present term, to the
-// receiver, who holds it under a higher one from the moment it has this. The sender repeats it until it is answered.
+// Commit hands a partition over: the sender has stopped deciding and gives up its present term. The receiver holds the partition under a
+// higher term from the moment it has this message. The sender repeats it until it is answered.
 type Commit struct {
 	Replicate      // the last changes
 	Known     Term // the highest term the sender knows of
 	Release   Node // proof of release together with Term: exactly this process gives up exactly this term
 	Merge     bool // the receiver has said that it holds the partition too
-	Granted   bool // the sender's strict rules were under a grant, so that its content is whole for them
+	Granted   bool // the sender had a grant for its strict rules, so its content is whole for them
 }
 
 // CommitAck answers a Commit.
@@ -149,8 +149,8 @@ type GrantRequest struct {
 type GrantItem struct {
 	Partition int
 	Term      Term
-	Backup    Node    // who has a copy that the sender's answers wait for; nobody: they do not wait
-	Release   Release // what the record to be replaced was released with; zero when it was not
+	Backup    Node    // the backup that the sender's answers wait for; the zero Node: they do not wait
+	Release   Release // of the record to be replaced; zero when it was not released
 }
 
 // Release proves that a process has given up a term.
@@ -171,8 +171,8 @@ type GrantAnswer struct {
 	Partition int
 	Term      Term
 	Granted   bool
-	// Of a refusal: the record that stands against it, and how long that has to live at most. Of a grant: the record of
-	// another process that this one's has replaced, told again with every grant; nobody's if there was none.
+	// Recorded is, of a refusal, the record that stands against it, and Wait how long that lasts at most. Of a grant, Recorded is the record
+	// of another process that the sender's has replaced, repeated with every grant; the zero Record if there was none.
 	Recorded Record
 	Wait     time.Duration
 }
@@ -183,19 +183,19 @@ type Record struct {
 	Term      Term
 	Node      Node
 	Backup    Node
-	ID        uint64 // of the request that wrote it: an older one of the same process and term does not write over it
+	ID        uint64 // of the request that wrote it: an older one of the same process and term does not overwrite it
 }
 
-// ReadRecords asks a voter for everything it has recorded. It is asked by a voter that has restarted.
+// ReadRecords asks a voter for all its records. A restarted voter sends it.
 type ReadRecords struct{ ID uint64 }
 
 // Records answers ReadRecords.
 type Records struct {
 	ID      uint64
-	Read    bool // the answering voter is past its own reading; otherwise it knows nothing
+	Read    bool // the sender has done its own reading; otherwise it has no records
 	Epoch   uint64
-	Fresh   bool     // the answering voter began its epoch, and nobody but the asker can have taken it over
-	Records []Record // of each partition the record, and the one of another process that it has replaced
+	Fresh   bool     // the sender began its epoch, and no voter but the receiver can have adopted it
+	Records []Record // of each partition the record, and the record of another process that it has replaced
 }
 
 func (*Query) message()        {}

@@ -5,39 +5,54 @@ import (
 	"slices"
 )
 
-// move is a hand-over in progress, at the one who gives away.
+// This file hands a partition over to another process, and merges one that both processes hold after a split.
+//
+// The path of a move, giver on the left:
+//
+//	considerMove: Offer         -> onOffer: Accepted, Merging (the receiver holds the partition too) or Refused
+//	Replicate (follow.go)       -> a copy, or with Merging a staging area, that is brought up to date
+//	freeze: few keys are left; the giver stops deciding
+//	commit: Commit, with the    -> onCommit: takes the last changes, holds the partition under a higher term, decides
+//	last changes and the release
+//	onCommitAck: released       <- CommitAck
+//
+// The giver repeats the Commit until it is answered, and the receiver remembers its answer (committed). Only an answer other than Done, or
+// the loss of the receiver, lets the giver decide again, each under a new term: a late copy of the Commit then has a term that is too low.
+// So no instant has two holders of one move.
+
+// move is a hand-over in progress, at the giver.
 type move struct {
 	to       Node
 	slot     Slot
 	accepted bool
 	merge    bool
 	sent     int64
-	commit   *Commit // not nil: frozen, and this is what is repeated until it is answered
+	commit   *Commit // nil until the partition is frozen and everything else is sent; repeated until it is answered
 }
 
-// commitment is what a partition was taken over by, kept so that a repeated Commit gets the same answer: also when it has been
-// handed on since, for the giver would otherwise go on as if nobody had taken it.
+// commitment is a Commit that was taken, and its answer. A repeated Commit gets the same answer, even after the partition has been handed
+// on: otherwise the giver would decide again.
 type commitment struct {
 	from Node
 	term Term
 	ack  *CommitAck
 }
 
-// incoming is a hand-over or replication in progress, at the one who receives.
+// incoming is a move or a copy in progress, at the receiver.
 type incoming struct {
-	sender   Node // of the stream that is being received
-	last     uint64
-	part     int32
-	staged   bool // into the staging area
-	complete bool // the staging area holds a whole copy (only when merging; otherwise it has become the content)
-	merge    bool
-	pieces   []byte
-	heard    int64 // when the last piece came, by Core.awake
-	from     Node  // of an accepted offer; nobody when there is none. Another may send a copy meanwhile
-	word     int64 // when it last offered, or sent a piece, by Core.awake
+	sender   Node   // of the messages that are being received
+	last     uint64 // the sequence of the last message
+	part     int32  // how many pieces of the chunk have come
+	staged   bool   // messages go into the staging area
+	complete bool   // the staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content
+	merge    bool   // this node holds the partition too
+	pieces   []byte // of an incomplete chunk
+	heard    int64  // when the last piece came, by Core.awake
+	from     Node   // of an accepted offer; the zero Node: none. Another process may send a copy meanwhile
+	word     int64  // when from last offered, or sent a message, by Core.awake
 }
 
-// considerMove starts giving away a partition that another member should hold.
+// considerMove begins to give away a partition that another member should hold.
 func (c *Core) considerMove(p int) {
 	pt := &c.parts[p]
 	to := c.owner(p)
@@ -64,9 +79,9 @@ func (c *Core) onOffer(from Node, o *Offer) {
 	case !c.mine(p) || c.view.Leaving || !c.lives(from):
 		verdict = Refused
 	case !pt.held && o.Term.Less(pt.known) && pt.holder != from && c.lives(pt.holder):
-		verdict = Refused // whoever has the higher term comes first: this one's is to be merged into that
+		verdict = Refused // the live holder of the higher term comes first; this content is merged into that one's
 	case pt.incoming.from == from:
-		// Asked again: the answer was lost, or it is another attempt.
+		// A repeat: the answer was lost, or the giver tries again.
 		if pt.held {
 			verdict = Merging
 		}
@@ -80,7 +95,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 	if !pt.held {
 		c.learn(p, o.Term, from)
 	} else if pt.known.Less(o.Term) {
-		pt.known = o.Term // whatever comes of it, this node's next term is to be above
+		pt.known = o.Term // this node's next term must be above it in any case
 	}
 	if verdict != Refused {
 		if pt.incoming.from == (Node{}) {
@@ -91,6 +106,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 	c.send(from, &OfferReply{Partition: p, Term: o.Term, Verdict: verdict})
 }
 
+// endIncoming forgets the move or copy that is being received.
 func (c *Core) endIncoming(p int) {
 	in := &c.parts[p].incoming
 	c.buffered -= len(in.pieces)
@@ -100,8 +116,8 @@ func (c *Core) endIncoming(p int) {
 	*in = incoming{}
 }
 
-// endOffer forgets an accepted offer. What it was to be merged with goes too; a copy stays and goes on, for another process may send
-// it, or the same one as to its backup.
+// endOffer forgets an accepted offer. The staging area of a merge goes with it. A copy stays and is continued: another process may send
+// it, or the same one to its backup.
 func (c *Core) endOffer(p int) {
 	in := &c.parts[p].incoming
 	if c.parts[p].held {
@@ -141,7 +157,7 @@ func (c *Core) onOfferReply(from Node, r *OfferReply) {
 	c.tendMove(r.Partition)
 }
 
-// tendMove takes a move its next step.
+// tendMove takes a move its next step: offer again, give up, freeze, commit, or repeat the commit.
 func (c *Core) tendMove(p int) {
 	pt := &c.parts[p]
 	m := pt.move
@@ -158,11 +174,11 @@ func (c *Core) tendMove(p int) {
 			c.offer(p)
 		}
 	case pt.followers[m.slot].node != m.to, pt.standing == Owned && c.owner(p) != m.to:
-		// It was lost as a follower, or is no longer the one who should have it.
+		// The receiver was dropped as a follower, or the ring does not name it any more.
 		frozen := pt.standing == Frozen
 		c.endMove(p)
 		if frozen {
-			c.raise(p) // nothing was committed, and nobody else decides
+			c.raise(p) // nothing was committed, so no other process decides
 		}
 	case pt.standing == Owned:
 		if c.upToDate(p) {
@@ -173,7 +189,7 @@ func (c *Core) tendMove(p int) {
 	}
 }
 
-// upToDate says whether so little is left to send of a partition on its way that it can be frozen.
+// upToDate reports whether so few changes of a moving partition are left to send that it can be frozen.
 func (c *Core) upToDate(p int) bool {
 	pt := &c.parts[p]
 	m := pt.move
@@ -184,8 +200,7 @@ func (c *Core) upToDate(p int) bool {
 	return f.node == m.to && f.caught && f.unacked == nil && c.data.Pending(p, m.slot) <= freezeBelow
 }
 
-// freeze ends deciding. From here on the partition is either handed over or, when the receiver says that it has not
-// taken it, held under a new term.
+// freeze stops deciding for a partition. Afterwards it is handed over, or this node holds it on under a new term.
 func (c *Core) freeze(p int) {
 	pt := &c.parts[p]
 	c.data.Shut(p)
@@ -195,7 +210,7 @@ func (c *Core) freeze(p int) {
 	c.tendMove(p)
 }
 
-// commit sends what is left, the last of it together with the proof of release.
+// commit sends the last changes; the last message is the Commit, with the proof of release.
 func (c *Core) commit(p int) {
 	pt := &c.parts[p]
 	m, f := pt.move, &pt.followers[pt.move.slot]
@@ -212,7 +227,7 @@ func (c *Core) commit(p int) {
 		},
 		Known: pt.known, Release: c.cfg.Self, Merge: m.merge, Granted: pt.strict.whole,
 	}
-	// Whatever term the receiver takes: should it be lost at once, this node's next claim is to be above.
+	// If the receiver is lost at once, this node's next claim must be above the term that it took.
 	pt.known = c.next(p)
 	m.sent = c.t
 	c.send(m.to, m.commit)
@@ -259,7 +274,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	case pt.held:
 		ack.Outcome = c.absorb(p, from, m)
 	case m.Term.Less(pt.known) && m.Known.Less(pt.known):
-		// The sender could not tell which term this node is about to take.
+		// The giver does not know of the highest term, so it could not tell which term this node would take.
 		ack.Outcome, ack.Known, ack.Holder = Superseded, pt.known, pt.holder
 	case !fits || pt.copyFrom != from || pt.copy == (Position{}) || m.Merge:
 		ack.Outcome = Again
@@ -282,7 +297,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		ack.New = pt.term
 		c.grants.urgent = true
 		if f := &pt.followers[Backup]; f.node == (Node{}) && c.member(c.view.Backups, p) == from && !m.Merge {
-			// The one who gave it away has exactly this content.
+			// The giver has exactly this content.
 			c.followCurrent(p, from)
 			ack.Keep, ack.Sequence = true, f.sequence
 		}
@@ -295,7 +310,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	c.send(from, ack)
 }
 
-// answered is the answer that a Commit has got before; nil when there is none.
+// answered is the answer that this node has given to a Commit; nil when it has given none.
 func (pt *part) answered(from Node, term Term) *CommitAck {
 	for i := range pt.committed {
 		if e := &pt.committed[i]; e.from == from && e.term == term {
@@ -305,15 +320,15 @@ func (pt *part) answered(from Node, term Term) *CommitAck {
 	return nil
 }
 
-// remember keeps the answer to a Commit for as long as that may be repeated: until the same process, which has to have had an
-// answer, sends another, or is lost.
+// remember keeps the answer to a Commit while it may be repeated: until its giver sends another Commit, which it does only after an
+// answer, or is lost.
 func (c *Core) remember(p int, e commitment) {
 	pt := &c.parts[p]
 	pt.committed = slices.DeleteFunc(pt.committed, func(old commitment) bool { return old.from == e.from || !c.lives(old.from) })
 	pt.committed = append(pt.committed, e)
 }
 
-// absorb merges a staged copy, brought up to its holder's last change, into a partition that is held here as well.
+// absorb merges a staged copy, which the Commit brings up to its holder's last change, into a partition that this node holds as well.
 func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	pt := &c.parts[p]
 	if len(m.Chunk) > 0 && c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil || c.data.Merge(p, c.now.Instant) != nil {
@@ -340,8 +355,8 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 	case Done:
 		c.released(p, a)
 	case Again, Superseded, Conflict:
-		// It has not taken the partition. A message of this attempt that is still on its way must not make it do so later:
-		// the new term sees to that.
+		// The receiver has not taken the partition. A message of this attempt may still be on its way; the new term keeps the receiver
+		// from taking the partition by it later.
 		if pt.known.Less(a.Known) {
 			pt.known = a.Known
 		}
@@ -356,12 +371,12 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 	}
 }
 
-// released ends holding a partition that another process has taken over.
+// released stops holding a partition that another process has taken over.
 func (c *Core) released(p int, a *CommitAck) {
 	pt := &c.parts[p]
 	to := pt.move.to
-	// Everything that was admitted is in the receiver's content. But should the receiver be lost before it has a grant, it is
-	// the backup that the voters have recorded who is believed: strict answers that it has not confirmed are not given.
+	// The receiver's content has everything that was admitted. But if the receiver is lost before it has a grant, the voters believe the
+	// backup that they have recorded. So strict answers that this backup has not confirmed are not given.
 	b := &pt.followers[Backup]
 	strict := c.grants.voters == 0 || b.named && b.node == to
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: !strict})
@@ -389,7 +404,7 @@ func (c *Core) released(p int, a *CommitAck) {
 	c.out.Notes = append(c.out.Notes, Note{What: "handed over", Partition: p, Term: a.New, Other: to})
 }
 
-// dropCopy gives up what this node has of a partition that it does not hold.
+// dropCopy drops the copy of a partition that this node does not hold.
 func (c *Core) dropCopy(p int) {
 	pt := &c.parts[p]
 	pt.copy, pt.copyFrom = Position{}, Node{}

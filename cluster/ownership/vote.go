@@ -5,30 +5,29 @@ import (
 	"time"
 )
 
-// voter records, for every partition, who holds it. It keeps nothing on disk: one that has restarted abstains for longer
-// than anything it may have granted before lasts, and then reads what the others have. In this order: an answer given
-// before the restart may make a majority with one that another voter is only about to give, and what is read before that
-// has run out would not show it.
+// voter records the holder of every partition. It keeps nothing on disk. After a restart it abstains for longer than any grant that it may
+// have given before lasts, and then reads the other voters' records. The order matters: an answer from before the restart may make a
+// majority with an answer that another voter is yet to give, and records that were read earlier would not show that one.
 type voter struct {
 	c       *Core
 	at      int // among the voters
 	records []record
-	last    map[Node]uint64 // by sender: the highest request taken in; an older one that comes late must not undo it
-	epoch   uint64          // terms of a lower one are not recorded
-	seen    uint64          // the highest epoch that anybody has told of
+	last    map[Node]uint64 // by sender: the highest request taken in; a late older one must not undo it
+	epoch   uint64          // terms of a lower epoch are not recorded
+	seen    uint64          // the highest epoch that any process has named
 
-	votesAt int64 // when the time of abstaining is over
-	read    bool
-	began   bool // this voter began its epoch
-	told    Node // whom it has told so, if only one
-	spread  bool // it has told more than one
-	askAt   int64
-	asks    uint64
-	asked   int64 // when the others were asked first, by Core.awake
+	votesAt int64  // when it stops abstaining
+	read    bool   // it has the other voters' records
+	began   bool   // this voter began its epoch
+	told    Node   // the first voter that has read so from it
+	spread  bool   // another voter has read so as well
+	askAt   int64  // no question to the other voters before
+	asks    uint64 // questions to the other voters
+	asked   int64  // when the first was sent, by Core.awake
 	replies map[string]reading
 }
 
-// record is a Record, when it ends, and which other process's it has replaced.
+// record is a Record, when it ends, and the record of another process that it has replaced.
 type record struct {
 	Record
 	ends     int64
@@ -45,8 +44,8 @@ type reading struct {
 // voters that start together share one.
 const epochTurn = int64(500 * time.Millisecond)
 
-// lateAnswers is how many questions later the answer to one is still taken: all are asked after the time of abstaining, each retryAfter after
-// the one before, and a voter that is far away, or short of CPU, answers each of them later than that.
+// lateAnswers is how many questions later an answer is still taken. A question is sent each retryAfter, and a voter that is far away or short
+// of CPU answers later than that. All questions are sent after the abstention, so each answer is recent enough.
 const lateAnswers = 5
 
 func newVoter(c *Core) *voter {
@@ -58,15 +57,15 @@ func newVoter(c *Core) *voter {
 	return v
 }
 
-// life is how long a record is kept, counted on this voter's clock from the arrival of a request: longer than the holder
-// counts its lease from sending it, even if this clock is fast and the holder's slow by as much as is allowed for. With
-// both off by ρ the ratio is (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
+// life is how long a record is kept, on this voter's clock from the arrival of a request. It is longer than the holder's lease, which counts
+// from the sending of the request, even if this clock is fast and the holder's is slow by the allowed Drift. With both off by ρ the ratio
+// is (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
 func (v *voter) life() int64 {
 	lease := int64(v.c.cfg.Lease)
 	return lease + lease/1_000_000*3*v.c.cfg.Drift
 }
 
-// ready says whether it grants.
+// ready reports whether it grants.
 func (v *voter) ready() bool { return v.read && v.c.t >= v.votesAt }
 
 func (v *voter) tick() {
@@ -87,7 +86,7 @@ func (v *voter) tick() {
 	v.consider()
 }
 
-// consider ends the reading when enough is known.
+// consider ends the reading when enough voters have answered.
 func (v *voter) consider() {
 	c := v.c
 	majority := c.grants.majority()
@@ -112,22 +111,22 @@ func (v *voter) consider() {
 	case read >= majority:
 		v.adopt(v.seen)
 	case read+silent >= majority:
-		// There may be a majority that knows.
+		// A majority may know the records.
 	case fresh != nil && fresh.Epoch == v.seen:
 		// A voter has begun an epoch in which no majority can have recorded anything yet.
 		v.adopt(v.seen)
 	case v.asks > 0 && answered+1 >= majority && c.awake >= v.asked+int64(v.at)*epochTurn:
-		// So many have forgotten that a grant may be known to nobody. All of them have run out, for this voter has abstained
-		// and without it there was no majority: a new epoch begins. Its number is to be above every one that ever was, which
-		// nobody may remember either: hence the time of day, of which nothing else here makes use.
+		// So many voters have restarted that no voter may know a grant. All grants have ended: this voter has abstained, and without it
+		// there was no majority. So a new epoch begins. Its number must be above all earlier ones, which no voter may know either, so it
+		// is taken from the time of day. Nothing else here reads that.
 		v.began = true
 		v.adopt(max(v.seen+1, uint64(max(c.now.Wall, 0))/uint64(time.Second)))
 		c.out.Notes = append(c.out.Notes, Note{What: "new epoch", Partition: -1, Term: Term{Epoch: v.epoch}})
 	}
 }
 
-// adopt takes over what the others have recorded: of each partition the highest term, and the highest of other processes
-// that it has, or has had, to replace.
+// adopt takes over the other voters' records: of each partition the highest term, and the highest record of another process that this one
+// replaces.
 func (v *voter) adopt(epoch uint64) {
 	v.read, v.epoch = true, epoch
 	for _, name := range v.c.cfg.Voters {
@@ -144,7 +143,7 @@ func (v *voter) adopt(epoch uint64) {
 	clear(v.replies)
 }
 
-// add takes in what another voter has recorded.
+// add takes in another voter's record.
 func (r *record) add(other Record, ends int64) {
 	switch {
 	case r.Term.Less(other.Term):
@@ -195,7 +194,7 @@ func (v *voter) onRecords(from Node, m *Records) {
 	v.consider()
 }
 
-// onRequest records who asks, where nothing stands against it.
+// onRequest records the sender as the holder of each partition that no other record stands against.
 func (v *voter) onRequest(from Node, m *GrantRequest) {
 	for _, i := range m.Items {
 		v.seen = max(v.seen, i.Term.Epoch)
@@ -214,6 +213,8 @@ func (v *voter) onRequest(from Node, m *GrantRequest) {
 	v.c.send(from, reply)
 }
 
+// vote grants if the term is of this epoch and above the recorded one, and the recorded process has ended, released that term, or is the
+// sender. A request for the recorded term and process is a renewal.
 func (v *voter) vote(from Node, id uint64, i *GrantItem) GrantAnswer {
 	a := GrantAnswer{Partition: i.Partition, Term: i.Term}
 	if !v.ready() {
@@ -227,7 +228,7 @@ func (v *voter) vote(from Node, id uint64, i *GrantItem) GrantAnswer {
 		replaced: r.Record,
 	}
 	if r.Node == from {
-		// The same process under the same or a higher term: what it has replaced is still what it has to know of.
+		// The same process, under the same or a higher term: it still has to know of the record that it replaced first.
 		fresh.replaced = r.replaced
 	}
 	switch {

@@ -6,15 +6,14 @@ const MaxName = 63
 // LightChunk is the largest chunk of a Replicate that waits for no others: see Bulk.
 const LightChunk = 4 << 10
 
-// Bulk says whether a message is one of the many that carry the content of a partition. A copy of many partitions is more than a
-// network carries, or a follower takes in, in the time for which a partition may stand still or a lease last: so everything else
-// overtakes it.
+// Bulk reports whether a message carries a part of a whole copy. All other messages overtake these: copies of many partitions take longer
+// than a partition may stand still, or a lease lasts.
 func Bulk(m Message) bool {
 	r, ok := m.(*Replicate)
 	return ok && len(r.Chunk) > LightChunk
 }
 
-// Weight is about what a message takes in memory, in bytes, and at least what it takes when it is encoded.
+// Weight estimates the bytes that a message takes in memory. It is at least its encoded length.
 func Weight(m Message) int {
 	const (
 		fixed     = 128         // what is not in a list or a chunk, names of nodes left out
