@@ -31,10 +31,20 @@ const (
 	severing                // no checks pass from one node to another, or no answers
 	dying                   // one node crashes
 	troubles
+	parting = troubles // the network falls into two sides, which do not see each other any more; in the place of some that sever
 )
 
 func (x trouble) String() string {
-	return [...]string{"calmly", "planned", "losing", "severing", "dying"}[x]
+	return [...]string{"calmly", "planned", "losing", "severing", "dying", "parting"}[x]
+}
+
+// troubleOf is what happens in a seed's run.
+func troubleOf(seed uint64) trouble {
+	x := trouble(seed % uint64(troubles))
+	if x == severing && seed/uint64(troubles)%4 == 1 { // without loans
+		x = parting
+	}
+	return x
 }
 
 // callRun is a run in which callers ask nodes.
@@ -84,7 +94,7 @@ type callRule struct {
 
 func newCallRun(t *testing.T, seed uint64) *callRun {
 	rng := rand.New(rand.NewPCG(seed, 2))
-	r := &callRun{trouble: trouble(seed % uint64(troubles)), keys: make(map[string]map[string]bool)}
+	r := &callRun{trouble: troubleOf(seed), keys: make(map[string]map[string]bool)}
 	r.nodes = &nodes{
 		t: t, seed: seed, began: time.Now(), tables: make(map[string]*ring.Table), cut: make(map[[2]string]bool),
 		due: make(map[int64]bool), delay: time.Duration(rng.Int64N(int64(2 * time.Millisecond))), jitter: []time.Duration{0, time.Millisecond, 20 * time.Millisecond}[rng.IntN(3)],
@@ -129,7 +139,7 @@ func newCallRun(t *testing.T, seed uint64) *callRun {
 	r.shares.Drift = 1000
 	r.history.Flush = 100*time.Millisecond + 2*(r.delay+r.jitter)
 	r.history.Claim = 5 * time.Second
-	if r.trouble == planned || r.trouble == dying {
+	if r.trouble == planned || r.trouble == dying || r.trouble == parting {
 		r.history.Late = 500 * time.Millisecond
 	}
 	return r
@@ -344,7 +354,7 @@ func (r *callRun) repeater(i int) func(rng *rand.Rand) {
 			}
 			time.Sleep(time.Duration(rng.Int64N(second / 4)))
 		}
-		if !id.admitted || r.trouble == dying {
+		if !id.admitted || r.trouble == dying || r.trouble == parting {
 			r.recording.Lock()
 			for _, o := range id.failed {
 				r.record(o.Operation, o.asked)
@@ -393,7 +403,7 @@ func (r *callRun) repeat(n *node, id *repeated) bool {
 		r.t.Logf("%v to %v: %s, %s/%s, request id %s: %+v", time.Duration(sent), time.Duration(came), n.self.Name, id.rule.name, key, id.check.RequestID, d)
 	}
 	op := checker.Operation{Policy: id.rule.name, Key: key, Cost: id.check.Cost, Sent: sent, Answered: came, Result: checker.Failed, Degraded: d.Degraded}
-	forgets := r.trouble == dying && id.rule.checked.Durability < checker.Escrow
+	forgets := r.trouble == parting || r.trouble == dying && id.rule.checked.Durability < checker.Escrow
 	switch {
 	case d.FailedOpen || d.FailedClosed:
 		r.notDecided(n, id.rule, op, &d)
@@ -580,6 +590,28 @@ func (r *callRun) fault(rng *rand.Rand) {
 		clear(r.cut)
 		r.mu.Unlock()
 		end(f)
+	case parting:
+		f := begin(false)
+		var side []string
+		for _, n := range r.processes() {
+			side = append(side, n.self.Name)
+		}
+		rng.Shuffle(len(side), func(i, j int) { side[i], side[j] = side[j], side[i] })
+		r.recording.Lock()
+		split := len(r.history.Splits)
+		r.history.Splits = append(r.history.Splits, checker.Split{From: r.now(), To: never, Sides: 2})
+		r.recording.Unlock()
+		r.part(side[:1+rng.IntN(len(side)-1)])
+		time.Sleep(3*time.Second + time.Duration(rng.Int64N(2*second)))
+		r.part(nil)
+		time.Sleep(time.Second) // for all to see each other
+		if !r.nodes.until(20*time.Second, r.quiet) {
+			r.fail("not settled after the cut")
+		}
+		r.recording.Lock()
+		r.history.Splits[split].To = r.now()
+		r.recording.Unlock()
+		end(f)
 	case dying:
 		if len(r.history.Crashes) > 0 {
 			break
@@ -634,7 +666,7 @@ func (r *callRun) life() {
 		r.fail("not settled at the start")
 		return
 	}
-	if r.trouble == planned || r.trouble == dying {
+	if r.trouble == planned || r.trouble == dying || r.trouble == parting {
 		time.Sleep(time.Second) // the claims of the start are over for the checker
 	}
 	r.until = r.now() + 8*second
@@ -743,7 +775,7 @@ func TestCallSeeds(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	failed, played, repeated := 0, 0, 0
 	for seed := first; n > 0; seed++ {
-		if *only != "" && *oneSeed < 0 && !slices.Contains(strings.Split(*only, ","), trouble(seed%uint64(troubles)).String()) {
+		if *only != "" && *oneSeed < 0 && !slices.Contains(strings.Split(*only, ","), troubleOf(seed).String()) {
 			continue
 		}
 		n--

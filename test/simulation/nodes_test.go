@@ -43,6 +43,7 @@ type nodes struct {
 	tables  map[string]*ring.Table
 	loss    float64            // of forwarded checks, and of their answers
 	cut     map[[2]string]bool // from whom to whom no checks pass, nor reports of loans
+	apart   map[string]bool    // on one side of a cut: nothing passes between it and the other one
 	due     map[int64]bool     // instants at which messages arrive
 }
 
@@ -178,6 +179,44 @@ func (c *nodes) tell(n *node, s state, after time.Duration) {
 	}
 }
 
+// part cuts the network between some processes and the rest, which lose sight of each other 1.5 to 2.5 s later; nil: all see each other again
+// after a moment.
+func (c *nodes) part(side []string) {
+	c.mu.Lock()
+	c.apart = make(map[string]bool)
+	for _, name := range side {
+		c.apart[name] = true
+	}
+	all := slices.Clone(c.running)
+	c.mu.Unlock()
+	for _, n := range all {
+		for _, q := range all {
+			if n == q {
+				continue
+			}
+			go func() {
+				after := 20 * time.Millisecond
+				if side != nil {
+					after = 1500 * time.Millisecond
+				}
+				c.sleep(after + time.Duration(c.draw(int64(max(after, 200*time.Millisecond))*2/3, n.self.Name, q.self.Name)))
+				c.mu.Lock()
+				_, seen := n.sees[q]
+				apart := c.apart[n.self.Name] != c.apart[q.self.Name]
+				if apart {
+					delete(n.sees, q)
+				} else {
+					n.sees[q] = q.state
+				}
+				c.mu.Unlock()
+				if seen == apart {
+					n.look()
+				}
+			}()
+		}
+	}
+}
+
 // look makes a view of what a process sees, which settles if nothing changes.
 func (n *node) look() {
 	c := n.c
@@ -296,7 +335,7 @@ func (c *nodes) sleep(d time.Duration) {
 func (c *nodes) lost(from, to string, of ...string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.cut[[2]string{from, to}] || float64(c.draw(1<<30, append(of, from, to)...)) < c.loss*(1<<30)
+	return c.cut[[2]string{from, to}] || c.apart[from] != c.apart[to] || float64(c.draw(1<<30, append(of, from, to)...)) < c.loss*(1<<30)
 }
 
 // Send implements runner.Sender: messages for one process are one frame, which arrives as long as that process runs.
@@ -315,7 +354,10 @@ func (n *node) Send(list []ownership.Envelope) {
 		go func() {
 			c.travel(n.self.Name, to.Name, "frame")
 			q := c.named(to.Name)
-			if q == nil || q.self != to {
+			c.mu.Lock()
+			cut := c.apart[n.self.Name] != c.apart[to.Name]
+			c.mu.Unlock()
+			if q == nil || q.self != to || cut {
 				return
 			}
 			read, err := replica.ReadFrame(frame, ring.Partitions)
