@@ -1,13 +1,13 @@
-// Command bench runs Weir, what its users would otherwise pick, and the floors of the transports in turns on one machine,
-// and prints how they compare: rates, server CPU per million decisions, resident memory and latencies, as medians over
-// several rounds, with the ratios that the project means to reach. See README.md for what each row means.
+// Command bench runs Weir, what its users would otherwise pick, and the floors of the transports in turns on one
+// machine, and prints how they compare: rates, server CPU per million decisions, resident memory and latencies, as
+// medians over several rounds, and their ratios. See docs/performance.md for what each row means.
 //
-//	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-json FILE] [-md FILE] [-gubernator PATH] [-weir PATH]
+//	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-json FILE] [-md FILE]
+//	    [-gubernator PATH] [-weir PATH] [-beside PATH]
 //
 // It runs on Linux, whose /proc it reads the servers' accounts from. Everything listens on loopback, is bounded in time
-// and count, and is ended by its own pid, also when the harness is interrupted. The exit status is 0 when everything was
-// measured or left out with a reason, whether or not the targets are reached, 1 when Weir did not keep a limit, and 2
-// when the harness could not do its work.
+// and count, and is ended by its own pid, also when the harness is interrupted. The exit status is 0 when everything
+// was measured or left out with a reason, and 2 when the harness could not do its work.
 package main
 
 import (
@@ -22,62 +22,62 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
-	"slices"
 	"syscall"
 	"time"
 )
 
 func main() {
-	// The children of the harness are this same binary.
-	if len(os.Args) > 1 {
-		child := map[string]func([]string) error{serveCommand: serveFloor, inProcessCommand: measureInProcess}[os.Args[1]]
-		if child != nil {
-			if err := child(os.Args[2:]); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-				os.Exit(2)
-			}
-			return
-		}
+	err := child(os.Args[1:])
+	if errors.Is(err, errNoChild) {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		stop()
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	violated, err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
-	case violated:
-		fmt.Fprintln(os.Stderr, "bench: Weir did not keep a limit")
-		os.Exit(1)
 	}
+}
+
+var errNoChild = errors.New("not a child of the harness")
+
+// child is what the children of the harness do, which are this same binary.
+func child(args []string) error {
+	if len(args) > 0 && args[0] == serveCommand {
+		return serveFloor(args[1:])
+	}
+	if len(args) > 0 && args[0] == inProcessCommand {
+		return measureInProcess(args[1:])
+	}
+	return errNoChild
 }
 
 // settings are what the command line says.
 type settings struct {
-	short                                bool
-	rounds                               int
-	only                                 *regexp.Regexp
-	jsonFile, mdFile, gubernator, weirAt string
+	short                                        bool
+	rounds                                       int
+	only                                         *regexp.Regexp
+	jsonFile, mdFile, gubernator, weirAt, beside string
 }
 
-// The most time that a run may take; a short one takes some two and a half minutes, a full one of five rounds some thirty.
+// The most time that a run may take.
 const (
-	shortRun = 10 * time.Minute
-	fullRun  = time.Hour
+	shortRun = 15 * time.Minute
+	fullRun  = 2 * time.Hour
 )
 
 func parse(args []string, stderr io.Writer) (settings, error) {
 	var s settings
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.BoolVar(&s.short, "short", false, "a first look in some two and a half minutes: brief measurements, 1 round unless -rounds says otherwise")
+	fs.BoolVar(&s.short, "short", false, "brief measurements, 1 round unless -rounds says otherwise: a first look")
 	fs.IntVar(&s.rounds, "rounds", 5, "how often everything is measured")
-	only := fs.String("only", "", "measure only what this `regexp` matches, such as '^unary/' or 'weir'; limits are named limit/weir-1 and so on")
+	only := fs.String("only", "", "measure only rows that this `regexp` matches, such as '^unary/weir$' or '^scale-'")
 	fs.StringVar(&s.jsonFile, "json", "", "`file` to write the figures to")
 	fs.StringVar(&s.mdFile, "md", "", "`file` to write the report to, besides standard output")
-	fs.StringVar(&s.gubernator, "gubernator", "", "a Gubernator `binary` to run in place of building one; unless it takes -peers, one node only")
+	fs.StringVar(&s.gubernator, "gubernator", "", "a Gubernator `binary` that takes -peers, in place of building one")
 	fs.StringVar(&s.weirAt, "weir", "", "a Weir `binary` to run in place of building this checkout's")
+	fs.StringVar(&s.beside, "beside", "", "another Weir `binary`, measured in turns with this one in the rows scale-")
 	if err := fs.Parse(args); err != nil {
 		return s, err
 	}
@@ -96,14 +96,19 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	if s.only, err = regexp.Compile(*only); err != nil {
 		return s, fmt.Errorf("-only: %w", err)
 	}
+	if s.beside != "" {
+		if s.beside, err = exec.LookPath(s.beside); err != nil {
+			return s, fmt.Errorf("-beside: %w", err)
+		}
+	}
 	return s, nil
 }
 
-// run is the whole command. violated tells that Weir did not keep a limit.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (violated bool, err error) {
+// run is the whole command.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	s, err := parse(args, stderr)
 	if err != nil {
-		return false, err
+		return err
 	}
 	most := fullRun
 	if s.short {
@@ -113,73 +118,51 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (violated
 	defer cancel()
 	dir, err := os.MkdirTemp("", "weir-bench-")
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer os.RemoveAll(dir)
 	debug.SetGCPercent(roomyGC)
-
-	weirPath := s.weirAt
-	if weirPath == "" {
-		fmt.Fprintln(stderr, "building weir")
-		if weirPath, err = build(ctx, "..", filepath.Join(dir, "weir"), "./cmd/node"); err != nil {
-			return false, err
-		}
-	} else if weirPath, err = exec.LookPath(weirPath); err != nil {
-		return false, fmt.Errorf("-weir: %w", err)
-	}
-	b, err := newBench(ctx, s.short, dir, weirPath, s.gubernator)
+	weir, err := findWeir(ctx, s.weirAt, dir, stderr)
 	if err != nil {
-		return false, err
+		return err
+	}
+	b, err := newBench(ctx, s, dir, weir)
+	if err != nil {
+		return err
 	}
 	defer b.kids.stopAll()
-
-	r := report{
-		Date: time.Now(), Machine: describeMachine(ctx, s.weirAt),
-		Short: s.short, Rounds: s.rounds, Measured: b.measure.String(),
-	}
-	fmt.Fprintln(stderr, "looking whether limits are kept")
-	r.Limits = b.prove(ctx, s.only)
-	if s.only.MatchString("limit/weir-1") {
-		weir, floor, err := b.answerSizes(ctx)
-		if err != nil {
-			return false, err
-		}
-		r.Sizes = &answerSizes{Weir: weir, Floor: floor}
-	}
-	all, err := runRounds(ctx, stderr, b.measurements(), s.rounds, s.only)
+	all, err := runRounds(ctx, stderr, b.workloads(), s.rounds, s.only)
 	if err != nil {
-		return false, fmt.Errorf("ended early: %w", err)
+		return fmt.Errorf("ended early: %w", err)
 	}
-	r.Figures = figuresOf(all)
-	r.Targets = judge(all, slices.DeleteFunc(targets(), func(t target) bool {
-		return !s.only.MatchString(t.subject) || t.base != "" && !s.only.MatchString(t.base)
-	}))
-
-	if err := r.writeMarkdown(stdout); err != nil {
-		return false, err
-	}
-	for _, out := range []struct {
-		file  string
-		write func(io.Writer) error
-	}{{s.jsonFile, r.writeJSON}, {s.mdFile, r.writeMarkdown}} {
-		if out.file == "" {
-			continue
-		}
-		if err := writeFile(out.file, out.write); err != nil {
-			return false, err
-		}
-	}
-	return r.violated(), nil
+	r := report{Date: time.Now(), Machine: describeMachine(ctx, s.weirAt), Short: s.short, Rounds: s.rounds}
+	r.Measured = b.measure.String()
+	r.fill(all)
+	err = errors.Join(writeFile(s.jsonFile, r.writeJSON), writeFile(s.mdFile, r.writeMarkdown))
+	return errors.Join(r.writeMarkdown(stdout), err)
 }
 
+// findWeir is the binary that is measured.
+func findWeir(ctx context.Context, path, dir string, stderr io.Writer) (string, error) {
+	if path == "" {
+		fmt.Fprintln(stderr, "building weir")
+		return build(ctx, "..", filepath.Join(dir, "weir"), "./cmd/node")
+	}
+	found, err := exec.LookPath(path)
+	if err != nil {
+		return "", fmt.Errorf("-weir: %w", err)
+	}
+	return found, nil
+}
+
+// writeFile writes a file, if it has a name.
 func writeFile(name string, write func(io.Writer) error) error {
+	if name == "" {
+		return nil
+	}
 	f, err := os.Create(name)
 	if err != nil {
 		return err
 	}
-	if err := write(f); err != nil {
-		f.Close()
-		return err
-	}
-	return f.Close()
+	return errors.Join(write(f), f.Close())
 }

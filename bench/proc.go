@@ -147,14 +147,6 @@ func (c *children) stop(ps ...*process) {
 	c.running = left
 }
 
-// kill ends children without giving them time.
-func (c *children) kill(ps ...*process) {
-	for _, p := range ps {
-		_ = p.cmd.Process.Kill() // it may have ended
-	}
-	c.stop(ps...)
-}
-
 func (c *children) stopAll() {
 	c.mu.Lock()
 	all := append([]*process(nil), c.running...)
@@ -164,8 +156,8 @@ func (c *children) stopAll() {
 
 // usage is what a process has used.
 type usage struct {
-	cpu       time.Duration // user and system, ever, in steps of 10 ms
-	rss, peak int64         // resident bytes, now and at most
+	cpu time.Duration // user and system, ever, in steps of 10 ms
+	rss int64         // resident bytes
 }
 
 // usage reads the child's account in /proc.
@@ -187,9 +179,6 @@ func (p *process) usage() (usage, error) {
 		return usage{}, fmt.Errorf("%s: %w", p.name, err)
 	}
 	if u.rss, err = statusBytes(status, "VmRSS"); err != nil {
-		return usage{}, fmt.Errorf("%s: %w", p.name, err)
-	}
-	if u.peak, err = statusBytes(status, "VmHWM"); err != nil {
 		return usage{}, fmt.Errorf("%s: %w", p.name, err)
 	}
 	return u, nil
@@ -250,20 +239,14 @@ func (t *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// keep makes the tail longer.
-func (t *tail) keep(most int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.most = max(t.most, most)
-}
-
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.TrimSpace(string(t.b))
 }
 
-// freePorts returns so many TCP ports on loopback that were free a moment ago, for programs that cannot choose their own.
+// freePorts returns so many TCP ports on loopback that were free a moment ago, for programs that cannot choose their
+// own.
 func freePorts(n int) ([]int, error) {
 	var ports []int
 	for range n {
@@ -280,7 +263,7 @@ func freePorts(n int) ([]int, error) {
 // startLimit bounds the start of a system, compilation apart.
 const startLimit = 20 * time.Second
 
-// eventually calls ready until it returns nil, or ctx ends, or a process does.
+// eventually calls ready until it returns nil, for startLimit at most, and as long as all processes live.
 func eventually(ctx context.Context, ps []*process, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()

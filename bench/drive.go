@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// A closedLoop has callers that each make the next call when the last one is answered.
+type closedLoop struct {
+	callers int
+	warm    time.Duration // before anything counts: connections, pools, the first collections
+	measure time.Duration
+	servers []*process // their CPU and memory are accounted
+}
+
+// callLimit bounds every call, far above the time of any call that is answered at all.
+const callLimit = 10 * time.Second
+
+// A call asks once and returns the number of decisions in the answer. One goroutine uses it at a time.
+type call func(ctx context.Context) (decisions int, err error)
+
+// A caller is one goroutine of a load. It ends soon after the recorder is over.
+type caller func(ctx context.Context, r *recorder)
+
+// A recorder counts the calls of one caller. Only the goroutine that receives answers calls done.
+type recorder struct {
+	run                        *phases
+	decisions, calls, failures atomic.Int64
+	_                          [64]byte // the next caller's counters are on another cache line
+	times                      *hdrhistogram.Histogram
+	first                      error // the first failure
+}
+
+// phases are where a load is in its run. All its callers share them.
+type phases struct{ counting, over atomic.Bool }
+
+func newTimes() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(2*callLimit), 2) }
+
+func (r *recorder) over() bool { return r.run.over.Load() }
+
+func (r *recorder) done(began time.Time, decisions int, err error) {
+	if r.run.counting.Load() {
+		_ = r.times.RecordValue(min(max(int64(time.Since(began)), 1), r.times.HighestTrackableValue()))
+	}
+	r.calls.Add(1)
+	if err != nil {
+		r.failures.Add(1)
+		if r.first == nil {
+			r.first = err
+		}
+		return
+	}
+	r.decisions.Add(int64(decisions))
+}
+
+// loop makes one call after the other.
+func loop(c call) caller {
+	return func(ctx context.Context, r *recorder) {
+		for !r.over() && ctx.Err() == nil {
+			began := time.Now()
+			n, err := c(ctx)
+			r.done(began, n, err)
+		}
+	}
+}
+
+// drive runs the load. newCaller returns its i-th caller.
+func (l closedLoop) drive(ctx context.Context, newCaller func(i int) caller) (sample, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.warm+l.measure+callLimit)
+	defer cancel()
+	var run phases
+	recorders := make([]recorder, l.callers)
+	var callers sync.WaitGroup
+	for i := range recorders {
+		recorders[i].run, recorders[i].times = &run, newTimes()
+		c := newCaller(i)
+		callers.Go(func() { c(ctx, &recorders[i]) })
+	}
+	wait(ctx, l.warm)
+	from, err := l.read(recorders)
+	run.counting.Store(true)
+	wait(ctx, l.measure)
+	run.counting.Store(false)
+	to, err2 := l.read(recorders)
+	run.over.Store(true)
+	callers.Wait()
+	if err := errors.Join(err, err2); err != nil {
+		return nil, err
+	}
+	times := newTimes()
+	var first error
+	for i := range recorders {
+		times.Merge(recorders[i].times)
+		if first == nil {
+			first = recorders[i].first
+		}
+	}
+	if to.decisions == from.decisions {
+		return nil, fmt.Errorf("nothing was decided: %w", errors.Join(first, ctx.Err()))
+	}
+	got := l.between(from, to)
+	got[p50], got[p99] = float64(times.ValueAtQuantile(50))/1e3, float64(times.ValueAtQuantile(99))/1e3
+	return got, nil
+}
+
+// counts are all that is read at both ends of the time that is measured.
+type counts struct {
+	at                         time.Time
+	decisions, calls, failures int64
+	server, client             time.Duration // CPU time
+	rss                        int64
+}
+
+func (l closedLoop) read(recorders []recorder) (counts, error) {
+	var c counts
+	for _, p := range l.servers {
+		u, err := p.usage()
+		if err != nil {
+			return c, err
+		}
+		c.server += u.cpu
+		c.rss += u.rss
+	}
+	c.client, c.at = ownCPU(), time.Now()
+	for i := range recorders {
+		r := &recorders[i]
+		c.decisions += r.decisions.Load()
+		c.calls += r.calls.Load()
+		c.failures += r.failures.Load()
+	}
+	return c, nil
+}
+
+// between are the figures of the time from one reading to another.
+func (l closedLoop) between(from, to counts) sample {
+	decisions := float64(to.decisions - from.decisions)
+	got := sample{
+		rate:      decisions / to.at.Sub(from.at).Seconds(),
+		clientCPU: (to.client - from.client).Seconds() / decisions * 1e6,
+		perCPU:    decisions / (to.client - from.client + to.server - from.server).Seconds(),
+		failed:    float64(to.failures-from.failures) / float64(to.calls-from.calls),
+	}
+	if len(l.servers) > 0 {
+		got[serverCPU], got[rss] = (to.server-from.server).Seconds()/decisions*1e6, float64(to.rss)
+	}
+	return got
+}
+
+// ownCPU is the CPU time of the harness itself, without its children.
+func ownCPU() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0 // cannot fail for the process itself
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

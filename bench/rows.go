@@ -1,0 +1,436 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"google.golang.org/grpc"
+
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	"github.com/weirlimit/weir/internal/load"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// workloads are all there are.
+func (b *bench) workloads() []workload {
+	return slices.Concat(b.oneNode(), b.protocols(), b.clients(), b.threeNodes(), b.scale(), b.loans(),
+		b.durabilities(), []workload{b.inProcess(), b.memory(), b.overload()})
+}
+
+// A driver lets callers loose on a system and measures what comes of it, and what the servers use.
+type driver func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error)
+
+// closed has callers that each ask again when they are answered.
+func (b *bench) closed(callers int) driver {
+	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
+		l := closedLoop{callers, b.warm, b.measure, servers}
+		return l.drive(ctx, func(i int) caller { return loop(newCall(i)) })
+	}
+}
+
+// paced makes so many calls a second, each of a batch. What a copy costs depends on the number of decisions between two
+// flushes, so CPU is comparable at one rate only.
+func (b *bench) paced(callers, batch int, perSecond float64) driver {
+	return func(ctx context.Context, servers []*process, newCall func(i int) call) (sample, error) {
+		cfg := load.Config{
+			Rate: perSecond, Concurrency: callers, Keys: load.Keys{Distribution: load.Uniform, Count: 1},
+			Duration: b.warm, Count: load.MaxCount, Timeout: callLimit, Cost: 1,
+		}
+		for i := range callers {
+			cfg.Askers = append(cfg.Askers, singly(newCall(i)))
+		}
+		if _, err := load.Run(ctx, cfg); err != nil {
+			return nil, err
+		}
+		cfg.Duration = max(b.measure, 2*time.Second) // CPU is counted in steps of 10 ms, and there is little of it
+		idle := closedLoop{servers: servers}
+		from, err := idle.read(nil)
+		if err != nil {
+			return nil, err
+		}
+		result, err := load.Run(ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		to, err := idle.read(nil)
+		if err != nil {
+			return nil, err
+		}
+		to.calls, to.failures, to.decisions = result.Checks, result.Errors, int64(batch)*(result.Checks-result.Errors)
+		if to.decisions == 0 {
+			return nil, fmt.Errorf("nothing was decided: %s", result.FirstError)
+		}
+		got := idle.between(from, to)
+		got[p50], got[p99] = float64(result.Latency.P50)/1e3, float64(result.Latency.P99)/1e3
+		return got, nil
+	}
+}
+
+// singly is a call as package load makes it; the call chooses its keys.
+type singly call
+
+// Ask implements load.Asker.
+func (c singly) Ask(ctx context.Context, _ string) (load.Answer, error) {
+	_, err := c(ctx)
+	return load.Answer{}, err
+}
+
+// driven is the row of a closed loop of callers of a system.
+func (b *bench) driven(name string, callers int, start starter, ask asking) row {
+	whole := func(s *system) *system { return s }
+	return drivenIn(name, b.closed(callers), start, whole, func(*system) asking { return ask })
+}
+
+// drivenIn is the row of a part of a system. CPU and memory are those of the part's servers.
+func drivenIn(name string, drive driver, start starter, part func(*system) *system, ask func(*system) asking) row {
+	return row{system: name, run: func(ctx context.Context) (sample, error) {
+		s, err := start()
+		if err != nil {
+			return nil, err
+		}
+		asked := part(s)
+		newCall, closeAll, err := ask(s)(ctx, asked)
+		if err != nil {
+			return nil, err
+		}
+		defer closeAll()
+		return drive(ctx, asked.servers, newCall)
+	}}
+}
+
+// first is the first node of a system.
+func first(s *system) *system { return &system{s.servers[:1], s.nodes[:1]} }
+
+// oneNode compares calls of one check and of many, and a stream.
+func (b *bench) oneNode() []workload {
+	anyKey := among(b.keys)
+	return []workload{
+		{"unary", "One node, unary gRPC, 1 check a call, 256 callers", []row{
+			b.driven("echo", unaryCallers, b.echo, singles("grpc", "bucket", anyKey)),
+			b.driven("weir", unaryCallers, b.weirOne, singles("grpc", "bucket", anyKey)),
+			// Gubernator's client, and Weir answering it.
+			b.driven("weir-v1", unaryCallers, b.weirOne, gubernatorCalls(1, anyKey)),
+			b.driven("gubernator", unaryCallers, b.gubOne, gubernatorCalls(1, anyKey)),
+		}},
+		{"batch", "One node, 100 checks a call, 32 callers", []row{
+			b.driven("echo", batchCallers, b.echo, checks("bucket", batchSize, anyKey)),
+			b.driven("weir", batchCallers, b.weirOne, checks("bucket", batchSize, anyKey)),
+			b.driven("weir-v1", batchCallers, b.weirOne, gubernatorCalls(batchSize, anyKey)),
+			b.driven("gubernator", batchCallers, b.gubOne, gubernatorCalls(batchSize, anyKey)),
+			b.driven("redis-script", batchCallers, b.redis, scripts(batchSize, anyKey)),
+		}},
+		{"stream", "One connection, 256 messages of one check in flight", []row{b.streamEcho()}},
+	}
+}
+
+// protocols compares the other doors of a node with their floors and peers.
+func (b *bench) protocols() []workload {
+	anyKey := among(b.keys)
+	limit, window := strconv.Itoa(limitUnits), strconv.FormatInt(limitWindow.Microseconds(), 10)
+	burst, seconds := strconv.Itoa(limitUnits-1), strconv.Itoa(int(limitWindow.Seconds()))
+	sha := redis.NewScript(slidingWindow).Hash()
+	ping := command{func(string, int) []string { return []string{"PING"} }, 1}
+	eval := command{func(key string, n int) []string {
+		return []string{"EVALSHA", sha, "1", key, limit, window, strconv.Itoa(n)}
+	}, 1}
+	throttle := command{func(key string, _ int) []string {
+		return []string{"CL.THROTTLE", key, burst, limit, seconds}
+	}, 6}
+	check := command{func(key string, _ int) []string { return []string{"WEIR.CHECK", "bucket", key} }, 34}
+	return []workload{
+		{"http", "HTTP, 256 connections", []row{
+			b.driven("echo", unaryCallers, b.echoHTTP, singles("http", "bucket", anyKey)),
+			b.driven("weir", unaryCallers, b.weirOne, singles("http", "bucket", anyKey)),
+		}},
+		{"forward-auth", "HTTP for gateways (forward-auth), 256 connections", []row{
+			b.driven("echo", unaryCallers, b.echoHTTP, gatewayCalls(anyKey)),
+			b.driven("weir", unaryCallers, b.weirOne, gatewayCalls(anyKey)),
+		}},
+		{"resp", "Redis protocol, 16 connections, 100 commands at a time", []row{
+			b.driven("redis-ping", respCallers, b.redis, commands(ping, anyKey)),
+			b.driven("redis-script", respCallers, b.redis, commands(eval, anyKey)),
+			b.driven("weir-throttle", respCallers, b.weirOne, commands(throttle, anyKey)),
+			b.driven("weir-check", respCallers, b.weirOne, commands(check, anyKey)),
+		}},
+		{"envoy", "Envoy's rate limit service, one node, 1 descriptor a call, 256 callers", []row{
+			b.driven("echo", unaryCallers, b.echo, envoyCalls(anyKey)),
+			b.driven("weir", unaryCallers, b.weirOne, envoyCalls(anyKey)),
+		}},
+	}
+}
+
+// clients compares the libraries that a program would use.
+func (b *bench) clients() []workload {
+	anyKey := among(b.keys)
+	return []workload{{"client", "Client libraries, 256 goroutines, one check at a time, one server", []row{
+		b.driven("weir", unaryCallers, b.weirOne, singles("stream", "bucket", anyKey)),
+		b.driven("weir-log", unaryCallers, b.weirOne, singles("stream", "log", anyKey)),
+		b.driven("redis-script", unaryCallers, b.redis, scripts(1, anyKey)),
+		b.driven("redis_rate", unaryCallers, b.redis, redisRate(anyKey)),
+	}}}
+}
+
+// threeNodes compares clusters of three that are asked at any node.
+func (b *bench) threeNodes() []workload {
+	anyKey := among(b.keys)
+	var all []workload
+	for _, w := range []struct {
+		name, title    string
+		callers, batch int
+	}{
+		{"three-unary", "Three nodes, any node, unary gRPC, 1 check a call, 256 callers", unaryCallers, 1},
+		{"three-batch", "Three nodes, any node, 100 checks a call, 32 callers", batchCallers, batchSize},
+	} {
+		all = append(all, workload{w.name, w.title, []row{
+			b.driven("forward-echo", w.callers, b.forward, checks("bucket", w.batch, anyKey)),
+			b.driven("weir", w.callers, b.weirThree, checks("bucket", w.batch, anyKey)),
+			b.driven("gubernator", w.callers, b.gubThree, gubernatorCalls(w.batch, anyKey)),
+		}})
+	}
+	var hot []workload
+	for _, w := range []struct {
+		name, title string
+		ask         func(policy string) asking
+	}{
+		{"hot-client", "One hot key, three nodes, Go client, 256 goroutines", func(policy string) asking {
+			return goClient(policy, only(b.hotKey()), client.WithoutLoans())
+		}},
+		{"hot-unary", "One hot key, three nodes, unary gRPC, 256 callers", func(policy string) asking {
+			return singles("grpc", policy, only(b.hotKey()))
+		}},
+	} {
+		hot = append(hot, workload{w.name, w.title, []row{
+			b.driven("weir-admitted", unaryCallers, b.weirThree, w.ask("wide")), // its owner is asked each time
+			b.driven("weir-refused", unaryCallers, b.weirThree, w.ask("narrow")),
+		}})
+	}
+	notOwned := func(s *system) asking {
+		return checks("bucket", 1, among(s.ownedBy(s.nodes[0], false, "bucket", b.keys[:bigBatch])))
+	}
+	notGubernators := func(s *system) asking {
+		return func(ctx context.Context, asked *system) (func(int) call, func(), error) {
+			keys, err := s.gubernatorForwards(ctx, b.keys[:bigBatch])
+			if err != nil {
+				return nil, nil, err
+			}
+			return gubernatorCalls(1, among(keys))(ctx, asked)
+		}
+	}
+	single := workload{"single", "One caller, every check forwarded", []row{
+		b.driven("forward-echo", 1, b.forward, checks("bucket", 1, anyKey)),
+		drivenIn("weir", b.closed(1), b.weirThree, first, notOwned),
+		drivenIn("gubernator", b.closed(1), b.gubThree, first, notGubernators),
+	}}
+	return append(append(all, workload{"three-client", "Three nodes, Go client, 256 goroutines", []row{
+		b.driven("weir", unaryCallers, b.weirThree, singles("stream", "bucket", anyKey)),
+		b.driven("weir-uncopied", unaryCallers, b.weirThree, singles("stream", "uncopied", anyKey)),
+	}}, single), hot...)
+}
+
+func (b *bench) hotKey() string { return "hot:" + strconv.FormatUint(rand.Uint64(), 36) }
+
+// gubernatorForwards returns the keys for which the first daemon names another as the owner.
+func (s *system) gubernatorForwards(ctx context.Context, keys []string) ([]string, error) {
+	conn, err := dial(s.nodes[0].grpc)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	req := newRateLimitsRequest(len(keys))
+	for i, r := range req.Requests {
+		r.UniqueKey, r.Hits = keys[i], 0
+	}
+	resp, err := gubernatorpb.NewV1Client(conn).GetRateLimits(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for i, r := range resp.Responses {
+		if owner := r.Metadata["owner"]; owner != "" && owner != s.nodes[0].grpc {
+			found = append(found, keys[i])
+		}
+	}
+	return found, nil
+}
+
+// fewKeys are asked for again and again; of keySpace keys each is asked for only now and then.
+const fewKeys = 1000
+
+// loans compares the Go client with itself, with and without loans.
+func (b *bench) loans() []workload {
+	patient := *b
+	patient.warm = max(b.warm, time.Second) // until the client knows which keys are busy
+	pair := func(name, title, policy string, p pick) workload {
+		return workload{name, "Loans: " + title + ", three nodes, Go client, 256 goroutines", []row{
+			patient.driven("asked", unaryCallers, b.weirThree, goClient(policy, p, client.WithoutLoans())),
+			patient.driven("loans", unaryCallers, b.weirThree, goClient(policy, p)),
+		}}
+	}
+	many := sync.OnceValue(func() pick { return amongMany(inProcessKeys) })
+	all := []workload{
+		pair("lend-hot", "one hot key under its limit", "wide", only("one")),
+		pair("lend-uniform", "a million keys, all alike", "uncopied",
+			func(r *rand.Rand) string { return many()(r) }),
+	}
+	for _, d := range []string{"none", "async", "escrow"} {
+		all = append(all, pair("lend-busy-"+d, "1000 busy keys (Zipf), `"+d+"`", "busy-"+d, byZipf(b.keys[:fewKeys])))
+	}
+	node := func(name string, own bool) row {
+		part := func(s *system) *system {
+			for i, n := range s.nodes {
+				if (len(s.ownedBy(n, true, "wide", []string{"one"})) > 0) == own {
+					return &system{s.servers, s.nodes[i : i+1]}
+				}
+			}
+			return first(s) // there is an owner and there are others
+		}
+		ask := func(*system) asking { return singles("grpc", "wide", only("one")) }
+		return drivenIn(name, b.closed(unaryCallers), b.weirThree, part, ask)
+	}
+	return append(all, workload{"lend-forward", "Loans: one hot key, unary gRPC, 256 callers, one node asked", []row{
+		node("weir-owner", true), node("weir-others", false),
+	}})
+}
+
+// durabilities compares the levels of durability. Of two nodes the one that owns all of the keys is asked and
+// accounted.
+func (b *bench) durabilities() []workload {
+	var all []workload
+	for _, w := range []struct {
+		name, title          string
+		callers, batch, keys int
+		perSecond            float64 // calls, whether or not earlier ones were answered; 0: a closed loop
+	}{
+		{"own-batch", "100 checks a call, 32 callers, 50,000 keys", batchCallers, batchSize, keySpace, 0},
+		{"own-few", "100 checks a call, 32 callers, 1000 keys", batchCallers, batchSize, fewKeys, 0},
+		{"own-unary", "unary gRPC, 1 check a call, 256 callers, 50,000 keys", unaryCallers, 1, keySpace, 0},
+		{"own-paced", "20,000 checks/s in calls of 100, 50,000 keys", batchCallers, batchSize, keySpace, 200},
+	} {
+		work := workload{name: w.name, title: "Durability: one node of two, " + w.title}
+		for _, d := range []string{"none", "async", "escrow", "sync"} {
+			ask := func(s *system) asking {
+				own := s.ownedBy(s.nodes[0], true, d, b.keys)
+				return checks(d, w.batch, among(own[:min(len(own), w.keys)]))
+			}
+			drive := b.closed(w.callers)
+			if w.perSecond > 0 {
+				drive = b.paced(w.callers, w.batch, w.perSecond)
+			}
+			work.rows = append(work.rows, drivenIn("weir-"+d, drive, b.weirTwo, first, ask))
+		}
+		all = append(all, work)
+	}
+	return all
+}
+
+func (b *bench) streamEcho() row {
+	return row{system: "echo", run: func(ctx context.Context) (sample, error) {
+		s, err := b.echo()
+		if err != nil {
+			return nil, err
+		}
+		conn, err := dial(s.nodes[0].grpc)
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		return closedLoop{1, b.warm, b.measure, s.servers}.drive(ctx, func(int) caller {
+			return func(ctx context.Context, r *recorder) {
+				if err := pipelined(ctx, r, conn, b.keys); err != nil {
+					r.done(time.Now(), 0, err)
+				}
+			}
+		})
+	}}
+}
+
+// inProcess compares libraries that decide in the caller's process. Each runs in a child, with a heap of its own.
+func (b *bench) inProcess() workload {
+	w := workload{name: "in-process", title: "In process, a million string keys"}
+	for _, l := range libraries() {
+		run := func(ctx context.Context) (sample, error) { return b.runInProcess(ctx, l.name) }
+		w.rows = append(w.rows, row{system: l.name, run: run})
+	}
+	return w
+}
+
+// memory is what a million keys make a process grow by, everything included.
+func (b *bench) memory() workload {
+	growth := func(name string, start starter, fill func(ctx context.Context, c *grpc.ClientConn, from int) error) row {
+		return row{system: name, once: true, run: func(ctx context.Context) (sample, error) {
+			s, err := start()
+			if err != nil {
+				return nil, err
+			}
+			conn, err := dial(s.nodes[0].grpc)
+			if err != nil {
+				return nil, err
+			}
+			defer conn.Close()
+			return b.growth(s.servers[0], func(from int) error { return fill(ctx, conn, from) })
+		}}
+	}
+	return workload{"node-memory", "Memory of a node", []row{
+		growth("weir", b.freshOne, func(ctx context.Context, c *grpc.ClientConn, from int) error {
+			req := newCheckRequest("bucket", bigBatch)
+			for i, check := range req.Checks {
+				check.Target.Key = keyOf(from + i)
+			}
+			resp, err := weirv1.NewLimiterClient(c).Check(ctx, req)
+			if err != nil {
+				return err
+			}
+			return decided(resp, bigBatch)
+		}),
+		growth("gubernator", b.freshGubOne, func(ctx context.Context, c *grpc.ClientConn, from int) error {
+			req := newRateLimitsRequest(bigBatch)
+			for i, r := range req.Requests {
+				r.UniqueKey = keyOf(from + i)
+			}
+			_, err := gubernatorpb.NewV1Client(c).GetRateLimits(ctx, req)
+			return err
+		}),
+	}}
+}
+
+// growth fills a server with keys, a batch at a time, and returns the resident bytes that each costs.
+func (b *bench) growth(p *process, batch func(from int) error) (sample, error) {
+	keys := 1_000_000
+	if b.short {
+		keys = 200_000
+	}
+	var before usage
+	for from := 0; from <= keys; from += bigBatch {
+		if err := batch(from); err != nil {
+			return nil, err
+		}
+		if from > 0 {
+			continue
+		}
+		var err error
+		if before, err = p.usage(); err != nil { // connections and pools are not keys
+			return nil, err
+		}
+	}
+	after, err := p.usage()
+	if err != nil {
+		return nil, err
+	}
+	return sample{bytesPerKey: float64(after.rss-before.rss) / float64(keys)}, nil
+}
+
+// overload presses batches of 1000 through three nodes.
+func (b *bench) overload() workload {
+	keys := among(b.keys[:10*bigBatch])
+	return workload{"overload", "Overload: three nodes, 32 callers × 1000 checks a call", []row{
+		b.driven("weir", batchCallers, b.weirThree, checks("bucket", bigBatch, keys)),
+		b.driven("gubernator", batchCallers, b.gubThree, gubernatorCalls(bigBatch, keys)),
+	}}
+}

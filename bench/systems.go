@@ -1,0 +1,382 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+)
+
+// A system is one server or a cluster, each node a process.
+type system struct {
+	servers []*process
+	nodes   []node
+}
+
+// A node has its name and the addresses that callers use. Those that it does not serve are empty.
+type node struct{ name, http, grpc, gossip, resp string }
+
+// A starter returns a running system. Systems are started when they are first asked for and kept until the harness
+// ends: an idle one takes little from the others.
+type starter func() (*system, error)
+
+// A bench has what the measurements share.
+type bench struct {
+	short         bool
+	warm, measure time.Duration
+	dir           string // for binaries, policies and what servers write
+	self          string // this binary
+	kids          *children
+	keys          []string
+	beside        string // another build of Weir; empty: none
+
+	echo, forward, echoHTTP                 starter
+	weirOne, weirTwo, weirThree             starter
+	plainOne, idleThree                     starter // with default flags, as the next
+	besideOne, besideThree, besideIdleThree starter
+	gubOne, gubThree, redis                 starter
+	freshOne, freshGubOne                   starter // without a key
+}
+
+// keySpace is the number of keys that callers of all systems choose from at random.
+const keySpace = 100_000
+
+// keyOf is the i-th key, 18 bytes long.
+func keyOf(i int) string { return fmt.Sprintf("user:%013d", i) }
+
+// newBench prepares the systems. ctx bounds their starts.
+func newBench(ctx context.Context, s settings, dir, weir string) (*bench, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{short: s.short, warm: time.Second, measure: 3 * time.Second, dir: dir, self: self, beside: s.beside}
+	b.kids = &children{}
+	if s.short {
+		b.warm, b.measure = 200*time.Millisecond, 700*time.Millisecond
+	}
+	for i := range keySpace {
+		b.keys = append(b.keys, keyOf(i))
+	}
+	if err := b.writeFiles(); err != nil {
+		return nil, err
+	}
+	once := func(start func(context.Context) (*system, error)) starter {
+		return sync.OnceValues(func() (*system, error) { return start(ctx) })
+	}
+	ofWeir := func(path string, nodes int, args ...string) starter {
+		return once(func(ctx context.Context) (*system, error) { return b.startWeir(ctx, path, nodes, args...) })
+	}
+	floor := func(args ...string) starter {
+		return once(func(ctx context.Context) (*system, error) { return b.startFloor(ctx, args...) })
+	}
+	b.echo, b.echoHTTP, b.forward = floor("-kind", "echo"), floor("-kind", "http"), once(b.startForward)
+	b.weirOne = ofWeir(weir, 1, "--resp-port", "0", "--envoy-config", b.envoyFiles())
+	b.weirTwo, b.weirThree = ofWeir(weir, 2), ofWeir(weir, 3)
+	b.plainOne, b.idleThree = ofWeir(weir, 1), ofWeir(weir, 3)
+	b.besideOne, b.besideThree, b.besideIdleThree = ofWeir(s.beside, 1), ofWeir(s.beside, 3), ofWeir(s.beside, 3)
+	gubernator := sync.OnceValues(func() (string, error) {
+		if s.gubernator != "" {
+			return exec.LookPath(s.gubernator)
+		}
+		return build(ctx, ".", filepath.Join(dir, "gubernator"), "./cmd/gubernator")
+	})
+	ofGubernator := func(daemons int) starter {
+		return once(func(ctx context.Context) (*system, error) {
+			path, err := gubernator()
+			if err != nil {
+				return nil, fmt.Errorf("gubernator cannot be built: %w", err)
+			}
+			return b.startGubernator(ctx, path, daemons)
+		})
+	}
+	b.gubOne, b.gubThree, b.redis = ofGubernator(1), ofGubernator(3), once(b.startRedis)
+	b.freshOne, b.freshGubOne = ofWeir(weir, 1), ofGubernator(1)
+	return b, nil
+}
+
+// build compiles a package into a binary.
+func build(ctx context.Context, dir, out, pkg string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", out, pkg)
+	cmd.Dir = dir
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build %s: %w: %s", pkg, err, strings.TrimSpace(string(text)))
+	}
+	return out, nil
+}
+
+// The limit of the workloads: most checks are admitted, so that every system does its full work.
+const (
+	limitUnits  = 1000
+	limitWindow = time.Minute
+)
+
+// weirPolicies are the policies of all workloads. Those named for a durability have limits that few keys asked often do
+// not reach.
+const weirPolicies = `policies:
+  - {name: bucket, algorithm: token_bucket, limit: 1000, window: 1m}
+  - {name: log, algorithm: sliding_log, limit: 1000, window: 1m}
+  - {name: uncopied, algorithm: token_bucket, limit: 1000, window: 1m, durability: none}
+  - {name: narrow, algorithm: sliding_log, limit: 100, window: 24h}
+  - {name: wide, algorithm: token_bucket, limit: 1000000000, window: 1s}
+  - {name: none, algorithm: token_bucket, limit: 1000000, window: 1m, durability: none}
+  - {name: async, algorithm: token_bucket, limit: 1000000, window: 1m, durability: async}
+  - {name: escrow, algorithm: token_bucket, limit: 1000000, window: 1m, durability: escrow}
+  - {name: sync, algorithm: token_bucket, limit: 1000000, window: 1m, durability: sync}
+  - {name: busy-none, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: none}
+  - {name: busy-async, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: async}
+  - {name: busy-escrow, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: escrow}
+`
+
+// envoyFile has the limit that callers of Envoy's rate limit service ask about.
+const envoyFile = `domain: bench
+descriptors:
+  - key: user
+    rate_limit: {unit: hour, requests_per_unit: 4000000000}
+`
+
+func (b *bench) policies() string   { return filepath.Join(b.dir, "policies.yaml") }
+func (b *bench) envoyFiles() string { return filepath.Join(b.dir, "envoy") }
+
+func (b *bench) writeFiles() error {
+	if err := os.WriteFile(b.policies(), []byte(weirPolicies), 0o644); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(b.envoyFiles(), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(b.envoyFiles(), "bench.yaml"), []byte(envoyFile), 0o644)
+}
+
+// nodeName is the i-th node's.
+func nodeName(i int) string { return "weir-" + strconv.Itoa(i) }
+
+// startWeir starts a cluster of one build and waits until all nodes hold the partitions that the ring gives them, with
+// copies.
+func (b *bench) startWeir(ctx context.Context, path string, nodes int, args ...string) (s *system, err error) {
+	s = new(system)
+	defer func() {
+		if err != nil {
+			b.kids.stop(s.servers...)
+		}
+	}()
+	var clients []weirv1.LimiterClient
+	for i := range nodes {
+		all := append([]string{"run", "--name", nodeName(i), "--policies", b.policies(),
+			"--http-port", "0", "--grpc-port", "0", "--gossip-port", "0", "--peer-port", "0",
+			"--log-level", "warn", "--grace", "1s"}, args...)
+		if i > 0 {
+			all = append(all, "--join", s.nodes[0].gossip)
+		}
+		p, err := b.kids.start("weir", path, all, nil)
+		if err != nil {
+			return nil, err
+		}
+		s.servers = append(s.servers, p)
+		line, err := p.line(ctx, "weir ready ")
+		if err != nil {
+			return nil, err
+		}
+		n := parseReady(line)
+		s.nodes = append(s.nodes, n)
+		conn, err := dial(n.grpc)
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		clients = append(clients, weirv1.NewLimiterClient(conn))
+	}
+	return s, eventually(ctx, s.servers, func(ctx context.Context) error {
+		for _, c := range clients {
+			status, err := c.Status(ctx, &weirv1.StatusRequest{})
+			if err == nil {
+				err = unsettled(status, nodes)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// parseReady reads the name=value pairs that a node prints when it is up.
+func parseReady(line string) node {
+	values := make(map[string]string)
+	for _, f := range strings.Fields(line) {
+		k, v, _ := strings.Cut(f, "=")
+		values[k] = v
+	}
+	return node{values["name"], values["http"], values["grpc"], values["gossip"], values["resp"]}
+}
+
+// unsettled says why a node does not yet see a cluster of so many members that is at rest.
+func unsettled(s *weirv1.StatusResponse, size int) error {
+	if !s.Ready || len(s.Members) != size {
+		return fmt.Errorf("%s sees %d members: %s", s.Node, len(s.Members), s.ReadyDetail)
+	}
+	for _, m := range s.Members {
+		o := m.GetOwnership()
+		switch {
+		case m.State != "active" || !m.Reachable || o == nil:
+			return fmt.Errorf("%s sees %s as %s, reachable %t", s.Node, m.Name, m.State, m.Reachable)
+		case o.Held != m.Partitions || o.Moving+o.Awaited > 0:
+			return fmt.Errorf("%s holds %d partitions of %d, %d leave it, %d come to it",
+				m.Name, o.Held, m.Partitions, o.Moving, o.Awaited)
+		case o.Degraded > 0 && size > 1:
+			return fmt.Errorf("%d partitions of %s have no copy", o.Degraded, m.Name)
+		}
+	}
+	return nil
+}
+
+// ownedBy are the keys that a node owns under a policy, or those that it does not. The cluster has no secret.
+func (s *system) ownedBy(n node, own bool, policy string, keys []string) []string {
+	var names, found []string
+	for _, n := range s.nodes {
+		names = append(names, n.name)
+	}
+	table := ring.Build(names)
+	for _, k := range keys {
+		owner := table.Owner(ring.Partition(ring.Hash(ring.HashKey{}, policy, k)))
+		if (table.Members()[owner] == n.name) == own {
+			found = append(found, k)
+		}
+	}
+	return found
+}
+
+// startFloor starts one of the servers of serveFloor as a child of this binary.
+func (b *bench) startFloor(ctx context.Context, args ...string) (*system, error) {
+	p, err := b.kids.start("floor", b.self, append([]string{serveCommand}, args...), nil)
+	if err != nil {
+		return nil, err
+	}
+	address, err := p.line(ctx, "serving ")
+	if err != nil {
+		b.kids.stop(p)
+		return nil, err
+	}
+	return &system{[]*process{p}, []node{{grpc: address, http: address}}}, nil
+}
+
+// startForward starts an echo and a server in front of it that hands every call on.
+func (b *bench) startForward(ctx context.Context) (*system, error) {
+	behind, err := b.startFloor(ctx, "-kind", "echo")
+	if err != nil {
+		return nil, err
+	}
+	s, err := b.startFloor(ctx, "-kind", "forward", "-to", behind.nodes[0].grpc)
+	if err != nil {
+		return nil, err
+	}
+	s.servers = append(s.servers, behind.servers...)
+	return s, nil
+}
+
+// startGubernator starts daemons with Gubernator's defaults, except for a cache that holds all keys (its default of
+// 50,000 would forget counters) and a quiet log.
+func (b *bench) startGubernator(ctx context.Context, path string, daemons int) (s *system, err error) {
+	ports, err := freePorts(3 * daemons)
+	if err != nil {
+		return nil, err
+	}
+	at := func(i int) string { return fmt.Sprintf("127.0.0.1:%d", ports[i]) }
+	s = new(system)
+	defer func() {
+		if err != nil {
+			b.kids.stop(s.servers...)
+		}
+	}()
+	var addresses []string
+	for i := range daemons {
+		addresses = append(addresses, at(3*i))
+	}
+	for i, address := range addresses {
+		env := []string{
+			"GUBER_GRPC_ADDRESS=" + address, "GUBER_HTTP_ADDRESS=" + at(3*i+1),
+			"GUBER_CACHE_SIZE=2000000", "GUBER_LOG_LEVEL=error",
+			"OTEL_TRACES_EXPORTER=none", // Gubernator's own command traces unless told not to
+		}
+		var args []string
+		if daemons == 1 {
+			env = append(env, "GUBER_PEER_DISCOVERY_TYPE=member-list", "GUBER_MEMBERLIST_ADDRESS="+at(2),
+				"GUBER_MEMBERLIST_BIND_ADDRESS="+at(2), "GUBER_MEMBERLIST_KNOWN_NODES="+at(2))
+		} else {
+			env = append(env, "GUBER_PEER_DISCOVERY_TYPE=none")
+			args = []string{"-peers", strings.Join(addresses, ",")}
+		}
+		p, err := b.kids.start("gubernator", path, args, env)
+		if err != nil {
+			return nil, err
+		}
+		s.servers, s.nodes = append(s.servers, p), append(s.nodes, node{grpc: address})
+	}
+	return s, eventually(ctx, s.servers, func(ctx context.Context) error { return s.gubernatorIsHealthy(ctx) })
+}
+
+func (s *system) gubernatorIsHealthy(ctx context.Context) error {
+	for _, n := range s.nodes {
+		conn, err := dial(n.grpc)
+		if err != nil {
+			return err
+		}
+		h, err := gubernatorpb.NewV1Client(conn).HealthCheck(ctx, &gubernatorpb.HealthCheckReq{})
+		conn.Close()
+		if err != nil {
+			return err
+		}
+		if h.Status != "healthy" || int(h.PeerCount) != len(s.nodes) {
+			return fmt.Errorf("a daemon is %s with %d peers of %d: %s", h.Status, h.PeerCount, len(s.nodes), h.Message)
+		}
+	}
+	return nil
+}
+
+func (b *bench) startRedis(ctx context.Context) (*system, error) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return nil, errors.New("redis-server is not installed (Debian: apt-get install redis-server)")
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	port := strconv.Itoa(ports[0])
+	address := net.JoinHostPort("127.0.0.1", port)
+	p, err := b.kids.start("redis-server", path,
+		[]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", b.dir}, nil)
+	if err != nil {
+		return nil, err
+	}
+	c := redis.NewClient(&redis.Options{Addr: address})
+	defer c.Close()
+	err = eventually(ctx, []*process{p}, func(ctx context.Context) error {
+		return redis.NewScript(slidingWindow).Load(ctx, c).Err()
+	})
+	if err != nil {
+		b.kids.stop(p)
+		return nil, err
+	}
+	return &system{[]*process{p}, []node{{resp: address}}}, nil
+}
+
+// dial returns a connection to a gRPC server, which connects when it is first used.
+func dial(address string) (*grpc.ClientConn, error) {
+	return grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
