@@ -1,6 +1,7 @@
-// Package asker asks the nodes of a cluster for decisions, over each protocol that callers have, for package load.
+// Package asker asks the nodes of a cluster for decisions, over each protocol that callers have, for package load and bench.
 //
-// It returns the node's answers: it remembers no refusals, and admits nothing by itself. What shadow mode lets pass counts as refused.
+// It returns the nodes' answers: it remembers no refusals and admits nothing by itself. A check that shadow mode admits beyond
+// its limit counts as refused.
 package asker
 
 import (
@@ -26,7 +27,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Config says whom to ask, how and for what.
+// Config names the nodes, the protocol and the limit to ask for.
 type Config struct {
 	Over        string   // grpc (a call each), stream (the Go client), http or resp
 	Addrs       []string // of nodes, used in turn; none: loopback, with the usual port
@@ -39,7 +40,7 @@ type Config struct {
 	Cost        int64
 }
 
-// Open connects to the nodes. Everything that it returns is closed by closeAll.
+// Open connects to the nodes. closeAll closes all askers.
 func Open(c Config) (askers []load.Asker, closeAll func(), err error) {
 	usual := map[string]string{"grpc": "8081", "stream": "8081", "http": "8080", "resp": "6380"}
 	port, ok := usual[c.Over]

@@ -49,7 +49,7 @@ func (k *Keys) validate() error {
 
 func (k *Keys) name(key int32) string { return k.Prefix + strconv.Itoa(int(key)+1) }
 
-// picker draws keys. It is used by one goroutine; which key a check has depends on its number alone, not on who sends it.
+// picker draws keys. One goroutine uses it. The key of a check depends on the number of the check alone, not on the worker.
 type picker struct {
 	keys   *Keys
 	source rand.PCG
