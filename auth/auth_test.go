@@ -225,6 +225,17 @@ func (f *fake) Extend(_ context.Context, e limit.Extend) (limit.Decision, error)
 	return limit.Decision{}, nil
 }
 
+func (f *fake) ExtendEach(_ context.Context, es []limit.Extend) ([]limit.Result, error) {
+	f.note("extend each", es[0].Target)
+	return nil, nil
+}
+
+func (f *fake) CommitEach(_ context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
+	f.note("commit each", cs[0].Target)
+	f.bounded = cs[0].Bounded
+	return nil, nil
+}
+
 func (f *fake) Charge(_ context.Context, c limit.Charge) (limit.Decision, error) {
 	f.note("charge", c.Target)
 	return limit.Decision{}, nil
@@ -359,6 +370,14 @@ func TestOperations(t *testing.T) {
 			_, err := svc.Commit(ctx, limit.Commit{Target: to})
 			return err
 		}},
+		"extend each": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.ExtendEach(ctx, []limit.Extend{{Target: to}})
+			return err
+		}},
+		"commit each": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.CommitEach(ctx, []limit.Commit{{Target: to}})
+			return err
+		}},
 		"charge": {RoleCharge, func(ctx context.Context, to limit.Target) error {
 			_, err := svc.Charge(ctx, limit.Charge{Target: to})
 			return err
@@ -390,8 +409,8 @@ func TestOperations(t *testing.T) {
 		}
 		if op.role != RoleRefund {
 			of := ""
-			if name == "reserve all" {
-				of = "reserves[0]."
+			if list := map[string]string{"reserve all": "reserves", "extend each": "extends", "commit each": "commits"}[name]; list != "" {
+				of = list + "[0]."
 			}
 			if err := op.do(mine, limit.Target{Policy: "payout", Key: "a"}); !isDenied(err, of+"policy") {
 				t.Errorf("%s of another's policy: %v", name, err)
@@ -678,6 +697,9 @@ func TestCommitsAreBounded(t *testing.T) {
 		for _, to := range []limit.Target{{Policy: "login", Key: "a"}, {Limit: &algo.Limit{}, Namespace: "shop", Key: "a"}} {
 			// What the caller says of it is of no account.
 			for _, says := range []bool{false, true} {
+				if _, err := svc.CommitEach(ctx, []limit.Commit{{Target: to, Bounded: says}}); err != nil || next.bounded != bounded {
+					t.Errorf("%s, %+v: several bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
+				}
 				if _, err := svc.Commit(ctx, limit.Commit{Target: to, Bounded: says}); err != nil || next.bounded != bounded {
 					t.Errorf("%s, %+v: bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
 				}

@@ -103,6 +103,11 @@ func (s *service) authorizeAll(ctx context.Context, role Role, n int, at func(i 
 	return nil
 }
 
+// authorizeList is authorizeAll for the role check and the elements of a list.
+func (s *service) authorizeList(ctx context.Context, list string, n int, at func(i int) *limit.Target) error {
+	return s.authorizeAll(ctx, RoleCheck, n, at, func(e *limit.Error, i int) *limit.Error { return e.InList(list, i) })
+}
+
 // deniedChecks returns the errors of a batch's checks that the caller may not make, by their index. Checks that charge always are
 // bounded where the caller may not charge.
 func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Denials) {
@@ -232,10 +237,7 @@ func (s *service) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 
 // ReserveAll implements limit.Service.
 func (s *service) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	err := s.authorizeAll(ctx, RoleCheck, len(rs), func(i int) *limit.Target { return &rs[i].Target }, func(e *limit.Error, i int) *limit.Error {
-		return e.InList("reserves", i)
-	})
-	if err != nil {
+	if err := s.authorizeList(ctx, "reserves", len(rs), func(i int) *limit.Target { return &rs[i].Target }); err != nil {
 		return limit.AllDecision{}, err
 	}
 	return s.next.ReserveAll(ctx, rs)
@@ -244,6 +246,14 @@ func (s *service) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 // Extend implements limit.Service.
 func (s *service) Extend(ctx context.Context, e limit.Extend) (limit.Decision, error) {
 	return authorized(ctx, s, RoleCheck, &e.Target, func() (limit.Decision, error) { return s.next.Extend(ctx, e) })
+}
+
+// ExtendEach implements limit.Service.
+func (s *service) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
+	if err := s.authorizeList(ctx, "extends", len(es), func(i int) *limit.Target { return &es[i].Target }); err != nil {
+		return nil, err
+	}
+	return s.next.ExtendEach(ctx, es)
 }
 
 // Charge implements limit.Service.
@@ -258,6 +268,18 @@ func (s *service) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 		c.Bounded = !s.authorizer.MayUse(ctx, RoleCharge)(c.Policy, c.Namespace)
 		return s.next.Commit(ctx, c)
 	})
+}
+
+// CommitEach implements limit.Service, with the bounds of Commit.
+func (s *service) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
+	if err := s.authorizeList(ctx, "commits", len(cs), func(i int) *limit.Target { return &cs[i].Target }); err != nil {
+		return nil, err
+	}
+	may := s.authorizer.MayUse(ctx, RoleCharge)
+	for i := range cs {
+		cs[i].Bounded = !may(cs[i].Policy, cs[i].Namespace)
+	}
+	return s.next.CommitEach(ctx, cs)
 }
 
 // Cancel implements limit.Service.

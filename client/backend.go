@@ -45,6 +45,7 @@ type operations interface {
 	ReserveAll(ctx context.Context, rs []limit.Reserve) (AllDecision, error)
 	Extend(ctx context.Context, e limit.Extend) (Decision, error)
 	Commit(ctx context.Context, c limit.Commit) (Settled, error)
+	CommitEach(ctx context.Context, cs []limit.Commit) ([]SettledResult, error)
 	Charge(ctx context.Context, c limit.Charge) (Decision, error)
 	Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error)
 	Reset(ctx context.Context, t limit.Target) error

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -330,6 +331,19 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			if err := r.Cancel(); err != nil {
 				t.Error(err)
 			}
+		}
+		rs, _, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 3}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		costs := []Cost{{Reservation: rs[0], Units: 1}, {Reservation: rs[1], Units: 7}, {}, {Reservation: rs[0], Units: 2}}
+		for i, want := range [][]SettledResult{{{Settled: Settled{Refunded: 1}}, {Settled: Settled{Excess: 4, Over: true}}, {}, {}}, make([]SettledResult, 4)} {
+			if got, err := c.CommitEach(costs); err != nil || !slices.Equal(got, want) {
+				t.Errorf("%d: %+v, %v", i, got, err)
+			}
+		}
+		if _, err := c.CommitEach([]Cost{{Reservation: rs[0], Units: -1}}); !errors.Is(err, ErrInvalid) {
+			t.Errorf("a negative cost: %v", err)
 		}
 		rs, all, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 6}}})
 		if err != nil || all.Allowed || rs != nil || !all.Decisions[0].Allowed || all.Decisions[1].Allowed {

@@ -251,6 +251,22 @@ func (b *book) Commit(_ context.Context, c limit.Commit) (limit.Settled, error) 
 	return limit.Settled{Refunded: max(back, 0), Excess: max(-back, 0), Over: b.used[state] > 5}, nil
 }
 
+func (b *book) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
+	results := make([]limit.SettledResult, len(cs))
+	for i := range cs {
+		results[i].Settled, results[i].Err = b.Commit(ctx, cs[i])
+	}
+	return results, nil
+}
+
+func (b *book) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
+	results := make([]limit.Result, len(es))
+	for i := range es {
+		results[i].Decision, results[i].Err = b.Extend(ctx, es[i])
+	}
+	return results, nil
+}
+
 func (b *book) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
 	got, err := b.Commit(ctx, limit.Commit{Target: t, ReservationID: id})
 	return got.Refunded, err

@@ -451,10 +451,40 @@ func (r *remote) Extend(ctx context.Context, e limit.Extend) (Decision, error) {
 }
 
 func (r *remote) Commit(ctx context.Context, c limit.Commit) (Settled, error) {
-	got, err := r.at(&c.Target).Commit(ctx, &weirv1.CommitRequest{
+	got, err := r.at(&c.Target).Commit(ctx, protoCommit(&c))
+	return settledOf(got), statusError(err)
+}
+
+func protoCommit(c *limit.Commit) *weirv1.CommitRequest {
+	return &weirv1.CommitRequest{
 		Target: wire.ProtoTarget(c.Target), ReservationId: c.ReservationID, Cost: costOf(&c.Amount), Usage: c.Usage, Class: c.Class,
-	})
-	return Settled{Refunded: got.GetRefunded(), Excess: got.GetExcess(), Over: got.GetOverLimit()}, statusError(err)
+	}
+}
+
+func settledOf(got *weirv1.CommitResponse) Settled {
+	return Settled{Refunded: got.GetRefunded(), Excess: got.GetExcess(), Over: got.GetOverLimit()}
+}
+
+func (r *remote) CommitEach(ctx context.Context, cs []limit.Commit) ([]SettledResult, error) {
+	req := &weirv1.CommitEachRequest{}
+	for i := range cs {
+		req.Commits = append(req.Commits, protoCommit(&cs[i]))
+	}
+	resp, err := r.atMost(len(cs), func(i int) *limit.Target { return &cs[i].Target }).CommitEach(ctx, req)
+	if err != nil {
+		return nil, statusError(err)
+	}
+	if len(resp.GetResults()) != len(cs) {
+		return nil, fmt.Errorf("client: a node answered %d commits with %d results", len(cs), len(resp.GetResults()))
+	}
+	out := make([]SettledResult, len(cs))
+	for i, res := range resp.GetResults() {
+		out[i].Settled = settledOf(res.GetSettled())
+		if e := res.GetError(); e != nil {
+			out[i].Err = codeError(codes.Code(e.Code), e.Field, e.Message)
+		}
+	}
+	return out, nil
 }
 
 func (r *remote) Charge(ctx context.Context, c limit.Charge) (Decision, error) {

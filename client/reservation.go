@@ -1,9 +1,11 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -313,21 +315,115 @@ func (r *Reservation) settle(a limit.Amount) (got Settled, err error) {
 	}
 	defer r.c.running.Done()
 	defer r.c.memory.forget(&r.target)
-	ask := limit.Commit{Target: r.target.Target, Amount: a, ReservationID: r.id}
-	if a.Cost > 0 || a.Usage != nil {
-		ask.Class = r.class
-	}
+	ask := r.commit(a)
 	_, err = r.c.call(r.c.ctx, true, func(ctx context.Context) (err error) {
 		got, err = r.c.backend.Commit(ctx, ask)
 		r.unheard = r.unheard || errors.Is(callError(err), ErrUnavailable)
 		return err
 	})
-	// A reservation that is gone before its time was settled by the attempt whose answer did not come.
-	r.settled = err == nil || errors.Is(err, ErrNotFound) && r.unheard && r.c.now() < r.safe
-	if r.settled {
+	if r.ended(err) {
 		return got, nil
 	}
 	return Settled{}, err
+}
+
+// commit is what is sent to end the reservation.
+func (r *Reservation) commit(a limit.Amount) limit.Commit {
+	ask := limit.Commit{Target: r.target.Target, Amount: a, ReservationID: r.id}
+	if a.Cost > 0 || a.Usage != nil {
+		ask.Class = r.class
+	}
+	return ask
+}
+
+// ended notes how an attempt to settle the reservation came out, and reports whether it is settled.
+func (r *Reservation) ended(err error) bool {
+	// A reservation that is gone before its time was settled by the attempt whose answer did not come.
+	r.settled = err == nil || errors.Is(err, ErrNotFound) && r.unheard && r.c.now() < r.safe
+	return r.settled
+}
+
+// Cost is what the work of a reservation has cost.
+type Cost struct {
+	Reservation *Reservation
+	Units       int64 // 0, with no Usage: the work did not take place
+	Usage       Usage // in place of Units
+}
+
+// SettledResult is the answer to one commit of several: what it has changed, or its error.
+type SettledResult = limit.SettledResult
+
+// CommitEach is Commit for up to 1000 reservations in one call, such as those of one ReserveAll. Each has a result of its own, in its
+// place. An error of the whole means that the costs are not valid, or that nobody could be asked: then it is called again in time.
+func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
+	if len(costs) > limit.MaxBatch {
+		return nil, &Error{ErrInvalid, "commits", fmt.Sprintf("must be at most %d, not %d", limit.MaxBatch, len(costs))}
+	}
+	results, open := make([]SettledResult, len(costs)), make([]int, 0, len(costs))
+	for i, cost := range costs {
+		switch r := cost.Reservation; {
+		case cost.Units < 0 || cost.Units > algo.MaxLimit, cost.Units > 0 && cost.Usage != nil:
+			return nil, &Error{ErrInvalid, fmt.Sprintf("commits[%d].cost", i), "must be 0 to 2^53, and 0 beside usage"}
+		case r == nil || r.id == "" || slices.ContainsFunc(open, func(j int) bool { return costs[j].Reservation == r }):
+		default:
+			open = append(open, i)
+		}
+	}
+	// All callers lock reservations in one order.
+	slices.SortFunc(open, func(i, j int) int { return costs[i].Reservation.compare(costs[j].Reservation) })
+	for _, i := range open {
+		costs[i].Reservation.mu.Lock()
+		defer costs[i].Reservation.mu.Unlock()
+	}
+	open = slices.DeleteFunc(open, func(i int) bool { return costs[i].Reservation.settled })
+	if len(open) == 0 {
+		return results, nil
+	}
+	return results, c.settleEach(costs, open, results)
+}
+
+// settleEach commits the reservations at some places, which are locked.
+func (c *Client) settleEach(costs []Cost, open []int, results []SettledResult) error {
+	if err := c.begin(c.ctx); err != nil {
+		return ErrClosed
+	}
+	defer c.running.Done()
+	asks := make([]limit.Commit, len(open))
+	for k, i := range open {
+		r := costs[i].Reservation
+		defer c.memory.forget(&r.target)
+		asks[k] = r.commit(limit.Amount{Cost: costs[i].Units, Usage: costs[i].Usage})
+	}
+	var got []SettledResult
+	_, err := c.call(c.ctx, true, func(ctx context.Context) (err error) {
+		got, err = c.backend.CommitEach(ctx, asks)
+		for k, i := range open {
+			one := err
+			if one == nil {
+				one = got[k].Err
+			}
+			r := costs[i].Reservation
+			r.unheard = r.unheard || one != nil && errors.Is(callError(one), ErrUnavailable)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for k, i := range open {
+		if results[i] = got[k]; got[k].Err != nil {
+			results[i].Err = callError(got[k].Err)
+		}
+		if costs[i].Reservation.ended(results[i].Err) {
+			results[i].Err = nil
+		}
+	}
+	return nil
+}
+
+// compare orders reservations.
+func (r *Reservation) compare(other *Reservation) int {
+	return cmp.Or(cmp.Compare(r.id, other.id), cmp.Compare(r.target.Policy, other.target.Policy), cmp.Compare(r.target.scope, other.target.scope), cmp.Compare(r.target.Key, other.target.Key))
 }
 
 // newReservation is what reserve at asked was given. The owner reckons its life from a later moment than this one does.

@@ -1,6 +1,9 @@
 package limit
 
-import "time"
+import (
+	"strconv"
+	"time"
+)
 
 // Usage is what work has used, or is expected to: tokens of each class, such as "input", "cached" and "output", which the prices of a
 // policy turn into units. At most MaxClasses.
@@ -66,6 +69,23 @@ type Settled struct {
 	Refunded int64 // units given back: fewer than were not used when some had left their window
 	Excess   int64 // units charged beyond what was reserved
 	Over     bool  // there was no room for all that exceeds what was reserved
+}
+
+// SettledResult is the answer to one Commit of several: a Settled, or an Error that concerns this one alone.
+type SettledResult struct {
+	Settled
+	Err error // nil or *Error
+}
+
+// ValidEach says what is wrong with a list of n elements of which each has an answer of its own.
+func ValidEach(list string, n int) *Error {
+	switch {
+	case n == 0:
+		return &Error{Invalid, list, "is empty: name at least one reservation"}
+	case n > MaxBatch:
+		return &Error{TooLarge, list, "has more than the " + strconv.Itoa(MaxBatch) + " elements that are taken at once"}
+	}
+	return nil
 }
 
 // How long a reservation waits for its Commit or Cancel.

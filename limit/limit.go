@@ -190,11 +190,16 @@ type Service interface {
 	// Extend adds units to a pending reservation where there is room for them, prolongs it, or both; refused, it does neither. A
 	// reservation that is not pending is an *Error of kind NotFound.
 	Extend(ctx context.Context, e Extend) (Decision, error)
+	// ExtendEach is Extend for 1 to MaxBatch reservations, on whatever nodes. Each has a result of its own, in its place: what is wrong with
+	// one has no effect on the others. An error of the whole, which names the element where one is to blame, means that nothing was done.
+	ExtendEach(ctx context.Context, es []Extend) ([]Result, error)
 	// Commit ends a reservation: of what it charged, the cost stays, the rest is given back, and what the cost exceeds it by is
 	// charged as by Charge, unless the Commit is Exact, or Bounded and it is too much. Repeated with the same cost it returns
 	// the same again, for as long as a request id is remembered. Otherwise a reservation that is not pending (ended with another
 	// cost, its TTL over, unknown) is an *Error of kind NotFound; nothing changes then.
 	Commit(ctx context.Context, c Commit) (Settled, error)
+	// CommitEach is Commit for 1 to MaxBatch reservations, as ExtendEach is Extend.
+	CommitEach(ctx context.Context, cs []Commit) ([]SettledResult, error)
 	// Cancel ends a reservation and gives back what it charged: a Commit with cost 0.
 	Cancel(ctx context.Context, t Target, reservationID string) (int64, error)
 	// Charge adds a cost that has already happened. It never refuses: Allowed says whether there was room, and Granted is the cost,

@@ -15,6 +15,60 @@ import (
 
 func units(n int64) limit.Amount { return limit.Amount{Cost: n} }
 
+// TestEachByItself: of several reservations on several nodes, each is extended and committed by itself.
+func TestEachByItself(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		var extends []limit.Extend
+		var commits []limit.Commit
+		for n := range 3 {
+			target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", n, 0)}
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(40)})
+			extends = append(extends, limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(int64(30 * (n + 1)))})
+			commits = append(commits, limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)})
+		}
+		unknown := limit.Target{Policy: "nothing", Key: "k"}
+		extends = append(extends, limit.Extend{Target: unknown, ReservationID: extends[0].ReservationID, Amount: units(1)})
+		extended, err := c.nodes[1].ExtendEach(t.Context(), extends)
+		if err != nil || len(extended) != 4 {
+			t.Fatal(extended, err)
+		}
+		for i, want := range []int64{30, 60, 0} {
+			if r := extended[i]; r.Err != nil || r.Granted != want || r.Allowed != (want > 0) {
+				t.Errorf("%d: %+v", i, r)
+			}
+		}
+		if bad, ok := errors.AsType[*limit.Error](extended[3].Err); !ok || bad.Kind != limit.NotFound || bad.Field != "policy" {
+			t.Errorf("%+v", extended[3])
+		}
+		wrong := commits[0]
+		wrong.ReservationID = "x"
+		commits = append(commits, wrong, limit.Commit{Target: commits[0].Target, ReservationID: commits[1].ReservationID})
+		settled, err := c.nodes[2].CommitEach(t.Context(), commits)
+		if err != nil || len(settled) != 5 {
+			t.Fatal(settled, err)
+		}
+		for i, want := range []limit.Settled{{Refunded: 20}, {Refunded: 50}, {Excess: 10}} {
+			if r := settled[i]; r.Err != nil || r.Settled != want {
+				t.Errorf("%d: %+v, want %+v", i, r, want)
+			}
+			if left := c.nodes[0].left(t, commits[i].Target); left != 50 {
+				t.Errorf("%d: %d are left", i, left)
+			}
+		}
+		for i, kind := range map[int]limit.Kind{3: limit.Invalid, 4: limit.NotFound} {
+			if bad, ok := errors.AsType[*limit.Error](settled[i].Err); !ok || bad.Kind != kind || bad.Field != "reservation_id" {
+				t.Errorf("%+v", settled[i])
+			}
+		}
+		for n, kind := range map[int]limit.Kind{0: limit.Invalid, limit.MaxBatch + 1: limit.TooLarge} {
+			_, err := c.nodes[0].CommitEach(t.Context(), make([]limit.Commit, n))
+			if bad, ok := errors.AsType[*limit.Error](err); !ok || bad.Kind != kind || bad.Field != "commits" {
+				t.Errorf("%d: %v", n, err)
+			}
+		}
+	})
+}
+
 // TestACommitBeyondTheReservation charges the excess with every algorithm, through any node, once.
 func TestACommitBeyondTheReservation(t *testing.T) {
 	for _, p := range policies(t, hundred).Policies() {

@@ -128,6 +128,16 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 
 // Extend implements Service.
 func (l *Limiter) Extend(ctx context.Context, e limit.Extend) (limit.Decision, error) {
+	op, bad := l.extendOp(&e)
+	if bad != nil {
+		return limit.Decision{}, bad
+	}
+	err := l.carry(ctx, &op)
+	return op.Outcome.Decision, err
+}
+
+// extendOp makes an operation, which is prepared, of an Extend.
+func (l *Limiter) extendOp(e *limit.Extend) (Op, *limit.Error) {
 	id, bad := parseReservation(e.ReservationID)
 	var cost int64
 	if bad == nil {
@@ -136,16 +146,74 @@ func (l *Limiter) Extend(ctx context.Context, e limit.Extend) (limit.Decision, e
 	if bad == nil && cost == 0 && e.TTL == 0 {
 		bad = limit.NewError(limit.Invalid, costField(e.Amount), "is 0 and no ttl is given: say how many units more, for how long, or both")
 	}
-	if bad != nil {
-		return limit.Decision{}, bad
-	}
 	op := Op{Kind: OpExtend, Check: limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Reservation: id, TTL: e.TTL}
-	err := l.one(ctx, &op)
-	return op.Outcome.Decision, err
+	if bad == nil {
+		bad = l.prepare(&op)
+	}
+	return op, bad
+}
+
+// ExtendEach implements Service.
+func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
+	results := make([]limit.Result, len(es))
+	err := l.each(ctx, "extends", len(es), func(i int) (Op, *limit.Error) { return l.extendOp(&es[i]) }, func(i int, op *Op, err error) {
+		results[i] = limit.Result{Decision: op.Outcome.Decision, Err: err}
+	})
+	return results, err
+}
+
+// each carries out n operations, each by itself: done is called with each and its error, which need not be of the prepared kind.
+func (l *Limiter) each(ctx context.Context, list string, n int, prepared func(int) (Op, *limit.Error), done func(int, *Op, error)) error {
+	if err := limit.ValidEach(list, n); err != nil {
+		return err
+	}
+	if err := l.expired(ctx, n); err != nil {
+		return err
+	}
+	ops, places := make([]Op, 0, n), make([]int, 0, n)
+	for i := range n {
+		if op, err := prepared(i); err != nil {
+			done(i, &op, err)
+		} else {
+			ops, places = append(ops, op), append(places, i)
+		}
+	}
+	l.run(ctx, ops)
+	for i := range ops {
+		if err := ops[i].Outcome.Err; err != nil {
+			done(places[i], &ops[i], err)
+		} else {
+			done(places[i], &ops[i], nil)
+		}
+	}
+	return nil
 }
 
 // Commit implements Service.
 func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
+	op, bad := l.commitOp(&c)
+	if bad != nil {
+		return limit.Settled{}, bad
+	}
+	if err := l.carry(ctx, &op); err != nil {
+		return limit.Settled{}, err
+	}
+	return l.committed(&c, &op), nil
+}
+
+// CommitEach implements Service.
+func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
+	results := make([]limit.SettledResult, len(cs))
+	err := l.each(ctx, "commits", len(cs), func(i int) (Op, *limit.Error) { return l.commitOp(&cs[i]) }, func(i int, op *Op, err error) {
+		if results[i].Err = err; err == nil {
+			results[i].Settled = l.committed(&cs[i], op)
+		}
+	})
+	return results, err
+}
+
+// commitOp makes an operation, which is prepared, of a Commit.
+func (l *Limiter) commitOp(c *limit.Commit) (Op, *limit.Error) {
 	id, bad := parseReservation(c.ReservationID)
 	if bad == nil {
 		bad = validClass(c.Class)
@@ -154,17 +222,19 @@ func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 	if bad == nil {
 		cost, bad = l.cost(&c.Target, c.Amount)
 	}
-	if bad != nil {
-		return limit.Settled{}, bad
-	}
 	op := Op{Kind: OpSettle, Check: limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded}, Reservation: id, Exact: c.Exact}
-	if err := l.one(ctx, &op); err != nil {
-		return limit.Settled{}, err
+	if bad == nil {
+		bad = l.prepare(&op)
 	}
-	if cost > 0 { // what costs nothing is work that did not take place
-		l.learn(&c.Target, c.Class, cost)
+	return op, bad
+}
+
+// committed returns the answer to a Commit that was carried out.
+func (l *Limiter) committed(c *limit.Commit, op *Op) limit.Settled {
+	if op.Cost > 0 { // what costs nothing is work that did not take place
+		l.learn(&c.Target, c.Class, op.Cost)
 	}
-	return limit.Settled{Refunded: op.Outcome.Refunded, Excess: op.Outcome.Excess, Over: op.Outcome.Over}, nil
+	return limit.Settled{Refunded: op.Outcome.Refunded, Excess: op.Outcome.Excess, Over: op.Outcome.Over}
 }
 
 // Cancel implements Service.

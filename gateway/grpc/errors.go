@@ -54,3 +54,9 @@ func asSent(e *limit.Error, limitOf func(element int) *algo.Limit) *limit.Error 
 	}
 	return limit.NewError(e.Kind, element+"limit.period", e.Message)
 }
+
+// errorAbout returns the error of one element of a list, about a limit that was sent along with it, if one was.
+func errorAbout(err error, sent *algo.Limit) *weirv1.Error {
+	e, _ := errors.AsType[*limit.Error](err) // as limit.Result and limit.SettledResult promise
+	return callerError(asSent(e, func(int) *algo.Limit { return sent }), wire.Field)
+}

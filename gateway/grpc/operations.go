@@ -87,19 +87,12 @@ func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv
 
 // ReserveAll implements weirv1.LimiterServer.
 func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (*weirv1.ReserveAllResponse, error) {
-	if len(in.Reserves) > limit.MaxBatch {
-		return nil, statusOf(limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once"))
-	}
-	rs := make([]limit.Reserve, len(in.Reserves))
-	for i, one := range in.Reserves {
-		if one == nil {
-			continue // the Service says what it lacks
-		}
-		t, bad := wire.Target(one.Target)
-		if bad != nil {
-			return nil, statusOf(bad.InList("reserves", i))
-		}
-		rs[i] = reserveOf(one, t)
+	rs, bad := listOf("reserves", in.Reserves, func(r *weirv1.ReserveRequest) *weirv1.Target { return r.Target },
+		func(r *weirv1.ReserveRequest, t limit.Target) (limit.Reserve, *limit.Error) {
+			return reserveOf(r, t), nil
+		})
+	if bad != nil {
+		return nil, statusOf(bad)
 	}
 	all, err := s.svc.ReserveAll(ctx, rs)
 	if err != nil {
@@ -112,31 +105,110 @@ func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (
 	return out, nil
 }
 
+// listOf reads a list of requests about targets.
+func listOf[M, Q any](list string, in []*M, about func(*M) *weirv1.Target, read func(*M, limit.Target) (Q, *limit.Error)) ([]Q, *limit.Error) {
+	if len(in) > limit.MaxBatch {
+		return nil, limit.ValidEach(list, len(in))
+	}
+	out := make([]Q, len(in))
+	for i, one := range in {
+		if one == nil {
+			continue // the Service says what it lacks
+		}
+		t, bad := wire.Target(about(one))
+		if bad == nil {
+			out[i], bad = read(one, t)
+		}
+		if bad != nil {
+			return nil, bad.InList(list, i)
+		}
+	}
+	return out, nil
+}
+
+func extendOf(in *weirv1.ExtendRequest, t limit.Target) (limit.Extend, *limit.Error) {
+	return limit.Extend{
+		Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId, TTL: time.Duration(in.TtlNs), RequestID: in.RequestId,
+	}, nil
+}
+
 // Extend implements weirv1.LimiterServer.
 func (s *Server) Extend(ctx context.Context, in *weirv1.ExtendRequest) (*weirv1.Decision, error) {
 	return operate(in.Target, func(t limit.Target) (limit.Decision, error) {
-		return s.svc.Extend(ctx, limit.Extend{
-			Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId, TTL: time.Duration(in.TtlNs), RequestID: in.RequestId,
-		})
+		e, _ := extendOf(in, t)
+		return s.svc.Extend(ctx, e)
 	}, protoDecision)
 }
 
-// Commit implements weirv1.LimiterServer. A missing cost is an error: what the work did cost is not to be guessed.
+// ExtendEach implements weirv1.LimiterServer.
+func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (*weirv1.ExtendEachResponse, error) {
+	es, bad := listOf("extends", in.Extends, func(e *weirv1.ExtendRequest) *weirv1.Target { return e.Target }, extendOf)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	results, err := s.svc.ExtendEach(ctx, es)
+	if err != nil {
+		return nil, statusAbout(err, func(i int) *algo.Limit { return es[i].Limit })
+	}
+	out := &weirv1.ExtendEachResponse{Results: make([]*weirv1.Result, len(results))}
+	for i := range results {
+		if err := results[i].Err; err != nil {
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: errorAbout(err, es[i].Limit)}}
+		} else {
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: wire.ProtoDecision(&results[i].Decision)}}
+		}
+	}
+	return out, nil
+}
+
+// commitOf reads a commit. A missing cost is an error: what the work did cost is not to be guessed.
+func commitOf(in *weirv1.CommitRequest, t limit.Target) (limit.Commit, *limit.Error) {
+	switch {
+	case in.Cost == nil && in.Usage == nil:
+		return limit.Commit{}, limit.NewError(limit.Invalid, "cost", "is missing: say what it did cost, or what was used")
+	case in.Overrun != weirv1.Overrun_OVERRUN_CHARGE && in.Overrun != weirv1.Overrun_OVERRUN_ERROR:
+		return limit.Commit{}, limit.NewError(limit.Invalid, "overrun", "is unknown: OVERRUN_CHARGE or OVERRUN_ERROR")
+	}
+	return limit.Commit{
+		Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId,
+		Exact: in.Overrun == weirv1.Overrun_OVERRUN_ERROR, Class: in.Class,
+	}, nil
+}
+
+// Commit implements weirv1.LimiterServer.
 func (s *Server) Commit(ctx context.Context, in *weirv1.CommitRequest) (*weirv1.CommitResponse, error) {
 	return operate(in.Target, func(t limit.Target) (limit.Settled, error) {
-		switch {
-		case in.Cost == nil && in.Usage == nil:
-			return limit.Settled{}, limit.NewError(limit.Invalid, "cost", "is missing: say what it did cost, or what was used")
-		case in.Overrun != weirv1.Overrun_OVERRUN_CHARGE && in.Overrun != weirv1.Overrun_OVERRUN_ERROR:
-			return limit.Settled{}, limit.NewError(limit.Invalid, "overrun", "is unknown: OVERRUN_CHARGE or OVERRUN_ERROR")
+		c, bad := commitOf(in, t)
+		if bad != nil {
+			return limit.Settled{}, bad
 		}
-		return s.svc.Commit(ctx, limit.Commit{
-			Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId,
-			Exact: in.Overrun == weirv1.Overrun_OVERRUN_ERROR, Class: in.Class,
-		})
-	}, func(got limit.Settled) *weirv1.CommitResponse {
-		return &weirv1.CommitResponse{Refunded: got.Refunded, Excess: got.Excess, OverLimit: got.Over}
-	})
+		return s.svc.Commit(ctx, c)
+	}, protoSettled)
+}
+
+func protoSettled(got limit.Settled) *weirv1.CommitResponse {
+	return &weirv1.CommitResponse{Refunded: got.Refunded, Excess: got.Excess, OverLimit: got.Over}
+}
+
+// CommitEach implements weirv1.LimiterServer.
+func (s *Server) CommitEach(ctx context.Context, in *weirv1.CommitEachRequest) (*weirv1.CommitEachResponse, error) {
+	cs, bad := listOf("commits", in.Commits, func(c *weirv1.CommitRequest) *weirv1.Target { return c.Target }, commitOf)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	results, err := s.svc.CommitEach(ctx, cs)
+	if err != nil {
+		return nil, statusAbout(err, func(i int) *algo.Limit { return cs[i].Limit })
+	}
+	out := &weirv1.CommitEachResponse{Results: make([]*weirv1.CommitResult, len(results))}
+	for i := range results {
+		if err := results[i].Err; err != nil {
+			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: errorAbout(err, cs[i].Limit)}}
+		} else {
+			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Settled{Settled: protoSettled(results[i].Settled)}}
+		}
+	}
+	return out, nil
 }
 
 // Cancel implements weirv1.LimiterServer.

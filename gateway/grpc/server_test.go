@@ -26,6 +26,7 @@ import (
 // fakeService answers every call with the same error, and checks with given results.
 type fakeService struct {
 	results []limit.Result
+	settled []limit.SettledResult
 	all     limit.AllDecision
 	err     error
 }
@@ -53,6 +54,12 @@ func (f fakeService) ReserveAll(context.Context, []limit.Reserve) (limit.AllDeci
 }
 func (f fakeService) Extend(context.Context, limit.Extend) (limit.Decision, error) {
 	return limit.Decision{}, f.err
+}
+func (f fakeService) ExtendEach(_ context.Context, es []limit.Extend) ([]limit.Result, error) {
+	return f.results, f.err
+}
+func (f fakeService) CommitEach(_ context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
+	return f.settled, f.err
 }
 func (f fakeService) Charge(context.Context, limit.Charge) (limit.Decision, error) {
 	return limit.Decision{}, f.err
@@ -174,6 +181,33 @@ func TestFieldsAsSent(t *testing.T) {
 			t.Errorf("%s: %v", want, out)
 		}
 	}
+}
+
+// TestEachHasItsResult: of several extends and commits each has its answer or its error.
+func TestEachHasItsResult(t *testing.T) {
+	gone := limit.NewError(limit.NotFound, "reservation_id", "is not pending")
+	_, c := serveLimiter(t, fakeService{
+		results: []limit.Result{{Err: gone}, {Decision: limit.Decision{Allowed: true, Granted: 3}}},
+		settled: []limit.SettledResult{{Settled: limit.Settled{Refunded: 1, Excess: 2, Over: true}}, {Err: gone}},
+	})
+	ctx, cost := t.Context(), int64(1)
+	target := &weirv1.Target{Policy: "p", Key: "k"}
+	extended, err := c.ExtendEach(ctx, &weirv1.ExtendEachRequest{Extends: []*weirv1.ExtendRequest{{Target: target}, {Target: target}}})
+	if err != nil || extended.Results[0].GetError().GetCode() != int32(codes.NotFound) || extended.Results[1].GetDecision().GetGranted() != 3 {
+		t.Errorf("%v, %v", extended, err)
+	}
+	commit := &weirv1.CommitRequest{Target: target, Cost: &cost}
+	committed, err := c.CommitEach(ctx, &weirv1.CommitEachRequest{Commits: []*weirv1.CommitRequest{commit, commit}})
+	if err != nil || committed.Results[1].GetError().GetField() != "reservation_id" {
+		t.Fatalf("%v, %v", committed, err)
+	}
+	if s := committed.Results[0].GetSettled(); s.GetRefunded() != 1 || s.GetExcess() != 2 || !s.GetOverLimit() {
+		t.Errorf("%v", committed)
+	}
+	_, err = c.CommitEach(ctx, &weirv1.CommitEachRequest{Commits: []*weirv1.CommitRequest{commit, {Target: target}}})
+	wantStatus(t, err, codes.InvalidArgument, "commits[1].cost: is missing")
+	_, err = c.CommitEach(ctx, &weirv1.CommitEachRequest{Commits: make([]*weirv1.CommitRequest, 1001)})
+	wantStatus(t, err, codes.ResourceExhausted, "")
 }
 
 func TestBatchErrors(t *testing.T) {

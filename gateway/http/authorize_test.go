@@ -18,7 +18,7 @@ func TestAuthorize(t *testing.T) {
 	roles := map[string]auth.Role{
 		"POST /v1/check": auth.RoleCheck, "POST /v1/checks": auth.RoleCheck, "POST /v1/acquire": auth.RoleCheck, "POST /v1/renew": auth.RoleCheck,
 		"POST /v1/release": auth.RoleCheck, "POST /v1/reserve": auth.RoleCheck, "POST /v1/commit": auth.RoleCheck, "POST /v1/cancel": auth.RoleCheck,
-		"POST /v1/reserves": auth.RoleCheck, "POST /v1/extend": auth.RoleCheck, "POST /v1/charge": auth.RoleCharge,
+		"POST /v1/reserves": auth.RoleCheck, "POST /v1/extend": auth.RoleCheck, "POST /v1/extends": auth.RoleCheck, "POST /v1/commits": auth.RoleCheck, "POST /v1/charge": auth.RoleCharge,
 		"POST /v1/refund": auth.RoleRefund, "POST /v1/reset": auth.RoleRefund,
 		"GET /v1/forward-auth": auth.RoleCheck,
 		"POST /json":           auth.RoleCheck, "POST /v1/GetRateLimits": auth.RoleCheck, "GET /v1/HealthCheck": auth.RoleCheck, "GET /v1/LiveCheck": auth.RoleOpen,

@@ -82,7 +82,7 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 			b = append(b, ',')
 		}
 		if err := results[i].Err; err != nil {
-			b = a.appendItemError(b, w, r, err, i)
+			b = a.appendItemError(b, w, r, err, "checks", i)
 		} else {
 			b = appendDecision(b, &results[i].Decision)
 		}
@@ -146,12 +146,12 @@ func (a *api) checksOf(b *checksBody) ([]limit.Check, *problem) {
 }
 
 // appendItemError appends what stands in the place of a decision that could not be had.
-func (a *api) appendItemError(b []byte, w http.ResponseWriter, r *http.Request, err error, i int) []byte {
+func (a *api) appendItemError(b []byte, w http.ResponseWriter, r *http.Request, err error, list string, i int) []byte {
 	p := problemOf(err)
 	if p.cause != nil {
 		a.logProblem(w, r, p)
 	}
-	p.ofCheck(i)
+	p.ofElement(list, i)
 	doc := p.body()
 	out, err := json.Marshal(&doc, jsontext.AllowInvalidUTF8(true))
 	if err != nil {

@@ -70,12 +70,18 @@ type (
 		TTL           string `json:"ttl"`
 		RequestID     string `json:"request_id"`
 	}
+	extendsBody struct {
+		Extends list[extendBody] `json:"extends"`
+	}
 	commitBody struct {
 		targetBody
 		amountBody
 		ReservationID string `json:"reservation_id"`
 		Overrun       string `json:"overrun"`
 		Class         string `json:"class"`
+	}
+	commitsBody struct {
+		Commits list[commitBody] `json:"commits"`
 	}
 	chargeBody struct {
 		targetBody

@@ -11,7 +11,7 @@ import (
 // 200, once.
 func FuzzBody(f *testing.F) {
 	paths := []string{
-		"/v1/check", "/v1/checks", "/v1/acquire", "/v1/renew", "/v1/release", "/v1/reserve", "/v1/commit", "/v1/cancel", "/v1/refund", "/v1/reset",
+		"/v1/check", "/v1/checks", "/v1/acquire", "/v1/renew", "/v1/release", "/v1/reserve", "/v1/commit", "/v1/commits", "/v1/extends", "/v1/cancel", "/v1/refund", "/v1/reset",
 		"/v1/reserves", "/v1/extend", "/v1/charge",
 	}
 	for i := range paths {

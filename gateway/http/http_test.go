@@ -38,6 +38,8 @@ type call struct {
 	Charge  limit.Charge
 
 	Reserves []limit.Reserve
+	Extends  []limit.Extend
+	Commits  []limit.Commit
 
 	Target  limit.Target
 	LeaseID string // or that of a reservation
@@ -53,10 +55,12 @@ type scripted struct {
 	results  []limit.Result // of Check; missing ones repeat the last
 	all      limit.AllDecision
 	decision limit.Decision // of Acquire and Reserve
-	lives    time.Duration
-	released bool
-	refunded int64
-	err      error
+	// of CommitEach
+	settlements []limit.SettledResult
+	lives       time.Duration
+	released    bool
+	refunded    int64
+	err         error
 }
 
 func (s *scripted) record(c call) {
@@ -110,6 +114,16 @@ func (s *scripted) ReserveAll(_ context.Context, rs []limit.Reserve) (limit.AllD
 func (s *scripted) Extend(_ context.Context, e limit.Extend) (limit.Decision, error) {
 	s.record(call{Method: "Extend", Extend: e})
 	return s.decision, s.err
+}
+
+func (s *scripted) ExtendEach(_ context.Context, es []limit.Extend) ([]limit.Result, error) {
+	s.record(call{Method: "ExtendEach", Extends: slices.Clone(es)})
+	return s.results, s.err
+}
+
+func (s *scripted) CommitEach(_ context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
+	s.record(call{Method: "CommitEach", Commits: slices.Clone(cs)})
+	return s.settlements, s.err
 }
 
 func (s *scripted) Charge(_ context.Context, c limit.Charge) (limit.Decision, error) {
@@ -533,6 +547,28 @@ func TestRequests(t *testing.T) {
 			}}},
 		},
 		{
+			name: "commits", path: "/v1/commits",
+			body: `{"commits":[{"policy":"login","key":"alice","reservation_id":"5f1d","cost":3},{"policy":"login","key":"alice","reservation_id":"77","cost":0}]}`,
+			service: &scripted{settlements: []limit.SettledResult{
+				{Settled: limit.Settled{Refunded: 2, Excess: 1, Over: true}},
+				{Err: limit.NewError(limit.NotFound, "reservation_id", "is not pending here")},
+			}},
+			status: 200,
+			want: `{"results":[{"refunded":2,"excess":1,"over_limit":true},{"error":{"type":"https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#not-found",` +
+				`"title":"There is no such thing","status":404,"detail":"commits[1].reservation_id: is not pending here","field":"commits[1].reservation_id"}}]}`,
+			calls: []call{{Method: "CommitEach", Commits: []limit.Commit{
+				{Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 3}}, {Target: login, ReservationID: "77"},
+			}}},
+		},
+		{
+			name: "extends", path: "/v1/extends", body: `{"extends":[{"policy":"login","key":"alice","reservation_id":"5f1d","cost":3,"ttl":"2s"}]}`,
+			service: &scripted{results: []limit.Result{{Decision: reserved}}},
+			status:  200, want: `{"results":[` + reservedJSON + `]}`,
+			calls: []call{{Method: "ExtendEach", Extends: []limit.Extend{
+				{Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 3}, TTL: 2 * time.Second},
+			}}},
+		},
+		{
 			name: "reserve of usage", path: "/v1/reserve", body: `{"policy":"login","key":"alice","usage":{"input":3,"output":0},"class":"m"}`,
 			service: &scripted{decision: reserved},
 			status:  200, want: reservedJSON,
@@ -783,6 +819,8 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/commit", `{"policy":"p","key":"k","reservation_id":"r","cost":null}`, 400, "cost", "null"},
 		{"/v1/commit", `{"policy":"p","key":"k","reservation_id":"r","cost":"1"}`, 400, "cost", "whole number"},
 		{"/v1/commit", `{"policy":"p","key":"k","reservation_id":"r","cost":-1}`, 400, "cost", "at least 0"},
+		{"/v1/commits", `{"commits":[{"policy":"p","key":"k","reservation_id":"r","cost":1},{"policy":"p","key":"k","cost":1}]}`, 400, "commits[1].reservation_id", "must be given"},
+		{"/v1/extends", `{"extends":[{"policy":"p","key":"k","reservation_id":"r","cost":-1}]}`, 400, "extends[0].cost", "at least 0"},
 		{"/v1/cancel", `{"policy":"p","key":"k"}`, 400, "reservation_id", "must be given"},
 		{"/v1/cancel", `{"policy":"p","key":"k","reservation_id":"r","cost":0}`, 400, "cost", "no such field"},
 		{"/v1/refund", `{"policy":"p","key":"k","cost":0}`, 400, "cost", "at least 1"},
@@ -869,6 +907,8 @@ func TestServiceErrors(t *testing.T) {
 		"/v1/release": `{"policy":"p","key":"k","lease_id":"l"}`,
 		"/v1/reserve": `{"policy":"p","key":"k"}`,
 		"/v1/commit":  `{"policy":"p","key":"k","reservation_id":"r","cost":1}`,
+		"/v1/commits": `{"commits":[{"policy":"p","key":"k","reservation_id":"r","cost":1}]}`,
+		"/v1/extends": `{"extends":[{"policy":"p","key":"k","reservation_id":"r","cost":1}]}`,
 		"/v1/cancel":  `{"policy":"p","key":"k","reservation_id":"r"}`,
 		"/v1/refund":  `{"policy":"p","key":"k"}`,
 		"/v1/reset":   `{"policy":"p","key":"k"}`,

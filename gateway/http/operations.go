@@ -221,44 +221,98 @@ func (a *api) reserve() http.HandlerFunc {
 
 func (a *api) reserveAll() http.HandlerFunc {
 	return operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
-		asks := make([]limit.Reserve, len(b.Reserves))
-		for i := range asks {
-			if asks[i] = f.reserve(&b.Reserves[i]); f.problem != nil {
-				f.problem.ofElement("reserves", i)
-				break
-			}
-		}
-		return asks
+		return elementsOf(f, "reserves", b.Reserves, (*form).reserve)
 	}, a.Service.ReserveAll, a.writeAll)
 }
 
-func (a *api) extend() http.HandlerFunc {
-	return operation(a, extendBody{}, func(f *form, b *extendBody) limit.Extend {
-		return limit.Extend{
-			Target: f.target(&b.targetBody), ReservationID: f.reservationID(b.ReservationID), Amount: f.amount(&b.amountBody, 0, 0),
-			RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
+// elementsOf reads the elements of a list.
+func elementsOf[B, Q any](f *form, name string, bodies []B, read func(*form, *B) Q) []Q {
+	asks := make([]Q, len(bodies))
+	for i := range asks {
+		if asks[i] = read(f, &bodies[i]); f.problem != nil {
+			f.problem.ofElement(name, i)
+			break
 		}
-	}, a.Service.Extend, a.writeDecided)
+	}
+	return asks
+}
+
+func (a *api) extend() http.HandlerFunc {
+	return operation(a, extendBody{}, (*form).extend, a.Service.Extend, a.writeDecided)
+}
+
+// extend reads what is added to one reservation.
+func (f *form) extend(b *extendBody) limit.Extend {
+	return limit.Extend{
+		Target: f.target(&b.targetBody), ReservationID: f.reservationID(b.ReservationID), Amount: f.amount(&b.amountBody, 0, 0),
+		RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
+	}
+}
+
+func (a *api) extendEach() http.HandlerFunc {
+	return operation(a, extendsBody{}, func(f *form, b *extendsBody) []limit.Extend {
+		return elementsOf(f, "extends", b.Extends, (*form).extend)
+	}, a.Service.ExtendEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.Result) {
+		a.writeEach(w, r, s, "extends", len(results), func(b []byte, i int) ([]byte, error) {
+			return appendDecision(b, &results[i].Decision), results[i].Err
+		})
+	})
+}
+
+// writeEach writes the results of the elements of a list. one appends a result, or returns an error that stands in its place.
+func (a *api) writeEach(w http.ResponseWriter, r *http.Request, s *scratch, list string, n int, one func([]byte, int) ([]byte, error)) {
+	b := append(s.out[:0], `{"results":[`...)
+	for i := range n {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		out, err := one(b, i)
+		if err != nil {
+			out = a.appendItemError(b, w, r, err, list, i)
+		}
+		b = out
+	}
+	s.out = append(b, "]}"...)
+	w.Header()["Content-Type"] = jsonType
+	a.answering(s, s.taken)
+	a.write(w, r, http.StatusOK, s.out)
 }
 
 func (a *api) commit() http.HandlerFunc {
-	return operation(a, commitBody{}, func(f *form, b *commitBody) limit.Commit {
-		c := limit.Commit{Target: f.target(&b.targetBody), Exact: b.Overrun == "error", Class: b.Class}
-		if !b.given() {
-			f.fail(invalid("cost", "must be given: what it did cost; or usage, what was used"))
-		}
-		if b.Overrun != "" && b.Overrun != "charge" && b.Overrun != "error" {
-			f.fail(invalid("overrun", "must be charge or error"))
-		}
-		c.ReservationID, c.Amount = f.reservationID(b.ReservationID), f.amount(&b.amountBody, 0, 0)
-		return c
-	}, a.Service.Commit, inJSON(a, func(got limit.Settled) any {
-		return &struct {
-			Refunded  int64 `json:"refunded"`
-			Excess    int64 `json:"excess"`
-			OverLimit bool  `json:"over_limit"`
-		}{got.Refunded, got.Excess, got.Over}
-	}))
+	return operation(a, commitBody{}, (*form).commit, a.Service.Commit,
+		func(w http.ResponseWriter, r *http.Request, s *scratch, got limit.Settled) {
+			w.Header()["Content-Type"] = jsonType
+			s.out = appendSettled(s.out[:0], &got)
+			a.write(w, r, http.StatusOK, s.out)
+		})
+}
+
+// commit reads how one reservation ends.
+func (f *form) commit(b *commitBody) limit.Commit {
+	c := limit.Commit{Target: f.target(&b.targetBody), Exact: b.Overrun == "error", Class: b.Class}
+	if !b.given() {
+		f.fail(invalid("cost", "must be given: what it did cost; or usage, what was used"))
+	}
+	if b.Overrun != "" && b.Overrun != "charge" && b.Overrun != "error" {
+		f.fail(invalid("overrun", "must be charge or error"))
+	}
+	c.ReservationID, c.Amount = f.reservationID(b.ReservationID), f.amount(&b.amountBody, 0, 0)
+	return c
+}
+
+func (a *api) commitEach() http.HandlerFunc {
+	return operation(a, commitsBody{}, func(f *form, b *commitsBody) []limit.Commit {
+		return elementsOf(f, "commits", b.Commits, (*form).commit)
+	}, a.Service.CommitEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.SettledResult) {
+		a.writeEach(w, r, s, "commits", len(results), func(b []byte, i int) ([]byte, error) {
+			return appendSettled(b, &results[i].Settled), results[i].Err
+		})
+	})
+}
+
+func appendSettled(b []byte, got *limit.Settled) []byte {
+	b = appendInt(appendInt(b, `{"refunded":`, got.Refunded), `,"excess":`, got.Excess)
+	return append(appendBool(b, `,"over_limit":`, got.Over), '}')
 }
 
 func (a *api) cancel() http.HandlerFunc {

@@ -2771,6 +2771,94 @@ func (x *ExtendRequest) GetUsage() map[string]int64 {
 	return nil
 }
 
+type ExtendEachRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extends       []*ExtendRequest       `protobuf:"bytes,1,rep,name=extends,proto3" json:"extends,omitempty"` // 1 to 1000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendEachRequest) Reset() {
+	*x = ExtendEachRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendEachRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendEachRequest) ProtoMessage() {}
+
+func (x *ExtendEachRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendEachRequest.ProtoReflect.Descriptor instead.
+func (*ExtendEachRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ExtendEachRequest) GetExtends() []*ExtendRequest {
+	if x != nil {
+		return x.Extends
+	}
+	return nil
+}
+
+type ExtendEachResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*Result              `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"` // one for each, in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendEachResponse) Reset() {
+	*x = ExtendEachResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendEachResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendEachResponse) ProtoMessage() {}
+
+func (x *ExtendEachResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendEachResponse.ProtoReflect.Descriptor instead.
+func (*ExtendEachResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ExtendEachResponse) GetResults() []*Result {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 type CommitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
@@ -2785,7 +2873,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2797,7 +2885,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2810,7 +2898,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CommitRequest) GetTarget() *Target {
@@ -2866,7 +2954,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +2966,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +2979,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CommitResponse) GetRefunded() int64 {
@@ -2915,6 +3003,176 @@ func (x *CommitResponse) GetOverLimit() bool {
 	return false
 }
 
+type CommitEachRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Commits       []*CommitRequest       `protobuf:"bytes,1,rep,name=commits,proto3" json:"commits,omitempty"` // 1 to 1000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitEachRequest) Reset() {
+	*x = CommitEachRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitEachRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitEachRequest) ProtoMessage() {}
+
+func (x *CommitEachRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitEachRequest.ProtoReflect.Descriptor instead.
+func (*CommitEachRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *CommitEachRequest) GetCommits() []*CommitRequest {
+	if x != nil {
+		return x.Commits
+	}
+	return nil
+}
+
+type CommitEachResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*CommitResult        `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"` // one for each, in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitEachResponse) Reset() {
+	*x = CommitEachResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitEachResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitEachResponse) ProtoMessage() {}
+
+func (x *CommitEachResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitEachResponse.ProtoReflect.Descriptor instead.
+func (*CommitEachResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *CommitEachResponse) GetResults() []*CommitResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type CommitResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Outcome:
+	//
+	//	*CommitResult_Settled
+	//	*CommitResult_Error
+	Outcome       isCommitResult_Outcome `protobuf_oneof:"outcome"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitResult) Reset() {
+	*x = CommitResult{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitResult) ProtoMessage() {}
+
+func (x *CommitResult) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitResult.ProtoReflect.Descriptor instead.
+func (*CommitResult) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CommitResult) GetOutcome() isCommitResult_Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+func (x *CommitResult) GetSettled() *CommitResponse {
+	if x != nil {
+		if x, ok := x.Outcome.(*CommitResult_Settled); ok {
+			return x.Settled
+		}
+	}
+	return nil
+}
+
+func (x *CommitResult) GetError() *Error {
+	if x != nil {
+		if x, ok := x.Outcome.(*CommitResult_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isCommitResult_Outcome interface {
+	isCommitResult_Outcome()
+}
+
+type CommitResult_Settled struct {
+	Settled *CommitResponse `protobuf:"bytes,1,opt,name=settled,proto3,oneof"`
+}
+
+type CommitResult_Error struct {
+	Error *Error `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
+}
+
+func (*CommitResult_Settled) isCommitResult_Outcome() {}
+
+func (*CommitResult_Error) isCommitResult_Outcome() {}
+
 type ChargeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
@@ -2927,7 +3185,7 @@ type ChargeRequest struct {
 
 func (x *ChargeRequest) Reset() {
 	*x = ChargeRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3197,7 @@ func (x *ChargeRequest) String() string {
 func (*ChargeRequest) ProtoMessage() {}
 
 func (x *ChargeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3210,7 @@ func (x *ChargeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChargeRequest.ProtoReflect.Descriptor instead.
 func (*ChargeRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ChargeRequest) GetTarget() *Target {
@@ -2993,7 +3251,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3263,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3276,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CancelRequest) GetTarget() *Target {
@@ -3044,7 +3302,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	mi := &file_weir_v1_limiter_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3314,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	mi := &file_weir_v1_limiter_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3327,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{35}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CancelResponse) GetRefunded() int64 {
@@ -3090,7 +3348,7 @@ type RefundRequest struct {
 
 func (x *RefundRequest) Reset() {
 	*x = RefundRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	mi := &file_weir_v1_limiter_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3360,7 @@ func (x *RefundRequest) String() string {
 func (*RefundRequest) ProtoMessage() {}
 
 func (x *RefundRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	mi := &file_weir_v1_limiter_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3373,7 @@ func (x *RefundRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundRequest.ProtoReflect.Descriptor instead.
 func (*RefundRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{36}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RefundRequest) GetTarget() *Target {
@@ -3148,7 +3406,7 @@ type RefundResponse struct {
 
 func (x *RefundResponse) Reset() {
 	*x = RefundResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	mi := &file_weir_v1_limiter_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +3418,7 @@ func (x *RefundResponse) String() string {
 func (*RefundResponse) ProtoMessage() {}
 
 func (x *RefundResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	mi := &file_weir_v1_limiter_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +3431,7 @@ func (x *RefundResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundResponse.ProtoReflect.Descriptor instead.
 func (*RefundResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{37}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RefundResponse) GetRefunded() int64 {
@@ -3192,7 +3450,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[38]
+	mi := &file_weir_v1_limiter_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3462,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[38]
+	mi := &file_weir_v1_limiter_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3475,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{38}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ResetRequest) GetTarget() *Target {
@@ -3235,7 +3493,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[39]
+	mi := &file_weir_v1_limiter_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3247,7 +3505,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[39]
+	mi := &file_weir_v1_limiter_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3260,7 +3518,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{39}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{44}
 }
 
 type TopKeysRequest struct {
@@ -3274,7 +3532,7 @@ type TopKeysRequest struct {
 
 func (x *TopKeysRequest) Reset() {
 	*x = TopKeysRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[40]
+	mi := &file_weir_v1_limiter_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3544,7 @@ func (x *TopKeysRequest) String() string {
 func (*TopKeysRequest) ProtoMessage() {}
 
 func (x *TopKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[40]
+	mi := &file_weir_v1_limiter_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3557,7 @@ func (x *TopKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopKeysRequest.ProtoReflect.Descriptor instead.
 func (*TopKeysRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{40}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TopKeysRequest) GetOrder() KeyOrder {
@@ -3338,7 +3596,7 @@ type TopKeysResponse struct {
 
 func (x *TopKeysResponse) Reset() {
 	*x = TopKeysResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[41]
+	mi := &file_weir_v1_limiter_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3350,7 +3608,7 @@ func (x *TopKeysResponse) String() string {
 func (*TopKeysResponse) ProtoMessage() {}
 
 func (x *TopKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[41]
+	mi := &file_weir_v1_limiter_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3363,7 +3621,7 @@ func (x *TopKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopKeysResponse.ProtoReflect.Descriptor instead.
 func (*TopKeysResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{41}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TopKeysResponse) GetNode() string {
@@ -3436,7 +3694,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[42]
+	mi := &file_weir_v1_limiter_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3706,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[42]
+	mi := &file_weir_v1_limiter_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3719,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{42}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *KeyUse) GetPolicy() string {
@@ -3558,7 +3816,7 @@ type PolicyUse struct {
 
 func (x *PolicyUse) Reset() {
 	*x = PolicyUse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[43]
+	mi := &file_weir_v1_limiter_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3570,7 +3828,7 @@ func (x *PolicyUse) String() string {
 func (*PolicyUse) ProtoMessage() {}
 
 func (x *PolicyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[43]
+	mi := &file_weir_v1_limiter_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3583,7 +3841,7 @@ func (x *PolicyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUse.ProtoReflect.Descriptor instead.
 func (*PolicyUse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{43}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PolicyUse) GetPolicy() string {
@@ -3650,7 +3908,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[44]
+	mi := &file_weir_v1_limiter_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3662,7 +3920,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[44]
+	mi := &file_weir_v1_limiter_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3675,7 +3933,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{44}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{49}
 }
 
 type StatusResponse struct {
@@ -3694,7 +3952,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[45]
+	mi := &file_weir_v1_limiter_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3706,7 +3964,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[45]
+	mi := &file_weir_v1_limiter_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3719,7 +3977,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{45}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -3804,7 +4062,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[46]
+	mi := &file_weir_v1_limiter_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3816,7 +4074,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[46]
+	mi := &file_weir_v1_limiter_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3829,7 +4087,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{46}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Member) GetName() string {
@@ -3972,7 +4230,7 @@ type Loans struct {
 
 func (x *Loans) Reset() {
 	*x = Loans{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[47]
+	mi := &file_weir_v1_limiter_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3984,7 +4242,7 @@ func (x *Loans) String() string {
 func (*Loans) ProtoMessage() {}
 
 func (x *Loans) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[47]
+	mi := &file_weir_v1_limiter_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3997,7 +4255,7 @@ func (x *Loans) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loans.ProtoReflect.Descriptor instead.
 func (*Loans) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{47}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Loans) GetOnLoan() uint64 {
@@ -4054,7 +4312,7 @@ type Ownership struct {
 
 func (x *Ownership) Reset() {
 	*x = Ownership{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[48]
+	mi := &file_weir_v1_limiter_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4066,7 +4324,7 @@ func (x *Ownership) String() string {
 func (*Ownership) ProtoMessage() {}
 
 func (x *Ownership) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[48]
+	mi := &file_weir_v1_limiter_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4079,7 +4337,7 @@ func (x *Ownership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
 func (*Ownership) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{48}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Ownership) GetHeld() uint32 {
@@ -4382,7 +4640,11 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"UsageEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\a\n" +
-	"\x05_cost\"\xb6\x02\n" +
+	"\x05_cost\"E\n" +
+	"\x11ExtendEachRequest\x120\n" +
+	"\aextends\x18\x01 \x03(\v2\x16.weir.v1.ExtendRequestR\aextends\"?\n" +
+	"\x12ExtendEachResponse\x12)\n" +
+	"\aresults\x18\x01 \x03(\v2\x0f.weir.v1.ResultR\aresults\"\xb6\x02\n" +
 	"\rCommitRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12%\n" +
 	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\x12\x17\n" +
@@ -4399,7 +4661,15 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\brefunded\x18\x01 \x01(\x03R\brefunded\x12\x16\n" +
 	"\x06excess\x18\x02 \x01(\x03R\x06excess\x12\x1d\n" +
 	"\n" +
-	"over_limit\x18\x03 \x01(\bR\toverLimit\"\xec\x01\n" +
+	"over_limit\x18\x03 \x01(\bR\toverLimit\"E\n" +
+	"\x11CommitEachRequest\x120\n" +
+	"\acommits\x18\x01 \x03(\v2\x16.weir.v1.CommitRequestR\acommits\"E\n" +
+	"\x12CommitEachResponse\x12/\n" +
+	"\aresults\x18\x01 \x03(\v2\x15.weir.v1.CommitResultR\aresults\"v\n" +
+	"\fCommitResult\x123\n" +
+	"\asettled\x18\x01 \x01(\v2\x17.weir.v1.CommitResponseH\x00R\asettled\x12&\n" +
+	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorH\x00R\x05errorB\t\n" +
+	"\aoutcome\"\xec\x01\n" +
 	"\rChargeRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x17\n" +
 	"\x04cost\x18\x02 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12\x1d\n" +
@@ -4557,7 +4827,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x15KEY_ORDER_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KEY_ORDER_BUSIEST\x10\x01\x12\x15\n" +
 	"\x11KEY_ORDER_REFUSED\x10\x02\x12\x15\n" +
-	"\x11KEY_ORDER_FULLEST\x10\x032\x88\b\n" +
+	"\x11KEY_ORDER_FULLEST\x10\x032\x96\t\n" +
 	"\aLimiter\x126\n" +
 	"\x05Check\x12\x15.weir.v1.CheckRequest\x1a\x16.weir.v1.CheckResponse\x125\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x11.weir.v1.Decision\x126\n" +
@@ -4566,8 +4836,12 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\aReserve\x12\x17.weir.v1.ReserveRequest\x1a\x11.weir.v1.Decision\x12E\n" +
 	"\n" +
 	"ReserveAll\x12\x1a.weir.v1.ReserveAllRequest\x1a\x1b.weir.v1.ReserveAllResponse\x123\n" +
-	"\x06Extend\x12\x16.weir.v1.ExtendRequest\x1a\x11.weir.v1.Decision\x129\n" +
-	"\x06Commit\x12\x16.weir.v1.CommitRequest\x1a\x17.weir.v1.CommitResponse\x129\n" +
+	"\x06Extend\x12\x16.weir.v1.ExtendRequest\x1a\x11.weir.v1.Decision\x12E\n" +
+	"\n" +
+	"ExtendEach\x12\x1a.weir.v1.ExtendEachRequest\x1a\x1b.weir.v1.ExtendEachResponse\x129\n" +
+	"\x06Commit\x12\x16.weir.v1.CommitRequest\x1a\x17.weir.v1.CommitResponse\x12E\n" +
+	"\n" +
+	"CommitEach\x12\x1a.weir.v1.CommitEachRequest\x1a\x1b.weir.v1.CommitEachResponse\x129\n" +
 	"\x06Cancel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x123\n" +
 	"\x06Charge\x12\x16.weir.v1.ChargeRequest\x1a\x11.weir.v1.Decision\x129\n" +
 	"\x06Refund\x12\x16.weir.v1.RefundRequest\x1a\x17.weir.v1.RefundResponse\x126\n" +
@@ -4591,7 +4865,7 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 }
 
 var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_weir_v1_limiter_proto_goTypes = []any{
 	(Algorithm)(0),              // 0: weir.v1.Algorithm
 	(Period)(0),                 // 1: weir.v1.Period
@@ -4629,28 +4903,33 @@ var file_weir_v1_limiter_proto_goTypes = []any{
 	(*ReserveAllRequest)(nil),   // 33: weir.v1.ReserveAllRequest
 	(*ReserveAllResponse)(nil),  // 34: weir.v1.ReserveAllResponse
 	(*ExtendRequest)(nil),       // 35: weir.v1.ExtendRequest
-	(*CommitRequest)(nil),       // 36: weir.v1.CommitRequest
-	(*CommitResponse)(nil),      // 37: weir.v1.CommitResponse
-	(*ChargeRequest)(nil),       // 38: weir.v1.ChargeRequest
-	(*CancelRequest)(nil),       // 39: weir.v1.CancelRequest
-	(*CancelResponse)(nil),      // 40: weir.v1.CancelResponse
-	(*RefundRequest)(nil),       // 41: weir.v1.RefundRequest
-	(*RefundResponse)(nil),      // 42: weir.v1.RefundResponse
-	(*ResetRequest)(nil),        // 43: weir.v1.ResetRequest
-	(*ResetResponse)(nil),       // 44: weir.v1.ResetResponse
-	(*TopKeysRequest)(nil),      // 45: weir.v1.TopKeysRequest
-	(*TopKeysResponse)(nil),     // 46: weir.v1.TopKeysResponse
-	(*KeyUse)(nil),              // 47: weir.v1.KeyUse
-	(*PolicyUse)(nil),           // 48: weir.v1.PolicyUse
-	(*StatusRequest)(nil),       // 49: weir.v1.StatusRequest
-	(*StatusResponse)(nil),      // 50: weir.v1.StatusResponse
-	(*Member)(nil),              // 51: weir.v1.Member
-	(*Loans)(nil),               // 52: weir.v1.Loans
-	(*Ownership)(nil),           // 53: weir.v1.Ownership
-	nil,                         // 54: weir.v1.ReserveRequest.UsageEntry
-	nil,                         // 55: weir.v1.ExtendRequest.UsageEntry
-	nil,                         // 56: weir.v1.CommitRequest.UsageEntry
-	nil,                         // 57: weir.v1.ChargeRequest.UsageEntry
+	(*ExtendEachRequest)(nil),   // 36: weir.v1.ExtendEachRequest
+	(*ExtendEachResponse)(nil),  // 37: weir.v1.ExtendEachResponse
+	(*CommitRequest)(nil),       // 38: weir.v1.CommitRequest
+	(*CommitResponse)(nil),      // 39: weir.v1.CommitResponse
+	(*CommitEachRequest)(nil),   // 40: weir.v1.CommitEachRequest
+	(*CommitEachResponse)(nil),  // 41: weir.v1.CommitEachResponse
+	(*CommitResult)(nil),        // 42: weir.v1.CommitResult
+	(*ChargeRequest)(nil),       // 43: weir.v1.ChargeRequest
+	(*CancelRequest)(nil),       // 44: weir.v1.CancelRequest
+	(*CancelResponse)(nil),      // 45: weir.v1.CancelResponse
+	(*RefundRequest)(nil),       // 46: weir.v1.RefundRequest
+	(*RefundResponse)(nil),      // 47: weir.v1.RefundResponse
+	(*ResetRequest)(nil),        // 48: weir.v1.ResetRequest
+	(*ResetResponse)(nil),       // 49: weir.v1.ResetResponse
+	(*TopKeysRequest)(nil),      // 50: weir.v1.TopKeysRequest
+	(*TopKeysResponse)(nil),     // 51: weir.v1.TopKeysResponse
+	(*KeyUse)(nil),              // 52: weir.v1.KeyUse
+	(*PolicyUse)(nil),           // 53: weir.v1.PolicyUse
+	(*StatusRequest)(nil),       // 54: weir.v1.StatusRequest
+	(*StatusResponse)(nil),      // 55: weir.v1.StatusResponse
+	(*Member)(nil),              // 56: weir.v1.Member
+	(*Loans)(nil),               // 57: weir.v1.Loans
+	(*Ownership)(nil),           // 58: weir.v1.Ownership
+	nil,                         // 59: weir.v1.ReserveRequest.UsageEntry
+	nil,                         // 60: weir.v1.ExtendRequest.UsageEntry
+	nil,                         // 61: weir.v1.CommitRequest.UsageEntry
+	nil,                         // 62: weir.v1.ChargeRequest.UsageEntry
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
@@ -4679,65 +4958,75 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	6,  // 23: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
 	6,  // 24: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
 	6,  // 25: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	54, // 26: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
+	59, // 26: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
 	32, // 27: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
 	12, // 28: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
 	6,  // 29: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
-	55, // 30: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
-	6,  // 31: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
-	3,  // 32: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
-	56, // 33: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
-	6,  // 34: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
-	57, // 35: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
-	6,  // 36: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
-	6,  // 37: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	6,  // 38: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	4,  // 39: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
-	47, // 40: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
-	48, // 41: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
-	0,  // 42: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
-	51, // 43: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	53, // 44: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	52, // 45: weir.v1.Member.loans:type_name -> weir.v1.Loans
-	8,  // 46: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	27, // 47: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	28, // 48: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	30, // 49: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	32, // 50: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	33, // 51: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
-	35, // 52: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
-	36, // 53: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	39, // 54: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	38, // 55: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
-	41, // 56: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	43, // 57: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	49, // 58: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	45, // 59: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
-	13, // 60: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	18, // 61: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
-	23, // 62: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
-	9,  // 63: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	12, // 64: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	29, // 65: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	31, // 66: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	12, // 67: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	34, // 68: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
-	12, // 69: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
-	37, // 70: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	40, // 71: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	12, // 72: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
-	42, // 73: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	44, // 74: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	50, // 75: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	46, // 76: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
-	15, // 77: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	20, // 78: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
-	24, // 79: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
-	63, // [63:80] is the sub-list for method output_type
-	46, // [46:63] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	60, // 30: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
+	35, // 31: weir.v1.ExtendEachRequest.extends:type_name -> weir.v1.ExtendRequest
+	10, // 32: weir.v1.ExtendEachResponse.results:type_name -> weir.v1.Result
+	6,  // 33: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	3,  // 34: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
+	61, // 35: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
+	38, // 36: weir.v1.CommitEachRequest.commits:type_name -> weir.v1.CommitRequest
+	42, // 37: weir.v1.CommitEachResponse.results:type_name -> weir.v1.CommitResult
+	39, // 38: weir.v1.CommitResult.settled:type_name -> weir.v1.CommitResponse
+	11, // 39: weir.v1.CommitResult.error:type_name -> weir.v1.Error
+	6,  // 40: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
+	62, // 41: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
+	6,  // 42: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	6,  // 43: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	6,  // 44: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	4,  // 45: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
+	52, // 46: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
+	53, // 47: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
+	0,  // 48: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
+	56, // 49: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	58, // 50: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	57, // 51: weir.v1.Member.loans:type_name -> weir.v1.Loans
+	8,  // 52: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	27, // 53: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	28, // 54: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	30, // 55: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	32, // 56: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	33, // 57: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
+	35, // 58: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
+	36, // 59: weir.v1.Limiter.ExtendEach:input_type -> weir.v1.ExtendEachRequest
+	38, // 60: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	40, // 61: weir.v1.Limiter.CommitEach:input_type -> weir.v1.CommitEachRequest
+	44, // 62: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	43, // 63: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
+	46, // 64: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	48, // 65: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	54, // 66: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	50, // 67: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	13, // 68: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	18, // 69: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
+	23, // 70: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
+	9,  // 71: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	12, // 72: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	29, // 73: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	31, // 74: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	12, // 75: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	34, // 76: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
+	12, // 77: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
+	37, // 78: weir.v1.Limiter.ExtendEach:output_type -> weir.v1.ExtendEachResponse
+	39, // 79: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	41, // 80: weir.v1.Limiter.CommitEach:output_type -> weir.v1.CommitEachResponse
+	45, // 81: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	12, // 82: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
+	47, // 83: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	49, // 84: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	55, // 85: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	51, // 86: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	15, // 87: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	20, // 88: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
+	24, // 89: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
+	71, // [71:90] is the sub-list for method output_type
+	52, // [52:71] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -4755,16 +5044,20 @@ func file_weir_v1_limiter_proto_init() {
 	file_weir_v1_limiter_proto_msgTypes[22].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[27].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[30].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[31].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[33].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[36].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[37].OneofWrappers = []any{
+		(*CommitResult_Settled)(nil),
+		(*CommitResult_Error)(nil),
+	}
+	file_weir_v1_limiter_proto_msgTypes[38].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[41].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   53,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

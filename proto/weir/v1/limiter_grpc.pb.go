@@ -35,7 +35,9 @@ const (
 	Limiter_Reserve_FullMethodName     = "/weir.v1.Limiter/Reserve"
 	Limiter_ReserveAll_FullMethodName  = "/weir.v1.Limiter/ReserveAll"
 	Limiter_Extend_FullMethodName      = "/weir.v1.Limiter/Extend"
+	Limiter_ExtendEach_FullMethodName  = "/weir.v1.Limiter/ExtendEach"
 	Limiter_Commit_FullMethodName      = "/weir.v1.Limiter/Commit"
+	Limiter_CommitEach_FullMethodName  = "/weir.v1.Limiter/CommitEach"
 	Limiter_Cancel_FullMethodName      = "/weir.v1.Limiter/Cancel"
 	Limiter_Charge_FullMethodName      = "/weir.v1.Limiter/Charge"
 	Limiter_Refund_FullMethodName      = "/weir.v1.Limiter/Refund"
@@ -70,11 +72,15 @@ type LimiterClient interface {
 	// Extend adds units to a reservation, where the limit has room for them, gives it more time, or both. When it is refused nothing
 	// changes. NOT_FOUND when the reservation is not pending.
 	Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*Decision, error)
+	// ExtendEach is Extend for several reservations: each has a result of its own. An error of the call means that nothing was done.
+	ExtendEach(ctx context.Context, in *ExtendEachRequest, opts ...grpc.CallOption) (*ExtendEachResponse, error)
 	// Commit ends a reservation: the actual cost stays charged, the rest is given back, and what exceeds the reservation is charged,
 	// whether or not there is room for it. NOT_FOUND when none of this id is pending: it was ended with another cost, or its ttl has
 	// passed, and all that it charged stays so. INVALID_ARGUMENT, and nothing is changed, where a caller without the role charge exceeds
 	// the reservation by more than the largest of the key's limits.
 	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
+	// CommitEach is Commit for several reservations, as ExtendEach is Extend.
+	CommitEach(ctx context.Context, in *CommitEachRequest, opts ...grpc.CallOption) (*CommitEachResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Charge adds a cost that has already happened, whether or not there is room for it: as far as the limit's max_debt goes, granted
@@ -189,10 +195,30 @@ func (c *limiterClient) Extend(ctx context.Context, in *ExtendRequest, opts ...g
 	return out, nil
 }
 
+func (c *limiterClient) ExtendEach(ctx context.Context, in *ExtendEachRequest, opts ...grpc.CallOption) (*ExtendEachResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExtendEachResponse)
+	err := c.cc.Invoke(ctx, Limiter_ExtendEach_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *limiterClient) Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CommitResponse)
 	err := c.cc.Invoke(ctx, Limiter_Commit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *limiterClient) CommitEach(ctx context.Context, in *CommitEachRequest, opts ...grpc.CallOption) (*CommitEachResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CommitEachResponse)
+	err := c.cc.Invoke(ctx, Limiter_CommitEach_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -327,11 +353,15 @@ type LimiterServer interface {
 	// Extend adds units to a reservation, where the limit has room for them, gives it more time, or both. When it is refused nothing
 	// changes. NOT_FOUND when the reservation is not pending.
 	Extend(context.Context, *ExtendRequest) (*Decision, error)
+	// ExtendEach is Extend for several reservations: each has a result of its own. An error of the call means that nothing was done.
+	ExtendEach(context.Context, *ExtendEachRequest) (*ExtendEachResponse, error)
 	// Commit ends a reservation: the actual cost stays charged, the rest is given back, and what exceeds the reservation is charged,
 	// whether or not there is room for it. NOT_FOUND when none of this id is pending: it was ended with another cost, or its ttl has
 	// passed, and all that it charged stays so. INVALID_ARGUMENT, and nothing is changed, where a caller without the role charge exceeds
 	// the reservation by more than the largest of the key's limits.
 	Commit(context.Context, *CommitRequest) (*CommitResponse, error)
+	// CommitEach is Commit for several reservations, as ExtendEach is Extend.
+	CommitEach(context.Context, *CommitEachRequest) (*CommitEachResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Charge adds a cost that has already happened, whether or not there is room for it: as far as the limit's max_debt goes, granted
@@ -397,8 +427,14 @@ func (UnimplementedLimiterServer) ReserveAll(context.Context, *ReserveAllRequest
 func (UnimplementedLimiterServer) Extend(context.Context, *ExtendRequest) (*Decision, error) {
 	return nil, status.Error(codes.Unimplemented, "method Extend not implemented")
 }
+func (UnimplementedLimiterServer) ExtendEach(context.Context, *ExtendEachRequest) (*ExtendEachResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExtendEach not implemented")
+}
 func (UnimplementedLimiterServer) Commit(context.Context, *CommitRequest) (*CommitResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Commit not implemented")
+}
+func (UnimplementedLimiterServer) CommitEach(context.Context, *CommitEachRequest) (*CommitEachResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CommitEach not implemented")
 }
 func (UnimplementedLimiterServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
@@ -574,6 +610,24 @@ func _Limiter_Extend_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Limiter_ExtendEach_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtendEachRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).ExtendEach(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_ExtendEach_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).ExtendEach(ctx, req.(*ExtendEachRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Limiter_Commit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CommitRequest)
 	if err := dec(in); err != nil {
@@ -588,6 +642,24 @@ func _Limiter_Commit_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(LimiterServer).Commit(ctx, req.(*CommitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Limiter_CommitEach_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CommitEachRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).CommitEach(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_CommitEach_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).CommitEach(ctx, req.(*CommitEachRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -761,8 +833,16 @@ var Limiter_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Limiter_Extend_Handler,
 		},
 		{
+			MethodName: "ExtendEach",
+			Handler:    _Limiter_ExtendEach_Handler,
+		},
+		{
 			MethodName: "Commit",
 			Handler:    _Limiter_Commit_Handler,
+		},
+		{
+			MethodName: "CommitEach",
+			Handler:    _Limiter_CommitEach_Handler,
 		},
 		{
 			MethodName: "Cancel",
