@@ -104,21 +104,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		t.Shutdown()
 		return nil, err
 	}
-	self := node{
-		identity: identity{cfg.Name, newBoot()},
-		addr:     addr,
-		metadata: metadata{
-			protocol: protocol,
-			state:    Joining,
-			settings: cfg.SettingsFingerprint,
-			voters:   votersFingerprint(cfg.Voters),
-			policy:   cfg.PolicyHash,
-			envoy:    cfg.EnvoyHash,
-			peer:     uint16(cfg.PeerPort),
-			http:     uint16(cfg.HTTPPort),
-			grpc:     uint16(cfg.GRPCPort),
-		},
-	}
+	self := selfNode(&cfg, addr)
 	c := &Cluster{
 		cfg:      cfg,
 		log:      cfg.Logger,
@@ -153,6 +139,25 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		c.wg.Go(func() { s.run(ctx) })
 	}
 	return c, nil
+}
+
+// selfNode is this process as it starts.
+func selfNode(cfg *Config, addr netip.AddrPort) node {
+	return node{
+		identity: identity{cfg.Name, newBoot()},
+		addr:     addr,
+		metadata: metadata{
+			protocol: protocol,
+			state:    Joining,
+			settings: cfg.SettingsFingerprint,
+			voters:   votersFingerprint(cfg.Voters),
+			policy:   cfg.PolicyHash,
+			envoy:    cfg.EnvoyHash,
+			peer:     uint16(cfg.PeerPort),
+			http:     uint16(cfg.HTTPPort),
+			grpc:     uint16(cfg.GRPCPort),
+		},
+	}
 }
 
 // advertised returns the address at which others reach this node.
@@ -200,10 +205,10 @@ func newBoot() uint64 {
 	return binary.BigEndian.Uint64(b[:]) | 1<<63 // never 0, and of equal length when printed
 }
 
-// listConfig tunes the library for a local network of 3 to 100 nodes. A crash is seen when somebody's probe has found
+// listConfig tunes the library for a local network of 3 to 100 nodes. A crash is seen when a member's probe has found
 // it (up to two intervals with 3 nodes, at once with many), has failed (one interval) and the suspicion has not been
 // refuted (3 intervals, at 100 nodes 6; twice that when no other node confirms it). It is then asked on its peer port, which takes no time where connections are refused, and
-// doubtTimeout where nobody answers. Measured with all nodes in one
+// doubtTimeout where nothing answers. Measured with all nodes in one
 // process on two busy cores: 1.3 to 2.7 s at 3 to 30 nodes, 2.3 to 3.3 s at 100.
 func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config {
 	conf := memberlist.DefaultLANConfig()
@@ -292,7 +297,7 @@ func (c *Cluster) Leave(ctx context.Context) error {
 }
 
 // tellLeaving spreads that this node leaves and returns a channel that gets the outcome. The goroutine run tells nothing
-// more about a leaving node, so nobody else calls UpdateNode.
+// more about a leaving node, so no other goroutine calls UpdateNode.
 func (c *Cluster) tellLeaving() (<-chan error, error) {
 	c.mu.Lock() // so that stop waits for it
 	defer c.mu.Unlock()
@@ -355,80 +360,106 @@ func (c *Cluster) take() []func() {
 	return queue
 }
 
-// run owns the state: it takes in what has happened, and publishes and tells what follows.
-func (c *Cluster) run(gossip *gossipLog) {
-	silence := time.NewTimer(c.cfg.SeedTimeout)
-	defer silence.Stop()
-	silence.Stop()
-	waiting := false // for that timer
-	settle := time.NewTimer(c.cfg.Settle)
-	defer settle.Stop()
-	conflict := time.NewTimer(c.cfg.ConflictTimeout)
-	defer conflict.Stop()
-	conflict.Stop()
-	var conflicting identity // whose time runs
-	minute := time.NewTicker(time.Minute)
-	defer minute.Stop()
-	repeat := time.NewTimer(repeatAfter)
-	defer repeat.Stop()
-	repeated := 0
-	for {
-		select {
-		case <-c.wake:
-			before := c.view.Load()
-			for _, do := range c.take() {
-				do()
-			}
-			if c.publish() && !slices.EqualFunc(before.Members, c.view.Load().Members, sameProcess) {
-				c.roster.quiet = false
-				settle.Reset(c.cfg.Settle)
-			}
-		case <-settle.C:
-			c.roster.quiet = true
-		case <-silence.C:
-			c.roster.silence = true
-		case <-conflict.C:
-			if other, taken := c.roster.conflict(); taken {
-				// It has answered once. That it is still there only gossip says.
-				c.conflictAsked = other.identity
-				c.prober.ask(other.identity)
-			}
-		case <-repeat.C:
-			if repeated < repeats && c.roster.self.state != Leaving {
-				c.list.UpdateNode(1) // what it waits for is the spreading
-				repeated++
-				repeat.Reset(repeatAfter << repeated)
-			}
-		case <-minute.C:
-			gossip.forget()
-			c.forgetLines()
-		case <-c.ctx.Done():
-			return
-		}
-		if !waiting && c.roster.expectant() {
-			waiting = true
-			silence.Reset(c.cfg.SeedTimeout)
-		}
-		c.roster.unverified, c.roster.fresh, c.roster.why = c.prober.pending()
-		if err := c.roster.advance(); err != nil {
-			c.fail(err)
-		}
-		other, taken := c.roster.conflict()
-		switch {
-		case !taken:
-			conflicting = identity{}
-			conflict.Stop()
-		case other.identity != conflicting:
-			conflicting = other.identity
-			conflict.Reset(c.cfg.ConflictTimeout)
-		}
-		if c.tell() {
-			c.list.UpdateNode(1)
-			repeated = 0
-			repeat.Reset(repeatAfter)
-		}
-		c.publish()
+// timers are what the goroutine run waits for besides events.
+type timers struct {
+	silence     *time.Timer // ends the wait for seeds, once there is a process that could answer
+	waiting     bool        // silence runs
+	settle      *time.Timer // since a member last came or went
+	conflict    *time.Timer // since another process has our name
+	conflicting identity    // that process
+	minute      *time.Ticker
+	repeat      *time.Timer // until our metadata are spread once more
+	repeated    int
+}
+
+func newTimers(cfg *Config) *timers {
+	t := &timers{
+		silence: time.NewTimer(cfg.SeedTimeout), settle: time.NewTimer(cfg.Settle), conflict: time.NewTimer(cfg.ConflictTimeout),
+		minute: time.NewTicker(time.Minute), repeat: time.NewTimer(repeatAfter),
 	}
+	t.silence.Stop()
+	t.conflict.Stop()
+	return t
+}
+
+func (t *timers) stop() {
+	for _, one := range []*time.Timer{t.silence, t.settle, t.conflict, t.repeat} {
+		one.Stop()
+	}
+	t.minute.Stop()
+}
+
+// run owns the state until Close: it takes in what has happened, and publishes and tells what follows.
+func (c *Cluster) run(gossip *gossipLog) {
+	t := newTimers(&c.cfg)
+	defer t.stop()
+	for c.await(t, gossip) {
+		c.advance(t)
+	}
+}
+
+// await takes in the next event or the end of a timer. It reports false after Close.
+func (c *Cluster) await(t *timers, gossip *gossipLog) bool {
+	select {
+	case <-c.wake:
+		before := c.view.Load()
+		for _, do := range c.take() {
+			do()
+		}
+		if c.publish() && !slices.EqualFunc(before.Members, c.view.Load().Members, sameProcess) {
+			c.roster.quiet = false
+			t.settle.Reset(c.cfg.Settle)
+		}
+	case <-t.settle.C:
+		c.roster.quiet = true
+	case <-t.silence.C:
+		c.roster.silence = true
+	case <-t.conflict.C:
+		if other, taken := c.roster.conflict(); taken {
+			// It has answered once. That it is still there only gossip says.
+			c.conflictAsked = other.identity
+			c.prober.ask(other.identity)
+		}
+	case <-t.repeat.C:
+		if t.repeated < repeats && c.roster.self.state != Leaving {
+			c.list.UpdateNode(1) // its argument bounds a wait for the spreading, which is not needed here
+			t.repeated++
+			t.repeat.Reset(repeatAfter << t.repeated)
+		}
+	case <-t.minute.C:
+		gossip.forget()
+		c.forgetLines()
+	case <-c.ctx.Done():
+		return false
+	}
+	return true
+}
+
+// advance does what follows from the state, and starts the timers that it asks for.
+func (c *Cluster) advance(t *timers) {
+	if !t.waiting && c.roster.expectant() {
+		t.waiting = true
+		t.silence.Reset(c.cfg.SeedTimeout)
+	}
+	c.roster.unverified, c.roster.fresh, c.roster.why = c.prober.pending()
+	if err := c.roster.advance(); err != nil {
+		c.fail(err)
+	}
+	other, taken := c.roster.conflict()
+	switch {
+	case !taken:
+		t.conflicting = identity{}
+		t.conflict.Stop()
+	case other.identity != t.conflicting:
+		t.conflicting = other.identity
+		t.conflict.Reset(c.cfg.ConflictTimeout)
+	}
+	if c.tell() {
+		c.list.UpdateNode(1)
+		t.repeated = 0
+		t.repeat.Reset(repeatAfter)
+	}
+	c.publish()
 }
 
 func sameProcess(a, b Member) bool { return a.Name == b.Name && a.Boot == b.Boot }
@@ -486,7 +517,7 @@ func (c *Cluster) down(id identity) {
 	c.roster.down(id)
 }
 
-// refused takes in that somebody at an address is not of our cluster.
+// refused takes in that the process at an address is not of our cluster.
 func (c *Cluster) refused(who string, state State, err error) {
 	c.cfg.Rejected(OtherCluster)
 	c.logStranger(slog.LevelError, "node rejected", who, err)
@@ -523,10 +554,10 @@ func (c *Cluster) failOnConflict(id identity) {
 	}
 }
 
-// strangerLines bounds the lines of a minute about those that gossip tells of: whoever can write it can invent any number.
+// strangerLines bounds the log lines of a minute about processes that gossip names: a host that can write gossip can invent any number.
 const strangerLines = 20
 
-// logStranger logs something about somebody once.
+// logStranger logs a message about a process once.
 func (c *Cluster) logStranger(level slog.Level, message, who string, err error) {
 	about := message + who
 	if c.refusals[about] {

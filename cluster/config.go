@@ -42,7 +42,7 @@ type Config struct {
 	// MaxMembers bounds the processes that are members at a time, this one included. 0: 256.
 	MaxMembers int
 	// Identify asks the process behind a peer address, HOST:PORT, who it is: see Cluster.Identity. It returns an error when
-	// nobody answers there who can prove to be a node of this cluster. Whoever gossip names counts only once it has answered.
+	// no process answers there that can prove to be a node of this cluster. A process that gossip names counts only once it has answered.
 	// Start requires it. It is called by several goroutines.
 	Identify func(ctx context.Context, addr string) (Identity, error)
 	// PolicyHash is shown to the others; see SetPolicyHash.
@@ -51,7 +51,7 @@ type Config struct {
 	EnvoyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().
 	Logger *slog.Logger
-	// Rejected, when set, is told each time that somebody is turned away, by one of the Reasons below; it is called by several
+	// Rejected, when set, is told each time that a process is rejected, by one of the Reasons below; it is called by several
 	// goroutines and must return at once. What there is to say is logged already.
 	Rejected func(reason string)
 
@@ -59,7 +59,7 @@ type Config struct {
 	// a second later where nothing refuses connections.
 	// 0: 300 ms. Shorter ones take a pause of the process (or a busy machine) for a crash.
 	ProbeInterval time.Duration
-	// Settle is how long nobody may have come or gone before a joining node becomes active; at the latest it does so
+	// Settle is how long no member may have come or gone before a joining node becomes active; at the latest it does so
 	// after SeedTimeout. 0: 500 ms.
 	Settle time.Duration
 	// SeedTimeout is how long a joining node waits for a first answer before it goes on alone, from when a seed's name has

@@ -1,7 +1,7 @@
 // Package cluster is membership by gossip (hashicorp/memberlist), and the ring that follows from it.
 //
 // A Cluster publishes immutable Views. One goroutine owns the state and makes the views; the gossip library's callbacks
-// only append to its queue, and nobody calls the library from within them.
+// only append to its queue, and never call the library.
 //
 // What it does not promise: views of different nodes agree only once changes have spread (a few hundred milliseconds) and
 // faults are over; a member that is slow or cut off may be declared dead, here or elsewhere, while it lives; and both sides
@@ -10,7 +10,7 @@
 //
 // # Verification
 //
-// Gossip proves nothing: whoever can write it (without a key, whoever reaches the port) can name any process at any address, in
+// Gossip proves nothing. A host that can write it (without a key, any host that reaches the port) can name any process at any address, in
 // any state. So a process counts only once it has answered on its peer port, over mutual TLS where that is configured, under
 // the name, boot and ports that gossip says; until then the gossip library does not see it, and neither probes it nor
 // spreads it. A process that has answered stays verified for the life of its boot: declared dead and heard again, it counts
@@ -37,8 +37,8 @@
 // # Start
 //
 // A node without seeds is active at once. One with seeds is joining until it has heard of another member, has tried
-// its seeds once, and nobody has come or gone for Config.Settle. When no seed answers for Config.SeedTimeout it goes on
-// alone, says so in Ready, and keeps trying. While no seed's name resolves it keeps waiting: it could ask nobody, and a
+// its seeds once, and no member has come or gone for Config.Settle. When no seed answers for Config.SeedTimeout it goes on
+// alone, says so in Ready, and keeps trying. While no seed's name resolves it keeps waiting: it has no address to ask, and a
 // node that went on alone whenever the DNS is away, or still caches that a Service has no pods (for 30 s in many Kubernetes
 // clusters), would admit everything a second time. The library never heals a split, so a node with seeds tries, for ever,
 // those that are not among its live members.

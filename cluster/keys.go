@@ -80,7 +80,7 @@ func (c *Cluster) RemoveKey(id string) error {
 	})
 }
 
-// changeKeys calls change with the key of an id, nil where there is none, while nobody else uses the keyring.
+// changeKeys calls change with the key of an id, nil where there is none, while no other goroutine uses the keyring.
 func (c *Cluster) changeKeys(id string, change func(key []byte) error) error {
 	c.keys.Lock()
 	defer c.keys.Unlock()

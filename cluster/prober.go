@@ -76,7 +76,7 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-// look has run look for somebody to ask.
+// look wakes run, which looks for a process to ask.
 func (p *prober) look() { p.wake.Set() }
 
 // heard takes in what gossip says of a process, and returns why it does not count. It is called with the library's locks held.

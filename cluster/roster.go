@@ -23,9 +23,9 @@ type roster struct {
 	others  map[identity]node
 	seeds   []string // to find others by
 	heard   bool     // another member has been seen
-	found   bool     // a seed's name has stood for an address, so that there is somebody to ask
+	found   bool     // a seed's name has resolved, so that there is an address to ask
 	tried   bool     // all seeds have been tried once
-	quiet   bool     // nobody has come or gone for a while
+	quiet   bool     // no member has come or gone for Config.Settle
 	silence bool     // the seeds have had their time to answer, and the membership its time to settle
 
 	unverified int    // processes that gossip names and that have not answered
@@ -104,7 +104,7 @@ func (r *roster) advance() error {
 	return nil
 }
 
-// expectant says whether silence would mean something: there is somebody to answer.
+// expectant reports whether silence would mean something: there is a process that could answer.
 func (r *roster) expectant() bool { return r.found || r.heard }
 
 // conflict returns the process that counts for our name, when it is not this one.

@@ -92,7 +92,7 @@ func (s screen) stream(conn io.Reader) (rest io.Reader, reason string) {
 	bounded := io.LimitReader(conn, int64(limit))
 	head := make([]byte, 1, streamHeader)
 	if _, err := io.ReadFull(bounded, head); err != nil {
-		return nil, "" // somebody who tried whether the port is open
+		return nil, "" // a port scan
 	}
 	switch encrypted := head[0] == typeEncrypted; {
 	case s.keyring == nil && encrypted, s.keyring != nil && !encrypted:

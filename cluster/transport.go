@@ -86,7 +86,7 @@ func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 
 // Shutdown closes the sockets and waits until nothing more comes from them.
 func (t *transport) Shutdown() error {
-	err := t.NetTransport.Shutdown() // which needs somebody to take what it has got
+	err := t.NetTransport.Shutdown() // it waits until the packets that it has received are taken
 	close(t.done)
 	t.work.Wait()
 	return err

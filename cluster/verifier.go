@@ -52,8 +52,8 @@ type outcome uint8
 
 const (
 	confirmed outcome = iota + 1 // it is who gossip says
-	mistaken                     // somebody else answers there
-	silent                       // nobody answers there, or nobody who can prove to be a node
+	mistaken                     // another process answers there
+	silent                       // no process answers there, or none that can prove to be a node
 )
 
 // candidate is a process that is to be asked who it is.
@@ -78,7 +78,7 @@ type verified struct {
 }
 
 // verifier knows which of the processes that gossip names have answered on their peer ports, and whom to ask next: a plain
-// state without goroutine, clock or network. Gossip proves nothing: whoever can write it can name any process at any address.
+// state without goroutine, clock or network. Gossip proves nothing: a host that can write it can name any process at any address.
 type verifier struct {
 	self       claim
 	max        int // members, this process included
@@ -146,8 +146,8 @@ func (v *verifier) add(c claim, foreign error, now time.Time) {
 	v.candidates[c] = &candidate{foreign: foreign, preferred: preferred, due: now, heard: now}
 }
 
-// evict makes room for another candidate: any that is not preferred goes, so that a flood of invented ones does not keep out
-// for good whoever comes later.
+// evict makes room for another candidate: any that is not preferred goes, so that a flood of invented ones does not keep out later ones
+// for good.
 func (v *verifier) evict() bool {
 	for c, k := range v.candidates { // in random order
 		if !k.asked && !k.preferred {
@@ -174,7 +174,7 @@ func (v *verifier) ask(id identity, now time.Time) {
 	}
 }
 
-// next returns whom to ask, and whether that is one that cannot be a member; or how long to wait before there may be somebody.
+// next returns the process to ask next, and whether it is one that cannot be a member; or how long to wait before there may be one.
 func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.Duration) {
 	wait = candidateTime
 	var best *candidate
@@ -318,7 +318,7 @@ func (v *verifier) decideDoubt(c claim, k *candidate, what outcome, now time.Tim
 	return answer{gone: []identity{c.identity}}
 }
 
-// confirm counts a process that has answered. Whoever was at its place before cannot be there any more.
+// confirm counts a process that has answered. Another process that was at its place before is gone.
 func (v *verifier) confirm(c claim) answer {
 	a := answer{joins: true}
 	for id, m := range v.members {

@@ -2,8 +2,8 @@ package runner
 
 import "golang.org/x/sys/unix"
 
-// BootTime reads the clock that leases are counted on, in nanoseconds: it goes on while the host is suspended, is not
-// set by anybody, and means nothing on another host.
+// BootTime reads the clock that leases are counted on, in nanoseconds: it goes on while the host is suspended, cannot
+// be set, and means nothing on another host.
 func BootTime() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

@@ -37,7 +37,7 @@ func (b *Inbox) Receive(list []ownership.Envelope) {
 	b.wake.Set()
 }
 
-// Urgent says that a partition has changes that somebody waits for; see store.Config.Urgent. It takes no lock.
+// Urgent says that a partition has changes that an answer waits for; see store.Config.Urgent. It takes no lock.
 func (b *Inbox) Urgent(p int) {
 	bit := uint64(1) << (p % 64)
 	if b.urgent[p/64].Or(bit)&bit == 0 {

@@ -80,7 +80,7 @@ type Runner struct {
 	progress []progress
 	settled  atomic.Bool
 	held     atomic.Int64  // partitions that routes say are Owned or Frozen
-	drained  chan struct{} // closed once the core knows that it is leaving and holds nothing, or there is nobody to take it
+	drained  chan struct{} // closed once the core is leaving and holds nothing, or no member is there to take it
 
 	// Its own.
 	core   core
@@ -100,8 +100,8 @@ type route struct {
 	replaced chan struct{} // closed when it is no longer what is known
 }
 
-// progress says up to which ticket a partition's answers may be given, each number for want of the one before. The numbers
-// only rise. Most of the time nobody waits, so who does leaves a channel, which is closed after the next rise.
+// progress says up to which ticket a partition's answers may be given: by confirmed where there is a copy, else by strict, else by the
+// next. The numbers only rise. A waiter leaves a channel, which is closed after the next rise.
 type progress struct {
 	confirmed atomic.Uint64 // a copy has them
 	strict    atomic.Uint64 // degraded: there is no copy, and that is on record
@@ -230,9 +230,8 @@ func (k *Runner) Settled() bool { return k.settled.Load() }
 // ErrNobody says that there is no other active member that partitions could be given to.
 var ErrNobody = errors.New("runner: there is no other node to give partitions to")
 
-// Drain has everything given to other nodes, and waits until nothing is held any more. It returns early with an error
-// when there is nobody to give it to (ErrNobody), ctx ends, or the Runner is closed. There is no way back: the node
-// goes on giving away.
+// Drain gives all partitions to other nodes, and waits until this node holds none. It returns early with an error when there is no other
+// node (ErrNobody), ctx ends, or the Runner is closed. It cannot be taken back: the node goes on giving away.
 func (k *Runner) Drain(ctx context.Context) error {
 	k.mu.Lock()
 	k.leaving = true
@@ -394,14 +393,14 @@ func (k *Runner) hurry(now ownership.Now) {
 	}
 }
 
-// unneeded says whether a node that holds nothing any more may end: nothing is on its way to it, and of no partition whose
-// holder is lost it has the copy that whoever claims it will ask for.
+// unneeded reports whether a node that holds nothing may end: nothing is on its way to it, and it has no copy of a partition whose holder
+// is lost.
 func (k *Runner) unneeded() bool {
 	st := k.core.Status(k.now())
 	return st.Arriving == 0 && st.Stranded == 0
 }
 
-// others says whether partitions could be given to anybody.
+// others reports whether another node could take partitions.
 func (k *Runner) others() bool {
 	return slices.ContainsFunc(k.seen.Members, func(m ownership.Member) bool { return m.Active && m.Node != k.cfg.Core.Self })
 }
@@ -421,8 +420,8 @@ func (k *Runner) carryOut() {
 	}
 }
 
-// post wakes those who wait for what has been confirmed, and sends the messages that have gathered. Whoever waits for one
-// partition after the other, as for many first answers under escrow, so finds all of them confirmed, and is woken once.
+// post wakes the waiters of confirmed partitions, and sends the messages that have gathered. It does so once for many confirmations, so a
+// caller that waits for several partitions in turn finds all of them confirmed.
 func (k *Runner) post() {
 	for _, c := range k.risen {
 		close(c)
