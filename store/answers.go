@@ -350,3 +350,65 @@ func (m *answers) unite(other *answers, now int64, most answerBounds, b *shardBu
 		}
 	}
 }
+
+// beforeID answers a repeated request id: with the admission that was made, beside the state as it is now.
+func (sh *shard) beforeID(p *plan, call *Call, answer *Answer) (answered bool, err error) {
+	if call.Cost <= 0 || p.part.extras == nil {
+		return false, nil
+	}
+	m, ok := p.part.extras.answers.get(answerKey{p.id(), call.RequestID, answerCharge}, p.now.Mono)
+	if !ok {
+		return false, nil
+	}
+	if m.cost != call.Cost || !sameUse(m.reservation, call.Reservation) {
+		return false, ErrRequestID
+	}
+	peek := Call{Request: algo.Request{TTL: call.TTL, Always: call.Always}, Boot: call.Boot}
+	if err := sh.decide(p.part, &p.k, p.rule, p.now, &peek, p.each, answer); err != nil {
+		return false, err
+	}
+	answer.Allowed, answer.Granted, answer.Delay, answer.Lease, answer.Reservation = !m.over, m.granted, m.delay, m.lease, m.reservation
+	if answer.Allowed {
+		answer.RetryAfter, answer.Banned = 0, false
+	}
+	if p.rule.Durability >= Escrow {
+		// The first answer may still be waiting for the backup.
+		answer.Ticket = sh.wait(p.part, p.k.Partition)
+	}
+	return true, nil
+}
+
+// afterID keeps the answer of a charge under its request id. A charge with Always of which nothing was granted, because as much is owed
+// as may be, is kept too: repeated when there is room again it would be another charge.
+func (sh *shard) afterID(p *plan, call *Call, answer *Answer) {
+	d := &answer.Decision
+	if d.Granted == 0 && !(call.Always && call.Cost > 0) {
+		return
+	}
+	m := answered{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
+	sh.rememberAnswer(p.part, p.id(), answerCharge, call.RequestID, call.Caller, p.rule, p.now, m)
+}
+
+// rememberAnswer keeps what was answered to a request.
+func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id, caller string, rule *Rule, now algo.Instant, m answered) {
+	m.until = now.Mono + int64(keepFor(rule.Limits))
+	k := answerKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
+	part.ensureExtras().answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
+	if part.followed {
+		part.extras.bump()
+		part.recount()
+	}
+}
+
+// sameUse reports whether a charge under one reservation id may be a repetition of a charge under another: both are of none, both
+// make a reservation, whose id is drawn anew each time, or both add to the same one, which each extension numbers anew.
+func sameUse(first, now ReservationID) bool {
+	none := ReservationID{}
+	switch {
+	case first == none || now == none:
+		return first == now
+	case first.extension() == 0 || now.extension() == 0:
+		return first.extension() == now.extension()
+	}
+	return first.Whole() == now.Whole()
+}

@@ -399,7 +399,7 @@ func TestVersionOfEachChange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	own := func() uint64 { return s.shards[0].parts[0].extras.version }
+	own := func() uint64 { return s.shards[0].partitions[0].extras.version }
 	decide(t, s, r, "k", at(0), cost(1))
 	before := uint64(0)
 	for i, step := range []struct {

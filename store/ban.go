@@ -47,29 +47,34 @@ func (r record) changeBan(before time.Duration, now algo.Instant) {
 	}
 }
 
-// banLeft is record.banLeft for a call: a ban that is over is lifted, so that the next call takes the shorter way.
-func (sh *shard) banLeft(r record, now algo.Instant) time.Duration {
-	left := r.banLeft(now)
-	if left == 0 && r.has(bannedFlag) {
-		r.lift()
+// beforeBan refuses a call on a banned key, unless it is charged whatever there is room for. A ban that is over is lifted, so that the
+// next call is plain.
+func (sh *shard) beforeBan(p *plan, call *Call, answer *Answer) (answered bool) {
+	if p.banned = p.r.banLeft(p.now); p.banned == 0 {
+		p.r.lift()
+		return false
 	}
-	return left
+	if call.Always {
+		return false
+	}
+	sh.refuseBanned(p, answer)
+	return true
 }
 
-// refuseBanned refuses a request because of a ban that lasts so much longer. What it says besides is how the limits stand.
-func (sh *shard) refuseBanned(r record, now algo.Instant, left time.Duration, request *algo.Request, each []algo.Decision, answer *Answer) {
-	limits, look := r.spec.rule.Limits, *request
-	sh.counted(r, func() {
+// refuseBanned refuses a call because of the key's ban. What it says besides is how the limits stand.
+func (sh *shard) refuseBanned(p *plan, answer *Answer) {
+	limits, look := p.rule.Limits, p.request
+	sh.counted(p.r, func() {
 		pass := max(look.Cost, 1)
 		if look.Partial {
 			pass = 1
 		}
-		if room := limits.Room(sh.arena, r.state, now); room-look.Held >= pass {
+		if room := limits.Room(sh.arena, p.r.state, p.now); room-look.Held >= pass {
 			look.Cost = 0 // it would pass: a peek says the same and charges nothing
 		}
-		_ = limits.DecideTo(sh.arena, r.state, now, &look, each, &answer.Decision) // neither a peek nor a refusal needs memory
+		_ = limits.DecideTo(sh.arena, p.r.state, p.now, &look, p.each, &answer.Decision) // neither a peek nor a refusal needs memory
 	})
-	answer.banned(left, false)
+	answer.banned(p.banned, false)
 }
 
 // banned makes an answer that of a key which is banned for so much longer; spent is Call.Spent.
@@ -84,17 +89,38 @@ func (a *Answer) banned(left time.Duration, spent bool) {
 	a.ResetAfter = max(a.ResetAfter, left)
 }
 
-// bans says whether the answer to a call begins a ban: it is a refusal, for want of room and for nothing else. There is none while a
+// afterBan begins a ban with a refusal, and tells an answer of the ban that the key had before. The followers are told of a new ban, and
+// its answer waits for the backup: a caller that has been told of a ban is not to be admitted because the holder was lost.
+func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
+	if p.banned > 0 {
+		answer.banned(p.banned, call.Spent)
+		return
+	}
+	if !p.bans(call, &answer.Decision) {
+		return
+	}
+	p.r.ban(int64(p.r.state[0]) + int64(p.rule.Ban))
+	answer.banned(p.rule.Ban, false)
+	answer.Bans = true
+	if p.part.followed {
+		sh.note(p.part, p.r, 0)
+	}
+	if p.rule.Durability >= Escrow && !answer.Degraded {
+		answer.Ticket = max(answer.Ticket, sh.wait(p.part, p.k.Partition))
+	}
+}
+
+// bans reports whether the answer begins a ban: it is a refusal, for want of room and for nothing else. There is none while a
 // part of what is in use may turn out not to be: on loan, of an atomic check that is in flight, or put in the place of what was lost.
-func (sh *shard) bans(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, request *algo.Request, d *algo.Decision) bool {
-	if rule.Ban == 0 || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || request.Held > 0 || part.lostOf(rule, now).is {
+func (p *plan) bans(call *Call, d *algo.Decision) bool {
+	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.Held > 0 || p.part.lostOf(p.rule, p.now).is {
 		return false
 	}
-	if part.extras == nil || part.extras.reservations.count == 0 {
+	if !p.has(concernPending) {
 		return true
 	}
-	held := part.extras.reservations.by[stateID{rule.Scope, k.Key}]
-	return held == nil || !held.inFlight(now.Mono)
+	held := p.part.extras.reservations.by[p.id()]
+	return held == nil || !held.inFlight(p.now.Mono)
 }
 
 // ban gives the record at a slot of the base the ban of a record of add, where that ends later.

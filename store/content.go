@@ -116,46 +116,6 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 	}
 }
 
-// Cold says that what an earlier holder counted is lost. From now on a new key of a rule that is ColdClosed starts
-// full, as if its limit had been used up at this instant.
-func (s *Store) Cold(p int, now algo.Instant) {
-	s.with(p, func(_ *shard, part *partition) {
-		part.ensureExtras().cold = coldness{true, now}
-		part.noteCold()
-	})
-}
-
-// ColdStrict does the same to all keys of strict rules, known ones included.
-func (s *Store) ColdStrict(p int, now algo.Instant) {
-	s.with(p, func(sh *shard, part *partition) {
-		part.ensureExtras().coldStrict = coldness{true, now}
-		part.noteCold()
-		sh.forced(func() {
-			sh.eachRecord(&part.table, func(r record) {
-				if !r.spec.rule.Strict {
-					return
-				}
-				sh.counted(r, func() { _ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) }) // memory is not refused
-				part.lose(r)
-				if r.has(owedFlag) {
-					// There is no room left that the lost holder could have used.
-					r.clear(owedFlag)
-					delete(part.extras.owed, r.id())
-				}
-				if part.followed {
-					sh.note(part, r, 0)
-				}
-			})
-		})
-	})
-}
-
-// coldness is the instant of a Cold or ColdStrict, if there was one.
-type coldness struct {
-	is bool
-	at algo.Instant
-}
-
 // eachRecord calls f for every record of a table. f must not insert into the table or drop from it.
 func (sh *shard) eachRecord(t *table, f func(record)) {
 	for _, e := range t.index {

@@ -1,248 +1,251 @@
 package store
 
 import (
-	"math"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
 )
+
+// The path of one check, under the lock of its shard:
+//
+//  1. decide makes the plan: the call, and a bit for each concern that it has.
+//  2. plain decides a call without a concern on a known key, and nothing is left to do.
+//  3. before and locate ask each concern of the plan: it may answer the call, or change the request.
+//  4. charge lets algo.Limits decide, which charges the state of the key's record.
+//  5. after tells each concern of the plan what was charged: it records that, or adds to the answer.
+//
+// Words:
+//
+//	plan     one call on its way through the five steps
+//	concern  one thing that some calls need besides their decision; its file has a before and an after function
+//	record   the state of one key with its head, see shard.go; a view of it ends with the next change of the table or the specs
+//	mark     where the log of a state stood before the charge, so that a follower is sent only what was added since
+//	follower a process that has a copy of the partition, and is told of changes
+//
+// Other files must keep:
+//
+//   - An error or an answer of before and locate leaves the state as it was, but for time that has passed, a new rule and
+//     loans that have ended.
+//   - content.lower comes before each operation that may charge a state, so that reservations know what may be given back.
+//   - What a state takes from the arena between begins and ends, or within counted, is counted to the record's spec.
+//   - Who changes a record of a followed partition calls note, with the mark from before the change, or 0 for the whole state.
+
+// concerns is a set of concerns.
+type concerns uint16
+
+const (
+	concernGate        concerns = 1 << iota // gate.go, escrow.go: the rule is strict, or its answers may wait for the backup
+	concernCopy                             // follower.go: the partition has a follower
+	concernID                               // answers.go: the call has a request id
+	concernReservation                      // reservation.go: what the call charges is a reservation
+	concernPending                          // reservation.go: reservations are pending in the partition
+	concernBan                              // ban.go: the rule has a Ban
+	concernRefund                           // refund.go: the cost is negative
+	concernExtension                        // settle.go: the call adds to a reservation
+)
+
+// plan is one call on its way through decide. The Call and the Answer are not in it, so that they stay on their caller's stack: the
+// compiler moves to the heap whatever is in one struct with a state.
+type plan struct {
+	concerns concerns
+	part     *partition
+	k        Key
+	rule     *Rule
+	now      algo.Instant
+	each     []algo.Decision
+
+	// request is the call's, with what is on loan of the key.
+	request algo.Request
+	slot    uint32
+	r       record
+	mark    uint64
+	made    bool          // the record was made for this call
+	filled  bool          // and its state filled, see begin
+	denied  bool          // the state counts a refusal
+	banned  time.Duration // what is left of the key's ban
+}
+
+func (p *plan) has(c concerns) bool { return p.concerns&c != 0 }
+
+func (p *plan) id() stateID { return stateID{p.rule.Scope, p.k.Key} }
+
+// concerns returns those of every call on the partition under a rule.
+func (p *partition) concerns(rule *Rule) (of concerns) {
+	if rule.Guarded() {
+		of |= concernGate
+	}
+	if p.followed {
+		of |= concernCopy
+	}
+	if p.extras != nil && p.extras.reservations.count > 0 {
+		of |= concernPending
+	}
+	if rule.Ban > 0 {
+		of |= concernBan
+	}
+	return of
+}
+
+// concerns returns those of one call.
+func (c *Call) concerns() (of concerns) {
+	if c.RequestID != "" {
+		of |= concernID
+	}
+	if c.Reservation != (ReservationID{}) {
+		of |= concernReservation
+	}
+	if c.Cost < 0 && c.Always {
+		of |= concernRefund
+	}
+	if c.Extend {
+		of |= concernExtension
+	}
+	return of
+}
 
 // decide is Store.DecideTo under the lock. answer is zero; it is of no use when there is an error.
 func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	if !part.open {
 		return ErrShut
 	}
-	sh.expireReservationsOn(part, k, rule, now)
-	switch {
-	case call.Cost < 0 && call.Always:
-		return sh.refundCall(part, k, rule, now, call, each, answer)
-	case call.Extend:
-		return sh.extend(part, k, rule, now, call, each, answer)
+	of := part.concerns(rule) | call.concerns()
+	if of&^concernBan == 0 && sh.plain(part, k, rule, now, &call.Request, each, &answer.Decision) {
+		return nil
 	}
-	guarded := rule.Guarded()
-	if !guarded && !part.followed && call.RequestID == "" && call.Reservation == (ReservationID{}) && (rule.Ban == 0 || !call.Always) {
-		// Nobody has to be told, and there is nothing to be remembered.
-		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
-			used := sh.begins(number)
-			part.lower(rule.Limits, state, stateID{rule.Scope, k.Key}, now)
-			err := rule.Limits.DecideTo(sh.arena, state, now, &call.Request, each, &answer.Decision)
-			sh.ends(number, used)
-			if err != nil {
-				return sh.noRoom()
-			}
-			if answer.Allowed || rule.Ban == 0 {
-				if part.extras != nil {
-					answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
-				}
-				return nil
-			}
-			*answer = Answer{} // a refusal, which left no trace, may begin a ban
-		}
+	p := plan{concerns: of, part: part, k: *k, rule: rule, now: now, each: each, request: call.Request}
+	if answered, err := sh.before(&p, call, answer); answered || err != nil {
+		return err
 	}
-	if guarded {
-		if err := part.guard(rule, call.Boot, answer); err != nil {
-			return err
-		}
+	if answered, err := sh.locate(&p, call, answer); answered || err != nil {
+		return err
 	}
-	if call.RequestID != "" && call.Cost > 0 && part.extras != nil {
-		if m, ok := part.extras.answers.get(answerKey{stateID{rule.Scope, k.Key}, call.RequestID, answerCharge}, now.Mono); ok {
-			return sh.again(part, k, rule, now, call, m, each, answer)
-		}
+	if err := sh.charge(&p, call, &answer.Decision); err != nil {
+		return err
 	}
-	if call.Reservation != (ReservationID{}) && call.Cost > 0 {
-		if err := sh.reservable(part, k, rule, now, call); err != nil {
-			return err
-		}
+	sh.after(&p, call, answer)
+	return nil
+}
+
+// plain decides a request without a concern on a key that is kept under this very rule, is not banned and has no loans. It
+// returns false, and has charged nothing, for every other key, for want of memory, and for a refusal that may begin a ban.
+func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
+	if rule.Ban > 0 && r.Always {
+		return false // it may be charged though it is refused
 	}
-	slot, found := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
-	var err error
-	// mark is the state's before the change, for followers that have it up to here; 0 where they need the whole.
-	var mark uint64
-	var filled bool
-	var banned time.Duration
-	var r record
-	request := &call.Request
-	if found {
-		adopted := false
-		if r = sh.record(part.ref(slot)); r.spec.rule != rule {
-			if adopted, err = sh.adoptState(part, slot, rule, now); err != nil {
-				return err
-			}
-			r = sh.record(part.ref(slot))
-		}
-		if adopted && part.followed {
-			sh.note(part, r, 0)
-		}
-		if r.has(lentFlag) {
-			if loans := sh.expireLoans(part, r, now); loans != nil {
-				beside := loans.beside(call.Request, now)
-				request = &beside
-			}
-		}
-		if banned = sh.banLeft(r, now); banned > 0 && !call.Always {
-			sh.refuseBanned(r, now, banned, request, each, answer)
-			return nil
-		}
-		if call.Whole && request.Held > 0 && call.wantsBack(rule.Limits.Room(sh.arena, r.state, now), request.Held) {
-			answer.OnLoan, answer.OnLoanFor = request.Held, request.HeldFor
-			return nil
-		}
-		mark = sh.markOf(part, r)
-	} else {
-		if call.Cost == 0 {
-			answer.Decision, err = sh.peekNew(part, rule, now, call, each)
-			answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
-			return err
-		}
-		if slot, filled, err = sh.enter(part, k, rule, now, call.Caller); err != nil {
-			return err
-		}
-		r = sh.record(part.ref(slot))
+	state, number := sh.stateOf(&part.table, k, rule)
+	if state == nil {
+		return false
 	}
-	number := uint32(r.words[1] >> 32)
 	used := sh.begins(number)
-	part.lower(rule.Limits, r.state, stateID{rule.Scope, k.Key}, now)
-	err = rule.Limits.DecideTo(sh.arena, r.state, now, request, each, &answer.Decision)
+	err := rule.Limits.DecideTo(sh.arena, state, now, r, each, d)
 	sh.ends(number, used)
-	d := &answer.Decision
-	// A refusal that is counted changes the state, too.
-	denied := (part.followed || filled) && err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits)
-	if !found && (err != nil || d.Granted == 0) && (filled && !denied || sh.idle(r, now)) {
-		sh.drop(&part.table, slot)
-		denied = false
+	return err == nil && (d.Allowed || rule.Ban == 0)
+}
+
+// before asks the concerns that need no record.
+func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err error) {
+	if p.has(concernPending) {
+		sh.expireReservationsOn(p.part, &p.k, p.rule, p.now)
+	}
+	switch {
+	case p.has(concernRefund):
+		return true, sh.refundCall(p, call, answer)
+	case p.has(concernExtension):
+		return true, sh.extend(p, call, answer)
+	}
+	if p.has(concernGate) {
+		if err := p.part.guard(p.rule, call.Boot, answer); err != nil {
+			return false, err
+		}
+	}
+	if p.has(concernID) {
+		if answered, err := sh.beforeID(p, call, answer); answered || err != nil {
+			return answered, err
+		}
+	}
+	if p.has(concernReservation) {
+		return false, sh.beforeReservation(p, call)
+	}
+	return false, nil
+}
+
+// locate finds the key's record, or makes it, and asks the concerns that the record has: its loans and its ban. A peek at a key
+// without a record is answered from a fresh state.
+func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err error) {
+	slot, found := sh.find(&p.part.table, p.k.Hash, p.rule.Scope, p.k.Key)
+	if !found {
+		if call.Cost == 0 {
+			answer.Decision, err = sh.peekNew(p.part, p.rule, p.now, call, p.each)
+			answer.Pending = p.part.awaits(p.id(), p.now.Mono)
+			return true, err
+		}
+		if slot, p.filled, err = sh.enter(p.part, &p.k, p.rule, p.now, call.Caller); err != nil {
+			return false, err
+		}
+		p.slot, p.made, p.r = slot, true, sh.record(p.part.ref(slot))
+		return false, nil
+	}
+	if p.r, err = sh.adopted(p.part, slot, p.rule, p.now); err != nil {
+		return false, err
+	}
+	// A check of a key on loan sees the units on loan as held. Where they stand in its way the answer has OnLoan, so that the
+	// limiter may recall them and ask again.
+	if p.r.has(lentFlag) && sh.beforeLoan(p, call, answer) {
+		return true, nil
+	}
+	if p.r.has(bannedFlag) && sh.beforeBan(p, call, answer) {
+		return true, nil
+	}
+	p.mark = sh.markOf(p.part, p.r)
+	return false, nil
+}
+
+// charge has the limits decide. A record that was made for the call is dropped if nothing was charged to it.
+func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
+	limits := p.rule.Limits
+	number := uint32(p.r.words[1] >> 32)
+	used := sh.begins(number)
+	if p.has(concernPending) {
+		p.part.lower(limits, p.r.state, p.id(), p.now)
+	}
+	err := limits.DecideTo(sh.arena, p.r.state, p.now, &p.request, p.each, d)
+	sh.ends(number, used)
+	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(limits)
+	if p.made && (err != nil || d.Granted == 0) && (p.filled && !p.denied || sh.idle(p.r, p.now)) {
+		sh.drop(&p.part.table, p.slot)
+		p.denied = false
 	}
 	if err != nil {
 		return sh.noRoom()
 	}
-	if d.Granted > 0 {
-		if part.followed {
-			sh.note(part, r, mark)
-		}
-		if call.RequestID != "" || call.Reservation != (ReservationID{}) {
-			sh.remember(part, k, rule, r.state, now, call, d)
-			answer.Reservation = call.Reservation
-		}
-		if rule.Durability >= Escrow && !answer.Degraded {
-			answer.Ticket = sh.ticket(part, k, rule, now, call, d.Granted)
-		}
-	} else {
-		if denied && part.followed {
-			sh.note(part, r, mark)
-		}
-		if call.Always && call.Cost > 0 && call.RequestID != "" {
-			// As much is owed as may be. Repeated when there is room again it would be another charge.
-			sh.remember(part, k, rule, nil, now, call, d)
-		}
-	}
-	if part.extras != nil {
-		answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
-	}
-	if request.Held > 0 && !d.Allowed && !call.Always {
-		answer.OnLoan, answer.OnLoanFor = sh.onLoan(rule, request, d)
-	}
-	switch {
-	case banned > 0:
-		answer.banned(banned, call.Spent)
-	case found && sh.bans(part, k, rule, now, call, request, d):
-		r.ban(int64(r.state[0]) + int64(rule.Ban))
-		answer.banned(rule.Ban, false)
-		answer.Bans = true
-		if part.followed {
-			sh.note(part, r, 0)
-		}
-		if rule.Durability >= Escrow && !answer.Degraded {
-			// Who has been told of the ban is not to be admitted because its owner was lost.
-			answer.Ticket = max(answer.Ticket, sh.wait(part, k.Partition))
-		}
-	}
 	return nil
 }
 
-// wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A call that is refused
-// without them does not need to ask before.
-func (c *Call) wantsBack(room, held int64) bool {
-	least := c.Cost
-	if c.Partial {
-		least = 1
+// after tells the concerns what was charged. A copy is told here: note makes the record pending for its followers, and Drain sends
+// it. A ban begins here, in afterBan.
+func (sh *shard) after(p *plan, call *Call, answer *Answer) {
+	granted := answer.Granted > 0
+	if p.has(concernCopy) && (granted || p.denied) {
+		sh.note(p.part, p.r, p.mark)
 	}
-	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-held
-}
-
-// ticket returns the ticket that the answer to a grant needs. An allowance stands for units only: a request id or a reservation that
-// the caller has been told of must be in the copy. The reservation of an atomic check is not told to the caller.
-func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, units int64) (ticket uint64) {
-	if rule.Durability == Escrow {
-		ticket = sh.advance(part, *k, rule, now, units)
+	if p.has(concernID) {
+		sh.afterID(p, call, answer)
 	}
-	if rule.Durability == Sync || call.RequestID != "" || call.Reservation != (ReservationID{}) && !call.ReserveOnce {
-		ticket = sh.wait(part, k.Partition)
+	if p.has(concernReservation) && granted {
+		sh.afterReservation(p, call, answer)
 	}
-	return ticket
-}
-
-// remember keeps a charge under its request id, and as a reservation.
-func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State, now algo.Instant, call *Call, d *algo.Decision) {
-	of := stateID{rule.Scope, k.Key}
-	if call.RequestID != "" {
-		m := answered{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
-		sh.rememberAnswer(part, of, answerCharge, call.RequestID, call.Caller, rule, now, m)
+	if p.has(concernGate) && granted {
+		sh.afterGate(p, call, answer)
 	}
-	if call.Reservation != (ReservationID{}) {
-		e := reservation{
-			id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)),
-			once: call.ReserveOnce, release: rule.ReleaseExpired && !call.ReserveOnce, caller: call.Caller,
-		}
-		// A charge without room may have charged each limit another number of units.
-		exact := d.Allowed || !call.Always || len(rule.Limits) == 1
-		held := part.ensureExtras().reservations.put(of, k.Hash, e, rule.Limits.NewHold(state, exact), &sh.budget)
-		part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
+	if p.has(concernPending | concernReservation) {
+		answer.Pending = p.part.awaits(p.id(), p.now.Mono)
 	}
-}
-
-// rememberAnswer keeps what was answered to a request.
-func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id, caller string, rule *Rule, now algo.Instant, m answered) {
-	m.until = now.Mono + int64(keepFor(rule.Limits))
-	k := answerKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
-	part.ensureExtras().answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
-	if part.followed {
-		part.extras.bump()
-		part.recount()
+	if p.request.Held > 0 {
+		p.afterLoan(call, answer)
 	}
-}
-
-// again answers a repeated request id: the admission that was made, beside the state as it is now.
-func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, m answered, each []algo.Decision, a *Answer) error {
-	if m.cost != call.Cost || !sameUse(m.reservation, call.Reservation) {
-		return ErrRequestID
+	if p.has(concernBan) {
+		sh.afterBan(p, call, answer)
 	}
-	peek := Call{Request: algo.Request{TTL: call.TTL, Always: call.Always}, Boot: call.Boot}
-	if err := sh.decide(part, k, rule, now, &peek, each, a); err != nil {
-		return err
-	}
-	a.Allowed, a.Granted, a.Delay, a.Lease, a.Reservation = !m.over, m.granted, m.delay, m.lease, m.reservation
-	if a.Allowed {
-		a.RetryAfter, a.Banned = 0, false
-	}
-	if rule.Durability >= Escrow {
-		// The first answer may still be waiting for the backup.
-		a.Ticket = sh.wait(part, k.Partition)
-	}
-	return nil
-}
-
-// sameUse reports whether a charge under one reservation id may be a repetition of a charge under another: both are of none, both
-// make a reservation, whose id is drawn anew each time, or both add to the same one, of which each addition is a part.
-func sameUse(first, now ReservationID) bool {
-	none := ReservationID{}
-	switch {
-	case first == none || now == none:
-		return first == now
-	case first.part() == 0 || now.part() == 0:
-		return first.part() == now.part()
-	}
-	return first.Whole() == now.Whole()
 }
 
 // peekNew answers a peek at a key without a state.
@@ -274,31 +277,6 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 	return slot, filled, nil
 }
 
-// begin makes a new key's state: fresh, or filled where what was counted before is lost and matters.
-func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) (filled bool, err error) {
-	if lost := part.lostOf(rule, now); lost.is {
-		rule.Limits.Init(state, lost.at)
-		return true, rule.Limits.Fill(sh.arena, state, lost.at)
-	}
-	rule.Limits.Init(state, now)
-	return false, nil
-}
-
-// lostOf says since when what was counted before is lost and matters to keys of a rule.
-func (p *partition) lostOf(rule *Rule, now algo.Instant) coldness {
-	a := p.extras
-	if a == nil || !rule.ColdClosed && !rule.Strict {
-		return coldness{}
-	}
-	lost := a.cold
-	if !rule.ColdClosed || rule.Strict && a.coldStrict.is && (!lost.is || a.coldStrict.at.Mono > lost.at.Mono) {
-		lost = a.coldStrict
-		lost.is = lost.is && rule.Strict
-	}
-	lost.is = lost.is && now.Mono-lost.at.Mono < int64(rule.Limits.Horizon())
-	return lost
-}
-
 // countsDenied reports whether a refusal changes a state.
 func countsDenied(limits algo.Limits) bool {
 	for i := range limits {
@@ -307,6 +285,19 @@ func countsDenied(limits algo.Limits) bool {
 		}
 	}
 	return false
+}
+
+// adopted returns the record at a slot, brought under the given rule.
+func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Instant) (record, error) {
+	r := sh.record(part.ref(slot))
+	if r.spec.rule == rule {
+		return r, nil
+	}
+	changed, err := sh.adoptState(part, slot, rule, now)
+	if r = sh.record(part.ref(slot)); changed && part.followed {
+		sh.note(part, r, 0)
+	}
+	return r, err
 }
 
 // existing calls f with the key's record under the given rule, and not at all where there is none. f reports whether it
@@ -331,308 +322,4 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 		sh.note(part, r, mark)
 	}
 	return nil
-}
-
-// Refund gives units back, the oldest first, and returns how many. Under a requestID that is known for the key's refunds it
-// gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another number of units.
-// The empty id is none. caller is who asks, empty when that is not known. Like everything that only gives back it needs no lease.
-func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
-		}
-		n, err = sh.refund(part, k, rule, now, units, requestID, caller)
-	})
-	return n, s.refusedRoom(err, rule, caller)
-}
-
-// refund is Refund under the lock, for a partition that is open.
-func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
-	of := stateID{rule.Scope, k.Key}
-	if requestID != "" && part.extras != nil {
-		if m, ok := part.extras.answers.get(answerKey{of, requestID, answerRefund}, now.Mono); ok {
-			if m.cost != units {
-				return 0, ErrRequestID
-			}
-			return m.granted, nil
-		}
-	}
-	err = sh.existing(part, k, rule, now, func(r record) bool {
-		n = rule.Limits.Refund(sh.arena, r.state, now, units)
-		return n > 0
-	})
-	if err == nil && requestID != "" {
-		sh.rememberAnswer(part, of, answerRefund, requestID, caller, rule, now, answered{cost: units, granted: n})
-	}
-	return n, err
-}
-
-// refundCall answers a call of a negative cost.
-func (sh *shard) refundCall(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
-	if rule.Guarded() {
-		// What is given back needs no lease, but the answer does: nothing is done without it.
-		if err := part.guard(rule, call.Boot, answer); err != nil {
-			return err
-		}
-	}
-	n, err := sh.refund(part, *k, rule, now, -call.Cost, call.RequestID, call.Caller)
-	if err != nil {
-		return err
-	}
-	look := Call{Request: algo.Request{Always: true}, Boot: call.Boot, Spent: true}
-	if err := sh.decide(part, k, rule, now, &look, each, answer); err != nil {
-		return err
-	}
-	answer.Allowed, answer.Granted, answer.RetryAfter = true, -n, 0
-	return nil
-}
-
-// Renew lets a lease live for ttl from now; boot is as in Call.
-func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl time.Duration, boot int64) (n Renewal, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		var a Answer
-		if err = part.guard(rule, boot, &a); err != nil {
-			return
-		}
-		n.Degraded, n.Until = a.Degraded, a.Until
-		err = sh.existing(part, k, rule, now, func(r record) bool {
-			n.Left, n.Alive = rule.Limits.Renew(sh.arena, r.state, now, lease, ttl)
-			return n.Alive
-		})
-		if n.Alive && rule.Durability >= Escrow {
-			n.Ticket = sh.wait(part, k.Partition)
-		}
-	})
-	return n, s.refusedRoom(err, rule, "")
-}
-
-// Release ends a lease and reports whether it was alive.
-func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok bool, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
-		}
-		err = sh.existing(part, k, rule, now, func(r record) bool {
-			ok = rule.Limits.Release(sh.arena, r.state, now, lease)
-			return ok
-		})
-	})
-	return ok, s.refusedRoom(err, rule, "")
-}
-
-// extend adds to a pending reservation.
-func (sh *shard) extend(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
-	of := stateID{rule.Scope, k.Key}
-	if part.extras == nil {
-		return ErrNotPending
-	}
-	all := &part.extras.reservations
-	p, parts := all.parts(reservationKey{of, call.Reservation}, now.Mono)
-	if len(parts) == 0 {
-		return ErrNotPending
-	}
-	until := p.list[parts[0]].until
-	if call.ReserveFor > 0 {
-		until = now.Mono + int64(call.ReserveFor)
-	}
-	more := *call
-	more.Extend, more.ReserveFor = false, time.Duration(until-now.Mono)
-	if more.Cost == 0 {
-		more.Reservation, more.RequestID, more.Always, more.Spent = ReservationID{}, "", true, true
-	} else {
-		var last uint32
-		for _, i := range parts {
-			last = max(last, p.list[i].id.part())
-		}
-		if last == math.MaxUint32 {
-			return ErrKeyReservations
-		}
-		more.Reservation = call.Reservation.numbered(last + 1)
-	}
-	if err := sh.decide(part, k, rule, now, &more, each, answer); err != nil {
-		return err
-	}
-	if call.Cost == 0 {
-		answer.Allowed, answer.RetryAfter = true, 0
-	}
-	if answer.Allowed {
-		p, parts = all.parts(reservationKey{of, call.Reservation}, now.Mono)
-		for _, i := range parts {
-			if p.list[i].until != until {
-				p.list[i].until = until
-				all.first = min(all.first, until)
-				part.noteReservation(reservationKey{p.of, p.list[i].id}, &sh.budget)
-			}
-		}
-		answer.Reservation = call.Reservation
-		if rule.Durability >= Escrow && !answer.Degraded {
-			answer.Ticket = sh.wait(part, k.Partition)
-		}
-	}
-	return nil
-}
-
-// Settlement says how a reservation is to end.
-type Settlement struct {
-	ID   ReservationID
-	Keep int64 // units that stay charged
-	// Exact refuses to keep more than what was reserved. Without it that is charged whether or not there is room for it.
-	Exact bool
-	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no further than that
-	// beyond a limit.
-	Bounded bool
-	Whole   bool  // as in Call: of the charge of an excess
-	Boot    int64 // as in Call, like Caller
-	// Caller is who asks.
-	Caller string
-}
-
-// Settled is what came of a Settlement.
-type Settled struct {
-	// Known is unset when there is no such reservation (it has ended or expired): nothing has changed.
-	Known    bool
-	Returned int64 // units that were given back
-	Excess   int64 // units that were charged beyond what was reserved
-	Over     bool  // there was no room for all of the excess
-	OnLoan   int64 // as in Answer: nothing was done
-	// Of the charge of an excess, as in Answer.
-	Ticket   uint64
-	Degraded bool
-	Until    int64
-}
-
-// Settle ends a reservation: of what it charged, and what was added to it, some units stay and the rest is given back, what was
-// added last first. Of one that was ended by keeping the same number of units it returns the first answer again, for as long as a
-// request id is remembered. The error is ErrReserved, and nothing changes, when Keep is more than what it charged and the
-// Settlement is Exact; ErrExcess when it is Bounded and that is too much more.
-func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out Settled, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err == nil && part.extras != nil {
-			out, err = sh.settle(part, k, rule, now, &how)
-		}
-	})
-	return out, s.refusedRoom(err, rule, how.Caller)
-}
-
-func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement) (out Settled, err error) {
-	of := stateID{rule.Scope, k.Key}
-	sh.expireReservationsOn(part, &k, rule, now)
-	all := &part.extras.reservations
-	held, parts := all.parts(reservationKey{of, how.ID}, now.Mono)
-	if len(parts) == 0 {
-		m, ended := part.extras.answers.get(answerKey{of, string(how.ID[:]), answerSettled}, now.Mono)
-		if ended && m.cost == how.Keep {
-			out = Settled{Known: true, Returned: m.granted, Excess: m.excess, Over: m.over}
-			if (m.excess > 0 || rule.ReleaseExpired && how.Keep > 0) && rule.Durability >= Escrow {
-				out.Ticket = sh.wait(part, k.Partition)
-			}
-		}
-		return out, nil
-	}
-	out.Known = true
-	var units int64
-	once, release, caller := false, false, held.list[parts[0]].caller
-	for _, i := range parts {
-		units += held.list[i].units
-		once, release = once || held.list[i].once, release || held.list[i].release
-	}
-	switch {
-	case how.Keep < 0, how.Keep > units && how.Exact:
-		return out, ErrReserved
-	case how.Bounded && how.Keep-units > rule.Limits.Highest():
-		return out, ErrExcess
-	case how.Keep > units:
-		var answer Answer
-		charge := algo.Request{Cost: how.Keep - units, Always: true, Bounded: how.Bounded, MaxDebt: rule.Limits.Highest()}
-		excess := Call{Request: charge, Boot: how.Boot, Spent: true, Whole: how.Whole, Caller: how.Caller}
-		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil || answer.OnLoan > 0 {
-			return Settled{Known: true, OnLoan: answer.OnLoan}, err
-		}
-		out.Excess, out.Over = answer.Granted, !answer.Allowed
-		out.Degraded, out.Until = answer.Degraded, answer.Until
-	}
-	back := max(units-how.Keep, 0)
-	err = sh.existing(part, k, rule, now, func(r record) bool {
-		left := back
-		for _, i := range slices.Backward(parts) {
-			n := min(left, held.list[i].units)
-			left -= n
-			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, held.holds, i, n, part.toldOf(r, &held.list[i]))
-		}
-		return out.Returned > 0
-	})
-	if err != nil {
-		return out, err
-	}
-	for _, i := range slices.Backward(parts) {
-		id := held.list[i].id
-		all.remove(held, i, &sh.budget)
-		part.noteReservation(reservationKey{held.of, id}, &sh.budget)
-	}
-	if !once {
-		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,
-			answered{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
-	}
-	// A copy that takes over without knowing of the commit would give back what is kept.
-	if (out.Excess > 0 || release && how.Keep > 0) && rule.Durability >= Escrow && !out.Degraded {
-		out.Ticket = sh.wait(part, k.Partition)
-	}
-	return out, nil
-}
-
-// toldOf reports whether a follower has been told of a record with a reservation's units in it.
-func (p *partition) toldOf(r record, e *reservation) bool {
-	if p.role == nil {
-		return false
-	}
-	for slot, f := range p.role.followers {
-		if f != nil && e.told[slot] && f.knows(r.spec.rule) {
-			return true
-		}
-	}
-	return false
-}
-
-// Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged
-// is gone. What is on loan stays so.
-func (s *Store) Reset(k Key, scope string) (err error) {
-	of := stateID{scope, k.Key}
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
-		}
-		lent := false
-		slot, changed := sh.find(&part.table, k.Hash, scope, k.Key)
-		if changed {
-			r := sh.record(part.ref(slot))
-			if r.has(owedFlag) {
-				delete(part.extras.owed, of)
-			}
-			sh.endAdvance(part, k.Hash, of)
-			lent = r.has(lentFlag)
-			if !lent {
-				sh.drop(&part.table, slot)
-			}
-		}
-		if a := part.extras; a != nil {
-			changed = a.answers.forget(of) || changed
-			changed = a.reservations.forget(of, &sh.budget) || changed
-		}
-		if changed {
-			part.noteReset(resetKey{k.Hash, stateID{scope, strings.Clone(k.Key)}}, &sh.budget)
-		}
-		if lent {
-			// What is on loan is not known to be spent, and stays held.
-			r := sh.record(part.ref(slot))
-			r.clear(owedFlag)
-			r.lift()
-			sh.counted(r, func() {
-				newest := algo.Instant{Mono: int64(r.state[0])}
-				r.spec.rule.Limits.Free(sh.arena, r.state)
-				r.spec.rule.Limits.Init(r.state, newest)
-			})
-			sh.note(part, r, 0)
-		}
-	})
-	return err
 }

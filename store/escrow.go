@@ -190,3 +190,17 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 		part.recount()
 	}
 }
+
+// afterGate gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or a reservation that
+// the caller has been told of must be in the copy. The reservation of an atomic check is not told to the caller.
+func (sh *shard) afterGate(p *plan, call *Call, answer *Answer) {
+	if p.rule.Durability < Escrow || answer.Degraded {
+		return
+	}
+	if p.rule.Durability == Escrow {
+		answer.Ticket = sh.advance(p.part, p.k, p.rule, p.now, answer.Granted)
+	}
+	if p.rule.Durability == Sync || p.has(concernID) || p.has(concernReservation) && !call.ReserveOnce {
+		answer.Ticket = sh.wait(p.part, p.k.Partition)
+	}
+}

@@ -151,7 +151,7 @@ func TestRequestIDsLost(t *testing.T) {
 	// An eighth of 64 KiB has room for some 30; the store has room for more.
 	s = New(Config{MaxBytes: 64 << 10})
 	use(s, 100, 0)
-	part := &s.shards[0].parts[0]
+	part := &s.shards[0].partitions[0]
 	if got := part.extras.answers.n; got < 25 || got > 31 || s.Stats().RequestIDsLost != uint64(100-got) {
 		t.Errorf("%d remembered, %d lost", got, s.Stats().RequestIDsLost)
 	}

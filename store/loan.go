@@ -417,14 +417,41 @@ func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
 	return r
 }
 
-// onLoan is how many units on loan a refusal depends on, and for how long at most: they stand between the request and its being
-// admitted, or the time that it has to wait depends on how many of them have been spent, which only those who have them know. Where a
-// refusal begins a ban, whoever has them could still admit what it is to refuse.
-func (sh *shard) onLoan(rule *Rule, request *algo.Request, d *algo.Decision) (int64, time.Duration) {
-	if request.Held == 0 || d.RetryAfter == algo.Never || countsDenied(rule.Limits) {
-		return 0, 0
+// beforeLoan has the request know of the units on loan. It answers a call that is not to be charged before these are recalled, see
+// Call.Whole.
+func (sh *shard) beforeLoan(p *plan, call *Call, answer *Answer) (answered bool) {
+	l := sh.expireLoans(p.part, p.r, p.now)
+	if l == nil {
+		return false
 	}
-	return request.Held, request.HeldFor
+	p.request = l.beside(p.request, p.now)
+	held := p.request.Held
+	if !call.Whole || held == 0 || !call.wantsBack(p.rule.Limits.Room(sh.arena, p.r.state, p.now), held) {
+		return false
+	}
+	answer.OnLoan, answer.OnLoanFor = held, p.request.HeldFor
+	return true
+}
+
+// wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A call that is refused
+// without them does not need to ask before.
+func (c *Call) wantsBack(room, held int64) bool {
+	least := c.Cost
+	if c.Partial {
+		least = 1
+	}
+	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-held
+}
+
+// afterLoan tells a refusal how many units on loan it depends on, and for how long at most: they stand between the request and its being
+// admitted, or the time that it has to wait depends on how many of them have been spent, which only their borrowers know. Such a refusal
+// begins no ban, because borrowers could still admit during it.
+func (p *plan) afterLoan(call *Call, answer *Answer) {
+	d := &answer.Decision
+	if d.Allowed || call.Always || d.RetryAfter == algo.Never || countsDenied(p.rule.Limits) {
+		return
+	}
+	answer.OnLoan, answer.OnLoanFor = p.request.Held, p.request.HeldFor
 }
 
 // Lending is how much of a key could be in use if nothing were on loan, which is its room, and its loans, those that have ended among

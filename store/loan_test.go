@@ -51,9 +51,9 @@ func loansCounted(t *testing.T, s *Store) {
 	var want LoanStats
 	borrowers := make(map[uint64]bool)
 	for i := range s.shards {
-		for j := range s.shards[i].parts {
+		for j := range s.shards[i].partitions {
 			s.shards[i].locked(func() {
-				if part := &s.shards[i].parts[j]; part.open && part.extras != nil {
+				if part := &s.shards[i].partitions[j]; part.open && part.extras != nil {
 					for _, l := range part.extras.lent {
 						want.OnLoan += l.Held()
 						for _, b := range l.Borrowers(nil) {

@@ -11,23 +11,23 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// ReservationID names a reservation of a state. Its first partAt bytes are random, because a caller that can guess them
-// can end the reservation. The other bytes number the parts: each extension with units is kept as a reservation of its
+// ReservationID names a reservation of a state. Its first extensionAt bytes are random, because a caller that can guess them
+// can end the reservation. The other bytes number the extensions: each one with units is kept as a reservation of its
 // own. They are zero in the id that callers have. The zero value is none.
 type ReservationID [16]byte
 
-// partAt is the offset of a part's number in a ReservationID.
-const partAt = 12
+// extensionAt is the offset of an extension's number in a ReservationID.
+const extensionAt = 12
 
-// Whole returns the id that callers have of a part's reservation.
+// Whole returns the id that callers have of an extension's reservation.
 func (id ReservationID) Whole() ReservationID { return id.numbered(0) }
 
-func (id ReservationID) numbered(part uint32) ReservationID {
-	binary.BigEndian.PutUint32(id[partAt:], part)
+func (id ReservationID) numbered(extension uint32) ReservationID {
+	binary.BigEndian.PutUint32(id[extensionAt:], extension)
 	return id
 }
 
-func (id ReservationID) part() uint32 { return binary.BigEndian.Uint32(id[partAt:]) }
+func (id ReservationID) extension() uint32 { return binary.BigEndian.Uint32(id[extensionAt:]) }
 
 // reservationBytes is how many bytes a pending reservation counts as, besides the texts of its state.
 const reservationBytes = 256
@@ -79,19 +79,19 @@ func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok b
 	return p, i, i >= 0 && now < p.list[i].until
 }
 
-// parts returns the indices of a reservation and its extensions, in the order in which they were charged. It returns
+// charges returns the indices of a reservation and its extensions, in the order in which they were charged. It returns
 // none if the reservation is not pending, or if the id is that of an extension.
-func (r *reservations) parts(k reservationKey, now int64) (p *pending, parts []int) {
+func (r *reservations) charges(k reservationKey, now int64) (p *pending, charges []int) {
 	p, _, ok := r.get(k, now)
-	if !ok || k.id.part() != 0 {
+	if !ok || k.id.extension() != 0 {
 		return p, nil
 	}
 	for i := range p.list {
 		if p.list[i].id.Whole() == k.id && now < p.list[i].until {
-			parts = append(parts, i)
+			charges = append(charges, i)
 		}
 	}
-	return p, parts
+	return p, charges
 }
 
 // of returns the reservations of a state, made if need be. It keeps a copy of the key's text.
@@ -108,7 +108,7 @@ func (r *reservations) of(of stateID, hash uint64) *pending {
 	return p
 }
 
-// put adds the newest reservation of a state. reservable has made sure that there may be one more.
+// put adds the newest reservation of a state. beforeReservation has made sure that there may be one more.
 func (r *reservations) put(of stateID, hash uint64, e reservation, hold algo.Hold, b *shardBudget) *pending {
 	if p, i, _ := r.get(reservationKey{of, e.id}, 0); p != nil && i >= 0 {
 		r.remove(p, i, b)
@@ -285,9 +285,13 @@ func (r *reserved) greedy(caller string, most int) bool {
 	return r.callers[caller] > most/(len(r.callers)+1)
 }
 
-// reservable returns an error if there is no room for one more reservation of the key. The bound of the key does not
+// beforeReservation returns an error if there is no room for one more reservation of the key. The bound of the key does not
 // hold for reservations of atomic checks (ReserveOnce), which their coordinator ends.
-func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call) error {
+func (sh *shard) beforeReservation(p *plan, call *Call) error {
+	part, k, rule, now := p.part, p.k, p.rule, p.now
+	if call.Cost <= 0 {
+		return nil
+	}
 	most, ofKey := sh.store.cfg.MaxReservations, 0
 	if part.extras != nil {
 		sh.expireReservations(part, now)
@@ -330,4 +334,17 @@ func (p *partition) awaits(of stateID, now int64) bool {
 	}
 	held := p.extras.reservations.by[of]
 	return held != nil && slices.ContainsFunc(held.list, func(e reservation) bool { return now < e.until })
+}
+
+// afterReservation keeps a charge as a reservation.
+func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
+	d := &answer.Decision
+	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, caller: call.Caller}
+	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
+	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
+	// A charge without room may have charged each limit another number of units.
+	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
+	held := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, p.rule.Limits.NewHold(p.r.state, exact), &sh.budget)
+	p.part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
+	answer.Reservation = call.Reservation
 }

@@ -32,7 +32,7 @@ func TestExtend(t *testing.T) {
 		t.Errorf("%+v, %v", a, err)
 	}
 	_, held := s.at(k.Partition)
-	if _, parts := held.extras.reservations.parts(reservationKey{stateID{"p", "k"}, id}, int64(10*time.Second)); len(parts) > 0 {
+	if _, parts := held.extras.reservations.charges(reservationKey{stateID{"p", "k"}, id}, int64(10*time.Second)); len(parts) > 0 {
 		t.Error("a refused extension, and one without a time, prolonged it")
 	}
 	// Time alone, and with units.
@@ -446,5 +446,25 @@ func TestAnswersAfterAllHaveEnded(t *testing.T) {
 		}
 		l.sync(t, now, false)
 		l.same(t, charge.RequestID, now)
+	}
+}
+
+// A charge whatever there is room for, of which nothing fits below the debt that may be, leaves no reservation, and its request id says so.
+func TestReservationOfNothing(t *testing.T) {
+	s, r := New(Config{}), rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, MaxDebt: 1, Window: time.Hour})
+	forced := func(n uint64, id string) Call {
+		request := algo.Request{Cost: 11, Always: true}
+		return Call{Request: request, RequestID: id, Reservation: reservationOf(n), ReserveFor: time.Minute}
+	}
+	if d := decide(t, s, r, "k", at(0), forced(1, "a")); d.Granted != 11 {
+		t.Fatalf("granted %d, want all that may be owed", d.Granted)
+	}
+	for range 2 {
+		if d := decide(t, s, r, "k", at(0), forced(2, "b")); d.Granted != 0 || d.Allowed {
+			t.Errorf("granted %d, allowed %v, beyond the debt that may be", d.Granted, d.Allowed)
+		}
+	}
+	if n := s.Stats().Reservations; n != 1 {
+		t.Errorf("%d reservations, want the first one's alone", n)
 	}
 }

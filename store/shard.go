@@ -59,9 +59,9 @@ type specKey struct{ scope, caller string }
 type shard struct {
 	mu sync.Mutex
 	// What a decision reads fills the rest of the lock's cache line.
-	arena *algo.Arena
-	parts []partition
-	specs []spec
+	arena      *algo.Arena
+	partitions []partition
+	specs      []spec
 
 	store  *Store
 	budget shardBudget

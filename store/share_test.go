@@ -43,8 +43,8 @@ func walked(t *testing.T, s *Store) {
 				keys["caller "+r.spec.caller.label]++
 			})
 		}
-		for j := range sh.parts {
-			part := &sh.parts[j]
+		for j := range sh.partitions {
+			part := &sh.partitions[j]
 			visit(&part.content)
 			if part.role != nil {
 				visit(&part.role.staging)
@@ -81,8 +81,8 @@ func walked(t *testing.T, s *Store) {
 	}
 	owned, reserved := make(map[string]int), int64(0)
 	for i := range s.shards {
-		for j := range s.shards[i].parts {
-			part := &s.shards[i].parts[j]
+		for j := range s.shards[i].partitions {
+			part := &s.shards[i].partitions[j]
 			for _, a := range []*extras{part.extras, part.stagedExtras()} {
 				if a == nil {
 					continue

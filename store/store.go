@@ -273,10 +273,10 @@ func New(cfg Config) *Store {
 		sh.budget.budget, sh.budget.sh = &s.budget, sh
 		sh.arena = algo.NewArenaFrom(&s.pages, &sh.budget)
 		// Partition p lives in shard p mod n, at index p div n.
-		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
+		sh.partitions = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[specKey][]uint32)
-		for j := range sh.parts {
-			sh.parts[j].open = !cfg.Shut
+		for j := range sh.partitions {
+			sh.partitions[j].open = !cfg.Shut
 		}
 	}
 	return s
@@ -312,8 +312,8 @@ func (s *Store) Stats() Stats {
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
-		for j := range sh.parts {
-			part := &sh.parts[j]
+		for j := range sh.partitions {
+			part := &sh.partitions[j]
 			if !part.open {
 				st.Copies += int64(part.count)
 			}
@@ -331,7 +331,7 @@ func (s *Store) Stats() Stats {
 
 func (s *Store) at(p int) (*shard, *partition) {
 	sh := &s.shards[p&(len(s.shards)-1)]
-	return sh, &sh.parts[p>>s.shift]
+	return sh, &sh.partitions[p>>s.shift]
 }
 
 // Decide decides one call on the key's state, making the state where there is none and it is needed. each is nil or has
@@ -355,21 +355,10 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 // DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose change
 // nobody has to be told. It reports false, and nothing has happened, for all others. *d is written whatever it held.
 func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Request, d *algo.Decision) bool {
-	if rule.Guarded() {
-		return false
-	}
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
 	defer sh.unlock()
-	if part.open && !part.followed && (part.extras == nil || part.extras.reservations.count == 0) {
-		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
-			used := sh.begins(number)
-			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
-			sh.ends(number, used)
-			return err == nil && (d.Allowed || rule.Ban == 0) // a refusal, which left no trace, may begin a ban
-		}
-	}
-	return false
+	return part.open && part.concerns(rule)&^concernBan == 0 && sh.plain(part, k, rule, now, r, nil, d)
 }
 
 // decideFull is DecideTo for a call that has found no room, for the reason err: in the store (errNoRoom) or in its share
@@ -494,7 +483,7 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 		})
 		records -= visited
 		if passed {
-			partitions -= len(s.shards[from.shard].parts) - from.part
+			partitions -= len(s.shards[from.shard].partitions) - from.part
 			shards++
 		} else {
 			partitions -= s.hand.part - from.part
@@ -511,8 +500,8 @@ func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *parti
 	sh := &s.shards[h.shard]
 	sh.mu.Lock()
 	defer sh.unlock()
-	for ; h.part < len(sh.parts); h.part, h.slot = h.part+1, 0 {
-		part := &sh.parts[h.part]
+	for ; h.part < len(sh.partitions); h.part, h.slot = h.part+1, 0 {
+		part := &sh.partitions[h.part]
 		if h.slot == 0 {
 			sh.quiet(part, now)
 		}

@@ -137,8 +137,8 @@ func TestAgainstStates(t *testing.T) {
 			if len(sh.specOf) != 0 || len(sh.free) != len(sh.specs) {
 				t.Errorf("seed %d: specs are left: %v", seed, sh.specOf)
 			}
-			for j := range sh.parts {
-				if sh.parts[j].index != nil || sh.parts[j].count != 0 {
+			for j := range sh.partitions {
+				if sh.partitions[j].index != nil || sh.partitions[j].count != 0 {
 					t.Errorf("seed %d: a table is left", seed)
 				}
 			}
@@ -384,7 +384,7 @@ func TestTablesShrink(t *testing.T) {
 		decide(t, s, rule("q", window(1, time.Hour)), fmt.Sprint(i), at(0), cost(1))
 	}
 	s.Sweep(at(time.Minute), 1)
-	if n := len(s.shards[0].parts[0].index); n > 128 {
+	if n := len(s.shards[0].partitions[0].index); n > 128 {
 		t.Errorf("a table of %d slots for %d keys", n, s.Stats().Keys)
 	}
 	for i := range 10 {
@@ -493,8 +493,8 @@ func TestRequestIDMemory(t *testing.T) {
 			s.Reset(s.key("p", "k1"), "p")
 		}
 		for j := range s.shards {
-			for p := range s.shards[j].parts {
-				m := &s.shards[j].parts[p].ensureExtras().answers
+			for p := range s.shards[j].partitions {
+				m := &s.shards[j].partitions[p].ensureExtras().answers
 				listed := 0
 				for e := m.oldest; e != nil; e = e.newer {
 					listed++

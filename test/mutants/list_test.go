@@ -605,12 +605,12 @@ var mutants = []mutant{
 		"./store -run TestUndoAcrossStores", "has room for",
 	},
 	{
-		"store: a commit gives back all", "store/decide.go",
+		"store: a commit gives back all", "store/settle.go",
 		[]edit{{"held.holds, i, n, part", "held.holds, i, held.list[i].units, part"}},
 		seeds + "fair", "admitted beyond the limit",
 	},
 	{
-		"store: a cancel leaves a unit behind", "store/decide.go",
+		"store: a cancel leaves a unit behind", "store/settle.go",
 		[]edit{{"held.holds, i, n, part", "held.holds, i, max(n-1, 0), part"}},
 		seeds + "fair", "refused without need",
 	},
@@ -751,7 +751,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a refusal does not say that units are on loan", "store/loan.go",
-		[]edit{{"	return request.Held, request.HeldFor\n", "	return 0, 0\n"}},
+		[]edit{{"answer.OnLoanFor = p.request.Held, p.request.HeldFor\n", "answer.OnLoanFor = 0, 0\n"}},
 		loans, "refused before all on loan was asked for",
 	},
 	{
@@ -940,13 +940,13 @@ var mutants = []mutant{
 		"./store -run TestIDsOverACrash$", "are in use, want at least",
 	},
 	{
-		"store: a charge with a request id does not wait under escrow", "store/decide.go",
-		[]edit{{"if rule.Durability == Sync || call.RequestID != \"\" ||", "if rule.Durability == Sync ||"}},
+		"store: a charge with a request id does not wait under escrow", "store/escrow.go",
+		[]edit{{"if p.rule.Durability == Sync || p.has(concernID) ||", "if p.rule.Durability == Sync ||"}},
 		"./store -run TestIDsOverACrash$", "again, want at most",
 	},
 	{
-		"store: a repeated request does not wait under escrow", "store/decide.go",
-		[]edit{{"	if rule.Durability >= Escrow {\n		// The first answer", "	if rule.Durability > Escrow {\n		// The first answer"}},
+		"store: a repeated request does not wait under escrow", "store/answers.go",
+		[]edit{{"	if p.rule.Durability >= Escrow {\n		// The first answer", "	if p.rule.Durability > Escrow {\n		// The first answer"}},
 		"./store -run TestRepeatWaitsToo$", "tickets 2 and 0",
 	},
 	{
@@ -975,12 +975,12 @@ var mutants = []mutant{
 		"./limiter -run TestAnswerAtTheEndOfALease$", "an answer until 7",
 	},
 	{
-		"store: of two losses the earlier counts", "store/decide.go",
+		"store: of two losses the earlier counts", "store/cold.go",
 		[]edit{{"a.coldStrict.at.Mono > lost.at.Mono)", "a.coldStrict.at.Mono < lost.at.Mono)"}},
 		"./store -run TestCold$", "both at 1m1s",
 	},
 	{
-		"store: a loss for strict rules alone is none for those that begin full", "store/decide.go",
+		"store: a loss for strict rules alone is none for those that begin full", "store/cold.go",
 		[]edit{{"(!lost.is || a.coldStrict.at.Mono", "(lost.is && a.coldStrict.at.Mono"}},
 		"./store -run TestCold$", "both after a loss",
 	},
@@ -995,13 +995,13 @@ var mutants = []mutant{
 		"./store -run TestRepeatWaitsToo$", "told and not confirmed",
 	},
 	{
-		"store: a reset leaves the ban of a key with loans", "store/decide.go",
+		"store: a reset leaves the ban of a key with loans", "store/reset.go",
 		[]edit{{"\t\t\tr.clear(owedFlag)\n\t\t\tr.lift()\n\t\t\tsh.counted", "\t\t\tr.clear(owedFlag)\n\t\t\tsh.counted"}},
 		"./store -run TestResetOfABanBesideLoans$", "want 3 left of 20",
 	},
 	{
 		"store: the fast path decides in a partition that is shut", "store/store.go",
-		[]edit{{"if part.open && !part.followed && (", "if !part.followed && ("}},
+		[]edit{{"return part.open && part.concerns", "return part.concerns"}},
 		"./store -run TestDecideKnown$", "a partition that is shut is decided",
 	},
 	{

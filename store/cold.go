@@ -1,0 +1,70 @@
+package store
+
+import (
+	"github.com/weirlimit/weir/algo"
+)
+
+// Cold says that what an earlier holder counted is lost. From now on a new key of a rule that is ColdClosed starts
+// full, as if its limit had been used up at this instant.
+func (s *Store) Cold(p int, now algo.Instant) {
+	s.with(p, func(_ *shard, part *partition) {
+		part.ensureExtras().cold = coldness{true, now}
+		part.noteCold()
+	})
+}
+
+// ColdStrict does the same to all keys of strict rules, known ones included.
+func (s *Store) ColdStrict(p int, now algo.Instant) {
+	s.with(p, func(sh *shard, part *partition) {
+		part.ensureExtras().coldStrict = coldness{true, now}
+		part.noteCold()
+		sh.forced(func() {
+			sh.eachRecord(&part.table, func(r record) {
+				if !r.spec.rule.Strict {
+					return
+				}
+				sh.counted(r, func() { _ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) }) // memory is not refused
+				part.lose(r)
+				if r.has(owedFlag) {
+					// There is no room left that the lost holder could have used.
+					r.clear(owedFlag)
+					delete(part.extras.owed, r.id())
+				}
+				if part.followed {
+					sh.note(part, r, 0)
+				}
+			})
+		})
+	})
+}
+
+// coldness is the instant of a Cold or ColdStrict, if there was one.
+type coldness struct {
+	is bool
+	at algo.Instant
+}
+
+// begin makes a new key's state: fresh, or filled where what was counted before is lost and matters.
+func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) (filled bool, err error) {
+	if lost := part.lostOf(rule, now); lost.is {
+		rule.Limits.Init(state, lost.at)
+		return true, rule.Limits.Fill(sh.arena, state, lost.at)
+	}
+	rule.Limits.Init(state, now)
+	return false, nil
+}
+
+// lostOf says since when what was counted before is lost and matters to keys of a rule.
+func (p *partition) lostOf(rule *Rule, now algo.Instant) coldness {
+	a := p.extras
+	if a == nil || !rule.ColdClosed && !rule.Strict {
+		return coldness{}
+	}
+	lost := a.cold
+	if !rule.ColdClosed || rule.Strict && a.coldStrict.is && (!lost.is || a.coldStrict.at.Mono > lost.at.Mono) {
+		lost = a.coldStrict
+		lost.is = lost.is && rule.Strict
+	}
+	lost.is = lost.is && now.Mono-lost.at.Mono < int64(rule.Limits.Horizon())
+	return lost
+}

@@ -1,0 +1,51 @@
+package store
+
+import (
+	"strings"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged
+// is gone. What is on loan stays so.
+func (s *Store) Reset(k Key, scope string) (err error) {
+	of := stateID{scope, k.Key}
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if err = part.shut(); err != nil {
+			return
+		}
+		lent := false
+		slot, changed := sh.find(&part.table, k.Hash, scope, k.Key)
+		if changed {
+			r := sh.record(part.ref(slot))
+			if r.has(owedFlag) {
+				delete(part.extras.owed, of)
+			}
+			sh.endAdvance(part, k.Hash, of)
+			lent = r.has(lentFlag)
+			if !lent {
+				sh.drop(&part.table, slot)
+			}
+		}
+		if a := part.extras; a != nil {
+			changed = a.answers.forget(of) || changed
+			changed = a.reservations.forget(of, &sh.budget) || changed
+		}
+		if changed {
+			part.noteReset(resetKey{k.Hash, stateID{scope, strings.Clone(k.Key)}}, &sh.budget)
+		}
+		if lent {
+			// What is on loan is not known to be spent, and stays held.
+			r := sh.record(part.ref(slot))
+			r.clear(owedFlag)
+			r.lift()
+			sh.counted(r, func() {
+				newest := algo.Instant{Mono: int64(r.state[0])}
+				r.spec.rule.Limits.Free(sh.arena, r.state)
+				r.spec.rule.Limits.Init(r.state, newest)
+			})
+			sh.note(part, r, 0)
+		}
+	})
+	return err
+}
