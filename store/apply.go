@@ -179,19 +179,19 @@ func (a *apply) reservation() error {
 	hash, of := r.Fixed64(), r.identity()
 	e := reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 	e.until = a.now.Mono + r.int(maxAge)
-	e.once, e.release, e.caller = r.bool(), r.bool(), string(r.bytes(maxCaller))
+	e.once, e.release = r.bool(), r.bool()
+	caller := string(r.bytes(maxCaller))
 	if r.Failed() {
 		return ErrChunk
 	}
 	switch p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); {
 	case p != nil && i >= 0:
-		b.reserved.add(p.list[i].caller, -1)
-		b.reserved.add(e.caller, 1)
+		e.caller = p.list[i].caller
 		p.list[i] = e
 		side.reservations.first = min(side.reservations.first, e.until)
-	case b.reserved.count.Load() < int64(a.sh.store.cfg.MaxReservations): // beyond it, what it charged stays charged
+	case b.reservations.Load() < int64(a.sh.store.cfg.MaxReservations): // beyond it, what it charged stays charged
 		of.scope = strings.Clone(of.scope)
-		side.reservations.put(of, hash, e, algo.Hold{}, b) // the item of the record says where its units are
+		side.reservations.put(of, hash, e, caller, algo.Hold{}, b) // the item of the record says where its units are
 	}
 	return nil
 }

@@ -275,7 +275,7 @@ func (d *drain) reservation(k reservationKey) {
 	d.out = append(d.out, k.id[:]...)
 	d.out = appendUint(d.out, uint64(r.units))
 	d.out = appendUint(d.out, uint64(max(r.until-d.now.Mono, 0)))
-	d.out = varint.AppendText(appendBool(appendBool(d.out, r.once), r.release), r.caller)
+	d.out = varint.AppendText(appendBool(appendBool(d.out, r.once), r.release), r.caller.label)
 }
 
 // identity writes the scope and key of a state.

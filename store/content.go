@@ -49,8 +49,6 @@ func (sh *shard) replace(part *partition, by content) (old content) {
 		sh.detach(part, ownership.Slot(slot))
 	}
 	old, part.content = part.content, by
-	sh.store.countLent(&old, false)
-	sh.store.countLent(&part.content, part.open)
 	part.retrace()
 	return old
 }

@@ -210,15 +210,15 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	}
 	err := limits.DecideTo(sh.arena, p.r.state, p.now, &p.request, p.each, d)
 	sh.ends(number, used)
+	if err != nil {
+		err = sh.noRoom(number)
+	}
 	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(limits)
 	if p.made && (err != nil || d.Granted == 0) && (p.filled && !p.denied || sh.idle(p.r, p.now)) {
 		sh.drop(&p.part.table, p.slot)
 		p.denied = false
 	}
-	if err != nil {
-		return sh.noRoom()
-	}
-	return nil
+	return err
 }
 
 // after tells the concerns what was charged. A copy is told here: note makes the record pending for its followers, and Drain sends

@@ -1013,7 +1013,7 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		if got, err := b.Decide(k, r, there, cost(0), nil); err != nil || got.Remaining != 10-2-1-1 || got.Pending {
 			t.Errorf("durability %v: %+v, %v", d, got, err)
 		}
-		if n := b.budget.reserved.count.Load(); n != 0 {
+		if n := b.budget.reservations.Load(); n != 0 {
 			t.Errorf("durability %v: %d reservations are left", d, n)
 		}
 		accounted(t, b)

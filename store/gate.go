@@ -13,16 +13,12 @@ func (s *Store) Open(p int) {
 		// content that is not open count any: who has it counts for another process, who may go on counting.
 		part.extras.bump()
 		part.open = true
-		s.countLent(&part.content, true)
 	})
 }
 
 // Shut ends that: no call is in progress any more when it returns, and the next ones get ErrShut.
 func (s *Store) Shut(p int) {
-	s.with(p, func(_ *shard, part *partition) {
-		part.open = false
-		s.countLent(&part.content, false)
-	})
+	s.with(p, func(_ *shard, part *partition) { part.open = false })
 }
 
 // Lease lets strict rules be decided until the given instant of the boot clock, and not at all from then on.
@@ -53,7 +49,7 @@ func (sh *shard) locked(f func()) {
 // unlock ends what a lock began, also by defer where that panics: whoever recovers the panic goes on, and so do all other calls on the
 // shard. What a call that panicked was about to change may be changed by half, which is of its own key: nothing else is reset.
 func (sh *shard) unlock() {
-	sh.budget.acting = 0
+	sh.budget.taker = 0
 	sh.mu.Unlock()
 }
 

@@ -2,9 +2,7 @@ package store
 
 import (
 	"math"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -19,55 +17,6 @@ type lent struct {
 	hash uint64
 	algo.Loans
 	counted int // bytes
-	// What loanCounts have of it; nothing where the store does not decide for the state.
-	units     int64
-	borrowers []uint64
-	spare     []uint64 // room for the next borrowers
-}
-
-// loanCounts are sums over the loans of all states that a Store decides for, so that nobody has to look at all of them.
-type loanCounts struct {
-	mu        sync.Mutex
-	units     int64
-	borrowers map[uint64]int // how many loans each of them has
-}
-
-// set brings the sums up to date with what is on loan of a state; decides says whether the store decides for it.
-func (c *loanCounts) set(l *lent, decides bool) {
-	var units int64
-	borrowers := l.spare[:0]
-	if decides && l.Len() > 0 {
-		units, borrowers = l.Held(), l.Borrowers(borrowers)
-	}
-	if units == l.units && slices.Equal(borrowers, l.borrowers) {
-		l.spare = borrowers
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.units += units - l.units
-	if c.borrowers == nil {
-		c.borrowers = make(map[uint64]int)
-	}
-	for _, b := range borrowers {
-		c.borrowers[b]++
-	}
-	for _, b := range l.borrowers {
-		if c.borrowers[b]--; c.borrowers[b] == 0 {
-			delete(c.borrowers, b)
-		}
-	}
-	l.units, l.borrowers, l.spare = units, borrowers, l.borrowers
-}
-
-// countLent brings the sums up to date with all loans of a content.
-func (s *Store) countLent(c *content, decides bool) {
-	if c.extras == nil {
-		return
-	}
-	for _, l := range c.extras.lent {
-		s.lent.set(l, decides)
-	}
 }
 
 // recount counts the bytes of the loans that there are now.
@@ -152,7 +101,6 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 	if l == nil {
 		return nil
 	}
-	defer func() { sh.store.lent.set(l, part.open) }()
 	limits, before := r.spec.rule.Limits, l.Len()
 	for {
 		mark := sh.markOf(part, r)
@@ -329,7 +277,6 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	after, known := l.Get(b.ID)
 	after.Caller = before.Caller // which the copies do not have
 	part.keepLent(r, l, &sh.budget)
-	sh.store.lent.set(l, true)
 	if after != before && part.followed {
 		sh.note(part, r, mark)
 	}
@@ -404,11 +351,24 @@ type LoanStats struct {
 	Expired   uint64 // units that were charged because their loans had ended, ever
 }
 
-// Loans returns the present reading.
+// Loans returns the present reading. It looks at every loan.
 func (s *Store) Loans() LoanStats {
-	s.lent.mu.Lock()
-	defer s.lent.mu.Unlock()
-	return LoanStats{OnLoan: s.lent.units, Borrowers: len(s.lent.borrowers), Expired: s.expired.Load()}
+	st, borrowers := LoanStats{Expired: s.expired.Load()}, make(map[uint64]bool)
+	var of []uint64
+	s.eachPartition(func(part *partition) {
+		if !part.open || part.extras == nil {
+			return
+		}
+		for _, l := range part.extras.lent {
+			st.OnLoan += l.Held()
+			of = l.Borrowers(of[:0])
+			for _, b := range of {
+				borrowers[b] = true
+			}
+		}
+	})
+	st.Borrowers = len(borrowers)
+	return st
 }
 
 // beside makes a request one that knows of the units of its state that are on loan.

@@ -24,7 +24,6 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		m.add.ensureExtras()
 		sh.forced(m.run)
 		err, staged = m.err, m.add
-		s.countLent(&part.content, part.open)
 		part.raise()
 		part.extras.version++
 		part.noteMerged(sh)
@@ -163,7 +162,7 @@ func (m *merge) putReservations(p *pending) {
 	base := &m.base.extras.reservations
 	for _, e := range p.list {
 		if known, i, _ := base.get(reservationKey{p.of, e.id}, 0); known == nil || i < 0 {
-			base.put(p.of, p.hash, e, algo.Hold{}, &m.sh.budget)
+			base.put(p.of, p.hash, e, e.caller.label, algo.Hold{}, &m.sh.budget)
 		}
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/weirlimit/weir/algo"
 )
@@ -48,9 +46,8 @@ type reservation struct {
 	once  bool  // the answer to its commit or cancel is not remembered
 	// release says that its units are given back at the end of its ttl. Otherwise they stay charged.
 	release bool
-	// caller is the caller that made it; empty: not known.
-	caller string
-	told   [slots]bool // the follower of the slot has been told of the state since the charge
+	caller  *account    // of the caller that made it
+	told    [slots]bool // the follower of the slot has been told of the state since the charge
 }
 
 // reservations are the pending reservations of one partition. The zero value is empty and ready for use.
@@ -109,7 +106,7 @@ func (r *reservations) of(of stateID, hash uint64) *pending {
 }
 
 // put adds the newest reservation of a state. beforeReservation has made sure that there may be one more.
-func (r *reservations) put(of stateID, hash uint64, e reservation, hold algo.Hold, b *shardBudget) *pending {
+func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold, b *shardBudget) *pending {
 	if p, i, _ := r.get(reservationKey{of, e.id}, 0); p != nil && i >= 0 {
 		r.remove(p, i, b)
 	}
@@ -119,7 +116,7 @@ func (r *reservations) put(of stateID, hash uint64, e reservation, hold algo.Hol
 	p := r.of(of, hash)
 	p.list, p.holds = append(p.list, e), append(p.holds, hold)
 	r.count++
-	b.reserved.add(e.caller, 1)
+	p.list[len(p.list)-1].caller = b.takeReservation(caller)
 	b.count(reservationBytes + of.size())
 	return p
 }
@@ -146,7 +143,7 @@ func (c *content) lose(r record) {
 
 // remove forgets the i-th reservation of a state. Its units stay charged.
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
-	b.reserved.add(p.list[i].caller, -1)
+	b.giveReservation(p.list[i].caller)
 	p.list = slices.Delete(p.list, i, i+1)
 	p.holds = p.holds.Remove(i)
 	r.count--
@@ -245,44 +242,11 @@ func (r *reservations) each(do func(reservationKey)) {
 func (r *reservations) free(b *shardBudget) {
 	for _, p := range r.by {
 		for i := range p.list {
-			b.reserved.add(p.list[i].caller, -1)
+			b.giveReservation(p.list[i].caller)
 		}
 		b.Give((reservationBytes + p.of.size()) * len(p.list))
 	}
 	*r = reservations{}
-}
-
-// reserved counts the reservations of all partitions, copies included. The zero value is ready for use.
-type reserved struct {
-	count    atomic.Int64
-	rejected atomic.Uint64 // because of a bound, ever
-
-	mu sync.Mutex
-	// callers is the number of reservations of each known caller.
-	callers map[string]int
-}
-
-// add counts so many more reservations of a caller, or fewer if more is negative.
-func (r *reserved) add(caller string, more int) {
-	r.count.Add(int64(more))
-	if caller == "" {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.callers == nil {
-		r.callers = make(map[string]int)
-	}
-	if r.callers[caller] += more; r.callers[caller] == 0 {
-		delete(r.callers, caller)
-	}
-}
-
-// greedy reports whether a caller has more than its fair part of most reservations.
-func (r *reserved) greedy(caller string, most int) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.callers[caller] > most/(len(r.callers)+1)
 }
 
 // beforeReservation returns an error if there is no room for one more reservation of the key. The bound of the key does not
@@ -300,18 +264,17 @@ func (sh *shard) beforeReservation(p *plan, call *Call) error {
 		}
 	}
 	if ofKey >= sh.store.cfg.MaxKeyReservations && !call.ReserveOnce {
-		sh.budget.reserved.rejected.Add(1)
+		sh.budget.reservationsRejected.Add(1)
 		return ErrKeyReservations
 	}
-	n := int(sh.budget.reserved.count.Load())
-	// The last of them are for callers with less than a fair part, as in shares.fair.
-	if n >= most-most/reserve && sh.budget.reserved.greedy(call.Caller, most) {
-		sh.budget.reserved.rejected.Add(1)
+	n := int(sh.budget.reservations.Load())
+	if n >= most-most/reserve && sh.store.shares.greedy(call.Caller, most) {
+		sh.budget.reservationsRejected.Add(1)
 		sh.store.shares.refused(rule.Scope, call.Caller)
 		return ErrShareReservations
 	}
 	if n >= most {
-		sh.budget.reserved.rejected.Add(1)
+		sh.budget.reservationsRejected.Add(1)
 		return ErrReservations
 	}
 	size := reservationBytes + stateID{rule.Scope, k.Key}.size()
@@ -339,12 +302,12 @@ func (p *partition) awaits(of stateID, now int64) bool {
 // afterReservation keeps a charge as a reservation.
 func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
-	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, caller: call.Caller}
-	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
+	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, release: p.rule.ReleaseExpired && !call.ReserveOnce}
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
 	// A charge without room may have charged each limit another number of units.
 	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
-	held := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, p.rule.Limits.NewHold(p.r.state, exact), &sh.budget)
+	hold := p.rule.Limits.NewHold(p.r.state, exact)
+	held := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
 	p.part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
 	answer.Reservation = call.Reservation
 }

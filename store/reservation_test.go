@@ -55,7 +55,7 @@ func TestExtend(t *testing.T) {
 	if d := decide(t, s, r, "k", at(119*time.Second), cost(0)); d.Remaining != 5 {
 		t.Errorf("%d remain of 10 with 5 kept", d.Remaining)
 	}
-	if n := s.budget.reserved.count.Load(); n != 0 {
+	if n := s.budget.reservations.Load(); n != 0 {
 		t.Errorf("%d reservations are left", n)
 	}
 	accounted(t, s)
@@ -361,7 +361,7 @@ func TestReservationsExpire(t *testing.T) {
 	}
 	for i, d := range []time.Duration{10, 20, 30, 50} {
 		s.Sweep(at(d*time.Second), 1)
-		if n := s.budget.reserved.count.Load(); n != int64(3-i) {
+		if n := s.budget.reservations.Load(); n != int64(3-i) {
 			t.Errorf("%d reservations are pending at %ds", n, d)
 		}
 	}

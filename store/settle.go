@@ -112,7 +112,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	}
 	out.Known = true
 	var units int64
-	once, release, caller := false, false, held.list[charges[0]].caller
+	once, release, caller := false, false, held.list[charges[0]].caller.label
 	for _, i := range charges {
 		units += held.list[i].units
 		once, release = once || held.list[i].once, release || held.list[i].release

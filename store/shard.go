@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,11 +11,12 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// errNoRoom asks the Store to make room and try again, which a shard cannot do under its own lock.
-var errNoRoom = errors.New("store: no room")
-
-// errShare is errNoRoom where it is the share that has no room.
-var errShare = errors.New("store: no room in the share")
+// errNoRoom asks the Store to make room and try again, which a shard cannot do under its own lock. It is errShare where the share has no
+// room.
+var (
+	errNoRoom = errors.New("store: no room")
+	errShare  = errors.New("store: no room in the share")
+)
 
 // A record in the arena is
 //
@@ -71,33 +73,27 @@ type shard struct {
 	scratch algo.State // for peeks at keys without a state
 	buffer  []byte     // of Drain: one state
 
-	_ [8]byte // to whole cache lines, so that neighbours' callers do not wait for each other
+	_ [16]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.
 type shardBudget struct {
 	*budget
-	// force makes it count what it would refuse: where a change must not be lost for want of memory.
-	force bool
-	// acting is one more than the number of the spec of the record that memory is taken for, where its share's bounds apply.
-	acting uint32
-	short  bool // memory was refused for that reason
-	// fresh says that memory is taken for a new key of this node's own.
-	fresh bool
-	sh    *shard
+	sh *shard
+	// taker says what for the arena asks: 1 more than the number of the spec whose state grows, forced, or 0 for anything else.
+	taker uint32
 }
+
+// forced is the taker of memory that is counted and never refused: a change must not be lost for want of it.
+const forced = math.MaxUint32
 
 // Take implements algo.Budget.
 func (b *shardBudget) Take(bytes int) bool {
-	if b.force {
-		b.used.Add(int64(bytes))
+	switch {
+	case b.taker == forced:
+		b.count(bytes)
 		return true
-	}
-	if b.acting != 0 && !b.sh.mayGrow(&b.sh.specs[b.acting-1]) {
-		b.short = true
-		return false
-	}
-	if s := b.sh.store; s.cfg.Copies && (b.fresh || b.acting != 0) && b.max > 0 && b.used.Load()+int64(bytes) > b.max-b.max/copyReserve {
+	case b.taker != 0 && !b.sh.mayGrow(b.taker-1, bytes):
 		return false
 	}
 	return b.budget.Take(bytes)
@@ -108,9 +104,9 @@ func (b *shardBudget) count(bytes int) { b.used.Add(int64(bytes)) }
 
 // forced calls f with memory that is counted and never refused.
 func (sh *shard) forced(f func()) {
-	defer func(before bool) { sh.budget.force = before }(sh.budget.force)
-	sh.budget.force = true
+	sh.budget.taker = forced
 	f()
+	sh.budget.taker = 0
 }
 
 // partition is what a shard keeps of one partition. There are thousands of them, most of which have little besides their
@@ -304,25 +300,18 @@ func (sh *shard) dropState(t *table, hash uint64, of stateID) bool {
 	return ok
 }
 
-// insert makes a fresh record, counted to the caller, and returns its slot. bounded says that it is new and not a copy, so that
+// insert makes a fresh record, counted to the caller, and returns its slot. own says that it is a new key's and not a copy, so that
 // the bounds of shares apply.
-func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant, caller string, bounded bool) (uint32, error) {
+func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant, caller string, own bool) (uint32, error) {
 	s := sh.store
-	most := s.cfg.MaxKeys
-	if bounded && s.cfg.Copies {
-		most -= most / copyReserve
-	}
-	defer func(before bool) { sh.budget.fresh = before }(sh.budget.fresh)
-	sh.budget.fresh = bounded
-	if n := s.keys.Add(1); most > 0 && n > most && !sh.budget.force {
+	maxKeys, maxBytes := s.bounds(own)
+	n := s.keys.Add(1)
+	full := maxKeys > 0 && n > maxKeys || own && maxBytes > 0 && s.budget.used.Load() >= maxBytes
+	if full && sh.budget.taker != forced || !t.reserve(&sh.budget) {
 		s.keys.Add(-1)
 		return 0, errNoRoom
 	}
-	if !t.reserve(&sh.budget) {
-		s.keys.Add(-1)
-		return 0, errNoRoom
-	}
-	ref, err := sh.place(k, rule, caller, bounded)
+	ref, err := sh.place(k, rule, caller, own)
 	if err != nil {
 		s.keys.Add(-1)
 		return 0, err
@@ -334,13 +323,13 @@ func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant, caller st
 }
 
 // place allocates a record with its head and key, see insert.
-func (sh *shard) place(k Key, rule *Rule, caller string, bounded bool) (algo.Ref, error) {
+func (sh *shard) place(k Key, rule *Rule, caller string, own bool) (algo.Ref, error) {
 	number, ok := sh.intern(rule, caller)
 	if !ok {
 		return 0, errNoRoom
 	}
 	sp := &sh.specs[number]
-	if bounded && !sh.mayEnter(sp, rule) {
+	if own && !sh.mayEnter(sp, rule) {
 		sh.unref(number)
 		return 0, errShare
 	}

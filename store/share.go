@@ -32,12 +32,13 @@ const (
 type account struct {
 	label  string   // empty: all of those that are not told apart
 	inline *account // of an inline share: what all of them have together
-	refs   int      // specs, and partitions that remember answers to the caller; guarded by shares.mu
+	refs   int      // specs, reservations, and partitions that remember answers to the caller; guarded by shares.mu
 
 	keys, bytes atomic.Int64
 	refused     atomic.Uint64 // calls answered ErrShareFull
 	ids         atomic.Int64  // bytes of the answers remembered for a caller
 	idsLost     atomic.Uint64 // of them, those that were forgotten before their time
+	reserved    atomic.Int64  // a caller's pending reservations
 }
 
 func (a *account) add(keys, bytes int) {
@@ -219,43 +220,85 @@ func (s *shares) short(keys, bytes int64) bool {
 	return s.maxKeys > 0 && keys >= s.maxKeys-s.maxKeys/reserve || s.maxBytes > 0 && bytes >= s.maxBytes-s.maxBytes/reserve
 }
 
+// greedy reports whether a caller has more than a fair part of most reservations, of which the last are for the others.
+func (s *shares) greedy(caller string, most int) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	of := s.callers[caller]
+	return of != nil && of.reserved.Load() > int64(most/(len(s.callers)+1))
+}
+
+// takeReservation counts one more reservation of a caller, and returns the caller's account.
+func (b *shardBudget) takeReservation(caller string) *account {
+	of := b.sh.store.shares.takeCaller(caller)
+	of.reserved.Add(1)
+	b.reservations.Add(1)
+	return of
+}
+
+// giveReservation takes back what takeReservation counted.
+func (b *shardBudget) giveReservation(of *account) {
+	of.reserved.Add(-1)
+	b.reservations.Add(-1)
+	b.sh.store.shares.giveCaller(of)
+}
+
+// bounds are the bounds of the store's keys and bytes, 0 for none: for own keys and their growth without the room for copies.
+func (s *Store) bounds(own bool) (keys, bytes int64) {
+	keys, bytes = s.cfg.MaxKeys, s.cfg.MaxBytes
+	if own && s.cfg.Copies {
+		keys, bytes = keys-keys/copyReserve, bytes-bytes/copyReserve
+	}
+	return keys, bytes
+}
+
 // mayEnter says whether a new record may be made under a rule.
 func (sh *shard) mayEnter(sp *spec, rule *Rule) bool {
 	if rule.MaxKeys > 0 && sp.share.keys.Load() >= rule.MaxKeys || rule.MaxBytes > 0 && sp.share.bytes.Load() >= rule.MaxBytes {
 		return false
 	}
-	return sh.budget.force || sh.store.shares.fair(sp, sh.store.keys.Load(), sh.store.budget.used.Load())
+	return sh.store.shares.fair(sp, sh.store.keys.Load(), sh.store.budget.used.Load())
 }
 
-// mayGrow says whether a page may be taken for a state of the spec.
-func (sh *shard) mayGrow(sp *spec) bool {
+// mayGrow says whether memory may be taken for a state of the spec of a number.
+func (sh *shard) mayGrow(number uint32, bytes int) bool {
+	used := sh.budget.used.Load()
+	if _, most := sh.store.bounds(true); most > 0 && used+int64(bytes) > most {
+		return false
+	}
+	return sh.shareGrows(number)
+}
+
+// shareGrows says whether the share of a spec has room.
+func (sh *shard) shareGrows(number uint32) bool {
+	sp := &sh.specs[number]
 	if sp.rule.MaxBytes > 0 && sp.share.bytes.Load() >= sp.rule.MaxBytes {
 		return false
 	}
-	return sh.store.shares.fair(sp, 0, sh.store.budget.used.Load())
+	return sh.store.shares.fair(sp, 0, sh.budget.used.Load())
 }
 
 // begins begins a change of a state under the spec of that number, which ends counts. What the state takes meanwhile is bounded by
 // the bounds of its share.
 func (sh *shard) begins(number uint32) (used int) {
-	sh.budget.acting, sh.budget.short = number+1, false
+	sh.budget.taker = number + 1
 	return sh.arena.InUse()
 }
 
 // ends counts what a state has taken or given back since begins.
 func (sh *shard) ends(number uint32, used int) {
-	sh.budget.acting = 0
+	sh.budget.taker = 0
 	if d := sh.arena.InUse() - used; d != 0 {
 		sh.specs[number].count(0, d)
 	}
 }
 
-// noRoom is the reason why a state could not grow between begins and ends.
-func (sh *shard) noRoom() error {
-	if sh.budget.short {
-		return errShare
+// noRoom is the reason why a state under the spec of that number could not grow.
+func (sh *shard) noRoom(number uint32) error {
+	if sh.shareGrows(number) {
+		return errNoRoom
 	}
-	return errNoRoom
+	return errShare
 }
 
 // counted changes a record's state by f and counts what it takes or gives back.
@@ -267,9 +310,7 @@ func (sh *shard) counted(r record, f func()) {
 
 // idle reports whether a record's state is as good as new.
 func (sh *shard) idle(r record, now algo.Instant) (is bool) {
-	used := sh.arena.InUse()
-	is = r.spec.rule.Limits.Idle(sh.arena, r.state, now)
-	r.spec.count(0, sh.arena.InUse()-used)
+	sh.counted(r, func() { is = r.spec.rule.Limits.Idle(sh.arena, r.state, now) })
 	return is
 }
 

@@ -104,9 +104,7 @@ func walked(t *testing.T, s *Store) {
 			for _, p := range part.extras.reservations.by {
 				for _, e := range p.list {
 					reserved++
-					if e.caller != "" {
-						owned[e.caller]++
-					}
+					owned[e.caller.label]++
 				}
 			}
 		}
@@ -114,10 +112,17 @@ func walked(t *testing.T, s *Store) {
 	if fmt.Sprint(ids) != fmt.Sprint(of) {
 		t.Fatalf("request ids take %v, counted are %v", ids, of)
 	}
-	if got := s.budget.reserved.callers; len(owned)+len(got) > 0 && fmt.Sprint(got) != fmt.Sprint(owned) {
-		t.Fatalf("reservations are counted as %v, there are %v", got, owned)
+	delete(owned, "")
+	counts := make(map[string]int)
+	for label, a := range s.shares.callers {
+		if n := a.reserved.Load(); n != 0 {
+			counts[label] = int(n)
+		}
 	}
-	if got := s.budget.reserved.count.Load(); got != reserved {
+	if fmt.Sprint(counts) != fmt.Sprint(owned) {
+		t.Fatalf("reservations are counted as %v, there are %v", counts, owned)
+	}
+	if got := s.budget.reservations.Load(); got != reserved {
 		t.Fatalf("%d reservations are counted, there are %d", got, reserved)
 	}
 	if n := s.shares.inline.keys.Load(); n != 0 {

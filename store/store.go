@@ -226,7 +226,6 @@ type Store struct {
 	full   atomic.Uint64 // calls answered ErrFull
 	// expired are units on loan that were charged because their loans had ended.
 	expired atomic.Uint64
-	lent    loanCounts
 	// Calls answered ErrShareFull.
 	shareFull atomic.Uint64
 	// Mono instants until which it is not worth looking for idle states again: for a call that finds the store full, and for
@@ -307,26 +306,32 @@ func (s *Store) Stats() Stats {
 	st := Stats{
 		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
 		Full: s.full.Load(), ShareFull: s.shareFull.Load(), Swept: s.swept.Load(), RequestIDsLost: s.budget.memosLost.Load(),
-		Reservations: s.budget.reserved.count.Load(), ReservationsRejected: s.budget.reserved.rejected.Load(),
+		Reservations: s.budget.reservations.Load(), ReservationsRejected: s.budget.reservationsRejected.Load(),
 	}
+	s.eachPartition(func(part *partition) {
+		if !part.open {
+			st.Copies += int64(part.count)
+		}
+		if part.role != nil {
+			st.Copies += int64(part.role.staging.count)
+		}
+		for slot := range part.pending {
+			st.Pending += int64(part.pending[slot].Load())
+		}
+	})
+	return st
+}
+
+// eachPartition calls f for every partition, under the lock of its shard.
+func (s *Store) eachPartition(f func(*partition)) {
 	for i := range s.shards {
 		sh := &s.shards[i]
-		sh.mu.Lock()
-		for j := range sh.partitions {
-			part := &sh.partitions[j]
-			if !part.open {
-				st.Copies += int64(part.count)
+		sh.locked(func() {
+			for j := range sh.partitions {
+				f(&sh.partitions[j])
 			}
-			if part.role != nil {
-				st.Copies += int64(part.role.staging.count)
-			}
-			for slot := range part.pending {
-				st.Pending += int64(part.pending[slot].Load())
-			}
-		}
-		sh.mu.Unlock()
+		})
 	}
-	return st
 }
 
 func (s *Store) at(p int) (*shard, *partition) {
@@ -532,7 +537,9 @@ type budget struct {
 	used      atomic.Int64
 	answers   atomic.Int64  // bytes of remembered answers
 	memosLost atomic.Uint64 // that were forgotten before their time
-	reserved  reserved
+	// Pending reservations of all partitions, copies included; and those that were not made for a bound, ever.
+	reservations         atomic.Int64
+	reservationsRejected atomic.Uint64
 }
 
 // Take implements algo.Budget.

@@ -581,7 +581,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a copy knows of no reservations", "store/apply.go",
-		[]edit{{"		side.reservations.put(of, hash, e, algo.Hold{}, b)", "		_, _ = of, hash"}},
+		[]edit{{"		side.reservations.put(of, hash, e, caller, algo.Hold{}, b)", "		_, _, _ = of, hash, caller"}},
 		seeds + "moving", "a reservation forgotten",
 	},
 	{
