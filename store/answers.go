@@ -262,7 +262,7 @@ func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) b
 		return true
 	}
 	used := b.answers.Load() + int64(size)
-	if of.account.label == "" && b.sh.store.shares.known.Load() == 0 {
+	if of.account.label == "" && b.sh.store.shares.callers.n.Load() == 0 {
 		return used <= most.share || m.bytes+size <= most.even
 	}
 	return of.account.ids.Load()+int64(size) <= (answerShare-1)*(most.share-used)

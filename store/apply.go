@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"errors"
 	"math"
 	"slices"
@@ -241,7 +240,6 @@ func (a *apply) cold() error {
 
 func (a *apply) rule() error {
 	r := &a.r
-	item := r.Rest
 	scope := r.bytes(maxScope)
 	caller := r.bytes(maxCaller)
 	limits := r.bytes(math.MaxInt32)
@@ -249,14 +247,6 @@ func (a *apply) rule() error {
 	ban := r.int(int64(algo.MaxWindow))
 	if r.Failed() || durability > Sync {
 		return ErrChunk
-	}
-	item = item[:len(item)-len(r.Rest)]
-	room := &a.sh.store.chunks
-	room.mu.Lock()
-	defer room.mu.Unlock()
-	if room.read.rule != nil && bytes.Equal(room.read.item, item) {
-		a.rules = append(a.rules, room.read.kept)
-		return nil
 	}
 	rule := &Rule{Scope: string(scope), Durability: durability, Strict: strict, Ban: time.Duration(ban)}
 	if known := a.sh.known(rule, string(caller), limits); known != nil {
@@ -272,8 +262,7 @@ func (a *apply) rule() error {
 		}
 		rule.Limits = ls
 	}
-	room.read.kept, room.read.item = kept{rule, string(caller)}, append(room.read.item[:0], item...)
-	a.rules = append(a.rules, room.read.kept)
+	a.rules = append(a.rules, kept{rule, string(caller)})
 	return nil
 }
 

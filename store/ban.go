@@ -102,9 +102,7 @@ func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 	p.r.ban(int64(p.r.state[0]) + int64(p.rule.Ban))
 	answer.banned(p.rule.Ban, false)
 	answer.Bans = true
-	if p.part.followed {
-		sh.note(p.part, p.r, 0)
-	}
+	sh.note(p.part, p.r, 0)
 	if p.rule.Durability >= Escrow && !answer.Degraded {
 		answer.Ticket = max(answer.Ticket, sh.wait(p.part, p.k.Partition))
 	}

@@ -90,12 +90,6 @@ type chunkRoom struct {
 	mu sync.Mutex
 	// slab is what small chunks are cut from. It stays in memory while one of them is in use.
 	slab []byte
-	// The rule that was written last with its item, without the byte for the kind, and the same of the rule that was
-	// read last. Nearly always the next rule is the same.
-	told, read struct {
-		kept
-		item []byte
-	}
 }
 
 const (
@@ -292,17 +286,11 @@ func (d *drain) rule(r record) uint64 {
 	if index, known := d.other[number]; known {
 		return index
 	}
-	told := &d.room.told
-	if rule, caller := r.spec.rule, r.spec.caller.label; told.rule != rule || told.caller != caller {
-		d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
-		item := varint.AppendText(varint.AppendText(varint.AppendText(told.item[:0], rule.Scope), caller), d.sh.buffer)
-		var strict byte
-		if rule.Strict {
-			strict = 1
-		}
-		told.kept, told.item = kept{rule, caller}, appendUint(append(item, byte(rule.Durability), strict), uint64(rule.Ban))
-	}
-	d.out = append(append(d.out, itemRule), told.item...)
+	rule := r.spec.rule
+	d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
+	d.out = varint.AppendText(varint.AppendText(append(d.out, itemRule), rule.Scope), r.spec.caller.label)
+	d.out = append(varint.AppendText(d.out, d.sh.buffer), byte(rule.Durability))
+	d.out = appendUint(appendBool(d.out, rule.Strict), uint64(rule.Ban))
 	index := d.rules
 	d.rules++
 	if index == 0 {

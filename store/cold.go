@@ -30,9 +30,7 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 					r.clear(owedFlag)
 					delete(part.extras.owed, r.id())
 				}
-				if part.followed {
-					sh.note(part, r, 0)
-				}
+				sh.note(part, r, 0)
 			})
 		})
 	})

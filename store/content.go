@@ -103,9 +103,7 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 			})
 			r.clear(owedFlag)
 			delete(part.extras.owed, of)
-			if part.followed {
-				sh.note(part, r, 0)
-			}
+			sh.note(part, r, 0)
 			continue
 		}
 		if !strict {

@@ -294,7 +294,7 @@ func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Inst
 		return r, nil
 	}
 	changed, err := sh.adoptState(part, slot, rule, now)
-	if r = sh.record(part.ref(slot)); changed && part.followed {
+	if r = sh.record(part.ref(slot)); changed {
 		sh.note(part, r, 0)
 	}
 	return r, err
@@ -307,18 +307,13 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	if !ok {
 		return nil
 	}
-	adopted, err := sh.adoptState(part, slot, rule, now)
+	r, err := sh.adopted(part, slot, rule, now)
 	if err != nil {
 		return err
 	}
-	r := sh.record(part.ref(slot))
-	var mark uint64
-	if !adopted && part.unnoted(r) {
-		mark = rule.Limits.Mark(r.state)
-	}
-	var changed bool
+	mark, changed := sh.markOf(part, r), false
 	sh.counted(r, func() { changed = f(r) })
-	if (changed || adopted) && part.followed {
+	if changed {
 		sh.note(part, r, mark)
 	}
 	return nil

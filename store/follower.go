@@ -144,6 +144,14 @@ func (p *partition) unnoted(r record) bool {
 	return false
 }
 
+// markOf is the mark of a record's state for followers that have it up to here, 0 where there are none.
+func (sh *shard) markOf(part *partition, r record) uint64 {
+	if part.followed && part.unnoted(r) {
+		return r.spec.rule.Limits.Mark(r.state)
+	}
+	return 0
+}
+
 // note makes a record's change pending for all followers that know the record. mark is the state's Mark from before the
 // change, or 0 when the state has to be told as a whole. Where the record is pending already, mark is not used.
 func (sh *shard) note(part *partition, r record, mark uint64) {

@@ -76,25 +76,6 @@ func (c *content) dropLent(of stateID, b *shardBudget) bool {
 	return true
 }
 
-// spent notes that a state has been charged units that a borrower has, or may have, spent. mark is the state's from before the
-// charge.
-func (sh *shard) spent(part *partition, r record, units int64, mark uint64) {
-	if units == 0 {
-		return
-	}
-	if part.followed {
-		sh.note(part, r, mark)
-	}
-}
-
-// markOf is the mark of a record's state for followers that have it up to here, 0 where there are none.
-func (sh *shard) markOf(part *partition, r record) uint64 {
-	if part.followed && part.unnoted(r) {
-		return r.spec.rule.Limits.Mark(r.state)
-	}
-	return 0
-}
-
 // expireLoans ends the loans of a record that are due, and returns those that it has: nil where there are none.
 func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent {
 	l := part.lentOf(r)
@@ -115,16 +96,11 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 			break
 		}
 		sh.store.expired.Add(uint64(n))
-		if part.followed {
-			sh.note(part, r, mark)
-		}
-		sh.spent(part, r, n, mark)
+		sh.note(part, r, mark)
 	}
 	if l.Len() != before {
 		part.keepLent(r, l, &sh.budget)
-		if part.followed {
-			sh.note(part, r, sh.markOf(part, r))
-		}
+		sh.note(part, r, sh.markOf(part, r))
 		if l.Len() == 0 {
 			return nil
 		}
@@ -230,46 +206,37 @@ func (p *partition) lendable(rule *Rule, b *Borrow) (want int64, quota algo.Quot
 
 func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *Borrow) (a Lent, err error) {
 	want, quota, left := part.lendable(rule, b)
-	asks := want > 0 || quota.Term > 0
+	asks, reports := want > 0 || quota.Term > 0, b.Totals != (algo.Totals{})
 	a.ID = b.ID
 	slot, found := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
 	if !found {
-		if !asks && b.Totals == (algo.Totals{}) {
+		if !asks && !reports {
 			return a, nil
 		}
 		if slot, _, err = sh.enter(part, k, rule, now, b.Caller); err != nil {
 			return a, sh.store.refusedRoom(err, rule, b.Caller)
 		}
-	} else if adopted, err := sh.adoptState(part, slot, rule, now); err != nil {
-		want, quota = 0, algo.Quota{} // for want of memory the state keeps its old rule
-	} else if adopted && part.followed {
-		sh.note(part, sh.record(part.ref(slot)), 0)
 	}
-	r := sh.record(part.ref(slot))
+	r, err := sh.adopted(part, slot, rule, now)
+	if err != nil {
+		want, quota = 0, algo.Quota{} // for want of memory the state keeps its old rule
+	}
 	if r.banLeft(now) > 0 {
 		want, quota.Demand = 0, 0 // a Quota of which nobody here knows is prolonged all the same: its borrower has it
 	}
-	limits := r.spec.rule.Limits
 	sh.expireLoans(part, r, now)
 	l := part.lend(r)
 	before, known := l.Get(b.ID)
-	var last bool // there is no memory or place to keep what is reported
-	if !known && (asks || b.Totals != (algo.Totals{})) {
-		switch {
-		case !l.Fits(b.Caller) || !sh.budget.Take(loanBytes):
-			want, quota, last = 0, algo.Quota{}, b.Totals != (algo.Totals{})
-		default:
-			sh.budget.Give(loanBytes)
-		}
+	last := false // there is no memory or place to keep what is reported
+	if !known && (asks || reports) && (!l.Fits(b.Caller) || !sh.budget.has(loanBytes)) {
+		want, quota, last = 0, algo.Quota{}, reports
 	}
 	sh.report(part, r, l, now, b, last, &a)
 	mark := sh.markOf(part, r)
-	switch {
-	case last:
-	case quota.Term > 0:
+	if limits := r.spec.rule.Limits; quota.Term > 0 {
 		a.Loan = limits.LendQuota(sh.arena, r.state, now, &l.Loans, b.ID, quota)
 		a.Term = quota.Term
-	default:
+	} else if !last {
 		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want, left)
 	}
 	a.Checked, a.OnLoan = a.Checks-before.Checks, l.Held()
@@ -277,22 +244,27 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	after, known := l.Get(b.ID)
 	after.Caller = before.Caller // which the copies do not have
 	part.keepLent(r, l, &sh.budget)
-	if after != before && part.followed {
+	if after != before {
 		sh.note(part, r, mark)
 	}
 	if !found && !known && a.Charged == 0 {
 		sh.drop(&part.table, slot)
-	}
-	if a.Term > 0 {
-		if len(limits) > 1 {
-			a.Each = make([]algo.Decision, len(limits))
-		}
-		a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), a.Each) // a peek takes no memory
+	} else if a.Term > 0 {
+		sh.tellBorrower(r, l, now, &a)
 	}
 	if a.Term > 0 && rule.Durability >= Escrow {
 		a.Ticket = sh.wait(part, k.Partition)
 	}
 	return a, nil
+}
+
+// tellBorrower tells a borrower how the key stands.
+func (sh *shard) tellBorrower(r record, l *lent, now algo.Instant, a *Lent) {
+	limits := r.spec.rule.Limits
+	if len(limits) > 1 {
+		a.Each = make([]algo.Decision, len(limits))
+	}
+	a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), a.Each) // a peek takes no memory
 }
 
 // report takes in what a borrower reports of a loan. last says that the loan ends with it.
@@ -308,7 +280,9 @@ func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b 
 			}
 		})
 	})
-	sh.spent(part, r, a.Charged, mark)
+	if a.Charged > 0 {
+		sh.note(part, r, mark)
+	}
 }
 
 // Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are lent before

@@ -240,13 +240,9 @@ func (r *reservations) each(do func(reservationKey)) {
 }
 
 func (r *reservations) free(b *shardBudget) {
-	for _, p := range r.by {
-		for i := range p.list {
-			b.giveReservation(p.list[i].caller)
-		}
-		b.Give((reservationBytes + p.of.size()) * len(p.list))
+	for of := range r.by {
+		r.forget(of, b)
 	}
-	*r = reservations{}
 }
 
 // beforeReservation returns an error if there is no room for one more reservation of the key. The bound of the key does not
@@ -277,11 +273,9 @@ func (sh *shard) beforeReservation(p *plan, call *Call) error {
 		sh.budget.reservationsRejected.Add(1)
 		return ErrReservations
 	}
-	size := reservationBytes + stateID{rule.Scope, k.Key}.size()
-	if !sh.budget.Take(size) {
+	if !sh.budget.has(reservationBytes + stateID{rule.Scope, k.Key}.size()) {
 		return errNoRoom
 	}
-	sh.budget.Give(size)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -69,15 +70,45 @@ type shares struct {
 	maxKeys, maxBytes int64
 	groups            atomic.Int64 // as SetShares was told
 
-	mu       sync.RWMutex
-	policies map[string]*account
-	inlines  map[string]*account
-	callers  map[string]*account
-	inline   account // all inline shares together
-	rest     account // inline shares that are not told apart
-	nobody   account // callers that are not known, or not told apart
+	mu                         sync.RWMutex
+	policies, inlines, callers accounts
+	inline                     account // all inline shares together
+}
 
-	active, namespaces, known atomic.Int64 // shares that are not inline, inline ones and callers with records
+// accounts are those of one kind. An account is there while something is counted to it. Guarded by shares.mu, but for n.
+type accounts struct {
+	by   map[string]*account
+	n    atomic.Int64 // of by
+	most int
+	rest account // those that are not known, or are more than most: they are counted together
+}
+
+// find returns the account of a name.
+func (as *accounts) find(name string) *account {
+	if a := as.by[name]; a != nil {
+		return a
+	}
+	return &as.rest
+}
+
+// take returns the account of a name, made if need be, for one more that counts to it; give takes it back.
+func (as *accounts) take(name string, inline *account) *account {
+	a := as.find(name)
+	if a == &as.rest && name != "" && len(as.by) < as.most {
+		name = strings.Clone(name) // which may be a part of something larger
+		a = &account{label: name, inline: inline}
+		as.by[name] = a
+		as.n.Store(int64(len(as.by)))
+	}
+	a.refs++
+	return a
+}
+
+func (as *accounts) give(a *account) {
+	if a.refs--; a.refs == 0 && a != &as.rest {
+		delete(as.by, a.label)
+		as.n.Store(int64(len(as.by)))
+	}
 }
 
 func (s *shares) init(cfg Config) {
@@ -86,8 +117,18 @@ func (s *shares) init(cfg Config) {
 		s.of = func(scope string) (string, bool) { return scope, false }
 	}
 	s.maxKeys, s.maxBytes = cfg.MaxKeys, cfg.MaxBytes
-	s.policies, s.inlines, s.callers = make(map[string]*account), make(map[string]*account), make(map[string]*account)
-	s.rest.inline = &s.inline
+	for as, most := range map[*accounts]int{&s.policies: math.MaxInt, &s.inlines: maxAccounts, &s.callers: maxAccounts} {
+		as.by, as.most = make(map[string]*account), most
+	}
+	s.inlines.rest.inline = &s.inline
+}
+
+// kind returns the accounts of shares that are inline, or of those that are not.
+func (s *shares) kind(inline bool) (*accounts, *account) {
+	if inline {
+		return &s.inlines, &s.inline
+	}
+	return &s.policies, nil
 }
 
 // take returns the accounts of a scope and a caller, for one more spec.
@@ -95,78 +136,31 @@ func (s *shares) take(scope, caller string) (share, of *account) {
 	name, inline := s.of(scope)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case !inline:
-		share = enter(s.policies, name, nil, &s.active)
-	case len(s.inlines) < maxAccounts || s.inlines[name] != nil:
-		share = enter(s.inlines, name, &s.inline, &s.namespaces)
-	default:
-		share = &s.rest
-	}
-	share.refs++
-	return share, s.enterCaller(caller)
-}
-
-// takeCaller returns the account of a caller, for one more partition that remembers answers to it.
-func (s *shares) takeCaller(caller string) *account {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.enterCaller(caller)
-}
-
-func (s *shares) enterCaller(caller string) *account {
-	of := &s.nobody
-	if caller != "" && (len(s.callers) < maxAccounts || s.callers[caller] != nil) {
-		of = enter(s.callers, caller, nil, &s.known)
-	}
-	of.refs++
-	return of
-}
-
-// enter returns the account of a name, made if need be.
-func enter(m map[string]*account, name string, inline *account, n *atomic.Int64) *account {
-	a := m[name]
-	if a == nil {
-		name = strings.Clone(name) // which may be a part of something larger
-		a = &account{label: name, inline: inline}
-		m[name] = a
-		n.Store(int64(len(m)))
-	}
-	return a
+	as, all := s.kind(inline)
+	return as.take(name, all), s.callers.take(caller, nil)
 }
 
 // give takes back what take returned.
 func (s *shares) give(share, caller *account) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leaveCaller(caller)
-	if share.refs--; share.refs == 0 {
-		if share.inline == nil {
-			leave(s.policies, share, &s.active)
-		} else {
-			leave(s.inlines, share, &s.namespaces)
-		}
-	}
+	as, _ := s.kind(share.inline != nil)
+	as.give(share)
+	s.callers.give(caller)
+}
+
+// takeCaller returns the account of a caller, for one more reservation, or one more partition that remembers answers to it.
+func (s *shares) takeCaller(caller string) *account {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.callers.take(caller, nil)
 }
 
 // giveCaller takes back what takeCaller returned.
 func (s *shares) giveCaller(caller *account) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leaveCaller(caller)
-}
-
-func (s *shares) leaveCaller(caller *account) {
-	if caller.refs--; caller.refs == 0 {
-		leave(s.callers, caller, &s.known)
-	}
-}
-
-func leave(m map[string]*account, a *account, n *atomic.Int64) {
-	if m[a.label] == a { // and not one of those that are always there
-		delete(m, a.label)
-		n.Store(int64(len(m)))
-	}
+	s.callers.give(caller)
 }
 
 // refused counts a call that has found no room in its share.
@@ -174,20 +168,9 @@ func (s *shares) refused(scope, caller string) {
 	name, inline := s.of(scope)
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	share := s.policies[name]
-	if inline {
-		if share = s.inlines[name]; share == nil {
-			share = &s.rest
-		}
-	}
-	if share != nil {
-		share.refused.Add(1)
-	}
-	of := s.callers[caller]
-	if of == nil {
-		of = &s.nobody
-	}
-	of.refused.Add(1)
+	as, _ := s.kind(inline)
+	as.find(name).refused.Add(1)
+	s.callers.find(caller).refused.Add(1)
 }
 
 // fair reports whether a caller, or where it is not known a share, may take more memory: always, unless the store is short of it
@@ -199,9 +182,9 @@ func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 			s.maxBytes > 0 && bytes > s.maxBytes-s.maxBytes/reserve*reserves && a.bytes.Load() > s.maxBytes/parts
 	}
 	if sp.caller.label != "" {
-		return !over(sp.caller, 1, s.known.Load()+1)
+		return !over(sp.caller, 1, s.callers.n.Load()+1)
 	}
-	active := s.active.Load()
+	active := s.policies.n.Load()
 	if s.inline.keys.Load() > 0 {
 		active++
 	}
@@ -212,7 +195,7 @@ func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	case sp.share.inline == nil:
 		return !over(sp.share, 1, parts)
 	}
-	return !over(&s.inline, 1, parts) && !over(sp.share, 2, parts*(s.namespaces.Load()+1))
+	return !over(&s.inline, 1, parts) && !over(sp.share, 2, parts*(s.inlines.n.Load()+1))
 }
 
 // short reports whether the store has no room but its reserve.
@@ -224,8 +207,8 @@ func (s *shares) short(keys, bytes int64) bool {
 func (s *shares) greedy(caller string, most int) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	of := s.callers[caller]
-	return of != nil && of.reserved.Load() > int64(most/(len(s.callers)+1))
+	of := s.callers.by[caller]
+	return of != nil && of.reserved.Load() > int64(most/(len(s.callers.by)+1))
 }
 
 // takeReservation counts one more reservation of a caller, and returns the caller's account.
@@ -335,15 +318,14 @@ func (s *Store) Shares() (policies, inline, callers []Share) {
 	a := &s.shares
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	read := func(m map[string]*account, rest *account) []Share {
-		list := make([]Share, 0, len(m)+1)
+	read := func(as *accounts) (list []Share) {
 		one := func(a *account) {
 			list = append(list, Share{a.label, a.keys.Load(), a.bytes.Load(), a.refused.Load(), a.ids.Load(), a.idsLost.Load()})
 		}
-		for _, a := range m {
+		for _, a := range as.by {
 			one(a)
 		}
-		if rest != nil && (rest.refs > 0 || rest.refused.Load() > 0) {
+		if rest := &as.rest; as != &a.policies && (rest.refs > 0 || rest.refused.Load() > 0) {
 			one(rest)
 		}
 		slices.SortFunc(list, func(a, b Share) int {
@@ -351,5 +333,5 @@ func (s *Store) Shares() (policies, inline, callers []Share) {
 		})
 		return list
 	}
-	return read(a.policies, nil), read(a.inlines, &a.rest), read(a.callers, &a.nobody)
+	return read(&a.policies), read(&a.inlines), read(&a.callers)
 }

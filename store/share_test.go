@@ -114,7 +114,7 @@ func walked(t *testing.T, s *Store) {
 	}
 	delete(owned, "")
 	counts := make(map[string]int)
-	for label, a := range s.shares.callers {
+	for label, a := range s.shares.callers.by {
 		if n := a.reserved.Load(); n != 0 {
 			counts[label] = int(n)
 		}
@@ -148,23 +148,26 @@ func (p *partition) stagedExtras() *extras {
 func emptied(t *testing.T, s *Store) {
 	t.Helper()
 	s.shares.mu.RLock()
-	accounts := []*account{&s.shares.inline, &s.shares.rest, &s.shares.nobody}
-	for _, m := range []map[string]*account{s.shares.policies, s.shares.inlines, s.shares.callers} {
-		for _, a := range m {
-			accounts = append(accounts, a)
+	all, kinds := []*account{&s.shares.inline}, []*accounts{&s.shares.policies, &s.shares.inlines, &s.shares.callers}
+	for _, as := range kinds {
+		all = append(all, &as.rest)
+		for _, a := range as.by {
+			all = append(all, a)
 		}
 	}
 	s.shares.mu.RUnlock()
 	for p := range s.cfg.Partitions {
 		s.Discard(p)
 	}
-	for _, a := range accounts {
-		if a.keys.Load() != 0 || a.bytes.Load() != 0 || a.refs != 0 || a.ids.Load() != 0 {
+	for _, a := range all {
+		if a.keys.Load() != 0 || a.bytes.Load() != 0 || a.refs != 0 || a.ids.Load() != 0 || a.reserved.Load() != 0 {
 			t.Errorf("%q is left with %d keys, %d bytes, %d of request ids and %d references", a.label, a.keys.Load(), a.bytes.Load(), a.ids.Load(), a.refs)
 		}
 	}
-	if n := len(s.shares.policies) + len(s.shares.inlines) + len(s.shares.callers); n != 0 {
-		t.Errorf("%d accounts are left", n)
+	for _, as := range kinds {
+		if n := len(as.by); n != 0 || as.n.Load() != 0 {
+			t.Errorf("%d accounts are left", n)
+		}
 	}
 }
 

@@ -429,10 +429,7 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 			}
 			r := sh.record(part.ref(slot))
 			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
-				// For want of memory the state keeps its old rule until its next check.
-				if changed, err := sh.adoptState(part, slot, rule, at); err == nil && changed && part.followed {
-					sh.note(part, sh.record(part.ref(slot)), 0)
-				}
+				_, _ = sh.adopted(part, slot, rule, at) // for want of memory the state keeps its old rule until its next check
 			}
 			return false
 		})
@@ -550,6 +547,9 @@ func (b *budget) Take(bytes int) bool {
 	}
 	return true
 }
+
+// has reports whether there is room for so many bytes.
+func (b *budget) has(bytes int) bool { return b.max == 0 || b.used.Load()+int64(bytes) <= b.max }
 
 // Give implements algo.Budget.
 func (b *budget) Give(bytes int) { b.used.Add(-int64(bytes)) }
