@@ -11,6 +11,13 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
+// A partition remembers what it answered to a request id, so that a repetition is not charged again: charges, refunds and settlements, by
+// state, id and kind. An answer is in three places: the map by, the order of the partition (older, newer), in which followers are
+// told, and that of its caller (next), the oldest of which makes way.
+//
+// Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, by the dynamic thresholds in fits. An answer is
+// remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room is given and not remembered.
+
 // stateID is what a state is: a key in its scope. A hash finds one, and is never taken for it.
 type stateID struct{ scope, key string }
 
@@ -84,7 +91,7 @@ type remembered struct {
 // gaveBack reports whether what was answered charged nothing, and may have given units back.
 func (e *remembered) gaveBack() bool { return e.key.kind != answerCharge && e.excess == 0 }
 
-// asker is a caller who has answers remembered in a partition. All of those who are not told apart are one.
+// asker is a caller with answers remembered in a partition. Callers beyond maxAccounts are one.
 type asker struct {
 	account        *account
 	oldest, newest *remembered
@@ -93,7 +100,7 @@ type asker struct {
 
 // answers remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of the caller
 // with the most is forgotten: "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for
-// supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So nobody's are forgotten for those of a caller with more. The zero
+// supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So no caller's answer is forgotten for one of a caller with more. The zero
 // value is empty and ready for use.
 type answers struct {
 	end            uint64 // turns that there have ever been: followers count them
@@ -222,7 +229,7 @@ func (m *answers) enter(caller string, b *shardBudget) *asker {
 	}
 	shares := &b.sh.store.shares
 	account := shares.takeCaller(caller)
-	if of := m.askers[account.label]; of != nil { // of those who are not told apart
+	if of := m.askers[account.label]; of != nil { // of those beyond maxAccounts
 		shares.giveCaller(account)
 		return of
 	}
@@ -234,7 +241,7 @@ func (m *answers) enter(caller string, b *shardBudget) *asker {
 	return of
 }
 
-// leave forgets a caller who has none.
+// leave forgets a caller without answers.
 func (m *answers) leave(of *asker, b *shardBudget) {
 	if of.n == 0 {
 		delete(m.askers, of.account.label)

@@ -6,8 +6,9 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A ban is kept in the record, beside the state and not in it: algorithms know nothing of bans. It goes wherever the record goes, and
-// like every instant it crosses the wire as what is left of it. It ends by the passing of time, so that nobody is told of that.
+// A ban is a word of the record, behind the state: the Mono instant at which it ends. Records of rules without a Ban have no such word.
+// bannedFlag says that the word counts. Algorithms know nothing of bans. A ban crosses the wire as the time that is left of it, and ends by
+// the passing of time, so that no message ends it.
 
 // banWords is how many words a record has for a ban.
 func banWords(ban time.Duration) int {

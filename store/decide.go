@@ -8,33 +8,42 @@ import (
 
 // The path of one check, under the lock of its shard:
 //
-//  1. decide makes the plan: the call, and a bit for each concern that it has.
-//  2. plain decides a call without a concern on a known key, and nothing is left to do.
-//  3. before and locate ask each concern of the plan: it may answer the call, or change the request.
-//  4. charge lets algo.Limits decide, which charges the state of the key's record.
-//  5. after tells each concern of the plan what was charged: it records that, or adds to the answer.
+//  1. decide makes the plan: the call's key and rule, and a bit for each concern that the call has.
+//  2. plain decides a call without a concern on a known key. Nothing else has to be recorded, so the path ends here.
+//  3. before and locate ask the plan's concerns: each may answer the call, fail it, or change its request.
+//  4. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
+//  5. after tells the plan's concerns what was charged: each records it, or adds to the answer.
 //
 // Words:
 //
-//	plan     one call on its way through the five steps
-//	concern  one thing that some calls need besides their decision; its file has a before and an after function
-//	record   the state of one key with its head, see shard.go; a view of it ends with the next change of the table or the specs
-//	mark     where the log of a state stood before the charge, so that a follower is sent only what was added since
-//	follower a process that has a copy of the partition, and is told of changes
+//	plan      one call on its way through the five steps
+//	concern   something that some calls need besides a decision; its file has a before function, an after function, or both
+//	record    one key's state with its head, see shard.go; a view of it is valid until a record is made or dropped
+//	follower  a process with a copy of the partition, which replication keeps up to date by Drain
+//	mark      how far a state's log had come before the charge: a follower that had all of it is sent only what came after
+//
+// Where the concerns cross:
+//
+//   - Units on loan are neither in use nor free. beforeLoan puts them into request.Held, so that the limits grant what is left beside them.
+//     A refusal that depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. A call with
+//     Whole is answered in that way by beforeLoan, before anything is charged.
+//   - A banned key is refused by beforeBan, unless the call has Always. A ban begins in afterBan, with a refusal of a known key for want of
+//     room; not while units of the key are on loan.
+//   - A follower is told of every change of a record. note, called in after, only marks the record as pending, under the lock; Drain sends
+//     it some milliseconds later. The caller of DecideTo waits for that if the answer has a Ticket (afterGate), and for nothing otherwise.
 //
 // Other files must keep:
 //
-//   - An error or an answer of before and locate leaves the state as it was, but for time that has passed, a new rule and
-//     loans that have ended.
-//   - content.lower comes before each operation that may charge a state, so that reservations know what may be given back.
+//   - A before function that answers or fails a call has charged nothing. It may have ended loans and reservations whose time was over.
+//   - content.lower precedes every operation that may charge a state: reservations then know how many of their units are still there.
 //   - What a state takes from the arena between begins and ends, or within counted, is counted to the record's spec.
-//   - Who changes a record of a followed partition calls note, with the mark from before the change, or 0 for the whole state.
+//   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be sent.
 
 // concerns is a set of concerns.
 type concerns uint16
 
 const (
-	concernGate        concerns = 1 << iota // gate.go, escrow.go: the rule is strict, or its answers may wait for the backup
+	concernGate        concerns = 1 << iota // gate.go, escrow.go: the rule needs a lease, or its answers wait for the backup
 	concernCopy                             // follower.go: the partition has a follower
 	concernID                               // answers.go: the call has a request id
 	concernReservation                      // reservation.go: what the call charges is a reservation
@@ -44,8 +53,8 @@ const (
 	concernExtension                        // settle.go: the call adds to a reservation
 )
 
-// plan is one call on its way through decide. The Call and the Answer are not in it, so that they stay on their caller's stack: the
-// compiler moves to the heap whatever is in one struct with a state.
+// plan is one call on its way through decide. The Call and the Answer are arguments beside it: the compiler would move them to the heap
+// if one struct held them together with a state.
 type plan struct {
 	concerns concerns
 	part     *partition
@@ -54,14 +63,13 @@ type plan struct {
 	now      algo.Instant
 	each     []algo.Decision
 
-	// request is the call's, with what is on loan of the key.
-	request algo.Request
-	slot    uint32
-	r       record
-	mark    uint64
+	request algo.Request  // the call's, which beforeLoan changes
+	slot    uint32        // of the record in the partition's table
+	r       record        // set by locate, like mark
+	mark    uint64        // 0: followers need the whole state, or have changes of it pending already
 	made    bool          // the record was made for this call
-	filled  bool          // and its state filled, see begin
-	denied  bool          // the state counts a refusal
+	filled  bool          // and it starts full, because what an earlier holder counted is lost
+	denied  bool          // the state has counted a refusal
 	banned  time.Duration // what is left of the key's ban
 }
 
@@ -69,7 +77,7 @@ func (p *plan) has(c concerns) bool { return p.concerns&c != 0 }
 
 func (p *plan) id() stateID { return stateID{p.rule.Scope, p.k.Key} }
 
-// concerns returns those of every call on the partition under a rule.
+// concerns returns the concerns that every call under a rule has in this partition.
 func (p *partition) concerns(rule *Rule) (of concerns) {
 	if rule.Guarded() {
 		of |= concernGate
@@ -86,7 +94,7 @@ func (p *partition) concerns(rule *Rule) (of concerns) {
 	return of
 }
 
-// concerns returns those of one call.
+// concerns returns the concerns that the call itself brings.
 func (c *Call) concerns() (of concerns) {
 	if c.RequestID != "" {
 		of |= concernID
@@ -103,7 +111,7 @@ func (c *Call) concerns() (of concerns) {
 	return of
 }
 
-// decide is Store.DecideTo under the lock. answer is zero; it is of no use when there is an error.
+// decide is Store.DecideTo under the lock. answer must be zero; after an error its contents mean nothing.
 func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	if !part.open {
 		return ErrShut
@@ -126,11 +134,11 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	return nil
 }
 
-// plain decides a request without a concern on a key that is kept under this very rule, is not banned and has no loans. It
-// returns false, and has charged nothing, for every other key, for want of memory, and for a refusal that may begin a ban.
+// plain decides a request without a concern but a rule's Ban. It returns false, and has charged nothing, where the long path must decide:
+// the key has no record under this very rule, is banned or on loan, there is no memory, or the refusal may begin a ban.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
-		return false // it may be charged though it is refused
+		return false // a request with Always is charged even if it is refused, and the long path would charge it again
 	}
 	state, number := sh.stateOf(&part.table, k, rule)
 	if state == nil {
@@ -142,7 +150,7 @@ func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r 
 	return err == nil && (d.Allowed || rule.Ban == 0)
 }
 
-// before asks the concerns that need no record.
+// before asks the concerns that need no record. A refund and an extension are carried out by other calls of decide.
 func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	if p.has(concernPending) {
 		sh.expireReservationsOn(p.part, &p.k, p.rule, p.now)
@@ -169,8 +177,8 @@ func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// locate finds the key's record, or makes it, and asks the concerns that the record has: its loans and its ban. A peek at a key
-// without a record is answered from a fresh state.
+// locate finds the key's record and brings it under the rule, or makes a new one. Then it asks the concerns that a record can have: loans
+// and a ban. A peek at a key without a record is answered from a fresh state, and no record is made.
 func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	slot, found := sh.find(&p.part.table, p.k.Hash, p.rule.Scope, p.k.Key)
 	if !found {
@@ -188,8 +196,6 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	if p.r, err = sh.adopted(p.part, slot, p.rule, p.now); err != nil {
 		return false, err
 	}
-	// A check of a key on loan sees the units on loan as held. Where they stand in its way the answer has OnLoan, so that the
-	// limiter may recall them and ask again.
 	if p.r.has(lentFlag) && sh.beforeLoan(p, call, answer) {
 		return true, nil
 	}
@@ -200,7 +206,7 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// charge has the limits decide. A record that was made for the call is dropped if nothing was charged to it.
+// charge lets the limits decide. A record that was made for the call is dropped again if nothing was charged to it.
 func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	limits := p.rule.Limits
 	number := uint32(p.r.words[1] >> 32)
@@ -221,8 +227,8 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	return err
 }
 
-// after tells the concerns what was charged. A copy is told here: note makes the record pending for its followers, and Drain sends
-// it. A ban begins here, in afterBan.
+// after tells the concerns what was charged. The order matters: afterGate's ticket covers what the concerns above it have made pending, and
+// afterBan, which may make one more change, raises the ticket itself.
 func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	granted := answer.Granted > 0
 	if p.has(concernCopy) && (granted || p.denied) {
@@ -248,7 +254,7 @@ func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	}
 }
 
-// peekNew answers a peek at a key without a state.
+// peekNew answers a peek at a key without a record, from a state in scratch memory.
 func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Call, each []algo.Decision) (algo.Decision, error) {
 	if sh.scratch == nil {
 		sh.scratch = make(algo.State, algo.MaxBlock)

@@ -8,7 +8,7 @@ import (
 )
 
 // Escrow lets the holder answer before its backup has confirmed, because it has told the backup before to take so many
-// units more for spent than the state shows. Whoever takes over charges them. Every message about a key carries the state
+// units more for spent than the state shows. A holder that takes over charges them. Every message about a key carries the state
 // and that allowance, two chunks; what has been granted since any message that the backup may have as its last one must
 // not be more than that message allowed. So the holder keeps for each key that is in use up to which of its grants each
 // such message covers: of the last confirmed one and of all that were sent after it.

@@ -144,7 +144,7 @@ func (p *partition) unnoted(r record) bool {
 	return false
 }
 
-// markOf is the mark of a record's state for followers that have it up to here, 0 where there are none.
+// markOf returns the mark of a record's state, to be read before a change and given to note after it; 0 where no follower has all of the state.
 func (sh *shard) markOf(part *partition, r record) uint64 {
 	if part.followed && part.unnoted(r) {
 		return r.spec.rule.Limits.Mark(r.state)
@@ -164,7 +164,7 @@ func (sh *shard) note(part *partition, r record, mark uint64) {
 	}
 	for i, f := range part.role.followers {
 		if r.has(pendingFlag << i) {
-			continue // with the mark from before its first change; AppendSince sees whether that is still of use
+			continue // with the mark from before its first change; AppendSince sees whether that still helps
 		}
 		if f == nil || !f.knows(r.spec.rule) {
 			continue
@@ -406,7 +406,7 @@ func (p *partition) await() {
 	}
 }
 
-// quiet does what is due for a partition because time has passed.
+// quiet ends what has expired in a partition: answers, reservations, loans and allowances.
 func (sh *shard) quiet(part *partition, now algo.Instant) {
 	if a := part.extras; a != nil {
 		a.answers.expire(now.Mono, &sh.budget)

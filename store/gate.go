@@ -9,8 +9,8 @@ import (
 func (s *Store) Open(p int) {
 	s.with(p, func(_ *shard, part *partition) {
 		part.raise()
-		// Changes that nobody follows are not counted one by one, but they are not of a version that somebody was told. Nor does a
-		// content that is not open count any: who has it counts for another process, who may go on counting.
+		// Changes without a follower are not counted one by one: opening makes one version for them, which no follower was told. A
+		// content that is shut counts none at all, because its holder, another process, goes on counting for it.
 		part.extras.bump()
 		part.open = true
 	})
@@ -46,14 +46,14 @@ func (sh *shard) locked(f func()) {
 	f()
 }
 
-// unlock ends what a lock began, also by defer where that panics: whoever recovers the panic goes on, and so do all other calls on the
-// shard. What a call that panicked was about to change may be changed by half, which is of its own key: nothing else is reset.
+// unlock ends what a lock began, by defer also after a panic, so that other calls on the shard go on. A call that panicked may have changed
+// its own key by half.
 func (sh *shard) unlock() {
 	sh.budget.taker = 0
 	sh.mu.Unlock()
 }
 
-// decideLocking is decide for who does not have the lock.
+// decideLocking takes the lock and calls decide.
 func (sh *shard) decideLocking(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	sh.mu.Lock()
 	defer sh.unlock()

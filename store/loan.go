@@ -144,7 +144,7 @@ type Borrow struct {
 	Want int64
 	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
 	Boot int64
-	// Caller is who borrows, to whose share a new key is counted; empty: not known.
+	// Caller names the borrower's caller, to whose share a new key is counted; empty: not known.
 	Caller string
 	// Quota, with a Term, asks for a Quota in place of Want; see algo.Limits.LendQuota. A loan that was one ends when all of it is
 	// reported spent or returned.
@@ -222,7 +222,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		want, quota = 0, algo.Quota{} // for want of memory the state keeps its old rule
 	}
 	if r.banLeft(now) > 0 {
-		want, quota.Demand = 0, 0 // a Quota of which nobody here knows is prolonged all the same: its borrower has it
+		want, quota.Demand = 0, 0 // a Quota that is not known here is prolonged all the same: its borrower has it
 	}
 	sh.expireLoans(part, r, now)
 	l := part.lend(r)

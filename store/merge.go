@@ -7,7 +7,7 @@ import (
 
 // Merge makes the content the join of itself and the staging area: of a key that both sides know, at every instant the
 // larger of the two counts (see algo.Limits.Join); of a key that one side alone knows, that side's state. Admissions
-// have no identity, so nobody can tell how much of what both sides count is the same. The join admits no more than
+// have no identity, so how much of what both sides count is the same is not known. The join admits no more than
 // either side would, and it is idempotent: to merge what is known already changes nothing.
 //
 // What has identity is united by it: leases, request ids, reservations, loans, bans. Pending reservations of a key that
@@ -122,7 +122,7 @@ func (m *merge) join(to, r record) (err error) {
 	return err
 }
 
-// uniteAnswers unites the request ids. A side without a grant charges ids of strict keys and answers nobody, and the join of the counts
+// uniteAnswers unites the request ids. A side without a grant charges ids of strict keys and gives no answer, and the join of the counts
 // need not hold its charges. So of a strict key that both sides know, both forget the charges that one side alone knows: a repetition
 // is decided anew.
 func (m *merge) uniteAnswers() {

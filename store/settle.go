@@ -8,6 +8,10 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
+// A reservation ends by Settle: Keep of its units stay charged, the rest is given back. Extensions are reservations with an id of
+// their own (ReservationID); Settle ends them together with the first charge, and gives back the units of the newest first. What is kept
+// beyond the reserved units is charged first, because that charge may fail and the end cannot.
+
 // extend answers a call that adds to a pending reservation.
 func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 	part, now := p.part, p.now
@@ -69,10 +73,9 @@ type Settlement struct {
 	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no further than that
 	// beyond a limit.
 	Bounded bool
-	Whole   bool  // as in Call: of the charge of an excess
-	Boot    int64 // as in Call, like Caller
-	// Caller is who asks.
-	Caller string
+	Whole   bool   // as in Call: of the charge of an excess
+	Boot    int64  // as in Call, like Caller
+	Caller  string // empty: not known
 }
 
 // Settled is what came of a Settlement.

@@ -132,7 +132,7 @@ type content struct {
 type extras struct {
 	// What every change reads comes first, in one cache line.
 
-	// version counts the changes made while somebody follows them, or says how far a copy has come: a copy counts nothing itself, or it
+	// version counts the changes made while there is a follower, or says how far a copy has come: a copy counts nothing itself, or it
 	// would seem to have changes that its holder counts under the same numbers.
 	version uint64
 	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
@@ -450,7 +450,7 @@ func sameLimits(a, b algo.Limits) bool {
 }
 
 // variants is how many rules of one scope are searched for an equal one; beyond that an equal one may be kept twice, so
-// that callers who send a new limit each time cannot make every insertion slow.
+// that callers that send a new limit each time cannot make every insertion slow.
 const variants = 64
 
 // intern returns the number of the spec of a rule and a caller, counting one more record under it.
@@ -462,7 +462,7 @@ func (sh *shard) intern(rule *Rule, caller string) (uint32, bool) {
 	share, of := sh.store.shares.take(rule.Scope, caller)
 	key := specKey{rule.Scope, of.label}
 	if of.label != caller {
-		// The caller is one of those that are not told apart.
+		// The caller is one of those beyond maxAccounts.
 		if n, ok := sh.specUnder(key, rule); ok {
 			sh.store.shares.give(share, of)
 			sh.specs[n].refs++

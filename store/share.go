@@ -17,21 +17,21 @@ import (
 // of the shard that has the record.
 //
 // A new key is refused where its share has reached the bounds of its rule. Where the store as a whole is short of memory, and so
-// the last part of it (reserve) is all that is left, a new key is refused to who has more than a fair part: its caller, or where
+// the last part of it (reserve) is all that is left, a new key is refused if its claimant has more than a fair part: its caller, or where
 // that is not known its share. The reserve is for the others. The fair part is that of max-min fairness, with one more
 // claimant than there are; see Bertsekas and Gallager, Data Networks, section 6.5.2. Known keys are decided whatever their share
 // has, unless their state would have to grow.
 
 const (
-	// reserve is the part of the store, as a fraction 1/reserve, that is kept for those who have less than a fair part.
+	// reserve is the part of the store, as a fraction 1/reserve, that is kept for those that have less than a fair part.
 	reserve = 8
-	// maxAccounts bounds the inline shares that are told apart, and the callers: records of more of them are counted together.
+	// maxAccounts bounds the inline shares that are counted one by one, and the callers: records of more of them are counted together.
 	maxAccounts = 1000
 )
 
 // account counts what belongs to one share, to all inline shares together, or to one caller.
 type account struct {
-	label  string   // empty: all of those that are not told apart
+	label  string   // empty: all of those that are counted together
 	inline *account // of an inline share: what all of them have together
 	refs   int      // specs, reservations, and partitions that remember answers to the caller; guarded by shares.mu
 
@@ -174,12 +174,12 @@ func (s *shares) refused(scope, caller string) {
 }
 
 // fair reports whether a caller, or where it is not known a share, may take more memory: always, unless the store is short of it
-// and they have more than a fair part. Inline shares have one part together, because callers can make them up; each has a part of
+// and they have more than a fair part. Inline shares have one together, because callers can make them up; each has a portion of
 // that, which counts earlier, so that there is something left of it.
 func (s *shares) fair(sp *spec, keys, bytes int64) bool {
-	over := func(a *account, reserves, parts int64) bool {
-		return s.maxKeys > 0 && keys > s.maxKeys-s.maxKeys/reserve*reserves && a.keys.Load() > s.maxKeys/parts ||
-			s.maxBytes > 0 && bytes > s.maxBytes-s.maxBytes/reserve*reserves && a.bytes.Load() > s.maxBytes/parts
+	over := func(a *account, reserves, claimants int64) bool {
+		return s.maxKeys > 0 && keys > s.maxKeys-s.maxKeys/reserve*reserves && a.keys.Load() > s.maxKeys/claimants ||
+			s.maxBytes > 0 && bytes > s.maxBytes-s.maxBytes/reserve*reserves && a.bytes.Load() > s.maxBytes/claimants
 	}
 	if sp.caller.label != "" {
 		return !over(sp.caller, 1, s.callers.n.Load()+1)
@@ -188,14 +188,14 @@ func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	if s.inline.keys.Load() > 0 {
 		active++
 	}
-	parts := min(s.groups.Load(), active+1)
+	claimants := min(s.groups.Load(), active+1)
 	switch {
-	case parts < 2:
-		return true // nobody else is there, nor can come
+	case claimants < 2:
+		return true // there is no other claimant, and can be none
 	case sp.share.inline == nil:
-		return !over(sp.share, 1, parts)
+		return !over(sp.share, 1, claimants)
 	}
-	return !over(&s.inline, 1, parts) && !over(sp.share, 2, parts*(s.inlines.n.Load()+1))
+	return !over(&s.inline, 1, claimants) && !over(sp.share, 2, claimants*(s.inlines.n.Load()+1))
 }
 
 // short reports whether the store has no room but its reserve.
@@ -303,7 +303,7 @@ func (s *Store) SetShares(n int) { s.shares.groups.Store(int64(n)) }
 
 // Share is what a share, or a caller, has in a Store.
 type Share struct {
-	Name        string // empty: the rest of them, which are not told apart, or a caller that is not known
+	Name        string // empty: the rest of them, which are counted together, or a caller that is not known
 	Keys, Bytes int64  // Bytes of the states, without tables and what is unused of pages
 	Refused     uint64 // calls answered ErrShareFull, since there have been keys without a break
 	// IDBytes is what a caller's remembered request ids take, RequestIDsLost those that were not remembered, or not for as long as

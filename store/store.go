@@ -30,8 +30,8 @@ import (
 // Rule is what applies to a key: the scope that gives the state its identity together with the key, and the limits.
 // It must not change while in use. Two Rules with the same scope and equal limits are the same rule.
 type Rule struct {
-	// Scope is the policy's name or stands for an inline limit's namespace, algorithm and shape. Whoever makes scopes
-	// sees to it that different things never share one.
+	// Scope is the policy's name or stands for an inline limit's namespace, algorithm and shape. The caller makes
+	// sure that different things never share one.
 	Scope      string
 	Limits     algo.Limits
 	Durability Durability
@@ -52,7 +52,7 @@ type Rule struct {
 	MaxKeys, MaxBytes int64
 }
 
-// Guarded says that it matters to the rule's answers who else has what they admit.
+// Guarded says that the rule needs a lease, or that its answers may have to wait for the backup.
 func (r *Rule) Guarded() bool { return r.Durability >= Escrow || r.Strict }
 
 // Durability says what an answer waits for, so that what it admitted outlives this process.
@@ -81,20 +81,20 @@ type Call struct {
 	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
 	Boot int64
 	// Reservation, when it is not zero, is an id under which the charge is remembered for ReserveFor, until Settle ends it.
-	// With ReserveOnce nobody is going to repeat that, and what came of it is not remembered. With Extend the charge is added to the
+	// With ReserveOnce the Settle is not going to be repeated, and what came of it is not remembered. With Extend the charge is added to the
 	// reservation of that id, if it is admitted, and all of it is remembered for ReserveFor, or where that is 0 for as long as
 	// before; a Cost of 0 charges nothing more. The error is ErrNotPending when there is no such reservation.
 	Reservation ReservationID
 	ReserveFor  time.Duration
 	ReserveOnce bool
 	Extend      bool
-	// Spent says, of a Request with Always, that what it charges is spent already: nobody is refused by the answer, a ban says nothing
-	// against it, and it begins none.
+	// Spent says, of a Request with Always, that what it charges is spent already: the answer refuses nothing, a ban does not
+	// change it, and it begins none.
 	Spent bool
 	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a whole, nor of one with
 	// Always that finds no room because of them: the Answer has them in OnLoan then.
 	Whole bool
-	// Caller is who asks, to whose share a new key is counted; empty: not known.
+	// Caller names the caller, to whose share a new key is counted; empty: not known.
 	Caller string
 }
 
@@ -146,7 +146,7 @@ var (
 	// ErrNotPending means that there is no reservation to extend: it has ended or expired.
 	ErrNotPending = errors.New("store: no such reservation")
 	// ErrReservations means that no more reservations may be pending, ErrShareReservations that their caller has more than a fair
-	// part of the last of them, and ErrKeyReservations that no more may be of the key. All are an ErrFull.
+	// portion of the last of them, and ErrKeyReservations that no more may be of the key. All are an ErrFull.
 	ErrReservations      = fmt.Errorf("%w: too many reservations", ErrFull)
 	ErrShareReservations = fmt.Errorf("%w: %w", ErrReservations, ErrShareFull)
 	ErrKeyReservations   = fmt.Errorf("%w of one key", ErrReservations)
@@ -358,7 +358,7 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 }
 
 // DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose change
-// nobody has to be told. It reports false, and nothing has happened, for all others. *d is written whatever it held.
+// no follower has to be told. It reports false, and nothing has happened, for all others. *d is written whatever it held.
 func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Request, d *algo.Decision) bool {
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
@@ -440,12 +440,12 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 }
 
 // Sweep drops records that are as good as new, in one part of a pass over all partitions that goes on where the last call
-// stopped: that many calls in a row look at every record, however many there are and come and go meanwhile. parts must be
+// stopped: that many calls in a row look at every record, however many there are and come and go meanwhile. steps must be
 // positive; with 1 it looks at all of them. It holds no lock for longer than a few hundred records take. It returns how many
 // were dropped.
-func (s *Store) Sweep(now algo.Instant, parts int) int {
+func (s *Store) Sweep(now algo.Instant, steps int) int {
 	// One more in all, because a pass begins in the middle of a partition.
-	return s.sweep(now, math.MaxInt, s.cfg.Partitions/parts+1, math.MaxInt)
+	return s.sweep(now, math.MaxInt, s.cfg.Partitions/steps+1, math.MaxInt)
 }
 
 // trim gives back the pages that shards keep in reserve, and reports whether there were any.

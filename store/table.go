@@ -26,7 +26,7 @@ func (t *table) reserve(b algo.Budget) bool {
 	return true
 }
 
-// shrink makes a table smaller that has become sparse. It moves entries, so nobody may be walking the table.
+// shrink makes a table smaller that has become sparse. It moves entries, so no walk of the table may be in progress.
 func (t *table) shrink(b algo.Budget) {
 	size := len(t.index)
 	for size > 8 && t.count*8 < size {
