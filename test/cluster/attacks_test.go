@@ -102,8 +102,10 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	s.tls = &tls.Config{RootCAs: roots, ServerName: "weir"}
 	s.fleet = newFleet(t, 3, attackedPolicies, nil)
 	in := func(name string) string { return filepath.Join(dir, name) }
-	s.args = append(s.args, "--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file", writeFile(t, "access.yaml", access),
-		"--tls-cert-file", in("weir-callers-tls/tls.crt"), "--tls-key-file", in("weir-callers-tls/tls.key"), "--tls-client-ca-file", in("weir-callers-tls/ca.crt"),
+	s.args = append(s.args,
+		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file", writeFile(t, "access.yaml", access),
+		"--tls-cert-file", in("weir-callers-tls/tls.crt"), "--tls-key-file", in("weir-callers-tls/tls.key"),
+		"--tls-client-ca-file", in("weir-callers-tls/ca.crt"),
 		"--peer-tls-cert-file", in("weir-nodes-tls/tls.crt"), "--peer-tls-key-file", in("weir-nodes-tls/tls.key"),
 		"--peer-tls-ca-file", in("weir-nodes-tls/ca.crt"), "--peer-tls-name", "weir-node",
 		"--gossip-key-file", in("weir-cluster/gossip-keys"), "--cluster-secret-file", in("weir-cluster/secret"))
@@ -247,71 +249,14 @@ func (s *secured) borrowInANodesName(t *testing.T) {
 
 // debt has the thief charge 2^53 by each protocol that charges regardless of room. A bucket of 100 a second has room within a second.
 func (s *secured) debt(t *testing.T) {
-	m := s.members[0]
-	conn := s.conn("thief", m)
-	descriptor := func(user string) []*common.RateLimitDescriptor {
-		return []*common.RateLimitDescriptor{{
-			Entries: []*common.RateLimitDescriptor_Entry{{Key: "user", Value: user}}, HitsAddend: wrapperspb.UInt64(1 << 53),
-		}}
-	}
-	attacks := map[string]func(user string) error{
-		"hits": func(user string) error {
-			_, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptor(user)})
-			return err
-		},
-		"kuadrant commit": func(user string) error {
-			_, err := kuadrantpb.NewRateLimitServiceClient(conn).Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "edge", Descriptors: descriptor(user), ActualAmount: 1 << 53})
-			return denied(err)
-		},
-		"quota report": func(user string) error {
-			stream, err := quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(t.Context())
-			if err != nil {
-				return err
-			}
-			usage := &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: &quotav3.BucketId{Bucket: map[string]string{"user": user}}, NumRequestsAllowed: 1 << 53}
-			if err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}); err != nil {
-				return err
-			}
-			_, err = stream.Recv() // the report was charged before
-			return err
-		},
-	}
-	limiter := weirv1.NewLimiterClient(conn)
-	attacks["charge"] = func(user string) error {
-		_, err := limiter.Charge(t.Context(), &weirv1.ChargeRequest{Target: targetOf("bucket", "user="+user), Cost: proto.Int64(1 << 53)})
-		return denied(err)
-	}
-	attacks["kuadrant report"] = func(user string) error {
-		_, err := kuadrantpb.NewRateLimitServiceClient(conn).Report(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptor(user)})
-		return denied(err)
-	}
-	attacks["commit"] = func(user string) error {
-		target := targetOf("bucket", "user="+user)
-		d, err := limiter.Reserve(t.Context(), &weirv1.ReserveRequest{Target: target})
-		if err == nil {
-			_, err = limiter.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: proto.Int64(1 << 53)})
-		}
-		if grpcstatus.Code(err) == codes.InvalidArgument { // for its excess
-			return nil
-		}
-		return denied(err)
-	}
-	attacks["loan"] = func(user string) error {
-		stream, err := limiter.Borrow(t.Context())
-		if err != nil {
-			return err
-		}
-		r := &weirv1.LoanReport{Number: 1, Target: targetOf("bucket", "user="+user), Granted: 1 << 52, Spent: 1 << 52, Checks: 1 << 52}
-		if err := stream.Send(&weirv1.BorrowRequest{Borrower: 77, Loans: []*weirv1.LoanReport{r}}); err != nil {
-			return err
-		}
-		_, err = stream.Recv()
-		return err
-	}
+	conn := s.conn("thief", s.members[0])
 	shop := s.callers("shop")[1]
-	for name, attack := range attacks {
+	for name, attack := range map[string]func(context.Context, *grpc.ClientConn, string) error{
+		"hits": manyHits, "kuadrant commit": commitKuadrant, "kuadrant report": reportKuadrant, "quota report": reportQuota,
+		"charge": chargeMuch, "commit": commitMuch, "loan": reportLoan,
+	} {
 		for range 3 {
-			if err := attack(name); err != nil {
+			if err := attack(t.Context(), conn, name); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -319,9 +264,84 @@ func (s *secured) debt(t *testing.T) {
 			t.Errorf("%s: the shop is to wait for %v", name, time.Duration(d.GetRetryAfterNs()))
 		}
 	}
-	if code, top := s.as("operator", m, "GET", "/v1/keys/top", ""); code == http.StatusOK && strings.Contains(top, fmt.Sprint(1<<52)) {
-		t.Errorf("a report counts as decisions: %s", top)
+	if code, top := s.as("operator", s.members[0], "GET", "/v1/keys/top", ""); code != http.StatusOK || strings.Contains(top, fmt.Sprint(1<<52)) {
+		t.Errorf("a report counts as decisions: %d %s", code, top)
 	}
+}
+
+const much = 1 << 53 // units
+
+// manyOf is a descriptor of a user with so many hits.
+func manyOf(user string) *ratelimitv3.RateLimitRequest {
+	entries := []*common.RateLimitDescriptor_Entry{{Key: "user", Value: user}}
+	return &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{{Entries: entries, HitsAddend: wrapperspb.UInt64(much)}}}
+}
+
+func manyHits(ctx context.Context, conn *grpc.ClientConn, user string) error {
+	_, err := ratelimitv3.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, manyOf(user))
+	return err
+}
+
+func commitKuadrant(ctx context.Context, conn *grpc.ClientConn, user string) error {
+	in := &kuadrantpb.CommitRequest{Domain: "edge", Descriptors: manyOf(user).Descriptors, ActualAmount: much}
+	_, err := kuadrantpb.NewRateLimitServiceClient(conn).Commit(ctx, in)
+	return denied(err)
+}
+
+func reportKuadrant(ctx context.Context, conn *grpc.ClientConn, user string) error {
+	_, err := kuadrantpb.NewRateLimitServiceClient(conn).Report(ctx, manyOf(user))
+	return denied(err)
+}
+
+func reportQuota(ctx context.Context, conn *grpc.ClientConn, user string) error {
+	stream, err := quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(ctx)
+	if err != nil {
+		return err
+	}
+	usage := bucketUsage(user)
+	usage.NumRequestsAllowed = much
+	in := &quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}
+	if err := stream.Send(in); err != nil {
+		return err
+	}
+	_, err = stream.Recv() // the report was charged before
+	return err
+}
+
+func bucketUsage(user string) *quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage {
+	id := &quotav3.BucketId{Bucket: map[string]string{"user": user}}
+	return &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: id}
+}
+
+func chargeMuch(ctx context.Context, conn *grpc.ClientConn, user string) error {
+	_, err := weirv1.NewLimiterClient(conn).Charge(ctx, &weirv1.ChargeRequest{Target: targetOf("bucket", "user="+user), Cost: proto.Int64(much)})
+	return denied(err)
+}
+
+func commitMuch(ctx context.Context, conn *grpc.ClientConn, user string) error {
+	limiter, target := weirv1.NewLimiterClient(conn), targetOf("bucket", "user="+user)
+	d, err := limiter.Reserve(ctx, &weirv1.ReserveRequest{Target: target})
+	if err != nil {
+		return err
+	}
+	_, err = limiter.Commit(ctx, &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: proto.Int64(much)})
+	if grpcstatus.Code(err) != codes.InvalidArgument {
+		return fmt.Errorf("the excess: %w", err)
+	}
+	return nil
+}
+
+func reportLoan(ctx context.Context, conn *grpc.ClientConn, user string) error {
+	stream, err := weirv1.NewLimiterClient(conn).Borrow(ctx)
+	if err != nil {
+		return err
+	}
+	r := &weirv1.LoanReport{Number: 1, Target: targetOf("bucket", "user="+user), Granted: much / 2, Spent: much / 2, Checks: much / 2}
+	if err := stream.Send(&weirv1.BorrowRequest{Borrower: 77, Loans: []*weirv1.LoanReport{r}}); err != nil {
+		return err
+	}
+	_, err = stream.Recv()
+	return err
 }
 
 // denied is the error of a call that was not denied.
@@ -449,7 +469,8 @@ func (s *secured) restarted(t *testing.T) {
 		m.kill()
 		s.launch(m, "--audit-log", filepath.Join(s.audit, m.name))
 		eventually(t, startTimeout, "a change through a node that has just started", func() bool {
-			code, answer, err := s.send("operator", m, "PUT", "/v1/overrides", fmt.Sprintf(`{"policy":"log","key":"restarted","settings":{"limit":%d}}`, 200+i))
+			body := fmt.Sprintf(`{"policy":"log","key":"restarted","settings":{"limit":%d}}`, 200+i)
+			code, answer, err := s.send("operator", m, "PUT", "/v1/overrides", body)
 			if err != nil || code == http.StatusServiceUnavailable {
 				return false
 			}
@@ -475,152 +496,181 @@ func (s *secured) pages(t *testing.T) {
 		"/v1/GetRateLimits": `{"requests":[{"name":"n","uniqueKey":"alice","hits":1,"limit":10,"duration":60000}]}`,
 		"/v1/check":         `{"policy":"log","key":"page"}`, "/v1/forward-auth?policy=log": "", "/v1/refund": `{"policy":"log","key":"page"}`,
 	} {
-		code, answer := s.as("nobody", s.members[0], "POST", path, body, "Authorization", "none", "Content-Type", "text/plain", "Origin", "https://evil.example")
+		code, answer := s.as("nobody", s.members[0], "POST", path, body,
+			"Authorization", "none", "Content-Type", "text/plain", "Origin", "https://evil.example")
 		if code != http.StatusUnauthorized && code != http.StatusUnsupportedMediaType {
 			t.Errorf("%s: %d %s", path, code, answer)
 		}
 	}
 }
 
-// TestAttacksOnMemory floods nodes of 512 MiB with messages of many elements, Kuadrant's reservations and quota buckets, all at once and one
-// after another. None is killed, and the shop is answered.
+// flooded is a secured fleet whose first node is flooded.
+type flooded struct {
+	*secured
+	target *member
+	groups []*cgroup
+}
+
+// TestAttacksOnMemory floods a node of 512 MiB with messages of many elements, Kuadrant's reservations and quota buckets. None is killed for its
+// size, and the shop is answered.
 func TestAttacksOnMemory(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
-	const size = 512 << 20
-	var groups []*cgroup
-	s := startSecured(t, func(s *secured) {
+	f := &flooded{}
+	f.secured = startSecured(t, func(s *secured) {
 		for _, m := range s.members {
-			groups = append(groups, newCgroup(t, size))
-			m.wrapper = groups[len(groups)-1].inside()
+			f.groups = append(f.groups, newCgroup(t, 512<<20))
+			m.wrapper = f.groups[len(f.groups)-1].inside()
 		}
 	})
-	target := s.members[0]
-	survived := func(t *testing.T) {
-		t.Helper()
-		for i, g := range groups {
-			if n := g.kills(); n > 0 {
-				t.Fatalf("%s was killed for its size", s.members[i].name)
-			}
+	f.target = f.members[0]
+	t.Run("elements", f.elements)
+	t.Run("JSON", f.json)
+	t.Run("kuadrant", f.reservations)
+	t.Run("quota buckets", f.buckets)
+}
+
+// survived sees to it that no node was killed, and that the flooded one answers.
+func (f *flooded) survived(t *testing.T) {
+	t.Helper()
+	for i, g := range f.groups {
+		if n := g.kills(); n > 0 {
+			t.Fatalf("%s was killed for its size", f.members[i].name)
 		}
-		eventually(t, waitTimeout, "the shop to be answered", func() bool {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			d, err := weirv1.NewLimiterClient(s.conn("shop", target)).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "quiet")}}})
-			return err == nil && d.Results[0].GetDecision().GetAllowed()
-		})
-		t.Logf("%d MiB of %d at the peak", groups[0].peak()>>20, size>>20)
 	}
-	t.Run("elements", func(t *testing.T) {
-		var work sync.WaitGroup
-		sent := 0
-		for _, service := range []string{"weir.v1.Limiter", "weir.v1.Overrides", "weir.v1.Admin", "envoy.service.ratelimit.v3.RateLimitService", "kuadrant.service.ratelimit.v1.RateLimitService", "envoy.service.rate_limit_quota.v3.RateLimitQuotaService"} {
-			d := must[protoreflect.Descriptor](t)(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))
-			methods := d.(protoreflect.ServiceDescriptor).Methods()
-			for i := range methods.Len() {
-				fields := methods.Get(i).Input().Fields()
-				for j := range fields.Len() {
-					f := fields.Get(j)
-					if !f.IsList() && !f.IsMap() {
-						continue
-					}
-					element := protowire.AppendBytes(protowire.AppendTag(nil, f.Number(), protowire.BytesType), nil)
-					body := bytes.Repeat(element, (4<<20-100)/len(element))
-					for range 6 {
-						sent++
-						conn := s.conn("thief", target)
-						work.Go(func() { sendRaw(t.Context(), conn, fmt.Sprintf("/%s/%s", service, methods.Get(i).Name()), body) })
-					}
-					work.Wait() // six at a time
+	shop := f.callers("shop")[0]
+	check := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf("log", "quiet")}}}
+	eventually(t, waitTimeout, "the shop to be answered", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		d, err := shop.Check(ctx, check)
+		return err == nil && d.Results[0].GetDecision().GetAllowed()
+	})
+	t.Logf("%d MiB of 512 at the peak", f.groups[0].peak()>>20)
+}
+
+// elements sends messages of 4 MiB of empty elements to all methods of callers that take lists or maps, six at a time.
+func (f *flooded) elements(t *testing.T) {
+	sent := 0
+	for _, service := range []string{
+		"weir.v1.Limiter", "weir.v1.Overrides", "weir.v1.Admin", "envoy.service.ratelimit.v3.RateLimitService",
+		"kuadrant.service.ratelimit.v1.RateLimitService", "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
+	} {
+		d := must[protoreflect.Descriptor](t)(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))
+		methods := d.(protoreflect.ServiceDescriptor).Methods()
+		for i := range methods.Len() {
+			fields := methods.Get(i).Input().Fields()
+			for j := range fields.Len() {
+				field := fields.Get(j)
+				if !field.IsList() && !field.IsMap() {
+					continue
 				}
+				element := protowire.AppendBytes(protowire.AppendTag(nil, field.Number(), protowire.BytesType), nil)
+				body := bytes.Repeat(element, (4<<20-100)/len(element))
+				var work sync.WaitGroup
+				for range 6 {
+					sent++
+					conn := f.conn("thief", f.target)
+					work.Go(func() { sendRaw(t.Context(), conn, fmt.Sprintf("/%s/%s", service, methods.Get(i).Name()), body) })
+				}
+				work.Wait()
 			}
 		}
-		if sent < 6*12 {
-			t.Errorf("only %d messages", sent)
+	}
+	if sent < 6*12 {
+		t.Errorf("only %d messages", sent)
+	}
+	f.survived(t)
+}
+
+// json sends bodies of 4 MiB of the shortest elements, six at a time.
+func (f *flooded) json(t *testing.T) {
+	many := func(before, element, after string) string {
+		return before + strings.Repeat(element+",", (4<<20-200)/(len(element)+1)) + element + after
+	}
+	pairs := func(before, after string) string {
+		var b strings.Builder
+		for i := 0; b.Len() < 4<<20-200; i++ {
+			fmt.Fprintf(&b, `"%x":1,`, i)
 		}
-		survived(t)
-	})
-	t.Run("JSON", func(t *testing.T) {
-		many := func(before, element, after string) string {
-			return before + strings.Repeat(element+",", (4<<20-200)/(len(element)+1)) + element + after
-		}
-		pairs := func(before, after string) string {
-			var b strings.Builder
-			for i := 0; b.Len() < 4<<20-200; i++ {
-				fmt.Fprintf(&b, `"%x":1,`, i)
-			}
-			return before + b.String() + `"last":1` + after
-		}
-		for path, body := range map[string]string{
-			"/json": many(`{"domain":"edge","descriptors":[`, "{}", "]}"), "/json ": many(`{"domain":"edge","descriptors":[{"entries":[`, "{}", "]}]}"),
-			"/v1/GetRateLimits": many(`{"requests":[`, "{}", "]}"), "/v1/GetRateLimits ": pairs(`{"requests":[{"metadata":{`, `}}]}`),
-			"/v1/checks": many(`{"checks":[`, "{}", "]}"), "/v1/reserves": many(`{"reserves":[`, "{}", "]}"),
-			"/v1/charge": pairs(`{"policy":"log","key":"k","usage":{`, "}}"), "/v1/check": many(`{"policy":"log","key":"k","limit":[`, "[]", "]}"),
-			"/v1/check ": strings.Repeat("[", 4<<20-200), "/v1/reserve": pairs(`{"policy":"log","key":"k","usage":{`, "}}"),
-		} {
-			var work sync.WaitGroup
-			for range 6 {
-				work.Go(func() {
-					// What is not read to its end resets the connection.
-					if code, answer, err := s.send("thief", target, "POST", strings.TrimSpace(path), body); err == nil && code < 400 {
-						t.Errorf("%s: %d %.200s", path, code, answer)
-					}
-				})
-			}
-			work.Wait()
-			t.Logf("%s: %d MiB at the peak", path, groups[0].peak()>>20)
-		}
-		survived(t)
-	})
-	t.Run("kuadrant", func(t *testing.T) {
-		deadline := time.Now().Add(waitTimeout)
-		c := kuadrantpb.NewRateLimitServiceClient(s.conn("thief", target))
+		return before + b.String() + `"last":1` + after
+	}
+	for _, r := range [][2]string{
+		{"/json", many(`{"domain":"edge","descriptors":[`, "{}", "]}")}, {"/json", many(`{"domain":"edge","descriptors":[{"entries":[`, "{}", "]}]}")},
+		{"/v1/GetRateLimits", many(`{"requests":[`, "{}", "]}")}, {"/v1/GetRateLimits", pairs(`{"requests":[{"metadata":{`, `}}]}`)},
+		{"/v1/checks", many(`{"checks":[`, "{}", "]}")}, {"/v1/reserves", many(`{"reserves":[`, "{}", "]}")},
+		{"/v1/charge", pairs(`{"policy":"log","key":"k","usage":{`, "}}")}, {"/v1/reserve", pairs(`{"policy":"log","key":"k","usage":{`, "}}")},
+		{"/v1/check", many(`{"policy":"log","key":"k","limit":[`, "[]", "]}")}, {"/v1/check", strings.Repeat("[", 4<<20-200)},
+	} {
 		var work sync.WaitGroup
-		var reserved, rejected atomic.Int64
-		for w := range 8 {
+		for range 6 {
 			work.Go(func() {
-				for n := 0; rejected.Load() < 100 && time.Now().Before(deadline); n++ {
-					in := &kuadrantpb.ReserveRequest{Domain: "edge", Amount: 1, Ttl: durationpb.New(time.Hour)}
-					for i := range 100 {
-						value := fmt.Sprint(strings.Repeat("x", 900), w, " ", n, " ", i)
-						in.Descriptors = append(in.Descriptors, &common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "week", Value: value}}})
-					}
-					if _, err := c.Reserve(t.Context(), in); err == nil {
-						reserved.Add(1)
-					} else {
-						rejected.Add(1)
-					}
+				// What is not read to its end resets the connection.
+				if code, answer, err := f.send("thief", f.target, "POST", r[0], r[1]); err == nil && code < 400 {
+					t.Errorf("%s: %d %.200s", r[0], code, answer)
 				}
 			})
 		}
 		work.Wait()
-		if rejected.Load() < 100 {
-			t.Errorf("%d reservations were kept, and %d rejected", reserved.Load(), rejected.Load())
-		}
-		t.Logf("%d reservations kept, %d rejected", reserved.Load(), rejected.Load())
-		survived(t)
-	})
-	t.Run("quota buckets", func(t *testing.T) {
-		stream := must[quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient](t)(quotav3.NewRateLimitQuotaServiceClient(s.conn("thief", target)).StreamRateLimitQuotas(t.Context()))
-		go func() {
-			for {
-				if _, err := stream.Recv(); err != nil {
-					return
+	}
+	f.survived(t)
+}
+
+// reservations keeps Kuadrant's reservations of 100 long keys each until they are rejected.
+func (f *flooded) reservations(t *testing.T) {
+	deadline := time.Now().Add(waitTimeout)
+	c := kuadrantpb.NewRateLimitServiceClient(f.conn("thief", f.target))
+	var work sync.WaitGroup
+	var kept, rejected atomic.Int64
+	for w := range 8 {
+		work.Go(func() {
+			for n := 0; rejected.Load() < 100 && time.Now().Before(deadline); n++ {
+				in := &kuadrantpb.ReserveRequest{Domain: "edge", Amount: 1, Ttl: durationpb.New(time.Hour)}
+				for i := range 100 {
+					value := fmt.Sprint(strings.Repeat("x", 900), w, " ", n, " ", i)
+					in.Descriptors = append(in.Descriptors, &common.RateLimitDescriptor{Entries: []*common.RateLimitDescriptor_Entry{{Key: "week", Value: value}}})
+				}
+				if _, err := c.Reserve(t.Context(), in); err == nil {
+					kept.Add(1)
+				} else {
+					rejected.Add(1)
 				}
 			}
-		}()
-		for n := range 600 {
-			in := &quotav3.RateLimitQuotaUsageReports{Domain: "edge"}
-			for i := range 1000 {
-				id := &quotav3.BucketId{Bucket: map[string]string{"user": fmt.Sprint(strings.Repeat("x", 900), n, " ", i)}}
-				in.BucketQuotaUsages = append(in.BucketQuotaUsages, &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{BucketId: id, NumRequestsDenied: 1})
-			}
-			if err := stream.Send(in); err != nil {
-				break // ended for what it takes
+		})
+	}
+	work.Wait()
+	if rejected.Load() < 100 {
+		t.Errorf("%d reservations were kept, and %d rejected", kept.Load(), rejected.Load())
+	}
+	t.Logf("%d reservations kept, %d rejected", kept.Load(), rejected.Load())
+	f.survived(t)
+}
+
+// buckets reports 600,000 buckets of long ids.
+func (f *flooded) buckets(t *testing.T) {
+	stream, err := quotav3.NewRateLimitQuotaServiceClient(f.conn("thief", f.target)).StreamRateLimitQuotas(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for {
+			if _, err := stream.Recv(); err != nil {
+				return
 			}
 		}
-		survived(t)
-	})
+	}()
+	for n := range 600 {
+		in := &quotav3.RateLimitQuotaUsageReports{Domain: "edge"}
+		for i := range 1000 {
+			usage := bucketUsage(fmt.Sprint(strings.Repeat("x", 900), n, " ", i))
+			usage.NumRequestsDenied = 1
+			in.BucketQuotaUsages = append(in.BucketQuotaUsages, usage)
+		}
+		if stream.Send(in) != nil {
+			break // ended for what it takes
+		}
+	}
+	f.survived(t)
 }
 
 // sendRaw calls a method with a message that is bytes already; the answer, an error, is nobody's.

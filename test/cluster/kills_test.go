@@ -40,30 +40,14 @@ func (q *asked) ask(ctx context.Context, m *member) (d *weirv1.Decision, err err
 	return out.Results[0].GetDecision(), nil
 }
 
-// TestIDsOverAKill kills a node in a burst of request ids with long keys, under escrow and sync. Every id is then repeated: it is charged once, and
-// each reservation whose id was answered is there.
-func TestIDsOverAKill(t *testing.T) {
-	plainOnly(t)
-	t.Parallel()
-	policies := []checker.Policy{{Name: "escrow", Durability: checker.Escrow, Limit: 10, Window: time.Hour}, {Name: "sync", Durability: checker.Sync, Limit: 10, Window: time.Hour}}
-	f := newFleet(t, 3, policiesFile(policies), nil)
-	f.start(f.members...)
-	f.calm(f.members...)
-	f.decided(f.members[0], "probe-strict") // before the voters answer, answers say that they are degraded
-	victim, rest := f.members[1], f.members[:1]
-	var all []*asked
-	for i := range 3000 {
-		key := fmt.Sprint(strings.Repeat("k", 900), i)
-		all = append(all, &asked{target: targetOf(policies[i%2].Name, key), id: fmt.Sprint("id-", i), reserve: i%5 == 0})
-	}
-	ctx, cancel := context.WithCancel(t.Context())
+// killInBurst asks all through a member, and kills another one half-way.
+func killInBurst(t *testing.T, all []*asked, through, victim *member) {
 	var burst sync.WaitGroup
-	var answered = make(chan struct{}, len(all))
-	work := make(chan *asked)
+	answered, work := make(chan struct{}, len(all)), make(chan *asked)
 	for range 100 {
 		burst.Go(func() {
 			for q := range work {
-				if d, err := q.ask(ctx, rest[0]); err == nil && d.Allowed && !d.FailedClosed && !d.Degraded {
+				if d, err := q.ask(t.Context(), through); err == nil && d.Allowed && !d.FailedClosed && !d.Degraded {
 					q.answered, q.reservation = true, d.ReservationId
 				}
 				answered <- struct{}{}
@@ -81,7 +65,27 @@ func TestIDsOverAKill(t *testing.T) {
 	}
 	victim.kill()
 	burst.Wait()
-	cancel()
+}
+
+// TestIDsOverAKill kills a node in a burst of request ids with long keys, under escrow and sync. Every id is then repeated: it is charged once, and
+// each reservation whose id was answered is there.
+func TestIDsOverAKill(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	policies := []checker.Policy{
+		{Name: "escrow", Durability: checker.Escrow, Limit: 10, Window: time.Hour}, {Name: "sync", Durability: checker.Sync, Limit: 10, Window: time.Hour},
+	}
+	f := newFleet(t, 3, policiesFile(policies), nil)
+	f.start(f.members...)
+	f.calm(f.members...)
+	f.decided(f.members[0], "probe-strict") // before the voters answer, answers say that they are degraded
+	victim, rest := f.members[1], f.members[:1]
+	var all []*asked
+	for i := range 3000 {
+		key := fmt.Sprint(strings.Repeat("k", 900), i)
+		all = append(all, &asked{target: targetOf(policies[i%2].Name, key), id: fmt.Sprint("id-", i), reserve: i%5 == 0})
+	}
+	killInBurst(t, all, rest[0], victim)
 	f.decided(rest[0], "probe")
 	var lost, twice, uncharged, unknown, told int
 	for _, q := range all {
