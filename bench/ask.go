@@ -23,7 +23,6 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
-	"github.com/weirlimit/weir/internal/asker"
 	"github.com/weirlimit/weir/internal/load"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -185,10 +184,10 @@ func singles(over, policy string, pick pick) asking {
 		for _, n := range s.nodes {
 			addrs = append(addrs, map[string]string{"grpc": n.grpc, "stream": n.grpc, "http": n.http}[over])
 		}
-		askers, closeAll, err := asker.Open(asker.Config{
+		askers, closeAll, err := load.Nodes{
 			Over: over, Addrs: addrs, Connections: connections, Concurrency: unaryCallers, Timeout: callLimit,
 			Target: &weirv1.Target{Policy: policy}, Cost: 1,
-		})
+		}.Open()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -209,7 +208,7 @@ func one(a load.Answer, err error) (int, error) {
 	return 1, err
 }
 
-// goClient asks one check at a time through the Go client, by default with its memory and loans, which package asker
+// goClient asks one check at a time through the Go client, by default with its memory and loans, which package load
 // does without.
 func goClient(policy string, pick pick, opts ...client.Option) asking {
 	return func(ctx context.Context, s *system) (func(int) call, func(), error) {

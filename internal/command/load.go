@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/asker"
 	"github.com/weirlimit/weir/internal/load"
 	"github.com/weirlimit/weir/internal/remote"
 	"github.com/weirlimit/weir/internal/render"
@@ -90,18 +89,18 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	if cfg.Bound, err = f.bound(inline); err != nil {
 		return err
 	}
-	ask := asker.Config{
+	nodes := load.Nodes{
 		Over: f.over, Addrs: f.addrs, Connections: f.connections, Concurrency: f.run.Concurrency, Timeout: f.run.Timeout,
 		TLS: f.tls, Target: f.Message(inline, ""), Inline: inline, Cost: f.run.Cost,
 	}
-	askers, closeAll, err := asker.Open(ask)
+	askers, closeAll, err := nodes.Open()
 	if err != nil {
 		return err
 	}
 	defer closeAll()
 	cfg.Askers = askers
 	if cfg.Bound == nil {
-		cfg.Bound = ask.Learn(ctx, cfg.Keys.Prefix+"1")
+		cfg.Bound = nodes.Learn(ctx, cfg.Keys.Prefix+"1")
 	}
 	line := render.NewLine(stderr)
 	cfg.Progress = func(p load.Progress) {
@@ -127,10 +126,10 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	return nil
 }
 
-// bound is what was said that the answers are held to, or what the limit sent along lets through in its window at most.
+// bound is --at-most, or the most that --limit lets through in its window.
 func (f *loadFlags) bound(inline *algo.Limit) (*load.Bound, error) {
 	if f.atMost == "" {
-		return asker.BoundOf(inline)
+		return load.BoundOf(inline)
 	}
 	n, window, err := policy.ParseRate(f.atMost)
 	if err != nil {

@@ -2,8 +2,12 @@ package load
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"slices"
 	"time"
+
+	"github.com/weirlimit/weir/algo"
 )
 
 // Bound is what the answers are held to: of each key, at most Units are admitted in any window of length Window.
@@ -30,6 +34,40 @@ type Verdict struct {
 	Key  string `json:"key,omitempty"`
 
 	key int32
+}
+
+// BoundOf is what a limit lets through in its window at most; nil for none.
+func BoundOf(l *algo.Limit) (*Bound, error) {
+	if l == nil {
+		return nil, nil
+	}
+	b := &Bound{Units: l.Limit, Window: l.Window}
+	switch l.Algorithm {
+	case algo.Concurrency:
+		return nil, errors.New("algorithm: concurrency takes leases, not checks")
+	case algo.SlidingLog, algo.SlidingWindow:
+	default: // across a boundary, or a full bucket and what comes back meanwhile
+		b.Units *= 2
+	}
+	return b, nil
+}
+
+// Learn returns the bound for a policy, from the limit of a key that a node tells: under every algorithm, no more than twice the limit
+// passes in a window. It is nil where no node tells a limit.
+func (n Nodes) Learn(ctx context.Context, key string) *Bound {
+	n.Cost, n.Connections = 0, 1 // a peek
+	askers, closeAll, err := n.Open()
+	if err != nil {
+		return nil
+	}
+	defer closeAll()
+	within, cancel := context.WithTimeout(ctx, n.Timeout)
+	defer cancel()
+	a, err := askers[0].Ask(within, key)
+	if err != nil || a.FailedOpen || a.FailedClosed || a.Limit <= 0 || a.Window <= 0 {
+		return nil
+	}
+	return &Bound{Units: 2 * a.Limit, Window: a.Window}
 }
 
 // admission is an admitted check. The times count from the start of the run.

@@ -1,4 +1,4 @@
-package asker
+package load
 
 import (
 	"bufio"
@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/load"
 	"github.com/weirlimit/weir/internal/remote"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
@@ -31,22 +30,22 @@ func TestOpenErrors(t *testing.T) {
 	token := testkit.WriteFile(t, "token", "secret\n")
 	for _, c := range []struct {
 		want  string
-		spoil func(*Config)
+		spoil func(*Nodes)
 	}{
-		{"over: ", func(c *Config) { c.Over = "udp" }},
-		{"over: ", func(c *Config) { c.Over, c.Inline = "resp", &algo.Limit{} }},
-		{"addr: ", func(c *Config) { c.Addrs = []string{"127.0.0.1:1", "localhost"} }},
-		{"addr: ", func(c *Config) { c.Addrs = []string{":1"} }},
-		{"connections: ", func(c *Config) { c.Connections = 0 }},
-		{"connections: ", func(c *Config) { c.Connections = load.MaxConcurrency + 1 }},
-		{"tls-ca-file: ", func(c *Config) { c.TLS.CA = "/none" }},
-		{"token-file: ", func(c *Config) { c.TLS.TokenFile = "/none" }},
-		{"token-file: ", func(c *Config) { c.Addrs, c.TLS.TokenFile = []string{"127.0.0.1:1", "192.0.2.1:1"}, token }}, // to one of them in plain text
+		{"over: ", func(c *Nodes) { c.Over = "udp" }},
+		{"over: ", func(c *Nodes) { c.Over, c.Inline = "resp", &algo.Limit{} }},
+		{"addr: ", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "localhost"} }},
+		{"addr: ", func(c *Nodes) { c.Addrs = []string{":1"} }},
+		{"connections: ", func(c *Nodes) { c.Connections = 0 }},
+		{"connections: ", func(c *Nodes) { c.Connections = MaxConcurrency + 1 }},
+		{"tls-ca-file: ", func(c *Nodes) { c.TLS.CA = "/none" }},
+		{"token-file: ", func(c *Nodes) { c.TLS.TokenFile = "/none" }},
+		{"token-file: ", func(c *Nodes) { c.Addrs, c.TLS.TokenFile = []string{"127.0.0.1:1", "192.0.2.1:1"}, token }}, // to one of them in plain text
 	} {
 		for _, over := range []string{"grpc", "stream", "http", "resp"} {
-			cfg := Config{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, TLS: remote.Identity{}}
+			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, TLS: remote.Identity{}}
 			c.spoil(&cfg)
-			if _, _, err := Open(cfg); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			if _, _, err := cfg.Open(); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 				t.Errorf("%s: %v, want %s", over, err, c.want)
 			}
 		}
@@ -54,7 +53,7 @@ func TestOpenErrors(t *testing.T) {
 }
 
 // said is what a node answers to a key: its name.
-var said = map[string]load.Answer{
+var said = map[string]Answer{
 	"allowed": {Allowed: true}, "refused": {}, "failed_open": {Allowed: true, FailedOpen: true}, "failed_closed": {FailedClosed: true},
 }
 
@@ -166,10 +165,10 @@ func TestAnswers(t *testing.T) {
 	for over, addr := range map[string]string{
 		"grpc": testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, limiter{}) }), "http": serveHTTP(t), "resp": serveRESP(t),
 	} {
-		askers, closeAll, err := Open(Config{
+		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
 			Target: &weirv1.Target{Policy: "p"}, Cost: 3, TLS: remote.Identity{TokenFile: token},
-		})
+		}.Open()
 		if err != nil {
 			t.Fatalf("%s: %v", over, err)
 		}
@@ -185,7 +184,7 @@ func TestAnswers(t *testing.T) {
 					t.Errorf("%s: %s is %+v, %v", over, key, got, err)
 				}
 			}
-			if got, err := a.Ask(t.Context(), "other"); err == nil || !strings.Contains(err.Error(), "a mistake") || got != (load.Answer{}) {
+			if got, err := a.Ask(t.Context(), "other"); err == nil || !strings.Contains(err.Error(), "a mistake") || got != (Answer{}) {
 				t.Errorf("%s: a mistake is %+v, %v", over, got, err)
 			}
 		}
@@ -204,9 +203,9 @@ func TestNobodyAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, over := range []string{"grpc", "stream", "http", "resp"} {
-		askers, closeAll, err := Open(Config{
+		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr}, Connections: 1, Concurrency: 1, Timeout: 200 * time.Millisecond, Target: &weirv1.Target{Policy: "p"}, Cost: 1,
-		})
+		}.Open()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,304 @@
+package load
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/gomodule/redigo/redis"
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/internal/remote"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// Nodes names nodes, the protocol and the limit to ask them for. Its Askers return the nodes' answers: they remember no refusals and
+// admit nothing by themselves. A check that shadow mode admits beyond its limit counts as refused.
+type Nodes struct {
+	Over        string   // grpc (a call each), stream (the Go client), http or resp
+	Addrs       []string // of nodes, used in turn; none: loopback, with the usual port
+	Connections int      // to each address, over grpc; at least 1
+	Concurrency int      // checks in flight at most
+	Timeout     time.Duration
+	TLS         remote.Identity
+	Target      *weirv1.Target // without a key
+	Inline      *algo.Limit    // of Target, if it has one
+	Cost        int64
+}
+
+// Open connects to the nodes. closeAll closes all askers.
+func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
+	if err := n.validate(); err != nil {
+		return nil, nil, err
+	}
+	config, err := n.TLS.Config()
+	if err != nil {
+		return nil, nil, err
+	}
+	var token string
+	for _, addr := range n.Addrs {
+		if token, err = n.TLS.Token(addr); err != nil {
+			return nil, nil, err
+		}
+	}
+	var closers []func() error
+	closeAll = func() {
+		for _, c := range closers {
+			_ = c() // the run is over
+		}
+	}
+	add := func(a Asker, c func() error) { askers, closers = append(askers, a), append(closers, c) }
+	switch n.Over {
+	case "grpc":
+		err = n.openGRPC(token, add)
+	case "stream":
+		err = n.openStream(config, token, add)
+	case "http":
+		transport := &http.Transport{TLSClientConfig: config, MaxIdleConnsPerHost: n.Concurrency, MaxConnsPerHost: n.Concurrency}
+		for _, addr := range n.Addrs {
+			add(n.overHTTP(addr, token, transport), func() error { transport.CloseIdleConnections(); return nil })
+		}
+	case "resp":
+		for _, addr := range n.Addrs {
+			pool := n.overRESP(addr, token, config)
+			add(&respAsker{pool, n.Target.Policy, n.Cost}, pool.Close)
+		}
+	}
+	if err != nil {
+		closeAll()
+		return nil, nil, err
+	}
+	return askers, closeAll, nil
+}
+
+// validate names the setting that cannot be, and fills in the usual address.
+func (n *Nodes) validate() error {
+	usual := map[string]string{"grpc": "8081", "stream": "8081", "http": "8080", "resp": "6380"}
+	port, ok := usual[n.Over]
+	switch {
+	case !ok:
+		return fmt.Errorf("over: %q is not one of grpc, stream, http and resp", n.Over)
+	case n.Over == "resp" && n.Inline != nil:
+		return errors.New("over: resp takes a policy, and no limit along")
+	case n.Connections < 1 || n.Connections > MaxConcurrency:
+		return fmt.Errorf("connections: must be 1 to %d", MaxConcurrency)
+	}
+	if len(n.Addrs) == 0 {
+		n.Addrs = []string{"127.0.0.1:" + port}
+	}
+	for _, addr := range n.Addrs {
+		if host, port, err := net.SplitHostPort(addr); err != nil || host == "" || port == "" {
+			return fmt.Errorf("addr: %q is not HOST:PORT", addr)
+		}
+	}
+	return nil
+}
+
+func (n *Nodes) openGRPC(token string, add func(Asker, func() error)) error {
+	creds, err := n.TLS.Transport()
+	if err != nil {
+		return err
+	}
+	for range n.Connections {
+		for _, addr := range n.Addrs {
+			conn, err := grpc.NewClient("dns:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+			if err != nil {
+				return fmt.Errorf("addr: %w", err)
+			}
+			add(&grpcAsker{n.Target, n.Cost, token, weirv1.NewLimiterClient(conn)}, conn.Close)
+		}
+	}
+	return nil
+}
+
+// grpcAsker makes a call for each check.
+type grpcAsker struct {
+	target  *weirv1.Target // without a key
+	cost    int64
+	token   string // empty: none
+	service weirv1.LimiterClient
+}
+
+// Ask implements Asker.
+func (a *grpcAsker) Ask(ctx context.Context, key string) (Answer, error) {
+	target := &weirv1.Target{Policy: a.target.Policy, Limit: a.target.Limit, Namespace: a.target.Namespace, Key: key}
+	if a.token != "" { // Nodes.TLS has allowed it to travel
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+a.token)
+	}
+	r, err := a.service.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &a.cost}}})
+	switch {
+	case err != nil:
+		return Answer{}, err
+	case len(r.GetResults()) != 1:
+		return Answer{}, fmt.Errorf("one check got %d results", len(r.GetResults()))
+	case r.Results[0].GetDecision() == nil:
+		return Answer{}, errors.New(r.Results[0].GetError().GetMessage())
+	}
+	d := r.Results[0].GetDecision()
+	return Answer{
+		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit, Window: time.Duration(d.WindowNs),
+	}, nil
+}
+
+// streamAsker asks by way of the Go client.
+type streamAsker struct {
+	limiter *client.Limiter
+	cost    int64
+}
+
+func (n *Nodes) openStream(config *tls.Config, token string, add func(Asker, func() error)) error {
+	// Each check is to travel, and one that no node answers is not to count as admitted.
+	opts := []client.Option{client.WithoutMemory(), client.WithoutLoans(), client.WithOnError(client.FailClosed), client.WithTimeout(n.Timeout)}
+	if config != nil {
+		opts = append(opts, client.WithTLS(config))
+	}
+	if token != "" {
+		opts = append(opts, client.WithToken(token))
+	}
+	conn, err := client.Dial(context.Background(), strings.Join(n.Addrs, ","), opts...)
+	if err != nil {
+		return err
+	}
+	limiter := conn.Policy(n.Target.Policy)
+	if n.Inline != nil {
+		limiter = conn.Inline(n.Target.Namespace, *n.Inline)
+	}
+	add(&streamAsker{limiter, n.Cost}, conn.Close)
+	return nil
+}
+
+// Ask implements Asker.
+func (a *streamAsker) Ask(ctx context.Context, key string) (Answer, error) {
+	d, err := a.limiter.AllowN(ctx, key, a.cost)
+	if err == nil && d.FailedClosed && d.Limit == 0 {
+		err = errors.New("no node answered") // but the client, for them
+	}
+	return Answer{
+		Allowed: d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed, Limit: d.Limit, Window: d.Window,
+	}, err
+}
+
+// httpCheck is a check as POST /v1/check has it.
+type httpCheck struct {
+	Policy    string     `json:"policy,omitempty"`
+	Namespace string     `json:"namespace,omitempty"`
+	Limit     *httpLimit `json:"limit,omitempty"`
+	Key       string     `json:"key"`
+	Cost      int64      `json:"cost"`
+}
+
+type httpLimit struct {
+	Algorithm string `json:"algorithm"`
+	Limit     int64  `json:"limit"`
+	Window    string `json:"window"`
+}
+
+// httpAsker posts each check.
+type httpAsker struct {
+	check  httpCheck // without a key
+	url    string
+	token  string
+	client *http.Client
+}
+
+func (n *Nodes) overHTTP(addr, token string, transport *http.Transport) *httpAsker {
+	a := &httpAsker{token: token, client: &http.Client{Transport: transport}}
+	a.check = httpCheck{Policy: n.Target.Policy, Namespace: n.Target.Namespace, Cost: n.Cost}
+	if l := n.Inline; l != nil {
+		a.check.Limit = &httpLimit{Algorithm: l.Algorithm.String(), Limit: l.Limit, Window: l.Window.String()}
+	}
+	a.url = "http://" + addr + "/v1/check"
+	if transport.TLSClientConfig != nil {
+		a.url = "https://" + addr + "/v1/check"
+	}
+	return a
+}
+
+// maxAnswer is the size in bytes of the largest answer to a check that is read.
+const maxAnswer = 64 << 10
+
+// Ask implements Asker.
+func (a *httpAsker) Ask(ctx context.Context, key string) (Answer, error) {
+	check := a.check
+	check.Key = key
+	body, err := json.Marshal(&check)
+	if err != nil {
+		return Answer{}, err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url, bytes.NewReader(body))
+	if err != nil {
+		return Answer{}, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if a.token != "" {
+		r.Header.Set("Authorization", "Bearer "+a.token)
+	}
+	resp, err := a.client.Do(r)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return Answer{}, err
+	}
+	var d struct {
+		Allowed      *bool  `json:"allowed"`
+		FailedOpen   bool   `json:"failed_open"`
+		FailedClosed bool   `json:"failed_closed"`
+		Shadow       bool   `json:"shadow"`
+		Detail       string `json:"detail"`
+	}
+	if err := json.Unmarshal(text, &d); err != nil || d.Allowed == nil {
+		return Answer{}, fmt.Errorf("%s: %s", resp.Status, d.Detail)
+	}
+	return Answer{Allowed: *d.Allowed && !d.Shadow, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed}, nil
+}
+
+// respAsker sends WEIR.CHECK.
+type respAsker struct {
+	pool   *redis.Pool
+	policy string
+	cost   int64
+}
+
+func (n *Nodes) overRESP(addr, token string, config *tls.Config) *redis.Pool {
+	opts := []redis.DialOption{redis.DialConnectTimeout(n.Timeout), redis.DialReadTimeout(n.Timeout), redis.DialWriteTimeout(n.Timeout)}
+	if token != "" {
+		opts = append(opts, redis.DialPassword(token))
+	}
+	if config != nil {
+		opts = append(opts, redis.DialUseTLS(true), redis.DialTLSConfig(config))
+	}
+	return &redis.Pool{MaxIdle: n.Concurrency, DialContext: func(ctx context.Context) (redis.Conn, error) {
+		return redis.DialContext(ctx, "tcp", addr, opts...)
+	}}
+}
+
+// Ask implements Asker.
+func (a *respAsker) Ask(ctx context.Context, key string) (Answer, error) {
+	conn, err := a.pool.GetContext(ctx)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer conn.Close() // back into the pool
+	d, err := redis.Int64Map(redis.DoContext(conn, ctx, "WEIR.CHECK", a.policy, key, a.cost))
+	if err != nil {
+		return Answer{}, err
+	}
+	allowed, ok := d["allowed"]
+	if !ok {
+		return Answer{}, errors.New("the answer is not a decision")
+	}
+	return Answer{Allowed: allowed == 1 && d["shadow"] == 0, FailedOpen: d["failed_open"] == 1}, nil
+}
