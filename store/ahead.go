@@ -10,9 +10,9 @@ import (
 // AheadSteps is the number of steps of Ahead.
 const AheadSteps = 3
 
-// Ahead has the processor fetch what a decision about a key, of such a hash, will look at, in steps from 0 on of which each needs what
-// the one before has fetched: for batches, whose keys are each in no cache. Each step is to be done for some tens of keys before
-// the next. It changes nothing and does not block: a shard that is in use is left out.
+// Ahead has the processor fetch what a decision about a key, of such a hash, will look at, in steps from 0 on of which
+// each needs what the one before has fetched: for batches, whose keys are each in no cache. Each step is to be done for
+// some tens of keys before the next. It changes nothing and does not block: a shard that is in use is left out.
 func (s *Store) Ahead(step int, hash uint64, partition int) {
 	sh, part := s.at(partition)
 	if step == 0 {

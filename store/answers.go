@@ -15,14 +15,15 @@ import (
 // state, id and kind. An answer is in three places: the map by, the order of the partition (older, newer), in which followers are
 // told, and that of its caller (next), the oldest of which makes way.
 //
-// Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, by the dynamic thresholds in fits. An answer is
-// remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room is given and not remembered.
+// Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, by the dynamic thresholds in
+// fits. An answer is remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room
+// is given and not remembered.
 
 // stateID is what a state is: a key in its scope. A hash finds one, and is never taken for it.
 type stateID struct{ scope, key string }
 
-// ordered goes through a map in the order of its keys. Where followers are told what it finds, the order decides what a chunk has, and a
-// simulation that repeats itself needs the same one.
+// ordered goes through a map in the order of its keys. Where followers are told what it finds, the order decides what a
+// chunk has, and a simulation that repeats itself needs the same one.
 func ordered[V any](m map[stateID]V) iter.Seq2[stateID, V] {
 	return func(yield func(stateID, V) bool) {
 		for _, of := range slices.SortedFunc(maps.Keys(m), stateID.compare) {
@@ -40,8 +41,8 @@ func (id stateID) compare(other stateID) int {
 // size is the number of bytes that the texts take.
 func (id stateID) size() int { return len(id.scope) + len(id.key) }
 
-// answerBytes is what a remembered answer is taken to cost when bytes are counted, its share of a map and a queue, besides
-// the texts of its key.
+// answerBytes is what a remembered answer is taken to cost when bytes are counted, its share of a map and a queue,
+// besides the texts of its key.
 const answerBytes = 256
 
 // answerShare is the part of MaxBytes that remembered answers may take beyond each partition's even share of it.
@@ -98,10 +99,10 @@ type asker struct {
 	n, bytes       int
 }
 
-// answers remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of the caller
-// with the most is forgotten: "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for
-// supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So no caller's answer is forgotten for one of a caller with more. The zero
-// value is empty and ready for use.
+// answers remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of
+// the caller with the most is forgotten: "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design
+// considerations for supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So no caller's answer is forgotten for
+// one of a caller with more. The zero value is empty and ready for use.
 type answers struct {
 	end            uint64 // turns that there have ever been: followers count them
 	oldest, newest *remembered
@@ -153,8 +154,8 @@ func (s *Store) answerBounds() answerBounds {
 	return answerBounds{most: s.cfg.MaxRequestIDs, share: share, even: int(share) / s.cfg.Partitions}
 }
 
-// put remembers an answer to a caller, forgetting others for the bounds and for want of memory. Where there is no room what was
-// answered stands and is not remembered.
+// put remembers an answer to a caller, forgetting others for the bounds and for want of memory. Where there is no room
+// what was answered stands and is not remembered.
 func (m *answers) put(k answerKey, e answered, caller string, now int64, most answerBounds, b *shardBudget) {
 	if most.most < 0 {
 		return
@@ -261,9 +262,9 @@ func (m *answers) greediest(of *asker) *asker {
 	return most
 }
 
-// fits says whether a caller may have so many bytes more. There are bounds of what all partitions have together, and each can only
-// forget what it has itself: so a caller may have seven times what is free, and some is always left for others. These are the
-// dynamic thresholds of Choudhury and Hahne, see internal/fairshare.
+// fits says whether a caller may have so many bytes more. There are bounds of what all partitions have together, and
+// each can only forget what it has itself: so a caller may have seven times what is free, and some is always left for
+// others. These are the dynamic thresholds of Choudhury and Hahne, see internal/fairshare.
 func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) bool {
 	if most.share == 0 {
 		return true
@@ -385,8 +386,8 @@ func (sh *shard) beforeID(p *plan, call *Call, answer *Answer) (answered bool, e
 	return true, nil
 }
 
-// afterID keeps the answer of a charge under its request id. A charge with Always of which nothing was granted, because as much is owed
-// as may be, is kept too: repeated when there is room again it would be another charge.
+// afterID keeps the answer of a charge under its request id. A charge with Always of which nothing was granted, because
+// as much is owed as may be, is kept too: repeated when there is room again it would be another charge.
 func (sh *shard) afterID(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
 	if d.Granted == 0 && !(call.Always && call.Cost > 0) {
@@ -407,8 +408,9 @@ func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id
 	}
 }
 
-// sameUse reports whether a charge under one reservation id may be a repetition of a charge under another: both are of none, both
-// make a reservation, whose id is drawn anew each time, or both add to the same one, which each extension numbers anew.
+// sameUse reports whether a charge under one reservation id may be a repetition of a charge under another: both are of
+// none, both make a reservation, whose id is drawn anew each time, or both add to the same one, which each extension
+// numbers anew.
 func sameUse(first, now ReservationID) bool {
 	none := ReservationID{}
 	switch {

@@ -12,6 +12,10 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
+// A copy takes in chunks here, one item after another, under the lock for applyHold items at a time. The bytes come
+// from the network: every number has a bound, every length is checked against what is left, and an error leaves a copy
+// that must be fetched anew. An item for which there is no memory is taken in again once other records have made room.
+
 // applyHold is how many items of a chunk Apply takes in while it holds a shard's lock.
 const applyHold = 256
 

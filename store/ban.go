@@ -6,9 +6,9 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A ban is a word of the record, behind the state: the Mono instant at which it ends. Records of rules without a Ban have no such word.
-// bannedFlag says that the word counts. Algorithms know nothing of bans. A ban crosses the wire as the time that is left of it, and ends by
-// the passing of time, so that no message ends it.
+// A ban is a word of the record, behind the state: the Mono instant at which it ends. Records of rules without a Ban
+// have no such word. bannedFlag says that the word counts. Algorithms know nothing of bans. A ban crosses the wire as
+// the time that is left of it, and ends by the passing of time, so that no message ends it.
 
 // banWords is how many words a record has for a ban.
 func banWords(ban time.Duration) int {
@@ -48,8 +48,8 @@ func (r record) changeBan(before time.Duration, now algo.Instant) {
 	}
 }
 
-// beforeBan refuses a call on a banned key, unless it is charged whatever there is room for. A ban that is over is lifted, so that the
-// next call is plain.
+// beforeBan refuses a call on a banned key, unless it is charged whatever there is room for. A ban that is over is
+// lifted, so that the next call is plain.
 func (sh *shard) beforeBan(p *plan, call *Call, answer *Answer) (answered bool) {
 	if p.banned = p.r.banLeft(p.now); p.banned == 0 {
 		p.r.lift()
@@ -90,8 +90,9 @@ func (a *Answer) banned(left time.Duration, spent bool) {
 	a.ResetAfter = max(a.ResetAfter, left)
 }
 
-// afterBan begins a ban with a refusal, and tells an answer of the ban that the key had before. The followers are told of a new ban, and
-// its answer waits for the backup: a caller that has been told of a ban is not to be admitted because the holder was lost.
+// afterBan begins a ban with a refusal, and tells an answer of the ban that the key had before. The followers are told
+// of a new ban, and its answer waits for the backup: a caller that has been told of a ban is not to be admitted because
+// the holder was lost.
 func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 	if p.banned > 0 {
 		answer.banned(p.banned, call.Spent)
@@ -109,8 +110,9 @@ func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 	}
 }
 
-// bans reports whether the answer begins a ban: it is a refusal, for want of room and for nothing else. There is none while a
-// part of what is in use may turn out not to be: on loan, of an atomic check that is in flight, or put in the place of what was lost.
+// bans reports whether the answer begins a ban: it is a refusal, for want of room and for nothing else. There is none
+// while a part of what is in use may turn out not to be: on loan, of an atomic check that is in flight, or put in the
+// place of what was lost.
 func (p *plan) bans(call *Call, d *algo.Decision) bool {
 	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.Held > 0 || p.part.lostOf(p.rule, p.now).is {
 		return false

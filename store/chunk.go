@@ -29,9 +29,8 @@ const (
 	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, lease,
 	// reservation (16 bytes), time left, caller.
 	itemRequestID = 4
-	// itemReservation: hash, scope, key, id (16 bytes), units, time left, whether its end is not remembered, whether its
-	// expiry gives its units back, caller.
-	// itemSettled: scope, key, id. The reservation has ended.
+	// itemReservation: hash, scope, key, id (16 bytes), units, time left, whether its end is not remembered, whether
+	// its expiry gives its units back, caller. itemSettled: scope, key, id. The reservation has ended.
 	itemReservation = 5
 	itemSettled     = 6
 	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has

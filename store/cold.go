@@ -4,10 +4,10 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A partition is cold when a holder was lost with what it had counted (Cold, ColdStrict; the ownership protocol calls them). A key that
-// begins afterwards may have used up its limit at that instant, so its state begins full: of a rule with ColdClosed after Cold, of
-// a strict rule after ColdStrict, which fills the states of known strict keys as well. An instant matters to a rule only for as long as its
-// longest window (lostOf).
+// A partition is cold when a holder was lost with what it had counted (Cold, ColdStrict; the ownership protocol calls
+// them). A key that begins afterwards may have used up its limit at that instant, so its state begins full: of a rule
+// with ColdClosed after Cold, of a strict rule after ColdStrict, which fills the states of known strict keys as well.
+// An instant matters to a rule only for as long as its longest window (lostOf).
 
 // Cold says that what an earlier holder counted is lost. From now on a new key of a rule that is ColdClosed starts
 // full, as if its limit had been used up at this instant.

@@ -5,6 +5,10 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
+// A copy is received in the staging area, and then replaces the content (Promote) or is joined with it (Merge,
+// merge.go). Contents that are replaced are freed a little at a time. A process that takes a partition over without the
+// former holder's last word charges what that holder may have admitted beyond the copy (TakeOver, TakeOverStrict).
+
 // freeHold is how many records release drops while it holds a shard's lock.
 const freeHold = 256
 

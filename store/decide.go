@@ -24,20 +24,27 @@ import (
 //
 // Where the concerns cross:
 //
-//   - Units on loan are neither in use nor free. beforeLoan puts them into request.Held, so that the limits grant what is left beside them.
-//     A refusal that depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. A call with
-//     Whole is answered in that way by beforeLoan, before anything is charged.
-//   - A banned key is refused by beforeBan, unless the call has Always. A ban begins in afterBan, with a refusal of a known key for want of
-//     room; not while units of the key are on loan.
-//   - A follower is told of every change of a record. note, called in after, only marks the record as pending, under the lock; Drain sends
-//     it some milliseconds later. The caller of DecideTo waits for that if the answer has a Ticket (afterGate), and for nothing otherwise.
+//   - A key with units on loan has lentFlag, and so is never decided by plain. Units on loan are neither in use nor
+//     free: beforeLoan puts them into request.Held, so that the limits grant what is left beside them. A refusal that
+//     depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. A call
+//     with Whole, to which returned units could grant more, is answered in that way by beforeLoan, and nothing is
+//     charged.
+//   - A banned key is refused by beforeBan, unless the call has Always. A ban begins in afterBan, with a refusal of a
+//     known key for want of room; not while units of the key are on loan.
+//   - A follower is told of every change of a record, except under a durability of None, where it is told when the
+//     partition moves. note, called in after, only marks the record as pending, under the lock; Drain sends it some
+//     milliseconds later. The caller of DecideTo waits for that if the answer has a Ticket (afterGate), and for nothing
+//     otherwise.
 //
 // Other files must keep:
 //
-//   - A before function that answers or fails a call has charged nothing. It may have ended loans and reservations whose time was over.
-//   - content.lower precedes every operation that may charge a state: reservations then know how many of their units are still there.
+//   - A before function that answers or fails a call has charged nothing. It may have ended loans and reservations
+//     whose time was over. A refund and an extension are answered in before, too, by other calls of decide.
+//   - content.lower precedes every operation that may charge a state: reservations then know how many of their units
+//     are still there.
 //   - What a state takes from the arena between begins and ends, or within counted, is counted to the record's spec.
-//   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be sent.
+//   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be
+//     sent.
 
 // concerns is a set of concerns.
 type concerns uint16
@@ -53,8 +60,8 @@ const (
 	concernExtension                        // settle.go: the call adds to a reservation
 )
 
-// plan is one call on its way through decide. The Call and the Answer are arguments beside it: the compiler would move them to the heap
-// if one struct held them together with a state.
+// plan is one call on its way through decide. The Call and the Answer are arguments beside it: the compiler would move
+// them to the heap if one struct held them together with a state.
 type plan struct {
 	concerns concerns
 	part     *partition
@@ -134,8 +141,9 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	return nil
 }
 
-// plain decides a request without a concern but a rule's Ban. It returns false, and has charged nothing, where the long path must decide:
-// the key has no record under this very rule, is banned or on loan, there is no memory, or the refusal may begin a ban.
+// plain decides a request without a concern but a rule's Ban. It returns false, and has charged nothing, where the long
+// path must decide: the key has no record under this very rule, is banned or on loan, there is no memory, or the
+// refusal may begin a ban.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
 		return false // a request with Always is charged even if it is refused, and the long path would charge it again
@@ -177,8 +185,9 @@ func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// locate finds the key's record and brings it under the rule, or makes a new one. Then it asks the concerns that a record can have: loans
-// and a ban. A peek at a key without a record is answered from a fresh state, and no record is made.
+// locate finds the key's record and brings it under the rule, or makes a new one. Then it asks the concerns that a
+// record can have: loans and a ban. A peek at a key without a record is answered from a fresh state, and no record is
+// made.
 func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err error) {
 	slot, found := sh.find(&p.part.table, p.k.Hash, p.rule.Scope, p.k.Key)
 	if !found {
@@ -227,8 +236,8 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	return err
 }
 
-// after tells the concerns what was charged. The order matters: afterGate's ticket covers what the concerns above it have made pending, and
-// afterBan, which may make one more change, raises the ticket itself.
+// after tells the concerns what was charged. The order matters: afterGate's ticket covers what the concerns above it
+// have made pending, and afterBan, which may make one more change, raises the ticket itself.
 func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	granted := answer.Granted > 0
 	if p.has(concernCopy) && (granted || p.denied) {

@@ -8,14 +8,14 @@ import (
 )
 
 // Escrow lets the holder answer before its backup has confirmed, because it has told the backup before to take so many
-// units more for spent than the state shows. A holder that takes over charges them. Every message about a key carries the state
-// and that allowance, two chunks; what has been granted since any message that the backup may have as its last one must
-// not be more than that message allowed. So the holder keeps for each key that is in use up to which of its grants each
-// such message covers: of the last confirmed one and of all that were sent after it.
+// units more for spent than the state shows. A holder that takes over charges them. Every message about a key carries
+// the state and that allowance, two chunks; what has been granted since any message that the backup may have as its
+// last one must not be more than that message allowed. So the holder keeps for each key that is in use up to which of
+// its grants each such message covers: of the last confirmed one and of all that were sent after it.
 //
-// Changes go out with every drain, like all others. Once half of an allowance is used up the drain is asked for at once,
-// so that in the ordinary case no answer waits. What a key has not used for a while is given back: the key becomes
-// pending, and its message allows nothing. That is looked for by Drain and by Sweep.
+// Changes go out with every drain, like all others. Once half of an allowance is used up the drain is asked for at
+// once, so that in the ordinary case no answer waits. What a key has not used for a while is given back: the key
+// becomes pending, and its message allows nothing. That is looked for by Drain and by Sweep.
 
 // quietAfter is how long after its last grant a key's allowance is given back.
 const quietAfter = time.Second
@@ -37,8 +37,8 @@ type advance struct {
 	hash    uint64
 	granted int64 // ever, since this was made
 	last    int64 // Mono instant of the last grant
-	// What messages cover, the oldest first: that of the last confirmed one, and of those after it. Where they do not fit
-	// the last two are taken for one that covers what both do.
+	// What messages cover, the oldest first: that of the last confirmed one, and of those after it. Where they do not
+	// fit the last two are taken for one that covers what both do.
 	covers [3]struct {
 		version uint64
 		granted int64
@@ -176,8 +176,8 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	}
 }
 
-// endAdvance ends the allowance of a state that is gone: the copy forgets it when it is told that the record is. A new record
-// begins with none, so that its first answer waits.
+// endAdvance ends the allowance of a state that is gone: the copy forgets it when it is told that the record is. A new
+// record begins with none, so that its first answer waits.
 func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	if part.role == nil || part.role.advances.by[of] == nil {
 		return
@@ -191,8 +191,9 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	}
 }
 
-// afterGate gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or a reservation that
-// the caller has been told of must be in the copy. The reservation of an atomic check is not told to the caller.
+// afterGate gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or a
+// reservation that the caller has been told of must be in the copy. The reservation of an atomic check is not told to
+// the caller.
 func (sh *shard) afterGate(p *plan, call *Call, answer *Answer) {
 	if p.rule.Durability < Escrow || answer.Degraded {
 		return

@@ -8,17 +8,21 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
+// The holder of a partition keeps one follower for each process with a copy of it. One mechanism brings copies up to
+// date: a change makes something pending (note and the other note functions), Drain (chunk.go) takes what is pending,
+// and Attach makes everything pending. Versions count changes: a follower that has confirmed a version has every change
+// up to it.
+
 // slots is how many followers a partition's holder can have.
 const slots = 2
 
-// follower is what a partition's holder knows of a process that has a copy of it. One mechanism brings copies up to
-// date: a change makes something pending, Drain takes what is pending, and Attach makes everything pending.
+// follower is what a partition's holder knows of a process that has a copy of it.
 //
 // A pending record has pendingFlag and a turn in the queue keys. A turn names the record by its hash, because records
 // move in their table. Its mark says what the follower knows of the state. A turn is stale when its record was dropped
 // and made anew. That does no harm: a new record has wholeFlag, so Drain ignores the mark.
 //
-// There is one follower for each partition. Most changes touch the first cache line alone.
+// Most changes touch the first cache line alone.
 type follower struct {
 	all     bool // it gets what is kept under a durability of None, too
 	current bool

@@ -9,8 +9,9 @@ import (
 func (s *Store) Open(p int) {
 	s.with(p, func(_ *shard, part *partition) {
 		part.raise()
-		// Changes without a follower are not counted one by one: opening makes one version for them, which no follower was told. A
-		// content that is shut counts none at all, because its holder, another process, goes on counting for it.
+		// Changes without a follower are not counted one by one: opening makes one version for them, which no follower
+		// was told. A content that is shut counts none at all, because its holder, another process, goes on counting
+		// for it.
 		part.extras.bump()
 		part.open = true
 	})
@@ -46,8 +47,8 @@ func (sh *shard) locked(f func()) {
 	f()
 }
 
-// unlock ends what a lock began, by defer also after a panic, so that other calls on the shard go on. A call that panicked may have changed
-// its own key by half.
+// unlock ends what a lock began, by defer also after a panic, so that other calls on the shard go on. A call that
+// panicked may have changed its own key by half.
 func (sh *shard) unlock() {
 	sh.budget.taker = 0
 	sh.mu.Unlock()
@@ -120,8 +121,8 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	return nil
 }
 
-// wait makes an answer wait for what has been charged so far, if there is a current backup. The call need not have changed
-// anything itself. It returns 0 when the backup has confirmed everything.
+// wait makes an answer wait for what has been charged so far, if there is a current backup. The call need not have
+// changed anything itself. It returns 0 when the backup has confirmed everything.
 func (sh *shard) wait(part *partition, p int) uint64 {
 	f := part.backup()
 	if f == nil {

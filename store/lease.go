@@ -6,7 +6,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A lease is one unit of a concurrency limit, with an id and a ttl. decide grants it like any other unit; here it is renewed and released.
+// A lease is one unit of a concurrency limit, with an id and a ttl. decide grants it like any other unit; here it is
+// renewed and released.
 
 // Renew lets a lease live for ttl from now; boot is as in Call.
 func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl time.Duration, boot int64) (n Renewal, err error) {

@@ -8,6 +8,14 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
+// The loans of one key are in extras.lent, and its record has lentFlag. algo.Loans has the rule: a unit on loan is
+// held, so it is neither in use nor free. Lend takes a borrower's report and lends anew; Recall stops lending until
+// there is room again. expireLoans charges what ended loans did not return: beforeLoan, Lend, Recall and the sweep call
+// it first.
+//
+// What a report or an expiry charges has been spent already: it is charged whatever memory there is (forced), also
+// without a lease. Every change of the loans is followed by note, because the loans go to followers with the record.
+
 // loanBytes is what a loan is taken to cost when bytes are counted, besides the texts of its state.
 const loanBytes = 128
 
@@ -146,8 +154,8 @@ type Borrow struct {
 	Boot int64
 	// Caller names the borrower's caller, to whose share a new key is counted; empty: not known.
 	Caller string
-	// Quota, with a Term, asks for a Quota in place of Want; see algo.Limits.LendQuota. A loan that was one ends when all of it is
-	// reported spent or returned.
+	// Quota, with a Term, asks for a Quota in place of Want; see algo.Limits.LendQuota. A loan that was one ends when
+	// all of it is reported spent or returned.
 	Quota algo.Quota
 }
 
@@ -156,21 +164,25 @@ type Lent struct {
 	algo.Loan
 	// Ticket is as in Answer: what was lent, or lent for longer, must not be used before the backup has confirmed it.
 	Ticket uint64
-	// Charged is how many units the report has charged, and Checked how many checks it tells of that no report before it did.
+	// Charged is how many units the report has charged, and Checked how many checks it tells of that no report before
+	// it did.
 	Charged, Checked int64
 	// OnLoan is how many units of the key borrowers have then.
 	OnLoan int64
-	// Decision is, where Term is not 0, what a peek would say; Each, where there are several limits, what each of them would.
+	// Decision is, where Term is not 0, what a peek would say; Each, where there are several limits, what each of them
+	// would.
 	Decision algo.Decision
 	Each     []algo.Decision
 }
 
-// Lend takes in what a borrower reports, lends it what it asks for as far as that may be, and renews its loan; see
-// algo.Limits.Report and Lend. What a borrower has spent is charged whatever else: also under a strict rule without a lease,
-// and where the store has no memory for more keys. A loan that is not known and for which there is no memory ends at once: what may be
-// left of it is charged, too; and so does one of a caller who has more than its part of the key's algo.MaxLoans. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
-// Sync, or a strict rule, while there is no backup that is current: the copy must know what was lent. Nor is anything of a banned key.
-// Under a strict rule no loan outlives the lease that it is made under, and there are no Quotas.
+// Lend charges what a borrower reports as spent, lends what it asks for as far as there is room, and renews its loan;
+// see algo.Limits.Report and Lend. A report is charged in any case: also under a strict rule without a lease, and
+// without memory for more keys. An unknown loan ends at once, and what may be left of it is charged, if there is no
+// memory for it, or if its caller has more than a fair part of the key's algo.MaxLoans.
+//
+// Nothing is lent where the limits are not Lendable, where the key is banned, and, under Escrow, Sync and strict rules,
+// while no backup is current: the copy must know what was lent. A strict rule's loan does not outlive the lease that it
+// is made under, and has no Quota.
 //
 // The error is ErrShut, or ErrFull where a key that was not known finds no room.
 func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err error) {
@@ -182,7 +194,7 @@ func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err
 	return a, err
 }
 
-// lendable is what may be lent of what a borrower asks for, and the time after which it may not be spent any more.
+// lendable returns how much of what a borrower asks for the rule lets it have, and how long it may be spent.
 func (p *partition) lendable(rule *Rule, b *Borrow) (want int64, quota algo.Quota, left time.Duration) {
 	want, quota, left = b.Want, b.Quota, math.MaxInt64
 	if rule.Guarded() {
@@ -285,8 +297,8 @@ func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b 
 	}
 }
 
-// Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are lent before
-// there is room again: a request needs them. What their borrowers return is told by Lend.
+// Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are
+// lent before there is room again: a request needs them. What their borrowers return is told by Lend.
 func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {
@@ -351,8 +363,8 @@ func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
 	return r
 }
 
-// beforeLoan has the request know of the units on loan. It answers a call that is not to be charged before these are recalled, see
-// Call.Whole.
+// beforeLoan has the request know of the units on loan. It answers a call that is not to be charged before these are
+// recalled, see Call.Whole.
 func (sh *shard) beforeLoan(p *plan, call *Call, answer *Answer) (answered bool) {
 	l := sh.expireLoans(p.part, p.r, p.now)
 	if l == nil {
@@ -367,8 +379,8 @@ func (sh *shard) beforeLoan(p *plan, call *Call, answer *Answer) (answered bool)
 	return true
 }
 
-// wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A call that is refused
-// without them does not need to ask before.
+// wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A
+// call that is refused without them does not need to ask before.
 func (c *Call) wantsBack(room, held int64) bool {
 	least := c.Cost
 	if c.Partial {
@@ -377,9 +389,9 @@ func (c *Call) wantsBack(room, held int64) bool {
 	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-held
 }
 
-// afterLoan tells a refusal how many units on loan it depends on, and for how long at most: they stand between the request and its being
-// admitted, or the time that it has to wait depends on how many of them have been spent, which only their borrowers know. Such a refusal
-// begins no ban, because borrowers could still admit during it.
+// afterLoan tells a refusal how many units on loan it depends on, and for how long at most: they stand between the
+// request and its being admitted, or the time that it has to wait depends on how many of them have been spent, which
+// only their borrowers know. Such a refusal begins no ban, because borrowers could still admit during it.
 func (p *plan) afterLoan(call *Call, answer *Answer) {
 	d := &answer.Decision
 	if d.Allowed || call.Always || d.RetryAfter == algo.Never || countsDenied(p.rule.Limits) {
@@ -388,8 +400,8 @@ func (p *plan) afterLoan(call *Call, answer *Answer) {
 	answer.OnLoan, answer.OnLoanFor = p.request.Held, p.request.HeldFor
 }
 
-// Lending is how much of a key could be in use if nothing were on loan, which is its room, and its loans, those that have ended among
-// them. It changes nothing: loans that are due are told as they were.
+// Lending is how much of a key could be in use if nothing were on loan, which is its room, and its loans, those that
+// have ended among them. It changes nothing: loans that are due are told as they were.
 func (s *Store) Lending(k Key, scope string, now algo.Instant) (room int64, loans []algo.Loan) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {

@@ -122,9 +122,9 @@ func (m *merge) join(to, r record) (err error) {
 	return err
 }
 
-// uniteAnswers unites the request ids. A side without a grant charges ids of strict keys and gives no answer, and the join of the counts
-// need not hold its charges. So of a strict key that both sides know, both forget the charges that one side alone knows: a repetition
-// is decided anew.
+// uniteAnswers unites the request ids. A side without a grant charges ids of strict keys and gives no answer, and the
+// join of the counts need not hold its charges. So of a strict key that both sides know, both forget the charges that
+// one side alone knows: a repetition is decided anew.
 func (m *merge) uniteAnswers() {
 	base, add := &m.base.extras.answers, &m.add.extras.answers
 	base.forgetUnshared(m.strict, add)

@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// slabPages is how many pages are taken from the runtime at a time, at most. Each piece of memory costs the garbage collector
-	// something to mark and to sweep: for a million keys there are 8000 pages.
+	// slabPages is how many pages are taken from the runtime at a time, at most. Each piece of memory costs the garbage
+	// collector something to mark and to sweep: for a million keys there are 8000 pages.
 	slabPages = 32
 	// slabShare bounds what a small store takes ahead: no slab is larger than this share of the pages in use.
 	slabShare = 16
 )
 
-// pages cuts the pages of a store's arenas from slabs, and gives a slab back when none of its pages is in use. It is safe for
-// concurrent use. Bytes are counted by the arenas, by the page: what lies idle in slabs is not, and is at most what was in use
-// before, but for the rest of one slab.
+// pages cuts the pages of a store's arenas from slabs, and gives a slab back when none of its pages is in use. It is
+// safe for concurrent use. Bytes are counted by the arenas, by the page: what lies idle in slabs is not, and is at most
+// what was in use before, but for the rest of one slab.
 type pages struct {
 	mu     sync.Mutex
 	slabs  []slab

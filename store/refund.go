@@ -4,12 +4,12 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A refund gives back the oldest units of a key, whichever call they were charged by. It needs no lease, because it admits nothing. A call
-// with a negative cost and Always is a refund whose answer is that of a peek after it.
+// A refund gives back the oldest units of a key, whichever call they were charged by. It needs no lease, because it
+// admits nothing. A call with a negative cost and Always is a refund whose answer is that of a peek after it.
 
-// Refund gives units back, the oldest first, and returns how many. Under a requestID that is known for the key's refunds it
-// gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another number of units.
-// The empty id is none. caller names the caller; empty: not known.
+// Refund gives units back, the oldest first, and returns how many. Under a requestID that is known for the key's
+// refunds it gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another
+// number of units. The empty id is none. caller names the caller; empty: not known.
 func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {

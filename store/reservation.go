@@ -9,9 +9,16 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// ReservationID names a reservation of a state. Its first extensionAt bytes are random, because a caller that can guess them
-// can end the reservation. The other bytes number the extensions: each one with units is kept as a reservation of its
-// own. They are zero in the id that callers have. The zero value is none.
+// A pending reservation is an entry of its state's list, in the order of charges, with an algo.Hold that knows where
+// its units are. Each extension is an entry of its own. What changes a state by other means than a charge calls
+// content.lose: the reservations on it then give nothing back. Settle ends them (settle.go), or the end of their ttl.
+//
+// Bounds: MaxReservations of the whole store, of which the last eighth is for callers with less than a fair part, and
+// MaxKeyReservations of a key.
+
+// ReservationID names a reservation of a state. Its first extensionAt bytes are random, because a caller that can guess
+// them can end the reservation. The other bytes number the extensions: each one with units is kept as a reservation of
+// its own. They are zero in the id that callers have. The zero value is none.
 type ReservationID [16]byte
 
 // extensionAt is the offset of an extension's number in a ReservationID.
@@ -245,8 +252,8 @@ func (r *reservations) free(b *shardBudget) {
 	}
 }
 
-// beforeReservation returns an error if there is no room for one more reservation of the key. The bound of the key does not
-// hold for reservations of atomic checks (ReserveOnce), which their coordinator ends.
+// beforeReservation returns an error if there is no room for one more reservation of the key. The bound of the key does
+// not hold for reservations of atomic checks (ReserveOnce), which their coordinator ends.
 func (sh *shard) beforeReservation(p *plan, call *Call) error {
 	part, k, rule, now := p.part, p.k, p.rule, p.now
 	if call.Cost <= 0 {

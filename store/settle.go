@@ -8,9 +8,10 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A reservation ends by Settle: Keep of its units stay charged, the rest is given back. Extensions are reservations with an id of
-// their own (ReservationID); Settle ends them together with the first charge, and gives back the units of the newest first. What is kept
-// beyond the reserved units is charged first, because that charge may fail and the end cannot.
+// A reservation ends by Settle: Keep of its units stay charged, the rest is given back. Extensions are reservations
+// with an id of their own (ReservationID); Settle ends them together with the first charge, and gives back the units of
+// the newest first. What is kept beyond the reserved units is charged first, because that charge may fail and the end
+// cannot.
 
 // extend answers a call that adds to a pending reservation.
 func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
@@ -68,10 +69,11 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 type Settlement struct {
 	ID   ReservationID
 	Keep int64 // units that stay charged
-	// Exact refuses to keep more than what was reserved. Without it that is charged whether or not there is room for it.
+	// Exact refuses to keep more than what was reserved. Without it that is charged whether or not there is room for
+	// it.
 	Exact bool
-	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no further than that
-	// beyond a limit.
+	// Bounded refuses to charge more beyond what was reserved than the largest of the limits, and brings the key no
+	// further than that beyond a limit.
 	Bounded bool
 	Whole   bool   // as in Call: of the charge of an excess
 	Boot    int64  // as in Call, like Caller
@@ -92,10 +94,10 @@ type Settled struct {
 	Until    int64
 }
 
-// Settle ends a reservation: of what it charged, and what was added to it, some units stay and the rest is given back, what was
-// added last first. Of one that was ended by keeping the same number of units it returns the first answer again, for as long as a
-// request id is remembered. The error is ErrReserved, and nothing changes, when Keep is more than what it charged and the
-// Settlement is Exact; ErrExcess when it is Bounded and that is too much more.
+// Settle ends a reservation: of what it charged, and what was added to it, some units stay and the rest is given back,
+// what was added last first. Of one that was ended by keeping the same number of units it returns the first answer
+// again, for as long as a request id is remembered. The error is ErrReserved, and nothing changes, when Keep is more
+// than what it charged and the Settlement is Exact; ErrExcess when it is Bounded and that is too much more.
 func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out Settled, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err == nil && part.extras != nil {

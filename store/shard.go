@@ -11,8 +11,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// errNoRoom asks the Store to make room and try again, which a shard cannot do under its own lock. It is errShare where the share has no
-// room.
+// errNoRoom asks the Store to make room and try again, which a shard cannot do under its own lock. It is errShare where
+// the share has no room.
 var (
 	errNoRoom = errors.New("store: no room")
 	errShare  = errors.New("store: no room in the share")
@@ -80,7 +80,8 @@ type shard struct {
 type shardBudget struct {
 	*budget
 	sh *shard
-	// taker says what for the arena asks: 1 more than the number of the spec whose state grows, forced, or 0 for anything else.
+	// taker says what for the arena asks: 1 more than the number of the spec whose state grows, forced, or 0 for
+	// anything else.
 	taker uint32
 }
 
@@ -109,8 +110,8 @@ func (sh *shard) forced(f func()) {
 	sh.budget.taker = 0
 }
 
-// partition is what a shard keeps of one partition. There are thousands of them, most of which have little besides their
-// records: so the rest is behind pointers that are nil while there is nothing to say.
+// partition is what a shard keeps of one partition. There are thousands of them, most of which have little besides
+// their records: so the rest is behind pointers that are nil while there is nothing to say.
 type partition struct {
 	content
 	role    *role
@@ -132,8 +133,8 @@ type content struct {
 type extras struct {
 	// What every change reads comes first, in one cache line.
 
-	// version counts the changes made while there is a follower, or says how far a copy has come: a copy counts nothing itself, or it
-	// would seem to have changes that its holder counts under the same numbers.
+	// version counts the changes made while there is a follower, or says how far a copy has come: a copy counts nothing
+	// itself, or it would seem to have changes that its holder counts under the same numbers.
 	version uint64
 	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
@@ -248,8 +249,9 @@ func (sh *shard) find(t *table, hash uint64, scope, key string) (uint32, bool) {
 	return 0, false
 }
 
-// stateOf returns the state of a key that is kept under the very rule it is asked for by, is not banned and of which nothing is on loan,
-// and nil otherwise. It is find without the record around it: what nearly every decision needs, and no more. number is that of its spec.
+// stateOf returns the state of a key that is kept under the very rule it is asked for by, is not banned and of which
+// nothing is on loan, and nil otherwise. It is find without the record around it: what nearly every decision needs, and
+// no more. number is that of its spec.
 func (sh *shard) stateOf(t *table, k *Key, rule *Rule) (state algo.State, number uint32) {
 	if t.count == 0 {
 		return nil, 0
@@ -300,8 +302,8 @@ func (sh *shard) dropState(t *table, hash uint64, of stateID) bool {
 	return ok
 }
 
-// insert makes a fresh record, counted to the caller, and returns its slot. own says that it is a new key's and not a copy, so that
-// the bounds of shares apply.
+// insert makes a fresh record, counted to the caller, and returns its slot. own says that it is a new key's and not a
+// copy, so that the bounds of shares apply.
 func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant, caller string, own bool) (uint32, error) {
 	s := sh.store
 	maxKeys, maxBytes := s.bounds(own)

@@ -11,21 +11,23 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// Every record is counted to a share, which Config.ShareOf names by its rule's scope (a policy, or a namespace of inline
-// limits), and to the caller whose call made it. The counters belong to the specs under which records are kept, so they follow
-// records wherever these go: into copies, through moves and merges, and under changed policies. They are changed under the lock
-// of the shard that has the record.
+// Every record is counted to a share, which Config.ShareOf names by its rule's scope (a policy, or a namespace of
+// inline limits), and to the caller whose call made it. The counters belong to the specs under which records are kept,
+// so they follow records wherever these go: into copies, through moves and merges, and under changed policies. They are
+// changed under the lock of the shard that has the record.
 //
-// A new key is refused where its share has reached the bounds of its rule. Where the store as a whole is short of memory, and so
-// the last part of it (reserve) is all that is left, a new key is refused if its claimant has more than a fair part: its caller, or where
-// that is not known its share. The reserve is for the others. The fair part is that of max-min fairness, with one more
-// claimant than there are; see Bertsekas and Gallager, Data Networks, section 6.5.2. Known keys are decided whatever their share
-// has, unless their state would have to grow.
+// A new key is refused where its share has reached the bounds of its rule. Where the store as a whole is short of
+// memory, and so the last part of it (reserve) is all that is left, a new key is refused if its claimant has more than
+// a fair part: its caller, or where that is not known its share. The reserve is for the others. The fair part is that
+// of max-min fairness, with one more claimant than there are; see Bertsekas and Gallager, Data Networks, section 6.5.2.
+// Known keys are decided whatever their share has, unless their state would have to grow.
 
 const (
-	// reserve is the part of the store, as a fraction 1/reserve, that is kept for those that have less than a fair part.
+	// reserve is the part of the store, as a fraction 1/reserve, that is kept for those that have less than a fair
+	// part.
 	reserve = 8
-	// maxAccounts bounds the inline shares that are counted one by one, and the callers: records of more of them are counted together.
+	// maxAccounts bounds the inline shares that are counted one by one, and the callers: records of more of them are
+	// counted together.
 	maxAccounts = 1000
 )
 
@@ -75,7 +77,8 @@ type shares struct {
 	inline                     account // all inline shares together
 }
 
-// accounts are those of one kind. An account is there while something is counted to it. Guarded by shares.mu, but for n.
+// accounts are those of one kind. An account is there while something is counted to it. Guarded by shares.mu, but for
+// n.
 type accounts struct {
 	by   map[string]*account
 	n    atomic.Int64 // of by
@@ -149,7 +152,8 @@ func (s *shares) give(share, caller *account) {
 	s.callers.give(caller)
 }
 
-// takeCaller returns the account of a caller, for one more reservation, or one more partition that remembers answers to it.
+// takeCaller returns the account of a caller, for one more reservation, or one more partition that remembers answers to
+// it.
 func (s *shares) takeCaller(caller string) *account {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,9 +177,9 @@ func (s *shares) refused(scope, caller string) {
 	s.callers.find(caller).refused.Add(1)
 }
 
-// fair reports whether a caller, or where it is not known a share, may take more memory: always, unless the store is short of it
-// and they have more than a fair part. Inline shares have one together, because callers can make them up; each has a portion of
-// that, which counts earlier, so that there is something left of it.
+// fair reports whether a caller, or where it is not known a share, may take more memory: always, unless the store is
+// short of it and they have more than a fair part. Inline shares have one together, because callers can make them up;
+// each has a portion of that, which counts earlier, so that there is something left of it.
 func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	over := func(a *account, reserves, claimants int64) bool {
 		return s.maxKeys > 0 && keys > s.maxKeys-s.maxKeys/reserve*reserves && a.keys.Load() > s.maxKeys/claimants ||
@@ -226,7 +230,8 @@ func (b *shardBudget) giveReservation(of *account) {
 	b.sh.store.shares.giveCaller(of)
 }
 
-// bounds are the bounds of the store's keys and bytes, 0 for none: for own keys and their growth without the room for copies.
+// bounds are the bounds of the store's keys and bytes, 0 for none: for own keys and their growth without the room for
+// copies.
 func (s *Store) bounds(own bool) (keys, bytes int64) {
 	keys, bytes = s.cfg.MaxKeys, s.cfg.MaxBytes
 	if own && s.cfg.Copies {
@@ -261,8 +266,8 @@ func (sh *shard) shareGrows(number uint32) bool {
 	return sh.store.shares.fair(sp, 0, sh.budget.used.Load())
 }
 
-// begins begins a change of a state under the spec of that number, which ends counts. What the state takes meanwhile is bounded by
-// the bounds of its share.
+// begins begins a change of a state under the spec of that number, which ends counts. What the state takes meanwhile is
+// bounded by the bounds of its share.
 func (sh *shard) begins(number uint32) (used int) {
 	sh.budget.taker = number + 1
 	return sh.arena.InUse()
@@ -297,8 +302,8 @@ func (sh *shard) idle(r record, now algo.Instant) (is bool) {
 	return is
 }
 
-// SetShares says how many shares there can be at a time, of which those that are inline count as one: a store is not kept for
-// others where there can be one alone. 0: shares have no fair part, but callers do.
+// SetShares says how many shares there can be at a time, of which those that are inline count as one: a store is not
+// kept for others where there can be one alone. 0: shares have no fair part, but callers do.
 func (s *Store) SetShares(n int) { s.shares.groups.Store(int64(n)) }
 
 // Share is what a share, or a caller, has in a Store.
@@ -306,14 +311,14 @@ type Share struct {
 	Name        string // empty: the rest of them, which are counted together, or a caller that is not known
 	Keys, Bytes int64  // Bytes of the states, without tables and what is unused of pages
 	Refused     uint64 // calls answered ErrShareFull, since there have been keys without a break
-	// IDBytes is what a caller's remembered request ids take, RequestIDsLost those that were not remembered, or not for as long as
-	// they should be, for want of room, counted like Refused.
+	// IDBytes is what a caller's remembered request ids take, RequestIDsLost those that were not remembered, or not for
+	// as long as they should be, for want of room, counted like Refused.
 	IDBytes        int64
 	RequestIDsLost uint64
 }
 
-// Shares returns what the policies' shares, the inline ones and the callers have that have anything at all, each in order of
-// bytes, the largest first.
+// Shares returns what the policies' shares, the inline ones and the callers have that have anything at all, each in
+// order of bytes, the largest first.
 func (s *Store) Shares() (policies, inline, callers []Share) {
 	a := &s.shares
 	a.mu.RLock()

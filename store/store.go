@@ -1,16 +1,16 @@
 // Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
 // swept of states that equal new ones.
 //
-// States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and are found through
-// open-addressed tables of 64-bit words, so that neither the garbage collector's work nor the bytes a key costs depend on how
-// many strings and structs would have been needed otherwise.
+// States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and are found
+// through open-addressed tables of 64-bit words, so that neither the garbage collector's work nor the bytes a key costs
+// depend on how many strings and structs would have been needed otherwise.
 //
-// A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps up
-// to date by chunks of what has changed; and a staging area, in which a copy is received that replaces the content or is joined
-// with it.
+// A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps
+// up to date by chunks of what has changed; and a staging area, in which a copy is received that replaces the content
+// or is joined with it.
 //
-// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (others decide when
-// the gate is open and who follows), or order between callers other than that of the lock.
+// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (others decide
+// when the gate is open and who follows), or order between callers other than that of the lock.
 package store
 
 import (
@@ -37,18 +37,19 @@ type Rule struct {
 	Durability Durability
 	// Strict rules are decided under a lease only, see Store.Lease.
 	Strict bool
-	// Ban is how long a key is refused after it has been refused; 0: no longer than its limits say. Not beside limits with CountDenied.
+	// Ban is how long a key is refused after it has been refused; 0: no longer than its limits say. Not beside limits
+	// with CountDenied.
 	Ban time.Duration
 	// ReleaseExpired says that a reservation gives back its units when its ttl ends without a Settle, as if it were
 	// settled with nothing to keep. Otherwise they stay charged. It holds for reservations and extensions that are made
 	// under the rule; ReserveOnce is not affected. Not part of the rule's identity.
 	ReleaseExpired bool
-	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold. Not part of the rule's identity, and not
-	// told to followers: keys that have a record have begun.
+	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold. Not part of
+	// the rule's identity, and not told to followers: keys that have a record have begun.
 	ColdClosed bool
-	// MaxKeys and MaxBytes bound what all keys of the rule's share (Config.ShareOf) take on this node, copies included; 0: no
-	// bound. A new key beyond them is refused with ErrShareFull. Bytes are bounded by the page: a share may exceed them by what
-	// is left of pages in use. Not part of the rule's identity, and not told to followers.
+	// MaxKeys and MaxBytes bound what all keys of the rule's share (Config.ShareOf) take on this node, copies included;
+	// 0: no bound. A new key beyond them is refused with ErrShareFull. Bytes are bounded by the page: a share may
+	// exceed them by what is left of pages in use. Not part of the rule's identity, and not told to followers.
 	MaxKeys, MaxBytes int64
 }
 
@@ -80,19 +81,20 @@ type Call struct {
 	RequestID string
 	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
 	Boot int64
-	// Reservation, when it is not zero, is an id under which the charge is remembered for ReserveFor, until Settle ends it.
-	// With ReserveOnce the Settle is not going to be repeated, and what came of it is not remembered. With Extend the charge is added to the
-	// reservation of that id, if it is admitted, and all of it is remembered for ReserveFor, or where that is 0 for as long as
-	// before; a Cost of 0 charges nothing more. The error is ErrNotPending when there is no such reservation.
+	// Reservation, when it is not zero, is an id under which the charge is remembered for ReserveFor, until Settle ends
+	// it. With ReserveOnce the Settle is not going to be repeated, and what came of it is not remembered. With Extend
+	// the charge is added to the reservation of that id, if it is admitted, and all of it is remembered for ReserveFor,
+	// or where that is 0 for as long as before; a Cost of 0 charges nothing more. The error is ErrNotPending when there
+	// is no such reservation.
 	Reservation ReservationID
 	ReserveFor  time.Duration
 	ReserveOnce bool
 	Extend      bool
-	// Spent says, of a Request with Always, that what it charges is spent already: the answer refuses nothing, a ban does not
-	// change it, and it begins none.
+	// Spent says, of a Request with Always, that what it charges is spent already: the answer refuses nothing, a ban
+	// does not change it, and it begins none.
 	Spent bool
-	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a whole, nor of one with
-	// Always that finds no room because of them: the Answer has them in OnLoan then.
+	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a
+	// whole, nor of one with Always that finds no room because of them: the Answer has them in OnLoan then.
 	Whole bool
 	// Caller names the caller, to whose share a new key is counted; empty: not known.
 	Caller string
@@ -101,8 +103,8 @@ type Call struct {
 // Answer is a Decision and when it may be given.
 type Answer struct {
 	algo.Decision
-	// Ticket is 0 when the answer may be given at once. Otherwise it is the partition's version that its backup must have
-	// confirmed before.
+	// Ticket is 0 when the answer may be given at once. Otherwise it is the partition's version that its backup must
+	// have confirmed before.
 	Ticket   uint64
 	Degraded bool  // decided without the current backup that the rule's durability asks for
 	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
@@ -110,9 +112,9 @@ type Answer struct {
 	Banned   bool  // the key is banned, see Rule.Ban: it is for that, and perhaps for its limits, that the request is refused
 	Bans     bool  // the key is banned from now on
 	Free     int64 // of a key that is banned: what Remaining would be without the ban
-	// OnLoan is how many units are on loan, where a request was refused that passes at some time, see also Whole: whether it is refused, or for how
-	// long, depends on how many of them have been spent. What is left of them may be called back, see Recall. It is 0 everywhere else. OnLoanFor
-	// is the time until all of those loans have ended.
+	// OnLoan is how many units are on loan, where a request was refused that passes at some time, see also Whole:
+	// whether it is refused, or for how long, depends on how many of them have been spent. What is left of them may be
+	// called back, see Recall. It is 0 everywhere else. OnLoanFor is the time until all of those loans have ended.
 	OnLoan    int64
 	OnLoanFor time.Duration
 	// Reservation is the id under which the charge is remembered: of a repeated request, that of the first.
@@ -133,11 +135,11 @@ var (
 	// ErrFull means that the store is at its bound of keys or bytes, nothing idle was found to make room, and the call
 	// would have needed a new state or a larger one.
 	ErrFull = errors.New("store: full")
-	// ErrShareFull is an ErrFull, of which the bound of the rule's share is the reason, or that its share or its caller has more
-	// than a fair part of a store that is short of memory.
+	// ErrShareFull is an ErrFull, of which the bound of the rule's share is the reason, or that its share or its caller
+	// has more than a fair part of a store that is short of memory.
 	ErrShareFull = fmt.Errorf("%w: the share's bound is reached, or its fair part", ErrFull)
-	// ErrRequestID means that the request id was used before with another cost, or for another kind of charge: one without a
-	// reservation, one that makes one, one that adds to a certain one.
+	// ErrRequestID means that the request id was used before with another cost, or for another kind of charge: one
+	// without a reservation, one that makes one, one that adds to a certain one.
 	ErrRequestID = errors.New("store: request id used before with another cost or for another operation")
 	// ErrReserved means that a reservation is to keep more than it charged.
 	ErrReserved = errors.New("store: more than what was reserved")
@@ -145,8 +147,9 @@ var (
 	ErrExcess = errors.New("store: more than what was reserved by more than the largest limit")
 	// ErrNotPending means that there is no reservation to extend: it has ended or expired.
 	ErrNotPending = errors.New("store: no such reservation")
-	// ErrReservations means that no more reservations may be pending, ErrShareReservations that their caller has more than a fair
-	// portion of the last of them, and ErrKeyReservations that no more may be of the key. All are an ErrFull.
+	// ErrReservations means that no more reservations may be pending, ErrShareReservations that their caller has more
+	// than a fair portion of the last of them, and ErrKeyReservations that no more may be of the key. All are an
+	// ErrFull.
 	ErrReservations      = fmt.Errorf("%w: too many reservations", ErrFull)
 	ErrShareReservations = fmt.Errorf("%w: %w", ErrReservations, ErrShareFull)
 	ErrKeyReservations   = fmt.Errorf("%w of one key", ErrReservations)
@@ -154,7 +157,8 @@ var (
 	ErrCopyFull = fmt.Errorf("%w: %w", ErrFull, ownership.ErrFull)
 	// ErrShut means that the partition is not open here.
 	ErrShut = errors.New("store: partition is shut")
-	// ErrNoGrant means that the rule is strict, and there is no lease, or no current backup without which it may be decided.
+	// ErrNoGrant means that the rule is strict, and there is no lease, or no current backup without which it may be
+	// decided.
 	ErrNoGrant = errors.New("store: no lease for a strict rule")
 	// ErrHeld means that a chunk was to be applied to a content that is open.
 	ErrHeld = errors.New("store: partition is open")
@@ -165,31 +169,32 @@ type Config struct {
 	Partitions int   // number of partitions; 0 stands for 1
 	MaxKeys    int64 // states kept at most; 0: no bound
 	MaxBytes   int64 // bytes of memory for states, tables and remembered request ids; 0: no bound
-	// MaxRequestIDs bounds the remembered request ids per partition; 0 stands for DefaultRequestIDs, negative: none. Beyond an
-	// eighth of MaxBytes for all of them, a partition keeps what fits its even share of that.
+	// MaxRequestIDs bounds the remembered request ids per partition; 0 stands for DefaultRequestIDs, negative: none.
+	// Beyond an eighth of MaxBytes for all of them, a partition keeps what fits its even share of that.
 	MaxRequestIDs int
-	// MaxReservations bounds the pending reservations of all keys together, and MaxKeyReservations those of one key; what extends
-	// a reservation is one more. 0 stands for DefaultReservations and DefaultKeyReservations, negative: none.
+	// MaxReservations bounds the pending reservations of all keys together, and MaxKeyReservations those of one key;
+	// what extends a reservation is one more. 0 stands for DefaultReservations and DefaultKeyReservations, negative:
+	// none.
 	MaxReservations    int
 	MaxKeyReservations int
 	Shut               bool // partitions begin shut
-	// Copies says that copies of others' partitions come here: the last sixteenth of keys and bytes is theirs, so that new keys,
-	// and states that grow, find no room before copies do.
+	// Copies says that copies of others' partitions come here: the last sixteenth of keys and bytes is theirs, so that
+	// new keys, and states that grow, find no room before copies do.
 	Copies bool
-	// ShareOf names the share that a scope's keys are counted to, and whether callers can invent such names (inline): shares
-	// of that kind have one fair part of the store together. It must always say the same of a scope. Nil: each scope is a
-	// share of its own, and none is inline.
+	// ShareOf names the share that a scope's keys are counted to, and whether callers can invent such names (inline):
+	// shares of that kind have one fair part of the store together. It must always say the same of a scope. Nil: each
+	// scope is a share of its own, and none is inline.
 	ShareOf func(scope string) (share string, inline bool)
-	// Urgent, when not nil, is called when Drain for the backup of a partition is wanted at once. It is called under locks
-	// and must neither block nor call the Store.
+	// Urgent, when not nil, is called when Drain for the backup of a partition is wanted at once. It is called under
+	// locks and must neither block nor call the Store.
 	Urgent func(partition int)
 }
 
 // DefaultRequestIDs is the number of request ids that a partition remembers unless Config says otherwise.
 const DefaultRequestIDs = 10_000
 
-// DefaultReservations is the number of reservations that may be pending in a Store unless its Config says otherwise, and
-// DefaultKeyReservations that of one key.
+// DefaultReservations is the number of reservations that may be pending in a Store unless its Config says otherwise,
+// and DefaultKeyReservations that of one key.
 const (
 	DefaultReservations    = 200_000
 	DefaultKeyReservations = 2_000
@@ -197,8 +202,8 @@ const (
 
 const (
 	maxShards = 256 // a power of two, as every number of shards is: a division costs as much as a look-up
-	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up. The next
-	// such call goes on where this one stopped, and the sweep goes on besides.
+	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up. The
+	// next such call goes on where this one stopped, and the sweep goes on besides.
 	reclaimScan = 1024
 	// reclaimPause is how long after such a search in vain the next call does without one, so that a flood of new keys
 	// does not take the processor away from the keys that are there: a search takes about 0.1 ms.
@@ -213,7 +218,8 @@ var _ ownership.Data = (*Store)(nil)
 
 // Store holds states. Its methods are safe for concurrent use.
 //
-// To the ownership core it is what the node holds of the partitions: what its methods demand and do for that is said at ownership.Data.
+// To the ownership core it is what the node holds of the partitions: what its methods demand and do for that is said at
+// ownership.Data.
 type Store struct {
 	cfg    Config
 	shards []shard
@@ -228,8 +234,8 @@ type Store struct {
 	expired atomic.Uint64
 	// Calls answered ErrShareFull.
 	shareFull atomic.Uint64
-	// Mono instants until which it is not worth looking for idle states again: for a call that finds the store full, and for
-	// one that finds its share full, so that the latter never keeps the former from looking.
+	// Mono instants until which it is not worth looking for idle states again: for a call that finds the store full,
+	// and for one that finds its share full, so that the latter never keeps the former from looking.
 	barren, shareBarren atomic.Int64
 	swept               atomic.Uint64 // idle states dropped
 	// A bit for each partition: something has come to be pending, see Changed.
@@ -288,13 +294,14 @@ type Stats struct {
 	MaxKeys  int64  // 0: no bound
 	MaxBytes int64  // 0: no bound
 	Full     uint64 // calls refused for want of room in the store, ever
-	// ShareFull is the calls refused because a share has reached its own bound, ever; Full those refused because the store has no
-	// room, or none but its reserve.
+	// ShareFull is the calls refused because a share has reached its own bound, ever; Full those refused because the
+	// store has no room, or none but its reserve.
 	ShareFull uint64
 	Swept     uint64 // idle states dropped, ever
 	Copies    int64  // of Keys: those in partitions that are shut, and in staging areas
 	Pending   int64  // changes that followers have not been told yet
-	// RequestIDsLost are the request ids that were not remembered, or not for as long as they should be, for want of room.
+	// RequestIDsLost are the request ids that were not remembered, or not for as long as they should be, for want of
+	// room.
 	RequestIDsLost uint64
 	Reservations   int64 // pending, copies included
 	// ReservationsRejected are the reservations and extensions that were not made for a bound on their number, ever.
@@ -357,8 +364,9 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 	return err
 }
 
-// DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose change
-// no follower has to be told. It reports false, and nothing has happened, for all others. *d is written whatever it held.
+// DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose
+// change no follower has to be told. It reports false, and nothing has happened, for all others. *d is written whatever
+// it held.
 func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Request, d *algo.Decision) bool {
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
@@ -366,8 +374,8 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	return part.open && part.concerns(rule)&^concernBan == 0 && sh.plain(part, k, rule, now, r, nil, d)
 }
 
-// decideFull is DecideTo for a call that has found no room, for the reason err: in the store (errNoRoom) or in its share
-// (errShare).
+// decideFull is DecideTo for a call that has found no room, for the reason err: in the store (errNoRoom) or in its
+// share (errShare).
 func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer, err error) error {
 	sh, part := s.at(k.Partition)
 	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
@@ -390,7 +398,8 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 	}
 }
 
-// refusedRoom counts a call that found no room, and returns the error that says so; it returns other errors as they are.
+// refusedRoom counts a call that found no room, and returns the error that says so; it returns other errors as they
+// are.
 func (s *Store) refusedRoom(err error, rule *Rule, caller string) error {
 	switch {
 	case err == errShare && !s.shares.short(s.keys.Load(), s.budget.used.Load()):
@@ -417,8 +426,9 @@ func (s *Store) barrenFor(err error) *atomic.Int64 {
 
 // Reconcile gives every state the rule that now applies to it, so that a changed policy takes effect at the moment of
 // the change and not at the key's next check. apply returns the rule for a scope and key, or nil to leave the state as
-// it is. It is called under a shard's lock, which is let go every few hundred records; key is only valid during the call.
-// A state may be passed over when its partition's table changes its size in between: it then waits for its next check.
+// it is. It is called under a shard's lock, which is let go every few hundred records; key is only valid during the
+// call. A state may be passed over when its partition's table changes its size in between: it then waits for its next
+// check.
 func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key []byte) *Rule) {
 	h := hand{}
 	for shards := 0; shards < len(s.shards); {
@@ -439,10 +449,10 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 	}
 }
 
-// Sweep drops records that are as good as new, in one part of a pass over all partitions that goes on where the last call
-// stopped: that many calls in a row look at every record, however many there are and come and go meanwhile. steps must be
-// positive; with 1 it looks at all of them. It holds no lock for longer than a few hundred records take. It returns how many
-// were dropped.
+// Sweep drops records that are as good as new, in one part of a pass over all partitions that goes on where the last
+// call stopped: that many calls in a row look at every record, however many there are and come and go meanwhile. steps
+// must be positive; with 1 it looks at all of them. It holds no lock for longer than a few hundred records take. It
+// returns how many were dropped.
 func (s *Store) Sweep(now algo.Instant, steps int) int {
 	// One more in all, because a pass begins in the middle of a partition.
 	return s.sweep(now, math.MaxInt, s.cfg.Partitions/steps+1, math.MaxInt)
@@ -495,9 +505,9 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 	return dropped
 }
 
-// walk calls visit for up to n records of one shard from h on, under the shard's lock. It returns how many it visited, and
-// whether that was the last of the shard: h then stands at the beginning of the next one. visit returns true when it
-// dropped the record it was given. What becomes due in a partition by the passing of time is done as it is entered.
+// walk calls visit for up to n records of one shard from h on, under the shard's lock. It returns how many it visited,
+// and whether that was the last of the shard: h then stands at the beginning of the next one. visit returns true when
+// it dropped the record it was given. What becomes due in a partition by the passing of time is done as it is entered.
 func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, uint32) bool) (visited int, passed bool) {
 	sh := &s.shards[h.shard]
 	sh.mu.Lock()

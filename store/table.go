@@ -2,8 +2,9 @@ package store
 
 import "github.com/weirlimit/weir/algo"
 
-// table finds records by hash: linear probing over words of (tag << 32 | ref), 0 for an empty slot. The tag is the upper
-// half of the hash, and the home slot is taken from it, so that the table can be rebuilt without looking at the records.
+// table finds records by hash: linear probing over words of (tag << 32 | ref), 0 for an empty slot. The tag is the
+// upper half of the hash, and the home slot is taken from it, so that the table can be rebuilt without looking at the
+// records.
 type table struct {
 	index []uint64 // length 0 or a power of two
 	count int
