@@ -54,7 +54,7 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	switch {
 	case d.Allowed && r.Cost > 0:
 		if l.Algorithm == LeakyBucket {
-			d.Delay = c.reset(l, nil, s, now)
+			d.Delay = c.resetAfter(l, nil, s, now)
 		}
 		// No more than the capacity is owed then, so there is nothing to saturate.
 		c.setOwed(l, s, now, owed.add(mul(grant, window)))
@@ -72,7 +72,7 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 			d.RetryAfter = c.repaid(l, s, now, pass)
 		}
 	}
-	d.Remaining, d.ResetAfter = room, max(c.reset(l, nil, s, now), r.HeldFor)
+	d.Remaining, d.ResetAfter = room, max(c.resetAfter(l, nil, s, now), r.HeldFor)
 }
 
 func (c bucket) room(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
@@ -116,8 +116,8 @@ func (bucket) repaid(l *Limit, s []uint64, now Instant, n int64) time.Duration {
 	return time.Duration(at - now.Mono)
 }
 
-// reset is also the delay of a request that joins the leaky queue now.
-func (bucket) reset(_ *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+// resetAfter is also the delay of a request that joins the leaky queue now.
+func (bucket) resetAfter(_ *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	left := int64(s[0]) - now.Mono
 	if left >= 0 && s[1] > 0 {
 		left++

@@ -36,7 +36,7 @@ func TestBucketAlone(t *testing.T) {
 			now.Mono += pick(-5, 0, 0, 1, random.Int64N(int64(l.Window)), random.Int64N(int64(l.Window)/min(l.Limit, int64(l.Window))+1))
 			r := Request{Cost: pick(-1, 0, 1, 1, 2, l.holds()/2+1, l.holds(), l.holds()+1, MaxLimit, MaxLimit+1), Partial: random.IntN(3) == 0}
 			var want Decision
-			if err := ls.decide(nil, general, now, &r, nil, &want); err != nil {
+			if err := ls.DecideTo(nil, general, now, &r, make([]Decision, 1), &want); err != nil {
 				t.Fatal(err)
 			}
 			got, err := ls.Decide(nil, alone, now, r, nil)

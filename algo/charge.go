@@ -11,9 +11,21 @@ func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
 	if n = min(n, MaxLimit); n <= 0 {
 		return nil
 	}
-	return ls.chargeEach(a, s, now, func(l *Limit, c counter, t []uint64, now Instant) int64 {
-		return min(n, MaxLimit-c.used(l, a, t, now))
-	}, step(n))
+	now = s.tick(now)
+	var charges [MaxLimits]int64
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) { charges[i] = min(n, MaxLimit-c.used(&ls[i], a, t, now)) })
+	if !ls.reserve(a, s, &charges) {
+		return ErrNoMemory
+	}
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		if charges[i] > 0 {
+			c.charge(&ls[i], a, t, now, charges[i])
+		}
+	})
+	if p := ls.position(s); p != nil {
+		*p += step(n)
+	}
+	return nil
 }
 
 // Fill makes of s what it is when every limit was used up at now, whatever s has seen of that: it stands in for admissions
@@ -73,30 +85,6 @@ func (ls Limits) Fill(a *Arena, s State, now Instant) error {
 	})
 	if p := ls.position(s); p != nil {
 		*p += generation
-	}
-	return nil
-}
-
-// chargeEach charges what units says to each limit, or nothing to any, and then moves the position by so much.
-func (ls Limits) chargeEach(a *Arena, s State, now Instant, units func(*Limit, counter, []uint64, Instant) int64, by uint64) error {
-	now = s.tick(now)
-	var charges [MaxLimits]int64
-	ok := true
-	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-		charges[i] = units(&ls[i], c, t, now)
-		ok = ok && (charges[i] <= 0 || c.reserve(&ls[i], a, t, charges[i]))
-	})
-	if !ok {
-		ls.trim(a, s)
-		return ErrNoMemory
-	}
-	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-		if charges[i] > 0 {
-			c.charge(&ls[i], a, t, now, charges[i])
-		}
-	})
-	if p := ls.position(s); p != nil {
-		*p += by
 	}
 	return nil
 }

@@ -436,3 +436,26 @@ func BenchmarkAppendSince(b *testing.B) {
 		b.Fatal("not an extension")
 	}
 }
+
+// TestExtendAfterUnequalCharges: a charge regardless of room that only the first of two logs can count reaches the copy.
+func TestExtendAfterUnequalCharges(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Second}, {Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
+	a := NewArena(nil)
+	s, copied := make(State, ls.Words()), make(State, ls.Words())
+	ls.Init(s, Instant{})
+	ls.Init(copied, Instant{})
+	var mark uint64
+	for _, step := range []struct{ cost, room int64 }{{2, 8}, {3, 5}} {
+		if _, err := ls.Decide(a, s, Instant{}, Request{Cost: step.cost, Always: true}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if rest, err := ls.Extend(a, copied, Instant{}, ls.AppendSince(nil, a, s, Instant{}, mark)); err != nil || len(rest) > 0 {
+			t.Fatal(rest, err)
+		}
+		mark = ls.Mark(s)
+		each := make([]Decision, 2)
+		if _, err := ls.Decide(a, copied, Instant{}, Request{}, each); err != nil || each[0].Remaining != step.room {
+			t.Errorf("the copy has room for %d, want %d (%v)", each[0].Remaining, step.room, err)
+		}
+	}
+}

@@ -45,7 +45,7 @@ func (c fixedWindow) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) 
 	return l.later(c.left(l, s, now), int64(s[1])+n-l.Limit)
 }
 
-func (c fixedWindow) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+func (c fixedWindow) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if s[1] == 0 {
 		return 0
 	}
@@ -174,7 +174,7 @@ func (c calendarWindow) wait(l *Limit, a *Arena, s []uint64, now Instant, n int6
 	return c.later(l, s, now, int64(s[2])+n-l.Limit)
 }
 
-func (c calendarWindow) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+func (c calendarWindow) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if s[2] == 0 {
 		return 0
 	}

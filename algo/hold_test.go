@@ -115,7 +115,7 @@ func standings(ls Limits, a *Arena, s State, now Instant) (all []standing) {
 	now = s.tick(now)
 	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
 		l := &ls[k]
-		v := standing{used: c.used(l, a, t, now), reset: int64(c.reset(l, a, t, now))}
+		v := standing{used: c.used(l, a, t, now), reset: int64(c.resetAfter(l, a, t, now))}
 		for n := int64(1); n <= l.holds(); n++ {
 			v.waits = append(v.waits, int64(c.wait(l, a, t, now, n)))
 		}

@@ -36,8 +36,8 @@ type counter interface {
 	used(l *Limit, a *Arena, s []uint64, now Instant) int64
 	// wait is the time until room is at least n if nothing is charged meanwhile; n is at most l.holds().
 	wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration
-	// reset is the time until advance would leave s fresh.
-	reset(l *Limit, a *Arena, s []uint64, now Instant) time.Duration
+	// resetAfter is the time until advance would leave s fresh.
+	resetAfter(l *Limit, a *Arena, s []uint64, now Instant) time.Duration
 	// reserve takes the memory that charging n will need, so that charge cannot fail.
 	reserve(l *Limit, a *Arena, s []uint64, n int64) bool
 	// charge adds n units at now without asking whether there is room.
@@ -135,15 +135,38 @@ func (ls Limits) Highest() int64 {
 
 // Validate reports what makes the limit impossible as a *FieldError, or returns nil.
 func (l Limit) Validate() error {
-	invalid := func(field, format string, args ...any) error {
-		return &FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
-	}
-	isBucket := l.isBucket()
 	switch {
 	case l.Algorithm < FixedWindow || l.Algorithm > Concurrency:
 		return invalid("algorithm", "is missing or unknown (%v)", l.Algorithm)
 	case l.Limit != Unlimited && (l.Limit < 1 || l.Limit > MaxLimit):
 		return invalid("limit", "must be between 1 and %d, or %d for unlimited; it is %d", MaxLimit, Unlimited, l.Limit)
+	}
+	if err := l.validWindow(); err != nil {
+		return err
+	}
+	if err := l.validParameters(); err != nil || l.Limit == Unlimited {
+		return err
+	}
+	longest := l.MaxLog
+	if longest == 0 {
+		longest = DefaultMaxLog
+	}
+	switch {
+	case l.Algorithm == SlidingLog && l.Limit > longest:
+		return invalid("limit", "of a %v must be at most %d unless max_log is raised; it is %d", SlidingLog, longest, l.Limit)
+	case l.isBucket() && mul(l.Limit, int64(MaxFill)).less(mul(l.holds(), int64(l.Window))):
+		return invalid("capacity", "takes more than %d days to fill at this rate", MaxFill/(24*time.Hour))
+	}
+	return nil
+}
+
+func invalid(field, format string, args ...any) error {
+	return &FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// validWindow validates what says how long the window is.
+func (l *Limit) validWindow() error {
+	switch {
 	case l.Period > Epoch:
 		return invalid("window", "is an unknown calendar period (%v)", l.Period)
 	case l.Period != 0 && l.Algorithm != FixedWindow:
@@ -162,57 +185,43 @@ func (l Limit) Validate() error {
 		return invalid("anchor", "must be a day of the month, 1 to %d; it is %d", maxAnchor, l.Anchor)
 	case !l.aligned() && (l.Window != 0 || l.Limit != Unlimited) && (l.Window < MinWindow || l.Window > MaxWindow):
 		return invalid("window", "must be between %v and %v; it is %v", days(MinWindow), days(MaxWindow), days(l.Window))
-	case l.Slots != 0 && l.Algorithm != SlidingWindow:
-		return invalid("slots", "is for %v only, not for %v", SlidingWindow, l.Algorithm)
-	case l.Slots < 0 || l.Slots > MaxSlots:
-		return invalid("slots", "must be between 1 and %d; it is %d", MaxSlots, l.Slots)
-	case l.Capacity != 0 && !isBucket:
-		return invalid("capacity", "is for %v and %v only, not for %v", TokenBucket, LeakyBucket, l.Algorithm)
-	case l.Capacity < 0 || l.Capacity > MaxLimit:
-		return invalid("capacity", "must be between 1 and %d; it is %d", MaxLimit, l.Capacity)
-	case l.CountDenied && l.Algorithm > SlidingLog:
-		return invalid("count_denied", "is not for %v", l.Algorithm)
-	case l.CarryDebt && (l.Algorithm != FixedWindow || l.Period == Minute || l.Period == Hour):
-		return invalid("carry_debt", "is for %v only, and not for minutes and hours of the calendar, which clock changes make longer and shorter: give a window of 1m or 1h", FixedWindow)
-	case l.MaxDebt != 0 && l.Algorithm == Concurrency:
-		return invalid("max_debt", "is not for %v", l.Algorithm)
-	case l.MaxDebt < 0 || l.MaxDebt > MaxLimit:
-		return invalid("max_debt", "must be between 1 and %d; it is %d", MaxLimit, l.MaxDebt)
-	case l.MaxLog != 0 && l.Algorithm != SlidingLog:
-		return invalid("max_log", "is for %v only, not for %v", SlidingLog, l.Algorithm)
-	case l.MaxLog < 0 || l.MaxLog > MaxLimit:
-		return invalid("max_log", "must be between 1 and %d; it is %d", MaxLimit, l.MaxLog)
 	}
-	if l.Limit == Unlimited {
-		const ofALimit = "is for a limit, and this one is unlimited"
-		// Nothing is counted. A window may stand there all the same: callers send it whatever their limit is.
+	return nil
+}
+
+// validParameters validates what only some algorithms have. Nothing of it is for an unlimited limit. (A window may be
+// there all the same: callers send it whatever their limit is.)
+func (l *Limit) validParameters() error {
+	flag := func(set bool) int64 {
+		if set {
+			return 1
+		}
+		return 0
+	}
+	window := l.Algorithm == FixedWindow && l.Period != Minute && l.Period != Hour
+	for _, p := range [...]struct {
+		field       string
+		value, most int64
+		fits        bool // the algorithm has the parameter
+		otherwise   string
+	}{
+		{"slots", int64(l.Slots), MaxSlots, l.Algorithm == SlidingWindow, "is for sliding_window only, not for %v"},
+		{"capacity", l.Capacity, MaxLimit, l.isBucket(), "is for token_bucket and leaky_bucket only, not for %v"},
+		{"count_denied", flag(l.CountDenied), 1, l.Algorithm <= SlidingLog, "is not for %v"},
+		{"carry_debt", flag(l.CarryDebt), 1, window, "is for fixed_window only, and not for minutes and hours of the calendar, " +
+			"which clock changes make longer and shorter: give a window of 1m or 1h"},
+		{"max_debt", l.MaxDebt, MaxLimit, l.Algorithm != Concurrency, "is not for %v"},
+		{"max_log", l.MaxLog, MaxLimit, l.Algorithm == SlidingLog, "is for sliding_log only, not for %v"},
+	} {
 		switch {
-		case l.Slots != 0:
-			return invalid("slots", ofALimit)
-		case l.Capacity != 0:
-			return invalid("capacity", ofALimit)
-		case l.CountDenied:
-			return invalid("count_denied", ofALimit)
-		case l.MaxLog != 0:
-			return invalid("max_log", ofALimit)
-		case l.CarryDebt:
-			return invalid("carry_debt", ofALimit)
-		case l.MaxDebt != 0:
-			return invalid("max_debt", ofALimit)
+		case p.value == 0:
+		case !p.fits:
+			return &FieldError{Field: p.field, Message: strings.ReplaceAll(p.otherwise, "%v", l.Algorithm.String())}
+		case p.value < 0 || p.value > p.most:
+			return invalid(p.field, "must be between 1 and %d; it is %d", p.most, p.value)
+		case l.Limit == Unlimited:
+			return invalid(p.field, "is for a limit, and this one is unlimited")
 		}
-		return nil
-	}
-	if l.Algorithm == SlidingLog {
-		longest := l.MaxLog
-		if longest == 0 {
-			longest = DefaultMaxLog
-		}
-		if l.Limit > longest {
-			return invalid("limit", "of a %v must be at most %d unless max_log is raised; it is %d", SlidingLog, longest, l.Limit)
-		}
-	}
-	if isBucket && mul(l.Limit, int64(MaxFill)).less(mul(l.holds(), int64(l.Window))) {
-		return invalid("capacity", "takes more than %d days to fill at this rate", MaxFill/(24*time.Hour))
 	}
 	return nil
 }
@@ -292,224 +301,20 @@ func (l *Limit) words() int {
 // Init makes s, whatever it holds, a state that has seen nothing. It owns no blocks.
 func (ls Limits) Init(s State, now Instant) {
 	s[0] = uint64(now.Mono)
-	rest := s[1:]
-	for i := range ls {
-		if c := ls[i].counter(); c != nil {
-			n := c.words(&ls[i])
-			c.init(&ls[i], rest[:n:n], now)
-			rest = rest[n:]
-		}
-	}
+	ls.each(s, func(i int, c counter, t []uint64) { c.init(&ls[i], t, now) })
 	if p := ls.position(s); p != nil {
 		*p = newPosition(*p, now)
 	}
 }
 
-// Decide answers a request and charges what it admits, to every limit or to none.
-//
-// A request passes when every limit has room for its cost; with Partial, for one unit of it. When it does not pass,
-// RetryAfter is the instant from which it would if nothing else were charged, exact to the nanosecond: the longest that
-// any limit asks for. Limits with CountDenied count a refused request, up to their limit, and then RetryAfter says when
-// it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted.
-// Units that are Held are not there to be charged, and Remaining is without them. Where it is for them that a request does not pass,
-// RetryAfter is an estimate: it may pass before, when they are returned, or not even then, when they are spent.
-// A cost that is negative without Always, or more than a limit can hold, never passes; with Partial, the latter may pass in part.
-//
-// A request with Always is charged, to each limit, whether or not there is room, as far as MaxDebt and MaxLimit let the units in
-// use go, or as it is Bounded; Granted is the most that one limit was charged. It is allowed when there was room for its cost: for a cost of 0, which
-// charges nothing, when no more is in use than the limit. A negative cost gives back as many units, as Refund does, and is
-// allowed; Granted is then the negative of what was given back. Nothing is counted as denied.
-//
-// When each is not nil it must have an entry for every limit, and gets what that limit says for itself: Allowed, whether
-// it had room; Granted, as in the answer; the rest about the state after the decision. Of these the answer repeats the
-// tightest: when refused, the one with the longest RetryAfter (Never above all), otherwise the one with the least
-// Remaining (of equals, the one with the longer ResetAfter; of those, the first). Delay is the longest.
-//
-// The only error is ErrNoMemory, and nothing was charged then.
-func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (d Decision, err error) {
-	err = ls.DecideTo(a, s, now, &r, each, &d)
-	return d, err
-}
-
-// DecideTo is Decide with the answer in *d, whatever that held. To copy a Decision that has just been written costs as much
-// as making it: whoever is asked millions of times a second hands the place for it down.
-func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Decision, d *Decision) error {
-	if r.Always {
-		return ls.decideAlways(a, s, now, r, each, d)
-	}
-	if len(ls) == 1 && each == nil && ls[0].isBucket() && ls[0].Limit != Unlimited {
-		bucket{}.decide(&ls[0], s, now, r, d)
-		return nil
-	}
-	return ls.decide(a, s, now, r, each, d)
-}
-
-// needs returns the cost to find room for, above MaxLimit if it never passes, and the least that lets the request pass.
-func (r *Request) needs() (cost, pass int64) {
-	cost = r.Cost
-	switch {
-	case cost == 0:
-		cost = 1
-	case cost < 0 || cost > MaxLimit:
-		cost = MaxLimit + 1
-	}
-	if r.Partial && r.Cost > 0 {
-		return cost, 1
-	}
-	return cost, cost
-}
-
-// spare is what of a room is not held.
-func (r *Request) spare(room int64) int64 { return max(room-r.Held, 0) }
-
-// wait is the time until a limit has room for n beside what is held. While that is on loan nobody knows when it will be in use, or
-// free: so where it stands in the way the time is no longer than until it has been reported, nor less than what there would be to
-// wait for without it.
-func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	without := c.wait(l, a, s, now, n)
-	switch {
-	case r.Held <= 0:
-		return without
-	case n > l.holds()-r.Held:
-		return max(without, r.HeldFor)
-	}
-	return max(without, min(c.wait(l, a, s, now, n+r.Held), r.HeldFor))
-}
-
-// decide is DecideTo for any limits.
-func (ls Limits) decide(a *Arena, s State, now Instant, r *Request, each []Decision, answer *Decision) error {
-	now = s.tick(now)
-	cost, pass := r.needs()
-	grant := cost
-	var rooms [MaxLimits]int64
-	for i, rest := 0, s[1:]; i < len(ls); i++ {
-		l := &ls[i]
-		c := l.counter()
-		if c == nil {
-			continue
-		}
-		n := c.words(l)
-		t := rest[:n:n]
-		rest = rest[n:]
-		c.advance(l, a, t, now)
-		rooms[i] = r.spare(c.room(l, a, t, now))
-		grant = min(grant, rooms[i])
-	}
-	allowed := grant >= pass && cost <= MaxLimit
-	charge := allowed && r.Cost > 0
-	if !charge {
-		grant = 0
-	} else if !ls.reserve(a, s, grant) {
-		return ErrNoMemory
-	}
-
-	*answer = Decision{}
-	var denied int64 // units that logs charged for a refusal
-	rest := s[1:]
-	for i := range ls {
-		l := &ls[i]
-		d := Decision{Allowed: true, Granted: grant, Limit: Unlimited, Remaining: Unlimited, Tightest: i}
-		if c := l.counter(); c != nil {
-			n := c.words(l)
-			t := rest[:n:n]
-			rest = rest[n:]
-			d.Allowed = rooms[i] >= pass
-			d.Limit = l.holds()
-			switch {
-			case charge && l.Algorithm == Concurrency:
-				d.Lease = concurrency{}.acquire(l, a, t, now, grant, *r)
-			case charge:
-				if l.Algorithm == LeakyBucket {
-					// What is ahead in the queue; not what this request adds to it.
-					d.Delay = c.reset(l, a, t, now)
-				}
-				c.charge(l, a, t, now, grant)
-			case !allowed && l.CountDenied && r.Cost != 0:
-				n := c.(denialCounter).deny(l, a, t, now, cost)
-				if l.Algorithm == SlidingLog {
-					denied += n
-				}
-			}
-			d.Remaining = r.spare(c.room(l, a, t, now))
-			d.ResetAfter = max(c.reset(l, a, t, now), r.HeldFor)
-			switch {
-			case allowed:
-			case pass > d.Limit:
-				d.RetryAfter = Never
-			default:
-				d.RetryAfter = r.wait(c, l, a, t, now, pass)
-			}
-		} else if charge && l.Algorithm == Concurrency {
-			d.Lease = leaseID(r.Nonce, 0)
-		}
-		if each != nil {
-			each[i] = d
-		}
-		delay := max(answer.Delay, d.Delay)
-		if i == 0 || tighter(&d, answer, allowed) {
-			*answer = d
-		}
-		answer.Delay = delay
-	}
-	if len(rest) > 0 { // the position: there is a log
-		switch {
-		case charge:
-			rest[0] += step(grant)
-		case denied == 0:
-		case ls.logs() == 1:
-			rest[0] += step(denied)
-		default: // each may have charged another number
-			rest[0] += generation
-		}
-	}
-	answer.Allowed = allowed
-	return nil
-}
-
-// tighter reports whether d says more than e about why a request was refused, or how near it came.
-func tighter(d, e *Decision, allowed bool) bool {
-	if !allowed {
-		return uint64(d.RetryAfter) > uint64(e.RetryAfter) // Never is -1, the largest
-	}
-	if d.Remaining != e.Remaining {
-		return uint64(d.Remaining) < uint64(e.Remaining) // as is Unlimited
-	}
-	return d.ResetAfter > e.ResetAfter
-}
-
-// reserve takes the memory for charging n to every limit. When it fails, nothing is left of it that could be told from
-// outside.
-func (ls Limits) reserve(a *Arena, s State, n int64) bool {
-	for i, rest := 0, s[1:]; i < len(ls); i++ {
-		c := ls[i].counter()
-		if c == nil {
-			continue
-		}
-		k := c.words(&ls[i])
-		if !c.reserve(&ls[i], a, rest[:k:k], n) {
-			// What other limits reserved stays with them for the next request, unless they hold nothing else.
-			ls.trim(a, s)
-			return false
-		}
-		rest = rest[k:]
-	}
-	return true
-}
-
 // trim frees the blocks of limits that count nothing, as the limits are after a failed reserve.
 func (ls Limits) trim(a *Arena, s State) {
 	now := Instant{Mono: int64(s[0])}
-	for i, rest := 0, s[1:]; i < len(ls); i++ {
-		c := ls[i].counter()
-		if c == nil {
-			continue
+	ls.each(s, func(i int, c counter, t []uint64) {
+		if c.used(&ls[i], a, t, now) == 0 {
+			c.free(&ls[i], a, t)
 		}
-		k := c.words(&ls[i])
-		if c.used(&ls[i], a, rest[:k:k], now) == 0 {
-			c.free(&ls[i], a, rest[:k:k])
-		}
-		rest = rest[k:]
-	}
+	})
 }
 
 // tick takes note of now and returns it, or the newest instant noted when that is later.
@@ -527,16 +332,20 @@ func (s State) Latest(now Instant) Instant {
 
 // walk brings every limit of s that counts to now and calls do with it and its words.
 func (ls Limits) walk(a *Arena, s State, now Instant, do func(i int, c counter, t []uint64)) {
-	for i, rest := 0, s[1:]; i < len(ls); i++ {
-		c := ls[i].counter()
-		if c == nil {
-			continue
-		}
-		n := c.words(&ls[i])
-		t := rest[:n:n]
-		rest = rest[n:]
+	ls.each(s, func(i int, c counter, t []uint64) {
 		c.advance(&ls[i], a, t, now)
 		do(i, c, t)
+	})
+}
+
+// each calls do with every limit of s that counts and its words.
+func (ls Limits) each(s State, do func(i int, c counter, t []uint64)) {
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		if c := ls[i].counter(); c != nil {
+			n := c.words(&ls[i])
+			do(i, c, rest[:n:n])
+			rest = rest[n:]
+		}
 	}
 }
 
@@ -597,13 +406,7 @@ func (ls Limits) Idle(a *Arena, s State, now Instant) bool {
 
 // Free gives back every block that s owns. Only Init, Restore and Convert may use s afterwards.
 func (ls Limits) Free(a *Arena, s State) {
-	for i, rest := 0, s[1:]; i < len(ls); i++ {
-		if c := ls[i].counter(); c != nil {
-			n := c.words(&ls[i])
-			c.free(&ls[i], a, rest[:n:n])
-			rest = rest[n:]
-		}
-	}
+	ls.each(s, func(i int, c counter, t []uint64) { c.free(&ls[i], a, t) })
 }
 
 // Convert makes t, uninitialised and to.Words() long, the state of the limits that replace ls, and s unusable. Its

@@ -429,16 +429,7 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	if free >= least/4 {
 		u.near = 0
 	}
-	var have int64
-	borrowers := int64(1)
-	for j := range u.list {
-		switch l := &u.list[j]; {
-		case j == i:
-			have = l.Left()
-		case !l.Ended && l.Left() > 0:
-			borrowers++
-		}
-	}
+	have, borrowers := u.shared(i)
 	want = min(want, room/(2*max(borrowers, u.near)), max(least/loanShare, LeastLoan))
 	if want < LeastLoan && have == 0 || free < u.near*nearLoan || term < leastTerm {
 		want = 0
@@ -471,6 +462,20 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	answer := *l
 	answer.Term = term
 	return answer
+}
+
+// shared returns what is left of loan i, and how many borrowers have units if its borrower has.
+func (u *Loans) shared(i int) (have, borrowers int64) {
+	borrowers = 1
+	for j := range u.list {
+		switch l := &u.list[j]; {
+		case j == i:
+			have = l.Left()
+		case !l.Ended && l.Left() > 0:
+			borrowers++
+		}
+	}
+	return have, borrowers
 }
 
 // loanTerm is the longest term of a loan of the limit: one of a fixed window ends with that, for what is spent in one window and

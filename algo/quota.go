@@ -188,7 +188,7 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 		share = 100
 	}
 	if i := u.find(id); i >= 0 {
-		if l := &u.list[i]; !l.Ended && l.Wants == 0 {
+		if l := &u.list[i]; !l.Ended && l.Wants == 0 { // known only from a report
 			l.Until = max(l.Until, now.Mono+term)
 			l.Wants = max(min(q.Demand, MaxLimit), 1)
 			if ls.rated() {
@@ -212,43 +212,51 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 	if !ls.rated() {
 		l.Wants = max(ratio(demand, int64(min(max(q.Ahead, 0), time.Hour)), hour), leastQuota)
 	}
-	all, others, borrowers := l.Wants, int64(0), int64(1)
-	var lent int64
-	for b, p := range u.parties() {
-		if b == id.Borrower {
-			continue
-		}
-		all, others, borrowers = min(all+p.wants, MaxLimit), min(others+p.cost, MaxLimit), borrowers+1
-	}
-	for i := range u.list {
-		if u.list[i].Wants > 0 && !u.list[i].Ended {
-			lent += u.list[i].Left()
-		}
-	}
-	fair := func(budget int64) int64 {
-		if all <= budget {
-			return l.Wants + (budget-all)/borrowers
-		}
-		return max(ratio(budget, l.Wants, all), 1)
-	}
+	others := u.others(id.Borrower)
 	var want int64
 	if ls.rated() {
 		budget := ratio(ls[0].hourly(), share, 100)
-		part := max(min(fair(budget), budget-others), 0)
+		part := max(min(others.fair(budget, l.Wants), budget-others.cost), 0)
 		const seconds = hour / int64(time.Second)
 		// As much as comes in a second, but neither more than half of its part by renewals, nor than its part of two at a time.
-		want = max(min(max(demand/seconds, leastQuota), part/(2*hour/int64(quotaRenewal)), lend/(2*borrowers)), 1)
+		want = max(min(max(demand/seconds, leastQuota), part/(2*hour/int64(quotaRenewal)), lend/(2*(others.borrowers+1))), 1)
 		l.Rate = max(min(demand, part-want*(hour/int64(quotaRenewal))), 0)
 	} else {
-		want = min(l.Wants, fair(min(lend, room)))
+		want = min(l.Wants, others.fair(min(lend, room), l.Wants))
 	}
-	if l.Granted = max(min(want, lend-lent, room-u.held), 0); l.Granted == 0 {
+	if l.Granted = max(min(want, lend-others.lent, room-u.held), 0); l.Granted == 0 {
 		l.Rate, l.Kept = 0, want
 		l.Until = min(l.Until, now.Mono+int64(quotaKept))
 	}
 	u.list = append(u.list, l)
 	u.rerate(now.Mono)
 	return l
+}
+
+// others are what borrowers have by Quotas, one of them left out of all but lent.
+type others struct{ wants, cost, borrowers, lent int64 }
+
+func (u *Loans) others(borrower uint64) (o others) {
+	for b, p := range u.parties() {
+		if b != borrower {
+			o.wants, o.cost, o.borrowers = min(o.wants+p.wants, MaxLimit), min(o.cost+p.cost, MaxLimit), o.borrowers+1
+		}
+	}
+	for i := range u.list {
+		if l := &u.list[i]; l.Wants > 0 && !l.Ended {
+			o.lent += l.Left()
+		}
+	}
+	return o
+}
+
+// fair is the part of a budget that a borrower has beside the others: by demand, and what nobody wants in equal parts.
+func (o *others) fair(budget, wants int64) int64 {
+	all := min(wants+o.wants, MaxLimit)
+	if all <= budget {
+		return wants + (budget-all)/(o.borrowers+1)
+	}
+	return max(ratio(budget, wants, all), 1)
 }
 
 // unkeep ends what is kept for a borrower.

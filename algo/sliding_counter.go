@@ -63,7 +63,7 @@ func (c slidingCounter) wait(l *Limit, a *Arena, s []uint64, now Instant, n int6
 	return time.Duration(ends - covered - now.Mono)
 }
 
-func (slidingCounter) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+func (slidingCounter) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	switch ends := int64(s[0]) + int64(l.Window); {
 	case s[2] != 0:
 		return time.Duration(ends+int64(l.Window)) - time.Duration(now.Mono)

@@ -299,7 +299,7 @@ func (c slidingLog) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) t
 	}
 }
 
-func (slidingLog) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if s[logUnits] == 0 {
 		return 0
 	}

@@ -112,7 +112,7 @@ func (c slidingWindow) wait(l *Limit, _ *Arena, s []uint64, now Instant, n int64
 	return time.Duration(c.expiry(l, s, i) - now.Mono)
 }
 
-func (c slidingWindow) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+func (c slidingWindow) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if s[1] == 0 {
 		return 0
 	}

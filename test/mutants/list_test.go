@@ -680,7 +680,7 @@ var mutants = []mutant{
 		"./cluster/runner -run TestViewsComeFirst", "received in the order [message view]",
 	},
 	{
-		"loan: what is on loan is free", "algo/limits.go",
+		"loan: what is on loan is free", "algo/decide.go",
 		[]edit{{"return max(room-r.Held, 0)", "return room"}},
 		"./algo -run TestLoans$", "are more than the limit",
 	},
