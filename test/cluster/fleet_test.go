@@ -56,14 +56,16 @@ const (
 var fleets atomic.Int32
 
 // newFleet prepares a fleet of at most size nodes with the given policies. Without a network they are on addresses of the
-// loopback interface that, most likely, nobody else uses.
+// loopback interface.
 func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 	t.Helper()
 	f := emptyFleet(t, cut)
 	f.args = []string{"--policies", writeFile(t, "policies.yaml", policies)}
-	subnet := fmt.Sprintf("127.%d.%d.", 64+os.Getpid()%128, 1+fleets.Add(1))
+	var subnet string
 	if cut != nil {
 		subnet = cut.subnet
+	} else {
+		subnet = freeSubnet(t)
 	}
 	var voters, seeds []string
 	for i := range size {
@@ -82,6 +84,20 @@ func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 		"--http-port", fleetHTTP, "--grpc-port", fleetGRPC, "--gossip-port", fleetGossip, "--peer-port", fleetPeer,
 		"--timeout", "1s", "--grace", "30s")
 	return f
+}
+
+// freeSubnet returns loopback addresses that are this test's until it ends: a listener on one of them keeps other test processes out.
+func freeSubnet(t *testing.T) string {
+	t.Helper()
+	for range 100 {
+		subnet := fmt.Sprintf("127.%d.%d.", 64+os.Getpid()%128, 1+fleets.Add(1))
+		if l, err := net.Listen("tcp", subnet+"254:"+fleetGossip); err == nil {
+			t.Cleanup(func() { l.Close() })
+			return subnet
+		}
+	}
+	t.Fatal("no free addresses of the loopback interface")
+	return ""
 }
 
 // emptyFleet is a fleet without members, to which they may be added.
