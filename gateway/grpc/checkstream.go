@@ -33,7 +33,7 @@ const (
 	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
 	keepKeys = 64 << 10
 	// freeTargets is how many targets a stream may define that are not counted, and targetBytes what one takes: its limit and its texts.
-	freeTargets, targetBytes = 32, 512
+	freeTargets, targetBytes = 8, 512
 )
 
 // checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
@@ -119,11 +119,12 @@ func (c *checkStream) endedLate(err error) {
 // read carries out requests until there are no more, which is no error.
 func (c *checkStream) read() error {
 	for {
-		in := weirv1.CheckStreamRequestFromVTPool()
-		a := &admission{gate: c.server.cfg.Requests}
-		m := &wire.Lenient{
-			Message: in,
-			Admit:   func(size int) error { return a.enter(c.stream.Context(), size, leastStreamCheck) },
+		var in *weirv1.CheckStreamRequest // none while nothing comes
+		a, m := &admission{gate: c.server.cfg.Requests}, new(wire.Lenient)
+		m.Admit = func(size int) error {
+			in = weirv1.CheckStreamRequestFromVTPool()
+			m.Message = in
+			return a.enter(c.stream.Context(), size, leastStreamCheck)
 		}
 		err := c.stream.RecvMsg(m)
 		if errors.Is(err, io.EOF) {
@@ -137,7 +138,7 @@ func (c *checkStream) read() error {
 		} else {
 			a.leave()
 		}
-		if small(in) {
+		if in != nil && small(in) {
 			clear(in.RequestIds) // which may be long
 			in.ReturnToVTPool()
 		}
@@ -149,8 +150,8 @@ func (c *checkStream) read() error {
 	}
 }
 
-// small says whether the room of a request is worth keeping for the next one, of any stream. A stream holds one for as long as
-// it is open, also while nothing comes: of what a request may bring, only as much is kept as well-behaved callers need.
+// small says whether the room of a request is worth keeping for the next one, of any stream: of what a request may bring, only as much
+// is kept as well-behaved callers need.
 func small(in *weirv1.CheckStreamRequest) bool {
 	const most = 2 * limit.MaxBatch // append takes more than it needs
 	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&

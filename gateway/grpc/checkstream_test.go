@@ -506,7 +506,11 @@ func (p *pipe) RecvMsg(m any) error {
 	if !ok {
 		return io.EOF
 	}
-	proto.Merge(m.(*wire.Lenient).Message, in)
+	to := m.(*wire.Lenient)
+	if err := to.Admit(proto.Size(in)); err != nil {
+		return err
+	}
+	proto.Merge(to.Message, in)
 	return nil
 }
 

@@ -99,7 +99,11 @@ func (s *scripted) RecvMsg(m any) error {
 	if !ok {
 		return io.EOF
 	}
-	proto.Merge(m.(*wire.Lenient).Message, in)
+	to := m.(*wire.Lenient)
+	if err := to.Admit(proto.Size(in)); err != nil {
+		return err
+	}
+	proto.Merge(to.Message, in)
 	return nil
 }
 

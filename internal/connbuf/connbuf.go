@@ -120,7 +120,7 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: under, bound: l.bound, gone: make(chan struct{})}
+	c := &conn{Conn: under, bound: l.bound, ahead: ahead{raw: rawOf(under)}, gone: make(chan struct{})}
 	l.bound.mu.Lock()
 	defer l.bound.mu.Unlock()
 	l.bound.conns[c] = struct{}{}
@@ -131,6 +131,7 @@ func (l listener) Accept() (net.Conn, error) {
 type conn struct {
 	net.Conn
 	bound *Bound
+	ahead ahead
 	once  sync.Once
 	gone  chan struct{} // closed when the connection is
 
@@ -149,7 +150,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	if len(p) > step && b.used.Load() >= b.soft/2 {
 		p = p[:step]
 	}
-	n, err := c.Conn.Read(p)
+	n, err := c.receive(p)
 	if filling := b.filling.Load(); c.since.Load() != filling {
 		c.since.Store(filling)
 		c.brought.Store(0)
@@ -236,5 +237,6 @@ func (c *conn) Close() error {
 		defer c.bound.mu.Unlock()
 		delete(c.bound.conns, c)
 	})
+	defer c.ahead.close(c.bound) // from a read in progress on, nothing is kept
 	return c.Conn.Close()
 }

@@ -11,9 +11,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/weirlimit/weir/internal/fairshare"
 )
 
-// TestMaxCalls: calls and streams beyond their bounds are answered RESOURCE_EXHAUSTED, those of the one kind do not count for the
+// TestMaxCalls: calls and streams beyond their bounds are answered UNAVAILABLE, those of the one kind do not count for the
 // other, and each that ends makes room.
 func TestMaxCalls(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
@@ -34,7 +36,7 @@ func TestMaxCalls(t *testing.T) {
 			return wait()
 		}}},
 	}
-	calls := NewCalls(CallsConfig{MaxCalls: 2, MaxStreams: 1})
+	calls := NewCalls(CallsConfig{MaxCalls: 2, Memory: fairshare.New(199), StreamBytes: 100})
 	server := grpc.NewServer(calls.Options()...)
 	calls.Registrar(server).RegisterService(&slow, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,7 +73,7 @@ func TestMaxCalls(t *testing.T) {
 			<-begun
 		}
 		for what, call := range map[string]func() error{"a call": unary, "a stream": stream} {
-			if err := call(); status.Code(err) != codes.ResourceExhausted {
+			if err := call(); status.Code(err) != codes.Unavailable {
 				t.Errorf("%s beyond the bound: %v", what, err)
 			}
 		}
@@ -79,7 +81,7 @@ func TestMaxCalls(t *testing.T) {
 			end <- struct{}{}
 		}
 		for range 3 {
-			if err := <-ended; status.Code(err) == codes.ResourceExhausted {
+			if err := <-ended; status.Code(err) == codes.Unavailable {
 				t.Error(err)
 			}
 		}

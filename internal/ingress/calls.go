@@ -31,11 +31,15 @@ type CallsConfig struct {
 	MaxAge time.Duration
 	// FirstMessage is how long the first message of a call may take, from its headers on.
 	FirstMessage time.Duration
-	// MaxCalls and MaxStreams are how many unary calls and streams may be carried out at a time, on all connections together. More
-	// are answered RESOURCE_EXHAUSTED before anything of them is read.
-	MaxCalls, MaxStreams int
+	// MaxCalls is how many unary calls may be carried out at a time, on all connections together. More are answered UNAVAILABLE before
+	// anything of them is read.
+	MaxCalls int
+	// Memory has the bytes of connections and streams (see ListenerConfig), and StreamBytes is what a stream takes of them. One more than
+	// fits is answered UNAVAILABLE before anything of it is read. Nil: any number.
+	Memory      *fairshare.Places
+	StreamBytes int
 	// Caller returns the caller of a context that Authorize, or an interceptor of Options, has returned, and whether it is authenticated:
-	// its connection counts as such then, and no caller has all of MaxCalls or MaxStreams (see fairshare). An empty name: it is not
+	// its connection counts as such then, and no caller has all of MaxCalls or Memory (see fairshare). An empty name: it is not
 	// known which one it is. Nil: all callers are authenticated, and not told apart.
 	Caller func(ctx context.Context) (name string, authenticated bool)
 	// Panicked is called with each panic of a handler, which was recovered. It must not hold secrets of the request's back.
@@ -59,8 +63,11 @@ type Calls struct {
 // NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
 func NewCalls(cfg CallsConfig) *Calls {
 	c := &Calls{cfg: cfg, patience: EndPatience}
-	c.calls = room{what: "calls", most: cfg.MaxCalls, ofCallers: fairshare.New(cfg.MaxCalls)}
-	c.streams = room{what: "streams", most: cfg.MaxStreams, ofCallers: fairshare.New(cfg.MaxStreams)}
+	if cfg.Memory == nil {
+		cfg.Memory = fairshare.New(0)
+	}
+	c.calls = room{places: fairshare.New(cfg.MaxCalls), each: 1}
+	c.streams = room{places: cfg.Memory, each: cfg.StreamBytes}
 	return c
 }
 
@@ -103,6 +110,7 @@ type call struct {
 	read   func(any) error // of a unary call
 	room   *room
 	place  fairshare.Taken
+	began  bool   // it is counted in the room
 	leave  func() // those that are anonymous; nil: it is not one
 
 	// Of those that are awaited.
@@ -114,11 +122,12 @@ type call struct {
 // What ends a call, beside its end.
 var (
 	noMessage        = status.New(codes.DeadlineExceeded, "no message came in time")
-	tooManyAnonymous = status.New(codes.ResourceExhausted, "too many calls of callers who are not authenticated")
+	tooManyAnonymous = status.New(codes.Unavailable, "too many calls of callers who are not authenticated")
 	tooOld           = status.New(codes.Unavailable, "the connection is too old")
 	errAge           = tooOld.Err()
-	errShare         = status.Error(codes.ResourceExhausted, "this caller has its share of calls and streams at a time already")
-	errTooMany       = status.Error(codes.ResourceExhausted, "this node has too many connections: max-connections, max-connections-per-source")
+	errFull          = status.Error(codes.Unavailable, "this node has as many calls or streams at a time as it has memory for")
+	errShare         = status.Error(codes.Unavailable, "this caller has its share of this node's memory for calls, connections and streams")
+	errTooMany       = status.Error(codes.Unavailable, "this node has too many connections: max-connections, max-connections-per-source, or its memory")
 )
 
 // begin counts a call that is authorized, before its first message has been read, and ends it if that does not come in time.
@@ -135,10 +144,8 @@ func (k *call) begin(ctx context.Context) error {
 	if authenticated && !conn.Authenticated(name) {
 		return errTooMany
 	}
-	if name != "" {
-		if k.place = k.room.ofCallers.Take(name, 1); k.place.N == 0 {
-			return errShare
-		}
+	if err := k.room.take(k, name); err != nil {
+		return err
 	}
 	if c.cfg.MaxAnonymous > 0 && !conn.IsAuthenticated() {
 		k.leave = c.anonymous.enter(k, conn.source.prefix, c.cfg.MaxAnonymous)
@@ -167,8 +174,9 @@ func (k *call) done() {
 	if k.leave != nil {
 		k.leave()
 	}
-	if k.place.N > 0 {
-		k.room.ofCallers.Give(k.place)
+	if k.began {
+		k.room.places.Give(k.place)
+		k.room.open.Add(-1)
 	}
 }
 
@@ -206,24 +214,24 @@ func uncompressed(ctx context.Context) (transportStream, error) {
 	return s, nil
 }
 
-// room is how many calls, or streams, may be carried out at a time.
+// room is for as many calls, or streams, as may be carried out at a time.
 type room struct {
-	what      string
-	most      int // 0: any number
-	open      atomic.Int64
-	ofCallers *fairshare.Places // those of them whose callers are known
+	places *fairshare.Places
+	each   int // places that one takes
+	open   atomic.Int64
 }
 
-// enter counts one more, until leave.
-func (r *room) enter() error {
-	if n := r.open.Add(1); r.most == 0 || n <= int64(r.most) {
+// take counts a call of a caller, until it is done.
+func (r *room) take(k *call, caller string) error {
+	if k.place, k.began = r.places.TakeAll(caller, r.each); k.began {
+		r.open.Add(1)
 		return nil
 	}
-	r.leave()
-	return status.Errorf(codes.ResourceExhausted, "there are %d %s at a time already, as many as this node has memory for", r.most, r.what)
+	if taken, most := r.places.InUse(); taken+int64(r.each) > most {
+		return errFull
+	}
+	return errShare
 }
-
-func (r *room) leave() { r.open.Add(-1) }
 
 // answerPanic turns the panic of a handler into INTERNAL, its own or one that it returns. It is to be deferred.
 func (c *Calls) answerPanic(method string, err *error) {
@@ -262,10 +270,6 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 // unary is the handler of a unary method with the checks before it.
 func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (_ any, err error) {
-		if err := c.calls.enter(); err != nil {
-			return nil, err
-		}
-		defer c.calls.leave()
 		defer c.answerPanic(method, &err)
 		stream, err := uncompressed(ctx)
 		if err != nil {
@@ -287,10 +291,6 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 
 // check is the interceptor of streams that comes before they are authorized.
 func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	if err := c.streams.enter(); err != nil {
-		return err
-	}
-	defer c.streams.leave()
 	defer c.answerPanic(info.FullMethod, &err)
 	if _, err := uncompressed(s.Context()); err != nil {
 		return err

@@ -32,6 +32,7 @@ type Conn struct {
 	// Guarded by the listener's lock.
 	served   time.Time // since when; zero: it waits
 	place    fairshare.Taken
+	memory   fairshare.Taken
 	rejected *time.Timer // closes the connection, which is beyond a bound; nil: it is not
 	gone     bool        // counted in nothing any more
 }
@@ -79,13 +80,12 @@ func (c *Conn) Authenticated(caller string) bool {
 		return !c.gone && c.rejected == nil
 	}
 	if before {
-		l.places.Give(c.place)
+		l.giveLocked(c)
 	}
 	s := c.source
 	full := !before && l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource
 	if !full {
-		c.place = l.places.Take(caller, 1)
-		full = c.place.N == 0
+		full = !l.takeLocked(c, caller)
 	}
 	if full {
 		c.rejected = time.AfterFunc(l.cfg.RejectAfter, func() { _ = c.Close() }) // nobody is there to hear of it

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/weirlimit/weir/internal/fairshare"
 )
 
 // TestCallsEndOnce has many calls and streams end in every way there is at once, about when their first messages are due: each is answered
@@ -55,7 +57,7 @@ func TestCallsEndOnce(t *testing.T) {
 		}}},
 	}
 	calls := NewCalls(CallsConfig{
-		FirstMessage: 3 * time.Millisecond, MaxCalls: 12, MaxStreams: 12, MaxAnonymous: 4,
+		FirstMessage: 3 * time.Millisecond, MaxCalls: 12, Memory: fairshare.New(12), StreamBytes: 1, MaxAnonymous: 4,
 		Caller: func(ctx context.Context) (string, bool) {
 			who := metadata.ValueFromIncomingContext(ctx, "who")
 			return who[0], who[0] != ""
@@ -121,7 +123,7 @@ func TestCallsEndOnce(t *testing.T) {
 	callers.Wait()
 	for code := range seen {
 		switch code {
-		case codes.OK, codes.Canceled, codes.Internal, codes.Aborted, codes.DeadlineExceeded, codes.ResourceExhausted:
+		case codes.OK, codes.Canceled, codes.Internal, codes.Aborted, codes.DeadlineExceeded, codes.Unavailable:
 		default:
 			t.Errorf("calls ended with %v", code)
 		}
@@ -135,7 +137,7 @@ func TestCallsEndOnce(t *testing.T) {
 	}
 	places := int64(0)
 	for _, r := range []*room{&calls.calls, &calls.streams} {
-		taken, _ := r.ofCallers.InUse()
+		taken, _ := r.places.InUse()
 		places += taken + r.open.Load()
 	}
 	if left := calls.awaited.count(); left+int(places)+calls.anonymous.all != 0 {

@@ -17,6 +17,10 @@ type ListenerConfig struct {
 	// MaxConnections bounds the authenticated connections, MaxPerSource those of one source: an IPv4 address or an IPv6 /64. Of
 	// MaxConnections no caller has more than are free once half are taken (fairshare.Places).
 	MaxConnections, MaxPerSource int
+	// Memory has the bytes that the connections of several listeners share with calls (see CallsConfig), and ConnBytes is what one takes
+	// of it from when it is authenticated. Nil: any number.
+	Memory    *fairshare.Places
+	ConnBytes int
 	// MaxAnonymous bounds the connections that are served and not authenticated yet. 0: DefaultMaxAnonymous.
 	MaxAnonymous int
 	// WriteTimeout bounds a single write: the time that a caller has who does not read. Not for net/http, which sets deadlines.
@@ -99,6 +103,9 @@ func NewListener(l net.Listener, cfg ListenerConfig) *Listener {
 	if cfg.MaxAnonymous == 0 {
 		cfg.MaxAnonymous = DefaultMaxAnonymous
 	}
+	if cfg.Memory == nil {
+		cfg.Memory = fairshare.New(0)
+	}
 	n := &Listener{Listener: l, cfg: cfg, places: fairshare.New(cfg.MaxConnections), sources: make(map[netip.Prefix]*source), silent: make(map[*Conn]struct{})}
 	n.changed = sync.NewCond(&n.mu)
 	n.retry = time.AfterFunc(time.Hour, func() {
@@ -171,8 +178,12 @@ type rejected struct {
 
 // fullLocked reports whether a connection of a source would be one too many if it authenticated, and more are not served for probes.
 func (l *Listener) fullLocked(s *source) bool {
-	if taken, most := l.places.InUse(); most > 0 && taken >= most && l.anonymous >= min(spareAnonymous, l.cfg.MaxAnonymous) {
-		return true
+	if l.anonymous >= min(spareAnonymous, l.cfg.MaxAnonymous) {
+		taken, most := l.places.InUse()
+		bytes, all := l.cfg.Memory.InUse()
+		if most > 0 && taken >= most || all > 0 && bytes+int64(l.cfg.ConnBytes) > all {
+			return true
+		}
 	}
 	return l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource && len(s.anonymous) >= min(spareOfSource, l.cfg.MaxAnonymous)
 }
@@ -224,6 +235,25 @@ func (l *Listener) serveLocked() (out []rejected) {
 	return out
 }
 
+// takeLocked takes a place for a connection of a caller, and reports whether there is one.
+func (l *Listener) takeLocked(c *Conn, caller string) bool {
+	if c.place = l.places.Take(caller, 1); c.place.N == 0 {
+		return false
+	}
+	var fits bool
+	if c.memory, fits = l.cfg.Memory.TakeAll(caller, l.cfg.ConnBytes); !fits {
+		l.places.Give(c.place)
+		c.place = fairshare.Taken{}
+	}
+	return fits
+}
+
+// giveLocked gives back what takeLocked has taken.
+func (l *Listener) giveLocked(c *Conn) {
+	l.places.Give(c.place)
+	l.cfg.Memory.Give(c.memory)
+}
+
 // largestLocked returns the oldest connection of the source that has most of a kind, of which there is one.
 func (l *Listener) largestLocked(of func(*source) []*Conn) *Conn {
 	var most []*Conn
@@ -244,7 +274,7 @@ func (l *Listener) forgetLocked(c *Conn) {
 		return
 	case c.authenticated.Load():
 		s.authenticated--
-		l.places.Give(c.place)
+		l.giveLocked(c)
 	case i >= 0:
 		s.anonymous = slices.Delete(s.anonymous, i, i+1)
 		l.anonymous--

@@ -45,7 +45,7 @@ func BenchmarkUnary(b *testing.B) {
 			if bounded {
 				calls := NewCalls(CallsConfig{
 					Authorize:    func(ctx context.Context, _ string) (context.Context, error) { return ctx, nil },
-					MaxAnonymous: DefaultMaxAnonymous, FirstMessage: 10 * time.Second, MaxCalls: 1000, MaxStreams: 1000,
+					MaxAnonymous: DefaultMaxAnonymous, FirstMessage: 10 * time.Second, MaxCalls: 1000,
 					Caller: func(context.Context) (string, bool) { return "caller", true },
 				})
 				server = grpc.NewServer(calls.Options()...)

@@ -13,8 +13,8 @@ func TestDivide(t *testing.T) {
 		usable int64
 		state  int64 // MiB, as documented
 	}{
-		{64 * mib, 12}, {128 * mib, 33}, {256 * mib, 76}, {512 * mib, 161}, {1024 * mib, 331}, {2048 * mib, 690},
-		{4096 * mib, 1519}, {16384 * mib, 10636}, {65536 * mib, 45875},
+		{64 * mib, 12}, {128 * mib, 23}, {256 * mib, 53}, {512 * mib, 113}, {1024 * mib, 233}, {2048 * mib, 472},
+		{4096 * mib, 1043}, {16384 * mib, 9593}, {65536 * mib, 45875},
 	} {
 		b := Divide(test.usable)
 		t.Run(fmt.Sprintf("%dMiB", test.usable/mib), func(t *testing.T) {
@@ -28,20 +28,20 @@ func TestDivide(t *testing.T) {
 		if got, limit := b.Sum(), b.Limit; got > limit || b.Limit > usable/100*LimitPercent {
 			t.Fatalf("%d: the sum is %d, the limit %d of %d", usable, got, limit, usable/100*LimitPercent)
 		}
-		if b.State > usable/100*70 || b.State < (b.Limit-base)/100*35 {
+		if b.State > usable/100*70 || b.State < (b.Limit-base)/100*25 {
 			t.Fatalf("%d: %d for state", usable, b.State)
 		}
 		if b.MaxMessage < mib || b.MaxMessage > b.Buffers/2 || b.Unread < mib || b.Replies < mib/2 {
 			t.Fatalf("%d: %+v", usable, b)
 		}
-		if b.MaxInFlight < 1000 || b.MaxConnections < 12 || b.StreamsEach < 12 || b.StreamsEach > b.MaxStreams {
+		if b.MaxInFlight < 1000 || b.Clients() < 12 || b.StreamsEach < 12 || b.MaxCalls < 6 {
 			t.Fatalf("%d: %+v", usable, b)
 		}
 		if b.StreamWindow < math.MaxUint16 || b.PeerWindow < math.MaxUint16 { // smaller ones gRPC ignores
 			t.Fatalf("%d: windows of %d and %d", usable, b.StreamWindow, b.PeerWindow)
 		}
 	}
-	if b := Divide(16 * mib); b.State <= 0 || b.MaxConnections < 1 || b.MaxInFlight < 1 { // too little: it starts all the same
+	if b := Divide(16 * mib); b.State <= 0 || b.Clients() < 1 || b.MaxInFlight < 1 { // too little: it starts all the same
 		t.Errorf("%+v", b)
 	}
 }

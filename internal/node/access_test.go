@@ -318,9 +318,10 @@ func TestCertificateOrToken(t *testing.T) {
 func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	n, shop, all, _ := withAccess(t, func(cfg *Config) {
 		cfg.Memory = memory.Divide(128 << 20)
-		cfg.Limits.MaxStreams, cfg.Limits.MaxConnections = 50, 100
+		cfg.Limits.MaxStreams, cfg.Limits.MaxConnections = 101, 200 // one more than it opens on a connection
 	})
-	most := n.cfg.Memory.MaxStreams / 4 * 3
+	_, bytes := n.callersMemory.InUse()
+	most := int(bytes / memory.PerStream)
 	open := func(conn *grpc.ClientConn, token string) error {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
 		stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
@@ -341,12 +342,11 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
-	held := 0
-	for full := false; !full; {
-		conn := dial()
-		for range 50 {
+	held, first := 0, dial()
+	for full, conn := false, first; !full; conn = dial() {
+		for range 100 {
 			if err := open(conn, shop); err != nil {
-				if status.Code(err) != codes.ResourceExhausted {
+				if status.Code(err) != codes.Unavailable {
 					t.Fatal(err)
 				}
 				full = true
@@ -362,7 +362,7 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 		t.Errorf("while one caller has %d of %d streams, another one gets %v", held, most, err)
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)
-	if _, err := weirv1.NewLimiterClient(dial()).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}); err != nil {
+	if _, err := weirv1.NewLimiterClient(first).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}); err != nil {
 		t.Errorf("a call of the same one: %v", err)
 	}
 }

@@ -324,7 +324,7 @@ func (c *Limits) validate() error {
 
 // withDefaults returns c with every zero replaced by its default.
 func (c Limits) withDefaults(m memory.Budget) Limits {
-	c.MaxConnections = cmp.Or(c.MaxConnections, m.MaxConnections)
+	c.MaxConnections = cmp.Or(c.MaxConnections, m.Clients())
 	c.MaxConnectionsPerSource = cmp.Or(c.MaxConnectionsPerSource, max(c.MaxConnections/2, min(c.MaxConnections, 1), 0))
 	c.MaxAnonymousConnections = cmp.Or(c.MaxAnonymousConnections, m.MaxAnonymous)
 	c.MaxConnectionAge = cmp.Or(c.MaxConnectionAge, DefaultMaxAge)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/memory"
 )
@@ -45,9 +46,9 @@ func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, ove
 		most   int64
 		set    func()
 	}{
-		{"max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.MaxConnections = c.MaxConnections }},
+		{"max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.Admit(max(c.MaxConnections, 0)) }},
 		{"max-anonymous-connections", int64(c.MaxAnonymousConnections), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymousConnections }},
-		{"max-streams", int64(c.MaxStreams), math.MaxInt64, func() { m.MaxStreams = max(m.MaxStreams, c.MaxStreams) }},
+		{"max-streams", int64(c.MaxStreams), math.MaxInt64, func() {}},
 		{"max-in-flight", int64(c.MaxInFlight), math.MaxInt64, func() { m.MaxInFlight = c.MaxInFlight }},
 		{"max-unread", c.MaxUnread, m.Limit, func() { m.Unread = c.MaxUnread }},
 		{"max-message-size", c.MaxMessageSize, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessageSize) }},
@@ -72,9 +73,21 @@ func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, ove
 	return m, over, nil
 }
 
+// connBytes is what a connection of a caller takes while it is idle.
+func (c *Limits) connBytes(tls bool) int {
+	if tls {
+		return memory.PerConnection + memory.PerTLS
+	}
+	return memory.PerConnection
+}
+
 // listener returns the configuration of a listener (http, grpc or peer).
-func (c *Limits) listener(name string, s *security) ingress.ListenerConfig {
+func (c *Limits) listener(name string, s *security, callers *fairshare.Places) ingress.ListenerConfig {
+	if name == "peer" {
+		callers = nil
+	}
 	cfg := ingress.ListenerConfig{
+		Memory: callers, ConnBytes: c.connBytes(!s.plain(name)),
 		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxConnectionsPerSource, 0), MaxAnonymous: c.MaxAnonymousConnections,
 		Rejected: func(from net.Addr, why ingress.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
 	}
@@ -108,7 +121,7 @@ func goAway(why string) []byte {
 
 // rejections say which bound a connection was closed for.
 var rejections = map[ingress.Rejection]string{
-	ingress.TooManyConnections: "max-connections, max-connections-per-source",
+	ingress.TooManyConnections: "max-connections, max-connections-per-source, or the memory for callers",
 	ingress.TooManyAnonymous:   "max-anonymous-connections",
 	ingress.TooManyBytes:       "too much was sent before authentication",
 }
@@ -116,7 +129,8 @@ var rejections = map[ingress.Rejection]string{
 // grpcServer returns the options of the server for callers.
 func (c *Limits) grpcServer(m memory.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ReadBufferSize(m.ReadBuffer), grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
+		grpc.ReadBufferSize(0), // connbuf reads ahead, and TLS does; gRPC's own buffer stays with an idle connection
+		grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
 		grpc.MaxRecvMsgSize(int(c.MaxMessageSize)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),
 		c.keepalive(),
 	}

@@ -224,19 +224,49 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+// TestClientBeyondMemory: the Go client of a node that has no memory for its connection, or for its stream, is told that the node cannot
+// take it, and answers by its fail policy: no caller takes it for its own mistake.
+func TestClientBeyondMemory(t *testing.T) {
+	for what, test := range map[string]struct {
+		free   int64
+		reason string
+	}{
+		"a connection": {memory.PerConnection - 1, "this node has too many connections"},
+		"a stream":     {memory.PerConnection + memory.PerStream - 1, "as it has memory for"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := mustStart(t, testConfig(t, "node"))
+			awaitSettled(t, n)
+			taken, most := n.callersMemory.InUse()
+			n.callersMemory.Force(int(most - taken - test.free))
+			c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if d, err := c.Policy("login").Allow(t.Context(), "k"); err != nil || !d.FailedOpen {
+				t.Errorf("%+v, %v", d, err)
+			}
+			if s := c.Stats(); !strings.Contains(s.Reason, test.reason) {
+				t.Errorf("the reason: %+v", s)
+			}
+		})
+	}
+}
+
 // TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what there is.
 func TestLimitsByDefault(t *testing.T) {
 	m := memory.Divide(512 << 20)
 	c := (Limits{}).withDefaults(m)
 	if want := (Limits{
-		MaxConnections: m.MaxConnections, MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: DefaultMaxHeader,
+		MaxConnections: m.Clients(), MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: DefaultMaxHeader,
 		FirstMessageTimeout: DefaultFirstMessage, WriteTimeout: DefaultWriteTimeout, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
-		MaxConnectionsPerSource: m.MaxConnections / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: DefaultMaxAge, IdleTimeout: DefaultIdleTimeout,
+		MaxConnectionsPerSource: m.Clients() / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: DefaultMaxAge, IdleTimeout: DefaultIdleTimeout,
 	}); c != want {
 		t.Errorf("%+v, want %+v", c, want)
 	}
 	none := (Limits{MaxConnections: -1, MaxConnectionAge: -1, IdleTimeout: -1}).withDefaults(m)
-	if l := none.listener("http", &security{}); l.MaxConnections != 0 || l.MaxPerSource != 0 || none.streamAge() != 0 {
+	if l := none.listener("http", &security{}, nil); l.MaxConnections != 0 || l.MaxPerSource != 0 || none.streamAge() != 0 {
 		t.Errorf("no bound is %+v", l)
 	}
 }

@@ -68,29 +68,30 @@ type Node struct {
 	hashKey  ring.HashKey // zero in a cluster without a secret
 	settings uint64       // fingerprint of the ring's settings
 
-	listeners   struct{ http, grpc, peer, resp, debug *ingress.Listener } // nil where off
-	cluster     *cluster.Cluster                                          // nil: a node alone for good
-	limiter     *limiter.Limiter
-	clock       func() algo.Instant // of decisions
-	recorder    *activityRecorder
-	console     *console.Console // nil: off
-	runner      *runner.Runner
-	readiness   *readiness.Readiness
-	peers       *peer.Forwarder
-	messenger   *replica.Messenger
-	keys        *gossipkeys.Keys
-	watcher     *policy.Watcher // nil without a policy file
-	overrides   overriding
-	envoy       envoyFrontEnd
-	metrics     *metrics.Metrics
-	unregister  func()          // nil: metrics are registered nowhere
-	tracer      *tracing.Tracer // nil: no traces
-	security    *security
-	forwardAuth httpapi.ForwardAuth
-	buffers     *connbuf.Bound                // of callers' connections
-	kept        *fairshare.Places             // bytes that callers have the node keep besides counters
-	calls       atomic.Pointer[ingress.Calls] // of callers over gRPC; nil: none are served yet
-	health      *health.Server
+	listeners     struct{ http, grpc, peer, resp, debug *ingress.Listener } // nil where off
+	cluster       *cluster.Cluster                                          // nil: a node alone for good
+	limiter       *limiter.Limiter
+	clock         func() algo.Instant // of decisions
+	recorder      *activityRecorder
+	console       *console.Console // nil: off
+	runner        *runner.Runner
+	readiness     *readiness.Readiness
+	peers         *peer.Forwarder
+	messenger     *replica.Messenger
+	keys          *gossipkeys.Keys
+	watcher       *policy.Watcher // nil without a policy file
+	overrides     overriding
+	envoy         envoyFrontEnd
+	metrics       *metrics.Metrics
+	unregister    func()          // nil: metrics are registered nowhere
+	tracer        *tracing.Tracer // nil: no traces
+	security      *security
+	forwardAuth   httpapi.ForwardAuth
+	buffers       *connbuf.Bound                // of callers' connections
+	callersMemory *fairshare.Places             // bytes of their connections and streams
+	kept          *fairshare.Places             // bytes that callers have the node keep besides counters
+	calls         atomic.Pointer[ingress.Calls] // of callers over gRPC; nil: none are served yet
+	health        *health.Server
 
 	httpServer  *http.Server
 	callers     *grpcapi.Server
@@ -140,6 +141,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
 	}
 	n.limits, n.kept = cfg.Limits.withDefaults(fitted), fairshare.New(int(fitted.Kept))
+	n.callersMemory = callersMemory(&n.limits, fitted.Callers)
 	if n.forwardAuth, err = cfg.forwardAuth(); err != nil {
 		return n, err
 	}
@@ -279,7 +281,7 @@ func (n *Node) listen(setting string, p Port) (*ingress.Listener, error) {
 		if name != "peer" {
 			l = n.buffers.Listener(l)
 		}
-		return ingress.NewListener(l, n.limits.listener(name, n.security)), nil
+		return ingress.NewListener(l, n.limits.listener(name, n.security, n.callersMemory)), nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", setting, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
@@ -344,7 +346,7 @@ func (n *Node) serve() {
 	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	budget := n.cfg.Memory
-	requests := memory.NewGate(budget.Calls)
+	requests := memory.NewGate(budget.Requests)
 	if n.listeners.peer != nil {
 		calls := ingress.NewCalls(ingress.CallsConfig{
 			FirstMessage: n.limits.FirstMessageTimeout, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
@@ -365,7 +367,7 @@ func (n *Node) serve() {
 	}
 	if n.listeners.grpc != nil {
 		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
-			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.callerName(), Kept: n.kept,
+			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.callerName(), Kept: n.callersMemory,
 			Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 			Panicked: n.panicked("grpc"),
@@ -373,7 +375,7 @@ func (n *Node) serve() {
 		calls := ingress.NewCalls(ingress.CallsConfig{
 			Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
-			MaxCalls: budget.MaxStreams, MaxStreams: maxStreams(budget), Caller: n.security.caller,
+			MaxCalls: budget.MaxCalls, Memory: n.callersMemory, StreamBytes: memory.PerStream, Caller: n.security.caller,
 		})
 		n.calls.Store(calls)
 		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),

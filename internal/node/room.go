@@ -3,14 +3,20 @@ package node
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/internal/memory"
 )
 
-// maxStreams is how many of MaxStreams may be streams, which last, so that calls have the rest.
-func maxStreams(m memory.Budget) int { return m.MaxStreams / 4 * 3 }
+// callersMemory returns the bytes that connections of callers and streams share; of any number where connections have no bound.
+func callersMemory(l *Limits, most int64) *fairshare.Places {
+	if l.MaxConnections < 0 {
+		most = 0
+	}
+	return fairshare.New(int(most))
+}
 
-// roomCollectors return the metrics of how many connections, calls and streams callers have, beside how many they may have.
+// roomCollectors return the metrics of how many connections, calls and streams callers have, and of their memory, beside how much they
+// may have.
 func (n *Node) roomCollectors() []prometheus.Collector {
 	var all []prometheus.Collector
 	gauge := func(name, help, label, value string, f func() int) {
@@ -31,6 +37,15 @@ func (n *Node) roomCollectors() []prometheus.Collector {
 		gauge("weir_connections_max", "The most connections of authenticated callers, by listener; 0: any number.", "listener", l.name,
 			func() int { return max(n.limits.MaxConnections, 0) })
 	}
+	for i, g := range []struct{ name, help string }{
+		{"weir_callers_bytes", "Memory of callers' connections and streams while they are idle."},
+		{"weir_callers_bytes_max", "The most such memory; 0: any."},
+	} {
+		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.name, Help: g.help}, func() float64 {
+			taken, most := n.callersMemory.InUse()
+			return float64([]int64{taken, most}[i])
+		}))
+	}
 	if n.listeners.grpc == nil {
 		return all
 	}
@@ -45,10 +60,9 @@ func (n *Node) roomCollectors() []prometheus.Collector {
 		}
 		return calls
 	}
-	const help, helpMax = "Calls of callers over gRPC that are carried out, by kind (unary, stream).", "The most such calls, by kind."
+	const help = "Calls of callers over gRPC that are carried out, by kind (unary, stream)."
 	gauge("weir_calls", help, "kind", "unary", func() int { return inUse(false) })
 	gauge("weir_calls", help, "kind", "stream", func() int { return inUse(true) })
-	gauge("weir_calls_max", helpMax, "kind", "unary", func() int { return n.cfg.Memory.MaxStreams })
-	gauge("weir_calls_max", helpMax, "kind", "stream", func() int { return maxStreams(n.cfg.Memory) })
+	gauge("weir_calls_max", "The most unary calls at a time. Streams have weir_callers_bytes_max.", "kind", "unary", func() int { return n.cfg.Memory.MaxCalls })
 	return all
 }

@@ -36,6 +36,13 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if len(os.Args) == 3 && os.Args[1] == clientsCommand {
+		if err := runClients(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	testkit.Parallel(4) // clusters of processes, most of which wait
 	os.Exit(run(m))
 }

@@ -1,0 +1,378 @@
+package clustertest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/weirlimit/weir/client"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// A process of clients is this test's binary, with many Go clients that ask checks at a steady rate. Each client calls from a loopback
+// address of its own, so that the nodes' bounds by address see what they see of a fleet of hosts.
+
+// clientsCommand is the argument that makes this binary a process of clients.
+const clientsCommand = "clients"
+
+var (
+	clientsFlag = flag.Int("clients", 0, "run TestClients with so many Go clients, beside -clients-memory, -clients-rate and -clients-for; 0: skip it unless -quiet is given, and then 2000")
+	clientsMem  = flag.Int64("clients-memory", 512, "the nodes' memory in TestClients, in MiB")
+	clientsRate = flag.Float64("clients-rate", 2, "checks a second of each client in TestClients")
+	clientsFor  = flag.Duration("clients-for", 10*time.Second, "how long the clients of TestClients ask once all are connected")
+	clientsRaw  = flag.Bool("clients-raw", false, "clients of TestClients are bare gRPC connections with one CheckStream each, at the first node alone")
+)
+
+// clientsPlan says what a process of clients does.
+type clientsPlan struct {
+	Nodes  []string
+	First  int // the number of the first client, which has an address of its own
+	Number int
+	Raw    bool
+	Rate   float64 // checks a second of each
+	For    time.Duration
+	Keys   int // that all clients of all processes share
+}
+
+// clientsReport is what came of it.
+type clientsReport struct {
+	Connected int
+	Checks    int64
+	Allowed   map[string]int64 // by key
+	Errors    map[string]int64
+	Failed    int64            // answered by the fail policy
+	Warnings  map[string]int64 // what the clients logged
+	Slowest   time.Duration
+}
+
+func newClientsReport() *clientsReport {
+	return &clientsReport{Allowed: make(map[string]int64), Errors: make(map[string]int64), Warnings: make(map[string]int64)}
+}
+
+func (r *clientsReport) add(other *clientsReport) {
+	r.Connected += other.Connected
+	r.Checks += other.Checks
+	r.Failed += other.Failed
+	r.Slowest = max(r.Slowest, other.Slowest)
+	for _, m := range []struct{ to, from map[string]int64 }{{r.Allowed, other.Allowed}, {r.Errors, other.Errors}, {r.Warnings, other.Warnings}} {
+		for k, n := range m.from {
+			m.to[k] += n
+		}
+	}
+}
+
+// clientsLog counts what clients log.
+type clientsLog struct {
+	mu     sync.Mutex
+	counts map[string]int64
+}
+
+func (l *clientsLog) Enabled(context.Context, slog.Level) bool { return true }
+func (l *clientsLog) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *clientsLog) WithGroup(string) slog.Handler            { return l }
+
+func (l *clientsLog) Handle(_ context.Context, r slog.Record) error {
+	text := r.Message
+	r.Attrs(func(a slog.Attr) bool {
+		if e, ok := a.Value.Any().(error); ok {
+			text += ": " + e.Error()
+		}
+		return true
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.counts[text]++
+	return nil
+}
+
+// runClients is a process of clients. It writes "connected" when each has been answered once, waits for a line, asks, and writes its
+// report when it has done or its standard input ends.
+func runClients(text string) error {
+	var plan clientsPlan
+	if err := json.Unmarshal([]byte(text), &plan); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	report, log := newClientsReport(), &clientsLog{counts: make(map[string]int64)}
+	var mu sync.Mutex
+	var dialing, asking sync.WaitGroup
+	begin := make(chan struct{})
+	places := make(chan struct{}, 50)
+	for i := range plan.Number {
+		dialing.Add(1)
+		asking.Go(func() {
+			own := newClientsReport()
+			places <- struct{}{}
+			ask, closing, err := dialClient(ctx, &plan, plan.First+i, log)
+			if err == nil {
+				defer closing()
+				err = ask(ctx, own)
+			}
+			<-places
+			dialing.Done()
+			if err == nil {
+				own.Connected++
+				<-begin
+				err = own.askFor(ctx, &plan, i, ask)
+			}
+			if err != nil {
+				own.Errors["not connected: "+err.Error()]++
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			report.add(own)
+		})
+	}
+	dialing.Wait()
+	fmt.Println("connected")
+	line := make([]byte, 1)
+	_, _ = os.Stdin.Read(line) // the end is as good as a line
+	close(begin)
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	asking.Wait()
+	log.mu.Lock()
+	report.Warnings = log.counts
+	defer log.mu.Unlock()
+	return json.NewEncoder(os.Stdout).Encode(report)
+}
+
+// askFor asks at the plan's rate for as long as it says; the clients' checks are spread over the time between two of one.
+func (r *clientsReport) askFor(ctx context.Context, plan *clientsPlan, i int, ask func(context.Context, *clientsReport) error) error {
+	pause := time.Duration(float64(time.Second) / plan.Rate)
+	select {
+	case <-time.After(pause * time.Duration(i) / time.Duration(plan.Number)):
+	case <-ctx.Done():
+		return nil
+	}
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for end := time.Now().Add(plan.For); time.Now().Before(end); {
+		if err := ask(ctx, r); err != nil {
+			r.Errors[err.Error()]++
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// dialClient connects a client from its address. ask asks one check.
+func dialClient(ctx context.Context, plan *clientsPlan, number int, log slog.Handler) (ask func(context.Context, *clientsReport) error, closing func(), err error) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, byte(192+number/62500), byte(number/250%250), byte(1+number%250))}}
+	dial := grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) })
+	n := number
+	key := func() string { n++; return fmt.Sprintf("key-%d", n%plan.Keys) }
+	if plan.Raw {
+		return dialRaw(ctx, plan, dial, key)
+	}
+	c, err := client.Dial(ctx, strings.Join(plan.Nodes, ","), client.WithOnError(client.FailClosed), client.WithTimeout(5*time.Second),
+		client.WithLogger(slog.New(log)), client.WithDialOptions(dial))
+	if err != nil {
+		return nil, nil, err
+	}
+	ready, cancel := context.WithTimeout(ctx, testkit.Patience)
+	defer cancel()
+	if err := c.Ready(ready); err != nil {
+		_ = c.Close()
+		return nil, nil, err
+	}
+	limiter := c.Policy("shared")
+	return func(ctx context.Context, r *clientsReport) error {
+		began, k := time.Now(), key()
+		d, err := limiter.Allow(ctx, k)
+		if err != nil {
+			return err
+		}
+		r.answered(k, time.Since(began), d.Allowed, d.FailedClosed)
+		return nil
+	}, func() { _ = c.Close() }, nil
+}
+
+func (r *clientsReport) answered(key string, took time.Duration, allowed, failed bool) {
+	r.Checks++
+	r.Slowest = max(r.Slowest, took)
+	if failed {
+		r.Failed++
+	}
+	if allowed {
+		r.Allowed[key]++
+	}
+}
+
+// dialRaw is dialClient of a bare connection with one stream.
+func dialRaw(ctx context.Context, plan *clientsPlan, dial grpc.DialOption, key func() string) (func(context.Context, *clientsReport) error, func(), error) {
+	conn, err := grpc.NewClient("passthrough:///"+plan.Nodes[0], grpc.WithTransportCredentials(insecure.NewCredentials()), dial)
+	if err != nil {
+		return nil, nil, err
+	}
+	stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx, grpc.WaitForReady(true))
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	in := &weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "shared"}}}
+	return func(_ context.Context, r *clientsReport) error {
+		began, k := time.Now(), key()
+		in.Sequence++
+		in.Keys, in.KeyLengths = []byte(k), []uint32{uint32(len(k))}
+		if err := stream.Send(in); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		in.Define = nil
+		out, err := stream.Recv()
+		for err == nil && len(out.Flags) == 0 && out.Error == nil {
+			out, err = stream.Recv()
+		}
+		if err != nil {
+			return err
+		}
+		if out.Error != nil {
+			return errors.New(out.Error.String())
+		}
+		r.answered(k, time.Since(began), out.Flags[0]&uint32(weirv1.StreamFlag_STREAM_FLAG_ALLOWED) != 0,
+			out.Flags[0]&uint32(weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED) != 0)
+		return nil
+	}, func() { _ = conn.Close() }, nil
+}
+
+// clientsProcess is a process of clients that runs.
+type clientsProcess struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout testkit.Buffer
+	stderr testkit.Buffer
+}
+
+// startClients starts a process of clients, which is killed when the test ends.
+func startClients(t *testing.T, plan clientsPlan) *clientsProcess {
+	t.Helper()
+	p := &clientsProcess{cmd: exec.Command(must[string](t)(os.Executable()), clientsCommand, string(must[[]byte](t)(json.Marshal(plan))))}
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	p.stdin = must[io.WriteCloser](t)(p.cmd.StdinPipe())
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+	})
+	return p
+}
+
+// report waits for what came of a process's checks.
+func (p *clientsProcess) report(t *testing.T, within time.Duration) *clientsReport {
+	t.Helper()
+	out := newClientsReport()
+	eventually(t, within, "a process of clients to report", func() bool {
+		_, text, _ := strings.Cut(p.stdout.String(), "connected\n")
+		return strings.HasSuffix(text, "\n") && json.NewDecoder(bytes.NewReader([]byte(text))).Decode(out) == nil
+	})
+	return out
+}
+
+// TestClients: nodes with default flags in control groups take the fleet that operating.md names for their memory: no client gets an
+// error for want of a place, no node is killed for its size or rejects anything, and no key is admitted beyond its limit.
+func TestClients(t *testing.T) {
+	number := *clientsFlag
+	if number == 0 {
+		needsQuiet(t)
+		number = 2000
+	}
+	const keys, limit, each = 100, 200, 1000
+	f := newFleet(t, 3, fmt.Sprintf("policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n", limit), nil)
+	if *clientsRaw {
+		f = newFleet(t, 1, fmt.Sprintf("policies:\n  - {name: shared, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}\n", limit), nil)
+	}
+	raiseFiles(t, 3*uint64(each)+1000)
+	groups := make([]*cgroup, len(f.members))
+	var nodes []string
+	for i, m := range f.members {
+		groups[i] = newCgroup(t, *clientsMem<<20)
+		m.wrapper = groups[i].inside()
+		nodes = append(nodes, m.grpcAddr())
+	}
+	f.start(f.members...)
+	f.calm(f.members...)
+	before := f.members[0].footprint()
+	var processes []*clientsProcess
+	began := time.Now()
+	for first := 0; first < number; first += each {
+		processes = append(processes, startClients(t, clientsPlan{
+			Nodes: nodes, First: first, Number: min(each, number-first), Raw: *clientsRaw, Rate: *clientsRate, For: *clientsFor, Keys: keys,
+		}))
+	}
+	for _, p := range processes {
+		eventually(t, 4*waitTimeout, "all clients to be connected", func() bool { return strings.HasPrefix(p.stdout.String(), "connected\n") })
+	}
+	t.Logf("%d clients connected in %v", number, time.Since(began).Round(time.Millisecond))
+	logNodes := func(when string) {
+		for i, m := range f.members {
+			now, page := m.footprint(), m.metrics()
+			t.Logf("%s: %s: %d MiB of %d at its peak, heap %d MiB (before %d), stacks %d MiB, %d goroutines (before %d); %v connections of %v, %v streams, %d MiB counted of %d", when, m.name,
+				groups[i].peak()>>20, *clientsMem, now.heap>>20, before.heap>>20, int64(page.value("go_memstats_stack_inuse_bytes"))>>20, now.goroutines, before.goroutines,
+				page.value("weir_connections", "listener", "grpc"), page.value("weir_connections_max", "listener", "grpc"),
+				page.value("weir_calls", "kind", "stream"), int64(page.value("weir_callers_bytes"))>>20, int64(page.value("weir_callers_bytes_max"))>>20)
+		}
+	}
+	logNodes("connected")
+	for _, p := range processes {
+		_ = must[int](t)(p.stdin.Write([]byte("\n")))
+	}
+	total := newClientsReport()
+	for _, p := range processes {
+		total.add(p.report(t, *clientsFor+4*waitTimeout))
+	}
+	logNodes("asked")
+	t.Logf("%d checks in %v by %d clients, %d answered by the fail policy, slowest %v; errors %v; warnings %v",
+		total.Checks, *clientsFor, total.Connected, total.Failed, total.Slowest, total.Errors, total.Warnings)
+	if total.Connected != number || len(total.Errors) > 0 {
+		t.Errorf("%d of %d clients connected; errors %v", total.Connected, number, total.Errors)
+	}
+	for _, key := range slices.Sorted(maps.Keys(total.Allowed)) {
+		if n := total.Allowed[key]; n > limit {
+			t.Errorf("%s: %d admitted, the limit is %d", key, n, limit)
+		}
+	}
+	for i, g := range groups {
+		if n := g.kills(); n > 0 {
+			t.Errorf("%s was killed for its size", f.members[i].name)
+		}
+	}
+}
+
+// raiseFiles raises the bound on open files of this process and those that it starts, or skips the test.
+func raiseFiles(t *testing.T, least uint64) {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	if files.Cur < least {
+		t.Skipf("needs %d open files, has %d (ulimit -n)", least, files.Cur)
+	}
+}
