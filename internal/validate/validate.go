@@ -27,88 +27,108 @@ type Options struct {
 	JSON    bool          // print JSON in place of text
 }
 
-// checked is what came of reading files that are right.
+// checked is the content of files without mistakes.
 type checked struct {
 	what     string // such as "3 policies"
 	warnings strictyaml.Errors
 }
 
+// checker collects the findings about all files.
+type checker struct {
+	Options
+	w, stderr          io.Writer
+	mistakes, warnings strictyaml.Errors
+	unread             []error
+	forEnvoy           []envoy.File
+}
+
 // Files checks all files, those after one that cannot be read as well. Files for Envoy are checked together, so that a domain that
-// two of them describe is found; see Options. Limitador's limits are written to Options.Convert, if that is not empty. ok is false where a file has mistakes; an error is about one that cannot be read.
+// two of them describe is found; see Options. Limitador's limits are written to Options.Convert, if that is not empty. ok is false
+// where a file has mistakes; an error is about one that cannot be read.
 func Files(w, stderr io.Writer, files []string, opts Options) (ok bool, err error) {
-	mistakes, warnings := strictyaml.Errors{}, strictyaml.Errors{}
-	var unread []error
-	take := func(file string, right checked, err error) {
-		var found strictyaml.Errors
-		switch {
-		case errors.As(err, &found):
-			mistakes = append(mistakes, found...)
-			if !opts.JSON {
-				fmt.Fprintln(w, found)
-			}
-		case err != nil:
-			unread = append(unread, fmt.Errorf("FILE: %w", err))
-		default:
-			warnings = append(warnings, right.warnings...)
-			for _, e := range right.warnings {
-				fmt.Fprintln(stderr, "warning:", e)
-			}
-			if !opts.JSON {
-				fmt.Fprintf(w, "%s: ok, %s\n", file, right.what)
-			}
-		}
-	}
-	var forEnvoy []envoy.File
+	c := checker{Options: opts, w: w, stderr: stderr, mistakes: strictyaml.Errors{}, warnings: strictyaml.Errors{}}
 	for _, name := range files {
-		if info, err := os.Stat(name); err == nil && info.IsDir() {
-			list, err := envoy.ReadDir(name)
-			if forEnvoy = append(forEnvoy, list...); err != nil || len(list) == 0 {
-				take(name, checked{what: "no files"}, err)
-			}
-			continue
-		}
-		data, err := file.Read(name, strictyaml.MaxFile)
-		switch {
-		case err != nil:
-			take(name, checked{}, err)
-		case envoy.Looks(data):
-			forEnvoy = append(forEnvoy, envoy.File{Name: name, Data: data})
-		case limitador.Looks(data):
-			right, err := fromLimitador(name, data, opts.Convert)
-			take(name, right, err)
-		default:
-			set, err := policy.Parse(name, data)
-			right := checked{}
-			if err == nil {
-				right = checked{what: english.Plural(len(set.Policies()), "policy", ""), warnings: set.NeedVoters()}
-			}
-			take(name, right, err)
-		}
+		c.check(name)
 	}
-	if len(forEnvoy) > 0 {
-		config, err := envoy.Parse(forEnvoy, opts.Envoy)
-		if err != nil {
-			take("", checked{}, err)
-		} else {
-			names := make([]string, len(forEnvoy))
-			for i, f := range forEnvoy {
-				names[i] = f.Name
-			}
-			domains, limits := config.Domains()
-			what := english.Plural(limits, "limit", "") + " of " + english.Plural(domains, "domain", "") + " for Envoy"
-			if n := config.Quotas(); n > 0 {
-				what += ", " + english.Plural(n, "quota bucket", "")
-			}
-			take(strings.Join(names, ", "), checked{what: what}, nil)
-		}
+	if len(c.forEnvoy) > 0 {
+		c.checkEnvoy()
 	}
-	ok = len(mistakes) == 0 && len(unread) == 0
+	ok = len(c.mistakes) == 0 && len(c.unread) == 0
 	if opts.JSON {
-		if err := json.NewEncoder(w).Encode(map[string]any{"ok": ok, "mistakes": mistakes, "warnings": warnings}); err != nil {
+		all := map[string]any{"ok": ok, "mistakes": c.mistakes, "warnings": c.warnings}
+		if err := json.NewEncoder(w).Encode(all); err != nil {
 			return false, err
 		}
 	}
-	return ok, errors.Join(unread...)
+	return ok, errors.Join(c.unread...)
+}
+
+// take notes and prints the findings about a file.
+func (c *checker) take(file string, right checked, err error) {
+	var found strictyaml.Errors
+	switch {
+	case errors.As(err, &found):
+		c.mistakes = append(c.mistakes, found...)
+		if !c.JSON {
+			fmt.Fprintln(c.w, found)
+		}
+	case err != nil:
+		c.unread = append(c.unread, fmt.Errorf("FILE: %w", err))
+	default:
+		c.warnings = append(c.warnings, right.warnings...)
+		for _, e := range right.warnings {
+			fmt.Fprintln(c.stderr, "warning:", e)
+		}
+		if !c.JSON {
+			fmt.Fprintf(c.w, "%s: ok, %s\n", file, right.what)
+		}
+	}
+}
+
+// check checks a file, or puts it aside for checkEnvoy, as it does with all files of a directory.
+func (c *checker) check(name string) {
+	if info, err := os.Stat(name); err == nil && info.IsDir() {
+		list, err := envoy.ReadDir(name)
+		if c.forEnvoy = append(c.forEnvoy, list...); err != nil || len(list) == 0 {
+			c.take(name, checked{what: "no files"}, err)
+		}
+		return
+	}
+	data, err := file.Read(name, strictyaml.MaxFile)
+	var right checked
+	switch {
+	case err != nil:
+	case envoy.Looks(data):
+		c.forEnvoy = append(c.forEnvoy, envoy.File{Name: name, Data: data})
+		return
+	case limitador.Looks(data):
+		right, err = fromLimitador(name, data, c.Convert)
+	default:
+		var set *policy.Set
+		if set, err = policy.Parse(name, data); err == nil {
+			right = checked{english.Plural(len(set.Policies()), "policy", ""), set.NeedVoters()}
+		}
+	}
+	c.take(name, right, err)
+}
+
+// checkEnvoy checks all files for Envoy together.
+func (c *checker) checkEnvoy() {
+	config, err := envoy.Parse(c.forEnvoy, c.Envoy)
+	if err != nil {
+		c.take("", checked{}, err)
+		return
+	}
+	names := make([]string, len(c.forEnvoy))
+	for i, f := range c.forEnvoy {
+		names[i] = f.Name
+	}
+	domains, limits := config.Domains()
+	what := english.Plural(limits, "limit", "") + " of " + english.Plural(domains, "domain", "") + " for Envoy"
+	if n := config.Quotas(); n > 0 {
+		what += ", " + english.Plural(n, "quota bucket", "")
+	}
+	c.take(strings.Join(names, ", "), checked{what: what}, nil)
 }
 
 // fromLimitador checks a file of Limitador's, and writes what it says in the format of files for Envoy to dir, if that is not empty.
