@@ -2,6 +2,7 @@ package store
 
 import (
 	"cmp"
+	"container/list"
 	"iter"
 	"maps"
 	"slices"
@@ -9,11 +10,12 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // A partition remembers what it answered to a request id, so that a repetition is not charged again: charges, refunds and settlements, by
-// state, id and kind. An answer is in three places: the map by, the order of the partition (older, newer), in which followers are
-// told, and that of its caller (next), the oldest of which makes way.
+// state, id and kind. An answer is in three places: the map by, the order of the partition, in which followers are told, and the
+// queue of its caller, the oldest of which makes way.
 //
 // Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, by the dynamic thresholds in
 // fits. An answer is remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room
@@ -78,15 +80,13 @@ type answered struct {
 	until         int64 // Mono instant from which on it is forgotten
 }
 
-// remembered is an answer in its places: in the order in which all of a partition's were remembered, and in that of its caller's.
-// It is void when it is no longer the one that answers.by has under its key.
+// remembered is an answer that may be remembered: it is void when answers.by has another one, or none, under its key.
 type remembered struct {
 	answered
-	key          answerKey
-	turn         uint64
-	of           *asker
-	older, newer *remembered
-	next         *remembered // newer, of the same caller
+	key   answerKey
+	turn  uint64
+	of    *asker
+	place *list.Element // in answers.order
 }
 
 // gaveBack reports whether what was answered charged nothing, and may have given units back.
@@ -94,9 +94,9 @@ func (e *remembered) gaveBack() bool { return e.key.kind != answerCharge && e.ex
 
 // asker is a caller with answers remembered in a partition. Callers beyond maxAccounts are one.
 type asker struct {
-	account        *account
-	oldest, newest *remembered
-	n, bytes       int
+	account  *account
+	queue    fifo.Queue[*remembered]
+	n, bytes int
 }
 
 // answers remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of
@@ -104,11 +104,11 @@ type asker struct {
 // considerations for supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So no caller's answer is forgotten for
 // one of a caller with more. The zero value is empty and ready for use.
 type answers struct {
-	end            uint64 // turns that there have ever been: followers count them
-	oldest, newest *remembered
-	by             map[answerKey]*remembered
-	askers         map[string]*asker // by the label of their account
-	n, bytes       int
+	end      uint64 // turns that there have ever been: followers count them
+	by       map[answerKey]*remembered
+	askers   map[string]*asker // by the label of their account
+	order    list.List         // of *remembered, by turn
+	n, bytes int
 }
 
 // keepFor says how long an answer is remembered: min(max(window, 1 min), 5 min).
@@ -127,20 +127,23 @@ func (m *answers) get(k answerKey, now int64) (answered, bool) {
 	return answered{}, false
 }
 
-// from returns the oldest whose turn is not before that one; nil when there is none.
-func (m *answers) from(turn uint64) *remembered {
-	e := m.newest
-	if e == nil || e.turn < turn {
-		return nil
+// from returns the answers whose turn is not before that one, in order.
+func (m *answers) from(turn uint64) iter.Seq[*remembered] {
+	return func(yield func(*remembered) bool) {
+		e := m.order.Back()
+		for e != nil && e.Prev() != nil && e.Prev().Value.(*remembered).turn >= turn {
+			e = e.Prev()
+		}
+		for ; e != nil; e = e.Next() {
+			if a := e.Value.(*remembered); a.turn >= turn && !yield(a) {
+				return
+			}
+		}
 	}
-	for e.older != nil && e.older.turn >= turn {
-		e = e.older
-	}
-	return e
 }
 
-// pending reports whether any has that turn or a later one.
-func (m *answers) pending(turn uint64) bool { return m.newest != nil && m.newest.turn >= turn }
+// pending reports whether any may have that turn or a later one.
+func (m *answers) pending(turn uint64) bool { return m.end > turn }
 
 // answerBounds are the bounds of what one partition remembers.
 type answerBounds struct {
@@ -184,20 +187,10 @@ func (m *answers) put(k answerKey, e answered, caller string, now int64, most an
 	if m.by == nil {
 		m.by = make(map[answerKey]*remembered)
 	}
-	in := &remembered{answered: e, key: k, turn: m.end, of: of, older: m.newest}
+	in := &remembered{answered: e, key: k, turn: m.end, of: of}
+	in.place = m.order.PushBack(in)
+	of.queue.Push(in)
 	m.end++
-	if m.newest == nil {
-		m.oldest = in
-	} else {
-		m.newest.newer = in
-	}
-	m.newest = in
-	if of.newest == nil {
-		of.oldest = in
-	} else {
-		of.newest.next = in
-	}
-	of.newest = in
 	m.by[k] = in
 	m.count(of, size, b)
 }
@@ -278,23 +271,11 @@ func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) b
 
 // dropOldest forgets a caller's oldest answer, and reports whether there was one.
 func (m *answers) dropOldest(of *asker, now int64, b *shardBudget) bool {
-	e := of.oldest
-	if e == nil {
+	if of.queue.Len() == 0 {
 		return false
 	}
-	if of.oldest = e.next; of.oldest == nil {
-		of.newest = nil
-	}
-	if e.older == nil {
-		m.oldest = e.newer
-	} else {
-		e.older.newer = e.newer
-	}
-	if e.newer == nil {
-		m.newest = e.older
-	} else {
-		e.newer.older = e.older
-	}
+	e := of.queue.Pop()
+	m.order.Remove(e.place)
 	if m.by[e.key] == e {
 		delete(m.by, e.key)
 		if now < e.until {
@@ -315,8 +296,8 @@ func (m *answers) dropOldest(of *asker, now int64, b *shardBudget) bool {
 
 // expire forgets the answers at the front of the order whose time is over.
 func (m *answers) expire(now int64, b *shardBudget) {
-	for m.oldest != nil && m.oldest.until <= now {
-		m.dropOldest(m.oldest.of, now, b) // of its caller's it is the oldest, too
+	for e := m.order.Front(); e != nil && e.Value.(*remembered).until <= now; e = m.order.Front() {
+		m.dropOldest(e.Value.(*remembered).of, now, b) // of its caller's it is the oldest, too
 	}
 }
 
@@ -352,7 +333,7 @@ func (m *answers) forgetUnshared(of map[stateID]bool, other *answers) {
 
 // unite adds what another has and this one does not.
 func (m *answers) unite(other *answers, now int64, most answerBounds, b *shardBudget) {
-	for e := other.oldest; e != nil; e = e.newer {
+	for e := range other.from(0) {
 		if m.by[e.key] == nil && other.by[e.key] == e {
 			m.put(e.key, e.answered, e.of.account.label, now, most, b)
 		}

@@ -226,8 +226,8 @@ func (d *drain) cold() {
 // requestIDs tells the request ids from one turn on and up to another, either those that gave units back or all others,
 // and moves the turn. It reports false when the chunk is full before.
 func (d *drain) requestIDs(turn *uint64, end uint64, refunds bool) bool {
-	for e := d.part.extras.answers.from(*turn); e != nil && e.turn < end; e = e.newer {
-		if e.gaveBack() != refunds {
+	for e := range d.part.extras.answers.from(*turn) {
+		if e.turn >= end || e.gaveBack() != refunds {
 			continue
 		}
 		if *turn = e.turn; d.full() {

@@ -230,12 +230,17 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 		f.cold = true
 		f.answers, f.refunds, f.pass.answers = 0, 0, 0
 		part.tellReservations(slot, false)
-		part.extras.reservations.each(func(k reservationKey) {
-			f.reservations = append(f.reservations, k)
-			sh.budget.count(k.bytes())
-		})
-		sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
+		sh.noteContent(part, slot, f)
 	})
+}
+
+// noteContent makes all reservations and records pending as a whole for one follower.
+func (sh *shard) noteContent(part *partition, slot ownership.Slot, f *follower) {
+	part.extras.reservations.each(func(k reservationKey) {
+		f.reservations = append(f.reservations, k)
+		sh.budget.count(k.bytes())
+	})
+	sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
 }
 
 // AttachCurrent gives it one that has exactly this content already.

@@ -40,6 +40,17 @@ func (s *Store) with(p int, f func(*shard, *partition)) {
 	f(sh, part)
 }
 
+// ifOpen calls f under the lock of an open partition's shard. The error is f's, or ErrShut.
+func (s *Store) ifOpen(p int, f func(*shard, *partition) error) error {
+	sh, part := s.at(p)
+	sh.mu.Lock()
+	defer sh.unlock()
+	if !part.open {
+		return ErrShut
+	}
+	return f(sh, part)
+}
+
 // locked calls f under the lock.
 func (sh *shard) locked(f func()) {
 	sh.mu.Lock()
@@ -91,13 +102,6 @@ func (p *partition) backup() *follower {
 	}
 	if f := p.role.followers[ownership.Backup]; f != nil && f.current {
 		return f
-	}
-	return nil
-}
-
-func (p *partition) shut() error {
-	if !p.open {
-		return ErrShut
 	}
 	return nil
 }

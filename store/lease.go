@@ -30,11 +30,8 @@ func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl tim
 
 // Release ends a lease and reports whether it was alive.
 func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok bool, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
-		}
-		err = sh.existing(part, k, rule, now, func(r record) bool {
+	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
+		return sh.existing(part, k, rule, now, func(r record) bool {
 			ok = rule.Limits.Release(sh.arena, r.state, now, lease)
 			return ok
 		})

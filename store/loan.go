@@ -186,10 +186,9 @@ type Lent struct {
 //
 // The error is ErrShut, or ErrFull where a key that was not known finds no room.
 func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err == nil {
-			a, err = sh.lend(part, &k, rule, now, &b)
-		}
+	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) (err error) {
+		a, err = sh.lend(part, &k, rule, now, &b)
+		return err
 	})
 	return a, err
 }
@@ -300,19 +299,14 @@ func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b 
 // Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are
 // lent before there is room again: a request needs them. What their borrowers return is told by Lend.
 func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
+	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
+		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
+			if l := sh.expireLoans(part, sh.record(part.ref(slot)), now); l != nil {
+				l.Recall()
+				loans = l.Most()
+			}
 		}
-		slot, found := sh.find(&part.table, k.Hash, scope, k.Key)
-		if !found {
-			return
-		}
-		r := sh.record(part.ref(slot))
-		if l := sh.expireLoans(part, r, now); l != nil {
-			l.Recall()
-			loans = l.Most()
-		}
+		return nil
 	})
 	return loans, err
 }

@@ -11,12 +11,9 @@ import (
 // nothing and needs no grant, so that under a strict rule it is no promise.
 func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo.Decision, returns [][]algo.Return, banned time.Duration, err error) {
 	each, returns = make([]algo.Decision, len(rule.Limits)), make([][]algo.Return, len(rule.Limits))
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
-		}
+	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
 		known := false
-		err = sh.existing(part, k, rule, now, func(r record) bool {
+		err := sh.existing(part, k, rule, now, func(r record) bool {
 			known, banned = true, r.banLeft(now)
 			var peek algo.Request
 			if l := part.lentOf(r); l != nil {
@@ -31,6 +28,7 @@ func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo
 		if !known && err == nil {
 			_, err = sh.peekNew(part, rule, now, &Call{}, each)
 		}
+		return err
 	})
 	return each, returns, banned, s.refusedRoom(err, rule, "")
 }

@@ -26,25 +26,15 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		err, staged = m.err, m.add
 		part.raise()
 		part.extras.version++
-		part.noteMerged(sh)
+		part.noteCold()
+		for slot, f := range part.role.followers {
+			if f != nil {
+				sh.noteContent(part, ownership.Slot(slot), f)
+			}
+		}
 	})
 	s.release(p, staged)
 	return err
-}
-
-// noteMerged makes everything pending as a whole.
-func (p *partition) noteMerged(sh *shard) {
-	p.noteCold()
-	for slot, f := range p.role.followers {
-		if f == nil {
-			continue
-		}
-		p.extras.reservations.each(func(k reservationKey) {
-			f.reservations = append(f.reservations, k)
-			sh.budget.count(k.bytes())
-		})
-		sh.noteAll(p, ownership.Slot(slot), func(r record) bool { return f.knows(r.spec.rule) })
-	}
 }
 
 // merge is one Merge in progress: base becomes the join of itself and add.

@@ -11,11 +11,9 @@ import (
 // refunds it gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another
 // number of units. The empty id is none. caller names the caller; empty: not known.
 func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
-		}
+	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) (err error) {
 		n, err = sh.refund(part, k, rule, now, units, requestID, caller)
+		return err
 	})
 	return n, s.refusedRoom(err, rule, caller)
 }

@@ -11,12 +11,9 @@ import (
 
 // Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged
 // is gone. What is on loan stays so.
-func (s *Store) Reset(k Key, scope string) (err error) {
+func (s *Store) Reset(k Key, scope string) error {
 	of := stateID{scope, k.Key}
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil {
-			return
-		}
+	return s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
 		lent := false
 		slot, changed := sh.find(&part.table, k.Hash, scope, k.Key)
 		if changed {
@@ -49,6 +46,6 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 			})
 			sh.note(part, r, 0)
 		}
+		return nil
 	})
-	return err
 }

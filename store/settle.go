@@ -99,10 +99,11 @@ type Settled struct {
 // again, for as long as a request id is remembered. The error is ErrReserved, and nothing changes, when Keep is more
 // than what it charged and the Settlement is Exact; ErrExcess when it is Bounded and that is too much more.
 func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out Settled, err error) {
-	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err == nil && part.extras != nil {
+	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) (err error) {
+		if part.extras != nil {
 			out, err = sh.settle(part, k, rule, now, &how)
 		}
+		return err
 	})
 	return out, s.refusedRoom(err, rule, how.Caller)
 }

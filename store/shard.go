@@ -145,7 +145,7 @@ type extras struct {
 	coldStrict   coldness
 	// lent are the loans of states whose records are marked lentFlag.
 	lent map[stateID]*lent
-	_    [40]byte // to whole cache lines
+	_    [8]byte // to whole cache lines
 }
 
 // role is what a partition has as a holder or follower, besides its content.

@@ -88,7 +88,7 @@ func walked(t *testing.T, s *Store) {
 					continue
 				}
 				n := make(map[string]int)
-				for e := a.answers.oldest; e != nil; e = e.newer {
+				for e := range a.answers.from(0) {
 					ids[e.of.account.label] += int64(e.key.bytes())
 					n[e.of.account.label]++
 				}

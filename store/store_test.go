@@ -496,7 +496,7 @@ func TestRequestIDMemory(t *testing.T) {
 			for p := range s.shards[j].partitions {
 				m := &s.shards[j].partitions[p].ensureExtras().answers
 				listed := 0
-				for e := m.oldest; e != nil; e = e.newer {
+				for range m.from(0) {
 					listed++
 				}
 				if m.n > 100 || len(m.by) > m.n || listed != m.n {

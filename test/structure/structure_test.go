@@ -59,7 +59,7 @@ var mayImport = map[string]string{
 	"test/testkit/certstest":   "",
 	"internal/strictyaml":      "",
 	"policy":                   "algo internal/file internal/filewatch internal/strictyaml internal/timezone limit",
-	"store":                    "algo cluster/ownership internal/prefetch internal/timezone internal/varint",
+	"store":                    "algo cluster/ownership internal/fifo internal/prefetch internal/timezone internal/varint",
 	"cluster":                  "internal/wake ring",
 	"cluster/ownership":        "algo",
 	"cluster/runner":           "algo cluster/ownership internal/fifo internal/prefetch internal/wake",
