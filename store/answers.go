@@ -13,9 +13,9 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// A partition remembers what it answered to a request id, so that a repetition is not charged again: charges, refunds and settlements, by
-// state, id and kind. An answer is in three places: the map by, the order of the partition, in which followers are told, and the
-// queue of its caller, the oldest of which makes way.
+// A partition remembers what it answered to a request id, so that a repetition is not charged again: charges, refunds
+// and settlements, by state, id and kind. An answer is in three places: the map by, the order of the partition, in
+// which followers are told, and the queue of its caller, the oldest of which makes way.
 //
 // Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, by the dynamic thresholds in
 // fits. An answer is remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room

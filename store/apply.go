@@ -153,7 +153,7 @@ func (a *apply) item() error {
 	case itemSpent:
 		for of, o := range side.owed {
 			o.advanced = 0
-			a.owe(of, o)
+			a.sh.owe(a.to, of, o)
 		}
 	default:
 		return ErrChunk
@@ -165,7 +165,8 @@ func (a *apply) requestID() error {
 	r, side, b := &a.r, a.to.extras, &a.sh.budget
 	k := answerKey{of: r.identity()}
 	k.id, k.kind = string(r.bytes(maxRequestID)), answerKind(r.Byte())
-	m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), excess: r.int(algo.MaxLimit), over: r.bool(), lease: r.Fixed64()}
+	m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge))}
+	m.excess, m.over, m.lease = r.int(algo.MaxLimit), r.bool(), r.Fixed64()
 	m.reservation = r.reservation()
 	m.until = a.now.Mono + r.int(int64(10*time.Minute))
 	caller := string(r.bytes(maxCaller))
@@ -337,8 +338,9 @@ func (a *apply) key() error {
 	if rec.lift(); banned > 0 {
 		rec.ban(rec.state.Latest(a.now).Mono + min(banned, int64(rule.rule.Ban)))
 	}
-	o.hash = k.Hash
-	a.owe(stateID{rule.rule.Scope, k.Key}, o)
+	if o.hash = k.Hash; !o.none() || rec.has(owedFlag) {
+		a.sh.owe(a.to, stateID{rule.rule.Scope, k.Key}, o)
+	}
 	return nil
 }
 
@@ -434,26 +436,22 @@ func (a *apply) noRoom(slot uint32, found bool) error {
 }
 
 // owe notes what the copy's holder may have admitted ahead of it.
-func (a *apply) owe(of stateID, o owing) {
-	side := a.to.extras
-	if o.none() && len(side.owed) == 0 {
-		return // a record is marked only while something is owed on it
-	}
-	if slot, ok := a.sh.find(&a.to.table, o.hash, of.scope, of.key); ok {
-		if r := a.sh.record(a.to.ref(slot)); o.none() {
-			r.clear(owedFlag)
-		} else {
-			r.set(owedFlag)
-		}
-	}
-	if o.none() {
-		delete(side.owed, of)
+func (sh *shard) owe(c *content, of stateID, o owing) {
+	slot, ok := sh.find(&c.table, o.hash, of.scope, of.key)
+	if !ok {
 		return
 	}
-	if side.owed == nil {
-		side.owed = make(map[stateID]owing)
+	r := sh.record(c.ref(slot))
+	if o.none() {
+		r.clear(owedFlag)
+		delete(c.extras.owed, of)
+		return
 	}
-	side.owed[stateID{of.scope, strings.Clone(of.key)}] = o
+	r.set(owedFlag)
+	if c.extras.owed == nil {
+		c.extras.owed = make(map[stateID]owing)
+	}
+	c.extras.owed[r.id()] = o
 }
 
 // reader reads the fields of items. After a failure it returns zeros.

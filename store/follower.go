@@ -134,24 +134,17 @@ func (p *partition) recount() {
 	}
 }
 
-// unnoted reports whether a follower has the whole of a record, so that a change must be noted for it.
-func (p *partition) unnoted(r record) bool {
-	if p.role == nil || !p.tells(r.spec.rule) {
-		return false
+// markOf returns the mark of a record's state, to be read before a change and given to note after it; 0 where no
+// follower has all of the state.
+func (sh *shard) markOf(part *partition, r record) uint64 {
+	if !part.followed || !part.tells(r.spec.rule) {
+		return 0
 	}
-	for i, f := range p.role.followers {
+	for i, f := range part.role.followers {
 		// The follower is read last, because it may not be in the cache.
 		if !r.has(pendingFlag<<i) && f != nil && f.knows(r.spec.rule) {
-			return true
+			return r.spec.rule.Limits.Mark(r.state)
 		}
-	}
-	return false
-}
-
-// markOf returns the mark of a record's state, to be read before a change and given to note after it; 0 where no follower has all of the state.
-func (sh *shard) markOf(part *partition, r record) uint64 {
-	if part.followed && part.unnoted(r) {
-		return r.spec.rule.Limits.Mark(r.state)
 	}
 	return 0
 }

@@ -159,17 +159,8 @@ func (m *merge) putReservations(p *pending) {
 
 // owe keeps the larger of what is owed on a key.
 func (m *merge) owe() {
-	base, add := m.base.extras, m.add.extras
-	for of, o := range add.owed {
-		slot, ok := m.sh.find(&m.base.table, o.hash, of.scope, of.key)
-		if !ok {
-			continue
-		}
-		m.sh.record(m.base.ref(slot)).set(owedFlag)
-		if base.owed == nil {
-			base.owed = make(map[stateID]owing)
-		}
-		was := base.owed[of]
-		base.owed[of] = owing{o.hash, max(was.advanced, o.advanced), max(was.inherited, o.inherited)}
+	for of, o := range m.add.extras.owed {
+		was := m.base.extras.owed[of]
+		m.sh.owe(m.base, of, owing{o.hash, max(was.advanced, o.advanced), max(was.inherited, o.inherited)})
 	}
 }

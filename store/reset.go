@@ -9,8 +9,8 @@ import (
 // A reset drops a key's record with its ban, its request ids, its reservations and its escrow allowance. Followers are
 // told by noteReset. A record with units on loan stays, with a fresh state: a borrower may still spend them.
 
-// Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged
-// is gone. What is on loan stays so.
+// Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were
+// charged is gone. What is on loan stays so.
 func (s *Store) Reset(k Key, scope string) error {
 	of := stateID{scope, k.Key}
 	return s.ifOpen(k.Partition, func(sh *shard, part *partition) error {

@@ -14,6 +14,7 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -254,18 +255,10 @@ type hand struct {
 
 // New returns an empty Store.
 func New(cfg Config) *Store {
-	if cfg.Partitions == 0 {
-		cfg.Partitions = 1
-	}
-	if cfg.MaxRequestIDs == 0 {
-		cfg.MaxRequestIDs = DefaultRequestIDs
-	}
-	if cfg.MaxReservations == 0 {
-		cfg.MaxReservations = DefaultReservations
-	}
-	if cfg.MaxKeyReservations == 0 {
-		cfg.MaxKeyReservations = DefaultKeyReservations
-	}
+	cfg.Partitions = cmp.Or(cfg.Partitions, 1)
+	cfg.MaxRequestIDs = cmp.Or(cfg.MaxRequestIDs, DefaultRequestIDs)
+	cfg.MaxReservations = cmp.Or(cfg.MaxReservations, DefaultReservations)
+	cfg.MaxKeyReservations = cmp.Or(cfg.MaxKeyReservations, DefaultKeyReservations)
 	shift := bits.Len(uint(min(maxShards, cfg.Partitions))) - 1
 	n := 1 << shift
 	s := &Store{cfg: cfg, shards: make([]shard, n), shift: shift}
