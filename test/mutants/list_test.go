@@ -947,7 +947,7 @@ var mutants = []mutant{
 	{
 		"store: a repeated request does not wait under escrow", "store/answers.go",
 		[]edit{{"	if p.rule.Durability >= Escrow {\n		// The first answer", "	if p.rule.Durability > Escrow {\n		// The first answer"}},
-		"./store -run TestRepeatWaitsToo$", "tickets 2 and 0",
+		"./store -run TestRepeatWaitsToo$", "tickets 3 and 0",
 	},
 	{
 		"limiter: what failed closed has charged nothing", "limiter/refusals.go",
@@ -983,11 +983,6 @@ var mutants = []mutant{
 		"store: a loss for strict rules alone is none for those that begin full", "store/cold.go",
 		[]edit{{"(!lost.is || a.coldStrict.at.Mono", "(lost.is && a.coldStrict.at.Mono"}},
 		"./store -run TestCold$", "both after a loss",
-	},
-	{
-		"store: answers wait for a history that is not sent by itself", "store/gate.go",
-		[]edit{{"	case part.pending[ownership.Backup].Load() > 0:\n", "	case f.left(part.extras) > 0:\n"}},
-		"./store -run TestRepeatAfterMove$", "nothing is going to be sent",
 	},
 	{
 		"store: nobody waits for what is on its way to the copy", "store/gate.go",
