@@ -36,7 +36,7 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if l.allBorrowed(all) {
 		return all.decision(costs, true), nil
 	}
-	l.run(ctx, all.ops)
+	l.run(ctx, all.ops...)
 	err := all.err()
 	allowed := err == nil && all.allowed()
 	charged := allowed
@@ -49,8 +49,8 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 		return limit.AllDecision{}, err
 	}
 	if allowed {
-		for i := range all.ops {
-			if op := &all.ops[i]; l.cfg.Ownership.Route(op.partition).Standing != ownership.Owned {
+		for _, op := range all.ops {
+			if l.cfg.Ownership.Route(int(op.partition)).Standing != ownership.Owned {
 				l.borrowing.missed(op)
 			}
 		}
@@ -62,7 +62,7 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 
 // together is the checks of one atomic check, or what one reservation of several targets is made of.
 type together struct {
-	ops   []Op  // one for each target
+	ops   []*Op // one for each target
 	of    []int // of each check, its op
 	first []int // of each op, the first of its checks, which an error names
 	list  string
@@ -71,7 +71,7 @@ type together struct {
 
 // newTogether is for n elements of a list, which errors name.
 func newTogether(n int, list string) *together {
-	return &together{ops: make([]Op, 0, n), of: make([]int, n), list: list, known: make(map[state]int)}
+	return &together{of: make([]int, n), list: list, known: make(map[state]int)}
 }
 
 // add adds the operation of element i, which is prepared, to those before it that are about the same state.
@@ -81,14 +81,14 @@ func (a *together) add(i int, op *Op) *limit.Error {
 	if !repeated {
 		a.known[s] = len(a.ops)
 		a.of[i] = len(a.ops)
-		a.ops = append(a.ops, *op)
+		a.ops = append(a.ops, op)
 		a.first = append(a.first, i)
 		return nil
 	}
-	sum := &a.ops[at]
+	sum := a.ops[at]
 	a.of[i] = at
 	switch {
-	case op.inline != sum.inline && *op.Limit != *sum.Limit:
+	case op.rule != sum.rule && op.Limit != nil && *op.Limit != *sum.Limit:
 		return limit.NewError(limit.Invalid, "limit", "differs from an earlier element's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
 	case op.Cost > algo.MaxLimit-sum.Cost:
 		return limit.NewError(limit.Invalid, "cost", "and the costs of the earlier elements of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
@@ -103,14 +103,15 @@ func (a *together) add(i int, op *Op) *limit.Error {
 func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 	all := newTogether(len(checks), "checks")
 	hold := min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) // longer than this node takes to settle
+	t := l.table.Load()
 	for i := range checks {
-		op := Op{Kind: OpReserve, Check: checks[i], TTL: hold, Atomic: true}
-		err := suitsAtomic(&op, checks[0].Always)
+		op := NewOp(OpReserve, checks[i], Extra{TTL: hold, Atomic: true})
+		err := suitsAtomic(op, checks[0].Always)
 		if err == nil {
-			err = l.prepare(&op)
+			err = l.plan(t, op)
 		}
 		if err == nil {
-			err = all.add(i, &op)
+			err = all.add(i, op)
 		}
 		if err != nil {
 			return nil, err.In(i, len(checks))
@@ -119,8 +120,8 @@ func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 	if len(all.ops) == 1 {
 		return all, nil // one state decides by itself: there is nothing to settle
 	}
-	for i := range all.ops {
-		all.ops[i].Reservation = newReservationID()
+	for _, op := range all.ops {
+		op.Reservation = newReservationID()
 	}
 	return all, nil
 }
@@ -158,8 +159,8 @@ func (a *together) err() error {
 
 // unasked is the error of a charge whose owner could not be asked.
 func (a *together) unasked() error {
-	for i := range a.ops {
-		if d := &a.ops[i].Outcome.Decision; d.FailedOpen || d.FailedClosed {
+	for _, op := range a.ops {
+		if d := op.Decision; d.FailedOpen || d.FailedClosed {
 			return limit.NewError(limit.Unavailable, "",
 				"a node that decides for one of these keys cannot be reached, or has no memory left for it; what the others have charged is given back")
 		}
@@ -168,8 +169,8 @@ func (a *together) unasked() error {
 }
 
 func (a *together) allowed() bool {
-	for i := range a.ops {
-		if !a.ops[i].Outcome.Decision.Allowed {
+	for _, op := range a.ops {
+		if !op.Decision.Allowed {
 			return false
 		}
 	}
@@ -179,8 +180,8 @@ func (a *together) allowed() bool {
 // decision is the answer, when everything has been heard, to elements of such costs.
 func (a *together) decision(costs []int64, allowed bool) limit.AllDecision {
 	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(costs))}
-	for i := range a.ops {
-		d := &a.ops[i].Outcome.Decision
+	for _, op := range a.ops {
+		d := op.Decision
 		if held := d.ReservationID != ""; held && !allowed {
 			giveBack(d, d.Granted)
 		}
@@ -191,7 +192,7 @@ func (a *together) decision(costs []int64, allowed bool) limit.AllDecision {
 	}
 	for i := range costs {
 		d := &out.Decisions[i]
-		*d = a.ops[a.of[i]].Outcome.Decision
+		*d = *a.ops[a.of[i]].Decision
 		if d.Granted = 0; allowed {
 			d.Granted = costs[i]
 			out.Delay = max(out.Delay, d.Delay)
@@ -218,23 +219,24 @@ func giveBack(d *limit.Decision, units int64) {
 }
 
 // settleAll settles the reservations of an atomic check: keeping all or nothing.
-func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
-	var here, away, lost []Op
-	for i := range ops {
-		op, d := &ops[i], &ops[i].Outcome.Decision
+func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
+	var here, elsewhere, lost []*Op
+	for _, op := range ops {
+		d := op.Decision
 		if op.Reservation == (ReservationID{}) {
 			continue
 		}
-		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, subject: op.subject, partition: op.partition, owed: true}
+		settle := NewOp(OpSettle, *op.Check, Extra{Reservation: op.Reservation})
+		settle.subject, settle.partition, settle.owed = op.subject, op.partition, true
 		settle.Always = false
 		if !keep {
 			settle.Cost = 0
 		}
 		switch held := d.ReservationID != ""; {
-		case held && l.cfg.Ownership.Route(op.partition).Standing == ownership.Owned:
+		case held && l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned:
 			here = append(here, settle)
 		case held:
-			away = append(away, settle)
+			elsewhere = append(elsewhere, settle)
 		case !keep && (d.FailedOpen || d.FailedClosed):
 			lost = append(lost, settle) // it may have been charged without our hearing of it
 		}
@@ -242,18 +244,18 @@ func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
 	// The caller's time may be over, and what is charged is to be given back all the same.
 	behind := context.WithoutCancel(ctx)
 	if len(here) > 0 {
-		l.run(behind, here)
+		l.run(behind, here...)
 	}
 	if len(lost) > 0 {
-		l.settling.start(func() { l.run(behind, lost) })
+		l.settling.start(func() { l.run(behind, lost...) })
 	}
-	if len(away) == 0 {
+	if len(elsewhere) == 0 {
 		return
 	}
 	heard := make(chan struct{})
 	started := l.settling.start(func() {
 		defer close(heard)
-		l.run(behind, away)
+		l.run(behind, elsewhere...)
 	})
 	if keep || !started {
 		return

@@ -299,8 +299,8 @@ func TestReservationsOutliveTheirCall(t *testing.T) {
 	}
 	sum := newTogether(2, "reserves")
 	for i, ttl := range []time.Duration{time.Minute, time.Second} {
-		op := &Op{Kind: OpReserve, Check: named("a", "k", 1), TTL: ttl}
-		if err := l.prepare(op); err != nil {
+		op := NewOp(OpReserve, named("a", "k", 1), Extra{TTL: ttl})
+		if err := l.plan(l.table.Load(), op); err != nil {
 			t.Fatal(err)
 		}
 		if err := sum.add(i, op); err != nil {

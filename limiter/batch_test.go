@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -209,11 +210,18 @@ func TestFewChecksKeepLittle(t *testing.T) {
 			if err := l.CheckTo(t.Context(), checks[:n], nil, results[:n]); err != nil {
 				t.Fatal(err)
 			}
-			b := l.borrow(checks[:n], results[:n])
-			if cap(b.open) > 2*n || len(b.rooms)*batchRoom > n+2*batchRoom {
-				t.Fatalf("%d checks have room for %d, and for %d operations", n, cap(b.open), len(b.rooms)*batchRoom)
+			b := l.take(checks[:n], results[:n])
+			if cap(b.ops) > 2*n || cap(b.away) > 2*n {
+				t.Fatalf("%d checks have room for %d operations, %d of which wait", n, cap(b.ops), cap(b.away))
 			}
-			l.giveBack(b)
+			l.put(b)
 		}
+	}
+}
+
+// TestOpIsSmall: the operation of a check takes two cache lines.
+func TestOpIsSmall(t *testing.T) {
+	if n := unsafe.Sizeof(Op{}); n > 128 {
+		t.Errorf("%d bytes", n)
 	}
 }

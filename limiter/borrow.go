@@ -26,10 +26,10 @@ const (
 // LoanCall is what an operation of a loan says and hears besides what all operations do.
 type LoanCall struct {
 	// Report is what a borrower says: of OpBorrow what it asks with, but for the Target, which is the operation's; of OpRecall what comes of
-	// it. Whoever carries operations sets who the borrower is.
+	// it. The node that receives the report sets the borrower's id.
 	Report limit.Borrow
 	// Forwarded says of OpBorrow that a client borrows, and has told a node that does not hold the key. Nothing is granted then: a holder
-	// lends to whom it can ask to return it.
+	// lends only to borrowers that it can ask to return the units.
 	Forwarded bool
 	Recall    limit.Recall // OpRecall
 	Known     bool         // what comes of OpRecall: there is such a loan
@@ -40,7 +40,7 @@ type LoanCall struct {
 
 // borrowing is a node as a borrower of units of keys that others decide for. nil: it borrows nothing.
 //
-// Each report goes to who holds the partition when it is sent. It finds its totals there however often the partition has moved, for loans
+// Each report goes to the node that holds the partition when it is sent. It finds its totals there however often the partition has moved, for loans
 // are a part of the state of their key.
 type borrowing struct {
 	l     *Limiter
@@ -57,15 +57,15 @@ type borrowing struct {
 
 // loanKey names a key of which units can be on loan, under the limits as this node knows them.
 type loanKey struct {
-	inline      *inlineRule // of a limit sent along, in place of policy
+	inline      *rule // of a limit sent along, in place of policy
 	policy, key string
 }
 
-func loanKeyOf(c *limit.Check, s *subject) loanKey {
-	if s.inline != nil {
-		return loanKey{inline: s.inline, key: c.Key}
+func (op *Op) loanKey() loanKey {
+	if op.Limit != nil {
+		return loanKey{inline: op.rule, key: op.Key}
 	}
-	return loanKey{policy: c.Policy, key: c.Key}
+	return loanKey{policy: op.Policy, key: op.Key}
 }
 
 // own is a key that is kept: its text may be a part of something larger.
@@ -82,8 +82,8 @@ func (k loanKey) target() limit.Target {
 	return t
 }
 
-// toldNode is a node that has heard of a loan, or is said to hold the key by who has not, and the route by which that one was found. It is
-// told while the route is the same: it may know of the holder what this node does not.
+// toldNode is the node that reports of a loan go to while this node's route to the key is the same. It is the node of the route, or the
+// holder that this one has named in a NotHolder: that node may know of a move before this one does.
 type toldNode struct {
 	route ownership.Route
 	node  ownership.Node
@@ -132,28 +132,18 @@ func (l *Limiter) ReturnLoans(ctx context.Context) {
 	b.book.Return(ctx)
 }
 
-// lendable says whether units of a subject's key may be on loan as far as its policy goes. A check in shadow mode is never refused, and a
-// candidate is asked each time.
-func (s *subject) lendable() bool {
-	return s.inline != nil || s.entry != nil && !s.entry.NoLend && !s.entry.Shadow && s.entry.candidate == nil
-}
-
 // borrowed answers a check of a key that this node does not decide for from a loan, and reports whether it did. Nothing is looked at but
-// the loan: whoever decides for the key may be gone, or be lost, and what has been lent stays so until the term of that is over.
-func (l *Limiter) borrowed(c *limit.Check, s *subject, d *limit.Decision) bool {
+// the loan: the node that decides for the key may be lost, and what has been lent stays so until the term of that is over.
+func (l *Limiter) borrowed(op *Op) bool {
 	b := l.borrowing
-	if b == nil || b.book.Loans() == 0 || !fromLoans(c) {
+	if b == nil || b.book.Loans() == 0 || !op.fromLoans() {
 		return false
 	}
-	limits := lent(c, s)
-	if limits == nil {
-		return false
-	}
-	t, left, ok := b.book.Take(loanKeyOf(c, s), c.Cost, b.clock)
+	t, left, ok := b.book.Take(op.loanKey(), op.Cost, b.clock)
 	if !ok {
 		return false
 	}
-	l.admitBorrowed(t, left, limits, c, s, d)
+	l.admitBorrowed(t, left, op)
 	return true
 }
 
@@ -165,64 +155,37 @@ func (l *Limiter) allBorrowed(all *together) bool {
 		return false
 	}
 	parts := make([]borrow.Part[loanKey, toldNode], len(all.ops))
-	limits := make([]algo.Limits, len(all.ops))
-	for i := range all.ops {
-		op, p := &all.ops[i], &parts[i]
-		p.Key, p.Units = loanKeyOf(&op.Check, &op.subject), op.Cost
-		limits[i] = lent(&op.Check, &op.subject)
-		if limits[i] == nil || !fromLoans(&op.Check) || !b.book.Has(p.Key) {
+	for i, op := range all.ops {
+		p := &parts[i]
+		p.Key, p.Units = op.loanKey(), op.Cost
+		if !op.fromLoans() || !b.book.Has(p.Key) {
 			return false
 		}
 	}
 	if !b.book.TakeAll(parts, b.clock) {
 		return false
 	}
-	for i := range all.ops {
-		op, p := &all.ops[i], &parts[i]
-		l.admitBorrowed(p.Terms, p.Left, limits[i], &op.Check, &op.subject, &op.Outcome.Decision)
+	for i, op := range all.ops {
+		l.admitBorrowed(parts[i].Terms, parts[i].Left, op)
 	}
 	return true
 }
 
-// lent is the limits under which a key may be answered from a loan; nil: it may not.
-func lent(c *limit.Check, s *subject) algo.Limits {
-	if !s.lendable() {
-		return nil
-	}
-	return s.limits(c.Key)
-}
-
-// limits are those that a key has a state under; nil where it has none: it is unlimited, or blocked, or the policy is not known.
-func (s *subject) limits(key string) algo.Limits {
-	switch {
-	case s.inline != nil && !s.inline.unlimited:
-		return s.inline.Limits
-	case s.inline == nil && s.entry != nil:
-		if rule := s.entry.rule(s.entry.Rule(key)); rule != nil {
-			return rule.Limits
-		}
-	}
-	return nil
-}
-
 // admitBorrowed answers and counts a check that was admitted from a loan, of which so much is left.
-func (l *Limiter) admitBorrowed(t *borrow.Terms, left int64, limits algo.Limits, c *limit.Check, s *subject, d *limit.Decision) {
-	*d = limit.Decision{}
-	if d.Policy = "inline"; s.inline == nil {
-		d.Policy = s.entry.Name
-	}
-	t.Admit(d, c.Cost, left)
-	l.refusals.Admitted(s.hash) // who was refused more has to wait for longer
-	stats := l.statsOf(s.entry, s)
-	stats.borrowed.Add(1)
-	if weight := l.sample.weight(stats.mine().count(d)); weight > 0 {
-		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, tightestOf(limits, d))
-	}
+func (l *Limiter) admitBorrowed(t *borrow.Terms, left int64, op *Op) {
+	d := op.Decision
+	*d = limit.Decision{Policy: op.PolicyName()}
+	t.Admit(d, op.Cost, left)
+	l.refusals.Admitted(op.hash) // a check that was refused more has to wait for longer
+	op.rule.stats.borrowed.Add(1)
+	l.count(op, tightestOf(op.rule.Limits, d))
 }
 
 // fromLoans says whether a check may be answered from a loan that covers it: all that it asks for is granted, so that one with Partial is, too.
-// The answer to one with a request id is kept by who decides for the key.
-func fromLoans(c *limit.Check) bool { return c.Cost > 0 && !c.Always && c.RequestID == "" }
+// The owner keeps the answer to one with a request id.
+func (op *Op) fromLoans() bool {
+	return op.Cost > 0 && !op.Always && op.RequestID == "" && op.rule.lendable && op.rule.Limits != nil
+}
 
 // tightestOf is the limit that a Decision speaks of.
 func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
@@ -236,77 +199,85 @@ func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 
 // missed is told of a check, or a part of an atomic one, that another node has admitted.
 func (b *borrowing) missed(op *Op) {
-	d := &op.Outcome.Decision
-	if b == nil || !fromLoans(&op.Check) || !op.lendable() || !borrow.Lendable(d) {
-		return
+	if b != nil && op.fromLoans() && borrow.Lendable(op.Decision) {
+		b.book.Missed(op.loanKey(), op.Cost, b.clock, loanKey.own)
 	}
-	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock, loanKey.own)
 }
 
-// report sends reports of that instant to who decides for their keys, those for one node together. What cannot be sent is said again.
+// report sends reports of that instant to the nodes that decide for their keys, those for one node together. What cannot be sent is said again.
 func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey, toldNode]) {
 	if len(reports) == 0 {
 		return
 	}
-	l := b.l
-	t, now := l.table.Load(), l.moment()
 	var here []report
 	by := make(map[ownership.Node][]report)
+	now := b.l.moment()
 	for i := range reports {
-		r := &reports[i]
-		op := &Op{Kind: OpBorrow, Check: limit.Check{Target: r.Key.target()}, Hops: 1, Loan: &LoanCall{Report: limit.Borrow{
-			ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
-		}}}
-		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
-			here = append(here, report{op: op})
+		r := b.reportOf(&reports[i])
+		switch node := r.to.node; {
+		case r.op.Outcome.Err != nil:
+		case r.to.route.Standing == ownership.Owned:
+			// The partition has come here, and with it what this node has lent to itself then.
+			r.op.Loan.Report.Want = 0
+			b.l.decide(r.op, &now)
+		case node.Name == "" || node == b.l.cfg.Self || !b.exchange(by, node):
+			r.op.Outcome.NotHolder = &ownership.Route{} // no node decides at the moment, or the node has answered too little
+		default:
+			by[node] = append(by[node], r)
 			continue
 		}
-		to := toldNode{route: *l.cfg.Ownership.Route(op.partition)}
-		if to.node = to.route.Node; to.route == r.Node.route {
-			to.node = r.Node.node
-		}
-		switch {
-		case to.route.Standing == ownership.Owned:
-			// It has come here, and with it what this node has lent to itself then.
-			op.Loan.Report.Want = 0
-			l.decide(t, op, &now)
-			here = append(here, report{op, to})
-		case to.node.Name == "" || to.node == l.cfg.Self:
-			op.Outcome.NotHolder = &ownership.Route{} // nobody decides at the moment
-			here = append(here, report{op, to})
-		default:
-			by[to.node] = append(by[to.node], report{op, to})
-		}
+		here = append(here, r)
 	}
 	b.answered(sent, here)
 	for node, reports := range by {
-		b.mu.Lock()
-		under := b.exchanges[node]
-		if under < maxExchanges {
-			b.exchanges[node]++
-		}
-		b.mu.Unlock()
-		if under >= maxExchanges {
-			for _, r := range reports {
-				r.op.Outcome.NotHolder = &ownership.Route{}
-			}
-			b.answered(sent, reports)
-			continue
-		}
-		ops := make([]*Op, len(reports))
-		for i := range reports {
-			ops[i] = reports[i].op
-		}
-		b.running.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, exchangeMost)
-			defer cancel()
-			recovered.Tell(l.cfg.Panicked, func() {
-				defer b.exchanged(node)
-				l.cfg.Peers.Forward(ctx, node, ops)
-			})
-			recovered.Tell(l.cfg.Panicked, func() { b.answered(sent, reports) })
-		})
+		b.running.Go(func() { b.send(ctx, sent, node, reports) })
 	}
+}
+
+// reportOf makes an operation of a report, and finds the node that it goes to.
+func (b *borrowing) reportOf(r *borrow.Report[loanKey, toldNode]) report {
+	l := b.l
+	op := NewOp(OpBorrow, limit.Check{Target: r.Key.target()}, Extra{Loan: &LoanCall{Report: limit.Borrow{
+		ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
+	}}})
+	op.Hops = 1
+	if op.Outcome.Err = l.plan(l.table.Load(), op); op.Outcome.Err != nil {
+		return report{op: op}
+	}
+	to := toldNode{route: *l.cfg.Ownership.Route(int(op.partition))}
+	if to.node = to.route.Node; to.route == r.Node.route {
+		to.node = r.Node.node
+	}
+	return report{op, to}
+}
+
+// exchange begins an exchange with a node, unless one is in by already, and reports false where maxExchanges are in flight.
+func (b *borrowing) exchange(by map[ownership.Node][]report, node ownership.Node) bool {
+	if by[node] != nil {
+		return true
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.exchanges[node] >= maxExchanges {
+		return false
+	}
+	b.exchanges[node]++
+	return true
+}
+
+// send sends a node the reports that are for it, and takes in its answers.
+func (b *borrowing) send(ctx context.Context, sent int64, node ownership.Node, reports []report) {
+	ctx, cancel := context.WithTimeout(ctx, exchangeMost)
+	defer cancel()
+	ops := make([]*Op, len(reports))
+	for i := range reports {
+		ops[i] = reports[i].op
+	}
+	recovered.Tell(b.l.cfg.Panicked, func() {
+		defer b.exchanged(node)
+		b.l.cfg.Peers.Forward(ctx, node, ops)
+	})
+	recovered.Tell(b.l.cfg.Panicked, func() { b.answered(sent, reports) })
 }
 
 // exchanged notes that an exchange with a node is over.
@@ -349,12 +320,13 @@ func (b *borrowing) answered(sent int64, reports []report) {
 // answerRecall gives up what is left of a loan of this node's, and says how that stands then.
 func (l *Limiter) answerRecall(op *Op) {
 	b := l.borrowing
-	if b == nil || op.Loan == nil {
+	if b == nil || op.Extra == nil || op.Loan == nil {
 		return
 	}
-	r, ok := b.book.Recalled(op.Loan.Recall.Number, op.Loan.Recall.Granted, b.clock())
+	asked := op.Loan.Recall
+	r, ok := b.book.Recalled(asked.Number, asked.Granted, b.clock())
 	op.Loan.Known = ok
-	op.Loan.Report = limit.Borrow{ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: op.Loan.Recall.Number}, Totals: r.Totals, Known: r.Known}
+	op.Loan.Report = limit.Borrow{ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: asked.Number}, Totals: r.Totals, Known: r.Known}
 }
 
 // carryLoan takes in what a node reports of a loan, and lends.
@@ -369,7 +341,7 @@ func (l *Limiter) carryLoan(op *Op, now *moment) {
 	}
 	a, copied := l.lend(&op.subject, &op.Loan.Report, now)
 	if a.Unheard {
-		op.Outcome.NotHolder = l.cfg.Ownership.Route(op.partition) // its borrower asks again
+		op.Outcome.NotHolder = l.cfg.Ownership.Route(int(op.partition)) // its borrower asks again
 		return
 	}
 	op.Loan.Lent, op.Loan.copied, op.Outcome.ticket = a, copied, copied.ticket
@@ -377,10 +349,11 @@ func (l *Limiter) carryLoan(op *Op, now *moment) {
 }
 
 // askNode asks a node for what it has left of loans of a key, and takes in what it says.
-func (l *Limiter) askNode(node ownership.Node, of *Op, loans []algo.Loan) {
+func (l *Limiter) askNode(node ownership.Node, of subject, target limit.Target, loans []algo.Loan) {
 	ops := make([]*Op, len(loans))
 	for i := range loans {
-		ops[i] = &Op{Kind: OpRecall, Hops: 1, Loan: &LoanCall{Recall: limit.Recall{Number: loans[i].ID.Number, Granted: loans[i].Granted}}}
+		ops[i] = NewOp(OpRecall, limit.Check{}, Extra{Loan: &LoanCall{Recall: limit.Recall{Number: loans[i].ID.Number, Granted: loans[i].Granted}}})
+		ops[i].Hops = 1
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), recallMost)
 	defer cancel()
@@ -397,7 +370,7 @@ func (l *Limiter) askNode(node ownership.Node, of *Op, loans []algo.Loan) {
 			continue
 		}
 		report := op.Loan.Report
-		report.Target, report.ID, report.Want, report.Counted = of.Target, loans[i].ID, 0, true
-		l.lend(&of.subject, &report, &now)
+		report.Target, report.ID, report.Want, report.Counted = target, loans[i].ID, 0, true
+		l.lend(&of, &report, &now)
 	}
 }

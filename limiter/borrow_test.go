@@ -312,11 +312,11 @@ func TestRecallsLendNothing(t *testing.T) {
 			deliver()
 			ops[0].Loan.Known, ops[0].Loan.Report = true, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}
 		})
-		op := &Op{Check: named("p", key, 1)}
-		if err := owner.prepare(op); err != nil {
+		op := &Op{Check: new(named("p", key, 1))}
+		if err := owner.plan(owner.table.Load(), op); err != nil {
 			t.Fatal(err)
 		}
-		owner.askNode(node.cfg.Self, op, []algo.Loan{{ID: id, Totals: algo.Totals{Granted: 16}}})
+		owner.askNode(node.cfg.Self, op.subject, op.Target, []algo.Loan{{ID: id, Totals: algo.Totals{Granted: 16}}})
 		if n := c.held(owner, "p", key); n != 12 {
 			t.Errorf("%d are on loan after 4 of 16 were told of, want 12", n)
 		}
@@ -851,7 +851,8 @@ func TestReportsAreForwarded(t *testing.T) {
 func TestReportsAreNotHandedOn(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		key := c.owned("p", 0, 0)
-		op := &Op{Kind: OpBorrow, Check: limit.Check{Target: limit.Target{Policy: "p", Key: key}}, Hops: 1, Loan: &LoanCall{Report: limit.Borrow{Want: 16}}}
+		op := NewOp(OpBorrow, limit.Check{Target: limit.Target{Policy: "p", Key: key}}, Extra{Loan: &LoanCall{Report: limit.Borrow{Want: 16}}})
+		op.Hops = 1
 		if rest := c.nodes[1].Receive([]*Op{op}); rest != nil {
 			rest(t.Context())
 		}
@@ -905,7 +906,7 @@ func TestNodesAdmitNoMoreThanTheLimit(t *testing.T) {
 					c.nodes[1].rate.Store(1)
 					c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
 						c.mu.Lock()
-						loan := ops[0].Loan != nil
+						loan := ops[0].Extra != nil && ops[0].Loan != nil
 						lost, before, late := weather.IntN(10) == 0, weather.IntN(2) == 0, time.Duration(weather.Int64N(int64(3*time.Millisecond)))
 						dead := c.gone[from.cfg.Self.Boot]
 						c.mu.Unlock()

@@ -226,9 +226,9 @@ func (n process) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 		}
 		return
 	}
-	of, kind, loan := []any{from, to, ops[0].Kind}, ops[0].Kind, ops[0].Loan != nil
+	of, kind, loan := []any{from, to, ops[0].Kind}, ops[0].Kind, ops[0].Extra != nil && ops[0].Loan != nil
 	for _, op := range ops {
-		if of = append(of, op.Cost); op.Loan != nil {
+		if of = append(of, op.Cost); op.Extra != nil && op.Loan != nil {
 			of = append(of, op.Loan.Report.ID.Number, op.Loan.Report.Totals)
 		}
 	}
@@ -275,7 +275,7 @@ func (n process) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	faulty := r.trouble != calm && (loan || draw(20, "check") == 0)
 	if faulty && kind == OpBorrow && draw(8, "again") == 0 {
 		again := time.Duration(draw(int64(300*time.Millisecond), "later"))
-		copied := carried(from, ops)
+		copied := sent(from, ops)
 		r.carrying.Go(func() {
 			time.Sleep(again)
 			arrive(copied, "again")
@@ -283,7 +283,7 @@ func (n process) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	}
 	back := make(chan []*Op, 1)
 	if !faulty || draw(10, "lost") != 0 {
-		lost, copied := faulty && draw(10, "answer lost") == 0, carried(from, ops)
+		lost, copied := faulty && draw(10, "answer lost") == 0, sent(from, ops)
 		r.carrying.Go(func() {
 			if there := arrive(copied, ""); !lost {
 				back <- there
@@ -292,15 +292,7 @@ func (n process) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	}
 	select {
 	case there := <-back:
-		for i, op := range ops {
-			op.Outcome = there[i].Outcome
-			if op.Loan != nil {
-				op.Loan.Known, op.Loan.Lent = there[i].Loan.Known, there[i].Loan.Lent
-				if op.Kind == OpRecall {
-					op.Loan.Report = there[i].Loan.Report
-				}
-			}
-		}
+		bringBack(ops, there)
 	case <-ctx.Done():
 		for _, op := range ops {
 			op.Outcome = Outcome{Unreachable: true}
@@ -439,19 +431,6 @@ func (r *borrowRun) move(from, to int) {
 		defer r.mu.Unlock()
 		third.sees = r.holder
 	})
-}
-
-// carried is operations as messages carry them.
-func carried(from ownership.Node, ops []*Op) []*Op {
-	list := make([]*Op, len(ops))
-	for i, op := range ops {
-		list[i] = &Op{Kind: op.Kind, Check: op.Check, Hops: op.Hops, Exact: op.Exact}
-		if op.Loan != nil {
-			list[i].Loan = &LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall}
-			list[i].Loan.Report.ID.Borrower = from.Boot
-		}
-	}
-	return list
 }
 
 // judge compares what was admitted, at the instants at which it was, with the bounds. A check that another node decided was at some instant between

@@ -168,27 +168,16 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	c := n.c
 	c.mu.Lock()
 	wire := c.wire
-	if ops[0].Loan == nil {
+	if ops[0].Extra == nil || ops[0].Loan == nil {
 		c.carried++
 	}
 	for _, op := range ops {
-		c.hops = max(c.hops, op.Hops)
+		c.hops = max(c.hops, int(op.Hops))
 	}
 	c.mu.Unlock()
 	answered := false
 	deliver := func() {
-		there := make([]*Op, len(ops))
-		for i, op := range ops {
-			there[i] = &Op{Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Exact: op.Exact,
-				Reservation: op.Reservation, Atomic: op.Atomic}
-			if op.Loan != nil {
-				loan := *op.Loan
-				if !loan.Forwarded {
-					loan.Report.ID.Borrower = n.cfg.Self.Boot
-				}
-				there[i].Loan = &loan
-			}
-		}
+		there := sent(n.cfg.Self, ops)
 		var target *testNode
 		for _, node := range c.nodes {
 			if node.name == to.Name {
@@ -198,15 +187,7 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 		if rest := target.Receive(there); rest != nil {
 			rest(ctx)
 		}
-		for i, op := range ops {
-			op.Outcome = there[i].Outcome
-			if loan := there[i].Loan; loan != nil {
-				op.Loan.Known, op.Loan.Lent = loan.Known, loan.Lent
-				if op.Kind == OpRecall {
-					op.Loan.Report = loan.Report
-				}
-			}
-		}
+		bringBack(ops, there)
 		answered = true
 	}
 	if wire == nil {
@@ -218,6 +199,44 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 		for _, op := range ops {
 			if op.Outcome.NotHolder == nil {
 				op.Outcome = Outcome{Unreachable: true}
+			}
+		}
+	}
+}
+
+// sent is operations as messages carry them, in the name of the node that sends them.
+func sent(from ownership.Node, ops []*Op) []*Op {
+	list := make([]*Op, len(ops))
+	for i, op := range ops {
+		list[i] = NewOp(op.Kind, *op.Check, Extra{})
+		list[i].Hops = op.Hops
+		if op.Extra == nil {
+			continue
+		}
+		*list[i].Extra = Extra{LeaseID: op.LeaseID, TTL: op.TTL, Reservation: op.Reservation, Atomic: op.Atomic, Exact: op.Exact}
+		if op.Loan != nil {
+			loan := LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall, Forwarded: op.Loan.Forwarded}
+			if !loan.Forwarded {
+				loan.Report.ID.Borrower = from.Boot
+			}
+			list[i].Loan = &loan
+		}
+	}
+	return list
+}
+
+// bringBack is the answer to operations as messages carry it.
+func bringBack(ops, there []*Op) {
+	for i, op := range ops {
+		op.Outcome, *op.Decision = there[i].Outcome, *there[i].Decision
+		if op.Extra == nil {
+			continue
+		}
+		op.Reply = there[i].Reply
+		if loan := there[i].Loan; loan != nil {
+			op.Loan.Known, op.Loan.Lent = loan.Known, loan.Lent
+			if op.Kind == OpRecall {
+				op.Loan.Report = loan.Report
 			}
 		}
 	}

@@ -78,14 +78,14 @@ func TestAnswerAtTheEndOfALease(t *testing.T) {
 	l := New(Config{BootClock: func() int64 { return 7 }, Policies: policies(t, "policies: [{name: p, limits: [9/1m], on_error: closed}]")})
 	t.Cleanup(l.Close)
 	for until, used := range map[int64]bool{6: false, 7: false, 8: true} {
-		op := &Op{Kind: OpCheck, Check: named("p", "k", 1)}
-		if err := l.prepare(op); err != nil {
+		op := &Op{Kind: OpCheck, Check: new(named("p", "k", 1))}
+		if err := l.plan(l.table.Load(), op); err != nil {
 			t.Fatal(err)
 		}
-		op.Outcome.Decision.Allowed, op.Outcome.until = true, until
+		op.Decision.Allowed, op.Outcome.until = true, until
 		end := l.ending()
-		if l.conclude(op, &end); op.Outcome.Decision.Allowed != used {
-			t.Errorf("at 7 an answer until %d: %+v", until, op.Outcome.Decision)
+		if l.conclude(op, &end); op.Decision.Allowed != used {
+			t.Errorf("at 7 an answer until %d: %+v", until, op.Decision)
 		}
 		// A peer is not told of none left: that would be for ever.
 		told := &Op{Kind: OpCheck, Outcome: Outcome{until: until}}

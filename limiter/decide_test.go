@@ -614,7 +614,7 @@ func TestNoInline(t *testing.T) {
 			n.check(t, named("sliding_log", "k", 1))
 		}
 		// Not even for a peer with another setting.
-		op := &Op{Kind: OpCheck, Check: limit.Check{Target: target, Cost: 1}, Hops: 1}
+		op := &Op{Kind: OpCheck, Check: &limit.Check{Target: target, Cost: 1}, Hops: 1}
 		if rest := c.nodes[0].Receive([]*Op{op}); rest != nil || op.Outcome.Err == nil || op.Outcome.Err.Field != "limit" {
 			t.Errorf("%+v", op.Outcome)
 		}

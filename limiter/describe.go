@@ -11,7 +11,7 @@ import (
 // maxReturns bounds the instants that are told of a limit.
 const maxReturns = 64
 
-// RouteOf tells who decides for a target's key, as far as this node knows. Nobody changes what it returns.
+// RouteOf returns the route to the node that decides for a target's key, as far as this node knows. The route is not to be changed.
 func (l *Limiter) RouteOf(t *limit.Target) (*ownership.Route, *limit.Error) {
 	var s subject
 	if err := l.identify(l.table.Load(), t, &s); err != nil {
@@ -23,26 +23,19 @@ func (l *Limiter) RouteOf(t *limit.Target) (*ownership.Route, *limit.Error) {
 // Describe tells how a target's key stands under each limit of its rule, without charging anything. There is none where the key
 // needs no state: it is unlimited, or blocked. Node is not set. holds is false when this node does not decide for the key.
 func (l *Limiter) Describe(t *limit.Target) (state limit.KeyState, holds bool, err error) {
-	op := Op{Kind: OpCheck, Check: limit.Check{Target: *t}}
-	if err := l.prepare(&op); err != nil {
+	op := NewOp(OpCheck, limit.Check{Target: *t}, Extra{})
+	if err := l.plan(l.table.Load(), op); err != nil {
 		return state, false, err
 	}
-	var rule *store.Rule
-	switch e := l.table.Load().entryOf(&op); {
-	case op.inline != nil:
-		if !op.inline.unlimited {
-			rule = &op.inline.Rule
-		}
-	case e == nil:
+	rule := op.rule
+	switch {
+	case rule.missing:
 		return state, false, limit.NewError(limit.NotFound, "policy", "there is no policy named "+op.Policy)
-	default:
-		rule = e.rule(e.Rule(op.Key))
-	}
-	if rule == nil {
+	case rule.Limits == nil:
 		return state, true, nil
 	}
-	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
-	each, returns, banned, failure := l.store.Look(k, rule, l.clock(), maxReturns)
+	k := op.storeKey()
+	each, returns, banned, failure := l.store.Look(k, &rule.Rule, l.clock(), maxReturns)
 	if errors.Is(failure, store.ErrShut) {
 		return state, false, nil
 	}

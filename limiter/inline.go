@@ -10,28 +10,21 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// inlineRule is a limit that came along with a request, validated and with its scope worked out.
-type inlineRule struct {
-	store.Rule
-	namespace string
-	hash      ring.Scope
-	unlimited bool
-}
-
 // DefaultInlineMaxWindow is the longest window of inline limits on a node that is not told another one. It has room for a year,
 // because callers of other limiters send daily, monthly and yearly quotas. What their keys take is bounded by the callers' shares of memory.
 const DefaultInlineMaxWindow = algo.MaxWindow
 
 // maxInlineRules bounds how many different inline limits are kept worked out. Beyond it all are forgotten at once: they
-// are a cache, and a caller who sends ever new ones only slows itself.
+// are a cache, and a caller that sends ever new ones slows only its own checks.
 const maxInlineRules = 4096
 
 // inlineRules works out each inline limit once. Its zero value is ready for use under the zero HashKey.
 type inlineRules struct {
 	mu sync.RWMutex
-	by map[inlineKey]*inlineRule
+	by map[inlineKey]*rule
 
 	hashKey ring.HashKey
+	stats   *policyStats
 	longest time.Duration // of windows; 0: no bound
 	// Of all keys of a namespace; 0: no bound.
 	maxKeys, maxBytes int64
@@ -45,7 +38,7 @@ type inlineKey struct {
 
 // rule returns the rule of a limit. MaxLog is the operator's to set, in a policy, and not the caller's: it is taken for
 // absent here as it is on the wire.
-func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *limit.Error) {
+func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*rule, *limit.Error) {
 	own := *sent
 	own.MaxLog = 0
 	k := inlineKey{namespace: namespace, limit: own}
@@ -54,10 +47,10 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 		k.limit.Zone = nil
 	}
 	r.mu.RLock()
-	rule := r.by[k]
+	known := r.by[k]
 	r.mu.RUnlock()
-	if rule != nil {
-		return rule, nil
+	if known != nil {
+		return known, nil
 	}
 	if err := limit.ValidLimit(&own); err != nil {
 		return nil, err
@@ -70,19 +63,22 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 		return nil, err
 	}
 	scope := limit.InlineScope(namespace, &own)
-	rule = &inlineRule{
+	fresh := &rule{
 		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: bounds.MaxKeys, MaxBytes: bounds.MaxBytes},
-		namespace: namespace,
-		hash:      r.hashKey.Scope(scope),
-		unlimited: own.Limit == algo.Unlimited,
+		namespace: namespace, hash: r.hashKey.Scope(scope), stats: r.stats,
+		concurrency: own.Algorithm == algo.Concurrency, lendable: true,
 	}
+	if own.Limit == algo.Unlimited {
+		fresh.Limits, fresh.units = nil, algo.Unlimited
+	}
+	fresh.ordinary = fresh.Limits != nil && !fresh.concurrency
 	r.mu.Lock()
 	if r.by == nil || len(r.by) >= maxInlineRules {
-		r.by = make(map[inlineKey]*inlineRule)
+		r.by = make(map[inlineKey]*rule)
 	}
-	r.by[k] = rule
+	r.by[k] = fresh
 	r.mu.Unlock()
-	return rule, nil
+	return fresh, nil
 }
 
 // tooLong says that a limit keeps its state for longer than an inline limit may.

@@ -194,8 +194,9 @@ func FuzzOp(f *testing.F) {
 	f.Cleanup(l.Close)
 	f.Fuzz(func(t *testing.T, kind uint8, policy, key, namespace string, cost, ttl int64, id, lease string,
 		algorithm uint8, lim, window, capacity int64, slots int32, period uint8, flag bool) {
-		op := &Op{Kind: OpKind(kind%9 + 1), LeaseID: lease, TTL: time.Duration(ttl), Hops: 1, Check: limit.Check{
-			Target: limit.Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id}}
+		op := NewOp(OpKind(kind%9+1), limit.Check{
+			Target: limit.Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id,
+		}, Extra{LeaseID: lease, TTL: time.Duration(ttl)})
 		copy(op.Reservation[:12], lease)
 		op.Exact = flag
 		if algorithm != 0 {
@@ -218,7 +219,7 @@ func FuzzOp(f *testing.F) {
 			}
 			return
 		}
-		if d := out.Decision; d.Allowed && !d.FailedOpen && cost > 0 && op.asks() && (d.Granted < 1 || d.Granted > cost) {
+		if d := op.Decision; d.Allowed && !d.FailedOpen && cost > 0 && op.asks() && (d.Granted < 1 || d.Granted > cost) {
 			t.Fatalf("%s", fmt.Sprintf("%+v", d))
 		}
 	})

@@ -1,8 +1,8 @@
 // Package limiter is the service itself: it finds the node that decides for a key, decides if that is this node, otherwise
 // forwards, and answers by the policy's on_error if that node cannot be reached.
 //
-// It knows neither wires nor sockets: front ends call the Service interface, other nodes are reached through the Peers
-// it is given, and who decides for a partition is told by the Ownership it is given.
+// It knows neither wires nor sockets: front ends call the Service interface, Config.Peers reaches other nodes, and Config.Ownership names the
+// node that decides for a partition. plan.go describes the path of one check.
 //
 // What it does not promise: that counters outlive their owner (the Ownership moves and copies them, through Data), or that
 // several keys of one batch are decided at one instant (each owner decides its part on its own clock).
@@ -28,9 +28,9 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// Ownership tells who decides for a partition now. Its methods are safe for concurrent use.
+// Ownership tells which node decides for a partition now. Its methods are safe for concurrent use.
 type Ownership interface {
-	// Route says where a partition's checks are decided. Nobody changes what it returns.
+	// Route says where a partition's checks are decided. The route is not to be changed.
 	Route(partition int) *ownership.Route
 	// Await waits until the partition has another route than old, or ctx is done, and returns the present one.
 	Await(ctx context.Context, partition int, old *ownership.Route) *ownership.Route
@@ -83,7 +83,7 @@ type Config struct {
 	InlineMaxKeys, InlineMaxMemory int64
 	Timeout                        time.Duration // longest time for a call; 0 stands for DefaultTimeout
 	HashKey                        ring.HashKey  // places keys; the same on every node
-	// MaxInFlight bounds the operations that wait here, for other nodes or for copies, whoever sent them; 0 stands for
+	// MaxInFlight bounds the operations of all callers and peers that wait here, for other nodes or for copies; 0 stands for
 	// DefaultMaxInFlight. Beyond it they are answered by on_error at once. Of named callers none
 	// has all of them: see internal/fairshare.
 	MaxInFlight int
@@ -121,7 +121,7 @@ type Limiter struct {
 	sample sampler
 	load   load
 	inline inlineRules
-	parts  parts
+	parts  *store.Store // of on_error: share
 
 	batches [11]sync.Pool // of *Batch, for CheckTo: by the least power of two that is not below their checks, the last for 1024
 	asks    sync.Pool     // of *asks
@@ -161,6 +161,7 @@ func New(cfg Config) *Limiter {
 	l := &Limiter{
 		cfg:     cfg,
 		store:   cfg.Store,
+		parts:   newParts(),
 		clock:   cfg.Clock,
 		log:     cfg.Logger,
 		stats:   newStatsByPolicy(),
@@ -169,7 +170,7 @@ func New(cfg Config) *Limiter {
 		done:    make(chan struct{}),
 	}
 	l.settling.panicked = cfg.Panicked
-	l.inline.hashKey = cfg.HashKey
+	l.inline.hashKey, l.inline.stats = cfg.HashKey, l.stats.inline
 	l.inline.longest, l.inline.maxKeys, l.inline.maxBytes = cfg.InlineMaxWindow, cfg.InlineMaxKeys, cfg.InlineMaxMemory
 	l.load.places = fairshare.New(cfg.MaxInFlight)
 	l.sample.start(cfg.Recorder)
@@ -240,10 +241,11 @@ func (l *Limiter) tend() {
 		case <-l.quit:
 			return
 		case <-l.changed:
-			l.store.Reconcile(l.clock, l.table.Load().ruleOf)
+			l.store.Reconcile(l.clock, l.table.Load().stateOf)
 		case <-tick.C:
 			now := l.clock()
 			l.store.Sweep(now, sweepParts)
+			l.parts.Sweep(now, sweepParts)
 			l.sample.tick(now.Mono)
 			st := l.store.Stats()
 			if quiet++; st.Full+st.ShareFull > full+shares && quiet >= sweepsAMinute {
@@ -255,7 +257,7 @@ func (l *Limiter) tend() {
 	}
 }
 
-// largest are the names of those who have most in the store, as attributes of a log line.
+// largest are the names of the policy, the namespace and the caller with most bytes in the store, as attributes of a log line.
 func (l *Limiter) largest() (attrs []any) {
 	policies, namespaces, callers := l.store.Shares()
 	for _, one := range []struct {
@@ -343,56 +345,49 @@ func (l *Limiter) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 
 // Acquire implements Service.
 func (l *Limiter) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
-	op := Op{Kind: OpAcquire, Check: limit.Check{Target: a.Target, Cost: a.Cost, RequestID: a.RequestID}, TTL: a.TTL}
-	err := l.one(ctx, &op)
-	return op.Outcome.Decision, err
+	check := limit.Check{Target: a.Target, Cost: a.Cost, RequestID: a.RequestID}
+	op, err := l.one(ctx, OpAcquire, check, Extra{TTL: a.TTL})
+	return *op.Decision, err
 }
 
 // Renew implements Service.
 func (l *Limiter) Renew(ctx context.Context, t limit.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
-	op := Op{Kind: OpRenew, Check: limit.Check{Target: t}, LeaseID: leaseID, TTL: ttl}
-	err := l.one(ctx, &op)
-	return op.Outcome.ExpiresIn, err
+	op, err := l.one(ctx, OpRenew, limit.Check{Target: t}, Extra{LeaseID: leaseID, TTL: ttl})
+	return op.Reply.ExpiresIn, err
 }
 
 // Release implements Service.
 func (l *Limiter) Release(ctx context.Context, t limit.Target, leaseID string) (bool, error) {
-	op := Op{Kind: OpRelease, Check: limit.Check{Target: t}, LeaseID: leaseID}
-	err := l.one(ctx, &op)
-	return op.Outcome.Released, err
+	op, err := l.one(ctx, OpRelease, limit.Check{Target: t}, Extra{LeaseID: leaseID})
+	return op.Reply.Released, err
 }
 
 // Refund implements Service.
 func (l *Limiter) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
-	op := Op{Kind: OpRefund, Check: limit.Check{Target: t, Cost: units, RequestID: requestID}}
-	err := l.one(ctx, &op)
-	return op.Outcome.Refunded, err
+	op, err := l.one(ctx, OpRefund, limit.Check{Target: t, Cost: units, RequestID: requestID}, Extra{})
+	return op.Reply.Refunded, err
 }
 
 // Reset implements Service.
 func (l *Limiter) Reset(ctx context.Context, t limit.Target) error {
-	op := Op{Kind: OpReset, Check: limit.Check{Target: t}}
-	return l.one(ctx, &op)
+	_, err := l.one(ctx, OpReset, limit.Check{Target: t}, Extra{})
+	return err
 }
 
 // one carries out a single operation from a front end.
-func (l *Limiter) one(ctx context.Context, op *Op) error {
-	if err := l.prepare(op); err != nil {
-		return err
+func (l *Limiter) one(ctx context.Context, kind OpKind, c limit.Check, x Extra) (*Op, error) {
+	op := NewOp(kind, c, x)
+	if err := l.plan(l.table.Load(), op); err != nil {
+		return op, err
 	}
-	return l.carry(ctx, op)
+	return op, l.carryOne(ctx, op)
 }
 
-// carry carries out a single operation that is prepared.
-func (l *Limiter) carry(ctx context.Context, op *Op) error {
+// carryOne carries out a single operation that is planned.
+func (l *Limiter) carryOne(ctx context.Context, op *Op) error {
 	if err := l.expired(ctx, 1); err != nil {
 		return err
 	}
-	ops := [1]Op{*op}
-	l.run(ctx, ops[:])
-	*op = ops[0]
-	if op.Outcome.Err != nil {
-		return op.Outcome.Err
-	}
-	return nil
+	l.run(ctx, op)
+	return op.err()
 }

@@ -41,7 +41,7 @@ type loans struct {
 	mu        sync.Mutex
 	borrowers map[uint64]map[*borrower]struct{}
 	rounds    map[state]*round
-	deciding  map[state]int         // how many wait for rounds, or have not decided since
+	deciding  map[state]int         // how many checks wait for rounds, or have not been decided since
 	silent    map[algo.LoanID]int64 // until which Mono instant; or until another way to ask the borrower opens
 	sweep     int64                 // the Mono instant from which on the next round that is given up removes from silent what is over
 
@@ -51,12 +51,12 @@ type loans struct {
 // borrower is one way to ask a borrower.
 type borrower struct{ recall func(limit.Recall) }
 
-// round is one asking for what is on loan of a key. Everybody who wants it waits for the same one.
+// round is one recall of what is on loan of a key. All checks that need the units wait for the same round.
 type round struct {
 	asked   map[algo.LoanID]struct{} // and have not answered
 	unasked []algo.Loan              // of borrowers that there is no way to ask, unless one opens
 	late    *time.Timer              // gives it up
-	done    chan struct{}            // closed when all who were asked have answered, or anybody who was not has
+	done    chan struct{}            // closed when the round ends: all borrowers that were asked have answered, or it was given up
 }
 
 // OpenBorrower implements limit.Lender.
@@ -145,18 +145,19 @@ type forwarded struct {
 }
 
 func (l *Limiter) forwardReport(b *limit.Borrow, answer *limit.Lent) forwarded {
-	op := &Op{Kind: OpBorrow, Check: limit.Check{Target: b.Target}, Hops: 1, Loan: &LoanCall{Report: *b, Forwarded: true}}
+	op := NewOp(OpBorrow, limit.Check{Target: b.Target}, Extra{Loan: &LoanCall{Report: *b, Forwarded: true}})
+	op.Hops = 1
 	return forwarded{op, answer}
 }
 
-// tellHolders forwards reports to who holds their keys, those for one node together, and fills in what is answered.
+// tellHolders forwards reports to the holders of their keys, those for one node together, and fills in the answers.
 func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
 	by := make(map[ownership.Node][]*Op)
 	for _, r := range reports {
-		if r.op.Outcome.Err = l.prepare(r.op); r.op.Outcome.Err != nil {
+		if r.op.Outcome.Err = l.plan(l.table.Load(), r.op); r.op.Outcome.Err != nil {
 			continue
 		}
-		route := l.cfg.Ownership.Route(r.op.partition)
+		route := l.cfg.Ownership.Route(int(r.op.partition))
 		if route.Standing == ownership.Owned || route.Node.Name == "" || route.Node == l.cfg.Self {
 			r.op.Outcome.NotHolder = &ownership.Route{} // it has come here, or is in motion
 			continue
@@ -195,33 +196,23 @@ func (l *Limiter) awaitLent(ctx context.Context, u *unconfirmed) {
 
 // lend takes in what a borrower reports of a subject's loan, and lends.
 func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, copied unconfirmed) {
-	never := limit.Lent{Ended: true, Again: neverAgain}
-	var rule *store.Rule
-	may := true
-	switch {
-	case s.inline != nil && !s.inline.unlimited:
-		rule = &s.inline.Rule
-	case s.entry != nil:
-		rule, may = s.entry.rule(s.entry.Rule(b.Key)), s.lendable()
-	}
-	if rule == nil {
-		return never, copied
+	r := s.rule
+	if r.Limits == nil {
+		return limit.Lent{Ended: true, Again: neverAgain}, copied
 	}
 	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: b.Key}
-	if r := l.cfg.Ownership.Route(k.Partition); r.Standing != ownership.Owned {
-		return limit.Lent{Unheard: true, Holder: r.Node.Name}, copied
+	if route := l.cfg.Ownership.Route(k.Partition); route.Standing != ownership.Owned {
+		return limit.Lent{Unheard: true, Holder: route.Node.Name}, copied
 	}
 	again := lendAgain
 	call := store.Borrow{ID: b.ID, Totals: b.Totals, Known: b.Known, Want: b.Want, Caller: b.Caller}
-	if !may || rule.Limits.Lendable() != nil {
+	if !r.lendable || r.Limits.Lendable() != nil {
 		call.Want, again = 0, neverAgain
-	} else if l.loans.recalling(state{rule.Scope, b.Key}) {
-		call.Want = 0 // what comes back is for those who wait for it
+	} else if l.loans.recalling(state{r.Scope, b.Key}) {
+		call.Want = 0 // what comes back is for the checks that wait for it
 	}
-	if rule.Strict {
-		call.Boot = now.bootTime()
-	}
-	lent, err := l.store.Lend(k, rule, now.Instant, call)
+	call.Boot = r.boot(now)
+	lent, err := l.store.Lend(k, &r.Rule, now.Instant, call)
 	switch {
 	case errors.Is(err, store.ErrShut):
 		return limit.Lent{Unheard: true}, copied
@@ -230,49 +221,50 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
 	if !b.Counted {
-		l.countSpent(s.entry, s, rule, b.Key, &lent)
+		l.countSpent(r, b.Key, &lent)
 	}
-	l.loans.heard(state{rule.Scope, b.Key}, b.ID, lent.Ended || lent.Left() == 0)
-	a = limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
+	l.loans.heard(state{r.Scope, b.Key}, b.ID, lent.Ended || lent.Left() == 0)
 	if lent.Ticket != 0 {
 		copied = unconfirmed{
-			partition: k.Partition, ticket: lent.Ticket, strict: rule.Strict,
+			partition: k.Partition, ticket: lent.Ticket, strict: r.Strict,
 			without: limit.Lent{Granted: b.Totals.Granted, Spent: lent.Spent, Again: again},
 		}
 	}
-	if a.Term == 0 {
-		switch {
-		case again == neverAgain:
-		case call.Want == 0:
-			again = recallAgain // it was not asked for, or is for those who wait for it
-		case lent.OnLoan > 0:
-			again = returnAgain
-		}
-		a.Again = again
-		return a, copied
+	if lent.Term != 0 {
+		l.loans.granted.Add(1)
+		return r.granted(&lent), copied
 	}
-	l.loans.granted.Add(1)
-	tightest := &rule.Limits[lent.Decision.Tightest]
+	switch {
+	case again == neverAgain:
+	case call.Want == 0:
+		again = recallAgain // it was not asked for, or is for the checks that wait for it
+	case lent.OnLoan > 0:
+		again = returnAgain
+	}
+	return limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Again: again}, copied
+}
+
+// granted is what a borrower is told that has been granted units.
+func (r *rule) granted(lent *store.Lent) limit.Lent {
+	a := limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
+	tightest := &r.Limits[lent.Decision.Tightest]
 	a.Limit, a.Window = lent.Decision.Limit, quotaWindow(tightest)
 	a.Remaining, a.ResetAfter = lent.Decision.Remaining, resetAfter(tightest, lent.Decision.ResetAfter)
-	a.Limits = statusOf(rule.Limits, lent.Each)
+	a.Limits = statusOf(r.Limits, lent.Each)
 	for i := range a.Limits {
 		a.Limits[i].RetryAfter = 0 // what is admitted of the loan each of them lets pass
 	}
-	if s.entry != nil {
-		a.WarnAt = warnAt(s.entry.WarnAt, &a)
-	}
-	l.statsOf(s.entry, s).saw(a.Limit, a.Remaining)
-	return a, copied
+	a.WarnAt = warnAt(r.warnAt, &a)
+	r.stats.saw(a.Limit, a.Remaining)
+	return a
 }
 
 // countSpent counts the checks that a report of a loan tells of, maxReported at most.
-func (l *Limiter) countSpent(e *entry, s *subject, rule *store.Rule, key string, lent *store.Lent) {
+func (l *Limiter) countSpent(r *rule, key string, lent *store.Lent) {
 	checks := min(lent.Checked, maxReported)
-	stats := l.statsOf(e, s)
-	stats.mine().allowed.Add(uint64(checks))
-	stats.borrowed.Add(uint64(checks))
-	l.sample.spent(rule, key, checks, &lent.Decision)
+	r.stats.mine().allowed.Add(uint64(checks))
+	r.stats.borrowed.Add(uint64(checks))
+	l.sample.spent(&r.Rule, key, checks, &lent.Decision)
 }
 
 // warnAt is how many units of its Limit are in use when a decision from a loan is near any of its limits: each unit that is spent is one of
@@ -290,14 +282,14 @@ func warnAt(millionths int64, a *limit.Lent) int64 {
 	return max(at, 1)
 }
 
-// recalling reports whether what is on loan of a key is being asked for, or is back, and those who wait for it have not decided yet.
+// recalling reports whether what is on loan of a key is being recalled, or is back while checks that waited for it are not decided yet.
 func (ls *loans) recalling(of state) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return ls.rounds[of] != nil || ls.deciding[of] > 0
 }
 
-// wait notes that somebody decides about a key once a round is over, or, with -1, that he has decided.
+// wait counts the checks of a key that wait for rounds: it adds 1 when a check begins to wait, and -1 when it has been decided.
 func (ls *loans) wait(of state, n int) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -325,16 +317,16 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 }
 
 // callBack asks the borrowers of a key for what they have left, unless that has just been done: those that there is no way to ask as soon as
-// one opens, as it may soon after a move, or when a client connects again. It returns nil when there is nobody to wait for.
+// one opens, as it may soon after a move, or when a client connects again. It returns nil when no borrower is to be waited for.
 func (l *Limiter) callBack(of state, k store.Key, op *Op, now int64) *round {
 	lent, err := l.store.Recall(k, of.scope, l.clock())
 	r, nodes := l.openRound(of, lent, err, now)
 	if len(nodes) > 0 {
-		// What op says may be gone when the round is over.
-		about := &Op{Check: limit.Check{Target: op.Target}, subject: op.subject}
-		about.Policy, about.Key = strings.Clone(about.Policy), strings.Clone(about.Key)
+		// The texts of op may be gone when the round is over.
+		target, subject := op.Target, op.subject
+		target.Policy, target.Key = strings.Clone(target.Policy), strings.Clone(target.Key)
 		for node, loans := range nodes {
-			l.settling.start(func() { l.askNode(node, about, loans) })
+			l.settling.start(func() { l.askNode(node, subject, target, loans) })
 		}
 	}
 	return r
@@ -367,7 +359,7 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 			nodes[node] = append(nodes[node], *loan)
 			r.asked[loan.ID] = struct{}{}
 			all.recalled.Add(1)
-		} else if len(to) == 0 && loan.Wants == 0 { // who has a Quota is never asked
+		} else if len(to) == 0 && loan.Wants == 0 { // the holder of a Quota is never asked
 			r.unasked = append(r.unasked, *loan)
 		}
 		for b := range to {
@@ -381,7 +373,7 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 		all.rounds = make(map[state]*round)
 	}
 	all.rounds[of] = r
-	// It ends also when nobody waits for it any longer: callers may have less time.
+	// The round ends by its own time, because the callers that wait for it may have less.
 	r.late = time.AfterFunc(recallMost, func() { all.giveUp(of, r, now+int64(recallMost)) })
 	return r, nodes
 }
@@ -428,15 +420,15 @@ func (ls *loans) end(of state, r *round) {
 	close(r.done)
 }
 
-// awaitRecalls carries out once more what units on loan stand in the way of: what was refused for want of them, and what gives back, when these have been returned or that has taken
-// recallMost.
+// awaitRecalls decides operations once more whose Outcome is onLoan: checks that were refused for want of units on loan, and operations that give
+// units back. It does so when the borrowers have returned what they have left, or after recallMost: the operations are final then.
 func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 	type waiting struct {
 		op    *Op
 		of    state
 		round *round
 	}
-	var rest []waiting // who have not decided
+	var rest []waiting // the operations that are not decided yet
 	defer func() {     // after a panic: its keys are to be lent again
 		for _, w := range rest {
 			if w.round != nil {
@@ -450,10 +442,9 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 		for _, op := range ops {
 			if op.Outcome.onLoan {
 				of := op.state()
-				k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
 				l.loans.wait(of, 1)
 				rest = append(rest, waiting{op: op, of: of})
-				rest[len(rest)-1].round = l.callBack(of, k, op, l.clock().Mono)
+				rest[len(rest)-1].round = l.callBack(of, op.storeKey(), op, l.clock().Mono)
 			}
 		}
 		if len(rest) == 0 {
@@ -480,12 +471,12 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 				over = true
 			}
 		}
-		t, now := l.table.Load(), l.moment()
+		now := l.moment()
 		for len(rest) > 0 {
 			w := rest[0]
 			// What has come back may have been lent again before it was looked at here: then it is asked for once more, while there is time.
-			w.op.Outcome, w.op.recalled = Outcome{}, over || w.round == nil
-			l.decide(t, w.op, &now)
+			w.op.recalled = over || w.round == nil
+			l.decideLater(w.op, &now)
 			w.op.recalled = false
 			rest = rest[1:]
 			l.loans.wait(w.of, -1)
@@ -500,7 +491,7 @@ type LoanStats struct {
 	Granted  uint64 // loans, renewals among them
 	Spent    uint64 // units that borrowers have reported
 	Recalled uint64 // loans of which what was left was asked for
-	// Unanswered is those of them that nobody answered for in time.
+	// Unanswered is the loans of Recalled whose borrowers did not answer in time.
 	Unanswered uint64
 }
 

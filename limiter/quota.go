@@ -20,12 +20,13 @@ type QuotaOp struct {
 
 // Quota implements limit.Quotas.
 func (l *Limiter) Quota(ctx context.Context, in []limit.Quota, out []limit.QuotaLent) error {
-	ops := make([]Op, 0, len(in))
-	places := make([]int, 0, len(in))
+	var ops []*Op
+	var places []int
+	t := l.table.Load()
 	for i := range in {
 		q := &in[i]
-		op := Op{Kind: OpQuota, Check: limit.Check{Target: q.Target}, Quota: &QuotaOp{ID: q.ID, Totals: q.Totals, Known: q.Known, Ask: q.Ask}}
-		if err := l.prepare(&op); err != nil {
+		op := NewOp(OpQuota, limit.Check{Target: q.Target}, Extra{Quota: &QuotaOp{ID: q.ID, Totals: q.Totals, Known: q.Known, Ask: q.Ask}})
+		if err := l.plan(t, op); err != nil {
 			out[i] = limit.QuotaLent{Err: err}
 			continue
 		}
@@ -34,58 +35,43 @@ func (l *Limiter) Quota(ctx context.Context, in []limit.Quota, out []limit.Quota
 	if err := l.expired(ctx, len(ops)); err != nil {
 		return err
 	}
-	l.run(ctx, ops)
+	l.run(ctx, ops...)
 	for j, i := range places {
-		o := &ops[j]
-		if out[i] = o.Quota.Lent; o.Outcome.Err != nil {
-			out[i] = limit.QuotaLent{Err: o.Outcome.Err}
+		if out[i] = ops[j].Quota.Lent; ops[j].Outcome.Err != nil {
+			out[i] = limit.QuotaLent{Err: ops[j].Outcome.Err}
 		}
 	}
 	return nil
 }
 
 // quota carries out an operation of the kind OpQuota.
-func (l *Limiter) quota(e *entry, op *Op, now *moment) {
-	q := op.Quota
+func (l *Limiter) quota(op *Op, now *moment) {
+	q, r := op.Quota, op.rule
 	q.Lent = limit.QuotaLent{}
-	var rule *store.Rule
 	switch {
-	case op.inline != nil && op.inline.unlimited:
-		q.Lent.Free = true
+	case r.missing:
+		l.answer(op)
 		return
-	case op.inline != nil:
-		rule = &op.inline.Rule
-	case e == nil:
-		l.unknown(op)
+	case r.Limits == nil:
+		q.Lent.Free = r.units == algo.Unlimited || r.shadow
 		return
-	default:
-		r := e.Rule(op.Key)
-		if r.Unlimited || r.Blocked {
-			q.Lent.Free = r.Unlimited || e.Shadow
-			return
-		}
-		rule = e.rule(r)
 	}
-	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
 	totals := q.Totals
 	totals.Checks = totals.Spent // each request takes a unit
-	call := store.Borrow{ID: q.ID, Totals: totals, Known: q.Known, Quota: q.Ask, Caller: op.Caller}
-	if e != nil && e.Shadow || rule.Limits.Unlimited() {
-		q.Lent.Free, q.Lent.Charged = true, !rule.Limits.Unlimited()
+	call := store.Borrow{ID: q.ID, Totals: totals, Known: q.Known, Quota: q.Ask, Caller: op.Caller, Boot: r.boot(now)}
+	if r.shadow || r.Limits.Unlimited() {
+		q.Lent.Free, q.Lent.Charged = true, !r.Limits.Unlimited()
 		call.Quota = algo.Quota{}
-	} else if e != nil && e.Divisible() != nil {
+	} else if r.entry != nil && r.entry.Divisible() != nil {
 		call.Quota = algo.Quota{} // the policy has changed since the bucket was assigned
 	}
-	if rule.Strict {
-		call.Boot = now.bootTime()
-	}
-	lent, err := l.store.Lend(k, rule, now.Instant, call)
+	lent, err := l.store.Lend(op.storeKey(), &r.Rule, now.Instant, call)
 	if err != nil {
-		l.failed(e, op, err)
+		l.failed(op, err)
 		return
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
-	l.countSpent(e, &op.subject, rule, op.Key, &lent)
+	l.countSpent(r, op.Key, &lent)
 	q.Lent.Granted, q.Lent.Rate, q.Lent.Spent = lent.Granted, lent.Rate, lent.Spent
 	if call.Quota.Term > 0 && lent.Granted > 0 {
 		l.loans.granted.Add(1)

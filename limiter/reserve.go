@@ -23,15 +23,16 @@ func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, e
 	if bad != nil {
 		return limit.Decision{}, bad
 	}
-	op := Op{Kind: OpCheck, Check: limit.Check{Target: c.Target, Cost: cost, Always: true, Spent: true, RequestID: c.RequestID}}
-	if err := l.one(ctx, &op); err != nil {
+	check := limit.Check{Target: c.Target, Cost: cost, Always: true, Spent: true, RequestID: c.RequestID}
+	op, err := l.one(ctx, OpCheck, check, Extra{})
+	if err != nil {
 		return limit.Decision{}, err
 	}
-	if d := &op.Outcome.Decision; d.FailedOpen || d.FailedClosed {
+	if d := op.Decision; d.FailedOpen || d.FailedClosed {
 		return limit.Decision{}, limit.NewError(limit.Unavailable, "",
 			"the node that decides for this key cannot be reached, or has no memory left for it; whether the cost was charged is not known: charge again, under the same request_id")
 	}
-	return op.Outcome.Decision, nil
+	return *op.Decision, nil
 }
 
 // Reserve implements Service.
@@ -41,8 +42,8 @@ func (l *Limiter) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 		return limit.Decision{}, err
 	}
 	op.Reservation = newReservationID()
-	carried := l.carry(ctx, op)
-	return op.Outcome.Decision, carried
+	carried := l.carryOne(ctx, op)
+	return *op.Decision, carried
 }
 
 // reserveOp makes an operation, which is prepared, of a Reserve.
@@ -60,14 +61,14 @@ func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
 	if cost == 0 && r.Usage != nil {
 		return nil, limit.NewError(limit.Invalid, "usage", "comes to 0 units: there is nothing to reserve")
 	}
-	op := &Op{Kind: OpReserve, Check: limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, TTL: r.TTL}
-	if err := l.prepare(op); err != nil {
+	op := NewOp(OpReserve, limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, Extra{TTL: r.TTL})
+	if err := l.plan(l.table.Load(), op); err != nil {
 		return nil, err
 	}
 	return op, nil
 }
 
-// newReservationID draws an id that cannot be guessed: who knows it can end the reservation.
+// newReservationID draws an id that cannot be guessed: a caller that knows it can end the reservation.
 func newReservationID() (id ReservationID) {
 	_, _ = rand.Read(id[:]) // never fails
 	return id.Whole()
@@ -109,7 +110,7 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	if err := l.expired(ctx, len(all.ops)); err != nil {
 		return limit.AllDecision{}, err
 	}
-	l.run(ctx, all.ops)
+	l.run(ctx, all.ops...)
 	err := all.err()
 	allowed := err == nil && all.allowed()
 	if !allowed {
@@ -132,12 +133,12 @@ func (l *Limiter) Extend(ctx context.Context, e limit.Extend) (limit.Decision, e
 	if bad != nil {
 		return limit.Decision{}, bad
 	}
-	err := l.carry(ctx, &op)
-	return op.Outcome.Decision, err
+	err := l.carryOne(ctx, op)
+	return *op.Decision, err
 }
 
-// extendOp makes an operation, which is prepared, of an Extend.
-func (l *Limiter) extendOp(e *limit.Extend) (Op, *limit.Error) {
+// extendOp makes an operation, which is planned, of an Extend.
+func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 	id, bad := parseReservation(e.ReservationID)
 	var cost int64
 	if bad == nil {
@@ -146,9 +147,9 @@ func (l *Limiter) extendOp(e *limit.Extend) (Op, *limit.Error) {
 	if bad == nil && cost == 0 && e.TTL == 0 {
 		bad = limit.NewError(limit.Invalid, costField(e.Amount), "is 0 and no ttl is given: say how many units more, for how long, or both")
 	}
-	op := Op{Kind: OpExtend, Check: limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Reservation: id, TTL: e.TTL}
+	op := NewOp(OpExtend, limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Extra{Reservation: id, TTL: e.TTL})
 	if bad == nil {
-		bad = l.prepare(&op)
+		bad = l.plan(l.table.Load(), op)
 	}
 	return op, bad
 }
@@ -156,35 +157,31 @@ func (l *Limiter) extendOp(e *limit.Extend) (Op, *limit.Error) {
 // ExtendEach implements Service.
 func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
 	results := make([]limit.Result, len(es))
-	err := l.each(ctx, "extends", len(es), func(i int) (Op, *limit.Error) { return l.extendOp(&es[i]) }, func(i int, op *Op, err error) {
-		results[i] = limit.Result{Decision: op.Outcome.Decision, Err: err}
+	err := l.each(ctx, "extends", len(es), func(i int) (*Op, *limit.Error) { return l.extendOp(&es[i]) }, func(i int, op *Op, err error) {
+		results[i] = limit.Result{Decision: *op.Decision, Err: err}
 	})
 	return results, err
 }
 
-// each carries out n operations, each by itself: done is called with each and its error, which need not be of the prepared kind.
-func (l *Limiter) each(ctx context.Context, list string, n int, prepared func(int) (Op, *limit.Error), done func(int, *Op, error)) error {
+// each carries out n operations, each by itself. It calls planned for each operation or what is wrong with it, and done with each and its error.
+func (l *Limiter) each(ctx context.Context, list string, n int, planned func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
 	if err := limit.ValidEach(list, n); err != nil {
 		return err
 	}
 	if err := l.expired(ctx, n); err != nil {
 		return err
 	}
-	ops, places := make([]Op, 0, n), make([]int, 0, n)
+	ops, places := make([]*Op, 0, n), make([]int, 0, n)
 	for i := range n {
-		if op, err := prepared(i); err != nil {
-			done(i, &op, err)
+		if op, err := planned(i); err != nil {
+			done(i, op, err)
 		} else {
 			ops, places = append(ops, op), append(places, i)
 		}
 	}
-	l.run(ctx, ops)
-	for i := range ops {
-		if err := ops[i].Outcome.Err; err != nil {
-			done(places[i], &ops[i], err)
-		} else {
-			done(places[i], &ops[i], nil)
-		}
+	l.run(ctx, ops...)
+	for i, op := range ops {
+		done(places[i], op, op.err())
 	}
 	return nil
 }
@@ -195,16 +192,16 @@ func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 	if bad != nil {
 		return limit.Settled{}, bad
 	}
-	if err := l.carry(ctx, &op); err != nil {
+	if err := l.carryOne(ctx, op); err != nil {
 		return limit.Settled{}, err
 	}
-	return l.committed(&c, &op), nil
+	return l.committed(&c, op), nil
 }
 
 // CommitEach implements Service.
 func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
 	results := make([]limit.SettledResult, len(cs))
-	err := l.each(ctx, "commits", len(cs), func(i int) (Op, *limit.Error) { return l.commitOp(&cs[i]) }, func(i int, op *Op, err error) {
+	err := l.each(ctx, "commits", len(cs), func(i int) (*Op, *limit.Error) { return l.commitOp(&cs[i]) }, func(i int, op *Op, err error) {
 		if results[i].Err = err; err == nil {
 			results[i].Settled = l.committed(&cs[i], op)
 		}
@@ -212,8 +209,8 @@ func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.Se
 	return results, err
 }
 
-// commitOp makes an operation, which is prepared, of a Commit.
-func (l *Limiter) commitOp(c *limit.Commit) (Op, *limit.Error) {
+// commitOp makes an operation, which is planned, of a Commit.
+func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 	id, bad := parseReservation(c.ReservationID)
 	if bad == nil {
 		bad = validClass(c.Class)
@@ -222,9 +219,9 @@ func (l *Limiter) commitOp(c *limit.Commit) (Op, *limit.Error) {
 	if bad == nil {
 		cost, bad = l.cost(&c.Target, c.Amount)
 	}
-	op := Op{Kind: OpSettle, Check: limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded}, Reservation: id, Exact: c.Exact}
+	op := NewOp(OpSettle, limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded}, Extra{Reservation: id, Exact: c.Exact})
 	if bad == nil {
-		bad = l.prepare(&op)
+		bad = l.plan(l.table.Load(), op)
 	}
 	return op, bad
 }
@@ -234,7 +231,7 @@ func (l *Limiter) committed(c *limit.Commit, op *Op) limit.Settled {
 	if op.Cost > 0 { // what costs nothing is work that did not take place
 		l.learn(&c.Target, c.Class, op.Cost)
 	}
-	return limit.Settled{Refunded: op.Outcome.Refunded, Excess: op.Outcome.Excess, Over: op.Outcome.Over}
+	return limit.Settled{Refunded: op.Reply.Refunded, Excess: op.Reply.Excess, Over: op.Reply.Over}
 }
 
 // Cancel implements Service.
@@ -243,31 +240,29 @@ func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID stri
 	if bad != nil {
 		return 0, bad
 	}
-	op := Op{Kind: OpSettle, Check: limit.Check{Target: t}, Reservation: id}
-	err := l.one(ctx, &op)
-	return op.Outcome.Refunded, err
+	op, err := l.one(ctx, OpSettle, limit.Check{Target: t}, Extra{Reservation: id})
+	return op.Reply.Refunded, err
 }
 
 // settle ends a reservation on this node's own state.
-func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
-	how := store.Settlement{ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Whole: !op.recalled, Caller: op.Caller}
-	if rule.Strict {
-		how.Boot = now.bootTime()
+func (l *Limiter) settle(op *Op, k store.Key, now *moment) {
+	how := store.Settlement{
+		ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Whole: !op.recalled, Caller: op.Caller, Boot: op.rule.boot(now),
 	}
-	got, err := l.store.Settle(k, rule, now.Instant, how)
+	got, err := l.store.Settle(k, &op.rule.Rule, now.Instant, how)
 	switch {
 	case errors.Is(err, store.ErrReserved):
 		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved, and nothing was changed: extend the reservation first, or let the excess be charged")
 	case errors.Is(err, store.ErrExcess):
 		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved by more than the largest limit, and nothing was changed: to charge as much takes the role charge")
 	case err != nil:
-		l.failed(e, op, err)
+		l.failed(op, err)
 	case !got.Known:
 		op.Outcome.Err = notPending()
 	case got.OnLoan > 0:
 		op.Outcome.onLoan = true
 	default:
-		op.Outcome.Refunded, op.Outcome.Excess, op.Outcome.Over = got.Returned, got.Excess, got.Over
+		op.Reply.Refunded, op.Reply.Excess, op.Reply.Over = got.Returned, got.Excess, got.Over
 		op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
 	}
 }
@@ -311,7 +306,7 @@ func validClass(class string) *limit.Error {
 	return nil
 }
 
-// estimate is how many units to reserve for work of which nobody has said what it may cost: what the policy says or has learned, no
+// estimate is how many units to reserve for work whose caller has not said what it may cost: what the policy says or has learned, no
 // more than its limits ever admit. It is otherwise where the policy says nothing.
 func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64 {
 	e := l.table.Load().by[t.Policy]
@@ -339,8 +334,8 @@ func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 
 // held reports whether anything is reserved: at least one of the reservations is, that of a key that is limited.
 func (a *together) held() bool {
-	for i := range a.ops {
-		if a.ops[i].Outcome.Decision.ReservationID != "" {
+	for _, op := range a.ops {
+		if op.Decision.ReservationID != "" {
 			return true
 		}
 	}

@@ -11,6 +11,16 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file has operations decided that this node could not answer at once: by their holders, by this node a moment later, or by no node in
+// time. carry is for callers' operations, Receive for those that a peer has forwarded.
+//
+// A node that is asked and is not the holder answers NotHolder with a hint, and has charged nothing. The node that was asked by the caller
+// then follows the hint, or asks its own view again. A forwarded operation is forwarded once more by a receiver that knows another holder
+// (MaxHops); if that one is not the holder either, the answer is NotHolder.
+//
+// on_error answers (unreachable) when the caller's time is over, when no answer came, or when the answer's lease has ended: the operation may
+// have been charged then, and is not sent again.
+
 // retryPause is how long a node waits before it looks again for the holder of a partition that the node it asked does
 // not take itself for: the time in which gossip brings two views together.
 const retryPause = 5 * time.Millisecond
@@ -23,122 +33,31 @@ const shutPause = 200 * time.Microsecond
 // and its callers had better know soon.
 const grantMost = 200 * time.Millisecond
 
-// run carries out prepared operations wherever they are decided, and fills in every Outcome: with a decision by
-// on_error where nobody could be asked in time.
-func (l *Limiter) run(ctx context.Context, ops []Op) {
-	if l.cfg.Tracer != nil {
-		var span Span
-		if ctx, span = l.cfg.Tracer.Start(ctx, "decide"); span != nil {
-			all := make([]*Op, len(ops))
-			for i := range ops {
-				all[i] = &ops[i]
-			}
-			defer l.endSpan(span, all)
-		}
-	}
-	t := l.table.Load()
-	var rest []*Op
-	now := l.moment()
-	for i := range ops {
-		if !l.begin(t, &ops[i], &now) {
-			rest = append(rest, &ops[i])
-		}
-	}
-	l.wait(ctx, rest)
-	end := l.ending()
-	for i := range ops {
-		l.conclude(&ops[i], &end)
-	}
-}
-
-// begin carries out an operation if that can be done at once, and reports whether it is done with.
-func (l *Limiter) begin(t *table, op *Op, now *moment) bool {
-	r := l.cfg.Ownership.Route(op.partition)
-	if r.Standing == ownership.Owned {
-		l.decide(t, op, now)
-		return !op.Outcome.pending()
-	}
-	if op.Kind == OpCheck && l.borrowed(&op.Check, &op.subject, &op.Outcome.Decision) {
-		return true
-	}
-	return r.Standing == ownership.Elsewhere && l.recall(t, op, now.Instant)
-}
-
-// wait has those operations carried out, elsewhere or later, that could not be at once.
-func (l *Limiter) wait(ctx context.Context, rest []*Op) {
-	if len(rest) == 0 {
+// carry has those operations carried out, elsewhere or later, that could not be at once. room has a place for each.
+func (l *Limiter) carry(ctx context.Context, ops []*Op, room []away) {
+	if len(ops) == 0 {
 		return
 	}
-	rest, got := l.takeIn(rest)
+	ops, got := l.takeIn(ops)
 	defer l.load.done(got)
 	deadline, left := l.deadline(ctx)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	var behind []*Op // somebody else's question
-	ask := rest[:0]
-	for _, op := range rest {
-		if op.asked.answered != nil && !op.asked.leads {
-			behind = append(behind, op)
-		} else {
-			ask = append(ask, op)
-		}
-	}
+	ask, behind := l.inquire(ops, room)
 	if len(behind) == 0 {
 		l.forward(ctx, ask)
 		return
 	}
-	// For the others' answers half of the time: they may have more, or wait for something else of the same batch, and the other
-	// half is for asking oneself.
+	// Half of the time is for the answers to other callers' inquiries: these callers may have more time, or wait for an inquiry of this
+	// batch. The other half is for asking after all.
 	patience, enough := context.WithTimeout(ctx, left/2)
 	defer enough()
-	l.forward(ctx, slices.Clone(ask)) // which takes out of it what is done
-	// Before anything is waited for, those who wait for these; two batches may each lead what the other wants.
+	l.forward(ctx, slices.Clone(ask)) // it takes out of its slice what is done
 	end := l.ending()
 	for _, op := range ask {
-		l.conclude(op, &end)
+		l.conclude(op, &end) // which ends the inquiries of this batch, before it waits for those of others
 	}
 	l.forward(ctx, l.unanswered(patience, behind))
-}
-
-// unanswered waits until what others have asked is answered, or for as long as ctx says, and returns the operations that this
-// does not answer.
-func (l *Limiter) unanswered(ctx context.Context, ops []*Op) (rest []*Op) {
-	for _, op := range ops {
-		select {
-		case <-op.asked.answered:
-		case <-ctx.Done():
-		}
-	}
-	t, now := l.table.Load(), l.clock()
-	for _, op := range ops {
-		mark, _, ok := l.refused(t, &op.Check, &op.subject, now.Mono, &op.Outcome.Decision)
-		if op.asked = (question{}); !ok {
-			op.asked = question{charges: true, table: t, mark: mark, sent: now.Mono}
-			rest = append(rest, op)
-		}
-	}
-	return rest
-}
-
-// ending is the moment at which a batch is concluded, of which only the clock of leases is read, once, and only if an
-// answer is under one.
-func (l *Limiter) ending() moment { return moment{l: l} }
-
-// conclude does what is left to be done when an operation has its Outcome.
-func (l *Limiter) conclude(op *Op, end *moment) {
-	if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
-		l.unreachable(op) // another node may decide by now, and know nothing of this
-	}
-	switch {
-	case op.givesBack():
-		l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
-	case op.asked.charges:
-		l.remember(op)
-	}
-	if op.asked.leads {
-		l.inquiries.end(op.state(), op.asked.answered)
-	}
-	op.asked = question{}
 }
 
 // deadline is the instant until which other nodes may be waited for, and how long that is: early enough for an answer by
@@ -164,7 +83,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 				to.waiting = append(to.waiting, op)
 				continue
 			}
-			op.Outcome = Outcome{}
+			op.forget()
 			to.add(l.next(op), op)
 		}
 		l.askAll(ctx, to)
@@ -174,8 +93,8 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 		for _, op := range ops {
 			switch out := &op.Outcome; {
 			case out.NotHolder != nil && ctx.Err() == nil:
-				if hint := out.NotHolder; hint.Node.Name != "" && op.followed.Less(hint.Term) {
-					op.hint = hint
+				if hint := out.NotHolder; hint.Node.Name != "" && op.away.followed.Less(hint.Term) {
+					op.away.hint = hint
 				}
 				again = append(again, op)
 				if out.shut {
@@ -197,7 +116,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	l.asks.Put(to) // not after a panic, which leaves operations in it
 }
 
-// asks are operations by whom to ask, each in the order in which they were asked. Its room is used again.
+// asks are operations grouped by the node to ask, in the order in which they came. Its room is used again.
 type asks struct {
 	groups  []group
 	waiting []*Op // for what they have as an answer
@@ -269,7 +188,7 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 		l.awaitLent(ctx, &op.Loan.copied)
 		return
 	}
-	degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, op.partition, out.ticket, out.until != 0)
+	degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, int(op.partition), out.ticket, out.until != 0)
 	out.ticket = 0
 	switch {
 	case !ok && !stands:
@@ -277,11 +196,18 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 	case op.Kind == OpQuota && degraded:
 		op.Quota.Lent.Granted, op.Quota.Lent.Rate = 0, 0 // no copy knows of it
 	case op.asks():
-		out.Decision.Degraded = out.Decision.Degraded || degraded
+		op.Decision.Degraded = op.Decision.Degraded || degraded
 		if op.Cost > 0 {
-			l.statsOf(l.table.Load().entryOf(op), &op.subject).mine().count(&out.Decision)
+			op.rule.stats.mine().count(op.Decision)
 		}
 	}
+}
+
+// decideLater decides an operation that has waited, under the policies of now.
+func (l *Limiter) decideLater(op *Op, now *moment) {
+	op.forget()
+	l.replan(op)
+	l.decide(op, now)
 }
 
 // awaitGrants decides once more what could not be for want of a grant, until that has taken grantMost.
@@ -305,19 +231,18 @@ func (l *Limiter) awaitGrants(ctx context.Context, ops []*Op) {
 		case <-time.After(retryPause):
 		case <-ctx.Done():
 		}
-		t, now := l.table.Load(), l.moment()
+		now := l.moment()
 		for _, op := range ops {
-			op.Outcome = Outcome{}
-			l.decide(t, op, &now)
+			l.decideLater(op, &now)
 		}
 	}
 }
 
 // frozenMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to the
-// receiver, who knows first.
+// receiver, which is the first to know.
 const frozenMost = 50 * time.Millisecond
 
-// awaitHolder waits for another route than one under which nobody decides: of a partition that is being handed over for frozenMost,
+// awaitHolder waits for another route than one under which no node decides: of a partition that is being handed over for frozenMost,
 // of one that is unclaimed as long as ctx allows.
 func (l *Limiter) awaitHolder(ctx context.Context, partition int, r *ownership.Route) *ownership.Route {
 	if r.Standing == ownership.Frozen {
@@ -328,24 +253,24 @@ func (l *Limiter) awaitHolder(ctx context.Context, partition int, r *ownership.R
 	return l.cfg.Ownership.Await(ctx, partition, r)
 }
 
-// decides says whether somebody decides by a route.
+// decides says whether some node decides by a route.
 func decides(r *ownership.Route) bool {
 	return r.Standing == ownership.Owned || r.Standing == ownership.Elsewhere
 }
 
-// park waits for somebody to decide for the partitions of operations.
+// park waits until some node decides for the partitions of operations.
 func (l *Limiter) park(ctx context.Context, ops []*Op) {
 	var side recovered.Group // of different partitions, one may be there long before another
 	for _, op := range ops {
 		side.Go(func() {
-			r := l.cfg.Ownership.Route(op.partition)
+			r := l.cfg.Ownership.Route(int(op.partition))
 			switch {
-			case decides(r) || *l.awaitHolder(ctx, op.partition, r) != *r:
+			case decides(r) || *l.awaitHolder(ctx, int(op.partition), r) != *r:
 				op.Outcome.NotHolder, op.Outcome.parked = &ownership.Route{}, true
 			case ctx.Err() != nil:
 				op.Outcome.Unreachable = true
 			default:
-				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op}) // who receives it, under the same term
+				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op}) // the receiver of the hand-over, under the same term
 			}
 		})
 	}
@@ -355,13 +280,13 @@ func (l *Limiter) park(ctx context.Context, ops []*Op) {
 // next is where to go next: to the node of a hint, once, otherwise by this node's own view. It notes the highest term that was
 // followed, so that an old hint, which leads back to where the operation has been, is not.
 func (l *Limiter) next(op *Op) way {
-	r, standing := op.hint, ownership.Elsewhere
-	if op.hint = nil; r == nil {
-		r = l.cfg.Ownership.Route(op.partition)
+	r, standing := op.away.hint, ownership.Elsewhere
+	if op.away.hint = nil; r == nil {
+		r = l.cfg.Ownership.Route(int(op.partition))
 		standing = r.Standing
 	}
-	if op.followed.Less(r.Term) {
-		op.followed = r.Term
+	if op.away.followed.Less(r.Term) {
+		op.away.followed = r.Term
 	}
 	return way{standing, r.Node}
 }
@@ -372,13 +297,13 @@ func (l *Limiter) ask(ctx context.Context, w way, ops []*Op) {
 	case w.standing == ownership.Owned:
 		if l.expired(ctx, len(ops)) != nil {
 			for _, op := range ops {
-				op.Outcome.Unreachable = true // whoever asked has given up, and answered by on_error
+				op.Outcome.Unreachable = true // the node that was asked has answered by on_error
 			}
 			return
 		}
-		t, now := l.table.Load(), l.moment()
+		now := l.moment()
 		for _, op := range ops {
-			l.decide(t, op, &now)
+			l.decideLater(op, &now)
 		}
 		l.awaitGrants(ctx, ops)
 		l.awaitRecalls(ctx, ops)
@@ -417,14 +342,14 @@ func (l *Limiter) ask(ctx context.Context, w way, ops []*Op) {
 
 // unreachable answers an operation whose holder could not be asked in time.
 func (l *Limiter) unreachable(op *Op) {
-	op.Outcome = Outcome{}
-	e := l.table.Load().entryOf(op)
-	op.Outcome.Err = suits(e, op)
+	op.forget()
+	l.replan(op)
+	op.Outcome.Err = suits(op)
 	switch {
 	case op.Outcome.Err != nil:
-		l.countError(e, op)
+		l.countError(op)
 	case op.asks():
-		l.fail(e, op)
+		l.fail(op)
 	default:
 		op.Outcome.Err = limit.NewError(limit.Unavailable, "", "the node that decides for this key cannot be reached; whether the call was carried out is not known")
 	}
@@ -446,17 +371,17 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 			l.answerRecall(op)
 			continue
 		}
-		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
+		if op.Outcome.Err = l.plan(t, op); op.Outcome.Err != nil {
 			continue
 		}
-		r := l.cfg.Ownership.Route(op.partition).Handed()
+		r := l.cfg.Ownership.Route(int(op.partition)).Handed()
 		switch {
 		case r.Standing == ownership.Owned:
-			l.decide(t, op, &now)
+			l.decide(op, &now)
 			if op.Outcome.pending() && !(op.Kind == OpBorrow && op.Outcome.NotHolder != nil) {
 				later = append(later, op)
 			}
-		case op.Kind == OpBorrow || r.Standing == ownership.Elsewhere && (op.Hops+1 >= MaxHops || r.Node.Name == ""):
+		case op.Kind == OpBorrow || r.Standing == ownership.Elsewhere && (op.Hops >= MaxHops-1 || r.Node.Name == ""):
 			// A report is not handed on, as if it were this node's, nor kept waiting: the others of its message would be.
 			op.Outcome.NotHolder = r
 		default:
@@ -483,7 +408,7 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 }
 
 // takeInReceived takes in operations that a peer sent and that have to wait. Each node holds its callers to their shares of its own
-// places; who asks all nodes is held to one here, too. It returns those that there is room for.
+// places; a caller that asks all nodes at once is held to one share here, too. It returns those that there is room for.
 func (l *Limiter) takeInReceived(ops []*Op) (in []*Op, taken []fairshare.Taken) {
 	in = ops[:0]
 	for len(ops) > 0 {
@@ -511,8 +436,8 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 			to.waiting = append(to.waiting, op)
 			continue
 		}
-		op.Outcome = Outcome{}
-		if r := l.cfg.Ownership.Route(op.partition).Handed(); r.Standing == ownership.Elsewhere && r.Node.Name != "" && op.Hops+1 < MaxHops {
+		op.forget()
+		if r := l.cfg.Ownership.Route(int(op.partition)).Handed(); r.Standing == ownership.Elsewhere && r.Node.Name != "" && op.Hops < MaxHops-1 {
 			to.add(way{r.Standing, r.Node}, op)
 			continue
 		}
@@ -528,7 +453,7 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 	l.asks.Put(to) // as in forward
 }
 
-// within returns a context that ends when nobody waits for the operation's answer any more.
+// within returns a context that ends with the time for which the sender waits for the operation's answer.
 func (op *Op) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	if op.Left == 0 {
 		return context.WithCancel(ctx)
@@ -538,14 +463,14 @@ func (op *Op) within(ctx context.Context) (context.Context, context.CancelFunc) 
 
 // decideSoon has an operation decided by the holder that a partition is about to have.
 func (l *Limiter) decideSoon(ctx context.Context, op *Op) {
-	r := l.cfg.Ownership.Route(op.partition)
+	r := l.cfg.Ownership.Route(int(op.partition))
 	for range 2 { // frozen first, and then somewhere else
 		if !decides(r) {
-			r = l.awaitHolder(ctx, op.partition, r)
+			r = l.awaitHolder(ctx, int(op.partition), r)
 		}
 	}
 	r = r.Handed()
-	if !decides(r) || r.Standing == ownership.Elsewhere && (r.Node.Name == "" || op.Hops+1 >= MaxHops) {
+	if !decides(r) || r.Standing == ownership.Elsewhere && (r.Node.Name == "" || op.Hops >= MaxHops-1) {
 		op.Outcome.NotHolder = r
 		return
 	}

@@ -208,16 +208,16 @@ func TestViewsThatDisagree(t *testing.T) {
 func TestReceiveChecksWhatItGets(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		here, there := c.owned("p", 0, 0), c.owned("p", 1, 0)
-		op := func(hops int, q limit.Check) *Op { return &Op{Kind: OpCheck, Check: q, Hops: hops} }
+		op := func(hops int, q limit.Check) *Op { return &Op{Kind: OpCheck, Check: &q, Hops: uint8(hops)} }
 		ops := []*Op{
-			op(1, named("p", here, 1)), op(2, named("p", there, 1)), op(1<<31, named("p", there, 1)),
+			op(1, named("p", here, 1)), op(2, named("p", there, 1)), op(255, named("p", there, 1)),
 			op(1, named("p", "", 1)), op(1, named("p", here, -1)), op(1, named("p", there, 1)),
 		}
 		rest := c.nodes[0].Receive(ops)
 		if rest == nil {
 			t.Fatal("nothing to hand on")
 		}
-		if !ops[0].Outcome.Decision.Allowed {
+		if !ops[0].Decision.Allowed {
 			t.Errorf("%+v", ops[0].Outcome)
 		}
 		for _, o := range ops[1:3] {
@@ -228,11 +228,11 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 		wantError(t, ops[3].Outcome.Err, limit.Invalid, "key")
 		wantError(t, ops[4].Outcome.Err, limit.Invalid, "cost")
 		part := op(1, named("p", here, 1))
-		part.Kind, part.Reservation = OpReserve, ReservationID{1, 15: 1} // a store's own number of one of its parts
+		part.Kind, part.Extra = OpReserve, &Extra{Reservation: ReservationID{1, 15: 1}} // a store's own number of one of its parts
 		c.nodes[0].Receive([]*Op{part})
 		wantError(t, part.Outcome.Err, limit.Invalid, "reservation_id")
 		rest(t.Context())
-		if d := ops[5].Outcome.Decision; !d.Allowed || d.Remaining != 9 || c.hops != 2 {
+		if d := ops[5].Decision; !d.Allowed || d.Remaining != 9 || c.hops != 2 {
 			t.Errorf("%+v after %d hops", ops[5].Outcome, c.hops)
 		}
 		c.wantStats(PolicyStats{Policy: "p", Allowed: 2})
@@ -583,7 +583,7 @@ type prompt struct{}
 
 func (prompt) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
 	for _, op := range ops {
-		op.Outcome.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
+		*op.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
 	}
 }
 
@@ -595,7 +595,7 @@ func (m mistaken) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
 		if m.asked[op.Key]++; op.Key == "panic" {
 			panic(op.Key)
 		}
-		op.Outcome.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
+		*op.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
 	}
 }
 
@@ -663,9 +663,11 @@ func TestPanicsBesideACall(t *testing.T) {
 			_, _ = l.Check(t.Context(), []limit.Check{check})
 		}},
 		"from a peer, no holder yet": {changing{newTwoOthers(), ownership.Unclaimed, ownership.Elsewhere}, func(l *Limiter) {
-			l.Receive([]*Op{{Check: check, Hops: 1, Left: time.Second}})(t.Context())
+			l.Receive([]*Op{{Kind: OpCheck, Check: &check, Hops: 1, Left: time.Second}})(t.Context())
 		}},
-		"from a peer": {newTwoOthers(), func(l *Limiter) { l.Receive([]*Op{{Check: check, Hops: 1, Left: time.Second}})(t.Context()) }},
+		"from a peer": {newTwoOthers(), func(l *Limiter) {
+			l.Receive([]*Op{{Kind: OpCheck, Check: &check, Hops: 1, Left: time.Second}})(t.Context())
+		}},
 	} {
 		l := New(Config{Ownership: test.owners, Peers: mistakenly{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
 		err := recovered.Call(func() error { test.call(l); return nil })

@@ -35,7 +35,7 @@ const samplesATick = 1000
 // sampler chooses decisions: all of them as long as there are few, and one of 2^shift where there are many.
 type sampler struct {
 	to    Recorder
-	shift atomic.Uint32 // off where nobody wants any
+	shift atomic.Uint32 // off without a Recorder
 	taken atomic.Int64  // since the last tick, or since shift was last raised
 }
 

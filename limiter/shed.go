@@ -56,8 +56,8 @@ func (l *load) done(a admitted) {
 	l.places.Give(a.taken)
 }
 
-// takeIn takes in operations of one caller that have to wait. Those that there is no room for are answered by on_error, as if nobody
-// could be asked; it returns the others, for whom done is to be called.
+// takeIn takes in operations of one caller that have to wait. on_error answers those that there is no room for, as if no
+// node could be asked; it returns the others, for which done is to be called.
 func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 	owed := 0
 	for _, op := range rest {
@@ -72,7 +72,6 @@ func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 	if free+owed == len(rest) {
 		return rest, got
 	}
-	end := l.ending()
 	in = make([]*Op, 0, free+owed)
 	for _, op := range rest {
 		switch {
@@ -83,7 +82,6 @@ func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 			in = append(in, op)
 		default:
 			l.turnAway(op)
-			l.conclude(op, &end) // at once, for those who wait for its answer
 		}
 	}
 	return in, got
@@ -94,7 +92,7 @@ func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 func (l *Limiter) turnAway(op *Op) {
 	if op.stands() {
 		op.Outcome.ticket = 0
-		l.statsOf(l.table.Load().entryOf(op), &op.subject).mine().count(&op.Outcome.Decision)
+		op.rule.stats.mine().count(op.Decision)
 		return
 	}
 	done := op.Outcome.ticket != 0
@@ -105,7 +103,7 @@ func (l *Limiter) turnAway(op *Op) {
 }
 
 // expired returns the error of a call of n operations whose caller has gone, or has no time left for an answer: deciding it
-// would charge for what nobody hears of.
+// would charge units without an answer.
 func (l *Limiter) expired(ctx context.Context, n int) error {
 	err := over(ctx)
 	if err != nil {
@@ -114,7 +112,7 @@ func (l *Limiter) expired(ctx context.Context, n int) error {
 	return err
 }
 
-// over returns why nobody waits any more for what is asked under ctx. The deadline is compared with the clock, for a context
+// over returns why the caller of ctx waits no longer. The deadline is compared with the clock, for a context
 // is told of its end by a goroutine, which waits for its turn as the call did.
 func over(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {

@@ -114,47 +114,6 @@ func TestTurnedAwayLeader(t *testing.T) {
 	})
 }
 
-// TestTurnedAwayLeaderOfABatch: who waits for the answer of one that was turned away goes on at once, whatever else that one's batch waits for.
-func TestTurnedAwayLeaderOfABatch(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
-		n, key := c.nodes[0], c.owned("closed", 1, 0)
-		for range 11 {
-			n.check(t, named("closed", key, 1))
-		}
-		c.advance(limit.MaxRemember)
-		w, open := gate()
-		c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
-			if ops[0].Key == key {
-				deliver()
-			} else {
-				w(ctx, from, to, ops, deliver)
-			}
-		})
-		b := Batch{Checks: []limit.Check{named("closed", c.owned("closed", 1, 1), 1), named("closed", key, 1)}}
-		left, err := n.Begin(t.Context(), &b) // and leads
-		if err != nil || len(left) != 2 {
-			t.Fatal(left, err)
-		}
-		start := time.Now()
-		answered := make(chan limit.Decision, 1)
-		go func() { answered <- n.check(t, named("closed", key, 1)) }()
-		synctest.Wait()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			n.Finish(t.Context(), &b, left)
-		}()
-		if d := <-answered; d.Allowed || d.FailedClosed || time.Since(start) != 0 {
-			t.Errorf("%+v after %v", d, time.Since(start))
-		}
-		open()
-		<-done
-		if !b.Results[0].Allowed || !b.Results[1].FailedClosed {
-			t.Errorf("%+v", b.Results)
-		}
-	})
-}
-
 // TestSettlingIsNotTurnedAway: what an atomic check has charged is given back however much there is to do.
 func TestSettlingIsNotTurnedAway(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
@@ -242,7 +201,9 @@ func TestReceivedLate(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
 		c.see(n, func(int) ownership.Route { return ownership.Route{} })
-		op := func(left time.Duration) *Op { return &Op{Kind: OpCheck, Check: named("closed", "k", 1), Left: left} }
+		op := func(left time.Duration) *Op {
+			return &Op{Kind: OpCheck, Check: new(named("closed", "k", 1)), Left: left}
+		}
 		ops := []*Op{op(100 * time.Millisecond), op(300 * time.Millisecond), op(0)}
 		rest := n.Receive(ops)
 		if rest == nil {
@@ -259,7 +220,7 @@ func TestReceivedLate(t *testing.T) {
 		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 		<-done
 		for i, decided := range []bool{false, true, true} {
-			if out := ops[i].Outcome; out.Decision.Allowed != decided || (out.Unreachable || out.NotHolder != nil) == decided {
+			if out := ops[i].Outcome; ops[i].Decision.Allowed != decided || (out.Unreachable || out.NotHolder != nil) == decided {
 				t.Errorf("operation %d: %+v", i, out)
 			}
 		}
@@ -285,7 +246,7 @@ func TestReceivedBeyondBound(t *testing.T) {
 		c.see(n, func(p int) ownership.Route { return ownership.Route{} })
 		ops := make([]*Op, 5)
 		for i := range ops {
-			ops[i] = &Op{Kind: OpCheck, Check: named("closed", "k", 1), Left: time.Second}
+			ops[i] = &Op{Kind: OpCheck, Check: new(named("closed", "k", 1)), Left: time.Second}
 		}
 		rest := n.Receive(ops)
 		if got := n.Load(); rest == nil || got != (LoadStats{InFlight: 2, MaxInFlight: 2, Full: 3}) {
@@ -295,7 +256,7 @@ func TestReceivedBeyondBound(t *testing.T) {
 		rest(t.Context())
 		decided := 0
 		for _, op := range ops {
-			if op.Outcome.Decision.Allowed {
+			if op.Decision.Allowed {
 				decided++
 			} else if !op.Outcome.Unreachable {
 				t.Errorf("%+v", op.Outcome)
@@ -312,18 +273,18 @@ func TestReceivedBeyondBound(t *testing.T) {
 func TestChargedAndTurnedAway(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 1}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		op := &Op{Kind: OpCheck, Check: named("closed", "k", 1)}
-		if err := n.prepare(op); err != nil {
+		op := &Op{Kind: OpCheck, Check: new(named("closed", "k", 1))}
+		if err := n.plan(n.table.Load(), op); err != nil {
 			t.Fatal(err)
 		}
 		n.load.places.Force(1)
 		op.Outcome.ticket = 7
-		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || n.Load().InFlight != 1 || !op.Outcome.Decision.FailedClosed || op.Outcome.ticket != 0 {
+		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || n.Load().InFlight != 1 || !op.Decision.FailedClosed || op.Outcome.ticket != 0 {
 			t.Errorf("%+v", op.Outcome)
 		}
 		// Of one that gives back nobody says that nothing was done.
-		op = &Op{Kind: OpRefund, Check: named("closed", "k", 1)}
-		if err := n.prepare(op); err != nil {
+		op = &Op{Kind: OpRefund, Check: new(named("closed", "k", 1))}
+		if err := n.plan(n.table.Load(), op); err != nil {
 			t.Fatal(err)
 		}
 		for ticket, done := range map[uint64]bool{0: false, 7: true} {
@@ -334,12 +295,12 @@ func TestChargedAndTurnedAway(t *testing.T) {
 			}
 		}
 		// But a refusal that began a ban stands.
-		op = &Op{Kind: OpCheck, Check: named("open", "k", 1)}
-		if err := n.prepare(op); err != nil {
+		op = &Op{Kind: OpCheck, Check: new(named("open", "k", 1))}
+		if err := n.plan(n.table.Load(), op); err != nil {
 			t.Fatal(err)
 		}
-		op.Outcome.ticket, op.Outcome.Decision = 7, limit.Decision{Policy: "open", Banned: true, RetryAfter: time.Hour}
-		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || op.Outcome.Decision.Allowed || op.Outcome.Decision.RetryAfter != time.Hour || op.Outcome.ticket != 0 {
+		op.Outcome.ticket, *op.Decision = 7, limit.Decision{Policy: "open", Banned: true, RetryAfter: time.Hour}
+		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || op.Decision.Allowed || op.Decision.RetryAfter != time.Hour || op.Outcome.ticket != 0 {
 			t.Errorf("%+v", op.Outcome)
 		}
 	})
@@ -353,7 +314,7 @@ func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
 		receive := func(callers ...string) (rest func(context.Context), waiting int) {
 			ops := make([]*Op, len(callers))
 			for i, caller := range callers {
-				ops[i] = &Op{Kind: OpCheck, Check: named("open", "k", 1), Left: time.Second}
+				ops[i] = &Op{Kind: OpCheck, Check: new(named("open", "k", 1)), Left: time.Second}
 				ops[i].Caller = caller
 			}
 			rest = n.Receive(ops)

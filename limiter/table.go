@@ -1,37 +1,69 @@
 package limiter
 
 import (
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
-// table is a set of policies worked out for deciding. It is immutable and replaced as a whole.
+// This file works a set of policies out for deciding: a table of entries, one for each policy, and of rules, one for each of its overrides.
+// A table is immutable and replaced as a whole. Limits sent along have rules, too (inline.go), so that nothing else tells them apart.
+
+// table is a set of policies worked out for deciding.
 type table struct {
 	set        *policy.Set
 	by         map[string]*entry
 	candidates map[string]*store.Rule // by scope
+	unknown    *rule                  // of policies that are not in the set
 }
 
 // entry is one policy.
 type entry struct {
 	*policy.Policy
-	rules map[*policy.Rule]*store.Rule
+	rules map[*policy.Rule]*rule
 	own   *policy.Rule // of keys without an override, and what rules has for it
-	owns  *store.Rule
+	owns  *rule
 	hash  ring.Scope
-	stats *policyStats
-	// candidate is what checks by owns are decided by as well, to be counted only; nil: nothing.
-	candidate *store.Rule
 }
 
-// rule returns what a policy's rule is to the store; nil for one that needs no state.
-func (e *entry) rule(r *policy.Rule) *store.Rule {
+// rule is all that a check is decided by. Nothing in it changes, but for share and what stats points to.
+type rule struct {
+	// Rule is what the store decides by. Its Limits are nil where no state is needed: all of the rule's checks are answered by units.
+	store.Rule
+	units     int64 // algo.Unlimited, or 0 for a blocked key
+	missing   bool  // of a policy that this node does not know
+	entry     *entry
+	namespace string // of a limit sent along
+	hash      ring.Scope
+	stats     *policyStats
+	// candidate is what checks are decided by as well, to be counted only; nil: nothing.
+	candidate   *store.Rule
+	warnAt      int64 // see policy.Policy
+	ordinary    bool  // its Limits decide, and not of leases
+	shadow      bool
+	concurrency bool
+	lendable    bool // units of its keys may be on loan as far as the policy goes
+	closed      bool // on_error: closed
+	share       *sharedRule
+}
+
+// rule returns the rule of a policy's key.
+func (e *entry) rule(key string) *rule {
+	r := e.Rule(key)
 	if r == e.own {
 		return e.owns
 	}
 	return e.rules[r]
+}
+
+// rule returns the rule of a policy's key.
+func (t *table) rule(policy, key string) *rule {
+	if e := t.by[policy]; e != nil {
+		return e.rule(key)
+	}
+	return t.unknown
 }
 
 // durabilities are the policies' as the store spells them.
@@ -41,32 +73,12 @@ var durabilities = [...]store.Durability{
 
 func (l *Limiter) compile(set *policy.Set) *table {
 	t := &table{set: set, by: make(map[string]*entry), candidates: make(map[string]*store.Rule)}
+	t.unknown = &rule{missing: true, stats: l.stats.unknown, closed: l.cfg.UnknownPolicy == UnknownDeny}
+	if l.cfg.UnknownPolicy == UnknownAllow {
+		t.unknown.units = algo.Unlimited
+	}
 	for _, p := range set.Policies() {
-		e := &entry{
-			Policy: p, rules: make(map[*policy.Rule]*store.Rule), hash: l.cfg.HashKey.Scope(p.Name), stats: l.stats.of(p.Name),
-		}
-		for _, r := range p.Rules() {
-			if len(r.Limits) > 0 {
-				e.rules[r] = &store.Rule{
-					Scope: p.Name, Limits: r.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
-					ColdClosed: p.ColdStart == policy.ColdClosed, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory,
-					Ban: p.Ban, ReleaseExpired: p.ReleaseExpired,
-				}
-			}
-		}
-		e.own = p.Rules()[0]
-		e.owns = e.rules[e.own]
-		if p.Candidate != nil {
-			e.candidate = &store.Rule{
-				Scope: limit.CandidateScope(p.Name), Limits: p.Candidate, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory,
-				Ban: p.Ban,
-			}
-			if p.Durability == policy.None {
-				e.candidate.Durability = store.None
-			}
-			t.candidates[e.candidate.Scope] = e.candidate
-		}
-		t.by[p.Name] = e
+		t.by[p.Name] = l.compilePolicy(t, p)
 	}
 	shares := len(t.by)
 	if !l.cfg.NoInline {
@@ -76,19 +88,61 @@ func (l *Limiter) compile(set *policy.Set) *table {
 	return t
 }
 
-// entryOf returns the policy that an operation names, or nil where there is none: an inline limit, an unknown policy.
-func (t *table) entryOf(op *Op) *entry {
-	if op.inline != nil {
-		return nil
+func (l *Limiter) compilePolicy(t *table, p *policy.Policy) *entry {
+	e := &entry{Policy: p, rules: make(map[*policy.Rule]*rule), hash: l.cfg.HashKey.Scope(p.Name)}
+	stats := l.stats.of(p.Name)
+	for _, of := range p.Rules() {
+		r := &rule{
+			Rule: store.Rule{
+				Scope: p.Name, Limits: of.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
+				ColdClosed: p.ColdStart == policy.ColdClosed, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory, Ban: p.Ban,
+				ReleaseExpired: p.ReleaseExpired,
+			},
+			entry: e, hash: e.hash, stats: stats, warnAt: p.WarnAt, shadow: p.Shadow, concurrency: p.Concurrency,
+			// A check in shadow mode is never refused, and a candidate is asked each time.
+			lendable: !p.NoLend && !p.Shadow && p.Candidate == nil, closed: p.OnError == policy.Closed,
+		}
+		if p.OnError == policy.Share {
+			r.share = new(sharedRule)
+		}
+		if of.Unlimited {
+			r.Limits, r.units = nil, algo.Unlimited
+		} else if of.Blocked {
+			r.Limits = nil
+		}
+		r.ordinary = r.Limits != nil && !r.concurrency
+		e.rules[of] = r
 	}
-	return t.by[op.Policy]
+	e.own = p.Rules()[0]
+	e.owns = e.rules[e.own]
+	if p.Candidate == nil {
+		return e
+	}
+	candidate := &store.Rule{Scope: limit.CandidateScope(p.Name), Limits: p.Candidate, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory, Ban: p.Ban}
+	if p.Durability == policy.None {
+		candidate.Durability = store.None
+	}
+	e.owns.candidate = candidate
+	t.candidates[candidate.Scope] = candidate
+	return e
 }
 
-// ruleOf returns the rule that applies to the state of a scope and key, or nil where no policy's limits do.
-func (t *table) ruleOf(scope string, key []byte) *store.Rule {
+// stateOf returns the rule that applies to the state of a scope and key, or nil where no policy's limits do.
+func (t *table) stateOf(scope string, key []byte) *store.Rule {
 	e, ok := t.by[scope]
 	if !ok {
 		return t.candidates[scope]
 	}
-	return e.rule(e.Rule(string(key)))
+	if r := e.rule(string(key)); r.Limits != nil {
+		return &r.Rule
+	}
+	return nil
+}
+
+// boot is the boot clock's time for a rule that is strict, and 0 for others, which are decided without it: it is a system call.
+func (r *rule) boot(now *moment) int64 {
+	if !r.Strict {
+		return 0
+	}
+	return now.bootTime()
 }

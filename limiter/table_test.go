@@ -19,7 +19,7 @@ func TestRulesOfPolicies(t *testing.T) {
 	if !by["closed"].owns.ColdClosed || by["open"].owns.ColdClosed {
 		t.Error("whether states begin full after a loss is not what the policy says")
 	}
-	if by["kept"].candidate.Durability == store.None || by["none"].candidate.Durability != store.None {
+	if by["kept"].owns.candidate.Durability == store.None || by["none"].owns.candidate.Durability != store.None {
 		t.Error("whether a candidate's states are copied is not what the policy says")
 	}
 }

@@ -49,11 +49,21 @@ const (
 )
 
 // endSpan ends the span of a call.
-func (l *Limiter) endSpan(span Span, ops []*Op) {
-	ops = ops[:min(len(ops), maxTraced)]
-	each := make([]Traced, len(ops))
-	for i, op := range ops {
-		each[i] = l.traced(op)
+func (l *Limiter) endSpan(span Span, ops []Op) {
+	var each []Traced
+	for i := range ops[:min(len(ops), maxTraced)] {
+		if ops[i].rule != nil {
+			each = append(each, l.traced(&ops[i]))
+		}
+	}
+	span.End(each)
+}
+
+// endSpans ends the span of a call of operations that are no checks.
+func (l *Limiter) endSpans(span Span, ops []*Op) {
+	var each []Traced
+	for _, op := range ops[:min(len(ops), maxTraced)] {
+		each = append(each, l.traced(op))
 	}
 	span.End(each)
 }
@@ -93,26 +103,19 @@ func (l *Limiter) traceForwardEach(to ownership.Node, ops []*Op) (end func()) {
 	}
 }
 
-// trace begins the span of one of a batch's checks, if that is traced, and returns what continues it; otherwise nothing.
-func (b *Batch) trace(l *Limiter, i int) string {
-	if b.Traces == nil || l.cfg.Tracer == nil || b.Traces[i] == "" {
-		return ""
+// trace begins the spans of those of a batch's checks that are traced. What is done for them hangs below.
+func (b *Batch) trace(l *Limiter) {
+	if b.Traces == nil || l.cfg.Tracer == nil {
+		return
 	}
-	span := l.cfg.Tracer.Below(b.Traces[i], "decide")
-	if span == nil {
-		return ""
-	}
-	if b.spans == nil {
-		b.spans = make(map[int]Span)
-	}
-	b.spans[i] = span
-	return span.Context()
-}
-
-// traceError is the span of a check that is not acceptable.
-func (b *Batch) traceError(l *Limiter, i int, err *limit.Error) {
-	if b.trace(l, i) != "" {
-		b.spans[i].End([]Traced{l.traced(&Op{Kind: OpCheck, Check: b.Checks[i], Outcome: Outcome{Err: err}})})
+	b.spans = make(map[int]Span)
+	for i, parent := range b.Traces {
+		if parent == "" {
+			continue
+		}
+		if span := l.cfg.Tracer.Below(parent, "decide"); span != nil {
+			b.spans[i], b.ops[i].Trace = span, span.Context()
+		}
 	}
 }
 
@@ -154,11 +157,11 @@ func (c continued) end(l *Limiter) {
 
 // traced is what a trace says of an operation.
 func (l *Limiter) traced(op *Op) Traced {
-	t := Traced{Operation: op.Kind.String(), Result: op.result(), Partition: op.partition}
+	t := Traced{Operation: op.Kind.String(), Result: op.result(), Partition: int(op.partition)}
 	if name := op.PolicyName(); limit.ValidPolicyName(name) { // an operation that was not accepted may have any
 		t.Policy = name
 	}
-	if r := l.cfg.Ownership.Route(op.partition); r.Standing == ownership.Owned {
+	if r := l.cfg.Ownership.Route(int(op.partition)); r.Standing == ownership.Owned {
 		t.Term = r.Term.String()
 	}
 	return t
@@ -181,7 +184,7 @@ func (k OpKind) String() string {
 // result is what came of an operation, in a word.
 func (op *Op) result() string {
 	out := &op.Outcome
-	switch d := &out.Decision; {
+	switch d := op.Decision; {
 	case out.Err != nil:
 		return "error"
 	case out.NotHolder != nil:

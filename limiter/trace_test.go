@@ -30,13 +30,13 @@ func TestUntracedCallsCostNothing(t *testing.T) {
 		l := New(Config{Policies: set, Tracer: tracer})
 		defer l.Close()
 		checks := []limit.Check{{Target: limit.Target{Policy: "p", Key: "alice"}, Cost: 1}}
-		ops := []*Op{{Kind: OpCheck, Check: checks[0]}}
+		ops := []*Op{{Kind: OpCheck, Check: new(checks[0])}}
 		return testing.AllocsPerRun(500, func() {
 			if r, err := l.Check(t.Context(), checks); err != nil || !r[0].Allowed {
 				t.Fatalf("%+v, %v", r, err)
 			}
 			ops[0].Outcome = Outcome{}
-			if rest := l.Receive(ops); rest != nil || !ops[0].Outcome.Decision.Allowed {
+			if rest := l.Receive(ops); rest != nil || !ops[0].Decision.Allowed {
 				t.Fatalf("%+v", ops[0].Outcome)
 			}
 		})
@@ -127,11 +127,11 @@ func TestTraced(t *testing.T) {
 		t.Errorf("of a batch that is refused as a whole: %+v", got)
 	}
 
-	bad := &Op{Kind: OpCheck, Check: check("p"), Trace: "malformed"}
-	invalid := &Op{Kind: OpCheck, Check: check("not \xff a name"), Trace: "far"}
-	ops := []*Op{bad, invalid, {Kind: OpReset, Check: check("p"), Trace: "far"}, {Kind: OpCheck, Check: check("p")}}
+	bad := &Op{Kind: OpCheck, Check: new(check("p")), Trace: "malformed"}
+	invalid := &Op{Kind: OpCheck, Check: new(check("not \xff a name")), Trace: "far"}
+	ops := []*Op{bad, invalid, {Kind: OpReset, Check: new(check("p")), Trace: "far"}, {Kind: OpCheck, Check: new(check("p"))}}
 	for range 100 {
-		ops = append(ops, &Op{Kind: OpCheck, Check: check("p"), Trace: "far"})
+		ops = append(ops, &Op{Kind: OpCheck, Check: new(check("p")), Trace: "far"})
 	}
 	before := len(s.begun)
 	if rest := l.Receive(ops); rest != nil {

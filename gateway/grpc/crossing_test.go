@@ -48,7 +48,7 @@ func (e *echo) Forward(_ context.Context, _ ownership.Node, ops []*limiter.Op) {
 		if op.Limit.Limit%3 == 0 {
 			d.Allowed, d.Granted, d.RetryAfter, d.RememberFor = false, 0, 3*time.Millisecond, 3*time.Millisecond
 		}
-		op.Outcome = limiter.Outcome{Decision: d}
+		op.Outcome, *op.Decision = limiter.Outcome{}, d
 	}
 }
 

@@ -183,9 +183,22 @@ func malformed(field, problem string, args ...any) error {
 	return status.Error(codes.InvalidArgument, field+": "+fmt.Sprintf(problem, args...))
 }
 
+// received is an operation that has arrived, with what it points to.
+type received struct {
+	limiter.Op
+	check    limit.Check
+	decision limit.Decision
+}
+
+// link points the operation to its own check and decision. It is to be called anew when the operation has been moved.
+func (r *received) link() *limiter.Op {
+	r.Op.Check, r.Op.Decision = &r.check, &r.decision
+	return &r.Op
+}
+
 // unpack appends the operations of a batch to ops. What it cannot make sense of in one of them gets an Outcome with an Err;
 // an error of its own says that the batch is none.
-func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.Op, error) {
+func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, error) {
 	for _, d := range b.Define {
 		if err := t.define(d); err != nil {
 			return ops, err
@@ -198,8 +211,8 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 		if len(ops) == maxBatch {
 			return ops, status.Errorf(codes.ResourceExhausted, "operations: a batch holds at most %d", maxBatch)
 		}
-		ops = append(ops, limiter.Op{})
-		op := &ops[len(ops)-1]
+		ops = append(ops, received{})
+		op := ops[len(ops)-1].link()
 		flags := r.Uvarint()
 		if flags >= opUnknown || flags&opItem != 0 && flags != opItem {
 			return ops, malformed("operations", "item %d has flags %#x", len(ops)-1, flags)
@@ -233,7 +246,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 			op.RequestID = r.Text(math.MaxInt)
 		}
 		if flags&opHops != 0 {
-			op.Hops = int(min(r.Uvarint(), math.MaxInt32))
+			op.Hops = uint8(min(r.Uvarint(), math.MaxUint8))
 		}
 		if flags&opTrace != 0 {
 			op.Trace = r.Take(limiter.TraceContext)
@@ -265,7 +278,7 @@ type quota struct {
 
 // plain says whether what came of an operation can be told by a packed decision.
 func plain(op *limiter.Op) bool {
-	d := &op.Outcome.Decision
+	d := op.Decision
 	return op.Kind == limiter.OpCheck && op.Outcome.Err == nil && op.Outcome.NotHolder == nil && !op.Outcome.Unreachable &&
 		d.Policy == op.PolicyName() && d.RequestID == op.RequestID && d.LeaseID == "" && d.ReservationID == ""
 }
@@ -277,7 +290,7 @@ func appendOutcome(b []byte, q *quota, op *limiter.Op) []byte {
 		n := reply.SizeVT()
 		return appendMessage(binary.AppendUvarint(append(b, outReply), uint64(n)), n, reply)
 	}
-	d := &op.Outcome.Decision
+	d := op.Decision
 	flags := flagIf(d.Allowed, outAllowed) | flagIf(*q != quota{d.Limit, d.Window}, outQuota) |
 		flagIf(d.RetryAfter != 0, outRetryAfter) | flagIf(d.ResetAfter != 0, outResetAfter) |
 		flagIf(d.RememberFor != 0, outRememberFor) | flagIf(d.Granted != usualGrant(d.Allowed, op.Cost), outGranted) |
@@ -351,8 +364,8 @@ func (r *outcomes) next(op *limiter.Op) bool {
 	if r.Rest == "" {
 		return false
 	}
-	out := &op.Outcome
-	*out = limiter.Outcome{}
+	out, d := &op.Outcome, op.Decision
+	*out, *d = limiter.Outcome{}, limit.Decision{}
 	flags := r.Uvarint()
 	if flags == outReply {
 		reply := new(peerv1.ItemReply)
@@ -365,7 +378,6 @@ func (r *outcomes) next(op *limiter.Op) bool {
 	if flags&outReply != 0 || flags >= outUnknown {
 		return false
 	}
-	d := &out.Decision
 	d.Policy, d.RequestID = op.PolicyName(), op.RequestID
 	d.Allowed = flags&outAllowed != 0
 	if flags&outQuota != 0 {

@@ -45,7 +45,7 @@ func mixed(rng *rand.Rand) *limiter.Op {
 	op.Configured = limit.Reserved(op.Namespace)
 	if rng.IntN(2) == 0 {
 	}
-	op.Hops = 1 + rng.IntN(3)
+	op.Hops = uint8(1 + rng.IntN(3))
 	if kind == limiter.OpCheck {
 		switch rng.IntN(4) {
 		case 0:
@@ -81,11 +81,11 @@ func TestPackedOperations(t *testing.T) {
 		for sequence := range uint64(20) {
 			left := time.Duration(rng.IntN(3_000_000)) * time.Microsecond
 			ops := make([]*limiter.Op, rng.IntN(50))
-			want := make([]limiter.Op, len(ops))
+			want := make([]received, len(ops))
 			for i := range ops {
 				ops[i] = mixed(rng)
 				ops[i].Caller = []string{"", "shop", "support"}[rng.IntN(3)]
-				operation(&want[i], overTheWire(t, protoItem(ops[i], left)))
+				operation(want[i].link(), overTheWire(t, protoItem(ops[i], left)))
 			}
 			b := overTheWire(t, packedBatch(t, sent, sequence+1, left, ops...))
 			defined += len(b.Define)
@@ -94,7 +94,7 @@ func TestPackedOperations(t *testing.T) {
 				t.Fatalf("%v, %d operations of %d", err, len(got), len(want))
 			}
 			for i := range got {
-				if !reflect.DeepEqual(got[i], want[i]) {
+				if !reflect.DeepEqual(got[i].link(), want[i].link()) {
 					t.Fatalf("operation %d\n got %+v\nwant %+v", i, got[i], want[i])
 				}
 			}
@@ -114,36 +114,50 @@ func TestPackedOutcomes(t *testing.T) {
 		var q quota
 		for i := range ops {
 			ops[i] = mixed(rng)
-			ops[i].Outcome = outcomeOf(rng, ops[i])
+			carryOut(rng, ops[i])
 			b = appendOutcome(b, &q, ops[i])
 		}
 		in := outcomes{Reader: varint.Of(string(b))}
 		for i, op := range ops {
-			want, got := *op, *op
-			setOutcome(&want, overTheWire(t, protoOutcome(op)))
-			if !in.next(&got) || !reflect.DeepEqual(got.Outcome, want.Outcome) {
-				t.Fatalf("outcome %d\n got %+v\nwant %+v", i, got.Outcome, want.Outcome)
+			want, got := again(op), again(op)
+			setOutcome(want, overTheWire(t, protoOutcome(op)))
+			if !in.next(got) || !reflect.DeepEqual(got, want) {
+				t.Fatalf("outcome %d\n got %+v\nwant %+v", i, got, want)
 			}
 		}
-		if in.Rest != "" || in.next(new(limiter.Op)) {
+		if in.Rest != "" || in.next(check("k", 1)) {
 			t.Fatal("more outcomes than there were")
 		}
 	}
 }
 
-// outcomeOf is anything that may come of an operation.
-func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
+// again is an operation as it was before anything came of it.
+func again(op *limiter.Op) *limiter.Op {
+	var x limiter.Extra
+	if op.Extra != nil {
+		x = *op.Extra
+		x.Reply = limiter.Reply{}
+	}
+	return limiter.NewOp(op.Kind, *op.Check, x)
+}
+
+// carryOut has anything come of an operation that may.
+func carryOut(rng *rand.Rand, op *limiter.Op) {
+	out := &op.Outcome
 	switch rng.IntN(8) {
 	case 0:
-		return limiter.Outcome{Err: limit.NewError(limit.Invalid, "f", "m")}
+		out.Err = limit.NewError(limit.Invalid, "f", "m")
+		return
 	case 1:
-		return limiter.Outcome{NotHolder: &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "n", Boot: 3}, Term: ownership.Term{Epoch: 1, N: 2}}}
+		out.NotHolder = &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "n", Boot: 3}, Term: ownership.Term{Epoch: 1, N: 2}}
+		return
 	case 2:
-		return limiter.Outcome{Unreachable: true}
+		out.Unreachable = true
+		return
 	}
 	switch op.Kind {
 	case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve:
-		d := &out.Decision
+		d := op.Decision
 		fill(rng, reflect.ValueOf(d).Elem())
 		d.LeaseID, d.ReservationID = "", ""
 		d.Policy, d.RequestID = op.PolicyName(), op.RequestID
@@ -165,20 +179,19 @@ func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
 		}
 		out.Lease = time.Duration(rng.IntN(2)) * time.Second
 	case limiter.OpRenew:
-		out.ExpiresIn = time.Second
+		op.Reply.ExpiresIn = time.Second
 	case limiter.OpRelease:
-		out.Released = true
+		op.Reply.Released = true
 	case limiter.OpRefund, limiter.OpSettle:
-		out.Refunded = 3
+		op.Reply.Refunded = 3
 	}
-	return out
 }
 
 // TestPackedBatchBytes: a node of this protocol reads what is written here, whatever its build.
 func TestPackedBatchBytes(t *testing.T) {
-	plain, full, lease := check("alice", 1), check("bob", 300), &limiter.Op{
-		Kind: limiter.OpRelease, Check: limit.Check{Target: limit.Target{Policy: "p", Key: "k"}}, LeaseID: "l", Hops: 1,
-	}
+	plain, full := check("alice", 1), check("bob", 300)
+	lease := limiter.NewOp(limiter.OpRelease, limit.Check{Target: limit.Target{Policy: "p", Key: "k"}}, limiter.Extra{LeaseID: "l"})
+	lease.Hops = 1
 	full.Policy, full.Namespace, full.Limit = "", "n", &algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
 	full.Partial, full.RequestID, full.Hops, full.Trace = true, "r", 2, strings.Repeat("t", limiter.TraceContext)
 	b := packedBatch(t, new(wire.Numbers), 1, time.Second, plain, lease, full, full, plain)
@@ -195,16 +208,16 @@ func TestPackedBatchBytes(t *testing.T) {
 	}
 
 	window := limit.Decision{Policy: "p", Allowed: true, Granted: 1, Limit: 10, Remaining: 9, Window: time.Minute, ResetAfter: 128}
-	plain.Outcome.Decision = window
+	*plain.Decision = window
 	refused := check("k", 1)
-	refused.Outcome.Decision = limit.Decision{Policy: "p", Limit: 10, Window: time.Minute, RetryAfter: 1, ResetAfter: 2, RememberFor: 3}
+	*refused.Decision = limit.Decision{Policy: "p", Limit: 10, Window: time.Minute, RetryAfter: 1, ResetAfter: 2, RememberFor: 3}
 	never := check("k", 1)
-	never.Outcome.Decision = limit.Decision{
+	*never.Decision = limit.Decision{
 		Policy: "p", Granted: 2, Limit: -1, Remaining: -1, RetryAfter: algo.Never, Delay: 4, Shadow: true, Degraded: true,
 		FailedOpen: true, FailedClosed: true, Limits: []limit.LimitStatus{{Limit: 1, Window: 2, Remaining: 3, RetryAfter: algo.Never, ResetAfter: 4}, {RetryAfter: 5}},
 	}
 	never.Outcome.Lease = 6
-	lease.Outcome = limiter.Outcome{Released: true}
+	lease.Reply.Released = true
 	var out []byte
 	var q quota
 	for _, op := range []*limiter.Op{plain, refused, lease, never, refused} {
@@ -255,8 +268,8 @@ func TestPackedNonsense(t *testing.T) {
 	}
 	// A decision on what was no check is none, and what comes after it is.
 	in := outcomes{Reader: varint.Of("\x02\x00\x02\x00")}
-	reset, after := &limiter.Op{Kind: limiter.OpReset}, check("k", 1)
-	if !in.next(reset) || !in.next(after) || !reset.Outcome.Unreachable || !after.Outcome.Decision.Allowed {
+	reset, after := limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{}), check("k", 1)
+	if !in.next(reset) || !in.next(after) || !reset.Outcome.Unreachable || !after.Decision.Allowed {
 		t.Errorf("%+v, %+v", reset.Outcome, after.Outcome)
 	}
 }
@@ -337,7 +350,7 @@ func steady(t testing.TB) (p *packer, names *numberedTargets, ops []*limiter.Op)
 	p, names = &packer{numbers: new(wire.Numbers), sequence: 1}, new(numberedTargets)
 	for i := range 100 {
 		op := check(fmt.Sprintf("user-%08d", i*4711), 1)
-		op.Outcome.Decision = limit.Decision{
+		*op.Decision = limit.Decision{
 			Policy: "p", Allowed: true, Granted: 1, Limit: 1000, Remaining: 900 + int64(i), Window: time.Minute, ResetAfter: time.Duration(i) * time.Second,
 		}
 		ops = append(ops, op)
@@ -362,7 +375,7 @@ func TestPackingTakesNoMemory(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { p.again(ops) }); n != 0 {
 		t.Errorf("packing operations: %v allocations a batch", n)
 	}
-	b, room := &peerv1.Batch{Operations: p.bytes}, make([]limiter.Op, 0, len(ops))
+	b, room := &peerv1.Batch{Operations: p.bytes}, make([]received, 0, len(ops))
 	if n := testing.AllocsPerRun(100, func() { _, _ = names.unpack(b, room) }); n != 1 {
 		t.Errorf("unpacking operations: %v allocations a batch, want one for all keys", n)
 	}
@@ -391,7 +404,7 @@ func TestPackingTakesNoMemory(t *testing.T) {
 
 func BenchmarkPack(b *testing.B) {
 	p, names, ops := steady(b)
-	batch, room := &peerv1.Batch{Operations: slices.Clone(p.bytes)}, make([]limiter.Op, 0, len(ops))
+	batch, room := &peerv1.Batch{Operations: slices.Clone(p.bytes)}, make([]received, 0, len(ops))
 	var out []byte
 	var q quota
 	for _, op := range ops {
@@ -450,7 +463,7 @@ func FuzzPackedOperations(f *testing.F) {
 		var good []*limiter.Op
 		for i := range ops {
 			if ops[i].Outcome.Err == nil {
-				good = append(good, &ops[i])
+				good = append(good, ops[i].link())
 			}
 		}
 		again := packedBatch(t, new(wire.Numbers), 1, time.Second, good...)
@@ -459,7 +472,7 @@ func FuzzPackedOperations(f *testing.F) {
 			t.Fatalf("%v, %d operations of %d", err, len(back), len(good))
 		}
 		for i, op := range good {
-			if back[i].Left = op.Left; !reflect.DeepEqual(&back[i], op) {
+			if back[i].Left = op.Left; !reflect.DeepEqual(back[i].link(), op) {
 				t.Fatalf("operation %d\n got %+v\nwant %+v", i, back[i], op)
 			}
 		}
@@ -469,12 +482,12 @@ func FuzzPackedOperations(f *testing.F) {
 		var out []byte
 		var q quota
 		for i := range ops {
-			out = appendOutcome(out, &q, &ops[i])
+			out = appendOutcome(out, &q, ops[i].link())
 		}
 		in := outcomes{Reader: varint.Of(string(out))}
 		for i := range ops {
 			got := ops[i]
-			if !in.next(&got) || got.Outcome.Unreachable {
+			if !in.next(got.link()) || got.Outcome.Unreachable {
 				t.Fatalf("%+v became no answer", ops[i].Outcome)
 			}
 		}
@@ -489,7 +502,7 @@ func FuzzPackedOutcomes(f *testing.F) {
 		var q quota
 		for range 3 {
 			op := mixed(rng)
-			op.Outcome = outcomeOf(rng, op)
+			carryOut(rng, op)
 			b = appendOutcome(b, &q, op)
 		}
 		f.Add(b)
@@ -508,8 +521,8 @@ func FuzzPackedOutcomes(f *testing.F) {
 		in = outcomes{Reader: varint.Of(string(again))}
 		for i, op := range read {
 			got := check("k", 1)
-			if !in.next(got) || !reflect.DeepEqual(got.Outcome, op.Outcome) {
-				t.Fatalf("outcome %d\n got %+v\nwant %+v", i, got.Outcome, op.Outcome)
+			if !in.next(got) || !reflect.DeepEqual(got, op) {
+				t.Fatalf("outcome %d\n got %+v\nwant %+v", i, got, op)
 			}
 		}
 	})

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -21,8 +22,12 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
 		Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)), Operation: peerv1.Operation(op.Kind), Target: wire.ProtoTarget(op.Target),
 		Cost: op.Cost, Partial: op.Partial, Always: op.Always, Spent: op.Spent, RequestId: op.RequestID, Caller: op.Caller, Trace: []byte(op.Trace),
-		TtlNs: int64(op.TTL), LeaseId: op.LeaseID, Atomic: op.Atomic, Exact: op.Exact, Bounded: op.Bounded,
+		Bounded: op.Bounded,
 	}
+	if op.Extra == nil {
+		return item
+	}
+	item.TtlNs, item.LeaseId, item.Atomic, item.Exact = int64(op.TTL), op.LeaseID, op.Atomic, op.Exact
 	if op.Reservation != (limiter.ReservationID{}) {
 		item.Reservation = slices.Clone(op.Reservation[:])
 	}
@@ -46,9 +51,9 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	return item
 }
 
-// operation is the inverse of protoItem; op is the zero Op before. What it cannot make sense of gets an Outcome with an Err.
+// operation is the inverse of protoItem; op is the zero Op before, but for an empty check. What it cannot make sense of gets an Outcome with an Err.
 func operation(op *limiter.Op, item *peerv1.Item) {
-	op.Hops, op.Left = int(item.Hops), time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))
+	op.Hops, op.Left = uint8(min(item.Hops, math.MaxUint8)), time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))
 	if len(item.Trace) == limiter.TraceContext {
 		op.Trace = string(item.Trace)
 	}
@@ -58,12 +63,25 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 	}
 	op.Kind, op.Cost, op.RequestID = limiter.OpKind(item.Operation), item.Cost, item.RequestId
 	op.Partial, op.Always, op.Spent = item.Partial, item.Always, item.Spent
-	op.TTL, op.LeaseID = time.Duration(item.TtlNs), item.LeaseId
-	op.Atomic, op.Exact, op.Bounded = item.Atomic, item.Exact, item.Bounded
+	op.Bounded = item.Bounded
+	if op.Kind != limiter.OpCheck {
+		op.Extra = extra(op.Kind, item)
+	}
+	if op.Target, op.Outcome.Err = wire.Target(item.Target); len(item.Caller) > maxCaller {
+		op.Outcome.Err = &limit.Error{Kind: limit.TooLarge, Message: "the caller's name is too long"}
+		return
+	}
+	op.Caller = item.Caller
+	op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
+}
+
+// extra is what an operation that is no check has besides.
+func extra(kind limiter.OpKind, item *peerv1.Item) *limiter.Extra {
+	op := &limiter.Extra{TTL: time.Duration(item.TtlNs), LeaseID: item.LeaseId, Atomic: item.Atomic, Exact: item.Exact}
 	if len(item.Reservation) == len(op.Reservation) { // bytes of any other length are no id
 		copy(op.Reservation[:], item.Reservation)
 	}
-	switch op.Kind {
+	switch kind {
 	case limiter.OpBorrow:
 		op.Loan = new(limiter.LoanCall)
 		op.Loan.Report, _ = wire.Borrow(item.Borrower, item.Loan) // which has no target
@@ -79,12 +97,7 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 			Ask: algo.Quota{Demand: q.GetDemand(), Ahead: time.Duration(q.GetAheadNs()), Share: q.GetShare(), Term: time.Duration(q.GetTermNs()), Had: q.GetHad()},
 		}
 	}
-	if op.Target, op.Outcome.Err = wire.Target(item.Target); len(item.Caller) > maxCaller {
-		op.Outcome.Err = &limit.Error{Kind: limit.TooLarge, Message: "the caller's name is too long"}
-		return
-	}
-	op.Caller = item.Caller
-	op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
+	return op
 }
 
 // protoOutcome converts what came of an operation.
@@ -100,13 +113,14 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 		// Not an Error of any Kind: the node that was asked first answers by on_error.
 		return &peerv1.ItemReply{Error: &weirv1.Error{Code: int32(codes.DeadlineExceeded), Message: "the holder could not be reached from here either"}}
 	}
-	reply := &peerv1.ItemReply{
-		LeaseNs: uint64(out.Lease), Operation: peerv1.Operation(op.Kind), ExpiresInNs: int64(out.ExpiresIn), Released: out.Released,
-		Refunded: out.Refunded, Excess: out.Excess, Over: out.Over,
+	reply := &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Operation: peerv1.Operation(op.Kind)}
+	if op.Extra != nil {
+		r := &op.Reply
+		reply.ExpiresInNs, reply.Released, reply.Refunded, reply.Excess, reply.Over = int64(r.ExpiresIn), r.Released, r.Refunded, r.Excess, r.Over
 	}
 	switch op.Kind {
 	case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve, limiter.OpExtend:
-		reply.Decision = wire.ProtoDecision(&out.Decision)
+		reply.Decision = wire.ProtoDecision(op.Decision)
 	case limiter.OpBorrow:
 		reply.Lent = wire.ProtoLent(op.Loan.Report.ID.Number, &op.Loan.Lent)
 	case limiter.OpRecall:
@@ -145,15 +159,16 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 
 // setResult takes over what came of an operation that was carried out. It reports false when the reply does not say that.
 func setResult(op *limiter.Op, r *peerv1.ItemReply) bool {
-	out := &op.Outcome
-	out.Lease, out.ExpiresIn, out.Released = lease(r.LeaseNs), time.Duration(r.ExpiresInNs), r.Released
-	out.Refunded, out.Excess, out.Over = r.Refunded, r.Excess, r.Over
+	op.Outcome.Lease = lease(r.LeaseNs)
+	if op.Extra != nil {
+		op.Reply = limiter.Reply{ExpiresIn: time.Duration(r.ExpiresInNs), Released: r.Released, Refunded: r.Refunded, Excess: r.Excess, Over: r.Over}
+	}
 	switch op.Kind {
 	case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve, limiter.OpExtend:
 		if r.Decision == nil {
 			return false
 		}
-		out.Decision = wire.Decision(r.Decision)
+		*op.Decision = wire.Decision(r.Decision)
 	case limiter.OpBorrow:
 		op.Loan.Lent = wire.Lent(r.Lent)
 		return r.Lent != nil && r.Lent.Number == op.Loan.Report.ID.Number

@@ -84,14 +84,13 @@ func fill(rng *rand.Rand, v reflect.Value) {
 
 // carried is an operation with every field filled that its kind has.
 func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
-	op := new(limiter.Op)
-	fill(rng, reflect.ValueOf(&op.Check).Elem())
+	op := limiter.NewOp(kind, limit.Check{}, limiter.Extra{})
+	fill(rng, reflect.ValueOf(op.Check).Elem())
 	fill(rng, reflect.ValueOf(&op.LeaseID).Elem())
 	fill(rng, reflect.ValueOf(&op.TTL).Elem())
-	fill(rng, reflect.ValueOf(&op.Hops).Elem())
+	op.Hops = uint8(rng.IntN(256))
 	fill(rng, reflect.ValueOf(&op.Reservation).Elem())
 	op.Atomic = rng.IntN(2) == 0
-	op.Kind = kind
 	if kind != limiter.OpReserve {
 		op.Atomic = false
 		if kind != limiter.OpSettle && kind != limiter.OpExtend {
@@ -106,7 +105,7 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 	}
 	switch kind {
 	case limiter.OpCheck:
-		op.LeaseID, op.TTL = "", 0
+		op.Extra = nil
 	case limiter.OpAcquire:
 		op.Partial, op.LeaseID = false, ""
 	case limiter.OpRenew:
@@ -162,13 +161,15 @@ func TestOperationsKeepEveryField(t *testing.T) {
 			case 1:
 				op.Limit.Zone = nil
 			case 2:
-				op.Cost, op.TTL = 0, 0 // a peek stays one
+				if op.Cost = 0; op.Extra != nil { // a peek stays one
+					op.TTL = 0
+				}
 			}
 			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset || kind == limiter.OpQuota {
 				op.Cost = 0
 			}
 			op.Left = time.Second
-			got := new(limiter.Op)
+			got := new(received).link()
 			operation(got, overTheWire(t, protoItem(op, time.Second)))
 			if !reflect.DeepEqual(got, op) {
 				t.Fatalf("sent %+v %+v\n got %+v %+v", op, op.Limit, got, got.Limit)
@@ -182,31 +183,35 @@ func TestOperationsKeepEveryField(t *testing.T) {
 
 func TestOutcomesKeepEveryField(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	trip := func(kind limiter.OpKind, out limiter.Outcome) {
+	trip := func(sent *limiter.Op) {
 		t.Helper()
-		sent, got := &limiter.Op{Kind: kind, Outcome: out}, &limiter.Op{Kind: kind}
-		if kind == limiter.OpQuota {
-			sent.Quota, got.Quota = new(limiter.QuotaOp), new(limiter.QuotaOp)
-			if reflect.ValueOf(out).IsZero() {
-				sent.Quota.Lent = limit.QuotaLent{Granted: rng.Int64(), Rate: rng.Int64(), Spent: rng.Int64(), Free: true, Charged: true}
-			}
+		got := again(sent)
+		if sent.Kind == limiter.OpQuota {
+			got.Quota = new(limiter.QuotaOp)
 		}
 		setOutcome(got, overTheWire(t, protoOutcome(sent)))
-		if !reflect.DeepEqual(got.Outcome, out) || !reflect.DeepEqual(got.Quota, sent.Quota) {
-			t.Fatalf("sent %+v\n got %+v", out, got.Outcome)
+		if !reflect.DeepEqual(got, sent) {
+			t.Fatalf("sent %+v\n got %+v", sent, got)
 		}
+	}
+	failed := func(kind limiter.OpKind, out limiter.Outcome) {
+		t.Helper()
+		sent := limiter.NewOp(kind, limit.Check{}, limiter.Extra{Quota: new(limiter.QuotaOp)})
+		sent.Outcome = out
+		trip(sent)
 	}
 	for range 300 {
 		for _, kind := range kinds {
-			var out limiter.Outcome
+			op := limiter.NewOp(kind, limit.Check{}, limiter.Extra{Quota: new(limiter.QuotaOp)})
+			out, d := &op.Reply, op.Decision
 			switch kind {
 			case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve, limiter.OpExtend:
-				fill(rng, reflect.ValueOf(&out.Decision).Elem())
+				fill(rng, reflect.ValueOf(d).Elem())
 				if rng.IntN(3) == 0 {
-					out.Decision.RetryAfter, out.Decision.Limits[0].RetryAfter = algo.Never, algo.Never
+					d.RetryAfter, d.Limits[0].RetryAfter = algo.Never, algo.Never
 				}
 				if rng.IntN(3) == 0 {
-					out.Decision.RetryAfter, out.Decision.Limits = 0, nil
+					d.RetryAfter, d.Limits = 0, nil
 				}
 			case limiter.OpRenew:
 				fill(rng, reflect.ValueOf(&out.ExpiresIn).Elem())
@@ -217,19 +222,21 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 			case limiter.OpSettle:
 				fill(rng, reflect.ValueOf(&out.Refunded).Elem())
 				fill(rng, reflect.ValueOf(&out.Excess).Elem())
-				out.Over, out.Lease = rng.IntN(2) == 0, time.Duration(rng.IntN(2))*time.Second
+				out.Over, op.Outcome.Lease = rng.IntN(2) == 0, time.Duration(rng.IntN(2))*time.Second
+			case limiter.OpQuota:
+				op.Quota.Lent = limit.QuotaLent{Granted: rng.Int64(), Rate: rng.Int64(), Spent: rng.Int64(), Free: true, Charged: true}
 			}
-			trip(kind, out)
+			trip(op)
 			for _, k := range []limit.Kind{limit.Invalid, limit.NotFound, limit.TooLarge, limit.Unavailable} {
-				trip(kind, limiter.Outcome{Err: limit.NewError(k, "f", "m")})
+				failed(kind, limiter.Outcome{Err: limit.NewError(k, "f", "m")})
 			}
 			r := ownership.Route{}
 			fill(rng, reflect.ValueOf(&r).Elem())
 			r.Heard, r.HeardTerm = ownership.Node{}, ownership.Term{} // a hint is what Route.Handed made of them
 			r.Standing = ownership.Elsewhere                          // a hint is always somebody else's word, and not to be waited for
-			trip(kind, limiter.Outcome{NotHolder: &r})
-			trip(kind, limiter.Outcome{NotHolder: &ownership.Route{Standing: ownership.Elsewhere}})
-			trip(kind, limiter.Outcome{Unreachable: true})
+			failed(kind, limiter.Outcome{NotHolder: &r})
+			failed(kind, limiter.Outcome{NotHolder: &ownership.Route{Standing: ownership.Elsewhere}})
+			failed(kind, limiter.Outcome{Unreachable: true})
 		}
 	}
 }
@@ -268,7 +275,7 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 	}
 	for i, r := range replies {
 		for _, kind := range append(kinds, limiter.OpBorrow, limiter.OpRecall) {
-			op := &limiter.Op{Kind: kind}
+			op := limiter.NewOp(kind, limit.Check{}, limiter.Extra{})
 			if kind == limiter.OpQuota {
 				op.Quota = new(limiter.QuotaOp)
 			}
@@ -302,7 +309,7 @@ func FuzzOperation(f *testing.F) {
 		if proto.Unmarshal(b, item) != nil {
 			return
 		}
-		op := new(limiter.Op)
+		op := new(received).link()
 		operation(op, item)
 		if op.Outcome.Err == nil {
 			if op.Kind == 0 {
@@ -312,7 +319,7 @@ func FuzzOperation(f *testing.F) {
 				t.Fatal("handed on to nobody")
 			}
 		}
-		back := &limiter.Op{Kind: op.Kind, Loan: op.Loan, Quota: op.Quota}
+		back := again(op)
 		setOutcome(back, overTheWire(t, protoOutcome(op)))
 		if back.Outcome.Unreachable {
 			t.Fatalf("%+v became no answer", op.Outcome)

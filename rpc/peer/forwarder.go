@@ -456,10 +456,10 @@ func (q *queue) answered(r *peerv1.Reply) {
 // answer fills in the outcomes of the operations that are waited for. It reports false when the reply is none to this message.
 func (m *message) answer(r *peerv1.Reply) bool {
 	in := outcomes{Reader: varint.Of(string(r.Outcomes))}
-	var nobodys limiter.Op // of callers who have gone on
+	var nobodys received // for callers that have gone on
 	for _, c := range m.calls {
 		for i := range c.n {
-			op := &nobodys
+			op := nobodys.link()
 			if !c.ended {
 				op = c.ops[i]
 			}

@@ -34,34 +34,35 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	_, addr := servePeer(t, bob, there)
 	p := newPeers(t, addr)
 	ctx := testkit.Within(t, testkit.Patience)
-	send := func(op *limiter.Op) limiter.Outcome {
+	send := func(kind limiter.OpKind, c limit.Check, x limiter.Extra) *limiter.Op {
 		t.Helper()
+		op := limiter.NewOp(kind, c, x)
 		op.Hops = 1
 		p.Forward(ctx, bob, []*limiter.Op{op})
 		if op.Outcome.Err != nil || op.Outcome.Unreachable || op.Outcome.NotHolder != nil {
 			t.Fatalf("%+v", op.Outcome)
 		}
-		return op.Outcome
+		return op
 	}
 	window := limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 7}
 	leases := limit.Check{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 2}
-	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: window}).Decision; !d.Allowed || d.Remaining != 3 {
+	if d := send(limiter.OpCheck, window, limiter.Extra{}).Decision; !d.Allowed || d.Remaining != 3 {
 		t.Errorf("%+v", d)
 	}
 	window.Cost = 2
-	if n := send(&limiter.Op{Kind: limiter.OpRefund, Check: window}).Refunded; n != 2 {
+	if n := send(limiter.OpRefund, window, limiter.Extra{}).Reply.Refunded; n != 2 {
 		t.Error(n)
 	}
-	send(&limiter.Op{Kind: limiter.OpReset, Check: limit.Check{Target: window.Target}})
-	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: window.Target}}).Decision; d.Remaining != 10 || d.Granted != 0 {
+	send(limiter.OpReset, limit.Check{Target: window.Target}, limiter.Extra{})
+	if d := send(limiter.OpCheck, limit.Check{Target: window.Target}, limiter.Extra{}).Decision; d.Remaining != 10 || d.Granted != 0 {
 		t.Errorf("%+v", d)
 	}
-	d := send(&limiter.Op{Kind: limiter.OpAcquire, Check: leases, TTL: time.Second}).Decision
+	d := send(limiter.OpAcquire, leases, limiter.Extra{TTL: time.Second}).Decision
 	lease := limit.Check{Target: leases.Target}
-	if left := send(&limiter.Op{Kind: limiter.OpRenew, Check: lease, LeaseID: d.LeaseID, TTL: time.Second}).ExpiresIn; left != time.Second {
+	if left := send(limiter.OpRenew, lease, limiter.Extra{LeaseID: d.LeaseID, TTL: time.Second}).Reply.ExpiresIn; left != time.Second {
 		t.Error(left)
 	}
-	if !send(&limiter.Op{Kind: limiter.OpRelease, Check: lease, LeaseID: d.LeaseID}).Released {
+	if !send(limiter.OpRelease, lease, limiter.Extra{LeaseID: d.LeaseID}).Reply.Released {
 		t.Error("not released")
 	}
 	bad := check("", 1)
@@ -76,7 +77,7 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	}
 	p.Forward(ctx, bob, many)
 	for i, op := range many {
-		if op.Outcome.Unreachable || op.Outcome.Decision.Granted != int64(i%10) {
+		if op.Outcome.Unreachable || op.Decision.Granted != int64(i%10) {
 			t.Fatalf("%d: %+v", i, op.Outcome)
 		}
 	}
@@ -572,7 +573,7 @@ func TestGarbageReplies(t *testing.T) {
 		}}, false},
 		"too many items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
 		"another kind": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
-			return replyOf(b.Sequence, &limiter.Op{Kind: limiter.OpReset})
+			return replyOf(b.Sequence, limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{}))
 		}}, false},
 		"unknown numbers": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
 		"twice":           {[]func(*peerv1.Batch) *peerv1.ForwardReply{right, right, right}, true},
@@ -740,7 +741,7 @@ func TestAbandonedAmongOthers(t *testing.T) {
 	r := replyOf(1, admitted(check("k", 7)), admitted(check("k", 8)), admitted(check("k", 9))).GetReply()
 	l.answered(r)
 	<-stays.done
-	if !stays.answered || !stays.ops[0].Outcome.Decision.Allowed || its[0].Outcome.Decision.Allowed || its[1].Outcome.Decision.Allowed {
+	if !stays.answered || !stays.ops[0].Decision.Allowed || its[0].Decision.Allowed || its[1].Decision.Allowed {
 		t.Errorf("%+v, %+v", stays.ops[0].Outcome, its[0].Outcome)
 	}
 	if l.waiting != 0 || l.acked != 1 || len(gone.done) > 0 {

@@ -40,7 +40,7 @@ func (r receiver) Receive(ops []*limiter.Op) func(context.Context) { return r(op
 // admit answers everything with a decision that tells the operation's cost.
 func admit(ops []*limiter.Op) func(context.Context) {
 	for _, op := range ops {
-		op.Outcome.Decision = limit.Decision{Policy: op.Policy, Allowed: true, Granted: op.Cost}
+		*op.Decision = limit.Decision{Policy: op.Policy, Allowed: true, Granted: op.Cost}
 	}
 	return nil
 }
@@ -94,7 +94,9 @@ func localLimiter(t *testing.T) *limiter.Limiter {
 
 // check is a check of a key with a cost.
 func check(key string, cost int64) *limiter.Op {
-	return &limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: cost}, Hops: 1}
+	op := new(received).link()
+	op.Kind, op.Policy, op.Key, op.Cost, op.Hops = limiter.OpCheck, "p", key, cost, 1
+	return op
 }
 
 // forward sends one check to bob.
@@ -106,7 +108,7 @@ func forward(p *Forwarder, ctx context.Context, cost int64) *limiter.Op {
 
 func wantAnswer(t testing.TB, op *limiter.Op) {
 	t.Helper()
-	if d := op.Outcome.Decision; op.Outcome.Unreachable || op.Outcome.Err != nil || op.Outcome.NotHolder != nil || !d.Allowed || d.Granted != op.Cost {
+	if d := op.Decision; op.Outcome.Unreachable || op.Outcome.Err != nil || op.Outcome.NotHolder != nil || !d.Allowed || d.Granted != op.Cost {
 		t.Errorf("no answer to %v: %+v", op.Cost, op.Outcome)
 	}
 }
@@ -151,7 +153,7 @@ func asked(t testing.TB, names *numberedTargets, b *peerv1.Batch) (ops []*limite
 		t.Error(err)
 	}
 	for i := range list {
-		ops = append(ops, &list[i])
+		ops = append(ops, list[i].link())
 	}
 	return ops
 }
@@ -231,7 +233,7 @@ func wantReply(t testing.TB, s peerv1.Peer_ForwardClient, to *peerv1.ForwardRequ
 	if len(ops) == 0 {
 		return 0
 	}
-	return ops[0].Outcome.Decision.Granted
+	return ops[0].Decision.Granted
 }
 
 // ask sends a batch and is wantReply.

@@ -37,10 +37,10 @@ func TestLoansCross(t *testing.T) {
 	ofClient := report
 	ofClient.ID.Borrower = 77
 	ops := []*limiter.Op{
-		{Kind: limiter.OpBorrow, Check: limit.Check{Target: target}, Hops: 2, Loan: &limiter.LoanCall{Report: report}},
-		{Kind: limiter.OpRecall, Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 3, Granted: 20}}},
-		{Kind: limiter.OpRecall, Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 4, Granted: 20}}},
-		{Kind: limiter.OpBorrow, Check: limit.Check{Target: target}, Hops: 2, Loan: &limiter.LoanCall{Report: ofClient, Forwarded: true}},
+		limiter.NewOp(limiter.OpBorrow, limit.Check{Target: target}, limiter.Extra{Loan: &limiter.LoanCall{Report: report}}),
+		limiter.NewOp(limiter.OpRecall, limit.Check{}, limiter.Extra{Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 3, Granted: 20}}}),
+		limiter.NewOp(limiter.OpRecall, limit.Check{}, limiter.Extra{Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 4, Granted: 20}}}),
+		limiter.NewOp(limiter.OpBorrow, limit.Check{Target: target}, limiter.Extra{Loan: &limiter.LoanCall{Report: ofClient, Forwarded: true}}),
 	}
 	p.Forward(t.Context(), bob, ops)
 	for _, op := range ops {

@@ -224,7 +224,7 @@ func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *sess
 // work is a batch that is being carried out.
 type work struct {
 	sequence uint64
-	ops      []limiter.Op
+	ops      []received
 	good     []*limiter.Op // those that can be carried out
 	longest  time.Duration // that somebody waits for one of them
 	reply    []byte        // room to pack the outcomes in
@@ -246,8 +246,8 @@ func (w *work) read(b *peerv1.Batch, from uint64, names *numberedTargets) error 
 		return err
 	}
 	for i := range w.ops {
-		op := &w.ops[i]
-		if op.Loan != nil && !op.Loan.Forwarded {
+		op := w.ops[i].link()
+		if op.Extra != nil && op.Loan != nil && !op.Loan.Forwarded {
 			op.Loan.Report.ID.Borrower = from // no node borrows in another's name
 		}
 		if op.Outcome.Err == nil {
@@ -263,7 +263,7 @@ func (w *work) answer() *peerv1.Reply {
 	r := &peerv1.Reply{Sequence: w.sequence}
 	b, q := w.reply[:0], quota{}
 	for i := range w.ops {
-		b = appendOutcome(b, &q, &w.ops[i])
+		b = appendOutcome(b, &q, &w.ops[i].Op)
 	}
 	r.Outcomes = slices.Clone(b)
 	if w.reply = b; cap(b) > keepPacked {

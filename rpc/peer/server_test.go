@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/varint"
-	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -140,8 +139,8 @@ func TestGarbageBatches(t *testing.T) {
 		sendTo(t, s, m)
 		in := outcomes{Reader: varint.Of(string(recv(t, s).GetReply().GetOutcomes()))}
 		for i := range 3 {
-			op := limiter.Op{Kind: limiter.OpCheck}
-			if !in.next(&op) || op.Outcome.Err == nil {
+			op := check("k", 1)
+			if !in.next(op) || op.Outcome.Err == nil {
 				t.Errorf("item %d: %+v", i, op.Outcome)
 			}
 		}
@@ -159,7 +158,7 @@ func TestRepeatedBatch(t *testing.T) {
 	var carried atomic.Int64
 	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
 		for _, op := range ops {
-			op.Outcome.Decision.Granted = carried.Add(1)
+			op.Decision.Granted = carried.Add(1)
 		}
 		return nil
 	}))
@@ -239,7 +238,7 @@ func TestSenderThatDoesNotRead(t *testing.T) {
 	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
 		admit(ops)
 		for _, op := range ops {
-			op.Outcome.Decision.LeaseID = strings.Repeat("x", 10_000)
+			op.Decision.LeaseID = strings.Repeat("x", 10_000)
 		}
 		begun.Add(1)
 		return nil
@@ -458,7 +457,7 @@ func TestDrain(t *testing.T) {
 		if !in.next(op) {
 			t.Fatalf("%v", r)
 		}
-		granted += op.Outcome.Decision.Granted
+		granted += op.Decision.Granted
 	}
 	if granted != 3 {
 		t.Errorf("granted %d, want 3", granted)
@@ -478,7 +477,7 @@ func TestAcknowledgedAfterGap(t *testing.T) {
 func TestLongestLeft(t *testing.T) {
 	p := packer{numbers: new(wire.Numbers), sequence: 1}
 	for _, left := range []time.Duration{time.Second, 3 * time.Second, 2 * time.Second} {
-		p.add(&limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 1}}, left)
+		p.add(check("k", 1), left)
 	}
 	var w work
 	if err := w.read(&peerv1.Batch{Sequence: 1, Operations: p.bytes, Define: p.define}, 1, new(numberedTargets)); err != nil || w.longest != 3*time.Second {

@@ -615,7 +615,7 @@ var mutants = []mutant{
 		seeds + "fair", "refused without need",
 	},
 	{
-		"limiter: late strict answers are used", "limiter/route.go",
+		"limiter: late strict answers are used", "limiter/before.go",
 		[]edit{{"op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until", "false"}},
 		"./limiter -run TestAnswersUnderLease", "1.001s back",
 	},
@@ -635,8 +635,8 @@ var mutants = []mutant{
 		"./limiter -run TestAnswersUnderLease", "300ms back",
 	},
 	{
-		"limiter: a refusal is remembered from its arrival", "limiter/refusals.go",
-		[]edit{{"Until: op.asked.sent + int64(limit.Remembered(d.RememberFor)),", "Until: l.clock().Mono + int64(limit.Remembered(d.RememberFor)),"}},
+		"limiter: a refusal is remembered from its arrival", "limiter/before.go",
+		[]edit{{"Until: op.away.sent + int64(limit.Remembered(d.RememberFor)),", "Until: l.clock().Mono + int64(limit.Remembered(d.RememberFor)),"}},
 		calls + "calmly", "refused without need",
 	},
 	{
@@ -650,13 +650,8 @@ var mutants = []mutant{
 		"./limiter -run TestHastyCaller", "alone false: refused before all on loan was asked for",
 	},
 	{
-		"limiter: a part of a limit is all of it", "limiter/part.go",
-		[]edit{{"	own := divided(limits, n)", "	own := divided(limits, 1)"}},
-		calls + "losing", "by its part: admitted beyond the limit",
-	},
-	{
-		"limiter: what a part has admitted is forgotten", "limiter/part.go",
-		[]edit{{"	if known.limits.Idle(p.arena, known.state, now) {\n		known.limits.Free(p.arena, known.state)\n		delete(p.states, k)\n	}\n	if err", "	known.limits.Free(p.arena, known.state)\n	delete(p.states, k)\n	if err"}},
+		"limiter: a part of a limit is all of it", "limiter/fail.go",
+		[]edit{{"divided(r.Limits, n); limits", "divided(r.Limits, 1); limits"}},
 		calls + "losing", "by its part: admitted beyond the limit",
 	},
 	{
@@ -826,12 +821,12 @@ var mutants = []mutant{
 	},
 	{
 		"loan: nobody is asked after the first round", "limiter/loan.go",
-		[]edit{{"w.op.Outcome, w.op.recalled = Outcome{}, over || w.round == nil", "w.op.Outcome, w.op.recalled = Outcome{}, true"}},
+		[]edit{{"w.op.recalled = over || w.round == nil", "w.op.recalled = true"}},
 		"./limiter -run TestAskedNext$", "want 2 asked",
 	},
 	{
 		"loan: a strict rule lends without a lease", "limiter/loan.go",
-		[]edit{{"\t\tcall.Boot = now.bootTime()\n", "\t\t_ = now\n"}},
+		[]edit{{"	call.Boot = r.boot(now)\n", ""}},
 		"./limiter -run TestLoansWaitForTheirCopy$", "with a lease until 500ms",
 	},
 	{
@@ -876,7 +871,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: units are lent while those on loan are called back", "limiter/loan.go",
-		[]edit{{"else if l.loans.recalling(state{rule.Scope, b.Key}) {", "else if false {"}},
+		[]edit{{"else if l.loans.recalling(state{r.Scope, b.Key}) {", "else if false {"}},
 		"./limiter -run TestLentAfterRecall$", "while somebody is about to decide",
 	},
 	{
@@ -921,7 +916,7 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: a charge under a ban stands without its copy", "limiter/op.go",
-		[]edit{{"op.asks() && !op.Always && op.Outcome.Decision.Banned", "op.asks() && op.Outcome.Decision.Banned"}},
+		[]edit{{"op.asks() && !op.Always && op.Decision.Banned", "op.asks() && op.Decision.Banned"}},
 		"./limiter -run TestAnswersWaitForTheirCopy$", "charge 1 of which the copy does not hear",
 	},
 	{
@@ -950,18 +945,18 @@ var mutants = []mutant{
 		"./store -run TestRepeatWaitsToo$", "tickets 3 and 0",
 	},
 	{
-		"limiter: what failed closed has charged nothing", "limiter/refusals.go",
+		"limiter: what failed closed has charged nothing", "limiter/before.go",
 		[]edit{{"if d.Allowed || d.FailedClosed || op.Always {", "if d.Allowed || op.Always {"}},
 		"./limiter -run TestWhatMayBeChargedForgets$", "after a charge whose answer is lost",
 	},
 	{
 		"limiter: a lease is renewed under a strict rule without one", "limiter/decide.go",
-		[]edit{{"		if rule.Strict {\n			boot = now.bootTime()\n		}\n", ""}},
+		[]edit{{"op.lease, op.TTL, r.boot(now))", "op.lease, op.TTL, 0)"}},
 		"./limiter -run TestRenewalsUnderLease$", "was carried out",
 	},
 	{
 		"limiter: an excess is charged under a strict rule without a lease", "limiter/reserve.go",
-		[]edit{{"		how.Boot = now.bootTime()\n", "		_ = now\n"}},
+		[]edit{{", Boot: op.rule.boot(now),", ","}},
 		"./limiter -run TestRenewalsUnderLease$", "was carried out",
 	},
 	{
@@ -970,7 +965,7 @@ var mutants = []mutant{
 		"./limiter -run TestAnswersSayHowTheyWaited$", "strict:",
 	},
 	{
-		"limiter: an answer is used at the end of its lease", "limiter/route.go",
+		"limiter: an answer is used at the end of its lease", "limiter/before.go",
 		[]edit{{"end.bootTime() >= op.Outcome.until {", "end.bootTime() > op.Outcome.until {"}},
 		"./limiter -run TestAnswerAtTheEndOfALease$", "an answer until 7",
 	},

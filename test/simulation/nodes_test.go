@@ -381,10 +381,12 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 	}
 	there := make([]*limiter.Op, len(ops))
 	for i, op := range ops {
-		there[i] = &limiter.Op{
-			Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Left: left, Exact: op.Exact,
-			Reservation: op.Reservation, Atomic: op.Atomic,
+		there[i] = limiter.NewOp(op.Kind, *op.Check, limiter.Extra{})
+		there[i].Hops, there[i].Left = op.Hops, left
+		if op.Extra == nil {
+			continue
 		}
+		*there[i].Extra = limiter.Extra{LeaseID: op.LeaseID, TTL: op.TTL, Exact: op.Exact, Reservation: op.Reservation, Atomic: op.Atomic}
 		if op.Loan != nil {
 			there[i].Loan = &limiter.LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall, Forwarded: op.Loan.Forwarded}
 			if !op.Loan.Forwarded {
@@ -395,7 +397,7 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 	var checks []*asked
 	n.c.mu.Lock()
 	for _, op := range ops {
-		if op.Loan == nil {
+		if op.Extra == nil || op.Loan == nil {
 			checks = append(checks, n.asked[op.Key]...)
 		}
 	}
@@ -407,10 +409,12 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 		for i, op := range ops {
 			op.Outcome = limiter.Outcome{Unreachable: true}
 			if out := &there[i].Outcome; ok {
-				op.Outcome = limiter.Outcome{
-					Decision: out.Decision, ExpiresIn: out.ExpiresIn, Refunded: out.Refunded, Excess: out.Excess, Err: out.Err,
-					NotHolder: out.NotHolder, Lease: out.Lease, Unreachable: out.Unreachable, Released: out.Released, Over: out.Over,
+				op.Outcome = limiter.Outcome{Err: out.Err, NotHolder: out.NotHolder, Lease: out.Lease, Unreachable: out.Unreachable}
+				*op.Decision = *there[i].Decision
+				if op.Extra == nil {
+					continue
 				}
+				op.Reply = there[i].Reply
 				if op.Loan != nil {
 					op.Loan.Known, op.Loan.Lent = there[i].Loan.Known, there[i].Loan.Lent
 					if op.Kind == limiter.OpRecall {

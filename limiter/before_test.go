@@ -503,11 +503,11 @@ func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 		q := func(lim int64) limit.Check {
 			return limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, Key: "k1"}, Cost: 1}
 		}
-		n, op := c.nodes[0], Op{Kind: OpCheck, Check: q(1)}
-		if err := n.prepare(&op); err != nil {
+		n, op := c.nodes[0], Op{Kind: OpCheck, Check: new(q(1))}
+		if err := n.plan(n.table.Load(), &op); err != nil {
 			t.Fatal(err)
 		}
-		if n.Route(op.partition).Standing == ownership.Owned {
+		if n.Route(int(op.partition)).Standing == ownership.Owned {
 			n = c.nodes[1]
 		}
 		n.check(t, q(1))

@@ -10,6 +10,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
 )
 
 const partial = `policies:
@@ -112,17 +114,30 @@ func TestPartsOfCharges(t *testing.T) {
 	})
 }
 
+// parts is the store of one node's parts, and a rule that they are of.
+type parts struct {
+	*store.Store
+	rule
+}
+
+func newTestParts(l algo.Limit) *parts {
+	return &parts{newParts(), rule{Rule: store.Rule{Scope: "p", Limits: algo.Limits{l}}, share: new(sharedRule)}}
+}
+
+func (p *parts) decide(key string, n int, now algo.Instant, r algo.Request) algo.Decision {
+	return p.decidePart(p.Store, n, store.Key{Hash: ring.Hash(ring.HashKey{}, "p", key), Key: key}, now, r)
+}
+
 // TestPartsOfOtherSizes: what was charged to a part counts once in a part of another size.
 func TestPartsOfOtherSizes(t *testing.T) {
-	var p parts
-	limits := algo.Limits{{Algorithm: algo.TokenBucket, Limit: 60, Window: time.Minute, Capacity: 9}}
+	p := newTestParts(algo.Limit{Algorithm: algo.TokenBucket, Limit: 60, Window: time.Minute, Capacity: 9})
 	now := algo.Instant{Mono: int64(time.Hour)}
-	if d := p.decide("p", "k", limits, 3, now, algo.Request{Cost: 2}); !d.Allowed {
+	if d := p.decide("k", 3, now, algo.Request{Cost: 2}); !d.Allowed {
 		t.Fatalf("%+v", d)
 	}
-	first := p.decide("p", "k", limits, 1, now, algo.Request{})
+	first := p.decide("k", 1, now, algo.Request{})
 	for range 3 {
-		if d := p.decide("p", "k", limits, 1, now, algo.Request{}); d.Remaining != first.Remaining || d.Remaining > 7 {
+		if d := p.decide("k", 1, now, algo.Request{}); d.Remaining != first.Remaining || d.Remaining > 7 {
 			t.Errorf("%d are left of 9, and before %d", d.Remaining, first.Remaining)
 		}
 	}
@@ -133,17 +148,18 @@ func TestPartsTogether(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		const window = time.Second
-		nodes := 2 + random.IntN(4)
 		total := int64(1 + random.IntN(40))
-		limits := algo.Limits{{Algorithm: algo.SlidingLog, Limit: total, Window: window}}
-		all := make([]parts, nodes)
+		all := make([]*parts, 2+random.IntN(4))
+		for i := range all {
+			all[i] = newTestParts(algo.Limit{Algorithm: algo.SlidingLog, Limit: total, Window: window})
+		}
 		type grant struct{ at, units int64 }
 		var grants []grant
 		now := int64(time.Hour)
 		for range 2000 {
 			now += random.Int64N(int64(window) / 20)
 			r := algo.Request{Cost: 1 + random.Int64N(3), Partial: random.IntN(3) == 0}
-			d := all[random.IntN(nodes)].decide("p", "k", limits, nodes, algo.Instant{Mono: now}, r)
+			d := all[random.IntN(len(all))].decide("k", len(all), algo.Instant{Mono: now}, r)
 			if d.Allowed {
 				grants = append(grants, grant{now, d.Granted})
 			}
@@ -154,10 +170,10 @@ func TestPartsTogether(t *testing.T) {
 				}
 			}
 			if sum > total {
-				t.Fatalf("seed %d: %d nodes admitted %d of %d within a window", seed, nodes, sum, total)
+				t.Fatalf("seed %d: %d nodes admitted %d of %d within a window", seed, len(all), sum, total)
 			}
 		}
-		if total >= int64(nodes) && len(grants) == 0 {
+		if total >= int64(len(all)) && len(grants) == 0 {
 			t.Errorf("seed %d: nothing was admitted", seed)
 		}
 	}
@@ -165,42 +181,31 @@ func TestPartsTogether(t *testing.T) {
 
 // TestPartsAreBounded: no more keys are kept than there may be; idle ones make way.
 func TestPartsAreBounded(t *testing.T) {
-	var p parts
-	limits := algo.Limits{{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Minute}}
+	p := newTestParts(algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Minute})
 	now := algo.Instant{Mono: int64(time.Hour)}
-	ask := func(key string) bool {
-		return p.decide("p", key, limits, 2, now, algo.Request{Cost: 1}).Allowed
-	}
+	ask := func(key string) bool { return p.decide(key, 2, now, algo.Request{Cost: 1}).Allowed }
 	for i := range maxParts {
 		if !ask(fmt.Sprint(i)) {
 			t.Fatalf("key %d is refused", i)
 		}
 	}
-	if ask("one more") || len(p.states) != maxParts {
-		t.Errorf("one more is admitted; %d are kept", len(p.states))
+	if ask("one more") || p.Stats().Keys != maxParts {
+		t.Errorf("one more is admitted; %d are kept", p.Stats().Keys)
 	}
 	if !ask("7") {
 		t.Error("a known key is refused")
 	}
-	now.Mono += int64(time.Minute - failedRetry/2)
-	if ask("one more") {
-		t.Error("nothing is idle, and one more is admitted")
-	}
-	now.Mono += int64(failedRetry / 2)
-	if ask("one more") {
-		t.Error("all keys are looked at twice in a second")
-	}
-	now.Mono += int64(failedRetry / 2)
-	if !ask("one more") || len(p.states) != 1 {
-		t.Errorf("idle keys do not make way: %d are kept", len(p.states))
+	now.Mono += int64(time.Minute)
+	if !ask("one more") {
+		t.Error("idle keys do not make way")
 	}
 	// Logs take memory, which is bounded too.
-	large := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 8 << 20, Window: time.Hour}}
-	for range 2 << 20 {
-		now.Mono += 1 << 13 // another tick of the log
-		p.decide("p", "log", large, 1, now, algo.Request{Cost: 2})
+	p = newTestParts(algo.Limit{Algorithm: algo.SlidingLog, Limit: 8 << 20, Window: time.Hour})
+	for range 4 << 20 {
+		now.Mono += 1 << 11 // another tick of the log
+		p.decide("log", 1, now, algo.Request{Cost: 2})
 	}
-	if d := p.decide("p", "log", large, 1, now, algo.Request{Cost: 1}); d.Allowed || p.bytes > maxPartBytes {
-		t.Errorf("%d bytes are taken: %+v", p.bytes, d)
+	if d := p.decide("log", 1, now, algo.Request{Cost: 1}); d.Allowed || p.Stats().Bytes > maxPartBytes {
+		t.Errorf("%d bytes are taken: %+v", p.Stats().Bytes, d)
 	}
 }

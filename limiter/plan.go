@@ -1,0 +1,212 @@
+package limiter
+
+import (
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
+)
+
+// The path of one operation, whether it comes alone, in a batch, from a stream or from a peer:
+//
+//	plan    validates it, hashes its key and finds its rule, which says what else concerns it (this file)
+//	before  answers it from units that this node has borrowed, or from a refusal that it remembers (before.go)
+//	decide  decides it by this node's own store (decide.go)
+//	ask     has another node decide it, or waits until some node can (route.go)
+//	after   ends it: whether its answer may still be used, and what this node remembers of it (before.go)
+//
+// on_error answers (fail.go) where no node could be asked in time, where this node has no room for a new key, and where more operations wait
+// than it takes in.
+
+// subject is what an operation is about: its key's hash, and the rule of its key in this node's own policies.
+type subject struct {
+	hash uint64
+	rule *rule
+}
+
+// plan checks everything about an operation that can be checked without deciding it, hashes its key and finds its rule. Operations of a
+// peer go through it as well: nothing that comes over a network is trusted.
+func (l *Limiter) plan(t *table, op *Op) *limit.Error {
+	if err := l.identify(t, &op.Target, &op.subject); err != nil {
+		return err
+	}
+	if err := validCost(op.Check, op.Kind); err != nil {
+		return err
+	}
+	op.partition = int32(l.partition(op.hash))
+	if op.Decision == nil {
+		op.Decision = new(limit.Decision)
+	}
+	if op.Kind == OpCheck {
+		return nil
+	}
+	if op.Extra == nil {
+		op.Extra = new(Extra)
+	}
+	return op.validExtra()
+}
+
+// replan finds the rule anew: the policies may have changed while the operation waited.
+func (l *Limiter) replan(op *Op) {
+	if op.Limit == nil {
+		op.rule = l.table.Load().rule(op.Policy, op.Key)
+	}
+}
+
+// planAll plans checks whose answers belong in results, as ops, which are zero before. A check that is denied or not acceptable has an error there; bad is the place of
+// the first of these that was not denied, or -1.
+func (l *Limiter) planAll(ops []Op, checks []limit.Check, denied limit.Denials, results []limit.Result) (bad int) {
+	t := l.table.Load()
+	bad = -1
+	for i := range checks {
+		op := &ops[i]
+		op.Kind, op.Check, op.Decision = OpCheck, &checks[i], &results[i].Decision
+		if len(denied) > 0 && denied[i] != nil {
+			results[i] = limit.Result{Err: denied[i]}
+			continue
+		}
+		if i > 0 && op.follows(&ops[i-1]) {
+			op.partition = int32(l.partition(op.hash))
+			continue
+		}
+		if err := l.plan(t, op); err != nil {
+			results[i] = limit.Result{Err: err}
+			if op.rule = nil; bad < 0 {
+				bad = i
+			}
+		}
+	}
+	return bad
+}
+
+// follows finds the subject of an acceptable check that is under the same limit as the operation before it, last. It reports false, and
+// has done nothing, for other checks.
+func (op *Op) follows(last *Op) bool {
+	c, before := op.Check, last.Check
+	if c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
+		last.rule == nil || last.rule.missing || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
+		return false
+	}
+	op.rule = last.rule
+	if e := op.rule.entry; e != nil {
+		op.rule = e.rule(c.Key)
+	}
+	op.hash = op.rule.hash.Hash(c.Key)
+	return true
+}
+
+// identify checks what names a state, and finds its subject.
+func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Error {
+	if e := t.by[target.Policy]; e != nil && target.Limit == nil && target.Namespace == "" {
+		if err := limit.ValidKey(target.Key); err != nil {
+			return err
+		}
+		s.rule, s.hash = e.rule(target.Key), e.hash.Hash(target.Key)
+		return nil
+	}
+	if err := target.Valid(); err != nil {
+		return err
+	}
+	if target.Limit == nil {
+		s.rule, s.hash = t.unknown, ring.Hash(l.cfg.HashKey, target.Policy, target.Key)
+		return nil
+	}
+	if target.Configured != limit.Reserved(target.Namespace) {
+		return limit.NewError(limit.Invalid, "namespace", "is reserved for limits of the nodes' configuration: use one that does not begin with "+limit.EnvoyNamespace)
+	}
+	if l.cfg.NoInline && !target.Configured {
+		return limit.NewError(limit.Invalid, "limit", "limits sent along are turned off on this node (no-inline): name a policy")
+	}
+	rule, err := l.inline.rule(target.Namespace, target.Limit)
+	if err != nil {
+		return err
+	}
+	s.rule, s.hash = rule, rule.hash.Hash(target.Key)
+	return nil
+}
+
+// validCost checks the cost and the request id of a check, or of another operation that has them.
+func validCost(c *limit.Check, kind OpKind) *limit.Error {
+	switch {
+	case c.Always && kind == OpReserve && c.Cost < 0:
+		return limit.NewError(limit.Invalid, "always", "does not go with a negative cost in an atomic check: send a refund")
+	case c.Always && kind != OpCheck && kind != OpReserve:
+		return limit.NewError(limit.Invalid, "partial", "cannot be set where all is charged always")
+	case c.Cost < 0 && kind == OpRefund:
+		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")
+	case c.Cost < 0 && kind == OpSettle:
+		return limit.NewError(limit.Invalid, "cost", "is negative: it must be at least 0")
+	case c.Cost == 0 && (kind == OpAcquire || kind == OpReserve || kind == OpRefund):
+		return limit.NewError(limit.Invalid, "cost", "is 0: it must be at least 1 here")
+	}
+	return c.ValidCost()
+}
+
+// validExtra checks what operations other than checks have.
+func (op *Op) validExtra() *limit.Error {
+	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
+		return limit.NewError(limit.Invalid, "ttl", "is below the shortest one, 1ms")
+	}
+	switch op.Kind {
+	case OpRenew, OpRelease:
+		id, ok := parseID(op.LeaseID)
+		if !ok {
+			return limit.NewError(limit.Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0")
+		}
+		op.lease = id
+	case OpReserve, OpExtend:
+		if op.TTL > limit.MaxReservation {
+			return limit.NewError(limit.Invalid, "ttl", "is longer than the longest for a reservation, 1h")
+		}
+		if op.TTL == 0 && op.Kind == OpReserve {
+			op.TTL = limit.DefaultReservation
+		}
+	}
+	if op.Reservation != op.Reservation.Whole() || op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
+		return limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave")
+	}
+	if (op.Quota != nil) != (op.Kind == OpQuota) {
+		return limit.NewError(limit.Invalid, "quota", "is missing")
+	}
+	return nil
+}
+
+// suits says whether an operation suits the limit that it is about, as far as this node knows that.
+func suits(op *Op) *limit.Error {
+	field := "policy"
+	if op.Limit != nil {
+		field = "limit"
+	}
+	invalid := func(message string) *limit.Error { return limit.NewError(limit.Invalid, field, message) }
+	r := op.rule
+	switch {
+	case r.missing:
+	case !r.concurrency && op.Kind == OpAcquire:
+		return invalid("is not a concurrency limit: check it in place of acquiring")
+	case !r.concurrency && (op.Kind == OpRenew || op.Kind == OpRelease):
+		return invalid("is not a concurrency limit: it has no leases")
+	case !r.concurrency && op.Kind == OpReserve && op.Atomic && !op.Always && countsDenied(r.Limits):
+		// The store cannot tell a refusal from a charge that was cancelled because another part of the check was refused.
+		return invalid("has count_denied set, and cannot be part of an atomic check")
+	case !r.concurrency:
+	case op.Kind == OpCheck && (op.Cost > 0 || op.Always):
+		return invalid("is a concurrency limit: acquire a lease in place of a check, which could not be released")
+	case op.Kind == OpRefund:
+		return invalid("is a concurrency limit, which has no refund: release the lease")
+	case op.Kind == OpReserve && op.Atomic:
+		return invalid("is a concurrency limit, which cannot be part of an atomic check: acquire a lease")
+	case op.Kind == OpReserve:
+		return invalid("is a concurrency limit, which has no reservations: acquire a lease")
+	case op.Kind == OpSettle || op.Kind == OpExtend:
+		return invalid("is a concurrency limit, which has no reservations: release the lease")
+	}
+	return nil
+}
+
+func countsDenied(limits algo.Limits) bool {
+	for i := range limits { // a Limit is large to copy
+		if limits[i].CountDenied {
+			return true
+		}
+	}
+	return false
+}
