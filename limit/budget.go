@@ -81,9 +81,9 @@ type SettledResult struct {
 func ValidEach(list string, n int) *Error {
 	switch {
 	case n == 0:
-		return &Error{Invalid, list, "is empty: name at least one reservation"}
+		return NewError(Invalid, list, "is empty: name at least one reservation")
 	case n > MaxBatch:
-		return &Error{TooLarge, list, "has more than the " + strconv.Itoa(MaxBatch) + " elements that are taken at once"}
+		return NewError(TooLarge, list, "has more than the "+strconv.Itoa(MaxBatch)+" elements that are taken at once")
 	}
 	return nil
 }

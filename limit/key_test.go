@@ -20,6 +20,11 @@ func TestKeyOf(t *testing.T) {
 	if KeyOf(longest+"a") == KeyOf(longest+"b") {
 		t.Error("two long values have one key")
 	}
+	for _, value := range []string{"\xff", longest + "\xff", longest + strings.Repeat("k", 400) + "\xff"} {
+		if got := KeyOf(value); got != value || ValidKey(got) == nil {
+			t.Errorf("KeyOf(%d bytes that are not UTF-8) = %.20q, want no key", len(value), got)
+		}
+	}
 	// A rune of three bytes stands across the 128th byte.
 	split := KeyOf("a" + strings.Repeat("€", 400))
 	if err := ValidKey(split); err != nil || !strings.HasPrefix(split, "a"+strings.Repeat("€", 42)+"~sha256:") {

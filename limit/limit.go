@@ -235,6 +235,9 @@ type Error struct {
 	Kind    Kind
 	Field   string // as the front ends spell it, such as "key" or "checks[3].limit.window"; empty when none is to blame
 	Message string // what is wrong and what would be right
+
+	list string // see Element
+	i    int
 }
 
 // NewError returns an Error about one field; field is empty when none is to blame.
@@ -257,27 +260,33 @@ func (e *Error) In(i, n int) *Error {
 	return e.InList("checks", i)
 }
 
-// InList returns the error as one of element i of a list.
+// InList returns the error, which is about no list, as one of element i of a list. An empty list leaves it as it is.
 func (e *Error) InList(list string, i int) *Error {
-	return &Error{Kind: e.Kind, Field: list + "[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message}
+	if list == "" {
+		return e
+	}
+	return &Error{Kind: e.Kind, Field: prefix(list, i) + e.Field, Message: e.Message, list: list, i: i}
+}
+
+func prefix(list string, i int) string { return list + "[" + strconv.Itoa(i) + "]." }
+
+// Element returns the list and the place in it that the error is about, as In and InList have set them, and the field within that element. The
+// list is empty, and i is 0, where the request is no list.
+func (e *Error) Element() (list string, i int, field string) {
+	if e.list == "" {
+		return "", 0, e.Field
+	}
+	return e.list, e.i, strings.TrimPrefix(e.Field, prefix(e.list, e.i))
 }
 
 // OfList returns an error of a batch as one of the elements of another list that the batch was made of: places are those of the checks
 // in that list.
 func (e *Error) OfList(list string, places []int) *Error {
-	bare := &Error{Kind: e.Kind, Field: e.Field, Message: e.Message}
-	i := 0
-	if rest, ok := strings.CutPrefix(e.Field, "checks["); ok {
-		number, field, _ := strings.Cut(rest, "].")
-		n, err := strconv.Atoi(number)
-		if err != nil || n < 0 || n >= len(places) {
-			return e
-		}
-		i, bare.Field = n, field
-	} else if len(places) != 1 || e.Field == "" {
+	of, i, field := e.Element()
+	if of == "" && (len(places) != 1 || field == "") || i >= len(places) {
 		return e
 	}
-	return bare.InList(list, places[i])
+	return NewError(e.Kind, field, e.Message).InList(list, places[i])
 }
 
 // GubernatorNamespace begins the names of the namespaces of limits that Gubernator's callers send; see InlineScope.
@@ -301,9 +310,9 @@ const (
 func ValidBatch(n int) *Error {
 	switch {
 	case n == 0:
-		return &Error{Invalid, "checks", "is empty: send at least one check"}
+		return NewError(Invalid, "checks", "is empty: send at least one check")
 	case n > MaxBatch:
-		return &Error{TooLarge, "checks", "has " + strconv.Itoa(n) + " elements, at most " + strconv.Itoa(MaxBatch) + " are taken at once"}
+		return NewError(TooLarge, "checks", "has "+strconv.Itoa(n)+" elements, at most "+strconv.Itoa(MaxBatch)+" are taken at once")
 	}
 	return nil
 }

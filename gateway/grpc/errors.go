@@ -2,8 +2,6 @@ package grpcapi
 
 import (
 	"errors"
-	"strconv"
-	"strings"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -43,16 +41,14 @@ func statusAbout(err error, limitOf func(element int) *algo.Limit) error {
 // asSent returns an error of the service with the field that the caller sent: the length of a calendar's window is its period, in
 // weir.v1 a field of its own. limitOf returns the limit sent along with an element of the batch, or with the only one, 0; nil: none.
 func asSent(e *limit.Error, limitOf func(element int) *algo.Limit) *limit.Error {
-	element, ok := strings.CutSuffix(e.Field, "limit.window")
-	if !ok {
+	list, i, field := e.Element()
+	if field != "limit.window" {
 		return e
 	}
-	_, number, _ := strings.Cut(strings.TrimSuffix(element, "]."), "[")
-	i, _ := strconv.Atoi(number) // of no batch: 0
 	if l := limitOf(i); l == nil || l.Period == 0 || l.Period == algo.Epoch {
 		return e
 	}
-	return limit.NewError(e.Kind, element+"limit.period", e.Message)
+	return limit.NewError(e.Kind, "limit.period", e.Message).InList(list, i)
 }
 
 // errorAbout returns the error of one element of a list, about a limit that was sent along with it, if one was.

@@ -236,7 +236,7 @@ func TestForwardAuthErrors(t *testing.T) {
 		kind   limit.Kind
 		status int
 	}{{limit.NotFound, 404}, {limit.Unavailable, 503}, {limit.Denied, 403}} {
-		d := newAPI(t, &scripted{results: []limit.Result{{Err: limit.NewError(c.kind, "checks[0].policy", "is a problem")}}}, nil)
+		d := newAPI(t, &scripted{results: []limit.Result{{Err: limit.NewError(c.kind, "policy", "is a problem").InList("checks", 0)}}}, nil)
 		resp := d.do("GET", "/v1/forward-auth?policy=web&key=a&deny_status=403", "")
 		wantProblem(t, resp, c.status, "policy", "is a problem")
 		if headerOf(resp, "Weir-Status") != nil {

@@ -435,7 +435,7 @@ func TestRequests(t *testing.T) {
 		{
 			name: "the error of a check", path: "/v1/check", body: `{"policy":"nope","key":"alice"}`,
 			service: &scripted{results: []limit.Result{{Err: limit.NewError(limit.NotFound,
-				"checks[0].policy", `there is no policy "nope"`)}}},
+				"policy", `there is no policy "nope"`).InList("checks", 0)}}},
 			status: 404,
 			want: `{"type":"` + problemTypes + `not-found","title":"There is no such thing","status":404,` +
 				`"detail":"policy: there is no policy \"nope\"","field":"policy"}`,
@@ -945,7 +945,7 @@ func TestServiceErrors(t *testing.T) {
 
 	// The errors of single checks in a batch.
 	d := newAPI(t, &scripted{results: []limit.Result{
-		{Err: limit.NewError(limit.NotFound, "checks[0].policy", "unknown")},
+		{Err: limit.NewError(limit.NotFound, "policy", "unknown").InList("checks", 0)},
 		{Err: &limit.Error{Kind: limit.Unavailable, Message: "nobody \xff there"}},
 		{Err: errors.New("secret")},
 	}}, nil)
@@ -960,11 +960,11 @@ func TestServiceErrors(t *testing.T) {
 	}
 
 	// A problem of one element as a whole.
-	d = newAPI(t, &scripted{err: limit.NewError(limit.Unavailable, "checks[1].", "no")}, nil)
+	d = newAPI(t, &scripted{err: limit.NewError(limit.Unavailable, "", "no").InList("checks", 1)}, nil)
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 503, "checks[1]", "no")
 
 	// A batch of one is what /v1/check asks, which its caller need not know.
-	d = newAPI(t, &scripted{err: limit.NewError(limit.Invalid, "checks[0].limit.window", "no")}, nil)
+	d = newAPI(t, &scripted{err: limit.NewError(limit.Invalid, "limit.window", "no").InList("checks", 0)}, nil)
 	wantProblem(t, d.post("/v1/check", bodies["/v1/check"]), 400, "limit.window", "no")
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 400, "checks[0].limit.window", "no")
 }

@@ -17,9 +17,10 @@ const problemTypes = "https://github.com/weirlimit/weir/blob/main/gateway/http/P
 // problem is an answer other than a decision. One status has one type.
 type problem struct {
 	status  int
-	field   string // of the request, as it is spelled there; empty when none is to blame
-	message string // without the field's name
-	cause   error  // what the log is to say of a defect; nil otherwise
+	field   string       // of the request, as it is spelled there; empty when none is to blame
+	message string       // without the field's name
+	cause   error        // what the log is to say of a defect; nil otherwise
+	about   *limit.Error // of the Service; nil for other problems
 }
 
 // problemBody is a problem document (RFC 9457).
@@ -79,13 +80,11 @@ func (p *problem) ofElement(list string, i int) {
 // asSent names the ttl of a concurrency limit where the Service names its window, which callers do not send. isLeased reports
 // whether the limit sent along with an element of the batch, or with the only one, 0, is of concurrency.
 func (p *problem) asSent(isLeased func(element int) bool) *problem {
-	element, ok := strings.CutSuffix(p.field, "limit.window")
-	if !ok {
+	if p.about == nil {
 		return p
 	}
-	_, number, _ := strings.Cut(strings.TrimSuffix(element, "]."), "[")
-	if i, _ := strconv.Atoi(number); isLeased(i) { // of no batch: 0
-		p.field = element + "limit.ttl"
+	if list, i, field := p.about.Element(); field == "limit.window" && isLeased(i) {
+		p.field = limit.NewError(p.about.Kind, "limit.ttl", "").InList(list, i).Field
 	}
 	return p
 }
@@ -104,7 +103,7 @@ func problemOf(err error) *problem {
 	switch {
 	case errors.As(err, &e) && statuses[e.Kind] != 0:
 		// Of an element without a field of its own, the Service says "checks[3].".
-		return &problem{status: statuses[e.Kind], field: strings.TrimSuffix(e.Field, "."), message: e.Message}
+		return &problem{status: statuses[e.Kind], field: strings.TrimSuffix(e.Field, "."), message: e.Message, about: e}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &problem{status: http.StatusServiceUnavailable, message: "the request ended before there was an answer"}
 	default:
@@ -122,11 +121,8 @@ func unbatched(err error) error {
 	if !errors.As(err, &e) {
 		return err
 	}
-	field, ok := strings.CutPrefix(e.Field, "checks[0]")
-	if !ok {
-		return err
-	}
-	return limit.NewError(e.Kind, strings.TrimPrefix(field, "."), e.Message)
+	_, _, field := e.Element()
+	return limit.NewError(e.Kind, field, e.Message)
 }
 
 func (a *api) writeProblem(w http.ResponseWriter, r *http.Request, p *problem) {

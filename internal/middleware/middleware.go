@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/limit"
@@ -69,9 +68,7 @@ func (g *Gate) AskAll(ctx context.Context, l AllDecider, checks []client.Check) 
 
 // keyOf returns the key for what a request brings, or says why that is none.
 func keyOf(value string) (string, *limit.Error) {
-	if utf8.ValidString(value) {
-		value = limit.KeyOf(value)
-	}
+	value = limit.KeyOf(value)
 	return value, limit.ValidKey(value)
 }
 
