@@ -258,7 +258,7 @@ func (p *partition) tellReservations(slot ownership.Slot, told bool) {
 func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *follower {
 	sh.detach(part, slot)
 	r := part.duties()
-	r.changed, r.bit = &sh.store.changed[p/64], 1<<(p%64)
+	r.changed, r.bit, r.tell = &sh.store.changed[p/64], 1<<(p%64), sh.store.cfg.Changed
 	part.raise()
 	a := part.ensureExtras()
 	a.version++
@@ -364,8 +364,11 @@ func (s *Store) Pending(p int, slot ownership.Slot) int {
 
 // setPending publishes how much is pending for a follower.
 func (p *partition) setPending(slot ownership.Slot, n int32) {
-	if p.pending[slot].Swap(n) == 0 && n > 0 {
-		p.role.changed.Or(p.role.bit)
+	if p.pending[slot].Swap(n) > 0 || n == 0 {
+		return
+	}
+	if p.role.changed.Or(p.role.bit)&p.role.bit == 0 && p.role.tell != nil {
+		p.role.tell()
 	}
 }
 

@@ -155,12 +155,13 @@ type role struct {
 	// The word of Store.changed that has the partition's bit. It is there once there has been a follower.
 	changed   *atomic.Uint64
 	bit       uint64
-	lease     int64 // boot-clock instant until which strict rules are decided
+	tell      func() // Config.Changed
+	lease     int64  // boot-clock instant until which strict rules are decided
 	unguarded bool
 	advances  advances // told to the backup
 	staging   content
-	floor     uint64   // no version below it may be given out again
-	_         [16]byte // to whole cache lines
+	floor     uint64  // no version below it may be given out again
+	_         [8]byte // to whole cache lines
 }
 
 // side returns the extras, made if need be.

@@ -189,6 +189,8 @@ type Config struct {
 	// Urgent, when not nil, is called when Drain for the backup of a partition is wanted at once. It is called under
 	// locks and must neither block nor call the Store.
 	Urgent func(partition int)
+	// Changed, when not nil, is called when a partition comes to be among those that Store.Changed names, under the same rules as Urgent.
+	Changed func()
 }
 
 // DefaultRequestIDs is the number of request ids that a partition remembers unless Config says otherwise.

@@ -456,6 +456,15 @@ func (c *Core) tendBusy() {
 // Behind reports whether the last Tick has left a part of a flush undone. Receive what has arrived, then call Tick again.
 func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
 
+// Idle reports whether the last Tick has found nothing in progress and nothing to send. Then the next one may come after 100 ms, unless a
+// message, a view, an urgent or any other change comes first.
+func (c *Core) Idle() bool {
+	g := &c.grants
+	return c.flushAt == c.t+int64(c.cfg.Flush) && len(c.dirty)+len(c.pending)+len(c.busy)+len(c.gained) == 0 && c.round == nil &&
+		c.Settled() && !c.view.Leaving && c.arriving == 0 && (g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
+		(c.voter == nil || c.voter.ready())
+}
+
 // flush sends followers pending changes that no answer waits for, at most flushBytes in one call. After a change of all keys' limits much
 // more is pending, and messages that have arrived must not wait for all of it.
 func (c *Core) flush() {

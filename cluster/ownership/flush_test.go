@@ -67,3 +67,41 @@ func TestFlushInParts(t *testing.T) {
 		t.Errorf("the next flush is of %v", got)
 	}
 }
+
+// TestIdle: a core is idle once everything is sent and confirmed, and not while it asks or a change is not confirmed.
+func TestIdle(t *testing.T) {
+	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(1)}
+	l.core = New(Config{Self: self, Partitions: 1, Data: l.data}, l.time())
+	idle := func() bool { // within a second
+		for range 100 {
+			if l.wait(10 * time.Millisecond); l.core.Idle() {
+				return true
+			}
+		}
+		return false
+	}
+	if idle() {
+		t.Error("a core without a view is idle")
+	}
+	l.see(self, peerX, peerX)
+	if idle() {
+		t.Error("a core that asks for a partition is idle")
+	}
+	l.claims(self, peerX, peerX)
+	if idle() {
+		t.Error("a core whose backup has nothing is idle")
+	}
+	l.wait(time.Second)
+	l.acks(peerX)
+	if !idle() {
+		t.Error("a core that has sent everything is not idle")
+	}
+	l.data.admit(0, 1)
+	if idle() {
+		t.Error("a core is idle while a change is not confirmed")
+	}
+	l.acks(peerX)
+	if !idle() {
+		t.Error("a core is not idle after its change is confirmed")
+	}
+}

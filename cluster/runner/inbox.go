@@ -13,6 +13,7 @@ import (
 type Inbox struct {
 	wake   wake.Signal     // set when there may be something to do
 	urgent []atomic.Uint64 // a bit for each partition
+	idle   atomic.Bool     // the Runner sleeps longer than tickEvery, unless a change comes
 
 	mu   sync.Mutex
 	mail mailbox
@@ -35,6 +36,13 @@ func (b *Inbox) Receive(list []ownership.Envelope) {
 	}
 	b.mu.Unlock()
 	b.wake.Set()
+}
+
+// Changed says that a partition has changes for a follower; see store.Config.Changed. It takes no lock.
+func (b *Inbox) Changed() {
+	if b.idle.Load() && b.idle.Swap(false) {
+		b.wake.Set()
+	}
 }
 
 // Urgent says that a partition has changes that an answer waits for; see store.Config.Urgent. It takes no lock.

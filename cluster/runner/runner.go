@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	// tickEvery is how often the core is told that time passes.
+	// tickEvery is how often the core is told that time passes, and idleEvery how often while it is idle.
 	tickEvery = 10 * time.Millisecond
+	idleEvery = 100 * time.Millisecond
 	// mailAtOnce is how many messages the core receives before everything else has its turn again.
 	mailAtOnce = 256
 )
@@ -57,6 +58,7 @@ type core interface {
 	Take() ownership.Effects
 	Route(int) ownership.Route
 	Behind() bool
+	Idle() bool
 	Settled() bool
 	Status(ownership.Now) ownership.Status
 }
@@ -303,18 +305,26 @@ func (k *Runner) now() ownership.Now { return ownership.Now{Instant: k.cfg.Now()
 
 // run owns the core.
 func (k *Runner) run() {
-	tick := time.NewTicker(tickEvery)
+	tick := time.NewTimer(tickEvery)
 	defer tick.Stop()
 	defer func() { k.journal.write(k.cfg.Logger, 0, true) }()
+	slow := false // the timer runs for idleEvery
 	for k.ctx.Err() == nil {
-		k.step(tick.C)
+		ticked := k.step(tick.C)
+		if idle := k.core.Idle() && k.idle.Load(); ticked || slow && !idle {
+			if slow = idle; slow {
+				tick.Reset(idleEvery)
+			} else {
+				tick.Reset(tickEvery)
+			}
+		}
 	}
 }
 
 // step waits until there is something to do, and does it, or a part of it. What has arrived comes before a tick: that may be late, and it is then that others
-// are judged by what they have not answered.
-func (k *Runner) step(tick <-chan time.Time) {
-	due := k.core.Behind()
+// are judged by what they have not answered. step reports whether it has ticked.
+func (k *Runner) step(tick <-chan time.Time) (due bool) {
+	due = k.core.Behind()
 	if !due {
 		select {
 		case <-k.wake:
@@ -325,8 +335,10 @@ func (k *Runner) step(tick <-chan time.Time) {
 	}
 	k.turn()
 	if due {
+		k.idle.Store(true) // before the tick looks for changes: one that comes later ends it
 		k.tick()
 	}
+	return due
 }
 
 // tick tells the core that time passes.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -66,7 +67,8 @@ type puppet struct {
 	urgent    []int
 	order     []string // of views and messages
 	ticks     int
-	due       int              // until there have been so many ticks it is Behind
+	due       int // until there have been so many ticks it is Behind
+	idle      bool
 	left      ownership.Status // of what a node that leaves has besides what it holds
 	nows      []ownership.Now
 	settled   bool
@@ -109,6 +111,12 @@ func (c *puppet) Route(p int) ownership.Route {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.routes[p]
+}
+
+func (c *puppet) Idle() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.idle
 }
 
 func (c *puppet) Behind() bool {
@@ -924,6 +932,7 @@ func (c *echo) Urgent(_ ownership.Now, p int) {
 func (c *echo) Tick(ownership.Now) {}
 
 func (c *echo) Behind() bool { return false }
+func (c *echo) Idle() bool   { return false }
 
 // outlet is a Sender that calls a function.
 type outlet func([]ownership.Envelope)
@@ -996,6 +1005,40 @@ func TestBehind(t *testing.T) {
 	if !slices.Equal(c.mailTicks, []int{0, 1, 2}) || c.ticks != 3 {
 		t.Errorf("messages were received after %v ticks of %d", c.mailTicks, c.ticks)
 	}
+}
+
+// TestIdle: an idle core ticks ten times a second, and as often as any other from the first change on.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := newRunner(Config{
+			Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
+			Now: func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
+		})
+		c := &puppet{}
+		k.start(c)
+		defer k.Close()
+		during := func(d time.Duration, more func()) (ticks int) {
+			c.do(func() { ticks = c.ticks })
+			more()
+			time.Sleep(d)
+			synctest.Wait()
+			c.do(func() { ticks = c.ticks - ticks })
+			return ticks
+		}
+		if n := during(time.Second, func() {}); n != 100 {
+			t.Errorf("a busy core ticks %d times a second", n)
+		}
+		during(idleEvery, func() { c.do(func() { c.idle = true }) })
+		if n := during(time.Second, func() {}); n != 10 {
+			t.Errorf("an idle core ticks %d times a second", n)
+		}
+		if n := during(tickEvery, k.Changed); n != 1 {
+			t.Errorf("a change is followed by %d ticks within %v", n, tickEvery)
+		}
+		if n := during(time.Second, func() { c.do(func() { c.idle = false }); k.Changed() }); n != 100 {
+			t.Errorf("a core that is busy again ticks %d times a second", n)
+		}
+	})
 }
 
 // TestViewsComeFirst: a message of a process that has just come into view is received under that view.

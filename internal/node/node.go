@@ -210,6 +210,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	hops, inbox := metrics.NewHops(), runner.NewInbox(ring.Partitions)
 	states := limiter.NewStore(store.Config{
 		MaxKeys: cfg.MaxKeys, MaxBytes: max(n.cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent,
+		Changed:         inbox.Changed,
 		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations, Copies: n.cluster != nil,
 	}, false)
 	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: hops.Forwarded})

@@ -661,12 +661,12 @@ var mutants = []mutant{
 	},
 	{
 		"runner: a core that is behind waits for a tick", "cluster/runner/runner.go",
-		[]edit{{"	due := k.core.Behind()\n", "	due := false\n"}},
+		[]edit{{"	due = k.core.Behind()\n", "	due = false\n"}},
 		"./cluster/runner -run TestBehind", "is not told that time passes",
 	},
 	{
 		"runner: a tick comes before what has arrived", "cluster/runner/runner.go",
-		[]edit{{"	k.turn()\n	if due {\n		k.tick()\n	}\n", "	if due {\n		k.tick()\n	}\n	k.turn()\n"}},
+		[]edit{{"	k.turn()\n	if due {\n", "	if due {\n"}, {"		k.tick()\n	}\n	return due\n", "		k.tick()\n	}\n	k.turn()\n	return due\n"}},
 		"./cluster/runner -run TestMailComesBeforeTicks", "was received after [1] ticks",
 	},
 	{
