@@ -85,11 +85,11 @@ func methodRoles() map[string]Role {
 	roles["/pb.gubernator.V1/HealthCheck"] = RoleCheck
 	roles["/pb.gubernator.V1/LiveCheck"] = RoleOpen
 	for method, role := range map[string]Role{
-		"Check": RoleCheck, "CheckStream": RoleCheck, "Borrow": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
+		"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
 		"Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck, "ExtendEach": RoleCheck, "Commit": RoleCheck, "CommitEach": RoleCheck, "Cancel": RoleCheck,
 		"Charge": RoleCharge,
 		"Refund": RoleRefund, "Reset": RoleRefund,
-		"Status": RoleRead, "Topology": RoleTopology, "TopKeys": RoleKeys,
+		"Status": RoleRead, "TopKeys": RoleKeys,
 	} {
 		roles["/weir.v1.Limiter/"+method] = role
 	}

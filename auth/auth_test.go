@@ -464,7 +464,7 @@ func TestExpiredToken(t *testing.T) {
 			w.told = append(w.told, listener+" "+reason+" "+what)
 		},
 	})
-	w.list = parse(t, fmt.Sprintf("  - {name: brief, tokens: [{hash: %s, expires: 2027-01-31}], roles: [check, topology], policies: [login]}\n", Hash("weir_brief")))
+	w.list = parse(t, fmt.Sprintf("  - {name: brief, tokens: [{hash: %s, expires: 2027-01-31}], roles: [check, read], policies: [login]}\n", Hash("weir_brief")))
 	next := &fake{}
 	svc := w.Service("grpc", next)
 	ctx := w.come(t, "weir_brief", RoleCheck)
@@ -473,7 +473,7 @@ func TestExpiredToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	stream := &news{ctx: metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_brief"))}
-	err := w.Stream(nil, stream, &grpc.StreamServerInfo{FullMethod: "/weir.v1.Limiter/Topology", IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
+	err := w.Stream(nil, stream, &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
 		if err := s.SendMsg("first"); err != nil {
 			t.Error(err)
 		}
@@ -519,10 +519,10 @@ func TestRolesPerPolicy(t *testing.T) {
 // TestRevokedOnAStreamOfNews takes a caller out of the file while a stream is open on which only the node speaks.
 func TestRevokedOnAStreamOfNews(t *testing.T) {
 	w := watch(t)
-	w.list = parse(t, fmt.Sprintf("  - {name: router, tokens: [%s], roles: [topology]}\n", Hash("weir_router")))
+	w.list = parse(t, fmt.Sprintf("  - {name: router, tokens: [%s], roles: [read]}\n", Hash("weir_router")))
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_router"))
 	stream := &news{ctx: ctx}
-	info := &grpc.StreamServerInfo{FullMethod: "/weir.v1.Limiter/Topology", IsServerStream: true}
+	info := &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}
 	err := w.Stream(nil, stream, info, func(_ any, s grpc.ServerStream) error {
 		if err := s.SendMsg("first"); err != nil {
 			t.Error(err)

@@ -72,6 +72,16 @@ func (a *Authorizer) Demand(ctx context.Context, role Role, t limit.Target) *lim
 	return s.authorize(ctx, role, &t)
 }
 
+// Permit returns an error unless the caller in a context has a role, whatever it may use in it. A denial is counted and told to the audit
+// log. It is for parts of a stream that take another role than the stream, and may be called again while the stream is open.
+func (a *Authorizer) Permit(ctx context.Context, role Role) *limit.Error {
+	if a.cfg.Callers == nil && a.cfg.Audit == nil {
+		return nil
+	}
+	_, denied := (&service{listener: "grpc", authorizer: a}).caller(ctx, role)
+	return denied
+}
+
 // authorize demands a role and the right to use a target.
 func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) *limit.Error {
 	c, denied := s.caller(ctx, role)

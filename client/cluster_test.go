@@ -15,8 +15,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/weirlimit/weir/algo"
@@ -37,7 +35,7 @@ type cluster struct {
 	table     *ring.Table
 	nodes     []*limiter.Limiter
 	addrs     []string
-	health    []*health.Server
+	ready     []*readiness
 	told      *weirv1.TopologyResponse
 	forwarded atomic.Int64
 	calls     []atomic.Int64 // of the unary kind, by node
@@ -132,11 +130,16 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 }
 
 func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
+	ready := newReadiness()
+	c.ready = append(c.ready, ready)
 	server := grpcapi.NewServer(grpcapi.ServerConfig{
-		Service:  c.nodes[i],
-		Lender:   c.nodes[i],
-		Status:   func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
-		Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) { return c.told, nil },
+		Service: c.nodes[i],
+		Lender:  c.nodes[i],
+		Status:  func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
+		Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
+			return c.told, nil, nil
+		},
+		Ready: ready.now,
 		Trace: func(parent string) (string, func(codes.Code)) {
 			c.saw(hex.EncodeToString([]byte(parent)))
 			return "", nil
@@ -149,9 +152,6 @@ func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 	}
 	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), grpc.UnaryInterceptor(count))
 	server.Register(s)
-	health := health.NewServer()
-	c.health = append(c.health, health)
-	healthpb.RegisterHealthServer(s, health)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -259,7 +259,7 @@ func TestAllGoesToTheOwnerOfMost(t *testing.T) {
 // A call whose owner is not there goes to any other node, once, and is forwarded from there.
 func TestCallsGoAroundAnOwner(t *testing.T) {
 	c, client := newCluster(t, 3, clusterPolicies)
-	c.health[2].Shutdown()
+	c.ready[2].set(false)
 	reaches(t, client, c.addrs[0], c.addrs[1])
 	key := c.key("log", 2, 0)
 	calls := func() (n int64) {
@@ -336,7 +336,7 @@ func TestTraces(t *testing.T) {
 		c.mu.Unlock()
 	}
 	// Callers who share a message keep their traces apart.
-	ln := &sender{l: &link{now: func() time.Duration { return 0 }}, numbers: wire.Numbers{}}
+	ln := &link{now: func() time.Duration { return 0 }}
 	m := &message{}
 	for _, of := range []string{"", "", "x", "", "y", ""} {
 		m.slots = append(m.slots, slot{&request{qs: []question{{target: target{Target: limit.Target{Policy: "log", Key: "k"}}, trace: of}}}, 0})

@@ -16,8 +16,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
@@ -359,7 +357,7 @@ type node struct {
 	// before, if any, is called first in every Check, and may answer in its place with an error.
 	before func(context.Context, *weirv1.CheckRequest) error
 	asked  atomic.Int64
-	health *health.Server
+	ready  *readiness
 	hung   atomic.Bool  // answers nothing that begins from now on
 	probed atomic.Int64 // times that its status was asked for
 }
@@ -516,18 +514,23 @@ func (n *node) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	return err
 }
 
-func nodeOver(svc limit.Service) *node {
+func nodeOver(svc limit.Service, lender ...limit.Lender) *node {
 	describe := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
-	n := &node{svc: svc, health: health.NewServer()}
+	n := &node{svc: svc, ready: newReadiness()}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.LimiterServer = grpcapi.NewServer(grpcapi.ServerConfig{
+	cfg := grpcapi.ServerConfig{
 		Service: struct {
 			limit.Service
 			steps
 		}{svc, n},
 		Status:   describe,
-		Topology: n.ring.now,
-	})
+		Topology: n.topology,
+		Ready:    n.ready.now,
+	}
+	for _, l := range lender {
+		cfg.Lender = l
+	}
+	n.LimiterServer = grpcapi.NewServer(cfg)
 	n.tell(&weirv1.TopologyResponse{})
 	return n
 }
@@ -555,11 +558,34 @@ func (n *node) tell(t *weirv1.TopologyResponse) {
 	n.ring.told, n.ring.changed = t, make(chan struct{})
 }
 
-func (n *node) Topology(req *weirv1.TopologyRequest, stream weirv1.Limiter_TopologyServer) error {
+func (n *node) topology(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 	if n.secret {
-		return status.Error(codes.PermissionDenied, "not for you")
+		return nil, nil, &limit.Error{Kind: limit.Denied, Message: "not for you"}
 	}
-	return n.LimiterServer.Topology(req, stream)
+	now, changed := n.ring.now()
+	return now, changed, nil
+}
+
+// readiness is whether a node is ready.
+type readiness struct {
+	mu      sync.Mutex
+	ready   bool
+	changed chan struct{}
+}
+
+func newReadiness() *readiness { return &readiness{ready: true, changed: make(chan struct{})} }
+
+func (r *readiness) now() (bool, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ready, r.changed
+}
+
+func (r *readiness) set(ready bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.changed)
+	r.ready, r.changed = ready, make(chan struct{})
 }
 
 // hold keeps messages that come over streams from being looked at until they are released.
@@ -583,8 +609,8 @@ type steps interface {
 func (n *node) ask(ctx context.Context, req *weirv1.CheckRequest) error {
 	if n.hung.Load() {
 		n.asked.Add(1)
-		<-ctx.Done()
-		return ctx.Err()
+		<-n.ctx.Done() // its stream stays open, too
+		return n.ctx.Err()
 	}
 	if len(req.Checks) == 0 {
 		return nil // of Client.Ready
@@ -643,7 +669,6 @@ func (n *node) register(s *grpc.Server) {
 func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
 	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	n.register(s)
-	healthpb.RegisterHealthServer(s, n.health)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -23,9 +23,9 @@ func FuzzAnswers(f *testing.F) {
 		f.Add(data, data)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		l := newLink(nil, nil)
+		l := newLink(nil, nil, nil, deaf{})
 		l.closed = true // nothing is sent again
-		ln := &sender{l: l, sent: make(map[uint64]*message)}
+		l.sent = make(map[uint64]*message)
 		m := &message{sequence: 1, open: 3}
 		var sets []*request
 		for range 3 {
@@ -34,21 +34,21 @@ func FuzzAnswers(f *testing.F) {
 			sets = append(sets, fl)
 			m.slots = append(m.slots, slot{f: fl})
 		}
-		ln.sent[1] = m
+		l.sent[1] = m
 		l.waiting, l.inFlight = len(m.slots), len(m.slots)
 		for _, data := range [][]byte{first, second} {
 			out := new(weirv1.CheckStreamResponse)
 			if out.UnmarshalVT(data) != nil {
 				break
 			}
-			if ln.answered(out) != nil {
+			if l.received(out) != nil {
 				break
 			}
 		}
 		if l.inFlight < 0 || l.waiting < 0 {
 			t.Errorf("%d in flight, %d waiting", l.inFlight, l.waiting)
 		}
-		if _, left := ln.sent[1]; left {
+		if _, left := l.sent[1]; left {
 			m.fail(errOddAnswer, false) // as the end of the stream does
 		}
 		for i, fl := range sets {
@@ -60,3 +60,10 @@ func FuzzAnswers(f *testing.F) {
 		}
 	})
 }
+
+// deaf is a listener that takes in nothing.
+type deaf struct{}
+
+func (deaf) opening()                                   {}
+func (deaf) readied(bool, error)                        {}
+func (deaf) lent(*weirv1.BorrowResponse, *weirv1.Error) {}

@@ -4,12 +4,9 @@ import (
 	"context"
 	"math/rand/v2"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/borrow"
@@ -41,13 +38,11 @@ type loans struct {
 	id    uint64
 	kick  wake.Signal // set when there may be something to report
 	clock func() int64
-
-	links map[*member]*loanLink // only for run
 }
 
 // newLoans returns loans that are timed by what read returns: the monotonic clock and the wall clock, at one instant.
 func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
-	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: wake.New(), links: make(map[*member]*loanLink)}
+	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: wake.New()}
 	clock := borrow.NewClock(read())
 	l.clock = func() int64 { return clock.Read(read()) }
 	l.book = borrow.New[loanKey, *member](l.kick.Set, nil)
@@ -144,24 +139,10 @@ func ownKey(k loanKey) loanKey {
 }
 
 // run reports what is to be reported until ctx ends.
-func (l *loans) run(ctx context.Context) {
-	var links sync.WaitGroup
-	defer links.Wait()
-	defer func() {
-		for _, link := range l.links {
-			link.cancel()
-		}
-	}()
-	l.book.Run(ctx, l.kick, l.clock, func(now int64, reports []borrow.Report[loanKey, *member]) { l.report(ctx, now, reports, &links) })
-}
+func (l *loans) run(ctx context.Context) { l.book.Run(ctx, l.kick, l.clock, l.report) }
 
-// report sends reports of that instant to who holds their keys. What cannot be sent is said again.
-func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey, *member], links *sync.WaitGroup) {
-	for m, link := range l.links {
-		if link.over.Load() && l.clock() >= link.barred {
-			delete(l.links, m)
-		}
-	}
+// report sends reports of that instant to those who hold their keys. What cannot be sent is said again.
+func (l *loans) report(sent int64, reports []borrow.Report[loanKey, *member]) {
 	if len(reports) == 0 {
 		return
 	}
@@ -175,7 +156,7 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 			t.Key = r.Key.key
 		}
 		m := r.Node
-		if m == nil || l.links[m] != nil && l.links[m].over.Load() {
+		if m == nil || l.barred(m) {
 			m = l.owner(&t)
 		}
 		if m == nil && r.Totals.Granted > 0 {
@@ -196,31 +177,32 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 		l.book.Answered(sent, sent, nobody)
 	}
 	for m, in := range by {
-		link := l.links[m]
-		if link == nil {
-			link = newLoanLink(ctx, l, m)
-			l.links[m] = link
-			links.Go(func() { link.run(weirv1.NewLimiterClient(m.conn)) })
-		}
 		for len(in.Loans) > limit.MaxBatch {
-			link.put(&weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: in.Loans[:limit.MaxBatch]})
+			m.link.report(&weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: in.Loans[:limit.MaxBatch]})
 			in = &weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: in.Loans[limit.MaxBatch:]}
 		}
-		link.put(in)
+		m.link.report(in)
 	}
 }
 
+// barred tells whether a node is left alone about loans for now.
+func (l *loans) barred(m *member) bool { return l.clock() < m.barred.Load() }
+
 // owner is the node to borrow from, as long as no other one is known to hold the key: its owner, or the only node that there is.
 func (l *loans) owner(t *target) *member {
+	var m *member
 	if owners := l.nodes.owners.Load(); owners != nil {
-		return owners.of(t)
+		m = owners.of(t)
+	} else if l.nodes.mu.Lock(); true {
+		if len(l.nodes.list) == 1 {
+			m = l.nodes.list[0]
+		}
+		l.nodes.mu.Unlock()
 	}
-	l.nodes.mu.Lock()
-	defer l.nodes.mu.Unlock()
-	if len(l.nodes.list) != 1 || !l.nodes.list[0].ready.Load() {
+	if m == nil || m.state.Load() != ready || l.barred(m) {
 		return nil
 	}
-	return l.nodes.list[0]
+	return m
 }
 
 // forwarder is a node to tell what its holder should know when there is no way to that: it passes reports on.
@@ -228,7 +210,7 @@ func (l *loans) forwarder() *member {
 	l.nodes.mu.Lock()
 	defer l.nodes.mu.Unlock()
 	for _, m := range l.nodes.list {
-		if link := l.links[m]; m.well() != nil && (link == nil || !link.over.Load()) {
+		if m.usable() && !l.barred(m) {
 			return m
 		}
 	}
@@ -245,92 +227,53 @@ func (l *loans) returnAll() {
 	l.book.Return(ctx)
 }
 
-// loanLink is one Borrow stream to one node. One goroutine writes, and another one reads.
-type loanLink struct {
-	of     *loans
-	to     *member
-	ctx    context.Context
-	cancel context.CancelFunc
-	queue  chan *weirv1.BorrowRequest
-	barred int64       // until when the node is not asked again; set before over
-	over   atomic.Bool // nothing is done any more
+// lost is told that the stream to a node has ended: what was reported on it is reported again. A node that had no room for the stream is
+// left alone for a while.
+func (l *loans) lost(m *member, overloaded bool) {
+	if l == nil {
+		return
+	}
+	now := l.clock()
+	if overloaded {
+		m.barred.Store(now + int64(overloadedFor))
+	}
+	l.book.Lost(m, now)
 }
 
-func newLoanLink(ctx context.Context, of *loans, to *member) *loanLink {
-	l := &loanLink{of: of, to: to, queue: make(chan *weirv1.BorrowRequest, 4)}
-	l.ctx, l.cancel = context.WithCancel(ctx)
-	return l
+// rejected is told that a node has not taken in a report. One that lends nothing to this caller is left alone for a while.
+func (l *loans) rejected(m *member, e *weirv1.Error) {
+	if l == nil {
+		return
+	}
+	now := l.clock()
+	switch codes.Code(e.GetCode()) {
+	case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
+		m.barred.Store(now + int64(barredFor))
+	}
+	l.book.Lost(m, now)
 }
 
-// put has a request sent, unless too many wait: what they say is said again.
-func (l *loanLink) put(in *weirv1.BorrowRequest) {
-	select {
-	case l.queue <- in:
-	default:
+// answered takes in what a node says about loans.
+func (l *loans) answered(m *member, out *weirv1.BorrowResponse) {
+	if l == nil {
+		return
 	}
-}
-
-func (l *loanLink) run(api weirv1.LimiterClient) {
-	defer func() {
-		l.cancel()
-		l.over.Store(true)
-		l.of.book.Lost(l.to, l.of.clock())
-	}()
-	stream, err := api.Borrow(l.ctx)
-	if err == nil {
-		var reading sync.WaitGroup
-		reading.Go(func() {
-			defer l.cancel()
-			err = l.read(stream)
-		})
-		l.write(stream)
-		reading.Wait()
+	now := l.clock()
+	for _, r := range out.GetRecalls() {
+		l.book.Recalled(r.GetNumber(), r.GetGranted(), now)
 	}
-	switch code := status.Code(err); {
-	case code == codes.Unimplemented, code == codes.PermissionDenied, code == codes.Unauthenticated:
-		l.barred = l.of.clock() + int64(barredFor)
-	case overloaded(err):
-		l.barred = l.of.clock() + int64(overloadedFor)
+	if len(out.GetLoans()) == 0 || out.GetSent() > now {
+		return
 	}
-}
-
-func (l *loanLink) write(stream weirv1.Limiter_BorrowClient) {
-	for {
-		select {
-		case in := <-l.queue:
-			if stream.Send(in) != nil {
-				return // the reader learns why
-			}
-		case <-l.ctx.Done():
-			return
+	answers := make([]borrow.Answer[*member], len(out.GetLoans()))
+	for i, a := range out.GetLoans() {
+		lent := wire.Lent(a)
+		answers[i] = borrow.AnswerOf(a.GetNumber(), m, &lent)
+		if holder := l.nodes.owners.Load().named(lent.Holder); lent.Unheard {
+			answers[i].Holder = holder
+		} else if lent.Holder != "" {
+			answers[i].From = holder // which has taken it in; nil: the owner is told next
 		}
 	}
-}
-
-func (l *loanLink) read(stream weirv1.Limiter_BorrowClient) error {
-	book := l.of.book
-	for {
-		out, err := stream.Recv()
-		if err != nil {
-			return err
-		}
-		now := l.of.clock()
-		for _, r := range out.GetRecalls() {
-			book.Recalled(r.GetNumber(), r.GetGranted(), now)
-		}
-		if len(out.GetLoans()) == 0 || out.GetSent() > now {
-			continue
-		}
-		answers := make([]borrow.Answer[*member], len(out.GetLoans()))
-		for i, a := range out.GetLoans() {
-			lent := wire.Lent(a)
-			answers[i] = borrow.AnswerOf(a.GetNumber(), l.to, &lent)
-			if holder := l.of.nodes.owners.Load().named(lent.Holder); lent.Unheard {
-				answers[i].Holder = holder
-			} else if lent.Holder != "" {
-				answers[i].From = holder // which has taken it in; nil: whoever is the owner is told next
-			}
-		}
-		book.Answered(out.GetSent(), now, answers)
-	}
+	l.book.Answered(out.GetSent(), now, answers)
 }

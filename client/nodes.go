@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/url"
 	"slices"
 	"sync"
@@ -34,8 +35,11 @@ type nodes struct {
 	cancel  context.CancelFunc
 	next    atomic.Uint64 // the turn
 	running sync.WaitGroup
+	loans   *loans // nil: none
 
 	mu       sync.Mutex
+	wide     bool                // all nodes are to be connected, not only those that are asked
+	widened  time.Time           // when a node was connected last because no other one could be asked
 	resolver resolver.Resolver   // nil until it is built
 	named    []resolver.Endpoint // what it found
 	list     []*member           // of named, and of the ring; replaced, never modified
@@ -47,15 +51,63 @@ type nodes struct {
 	now    func() time.Duration
 }
 
-// member is one node.
+// member is one node. It is connected once it is asked, and from then on.
 type member struct {
+	nodes    *nodes
 	endpoint resolver.Endpoint
 	conn     *grpc.ClientConn
 	gone     context.CancelFunc // the resolver does not name it any more
-	link     *link              // for checks
-	ready    atomic.Bool        // connected and well, as of the last change
-	out      atomic.Int64       // calls and checks in flight
-	breaker  breaker            // opens with the first failure: others can be asked
+	link     *link
+	wanted   atomic.Bool  // it has been asked
+	fresh    atomic.Bool  // the connection is new: that the node is ready closes the breaker
+	state    atomic.Int32 // what is known of it: one of the constants below
+	out      atomic.Int64 // calls and checks in flight
+	breaker  breaker      // opens with the first failure: others can be asked
+	barred   atomic.Int64 // by the clock of loans: until when it is told nothing of them
+}
+
+// What is known of a node by its stream.
+const (
+	untold int32 = iota // nothing yet
+	ready               // it is ready
+	failed              // it is not ready, or its stream has ended
+)
+
+// want connects a node.
+func (m *member) want() {
+	if !m.wanted.Load() && m.wanted.CompareAndSwap(false, true) {
+		m.conn.Connect()
+	}
+}
+
+// opening implements listener.
+func (m *member) opening() { m.state.CompareAndSwap(failed, untold) }
+
+// readied implements listener.
+func (m *member) readied(is bool, err error) {
+	if is {
+		if m.fresh.Swap(false) {
+			m.breaker.done(false, answered)
+		}
+		m.state.Store(ready)
+	} else {
+		m.state.Store(failed)
+	}
+	if err != nil {
+		m.nodes.loans.lost(m, overloaded(err))
+	}
+	m.nodes.mu.Lock()
+	m.nodes.wakeLocked()
+	m.nodes.mu.Unlock()
+}
+
+// lent implements listener.
+func (m *member) lent(out *weirv1.BorrowResponse, rejected *weirv1.Error) {
+	if rejected != nil {
+		m.nodes.loans.rejected(m, rejected)
+	} else {
+		m.nodes.loans.answered(m, out)
+	}
 }
 
 // newNodes returns the nodes that builder resolves target to. Close them when done.
@@ -65,6 +117,10 @@ func newNodes(builder resolver.Builder, target resolver.Target, dial []grpc.Dial
 		authority: target.Endpoint(), dial: dial, timeout: o.timeout, cooldown: o.cooldown, changed: make(chan struct{}),
 		now: func() time.Duration { return time.Since(start) },
 	}
+	if o.loans {
+		ns.loans = newLoans(ns, systemClocks())
+	}
+	ns.next.Store(rand.Uint64()) // so that not all clients begin with the same node
 	if ns.cooldown <= 0 {
 		ns.cooldown = DefaultBreakerCooldown
 	}
@@ -166,11 +222,12 @@ func (ns *nodes) renewLocked() (failed error) {
 			continue
 		}
 		ctx, gone := context.WithCancel(ns.ctx)
-		m := &member{
-			endpoint: e, conn: conn, gone: gone, breaker: breaker{threshold: 1, cooldown: ns.cooldown},
-			link: newLink(weirv1.NewLimiterClient(conn), ns.now),
-		}
+		m := &member{nodes: ns, endpoint: e, conn: conn, gone: gone, breaker: breaker{threshold: 1, cooldown: ns.cooldown}}
+		m.link = newLink(weirv1.NewLimiterClient(conn), ns.now, func() bool { return conn.GetState() == connectivity.Ready }, m)
 		list = append(list, m)
+		if ns.wide {
+			m.want()
+		}
 		ns.running.Go(func() { ns.watch(ctx, m) })
 	}
 	for _, m := range ns.list {
@@ -210,18 +267,17 @@ func (ns *nodes) wakeLocked() {
 	ns.changed = make(chan struct{})
 }
 
-// watch keeps m connected and tells of every change, until ctx ends. Then it closes the connection.
+// watch keeps m connected once it is wanted, and tells of every change, until ctx ends. Then it closes the connection.
 func (ns *nodes) watch(ctx context.Context, m *member) {
 	defer m.conn.Close()
 	defer m.link.close()
 	for state := m.conn.GetState(); ; state = m.conn.GetState() {
-		m.ready.Store(state == connectivity.Ready)
-		switch state {
-		case connectivity.Idle:
+		switch {
+		case state == connectivity.Idle && m.wanted.Load():
 			m.conn.Connect()
-		case connectivity.Ready:
-			// The connection is new and the health check was answered on it.
-			m.breaker.done(false, answered)
+		case state == connectivity.Ready:
+			m.fresh.Store(true)
+			m.link.greet()
 		}
 		ns.mu.Lock()
 		ns.wakeLocked()
@@ -234,7 +290,6 @@ func (ns *nodes) watch(ctx context.Context, m *member) {
 			break
 		}
 	}
-	m.ready.Store(false)
 	// Calls in flight, when it was only the name that lost this address, are given the time they have.
 	select {
 	case <-time.After(ns.timeout):
@@ -247,7 +302,7 @@ func (ns *nodes) count() (all, well int) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	for _, m := range ns.list {
-		if m.well() != nil {
+		if m.usable() {
 			well++
 		}
 	}
@@ -261,12 +316,18 @@ func (ns *nodes) changes() <-chan struct{} {
 	return ns.changed
 }
 
+// usable tells whether a node is ready, and has not failed lately.
+func (m *member) usable() bool { return m.state.Load() == ready && !m.breaker.trouble.Load() }
+
+// widenAfter is how long a connection may take before the next node is tried beside it.
+const widenAfter = 250 * time.Millisecond
+
 // pick returns the node to ask: of those that are connected, well, and did not fail lately, the one with the fewest calls
 // in flight, and in turn among equals. The fewest, because a node that hangs then draws one call more than the others
 // have, not its whole share, until the first of them has told.
 //
-// When all of them failed lately the same goes for those, and connected is true as well. When not one is connected it
-// waits for those that try for the first time; if they failed, asking any tells the reason.
+// When all of them failed lately the same goes for those, and connected is true as well. When not one is well it connects one more,
+// and another one whenever that has failed or takes long, and waits for them; if all failed, asking any tells the reason.
 func (ns *nodes) pick(ctx context.Context) (m *member, connected bool, err error) {
 	for {
 		m, connected, changed, err := ns.choose()
@@ -275,6 +336,7 @@ func (ns *nodes) pick(ctx context.Context) (m *member, connected bool, err error
 		}
 		select {
 		case <-changed:
+		case <-time.After(widenAfter):
 		case <-ctx.Done():
 			return nil, false, status.Error(status.FromContextError(ctx.Err()).Code(), "not connected to any node in time")
 		case <-ns.ctx.Done():
@@ -291,18 +353,20 @@ func (ns *nodes) choose() (m *member, connected bool, changed <-chan struct{}, e
 	if len(list) == 0 && err != nil {
 		return nil, false, nil, status.Error(codes.Unavailable, "cannot resolve the address: "+err.Error())
 	}
-	var well, failed, broken *member
+	var well, hung, broken, spare *member
 	trying := len(list) == 0
 	turn := ns.next.Add(1)
 	for i := range list {
 		m := list[(turn+uint64(i))%uint64(len(list))]
-		switch m.conn.GetState() {
-		case connectivity.Ready:
-		case connectivity.TransientFailure:
-			broken = m // gRPC stays in this state until a connection is ready
+		switch m.reach() {
+		case ready:
+		case failed:
+			broken = m
 			continue
 		default:
-			trying = true
+			if trying = trying || m.wanted.Load(); !m.wanted.Load() {
+				spare = m
+			}
 			continue
 		}
 		probe, ok := m.breaker.allow()
@@ -314,19 +378,58 @@ func (ns *nodes) choose() (m *member, connected bool, changed <-chan struct{}, e
 			if well == nil || m.out.Load() < well.out.Load() {
 				well = m
 			}
-		case failed == nil || m.out.Load() < failed.out.Load():
-			failed = m
+		case hung == nil || m.out.Load() < hung.out.Load():
+			hung = m
 		}
 	}
-	switch {
-	case well != nil:
+	if well != nil {
 		return well, true, nil, nil
-	case failed != nil:
-		return failed, true, nil, nil
-	case broken != nil && !trying:
-		return broken, false, nil, nil
 	}
-	return nil, false, changed, nil
+	trying = ns.widen(spare, trying) || trying
+	switch {
+	case trying:
+		return nil, false, changed, nil
+	case hung != nil:
+		return hung, true, nil, nil
+	}
+	return broken, false, nil, nil
+}
+
+// reach tells whether a node can be asked: ready, failed, or untold while that is being found out or nobody has wanted to know.
+func (m *member) reach() int32 {
+	switch m.conn.GetState() {
+	case connectivity.Ready:
+		return m.state.Load()
+	case connectivity.TransientFailure: // gRPC stays in this state until a connection is ready
+		return failed
+	default:
+		return untold
+	}
+}
+
+// widen connects one more node, at once where no other one is being tried, otherwise if the last one takes long. It reports whether
+// there is one that is worth waiting for.
+func (ns *nodes) widen(spare *member, trying bool) bool {
+	if spare == nil {
+		return false
+	}
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if now := time.Now(); !trying || now.Sub(ns.widened) >= widenAfter {
+		ns.widened = now
+		spare.want()
+	}
+	return true
+}
+
+// connectAll connects all nodes, now and in the future: who owns which keys is not known, and they share the load.
+func (ns *nodes) connectAll() {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	ns.wide = true
+	for _, m := range ns.list {
+		m.want()
+	}
 }
 
 // probe finds out whether m, whose breaker let this probe through, answers again. No caller waits for that.

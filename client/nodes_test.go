@@ -77,6 +77,7 @@ func TestHungNode(t *testing.T) {
 		t.Errorf("probed %d times before the cooldown had passed", n)
 	}
 
+	wait(t, "the node to say that it is ready on another stream", func() bool { return m.state.Load() == ready })
 	for want := range int64(3) {
 		before := last.asked.Load()
 		cooled(m)

@@ -77,7 +77,8 @@ type Stats struct {
 	Counts
 	// Unanswered is how many of FailedOpen and FailedClosed the Client answered itself because no node did.
 	Unanswered uint64
-	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, ready, and have answered what they were asked.
+	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, because a key of theirs was asked about, ready,
+	// and have answered what they were asked.
 	Nodes, Ready int
 	// WithoutNode is set while the Client's fail policy answers. Reason says why no node does.
 	WithoutNode bool

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -86,12 +87,13 @@ func (o *owners) of(t *target) *member {
 	return o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.Key)))].well()
 }
 
-// well returns a member that is well, otherwise nil.
+// well returns a member that is well, otherwise nil. One that nobody has asked before is connected, for the next question.
 func (m *member) well() *member {
-	if m == nil || !m.ready.Load() || m.breaker.trouble.Load() {
-		return nil
+	if m == nil || m.usable() {
+		return m
 	}
-	return m
+	m.want()
+	return nil
 }
 
 // named returns the member of the ring with a name, or nil when it is not known, or not well.
@@ -146,19 +148,30 @@ const (
 // learn keeps the topology up to date until ctx ends. What was learned stays until something else is: a node that does not
 // own a key, or cannot be reached, costs a detour.
 func (ns *nodes) learn(ctx context.Context) {
-	api := weirv1.NewLimiterClient(ns)
 	for pause := minRelearn; ; pause = min(2*pause, maxRelearn) {
-		stream, err := api.Topology(ctx, &weirv1.TopologyRequest{})
-		for err == nil {
-			var t *weirv1.TopologyResponse
-			if t, err = stream.Recv(); err == nil {
-				ns.learned(t)
-				pause = minRelearn
+		ended := make(chan error, 1)
+		var told atomic.Bool
+		m, _, err := ns.pick(ctx)
+		if err == nil && m.link.follow(func(t *weirv1.TopologyResponse, err error) {
+			if err != nil {
+				ended <- err
+				return
+			}
+			ns.learned(t)
+			told.Store(true)
+		}) {
+			select {
+			case err = <-ended:
+			case <-ctx.Done():
+				return
 			}
 		}
+		if told.Load() {
+			pause = minRelearn
+		}
 		wait := pause + rand.N(pause)
-		switch status.Code(err) {
-		case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
+		if status.Code(err) == codes.PermissionDenied || status.Code(err) == codes.Unauthenticated {
+			ns.connectAll()
 			wait = refusedRelearn
 		}
 		select {
@@ -174,6 +187,9 @@ func (ns *nodes) learned(t *weirv1.TopologyResponse) {
 	before := ns.ring
 	ns.mu.Unlock()
 	now := newTopology(t, before)
+	if now == nil {
+		ns.connectAll()
+	}
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	ns.ring = now

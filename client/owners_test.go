@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/connectivity"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -59,7 +62,7 @@ func reaches(t *testing.T, c *Client, addrs ...string) {
 		}
 		var known []string
 		for _, m := range o.members {
-			if m != nil && m.ready.Load() {
+			if m.well() != nil {
 				known = append(known, m.endpoint.Addresses[0].Addr)
 			}
 		}
@@ -206,5 +209,55 @@ func TestRingIsSecret(t *testing.T) {
 		if failedOpen(t, c) {
 			t.Error("a question went unanswered")
 		}
+	}
+}
+
+// TestOneStreamToANode: a client has one stream to each node that it has asked for a key, and to the node that tells it the ring, and not
+// even a connection to the others.
+func TestOneStreamToANode(t *testing.T) {
+	var all []*node
+	var addrs []string
+	for range 3 {
+		n := newNode(nil)
+		addr, _ := serve(t, n)
+		all, addrs = append(all, n), append(addrs, addr)
+	}
+	table := tell(all, addrs, 0, 1, 2)
+	c := dial(t, addrs[0], WithTimeout(time.Minute))
+	ns := c.backend.(*remote).nodes
+	wait(t, "the ring to be known", func() bool { return ns.owners.Load() != nil })
+	key := "key 0"
+	for i := 0; owner(table, "five", key) != 1; i++ {
+		key = fmt.Sprint("key ", i)
+	}
+	wait(t, "the owner to be asked", func() bool {
+		if _, err := c.Policy("five").Peek(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+		return all[1].asked.Load() > 0
+	})
+	for range 100 {
+		var asking sync.WaitGroup
+		for range 10 {
+			asking.Go(func() { _, _ = c.Policy("five").Peek(t.Context(), key) })
+		}
+		asking.Wait()
+	}
+	var streams []int
+	for _, n := range all {
+		n.streams.mu.Lock()
+		streams = append(streams, len(n.streams.all))
+		n.streams.mu.Unlock()
+	}
+	if !slices.Equal(streams, []int{1, 1, 0}) {
+		t.Errorf("%d streams are open", streams)
+	}
+	for _, m := range members(c) {
+		if state := m.conn.GetState(); at(m.endpoint, addrs[2]) && state != connectivity.Idle {
+			t.Errorf("the node that was not asked is %v", state)
+		}
+	}
+	if got := c.Stats(); got.Nodes != 3 || got.Ready != 2 {
+		t.Errorf("%+v", got)
 	}
 }

@@ -7,72 +7,39 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/borrow"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/limit"
 )
 
 // lendingNode lends as much of every key as it is told to, and keeps what borrowers report.
 type lendingNode struct {
-	weirv1.LimiterServer
 	granted int64
-	recalls chan *weirv1.LoanRecall
 
 	mu      sync.Mutex
-	reports []*weirv1.LoanReport
+	recall  func(limit.Recall)
+	reports []limit.Borrow
 }
 
-// Check is only for Client.Ready: checks come by a stream.
-func (n *lendingNode) Check(context.Context, *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
-	return nil, status.Error(codes.InvalidArgument, "checks: is empty")
-}
-
-func (n *lendingNode) Borrow(stream weirv1.Limiter_BorrowServer) error {
-	requests := make(chan *weirv1.BorrowRequest)
-	go func() {
-		defer close(requests)
-		for {
-			in, err := stream.Recv()
-			if err != nil {
-				return
-			}
-			select {
-			case requests <- in:
-			case <-stream.Context().Done():
-				return
-			}
-		}
-	}()
-	for {
-		out := &weirv1.BorrowResponse{}
-		select {
-		case in, ok := <-requests:
-			if !ok {
-				return nil
-			}
-			n.mu.Lock()
-			n.reports = append(n.reports, in.Loans...)
-			n.mu.Unlock()
-			out.Sent = in.Sent
-			for _, r := range in.Loans {
-				out.Loans = append(out.Loans, &weirv1.LoanAnswer{
-					Number: r.Number, Granted: max(r.Granted, n.granted), Spent: r.Spent, TermNs: int64(algo.LoanTerm), Limit: 1 << 30,
-				})
-			}
-		case r := <-n.recalls:
-			out.Recalls = append(out.Recalls, r)
-		}
-		if err := stream.Send(out); err != nil {
-			return err
-		}
+func (n *lendingNode) Lend(_ context.Context, in []limit.Borrow, out []limit.Lent) (func(), error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reports = append(n.reports, in...)
+	for i, r := range in {
+		out[i] = limit.Lent{Granted: max(r.Totals.Granted, n.granted), Spent: r.Totals.Spent, Term: algo.LoanTerm, Limit: 1 << 30}
 	}
+	return nil, nil
+}
+
+func (n *lendingNode) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.recall = recall
+	return func() {}
 }
 
 // reported returns whether a report is as f says.
-func (n *lendingNode) reported(f func(*weirv1.LoanReport) bool) bool {
+func (n *lendingNode) reported(f func(limit.Borrow) bool) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.ContainsFunc(n.reports, f)
@@ -81,11 +48,7 @@ func (n *lendingNode) reported(f func(*weirv1.LoanReport) bool) bool {
 // lent dials a node that lends, and returns how to ask for its key, and the number of the loan, of which the client has spent some.
 func lent(t *testing.T, n *lendingNode) (ask func(), number uint64) {
 	t.Helper()
-	fake := newNode(nil)
-	n.LimiterServer = fake.LimiterServer
-	n.recalls = make(chan *weirv1.LoanRecall)
-	fake.LimiterServer = n
-	addr, _ := serve(t, fake)
+	addr, _ := serve(t, nodeOver(newBook(), n))
 	c := dial(t, addr, WithTimeout(time.Minute))
 	if err := c.Ready(t.Context()); err != nil {
 		t.Fatal(err)
@@ -98,7 +61,7 @@ func lent(t *testing.T, n *lendingNode) (ask func(), number uint64) {
 	}
 	wait(t, "a loan of which some is spent", func() bool {
 		ask()
-		return n.reported(func(r *weirv1.LoanReport) bool { number = r.Number; return r.Spent > 0 })
+		return n.reported(func(r limit.Borrow) bool { number = r.ID.Number; return r.Totals.Spent > 0 })
 	})
 	return ask, number
 }
@@ -109,11 +72,14 @@ func TestRecall(t *testing.T) {
 	const granted, besides = 1 << 20, 1000
 	n := &lendingNode{granted: granted}
 	ask, number := lent(t, n)
-	n.recalls <- &weirv1.LoanRecall{Number: number, Granted: granted + besides}
+	n.mu.Lock()
+	recall := n.recall
+	n.mu.Unlock()
+	recall(limit.Recall{Number: number, Granted: granted + besides})
 	wait(t, "all of it to be returned", func() bool {
 		ask()
-		return n.reported(func(r *weirv1.LoanReport) bool {
-			return r.Number == number && r.Returned > 0 && r.Returned+r.Spent == granted+besides
+		return n.reported(func(r limit.Borrow) bool {
+			return r.ID.Number == number && r.Totals.Returned > 0 && r.Totals.Returned+r.Totals.Spent == granted+besides
 		})
 	})
 }
@@ -124,7 +90,7 @@ func TestKnown(t *testing.T) {
 	ask, number := lent(t, n)
 	wait(t, "a report of what is known", func() bool {
 		ask()
-		return n.reported(func(r *weirv1.LoanReport) bool { return r.Number == number && r.Known > 0 && r.Known <= r.Spent })
+		return n.reported(func(r limit.Borrow) bool { return r.ID.Number == number && r.Known > 0 && r.Known <= r.Totals.Spent })
 	})
 }
 

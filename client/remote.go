@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	_ "google.golang.org/grpc/health" // makes the health check of serviceConfig work
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/status"
@@ -34,7 +33,7 @@ import (
 // From one of them the Client learns the ring, and asks the node that owns a key about it. Where the nodes do not tell the
 // ring, or the owner cannot be reached from here, says that it is not ready, or left a call unanswered a moment ago, the Client
 // asks the node with the fewest checks in flight: any node can answer any check. The owners' addresses are those that the
-// nodes advertise, with the port of their gRPC listener; the Client keeps a connection to each.
+// nodes advertise, with the port of their gRPC listener. The Client keeps a connection, with one stream, to each node that it has asked.
 //
 // Dial does not wait for a connection, and an address at which there is no node is no error of Dial's: while no node answers the
 // fail policy does, from the first check on, and by default that admits everything. The Client logs a warning with the reason then
@@ -67,9 +66,8 @@ type remote struct {
 	loans *loans    // nil: none
 }
 
-// serviceConfig is that of the connection to one node. round_robin, of one, is what watches the node's health and
-// connects again by itself.
-const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}`
+// serviceConfig is that of the connection to one node. round_robin, of one, is what connects again by itself.
+const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}]}`
 
 func newRemote(address string, o options) (*remote, error) {
 	creds := insecure.NewCredentials()
@@ -105,12 +103,11 @@ func newRemote(address string, o options) (*remote, error) {
 	if err != nil {
 		return nil, &Error{ErrInvalid, "address", err.Error()}
 	}
-	ns.running.Go(func() { ns.learn(ns.ctx) })
-	r := &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), sets: sync.Pool{New: func() any { return newRequest() }}}
+	r := &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), sets: sync.Pool{New: func() any { return newRequest() }}, loans: ns.loans}
 	if o.loans {
-		r.loans = newLoans(ns, systemClocks())
-		ns.running.Go(func() { r.loans.run(ns.ctx) })
+		ns.running.Go(func() { ns.loans.run(ns.ctx) })
 	}
+	ns.running.Go(func() { ns.learn(ns.ctx) })
 	return r, nil
 }
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -310,7 +309,7 @@ func TestNotReady(t *testing.T) {
 		ask()
 		return a.asked.Load() > 0 && b.asked.Load() > 0
 	})
-	a.health.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
+	a.ready.set(false)
 	wait(t, "the node to be left alone", func() bool {
 		before := a.asked.Load()
 		for range 10 {
@@ -318,7 +317,7 @@ func TestNotReady(t *testing.T) {
 		}
 		return a.asked.Load() == before
 	})
-	a.health.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
+	a.ready.set(true)
 	wait(t, "the node to be asked again", func() bool {
 		before := a.asked.Load()
 		ask()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,8 +21,10 @@ import (
 )
 
 const (
-	// maxSenders is how many streams there are to one node at most: a second is opened when the first is busy.
-	maxSenders = 2
+	// maxReports is how many reports of loans wait for one node at most: what further ones would say is said again.
+	maxReports = 4
+	// minReopen and maxReopen bound how long a connected node is left alone when its stream has ended, unless it is asked.
+	minReopen, maxReopen = 100 * time.Millisecond, 5 * time.Second
 	// maxWaiting bounds the questions that wait for one node: beyond it they go unanswered at once, which keeps the memory
 	// of a program bounded while a node is stuck.
 	maxWaiting = 20_000
@@ -110,36 +111,59 @@ type slot struct {
 	i int32    // of f's questions
 }
 
-// link is how questions reach one node: what callers ask gathers in a queue, from which a few streams, its senders, take.
+// link is the way to one node: a single stream for everything that the client has with it, open while the node is connected. One
+// goroutine opens streams and writes; one more for each stream reads.
 //
-// What has gathered goes out when nothing is in flight, or when it is no less than what is. So a lone caller waits for
-// nobody, and neither does a second one; among many callers a few large messages are in flight, since a message costs as
+// What callers ask gathers in a queue. It goes out when nothing is in flight, or when it is no less than what is. So a lone caller
+// waits for nobody, and neither does a second one; among many callers a few large messages are in flight, since a message costs as
 // much as some tens of checks; and how long a question waits is bounded by the round trip of those before it.
 //
 // Its methods are safe for concurrent use.
 type link struct {
-	api weirv1.LimiterClient
-	now func() time.Duration
-	ctx context.Context
-	end context.CancelFunc
-
-	senders sync.WaitGroup
+	api       weirv1.LimiterClient
+	now       func() time.Duration
+	connected func() bool // a stream may be opened without being asked for
+	listener  listener
+	ctx       context.Context
+	end       context.CancelFunc
+	wake      wake.Signal // of the writer
+	running   sync.WaitGroup
 
 	mu       sync.Mutex
 	queue    fifo.Queue[*request]
-	void     int       // questions in queue that were abandoned
-	waiting  int       // questions in queue, but for those, and in messages without the last of their answers
-	ready    int       // questions in queue, but for those that were abandoned
-	inFlight int       // questions in messages that are in flight: sent, and not answered for the first time
-	started  int       // senders
-	up       int       // senders with an open stream
-	idle     []*sender // that wait for something to send
+	void     int // questions in queue that were abandoned
+	waiting  int // questions in queue, but for those, and in messages without the last of their answers
+	ready    int // questions in queue, but for those that were abandoned
+	inFlight int // questions in messages that are in flight: sent, and not answered for the first time
+	reports  []*weirv1.BorrowRequest
+	topology func(*weirv1.TopologyResponse, error) // nil: not asked for
+	hello    bool                                  // a stream is worth opening, though nothing waits
+	open     bool
+	started  bool
 	closed   bool
+	sent     map[uint64]*message // on the open stream, without the last of their answers, by sequence
+	sequence uint64              // of the last message
+	renumber bool                // the node may not know the numbers that it was told
+
+	// Only for the writer: what the stream was asked to tell, and the numbers of its targets.
+	greeted, followed bool
+	numbers           wire.Numbers
+	request           weirv1.CheckStreamRequest
 }
 
-func newLink(api weirv1.LimiterClient, now func() time.Duration) *link {
+// listener is told what a node says by itself, by one goroutine at a time.
+type listener interface {
+	// opening is told that a stream is being opened.
+	opening()
+	// readied is told whether the node is ready; or, with the error that ended a stream, that this is not known any more.
+	readied(ready bool, err error)
+	// lent is told of an answer about loans, of recalls, or why a report was not taken in.
+	lent(out *weirv1.BorrowResponse, rejected *weirv1.Error)
+}
+
+func newLink(api weirv1.LimiterClient, now func() time.Duration, connected func() bool, to listener) *link {
 	ctx, end := context.WithCancel(context.Background())
-	return &link{api: api, now: now, ctx: ctx, end: end}
+	return &link{api: api, now: now, connected: connected, listener: to, ctx: ctx, end: end, wake: wake.New()}
 }
 
 // close ends what is in flight and waits for the goroutines.
@@ -148,8 +172,50 @@ func (l *link) close() {
 	l.closed = true
 	l.mu.Unlock()
 	l.end()
-	l.senders.Wait()
-	l.drop(status.FromContextError(context.Canceled).Err())
+	l.running.Wait()
+	err := status.FromContextError(context.Canceled).Err()
+	l.drop(err)
+	l.unfollowed(err)
+}
+
+// greet has a stream opened to a node that has been connected, where none is.
+func (l *link) greet() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.open {
+		l.hello = true
+		l.stirLocked()
+	}
+}
+
+// follow has f told who owns which keys, and in the end why the node tells no more. It returns false when the link is closed.
+func (l *link) follow(f func(*weirv1.TopologyResponse, error)) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.topology, l.hello = f, true
+	l.stirLocked()
+	return !l.closed
+}
+
+// unfollowed tells who follows the topology why the node tells no more.
+func (l *link) unfollowed(err error) {
+	l.mu.Lock()
+	f := l.topology
+	l.topology = nil
+	l.mu.Unlock()
+	if f != nil {
+		f(nil, err)
+	}
+}
+
+// report has a report of loans sent, unless too many wait: what they say is said again.
+func (l *link) report(in *weirv1.BorrowRequest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.reports) < maxReports {
+		l.reports = append(l.reports, in)
+		l.stirLocked()
+	}
 }
 
 // send queues a request, or returns false when the link takes no more.
@@ -170,21 +236,19 @@ func (l *link) send(f *request) bool {
 	return true
 }
 
-// dueLocked tells whether what has gathered is to be sent.
+// dueLocked tells whether the checks that have gathered are to be sent.
 func (l *link) dueLocked() bool { return l.ready > 0 && l.ready >= min(l.inFlight, limit.MaxBatch) }
 
-// stirLocked has a sender send what is due.
+// stirLocked has the writer send what is to be sent.
 func (l *link) stirLocked() {
-	switch {
-	case !l.dueLocked():
-	case len(l.idle) > 0:
-		l.idle[0].wake.Set()
-		l.idle = slices.Delete(l.idle, 0, 1)
-	case l.started < maxSenders:
-		l.started++
-		ln := &sender{l: l, wake: wake.New()}
-		l.senders.Go(ln.run)
+	if l.closed || !l.hello && len(l.reports) == 0 && !l.dueLocked() {
+		return
 	}
+	if !l.started {
+		l.started = true
+		l.running.Go(l.run)
+	}
+	l.wake.Set()
 }
 
 // abandon gives up a request, and reports false if it has ended.
@@ -213,7 +277,7 @@ func (l *link) abandon(f *request) bool {
 func (l *link) drop(err error) {
 	l.mu.Lock()
 	queue := l.queue
-	l.queue, l.void, l.ready = fifo.Queue[*request]{}, 0, 0
+	l.queue, l.void, l.ready, l.reports, l.hello = fifo.Queue[*request]{}, 0, 0, nil, false
 	for _, f := range queue.Items() {
 		f.queued = false
 		if !f.void {
@@ -226,88 +290,71 @@ func (l *link) drop(err error) {
 	}
 }
 
-// sender is one stream at a time to the link's node. One goroutine opens streams and writes; one more for each stream reads.
-type sender struct {
-	l    *link
-	wake wake.Signal // of the writer
-
-	// Guarded by the link's lock.
-	sent     map[uint64]*message // on this stream, without the last of their answers, by sequence
-	sequence uint64              // of the last message
-	renumber bool                // the node may not know the numbers that it was told
-
-	// Only for the writer: the numbers of this stream.
-	numbers wire.Numbers
-	request weirv1.CheckStreamRequest
-}
-
-// run opens streams, whenever there is something to send, until the link is closed.
-func (ln *sender) run() {
-	for ln.await() {
-		ln.talk()
-	}
-}
-
-// await waits until there is something to send, and returns false when the link is closed.
-func (ln *sender) await() bool {
-	l := ln.l
+// run opens streams until the link is closed: whenever there is something to send, and while the node is connected.
+func (l *link) run() {
+	pause := minReopen
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
 	for {
 		l.mu.Lock()
-		l.busyLocked(ln)
-		if l.closed || l.dueLocked() {
-			defer l.mu.Unlock()
-			return !l.closed
-		}
-		l.idle = append(l.idle, ln)
+		needed := l.hello || len(l.reports) > 0 || l.dueLocked()
 		l.mu.Unlock()
-		select {
-		case <-ln.wake:
-		case <-l.ctx.Done():
+		if !needed {
+			select {
+			case <-l.wake:
+			case <-retry.C:
+				if l.connected() {
+					l.greet()
+				}
+			case <-l.ctx.Done():
+			}
+		} else if lived := l.talk(); lived {
+			pause = minReopen
+			retry.Reset(pause)
+		} else {
+			pause = min(2*pause, maxReopen)
+			retry.Reset(pause)
+		}
+		if l.ctx.Err() != nil {
+			return
 		}
 	}
 }
 
-// busyLocked takes a sender out of those that are idle.
-func (l *link) busyLocked(ln *sender) {
-	if i := slices.Index(l.idle, ln); i >= 0 {
-		l.idle = slices.Delete(l.idle, i, i+1)
-	}
-}
-
-// talk opens a stream and writes to it until it breaks. What is unanswered then ends.
-func (ln *sender) talk() {
-	l := ln.l
+// talk opens a stream and writes to it until it breaks. What is unanswered then ends. It reports whether the node has said anything.
+func (l *link) talk() (lived bool) {
 	ctx, cancel := context.WithCancel(l.ctx)
 	defer cancel()
+	l.listener.opening()
 	s, err := l.api.CheckStream(ctx)
-	l.mu.Lock()
 	if err != nil {
-		alone := l.up == 0 // otherwise the other sender sends what there is
-		l.mu.Unlock()
-		if alone {
-			l.drop(err)
-		}
-		return
+		l.drop(err)
+		l.over(err)
+		return false
 	}
-	l.up++
-	before := ln.sequence
-	ln.sent, ln.renumber = make(map[uint64]*message), true
+	l.mu.Lock()
+	before := l.sequence
+	l.open, l.hello = true, false
+	l.sent, l.renumber = make(map[uint64]*message), true
 	l.mu.Unlock()
+	l.greeted, l.followed = false, false
 
-	err = stream.Run(s, cancel, ln.wake, ln.next, ln.answered)
+	err = stream.Run(s, cancel, l.wake, l.next, func(out *weirv1.CheckStreamResponse) error {
+		lived = true
+		return l.received(out)
+	})
 
 	l.mu.Lock()
-	l.up--
-	l.busyLocked(ln)
-	sent := ln.sent
-	ln.sent = nil
+	l.open = false
+	sent := l.sent
+	l.sent = nil
 	for _, m := range sent {
 		l.waiting -= len(m.slots)
 		if !m.answered {
 			l.inFlight -= len(m.slots)
 		}
 	}
-	useless := ln.sequence == before && l.up == 0
+	useless := l.sequence == before
 	l.mu.Unlock()
 	// A stream that the node ended by itself has carried out no more than it has answered, and one that it rejected nothing.
 	ended := errors.Is(err, io.EOF)
@@ -323,6 +370,14 @@ func (ln *sender) talk() {
 	if useless {
 		l.drop(err) // not to try for ever
 	}
+	l.over(err)
+	return lived
+}
+
+// over tells those who listen that a stream has ended, or could not be opened.
+func (l *link) over(err error) {
+	l.listener.readied(false, err)
+	l.unfollowed(err)
 }
 
 // brokenError is the status of a stream whose connection broke, as opposed to one that the node ended with that status.
@@ -354,26 +409,39 @@ func (m *message) fail(err error, unsent bool) {
 	}
 }
 
-// next makes a request of what has gathered.
-func (ln *sender) next() *weirv1.CheckStreamRequest {
-	m := ln.take()
-	if m == nil {
-		return nil
+// next returns what is to be sent next, nil when there is nothing at the moment: that the client wants to be told of the node, reports
+// of loans, checks.
+func (l *link) next() *weirv1.CheckStreamRequest {
+	in, m := l.take()
+	if m != nil {
+		l.pack(m)
+		return &l.request
 	}
-	ln.pack(m)
-	return &ln.request
+	return in
 }
 
-// take makes a message of what has gathered. It is nil when there is nothing to send at the moment.
-func (ln *sender) take() *message {
-	l := ln.l
+// take returns a request that is not of checks, or a message of the checks that have gathered, or neither.
+func (l *link) take() (*weirv1.CheckStreamRequest, *message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.busyLocked(ln)
-	if !l.dueLocked() {
-		l.idle = append(l.idle, ln)
-		return nil
+	l.hello = false
+	if topology := l.topology != nil; !l.greeted || topology && !l.followed {
+		l.greeted, l.followed = true, topology
+		return &weirv1.CheckStreamRequest{Ready: true, Topology: topology}, nil
 	}
+	if len(l.reports) > 0 {
+		in := l.reports[0]
+		l.reports = l.reports[1:]
+		return &weirv1.CheckStreamRequest{Borrow: in}, nil
+	}
+	if !l.dueLocked() {
+		return nil, nil
+	}
+	return nil, l.takeLocked()
+}
+
+// takeLocked makes a message of the checks that have gathered.
+func (l *link) takeLocked() *message {
 	m := &message{}
 	for l.queue.Len() > 0 {
 		f := l.queue.First()
@@ -390,39 +458,39 @@ func (ln *sender) take() *message {
 			m.slots = append(m.slots, slot{f, int32(i)})
 		}
 		if f.alone {
-			ln.renumber = true // not to depend on what others defined
+			l.renumber = true // not to depend on what others defined
 			break
 		}
 	}
 	l.ready -= len(m.slots)
 	l.inFlight += len(m.slots)
-	if ln.renumber {
-		ln.renumber = false
-		ln.numbers.Reset()
+	if l.renumber {
+		l.renumber = false
+		l.numbers.Reset()
 	}
-	ln.sequence++
-	m.sequence, m.open = ln.sequence, len(m.slots)
-	ln.sent[m.sequence] = m
+	l.sequence++
+	m.sequence, m.open = l.sequence, len(m.slots)
+	l.sent[m.sequence] = m
 	return m
 }
 
 // pack writes the questions of a message into the request.
-func (ln *sender) pack(m *message) {
-	in := &ln.request
+func (l *link) pack(m *message) {
+	in := &l.request
 	in.Define = nil // which are the numbers', and must not be emptied
 	in.ResetVT()
 	in.Sequence = m.sequence
-	ln.packTimeouts(m)
+	l.packTimeouts(m)
 	var last *limit.Target
 	var number uint32
 	for i, s := range m.slots {
 		q := &s.f.qs[s.i]
 		if last == nil || !wire.SameTarget(&q.Target, last) {
-			n, fresh := ln.numbers.Of(&q.Target)
+			n, fresh := l.numbers.Of(&q.Target)
 			if n == nil {
 				// The numbers are used up. Those of this request alone are fewer than there are.
-				ln.numbers.Reset()
-				ln.pack(m)
+				l.numbers.Reset()
+				l.pack(m)
 				return
 			}
 			if number = n.Define.Number; fresh {
@@ -447,8 +515,8 @@ func (ln *sender) pack(m *message) {
 // packTimeouts writes for how long the answers are waited for. What is carried out for a caller who has gone is charged all the
 // same, so nobody's check is to be waited for longer than by its own caller. Where all wait for about as long, the shortest
 // time is everybody's: the nodes part a request in the same way.
-func (ln *sender) packTimeouts(m *message) {
-	now, in := ln.l.now(), &ln.request
+func (l *link) packTimeouts(m *message) {
+	now, in := l.now(), &l.request
 	left := func(f *request) uint32 { return uint32(min(max(f.until-now, 0)/time.Millisecond+1, 1<<31)) }
 	shortest, longest := left(m.slots[0].f), uint32(0)
 	for _, s := range m.slots {
@@ -476,11 +544,33 @@ func appendUnlike[T comparable](list []T, i int, v, usual T) []T {
 	return append(list, v)
 }
 
-// answered takes in a response. An error says that it is none that a node gives.
-func (ln *sender) answered(out *weirv1.CheckStreamResponse) error {
-	l := ln.l
+// received takes in a response. An error says that it is none that a node gives.
+func (l *link) received(out *weirv1.CheckStreamResponse) error {
+	field := out.Error.GetField()
+	switch {
+	case out.Ready != nil:
+		l.listener.readied(out.Ready.Ready, nil)
+	case out.Topology != nil:
+		l.mu.Lock()
+		f := l.topology
+		l.mu.Unlock()
+		if f != nil {
+			f(out.Topology, nil)
+		}
+	case out.Borrow != nil || strings.HasPrefix(field, "borrow."):
+		l.listener.lent(out.Borrow, out.Error)
+	case field == "topology":
+		l.unfollowed(status.Error(codes.Code(out.Error.Code), out.Error.Message))
+	default:
+		return l.answered(out)
+	}
+	return nil
+}
+
+// answered takes in a response to checks.
+func (l *link) answered(out *weirv1.CheckStreamResponse) error {
 	l.mu.Lock()
-	m := ln.sent[out.Sequence]
+	m := l.sent[out.Sequence]
 	if m == nil {
 		l.mu.Unlock()
 		return errOddAnswer
@@ -491,11 +581,11 @@ func (ln *sender) answered(out *weirv1.CheckStreamResponse) error {
 		l.stirLocked()
 	}
 	if !out.More {
-		delete(ln.sent, out.Sequence)
+		delete(l.sent, out.Sequence)
 		l.waiting -= len(m.slots)
 	}
 	if out.Error != nil {
-		ln.renumber = true // what it defined may not have been taken in
+		l.renumber = true // what it defined may not have been taken in
 	}
 	l.mu.Unlock()
 	if out.Error != nil {

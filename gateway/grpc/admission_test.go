@@ -133,10 +133,7 @@ func TestLoansShareMemory(t *testing.T) {
 		lends <- err
 	})})
 	t.Cleanup(s.Close)
-	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Borrow(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
 	for range 2 {
 		if err := stream.Send(in); err != nil {
 			t.Fatal(err)

@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"runtime"
 	"testing"
@@ -24,7 +25,7 @@ import (
 )
 
 // borrower opens a stream to a node that lends from the policy p: 100 an hour.
-func borrower(t *testing.T, lends bool) (weirv1.Limiter_BorrowClient, *limiter.Limiter) {
+func borrowing(t *testing.T, lends bool) (loanStream, *limiter.Limiter) {
 	t.Helper()
 	noLeaks(t)
 	set, err := policy.Parse("p.yaml", []byte("policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"))
@@ -59,11 +60,39 @@ func borrower(t *testing.T, lends bool) (weirv1.Limiter_BorrowClient, *limiter.L
 		server.Close()
 		l.Close()
 	})
-	stream, err := weirv1.NewLimiterClient(conn).Borrow(t.Context())
+	return openLoans(t, conn), l
+}
+
+// loanStream is a CheckStream for loans alone.
+type loanStream struct {
+	weirv1.Limiter_CheckStreamClient
+}
+
+func openLoans(t *testing.T, conn grpc.ClientConnInterface) loanStream {
+	t.Helper()
+	stream, err := weirv1.NewLimiterClient(conn).CheckStream(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return stream, l
+	return loanStream{stream}
+}
+
+func (s loanStream) Send(in *weirv1.BorrowRequest) error {
+	return s.Limiter_CheckStreamClient.Send(&weirv1.CheckStreamRequest{Sequence: 7, Borrow: in})
+}
+
+// Recv returns the next response about loans, or the error of a report as a status.
+func (s loanStream) Recv() (*weirv1.BorrowResponse, error) {
+	out, err := s.Limiter_CheckStreamClient.Recv()
+	switch {
+	case err != nil:
+		return nil, err
+	case out.Error != nil:
+		return nil, status.Error(codes.Code(out.Error.Code), out.Error.Field+": "+out.Error.Message)
+	case len(out.Borrow.Loans) > 0 && out.Sequence != 7:
+		return nil, fmt.Errorf("sequence %d", out.Sequence)
+	}
+	return out.Borrow, nil
 }
 
 func report(want int64) *weirv1.LoanReport {
@@ -71,7 +100,7 @@ func report(want int64) *weirv1.LoanReport {
 }
 
 func TestBorrow(t *testing.T) {
-	stream, l := borrower(t, true)
+	stream, l := borrowing(t, true)
 	ask := func(in *weirv1.BorrowRequest) *weirv1.BorrowResponse {
 		t.Helper()
 		if err := stream.Send(in); err != nil {
@@ -118,7 +147,7 @@ func TestBorrow(t *testing.T) {
 
 // TestNegativeWant: who wants fewer than no units wants none, which renews no loan.
 func TestNegativeWant(t *testing.T) {
-	stream, _ := borrower(t, true)
+	stream, _ := borrowing(t, true)
 	for _, c := range []struct {
 		want    int64
 		renewed bool
@@ -153,10 +182,10 @@ func TestBadBorrower(t *testing.T) {
 		"another":      {[]*weirv1.BorrowRequest{{Borrower: 1}, {Borrower: 2}}, codes.InvalidArgument},
 		"no target":    {[]*weirv1.BorrowRequest{{Borrower: 1, Loans: []*weirv1.LoanReport{{}, {Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 99}}}}}}, codes.InvalidArgument},
 		"too many":     {[]*weirv1.BorrowRequest{many}, codes.ResourceExhausted},
-		"nothing lent": {nil, codes.Unimplemented},
+		"nothing lent": {[]*weirv1.BorrowRequest{{Borrower: 1}}, codes.Unimplemented},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stream, l := borrower(t, c.in != nil)
+			stream, l := borrowing(t, c.code != codes.Unimplemented)
 			for _, in := range c.in {
 				_ = stream.Send(in)
 			}
@@ -199,10 +228,7 @@ func TestBorrowersAreTheirCallersOwn(t *testing.T) {
 		}
 		s := NewServer(ServerConfig{Service: &distant{}, Lender: lender, Caller: func(context.Context) string { return caller }})
 		t.Cleanup(s.Close)
-		stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Borrow(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
 		if err := stream.Send(&weirv1.BorrowRequest{Borrower: drawn, Loans: []*weirv1.LoanReport{report(16)}}); err != nil {
 			t.Fatal(err)
 		}
@@ -250,10 +276,7 @@ func TestReturnsDoNotWait(t *testing.T) {
 	lender := &slowLender{took: make(chan limit.Borrow, 100), answer: make(chan struct{})}
 	s := NewServer(ServerConfig{Service: &distant{}, Requests: memory.NewGate(1 << 20), Lender: lender})
 	t.Cleanup(s.Close)
-	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Borrow(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
 	send := func(sent, want int64) {
 		t.Helper()
 		r := report(want)
@@ -293,15 +316,12 @@ func TestPanicInAWait(t *testing.T) {
 	s := NewServer(ServerConfig{Service: &distant{}, Requests: memory.NewGate(1 << 20), Lender: &mistakenLender{}})
 	t.Cleanup(s.Close)
 	ended := make(chan error, 1)
-	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register, grpc.StreamInterceptor(
+	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register, grpc.StreamInterceptor(
 		func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 			ended <- handle(srv, stream)
 			return status.Error(codes.Internal, "a mistake")
 		},
-	)))).Borrow(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	))))
 	for stream.Send(&weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}) == nil {
 		runtime.Gosched()
 	}

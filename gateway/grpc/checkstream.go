@@ -37,14 +37,18 @@ const (
 )
 
 // checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
-// something is left to ask of other nodes has another one.
+// something is left to ask of other nodes has another one. What the caller follows, and a borrower, have goroutines of their own.
 type checkStream struct {
-	server  *Server
-	stream  weirv1.Limiter_CheckStreamServer
-	targets wire.Targets      // only for the reader
-	kept    []fairshare.Taken // bytes of targets, only for the reader
-	places  chan struct{}     // holds as many as there are requests waiting for other nodes
-	waiting sync.WaitGroup    // for other nodes
+	server   *Server
+	stream   weirv1.Limiter_CheckStreamServer
+	targets  wire.Targets      // only for the reader
+	kept     []fairshare.Taken // bytes of targets, only for the reader
+	followed followed          // only for the reader
+	borrower *borrower         // only for the reader; nil until a report of loans comes
+	places   chan struct{}     // holds as many as there are requests waiting for other nodes
+	waiting  sync.WaitGroup    // for other nodes
+	telling  sync.WaitGroup    // the goroutines of followed and borrower
+	done     chan struct{}     // closed when the reader has ended
 
 	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
 	turn sync.Mutex
@@ -58,6 +62,7 @@ type checkStream struct {
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan *recovered.Error, 1)}
+	c.done = make(chan struct{})
 	s.unread.open(c)
 	defer s.unread.close(c)
 	ended, gone := make(chan error), make(chan struct{})
@@ -67,7 +72,7 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	s.readers.Go(func() {
 		err := recovered.Call(c.read)
 		c.waiting.Wait()
-		c.release()
+		c.finish()
 		select {
 		case ended <- err:
 			return
@@ -133,7 +138,7 @@ func (c *checkStream) read() error {
 			err = undecoded(m)
 		}
 		if err == nil {
-			a.keep(len(in.KeyLengths))
+			a.keep(max(len(in.KeyLengths), len(in.Borrow.GetLoans())))
 			err = c.take(in, a)
 		} else {
 			a.leave()
@@ -159,20 +164,50 @@ func small(in *weirv1.CheckStreamRequest) bool {
 		cap(in.TimeoutsMs) <= most && len(in.TraceContexts) == 0
 }
 
+// finish ends what the stream has besides its requests.
+func (c *checkStream) finish() {
+	close(c.done)
+	if b := c.borrower; b != nil {
+		b.end()
+		if b.unconfirmed != nil {
+			close(b.unconfirmed)
+		}
+	}
+	c.telling.Wait()
+	c.release()
+}
+
 // take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
-// stream is over. It leaves a when the request's checks are answered.
-func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) error {
+// stream is over. It leaves a when the request is answered.
+func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) (err error) {
 	c.turn.Lock()
 	defer c.turn.Unlock()
-	mine := true
+	later := false
 	defer func() {
-		if mine {
+		if !later {
 			a.leave()
 		}
 	}()
-	if c.over {
+	switch {
+	case c.over:
 		return io.EOF
+	case in.Borrow == nil && !in.Ready && !in.Topology:
+		later, err = c.check(in, a)
+		return err
+	case len(in.KeyLengths) > 0 || in.Borrow != nil && (in.Ready || in.Topology):
+		bad := invalid("borrow", "and ready and topology do not go with checks, nor borrow with the others")
+		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
+	case in.Borrow != nil:
+		later, err = c.borrow(in.Borrow, in.Sequence, a)
+		return err
+	default:
+		c.follow(in)
+		return nil
 	}
+}
+
+// check carries out a request of checks. later says that the rest of it is carried out by others, who leave a.
+func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *admission) (later bool, err error) {
 	seen := c.server.observe()
 	b := c.server.batches.Get().(*limiter.Batch)
 	var open []int
@@ -187,14 +222,14 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) error {
 		traces.end(wire.Code(bad.Kind))
 		c.server.put(b, a)
 		defer seen.end(wire.Code(bad.Kind))
-		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
+		return false, c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
 	case len(open) == 0:
 		defer seen.end(codes.OK)
 		traces.answered(b, nil)
 		out := packed(in.Sequence, b, nil, false)
 		defer c.letGo(c.hold(len(b.Checks)))
 		c.server.put(b, a)
-		return c.send(out)
+		return false, c.send(out)
 	}
 	decided := make([]int, 0, len(b.Checks)-len(open))
 	for i := range b.Checks {
@@ -207,17 +242,16 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) error {
 	groups := byPatience(in, open)
 	rest := &remainder{stream: c, batch: b, admission: a, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
 	rest.packing.Store(int32(len(groups)))
-	mine = false
 	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	for _, g := range groups {
 		c.waiting.Go(func() { recovered.Tell(c.panicked, func() { rest.finish(g) }) })
 	}
 	held := c.hold(len(decided))
-	err := c.send(first)
+	err = c.send(first)
 	c.letGo(held)
 	close(rest.told)
-	c.places <- struct{}{} // somebody leaves within the bound of a call, or the caller reads nothing
-	return err
+	c.places <- struct{}{} // a request is answered within the bound of a call, or the caller reads nothing
+	return true, err
 }
 
 // remainder is what is left of a request when its first response is made.

@@ -766,32 +766,74 @@ func TestTopology(t *testing.T) {
 	}
 	var mu sync.Mutex
 	at, next := 0, make(chan struct{})
-	s := NewServer(ServerConfig{Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) {
+	s := NewServer(ServerConfig{Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 		mu.Lock()
 		defer mu.Unlock()
-		return views[at], next
+		if at < 0 {
+			return nil, nil, &limit.Error{Kind: limit.Denied, Message: "not for you"}
+		}
+		return views[at], next, nil
 	}})
 	t.Cleanup(s.Close)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Topology(ctx, &weirv1.TopologyRequest{})
-	if err != nil {
-		t.Fatal(err)
+	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
+	if out := exchange(t, stream, &weirv1.CheckStreamRequest{Topology: true}); !proto.Equal(out.Topology, views[0]) {
+		t.Fatalf("%v", out)
 	}
-	if v, err := stream.Recv(); err != nil || !proto.Equal(v, views[0]) {
-		t.Fatalf("%v, %v", v, err)
-	}
-	for range 2 {
+	change := func(to int) {
 		mu.Lock()
+		defer mu.Unlock()
 		old := next
-		at, next = at+1, make(chan struct{})
-		mu.Unlock()
+		at, next = to, make(chan struct{})
 		close(old)
 	}
-	if v, err := stream.Recv(); err != nil || !proto.Equal(v, views[2]) {
-		t.Errorf("%v, %v", v, err)
+	change(1)
+	change(2)
+	if out := nextOf(t, stream); !proto.Equal(out.Topology, views[2]) {
+		t.Errorf("%v", out)
 	}
-	cancel()
-	_, err = stream.Recv()
-	wantStatus(t, err, codes.Canceled, "")
+	// A caller that has lost the role is told no more, and its stream goes on.
+	change(-1)
+	if out := nextOf(t, stream); codes.Code(out.Error.GetCode()) != codes.PermissionDenied || out.Error.Field != "topology" {
+		t.Errorf("%v", out)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != io.EOF {
+		t.Errorf("the stream ends with %v", err)
+	}
+}
+
+// TestReady: a caller that asks for it is told whether the node is ready, and again when that changes.
+func TestReady(t *testing.T) {
+	noLeaks(t)
+	var mu sync.Mutex
+	ready, changed := false, make(chan struct{})
+	s := NewServer(ServerConfig{Ready: func() (bool, <-chan struct{}) {
+		mu.Lock()
+		defer mu.Unlock()
+		return ready, changed
+	}})
+	t.Cleanup(s.Close)
+	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
+	if out := exchange(t, stream, &weirv1.CheckStreamRequest{Ready: true}); out.Ready == nil || out.Ready.Ready {
+		t.Fatalf("%v", out)
+	}
+	mu.Lock()
+	ready = true
+	close(changed)
+	changed = nil
+	mu.Unlock()
+	if out := nextOf(t, stream); !out.Ready.GetReady() {
+		t.Fatalf("%v", out)
+	}
+	// What has two meanings has none.
+	for _, in := range []*weirv1.CheckStreamRequest{
+		{Sequence: 3, Ready: true, Borrow: &weirv1.BorrowRequest{Borrower: 1}}, {Sequence: 3, Topology: true, KeyLengths: []uint32{0}},
+		{Sequence: 3, Borrow: &weirv1.BorrowRequest{Borrower: 1}, KeyLengths: []uint32{0}},
+	} {
+		if out := exchange(t, stream, in); out.Sequence != 3 || codes.Code(out.Error.GetCode()) != codes.InvalidArgument {
+			t.Errorf("%v: %v", in, out)
+		}
+	}
 }

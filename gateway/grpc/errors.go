@@ -56,3 +56,14 @@ func errorAbout(err error, sent *algo.Limit) *weirv1.Error {
 	e, _ := errors.AsType[*limit.Error](err) // as limit.Result and limit.SettledResult promise
 	return callerError(asSent(e, func(int) *algo.Limit { return sent }), wire.Field)
 }
+
+// errorOf returns an error of the service as what it is; nil for nil.
+func errorOf(err error) *limit.Error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*limit.Error](err); ok {
+		return e
+	}
+	return &limit.Error{Kind: limit.Unavailable, Message: err.Error()}
+}

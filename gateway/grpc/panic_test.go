@@ -158,11 +158,8 @@ func TestPanicsBesideHandlers(t *testing.T) {
 	checkStream := func(s *Server, stream *scripted) error {
 		return s.CheckStream(&grpc.GenericServerStream[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]{ServerStream: stream})
 	}
-	borrow := func(s *Server, stream *scripted) error {
-		return s.Borrow(&grpc.GenericServerStream[weirv1.BorrowRequest, weirv1.BorrowResponse]{ServerStream: stream})
-	}
 	far, good := streamed(1, "far"), streamed(1, "good")
-	loan := &weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}
+	loan := &weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}}
 	for _, c := range []struct {
 		name   string
 		handle func(*Server, *scripted) error
@@ -198,20 +195,20 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			s.requests <- good
 			<-done
 		}, 1},
-		{"a loan whose borrower says no more", borrow, func(l *late, s *scripted, _ func()) {
+		{"a loan whose borrower says no more", checkStream, func(l *late, s *scripted, _ func()) {
 			s.requests <- loan
 			<-l.begun
 			close(l.may)
 		}, 1},
-		{"a recall", borrow, func(_ *late, s *scripted, _ func()) {
+		{"a recall", checkStream, func(_ *late, s *scripted, _ func()) {
 			done := make(chan struct{})
 			s.sent = func(m any) {
-				if len(m.(*weirv1.BorrowResponse).Recalls) > 0 {
+				if len(m.(*weirv1.CheckStreamResponse).Borrow.GetRecalls()) > 0 {
 					defer close(done)
 					panic("late")
 				}
 			}
-			s.requests <- &weirv1.BorrowRequest{Borrower: 1}
+			s.requests <- &weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 1}}
 			<-done
 		}, 1},
 	} {

@@ -6,7 +6,6 @@
 package grpcapi
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"math/bits"
@@ -31,7 +30,7 @@ import (
 // ServerConfig is what a Server needs. Service, Status, TopKeys and Topology are required.
 type ServerConfig struct {
 	Service limiter.BatchService
-	// Lender answers Borrow; nil: nothing is lent.
+	// Lender lends units to callers; nil: nothing is lent.
 	Lender limit.Lender
 	// Kept are bytes, which what streams define takes while they are open. Of named callers none has all of them. Nil: any number.
 	Kept *fairshare.Places
@@ -41,8 +40,11 @@ type ServerConfig struct {
 	Status func(context.Context) *weirv1.StatusResponse
 	// TopKeys tells which keys are used most. Its error is a *limit.Error.
 	TopKeys func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
-	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
-	Topology func() (now *weirv1.TopologyResponse, changed <-chan struct{})
+	// Topology says who owns which keys, and gives a channel that is closed when that may have changed; or an error for a caller that is
+	// not to know.
+	Topology func(context.Context) (now *weirv1.TopologyResponse, changed <-chan struct{}, denied *limit.Error)
+	// Ready says whether the node is ready to decide, and gives a channel that is closed when that changes. Nil: it always is.
+	Ready func() (ready bool, changed <-chan struct{})
 	// Observe, when set, is told of each request of a CheckStream how long it took until all its answers were sent, and the
 	// code of the error that it got in place of answers. It must return at once.
 	Observe func(took time.Duration, failed codes.Code)
@@ -305,31 +307,4 @@ func (s *Server) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1
 		return nil, wire.Status(err) // its fields are the message's
 	}
 	return out, nil
-}
-
-// Topology implements weirv1.LimiterServer.
-func (s *Server) Topology(_ *weirv1.TopologyRequest, stream weirv1.Limiter_TopologyServer) error {
-	var last *weirv1.TopologyResponse
-	for {
-		now, changed := s.cfg.Topology()
-		if last == nil || !sameTopology(now, last) {
-			if err := stream.Send(now); err != nil {
-				return err
-			}
-			last = now
-		}
-		select {
-		case <-changed:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		}
-	}
-}
-
-// sameTopology tells whether two differ in their version at most.
-func sameTopology(a, b *weirv1.TopologyResponse) bool {
-	return bytes.Equal(a.HashKey, b.HashKey) && a.RingSettings == b.RingSettings && a.Ring == b.Ring &&
-		slices.EqualFunc(a.Members, b.Members, func(a, b *weirv1.TopologyMember) bool {
-			return a.Name == b.Name && a.Boot == b.Boot && a.Grpc == b.Grpc
-		})
 }

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/cluster/runner"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -146,9 +148,12 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 	}
 }
 
-// topology tells callers who owns which keys. A node alone for good owns all of them, and has no address to tell: whoever
-// asks has one that works.
-func (n *Node) topology() (*weirv1.TopologyResponse, <-chan struct{}) {
+// topology tells callers with the role topology who owns which keys. A node alone for good owns all of them, and has no address to
+// tell: its caller has one that works.
+func (n *Node) topology(ctx context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
+	if denied := n.security.auth.Permit(ctx, auth.RoleTopology); denied != nil {
+		return nil, nil, denied
+	}
 	t := &weirv1.TopologyResponse{
 		Version: 1, HashKey: n.hashKey.Bytes(), RingSettings: n.settings, Partitions: ring.Partitions, VirtualNodes: ring.VirtualNodes, Load: ring.Load,
 	}
@@ -156,14 +161,14 @@ func (n *Node) topology() (*weirv1.TopologyResponse, <-chan struct{}) {
 	if v == nil {
 		t.Ring = ring.Build([]string{n.cfg.Name}).Fingerprint()
 		t.Members = []*weirv1.TopologyMember{{Name: n.cfg.Name}}
-		return t, nil
+		return t, nil, nil
 	}
 	t.Version, t.Ring = v.Version, v.Ring.Fingerprint()
 	for _, name := range v.Ring.Members() {
 		m := v.Member(name)
 		t.Members = append(t.Members, &weirv1.TopologyMember{Name: m.Name, Boot: m.Boot, Grpc: m.GRPCAddr})
 	}
-	return t, v.Replaced()
+	return t, v.Replaced(), nil
 }
 
 // listPolicies describes the policies in force.

@@ -369,7 +369,7 @@ func (n *Node) serve() {
 	if n.listeners.grpc != nil {
 		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
 			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.callerName(), Kept: n.callersMemory,
-			Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Observe: n.metrics.Streamed,
+			Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Ready: n.readiness.Follow, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 			Panicked: n.panicked("grpc"),
 		})

@@ -60,11 +60,18 @@ func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, 
 	if token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
-	stream, err := weirv1.NewLimiterClient(conn).Topology(ctx, &weirv1.TopologyRequest{})
+	stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return stream.Recv()
+	if err := stream.Send(&weirv1.CheckStreamRequest{Topology: true}); err != nil {
+		t.Fatal(err)
+	}
+	out, err := stream.Recv()
+	if err == nil && out.Error != nil {
+		err = status.Error(codes.Code(out.Error.Code), out.Error.Message)
+	}
+	return out.GetTopology(), err
 }
 
 // The hash key goes to callers with the role topology, and nowhere else.

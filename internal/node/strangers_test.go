@@ -96,7 +96,7 @@ func TestFirstMessage(t *testing.T) {
 	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all), time.Hour)
 	defer cancel()
 	for _, method := range []string{
-		checkMethod, weirv1.Limiter_CheckStream_FullMethodName, weirv1.Limiter_Topology_FullMethodName, "/grpc.health.v1.Health/Check",
+		checkMethod, weirv1.Limiter_CheckStream_FullMethodName, "/grpc.health.v1.Health/Check",
 		"/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 	} {
 		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)

@@ -8,6 +8,7 @@ package readiness
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -46,10 +47,14 @@ type Readiness struct {
 	phase   atomic.Int32
 	awaited atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
 	became  chan struct{}
+	stopped chan struct{} // closed by Stop
+	stop    sync.Once
 }
 
 // New returns the Readiness of a node that starts.
-func New(cfg Config) *Readiness { return &Readiness{cfg: cfg, became: make(chan struct{})} }
+func New(cfg Config) *Readiness {
+	return &Readiness{cfg: cfg, became: make(chan struct{}), stopped: make(chan struct{})}
+}
 
 // patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
 // view, must not hold it up for ever. But as long as more and more partitions come, it waits: who restarts nodes one by one
@@ -108,13 +113,28 @@ func (r *Readiness) awaits(ctx context.Context) string {
 }
 
 // Stop has the node be ready no more.
-func (r *Readiness) Stop() { r.phase.Store(stopping) }
+func (r *Readiness) Stop() {
+	r.phase.Store(stopping)
+	r.stop.Do(func() { close(r.stopped) })
+}
 
 // Stopping reports whether Stop was called.
 func (r *Readiness) Stopping() bool { return r.phase.Load() == stopping }
 
 // Became is closed once the node has become ready.
 func (r *Readiness) Became() <-chan struct{} { return r.became }
+
+// Follow is Settled, with a channel that is closed when that changes.
+func (r *Readiness) Follow() (settled bool, changed <-chan struct{}) {
+	switch r.phase.Load() {
+	case starting:
+		return false, r.became
+	case ready:
+		return true, r.stopped
+	default:
+		return false, nil
+	}
+}
 
 // Settled reports whether the node has become ready and is not stopping.
 func (r *Readiness) Settled() bool { return r.phase.Load() == ready }

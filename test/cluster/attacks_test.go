@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -210,17 +211,17 @@ func (s *secured) borrowInANodesName(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			stream := must[weirv1.Limiter_BorrowClient](t)(c.Borrow(t.Context()))
+			stream := must[weirv1.Limiter_CheckStreamClient](t)(c.CheckStream(t.Context()))
 			in := &weirv1.BorrowRequest{Borrower: boot}
 			for number := range uint64(100) {
 				in.Loans = append(in.Loans, &weirv1.LoanReport{Number: number, Target: targetOf("log", "alice"), Granted: 1e9, Returned: 1e9, Known: 1e9})
 			}
 			in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1000, Target: targetOf("log", "greedy"), Want: 1e9})
-			if err := stream.Send(in); err != nil {
+			if err := stream.Send(&weirv1.CheckStreamRequest{Borrow: in}); err != nil {
 				t.Fatal(err)
 			}
-			out := must[*weirv1.BorrowResponse](t)(stream.Recv())
-			if n := out.Loans[100].Granted; n > 2000/8 {
+			out := must[*weirv1.CheckStreamResponse](t)(stream.Recv())
+			if n := out.Borrow.Loans[100].Granted; n > 2000/8 {
 				t.Errorf("%d units were lent of 2000", n)
 			}
 		}
@@ -332,15 +333,18 @@ func commitMuch(ctx context.Context, conn *grpc.ClientConn, user string) error {
 }
 
 func reportLoan(ctx context.Context, conn *grpc.ClientConn, user string) error {
-	stream, err := weirv1.NewLimiterClient(conn).Borrow(ctx)
+	stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
 	if err != nil {
 		return err
 	}
 	r := &weirv1.LoanReport{Number: 1, Target: targetOf("bucket", "user="+user), Granted: much / 2, Spent: much / 2, Checks: much / 2}
-	if err := stream.Send(&weirv1.BorrowRequest{Borrower: 77, Loans: []*weirv1.LoanReport{r}}); err != nil {
+	if err := stream.Send(&weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 77, Loans: []*weirv1.LoanReport{r}}}); err != nil {
 		return err
 	}
-	_, err = stream.Recv()
+	out, err := stream.Recv()
+	if err == nil && out.Error != nil {
+		err = errors.New(out.Error.Message)
+	}
 	return err
 }
 

@@ -806,7 +806,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a caller borrows under any id", "gateway/grpc/borrow.go",
-		[]edit{{"in.Borrower, s.borrowerOf(stream.Context(), in.Borrower)", "in.Borrower, in.Borrower"}},
+		[]edit{{"id: c.server.borrowerOf(c.stream.Context(), in.Borrower)", "id: in.Borrower"}},
 		"./gateway/grpc -run TestBorrowersAreTheirCallersOwn$", "and reports as",
 	},
 	{
@@ -1026,7 +1026,7 @@ var mutants = []mutant{
 	},
 	{
 		"client: recalls are ignored", "client/loans.go",
-		[]edit{{"\t\t\tbook.Recalled(r.GetNumber(), r.GetGranted(), now)\n", "\t\t\t_ = r\n"}},
+		[]edit{{"\t\tl.book.Recalled(r.GetNumber(), r.GetGranted(), now)\n", "\t\t_ = r\n"}},
 		"./client -run TestRecall$", "all of it to be returned",
 	},
 	{

@@ -1056,7 +1056,7 @@ func (x *Decision) GetNearLimit() bool {
 	return false
 }
 
-// CheckStreamRequest is a batch of 1 to 1000 checks. Each list has one element for each check; or a single one, which stands
+// CheckStreamRequest is a batch of 1 to 1000 checks, or one of the last three fields. Each list has one element for each check; or a single one, which stands
 // for all; or none, which stands for the default. Only key_lengths always has one for each.
 type CheckStreamRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1076,7 +1076,14 @@ type CheckStreamRequest struct {
 	TimeoutsMs []uint32 `protobuf:"varint,10,rep,packed,name=timeouts_ms,json=timeoutsMs,proto3" json:"timeouts_ms,omitempty"`
 	// trace_contexts says for which checks there is a trace that their callers have sampled: 24 bytes, trace-id and parent-id of
 	// W3C Trace Context; empty for all others, and by default.
-	TraceContexts [][]byte `protobuf:"bytes,11,rep,name=trace_contexts,json=traceContexts,proto3" json:"trace_contexts,omitempty"`
+	TraceContexts [][]byte       `protobuf:"bytes,11,rep,name=trace_contexts,json=traceContexts,proto3" json:"trace_contexts,omitempty"`
+	Borrow        *BorrowRequest `protobuf:"bytes,12,opt,name=borrow,proto3" json:"borrow,omitempty"` // in place of checks
+	// ready, in place of checks, asks to be told whether the node is ready to decide: at once, and again whenever that changes.
+	Ready bool `protobuf:"varint,13,opt,name=ready,proto3" json:"ready,omitempty"`
+	// topology, in place of checks, asks to be told who owns which keys, so that the owners can be asked directly: at once, and again
+	// whenever it changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash key is
+	// what keeps outsiders from aiming keys at one node: callers need a role of its own, and are answered PERMISSION_DENIED without it.
+	Topology      bool `protobuf:"varint,14,opt,name=topology,proto3" json:"topology,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1188,6 +1195,27 @@ func (x *CheckStreamRequest) GetTraceContexts() [][]byte {
 	return nil
 }
 
+func (x *CheckStreamRequest) GetBorrow() *BorrowRequest {
+	if x != nil {
+		return x.Borrow
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *CheckStreamRequest) GetTopology() bool {
+	if x != nil {
+		return x.Topology
+	}
+	return false
+}
+
 // StreamTarget gives a number to a policy or a limit, for the rest of a stream or until it is given to another one.
 type StreamTarget struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1261,25 +1289,28 @@ func (x *StreamTarget) GetNamespace() string {
 // says besides the caller knows: the policy's name and the request id.
 type CheckStreamResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
-	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Error    *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"` // the request as a whole was not acceptable, and nothing in it was charged
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // of the request; 0 in what the node says by itself: ready, topology, recalled loans
+	Error    *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`        // the request as a whole was not acceptable, and nothing in it was charged
 	// more says that other responses to the request follow. The first response comes at once, with what could be decided at
 	// once.
 	More bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
 	// checks lists those that are answered here, by their place in the request. Where it is empty, all of them are; or, with
 	// more, none.
-	Checks        []uint32        `protobuf:"varint,4,rep,packed,name=checks,proto3" json:"checks,omitempty"`
-	Flags         []uint32        `protobuf:"varint,5,rep,packed,name=flags,proto3" json:"flags,omitempty"` // sums of StreamFlag
-	Granted       []int64         `protobuf:"varint,6,rep,packed,name=granted,proto3" json:"granted,omitempty"`
-	Limit         []int64         `protobuf:"zigzag64,7,rep,packed,name=limit,proto3" json:"limit,omitempty"` // -1: unlimited
-	WindowNs      []int64         `protobuf:"varint,8,rep,packed,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
-	Remaining     []int64         `protobuf:"zigzag64,9,rep,packed,name=remaining,proto3" json:"remaining,omitempty"`
-	RetryAfterNs  []int64         `protobuf:"varint,10,rep,packed,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
-	ResetAfterNs  []int64         `protobuf:"varint,11,rep,packed,name=reset_after_ns,json=resetAfterNs,proto3" json:"reset_after_ns,omitempty"`
-	DelayNs       []int64         `protobuf:"varint,12,rep,packed,name=delay_ns,json=delayNs,proto3" json:"delay_ns,omitempty"`
-	RememberForNs []int64         `protobuf:"varint,13,rep,packed,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
-	Errors        []*StreamError  `protobuf:"bytes,14,rep,name=errors,proto3" json:"errors,omitempty"` // of checks that have an error of their own, and no decision
-	Limits        []*StreamLimits `protobuf:"bytes,15,rep,name=limits,proto3" json:"limits,omitempty"` // of policies that have several
+	Checks        []uint32          `protobuf:"varint,4,rep,packed,name=checks,proto3" json:"checks,omitempty"`
+	Flags         []uint32          `protobuf:"varint,5,rep,packed,name=flags,proto3" json:"flags,omitempty"` // sums of StreamFlag
+	Granted       []int64           `protobuf:"varint,6,rep,packed,name=granted,proto3" json:"granted,omitempty"`
+	Limit         []int64           `protobuf:"zigzag64,7,rep,packed,name=limit,proto3" json:"limit,omitempty"` // -1: unlimited
+	WindowNs      []int64           `protobuf:"varint,8,rep,packed,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	Remaining     []int64           `protobuf:"zigzag64,9,rep,packed,name=remaining,proto3" json:"remaining,omitempty"`
+	RetryAfterNs  []int64           `protobuf:"varint,10,rep,packed,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
+	ResetAfterNs  []int64           `protobuf:"varint,11,rep,packed,name=reset_after_ns,json=resetAfterNs,proto3" json:"reset_after_ns,omitempty"`
+	DelayNs       []int64           `protobuf:"varint,12,rep,packed,name=delay_ns,json=delayNs,proto3" json:"delay_ns,omitempty"`
+	RememberForNs []int64           `protobuf:"varint,13,rep,packed,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
+	Errors        []*StreamError    `protobuf:"bytes,14,rep,name=errors,proto3" json:"errors,omitempty"` // of checks that have an error of their own, and no decision
+	Limits        []*StreamLimits   `protobuf:"bytes,15,rep,name=limits,proto3" json:"limits,omitempty"` // of policies that have several
+	Borrow        *BorrowResponse   `protobuf:"bytes,16,opt,name=borrow,proto3" json:"borrow,omitempty"`
+	Ready         *Readiness        `protobuf:"bytes,17,opt,name=ready,proto3" json:"ready,omitempty"`
+	Topology      *TopologyResponse `protobuf:"bytes,18,opt,name=topology,proto3" json:"topology,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1419,6 +1450,72 @@ func (x *CheckStreamResponse) GetLimits() []*StreamLimits {
 	return nil
 }
 
+func (x *CheckStreamResponse) GetBorrow() *BorrowResponse {
+	if x != nil {
+		return x.Borrow
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetReady() *Readiness {
+	if x != nil {
+		return x.Ready
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetTopology() *TopologyResponse {
+	if x != nil {
+		return x.Topology
+	}
+	return nil
+}
+
+// Readiness says whether a node is ready to decide. One that is not, because it starts, stops or is cut off, answers as well as it can.
+type Readiness struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ready         bool                   `protobuf:"varint,1,opt,name=ready,proto3" json:"ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Readiness) Reset() {
+	*x = Readiness{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Readiness) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Readiness) ProtoMessage() {}
+
+func (x *Readiness) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Readiness.ProtoReflect.Descriptor instead.
+func (*Readiness) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Readiness) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
 type StreamError struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Check         uint32                 `protobuf:"varint,1,opt,name=check,proto3" json:"check,omitempty"` // its place in the request
@@ -1429,7 +1526,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	mi := &file_weir_v1_limiter_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1441,7 +1538,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	mi := &file_weir_v1_limiter_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1454,7 +1551,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{11}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StreamError) GetCheck() uint32 {
@@ -1481,7 +1578,7 @@ type StreamLimits struct {
 
 func (x *StreamLimits) Reset() {
 	*x = StreamLimits{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[12]
+	mi := &file_weir_v1_limiter_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1590,7 @@ func (x *StreamLimits) String() string {
 func (*StreamLimits) ProtoMessage() {}
 
 func (x *StreamLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[12]
+	mi := &file_weir_v1_limiter_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1603,7 @@ func (x *StreamLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamLimits.ProtoReflect.Descriptor instead.
 func (*StreamLimits) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{12}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StreamLimits) GetCheck() uint32 {
@@ -1523,6 +1620,7 @@ func (x *StreamLimits) GetLimits() []*LimitStatus {
 	return nil
 }
 
+// BorrowRequest reports loans to the node that has lent them.
 type BorrowRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Borrower      uint64                 `protobuf:"fixed64,1,opt,name=borrower,proto3" json:"borrower,omitempty"` // drawn at random when the caller's process began; the same in all requests of a stream
@@ -1534,7 +1632,7 @@ type BorrowRequest struct {
 
 func (x *BorrowRequest) Reset() {
 	*x = BorrowRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +1644,7 @@ func (x *BorrowRequest) String() string {
 func (*BorrowRequest) ProtoMessage() {}
 
 func (x *BorrowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +1657,7 @@ func (x *BorrowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BorrowRequest.ProtoReflect.Descriptor instead.
 func (*BorrowRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{13}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BorrowRequest) GetBorrower() uint64 {
@@ -1600,7 +1698,7 @@ type LoanReport struct {
 
 func (x *LoanReport) Reset() {
 	*x = LoanReport{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1710,7 @@ func (x *LoanReport) String() string {
 func (*LoanReport) ProtoMessage() {}
 
 func (x *LoanReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1723,7 @@ func (x *LoanReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoanReport.ProtoReflect.Descriptor instead.
 func (*LoanReport) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LoanReport) GetNumber() uint64 {
@@ -1695,7 +1793,7 @@ type BorrowResponse struct {
 
 func (x *BorrowResponse) Reset() {
 	*x = BorrowResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1805,7 @@ func (x *BorrowResponse) String() string {
 func (*BorrowResponse) ProtoMessage() {}
 
 func (x *BorrowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1818,7 @@ func (x *BorrowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BorrowResponse.ProtoReflect.Descriptor instead.
 func (*BorrowResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BorrowResponse) GetSent() int64 {
@@ -1767,7 +1865,7 @@ type LoanAnswer struct {
 
 func (x *LoanAnswer) Reset() {
 	*x = LoanAnswer{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1877,7 @@ func (x *LoanAnswer) String() string {
 func (*LoanAnswer) ProtoMessage() {}
 
 func (x *LoanAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1890,7 @@ func (x *LoanAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoanAnswer.ProtoReflect.Descriptor instead.
 func (*LoanAnswer) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LoanAnswer) GetNumber() uint64 {
@@ -1904,7 +2002,7 @@ type LoanRecall struct {
 
 func (x *LoanRecall) Reset() {
 	*x = LoanRecall{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1916,7 +2014,7 @@ func (x *LoanRecall) String() string {
 func (*LoanRecall) ProtoMessage() {}
 
 func (x *LoanRecall) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1929,7 +2027,7 @@ func (x *LoanRecall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoanRecall.ProtoReflect.Descriptor instead.
 func (*LoanRecall) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LoanRecall) GetNumber() uint64 {
@@ -1944,42 +2042,6 @@ func (x *LoanRecall) GetGranted() int64 {
 		return x.Granted
 	}
 	return 0
-}
-
-type TopologyRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *TopologyRequest) Reset() {
-	*x = TopologyRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *TopologyRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*TopologyRequest) ProtoMessage() {}
-
-func (x *TopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TopologyRequest.ProtoReflect.Descriptor instead.
-func (*TopologyRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
 }
 
 // TopologyResponse says who owns which keys. The key's hash is the SipHash-2-4 of the key under the SipHash-2-4-128 of the
@@ -4482,7 +4544,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x15retry_after_estimated\x18\x15 \x01(\bR\x13retryAfterEstimated\x12\x1d\n" +
 	"\n" +
 	"near_limit\x18\x13 \x01(\bR\tnearLimitB\x11\n" +
-	"\x0f_retry_after_ns\"\xe6\x02\n" +
+	"\x0f_retry_after_ns\"\xc8\x03\n" +
 	"\x12CheckStreamRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1d\n" +
 	"\n" +
@@ -4499,12 +4561,15 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\vtimeouts_ms\x18\n" +
 	" \x03(\rR\n" +
 	"timeoutsMs\x12%\n" +
-	"\x0etrace_contexts\x18\v \x03(\fR\rtraceContexts\"\x82\x01\n" +
+	"\x0etrace_contexts\x18\v \x03(\fR\rtraceContexts\x12.\n" +
+	"\x06borrow\x18\f \x01(\v2\x16.weir.v1.BorrowRequestR\x06borrow\x12\x14\n" +
+	"\x05ready\x18\r \x01(\bR\x05ready\x12\x1a\n" +
+	"\btopology\x18\x0e \x01(\bR\btopology\"\x82\x01\n" +
 	"\fStreamTarget\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12$\n" +
 	"\x05limit\x18\x03 \x01(\v2\x0e.weir.v1.LimitR\x05limit\x12\x1c\n" +
-	"\tnamespace\x18\x04 \x01(\tR\tnamespace\"\xf0\x03\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\"\x82\x05\n" +
 	"\x13CheckStreamResponse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12$\n" +
 	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorR\x05error\x12\x12\n" +
@@ -4521,7 +4586,12 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\bdelay_ns\x18\f \x03(\x03R\adelayNs\x12&\n" +
 	"\x0fremember_for_ns\x18\r \x03(\x03R\rrememberForNs\x12,\n" +
 	"\x06errors\x18\x0e \x03(\v2\x14.weir.v1.StreamErrorR\x06errors\x12-\n" +
-	"\x06limits\x18\x0f \x03(\v2\x15.weir.v1.StreamLimitsR\x06limits\"I\n" +
+	"\x06limits\x18\x0f \x03(\v2\x15.weir.v1.StreamLimitsR\x06limits\x12/\n" +
+	"\x06borrow\x18\x10 \x01(\v2\x17.weir.v1.BorrowResponseR\x06borrow\x12(\n" +
+	"\x05ready\x18\x11 \x01(\v2\x12.weir.v1.ReadinessR\x05ready\x125\n" +
+	"\btopology\x18\x12 \x01(\v2\x19.weir.v1.TopologyResponseR\btopology\"!\n" +
+	"\tReadiness\x12\x14\n" +
+	"\x05ready\x18\x01 \x01(\bR\x05ready\"I\n" +
 	"\vStreamError\x12\x14\n" +
 	"\x05check\x18\x01 \x01(\rR\x05check\x12$\n" +
 	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorR\x05error\"R\n" +
@@ -4566,8 +4636,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\n" +
 	"LoanRecall\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
-	"\agranted\x18\x02 \x01(\x03R\agranted\"\x11\n" +
-	"\x0fTopologyRequest\"\x8c\x02\n" +
+	"\agranted\x18\x02 \x01(\x03R\agranted\"\x8c\x02\n" +
 	"\x10TopologyResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x19\n" +
 	"\bhash_key\x18\x02 \x01(\fR\ahashKey\x12\x1e\n" +
@@ -4827,7 +4896,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x15KEY_ORDER_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KEY_ORDER_BUSIEST\x10\x01\x12\x15\n" +
 	"\x11KEY_ORDER_REFUSED\x10\x02\x12\x15\n" +
-	"\x11KEY_ORDER_FULLEST\x10\x032\x96\t\n" +
+	"\x11KEY_ORDER_FULLEST\x10\x032\x94\b\n" +
 	"\aLimiter\x126\n" +
 	"\x05Check\x12\x15.weir.v1.CheckRequest\x1a\x16.weir.v1.CheckResponse\x125\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x11.weir.v1.Decision\x126\n" +
@@ -4848,9 +4917,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05Reset\x12\x15.weir.v1.ResetRequest\x1a\x16.weir.v1.ResetResponse\x129\n" +
 	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponse\x12<\n" +
 	"\aTopKeys\x12\x17.weir.v1.TopKeysRequest\x1a\x18.weir.v1.TopKeysResponse\x12L\n" +
-	"\vCheckStream\x12\x1b.weir.v1.CheckStreamRequest\x1a\x1c.weir.v1.CheckStreamResponse(\x010\x01\x12=\n" +
-	"\x06Borrow\x12\x16.weir.v1.BorrowRequest\x1a\x17.weir.v1.BorrowResponse(\x010\x01\x12A\n" +
-	"\bTopology\x12\x18.weir.v1.TopologyRequest\x1a\x19.weir.v1.TopologyResponse0\x01B0Z.github.com/weirlimit/weir/proto/weir/v1;weirv1b\x06proto3"
+	"\vCheckStream\x12\x1b.weir.v1.CheckStreamRequest\x1a\x1c.weir.v1.CheckStreamResponse(\x010\x01B0Z.github.com/weirlimit/weir/proto/weir/v1;weirv1b\x06proto3"
 
 var (
 	file_weir_v1_limiter_proto_rawDescOnce sync.Once
@@ -4883,14 +4950,14 @@ var file_weir_v1_limiter_proto_goTypes = []any{
 	(*CheckStreamRequest)(nil),  // 13: weir.v1.CheckStreamRequest
 	(*StreamTarget)(nil),        // 14: weir.v1.StreamTarget
 	(*CheckStreamResponse)(nil), // 15: weir.v1.CheckStreamResponse
-	(*StreamError)(nil),         // 16: weir.v1.StreamError
-	(*StreamLimits)(nil),        // 17: weir.v1.StreamLimits
-	(*BorrowRequest)(nil),       // 18: weir.v1.BorrowRequest
-	(*LoanReport)(nil),          // 19: weir.v1.LoanReport
-	(*BorrowResponse)(nil),      // 20: weir.v1.BorrowResponse
-	(*LoanAnswer)(nil),          // 21: weir.v1.LoanAnswer
-	(*LoanRecall)(nil),          // 22: weir.v1.LoanRecall
-	(*TopologyRequest)(nil),     // 23: weir.v1.TopologyRequest
+	(*Readiness)(nil),           // 16: weir.v1.Readiness
+	(*StreamError)(nil),         // 17: weir.v1.StreamError
+	(*StreamLimits)(nil),        // 18: weir.v1.StreamLimits
+	(*BorrowRequest)(nil),       // 19: weir.v1.BorrowRequest
+	(*LoanReport)(nil),          // 20: weir.v1.LoanReport
+	(*BorrowResponse)(nil),      // 21: weir.v1.BorrowResponse
+	(*LoanAnswer)(nil),          // 22: weir.v1.LoanAnswer
+	(*LoanRecall)(nil),          // 23: weir.v1.LoanRecall
 	(*TopologyResponse)(nil),    // 24: weir.v1.TopologyResponse
 	(*TopologyMember)(nil),      // 25: weir.v1.TopologyMember
 	(*LimitStatus)(nil),         // 26: weir.v1.LimitStatus
@@ -4942,91 +5009,91 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	11, // 7: weir.v1.Result.error:type_name -> weir.v1.Error
 	26, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
 	14, // 9: weir.v1.CheckStreamRequest.define:type_name -> weir.v1.StreamTarget
-	5,  // 10: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
-	11, // 11: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
-	16, // 12: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
-	17, // 13: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
-	11, // 14: weir.v1.StreamError.error:type_name -> weir.v1.Error
-	26, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
-	19, // 16: weir.v1.BorrowRequest.loans:type_name -> weir.v1.LoanReport
-	6,  // 17: weir.v1.LoanReport.target:type_name -> weir.v1.Target
-	21, // 18: weir.v1.BorrowResponse.loans:type_name -> weir.v1.LoanAnswer
-	22, // 19: weir.v1.BorrowResponse.recalls:type_name -> weir.v1.LoanRecall
-	26, // 20: weir.v1.LoanAnswer.limits:type_name -> weir.v1.LimitStatus
-	25, // 21: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
-	6,  // 22: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
-	6,  // 23: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
-	6,  // 24: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
-	6,  // 25: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	59, // 26: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
-	32, // 27: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
-	12, // 28: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
-	6,  // 29: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
-	60, // 30: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
-	35, // 31: weir.v1.ExtendEachRequest.extends:type_name -> weir.v1.ExtendRequest
-	10, // 32: weir.v1.ExtendEachResponse.results:type_name -> weir.v1.Result
-	6,  // 33: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
-	3,  // 34: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
-	61, // 35: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
-	38, // 36: weir.v1.CommitEachRequest.commits:type_name -> weir.v1.CommitRequest
-	42, // 37: weir.v1.CommitEachResponse.results:type_name -> weir.v1.CommitResult
-	39, // 38: weir.v1.CommitResult.settled:type_name -> weir.v1.CommitResponse
-	11, // 39: weir.v1.CommitResult.error:type_name -> weir.v1.Error
-	6,  // 40: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
-	62, // 41: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
-	6,  // 42: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
-	6,  // 43: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	6,  // 44: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	4,  // 45: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
-	52, // 46: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
-	53, // 47: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
-	0,  // 48: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
-	56, // 49: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	58, // 50: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	57, // 51: weir.v1.Member.loans:type_name -> weir.v1.Loans
-	8,  // 52: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	27, // 53: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	28, // 54: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	30, // 55: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	32, // 56: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	33, // 57: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
-	35, // 58: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
-	36, // 59: weir.v1.Limiter.ExtendEach:input_type -> weir.v1.ExtendEachRequest
-	38, // 60: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	40, // 61: weir.v1.Limiter.CommitEach:input_type -> weir.v1.CommitEachRequest
-	44, // 62: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	43, // 63: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
-	46, // 64: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	48, // 65: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	54, // 66: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	50, // 67: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
-	13, // 68: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	18, // 69: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
-	23, // 70: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
-	9,  // 71: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	12, // 72: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	29, // 73: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	31, // 74: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	12, // 75: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	34, // 76: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
-	12, // 77: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
-	37, // 78: weir.v1.Limiter.ExtendEach:output_type -> weir.v1.ExtendEachResponse
-	39, // 79: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	41, // 80: weir.v1.Limiter.CommitEach:output_type -> weir.v1.CommitEachResponse
-	45, // 81: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	12, // 82: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
-	47, // 83: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	49, // 84: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	55, // 85: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	51, // 86: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
-	15, // 87: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	20, // 88: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
-	24, // 89: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
-	71, // [71:90] is the sub-list for method output_type
-	52, // [52:71] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	19, // 10: weir.v1.CheckStreamRequest.borrow:type_name -> weir.v1.BorrowRequest
+	5,  // 11: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
+	11, // 12: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
+	17, // 13: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
+	18, // 14: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
+	21, // 15: weir.v1.CheckStreamResponse.borrow:type_name -> weir.v1.BorrowResponse
+	16, // 16: weir.v1.CheckStreamResponse.ready:type_name -> weir.v1.Readiness
+	24, // 17: weir.v1.CheckStreamResponse.topology:type_name -> weir.v1.TopologyResponse
+	11, // 18: weir.v1.StreamError.error:type_name -> weir.v1.Error
+	26, // 19: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
+	20, // 20: weir.v1.BorrowRequest.loans:type_name -> weir.v1.LoanReport
+	6,  // 21: weir.v1.LoanReport.target:type_name -> weir.v1.Target
+	22, // 22: weir.v1.BorrowResponse.loans:type_name -> weir.v1.LoanAnswer
+	23, // 23: weir.v1.BorrowResponse.recalls:type_name -> weir.v1.LoanRecall
+	26, // 24: weir.v1.LoanAnswer.limits:type_name -> weir.v1.LimitStatus
+	25, // 25: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
+	6,  // 26: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
+	6,  // 27: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
+	6,  // 28: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
+	6,  // 29: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
+	59, // 30: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
+	32, // 31: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
+	12, // 32: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
+	6,  // 33: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
+	60, // 34: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
+	35, // 35: weir.v1.ExtendEachRequest.extends:type_name -> weir.v1.ExtendRequest
+	10, // 36: weir.v1.ExtendEachResponse.results:type_name -> weir.v1.Result
+	6,  // 37: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	3,  // 38: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
+	61, // 39: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
+	38, // 40: weir.v1.CommitEachRequest.commits:type_name -> weir.v1.CommitRequest
+	42, // 41: weir.v1.CommitEachResponse.results:type_name -> weir.v1.CommitResult
+	39, // 42: weir.v1.CommitResult.settled:type_name -> weir.v1.CommitResponse
+	11, // 43: weir.v1.CommitResult.error:type_name -> weir.v1.Error
+	6,  // 44: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
+	62, // 45: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
+	6,  // 46: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	6,  // 47: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	6,  // 48: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	4,  // 49: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
+	52, // 50: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
+	53, // 51: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
+	0,  // 52: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
+	56, // 53: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	58, // 54: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	57, // 55: weir.v1.Member.loans:type_name -> weir.v1.Loans
+	8,  // 56: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	27, // 57: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	28, // 58: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	30, // 59: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	32, // 60: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	33, // 61: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
+	35, // 62: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
+	36, // 63: weir.v1.Limiter.ExtendEach:input_type -> weir.v1.ExtendEachRequest
+	38, // 64: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	40, // 65: weir.v1.Limiter.CommitEach:input_type -> weir.v1.CommitEachRequest
+	44, // 66: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	43, // 67: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
+	46, // 68: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	48, // 69: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	54, // 70: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	50, // 71: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	13, // 72: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	9,  // 73: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	12, // 74: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	29, // 75: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	31, // 76: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	12, // 77: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	34, // 78: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
+	12, // 79: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
+	37, // 80: weir.v1.Limiter.ExtendEach:output_type -> weir.v1.ExtendEachResponse
+	39, // 81: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	41, // 82: weir.v1.Limiter.CommitEach:output_type -> weir.v1.CommitEachResponse
+	45, // 83: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	12, // 84: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
+	47, // 85: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	49, // 86: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	55, // 87: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	51, // 88: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	15, // 89: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	73, // [73:90] is the sub-list for method output_type
+	56, // [56:73] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }

@@ -45,8 +45,6 @@ const (
 	Limiter_Status_FullMethodName      = "/weir.v1.Limiter/Status"
 	Limiter_TopKeys_FullMethodName     = "/weir.v1.Limiter/TopKeys"
 	Limiter_CheckStream_FullMethodName = "/weir.v1.Limiter/CheckStream"
-	Limiter_Borrow_FullMethodName      = "/weir.v1.Limiter/Borrow"
-	Limiter_Topology_FullMethodName    = "/weir.v1.Limiter/Topology"
 )
 
 // LimiterClient is the client API for Limiter service.
@@ -95,26 +93,25 @@ type LimiterClient interface {
 	// TopKeys tells which keys of the cluster were busiest, most often refused or fullest in the last minute, and how often each
 	// policy decided. Keys are the callers' data: it takes a role of its own, and shows a caller only what it may use in that role.
 	TopKeys(ctx context.Context, in *TopKeysRequest, opts ...grpc.CallOption) (*TopKeysResponse, error)
-	// CheckStream decides batches of checks, many in flight at a time: a request is answered by the responses that have its
+	// CheckStream is all that a program with many checks needs of a node, on one stream. A request has checks, or a report of loans
+	// (borrow), or asks to be told of the node (ready, topology), and nothing else.
+	//
+	// Checks are decided in batches, many in flight at a time: a request is answered by the responses that have its
 	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
 	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
 	//
-	// A request that does not fit together is answered by an error of its own, and nothing in it is charged; a stream that
-	// is not even protobuf ends with INVALID_ARGUMENT. A stream that ends with OK has carried out nothing but what it has
-	// answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
+	// A request that does not fit together, or that its caller may not make, is answered by an error of its own, and nothing in it is
+	// charged; a stream that is not even protobuf ends with INVALID_ARGUMENT. A stream that ends with OK has carried out no checks but
+	// those it has answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
 	// stream ends otherwise it is not known whether it was carried out.
+	//
+	// Loans: units of keys that a caller asks often are lent, so that it admits from them without asking. The caller says of each of
+	// its loans what it has spent and returned and what it wants, many at a time; each such request has one response with borrow, and
+	// the node asks in further ones, of sequence 0, for loans to be returned. All numbers are totals that only grow, so that a message
+	// which is lost or repeated does no harm. A caller spends nothing of a loan from term_ns after it sent the request that an answer
+	// belongs to. What was lent when a stream ends stays so: it is reported on another one, to the node that owns the key by then.
+	// UNIMPLEMENTED, as an error of the request, where nothing is lent.
 	CheckStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse], error)
-	// Borrow lends units of keys that a caller asks often, so that it admits from them without asking. The caller says of each of
-	// its loans what it has spent and returned and what it wants, many at a time; each request has one response, and the node asks
-	// in further ones for loans to be returned. All numbers are totals that only grow, so that a message which is lost or repeated
-	// does no harm. A caller spends nothing of a loan from term_ns after it sent the request that an answer belongs to. What was
-	// lent when a stream ends stays so: it is reported in another one, to the node that owns the key by then. UNIMPLEMENTED where
-	// nothing is lent.
-	Borrow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BorrowRequest, BorrowResponse], error)
-	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
-	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash key is
-	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
-	Topology(ctx context.Context, in *TopologyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TopologyResponse], error)
 }
 
 type limiterClient struct {
@@ -298,38 +295,6 @@ func (c *limiterClient) CheckStream(ctx context.Context, opts ...grpc.CallOption
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Limiter_CheckStreamClient = grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse]
 
-func (c *limiterClient) Borrow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BorrowRequest, BorrowResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[1], Limiter_Borrow_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[BorrowRequest, BorrowResponse]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Limiter_BorrowClient = grpc.BidiStreamingClient[BorrowRequest, BorrowResponse]
-
-func (c *limiterClient) Topology(ctx context.Context, in *TopologyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TopologyResponse], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[2], Limiter_Topology_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[TopologyRequest, TopologyResponse]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Limiter_TopologyClient = grpc.ServerStreamingClient[TopologyResponse]
-
 // LimiterServer is the server API for Limiter service.
 // All implementations must embed UnimplementedLimiterServer
 // for forward compatibility.
@@ -376,26 +341,25 @@ type LimiterServer interface {
 	// TopKeys tells which keys of the cluster were busiest, most often refused or fullest in the last minute, and how often each
 	// policy decided. Keys are the callers' data: it takes a role of its own, and shows a caller only what it may use in that role.
 	TopKeys(context.Context, *TopKeysRequest) (*TopKeysResponse, error)
-	// CheckStream decides batches of checks, many in flight at a time: a request is answered by the responses that have its
+	// CheckStream is all that a program with many checks needs of a node, on one stream. A request has checks, or a report of loans
+	// (borrow), or asks to be told of the node (ready, topology), and nothing else.
+	//
+	// Checks are decided in batches, many in flight at a time: a request is answered by the responses that have its
 	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
 	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
 	//
-	// A request that does not fit together is answered by an error of its own, and nothing in it is charged; a stream that
-	// is not even protobuf ends with INVALID_ARGUMENT. A stream that ends with OK has carried out nothing but what it has
-	// answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
+	// A request that does not fit together, or that its caller may not make, is answered by an error of its own, and nothing in it is
+	// charged; a stream that is not even protobuf ends with INVALID_ARGUMENT. A stream that ends with OK has carried out no checks but
+	// those it has answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
 	// stream ends otherwise it is not known whether it was carried out.
+	//
+	// Loans: units of keys that a caller asks often are lent, so that it admits from them without asking. The caller says of each of
+	// its loans what it has spent and returned and what it wants, many at a time; each such request has one response with borrow, and
+	// the node asks in further ones, of sequence 0, for loans to be returned. All numbers are totals that only grow, so that a message
+	// which is lost or repeated does no harm. A caller spends nothing of a loan from term_ns after it sent the request that an answer
+	// belongs to. What was lent when a stream ends stays so: it is reported on another one, to the node that owns the key by then.
+	// UNIMPLEMENTED, as an error of the request, where nothing is lent.
 	CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error
-	// Borrow lends units of keys that a caller asks often, so that it admits from them without asking. The caller says of each of
-	// its loans what it has spent and returned and what it wants, many at a time; each request has one response, and the node asks
-	// in further ones for loans to be returned. All numbers are totals that only grow, so that a message which is lost or repeated
-	// does no harm. A caller spends nothing of a loan from term_ns after it sent the request that an answer belongs to. What was
-	// lent when a stream ends stays so: it is reported in another one, to the node that owns the key by then. UNIMPLEMENTED where
-	// nothing is lent.
-	Borrow(grpc.BidiStreamingServer[BorrowRequest, BorrowResponse]) error
-	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
-	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash key is
-	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
-	Topology(*TopologyRequest, grpc.ServerStreamingServer[TopologyResponse]) error
 	mustEmbedUnimplementedLimiterServer()
 }
 
@@ -456,12 +420,6 @@ func (UnimplementedLimiterServer) TopKeys(context.Context, *TopKeysRequest) (*To
 }
 func (UnimplementedLimiterServer) CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error {
 	return status.Error(codes.Unimplemented, "method CheckStream not implemented")
-}
-func (UnimplementedLimiterServer) Borrow(grpc.BidiStreamingServer[BorrowRequest, BorrowResponse]) error {
-	return status.Error(codes.Unimplemented, "method Borrow not implemented")
-}
-func (UnimplementedLimiterServer) Topology(*TopologyRequest, grpc.ServerStreamingServer[TopologyResponse]) error {
-	return status.Error(codes.Unimplemented, "method Topology not implemented")
 }
 func (UnimplementedLimiterServer) mustEmbedUnimplementedLimiterServer() {}
 func (UnimplementedLimiterServer) testEmbeddedByValue()                 {}
@@ -779,24 +737,6 @@ func _Limiter_CheckStream_Handler(srv interface{}, stream grpc.ServerStream) err
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Limiter_CheckStreamServer = grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]
 
-func _Limiter_Borrow_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(LimiterServer).Borrow(&grpc.GenericServerStream[BorrowRequest, BorrowResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Limiter_BorrowServer = grpc.BidiStreamingServer[BorrowRequest, BorrowResponse]
-
-func _Limiter_Topology_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(TopologyRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(LimiterServer).Topology(m, &grpc.GenericServerStream[TopologyRequest, TopologyResponse]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Limiter_TopologyServer = grpc.ServerStreamingServer[TopologyResponse]
-
 // Limiter_ServiceDesc is the grpc.ServiceDesc for Limiter service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -875,17 +815,6 @@ var Limiter_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _Limiter_CheckStream_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
-		},
-		{
-			StreamName:    "Borrow",
-			Handler:       _Limiter_Borrow_Handler,
-			ServerStreams: true,
-			ClientStreams: true,
-		},
-		{
-			StreamName:    "Topology",
-			Handler:       _Limiter_Topology_Handler,
-			ServerStreams: true,
 		},
 	},
 	Metadata: "weir/v1/limiter.proto",
