@@ -27,6 +27,7 @@ type Client struct {
 	memory   *memory // nil: none
 	loans    *loans  // nil: none
 	outage   outage
+	settling settling
 	counter  *Counter // nil: nothing is counted or observed
 	observer func(Observed)
 	askings  sync.Pool // of *asking
@@ -51,17 +52,18 @@ type Client struct {
 func newClient(b backend, o options) *Client {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Client{
-		backend: b,
-		timeout: o.timeout,
-		onError: o.onError,
-		retry:   o.retry,
-		breaker: breaker{threshold: o.failures, cooldown: o.cooldown},
-		outage:  outage{log: o.log, onError: o.onError},
-		start:   time.Now(),
-		ids:     rand.Text() + ".",
-		ctx:     ctx,
-		cancel:  cancel,
-		askings: sync.Pool{New: func() any { return new(asking) }},
+		backend:  b,
+		timeout:  o.timeout,
+		onError:  o.onError,
+		retry:    o.retry,
+		breaker:  breaker{threshold: o.failures, cooldown: o.cooldown},
+		outage:   outage{log: o.log, onError: o.onError},
+		start:    time.Now(),
+		ids:      rand.Text() + ".",
+		ctx:      ctx,
+		cancel:   cancel,
+		settling: settling{closing: make(chan struct{})},
+		askings:  sync.Pool{New: func() any { return new(asking) }},
 	}
 	if o.memory {
 		c.memory = newMemory()
@@ -140,7 +142,7 @@ func (c *Client) Ready(ctx context.Context) error {
 }
 
 // Close ends the calls in flight, which return ErrClosed, stops the renewal of leases, waits for all of them and frees
-// the connections. Leases that were not released stay taken until their time to live has passed. Closing again returns
+// the connections. Before that it waits, for a second at most, until the reservations are settled that no node has answered for. Leases that were not released stay taken until their time to live has passed. Closing again returns
 // ErrClosed.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -151,6 +153,7 @@ func (c *Client) Close() error {
 	if closed {
 		return ErrClosed
 	}
+	c.settling.drain(c.now)
 	c.cancel()
 	err := c.backend.close()
 	c.running.Wait()

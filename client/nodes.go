@@ -39,7 +39,7 @@ type nodes struct {
 
 	mu       sync.Mutex
 	wide     bool                // all nodes are to be connected, not only those that are asked
-	widened  time.Time           // when a node was connected last because no other one could be asked
+	widened  time.Duration       // when a node was connected last because no other one could be asked
 	resolver resolver.Resolver   // nil until it is built
 	named    []resolver.Endpoint // what it found
 	list     []*member           // of named, and of the ring; replaced, never modified
@@ -415,7 +415,7 @@ func (ns *nodes) widen(spare *member, trying bool) bool {
 	}
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
-	if now := time.Now(); !trying || now.Sub(ns.widened) >= widenAfter {
+	if now := ns.now(); !trying || now-ns.widened >= widenAfter {
 		ns.widened = now
 		spare.want()
 	}

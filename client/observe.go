@@ -80,6 +80,10 @@ type Stats struct {
 	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, because a key of theirs was asked about, ready,
 	// and have answered what they were asked.
 	Nodes, Ready int
+	// Settling is how many reservations are being committed or cancelled in the background because no node has answered. Unsettled is how
+	// many were given up, when their ttl had passed or the Client was closed: they stay charged in full.
+	Settling  int
+	Unsettled uint64
 	// WithoutNode is set while the Client's fail policy answers. Reason says why no node does.
 	WithoutNode bool
 	Reason      string
@@ -93,6 +97,7 @@ func (c *Client) Stats() Stats {
 	}
 	s := Stats{Counts: c.counter.Counts(), Unanswered: c.outage.answers.Load()}
 	s.Nodes, s.Ready = r.nodes.count()
+	s.Settling, s.Unsettled = c.settling.count(), c.settling.unsettled.Load()
 	s.WithoutNode, s.Reason = c.outage.state()
 	return s
 }

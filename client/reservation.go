@@ -261,15 +261,16 @@ func (r *Reservation) extend(ctx context.Context, n int64, use Usage, ttl time.D
 }
 
 // Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is charged, whether
-// or not there is room for it. It takes
-// at most the client's timeout. It fails with ErrNotFound when the reservation has run out and with ErrUnavailable when
-// nobody could be asked; in both cases all of it stays charged, in the second until it is called again in time.
+// or not there is room for it. It takes at most the client's timeout. When no node answers in that time it returns nil, and the Client
+// goes on in the background until the reservation's ttl has passed: Stats says how many it is settling, and how many it has given up,
+// which stay charged in full. It fails with ErrNotFound when the reservation has run out, and with ErrUnavailable, to be called again,
+// when no node answers and 4096 others are being settled.
 func (r *Reservation) Commit(cost int64) error {
 	_, err := r.CommitCost(cost)
 	return err
 }
 
-// CommitCost is Commit, and says what it has changed.
+// CommitCost is Commit, and says what it has changed: nothing as long as no node has answered.
 func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 	if cost < 0 || cost > algo.MaxLimit {
 		return Settled{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be 0 to 2^53, not %d", cost)}
@@ -324,6 +325,9 @@ func (r *Reservation) settle(a limit.Amount) (got Settled, err error) {
 	if r.ended(err) {
 		return got, nil
 	}
+	if errors.Is(err, ErrUnavailable) && r.c.settleLater(r, ask) {
+		r.settled, err = true, nil
+	}
 	return Settled{}, err
 }
 
@@ -354,7 +358,7 @@ type Cost struct {
 type SettledResult = limit.SettledResult
 
 // CommitEach is Commit for up to 1000 reservations in one call, such as those of one ReserveAll. Each has a result of its own, in its
-// place. An error of the whole means that the costs are not valid, or that nobody could be asked: then it is called again in time.
+// place, or goes on in the background as Commit does. An error of the whole means that the costs are not valid, or ErrClosed.
 func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
 		return nil, &Error{ErrInvalid, "commits", fmt.Sprintf("must be at most %d, not %d", limit.MaxBatch, len(costs))}
@@ -407,15 +411,19 @@ func (c *Client) settleEach(costs []Cost, open []int, results []SettledResult) e
 		}
 		return err
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrUnavailable) {
 		return err
 	}
 	for k, i := range open {
-		if results[i] = got[k]; got[k].Err != nil {
-			results[i].Err = callError(got[k].Err)
+		results[i] = SettledResult{Err: err}
+		if err == nil {
+			results[i].Settled, results[i].Err = got[k].Settled, callError(got[k].Err)
 		}
-		if costs[i].Reservation.ended(results[i].Err) {
+		r := costs[i].Reservation
+		if r.ended(results[i].Err) {
 			results[i].Err = nil
+		} else if errors.Is(results[i].Err, ErrUnavailable) && c.settleLater(r, asks[k]) {
+			r.settled, results[i].Err = true, nil
 		}
 	}
 	return nil

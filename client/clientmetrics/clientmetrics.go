@@ -16,14 +16,18 @@ import (
 //	weir_client_decisions_total{result}  decisions: admitted, refused, failed_open, failed_closed, error
 //	weir_client_unanswered_total         decisions of the Client's own fail policy, because no node answered
 //	weir_client_nodes{state}             nodes that the Client knows (known), and that it can ask (ready)
+//	weir_client_settling                 reservations that are settled in the background, because no node has answered
+//	weir_client_unsettled_total          reservations that no node could be told about in time, and stay charged in full
 //	weir_client_without_node             1 while the Client's fail policy answers
 func Client(c *client.Client) prometheus.Collector {
-	return collector{[]*prometheus.Desc{clientDecisions, unanswered, nodes, withoutNode}, func(ch chan<- prometheus.Metric) {
+	return collector{[]*prometheus.Desc{clientDecisions, unanswered, nodes, settling, unsettled, withoutNode}, func(ch chan<- prometheus.Metric) {
 		s := c.Stats()
 		decisions(ch, clientDecisions, s.Counts)
 		ch <- prometheus.MustNewConstMetric(unanswered, prometheus.CounterValue, float64(s.Unanswered))
 		ch <- prometheus.MustNewConstMetric(nodes, prometheus.GaugeValue, float64(s.Nodes), "known")
 		ch <- prometheus.MustNewConstMetric(nodes, prometheus.GaugeValue, float64(s.Ready), "ready")
+		ch <- prometheus.MustNewConstMetric(settling, prometheus.GaugeValue, float64(s.Settling))
+		ch <- prometheus.MustNewConstMetric(unsettled, prometheus.CounterValue, float64(s.Unsettled))
 		without := 0.0
 		if s.WithoutNode {
 			without = 1
@@ -47,6 +51,8 @@ var (
 	clientDecisions = prometheus.NewDesc("weir_client_decisions_total", "Decisions of the client, by result.", []string{"result"}, nil)
 	unanswered      = prometheus.NewDesc("weir_client_unanswered_total", "Decisions of the client's fail policy, because no node answered.", nil, nil)
 	nodes           = prometheus.NewDesc("weir_client_nodes", "Nodes that the client knows, and that it can ask.", []string{"state"}, nil)
+	settling        = prometheus.NewDesc("weir_client_settling", "Reservations that the client settles in the background.", nil, nil)
+	unsettled       = prometheus.NewDesc("weir_client_unsettled_total", "Reservations that no node could be told about in time.", nil, nil)
 	withoutNode     = prometheus.NewDesc("weir_client_without_node", "1 while the client's fail policy answers.", nil, nil)
 )
 

@@ -45,9 +45,15 @@ weir_client_middleware_decisions_total{middleware="api",result="refused"} 7
 # TYPE weir_client_nodes gauge
 weir_client_nodes{state="known"} 1
 weir_client_nodes{state="ready"} 0
+# HELP weir_client_settling Reservations that the client settles in the background.
+# TYPE weir_client_settling gauge
+weir_client_settling 0
 # HELP weir_client_unanswered_total Decisions of the client's fail policy, because no node answered.
 # TYPE weir_client_unanswered_total counter
 weir_client_unanswered_total 3
+# HELP weir_client_unsettled_total Reservations that no node could be told about in time.
+# TYPE weir_client_unsettled_total counter
+weir_client_unsettled_total 0
 # HELP weir_client_without_node 1 while the client's fail policy answers.
 # TYPE weir_client_without_node gauge
 weir_client_without_node 1

@@ -1,0 +1,128 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/limit"
+)
+
+// settler returns a reservation for ttl of a Client whose commits are answered by f, at an instant since its beginning.
+func settler(t *testing.T, ttl time.Duration, f func(at time.Duration, cost int64) error) (*Client, *Reservation) {
+	t.Helper()
+	s, _ := refusedBy(full)
+	began := time.Now()
+	s.commit = func(_ context.Context, _ string, cost int64) (int64, error) { return 0, f(time.Since(began), cost) }
+	c := scripted(t, s)
+	r, _, err := c.Policy("p").ReserveN(t.Context(), "a", 3, ttl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, r
+}
+
+var errDown = &limit.Error{Kind: limit.Unavailable, Message: "down"}
+
+// TestSettlesInTheBackground: a commit that no node answers is repeated until one does, with the same cost.
+func TestSettlesInTheBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var done []time.Duration
+		c, r := settler(t, time.Minute, func(at time.Duration, cost int64) error {
+			if cost != 2 {
+				t.Errorf("a commit of %d", cost)
+			}
+			if at < 10*time.Second {
+				return errDown
+			}
+			done = append(done, at)
+			return nil
+		})
+		if err := r.Commit(2); err != nil {
+			t.Error(err)
+		}
+		if n := c.settling.count(); n != 1 {
+			t.Errorf("%d are being settled", n)
+		}
+		if err := r.Commit(1); err != nil { // the first one counts
+			t.Error(err)
+		}
+		if _, err := r.Extend(t.Context(), 1, 0); !errors.Is(err, ErrNotFound) {
+			t.Errorf("extended while it is settled: %v", err)
+		}
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		if len(done) != 1 || done[0] > 12*time.Second || c.settling.count() != 0 || c.settling.unsettled.Load() != 0 {
+			t.Errorf("settled at %v; %d are being settled, %d given up", done, c.settling.count(), c.settling.unsettled.Load())
+		}
+	})
+}
+
+// TestSettlesUntilTheTTL: nothing is asked about a reservation that has run out, and that it was given up is counted.
+func TestSettlesUntilTheTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var last time.Duration
+		c, r := settler(t, 5*time.Second, func(at time.Duration, _ int64) error {
+			last = at
+			return errDown
+		})
+		if err := r.Cancel(); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if last < 3*time.Second || last > 5*time.Second || c.settling.count() != 0 || c.settling.unsettled.Load() != 1 {
+			t.Errorf("asked until %v; %d are being settled, %d given up", last, c.settling.count(), c.settling.unsettled.Load())
+		}
+	})
+}
+
+// TestCloseDrains: Close has what is not settled tried once more, and waits for a second at most.
+func TestCloseDrains(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			up := false
+			c, r := settler(t, time.Minute, func(time.Duration, int64) error {
+				if up {
+					return nil
+				}
+				return errDown
+			})
+			if err := r.Commit(2); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			up = answers
+			began := time.Now()
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			took := time.Since(began)
+			if given := c.settling.unsettled.Load(); answers && (took > 100*time.Millisecond || given != 0) || took > 2*settleTimeout || !answers && given != 1 {
+				t.Errorf("nodes answer: %v; closed in %v, %d given up", answers, took, given)
+			}
+		})
+	}
+}
+
+// TestSettlingIsBounded: beyond so many the caller is told, and may try again.
+func TestSettlingIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, r := settler(t, time.Minute, func(time.Duration, int64) error { return errDown })
+		c.settling.now = maxSettling
+		if err := r.Commit(2); !errors.Is(err, ErrUnavailable) {
+			t.Error(err)
+		}
+		c.settling.now, c.settling.bytes = 0, maxSettlingBytes
+		if err := r.Commit(2); !errors.Is(err, ErrUnavailable) {
+			t.Error(err)
+		}
+		c.settling.bytes = 0
+		if err := r.Commit(2); err != nil {
+			t.Error(err)
+		}
+	})
+}
