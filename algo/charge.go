@@ -28,9 +28,9 @@ func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
 	return nil
 }
 
-// Fill makes of s what it is when every limit was used up at now, whatever s has seen of that: it stands in for admissions
-// that are lost. So room that units in use would soon have given back does not come sooner, and a window, but for one of
-// the calendar, begins at now. Leases stay, for their holders to renew and release, beside a whole limit that is lent to
+// Fill makes s a state whose limits were all used up at now. It stands in for admissions that are lost, whatever s knows of
+// them. So no room comes back earlier than that of units that were admitted now, and a window begins at now, unless it is
+// one of the calendar. Leases stay, so that their holders can renew and release them, beside a whole limit that is lent to
 // nobody.
 //
 // The only error is ErrNoMemory, and s is as it was then.

@@ -105,7 +105,7 @@ func (c concurrency) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) 
 	return time.Duration(int64(c.heap(a, s, 0)[0]) - now.Mono)
 }
 
-// reset may be too long when the lease that would have lived longest has been released or renewed for less.
+// resetAfter may be too long when the lease that would have lived longest has been released or renewed for less.
 func (c concurrency) resetAfter(_ *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if c.count(s) == 0 {
 		return 0

@@ -17,14 +17,14 @@ import "time"
 // RetryAfter is the instant from which it would if nothing else were charged, exact to the nanosecond: the longest that
 // any limit asks for. Limits with CountDenied count a refused request, up to their limit, and then RetryAfter says when
 // it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted.
-// Units that are Held are not there to be charged, and Remaining is without them. Where it is for them that a request does not pass,
-// RetryAfter is an estimate: it may pass before, when they are returned, or not even then, when they are spent.
-// A cost that is negative without Always, or more than a limit can hold, never passes; with Partial, the latter may pass in part.
+// Units that are Held cannot be charged, and Remaining is without them. When a request does not pass because of them, RetryAfter
+// is an estimate: the request may pass earlier, when they are returned, or not even then, when they are spent. A negative
+// cost without Always never passes. A cost above what a limit holds never passes as a whole; with Partial a part may.
 //
-// A request with Always is charged, to each limit, whether or not there is room, as far as MaxDebt and MaxLimit let the units in
-// use go, or as it is Bounded; Granted is the most that one limit was charged. It is allowed when there was room for its cost: for a cost of 0, which
-// charges nothing, when no more is in use than the limit. A negative cost gives back as many units, as Refund does, and is
-// allowed; Granted is then the negative of what was given back. Nothing is counted as denied.
+// A request with Always is charged to each limit whether or not there is room, as far as MaxDebt, MaxLimit and Bounded allow;
+// Granted is the most that one limit was charged. It is allowed when there was room for its cost. With a cost of 0, which
+// charges nothing, it is allowed when no more is in use than the limit. A negative cost gives units back as Refund does, and
+// is allowed; Granted is then the negative of what was given back. Nothing is counted as denied.
 //
 // When each is not nil it must have an entry for every limit, and gets what that limit says for itself: Allowed, whether
 // it had room; Granted, as in the answer; the rest about the state after the decision. Of these the answer repeats the
@@ -37,8 +37,8 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 	return d, err
 }
 
-// DecideTo is Decide with the answer in *d, whatever that held. To copy a Decision that has just been written costs as much
-// as making it: whoever is asked millions of times a second hands the place for it down.
+// DecideTo is Decide with the answer in *d, whatever that held. It saves the copy of a Decision, which costs as much as making
+// one.
 func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Decision, d *Decision) error {
 	if len(ls) == 1 && each == nil && ls[0].isBucket() && ls[0].Limit != Unlimited && !r.Always {
 		bucket{}.decide(&ls[0], s, now, r, d)
@@ -190,9 +190,9 @@ func (r *Request) needs() (cost, pass int64) {
 // spare is what of a room is not held.
 func (r *Request) spare(room int64) int64 { return max(room-r.Held, 0) }
 
-// wait is the time until a limit has room for n beside what is held, or Never. While that is on loan nobody knows when it will be in use, or
-// free: so where it stands in the way the time is no longer than until it has been reported, nor less than what there would be to
-// wait for without it.
+// wait is the time until a limit has room for n beside what is held, or Never. The owner does not know when held units will be
+// spent or returned. So when they stand in the way, the time is at most that until their loans have ended, and at least the
+// wait without them.
 func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
 	if n > l.holds() {
 		return Never

@@ -54,10 +54,10 @@ const extensionVersion = 2
 
 // AppendSince appends what Extend needs to make a copy of s, which has all that was in s when Mark returned mark, a
 // copy of what s is now: of a sliding_log only what has been charged since, of everything else the whole. It writes a
-// snapshot of the whole, as Append does, when there is no log or the mark is 0 or can no longer be used; also after a
-// refusal that was counted where there are several logs, each of which may have counted another number of units.
+// snapshot of the whole, as Append does, when there is no log, when the mark is 0 or can no longer be used, and when
+// several logs have counted different numbers of units since.
 //
-// Units that have expired or were given back since need nothing: the copy finds out by how many s has left.
+// Units that have expired or were given back since are not written: the copy learns how many units are left.
 func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark uint64) []byte {
 	p := ls.position(s)
 	if p == nil || mark == 0 {
@@ -84,10 +84,10 @@ func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark ui
 }
 
 // Extend brings s, the copy of another state, up to what AppendSince wrote of that, and returns what follows it in
-// data. The two may have different clocks: ages are anchored at now, so that everything expires late by as long as it
-// was on the way, and never early. (A log's ticks may be others than those of the original: compared with what that had
-// rounded up an entry may be early by less than one, never compared with its admission.) What was longer on the way
-// than what came after it makes that late as well.
+// data. The two may have different clocks: ages count from now on, so that each unit expires late by the time that its
+// message took, and never early. (The ticks of the copy's log may begin elsewhere. So an entry may expire less than one
+// tick before that of the original, which was rounded up, but never before a Window has passed since its admission.) A
+// message that takes longer than a later one makes the units of that late as well.
 //
 // The bytes need not be trusted, as in Restore. The error is ErrSnapshot or ErrNoMemory; then s is a valid state that
 // holds some of what it did and some of what it should, or nothing.

@@ -412,11 +412,11 @@ func (ls Limits) Free(a *Arena, s State) {
 // Convert makes t, uninitialised and to.Words() long, the state of the limits that replace ls, and s unusable. Its
 // blocks move over or are freed.
 //
-// Each new limit takes over from an old one of the same algorithm and window or period, the one at its own place or else
-// the first; or else from the one at its own place if nobody else does; without one it starts fresh. Within an algorithm, windows keep their counts, a log
-// its entries, a bucket its deficit (in whole units, rounded up, when the rate changes), leases their life. When the
-// algorithm changes, what was in use counts as if admitted now. Leases come from and turn into nothing but leases.
-// What is kept may exceed the new limit; then nothing passes until enough of it has expired.
+// Each new limit takes over from one old limit: from the one with the same algorithm and window or period, first at its own
+// place, then anywhere; or else from the one at its own place, unless another limit takes over from that; or else it begins
+// fresh. If the algorithm stays, a window keeps its counts, a log its entries, a bucket its debt (in whole units, rounded up,
+// when the rate changes), a lease its life. If it changes, units in use count as if admitted now; leases become nothing else,
+// and nothing else becomes leases. The new limit may be exceeded; then nothing passes until enough units have expired.
 //
 // When it returns ErrNoMemory, s is as before and t owns nothing.
 func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) error {

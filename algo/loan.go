@@ -7,31 +7,35 @@ import (
 	"time"
 )
 
-// Units on loan. The owner of a state may lend some of its units to a borrower, who admits from them without asking. A unit on
-// loan is neither in use nor free: it is held. It counts at its full weight, does not age and is not repaid, until the borrower
-// reports it spent, which charges it at the instant at which the report arrives, or returns it; when the loan ends, what is still
-// held is charged at that instant. With that, whatever borrowers do within their loans,
+// The owner of a state may lend some of its units to a borrower, which admits from them without asking. A unit on loan is
+// neither in use nor free: it is held. A held unit counts in full, does not age and is not repaid. It is held until
+//
+//   - the borrower reports it spent: it is charged when the report arrives;
+//   - the borrower returns it: it is free;
+//   - the loan ends: it is charged at that instant.
+//
+// The invariant, at every instant and whatever borrowers do within their loans (lowered limits excepted), is
 //
 //	units in use + units held ≤ limit
 //
-// at every instant (but for limits that were lowered), and the guarantee of each algorithm that can be lent holds for the sum of
-// all admissions, at the instants at which they were made: a unit that was spent at a is, at any x ≥ a, either held or was charged
-// at some b with a ≤ b ≤ x. Were it dated at the grant it would be forgotten too early: a loan of the whole limit, made at 0 and
-// spent just before a Window has passed, would leave an empty log for the next instant.
+// So each algorithm that can be lent keeps its guarantee for all admissions together, at the instants at which they were made: a
+// unit that was spent at a is, at each x ≥ a, either held, or charged at an instant from a to x. A charge dated at the grant
+// would be forgotten too early: a loan of the whole limit, made at 0 and spent just before the end of a Window, would leave
+// an empty log at the next instant.
 //
-// Messages may be lost, repeated and reordered, so what they say are totals (as in the flow control of QUIC, RFC 9000, section 4):
-// each only grows, and either side keeps the most that it has heard.
+// Messages may be lost, repeated and reordered. So they carry totals, which only grow, and each side keeps the largest that it
+// has heard (as in the flow control of QUIC, RFC 9000, section 4).
 const (
 	// LoanTerm is the longest term of a loan, as its borrower counts it from sending what asked for it.
 	LoanTerm = time.Second
 	// LeastLoan is the least number of units that a loan begins with; a limit below four times as many is not lent.
 	LeastLoan = 16
-	// nearLoan is how much has to be free for each borrower to lend to any, once a request was in want of units on loan: half of that would be
-	// lent, and called back when the rest is used up.
+	// nearLoan is how many units per borrower must be free before anything is lent again after a recall. With less, a loan
+	// would soon be called back.
 	nearLoan = 2 * LeastLoan
 	// MaxLoans is how many loans a state has at a time.
 	MaxLoans = 1024
-	// leastTerm is the shortest: reports would else take more messages than the loan saves.
+	// leastTerm is the shortest term. Reports of a shorter loan would take more messages than the loan saves.
 	leastTerm = 20 * time.Millisecond
 	// loanInterval is how long a borrower may take to report and have its answer: what a bucket has to hold of its own rate.
 	loanInterval = 110 * time.Millisecond
@@ -41,13 +45,13 @@ const (
 	loanDrift = 1000
 	// lateChecks is how many checks may be reported later than the units that they spent, see Totals.
 	lateChecks = 64
-	// loanGrace is how long a loan that has ended is known, so that a message that was late is not taken for one about a
-	// loan that was lost. Borrowers say nothing of a loan any more that ended LoanTerm ago: who had it has charged it.
+	// loanGrace is how long a loan is remembered after its end, so that a late report is not taken for one about a loan of
+	// a lost owner. A borrower reports nothing about a loan that ended more than LoanTerm ago.
 	loanGrace = 4 * LoanTerm
 )
 
-// LoanID names a loan of a state. Who borrows draws Borrower at random when its process begins, and counts its loans of the state:
-// it begins another one when it is told that the last has ended.
+// LoanID names a loan of a state. A borrower draws Borrower at random when its process begins. Number counts its loans of the
+// state: it begins another loan when it is told that the last one has ended.
 type LoanID struct{ Borrower, Number uint64 }
 
 // Totals are what was granted under a loan, and what of it was spent and returned; and how many checks have spent it, which is for
@@ -90,8 +94,8 @@ type Loan struct {
 type Loans struct {
 	list []Loan
 	held int64
-	// near is among how many borrowers what is free is shared, since a request was in want of units on loan: nothing is lent until that is
-	// worth a message to each. 0: no request was, or there has been room again.
+	// near is the number of borrowers among which free units are shared after a recall; nothing is lent until each would get
+	// enough. 0: no recall, or there has been room since.
 	near int64
 	// Of Quotas: the rate that is lent, the instant up to which what it comes to has been charged, and units to charge besides.
 	rate, since, due int64
@@ -132,8 +136,8 @@ func (u *Loans) Borrowed(id LoanID, caller string) {
 	}
 }
 
-// Fits reports whether there is a place for another loan of a caller. Of more than half of the places a caller with a name has no more
-// than are free: nobody takes all of them. An empty name stands for several callers.
+// Fits reports whether there is a place for another loan of a caller. Once half of the places are taken, a caller with a name
+// gets no more places than are free, so that no caller takes all of them. An empty name stands for several callers.
 func (u *Loans) Fits(caller string) bool {
 	free := MaxLoans - len(u.list)
 	if caller == "" || free > MaxLoans/2 {
@@ -169,9 +173,9 @@ func (u *Loans) Borrowers(dst []uint64) []uint64 {
 // All returns the loans that are known, those that have ended among them.
 func (u *Loans) All() []Loan { return slices.Clone(u.list) }
 
-// Recall notes that a request needs units that are held. Until a quarter of each limit is free, all borrowers that are known, also those
-// whose loans have ended, have equal parts of what comes back; and nothing more is lent, nor a loan renewed, where there is too little
-// for that.
+// Recall notes that a request needs units that are held. Until a quarter of each limit is free, all known borrowers, also
+// those whose loans have ended, get equal parts of what comes back. When that is too little nothing is lent, and no loan is
+// renewed.
 func (u *Loans) Recall() {
 	borrowers := make(map[uint64]struct{}, len(u.list))
 	for i := range u.list {
@@ -247,9 +251,9 @@ func owned(term time.Duration) int64 { return int64(term) + 3*int64(term)/loanDr
 // within is the longest term that is over on a borrower's clock before so much time has passed on the owner's.
 func within(left time.Duration) time.Duration { return left - left/loanDrift*4 }
 
-// Expire ends the loan that is the first to be due by now, if there is one, and returns how many units were still held of it: they
-// are charged at the instant at which it was due. Before that it charges what the rate of Quotas has come to. ok is false when there is
-// neither: it is to be called until then. It also forgets loans that ended long ago.
+// Expire ends the first loan that is due by now, and returns how many of its units were still held. They are charged at the
+// instant at which the loan was due. Before that, Expire charges what the rate of Quotas has come to. ok is false when there
+// was nothing to do; call Expire until then. Expire also forgets loans that ended more than loanGrace ago.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok bool, err error) {
@@ -402,13 +406,14 @@ func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 	return max(most, 0)
 }
 
-// Lend lends to a borrower what lets it have want units, as far as that is wise, under a loan that is made if need be, and renews its
-// term. It returns the loan as it is then. A want of 0 lends nothing and renews nothing; of a loan of which nothing is left
-// that is the end. Loans that are due must have been ended before, and what the borrower has to report been taken in. Limits
-// that are not Lendable must not be lent.
+// Lend lends units to a borrower so that it has up to want of them, renews the term of the loan, and returns the loan. It makes
+// the loan if there is none. With a want of 0 it lends and renews nothing, and ends a loan of which nothing is left. The
+// caller must have ended loans that are due (Expire) and taken in what the borrower reports (Report), and must not call Lend
+// for limits that are not Lendable.
 //
-// What one borrower has is at most its even part of half of what is not in use, and an eighth of the smallest limit, or LeastLoan where that is
-// more; and what is lent at a time, half of what is then free. The borrower stops spending before left has passed on the owner's clock.
+// A borrower has at most its even part of half of the room, and at most an eighth of the smallest limit, or LeastLoan if that
+// is more. At a time at most half of the free units are lent. The borrower stops spending before left has passed on the
+// owner's clock.
 func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want int64, left time.Duration) Loan {
 	i := u.find(id)
 	if i < 0 && (want <= 0 || len(u.list) >= MaxLoans) {

@@ -5,16 +5,17 @@ import (
 	"time"
 )
 
-// Quotas: loans to a borrower that can be told what it may admit for some time, but that reports rarely, and returns nothing when it is
-// asked to, such as a proxy. One has a fixed size and a fixed end, which the owner makes late enough for the borrower to have
-// stopped by then. Units are held as those of any loan. Of a token bucket a Quota also has a part of the rate:
-// for as long as the loan lasts the bucket fills more slowly by that, whether or not the borrower uses it. A borrower that has at
-// most units of its loan left at any instant, and gets new ones at its rate, admits in any interval of a length t at most
-// units + rate·t. The units are held or, once the loan has ended, charged; what the rate comes to is charged as it comes.
-// So the sum of all admissions keeps to the bucket's bound, capacity + rate·t.
+// A Quota is a loan to a borrower that reports rarely and returns nothing when it is asked to, such as a proxy. The loan has a
+// fixed size and a fixed end. The owner sets the end late enough for the borrower to have stopped by then.
 //
-// Loans of one Borrower replace one another: who gets a new one stops using those before, but it is not known when. So their
-// units add up, and of their rates the highest counts.
+// The units of a Quota are held, as those of any loan. A Quota of a token bucket also has a part of the rate: while the loan
+// lasts the bucket fills more slowly by that part, whether or not the borrower uses it. The borrower never has more than
+// its units left, and gets new ones at its rate. So in any interval of length t it admits at most units + rate·t. The owner
+// holds the units, and charges them when the loan ends; it charges what the rate comes to as it comes. So all admissions
+// together keep the bucket's bound, capacity + rate·t.
+//
+// A new loan replaces the earlier loans of the same Borrower. The owner does not know when the borrower begins to use the
+// new one. So the units of these loans add up, and the highest of their rates counts.
 
 const (
 	// MaxQuotaTerm is the longest term of a Quota.
@@ -30,7 +31,7 @@ const (
 	longestAccrual = 2 * hour
 )
 
-// Quota is what such a borrower asks for.
+// Quota is what a borrower of a Quota asks for.
 type Quota struct {
 	Demand int64         // units per hour that it could use, at most MaxLimit
 	Ahead  time.Duration // for how long they should suffice; for a token bucket, which lends its rate, it does not matter
@@ -74,8 +75,8 @@ func (l *Loan) cost() int64 {
 	return min(l.Rate+l.Left()*(hour/int64(quotaRenewal)), MaxLimit)
 }
 
-// rerate works out anew the rate that is lent, from that instant on. What has come of the former rate since the last charge is less than
-// a unit, and is carried over.
+// rerate computes the rate that is lent from the instant at on. What the former rate has come to since the last charge is
+// less than a unit, and is carried over.
 func (u *Loans) rerate(at int64) {
 	before := u.rate
 	u.rate = 0
@@ -107,8 +108,8 @@ func (u *Loans) rerate(at int64) {
 	u.count()
 }
 
-// accrue charges what the rate that is lent has come to by then. It is charged where the last of it was, so that a token bucket is
-// left as one that has filled by the rest of its rate all the time.
+// accrue charges what the rate that is lent has come to by the instant to. The charge is dated at the last one before it, so
+// that the token bucket is as if it had filled at the rest of its rate all the time.
 func (ls Limits) accrue(a *Arena, s State, now Instant, to int64, u *Loans) (n int64, err error) {
 	n = u.due
 	var step int64
@@ -176,10 +177,10 @@ func ratio(n, x, y int64) int64 {
 	return q
 }
 
-// LendQuota lends what a borrower asks for, as far as there is room, divided by demand among those that ask, and returns the loan: one of
-// nothing when there is none. Then some is kept for the borrower until it asks again. What is asked for again under an ID that is
-// known changes nothing, but of one that is known only from what its borrower has reported the end is put off by Term. Loans that are
-// due must have been ended before. Limits that are not Quotable must not be lent.
+// LendQuota lends what a borrower asks for, as far as there is room, and returns the loan. The room is divided by demand among
+// the borrowers that ask. When there is no room the loan is of nothing, and units are kept for the borrower until it asks
+// again. A repeated ID changes nothing; if the loan is known only from a report of its borrower, its end is put off by Term.
+// The caller must have ended loans that are due (see Expire), and must not call it for limits that are not Quotable.
 func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, q Quota) Loan {
 	now = s.tick(now)
 	term := int64(max(min(q.Term, MaxQuotaTerm), 0))
