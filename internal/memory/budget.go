@@ -7,14 +7,14 @@ package memory
 // Of what the process may use, LimitPercent is the runtime's limit. Of that, base is for what is there whatever happens; the
 // rest is divided:
 //
-//	State         26 %   counters, and copies of other nodes' counters
+//	State         25 %   counters, and copies of other nodes' counters
 //	headroom      20 %   for the garbage collector, which works the more often the closer what is live is to the limit
 //	Callers       27 %   callers' connections and streams, each counted by what it takes while it is idle
 //	Buffers        8 %   what callers' connections have received and nobody has read, or are to write
 //	Requests       5 %   requests of many checks while they are carried out
 //	InFlight       3 %   checks that wait for other nodes or for copies
 //	Nodes          3 %   half of it what 8 other nodes have sent and nobody has read, half of it moves of partitions in progress
-//	calls          2 %   unary calls
+//	calls          3 %   unary calls
 //	Unread         2 %   answers that wait for their callers to read
 //	Kept           2 %   what callers have a node keep besides: reservations of Kuadrant's protocol, buckets of Envoy's quota service
 //	Replies        2 %   to other nodes, kept because they may ask again
@@ -60,8 +60,8 @@ const (
 	// PerConnection is an idle connection of a caller, measured over gRPC in plain text: three goroutines, the table of headers. One of
 	// HTTP or of the Redis protocol takes less. PerTLS is what TLS adds.
 	PerConnection, PerTLS = 24 << 10, 16 << 10
-	// PerStream is an idle stream: two goroutines, and what gRPC notes of it. A unary call takes as much.
-	PerStream = 24 << 10
+	// PerStream is an idle stream: two goroutines, and what gRPC notes of it. perCall is a unary call.
+	PerStream, perCall = 24 << 10, 20 << 10
 	// perClient is a client that does everything on one stream, and leastCallers what there is for connections and streams however few
 	// are to be taken.
 	perClient, leastCallers = PerConnection + PerStream, 8 * mib
@@ -102,7 +102,7 @@ func Divide(usable int64) Budget {
 		Replies:  share(2, 64*mib),
 	}
 	b.MaxInFlight = max(int(share(3, 50_000*PerCheckInFlight)/PerCheckInFlight), 1000)
-	b.MaxCalls = max(int(share(2, 10_000*PerStream)/PerStream), 1)
+	b.MaxCalls = max(int(share(3, 10_000*perCall)/perCall), 1)
 	callers := share(27, 40_000*perClient)
 	b.MaxAnonymous = min(max(int(callers/PerConnection/48), 1), 128)
 	b.Callers = max(callers-b.anonymous(), perClient)
@@ -141,5 +141,5 @@ func (b *Budget) Refit() {
 // Sum returns what all parts take together, with base and the collector's headroom.
 func (b *Budget) Sum() int64 {
 	return base + b.headroom + b.State + b.Callers + b.anonymous() + b.Buffers + b.Requests + b.Unread + b.Kept + b.Nodes + b.Replies +
-		int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxCalls)*PerStream
+		int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxCalls)*perCall
 }

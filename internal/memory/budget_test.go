@@ -13,8 +13,8 @@ func TestDivide(t *testing.T) {
 		usable int64
 		state  int64 // MiB, as documented
 	}{
-		{64 * mib, 12}, {128 * mib, 23}, {256 * mib, 53}, {512 * mib, 113}, {1024 * mib, 233}, {2048 * mib, 472},
-		{4096 * mib, 1043}, {16384 * mib, 9593}, {65536 * mib, 45875},
+		{64 * mib, 12}, {128 * mib, 22}, {256 * mib, 51}, {512 * mib, 108}, {1024 * mib, 224}, {2048 * mib, 454},
+		{4096 * mib, 1007}, {16384 * mib, 9633}, {65536 * mib, 45875},
 	} {
 		b := Divide(test.usable)
 		t.Run(fmt.Sprintf("%dMiB", test.usable/mib), func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestDivide(t *testing.T) {
 		if got, limit := b.Sum(), b.Limit; got > limit || b.Limit > usable/100*LimitPercent {
 			t.Fatalf("%d: the sum is %d, the limit %d of %d", usable, got, limit, usable/100*LimitPercent)
 		}
-		if b.State > usable/100*70 || b.State < (b.Limit-base)/100*25 {
+		if b.State > usable/100*70 || b.State < (b.Limit-base)/100*24 {
 			t.Fatalf("%d: %d for state", usable, b.State)
 		}
 		if b.MaxMessage < mib || b.MaxMessage > b.Buffers/2 || b.Unread < mib || b.Replies < mib/2 {
