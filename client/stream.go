@@ -28,6 +28,9 @@ const (
 	// maxWaiting bounds the questions that wait for one node: beyond it they go unanswered at once, which keeps the memory
 	// of a program bounded while a node is stuck.
 	maxWaiting = 20_000
+	// maxUnanswered bounds the messages of checks without the last of their answers. A node reads no further message of a stream of which
+	// 64 wait for others. A report of loans must get through: those checks may be waiting for what it returns.
+	maxUnanswered = 48
 	// maxTries is how many nodes are asked when the first could not carry out a question.
 	maxTries = 3
 )
@@ -237,7 +240,9 @@ func (l *link) send(f *request) bool {
 }
 
 // dueLocked tells whether the checks that have gathered are to be sent.
-func (l *link) dueLocked() bool { return l.ready > 0 && l.ready >= min(l.inFlight, limit.MaxBatch) }
+func (l *link) dueLocked() bool {
+	return l.ready > 0 && l.ready >= min(l.inFlight, limit.MaxBatch) && len(l.sent) < maxUnanswered
+}
 
 // stirLocked has the writer send what is to be sent.
 func (l *link) stirLocked() {
@@ -578,12 +583,12 @@ func (l *link) answered(out *weirv1.CheckStreamResponse) error {
 	if !m.answered {
 		m.answered = true
 		l.inFlight -= len(m.slots)
-		l.stirLocked()
 	}
 	if !out.More {
 		delete(l.sent, out.Sequence)
 		l.waiting -= len(m.slots)
 	}
+	l.stirLocked()
 	if out.Error != nil {
 		l.renumber = true // what it defined may not have been taken in
 	}

@@ -330,3 +330,48 @@ func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 		}
 	}
 }
+
+// TestReportsPassChecks: so many messages of checks wait for answers that the node would read no further; a report of loans is sent
+// all the same, and the next message once one is answered.
+func TestReportsPassChecks(t *testing.T) {
+	l := newLink(nil, func() time.Duration { return 0 }, nil, deaf{})
+	l.started, l.greeted, l.sent = true, true, make(map[uint64]*message)
+	ask := func() *message {
+		f := newRequest()
+		f.qs, f.answers = []question{{target: target{Target: limit.Target{Policy: "p", Key: "k"}}}}, make([]Result, 1)
+		if !l.send(f) {
+			t.Fatal("the link takes no more")
+		}
+		_, m := l.take()
+		return m
+	}
+	var messages []*message
+	for m := ask(); m != nil && len(messages) < 100; m = ask() {
+		messages = append(messages, m)
+		if err := l.answered(&weirv1.CheckStreamResponse{Sequence: m.sequence, More: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(messages) != maxUnanswered {
+		t.Fatalf("%d messages wait for answers, want %d", len(messages), maxUnanswered)
+	}
+	l.report(&weirv1.BorrowRequest{Borrower: 1})
+	if in, m := l.take(); in.GetBorrow() == nil || m != nil {
+		t.Fatalf("%v, %v in place of the report", in, m)
+	}
+	select {
+	case <-l.wake:
+	default:
+	}
+	if err := l.answered(&weirv1.CheckStreamResponse{Sequence: messages[7].sequence, Checks: []uint32{0}}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-l.wake:
+	default:
+		t.Error("the writer is not told that there is room for another message")
+	}
+	if _, m := l.take(); m == nil {
+		t.Error("no message is sent after one is answered")
+	}
+}
