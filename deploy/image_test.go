@@ -60,6 +60,7 @@ func TestVersions(t *testing.T) {
 		t.Errorf("the chart's version is %s, its appVersion %s", chart.Version, chart.AppVersion)
 	}
 	for _, where := range []struct{ file, holds string }{
+		{"k8s/base/kustomization.yaml", "newTag: " + chart.AppVersion + "\n"},
 		{"k8s/overlays/production/kustomization.yaml", "newTag: " + chart.AppVersion + "\n"},
 		{"../CHANGELOG.md", "# Changelog\n\n## " + chart.Version + " "},
 	} {
