@@ -14,34 +14,48 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file is the borrower's side of loans: this node admits checks of keys that other nodes decide for, from units that the holders have
+// lent it. loan.go is the lender's side. The path of a loan:
+//
+//	missed        counts a check that another node has admitted; the book (internal/borrow) finds the keys that are asked for often
+//	report        sends what the book wants said to the holders (OpBorrow), and answered gives the book their answers
+//	borrowed      admits a check from the book, as long as the borrower's term lasts
+//	answerRecall  gives up what is left of a loan when its holder asks for it (OpRecall)
+//
+// A report has totals since the loan began (granted, spent, returned), so a report that is lost or repeated changes nothing. The term that the
+// borrower counts ends before the holder's. If this node sends nothing more, the holder charges what is left when its own term is over.
+//
+// Other files must keep: before.go asks borrowed before anything that takes a message. Only its borrower sends a loan's reports: rpc/peer takes
+// the sender of a stream for the borrower.
+
 const (
-	// exchangeMost is how long the answer to reports is waited for: loans may wait for copies for lendMost.
+	// exchangeMost bounds how long report waits for a node's answer. It is above lendMost, because the node may wait for a copy first.
 	exchangeMost = 500 * time.Millisecond
-	// maxExchanges bounds the exchanges with one node that are in flight. What is not said is said again.
+	// maxExchanges bounds the exchanges with one node that are in flight. Reports beyond it are not sent; the book repeats them.
 	maxExchanges = 4
 	// returnMost is how long a node that stops waits for its loans to be returned.
 	returnMost = 200 * time.Millisecond
 )
 
-// LoanCall is what an operation of a loan says and hears besides what all operations do.
+// LoanCall has the fields of OpBorrow and OpRecall that other operations do not have.
 type LoanCall struct {
-	// Report is what a borrower says: of OpBorrow what it asks with, but for the Target, which is the operation's; of OpRecall what comes of
-	// it. The node that receives the report sets the borrower's id.
+	// Report is the borrower's report: the request of OpBorrow, without the Target, which is the operation's; the answer to OpRecall. The node
+	// that receives it sets the borrower's id.
 	Report limit.Borrow
-	// Forwarded says of OpBorrow that a client borrows, and has told a node that does not hold the key. Nothing is granted then: a holder
-	// lends only to borrowers that it can ask to return the units.
+	// Forwarded marks an OpBorrow that a client has sent to a node that does not hold the key. The holder takes the report in and grants
+	// nothing: it lends only to borrowers that it can ask to return the units.
 	Forwarded bool
-	Recall    limit.Recall // OpRecall
-	Known     bool         // what comes of OpRecall: there is such a loan
-	Lent      limit.Lent   // what comes of OpBorrow
+	Recall    limit.Recall // the request of OpRecall
+	Known     bool         // the answer to OpRecall: the borrower has such a loan
+	Lent      limit.Lent   // the answer to OpBorrow
 
-	copied unconfirmed // with a ticket in the Outcome
+	copied unconfirmed // the copy that the answer to OpBorrow waits for, if Outcome has a ticket
 }
 
-// borrowing is a node as a borrower of units of keys that others decide for. nil: it borrows nothing.
+// borrowing is this node as a borrower of units of keys that other nodes decide for. nil: it borrows nothing.
 //
-// Each report goes to the node that holds the partition when it is sent. It finds its totals there however often the partition has moved, for loans
-// are a part of the state of their key.
+// Each report goes to the node that holds the partition when the report is sent. That node knows the loan however often the partition has moved,
+// because a key's loans move with its state.
 type borrowing struct {
 	l     *Limiter
 	book  *borrow.Book[loanKey, toldNode]
@@ -52,12 +66,12 @@ type borrowing struct {
 	running sync.WaitGroup
 
 	mu        sync.Mutex
-	exchanges map[ownership.Node]int // that are in flight
+	exchanges map[ownership.Node]int // in flight, at most maxExchanges for each node
 }
 
-// loanKey names a key of which units can be on loan, under the limits as this node knows them.
+// loanKey identifies a key in the book, under the limits as this node knows them.
 type loanKey struct {
-	inline      *rule // of a limit sent along, in place of policy
+	inline      *rule // the rule of a limit sent along, in place of policy
 	policy, key string
 }
 
@@ -68,7 +82,7 @@ func (op *Op) loanKey() loanKey {
 	return loanKey{policy: op.Policy, key: op.Key}
 }
 
-// own is a key that is kept: its text may be a part of something larger.
+// own returns a copy whose texts are not parts of a larger message, for the book to keep.
 func (k loanKey) own() loanKey {
 	k.policy, k.key = strings.Clone(k.policy), strings.Clone(k.key)
 	return k
@@ -82,20 +96,20 @@ func (k loanKey) target() limit.Target {
 	return t
 }
 
-// toldNode is the node that reports of a loan go to while this node's route to the key is the same. It is the node of the route, or the
-// holder that this one has named in a NotHolder: that node may know of a move before this one does.
+// toldNode is the node that a loan's reports go to for as long as this node's route to the key stays the same: the node of the route, or the
+// holder that the node of the route has named in a NotHolder, since that node may learn of a move before this one does.
 type toldNode struct {
 	route ownership.Route
 	node  ownership.Node
 }
 
-// report is one on its way to a node.
+// report is a report as an operation, and the node that it goes to.
 type report struct {
 	op *Op
 	to toldNode
 }
 
-// startBorrowing starts what reports loans, until stop.
+// startBorrowing starts the goroutine that reports loans. It runs until stop.
 func startBorrowing(l *Limiter) *borrowing {
 	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: wake.New(), exchanges: make(map[ownership.Node]int)}
 	if b.clock == nil {
@@ -106,13 +120,13 @@ func startBorrowing(l *Limiter) *borrowing {
 	b.cancel = cancel
 	b.running.Go(func() {
 		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []borrow.Report[loanKey, toldNode]) {
-			recovered.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // what is not said is said again
+			recovered.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // after a panic the book repeats the reports
 		})
 	})
 	return b
 }
 
-// stop ends it, and waits for what is in flight. Loans that are not returned are charged by their owners when their terms are over.
+// stop ends the reports, and waits for those in flight. Owners charge the loans that were not returned when their terms are over.
 func (b *borrowing) stop() {
 	if b == nil {
 		return
@@ -132,8 +146,8 @@ func (l *Limiter) ReturnLoans(ctx context.Context) {
 	b.book.Return(ctx)
 }
 
-// borrowed answers a check of a key that this node does not decide for from a loan, and reports whether it did. Nothing is looked at but
-// the loan: the node that decides for the key may be lost, and what has been lent stays so until the term of that is over.
+// borrowed answers a check of a key that this node does not decide for from a loan, and reports whether it did. It looks at nothing but the
+// loan: the loan is valid until its term is over, even if the node that decides for the key is lost.
 func (l *Limiter) borrowed(op *Op) bool {
 	b := l.borrowing
 	if b == nil || b.book.Loans() == 0 || !op.fromLoans() {
@@ -147,8 +161,8 @@ func (l *Limiter) borrowed(op *Op) bool {
 	return true
 }
 
-// allBorrowed answers an atomic check from loans, if these cover all of it, and reports whether it did. Otherwise nothing is taken of them: what
-// is reported as spent cannot be put back.
+// allBorrowed answers an atomic check from loans, if these cover all of it, and reports whether it did. Otherwise it takes nothing from them:
+// units that were reported as spent cannot be put back.
 func (l *Limiter) allBorrowed(all *together) bool {
 	b := l.borrowing
 	if b == nil || b.book.Loans() == 0 {
@@ -171,18 +185,18 @@ func (l *Limiter) allBorrowed(all *together) bool {
 	return true
 }
 
-// admitBorrowed answers and counts a check that was admitted from a loan, of which so much is left.
+// admitBorrowed answers and counts a check that was admitted from a loan, of which left units remain.
 func (l *Limiter) admitBorrowed(t *borrow.Terms, left int64, op *Op) {
 	d := op.Decision
 	*d = limit.Decision{Policy: op.PolicyName()}
 	t.Admit(d, op.Cost, left)
-	l.refusals.Admitted(op.hash) // a check that was refused more has to wait for longer
+	l.refusals.Admitted(op.hash) // a remembered refusal of a larger cost ends: its retry_after has become too short
 	op.rule.stats.borrowed.Add(1)
 	l.count(op, tightestOf(op.rule.Limits, d))
 }
 
-// fromLoans says whether a check may be answered from a loan that covers it: all that it asks for is granted, so that one with Partial is, too.
-// The owner keeps the answer to one with a request id.
+// fromLoans says whether a loan that covers a check may answer it. It may with Partial, because the loan grants the whole cost. It may not with
+// a request id, whose answer the owner keeps.
 func (op *Op) fromLoans() bool {
 	return op.Cost > 0 && !op.Always && op.RequestID == "" && op.rule.lendable && op.rule.Limits != nil
 }
@@ -197,14 +211,15 @@ func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 	return &limits[0]
 }
 
-// missed is told of a check, or a part of an atomic one, that another node has admitted.
+// missed counts a check, or a part of an atomic one, that another node has admitted: a loan would have saved the message.
 func (b *borrowing) missed(op *Op) {
 	if b != nil && op.fromLoans() && borrow.Lendable(op.Decision) {
 		b.book.Missed(op.loanKey(), op.Cost, b.clock, loanKey.own)
 	}
 }
 
-// report sends reports of that instant to the nodes that decide for their keys, those for one node together. What cannot be sent is said again.
+// report sends the book's reports, made at the instant sent, to the nodes that decide for their keys, one exchange for each node. The book
+// repeats a report that cannot be sent.
 func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey, toldNode]) {
 	if len(reports) == 0 {
 		return
@@ -217,11 +232,11 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Rep
 		switch node := r.to.node; {
 		case r.op.Outcome.Err != nil:
 		case r.to.route.Standing == ownership.Owned:
-			// The partition has come here, and with it what this node has lent to itself then.
+			// The partition has moved to this node, and its loans with it, so that this node now lends to itself: it asks for no more.
 			r.op.Loan.Report.Want = 0
 			b.l.decide(r.op, &now)
 		case node.Name == "" || node == b.l.cfg.Self || !b.exchange(by, node):
-			r.op.Outcome.NotHolder = &ownership.Route{} // no node decides at the moment, or the node has answered too little
+			r.op.Outcome.NotHolder = &ownership.Route{} // no node decides at the moment, or maxExchanges with the node are in flight
 		default:
 			by[node] = append(by[node], r)
 			continue
@@ -251,7 +266,7 @@ func (b *borrowing) reportOf(r *borrow.Report[loanKey, toldNode]) report {
 	return report{op, to}
 }
 
-// exchange begins an exchange with a node, unless one is in by already, and reports false where maxExchanges are in flight.
+// exchange begins an exchange with a node, unless by has one already. It reports false where maxExchanges are in flight.
 func (b *borrowing) exchange(by map[ownership.Node][]report, node ownership.Node) bool {
 	if by[node] != nil {
 		return true
@@ -265,7 +280,7 @@ func (b *borrowing) exchange(by map[ownership.Node][]report, node ownership.Node
 	return true
 }
 
-// send sends a node the reports that are for it, and takes in its answers.
+// send sends a node its reports, and takes in the answers.
 func (b *borrowing) send(ctx context.Context, sent int64, node ownership.Node, reports []report) {
 	ctx, cancel := context.WithTimeout(ctx, exchangeMost)
 	defer cancel()
@@ -289,7 +304,7 @@ func (b *borrowing) exchanged(node ownership.Node) {
 	}
 }
 
-// answered takes in what has come of reports that were sent at that instant.
+// answered gives the book the answers to reports that were sent at the instant sent.
 func (b *borrowing) answered(sent int64, reports []report) {
 	answers := make([]borrow.Answer[toldNode], 0, len(reports))
 	for _, r := range reports {
@@ -304,7 +319,7 @@ func (b *borrowing) answered(sent int64, reports []report) {
 				holder = toldNode{r.to.route, h.Node}
 			}
 		case out.Err != nil:
-			lent.Ended, lent.Again = true, neverAgain // limits sent along are turned off, or the like
+			lent.Ended, lent.Again = true, neverAgain // the holder rejects the target: limits sent along are turned off, for example
 		default:
 			lent = r.op.Loan.Lent
 		}
@@ -317,7 +332,7 @@ func (b *borrowing) answered(sent int64, reports []report) {
 	}
 }
 
-// answerRecall gives up what is left of a loan of this node's, and says how that stands then.
+// answerRecall gives up what is left of a loan of this node, and answers with the loan's totals.
 func (l *Limiter) answerRecall(op *Op) {
 	b := l.borrowing
 	if b == nil || op.Extra == nil || op.Loan == nil {
@@ -329,7 +344,7 @@ func (l *Limiter) answerRecall(op *Op) {
 	op.Loan.Report = limit.Borrow{ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: asked.Number}, Totals: r.Totals, Known: r.Known}
 }
 
-// carryLoan takes in what a node reports of a loan, and lends.
+// carryLoan carries out an OpBorrow: it takes in a node's report of a loan, and lends.
 func (l *Limiter) carryLoan(op *Op, now *moment) {
 	if op.Loan == nil {
 		op.Outcome.Err = limit.NewError(limit.Invalid, "", "a report of a loan without the loan")
@@ -341,14 +356,14 @@ func (l *Limiter) carryLoan(op *Op, now *moment) {
 	}
 	a, copied := l.lend(&op.subject, &op.Loan.Report, now)
 	if a.Unheard {
-		op.Outcome.NotHolder = l.cfg.Ownership.Route(int(op.partition)) // its borrower asks again
+		op.Outcome.NotHolder = l.cfg.Ownership.Route(int(op.partition)) // the borrower asks the holder next
 		return
 	}
 	op.Loan.Lent, op.Loan.copied, op.Outcome.ticket = a, copied, copied.ticket
 	op.Loan.copied.answer = &op.Loan.Lent
 }
 
-// askNode asks a node for what it has left of loans of a key, and takes in what it says.
+// askNode recalls the loans of a key that a node has (OpRecall), and takes in the reports with which it answers.
 func (l *Limiter) askNode(node ownership.Node, of subject, target limit.Target, loans []algo.Loan) {
 	ops := make([]*Op, len(loans))
 	for i := range loans {

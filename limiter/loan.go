@@ -17,46 +17,60 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
+// This file is the lender's side of loans: this node lends units of keys that it decides for to borrowers, which are clients (OpenBorrower),
+// other nodes and, by quota.go, proxies. borrow.go is the borrower's side. The rules of what is lent are in algo.Loans, the loans themselves in the
+// store. The path of a check whose key is on loan:
+//
+//	decide       refuses the check and sets Outcome.onLoan, because the units on loan would let it pass (decide.go)
+//	callBack     begins a round for the key, or finds the one in progress, and asks each borrower for what it has left
+//	lend         takes in the borrowers' reports; heard ends the round when all that were asked have answered
+//	awaitRecalls waits for the round, recallMost at most, and has the check decided again
+//
+// A round is one recall of a key: all checks that need its units wait for the same round. A borrower that does not answer in a round is silent:
+// later rounds do not wait for it for silentFor, the longest term of a loan.
+//
+// While a round is in progress, and until the checks that waited for it are decided, lend grants nothing of the key: what comes back is for them.
+// No answer that grants units, or a longer term, is sent before the copy has the loan (unconfirmed), where the policy's durability asks for that.
+
 const (
-	// recallMost is how long a check waits for units that are called back.
+	// recallMost is how long a check waits for units that are recalled.
 	recallMost = 50 * time.Millisecond
-	// lendMost is how long loans wait for a copy to know of them.
+	// lendMost is how long the answer to a report waits for the copy.
 	lendMost = 200 * time.Millisecond
-	// silentFor is how long a borrower that has not answered is not waited for again.
+	// silentFor is how long rounds do not wait for a borrower that has not answered one.
 	silentFor = algo.LoanTerm
-	// lendAgain is until when it is no use asking for a loan where there is no room for one, returnAgain where others have units that will be
-	// called back when what is left is used up, recallAgain where that is being done, and neverAgain where nothing is lent.
+	// How long a borrower should not ask again: lendAgain where there is no room for a loan, returnAgain where other borrowers have units that
+	// are recalled when the rest is used up, recallAgain during a recall, and neverAgain where nothing is lent.
 	lendAgain   = 250 * time.Millisecond
 	returnAgain = 20 * time.Millisecond
 	recallAgain = 5 * time.Millisecond
 	neverAgain  = 10 * time.Second
-	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys. A borrower reports about
-	// every 100 ms and admits less in that time, but the number is its word alone, and a limit that it has brought along may be huge.
+	// maxReported bounds how many checks one report of a loan adds to the counts of decisions and to the busiest keys. A borrower admits fewer
+	// between two reports, but the number is the borrower's claim alone, and a limit sent along may be huge.
 	maxReported = 1 << 20
 )
 
-// loans are what a node knows of borrowers: how to ask them, and what it has asked. What was lent is in the store. The zero value is
-// ready for use.
+// loans has the ways to ask borrowers, and the rounds. The loans themselves are in the store. The zero value is ready for use.
 type loans struct {
 	mu        sync.Mutex
-	borrowers map[uint64]map[*borrower]struct{}
+	borrowers map[uint64]map[*borrower]struct{} // by the borrower's id
 	rounds    map[state]*round
-	deciding  map[state]int         // how many checks wait for rounds, or have not been decided since
-	silent    map[algo.LoanID]int64 // until which Mono instant; or until another way to ask the borrower opens
-	sweep     int64                 // the Mono instant from which on the next round that is given up removes from silent what is over
+	deciding  map[state]int         // checks that wait for a round, or have waited and are not decided yet
+	silent    map[algo.LoanID]int64 // the Mono instant up to which rounds do not wait for the loan's borrower; OpenBorrower ends it earlier
+	sweep     int64                 // the Mono instant from which on giveUp removes the entries of silent that are over
 
 	granted, recalled, unanswered, spent atomic.Uint64
 }
 
-// borrower is one way to ask a borrower.
+// borrower is one way to ask a borrower: a stream of a client, which may have several.
 type borrower struct{ recall func(limit.Recall) }
 
-// round is one recall of what is on loan of a key. All checks that need the units wait for the same round.
+// round is one recall of a key's loans. All checks that need the units wait for the same round.
 type round struct {
-	asked   map[algo.LoanID]struct{} // and have not answered
-	unasked []algo.Loan              // of borrowers that there is no way to ask, unless one opens
-	late    *time.Timer              // gives it up
-	done    chan struct{}            // closed when the round ends: all borrowers that were asked have answered, or it was given up
+	asked   map[algo.LoanID]struct{} // loans whose borrowers were asked and have not answered
+	unasked []algo.Loan              // loans whose borrowers cannot be asked, unless OpenBorrower comes in time
+	late    *time.Timer              // calls giveUp after recallMost
+	done    chan struct{}            // closed when the round ends: all borrowers that were asked have answered, or giveUp was called
 }
 
 // OpenBorrower implements limit.Lender.
@@ -90,7 +104,7 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 	}
 }
 
-// ask asks a borrower for what it has left of a loan, in a round.
+// ask asks a borrower for what it has left of a loan, as part of a round.
 func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
 	if _, asked := r.asked[loan.ID]; !asked {
 		r.asked[loan.ID] = struct{}{}
@@ -99,9 +113,9 @@ func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
 	b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
 }
 
-// Lend implements limit.Lender. What is reported of a loan of a key that another node holds is forwarded to it, once, with nothing granted:
-// the borrower may have no way to the holder, which clients are told of when it is ready, and its loan would end meanwhile with all that is
-// left of it. Where there is no loan yet, the answer is Unheard, and names the holder.
+// Lend implements limit.Lender. A report of a loan whose key another node holds is forwarded to that node, once, and is granted nothing. The
+// borrower may not be able to reach the holder yet, since clients connect to it only when it is ready; without the forwarded report its loan
+// would end meanwhile, and its units be charged. Where there is no loan yet, the answer is Unheard, and names the holder.
 func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	t, now := l.table.Load(), l.moment()
 	var copies []unconfirmed
@@ -138,7 +152,7 @@ func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	}, nil
 }
 
-// forwarded is a report that another node is to take in.
+// forwarded is a client's report that this node sends on to the holder.
 type forwarded struct {
 	op     *Op
 	answer *limit.Lent
@@ -159,7 +173,7 @@ func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
 		}
 		route := l.cfg.Ownership.Route(int(r.op.partition))
 		if route.Standing == ownership.Owned || route.Node.Name == "" || route.Node == l.cfg.Self {
-			r.op.Outcome.NotHolder = &ownership.Route{} // it has come here, or is in motion
+			r.op.Outcome.NotHolder = &ownership.Route{} // the partition has moved to this node, or is moving
 			continue
 		}
 		by[route.Node] = append(by[route.Node], r.op)
@@ -178,23 +192,23 @@ func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
 	}
 }
 
-// unconfirmed is a loan, or a longer term of one, that a copy must know of before its borrower does.
+// unconfirmed is an answer that grants a loan, or a longer term of one, and that must not be sent before the copy has the loan.
 type unconfirmed struct {
 	partition int
-	ticket    uint64 // of the copy's progress; 0: nothing is waited for
+	ticket    uint64 // the copy's progress to wait for; 0: none
 	strict    bool
 	answer    *limit.Lent
-	without   limit.Lent // what is answered if that does not come
+	without   limit.Lent // the answer if the copy does not confirm: nothing is granted
 }
 
-// awaitLent waits until a loan may be given, and gives none if that is not to be.
+// awaitLent waits for the copy to confirm a loan. If it does not, the answer becomes one that grants nothing.
 func (l *Limiter) awaitLent(ctx context.Context, u *unconfirmed) {
 	if degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, u.partition, u.ticket, u.strict); degraded || !ok {
 		*u.answer = u.without
 	}
 }
 
-// lend takes in what a borrower reports of a subject's loan, and lends.
+// lend takes in a borrower's report of a loan of a key, and lends. copied has a ticket if the answer must wait for the copy.
 func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, copied unconfirmed) {
 	r := s.rule
 	if r.Limits == nil {
@@ -209,7 +223,7 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	if !r.lendable || r.Limits.Lendable() != nil {
 		call.Want, again = 0, neverAgain
 	} else if l.loans.recalling(state{r.Scope, b.Key}) {
-		call.Want = 0 // what comes back is for the checks that wait for it
+		call.Want = 0 // units that come back are for the checks that wait for the round
 	}
 	call.Boot = r.boot(now)
 	lent, err := l.store.Lend(k, &r.Rule, now.Instant, call)
@@ -237,14 +251,14 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	switch {
 	case again == neverAgain:
 	case call.Want == 0:
-		again = recallAgain // it was not asked for, or is for the checks that wait for it
+		again = recallAgain // the borrower asked for nothing, or a round is in progress
 	case lent.OnLoan > 0:
 		again = returnAgain
 	}
 	return limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Again: again}, copied
 }
 
-// granted is what a borrower is told that has been granted units.
+// granted is the answer to a borrower that has been granted units: the loan, and what the borrower tells its callers of the key's limits.
 func (r *rule) granted(lent *store.Lent) limit.Lent {
 	a := limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
 	tightest := &r.Limits[lent.Decision.Tightest]
@@ -252,14 +266,14 @@ func (r *rule) granted(lent *store.Lent) limit.Lent {
 	a.Remaining, a.ResetAfter = lent.Decision.Remaining, resetAfter(tightest, lent.Decision.ResetAfter)
 	a.Limits = statusOf(r.Limits, lent.Each)
 	for i := range a.Limits {
-		a.Limits[i].RetryAfter = 0 // what is admitted of the loan each of them lets pass
+		a.Limits[i].RetryAfter = 0 // each limit lets pass what the borrower admits from the loan
 	}
 	a.WarnAt = warnAt(r.warnAt, &a)
 	r.stats.saw(a.Limit, a.Remaining)
 	return a
 }
 
-// countSpent counts the checks that a report of a loan tells of, maxReported at most.
+// countSpent counts the checks that a report says the borrower has admitted, maxReported at most.
 func (l *Limiter) countSpent(r *rule, key string, lent *store.Lent) {
 	checks := min(lent.Checked, maxReported)
 	r.stats.mine().allowed.Add(uint64(checks))
@@ -267,8 +281,8 @@ func (l *Limiter) countSpent(r *rule, key string, lent *store.Lent) {
 	l.sample.spent(&r.Rule, key, checks, &lent.Decision)
 }
 
-// warnAt is how many units of its Limit are in use when a decision from a loan is near any of its limits: each unit that is spent is one of
-// all of them.
+// warnAt is how many units of a.Limit are in use when a decision from the loan is near any of its limits. A unit that the borrower spends counts
+// under all of them.
 func warnAt(millionths int64, a *limit.Lent) int64 {
 	if millionths == 0 || a.Limit <= 0 {
 		return 0
@@ -282,7 +296,7 @@ func warnAt(millionths int64, a *limit.Lent) int64 {
 	return max(at, 1)
 }
 
-// recalling reports whether what is on loan of a key is being recalled, or is back while checks that waited for it are not decided yet.
+// recalling reports whether a round of a key is in progress, or checks that waited for one are not decided yet.
 func (ls *loans) recalling(of state) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -301,7 +315,8 @@ func (ls *loans) wait(of state, n int) {
 	}
 }
 
-// heard notes that a borrower has reported; returned says that nothing of its loan is held any more.
+// heard notes that a borrower has reported, and ends the round of the key if all borrowers that were asked have answered. returned says that
+// none of the loan's units are held any more, which is the answer to a recall.
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -316,13 +331,13 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	}
 }
 
-// callBack asks the borrowers of a key for what they have left, unless that has just been done: those that there is no way to ask as soon as
-// one opens, as it may soon after a move, or when a client connects again. It returns nil when no borrower is to be waited for.
+// callBack begins a round for a key, or returns the one in progress. It asks the borrowers for what they have left; OpenBorrower asks those that
+// cannot be asked now, as after a move or while a client reconnects. It returns nil when there is no borrower to wait for.
 func (l *Limiter) callBack(of state, k store.Key, op *Op, now int64) *round {
 	lent, err := l.store.Recall(k, of.scope, l.clock())
 	r, nodes := l.openRound(of, lent, err, now)
 	if len(nodes) > 0 {
-		// The texts of op may be gone when the round is over.
+		// askNode may run for longer than op's texts are valid.
 		target, subject := op.Target, op.subject
 		target.Policy, target.Key = strings.Clone(target.Policy), strings.Clone(target.Key)
 		for node, loans := range nodes {
@@ -332,7 +347,7 @@ func (l *Limiter) callBack(of state, k store.Key, op *Op, now int64) *round {
 	return r
 }
 
-// openRound begins a round, if there is none, and asks those borrowers that are no nodes. It returns the nodes that are to be asked, with
+// openRound begins a round, if there is none, and asks the borrowers that are not nodes. It returns the nodes that the caller must ask, with
 // their loans.
 func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r *round, nodes map[ownership.Node][]algo.Loan) {
 	all := &l.loans
@@ -373,12 +388,12 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 		all.rounds = make(map[state]*round)
 	}
 	all.rounds[of] = r
-	// The round ends by its own time, because the callers that wait for it may have less.
+	// The round has a timer of its own, because the callers that wait for it may have less time than recallMost.
 	r.late = time.AfterFunc(recallMost, func() { all.giveUp(of, r, now+int64(recallMost)) })
 	return r, nodes
 }
 
-// member is the node that a borrower is, if it is one.
+// member returns the node with a boot number, which is a node's id as a borrower.
 func (l *Limiter) member(boot uint64) (ownership.Node, bool) {
 	switch {
 	case l.borrowing != nil && boot == l.cfg.Self.Boot:
@@ -389,7 +404,7 @@ func (l *Limiter) member(boot uint64) (ownership.Node, bool) {
 	return l.cfg.Member(boot)
 }
 
-// giveUp ends a round that has taken too long.
+// giveUp ends a round whose time is over: the borrowers that have not answered become silent.
 func (ls *loans) giveUp(of state, r *round, now int64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -399,7 +414,7 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	if ls.silent == nil {
 		ls.silent = make(map[algo.LoanID]int64)
 	}
-	if now >= ls.sweep { // once in silentFor, so that each entry is looked at twice at most
+	if now >= ls.sweep { // once in silentFor, so that each entry is visited twice at most
 		maps.DeleteFunc(ls.silent, func(_ algo.LoanID, until int64) bool { return until <= now })
 		ls.sweep = now + int64(silentFor)
 	}
@@ -413,7 +428,7 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	ls.end(of, r)
 }
 
-// end ends a round, under the lock.
+// end ends a round. The caller holds mu.
 func (ls *loans) end(of state, r *round) {
 	delete(ls.rounds, of)
 	r.late.Stop()
@@ -429,7 +444,7 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 		round *round
 	}
 	var rest []waiting // the operations that are not decided yet
-	defer func() {     // after a panic: its keys are to be lent again
+	defer func() {     // after a panic, so that their keys can be lent again
 		for _, w := range rest {
 			if w.round != nil {
 				l.loans.giveUp(w.of, w.round, l.clock().Mono)
@@ -474,7 +489,7 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 		now := l.moment()
 		for len(rest) > 0 {
 			w := rest[0]
-			// What has come back may have been lent again before it was looked at here: then it is asked for once more, while there is time.
+			// Not final while there is time: another node may have lent the units again, and then they are recalled once more.
 			w.op.recalled = over || w.round == nil
 			l.decideLater(w.op, &now)
 			w.op.recalled = false
@@ -484,14 +499,14 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 	}
 }
 
-// LoanStats are a node's loans, as their owner and ever since it started.
+// LoanStats are the loans of the keys that a node decides for, and its counts of them since it started.
 type LoanStats struct {
 	store.LoanStats
-	Streams  int    // of clients that can be asked for what they have left
-	Granted  uint64 // loans, renewals among them
-	Spent    uint64 // units that borrowers have reported
-	Recalled uint64 // loans of which what was left was asked for
-	// Unanswered is the loans of Recalled whose borrowers did not answer in time.
+	Streams  int    // clients that can be asked to return their loans
+	Granted  uint64 // loans granted or renewed
+	Spent    uint64 // units that borrowers have reported as spent
+	Recalled uint64 // loans whose borrowers were asked to return what is left
+	// Unanswered counts those of Recalled whose borrowers did not answer in time.
 	Unanswered uint64
 }
 

@@ -8,14 +8,17 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// QuotaOp is what is asked and answered by an operation of the kind OpQuota.
+// This file lends to borrowers that report rarely and cannot be asked to return units, such as Envoys (algo.Quota; gateway/envoyquota is the
+// borrower's side). Quota makes an OpQuota of each request and runs them like other operations, so that each is forwarded to the holder of its key;
+// quota carries one out there. A quota has a fixed end, and a key's holder never recalls it (openRound).
+
+// QuotaOp has the fields of an OpQuota that other operations do not have.
 type QuotaOp struct {
 	ID     algo.LoanID
-	Totals algo.Totals
-	Known  int64
+	Totals algo.Totals // as the borrower reports them
+	Known  int64       // units spent that the borrower knows the holder has charged
 	Ask    algo.Quota
-	// Lent is the answer, without Err.
-	Lent limit.QuotaLent
+	Lent   limit.QuotaLent // the answer, without Err
 }
 
 // Quota implements limit.Quotas.
@@ -57,7 +60,7 @@ func (l *Limiter) quota(op *Op, now *moment) {
 		return
 	}
 	totals := q.Totals
-	totals.Checks = totals.Spent // each request takes a unit
+	totals.Checks = totals.Spent // each request of a data plane takes one unit
 	call := store.Borrow{ID: q.ID, Totals: totals, Known: q.Known, Quota: q.Ask, Caller: op.Caller, Boot: r.boot(now)}
 	if r.shadow || r.Limits.Unlimited() {
 		q.Lent.Free, q.Lent.Charged = true, !r.Limits.Unlimited()

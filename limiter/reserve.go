@@ -11,6 +11,11 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
+// This file has the operations on costs that are known late: Charge, Reserve, Extend, Commit, Cancel and their lists. Each becomes an Op that takes
+// the path of plan.go; settle carries out a commit or cancel on the node that decides for the key. A reservation of several keys (ReserveAll) is an
+// atomic check whose reservations, all under one id, are left to the caller. Prices and estimates are those of the node that was asked: the
+// node that decides sees units alone.
+
 // Charge implements Service.
 func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
 	cost, bad := l.cost(&c.Target, c.Amount)
@@ -46,7 +51,7 @@ func (l *Limiter) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 	return *op.Decision, carried
 }
 
-// reserveOp makes an operation, which is prepared, of a Reserve.
+// reserveOp makes a planned operation of a Reserve.
 func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
 	if err := validClass(r.Class); err != nil {
 		return nil, err
@@ -83,7 +88,7 @@ func parseReservation(s string) (ReservationID, *limit.Error) {
 	return id, nil
 }
 
-// ReserveAll implements Service. It is an atomic check whose reservations, when all are admitted, are left to the caller to settle.
+// ReserveAll implements Service. It is an atomic check whose reservations, when all are admitted, the caller settles.
 func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
 	switch {
 	case len(rs) == 0:
@@ -137,7 +142,7 @@ func (l *Limiter) Extend(ctx context.Context, e limit.Extend) (limit.Decision, e
 	return *op.Decision, err
 }
 
-// extendOp makes an operation, which is planned, of an Extend.
+// extendOp makes a planned operation of an Extend.
 func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 	id, bad := parseReservation(e.ReservationID)
 	var cost int64
@@ -163,7 +168,8 @@ func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Re
 	return results, err
 }
 
-// each carries out n operations, each by itself. It calls planned for each operation or what is wrong with it, and done with each and its error.
+// each carries out n operations, each by itself. planned returns the i-th operation, or what is wrong with it; each calls done with every
+// operation and its error.
 func (l *Limiter) each(ctx context.Context, list string, n int, planned func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
 	if err := limit.ValidEach(list, n); err != nil {
 		return err
@@ -209,7 +215,7 @@ func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.Se
 	return results, err
 }
 
-// commitOp makes an operation, which is planned, of a Commit.
+// commitOp makes a planned operation of a Commit.
 func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 	id, bad := parseReservation(c.ReservationID)
 	if bad == nil {
@@ -228,7 +234,7 @@ func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 
 // committed returns the answer to a Commit that was carried out.
 func (l *Limiter) committed(c *limit.Commit, op *Op) limit.Settled {
-	if op.Cost > 0 { // what costs nothing is work that did not take place
+	if op.Cost > 0 { // work that cost nothing did not take place, and teaches nothing
 		l.learn(&c.Target, c.Class, op.Cost)
 	}
 	return limit.Settled{Refunded: op.Reply.Refunded, Excess: op.Reply.Excess, Over: op.Reply.Over}
@@ -271,7 +277,7 @@ func notPending() *limit.Error {
 	return limit.NewError(limit.NotFound, "reservation_id", "is not pending here: it was ended in another way before, or its ttl has passed and all that it charged stays charged")
 }
 
-// cost is an Amount in units.
+// cost returns an Amount in units, by the policy's prices if it gives usage.
 func (l *Limiter) cost(t *limit.Target, a limit.Amount) (int64, *limit.Error) {
 	switch {
 	case a.Usage == nil:
@@ -288,7 +294,7 @@ func (l *Limiter) cost(t *limit.Target, a limit.Amount) (int64, *limit.Error) {
 	return e.Prices.Cost(a.Usage)
 }
 
-// costField is the field that has said an Amount.
+// costField is the field that an Amount comes from.
 func costField(a limit.Amount) string {
 	if a.Usage != nil {
 		return "usage"
@@ -306,8 +312,8 @@ func validClass(class string) *limit.Error {
 	return nil
 }
 
-// estimate is how many units to reserve for work whose caller has not said what it may cost: what the policy says or has learned, no
-// more than its limits ever admit. It is otherwise where the policy says nothing.
+// estimate returns how many units to reserve for work whose caller gives no cost: the policy's estimate, or what this node has learned from
+// commits, but no more than the key's limits ever admit. Without an estimate in the policy it returns otherwise.
 func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64 {
 	e := l.table.Load().by[t.Policy]
 	if t.Policy == "" || e == nil || e.Estimate == 0 {
@@ -325,14 +331,14 @@ func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64
 	return max(units, 1)
 }
 
-// learn notes what work has cost.
+// learn notes what work has cost, for later estimates.
 func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	if e := l.table.Load().by[t.Policy]; t.Policy != "" && e != nil && e.EstimateAuto {
 		l.estimates.Add(t.Policy, class, cost)
 	}
 }
 
-// held reports whether anything is reserved: at least one of the reservations is, that of a key that is limited.
+// held reports whether at least one of the operations holds a reservation. One for a key without a limit holds none.
 func (a *together) held() bool {
 	for _, op := range a.ops {
 		if op.Decision.ReservationID != "" {

@@ -9,34 +9,38 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// Recorder is told of a sample of the decisions that a Limiter makes, and of refusals that it remembers for their owner. Both
-// methods are called by many goroutines at a time.
+// This file gives a sample of the decisions to a Recorder, which finds the busiest keys (internal/topkeys). With few decisions every one is
+// recorded; with many, one in 2^shift, with the weight 2^shift, so that weights still add up to the number of decisions. record doubles the
+// spacing when a tick has had more than samplesATick records, and tick halves it when one has had less than a quarter of that.
+
+// Recorder gets a sample of a Limiter's decisions, and of the refusals that it repeats from memory. Many goroutines call both methods
+// concurrently.
 type Recorder interface {
-	// Record notes a decision. Its texts may be parts of larger ones: it keeps none of them.
+	// Record notes a decision. It must not keep the texts, which may be parts of larger ones.
 	Record(s *Sample)
-	// Tick is called about ten times a second, with the time that decisions are made at.
+	// Tick is called about ten times a second, with the clock of the decisions.
 	Tick(mono int64)
 }
 
-// Sample is a decision on a check, an acquire or a reservation that was no peek, or what a borrower has admitted of a loan.
+// Sample is a decision on a check, an acquire or a reservation, peeks left out, or the checks that a borrower has admitted from a loan.
 type Sample struct {
 	Scope, Key string // Scope is a policy's name, or what limit.InlineScope returns
 	Weight     int64  // how many decisions it stands for
-	Refused    bool   // or would have been, but for the shadow mode of its policy
-	// Of the limit that leaves least room; Limit is 0 where the key has no state: it is unlimited or blocked.
+	Refused    bool   // refused, or admitted by the policy's shadow mode alone
+	// Of the limit that leaves least room. Limit is 0 where the key has no state: it is unlimited or blocked.
 	Algorithm        algo.Algorithm
 	Window           time.Duration
 	Limit, Remaining int64
 }
 
-// samplesATick bounds the samples between two ticks, about: 10,000 a second take one percent of a processor at most.
+// samplesATick is about the most samples between two ticks: 10,000 a second take one percent of a processor at most.
 const samplesATick = 1000
 
-// sampler chooses decisions: all of them as long as there are few, and one of 2^shift where there are many.
+// sampler chooses one of 2^shift decisions.
 type sampler struct {
 	to    Recorder
 	shift atomic.Uint32 // off without a Recorder
-	taken atomic.Int64  // since the last tick, or since shift was last raised
+	taken atomic.Int64  // records since the last tick, or since shift was last raised
 }
 
 const off = 64
@@ -47,9 +51,9 @@ func (s *sampler) start(to Recorder) {
 	}
 }
 
-// weight returns how many decisions the one at hand stands for if it is to be recorded, and 0 if it is not. n is the number that the
-// decision has among those of its kind, from 1 on: consecutive multiples of the golden ratio are spread evenly whatever period the
-// callers' requests have (Weyl's equidistribution theorem), and cost nanoseconds less than a random number.
+// weight returns how many decisions a decision stands for if it is chosen, and 0 if it is not. n is its number among the decisions of its kind,
+// from 1 on: consecutive multiples of the golden ratio are spread evenly whatever period the callers' requests have (Weyl's equidistribution
+// theorem), and cost nanoseconds less than a random number.
 func (s *sampler) weight(n uint64) int64 {
 	shift := s.shift.Load()
 	if n*spread>>(64-shift) != 0 {
@@ -58,12 +62,12 @@ func (s *sampler) weight(n uint64) int64 {
 	return 1 << shift
 }
 
-// spread is 2^64 by the golden ratio.
+// spread is 2^64 divided by the golden ratio.
 const spread = 0x9e3779b97f4a7c15
 
 const maxShift = 16
 
-// record hands a decision to the recorder, and chooses fewer from now on if there are too many.
+// record gives a decision to the recorder, and raises shift if the tick has had too many.
 func (s *sampler) record(of *Sample) {
 	if s.taken.Add(1) > samplesATick {
 		if shift := s.shift.Load(); shift < maxShift && s.shift.CompareAndSwap(shift, shift+1) {
@@ -73,7 +77,7 @@ func (s *sampler) record(of *Sample) {
 	s.to.Record(of)
 }
 
-// tick chooses more decisions again where there were few.
+// tick lowers shift if the last tick had few records.
 func (s *sampler) tick(mono int64) {
 	if s.to == nil {
 		return
@@ -84,7 +88,7 @@ func (s *sampler) tick(mono int64) {
 	s.to.Tick(mono)
 }
 
-// sampled records a decision that weight has chosen. tightest is nil where no state is involved.
+// sampled records a decision that weight has chosen. tightest is nil where the key has no state.
 func (s *sampler) sampled(weight int64, scope, key string, d *limit.Decision, tightest *algo.Limit) {
 	of := Sample{Scope: scope, Key: key, Weight: weight, Refused: !d.Allowed || d.Shadow}
 	if tightest != nil {
@@ -93,7 +97,7 @@ func (s *sampler) sampled(weight int64, scope, key string, d *limit.Decision, ti
 	s.record(&of)
 }
 
-// spent records so many checks that a borrower has admitted of its loan.
+// spent records checks that a borrower has admitted from its loan, as one sample.
 func (s *sampler) spent(rule *store.Rule, key string, checks int64, now *algo.Decision) {
 	if s.to == nil || checks <= 0 {
 		return

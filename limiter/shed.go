@@ -9,32 +9,35 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// DefaultMaxInFlight is how many operations wait at a node at most unless Config says otherwise. Measured with a peer that does
-// not answer, one that came in a batch takes 1.5 KiB, one that came alone 11 KiB with its goroutine: so 75 to 550 MiB. A node that
-// gets 100,000 checks a second and answers them within 10 ms has a thousand waiting.
+// This file bounds the operations that wait: for other nodes, for copies, for a partition that is moving. takeIn gives each a place before it
+// waits, and on_error answers those without one (turnAway). Operations that this node decides at once take no place, because they use nothing but
+// the processor. expired turns away calls whose deadline is over before anything is charged for them.
+
+// DefaultMaxInFlight is how many operations may wait at a node unless Config says otherwise. Measured with a peer that does not answer, an
+// operation from a batch takes 1.5 KiB, one that came alone 11 KiB with its goroutine: 75 to 550 MiB in all. A node that gets 100,000 checks a
+// second and answers them within 10 ms has a thousand waiting.
 const DefaultMaxInFlight = 50_000
 
-// load is what a node has taken in and not answered, and what it did not take in. What is decided here at once is not counted:
-// it keeps nothing but the processor, and no more of it is there at a time than calls are.
+// load counts the operations that wait, and those that were turned away.
 type load struct {
 	places *fairshare.Places
 
-	full, late atomic.Uint64 // operations not carried out: for the bound, for their callers' deadlines
+	full, late atomic.Uint64 // operations turned away: for want of a place, for their callers' deadlines
 }
 
-// take takes in as many of n operations of a caller as there is room for; an empty name stands for several callers. What is
-// returned is given back to places.
+// take takes places for as many of n operations of a caller as there is room for. An empty name stands for several callers. The result must be
+// given back to places.
 func (l *load) take(caller string, n int) fairshare.Taken {
 	taken := l.places.Take(caller, n)
 	l.full.Add(uint64(n - taken.N))
 	return taken
 }
 
-// LoadStats is a reading of what waits at a node, and of what was turned away.
+// LoadStats counts the operations that wait at a node, and those that were turned away.
 type LoadStats struct {
 	InFlight, MaxInFlight int64
-	// Full and Late count operations that were not carried out, ever: because MaxInFlight were waiting, and because their
-	// callers' deadlines were over before their turn came.
+	// Full and Late count operations that were turned away since the start: because MaxInFlight were waiting, and because their callers'
+	// deadlines were over when the node began them.
 	Full, Late uint64
 }
 
@@ -44,7 +47,8 @@ func (l *Limiter) Load() LoadStats {
 	return LoadStats{InFlight: taken, MaxInFlight: most, Full: l.load.full.Load(), Late: l.load.late.Load()}
 }
 
-// admitted are the places of operations that were taken in.
+// admitted are the places of operations that were taken in. owed counts those that are never turned away: the commits and cancels of an atomic
+// check that has been decided (Op.owed).
 type admitted struct {
 	owed  int
 	taken fairshare.Taken
@@ -56,8 +60,8 @@ func (l *load) done(a admitted) {
 	l.places.Give(a.taken)
 }
 
-// takeIn takes in operations of one caller that have to wait. on_error answers those that there is no room for, as if no
-// node could be asked; it returns the others, for which done is to be called.
+// takeIn gives places to operations of one caller that have to wait, and returns those that got one; the caller must call done for them. on_error
+// answers the others, as if no node could be asked.
 func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 	owed := 0
 	for _, op := range rest {
@@ -87,8 +91,7 @@ func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 	return in, got
 }
 
-// turnAway answers an operation that this node has no room for. One that was decided here and only waited for a copy to have it
-// stays charged.
+// turnAway answers an operation that got no place. One that was decided here and would only have waited for its copy stays charged.
 func (l *Limiter) turnAway(op *Op) {
 	if op.stands() {
 		op.Outcome.ticket = 0
@@ -102,8 +105,8 @@ func (l *Limiter) turnAway(op *Op) {
 	}
 }
 
-// expired returns the error of a call of n operations whose caller has gone, or has no time left for an answer: deciding it
-// would charge units without an answer.
+// expired returns the error of a call of n operations whose caller has gone, or has no time left: to decide it would charge units for an answer
+// that nobody reads.
 func (l *Limiter) expired(ctx context.Context, n int) error {
 	err := over(ctx)
 	if err != nil {
@@ -112,8 +115,8 @@ func (l *Limiter) expired(ctx context.Context, n int) error {
 	return err
 }
 
-// over returns why the caller of ctx waits no longer. The deadline is compared with the clock, for a context
-// is told of its end by a goroutine, which waits for its turn as the call did.
+// over returns why the caller of ctx waits no longer. It compares the deadline with the clock, because a goroutine ends a context, and under
+// overload that goroutine waits for the processor like all others.
 func over(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err

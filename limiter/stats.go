@@ -8,31 +8,33 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// policyStats counts what was answered for one policy: checks, acquires and reservations that are no peeks, and the
-// errors of each. What an atomic check charges and then cancels counts as it was decided. Decisions are counted where
-// they are made, once, so that the sum over the nodes of a cluster is the number of decisions. (One whose answer is
-// lost on its way is counted twice: by the owner that made it, and as failed by the node that answered in its place.)
+// This file counts the answers by policy, for the metrics page and the console. Counters are atomic and spread over stripes, so that a decision
+// counts without a lock and, nearly always, without a cache line that another processor writes.
+
+// policyStats counts the answers for one policy: checks, acquires and reservations, peeks left out, and their errors. A charge that an atomic
+// check cancels stays counted. A decision is counted once, by the node that makes it, so that the sum over the nodes of a cluster is the number
+// of decisions. (One whose answer is lost on its way is counted twice: by the owner that made it, and as failed by the node that answered in its
+// place.)
 type policyStats struct {
 	counts [stripes]stripe
 
-	// The fullest key since the last reading. Nearly every decision only reads these.
+	// The fullest key since the last reading. Nearly every decision reads these and does not write them.
 	peakCount       atomic.Int64
 	peakUtilization atomic.Int64 // in millionths
 
-	candidate candidateStats
-	borrowed  atomic.Uint64 // of the allowed: from a loan
-	// banned are the checks that a ban has refused, bans those bans that began.
-	banned, bans atomic.Uint64
+	candidate    candidateStats
+	borrowed     atomic.Uint64 // those of allowed that were admitted from a loan
+	banned, bans atomic.Uint64 // checks that a ban has refused; bans that began
 }
 
-// countBanned counts a decision that is the ban's.
+// countBanned counts a decision that a ban has refused.
 func (s *policyStats) countBanned(d *limit.Decision) {
 	if d.Banned && (!d.Allowed || d.Shadow) {
 		s.banned.Add(1)
 	}
 }
 
-// candidateStats counts what a policy's candidate has said of checks that the policy has decided here.
+// candidateStats counts the decisions of a policy's candidate on checks that the policy has decided on this node.
 type candidateStats struct{ allowed, refused, disagreed atomic.Uint64 }
 
 func (s *candidateStats) count(candidate, policy bool) {
@@ -46,24 +48,24 @@ func (s *candidateStats) count(candidate, policy bool) {
 	}
 }
 
-// stripe is a share of a policy's counters, a cache line, so that callers on different processors do not wait for each
-// other's line. They are added up when they are read.
+// stripe is a part of a policy's counters in one cache line, so that goroutines on different processors do not wait for each other's line.
+// A reading adds the stripes up.
 type stripe struct {
 	allowed, refused, shadowed, failedOpen, failedClosed, errors atomic.Uint64
-	remembered                                                   atomic.Uint64 // of the refused: answered without asking the owner
-	nearLimit                                                    atomic.Uint64 // of all
+	remembered                                                   atomic.Uint64 // those of refused that were answered without asking the owner
+	nearLimit                                                    atomic.Uint64 // those of allowed, refused and shadowed
 }
 
-const stripes = 16 // as four bits say
+const stripes = 16 // a stripe is chosen by four bits, see mine
 
-// mine returns a stripe that other goroutines are unlikely to use at this moment: where a goroutine's stack is tells it
-// apart from others that run, and costs nothing to find out. Any stripe will do.
+// mine returns a stripe that other goroutines are unlikely to use at this moment, chosen by the address of the goroutine's stack, which costs
+// nothing to find out. Any stripe would be correct.
 func (s *policyStats) mine() *stripe {
 	var here byte
 	return &s.counts[uint64(uintptr(unsafe.Pointer(&here))>>11)*spread>>60]
 }
 
-// count counts a decision of a check that was not a peek, and returns which one it was of its result here, from 1 on.
+// count counts a decision, and returns its number among those of this stripe with the same result, from 1 on: sampler.weight takes it.
 func (s *stripe) count(d *limit.Decision) uint64 {
 	switch {
 	case d.FailedOpen:
@@ -74,7 +76,7 @@ func (s *stripe) count(d *limit.Decision) uint64 {
 	return s.tally(d.Allowed, d.Shadow, d.NearLimit)
 }
 
-// tally is count for a decision that was made.
+// tally is count for a decision that on_error has not answered.
 func (s *stripe) tally(allowed, shadow, nearLimit bool) uint64 {
 	if nearLimit {
 		s.nearLimit.Add(1)
@@ -95,8 +97,8 @@ func (s *policyStats) saw(lim, remaining int64) {
 	}
 	used := lim - remaining
 	raise(&s.peakCount, used)
-	// Both are at most 2^53, so the quotient is exact enough. Multiplying first is quicker than dividing, and nearly always
-	// tells that there is nothing to be raised.
+	// Both are at most 2^53, so the quotient is exact enough. The multiplication is quicker than the division, and nearly always shows that
+	// the peak stays.
 	if float64(used)*1e6 > float64(s.peakUtilization.Load())*float64(lim) {
 		raise(&s.peakUtilization, int64(float64(used)/float64(lim)*1e6))
 	}
@@ -111,8 +113,8 @@ func raise(v *atomic.Int64, to int64) {
 	}
 }
 
-// statsByPolicy holds the counters of every policy there ever was, so that none restarts at zero when a policy comes
-// back; their number is bounded by what operators wrote into policy files.
+// statsByPolicy has the counters of every policy that this process has ever had, so that none restarts at zero when a policy comes back. Their
+// number is bounded by what operators wrote into policy files.
 type statsByPolicy struct {
 	inline, unknown *policyStats
 
@@ -139,16 +141,16 @@ func (s *statsByPolicy) of(policy string) *policyStats {
 type PolicyStats struct {
 	Policy                                                       string // "(inline)" for limits sent along, "(unknown)" for policies that do not exist
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
-	// CandidateAllowed and CandidateRefused count what the policy's candidate would have done with checks, CandidateDisagreed those in
-	// which it differed from the policy.
+	// CandidateAllowed and CandidateRefused count the decisions of the policy's candidate, CandidateDisagreed those that differ from the
+	// policy's.
 	CandidateAllowed, CandidateRefused, CandidateDisagreed uint64
 	// Remembered counts those of Refused that this node answered from memory, for their owner.
 	Remembered uint64
 	// NearLimit counts those of Allowed, Refused and Shadowed after which the policy's warn_at of a limit was in use.
 	NearLimit uint64
-	// Borrowed counts those of Allowed that were admitted from loans: by this node as a borrower, or by clients that have told it.
+	// Borrowed counts those of Allowed that were admitted from loans: by this node as a borrower, or by clients that have reported them here.
 	Borrowed uint64
-	// Banned counts those of Refused and Shadowed that are the policy's ban's, and Bans the bans that were begun.
+	// Banned counts those of Refused and Shadowed that a ban has refused, and Bans the bans that began.
 	Banned, Bans uint64
 	// PeakCount and PeakUtilization (0 to 1) are of the fullest key that was decided since they were last read. A state
 	// that holds more than its limit, because that was lowered, counts as full.
@@ -172,7 +174,7 @@ func (s *statsByPolicy) each(read func(s *policyStats, policy string) PolicyStat
 	return append(out, read(s.inline, inlineName), read(s.unknown, unknownName))
 }
 
-// What stands in the place of a policy's name.
+// Names in place of a policy's: of limits sent along, and of policies that do not exist.
 const (
 	inlineName  = "(inline)"
 	unknownName = "(unknown)"

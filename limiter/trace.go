@@ -7,44 +7,47 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Tracer makes spans of what is done for callers whose calls are traced. Its methods are safe for concurrent use and return
-// at once.
+// This file makes the spans of traced operations: "decide" around a decision on this node, "forward" around the question to another node.
+// Op.Trace is the span context that the operation's next span hangs below; it crosses to a peer with the operation, and is empty for an operation
+// that is not traced. A trace never has a key.
+
+// Tracer makes spans for calls that are traced. Its methods are safe for concurrent use and return at once.
 type Tracer interface {
 	// Start begins a span below the one that ctx carries, and returns a ctx that carries the new one. The Span is nil when
 	// the call that ctx belongs to is not traced.
 	Start(ctx context.Context, name string) (context.Context, Span)
-	// Continue begins a span below one of another node, of which Span.Context is given; nil when that cannot be one.
+	// Continue begins a span below a span of another node, which has sent parent, its Span.Context. It returns nil if parent is no context.
 	Continue(parent, name string) Span
 	// Below is Continue for a span of this node.
 	Below(parent, name string) Span
 }
 
-// Span is a part of a trace: something that began and ends.
+// Span is a part of a trace, with a beginning and an end.
 type Span interface {
-	// Context is what another node needs to continue the trace: TraceContext bytes.
+	// Context returns the TraceContext bytes that another node needs to continue the trace.
 	Context() string
-	// Peer says which node is being asked.
+	// Peer names the node that is asked.
 	Peer(name string)
-	// End ends the span and says what came of the operations that it is about.
+	// End ends the span. ops are the results of its operations.
 	End(ops []Traced)
 }
 
 // TraceContext is the length of what Span.Context returns: the ids of a trace and of a span, as W3C Trace Context has them.
 const TraceContext = 16 + 8
 
-// Traced is what a trace says of an operation: never its key.
+// Traced is an operation in a trace, without its key.
 type Traced struct {
 	Operation string // such as "check"
 	Policy    string // "inline" for a limit sent along; empty when it is not a policy's name
-	Result    string // as weir_requests_total has it; also "unreachable", "not_holder"; "ok" of what is no question
+	Result    string // as in weir_requests_total; also "unreachable", "not_holder"; "ok" for operations other than checks, acquires and reserves
 	Partition int
-	Term      string // under which this node decides for the partition; empty when it does not
+	Term      string // the term under which this node decides for the partition; empty when another node does
 }
 
 const (
-	// maxTraced bounds how much of a traced batch is in its trace.
+	// maxTraced bounds how many checks of a traced batch are in its trace.
 	maxTraced = 16
-	// maxTracedReceived bounds it for a message of a peer, which holds operations of several callers.
+	// maxTracedReceived bounds the traced operations of a peer's message, which has operations of several callers.
 	maxTracedReceived = 64
 )
 
@@ -59,7 +62,7 @@ func (l *Limiter) endSpan(span Span, ops []Op) {
 	span.End(each)
 }
 
-// endSpans ends the span of a call of operations that are no checks.
+// endSpans ends the span of a call of other operations than checks.
 func (l *Limiter) endSpans(span Span, ops []*Op) {
 	var each []Traced
 	for _, op := range ops[:min(len(ops), maxTraced)] {
@@ -68,7 +71,7 @@ func (l *Limiter) endSpans(span Span, ops []*Op) {
 	span.End(each)
 }
 
-// traceForward begins the span of asking a peer, and has it go along with the operations. It returns how to end it.
+// traceForward begins the span of a question to a peer, and sets it as the operations' Trace. The caller must call end after the answer.
 func (l *Limiter) traceForward(ctx context.Context, to ownership.Node, ops []*Op) (end func()) {
 	_, span := l.cfg.Tracer.Start(ctx, "forward")
 	if span == nil {
@@ -84,7 +87,7 @@ func (l *Limiter) traceForward(ctx context.Context, to ownership.Node, ops []*Op
 // traceForwardEach is traceForward for operations of several callers, some of which may be traced.
 func (l *Limiter) traceForwardEach(to ownership.Node, ops []*Op) (end func()) {
 	var spans []continuedSpan
-	var below []string // what each span is below
+	var below []string // each operation's Trace before its span
 	for _, op := range ops {
 		if op.Trace == "" || len(spans) == maxTracedReceived {
 			continue
@@ -97,13 +100,13 @@ func (l *Limiter) traceForwardEach(to ownership.Node, ops []*Op) (end func()) {
 	}
 	return func() {
 		for i, s := range spans {
-			s.op.Trace = below[i] // another node may be asked
+			s.op.Trace = below[i] // the next question to a node has a span of its own
 			s.span.End(nil)
 		}
 	}
 }
 
-// trace begins the spans of those of a batch's checks that are traced. What is done for them hangs below.
+// trace begins the span of each traced check of a batch, and sets it as the check's Trace.
 func (b *Batch) trace(l *Limiter) {
 	if b.Traces == nil || l.cfg.Tracer == nil {
 		return
@@ -119,7 +122,7 @@ func (b *Batch) trace(l *Limiter) {
 	}
 }
 
-// continued is the spans of operations that a peer sent.
+// continued are the spans of operations that a peer has sent.
 type continued []continuedSpan
 
 type continuedSpan struct {
@@ -127,7 +130,7 @@ type continuedSpan struct {
 	span Span
 }
 
-// traceReceived begins the spans of those operations from a peer that are traced there. What they lead to goes below them.
+// traceReceived begins the span of each operation from a peer that is traced there, and sets it as the operation's Trace.
 func (l *Limiter) traceReceived(ops []*Op) continued {
 	var spans continued
 	for _, op := range ops {
@@ -155,10 +158,10 @@ func (c continued) end(l *Limiter) {
 	}
 }
 
-// traced is what a trace says of an operation.
+// traced returns an operation as a trace has it.
 func (l *Limiter) traced(op *Op) Traced {
 	t := Traced{Operation: op.Kind.String(), Result: op.result(), Partition: int(op.partition)}
-	if name := op.PolicyName(); limit.ValidPolicyName(name) { // an operation that was not accepted may have any
+	if name := op.PolicyName(); limit.ValidPolicyName(name) { // an operation that was rejected may have any text
 		t.Policy = name
 	}
 	if r := l.cfg.Ownership.Route(int(op.partition)); r.Standing == ownership.Owned {
@@ -167,7 +170,7 @@ func (l *Limiter) traced(op *Op) Traced {
 	return t
 }
 
-// operations are the names of operations; those between nodes alone have none.
+// operations are the names of operations. Kinds that only nodes send (OpBorrow, OpRecall) have none.
 var operations = [...]string{
 	OpCheck: "check", OpAcquire: "acquire", OpRenew: "renew", OpRelease: "release", OpRefund: "refund", OpReset: "reset",
 	OpReserve: "reserve", OpSettle: "settle", OpExtend: "extend", OpQuota: "quota",
@@ -181,7 +184,7 @@ func (k OpKind) String() string {
 	return "unknown"
 }
 
-// result is what came of an operation, in a word.
+// result is the Result of an operation.
 func (op *Op) result() string {
 	out := &op.Outcome
 	switch d := op.Decision; {
