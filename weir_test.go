@@ -20,6 +20,8 @@ import (
 	"github.com/weirlimit/weir"
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -37,12 +39,8 @@ func member(name string, join ...string) weir.Config {
 func start(t *testing.T, cfg weir.Config) *weir.Node {
 	t.Helper()
 	n, err := weir.NewNode(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, n.Start(t.Context()))
 	t.Cleanup(func() { _ = n.Stop(context.Background()) })
 	return n
 }
@@ -50,9 +48,7 @@ func start(t *testing.T, cfg weir.Config) *weir.Node {
 func await(t *testing.T, nodes ...*weir.Node) {
 	t.Helper()
 	for _, n := range nodes {
-		if err := n.Await(testkit.Within(t, time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, n.Await(testkit.Within(t, time.Minute)))
 	}
 }
 
@@ -96,30 +92,22 @@ func TestCluster(t *testing.T) {
 			}
 		})
 	}
-	if err := nodes[2].Stop(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, nodes[2].Stop(t.Context()))
 	asking.Wait()
 	for key := range keys {
 		for _, n := range nodes[:2] {
 			ask(n, key)
 		}
-		if got := admitted[key].Load(); got != limit {
-			t.Errorf("key %d: %d admitted, the limit is %d", key, got, limit)
-		}
+		got := admitted[key].Load()
+		expect.True(t, got == limit, "key %d: %d admitted, the limit is %d", key, got, limit)
 	}
 	// Whoever asks a member that has stopped is told so by on_error.
-	if d, err := nodes[2].Client().Policy("api").Allow(t.Context(), "key 0"); err != nil || d.Allowed || !d.FailedClosed {
-		t.Errorf("a member that has stopped answers %+v, %v", d, err)
-	}
+	d, err := nodes[2].Client().Policy("api").Allow(t.Context(), "key 0")
+	expect.True(t, err == nil && !d.Allowed && d.FailedClosed, "a member that has stopped answers %+v, %v", d, err)
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := nodes[1].Stop(ended); err == nil || !strings.Contains(err.Error(), "still held") {
-		t.Errorf("stopped without time: %v", err)
-	}
-	if err := a.Stop(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.ErrorContains(t, nodes[1].Stop(ended), "still held", "stopped without time")
+	expect.NoError(t, a.Stop(t.Context()))
 }
 
 // TestNodesShareNothing: two nodes of one process, of one name, count for themselves, and leave what is the process's as it is.
@@ -139,40 +127,27 @@ func TestNodesShareNothing(t *testing.T) {
 	for _, n := range nodes {
 		c := n.Client()
 		for i := range 11 {
-			if d, err := c.Policy("api").Allow(t.Context(), "key"); err != nil || d.Allowed != (i < 10) {
-				t.Errorf("check %d: %+v, %v", i, d, err)
-			}
+			d, err := c.Policy("api").Allow(t.Context(), "key")
+			expect.True(t, err == nil && d.Allowed == (i < 10), "check %d: %+v, %v", i, d, err)
 		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		if got := n.Addresses(); got != (weir.Addresses{}) {
-			t.Errorf("listens on %+v", got)
-		}
-		if _, err := n.Service().Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "api", Key: "key"}}}); err != nil {
-			t.Errorf("after a client has been closed: %v", err)
-		}
+		expect.NoError(t, c.Close())
+		expect.Equal(t, n.Addresses(), weir.Addresses{}, "listens on")
+		_, err := n.Service().Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "api", Key: "key"}}})
+		expect.NoError(t, err, "after a client has been closed")
 	}
 	for i, n := range nodes {
-		if names := gathered(t, registries[i]); !slices.Contains(names, "weir_requests_total") || slices.Contains(names, "go_goroutines") {
-			t.Errorf("registered are %v", names)
-		}
-		if err := n.Stop(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if names := gathered(t, registries[i]); len(names) > 0 {
-			t.Errorf("after Stop there are %v", names)
-		}
-		if !strings.Contains(books[i].String(), `msg="node ready"`) {
-			t.Errorf("logged: %s", &books[i])
-		}
+		names := gathered(t, registries[i])
+		expect.True(t, slices.Contains(names, "weir_requests_total") && !slices.Contains(names, "go_goroutines"),
+			"registered are %v", names)
+		expect.NoError(t, n.Stop(t.Context()))
+		names = gathered(t, registries[i])
+		expect.True(t, len(names) == 0, "after Stop there are %v", names)
+		expect.True(t, strings.Contains(books[i].String(), `msg="node ready"`), "logged: %s", &books[i])
 	}
-	if got := gathered(t, prometheus.DefaultGatherer); !slices.Equal(got, before) {
-		t.Errorf("the default registry had %v and has %v", before, got)
-	}
-	if debug.SetMemoryLimit(-1) != memory || debug.SetGCPercent(100) != 100 || slog.Default() != logger {
-		t.Error("a node has changed the garbage collector's limits, or the default logger")
-	}
+	got := gathered(t, prometheus.DefaultGatherer)
+	expect.True(t, slices.Equal(got, before), "the default registry had %v and has %v", before, got)
+	expect.True(t, debug.SetMemoryLimit(-1) == memory && debug.SetGCPercent(100) == 100 && slog.Default() == logger,
+		"a node has changed the garbage collector's limits, or the default logger")
 }
 
 // TestPorts: callers in other processes ask a member by its port, and get answers about keys that a member without one holds.
@@ -188,24 +163,18 @@ func TestPorts(t *testing.T) {
 		t.Errorf("listen on %+v and %+v", at, b.Addresses())
 	}
 	c, err := client.Dial(t.Context(), at.GRPC, client.WithTimeout(20*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for key := range 20 {
 		for i := range 12 {
 			asked := []*client.Client{c, b.Client()}[i%2]
-			if d, err := asked.Policy("api").Allow(t.Context(), fmt.Sprint(key)); err != nil || d.Allowed != (i < 10) || d.FailedOpen || d.FailedClosed {
-				t.Fatalf("key %d, check %d: %+v, %v", key, i, d, err)
-			}
+			d, err := asked.Policy("api").Allow(t.Context(), fmt.Sprint(key))
+			must.True(t, err == nil && d.Allowed == (i < 10) && !d.FailedOpen && !d.FailedClosed,
+				"key %d, check %d: %+v, %v", key, i, d, err)
 		}
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, c.Close())
 	for _, n := range []*weir.Node{b, a} {
-		if err := n.Stop(t.Context()); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, n.Stop(t.Context()))
 	}
 }
 
@@ -213,49 +182,33 @@ func TestPorts(t *testing.T) {
 func TestLife(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir")
 	n, err := weir.NewNode(weir.Config{Name: "alone", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ready, why := n.Ready(); ready || why == "" || n.Service() != nil || n.Client() != nil || n.Failed() != nil || n.Err() != nil || n.Addresses() != (weir.Addresses{}) {
-		t.Errorf("before Start: %t, %q", ready, why)
-	}
-	if err := n.Await(t.Context()); err == nil {
-		t.Error("a node is awaited that has not been started")
-	}
+	must.NoError(t, err)
+	ready, why := n.Ready()
+	expect.True(t, !ready && why != "" && n.Service() == nil && n.Client() == nil && n.Failed() == nil &&
+		n.Err() == nil && n.Addresses() == (weir.Addresses{}), "before Start: %t, %q", ready, why)
+	err = n.Await(t.Context())
+	expect.True(t, err != nil, "a node is awaited that has not been started")
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := n.Start(ended); !errors.Is(err, context.Canceled) {
-		t.Errorf("started: %v", err)
-	}
-	if err := n.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.Start(t.Context()); err == nil {
-		t.Error("started twice")
-	}
+	expect.ErrorIs(t, n.Start(ended), context.Canceled, "started")
+	must.NoError(t, n.Start(t.Context()))
+	err = n.Start(t.Context())
+	expect.True(t, err != nil, "started twice")
 	await(t, n)
 	for range 2 {
-		if err := n.Stop(t.Context()); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, n.Stop(t.Context()))
 	}
 	if ready, why := n.Ready(); ready || why != "stopping" || n.Err() != nil {
 		t.Errorf("after Stop: %t, %q, %v", ready, why, n.Err())
 	}
-	if err := n.Start(t.Context()); err == nil {
-		t.Error("started after Stop")
-	}
+	err = n.Start(t.Context())
+	expect.True(t, err != nil, "started after Stop")
 
 	never, err := weir.NewNode(weir.Config{Name: "never"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(never.Stop(t.Context()), never.Stop(t.Context())); err != nil {
-		t.Error(err)
-	}
-	if err := never.Start(t.Context()); err == nil {
-		t.Error("started after Stop")
-	}
+	must.NoError(t, err)
+	expect.NoError(t, errors.Join(never.Stop(t.Context()), never.Stop(t.Context())))
+	err = never.Start(t.Context())
+	expect.True(t, err != nil, "started after Stop")
 }
 
 // TestStartErrors: what only Start can find out names the field, and leaves nothing behind.
@@ -287,41 +240,30 @@ func TestStartErrors(t *testing.T) {
 		cfg := member("node")
 		c.spoil(&cfg)
 		n, err := weir.NewNode(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		if err := n.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
 			_ = n.Stop(t.Context())
 			continue
 		}
-		if n.Service() != nil {
-			t.Errorf("%s: there is a service", c.want)
-		}
+		expect.True(t, n.Service() == nil, "%s: there is a service", c.want)
 	}
-	if left := len(gathered(t, registry)); left != registered {
-		t.Errorf("%d metrics are registered, %d were", left, registered)
-	}
+	left := len(gathered(t, registry))
+	expect.True(t, left == registered, "%d metrics are registered, %d were", left, registered)
 	cfg := member("node", busy.Addresses().Gossip)
 	cfg.Voters = []string{"node"}
 	foreign := start(t, cfg)
-	if err := foreign.Await(testkit.Within(t, 30*time.Second)); err == nil || err != foreign.Err() || !strings.Contains(err.Error(), "another list of voters") {
-		t.Errorf("awaited with other voters: %v", err)
-	}
-	if err := foreign.Stop(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if err := busy.Stop(t.Context()); err != nil {
-		t.Error(err)
-	}
+	err := foreign.Await(testkit.Within(t, 30*time.Second))
+	expect.True(t, err != nil && err == foreign.Err() && strings.Contains(err.Error(), "another list of voters"),
+		"awaited with other voters: %v", err)
+	expect.NoError(t, foreign.Stop(t.Context()))
+	expect.NoError(t, busy.Stop(t.Context()))
 }
 
 func gathered(t *testing.T, g prometheus.Gatherer) []string {
 	t.Helper()
 	list, err := g.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var names []string
 	for _, f := range list {
 		names = append(names, f.GetName())
@@ -331,9 +273,8 @@ func gathered(t *testing.T, g prometheus.Gatherer) []string {
 
 func portOf(t *testing.T, addr string) (port int) {
 	t.Helper()
-	if _, err := fmt.Sscanf(addr, "127.0.0.1:%d", &port); err != nil {
-		t.Fatal(err)
-	}
+	_, err := fmt.Sscanf(addr, "127.0.0.1:%d", &port)
+	must.NoError(t, err)
 	return port
 }
 
@@ -375,39 +316,28 @@ func TestValidate(t *testing.T) {
 	for field, spoils := range cases {
 		for i, spoil := range spoils {
 			cfg := weir.Config{Name: "node"}
-			if err := cfg.Validate(); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, cfg.Validate())
 			spoil(&cfg)
 			err := cfg.Validate()
-			if err == nil || !strings.HasPrefix(err.Error(), field+":") {
-				t.Errorf("%s, %d: %v", field, i, err)
-			}
-			if n, err := weir.NewNode(cfg); err == nil || n != nil {
-				t.Errorf("%s, %d: a node is made: %v", field, i, err)
-			}
+			expect.True(t, err != nil && strings.HasPrefix(err.Error(), field+":"), "%s, %d: %v", field, i, err)
+			n, err := weir.NewNode(cfg)
+			expect.True(t, err != nil && n == nil, "%s, %d: a node is made: %v", field, i, err)
 		}
 	}
 	for _, of := range []reflect.Type{reflect.TypeFor[weir.Config](), reflect.TypeFor[weir.Security]()} {
 		for _, f := range reflect.VisibleFields(of) {
-			if _, ok := cases[f.Name]; !ok {
-				t.Errorf("nothing is said of %s", f.Name)
-			}
+			_, ok := cases[f.Name]
+			expect.True(t, ok, "nothing is said of %s", f.Name)
 		}
 	}
 	cfg := weir.Config{Name: "node", Memory: 64 << 20}
-	if err := cfg.Validate(); err != nil {
-		t.Errorf("the least memory: %v", err)
-	}
+	expect.NoError(t, cfg.Validate(), "the least memory")
 	// What is quoted is not taken for a setting.
 	cfg = weir.Config{Name: "http-port tls-key-file"}
-	if err := cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), `Name: "http-port tls-key-file" `) {
-		t.Error(err)
-	}
+	err := cfg.Validate()
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), `Name: "http-port tls-key-file" `), "%v", err)
 	cfg = weir.Config{Name: "node", Security: weir.Security{TLSClientCAFile: "f"}}
-	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "give TLSCertFile and TLSKeyFile") {
-		t.Error(err)
-	}
+	expect.ErrorContains(t, cfg.Validate(), "give TLSCertFile and TLSKeyFile")
 }
 
 const strict = "policies: [{name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}]"

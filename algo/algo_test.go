@@ -5,14 +5,15 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func mustZone(t testing.TB, name string) *time.Location {
 	t.Helper()
 	zone, err := time.LoadLocation(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return zone
 }
 
@@ -235,9 +236,7 @@ func TestRate(t *testing.T) {
 		var n int64
 		for range 50_000 {
 			d, err := ls.Decide(a, s, now, Request{Cost: max(1, l.holds()/2)}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			n += d.Granted
 			if now = later(now, d.RetryAfter); now.Mono > int64(MaxFill) || n > MaxLimit/2 {
 				break
@@ -245,9 +244,7 @@ func TestRate(t *testing.T) {
 		}
 		// The bucket was emptied at 0 and what is left now makes up the difference, to a unit.
 		d, err := ls.Decide(a, s, now, Request{}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		want, rest := mul(l.Limit, now.Mono).div(int64(l.Window))
 		if got := n + d.Remaining; got != want {
 			t.Errorf("%+v: %d units in %v, want %d and %d/%d", l, got, time.Duration(now.Mono), want, rest, l.Window)
@@ -265,13 +262,10 @@ func TestNeverAndNegative(t *testing.T) {
 		ls.Init(s, Instant{})
 		for _, cost := range []int64{-1, l.holds() + 1, MaxLimit + 1, 1<<63 - 1, -1 << 63} {
 			d, err := ls.Decide(a, s, Instant{}, Request{Cost: cost}, nil)
-			if err != nil || d.Allowed || d.Granted != 0 || d.RetryAfter != Never {
-				t.Fatalf("%+v: cost %d: %+v, %v", l, cost, d, err)
-			}
+			must.True(t, err == nil && !d.Allowed && d.Granted == 0 && d.RetryAfter == Never,
+				"%+v: cost %d: %+v, %v", l, cost, d, err)
 		}
-		if got := ls.Refund(a, s, Instant{}, -5); got != 0 {
-			t.Fatalf("%+v: refund of -5 gave back %d", l, got)
-		}
+		must.Equal(t, ls.Refund(a, s, Instant{}, -5), 0, "%+v: refund of -5 gave back", l)
 		ls.Free(a, s)
 	}
 }
@@ -368,9 +362,8 @@ func TestValidateMessages(t *testing.T) {
 		{Limit{Algorithm: TokenBucket, Limit: Unlimited, Window: time.Second, Capacity: 3}, "capacity: is for a limit, and this one is unlimited"},
 		{Limit{Algorithm: TokenBucket, Limit: 1, Window: MaxWindow, Capacity: 101}, "capacity: takes more than 36600 days to fill at this rate"},
 	} {
-		if err := tt.limit.Validate(); err == nil || err.Error() != tt.want {
-			t.Errorf("%+v:\n got %v\nwant %s", tt.limit, err, tt.want)
-		}
+		err := tt.limit.Validate()
+		expect.True(t, err != nil && err.Error() == tt.want, "%+v:\n got %v\nwant %s", tt.limit, err, tt.want)
 	}
 }
 
@@ -379,37 +372,28 @@ func TestWords(t *testing.T) {
 	for range MaxLimits {
 		widest = append(widest, Limit{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Hour, Slots: MaxSlots})
 	}
-	if err := widest.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	if got := widest.Words(); got != 825 {
-		t.Errorf("the widest state has %d words, the documentation says 825", got)
-	}
-	if got := (Limits{{Algorithm: SlidingLog, Limit: Unlimited}}).Words(); got != 1 {
-		t.Errorf("an unlimited state has %d words", got)
-	}
+	must.NoError(t, widest.Validate())
+	got := widest.Words()
+	expect.True(t, got == 825, "the widest state has %d words, the documentation says 825", got)
+	got = (Limits{{Algorithm: SlidingLog, Limit: Unlimited}}).Words()
+	expect.True(t, got == 1, "an unlimited state has %d words", got)
 }
 
 func TestNames(t *testing.T) {
 	for a := FixedWindow; a <= Concurrency; a++ {
-		if b, ok := ParseAlgorithm(a.String()); !ok || b != a {
-			t.Errorf("%v is read as %v", a, b)
-		}
+		b, ok := ParseAlgorithm(a.String())
+		expect.True(t, ok && b == a, "%v is read as %v", a, b)
 	}
 	for p := Minute; p <= Year; p++ {
-		if q, ok := ParsePeriod(p.String()); !ok || q != p {
-			t.Errorf("%v is read as %v", p, q)
-		}
+		q, ok := ParsePeriod(p.String())
+		expect.True(t, ok && q == p, "%v is read as %v", p, q)
 	}
 	for _, name := range []string{"", "algorithm(0)", "Fixed_Window"} {
-		if _, ok := ParseAlgorithm(name); ok {
-			t.Errorf("%q is an algorithm", name)
-		}
-		if _, ok := ParsePeriod(name); ok {
-			t.Errorf("%q is a period", name)
-		}
+		_, ok := ParseAlgorithm(name)
+		expect.True(t, !ok, "%q is an algorithm", name)
+		_, ok = ParsePeriod(name)
+		expect.True(t, !ok, "%q is a period", name)
 	}
-	if Algorithm(0).String() != "algorithm(0)" || Period(9).String() != "period(9)" {
-		t.Error("unknown values have no name")
-	}
+	expect.True(t, Algorithm(0).String() == "algorithm(0)" && Period(9).String() == "period(9)",
+		"unknown values have no name")
 }

@@ -5,6 +5,9 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // testBudget allows so many pages.
@@ -35,9 +38,7 @@ func TestArena(t *testing.T) {
 	refused := 0
 	check := func(b block) {
 		for i, w := range a.Block(b.ref, BlockWords(b.words)) {
-			if w != b.pattern+uint64(i) {
-				t.Fatalf("block %x: word %d was overwritten", b.ref, i)
-			}
+			must.Equal(t, w, b.pattern+uint64(i), "block %x: word %d was overwritten", b.ref, i)
 		}
 	}
 	for step := range 60_000 {
@@ -52,18 +53,13 @@ func TestArena(t *testing.T) {
 				refused++
 				continue
 			}
-			if ref == 0 {
-				t.Fatal("a block has the zero Ref")
-			}
-			if n := BlockWords(words); n < words || n > 2*words {
-				t.Fatalf("%d words in a block for %d", n, words)
-			}
+			must.True(t, ref != 0, "a block has the zero Ref")
+			n := BlockWords(words)
+			must.True(t, n >= words && n <= 2*words, "%d words in a block for %d", n, words)
 			b := block{ref, words, r.Uint64()}
 			m := a.Block(ref, BlockWords(words))
 			for i := range m {
-				if m[i] != 0 {
-					t.Fatal("a new block is not zero")
-				}
+				must.Equal(t, m[i], 0, "a new block is not zero")
 				m[i] = b.pattern + uint64(i)
 			}
 			blocks = append(blocks, b)
@@ -78,16 +74,13 @@ func TestArena(t *testing.T) {
 			t.Fatalf("%d bytes held and %d left of %d", a.Bytes(), budget.left, pages*PageBytes)
 		}
 	}
-	if refused == 0 {
-		t.Error("the budget never refused")
-	}
+	expect.True(t, refused != 0, "the budget never refused")
 	for _, b := range blocks {
 		check(b)
 		a.Free(b.ref, b.words)
 	}
-	if n := a.Bytes() / PageBytes; n > maxSpares || liveBlocks(a) != 0 {
-		t.Errorf("%d pages held for nothing", n)
-	}
+	n := a.Bytes() / PageBytes
+	expect.True(t, n <= maxSpares && liveBlocks(a) == 0, "%d pages held for nothing", n)
 }
 
 func TestArenaMisuse(t *testing.T) {
@@ -101,9 +94,7 @@ func TestArenaMisuse(t *testing.T) {
 	} {
 		func() {
 			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", name)
-				}
+				expect.True(t, recover() != nil, "%s: no panic", name)
 			}()
 			misuse()
 		}()
@@ -148,9 +139,8 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 			s := make(State, ls.Words())
 			ls.Init(s, Instant{})
 			for i := range before {
-				if _, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e6}, Request{Cost: 1}, nil); err != nil {
-					t.Fatal(err)
-				}
+				_, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e6}, Request{Cost: 1}, nil)
+				must.NoError(t, err)
 			}
 			used := make([]int64, len(ls))
 			now := Instant{Mono: int64(before) * 1e6}
@@ -162,9 +152,7 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 			for range 70 {
 				d, err := ls.Decide(a, s, now, Request{Cost: 1}, nil)
 				if refused = err != nil; refused {
-					if err != ErrNoMemory || d != (Decision{}) {
-						t.Fatalf("%+v, %v", d, err)
-					}
+					must.True(t, err == ErrNoMemory && d == (Decision{}), "%+v, %v", d, err)
 					break
 				}
 				for i := range ls {
@@ -184,13 +172,10 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 			if before == 0 && refused && (!idle && used[0] == 0 || idle && liveBlocks(a) != 0) {
 				t.Fatalf("%+v: idle %v with %d blocks", ls, idle, liveBlocks(a))
 			}
-			if d, err := ls.Decide(a, s, now, Request{Cost: 1, Partial: true}, nil); err != nil || !d.Allowed && ls[0].Limit > 2 {
-				t.Fatalf("with memory: %+v, %v", d, err)
-			}
+			d, err := ls.Decide(a, s, now, Request{Cost: 1, Partial: true}, nil)
+			must.True(t, err == nil && (d.Allowed || ls[0].Limit <= 2), "with memory: %+v, %v", d, err)
 			ls.Free(a, s)
-			if liveBlocks(a) != 0 {
-				t.Fatal("blocks are nobody's")
-			}
+			must.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 		}
 	}
 }
@@ -200,15 +185,12 @@ func TestNoMemoryTrims(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 2, Window: sec}, {Algorithm: SlidingLog, Limit: 5, Window: time.Minute}}
 	a, s := NewArena(&testBudget{PageBytes}), make(State, ls.Words())
 	ls.Init(s, Instant{})
-	if _, ok := a.Alloc(3); !ok { // the only page is for blocks such as the first limit's
-		t.Fatal("no memory")
-	}
-	if _, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil); err != ErrNoMemory {
-		t.Fatal(err)
-	}
-	if n := liveBlocks(a); n != 1 || !ls.Idle(a, s, Instant{}) {
-		t.Errorf("%d blocks in use", n)
-	}
+	_, ok := a.Alloc(3)
+	must.True(t, ok, "no memory") // the only page is for blocks such as the first limit's
+	_, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil)
+	must.Equal(t, err, ErrNoMemory)
+	n := liveBlocks(a)
+	expect.True(t, n == 1 && ls.Idle(a, s, Instant{}), "%d blocks in use", n)
 }
 
 // TestNoMemoryDenied: a refusal stands even if it cannot be counted.
@@ -217,20 +199,17 @@ func TestNoMemoryDenied(t *testing.T) {
 	a, s := NewArena(&testBudget{2 * PageBytes}), make(State, ls.Words())
 	ls.Init(s, Instant{})
 	for i := range 6 {
-		if d, err := ls.Decide(a, s, Instant{Mono: int64(i)}, Request{Cost: 1}, nil); err != nil || !d.Allowed {
-			t.Fatal(d, err)
-		}
+		d, err := ls.Decide(a, s, Instant{Mono: int64(i)}, Request{Cost: 1}, nil)
+		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 	}
 	undo := fill(a)
 	d, err := ls.Decide(a, s, Instant{Mono: 100}, Request{Cost: 1}, nil)
-	if err != nil || d.Allowed || d.RetryAfter != sec-100 {
-		t.Errorf("%+v, %v; want a refusal that is not counted", d, err)
-	}
+	expect.True(t, err == nil && !d.Allowed && d.RetryAfter == sec-100,
+		"%+v, %v; want a refusal that is not counted", d, err)
 	undo()
 	d, err = ls.Decide(a, s, Instant{Mono: 100}, Request{Cost: 1}, nil)
-	if err != nil || d.Allowed || d.RetryAfter != sec-99 {
-		t.Errorf("%+v, %v; want a refusal that is counted", d, err)
-	}
+	expect.True(t, err == nil && !d.Allowed && d.RetryAfter == sec-99,
+		"%+v, %v; want a refusal that is counted", d, err)
 }
 
 // TestNoMemoryConvert: nothing happens to the old state.
@@ -240,26 +219,17 @@ func TestNoMemoryConvert(t *testing.T) {
 	a := NewArena(&testBudget{2 * PageBytes})
 	s, u := make(State, from.Words()), make(State, to.Words())
 	from.Init(s, Instant{})
-	if _, err := from.Decide(a, s, Instant{}, Request{Cost: 7}, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err := from.Decide(a, s, Instant{}, Request{Cost: 7}, nil)
+	must.NoError(t, err)
 	before := fmt.Sprintf("%x", from.Append(nil, a, s, Instant{}))
 	undo := fill(a)
-	if err := from.Convert(a, s, Instant{}, to, u); err != ErrNoMemory {
-		t.Fatal(err)
-	}
-	if after := fmt.Sprintf("%x", from.Append(nil, a, s, Instant{})); after != before {
-		t.Errorf("the old state was %s and is %s", before, after)
-	}
+	must.Equal(t, from.Convert(a, s, Instant{}, to, u), ErrNoMemory)
+	after := fmt.Sprintf("%x", from.Append(nil, a, s, Instant{}))
+	expect.True(t, after == before, "the old state was %s and is %s", before, after)
 	undo()
-	if err := from.Convert(a, s, Instant{}, to, u); err != nil {
-		t.Fatal(err)
-	}
-	if d, err := to.Decide(a, u, Instant{}, Request{Cost: 3}, nil); err != nil || d.Allowed || d.Remaining != 2 || d.Tightest != 1 {
-		t.Errorf("%+v, %v", d, err)
-	}
+	must.NoError(t, from.Convert(a, s, Instant{}, to, u))
+	d, err := to.Decide(a, u, Instant{}, Request{Cost: 3}, nil)
+	expect.True(t, err == nil && !d.Allowed && d.Remaining == 2 && d.Tightest == 1, "%+v, %v", d, err)
 	to.Free(a, u)
-	if liveBlocks(a) != 0 {
-		t.Error("blocks are nobody's")
-	}
+	expect.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 }

@@ -4,6 +4,9 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // A bucket that is the only limit is decided by a shorter way, which must say what the general one says, and leave behind
@@ -27,26 +30,20 @@ func TestBucketAlone(t *testing.T) {
 		if random.IntN(4) == 0 { // more than it holds, as after a merge or a change of limits
 			n := pick(1, l.holds(), MaxLimit)
 			for _, s := range []State{general, alone} {
-				if err := ls.Charge(nil, s, now, n); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, ls.Charge(nil, s, now, n))
 			}
 		}
 		for range 40 {
 			now.Mono += pick(-5, 0, 0, 1, random.Int64N(int64(l.Window)), random.Int64N(int64(l.Window)/min(l.Limit, int64(l.Window))+1))
 			r := Request{Cost: pick(-1, 0, 1, 1, 2, l.holds()/2+1, l.holds(), l.holds()+1, MaxLimit, MaxLimit+1), Partial: random.IntN(3) == 0}
 			var want Decision
-			if err := ls.DecideTo(nil, general, now, &r, make([]Decision, 1), &want); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.DecideTo(nil, general, now, &r, make([]Decision, 1), &want))
 			got, err := ls.Decide(nil, alone, now, r, nil)
-			if err != nil || got != want {
-				t.Fatalf("%+v at %d: %+v\nDecide: %+v, %v\nin general: %+v", l, now.Mono, r, got, err, want)
-			}
+			must.True(t, err == nil && got == want,
+				"%+v at %d: %+v\nDecide: %+v, %v\nin general: %+v", l, now.Mono, r, got, err, want)
 			for i := range general {
-				if general[i] != alone[i] {
-					t.Fatalf("%+v at %d: %+v leaves %x, in general %x", l, now.Mono, r, alone, general)
-				}
+				must.Equal(t, general[i], alone[i],
+					"%+v at %d: %+v leaves %x, in general %x", l, now.Mono, r, alone, general)
 			}
 			switch {
 			case got.Allowed:
@@ -58,7 +55,6 @@ func TestBucketAlone(t *testing.T) {
 			}
 		}
 	}
-	if allowed < 1000 || refused < 1000 || never < 1000 {
-		t.Errorf("%d allowed, %d refused, %d never: too one-sided to show anything", allowed, refused, never)
-	}
+	expect.True(t, allowed >= 1000 && refused >= 1000 && never >= 1000,
+		"%d allowed, %d refused, %d never: too one-sided to show anything", allowed, refused, never)
 }

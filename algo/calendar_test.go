@@ -5,6 +5,9 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestCalendar is about windows that are not as long as they usually are.
@@ -62,9 +65,7 @@ func TestCalendar(t *testing.T) {
 	} {
 		parse := func(s string) int64 {
 			at, err := time.Parse(time.RFC3339, s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			return at.Unix()
 		}
 		start, end := calendar(tt.period, mustZone(t, tt.zone), 1, parse(tt.at))
@@ -95,17 +96,13 @@ func TestCalendarTiles(t *testing.T) {
 			start, end := calendar(p, zone, anchor, from)
 			for sec := from; sec < until; sec += stride {
 				if sec >= end && (p != Minute && p != Hour || sec-end < stride) {
-					if s, _ := calendar(p, zone, anchor, end); s != end {
-						t.Fatalf("%s: the %v after the one that ends at %d begins at %d", name, p, end, s)
-					}
+					s, _ := calendar(p, zone, anchor, end)
+					must.True(t, s == end, "%s: the %v after the one that ends at %d begins at %d", name, p, end, s)
 				}
 				s, e := calendar(p, zone, anchor, sec)
-				if s > sec || e <= sec {
-					t.Fatalf("%s: the %v of %d is %d to %d", name, p, sec, s, e)
-				}
-				if sec < end && (s != start || e != end) {
-					t.Fatalf("%s: the %v of %d is %d to %d, not %d to %d", name, p, sec, s, e, start, end)
-				}
+				must.True(t, s <= sec && e > sec, "%s: the %v of %d is %d to %d", name, p, sec, s, e)
+				must.True(t, sec >= end || s == start && e == end,
+					"%s: the %v of %d is %d to %d, not %d to %d", name, p, sec, s, e, start, end)
 				start, end = s, e
 			}
 		}
@@ -121,9 +118,7 @@ func TestCalendarStepsBack(t *testing.T) {
 	decide := func(mono time.Duration, wall time.Time, allowed bool, retry time.Duration) {
 		t.Helper()
 		d, err := ls.Decide(a, s, Instant{int64(mono), wall.UnixNano()}, Request{Cost: 1}, nil)
-		if err != nil || d.Allowed != allowed || d.RetryAfter != retry {
-			t.Errorf("at %v: %+v, %v", wall, d, err)
-		}
+		expect.True(t, err == nil && d.Allowed == allowed && d.RetryAfter == retry, "at %v: %+v, %v", wall, d, err)
 	}
 	decide(0, noon, true, 0)
 	decide(0, noon.Add(-24*time.Hour), true, 0)
@@ -135,9 +130,8 @@ func TestCalendarStepsBack(t *testing.T) {
 
 	// Neither by a move to a node whose clock is behind.
 	data := ls.Append(nil, a, s, Instant{Wall: noon.UnixNano()})
-	if _, err := ls.Restore(a, s, Instant{Wall: noon.UnixNano()}, data); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ls.Restore(a, s, Instant{Wall: noon.UnixNano()}, data)
+	must.NoError(t, err)
 	decide(0, noon, false, 34*time.Hour)
 
 	// A clock that is wrong by centuries does not make a duration overflow.
@@ -168,13 +162,9 @@ func TestCalendarAnchor(t *testing.T) {
 		if tt.zone != "UTC" {
 			l.Zone = mustZone(t, tt.zone)
 		}
-		if err := l.Validate(); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, l.Validate())
 		at, err := time.Parse(time.RFC3339, tt.at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		start, end := l.windowOf(at.Unix())
 		if s, e := time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339); s != tt.start || e != tt.end {
 			t.Errorf("anchor %d at %s %s: %s to %s, want %s to %s", tt.anchor, tt.at, tt.zone, s, e, tt.start, tt.end)
@@ -187,9 +177,8 @@ func TestCalendarAnchor(t *testing.T) {
 		{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Anchor: 2},
 	} {
 		var wrong *FieldError
-		if err := l.Validate(); !errors.As(err, &wrong) || wrong.Field != "anchor" {
-			t.Errorf("%+v: %v, want one about anchor", l, err)
-		}
+		err := l.Validate()
+		expect.True(t, errors.As(err, &wrong) && wrong.Field == "anchor", "%+v: %v, want one about anchor", l, err)
 	}
 }
 
@@ -205,16 +194,11 @@ func TestCalendarNumbers(t *testing.T) {
 				l := Limit{Algorithm: FixedWindow, Limit: 1, Period: p, Zone: mustZone(t, name), Anchor: anchor, CarryDebt: true}
 				sec := r.Int64N(4_000_000_000) - 1_000_000_000
 				start, end := l.windowOf(sec)
-				if got := l.windowAfter(sec, 0); got != start {
-					t.Fatalf("%+v: the window of %d begins at %d, not %d", l, sec, got, start)
-				}
+				must.Equal(t, l.windowAfter(sec, 0), start, "%+v: the window of %d begins at", l, sec)
 				for k := int64(1); k < 60; k++ {
-					if got := l.windowAfter(sec, k); got != end {
-						t.Fatalf("%+v: window %d after %d begins at %d, not %d", l, k, sec, got, end)
-					}
-					if got := l.windowsBetween(sec, end); got != k {
-						t.Fatalf("%+v: %d windows from %d to %d, not %d", l, got, sec, end, k)
-					}
+					must.Equal(t, l.windowAfter(sec, k), end, "%+v: window %d after %d begins at", l, k, sec)
+					got := l.windowsBetween(sec, end)
+					must.True(t, got == k, "%+v: %d windows from %d to %d, not %d", l, got, sec, end, k)
 					_, end = l.windowOf(end)
 				}
 			}

@@ -3,6 +3,9 @@ package algo
 import (
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestFill: no limit has room any more, and what a unit costs is what it always costs.
@@ -18,9 +21,7 @@ func TestFill(t *testing.T) {
 		now := origins[i%len(origins)]
 		r := newReplica(ls, now)
 		r.ask(t, now, int64(i%3))
-		if err := ls.Fill(r.a, r.s, now); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, ls.Fill(r.a, r.s, now))
 		for j, d := range r.ask(t, now, 0) {
 			used := ls.Used(r.a, r.s, now, j)
 			if l.Algorithm == Concurrency && j == 0 {
@@ -53,17 +54,14 @@ func TestFillForgetsWhatWas(t *testing.T) {
 		now = later(now, l.Window-min(l.Window/7, time.Millisecond))
 		fresh.ls.Init(fresh.s, now)
 		for _, filled := range []*replica{&r, &fresh} {
-			if err := ls.Fill(filled.a, filled.s, now); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Fill(filled.a, filled.s, now))
 		}
 		for _, n := range []int64{1, (l.holds() + 1) / 2, l.holds()} {
 			for _, after := range []time.Duration{0, l.Window / 3, l.Window - 1, l.Window, 2 * l.Window} {
 				got := r.clone(t, now).ask(t, later(now, after), n)[0]
 				want := fresh.clone(t, now).ask(t, later(now, after), n)[0]
-				if got.Allowed && !want.Allowed {
-					t.Fatalf("%+v: %d units %v after it was filled: %+v, where a new one says %+v", l, n, after, got, want)
-				}
+				must.True(t, !got.Allowed || want.Allowed,
+					"%+v: %d units %v after it was filled: %+v, where a new one says %+v", l, n, after, got, want)
 			}
 		}
 	}
@@ -81,9 +79,7 @@ func TestFillKeepsWindows(t *testing.T) {
 		u.s = transplant(t, u, r, Instant{})
 		u.s[1] += uint64(moved) // a window of another process
 		filled := u.clone(t, now)
-		if err := ls.Fill(filled.a, filled.s, now); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, ls.Fill(filled.a, filled.s, now))
 		for at := time.Duration(0); at < 2*w; at += w / 20 {
 			if got, want := ls.Used(filled.a, filled.s, later(now, at), 0), ls.Used(u.a, u.s, later(now, at), 0); got < want {
 				t.Fatalf("moved by %v: %d in use %v after it was filled, and %d of it were", moved, got, at, want)
@@ -97,31 +93,22 @@ func TestChargeLeases(t *testing.T) {
 	ls := Limits{{Algorithm: Concurrency, Limit: 10, Window: time.Minute}}
 	r := newReplica(ls, Instant{})
 	given := r.ask(t, Instant{}, 2)[0].Lease
-	if err := ls.Charge(r.a, r.s, Instant{Mono: 1e9}, 3); err != nil {
-		t.Fatal(err)
-	}
-	if err := ls.Fill(r.a, r.s, Instant{Mono: 2e9}); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, ls.Charge(r.a, r.s, Instant{Mono: 1e9}, 3))
+	must.NoError(t, ls.Fill(r.a, r.s, Instant{Mono: 2e9}))
 	r = r.clone(t, Instant{Mono: 2e9})
 	for slot := range uint64(64) {
 		for nonce := range uint64(3) {
-			if id := nonce<<slotBits | slot; id != given && ls.Release(r.a, r.s, Instant{}, id) {
-				t.Fatalf("%x was released", id)
-			}
+			id := nonce<<slotBits | slot
+			must.True(t, id == given || !ls.Release(r.a, r.s, Instant{}, id), "%x was released", id)
 		}
 	}
 	for _, e := range []struct {
 		at   time.Duration
 		used int64
 	}{{2 * time.Second, 15}, {60 * time.Second, 13}, {61 * time.Second, 10}, {62 * time.Second, 0}} {
-		if got := ls.Used(r.a, r.s, Instant{Mono: int64(e.at)}, 0); got != e.used {
-			t.Errorf("%d used at %v, want %d", got, e.at, e.used)
-		}
+		expect.Equal(t, ls.Used(r.a, r.s, Instant{Mono: int64(e.at)}, 0), e.used, "used at %v", e.at)
 	}
-	if liveBlocks(r.a) != 0 {
-		t.Error("an idle state owns blocks")
-	}
+	expect.Equal(t, liveBlocks(r.a), 0, "an idle state owns blocks")
 }
 
 // TestChargeSaturates: whatever is charged, and however often, the state is one that can be moved and runs off.
@@ -132,25 +119,19 @@ func TestChargeSaturates(t *testing.T) {
 		for j := range 5 {
 			now = later(now, time.Duration(int64(l.Window)/10*int64(i%2)))
 			for _, n := range []int64{MaxLimit - 1, 1<<63 - 1, 0, -5} {
-				if err := ls.Charge(r.a, r.s, now, n); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, ls.Charge(r.a, r.s, now, n))
 			}
 			if u := transplant(t, r, r.clone(t, now), now); j > 2 {
-				if err := ls.Join(r.a, r.s, now, u); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, ls.Join(r.a, r.s, now, u))
 				ls.Free(r.a, u)
 			} else {
 				ls.Free(r.a, u)
 			}
-			if d := r.clone(t, now).ask(t, now, 0)[0]; l.Limit != Unlimited && d.Remaining > 0 && l.holds() < MaxLimit/2 {
-				t.Fatalf("%+v: room after everything was charged: %+v", l, d)
-			}
+			d := r.clone(t, now).ask(t, now, 0)[0]
+			must.True(t, l.Limit == Unlimited || d.Remaining <= 0 || l.holds() >= MaxLimit/2,
+				"%+v: room after everything was charged: %+v", l, d)
 		}
-		if !ls.Idle(r.a, r.s, later(now, 2*MaxFill)) || liveBlocks(r.a) != 0 {
-			t.Fatalf("%+v: in use for ever", l)
-		}
+		must.True(t, ls.Idle(r.a, r.s, later(now, 2*MaxFill)) && liveBlocks(r.a) == 0, "%+v: in use for ever", l)
 	}
 }
 
@@ -158,9 +139,8 @@ func TestChargeSaturates(t *testing.T) {
 func transplant(t testing.TB, r, u replica, now Instant) State {
 	t.Helper()
 	s := make(State, r.ls.Words())
-	if _, err := r.ls.Restore(r.a, s, now, u.ls.Append(nil, u.a, u.s, now)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := r.ls.Restore(r.a, s, now, u.ls.Append(nil, u.a, u.s, now))
+	must.NoError(t, err)
 	return s
 }
 
@@ -179,9 +159,7 @@ func TestChargeNoMemory(t *testing.T) {
 			a, s := NewArena(&testBudget{pages * PageBytes}), make(State, ls.Words())
 			ls.Init(s, Instant{})
 			before := ls.Mark(s)
-			if err := charge(a, s); err != want {
-				t.Errorf("%s, %d pages: %v, want %v", name, pages, err, want)
-			}
+			expect.Equal(t, charge(a, s), want, "%s, %d pages", name, pages)
 			if idle := ls.Idle(a, s, Instant{}); idle != (want != nil) || idle && (liveBlocks(a) != 0 || ls.Mark(s) != before) {
 				t.Errorf("%s, %d pages: idle %v with %d blocks", name, pages, idle, liveBlocks(a))
 			}
@@ -211,12 +189,8 @@ func TestHorizon(t *testing.T) {
 		{Limit{Algorithm: Concurrency, Limit: 5, Window: time.Minute}, time.Minute},
 		{Limit{Algorithm: SlidingLog, Limit: Unlimited, Window: time.Minute}, 0},
 	} {
-		if got := (Limits{tt.limit}).Horizon(); got != tt.want {
-			t.Errorf("%+v: %v, want %v", tt.limit, got, tt.want)
-		}
+		expect.Equal(t, (Limits{tt.limit}).Horizon(), tt.want, "%+v", tt.limit)
 	}
 	ls := Limits{{Algorithm: FixedWindow, Limit: 5, Window: time.Minute}, {Algorithm: FixedWindow, Limit: 5, Period: Day}, {Algorithm: FixedWindow, Limit: Unlimited}}
-	if got := ls.Horizon(); got != 2*day {
-		t.Errorf("of several: %v", got)
-	}
+	expect.Equal(t, ls.Horizon(), 2*day, "of several")
 }

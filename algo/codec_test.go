@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestLimitsRoundTrip(t *testing.T) {
@@ -24,12 +27,10 @@ func TestLimitsRoundTrip(t *testing.T) {
 		}
 		data := AppendLimits([]byte("prefix"), ls)
 		got, rest, err := ParseLimits(append(data, "rest"...)[len("prefix"):], zoneOf)
-		if err != nil || string(rest) != "rest" || !reflect.DeepEqual(got, ls) {
-			t.Fatalf("%d: %+v is read as %+v, %q, %v", i, ls, got, rest, err)
-		}
-		if again := AppendLimits([]byte("prefix"), got); !bytes.Equal(again, data) {
-			t.Fatalf("%d: %x and %x", i, data, again)
-		}
+		must.True(t, err == nil && string(rest) == "rest" && reflect.DeepEqual(got, ls),
+			"%d: %+v is read as %+v, %q, %v", i, ls, got, rest, err)
+		again := AppendLimits([]byte("prefix"), got)
+		must.True(t, bytes.Equal(again, data), "%d: %x and %x", i, data, again)
 	}
 }
 
@@ -37,9 +38,8 @@ func TestParseLimitsErrors(t *testing.T) {
 	good := Limit{Algorithm: FixedWindow, Limit: 5, Window: time.Minute}
 	data := AppendLimits(nil, Limits{good, good})
 	for i := range data {
-		if ls, _, err := ParseLimits(data[:i], zoneOf); err == nil || ls != nil {
-			t.Errorf("cut off at %d: %+v, %v", i, ls, err)
-		}
+		ls, _, err := ParseLimits(data[:i], zoneOf)
+		expect.True(t, err != nil && ls == nil, "cut off at %d: %+v, %v", i, ls, err)
 	}
 	with := func(i int, b byte) []byte {
 		data := bytes.Clone(data)
@@ -61,9 +61,9 @@ func TestParseLimitsErrors(t *testing.T) {
 	} {
 		ls, _, err := ParseLimits(tt.data, zoneOf)
 		var f *FieldError
-		if ls != nil || tt.field == "" && err != ErrLimits || tt.field != "" && (!errors.As(err, &f) || f.Field != tt.field) {
-			t.Errorf("%s: %+v, %v; want an error about %q", tt.name, ls, err, tt.field)
-		}
+		expect.True(t, ls == nil && (tt.field != "" || err == ErrLimits) &&
+			(tt.field == "" || errors.As(err, &f) && f.Field == tt.field),
+			"%s: %+v, %v; want an error about %q", tt.name, ls, err, tt.field)
 	}
 }
 
@@ -85,13 +85,12 @@ func TestParseLimitsZones(t *testing.T) {
 			return nil
 		})
 		var unknown *ZoneError
-		if want := name[:min(len(name), longestZone)]; ls != nil || !errors.As(err, &unknown) || unknown.Name != want || len(asked) != 1 || asked[0] != want {
-			t.Errorf("%+v, %v; asked for %q", ls, err, asked)
-		}
+		want := name[:min(len(name), longestZone)]
+		expect.True(t, ls == nil && errors.As(err, &unknown) && unknown.Name == want && len(asked) == 1 &&
+			asked[0] == want, "%+v, %v; asked for %q", ls, err, asked)
 		berlin := zoneOf("Europe/Berlin")
-		if ls, _, err := ParseLimits(data, func(string) *time.Location { return berlin }); err != nil || ls[0].Zone != berlin {
-			t.Errorf("%+v, %v", ls, err)
-		}
+		ls, _, err = ParseLimits(data, func(string) *time.Location { return berlin })
+		expect.True(t, err == nil && ls[0].Zone == berlin, "%+v, %v", ls, err)
 	}
 }
 
@@ -105,13 +104,11 @@ func FuzzParseLimits(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := ls.Validate(); err != nil || !bytes.HasSuffix(data, rest) {
-			t.Fatalf("%+v: %v, rest %x", ls, err, rest)
-		}
+		err = ls.Validate()
+		must.True(t, err == nil && bytes.HasSuffix(data, rest), "%+v: %v, rest %x", ls, err, rest)
 		again, rest, err := ParseLimits(AppendLimits(nil, ls), zoneOf)
-		if err != nil || len(rest) != 0 || !bytes.Equal(AppendLimits(nil, again), AppendLimits(nil, ls)) {
-			t.Fatalf("%+v is read as %+v, %v", ls, again, err)
-		}
+		must.True(t, err == nil && len(rest) == 0 && bytes.Equal(AppendLimits(nil, again), AppendLimits(nil, ls)),
+			"%+v is read as %+v, %v", ls, again, err)
 		ls.Init(make(State, ls.Words()), Instant{})
 	})
 }

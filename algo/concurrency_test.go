@@ -6,6 +6,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // leaseOracle keeps leases by their ids.
@@ -54,9 +57,7 @@ func (o *leaseOracle) pick(src source) (uint64, bool) {
 func playLeases(t testing.TB, src source, l Limit, crowd int64) {
 	t.Helper()
 	ls, a := Limits{l}, NewArena(nil)
-	if err := ls.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, ls.Validate())
 	s, now := make(State, ls.Words()), Instant{Mono: src.n(1 << 40)}
 	ls.Init(s, now)
 	o := &leaseOracle{limit: l, leases: map[uint64]event{}}
@@ -82,9 +83,7 @@ func playLeases(t testing.TB, src source, l Limit, crowd int64) {
 			}
 			former = append(former, id)
 			delete(o.leases, id)
-			if !ls.Release(a, s, now, id) {
-				t.Fatalf("lease %x could not be released", id)
-			}
+			must.True(t, ls.Release(a, s, now, id), "lease %x could not be released", id)
 		case 2:
 			if !ok {
 				continue
@@ -95,9 +94,8 @@ func playLeases(t testing.TB, src source, l Limit, crowd int64) {
 				want = l.Window
 			}
 			o.set(id, now.Mono+int64(want), o.leases[id].n)
-			if got, ok := ls.Renew(a, s, now, id, ttl); !ok || got != want {
-				t.Fatalf("lease %x renewed for %v, %v; want %v", id, got, ok, want)
-			}
+			got, ok := ls.Renew(a, s, now, id, ttl)
+			must.True(t, ok && got == want, "lease %x renewed for %v, %v; want %v", id, got, ok, want)
 		case 3: // ids of nothing
 			bad := uint64(src.n(1<<62)) ^ id
 			if src.n(2) == 0 {
@@ -110,26 +108,20 @@ func playLeases(t testing.TB, src source, l Limit, crowd int64) {
 			if _, known := o.leases[bad]; known {
 				continue
 			}
-			if ls.Release(a, s, now, bad) {
-				t.Fatalf("%x is no lease, and was released", bad)
-			}
-			if _, ok := ls.Renew(a, s, now, bad, 0); ok {
-				t.Fatalf("%x is no lease, and was renewed", bad)
-			}
+			must.True(t, !ls.Release(a, s, now, bad), "%x is no lease, and was released", bad)
+			_, ok := ls.Renew(a, s, now, bad, 0)
+			must.True(t, !ok, "%x is no lease, and was renewed", bad)
 		case 4:
 			if src.n(5) != 0 {
 				continue
 			}
 			data := ls.Append(nil, a, s, now)
 			ls.Free(a, s)
-			if n := liveBlocks(a); n != 0 {
-				t.Fatalf("%d blocks are nobody's", n)
-			}
+			must.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 			shift := src.n(1<<50) - now.Mono
 			now.Mono += shift
-			if rest, err := ls.Restore(a, s, now, data); err != nil || len(rest) != 0 {
-				t.Fatal(err)
-			}
+			rest, err := ls.Restore(a, s, now, data)
+			must.True(t, err == nil && len(rest) == 0, "%v", err)
 			for id, e := range o.leases {
 				o.leases[id] = event{e.at + shift, e.n}
 			}
@@ -138,18 +130,14 @@ func playLeases(t testing.TB, src source, l Limit, crowd int64) {
 			l.Limit = 1 + src.n(2*o.limit.Limit)
 			o.limit = l
 			u := make(State, ls.Words())
-			if err := ls.Convert(a, s, now, Limits{l}, u); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Convert(a, s, now, Limits{l}, u))
 			ls, s = Limits{l}, u
 			o.limit = l
 		}
 		o.judge(t, ls, a, s, now)
 	}
 	ls.Free(a, s)
-	if n := liveBlocks(a); n != 0 {
-		t.Fatalf("%d blocks are nobody's", n)
-	}
+	must.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 }
 
 func (o *leaseOracle) acquire(t testing.TB, ls Limits, a *Arena, s State, now Instant, r Request) {
@@ -170,9 +158,7 @@ func (o *leaseOracle) acquire(t testing.TB, ls Limits, a *Arena, s State, now In
 		}
 	}
 	got, err := ls.Decide(a, s, now, r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if want.Lease = got.Lease; want.Granted > 0 {
 		if _, used := o.leases[got.Lease]; used || got.Lease == 0 || got.Lease>>slotBits != max(r.Nonce&nonceMask, 1) {
 			t.Fatalf("lease id %x of nonce %x", got.Lease, r.Nonce)
@@ -187,9 +173,7 @@ func (o *leaseOracle) acquire(t testing.TB, ls Limits, a *Arena, s State, now In
 	}
 	want.Remaining = max(0, o.limit.Limit-o.used())
 	want.ResetAfter = time.Duration(o.latest - now.Mono)
-	if got != want {
-		t.Fatalf("%+v:\n got %+v\nwant %+v", r, got, want)
-	}
+	must.True(t, got == want, "%+v:\n got %+v\nwant %+v", r, got, want)
 }
 
 func (o *leaseOracle) judge(t testing.TB, ls Limits, a *Arena, s State, now Instant) {
@@ -225,9 +209,7 @@ func TestManyLeases(t *testing.T) {
 	var ids []uint64
 	acquire := func(at int) {
 		d, err := ls.Decide(a, s, Instant{Mono: int64(at)}, Request{Cost: 1, Nonce: uint64(at) * 0x9e3779b97f4a7c15}, nil)
-		if err != nil || !d.Allowed {
-			t.Fatal(d, err)
-		}
+		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 		ids = append(ids, d.Lease)
 	}
 	for i := range n {
@@ -243,35 +225,26 @@ func TestManyLeases(t *testing.T) {
 	}
 	ids = kept
 	data := ls.Append(nil, a, s, Instant{Mono: n})
-	if len(data) > 20*len(ids) {
-		t.Errorf("%d bytes for %d leases", len(data), len(ids))
-	}
+	expect.True(t, len(data) <= 20*len(ids), "%d bytes for %d leases", len(data), len(ids))
 	ls.Free(a, s)
-	if _, err := ls.Restore(a, s, Instant{Mono: n}, data); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ls.Restore(a, s, Instant{Mono: n}, data)
+	must.NoError(t, err)
 	// The chunks that are missing now are found again.
 	for i := range n {
 		acquire(n + i)
 	}
 	slots := map[uint64]bool{}
 	for _, id := range ids {
-		if slots[id&slotMask] {
-			t.Fatal("a slot was given twice")
-		}
+		must.True(t, !slots[id&slotMask], "a slot was given twice")
 		slots[id&slotMask] = true
 	}
-	if got := ls.Used(a, s, Instant{}, 0); got != int64(len(ids)) {
-		t.Errorf("%d in use, want %d", got, len(ids))
-	}
+	expect.Equal(t, ls.Used(a, s, Instant{}, 0), int64(len(ids)), "in use, want %d", len(ids))
 	for _, id := range ids {
-		if _, ok := ls.Renew(a, s, Instant{}, id, time.Minute); !ok {
-			t.Fatal("a lease is gone")
-		}
+		_, ok := ls.Renew(a, s, Instant{}, id, time.Minute)
+		must.True(t, ok, "a lease is gone")
 	}
-	if !ls.Idle(a, s, Instant{Mono: 2*n + int64(time.Minute)}) || liveBlocks(a) != 0 {
-		t.Error("leases outlive their time")
-	}
+	expect.True(t, ls.Idle(a, s, Instant{Mono: 2*n + int64(time.Minute)}) && liveBlocks(a) == 0,
+		"leases outlive their time")
 }
 
 func TestUnlimitedLeases(t *testing.T) {
@@ -279,17 +252,11 @@ func TestUnlimitedLeases(t *testing.T) {
 	a, s := NewArena(nil), make(State, ls.Words())
 	ls.Init(s, Instant{})
 	d, err := ls.Decide(a, s, Instant{}, Request{Cost: 5}, nil)
-	if err != nil || !d.Allowed || d.Lease == 0 {
-		t.Fatal(d, err)
-	}
-	if ttl, ok := ls.Renew(a, s, Instant{}, d.Lease, 0); ttl != time.Minute || !ok {
-		t.Error("not renewed")
-	}
-	if !ls.Release(a, s, Instant{}, d.Lease) {
-		t.Error("not released")
-	}
+	must.True(t, err == nil && d.Allowed && d.Lease != 0, "%v %v", d, err)
+	ttl, ok := ls.Renew(a, s, Instant{}, d.Lease, 0)
+	expect.True(t, ttl == time.Minute && ok, "not renewed")
+	expect.True(t, ls.Release(a, s, Instant{}, d.Lease), "not released")
 	log := Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Minute}}
-	if _, ok := log.Renew(a, make(State, log.Words()), Instant{}, 1, 0); ok || log.Release(a, make(State, log.Words()), Instant{}, 1) {
-		t.Error("a log has no leases")
-	}
+	_, ok = log.Renew(a, make(State, log.Words()), Instant{}, 1, 0)
+	expect.True(t, !ok && !log.Release(a, make(State, log.Words()), Instant{}, 1), "a log has no leases")
 }

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // replica is a state, usually a copy of another one, with an Arena and limits of its own.
@@ -24,18 +27,15 @@ func newReplica(ls Limits, now Instant) replica {
 func (r replica) extend(t testing.TB, now Instant, data []byte) {
 	t.Helper()
 	rest, err := r.ls.Extend(r.a, r.s, now, append(data[:len(data):len(data)], "rest"...))
-	if err != nil || string(rest) != "rest" {
-		t.Fatalf("extend with %x: %q, %v", data, rest, err)
-	}
+	must.True(t, err == nil && string(rest) == "rest", "extend with %x: %q, %v", data, rest, err)
 }
 
 // clone returns the same state in an Arena of its own.
 func (r replica) clone(t testing.TB, now Instant) replica {
 	t.Helper()
 	c := newReplica(r.ls, now)
-	if _, err := c.ls.Restore(c.a, c.s, now, r.ls.Append(nil, r.a, r.s, now)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.ls.Restore(c.a, c.s, now, r.ls.Append(nil, r.a, r.s, now))
+	must.NoError(t, err)
 	return c
 }
 
@@ -72,9 +72,8 @@ func logEvents(l *Limit, a *Arena, s []uint64) (events []event) {
 func (r replica) ask(t testing.TB, now Instant, cost int64) []Decision {
 	t.Helper()
 	each := make([]Decision, len(r.ls))
-	if _, err := r.ls.Decide(r.a, r.s, now, Request{Cost: cost}, each); err != nil {
-		t.Fatal(err)
-	}
+	_, err := r.ls.Decide(r.a, r.s, now, Request{Cost: cost}, each)
+	must.NoError(t, err)
 	return each
 }
 
@@ -110,9 +109,7 @@ func TestReplicaLate(t *testing.T) {
 				case 0:
 					ls.Refund(original.a, original.s, now, cost)
 				case 1:
-					if err := ls.Charge(original.a, original.s, now, cost); err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, ls.Charge(original.a, original.s, now, cost))
 				default:
 					original.ask(t, now, cost)
 				}
@@ -154,9 +151,7 @@ func TestReplicaLate(t *testing.T) {
 			now = later(now, time.Duration(src.n(max(arrived-now.Mono, 1))))
 		}
 	}
-	if extensions < 5*rounds {
-		t.Errorf("only %d extensions in %d rounds", extensions, rounds)
-	}
+	expect.True(t, extensions >= 5*rounds, "only %d extensions in %d rounds", extensions, rounds)
 }
 
 // TestReplicaOrder: what was longer on the way than what came after it holds that back as well, and nothing more.
@@ -173,9 +168,7 @@ func TestReplicaOrder(t *testing.T) {
 	send(950*ms, 960*ms, mark)
 	got := logEvents(&ls[0], c.a, c.s[1:])
 	want := []event{{int64(900 * ms), 2}, {int64(960 * ms), 1}}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("entries %d, want %d", got, want)
-	}
+	expect.Equal(t, fmt.Sprint(got), fmt.Sprint(want), "entries %d, want %d", got, want)
 }
 
 // TestReplicaTicks: what does not lie on the copy's own ticks, of 32 ns here, goes to the next, not beyond now's.
@@ -195,9 +188,8 @@ func TestReplicaTicks(t *testing.T) {
 		mark = ls.Mark(o.s)
 	}
 	got := logEvents(&ls[0], c.a, c.s[1:])
-	if want := "[{74 1} {106 1} {170 1} {202 1} {266 1}]"; fmt.Sprint(got) != want {
-		t.Errorf("entries %d, want %s", got, want)
-	}
+	want := "[{74 1} {106 1} {170 1} {202 1} {266 1}]"
+	expect.Equal(t, fmt.Sprint(got), want, "entries %d", got)
 }
 
 // TestMark is what a mark survives, and how much is written then.
@@ -208,12 +200,6 @@ func TestMark(t *testing.T) {
 	other := Limit{Algorithm: SlidingLog, Limit: 2000, Window: time.Hour}
 	bucket := Limit{Algorithm: TokenBucket, Limit: 1000, Window: time.Minute}
 	now := Instant{Mono: 1e12}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	for _, tt := range []struct {
 		name string
 		ls   Limits
@@ -224,7 +210,7 @@ func TestMark(t *testing.T) {
 		{"a peek", Limits{log}, func(r *replica) { r.ask(t, now, 0) }, 0},
 		{"a refusal", Limits{log}, func(r *replica) { r.ask(t, now, 1001) }, 0},
 		{"an admission", Limits{log, bucket, other}, func(r *replica) { r.ask(t, now, 3) }, extensionVersion},
-		{"a charge", Limits{log, other}, func(r *replica) { must(r.ls.Charge(r.a, r.s, now, 3)) }, extensionVersion},
+		{"a charge", Limits{log, other}, func(r *replica) { must.NoError(t, r.ls.Charge(r.a, r.s, now, 3)) }, extensionVersion},
 		{"a refund", Limits{log}, func(r *replica) { r.ls.Refund(r.a, r.s, now, 3) }, 0},
 		{"expiry", Limits{log}, func(r *replica) { now = later(now, 50*time.Second) }, 0},
 		{"a refusal that counts", Limits{denied, bucket}, func(r *replica) { r.ask(t, now, 950) }, extensionVersion},
@@ -233,23 +219,23 @@ func TestMark(t *testing.T) {
 			r.ls.Refund(r.a, r.s, now, 1000)
 			r.ask(t, now, 7)
 		}, extensionVersion},
-		{"filling", Limits{log}, func(r *replica) { must(r.ls.Fill(r.a, r.s, now)) }, snapshotVersion},
-		{"more than a position holds", Limits{log}, func(r *replica) { must(r.ls.Charge(r.a, r.s, now, 1<<40)) }, snapshotVersion},
+		{"filling", Limits{log}, func(r *replica) { must.NoError(t, r.ls.Fill(r.a, r.s, now)) }, snapshotVersion},
+		{"more than a position holds", Limits{log}, func(r *replica) { must.NoError(t, r.ls.Charge(r.a, r.s, now, 1<<40)) }, snapshotVersion},
 		{"much, several times", Limits{log}, func(r *replica) {
 			for range 5 {
-				must(r.ls.Charge(r.a, r.s, now, 1<<32-1))
+				must.NoError(t, r.ls.Charge(r.a, r.s, now, 1<<32-1))
 			}
 		}, snapshotVersion},
 		{"as much as a position is long", Limits{log}, func(r *replica) {
 			for range 1024 {
-				must(r.ls.Charge(r.a, r.s, now, MaxLimit))
+				must.NoError(t, r.ls.Charge(r.a, r.s, now, MaxLimit))
 			}
 		}, snapshotVersion},
 		{"a merge", Limits{log}, func(r *replica) {
 			u := make(State, r.ls.Words())
 			r.ls.Init(u, now)
-			must(r.ls.Charge(r.a, u, now, 1))
-			must(r.ls.Join(r.a, r.s, now, u))
+			must.NoError(t, r.ls.Charge(r.a, u, now, 1))
+			must.NoError(t, r.ls.Join(r.a, r.s, now, u))
 		}, snapshotVersion},
 		{"a beginning", Limits{log}, func(r *replica) {
 			r.ls.Free(r.a, r.s)
@@ -262,7 +248,7 @@ func TestMark(t *testing.T) {
 		{"a move", Limits{log}, func(r *replica) { *r = r.clone(t, now) }, snapshotVersion},
 		{"a change", Limits{log}, func(r *replica) {
 			u := make(State, r.ls.Words())
-			must(r.ls.Convert(r.a, r.s, now, r.ls, u))
+			must.NoError(t, r.ls.Convert(r.a, r.s, now, r.ls, u))
 			r.s = u
 		}, snapshotVersion},
 		{"being a copy", Limits{log}, func(r *replica) {
@@ -278,9 +264,7 @@ func TestMark(t *testing.T) {
 		}
 		c := r.clone(t, now)
 		mark := tt.ls.Mark(r.s)
-		if logs := tt.ls.logs() > 0; logs != (mark != 0) {
-			t.Errorf("%s: mark %d", tt.name, mark)
-		}
+		expect.Equal(t, tt.ls.logs() > 0, mark != 0, "%s: mark %d", tt.name, mark)
 		tt.do(&r)
 		data := tt.ls.AppendSince(nil, r.a, r.s, now, mark)
 		switch {
@@ -295,9 +279,8 @@ func TestMark(t *testing.T) {
 		if got, want := c.contents(now), r.contents(now); got != want {
 			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, want)
 		}
-		if data := tt.ls.AppendSince(nil, r.a, r.s, now, 0); data[0] != snapshotVersion {
-			t.Errorf("%s: mark 0 is taken for one", tt.name)
-		}
+		data = tt.ls.AppendSince(nil, r.a, r.s, now, 0)
+		expect.Equal(t, data[0], snapshotVersion, "%s: mark 0 is taken for one", tt.name)
 	}
 }
 
@@ -309,9 +292,8 @@ func TestMarkNeverRepeats(t *testing.T) {
 		*ls.position(r.s) = p
 		before := ls.Mark(r.s)
 		r.ask(t, Instant{}, 1)
-		if after := ls.Mark(r.s); before == 0 || after == 0 || before == after {
-			t.Errorf("marks %x and %x at %x", before, after, p)
-		}
+		after := ls.Mark(r.s)
+		expect.True(t, before != 0 && after != 0 && before != after, "marks %x and %x at %x", before, after, p)
 	}
 }
 
@@ -341,14 +323,12 @@ func TestExtendErrors(t *testing.T) {
 	} {
 		r := newReplica(ls, Instant{})
 		r.ask(t, Instant{}, 4)
-		if _, err := ls.Extend(r.a, r.s, Instant{}, tt.data); err != tt.err {
-			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
-		}
+		_, err := ls.Extend(r.a, r.s, Instant{}, tt.data)
+		expect.Equal(t, err, tt.err, "%s", tt.name)
 		r.ask(t, Instant{}, 2)
 		r.clone(t, Instant{})
-		if !ls.Idle(r.a, r.s, Instant{Mono: int64(time.Hour)}) || liveBlocks(r.a) != 0 {
-			t.Errorf("%s: in use for ever", tt.name)
-		}
+		expect.True(t, ls.Idle(r.a, r.s, Instant{Mono: int64(time.Hour)}) && liveBlocks(r.a) == 0,
+			"%s: in use for ever", tt.name)
 	}
 	// Half a snapshot of something else than a log leaves nothing of it.
 	for _, tt := range []struct {
@@ -361,12 +341,10 @@ func TestExtendErrors(t *testing.T) {
 		r := newReplica(Limits{tt.limit}, Instant{})
 		r.ask(t, Instant{}, 4)
 		data := append([]byte{extensionVersion, byte(tt.limit.Algorithm)}, tt.data...)
-		if _, err := r.ls.Extend(r.a, r.s, Instant{}, data); err != ErrSnapshot {
-			t.Errorf("%+v: %v", tt.limit, err)
-		}
-		if d := r.ask(t, Instant{}, 9)[0]; !d.Allowed || d.Remaining != 1 {
-			t.Errorf("%+v: %+v", tt.limit, d)
-		}
+		_, err := r.ls.Extend(r.a, r.s, Instant{}, data)
+		expect.Equal(t, err, ErrSnapshot, "%+v", tt.limit)
+		d := r.ask(t, Instant{}, 9)[0]
+		expect.True(t, d.Allowed && d.Remaining == 1, "%+v: %+v", tt.limit, d)
 	}
 	// No memory for what is in order.
 	for _, whole := range []bool{false, true} {
@@ -406,9 +384,7 @@ func TestExtendLongLog(t *testing.T) {
 			r.ask(t, now, 1+src.n(2))
 		}
 		data := ls.AppendSince(nil, r.a, r.s, now, mark)
-		if len(data) > 30+6*int(units) {
-			t.Fatalf("%d bytes for %d entries", len(data), units)
-		}
+		must.True(t, len(data) <= 30+6*int(units), "%d bytes for %d entries", len(data), units)
 		c.extend(t, now, data)
 	}
 	if got, want := c.contents(now), r.contents(now); got != want {
@@ -446,12 +422,10 @@ func TestExtendAfterUnequalCharges(t *testing.T) {
 	ls.Init(copied, Instant{})
 	var mark uint64
 	for _, step := range []struct{ cost, room int64 }{{2, 8}, {3, 5}} {
-		if _, err := ls.Decide(a, s, Instant{}, Request{Cost: step.cost, Always: true}, nil); err != nil {
-			t.Fatal(err)
-		}
-		if rest, err := ls.Extend(a, copied, Instant{}, ls.AppendSince(nil, a, s, Instant{}, mark)); err != nil || len(rest) > 0 {
-			t.Fatal(rest, err)
-		}
+		_, err := ls.Decide(a, s, Instant{}, Request{Cost: step.cost, Always: true}, nil)
+		must.NoError(t, err)
+		rest, err := ls.Extend(a, copied, Instant{}, ls.AppendSince(nil, a, s, Instant{}, mark))
+		must.True(t, err == nil && len(rest) == 0, "%v %v", rest, err)
 		mark = ls.Mark(s)
 		each := make([]Decision, 2)
 		if _, err := ls.Decide(a, copied, Instant{}, Request{}, each); err != nil || each[0].Remaining != step.room {

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // fuzzLimits picks limits by a byte.
@@ -33,9 +35,8 @@ func FuzzRestore(f *testing.F) {
 		ls.Init(s, Instant{Wall: 1e18})
 		f.Add(pick, ls.Append(nil, a, s, Instant{Wall: 1e18}))
 		for i, cost := range []int64{1, 1, 2, 5, 1} {
-			if _, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e7, Wall: 1e18}, Request{Cost: cost, Nonce: uint64(i) * 0x123456789abcd}, nil); err != nil {
-				f.Fatal(err)
-			}
+			_, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e7, Wall: 1e18}, Request{Cost: cost, Nonce: uint64(i) * 0x123456789abcd}, nil)
+			must.NoError(f, err)
 		}
 		data := ls.Append(nil, a, s, Instant{Mono: 5e7, Wall: 1e18})
 		f.Add(pick, data)
@@ -60,48 +61,36 @@ func FuzzRestore(f *testing.F) {
 		now := Instant{Mono: 1e15, Wall: 1_700_000_000_000_000_000}
 		rest, err := ls.Restore(a, s, now, data)
 		if err != nil {
-			if liveBlocks(a) != 0 {
-				t.Fatal("blocks are nobody's")
-			}
-			if !ls.Idle(a, s, now) {
-				t.Fatal("what could not be restored is not new")
-			}
+			must.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
+			must.True(t, ls.Idle(a, s, now), "what could not be restored is not new")
 			return
 		}
-		if len(rest) > len(data) || string(rest) != string(data[len(data)-len(rest):]) {
-			t.Fatal("the rest is not what follows")
-		}
+		must.True(t, len(rest) <= len(data) && string(rest) == string(data[len(data)-len(rest):]),
+			"the rest is not what follows")
 		if most := 8192*(len(data)+4) + 3*PageBytes; a.Bytes() > most {
 			t.Fatalf("%d bytes make %d", len(data), a.Bytes())
 		}
 		// It can be used: what it says of itself comes true.
 		again := ls.Append(nil, a, s, now)
 		b, u := NewArena(nil), make(State, ls.Words())
-		if _, err := ls.Restore(b, u, now, again); err != nil {
-			t.Fatalf("its own snapshot: %v", err)
-		}
+		_, err = ls.Restore(b, u, now, again)
+		must.NoError(t, err, "its own snapshot")
 		for i := range 5 {
 			r := Request{Cost: int64(i) + 1}
 			d, err := ls.Decide(a, s, now, r, nil)
 			e, _ := ls.Decide(b, u, now, r, nil)
 			e.Lease = d.Lease // a copy may put it elsewhere
-			if err == nil && d != e {
-				t.Fatalf("%+v, its copy %+v", d, e)
-			}
+			must.True(t, err != nil || d == e, "%+v, its copy %+v", d, e)
 			if err != nil {
 				break
 			}
-			if d.RetryAfter < -1 || d.ResetAfter < 0 || d.Remaining < -1 || d.Delay < 0 {
-				t.Fatalf("%+v", d)
-			}
+			must.True(t, d.RetryAfter >= -1 && d.ResetAfter >= 0 && d.Remaining >= -1 && d.Delay >= 0, "%+v", d)
 			if d.RetryAfter > 0 && ls[0].Algorithm != Concurrency {
 				now = later(now, d.RetryAfter)
-				if d, err := ls.Decide(a, s, now, r, nil); err == nil && !d.Allowed {
-					t.Fatalf("does not pass after retry_after: %+v", d)
-				}
-				if _, err := ls.Decide(b, u, now, r, nil); err != nil {
-					t.Fatal(err)
-				}
+				d, err := ls.Decide(a, s, now, r, nil)
+				must.True(t, err != nil || d.Allowed, "does not pass after retry_after: %+v", d)
+				_, err = ls.Decide(b, u, now, r, nil)
+				must.NoError(t, err)
 			}
 			if n, m := ls.Refund(a, s, now, int64(i)), ls.Refund(b, u, now, int64(i)); n != m {
 				t.Fatalf("gives back %d, its copy %d", n, m)
@@ -115,9 +104,7 @@ func FuzzRestore(f *testing.F) {
 			ls.Free(a, s)
 		}
 		ls.Free(b, u)
-		if liveBlocks(a) != 0 || liveBlocks(b) != 0 {
-			t.Fatal("blocks are nobody's")
-		}
+		must.True(t, liveBlocks(a) == 0 && liveBlocks(b) == 0, "blocks are nobody's")
 	})
 }
 
@@ -169,14 +156,10 @@ func FuzzExtend(f *testing.F) {
 		r.a = NewArena(&testBudget{1 << 24})
 		for i := range held % 8 {
 			now = later(now, time.Duration(held)*1e3)
-			if err := ls.Charge(r.a, r.s, now, 1+int64(i)*int64(held>>8)); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Charge(r.a, r.s, now, 1+int64(i)*int64(held>>8)))
 		}
 		rest, err := ls.Extend(r.a, r.s, now, data)
-		if err == nil && string(rest) != string(data[len(data)-len(rest):]) {
-			t.Fatal("the rest is not what follows")
-		}
+		must.True(t, err != nil || string(rest) == string(data[len(data)-len(rest):]), "the rest is not what follows")
 		if most := 8192*(len(data)+4) + 16*PageBytes; r.a.Bytes() > most {
 			t.Fatalf("%d bytes make %d", len(data), r.a.Bytes())
 		}
@@ -189,9 +172,7 @@ func FuzzExtend(f *testing.F) {
 			if errX != nil {
 				break
 			}
-			if x != y {
-				t.Fatalf("%+v, its copy %+v", x, y)
-			}
+			must.True(t, x == y, "%+v, its copy %+v", x, y)
 			now = later(now, 3e8)
 		}
 		u := make(State, ls.Words())
@@ -201,8 +182,6 @@ func FuzzExtend(f *testing.F) {
 		}
 		ls.Free(r.a, u)
 		ls.Free(r.a, r.s)
-		if liveBlocks(r.a) != 0 {
-			t.Fatal("blocks are nobody's")
-		}
+		must.Equal(t, liveBlocks(r.a), 0, "blocks are nobody's")
 	})
 }

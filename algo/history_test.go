@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // source feeds a history: a random generator or a fuzzer's bytes.
@@ -63,9 +65,7 @@ type player struct {
 func newPlayer(t testing.TB, src source, now Instant, limits ...Limit) *player {
 	t.Helper()
 	p := &player{t: t, src: src, limits: limits, arena: NewArena(nil), now: now, newest: now.Mono}
-	if err := p.limits.Validate(); err != nil {
-		t.Fatalf("%+v: %v", limits, err)
-	}
+	must.NoError(t, p.limits.Validate(), "%+v", limits)
 	p.state = make(State, p.limits.Words())
 	p.limits.Init(p.state, now)
 	for _, l := range limits {

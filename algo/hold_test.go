@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var holdHistories = flag.Uint64("histories", 300, "histories of each algorithm and mode in TestGiveBack")
@@ -409,9 +412,7 @@ func TestReadHolds(t *testing.T) {
 		for range 4 {
 			now.Mono += rng.Int64N(1e8)
 			ls.Lower(s, now, hs)
-			if err := ls.Charge(a, s, now, 1+rng.Int64N(3)); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Charge(a, s, now, 1+rng.Int64N(3)))
 			hs = append(hs, ls.NewHold(s, rng.IntN(4) > 0))
 		}
 		data := ls.AppendHolds(nil, a, s, now, hs)
@@ -428,9 +429,8 @@ func TestReadHolds(t *testing.T) {
 			for k := range ls {
 				most = max(most, used[k])
 			}
-			if n := ls.GiveBack(a, s, now, hs, i, 1+rng.Int64N(3), rng.IntN(2) == 0); n > most {
-				t.Fatalf("seed %d: %d units were given back of %d", seed, n, most)
-			}
+			n := ls.GiveBack(a, s, now, hs, i, 1+rng.Int64N(3), rng.IntN(2) == 0)
+			must.True(t, n <= most, "seed %d: %d units were given back of %d", seed, n, most)
 			hs = hs.Remove(i)
 		}
 		ls.Free(a, s)
@@ -446,9 +446,7 @@ func TestWindowOfAReservation(t *testing.T) {
 		at := func(d time.Duration) Instant { return Instant{Mono: 1e12 + int64(d)} }
 		charge := func(d time.Duration, n int64, hold bool) {
 			t.Helper()
-			if err := ls.Charge(a, s, at(d), n); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Charge(a, s, at(d), n))
 			if hold {
 				hs = append(hs, ls.NewHold(s, true))
 			}
@@ -458,9 +456,8 @@ func TestWindowOfAReservation(t *testing.T) {
 			n := ls.GiveBack(a, s, at(d), hs, 0, 4, true)
 			hs = hs.Remove(0)
 			got, err := ls.Decide(a, s, at(d), Request{}, nil)
-			if n != back || err != nil || 10-got.Remaining != used || got.ResetAfter != reset {
-				t.Errorf("carry %v, after %v: %d were given back, want %d; %+v, %v", carry, d, n, back, got, err)
-			}
+			expect.True(t, n == back && err == nil && 10-got.Remaining == used && got.ResetAfter == reset,
+				"carry %v, after %v: %d were given back, want %d; %+v, %v", carry, d, n, back, got, err)
 		}
 		ls.Init(s, at(0))
 		charge(0, 4, true)

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // joinLimits are limits whose states are joined: each algorithm, alone and beside others.
@@ -56,9 +59,7 @@ func sides(t *testing.T, rng *rand.Rand, ls Limits, n int, apart bool) (a *Arena
 			default:
 				ls.Refund(a, s, now, 1+rng.Int64N(9))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 		}
 	}
 	parted := later(start, time.Duration(rng.Int64N(2*w)))
@@ -78,9 +79,8 @@ func sides(t *testing.T, rng *rand.Rand, ls Limits, n int, apart bool) (a *Arena
 		}
 		act(s, now.Mono+int64(shift), there)
 		back := make(State, ls.Words())
-		if _, err := ls.Restore(a, back, now, ls.Append(nil, a, s, Instant{Mono: now.Mono + int64(shift), Wall: now.Wall})); err != nil {
-			t.Fatal(err)
-		}
+		_, err := ls.Restore(a, back, now, ls.Append(nil, a, s, Instant{Mono: now.Mono + int64(shift), Wall: now.Wall}))
+		must.NoError(t, err)
 		ls.Free(a, s)
 		states = append(states, back)
 	}
@@ -94,9 +94,7 @@ func joined(t *testing.T, ls Limits, a *Arena, now Instant, states ...State) Sta
 	u := make(State, ls.Words())
 	ls.Init(u, now)
 	for _, s := range states {
-		if err := ls.Join(a, u, now, s); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, ls.Join(a, u, now, s))
 	}
 	return u
 }
@@ -158,10 +156,8 @@ func TestJoinBounds(t *testing.T) {
 							most = got
 						}
 					}
-					if got < max(x, y) || got > most {
-						t.Fatalf("%d, seed %d: limit %d: %v after the join of %d and %d it holds %d, want at most %d",
-							i, seed, k, time.Duration(at.Mono-now.Mono), x, y, got, most)
-					}
+					must.True(t, got >= max(x, y) && got <= most,
+						"%d, seed %d: limit %d: %v after the join of %d and %d it holds %d, want at most %d", i, seed, k, time.Duration(at.Mono-now.Mono), x, y, got, most)
 				}
 			}
 		}
@@ -172,9 +168,8 @@ func TestJoinBounds(t *testing.T) {
 func usedLater(t *testing.T, ls Limits, a *Arena, s State, now, at Instant, k int) int64 {
 	t.Helper()
 	u := make(State, len(s))
-	if _, err := ls.Restore(a, u, now, ls.Append(nil, a, s, now)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ls.Restore(a, u, now, ls.Append(nil, a, s, now))
+	must.NoError(t, err)
 	defer ls.Free(a, u)
 	return ls.Used(a, u, at, k)
 }
@@ -188,29 +183,24 @@ func TestJoinWindows(t *testing.T) {
 			s := make(State, ls.Words())
 			there := Instant{Mono: 5e9}
 			ls.Init(s, there)
-			if err := ls.Charge(a, s, there, units); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Charge(a, s, there, units))
 			u := make(State, ls.Words())
-			if _, err := ls.Restore(a, u, Instant{Mono: at}, ls.Append(nil, a, s, there)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := ls.Restore(a, u, Instant{Mono: at}, ls.Append(nil, a, s, there))
+			must.NoError(t, err)
 			return u
 		}
 		early, late := charged(7e9, 5), charged(7.6e9, 2)
 		u := joined(t, ls, a, Instant{Mono: 7.7e9}, early, late)
 		end := Instant{Mono: 8.6e9 - 1}
 		if l.Algorithm == FixedWindow {
-			if got := ls.Used(a, u, end, 0); got != 5 {
-				t.Errorf("at the end of the later window %d, want the larger count of 5", got)
-			}
+			got := ls.Used(a, u, end, 0)
+			expect.True(t, got == 5, "at the end of the later window %d, want the larger count of 5", got)
 			end.Mono++
 		} else {
 			end.Mono = 9.6e9
 		}
-		if got := ls.Used(a, u, end, 0); got != 0 {
-			t.Errorf("%v: %d in use when the later windows have ended", l.Algorithm, got)
-		}
+		got := ls.Used(a, u, end, 0)
+		expect.True(t, got == 0, "%v: %d in use when the later windows have ended", l.Algorithm, got)
 	}
 }
 
@@ -247,19 +237,14 @@ func TestJoinTicks(t *testing.T) {
 	}
 	// What was at 160 there is at 167 here.
 	u := make(State, ls.Words())
-	if _, err := ls.Restore(r.a, u, Instant{Mono: 167}, ls.Append(nil, there.a, there.s, Instant{Mono: 160})); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ls.Decide(r.a, u, Instant{Mono: 190}, Request{Cost: 1}, nil); err != nil { // 199
-		t.Fatal(err)
-	}
-	if err := ls.Join(r.a, r.s, Instant{Mono: 191}, u); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ls.Restore(r.a, u, Instant{Mono: 167}, ls.Append(nil, there.a, there.s, Instant{Mono: 160}))
+	must.NoError(t, err)
+	_, err = ls.Decide(r.a, u, Instant{Mono: 190}, Request{Cost: 1}, nil)
+	must.NoError(t, err) // 199
+	must.NoError(t, ls.Join(r.a, r.s, Instant{Mono: 191}, u))
 	got := logEvents(&ls[0], r.a, r.s[1:])
-	if want := "[{71 2} {135 1} {167 1} {199 1}]"; fmt.Sprint(got) != want {
-		t.Errorf("entries %d, want %s", got, want)
-	}
+	want := "[{71 2} {135 1} {167 1} {199 1}]"
+	expect.Equal(t, fmt.Sprint(got), want, "entries %d", got)
 }
 
 // TestJoinCalendar: of the same window the larger count, and an earlier one is forgotten.
@@ -281,17 +266,12 @@ func TestJoinCalendar(t *testing.T) {
 			wall int64
 			n    int64
 		}{{r.s, tt.s, 3}, {u, tt.t, 4}} {
-			if err := ls.Charge(r.a, c.s, Instant{Wall: c.wall}, c.n); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Charge(r.a, c.s, Instant{Wall: c.wall}, c.n))
 		}
 		// The wall clock was set back to the first day: windows that were opened stay.
-		if err := ls.Join(r.a, r.s, Instant{Wall: day}, u); err != nil {
-			t.Fatal(err)
-		}
-		if got := ls.Used(r.a, r.s, Instant{Wall: day}, 0); got != tt.want {
-			t.Errorf("%+v: %d used", tt, got)
-		}
+		must.NoError(t, ls.Join(r.a, r.s, Instant{Wall: day}, u))
+		got := ls.Used(r.a, r.s, Instant{Wall: day}, 0)
+		expect.True(t, got == tt.want, "%+v: %d used", tt, got)
 	}
 }
 
@@ -309,9 +289,8 @@ func TestJoinSeveral(t *testing.T) {
 	ls.Init(u, Instant{})
 	for i := range 3000 {
 		for _, v := range []State{s, u} {
-			if _, err := ls.Decide(a, v, Instant{Mono: int64(i) * 1e4}, Request{Cost: 1}, nil); err != nil {
-				t.Fatal(err)
-			}
+			_, err := ls.Decide(a, v, Instant{Mono: int64(i) * 1e4}, Request{Cost: 1}, nil)
+			must.NoError(t, err)
 		}
 	}
 	now := Instant{Mono: 30e6}
@@ -330,19 +309,14 @@ func TestJoinSeveral(t *testing.T) {
 			t.Fatalf("a merge without memory: %d blocks, were %d\n got %s\nwant %s", liveBlocks(a), blocks, got, before)
 		}
 	}
-	if failures == 0 {
-		t.Error("memory sufficed at once")
-	}
+	expect.True(t, failures != 0, "memory sufficed at once")
 	for i, want := range []int64{3000, 0, 3000, 3000} {
-		if got := ls.Used(a, s, now, i); got != want {
-			t.Errorf("limit %d: %d used, want %d", i, got, want)
-		}
+		got := ls.Used(a, s, now, i)
+		expect.True(t, got == want, "limit %d: %d used, want %d", i, got, want)
 	}
 	ls.Free(a, s)
 	ls.Free(a, u)
-	if n := liveBlocks(a); n != 0 {
-		t.Errorf("%d blocks are nobody's", n)
-	}
+	expect.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 }
 
 // TestJoinLeases has several states part from each other and meet again, and knows every lease by its id.
@@ -374,27 +348,21 @@ func TestJoinLeases(t *testing.T) {
 				case k < 10:
 					n, ttl := 1+r.Int64N(3), 1+r.Int64N(int64(l.Window))
 					got, err := ls.Decide(a, d.s, now, Request{Cost: n, Nonce: r.Uint64(), TTL: time.Duration(ttl)}, nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					d.live[got.Lease] = event{now.Mono + ttl, n}
 				case k == 10:
-					if err := ls.Charge(a, d.s, now, 2); err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, ls.Charge(a, d.s, now, 2))
 					d.anon = append(d.anon, event{now.Mono + int64(l.Window), 2})
 				default:
 					for id, e := range d.live { // any
 						if k < 15 {
 							ttl := 1 + r.Int64N(int64(l.Window))
-							if _, ok := ls.Renew(a, d.s, now, id, time.Duration(ttl)); !ok {
-								t.Fatalf("seed %d: %x cannot be renewed", seed, id)
-							}
+							_, ok := ls.Renew(a, d.s, now, id, time.Duration(ttl))
+							must.True(t, ok, "seed %d: %x cannot be renewed", seed, id)
 							d.live[id] = event{now.Mono + ttl, e.n}
 						} else {
-							if !ls.Release(a, d.s, now, id) || ls.Release(a, d.s, now, id) {
-								t.Fatalf("seed %d: %x cannot be released, or twice", seed, id)
-							}
+							must.True(t, ls.Release(a, d.s, now, id) && !ls.Release(a, d.s, now, id),
+								"seed %d: %x cannot be released, or twice", seed, id)
 							delete(d.live, id)
 						}
 						break
@@ -415,9 +383,8 @@ func TestJoinLeases(t *testing.T) {
 					want += e.n
 				}
 			}
-			if got := ls.Used(a, d.s, now, 0); got != want {
-				t.Fatalf("seed %d: %d used, want %d", seed, got, want)
-			}
+			got := ls.Used(a, d.s, now, 0)
+			must.True(t, got == want, "seed %d: %d used, want %d", seed, got, want)
 		}
 		x := newSide()
 		crowd := []int{5, 40, 400}[seed%3]
@@ -426,9 +393,8 @@ func TestJoinLeases(t *testing.T) {
 			// The other side begins as a copy, or as nothing.
 			y := newSide()
 			if r.IntN(3) > 0 {
-				if _, err := ls.Restore(a, y.s, now, ls.Append(nil, a, x.s, now)); err != nil {
-					t.Fatal(err)
-				}
+				_, err := ls.Restore(a, y.s, now, ls.Append(nil, a, x.s, now))
+				must.NoError(t, err)
 				for id, e := range x.live {
 					y.live[id] = e
 				}
@@ -438,9 +404,7 @@ func TestJoinLeases(t *testing.T) {
 			act(y, crowd)
 			judge(x)
 			judge(y)
-			if err := ls.Join(a, x.s, now, y.s); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Join(a, x.s, now, y.s))
 			for id, e := range y.live {
 				x.live[id] = event{max(e.at, x.live[id].at), e.n}
 			}
@@ -451,21 +415,16 @@ func TestJoinLeases(t *testing.T) {
 			if r.IntN(2) == 0 { // a move knows the moved leases, too
 				data := ls.Append(nil, a, x.s, now)
 				ls.Free(a, x.s)
-				if n := liveBlocks(a); n != 0 {
-					t.Fatalf("%d blocks are nobody's", n)
-				}
-				if _, err := ls.Restore(a, x.s, now, data); err != nil {
-					t.Fatal(err)
-				}
+				must.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
+				_, err := ls.Restore(a, x.s, now, data)
+				must.NoError(t, err)
 				judge(x)
 			}
 			act(x, crowd)
 			judge(x)
 		}
 		for id, e := range x.live {
-			if e.at > now.Mono && !ls.Release(a, x.s, now, id) {
-				t.Fatalf("seed %d: %x is lost", seed, id)
-			}
+			must.True(t, e.at <= now.Mono || ls.Release(a, x.s, now, id), "seed %d: %x is lost", seed, id)
 		}
 		x.live = nil
 		judge(x)
@@ -482,39 +441,21 @@ func TestMovedLease(t *testing.T) {
 	s, u := make(State, ls.Words()), make(State, ls.Words())
 	acquire := func(s State, nonce uint64) uint64 {
 		d, err := ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: nonce}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return d.Lease
 	}
 	ls.Init(s, Instant{})
 	ls.Init(u, Instant{})
 	stays, moves := acquire(s, 5), acquire(u, 7)
-	if stays&slotMask != moves&slotMask {
-		t.Fatal("they are in different slots")
-	}
-	if err := ls.Join(a, s, Instant{}, u); err != nil {
-		t.Fatal(err)
-	}
+	must.Equal(t, stays&slotMask, moves&slotMask, "they are in different slots")
+	must.NoError(t, ls.Join(a, s, Instant{}, u))
 	slot, ok := concurrency{}.find(a, s[1:], moves)
-	if !ok || uint64(slot) == moves&slotMask {
-		t.Fatalf("in slot %d, %v", slot, ok)
-	}
-	if ls.Release(a, s, Instant{}, 7<<slotBits|uint64(slot)) {
-		t.Error("released by an id that it does not have")
-	}
-	if !ls.Release(a, s, Instant{}, moves) {
-		t.Error("not released")
-	}
-	if again := acquire(s, 7); again != 7<<slotBits|uint64(slot) {
-		t.Errorf("%x is in another slot than %d", again, slot)
-	}
-	if ls.Release(a, s, Instant{}, moves) {
-		t.Error("released twice")
-	}
-	if ls.Used(a, s, Instant{}, 0) != 2 {
-		t.Error("the leases that there are do not count")
-	}
+	must.True(t, ok && uint64(slot) != moves&slotMask, "in slot %d, %v", slot, ok)
+	expect.True(t, !ls.Release(a, s, Instant{}, 7<<slotBits|uint64(slot)), "released by an id that it does not have")
+	expect.True(t, ls.Release(a, s, Instant{}, moves), "not released")
+	expect.Equal(t, acquire(s, 7), 7<<slotBits|uint64(slot), "is in another slot than %d", slot)
+	expect.True(t, !ls.Release(a, s, Instant{}, moves), "released twice")
+	expect.Equal(t, ls.Used(a, s, Instant{}, 0), 2, "the leases that there are do not count")
 }
 
 // TestJoinLeasesNoMemory: without memory for all of them the leases are as they were.
@@ -528,9 +469,7 @@ func TestJoinLeasesNoMemory(t *testing.T) {
 		ls.Init(v, Instant{})
 		for j := range 300 {
 			d, err := ls.Decide(a, v, Instant{}, Request{Cost: 1, Nonce: uint64(2*j+i+1) * 0x9e3779b97f4a7}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			ids = append(ids, d.Lease)
 		}
 	}
@@ -546,18 +485,13 @@ func TestJoinLeasesNoMemory(t *testing.T) {
 			t.Fatalf("%v: %d blocks, were %d", err, liveBlocks(a), blocks)
 		}
 	}
-	if failures < 3 {
-		t.Errorf("only %d failures", failures)
-	}
+	expect.True(t, failures >= 3, "only %d failures", failures)
 	for _, id := range ids {
-		if !ls.Release(a, s, Instant{}, id) {
-			t.Fatalf("%x is lost", id)
-		}
+		must.True(t, ls.Release(a, s, Instant{}, id), "%x is lost", id)
 	}
 	ls.Free(a, u)
-	if n := liveBlocks(a); n != 0 || ls.Used(a, s, Instant{}, 0) != 0 {
-		t.Errorf("%d blocks are nobody's", n)
-	}
+	n := liveBlocks(a)
+	expect.True(t, n == 0 && ls.Used(a, s, Instant{}, 0) == 0, "%d blocks are nobody's", n)
 }
 
 // TestJoinManyLeases: look-ups of moved leases take about the same time however many there are.
@@ -571,15 +505,11 @@ func TestJoinManyLeases(t *testing.T) {
 		ls.Init(s, Instant{})
 		for range n {
 			d, err := ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: r.Uint64()}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			ids = append(ids, d.Lease)
 		}
 	}
-	if err := ls.Join(a, states[0], Instant{}, states[1]); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, ls.Join(a, states[0], Instant{}, states[1]))
 	s := states[0][1:]
 	longest := 0
 	for _, id := range ids[n:] {
@@ -589,15 +519,9 @@ func TestJoinManyLeases(t *testing.T) {
 		}
 		longest = max(longest, steps)
 	}
-	if longest > 200 {
-		t.Errorf("%d steps to a moved lease", longest)
-	}
+	expect.True(t, longest <= 200, "%d steps to a moved lease", longest)
 	for i, id := range ids {
-		if !ls.Release(a, states[0], Instant{}, id) {
-			t.Fatalf("lease %d is lost", i)
-		}
+		must.True(t, ls.Release(a, states[0], Instant{}, id), "lease %d is lost", i)
 	}
-	if got := fmt.Sprint(ls.Used(a, states[0], Instant{}, 0)); got != "0" {
-		t.Errorf("%s used", got)
-	}
+	expect.Equal(t, fmt.Sprint(ls.Used(a, states[0], Instant{}, 0)), "0", "used")
 }

@@ -3,6 +3,9 @@ package algo
 import (
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // ledger is a limit and what it decides when, entry by entry; at is the time since the state was made.
@@ -180,24 +183,19 @@ func TestLedgers(t *testing.T) {
 	for _, l := range ledgers {
 		t.Run(l.name, func(t *testing.T) {
 			ls, a := Limits{l.limit}, NewArena(nil)
-			if err := ls.Validate(); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Validate())
 			s := make(State, ls.Words())
 			ls.Init(s, Instant{})
 			for i, e := range l.entries {
 				for range max(e.times, 1) {
 					d, err := ls.Decide(a, s, Instant{int64(e.at), int64(e.at)}, Request{Cost: e.cost, Partial: e.partial}, nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					granted := d.Granted
 					if e.cost == 0 && d.Allowed {
 						granted = 1
 					}
-					if granted != e.granted || d.Allowed != (e.granted > 0) || d.RetryAfter != e.retry || d.Delay != e.delay {
-						t.Fatalf("entry %d: %+v\n got %+v", i, e, d)
-					}
+					must.True(t, granted == e.granted && d.Allowed == (e.granted > 0) && d.RetryAfter == e.retry &&
+						d.Delay == e.delay, "entry %d: %+v\n got %+v", i, e, d)
 				}
 			}
 		})
@@ -216,40 +214,27 @@ func TestSeveral(t *testing.T) {
 	decide := func(at time.Duration, r Request) Decision {
 		t.Helper()
 		d, err := ls.Decide(a, s, Instant{Mono: int64(at)}, r, each)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return d
 	}
 	want := Decision{Allowed: true, Granted: 8, Limit: 10, Remaining: 2, ResetAfter: sec}
-	if d := decide(0, Request{Cost: 8}); d != want {
-		t.Errorf("got %+v, want %+v", d, want)
-	}
-	if u := (Decision{Allowed: true, Granted: 8, Limit: Unlimited, Remaining: Unlimited, Tightest: 2}); each[2] != u {
-		t.Errorf("unlimited: got %+v, want %+v", each[2], u)
-	}
+	expect.Equal(t, decide(0, Request{Cost: 8}), want)
+	u := (Decision{Allowed: true, Granted: 8, Limit: Unlimited, Remaining: Unlimited, Tightest: 2})
+	expect.Equal(t, each[2], u, "unlimited")
 	want = Decision{Limit: 10, Remaining: 2, RetryAfter: 900 * ms, ResetAfter: 900 * ms}
-	if d := decide(100*ms, Request{Cost: 3}); d != want || !each[1].Allowed || each[1].Remaining != 7 {
-		t.Errorf("got %+v and %+v, want %+v", d, each, want)
-	}
+	d := decide(100*ms, Request{Cost: 3})
+	expect.True(t, d == want && each[1].Allowed && each[1].Remaining == 7, "got %+v and %+v, want %+v", d, each, want)
 	want = Decision{Limit: 15, Remaining: 7, RetryAfter: time.Hour - 2*sec, ResetAfter: time.Hour - 2*sec, Tightest: 1}
-	if d := decide(2*sec, Request{Cost: 9}); d != want || !each[0].Allowed || each[0].Remaining != 10 {
-		t.Errorf("got %+v and %+v, want %+v", d, each, want)
-	}
+	d = decide(2*sec, Request{Cost: 9})
+	expect.True(t, d == want && each[0].Allowed && each[0].Remaining == 10, "got %+v and %+v, want %+v", d, each, want)
 	want = Decision{Limit: 10, Remaining: 10, RetryAfter: Never, Tightest: 0}
-	if d := decide(2*sec, Request{Cost: 11}); d != want {
-		t.Errorf("got %+v, want %+v", d, want)
-	}
+	expect.Equal(t, decide(2*sec, Request{Cost: 11}), want)
 	want = Decision{Allowed: true, Granted: 7, Limit: 15, ResetAfter: time.Hour - 2*sec, Tightest: 1}
-	if d := decide(2*sec, Request{Cost: 20, Partial: true}); d != want {
-		t.Errorf("got %+v, want %+v", d, want)
-	}
-	if n := ls.Refund(a, s, Instant{Mono: int64(2 * sec)}, 12); n != 12 {
-		t.Errorf("%d given back, want the 12 of the second limit", n)
-	}
-	if used := []int64{ls.Used(a, s, Instant{}, 0), ls.Used(a, s, Instant{}, 1), ls.Used(a, s, Instant{}, 2)}; used[0] != 0 || used[1] != 3 || used[2] != 0 {
-		t.Errorf("in use: %d, want [0 3 0]", used)
-	}
+	expect.Equal(t, decide(2*sec, Request{Cost: 20, Partial: true}), want)
+	expect.Equal(t, ls.Refund(a, s, Instant{Mono: int64(2 * sec)}, 12), 12,
+		"given back, want the 12 of the second limit")
+	used := []int64{ls.Used(a, s, Instant{}, 0), ls.Used(a, s, Instant{}, 1), ls.Used(a, s, Instant{}, 2)}
+	expect.True(t, used[0] == 0 && used[1] == 3 && used[2] == 0, "in use: %d, want [0 3 0]", used)
 }
 
 // TestSlidingWindowNarrows lowers a limit across the size at which two counts share a word.
@@ -259,13 +244,10 @@ func TestSlidingWindowNarrows(t *testing.T) {
 	a, s, u := NewArena(nil), make(State, from.Words()), make(State, to.Words())
 	from.Init(s, Instant{})
 	for i := range 3 {
-		if d, err := from.Decide(a, s, Instant{Mono: int64(i) * int64(6*sec)}, Request{Cost: 1 << 40}, nil); err != nil || !d.Allowed {
-			t.Fatal(d, err)
-		}
+		d, err := from.Decide(a, s, Instant{Mono: int64(i) * int64(6*sec)}, Request{Cost: 1 << 40}, nil)
+		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 	}
-	if err := from.Convert(a, s, Instant{}, to, u); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, from.Convert(a, s, Instant{}, to, u))
 	d, err := to.Decide(a, u, Instant{}, Request{Cost: 1}, nil)
 	if want := 66 * time.Second; err != nil || d.Allowed || d.RetryAfter != want || d.ResetAfter != want {
 		t.Errorf("%+v, %v; want a refusal for %v", d, err, want)
@@ -308,25 +290,18 @@ func TestConvertHeirs(t *testing.T) {
 				if c := l.counter(); c != nil {
 					words := s[at : at+l.words()]
 					c.advance(l, a, words, now)
-					if !c.reserve(l, a, words, 3+int64(i)) {
-						t.Fatal("no memory")
-					}
+					must.True(t, c.reserve(l, a, words, 3+int64(i)), "no memory")
 					c.charge(l, a, words, now, 3+int64(i))
 				}
 				at += l.words()
 			}
-			if err := tt.from.Convert(a, s, now, tt.to, u); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, tt.from.Convert(a, s, now, tt.to, u))
 			for j, want := range tt.used {
-				if got := tt.to.Used(a, u, now, j); got != want {
-					t.Errorf("limit %d: %d in use, want %d", j, got, want)
-				}
+				got := tt.to.Used(a, u, now, j)
+				expect.True(t, got == want, "limit %d: %d in use, want %d", j, got, want)
 			}
 			tt.to.Free(a, u)
-			if n := liveBlocks(a); n != 0 {
-				t.Errorf("%d blocks are nobody's", n)
-			}
+			expect.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
 		})
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // lending is an owner, its borrowers and the way between them, on which messages are late, lost, repeated and overtake each other.
@@ -397,9 +400,7 @@ func TestLoans(t *testing.T) {
 	}
 	for _, ls := range shapes {
 		t.Run(fmt.Sprintf("%v_%d", ls[0].Algorithm, ls[0].Limit), func(t *testing.T) {
-			if err := ls.Lendable(); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, ls.Lendable())
 			var loaned, refusals, recalls, ends int
 			for seed := range uint64(6) {
 				l := &lending{t: t, ls: ls, a: NewArena(nil), s: make(State, ls.Words()), now: 1e9, r: rand.New(rand.NewPCG(seed, 5)), windows: map[int64]bool{}}
@@ -414,9 +415,8 @@ func TestLoans(t *testing.T) {
 					if ls[i].Limit != Unlimited {
 						l.admitted(&ls[i])
 					}
-					if ls[i].Algorithm == FixedWindow && i == 0 && len(l.windows) < 3 {
-						t.Errorf("only %d windows were seen", len(l.windows))
-					}
+					expect.True(t, ls[i].Algorithm != FixedWindow || i != 0 || len(l.windows) >= 3,
+						"only %d windows were seen", len(l.windows))
 				}
 				l.now += int64(owned(LoanTerm))
 				l.expire()
@@ -429,9 +429,8 @@ func TestLoans(t *testing.T) {
 				}
 				loaned, refusals, recalls, ends = loaned+l.loaned, refusals+l.refusals, recalls+l.recalls, ends+l.ends
 			}
-			if loaned < 100 || refusals < 20 || recalls < 20 || ends < 20 {
-				t.Errorf("too little happened: %d loans, %d refusals, %d recalls, %d ends", loaned, refusals, recalls, ends)
-			}
+			expect.True(t, loaned >= 100 && refusals >= 20 && recalls >= 20 && ends >= 20,
+				"too little happened: %d loans, %d refusals, %d recalls, %d ends", loaned, refusals, recalls, ends)
 		})
 	}
 }
@@ -460,16 +459,13 @@ func TestLoanEnds(t *testing.T) {
 		{500 * time.Millisecond, &other, first, 10, 500 * time.Millisecond, 700 * time.Millisecond},
 	} {
 		now := Instant{Mono: int64(line.at)}
-		if _, err := ls.Report(a, s, now, line.side, LoanID{line.id, 1}, Totals{Granted: line.granted}, 0); err != nil {
-			t.Fatal(err)
-		}
+		_, err := ls.Report(a, s, now, line.side, LoanID{line.id, 1}, Totals{Granted: line.granted}, 0)
+		must.NoError(t, err)
 		loan, _ := line.side.Get(LoanID{line.id, 1})
-		if ends := loan.Until - owned(LoanTerm); ends != int64(line.ends) {
-			t.Errorf("%+v: it ends a term after %v", line, time.Duration(ends))
-		}
-		if held := line.side.HeldFor(now) + line.at - time.Duration(owned(LoanTerm)); held != line.held {
-			t.Errorf("%+v: units are held until a term after %v", line, held)
-		}
+		ends := loan.Until - owned(LoanTerm)
+		expect.Equal(t, ends, int64(line.ends), "%+v: it ends a term after %v", line, time.Duration(ends))
+		expect.Equal(t, line.side.HeldFor(now)+line.at-time.Duration(owned(LoanTerm)), line.held,
+			"%+v: units are held until a term after", line)
 	}
 	u.Unite(&other)
 	for id, want := range map[uint64]time.Duration{first: 600 * time.Millisecond, second: 700 * time.Millisecond} {

@@ -5,6 +5,9 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func heapInUse() int64 {
@@ -60,21 +63,15 @@ func TestLogMemory(t *testing.T) {
 		heap := heapInUse() - before - own
 		each := float64(heap) / float64(units)
 		t.Logf("%d keys of %d: %.3f bytes an admission in the heap, %.3f in the Arena; %d in all", tt.keys, tt.limit, each, float64(a.Bytes())/float64(units), units)
-		if each > tt.most {
-			t.Errorf("%d keys of %d: %.3f bytes an admission, want at most %.1f", tt.keys, tt.limit, each, tt.most)
-		}
-		if float64(units) < 0.95*float64(tt.limit*tt.keys) {
-			t.Errorf("the logs are not full: %d", units)
-		}
+		expect.True(t, each <= tt.most,
+			"%d keys of %d: %.3f bytes an admission, want at most %.1f", tt.keys, tt.limit, each, tt.most)
+		expect.True(t, float64(units) >= 0.95*float64(tt.limit*tt.keys), "the logs are not full: %d", units)
 		// Idle, they hold nothing.
 		for k := range states {
-			if !ls.Idle(a, states[k], Instant{Mono: int64(time.Hour)}) {
-				t.Fatal("not idle")
-			}
+			must.True(t, ls.Idle(a, states[k], Instant{Mono: int64(time.Hour)}), "not idle")
 		}
-		if held := a.Bytes(); held > maxSpares*PageBytes {
-			t.Errorf("%d bytes held by idle logs", held)
-		}
+		held := a.Bytes()
+		expect.True(t, held <= maxSpares*PageBytes, "%d bytes held by idle logs", held)
 		runtime.KeepAlive(a)
 	}
 }
@@ -87,9 +84,7 @@ func TestLogShrinks(t *testing.T) {
 	var now Instant
 	decide := func(cost int64) Decision {
 		d, err := ls.Decide(a, s, now, Request{Cost: cost}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return d
 	}
 	for range 100_000 {
@@ -101,20 +96,16 @@ func TestLogShrinks(t *testing.T) {
 		now.Mono += 1e6
 		decide(1)
 	}
-	if held := tailOf(s[1:]).held; held < 50_000 {
-		t.Fatalf("%d words held", held)
-	}
+	held := tailOf(s[1:]).held
+	must.True(t, held >= 50_000, "%d words held", held)
 	now.Mono += int64(2 * time.Second)
-	if d := decide(0); d.Remaining != 1<<20-3 {
-		t.Fatalf("%+v", d)
-	}
+	d := decide(0)
+	must.Equal(t, d.Remaining, 1<<20-3, "%+v", d)
 	g := segmentAt(a, slidingLog{}.oldest(s[1:]))
-	if held := tailOf(s[1:]).held; held != g.size() || held > 16 {
-		t.Errorf("three entries hold %d words", held)
-	}
-	if d := decide(1); d.Remaining != 1<<20-4 {
-		t.Errorf("%+v", d)
-	}
+	held = tailOf(s[1:]).held
+	expect.True(t, held == g.size() && held <= 16, "three entries hold %d words", held)
+	d = decide(1)
+	expect.Equal(t, d.Remaining, 1<<20-4, "%+v", d)
 }
 
 // TestRunsAreCompact: many units at one tick take one entry.
@@ -123,13 +114,11 @@ func TestRunsAreCompact(t *testing.T) {
 	s := make(State, ls.Words())
 	ls.Init(s, Instant{})
 	for i := range int64(100_000) {
-		if d, err := ls.Decide(a, s, Instant{Mono: 64}, Request{Cost: 1 + i%3}, nil); err != nil || !d.Allowed {
-			t.Fatal(d, err)
-		}
+		d, err := ls.Decide(a, s, Instant{Mono: 64}, Request{Cost: 1 + i%3}, nil)
+		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 	}
-	if held := tailOf(s[1:]).held; held > 4 {
-		t.Errorf("one instant holds %d words", held)
-	}
+	held := tailOf(s[1:]).held
+	expect.True(t, held <= 4, "one instant holds %d words", held)
 }
 
 // steady are limits for which one request after another is admitted or refused for long.
@@ -162,9 +151,7 @@ func TestNoAllocations(t *testing.T) {
 			now = later(now, 5*time.Millisecond)
 			for _, r := range []Request{{Cost: 1}, {}, {Cost: 3}, {Cost: 7, Partial: true}} {
 				d, err := ls.Decide(a, s, now, r, each)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				if d.Lease != 0 && d.Lease%3 == 0 {
 					ls.Renew(a, s, now, d.Lease, 0)
 					ls.Release(a, s, now, d.Lease)
@@ -177,9 +164,8 @@ func TestNoAllocations(t *testing.T) {
 		for range 2000 {
 			use() // until the Arena has the pages
 		}
-		if n := testing.AllocsPerRun(2000, use); n != 0 {
-			t.Errorf("%+v: %v allocations", ls, n)
-		}
+		n := testing.AllocsPerRun(2000, use)
+		expect.True(t, n == 0, "%+v: %v allocations", ls, n)
 	}
 }
 

@@ -5,6 +5,9 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestQuotaRate holds the sum of what others are admitted and of what data planes may have spent, at its worst, to a bucket's bound, over
@@ -31,9 +34,8 @@ func TestQuotaRate(t *testing.T) {
 		admit := func() { // one more, now
 			v := rate*float64(now)/1e9 - n
 			best, n = max(best, v), n+1
-			if over := n - rate*float64(now)/1e9 + best - capacity; over > 1e-6 {
-				t.Fatalf("seed %d: %.3f more than %v + %v/s", seed, over, capacity, rate)
-			}
+			over := n - rate*float64(now)/1e9 + best - capacity
+			must.True(t, over <= 1e-6, "seed %d: %.3f more than %v + %v/s", seed, over, capacity, rate)
 		}
 		number := uint64(0)
 		for end := now + int64(3*time.Minute); now < end; {
@@ -45,9 +47,8 @@ func TestQuotaRate(t *testing.T) {
 					break
 				}
 			}
-			if got := u.Held(); got < 0 {
-				t.Fatal(got)
-			}
+			got := u.Held()
+			must.True(t, got >= 0, "%v", got)
 			switch i := r.IntN(len(planes)); r.IntN(12) {
 			case 0:
 				number++
@@ -60,17 +61,14 @@ func TestQuotaRate(t *testing.T) {
 				if r.IntN(3) == 0 {
 					data := u.Append(nil, instant())
 					v, rest, err := ReadLoans(instant(), data)
-					if err != nil || len(rest) > 0 || v.Held() != u.Held() || v.rate != u.rate || v.since != u.since && u.rate > 0 {
-						t.Fatalf("%v, %+v, want %+v", err, v, u)
-					}
+					must.True(t, err == nil && len(rest) == 0 && v.Held() == u.Held() && v.rate == u.rate &&
+						(v.since == u.since || u.rate <= 0), "%v, %+v, want %+v", err, v, u)
 					u = v
 				}
 			case 2, 3, 4, 5: // others
 				for range r.IntN(30) {
 					d, err := ls.Decide(a, s, instant(), Request{Cost: 1, Held: u.Held(), HeldFor: u.HeldFor(instant())}, nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					if d.Allowed {
 						direct++
 						admit()
@@ -87,9 +85,8 @@ func TestQuotaRate(t *testing.T) {
 				}
 			}
 		}
-		if direct == 0 || n-float64(direct) < 10 {
-			t.Errorf("seed %d: %d by others, %v by data planes", seed, direct, n-float64(direct))
-		}
+		expect.True(t, direct != 0 && n-float64(direct) >= 10,
+			"seed %d: %d by others, %v by data planes", seed, direct, n-float64(direct))
 	}
 }
 
@@ -107,18 +104,15 @@ func TestQuotaShares(t *testing.T) {
 	if l := lend(1, 1, 600); l.Granted != 600 || u.Held() != 600 {
 		t.Fatalf("%+v, %d held", l, u.Held())
 	}
-	if again := lend(1, 1, 700); again.Granted != 600 || u.Held() != 600 {
-		t.Fatalf("repeated: %+v", again)
-	}
-	if l := lend(2, 1, 600); l.Granted != 200 {
-		t.Fatalf("no more than the share of 800: %+v", l)
-	}
+	again := lend(1, 1, 700)
+	must.True(t, again.Granted == 600 && u.Held() == 600, "repeated: %+v", again)
+	l := lend(2, 1, 600)
+	must.Equal(t, l.Granted, 200, "no more than the share of 800: %+v", l)
 	if l := lend(3, 1, 1200); l.Granted != 0 || l.Kept != 400 || u.Held() != 1000+200 {
 		t.Fatalf("its part is kept: %+v, %d held", l, u.Held())
 	}
-	if _, err := ls.Report(a, s, now, &u, LoanID{1, 1}, Totals{Granted: 600, Spent: 100, Returned: 500}, 0); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ls.Report(a, s, now, &u, LoanID{1, 1}, Totals{Granted: 600, Spent: 100, Returned: 500}, 0)
+	must.NoError(t, err)
 	ls.Lend(a, s, now, &u, LoanID{1, 1}, 0, math.MaxInt64)
 	if l := lend(3, 2, 1200); l.Granted != 533 || u.Held() != 733 {
 		t.Fatalf("two thirds of what all want: %+v, %d held", l, u.Held())

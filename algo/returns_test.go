@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // For every algorithm, and whatever was admitted before: what the list says can be used again at an instant is admitted then and
@@ -21,29 +24,23 @@ func TestReturns(t *testing.T) {
 		{Algorithm: LeakyBucket, Limit: 20, Window: 10 * second},
 	} {
 		t.Run(fmt.Sprintf("%v,%d", l.Algorithm, l.Limit), func(t *testing.T) {
-			if err := l.Validate(); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, l.Validate())
 			ls, a := Limits{l}, NewArena(nil)
 			now := Instant{Mono: int64(time.Hour), Wall: 1_800_000_007_123_456_789}
 			later := func(d time.Duration) Instant { return Instant{now.Mono + int64(d), now.Wall + int64(d)} }
 			s := make(State, ls.Words())
 			ls.Init(s, now)
-			if got := ls.Returns(a, s, now, 0, 100); got != nil {
-				t.Errorf("of a fresh state: %v", got)
-			}
+			got := ls.Returns(a, s, now, 0, 100)
+			expect.True(t, got == nil, "of a fresh state: %v", got)
 			for _, cost := range []int64{1, 3, 1, 2, l.holds()} {
-				if _, err := ls.Decide(a, s, now, Request{Cost: cost, Partial: true}, nil); err != nil {
-					t.Fatal(err)
-				}
+				_, err := ls.Decide(a, s, now, Request{Cost: cost, Partial: true}, nil)
+				must.NoError(t, err)
 				now = later(1234567 * time.Microsecond)
 				list := ls.Returns(a, s, now, 0, 1000)
 				peek, _ := ls.Decide(a, s, now, Request{}, nil)
 				free, last := peek.Remaining, time.Duration(-1)
 				for i, r := range list {
-					if r.Units < 1 || r.After <= last {
-						t.Fatalf("%d: %+v after %v", i, r, last)
-					}
+					must.True(t, r.Units >= 1 && r.After > last, "%d: %+v after %v", i, r, last)
 					last = r.After
 					snapshot := ls.Append(nil, a, s, now)
 					for _, tt := range []struct {
@@ -54,13 +51,11 @@ func TestReturns(t *testing.T) {
 							continue
 						}
 						u := make(State, ls.Words())
-						if _, err := ls.Restore(a, u, now, snapshot); err != nil {
-							t.Fatal(err)
-						}
+						_, err := ls.Restore(a, u, now, snapshot)
+						must.NoError(t, err)
 						d, _ := ls.Decide(a, u, later(tt.after), Request{}, nil)
-						if d.Remaining != tt.want {
-							t.Errorf("%v of %v: %d are free %v later, want %d", r, list, d.Remaining, tt.after, tt.want)
-						}
+						expect.True(t, d.Remaining == tt.want,
+							"%v of %v: %d are free %v later, want %d", r, list, d.Remaining, tt.after, tt.want)
 						ls.Free(a, u)
 					}
 					free += r.Units
@@ -68,9 +63,8 @@ func TestReturns(t *testing.T) {
 				if free != l.holds() && len(list) < 1000 {
 					t.Errorf("%v: %d come back of %d", list, free, l.holds())
 				}
-				if short := ls.Returns(a, s, now, 0, 1); len(list) > 0 && (len(short) != 1 || short[0] != list[0]) {
-					t.Errorf("at most 1: %v", short)
-				}
+				short := ls.Returns(a, s, now, 0, 1)
+				expect.True(t, len(list) == 0 || len(short) == 1 && short[0] == list[0], "at most 1: %v", short)
 			}
 		})
 	}
@@ -80,25 +74,19 @@ func TestReturnsOfOthers(t *testing.T) {
 	ls := Limits{{Algorithm: FixedWindow, Limit: 3, Window: time.Second}, {Algorithm: SlidingLog, Limit: 5, Window: time.Minute}}
 	a, s, now := NewArena(nil), make(State, ls.Words()), Instant{Mono: 1e9}
 	ls.Init(s, now)
-	if _, err := ls.Decide(a, s, now, Request{Cost: 2}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if got := ls.Returns(a, s, now, 0, 9); len(got) != 1 || got[0] != (Return{2, time.Second}) {
-		t.Error(got)
-	}
-	if got := ls.Returns(a, s, now, 1, 9); len(got) != 1 || got[0].Units != 2 || got[0].After < time.Minute {
-		t.Error(got)
-	}
-	if got := ls.Returns(a, s, now, 2, 9); got != nil {
-		t.Error("of a limit that there is not:", got)
-	}
+	_, err := ls.Decide(a, s, now, Request{Cost: 2}, nil)
+	must.NoError(t, err)
+	got := ls.Returns(a, s, now, 0, 9)
+	expect.True(t, len(got) == 1 && got[0] == (Return{2, time.Second}), "%v", got)
+	got = ls.Returns(a, s, now, 1, 9)
+	expect.True(t, len(got) == 1 && got[0].Units == 2 && got[0].After >= time.Minute, "%v", got)
+	got = ls.Returns(a, s, now, 2, 9)
+	expect.True(t, got == nil, "of a limit that there is not: %v", got)
 	leases := Limits{{Algorithm: Concurrency, Limit: 2, Window: time.Minute}}
 	s = make(State, leases.Words())
 	leases.Init(s, now)
-	if _, err := leases.Decide(a, s, now, Request{Cost: 1, TTL: time.Second}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if got := leases.Returns(a, s, now, 0, 9); got != nil {
-		t.Error("of leases:", got)
-	}
+	_, err = leases.Decide(a, s, now, Request{Cost: 1, TTL: time.Second}, nil)
+	must.NoError(t, err)
+	got = leases.Returns(a, s, now, 0, 9)
+	expect.True(t, got == nil, "of leases: %v", got)
 }

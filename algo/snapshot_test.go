@@ -5,6 +5,9 @@ import (
 	"math/bits"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestSnapshotErrors is what no state could have written.
@@ -62,9 +65,7 @@ func TestSnapshotErrors(t *testing.T) {
 		a, s := NewArena(&testBudget{2 * PageBytes}), make(State, ls.Words())
 		now := Instant{Mono: 1e9}
 		_, err := ls.Restore(a, s, now, tt.data)
-		if err != tt.err {
-			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
-		}
+		expect.Equal(t, err, tt.err, "%s", tt.name)
 		if idle := ls.Idle(a, s, now); idle != (tt.err != nil) || idle && liveBlocks(a) != 0 {
 			t.Errorf("%s: idle %v with %d blocks", tt.name, idle, liveBlocks(a))
 		}
@@ -72,9 +73,8 @@ func TestSnapshotErrors(t *testing.T) {
 	// No memory for what is in order.
 	ls := Limits{limit(SlidingLog)}
 	a, s := NewArena(&testBudget{}), make(State, ls.Words())
-	if _, err := ls.Restore(a, s, Instant{}, uints(in(SlidingLog), 1, 0, 0, 0)); err != ErrNoMemory {
-		t.Errorf("%v, want %v", err, ErrNoMemory)
-	}
+	_, err := ls.Restore(a, s, Instant{}, uints(in(SlidingLog), 1, 0, 0, 0))
+	expect.Equal(t, err, ErrNoMemory)
 }
 
 // TestSnapshotLate: what was on the way for a while expires late by that while.
@@ -82,16 +82,13 @@ func TestSnapshotLate(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
 	a, s := NewArena(nil), make(State, ls.Words())
 	ls.Init(s, Instant{})
-	if _, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil)
+	must.NoError(t, err)
 	data := ls.Append(nil, a, s, Instant{Mono: 1e8})
-	if _, err := ls.Restore(a, s, Instant{Mono: 4e8}, data); err != nil {
-		t.Fatal(err)
-	}
-	if d, err := ls.Decide(a, s, Instant{Mono: 4e8}, Request{Cost: 1}, nil); err != nil || d.RetryAfter != 900*time.Millisecond {
-		t.Errorf("%+v, %v", d, err)
-	}
+	_, err = ls.Restore(a, s, Instant{Mono: 4e8}, data)
+	must.NoError(t, err)
+	d, err := ls.Decide(a, s, Instant{Mono: 4e8}, Request{Cost: 1}, nil)
+	expect.True(t, err == nil && d.RetryAfter == 900*time.Millisecond, "%+v, %v", d, err)
 }
 
 // TestTick: the window, and a tick more, are fewer than 1<<31 ticks, and no shorter tick would do.
@@ -100,9 +97,7 @@ func TestTick(t *testing.T) {
 		l := Limit{Algorithm: SlidingLog, Limit: 1, Window: w}
 		k := l.tickShift()
 		fits := func(k int) bool { return uint64(w)+1<<k <= 1<<(tickBits+k) }
-		if !fits(k) || k > 0 && fits(k-1) || 1<<k > longestTick {
-			t.Errorf("%v: a tick of %d ns", w, 1<<k)
-		}
+		expect.True(t, fits(k) && (k <= 0 || !fits(k-1)) && 1<<k <= longestTick, "%v: a tick of %d ns", w, 1<<k)
 	}
 	if l := (Limit{Window: time.Minute}); l.tickShift() != 5 {
 		t.Errorf("a minute has ticks of %d ns, want 32", 1<<l.tickShift())
@@ -119,13 +114,9 @@ func TestBucketClamp(t *testing.T) {
 	a, s, u := NewArena(nil), make(State, from.Words()), make(State, to.Words())
 	now := Instant{Mono: int64(MaxFill)}
 	from.Init(s, now)
-	if _, err := from.Decide(a, s, now, Request{Cost: MaxLimit}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if err := from.Convert(a, s, now, to, u); err != nil {
-		t.Fatal(err)
-	}
-	if d, err := to.Decide(a, u, now, Request{Cost: 1}, nil); err != nil || d.Allowed || d.ResetAfter != MaxFill {
-		t.Errorf("%+v, %v", d, err)
-	}
+	_, err := from.Decide(a, s, now, Request{Cost: MaxLimit}, nil)
+	must.NoError(t, err)
+	must.NoError(t, from.Convert(a, s, now, to, u))
+	d, err := to.Decide(a, u, now, Request{Cost: 1}, nil)
+	expect.True(t, err == nil && !d.Allowed && d.ResetAfter == MaxFill, "%+v, %v", d, err)
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const (
@@ -36,9 +38,7 @@ callers:
   - {name: shop, tokens: [%s], identities: ["dns:shop.test"], roles: [check], policies: [login], namespaces: [shop]}
   - {name: support, tokens: [%s], roles: [refund, read], policies: ["*"]}
 %s`, Hash(shop), Hash(support), extra))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return l
 }
 
@@ -64,9 +64,7 @@ func watch(t *testing.T) *watched {
 func request(t *testing.T, path string, authorization ...string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.RemoteAddr = "192.0.2.1:1234"
 	if len(authorization) > 0 {
 		r.Header["Authorization"] = authorization
@@ -112,23 +110,20 @@ func TestHTTP(t *testing.T) {
 		r := request(t, "/v1/check", c.auth...)
 		r.TLS = c.tls
 		ctx, denial := w.HTTP(r, c.role)
-		if (denial == nil) != (c.want == "") || denial != nil && (denial.Reason != c.want || denial.Authenticated != c.known || ctx != nil) {
-			t.Errorf("%s: %+v, want %s", c.name, denial, c.want)
-		}
+		expect.True(t, (denial == nil) == (c.want == "") &&
+			(denial == nil || denial.Reason == c.want && denial.Authenticated == c.known && ctx == nil),
+			"%s: %+v, want %s", c.name, denial, c.want)
 		if told := strings.Join(w.told, ";"); (c.want == "") != (told == "") || !strings.HasPrefix(told+" ", strings.TrimSpace("http "+c.want)+" ") && c.want != "" || strings.Contains(told, "weir_") {
 			t.Errorf("%s: told %q", c.name, told)
 		}
 	}
-	if _, denial := w.HTTP(request(t, "/metrics"), RoleRead); denial == nil {
-		t.Error("the metrics are open")
-	}
+	_, denial := w.HTTP(request(t, "/metrics"), RoleRead)
+	expect.True(t, denial != nil, "the metrics are open")
 	w.list = parse(t, "metrics: open")
-	if _, denial := w.HTTP(request(t, "/metrics"), RoleRead); denial != nil {
-		t.Errorf("open metrics: %v", denial)
-	}
-	if _, denial := w.HTTP(request(t, "/v1/status"), RoleRead); denial == nil {
-		t.Error("more than the metrics is open")
-	}
+	_, denial = w.HTTP(request(t, "/metrics"), RoleRead)
+	expect.Equal(t, denial, nil, "open metrics")
+	_, denial = w.HTTP(request(t, "/v1/status"), RoleRead)
+	expect.True(t, denial != nil, "more than the metrics is open")
 }
 
 // TestWithoutList: everybody may do everything; administering takes a certificate or this host.
@@ -156,13 +151,12 @@ func TestWithoutList(t *testing.T) {
 	} {
 		r := request(t, "/v1/check")
 		r.RemoteAddr, r.TLS = c.from, c.tls
-		if _, denial := c.auth.HTTP(r, c.role); (denial == nil) != (c.want == "") || denial != nil && denial.Reason != c.want {
-			t.Errorf("%s: %v, want %s", c.name, denial, c.want)
-		}
+		_, denial := c.auth.HTTP(r, c.role)
+		expect.True(t, (denial == nil) == (c.want == "") && (denial == nil || denial.Reason == c.want),
+			"%s: %v, want %s", c.name, denial, c.want)
 	}
-	if svc := limiter.BatchService(&fake{}); open.Service("http", svc) != svc {
-		t.Error("without an access file a service is wrapped")
-	}
+	svc := limiter.BatchService(&fake{})
+	expect.Equal(t, open.Service("http", svc), svc, "without an access file a service is wrapped")
 }
 
 // fake notes what it is asked, and fails on a key "bad".
@@ -266,9 +260,7 @@ func (f *fake) Reset(_ context.Context, t limit.Target) error {
 func (w *watched) come(t *testing.T, token string, role Role) context.Context {
 	t.Helper()
 	ctx, denial := w.HTTP(request(t, "/v1/check", "Bearer "+token), role)
-	if denial != nil {
-		t.Fatal(denial)
-	}
+	must.Equal(t, denial, nil)
 	return ctx
 }
 
@@ -289,17 +281,13 @@ func TestBatch(t *testing.T) {
 		return limit.Check{Target: limit.Target{Limit: &algo.Limit{}, Namespace: namespace, Key: key}, Cost: 1}
 	}
 	results, err := svc.Check(ctx, []limit.Check{of("payout", "a"), of("login", "b"), sent("shop", "c"), sent("", "d"), of("login", "e")})
-	if err != nil || strings.Join(next.asked, " ") != "login/b shop/c login/e" {
-		t.Fatalf("%v %v", next.asked, err)
-	}
+	must.True(t, err == nil && strings.Join(next.asked, " ") == "login/b shop/c login/e", "%v %v", next.asked, err)
 	for i, field := range []string{"policy", "", "", "namespace", ""} {
-		if field == "" != (results[i].Err == nil) || field != "" && !isDenied(results[i].Err, field) {
-			t.Errorf("check %d: %v", i, results[i].Err)
-		}
+		expect.True(t, field == "" == (results[i].Err == nil) && (field == "" || isDenied(results[i].Err, field)),
+			"check %d: %v", i, results[i].Err)
 	}
-	if len(w.told) != 2 || !strings.Contains(w.told[0], "http wrong_policy shop may not use the policy \"payout\"") {
-		t.Errorf("told %q", w.told)
-	}
+	expect.True(t, len(w.told) == 2 && strings.Contains(w.told[0],
+		"http wrong_policy shop may not use the policy \"payout\""), "told %q", w.told)
 	// Errors about the rest name the places that the caller knows.
 	for _, c := range []struct {
 		checks []limit.Check
@@ -310,21 +298,18 @@ func TestBatch(t *testing.T) {
 		{[]limit.Check{of("login", "bad")}, "key"},
 	} {
 		var e *limit.Error
-		if _, err := svc.Check(ctx, c.checks); !errors.As(err, &e) || e.Field != c.want {
-			t.Errorf("%v, want %s", err, c.want)
-		}
+		_, err := svc.Check(ctx, c.checks)
+		expect.True(t, errors.As(err, &e) && e.Field == c.want, "%v, want %s", err, c.want)
 	}
 	next.asked = nil
-	if results, err := svc.Check(ctx, []limit.Check{of("payout", "a")}); err != nil || !isDenied(results[0].Err, "policy") || next.asked != nil {
-		t.Errorf("%v, %v, asked %v", results, err, next.asked)
-	}
-	if _, err := svc.CheckAll(ctx, []limit.Check{of("login", "a"), of("payout", "b")}); !isDenied(err, "checks[1].policy") || next.asked != nil {
-		t.Errorf("%v, asked %v", err, next.asked)
-	}
+	results, err = svc.Check(ctx, []limit.Check{of("payout", "a")})
+	expect.True(t, err == nil && isDenied(results[0].Err, "policy") && next.asked == nil,
+		"%v, %v, asked %v", results, err, next.asked)
+	_, err = svc.CheckAll(ctx, []limit.Check{of("login", "a"), of("payout", "b")})
+	expect.True(t, isDenied(err, "checks[1].policy") && next.asked == nil, "%v, asked %v", err, next.asked)
 	// What is neither here nor there is for the service to refuse.
-	if _, err := svc.Check(ctx, []limit.Check{of("", "a")}); err != nil || len(next.asked) != 1 {
-		t.Errorf("%v", err)
-	}
+	_, err = svc.Check(ctx, []limit.Check{of("", "a")})
+	expect.True(t, err == nil && len(next.asked) == 1, "%v", err)
 }
 
 // TestOperations: every method of the service wants its role and the policy; and who came in as one thing may not do
@@ -400,31 +385,23 @@ func TestOperations(t *testing.T) {
 		case RoleCharge:
 			mine, other = meter, checker
 		}
-		if err := op.do(mine, limit.Target{Policy: "login", Key: "a"}); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.NoError(t, op.do(mine, limit.Target{Policy: "login", Key: "a"}), "%s", name)
 		next.asked = nil
-		if err := op.do(other, limit.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
-			t.Errorf("%s in another role: %v", name, err)
-		}
+		err := op.do(other, limit.Target{Policy: "login", Key: "a"})
+		expect.True(t, isDenied(err, ""), "%s in another role: %v", name, err)
 		if op.role != RoleRefund {
 			of := ""
 			if list := map[string]string{"reserve all": "reserves", "extend each": "extends", "commit each": "commits"}[name]; list != "" {
 				of = list + "[0]."
 			}
-			if err := op.do(mine, limit.Target{Policy: "payout", Key: "a"}); !isDenied(err, of+"policy") {
-				t.Errorf("%s of another's policy: %v", name, err)
-			}
-			if err := op.do(mine, limit.Target{Limit: &algo.Limit{}, Key: "a"}); !isDenied(err, of+"namespace") {
-				t.Errorf("%s in another's namespace: %v", name, err)
-			}
+			err := op.do(mine, limit.Target{Policy: "payout", Key: "a"})
+			expect.True(t, isDenied(err, of+"policy"), "%s of another's policy: %v", name, err)
+			err = op.do(mine, limit.Target{Limit: &algo.Limit{}, Key: "a"})
+			expect.True(t, isDenied(err, of+"namespace"), "%s in another's namespace: %v", name, err)
 		}
-		if err := op.do(t.Context(), limit.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
-			t.Errorf("%s by nobody: %v", name, err)
-		}
-		if next.asked != nil {
-			t.Errorf("%s: the service was asked %v", name, next.asked)
-		}
+		err = op.do(t.Context(), limit.Target{Policy: "login", Key: "a"})
+		expect.True(t, isDenied(err, ""), "%s by nobody: %v", name, err)
+		expect.True(t, next.asked == nil, "%s: the service was asked %v", name, next.asked)
 	}
 }
 
@@ -440,17 +417,13 @@ func TestRevoked(t *testing.T) {
 	}
 	before := w.list
 	empty, err := Parse("a", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	w.list = empty
-	if _, err := svc.Check(ctx, login); !isDenied(err, "") || len(next.asked) != 1 {
-		t.Errorf("%v, asked %v", err, next.asked)
-	}
+	_, err = svc.Check(ctx, login)
+	expect.True(t, isDenied(err, "") && len(next.asked) == 1, "%v, asked %v", err, next.asked)
 	w.list = before
-	if _, err := svc.Check(ctx, login); err != nil {
-		t.Errorf("%v", err)
-	}
+	_, err = svc.Check(ctx, login)
+	expect.NoError(t, err)
 }
 
 // TestExpiredToken: a token ends to count while it is used, with the next call or check, and the next message of a stream.
@@ -474,24 +447,16 @@ func TestExpiredToken(t *testing.T) {
 	}
 	stream := &news{ctx: metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_brief"))}
 	err := w.Stream(nil, stream, &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
-		if err := s.SendMsg("first"); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, s.SendMsg("first"))
 		now = day
 		return s.SendMsg("second")
 	})
-	if status.Code(err) != codes.Unauthenticated || len(stream.sent) != 1 {
-		t.Errorf("%v after %v", err, stream.sent)
-	}
-	if _, err := svc.Check(ctx, login); !isDenied(err, "") || len(next.asked) != 1 {
-		t.Errorf("%v, asked %v", err, next.asked)
-	}
-	if _, denial := w.HTTP(request(t, "/v1/check", "Bearer weir_brief"), RoleCheck); denial == nil || denial.Reason != ExpiredToken || denial.Authenticated {
-		t.Errorf("%+v", denial)
-	}
-	if len(w.told) != 3 || !strings.Contains(w.told[0], ExpiredToken) {
-		t.Errorf("%q", w.told)
-	}
+	expect.True(t, status.Code(err) == codes.Unauthenticated && len(stream.sent) == 1, "%v after %v", err, stream.sent)
+	_, err = svc.Check(ctx, login)
+	expect.True(t, isDenied(err, "") && len(next.asked) == 1, "%v, asked %v", err, next.asked)
+	_, denial := w.HTTP(request(t, "/v1/check", "Bearer weir_brief"), RoleCheck)
+	expect.True(t, denial != nil && denial.Reason == ExpiredToken && !denial.Authenticated, "%+v", denial)
+	expect.True(t, len(w.told) == 3 && strings.Contains(w.told[0], ExpiredToken), "%q", w.told)
 }
 
 // TestRolesPerPolicy: one token checks all and refunds one.
@@ -500,20 +465,16 @@ func TestRolesPerPolicy(t *testing.T) {
 	w.list = parse(t, fmt.Sprintf("  - {name: both, tokens: [%s], roles: [check], policies: [\"*\"], grants: [{roles: [refund], policies: [login]}]}\n", Hash("weir_both")))
 	svc := w.Service("http", &fake{})
 	ctx := w.come(t, "weir_both", RoleRefund)
-	if _, err := svc.Refund(ctx, limit.Target{Policy: "login", Key: "a"}, 1, ""); err != nil {
-		t.Error(err)
-	}
+	_, err := svc.Refund(ctx, limit.Target{Policy: "login", Key: "a"}, 1, "")
+	expect.NoError(t, err)
 	for what, err := range map[string]error{
 		"refund": func() error { _, err := svc.Refund(ctx, limit.Target{Policy: "payout", Key: "a"}, 1, ""); return err }(),
 		"reset":  svc.Reset(ctx, limit.Target{Policy: "payout", Key: "a"}),
 	} {
-		if !isDenied(err, "policy") {
-			t.Errorf("%s: %v", what, err)
-		}
+		expect.True(t, isDenied(err, "policy"), "%s: %v", what, err)
 	}
-	if _, err := svc.Check(ctx, []limit.Check{{Target: limit.Target{Policy: "payout", Key: "a"}, Cost: 1}}); err != nil {
-		t.Error(err)
-	}
+	_, err = svc.Check(ctx, []limit.Check{{Target: limit.Target{Policy: "payout", Key: "a"}, Cost: 1}})
+	expect.NoError(t, err)
 }
 
 // TestRevokedOnAStreamOfNews takes a caller out of the file while a stream is open on which only the node speaks.
@@ -524,18 +485,12 @@ func TestRevokedOnAStreamOfNews(t *testing.T) {
 	stream := &news{ctx: ctx}
 	info := &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}
 	err := w.Stream(nil, stream, info, func(_ any, s grpc.ServerStream) error {
-		if err := s.SendMsg("first"); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, s.SendMsg("first"))
 		w.list = parse(t, "")
 		return s.SendMsg("second")
 	})
-	if status.Code(err) != codes.Unauthenticated || len(stream.sent) != 1 {
-		t.Errorf("%v after %v", err, stream.sent)
-	}
-	if len(w.told) != 1 || !strings.Contains(w.told[0], BadToken) {
-		t.Errorf("%q", w.told)
-	}
+	expect.True(t, status.Code(err) == codes.Unauthenticated && len(stream.sent) == 1, "%v after %v", err, stream.sent)
+	expect.True(t, len(w.told) == 1 && strings.Contains(w.told[0], BadToken), "%q", w.told)
 }
 
 // news is a stream that keeps what is sent on it.
@@ -557,9 +512,7 @@ func (n *news) SendMsg(m any) error {
 func TestBatchInSteps(t *testing.T) {
 	w := watch(t)
 	set, err := policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: payout, algorithm: fixed_window, limit: 3, window: 1h}]`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	next := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(next.Close)
 	svc := w.Service("grpc", next)
@@ -571,21 +524,16 @@ func TestBatchInSteps(t *testing.T) {
 	for range 2 { // a batch is used again
 		b.Reset()
 		b.Checks = append(b.Checks, of("login"), of("payout"), of("login"))
-		if open, err := svc.Begin(ctx, &b); err != nil || len(open) > 0 {
-			t.Fatalf("%v, %v", open, err)
-		}
-		if b.Results[0].Err != nil || b.Results[2].Err != nil || !isDenied(b.Results[1].Err, "policy") {
-			t.Errorf("%+v", b.Results)
-		}
+		open, err := svc.Begin(ctx, &b)
+		must.True(t, err == nil && len(open) == 0, "%v, %v", open, err)
+		expect.True(t, b.Results[0].Err == nil && b.Results[2].Err == nil && isDenied(b.Results[1].Err, "policy"),
+			"%+v", b.Results)
 	}
-	if b.Results[2].Remaining != 0 || b.Results[2].Allowed {
-		t.Errorf("%+v", b.Results[2])
-	}
+	expect.True(t, b.Results[2].Remaining == 0 && !b.Results[2].Allowed, "%+v", b.Results[2])
 	b.Reset()
 	b.Checks = append(b.Checks, of("payout"))
-	if got, err := next.Check(t.Context(), b.Checks); err != nil || got[0].Remaining != 2 {
-		t.Errorf("what was denied was charged: %+v, %v", got, err)
-	}
+	got, err := next.Check(t.Context(), b.Checks)
+	expect.True(t, err == nil && got[0].Remaining == 2, "what was denied was charged: %+v, %v", got, err)
 	if _, err := svc.Begin(t.Context(), &b); err == nil || err.Kind != limit.Denied {
 		t.Errorf("%v", err)
 	}
@@ -598,24 +546,19 @@ func TestCheckToAllocatesNothing(t *testing.T) {
 	ctx := w.come(t, shop, RoleCheck)
 	checks := []limit.Check{{Target: limit.Target{Policy: "login", Key: "k"}, Cost: 1}}
 	results := make([]limit.Result, 1)
-	if n := testing.AllocsPerRun(100, func() {
+	expect.Equal(t, testing.AllocsPerRun(100, func() {
 		if err := svc.CheckTo(ctx, checks, nil, results); err != nil {
 			t.Fatal(err)
 		}
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	}), 0, "allocations")
 	// What a service in front has refused stays so.
 	own := &limit.Error{Kind: limit.TooLarge}
 	checks = append(checks, checks[0], limit.Check{Target: limit.Target{Policy: "payout", Key: "k"}, Cost: 1})
 	results = make([]limit.Result, 3)
 	next := &fake{}
-	if err := w.Service("grpc", next).CheckTo(ctx, checks, limit.Denials{1: own}, results); err != nil || len(next.asked) != 1 {
-		t.Fatalf("%v, asked %q", err, next.asked)
-	}
-	if results[0].Err != nil || results[1].Err != own || !isDenied(results[2].Err, "policy") {
-		t.Errorf("%+v", results)
-	}
+	err := w.Service("grpc", next).CheckTo(ctx, checks, limit.Denials{1: own}, results)
+	must.True(t, err == nil && len(next.asked) == 1, "%v, asked %q", err, next.asked)
+	expect.True(t, results[0].Err == nil && results[1].Err == own && isDenied(results[2].Err, "policy"), "%+v", results)
 }
 
 // quiet is a service that answers nothing.
@@ -635,9 +578,7 @@ func TestRefundsByChecks(t *testing.T) {
 		events = append(events, fmt.Sprint(e.Action, " ", e.Caller, " ", e.Target.Policy, " ", e.Units, " ", e.Result, " ", e.Err != nil))
 	}
 	set, err := policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 9, window: 1h}, {name: payout, algorithm: fixed_window, limit: 9, window: 1h}]`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	next := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(next.Close)
 	svc := w.Service("grpc", next)
@@ -651,17 +592,13 @@ func TestRefundsByChecks(t *testing.T) {
 	inSteps := func(ctx context.Context) []limit.Result {
 		b := &limiter.Batch{Checks: checks()}
 		open, err := svc.Begin(ctx, b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, err, nil)
 		svc.Finish(ctx, b, open)
 		return b.Results
 	}
 	atOnce := func(ctx context.Context) []limit.Result {
 		results := make([]limit.Result, 3)
-		if err := svc.CheckTo(ctx, checks(), nil, results); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, svc.CheckTo(ctx, checks(), nil, results))
 		return results
 	}
 	for name, ask := range map[string]func(context.Context) []limit.Result{"in steps": inSteps, "at once": atOnce} {
@@ -671,16 +608,13 @@ func TestRefundsByChecks(t *testing.T) {
 			t.Errorf("%s: %+v", name, got)
 		}
 		events = nil
-		if got := ask(w.come(t, both, RoleCheck)); got[0].Err != nil || got[1].Err != nil || got[1].Granted != -2 || !isDenied(got[2].Err, "policy") {
-			t.Errorf("%s: %+v", name, got)
-		}
+		got := ask(w.come(t, both, RoleCheck))
+		expect.True(t, got[0].Err == nil && got[1].Err == nil && got[1].Granted == -2 && isDenied(got[2].Err, "policy"),
+			"%s: %+v", name, got)
 		want := []string{"denied both payout 0 0 false", "refund both login 2 2 false"}
-		if strings.Join(events, "\n") != strings.Join(want, "\n") {
-			t.Errorf("%s: on record is %q, want %q", name, events, want)
-		}
-		if err := next.Reset(t.Context(), limit.Target{Policy: "login", Key: "k"}); err != nil {
-			t.Fatal(err)
-		}
+		expect.Equal(t, strings.Join(events, "\n"), strings.Join(want, "\n"),
+			"%s: on record is %q, want %q", name, events, want)
+		must.NoError(t, next.Reset(t.Context(), limit.Target{Policy: "login", Key: "k"}))
 	}
 }
 
@@ -697,12 +631,12 @@ func TestCommitsAreBounded(t *testing.T) {
 		for _, to := range []limit.Target{{Policy: "login", Key: "a"}, {Limit: &algo.Limit{}, Namespace: "shop", Key: "a"}} {
 			// What the caller says of it is of no account.
 			for _, says := range []bool{false, true} {
-				if _, err := svc.CommitEach(ctx, []limit.Commit{{Target: to, Bounded: says}}); err != nil || next.bounded != bounded {
-					t.Errorf("%s, %+v: several bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
-				}
-				if _, err := svc.Commit(ctx, limit.Commit{Target: to, Bounded: says}); err != nil || next.bounded != bounded {
-					t.Errorf("%s, %+v: bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
-				}
+				_, err := svc.CommitEach(ctx, []limit.Commit{{Target: to, Bounded: says}})
+				expect.True(t, err == nil && next.bounded == bounded,
+					"%s, %+v: several bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
+				_, err = svc.Commit(ctx, limit.Commit{Target: to, Bounded: says})
+				expect.True(t, err == nil && next.bounded == bounded,
+					"%s, %+v: bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
 				check := limit.Check{Target: to, Cost: 1, Always: true, Bounded: says}
 				if _, err := svc.Check(ctx, []limit.Check{check}); err != nil || next.bounded != bounded {
 					t.Errorf("%s, %+v: a check that charges always is bounded %t, %v; want %t", token, to, next.bounded, err, bounded)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const file = `
@@ -61,9 +63,7 @@ func knows(l *Callers, token string) bool {
 func TestList(t *testing.T) {
 	old, fresh, admin := NewToken(), NewToken(), NewToken()
 	l, err := Parse("access.yaml", fmt.Appendf(nil, file, Hash(old), Hash(fresh), Hash(admin)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	name := func(c *Caller) string {
 		if c == nil {
 			return ""
@@ -75,9 +75,8 @@ func TestList(t *testing.T) {
 		"": "", "x": "", old[:len(old)-1]: "", old + " ": "", strings.ToUpper(old): "", Hash(old): "", strings.TrimPrefix(Hash(old), hashPrefix): "",
 	} {
 		who, _ := l.ByToken(token)
-		if got := name(who); got != want {
-			t.Errorf("token of %q is taken for %q's", want, got)
-		}
+		got := name(who)
+		expect.True(t, got == want, "token of %q is taken for %q's", want, got)
 	}
 	for _, c := range []struct {
 		ids  []string
@@ -92,13 +91,9 @@ func TestList(t *testing.T) {
 		{ids([]string{"both.example.org", "checkout.shop.svc"}, nil, ""), "checkout"}, // the file's order
 		{nil, ""},
 	} {
-		if got := name(l.ByIdentities(c.ids)); got != c.want {
-			t.Errorf("%q: %q, want %q", c.ids, got, c.want)
-		}
+		expect.Equal(t, name(l.ByIdentities(c.ids)), c.want, "%q", c.ids)
 	}
-	if !l.MetricsOpen || l.Len() != 3 {
-		t.Errorf("%+v", l)
-	}
+	expect.True(t, l.MetricsOpen && l.Len() == 3, "%+v", l)
 
 	checkout, _ := l.ByToken(old)
 	operator, _ := l.ByToken(admin)
@@ -142,18 +137,15 @@ func TestList(t *testing.T) {
 			t.Errorf("%s, namespace %q: %t", name(c.who), c.ns, got)
 		}
 	}
-	if text := (RoleCheck | RoleAdmin).String() + " " + RoleOpen.String(); text != "check,admin open" {
-		t.Error(text)
-	}
+	expect.Equal(t, (RoleCheck|RoleAdmin).String()+" "+RoleOpen.String(), "check,admin open")
 }
 
 // TestEmpty: a file with nobody in it lets nobody in, where no file would let everybody.
 func TestEmpty(t *testing.T) {
 	for _, text := range []string{"", "# nobody\n", "callers: []\n", "null"} {
 		l, err := Parse("a", []byte(text))
-		if err != nil || l.Len() != 0 || l.MetricsOpen || knows(l, "") || l.ByIdentities([]string{""}) != nil {
-			t.Errorf("%q: %+v, %v", text, l, err)
-		}
+		expect.True(t, err == nil && l.Len() == 0 && !l.MetricsOpen && !knows(l, "") &&
+			l.ByIdentities([]string{""}) == nil, "%q: %+v, %v", text, l, err)
 	}
 }
 
@@ -173,13 +165,10 @@ callers:
     identities: ["cn:robot"]
     grants: [{roles: [refund], policies: ["partner-*"]}]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	shop, robot := l.ByIdentities([]string{"cn:shop"}), l.ByIdentities([]string{"cn:robot"})
-	if shop.Roles != RoleCheck|RoleRead|RoleRefund|RoleTopology || robot.Roles != RoleRefund {
-		t.Errorf("%v, %v", shop.Roles, robot.Roles)
-	}
+	expect.True(t, shop.Roles == RoleCheck|RoleRead|RoleRefund|RoleTopology && robot.Roles == RoleRefund,
+		"%v, %v", shop.Roles, robot.Roles)
 	for _, c := range []struct {
 		who    *Caller
 		role   Role
@@ -208,14 +197,11 @@ callers:
     tokens: [%s, {hash: %s, expires: 2027-01-31}, {hash: %s, expires: "2027-01-31T12:00:00+02:00"}, {hash: %s}]
     roles: [read]
 `, Hash("a"), Hash("b"), Hash("c"), Hash("d")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	day := time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)
 	for token, want := range map[string]time.Time{"a": {}, "b": day, "c": day.Add(10 * time.Hour), "d": {}} {
-		if who, expires := l.ByToken(token); who == nil || !expires.Equal(want) {
-			t.Errorf("%s: %v, %v", token, who, expires)
-		}
+		who, expires := l.ByToken(token)
+		expect.True(t, who != nil && expires.Equal(want), "%s: %v, %v", token, who, expires)
 	}
 }
 
@@ -226,9 +212,7 @@ callers:
   - {name: a, identities: ["spiffe://example.org/a", "uri:https://example.org/a"], roles: [read]}
   - {name: b, identities: ["uri:spiffe://example.org/b"], roles: [read]}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, c := range []struct {
 		uris []string
 		ca   bool
@@ -247,18 +231,14 @@ callers:
 		leaf := &x509.Certificate{IsCA: c.ca}
 		for _, text := range c.uris {
 			uri, err := url.Parse(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			leaf.URIs = append(leaf.URIs, uri)
 		}
 		got := ""
 		if who := l.ByIdentities(Identities(leaf)); who != nil {
 			got = who.Name
 		}
-		if got != c.want {
-			t.Errorf("%v: %q, want %q", c.uris, got, c.want)
-		}
+		expect.Equal(t, got, c.want, "%v", c.uris)
 	}
 }
 
@@ -321,27 +301,20 @@ func TestMistakes(t *testing.T) {
 			continue
 		}
 		var one *strictyaml.Error
-		if !errors.As(err, &one) || strings.Contains(err.Error(), "weir_secret") {
-			t.Errorf("%.80q: %v", c.text, err)
-		}
+		expect.True(t, errors.As(err, &one) && !strings.Contains(err.Error(), "weir_secret"), "%.80q: %v", c.text, err)
 	}
 	// All mistakes are listed, up to a bound.
 	_, err := Parse("a", []byte("callers: [1, 2, 3]"))
-	if n := strings.Count(err.Error(), "\n") + 1; n != 3 {
-		t.Errorf("%d mistakes: %v", n, err)
-	}
+	expect.Equal(t, strings.Count(err.Error(), "\n")+1, 3, "mistakes: %v", err)
 	_, err = Parse("a", []byte("callers: ["+strings.Repeat("1, ", 2000)+"]"))
-	if n := strings.Count(err.Error(), "\n") + 1; n != strictyaml.MaxErrors+1 {
-		t.Errorf("%d mistakes", n)
-	}
+	expect.Equal(t, strings.Count(err.Error(), "\n")+1, strictyaml.MaxErrors+1, "mistakes")
 	var many strings.Builder
 	many.WriteString("callers:\n- {name: a, roles: [read], tokens: [")
 	for i := range maxTokens + 1 {
 		many.WriteString(Hash(fmt.Sprint(i)) + ",")
 	}
-	if _, err := Parse("a", []byte(many.String()+"]}")); err == nil || !strings.Contains(err.Error(), "there are more than 1000 tokens") {
-		t.Errorf("%v", err)
-	}
+	_, err = Parse("a", []byte(many.String()+"]}"))
+	expect.ErrorContains(t, err, "there are more than 1000 tokens")
 }
 
 func FuzzParse(f *testing.F) {
@@ -349,12 +322,8 @@ func FuzzParse(f *testing.F) {
 	f.Add("callers: &a [*a, !!binary x, {<<: *a}]")
 	f.Fuzz(func(t *testing.T, text string) {
 		l, err := Parse("a", []byte(text))
-		if (l == nil) == (err == nil) {
-			t.Errorf("%v, %v", l, err)
-		}
-		if l != nil && knows(l, "") {
-			t.Error("nothing is a token")
-		}
+		expect.True(t, (l == nil) != (err == nil), "%v, %v", l, err)
+		expect.True(t, l == nil || !knows(l, ""), "nothing is a token")
 	})
 }
 
@@ -371,21 +340,13 @@ func BenchmarkByToken(b *testing.B) {
 // TestDocumentation: the example that people copy is right.
 func TestDocumentation(t *testing.T) {
 	page, err := os.ReadFile("../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	_, rest, found := strings.Cut(string(page), "```yaml\n")
 	example, _, closed := strings.Cut(rest, "```")
-	if !found || !closed {
-		t.Fatal("docs/security.md has no example")
-	}
+	must.True(t, found && closed, "docs/security.md has no example")
 	l, err := Parse("docs/security.md", []byte(example))
-	if err != nil || l.Len() != 2 || l.MetricsOpen {
-		t.Errorf("%+v, %v", l, err)
-	}
+	expect.True(t, err == nil && l.Len() == 2 && !l.MetricsOpen, "%+v, %v", l, err)
 	for _, role := range roleNames() {
-		if !strings.Contains(string(page), "| `"+role+"` |") {
-			t.Errorf("the role %s is not explained", role)
-		}
+		expect.True(t, strings.Contains(string(page), "| `"+role+"` |"), "the role %s is not explained", role)
 	}
 }

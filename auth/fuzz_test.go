@@ -3,6 +3,8 @@ package auth
 import (
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // FuzzAuthorization: only the header that has the token, whatever else it is like, authenticates its caller.
@@ -17,12 +19,10 @@ func FuzzAuthorization(f *testing.F) {
 			ctx, denial := w.HTTP(r, RoleCheck)
 			scheme, token, _ := strings.Cut(first, " ")
 			right := len(headers) == 1 && strings.EqualFold(scheme, "Bearer") && strings.TrimLeft(token, " ") == shop
-			if (denial == nil) != right || right != (ctx != nil && Authenticated(ctx)) {
-				t.Errorf("%q: %+v", headers, denial)
-			}
-			if denial != nil && denial.Authenticated && denial.Reason != WrongRole {
-				t.Errorf("%q: %+v", headers, denial)
-			}
+			expect.True(t, (denial == nil) == right && right == (ctx != nil && Authenticated(ctx)),
+				"%q: %+v", headers, denial)
+			expect.True(t, denial == nil || !denial.Authenticated || denial.Reason == WrongRole,
+				"%q: %+v", headers, denial)
 		}
 	})
 }

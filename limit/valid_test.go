@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestTightest: what an answer shows that has room for one decision of several.
@@ -30,9 +31,9 @@ func TestTightest(t *testing.T) {
 		"refused for ever": {AllDecision{Decisions: []Decision{refused(5), refused(algo.Never), refused(9)}}, refused(algo.Never)},
 	} {
 		got := tt.all.Tightest()
-		if got.Allowed != tt.want.Allowed || got.Limit != tt.want.Limit || got.Remaining != tt.want.Remaining || got.RetryAfter != tt.want.RetryAfter ||
-			got.Delay != tt.want.Delay || got.FailedOpen != tt.want.FailedOpen {
-			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
-		}
+		expect.True(t, got.Allowed == tt.want.Allowed && got.Limit == tt.want.Limit &&
+			got.Remaining == tt.want.Remaining && got.RetryAfter == tt.want.RetryAfter &&
+			got.Delay == tt.want.Delay && got.FailedOpen == tt.want.FailedOpen,
+			"%s: %+v, want %+v", name, got, tt.want)
 	}
 }

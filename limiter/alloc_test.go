@@ -8,6 +8,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // What this node decides by itself takes no memory: admitted or refused, one check or many, of a policy or a limit sent
@@ -47,9 +49,8 @@ func TestNoAllocations(t *testing.T) {
 				decide() // until the states are there
 			}
 			// A collection in between empties the pool that batches use.
-			if n := testing.AllocsPerRun(1000, decide); n > 0 {
-				t.Errorf("%v allocations", n)
-			}
+			n := testing.AllocsPerRun(1000, decide)
+			expect.True(t, n <= 0, "%v allocations", n)
 		})
 	}
 }
@@ -70,9 +71,7 @@ func TestForwardedAllocations(t *testing.T) {
 				b.Reset()
 				b.Checks = append(b.Checks, checks...)
 				open, err := l.Begin(t.Context(), &b)
-				if err != nil || len(open) != n {
-					t.Fatal(len(open), err)
-				}
+				must.True(t, err == nil && len(open) == n, "%v %v", len(open), err)
 				l.Finish(t.Context(), &b, open)
 			},
 		} {
@@ -80,12 +79,10 @@ func TestForwardedAllocations(t *testing.T) {
 				decide() // until there is room
 			}
 			// A context with its timer, and a goroutine for the second holder.
-			if got := testing.AllocsPerRun(200, decide); got > 12 {
-				t.Errorf("%s of %d: %v allocations", what, n, got)
-			}
-			if d := results[n-1].Decision; what == "CheckTo" && (!d.Allowed || d.FailedOpen) {
-				t.Errorf("%+v", d)
-			}
+			got := testing.AllocsPerRun(200, decide)
+			expect.True(t, got <= 12, "%s of %d: %v allocations", what, n, got)
+			d := results[n-1].Decision
+			expect.True(t, what != "CheckTo" || d.Allowed && !d.FailedOpen, "%+v", d)
 		}
 	}
 }

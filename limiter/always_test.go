@@ -6,6 +6,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // always is a check that charges whether or not there is room.
@@ -43,9 +45,9 @@ func TestAlways(t *testing.T) {
 						{cost: -1, allowed: true, granted: 0, remaining: 100},
 					} {
 						d := c.nodes[i%3].check(t, always(target, step.cost))
-						if d.Allowed != step.allowed || d.Granted != step.granted || d.Remaining != step.remaining || d.Limit != 100 || d.RememberFor != 0 {
-							t.Errorf("node %d, step %d: %+v, want %+v", n, i, d, step)
-						}
+						expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted &&
+							d.Remaining == step.remaining && d.Limit == 100 && d.RememberFor == 0,
+							"node %d, step %d: %+v, want %+v", n, i, d, step)
 					}
 				}
 			})
@@ -62,18 +64,15 @@ func TestAlwaysEndsRememberedRefusals(t *testing.T) {
 		entry.check(t, always(target, 101))
 		plain := limit.Check{Target: target, Cost: 1}
 		for range 2 { // the second from memory
-			if d := entry.check(t, plain); d.Allowed {
-				t.Fatalf("%+v", d)
-			}
+			d := entry.check(t, plain)
+			must.True(t, !d.Allowed, "%+v", d)
 		}
 		carried := c.carried
-		if d := entry.check(t, always(target, 1)); d.Allowed || d.Granted != 1 || c.carried == carried {
-			t.Errorf("%+v, %d messages", d, c.carried-carried)
-		}
+		d := entry.check(t, always(target, 1))
+		expect.True(t, !d.Allowed && d.Granted == 1 && c.carried != carried, "%+v, %d messages", d, c.carried-carried)
 		entry.check(t, always(target, -50))
-		if d := entry.check(t, plain); !d.Allowed || d.Remaining != 47 {
-			t.Errorf("refused from memory: %+v", d)
-		}
+		d = entry.check(t, plain)
+		expect.True(t, d.Allowed && d.Remaining == 47, "refused from memory: %+v", d)
 	})
 }
 
@@ -87,23 +86,19 @@ func TestAlwaysRequestIDs(t *testing.T) {
 			return c.nodes[0].check(t, q)
 		}
 		for range 2 {
-			if d := ask(90, "a"); !d.Allowed || d.Granted != 90 || d.Remaining != 10 || d.RetryAfter != 0 {
-				t.Errorf("%+v", d)
-			}
+			d := ask(90, "a")
+			expect.True(t, d.Allowed && d.Granted == 90 && d.Remaining == 10 && d.RetryAfter == 0, "%+v", d)
 		}
 		for range 2 {
-			if d := ask(20, "b"); d.Allowed || d.Granted != 20 || d.Remaining != 0 || d.RetryAfter <= 0 {
-				t.Errorf("%+v", d)
-			}
+			d := ask(20, "b")
+			expect.True(t, !d.Allowed && d.Granted == 20 && d.Remaining == 0 && d.RetryAfter > 0, "%+v", d)
 		}
 		for range 2 {
-			if d := ask(-15, "c"); !d.Allowed || d.Granted != -15 || d.Remaining != 5 {
-				t.Errorf("%+v", d)
-			}
+			d := ask(-15, "c")
+			expect.True(t, d.Allowed && d.Granted == -15 && d.Remaining == 5, "%+v", d)
 		}
-		if d := ask(90, "a"); !d.Allowed || d.Granted != 90 || d.Remaining != 5 {
-			t.Errorf("%+v", d)
-		}
+		d := ask(90, "a")
+		expect.True(t, d.Allowed && d.Granted == 90 && d.Remaining == 5, "%+v", d)
 		q := always(target, 21)
 		q.RequestID = "b"
 		c.nodes[0].checkError(t, q, limit.Invalid, "request_id")
@@ -114,17 +109,14 @@ func TestAlwaysDebt(t *testing.T) {
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
 		l := algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Minute, CarryDebt: true, MaxDebt: 15}
 		target := limit.Target{Limit: &l, Key: "k"}
-		if d := c.nodes[0].check(t, always(target, 1000)); d.Allowed || d.Granted != 25 || d.RetryAfter != algo.Never {
-			t.Errorf("%+v", d)
-		}
+		d := c.nodes[0].check(t, always(target, 1000))
+		expect.True(t, !d.Allowed && d.Granted == 25 && d.RetryAfter == algo.Never, "%+v", d)
 		c.advance(time.Minute) // 15 of 10
-		if d := c.nodes[1].check(t, always(target, 0)); d.Allowed || d.ResetAfter != 2*time.Minute {
-			t.Errorf("%+v", d)
-		}
+		d = c.nodes[1].check(t, always(target, 0))
+		expect.True(t, !d.Allowed && d.ResetAfter == 2*time.Minute, "%+v", d)
 		c.advance(time.Minute) // 5 of 10
-		if d := c.nodes[1].check(t, always(target, 0)); !d.Allowed || d.Remaining != 5 {
-			t.Errorf("%+v", d)
-		}
+		d = c.nodes[1].check(t, always(target, 0))
+		expect.True(t, d.Allowed && d.Remaining == 5, "%+v", d)
 	})
 }
 
@@ -161,9 +153,8 @@ func TestReservedNamespaces(t *testing.T) {
 		for _, key := range []string{"a", "b", "c", "d", "e"} {
 			target := limit.Target{Limit: &l, Namespace: limit.EnvoyNamespace + "d", Key: key, Configured: true}
 			for i := range 2 {
-				if d := c.nodes[i].check(t, limit.Check{Target: target, Cost: 1}); !d.Allowed || d.FailedOpen || d.Remaining != 9-int64(i) {
-					t.Errorf("%+v", d)
-				}
+				d := c.nodes[i].check(t, limit.Check{Target: target, Cost: 1})
+				expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9-int64(i), "%+v", d)
 			}
 			target.Configured = false
 			c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
@@ -192,13 +183,11 @@ func TestAlwaysBounded(t *testing.T) {
 						q.Bounded = true
 						d := c.nodes[i%3].check(t, q)
 						several := len(d.Limits) > 0 // of which the larger one has more room
-						if d.Allowed != (i == 0) || d.Granted != step.granted && !several || d.Remaining != step.remaining {
-							t.Errorf("node %d, step %d: %+v, want %+v", n, i, d, step)
-						}
+						expect.True(t, d.Allowed == (i == 0) && (d.Granted == step.granted || several) &&
+							d.Remaining == step.remaining, "node %d, step %d: %+v, want %+v", n, i, d, step)
 					}
-					if d := c.nodes[0].check(t, named(p.Name, target.Key, 1)); d.Allowed || d.RetryAfter > 24*time.Hour {
-						t.Errorf("node %d: one unit more: %+v", n, d)
-					}
+					d := c.nodes[0].check(t, named(p.Name, target.Key, 1))
+					expect.True(t, !d.Allowed && d.RetryAfter <= 24*time.Hour, "node %d: one unit more: %+v", n, d)
 				}
 			})
 		})

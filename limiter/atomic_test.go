@@ -15,6 +15,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const atomicPolicies = `policies:
@@ -33,16 +35,12 @@ const atomicPolicies = `policies:
 func (n *testNode) all(t testing.TB, checks ...limit.Check) limit.AllDecision {
 	t.Helper()
 	all, err := n.CheckAll(t.Context(), checks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(all.Decisions) != len(checks) {
-		t.Fatalf("%d decisions for %d checks", len(all.Decisions), len(checks))
-	}
+	must.NoError(t, err)
+	must.True(t, len(all.Decisions) == len(checks), "%d decisions for %d checks", len(all.Decisions), len(checks))
 	for i, d := range all.Decisions {
-		if d.ReservationID != "" || d.RememberFor != 0 || !all.Allowed && (d.Granted != 0 || d.Delay != 0) || all.Allowed && !d.Allowed {
-			t.Errorf("decision %d of %+v", i, all)
-		}
+		expect.True(t, d.ReservationID == "" && d.RememberFor == 0 &&
+			(all.Allowed || d.Granted == 0 && d.Delay == 0) && (!all.Allowed || d.Allowed),
+			"decision %d of %+v", i, all)
 	}
 	return all
 }
@@ -58,9 +56,8 @@ func (c *testCluster) wantLeft(checks []limit.Check, left ...int64) {
 	for i, q := range checks {
 		q.Cost = 0
 		for _, n := range c.nodes {
-			if got := n.check(c.t, q).Remaining; got != left[i] {
-				c.t.Errorf("%s: %d left, want %d", q.Policy, got, left[i])
-			}
+			got := n.check(c.t, q).Remaining
+			expect.True(c.t, got == left[i], "%s: %d left, want %d", q.Policy, got, left[i])
 		}
 	}
 }
@@ -71,22 +68,18 @@ func TestAtomicAcrossOwners(t *testing.T) {
 			n, checks := c.nodes[entry], c.spread()
 			checks[1].Cost = 4
 			all := n.all(t, checks...)
-			if !all.Allowed {
-				t.Fatalf("%+v", all)
-			}
+			must.True(t, all.Allowed, "%+v", all)
 			for i, d := range all.Decisions {
-				if d.Granted != checks[i].Cost || d.Policy != checks[i].Policy || d.Remaining != 10-checks[i].Cost {
-					t.Errorf("%+v", d)
-				}
+				expect.True(t, d.Granted == checks[i].Cost && d.Policy == checks[i].Policy &&
+					d.Remaining == 10-checks[i].Cost, "%+v", d)
 			}
 			c.wantLeft(checks, 9, 6, 9)
 
 			checks[1].Cost = 7 // 6 are left
 			all = n.all(t, checks...)
-			if all.Allowed || !all.Decisions[0].Allowed || all.Decisions[1].Allowed || !all.Decisions[2].Allowed ||
-				all.Decisions[1].RetryAfter <= 0 || all.Decisions[0].Remaining != 9 || all.Decisions[2].Remaining != 9 {
-				t.Errorf("%+v", all)
-			}
+			expect.True(t, !all.Allowed && all.Decisions[0].Allowed && !all.Decisions[1].Allowed &&
+				all.Decisions[2].Allowed && all.Decisions[1].RetryAfter > 0 && all.Decisions[0].Remaining == 9 &&
+				all.Decisions[2].Remaining == 9, "%+v", all)
 			c.wantLeft(checks, 9, 6, 9)
 		})
 	}
@@ -107,9 +100,8 @@ func TestAtomicLeavesNothingPending(t *testing.T) {
 				owner := c.nodes[i]
 				owner.check(t, limit.Check{Target: q.Target, Cost: 10, Partial: true})
 				q.Cost = 1
-				if d := owner.check(t, q); d.Allowed || d.RememberFor == 0 {
-					t.Errorf("%s: a reservation is pending: %+v", q.Policy, d)
-				}
+				d := owner.check(t, q)
+				expect.True(t, !d.Allowed && d.RememberFor != 0, "%s: a reservation is pending: %+v", q.Policy, d)
 			}
 		})
 	}
@@ -119,28 +111,25 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
 		x, y := named("a", c.owned("a", 1, 0), 3), named("b", c.owned("b", 2, 0), 1)
 		all := c.nodes[0].all(t, x, y, x, x)
-		if !all.Allowed || all.Decisions[0].Granted != 3 || all.Decisions[3].Granted != 3 || all.Decisions[3].Remaining != 1 {
-			t.Errorf("%+v", all)
-		}
+		expect.True(t, all.Allowed && all.Decisions[0].Granted == 3 && all.Decisions[3].Granted == 3 &&
+			all.Decisions[3].Remaining == 1, "%+v", all)
 		x.Cost = 1
-		if all := c.nodes[0].all(t, x, y, x); all.Allowed || all.Decisions[0].Allowed || all.Decisions[2].Allowed || !all.Decisions[1].Allowed {
-			t.Errorf("%+v", all)
-		}
+		all = c.nodes[0].all(t, x, y, x)
+		expect.True(t, !all.Allowed && !all.Decisions[0].Allowed && !all.Decisions[2].Allowed &&
+			all.Decisions[1].Allowed, "%+v", all)
 		c.wantLeft([]limit.Check{x, y}, 1, 9)
 		// All of one key is one check, for which nothing needs to be settled. What was refused before is, behind its answer.
 		synctest.Wait()
 		c.wantMessages(1, "one key", func() {
-			if all := c.nodes[0].all(t, y, y, y); !all.Allowed {
-				t.Errorf("%+v", all)
-			}
+			all := c.nodes[0].all(t, y, y, y)
+			expect.True(t, all.Allowed, "%+v", all)
 		})
 		c.wantLeft([]limit.Check{y}, 6)
 		inline := func(lim, cost int64) limit.Check {
 			return limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, Key: "k"}, Cost: cost}
 		}
-		if all := c.nodes[0].all(t, inline(5, 2), inline(5, 2), y); !all.Allowed || all.Decisions[0].Remaining != 1 {
-			t.Errorf("%+v", all)
-		}
+		all = c.nodes[0].all(t, inline(5, 2), inline(5, 2), y)
+		expect.True(t, all.Allowed && all.Decisions[0].Remaining == 1, "%+v", all)
 		_, err := c.nodes[0].CheckAll(t.Context(), []limit.Check{inline(5, 2), inline(6, 2)})
 		wantError(t, err, limit.Invalid, "checks[1].limit")
 		x.Cost = algo.MaxLimit
@@ -155,12 +144,11 @@ func TestAtomicDelayIsTheLargest(t *testing.T) {
 		c.nodes[0].check(t, named("queue", queue.Key, 2))
 		c.nodes[0].check(t, named("slow", slow.Key, 2))
 		all := c.nodes[0].all(t, queue, slow)
-		if !all.Allowed || all.Delay != 400*time.Millisecond || all.Decisions[0].Delay != 200*time.Millisecond {
-			t.Errorf("%+v", all)
-		}
-		if other := c.nodes[0].all(t, slow, queue); !other.Allowed || other.Delay <= all.Delay || other.Delay != other.Decisions[0].Delay {
-			t.Errorf("the other way round: %+v", other)
-		}
+		expect.True(t, all.Allowed && all.Delay == 400*time.Millisecond &&
+			all.Decisions[0].Delay == 200*time.Millisecond, "%+v", all)
+		other := c.nodes[0].all(t, slow, queue)
+		expect.True(t, other.Allowed && other.Delay > all.Delay && other.Delay == other.Decisions[0].Delay,
+			"the other way round: %+v", other)
 	})
 }
 
@@ -212,13 +200,12 @@ func TestAtomicWithWhatIsAlwaysAdmitted(t *testing.T) {
 		good := named("a", c.owned("a", 1, 0), 1)
 		shadow, free := named("shadow", c.owned("shadow", 2, 0), 5), named("free", c.owned("free", 2, 0), 5)
 		all := c.nodes[0].all(t, good, shadow, free)
-		if !all.Allowed || !all.Decisions[1].Shadow || all.Decisions[1].Granted != 5 || all.Decisions[2].Limit != algo.Unlimited {
-			t.Errorf("%+v", all)
-		}
+		expect.True(t, all.Allowed && all.Decisions[1].Shadow && all.Decisions[1].Granted == 5 &&
+			all.Decisions[2].Limit == algo.Unlimited, "%+v", all)
 		good.Cost = 10
-		if all := c.nodes[0].all(t, good, shadow, free); all.Allowed || !all.Decisions[1].Allowed || !all.Decisions[2].Allowed || all.Decisions[2].Remaining != algo.Unlimited {
-			t.Errorf("%+v", all)
-		}
+		all = c.nodes[0].all(t, good, shadow, free)
+		expect.True(t, !all.Allowed && all.Decisions[1].Allowed && all.Decisions[2].Allowed &&
+			all.Decisions[2].Remaining == algo.Unlimited, "%+v", all)
 		c.wantLeft([]limit.Check{good, shadow}, 9, 1)
 	})
 }
@@ -234,12 +221,10 @@ func TestAtomicWhereAnOwnerIsOutOfReach(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
 		good, open, closed := named("a", c.owned("a", 1, 0), 1), named("b", c.owned("b", 2, 0), 1), named("closed", c.owned("closed", 2, 0), 1)
 		c.tamper(unplug("n2"))
-		if all := c.nodes[0].all(t, good, open); !all.Allowed || !all.Decisions[1].FailedOpen || all.Decisions[0].FailedOpen {
-			t.Errorf("open: %+v", all)
-		}
-		if all := c.nodes[0].all(t, good, closed); all.Allowed || !all.Decisions[1].FailedClosed || !all.Decisions[0].Allowed {
-			t.Errorf("closed: %+v", all)
-		}
+		all := c.nodes[0].all(t, good, open)
+		expect.True(t, all.Allowed && all.Decisions[1].FailedOpen && !all.Decisions[0].FailedOpen, "open: %+v", all)
+		all = c.nodes[0].all(t, good, closed)
+		expect.True(t, !all.Allowed && all.Decisions[1].FailedClosed && all.Decisions[0].Allowed, "closed: %+v", all)
 		c.nodes[0].Close()
 		c.tamper(nil)
 		c.wantLeft([]limit.Check{good, open, closed}, 9, 10, 10)
@@ -259,9 +244,8 @@ func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
 				}
 			}
 		})
-		if all := c.nodes[0].all(t, good, closed); all.Allowed || !all.Decisions[1].FailedClosed {
-			t.Errorf("%+v", all)
-		}
+		all := c.nodes[0].all(t, good, closed)
+		expect.True(t, !all.Allowed && all.Decisions[1].FailedClosed, "%+v", all)
 		c.nodes[0].Close()
 		c.wantLeft([]limit.Check{good, closed}, 10, 10)
 	})
@@ -294,22 +278,15 @@ func TestReservationsOutliveTheirCall(t *testing.T) {
 	l := New(Config{Policies: policies(t, atomicPolicies), Timeout: 3 * time.Second})
 	t.Cleanup(l.Close)
 	all, err := l.together([]limit.Check{named("a", "k", 1), named("a", "l", 1)})
-	if err != nil || all.ops[0].TTL <= 2*3*time.Second || all.ops[1].TTL <= 2*3*time.Second {
-		t.Errorf("%+v, %v", all.ops, err)
-	}
+	expect.True(t, err == nil && all.ops[0].TTL > 2*3*time.Second && all.ops[1].TTL > 2*3*time.Second,
+		"%+v, %v", all.ops, err)
 	sum := newTogether(2, "reserves")
 	for i, ttl := range []time.Duration{time.Minute, time.Second} {
 		op := NewOp(OpReserve, named("a", "k", 1), Extra{TTL: ttl})
-		if err := l.plan(l.table.Load(), op); err != nil {
-			t.Fatal(err)
-		}
-		if err := sum.add(i, op); err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, l.plan(l.table.Load(), op), nil)
+		must.Equal(t, sum.add(i, op), nil)
 	}
-	if len(sum.ops) != 1 || sum.ops[0].TTL != time.Minute || sum.ops[0].Cost != 2 {
-		t.Errorf("%+v", sum.ops)
-	}
+	expect.True(t, len(sum.ops) == 1 && sum.ops[0].TTL == time.Minute && sum.ops[0].Cost == 2, "%+v", sum.ops)
 }
 
 // TestAtomicWithoutPlaces: where nothing more may be reserved on_error answers, as where the store is full.
@@ -317,9 +294,8 @@ func TestAtomicWithoutPlaces(t *testing.T) {
 	l := New(Config{Policies: policies(t, atomicPolicies), Store: NewStore(store.Config{MaxReservations: -1}, true)})
 	t.Cleanup(l.Close)
 	all, err := l.CheckAll(t.Context(), []limit.Check{named("a", "k", 1), named("a", "l", 1)})
-	if err != nil || !all.Allowed || !all.Decisions[0].FailedOpen || !all.Decisions[1].FailedOpen {
-		t.Errorf("%+v, %v", all, err)
-	}
+	expect.True(t, err == nil && all.Allowed && all.Decisions[0].FailedOpen && all.Decisions[1].FailedOpen,
+		"%+v, %v", all, err)
 }
 
 func TestAtomicOfACallerWhoLeaves(t *testing.T) {
@@ -339,9 +315,7 @@ func TestAtomicOfACallerWhoLeaves(t *testing.T) {
 			<-ctx.Done()
 		})
 		all, err := c.nodes[0].CheckAll(ctx, checks)
-		if err != nil || all.Allowed {
-			t.Errorf("%+v, %v", all, err)
-		}
+		expect.True(t, err == nil && !all.Allowed, "%+v, %v", all, err)
 		c.nodes[0].Close()
 		c.tamper(nil)
 		c.wantLeft(checks, 10, 10, 10)
@@ -383,9 +357,8 @@ func TestAtomicUnderConcurrentCallers(t *testing.T) {
 		callers.Wait()
 		for p, name := range names {
 			left := c.nodes[0].left(t, limit.Target{Policy: name, Key: "k"})
-			if n := admitted[p].Load(); n > 100 || n != 100-left {
-				t.Errorf("%s: %d admitted, %d left", name, n, left)
-			}
+			n := admitted[p].Load()
+			expect.True(t, n <= 100 && n == 100-left, "%s: %d admitted, %d left", name, n, left)
 		}
 		if yes.Load() < 20 || no.Load() < 20 {
 			t.Errorf("%d admitted, %d refused: the test shows little", yes.Load(), no.Load())
@@ -442,9 +415,8 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 				for i := range 3 {
 					key := c.owned(p, i, 0)
 					used := 60 - c.nodes[0].left(t, limit.Target{Policy: p, Key: key})
-					if got := admitted[fmt.Sprint(p, " ", key)]; got > used {
-						t.Errorf("seed %d: %s %s: %d admitted, %d charged", seed, p, key, got, used)
-					}
+					got := admitted[fmt.Sprint(p, " ", key)]
+					expect.True(t, got <= used, "seed %d: %s %s: %d admitted, %d charged", seed, p, key, got, used)
 				}
 			}
 		})
@@ -457,16 +429,12 @@ func TestAtomicOfManyChecks(t *testing.T) {
 		for i := range checks {
 			checks[i] = named("a", fmt.Sprintf("key-%d", i), 1)
 		}
-		if all := c.nodes[0].all(t, checks...); !all.Allowed {
-			t.Error("refused")
-		}
+		all := c.nodes[0].all(t, checks...)
+		expect.True(t, all.Allowed, "refused")
 		checks[limit.MaxBatch-1].Cost = math.MaxInt32
-		if all := c.nodes[0].all(t, checks...); all.Allowed {
-			t.Error("admitted")
-		}
-		if left := c.nodes[1].left(t, checks[0].Target); left != 9 {
-			t.Errorf("%d left", left)
-		}
+		all = c.nodes[0].all(t, checks...)
+		expect.True(t, !all.Allowed, "admitted")
+		expect.Equal(t, c.nodes[1].left(t, checks[0].Target), 9, "left")
 	})
 }
 
@@ -493,13 +461,10 @@ func TestARefusedAtomicCheckLeavesNoTrace(t *testing.T) {
 					n.check(t, first)
 					for range 60 {
 						c.advance(100 * time.Millisecond)
-						if all := n.all(t, user, tenant); all.Allowed {
-							t.Fatal("admitted beyond the tenant's limit")
-						}
+						all := n.all(t, user, tenant)
+						must.True(t, !all.Allowed, "admitted beyond the tenant's limit")
 					}
-					if left := n.left(t, user.Target); left != 10 {
-						t.Errorf("%d left of 10, of which none was used in the last window", left)
-					}
+					expect.Equal(t, n.left(t, user.Target), 10, "left of 10, of which none was used in the last window")
 				})
 			})
 		}
@@ -521,25 +486,21 @@ func TestAtomicCharges(t *testing.T) {
 		ask := func(want bool, checks ...limit.Check) limit.AllDecision {
 			t.Helper()
 			all, err := c.nodes[0].CheckAll(t.Context(), charges(checks...))
-			if err != nil || all.Allowed != want {
-				t.Errorf("%+v, %v, want allowed %v", all, err, want)
-			}
+			expect.True(t, err == nil && all.Allowed == want, "%+v, %v, want allowed %v", all, err, want)
 			return all
 		}
 		ask(true, a, b)
-		if all := ask(false, a, a, named("denied", c.owned("denied", 2, 0), 3)); all.Decisions[0].Remaining != 0 {
-			t.Errorf("a repeat is summed: %+v", all)
-		}
+		all := ask(false, a, a, named("denied", c.owned("denied", 2, 0), 3))
+		expect.Equal(t, all.Decisions[0].Remaining, 0, "a repeat is summed: %+v", all)
 		// 12 of 10 are used: there is no room, and all is charged.
-		if all := ask(false, a, b); all.Decisions[0].Allowed || !all.Decisions[1].Allowed || all.Decisions[1].Remaining != 2 {
-			t.Errorf("%+v", all)
-		}
+		all = ask(false, a, b)
+		expect.True(t, !all.Decisions[0].Allowed && all.Decisions[1].Allowed && all.Decisions[1].Remaining == 2,
+			"%+v", all)
 		ask(false, b)
 		c.nodes[0].Close() // which settles
 		for _, n := range c.nodes {
-			if d := n.check(t, always(b.Target, 0)); d.Allowed || d.Remaining != 0 {
-				t.Errorf("12 of 10: %+v", d)
-			}
+			d := n.check(t, always(b.Target, 0))
+			expect.True(t, !d.Allowed && d.Remaining == 0, "12 of 10: %+v", d)
 		}
 	})
 	for _, lost := range []bool{true, false} { // the message to the second owner, or its answer

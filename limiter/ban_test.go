@@ -6,6 +6,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const banning = `policies:
@@ -23,15 +25,15 @@ func TestBan(t *testing.T) {
 		login := limit.Target{Policy: "login", Key: key}
 		n.check(t, named("login", key, 2))
 		first := n.check(t, named("login", key, 1))
-		if first.Allowed || !first.Banned || first.RetryAfter != time.Hour || first.ResetAfter != time.Hour || first.Remaining != 0 || first.RememberFor != time.Second {
-			t.Fatalf("the first refusal: %+v", first)
-		}
+		must.True(t, !first.Allowed && first.Banned && first.RetryAfter == time.Hour &&
+			first.ResetAfter == time.Hour && first.Remaining == 0 && first.RememberFor == time.Second,
+			"the first refusal: %+v", first)
 		c.advance(500 * time.Millisecond)
 		c.wantMessages(0, "asked again", func() {
 			d := n.check(t, named("login", key, 1))
-			if left := time.Hour - 500*time.Millisecond; d.Allowed || !d.Banned || d.RetryAfter < left || d.RetryAfter > left+time.Millisecond {
-				t.Errorf("from memory: %+v", d)
-			}
+			left := time.Hour - 500*time.Millisecond
+			expect.True(t, !d.Allowed && d.Banned && d.RetryAfter >= left && d.RetryAfter <= left+time.Millisecond,
+				"from memory: %+v", d)
 		})
 		c.stats("login") // whose peaks begin anew
 		c.advance(2 * time.Minute)
@@ -43,60 +45,47 @@ func TestBan(t *testing.T) {
 		for range 56 {
 			c.advance(time.Minute)
 			for _, other := range c.nodes {
-				if d := other.check(t, named("login", key, 1)); d.Allowed || !d.Banned {
-					t.Fatalf("during the ban: %+v", d)
-				}
+				d := other.check(t, named("login", key, 1))
+				must.True(t, !d.Allowed && d.Banned, "during the ban: %+v", d)
 			}
 		}
-		if back, err := n.Refund(t.Context(), login, 2, ""); err != nil || back != 0 {
-			t.Error(back, err)
-		}
-		if d := n.check(t, named("login", key, 0)); d.Allowed || !d.Banned || d.RetryAfter != time.Hour-58*time.Minute-500*time.Millisecond {
-			t.Errorf("a peek: %+v", d)
-		}
-		if state, holds, err := c.nodes[1].Describe(&login); err != nil || !holds || state.Banned != time.Hour-58*time.Minute-500*time.Millisecond {
-			t.Errorf("described as %+v, %v", state, err)
-		}
+		back, err := n.Refund(t.Context(), login, 2, "")
+		expect.True(t, err == nil && back == 0, "%v %v", back, err)
+		d := n.check(t, named("login", key, 0))
+		expect.True(t, !d.Allowed && d.Banned && d.RetryAfter == time.Hour-58*time.Minute-500*time.Millisecond,
+			"a peek: %+v", d)
+		state, holds, err := c.nodes[1].Describe(&login)
+		expect.True(t, err == nil && holds && state.Banned == time.Hour-58*time.Minute-500*time.Millisecond,
+			"described as %+v, %v", state, err)
 		// Work that is done is charged, and neither refused nor held against the key.
-		if d, err := n.Charge(t.Context(), limit.Charge{Target: login, Amount: limit.Amount{Cost: 1}}); err != nil || !d.Allowed || d.Granted != 1 || !d.Banned {
-			t.Errorf("a charge: %+v, %v", d, err)
-		}
+		d, err = n.Charge(t.Context(), limit.Charge{Target: login, Amount: limit.Amount{Cost: 1}})
+		expect.True(t, err == nil && d.Allowed && d.Granted == 1 && d.Banned, "a charge: %+v, %v", d, err)
 		c.advance(2*time.Minute - 500*time.Millisecond - 1)
-		if d := n.check(t, named("login", key, 1)); d.Allowed || d.RetryAfter != 1 {
-			t.Errorf("at its end: %+v", d)
-		}
+		d = n.check(t, named("login", key, 1))
+		expect.True(t, !d.Allowed && d.RetryAfter == 1, "at its end: %+v", d)
 		c.advance(1)
-		if d := n.check(t, named("login", key, 1)); !d.Allowed || d.Banned {
-			t.Errorf("after the ban: %+v", d)
-		}
+		d = n.check(t, named("login", key, 1))
+		expect.True(t, d.Allowed && !d.Banned, "after the ban: %+v", d)
 		// 1 at first, 1 from memory, 1 after two minutes, 3 a minute, and 1 at the end.
 		got := c.stats("login")
-		if got.Refused != 172 || got.Banned != got.Refused || got.Bans != 1 {
-			t.Errorf("counted %+v", got)
-		}
+		expect.True(t, got.Refused == 172 && got.Banned == got.Refused && got.Bans == 1, "counted %+v", got)
 
 		// What can never pass says nothing of the key. A charge that goes beyond the limit refuses nobody; the next check is refused.
 		other := limit.Target{Policy: "login", Key: "other"}
-		if d := n.check(t, named("login", "other", 3)); d.Banned || d.RetryAfter != algo.Never {
-			t.Errorf("never: %+v", d)
-		}
-		if d, err := n.Charge(t.Context(), limit.Charge{Target: other, Amount: limit.Amount{Cost: 3}}); err != nil || d.Allowed || d.Banned {
-			t.Errorf("a charge beyond the limit: %+v, %v", d, err)
-		}
-		if d := n.check(t, limit.Check{Target: other, Cost: 1, Always: true}); d.Allowed || !d.Banned || d.Granted != 0 && d.Granted != 1 {
-			t.Errorf("a check that charges always: %+v", d)
-		}
-		if err := n.Reset(t.Context(), other); err != nil {
-			t.Fatal(err)
-		}
-		if d := n.check(t, named("login", "other", 1)); !d.Allowed {
-			t.Errorf("after a reset: %+v", d)
-		}
+		d = n.check(t, named("login", "other", 3))
+		expect.True(t, !d.Banned && d.RetryAfter == algo.Never, "never: %+v", d)
+		d, err = n.Charge(t.Context(), limit.Charge{Target: other, Amount: limit.Amount{Cost: 3}})
+		expect.True(t, err == nil && !d.Allowed && !d.Banned, "a charge beyond the limit: %+v, %v", d, err)
+		d = n.check(t, limit.Check{Target: other, Cost: 1, Always: true})
+		expect.True(t, !d.Allowed && d.Banned && (d.Granted == 0 || d.Granted == 1),
+			"a check that charges always: %+v", d)
+		must.NoError(t, n.Reset(t.Context(), other))
+		d = n.check(t, named("login", "other", 1))
+		expect.True(t, d.Allowed, "after a reset: %+v", d)
 		for key, limit := range map[string]int64{"vip": 100, "free": 1000} {
 			n.check(t, named("login", key, limit))
-			if d := n.check(t, named("login", key, 1)); d.Banned != (key == "vip") {
-				t.Errorf("%s: %+v", key, d)
-			}
+			d := n.check(t, named("login", key, 1))
+			expect.Equal(t, d.Banned, key == "vip", "%s: %+v", key, d)
 		}
 	})
 }
@@ -107,20 +96,18 @@ func TestBanEndsWhenItsMemoryDoes(t *testing.T) {
 		key, n := c.owned("short", 1, 0), c.nodes[0]
 		n.check(t, named("short", key, 1))
 		c.advance(700 * time.Millisecond)
-		if d := n.check(t, named("short", key, 1)); !d.Banned || d.RetryAfter != 500*time.Millisecond {
-			t.Fatalf("%+v", d) // later than the window has room
-		}
+		d := n.check(t, named("short", key, 1))
+		must.True(t, d.Banned && d.RetryAfter == 500*time.Millisecond, "%+v", d) // later than the window has room
 		c.advance(490 * time.Millisecond)
 		c.wantMessages(0, "before its end", func() { n.check(t, named("short", key, 1)) })
 		c.advance(10 * time.Millisecond)
-		if d := n.check(t, named("short", key, 1)); !d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d = n.check(t, named("short", key, 1))
+		expect.True(t, d.Allowed, "%+v", d)
 		// A window that has no room for longer than the ban: the same check passes then, and not before.
 		c.advance(100 * time.Millisecond)
-		if d := n.check(t, named("short", key, 1)); !d.Banned || d.RetryAfter < 900*time.Millisecond || d.RetryAfter > 901*time.Millisecond {
-			t.Errorf("%+v", d)
-		}
+		d = n.check(t, named("short", key, 1))
+		expect.True(t, d.Banned && d.RetryAfter >= 900*time.Millisecond && d.RetryAfter <= 901*time.Millisecond,
+			"%+v", d)
 	})
 }
 
@@ -131,59 +118,44 @@ func TestBanOfOtherCalls(t *testing.T) {
 		n := c.nodes[0]
 		login := limit.Target{Policy: "login", Key: "r"}
 		held, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: limit.Amount{Cost: 1}})
-		if err != nil || !held.Allowed {
-			t.Fatal(held, err)
-		}
-		if d, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: limit.Amount{Cost: 2}}); err != nil || d.Allowed || !d.Banned || d.ReservationID != "" {
-			t.Fatal(d, err)
-		}
+		must.True(t, err == nil && held.Allowed, "%v %v", held, err)
+		d, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: limit.Amount{Cost: 2}})
+		must.True(t, err == nil && !d.Allowed && d.Banned && d.ReservationID == "", "%v %v", d, err)
 		extend := limit.Extend{Target: login, ReservationID: held.ReservationID, TTL: time.Minute}
-		if d, err := n.Extend(t.Context(), extend); err != nil || !d.Allowed {
-			t.Errorf("prolonged: %+v, %v", d, err)
-		}
+		d, err = n.Extend(t.Context(), extend)
+		expect.True(t, err == nil && d.Allowed, "prolonged: %+v, %v", d, err)
 		extend.Cost = 1
-		if d, err := n.Extend(t.Context(), extend); err != nil || d.Allowed || !d.Banned {
-			t.Errorf("extended: %+v, %v", d, err)
-		}
-		if got, err := n.Commit(t.Context(), limit.Commit{Target: login, ReservationID: held.ReservationID, Amount: limit.Amount{Cost: 2}}); err != nil || got.Excess != 1 || got.Over {
-			t.Errorf("committed: %+v, %v", got, err)
-		}
+		d, err = n.Extend(t.Context(), extend)
+		expect.True(t, err == nil && !d.Allowed && d.Banned, "extended: %+v, %v", d, err)
+		got, err := n.Commit(t.Context(), limit.Commit{Target: login, ReservationID: held.ReservationID, Amount: limit.Amount{Cost: 2}})
+		expect.True(t, err == nil && got.Excess == 1 && !got.Over, "committed: %+v, %v", got, err)
 
 		job := limit.Target{Policy: "jobs", Key: "j"}
 		lease, err := n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1})
-		if err != nil || !lease.Allowed {
-			t.Fatal(lease, err)
-		}
-		if d, err := n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1}); err != nil || d.Allowed || d.RetryAfter != time.Hour {
-			t.Errorf("%+v, %v", d, err)
-		}
-		if left, err := n.Renew(t.Context(), job, lease.LeaseID, 0); err != nil || left != time.Minute {
-			t.Error(left, err)
-		}
-		if ended, err := n.Release(t.Context(), job, lease.LeaseID); err != nil || !ended {
-			t.Error(ended, err)
-		}
-		if d, err := n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1}); err != nil || d.Allowed || !d.Banned || d.LeaseID != "" {
-			t.Errorf("released: %+v, %v", d, err)
-		}
+		must.True(t, err == nil && lease.Allowed, "%v %v", lease, err)
+		d, err = n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1})
+		expect.True(t, err == nil && !d.Allowed && d.RetryAfter == time.Hour, "%+v, %v", d, err)
+		left, err := n.Renew(t.Context(), job, lease.LeaseID, 0)
+		expect.True(t, err == nil && left == time.Minute, "%v %v", left, err)
+		ended, err := n.Release(t.Context(), job, lease.LeaseID)
+		expect.True(t, err == nil && ended, "%v %v", ended, err)
+		d, err = n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1})
+		expect.True(t, err == nil && !d.Allowed && d.Banned && d.LeaseID == "", "released: %+v, %v", d, err)
 
 		// A request id that was admitted before is admitted again.
 		once := limit.Check{Target: limit.Target{Policy: "login", Key: "i"}, Cost: 1, RequestID: "one"}
 		n.check(t, once)
 		n.check(t, named("login", "i", 2))
-		if d := n.check(t, once); !d.Allowed || d.Granted != 1 || d.Banned {
-			t.Errorf("repeated: %+v", d)
-		}
+		d = n.check(t, once)
+		expect.True(t, d.Allowed && d.Granted == 1 && !d.Banned, "repeated: %+v", d)
 
 		checks := []limit.Check{named("login", "a", 2), named("login", "b", 1)}
 		n.check(t, named("login", "b", 2))
 		all, err := n.CheckAll(t.Context(), checks)
-		if err != nil || all.Allowed || all.Decisions[0].Banned || !all.Decisions[1].Banned {
-			t.Errorf("%+v, %v", all, err)
-		}
-		if d := n.check(t, named("login", "a", 2)); !d.Allowed {
-			t.Errorf("the other one: %+v", d)
-		}
+		expect.True(t, err == nil && !all.Allowed && !all.Decisions[0].Banned && all.Decisions[1].Banned,
+			"%+v, %v", all, err)
+		d = n.check(t, named("login", "a", 2))
+		expect.True(t, d.Allowed, "the other one: %+v", d)
 	})
 }
 
@@ -197,9 +169,8 @@ func TestBanBesideOthers(t *testing.T) {
 			}
 			c.advance(time.Minute / 4)
 		}
-		if got := c.stats("tried"); got.Shadowed != 2 || got.Banned != 2 || got.Bans != 1 {
-			t.Errorf("in shadow mode: %+v", got)
-		}
+		got := c.stats("tried")
+		expect.True(t, got.Shadowed == 2 && got.Banned == 2 && got.Bans == 1, "in shadow mode: %+v", got)
 		for range 3 {
 			n.check(t, named("beside", "k", 1))
 		}
@@ -213,13 +184,11 @@ func TestBanBesideOthers(t *testing.T) {
 		n.check(t, named("login", "k", 2))
 		n.check(t, named("login", "k", 1))
 		c.setPolicies("policies: [{name: login, algorithm: sliding_log, limit: 2, window: 1m, ban: 10m}]")
-		if d := n.check(t, named("login", "k", 1)); d.RetryAfter != 10*time.Minute {
-			t.Errorf("shortened: %+v", d)
-		}
+		d := n.check(t, named("login", "k", 1))
+		expect.Equal(t, d.RetryAfter, 10*time.Minute, "shortened: %+v", d)
 		c.advance(2 * time.Minute)
 		c.setPolicies("policies: [{name: login, algorithm: sliding_log, limit: 2, window: 1m}]")
-		if d := n.check(t, named("login", "k", 1)); !d.Allowed || d.Banned {
-			t.Errorf("lifted: %+v", d)
-		}
+		d = n.check(t, named("login", "k", 1))
+		expect.True(t, d.Allowed && !d.Banned, "lifted: %+v", d)
 	})
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestBatchInTwoSteps: what this node decides is there before the others are asked, and what is wrong with one check
@@ -33,9 +35,7 @@ func TestBatchInTwoSteps(t *testing.T) {
 			b.Checks[3].Key = c.owned("unknown", 1, 0)
 			asked := c.carried
 			open, err := node.Begin(t.Context(), &b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Equal(t, err, nil)
 			if want := []int{2, 5, 6, 8}; !slices.Equal(open, want) || c.carried != asked {
 				t.Fatalf("open are %v, want %v; %d messages were sent", open, want, c.carried-asked)
 			}
@@ -49,18 +49,15 @@ func TestBatchInTwoSteps(t *testing.T) {
 			}
 			node.Finish(t.Context(), &b, open)
 			for _, i := range []int{2, 4, 5, 6, 7, 8} {
-				if d := b.Results[i].Decision; b.Results[i].Err != nil || !d.Allowed || d.Remaining != 9-round || d.FailedOpen {
-					t.Errorf("check %d: %+v", i, b.Results[i])
-				}
+				d := b.Results[i].Decision
+				expect.True(t, b.Results[i].Err == nil && d.Allowed && d.Remaining == 9-round && !d.FailedOpen,
+					"check %d: %+v", i, b.Results[i])
 			}
-			if n := c.carried - asked; n != 2 {
-				t.Errorf("%d messages for two other owners", n)
-			}
+			expect.Equal(t, c.carried-asked, 2, "messages for two other owners")
 		}
 		b.Reset()
-		if _, err := node.Begin(t.Context(), &b); err == nil || err.Field != "checks" {
-			t.Errorf("a batch without checks: %v", err)
-		}
+		_, err := node.Begin(t.Context(), &b)
+		expect.True(t, err != nil && err.Field == "checks", "a batch without checks: %v", err)
 	})
 }
 
@@ -71,9 +68,7 @@ func TestBatchThatNobodyAnswers(t *testing.T) {
 		var b Batch
 		b.Checks = append(b.Checks, named("p", c.owned("p", 1, 0), 1))
 		open, err := c.nodes[0].Begin(t.Context(), &b)
-		if err != nil || len(open) != 1 {
-			t.Fatal(open, err)
-		}
+		must.True(t, err == nil && len(open) == 1, "%v %v", open, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		c.nodes[0].Finish(ctx, &b, open)
@@ -98,21 +93,15 @@ func TestBatchIsFinishedInParts(t *testing.T) {
 			b.Checks = append(b.Checks, named("p", c.owned("p", i%3, i/3), 1))
 		}
 		open, err := c.nodes[0].Begin(t.Context(), &b)
-		if err != nil || len(open) != 6 {
-			t.Fatal(open, err)
-		}
+		must.True(t, err == nil && len(open) == 6, "%v %v", open, err)
 		var slow sync.WaitGroup
 		slow.Go(func() { c.nodes[0].Finish(t.Context(), &b, []int{1, 4, 5, 7}) })
 		began := time.Now()
 		c.nodes[0].Finish(t.Context(), &b, []int{2, 8})
-		if took := time.Since(began); took != 0 {
-			t.Errorf("took %v", took)
-		}
+		expect.Equal(t, time.Since(began), 0, "took")
 		slow.Wait()
 		for i, r := range b.Results {
-			if r.Err != nil || !r.Allowed || r.FailedOpen != (i%3 == 1) {
-				t.Errorf("check %d: %+v", i, r)
-			}
+			expect.True(t, r.Err == nil && r.Allowed && r.FailedOpen == (i%3 == 1), "check %d: %+v", i, r)
 		}
 	})
 }
@@ -127,24 +116,19 @@ func TestBatchRemembersRefusals(t *testing.T) {
 			b.Reset()
 			b.Checks = append(b.Checks, named("p", text[1000:], 10))
 			open, err := c.nodes[0].Begin(t.Context(), &b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Equal(t, err, nil)
 			if len(open) > 0 {
 				c.nodes[0].Finish(t.Context(), &b, open)
 			}
 			return b.Results[0]
 		}
-		if r := ask(); !r.Allowed {
-			t.Errorf("%+v", r)
-		}
-		if r := ask(); r.Allowed || r.RememberFor <= 0 {
-			t.Errorf("%+v", r)
-		}
+		r := ask()
+		expect.True(t, r.Allowed, "%+v", r)
+		r = ask()
+		expect.True(t, !r.Allowed && r.RememberFor > 0, "%+v", r)
 		asked := c.carried
-		if r := ask(); r.Allowed || c.carried != asked {
-			t.Errorf("%+v after %d more messages", r, c.carried-asked)
-		}
+		r = ask()
+		expect.True(t, !r.Allowed && c.carried == asked, "%+v after %d more messages", r, c.carried-asked)
 	})
 }
 
@@ -170,9 +154,7 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 				batch[i].Cost = int64(rng.IntN(3))
 			}
 			got, err := c.nodes[0].Check(t.Context(), batch)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			for i := range batch {
 				batch[i].Key += " alone"
 				want := c.nodes[1].check(t, batch[i])
@@ -190,9 +172,8 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 		} {
 			bad := good
 			change(&bad)
-			if _, err := c.nodes[0].Check(t.Context(), []limit.Check{good, bad, good}); err == nil || !strings.HasPrefix(err.Error(), "checks[1].") {
-				t.Errorf("%+v: %v", bad, err)
-			}
+			_, err := c.nodes[0].Check(t.Context(), []limit.Check{good, bad, good})
+			expect.True(t, err != nil && strings.HasPrefix(err.Error(), "checks[1]."), "%+v: %v", bad, err)
 		}
 	})
 }
@@ -207,13 +188,10 @@ func TestFewChecksKeepLittle(t *testing.T) {
 	}
 	for range 20 {
 		for _, n := range []int{limit.MaxBatch, 2} {
-			if err := l.CheckTo(t.Context(), checks[:n], nil, results[:n]); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, l.CheckTo(t.Context(), checks[:n], nil, results[:n]))
 			b := l.take(checks[:n], results[:n])
-			if cap(b.ops) > 2*n || cap(b.away) > 2*n {
-				t.Fatalf("%d checks have room for %d operations, %d of which wait", n, cap(b.ops), cap(b.away))
-			}
+			must.True(t, cap(b.ops) <= 2*n && cap(b.away) <= 2*n,
+				"%d checks have room for %d operations, %d of which wait", n, cap(b.ops), cap(b.away))
 			l.put(b)
 		}
 	}
@@ -221,7 +199,6 @@ func TestFewChecksKeepLittle(t *testing.T) {
 
 // TestOpIsSmall: the operation of a check takes two cache lines.
 func TestOpIsSmall(t *testing.T) {
-	if n := unsafe.Sizeof(Op{}); n > 128 {
-		t.Errorf("%d bytes", n)
-	}
+	n := unsafe.Sizeof(Op{})
+	expect.True(t, n <= 128, "%d bytes", n)
 }

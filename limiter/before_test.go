@@ -13,6 +13,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const refusing = `policies:
@@ -39,9 +41,8 @@ func (c *testCluster) messages(f func()) int {
 
 func (c *testCluster) wantMessages(want int, what string, f func()) {
 	c.t.Helper()
-	if n := c.messages(f); n != want {
-		c.t.Errorf("%s: %d messages, want %d", what, n, want)
-	}
+	n := c.messages(f)
+	expect.True(c.t, n == want, "%s: %d messages, want %d", what, n, want)
 }
 
 func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
@@ -50,39 +51,33 @@ func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
 		n.check(t, named("log", key, 4))
 		c.advance(3 * time.Second)
 		first := n.check(t, named("log", key, 2))
-		if first.Allowed || first.RetryAfter < 7*time.Second || first.RememberFor != time.Second {
-			t.Fatalf("%+v", first)
-		}
+		must.True(t, !first.Allowed && first.RetryAfter >= 7*time.Second && first.RememberFor == time.Second,
+			"%+v", first)
 		c.advance(400 * time.Millisecond)
 		c.wantMessages(0, "asked again", func() {
 			d := n.check(t, named("log", key, 2))
 			left := first.RetryAfter - 400*time.Millisecond
-			if d.Allowed || d.RetryAfter < left || d.RetryAfter > left+time.Millisecond || d.Policy != "log" || d.Limit != 5 || d.Remaining != 1 {
-				t.Errorf("%+v, want a retry_after of %v", d, left)
-			}
-			if reset := first.ResetAfter - 400*time.Millisecond; d.ResetAfter < reset || d.ResetAfter > reset+time.Millisecond {
-				t.Errorf("reset after %v, want %v", d.ResetAfter, reset)
-			}
-			if d.RememberFor <= 0 || d.RememberFor > 600*time.Millisecond {
-				t.Errorf("to be remembered for %v", d.RememberFor)
-			}
+			expect.True(t, !d.Allowed && d.RetryAfter >= left && d.RetryAfter <= left+time.Millisecond &&
+				d.Policy == "log" && d.Limit == 5 && d.Remaining == 1, "%+v, want a retry_after of %v", d, left)
+			reset := first.ResetAfter - 400*time.Millisecond
+			expect.True(t, d.ResetAfter >= reset && d.ResetAfter <= reset+time.Millisecond,
+				"reset after %v, want %v", d.ResetAfter, reset)
+			expect.True(t, d.RememberFor > 0 && d.RememberFor <= 600*time.Millisecond,
+				"to be remembered for %v", d.RememberFor)
 		})
 		c.wantMessages(1, "of more", func() { n.check(t, named("log", key, 5)) })
 		c.wantMessages(0, "of as many, again", func() { n.check(t, named("log", key, 2)) })
 		c.wantMessages(1, "of less", func() {
-			if d := n.check(t, named("log", key, 1)); !d.Allowed {
-				t.Errorf("%+v", d)
-			}
+			d := n.check(t, named("log", key, 1))
+			expect.True(t, d.Allowed, "%+v", d)
 		})
 		c.wantMessages(1, "of what can never pass", func() {
-			if d := n.check(t, named("log", key, 6)); d.Allowed || d.RetryAfter != algo.Never {
-				t.Errorf("%+v", d)
-			}
+			d := n.check(t, named("log", key, 6))
+			expect.True(t, !d.Allowed && d.RetryAfter == algo.Never, "%+v", d)
 		})
 		c.wantMessages(0, "of what can never pass, again", func() {
-			if d := n.check(t, named("log", key, 6)); d.Allowed || d.RetryAfter != algo.Never {
-				t.Errorf("%+v", d)
-			}
+			d := n.check(t, named("log", key, 6))
+			expect.True(t, !d.Allowed && d.RetryAfter == algo.Never, "%+v", d)
 		})
 		c.advance(598 * time.Millisecond) // a second, less what two clocks may disagree by
 		c.wantMessages(1, "a second later", func() { n.check(t, named("log", key, 2)) })
@@ -98,9 +93,8 @@ func TestARefusalIsRememberedForItsRetryAfter(t *testing.T) {
 		c.advance(99 * time.Millisecond)
 		c.wantMessages(0, "before", func() { n.check(t, named("short", key, 1)) })
 		c.advance(time.Millisecond + 100)
-		if d := n.check(t, named("short", key, 1)); !d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d := n.check(t, named("short", key, 1))
+		expect.True(t, d.Allowed, "%+v", d)
 	})
 }
 
@@ -138,9 +132,7 @@ func TestOneAsksForAll(t *testing.T) {
 								checks[i] = named(test.policy, key, 1)
 							}
 							results, err := n.Check(t.Context(), checks)
-							if err != nil {
-								t.Error(err)
-							}
+							expect.NoError(t, err)
 							for i := range results {
 								if results[i].Allowed {
 									allowed.Add(1)
@@ -152,17 +144,12 @@ func TestOneAsksForAll(t *testing.T) {
 					}
 					all.Wait()
 				})
-				if got := allowed.Load(); got != test.allowed {
-					t.Errorf("%d admitted, want %d", got, test.allowed)
-				}
+				expect.Equal(t, allowed.Load(), test.allowed, "admitted")
 				c.wantMessages(0, "what was heard last, asked once more", func() {
-					if d := n.check(t, named(test.policy, key, 1)); d.Allowed {
-						t.Errorf("%+v", d)
-					}
+					d := n.check(t, named(test.policy, key, 1))
+					expect.True(t, !d.Allowed, "%+v", d)
 				})
-				if left := len(n.inquiries.under); left != 0 {
-					t.Errorf("%d inquiries are left behind", left)
-				}
+				expect.Equal(t, len(n.inquiries.under), 0, "inquiries are left behind")
 			})
 		})
 	}
@@ -193,15 +180,12 @@ func TestWhoAsksForAllMayGetNoAnswer(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		results, err := n.Check(ctx, []limit.Check{q})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		if waited := time.Since(start); waited != 40*time.Millisecond {
 			t.Errorf("another's answer was waited for %v, which is not half of the time until on_error answers", waited)
 		}
-		if d := results[0].Decision; d.Allowed || d.FailedOpen || d.FailedClosed {
-			t.Errorf("%+v, though the owner can be asked", d)
-		}
+		d := results[0].Decision
+		expect.True(t, !d.Allowed && !d.FailedOpen && !d.FailedClosed, "%+v, though the owner can be asked", d)
 		first.Wait()
 	})
 }
@@ -213,13 +197,11 @@ func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
 		first := n.check(t, named("two", key, 1))
 		c.advance(100 * time.Millisecond)
 		d := n.check(t, named("two", key, 1))
-		if len(d.Limits) != 2 || d.Limits[0].RetryAfter >= first.Limits[0].RetryAfter || d.Limits[1].ResetAfter >= first.Limits[1].ResetAfter {
-			t.Errorf("%+v, at first %+v", d, first)
-		}
+		expect.True(t, len(d.Limits) == 2 && d.Limits[0].RetryAfter < first.Limits[0].RetryAfter &&
+			d.Limits[1].ResetAfter < first.Limits[1].ResetAfter, "%+v, at first %+v", d, first)
 		c.advance(100 * time.Millisecond)
-		if again := n.check(t, named("two", key, 1)); again.Limits[0].RetryAfter >= d.Limits[0].RetryAfter {
-			t.Errorf("%+v, before %+v", again, d)
-		}
+		again := n.check(t, named("two", key, 1))
+		expect.True(t, again.Limits[0].RetryAfter < d.Limits[0].RetryAfter, "%+v, before %+v", again, d)
 		c.wantMessages(0, "asked until shortly before the end", func() {
 			for range 7 { // each time it is as good for as long as it was
 				for range 20 {
@@ -235,9 +217,7 @@ func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
 func TestWhatIsNotRemembered(t *testing.T) {
 	reserve := func(t *testing.T, n *testNode, target limit.Target) string {
 		d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
-		if err != nil || !d.Allowed || d.ReservationID == "" {
-			t.Fatalf("%+v, %v", d, err)
-		}
+		must.True(t, err == nil && d.Allowed && d.ReservationID != "", "%+v, %v", d, err)
 		return d.ReservationID
 	}
 	for _, test := range []struct {
@@ -265,14 +245,12 @@ func TestWhatIsNotRemembered(t *testing.T) {
 			n.check(t, limit.Check{Target: target, Cost: 1, RequestID: "r"})
 		}},
 		{name: "lease", policy: "jobs", again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			if _, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 5}); err != nil {
-				t.Error(err)
-			}
+			_, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 5})
+			expect.NoError(t, err)
 		}},
 		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			if d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}}); err != nil || d.Allowed || d.RememberFor != 0 {
-				t.Errorf("%+v, %v", d, err)
-			}
+			d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
+			expect.True(t, err == nil && !d.Allowed && d.RememberFor == 0, "%+v, %v", d, err)
 		}},
 		{name: "reservation pending", policy: "log", cost: 4, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
 			if d := n.check(t, limit.Check{Target: target, Cost: 1}); d.Allowed {
@@ -306,12 +284,10 @@ func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 		n.check(t, q)
 		other := q
 		other.RequestID = ""
-		if d := n.check(t, other); d.Allowed {
-			t.Fatalf("%+v", d)
-		}
-		if d := n.check(t, q); !d.Allowed || d.Granted != 5 {
-			t.Errorf("repeated: %+v", d)
-		}
+		d := n.check(t, other)
+		must.True(t, !d.Allowed, "%+v", d)
+		d = n.check(t, q)
+		expect.True(t, d.Allowed && d.Granted == 5, "repeated: %+v", d)
 	})
 }
 
@@ -320,18 +296,15 @@ func TestARefusalUnderARequestIDIsRemembered(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		n, q := c.nodes[0], limit.Check{Target: limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}, Cost: 5}
 		n.check(t, q)
-		if _, err := n.Refund(t.Context(), q.Target, 1, ""); err != nil {
-			t.Fatal(err)
-		}
+		_, err := n.Refund(t.Context(), q.Target, 1, "")
+		must.NoError(t, err)
 		named := q
 		named.RequestID = "r"
-		if d := n.check(t, named); d.Allowed {
-			t.Fatalf("%+v", d)
-		}
+		d := n.check(t, named)
+		must.True(t, !d.Allowed, "%+v", d)
 		c.wantMessages(0, "another check of the same cost", func() {
-			if d := n.check(t, q); d.Allowed || d.RequestID != "" {
-				t.Errorf("%+v", d)
-			}
+			d := n.check(t, q)
+			expect.True(t, !d.Allowed && d.RequestID == "", "%+v", d)
 		})
 	})
 }
@@ -344,9 +317,8 @@ func TestWhatMayBeChargedForgets(t *testing.T) {
 			n, key := c.nodes[0], c.owned("p", 1, 0)
 			n.check(t, named("p", key, 4))
 			c.advance(9500 * time.Millisecond)
-			if d := n.check(t, named("p", key, 5)); d.Allowed || d.RetryAfter > time.Second {
-				t.Fatalf("%+v", d)
-			}
+			d := n.check(t, named("p", key, 5))
+			must.True(t, !d.Allowed && d.RetryAfter <= time.Second, "%+v", d)
 			charge := named("p", key, 1)
 			if lost {
 				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
@@ -358,13 +330,11 @@ func TestWhatMayBeChargedForgets(t *testing.T) {
 			} else {
 				charge.Cost, charge.Always = 2, true
 			}
-			if d := n.check(t, charge); d.Allowed {
-				t.Fatalf("%+v", d)
-			}
+			d = n.check(t, charge)
+			must.True(t, !d.Allowed, "%+v", d)
 			c.tamper(nil)
-			if d := n.check(t, named("p", key, 5)); d.Allowed || d.RetryAfter < 9*time.Second {
-				t.Errorf("after a charge %s: %+v", what, d)
-			}
+			d = n.check(t, named("p", key, 5))
+			expect.True(t, !d.Allowed && d.RetryAfter >= 9*time.Second, "after a charge %s: %+v", what, d)
 		})
 	}
 }
@@ -403,24 +373,18 @@ func TestWhatGivesBackForgets(t *testing.T) {
 				one, five := limit.Check{Target: target, Cost: 1}, limit.Check{Target: target, Cost: 5}
 				c.nodes[0].check(t, five)
 				for _, n := range c.nodes {
-					if d := n.check(t, one); d.Allowed {
-						t.Fatal("not exhausted")
-					}
+					d := n.check(t, one)
+					must.True(t, !d.Allowed, "not exhausted")
 				}
-				if err := give(c.nodes[0], target); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, give(c.nodes[0], target))
 				// What another node gave back is found out within the second.
-				if d := c.nodes[1].check(t, one); d.Allowed {
-					t.Error("another node knew")
-				}
+				d := c.nodes[1].check(t, one)
+				expect.True(t, !d.Allowed, "another node knew")
 				c.advance(time.Second)
-				if d := c.nodes[1].check(t, limit.Check{Target: target}); !d.Allowed {
-					t.Error("a second later another node does not know")
-				}
-				if d := c.nodes[0].check(t, one); !d.Allowed {
-					t.Error("the node that gave back did not know")
-				}
+				d = c.nodes[1].check(t, limit.Check{Target: target})
+				expect.True(t, d.Allowed, "a second later another node does not know")
+				d = c.nodes[0].check(t, one)
+				expect.True(t, d.Allowed, "the node that gave back did not know")
 			})
 		})
 	}
@@ -437,13 +401,10 @@ func TestAnExtensionForgetsRefusals(t *testing.T) {
 			t.Fatalf("%+v", d)
 		}
 		d, err := c.nodes[1].Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}, TTL: time.Minute})
-		if err != nil || !d.Allowed {
-			t.Fatalf("%+v, %v", d, err)
-		}
+		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		c.wantMessages(0, "asked again", func() { n.check(t, more) })
-		if d, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 1}}); err != nil || !d.Allowed {
-			t.Fatalf("%+v, %v", d, err)
-		}
+		d, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 1}})
+		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		c.wantMessages(1, "asked after the extension", func() { n.check(t, more) })
 	})
 }
@@ -456,16 +417,13 @@ func TestARefusalInFlightIsForgotten(t *testing.T) {
 		c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 			deliver()
 			c.tamper(nil)
-			if _, err := n.Refund(ctx, target, 5, ""); err != nil {
-				t.Error(err)
-			}
+			_, err := n.Refund(ctx, target, 5, "")
+			expect.NoError(t, err)
 		})
-		if d := n.check(t, limit.Check{Target: target, Cost: 1}); d.Allowed {
-			t.Fatal("not exhausted")
-		}
-		if d := n.check(t, limit.Check{Target: target, Cost: 1}); !d.Allowed {
-			t.Errorf("an answer older than the refund was remembered: %+v", d)
-		}
+		d := n.check(t, limit.Check{Target: target, Cost: 1})
+		must.True(t, !d.Allowed, "not exhausted")
+		d = n.check(t, limit.Check{Target: target, Cost: 1})
+		expect.True(t, d.Allowed, "an answer older than the refund was remembered: %+v", d)
 	})
 }
 
@@ -492,9 +450,8 @@ func TestANewPolicyForgetsRefusals(t *testing.T) {
 		n.check(t, q)
 		n.check(t, q)
 		c.setPolicies(`policies: [{name: log, algorithm: sliding_log, limit: 10, window: 10s}]`)
-		if d := n.check(t, q); !d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d := n.check(t, q)
+		expect.True(t, d.Allowed, "%+v", d)
 	})
 }
 
@@ -504,18 +461,15 @@ func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 			return limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, Key: "k1"}, Cost: 1}
 		}
 		n, op := c.nodes[0], Op{Kind: OpCheck, Check: new(q(1))}
-		if err := n.plan(n.table.Load(), &op); err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, n.plan(n.table.Load(), &op), nil)
 		if n.Route(int(op.partition)).Standing == ownership.Owned {
 			n = c.nodes[1]
 		}
 		n.check(t, q(1))
 		n.check(t, q(1))
 		c.wantMessages(0, "again", func() { n.check(t, q(1)) })
-		if d := n.check(t, q(2)); !d.Allowed {
-			t.Errorf("a larger limit: %+v", d)
-		}
+		d := n.check(t, q(2))
+		expect.True(t, d.Allowed, "a larger limit: %+v", d)
 	})
 }
 
@@ -540,13 +494,9 @@ func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
 						if c.messages(func() { d = c.nodes[i%2].check(t, named(policy, key, cost)) }) == 0 {
 							remembered++
 						}
-						if d.Allowed != would {
-							t.Fatalf("step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
-						}
+						must.True(t, d.Allowed == would, "step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
 					}
-					if remembered < 50 {
-						t.Errorf("only %d answers were from memory", remembered)
-					}
+					expect.True(t, remembered >= 50, "only %d answers were from memory", remembered)
 				})
 			})
 		}
@@ -590,9 +540,7 @@ func TestALateRefusalIsNotWrong(t *testing.T) {
 					if c.messages(func() { d = entry.check(t, named(policy, key, cost)) }) == 0 && late == nil && admitted {
 						remembered++
 					}
-					if d.Allowed != would {
-						t.Fatalf("step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
-					}
+					must.True(t, d.Allowed == would, "step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
 					if d.Allowed {
 						admitted = late != nil
 					}
@@ -601,9 +549,7 @@ func TestALateRefusalIsNotWrong(t *testing.T) {
 					close(late)
 				}
 				asking.Wait()
-				if remembered < 10 {
-					t.Errorf("only %d answers were from the memory of late refusals", remembered)
-				}
+				expect.True(t, remembered >= 10, "only %d answers were from the memory of late refusals", remembered)
 			})
 		})
 	}
@@ -631,9 +577,8 @@ func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
 						case 1:
 							q.RequestID = fmt.Sprint(i)
 						case 2:
-							if _, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: limit.Amount{Cost: q.Cost}, TTL: time.Millisecond}); err != nil {
-								t.Fatal(err)
-							}
+							_, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: limit.Amount{Cost: q.Cost}, TTL: time.Millisecond})
+							must.NoError(t, err)
 							continue
 						}
 						var d limit.Decision
@@ -645,13 +590,11 @@ func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
 						}
 						want := owner.check(t, q).RetryAfter
 						// Each clock is taken to be wrong by a thousandth at most, and no answer is older than a second.
-						if d.RetryAfter < want || d.RetryAfter > want+4*time.Millisecond && d.RetryAfter != want {
-							t.Fatalf("step %d: cost %d: retry after %v, the owner says %v", i, q.Cost, d.RetryAfter, want)
-						}
+						must.True(t, d.RetryAfter >= want && (d.RetryAfter <= want+4*time.Millisecond ||
+							d.RetryAfter == want),
+							"step %d: cost %d: retry after %v, the owner says %v", i, q.Cost, d.RetryAfter, want)
 					}
-					if remembered < 50 {
-						t.Errorf("only %d answers were from memory", remembered)
-					}
+					expect.True(t, remembered >= 50, "only %d answers were from memory", remembered)
 				})
 			})
 		}

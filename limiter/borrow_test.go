@@ -14,6 +14,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // pass lets time pass: that of timers and that of the nodes' clocks.
@@ -29,9 +31,8 @@ func (c *testCluster) pass(d time.Duration) {
 func (c *testCluster) heat(n *testNode, q limit.Check) (used int64) {
 	c.t.Helper()
 	for range 1000 {
-		if d := n.check(c.t, q); !d.Allowed {
-			c.t.Fatalf("%+v", d)
-		}
+		d := n.check(c.t, q)
+		must.True(c.t, d.Allowed, "%+v", d)
 		used += q.Cost
 		if n.borrowing.book.Loans() > 0 {
 			c.pass(5 * time.Millisecond)
@@ -49,9 +50,7 @@ func (c *testCluster) heat(n *testNode, q limit.Check) (used int64) {
 func (c *testCluster) held(n *testNode, policy, key string) int64 {
 	c.t.Helper()
 	is, holds, err := n.Describe(&limit.Target{Policy: policy, Key: key})
-	if err != nil || !holds {
-		c.t.Fatal(holds, err)
-	}
+	must.True(c.t, err == nil && holds, "%v %v", holds, err)
 	return is.OnLoan
 }
 
@@ -71,15 +70,13 @@ func TestNodeBorrows(t *testing.T) {
 		used := c.heat(node, named("p", key, 2))
 		n := c.messages(func() {
 			for range 20 {
-				if d := node.check(t, named("p", key, 2)); !d.Allowed || d.Granted != 2 || d.Policy != "p" || d.Limit != 10000 || d.Window != time.Hour || d.Remaining != 10000-used-2 {
-					t.Fatalf("%+v after %d", d, used)
-				}
+				d := node.check(t, named("p", key, 2))
+				must.True(t, d.Allowed && d.Granted == 2 && d.Policy == "p" && d.Limit == 10000 &&
+					d.Window == time.Hour && d.Remaining == 10000-used-2, "%+v after %d", d, used)
 				used += 2
 			}
 		})
-		if n != 0 {
-			t.Errorf("%d messages for 20 checks from a loan", n)
-		}
+		expect.Equal(t, n, 0, "messages for 20 checks from a loan")
 		checks, results := []limit.Check{named("p", key, 1)}, make([]limit.Result, 1)
 		singles := int64(0) // checks that cost 1
 		var allocated float64
@@ -91,9 +88,7 @@ func TestNodeBorrows(t *testing.T) {
 				break
 			}
 		}
-		if allocated > 0 {
-			t.Errorf("%v allocations", allocated)
-		}
+		expect.True(t, allocated <= 0, "%v allocations", allocated)
 		used += singles
 		n = c.messages(func() {
 			for _, q := range []limit.Check{
@@ -104,25 +99,19 @@ func TestNodeBorrows(t *testing.T) {
 				used += q.Cost
 			}
 		})
-		if m := c.messages(func() {
-			if d := node.check(t, limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: 1, Partial: true}); d.Granted != 1 {
-				t.Errorf("%+v", d)
-			}
+		expect.Equal(t, c.messages(func() {
+			d := node.check(t, limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: 1, Partial: true})
+			expect.Equal(t, d.Granted, 1, "%+v", d)
 			used++
-		}); m != 0 {
-			t.Errorf("%d messages for a partial check that the loan covers", m)
-		}
-		if n != 3 {
-			t.Errorf("%d messages for 3 checks that are not answered from loans", n)
-		}
+		}), 0,
+			"messages for a partial check that the loan covers")
+		expect.Equal(t, n, 3, "messages for 3 checks that are not answered from loans")
 		c.pass(100 * time.Millisecond)
 		singles += 3
-		if s := c.stats("p"); s.Allowed != uint64((used-singles)/2+singles) || s.Borrowed < 26 {
-			t.Errorf("%+v for %d units", s, used)
-		}
-		if node.heatsNothing(c, "kept") || node.heatsNothing(c, "shadow") {
-			t.Error("units are borrowed of policies that are not lent")
-		}
+		s := c.stats("p")
+		expect.True(t, s.Allowed == uint64((used-singles)/2+singles) && s.Borrowed >= 26, "%+v for %d units", s, used)
+		expect.True(t, !node.heatsNothing(c, "kept") && !node.heatsNothing(c, "shadow"),
+			"units are borrowed of policies that are not lent")
 		node.heatsNothing(c, "p") // a loan to return
 		returned := make(chan struct{})
 		go func() {
@@ -134,9 +123,8 @@ func TestNodeBorrows(t *testing.T) {
 		if n := c.held(owner, "p", key); n != 0 || node.borrowing.book.Loans() != 0 {
 			t.Errorf("%d are on loan after the node has stopped", n)
 		}
-		if d := node.check(t, named("p", key, 0)); d.Remaining != 10000-used {
-			t.Errorf("%+v, want %d used", d, used)
-		}
+		d := node.check(t, named("p", key, 0))
+		expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
 	})
 }
 
@@ -148,22 +136,17 @@ func TestReservationsBesideLoans(t *testing.T) {
 		c.heat(node, named("p", target.Key, 2))
 		state := func() limit.KeyState {
 			is, _, err := owner.Describe(&target)
-			if err != nil || len(is.Limits) != 1 {
-				t.Fatalf("%+v, %v", is, err)
-			}
+			must.True(t, err == nil && len(is.Limits) == 1, "%+v, %v", is, err)
 			return is
 		}
 		before := state()
 		d, err := node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 2}})
-		if err != nil || !d.Allowed {
-			t.Fatalf("%+v, %v", d, err)
-		}
+		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-2 {
 			t.Errorf("with 2 reserved: %+v, before: %+v", is, before)
 		}
-		if s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: 1}, ReservationID: d.ReservationID}); err != nil {
-			t.Errorf("%+v, %v", s, err)
-		}
+		s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: 1}, ReservationID: d.ReservationID})
+		expect.NoError(t, err, "%+v", s)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-1 {
 			t.Errorf("with 1 of 2 committed: %+v, before: %+v", is, before)
 		}
@@ -180,9 +163,8 @@ func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {
 			return n.check(c.t, *large)
 		},
 		"spent after": func(c *testCluster, n *testNode, small limit.Check, large *limit.Check) limit.Decision {
-			if d := n.check(c.t, *large); d.Allowed || d.RememberFor == 0 {
-				c.t.Fatalf("%+v", d)
-			}
+			d := n.check(c.t, *large)
+			must.True(c.t, !d.Allowed && d.RememberFor != 0, "%+v", d)
 			for range 1000 {
 				if c.pass(time.Millisecond); c.held(c.nodes[1], "p", large.Key) > 60 {
 					break
@@ -211,14 +193,12 @@ func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {
 					n.check(c.t, small)
 				}
 				d := between(c, n, small, &large)
-				if d.Allowed || d.RetryAfterEstimated || d.RetryAfter <= 0 || d.RetryAfter > 2*time.Second {
-					t.Fatalf("%+v", d)
-				}
+				must.True(t, !d.Allowed && !d.RetryAfterEstimated && d.RetryAfter > 0 && d.RetryAfter <= 2*time.Second,
+					"%+v", d)
 				c.pass(d.RetryAfter / time.Millisecond * time.Millisecond)
 				c.advance(d.RetryAfter % time.Millisecond)
-				if again := n.check(t, large); !again.Allowed {
-					t.Errorf("refused again: %+v\nat first %+v", again, d)
-				}
+				again := n.check(t, large)
+				expect.True(t, again.Allowed, "refused again: %+v\nat first %+v", again, d)
 			})
 		})
 	}
@@ -240,25 +220,19 @@ func TestNodeIsRecalled(t *testing.T) {
 		key := c.owned("small", 0, 0)
 		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
 		c.pass(20 * time.Millisecond)
-		if c.held(c.nodes[0], "small", key) == 0 {
-			t.Fatal("nothing is on loan")
-		}
+		must.True(t, c.held(c.nodes[0], "small", key) != 0, "nothing is on loan")
 		for range 3 { // which it tells when it is asked
 			c.nodes[1].check(t, named("small", key, 1))
 			used++
 		}
-		if d := c.nodes[0].check(t, named("small", key, 1000-used)); !d.Allowed || d.Remaining != 0 {
-			t.Fatalf("%d were used: %+v", used, d)
-		}
-		if s := c.stats("small"); s.Allowed != uint64(used)+1 {
-			t.Errorf("%d checks are counted, want %d", s.Allowed, used+1)
-		}
+		d := c.nodes[0].check(t, named("small", key, 1000-used))
+		must.True(t, d.Allowed && d.Remaining == 0, "%d were used: %+v", used, d)
+		s := c.stats("small")
+		expect.Equal(t, s.Allowed, uint64(used)+1, "checks are counted, want %d", used+1)
 		var after time.Duration
 		for _, n := range c.nodes {
 			d := n.check(t, named("small", key, 1))
-			if d.Allowed || d.RetryAfterEstimated {
-				t.Errorf("more than the limit: %+v", d)
-			}
+			expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "more than the limit: %+v", d)
 			after = d.RetryAfter
 		}
 		if s := c.nodes[0].Loans(); s.Recalled == 0 || s.Unanswered != 0 {
@@ -266,13 +240,11 @@ func TestNodeIsRecalled(t *testing.T) {
 		}
 		// All is returned, so that it is known when there is room again.
 		c.advance(after - 10*time.Microsecond)
-		if d := c.nodes[0].check(t, named("small", key, 1)); d.Allowed {
-			t.Errorf("before %v: %+v", after, d)
-		}
+		d = c.nodes[0].check(t, named("small", key, 1))
+		expect.True(t, !d.Allowed, "before %v: %+v", after, d)
 		c.advance(10 * time.Microsecond)
-		if d := c.nodes[0].check(t, named("small", key, 1)); !d.Allowed {
-			t.Errorf("after %v: %+v", after, d)
-		}
+		d = c.nodes[0].check(t, named("small", key, 1))
+		expect.True(t, d.Allowed, "after %v: %+v", after, d)
 	})
 }
 
@@ -283,9 +255,8 @@ func TestBorrowingInANodesName(t *testing.T) {
 		owner, node := c.nodes[0], c.nodes[1]
 		q := named("p", c.owned("p", 0, 0), 1)
 		forged := limit.Borrow{Target: q.Target, ID: algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 1}, Totals: algo.Totals{Granted: 1e9, Returned: 1e9}, Want: 16}
-		if _, err := owner.Lend(t.Context(), []limit.Borrow{forged}, make([]limit.Lent, 1)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := owner.Lend(t.Context(), []limit.Borrow{forged}, make([]limit.Lent, 1))
+		must.NoError(t, err)
 		admitted := c.heat(node, q)
 		for range 10_000 {
 			if d := node.check(t, q); d.Allowed {
@@ -295,9 +266,7 @@ func TestBorrowingInANodesName(t *testing.T) {
 				c.pass(time.Millisecond)
 			}
 		}
-		if admitted != 2000 {
-			t.Errorf("%d were admitted of 2000", admitted)
-		}
+		expect.Equal(t, admitted, 2000, "were admitted of 2000")
 	})
 }
 
@@ -313,13 +282,9 @@ func TestRecallsLendNothing(t *testing.T) {
 			ops[0].Loan.Known, ops[0].Loan.Report = true, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}
 		})
 		op := &Op{Check: new(named("p", key, 1))}
-		if err := owner.plan(owner.table.Load(), op); err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, owner.plan(owner.table.Load(), op), nil)
 		owner.askNode(node.cfg.Self, op.subject, op.Target, []algo.Loan{{ID: id, Totals: algo.Totals{Granted: 16}}})
-		if n := c.held(owner, "p", key); n != 12 {
-			t.Errorf("%d are on loan after 4 of 16 were told of, want 12", n)
-		}
+		expect.Equal(t, c.held(owner, "p", key), 12, "are on loan after 4 of 16 were told of")
 	})
 }
 
@@ -330,21 +295,17 @@ func TestPartialRecalls(t *testing.T) {
 		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
 		c.pass(20 * time.Millisecond)
 		held := c.held(c.nodes[0], "small", key)
-		if held == 0 {
-			t.Fatal("nothing is on loan")
-		}
+		must.True(t, held != 0, "nothing is on loan")
 		all := limit.Check{Target: limit.Target{Policy: "small", Key: key}, Cost: 5000, Partial: true}
 		part := all
 		part.Cost = 1000 - used - held - 10 // less than is free
-		if d := c.nodes[0].check(t, part); d.Granted != part.Cost || c.held(c.nodes[0], "small", key) != held {
-			t.Errorf("of what is free: %+v", d)
-		}
+		d := c.nodes[0].check(t, part)
+		expect.True(t, d.Granted == part.Cost && c.held(c.nodes[0], "small", key) == held, "of what is free: %+v", d)
 		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != held+10 || d.Remaining != 0 {
 			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, held, d)
 		}
-		if d := c.nodes[1].check(t, all); d.Allowed || d.Granted != 0 {
-			t.Errorf("more than the limit: %+v", d)
-		}
+		d = c.nodes[1].check(t, all)
+		expect.True(t, !d.Allowed && d.Granted == 0, "more than the limit: %+v", d)
 	})
 }
 
@@ -360,43 +321,33 @@ func TestAllFromLoans(t *testing.T) {
 			t.Helper()
 			all := node.all(t, checks...)
 			for i, d := range all.Decisions {
-				if d.FailedOpen || d.Policy != checks[i].Policy || all.Allowed && d.Granted != 1 {
-					t.Fatalf("%+v", all)
-				}
+				must.True(t, !d.FailedOpen && d.Policy == checks[i].Policy && (!all.Allowed || d.Granted == 1),
+					"%+v", all)
 			}
 			return all.Allowed
 		}
 		for node.borrowing.book.Loans() < 2 {
 			for range 8 {
-				if !ask(checks...) {
-					t.Fatal("refused")
-				}
+				must.True(t, ask(checks...), "refused")
 				admitted++
 			}
 			c.pass(time.Millisecond)
 		}
 		c.pass(10 * time.Millisecond)
-		if n := c.messages(func() {
+		expect.Equal(t, c.messages(func() {
 			for range 5 {
-				if !ask(checks...) {
-					t.Fatal("refused")
-				}
+				must.True(t, ask(checks...), "refused")
 				admitted++
 			}
-		}); n != 0 {
-			t.Errorf("%d messages for atomic checks that loans cover", n)
-		}
+		}), 0, "messages for atomic checks that loans cover")
 		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about all.
 		held := c.held(c.nodes[0], "small", a)
 		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1), "of its own": named("p", c.owned("p", 2, 0), 1)} {
-			if n := c.messages(func() {
-				if !ask(append(checks, other)...) {
-					t.Fatal("refused")
-				}
+			n := c.messages(func() {
+				must.True(t, ask(append(checks, other)...), "refused")
 				admitted++
-			}); n == 0 {
-				t.Errorf("with a key %s: no message", what)
-			}
+			})
+			expect.True(t, n != 0, "with a key %s: no message", what)
 		}
 		if n := c.held(c.nodes[0], "small", a); n != held {
 			t.Errorf("%d are on loan, and were %d before checks that were not answered from loans", n, held)
@@ -411,21 +362,17 @@ func TestAllFromLoans(t *testing.T) {
 				c.pass(time.Millisecond)
 			}
 		}
-		if admitted != 1000 {
-			t.Errorf("%d were admitted of 1000", admitted)
-		}
+		expect.Equal(t, admitted, 1000, "were admitted of 1000")
 		c.pass(2 * time.Second) // in which all is returned
 		for _, q := range []struct {
 			check limit.Check
 			left  int64
 		}{{named("small", a, 0), 0}, {named("p", b, 0), 10000 - 2*1000}} {
-			if d := node.check(t, q.check); d.Remaining != q.left {
-				t.Errorf("%s: %d left, want %d", q.check.Policy, d.Remaining, q.left)
-			}
+			d := node.check(t, q.check)
+			expect.True(t, d.Remaining == q.left, "%s: %d left, want %d", q.check.Policy, d.Remaining, q.left)
 		}
-		if s := c.stats("small"); s.Allowed != 1000 || s.Borrowed == 0 {
-			t.Errorf("%+v", s)
-		}
+		s := c.stats("small")
+		expect.True(t, s.Allowed == 1000 && s.Borrowed != 0, "%+v", s)
 	})
 }
 
@@ -470,9 +417,8 @@ func TestAllFromLoansAtOnce(t *testing.T) {
 							refused++
 						}
 						for j, d := range all.Decisions {
-							if d.FailedOpen || d.Granted != 0 != all.Allowed || all.Allowed && d.Granted != checks[j].Cost {
-								t.Errorf("%+v", all)
-							}
+							expect.True(t, !d.FailedOpen && d.Granted != 0 == all.Allowed &&
+								(!all.Allowed || d.Granted == checks[j].Cost), "%+v", all)
 							admitted[checks[j].Key] += d.Granted
 						}
 						mu.Unlock()
@@ -502,9 +448,9 @@ func TestAllFromLoansAtOnce(t *testing.T) {
 			callers.Wait()
 			c.pass(3 * time.Second) // in which all loans are returned, and all is settled
 			for _, k := range keys {
-				if d := c.nodes[2].check(t, named("small", k, 0)); d.Remaining != 1000-admitted[k] || admitted[k] > 1000 {
-					t.Errorf("seed %d: %d were admitted, %d are left", seed, admitted[k], d.Remaining)
-				}
+				d := c.nodes[2].check(t, named("small", k, 0))
+				expect.True(t, d.Remaining == 1000-admitted[k] && admitted[k] <= 1000,
+					"seed %d: %d were admitted, %d are left", seed, admitted[k], d.Remaining)
 			}
 			if s := c.stats("small"); s.Borrowed < 100 || refused < 100 || allowed < 100 {
 				t.Errorf("%d from loans, %d allowed, %d refused: too few to say anything", s.Borrowed, allowed, refused)
@@ -522,17 +468,13 @@ func TestInlineLimitsAreLent(t *testing.T) {
 			return limit.Check{Target: limit.Target{Limit: &l, Namespace: "n", Key: c.owned(limit.InlineScope("n", &l), 0, 0)}, Cost: 1}
 		}
 		c.heat(node, check())
-		if n := c.messages(func() {
+		expect.Equal(t, c.messages(func() {
 			got, err := node.Check(t.Context(), []limit.Check{check(), check()})
-			if err != nil || !got[0].Allowed || !got[1].Allowed || got[1].Policy != "inline" || got[1].Limit != 10000 {
-				t.Errorf("%+v, %v", got, err)
-			}
-			if all := node.all(t, check(), check()); !all.Allowed {
-				t.Errorf("%+v", all)
-			}
-		}); n != 0 {
-			t.Errorf("%d messages for checks that a loan covers", n)
-		}
+			expect.True(t, err == nil && got[0].Allowed && got[1].Allowed && got[1].Policy == "inline" &&
+				got[1].Limit == 10000, "%+v, %v", got, err)
+			all := node.all(t, check(), check())
+			expect.True(t, all.Allowed, "%+v", all)
+		}), 0, "messages for checks that a loan covers")
 	})
 }
 
@@ -546,9 +488,8 @@ func TestSeveralLimitsAreLent(t *testing.T) {
 			key := c.owned("p", 0, 0)
 			used := int64(0)
 			for range spent {
-				if d := owner.check(t, named("p", key, 140)); !d.Allowed {
-					t.Fatalf("%+v", d)
-				}
+				d := owner.check(t, named("p", key, 140))
+				must.True(t, d.Allowed, "%+v", d)
 				used += 140
 				c.pass(1100 * time.Millisecond)
 			}
@@ -558,29 +499,23 @@ func TestSeveralLimitsAreLent(t *testing.T) {
 				for range 10 {
 					used, lately = used+1, lately+1
 					d := node.check(t, named("p", key, 1))
-					if !d.Allowed || d.Granted != 1 || d.Policy != "p" || d.Limit != 200 || d.Window != time.Second || d.Remaining != 200-lately || d.NearLimit != near || len(d.Limits) != 2 {
-						t.Fatalf("%+v after %d", d, used)
-					}
+					must.True(t, d.Allowed && d.Granted == 1 && d.Policy == "p" && d.Limit == 200 &&
+						d.Window == time.Second && d.Remaining == 200-lately && d.NearLimit == near &&
+						len(d.Limits) == 2, "%+v after %d", d, used)
 					for i, want := range []limit.LimitStatus{{Limit: 2000, Window: time.Hour, Remaining: 2000 - used}, {Limit: 200, Window: time.Second, Remaining: 200 - lately}} {
 						got := d.Limits[i]
-						if got.ResetAfter <= 0 {
-							t.Errorf("%+v", got)
-						}
-						if got.ResetAfter = 0; got != want {
-							t.Fatalf("%+v, want %+v", got, want)
-						}
+						expect.True(t, got.ResetAfter > 0, "%+v", got)
+						got.ResetAfter = 0
+						must.Equal(t, got, want)
 					}
 				}
 			})
-			if n != 0 {
-				t.Errorf("%d messages for checks from a loan", n)
-			}
-			if d := node.check(t, named("p", key, 200-lately+1)); d.Allowed || d.Limits[0].RetryAfter != 0 || d.Limits[1].RetryAfter == 0 {
-				t.Errorf("more than the second limit: %+v", d)
-			}
-			if d := node.check(t, named("p", key, 200-lately)); !d.Allowed {
-				t.Errorf("all that is left of it: %+v", d)
-			}
+			expect.Equal(t, n, 0, "messages for checks from a loan")
+			d := node.check(t, named("p", key, 200-lately+1))
+			expect.True(t, !d.Allowed && d.Limits[0].RetryAfter == 0 && d.Limits[1].RetryAfter != 0,
+				"more than the second limit: %+v", d)
+			d = node.check(t, named("p", key, 200-lately))
+			expect.True(t, d.Allowed, "all that is left of it: %+v", d)
 		})
 	}
 }
@@ -614,23 +549,16 @@ func TestLoanedPartitionMoves(t *testing.T) {
 					}
 				} else { // what it has of its own it uses up, or returns, and has no more
 					for range 70 {
-						if !c.nodes[1].all(t, named("p", key, 1)).Allowed {
-							t.Fatal("refused")
-						}
+						must.True(t, c.nodes[1].all(t, named("p", key, 1)).Allowed, "refused")
 						used++
 						c.pass(5 * time.Millisecond)
 					}
-					if n := c.held(c.nodes[1], "p", key); n != 0 {
-						t.Errorf("%d are on loan to who decides", n)
-					}
+					expect.Equal(t, c.held(c.nodes[1], "p", key), 0, "are on loan to who decides")
 				}
 				c.pass(3 * time.Second)
-				if n := c.held(c.nodes[to], "p", key); n != 0 {
-					t.Errorf("%d are on loan", n)
-				}
-				if d := c.nodes[to].check(t, named("p", key, 0)); d.Remaining != 10000-used {
-					t.Errorf("%+v, want %d used", d, used)
-				}
+				expect.Equal(t, c.held(c.nodes[to], "p", key), 0, "are on loan")
+				d := c.nodes[to].check(t, named("p", key, 0))
+				expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
 			})
 		})
 	}
@@ -661,9 +589,7 @@ func TestReportsToANodeThatIsCutOff(t *testing.T) {
 			c.tamper(refused)
 			for range 10 { // for longer than a loan that has enough left is not reported
 				for _, key := range keys {
-					if !take(key) {
-						t.Fatalf("nothing is left of what is on loan of %s", key)
-					}
+					must.True(t, take(key), "nothing is left of what is on loan of %s", key)
 				}
 				c.pass(30 * time.Millisecond)
 			}
@@ -687,9 +613,7 @@ func TestReportsToANodeThatIsCutOff(t *testing.T) {
 				}
 				c.pass(10 * time.Millisecond) // one after the other they are to be renewed
 			}
-			if most != maxExchanges {
-				t.Errorf("%d exchanges were under way at once, want %d", most, maxExchanges)
-			}
+			expect.Equal(t, most, maxExchanges, "exchanges were under way at once")
 		})
 	})
 }
@@ -723,9 +647,8 @@ func TestOldHoldersAreNotBelieved(t *testing.T) {
 				borrower.borrowing.book.Take(loanKey{policy: "p", key: key}, 1, borrower.borrowing.clock)
 				c.pass(5 * time.Millisecond)
 			}
-			if told["n2"] == 0 || told["n0"] > 0 != heard {
-				t.Errorf("of a holder under term %d, where 5 is known: %v", epoch, told)
-			}
+			expect.True(t, told["n2"] != 0 && told["n0"] > 0 == heard,
+				"of a holder under term %d, where 5 is known: %v", epoch, told)
 		}
 	})
 }
@@ -755,9 +678,8 @@ func TestLoansOverMoves(t *testing.T) {
 		spend := func(what string, span time.Duration) {
 			t.Helper()
 			for ; span > 0; span -= 5 * time.Millisecond {
-				if d := borrower.check(t, named("p", key, 1)); !d.Allowed || d.FailedOpen {
-					t.Fatalf("%s: %+v", what, d)
-				}
+				d := borrower.check(t, named("p", key, 1))
+				must.True(t, d.Allowed && !d.FailedOpen, "%s: %+v", what, d)
 				used++
 				c.pass(5 * time.Millisecond)
 			}
@@ -779,20 +701,15 @@ func TestLoansOverMoves(t *testing.T) {
 		see(0, 0, 0)
 		spend("back", time.Second)
 		for i, n := range c.nodes {
-			if s := n.Loans(); s.Expired > 0 {
-				t.Errorf("n%d has charged %d units of loans that ended", i, s.Expired)
-			}
+			s := n.Loans()
+			expect.True(t, s.Expired <= 0, "n%d has charged %d units of loans that ended", i, s.Expired)
 		}
 		c.pass(time.Second)
-		if n := c.held(c.nodes[0], "p", key); n != 0 {
-			t.Errorf("%d are on loan", n)
-		}
-		if d := c.nodes[0].check(t, named("p", key, 0)); d.Remaining != 10000-used {
-			t.Errorf("%+v, want %d used", d, used)
-		}
-		if s := c.stats("p"); s.Borrowed < uint64(used)*9/10 {
-			t.Errorf("%+v of %d", s, used)
-		}
+		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
+		d := c.nodes[0].check(t, named("p", key, 0))
+		expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
+		s := c.stats("p")
+		expect.True(t, s.Borrowed >= uint64(used)*9/10, "%+v of %d", s, used)
 	})
 }
 
@@ -806,44 +723,32 @@ func TestReportsAreForwarded(t *testing.T) {
 			b.Target, b.ID = limit.Target{Policy: "p", Key: key}, algo.LoanID{Borrower: 77, Number: 1}
 			out := make([]limit.Lent, 1)
 			wait, err := c.nodes[n].Lend(t.Context(), []limit.Borrow{b}, out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			if wait != nil {
 				wait()
 			}
 			return out[0]
 		}
-		if a := lend(1, limit.Borrow{Want: 16}); !a.Unheard || a.Holder != "n0" {
-			t.Errorf("borrowed where nothing is held: %+v", a)
-		}
-		if a := lend(0, limit.Borrow{Want: 16}); a.Granted != 16 || a.Term == 0 {
-			t.Fatalf("borrowed from the holder: %+v", a)
-		}
-		if a := lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5}, Want: 16}); a.Unheard || a.Ended || a.Granted != 16 || a.Spent != 5 || a.Term != 0 || a.Holder != "n0" {
-			t.Errorf("told another node: %+v", a)
-		}
-		if n := c.held(c.nodes[0], "p", key); n != 11 {
-			t.Errorf("%d are on loan, want 11", n)
-		}
-		if a := lend(2, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}, Known: 5}); a.Unheard || a.Term != 0 {
-			t.Errorf("returned through another node: %+v", a)
-		}
-		if n := c.held(c.nodes[0], "p", key); n != 0 {
-			t.Errorf("%d are on loan", n)
-		}
+		a := lend(1, limit.Borrow{Want: 16})
+		expect.True(t, a.Unheard && a.Holder == "n0", "borrowed where nothing is held: %+v", a)
+		a = lend(0, limit.Borrow{Want: 16})
+		must.True(t, a.Granted == 16 && a.Term != 0, "borrowed from the holder: %+v", a)
+		a = lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5}, Want: 16})
+		expect.True(t, !a.Unheard && !a.Ended && a.Granted == 16 && a.Spent == 5 && a.Term == 0 && a.Holder == "n0",
+			"told another node: %+v", a)
+		expect.Equal(t, c.held(c.nodes[0], "p", key), 11, "are on loan")
+		a = lend(2, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}, Known: 5})
+		expect.True(t, !a.Unheard && a.Term == 0, "returned through another node: %+v", a)
+		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
 		c.pass(2 * time.Second)
-		if s := c.nodes[0].Loans(); s.Expired > 0 {
-			t.Errorf("%d units of loans that ended were charged", s.Expired)
-		}
-		if d := c.nodes[0].check(t, named("p", key, 0)); d.Remaining != 10000-5 {
-			t.Errorf("%+v, want 5 used", d)
-		}
+		s := c.nodes[0].Loans()
+		expect.True(t, s.Expired <= 0, "%d units of loans that ended were charged", s.Expired)
+		d := c.nodes[0].check(t, named("p", key, 0))
+		expect.Equal(t, d.Remaining, 10000-5, "%+v, want 5 used", d)
 		// Nobody can be told: the client asks again.
 		c.see(c.nodes[1], func(int) ownership.Route { return ownership.Route{Standing: ownership.Unclaimed} })
-		if a := lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16}}); !a.Unheard {
-			t.Errorf("nobody holds the key: %+v", a)
-		}
+		a = lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16}})
+		expect.True(t, a.Unheard, "nobody holds the key: %+v", a)
 	})
 }
 
@@ -856,12 +761,9 @@ func TestReportsAreNotHandedOn(t *testing.T) {
 		if rest := c.nodes[1].Receive([]*Op{op}); rest != nil {
 			rest(t.Context())
 		}
-		if op.Outcome.NotHolder == nil || op.Outcome.NotHolder.Node.Name != "n0" || op.Loan.Lent.Granted != 0 {
-			t.Errorf("%+v, %+v", op.Outcome, op.Loan)
-		}
-		if n := c.held(c.nodes[0], "p", key); n != 0 {
-			t.Errorf("%d are on loan", n)
-		}
+		expect.True(t, op.Outcome.NotHolder != nil && op.Outcome.NotHolder.Node.Name == "n0" &&
+			op.Loan.Lent.Granted == 0, "%+v, %+v", op.Outcome, op.Loan)
+		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
 	})
 }
 
@@ -874,9 +776,7 @@ func move(t *testing.T, from, to *Limiter, part int) {
 	for more := true; more; {
 		var chunk []byte
 		chunk, _, more = from.store.Drain(part, ownership.Target, from.clock(), 1<<20)
-		if err := to.store.Apply(part, true, to.clock(), chunk); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, to.store.Apply(part, true, to.clock(), chunk))
 	}
 	to.store.Shut(part)
 	to.store.Promote(part)
@@ -951,9 +851,7 @@ func TestNodesAdmitNoMoreThanTheLimit(t *testing.T) {
 							c.mu.Unlock()
 						}
 					}
-					if c.nodes[0].Loans().Granted == 0 {
-						t.Fatal("nothing was lent")
-					}
+					must.True(t, c.nodes[0].Loans().Granted != 0, "nothing was lent")
 					judge(t, admitted, all, window, l.text, l.most)
 				})
 			})
@@ -978,9 +876,7 @@ func judge(t *testing.T, admitted []admission, all int64, window time.Duration, 
 		for sum += e.n; admitted[first].at <= e.at-int64(window); first++ {
 			sum -= admitted[first].n
 		}
-		if most == nil && sum > bound {
-			t.Fatalf("%d were admitted in one window", sum)
-		}
+		must.True(t, most != nil || sum <= bound, "%d were admitted in one window", sum)
 	}
 	if most == nil {
 		return

@@ -17,6 +17,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 var (
@@ -535,9 +536,8 @@ func playBorrowing(t *testing.T, seed uint64) (summary string, borrowed int) {
 		if err == nil && r.trouble == calm && of.text == borrowLimits[0].text {
 			err = r.needless()
 		}
-		if err != nil {
-			t.Errorf("seed %d, %d, %s: %v\n\tgo test ./limiter -run '^TestBorrowSeeds$' -borrowfirst %d -borrowseeds 1 -v", seed, r.trouble, r.text, err, seed)
-		}
+		expect.True(t, err == nil,
+			"seed %d, %d, %s: %v\n\tgo test ./limiter -run '^TestBorrowSeeds$' -borrowfirst %d -borrowseeds 1 -v", seed, r.trouble, r.text, err, seed)
 		slices.SortFunc(r.asked, func(a, b answered) int { // those of one instant in any order
 			return cmp.Or(cmp.Compare(a.sent, b.sent), cmp.Compare(a.came, b.came), cmp.Compare(a.n, b.n), cmp.Compare(a.cost, b.cost))
 		})

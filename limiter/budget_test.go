@@ -11,6 +11,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func units(n int64) limit.Amount { return limit.Amount{Cost: n} }
@@ -29,13 +31,10 @@ func TestEachByItself(t *testing.T) {
 		unknown := limit.Target{Policy: "nothing", Key: "k"}
 		extends = append(extends, limit.Extend{Target: unknown, ReservationID: extends[0].ReservationID, Amount: units(1)})
 		extended, err := c.nodes[1].ExtendEach(t.Context(), extends)
-		if err != nil || len(extended) != 4 {
-			t.Fatal(extended, err)
-		}
+		must.True(t, err == nil && len(extended) == 4, "%v %v", extended, err)
 		for i, want := range []int64{30, 60, 0} {
-			if r := extended[i]; r.Err != nil || r.Granted != want || r.Allowed != (want > 0) {
-				t.Errorf("%d: %+v", i, r)
-			}
+			r := extended[i]
+			expect.True(t, r.Err == nil && r.Granted == want && r.Allowed == (want > 0), "%d: %+v", i, r)
 		}
 		if bad, ok := errors.AsType[*limit.Error](extended[3].Err); !ok || bad.Kind != limit.NotFound || bad.Field != "policy" {
 			t.Errorf("%+v", extended[3])
@@ -44,16 +43,12 @@ func TestEachByItself(t *testing.T) {
 		wrong.ReservationID = "x"
 		commits = append(commits, wrong, limit.Commit{Target: commits[0].Target, ReservationID: commits[1].ReservationID})
 		settled, err := c.nodes[2].CommitEach(t.Context(), commits)
-		if err != nil || len(settled) != 5 {
-			t.Fatal(settled, err)
-		}
+		must.True(t, err == nil && len(settled) == 5, "%v %v", settled, err)
 		for i, want := range []limit.Settled{{Refunded: 20}, {Refunded: 50}, {Excess: 10}} {
-			if r := settled[i]; r.Err != nil || r.Settled != want {
-				t.Errorf("%d: %+v, want %+v", i, r, want)
-			}
-			if left := c.nodes[0].left(t, commits[i].Target); left != 50 {
-				t.Errorf("%d: %d are left", i, left)
-			}
+			r := settled[i]
+			expect.True(t, r.Err == nil && r.Settled == want, "%d: %+v, want %+v", i, r, want)
+			left := c.nodes[0].left(t, commits[i].Target)
+			expect.True(t, left == 50, "%d: %d are left", i, left)
 		}
 		for i, kind := range map[int]limit.Kind{3: limit.Invalid, 4: limit.NotFound} {
 			if bad, ok := errors.AsType[*limit.Error](settled[i].Err); !ok || bad.Kind != kind || bad.Field != "reservation_id" {
@@ -62,9 +57,8 @@ func TestEachByItself(t *testing.T) {
 		}
 		for n, kind := range map[int]limit.Kind{0: limit.Invalid, limit.MaxBatch + 1: limit.TooLarge} {
 			_, err := c.nodes[0].CommitEach(t.Context(), make([]limit.Commit, n))
-			if bad, ok := errors.AsType[*limit.Error](err); !ok || bad.Kind != kind || bad.Field != "commits" {
-				t.Errorf("%d: %v", n, err)
-			}
+			bad, ok := errors.AsType[*limit.Error](err)
+			expect.True(t, ok && bad.Kind == kind && bad.Field == "commits", "%d: %v", n, err)
 		}
 	})
 }
@@ -83,24 +77,19 @@ func TestACommitBeyondTheReservation(t *testing.T) {
 					commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(80)}
 					for i := range 2 {
 						got, err := c.nodes[i].Commit(t.Context(), commit)
-						if want := (limit.Settled{Excess: 20}); got != want || err != nil {
-							t.Errorf("commit: %+v, %v", got, err)
-						}
+						want := (limit.Settled{Excess: 20})
+						expect.True(t, got == want && err == nil, "commit: %+v, %v", got, err)
 					}
-					if left := c.nodes[2].left(t, target); left != 20 {
-						t.Errorf("%d left", left)
-					}
+					expect.Equal(t, c.nodes[2].left(t, target), 20, "left")
 					d = c.nodes[1].reserve(t, limit.Reserve{Target: target, Amount: units(20)})
 					commit.ReservationID, commit.Amount = d.ReservationID, units(50)
 					for i := range 2 {
 						got, err := c.nodes[i].Commit(t.Context(), commit)
-						if want := (limit.Settled{Excess: 30, Over: true}); got != want || err != nil {
-							t.Errorf("commit beyond the limit: %+v, %v", got, err)
-						}
+						want := (limit.Settled{Excess: 30, Over: true})
+						expect.True(t, got == want && err == nil, "commit beyond the limit: %+v, %v", got, err)
 					}
-					if d := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1}); d.Allowed || d.RetryAfter <= 0 {
-						t.Errorf("admitted in debt: %+v", d)
-					}
+					d = c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
+					expect.True(t, !d.Allowed && d.RetryAfter > 0, "admitted in debt: %+v", d)
 				}
 			})
 		})
@@ -115,9 +104,8 @@ func TestExtend(t *testing.T) {
 			e := limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(30), RequestID: "once"}
 			for i := range 2 {
 				got, err := c.nodes[i].Extend(t.Context(), e)
-				if err != nil || !got.Allowed || got.Granted != 30 || got.Remaining != 30 || got.ReservationID != d.ReservationID {
-					t.Errorf("%+v, %v", got, err)
-				}
+				expect.True(t, err == nil && got.Allowed && got.Granted == 30 && got.Remaining == 30 &&
+					got.ReservationID == d.ReservationID, "%+v, %v", got, err)
 			}
 			e.Amount, e.RequestID, e.TTL = units(31), "", time.Minute
 			if got, err := c.nodes[1].Extend(t.Context(), e); err != nil || got.Allowed || got.RetryAfter != time.Minute {
@@ -132,9 +120,7 @@ func TestExtend(t *testing.T) {
 			if got, err := c.nodes[2].Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)}); err != nil || got.Refunded != 20 {
 				t.Errorf("%+v, %v", got, err)
 			}
-			if left := c.nodes[1].left(t, target); left != 50 {
-				t.Errorf("%d left", left)
-			}
+			expect.Equal(t, c.nodes[1].left(t, target), 50, "left")
 			_, err := c.nodes[2].Extend(t.Context(), e)
 			wantError(t, err, limit.NotFound, "reservation_id")
 		}
@@ -180,9 +166,7 @@ func TestCharge(t *testing.T) {
 				charge := limit.Charge{Target: target, Amount: units(70), RequestID: "a"}
 				for i := range 3 {
 					d, err := c.nodes[i].Charge(t.Context(), charge)
-					if err != nil || !d.Allowed || d.Granted != 70 || d.Remaining != 30 {
-						t.Errorf("%+v, %v", d, err)
-					}
+					expect.True(t, err == nil && d.Allowed && d.Granted == 70 && d.Remaining == 30, "%+v, %v", d, err)
 				}
 				want := int64(70)
 				if p.Name == "bounded" {
@@ -191,25 +175,20 @@ func TestCharge(t *testing.T) {
 				charge.RequestID = "b"
 				for i := range 3 {
 					d, err := c.nodes[i].Charge(t.Context(), charge)
-					if err != nil || d.Allowed || d.Granted != want || d.Remaining != 0 || d.FailedOpen {
-						t.Errorf("beyond the limit: %+v, %v", d, err)
-					}
+					expect.True(t, err == nil && !d.Allowed && d.Granted == want && d.Remaining == 0 && !d.FailedOpen,
+						"beyond the limit: %+v, %v", d, err)
 				}
 				charge.Cost = 71
 				_, err := c.nodes[0].Charge(t.Context(), charge)
 				wantError(t, err, limit.Invalid, "request_id")
 				d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 1})
-				if d.Allowed || d.RetryAfter <= 0 {
-					t.Fatalf("%+v", d)
-				}
+				must.True(t, !d.Allowed && d.RetryAfter > 0, "%+v", d)
 				c.advance(d.RetryAfter - time.Microsecond) // a tick of the log's clock and more
-				if again := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1}); again.Allowed {
-					t.Errorf("admitted before retry_after (%v): %+v", d.RetryAfter, again)
-				}
+				again := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
+				expect.True(t, !again.Allowed, "admitted before retry_after (%v): %+v", d.RetryAfter, again)
 				c.advance(limit.MaxRemember) // so long a refusal may be remembered
-				if again := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1}); !again.Allowed {
-					t.Errorf("refused after retry_after (%v): %+v", d.RetryAfter, again)
-				}
+				again = c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
+				expect.True(t, again.Allowed, "refused after retry_after (%v): %+v", d.RetryAfter, again)
 			})
 		})
 	}
@@ -246,32 +225,24 @@ func TestReserveAll(t *testing.T) {
 		left := func(want int64) {
 			t.Helper()
 			for _, r := range rs {
-				if got := c.nodes[0].left(t, r.Target); got != want {
-					t.Errorf("%s: %d left, want %d", r.Policy, got, want)
-				}
+				got := c.nodes[0].left(t, r.Target)
+				expect.True(t, got == want, "%s: %d left, want %d", r.Policy, got, want)
 			}
 		}
 		all, err := c.nodes[1].ReserveAll(t.Context(), rs)
-		if err != nil || !all.Allowed || len(all.ReservationID) != 32 {
-			t.Fatalf("%+v, %v", all, err)
-		}
+		must.True(t, err == nil && all.Allowed && len(all.ReservationID) == 32, "%+v, %v", all, err)
 		for i, d := range all.Decisions {
-			if !d.Allowed || d.Granted != 60 || d.ReservationID != all.ReservationID {
-				t.Errorf("%d: %+v", i, d)
-			}
+			expect.True(t, d.Allowed && d.Granted == 60 && d.ReservationID == all.ReservationID, "%d: %+v", i, d)
 		}
 		left(40)
 		rs[5].Cost = 30 // the only one that would pass
 		refused, err := c.nodes[2].ReserveAll(t.Context(), rs)
-		if err != nil || refused.Allowed || refused.ReservationID != "" || !refused.Decisions[5].Allowed || refused.Decisions[5].Granted != 0 {
-			t.Fatalf("%+v, %v", refused, err)
-		}
+		must.True(t, err == nil && !refused.Allowed && refused.ReservationID == "" && refused.Decisions[5].Allowed &&
+			refused.Decisions[5].Granted == 0, "%+v, %v", refused, err)
 		left(40)
 		for i, r := range rs {
 			got, err := c.nodes[i%3].Commit(t.Context(), limit.Commit{Target: r.Target, ReservationID: all.ReservationID, Amount: units(10)})
-			if err != nil || got.Refunded != 50 {
-				t.Errorf("%s: %+v, %v", r.Policy, got, err)
-			}
+			expect.True(t, err == nil && got.Refunded == 50, "%s: %+v, %v", r.Policy, got, err)
 		}
 		left(90)
 
@@ -311,18 +282,14 @@ func TestPricesAndEstimates(t *testing.T) {
 		n, target := c.nodes[0], limit.Target{Policy: "tokens", Key: c.owned("tokens", 1, 0)}
 		used := func(u limit.Usage) limit.Amount { return limit.Amount{Usage: u} }
 		d := n.reserve(t, limit.Reserve{Target: target, Amount: used(limit.Usage{"input": 100, "cached": 1 << 40, "output": 10})})
-		if d.Granted != 450 {
-			t.Errorf("%+v", d)
-		}
+		expect.Equal(t, d.Granted, 450, "%+v", d)
 		if d, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 2})}); err != nil || d.Granted != 30 {
 			t.Errorf("%+v, %v", d, err)
 		}
-		if got, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 33})}); err != nil || got.Excess != 15 {
-			t.Errorf("%+v, %v", got, err)
-		}
-		if d, err := n.Charge(t.Context(), limit.Charge{Target: target, Amount: used(limit.Usage{"input": 5})}); err != nil || d.Granted != 15 || d.Remaining != 1_000_000-510 {
-			t.Errorf("%+v, %v", d, err)
-		}
+		got, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 33})})
+		expect.True(t, err == nil && got.Excess == 15, "%+v, %v", got, err)
+		d, err = n.Charge(t.Context(), limit.Charge{Target: target, Amount: used(limit.Usage{"input": 5})})
+		expect.True(t, err == nil && d.Granted == 15 && d.Remaining == 1_000_000-510, "%+v, %v", d, err)
 		for _, test := range []struct {
 			policy string
 			amount limit.Amount
@@ -346,46 +313,33 @@ func TestPricesAndEstimates(t *testing.T) {
 			t.Helper()
 			target := limit.Target{Policy: policy, Key: key}
 			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: class})
-			if _, err := n.Cancel(t.Context(), target, d.ReservationID); err != nil {
-				t.Error(err)
-			}
+			_, err := n.Cancel(t.Context(), target, d.ReservationID)
+			expect.NoError(t, err)
 			return d.Granted
 		}
 		for _, test := range []struct {
 			policy, key, class string
 			want               int64
 		}{{"tokens", "k", "", 700}, {"tokens", "small", "", 500}, {"fixed", "k", "", 40}, {"plain", "k", "", 1}} {
-			if got := estimate(test.policy, test.key, test.class); got != test.want {
-				t.Errorf("%+v: %d", test, got)
-			}
+			expect.Equal(t, estimate(test.policy, test.key, test.class), test.want, "%+v", test)
 		}
 		for i := range int64(100) {
 			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: "large"})
-			if _, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large", Amount: units(1001 + i)}); err != nil {
-				t.Fatal(err)
-			}
+			_, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large", Amount: units(1001 + i)})
+			must.NoError(t, err)
 		}
-		if got := estimate("tokens", "k", "large"); got != 1090 {
-			t.Errorf("%d is not the 90th percentile of 1001 to 1100", got)
-		}
+		expect.Equal(t, estimate("tokens", "k", "large"), 1090, "is not the 90th percentile of 1001 to 1100")
 		for range 100 { // pieces of work that did not take place
 			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: "large"})
-			if _, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large"}); err != nil {
-				t.Fatal(err)
-			}
+			_, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large"})
+			must.NoError(t, err)
 		}
-		if got := estimate("tokens", "k", "large"); got != 1090 {
-			t.Errorf("%d is learned of work that cost nothing", got)
-		}
-		if got := estimate("tokens", "small", "large"); got != 500 {
-			t.Errorf("%d is more than the limit ever admits", got)
-		}
+		expect.Equal(t, estimate("tokens", "k", "large"), 1090, "is learned of work that cost nothing")
+		expect.Equal(t, estimate("tokens", "small", "large"), 500, "is more than the limit ever admits")
 		// Another set of policies in force: what was learned goes with the policy's setting.
 		n.SetPolicies(policies(t, hundred))
 		n.SetPolicies(policies(t, tokens))
-		if got := estimate("tokens", "k", "large"); got != 700 {
-			t.Errorf("%d", got)
-		}
+		expect.Equal(t, estimate("tokens", "k", "large"), 700)
 	})
 }
 
@@ -403,18 +357,15 @@ func TestReservationsAreBounded(t *testing.T) {
 		wantError(t, err, limit.Unavailable, "key")
 		_, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: id, Amount: units(1)})
 		wantError(t, err, limit.Unavailable, "key")
-		if left := n.left(t, target); left != 97 {
-			t.Errorf("%d left: a rejected reservation has charged", left)
-		}
+		expect.Equal(t, n.left(t, target), 97, "left: a rejected reservation has charged")
 		for i := range 3 {
 			n.reserve(t, limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, i+1)}, Amount: units(1)})
 		}
 		other := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 9)}
 		_, err = n.Reserve(t.Context(), limit.Reserve{Target: other, Amount: units(1)})
 		wantError(t, err, limit.Unavailable, "")
-		if _, err := n.Cancel(t.Context(), target, id); err != nil {
-			t.Error(err)
-		}
+		_, err = n.Cancel(t.Context(), target, id)
+		expect.NoError(t, err)
 		n.reserve(t, limit.Reserve{Target: other, Amount: units(1)})
 	})
 }
@@ -582,22 +533,17 @@ func TestCommitBeyondWhatABucketOwes(t *testing.T) {
 	ids := make([]string, 5)
 	for i := range ids {
 		d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
-		if err != nil || !d.Allowed {
-			t.Fatal(d, err)
-		}
+		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 		ids[i] = d.ReservationID
 	}
 	for _, id := range ids[:4] {
-		if _, err := l.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: algo.MaxLimit}, ReservationID: id}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := l.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: algo.MaxLimit}, ReservationID: id})
+		must.NoError(t, err)
 	}
-	if _, err := l.Cancel(t.Context(), target, ids[4]); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := l.Refund(t.Context(), target, algo.MaxLimit, ""); err != nil {
-		t.Fatal(err)
-	}
+	_, err := l.Cancel(t.Context(), target, ids[4])
+	must.NoError(t, err)
+	_, err = l.Refund(t.Context(), target, algo.MaxLimit, "")
+	must.NoError(t, err)
 }
 
 // TestBoundedCommit: a caller who may not charge commits no more beyond a reservation than the largest limit, whichever node is
@@ -609,16 +555,13 @@ func TestBoundedCommit(t *testing.T) {
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
 			commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(161), Bounded: true}
 			var bad *limit.Error
-			if got, err := c.nodes[0].Commit(t.Context(), commit); !errors.As(err, &bad) || bad.Field != "cost" || got != (limit.Settled{}) {
-				t.Errorf("%+v, %v; want an error of cost", got, err)
-			}
-			if left := c.nodes[1].left(t, target); left != 40 {
-				t.Errorf("%d left after the error, want 40", left)
-			}
+			got, err := c.nodes[0].Commit(t.Context(), commit)
+			expect.True(t, errors.As(err, &bad) && bad.Field == "cost" && got == (limit.Settled{}),
+				"%+v, %v; want an error of cost", got, err)
+			expect.Equal(t, c.nodes[1].left(t, target), 40, "left after the error")
 			commit.Bounded = false
-			if got, err := c.nodes[0].Commit(t.Context(), commit); err != nil || got.Excess != 101 {
-				t.Errorf("without a bound: %+v, %v", got, err)
-			}
+			got, err = c.nodes[0].Commit(t.Context(), commit)
+			expect.True(t, err == nil && got.Excess == 101, "without a bound: %+v, %v", got, err)
 		}
 	})
 }

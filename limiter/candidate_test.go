@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const tried = `policies:
@@ -52,15 +54,12 @@ func TestCandidate(t *testing.T) {
 			switch random.IntN(20) {
 			case 0:
 				for _, policy := range []string{"tried", "plain", "other"} {
-					if _, err := n.Refund(t.Context(), limit.Target{Policy: policy, Key: key}, 2, ""); err != nil {
-						t.Fatal(err)
-					}
+					_, err := n.Refund(t.Context(), limit.Target{Policy: policy, Key: key}, 2, "")
+					must.NoError(t, err)
 				}
 			case 1:
 				for _, policy := range []string{"tried", "plain", "other"} {
-					if err := n.Reset(t.Context(), limit.Target{Policy: policy, Key: key}); err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, n.Reset(t.Context(), limit.Target{Policy: policy, Key: key}))
 				}
 			default:
 				partial := cost > 0 && random.IntN(2) == 0
@@ -71,37 +70,34 @@ func TestCandidate(t *testing.T) {
 				if cost > 0 && got.Allowed != other.Allowed {
 					disagreed++
 				}
-				if got.Allowed != want.Allowed || got.Granted != want.Granted || got.Remaining != want.Remaining || got.RetryAfter != want.RetryAfter {
-					t.Fatalf("check %d: %+v, and %+v without a candidate", i, got, want)
-				}
+				must.True(t, got.Allowed == want.Allowed && got.Granted == want.Granted &&
+					got.Remaining == want.Remaining && got.RetryAfter == want.RetryAfter,
+					"check %d: %+v, and %+v without a candidate", i, got, want)
 			}
 		}
 		got, want := c.sumOf("tried"), c.sumOf("other")
-		if got.CandidateAllowed != want.Allowed || got.CandidateRefused != want.Refused || got.CandidateDisagreed != disagreed {
-			t.Errorf("the candidate: %+v; asked by itself: %+v, %d other answers", got, want, disagreed)
-		}
-		if want.Allowed == 0 || want.Refused == 0 || disagreed == 0 {
-			t.Errorf("nothing is tested: %+v, %d", want, disagreed)
-		}
+		expect.True(t, got.CandidateAllowed == want.Allowed && got.CandidateRefused == want.Refused &&
+			got.CandidateDisagreed == disagreed,
+			"the candidate: %+v; asked by itself: %+v, %d other answers", got, want, disagreed)
+		expect.True(t, want.Allowed != 0 && want.Refused != 0 && disagreed != 0,
+			"nothing is tested: %+v, %d", want, disagreed)
 
 		// Keys with an override have no candidate.
 		for _, key := range []string{"vip", "banned"} {
 			c.nodes[0].check(t, named("mixed", key, 1))
 		}
-		if got := c.sumOf("mixed"); got.CandidateAllowed+got.CandidateRefused != 0 {
-			t.Errorf("keys with an override: %+v", got)
-		}
+		got = c.sumOf("mixed")
+		expect.Equal(t, got.CandidateAllowed+got.CandidateRefused, 0, "keys with an override: %+v", got)
 		for range 6 {
 			c.nodes[0].check(t, named("mixed", "key", 1))
 		}
-		if got := c.sumOf("mixed"); got.CandidateAllowed != 5 || got.CandidateRefused != 1 || got.CandidateDisagreed != 3 {
-			t.Errorf("six checks: %+v", got)
-		}
+		got = c.sumOf("mixed")
+		expect.True(t, got.CandidateAllowed == 5 && got.CandidateRefused == 1 && got.CandidateDisagreed == 3,
+			"six checks: %+v", got)
 		// A policy without one counts no more.
 		c.setPolicies("policies: [{name: mixed, algorithm: sliding_log, limit: 2, window: 1m}]")
 		c.nodes[0].check(t, named("mixed", "key", 1))
-		if got := c.sumOf("mixed"); got.CandidateAllowed != 5 {
-			t.Errorf("without a candidate: %+v", got)
-		}
+		got = c.sumOf("mixed")
+		expect.Equal(t, got.CandidateAllowed, 5, "without a candidate: %+v", got)
 	})
 }

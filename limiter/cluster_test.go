@@ -15,6 +15,8 @@ import (
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var testKey, _ = ring.ParseHashKey([]byte("key of the tests"))
@@ -250,9 +252,7 @@ func lost(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, _ func())
 func policies(t testing.TB, text string) *policy.Set {
 	t.Helper()
 	set, err := policy.Parse("test.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return set
 }
 
@@ -264,12 +264,8 @@ func named(policy, key string, cost int64) limit.Check {
 func (n *testNode) check(t testing.TB, q limit.Check) limit.Decision {
 	t.Helper()
 	got, err := n.Check(t.Context(), []limit.Check{q})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got[0].Err != nil {
-		t.Fatal(got[0].Err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, got[0].Err)
 	return got[0].Decision
 }
 
@@ -286,9 +282,8 @@ func (n *testNode) checkError(t testing.TB, q limit.Check, kind limit.Kind, fiel
 func wantError(t testing.TB, err error, kind limit.Kind, field string) {
 	t.Helper()
 	e, ok := err.(*limit.Error)
-	if !ok || e.Kind != kind || e.Field != field || e.Message == "" {
-		t.Errorf("error %#v, want kind %d about %q", err, kind, field)
-	}
+	expect.True(t, ok && e.Kind == kind && e.Field == field && e.Message != "",
+		"error %#v, want kind %d about %q", err, kind, field)
 }
 
 // stats sums the nodes' counters of a policy.
@@ -326,7 +321,5 @@ func (c *testCluster) wantStats(want PolicyStats) {
 	if want.Borrowed == 0 {
 		got.Borrowed = 0
 	}
-	if got != want {
-		c.t.Errorf("counted %+v, want %+v", got, want)
-	}
+	expect.Equal(c.t, got, want, "counted")
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/collision"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestEqualHashes gives 60 states 16 hashes between them, and holds every answer of three nodes to a node alone, with proper
@@ -126,9 +128,7 @@ func TestEqualHashes(t *testing.T) {
 						got, want = said(entry.Release(t.Context(), job, l[0])), said(oracle.Release(t.Context(), job, l[1]))
 						gaveBack = true
 					}
-					if got != want {
-						t.Fatalf("step %d: %s: %v, want %v", step, what, got, want)
-					}
+					must.Equal(t, got, want, "step %d: %s", step, what)
 					if gaveBack {
 						c.advance(limit.MaxRemember) // so long others may still remember a refusal
 					}
@@ -153,18 +153,16 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 	inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
 		entry, own := c.nodes[1], &algo.Limit{Algorithm: algo.SlidingLog, Limit: 5, Window: 10 * time.Second}
 		entry.check(t, named("log", "a", 5))
-		if d := entry.check(t, named("log", "a", 1)); d.Allowed {
-			t.Fatalf("%+v", d)
-		}
+		d := entry.check(t, named("log", "a", 1))
+		must.True(t, !d.Allowed, "%+v", d)
 		c.wantMessages(0, "the key that was refused", func() { entry.check(t, named("log", "a", 1)) })
 		for _, other := range []limit.Check{
 			named("log", "b", 1), named("two", "a", 1), {Target: limit.Target{Limit: own, Key: "a"}, Cost: 1},
 			{Target: limit.Target{Limit: own, Namespace: "log", Key: "a"}, Cost: 1},
 		} {
 			c.wantMessages(1, fmt.Sprintf("%+v", other), func() {
-				if d := entry.check(t, other); !d.Allowed {
-					t.Errorf("%+v: %+v", other, d)
-				}
+				d := entry.check(t, other)
+				expect.True(t, d.Allowed, "%+v: %+v", other, d)
 			})
 		}
 
@@ -183,14 +181,11 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 		done := make(chan limit.Decision)
 		go func() { done <- entry.check(t, named("log", "a", 1)) }()
 		synctest.Wait()
-		if n := len(entry.inquiries.under); n != 1 {
-			t.Errorf("%d inquiries in flight, want that of the first key", n)
-		}
+		expect.Equal(t, len(entry.inquiries.under), 1, "inquiries in flight, want that of the first key")
 		asked := time.Now()
 		c.wantMessages(1, "another key while the first is asked for", func() { entry.check(t, named("log", "b", 1)) })
-		if waited := time.Since(asked); waited != 0 {
-			t.Errorf("it waited %v for the first", waited)
-		}
+		waited := time.Since(asked)
+		expect.True(t, waited == 0, "it waited %v for the first", waited)
 		close(release)
 		<-done
 	})
@@ -205,9 +200,8 @@ func TestCollisionsAreKeysLikeOthers(t *testing.T) {
 	for round := range int64(2) {
 		for key := range collision.Keys(8+len("login"), 1<<16) {
 			r, err := l.Check(t.Context(), []limit.Check{named("login", key, 1)})
-			if err != nil || r[0].Err != nil || !r[0].Allowed || r[0].Remaining != 1-round {
-				t.Fatalf("%q: %+v, %v", key, r, err)
-			}
+			must.True(t, err == nil && r[0].Err == nil && r[0].Allowed && r[0].Remaining == 1-round,
+				"%q: %+v, %v", key, r, err)
 			partitions[ring.Partition(ring.Hash(testKey, "login", key))]++
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // copied is a node that holds everything, and whose backup confirms what it is asked for, or does not.
@@ -79,9 +81,7 @@ func TestAnswerAtTheEndOfALease(t *testing.T) {
 	t.Cleanup(l.Close)
 	for until, used := range map[int64]bool{6: false, 7: false, 8: true} {
 		op := &Op{Kind: OpCheck, Check: new(named("p", "k", 1))}
-		if err := l.plan(l.table.Load(), op); err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, l.plan(l.table.Load(), op), nil)
 		op.Decision.Allowed, op.Outcome.until = true, until
 		end := l.ending()
 		if l.conclude(op, &end); op.Decision.Allowed != used {
@@ -125,18 +125,14 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	ask := func(checks ...limit.Check) []limit.Result {
 		t.Helper()
 		got, err := l.Check(t.Context(), checks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return got
 	}
 	waits := func(want int, what string) {
 		t.Helper()
 		own.mu.Lock()
 		defer own.mu.Unlock()
-		if own.tickets != want {
-			t.Errorf("%s: %d answers waited, want %d", what, own.tickets, want)
-		}
+		expect.True(t, own.tickets == want, "%s: %d answers waited, want %d", what, own.tickets, want)
 		own.tickets = 0
 	}
 	for i, r := range ask(named("sync", "k", 1), named("async", "k", 1), named("sync", "k", 2), named("sync", "other", 1)) {
@@ -145,75 +141,61 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 		}
 	}
 	waits(3, "sync")
-	if r := ask(named("sync", "k", 8))[0]; r.Allowed || r.Remaining != 7 {
-		t.Errorf("%+v", r)
-	}
+	r := ask(named("sync", "k", 8))[0]
+	expect.True(t, !r.Allowed && r.Remaining == 7, "%+v", r)
 	waits(0, "a refusal")
 	ask(named("escrow", "k", 1))
 	waits(1, "a key of which the copy knows nothing")
 	confirm()
 	for i := range 40 {
-		if r := ask(named("escrow", "k", 1))[0]; !r.Allowed || r.Remaining != int64(998-i) {
-			t.Fatalf("%+v", r)
-		}
+		r := ask(named("escrow", "k", 1))[0]
+		must.True(t, r.Allowed && r.Remaining == int64(998-i), "%+v", r)
 	}
 	waits(0, "what the copy was told before")
 	own.silent = true
-	if r := ask(named("sync", "k", 1))[0]; r.Allowed || !r.FailedClosed {
-		t.Errorf("a copy that does not answer: %+v", r)
-	}
+	r = ask(named("sync", "k", 1))[0]
+	expect.True(t, !r.Allowed && r.FailedClosed, "a copy that does not answer: %+v", r)
 	own.silent = false
-	if r := ask(named("sync", "k", 0))[0]; r.Remaining != 6 {
-		t.Errorf("%+v: what was not confirmed stays charged, once", r)
-	}
+	r = ask(named("sync", "k", 0))[0]
+	expect.Equal(t, r.Remaining, 6, "%+v: what was not confirmed stays charged, once", r)
 	var sum PolicyStats
 	for _, s := range l.ReadStats() {
 		if s.Policy == "sync" {
 			sum = s
 		}
 	}
-	if got := fmt.Sprint(sum.Allowed, sum.Refused, sum.FailedClosed); got != "3 1 1" {
-		t.Errorf("counted allowed, refused, failed closed: %s", got)
-	}
+	expect.Equal(t, fmt.Sprint(sum.Allowed, sum.Refused, sum.FailedClosed), "3 1 1",
+		"counted allowed, refused, failed closed")
 
 	jobs := limit.Target{Policy: "leases", Key: "k"}
 	lease, err := l.Acquire(t.Context(), limit.Acquire{Target: jobs, Cost: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	confirm()
 	own.tickets = 0
-	if _, err := l.Renew(t.Context(), jobs, lease.LeaseID, time.Hour); err != nil {
-		t.Error(err)
-	}
+	_, err = l.Renew(t.Context(), jobs, lease.LeaseID, time.Hour)
+	expect.NoError(t, err)
 	waits(1, "a renewal")
 	held, err := l.Reserve(t.Context(), limit.Reserve{Target: limit.Target{Policy: "sync", Key: "held"}, Amount: limit.Amount{Cost: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	confirm()
 	own.tickets = 0
-	if _, err := l.Commit(t.Context(), limit.Commit{Target: limit.Target{Policy: "sync", Key: "held"}, ReservationID: held.ReservationID, Amount: limit.Amount{Cost: 3}}); err != nil {
-		t.Error(err)
-	}
+	_, err = l.Commit(t.Context(), limit.Commit{Target: limit.Target{Policy: "sync", Key: "held"}, ReservationID: held.ReservationID, Amount: limit.Amount{Cost: 3}})
+	expect.NoError(t, err)
 	waits(1, "a commit of more than was reserved")
 
 	ask(named("banned", "k", 1), named("banned", "l", 1))
 	own.tickets = 0
-	if r := ask(named("banned", "k", 1))[0]; r.Allowed || !r.Banned {
-		t.Errorf("the refusal that begins a ban: %+v", r)
-	}
+	r = ask(named("banned", "k", 1))[0]
+	expect.True(t, !r.Allowed && r.Banned, "the refusal that begins a ban: %+v", r)
 	waits(1, "a ban")
 	confirm()
-	if r := ask(named("banned", "k", 1))[0]; r.Allowed || !r.Banned {
-		t.Errorf("during a ban: %+v", r)
-	}
+	r = ask(named("banned", "k", 1))[0]
+	expect.True(t, !r.Allowed && r.Banned, "during a ban: %+v", r)
 	waits(0, "during a ban")
 	// What is refused is not admitted because no copy knows of the ban, whatever on_error says.
 	own.silent = true
-	if r := ask(named("banned", "l", 1))[0]; r.Allowed || !r.Banned || r.FailedOpen {
-		t.Errorf("a ban of which the copy does not hear: %+v", r)
-	}
+	r = ask(named("banned", "l", 1))[0]
+	expect.True(t, !r.Allowed && r.Banned && !r.FailedOpen, "a ban of which the copy does not hear: %+v", r)
 	if got := l.Counts(); !slices.ContainsFunc(got, func(s PolicyStats) bool {
 		return s.Policy == "banned" && s.Allowed == 2 && s.Refused == 3 && s.Banned == 3 && s.Bans == 2 && s.FailedOpen == 0
 	}) {
@@ -222,9 +204,8 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	for i := range 2 { // the second begins a ban
 		charge := named("banned", "m", 1)
 		charge.Always = true
-		if r := ask(charge)[0]; r.Banned || !r.FailedOpen {
-			t.Errorf("charge %d of which the copy does not hear: %+v", i, r)
-		}
+		r := ask(charge)[0]
+		expect.True(t, !r.Banned && r.FailedOpen, "charge %d of which the copy does not hear: %+v", i, r)
 	}
 }
 
@@ -249,9 +230,8 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 				t.Errorf("%s, %s: %+v", policy, c.what, a)
 			}
 		}
-		if own.tickets != 3 || own.strict != 3*i {
-			t.Errorf("%s: %d waited, %d of them under a strict rule", policy, own.tickets, own.strict)
-		}
+		expect.True(t, own.tickets == 3 && own.strict == 3*i,
+			"%s: %d waited, %d of them under a strict rule", policy, own.tickets, own.strict)
 	}
 	const until = 500 * time.Millisecond
 	for p := range ring.Partitions {
@@ -260,8 +240,7 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 	for now, granted := range map[time.Duration]int64{until / 5: 16, until - time.Millisecond: 0, until: 0} {
 		boot = int64(now)
 		b := limit.Borrow{Target: limit.Target{Policy: "strict", Key: "other"}, ID: algo.LoanID{Borrower: 2, Number: uint64(now)}, Want: 16}
-		if a := lend(t, l, b); a.Granted != granted || a.Term > until-now {
-			t.Errorf("at %v, with a lease until 500ms: %+v", now, a)
-		}
+		a := lend(t, l, b)
+		expect.True(t, a.Granted == granted && a.Term <= until-now, "at %v, with a lease until 500ms: %+v", now, a)
 	}
 }

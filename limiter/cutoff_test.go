@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const cutOffPolicies = `policies:
@@ -35,41 +37,34 @@ func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
 					var lent int64
 					last := node.check(t, named(policy, key, 1))
 					for ; last.Allowed && !last.FailedOpen; last = node.check(t, named(policy, key, 1)) {
-						if lent++; lent > held {
-							t.Fatalf("%d were admitted of %d on loan", lent, held)
-						}
+						lent++
+						must.True(t, lent <= held, "%d were admitted of %d on loan", lent, held)
 						if !usedUp && lent == 3 {
 							c.advance(time.Second)
 						}
 					}
-					if lent == 0 || !usedUp && lent != 3 {
-						t.Fatalf("%d were admitted of %d on loan", lent, held)
-					}
+					must.True(t, lent != 0 && (usedUp || lent == 3), "%d were admitted of %d on loan", lent, held)
 					// By on_error, and not counted anywhere: but for share, which counts here.
 					open := 0
 					for range 600 {
-						if last.FailedOpen == last.FailedClosed || last.Allowed != last.FailedOpen || last.FailedClosed && last.RetryAfter != time.Second {
-							t.Fatalf("%+v", last)
-						}
+						must.True(t, last.FailedOpen != last.FailedClosed && last.Allowed == last.FailedOpen &&
+							(!last.FailedClosed || last.RetryAfter == time.Second), "%+v", last)
 						if last.FailedOpen {
 							open++
 						}
 						last = node.check(t, named(policy, key, 1))
 					}
-					if want := map[string]int{"open": 600, "closed": 0, "share": 500}[policy]; open != want {
-						t.Errorf("on_error admitted %d, want %d", open, want)
-					}
+					want := map[string]int{"open": 600, "closed": 0, "share": 500}[policy]
+					expect.Equal(t, open, want, "on_error admitted")
 					c.tamper(nil)
 					c.pass(1300 * time.Millisecond) // in which all is reported, or the owner's record of it ends
 					if d := owner.check(t, named(policy, key, 0)); d.Remaining != free || c.held(owner, policy, key) != 0 {
 						t.Errorf("%d are left, %d on loan: want %d left", d.Remaining, c.held(owner, policy, key), free)
 					}
-					if d := node.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: free + 1}); d.Allowed || d.RetryAfterEstimated {
-						t.Errorf("more than the limit: %+v", d)
-					}
-					if d := node.check(t, named(policy, key, free)); !d.Allowed || d.FailedOpen {
-						t.Errorf("what is left: %+v", d)
-					}
+					d := node.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: free + 1})
+					expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "more than the limit: %+v", d)
+					d = node.check(t, named(policy, key, free))
+					expect.True(t, d.Allowed && !d.FailedOpen, "what is left: %+v", d)
 				})
 			})
 		}
@@ -98,17 +93,13 @@ func TestLoansOverReload(t *testing.T) {
 				used := c.heat(node, named("p", key, 1))
 				c.pass(10 * time.Millisecond)
 				held := c.held(owner, "p", key)
-				if held == 0 {
-					t.Fatal("nothing is on loan")
-				}
+				must.True(t, held != 0, "nothing is on loan")
 				c.setPolicies(fmt.Sprintf(limited, test.to))
 				var admitted, late int64 // since then, and after the loans' terms
 				for i := range 300 {
 					for range 3 {
 						if d := node.check(t, named("p", key, 1)); d.Allowed {
-							if d.FailedOpen || test.most == 0 {
-								t.Fatalf("%+v", d)
-							}
+							must.True(t, !d.FailedOpen && test.most != 0, "%+v", d)
 							if admitted++; i > 220 {
 								late++
 							}
@@ -116,15 +107,12 @@ func TestLoansOverReload(t *testing.T) {
 					}
 					c.pass(5 * time.Millisecond)
 				}
-				if admitted > held+max(test.most-used, 0) {
-					t.Errorf("%d were admitted of %d, beside %d on loan", used+admitted, test.most, held)
-				}
-				if full := test.most <= used+900; full != (late == 0) {
-					t.Errorf("%d were admitted after the loans' terms, of %d in all", late, admitted)
-				}
-				if n := c.held(owner, "p", key); test.ends != (n == 0) {
-					t.Errorf("%d are on loan", n)
-				}
+				expect.True(t, admitted <= held+max(test.most-used, 0),
+					"%d were admitted of %d, beside %d on loan", used+admitted, test.most, held)
+				expect.Equal(t, test.most <= used+900, late == 0,
+					"%d were admitted after the loans' terms, of %d in all", late, admitted)
+				n := c.held(owner, "p", key)
+				expect.Equal(t, test.ends, n == 0, "%d are on loan", n)
 			})
 		})
 	}

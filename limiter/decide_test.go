@@ -10,6 +10,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // hundred is not lent, so that all is decided by the owner.
@@ -43,22 +45,17 @@ func TestAnyEntryNodeGivesTheOwnersDecision(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 				for i := range 120 {
 					d, err := ask(t.Context(), c.nodes[i%3], p.Name, "k")
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					want := limit.Decision{Policy: p.Name, Allowed: i < 100, Limit: 100, Remaining: max(0, int64(99-i))}
-					if d.Allowed != want.Allowed || d.Policy != want.Policy || d.Limit != want.Limit || d.Remaining != want.Remaining ||
-						d.FailedOpen || d.FailedClosed || d.Shadow || d.Degraded {
-						t.Fatalf("check %d: %+v, want like %+v", i, d, want)
-					}
+					must.True(t, d.Allowed == want.Allowed && d.Policy == want.Policy && d.Limit == want.Limit &&
+						d.Remaining == want.Remaining && !d.FailedOpen && !d.FailedClosed && !d.Shadow && !d.Degraded,
+						"check %d: %+v, want like %+v", i, d, want)
 				}
 				keys := int64(0)
 				for _, n := range c.nodes {
 					keys += n.Store().Keys
 				}
-				if keys != 1 {
-					t.Errorf("%d states of one key", keys)
-				}
+				expect.Equal(t, keys, 1, "states of one key")
 				c.wantStats(PolicyStats{Policy: p.Name, Allowed: 100, Refused: 20})
 			})
 		})
@@ -76,9 +73,7 @@ func TestExactlyTheLimitUnderConcurrentCallers(t *testing.T) {
 					wg.Go(func() {
 						for k := range keys {
 							d, err := ask(t.Context(), c.nodes[i%3], p.Name, fmt.Sprint(k))
-							if err != nil {
-								t.Error(err)
-							}
+							expect.NoError(t, err)
 							if d.Allowed {
 								admitted[k].Add(1)
 							}
@@ -87,9 +82,8 @@ func TestExactlyTheLimitUnderConcurrentCallers(t *testing.T) {
 				}
 				wg.Wait()
 				for k := range admitted {
-					if n := admitted[k].Load(); n != 100 {
-						t.Errorf("key %d: %d admitted", k, n)
-					}
+					n := admitted[k].Load()
+					expect.True(t, n == 100, "key %d: %d admitted", k, n)
 				}
 				c.wantStats(PolicyStats{Policy: p.Name, Allowed: 100 * keys, Refused: (callers - 100) * keys})
 			})
@@ -112,9 +106,8 @@ func TestInlineUnderConcurrentCallers(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if n := admitted.Load(); n != 100 {
-				t.Errorf("%v: %d admitted", a, n)
-			}
+			n := admitted.Load()
+			expect.True(t, n == 100, "%v: %d admitted", a, n)
 		}
 	})
 }
@@ -125,22 +118,18 @@ func TestSeveralLimitsListEach(t *testing.T) {
 		c.nodes[0].check(t, named("p", "k", 2))
 		c.advance(500 * time.Millisecond)
 		d := c.nodes[1].check(t, named("p", "k", 1))
-		if d.Allowed || d.Limit != 2 || d.Window != time.Second || d.RetryAfter != 500*time.Millisecond {
-			t.Errorf("%+v", d)
-		}
-		if len(d.Limits) != 2 || d.Limits[0].Remaining != 0 || d.Limits[1].Remaining != 1 || d.Limits[1].Limit != 3 || d.Limits[1].Window != time.Minute ||
-			d.Limits[0].RetryAfter != 500*time.Millisecond || d.Limits[1].RetryAfter != 0 {
-			t.Errorf("%+v", d.Limits)
-		}
+		expect.True(t, !d.Allowed && d.Limit == 2 && d.Window == time.Second && d.RetryAfter == 500*time.Millisecond,
+			"%+v", d)
+		expect.True(t, len(d.Limits) == 2 && d.Limits[0].Remaining == 0 && d.Limits[1].Remaining == 1 &&
+			d.Limits[1].Limit == 3 && d.Limits[1].Window == time.Minute &&
+			d.Limits[0].RetryAfter == 500*time.Millisecond && d.Limits[1].RetryAfter == 0, "%+v", d.Limits)
 		c.advance(500 * time.Millisecond)
 		d = c.nodes[0].check(t, named("p", "k", 1))
 		// What a log's tick adds to its window is nothing to tell callers about.
-		if !d.Allowed || d.Limits[0].ResetAfter != time.Second || d.Limits[1].ResetAfter != time.Minute || d.ResetAfter > time.Minute {
-			t.Errorf("%+v", d)
-		}
-		if d := c.nodes[0].check(t, named("p", "k", 1)); d.Allowed || d.RetryAfter != 59*time.Second {
-			t.Errorf("%+v", d)
-		}
+		expect.True(t, d.Allowed && d.Limits[0].ResetAfter == time.Second && d.Limits[1].ResetAfter == time.Minute &&
+			d.ResetAfter <= time.Minute, "%+v", d)
+		d = c.nodes[0].check(t, named("p", "k", 1))
+		expect.True(t, !d.Allowed && d.RetryAfter == 59*time.Second, "%+v", d)
 	})
 }
 
@@ -164,31 +153,22 @@ func TestCosts(t *testing.T) {
 			{named("p", "k", algo.MaxLimit), false, 0, 0, algo.Never},
 		} {
 			d := c.nodes[i%2].check(t, step.q)
-			if d.Allowed != step.allowed || d.Granted != step.granted || d.Remaining != step.left || d.RetryAfter != step.retry {
-				t.Errorf("step %d: %+v, want %+v", i, d, step)
-			}
+			expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted && d.Remaining == step.left &&
+				d.RetryAfter == step.retry, "step %d: %+v, want %+v", i, d, step)
 		}
 		n, err := c.nodes[0].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 4, "")
-		if n != 4 || err != nil {
-			t.Errorf("refunded %d, %v", n, err)
-		}
+		expect.True(t, n == 4 && err == nil, "refunded %d, %v", n, err)
 		n, err = c.nodes[1].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 40, "")
-		if n != 6 || err != nil {
-			t.Errorf("refunded %d, %v", n, err)
-		}
+		expect.True(t, n == 6 && err == nil, "refunded %d, %v", n, err)
 		c.nodes[0].check(t, named("p", "k", 9))
-		if err := c.nodes[1].Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}); err != nil {
-			t.Error(err)
-		}
-		if d := c.nodes[0].check(t, named("p", "k", 0)); d.Remaining != 10 {
-			t.Errorf("after the reset %+v", d)
-		}
+		expect.NoError(t, c.nodes[1].Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}))
+		d := c.nodes[0].check(t, named("p", "k", 0))
+		expect.Equal(t, d.Remaining, 10, "after the reset %+v", d)
 		for i := range 12 {
 			d := c.nodes[i%2].check(t, named("leaky", "k", 1))
 			want := time.Duration(i) * 250 * time.Millisecond
-			if i >= 10 && (d.Allowed || d.RetryAfter != 250*time.Millisecond) || i < 10 && (!d.Allowed || d.Delay != want) {
-				t.Errorf("leaky %d: %+v", i, d)
-			}
+			expect.True(t, (i < 10 || !d.Allowed && d.RetryAfter == 250*time.Millisecond) &&
+				(i >= 10 || d.Allowed && d.Delay == want), "leaky %d: %+v", i, d)
 		}
 	})
 }
@@ -210,28 +190,24 @@ func TestOverridesAndShadow(t *testing.T) {
 					if shadow {
 						granted, retry = cost, 0
 					}
-					if d.Allowed != shadow || d.Shadow != shadow || d.Granted != granted || d.RetryAfter != retry || d.Remaining != 0 {
-						t.Errorf("%s: %+v", key, d)
-					}
+					expect.True(t, d.Allowed == shadow && d.Shadow == shadow && d.Granted == granted &&
+						d.RetryAfter == retry && d.Remaining == 0, "%s: %+v", key, d)
 				}
 				for i, key := range []string{"u", "u", "partner:x", "partner:x", "partner:x", "partner:x", "partner:x"} {
-					if d := ask(key, 1); !d.Allowed || d.Shadow {
-						t.Errorf("%d %s: %+v", i, key, d)
-					}
+					d := ask(key, 1)
+					expect.True(t, d.Allowed && !d.Shadow, "%d %s: %+v", i, key, d)
 				}
 				refusal("u", 1, ask("u", 1), time.Minute)
 				refusal("partner:x", 1, ask("partner:x", 1), time.Minute)
 				refusal("bad", 3, ask("bad", 3), algo.Never)
 				refusal("u", 0, ask("u", 0), time.Minute) // a peek is answered likewise and not counted
 				refusal("bad", 0, ask("bad", 0), algo.Never)
-				if d := ask("bad", 1); d.Limit != 0 || d.Window != 0 {
-					t.Errorf("blocked: %+v", d)
-				}
+				d := ask("bad", 1)
+				expect.True(t, d.Limit == 0 && d.Window == 0, "blocked: %+v", d)
 				for range 10 {
 					d := ask("admin", 1000)
-					if !d.Allowed || d.Shadow || d.Limit != algo.Unlimited || d.Remaining != algo.Unlimited || d.Granted != 1000 {
-						t.Errorf("unlimited: %+v", d)
-					}
+					expect.True(t, d.Allowed && !d.Shadow && d.Limit == algo.Unlimited &&
+						d.Remaining == algo.Unlimited && d.Granted == 1000, "unlimited: %+v", d)
 				}
 				want := PolicyStats{Policy: p, Allowed: 2 + 5 + 10}
 				if shadow {
@@ -253,13 +229,10 @@ func TestResetOfStatelessKey(t *testing.T) {
 		n := c.nodes[0]
 		n.check(t, named("p", "k", 2))
 		c.setPolicies(free)
-		if err := n.Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, n.Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}))
 		c.setPolicies(limited)
-		if d := n.check(t, named("p", "k", 0)); d.Remaining != 2 {
-			t.Errorf("%+v", d)
-		}
+		d := n.check(t, named("p", "k", 0))
+		expect.Equal(t, d.Remaining, 2, "%+v", d)
 	})
 }
 
@@ -276,54 +249,44 @@ func TestRequestIDs(t *testing.T) {
 		}
 		c.nodes[0].check(t, with("p", 2, "a", false))
 		first := c.nodes[0].check(t, with("p", 3, "b", false))
-		if first.Delay != 2*time.Second || first.RequestID != "b" {
-			t.Errorf("%+v", first)
-		}
+		expect.True(t, first.Delay == 2*time.Second && first.RequestID == "b", "%+v", first)
 		for i := range 6 {
 			again := c.nodes[i%3].check(t, with("p", 3, "b", false))
-			if !again.Allowed || again.Granted != 3 || again.Delay != first.Delay || again.Remaining != 5 || again.RequestID != "b" {
-				t.Errorf("repeated: %+v", again)
-			}
+			expect.True(t, again.Allowed && again.Granted == 3 && again.Delay == first.Delay &&
+				again.Remaining == 5 && again.RequestID == "b", "repeated: %+v", again)
 		}
 		c.nodes[1].checkError(t, with("p", 2, "b", false), limit.Invalid, "request_id")
 		// Refusals are decided afresh.
-		if d := c.nodes[2].check(t, with("p", 6, "c", false)); d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d := c.nodes[2].check(t, with("p", 6, "c", false))
+		expect.True(t, !d.Allowed, "%+v", d)
 		c.advance(time.Second)
-		if d := c.nodes[0].check(t, with("p", 6, "c", false)); !d.Allowed || d.Remaining != 0 {
-			t.Errorf("%+v", d)
-		}
+		d = c.nodes[0].check(t, with("p", 6, "c", false))
+		expect.True(t, d.Allowed && d.Remaining == 0, "%+v", d)
 		// A partial admission is repeated as it was. Another policy's ids are others.
 		c.nodes[1].check(t, with("q", 8, "b", false))
 		for i := range 3 {
-			if d := c.nodes[i].check(t, with("q", 5, "p", true)); !d.Allowed || d.Granted != 2 || d.Remaining != 0 {
-				t.Errorf("%+v", d)
-			}
+			d := c.nodes[i].check(t, with("q", 5, "p", true))
+			expect.True(t, d.Allowed && d.Granted == 2 && d.Remaining == 0, "%+v", d)
 		}
 		// A peek is no charge, whatever its id.
-		if d := c.nodes[1].check(t, with("q", 0, "b", false)); d.Allowed || d.Granted != 0 {
-			t.Errorf("%+v", d)
-		}
+		d = c.nodes[1].check(t, with("q", 0, "b", false))
+		expect.True(t, !d.Allowed && d.Granted == 0, "%+v", d)
 		lease := ""
 		for i := range 6 {
 			d, err := c.nodes[i%3].Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 2, RequestID: "a"})
-			if err != nil || !d.Allowed || d.Granted != 2 || d.Remaining != 1 || d.LeaseID == "" || lease != "" && d.LeaseID != lease {
-				t.Errorf("acquired %+v, %v; the lease was %q", d, err, lease)
-			}
+			expect.True(t, err == nil && d.Allowed && d.Granted == 2 && d.Remaining == 1 && d.LeaseID != "" &&
+				(lease == "" || d.LeaseID == lease), "acquired %+v, %v; the lease was %q", d, err, lease)
 			lease = d.LeaseID
 		}
 		_, err := c.nodes[2].Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 1, RequestID: "a"})
 		wantError(t, err, limit.Invalid, "request_id")
 		// An id is forgotten after a minute at the earliest.
 		c.advance(59 * time.Second)
-		if d := c.nodes[1].check(t, with("q", 8, "b", false)); !d.Allowed || d.Remaining != 0 {
-			t.Errorf("%+v", d)
-		}
+		d = c.nodes[1].check(t, with("q", 8, "b", false))
+		expect.True(t, d.Allowed && d.Remaining == 0, "%+v", d)
 		c.advance(time.Second)
-		if d := c.nodes[1].check(t, with("q", 8, "b", false)); !d.Allowed || d.Remaining != 2 {
-			t.Errorf("%+v", d)
-		}
+		d = c.nodes[1].check(t, with("q", 8, "b", false))
+		expect.True(t, d.Allowed && d.Remaining == 2, "%+v", d)
 	})
 }
 
@@ -337,49 +300,33 @@ func TestRequestIDsAreTheCallersOwn(t *testing.T) {
 			}
 			reserve := func(at int, caller string, cost int64) limit.Decision {
 				d, err := c.nodes[at].Reserve(t.Context(), limit.Reserve{Target: of("fixed_window", caller), Amount: units(cost), RequestID: "order-17"})
-				if err != nil || !d.Allowed {
-					t.Fatal(d, err)
-				}
+				must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 				return d
 			}
 			acquire := func(at int, caller string) string {
 				d, err := c.nodes[at].Acquire(t.Context(), limit.Acquire{Target: of("concurrency", caller), Cost: 1, RequestID: "order-17"})
-				if err != nil || !d.Allowed {
-					t.Fatal(d, err)
-				}
+				must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 				return d.LeaseID
 			}
 			refund := func(at int, caller string) int64 {
 				back, err := c.nodes[at].Refund(t.Context(), of("fixed_window", caller), 1, "order-17")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				return back
 			}
 			victim, thief := reserve(0, "shop", 60), reserve(1, "thief", 10)
-			if victim.ReservationID == thief.ReservationID {
-				t.Fatal("the thief has the victim's reservation")
-			}
-			if again := reserve(2, "shop", 60); again.ReservationID != victim.ReservationID {
-				t.Errorf("the victim's own repetition: %+v", again)
-			}
-			if back, err := c.nodes[1].Cancel(t.Context(), of("fixed_window", "thief"), thief.ReservationID); err != nil || back != 10 {
-				t.Errorf("the thief's own reservation: %d, %v", back, err)
-			}
-			if left := c.nodes[0].left(t, of("fixed_window", "shop")); left != 40 {
-				t.Errorf("%d left beside the victim's reservation", left)
-			}
+			must.True(t, victim.ReservationID != thief.ReservationID, "the thief has the victim's reservation")
+			again := reserve(2, "shop", 60)
+			expect.Equal(t, again.ReservationID, victim.ReservationID, "the victim's own repetition: %+v", again)
+			back, err := c.nodes[1].Cancel(t.Context(), of("fixed_window", "thief"), thief.ReservationID)
+			expect.True(t, err == nil && back == 10, "the thief's own reservation: %d, %v", back, err)
+			expect.Equal(t, c.nodes[0].left(t, of("fixed_window", "shop")), 40, "left beside the victim's reservation")
 			if own, other := acquire(0, "shop"), acquire(1, "thief"); own == other || acquire(2, "shop") != own {
 				t.Errorf("leases %s and %s", own, other)
 			}
 			for _, caller := range []string{"shop", "thief", "shop"} { // the last repeats the first
-				if refund(n, caller) != 1 {
-					t.Errorf("%s gets nothing back", caller)
-				}
+				expect.Equal(t, refund(n, caller), 1, "%s gets nothing back", caller)
 			}
-			if left := c.nodes[0].left(t, of("fixed_window", "shop")); left != 42 {
-				t.Errorf("%d left after two refunds", left)
-			}
+			expect.Equal(t, c.nodes[0].left(t, of("fixed_window", "shop")), 42, "left after two refunds")
 		}
 	})
 }
@@ -396,19 +343,15 @@ func TestUnknownPolicy(t *testing.T) {
 					_, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1})
 					wantError(t, err, limit.NotFound, "policy")
 				case UnknownAllow:
-					if d := n.check(t, limit.Check{Target: target, Cost: 3}); !d.Allowed || d.Granted != 3 || d.Limit != algo.Unlimited {
-						t.Errorf("%+v", d)
-					}
-					if d, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1}); !d.Allowed || err != nil {
-						t.Errorf("%+v, %v", d, err)
-					}
+					d := n.check(t, limit.Check{Target: target, Cost: 3})
+					expect.True(t, d.Allowed && d.Granted == 3 && d.Limit == algo.Unlimited, "%+v", d)
+					d, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1})
+					expect.True(t, d.Allowed && err == nil, "%+v, %v", d, err)
 				case UnknownDeny:
-					if d := n.check(t, limit.Check{Target: target, Cost: 3}); d.Allowed || d.RetryAfter != algo.Never {
-						t.Errorf("%+v", d)
-					}
-					if d, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1}); d.Allowed || err != nil {
-						t.Errorf("%+v, %v", d, err)
-					}
+					d := n.check(t, limit.Check{Target: target, Cost: 3})
+					expect.True(t, !d.Allowed && d.RetryAfter == algo.Never, "%+v", d)
+					d, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1})
+					expect.True(t, !d.Allowed && err == nil, "%+v, %v", d, err)
 				}
 				_, err := n.Refund(t.Context(), target, 1, "")
 				wantError(t, err, limit.NotFound, "policy")
@@ -431,9 +374,8 @@ func TestOnlyTheOwnerKnowsPolicies(t *testing.T) {
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
 		c.nodes[1].SetPolicies(policies(t, text))
 		q := named("new", c.owned("new", 1, 0), 1)
-		if d := c.nodes[0].check(t, q); !d.Allowed || d.Remaining != 1 {
-			t.Errorf("%+v", d)
-		}
+		d := c.nodes[0].check(t, q)
+		expect.True(t, d.Allowed && d.Remaining == 1, "%+v", d)
 		c.nodes[0].checkError(t, named("new", c.owned("new", 0, 0), 1), limit.NotFound, "policy")
 		c.nodes[1].checkError(t, named("new", c.owned("new", 0, 0), 1), limit.NotFound, "policy")
 	})
@@ -476,55 +418,43 @@ func TestConcurrency(t *testing.T) {
 				t.Errorf("peek %+v", d)
 			}
 			d, err := n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 2, TTL: 10 * time.Second})
-			if err != nil || !d.Allowed || d.LeaseID == "" {
-				t.Fatalf("%+v, %v", d, err)
-			}
-			if e, err := n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 2}); err != nil || e.Allowed || e.LeaseID != "" || e.RetryAfter != 10*time.Second {
-				t.Errorf("%+v, %v", e, err)
-			}
+			must.True(t, err == nil && d.Allowed && d.LeaseID != "", "%+v, %v", d, err)
+			e, err := n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 2})
+			expect.True(t, err == nil && !e.Allowed && e.LeaseID == "" && e.RetryAfter == 10*time.Second,
+				"%+v, %v", e, err)
 			_, err = n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 1, TTL: 31 * time.Second})
 			wantError(t, err, limit.Invalid, "ttl")
 			_, err = n[1].Renew(ctx, target, d.LeaseID, 31*time.Second)
 			wantError(t, err, limit.Invalid, "ttl")
 			c.advance(9 * time.Second)
-			if left, err := n[2].Renew(ctx, target, d.LeaseID, 0); left != 30*time.Second || err != nil {
-				t.Errorf("%v, %v", left, err)
-			}
-			if left, err := n[1].Renew(ctx, target, d.LeaseID, time.Second); left != time.Second || err != nil {
-				t.Errorf("%v, %v", left, err)
-			}
+			left, err := n[2].Renew(ctx, target, d.LeaseID, 0)
+			expect.True(t, left == 30*time.Second && err == nil, "%v, %v", left, err)
+			left, err = n[1].Renew(ctx, target, d.LeaseID, time.Second)
+			expect.True(t, left == time.Second && err == nil, "%v, %v", left, err)
 			for i, want := range []bool{true, false, false} {
-				if ok, err := n[i].Release(ctx, target, d.LeaseID); ok != want || err != nil {
-					t.Errorf("released %v, %v", ok, err)
-				}
+				ok, err := n[i].Release(ctx, target, d.LeaseID)
+				expect.True(t, ok == want && err == nil, "released %v, %v", ok, err)
 			}
 			_, err = n[0].Renew(ctx, target, d.LeaseID, 0)
 			wantError(t, err, limit.NotFound, "lease_id")
 			d, _ = n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 3})
 			c.advance(30 * time.Second)
-			if ok, err := n[1].Release(ctx, target, d.LeaseID); ok || err != nil {
-				t.Errorf("released %v, %v", ok, err)
-			}
-			if _, err := n[1].Renew(ctx, target, d.LeaseID, 0); err == nil {
-				t.Error("renewed an expired lease")
-			}
+			ok, err := n[1].Release(ctx, target, d.LeaseID)
+			expect.True(t, !ok && err == nil, "released %v, %v", ok, err)
+			_, err = n[1].Renew(ctx, target, d.LeaseID, 0)
+			expect.True(t, err != nil, "renewed an expired lease")
 		}
 
 		// Keys that hold nothing.
 		d, err := n[0].Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: "c", Key: "free"}, Cost: 9})
-		if err != nil || !d.Allowed || d.LeaseID != "" {
-			t.Errorf("%+v, %v", d, err)
-		}
+		expect.True(t, err == nil && d.Allowed && d.LeaseID == "", "%+v, %v", d, err)
 		d, err = n[0].Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: "c", Key: "bad"}, Cost: 9})
-		if err != nil || d.Allowed || d.RetryAfter != algo.Never {
-			t.Errorf("%+v, %v", d, err)
-		}
+		expect.True(t, err == nil && !d.Allowed && d.RetryAfter == algo.Never, "%+v, %v", d, err)
 		for _, key := range []string{"free", "bad"} {
 			_, err = n[1].Renew(ctx, limit.Target{Policy: "c", Key: key}, "0000000000000001", 0)
 			wantError(t, err, limit.NotFound, "lease_id")
-			if ok, err := n[1].Release(ctx, limit.Target{Policy: "c", Key: key}, "0000000000000001"); ok || err != nil {
-				t.Errorf("released %v, %v", ok, err)
-			}
+			ok, err := n[1].Release(ctx, limit.Target{Policy: "c", Key: key}, "0000000000000001")
+			expect.True(t, !ok && err == nil, "released %v, %v", ok, err)
 		}
 	})
 }
@@ -537,9 +467,7 @@ func TestInlineIdentity(t *testing.T) {
 		return &l
 	}
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	sameBerlin, _ := time.LoadLocation("Europe/Berlin")
 	window := algo.Limit{Algorithm: algo.SlidingWindow, Limit: 10, Window: time.Minute}
 	tens := window
@@ -581,9 +509,8 @@ func TestInlineIdentity(t *testing.T) {
 		inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 			test.first.Key, test.other.Key = "k", "k"
 			c.nodes[0].check(t, limit.Check{Target: test.first, Cost: 4})
-			if d := c.nodes[1].check(t, limit.Check{Target: test.other}); d.Remaining != test.left {
-				t.Errorf("%s: %d left, want %d", test.what, d.Remaining, test.left)
-			}
+			d := c.nodes[1].check(t, limit.Check{Target: test.other})
+			expect.True(t, d.Remaining == test.left, "%s: %d left, want %d", test.what, d.Remaining, test.left)
 		})
 	}
 }
@@ -596,13 +523,10 @@ func TestInlineCache(t *testing.T) {
 		n.check(t, limit.Check{Target: target, Cost: 4})
 		for i := range 3 * maxInlineRules / 2 {
 			n.check(t, limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, Key: "k"}})
-			if len(n.inline.by) > maxInlineRules {
-				t.Fatalf("%d rules kept", len(n.inline.by))
-			}
+			must.True(t, len(n.inline.by) <= maxInlineRules, "%d rules kept", len(n.inline.by))
 		}
-		if d := n.check(t, limit.Check{Target: target}); d.Remaining != 6 {
-			t.Errorf("%+v", d)
-		}
+		d := n.check(t, limit.Check{Target: target})
+		expect.Equal(t, d.Remaining, 6, "%+v", d)
 	})
 }
 
@@ -615,8 +539,7 @@ func TestNoInline(t *testing.T) {
 		}
 		// Not even for a peer with another setting.
 		op := &Op{Kind: OpCheck, Check: &limit.Check{Target: target, Cost: 1}, Hops: 1}
-		if rest := c.nodes[0].Receive([]*Op{op}); rest != nil || op.Outcome.Err == nil || op.Outcome.Err.Field != "limit" {
-			t.Errorf("%+v", op.Outcome)
-		}
+		rest := c.nodes[0].Receive([]*Op{op})
+		expect.True(t, rest == nil && op.Outcome.Err != nil && op.Outcome.Err.Field == "limit", "%+v", op.Outcome)
 	})
 }

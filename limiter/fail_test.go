@@ -12,6 +12,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const partial = `policies:
@@ -59,38 +61,27 @@ func TestOnErrorShare(t *testing.T) {
 		}{{"window", 3}, {"log", 6}, {"bucket", 3}, {"several", 1}, {"few", 0}, {"overrides", 10}} {
 			key := c.owned(test.policy, 0, 0)
 			for _, n := range c.nodes[1:] {
-				if got := admitted(n, test.policy, key, 12); got != test.each {
-					t.Errorf("%s: %s admitted %d, want %d", test.policy, n.name, got, test.each)
-				}
+				expect.Equal(t, admitted(n, test.policy, key, 12), test.each, "%s: %s admitted", test.policy, n.name)
 			}
 		}
 		key := c.owned("shadow", 0, 0)
 		for i := range 3 {
-			if d := c.nodes[1].check(t, named("shadow", key, 1)); !d.Allowed || !d.FailedOpen || d.Shadow != (i > 0) {
-				t.Errorf("in shadow mode, %d: %+v", i, d)
-			}
+			d := c.nodes[1].check(t, named("shadow", key, 1))
+			expect.True(t, d.Allowed && d.FailedOpen && d.Shadow == (i > 0), "in shadow mode, %d: %+v", i, d)
 		}
 		// A peek charges nothing, and what comes back comes back.
 		key = c.owned("window", 0, 1)
-		if d := c.nodes[1].check(t, named("window", key, 0)); !d.Allowed || !d.FailedOpen || d.Remaining != 3 {
-			t.Errorf("a peek: %+v", d)
-		}
-		if got := admitted(c.nodes[1], "window", key, 5); got != 3 {
-			t.Errorf("after a peek: %d", got)
-		}
+		d := c.nodes[1].check(t, named("window", key, 0))
+		expect.True(t, d.Allowed && d.FailedOpen && d.Remaining == 3, "a peek: %+v", d)
+		expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 3, "after a peek")
 		c.advance(time.Minute)
-		if got := admitted(c.nodes[1], "window", key, 5); got != 3 {
-			t.Errorf("in the next window: %d", got)
-		}
+		expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 3, "in the next window")
 		// Fewer members: a larger part, of which what was used is used.
 		members = 2
-		if got := admitted(c.nodes[1], "window", key, 5); got != 2 {
-			t.Errorf("with two members: %d", got)
-		}
+		expect.Equal(t, admitted(c.nodes[1], "window", key, 5), 2, "with two members")
 		c.tamper(nil)
-		if d := c.nodes[1].check(t, named("window", key, 1)); !d.Allowed || d.FailedOpen || d.Remaining != 9 {
-			t.Errorf("the owner is back: %+v", d)
-		}
+		d = c.nodes[1].check(t, named("window", key, 1))
+		expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9, "the owner is back: %+v", d)
 	})
 }
 
@@ -100,17 +91,14 @@ func TestPartsOfCharges(t *testing.T) {
 		c.tamper(severed)
 		n, key := c.nodes[1], c.owned("window", 0, 0)
 		all := limit.Check{Target: limit.Target{Policy: "window", Key: key}, Cost: 7, Partial: true}
-		if d := n.check(t, all); !d.Allowed || d.Granted != 5 {
-			t.Errorf("of a part of 5: %+v", d)
-		}
+		d := n.check(t, all)
+		expect.True(t, d.Allowed && d.Granted == 5, "of a part of 5: %+v", d)
 		charge := limit.Check{Target: limit.Target{Policy: "window", Key: c.owned("window", 0, 1)}, Cost: 7, Always: true}
-		if d := n.check(t, charge); d.Granted != 7 {
-			t.Errorf("a charge beyond a part of 5: %+v", d)
-		}
+		d = n.check(t, charge)
+		expect.Equal(t, d.Granted, 7, "a charge beyond a part of 5: %+v", d)
 		charge.Always, charge.Cost = false, 1
-		if d := n.check(t, charge); d.Allowed {
-			t.Errorf("after it: %+v", d)
-		}
+		d = n.check(t, charge)
+		expect.True(t, !d.Allowed, "after it: %+v", d)
 	})
 }
 
@@ -132,9 +120,8 @@ func (p *parts) decide(key string, n int, now algo.Instant, r algo.Request) algo
 func TestPartsOfOtherSizes(t *testing.T) {
 	p := newTestParts(algo.Limit{Algorithm: algo.TokenBucket, Limit: 60, Window: time.Minute, Capacity: 9})
 	now := algo.Instant{Mono: int64(time.Hour)}
-	if d := p.decide("k", 3, now, algo.Request{Cost: 2}); !d.Allowed {
-		t.Fatalf("%+v", d)
-	}
+	d := p.decide("k", 3, now, algo.Request{Cost: 2})
+	must.True(t, d.Allowed, "%+v", d)
 	first := p.decide("k", 1, now, algo.Request{})
 	for range 3 {
 		if d := p.decide("k", 1, now, algo.Request{}); d.Remaining != first.Remaining || d.Remaining > 7 {
@@ -169,13 +156,10 @@ func TestPartsTogether(t *testing.T) {
 					sum += g.units
 				}
 			}
-			if sum > total {
-				t.Fatalf("seed %d: %d nodes admitted %d of %d within a window", seed, len(all), sum, total)
-			}
+			must.True(t, sum <= total,
+				"seed %d: %d nodes admitted %d of %d within a window", seed, len(all), sum, total)
 		}
-		if total >= int64(len(all)) && len(grants) == 0 {
-			t.Errorf("seed %d: nothing was admitted", seed)
-		}
+		expect.True(t, total < int64(len(all)) || len(grants) != 0, "seed %d: nothing was admitted", seed)
 	}
 }
 
@@ -185,20 +169,14 @@ func TestPartsAreBounded(t *testing.T) {
 	now := algo.Instant{Mono: int64(time.Hour)}
 	ask := func(key string) bool { return p.decide(key, 2, now, algo.Request{Cost: 1}).Allowed }
 	for i := range maxParts {
-		if !ask(fmt.Sprint(i)) {
-			t.Fatalf("key %d is refused", i)
-		}
+		must.True(t, ask(fmt.Sprint(i)), "key %d is refused", i)
 	}
 	if ask("one more") || p.Stats().Keys != maxParts {
 		t.Errorf("one more is admitted; %d are kept", p.Stats().Keys)
 	}
-	if !ask("7") {
-		t.Error("a known key is refused")
-	}
+	expect.True(t, ask("7"), "a known key is refused")
 	now.Mono += int64(time.Minute)
-	if !ask("one more") {
-		t.Error("idle keys do not make way")
-	}
+	expect.True(t, ask("one more"), "idle keys do not make way")
 	// Logs take memory, which is bounded too.
 	p = newTestParts(algo.Limit{Algorithm: algo.SlidingLog, Limit: 8 << 20, Window: time.Hour})
 	for range 4 << 20 {

@@ -8,6 +8,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestStrictWaitsForGrant: a node that has just become the holder gets its grant a moment later, and checks under strict
@@ -41,9 +43,8 @@ func TestStrictWaitsForGrant(t *testing.T) {
 			if d, took := ask(n); !d.Allowed || d.FailedClosed || took != 25*time.Millisecond {
 				t.Errorf("through %s, a grant after 22ms: %+v after %v", n.name, d, took)
 			}
-			if d, took := ask(n); d.FailedClosed || took != 0 {
-				t.Errorf("through %s, under a grant: %+v after %v", n.name, d, took)
-			}
+			d, took := ask(n)
+			expect.True(t, !d.FailedClosed && took == 0, "through %s, under a grant: %+v after %v", n.name, d, took)
 			held.Lease(part, 0)
 		}
 	})
@@ -72,9 +73,7 @@ func TestRenewalsUnderLease(t *testing.T) {
 		grant(time.Hour)
 		n := c.nodes[1]
 		lease, err := n.Acquire(t.Context(), limit.Acquire{Target: jobs, Cost: 1})
-		if err != nil || !lease.Allowed {
-			t.Fatal(lease, err)
-		}
+		must.True(t, err == nil && lease.Allowed, "%v %v", lease, err)
 		call := map[string]func() error{
 			"renewal": func() error {
 				_, err := n.Renew(t.Context(), jobs, lease.LeaseID, time.Minute)
@@ -82,9 +81,7 @@ func TestRenewalsUnderLease(t *testing.T) {
 			},
 			"commit": func() error {
 				reserved, err := n.Reserve(t.Context(), limit.Reserve{Target: units, Amount: limit.Amount{Cost: 1}})
-				if err != nil || !reserved.Allowed {
-					t.Fatal(reserved, err)
-				}
+				must.True(t, err == nil && reserved.Allowed, "%v %v", reserved, err)
 				_, err = n.Commit(t.Context(), limit.Commit{Target: units, ReservationID: reserved.ReservationID, Amount: limit.Amount{Cost: 2}})
 				return err
 			},
@@ -95,9 +92,7 @@ func TestRenewalsUnderLease(t *testing.T) {
 		}
 		for what, do := range call {
 			grant(time.Hour)
-			if err := do(); err != nil {
-				t.Errorf("a %s under a lease: %v", what, err)
-			}
+			expect.NoError(t, do(), "a %s under a lease", what)
 			for name, way := range map[string]struct{ there, back time.Duration }{"without a lease": {1001 * time.Millisecond, 0}, "answered late": {0, 1001 * time.Millisecond}} {
 				grant(time.Hour)
 				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
@@ -116,9 +111,7 @@ func TestRenewalsUnderLease(t *testing.T) {
 					}
 				})
 				wantError(t, do(), limit.Unavailable, "")
-				if t.Failed() {
-					t.Fatalf("a %s %s", what, name)
-				}
+				must.True(t, !t.Failed(), "a %s %s", what, name)
 				c.tamper(nil)
 			}
 		}

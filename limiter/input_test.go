@@ -11,6 +11,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestBadInput: every field, at every method that takes it: the error names the field and nothing is charged.
@@ -133,17 +135,15 @@ func TestBadInput(t *testing.T) {
 
 		// What is just within the bounds is taken.
 		q := limit.Check{Target: limit.Target{Policy: "p", Key: strings.Repeat("é", limit.MaxKey/2)}, Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
-		if d := c.nodes[0].check(t, q); d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d := c.nodes[0].check(t, q)
+		expect.True(t, !d.Allowed, "%+v", d)
 		q.Target = limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace), Key: "\x00"}
 		c.nodes[1].check(t, q)
 
 		for _, n := range c.nodes {
 			for _, target := range []limit.Target{p, leases, {Limit: inlineLimit(func(*algo.Limit) {}), Key: "k"}} {
-				if d := n.check(t, limit.Check{Target: target}); d.Remaining != 10 {
-					t.Errorf("something was charged: %+v", d)
-				}
+				d := n.check(t, limit.Check{Target: target})
+				expect.Equal(t, d.Remaining, 10, "something was charged: %+v", d)
 			}
 		}
 		for _, n := range c.nodes {
@@ -156,26 +156,17 @@ func TestBadInput(t *testing.T) {
 
 func TestErrorText(t *testing.T) {
 	e := limit.NewError(limit.Invalid, "key", "is empty")
-	if got := e.Error(); got != "key: is empty" {
-		t.Error(got)
-	}
-	if e.In(0, 1) != e {
-		t.Error("a batch of one is spoken of as one")
-	}
-	if got := e.In(3, 4).Error(); got != "checks[3].key: is empty" {
-		t.Error(got)
-	}
-	if got := (limit.NewError(limit.Unavailable, "", "gone")).Error(); got != "gone" {
-		t.Error(got)
-	}
+	expect.Equal(t, e.Error(), "key: is empty")
+	expect.Equal(t, e.In(0, 1), e, "a batch of one is spoken of as one")
+	expect.Equal(t, e.In(3, 4).Error(), "checks[3].key: is empty")
+	expect.Equal(t, (limit.NewError(limit.Unavailable, "", "gone")).Error(), "gone")
 }
 
 func TestLeaseIDs(t *testing.T) {
 	for _, id := range []uint64{1, 0xabc, 1 << 63, math.MaxUint64} {
 		s := formatID(id)
-		if got, ok := parseID(s); got != id || !ok || len(s) != 16 {
-			t.Errorf("%x became %q and %x", id, s, got)
-		}
+		got, ok := parseID(s)
+		expect.True(t, got == id && ok && len(s) == 16, "%x became %q and %x", id, s, got)
 	}
 }
 
@@ -203,20 +194,14 @@ func FuzzOp(f *testing.F) {
 			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: lim, Window: time.Duration(window), Capacity: capacity,
 				Slots: slots, Period: algo.Period(period), CountDenied: flag, CarryDebt: flag, MaxDebt: ttl}
 		}
-		if rest := l.Receive([]*Op{op}); rest != nil {
-			t.Fatal("handed on to nobody")
-		}
-		if p := op.partition; p < 0 || p >= ring.Partitions {
-			t.Fatalf("partition %d", p)
-		}
+		rest := l.Receive([]*Op{op})
+		must.True(t, rest == nil, "handed on to nobody")
+		p := op.partition
+		must.True(t, p >= 0 && p < ring.Partitions, "partition %d", p)
 		out := op.Outcome
-		if out.NotHolder != nil || out.Unreachable {
-			t.Fatalf("%+v", out)
-		}
+		must.True(t, out.NotHolder == nil && !out.Unreachable, "%+v", out)
 		if e := out.Err; e != nil {
-			if e.Message == "" || e.Field == "" && e.Kind != limit.Unavailable || e.Kind == 0 {
-				t.Fatalf("%+v", e)
-			}
+			must.True(t, e.Message != "" && (e.Field != "" || e.Kind == limit.Unavailable) && e.Kind != 0, "%+v", e)
 			return
 		}
 		if d := op.Decision; d.Allowed && !d.FailedOpen && cost > 0 && op.asks() && (d.Granted < 1 || d.Granted > cost) {
@@ -238,14 +223,12 @@ func TestRefused(t *testing.T) {
 			for i := range results {
 				results[i] = limit.Result{Decision: limit.Decision{Granted: 99}, Err: own} // of another call
 			}
-			if err := l.CheckTo(t.Context(), checks, limit.Denials{0: own, 2: own}, results); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, l.CheckTo(t.Context(), checks, limit.Denials{0: own, 2: own}, results))
 			for i, want := range []int64{-1, 9, -1, 8} {
 				r := results[i]
-				if refused := want < 0; (r.Err != nil) != refused || refused && (r.Err != own || r.Granted != 0) || !refused && r.Remaining != want {
-					t.Errorf("check %d: %+v", i, r)
-				}
+				refused := want < 0
+				expect.True(t, (r.Err != nil) == refused && (!refused || r.Err == own && r.Granted == 0) &&
+					(refused || r.Remaining == want), "check %d: %+v", i, r)
 			}
 			checks[3].Key = ""
 			err := l.CheckTo(t.Context(), checks, limit.Denials{0: own}, results)

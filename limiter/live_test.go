@@ -11,6 +11,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestPolicyChangeAppliesToLiveState(t *testing.T) {
@@ -33,9 +35,8 @@ func TestPolicyChangeAppliesToLiveState(t *testing.T) {
 			inBubble(t, 2, Config{Policies: policies(t, set(test.from))}, func(t *testing.T, c *testCluster) {
 				c.nodes[0].check(t, named("p", "key-0", 6))
 				c.setPolicies(set(test.to))
-				if d := c.nodes[1].check(t, named("p", "key-0", 0)); d.Remaining != test.left {
-					t.Errorf("%+v, want %d left", d, test.left)
-				}
+				d := c.nodes[1].check(t, named("p", "key-0", 0))
+				expect.Equal(t, d.Remaining, test.left, "%+v left", d)
 			})
 		})
 	}
@@ -52,19 +53,16 @@ func TestReconcile(t *testing.T) {
 		c.setPolicies(`policies: [{name: p, algorithm: fixed_window, limit: 10, window: 1m}]`)
 		synctest.Wait() // for the background to come to rest
 		c.advance(59 * time.Second)
-		if d := n.check(t, named("p", "k", 0)); d.Remaining != 4 || d.ResetAfter != time.Second {
-			t.Errorf("%+v", d)
-		}
+		d := n.check(t, named("p", "k", 0))
+		expect.True(t, d.Remaining == 4 && d.ResetAfter == time.Second, "%+v", d)
 		c.advance(time.Second)
-		if d := n.check(t, named("p", "k", 0)); d.Remaining != 10 {
-			t.Errorf("not brought under the new policy before its next check: %+v", d)
-		}
+		d = n.check(t, named("p", "k", 0))
+		expect.Equal(t, d.Remaining, 10, "not brought under the new policy before its next check: %+v", d)
 		// Limits sent along belong to nobody's file; a policy that goes takes nothing with it.
 		c.setPolicies(`policies: []`)
 		synctest.Wait()
-		if d := n.check(t, limit.Check{Target: inline}); d.Remaining != 10 {
-			t.Errorf("%+v", d)
-		}
+		d = n.check(t, limit.Check{Target: inline})
+		expect.Equal(t, d.Remaining, 10, "%+v", d)
 		n.checkError(t, named("p", "k", 1), limit.NotFound, "policy")
 	})
 }
@@ -80,12 +78,9 @@ func TestSweep(t *testing.T) {
 		n.check(t, named("p", "late", 1))
 		c.advance(30*time.Second + time.Microsecond)
 		time.Sleep((sweepParts + 1) * sweepEvery) // virtual
-		if left := n.Store().Keys; left != 1 {
-			t.Fatalf("%d states are left, want the one that is not idle", left)
-		}
-		if d := n.check(t, named("p", "late", 0)); d.Remaining != 9 {
-			t.Errorf("%+v", d)
-		}
+		must.Equal(t, n.Store().Keys, 1, "states are left, want the one that is not idle")
+		d := n.check(t, named("p", "late", 0))
+		expect.Equal(t, d.Remaining, 9, "%+v", d)
 	})
 }
 
@@ -108,37 +103,27 @@ func TestFullStore(t *testing.T) {
 				n, admitted := c.nodes[0], 0
 				var d limit.Decision
 				for d = n.check(t, named("open", key("open", 0), 1)); !d.FailedOpen; d = n.check(t, named("open", key("open", admitted), 1)) {
-					if admitted++; admitted > 100_000 {
-						t.Fatal("never full")
-					}
+					admitted++
+					must.True(t, admitted <= 100_000, "never full")
 				}
-				if !d.Allowed || d.Granted != 1 || d.FailedClosed {
-					t.Errorf("%+v", d)
-				}
-				if d := n.check(t, named("closed", key("closed", 0), 1)); d.Allowed || !d.FailedClosed || d.RetryAfter != time.Second {
-					t.Errorf("%+v", d)
-				}
-				if d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: key("c", 0)}, Cost: 1}); err != nil || !d.FailedClosed || d.LeaseID != "" {
-					t.Errorf("%+v, %v", d, err)
-				}
+				expect.True(t, d.Allowed && d.Granted == 1 && !d.FailedClosed, "%+v", d)
+				d = n.check(t, named("closed", key("closed", 0), 1))
+				expect.True(t, !d.Allowed && d.FailedClosed && d.RetryAfter == time.Second, "%+v", d)
+				d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: key("c", 0)}, Cost: 1})
+				expect.True(t, err == nil && d.FailedClosed && d.LeaseID == "", "%+v, %v", d, err)
 				// Peeks need no state; states that are there stay and are decided on.
-				if d := n.check(t, named("closed", key("closed", 0), 0)); !d.Allowed || d.FailedOpen || d.Remaining != 100_000 {
-					t.Errorf("%+v", d)
-				}
-				if d := n.check(t, named("open", key("open", 0), 0)); d.Remaining != 99_999 {
-					t.Errorf("%+v", d)
-				}
+				d = n.check(t, named("closed", key("closed", 0), 0))
+				expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 100_000, "%+v", d)
+				d = n.check(t, named("open", key("open", 0), 0))
+				expect.Equal(t, d.Remaining, 99_999, "%+v", d)
 				c.wantStats(PolicyStats{Policy: "open", Allowed: uint64(admitted), FailedOpen: 1})
 				c.wantStats(PolicyStats{Policy: "closed", FailedClosed: 1})
-				if full := c.nodes[1].Store().Full; full != 3 {
-					t.Errorf("%d times full", full)
-				}
+				expect.Equal(t, c.nodes[1].Store().Full, 3, "times full")
 				// Idle states make room.
 				c.advance(time.Minute + time.Second)
 				for i := range 3 {
-					if d := n.check(t, named("open", key("open", i), 1)); !d.Allowed || d.FailedOpen {
-						t.Errorf("%+v", d)
-					}
+					d := n.check(t, named("open", key("open", i), 1))
+					expect.True(t, d.Allowed && !d.FailedOpen, "%+v", d)
 				}
 			})
 		})
@@ -165,13 +150,9 @@ func TestStatsAndPeaks(t *testing.T) {
 		read := func() {
 			t.Helper()
 			got := n.ReadStats()
-			if len(got) != len(want) {
-				t.Errorf("%d policies, want %d", len(got), len(want))
-			}
+			expect.Equal(t, len(got), len(want), "policies")
 			for _, s := range got {
-				if s != want[s.Policy] {
-					t.Errorf("%+v, want %+v", s, want[s.Policy])
-				}
+				expect.Equal(t, s, want[s.Policy])
 			}
 		}
 		read()
@@ -201,9 +182,8 @@ func TestClose(t *testing.T) {
 		n.SetPolicies(policies(t, plain))
 		n.SetPolicies(nil)
 		n.SetPolicies(policies(t, plain))
-		if d := n.check(t, named("p", "k", 1)); !d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d := n.check(t, named("p", "k", 1))
+		expect.True(t, d.Allowed, "%+v", d)
 	})
 }
 
@@ -238,9 +218,7 @@ func TestEverythingAtOnce(t *testing.T) {
 					default:
 						inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingWindow, Limit: int64(i + 1), Window: time.Second}, Key: key}, Cost: 1}
 						got, err := n.Check(t.Context(), []limit.Check{named("p", key, 1), inline, named("p", key+"x", 1)})
-						if err != nil || len(got) != 3 {
-							t.Error(got, err)
-						}
+						expect.True(t, err == nil && len(got) == 3, "%v %v", got, err)
 					}
 				}
 			})

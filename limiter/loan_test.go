@@ -13,6 +13,8 @@ import (
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const loanPolicies = `policies:
@@ -30,9 +32,7 @@ func lend(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 	t.Helper()
 	var out [1]limit.Lent
 	wait, err := l.Lend(t.Context(), []limit.Borrow{b}, out[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if wait != nil {
 		wait()
 	}
@@ -42,9 +42,7 @@ func lend(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 func check(t *testing.T, l *Limiter, policy string, cost int64) limit.Decision {
 	t.Helper()
 	got, err := l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: policy, Key: "k"}, Cost: cost}})
-	if err != nil || got[0].Err != nil {
-		t.Fatal(got, err)
-	}
+	must.True(t, err == nil && got[0].Err == nil, "%v %v", got, err)
 	return got[0].Decision
 }
 
@@ -54,9 +52,8 @@ func TestRecallBeforeRefusal(t *testing.T) {
 	target := limit.Target{Policy: "p", Key: "k"}
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 	a := lend(t, l, first)
-	if a.Granted != 16 || a.Term != algo.LoanTerm || a.Limit != 100 || a.Remaining != 84 || a.Window != time.Hour {
-		t.Fatalf("%+v", a)
-	}
+	must.True(t, a.Granted == 16 && a.Term == algo.LoanTerm && a.Limit == 100 && a.Remaining == 84 &&
+		a.Window == time.Hour, "%+v", a)
 	asked := make(chan limit.Recall, 10)
 	end := l.OpenBorrower(1, func(r limit.Recall) { asked <- r })
 	done := make(chan struct{})
@@ -67,25 +64,20 @@ func TestRecallBeforeRefusal(t *testing.T) {
 		lend(t, l, first)
 		back := first
 		back.Want, back.Totals = 0, algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}
-		if r.Number != 5 || r.Granted != 16 {
-			t.Errorf("asked for %+v", r)
-		}
+		expect.True(t, r.Number == 5 && r.Granted == 16, "asked for %+v", r)
 		lend(t, l, back)
 	}()
-	if d := check(t, l, "p", 97); !d.Allowed || d.Remaining != 0 {
-		t.Fatalf("13 of 16 on loan are back: %+v", d)
-	}
+	d := check(t, l, "p", 97)
+	must.True(t, d.Allowed && d.Remaining == 0, "13 of 16 on loan are back: %+v", d)
 	<-done
-	if d := check(t, l, "p", 1); d.Allowed || d.RememberFor == 0 || d.RetryAfterEstimated {
-		t.Fatalf("all is used: %+v", d)
-	}
-	if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.Spent != 3 || s.Streams != 1 || s.OnLoan != 0 || s.Borrowers != 0 {
-		t.Errorf("%+v", s)
-	}
+	d = check(t, l, "p", 1)
+	must.True(t, !d.Allowed && d.RememberFor != 0 && !d.RetryAfterEstimated, "all is used: %+v", d)
+	s := l.Loans()
+	expect.True(t, s.Recalled == 1 && s.Unanswered == 0 && s.Spent == 3 && s.Streams == 1 && s.OnLoan == 0 &&
+		s.Borrowers == 0, "%+v", s)
 	end()
-	if s := l.Loans(); s.Streams != 0 {
-		t.Errorf("%+v", s)
-	}
+	s = l.Loans()
+	expect.Equal(t, s.Streams, 0, "%+v", s)
 }
 
 // TestRecallBeforeCharge: a charge, and the excess of a commit, say that there was no room only after what is on loan has been asked for.
@@ -95,9 +87,8 @@ func TestRecallBeforeCharge(t *testing.T) {
 		defer l.Close()
 		target := limit.Target{Policy: "p", Key: "k"}
 		loan := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
-		if a := lend(t, l, loan); a.Granted != 16 {
-			t.Fatalf("%+v", a)
-		}
+		a := lend(t, l, loan)
+		must.Equal(t, a.Granted, 16, "%+v", a)
 		end := l.OpenBorrower(1, func(r limit.Recall) {
 			back := []limit.Borrow{{Target: target, ID: loan.ID, Totals: algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}}}
 			go func() { _, _ = l.Lend(context.Background(), back, make([]limit.Lent, 1)) }()
@@ -106,22 +97,15 @@ func TestRecallBeforeCharge(t *testing.T) {
 		if what == "charge" {
 			check(t, l, "p", 80)
 			got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 17, Always: true}})
-			if err != nil || !got[0].Allowed || got[0].Granted != 17 {
-				t.Errorf("%s: %+v, %v", what, got, err)
-			}
+			expect.True(t, err == nil && got[0].Allowed && got[0].Granted == 17, "%s: %+v, %v", what, got, err)
 		} else {
 			d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 80}})
-			if err != nil || !d.Allowed {
-				t.Fatalf("%+v, %v", d, err)
-			}
+			must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 			got, err := l.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 97}})
-			if err != nil || got.Over || got.Excess != 17 {
-				t.Errorf("%s: %+v, %v", what, got, err)
-			}
+			expect.True(t, err == nil && !got.Over && got.Excess == 17, "%s: %+v, %v", what, got, err)
 		}
-		if s := l.Loans(); s.Recalled != 1 || s.OnLoan != 0 {
-			t.Errorf("%s: %+v", what, s)
-		}
+		s := l.Loans()
+		expect.True(t, s.Recalled == 1 && s.OnLoan == 0, "%s: %+v", what, s)
 	}
 }
 
@@ -133,9 +117,8 @@ func TestLentAfterRecall(t *testing.T) {
 	target := limit.Target{Policy: "p", Key: "k"}
 	check(t, l, "p", 8000)
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
-	if a := lend(t, l, first); a.Granted != 1000 {
-		t.Fatalf("%+v", a)
-	}
+	a := lend(t, l, first)
+	must.Equal(t, a.Granted, 1000, "%+v", a)
 	returned := make(chan limit.Lent, 1)
 	end := l.OpenBorrower(1, func(r limit.Recall) {
 		go func() {
@@ -144,33 +127,27 @@ func TestLentAfterRecall(t *testing.T) {
 		}()
 	})
 	defer end()
-	if d := check(t, l, "p", 1500); !d.Allowed {
-		t.Fatalf("%+v", d)
-	}
-	if a := <-returned; !a.Ended || a.Again != recallAgain {
-		t.Errorf("who returned a loan is told %+v", a)
-	}
+	d := check(t, l, "p", 1500)
+	must.True(t, d.Allowed, "%+v", d)
+	a = <-returned
+	expect.True(t, a.Ended && a.Again == recallAgain, "who returned a loan is told %+v", a)
 
 	second := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 100}
 	of := state{scope: "p", key: "k"}
 	l.loans.wait(of, 1)
-	if a := lend(t, l, second); a.Granted != 0 || a.Again != recallAgain {
-		t.Errorf("while somebody is about to decide: %+v", a)
-	}
+	a = lend(t, l, second)
+	expect.True(t, a.Granted == 0 && a.Again == recallAgain, "while somebody is about to decide: %+v", a)
 	l.loans.wait(of, -1)
-	if a := lend(t, l, second); a.Granted != 100 || a.Term == 0 {
-		t.Errorf("with 500 free: %+v", a)
-	}
+	a = lend(t, l, second)
+	expect.True(t, a.Granted == 100 && a.Term != 0, "with 500 free: %+v", a)
 	check(t, l, "p", 390)
 	third := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 3, Number: 1}, Want: 100}
-	if a := lend(t, l, third); a.Granted != 0 || a.Again != returnAgain {
-		t.Errorf("with 10 free and 100 on loan: %+v", a)
-	}
+	a = lend(t, l, third)
+	expect.True(t, a.Granted == 0 && a.Again == returnAgain, "with 10 free and 100 on loan: %+v", a)
 	second.Want, second.Totals = 0, algo.Totals{Granted: 100, Spent: 100}
 	lend(t, l, second)
-	if a := lend(t, l, third); a.Granted != 0 || a.Again != lendAgain {
-		t.Errorf("with 10 free and nothing on loan: %+v", a)
-	}
+	a = lend(t, l, third)
+	expect.True(t, a.Granted == 0 && a.Again == lendAgain, "with 10 free and nothing on loan: %+v", a)
 }
 
 func TestSilentBorrower(t *testing.T) {
@@ -179,46 +156,36 @@ func TestSilentBorrower(t *testing.T) {
 	inline := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}
 	target := limit.Target{Limit: inline, Key: "k"}
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
-	if a := lend(t, l, b); a.Granted != 16 {
-		t.Fatalf("%+v", a)
-	}
+	a := lend(t, l, b)
+	must.Equal(t, a.Granted, 16, "%+v", a)
 	ask := func(cost int64) limit.Decision {
 		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: cost}})
-		if err != nil || got[0].Err != nil {
-			t.Fatal(got, err)
-		}
+		must.True(t, err == nil && got[0].Err == nil, "%v %v", got, err)
 		return got[0].Decision
 	}
-	if d := ask(101); d.Allowed || d.RetryAfter != algo.Never || d.RetryAfterEstimated {
-		t.Errorf("more than the limit: %+v", d)
-	}
+	d := ask(101)
+	expect.True(t, !d.Allowed && d.RetryAfter == algo.Never && !d.RetryAfterEstimated, "more than the limit: %+v", d)
 	if d := ask(90); d.Allowed || d.RememberFor != 0 || d.RetryAfter <= 0 || !d.RetryAfterEstimated {
 		t.Errorf("there is nobody to ask: %+v", d)
 	}
-	if s := l.Loans(); s.Recalled != 0 {
-		t.Errorf("%+v", s)
-	}
+	s := l.Loans()
+	expect.Equal(t, s.Recalled, 0, "%+v", s)
 	defer l.OpenBorrower(1, func(limit.Recall) {})()
 	for range 50 {
-		if d := ask(90); d.Allowed || d.RememberFor != 0 || !d.RetryAfterEstimated {
-			t.Errorf("%+v", d)
-		}
+		d := ask(90)
+		expect.True(t, !d.Allowed && d.RememberFor == 0 && d.RetryAfterEstimated, "%+v", d)
 	}
 	// Fifty that each waited take longer than a silent borrower is left alone.
-	if s := l.Loans(); s.Recalled == 0 || s.Recalled > 2 || s.Unanswered != s.Recalled {
-		t.Errorf("%+v", s)
-	}
+	s = l.Loans()
+	expect.True(t, s.Recalled != 0 && s.Recalled <= 2 && s.Unanswered == s.Recalled, "%+v", s)
 	// It was alive all the time.
 	b.Totals, b.Want = algo.Totals{Granted: 16, Spent: 0, Returned: 16}, 0
-	if a := lend(t, l, b); !a.Ended {
-		t.Errorf("%+v", a)
-	}
-	if d := ask(90); !d.Allowed || d.RetryAfterEstimated {
-		t.Errorf("%+v", d)
-	}
-	if d := ask(90); d.Allowed || d.RetryAfterEstimated {
-		t.Errorf("nothing is on loan: %+v", d)
-	}
+	a = lend(t, l, b)
+	expect.True(t, a.Ended, "%+v", a)
+	d = ask(90)
+	expect.True(t, d.Allowed && !d.RetryAfterEstimated, "%+v", d)
+	d = ask(90)
+	expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "nothing is on loan: %+v", d)
 }
 
 // A charge that asks for no room is made once, whatever is on loan.
@@ -228,19 +195,14 @@ func TestAlwaysBesideLoans(t *testing.T) {
 	target := limit.Target{Policy: "p", Key: "k"}
 	lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 90, Always: true}})
-	if err != nil || got[0].Allowed || got[0].Granted != 90 {
-		t.Fatalf("%+v, %v", got, err)
-	}
-	if d := check(t, l, "p", 0); d.Remaining != 0 {
-		t.Errorf("%+v", d)
-	}
-	if got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}}); err != nil || got[0].Granted != 5 {
-		t.Fatalf("%+v, %v", got, err)
-	}
+	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 90, "%+v, %v", got, err)
+	d := check(t, l, "p", 0)
+	expect.Equal(t, d.Remaining, 0, "%+v", d)
+	got, err = l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
+	must.True(t, err == nil && got[0].Granted == 5, "%+v, %v", got, err)
 	lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Returned: 16}})
-	if d := check(t, l, "p", 0); d.Remaining != 5 {
-		t.Errorf("%+v", d)
-	}
+	d = check(t, l, "p", 0)
+	expect.Equal(t, d.Remaining, 5, "%+v", d)
 }
 
 // What a borrower has spent and not reported is there to be refunded, and a reset leaves nothing of it.
@@ -250,17 +212,14 @@ func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
 	defer l.Close()
 	target := limit.Target{Policy: "p", Key: "k"}
 	id := algo.LoanID{Borrower: 1, Number: 1}
-	if a := lend(t, l, limit.Borrow{Target: target, ID: id, Want: 16}); a.Granted != 16 {
-		t.Fatalf("%+v", a)
-	}
+	a := lend(t, l, limit.Borrow{Target: target, ID: id, Want: 16})
+	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
-	if got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}}); err != nil || got[0].Allowed || got[0].Granted != 5 {
-		t.Fatalf("%+v, %v", got, err)
-	}
+	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
+	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 5, "%+v, %v", got, err)
 	lend(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: 16, Returned: 16}})
-	if d := check(t, l, "p", 0); d.Remaining != 15 {
-		t.Errorf("%+v", d)
-	}
+	d := check(t, l, "p", 0)
+	expect.Equal(t, d.Remaining, 15, "%+v", d)
 }
 
 // TestPartialBesideSilentBorrower: what is free is granted once nothing more can be had back.
@@ -268,15 +227,13 @@ func TestPartialBesideSilentBorrower(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
 	target := limit.Target{Policy: "p", Key: "k"}
-	if a := lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}); a.Granted != 16 {
-		t.Fatalf("%+v", a)
-	}
+	a := lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
 	for _, want := range []int64{4, 0} {
 		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 10, Partial: true}})
-		if err != nil || got[0].Granted != want || got[0].Allowed != (want > 0) {
-			t.Errorf("%+v, %v, want %d granted", got, err, want)
-		}
+		expect.True(t, err == nil && got[0].Granted == want && got[0].Allowed == (want > 0),
+			"%+v, %v, want %d granted", got, err, want)
 	}
 }
 
@@ -287,9 +244,7 @@ func TestReportWithoutRoom(t *testing.T) {
 	check(t, l, "kept", 1)
 	target := limit.Target{Policy: "p", Key: "k"}
 	a := lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
-	if a.Granted != 16 || a.Spent != 4 || a.Ended || a.Term != 0 || a.Again <= 0 {
-		t.Errorf("%+v", a)
-	}
+	expect.True(t, a.Granted == 16 && a.Spent == 4 && !a.Ended && a.Term == 0 && a.Again > 0, "%+v", a)
 }
 
 func TestGivingBackRecalls(t *testing.T) {
@@ -299,9 +254,7 @@ func TestGivingBackRecalls(t *testing.T) {
 	give := map[string]func() error{
 		"refund": func() error {
 			n, err := l.Refund(t.Context(), target, 4, "")
-			if n != 4 {
-				t.Errorf("%d were given back", n)
-			}
+			expect.Equal(t, n, 4, "were given back")
 			return err
 		},
 		"reset": func() error { return l.Reset(t.Context(), target) },
@@ -318,9 +271,7 @@ func TestGivingBackRecalls(t *testing.T) {
 		number++
 		b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: number}, Want: 16}
 		a := lend(t, l, b)
-		if a.Granted == 0 {
-			t.Fatalf("%s: %+v", name, a)
-		}
+		must.True(t, a.Granted != 0, "%s: %+v", name, a)
 		asked := make(chan limit.Recall, 1)
 		end := l.OpenBorrower(1, func(r limit.Recall) { asked <- r })
 		done := make(chan struct{})
@@ -330,14 +281,11 @@ func TestGivingBackRecalls(t *testing.T) {
 			b.Want, b.Totals = 0, algo.Totals{Granted: a.Granted, Spent: 4, Returned: a.Granted - 4}
 			lend(t, l, b)
 		}()
-		if err := do(); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, do())
 		<-done
 		end()
-		if d := check(t, l, "p", 0); d.Remaining != 100 {
-			t.Errorf("after a %s: %+v", name, d)
-		}
+		d := check(t, l, "p", 0)
+		expect.Equal(t, d.Remaining, 100, "after a %s: %+v", name, d)
 	}
 }
 
@@ -346,9 +294,7 @@ func TestWhatIsNotLent(t *testing.T) {
 	defer l.Close()
 	for _, policy := range []string{"kept", "shadow", "small", "free", "tried", "unknown", ""} {
 		a := lend(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
-		if a.Granted != 0 || a.Term != 0 || a.Again < time.Second {
-			t.Errorf("of %q: %+v", policy, a)
-		}
+		expect.True(t, a.Granted == 0 && a.Term == 0 && a.Again >= time.Second, "of %q: %+v", policy, a)
 	}
 }
 
@@ -373,15 +319,13 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 	} {
 		before := counted()
 		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16, Counted: c.counted}
-		if a := lend(t, l, b); a.Granted != 16 {
-			t.Fatalf("%+v", a)
-		}
+		a := lend(t, l, b)
+		must.Equal(t, a.Granted, 16, "%+v", a)
 		b.Totals = algo.Totals{Granted: 16, Spent: 9, Checks: 5}
 		lend(t, l, b)
 		lend(t, l, b) // its answer was lost
-		if n := counted() - before; n != c.want {
-			t.Errorf("%+v: %d decisions were counted, want %d", c, n, c.want)
-		}
+		n := counted() - before
+		expect.True(t, n == c.want, "%+v: %d decisions were counted, want %d", c, n, c.want)
 	}
 }
 
@@ -409,12 +353,10 @@ func TestPanicDuringARecall(t *testing.T) {
 				_, err := l.Check(t.Context(), []limit.Check{named("p", "k", 90)})
 				return err
 			})
-			if p, ok := errors.AsType[*recovered.Error](err); !ok || p.Value != "mistake" {
-				t.Fatalf("waits %t: %v", waits, err)
-			}
-			if l.loans.recalling(state{scope: "p", key: "k"}) {
-				t.Errorf("waits %t: the key is taken to be called back for ever", waits)
-			}
+			p, ok := errors.AsType[*recovered.Error](err)
+			must.True(t, ok && p.Value == "mistake", "waits %t: %v", waits, err)
+			expect.True(t, !l.loans.recalling(state{scope: "p", key: "k"}),
+				"waits %t: the key is taken to be called back for ever", waits)
 		})
 	}
 }
@@ -440,13 +382,11 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 				}()
 			})
 		}()
-		if d := check(t, l, "p", 84); !d.Allowed {
-			t.Errorf("refused before all on loan was asked for: %+v", d)
-		}
+		d := check(t, l, "p", 84)
+		expect.True(t, d.Allowed, "refused before all on loan was asked for: %+v", d)
 		synctest.Wait() // the round ends in the same instant as the check's wait
-		if s := l.Loans(); s.Recalled != 2 || s.Unanswered != 1 || s.OnLoan != 16 {
-			t.Errorf("%+v", s)
-		}
+		s := l.Loans()
+		expect.True(t, s.Recalled == 2 && s.Unanswered == 1 && s.OnLoan == 16, "%+v", s)
 	})
 }
 
@@ -488,9 +428,8 @@ func TestBorrowerComesToARecall(t *testing.T) {
 			if late {
 				for i, most := range []time.Duration{recallMost, 0} {
 					begun := time.Now()
-					if d := check(t, l, "p", 100); d.Allowed {
-						t.Errorf("units on loan are admitted: %+v", d)
-					}
+					d := check(t, l, "p", 100)
+					expect.True(t, !d.Allowed, "units on loan are admitted: %+v", d)
 					if waited := time.Since(begun); waited != most {
 						t.Errorf("check %d waits for %v for who does not come, want %v", i, waited, most)
 					}
@@ -502,12 +441,10 @@ func TestBorrowerComesToARecall(t *testing.T) {
 					open()
 				}()
 			}
-			if d := check(t, l, "p", 100); !d.Allowed {
-				t.Errorf("late %v: refused before all on loan was asked for: %+v", late, d)
-			}
-			if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.OnLoan != 0 {
-				t.Errorf("late %v: %+v", late, s)
-			}
+			d := check(t, l, "p", 100)
+			expect.True(t, d.Allowed, "late %v: refused before all on loan was asked for: %+v", late, d)
+			s := l.Loans()
+			expect.True(t, s.Recalled == 1 && s.Unanswered == 0 && s.OnLoan == 0, "late %v: %+v", late, s)
 		})
 	}
 }
@@ -529,12 +466,10 @@ func TestReportDuringARecall(t *testing.T) {
 				lend(t, l, back)
 			}()
 		})()
-		if d := check(t, l, "p", 97); !d.Allowed {
-			t.Errorf("%+v", d)
-		}
-		if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 {
-			t.Errorf("asked, and unanswered: %+v", s)
-		}
+		d := check(t, l, "p", 97)
+		expect.True(t, d.Allowed, "%+v", d)
+		s := l.Loans()
+		expect.True(t, s.Recalled == 1 && s.Unanswered == 0, "asked, and unanswered: %+v", s)
 	})
 }
 
@@ -555,9 +490,8 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 				}()
 			}
 		})()
-		if d := check(t, l, "p", 90); d.Allowed || !d.RetryAfterEstimated {
-			t.Errorf("%+v", d)
-		}
+		d := check(t, l, "p", 90)
+		expect.True(t, !d.Allowed && d.RetryAfterEstimated, "%+v", d)
 		answers = true
 		if d := check(t, l, "p", 90); d.Allowed || l.Loans().Recalled != 1 {
 			t.Errorf("a silent borrower: %+v, %+v", d, l.Loans())
@@ -603,17 +537,15 @@ func TestAskedNext(t *testing.T) {
 				})()
 			}
 			l.loans.silent = map[algo.LoanID]int64{{Borrower: 1, Number: 1}: l.clock().Mono + int64(10*time.Millisecond)}
-			if d := check(t, l, "p", 100); d.Allowed == late {
-				t.Errorf("late %v: %+v", late, d)
-			}
+			d := check(t, l, "p", 100)
+			expect.True(t, d.Allowed != late, "late %v: %+v", late, d)
 			synctest.Wait() // until the round is over, as the check's time is
 			want := "2 asked, 0 silent"
 			if late {
 				want = "1 asked, 1 silent"
 			}
-			if s := l.Loans(); fmt.Sprintf("%d asked, %d silent", s.Recalled, s.Unanswered) != want {
-				t.Errorf("late %v: %+v, want %s", late, s, want)
-			}
+			s := l.Loans()
+			expect.Equal(t, fmt.Sprintf("%d asked, %d silent", s.Recalled, s.Unanswered), want, "late %v: %+v", late, s)
 		})
 	}
 }
@@ -637,9 +569,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 				defer cancel()
 				got, err := l.Check(ctx, []limit.Check{{Target: b.Target, Cost: 100}})
-				if err != nil || got[0].Err != nil || got[0].Decision.Allowed {
-					t.Errorf("%+v, %v", got, err)
-				}
+				expect.True(t, err == nil && got[0].Err == nil && !got[0].Decision.Allowed, "%+v, %v", got, err)
 			}
 			if alone {
 				hasty()
@@ -647,12 +577,10 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 				go hasty()
 				synctest.Wait()
 			}
-			if d := check(t, l, "p", 100); !d.Allowed {
-				t.Errorf("alone %v: refused before all on loan was asked for: %+v", alone, d)
-			}
-			if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.OnLoan != 0 {
-				t.Errorf("alone %v: %+v", alone, s)
-			}
+			d := check(t, l, "p", 100)
+			expect.True(t, d.Allowed, "alone %v: refused before all on loan was asked for: %+v", alone, d)
+			s := l.Loans()
+			expect.True(t, s.Recalled == 1 && s.Unanswered == 0 && s.OnLoan == 0, "alone %v: %+v", alone, s)
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // it ends by itself when nobody waits for it
@@ -663,13 +591,10 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 		l.OpenBorrower(1, func(limit.Recall) {})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer cancel()
-		if _, err := l.Check(ctx, []limit.Check{{Target: b.Target, Cost: 100}}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := l.Check(ctx, []limit.Check{{Target: b.Target, Cost: 100}})
+		must.NoError(t, err)
 		of := state{"p", "k"}
-		if !l.loans.recalling(of) {
-			t.Error("a recall ends with the caller who began it")
-		}
+		expect.True(t, l.loans.recalling(of), "a recall ends with the caller who began it")
 		time.Sleep(recallMost)
 		if l.loans.recalling(of) || l.Loans().Unanswered != 1 {
 			t.Errorf("a recall that nobody waits for goes on: %+v", l.Loans())
@@ -729,9 +654,8 @@ func TestALaterRecallHasItsTime(t *testing.T) {
 		report(2, algo.Totals{}, 16)
 		open(1, 25*time.Millisecond) // the other one has no stream yet
 		go func() {
-			if d := check(t, l, "p", 100); d.Allowed {
-				t.Errorf("%+v", d)
-			}
+			d := check(t, l, "p", 100)
+			expect.True(t, !d.Allowed, "%+v", d)
 		}()
 		time.Sleep(30 * time.Millisecond)
 		go func() {
@@ -764,7 +688,6 @@ func TestSilentBorrowersAreSweptOnce(t *testing.T) {
 		}
 		most = max(most, len(all.silent))
 	}
-	if sweeps == 0 || sweeps > rounds/100 || most > 2*100+1 {
-		t.Errorf("%d sweeps in %d rounds of 1/100 of silentFor, with %d entries at most", sweeps, rounds, most)
-	}
+	expect.True(t, sweeps != 0 && sweeps <= rounds/100 && most <= 2*100+1,
+		"%d sweeps in %d rounds of 1/100 of silentFor, with %d entries at most", sweeps, rounds, most)
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const warned = `policies:
@@ -27,9 +29,8 @@ func TestNearLimit(t *testing.T) {
 			t.Helper()
 			turn++
 			n := c.nodes[turn%len(c.nodes)]
-			if d := n.check(t, named(policy, key, cost)); d.NearLimit != want {
-				t.Errorf("%s %s, cost %d: %+v", policy, key, cost, d)
-			}
+			d := n.check(t, named(policy, key, cost))
+			expect.Equal(t, d.NearLimit, want, "%s %s, cost %d: %+v", policy, key, cost, d)
 		}
 		near("one", "k", 7, false)
 		near("one", "k", 1, true)
@@ -41,9 +42,8 @@ func TestNearLimit(t *testing.T) {
 		near("one", "large", 1, true)
 		near("one", "free", 1000, false)
 		near("one", "shut", 1, false)
-		if got := c.stats("one"); got.NearLimit != 4 {
-			t.Errorf("counted %d", got.NearLimit)
-		}
+		got := c.stats("one")
+		expect.Equal(t, got.NearLimit, 4, "counted")
 
 		// Of several limits any, also where another one is the tightest.
 		for range 5 {
@@ -58,9 +58,8 @@ func TestNearLimit(t *testing.T) {
 		near("bucket", "k", 1, true)
 		near("tried", "k", 2, true)
 		near("tried", "k", 1, true)
-		if got := c.stats("tried"); got.Shadowed != 1 || got.NearLimit != 2 {
-			t.Errorf("in shadow mode: %+v", got)
-		}
+		got = c.stats("tried")
+		expect.True(t, got.Shadowed == 1 && got.NearLimit == 2, "in shadow mode: %+v", got)
 		near("never", "k", 1, false)
 		near("never", "k", 1, false)
 
@@ -81,9 +80,8 @@ func TestNoNearLimit(t *testing.T) {
 		c.tamper(lost)
 		for _, policy := range []string{"open", "closed", "share"} {
 			key := c.owned(policy, 1, 0)
-			if d := c.nodes[0].check(t, named(policy, key, 1)); d.NearLimit || !d.FailedOpen && !d.FailedClosed {
-				t.Errorf("%s: %+v", policy, d)
-			}
+			d := c.nodes[0].check(t, named(policy, key, 1))
+			expect.True(t, !d.NearLimit && (d.FailedOpen || d.FailedClosed), "%s: %+v", policy, d)
 		}
 	})
 }
@@ -95,12 +93,9 @@ func TestWarnUnits(t *testing.T) {
 		millionths, lim := 1+random.Int64N(policy.WarnAtWhole), 1+random.Int64N(algo.MaxLimit>>random.IntN(53))
 		product := new(big.Int).Mul(big.NewInt(millionths), big.NewInt(lim))
 		want := product.Add(product, big.NewInt(policy.WarnAtWhole-1)).Div(product, big.NewInt(policy.WarnAtWhole)).Int64()
-		if got := warnUnits(millionths, lim); got != want {
-			t.Fatalf("%d millionths of %d: %d, want %d", millionths, lim, got, want)
-		}
-		if nearLimit(millionths, lim, lim-want+1) && want > 1 || !nearLimit(millionths, lim, lim-want) {
-			t.Fatalf("%d millionths of %d: wrong at %d", millionths, lim, want)
-		}
+		must.Equal(t, warnUnits(millionths, lim), want, "%d millionths of %d", millionths, lim)
+		must.True(t, (!nearLimit(millionths, lim, lim-want+1) || want <= 1) && nearLimit(millionths, lim, lim-want),
+			"%d millionths of %d: wrong at %d", millionths, lim, want)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // A prepared handle answers and counts as CheckTo does, whatever it is asked; and says nothing, and has done nothing, where it does not.
@@ -87,24 +89,19 @@ func TestPrepared(t *testing.T) {
 			if c.Limit != nil {
 				got.Policy = "inline"
 			}
-			if wantErr != nil || want[0].Err != nil {
-				t.Fatalf("step %d: %+v: %+v, want %v, %v", step, c, got, want, wantErr)
-			}
+			must.True(t, wantErr == nil && want[0].Err == nil,
+				"step %d: %+v: %+v, want %v, %v", step, c, got, want, wantErr)
 			want[0].RememberFor = 0 // which a limit.Brief does not tell
-			if !reflect.DeepEqual(got, want[0].Decision) {
-				t.Fatalf("step %d: %+v:\n%+v, want\n%+v", step, c, got, want[0].Decision)
-			}
+			must.True(t, reflect.DeepEqual(got, want[0].Decision),
+				"step %d: %+v:\n%+v, want\n%+v", step, c, got, want[0].Decision)
 			continue
 		}
 		got, err := brief.Check(ctx, []limit.Check{c})
-		if fmt.Sprint(got, err) != fmt.Sprint(want, wantErr) {
-			t.Fatalf("step %d: %+v:\n%v, %v, want\n%v, %v", step, c, got, err, want, wantErr)
-		}
+		must.Equal(t, fmt.Sprint(got, err), fmt.Sprint(want, wantErr),
+			"step %d: %+v:\n%v, %v, want\n%v, %v", step, c, got, err, want, wantErr)
 		handles[i] = brief.Prepare(&c.Target, handles[i])
 	}
-	if briefly < 3000 {
-		t.Errorf("only %d of the checks were brief ones", briefly)
-	}
+	expect.True(t, briefly >= 3000, "only %d of the checks were brief ones", briefly)
 	byName := func(all []PolicyStats) map[string]PolicyStats {
 		m := map[string]PolicyStats{}
 		for _, s := range all {

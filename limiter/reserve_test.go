@@ -10,14 +10,14 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func (n *testNode) reserve(t testing.TB, r limit.Reserve) limit.Decision {
 	t.Helper()
 	d, err := n.Reserve(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return d
 }
 
@@ -43,18 +43,15 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 				for n := range 3 {
 					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
 					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 60}})
-					if !d.Allowed || d.Granted != 60 || d.Remaining != 40 || len(d.ReservationID) != 32 {
-						t.Fatalf("%+v", d)
-					}
+					must.True(t, d.Allowed && d.Granted == 60 && d.Remaining == 40 && len(d.ReservationID) == 32,
+						"%+v", d)
 					if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
 						t.Errorf("admitted beside a reservation: %+v", d)
 					}
 					if refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
 						t.Errorf("commit: %d, %v", refunded, err)
 					}
-					if left := c.nodes[2].left(t, target); left != 75 {
-						t.Errorf("%d left", left)
-					}
+					expect.Equal(t, c.nodes[2].left(t, target), 75, "left")
 					if refunded, err := c.nodes[2].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
 						t.Errorf("commit, repeated: %d, %v", refunded, err)
 					}
@@ -62,9 +59,7 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 					wantError(t, err, limit.NotFound, "reservation_id")
 					_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
 					wantError(t, err, limit.NotFound, "reservation_id")
-					if left := c.nodes[2].left(t, target); left != 75 {
-						t.Errorf("%d left after another commit and a cancel", left)
-					}
+					expect.Equal(t, c.nodes[2].left(t, target), 75, "left after another commit and a cancel")
 				}
 			})
 		})
@@ -82,9 +77,7 @@ func TestReservations(t *testing.T) {
 	}{
 		{name: "cancel", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
 			refunded, err := c.nodes[1].Cancel(t.Context(), target, id)
-			if refunded != 10 {
-				t.Errorf("%d refunded", refunded)
-			}
+			expect.Equal(t, refunded, 10, "refunded")
 			return err
 		}},
 		{name: "commit of nothing", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
@@ -138,9 +131,7 @@ func TestReservations(t *testing.T) {
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 10}, TTL: time.Hour})
 			c.advance(2 * time.Minute)
 			refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 5)
-			if refunded != 0 {
-				t.Errorf("%d refunded", refunded)
-			}
+			expect.Equal(t, refunded, 0, "refunded")
 			return err
 		}},
 	} {
@@ -153,9 +144,7 @@ func TestReservations(t *testing.T) {
 				} else if test.kind != 0 {
 					wantError(t, err, test.kind, test.what)
 				}
-				if left := c.nodes[2].left(t, target); left != test.left {
-					t.Errorf("%d left, want %d", left, test.left)
-				}
+				expect.Equal(t, c.nodes[2].left(t, target), test.left, "left")
 			})
 		})
 	}
@@ -210,9 +199,8 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 				key = c.owned(policy, 1, 0)
 			}
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: limit.Target{Policy: policy, Key: key}, Amount: limit.Amount{Cost: cost}})
-			if d.Allowed != want.Allowed || d.Shadow != want.Shadow || d.FailedOpen != want.FailedOpen || d.FailedClosed != want.FailedClosed || d.ReservationID != "" {
-				t.Errorf("%s: %+v", policy, d)
-			}
+			expect.True(t, d.Allowed == want.Allowed && d.Shadow == want.Shadow && d.FailedOpen == want.FailedOpen &&
+				d.FailedClosed == want.FailedClosed && d.ReservationID == "", "%s: %+v", policy, d)
 			c.tamper(nil)
 			_, err := c.nodes[0].Cancel(t.Context(), limit.Target{Policy: policy, Key: key}, "00000000000000000000000100000000")
 			wantError(t, err, limit.NotFound, "reservation_id")
@@ -225,20 +213,15 @@ func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 		r := limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: "k"}, Amount: limit.Amount{Cost: 10}, RequestID: "r"}
 		first := c.nodes[0].reserve(t, r)
 		again := c.nodes[1].reserve(t, r)
-		if again.ReservationID != first.ReservationID || first.ReservationID == "" || again.Granted != 10 || again.Remaining != 90 {
-			t.Errorf("%+v, then %+v", first, again)
-		}
+		expect.True(t, again.ReservationID == first.ReservationID && first.ReservationID != "" &&
+			again.Granted == 10 && again.Remaining == 90, "%+v, then %+v", first, again)
 		other := r
 		other.RequestID = "s"
-		if d := c.nodes[2].reserve(t, other); d.ReservationID == first.ReservationID {
-			t.Error("another request has the same reservation")
-		}
-		if _, err := c.nodes[2].commit(t, r.Target, first.ReservationID, 4); err != nil {
-			t.Error(err)
-		}
-		if left := c.nodes[0].left(t, r.Target); left != 86 {
-			t.Errorf("%d left", left)
-		}
+		d := c.nodes[2].reserve(t, other)
+		expect.True(t, d.ReservationID != first.ReservationID, "another request has the same reservation")
+		_, err := c.nodes[2].commit(t, r.Target, first.ReservationID, 4)
+		expect.NoError(t, err)
+		expect.Equal(t, c.nodes[0].left(t, r.Target), 86, "left")
 	})
 }
 
@@ -247,13 +230,11 @@ func TestACommitForgetsRefusals(t *testing.T) {
 		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
 		d := n.reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 5}})
 		n.check(t, limit.Check{Target: target, Cost: 1})
-		if _, err := n.commit(t, target, d.ReservationID, 3); err != nil {
-			t.Fatal(err)
-		}
+		_, err := n.commit(t, target, d.ReservationID, 3)
+		must.NoError(t, err)
 		for range 2 { // the same cost: of another it was never said that it is refused
-			if d := n.check(t, limit.Check{Target: target, Cost: 1}); !d.Allowed {
-				t.Errorf("%+v", d)
-			}
+			d := n.check(t, limit.Check{Target: target, Cost: 1})
+			expect.True(t, d.Allowed, "%+v", d)
 		}
 	})
 }
@@ -276,18 +257,17 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 						if !d.Allowed {
 							continue
 						}
-						if now := held.Add(cost); now > 100 {
-							t.Errorf("%d in use", now)
-						}
+						now := held.Add(cost)
+						expect.True(t, now <= 100, "%d in use", now)
 						keep := int64(0)
 						if random.IntN(4) == 0 {
 							keep = random.Int64N(cost + 1)
 						}
 						held.Add(keep - cost) // before the units are given back, so that they are not counted twice
 						kept.Add(keep)
-						if refunded, err := other.commit(t, target, d.ReservationID, keep); refunded != cost-keep || err != nil {
-							t.Errorf("%d of %d back, %v", refunded, cost-keep, err)
-						}
+						refunded, err := other.commit(t, target, d.ReservationID, keep)
+						expect.True(t, refunded == cost-keep && err == nil,
+							"%d of %d back, %v", refunded, cost-keep, err)
 					}
 				})
 			}

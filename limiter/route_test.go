@@ -15,6 +15,8 @@ import (
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const plain = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`
@@ -26,9 +28,7 @@ func TestBatchIsAnsweredInOrder(t *testing.T) {
 			checks = append(checks, named("p", c.owned("p", i%3, i%50/3), 1))
 		}
 		got, err := c.nodes[1].Check(t.Context(), checks)
-		if err != nil || len(got) != len(checks) {
-			t.Fatal(len(got), err)
-		}
+		must.True(t, err == nil && len(got) == len(checks), "%v %v", len(got), err)
 		used := map[string]int64{}
 		for i, q := range checks {
 			used[q.Key]++
@@ -36,9 +36,7 @@ func TestBatchIsAnsweredInOrder(t *testing.T) {
 				t.Fatalf("check %d of %s, its number %d: %+v", i, q.Key, used[q.Key], d)
 			}
 		}
-		if c.carried != 2 {
-			t.Errorf("%d messages for two other owners", c.carried)
-		}
+		expect.Equal(t, c.carried, 2, "messages for two other owners")
 	})
 }
 
@@ -53,13 +51,9 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 			deliver()
 		})
 		got, err := c.nodes[0].Check(t.Context(), []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		for i := range got {
-			if !got[i].Allowed || got[i].FailedOpen {
-				t.Errorf("check %d: %+v", i, got[i])
-			}
+			expect.True(t, got[i].Allowed && !got[i].FailedOpen, "check %d: %+v", i, got[i])
 		}
 	})
 }
@@ -79,13 +73,9 @@ func TestSlowOwnerFailsAlone(t *testing.T) {
 			checks = append(checks, named("p", c.owned("p", i%3, i/3), 1))
 		}
 		got, err := c.nodes[0].Check(t.Context(), checks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		for i := range got {
-			if !got[i].Allowed || got[i].FailedOpen != (i%3 == 1) {
-				t.Errorf("check %d: %+v", i, got[i].Decision)
-			}
+			expect.True(t, got[i].Allowed && got[i].FailedOpen == (i%3 == 1), "check %d: %+v", i, got[i].Decision)
 		}
 		c.wantStats(PolicyStats{Policy: "p", Allowed: 20, FailedOpen: 10})
 	})
@@ -146,12 +136,8 @@ func TestNotHolderIsRetried(t *testing.T) {
 				s := &script{answers: test.answers}
 				c.tamper(s.wire)
 				d := c.nodes[0].check(t, named("p", "k", 1))
-				if !slices.Equal(s.asked, test.asked) {
-					t.Errorf("asked %v, want %v", s.asked, test.asked)
-				}
-				if !d.Allowed || d.FailedOpen != (test.what == "unreachable ends it") {
-					t.Errorf("%+v", d)
-				}
+				expect.True(t, slices.Equal(s.asked, test.asked), "asked %v, want %v", s.asked, test.asked)
+				expect.True(t, d.Allowed && d.FailedOpen == (test.what == "unreachable ends it"), "%+v", d)
 			})
 		})
 	}
@@ -168,18 +154,10 @@ func TestViewsThatDisagree(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		got, err := c.nodes[0].Check(ctx, []limit.Check{named("p", "k", 1), named("p", "l", 1)})
-		if err != nil || !got[0].FailedOpen || !got[1].FailedOpen {
-			t.Errorf("%+v, %v", got, err)
-		}
-		if took := time.Since(start); took != 280*time.Millisecond {
-			t.Errorf("answered after %v", took)
-		}
-		if c.hops != 2 || c.hops > MaxHops {
-			t.Errorf("%d hops", c.hops)
-		}
-		if c.carried > 2*(280/5+2) { // one more when a pause ends at the deadline
-			t.Errorf("%d messages", c.carried)
-		}
+		expect.True(t, err == nil && got[0].FailedOpen && got[1].FailedOpen, "%+v, %v", got, err)
+		expect.Equal(t, time.Since(start), 280*time.Millisecond, "answered after")
+		expect.True(t, c.hops == 2 && c.hops <= MaxHops, "%d hops", c.hops)
+		expect.True(t, c.carried <= 2*(280/5+2), "%d messages", c.carried) // one more when a pause ends at the deadline
 
 		// Two that point at each other, until one of them learns better.
 		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 1) })
@@ -188,20 +166,17 @@ func TestViewsThatDisagree(t *testing.T) {
 		go func() { done <- c.nodes[0].check(t, named("p", "k", 1)) }()
 		synctest.Wait() // it pauses before it asks again
 		c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 1) })
-		if d := <-done; !d.Allowed || d.FailedOpen || d.Remaining != 9 {
-			t.Errorf("%+v", d)
-		}
-		if d := c.nodes[0].check(t, named("p", "k", 0)); d.Remaining != 9 {
-			t.Errorf("%+v", d)
-		}
+		d := <-done
+		expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9, "%+v", d)
+		d = c.nodes[0].check(t, named("p", "k", 0))
+		expect.Equal(t, d.Remaining, 9, "%+v", d)
 		// The entry node may come to be the holder itself.
 		c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 0) })
 		go func() { done <- c.nodes[0].check(t, named("p", "m", 1)) }()
 		synctest.Wait()
 		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 0) })
-		if d := <-done; !d.Allowed || d.FailedOpen || d.Remaining != 9 {
-			t.Errorf("%+v", d)
-		}
+		d = <-done
+		expect.True(t, d.Allowed && !d.FailedOpen && d.Remaining == 9, "%+v", d)
 	})
 }
 
@@ -214,16 +189,13 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 			op(1, named("p", "", 1)), op(1, named("p", here, -1)), op(1, named("p", there, 1)),
 		}
 		rest := c.nodes[0].Receive(ops)
-		if rest == nil {
-			t.Fatal("nothing to hand on")
-		}
+		must.True(t, rest != nil, "nothing to hand on")
 		if !ops[0].Decision.Allowed {
 			t.Errorf("%+v", ops[0].Outcome)
 		}
 		for _, o := range ops[1:3] {
-			if h := o.Outcome.NotHolder; h == nil || h.Node != (ownership.Node{Name: "n1", Boot: 2}) {
-				t.Errorf("%+v", o.Outcome)
-			}
+			h := o.Outcome.NotHolder
+			expect.True(t, h != nil && h.Node == (ownership.Node{Name: "n1", Boot: 2}), "%+v", o.Outcome)
 		}
 		wantError(t, ops[3].Outcome.Err, limit.Invalid, "key")
 		wantError(t, ops[4].Outcome.Err, limit.Invalid, "cost")
@@ -239,9 +211,9 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 		// Nobody is known.
 		c.see(c.nodes[0], func(int) ownership.Route { return ownership.Route{Standing: ownership.Elsewhere} })
 		lone := op(1, named("p", here, 1))
-		if rest := c.nodes[0].Receive([]*Op{lone}); rest != nil || lone.Outcome.NotHolder == nil || lone.Outcome.NotHolder.Node.Name != "" {
-			t.Errorf("%+v", lone.Outcome)
-		}
+		rest = c.nodes[0].Receive([]*Op{lone})
+		expect.True(t, rest == nil && lone.Outcome.NotHolder != nil && lone.Outcome.NotHolder.Node.Name == "",
+			"%+v", lone.Outcome)
 	})
 }
 
@@ -255,9 +227,8 @@ func TestUnreachableBehindAnotherNode(t *testing.T) {
 				deliver()
 			}
 		})
-		if d := c.nodes[0].check(t, named("p", "k", 1)); !d.FailedOpen {
-			t.Errorf("%+v", d)
-		}
+		d := c.nodes[0].check(t, named("p", "k", 1))
+		expect.True(t, d.FailedOpen, "%+v", d)
 		c.wantStats(PolicyStats{Policy: "p", FailedOpen: 1}) // at the entry node and nowhere else
 	})
 }
@@ -317,13 +288,10 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 				if err != nil || !sameDecision(got[0].Decision, want) {
 					t.Errorf("%s, %s: %+v, %v, want %+v", wire.what, q.Policy, got[0].Decision, err, want)
 				}
-				if took := time.Since(start); took != wire.took {
-					t.Errorf("%s, %s: answered after %v, want %v", wire.what, q.Policy, took, wire.took)
-				}
+				expect.Equal(t, time.Since(start), wire.took, "%s, %s: answered after", wire.what, q.Policy)
 				q.Cost = 0
-				if want.Granted = 0; !sameDecision(c.nodes[0].check(t, q), want) {
-					t.Errorf("peek at %s: %+v", q.Policy, want)
-				}
+				want.Granted = 0
+				expect.True(t, sameDecision(c.nodes[0].check(t, q), want), "peek at %s: %+v", q.Policy, want)
 				name := want.Policy
 				switch name {
 				case "inline":
@@ -360,9 +328,8 @@ func TestUnknownPolicyOfAnUnreachableOwner(t *testing.T) {
 		inBubble(t, 2, Config{UnknownPolicy: unknown}, func(t *testing.T, c *testCluster) {
 			c.tamper(refused)
 			d := c.nodes[0].check(t, named("p", c.owned("p", 1, 0), 1))
-			if d.FailedClosed != closed || d.FailedOpen == closed || d.Allowed == closed {
-				t.Errorf("unknown policies %d: %+v", unknown, d)
-			}
+			expect.True(t, d.FailedClosed == closed && d.FailedOpen != closed && d.Allowed != closed,
+				"unknown policies %d: %+v", unknown, d)
 		})
 	}
 }
@@ -384,14 +351,10 @@ func TestCallsWithoutOnError(t *testing.T) {
 		wantError(t, err, limit.Unavailable, "")
 		// Acquire has its on_error. A lease is not made up.
 		d, err := n.Acquire(t.Context(), limit.Acquire{Target: leases, Cost: 1})
-		if err != nil || d.Allowed || !d.FailedClosed || d.LeaseID != "" {
-			t.Errorf("%+v, %v", d, err)
-		}
+		expect.True(t, err == nil && !d.Allowed && d.FailedClosed && d.LeaseID == "", "%+v, %v", d, err)
 		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, Key: "k"}
 		d, err = n.Acquire(t.Context(), limit.Acquire{Target: inline, Cost: 1})
-		if err != nil || !d.Allowed || !d.FailedOpen || d.LeaseID != "" {
-			t.Errorf("%+v, %v", d, err)
-		}
+		expect.True(t, err == nil && d.Allowed && d.FailedOpen && d.LeaseID == "", "%+v, %v", d, err)
 		// What this node knows to be wrong is wrong with and without an owner.
 		n.checkError(t, limit.Check{Target: leases, Cost: 1}, limit.Invalid, "policy")
 		n.checkError(t, limit.Check{Target: inline, Cost: 1}, limit.Invalid, "limit")
@@ -425,12 +388,8 @@ func TestDeadlines(t *testing.T) {
 			}
 			start := time.Now()
 			got, err := c.nodes[0].Check(ctx, []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 1, 1), 1)})
-			if err != nil || !got[0].FailedOpen || !got[1].FailedOpen {
-				t.Errorf("%+v, %v", got, err)
-			}
-			if took := time.Since(start); took != test.want {
-				t.Errorf("%+v: answered after %v", test, took)
-			}
+			expect.True(t, err == nil && got[0].FailedOpen && got[1].FailedOpen, "%+v, %v", got, err)
+			expect.Equal(t, time.Since(start), test.want, "%+v: answered after", test)
 		})
 	}
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
@@ -451,18 +410,14 @@ func TestDeadlines(t *testing.T) {
 func TestNobodyIsKnown(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 		c.see(c.nodes[0], func(int) ownership.Route { return ownership.Route{Standing: ownership.Elsewhere} })
-		if d := c.nodes[0].check(t, named("open", "k", 1)); !d.FailedOpen {
-			t.Errorf("%+v", d)
-		}
-		if c.carried != 0 {
-			t.Error("asked nobody")
-		}
+		d := c.nodes[0].check(t, named("open", "k", 1))
+		expect.True(t, d.FailedOpen, "%+v", d)
+		expect.Equal(t, c.carried, 0, "asked nobody")
 	})
 	l := New(Config{Ownership: &alone{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "other"}}})
 	defer l.Close()
-	if got, err := l.Check(t.Context(), []limit.Check{named("open", "k", 1)}); err != nil || !got[0].FailedOpen {
-		t.Errorf("%+v, %v", got, err)
-	}
+	got, err := l.Check(t.Context(), []limit.Check{named("open", "k", 1)})
+	expect.True(t, err == nil && got[0].FailedOpen, "%+v, %v", got, err)
 }
 
 // TestNobodyDecides: in the last instants of a hand-over a check waits for the receiver to decide, and then asks it all the same; while
@@ -493,9 +448,9 @@ func TestNobodyDecides(t *testing.T) {
 				})
 				c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 1) })
 				d := c.nodes[0].check(t, named("open", "k", 1))
-				if took := time.Since(start); d.FailedOpen != test.open || took < test.took || took > test.took+2*time.Millisecond {
-					t.Errorf("after %v: %+v", took, d)
-				}
+				took := time.Since(start)
+				expect.True(t, d.FailedOpen == test.open && took >= test.took && took <= test.took+2*time.Millisecond,
+					"after %v: %+v", took, d)
 			})
 		})
 	}
@@ -520,9 +475,7 @@ func TestTermsOfOneHolder(t *testing.T) {
 			defer deliver()
 			mu.Lock()
 			defer mu.Unlock()
-			if got[to.Name] != nil {
-				t.Errorf("%s is asked a second time", to.Name)
-			}
+			expect.True(t, got[to.Name] == nil, "%s is asked a second time", to.Name)
 			for _, op := range ops {
 				got[to.Name] = append(got[to.Name], op.Key)
 			}
@@ -532,13 +485,9 @@ func TestTermsOfOneHolder(t *testing.T) {
 			checks = append(checks, named("p", keys[i%40], 1)) // some more than once
 		}
 		results, err := c.nodes[0].Check(t.Context(), checks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		for i, r := range results {
-			if r.Err != nil || r.FailedOpen {
-				t.Errorf("%d: %+v", i, r)
-			}
+			expect.True(t, r.Err == nil && !r.FailedOpen, "%d: %+v", i, r)
 		}
 		for name, asked := range got {
 			at := 0
@@ -547,13 +496,9 @@ func TestTermsOfOneHolder(t *testing.T) {
 					at++
 				}
 			}
-			if at != len(asked) {
-				t.Errorf("%s is asked in another order: %v", name, asked)
-			}
+			expect.Equal(t, at, len(asked), "%s is asked in another order: %v", name, asked)
 		}
-		if len(got["n1"])+len(got["n2"]) != len(checks) {
-			t.Errorf("%d and %d asked", len(got["n1"]), len(got["n2"]))
-		}
+		expect.Equal(t, len(got["n1"])+len(got["n2"]), len(checks), "%d and %d asked", len(got["n1"]), len(got["n2"]))
 	})
 }
 
@@ -606,16 +551,12 @@ func TestPanicsLeaveNothingBehind(t *testing.T) {
 	defer l.Close()
 	for range 20 { // a pool may forget what it has
 		err := recovered.Call(func() error { _, err := l.Check(t.Context(), []limit.Check{named("p", "panic", 1)}); return err })
-		if _, ok := errors.AsType[*recovered.Error](err); !ok {
-			t.Fatal(err)
-		}
-		if got, err := l.Check(t.Context(), []limit.Check{named("p", "k", 1)}); err != nil || !got[0].Allowed {
-			t.Fatal(got, err)
-		}
+		_, ok := errors.AsType[*recovered.Error](err)
+		must.True(t, ok, "%v", err)
+		got, err := l.Check(t.Context(), []limit.Check{named("p", "k", 1)})
+		must.True(t, err == nil && got[0].Allowed, "%v %v", got, err)
 	}
-	if peers.asked["panic"] != 20 || peers.asked["k"] != 20 {
-		t.Errorf("asked %v", peers.asked)
-	}
+	expect.True(t, peers.asked["panic"] == 20 && peers.asked["k"] == 20, "asked %v", peers.asked)
 }
 
 // mistakenly are peers who panic when they are asked about a key.
@@ -671,12 +612,10 @@ func TestPanicsBesideACall(t *testing.T) {
 	} {
 		l := New(Config{Ownership: test.owners, Peers: mistakenly{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
 		err := recovered.Call(func() error { test.call(l); return nil })
-		if p, ok := errors.AsType[*recovered.Error](err); !ok || p.Value != "panic" {
-			t.Errorf("%s: %v", name, err)
-		}
-		if n := l.Load().InFlight; n != 0 {
-			t.Errorf("%s: %d operations are in flight", name, n)
-		}
+		p, ok := errors.AsType[*recovered.Error](err)
+		expect.True(t, ok && p.Value == "panic", "%s: %v", name, err)
+		n := l.Load().InFlight
+		expect.True(t, n == 0, "%s: %d operations are in flight", name, n)
 		l.Close()
 	}
 }
@@ -685,16 +624,11 @@ func TestPanicsBesideACall(t *testing.T) {
 func TestPanicsBehindAnAnswer(t *testing.T) {
 	told := make(chan *recovered.Error, 1)
 	l := New(Config{Panicked: func(p *recovered.Error) { told <- p }})
-	if !l.settling.start(func() { panic("behind") }) {
-		t.Fatal("not started")
-	}
-	if p := <-told; p.Value != "behind" {
-		t.Errorf("told of %v", p)
-	}
+	must.True(t, l.settling.start(func() { panic("behind") }), "not started")
+	p := <-told
+	expect.True(t, p.Value == "behind", "told of %v", p)
 	l.Close() // which waits for it
-	if l.settling.count != 0 {
-		t.Errorf("%d are counted", l.settling.count)
-	}
+	expect.Equal(t, l.settling.count, 0, "are counted")
 }
 
 // TestInquiryOfAPanic: who asked about a key that was refused a moment ago, and panicked, is not waited for when its time is over.
@@ -702,19 +636,13 @@ func TestInquiryOfAPanic(t *testing.T) {
 	var q inquiries
 	s := state{scope: "p", key: "k"}
 	first, leads := q.join(s, 0, time.Second)
-	if again, follows := q.join(s, int64(time.Second)-1, time.Second); !leads || follows || again != first {
-		t.Errorf("leads %t, another one beside it %t", leads, follows)
-	}
+	again, follows := q.join(s, int64(time.Second)-1, time.Second)
+	expect.True(t, leads && !follows && again == first, "leads %t, another one beside it %t", leads, follows)
 	second, leads := q.join(s, int64(time.Second), time.Second)
-	if !leads || second == first {
-		t.Errorf("after its time: leads %t", leads)
-	}
+	expect.True(t, leads && second != first, "after its time: leads %t", leads)
 	q.end(s, first)
-	if of, leads := q.join(s, int64(time.Second), time.Second); leads || of != second {
-		t.Error("the late one ended another's")
-	}
+	of, leads := q.join(s, int64(time.Second), time.Second)
+	expect.True(t, !leads && of == second, "the late one ended another's")
 	q.end(s, second)
-	if len(q.under) != 0 {
-		t.Errorf("%d are left", len(q.under))
-	}
+	expect.Equal(t, len(q.under), 0, "are left")
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // tape is a Recorder that keeps all it hears.
@@ -68,17 +70,14 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 				tt.do()
 				got := heard.take()
 				if tt.want.Weight == 0 {
-					if len(got) > 0 {
-						t.Errorf("%s: %+v", tt.what, got)
-					}
+					expect.True(t, len(got) == 0, "%s: %+v", tt.what, got)
 					continue
 				}
 				if tt.want.Algorithm == algo.Concurrency && len(got) == 1 {
 					got[0].Window = 0 // that of a lease is nobody's business here
 				}
-				if len(got) != 1 || got[0] != tt.want {
-					t.Errorf("%s, owner %d: %+v, want %+v", tt.what, owner, got, tt.want)
-				}
+				expect.True(t, len(got) == 1 && got[0] == tt.want,
+					"%s, owner %d: %+v, want %+v", tt.what, owner, got, tt.want)
 			}
 		}
 		// Remembered by the node that was asked: the owner never hears of it.
@@ -88,17 +87,15 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 		c.wantMessages(0, "remembered", func() { c.nodes[0].check(t, named("log", key, 2)) })
 		// It says how full the key is as the owner's answer did: what is refused is seldom as empty as it was when it was last admitted.
 		want := Sample{Scope: "log", Key: key, Weight: 1, Refused: true, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 1}
-		if got := heard.take(); len(got) != 1 || got[0] != want {
-			t.Errorf("remembered: %+v, want %+v", got, want)
-		}
+		got := heard.take()
+		expect.True(t, len(got) == 1 && got[0] == want, "remembered: %+v, want %+v", got, want)
 	})
 }
 
 func acquire(t *testing.T, n *testNode, key string) {
 	t.Helper()
-	if d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "jobs", Key: key}, Cost: 1}); err != nil || !d.Allowed {
-		t.Error(d, err)
-	}
+	d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "jobs", Key: key}, Cost: 1})
+	expect.True(t, err == nil && d.Allowed, "%v %v", d, err)
 }
 
 // However many decisions there are, few are recorded, and those stand for all; when there are few again, each is recorded.
@@ -120,16 +117,13 @@ func TestSamplerKeepsToItsBudget(t *testing.T) {
 		}
 		return recorded, stands, variance
 	}
-	if n, stands, _ := ask(samplesATick); n != samplesATick || stands != samplesATick {
-		t.Errorf("of few: %d recorded, for %d", n, stands)
-	}
+	n, stands, _ := ask(samplesATick)
+	expect.True(t, n == samplesATick && stands == samplesATick, "of few: %d recorded, for %d", n, stands)
 	s.tick(0)
 	const many = 1_000_000
 	for round := range 5 {
 		n, stands, variance := ask(many)
-		if round > 0 && n > 2*samplesATick {
-			t.Errorf("round %d: %d recorded", round, n)
-		}
+		expect.True(t, round <= 0 || n <= 2*samplesATick, "round %d: %d recorded", round, n)
 		if off := math.Abs(float64(stands - many)); off > 6*math.Sqrt(variance) {
 			t.Errorf("round %d: %d recorded stand for %d, %.0f off, standard deviation %.0f", round, n, stands, off, math.Sqrt(variance))
 		}
@@ -138,15 +132,12 @@ func TestSamplerKeepsToItsBudget(t *testing.T) {
 	for range maxShift {
 		s.tick(0)
 	}
-	if n, stands, _ := ask(10); n != 10 || stands != 10 {
-		t.Errorf("of few, later: %d recorded, for %d", n, stands)
-	}
+	n, stands, _ = ask(10)
+	expect.True(t, n == 10 && stands == 10, "of few, later: %d recorded, for %d", n, stands)
 	var none sampler
 	none.start(nil)
 	for n := range uint64(many) {
-		if none.weight(n+1) != 0 {
-			t.Fatal("without a recorder something is recorded")
-		}
+		must.Equal(t, none.weight(n+1), 0, "without a recorder something is recorded")
 	}
 	none.tick(0)
 }
@@ -165,9 +156,8 @@ func TestSamplerAndPeriods(t *testing.T) {
 		}
 		want := float64(many / period)
 		for key, n := range heard {
-			if math.Abs(float64(n)-want) > 6*math.Sqrt(want*64) {
-				t.Errorf("period %d: %d recorded of key %d, want %.0f", period, n, key, want)
-			}
+			expect.True(t, math.Abs(float64(n)-want) <= 6*math.Sqrt(want*64),
+				"period %d: %d recorded of key %d, want %.0f", period, n, key, want)
 		}
 	}
 }
@@ -184,16 +174,13 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 		t.Errorf("of a loan that nothing was spent of: %+v", got)
 	}
 	is, holds, err := l.Describe(&target)
-	if err != nil || !holds || is.OnLoan != 16 {
-		t.Errorf("%+v, %t, %v, want 16 on loan", is, holds, err)
-	}
+	expect.True(t, err == nil && holds && is.OnLoan == 16, "%+v, %t, %v, want 16 on loan", is, holds, err)
 	b.Want, b.Totals = 0, algo.Totals{Granted: 16, Spent: 9, Checks: 3}
 	lend(t, l, b)
 	lend(t, l, b) // a repetition
 	got := heard.take()
-	if len(got) != 1 || got[0].Scope != "p" || got[0].Key != "k" || got[0].Weight != 3 || got[0].Refused {
-		t.Errorf("%+v, want 3 of p and k", got)
-	}
+	expect.True(t, len(got) == 1 && got[0].Scope == "p" && got[0].Key == "k" && got[0].Weight == 3 && !got[0].Refused,
+		"%+v, want 3 of p and k", got)
 }
 
 // TestReportCountsNoMoreThanABorrowerCanAdmit: a report of a loan under a limit that its caller has chosen does not drown the busiest keys and
@@ -206,20 +193,17 @@ func TestReportCountsNoMoreThanABorrowerCanAdmit(t *testing.T) {
 	target := limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: many, Window: time.Hour}, Key: "k"}
 	id := algo.LoanID{Borrower: 1, Number: 5}
 	lend(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: many, Spent: many, Checks: many}})
-	if got := heard.take(); len(got) != 1 || got[0].Weight != maxReported {
-		t.Errorf("after a report of %d checks: %+v", many, got)
-	}
+	got := heard.take()
+	expect.True(t, len(got) == 1 && got[0].Weight == maxReported, "after a report of %d checks: %+v", many, got)
 	for _, s := range l.Counts() {
-		if s.Policy == inlineName && (s.Allowed != maxReported || s.Borrowed != maxReported) {
-			t.Errorf("after a report of %d checks: %+v", many, s)
-		}
+		expect.True(t, s.Policy != inlineName || s.Allowed == maxReported && s.Borrowed == maxReported,
+			"after a report of %d checks: %+v", many, s)
 	}
 	quota := limit.Quota{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Totals: algo.Totals{Granted: many, Spent: many}}
 	var out [1]limit.QuotaLent
 	if err := l.Quota(t.Context(), []limit.Quota{quota}, out[:]); err != nil || out[0].Err != nil {
 		t.Fatal(err, out[0].Err)
 	}
-	if got := heard.take(); len(got) != 1 || got[0].Weight != maxReported {
-		t.Errorf("after a quota's report of %d: %+v", many, got)
-	}
+	got = heard.take()
+	expect.True(t, len(got) == 1 && got[0].Weight == maxReported, "after a quota's report of %d: %+v", many, got)
 }

@@ -8,6 +8,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestInlineMaxWindow: inline limits that keep their states for longer than the node allows are errors that name the field.
@@ -71,37 +73,29 @@ func TestOneCallerFillsItsOwnShare(t *testing.T) {
 						}}
 					}
 					results, err := c.nodes[batch%3].Check(t.Context(), checks)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					for _, r := range results {
 						if r.FailedOpen {
 							open++
 						}
 					}
 				}
-				if open < limit.MaxBatch {
-					t.Errorf("only %d checks of the attacker have found no room: this test attacks nothing", open)
-				}
+				expect.True(t, open >= limit.MaxBatch,
+					"only %d checks of the attacker have found no room: this test attacks nothing", open)
 				for i := range 300 {
-					if d := login(i%3, fmt.Sprint("new", i)); d.FailedOpen || !d.Allowed || d.Remaining != 2 {
-						t.Fatalf("a new key of another: %+v", d)
-					}
+					d := login(i%3, fmt.Sprint("new", i))
+					must.True(t, !d.FailedOpen && d.Allowed && d.Remaining == 2, "a new key of another: %+v", d)
 				}
 				for i := range 100 {
 					d := login(i%3, fmt.Sprint("known", i))
-					if d.FailedOpen || !d.Allowed || d.Remaining != 1 {
-						t.Fatalf("a known key of another: %+v", d)
-					}
+					must.True(t, !d.FailedOpen && d.Allowed && d.Remaining == 1, "a known key of another: %+v", d)
 				}
 				for _, n := range c.nodes {
 					_, inline, callers := n.Shares()
-					if len(inline) != 1 || inline[0].Name != "tenant" || inline[0].Refused == 0 {
-						t.Errorf("%+v", inline)
-					}
-					if len(callers) == 0 || callers[0].Name != of.attacker || callers[0].Refused == 0 {
-						t.Errorf("%+v", callers)
-					}
+					expect.True(t, len(inline) == 1 && inline[0].Name == "tenant" && inline[0].Refused != 0,
+						"%+v", inline)
+					expect.True(t, len(callers) != 0 && callers[0].Name == of.attacker && callers[0].Refused != 0,
+						"%+v", callers)
 				}
 			})
 		})
@@ -110,9 +104,7 @@ func TestOneCallerFillsItsOwnShare(t *testing.T) {
 
 func TestShareOf(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, namespace := range []string{"tenant", "/tenant", "a//b", "//", "x/"} {
 		for _, l := range []algo.Limit{{Algorithm: algo.FixedWindow, Window: time.Hour}, {Algorithm: algo.FixedWindow, Period: algo.Day, Zone: berlin}} {
 			if share, inline := limit.ShareOf(limit.InlineScope(namespace, &l)); share != namespace || !inline {
@@ -120,9 +112,8 @@ func TestShareOf(t *testing.T) {
 			}
 		}
 	}
-	if share, inline := limit.ShareOf("login"); share != "login" || inline {
-		t.Error(share, inline)
-	}
+	share, inline := limit.ShareOf("login")
+	expect.True(t, share == "login" && !inline, "%v %v", share, inline)
 }
 
 // TestMaxKeysOfAPolicy: a policy's own bounds, and those of namespaces, concern nobody else, and count from when they are changed.
@@ -148,13 +139,10 @@ func TestMaxKeysOfAPolicy(t *testing.T) {
 			"one":     {open(inline("one"), 15), 5},
 			"another": {open(inline("another"), 10), 0},
 		} {
-			if got[0] != got[1] {
-				t.Errorf("%s: %d of the keys have no room, want %d", what, got[0], got[1])
-			}
+			expect.True(t, got[0] == got[1], "%s: %d of the keys have no room, want %d", what, got[0], got[1])
 		}
 		c.setPolicies(fmt.Sprintf(text, 45))
-		if n := open(named("small", "", 1), 50); n != 5 {
-			t.Errorf("with more room %d keys have none", n)
-		}
+		n := open(named("small", "", 1), 50)
+		expect.True(t, n == 5, "with more room %d keys have none", n)
 	})
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const shedding = `policies:
@@ -39,44 +41,32 @@ func TestMaxInFlight(t *testing.T) {
 		waiting := make(chan []limit.Result)
 		go func() {
 			got, err := n.Check(t.Context(), []limit.Check{away("closed", 0), away("closed", 1), away("closed", 2), away("closed", 3), away("open", 0)})
-			if err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, err)
 			waiting <- got
 		}()
 		synctest.Wait()
-		if got := n.Load(); got != (LoadStats{InFlight: 3, MaxInFlight: 3, Full: 2}) {
-			t.Errorf("%+v", got)
-		}
+		expect.Equal(t, n.Load(), LoadStats{InFlight: 3, MaxInFlight: 3, Full: 2})
 		// Beyond the bound on_error answers at once. What is decided here has nothing to wait for.
 		start := time.Now()
 		got, err := n.Check(t.Context(), []limit.Check{away("closed", 4), away("open", 1), named("closed", c.owned("closed", 0, 0), 1)})
-		if err != nil || !got[0].FailedClosed || !got[1].FailedOpen || !got[2].Allowed || got[2].FailedOpen || got[2].Remaining != 9 {
-			t.Errorf("%+v, %v", got, err)
-		}
+		expect.True(t, err == nil && got[0].FailedClosed && got[1].FailedOpen && got[2].Allowed &&
+			!got[2].FailedOpen && got[2].Remaining == 9, "%+v, %v", got, err)
 		_, err = n.Release(t.Context(), limit.Target{Policy: "leases", Key: c.owned("leases", 1, 0)}, "0000000000000001")
 		wantError(t, err, limit.Unavailable, "")
-		if d, err := n.CheckAll(t.Context(), []limit.Check{away("closed", 5), away("closed", 6)}); err != nil || d.Allowed {
-			t.Errorf("%+v, %v", d, err)
-		}
-		if took := time.Since(start); took != 0 {
-			t.Errorf("answered after %v", took)
-		}
+		d, err := n.CheckAll(t.Context(), []limit.Check{away("closed", 5), away("closed", 6)})
+		expect.True(t, err == nil && !d.Allowed, "%+v, %v", d, err)
+		expect.Equal(t, time.Since(start), 0, "answered after")
 		open()
 		for i, r := range <-waiting {
-			if r.Err != nil || r.FailedClosed != (i == 3) || r.FailedOpen != (i == 4) {
-				t.Errorf("check %d of the batch: %+v", i, r)
-			}
+			expect.True(t, r.Err == nil && r.FailedClosed == (i == 3) && r.FailedOpen == (i == 4),
+				"check %d of the batch: %+v", i, r)
 		}
 		synctest.Wait()
-		if got := n.Load(); got != (LoadStats{MaxInFlight: 3, Full: 7}) {
-			t.Errorf("%+v", got)
-		}
+		expect.Equal(t, n.Load(), LoadStats{MaxInFlight: 3, Full: 7})
 		// Nothing was charged for what was turned away.
 		for i, want := range []int64{9, 9, 9, 10, 10, 10, 10} {
-			if d := n.check(t, limit.Check{Target: away("closed", i).Target}); d.Remaining != want {
-				t.Errorf("key %d: %+v, want %d left", i, d, want)
-			}
+			d := n.check(t, limit.Check{Target: away("closed", i).Target})
+			expect.Equal(t, d.Remaining, want, "key %d: %+v left", i, d)
 		}
 		if d := n.check(t, limit.Check{Target: away("open", 1).Target}); d.Remaining != 10 {
 			t.Errorf("%+v", d)
@@ -92,9 +82,8 @@ func TestTurnedAwayLeader(t *testing.T) {
 		for range 10 {
 			n.check(t, named("closed", key, 1))
 		}
-		if d := n.check(t, named("closed", key, 1)); d.Allowed || d.FailedClosed {
-			t.Fatalf("%+v", d)
-		}
+		d := n.check(t, named("closed", key, 1))
+		must.True(t, !d.Allowed && !d.FailedClosed, "%+v", d)
 		c.advance(limit.MaxRemember)
 		w, open := gate()
 		c.tamper(w)
@@ -108,9 +97,8 @@ func TestTurnedAwayLeader(t *testing.T) {
 			}
 		}
 		open()
-		if d := <-other; !d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d = <-other
+		expect.True(t, d.Allowed, "%+v", d)
 	})
 }
 
@@ -137,9 +125,8 @@ func TestSettlingIsNotTurnedAway(t *testing.T) {
 			}
 			deliver()
 		})
-		if d, err := n.CheckAll(t.Context(), []limit.Check{named("closed", charged, 4), named("closed", full, 1)}); err != nil || d.Allowed {
-			t.Errorf("%+v, %v", d, err)
-		}
+		d, err := n.CheckAll(t.Context(), []limit.Check{named("closed", charged, 4), named("closed", full, 1)})
+		expect.True(t, err == nil && !d.Allowed, "%+v, %v", d, err)
 		n.load.places.Release(2)
 		open()
 		if d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: charged}}); d.Remaining != 10 || !settling {
@@ -174,25 +161,17 @@ func TestExpiredCallsAreNotDecided(t *testing.T) {
 				_, err3 := n.Reserve(test.ctx, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
 				err4 := n.Reset(test.ctx, target)
 				for i, err := range []error{err, err2, err3, err4} {
-					if !errors.Is(err, test.want) {
-						t.Errorf("call %d: %v, want %v", i, err, test.want)
-					}
+					expect.ErrorIs(t, err, test.want, "call %d", i)
 				}
-				if results != nil {
-					t.Errorf("%+v", results)
-				}
-				if late := n.Load().Late - before; late != 5 { // the atomic check is of one state
-					t.Errorf("%d counted", late)
-				}
-				if d := n.check(t, limit.Check{Target: target}); d.Remaining != 10 {
-					t.Errorf("charged: %+v", d)
-				}
+				expect.True(t, results == nil, "%+v", results)
+				expect.Equal(t, n.Load().Late-before, 5, "counted") // the atomic check is of one state
+				d := n.check(t, limit.Check{Target: target})
+				expect.Equal(t, d.Remaining, 10, "charged: %+v", d)
 			}
 		}
 		// What is wrong with a call is said before.
-		if _, err := n.Check(gone, nil); err == nil || errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
+		_, err := n.Check(gone, nil)
+		expect.True(t, err != nil && !errors.Is(err, context.Canceled), "%v", err)
 	})
 }
 
@@ -206,9 +185,7 @@ func TestReceivedLate(t *testing.T) {
 		}
 		ops := []*Op{op(100 * time.Millisecond), op(300 * time.Millisecond), op(0)}
 		rest := n.Receive(ops)
-		if rest == nil {
-			t.Fatal("nothing waits")
-		}
+		must.True(t, rest != nil, "nothing waits")
 		done := make(chan struct{})
 		go func() {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -220,9 +197,9 @@ func TestReceivedLate(t *testing.T) {
 		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 		<-done
 		for i, decided := range []bool{false, true, true} {
-			if out := ops[i].Outcome; ops[i].Decision.Allowed != decided || (out.Unreachable || out.NotHolder != nil) == decided {
-				t.Errorf("operation %d: %+v", i, out)
-			}
+			out := ops[i].Outcome
+			expect.True(t, ops[i].Decision.Allowed == decided && (out.Unreachable || out.NotHolder != nil) != decided,
+				"operation %d: %+v", i, out)
 		}
 		c.see(n, func(int) ownership.Route { return ownership.Route{} })
 		over, cancel := context.WithCancel(t.Context())
@@ -233,9 +210,8 @@ func TestReceivedLate(t *testing.T) {
 		if rest(over); !late.Outcome.Unreachable {
 			t.Errorf("decided when nobody waits for it any more: %+v", late.Outcome)
 		}
-		if d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: "k"}}); d.Remaining != 8 {
-			t.Errorf("%+v", d)
-		}
+		d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: "k"}})
+		expect.Equal(t, d.Remaining, 8, "%+v", d)
 	})
 }
 
@@ -249,9 +225,8 @@ func TestReceivedBeyondBound(t *testing.T) {
 			ops[i] = &Op{Kind: OpCheck, Check: new(named("closed", "k", 1)), Left: time.Second}
 		}
 		rest := n.Receive(ops)
-		if got := n.Load(); rest == nil || got != (LoadStats{InFlight: 2, MaxInFlight: 2, Full: 3}) {
-			t.Fatalf("%+v", got)
-		}
+		got := n.Load()
+		must.True(t, rest != nil && got == (LoadStats{InFlight: 2, MaxInFlight: 2, Full: 3}), "%+v", got)
 		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 		rest(t.Context())
 		decided := 0
@@ -274,19 +249,15 @@ func TestChargedAndTurnedAway(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 1}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
 		op := &Op{Kind: OpCheck, Check: new(named("closed", "k", 1))}
-		if err := n.plan(n.table.Load(), op); err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, n.plan(n.table.Load(), op), nil)
 		n.load.places.Force(1)
 		op.Outcome.ticket = 7
-		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || n.Load().InFlight != 1 || !op.Decision.FailedClosed || op.Outcome.ticket != 0 {
-			t.Errorf("%+v", op.Outcome)
-		}
+		in, _ := n.takeIn([]*Op{op})
+		expect.True(t, len(in) == 0 && n.Load().InFlight == 1 && op.Decision.FailedClosed && op.Outcome.ticket == 0,
+			"%+v", op.Outcome)
 		// Of one that gives back nobody says that nothing was done.
 		op = &Op{Kind: OpRefund, Check: new(named("closed", "k", 1))}
-		if err := n.plan(n.table.Load(), op); err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, n.plan(n.table.Load(), op), nil)
 		for ticket, done := range map[uint64]bool{0: false, 7: true} {
 			op.Outcome = Outcome{ticket: ticket}
 			n.turnAway(op)
@@ -296,13 +267,11 @@ func TestChargedAndTurnedAway(t *testing.T) {
 		}
 		// But a refusal that began a ban stands.
 		op = &Op{Kind: OpCheck, Check: new(named("open", "k", 1))}
-		if err := n.plan(n.table.Load(), op); err != nil {
-			t.Fatal(err)
-		}
+		must.Equal(t, n.plan(n.table.Load(), op), nil)
 		op.Outcome.ticket, *op.Decision = 7, limit.Decision{Policy: "open", Banned: true, RetryAfter: time.Hour}
-		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || op.Decision.Allowed || op.Decision.RetryAfter != time.Hour || op.Outcome.ticket != 0 {
-			t.Errorf("%+v", op.Outcome)
-		}
+		in, _ = n.takeIn([]*Op{op})
+		expect.True(t, len(in) == 0 && !op.Decision.Allowed && op.Decision.RetryAfter == time.Hour &&
+			op.Outcome.ticket == 0, "%+v", op.Outcome)
 	})
 }
 
@@ -332,21 +301,16 @@ func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
 			all = append(all, rest)
 			greedy += waiting
 		}
-		if greedy < 20 || greedy > 30 {
-			t.Errorf("one caller has %d of 40 places", greedy)
-		}
+		expect.True(t, greedy >= 20 && greedy <= 30, "one caller has %d of 40 places", greedy)
 		rest, waiting := receive("greedy", "greedy", "greedy", "modest", "modest", "greedy")
 		all = append(all, rest)
-		if waiting != 2 {
-			t.Errorf("%d of 2 operations of another caller wait", waiting)
-		}
+		expect.Equal(t, waiting, 2, "of 2 operations of another caller wait")
 		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 		for _, rest := range all {
 			rest(t.Context())
 		}
-		if got := n.Load(); got.InFlight != 0 {
-			t.Errorf("%+v", got)
-		}
+		got := n.Load()
+		expect.Equal(t, got.InFlight, 0, "%+v", got)
 	})
 }
 
@@ -369,9 +333,7 @@ func TestOneCallerTakesNotAllPlaces(t *testing.T) {
 		answers := make(chan []limit.Result, 2)
 		ask := func(checks []limit.Check) {
 			got, err := n.Check(t.Context(), checks)
-			if err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, err)
 			answers <- got
 		}
 		go ask(flood)
@@ -382,9 +344,8 @@ func TestOneCallerTakesNotAllPlaces(t *testing.T) {
 		waiting := n.Load().InFlight
 		go ask([]limit.Check{of("modest", 200), of("modest", 201), of("modest", 202)})
 		synctest.Wait()
-		if got := n.Load(); got.InFlight != waiting+3 {
-			t.Errorf("another one has %d", got.InFlight-waiting)
-		}
+		got := n.Load()
+		expect.Equal(t, got.InFlight, waiting+3, "another one has %d", got.InFlight-waiting)
 		open()
 		for range 2 {
 			if got := <-answers; len(got) == 3 && (got[0].FailedOpen || got[1].FailedOpen || got[2].FailedOpen) {
@@ -392,8 +353,7 @@ func TestOneCallerTakesNotAllPlaces(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if got := n.Load(); got.InFlight != 0 {
-			t.Errorf("%+v", got)
-		}
+		got = n.Load()
+		expect.Equal(t, got.InFlight, 0, "%+v", got)
 	})
 }

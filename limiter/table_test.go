@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestRulesOfPolicies: what a policy says of its keys' states is in the rules of its limits, and of its candidate's.
@@ -16,9 +17,8 @@ func TestRulesOfPolicies(t *testing.T) {
   - {name: none, algorithm: sliding_log, limit: 10, window: 1h, durability: none, `+candidate+`}`)})
 	t.Cleanup(l.Close)
 	by := l.table.Load().by
-	if !by["closed"].owns.ColdClosed || by["open"].owns.ColdClosed {
-		t.Error("whether states begin full after a loss is not what the policy says")
-	}
+	expect.True(t, by["closed"].owns.ColdClosed && !by["open"].owns.ColdClosed,
+		"whether states begin full after a loss is not what the policy says")
 	if by["kept"].owns.candidate.Durability == store.None || by["none"].owns.candidate.Durability != store.None {
 		t.Error("whether a candidate's states are copied is not what the policy says")
 	}

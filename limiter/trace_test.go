@@ -8,6 +8,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // untraced is a Tracer of calls that are not traced.
@@ -23,9 +25,7 @@ func (*untraced) Below(string, string) Span    { return nil }
 // TestUntracedCallsCostNothing: neither without a Tracer nor with one does a call that is not traced allocate for it.
 func TestUntracedCallsCostNothing(t *testing.T) {
 	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	allocations := func(tracer Tracer) float64 {
 		l := New(Config{Policies: set, Tracer: tracer})
 		defer l.Close()
@@ -43,12 +43,8 @@ func TestUntracedCallsCostNothing(t *testing.T) {
 	}
 	var tracer untraced
 	without, with := allocations(nil), allocations(&tracer)
-	if tracer.asked == 0 {
-		t.Error("the Tracer was never asked")
-	}
-	if with > without {
-		t.Errorf("%v allocations with a Tracer, %v without", with, without)
-	}
+	expect.True(t, tracer.asked != 0, "the Tracer was never asked")
+	expect.True(t, with <= without, "%v allocations with a Tracer, %v without", with, without)
 }
 
 // spans notes what a Tracer is told, with a span's name and number as its Context.
@@ -86,18 +82,15 @@ func (n noted) End(about []Traced)              { n.to.ended[n.name] = about }
 func (s *spans) all(t *testing.T) {
 	t.Helper()
 	for _, name := range s.begun {
-		if _, ok := s.ended[name]; !ok {
-			t.Errorf("span %s does not end", name)
-		}
+		_, ok := s.ended[name]
+		expect.True(t, ok, "span %s does not end", name)
 	}
 }
 
 // TestTraced: spans say what came of operations, are bounded in number, and all end.
 func TestTraced(t *testing.T) {
 	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1, window: 1h}]`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	s := &spans{ended: make(map[string][]Traced)}
 	l := New(Config{Policies: set, Tracer: s})
 	defer l.Close()
@@ -105,27 +98,21 @@ func TestTraced(t *testing.T) {
 		return limit.Check{Target: limit.Target{Policy: policy, Key: "alice"}, Cost: 1}
 	}
 
-	if _, err := l.Check(t.Context(), []limit.Check{check("p"), check("p"), check("none")}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = l.Check(t.Context(), []limit.Check{check("p"), check("p"), check("none")})
+	must.NoError(t, err)
 	got := s.ended["decide0"]
-	if len(got) != 3 || got[0].Result != "allowed" || got[1].Result != "refused" || got[2].Result != "error" ||
-		got[0].Policy != "p" || got[0].Operation != "check" || got[0].Term == "" || got[0].Partition == 0 {
-		t.Errorf("%+v", got)
-	}
-	if _, err := l.Check(t.Context(), make1000(check("p"))); err != nil {
-		t.Fatal(err)
-	}
-	if n := len(s.ended["decide1"]); n != maxTraced {
-		t.Errorf("a span is told of %d checks, want %d", n, maxTraced)
-	}
+	expect.True(t, len(got) == 3 && got[0].Result == "allowed" && got[1].Result == "refused" &&
+		got[2].Result == "error" && got[0].Policy == "p" && got[0].Operation == "check" && got[0].Term != "" &&
+		got[0].Partition != 0, "%+v", got)
+	_, err = l.Check(t.Context(), make1000(check("p")))
+	must.NoError(t, err)
+	n := len(s.ended["decide1"])
+	expect.True(t, n == maxTraced, "a span is told of %d checks, want %d", n, maxTraced)
 
-	if _, err := l.Check(t.Context(), []limit.Check{check("p"), check("")}); err == nil {
-		t.Error("a check without a policy is taken")
-	}
-	if got, ended := s.ended["decide2"]; !ended || len(got) != 0 {
-		t.Errorf("of a batch that is refused as a whole: %+v", got)
-	}
+	_, err = l.Check(t.Context(), []limit.Check{check("p"), check("")})
+	expect.True(t, err != nil, "a check without a policy is taken")
+	got, ended := s.ended["decide2"]
+	expect.True(t, ended && len(got) == 0, "of a batch that is refused as a whole: %+v", got)
 
 	bad := &Op{Kind: OpCheck, Check: new(check("p")), Trace: "malformed"}
 	invalid := &Op{Kind: OpCheck, Check: new(check("not \xff a name")), Trace: "far"}
@@ -134,21 +121,15 @@ func TestTraced(t *testing.T) {
 		ops = append(ops, &Op{Kind: OpCheck, Check: new(check("p")), Trace: "far"})
 	}
 	before := len(s.begun)
-	if rest := l.Receive(ops); rest != nil {
-		t.Fatal("something waits")
-	}
-	if n := len(s.begun) - before; n != maxTracedReceived {
-		t.Errorf("%d spans for a message, want %d", n, maxTracedReceived)
-	}
-	if bad.Trace != "" || ops[3].Trace != "" || ops[103].Trace != "" {
-		t.Error("what is not traced here goes on being traced")
-	}
-	if got := s.ended["far>decide3"]; len(got) != 1 || got[0].Result != "error" || got[0].Policy != "" {
-		t.Errorf("%+v", got)
-	}
-	if got := s.ended["far>decide4"]; len(got) != 1 || got[0].Result != "ok" || got[0].Operation != "reset" {
-		t.Errorf("%+v", got)
-	}
+	rest := l.Receive(ops)
+	must.True(t, rest == nil, "something waits")
+	expect.Equal(t, len(s.begun)-before, maxTracedReceived, "spans for a message")
+	expect.True(t, bad.Trace == "" && ops[3].Trace == "" && ops[103].Trace == "",
+		"what is not traced here goes on being traced")
+	got = s.ended["far>decide3"]
+	expect.True(t, len(got) == 1 && got[0].Result == "error" && got[0].Policy == "", "%+v", got)
+	got = s.ended["far>decide4"]
+	expect.True(t, len(got) == 1 && got[0].Result == "ok" && got[0].Operation == "reset", "%+v", got)
 	s.all(t)
 }
 
@@ -178,14 +159,11 @@ func TestTracedBatch(t *testing.T) {
 			deliver()
 		})
 		open, err := c.nodes[0].Begin(t.Context(), &b)
-		if err != nil || !slices.Equal(open, []int{1, 3}) {
-			t.Fatal(open, err)
-		}
+		must.True(t, err == nil && slices.Equal(open, []int{1, 3}), "%v %v", open, err)
 		c.nodes[0].Finish(t.Context(), &b, open)
 		want := []string{"A+decide0", "B+decide1", "C+decide2", "B+decide1+forward3", "B+decide1+forward4"}
-		if !slices.Equal(s.begun, want) || !slices.Equal(arrived, []string{"B+decide1+forward4", ""}) {
-			t.Errorf("spans %q; arrived %q", s.begun, arrived)
-		}
+		expect.True(t, slices.Equal(s.begun, want) && slices.Equal(arrived, []string{"B+decide1+forward4", ""}),
+			"spans %q; arrived %q", s.begun, arrived)
 		for name, result := range map[string]string{want[0]: "allowed", want[1]: "allowed", want[2]: "error"} {
 			if got := s.ended[name]; len(got) != 1 || got[0].Result != result || got[0].Operation != "check" {
 				t.Errorf("%s: %+v", name, got)

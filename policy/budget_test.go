@@ -8,6 +8,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestBudget(t *testing.T) {
@@ -21,43 +22,30 @@ func TestBudget(t *testing.T) {
     prices: {input: 3, cached: 0}
     estimate: auto
 `), "p")
-	if p.Prices["input"] != 3 || len(p.Prices) != 2 || p.Estimate != 1000 || !p.EstimateAuto || p.Limits[0].Anchor != 31 {
-		t.Errorf("%+v", p)
-	}
+	expect.True(t, p.Prices["input"] == 3 && len(p.Prices) == 2 && p.Estimate == 1000 && p.EstimateAuto &&
+		p.Limits[0].Anchor == 31, "%+v", p)
 	p = mustGet(t, mustParse(t, "policies: [{name: p, limits: [1/1s], estimate: 7}]"), "p")
-	if p.Estimate != 7 || p.EstimateAuto || p.Prices != nil || p.ReleaseExpired {
-		t.Errorf("%+v", p)
-	}
+	expect.True(t, p.Estimate == 7 && !p.EstimateAuto && p.Prices == nil && !p.ReleaseExpired, "%+v", p)
 	for word, release := range map[string]bool{"charge": false, "release": true} {
-		if p := mustGet(t, mustParse(t, "policies: [{name: p, limits: [1/1s], on_expiry: "+word+"}]"), "p"); p.ReleaseExpired != release {
-			t.Errorf("%s: %+v", word, p)
-		}
+		p := mustGet(t, mustParse(t, "policies: [{name: p, limits: [1/1s], on_expiry: "+word+"}]"), "p")
+		expect.Equal(t, p.ReleaseExpired, release, "%s: %+v", word, p)
 	}
 	p = mustGet(t, mustParse(t, "policies: [{name: p, algorithm: fixed_window, limits: [1/1s, {limit: 5, window: 1h, carry_debt: false}], carry_debt: true, max_debt: 9}]"), "p")
-	if !p.Limits[0].CarryDebt || p.Limits[1].CarryDebt || p.Limits[0].MaxDebt != 9 {
-		t.Errorf("%+v", p.Limits)
-	}
+	expect.True(t, p.Limits[0].CarryDebt && !p.Limits[1].CarryDebt && p.Limits[0].MaxDebt == 9, "%+v", p.Limits)
 
 	// What means the same has one hash, and what does not has another.
 	hash := func(fields string) string {
 		return mustParse(t, "policies: [{name: p, algorithm: fixed_window, limit: 9, "+fields+"}]").Hash()
 	}
 	const month = "align: calendar, window: month"
-	if hash(month) != hash(month+", anchor: 1") || hash(month) == hash(month+", anchor: 2") {
-		t.Error("anchor")
-	}
+	expect.True(t, hash(month) == hash(month+", anchor: 1") && hash(month) != hash(month+", anchor: 2"), "anchor")
 	plain := hash("window: 1m")
 	for _, more := range []string{"carry_debt: true", "max_debt: 2", "prices: {a: 1}", "prices: {a: 2}", "estimate: 1000", "estimate: auto", "estimate: auto, initial_estimate: 2", "on_expiry: release"} {
-		if hash("window: 1m, "+more) == plain {
-			t.Errorf("%s is not in the hash", more)
-		}
+		expect.True(t, hash("window: 1m, "+more) != plain, "%s is not in the hash", more)
 	}
-	if hash("window: 1m, on_expiry: charge") != plain {
-		t.Error("on_expiry")
-	}
-	if hash("window: 1m, estimate: auto") == hash("window: 1m, estimate: 1000") || hash("window: 1m, prices: {b: 1, a: 2}") != hash("window: 1m, prices: {a: 2, b: 1}") {
-		t.Error("estimate or prices")
-	}
+	expect.Equal(t, hash("window: 1m, on_expiry: charge"), plain, "on_expiry")
+	expect.True(t, hash("window: 1m, estimate: auto") != hash("window: 1m, estimate: 1000") &&
+		hash("window: 1m, prices: {b: 1, a: 2}") == hash("window: 1m, prices: {a: 2, b: 1}"), "estimate or prices")
 }
 
 func TestBudgetMistakes(t *testing.T) {
@@ -102,9 +90,8 @@ func TestBudgetMistakes(t *testing.T) {
 	} {
 		_, err := Parse("f", []byte("policies: [{name: p, "+test.fields+"}]"))
 		var list Errors
-		if !errors.As(err, &list) || !strings.Contains(err.Error(), test.want) || list[0].Line != 1 || list[0].Column < 12 {
-			t.Errorf("%s: %v, want %q", test.fields, err, test.want)
-		}
+		expect.True(t, errors.As(err, &list) && strings.Contains(err.Error(), test.want) && list[0].Line == 1 &&
+			list[0].Column >= 12, "%s: %v, want %q", test.fields, err, test.want)
 	}
 }
 
@@ -124,11 +111,8 @@ func FuzzCost(f *testing.F) {
 		}
 		got, err := prices.Cost(use)
 		fits := !negative && sum.Cmp(big.NewInt(algo.MaxLimit)) <= 0
-		if fits != (err == nil) || fits && got != sum.Int64() {
-			t.Errorf("%v at %v: %d, %v, want %v", use, prices, got, err, sum)
-		}
-		if err != nil && (err.Kind != limit.Invalid || !strings.HasPrefix(err.Field, "usage.")) {
-			t.Errorf("%v", err)
-		}
+		expect.True(t, fits == (err == nil) && (!fits || got == sum.Int64()),
+			"%v at %v: %d, %v, want %v", use, prices, got, err, sum)
+		expect.True(t, err == nil || err.Kind == limit.Invalid && strings.HasPrefix(err.Field, "usage."), "%v", err)
 	})
 }

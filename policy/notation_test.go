@@ -8,6 +8,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestParseDuration(t *testing.T) {
@@ -55,12 +56,10 @@ func TestParseDuration(t *testing.T) {
 		{strings.Repeat("x", 1000), 0, "xxxx…"},
 	} {
 		got, err := ParseDuration(test.text)
-		if test.err == "" && (err != nil || got != test.want) {
-			t.Errorf("%q: got %v, %v, want %v", test.text, got, err, test.want)
-		}
-		if test.err != "" && (err == nil || got != 0 || !strings.Contains(err.Error(), test.err)) {
-			t.Errorf("%q: got %v, %v, want an error with %q", test.text, got, err, test.err)
-		}
+		expect.True(t, test.err != "" || err == nil && got == test.want,
+			"%q: got %v, %v, want %v", test.text, got, err, test.want)
+		expect.True(t, test.err == "" || err != nil && got == 0 && strings.Contains(err.Error(), test.err),
+			"%q: got %v, %v, want an error with %q", test.text, got, err, test.err)
 	}
 }
 
@@ -107,9 +106,8 @@ func TestParseInteger(t *testing.T) {
 		"_1": false, "1_": false, "1__0": false, "01": false, "00": false, "+1": false, "1.0": false, "1e3": false,
 		"0x1": false, "0b1": false, "0o7": false, "": false, "-": false, "--1": false, "1 ": false, "１": false,
 	} {
-		if _, err := strictyaml.ParseInteger(text, 1, algo.MaxLimit); (err == nil) != ok {
-			t.Errorf("%q: %v", text, err)
-		}
+		_, err := strictyaml.ParseInteger(text, 1, algo.MaxLimit)
+		expect.Equal(t, (err == nil), ok, "%q: %v", text, err)
 	}
 }
 
@@ -120,9 +118,7 @@ func FuzzParseDuration(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		got, err := ParseDuration(text)
-		if got < 0 {
-			t.Errorf("%q is %v", text, got)
-		}
+		expect.True(t, got >= 0, "%q is %v", text, got)
 		if want, goErr := time.ParseDuration(text); goErr == nil && want >= 0 && err == nil && got != want {
 			t.Errorf("%q: got %v, want %v", text, got, want)
 		} else if goErr != nil && err == nil && !strings.Contains(text, "d") {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const overriddenFile = `
@@ -45,9 +47,7 @@ policies:
 func parseFile(t testing.TB, text string) *Set {
 	t.Helper()
 	s, err := Parse("policies.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return s
 }
 
@@ -82,9 +82,7 @@ func TestWithOverrides(t *testing.T) {
 	}
 	set, refused := file.WithOverrides(list, nil)
 	for i, err := range refused {
-		if (err != nil) != (i >= 7) {
-			t.Errorf("%d: %v", i, err)
-		}
+		expect.Equal(t, (err != nil), i >= 7, "%d: %v", i, err)
 	}
 	for _, c := range []struct {
 		policy, key, want string
@@ -108,24 +106,20 @@ func TestWithOverrides(t *testing.T) {
 			t.Errorf("%s %s: %s (API %t), want %s", c.policy, c.key, got, r.API, c.want)
 		}
 	}
-	if set.Hash() != file.Hash() {
-		t.Error("the hash is not the file's")
-	}
+	expect.Equal(t, set.Hash(), file.Hash(), "the hash is not the file's")
 	before, _ := file.Get("login")
-	if spell(before.Rule("alice")) != "sliding_log 10/1m0s" || len(before.Rules()) != 4 {
-		t.Error("the file's set has changed")
-	}
+	expect.True(t, spell(before.Rule("alice")) == "sliding_log 10/1m0s" && len(before.Rules()) == 4,
+		"the file's set has changed")
 	if login, _ := set.Get("login"); len(login.Rules()) != 1+3+2 {
 		t.Errorf("%d rules", len(login.Rules()))
 	}
 	again, _ := file.WithOverrides(list[:1], set)
 	login, _ := again.Get("login")
-	if spell(login.Rule("alice")) != "sliding_log 500/1m0s" || spell(login.Rule("vip-1")) != "sliding_log 20/1m0s" || login.Rule("mallory").Blocked {
-		t.Error("overrides that are gone are still in force")
-	}
-	if same, _ := file.WithOverrides(nil, again); same != file {
-		t.Error("without overrides it is another set")
-	}
+	expect.True(t, spell(login.Rule("alice")) == "sliding_log 500/1m0s" &&
+		spell(login.Rule("vip-1")) == "sliding_log 20/1m0s" && !login.Rule("mallory").Blocked,
+		"overrides that are gone are still in force")
+	same, _ := file.WithOverrides(nil, again)
+	expect.Equal(t, same, file, "without overrides it is another set")
 	// Another file, under which the same settings mean something else.
 	other := parseFile(t, strings.ReplaceAll(overriddenFile, "window: 1m", "window: 3m"))
 	moved, _ := other.WithOverrides(list, set)
@@ -133,9 +127,8 @@ func TestWithOverrides(t *testing.T) {
 		t.Errorf("%s: taken from the other file", spell(login.Rule("alice")))
 	}
 	var none *Set
-	if set, refused := none.WithOverrides(list[:1], nil); refused[0] == nil || len(set.Policies()) != 0 {
-		t.Error("no policies")
-	}
+	set, refused = none.WithOverrides(list[:1], nil)
+	expect.True(t, refused[0] != nil && len(set.Policies()) == 0, "no policies")
 }
 
 // TestAccepts: what does not suit is an error that names the field.
@@ -192,14 +185,11 @@ func TestAccepts(t *testing.T) {
 		o := Override{c.policy, c.key, c.prefix, c.settings}
 		err := file.Accepts(o)
 		if c.kind == 0 {
-			if err != nil {
-				t.Errorf("%+v: %v", o, err)
-			}
+			expect.Equal(t, err, nil, "%+v", o)
 			continue
 		}
-		if err == nil || err.Kind != c.kind || err.Field != c.field {
-			t.Errorf("%.200q: %v (kind %v), want kind %v in %s", o, err, err, c.kind, c.field)
-		}
+		expect.True(t, err != nil && err.Kind == c.kind && err.Field == c.field,
+			"%.200q: %v (kind %v), want kind %v in %s", o, err, err, c.kind, c.field)
 	}
 }
 
@@ -215,32 +205,21 @@ func FuzzAccepts(f *testing.F) {
 		file := parseFile(t, overriddenFile)
 		o := Override{Policy: policy, Key: "k", Settings: settings}
 		if err := file.Accepts(o); err != nil {
-			if err.Field == "" || err.Message == "" {
-				t.Errorf("%+v", err)
-			}
+			expect.True(t, err.Field != "" && err.Message != "", "%+v", err)
 			return
 		}
 		set, refused := file.WithOverrides([]Override{o}, nil)
 		p, ok := set.Get(policy)
-		if refused[0] != nil || !ok {
-			t.Fatalf("accepted, and then not: %v", refused[0])
-		}
+		must.True(t, refused[0] == nil && ok, "accepted, and then not: %v", refused[0])
 		r := p.Rule("k")
-		if !r.API || (r.Limits == nil) == (!r.Unlimited && !r.Blocked) {
-			t.Fatalf("%+v", r)
-		}
+		must.True(t, r.API && (r.Limits == nil) != (!r.Unlimited && !r.Blocked), "%+v", r)
 		if r.Limits != nil {
-			if err := algo.Limits(r.Limits).Validate(); err != nil {
-				t.Error(err)
-			}
-			if (r.Limits[0].Algorithm == algo.Concurrency) != p.Concurrency {
-				t.Error("concurrency and other limits are mixed")
-			}
+			expect.NoError(t, algo.Limits(r.Limits).Validate())
+			expect.Equal(t, (r.Limits[0].Algorithm == algo.Concurrency), p.Concurrency,
+				"concurrency and other limits are mixed")
 		}
 		again, _ := file.WithOverrides([]Override{o}, set)
 		p, _ = again.Get(policy)
-		if diff := cmp.Diff(spell(r), spell(p.Rule("k"))); diff != "" {
-			t.Error(diff)
-		}
+		expect.NoDiff(t, cmp.Diff(spell(r), spell(p.Rule("k"))))
 	})
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/mistakes.txt with what Parse says now")
@@ -22,18 +24,14 @@ var update = flag.Bool("update", false, "rewrite testdata/mistakes.txt with what
 func mustParse(t testing.TB, text string) *Set {
 	t.Helper()
 	s, err := Parse("policies.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return s
 }
 
 func mustGet(t testing.TB, s *Set, name string) *Policy {
 	t.Helper()
 	p, ok := s.Get(name)
-	if !ok {
-		t.Fatalf("no policy %q", name)
-	}
+	must.True(t, ok, "no policy %q", name)
 	return p
 }
 
@@ -45,9 +43,7 @@ func parseErrors(t *testing.T, text string) []string {
 		return nil
 	}
 	var list Errors
-	if !errors.As(err, &list) {
-		t.Fatalf("not Errors but %T: %v", err, err)
-	}
+	must.True(t, errors.As(err, &list), "not Errors but %T: %v", err, err)
 	var lines []string
 	for _, e := range list {
 		lines = append(lines, strings.TrimPrefix(e.Error(), "f:"))
@@ -59,9 +55,7 @@ func parseErrors(t *testing.T, text string) []string {
 func TestMistakes(t *testing.T) {
 	const file, begin, middle = "testdata/mistakes.txt", "=== ", "--- mistakes\n"
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var fresh strings.Builder
 	for i, c := range strings.Split("\n"+string(data), "\n"+begin) {
 		if i == 0 {
@@ -69,9 +63,7 @@ func TestMistakes(t *testing.T) {
 		}
 		title, rest, _ := strings.Cut(c, "\n")
 		text, want, ok := strings.Cut(rest+"\n", middle)
-		if !ok {
-			t.Fatalf("%s: no line %q", title, middle)
-		}
+		must.True(t, ok, "%s: no line %q", title, middle)
 		t.Run(title, func(t *testing.T) {
 			got := strings.Join(parseErrors(t, text), "\n")
 			want := strings.TrimSpace(want)
@@ -82,9 +74,7 @@ func TestMistakes(t *testing.T) {
 		})
 	}
 	if *update && !t.Failed() {
-		if err := os.WriteFile(file, []byte(fresh.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(file, []byte(fresh.String()), 0o644))
 	}
 }
 
@@ -115,13 +105,9 @@ func TestMistakesOfBytes(t *testing.T) {
 	} {
 		t.Run(test.title, func(t *testing.T) {
 			got := parseErrors(t, test.text)
-			if len(got) != len(test.want) {
-				t.Fatalf("got %q, want %q", got, test.want)
-			}
+			must.Equal(t, len(got), len(test.want), "got %q, want %q", got, test.want)
 			for i := range got {
-				if !strings.HasPrefix(got[i], test.want[i]) {
-					t.Errorf("got %q, want %q", got[i], test.want[i])
-				}
+				expect.True(t, strings.HasPrefix(got[i], test.want[i]), "got %q, want %q", got[i], test.want[i])
 			}
 		})
 	}
@@ -138,9 +124,7 @@ func TestAliases(t *testing.T) {
     overrides: *overrides
 `)
 	for _, p := range s.Policies() {
-		if len(p.Limits) != 2 || !p.Rule("admin").Unlimited {
-			t.Errorf("%s: %+v", p.Name, p)
-		}
+		expect.True(t, len(p.Limits) == 2 && p.Rule("admin").Unlimited, "%s: %+v", p.Name, p)
 	}
 
 	var bomb strings.Builder
@@ -153,9 +137,7 @@ func TestAliases(t *testing.T) {
 		fmt.Fprintf(&bomb, "  - {name: p%d, limits: [1/1s], overrides: *o}\n", i)
 	}
 	got := parseErrors(t, bomb.String())
-	if len(got) != 1 || !strings.Contains(got[0], "aliases repeat too much of the file") {
-		t.Errorf("got %q", got)
-	}
+	expect.True(t, len(got) == 1 && strings.Contains(got[0], "aliases repeat too much of the file"), "got %q", got)
 }
 
 func TestManyMistakes(t *testing.T) {
@@ -175,13 +157,11 @@ func TestEmpty(t *testing.T) {
 		}
 	}
 	var none *Set
-	if _, ok := none.Get("a"); ok || none.Policies() != nil || len(none.Hash()) != 32 {
-		t.Error("a nil Set is not an empty one")
-	}
+	_, ok := none.Get("a")
+	expect.True(t, !ok && none.Policies() == nil && len(none.Hash()) == 32, "a nil Set is not an empty one")
 	var zero Set
-	if _, ok := zero.Get("a"); ok || len(zero.Policies()) != 0 {
-		t.Error("the zero Set is not empty")
-	}
+	_, ok = zero.Get("a")
+	expect.True(t, !ok && len(zero.Policies()) == 0, "the zero Set is not empty")
 }
 
 // documented is an example with a policy of every kind.
@@ -215,33 +195,26 @@ func TestDocumented(t *testing.T) {
 	for _, p := range s.Policies() {
 		names = append(names, fmt.Sprintf("%s:%d", p.Name, p.Line))
 	}
-	if want := []string{"login:2", "payout:11", "report:17"}; !slices.Equal(names, want) {
-		t.Errorf("got %q, want %q", names, want)
-	}
+	want := []string{"login:2", "payout:11", "report:17"}
+	expect.True(t, slices.Equal(names, want), "got %q, want %q", names, want)
 	login := mustGet(t, s, "login")
 	if want := (algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}}); !slices.Equal(login.Limits, want) {
 		t.Errorf("login: %+v", login.Limits)
 	}
-	if r := login.Rule("admin"); !r.Unlimited || r.Blocked || r.Limits != nil || r.Key != "admin" {
-		t.Errorf("admin: %+v", r)
-	}
+	r := login.Rule("admin")
+	expect.True(t, r.Unlimited && !r.Blocked && r.Limits == nil && r.Key == "admin", "admin: %+v", r)
 	partner := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 50, Window: time.Minute}}
-	if r := login.Rule("partner:x"); !slices.Equal(r.Limits, partner) || r.Prefix != "partner:" {
-		t.Errorf("partner: %+v", r)
-	}
-	if r := login.Rule("alice"); !slices.Equal(r.Limits, login.Limits) || r.Key != "" || r.Prefix != "" {
-		t.Errorf("alice: %+v", r)
-	}
-	if login.OnError != Open || login.Shadow || login.Concurrency {
-		t.Errorf("login: %+v", login)
-	}
-	if p := mustGet(t, s, "payout"); !p.Strict || p.Durability != Escrow || p.OnError != Closed || p.ColdStart != ColdOpen {
-		t.Errorf("payout: %+v", p)
-	}
+	r = login.Rule("partner:x")
+	expect.True(t, slices.Equal(r.Limits, partner) && r.Prefix == "partner:", "partner: %+v", r)
+	r = login.Rule("alice")
+	expect.True(t, slices.Equal(r.Limits, login.Limits) && r.Key == "" && r.Prefix == "", "alice: %+v", r)
+	expect.True(t, login.OnError == Open && !login.Shadow && !login.Concurrency, "login: %+v", login)
+	p := mustGet(t, s, "payout")
+	expect.True(t, p.Strict && p.Durability == Escrow && p.OnError == Closed && p.ColdStart == ColdOpen,
+		"payout: %+v", p)
 	report := mustGet(t, s, "report").Limits[0]
-	if report.Period != algo.Day || report.Window != 0 || report.Zone.String() != "Europe/Berlin" {
-		t.Errorf("report: %+v", report)
-	}
+	expect.True(t, report.Period == algo.Day && report.Window == 0 && report.Zone.String() == "Europe/Berlin",
+		"report: %+v", report)
 }
 
 // TestGuarantees: what a policy says of the failure of nodes and of the connections between them.
@@ -269,21 +242,18 @@ func TestGuarantees(t *testing.T) {
 	} {
 		s := mustParse(t, "policies: [{name: p, "+test.fields+"}]")
 		got, want := mustGet(t, s, "p"), test.want
-		if got.Durability != want.Durability || got.Strict != want.Strict || got.ColdStart != want.ColdStart ||
-			got.MaxKeys != want.MaxKeys || got.MaxMemory != want.MaxMemory || got.OnError != want.OnError || got.Concurrency != want.Concurrency || got.Shadow != want.Shadow {
-			t.Errorf("%s:\n got %+v\nwant %+v", test.fields, got, want)
-		}
-		if needs := s.NeedVoters(); (len(needs) > 0) != want.Strict {
-			t.Errorf("%s: needs voters: %v", test.fields, needs)
-		}
+		expect.True(t, got.Durability == want.Durability && got.Strict == want.Strict &&
+			got.ColdStart == want.ColdStart && got.MaxKeys == want.MaxKeys && got.MaxMemory == want.MaxMemory &&
+			got.OnError == want.OnError && got.Concurrency == want.Concurrency && got.Shadow == want.Shadow,
+			"%s:\n got %+v\nwant %+v", test.fields, got, want)
+		needs := s.NeedVoters()
+		expect.Equal(t, (len(needs) > 0), want.Strict, "%s: needs voters: %v", test.fields, needs)
 	}
 	for word, value := range map[string]fmt.Stringer{
 		"none": None, "async": Async, "escrow": Escrow, "sync": Sync, "open": ColdOpen, "closed": ColdClosed,
 		"durability(4)": Sync + 1, "cold_start(2)": ColdClosed + 1, "on_error(3)": Share + 1, // of a program's own making
 	} {
-		if value.String() != word {
-			t.Errorf("%s is written %v", word, value)
-		}
+		expect.True(t, value.String() == word, "%s is written %v", word, value)
 	}
 }
 
@@ -297,12 +267,10 @@ func TestCandidate(t *testing.T) {
 		},
 	} {
 		s := mustParse(t, "policies: [{name: p, limits: [5/1m], candidate: "+fields+"}]")
-		if p := mustGet(t, s, "p"); !slices.Equal(p.Candidate, want) || len(p.Limits) != 1 || p.Limits[0].Algorithm != algo.SlidingLog {
-			t.Errorf("%s: %+v", fields, p)
-		}
-		if s.Hash() == without.Hash() {
-			t.Errorf("%s: the hash is that of the policy without", fields)
-		}
+		p := mustGet(t, s, "p")
+		expect.True(t, slices.Equal(p.Candidate, want) && len(p.Limits) == 1 &&
+			p.Limits[0].Algorithm == algo.SlidingLog, "%s: %+v", fields, p)
+		expect.True(t, s.Hash() != without.Hash(), "%s: the hash is that of the policy without", fields)
 	}
 }
 
@@ -311,12 +279,9 @@ func TestWarnAt(t *testing.T) {
 	without := mustParse(t, "policies: [{name: p, limits: [5/1m]}]")
 	for text, want := range map[string]int64{"0.8": 800_000, "1": WarnAtWhole, "1.0": WarnAtWhole, "0.07": 70_000, "0.000001": 1, "0.3333333": 333_333, "5e-1": 500_000} {
 		s := mustParse(t, "policies: [{name: p, limits: [5/1m], warn_at: "+text+"}]")
-		if p := mustGet(t, s, "p"); p.WarnAt != want {
-			t.Errorf("%s: %d, want %d", text, p.WarnAt, want)
-		}
-		if s.Hash() == without.Hash() {
-			t.Errorf("%s: the hash is that of the policy without", text)
-		}
+		p := mustGet(t, s, "p")
+		expect.Equal(t, p.WarnAt, want, "%s", text)
+		expect.True(t, s.Hash() != without.Hash(), "%s: the hash is that of the policy without", text)
 	}
 	mustParse(t, "policies: [{name: p, limit: -1, algorithm: sliding_log, window: 1m, warn_at: 0.5, overrides: [{key: k, limit: 5}]}]")
 }
@@ -326,15 +291,12 @@ func TestBan(t *testing.T) {
 	hashes := make(map[string]string)
 	for text, want := range map[string]time.Duration{"1h": time.Hour, "60m": time.Hour, "1d12h": 36 * time.Hour, "1ms": time.Millisecond} {
 		s := mustParse(t, "policies: [{name: p, limits: [5/1m], count_denied: false, algorithm: sliding_log, ban: "+text+"}]")
-		if p := mustGet(t, s, "p"); p.Ban != want {
-			t.Errorf("%s: %v", text, p.Ban)
-		}
+		p := mustGet(t, s, "p")
+		expect.Equal(t, p.Ban, want, "%s", text)
 		hashes[s.Hash()] = text
 	}
 	hashes[mustParse(t, "policies: [{name: p, limits: [5/1m]}]").Hash()] = "none"
-	if len(hashes) != 4 {
-		t.Errorf("%v", hashes)
-	}
+	expect.Equal(t, len(hashes), 4, "%v", hashes)
 	mustParse(t, "policies: [{name: p, limit: -1, algorithm: sliding_log, window: 1m, ban: 1h, overrides: [{key: k, limit: 5}]}]")
 }
 
@@ -353,13 +315,11 @@ func TestNeedVoters(t *testing.T) {
 policies.yaml:6:18: policies[2].consistency: strict needs voters: give all nodes the same voters, or use available
 policies.yaml:6:18: policies[3].consistency: strict needs voters: give all nodes the same voters, or use available`
 	for range 2 {
-		if got := s.NeedVoters(); got.Error() != want {
-			t.Errorf("got\n%v\nwant\n%s", got, want)
-		}
+		got := s.NeedVoters()
+		expect.True(t, got.Error() == want, "got\n%v\nwant\n%s", got, want)
 	}
-	if got := (*Set)(nil).NeedVoters(); got != nil {
-		t.Errorf("no policies: %v", got)
-	}
+	got := (*Set)(nil).NeedVoters()
+	expect.True(t, got == nil, "no policies: %v", got)
 }
 
 // TestMeaning: what a policy's fields compile to.
@@ -391,9 +351,8 @@ func TestMeaning(t *testing.T) {
 		{"limit: -1, algorithm: sliding_log, count_denied: false", nil},
 	} {
 		p := mustGet(t, mustParse(t, "policies: [{name: p, "+test.fields+"}]"), "p")
-		if !slices.Equal(p.Limits, test.want) || p.Rule("k").Unlimited != (test.want == nil) || !slices.Equal(p.Rule("k").Limits, test.want) {
-			t.Errorf("%s:\n got %+v\nwant %+v", test.fields, p.Limits, test.want)
-		}
+		expect.True(t, slices.Equal(p.Limits, test.want) && p.Rule("k").Unlimited == (test.want == nil) &&
+			slices.Equal(p.Rule("k").Limits, test.want), "%s:\n got %+v\nwant %+v", test.fields, p.Limits, test.want)
 	}
 }
 
@@ -465,21 +424,16 @@ func TestOverridesKeepTheRest(t *testing.T) {
 			t.Errorf("%s %s:\n got %+v\nwant %+v", test.policy.Name, test.key, r, test.want)
 		}
 	}
-	if r := bucket.Rule("off"); !r.Unlimited || r.Limits != nil {
-		t.Errorf("off: %+v", r)
-	}
-	if r := bucket.Rule("bad"); !r.Blocked || r.Unlimited || r.Limits != nil {
-		t.Errorf("bad: %+v", r)
-	}
-	if bucket.OnError != Closed || !bucket.Shadow || bucket.Concurrency || !leases.Concurrency {
-		t.Errorf("bucket: %+v, leases: %+v", bucket, leases)
-	}
-	if !free.Rule("other").Unlimited || free.Limits != nil {
-		t.Errorf("free: %+v", free)
-	}
-	if got := bucket.Rules(); len(got) != 8 || got[0] != bucket.Rule("nobody") || got[1] != bucket.Rule("limit") || got[7].Key != "bad" {
-		t.Errorf("Rules: %+v", got)
-	}
+	r := bucket.Rule("off")
+	expect.True(t, r.Unlimited && r.Limits == nil, "off: %+v", r)
+	r = bucket.Rule("bad")
+	expect.True(t, r.Blocked && !r.Unlimited && r.Limits == nil, "bad: %+v", r)
+	expect.True(t, bucket.OnError == Closed && bucket.Shadow && !bucket.Concurrency && leases.Concurrency,
+		"bucket: %+v, leases: %+v", bucket, leases)
+	expect.True(t, free.Rule("other").Unlimited && free.Limits == nil, "free: %+v", free)
+	got := bucket.Rules()
+	expect.True(t, len(got) == 8 && got[0] == bucket.Rule("nobody") && got[1] == bucket.Rule("limit") &&
+		got[7].Key == "bad", "Rules: %+v", got)
 }
 
 // TestOverridesAndCapacity: an override may raise the limit above a capacity that it keeps only where the policy's own is
@@ -529,23 +483,18 @@ func TestUnlimitedAsInAlgo(t *testing.T) {
 			continue
 		}
 		got := parseErrors(t, "policies: [{name: p, limit: -1, "+test.fields+"}]")
-		if len(got) != 1 || !strings.HasSuffix(got[0], ": policies[0]."+err.Error()+": remove it") {
-			t.Errorf("%s: got %q, algo says %q", test.fields, got, err)
-		}
+		expect.True(t, len(got) == 1 && strings.HasSuffix(got[0], ": policies[0]."+err.Error()+": remove it"),
+			"%s: got %q, algo says %q", test.fields, got, err)
 	}
 }
 
 // TestReference parses the first YAML block of docs/policies.md, and holds its meaning to what is said beside it.
 func TestReference(t *testing.T) {
 	text, err := os.ReadFile("../docs/policies.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	_, rest, begun := strings.Cut(string(text), "```yaml\n")
 	block, _, ended := strings.Cut(rest, "```\n")
-	if !begun || !ended {
-		t.Fatal("docs/policies.md has no YAML block")
-	}
+	must.True(t, begun && ended, "docs/policies.md has no YAML block")
 	s := mustParse(t, block)
 	for _, test := range []struct {
 		policy, key string
@@ -569,106 +518,82 @@ func TestReference(t *testing.T) {
 		{"tenants", "acme:bot", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Minute}}}},
 	} {
 		got := *mustGet(t, s, test.policy).Rule(test.key)
-		if !slices.Equal(got.Limits, test.want.Limits) || got.Unlimited != test.want.Unlimited || got.Blocked != test.want.Blocked {
-			t.Errorf("%s %s: got %+v, want %+v", test.policy, test.key, got, test.want)
-		}
+		expect.True(t, slices.Equal(got.Limits, test.want.Limits) && got.Unlimited == test.want.Unlimited &&
+			got.Blocked == test.want.Blocked, "%s %s: got %+v, want %+v", test.policy, test.key, got, test.want)
 	}
 	var periods []string
 	for _, l := range mustGet(t, s, "report").Limits {
 		periods = append(periods, fmt.Sprint(l.Algorithm, l.Limit, l.Period, l.Zone))
 	}
-	if want := []string{"fixed_window 1 day Europe/Berlin", "fixed_window 3 month Europe/Berlin"}; !slices.Equal(periods, want) {
-		t.Errorf("report: %q, want %q", periods, want)
-	}
+	want := []string{"fixed_window 1 day Europe/Berlin", "fixed_window 3 month Europe/Berlin"}
+	expect.True(t, slices.Equal(periods, want), "report: %q, want %q", periods, want)
 	if len(s.Policies()) != 7 {
 		t.Errorf("%d policies", len(s.Policies()))
 	}
-	if p := mustGet(t, s, "login"); p.OnError != Closed || p.Shadow {
-		t.Errorf("login: %+v", p)
-	}
-	if p := mustGet(t, s, "burst"); p.OnError != Open || !p.Shadow {
-		t.Errorf("burst: %+v", p)
-	}
+	p := mustGet(t, s, "login")
+	expect.True(t, p.OnError == Closed && !p.Shadow, "login: %+v", p)
+	p = mustGet(t, s, "burst")
+	expect.True(t, p.OnError == Open && p.Shadow, "burst: %+v", p)
 	next := func() {
 		t.Helper()
 		_, rest, begun = strings.Cut(rest, "```yaml\n")
 		block, rest, ended = strings.Cut(rest, "```\n")
-		if !begun || !ended {
-			t.Fatal("docs/policies.md has too few YAML blocks")
-		}
+		must.True(t, begun && ended, "docs/policies.md has too few YAML blocks")
 	}
 	next()
-	if p := mustGet(t, mustParse(t, block), "login"); len(p.Candidate) != 1 || p.Candidate[0].Limit != 80 {
-		t.Errorf("login with a candidate: %+v", p)
-	}
+	p = mustGet(t, mustParse(t, block), "login")
+	expect.True(t, len(p.Candidate) == 1 && p.Candidate[0].Limit == 80, "login with a candidate: %+v", p)
 	next()
-	if p := mustGet(t, mustParse(t, block), "login"); p.Ban != time.Hour {
-		t.Errorf("login with a ban: %+v", p)
-	}
+	p = mustGet(t, mustParse(t, block), "login")
+	expect.Equal(t, p.Ban, time.Hour, "login with a ban: %+v", p)
 	next() // about guarantees
-	if p := mustGet(t, mustParse(t, block), "payout"); !p.Strict || p.Durability != Escrow || p.ColdStart != ColdClosed || p.OnError != Closed {
-		t.Errorf("payout: %+v", p)
-	}
+	p = mustGet(t, mustParse(t, block), "payout")
+	expect.True(t, p.Strict && p.Durability == Escrow && p.ColdStart == ColdClosed && p.OnError == Closed,
+		"payout: %+v", p)
 	// Every field has a row.
 	for _, name := range slices.Concat(policyFields, overrideFields) {
-		if !strings.Contains(string(text), "| `"+name+"` |") {
-			t.Errorf("docs/policies.md has no row for %s", name)
-		}
+		expect.True(t, strings.Contains(string(text), "| `"+name+"` |"), "docs/policies.md has no row for %s", name)
 	}
 }
 
 func TestErrorsAs(t *testing.T) {
 	_, err := Parse("dir/p.yaml", []byte("policies: 5"))
 	var one *Error
-	if !errors.As(err, &one) || *one != (Error{File: "dir/p.yaml", Line: 1, Column: 11, Field: "policies", Message: "must be a list of policies, not the number 5"}) {
-		t.Errorf("%+v", one)
-	}
-	if want := "dir/p.yaml:1:11: policies: must be a list of policies, not the number 5"; err.Error() != want {
-		t.Errorf("%q", err)
-	}
+	expect.True(t, errors.As(err, &one) && *one == (Error{File: "dir/p.yaml", Line: 1, Column: 11, Field: "policies",
+		Message: "must be a list of policies, not the number 5"}), "%+v", one)
+	want := "dir/p.yaml:1:11: policies: must be a list of policies, not the number 5"
+	expect.Equal(t, err.Error(), want, "%q", err)
 }
 
 func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "p.yaml")
 	// Callers put what they were told before it, such as --policies.
-	if _, err := Load(file); !errors.Is(err, os.ErrNotExist) || err.Error() != "open "+file+": no such file or directory" {
-		t.Errorf("missing: %v", err)
-	}
-	if _, err := NewWatcher(file, WatchConfig{}); !errors.Is(err, os.ErrNotExist) || err.Error() != "open "+file+": no such file or directory" {
-		t.Errorf("missing, to be watched: %v", err)
-	}
-	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), dir) {
-		t.Errorf("a directory: %v", err)
-	}
-	if err := os.WriteFile(file, []byte(documented), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if s, err := Load(file); err != nil || len(s.Policies()) != 3 {
-		t.Errorf("%v %v", s, err)
-	}
-	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	_, err := Load(file)
+	expect.True(t, errors.Is(err, os.ErrNotExist) && err.Error() == "open "+file+": no such file or directory",
+		"missing: %v", err)
+	_, err = NewWatcher(file, WatchConfig{})
+	expect.True(t, errors.Is(err, os.ErrNotExist) && err.Error() == "open "+file+": no such file or directory",
+		"missing, to be watched: %v", err)
+	_, err = Load(dir)
+	expect.ErrorContains(t, err, dir, "a directory")
+	must.NoError(t, os.WriteFile(file, []byte(documented), 0o600))
+	s, err := Load(file)
+	expect.True(t, err == nil && len(s.Policies()) == 3, "%v %v", s, err)
+	must.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
 	var list Errors
-	if _, err := Load(file); !errors.As(err, &list) || list[0].File != file {
-		t.Errorf("bad: %v", err)
-	}
-	if err := os.Truncate(file, strictyaml.MaxFile+5); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Load(file); err == nil || !strings.Contains(err.Error(), "too large") {
-		t.Errorf("large: %v", err)
-	}
+	_, err = Load(file)
+	expect.True(t, errors.As(err, &list) && list[0].File == file, "bad: %v", err)
+	must.NoError(t, os.Truncate(file, strictyaml.MaxFile+5))
+	_, err = Load(file)
+	expect.ErrorContains(t, err, "too large", "large")
 }
 
 // FuzzParse: whatever is read, nothing panics, positions are in the file, and what is accepted means something.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(documented))
 	data, err := os.ReadFile("testdata/mistakes.txt")
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.NoError(f, err)
 	for _, c := range strings.Split(string(data), "\n=== ") {
 		_, rest, _ := strings.Cut(c, "\n")
 		text, _, _ := strings.Cut(rest, "--- mistakes\n")
@@ -681,34 +606,25 @@ func FuzzParse(f *testing.F) {
 		s, err := Parse("f", data)
 		if err != nil {
 			var list Errors
-			if !errors.As(err, &list) || len(list) == 0 {
-				t.Fatalf("%T: %v", err, err)
-			}
+			must.True(t, errors.As(err, &list) && len(list) != 0, "%T: %v", err, err)
 			lines, _ := strictyaml.Position(data, len(data))
 			for _, e := range list {
-				if e.Line < 1 || e.Line > lines || e.Column < 1 || e.Column > len(data)+1 || e.Message == "" {
-					t.Errorf("%v: not in a file of %d lines and %d bytes", e, lines, len(data))
-				}
+				expect.True(t, e.Line >= 1 && e.Line <= lines && e.Column >= 1 && e.Column <= len(data)+1 &&
+					e.Message != "", "%v: not in a file of %d lines and %d bytes", e, lines, len(data))
 			}
 			return
 		}
 		for _, p := range s.Policies() {
 			for _, r := range p.Rules() {
-				if ways := len(r.Limits) > 0; ways == (r.Unlimited || r.Blocked) || r.Unlimited && r.Blocked {
-					t.Errorf("%s: %+v", p.Name, r)
-				}
+				ways := len(r.Limits) > 0
+				expect.True(t, ways != (r.Unlimited || r.Blocked) && (!r.Unlimited || !r.Blocked), "%s: %+v", p.Name, r)
 				if len(r.Limits) == 0 {
 					continue
 				}
-				if err := r.Limits.Validate(); err != nil {
-					t.Errorf("%s: %v", p.Name, err)
-				}
-				if (r.Limits[0].Algorithm == algo.Concurrency) != p.Concurrency {
-					t.Errorf("%s: concurrency is %t, but there is %+v", p.Name, p.Concurrency, r)
-				}
-				if r.Key != "" && p.Rule(r.Key) != r {
-					t.Errorf("%s: the rule for %q is another one", p.Name, r.Key)
-				}
+				expect.NoError(t, r.Limits.Validate(), "%s", p.Name)
+				expect.True(t, (r.Limits[0].Algorithm == algo.Concurrency) == p.Concurrency,
+					"%s: concurrency is %t, but there is %+v", p.Name, p.Concurrency, r)
+				expect.True(t, r.Key == "" || p.Rule(r.Key) == r, "%s: the rule for %q is another one", p.Name, r.Key)
 			}
 		}
 	})

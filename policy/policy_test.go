@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestRuleAgainstBruteForce compares the look-up of overrides with one that tries them all.
@@ -56,9 +58,7 @@ func TestRuleAgainstBruteForce(t *testing.T) {
 			if r.Key != wantKey || r.Prefix != wantPrefix {
 				t.Fatalf("seed %d: %s\nkey %q: got %+v, want key %q prefix %q", seed, text.String(), key, r, wantKey, wantPrefix)
 			}
-			if p.Rule(key) != r {
-				t.Fatalf("the rule for %q is not stable", key)
-			}
+			must.Equal(t, p.Rule(key), r, "the rule for %q is not stable", key)
 		}
 	}
 }
@@ -66,16 +66,11 @@ func TestRuleAgainstBruteForce(t *testing.T) {
 func TestPolicies(t *testing.T) {
 	s := mustParse(t, "policies: [{name: b, limits: [1/1s]}, {name: a, limits: [1/1s]}, {name: c, limits: [1/1s]}]")
 	list := s.Policies()
-	if len(list) != 3 || list[0].Name != "a" || list[1].Name != "b" || list[2].Name != "c" {
-		t.Fatalf("%v", list)
-	}
+	must.True(t, len(list) == 3 && list[0].Name == "a" && list[1].Name == "b" && list[2].Name == "c", "%v", list)
 	list[0] = nil
-	if s.Policies()[0] == nil {
-		t.Error("the caller's slice is the set's")
-	}
-	if _, ok := s.Get("d"); ok {
-		t.Error("there is no d")
-	}
+	expect.True(t, s.Policies()[0] != nil, "the caller's slice is the set's")
+	_, ok := s.Get("d")
+	expect.True(t, !ok, "there is no d")
 }
 
 // TestHash: equal for what means the same, different for what does not.
@@ -172,9 +167,8 @@ func BenchmarkRule(b *testing.B) {
 func TestRuleDoesNotAllocate(t *testing.T) {
 	p := mustGet(t, mustParse(t, documented), "login")
 	for _, key := range []string{"admin", "partner:7", "alice"} {
-		if n := testing.AllocsPerRun(100, func() { p.Rule(key) }); n != 0 {
-			t.Errorf("%s: %v allocations", key, n)
-		}
+		n := testing.AllocsPerRun(100, func() { p.Rule(key) })
+		expect.True(t, n == 0, "%s: %v allocations", key, n)
 	}
 }
 
@@ -183,12 +177,8 @@ func TestPolicyNames(t *testing.T) {
 		"a": true, "Login.v2_x-1": true, strings.Repeat("n", 128): true,
 		"": false, strings.Repeat("n", 129): false, "a b": false, "é": false, "a/b": false, "a\n": false, "\xff": false,
 	} {
-		if got := limit.ValidPolicyName(name); got != want {
-			t.Errorf("%q: %t", name, got)
-		}
+		expect.Equal(t, limit.ValidPolicyName(name), want, "%q", name)
 		_, err := Parse("f", fmt.Appendf(nil, "policies: [{name: %q, limits: [1/1s]}]", name))
-		if (err == nil) != want {
-			t.Errorf("%q in a file: %v", name, err)
-		}
+		expect.Equal(t, (err == nil), want, "%q in a file: %v", name, err)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // content is a file with one policy whose limit is n.
@@ -22,9 +24,7 @@ func limitOf(t *testing.T, s *Set) int64 {
 
 func write(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 // TestWatch: policies that are right come into force; those with mistakes, and those that Check refuses, do not.
@@ -47,9 +47,7 @@ func TestWatch(t *testing.T) {
 	}
 	write(t, file, content(1))
 	w, err := NewWatcher(file, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	w.Watch()
 	failure := func(part string) error {
 		t.Helper()
@@ -68,18 +66,15 @@ func TestWatch(t *testing.T) {
 	failure("11 is too much")
 	write(t, file, "policies: 1\n") // which Check is not asked about
 	var list Errors
-	if err := failure(file + ":1:11: policies: must be a list of policies, not the number 1"); !errors.As(err, &list) {
-		t.Errorf("%T", err)
-	}
+	err = failure(file + ":1:11: policies: must be a list of policies, not the number 1")
+	expect.True(t, errors.As(err, &list), "%T", err)
 	write(t, file, content(9))
 	if s := <-changes; limitOf(t, s) != 9 || w.Err() != nil || w.Current() != s {
 		t.Errorf("%d, %v", limitOf(t, s), w.Err())
 	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, w.Close())
 	write(t, file, strings.Repeat("#", strictyaml.MaxFile+1))
-	if _, err := NewWatcher(file, cfg); !errors.As(err, &list) || !strings.Contains(err.Error(), "the file is too large") {
-		t.Errorf("a large file: %v", err)
-	}
+	_, err = NewWatcher(file, cfg)
+	expect.True(t, errors.As(err, &list) && strings.Contains(err.Error(), "the file is too large"),
+		"a large file: %v", err)
 }

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var testKey = HashKey{k0: 0x0706050403020100, k1: 0x0f0e0d0c0b0a0908}
@@ -38,15 +41,11 @@ func TestSameSetSameTable(t *testing.T) {
 			random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 			given := slices.Clone(list)
 			got := Build(list)
-			if !slices.Equal(list, given) {
-				t.Fatal("Build changed its argument")
-			}
-			if !slices.Equal(got.Members(), want.Members()) || !slices.Equal(ownerNames(got), ownerNames(want)) {
-				t.Fatalf("%d members: another order gave another table", n)
-			}
-			if got.Fingerprint() != want.Fingerprint() {
-				t.Fatalf("%d members: another order gave another fingerprint", n)
-			}
+			must.True(t, slices.Equal(list, given), "Build changed its argument")
+			must.True(t, slices.Equal(got.Members(), want.Members()) && slices.Equal(ownerNames(got), ownerNames(want)),
+				"%d members: another order gave another table", n)
+			must.Equal(t, got.Fingerprint(), want.Fingerprint(),
+				"%d members: another order gave another fingerprint", n)
 		}
 	}
 }
@@ -54,9 +53,8 @@ func TestSameSetSameTable(t *testing.T) {
 func TestBuildThroughChangesIsTheSame(t *testing.T) {
 	// A table does not remember how its set came about.
 	got := Build(append(names(7), "passing", "guest")).Without("guest").Without("passing").Without("never there")
-	if want := Build(names(7)); got.Fingerprint() != want.Fingerprint() {
-		t.Fatal("members that came and went left a trace")
-	}
+	want := Build(names(7))
+	must.Equal(t, got.Fingerprint(), want.Fingerprint(), "members that came and went left a trace")
 }
 
 func TestEmpty(t *testing.T) {
@@ -65,9 +63,7 @@ func TestEmpty(t *testing.T) {
 			t.Errorf("members of an empty table: %q", table.Members())
 		}
 		for p := range Partitions {
-			if o := table.Owner(p); o != -1 {
-				t.Fatalf("owner of %d in an empty table: %d", p, o)
-			}
+			must.Equal(t, table.Owner(p), -1, "owner of %d in an empty table", p)
 		}
 	}
 }
@@ -81,12 +77,9 @@ func TestLoad(t *testing.T) {
 			load[table.Owner(p)]++ // panics when there is none
 		}
 		bound := int(math.Ceil(float64(Partitions) / float64(n) * Load))
-		if m := slices.Max(load); m > bound {
-			t.Errorf("%d members: one owns %d partitions, more than %d", n, m, bound)
-		}
-		if slices.Min(load) == 0 {
-			t.Errorf("%d members: one owns nothing", n)
-		}
+		m := slices.Max(load)
+		expect.True(t, m <= bound, "%d members: one owns %d partitions, more than %d", n, m, bound)
+		expect.True(t, slices.Min(load) != 0, "%d members: one owns nothing", n)
 	}
 }
 
@@ -107,17 +100,15 @@ func TestMovement(t *testing.T) {
 			for _, leaver := range leavers {
 				needless := 0
 				for p, owner := range ownerNames(full.Without(leaver)) {
-					if was[p] == leaver && owner == leaver {
-						t.Fatalf("%s still owns %d", leaver, p)
-					}
+					must.True(t, was[p] != leaver || owner != leaver, "%s still owns %d", leaver, p)
 					if was[p] != leaver && owner != was[p] {
 						needless++
 					}
 				}
 				total += needless
-				if share := float64(needless) / Partitions; share > 0.01 {
-					t.Errorf("%d members, %s leaves: %.2f %% of the partitions move between others", n, leaver, share*100)
-				}
+				share := float64(needless) / Partitions
+				expect.True(t, share <= 0.01,
+					"%d members, %s leaves: %.2f %% of the partitions move between others", n, leaver, share*100)
 			}
 			if mean := float64(total) / float64(len(leavers)) / Partitions; mean > 0.005 {
 				t.Errorf("%d members: a leave moves %.2f %% more than it must, on the mean", n, mean*100)
@@ -139,9 +130,8 @@ func TestBackupIsTheNextOwner(t *testing.T) {
 					continue
 				}
 				backup, owner := backups.Members()[backups.Owner(p)], next.Members()[next.Owner(p)]
-				if backup != owner || backup == gone {
-					t.Fatalf("%d members: partition %d of %s: backup %s, next owner %s", n, p, gone, backup, owner)
-				}
+				must.True(t, backup == owner && backup != gone,
+					"%d members: partition %d of %s: backup %s, next owner %s", n, p, gone, backup, owner)
 			}
 		}
 	}
@@ -222,22 +212,17 @@ func TestFingerprintsDiffer(t *testing.T) {
 	seen := map[uint64]string{}
 	for _, members := range [][]string{nil, {"a"}, {"b"}, {"ab"}, {"a", "b"}, {"a", "b", "c"}, {"ab", "c"}, {"a", "bc"}} {
 		f := Build(members).Fingerprint()
-		if other, dup := seen[f]; dup {
-			t.Errorf("%q has the fingerprint of %s", members, other)
-		}
+		other, dup := seen[f]
+		expect.True(t, !dup, "%q has the fingerprint of %s", members, other)
 		seen[f] = fmt.Sprintf("%q", members)
 	}
 	here, other := SettingsFingerprint(HashKey{}), SettingsFingerprint(testKey)
-	if here == other {
-		t.Error("the hash key does not show in the settings' fingerprint")
-	}
+	expect.True(t, here != other, "the hash key does not show in the settings' fingerprint")
 	for there, want := range map[uint64]string{
 		here: "", other: "another cluster secret", here ^ 1<<40: "other ring settings",
 		here ^ 1 ^ 1<<40: "other ring settings and another cluster secret",
 	} {
-		if got := Difference(here, there); got != want {
-			t.Errorf("%#x: %q, want %q", there, got, want)
-		}
+		expect.Equal(t, Difference(here, there), want, "%#x", there)
 	}
 }
 

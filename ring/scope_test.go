@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/test/collision"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // The values are those of Appendix A of "SipHash: a fast short-input PRF" (Aumasson, Bernstein, 2012), and of vectors.h of the
@@ -33,30 +35,26 @@ func TestHash(t *testing.T) {
 	for _, p := range pairs {
 		for _, k := range []HashKey{{}, testKey, {k1: 1}} {
 			h := Hash(k, p.scope, p.key)
-			if other, dup := seen[h]; dup {
-				t.Errorf("%q hashes as %q", p, other)
-			}
+			other, dup := seen[h]
+			expect.True(t, !dup, "%q hashes as %q", p, other)
 			seen[h] = p
 		}
 	}
 	scope, key := "login", strings.Repeat("k", 200)
 	s := testKey.Scope(scope)
-	if n := testing.AllocsPerRun(100, func() { Hash(testKey, scope, key); s.Hash(key) }); n != 0 {
-		t.Errorf("Hash allocates %v times", n)
-	}
+	n := testing.AllocsPerRun(100, func() { Hash(testKey, scope, key); s.Hash(key) })
+	expect.True(t, n == 0, "Hash allocates %v times", n)
 }
 
 func TestHashKeyBytes(t *testing.T) {
-	if k, err := ParseHashKey(testKey.Bytes()); k != testKey || err != nil {
-		t.Errorf("%v, %v", k == testKey, err)
-	}
+	k, err := ParseHashKey(testKey.Bytes())
+	expect.True(t, k == testKey && err == nil, "%v, %v", k == testKey, err)
 	if k, err := ParseHashKey(HashKey{}.Bytes()); k != (HashKey{}) || err != nil {
 		t.Errorf("%v, %v", k == (HashKey{}), err)
 	}
 	for _, n := range []int{1, 8, 15, 17, 32} {
-		if _, err := ParseHashKey(make([]byte, n)); err == nil {
-			t.Errorf("%d bytes are taken", n)
-		}
+		_, err := ParseHashKey(make([]byte, n))
+		expect.True(t, err != nil, "%d bytes are taken", n)
 	}
 	if a, b := RandomHashKey(), RandomHashKey(); a == b {
 		t.Error("two random keys are equal")
@@ -76,20 +74,14 @@ func TestHashKeyIsNotPrinted(t *testing.T) {
 	}
 	slog.New(slog.NewTextHandler(&b, nil)).Info("node started", "key", testKey, "config", config)
 	slog.New(slog.NewJSONHandler(&b, nil)).Info("node started", "key", testKey, "config", config)
-	if err := json.NewEncoder(&b).Encode(config); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, json.NewEncoder(&b).Encode(config))
 	text := strings.ToLower(b.String())
 	for _, word := range []uint64{testKey.k0, testKey.k1, scope.key.k0, scope.key.k1} {
 		for _, form := range []string{"%d", "%x"} {
-			if strings.Contains(text, fmt.Sprintf(form, word)) {
-				t.Errorf("the key is in %s", text)
-			}
+			expect.True(t, !strings.Contains(text, fmt.Sprintf(form, word)), "the key is in %s", text)
 		}
 	}
-	if strings.Contains(text, fmt.Sprintf("%x", testKey.Bytes())) {
-		t.Errorf("the key is in %s", text)
-	}
+	expect.True(t, !strings.Contains(text, fmt.Sprintf("%x", testKey.Bytes())), "the key is in %s", text)
 }
 
 func TestTruncated(t *testing.T) {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/clientip"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // picture is a Snapshot that is the same for everybody, but for who may see nothing.
@@ -44,9 +46,8 @@ func newStage(t *testing.T, cfg Config) *stage {
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	cfg.Collect = func(context.Context) Snapshot { return picture{s.taken.Add(1), &s.closed} }
 	var err error
-	if s.Console, err = New(cfg); err != nil {
-		t.Fatal(err)
-	}
+	s.Console, err = New(cfg)
+	must.NoError(t, err)
 	return s
 }
 
@@ -143,24 +144,18 @@ func TestBoundsOnStreams(t *testing.T) {
 		defer s.Close()
 		taken := func(v *viewer) bool { return v.Code == http.StatusOK }
 		first := s.watch(t, "10.0.0.1:1")
-		if !taken(first) || !taken(s.watch(t, "10.0.0.1:2")) {
-			t.Error("two of one source are not taken")
-		}
+		expect.True(t, taken(first) && taken(s.watch(t, "10.0.0.1:2")), "two of one source are not taken")
 		v := s.watch(t, "[::ffff:10.0.0.1]:3")
 		if taken(v) || v.Code != http.StatusServiceUnavailable || v.Header().Get("Retry-After") != "5" || !v.ended() {
 			t.Errorf("the third of one source: %d %v", v.Code, v.Header())
 		}
-		if !taken(s.watch(t, "[2001:db8::1]:1")) || !taken(s.watch(t, "[2001:db8::2]:1")) {
-			t.Error("two of another source are not taken")
-		}
-		if taken(s.watch(t, "[2001:db8::3]:1")) || taken(s.watch(t, "[2001:db8:0:1::1]:1")) {
-			t.Error("there are more streams than there may be")
-		}
+		expect.True(t, taken(s.watch(t, "[2001:db8::1]:1")) && taken(s.watch(t, "[2001:db8::2]:1")),
+			"two of another source are not taken")
+		expect.True(t, !taken(s.watch(t, "[2001:db8::3]:1")) && !taken(s.watch(t, "[2001:db8:0:1::1]:1")),
+			"there are more streams than there may be")
 		first.cancel()
 		synctest.Wait()
-		if !taken(s.watch(t, "10.0.0.1:4")) {
-			t.Error("a browser that has gone still has its place")
-		}
+		expect.True(t, taken(s.watch(t, "10.0.0.1:4")), "a browser that has gone still has its place")
 	})
 }
 
@@ -176,12 +171,9 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 				taken++
 			}
 		}
-		if taken < 4 || taken > 6 {
-			t.Errorf("one caller has %d of 8 streams", taken)
-		}
-		if who = "modest"; s.watch(t, "10.0.1.1:1").Code != http.StatusOK {
-			t.Error("another caller gets none")
-		}
+		expect.True(t, taken >= 4 && taken <= 6, "one caller has %d of 8 streams", taken)
+		who = "modest"
+		expect.Equal(t, s.watch(t, "10.0.1.1:1").Code, http.StatusOK, "another caller gets none")
 	})
 }
 
@@ -195,22 +187,19 @@ func TestStreamsEnd(t *testing.T) {
 		lost.mu.Unlock()
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if !lost.ended() || denied.ended() {
-			t.Error("the stream of a network that has gone goes on, or the other does not")
-		}
+		expect.True(t, lost.ended() && !denied.ended(),
+			"the stream of a network that has gone goes on, or the other does not")
 		s.closed.Store(true)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if n := strings.Count(denied.text(), "event: "); !denied.ended() || n > 4 {
-			t.Errorf("the stream of who may not see it goes on: %d", n)
-		}
+		n := strings.Count(denied.text(), "event: ")
+		expect.True(t, denied.ended() && n <= 4, "the stream of who may not see it goes on: %d", n)
 		s.closed.Store(false)
 		open := s.watch(t, "10.0.0.3:1")
 		s.Close()
 		synctest.Wait()
-		if !open.ended() || s.watch(t, "10.0.0.3:1").Code != http.StatusServiceUnavailable {
-			t.Error("a stream outlives the node")
-		}
+		expect.True(t, open.ended() && s.watch(t, "10.0.0.3:1").Code == http.StatusServiceUnavailable,
+			"a stream outlives the node")
 	})
 }
 
@@ -231,38 +220,31 @@ func TestAssets(t *testing.T) {
 	for _, path := range paths {
 		w := get(path, "")
 		h := w.Header()
-		if w.Code != http.StatusOK || w.Body.Len() == 0 || h.Get("Content-Type") == "" {
-			t.Errorf("%s: %d %v", path, w.Code, h)
-		}
+		expect.True(t, w.Code == http.StatusOK && w.Body.Len() != 0 && h.Get("Content-Type") != "",
+			"%s: %d %v", path, w.Code, h)
 		csp := h.Get("Content-Security-Policy")
-		if strings.Contains(csp, "unsafe") || !strings.Contains(csp, "default-src 'none'") || !strings.Contains(csp, "frame-ancestors 'none'") ||
-			h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Referrer-Policy") != "no-referrer" {
-			t.Errorf("%s: %v", path, h)
-		}
+		expect.True(t, !strings.Contains(csp, "unsafe") && strings.Contains(csp, "default-src 'none'") &&
+			strings.Contains(csp, "frame-ancestors 'none'") && h.Get("X-Content-Type-Options") == "nosniff" &&
+			h.Get("Referrer-Policy") == "no-referrer", "%s: %v", path, h)
 		if again := get(path, h.Get("Etag")); again.Code != http.StatusNotModified || again.Body.Len() > 0 {
 			t.Errorf("%s, as it is known: %d", path, again.Code)
 		}
-		if other := regexp.MustCompile(`(?i)(src|href|url)\s*[=(]\s*["']?(https?:)?//|@import`).FindString(w.Body.String()); other != "" {
-			t.Errorf("%s asks others: %s", path, other)
-		}
+		expect.Equal(t, regexp.MustCompile(`(?i)(src|href|url)\s*[=(]\s*["']?(https?:)?//|@import`).FindString(w.Body.String()), "",
+			"%s asks others", path)
 	}
 	page := get("/console", "").Body.Bytes()
 	for _, bad := range []string{`<script>`, `<style`, ` style=`, ` on[a-z]+=`, `javascript:`} {
-		if found := regexp.MustCompile(bad).Find(page); found != nil {
-			t.Errorf("the page has %s", found)
-		}
+		found := regexp.MustCompile(bad).Find(page)
+		expect.True(t, found == nil, "the page has %s", found)
 	}
 	for _, id := range regexp.MustCompile(`\$\("([a-z-]+)"\)`).FindAllSubmatch(get("/console/app.js", "").Body.Bytes(), -1) {
-		if !bytes.Contains(page, fmt.Appendf(nil, `id="%s"`, id[1])) {
-			t.Errorf("the script asks for #%s, which the page has not", id[1])
-		}
+		expect.True(t, bytes.Contains(page, fmt.Appendf(nil, `id="%s"`, id[1])),
+			"the script asks for #%s, which the page has not", id[1])
 	}
-	if banned := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`).FindString(get("/console/app.js", "").Body.String()); banned != "" {
-		t.Errorf("the script uses %s: text must stay text", banned)
-	}
-	if w := get("/console/other.js", ""); w.Code != http.StatusNotFound {
-		t.Errorf("another path: %d", w.Code)
-	}
+	banned := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`).FindString(get("/console/app.js", "").Body.String())
+	expect.True(t, banned == "", "the script uses %s: text must stay text", banned)
+	w := get("/console/other.js", "")
+	expect.Equal(t, w.Code, http.StatusNotFound, "another path")
 }
 
 // TestOtherSitesPages: a page of another site, in a browser that reaches the node, holds no stream: whatever it has the browser send
@@ -298,9 +280,7 @@ func TestSourcesBehindAProxy(t *testing.T) {
 		for _, c := range []struct{ who, from string }{{"", "192.0.2.1"}, {"", "192.0.2.2"}, {"greedy", "192.0.2.1"}, {"modest", "192.0.2.1"}} {
 			who, from = c.who, c.from
 			for i, want := range []int{http.StatusOK, http.StatusOK, http.StatusServiceUnavailable} {
-				if got := open(); got != want {
-					t.Errorf("%+v, stream %d: %d, want %d", c, i, got, want)
-				}
+				expect.Equal(t, open(), want, "%+v, stream %d", c, i)
 			}
 		}
 	})

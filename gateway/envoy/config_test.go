@@ -15,14 +15,14 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func parse(t testing.TB, text string) *Config {
 	t.Helper()
 	c, err := Parse([]File{{"f.yaml", []byte(text)}}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return c
 }
 
@@ -99,9 +99,8 @@ func TestMistakes(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c, err := Parse([]File{{"f.yaml", []byte(test.text)}}, Options{})
 			var found strictyaml.Errors
-			if !errors.As(err, &found) || c != nil || len(found) != len(test.want) {
-				t.Fatalf("%v, %v, want %q", c, err, test.want)
-			}
+			must.True(t, errors.As(err, &found) && c == nil && len(found) == len(test.want),
+				"%v, %v, want %q", c, err, test.want)
 			for i, e := range found {
 				if got := e.Error(); !strings.HasPrefix(got, "f.yaml:"+test.want[i]) {
 					t.Errorf("got %s\nwant f.yaml:%s", got, test.want[i])
@@ -119,17 +118,14 @@ func TestDuplicateDomain(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	c, err := Parse([]File{one, two}, Options{MergeDomains: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if domains, limits := c.Domains(); domains != 1 || limits != 2 {
-		t.Errorf("%d domains, %d limits", domains, limits)
-	}
+	must.NoError(t, err)
+	domains, limits := c.Domains()
+	expect.True(t, domains == 1 && limits == 2, "%d domains, %d limits", domains, limits)
 	// The reference: merged domains keep their composite keys apart.
-	if _, err := Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true}); err == nil || !strings.HasPrefix(err.Error(), "c.yaml:2:21: descriptors[0]: is the second descriptor of the composite key") ||
-		!strings.Contains(err.Error(), "after that on line 2 of a.yaml: remove one") {
-		t.Errorf("%v", err)
-	}
+	_, err = Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true})
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(),
+		"c.yaml:2:21: descriptors[0]: is the second descriptor of the composite key") &&
+		strings.Contains(err.Error(), "after that on line 2 of a.yaml: remove one"), "%v", err)
 }
 
 const matching = `
@@ -250,14 +246,10 @@ func TestStateKeys(t *testing.T) {
 	d := parse(t, matching).domain("d")
 	key := func(pairs ...string) string {
 		m, err := d.match(entriesOf(pairs...))
-		if err != nil || m.rule == nil {
-			t.Fatalf("%q: %+v, %v", pairs, m, err)
-		}
+		must.True(t, err == nil && m.rule != nil, "%q: %+v, %v", pairs, m, err)
 		return m.key
 	}
-	if got := key("nest", "1", "inner", "x1"); got != "nest=1,inner=x1" {
-		t.Errorf("%s", got)
-	}
+	expect.Equal(t, key("nest", "1", "inner", "x1"), "nest=1,inner=x1")
 	// The reference: what shares a threshold has one counter, for the pattern.
 	if a, b := key("files", "files/a"), key("files", "files/b"); a != b || a != "files=files/*" {
 		t.Errorf("%s, %s", a, b)
@@ -270,12 +262,9 @@ func TestStateKeys(t *testing.T) {
 	odd := []string{"", "a", "=", ",", "%", "*", "(", ")", "a=b", "a,b=c", "%3D", "\n", "\r", "\x00", "\x7f", "ü", "a*"}
 	add := func(pairs ...string) {
 		k := stateKey(entriesOf(pairs...).Entries, nil)
-		if strings.ContainsAny(k, "\n\r\x00\x7f") {
-			t.Errorf("%q: %q", pairs, k)
-		}
-		if have, twice := seen[k]; twice {
-			t.Errorf("%q and %q have the key %q", have, pairs, k)
-		}
+		expect.True(t, !strings.ContainsAny(k, "\n\r\x00\x7f"), "%q: %q", pairs, k)
+		have, twice := seen[k]
+		expect.True(t, !twice, "%q and %q have the key %q", have, pairs, k)
 		seen[k] = pairs
 	}
 	add()
@@ -295,14 +284,12 @@ func TestOverride(t *testing.T) {
 	in := entriesOf("plain", "v")
 	in.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 42, Unit: typev3.RateLimitUnit_HOUR}
 	m, err := d.match(in)
-	if err != nil || m.perUnit != 42 || m.limit.Window != time.Hour || m.key != "plain=v" {
-		t.Errorf("%+v, %v", m, err)
-	}
+	expect.True(t, err == nil && m.perUnit == 42 && m.limit.Window == time.Hour && m.key == "plain=v",
+		"%+v, %v", m, err)
 	for _, unit := range []typev3.RateLimitUnit{typev3.RateLimitUnit_UNKNOWN, 99, -1} {
 		in.Limit.Unit = unit
-		if _, err := d.match(in); err == nil {
-			t.Errorf("unit %v taken", unit)
-		}
+		_, err := d.match(in)
+		expect.True(t, err != nil, "unit %v taken", unit)
 	}
 }
 
@@ -338,9 +325,7 @@ func TestLooks(t *testing.T) {
 	for text, want := range map[string]bool{
 		"domain: d\n": true, "descriptors: []\n": true, "policies: []\n": false, "": false, "a: b\n": false, "[": false, "- domain\n": false,
 	} {
-		if Looks([]byte(text)) != want {
-			t.Errorf("%q", text)
-		}
+		expect.Equal(t, Looks([]byte(text)), want, "%q", text)
 	}
 }
 
@@ -349,65 +334,46 @@ func TestWatch(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, ".new"), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(dir, ".new"), filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(filepath.Join(dir, ".new"), []byte(text), 0o600))
+		must.NoError(t, os.Rename(filepath.Join(dir, ".new"), filepath.Join(dir, name)))
 	}
 	write("a.yaml", "domain: a\n")
 	write("notes.txt", "no YAML: [")
-	if err := os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700))
 	changes, errs := make(chan *Config, 10), make(chan error, 10)
 	w, err := NewWatcher(dir, WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	w.Watch()
 	defer w.Close()
-	if n, _ := w.Current().Domains(); n != 1 {
-		t.Fatalf("%d domains", n)
-	}
+	n, _ := w.Current().Domains()
+	must.Equal(t, n, 1, "domains")
 	write("b.yml", "domain: b\n")
-	if n, _ := (<-changes).Domains(); n != 2 {
-		t.Errorf("%d domains", n)
-	}
+	n, _ = (<-changes).Domains()
+	expect.Equal(t, n, 2, "domains")
 	write("c.yaml", "domain: b\n")
-	if err := <-errs; !strings.Contains(err.Error(), filepath.Join(dir, "c.yaml")+":1:9: domain: is the domain of "+filepath.Join(dir, "b.yml")) {
-		t.Errorf("%v", err)
-	}
+	err = <-errs
+	expect.True(t, strings.Contains(err.Error(),
+		filepath.Join(dir, "c.yaml")+":1:9: domain: is the domain of "+filepath.Join(dir, "b.yml")), "%v", err)
 	if n, _ := w.Current().Domains(); n != 2 || w.Err() == nil {
 		t.Errorf("%d domains, %v", n, w.Err())
 	}
-	if err := errors.Join(os.Remove(filepath.Join(dir, "c.yaml")), os.Remove(filepath.Join(dir, "b.yml"))); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, errors.Join(os.Remove(filepath.Join(dir, "c.yaml")), os.Remove(filepath.Join(dir, "b.yml"))))
 	for n := 0; n != 1; n, _ = w.Current().Domains() {
 		<-changes
 	}
-	if _, err := NewWatcher(filepath.Join(dir, "none"), WatchConfig{}); err == nil {
-		t.Error("a directory that does not exist")
-	}
+	_, err = NewWatcher(filepath.Join(dir, "none"), WatchConfig{})
+	expect.True(t, err != nil, "a directory that does not exist")
 }
 
 // TestReadDirRejectsPipes: a pipe in the place of a file is no reason to do without its limits; a link to a directory is left out.
 func TestReadDirRejectsPipes(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Symlink(t.TempDir(), filepath.Join(dir, "link.yaml")); err != nil {
-		t.Fatal(err)
-	}
-	if files, err := ReadDir(dir); err != nil || len(files) != 0 {
-		t.Errorf("%v, %v", files, err)
-	}
-	if err := syscall.Mkfifo(filepath.Join(dir, "a.yaml"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if files, err := ReadDir(dir); !errors.Is(err, file.ErrNotRegular) {
-		t.Errorf("%v, %v", files, err)
-	}
+	must.NoError(t, os.Symlink(t.TempDir(), filepath.Join(dir, "link.yaml")))
+	files, err := ReadDir(dir)
+	expect.True(t, err == nil && len(files) == 0, "%v, %v", files, err)
+	must.NoError(t, syscall.Mkfifo(filepath.Join(dir, "a.yaml"), 0o600))
+	files, err = ReadDir(dir)
+	expect.ErrorIs(t, err, file.ErrNotRegular, "%v", files)
 }
 
 // FuzzParse reads anything as a file: it is a configuration or Errors with positions in the file, and what it matches is found again.
@@ -427,9 +393,8 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, d := range c.domains {
 			m, err := d.match(entriesOf(key, value, key, value))
-			if err != nil || m.rule != nil && (m.key == "" || m.limit != nil && m.limit.Validate() != nil) {
-				t.Fatalf("%+v, %v", m, err)
-			}
+			must.True(t, err == nil && (m.rule == nil || m.key != "" && (m.limit == nil || m.limit.Validate() == nil)),
+				"%+v, %v", m, err)
 		}
 	})
 }
@@ -438,12 +403,8 @@ func FuzzParse(f *testing.F) {
 func haveLines(t *testing.T, err error) {
 	t.Helper()
 	var found strictyaml.Errors
-	if !errors.As(err, &found) || len(found) == 0 {
-		t.Fatalf("%v", err)
-	}
+	must.True(t, errors.As(err, &found) && len(found) != 0, "%v", err)
 	for _, e := range found {
-		if e.Line < 1 || e.Column < 1 || e.Message == "" || strings.Contains(e.Message, "\n") {
-			t.Fatalf("%+v", e)
-		}
+		must.True(t, e.Line >= 1 && e.Column >= 1 && e.Message != "" && !strings.Contains(e.Message, "\n"), "%+v", e)
 	}
 }

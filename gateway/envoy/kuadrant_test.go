@@ -21,15 +21,15 @@ import (
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestKuadrant states beside each expectation what Limitador does (limitador-server/src/envoy_rls/kuadrant_service.rs).
 func TestKuadrant(t *testing.T) {
 	b := newBench(t, limits)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var intercepted []string
 	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 		intercepted = append(intercepted, info.FullMethod)
@@ -39,9 +39,7 @@ func TestKuadrant(t *testing.T) {
 	go server.Serve(listener) //nolint:errcheck // Stop ends it
 	t.Cleanup(server.Stop)
 	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	client := kuadrantpb.NewRateLimitServiceClient(conn)
 	call := func(method string, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
@@ -53,12 +51,9 @@ func TestKuadrant(t *testing.T) {
 	answers := func(rule, method string, want ratelimitv3.RateLimitResponse_Code, domain string, hits uint32, descriptors ...*common.RateLimitDescriptor) {
 		t.Helper()
 		out, err := call(method, &ratelimitv3.RateLimitRequest{Domain: domain, HitsAddend: hits, Descriptors: descriptors})
-		if err != nil || out.OverallCode != want {
-			t.Errorf("%s: %v, %v, want %v", rule, out, err, want)
-		}
-		if len(out.Statuses)+len(out.ResponseHeadersToAdd)+len(out.RequestHeadersToAdd) > 0 || out.DynamicMetadata != nil {
-			t.Errorf("%s: the original answers the code alone: %v", rule, out)
-		}
+		expect.True(t, err == nil && out.OverallCode == want, "%s: %v, %v, want %v", rule, out, err, want)
+		expect.True(t, len(out.Statuses)+len(out.ResponseHeadersToAdd)+len(out.RequestHeadersToAdd) == 0 &&
+			out.DynamicMetadata == nil, "%s: the original answers the code alone: %v", rule, out)
 	}
 	const check, report, none = "CheckRateLimit", "Report", ratelimitv3.RateLimitResponse_UNKNOWN
 	minute := entriesOf("minute", "u")
@@ -95,9 +90,7 @@ func TestKuadrant(t *testing.T) {
 	// Ours: Limitador charges the limits of a report one after the other, and stops at the first that its storage fails.
 	_, err = call(report, &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: 10, Descriptors: []*common.RateLimitDescriptor{
 		entriesOf("minute", "all"), entriesOf("log", "all"), entriesOf("lost", "all")}})
-	if status.Code(err) != codes.NotFound {
-		t.Errorf("a report of which one limit is lost: %v", err)
-	}
+	expect.Equal(t, status.Code(err), codes.NotFound, "a report of which one limit is lost: %v", err)
 	answers("of a report that fails nothing is counted", check, ok, "d", 1, entriesOf("minute", "all"), entriesOf("log", "all"))
 	answers("a descriptor that is there twice counts twice", report, ok, "d", 5, entriesOf("minute", "twice"), entriesOf("minute", "twice"))
 	answers("a descriptor that is there twice counts twice", check, over, "d", 1, entriesOf("minute", "twice"))
@@ -108,17 +101,12 @@ func TestKuadrant(t *testing.T) {
 	// Errors of the storage are UNAVAILABLE in the original, so that failure_mode_deny decides; ours name what is wrong.
 	for _, method := range []string{check, report} {
 		_, err = call(method, &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("lost", "u")}})
-		if status.Code(err) != codes.NotFound {
-			t.Errorf("a policy that there is not: %v", err)
-		}
+		expect.Equal(t, status.Code(err), codes.NotFound, "a policy that there is not: %v", err)
 		_, err = call(method, &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: make([]*common.RateLimitDescriptor, 1001)})
-		if status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("%d descriptors: %v", 1001, err)
-		}
+		expect.Equal(t, status.Code(err), codes.ResourceExhausted, "%d descriptors: %v", 1001, err)
 	}
-	if b.hits["d.minute within_limit"] == 0 || len(intercepted) == 0 {
-		t.Errorf("hits %v; the interceptors have seen %d calls", b.hits, len(intercepted))
-	}
+	expect.True(t, b.hits["d.minute within_limit"] != 0 && len(intercepted) != 0,
+		"hits %v; the interceptors have seen %d calls", b.hits, len(intercepted))
 }
 
 // reserving is a bench with Kuadrant's methods.
@@ -143,26 +131,23 @@ func (r *reserving) reserve(rule string, want ratelimitv3.RateLimitResponse_Code
 		in.Ttl = durationpb.New(ttl)
 	}
 	out, err := r.service.Reserve(r.t.Context(), in)
-	if err != nil || out.Code != want || want != ok && out.ReservationId != "" {
-		r.t.Errorf("%s: %v, %v, want %v", rule, out, err, want)
-	}
+	expect.True(r.t, err == nil && out.Code == want && (want == ok || out.ReservationId == ""),
+		"%s: %v, %v, want %v", rule, out, err, want)
 	return out.GetReservationId()
 }
 
 func (r *reserving) commit(rule string, want bool, id string, amount uint64, descriptors ...*common.RateLimitDescriptor) {
 	r.t.Helper()
 	out, err := r.service.Commit(r.t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ReservationId: id, ActualAmount: amount, Descriptors: descriptors})
-	if err != nil || out.ReservationReleased != want {
-		r.t.Errorf("%s: %v, %v, want released %v", rule, out, err, want)
-	}
+	expect.True(r.t, err == nil && out.ReservationReleased == want,
+		"%s: %v, %v, want released %v", rule, out, err, want)
 }
 
 // left is what remains of a minute's 10 units.
 func (r *reserving) left(rule string, want uint32, d *common.RateLimitDescriptor) {
 	r.t.Helper()
-	if got := r.ask(1, adding(d, 0, false)).Statuses[0]; got.LimitRemaining != want {
-		r.t.Errorf("%s: %d left, want %d", rule, got.LimitRemaining, want)
-	}
+	got := r.ask(1, adding(d, 0, false)).Statuses[0]
+	expect.True(r.t, got.LimitRemaining == want, "%s: %d left, want %d", rule, got.LimitRemaining, want)
 }
 
 // TestKuadrantReserve states beside each expectation what Limitador does (limitador-server/proto/kuadrantrls.proto,
@@ -173,9 +158,7 @@ func TestKuadrantReserve(t *testing.T) {
 	minute := func() *common.RateLimitDescriptor { return d("minute", "u") }
 
 	id := r.reserve("6 of 10 are held", ok, 6, 0, minute())
-	if id == "" {
-		t.Error("an id is set when the code is OK")
-	}
+	expect.True(t, id != "", "an id is set when the code is OK")
 	r.reserve("0 + 6 held + 6 > 10", over, 6, 0, minute())
 	r.left("what is held is not left to others", 4, minute())
 	r.commit("the actual amount takes the place of what was held", true, id, 2, minute())
@@ -192,9 +175,8 @@ func TestKuadrantReserve(t *testing.T) {
 	r.commit("a commit counts whether or not there is room", true, id, 9, minute())
 	r.left("16 of 10 are used", 0, minute())
 	r.reserve("over the limit not even 0 has room", over, 0, 0, minute())
-	if id := r.reserve("an amount of 0 passes up to the limit", ok, 0, 0, d("minute", "zero")); id != "" {
-		t.Errorf("an amount of 0 holds nothing: %q", id)
-	}
+	expect.Equal(t, r.reserve("an amount of 0 passes up to the limit", ok, 0, 0, d("minute", "zero")), "",
+		"an amount of 0 holds nothing")
 	r.reserve("more than the limit never passes", over, 11, 0, d("minute", "most"))
 	r.reserve("the largest amount there is", over, 1<<64-1, 0, d("minute", "most"))
 	r.left("what is refused holds nothing", 10, d("minute", "most"))
@@ -221,9 +203,8 @@ func TestKuadrantReserve(t *testing.T) {
 
 	// Where nothing limits.
 	for _, free := range []*common.RateLimitDescriptor{d("free", "u"), d("nothing", "u")} {
-		if id := r.reserve("where no limits apply the answer is OK", ok, 1000, 0, free); id != "" {
-			t.Errorf("and nothing is held: %q", id)
-		}
+		expect.Equal(t, r.reserve("where no limits apply the answer is OK", ok, 1000, 0, free), "",
+			"and nothing is held")
 		r.commit("where no limits apply nothing is released", false, "", 1000, free)
 	}
 	r.reserve("without descriptors no limits apply", ok, 5, 0)
@@ -234,9 +215,7 @@ func TestKuadrantReserve(t *testing.T) {
 	r.reserve("shadow_mode never refuses", ok, 50, 0, d("shadow", "u"))
 	id = r.reserve("shadow_mode never refuses", ok, 5, 0, d("shadow", "u"), d("minute", "beside"))
 	r.commit("shadow_mode is charged at the commit", true, id, 5, d("shadow", "u"), d("minute", "beside"))
-	if r.hits["d.shadow within_limit"] != 5 {
-		t.Errorf("shadow_mode is charged at the commit: %v", r.hits)
-	}
+	expect.Equal(t, r.hits["d.shadow within_limit"], 5, "shadow_mode is charged at the commit: %v", r.hits)
 	r.reserve("quota_mode refuses when all quotas are over", over, 11, 0, d("quota", "u"))
 	r.reserve("quota_mode refuses when all quotas are over", ok, 10, 0, d("quota", "u"))
 	r.commit("quota_mode is charged at the commit", false, "", 10, d("quota", "u"))
@@ -257,12 +236,10 @@ func TestKuadrantReserve(t *testing.T) {
 		{[]*common.RateLimitDescriptor{d("lost", "u")}, codes.NotFound},
 		{make([]*common.RateLimitDescriptor, 1001), codes.ResourceExhausted},
 	} {
-		if _, err := r.service.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Descriptors: bad.descriptors}); status.Code(err) != bad.want {
-			t.Errorf("Reserve of %.100v: %v, want %v", bad.descriptors, err, bad.want)
-		}
-		if _, err := r.service.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: bad.descriptors}); status.Code(err) != bad.want {
-			t.Errorf("Commit of %.100v: %v, want %v", bad.descriptors, err, bad.want)
-		}
+		_, err := r.service.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Descriptors: bad.descriptors})
+		expect.Equal(t, status.Code(err), bad.want, "Reserve of %.100v: %v", bad.descriptors, err)
+		_, err = r.service.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: bad.descriptors})
+		expect.Equal(t, status.Code(err), bad.want, "Commit of %.100v: %v", bad.descriptors, err)
 	}
 }
 
@@ -306,9 +283,7 @@ func TestKuadrantExpiry(t *testing.T) {
 		r.Close()
 		pass(21 * time.Second)
 		held("end")
-		if n := len(r.expiry.pending); n != 0 {
-			t.Errorf("%d timers are left", n)
-		}
+		expect.Equal(t, len(r.expiry.pending), 0, "timers are left")
 	})
 }
 
@@ -338,34 +313,26 @@ func TestReservationsOfKuadrantByBytes(t *testing.T) {
 			if err == nil {
 				reserved++
 				failing := append(long(n)[:1], entriesOf("lost", "u"))
-				if _, err := k.Commit(thief, &kuadrantpb.CommitRequest{Domain: "d", ReservationId: out.ReservationId, ActualAmount: 1, Descriptors: failing}); status.Code(err) != codes.NotFound {
-					t.Fatal(err)
-				}
+				_, err := k.Commit(thief, &kuadrantpb.CommitRequest{Domain: "d", ReservationId: out.ReservationId, ActualAmount: 1, Descriptors: failing})
+				must.Equal(t, status.Code(err), codes.NotFound, "%v", err)
 				continue
 			}
-			if status.Code(err) != codes.ResourceExhausted {
-				t.Fatal(err)
-			}
-			if left := b.ask(1, adding(long(n)[0], 0, false)).Statuses[0].LimitRemaining; left != 1 {
-				t.Fatalf("%d left where no reservation is kept", left)
-			}
+			must.Equal(t, status.Code(err), codes.ResourceExhausted, "%v", err)
+			must.Equal(t, b.ask(1, adding(long(n)[0], 0, false)).Statuses[0].LimitRemaining, 1,
+				"left where no reservation is kept")
 		}
 		taken, most := kept.InUse()
-		if reserved < 4 || reserved > 10 || taken < most/2 || taken > most*3/4 {
-			t.Errorf("%d reservations take %d of %d bytes", reserved, taken, most)
-		}
-		if _, err := k.Reserve(shop, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute), Descriptors: long(100)}); err != nil {
-			t.Errorf("another caller's reservation: %v", err)
-		}
+		expect.True(t, reserved >= 4 && reserved <= 10 && taken >= most/2 && taken <= most*3/4,
+			"%d reservations take %d of %d bytes", reserved, taken, most)
+		_, err := k.Reserve(shop, &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Ttl: durationpb.New(time.Minute), Descriptors: long(100)})
+		expect.NoError(t, err, "another caller's reservation")
 		b.more.Add(int64(time.Minute))
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if taken, _ := kept.InUse(); taken != 0 {
-			t.Errorf("%d bytes are taken when all have expired", taken)
-		}
-		if left := b.ask(1, adding(long(0)[1], 0, false)).Statuses[0].LimitRemaining; left != 1 {
-			t.Errorf("%d left of what a commit that failed half-way did not commit", left)
-		}
+		taken, _ = kept.InUse()
+		expect.Equal(t, taken, 0, "bytes are taken when all have expired")
+		expect.Equal(t, b.ask(1, adding(long(0)[1], 0, false)).Statuses[0].LimitRemaining, 1,
+			"left of what a commit that failed half-way did not commit")
 	})
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestQuotaBuckets(t *testing.T) {
@@ -19,12 +21,8 @@ quota_buckets:
   policy: both
   key: "{{x}} {b}/{a}"
 `)}}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := c.Quotas(); n != 3 {
-		t.Fatal(n)
-	}
+	must.NoError(t, err)
+	must.Equal(t, c.Quotas(), 3)
 	for _, test := range []struct {
 		domain string
 		id     map[string]string
@@ -45,9 +43,7 @@ quota_buckets:
 		if q, ok := c.Quota(test.domain, test.id); ok {
 			got = fmt.Sprint(q.Policy, " ", q.Key, " ", q.Share)
 		}
-		if got != test.want {
-			t.Errorf("%s %v: %q, want %q", test.domain, test.id, got, test.want)
-		}
+		expect.Equal(t, got, test.want, "%s %v", test.domain, test.id)
 	}
 }
 
@@ -78,9 +74,7 @@ func TestQuotaMistakes(t *testing.T) {
 		"{bucket: {a: \"*\"}, policy: p, key: k}\n- {bucket: {a: b}, policy: p, key: k}": "5:4: quota_buckets[1].bucket: has no bucket left: that of line 4",
 	} {
 		_, err := Parse([]File{{"edge.yaml", []byte("\ndomain: edge\nquota_buckets:\n- " + text + "\n")}}, options)
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s:\n got %v\nwant %s", text, err, want)
-		}
+		expect.True(t, err != nil && strings.Contains(err.Error(), want), "%s:\n got %v\nwant %s", text, err, want)
 	}
 }
 
@@ -110,9 +104,8 @@ func FuzzQuotaBuckets(f *testing.F) {
 						id[k] = value
 					}
 				}
-				if len(id) == 0 || len(id) > MaxQuotaEntries || bytes > MaxQuotaText || !limit.ValidPolicyName(b.policy) || len(b.key)%2 != 1 || b.share < 1 || b.share > 100 {
-					t.Fatalf("%+v", b)
-				}
+				must.True(t, len(id) != 0 && len(id) <= MaxQuotaEntries && bytes <= MaxQuotaText &&
+					limit.ValidPolicyName(b.policy) && len(b.key)%2 == 1 && b.share >= 1 && b.share <= 100, "%+v", b)
 				first := b
 				for j := range d.quotas[:i] {
 					fits := len(d.quotas[j].entries) == len(id)

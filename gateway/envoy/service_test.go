@@ -25,6 +25,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const (
@@ -49,9 +51,7 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	b := &bench{t: t, wall: start, hits: make(map[string]uint64)}
 	c := parse(t, config)
 	set, err := policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}, {name: banning, limits: [2/1m], ban: 1h}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	l := limiter.New(limiter.Config{Policies: set, NoInline: true, Clock: func() algo.Instant {
 		now := b.now()
 		return algo.Instant{Mono: now.Sub(start).Nanoseconds(), Wall: now.UnixNano()}
@@ -71,12 +71,9 @@ func (b *bench) now() time.Time { return b.wall.Add(time.Duration(b.more.Load())
 func (b *bench) ask(hits uint32, descriptors ...*common.RateLimitDescriptor) *ratelimitv3.RateLimitResponse {
 	b.t.Helper()
 	out, err := b.ShouldRateLimit(context.Background(), &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: hits, Descriptors: descriptors})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if len(out.Statuses) != len(descriptors) {
-		b.t.Fatalf("%d statuses of %d descriptors", len(out.Statuses), len(descriptors))
-	}
+	must.NoError(b.t, err)
+	must.True(b.t, len(out.Statuses) == len(descriptors),
+		"%d statuses of %d descriptors", len(out.Statuses), len(descriptors))
 	return out
 }
 
@@ -87,9 +84,8 @@ func adding(d *common.RateLimitDescriptor, hits uint64, negative bool) *common.R
 
 func want(t testing.TB, what string, st *ratelimitv3.RateLimitResponse_DescriptorStatus, code ratelimitv3.RateLimitResponse_Code, remaining uint32) {
 	t.Helper()
-	if st.GetCode() != code || st.GetLimitRemaining() != remaining {
-		t.Errorf("%s: %v, want %v with %d left", what, st, code, remaining)
-	}
+	expect.True(t, st.GetCode() == code && st.GetLimitRemaining() == remaining,
+		"%s: %v, want %v with %d left", what, st, code, remaining)
 }
 
 const limits = `
@@ -154,16 +150,15 @@ func TestHits(t *testing.T) {
 func TestWindows(t *testing.T) {
 	b := newBench(t, limits)
 	st := b.ask(1, entriesOf("minute", "u")).Statuses[0]
-	if st.DurationUntilReset.GetSeconds() != 50 || st.DurationUntilReset.GetNanos() != 0 {
-		t.Errorf("%v", st.DurationUntilReset)
-	}
-	if l := st.CurrentLimit; l.Name != "per_minute" || l.RequestsPerUnit != 10 || l.Unit != ratelimitv3.RateLimitResponse_RateLimit_MINUTE || l.UnitMultiplier != nil {
-		t.Errorf("%v", l)
-	}
+	expect.True(t, st.DurationUntilReset.GetSeconds() == 50 && st.DurationUntilReset.GetNanos() == 0,
+		"%v", st.DurationUntilReset)
+	l := st.CurrentLimit
+	expect.True(t, l.Name == "per_minute" && l.RequestsPerUnit == 10 &&
+		l.Unit == ratelimitv3.RateLimitResponse_RateLimit_MINUTE && l.UnitMultiplier == nil, "%v", l)
 	five := b.ask(2, entriesOf("five", "u")).Statuses[0]
-	if left := 300 - start.Unix()%300; five.DurationUntilReset.GetSeconds() != left || five.CurrentLimit.UnitMultiplier.GetValue() != 5 {
-		t.Errorf("%v, want %d s", five, left)
-	}
+	left := 300 - start.Unix()%300
+	expect.True(t, five.DurationUntilReset.GetSeconds() == left && five.CurrentLimit.UnitMultiplier.GetValue() == 5,
+		"%v, want %d s", five, left)
 	b.wall = time.Unix(start.Unix()/300*300+299, 999_999_999)
 	want(t, "in the same five minutes", b.ask(1, entriesOf("five", "u")).Statuses[0], over, 0)
 	b.wall = b.wall.Add(time.Nanosecond)
@@ -171,18 +166,16 @@ func TestWindows(t *testing.T) {
 	// Weeks since the epoch begin on Thursdays.
 	b.wall = time.Date(2023, 11, 16, 0, 0, 0, 0, time.UTC)
 	week := b.ask(1, entriesOf("week", "u")).Statuses[0]
-	if want := int64(7 * 24 * 3600); week.DurationUntilReset.GetSeconds() != want {
-		t.Errorf("%v", week)
-	}
+	want := int64(7 * 24 * 3600)
+	expect.Equal(t, week.DurationUntilReset.GetSeconds(), want, "%v", week)
 }
 
 // TestUnmatched. The reference: a domain or descriptor that is not configured is OK, with no limit told.
 func TestUnmatched(t *testing.T) {
 	b := newBench(t, limits)
 	out, err := b.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "other", Descriptors: []*common.RateLimitDescriptor{entriesOf("minute", "u")}})
-	if err != nil || out.OverallCode != ok || out.Statuses[0].Code != ok || out.Statuses[0].CurrentLimit != nil {
-		t.Errorf("%v, %v", out, err)
-	}
+	expect.True(t, err == nil && out.OverallCode == ok && out.Statuses[0].Code == ok &&
+		out.Statuses[0].CurrentLimit == nil, "%v, %v", out, err)
 	st := b.ask(1, entriesOf("none", "u")).Statuses[0]
 	if want(t, "no match", st, ok, 0); st.CurrentLimit != nil || st.DurationUntilReset != nil {
 		t.Errorf("%v", st)
@@ -222,9 +215,8 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	// A nil descriptor is one without entries.
-	if out := b.ask(1, nil); out.OverallCode != ok {
-		t.Errorf("%v", out)
-	}
+	out := b.ask(1, nil)
+	expect.Equal(t, out.OverallCode, ok, "%v", out)
 }
 
 // TestLongValues: a value that is longer than a key may be is limited like any other, and does not switch off the other limits.
@@ -238,9 +230,7 @@ func TestLongValues(t *testing.T) {
 	want(t, "another long value", b.ask(1, entriesOf("minute", token+"y")).Statuses[0], ok, 9)
 	b.ask(10, entriesOf("minute", "u"))
 	out := b.ask(1, entriesOf("minute", "u"), entriesOf("minute", token+"z"))
-	if out.OverallCode != over {
-		t.Errorf("a long value beside a limit that is used up: %v", out)
-	}
+	expect.Equal(t, out.OverallCode, over, "a long value beside a limit that is used up: %v", out)
 }
 
 // TestOverall. The reference: over any limit is over, and the statuses are in the order of the descriptors. Every descriptor is
@@ -249,9 +239,7 @@ func TestOverall(t *testing.T) {
 	b := newBench(t, limits)
 	for i, code := range []ratelimitv3.RateLimitResponse_Code{ok, over} {
 		out := b.ask(1, entriesOf("none", ""), entriesOf("week", "u"), entriesOf("minute", "u"))
-		if out.OverallCode != code || out.Statuses[0].Code != ok || out.Statuses[1].Code != code {
-			t.Errorf("%v", out)
-		}
+		expect.True(t, out.OverallCode == code && out.Statuses[0].Code == ok && out.Statuses[1].Code == code, "%v", out)
 		want(t, "beside", out.Statuses[2], ok, uint32(9-i))
 	}
 	// A limit of 0 admits nothing; that nothing was sent yet is within it.
@@ -260,21 +248,17 @@ func TestOverall(t *testing.T) {
 	want(t, "0 hits of 0, after 1", b.ask(1, adding(entriesOf("zero", "u"), 0, false)).Statuses[0], over, 0)
 	// shadow_mode: decided, charged and counted, and OK.
 	b.ask(1, entriesOf("shadow", "u"))
-	if out := b.ask(1, entriesOf("shadow", "u")); out.OverallCode != ok {
-		t.Errorf("%v", out)
-	}
+	out := b.ask(1, entriesOf("shadow", "u"))
+	expect.Equal(t, out.OverallCode, ok, "%v", out)
 	for name, n := range map[string]uint64{
 		"d.shadow within_limit": 1, "d.shadow shadow_mode": 1, "d.week within_limit": 1, "d.week over_limit": 1, "d.minute within_limit": 2, "d.zero over_limit": 1,
 	} {
-		if b.hits[name] != n {
-			t.Errorf("%s: %d, want %d", name, b.hits[name], n)
-		}
+		expect.Equal(t, b.hits[name], n, "%s", name)
 	}
 	// The reference's SHADOW_MODE: the overall code is OK, the statuses stay.
 	shadow := newBench(t, limits, func(c *ServiceConfig) { c.Shadow = true })
-	if out := shadow.ask(2, entriesOf("week", "u")); out.OverallCode != ok || out.Statuses[0].Code != over {
-		t.Errorf("%v", out)
-	}
+	out = shadow.ask(2, entriesOf("week", "u"))
+	expect.True(t, out.OverallCode == ok && out.Statuses[0].Code == over, "%v", out)
 }
 
 // TestReplaces. The reference: a limit whose name another one of the request replaces is not looked at, and not charged.
@@ -310,23 +294,18 @@ descriptors:
 	out := ab()
 	m := metadata(out).(map[string]any)
 	// Of limits that were not exceeded: structs become one, and of anything else the first stays.
-	if g := m["go"].(map[string]any); out.OverallCode != ok || g["to"] != "a" || g["or"] != "b" || m["n"] != 1.0 {
-		t.Errorf("%v", m)
-	}
+	g := m["go"].(map[string]any)
+	expect.True(t, out.OverallCode == ok && g["to"] == "a" && g["or"] == "b" && m["n"] == 1.0, "%v", m)
 	out = ab()
-	if g := metadata(out).(map[string]any)["go"].(map[string]any); out.OverallCode != ok || out.Statuses[0].Code != over || g["to"] != nil || g["or"] != "b" {
-		t.Errorf("%v", out)
-	}
-	if out = ab(); out.OverallCode != over || metadata(out) != nil {
-		t.Errorf("%v", out)
-	}
-	if out = b.ask(5, entriesOf("b", "v"), entriesOf("c", "u")); out.OverallCode != over {
-		t.Errorf("%v", out)
-	}
+	g = metadata(out).(map[string]any)["go"].(map[string]any)
+	expect.True(t, out.OverallCode == ok && out.Statuses[0].Code == over && g["to"] == nil && g["or"] == "b", "%v", out)
+	out = ab()
+	expect.True(t, out.OverallCode == over && metadata(out) == nil, "%v", out)
+	out = b.ask(5, entriesOf("b", "v"), entriesOf("c", "u"))
+	expect.Equal(t, out.OverallCode, over, "%v", out)
 	f := out.DynamicMetadata.AsMap()
-	if f["domain"] != "d" || f["hitsAddend"] != 5.0 || f["descriptors"].([]any)[1].(map[string]any)["entries"].([]any)[0] != "c=u" {
-		t.Errorf("%v", f)
-	}
+	expect.True(t, f["domain"] == "d" && f["hitsAddend"] == 5.0 &&
+		f["descriptors"].([]any)[1].(map[string]any)["entries"].([]any)[0] == "c=u", "%v", f)
 }
 
 // TestHeaders. The reference: of the limit with the least left; of what is over, the last.
@@ -339,15 +318,11 @@ func TestHeaders(t *testing.T) {
 		}
 		return strings.Join(s, " ")
 	}
-	if got := headers(b.ask(1, entriesOf("minute", "u"), entriesOf("five", "u"))); got != "RateLimit-Limit=2 RateLimit-Remaining=1 RateLimit-Reset=50" {
-		t.Errorf("%s", got)
-	}
-	if got := headers(b.ask(1, entriesOf("free", "u"), entriesOf("none", "u"))); got != "" {
-		t.Errorf("%s", got)
-	}
-	if got := headers(b.ask(20, entriesOf("minute", "u"))); got != "RateLimit-Limit=10 RateLimit-Remaining=0 RateLimit-Reset=50" {
-		t.Errorf("%s", got)
-	}
+	expect.Equal(t, headers(b.ask(1, entriesOf("minute", "u"), entriesOf("five", "u"))),
+		"RateLimit-Limit=2 RateLimit-Remaining=1 RateLimit-Reset=50")
+	expect.Equal(t, headers(b.ask(1, entriesOf("free", "u"), entriesOf("none", "u"))), "")
+	expect.Equal(t, headers(b.ask(20, entriesOf("minute", "u"))),
+		"RateLimit-Limit=10 RateLimit-Remaining=0 RateLimit-Reset=50")
 }
 
 // TestNearLimit: of a policy with warn_at, as a header and in the metadata.
@@ -356,9 +331,8 @@ func TestNearLimit(t *testing.T) {
 	for hits, want := range []bool{false, true} {
 		out := b.ask(1, entriesOf("minute", "u"), entriesOf("shared", "u"))
 		header := slices.ContainsFunc(out.ResponseHeadersToAdd, func(h *core.HeaderValue) bool { return h.Key == "Weir-Near-Limit" && h.Value == "true" })
-		if field := out.DynamicMetadata.GetFields()["near_limit"].GetBoolValue(); header != want || field != want {
-			t.Errorf("hit %d: %v", hits+1, out)
-		}
+		field := out.DynamicMetadata.GetFields()["near_limit"].GetBoolValue()
+		expect.True(t, header == want && field == want, "hit %d: %v", hits+1, out)
 	}
 }
 
@@ -369,9 +343,9 @@ func TestBan(t *testing.T) {
 		out := b.ask(1, entriesOf("banning", "u"))
 		header := slices.ContainsFunc(out.ResponseHeadersToAdd, func(h *core.HeaderValue) bool { return h.Key == "Weir-Banned" && h.Value == "true" })
 		banned := hit >= 2
-		if field := out.DynamicMetadata.GetFields()["banned"].GetBoolValue(); header != banned || field != banned || (out.OverallCode == over) != banned {
-			t.Errorf("hit %d: %v", hit+1, out)
-		}
+		field := out.DynamicMetadata.GetFields()["banned"].GetBoolValue()
+		expect.True(t, header == banned && field == banned && (out.OverallCode == over) == banned,
+			"hit %d: %v", hit+1, out)
 	}
 	b.wall = start.Add(59 * time.Minute) // the window has room for long
 	want(t, "still banned", b.ask(1, entriesOf("banning", "u")).Statuses[0], over, 0)
@@ -390,9 +364,8 @@ func TestOverrideOfARequest(t *testing.T) {
 		t.Errorf("%v", st)
 	}
 	d.Limit.Unit = typev3.RateLimitUnit_MONTH
-	if st := b.ask(1, d).Statuses[0]; st.CurrentLimit.Unit != ratelimitv3.RateLimitResponse_RateLimit_MONTH {
-		t.Errorf("%v", st)
-	}
+	st = b.ask(1, d).Statuses[0]
+	expect.Equal(t, st.CurrentLimit.Unit, ratelimitv3.RateLimitResponse_RateLimit_MONTH, "%v", st)
 	none := &common.RateLimitDescriptor{Limit: &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1, Unit: typev3.RateLimitUnit_DAY}}
 	want(t, "without entries", b.ask(1, none).Statuses[0], ok, 0)
 }
@@ -442,13 +415,11 @@ func TestCharge(t *testing.T) {
 			want(t, "a", look.Statuses[0], test.afterwards, test.a)
 			want(t, "b", look.Statuses[1], ok, test.b)
 			out := b.ask(1, entriesOf("zero", "u"), entriesOf("b", "v"))
-			if out.OverallCode != over {
-				t.Errorf("%v", out)
-			}
+			expect.Equal(t, out.OverallCode, over, "%v", out)
 			want(t, "zero", out.Statuses[0], over, 0)
-			if left := out.Statuses[1].LimitRemaining; test.charge == "all_or_none" && left != 9 || test.charge != "all_or_none" && left != 8 {
-				t.Errorf("%d left beside a limit of 0", left)
-			}
+			left := out.Statuses[1].LimitRemaining
+			expect.True(t, (test.charge != "all_or_none" || left == 9) && (test.charge == "all_or_none" || left == 8),
+				"%d left beside a limit of 0", left)
 			b.ask(2, entriesOf("a", "w"), entriesOf("b", "w"))
 			want(t, "negative", b.ask(0, adding(entriesOf("a", "w"), 1, true)).Statuses[0], ok, 1)
 		})
@@ -484,15 +455,13 @@ func TestJSON(t *testing.T) {
 			continue
 		}
 		if w.Code != 200 && w.Code != 429 {
-			if body != test.want {
-				t.Errorf("%.60s: %q", test.body, body)
-			}
+			expect.Equal(t, body, test.want, "%.60s", test.body)
 			continue
 		}
 		out := new(ratelimitv3.RateLimitResponse)
-		if err := protojson.Unmarshal([]byte(body), out); err != nil || out.OverallCode.String() != test.want || w.Header().Get("Content-Type") != "application/json" {
-			t.Errorf("%s: %v", body, err)
-		}
+		err := protojson.Unmarshal([]byte(body), out)
+		expect.True(t, err == nil && out.OverallCode.String() == test.want &&
+			w.Header().Get("Content-Type") == "application/json", "%s: %v", body, err)
 	}
 	w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/json", iotest.ErrReader(errors.New("it was read")))
 	r.ContentLength = 1 << 40
@@ -509,9 +478,7 @@ func TestHitsNames(t *testing.T) {
 	}
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	if h.names != maxNames || len(h.known) != maxNames {
-		t.Errorf("%d names, %d counters", h.names, len(h.known))
-	}
+	expect.True(t, h.names == maxNames && len(h.known) == maxNames, "%d names, %d counters", h.names, len(h.known))
 }
 
 // FuzzRequest answers any request in JSON, and never with what the caller wrote in an error or a header.
@@ -527,18 +494,13 @@ func FuzzRequest(f *testing.F) {
 		}
 		out, err := b.ShouldRateLimit(t.Context(), in)
 		if err != nil {
-			if m := status.Convert(err).Message(); strings.ContainsAny(m, "\n\r") || status.Code(err) == codes.Internal {
-				t.Fatalf("%v", err)
-			}
+			m := status.Convert(err).Message()
+			must.True(t, !strings.ContainsAny(m, "\n\r") && status.Code(err) != codes.Internal, "%v", err)
 			return
 		}
-		if len(out.Statuses) != len(in.Descriptors) || out.OverallCode == 0 {
-			t.Fatalf("%v", out)
-		}
+		must.True(t, len(out.Statuses) == len(in.Descriptors) && out.OverallCode != 0, "%v", out)
 		for _, h := range out.ResponseHeadersToAdd {
-			if strings.Trim(h.Value, "0123456789") != "" {
-				t.Fatalf("%v", h)
-			}
+			must.Equal(t, strings.Trim(h.Value, "0123456789"), "", "%v", h)
 		}
 	})
 }

@@ -21,6 +21,8 @@ import (
 
 	"github.com/weirlimit/weir/gateway/envoy"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const exampleDir = "../../deploy/examples/envoy"
@@ -40,9 +42,7 @@ func messages(t *testing.T, m proto.Message, f func(proto.Message)) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, err)
 }
 
 // TestExample holds the example of Envoy's configuration to the types of its API, to what Weir must have Envoy do without an assignment, and to Weir's
@@ -51,31 +51,19 @@ func TestExample(t *testing.T) {
 	read := func(name string) []byte {
 		t.Helper()
 		data, err := os.ReadFile(filepath.Join(exampleDir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return data
 	}
 	var any any
-	if err := yaml.Unmarshal(read("envoy.yaml"), &any); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, yaml.Unmarshal(read("envoy.yaml"), &any))
 	data, err := json.Marshal(any)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	bootstrap := new(bootstrapv3.Bootstrap)
-	if err := protojson.Unmarshal(data, bootstrap); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, protojson.Unmarshal(data, bootstrap))
 	set, err := policy.Parse("policies.yaml", read("policies.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	files, err := envoy.Parse([]envoy.File{{Name: "edge.yaml", Data: read("weir/edge.yaml")}}, envoy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	clusters := make(map[string]bool)
 	for _, c := range bootstrap.GetStaticResources().GetClusters() {
 		clusters[c.GetName()] = true
@@ -99,9 +87,7 @@ func TestExample(t *testing.T) {
 					continue
 				}
 				var header matcherv3.HttpRequestHeaderMatchInput
-				if err := v.GetCustomValue().GetTypedConfig().UnmarshalTo(&header); err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, v.GetCustomValue().GetTypedConfig().UnmarshalTo(&header))
 				id[k] = "of " + header.GetHeaderName()
 			}
 			q, ok := files.Quota(domain, id)
@@ -110,13 +96,9 @@ func TestExample(t *testing.T) {
 				t.Errorf("%v is no bucket of the domain %s", id, domain)
 				return
 			}
-			if err := p.Divisible(); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, p.Divisible())
 			for _, r := range p.Rules() {
-				if err := r.Limits.Quotable(); err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, r.Limits.Quotable())
 			}
 			if m.GetReportingInterval().AsDuration() != period {
 				t.Errorf("%v: reports every %v", id, m.GetReportingInterval().AsDuration())
@@ -124,9 +106,8 @@ func TestExample(t *testing.T) {
 			const denies = typev3.RateLimitStrategy_DENY_ALL
 			none, expired := m.GetNoAssignmentBehavior().GetFallbackRateLimit(), m.GetExpiredAssignmentBehavior().GetFallbackRateLimit()
 			for _, s := range []*typev3.RateLimitStrategy{none, expired} {
-				if rule, is := s.GetStrategy().(*typev3.RateLimitStrategy_BlanketRule_); !is || rule.BlanketRule != denies {
-					t.Errorf("%v: %v without an assignment", id, s)
-				}
+				rule, is := s.GetStrategy().(*typev3.RateLimitStrategy_BlanketRule_)
+				expect.True(t, is && rule.BlanketRule == denies, "%v: %v without an assignment", id, s)
 			}
 		}
 	})

@@ -22,6 +22,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // world is data planes, other callers of the same keys and one owner of these, in virtual time.
@@ -125,13 +126,9 @@ func newWorld(t *testing.T, seed uint64, policies string) *world {
 	}
 	w.now.Store(w.start())
 	set, err := policy.Parse("policies.yaml", []byte(policies))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	w.files, err = envoy.Parse([]envoy.File{{Name: "edge.yaml", Data: []byte(config)}}, envoy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	w.limiter = limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant {
 		now := w.now.Load()
 		return algo.Instant{Mono: now, Wall: 1_700_000_000_000_000_000 + now}
@@ -407,9 +404,7 @@ func (p *plane) send(all []*fakeBucket) {
 func (p *plane) handled(s *session, m *quotav3.RateLimitQuotaUsageReports) {
 	epoch := p.epoch
 	out, err := s.handle(context.Background(), m)
-	if err != nil {
-		p.w.t.Fatal(err)
-	}
+	must.NoError(p.w.t, err)
 	if out == nil || p.silent {
 		return
 	}
@@ -559,9 +554,7 @@ func (w *world) ask(tenant string, perSecond float64, from, to time.Duration) {
 			return
 		}
 		got, err := w.limiter.Check(context.Background(), []limit.Check{{Target: limit.Target{Policy: "p", Key: tenant}, Cost: 1}})
-		if err != nil || got[0].Err != nil {
-			w.t.Fatal(err, got)
-		}
+		must.True(w.t, err == nil && got[0].Err == nil, "%v %v", err, got)
 		if got[0].Allowed {
 			w.admitted[tenant] = append(w.admitted[tenant], w.now.Load())
 			w.direct++

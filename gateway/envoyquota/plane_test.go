@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const (
@@ -132,9 +134,7 @@ func TestSilence(t *testing.T) {
 						w.fatalf("only %d were admitted once the server was heard again", f.allowed-before)
 					}
 				}
-				if (uncovered == 0) != of.covered {
-					t.Errorf("%d were admitted without an assignment", uncovered)
-				}
+				expect.Equal(t, (uncovered == 0), of.covered, "%d were admitted without an assignment", uncovered)
 			})
 		}
 	}
@@ -165,14 +165,10 @@ func TestQuirks(t *testing.T) {
 	for _, q := range []quirk{
 		oneTimer, noTimeYet, startsFull, fallsBack, allowsAll, reusesNothing, losesUsage, looksNew, abandonLoses, neverForgets, afterTheStream,
 	} {
-		if met[q] == 0 {
-			t.Errorf("it does not show that %s", q)
-		}
+		expect.True(t, met[q] != 0, "it does not show that %s", q)
 	}
 	for _, q := range []quirk{lookAlike, keepsRatio} {
-		if met[q] != 0 {
-			t.Errorf("%d times: %s", met[q], q)
-		}
+		expect.Equal(t, met[q], 0, "times: %s", q)
 	}
 }
 
@@ -196,9 +192,7 @@ func TestReload(t *testing.T) {
 			w.ask("a", 10, 0, 40*time.Second)
 			w.at(w.start()+int64(41*time.Second), func() {
 				set, err := policy.Parse("policies.yaml", []byte(is))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				w.limiter.SetPolicies(set)
 			})
 			var allowed, denied int
@@ -209,9 +203,7 @@ func TestReload(t *testing.T) {
 			}
 			w.judgeWindow("a", 1200, time.Minute)
 			set, err := policy.Parse("policies.yaml", []byte(was))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			w.limiter.SetPolicies(set)
 			f.load("a", 10, 100*time.Second, 150*time.Second)
 			w.run(150 * time.Second)
@@ -254,13 +246,9 @@ func TestAttribute(t *testing.T) {
 	if excess := b.report(3, usage{allowed: 7}); excess != 0 || b.loans[0].left != 3 || b.loans[1].left != 10 {
 		t.Fatalf("%d, %+v %+v", excess, b.loans[0], b.loans[1])
 	}
-	if excess := b.report(2+int64(Delivery), usage{allowed: 1}); excess != 0 {
-		t.Fatal(excess)
-	}
+	must.Equal(t, b.report(2+int64(Delivery), usage{allowed: 1}), 0)
 	if l := b.loans[0]; !l.over || l.totals().Spent != 8 || l.totals().Returned != 2 {
 		t.Fatalf("a loan that was replaced, as it stands after Delivery: %+v", l)
 	}
-	if excess := b.report(3+int64(Delivery), usage{allowed: 13}); excess != 3 {
-		t.Fatalf("%d of what nobody lent", excess)
-	}
+	must.Equal(t, b.report(3+int64(Delivery), usage{allowed: 13}), 3, "of what nobody lent")
 }

@@ -26,6 +26,8 @@ import (
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func reports(domain string, all ...*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage) *quotav3.RateLimitQuotaUsageReports {
@@ -40,9 +42,7 @@ func report(tenant string, allowed, denied uint64) *quotav3.RateLimitQuotaUsageR
 func (w *world) room(key string) (n int) {
 	for {
 		got, err := w.limiter.Check(context.Background(), []limit.Check{{Target: limit.Target{Policy: "p", Key: key}, Cost: 1}})
-		if err != nil || got[0].Err != nil {
-			w.t.Fatal(err, got)
-		}
+		must.True(w.t, err == nil && got[0].Err == nil, "%v %v", err, got)
 		if !got[0].Allowed {
 			return n
 		}
@@ -77,16 +77,13 @@ func TestStrangeReports(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t, 1, windowPolicy)
 			out, err := w.service.open("").handle(t.Context(), test.in)
-			if err != nil || len(out.GetBucketAction()) != test.actions {
-				t.Fatalf("%v %v", out, err)
-			}
+			must.True(t, err == nil && len(out.GetBucketAction()) == test.actions, "%v %v", out, err)
 			lent := 0
 			for _, a := range out.GetBucketAction() {
 				lent += int(a.GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket().GetMaxTokens())
 			}
-			if n := w.room("a"); n+lent+test.charged != 1200 {
-				t.Errorf("room for %d beside %d", n, lent)
-			}
+			n := w.room("a")
+			expect.Equal(t, n+lent+test.charged, 1200, "room for %d beside %d", n, lent)
 		})
 	}
 }
@@ -100,9 +97,8 @@ func TestDomain(t *testing.T) {
 		domain string
 		ok     bool
 	}{{"", false}, {"", false}, {"edge", true}, {"", true}, {"core", false}, {"edge", true}} {
-		if _, err := s.handle(t.Context(), reports(step.domain, report("a", 0, 1))); (err == nil) != step.ok {
-			t.Errorf("%q: %v", step.domain, err)
-		}
+		_, err := s.handle(t.Context(), reports(step.domain, report("a", 0, 1)))
+		expect.Equal(t, (err == nil), step.ok, "%q: %v", step.domain, err)
 	}
 }
 
@@ -117,9 +113,8 @@ func TestHugeReports(t *testing.T) {
 	}
 	all = append(all, report(strings.Repeat("x", 1<<20), 1, 1), report(all[0].BucketId.Bucket["tenant"], math.MaxUint64, 0))
 	for range 2 {
-		if _, err := s.handle(t.Context(), reports("edge", all...)); err != nil || len(s.buckets) != maxBuckets {
-			t.Fatalf("%d buckets, %v", len(s.buckets), err)
-		}
+		_, err := s.handle(t.Context(), reports("edge", all...))
+		must.True(t, err == nil && len(s.buckets) == maxBuckets, "%d buckets, %v", len(s.buckets), err)
 	}
 	if rejected, unmatched := testutil.ToFloat64(w.service.count.rejected), testutil.ToFloat64(w.service.count.unmatched); rejected != 100 || unmatched != 2 {
 		t.Errorf("%v were rejected and %v ignored", rejected, unmatched)
@@ -136,9 +131,9 @@ func TestUnlimited(t *testing.T) {
 	} {
 		w := newWorld(t, 1, policies)
 		out, err := w.service.open("").handle(t.Context(), reports("edge", report("a", 0, 1)))
-		if err != nil || len(out.GetBucketAction()) != 1 || out.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() != want {
-			t.Errorf("%s: %v %v", policies, out, err)
-		}
+		expect.True(t, err == nil && len(out.GetBucketAction()) == 1 &&
+			out.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() == want,
+			"%s: %v %v", policies, out, err)
 	}
 }
 
@@ -169,9 +164,8 @@ func TestBucketsByBytes(t *testing.T) {
 			all[i].BucketId.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 100, protowire.BytesType), make([]byte, 4000)))
 		}
 		for range 20 {
-			if _, err := s.handle(t.Context(), reports("edge", all...)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := s.handle(t.Context(), reports("edge", all...))
+			must.NoError(t, err)
 			w.now.Add(int64(time.Millisecond))
 		}
 	}
@@ -179,9 +173,8 @@ func TestBucketsByBytes(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	taken, most := kept.InUse()
 	heap := int64(after.HeapAlloc) - int64(before.HeapAlloc)
-	if len(s.buckets) < 1000 || taken > most*3/4 || heap > taken {
-		t.Errorf("%d buckets take %d bytes of %d, and %d of the heap", len(s.buckets), taken, most, heap)
-	}
+	expect.True(t, len(s.buckets) >= 1000 && taken <= most*3/4 && heap <= taken,
+		"%d buckets take %d bytes of %d, and %d of the heap", len(s.buckets), taken, most, heap)
 	t.Logf("%d buckets: %d bytes each, of %d that are counted", len(s.buckets), heap/int64(len(s.buckets)), taken/int64(len(s.buckets)))
 }
 
@@ -196,17 +189,13 @@ func TestManyBuckets(t *testing.T) {
 		all = append(all, report(string(rune('a'+i)), 0, 1))
 	}
 	out, err := first.handle(t.Context(), reports("edge", all...))
-	if err != nil || len(first.buckets) < 5 || len(first.buckets) > 9 || len(out.BucketAction) != 2*len(first.buckets) {
-		t.Fatalf("%d buckets, %v, %v", len(first.buckets), out, err)
-	}
+	must.True(t, err == nil && len(first.buckets) >= 5 && len(first.buckets) <= 9 &&
+		len(out.BucketAction) == 2*len(first.buckets), "%d buckets, %v, %v", len(first.buckets), out, err)
 	first.close()
-	if n := testutil.ToFloat64(w.service.count.buckets); n != 0 {
-		t.Error(n)
-	}
+	expect.Equal(t, testutil.ToFloat64(w.service.count.buckets), 0)
 	if second := w.service.open("y"); true {
-		if _, err := second.handle(t.Context(), reports("edge", all[:5]...)); err != nil || len(second.buckets) != 5 {
-			t.Error(len(second.buckets), err)
-		}
+		_, err := second.handle(t.Context(), reports("edge", all[:5]...))
+		expect.True(t, err == nil && len(second.buckets) == 5, "%v %v", len(second.buckets), err)
 	}
 }
 
@@ -266,9 +255,7 @@ func TestCut(t *testing.T) {
 				c.Conn, err = lis.DialContext(ctx)
 				return c, err
 			}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer conn.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
@@ -280,9 +267,7 @@ func TestCut(t *testing.T) {
 		for range 2 {
 			_ = stream.Send(reports("edge", report(key, uint64(last), 40)))
 			in, err := stream.Recv()
-			if ctx.Err() != nil {
-				t.Fatal("nothing came of a stream that is cut")
-			}
+			must.NoError(t, ctx.Err(), "nothing came of a stream that is cut")
 			if err != nil {
 				return spent, false
 			}
@@ -294,13 +279,11 @@ func TestCut(t *testing.T) {
 	}
 	judge := func(key string, spent int64) {
 		t.Helper()
-		if n := w.room(key); int64(n)+spent > 1200 {
-			t.Fatalf("%s: %d beside %d", key, n, spent)
-		}
+		n := w.room(key)
+		must.True(t, int64(n)+spent <= 1200, "%s: %d beside %d", key, n, spent)
 		w.now.Add(int64(term)) // less than a window
-		if n := w.room(key); n > 0 {
-			t.Fatalf("%s: %d more when the loans have ended", key, n)
-		}
+		n = w.room(key)
+		must.True(t, n <= 0, "%s: %d more when the loans have ended", key, n)
 	}
 	const all = math.MaxInt64
 	for _, cut := range []struct {
@@ -312,9 +295,7 @@ func TestCut(t *testing.T) {
 	} {
 		assigned, through := 0, 0
 		for bytes := int64(0); through < 20; bytes++ { // HTTP/2 sends a little more or less each time
-			if bytes > 3000 {
-				t.Fatalf("%s: nothing got through", cut.name)
-			}
+			must.True(t, bytes <= 3000, "%s: nothing got through", cut.name)
 			key := fmt.Sprint(cut.name, bytes)
 			spent, whole := cut.run(key, bytes)
 			judge(key, spent)
@@ -325,9 +306,7 @@ func TestCut(t *testing.T) {
 				through++
 			}
 		}
-		if assigned < 40 {
-			t.Errorf("%s: an assignment was had %d times only", cut.name, assigned)
-		}
+		expect.True(t, assigned >= 40, "%s: an assignment was had %d times only", cut.name, assigned)
 	}
 }
 
@@ -335,9 +314,7 @@ func TestCut(t *testing.T) {
 func FuzzReports(f *testing.F) {
 	for _, m := range []*quotav3.RateLimitQuotaUsageReports{reports("edge", report("a", 0, 1)), reports("edge", report("a", 1, 0), report("b", 3, 1)), reports("")} {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.NoError(f, err)
 		f.Add(b, b, uint16(5000))
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte, wait uint16) {
@@ -359,9 +336,7 @@ func FuzzReports(f *testing.F) {
 					lent += int(a.GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket().GetMaxTokens())
 				}
 			}
-			if lent > 1200 {
-				t.Fatal(lent)
-			}
+			must.True(t, lent <= 1200, "%v", lent)
 			w.now.Add(int64(wait) * int64(time.Millisecond))
 		}
 	})
@@ -414,9 +389,8 @@ func FuzzSessions(f *testing.F) {
 				lent += a.units
 			}
 		}
-		if n := w.room("a"); lent > 1200 || n > 0 && int64(n)+lent > 1200 {
-			t.Fatalf("room for %d beside %d", n, lent)
-		}
+		n := w.room("a")
+		must.True(t, lent <= 1200 && (n <= 0 || int64(n)+lent <= 1200), "room for %d beside %d", n, lent)
 	})
 }
 
@@ -426,17 +400,13 @@ func TestOwnerLost(t *testing.T) {
 		w := newWorld(t, 1, policies)
 		plane := w.service.open("")
 		out, err := plane.handle(t.Context(), reports("edge", report("a", 0, 1)))
-		if err != nil || len(out.GetBucketAction()) != 2 {
-			t.Fatal(out, err)
-		}
+		must.True(t, err == nil && len(out.GetBucketAction()) == 2, "%v %v", out, err)
 		lent := int(out.BucketAction[1].GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket().GetMaxTokens())
 		w.limiter = newWorld(t, 1, policies).limiter
 		w.now.Add(int64(period))
-		if out, err = plane.handle(t.Context(), reports("edge", report("a", 2, 0))); err != nil {
-			t.Fatal(out, err)
-		}
-		if n := w.room("a"); n > part-lent {
-			t.Errorf("room for %d beside %d of %d", n, lent, part)
-		}
+		out, err = plane.handle(t.Context(), reports("edge", report("a", 2, 0)))
+		must.NoError(t, err, "%v", out)
+		n := w.room("a")
+		expect.True(t, n <= part-lent, "room for %d beside %d of %d", n, lent, part)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -32,42 +34,30 @@ func TestRequestsShareMemory(t *testing.T) {
 	t.Cleanup(s.Close)
 	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
 	first, second, light := openStream(t, c), openStream(t, c), openStream(t, c)
-	if err := first.Send(full("far")); err != nil {
-		t.Fatal(err)
-	}
-	if out := nextOf(t, first); !out.More {
-		t.Fatalf("%v", out)
-	}
-	if err := second.Send(full("near")); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, first.Send(full("far")))
+	out := nextOf(t, first)
+	must.True(t, out.More, "%v", out)
+	must.NoError(t, second.Send(full("near")))
 	const few = 50
 	for range few {
-		if out := exchange(t, light, streamed(1, "near")); out.Error != nil || len(out.Flags) != 1 {
-			t.Fatalf("%v", out)
-		}
+		out := exchange(t, light, streamed(1, "near"))
+		must.True(t, out.Error == nil && len(out.Flags) == 1, "%v", out)
 	}
 	d.mu.Lock()
-	if d.begun != 1+few {
-		t.Errorf("%d requests are begun, want %d", d.begun, 1+few)
-	}
+	expect.Equal(t, d.begun, 1+few, "requests are begun")
 	d.mu.Unlock()
 	close(d.answer)
-	if out := nextOf(t, second); out.Error != nil {
-		t.Errorf("%v", out)
-	}
+	out = nextOf(t, second)
+	expect.Equal(t, out.Error, nil, "%v", out)
 	// What cannot be decoded and what is refused as a whole gives back what it took, too.
 	bad := full("near")
 	bad.KeyLengths[0] = 1 << 20
-	if out := exchange(t, second, bad); out.Error == nil {
-		t.Error("a request that is not acceptable is answered")
-	}
-	if _, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: make([]*weirv1.Check, 2000)}); err == nil {
-		t.Error("2000 checks are answered")
-	}
-	if taken, err := gate.Enter(t.Context(), most); err != nil || taken != most {
-		t.Errorf("%d, %v", taken, err)
-	}
+	out = exchange(t, second, bad)
+	expect.True(t, out.Error != nil, "a request that is not acceptable is answered")
+	_, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: make([]*weirv1.Check, 2000)})
+	expect.True(t, err != nil, "2000 checks are answered")
+	taken, err := gate.Enter(t.Context(), most)
+	expect.True(t, err == nil && taken == most, "%d, %v", taken, err)
 }
 
 // TestDefinitionsByBytes is an attack: streams that define as many targets as there may be. What a caller's streams keep takes no more than its share of
@@ -77,9 +67,8 @@ func TestDefinitionsByBytes(t *testing.T) {
 	const all = 1 << 20
 	kept := fairshare.New(all)
 	t.Cleanup(func() { // after the servers' ends
-		if taken, _ := kept.InUse(); taken != 0 {
-			t.Errorf("%d bytes are taken without streams", taken)
-		}
+		taken, _ := kept.InUse()
+		expect.Equal(t, taken, 0, "bytes are taken without streams")
 	})
 	client := func(caller string) weirv1.LimiterClient {
 		s := NewServer(ServerConfig{Service: &distant{}, Kept: kept, Caller: func(context.Context) string { return caller }})
@@ -98,12 +87,10 @@ func TestDefinitionsByBytes(t *testing.T) {
 			defined++
 		}
 	}
-	if taken, _ := kept.InUse(); defined == 0 || defined*(wire.MaxTargets-freeTargets)*targetBytes != int(taken) || taken > all*3/4 {
-		t.Errorf("%d streams take %d bytes of %d", defined, taken, all)
-	}
-	if !define(shop, 100) || !define(thief, freeTargets-1) {
-		t.Error("a stream with few targets is denied")
-	}
+	taken, _ := kept.InUse()
+	expect.True(t, defined != 0 && defined*(wire.MaxTargets-freeTargets)*targetBytes == int(taken) && taken <= all*3/4,
+		"%d streams take %d bytes of %d", defined, taken, all)
+	expect.True(t, define(shop, 100) && define(thief, freeTargets-1), "a stream with few targets is denied")
 }
 
 // lenderFunc is a Lender that nobody can be asked by.
@@ -135,17 +122,11 @@ func TestLoansShareMemory(t *testing.T) {
 	t.Cleanup(s.Close)
 	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
 	for range 2 {
-		if err := stream.Send(in); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := stream.Recv(); err != nil || len(out.Loans) != limit.MaxBatch {
-			t.Fatalf("%v, %v", out, err)
-		}
-		if <-lends == nil {
-			t.Error("there is room for more than is left beside the request")
-		}
+		must.NoError(t, stream.Send(in))
+		out, err := stream.Recv()
+		must.True(t, err == nil && len(out.Loans) == limit.MaxBatch, "%v, %v", out, err)
+		expect.True(t, <-lends != nil, "there is room for more than is left beside the request")
 	}
-	if taken, err := gate.Enter(t.Context(), need+1); err != nil || taken != need+1 {
-		t.Errorf("%d, %v", taken, err)
-	}
+	taken, err := gate.Enter(t.Context(), need+1)
+	expect.True(t, err == nil && taken == need+1, "%d, %v", taken, err)
 }

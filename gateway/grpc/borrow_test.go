@@ -21,6 +21,8 @@ import (
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -29,9 +31,7 @@ func borrowing(t *testing.T, lends bool) (loanStream, *limiter.Limiter) {
 	t.Helper()
 	noLeaks(t)
 	set, err := policy.Parse("p.yaml", []byte("policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	l := limiter.New(limiter.Config{Policies: set})
 	cfg := ServerConfig{Service: l}
 	if lends {
@@ -41,18 +41,14 @@ func borrowing(t *testing.T, lends bool) (loanStream, *limiter.Limiter) {
 	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	server.Register(s)
 	on, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = s.Serve(on)
 	}()
 	conn, err := grpc.NewClient(on.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() {
 		_ = conn.Close()
 		s.Stop()
@@ -71,9 +67,7 @@ type loanStream struct {
 func openLoans(t *testing.T, conn grpc.ClientConnInterface) loanStream {
 	t.Helper()
 	stream, err := weirv1.NewLimiterClient(conn).CheckStream(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return loanStream{stream}
 }
 
@@ -103,43 +97,32 @@ func TestBorrow(t *testing.T) {
 	stream, l := borrowing(t, true)
 	ask := func(in *weirv1.BorrowRequest) *weirv1.BorrowResponse {
 		t.Helper()
-		if err := stream.Send(in); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(in))
 		out, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return out
 	}
 	out := ask(&weirv1.BorrowRequest{Borrower: 9, Sent: -7, Loans: []*weirv1.LoanReport{report(16)}})
-	if a := out.Loans[0]; out.Sent != -7 || a.Number != 3 || a.Granted != 16 || a.TermNs != int64(time.Second) || a.Limit != 100 || a.Remaining != 84 || a.WindowNs != int64(time.Hour) {
-		t.Fatalf("%v", out)
-	}
+	a := out.Loans[0]
+	must.True(t, out.Sent == -7 && a.Number == 3 && a.Granted == 16 && a.TermNs == int64(time.Second) &&
+		a.Limit == 100 && a.Remaining == 84 && a.WindowNs == int64(time.Hour), "%v", out)
 	// What is wanted by others is asked for.
 	decided := make(chan limit.Decision, 1)
 	go func() {
 		got, err := l.Check(context.Background(), []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 95}})
-		if err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, err)
 		decided <- got[0].Decision
 	}()
 	out, err := stream.Recv()
-	if err != nil || len(out.Recalls) != 1 || out.Recalls[0].Number != 3 || out.Recalls[0].Granted != 16 {
-		t.Fatalf("%v, %v", out, err)
-	}
+	must.True(t, err == nil && len(out.Recalls) == 1 && out.Recalls[0].Number == 3 && out.Recalls[0].Granted == 16,
+		"%v, %v", out, err)
 	back := report(0)
 	back.Granted, back.Spent, back.Returned = 16, 5, 11
-	if out = ask(&weirv1.BorrowRequest{Borrower: 9, Loans: []*weirv1.LoanReport{back}}); !out.Loans[0].Ended {
-		t.Fatalf("%v", out)
-	}
-	if d := <-decided; !d.Allowed {
-		t.Errorf("%+v", d)
-	}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
+	out = ask(&weirv1.BorrowRequest{Borrower: 9, Loans: []*weirv1.LoanReport{back}})
+	must.True(t, out.Loans[0].Ended, "%v", out)
+	d := <-decided
+	expect.True(t, d.Allowed, "%+v", d)
+	must.NoError(t, stream.CloseSend())
 	if _, err := stream.Recv(); err == nil || l.Loans().Streams != 0 {
 		t.Errorf("%v; %+v", err, l.Loans())
 	}
@@ -156,16 +139,11 @@ func TestNegativeWant(t *testing.T) {
 		if !c.renewed {
 			in.Granted = 16
 		}
-		if err := stream.Send(&weirv1.BorrowRequest{Borrower: 9, Loans: []*weirv1.LoanReport{in}}); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: 9, Loans: []*weirv1.LoanReport{in}}))
 		out, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if a := out.Loans[0]; a.Granted != 16 || (a.TermNs > 0) != c.renewed {
-			t.Errorf("%d wanted: %v", c.want, a)
-		}
+		must.NoError(t, err)
+		a := out.Loans[0]
+		expect.True(t, a.Granted == 16 && (a.TermNs > 0) == c.renewed, "%d wanted: %v", c.want, a)
 	}
 }
 
@@ -193,12 +171,9 @@ func TestBadBorrower(t *testing.T) {
 			for err == nil {
 				_, err = stream.Recv()
 			}
-			if status.Code(err) != c.code {
-				t.Errorf("%v", err)
-			}
-			if s := l.Loans(); s.Granted != 0 {
-				t.Errorf("%+v", s)
-			}
+			expect.Equal(t, status.Code(err), c.code, "%v", err)
+			s := l.Loans()
+			expect.Equal(t, s.Granted, 0, "%+v", s)
 		})
 	}
 }
@@ -229,21 +204,14 @@ func TestBorrowersAreTheirCallersOwn(t *testing.T) {
 		s := NewServer(ServerConfig{Service: &distant{}, Lender: lender, Caller: func(context.Context) string { return caller }})
 		t.Cleanup(s.Close)
 		stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
-		if err := stream.Send(&weirv1.BorrowRequest{Borrower: drawn, Loans: []*weirv1.LoanReport{report(16)}}); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: drawn, Loans: []*weirv1.LoanReport{report(16)}}))
 		opened, reported := <-lender.opened, <-lender.opened
-		if opened != reported || opened == drawn {
-			t.Errorf("%q opens %x and reports as %x", caller, opened, reported)
-		}
-		if other, ok := seen[opened]; ok && other != caller {
-			t.Errorf("%q borrows as %q", caller, other)
-		}
+		expect.True(t, opened == reported && opened != drawn, "%q opens %x and reports as %x", caller, opened, reported)
+		other, ok := seen[opened]
+		expect.True(t, !ok || other == caller, "%q borrows as %q", caller, other)
 		seen[opened] = caller
 	}
-	if len(seen) != 3 {
-		t.Errorf("%d ids of 3 callers", len(seen))
-	}
+	expect.Equal(t, len(seen), 3, "ids of 3 callers")
 }
 
 // slowLender lends nothing, and has some answers wait.
@@ -281,18 +249,15 @@ func TestReturnsDoNotWait(t *testing.T) {
 		t.Helper()
 		r := report(want)
 		r.Granted, r.Spent = 100, sent
-		if err := stream.Send(&weirv1.BorrowRequest{Borrower: 1, Sent: sent, Loans: []*weirv1.LoanReport{r}}); err != nil {
-			t.Fatal(err)
-		}
-		if b := <-lender.took; b.Totals.Spent != sent {
-			t.Fatalf("%+v", b)
-		}
+		must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: 1, Sent: sent, Loans: []*weirv1.LoanReport{r}}))
+		b := <-lender.took
+		must.Equal(t, b.Totals.Spent, sent, "%+v", b)
 	}
 	receive := func(want int64) {
 		t.Helper()
-		if out, err := stream.Recv(); err != nil || out.Sent != want || out.Loans[0].Spent != want || out.Loans[0].Number != 3 {
-			t.Fatalf("%v, %v; want the answer to %d", out, err, want)
-		}
+		out, err := stream.Recv()
+		must.True(t, err == nil && out.Sent == want && out.Loans[0].Spent == want && out.Loans[0].Number == 3,
+			"%v, %v; want the answer to %d", out, err, want)
 	}
 	send(1, 16)
 	send(2, 16)
@@ -325,10 +290,8 @@ func TestPanicInAWait(t *testing.T) {
 	for stream.Send(&weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}) == nil {
 		runtime.Gosched()
 	}
-	if _, err := stream.Recv(); status.Code(err) != codes.Internal {
-		t.Errorf("the borrower is told %v", err)
-	}
-	if p, ok := errors.AsType[*recovered.Error](<-ended); !ok || p.Value != "mistake" {
-		t.Errorf("the stream ended with %v", p)
-	}
+	_, err := stream.Recv()
+	expect.Equal(t, status.Code(err), codes.Internal, "the borrower is told %v", err)
+	p, ok := errors.AsType[*recovered.Error](<-ended)
+	expect.True(t, ok && p.Value == "mistake", "the stream ended with %v", p)
 }

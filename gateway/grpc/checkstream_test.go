@@ -2,7 +2,6 @@ package grpcapi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -24,6 +23,8 @@ import (
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -33,27 +34,21 @@ type checkStreamClient = grpc.BidiStreamingClient[weirv1.CheckStreamRequest, wei
 func openStream(t *testing.T, c weirv1.LimiterClient) checkStreamClient {
 	t.Helper()
 	stream, err := c.CheckStream(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return stream
 }
 
 // exchange sends a request and returns the next response.
 func exchange(t *testing.T, stream checkStreamClient, in *weirv1.CheckStreamRequest) *weirv1.CheckStreamResponse {
 	t.Helper()
-	if err := stream.Send(in); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, stream.Send(in))
 	return nextOf(t, stream)
 }
 
 func nextOf(t *testing.T, stream checkStreamClient) *weirv1.CheckStreamResponse {
 	t.Helper()
 	out, err := stream.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return out
 }
 
@@ -103,9 +98,7 @@ func TestCheckStreamIsCheck(t *testing.T) {
   - {name: shy, algorithm: fixed_window, limit: 3, window: 1m, shadow: true}
   - {name: free, algorithm: fixed_window, limit: 3, window: 1m, overrides: [{key: a, unlimited: true}, {key: b, blocked: true}]}
   - {name: lease, algorithm: concurrency, limit: 10, ttl: 1m}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var observed, failures atomic.Int64
 	node := func() weirv1.LimiterClient {
 		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: 1e9, Wall: 1e18} }})
@@ -161,9 +154,7 @@ func TestCheckStreamIsCheck(t *testing.T) {
 			}
 		}
 		out := exchange(t, stream, in)
-		if out.Sequence != in.Sequence || out.Error != nil || out.More || len(out.Checks) != 0 {
-			t.Fatalf("%v", out)
-		}
+		must.True(t, out.Sequence == in.Sequence && out.Error == nil && !out.More && len(out.Checks) == 0, "%v", out)
 		for i, w := range want {
 			failed := slices.ContainsFunc(out.Errors, func(e *weirv1.StreamError) bool { return int(e.Check) == i })
 			if failed != (w == nil) {
@@ -182,9 +173,8 @@ func TestCheckStreamIsCheck(t *testing.T) {
 		}
 	}
 	for range 2 { // when the second is answered the first has been observed
-		if out := exchange(t, stream, &weirv1.CheckStreamRequest{}); out.Error == nil {
-			t.Error("no checks are no error")
-		}
+		out := exchange(t, stream, &weirv1.CheckStreamRequest{})
+		expect.True(t, out.Error != nil, "no checks are no error")
 	}
 	if observed.Load() < 61 || failures.Load() < 1 || failures.Load() > 2 {
 		t.Errorf("%d requests observed, %d of them failed", observed.Load(), failures.Load())
@@ -237,9 +227,9 @@ func TestCheckStreamMalformed(t *testing.T) {
 		in := streamed(uint64(i), "a", "b", "c")
 		bad.change(in)
 		out := exchange(t, stream, in)
-		if e := out.Error; out.Sequence != in.Sequence || e.GetField() != bad.field || codes.Code(e.GetCode()) != bad.code || e.GetMessage() == "" {
-			t.Errorf("%s: %v", bad.field, out)
-		}
+		e := out.Error
+		expect.True(t, out.Sequence == in.Sequence && e.GetField() == bad.field &&
+			codes.Code(e.GetCode()) == bad.code && e.GetMessage() != "", "%s: %v", bad.field, out)
 	}
 	// A number whose definition failed stands for nothing.
 	in := streamed(1, "a")
@@ -255,9 +245,8 @@ func TestCheckStreamMalformed(t *testing.T) {
 	for _, e := range out.Errors {
 		fields = append(fields, fmt.Sprint(e.Check, e.Error.Field))
 	}
-	if out.Error != nil || !slices.Equal(fields, []string{"1keys", "2costs", "3keys"}) || unpacked(out, 0, "", "").Remaining != 9 {
-		t.Errorf("%v", out)
-	}
+	expect.True(t, out.Error == nil && slices.Equal(fields, []string{"1keys", "2costs", "3keys"}) &&
+		unpacked(out, 0, "", "").Remaining == 9, "%v", out)
 	// Nothing else was charged.
 	in = streamed(101, "a", "b", "c")
 	in.Costs = []int64{0}
@@ -271,12 +260,8 @@ func TestCheckStreamNotProtobuf(t *testing.T) {
 	addr, _ := serveLimiter(t, localLimiter(t))
 	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
 	stream, err := testkit.Dial(t, addr).NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName, grpc.ForceCodec(testkit.RawCodec{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.SendMsg(&[]byte{0xff}); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, stream.SendMsg(&[]byte{0xff}))
 	wantStatus(t, stream.RecvMsg(new([]byte)), codes.InvalidArgument, "malformed message")
 }
 
@@ -362,9 +347,7 @@ func TestCheckStreamTimeouts(t *testing.T) {
 		stream := &pipe{in: make(chan *weirv1.CheckStreamRequest), out: make(chan *weirv1.CheckStreamResponse, 10), ctx: t.Context()}
 		var done sync.WaitGroup
 		done.Go(func() {
-			if err := s.CheckStream(stream); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, s.CheckStream(stream))
 		})
 		ms := time.Millisecond
 		for _, test := range []struct {
@@ -383,26 +366,21 @@ func TestCheckStreamTimeouts(t *testing.T) {
 			in.TimeoutMs, in.TimeoutsMs = test.timeout, test.timeouts
 			began := time.Now()
 			stream.in <- in
-			if out := <-stream.out; !out.More || len(out.Checks) != 0 {
-				t.Errorf("%v: at first %v", test, out)
-			}
+			out := <-stream.out
+			expect.True(t, out.More && len(out.Checks) == 0, "%v: at first %v", test, out)
 			groups := 0
 			for more := true; more; groups++ {
 				out := <-stream.out
 				more = out.More
 				for i, check := range out.Checks {
-					if took := time.Since(began); took != test.want[check] || wire.At(out.Granted, i, 0) != int64(len(out.Checks)) {
-						t.Errorf("%v: check %d is answered after %v: %v", test, check, took, out)
-					}
+					took := time.Since(began)
+					expect.True(t, took == test.want[check] && wire.At(out.Granted, i, 0) == int64(len(out.Checks)),
+						"%v: check %d is answered after %v: %v", test, check, took, out)
 				}
 			}
-			if groups != test.groups {
-				t.Errorf("%v: %d groups", test, groups)
-			}
+			expect.True(t, groups == test.groups, "%v: %d groups", test, groups)
 			for i, key := range []string{"a", "b", "c", "d"} {
-				if h.until[key] != test.want[i] {
-					t.Errorf("%v: %s is waited for for %v", test, key, h.until[key])
-				}
+				expect.Equal(t, h.until[key], test.want[i], "%v: %s is waited for for", test, key)
 			}
 		}
 		close(stream.in)
@@ -440,20 +418,16 @@ func TestCheckStreamTraces(t *testing.T) {
 	in := streamed(1, "far 1", "near 1", "far 2", "near 2")
 	in.TraceContexts = [][]byte{[]byte(id("a")), []byte(id("b")), []byte("too short to be one"), []byte(id("c"))}
 	exchange(t, stream, in)
-	if got := <-d.traces; !slices.Equal(got, []string{id("a") + "'", id("b") + "'", "", id("c") + "'"}) {
-		t.Errorf("traces %q", got)
-	}
+	got := <-d.traces
+	expect.True(t, slices.Equal(got, []string{id("a") + "'", id("b") + "'", "", id("c") + "'"}), "traces %q", got)
 	mu.Lock()
-	if !slices.Equal(ended, []part{{id("b"), codes.OK}, {id("c"), codes.OK}}) || begun != 4 {
-		t.Errorf("%v has ended before the rest is there, of %d", ended, begun)
-	}
+	expect.True(t, slices.Equal(ended, []part{{id("b"), codes.OK}, {id("c"), codes.OK}}) && begun == 4,
+		"%v has ended before the rest is there, of %d", ended, begun)
 	mu.Unlock()
 	d.answer <- struct{}{}
 	nextOf(t, stream)
 	mu.Lock()
-	if !slices.Equal(ended[2:], []part{{id("a"), codes.OK}}) {
-		t.Errorf("%v has ended", ended)
-	}
+	expect.True(t, slices.Equal(ended[2:], []part{{id("a"), codes.OK}}), "%v has ended", ended)
 	ended = nil
 	mu.Unlock()
 	// What is refused, by itself or as a whole, has a code; and not all of a large request is traced.
@@ -464,9 +438,8 @@ func TestCheckStreamTraces(t *testing.T) {
 	<-d.traces
 	mu.Lock()
 	defer mu.Unlock()
-	if !slices.Equal(ended, slices.Repeat([]part{{id("d"), codes.PermissionDenied}}, maxTraced)) {
-		t.Errorf("%v has ended", ended)
-	}
+	expect.True(t, slices.Equal(ended, slices.Repeat([]part{{id("d"), codes.PermissionDenied}}, maxTraced)),
+		"%v has ended", ended)
 }
 
 // A request's groups stay few whatever its callers say.
@@ -481,14 +454,11 @@ func TestCheckStreamGroupsAreBounded(t *testing.T) {
 	for _, g := range groups {
 		n += len(g.checks)
 		for _, i := range g.checks {
-			if own := time.Duration(in.TimeoutsMs[i]) * time.Millisecond; g.timeout > own || g.timeout*9/8 < own {
-				t.Errorf("one who waits for %v has %v", own, g.timeout)
-			}
+			own := time.Duration(in.TimeoutsMs[i]) * time.Millisecond
+			expect.True(t, g.timeout <= own && g.timeout*9/8 >= own, "one who waits for %v has %v", own, g.timeout)
 		}
 	}
-	if len(groups) > 80 || n != limit.MaxBatch {
-		t.Errorf("%d groups of %d checks", len(groups), n)
-	}
+	expect.True(t, len(groups) <= 80 && n == limit.MaxBatch, "%d groups of %d checks", len(groups), n)
 }
 
 // pipe is a stream within this process.
@@ -527,12 +497,10 @@ func TestCheckStreamHoldsNothingUp(t *testing.T) {
 	mixed := streamed(1, "far 1", "near", "far 2", "near")
 	mixed.Costs = []int64{1, 2, 3, 4}
 	out := exchange(t, stream, mixed)
-	if out.Sequence != 1 || !out.More || !slices.Equal(out.Checks, []uint32{1, 3}) || !slices.Equal(out.Granted, []int64{2, 4}) {
-		t.Errorf("%v", out)
-	}
-	if out := exchange(t, stream, streamed(2, "far")); out.Sequence != 2 || !out.More || len(out.Checks) != 0 || len(out.Flags) != 0 {
-		t.Errorf("%v", out)
-	}
+	expect.True(t, out.Sequence == 1 && out.More && slices.Equal(out.Checks, []uint32{1, 3}) &&
+		slices.Equal(out.Granted, []int64{2, 4}), "%v", out)
+	out = exchange(t, stream, streamed(2, "far"))
+	expect.True(t, out.Sequence == 2 && out.More && len(out.Checks) == 0 && len(out.Flags) == 0, "%v", out)
 	d.answer <- struct{}{}
 	d.answer <- struct{}{}
 	for range 2 {
@@ -541,13 +509,10 @@ func TestCheckStreamHoldsNothingUp(t *testing.T) {
 		if out.Sequence == 1 {
 			want, granted = []uint32{0, 2}, []int64{1, 3}
 		}
-		if out.More || !slices.Equal(out.Checks, want) || !slices.Equal(out.Granted, granted) {
-			t.Errorf("%v", out)
-		}
+		expect.True(t, !out.More && slices.Equal(out.Checks, want) && slices.Equal(out.Granted, granted), "%v", out)
 	}
-	if out := exchange(t, stream, streamed(3, "near")); out.Sequence != 3 || out.More || len(out.Checks) != 0 {
-		t.Errorf("%v", out)
-	}
+	out = exchange(t, stream, streamed(3, "near"))
+	expect.True(t, out.Sequence == 3 && !out.More && len(out.Checks) == 0, "%v", out)
 }
 
 // Requests that wait for other nodes are bounded; others wait unread.
@@ -556,19 +521,14 @@ func TestCheckStreamBound(t *testing.T) {
 	_, c := serveLimiter(t, d)
 	stream := openStream(t, c)
 	for i := range maxInFlight + 2 {
-		if err := stream.Send(streamed(uint64(i), "far")); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(streamed(uint64(i), "far")))
 	}
 	// The one after the last that may wait is begun, and then holds the stream up.
 	for range maxInFlight + 1 {
-		if out := nextOf(t, stream); !out.More {
-			t.Errorf("%v", out)
-		}
+		out := nextOf(t, stream)
+		expect.True(t, out.More, "%v", out)
 	}
-	if !d.hasBegun(maxInFlight + 1)() {
-		t.Errorf("%d requests begun, want %d", d.begun, maxInFlight+1)
-	}
+	expect.True(t, d.hasBegun(maxInFlight+1)(), "%d requests begun, want %d", d.begun, maxInFlight+1)
 	d.answer <- struct{}{}
 	testkit.Eventually(t, "the next request to be begun", d.hasBegun(maxInFlight+2))
 	close(d.answer)
@@ -588,18 +548,14 @@ func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
 	_, c := serveLimiter(t, d, slow)
 	t.Cleanup(sync.OnceFunc(func() { close(reads) }))
 	stream := openStream(t, c)
-	if err := stream.Send(streamed(1, "near", "far")); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, stream.Send(streamed(1, "near", "far")))
 	testkit.Eventually(t, "the request to be finished", func() bool { return d.ended.Load() == 1 })
 	reads <- struct{}{}
-	if out := nextOf(t, stream); !out.More || !slices.Equal(out.Checks, []uint32{0}) {
-		t.Errorf("%v", out)
-	}
+	out := nextOf(t, stream)
+	expect.True(t, out.More && slices.Equal(out.Checks, []uint32{0}), "%v", out)
 	reads <- struct{}{}
-	if out := nextOf(t, stream); out.More || !slices.Equal(out.Checks, []uint32{1}) {
-		t.Errorf("%v", out)
-	}
+	out = nextOf(t, stream)
+	expect.True(t, !out.More && slices.Equal(out.Checks, []uint32{1}), "%v", out)
 }
 
 // A stream whose caller does not read, though its connection is alive, ends; its requests are finished before the server is.
@@ -650,13 +606,9 @@ func TestCheckStreamEndsWhenNobodyReadsTheRest(t *testing.T) {
 	freed := sync.OnceFunc(func() { close(reads) })
 	t.Cleanup(freed)
 	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, addr)))
-	if err := stream.Send(streamed(1, "far")); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, stream.Send(streamed(1, "far")))
 	reads <- struct{}{}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, stream.CloseSend())
 	<-end
 	close(d.answer)
 	testkit.Eventually(t, "the stream to end", func() bool { return len(served) > 0 })
@@ -700,19 +652,14 @@ func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			data, err := test.in.MarshalVT()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			if test.cut {
 				data[len(data)-1] = 0x80
 			}
 			got := new(weirv1.CheckStreamRequest)
-			if err := got.UnmarshalVT(data); (err != nil) != test.cut {
-				t.Fatal(err)
-			}
-			if kept := small(got); kept != test.kept {
-				t.Errorf("kept: %v", kept)
-			}
+			err = got.UnmarshalVT(data)
+			must.Equal(t, (err != nil), test.cut, "%v", err)
+			expect.Equal(t, small(got), test.kept, "kept")
 		})
 	}
 }
@@ -741,12 +688,10 @@ func TestCheckStreamEndsWithNode(t *testing.T) {
 	exchange(t, stream, streamed(1, "far"))
 	stopped()
 	d.answer <- struct{}{}
-	if out := nextOf(t, stream); out.Sequence != 1 || out.More {
-		t.Errorf("%v", out)
-	}
-	if out, err := stream.Recv(); !errors.Is(err, io.EOF) {
-		t.Errorf("%v, %v", out, err)
-	}
+	out := nextOf(t, stream)
+	expect.True(t, out.Sequence == 1 && !out.More, "%v", out)
+	out, err := stream.Recv()
+	expect.ErrorIs(t, err, io.EOF, "%v", out)
 }
 
 type stoppable struct {
@@ -776,9 +721,8 @@ func TestTopology(t *testing.T) {
 	}})
 	t.Cleanup(s.Close)
 	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
-	if out := exchange(t, stream, &weirv1.CheckStreamRequest{Topology: true}); !proto.Equal(out.Topology, views[0]) {
-		t.Fatalf("%v", out)
-	}
+	out := exchange(t, stream, &weirv1.CheckStreamRequest{Topology: true})
+	must.True(t, proto.Equal(out.Topology, views[0]), "%v", out)
 	change := func(to int) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -788,20 +732,16 @@ func TestTopology(t *testing.T) {
 	}
 	change(1)
 	change(2)
-	if out := nextOf(t, stream); !proto.Equal(out.Topology, views[2]) {
-		t.Errorf("%v", out)
-	}
+	out = nextOf(t, stream)
+	expect.True(t, proto.Equal(out.Topology, views[2]), "%v", out)
 	// A caller that has lost the role is told no more, and its stream goes on.
 	change(-1)
-	if out := nextOf(t, stream); codes.Code(out.Error.GetCode()) != codes.PermissionDenied || out.Error.Field != "topology" {
-		t.Errorf("%v", out)
-	}
-	if err := stream.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != io.EOF {
-		t.Errorf("the stream ends with %v", err)
-	}
+	out = nextOf(t, stream)
+	expect.True(t, codes.Code(out.Error.GetCode()) == codes.PermissionDenied && out.Error.Field == "topology",
+		"%v", out)
+	must.NoError(t, stream.CloseSend())
+	_, err := stream.Recv()
+	expect.Equal(t, err, io.EOF, "the stream ends with")
 }
 
 // TestReady: a caller that asks for it is told whether the node is ready, and again when that changes.
@@ -816,24 +756,21 @@ func TestReady(t *testing.T) {
 	}})
 	t.Cleanup(s.Close)
 	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
-	if out := exchange(t, stream, &weirv1.CheckStreamRequest{Ready: true}); out.Ready == nil || out.Ready.Ready {
-		t.Fatalf("%v", out)
-	}
+	out := exchange(t, stream, &weirv1.CheckStreamRequest{Ready: true})
+	must.True(t, out.Ready != nil && !out.Ready.Ready, "%v", out)
 	mu.Lock()
 	ready = true
 	close(changed)
 	changed = nil
 	mu.Unlock()
-	if out := nextOf(t, stream); !out.Ready.GetReady() {
-		t.Fatalf("%v", out)
-	}
+	out = nextOf(t, stream)
+	must.True(t, out.Ready.GetReady(), "%v", out)
 	// What has two meanings has none.
 	for _, in := range []*weirv1.CheckStreamRequest{
 		{Sequence: 3, Ready: true, Borrow: &weirv1.BorrowRequest{Borrower: 1}}, {Sequence: 3, Topology: true, KeyLengths: []uint32{0}},
 		{Sequence: 3, Borrow: &weirv1.BorrowRequest{Borrower: 1}, KeyLengths: []uint32{0}},
 	} {
-		if out := exchange(t, stream, in); out.Sequence != 3 || codes.Code(out.Error.GetCode()) != codes.InvalidArgument {
-			t.Errorf("%v: %v", in, out)
-		}
+		out := exchange(t, stream, in)
+		expect.True(t, out.Sequence == 3 && codes.Code(out.Error.GetCode()) == codes.InvalidArgument, "%v: %v", in, out)
 	}
 }

@@ -23,6 +23,8 @@ import (
 	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -32,17 +34,13 @@ func trio(t *testing.T, text string, options ...grpc.ServerOption) []weirv1.Limi
 	t.Helper()
 	noLeaks(t)
 	set, err := policy.Parse("test.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	nodes := []ownership.Node{{Name: "n0", Boot: 1}, {Name: "n1", Boot: 2}, {Name: "n2", Boot: 3}}
 	address := map[ownership.Node]string{}
 	var listeners []net.Listener
 	for _, n := range nodes {
 		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		listeners = append(listeners, lis)
 		address[n] = lis.Addr().String()
 	}
@@ -86,9 +84,7 @@ func named(policy, key string, cost int64) *weirv1.Check {
 func left(t *testing.T, c weirv1.LimiterClient, policy, key string) int64 {
 	t.Helper()
 	resp, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{named(policy, key, 0)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return resp.Results[0].GetDecision().GetRemaining()
 }
 
@@ -122,9 +118,9 @@ func TestAtomicChecksOverTheWire(t *testing.T) {
 				}
 				for j, r := range resp.Results {
 					d, q := r.GetDecision(), req.Checks[j]
-					if d.GetFailedOpen() || d.GetFailedClosed() || resp.Allowed != (d.GetGranted() == *q.Cost) || !resp.Allowed && d.GetGranted() != 0 {
-						t.Errorf("%v: %v", resp.Allowed, d)
-					}
+					expect.True(t, !d.GetFailedOpen() && !d.GetFailedClosed() &&
+						resp.Allowed == (d.GetGranted() == *q.Cost) && (resp.Allowed || d.GetGranted() == 0),
+						"%v: %v", resp.Allowed, d)
 					admitted[[2]string{q.Target.Policy, q.Target.Key}] += d.GetGranted()
 				}
 				mu.Unlock()
@@ -132,26 +128,19 @@ func TestAtomicChecksOverTheWire(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	if yes < 30 || no < 30 {
-		t.Errorf("%d admitted, %d refused: the test shows little", yes, no)
-	}
+	expect.True(t, yes >= 30 && no >= 30, "%d admitted, %d refused: the test shows little", yes, no)
 	for k, n := range admitted {
-		if n > 50 {
-			t.Errorf("%v: %d admitted", k, n)
-		}
+		expect.True(t, n <= 50, "%v: %d admitted", k, n)
 		for _, node := range nodes {
-			if left := left(t, node, k[0], k[1]); left != 50-n {
-				t.Errorf("%v: %d admitted, %d left", k, n, left)
-			}
+			left := left(t, node, k[0], k[1])
+			expect.True(t, left == 50-n, "%v: %d admitted, %d left", k, n, left)
 		}
 	}
 	_, err := nodes[0].Check(t.Context(), &weirv1.CheckRequest{Atomic: true, Checks: []*weirv1.Check{named("log", "a", 1), named("jobs", "a", 1)}})
 	wantStatus(t, err, codes.InvalidArgument, "checks[1].target.policy: ")
 	_, err = nodes[0].Check(t.Context(), &weirv1.CheckRequest{Atomic: true, Checks: []*weirv1.Check{named("log", "a", 1), named("nope", "a", 1)}})
 	wantStatus(t, err, codes.NotFound, "checks[1].target.policy: ")
-	if left := left(t, nodes[1], "log", "a"); left != 50 {
-		t.Errorf("%d left after errors", left)
-	}
+	expect.Equal(t, left(t, nodes[1], "log", "a"), 50, "left after errors")
 }
 
 // TestReservationsOverTheWire settles through another node than reserved, for keys of every owner.
@@ -161,33 +150,26 @@ func TestReservationsOverTheWire(t *testing.T) {
 		target := &weirv1.Target{Policy: []string{"log", "bucket", "fixed"}[i%3], Key: fmt.Sprint(i)}
 		most, did, over := int64(40), int64(15), int64(41)
 		d, err := nodes[i%3].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Cost: &most, RequestId: "r"})
-		if err != nil || !d.Allowed || d.Granted != 40 || d.Remaining != 10 || d.ReservationId == "" {
-			t.Fatalf("%v, %v", d, err)
-		}
+		must.True(t, err == nil && d.Allowed && d.Granted == 40 && d.Remaining == 10 && d.ReservationId != "",
+			"%v, %v", d, err)
 		again, err := nodes[(i+1)%3].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Cost: &most, RequestId: "r"})
-		if err != nil || again.ReservationId != d.ReservationId || again.Remaining != 10 {
-			t.Errorf("again: %v, %v", again, err)
-		}
+		expect.True(t, err == nil && again.ReservationId == d.ReservationId && again.Remaining == 10,
+			"again: %v, %v", again, err)
 		other := nodes[(i+2)%3]
 		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId})
 		wantStatus(t, err, codes.InvalidArgument, "cost: ")
 		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &over, Overrun: weirv1.Overrun_OVERRUN_ERROR})
 		wantStatus(t, err, codes.InvalidArgument, "cost: ")
-		if resp, err := other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &did}); err != nil || resp.Refunded != 25 {
-			t.Errorf("commit: %v, %v", resp, err)
-		}
+		resp, err := other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &did})
+		expect.True(t, err == nil && resp.Refunded == 25, "commit: %v, %v", resp, err)
 		_, err = other.Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: d.ReservationId})
 		wantStatus(t, err, codes.NotFound, "reservation_id: ")
 		d, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, TtlNs: 1e9})
-		if err != nil || d.Granted != 1 {
-			t.Errorf("a missing cost: %v, %v", d, err)
-		}
+		expect.True(t, err == nil && d.Granted == 1, "a missing cost: %v, %v", d, err)
 		if resp, err := nodes[1].Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: d.ReservationId}); err != nil || resp.Refunded != 1 {
 			t.Errorf("cancel: %v, %v", resp, err)
 		}
-		if left := left(t, nodes[2], target.Policy, target.Key); left != 35 {
-			t.Errorf("%d left", left)
-		}
+		expect.Equal(t, left(t, nodes[2], target.Policy, target.Key), 35, "left")
 	}
 	_, err := nodes[0].Cancel(t.Context(), &weirv1.CancelRequest{Target: &weirv1.Target{Policy: "log", Key: "k"}, ReservationId: "nonsense"})
 	wantStatus(t, err, codes.InvalidArgument, "reservation_id: ")
@@ -271,31 +253,25 @@ func TestBudgetsOverTheWire(t *testing.T) {
 		target := &weirv1.Target{Policy: "priced", Key: fmt.Sprint(i)}
 		node := func(k int) weirv1.LimiterClient { return nodes[(i+k)%3] }
 		d, err := node(0).Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Class: "m"})
-		if err != nil || d.Granted != 7 {
-			t.Fatalf("by the estimate: %v, %v", d, err)
-		}
+		must.True(t, err == nil && d.Granted == 7, "by the estimate: %v, %v", d, err)
 		e := &weirv1.ExtendRequest{Target: target, ReservationId: d.ReservationId, Usage: map[string]int64{"input": 1, "output": 2}, RequestId: "e", TtlNs: 30e9}
 		for k := range 3 { // once, through whichever node
 			got, err := node(k).Extend(t.Context(), e)
-			if err != nil || !got.Allowed || got.Granted != 9 || got.Remaining != 34 || got.ReservationId != d.ReservationId {
-				t.Errorf("extend: %v, %v", got, err)
-			}
+			expect.True(t, err == nil && got.Allowed && got.Granted == 9 && got.Remaining == 34 &&
+				got.ReservationId == d.ReservationId, "extend: %v, %v", got, err)
 		}
-		if got, err := node(1).Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: d.ReservationId, Cost: n(35)}); err != nil || got.Allowed || got.ReservationId != "" {
-			t.Errorf("refused: %v, %v", got, err)
-		}
+		got, err := node(1).Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: d.ReservationId, Cost: n(35)})
+		expect.True(t, err == nil && !got.Allowed && got.ReservationId == "", "refused: %v, %v", got, err)
 		for k := range 3 {
 			got, err := node(k).Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Usage: map[string]int64{"output": 15}, Class: "m"})
-			if err != nil || got.Refunded != 0 || got.Excess != 44 || !got.OverLimit {
-				t.Errorf("commit: %v, %v", got, err)
-			}
+			expect.True(t, err == nil && got.Refunded == 0 && got.Excess == 44 && got.OverLimit,
+				"commit: %v, %v", got, err)
 		}
 		c := &weirv1.ChargeRequest{Target: target, Usage: map[string]int64{"input": 3}, RequestId: "c"}
 		for k := range 3 {
 			got, err := node(k).Charge(t.Context(), c)
-			if err != nil || got.Allowed || got.Granted != 3 || got.GetRetryAfterNs() <= 0 {
-				t.Errorf("charge: %v, %v", got, err)
-			}
+			expect.True(t, err == nil && !got.Allowed && got.Granted == 3 && got.GetRetryAfterNs() > 0,
+				"charge: %v, %v", got, err)
 		}
 	}
 
@@ -304,20 +280,15 @@ func TestBudgetsOverTheWire(t *testing.T) {
 		all.Reserves = append(all.Reserves, &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: []string{"log", "bucket", "fixed"}[i%3], Key: fmt.Sprint("all ", i)}, Cost: n(30)})
 	}
 	got, err := nodes[1].ReserveAll(t.Context(), &all)
-	if err != nil || !got.Allowed || len(got.Decisions) != 12 || got.ReservationId == "" || got.Decisions[7].ReservationId != got.ReservationId {
-		t.Fatalf("%v, %v", got, err)
-	}
-	if again, err := nodes[2].ReserveAll(t.Context(), &all); err != nil || again.Allowed || again.ReservationId != "" {
-		t.Errorf("%v, %v", again, err)
-	}
+	must.True(t, err == nil && got.Allowed && len(got.Decisions) == 12 && got.ReservationId != "" &&
+		got.Decisions[7].ReservationId == got.ReservationId, "%v, %v", got, err)
+	again, err := nodes[2].ReserveAll(t.Context(), &all)
+	expect.True(t, err == nil && !again.Allowed && again.ReservationId == "", "%v, %v", again, err)
 	for i, r := range all.Reserves {
 		settled, err := nodes[i%3].Commit(t.Context(), &weirv1.CommitRequest{Target: r.Target, ReservationId: got.ReservationId, Cost: n(10)})
-		if err != nil || settled.Refunded != 20 {
-			t.Errorf("%v, %v", settled, err)
-		}
-		if left := left(t, nodes[0], r.Target.Policy, r.Target.Key); left != 40 {
-			t.Errorf("%v: %d left", r.Target, left)
-		}
+		expect.True(t, err == nil && settled.Refunded == 20, "%v, %v", settled, err)
+		left := left(t, nodes[0], r.Target.Policy, r.Target.Key)
+		expect.True(t, left == 40, "%v: %d left", r.Target, left)
 	}
 
 	target := &weirv1.Target{Policy: "priced", Key: "k"}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -52,20 +53,13 @@ func TestForeignRequestsShareMemory(t *testing.T) {
 	<-begun
 	<-begun
 	for range 50 {
-		if err := ask(&structpb.ListValue{Values: large.Values[:1]}); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, ask(&structpb.ListValue{Values: large.Values[:1]}))
 	}
-	if n := running.Load(); n != 2 {
-		t.Errorf("%d large requests are carried out, there is room for 2", n)
-	}
+	expect.Equal(t, running.Load(), 2, "large requests are carried out, there is room for 2")
 	close(goOn)
 	for range 10 {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, <-errs)
 	}
-	if taken, err := gate.Enter(t.Context(), 2*need); err != nil || taken == 0 {
-		t.Error("not all has been given back")
-	}
+	taken, err := gate.Enter(t.Context(), 2*need)
+	expect.True(t, err == nil && taken != 0, "not all has been given back")
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // bytesStream is a CheckStream whose requests are bytes.
@@ -49,13 +51,10 @@ type sound struct {
 }
 
 func (s sound) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
-	if len(b.Checks) == 0 || len(b.Checks) > limit.MaxBatch {
-		s.t.Errorf("a batch of %d", len(b.Checks))
-	}
+	expect.True(s.t, len(b.Checks) != 0 && len(b.Checks) <= limit.MaxBatch, "a batch of %d", len(b.Checks))
 	for i := range b.Checks {
-		if c := &b.Checks[i]; (c.Policy == "") == (c.Limit == nil) {
-			s.t.Errorf("a check of neither or both: %+v", c)
-		}
+		c := &b.Checks[i]
+		expect.True(s.t, (c.Policy == "") != (c.Limit == nil), "a check of neither or both: %+v", c)
 	}
 	b.Results = make([]limit.Result, len(b.Checks))
 	return nil, nil
@@ -70,9 +69,7 @@ func FuzzCheckStream(f *testing.F) {
 	}
 	for _, m := range []*weirv1.CheckStreamRequest{{}, define, streamed(1, "a", "b"), {KeyLengths: []uint32{1 << 31}}, {Targets: []uint32{1023}, KeyLengths: []uint32{0}}} {
 		data, err := m.MarshalVT()
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.NoError(f, err)
 		f.Add(data, data)
 	}
 	f.Add([]byte{0x0a}, []byte{0xff})
@@ -83,9 +80,7 @@ func FuzzCheckStream(f *testing.F) {
 		s.Close()
 		switch status.Code(err) {
 		case codes.OK:
-			if stream.answers != 2 {
-				t.Errorf("%d answers", stream.answers)
-			}
+			expect.Equal(t, stream.answers, 2, "answers")
 		case codes.InvalidArgument, codes.ResourceExhausted:
 		default:
 			t.Errorf("%v", err)

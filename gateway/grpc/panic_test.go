@@ -18,6 +18,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -61,27 +63,20 @@ func TestCheckStreamPanics(t *testing.T) {
 	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register, grpc.StreamInterceptor(intercept))))
 	for _, key := range []string{"begin", "finish"} {
 		stream := openStream(t, c)
-		if err := stream.Send(streamed(1, key)); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(streamed(1, key)))
 		_, err := stream.Recv()
 		for ; err == nil; _, err = stream.Recv() {
 		}
-		if status.Code(err) != codes.Internal || <-told != key {
-			t.Errorf("%s: %v", key, err)
-		}
+		expect.True(t, status.Code(err) == codes.Internal && <-told == key, "%s: %v", key, err)
 	}
 	stream := openStream(t, c) // another one is not harmed
 	out := exchange(t, stream, streamed(1, "good"))
 	for out.More {
 		out = nextOf(t, stream)
 	}
-	if err := stream.CloseSend(); err != nil {
-		t.Error(err)
-	}
-	if _, err := stream.Recv(); err != io.EOF {
-		t.Errorf("a stream without panics: %v", err)
-	}
+	expect.NoError(t, stream.CloseSend())
+	_, err := stream.Recv()
+	expect.Equal(t, err, io.EOF, "a stream without panics")
 }
 
 // scripted is a stream whose requests the test gives, and that ends with them.
@@ -233,13 +228,10 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			close(told)
 			n := 0
 			for p := range told {
-				if n++; p != "late" {
-					t.Errorf("a panic of %v", p)
-				}
+				n++
+				expect.True(t, p == "late", "a panic of %v", p)
 			}
-			if n != c.want {
-				t.Errorf("%d panics are told, want %d", n, c.want)
-			}
+			expect.Equal(t, n, c.want, "panics are told")
 		})
 	}
 }

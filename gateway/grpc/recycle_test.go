@@ -19,6 +19,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -112,9 +114,7 @@ func TestCallsDoNotCross(t *testing.T) {
 			switch code {
 			case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Internal:
 			case codes.ResourceExhausted:
-				if n < 100 {
-					t.Error(err)
-				}
+				expect.True(t, n >= 100, "%v", err)
 			default:
 				t.Error(err)
 			}
@@ -127,9 +127,9 @@ func TestCallsDoNotCross(t *testing.T) {
 		for i, r := range out.Results {
 			d, c := r.GetDecision(), in.Checks[i]
 			if i == bad && !d.GetFailedOpen() {
-				if e := r.GetError(); e.GetCode() != int32(codes.NotFound) || !strings.Contains(e.GetMessage(), c.Target.Policy) {
-					t.Errorf("%v: %v", c, r)
-				}
+				e := r.GetError()
+				expect.True(t, e.GetCode() == int32(codes.NotFound) &&
+					strings.Contains(e.GetMessage(), c.Target.Policy), "%v: %v", c, r)
 				continue
 			}
 			if d == nil || d.Limit != limits[i] && i != bad || d.Policy != cmp.Or(c.Target.Policy, "inline") || d.RequestId != "" && d.RequestId != c.RequestId {
@@ -156,9 +156,8 @@ func TestCallsDoNotCross(t *testing.T) {
 	}
 	callers.Wait()
 	for _, code := range []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Internal, codes.NotFound, codes.ResourceExhausted} {
-		if _, ok := seen.Load(code); !ok {
-			t.Errorf("no call ended with %v", code)
-		}
+		_, ok := seen.Load(code)
+		expect.True(t, ok, "no call ended with %v", code)
 	}
 	if answers.Load() < 1000 {
 		t.Errorf("%d answers: too few to say anything", answers.Load())
@@ -174,13 +173,10 @@ func TestTracedCallsAreNotUsedAgain(t *testing.T) {
 		c.grow(1)
 		c.Results[0] = &weirv1.Result{}
 		data, err := wire.Codec().Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		data.Free()
-		if kept := len(c.Results) > 0 && c.Results[0] != nil; kept != traced {
-			t.Errorf("traced: %v, what was sent is there: %v", traced, kept)
-		}
+		kept := len(c.Results) > 0 && c.Results[0] != nil
+		expect.True(t, kept == traced, "traced: %v, what was sent is there: %v", traced, kept)
 	}
 }
 
@@ -209,22 +205,18 @@ func TestFewChecksKeepLittle(t *testing.T) {
 		for range n {
 			in.Checks = append(in.Checks, named("p", "k", 1))
 		}
-		if out, err := c.Check(t.Context(), in); err != nil || len(out.Results) != n {
-			t.Fatal(out, err)
-		}
+		out, err := c.Check(t.Context(), in)
+		must.True(t, err == nil && len(out.Results) == n, "%v %v", out, err)
 	}
 	for range 50 {
 		ask(limit.MaxBatch)
 		ask(1)
 		waiting := s.calls.Get().(*call)
-		if waiting.in != nil || waiting.room != nil {
-			t.Fatal("a call that waits for its request has room")
-		}
+		must.True(t, waiting.in == nil && waiting.room == nil, "a call that waits for its request has room")
 		s.calls.Put(waiting)
 	}
-	if most := m.most.Load(); most > 1 {
-		t.Errorf("one check had room for %d", most)
-	}
+	most := m.most.Load()
+	expect.True(t, most <= 1, "one check had room for %d", most)
 	for n := 1; n <= limit.MaxBatch; n++ {
 		c := s.calls.Get().(*call)
 		if c.grow(n); len(c.Results) != n || len(c.checks) != n || cap(c.answers) > 2*n || cap(c.results) > 2*n {

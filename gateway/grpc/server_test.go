@@ -20,6 +20,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -101,9 +103,7 @@ func localLimiter(t *testing.T) *limiter.Limiter {
 	set, err := policy.Parse("test.yaml", []byte(`policies:
   - {name: p, algorithm: sliding_log, limit: 10, window: 1m}
   - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	l := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(l.Close)
 	return l
@@ -177,9 +177,8 @@ func TestFieldsAsSent(t *testing.T) {
 		in.Define = []*weirv1.StreamTarget{{Limit: short}, {Number: 1, Limit: of}}
 		in.Targets = []uint32{0, 1}
 		out := exchange(t, openStream(t, c), in)
-		if len(out.Errors) != 1 || out.Errors[0].Check != 1 || out.Errors[0].Error.Field != "limit."+want {
-			t.Errorf("%s: %v", want, out)
-		}
+		expect.True(t, len(out.Errors) == 1 && out.Errors[0].Check == 1 && out.Errors[0].Error.Field == "limit."+want,
+			"%s: %v", want, out)
 	}
 }
 
@@ -193,17 +192,13 @@ func TestEachHasItsResult(t *testing.T) {
 	ctx, cost := t.Context(), int64(1)
 	target := &weirv1.Target{Policy: "p", Key: "k"}
 	extended, err := c.ExtendEach(ctx, &weirv1.ExtendEachRequest{Extends: []*weirv1.ExtendRequest{{Target: target}, {Target: target}}})
-	if err != nil || extended.Results[0].GetError().GetCode() != int32(codes.NotFound) || extended.Results[1].GetDecision().GetGranted() != 3 {
-		t.Errorf("%v, %v", extended, err)
-	}
+	expect.True(t, err == nil && extended.Results[0].GetError().GetCode() == int32(codes.NotFound) &&
+		extended.Results[1].GetDecision().GetGranted() == 3, "%v, %v", extended, err)
 	commit := &weirv1.CommitRequest{Target: target, Cost: &cost}
 	committed, err := c.CommitEach(ctx, &weirv1.CommitEachRequest{Commits: []*weirv1.CommitRequest{commit, commit}})
-	if err != nil || committed.Results[1].GetError().GetField() != "reservation_id" {
-		t.Fatalf("%v, %v", committed, err)
-	}
-	if s := committed.Results[0].GetSettled(); s.GetRefunded() != 1 || s.GetExcess() != 2 || !s.GetOverLimit() {
-		t.Errorf("%v", committed)
-	}
+	must.True(t, err == nil && committed.Results[1].GetError().GetField() == "reservation_id", "%v, %v", committed, err)
+	s := committed.Results[0].GetSettled()
+	expect.True(t, s.GetRefunded() == 1 && s.GetExcess() == 2 && s.GetOverLimit(), "%v", committed)
 	_, err = c.CommitEach(ctx, &weirv1.CommitEachRequest{Commits: []*weirv1.CommitRequest{commit, {Target: target}}})
 	wantStatus(t, err, codes.InvalidArgument, "commits[1].cost: is missing")
 	_, err = c.CommitEach(ctx, &weirv1.CommitEachRequest{Commits: make([]*weirv1.CommitRequest, 1001)})
@@ -216,9 +211,7 @@ func TestBatchErrors(t *testing.T) {
 	t.Run("one", func(t *testing.T) {
 		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: notFound}, {Decision: limit.Decision{Policy: "p", Allowed: true}}}})
 		out, err := c.Check(t.Context(), two)
-		if err != nil || len(out.Results) != 2 {
-			t.Fatal(out, err)
-		}
+		must.True(t, err == nil && len(out.Results) == 2, "%v %v", out, err)
 		if e := out.Results[0].GetError(); e.GetCode() != int32(codes.NotFound) || e.Field != "target.policy" || e.Message != "unknown" {
 			t.Errorf("%v", out.Results[0])
 		}
@@ -247,9 +240,7 @@ func TestCaller(t *testing.T) {
 	one := func(in *weirv1.Check) *weirv1.Decision {
 		t.Helper()
 		out, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{in}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return out.Results[0].GetDecision()
 	}
 	// A missing cost is 1 and never a free peek; 0 peeks.
@@ -276,20 +267,15 @@ func TestCaller(t *testing.T) {
 	}
 	leases := &weirv1.Target{Policy: "c", Key: "k"}
 	d, err := c.Acquire(ctx, &weirv1.AcquireRequest{Target: leases, TtlNs: int64(time.Second)})
-	if err != nil || d.Granted != 1 || d.LeaseId == "" {
-		t.Fatal(d, err)
-	}
-	if r, err := c.Renew(ctx, &weirv1.RenewRequest{Target: leases, LeaseId: d.LeaseId}); err != nil || r.ExpiresInNs != int64(time.Minute) {
-		t.Errorf("%v, %v", r, err)
-	}
+	must.True(t, err == nil && d.Granted == 1 && d.LeaseId != "", "%v %v", d, err)
+	r, err := c.Renew(ctx, &weirv1.RenewRequest{Target: leases, LeaseId: d.LeaseId})
+	expect.True(t, err == nil && r.ExpiresInNs == int64(time.Minute), "%v, %v", r, err)
 	for _, want := range []bool{true, false} {
-		if r, err := c.Release(ctx, &weirv1.ReleaseRequest{Target: leases, LeaseId: d.LeaseId}); err != nil || r.Released != want {
-			t.Errorf("%v, %v", r, err)
-		}
+		r, err := c.Release(ctx, &weirv1.ReleaseRequest{Target: leases, LeaseId: d.LeaseId})
+		expect.True(t, err == nil && r.Released == want, "%v, %v", r, err)
 	}
-	if s, err := c.Status(ctx, &weirv1.StatusRequest{}); err != nil || s.Node != "me" {
-		t.Errorf("%v, %v", s, err)
-	}
+	s, err := c.Status(ctx, &weirv1.StatusRequest{})
+	expect.True(t, err == nil && s.Node == "me", "%v, %v", s, err)
 
 	inline := func(change func(*weirv1.Limit)) *weirv1.Target {
 		l := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_SLIDING_LOG, Limit: 10, WindowNs: int64(time.Minute)}
@@ -342,9 +328,8 @@ func TestCaller(t *testing.T) {
 	wantStatus(t, err, codes.InvalidArgument, "ttl_ns: ")
 	_, err = c.Renew(ctx, &weirv1.RenewRequest{Target: leases, LeaseId: "x"})
 	wantStatus(t, err, codes.InvalidArgument, "lease_id: ")
-	if d := one(&weirv1.Check{Target: to, Cost: new(int64)}); d.Remaining != 10 {
-		t.Errorf("something was charged: %v", d)
-	}
+	d = one(&weirv1.Check{Target: to, Cost: new(int64)})
+	expect.Equal(t, d.Remaining, 10, "something was charged: %v", d)
 }
 
 func TestMalformedMessages(t *testing.T) {
@@ -371,9 +356,7 @@ func TestMalformedMessages(t *testing.T) {
 	_, err := c.Check(t.Context(), huge)
 	wantStatus(t, err, codes.ResourceExhausted, "")
 	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: "k"}, Cost: new(int64)}}})
-	if err != nil || out.Results[0].GetDecision().GetRemaining() != 10 {
-		t.Errorf("%v, %v", out, err)
-	}
+	expect.True(t, err == nil && out.Results[0].GetDecision().GetRemaining() == 10, "%v, %v", out, err)
 }
 
 // What a call takes is used again, for calls of other sizes and kinds, by several callers at a time: nothing of one is in the answer to
@@ -397,9 +380,8 @@ func TestCallsUsedAgain(t *testing.T) {
 					in.Checks[0].RequestId = key
 				}
 				out, err := c.Check(t.Context(), in)
-				if invalid := in.Atomic && in.Checks[0].RequestId != ""; invalid != (err != nil) {
-					t.Errorf("invalid %v: %v", invalid, err)
-				}
+				invalid := in.Atomic && in.Checks[0].RequestId != ""
+				expect.True(t, invalid == (err != nil), "invalid %v: %v", invalid, err)
 				if err != nil {
 					continue
 				}
@@ -416,13 +398,12 @@ func TestCallsUsedAgain(t *testing.T) {
 					if charged++; in.Atomic {
 						charged = int64(len(in.Checks))
 					}
-					if d == nil || !d.Allowed || d.Granted != 1 || d.Remaining != 10-charged || d.Policy != "p" || d.RequestId != check.RequestId {
-						t.Errorf("%d of %d, %d charged: %v", i, len(in.Checks), charged, d)
-					}
+					expect.True(t, d != nil && d.Allowed && d.Granted == 1 && d.Remaining == 10-charged &&
+						d.Policy == "p" && d.RequestId == check.RequestId,
+						"%d of %d, %d charged: %v", i, len(in.Checks), charged, d)
 				}
-				if out.Allowed != allowed || len(out.Results) != len(in.Checks) {
-					t.Errorf("%d checks, allowed %v: %v", len(in.Checks), allowed, out)
-				}
+				expect.True(t, out.Allowed == allowed && len(out.Results) == len(in.Checks),
+					"%d checks, allowed %v: %v", len(in.Checks), allowed, out)
 			}
 		})
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -50,16 +52,12 @@ func TestStreamsThatNobodyReadsEnd(t *testing.T) {
 	}, s.EndUnread))
 	conn := testkit.Dial(t, addr)
 	watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if _, err := watch.Recv(); err != nil {
 		t.Fatal(err)
 	}
 	news := openStream(t, weirv1.NewLimiterClient(conn))
-	if err := news.Send(&weirv1.CheckStreamRequest{Topology: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, news.Send(&weirv1.CheckStreamRequest{Topology: true}))
 	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
 	for err == nil {
 		_, err = news.Recv() // what was on its way, and the end
@@ -67,9 +65,8 @@ func TestStreamsThatNobodyReadsEnd(t *testing.T) {
 	wantStatus(t, err, codes.Aborted, "the answers are not read")
 	// A stream on which nothing is sent is no stream that nobody reads.
 	watching.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
-	if got, err := watch.Recv(); err != nil || got.Status != healthv1.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("%v, %v", got, err)
-	}
+	got, err := watch.Recv()
+	expect.True(t, err == nil && got.Status == healthv1.HealthCheckResponse_NOT_SERVING, "%v, %v", got, err)
 }
 
 // A stream ends at once whose caller does not read, when it holds more than its share of what may wait; others go on.
@@ -99,20 +96,16 @@ func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
 		in.Keys, in.KeyLengths = append(in.Keys, key...), append(in.KeyLengths, uint32(len(key)))
 	}
 	for range requests {
-		if err := stream.Send(in); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(in))
 		reads <- struct{}{}
-		if out := nextOf(t, stream); !out.More {
-			t.Fatalf("%v", out)
-		}
+		out := nextOf(t, stream)
+		must.True(t, out.More, "%v", out)
 	}
 	other := openStream(t, c)
 	close(d.answer)
 	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
-	if out := exchange(t, other, streamed(1, "near")); out.Error != nil || len(out.Flags) != 1 {
-		t.Errorf("%v", out)
-	}
+	out := exchange(t, other, streamed(1, "near"))
+	expect.True(t, out.Error == nil && len(out.Flags) == 1, "%v", out)
 	testkit.Eventually(t, "nothing to be counted any more", func() bool {
 		s.unread.mu.Lock()
 		defer s.unread.mu.Unlock()
@@ -136,30 +129,22 @@ func TestShareOfWhatIsUnread(t *testing.T) {
 	u.open(a)
 	u.open(b)
 	heldA, heldB := u.hold(a, 900, most), u.hold(b, 100, most)
-	if over(a) || over(b) {
-		t.Fatal("a stream was ended within the bound")
-	}
+	must.True(t, !over(a) && !over(b), "a stream was ended within the bound")
 	again := u.hold(b, 1, most)
-	if !over(a) || over(b) || u.all != heldB+again {
-		t.Errorf("%d bytes are counted, with the fullest stream ended %d", u.all, heldB+again)
-	}
-	if n := u.hold(a, 500, most); n != 0 || over(b) {
-		t.Errorf("%d bytes of a stream that ends are counted", n)
-	}
+	expect.True(t, over(a) && !over(b) && u.all == heldB+again,
+		"%d bytes are counted, with the fullest stream ended %d", u.all, heldB+again)
+	n := u.hold(a, 500, most)
+	expect.True(t, n == 0 && !over(b), "%d bytes of a stream that ends are counted", n)
 	u.letGo(a, heldA)
 	u.close(a)
 	u.letGo(b, heldB)
 	u.letGo(b, again)
-	if u.all != 0 || len(u.of) != 1 {
-		t.Errorf("%d bytes are left", u.all)
-	}
+	expect.True(t, u.all == 0 && len(u.of) == 1, "%d bytes are left", u.all)
 	if u.hold(b, limit.MaxBatch, 1); !over(b) {
 		t.Error("a stream by itself is not ended for what is more than all may have")
 	}
 	u.close(b)
-	if u.all != 0 || len(u.of) != 0 {
-		t.Errorf("%d bytes are left", u.all)
-	}
+	expect.True(t, u.all == 0 && len(u.of) == 0, "%d bytes are left", u.all)
 }
 
 // contextStream is a stream with another context.
@@ -186,12 +171,9 @@ func TestStreamsEndWithTheirContexts(t *testing.T) {
 			return err
 		}, s.EndUnread))
 	stream := openLoans(t, testkit.Dial(t, addr))
-	if err := stream.Send(&weirv1.BorrowRequest{Borrower: 1}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: 1}))
+	_, err := stream.Recv()
+	must.NoError(t, err)
 	stop()
 	select {
 	case err := <-served:

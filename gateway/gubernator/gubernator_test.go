@@ -16,6 +16,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const (
@@ -56,12 +58,9 @@ func newBench(t testing.TB, change ...func(*limiter.Config)) *bench {
 func (b *bench) ask(requests ...*pb.RateLimitReq) []*pb.RateLimitResp {
 	b.t.Helper()
 	out, err := b.GetRateLimits(context.Background(), &pb.GetRateLimitsReq{Requests: requests})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if len(out.Responses) != len(requests) {
-		b.t.Fatalf("%d responses to %d requests", len(out.Responses), len(requests))
-	}
+	must.NoError(b.t, err)
+	must.True(b.t, len(out.Responses) == len(requests),
+		"%d responses to %d requests", len(out.Responses), len(requests))
 	return out.Responses
 }
 
@@ -219,9 +218,8 @@ func TestGregorian(t *testing.T) {
 				length, _ := interval(intervals[duration]).around(start)
 				want = start.UnixMilli() + length.Milliseconds()*3/10
 			}
-			if got.Error != "" || got.Remaining != 7 || got.ResetTime != want {
-				t.Errorf("%v of interval %d: %v, want a reset_time of %d", a, duration, got, want)
-			}
+			expect.True(t, got.Error == "" && got.Remaining == 7 && got.ResetTime == want,
+				"%v of interval %d: %v, want a reset_time of %d", a, duration, got, want)
 			b.wall = end
 			if a == token {
 				if got := b.ask(r)[0]; got.Remaining != 7 || got.Status != under {
@@ -252,9 +250,8 @@ func TestBehaviors(t *testing.T) {
 		{0, "a hit", behavior(0), 1, under, 99, -1},
 	})
 	r.Behavior = pb.Behavior_RESET_REMAINING
-	if got := b.ask(r)[0]; got.ResetTime != 0 {
-		t.Errorf("a reset has no reset_time: %v", got)
-	}
+	got := b.ask(r)[0]
+	expect.Equal(t, got.ResetTime, 0, "a reset has no reset_time: %v", got)
 	newBench(t).run(request(leaky, 10, 30_000), []step{
 		{0, "some hits", nil, 7, under, 3, -1},
 		{0, "a reset fills the bucket, and then the hits count", behavior(pb.Behavior_RESET_REMAINING), 1, under, 9, 3000},
@@ -289,25 +286,21 @@ func TestBatch(t *testing.T) {
 		{under, 1, ""}, {under, 0, ""}, {over, 0, ""}, {under, 0, "field 'unique_key' cannot be empty"}, {under, 2, ""}, {under, 1, ""},
 		{under, 0, "field 'namespace' cannot be empty"},
 	} {
-		if got[i].Status != want.status || got[i].Remaining != want.remaining || got[i].Error != want.err {
-			t.Errorf("%d: %v, want %+v", i, got[i], want)
-		}
+		expect.True(t, got[i].Status == want.status && got[i].Remaining == want.remaining && got[i].Error == want.err,
+			"%d: %v, want %+v", i, got[i], want)
 	}
-	if out := b.ask(); len(out) != 0 {
-		t.Errorf("nothing was asked: %v", out)
-	}
+	out := b.ask()
+	expect.Equal(t, len(out), 0, "nothing was asked: %v", out)
 	_, err := b.GetRateLimits(t.Context(), &pb.GetRateLimitsReq{Requests: make([]*pb.RateLimitReq, 1001)})
-	if status.Code(err) != codes.OutOfRange || status.Convert(err).Message() != "Requests.RateLimits list too large; max size is '1000'" {
-		t.Errorf("1001 requests: %v", err)
-	}
+	expect.True(t, status.Code(err) == codes.OutOfRange &&
+		status.Convert(err).Message() == "Requests.RateLimits list too large; max size is '1000'",
+		"1001 requests: %v", err)
 	full := make([]*pb.RateLimitReq, 1000)
 	for i := range full {
 		full[i] = hit(func(r *pb.RateLimitReq) { r.UniqueKey = fmt.Sprint(i % 500) })
 	}
 	for i, r := range b.ask(full...) {
-		if r.Remaining != int64(1-i/500) {
-			t.Fatalf("request %d of 1000: %v", i, r)
-		}
+		must.Equal(t, r.Remaining, int64(1-i/500), "request %d of 1000: %v", i, r)
 	}
 }
 
@@ -357,9 +350,9 @@ func TestOddRequests(t *testing.T) {
 		r.Hits = 1
 		c.change(r)
 		got := newBench(t).ask(r)[0]
-		if got.Status != c.status || got.Remaining != c.remaining || got.Error != c.err || c.err == "" && got.Limit != r.Limit {
-			t.Errorf("%s: %v, want %v with %d left and the error %q", c.what, got, c.status, c.remaining, c.err)
-		}
+		expect.True(t, got.Status == c.status && got.Remaining == c.remaining && got.Error == c.err &&
+			(c.err != "" || got.Limit == r.Limit),
+			"%s: %v, want %v with %d left and the error %q", c.what, got, c.status, c.remaining, c.err)
 	}
 	bounded := newBench(t, func(c *limiter.Config) { c.InlineMaxWindow = time.Hour })
 	r := request(token, 10, 4)
@@ -368,9 +361,8 @@ func TestOddRequests(t *testing.T) {
 		t.Errorf("a month where an hour is the longest: %v", got)
 	}
 	off := newBench(t, func(c *limiter.Config) { c.NoInline = true })
-	if got := off.ask(request(token, 10, 1000))[0]; !strings.Contains(got.Error, "no-inline") {
-		t.Errorf("without inline limits: %v", got)
-	}
+	got := off.ask(request(token, 10, 1000))[0]
+	expect.True(t, strings.Contains(got.Error, "no-inline"), "without inline limits: %v", got)
 }
 
 // stub is a Service that answers as it is told.
@@ -410,33 +402,28 @@ func TestFailures(t *testing.T) {
 	}
 	s.decision = limit.Decision{Allowed: true, Granted: 1, FailedOpen: true}
 	out, err := ask(request(token, 5, 1000))
-	if err != nil || out[0].Error != "the node that decides for 'requests_account:1' cannot be asked" || out[0].Metadata != nil {
-		t.Errorf("failed open: %v, %v", out, err)
-	}
+	expect.True(t, err == nil && out[0].Error == "the node that decides for 'requests_account:1' cannot be asked" &&
+		out[0].Metadata == nil, "failed open: %v, %v", out, err)
 	s.decision = limit.Decision{Allowed: true, Remaining: 4, Limit: 5}
-	if out, err = ask(request(token, 5, 1000)); err != nil || out[0].Metadata["owner"] != "10.0.0.7:8081" || out[0].Remaining != 4 {
-		t.Errorf("another node's: %v, %v", out, err)
-	}
+	out, err = ask(request(token, 5, 1000))
+	expect.True(t, err == nil && out[0].Metadata["owner"] == "10.0.0.7:8081" && out[0].Remaining == 4,
+		"another node's: %v, %v", out, err)
 	reset := request(token, 5, 1000)
 	reset.Behavior = pb.Behavior_RESET_REMAINING
 	s.reset = limit.NewError(limit.Unavailable, "", "the owner cannot be reached")
-	if out, err = ask(reset, reset, reset); err != nil || out[2].Error != "the owner cannot be reached" || s.resets != 1 {
-		t.Errorf("resets that cannot be carried out: %v, %v, tried %d times", out, err, s.resets)
-	}
+	out, err = ask(reset, reset, reset)
+	expect.True(t, err == nil && out[2].Error == "the owner cannot be reached" && s.resets == 1,
+		"resets that cannot be carried out: %v, %v, tried %d times", out, err, s.resets)
 	s.reset = context.Canceled
-	if _, err := ask(reset); status.Code(err) != codes.Canceled {
-		t.Errorf("a caller who is gone: %v", err)
-	}
+	_, err = ask(reset)
+	expect.Equal(t, status.Code(err), codes.Canceled, "a caller who is gone: %v", err)
 	s.err = limit.NewError(limit.Denied, "", "no")
-	if _, err := ask(request(token, 5, 1000)); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a caller without the role: %v", err)
-	}
-	if _, err := server.HealthCheck(t.Context(), nil); status.Code(err) != codes.Unavailable {
-		t.Errorf("an unhealthy node: %v", err)
-	}
-	if _, err := server.LiveCheck(t.Context(), nil); err != nil {
-		t.Errorf("it is alive: %v", err)
-	}
+	_, err = ask(request(token, 5, 1000))
+	expect.Equal(t, status.Code(err), codes.PermissionDenied, "a caller without the role: %v", err)
+	_, err = server.HealthCheck(t.Context(), nil)
+	expect.Equal(t, status.Code(err), codes.Unavailable, "an unhealthy node: %v", err)
+	_, err = server.LiveCheck(t.Context(), nil)
+	expect.NoError(t, err, "it is alive")
 }
 
 // TestRules: limits are worked out once, and no more of them are kept than there may be.
@@ -444,18 +431,14 @@ func TestRules(t *testing.T) {
 	r := rules{hashKey: ring.HashKey{}}
 	in := request(leaky, 10, 1000)
 	first, _ := r.of(in, start)
-	if again, _ := r.of(in, start); again != first {
-		t.Error("worked out twice")
-	}
+	again, _ := r.of(in, start)
+	expect.Equal(t, again, first, "worked out twice")
 	in.Limit = 11
-	if other, _ := r.of(in, start); other == first || other.hash != first.hash {
-		t.Error("another limit is not the same state")
-	}
+	other, _ := r.of(in, start)
+	expect.True(t, other != first && other.hash == first.hash, "another limit is not the same state")
 	for i := range int64(maxRules + 10) {
 		in.Limit = 100 + i
 		r.of(in, start)
 	}
-	if len(r.by) > maxRules {
-		t.Errorf("%d are kept", len(r.by))
-	}
+	expect.True(t, len(r.by) <= maxRules, "%d are kept", len(r.by))
 }

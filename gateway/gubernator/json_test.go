@@ -13,19 +13,17 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func (b *bench) post(body string) (int, string) {
 	w := httptest.NewRecorder()
 	b.ServeGetRateLimits(w, httptest.NewRequest("POST", "/v1/GetRateLimits", strings.NewReader(body)))
-	if got := w.Header().Get("Content-Type"); got != "application/json" {
-		b.t.Errorf("Content-Type: %q", got)
-	}
+	expect.Equal(b.t, w.Header().Get("Content-Type"), "application/json", "Content-Type")
 	// protojson puts blanks where it likes.
 	var compact bytes.Buffer
-	if err := json.Compact(&compact, w.Body.Bytes()); err != nil {
-		b.t.Errorf("%q: %v", w.Body, err)
-	}
+	expect.NoError(b.t, json.Compact(&compact, w.Body.Bytes()), "%q", w.Body)
 	return w.Code, compact.String()
 }
 
@@ -57,9 +55,8 @@ func TestJSON(t *testing.T) {
 			`{"code":11,"message":"Requests.RateLimits list too large; max size is '1000'","details":[]}`},
 		{strings.Repeat(" ", maxBody) + "{}", 413, `{"code":8,"message":"the body is larger than 256 KiB","details":[]}`},
 	} {
-		if code, out := b.post(c.in); code != c.status || out != c.out {
-			t.Errorf("%.80s: %d %s\nwant %d %s", c.in, code, out, c.status, c.out)
-		}
+		code, out := b.post(c.in)
+		expect.True(t, code == c.status && out == c.out, "%.80s: %d %s\nwant %d %s", c.in, code, out, c.status, c.out)
 	}
 	w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/GetRateLimits", iotest.ErrReader(errors.New("it was read")))
 	r.ContentLength = 1 << 40
@@ -68,14 +65,11 @@ func TestJSON(t *testing.T) {
 	}
 	w = httptest.NewRecorder()
 	b.ServeHealthCheck(w, httptest.NewRequest("GET", "/v1/HealthCheck", nil))
-	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "peer_count") {
-		t.Errorf("HealthCheck: %d %s", w.Code, w.Body)
-	}
+	expect.True(t, w.Code == http.StatusOK && strings.Contains(w.Body.String(), "peer_count"),
+		"HealthCheck: %d %s", w.Code, w.Body)
 	w = httptest.NewRecorder()
 	b.ServeLiveCheck(w, httptest.NewRequest("GET", "/v1/LiveCheck", nil))
-	if w.Code != http.StatusOK || w.Body.String() != "{}" {
-		t.Errorf("LiveCheck: %d %s", w.Code, w.Body)
-	}
+	expect.True(t, w.Code == http.StatusOK && w.Body.String() == "{}", "LiveCheck: %d %s", w.Code, w.Body)
 }
 
 // FuzzJSON: whatever is sent, each request has an answer.
@@ -88,9 +82,8 @@ func FuzzJSON(f *testing.F) {
 		code, _ := b.post(body)
 		in := new(pb.GetRateLimitsReq)
 		blank := strings.TrimSpace(body) == ""
-		if want := blank || read.Unmarshal([]byte(body), in) == nil && len(in.Requests) <= 1000; (code == 200) != want {
-			t.Errorf("%q: %d", body, code)
-		}
+		want := blank || read.Unmarshal([]byte(body), in) == nil && len(in.Requests) <= 1000
+		expect.Equal(t, (code == 200), want, "%q: %d", body, code)
 	})
 }
 
@@ -105,9 +98,8 @@ func FuzzRequest(f *testing.F) {
 		b := newBench(t)
 		for range 3 {
 			got := b.ask(in)[0]
-			if got.Error == "" && (got.Remaining > max(in.Limit, in.Burst, 0) || got.Remaining < 0 || got.Limit != in.Limit) {
-				t.Fatalf("%v: %v", in, got)
-			}
+			must.True(t, got.Error != "" || got.Remaining <= max(in.Limit, in.Burst, 0) && got.Remaining >= 0 &&
+				got.Limit == in.Limit, "%v: %v", in, got)
 		}
 	})
 }

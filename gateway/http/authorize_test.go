@@ -8,6 +8,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 type askerKey struct{}
@@ -53,18 +54,13 @@ func TestAuthorize(t *testing.T) {
 		} {
 			asked, *denial = auth.RoleOpen, c.denial
 			resp := d.do(rt.method, rt.path, "{}", "Content-Type", "application/json")
-			if asked != want {
-				t.Errorf("%s asks for %v, want %v", name, asked, want)
-			}
+			expect.Equal(t, asked, want, "%s asks for", name)
 			if want == auth.RoleOpen {
-				if resp.StatusCode != http.StatusOK {
-					t.Errorf("%s: %d", name, resp.StatusCode)
-				}
+				expect.Equal(t, resp.StatusCode, http.StatusOK, "%s", name)
 				continue
 			}
-			if resp.StatusCode != c.status || resp.Header.Get("WWW-Authenticate") != c.challenge || !strings.Contains(bodyOf(t, resp), c.denial.Message) {
-				t.Errorf("%s: %d %v", name, resp.StatusCode, resp.Header)
-			}
+			expect.True(t, resp.StatusCode == c.status && resp.Header.Get("WWW-Authenticate") == c.challenge &&
+				strings.Contains(bodyOf(t, resp), c.denial.Message), "%s: %d %v", name, resp.StatusCode, resp.Header)
 		}
 	}
 	if len(d.service.calls) != 0 {
@@ -82,9 +78,8 @@ func TestAuthorizedContext(t *testing.T) {
 		}
 	})
 	resp := d.post("/v1/reset", `{"policy":"login","key":"a"}`)
-	if service.asker != "shop" || resp.StatusCode != http.StatusForbidden || !strings.Contains(bodyOf(t, resp), `"field":"policy"`) {
-		t.Errorf("asked by %v, %d", service.asker, resp.StatusCode)
-	}
+	expect.True(t, service.asker == "shop" && resp.StatusCode == http.StatusForbidden &&
+		strings.Contains(bodyOf(t, resp), `"field":"policy"`), "asked by %v, %d", service.asker, resp.StatusCode)
 }
 
 // contextual denies everything, and notes who asks.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/must"
 )
 
 //go:embed PROBLEMS.md
@@ -90,11 +91,7 @@ func TestDecisionEncoding(t *testing.T) {
 			d.Limits, f.Limits = append(d.Limits, l), append(f.Limits, g)
 		}
 		want, err := json.Marshal(&f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), string(appendDecision(nil, &d))); diff != "" {
-			t.Fatalf("%+v (-library +by hand):\n%s", d, diff)
-		}
+		must.NoError(t, err)
+		must.NoDiff(t, cmp.Diff(string(want), string(appendDecision(nil, &d))), "%+v (-library +by hand)", d)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestForeignBodiesShareMemory is an attack: bodies of hundreds of kilobytes for another front end, which are decoded into fifty times
@@ -26,9 +27,7 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 			cfg.Requests = gate
 			cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {
 				body, err := io.ReadAll(r.Body)
-				if err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, err)
 				got.Add(int64(len(body)))
 				if n := running.Add(1); len(body) == len(large) && n > most.Load() {
 					most.Store(n)
@@ -72,9 +71,8 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 		for range 20 {
 			<-done
 		}
-		if taken, err := gate.Enter(t.Context(), 2*int64(len(large))*(perByte+perForeignByte)); err != nil || taken == 0 {
-			t.Error("not all has been given back")
-		}
+		taken, err := gate.Enter(t.Context(), 2*int64(len(large))*(perByte+perForeignByte))
+		expect.True(t, err == nil && taken != 0, "not all has been given back")
 	})
 }
 
@@ -88,9 +86,7 @@ func TestForeignBodyTooLong(t *testing.T) {
 		}}}
 	})
 	api.handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/json", strings.NewReader(strings.Repeat("x", 10*maxForeignBody))))
-	if got != maxForeignBody+1 {
-		t.Errorf("%d bytes are handed on", got)
-	}
+	expect.Equal(t, got, maxForeignBody+1, "bytes are handed on")
 }
 
 // TestPagesOfOtherSites: a page can have a browser send text, a form or nothing to any address without asking first. What another front

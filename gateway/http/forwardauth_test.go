@@ -14,6 +14,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // behindGateway lets requests of httptest, which come from 192.0.2.1, speak for others.
@@ -64,9 +66,8 @@ func TestForwardAuthMethods(t *testing.T) {
 		r := httptest.NewRequest(method, "/v1/forward-auth?policy=web&key=alice", strings.NewReader("a form, perhaps"))
 		w := httptest.NewRecorder()
 		d.handler.ServeHTTP(w, r)
-		if w.Code != http.StatusOK || w.Body.Len() > 0 || len(d.service.calls) != 1 {
-			t.Errorf("%s: %d %s", method, w.Code, w.Body)
-		}
+		expect.True(t, w.Code == http.StatusOK && w.Body.Len() == 0 && len(d.service.calls) == 1,
+			"%s: %d %s", method, w.Code, w.Body)
 	}
 }
 
@@ -104,20 +105,15 @@ func TestForwardAuthAnswers(t *testing.T) {
 			d := newAPI(t, &scripted{results: []limit.Result{{Decision: c.decision}}}, behindGateway)
 			resp := d.do("GET", "/v1/forward-auth"+c.query, "", c.header...)
 			body := bodyOf(t, resp)
-			if resp.StatusCode != c.status || c.detail == "" && body != "" || !strings.Contains(body, c.detail) {
-				t.Errorf("%d %s", resp.StatusCode, body)
-			}
-			if strings.Contains(body, "alice") || strings.Contains(body, `login`) {
-				t.Errorf("names the policy or the key: %s", body)
-			}
+			expect.True(t, resp.StatusCode == c.status && (c.detail != "" || body == "") &&
+				strings.Contains(body, c.detail), "%d %s", resp.StatusCode, body)
+			expect.True(t, !strings.Contains(body, "alice") && !strings.Contains(body, `login`),
+				"names the policy or the key: %s", body)
 			for name, want := range c.want {
-				if got := strings.Join(headerOf(resp, name), "|"); got != want {
-					t.Errorf("%s: %q, want %q", name, got, want)
-				}
+				expect.Equal(t, strings.Join(headerOf(resp, name), "|"), want, "%s", name)
 			}
-			if asked := len(d.service.calls) > 0; asked == (c.want["Weir-Result"] == "bad_key") {
-				t.Errorf("asked: %v", asked)
-			}
+			asked := len(d.service.calls) > 0
+			expect.True(t, asked != (c.want["Weir-Result"] == "bad_key"), "asked: %v", asked)
 		})
 	}
 }
@@ -208,9 +204,8 @@ func TestForwardAuthCredentials(t *testing.T) {
 		behindGateway(c)
 		c.Authorize = func(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 			asked = append(asked, r.Header)
-			if role != auth.RoleCheck || r.RemoteAddr == "" || r.URL.Path != "/v1/forward-auth" {
-				t.Errorf("%v for %v %v", role, r.RemoteAddr, r.URL)
-			}
+			expect.True(t, role == auth.RoleCheck && r.RemoteAddr != "" && r.URL.Path == "/v1/forward-auth",
+				"%v for %v %v", role, r.RemoteAddr, r.URL)
 			if len(r.Header["Authorization"]) == 0 {
 				return nil, &auth.Denial{Reason: auth.NoCredentials, Message: "authenticate"}
 			}
@@ -218,16 +213,14 @@ func TestForwardAuthCredentials(t *testing.T) {
 		}
 	})
 	resp := d.do("GET", "/v1/forward-auth?policy=web&key_header=Authorization", "", "Authorization", "Bearer of-the-caller", "Weir-Authorization", "Bearer of-the-gateway")
-	if resp.StatusCode != http.StatusOK || len(asked) != 1 || !slices.Equal(asked[0]["Authorization"], []string{"Bearer of-the-gateway"}) || len(asked[0]) != 1 {
-		t.Errorf("%d, asked with %v", resp.StatusCode, asked)
-	}
-	if key := d.service.calls[0].Checks[0].Key; key != "Bearer of-the-caller" {
-		t.Errorf("limited by %q", key)
-	}
+	expect.True(t, resp.StatusCode == http.StatusOK && len(asked) == 1 &&
+		slices.Equal(asked[0]["Authorization"], []string{"Bearer of-the-gateway"}) && len(asked[0]) == 1,
+		"%d, asked with %v", resp.StatusCode, asked)
+	expect.Equal(t, d.service.calls[0].Checks[0].Key, "Bearer of-the-caller", "limited by")
 	resp = d.do("GET", "/v1/forward-auth?policy=web&key_header=Authorization", "", "Authorization", "Bearer of-the-gateway")
-	if body := bodyOf(t, resp); resp.StatusCode != http.StatusUnauthorized || !strings.Contains(body, "Weir-Authorization") || len(d.service.calls) != 1 {
-		t.Errorf("%d %s", resp.StatusCode, body)
-	}
+	body := bodyOf(t, resp)
+	expect.True(t, resp.StatusCode == http.StatusUnauthorized && strings.Contains(body, "Weir-Authorization") &&
+		len(d.service.calls) == 1, "%d %s", resp.StatusCode, body)
 }
 
 // TestForwardAuthErrors: a question that gets no decision is a problem, which deny_status does not hide.
@@ -239,21 +232,16 @@ func TestForwardAuthErrors(t *testing.T) {
 		d := newAPI(t, &scripted{results: []limit.Result{{Err: limit.NewError(c.kind, "policy", "is a problem").InList("checks", 0)}}}, nil)
 		resp := d.do("GET", "/v1/forward-auth?policy=web&key=a&deny_status=403", "")
 		wantProblem(t, resp, c.status, "policy", "is a problem")
-		if headerOf(resp, "Weir-Status") != nil {
-			t.Errorf("%v", resp.Header)
-		}
+		expect.True(t, headerOf(resp, "Weir-Status") == nil, "%v", resp.Header)
 	}
 }
 
 func TestParseKeyHeaders(t *testing.T) {
 	got, err := ParseKeyHeaders([]string{"x-api-key", "Authorization"})
-	if err != nil || !slices.Equal(got, []string{"X-Api-Key", "Authorization"}) {
-		t.Errorf("%v, %v", got, err)
-	}
+	expect.True(t, err == nil && slices.Equal(got, []string{"X-Api-Key", "Authorization"}), "%v, %v", got, err)
 	for _, name := range []string{"", "X Api Key", "X-Api-Key:", "host", "weir-authorization", "X\r\nY"} {
-		if got, err := ParseKeyHeaders([]string{name}); err == nil {
-			t.Errorf("%q: %v", name, got)
-		}
+		got, err := ParseKeyHeaders([]string{name})
+		expect.True(t, err != nil, "%q: %v", name, got)
 	}
 }
 
@@ -268,20 +256,15 @@ func FuzzForwardQuery(f *testing.F) {
 	f.Fuzz(func(t *testing.T, query string) {
 		q, p := parseForwardQuery(query)
 		if p != nil {
-			if p.status != 400 && p.status != 413 || p.message == "" || !utf8.ValidString(p.field) {
-				t.Errorf("%+v", p)
-			}
+			expect.True(t, (p.status == 400 || p.status == 413) && p.message != "" && utf8.ValidString(p.field),
+				"%+v", p)
 			return
 		}
-		if q.policy == "" || len(q.key) > limit.MaxKey || !utf8.ValidString(q.key) || q.cost < 1 || q.cost > algo.MaxLimit || q.ipv6Bits > 128 {
-			t.Errorf("%+v", q)
-		}
+		expect.True(t, q.policy != "" && len(q.key) <= limit.MaxKey && utf8.ValidString(q.key) && q.cost >= 1 &&
+			q.cost <= algo.MaxLimit && q.ipv6Bits <= 128, "%+v", q)
 		given, err := url.ParseQuery(query)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if again, p := parseForwardQuery(given.Encode()); p != nil || again != q {
-			t.Errorf("%+v, written again %+v, %+v", q, again, p)
-		}
+		must.NoError(t, err)
+		again, p := parseForwardQuery(given.Encode())
+		expect.True(t, p == nil && again == q, "%+v, written again %+v, %+v", q, again, p)
 	})
 }

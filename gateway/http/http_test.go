@@ -25,6 +25,8 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // call is one call that reached the Service.
@@ -239,9 +241,7 @@ func (d *testedAPI) post(path, body string) *http.Response {
 func bodyOf(t testing.TB, resp *http.Response) string {
 	t.Helper()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	resp.Body = io.NopCloser(bytes.NewReader(b))
 	return string(b)
 }
@@ -268,9 +268,7 @@ var loadOnce = sync.OnceValues(func() (*spec, error) {
 func loadSpec(t testing.TB) *spec {
 	t.Helper()
 	s, err := loadOnce()
-	if err != nil {
-		t.Fatalf("openapi.yaml: %v", err)
-	}
+	must.NoError(t, err, "openapi.yaml")
 	return s
 }
 
@@ -336,9 +334,7 @@ func oneCheck(c limit.Check) []call { return []call{{Method: "Check", Checks: []
 
 func TestRequests(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	leased := admitted
 	leased.Policy, leased.LeaseID, leased.RequestID = "jobs", "5f1d", "r-1"
 	leasedJSON := strings.Replace(strings.TrimSuffix(admittedJSON, "}"), "login", "jobs", 1) +
@@ -644,9 +640,7 @@ func TestRequests(t *testing.T) {
 				service = new(scripted)
 			}
 			d := newAPI(t, service, nil)
-			if err := d.spec.accepts(tt.path, tt.body); err != nil {
-				t.Errorf("openapi.yaml does not accept the request: %v", err)
-			}
+			expect.NoError(t, d.spec.accepts(tt.path, tt.body), "openapi.yaml does not accept the request")
 			resp := d.post(tt.path, tt.body)
 			wantType := "application/json"
 			if tt.status == 400 || tt.status == 404 {
@@ -655,17 +649,11 @@ func TestRequests(t *testing.T) {
 			if got := resp.Header.Get("Content-Type"); resp.StatusCode != tt.status || got != wantType {
 				t.Errorf("answered %d %s, want %d %s", resp.StatusCode, got, tt.status, wantType)
 			}
-			if diff := cmp.Diff(tt.want, bodyOf(t, resp)); diff != "" {
-				t.Errorf("body (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.want, bodyOf(t, resp)), "body (-want +got)")
 			samePointer := cmp.Comparer(func(a, b *time.Location) bool { return a.String() == b.String() })
-			if diff := cmp.Diff(tt.calls, service.calls, samePointer); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
+			expect.NoDiff(t, cmp.Diff(tt.calls, service.calls, samePointer), "calls (-want +got)")
 			for name, want := range tt.header {
-				if got := strings.Join(resp.Header[name], "|"); got != want {
-					t.Errorf("%s: %q, want %q", name, got, want)
-				}
+				expect.Equal(t, strings.Join(resp.Header[name], "|"), want, "%s", name)
 			}
 		})
 	}
@@ -837,9 +825,7 @@ func TestBadRequests(t *testing.T) {
 			var service scripted
 			d := newAPI(t, &service, func(c *Config) { c.MaxBody = 8 << 10 })
 			wantProblem(t, d.post(tt.path, tt.body), tt.status, tt.field, tt.detail)
-			if len(service.calls) > 0 {
-				t.Errorf("the service was asked: %+v", service.calls)
-			}
+			expect.True(t, len(service.calls) == 0, "the service was asked: %+v", service.calls)
 		})
 	}
 }
@@ -848,19 +834,16 @@ func TestBadRequests(t *testing.T) {
 func wantProblem(t *testing.T, resp *http.Response, status int, field, phrase string) {
 	t.Helper()
 	var p problemBody
-	if err := unmarshal(bodyOf(t, resp), &p); err != nil {
-		t.Fatal(err)
-	}
-	if got := resp.Header.Get("Content-Type"); resp.StatusCode != status || p.Status != status || got != "application/problem+json" {
-		t.Errorf("answered %d %s with status %d, want %d", resp.StatusCode, got, p.Status, status)
-	}
-	if p.Field != field || field != "" && !strings.HasPrefix(p.Detail, field+": ") || !strings.Contains(p.Detail, phrase) {
-		t.Errorf("field %q, detail %q; want field %q, detail with %q", p.Field, p.Detail, field, phrase)
-	}
+	must.NoError(t, unmarshal(bodyOf(t, resp), &p))
+	got := resp.Header.Get("Content-Type")
+	expect.True(t, resp.StatusCode == status && p.Status == status && got == "application/problem+json",
+		"answered %d %s with status %d, want %d", resp.StatusCode, got, p.Status, status)
+	expect.True(t, p.Field == field && (field == "" || strings.HasPrefix(p.Detail, field+": ")) &&
+		strings.Contains(p.Detail, phrase),
+		"field %q, detail %q; want field %q, detail with %q", p.Field, p.Detail, field, phrase)
 	anchor := strings.TrimPrefix(p.Type, problemTypes)
-	if !strings.Contains(problemsPage, "\n## "+anchor+"\n"+strconv.Itoa(status)+". ") {
-		t.Errorf("PROBLEMS.md does not explain %q with status %d", anchor, status)
-	}
+	expect.True(t, strings.Contains(problemsPage, "\n## "+anchor+"\n"+strconv.Itoa(status)+". "),
+		"PROBLEMS.md does not explain %q with status %d", anchor, status)
 }
 
 func TestMediaType(t *testing.T) {
@@ -892,9 +875,7 @@ func TestMediaType(t *testing.T) {
 			continue
 		}
 		wantProblem(t, resp, 415, "", tt.detail)
-		if len(service.calls) > 0 {
-			t.Errorf("%q: the service was asked", tt.header)
-		}
+		expect.True(t, len(service.calls) == 0, "%q: the service was asked", tt.header)
 	}
 }
 
@@ -951,13 +932,9 @@ func TestServiceErrors(t *testing.T) {
 	}}, nil)
 	got := bodyOf(t, d.post("/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k"},{"policy":"p","key":"k"}]}`))
 	for _, want := range []string{`"field":"checks[0].policy"`, `"detail":"nobody ` + "\uFFFD" + ` there"}`, `"status":500`} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no %s in %s", want, got)
-		}
+		expect.True(t, strings.Contains(got, want), "no %s in %s", want, got)
 	}
-	if strings.Contains(got, "secret") {
-		t.Errorf("an unknown error's text got out: %s", got)
-	}
+	expect.True(t, !strings.Contains(got, "secret"), "an unknown error's text got out: %s", got)
 
 	// A problem of one element as a whole.
 	d = newAPI(t, &scripted{err: limit.NewError(limit.Unavailable, "", "no").InList("checks", 1)}, nil)
@@ -977,16 +954,12 @@ func TestNoInline(t *testing.T) {
 	wantProblem(t, d.post("/v1/check", `{`+limit+`}`), 400, "limit", detail)
 	wantProblem(t, d.post("/v1/checks", `{"checks":[{`+limit+`}]}`), 400, "checks[0].limit", detail)
 	wantProblem(t, d.post("/v1/acquire", `{`+limit+`}`), 400, "limit", detail)
-	if len(service.calls) > 0 {
-		t.Error("the service was asked")
-	}
+	expect.True(t, len(service.calls) == 0, "the service was asked")
 }
 
 func TestNewNeedsItsParts(t *testing.T) {
 	defer func() {
-		if recover() == nil {
-			t.Error("New took a Config without a Service")
-		}
+		expect.True(t, recover() != nil, "New took a Config without a Service")
 	}()
 	New(Config{})
 }

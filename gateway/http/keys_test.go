@@ -11,6 +11,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestTopKeys(t *testing.T) {
@@ -37,9 +38,8 @@ func TestTopKeys(t *testing.T) {
 		`{"namespace":"api","key":"k","decisions":1,"decisions_error":0,"refused":0,"refused_error":3}],` +
 		`"policies":[{"policy":"login","allowed":1,"refused":2,"shadowed":3,"failed_open":4,"failed_closed":5,"errors":6}],"members":["n0"],"unreachable":[]}`
 	resp := d.do("GET", "/v1/keys/top", "")
-	if diff := cmp.Diff(want, bodyOf(t, resp)); diff != "" || resp.StatusCode != 200 {
-		t.Errorf("%d %s", resp.StatusCode, diff)
-	}
+	diff := cmp.Diff(want, bodyOf(t, resp))
+	expect.True(t, diff == "" && resp.StatusCode == 200, "%d %s", resp.StatusCode, diff)
 	for query, want := range map[string]*weirv1.TopKeysRequest{
 		"":                                {Order: weirv1.KeyOrder_KEY_ORDER_BUSIEST},
 		"?order=refused":                  {Order: weirv1.KeyOrder_KEY_ORDER_REFUSED},
@@ -63,9 +63,8 @@ func TestTopKeys(t *testing.T) {
 			}
 			continue
 		}
-		if diff := cmp.Diff(want, asked, protocmp.Transform()); diff != "" || resp.StatusCode != 200 {
-			t.Errorf("%s: %d %s", query, resp.StatusCode, diff)
-		}
+		diff := cmp.Diff(want, asked, protocmp.Transform())
+		expect.True(t, diff == "" && resp.StatusCode == 200, "%s: %d %s", query, resp.StatusCode, diff)
 	}
 }
 
@@ -84,9 +83,8 @@ func TestDescribe(t *testing.T) {
 	want := `{"node":"n1","on_loan":7,"limits":[{"algorithm":"sliding_log","limit":5,"window_ms":60000,"remaining":3,"returns":[{"units":2,"after_ms":1}]},` +
 		`{"algorithm":"concurrency","limit":5,"window_ms":60000,"remaining":5,"returns":[]}]}`
 	resp := d.post("/v1/keys/describe", `{"policy":"p","key":"k"}`)
-	if diff := cmp.Diff(want, bodyOf(t, resp)); diff != "" || resp.StatusCode != 200 {
-		t.Errorf("%d %s", resp.StatusCode, diff)
-	}
+	diff := cmp.Diff(want, bodyOf(t, resp))
+	expect.True(t, diff == "" && resp.StatusCode == 200, "%d %s", resp.StatusCode, diff)
 	for body, status := range map[string]int{
 		`{"policy":"gone","key":"k"}`:       404,
 		`{"policy":"p"}`:                    400,

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // fakeOverrides notes what it is asked, and answers with err or with one override.
@@ -86,8 +87,7 @@ func TestOverrides(t *testing.T) {
 	}
 	fake.err = limit.NewError(limit.NotFound, "policy", "there is none")
 	for _, method := range []string{"DELETE", "PUT"} {
-		if resp := d.do(method, "/v1/overrides", "{}", "Content-Type", "application/json"); resp.StatusCode != 404 {
-			t.Errorf("%s: %d", method, resp.StatusCode)
-		}
+		resp := d.do(method, "/v1/overrides", "{}", "Content-Type", "application/json")
+		expect.Equal(t, resp.StatusCode, 404, "%s", method)
 	}
 }

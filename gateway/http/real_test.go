@@ -20,6 +20,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // nobody is an ownership under which no key can be decided.
@@ -44,9 +46,7 @@ func (c *clock) read() algo.Instant {
 func newRealAPI(t *testing.T, policies string, owners limiter.Ownership) (*testedAPI, *clock) {
 	t.Helper()
 	set, err := policy.Parse("policies.yaml", []byte(policies))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	c := new(clock)
 	l := limiter.New(limiter.Config{Policies: set, Ownership: owners, Clock: c.read, Timeout: 20 * time.Millisecond})
 	t.Cleanup(l.Close)
@@ -98,9 +98,8 @@ func TestQuotaOfBuckets(t *testing.T) {
 		{`{"limit":{"algorithm":"token_bucket","limit":5,"window":"10s","capacity":8},"key":"k"}`, `"inline";q=8;w=16`},
 		{`{"limit":{"algorithm":"token_bucket","limit":1000,"window":"1s","capacity":1},"key":"k"}`, `"inline";q=1;w=1`},
 	} {
-		if got := d.post("/v1/check", tt.body).Header[quotaField]; !slices.Equal(got, []string{tt.want}) {
-			t.Errorf("%s: %q, want %q", tt.body, got, tt.want)
-		}
+		got := d.post("/v1/check", tt.body).Header[quotaField]
+		expect.True(t, slices.Equal(got, []string{tt.want}), "%s: %q, want %q", tt.body, got, tt.want)
 	}
 }
 
@@ -141,23 +140,19 @@ func TestExamples(t *testing.T) {
 	} {
 		want := exampleOf(t, tt.documented, tt.example)
 		var got any
-		if err := unmarshal(bodyOf(t, tt.got), &got); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, unmarshal(bodyOf(t, tt.got), &got))
 		if tt.got.StatusCode != tt.status {
 			t.Errorf("%s: %d, want %d", tt.example, tt.got.StatusCode, tt.status)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-example +sent):\n%s", tt.example, diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, got), "%s (-example +sent)", tt.example)
 	}
 
 	// The node describes itself elsewhere; what never varies there is held to its source here.
 	status := exampleOf(t, working.spec.doc.Paths.Find("/v1/status").Get.Responses.Status(200).Value, "one").(map[string]any)
-	if member := status["members"].([]any)[0].(map[string]any); status["partitions"] != float64(ring.Partitions) ||
-		member["partitions"] != float64(ring.Partitions) || len(status["ring"].(string)) != 16 || len(member["boot"].(string)) != 16 {
-		t.Errorf("status: %v", status)
-	}
+	member := status["members"].([]any)[0].(map[string]any)
+	expect.True(t, status["partitions"] == float64(ring.Partitions) &&
+		member["partitions"] == float64(ring.Partitions) && len(status["ring"].(string)) == 16 &&
+		len(member["boot"].(string)) == 16, "status: %v", status)
 }
 
 // exampleOf returns an example of a documented response, as decoding it from JSON would.
@@ -166,13 +161,9 @@ func exampleOf(t *testing.T, documented *openapi3.Response, name string) any {
 	for _, kind := range slices.Sorted(maps.Keys(documented.Content)) {
 		if e := documented.Content[kind].Examples[name]; e != nil {
 			b, err := json.Marshal(e.Value.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			var v any
-			if err := unmarshal(string(b), &v); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, unmarshal(string(b), &v))
 			return v
 		}
 	}
@@ -200,9 +191,7 @@ policies:
 		if resp.StatusCode != status {
 			t.Errorf("%s %s: %d, want %d: %s", path, body, resp.StatusCode, status, bodyOf(t, resp))
 		}
-		if err := unmarshal(bodyOf(t, resp), &got); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, unmarshal(bodyOf(t, resp), &got))
 		return got
 	}
 
@@ -217,9 +206,8 @@ policies:
 		{d, `{"limit":{"algorithm":"concurrency","limit":-1},"key":"k"}`},
 		{cut, `{"policy":"jobs","key":"k"}`},
 	} {
-		if got := ask(tt.testedAPI, "/v1/acquire", tt.body, 200); !got.Allowed || got.LeaseID != "" {
-			t.Errorf("%s: %+v", tt.body, got)
-		}
+		got := ask(tt.testedAPI, "/v1/acquire", tt.body, 200)
+		expect.True(t, got.Allowed && got.LeaseID == "", "%s: %+v", tt.body, got)
 	}
 
 	// The policy's ttl is what is left out, and the longest.
@@ -230,16 +218,14 @@ policies:
 	clock.now.Add(int64(10 * time.Second))
 	wantProblem(t, d.post("/v1/renew", lease(`,"ttl":"31s"`)), 400, "ttl", "longer")
 	for more, want := range map[string]int64{"": 30000, `,"ttl":"5s"`: 5000} {
-		if got := ask(d, "/v1/renew", lease(more), 200).ExpiresIn; got != want {
-			t.Errorf("renewed with %q for %d ms, want %d", more, got, want)
-		}
+		got := ask(d, "/v1/renew", lease(more), 200).ExpiresIn
+		expect.True(t, got == want, "renewed with %q for %d ms, want %d", more, got, want)
 	}
 
 	// A request id stands for its lease, also for one that is over.
 	ask(d, "/v1/release", lease(""), 200)
-	if again := ask(d, "/v1/acquire", one, 200); again.LeaseID != id {
-		t.Errorf("the same request id gave the lease %q, want %q", again.LeaseID, id)
-	}
+	again := ask(d, "/v1/acquire", one, 200)
+	expect.Equal(t, again.LeaseID, id, "the same request id gave the lease")
 	wantProblem(t, d.post("/v1/renew", lease("")), 404, "lease_id", "ended")
 }
 
@@ -251,7 +237,6 @@ func TestBoundsAsDocumented(t *testing.T) {
 			t.Errorf("no %q in %q", want, *text)
 		}
 	}
-	if DefaultMaxBody != 4194304 || limit.MaxBatch != 1000 || limit.MaxKey != 1024 || limit.MaxNamespace != 256 || limit.MaxRequestID != 128 {
-		t.Error("openapi.yaml and PROBLEMS.md tell other bounds")
-	}
+	expect.True(t, DefaultMaxBody == 4194304 && limit.MaxBatch == 1000 && limit.MaxKey == 1024 &&
+		limit.MaxNamespace == 256 && limit.MaxRequestID == 128, "openapi.yaml and PROBLEMS.md tell other bounds")
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestRequestIDs: a sane id comes back, a problem always has one, and the log has the same.
@@ -54,17 +55,13 @@ func TestRequestIDs(t *testing.T) {
 		}
 		logged := log.String()
 		if test.status == 200 {
-			if logged != "" || len(told) != 0 {
-				t.Errorf("told of %v, logged %s", told, logged)
-			}
+			expect.True(t, logged == "" && len(told) == 0, "told of %v, logged %s", told, logged)
 			continue
 		}
-		if !strings.Contains(logged, "request_id="+ids[0]) && !strings.Contains(logged, `request_id="`+ids[0]) || !strings.Contains(logged, `endpoint="POST /v1/check"`) {
-			t.Errorf("%q: logged %s", test.given, logged)
-		}
-		if len(told) != 1 || told[0] != test.status {
-			t.Errorf("%q: told of problems %v", test.given, told)
-		}
+		expect.True(t, (strings.Contains(logged, "request_id="+ids[0]) ||
+			strings.Contains(logged, `request_id="`+ids[0])) && strings.Contains(logged, `endpoint="POST /v1/check"`),
+			"%q: logged %s", test.given, logged)
+		expect.True(t, len(told) == 1 && told[0] == test.status, "%q: told of problems %v", test.given, told)
 	}
 }
 
@@ -74,18 +71,15 @@ func TestLogSaysNoKeys(t *testing.T) {
 	service := &scripted{err: limit.NewError(limit.NotFound, "policy", "there is no policy named secret")}
 	d := newAPI(t, service, nil)
 	for _, body := range []string{`{"policy":"login","key":"secret"}`, `{"policy":"login","key":""}`, `{"secret":"secret"}`, `secret`, `{"key":"secret\xff"}`} {
-		if resp := d.post("/v1/check", body); resp.StatusCode < 400 {
-			t.Errorf("%s: %d", body, resp.StatusCode)
-		}
+		resp := d.post("/v1/check", body)
+		expect.True(t, resp.StatusCode >= 400, "%s: %d", body, resp.StatusCode)
 		d.do("POST", "/v1/secret", body, "Content-Type", "application/json")
 		d.do("POST", "/v1/check", body, "Content-Type", "text/secret", "X-Request-Id", "secret")
 	}
-	if d.log.Len() != 0 {
-		t.Errorf("logged: %s", d.log)
-	}
+	expect.Equal(t, d.log.Len(), 0, "logged: %s", d.log)
 	service.err = errors.New("a defect")
 	d.do("POST", "/v1/check", `{"policy":"login","key":"secret"}`, "Content-Type", "application/json", "X-Request-Id", "my-id")
-	if got := d.log.String(); !strings.Contains(got, "request_id=my-id") || !strings.Contains(got, "a defect") || strings.Contains(got, "secret") {
-		t.Errorf("logged: %s", got)
-	}
+	got := d.log.String()
+	expect.True(t, strings.Contains(got, "request_id=my-id") && strings.Contains(got, "a defect") &&
+		!strings.Contains(got, "secret"), "logged: %s", got)
 }

@@ -20,6 +20,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // serve puts the handler behind a real listener.
@@ -36,25 +38,19 @@ func TestOnTheWire(t *testing.T) {
 	d := newAPI(t, &scripted{results: []limit.Result{{Decision: refused}}}, nil)
 	s := serve(t, d.handler)
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	const body = `{"policy":"login","key":"alice"}`
 	io.WriteString(conn, "POST /v1/check HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nConnection: close\r\n"+
 		"Transfer-Encoding: chunked\r\n\r\n5\r\n"+body[:5]+"\r\n1b\r\n"+body[5:]+"\r\n0\r\n\r\n")
 	got, err := io.ReadAll(bufio.NewReader(conn))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, want := range []string{
 		"HTTP/1.1 429 Too Many Requests\r\n", "\r\nContent-Type: application/json\r\n", "\r\nRetry-After: 37\r\n",
 		"\r\nRateLimit-Policy: \"login\";q=5;w=60\r\n", "\r\nRateLimit: \"login\";r=0;t=37\r\n",
 		"\r\nX-RateLimit-Limit: 5\r\n", "\r\nX-RateLimit-Remaining: 0\r\n", "\r\nX-RateLimit-Reset: 37\r\n", "\r\n\r\n" + refusedJSON,
 	} {
-		if !strings.Contains(string(got), want) {
-			t.Errorf("no %q in\n%s", want, got)
-		}
+		expect.True(t, strings.Contains(string(got), want), "no %q in\n%s", want, got)
 	}
 }
 
@@ -64,9 +60,7 @@ func TestBodyTooLarge(t *testing.T) {
 	s := serve(t, d.handler)
 	for _, body := range []io.Reader{strings.NewReader(strings.Repeat(" ", 1001)), io.LimitReader(spaces{}, 1<<20)} {
 		resp, err := http.Post(s.URL+"/v1/check", "application/json", body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		wantProblem(t, resp, 413, "", "larger than 1000 bytes")
 		resp.Body.Close()
 	}
@@ -77,9 +71,7 @@ func TestBodyTooLarge(t *testing.T) {
 	w := httptest.NewRecorder()
 	d.handler.ServeHTTP(w, r)
 	wantProblem(t, w.Result(), 413, "", "larger than 1000 bytes")
-	if len(d.service.calls) > 0 {
-		t.Error("the service was asked")
-	}
+	expect.True(t, len(d.service.calls) == 0, "the service was asked")
 }
 
 type spaces struct{}
@@ -95,16 +87,12 @@ func TestBodyCutShort(t *testing.T) {
 	d := newAPI(t, new(scripted), nil)
 	s := serve(t, d.handler)
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	io.WriteString(conn, "POST /v1/check HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{}")
 	conn.(*net.TCPConn).CloseWrite()
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer resp.Body.Close()
 	wantProblem(t, resp, 400, "", "could not be read")
 }
@@ -132,9 +120,7 @@ func TestCallerGoesAway(t *testing.T) {
 		cancel()
 	}()
 	r, err := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/check", strings.NewReader(`{"policy":"p","key":"k"}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	if resp, err := http.DefaultClient.Do(r); err == nil {
 		resp.Body.Close()
@@ -191,9 +177,8 @@ func TestManyAtOnce(t *testing.T) {
 
 func TestServerIsBounded(t *testing.T) {
 	s := NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
-	if s.ReadHeaderTimeout <= 0 || s.ReadTimeout <= 0 || s.WriteTimeout <= 0 || s.IdleTimeout <= 0 || s.MaxHeaderBytes <= 0 || s.ErrorLog == nil {
-		t.Errorf("%+v", s)
-	}
+	expect.True(t, s.ReadHeaderTimeout > 0 && s.ReadTimeout > 0 && s.WriteTimeout > 0 && s.IdleTimeout > 0 &&
+		s.MaxHeaderBytes > 0 && s.ErrorLog != nil, "%+v", s)
 }
 
 // FuzzCheckBody sends any body to the endpoints that take checks: the answer is always one that openapi.yaml describes
@@ -229,13 +214,9 @@ func FuzzCheckBody(f *testing.F) {
 		if resp.StatusCode >= 500 {
 			t.Errorf("%d %s", resp.StatusCode, bodyOf(t, resp))
 		}
-		if asked := len(service.calls) == 1; asked != (resp.StatusCode == 200) {
-			t.Errorf("%d, with the service asked: %v", resp.StatusCode, asked)
-		}
+		expect.Equal(t, len(service.calls) == 1, resp.StatusCode == 200, "%d, with the service asked", resp.StatusCode)
 		for _, c := range service.calls {
-			if len(c.Checks) < 1 || len(c.Checks) > limit.MaxBatch {
-				t.Errorf("a batch of %d", len(c.Checks))
-			}
+			expect.True(t, len(c.Checks) >= 1 && len(c.Checks) <= limit.MaxBatch, "a batch of %d", len(c.Checks))
 			for _, check := range c.Checks {
 				wantSound(t, check)
 			}
@@ -245,19 +226,14 @@ func FuzzCheckBody(f *testing.F) {
 
 func wantSound(t *testing.T, c limit.Check) {
 	t.Helper()
-	if (c.Policy == "") == (c.Limit == nil) || c.Namespace != "" && c.Limit == nil || len(c.Namespace) > limit.MaxNamespace ||
-		c.Key == "" || len(c.Key) > limit.MaxKey || c.Cost < 0 || c.Cost > algo.MaxLimit || len(c.RequestID) > limit.MaxRequestID {
-		t.Errorf("the service was asked %+v", c)
-	}
+	expect.True(t, (c.Policy == "") != (c.Limit == nil) && (c.Namespace == "" || c.Limit != nil) &&
+		len(c.Namespace) <= limit.MaxNamespace && c.Key != "" && len(c.Key) <= limit.MaxKey && c.Cost >= 0 &&
+		c.Cost <= algo.MaxLimit && len(c.RequestID) <= limit.MaxRequestID, "the service was asked %+v", c)
 	for _, s := range []string{c.Policy, c.Namespace, c.Key, c.RequestID} {
-		if !utf8.ValidString(s) {
-			t.Errorf("%q is not UTF-8", s)
-		}
+		expect.True(t, utf8.ValidString(s), "%q is not UTF-8", s)
 	}
 	if c.Limit != nil {
-		if err := c.Limit.Validate(); err != nil {
-			t.Errorf("the service was asked for %+v: %v", c.Limit, err)
-		}
+		expect.NoError(t, c.Limit.Validate(), "the service was asked for %+v", c.Limit)
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestRoutesAreTheDocumentedOnes(t *testing.T) {
@@ -32,16 +34,12 @@ func TestRoutesAreTheDocumentedOnes(t *testing.T) {
 	}
 	slices.Sort(routes)
 	slices.Sort(documented)
-	if diff := cmp.Diff(documented, routes); diff != "" {
-		t.Errorf("-openapi.yaml +routes:\n%s", diff)
-	}
+	expect.NoDiff(t, cmp.Diff(documented, routes), "-openapi.yaml +routes")
 }
 
 func TestGets(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	listing := PolicyListing{
 		Hash: "9a1c", ReloadError: "policies.yaml:3:5: policies[0].limit: must not be zero",
 		Policies: []Policy{
@@ -95,19 +93,14 @@ func TestGets(t *testing.T) {
 		if got := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || got != tt.contentType {
 			t.Errorf("%s: %d %s, want 200 %s", tt.path, resp.StatusCode, got, tt.contentType)
 		}
-		if diff := cmp.Diff(tt.body, bodyOf(t, resp)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tt.path, diff)
-		}
-		if resp := d.do("HEAD", tt.path, ""); resp.StatusCode != 200 {
-			t.Errorf("HEAD %s: %d", tt.path, resp.StatusCode)
-		}
+		expect.NoDiff(t, cmp.Diff(tt.body, bodyOf(t, resp)), "%s (-want +got)", tt.path)
+		resp = d.do("HEAD", tt.path, "")
+		expect.Equal(t, resp.StatusCode, 200, "HEAD %s", tt.path)
 	}
 
 	index := bodyOf(t, d.do("GET", "/", ""))
 	for path := range d.spec.doc.Paths.Map() {
-		if !strings.Contains(index, " "+path+"\n") {
-			t.Errorf("the index does not list %s", path)
-		}
+		expect.True(t, strings.Contains(index, " "+path+"\n"), "the index does not list %s", path)
 	}
 
 	// What /v1/policies shows of a limit is what a request may send to mean the same.
@@ -116,9 +109,9 @@ func TestGets(t *testing.T) {
 		for _, want := range p.Limits {
 			b := limitBodyOf(&want)
 			got, problem := a.limit(&b)
-			if problem != nil || !cmp.Equal(got, want, cmp.Comparer(func(a, b *time.Location) bool { return a.String() == b.String() })) {
-				t.Errorf("%+v came back as %+v (%v)", want, got, problem)
-			}
+			expect.True(t, problem == nil && cmp.Equal(got, want,
+				cmp.Comparer(func(a, b *time.Location) bool { return a.String() == b.String() })),
+				"%+v came back as %+v (%v)", want, got, problem)
 		}
 	}
 }
@@ -147,9 +140,7 @@ func TestStatusFails(t *testing.T) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return nil, errors.New("shutting down") }
 	})
 	wantProblem(t, d.do("GET", "/v1/status", ""), 503, "", "shutting down")
-	if !strings.Contains(d.log.String(), "shutting down") {
-		t.Errorf("log: %s", d.log)
-	}
+	expect.True(t, strings.Contains(d.log.String(), "shutting down"), "log: %s", d.log)
 }
 
 // TestStatusIsWhole holds the status to the protocol's messages, so that a field that is added there is not forgotten
@@ -165,9 +156,7 @@ func TestStatusIsWhole(t *testing.T) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
 	})
 	var got map[string]any
-	if err := unmarshal(bodyOf(t, d.do("GET", "/v1/status", "")), &got); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, unmarshal(bodyOf(t, d.do("GET", "/v1/status", "")), &got))
 	wantFields(t, status, got)
 	first := got["members"].([]any)[0].(map[string]any)
 	wantFields(t, member, first)
@@ -205,9 +194,7 @@ func wantFields(t *testing.T, m protoreflect.ProtoMessage, got map[string]any) {
 		case nil:
 			t.Errorf("%s is not in the status", name)
 		case float64:
-			if v != 7 {
-				t.Errorf("%s is %v, want 7", name, v)
-			}
+			expect.Equal(t, v, 7, "%s", name)
 		}
 	}
 	if len(got) != fields.Len() {
@@ -245,15 +232,11 @@ func TestNoSuchPlace(t *testing.T) {
 				continue
 			}
 			resp := d.do(method, path, "")
-			if got := resp.Header.Get("Allow"); got != allow {
-				t.Errorf("%s %s: Allow: %q, want %q", method, path, got, allow)
-			}
+			expect.Equal(t, resp.Header.Get("Allow"), allow, "%s %s: Allow", method, path)
 			wantProblem(t, resp, 405, "", "takes "+allow)
 		}
 	}
-	if len(d.service.calls) > 0 {
-		t.Error("the service was asked")
-	}
+	expect.True(t, len(d.service.calls) == 0, "the service was asked")
 }
 
 func TestLimits(t *testing.T) {
@@ -277,9 +260,7 @@ func TestLimits(t *testing.T) {
 		service := &scripted{results: []limit.Result{{Decision: admitted}}}
 		d := newAPI(t, service, nil)
 		body := `{"key":"k","limit":` + tt.body + `}`
-		if err := d.spec.accepts("/v1/check", body); err != nil {
-			t.Errorf("openapi.yaml does not accept %s: %v", tt.body, err)
-		}
+		expect.NoError(t, d.spec.accepts("/v1/check", body), "openapi.yaml does not accept %s", tt.body)
 		if resp := d.post("/v1/check", body); resp.StatusCode != 200 {
 			t.Errorf("%s: %s", tt.body, bodyOf(t, resp))
 		} else if got := *service.calls[0].Checks[0].Limit; got != tt.want {
@@ -294,11 +275,11 @@ func TestIndexForPeople(t *testing.T) {
 		d := newAPI(t, new(scripted), func(c *Config) { c.Console = console })
 		resp := d.do("GET", "/", "", "Accept", "text/html,application/xhtml+xml;q=0.9")
 		body := bodyOf(t, resp)
-		if got := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || got != "text/html; charset=utf-8" || resp.Header.Get("Content-Security-Policy") == "" {
-			t.Errorf("%d %v", resp.StatusCode, resp.Header)
-		}
-		if !strings.Contains(body, "<code>POST /v1/check</code>") || strings.Contains(body, `<a href="/console">`) != (console != "") {
-			t.Errorf("with a console at %q:\n%s", console, body)
-		}
+		got := resp.Header.Get("Content-Type")
+		expect.True(t, resp.StatusCode == 200 && got == "text/html; charset=utf-8" &&
+			resp.Header.Get("Content-Security-Policy") != "", "%d %v", resp.StatusCode, resp.Header)
+		expect.True(t, strings.Contains(body, "<code>POST /v1/check</code>") &&
+			strings.Contains(body, `<a href="/console">`) == (console != ""),
+			"with a console at %q:\n%s", console, body)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // words are the commands of a burst that was parsed out of b, for comparisons.
@@ -120,17 +122,13 @@ func FuzzParse(f *testing.F) {
 		whole, _, bad := inPieces(bytes.Clone(in), bound, len(in)+1, maxRound)
 		for _, by := range []int{1, size, size + 7} {
 			pieces, args, err := inPieces(bytes.Clone(in), bound, by, 1)
-			if !slices.EqualFunc(whole, pieces, slices.Equal) || (bad == nil) != (err == nil) || bad != nil && bad.Error() != err.Error() {
-				t.Fatalf("%q in pieces of %d: %q, %v; as a whole: %q, %v", in, by, pieces, err, whole, bad)
-			}
-			if args > 2*bound.args+8 {
-				t.Fatalf("%d arguments held", args)
-			}
+			must.True(t, slices.EqualFunc(whole, pieces, slices.Equal) && (bad == nil) == (err == nil) &&
+				(bad == nil || bad.Error() == err.Error()),
+				"%q in pieces of %d: %q, %v; as a whole: %q, %v", in, by, pieces, err, whole, bad)
+			must.True(t, args <= 2*bound.args+8, "%d arguments held", args)
 		}
 		for _, cmd := range whole {
-			if len(cmd) == 0 || len(cmd) > bound.args {
-				t.Fatalf("a command of %d arguments", len(cmd))
-			}
+			must.True(t, len(cmd) != 0 && len(cmd) <= bound.args, "a command of %d arguments", len(cmd))
 		}
 	})
 }

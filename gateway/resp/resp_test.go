@@ -24,6 +24,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -55,9 +57,7 @@ func (c *clock) instant() algo.Instant {
 func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clock) {
 	t.Helper()
 	set, err := policy.Parse("policies", []byte(policies))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	at = new(clock)
 	l := limiter.New(limiter.Config{Policies: set, Clock: at.instant})
 	t.Cleanup(l.Close)
@@ -74,18 +74,14 @@ func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clo
 	}
 	s = New(cfg)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(listener) }()
 	t.Cleanup(func() {
 		listener.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if err := errors.Join(s.Shutdown(ctx), <-served); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, errors.Join(s.Shutdown(ctx), <-served))
 	})
 	return listener.Addr().String(), s, at
 }
@@ -96,9 +92,7 @@ func withTokens(t testing.TB, denied *[]string) func(*Config) {
   - {name: web, tokens: [`+auth.Hash("secret-of-web")+`], roles: [check], policies: [login], namespaces: [redis]}
   - {name: eye, tokens: [`+auth.Hash("secret-of-eye")+`], roles: [read]}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var mu sync.Mutex
 	a := auth.New(auth.Config{Callers: func() *auth.Callers { return list }, Denied: func(_, reason string, _ net.Addr, _ string) {
 		mu.Lock()
@@ -121,9 +115,7 @@ func TestWithdrawnToken(t *testing.T) {
 	var list atomic.Pointer[auth.Callers]
 	access := func(token string) {
 		parsed, err := auth.Parse("access", []byte("callers: [{name: web, tokens: ["+auth.Hash(token)+"], roles: [check], policies: [login]}]"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		list.Store(parsed)
 	}
 	access("secret-of-web")
@@ -136,9 +128,7 @@ func TestWithdrawnToken(t *testing.T) {
 		c.Current = func(ctx context.Context) bool { return a.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil }
 	})
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	in := bufio.NewReader(conn)
 	ask := func(command, want string) {
@@ -147,9 +137,7 @@ func TestWithdrawnToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		line, err := in.ReadString('\n')
-		if err != nil || !strings.HasPrefix(line, want) {
-			t.Errorf("%s: %q %v, want %q", command, line, err, want)
-		}
+		expect.True(t, err == nil && strings.HasPrefix(line, want), "%s: %q %v, want %q", command, line, err, want)
 	}
 	ask("AUTH secret-of-web", "+OK")
 	ask("CLIENT ID", ":")
@@ -166,18 +154,14 @@ func TestWithdrawnToken(t *testing.T) {
 func talk(t testing.TB, address, in string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	go func() {
 		_, _ = io.WriteString(conn, in)      // the answers tell
 		_ = conn.(*net.TCPConn).CloseWrite() // likewise
 	}()
 	out, err := io.ReadAll(conn)
-	if err != nil {
-		t.Fatalf("%.100q: %v after %q", in, err, out)
-	}
+	must.True(t, err == nil, "%.100q: %v after %q", in, err, out)
 	return string(out)
 }
 
@@ -218,9 +202,8 @@ func TestThrottle(t *testing.T) {
 	} {
 		at.set(time.Duration(c.now) * time.Millisecond)
 		want := fmt.Sprintf("*5\r\n:%d\r\n:5\r\n:%d\r\n:%d\r\n:%d\r\n", c.limited, c.remaining, c.retry, (c.resetMS+999)/1000)
-		if got := talk(t, address, send("CL.THROTTLE", "foo", "4", "1", "1", strconv.Itoa(c.quantity))); got != want {
-			t.Errorf("case %d: %q, not %q", i, got, want)
-		}
+		expect.Equal(t, talk(t, address, send("CL.THROTTLE", "foo", "4", "1", "1", strconv.Itoa(c.quantity))), want,
+			"case %d", i)
 	}
 }
 
@@ -247,9 +230,7 @@ func TestThrottleRounding(t *testing.T) {
 		{10 * time.Second, []string{"b", "3", "1", "1", "0"}, "*5 :1 :4 :0 :6 :10 "},
 		{10 * time.Second, []string{"b", "3", "1", "1", "5"}, "*5 :1 :4 :0 :-1 :10 "},
 	} {
-		if got := ask(c.now, c.args...); got != c.want {
-			t.Errorf("at %v %v: %q, not %q", c.now, c.args, got, c.want)
-		}
+		expect.Equal(t, ask(c.now, c.args...), c.want, "at %v %v", c.now, c.args)
 	}
 }
 
@@ -310,9 +291,8 @@ func TestCommands(t *testing.T) {
 		got := talk(t, address, c.in)
 		want, any := strings.CutSuffix(c.want, "…")
 		want, inside := strings.CutPrefix(want, "…")
-		if !any && !inside && got != want || any && !inside && !strings.HasPrefix(got, want) || inside && !strings.Contains(got, want) {
-			t.Errorf("%q: %q", c.in, got)
-		}
+		expect.True(t, (any || inside || got == want) && (!any || inside || strings.HasPrefix(got, want)) &&
+			(!inside || strings.Contains(got, want)), "%q: %q", c.in, got)
 	}
 }
 
@@ -328,9 +308,7 @@ func TestSplitAtEveryByte(t *testing.T) {
 	go func() { served <- s.Serve(pipes) }()
 	defer func() {
 		pipes.Close()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, <-served)
 	}()
 	in := send("HELLO", "3") + send("CL.THROTTLE", "split", "1000", "1", "1", "0") + "PING \"a b\"\r\n" + send("WEIR.PEEK", "login", "k") + send("NOPE", "x") + send("ECHO", "\r\n")
 	r := bufio.NewReader(conn)
@@ -343,22 +321,16 @@ func TestSplitAtEveryByte(t *testing.T) {
 		var out strings.Builder
 		for !strings.HasSuffix(out.String(), "$2\r\n\r\n\r\n") {
 			line, err := r.ReadString('\n')
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			out.WriteString(line)
 		}
 		return out.String()
 	}
 	whole := ask(in)
 	for at := 1; at < len(in); at++ {
-		if got := ask(in[:at], in[at:]); got != whole {
-			t.Fatalf("cut at %d: %q, not %q", at, got, whole)
-		}
+		must.Equal(t, ask(in[:at], in[at:]), whole, "cut at %d", at)
 	}
-	if got := ask(strings.Split(in, "")...); got != whole {
-		t.Errorf("byte by byte: %q", got)
-	}
+	expect.Equal(t, ask(strings.Split(in, "")...), whole, "byte by byte")
 }
 
 // pipes is a listener whose connections are pipes.
@@ -430,9 +402,7 @@ func TestPipelined(t *testing.T) {
 		t.Errorf("%q\nnot\n%q", got, want.String())
 	}
 	// The reads decide how many batches there are: one for what came in the first packet, if it all did.
-	if b.sizes[0] < 2 {
-		t.Errorf("batches of %v", b.sizes)
-	}
+	expect.True(t, b.sizes[0] >= 2, "batches of %v", b.sizes)
 }
 
 // TestBadAmongGood: a check that is not acceptable is answered by an error, and those that came with it as if it were not there.
@@ -474,12 +444,10 @@ func TestPanic(t *testing.T) {
 	got := talk(t, address, send("PING", "1")+send("WEIR.PEEK", "login", "bad")+send("PING", "2"))
 	const mistake = "-ERR the command could not be carried out because of a mistake in the server\r\n"
 	// The check is decided when PING comes, which is therefore lost, too: its answer would have come first otherwise.
-	if got != "$1\r\n1\r\n"+mistake+mistake && got != "$1\r\n1\r\n"+mistake+"$1\r\n2\r\n" {
-		t.Errorf("%q", got)
-	}
-	if got := talk(t, address, send("PING")); got != "+PONG\r\n" || len(told) != 1 || !strings.HasSuffix(told[0], " a mistake") {
-		t.Errorf("afterwards: %q, %q", got, told)
-	}
+	expect.True(t, got == "$1\r\n1\r\n"+mistake+mistake || got == "$1\r\n1\r\n"+mistake+"$1\r\n2\r\n", "%q", got)
+	got = talk(t, address, send("PING"))
+	expect.True(t, got == "+PONG\r\n" && len(told) == 1 && strings.HasSuffix(told[0], " a mistake"),
+		"afterwards: %q, %q", got, told)
 }
 
 // TestPanicOfAConnection: a mistake apart from commands ends its connection, and no other.
@@ -495,15 +463,9 @@ func TestPanicOfAConnection(t *testing.T) {
 		}
 		c.Panicked = func(name string, p *recovered.Error) { told <- fmt.Sprint(name, " ", p.Value) }
 	})
-	if got := talk(t, address, ""); got != "" { // what is sent and not read would reset the connection
-		t.Errorf("answered %q", got)
-	}
-	if got := <-told; got != "connection a mistake" {
-		t.Errorf("told of %q", got)
-	}
-	if got := talk(t, address, send("PING")); got != "+PONG\r\n" {
-		t.Errorf("another one: %q", got)
-	}
+	expect.Equal(t, talk(t, address, ""), "", "answered") // what is sent and not read would reset the connection
+	expect.Equal(t, <-told, "connection a mistake", "told of")
+	expect.Equal(t, talk(t, address, send("PING")), "+PONG\r\n", "another one")
 }
 
 // TestAuthentication: who is not authenticated can do nothing but authenticate; and every command needs its rights.
@@ -541,26 +503,21 @@ func TestAuthentication(t *testing.T) {
 		{"AUTH secret-of-web\n" + strings.Repeat("PING\n", 9000), "+OK\r\n" + strings.Repeat("+PONG\r\n", 9000)},
 	} {
 		got := talk(t, address, c.in)
-		if want, any := strings.CutSuffix(c.want, "…"); !any && got != want || !strings.HasPrefix(got, want) {
-			t.Errorf("%.100q: %q", c.in, got)
-		}
+		want, any := strings.CutSuffix(c.want, "…")
+		expect.True(t, (any || got == want) && strings.HasPrefix(got, want), "%.100q: %q", c.in, got)
 	}
-	if !slices.Contains(denied, auth.NoCredentials) || !slices.Contains(denied, auth.BadToken) || !slices.Contains(denied, auth.WrongRole) || !slices.Contains(denied, auth.WrongPolicy) {
-		t.Errorf("told: %v", denied)
-	}
+	expect.True(t, slices.Contains(denied, auth.NoCredentials) && slices.Contains(denied, auth.BadToken) &&
+		slices.Contains(denied, auth.WrongRole) && slices.Contains(denied, auth.WrongPolicy), "told: %v", denied)
 }
 
 // TestWebPage: a request of a browser that somebody's page had it send is not taken for commands.
 func TestWebPage(t *testing.T) {
 	told := make(chan net.Addr, 1)
 	address, _, _ := serve(t, func(c *Config) { c.Suspicious = func(from net.Addr) { told <- from } })
-	if got := talk(t, address, "POST / HTTP/1.1\r\nHost: localhost\r\n\r\nWEIR.CHECK login page\r\n"); got != "" {
-		t.Errorf("%q", got)
-	}
+	expect.Equal(t, talk(t, address, "POST / HTTP/1.1\r\nHost: localhost\r\n\r\nWEIR.CHECK login page\r\n"), "")
 	<-told
-	if got := talk(t, address, send("WEIR.PEEK", "login", "page")); !strings.Contains(got, "remaining\r\n:2\r\n") {
-		t.Errorf("it was charged: %q", got)
-	}
+	got := talk(t, address, send("WEIR.PEEK", "login", "page"))
+	expect.True(t, strings.Contains(got, "remaining\r\n:2\r\n"), "it was charged: %q", got)
 }
 
 // TestTimeouts: a command that does not come to its end, a stranger who says nothing and a caller who does not for long are let go.
@@ -568,20 +525,15 @@ func TestTimeouts(t *testing.T) {
 	address, _, _ := serve(t, func(c *Config) { c.CommandTimeout = 20 * time.Millisecond })
 	for _, in := range []string{"", "*1\r\n$4\r\nPI"} {
 		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		_, _ = io.WriteString(conn, in) // the read tells
-		if out, err := io.ReadAll(conn); err != nil || len(out) > 0 {
-			t.Errorf("%q: %q, %v", in, out, err)
-		}
+		out, err := io.ReadAll(conn)
+		expect.True(t, err == nil && len(out) == 0, "%q: %q, %v", in, out, err)
 		conn.Close()
 	}
 	// It is the whole command that has the time, not each piece of it.
 	drip, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer drip.Close()
 	ended := make(chan struct{})
 	go func() {
@@ -598,28 +550,21 @@ func TestTimeouts(t *testing.T) {
 	}
 	address, _, _ = serve(t, func(c *Config) { c.IdleTimeout = 20 * time.Millisecond })
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	_, _ = io.WriteString(conn, "PING\n") // likewise
-	if out, err := io.ReadAll(conn); err != nil || string(out) != "+PONG\r\n" {
-		t.Errorf("idle: %q, %v", out, err)
-	}
+	out, err := io.ReadAll(conn)
+	expect.True(t, err == nil && string(out) == "+PONG\r\n", "idle: %q, %v", out, err)
 }
 
 // TestShutdown: what has come is answered, and nothing that was read is lost; idle connections end at once.
 func TestShutdown(t *testing.T) {
 	address, s, _ := serve(t, nil)
 	idle, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer idle.Close()
 	busy, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer busy.Close()
 	r := bufio.NewReader(busy)
 	sent := make(chan int)
@@ -639,9 +584,8 @@ func TestShutdown(t *testing.T) {
 			n++
 		}
 	}()
-	if _, err := r.ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
+	_, err = r.ReadString('\n')
+	must.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	done := make(chan error)
@@ -651,27 +595,19 @@ func TestShutdown(t *testing.T) {
 	for {
 		line, err := r.ReadString('\n')
 		if err != nil {
-			if err != io.EOF && !strings.Contains(err.Error(), "reset") {
-				t.Error(err)
-			}
+			expect.True(t, err == io.EOF || strings.Contains(err.Error(), "reset"), "%v", err)
 			break
 		}
-		if line != "+PONG\r\n" {
-			t.Fatalf("%q", line)
-		}
+		must.Equal(t, line, "+PONG\r\n")
 		answered++
 	}
 	close(stop)
 	busy.Close()
-	if n := <-sent; answered > n {
-		t.Errorf("%d answers to %d commands", answered, n)
-	}
-	if out, err := io.ReadAll(idle); err != nil || len(out) > 0 {
-		t.Errorf("idle: %q, %v", out, err)
-	}
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	n := <-sent
+	expect.True(t, answered <= n, "%d answers to %d commands", answered, n)
+	out, err := io.ReadAll(idle)
+	expect.True(t, err == nil && len(out) == 0, "idle: %q, %v", out, err)
+	expect.NoError(t, <-done)
 }
 
 // stuck is a Service that lets nobody go before it is told.
@@ -694,21 +630,16 @@ func TestShutdownAnswers(t *testing.T) {
 		c.Service = held
 	})
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	_, _ = io.WriteString(conn, send("CL.THROTTLE", "a", "1", "1", "1")) // the answer tells
 	<-held.began
 	done := make(chan error)
 	go func() { done <- s.Shutdown(context.Background()) }()
 	close(held.end)
-	if out, err := io.ReadAll(conn); err != nil || string(out) != "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:1\r\n" {
-		t.Errorf("%q, %v", out, err)
-	}
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	out, err := io.ReadAll(conn)
+	expect.True(t, err == nil && string(out) == "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:1\r\n", "%q, %v", out, err)
+	expect.NoError(t, <-done)
 }
 
 // failing is a Service that answers what it is told to.
@@ -738,9 +669,8 @@ func TestOnError(t *testing.T) {
 		address, _, _ := serve(t, func(cfg *Config) { cfg.Service = c.f })
 		for in, w := range map[string]string{send("CL.THROTTLE", "a", "5", "1", "1"): c.throttle, send("WEIR.CHECK", "p", "a"): c.check} {
 			got := talk(t, address, in)
-			if want, any := strings.CutSuffix(w, "…"); !any && got != want || !strings.HasPrefix(got, want) {
-				t.Errorf("%+v: %q", c.f, got)
-			}
+			want, any := strings.CutSuffix(w, "…")
+			expect.True(t, (any || got == want) && strings.HasPrefix(got, want), "%+v: %q", c.f, got)
 		}
 	}
 }
@@ -756,20 +686,14 @@ func TestTLS(t *testing.T) {
 			return conn, auth.Credentials{TLS: &state, From: raw.RemoteAddr()}, err
 		}
 	})
-	if got := talk(t, address, ""); got != "" {
-		t.Errorf("%q", got)
-	}
+	expect.Equal(t, talk(t, address, ""), "")
 	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true}) // what is tried is not whose certificate it is
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
-	if _, err := io.WriteString(conn, send("ECHO", "a")+"QUIT\n"); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := io.ReadAll(conn); err != nil || string(out) != "$1\r\na\r\n+OK\r\n" {
-		t.Errorf("%q, %v", out, err)
-	}
+	_, err = io.WriteString(conn, send("ECHO", "a")+"QUIT\n")
+	must.NoError(t, err)
+	out, err := io.ReadAll(conn)
+	expect.True(t, err == nil && string(out) == "$1\r\na\r\n+OK\r\n", "%q, %v", out, err)
 }
 
 // TestLikeRedis: what Redis answers to commands that it has, too, is answered here.
@@ -780,9 +704,7 @@ func TestLikeRedis(t *testing.T) {
 	}
 	for _, password := range []string{"", "secret-of-web"} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		redis := l.Addr().String()
 		l.Close()
 		_, port, _ := net.SplitHostPort(redis)
@@ -792,9 +714,7 @@ func TestLikeRedis(t *testing.T) {
 			args, edit = append(args, "--requirepass", password), withTokens(t, nil)
 		}
 		cmd := exec.Command(path, args...)
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, cmd.Start())
 		defer func() {
 			_ = cmd.Process.Signal(os.Interrupt) // Wait tells
 			_ = cmd.Wait()                       // by a signal

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 const second = int64(time.Second)
@@ -271,9 +273,7 @@ func TestCheck(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			test.h.Policies = []Policy{with(log3, test.policy)}
 			r := Check(&test.h)
-			if got := rules(r.Violations); got != test.want {
-				t.Errorf("%q, want %q: %v", got, test.want, r.Violations)
-			}
+			expect.Equal(t, rules(r.Violations), test.want, "%v", r.Violations)
 		})
 	}
 }
@@ -285,9 +285,8 @@ func TestExcess(t *testing.T) {
 		Operations: at(Admitted, 1, 1, 2, 2, 3),
 	}
 	r := Check(&h)
-	if len(r.Violations) > 0 || r.Excess["p"] != 2 {
-		t.Errorf("%v, excess %v, want 2 and nothing wrong with it", r.Violations, r.Excess)
-	}
+	expect.True(t, len(r.Violations) == 0 && r.Excess["p"] == 2,
+		"%v, excess %v, want 2 and nothing wrong with it", r.Violations, r.Excess)
 }
 
 // TestSlowIsRight compares the sweep with a count over every pair of instants, for histories without faults.
@@ -315,16 +314,12 @@ func TestSlowIsRight(t *testing.T) {
 			want = want || n > 3
 		}
 		got := slices.ContainsFunc(Check(&h).Violations, func(v Violation) bool { return v.Rule == Beyond })
-		if got != want {
-			t.Errorf("%v: violation %v, want %v", h.Operations, got, want)
-		}
+		expect.Equal(t, got, want, "%v: violation", h.Operations)
 		if want {
 			caught++
 		}
 	}
-	if caught == 0 || caught == 300 {
-		t.Errorf("%d of 300 histories violate the limit: they show nothing", caught)
-	}
+	expect.True(t, caught != 0 && caught != 300, "%d of 300 histories violate the limit: they show nothing", caught)
 }
 
 func TestProtocol(t *testing.T) {
@@ -412,9 +407,7 @@ func TestProtocol(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var m Protocol
 			test.do(&m)
-			if got := rules(m.Violations); got != test.want {
-				t.Errorf("%q, want %q: %v", got, test.want, m.Violations)
-			}
+			expect.Equal(t, rules(m.Violations), test.want, "%v", m.Violations)
 		})
 	}
 }

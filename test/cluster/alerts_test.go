@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -33,7 +35,7 @@ func startPrometheus(t *testing.T, nodes ...*process) *prometheus {
 	if err != nil {
 		t.Skip("prometheus is not installed (Debian: apt-get install prometheus)")
 	}
-	rules := must[[]byte](t)(os.ReadFile("../../deploy/monitoring/alerts.yaml"))
+	rules := need[[]byte](t)(os.ReadFile("../../deploy/monitoring/alerts.yaml"))
 	rules = regexp.MustCompile(`(?m)^( +for: )\d+m$`).ReplaceAll(rules, []byte("${1}1s"))
 	rules = regexp.MustCompile(`\[5m\]`).ReplaceAll(rules, []byte("[2s]"))
 	rules = regexp.MustCompile(`\[1h\]`).ReplaceAll(rules, []byte("[24s]"))
@@ -54,9 +56,7 @@ scrape_configs:
 		"--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed
@@ -73,7 +73,7 @@ scrape_configs:
 // freeAddr is a loopback address that nobody listens on at the moment.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	l := need[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
 	defer l.Close()
 	return l.Addr().String()
 }
@@ -89,9 +89,7 @@ func (p *prometheus) ask(path string, answer any) bool {
 	if resp.StatusCode != http.StatusOK {
 		return false
 	}
-	if err := json.NewDecoder(resp.Body).Decode(answer); err != nil {
-		p.t.Fatalf("prometheus: %s: %v", path, err)
-	}
+	must.NoError(p.t, json.NewDecoder(resp.Body).Decode(answer), "prometheus: %s", path)
 	return true
 }
 
@@ -140,9 +138,8 @@ policies:
   - {name: quiet, algorithm: sliding_log, limit: 1000000, window: 1h}
 `))
 	p := startPrometheus(t, nodes...)
-	if p.firing("HighWindowUtilization", "policy", "login") || p.firing("WeirRejectedSurge", "policy", "login") {
-		t.Error("alerts fire for no reason")
-	}
+	expect.True(t, !p.firing("HighWindowUtilization", "policy", "login") &&
+		!p.firing("WeirRejectedSurge", "policy", "login"), "alerts fire for no reason")
 
 	// One key far beyond its limit, another far below, through both nodes.
 	ctx, stop := context.WithCancel(t.Context())
@@ -169,9 +166,7 @@ policies:
 	}
 	for _, alert := range []string{"HighWindowUtilization", "WeirRejectedSurge"} {
 		eventually(t, waitTimeout, alert+" fires", func() bool { return p.firing(alert, "policy", "login") })
-		if p.firing(alert, "policy", "quiet") {
-			t.Errorf("%s fires for a policy far from its limit", alert)
-		}
+		expect.True(t, !p.firing(alert, "policy", "quiet"), "%s fires for a policy far from its limit", alert)
 	}
 	stop()
 	callers.Wait()
@@ -183,7 +178,5 @@ policies:
 	nodes[1].signal(syscall.SIGKILL)
 	nodes[1].exit(stopTimeout)
 	eventually(t, waitTimeout, "WeirNodeDown fires", func() bool { return p.firing("WeirNodeDown", "instance", lost) })
-	if p.firing("WeirNodeDown", "instance", nodes[0].http) {
-		t.Error("WeirNodeDown fires for the node that is up")
-	}
+	expect.True(t, !p.firing("WeirNodeDown", "instance", nodes[0].http), "WeirNodeDown fires for the node that is up")
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // decision is what the HTTP API answers to a check.
@@ -62,14 +63,10 @@ func (p *process) post(path, contentType string, body []byte) (int, http.Header,
 func (p *process) get(path string) (code int, page string) {
 	p.t.Helper()
 	resp, err := p.web.Get("http://" + p.http + path)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.NoError(p.t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.NoError(p.t, err)
 	return resp.StatusCode, string(text)
 }
 
@@ -100,9 +97,8 @@ func (p *process) peek(policy, key string) decision {
 	if err == nil {
 		err = json.Unmarshal(answer, &d)
 	}
-	if err != nil || code != http.StatusOK {
-		p.t.Fatalf("peek at %s/%s: status %d, %v: %s", policy, key, code, err, answer)
-	}
+	must.True(p.t, err == nil && code == http.StatusOK,
+		"peek at %s/%s: status %d, %v: %s", policy, key, code, err, answer)
 	return d
 }
 
@@ -110,9 +106,8 @@ func (p *process) status() status {
 	p.t.Helper()
 	code, page := p.get("/v1/status")
 	var s status
-	if err := json.Unmarshal([]byte(page), &s); err != nil || code != http.StatusOK {
-		p.t.Fatalf("/v1/status: %d, %v: %s", code, err, page)
-	}
+	err := json.Unmarshal([]byte(page), &s)
+	must.True(p.t, err == nil && code == http.StatusOK, "/v1/status: %d, %v: %s", code, err, page)
 	return s
 }
 
@@ -120,9 +115,7 @@ func (p *process) status() status {
 func (p *process) connect() *grpc.ClientConn {
 	p.t.Helper()
 	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.NoError(p.t, err)
 	p.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -130,13 +123,11 @@ func (p *process) connect() *grpc.ClientConn {
 // dial is connect for those who only want to ask the limiter.
 func (p *process) dial() weirv1.LimiterClient { return weirv1.NewLimiterClient(p.connect()) }
 
-// must returns v, or ends the test.
-func must[T any](t *testing.T) func(v T, err error) T {
+// need returns v, or ends the test.
+func need[T any](t *testing.T) func(v T, err error) T {
 	return func(v T, err error) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return v
 	}
 }

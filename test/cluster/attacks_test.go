@@ -36,6 +36,8 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // Attacks by callers with few rights on three nodes with what "weir secrets" makes: TLS for callers and between nodes, an access file, gossip
@@ -89,10 +91,9 @@ func (o operator) RoundTrip(r *http.Request) (*http.Response, error) {
 func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "secrets")
-	if code, _, errs := weir(t, "secrets", dir); code != 0 {
-		t.Fatal(errs)
-	}
-	read := func(name string) string { return string(must[[]byte](t)(os.ReadFile(filepath.Join(dir, name)))) }
+	code, _, errs := weir(t, "secrets", dir)
+	must.Equal(t, code, 0, "%v", errs)
+	read := func(name string) string { return string(need[[]byte](t)(os.ReadFile(filepath.Join(dir, name)))) }
 	s := &secured{tokens: map[string]string{"operator": read("tokens/operator"), "shop": auth.NewToken(), "thief": auth.NewToken()}, audit: t.TempDir()}
 	access := read("weir-access/access.yaml")
 	for _, name := range []string{"shop", "thief"} {
@@ -130,7 +131,7 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 // conn is a caller's connection to a member.
 func (s *secured) conn(caller string, m *member) *grpc.ClientConn {
 	s.t.Helper()
-	conn := must[*grpc.ClientConn](s.t)(grpc.NewClient("passthrough:///"+m.grpcAddr(),
+	conn := need[*grpc.ClientConn](s.t)(grpc.NewClient("passthrough:///"+m.grpcAddr(),
 		grpc.WithTransportCredentials(credentials.NewTLS(s.tls)), grpc.WithPerRPCCredentials(token(s.tokens[caller]))))
 	s.t.Cleanup(func() { conn.Close() })
 	return conn
@@ -146,7 +147,7 @@ func (s *secured) callers(caller string) (all []weirv1.LimiterClient) {
 
 // send sends a request of a caller over HTTP to a member that may not listen; headers are written as name, value.
 func (s *secured) send(caller string, m *member, method, path, body string, headers ...string) (code int, answer string, err error) {
-	r := must[*http.Request](s.t)(http.NewRequest(method, "https://"+m.http+path, strings.NewReader(body)))
+	r := need[*http.Request](s.t)(http.NewRequest(method, "https://"+m.http+path, strings.NewReader(body)))
 	r.Header.Set("Authorization", "Bearer "+s.tokens[caller])
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(headers); i += 2 {
@@ -165,9 +166,7 @@ func (s *secured) send(caller string, m *member, method, path, body string, head
 func (s *secured) as(caller string, m *member, method, path, body string, headers ...string) (code int, answer string) {
 	s.t.Helper()
 	code, answer, err := s.send(caller, m, method, path, body, headers...)
-	if err != nil {
-		s.t.Error(err)
-	}
+	expect.NoError(s.t, err)
 	return code, answer
 }
 
@@ -177,9 +176,7 @@ func targetOf(policy, key string) *weirv1.Target { return &weirv1.Target{Policy:
 func decide(t *testing.T, c weirv1.LimiterClient, policy, key, id string) *weirv1.Decision {
 	t.Helper()
 	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: targetOf(policy, key), RequestId: id}}})
-	if err != nil || out.Results[0].GetDecision() == nil {
-		t.Fatal(out, err)
-	}
+	must.True(t, err == nil && out.Results[0].GetDecision() != nil, "%v %v", out, err)
 	return out.Results[0].GetDecision()
 }
 
@@ -202,28 +199,22 @@ func TestAttacksByCallers(t *testing.T) {
 func (s *secured) borrowInANodesName(t *testing.T) {
 	_, page := s.as("thief", s.members[0], "GET", "/v1/status", "")
 	var st struct{ Members []struct{ Boot string } }
-	if err := json.Unmarshal([]byte(page), &st); err != nil || len(st.Members) != 3 {
-		t.Fatal(err, page)
-	}
+	err := json.Unmarshal([]byte(page), &st)
+	must.True(t, err == nil && len(st.Members) == 3, "%v %v", err, page)
 	for _, c := range s.callers("thief") {
 		for _, m := range st.Members {
 			boot, err := strconv.ParseUint(m.Boot, 16, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			stream := must[weirv1.Limiter_CheckStreamClient](t)(c.CheckStream(t.Context()))
+			must.NoError(t, err)
+			stream := need[weirv1.Limiter_CheckStreamClient](t)(c.CheckStream(t.Context()))
 			in := &weirv1.BorrowRequest{Borrower: boot}
 			for number := range uint64(100) {
 				in.Loans = append(in.Loans, &weirv1.LoanReport{Number: number, Target: targetOf("log", "alice"), Granted: 1e9, Returned: 1e9, Known: 1e9})
 			}
 			in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1000, Target: targetOf("log", "greedy"), Want: 1e9})
-			if err := stream.Send(&weirv1.CheckStreamRequest{Borrow: in}); err != nil {
-				t.Fatal(err)
-			}
-			out := must[*weirv1.CheckStreamResponse](t)(stream.Recv())
-			if n := out.Borrow.Loans[100].Granted; n > 2000/8 {
-				t.Errorf("%d units were lent of 2000", n)
-			}
+			must.NoError(t, stream.Send(&weirv1.CheckStreamRequest{Borrow: in}))
+			out := need[*weirv1.CheckStreamResponse](t)(stream.Recv())
+			n := out.Borrow.Loans[100].Granted
+			expect.True(t, n <= 2000/8, "%d units were lent of 2000", n)
 		}
 	}
 	var admitted, asked atomic.Int64
@@ -243,9 +234,7 @@ func (s *secured) borrowInANodesName(t *testing.T) {
 		}
 	}
 	work.Wait()
-	if n := admitted.Load(); n != 2000 {
-		t.Errorf("%d were admitted of 2000", n)
-	}
+	expect.Equal(t, admitted.Load(), 2000, "were admitted of 2000")
 }
 
 // debt has the thief charge 2^53 by each protocol that charges regardless of room. A bucket of 100 a second has room within a second.
@@ -257,17 +246,15 @@ func (s *secured) debt(t *testing.T) {
 		"charge": chargeMuch, "commit": commitMuch, "loan": reportLoan,
 	} {
 		for range 3 {
-			if err := attack(t.Context(), conn, name); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			expect.NoError(t, attack(t.Context(), conn, name), "%s", name)
 		}
 		if d := decide(t, shop, "bucket", "user="+name, ""); !d.Allowed && time.Duration(d.GetRetryAfterNs()) > 3*time.Second {
 			t.Errorf("%s: the shop is to wait for %v", name, time.Duration(d.GetRetryAfterNs()))
 		}
 	}
-	if code, top := s.as("operator", s.members[0], "GET", "/v1/keys/top", ""); code != http.StatusOK || strings.Contains(top, fmt.Sprint(1<<52)) {
-		t.Errorf("a report counts as decisions: %d %s", code, top)
-	}
+	code, top := s.as("operator", s.members[0], "GET", "/v1/keys/top", "")
+	expect.True(t, code == http.StatusOK && !strings.Contains(top, fmt.Sprint(1<<52)),
+		"a report counts as decisions: %d %s", code, top)
 }
 
 const much = 1 << 53 // units
@@ -361,26 +348,19 @@ func (s *secured) guessIDs(t *testing.T) {
 	shop := s.callers("shop")[0]
 	target := targetOf("order", "alice")
 	mine, err := shop.Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, RequestId: "order-1"})
-	if err != nil || mine.ReservationId == "" {
-		t.Fatal(mine, err)
-	}
+	must.True(t, err == nil && mine.ReservationId != "", "%v %v", mine, err)
 	left := decide(t, shop, "order", "alice", "order-2").Remaining
 	for i, thief := range s.callers("thief") {
 		got, err := thief.Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, RequestId: "order-1"})
-		if err != nil || got.ReservationId == "" || got.ReservationId == mine.ReservationId && i == 0 {
-			t.Fatalf("%v, %v: the shop's is %s", got, err, mine.ReservationId)
-		}
-		if _, err := thief.Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: got.ReservationId}); err != nil {
-			t.Error(err)
-		}
+		must.True(t, err == nil && got.ReservationId != "" && (got.ReservationId != mine.ReservationId || i != 0),
+			"%v, %v: the shop's is %s", got, err, mine.ReservationId)
+		_, err = thief.Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: got.ReservationId})
+		expect.NoError(t, err)
 	}
-	if d := decide(t, s.callers("thief")[2], "order", "alice", "order-2"); d.Remaining != left-1 {
-		t.Errorf("%d are left after the thief's check of %d: it was answered as the shop's", d.Remaining, left)
-	}
+	d := decide(t, s.callers("thief")[2], "order", "alice", "order-2")
+	expect.Equal(t, d.Remaining, left-1, "are left after the thief's check of %d: it was answered as the shop's", left)
 	out, err := shop.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: mine.ReservationId, Cost: proto.Int64(0)})
-	if err != nil || out.Refunded != 1 {
-		t.Errorf("the shop's reservation: %v, %v", out, err)
-	}
+	expect.True(t, err == nil && out.Refunded == 1, "the shop's reservation: %v, %v", out, err)
 }
 
 // overridesDenied has the thief change overrides and look at keys: each attempt is denied, audited and counted.
@@ -391,14 +371,12 @@ func (s *secured) overridesDenied(t *testing.T) {
 			{"PUT", "/v1/overrides", `{"policy":"log","key":"alice","settings":{"unlimited":true}}`}, {"DELETE", "/v1/overrides?policy=log&key=alice", ""},
 			{"GET", "/v1/overrides", ""}, {"GET", "/v1/keys/top", ""},
 		} {
-			if code, answer := s.as("thief", m, try[0], try[1], try[2]); code != http.StatusForbidden {
-				t.Errorf("%v: %d %s", try, code, answer)
-			}
+			code, answer := s.as("thief", m, try[0], try[1], try[2])
+			expect.True(t, code == http.StatusForbidden, "%v: %d %s", try, code, answer)
 		}
-		if n := m.metrics().value("weir_access_denied_total") - before; n != 4 {
-			t.Errorf("%s counted %v denials of 4", m.name, n)
-		}
-		log := string(must[[]byte](t)(os.ReadFile(filepath.Join(s.audit, m.name))))
+		n := m.metrics().value("weir_access_denied_total") - before
+		expect.True(t, n == 4, "%s counted %v denials of 4", m.name, n)
+		log := string(need[[]byte](t)(os.ReadFile(filepath.Join(s.audit, m.name))))
 		if n := strings.Count(log, `"caller":"thief"`); n < 4 {
 			t.Errorf("the audit log has %d lines of the thief's: %s", n, log)
 		}
@@ -419,9 +397,8 @@ func (s *secured) setLimit(m *member, key string, limit int64) (c change, done b
 	s.t.Helper()
 	body := fmt.Sprintf(`{"policy":"log","key":%q,"settings":{"limit":%d}}`, key, limit)
 	code, answer := s.as("operator", m, "PUT", "/v1/overrides", body)
-	if err := json.Unmarshal([]byte(answer), &c); code == http.StatusOK && err != nil {
-		s.t.Error(err, answer)
-	}
+	err := json.Unmarshal([]byte(answer), &c)
+	expect.True(s.t, code != http.StatusOK || err == nil, "%v %v", err, answer)
 	return c, code == http.StatusOK
 }
 
@@ -459,9 +436,8 @@ func (s *secured) twoOperators(t *testing.T) {
 			}
 		}
 	}
-	if wrong > 0 || won == 0 {
-		t.Errorf("%d of %d answers said that a change is in force on all members that had lost", wrong, won)
-	}
+	expect.True(t, wrong <= 0 && won != 0,
+		"%d of %d answers said that a change is in force on all members that had lost", wrong, won)
 	t.Logf("%d of 160 changes were in force on all members", won)
 }
 
@@ -478,17 +454,15 @@ func (s *secured) restarted(t *testing.T) {
 			if err != nil || code == http.StatusServiceUnavailable {
 				return false
 			}
-			if code != http.StatusOK {
-				t.Fatal(code, answer)
-			}
+			must.Equal(t, code, http.StatusOK, "%v", answer)
 			return true
 		})
 		m.awaitReady()
 		s.calm(s.members...)
 		for _, m := range s.members {
-			if _, page := s.as("operator", m, "GET", "/v1/overrides?policy=log&key=restarted", ""); !strings.Contains(page, fmt.Sprintf(`"limit":%d`, 200+i)) {
-				t.Errorf("%s has lost the change to %d: %s", m.name, 200+i, page)
-			}
+			_, page := s.as("operator", m, "GET", "/v1/overrides?policy=log&key=restarted", "")
+			expect.True(t, strings.Contains(page, fmt.Sprintf(`"limit":%d`, 200+i)),
+				"%s has lost the change to %d: %s", m.name, 200+i, page)
 		}
 	}
 }
@@ -502,9 +476,8 @@ func (s *secured) pages(t *testing.T) {
 	} {
 		code, answer := s.as("nobody", s.members[0], "POST", path, body,
 			"Authorization", "none", "Content-Type", "text/plain", "Origin", "https://evil.example")
-		if code != http.StatusUnauthorized && code != http.StatusUnsupportedMediaType {
-			t.Errorf("%s: %d %s", path, code, answer)
-		}
+		expect.True(t, code == http.StatusUnauthorized || code == http.StatusUnsupportedMediaType,
+			"%s: %d %s", path, code, answer)
 	}
 }
 
@@ -560,7 +533,7 @@ func (f *flooded) elements(t *testing.T) {
 		"weir.v1.Limiter", "weir.v1.Overrides", "weir.v1.Admin", "envoy.service.ratelimit.v3.RateLimitService",
 		"kuadrant.service.ratelimit.v1.RateLimitService", "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
 	} {
-		d := must[protoreflect.Descriptor](t)(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))
+		d := need[protoreflect.Descriptor](t)(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))
 		methods := d.(protoreflect.ServiceDescriptor).Methods()
 		for i := range methods.Len() {
 			fields := methods.Get(i).Input().Fields()
@@ -581,9 +554,7 @@ func (f *flooded) elements(t *testing.T) {
 			}
 		}
 	}
-	if sent < 6*12 {
-		t.Errorf("only %d messages", sent)
-	}
+	expect.True(t, sent >= 6*12, "only %d messages", sent)
 	f.survived(t)
 }
 
@@ -653,9 +624,7 @@ func (f *flooded) reservations(t *testing.T) {
 // buckets reports 600,000 buckets of long ids.
 func (f *flooded) buckets(t *testing.T) {
 	stream, err := quotav3.NewRateLimitQuotaServiceClient(f.conn("thief", f.target)).StreamRateLimitQuotas(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	go func() {
 		for {
 			if _, err := stream.Recv(); err != nil {

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestBadInput sends what is malformed, too large, unknown or contradictory to two nodes, so that half of what gets
@@ -27,18 +29,16 @@ policies:
 	untouched := func(t *testing.T, what string) {
 		t.Helper()
 		for _, key := range []string{"alice", "bob"} {
-			if d := nodes[0].peek("five", key); d.Remaining != 5 {
-				t.Errorf("%s: %s has %d of 5 left", what, key, d.Remaining)
-			}
+			d := nodes[0].peek("five", key)
+			expect.True(t, d.Remaining == 5, "%s: %s has %d of 5 left", what, key, d.Remaining)
 		}
 	}
 	t.Run("http", func(t *testing.T) { testBadHTTP(t, nodes, untouched) })
 	t.Run("grpc", func(t *testing.T) { testBadGRPC(t, nodes, untouched) })
 	t.Run("still fine", func(t *testing.T) {
 		for _, p := range nodes {
-			if d, err := p.check(`{"policy":"five","key":"alice"}`); err != nil || !d.Allowed {
-				t.Errorf("%+v, %v", d, err)
-			}
+			d, err := p.check(`{"policy":"five","key":"alice"}`)
+			expect.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		}
 	})
 }
@@ -106,9 +106,8 @@ func testBadHTTP(t *testing.T, nodes []*process, untouched func(*testing.T, stri
 		untouched(t, c.name)
 	}
 	for _, p := range nodes {
-		if code, _ := p.get("/v1/check"); code != http.StatusMethodNotAllowed {
-			t.Errorf("GET of /v1/check: %d, want 405", code)
-		}
+		code, _ := p.get("/v1/check")
+		expect.True(t, code == http.StatusMethodNotAllowed, "GET of /v1/check: %d, want 405", code)
 	}
 }
 
@@ -163,9 +162,7 @@ func testBadGRPC(t *testing.T, nodes []*process, untouched func(*testing.T, stri
 	}
 
 	whole, err := proto.Marshal(one(&weirv1.Check{Target: five("alice")}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, c := range []struct {
 		name string
 		in   []byte
@@ -179,14 +176,10 @@ func testBadGRPC(t *testing.T, nodes []*process, untouched func(*testing.T, stri
 		for _, p := range nodes {
 			var out []byte
 			err := p.connect().Invoke(t.Context(), weirv1.Limiter_Check_FullMethodName, c.in, &out, grpc.ForceCodec(raw{}))
-			if got := grpcstatus.Code(err); got != c.code {
-				t.Errorf("%s: %v, want %v", c.name, err, c.code)
-			}
+			expect.Equal(t, grpcstatus.Code(err), c.code, "%s: %v", c.name, err)
 		}
 		untouched(t, c.name)
 	}
 	err = nodes[0].connect().Invoke(t.Context(), "/weir.v1.Limiter/Chek", []byte(nil), new([]byte), grpc.ForceCodec(raw{}))
-	if grpcstatus.Code(err) != codes.Unimplemented {
-		t.Errorf("unknown method: %v", err)
-	}
+	expect.Equal(t, grpcstatus.Code(err), codes.Unimplemented, "unknown method: %v", err)
 }

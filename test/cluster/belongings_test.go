@@ -6,6 +6,9 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const belongings = `policies:
@@ -37,16 +40,13 @@ func testBelongings(t *testing.T, f *fleet) {
 	charge := func(m *member, key int) {
 		t.Helper()
 		d := m.tell(t, "/v1/check", fmt.Sprintf(`{"policy":"ids","key":"key-%d","cost":2,"request_id":"request-%d"}`, key, key))
-		if !d.Allowed || d.Remaining != 3 {
-			t.Errorf("%s, key %d: the request is answered with allowed %t, %d remaining; want true, 3", m.name, key, d.Allowed, d.Remaining)
-		}
+		expect.True(t, d.Allowed && d.Remaining == 3,
+			"%s, key %d: the request is answered with allowed %t, %d remaining; want true, 3", m.name, key, d.Allowed, d.Remaining)
 	}
 	for key := range keys {
 		charge(n[key%2], key)
 		d := n[key%2].tell(t, "/v1/acquire", fmt.Sprintf(`{"policy":"leases","key":"key-%d"}`, key))
-		if !d.Allowed || d.LeaseID == "" {
-			t.Fatalf("acquire: %+v", d)
-		}
+		must.True(t, d.Allowed && d.LeaseID != "", "acquire: %+v", d)
 		leases[key] = d.LeaseID
 	}
 	// unchanged asks a member about all keys: the requests once more, which must not be charged again, and leases, of which
@@ -55,9 +55,8 @@ func testBelongings(t *testing.T, f *fleet) {
 		t.Helper()
 		for key := range keys {
 			charge(m, key)
-			if d := m.peekAt("ids", fmt.Sprintf("key-%d", key)); d.Remaining != 3 {
-				t.Errorf("%s: key %d has %d left, want 3", what, key, d.Remaining)
-			}
+			d := m.peekAt("ids", fmt.Sprintf("key-%d", key))
+			expect.True(t, d.Remaining == 3, "%s: key %d has %d left, want 3", what, key, d.Remaining)
 			if d := m.tell(t, "/v1/acquire", fmt.Sprintf(`{"policy":"leases","key":"key-%d"}`, key)); d.Allowed || d.FailedClosed {
 				t.Errorf("%s: key %d: a second lease: %+v", what, key, d)
 			}
@@ -75,9 +74,8 @@ func testBelongings(t *testing.T, f *fleet) {
 	unchanged("a node has crashed", n[2])
 	for key := range keys {
 		body := fmt.Sprintf(`{"policy":"leases","key":"key-%d","lease_id":%q}`, key, leases[key])
-		if d := n[2].tell(t, "/v1/release", body); !d.Released {
-			t.Errorf("key %d: the lease is not known any more", key)
-		}
+		d := n[2].tell(t, "/v1/release", body)
+		expect.True(t, d.Released, "key %d: the lease is not known any more", key)
 	}
 }
 
@@ -95,8 +93,7 @@ func (m *member) tell(t *testing.T, path, body string) (a answered) {
 	if err == nil {
 		err = json.Unmarshal(answer, &a)
 	}
-	if err != nil || code != http.StatusOK && code != http.StatusTooManyRequests {
-		t.Errorf("%s %s: status %d, %v: %s", path, body, code, err, answer)
-	}
+	expect.True(t, err == nil && (code == http.StatusOK || code == http.StatusTooManyRequests),
+		"%s %s: status %d, %v: %s", path, body, code, err, answer)
 	return a
 }

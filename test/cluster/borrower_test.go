@@ -22,6 +22,8 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -178,29 +180,23 @@ type borrower struct {
 func startBorrower(t *testing.T, wrapper []string, plan borrowerPlan) *borrower {
 	t.Helper()
 	plan.Records = filepath.Join(t.TempDir(), "records")
-	file := must[*os.File](t)(os.Create(plan.Records))
+	file := need[*os.File](t)(os.Create(plan.Records))
 	defer file.Close()
-	if err := file.Truncate(int64(maxQuestions * questionSize)); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, file.Truncate(int64(maxQuestions*questionSize)))
 	b := &borrower{t: t, plan: plan, done: make(chan struct{})}
 	records, unmap, err := questions(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	b.records = records
 	t.Cleanup(unmap)
-	text := must[[]byte](t)(json.Marshal(plan))
-	line := slices.Concat(wrapper, []string{must[string](t)(os.Executable()), borrowerCommand, string(text)})
+	text := need[[]byte](t)(json.Marshal(plan))
+	line := slices.Concat(wrapper, []string{need[string](t)(os.Executable()), borrowerCommand, string(text)})
 	b.cmd = exec.Command(line[0], line[1:]...)
 	b.cmd.Env = environment()
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stdout, stderr testkit.Buffer
 	b.cmd.Stdout, b.cmd.Stderr = &stdout, &stderr
-	b.stdin = must[io.WriteCloser](t)(b.cmd.StdinPipe())
-	if err := b.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	b.stdin = need[io.WriteCloser](t)(b.cmd.StdinPipe())
+	must.NoError(t, b.cmd.Start())
 	go func() {
 		defer close(b.done)
 		_ = b.cmd.Wait() // ProcessState says it all
@@ -208,9 +204,8 @@ func startBorrower(t *testing.T, wrapper []string, plan borrowerPlan) *borrower 
 	t.Cleanup(func() {
 		_ = b.cmd.Process.Kill()
 		<-b.done
-		if strings.Contains(stderr.String(), "panic:") || strings.Contains(stderr.String(), "DATA RACE") {
-			t.Error("a borrower failed")
-		}
+		expect.True(t, !strings.Contains(stderr.String(), "panic:") && !strings.Contains(stderr.String(), "DATA RACE"),
+			"a borrower failed")
 		if t.Failed() {
 			t.Logf("borrower (pid %d, %v) wrote:\n%s", b.cmd.Process.Pid, b.cmd.ProcessState, &stderr)
 		}
@@ -228,9 +223,7 @@ func startBorrower(t *testing.T, wrapper []string, plan borrowerPlan) *borrower 
 
 func (b *borrower) signal(s syscall.Signal) {
 	b.t.Helper()
-	if err := b.cmd.Process.Signal(s); err != nil {
-		b.t.Fatal(err)
-	}
+	must.NoError(b.t, b.cmd.Process.Signal(s))
 }
 
 // kill ends it without notice.
@@ -246,9 +239,7 @@ func (b *borrower) end() {
 	b.stdin.Close()
 	select {
 	case <-b.done:
-		if code := b.cmd.ProcessState.ExitCode(); code != 0 {
-			b.t.Errorf("a borrower's exit status is %d", code)
-		}
+		expect.Equal(b.t, b.cmd.ProcessState.ExitCode(), 0, "a borrower's exit status")
 	case <-time.After(stopTimeout):
 		b.t.Fatalf("a borrower did not end within %v", stopTimeout)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -21,13 +22,9 @@ func TestCallersInPython(t *testing.T) {
 		t.Skipf("needs Debian's python3 and python3-redis: %v %s", err, out)
 	}
 	page, err := os.ReadFile("../../docs/callers.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	programs := regexp.MustCompile("(?s)```python\n(.*?)```").FindAllStringSubmatch(string(page), -1)
-	if len(programs) != 2 {
-		t.Fatalf("docs/callers.md has %d Python programs, want 2", len(programs))
-	}
+	must.True(t, len(programs) == 2, "docs/callers.md has %d Python programs, want 2", len(programs))
 	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 2, window: 1m}\n")
 	n := startNode(t, "--policies="+policies, "--resp-port=0").awaitReady()
 	ports := strings.NewReplacer("localhost:8080", n.http, "port=6380", "port="+n.resp[strings.LastIndex(n.resp, ":")+1:])

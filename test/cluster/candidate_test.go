@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // tried returns what a node has counted of a policy's candidate.
@@ -26,9 +28,8 @@ func TestCandidateMoves(t *testing.T) {
 	keys := keysNamed("tried", 30)
 	ask := func(p *process, key string, cost int) {
 		t.Helper()
-		if d, err := p.check(fmt.Sprintf(`{"policy":"tried","key":%q,"cost":%d}`, key, cost)); err != nil || !d.Allowed || d.FailedOpen {
-			t.Fatalf("%s: %+v, %v", key, d, err)
-		}
+		d, err := p.check(fmt.Sprintf(`{"policy":"tried","key":%q,"cost":%d}`, key, cost))
+		must.True(t, err == nil && d.Allowed && !d.FailedOpen, "%s: %+v, %v", key, d, err)
 	}
 	for _, key := range keys {
 		ask(nodes[0], key, 4)

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // cgroup is a control group with a limit of memory, of version 1 or 2.
@@ -113,10 +116,10 @@ func (g *cgroup) inside() []string {
 // has had at a time.
 func (g *cgroup) kills() int64 {
 	g.t.Helper()
-	text := string(must[[]byte](g.t)(os.ReadFile(g.file("memory.oom_control", "memory.events"))))
+	text := string(need[[]byte](g.t)(os.ReadFile(g.file("memory.oom_control", "memory.events"))))
 	for line := range strings.Lines(text) {
 		if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			return must[int64](g.t)(strconv.ParseInt(strings.TrimSpace(n), 10, 64))
+			return need[int64](g.t)(strconv.ParseInt(strings.TrimSpace(n), 10, 64))
 		}
 	}
 	g.t.Fatalf("no oom_kill in %q", text)
@@ -128,7 +131,7 @@ func (g *cgroup) peak() int64 {
 	if err != nil { // kernels before 5.19
 		return -1
 	}
-	return must[int64](g.t)(strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64))
+	return need[int64](g.t)(strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64))
 }
 
 // remove removes the group, whose processes have ended; the kernel may take a moment to see that.
@@ -167,9 +170,7 @@ func TestLimitOfVersion2(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			write := func(err error) {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 			}
 			dir := t.TempDir()
 			mounted := filepath.Join(dir, "fs")
@@ -192,9 +193,8 @@ func TestLimitOfVersion2(t *testing.T) {
 			if got, want := int64(page.value("go_gc_gomemlimit_bytes")), test.want/100*90; got != want {
 				t.Errorf("go_gc_gomemlimit_bytes is %d, want %d", got, want)
 			}
-			if most := int64(page.value("weir_state_bytes_max")); most < test.want/5 || most > test.want/2 {
-				t.Errorf("state may take %d", most)
-			}
+			most := int64(page.value("weir_state_bytes_max"))
+			expect.True(t, most >= test.want/5 && most <= test.want/2, "state may take %d", most)
 		})
 	}
 }

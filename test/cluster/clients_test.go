@@ -25,6 +25,8 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -272,12 +274,10 @@ type clientsProcess struct {
 // startClients starts a process of clients, which is killed when the test ends.
 func startClients(t *testing.T, plan clientsPlan) *clientsProcess {
 	t.Helper()
-	p := &clientsProcess{cmd: exec.Command(must[string](t)(os.Executable()), clientsCommand, string(must[[]byte](t)(json.Marshal(plan))))}
+	p := &clientsProcess{cmd: exec.Command(need[string](t)(os.Executable()), clientsCommand, string(need[[]byte](t)(json.Marshal(plan))))}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	p.stdin = must[io.WriteCloser](t)(p.cmd.StdinPipe())
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	p.stdin = need[io.WriteCloser](t)(p.cmd.StdinPipe())
+	must.NoError(t, p.cmd.Start())
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
@@ -342,7 +342,7 @@ func TestClients(t *testing.T) {
 	}
 	logNodes("connected")
 	for _, p := range processes {
-		_ = must[int](t)(p.stdin.Write([]byte("\n")))
+		_ = need[int](t)(p.stdin.Write([]byte("\n")))
 	}
 	total := newClientsReport()
 	for _, p := range processes {
@@ -351,13 +351,11 @@ func TestClients(t *testing.T) {
 	logNodes("asked")
 	t.Logf("%d checks in %v by %d clients, %d answered by the fail policy, slowest %v; errors %v; warnings %v",
 		total.Checks, *clientsFor, total.Connected, total.Failed, total.Slowest, total.Errors, total.Warnings)
-	if total.Connected != number || len(total.Errors) > 0 {
-		t.Errorf("%d of %d clients connected; errors %v", total.Connected, number, total.Errors)
-	}
+	expect.True(t, total.Connected == number && len(total.Errors) == 0,
+		"%d of %d clients connected; errors %v", total.Connected, number, total.Errors)
 	for _, key := range slices.Sorted(maps.Keys(total.Allowed)) {
-		if n := total.Allowed[key]; n > limit {
-			t.Errorf("%s: %d admitted, the limit is %d", key, n, limit)
-		}
+		n := total.Allowed[key]
+		expect.True(t, n <= limit, "%s: %d admitted, the limit is %d", key, n, limit)
 	}
 	for i, g := range groups {
 		if n := g.kills(); n > 0 {
@@ -369,9 +367,7 @@ func TestClients(t *testing.T) {
 // raiseFiles raises the bound on open files of this process and those that it starts, or skips the test.
 func raiseFiles(t *testing.T, least uint64) {
 	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	if files.Cur < least {
 		t.Skipf("needs %d open files, has %d (ulimit -n)", least, files.Cur)
 	}

@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const twoPolicies = `
@@ -26,7 +29,7 @@ func TestCommands(t *testing.T) {
 }
 
 func testCheck(t *testing.T, nodes []*process) {
-	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	l := need[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
 	nobody := l.Addr().String()
 	l.Close()
 	a, b := "--addr="+nodes[0].grpc, "--addr="+nodes[1].grpc
@@ -65,9 +68,8 @@ func testCheck(t *testing.T, nodes []*process) {
 		if c.code == 2 {
 			said, other = stderr, stdout
 		}
-		if code != c.code || !strings.Contains(said, c.want) || other != "" {
-			t.Errorf("weir %s: exit status %d, want %d and %q\nstdout: %s\nstderr: %s", c.args, code, c.code, c.want, stdout, stderr)
-		}
+		expect.True(t, code == c.code && strings.Contains(said, c.want) && other == "",
+			"weir %s: exit status %d, want %d and %q\nstdout: %s\nstderr: %s", c.args, code, c.code, c.want, stdout, stderr)
 	}
 }
 
@@ -75,24 +77,17 @@ func testStatus(t *testing.T, nodes []*process) {
 	const partitions = 4093
 	for _, p := range nodes {
 		code, text, stderr := weir(t, "status", "--addr", p.grpc)
-		if code != 0 || !strings.HasPrefix(text, p.name+" sees 3 members (ready, ") {
-			t.Errorf("weir status: exit status %d\n%s%s", code, text, stderr)
-		}
+		expect.True(t, code == 0 && strings.HasPrefix(text, p.name+" sees 3 members (ready, "),
+			"weir status: exit status %d\n%s%s", code, text, stderr)
 		code, text, stderr = weir(t, "status", "--addr", p.grpc, "-o", "json")
 		// The same as over HTTP, but for what may have changed since.
 		var here, there map[string]any
 		resp, err := http.Get("http://" + p.http + "/v1/status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		err = json.NewDecoder(resp.Body).Decode(&there)
 		resp.Body.Close()
-		if err := errors.Join(err, json.Unmarshal([]byte(text), &here)); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(steady(there), steady(here)); diff != "" {
-			t.Errorf("weir status -o json and /v1/status (-http +command):\n%s", diff)
-		}
+		must.NoError(t, errors.Join(err, json.Unmarshal([]byte(text), &here)))
+		expect.NoDiff(t, cmp.Diff(steady(there), steady(here)), "weir status -o json and /v1/status (-http +command)")
 		var st struct {
 			Node       string
 			Ready      bool
@@ -104,25 +99,19 @@ func testStatus(t *testing.T, nodes []*process) {
 				Reachable         bool
 			}
 		}
-		if err := json.Unmarshal([]byte(text), &st); code != 0 || err != nil {
-			t.Fatalf("weir status -o json: exit status %d, %v\n%s%s", code, err, text, stderr)
-		}
-		if st.Node != p.name || !st.Ready || st.Partitions != partitions || len(st.Members) != len(nodes) {
-			t.Errorf("status of %s: %s", p.name, text)
-		}
+		err = json.Unmarshal([]byte(text), &st)
+		must.True(t, code == 0 && err == nil, "weir status -o json: exit status %d, %v\n%s%s", code, err, text, stderr)
+		expect.True(t, st.Node == p.name && st.Ready && st.Partitions == partitions && len(st.Members) == len(nodes),
+			"status of %s: %s", p.name, text)
 		sum := 0
 		for i, m := range st.Members {
 			sum += m.Partitions
-			if m.Name != fmt.Sprintf("n%d", i) || m.State != "active" || !m.Reachable || m.HTTP != nodes[i].http {
-				t.Errorf("%s shows as member %d: %+v", p.name, i, m)
-			}
-			if m.Partitions < partitions*25/100 || m.Partitions > partitions*42/100 {
-				t.Errorf("%s shows %d partitions of %s, which is not a fair share", p.name, m.Partitions, m.Name)
-			}
+			expect.True(t, m.Name == fmt.Sprintf("n%d", i) && m.State == "active" && m.Reachable &&
+				m.HTTP == nodes[i].http, "%s shows as member %d: %+v", p.name, i, m)
+			expect.True(t, m.Partitions >= partitions*25/100 && m.Partitions <= partitions*42/100,
+				"%s shows %d partitions of %s, which is not a fair share", p.name, m.Partitions, m.Name)
 		}
-		if sum != partitions {
-			t.Errorf("%s shows owners of %d partitions", p.name, sum)
-		}
+		expect.True(t, sum == partitions, "%s shows owners of %d partitions", p.name, sum)
 	}
 }
 
@@ -160,13 +149,11 @@ func TestValidate(t *testing.T) {
 		{[]string{}, 2, []string{"FILE: "}},
 	} {
 		code, stdout, stderr := weir(t, append([]string{"validate"}, c.args...)...)
-		if code != c.code || (code == 2) != (stderr != "") {
-			t.Errorf("weir validate %v: exit status %d, want %d\nstdout: %s\nstderr: %s", c.args, code, c.code, stdout, stderr)
-		}
+		expect.True(t, code == c.code && (code == 2) == (stderr != ""),
+			"weir validate %v: exit status %d, want %d\nstdout: %s\nstderr: %s", c.args, code, c.code, stdout, stderr)
 		for _, want := range c.want {
-			if !strings.Contains(stdout+stderr, want) {
-				t.Errorf("weir validate %v does not say %q:\n%s%s", c.args, want, stdout, stderr)
-			}
+			expect.True(t, strings.Contains(stdout+stderr, want),
+				"weir validate %v does not say %q:\n%s%s", c.args, want, stdout, stderr)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package clustertest
 
 import (
 	"context"
-	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -10,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 var (
@@ -27,9 +28,7 @@ func TestDev(t *testing.T) {
 		return curl != nil && strings.Contains(p.stdout.String(), "Ctrl-C")
 	})
 	addrs := loopback.FindAllString(p.stdout.String(), -1)
-	if len(addrs) < 6 {
-		t.Errorf("addresses of three nodes are not there:\n%s", &p.stdout)
-	}
+	expect.True(t, len(addrs) >= 6, "addresses of three nodes are not there:\n%s", &p.stdout)
 	t.Run("curl", func(t *testing.T) {
 		if _, err := exec.LookPath("curl"); err != nil {
 			t.Skip("curl is not installed: the line that weir dev prints is not tried")
@@ -42,12 +41,9 @@ func TestDev(t *testing.T) {
 		}
 	})
 	p.signal(os.Interrupt)
-	if code := p.exit(stopTimeout); code != 0 {
-		t.Errorf("exit status %d after SIGINT, want 0", code)
-	}
-	if err := syscall.Kill(-p.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
-		t.Errorf("a process is left behind: %v", err)
-	}
+	code := p.exit(stopTimeout)
+	expect.True(t, code == 0, "exit status %d after SIGINT, want 0", code)
+	expect.ErrorIs(t, syscall.Kill(-p.cmd.Process.Pid, 0), syscall.ESRCH, "a process is left behind")
 	for _, a := range addrs {
 		l, err := net.Listen("tcp", a)
 		if err != nil {

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // names is the DNS of a cluster as far as nodes need it: the headless Service under its name, and each pod under its own
@@ -46,9 +49,7 @@ func serveNames(t *testing.T, n *network, service string, ttl time.Duration) *na
 		tcp.Listener, err = net.Listen("tcp", at)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var work sync.WaitGroup
 	t.Cleanup(work.Wait)
 	for _, server := range []*dns.Server{udp, tcp} {
@@ -57,15 +58,11 @@ func serveNames(t *testing.T, n *network, service string, ttl time.Duration) *na
 		server.NotifyStartedFunc = begun
 		work.Go(func() {
 			defer begun()
-			if err := server.ActivateAndServe(); err != nil {
-				t.Errorf("DNS: %v", err)
-			}
+			expect.NoError(t, server.ActivateAndServe(), "DNS")
 		})
 		<-started
 		t.Cleanup(func() {
-			if err := server.Shutdown(); err != nil {
-				t.Errorf("DNS: %v", err)
-			}
+			expect.NoError(t, server.Shutdown(), "DNS")
 		})
 	}
 	return s

@@ -13,6 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const envoyFile = `
@@ -31,7 +34,7 @@ func envoyDir(t *testing.T) string { return filepath.Dir(writeFile(t, "edge.yaml
 
 // rateLimiter is the generated client of Envoy's rate limit service.
 func rateLimiter(t *testing.T, address string) ratelimitv3.RateLimitServiceClient {
-	conn := must[*grpc.ClientConn](t)(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
+	conn := need[*grpc.ClientConn](t)(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	t.Cleanup(func() { conn.Close() })
 	return ratelimitv3.NewRateLimitServiceClient(conn)
 }
@@ -70,9 +73,7 @@ func TestEnvoy(t *testing.T) {
 	want := func(c ratelimitv3.RateLimitServiceClient, key string, hits int, code ratelimitv3.RateLimitResponse_Code, left uint32) {
 		t.Helper()
 		out, err := rateLimit(t.Context(), c, "user", hits, key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		if st := out.Statuses[0]; out.OverallCode != code || st.Code != code || st.LimitRemaining != left || st.CurrentLimit.GetRequestsPerUnit() != 10 {
 			t.Errorf("%s, %d hits: %v, not %v with %d left", key, hits, out, code, left)
 		}
@@ -88,17 +89,15 @@ func TestEnvoy(t *testing.T) {
 		want(third, key, -3, ok, 1)
 		want(own, key, 0, ok, 1)
 		code, _, text, err := nodes[0].post("/json", "application/json", []byte(`{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"`+key+`"}],"hitsAddend":2}]}`))
-		if err != nil || code != http.StatusTooManyRequests || !strings.Contains(string(text), "OVER_LIMIT") {
-			t.Errorf("as JSON: %d %s, %v", code, text, err)
-		}
+		expect.True(t, err == nil && code == http.StatusTooManyRequests && strings.Contains(string(text), "OVER_LIMIT"),
+			"as JSON: %d %s, %v", code, text, err)
 	}
 	// A policy's state is that of its other callers.
-	if d := must[decision](t)(nodes[0].check(`{"policy":"sliding_log","key":"log=shared","cost":99}`)); !d.Allowed {
-		t.Errorf("%+v", d)
-	}
-	if out, err := rateLimit(t.Context(), own, "log", 1, "shared"); err != nil || out.OverallCode != ok || out.Statuses[0].LimitRemaining != 0 {
-		t.Errorf("the last of a policy: %v, %v", out, err)
-	}
+	d := need[decision](t)(nodes[0].check(`{"policy":"sliding_log","key":"log=shared","cost":99}`))
+	expect.True(t, d.Allowed, "%+v", d)
+	out, err := rateLimit(t.Context(), own, "log", 1, "shared")
+	expect.True(t, err == nil && out.OverallCode == ok && out.Statuses[0].LimitRemaining == 0,
+		"the last of a policy: %v, %v", out, err)
 	t.Run("exact", func(t *testing.T) {
 		var askers []asker
 		for _, p := range nodes {

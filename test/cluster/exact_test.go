@@ -13,6 +13,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/client"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // Every limit here is 100. A token bucket's is for a day: a minute's worth would rightly refill while the test runs.
@@ -113,12 +115,10 @@ func ask(t *testing.T, keys []string, count int, askers []asker) map[string]int 
 	close(jobs)
 	work.Wait()
 	took := time.Since(start)
-	if n := failed.Load(); n > 3 {
-		t.Errorf("and %d more failures", n-3)
-	}
-	if took > 50*time.Second {
-		t.Fatalf("%d checks took %v: this machine is too slow to tell about a window of a minute", len(keys)*count, took)
-	}
+	n := failed.Load()
+	expect.True(t, n <= 3, "and %d more failures", n-3)
+	must.True(t, took <= 50*time.Second,
+		"%d checks took %v: this machine is too slow to tell about a window of a minute", len(keys)*count, took)
 	t.Logf("%d checks of %d keys in %v", len(keys)*count, len(keys), took.Round(time.Millisecond))
 	out := make(map[string]int)
 	for k, key := range keys {
@@ -138,9 +138,7 @@ func keysNamed(prefix string, n int) []string {
 func wantEach(t *testing.T, got map[string]int, want int) {
 	t.Helper()
 	for key, n := range got {
-		if n != want {
-			t.Errorf("%s: %d checks allowed, want exactly %d", key, n, want)
-		}
+		expect.True(t, n == want, "%s: %d checks allowed, want exactly %d", key, n, want)
 	}
 }
 
@@ -174,7 +172,7 @@ func TestExactOverAllProtocols(t *testing.T) {
 		grpcs = append(grpcs, p.dial())
 		addrs = append(addrs, p.grpc)
 	}
-	c := must[*client.Client](t)(client.Dial(t.Context(), strings.Join(addrs, ","), client.WithTimeout(30*time.Second)))
+	c := need[*client.Client](t)(client.Dial(t.Context(), strings.Join(addrs, ","), client.WithTimeout(30*time.Second)))
 	t.Cleanup(func() { c.Close() })
 
 	// mixed asks in all ways. The command line, dear as it is, asks about each key once through each node.
@@ -184,9 +182,7 @@ func TestExactOverAllProtocols(t *testing.T) {
 		rest := ask(t, keys, 300-len(commands), quick)
 		wantEach(t, rest, 100-len(commands))
 		for key, n := range ask(t, keys[:1], 1, commands) {
-			if n != 0 {
-				t.Errorf("%s: weir check is allowed beyond the limit", key)
-			}
+			expect.Equal(t, n, 0, "%s: weir check is allowed beyond the limit", key)
 		}
 	}
 	for _, name := range exactAlgorithms {

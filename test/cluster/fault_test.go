@@ -7,6 +7,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // traffic is checks of many keys that go on until stop is called. Every answer must be a decision, and come soon.
@@ -62,9 +65,7 @@ func (tr *traffic) stop(t *testing.T, limit time.Duration) {
 	tr.work.Wait()
 	slowest := time.Duration(tr.slowest.Load())
 	t.Logf("%d checks answered, %d of them by on_error, the slowest after %v", tr.answered.Load(), tr.failedOpen.Load(), slowest.Round(time.Millisecond))
-	if *quiet && slowest > limit {
-		t.Errorf("a check took %v, more than %v", slowest, limit)
-	}
+	expect.True(t, !*quiet || slowest <= limit, "a check took %v, more than %v", slowest, limit)
 }
 
 // ownEverything waits until the given nodes, and no others, are members, and own all partitions between them.
@@ -95,9 +96,8 @@ func TestNodeLeaves(t *testing.T) {
 	ownEverything(t, rest)
 	tr.goesOn(t, 200)
 	tr.stop(t, 2*time.Second)
-	if n := tr.failedOpen.Load(); n > 0 {
-		t.Errorf("%d checks were answered by on_error although the node left in good order", n)
-	}
+	n := tr.failedOpen.Load()
+	expect.True(t, n <= 0, "%d checks were answered by on_error although the node left in good order", n)
 }
 
 // TestNodeDies: a node is killed while checks run on the others. Until they know, checks of its keys are answered by
@@ -115,9 +115,9 @@ func TestNodeDies(t *testing.T) {
 	before := tr.failedOpen.Load()
 	for i := range 100 {
 		for _, p := range rest {
-			if d, err := p.check(fmt.Sprintf(`{"policy":"sliding_log","key":"after-%d"}`, i)); err != nil || d.FailedOpen {
-				t.Fatalf("after the others know: %+v, %v (%d answered by on_error before)", d, err, before)
-			}
+			d, err := p.check(fmt.Sprintf(`{"policy":"sliding_log","key":"after-%d"}`, i))
+			must.True(t, err == nil && !d.FailedOpen,
+				"after the others know: %+v, %v (%d answered by on_error before)", d, err, before)
 		}
 	}
 }

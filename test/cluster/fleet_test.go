@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // fleet is a cluster whose nodes come and go: n1, n2, … have their names and addresses for good. n1, n2 and n3 are the
@@ -112,7 +113,7 @@ func emptyFleet(t *testing.T, network *network) *fleet {
 // reach makes the clients of a member.
 func (f *fleet) reach(m *member) {
 	f.t.Helper()
-	conn := must[*grpc.ClientConn](f.t)(grpc.NewClient("passthrough:///"+m.ip+":"+fleetGRPC,
+	conn := need[*grpc.ClientConn](f.t)(grpc.NewClient("passthrough:///"+m.ip+":"+fleetGRPC,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return f.dial(ctx, "tcp", addr) }),
 		// A node that was away is to be asked again as soon as it is back.
@@ -182,9 +183,8 @@ func (f *fleet) leave(members ...*member) time.Duration {
 		m.signal(syscall.SIGTERM)
 	}
 	for _, m := range members {
-		if code := m.exit(fleetGrace); code != 0 {
-			f.t.Errorf("%s: exit status %d after SIGTERM, want 0", m.name, code)
-		}
+		code := m.exit(fleetGrace)
+		expect.True(f.t, code == 0, "%s: exit status %d after SIGTERM, want 0", m.name, code)
 	}
 	return time.Since(began)
 }

@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -38,9 +40,8 @@ func startGuarded(t *testing.T) (nodes []*process, token string) {
 	issue := func() (token, hash string) {
 		p := launch(t, "token")
 		code := p.exit(stopTimeout)
-		if _, err := fmt.Sscanf(p.stdout.String(), "token %s\nhash %s", &token, &hash); err != nil || code != 0 {
-			t.Fatalf("weir token: exit status %d, %v", code, err)
-		}
+		_, err := fmt.Sscanf(p.stdout.String(), "token %s\nhash %s", &token, &hash)
+		must.True(t, err == nil && code == 0, "weir token: exit status %d, %v", code, err)
 		return token, hash
 	}
 	token, hash := issue()
@@ -110,7 +111,7 @@ func startGateway(t *testing.T, nodes []*process, token string, e example) *gate
 		texts = make(map[string]string)
 	}
 	for _, name := range e.files {
-		texts[name] = string(must[[]byte](t)(os.ReadFile(filepath.Join("../../deploy/examples", e.program, name))))
+		texts[name] = string(need[[]byte](t)(os.ReadFile(filepath.Join("../../deploy/examples", e.program, name))))
 	}
 	for i := 0; i < len(replace); i += 2 {
 		found := false
@@ -123,9 +124,7 @@ func startGateway(t *testing.T, nodes []*process, token string, e example) *gate
 		}
 	}
 	for name, text := range texts {
-		if err := os.WriteFile(filepath.Join(work, name), []byte(here.Replace(text)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(filepath.Join(work, name), []byte(here.Replace(text)), 0o600))
 	}
 	var args []string
 	for _, arg := range e.args {
@@ -136,9 +135,7 @@ func startGateway(t *testing.T, nodes []*process, token string, e example) *gate
 	cmd.Dir, cmd.Stdout, cmd.Stderr = work, &log, &log
 	cmd.Env = append(environment(), "WEIR_TOKEN="+token, "HOME="+work, "XDG_DATA_HOME="+work, "XDG_CONFIG_HOME="+work)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // with its workers
 		_ = cmd.Wait()                                      // killed
@@ -166,14 +163,14 @@ func (g *gateway) ask(from, method, path, body string, header ...string) (*http.
 			return dialer.DialContext(ctx, network, addr)
 		},
 	}}
-	r := must[*http.Request](g.t)(http.NewRequest(method, "http://"+g.addr+path, strings.NewReader(body)))
+	r := need[*http.Request](g.t)(http.NewRequest(method, "http://"+g.addr+path, strings.NewReader(body)))
 	r.Host = "app.example.com"
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Add(header[i], header[i+1])
 	}
-	resp := must[*http.Response](g.t)(client.Do(r))
+	resp := need[*http.Response](g.t)(client.Do(r))
 	defer resp.Body.Close()
-	return resp, string(must[[]byte](g.t)(io.ReadAll(resp.Body)))
+	return resp, string(need[[]byte](g.t)(io.ReadAll(resp.Body)))
 }
 
 // conforms sees that a gateway passes on what the limit admits, whole, and answers the rest by 429; that callers are told apart
@@ -185,25 +182,22 @@ func (g *gateway) conforms() {
 			// A caller has an Authorization of its own, and tries to be somebody else.
 			resp, body := g.ask(from, "POST", "/orders", "a body", "Authorization", "Bearer of-the-caller", "Weir-Authorization", "Bearer of-the-caller",
 				"X-Forwarded-For", fmt.Sprintf("203.0.113.%d", n), "RateLimit", `"web";r=1000000`)
-			if resp.StatusCode != http.StatusOK || body != "POST /orders a body" {
-				g.t.Fatalf("request %d of %s: %d %q", n, from, resp.StatusCode, body)
-			}
+			must.True(g.t, resp.StatusCode == http.StatusOK && body == "POST /orders a body",
+				"request %d of %s: %d %q", n, from, resp.StatusCode, body)
 			if got, want := resp.Header.Values("RateLimit"), fmt.Sprintf(`"web";r=%d;`, gatewayLimit-n); len(got) != 1 || !strings.HasPrefix(got[0], want) {
 				g.t.Errorf("request %d of %s: RateLimit %q, want %s", n, from, got, want)
 			}
 			h := *g.app.header.Load()
-			if h.Get("Authorization") != "Bearer of-the-caller" || strings.Contains(fmt.Sprint(h["Weir-Authorization"]), "weir_") {
-				g.t.Errorf("the application was sent %v", h)
-			}
+			expect.True(g.t, h.Get("Authorization") == "Bearer of-the-caller" &&
+				!strings.Contains(fmt.Sprint(h["Weir-Authorization"]), "weir_"), "the application was sent %v", h)
 		}
 		for range 2 {
 			resp, body := g.ask(from, "GET", "/orders", "", "X-Forwarded-For", "198.51.100.7")
-			if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" || !strings.HasPrefix(resp.Header.Get("RateLimit"), `"web";r=0;`) {
-				g.t.Errorf("%s over the limit: %d %v %s", from, resp.StatusCode, resp.Header, body)
-			}
-			if strings.Contains(body, "web") || strings.Contains(body, from) {
-				g.t.Errorf("names the policy or the key: %s", body)
-			}
+			expect.True(g.t, resp.StatusCode == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "" &&
+				strings.HasPrefix(resp.Header.Get("RateLimit"), `"web";r=0;`),
+				"%s over the limit: %d %v %s", from, resp.StatusCode, resp.Header, body)
+			expect.True(g.t, !strings.Contains(body, "web") && !strings.Contains(body, from),
+				"names the policy or the key: %s", body)
 		}
 		if got, want := g.app.asked.Load(), int64((i+1)*gatewayLimit); got != want {
 			g.t.Errorf("the application was asked %d times, want %d", got, want)
@@ -223,9 +217,8 @@ func (g *gateway) outlives(nodes []*process, status int) {
 	}
 	nodes[1].terminate()
 	nodes[2].terminate()
-	if resp, body := g.ask("127.0.0.4", "GET", "/", ""); resp.StatusCode != status {
-		g.t.Errorf("without any node: %d %s, want %d", resp.StatusCode, body, status)
-	}
+	resp, body := g.ask("127.0.0.4", "GET", "/", "")
+	expect.True(g.t, resp.StatusCode == status, "without any node: %d %s, want %d", resp.StatusCode, body, status)
 }
 
 // TestGateways runs the examples of deploy/examples: real gateways before a cluster of three.
@@ -263,9 +256,9 @@ http {
 	} {
 		t.Run(c.program, func(t *testing.T) {
 			nodes, token := startGuarded(t)
-			if resp, body := startGateway(t, nodes, "nobodys", c.example).ask("127.0.0.2", "GET", "/", ""); resp.StatusCode != c.withoutToken {
-				t.Errorf("with a token that is nobody's: %d %s, want %d", resp.StatusCode, body, c.withoutToken)
-			}
+			resp, body := startGateway(t, nodes, "nobodys", c.example).ask("127.0.0.2", "GET", "/", "")
+			expect.True(t, resp.StatusCode == c.withoutToken,
+				"with a token that is nobody's: %d %s, want %d", resp.StatusCode, body, c.withoutToken)
 			g := startGateway(t, nodes, token, c.example)
 			g.conforms()
 			g.outlives(nodes, c.withoutNodes)

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // buildGubernatorClient makes the program around Gubernator's own Go client. It is of another module, whose dependencies are many.
@@ -44,16 +46,12 @@ func gubernatorClient(t *testing.T, address string) v1Client {
 		t.Skipf("Gubernator's client cannot be built (cd bench && go mod download): %v", err)
 	}
 	cmd := exec.Command(path, address)
-	stdin := must[io.WriteCloser](t)(cmd.StdinPipe())
-	stdout := must[io.ReadCloser](t)(cmd.StdoutPipe())
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin := need[io.WriteCloser](t)(cmd.StdinPipe())
+	stdout := need[io.ReadCloser](t)(cmd.StdoutPipe())
+	must.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close() // which ends it
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("Gubernator's client: %v", err)
-		}
+		expect.NoError(t, cmd.Wait(), "Gubernator's client")
 	})
 	lines := bufio.NewScanner(stdout)
 	lines.Buffer(nil, 4<<20)
@@ -73,9 +71,8 @@ func gubernatorClient(t *testing.T, address string) v1Client {
 	if err == nil {
 		err = protojson.Unmarshal(text, health)
 	}
-	if err != nil || health.Status != "healthy" || health.PeerCount != 3 || health.AdvertiseAddress != address {
-		t.Fatalf("HealthCheck: %v, %v", health, err)
-	}
+	must.True(t, err == nil && health.Status == "healthy" && health.PeerCount == 3 &&
+		health.AdvertiseAddress == address, "HealthCheck: %v, %v", health, err)
 	return func(_ context.Context, requests ...*pb.RateLimitReq) ([]*pb.RateLimitResp, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -96,7 +93,7 @@ func gubernatorClient(t *testing.T, address string) v1Client {
 
 // v1Caller is the generated client, which asks many at a time.
 func v1Caller(t *testing.T, address string) v1Client {
-	conn := must[*grpc.ClientConn](t)(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
+	conn := need[*grpc.ClientConn](t)(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	t.Cleanup(func() { conn.Close() })
 	c := pb.NewV1Client(conn)
 	return func(ctx context.Context, requests ...*pb.RateLimitReq) ([]*pb.RateLimitResp, error) {
@@ -127,9 +124,7 @@ func TestGubernator(t *testing.T) {
 		requests = append(requests, bucketOf(key, 0))
 	}
 	answers, err := own(t.Context(), requests...)
-	if err != nil || len(answers) != len(requests) {
-		t.Fatalf("%d answers, %v", len(answers), err)
-	}
+	must.True(t, err == nil && len(answers) == len(requests), "%d answers, %v", len(answers), err)
 	var keys []string
 	for i, a := range answers {
 		owner := a.Metadata["owner"]
@@ -140,16 +135,12 @@ func TestGubernator(t *testing.T) {
 			keys = append(keys, requests[i].UniqueKey)
 		}
 	}
-	if len(keys) < 20 {
-		t.Fatalf("only %d of 100 keys are another node's", len(keys))
-	}
+	must.True(t, len(keys) >= 20, "only %d of 100 keys are another node's", len(keys))
 
 	one := func(client v1Client, r *pb.RateLimitReq) *pb.RateLimitResp {
 		t.Helper()
 		out, err := client(t.Context(), r)
-		if err != nil || len(out) != 1 || out[0].Error != "" {
-			t.Fatalf("%v: %v, %v", r, out, err)
-		}
+		must.True(t, err == nil && len(out) == 1 && out[0].Error == "", "%v: %v, %v", r, out, err)
 		return out[0]
 	}
 	third := v1Caller(t, nodes[2].grpc)
@@ -159,63 +150,52 @@ func TestGubernator(t *testing.T) {
 			batch = append(batch, bucketOf(key, 1))
 		}
 		answers, err := own(t.Context(), batch...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		for i, a := range answers {
-			if want := int64(max(15-i, 0)); a.Error != "" || (a.Status == pb.Status_UNDER_LIMIT) != (i < 16) || a.Remaining != want || a.Limit != 16 {
-				t.Errorf("%s, hit %d: %v", key, i, a)
-			}
+			want := int64(max(15-i, 0))
+			expect.True(t, a.Error == "" && (a.Status == pb.Status_UNDER_LIMIT) == (i < 16) && a.Remaining == want &&
+				a.Limit == 16, "%s, hit %d: %v", key, i, a)
 		}
 		// The same state through the other nodes, and as the inline limit that it is.
 		body := fmt.Sprintf(`{"requests":[{"name":"requests","unique_key":%q,"hits":-3,"limit":16,"duration":86400000}]}`, key)
 		code, _, text, err := nodes[0].post("/v1/GetRateLimits", "application/json", []byte(body))
-		if err != nil || code != http.StatusOK || !strings.Contains(strings.ReplaceAll(string(text), " ", ""), `"remaining":"3"`) {
-			t.Errorf("negative hits as JSON: %d %s, %v", code, text, err)
-		}
+		expect.True(t, err == nil && code == http.StatusOK &&
+			strings.Contains(strings.ReplaceAll(string(text), " ", ""), `"remaining":"3"`),
+			"negative hits as JSON: %d %s, %v", code, text, err)
 		d, err := nodes[0].check(fmt.Sprintf(`{"namespace":"gubernator/requests","limit":{"algorithm":"fixed_window","limit":16,"window":"24h"},"key":%q,"cost":2}`, key))
-		if err != nil || !d.Allowed || d.Remaining != 1 {
-			t.Errorf("as an inline limit: %+v, %v", d, err)
-		}
+		expect.True(t, err == nil && d.Allowed && d.Remaining == 1, "as an inline limit: %+v, %v", d, err)
 		drain := bucketOf(key, 5)
 		drain.Behavior = pb.Behavior_DRAIN_OVER_LIMIT
-		if a := one(third, drain); a.Status != pb.Status_OVER_LIMIT || a.Remaining != 0 {
-			t.Errorf("drained: %v", a)
-		}
+		a := one(third, drain)
+		expect.True(t, a.Status == pb.Status_OVER_LIMIT && a.Remaining == 0, "drained: %v", a)
 		global := bucketOf(key, 1)
 		global.Behavior = pb.Behavior_GLOBAL
-		if a := one(own, global); a.Status != pb.Status_OVER_LIMIT || a.Remaining != 0 {
-			t.Errorf("global, which is exact here: %v", a)
-		}
+		a = one(own, global)
+		expect.True(t, a.Status == pb.Status_OVER_LIMIT && a.Remaining == 0, "global, which is exact here: %v", a)
 		wider := bucketOf(key, 0)
 		wider.Limit, wider.Duration = 20, 43_200_000
-		if a := one(own, wider); a.Remaining != 4 {
-			t.Errorf("another limit and duration: %v", a)
-		}
+		a = one(own, wider)
+		expect.Equal(t, a.Remaining, 4, "another limit and duration: %v", a)
 		reset := bucketOf(key, 1)
 		reset.Behavior = pb.Behavior_RESET_REMAINING
-		if a := one(own, reset); a.Remaining != 16 {
-			t.Errorf("reset: %v", a)
-		}
-		if a := one(third, bucketOf(key, 1)); a.Remaining != 15 {
-			t.Errorf("after a reset: %v", a)
-		}
+		a = one(own, reset)
+		expect.Equal(t, a.Remaining, 16, "reset: %v", a)
+		a = one(third, bucketOf(key, 1))
+		expect.Equal(t, a.Remaining, 15, "after a reset: %v", a)
 		leaky := bucketOf(key, 7)
 		leaky.Algorithm, leaky.Burst = pb.Algorithm_LEAKY_BUCKET, 10
-		if a := one(own, leaky); a.Remaining != 3 {
-			t.Errorf("a leaky bucket: %v", a)
-		}
+		a = one(own, leaky)
+		expect.Equal(t, a.Remaining, 3, "a leaky bucket: %v", a)
 	}
-	if _, err := own(t.Context(), make([]*pb.RateLimitReq, 0)...); err != nil {
-		t.Errorf("nothing: %v", err)
-	}
+	_, err = own(t.Context(), make([]*pb.RateLimitReq, 0)...)
+	expect.NoError(t, err, "nothing")
 	many := make([]*pb.RateLimitReq, 1001)
 	for i := range many {
 		many[i] = bucketOf("many", 1)
 	}
-	if _, err := own(t.Context(), many...); err == nil || !strings.Contains(err.Error(), "OutOfRange") || !strings.Contains(err.Error(), "max size is '1000'") {
-		t.Errorf("1001 requests: %v", err)
-	}
+	_, err = own(t.Context(), many...)
+	expect.True(t, err != nil && strings.Contains(err.Error(), "OutOfRange") &&
+		strings.Contains(err.Error(), "max size is '1000'"), "1001 requests: %v", err)
 
 	t.Run("exact", func(t *testing.T) {
 		var askers []asker

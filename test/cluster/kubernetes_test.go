@@ -20,6 +20,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // kubernetes does with real processes what Kubernetes does with the manifests of deploy/k8s: the StatefulSet controller,
@@ -112,12 +115,10 @@ func newKubernetes(t *testing.T, ttl time.Duration, more ...variable) *kubernete
 	k.node = k.set.Spec.Template.Spec.Containers[0]
 	k.node.Env = append(openToCallers(k.node.Env), more...)
 	k.secret = nodeSecrets(t)
-	if k.set.Spec.PodManagementPolicy != "Parallel" || k.budget == 0 {
-		t.Fatalf("the manifests ask for what is not rehearsed here: %s, maxUnavailable %d", k.set.Spec.PodManagementPolicy, k.budget)
-	}
-	if k.port("http") != fleetHTTP || k.port("grpc") != fleetGRPC {
-		t.Fatalf("the manifests open %v, the tests ask at %s and %s", k.node.Ports, fleetHTTP, fleetGRPC)
-	}
+	must.True(t, k.set.Spec.PodManagementPolicy == "Parallel" && k.budget != 0,
+		"the manifests ask for what is not rehearsed here: %s, maxUnavailable %d", k.set.Spec.PodManagementPolicy, k.budget)
+	must.True(t, k.port("http") == fleetHTTP && k.port("grpc") == fleetGRPC,
+		"the manifests open %v, the tests ask at %s and %s", k.node.Ports, fleetHTTP, fleetGRPC)
 	k.names = serveNames(t, k.fleet.network, k.set.Spec.ServiceName+"."+namespaceName+"."+clusterDomain, ttl)
 	t.Cleanup(k.work.Wait)
 	return k
@@ -139,13 +140,12 @@ const secretsMount = "/run/secrets/"
 func nodeSecrets(t *testing.T) map[string][]byte {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "secrets")
-	if out, err := exec.Command(binary(t), "secrets", dir).CombinedOutput(); err != nil {
-		t.Fatalf("weir secrets: %v\n%s", err, out)
-	}
+	out, err := exec.Command(binary(t), "secrets", dir).CombinedOutput()
+	must.True(t, err == nil, "weir secrets: %v\n%s", err, out)
 	files := make(map[string][]byte)
 	for mount, secret := range map[string]string{"nodes": "weir-nodes-tls", "cluster": "weir-cluster"} {
-		for _, e := range must[[]os.DirEntry](t)(os.ReadDir(filepath.Join(dir, secret))) {
-			files[mount+"/"+e.Name()] = must[[]byte](t)(os.ReadFile(filepath.Join(dir, secret, e.Name())))
+		for _, e := range need[[]os.DirEntry](t)(os.ReadDir(filepath.Join(dir, secret))) {
+			files[mount+"/"+e.Name()] = need[[]byte](t)(os.ReadFile(filepath.Join(dir, secret, e.Name())))
 		}
 	}
 	return files
@@ -241,9 +241,8 @@ func (k *kubernetes) container(p *pod) []string {
 	etc := k.t.TempDir()
 	write := func(path, content string) {
 		path = filepath.Join(etc, path)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
-			k.t.Fatal(err)
-		}
+		must.NoError(k.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(content), 0o644)))
 	}
 	write("hosts", fmt.Sprintf("127.0.0.1 localhost\n%s %s.%s %s\n", p.ip, p.name, strings.TrimSuffix(k.names.service, "."), p.name))
 	write("hostname", p.name+"\n")
@@ -269,9 +268,7 @@ func (k *kubernetes) container(p *pod) []string {
 	for file, content := range k.secret {
 		write(filepath.Join("secrets", file), string(content))
 	}
-	if err := os.Chmod(etc, 0o755); err != nil {
-		k.t.Fatal(err)
-	}
+	must.NoError(k.t, os.Chmod(etc, 0o755))
 	user := k.set.Spec.Template.Spec.SecurityContext
 	line := []string{
 		"setpriv", fmt.Sprintf("--reuid=%d", user.RunAsUser), fmt.Sprintf("--regid=%d", user.RunAsGroup), "--clear-groups",
@@ -420,9 +417,7 @@ func (k *kubernetes) end(p *pod) {
 			k.t.Errorf("%s: exit status %d, want 0", p.name, code)
 		}
 	case <-grace.C:
-		if !p.hangs {
-			k.t.Errorf("%s has not ended within its grace time", p.name)
-		}
+		expect.True(k.t, p.hangs, "%s has not ended within its grace time", p.name)
 		_ = p.cmd.Process.Kill()
 		<-p.done
 	case <-k.t.Context().Done():
@@ -551,9 +546,7 @@ func (k *kubernetes) watch(p *pod) {
 		if !seen {
 			seen = true
 			k.t.Logf("%s says that it is ready %v after its start", p.name, time.Since(p.started).Round(10*time.Millisecond))
-			if lacks := k.lacks(p); lacks != "" {
-				k.t.Errorf("%s says that it is ready, though %s", p.name, lacks)
-			}
+			expect.Equal(k.t, k.lacks(p), "", "%s says that it is ready, though", p.name)
 		}
 		began := time.Now()
 		undecided := p.undecided("probe", batches[i%len(batches)])

@@ -22,6 +22,8 @@ import (
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // What all policies under load have in common. A key is asked for several times as often as its limit allows, so that
@@ -381,9 +383,8 @@ func (m *member) peekAt(policy, key string) decision {
 	if err == nil {
 		err = json.Unmarshal(answer, &d)
 	}
-	if err != nil || code != http.StatusOK {
-		m.t.Fatalf("peek at %s/%s: status %d, %v: %s", policy, key, code, err, answer)
-	}
+	must.True(m.t, err == nil && code == http.StatusOK,
+		"peek at %s/%s: status %d, %v: %s", policy, key, code, err, answer)
 	return d
 }
 
@@ -404,7 +405,7 @@ func (l *load) suspicions() (list []checker.Split) {
 	l.t.Helper()
 	for _, p := range l.f.started {
 		for _, line := range goneLine.FindAllStringSubmatch(p.stderr.String(), -1) {
-			when := must[time.Time](l.t)(time.Parse(time.RFC3339Nano, line[1]))
+			when := need[time.Time](l.t)(time.Parse(time.RFC3339Nano, line[1]))
 			seen, rightly := int64(when.Sub(l.start)), false
 			for _, death := range l.deaths {
 				rightly = rightly || death.name == line[2] && seen >= death.from && seen <= death.to
@@ -496,9 +497,7 @@ func (l *load) judge(suffered faults) {
 		c := counts[p.Name]
 		l.t.Logf("%-13s admitted %5d, refused %5d, failed %4d; of one key at most %d beyond the limit of %d", p.Name,
 			c.admitted, c.refused, c.failed, report.Excess[p.Name], loadLimit)
-		if c.admitted < 50 || c.refused < 50 {
-			l.t.Errorf("%s: too little was asked to tell anything", p.Name)
-		}
+		expect.True(l.t, c.admitted >= 50 && c.refused >= 50, "%s: too little was asked to tell anything", p.Name)
 	}
 	tellViolations(l.t, report.Violations)
 }
@@ -512,13 +511,10 @@ func tellViolations(t *testing.T, violations []checker.Violation) {
 	for _, v := range violations {
 		policy, _, _ := strings.Cut(v.Text, "/")
 		kind := v.Rule + ": " + policy
-		if seen[kind]++; seen[kind] <= enough {
-			t.Error(v)
-		}
+		seen[kind]++
+		expect.True(t, seen[kind] > enough, "%v", v)
 	}
 	for kind, n := range seen {
-		if n > enough {
-			t.Errorf("%s: %d keys in all", kind, n)
-		}
+		expect.True(t, n <= enough, "%s: %d keys in all", kind, n)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 var longLoans = flag.Bool("loans", false, "run the tests of loans several times over, with more faults, on a machine that does nothing else")
@@ -126,9 +127,7 @@ func (l *lending) judge() {
 		c := counts[p.Name]
 		l.t.Logf("%-13s admitted %5d, refused %5d, failed %4d; of one key at most %d beyond the limit of %d", p.Name,
 			c.admitted, c.refused, c.failed, report.Excess[p.Name], p.Limit)
-		if c.admitted < lentLimit || c.refused == 0 {
-			l.t.Errorf("%s: too little was asked to tell anything", p.Name)
-		}
+		expect.True(l.t, c.admitted >= lentLimit && c.refused != 0, "%s: too little was asked to tell anything", p.Name)
 	}
 	tellViolations(l.t, report.Violations)
 }
@@ -316,9 +315,8 @@ func TestRestartsUnderLoans(t *testing.T) {
 		}
 		if hasty > 0 {
 			t.Logf("%s: %d were refused though there was room, the first at %s", p.Name, hasty, l.clock(first.Answered))
-			if unanswered == 0 { // by borrowers that got no processor for 50 ms
-				t.Error("with nobody to blame for it")
-			}
+			expect.True(t, unanswered != 0,
+				"with nobody to blame for it") // by borrowers that got no processor for 50 ms
 		}
 	}
 }

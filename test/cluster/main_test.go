@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -83,9 +84,7 @@ var build = sync.OnceValues(func() (string, error) {
 func binary(t *testing.T) string {
 	t.Helper()
 	path, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return path
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // What a rehearsal needs to know of the manifests in deploy/k8s/base. That these are right in the eyes of Kubernetes is
@@ -74,9 +76,7 @@ type (
 // manifest reads one of them.
 func manifest[T any](t *testing.T, file string) (v T) {
 	t.Helper()
-	data := must[[]byte](t)(os.ReadFile(filepath.Join("../../deploy/k8s/base", file)))
-	if err := yaml.NewDecoder(bytes.NewReader(data)).Decode(&v); err != nil {
-		t.Fatalf("%s: %v", file, err)
-	}
+	data := need[[]byte](t)(os.ReadFile(filepath.Join("../../deploy/k8s/base", file)))
+	must.NoError(t, yaml.NewDecoder(bytes.NewReader(data)).Decode(&v), "%s", file)
 	return v
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestMemoryBound floods nodes with default flags in control groups with a limit of memory, each in its own: keys, streams,
@@ -184,7 +185,7 @@ func (f *flood) all() map[string]int64 {
 
 // dial returns a client on a connection of its own.
 func (f *flood) dial() weirv1.LimiterClient {
-	conn := must[*grpc.ClientConn](f.t)(grpc.NewClient("passthrough:///"+f.to.grpcAddr(), grpc.WithTransportCredentials(insecure.NewCredentials())))
+	conn := need[*grpc.ClientConn](f.t)(grpc.NewClient("passthrough:///"+f.to.grpcAddr(), grpc.WithTransportCredentials(insecure.NewCredentials())))
 	f.mu.Lock()
 	f.conns = append(f.conns, conn)
 	f.mu.Unlock()
@@ -221,9 +222,7 @@ func (f *flood) probe() {
 		return err
 	}
 	for i := range quietKeys { // the connection and the keys are there before the others
-		if err := ask(i); err != nil {
-			f.t.Fatal(err)
-		}
+		must.NoError(f.t, ask(i))
 	}
 	f.work.Go(func() {
 		for i := 0; f.ctx.Err() == nil; i++ {
@@ -377,7 +376,7 @@ func (f *flood) half(transport *http.Transport, url, contentType string) {
 		head = []byte(`{"checks":[`)
 	}
 	body := io.MultiReader(bytes.NewReader(head), io.LimitReader(spaces{}, message-100), until{f.ctx})
-	req := must[*http.Request](f.t)(http.NewRequestWithContext(f.ctx, "POST", url, body))
+	req := need[*http.Request](f.t)(http.NewRequestWithContext(f.ctx, "POST", url, body))
 	req.Header.Set("Content-Type", contentType)
 	req.Header.Set("TE", "trailers")
 	f.add("halves: requests", 1)

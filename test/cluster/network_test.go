@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // network is a switch with hosts on it, each in a network namespace of its own, that can be cut from one another. The
@@ -77,16 +79,14 @@ func (n *network) attach(number int) *namespace {
 // set carries out a command line that must succeed.
 func (n *network) set(ns *namespace, command string) {
 	n.t.Helper()
-	if err := ns.run(command); err != nil {
-		n.t.Fatal(err)
-	}
+	must.NoError(n.t, ns.run(command))
 }
 
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
 	cmd := exec.Command("cat")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Setpgid: true}
-	must[io.WriteCloser](t)(cmd.StdinPipe()) // it ends with this process, even if nobody is left to end it
+	need[io.WriteCloser](t)(cmd.StdinPipe()) // it ends with this process, even if nobody is left to end it
 	if err := cmd.Start(); err != nil {
 		t.Skipf("no network namespace can be made here: %v", err)
 	}
@@ -95,7 +95,7 @@ func newNamespace(t *testing.T) *namespace {
 		_ = cmd.Wait() // killed, as it was told to be
 	})
 	t.Cleanup(end)
-	fd := must[int](t)(unix.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0))
+	fd := need[int](t)(unix.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0))
 	ns := &namespace{pid: cmd.Process.Pid, fd: fd, close: sync.OnceFunc(func() { unix.Close(fd); end() })}
 	t.Cleanup(ns.close)
 	return ns
@@ -148,9 +148,7 @@ func (n *network) all(hosts []int, do func(*namespace) error) {
 	for _, i := range hosts {
 		work.Go(func() error { return do(n.hosts[i]) })
 	}
-	if err := work.Wait(); err != nil {
-		n.t.Fatal(err)
-	}
+	must.NoError(n.t, work.Wait())
 }
 
 // dial connects from the switch to a host, whose address is given as numbers.

@@ -17,6 +17,8 @@ import (
 	grpcstatus "google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // How the cluster of TestOverload is loaded: each node by so many callers at a time, of whom one in overFlooders makes up keys by
@@ -55,10 +57,8 @@ func TestOverload(t *testing.T) {
 	f.calm(f.members...)
 	for key := range spentKeys {
 		for i := range 2 * spentLimit {
-			d := must[decision](t)(f.members[i%3].checkGRPC(t.Context(), "spent", spentKey(key)))
-			if d.FailedClosed || d.Allowed != (i < spentLimit) {
-				t.Fatalf("check %d of a new key: %+v", i, d)
-			}
+			d := need[decision](t)(f.members[i%3].checkGRPC(t.Context(), "spent", spentKey(key)))
+			must.True(t, !d.FailedClosed && d.Allowed == (i < spentLimit), "check %d of a new key: %+v", i, d)
 		}
 	}
 	before := make([]footprint, len(f.members))
@@ -103,15 +103,9 @@ func TestOverload(t *testing.T) {
 		after := m.footprint()
 		t.Logf("%s: %d MiB at most; of the checks %d found no room, %d too many waiting, %d no time left; heap %d MiB, %d goroutines, before %d MiB, %d",
 			m.name, after.peak>>20, after.full, after.shedFull, after.shedLate, after.heap>>20, after.goroutines, before[i].heap>>20, before[i].goroutines)
-		if after.peak > bound {
-			t.Errorf("%s took %d MiB, more than %d MiB", m.name, after.peak>>20, bound>>20)
-		}
-		if after.keys > maxKeys {
-			t.Errorf("%s keeps %d keys", m.name, after.keys)
-		}
-		if strings.Contains(m.stderr.String(), `msg="member lost"`) {
-			t.Errorf("%s took another for gone", m.name)
-		}
+		expect.True(t, after.peak <= bound, "%s took %d MiB, more than %d MiB", m.name, after.peak>>20, bound>>20)
+		expect.True(t, after.keys <= maxKeys, "%s keeps %d keys", m.name, after.keys)
+		expect.True(t, !strings.Contains(m.stderr.String(), `msg="member lost"`), "%s took another for gone", m.name)
 	}
 
 	// Whoever asks now is answered in a moment, by whichever node; and as soon as the keys made up are as good as new, which takes
@@ -248,9 +242,7 @@ func (o *overload) decided(policy string, results []*weirv1.Result) {
 			refused++
 		}
 	}
-	if policy == "spent" && allowed > 0 {
-		o.t.Error("a key that was used up is admitted")
-	}
+	expect.True(o.t, policy != "spent" || allowed <= 0, "a key that was used up is admitted")
 	o.add(policy+": no room", failed)
 	o.add(policy+": refused", refused)
 	o.add(policy+": allowed", allowed)
@@ -263,12 +255,11 @@ type footprint struct {
 
 func (m *member) footprint() footprint {
 	m.t.Helper()
-	status := string(must[[]byte](m.t)(os.ReadFile("/proc/" + strconv.Itoa(m.cmd.Process.Pid) + "/status")))
+	status := string(need[[]byte](m.t)(os.ReadFile("/proc/" + strconv.Itoa(m.cmd.Process.Pid) + "/status")))
 	var f footprint
 	_, peak, _ := strings.Cut(status, "VmHWM:")
-	if _, err := fmt.Sscanf(peak, "%d kB", &f.peak); err != nil {
-		m.t.Fatal(err)
-	}
+	_, err := fmt.Sscanf(peak, "%d kB", &f.peak)
+	must.NoError(m.t, err)
 	f.peak <<= 10
 	page := m.metrics()
 	f.heap = int64(page.value("go_memstats_heap_alloc_bytes"))

@@ -13,6 +13,9 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestOverrides sets overrides through nodes of a real cluster: all nodes decide by them, whoever owns the key; a node that was killed
@@ -38,25 +41,20 @@ func TestOverrides(t *testing.T) {
 	decides := func(p *process, prefix string, limit int64) {
 		t.Helper()
 		for i := range 8 {
-			if d := p.peek("login", fmt.Sprint(prefix, i)); d.Limit != limit {
-				t.Fatalf("%s decides %s%d by %d, want %d", p.name, prefix, i, d.Limit, limit)
-			}
+			d := p.peek("login", fmt.Sprint(prefix, i))
+			must.Equal(t, d.Limit, limit, "%s decides %s%d by", p.name, prefix, i)
 		}
 	}
 
-	if code, out, errs := weir(t, "override", "set", "--addr", nodes[1].grpc, "--prefix", "login", "vip-", `{"limit":50}`); code != 0 || !strings.Contains(out, "3 of 3 members have it, 3 on disk") {
-		t.Fatalf("%d %s%s", code, out, errs)
-	}
+	code, out, errs := weir(t, "override", "set", "--addr", nodes[1].grpc, "--prefix", "login", "vip-", `{"limit":50}`)
+	must.True(t, code == 0 && strings.Contains(out, "3 of 3 members have it, 3 on disk"), "%d %s%s", code, out, errs)
 	for _, p := range nodes {
 		decides(p, "vip-", 50)
 		decides(p, "other-", 5)
-		if got := p.metrics().value("weir_overrides", "state", "active"); got != 1 {
-			t.Errorf("%s: weir_overrides is %v", p.name, got)
-		}
+		expect.Equal(t, p.metrics().value("weir_overrides", "state", "active"), 1, "%s: weir_overrides", p.name)
 	}
-	if code, _, errs := weir(t, "override", "set", "--addr", nodes[1].grpc, "login", "k", `{"limit":"x"}`); code != 2 || !strings.Contains(errs, "settings.limit: ") {
-		t.Errorf("a bad limit: %d %s", code, errs)
-	}
+	code, _, errs = weir(t, "override", "set", "--addr", nodes[1].grpc, "login", "k", `{"limit":"x"}`)
+	expect.True(t, code == 2 && strings.Contains(errs, "settings.limit: "), "a bad limit: %d %s", code, errs)
 
 	// One node is killed, and misses a change.
 	nodes[2].signal(syscall.SIGKILL)
@@ -66,9 +64,8 @@ func TestOverrides(t *testing.T) {
 	nodes[1].override("DELETE", "?policy=login&key=gone", "")
 	nodes[2] = start(2, nodes[0].gossip).awaitReady()
 	decides(nodes[2], "vip-", 60)
-	if code, page := nodes[2].get("/v1/overrides"); code != 200 || strings.Contains(page, "gone") {
-		t.Errorf("%d %s", code, page)
-	}
+	code, page := nodes[2].get("/v1/overrides")
+	expect.True(t, code == 200 && !strings.Contains(page, "gone"), "%d %s", code, page)
 
 	// All nodes change the same override, and others, at a time.
 	var writers sync.WaitGroup
@@ -88,24 +85,19 @@ func TestOverrides(t *testing.T) {
 	same := func() bool { return list(nodes[0]) == list(nodes[1]) && list(nodes[0]) == list(nodes[2]) }
 	eventually(t, waitTimeout, "all nodes have the same overrides", same)
 	before := list(nodes[0])
-	if n := strings.Count(before, `"version"`); n != 1+1+30 {
-		t.Errorf("%d overrides: %s", n, before)
-	}
+	expect.Equal(t, strings.Count(before, `"version"`), 1+1+30, "overrides: %s", before)
 
 	// All are killed, and start again. One has lost its directory.
 	for _, p := range nodes {
 		p.signal(syscall.SIGKILL)
 		<-p.done
 	}
-	if err := os.RemoveAll(filepath.Join(dirs, "1")); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.RemoveAll(filepath.Join(dirs, "1")))
 	nodes = startAll()
 	for _, p := range nodes {
 		decides(p, "vip-", 60)
-		if after := list(p); after != before {
-			t.Errorf("%s has after the restart:\n%s\nbefore it:\n%s", p.name, after, before)
-		}
+		after := list(p)
+		expect.True(t, after == before, "%s has after the restart:\n%s\nbefore it:\n%s", p.name, after, before)
 	}
 	for _, p := range nodes {
 		p.terminate()
@@ -128,7 +120,6 @@ func (p *process) override(method, query, body string) {
 	}
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK || !json.Valid(answer) {
-		p.t.Errorf("%s %s: %s %s: %d %v: %s", p.name, method, query, body, resp.StatusCode, err, answer)
-	}
+	expect.True(p.t, err == nil && resp.StatusCode == http.StatusOK && json.Valid(answer),
+		"%s %s: %s %s: %d %v: %s", p.name, method, query, body, resp.StatusCode, err, answer)
 }

@@ -13,6 +13,9 @@ import (
 	"github.com/prometheus/common/model"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // metricsPage is a page of metrics as Prometheus reads it.
@@ -21,14 +24,10 @@ type metricsPage map[string]*dto.MetricFamily
 func (p *process) metrics() metricsPage {
 	p.t.Helper()
 	code, text := p.get("/metrics")
-	if code != http.StatusOK {
-		p.t.Fatalf("/metrics: %d %s", code, text)
-	}
+	must.True(p.t, code == http.StatusOK, "/metrics: %d %s", code, text)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	page, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		p.t.Fatalf("/metrics: %v\n%s", err, text)
-	}
+	must.True(p.t, err == nil, "/metrics: %v\n%s", err, text)
 	return page
 }
 
@@ -55,15 +54,13 @@ func TestPages(t *testing.T) {
 	const keys = 10
 	for i := range 120 {
 		for k := range keys {
-			if _, err := nodes[(i+k)%3].check(fmt.Sprintf(`{"policy":"sliding_log","key":"key-%d"}`, k)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := nodes[(i+k)%3].check(fmt.Sprintf(`{"policy":"sliding_log","key":"key-%d"}`, k))
+			must.NoError(t, err)
 		}
 	}
 	for _, p := range nodes {
-		if code, _, answer, err := p.post("/v1/check", "application/json", []byte(`{"policy":"none","key":"alice"}`)); err != nil || code != http.StatusNotFound {
-			t.Errorf("unknown policy: %d, %v: %s", code, err, answer)
-		}
+		code, _, answer, err := p.post("/v1/check", "application/json", []byte(`{"policy":"none","key":"alice"}`))
+		expect.True(t, err == nil && code == http.StatusNotFound, "unknown policy: %d, %v: %s", code, err, answer)
 	}
 	t.Run("metrics", func(t *testing.T) {
 		// Of each key there is a copy on another node, or will be in a moment.
@@ -87,27 +84,19 @@ func TestPages(t *testing.T) {
 			total["most"] = max(total["most"], page.value("weir_current_window_count", "policy", "sliding_log"))
 			total["bytes"] += page.value("weir_state_bytes")
 			total["hops"] += page.value("weir_hop_duration_seconds", "answered", "true")
-			if n := page.value("weir_members", "state", "active"); n != 3 {
-				t.Errorf("%s: weir_members{state=active} is %v", p.name, n)
-			}
-			if n := page.value("weir_policies"); n != 4 {
-				t.Errorf("%s: weir_policies is %v", p.name, n)
-			}
-			if page.value("weir_ready") != 1 || page.value("weir_policies_mismatched_members") != 0 {
-				t.Errorf("%s: weir_ready or weir_policies_mismatched_members is wrong", p.name)
-			}
+			expect.Equal(t, page.value("weir_members", "state", "active"), 3, "%s: weir_members{state=active}", p.name)
+			expect.Equal(t, page.value("weir_policies"), 4, "%s: weir_policies", p.name)
+			expect.True(t, page.value("weir_ready") == 1 && page.value("weir_policies_mismatched_members") == 0,
+				"%s: weir_ready or weir_policies_mismatched_members is wrong", p.name)
 		}
 		for name, want := range map[string]float64{
 			"allowed": keys * 100, "refused": keys * 20, "failed_open": 0, "failed_closed": 0, "unknown": 3,
 			"owned": 4093, "keys": 2 * keys, "fullest": 1, "most": 100,
 		} {
-			if total[name] != want {
-				t.Errorf("%s: %v over all nodes, want %v", name, total[name], want)
-			}
+			expect.True(t, total[name] == want, "%s: %v over all nodes, want %v", name, total[name], want)
 		}
-		if total["hops"] == 0 || total["bytes"] == 0 {
-			t.Errorf("weir_hop_duration_seconds counts %v hops, weir_state_bytes is %v", total["hops"], total["bytes"])
-		}
+		expect.True(t, total["hops"] != 0 && total["bytes"] != 0,
+			"weir_hop_duration_seconds counts %v hops, weir_state_bytes is %v", total["hops"], total["bytes"])
 	})
 	t.Run("pages", func(t *testing.T) {
 		for path, want := range map[string]string{
@@ -123,33 +112,25 @@ func TestPages(t *testing.T) {
 		c := healthv1.NewHealthClient(nodes[2].connect())
 		for _, service := range []string{"", "weir.v1.Limiter"} {
 			r, err := c.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
-			if err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
-				t.Errorf("health of %q: %v, %v", service, r, err)
-			}
+			expect.True(t, err == nil && r.Status == healthv1.HealthCheckResponse_SERVING,
+				"health of %q: %v, %v", service, r, err)
 		}
 	})
 	t.Run("grpc reflection", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		stream, err := reflectionv1.NewServerReflectionClient(nodes[0].connect()).ServerReflectionInfo(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		ask := &reflectionv1.ServerReflectionRequest_ListServices{}
-		if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: ask}); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: ask}))
 		r, err := stream.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		var services []string
 		for _, s := range r.GetListServicesResponse().GetService() {
 			services = append(services, s.GetName())
 		}
-		if !slices.Contains(services, "weir.v1.Limiter") || !slices.Contains(services, "grpc.health.v1.Health") {
-			t.Errorf("services: %v", services)
-		}
+		expect.True(t, slices.Contains(services, "weir.v1.Limiter") &&
+			slices.Contains(services, "grpc.health.v1.Health"), "services: %v", services)
 		if slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, "weir.peer.") }) {
 			t.Errorf("the protocol between nodes is on the callers' port: %v", services)
 		}

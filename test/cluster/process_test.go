@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -66,9 +68,7 @@ func launchWith(t *testing.T, wrapper []string, program string, args ...string) 
 	p.cmd.Env = environment()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, p.cmd.Start())
 	go func() {
 		defer close(p.done)
 		_ = p.cmd.Wait() // ProcessState says it all
@@ -136,9 +136,7 @@ func eventually(t *testing.T, within time.Duration, what string, holds func() bo
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for !holds() {
-		if time.Since(start) > within {
-			t.Fatalf("waited %v in vain for: %s", within, what)
-		}
+		must.True(t, time.Since(start) <= within, "waited %v in vain for: %s", within, what)
 		<-tick.C
 	}
 	return time.Since(start)
@@ -147,9 +145,7 @@ func eventually(t *testing.T, within time.Duration, what string, holds func() bo
 // signal sends a signal to the process.
 func (p *process) signal(s os.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
-	}
+	must.NoError(p.t, p.cmd.Process.Signal(s))
 }
 
 // exit waits until the process has ended by itself and returns its exit status, -1 after a signal.
@@ -168,9 +164,8 @@ func (p *process) exit(within time.Duration) int {
 func (p *process) terminate() {
 	p.t.Helper()
 	p.signal(syscall.SIGTERM)
-	if code := p.exit(stopTimeout); code != 0 {
-		p.t.Errorf("%s: exit status %d after SIGTERM, want 0", p.name, code)
-	}
+	code := p.exit(stopTimeout)
+	expect.True(p.t, code == 0, "%s: exit status %d after SIGTERM, want 0", p.name, code)
 }
 
 // startCluster starts as many nodes as asked for, named n0, n1, …, with the same further arguments, joins them and waits
@@ -228,9 +223,7 @@ func weir(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
+	must.True(t, err == nil || errors.As(err, &exit), "%v", err)
 	if ctx.Err() != nil {
 		t.Fatalf("weir %s did not end within %v", strings.Join(args, " "), startTimeout)
 	}
@@ -241,9 +234,7 @@ func weir(t *testing.T, args ...string) (code int, stdout, stderr string) {
 func writeFile(t *testing.T, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -251,13 +242,9 @@ func writeFile(t *testing.T, name, content string) string {
 func taken(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return port
 }

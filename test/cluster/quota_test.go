@@ -24,6 +24,8 @@ import (
 	"github.com/weirlimit/weir/gateway/envoyquota"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // Envoys that decide by themselves under assignments of real nodes. What is judged is what these fakes have admitted, by when they did.
@@ -206,7 +208,7 @@ func (l *load) grab(m *member) {
 		}
 	}
 	sent := l.now()
-	out := must[*weirv1.CheckResponse](l.t)(m.limiter.Check(l.t.Context(), in))
+	out := need[*weirv1.CheckResponse](l.t)(m.limiter.Check(l.t.Context(), in))
 	answered := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -356,9 +358,8 @@ func TestQuota(t *testing.T) {
 	l.grab(rest[0])
 	t.Logf("calm after %v", f.calm(rest...).Round(time.Millisecond))
 	goesOn(400)
-	if planes[2].connected.Load() == served {
-		t.Error("the data plane whose stream was to the node that was killed has no other one")
-	}
+	expect.True(t, planes[2].connected.Load() != served,
+		"the data plane whose stream was to the node that was killed has no other one")
 	f.start(victim)
 	t.Logf("%s is back: calm after %v", victim.name, f.calm(n...).Round(time.Millisecond))
 	l.grab(victim)
@@ -394,9 +395,7 @@ func TestQuota(t *testing.T) {
 			}
 		}
 		t.Logf("%-11s data planes admitted %5d, nodes %4d; of one key at most %d beyond the limit of %d", p.Name, borrowed, asked, report.Excess[p.Name], p.Limit)
-		if borrowed < 2*quotaLimit || asked == 0 {
-			t.Errorf("%s: too little was admitted to tell anything", p.Name)
-		}
+		expect.True(t, borrowed >= 2*quotaLimit && asked != 0, "%s: too little was admitted to tell anything", p.Name)
 	}
 	tellViolations(t, report.Violations)
 }
@@ -408,17 +407,12 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 	nodes := startCluster(t, 2, "--policies", writeFile(t, "policies.yaml", "policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"),
 		"--envoy-config", quotaDir(t, []checker.Policy{{Name: "p"}}))
 	stream, err := quotav3.NewRateLimitQuotaServiceClient(nodes[0].connect()).StreamRateLimitQuotas(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
+	must.NoError(t, err)
+	must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
 		{BucketId: &quotav3.BucketId{Bucket: map[string]string{"policy": "p", "key": "lent"}}, NumRequestsDenied: 50},
-	}}); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := stream.Recv(); err != nil || len(out.GetBucketAction()) == 0 {
-		t.Fatal(out, err)
-	}
+	}}))
+	out, err := stream.Recv()
+	must.True(t, err == nil && len(out.GetBucketAction()) != 0, "%v %v", out, err)
 	type answer struct {
 		allowed, estimated bool
 		after              time.Duration
@@ -430,7 +424,7 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 	var checks []check
 	add := func(name string, ask func(key string) (answer, error)) { checks = append(checks, check{name, ask}) }
 	for _, p := range nodes {
-		c := must[*client.Client](t)(client.Dial(t.Context(), p.grpc, client.WithoutLoans(), client.WithoutMemory(), client.WithTimeout(startTimeout)))
+		c := need[*client.Client](t)(client.Dial(t.Context(), p.grpc, client.WithoutLoans(), client.WithoutMemory(), client.WithTimeout(startTimeout)))
 		t.Cleanup(func() { _ = c.Close() })
 		of := func(d client.Decision) answer { return answer{d.Allowed, d.RetryAfterEstimated, d.RetryAfter} }
 		add(p.name+", HTTP", func(key string) (answer, error) {
@@ -489,9 +483,8 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 		})
 	}
 	for _, key := range []string{"lent", "used"} {
-		if d := must[decision](t)(nodes[0].check(fmt.Sprintf(`{"policy":"p","key":%q,"cost":100,"partial":true}`, key))); !d.Allowed || d.Granted == 100 != (key == "used") {
-			t.Fatalf("%s: %+v", key, d)
-		}
+		d := need[decision](t)(nodes[0].check(fmt.Sprintf(`{"policy":"p","key":%q,"cost":100,"partial":true}`, key)))
+		must.True(t, d.Allowed && d.Granted == 100 == (key == "used"), "%s: %+v", key, d)
 		for _, c := range checks {
 			got, err := c.ask(key)
 			switch {

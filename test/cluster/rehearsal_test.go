@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // step is a part of a rehearsal: what was done, and what came of it.
@@ -28,9 +30,8 @@ func (k *kubernetes) begin() {
 	k.t.Logf("start of %d pods: all ready after %v, strict policies decided after %v", len(members),
 		ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 	for _, m := range members {
-		if n := k.names.questions(m.ip); n == 0 {
-			k.t.Errorf("%s has not asked the DNS for the headless Service", m.name)
-		}
+		n := k.names.questions(m.ip)
+		expect.True(k.t, n != 0, "%s has not asked the DNS for the headless Service", m.name)
 	}
 	k.mu.Lock()
 	k.load = startLoad(k.fleet)
@@ -69,9 +70,8 @@ func (k *kubernetes) perform(name string, planned bool, do func()) {
 	excused := done
 	if planned {
 		excused = s.from
-		if available+strict > 0 {
-			k.t.Errorf("%s: %d requests failed although all went in good order", name, available+strict)
-		}
+		expect.True(k.t, available+strict <= 0,
+			"%s: %d requests failed although all went in good order", name, available+strict)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -99,9 +99,8 @@ func (k *kubernetes) finish() {
 	}
 	if len(l.suspicions()) == 0 {
 		for _, p := range k.fleet.started {
-			if strings.Contains(p.stderr.String(), "alone: no other member is there") {
-				k.t.Errorf("%s went on alone though there were others", p.name)
-			}
+			expect.True(k.t, !strings.Contains(p.stderr.String(), "alone: no other member is there"),
+				"%s went on alone though there were others", p.name)
 		}
 	}
 	l.judge(k.suffered)
@@ -125,14 +124,11 @@ func (k *kubernetes) update() {
 	})
 	// What the manifests have it wait, and half a minute for each pod to leave, to come and to be seen as ready.
 	each := time.Duration(k.node.Lifecycle.PreStop.Sleep.Seconds)*time.Second + time.Duration(k.set.Spec.MinReadySeconds)*time.Second + 30*time.Second
-	if most := time.Duration(k.replicas) * each; took > most {
-		k.t.Errorf("the update took %v, more than %v", took, most)
-	}
+	most := time.Duration(k.replicas) * each
+	expect.True(k.t, took <= most, "the update took %v, more than %v", took, most)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.absent > 1 {
-		k.t.Errorf("%d pods were not ready at once while they were replaced one by one", k.absent)
-	}
+	expect.True(k.t, k.absent <= 1, "%d pods were not ready at once while they were replaced one by one", k.absent)
 }
 
 // scale changes how many pods there are to be.
@@ -181,9 +177,8 @@ func (k *kubernetes) drain(ordinals ...int) {
 	})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if refused == 0 || k.absent > 1 {
-		k.t.Errorf("%d evictions were refused, %d pods were not ready at once", refused, k.absent)
-	}
+	expect.True(k.t, refused != 0 && k.absent <= 1,
+		"%d evictions were refused, %d pods were not ready at once", refused, k.absent)
 }
 
 // overstay deletes a pod whose process stands still when it is told to end, and is killed when its grace time is over.
@@ -213,9 +208,7 @@ func (k *kubernetes) restartUnnamed(ordinal int) {
 		if p == nil || p == old {
 			return false
 		}
-		if k.saysReady(p) {
-			k.t.Fatalf("%s says that it is ready, without having found anybody", p.name)
-		}
+		must.True(k.t, !k.saysReady(p), "%s says that it is ready, without having found anybody", p.name)
 		return time.Since(p.started) > 20*time.Second
 	})
 	k.names.outage(false)

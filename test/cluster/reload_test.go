@@ -10,6 +10,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func limitOf(n int) string {
@@ -20,12 +23,8 @@ func limitOf(n int) string {
 func replace(t *testing.T, path, content string) {
 	t.Helper()
 	next := filepath.Join(filepath.Dir(path), "next")
-	if err := os.WriteFile(next, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(next, path); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(next, []byte(content), 0o600))
+	must.NoError(t, os.Rename(next, path))
 }
 
 // TestReload edits the policy file of three nodes under traffic: what is right applies within a second, what is wrong
@@ -83,29 +82,22 @@ func TestReload(t *testing.T) {
 			if page := p.metrics(); page.value("weir_policies_reloads_total", "result", "rejected") != float64(times) {
 				t.Errorf("%s: weir_policies_reloads_total{result=rejected} is not %d", p.name, times)
 			}
-			if code, page := p.get("/readyz"); code != 200 || !strings.Contains(page, "policy file rejected: "+file+":2:50") {
-				t.Errorf("%s: /readyz: %d %s", p.name, code, page)
-			}
-			if e := p.status().PoliciesError; !strings.Contains(e, file+":2:50") {
-				t.Errorf("%s: /v1/status: policies_error is %q", p.name, e)
-			}
-			if _, out, _ := weir(t, "status", "--addr", p.grpc); !strings.Contains(out, "policy file rejected: "+file+":2:50") {
-				t.Errorf("%s: weir status: %s", p.name, out)
-			}
+			code, page := p.get("/readyz")
+			expect.True(t, code == 200 && strings.Contains(page, "policy file rejected: "+file+":2:50"),
+				"%s: /readyz: %d %s", p.name, code, page)
+			e := p.status().PoliciesError
+			expect.True(t, strings.Contains(e, file+":2:50"), "%s: /v1/status: policies_error is %q", p.name, e)
+			_, out, _ := weir(t, "status", "--addr", p.grpc)
+			expect.True(t, strings.Contains(out, "policy file rejected: "+file+":2:50"),
+				"%s: weir status: %s", p.name, out)
 		}
-		if !inForce(20) {
-			t.Errorf("a file with a mistake changed the limit")
-		}
+		expect.True(t, inForce(20), "a file with a mistake changed the limit")
 	}
 
-	if !inForce(1000) {
-		t.Fatal("the first limit is not in force")
-	}
+	must.True(t, inForce(1000), "the first limit is not in force")
 	replace(t, file, limitOf(10))
 	applies("a file put in place of the old", 10)
-	if err := os.WriteFile(file, []byte(limitOf(20)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(file, []byte(limitOf(20)), 0o600))
 	applies("a file written over the old", 20)
 
 	replace(t, file, limitOf(-5))

@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const fleetRESP = "6380"
@@ -80,9 +83,7 @@ func foreign(t *testing.T, p *process, look func(key string) error, n int) []str
 	var keys []string
 	for _, key := range keysNamed("foreign", 20*n) {
 		before := p.forwarded()
-		if err := look(key); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, look(key))
 		if p.forwarded() > before {
 			if keys = append(keys, key); len(keys) == n {
 				return keys
@@ -113,25 +114,18 @@ func TestRESP(t *testing.T) {
 			}
 			for n, cmd := range cmds {
 				got, err := cmd.Int64Slice()
-				if err != nil || len(got) != 5 || (got[0] == 0) != (n < 16) || got[1] != 16 || got[2] != int64(max(15-n, 0)) {
-					t.Errorf("protocol %d, command %d: %v, %v", i+2, n, got, err)
-				}
+				expect.True(t, err == nil && len(got) == 5 && (got[0] == 0) == (n < 16) && got[1] == 16 &&
+					got[2] == int64(max(15-n, 0)), "protocol %d, command %d: %v, %v", i+2, n, got, err)
 			}
 			// The same state over HTTP, through another node.
 			d, err := nodes[0].check(fmt.Sprintf(`{"namespace":"redis","key":%q,"limit":{"algorithm":"token_bucket","limit":16,"window":"24h","capacity":16}}`, keys[i]))
-			if err != nil || d.Allowed || d.Limit != 16 || d.Remaining != 0 {
-				t.Errorf("over HTTP: %+v, %v", d, err)
-			}
+			expect.True(t, err == nil && !d.Allowed && d.Limit == 16 && d.Remaining == 0, "over HTTP: %+v, %v", d, err)
 			got, err := weirCheck(t.Context(), c, "WEIR.CHECK", "token_bucket", keys[i], 100)
-			if err != nil || !got["allowed"] || got["failed_open"] {
-				t.Errorf("WEIR.CHECK: %v, %v", got, err)
-			}
-			if d := nodes[0].peek("token_bucket", keys[i]); d.Remaining != 0 {
-				t.Errorf("over HTTP: %+v", d)
-			}
-			if got, err := weirCheck(t.Context(), c, "WEIR.PEEK", "token_bucket", keys[i]); err != nil || got["allowed"] {
-				t.Errorf("WEIR.PEEK: %v, %v", got, err)
-			}
+			expect.True(t, err == nil && got["allowed"] && !got["failed_open"], "WEIR.CHECK: %v, %v", got, err)
+			d = nodes[0].peek("token_bucket", keys[i])
+			expect.Equal(t, d.Remaining, 0, "over HTTP: %+v", d)
+			got, err = weirCheck(t.Context(), c, "WEIR.PEEK", "token_bucket", keys[i])
+			expect.True(t, err == nil && !got["allowed"], "WEIR.PEEK: %v, %v", got, err)
 		}
 	})
 
@@ -142,21 +136,16 @@ func TestRESP(t *testing.T) {
 			{"-3 --json WEIR.PEEK token_bucket " + keys[2], `{"allowed":true,"limit":100,"remaining":100,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,"shadow":false,"degraded":false,"failed_open":false,"near_limit":false,"banned":false}`},
 			{"GET a", "ERR unknown command 'GET', with args beginning with: 'a'"}, {"COMMAND COUNT", "13"},
 		} {
-			if got := strings.TrimSpace(ask(strings.Fields(c.args)...)); got != c.want {
-				t.Errorf("redis-cli %s: %q, not %q", c.args, got, c.want)
-			}
+			expect.Equal(t, strings.TrimSpace(ask(strings.Fields(c.args)...)), c.want, "redis-cli %s", c.args)
 		}
 	})
 
 	t.Run("redis-benchmark", func(t *testing.T) {
 		// 32 connections with 50 commands on their way ask one key, of which a hundred are to pass.
 		out := redisTool(t, "redis-benchmark", entry.resp)("-n", "5000", "-c", "32", "-P", "50", "--csv", "WEIR.CHECK", "token_bucket", keys[3])
-		if strings.Contains(strings.ToLower(out), "error from server") {
-			t.Errorf("it says: %s", out)
-		}
-		if d := nodes[2].peek("token_bucket", keys[3]); d.Remaining != 0 || d.Allowed {
-			t.Errorf("afterwards: %+v", d)
-		}
+		expect.True(t, !strings.Contains(strings.ToLower(out), "error from server"), "it says: %s", out)
+		d := nodes[2].peek("token_bucket", keys[3])
+		expect.True(t, d.Remaining == 0 && !d.Allowed, "afterwards: %+v", d)
 	})
 
 	t.Run("exact", func(t *testing.T) {
@@ -176,14 +165,10 @@ func redisTool(t *testing.T, name, address string) func(args ...string) string {
 		t.Skipf("%s is not installed (Debian: redis-tools)", name)
 	}
 	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return func(args ...string) string {
 		out, err := exec.CommandContext(t.Context(), path, append([]string{"-h", host, "-p", port}, args...)...).CombinedOutput()
-		if err != nil {
-			t.Fatalf("%s %v: %v: %s", name, args, err, out)
-		}
+		must.True(t, err == nil, "%s %v: %v: %s", name, args, err, out)
 		return string(out)
 	}
 }

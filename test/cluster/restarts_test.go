@@ -24,6 +24,8 @@ import (
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -129,7 +131,7 @@ func callers(t *testing.T, f *fleet) []*caller {
 		resp[m], rls[m], gubernator[m] = respClient(t, m.ip+":"+fleetRESP, 3), rateLimiter(t, address), gubernatorClient(t, address)
 		kuadrant[m] = kuadrantpb.NewRateLimitServiceClient(testkit.Dial(t, address))
 	}
-	lib := must[*client.Client](t)(client.Dial(t.Context(), strings.Join(addresses, ","), client.WithTimeout(waitTimeout), client.WithOnError(client.FailClosed)))
+	lib := need[*client.Client](t)(client.Dial(t.Context(), strings.Join(addresses, ","), client.WithTimeout(waitTimeout), client.WithOnError(client.FailClosed)))
 	t.Cleanup(func() { lib.Close() })
 	return []*caller{
 		{protocol: "HTTP", state: ofPolicy, charge: func(_ context.Context, m *member, key string) (int64, error) {
@@ -138,7 +140,7 @@ func callers(t *testing.T, f *fleet) []*caller {
 		}},
 		{protocol: "forward-auth", state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
 			query := url.Values{"policy": {"counted"}, "key": {key}}
-			request := must[*http.Request](t)(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.http+"/v1/forward-auth?"+query.Encode(), nil))
+			request := need[*http.Request](t)(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.http+"/v1/forward-auth?"+query.Encode(), nil))
 			response, err := m.web.Do(request)
 			if err != nil {
 				return 0, err
@@ -331,9 +333,7 @@ func TestProtocolsOverRestarts(t *testing.T) {
 	settled := func() (total int64) {
 		for s := range admitted {
 			d, err := f.members[0].check(fmt.Sprintf(`{%s,"key":%q,"cost":0}`, s.state, s.key))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			used := countedLimit - d.Remaining
 			beyond[s] = used - admitted[s]
 			total += max(beyond[s]-unknown[s], 0)
@@ -348,9 +348,8 @@ func TestProtocolsOverRestarts(t *testing.T) {
 	}
 	eventually(t, waitTimeout, "all that is on loan to be returned", func() bool { return settled() <= expired })
 	for s, n := range beyond {
-		if n < -unknown[s] {
-			t.Errorf("%s, asked over %v: %d units were admitted, %d are used", s.key, asked[s], admitted[s], admitted[s]+n)
-		}
+		expect.True(t, n >= -unknown[s],
+			"%s, asked over %v: %d units were admitted, %d are used", s.key, asked[s], admitted[s], admitted[s]+n)
 	}
 	t.Logf("loans expired with %d units", expired)
 }

@@ -12,6 +12,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestLogReaderDies: a node whose log nobody reads any more goes on, and stops in good order.
@@ -42,21 +45,15 @@ func TestLogReaderStalls(t *testing.T) {
 		t.Skip("needs bash")
 	}
 	pipe, err := os.OpenFile(fifo, os.O_RDWR, 0) // both ends, so that neither open waits
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer pipe.Close()
 	p := launchWith(t, []string{bash, "-c", `exec "$0" "$@" >"` + fifo + `" 2>&1`}, binary(t),
 		"run", "--http-port=0", "--grpc-port=0", "--gossip-port=0", "--peer-port=0", "--log-level=debug", "--audit-log=stderr")
 	var said bytes.Buffer
 	for some := make([]byte, 1024); !readyLine.Match(said.Bytes()); {
-		if err := pipe.SetReadDeadline(time.Now().Add(startTimeout)); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, pipe.SetReadDeadline(time.Now().Add(startTimeout)))
 		n, err := pipe.Read(some)
-		if err != nil {
-			t.Fatalf("%v after %s", err, &said)
-		}
+		must.NoError(t, err, "after %s", &said)
 		said.Write(some[:n])
 	}
 	m := readyLine.FindSubmatch(said.Bytes())
@@ -74,16 +71,13 @@ func TestLogReaderStalls(t *testing.T) {
 		p.eventually(2*time.Minute, "lines to be dropped of the "+one.log, func() bool {
 			for range 200 {
 				code, _, answer, err := p.post(one.path, "application/json", []byte(one.body))
-				if err != nil || code != one.want {
-					t.Fatalf("%s: %d, %v, %s", one.path, code, err, answer)
-				}
+				must.True(t, err == nil && code == one.want, "%s: %d, %v, %s", one.path, code, err, answer)
 			}
 			return dropped(one.log)
 		})
 	}
-	if d, err := p.check(`{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"a"}`); err != nil || !d.Allowed {
-		t.Errorf("%+v, %v", d, err)
-	}
+	d, err := p.check(`{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"a"}`)
+	expect.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 	p.terminate()
 }
 
@@ -93,9 +87,7 @@ func TestSecondSignal(t *testing.T) {
 	p := startNode(t, "--grace=10m").awaitReady()
 	// A request that goes on for as long as it may keeps the node from stopping.
 	conn, err := net.Dial("tcp", p.http)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v1/check HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n", p.http)
 	answer := make([]byte, 25)
@@ -109,8 +101,6 @@ func TestSecondSignal(t *testing.T) {
 		t.Errorf("ended with %v", p.cmd.ProcessState)
 	}
 	for _, want := range []string{`msg="stop aborted by another signal" signal=terminated`, "weir: terminated while stopping"} {
-		if !strings.Contains(p.stderr.String(), want) {
-			t.Errorf("does not say %q", want)
-		}
+		expect.True(t, strings.Contains(p.stderr.String(), want), "does not say %q", want)
 	}
 }

@@ -7,24 +7,21 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // wantEnd waits until a process that cannot go on has ended by itself with exit status 2 and a message that says why, has
 // not claimed to be ready before, and has not shown a stack.
 func (p *process) wantEnd(within time.Duration, says ...string) {
 	p.t.Helper()
-	if code := p.exit(within); code != 2 {
-		p.t.Errorf("exit status %d, want 2", code)
-	}
-	if p.stdout.String() != "" {
-		p.t.Errorf("standard output: %s", &p.stdout)
-	}
+	expect.Equal(p.t, p.exit(within), 2, "exit status")
+	expect.Equal(p.t, p.stdout.String(), "", "standard output: %s", &p.stdout)
 	lines := strings.Split(strings.TrimSpace(p.stderr.String()), "\nweir: ")
 	last := strings.TrimPrefix(lines[len(lines)-1], "weir: ")
 	for _, want := range says {
-		if !strings.Contains(last, want) {
-			p.t.Errorf("the message lacks %q: %s", want, last)
-		}
+		expect.True(p.t, strings.Contains(last, want), "the message lacks %q: %s", want, last)
 	}
 }
 
@@ -38,14 +35,10 @@ func TestPortInUse(t *testing.T) {
 	}
 	t.Run("udp", func(t *testing.T) {
 		c, err := net.ListenPacket("udp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer c.Close()
 		_, port, err := net.SplitHostPort(c.LocalAddr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		startNode(t, "--gossip-port", port).wantEnd(stopTimeout, "--gossip-port: ", port, "address already in use")
 	})
 }
@@ -86,9 +79,8 @@ func TestPolicyFile(t *testing.T) {
 	startNode(t, "--policies", missing).wantEnd(stopTimeout, "--policies: ", missing)
 
 	empty := startNode(t, "--policies", writeFile(t, "empty.yaml", "")).awaitReady()
-	if code, page := empty.get("/v1/policies"); code != 200 || !strings.Contains(page, `"policies":[]`) {
-		t.Errorf("/v1/policies: %d %s", code, page)
-	}
+	code, page := empty.get("/v1/policies")
+	expect.True(t, code == 200 && strings.Contains(page, `"policies":[]`), "/v1/policies: %d %s", code, page)
 	empty.terminate()
 
 	const head = "policies:\n  - name: payout\n    algorithm: sliding_log\n    limit: 5\n    window: 1m\n"
@@ -112,12 +104,10 @@ func TestSeedDoesNotResolve(t *testing.T) {
 		return strings.Contains(p.stderr.String(), "seed unreachable") && strings.Contains(p.stderr.String(), "no-such-host.invalid:7946")
 	})
 	p.http = "127.0.0.1:" + p.arg("--http-port")
-	if code, page := p.get("/readyz"); code != 503 || !strings.Contains(page, "no seed has answered yet") {
-		t.Errorf("/readyz: %d %s", code, page)
-	}
-	if code, _ := p.get("/healthz"); code != 200 {
-		t.Errorf("/healthz: %d", code)
-	}
+	code, page := p.get("/readyz")
+	expect.True(t, code == 503 && strings.Contains(page, "no seed has answered yet"), "/readyz: %d %s", code, page)
+	code, _ = p.get("/healthz")
+	expect.Equal(t, code, 200, "/healthz")
 	p.terminate()
 }
 
@@ -125,14 +115,10 @@ func TestSeedDoesNotResolve(t *testing.T) {
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return port
 }
 
@@ -151,9 +137,8 @@ func TestNameInUse(t *testing.T) {
 	first := startNode(t, "--name", "twin").awaitReady()
 	startNode(t, "--name", "twin", "--join", first.gossip).
 		wantEnd(30*time.Second, "name twin is in use by "+first.gossip+"; give this node another one")
-	if code, page := first.get("/readyz"); code != 200 {
-		t.Errorf("/readyz of the first: %d %s", code, page)
-	}
+	code, page := first.get("/readyz")
+	expect.True(t, code == 200, "/readyz of the first: %d %s", code, page)
 	first.terminate()
 }
 
@@ -173,9 +158,8 @@ func TestStrangers(t *testing.T) {
 				args = append(args, flag, writeFile(t, "second", c.second))
 			}
 			startNode(t, args...).wantEnd(45*time.Second, "another cluster secret")
-			if st := first.status(); len(st.Members) != 1 {
-				t.Errorf("the first sees %d members", len(st.Members))
-			}
+			st := first.status()
+			expect.True(t, len(st.Members) == 1, "the first sees %d members", len(st.Members))
 			first.terminate()
 		})
 	}
@@ -201,20 +185,15 @@ func TestOtherGossipKey(t *testing.T) {
 	}
 	plain.eventually(waitTimeout, "the seeds' time to answer is over", func() bool { return time.Since(start) > 17*time.Second })
 	for _, p := range []*process{second, plain} {
-		if code, page := p.get("/readyz"); code != 503 || !strings.Contains(page, "uses another gossip key") {
-			t.Errorf("/readyz: %d %s", code, page)
-		}
+		code, page := p.get("/readyz")
+		expect.True(t, code == 503 && strings.Contains(page, "uses another gossip key"), "/readyz: %d %s", code, page)
 	}
-	if st := first.status(); len(st.Members) != 1 {
-		t.Errorf("the first sees %d members", len(st.Members))
-	}
-	if err := os.WriteFile(file, []byte(keyA), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	st := first.status()
+	expect.True(t, len(st.Members) == 1, "the first sees %d members", len(st.Members))
+	must.NoError(t, os.WriteFile(file, []byte(keyA), 0o600))
 	second.awaitReady()
-	if st := first.status(); len(st.Members) != 2 {
-		t.Errorf("the first sees %d members", len(st.Members))
-	}
+	st = first.status()
+	expect.True(t, len(st.Members) == 2, "the first sees %d members", len(st.Members))
 	plain.terminate()
 	second.terminate()
 	first.terminate()

@@ -22,6 +22,8 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const (
@@ -35,9 +37,7 @@ func headers(t *testing.T, method string, calls int) []byte {
 	var out strings.Builder
 	out.WriteString(http2.ClientPreface)
 	framer := http2.NewFramer(&out, nil)
-	if err := framer.WriteSettings(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, framer.WriteSettings())
 	var block strings.Builder
 	encoder := hpack.NewEncoder(&block)
 	for i := range calls {
@@ -46,13 +46,10 @@ func headers(t *testing.T, method string, calls int) []byte {
 			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "weir"}, {"content-type", "application/grpc"}, {"te", "trailers"},
 			{"grpc-timeout", "99999999H"}, {"x", strings.Repeat("x", 1000)},
 		} {
-			if err := encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}))
 		}
-		if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1), BlockFragment: []byte(block.String()), EndHeaders: true}); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(2*i + 1),
+			BlockFragment: []byte(block.String()), EndHeaders: true}))
 	}
 	return []byte(out.String())
 }
@@ -67,9 +64,7 @@ func (p *process) residentMemory() (now, most int64) {
 	for line := range strings.Lines(string(status)) {
 		if f := strings.Fields(line); len(f) == 3 && (f[0] == "VmRSS:" || f[0] == "VmHWM:") {
 			kib, err := strconv.ParseInt(f[1], 10, 64)
-			if err != nil {
-				p.t.Fatal(err)
-			}
+			must.NoError(p.t, err)
 			if f[0] == "VmRSS:" {
 				now = kib << 10
 			} else {
@@ -146,9 +141,7 @@ func TestManyStrangers(t *testing.T) {
 					check, health := caller(from)
 					for what, do := range map[string]func(context.Context) error{"a check": check, "a probe": health} {
 						ctx, cancel := context.WithTimeout(t.Context(), strangersDelay)
-						if err := do(ctx); err != nil {
-							t.Errorf("%s, %s from %s: %v", when, what, from, err)
-						}
+						expect.NoError(t, do(ctx), "%s, %s from %s", when, what, from)
 						cancel()
 					}
 				}

@@ -15,6 +15,8 @@ import (
 	"github.com/weirlimit/weir/test/checker"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var survive = flag.Bool("survive", false, "run the tests of what counters survive, on a machine that does nothing else")
@@ -77,9 +79,8 @@ func TestScale(t *testing.T) {
 func (l *load) noneFailed(from int64) {
 	l.t.Helper()
 	available, strict := l.tellFailures("while nodes came and left", from, l.now())
-	if len(l.suspicions()) == 0 && available+strict > 0 {
-		l.t.Errorf("requests failed although nodes came and left in good order")
-	}
+	expect.True(l.t, len(l.suspicions()) != 0 || available+strict <= 0,
+		"requests failed although nodes came and left in good order")
 }
 
 // leave is what a load balancer and a process manager do: no new requests once the node has been told to end.
@@ -163,9 +164,7 @@ func (l *load) tellDecided(asked *member) {
 	for policy, d := range took {
 		l.t.Logf("%s: all partitions are decided again after %v, asked through %s", policy, d.Round(time.Millisecond), asked.name)
 		// Four seconds are promised, on a machine that does nothing else.
-		if d > 30*time.Second {
-			l.t.Errorf("%s: that is too long", policy)
-		}
+		expect.True(l.t, d <= 30*time.Second, "%s: that is too long", policy)
 	}
 }
 
@@ -243,9 +242,8 @@ func TestRestartInPlace(t *testing.T) {
 		at := l.kill(m)
 		suffered.crashes = append(suffered.crashes, checker.Crash{At: at, Node: m.name, Copied: true})
 		f.launch(m)
-		if took := time.Duration(l.now() - at); took > 2*time.Second {
-			t.Fatalf("this machine takes %v to start a process", took)
-		}
+		took := time.Duration(l.now() - at)
+		must.True(t, took <= 2*time.Second, "this machine takes %v to start a process", took)
 		l.tellDecided(f.members[2])
 		m.awaitReady()
 		alive()

@@ -11,6 +11,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var previousRef = flag.String("previous", "", "the `commit` or tag that an upgrade begins from: by default the newest tag v* before this commit")
@@ -70,9 +73,7 @@ func previous(t *testing.T) string {
 	if b.commit == "" {
 		t.Skipf("needs git and the history of this repository: %v", err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Logf("the release before is built from %s", b.commit)
 	return b.path
 }
@@ -111,9 +112,8 @@ func TestUpgrade(t *testing.T) {
 		f.calm(f.members...)
 		tr.goesOn(t, 100)
 		tr.stop(t, 10*time.Second)
-		if n := tr.failedOpen.Load(); n > 0 {
-			t.Errorf("%d checks were answered by on_error while %s was replaced", n, m.name)
-		}
+		n := tr.failedOpen.Load()
+		expect.True(t, n <= 0, "%d checks were answered by on_error while %s was replaced", n, m.name)
 		for _, a := range exactAlgorithms {
 			wantEach(t, ask(t, keys, 3, askers(a)), 0)
 		}

@@ -28,6 +28,8 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -59,9 +61,7 @@ func start(t *testing.T, name, accessFile string, join *node.Node) *node.Node {
 		cfg.Join = []string{join.GossipAddr()}
 	}
 	n, err := node.Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(n.Stop)
 	select {
 	case <-n.Settled():
@@ -97,9 +97,7 @@ func open(t *testing.T) *browser {
 	ctx, late := context.WithTimeout(tab, 4*time.Minute)
 	t.Cleanup(late)
 	b := &browser{t: t, ctx: ctx}
-	if err := chromedp.Listen(ctx, b.hear); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, chromedp.Listen(ctx, b.hear))
 	call(b, log.Enable, cdp.Empty{})
 	call(b, audits.Enable, cdp.Empty{})
 	call(b, network.Enable, network.EnableParams{})
@@ -108,9 +106,8 @@ func open(t *testing.T) *browser {
 
 func call[P, R any](b *browser, command cdp.Command[P, R], params P) {
 	b.t.Helper()
-	if _, err := chromedp.Call(b.ctx, command, params); err != nil {
-		b.t.Fatal(err)
-	}
+	_, err := chromedp.Call(b.ctx, command, params)
+	must.NoError(b.t, err)
 }
 
 func (b *browser) hear(event any) {
@@ -142,26 +139,21 @@ func (b *browser) quiet(expected ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, trouble := range b.troubles {
-		if !slices.ContainsFunc(expected, func(e string) bool { return strings.Contains(trouble, e) }) {
-			b.t.Errorf("the browser says: %s", trouble)
-		}
+		expect.True(b.t, slices.ContainsFunc(expected, func(e string) bool { return strings.Contains(trouble, e) }),
+			"the browser says: %s", trouble)
 	}
 }
 
 func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
-	if err := chromedp.Do(b.ctx, actions...); err != nil {
-		b.t.Fatal(err)
-	}
+	must.NoError(b.t, chromedp.Do(b.ctx, actions...))
 }
 
 // text returns the text of the first element of a selector.
 func (b *browser) text(selector string) string {
 	b.t.Helper()
 	quoted, err := json.Marshal(selector)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.NoError(b.t, err)
 	s := evaluate[string](b, "(document.querySelector("+string(quoted)+") || {textContent: '(none)'}).textContent")
 	return strings.Join(strings.Fields(s), " ")
 }
@@ -169,9 +161,7 @@ func (b *browser) text(selector string) string {
 func evaluate[T any](b *browser, script string) T {
 	b.t.Helper()
 	v, err := chromedp.Run(b.ctx, chromedp.Evaluate[T](script))
-	if err != nil {
-		b.t.Fatalf("%s: %v", script, err)
-	}
+	must.NoError(b.t, err, "%s", script)
 	return v
 }
 
@@ -240,9 +230,8 @@ func TestConsole(t *testing.T) {
 	b.do(chromedp.Click("#try-reset"))
 	b.contains("#reset-key", "<img src=x")
 	b.do(chromedp.Click("#reset-dialog button[value=keep]"))
-	if b.holds("document.title !== 'Weir console' || document.querySelectorAll('main img, main script, dialog img').length > 0") {
-		t.Error("the markup of a key is in the page")
-	}
+	expect.True(t, !b.holds("document.title !== 'Weir console' || document.querySelectorAll('main img, main script, dialog img').length > 0"),
+		"the markup of a key is in the page")
 
 	// Kept, then reset.
 	b.try("login", "alice", "#try-look")
@@ -275,9 +264,8 @@ func TestConsole(t *testing.T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, url := range b.requests {
-		if !strings.HasPrefix(url, "http://127.0.0.1:") && !strings.HasPrefix(url, "chrome") && !strings.HasPrefix(url, "data:") && url != "about:blank" {
-			t.Errorf("the page asked for %s", url)
-		}
+		expect.True(t, strings.HasPrefix(url, "http://127.0.0.1:") || strings.HasPrefix(url, "chrome") ||
+			strings.HasPrefix(url, "data:") || url == "about:blank", "the page asked for %s", url)
 	}
 }
 
@@ -306,14 +294,11 @@ func TestConsoleAsksForAToken(t *testing.T) {
 	b.try("login", "alice", "#try-check")
 	b.contains("#decision", "4 units of 5 left for alice")
 	b.contains("#keys tbody tr th", "alice")
-	if !b.holds("sessionStorage.length === 1 && localStorage.length === 0 && document.cookie === ''") {
-		t.Error("the token is kept elsewhere than in the tab")
-	}
+	expect.True(t, b.holds("sessionStorage.length === 1 && localStorage.length === 0 && document.cookie === ''"),
+		"the token is kept elsewhere than in the tab")
 	b.do(chromedp.Click("#token-button"), chromedp.Click("#token-forget"))
 	b.do(chromedp.WaitVisible("#token-dialog"))
-	if !b.holds("sessionStorage.length === 0") {
-		t.Error("the token is not forgotten")
-	}
+	expect.True(t, b.holds("sessionStorage.length === 0"), "the token is not forgotten")
 	b.quiet("401 (Unauthorized)")
 }
 
@@ -398,10 +383,6 @@ func (b *browser) picture(name string, full bool) {
 		take = chromedp.FullScreenshot(100)
 	}
 	shot, err := chromedp.Run(b.ctx, take)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(*screenshots, name), shot, 0o644); err != nil {
-		b.t.Fatal(err)
-	}
+	must.NoError(b.t, err)
+	must.NoError(b.t, os.WriteFile(filepath.Join(*screenshots, name), shot, 0o644))
 }

@@ -15,6 +15,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var (
@@ -58,9 +61,7 @@ func (c *cluster) run(ctx context.Context, input string, args ...string) (string
 func (c *cluster) kubectl(args ...string) string {
 	c.t.Helper()
 	out, err := c.run(c.t.Context(), "", args...)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.NoError(c.t, err)
 	return out
 }
 
@@ -89,9 +90,8 @@ func (p *pod) ready() bool {
 func (c *cluster) pods() []pod {
 	c.t.Helper()
 	var list struct{ Items []pod }
-	if err := json.Unmarshal([]byte(c.kubectl("get", "pods", "-l", "app.kubernetes.io/name="+set, "-o", "json")), &list); err != nil {
-		c.t.Fatal(err)
-	}
+	must.NoError(c.t, json.Unmarshal([]byte(c.kubectl("get", "pods", "-l", "app.kubernetes.io/name="+set, "-o",
+		"json")), &list))
 	slices.SortFunc(list.Items, func(a, b pod) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
 	return list.Items
 }
@@ -139,21 +139,16 @@ func newCluster(t *testing.T) *cluster {
 	}
 	c.kubectl("create", "namespace", c.namespace)
 	t.Cleanup(func() {
-		if _, err := c.run(context.Background(), "", "delete", "namespace", c.namespace, "--wait=true"); err != nil {
-			t.Error(err)
-		}
+		_, err := c.run(context.Background(), "", "delete", "namespace", c.namespace, "--wait=true")
+		expect.NoError(t, err)
 	})
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	from, err := filepath.Abs(*manifests)
 	if err == nil {
 		from, err = filepath.Rel(dir, from) // kustomize takes no absolute path
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	name, tag := *image, "latest"
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') { // otherwise a registry's port
 		name, tag = name[:i], name[i+1:]
@@ -162,9 +157,7 @@ func newCluster(t *testing.T) *cluster {
 	configMap := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: weir-policies}\ndata:\n  policies.yaml: |\n    %s\n",
 		strings.ReplaceAll(policies(), "\n", "\n    "))
 	for file, text := range map[string]string{"kustomization.yaml": kustomization, "policies.yaml": configMap} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 	}
 	c.kubectl("apply", "-k", dir)
 	c.kubectl("rollout", "status", "statefulset/"+set, "--timeout=3m")
@@ -226,9 +219,8 @@ func (c *cluster) resolver() string {
 // service returns HOST:PORT of a port of the Service for callers.
 func (c *cluster) service(port string) string {
 	ip := c.kubectl("get", "service", set, "-o", "jsonpath={.spec.clusterIP}")
-	if _, err := netip.ParseAddr(ip); err != nil {
-		c.t.Fatal(err)
-	}
+	_, err := netip.ParseAddr(ip)
+	must.NoError(c.t, err)
 	return net.JoinHostPort(ip, port)
 }
 
@@ -239,9 +231,7 @@ func (c *cluster) evict(p pod) {
 	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s/eviction", c.namespace, p.Metadata.Name)
 	c.await("the budget lets "+p.Metadata.Name+" go", func() bool {
 		_, err := c.run(c.t.Context(), body, "create", "--raw", path, "-f", "-")
-		if err != nil && !strings.Contains(err.Error(), "disruption budget") {
-			c.t.Fatal(err)
-		}
+		must.True(c.t, err == nil || strings.Contains(err.Error(), "disruption budget"), "%v", err)
 		return err == nil
 	})
 }

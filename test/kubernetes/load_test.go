@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // A key of a policy whose name begins with "few" is asked for about twice as often as its limit lets through, and each of them for a
@@ -113,15 +115,12 @@ func startLoad(t *testing.T, c *cluster) *load {
 		{"client with loans", 2, nil},
 	} {
 		conn, err := client.Dial(t.Context(), target, append(o.options, client.WithOnError(client.FailClosed))...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if err := conn.Ready(ctx); err != nil {
-			t.Fatalf("no pod answers at %s: this must run where pods are reached, such as on a node: %v", target, err)
-		}
+		must.NoError(t, conn.Ready(ctx),
+			"no pod answers at %s: this must run where pods are reached, such as on a node", target)
 		l.askers = append(l.askers, asker{o.name, o.share, func(ctx context.Context, policy, key string) (answer, error) {
 			d, err := conn.Policy(policy).Allow(ctx, key)
 			return outcome(d.Allowed, d.FailedClosed), err
@@ -442,7 +441,5 @@ func (l *load) write() {
 		fmt.Fprintf(&b, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.2f\t%s\n", l.steps[r.step].name, r.client, r.policy, r.key, r.at.Seconds(), ms(r.wait), ms(l.stalled(r)), r.answer)
 	}
 	fmt.Fprintf(&b, "# began %s\n", l.start.UTC().Format(time.RFC3339Nano))
-	if err := os.WriteFile(*records, b.Bytes(), 0o600); err != nil {
-		l.t.Error(err)
-	}
+	expect.NoError(l.t, os.WriteFile(*records, b.Bytes(), 0o600))
 }

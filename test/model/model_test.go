@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 var wide = flag.Bool("wide", false, "explore wider bounds: 25 million states, five minutes, two gigabytes")
@@ -85,9 +87,7 @@ func TestExhaust(t *testing.T) {
 					t.Parallel()
 				}
 				r := m.explore(limit)
-				if !r.exhausted {
-					t.Fatal(r)
-				}
+				must.True(t, r.exhausted, "%v", r)
 				t.Logf("%s: %v", name, r)
 				mu.Lock()
 				defer mu.Unlock()
@@ -192,9 +192,7 @@ func TestRules(t *testing.T) {
 			m := c.bounds
 			m.Without = c.rule
 			r := m.explore(1_000_000)
-			if !strings.Contains(r.broken, c.breaks) {
-				t.Fatalf("expected %q: %v", c.breaks, r)
-			}
+			must.True(t, strings.Contains(r.broken, c.breaks), "expected %q: %v", c.breaks, r)
 			t.Logf("without %s: %v", c.name, r)
 		})
 	}

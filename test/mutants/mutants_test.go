@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // mutant is a rule that is left out or broken.
@@ -36,9 +38,7 @@ func TestMutants(t *testing.T) {
 		t.Skip("the tests that are run are others, without the race detector")
 	}
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if *parts < 1 || *part < 0 || *part >= *parts {
 		t.Fatalf("there is no part %d of %d", *part, *parts)
 	}
@@ -71,14 +71,11 @@ func TestMutants(t *testing.T) {
 func (m *mutant) source(t *testing.T, root string) (path, text string) {
 	path = filepath.Join(root, m.file)
 	source, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	text = string(source)
 	for _, e := range m.edits {
-		if n := strings.Count(text, e.from); n != 1 {
-			t.Fatalf("%s has this %d times; once is wanted:\n%s", m.file, n, e.from)
-		}
+		n := strings.Count(text, e.from)
+		must.True(t, n == 1, "%s has this %d times; once is wanted:\n%s", m.file, n, e.from)
 		text = strings.Replace(text, e.from, e.to, 1)
 	}
 	return path, text
@@ -89,16 +86,10 @@ func (m *mutant) run(t *testing.T, root string) (string, error) {
 	path, text := m.source(t, root)
 	dir := t.TempDir()
 	edited, overlay := filepath.Join(dir, filepath.Base(m.file)), filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(edited, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(edited, []byte(text), 0o644))
 	list, err := json.Marshal(map[string]map[string]string{"Replace": {path: edited}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(overlay, list, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, os.WriteFile(overlay, list, 0o644))
 	args := append([]string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-timeout=5m"}, strings.Fields(m.test)...)
 	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = root

@@ -6,6 +6,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestBans: a key that is banned stays so while its partition moves from node to node, and when a node is lost whose copy knew of it. No
@@ -30,9 +32,7 @@ func TestBans(t *testing.T) {
 		}
 		settled := func() {
 			t.Helper()
-			if !w.until(30*second, w.quiet) {
-				t.Fatal("not settled")
-			}
+			must.True(t, w.until(30*second, w.quiet), "not settled")
 		}
 		settled()
 		until := int64(never)
@@ -51,9 +51,7 @@ func TestBans(t *testing.T) {
 		for _, h := range w.hosts[:3] { // one after the other
 			w.run(w.now + 2*second)
 			h.proc.leave()
-			if !w.until(20*second, func() bool { return h.proc == nil }) {
-				t.Fatal("it does not end")
-			}
+			must.True(t, w.until(20*second, func() bool { return h.proc == nil }), "it does not end")
 			w.start(h)
 			settled()
 		}
@@ -83,8 +81,7 @@ func TestBans(t *testing.T) {
 				admitted++
 			}
 		}
-		if bans < 50 || elsewhere < 50 || admitted < 500 {
-			t.Errorf("seed %d: %d bans, %d checks refused by them at another node, %d admitted: nothing is tested", seed, bans, elsewhere, admitted)
-		}
+		expect.True(t, bans >= 50 && elsewhere >= 50 && admitted >= 500,
+			"seed %d: %d bans, %d checks refused by them at another node, %d admitted: nothing is tested", seed, bans, elsewhere, admitted)
 	}
 }

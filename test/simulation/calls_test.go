@@ -19,6 +19,7 @@ import (
 	policyfile "github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // trouble is what happens to nodes in a run of TestCallSeeds.
@@ -130,9 +131,7 @@ func newCallRun(t *testing.T, seed uint64) *callRun {
 		r.lend(&text)
 	}
 	set, err := policyfile.Parse("seed", []byte(text.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.set = set
 	r.rulesText = text.String()
 	r.history.Drift = 1000

@@ -9,6 +9,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // fullWorld is nodes whose stores hold so many keys each.
@@ -22,9 +24,7 @@ func fullWorld(t *testing.T, maxKeys ...int64) (w *world, rule *store.Rule) {
 	for _, h := range w.hosts {
 		w.start(h)
 	}
-	if !w.until(30*second, w.quiet) {
-		t.Fatal("not settled at the start")
-	}
+	must.True(t, w.until(30*second, w.quiet), "not settled at the start")
 	return w, pol.rule
 }
 
@@ -68,9 +68,8 @@ func TestFloodLeavesCopies(t *testing.T) {
 	w, rule := fullWorld(t, 3000, 3000)
 	full := w.flood(t, rule, "new", 10_000)
 	w.run(w.now + second)
-	if degraded, _ := w.withoutCopy(); degraded > 0 || full == 0 {
-		t.Errorf("%d keys found no room, and %d partitions have no copy", full, degraded)
-	}
+	degraded, _ := w.withoutCopy()
+	expect.True(t, degraded <= 0 && full != 0, "%d keys found no room, and %d partitions have no copy", full, degraded)
 }
 
 // TestCopiesWithoutRoom: where one node has room for less than the others keep, partitions go on without a copy, and say why. No bound
@@ -80,14 +79,12 @@ func TestCopiesWithoutRoom(t *testing.T) {
 	w.flood(t, rule, "new", 10_000)
 	w.run(w.now + second)
 	degraded, noRoom := w.withoutCopy()
-	if noRoom == 0 || noRoom != degraded {
-		t.Fatalf("%d partitions have no copy, %d of them for want of room", degraded, noRoom)
-	}
+	must.True(t, noRoom != 0 && noRoom == degraded,
+		"%d partitions have no copy, %d of them for want of room", degraded, noRoom)
 	full := w.hosts[2].proc.data.Stats().Full
 	w.run(w.now + 5*second)
-	if n := w.hosts[2].proc.data.Stats().Full - full; n > 20 {
-		t.Errorf("in 5 s %d copies were tried in vain", n)
-	}
+	n := w.hosts[2].proc.data.Stats().Full - full
+	expect.True(t, n <= 20, "in 5 s %d copies were tried in vain", n)
 	began := w.now
 	if !w.until(60*second, func() bool { n, _ := w.withoutCopy(); return n == 0 }) {
 		degraded, noRoom := w.withoutCopy()

@@ -20,6 +20,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/replica"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // nodes is a cluster of whole nodes but for membership and connections: limiter.Limiter, runner.Runner and store.Store with all of
@@ -361,9 +362,7 @@ func (n *node) Send(list []ownership.Envelope) {
 				return
 			}
 			read, err := replica.ReadFrame(frame, ring.Partitions)
-			if err != nil {
-				c.t.Errorf("seed %d: a frame that its reader refuses: %v", c.seed, err)
-			}
+			expect.NoError(c.t, err, "seed %d: a frame that its reader refuses", c.seed)
 			envelopes := make([]ownership.Envelope, len(read))
 			for i, m := range read {
 				envelopes[i] = ownership.Envelope{From: n.self, To: to, Message: m}
@@ -492,9 +491,7 @@ func (n *node) check(checks ...limit.Check) (results []limit.Result, sent, came 
 	sent = c.now()
 	results, err := n.limiter.Check(context.Background(), checks)
 	came = c.now()
-	if err != nil {
-		c.t.Errorf("seed %d: %v", c.seed, err)
-	}
+	expect.NoError(c.t, err, "seed %d", c.seed)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	here()

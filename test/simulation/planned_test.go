@@ -7,6 +7,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // gaps watches, millisecond by millisecond, for how long nobody may decide for a partition: under strict rules, and under others.
@@ -100,9 +102,7 @@ func TestPlannedMoves(t *testing.T) {
 	ready := func(what string) {
 		t.Helper()
 		begun := w.now
-		if !w.until(30*second, w.quiet) {
-			t.Fatalf("not settled %s", what)
-		}
+		must.True(t, w.until(30*second, w.quiet), "not settled %s", what)
 		t.Logf("%8.3f settled %s after %v", float64(w.now)/1e9, what, time.Duration(w.now-begun))
 	}
 	ready("at the start")
@@ -125,9 +125,7 @@ func TestPlannedMoves(t *testing.T) {
 	}
 	for _, h := range w.hosts[:3] {
 		h.proc.leave()
-		if !w.until(20*second, func() bool { return h.proc == nil }) {
-			t.Fatal("it does not end")
-		}
+		must.True(t, w.until(20*second, func() bool { return h.proc == nil }), "it does not end")
 		look(h.name + " left")
 		w.run(w.now + second)
 		w.start(h)
@@ -177,9 +175,7 @@ func twoLeave(t *testing.T, seed uint64, later int64) {
 	for _, h := range w.hosts {
 		w.start(h)
 	}
-	if !w.until(30*second, w.quiet) {
-		t.Fatal("not settled at the start")
-	}
+	must.True(t, w.until(30*second, w.quiet), "not settled at the start")
 	w.run(w.now + 4*second)
 	g := &gaps{world: w, ready: make(map[*process]bool), strict: make([]int64, s.partitions), plain: make([]int64, s.partitions), until: never}
 	w.after(0, g.watch)
@@ -188,12 +184,9 @@ func twoLeave(t *testing.T, seed uint64, later int64) {
 	w.hosts[4].proc.leave()
 	w.run(w.now + later)
 	w.hosts[3].proc.leave()
-	if !w.until(30*second, func() bool { return w.hosts[3].proc == nil && w.hosts[4].proc == nil }) {
-		t.Fatal("they do not end")
-	}
-	if !w.until(30*second, w.quiet) {
-		t.Fatal("not settled")
-	}
+	must.True(t, w.until(30*second, func() bool { return w.hosts[3].proc == nil && w.hosts[4].proc == nil }),
+		"they do not end")
+	must.True(t, w.until(30*second, w.quiet), "not settled")
 	w.run(w.now + 2*second)
 	g.until = 0
 	for kind, name := range []string{"strict", "plain"} {
@@ -202,8 +195,7 @@ func twoLeave(t *testing.T, seed uint64, later int64) {
 		for _, why := range g.failed[kind][:min(len(g.failed[kind]), 10)] {
 			t.Error(why)
 		}
-		if max(g.longest[kind], g.waited[kind]) > 50*millisecond {
-			t.Errorf("%s: nobody decides for %v, or a check waits for %v", name, time.Duration(g.longest[kind]), time.Duration(g.waited[kind]))
-		}
+		expect.True(t, max(g.longest[kind], g.waited[kind]) <= 50*millisecond,
+			"%s: nobody decides for %v, or a check waits for %v", name, time.Duration(g.longest[kind]), time.Duration(g.waited[kind]))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/rpc/replica"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // state is what a process says of itself in the gossip.
@@ -561,10 +562,7 @@ func TestPausedFromStart(t *testing.T) {
 	p := w.start(w.hosts[1])
 	p.pause(2*second, true)
 	w.run(3*second - 1)
-	if len(w.proto.Violations) > 0 || p.joined || len(p.sights) > 0 {
-		t.Fatalf("joined %t, sees %d: %v", p.joined, len(p.sights), w.proto.Violations)
-	}
-	if !w.until(5*second, w.quiet) {
-		t.Fatal("not settled after it went on")
-	}
+	must.True(t, len(w.proto.Violations) == 0 && !p.joined && len(p.sights) == 0,
+		"joined %t, sees %d: %v", p.joined, len(p.sights), w.proto.Violations)
+	must.True(t, w.until(5*second, w.quiet), "not settled after it went on")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var update = flag.Bool("update", false, "write what the scenarios' output is into testdata")
@@ -79,9 +80,7 @@ func (s *scenario) play(text string) string {
 
 func (s *scenario) duration(text string) int64 {
 	d, err := time.ParseDuration(text)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.NoError(s.t, err)
 	return int64(d)
 }
 
@@ -91,25 +90,19 @@ func (s *scenario) number(name string, otherwise int64) int64 {
 		return otherwise
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		s.t.Fatalf("%s: %v", name, err)
-	}
+	must.NoError(s.t, err, "%s", name)
 	return n
 }
 
 func (s *scenario) word(i int) string {
-	if i >= len(s.words) {
-		s.t.Fatalf("a command lacks an argument: has %v", s.words)
-	}
+	must.True(s.t, i < len(s.words), "a command lacks an argument: has %v", s.words)
 	return s.words[i]
 }
 
 // node is the process on the named host.
 func (s *scenario) node(name string) *process {
 	h := s.host(name)
-	if h == nil || h.proc == nil {
-		s.t.Fatalf("%s is not running", name)
-	}
+	must.True(s.t, h != nil && h.proc != nil, "%s is not running", name)
 	return h.proc
 }
 
@@ -360,15 +353,11 @@ func (s *scenario) setRate(h *host, rate int64) {
 // TestScenarios runs testdata/*.txt.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
+	must.True(t, err == nil && len(files) != 0, "no scenarios: %v", err)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			s := &scenario{t: t}
 			got := s.play(string(text))
 			for _, v := range s.violations() {
@@ -377,9 +366,7 @@ func TestScenarios(t *testing.T) {
 			switch {
 			case got == string(text):
 			case *update:
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, os.WriteFile(file, []byte(got), 0o644))
 			default:
 				t.Errorf("%s: the output differs; look at it with -update and git diff:\n%s", file, differences(string(text), got))
 			}

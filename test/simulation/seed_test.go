@@ -17,6 +17,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var (
@@ -688,9 +689,8 @@ func TestSeeds(t *testing.T) {
 	if *only != "" {
 		names := strings.Split(*only, ",")
 		for _, name := range names {
-			if !slices.ContainsFunc(allWeather(), func(x weather) bool { return x.String() == name }) {
-				t.Fatalf("-weather: there is no %q", name)
-			}
+			must.True(t, slices.ContainsFunc(allWeather(), func(x weather) bool { return x.String() == name }),
+				"-weather: there is no %q", name)
 		}
 		wanted = func(seed uint64) bool { return slices.Contains(names, weather(seed%uint64(weathers)).String()) }
 	}

@@ -9,6 +9,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // strictWorld is five nodes, three of them voters, and a strict key whose owner and copy are not voters.
@@ -30,9 +32,7 @@ func strictWorld(t *testing.T, later int64) (l *lending, pol *policy, owner, bac
 		}
 	}
 	l.world.run(7 * second)
-	if !l.world.until(30*second, l.quiet) {
-		t.Fatal("not settled at the start")
-	}
+	must.True(t, l.world.until(30*second, l.quiet), "not settled at the start")
 	for part := range l.partitions {
 		p := l.target(part)
 		if b := p.view.Backups[part]; p.host.index >= 3 && b >= 0 && l.host(p.view.Members[b].Name).index >= 3 {
@@ -93,12 +93,8 @@ func strictLoans(t *testing.T, quota bool, after int64, fault func(l *lending, o
 		l.after(at, func() { l.submit(asker, pol, &pol.keys[0], 1, nil) })
 	}
 	l.run.run(l.now + 31*second)
-	if !l.full {
-		t.Error("the key has not started full")
-	}
-	if quota == (l.spent > 0) {
-		t.Errorf("%d spent", l.spent)
-	}
+	expect.True(t, l.full, "the key has not started full")
+	expect.True(t, quota != (l.spent > 0), "%d spent", l.spent)
 	for _, v := range l.violations() {
 		t.Error(v)
 	}

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // functions are the names of the test functions of the repository, those of other modules in it too.
@@ -45,9 +48,7 @@ func each(t *testing.T, match *regexp.Regexp, f func(name, text string)) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 }
 
 // named are the test functions that a text names.
@@ -64,23 +65,18 @@ func TestNamedTests(t *testing.T) {
 			if m[1] != "" || m[3] != "" { // the beginning of names
 				known = slices.ContainsFunc(slices.Collect(maps.Keys(functions)), func(f string) bool { return strings.HasPrefix(f, function) })
 			}
-			if seen++; !known {
-				t.Errorf("%s names %s, which does not exist", name, function)
-			}
+			seen++
+			expect.True(t, known, "%s names %s, which does not exist", name, function)
 		}
 	})
-	if seen < 50 {
-		t.Errorf("found %d names of tests in documents", seen)
-	}
+	expect.True(t, seen >= 50, "found %d names of tests in documents", seen)
 }
 
 // TestWhoCanDoWhat: every row of the table of that name in docs/security.md names a test, and there is a row for everyone whom it
 // is about.
 func TestWhoCanDoWhat(t *testing.T) {
 	data, err := os.ReadFile("../../docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	_, section, _ := strings.Cut(string(data), "\n## Who can do what\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	missing := map[string]bool{}
@@ -100,9 +96,7 @@ func TestWhoCanDoWhat(t *testing.T) {
 			t.Errorf("%d cells, not who, can, cannot, tests: %s", len(cells), row)
 			continue
 		}
-		if !named.MatchString(cells[3]) {
-			t.Errorf("names no test: %s", row)
-		}
+		expect.True(t, named.MatchString(cells[3]), "names no test: %s", row)
 		delete(missing, strings.TrimSpace(cells[0]))
 	}
 	for _, who := range slices.Sorted(maps.Keys(missing)) {

@@ -15,6 +15,9 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var update = flag.Bool("update", false, "write what TestLedger counts into ledger.txt")
@@ -30,29 +33,23 @@ const (
 func TestLedger(t *testing.T) {
 	counted := count(t)
 	if *update {
-		if err := os.WriteFile(ledgerFile, []byte(render(counted)), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(ledgerFile, []byte(render(counted)), 0o666))
 		return
 	}
 	text, err := os.ReadFile(ledgerFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	allowed := map[string]int{}
 	for line := range strings.Lines(string(text)) {
 		var n int
 		var name string
-		if _, err := fmt.Sscanf(line, "%d %q", &n, &name); err != nil {
-			t.Fatalf("%s has the line %q: %v", ledgerFile, line, err)
-		}
+		_, err := fmt.Sscanf(line, "%d %q", &n, &name)
+		must.NoError(t, err, "%s has the line %q", ledgerFile, line)
 		allowed[name] = n
 	}
 	for _, name := range slices.Sorted(maps.Keys(counted)) {
-		if n := counted[name]; n > allowed[name] {
-			t.Errorf("%s has %d, and %s allows %d: make it smaller, or run the test with -update and say what the rise buys",
-				name, n, ledgerFile, allowed[name])
-		}
+		n := counted[name]
+		expect.True(t, n <= allowed[name],
+			"%s has %d, and %s allows %d: make it smaller, or run the test with -update and say what the rise buys", name, n, ledgerFile, allowed[name])
 	}
 }
 
@@ -81,9 +78,7 @@ func count(t *testing.T) map[string]int {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return n
 }
 
@@ -166,11 +161,8 @@ func TestCodeLines(t *testing.T) {
 		"var x = 1 /* a */\n" + wide:       3,
 		strings.Repeat("\tx++\n", 3) + "}": 4,
 	} {
-		if got := codeLines(text); got != want {
-			t.Errorf("codeLines(%q) = %d, want %d", text, got, want)
-		}
+		expect.Equal(t, codeLines(text), want, "codeLines(%q)", text)
 	}
-	if _, err := os.Stat(ledgerFile); errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%s is missing", ledgerFile)
-	}
+	_, err := os.Stat(ledgerFile)
+	expect.True(t, !errors.Is(err, fs.ErrNotExist), "%s is missing", ledgerFile)
 }

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // maxArchitecture is how long ARCHITECTURE.md may be, in lines: it is one page. Reasoning belongs in a DESIGN.md beside its package.
@@ -15,16 +18,12 @@ const maxArchitecture = 150
 // TestArchitecture holds ARCHITECTURE.md to one page that names every package.
 func TestArchitecture(t *testing.T) {
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if lines := strings.Count(string(text), "\n"); lines > maxArchitecture {
 		t.Errorf("ARCHITECTURE.md has %d lines, which is more than %d", lines, maxArchitecture)
 	}
 	_, house, ok := strings.Cut(string(text), "## Packages\n\n```\n")
-	if !ok {
-		t.Fatal("ARCHITECTURE.md has no house")
-	}
+	must.True(t, ok, "ARCHITECTURE.md has no house")
 	house, _, _ = strings.Cut(house, "```")
 	words := strings.FieldsFunc(house, func(r rune) bool { return strings.ContainsRune(" \n,;:/", r) })
 	for name := range mayImport {
@@ -32,9 +31,7 @@ func TestArchitecture(t *testing.T) {
 		if base == "certstest" || base == "v1" {
 			continue // parts of the package above
 		}
-		if !slices.Contains(words, base) {
-			t.Errorf("the house in ARCHITECTURE.md does not have %s", name)
-		}
+		expect.True(t, slices.Contains(words, base), "the house in ARCHITECTURE.md does not have %s", name)
 	}
 }
 
@@ -51,9 +48,7 @@ func TestLinks(t *testing.T) {
 	read := func(path string) string {
 		if _, ok := texts[path]; !ok {
 			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			texts[path] = fence.ReplaceAllString(string(text), "")
 		}
 		return texts[path]
@@ -77,9 +72,7 @@ func TestLinks(t *testing.T) {
 			}
 		}
 	})
-	if links < 100 {
-		t.Errorf("%d links were found", links)
-	}
+	expect.True(t, links >= 100, "%d links were found", links)
 }
 
 // anchors are the names under which the headings of a document can be linked to, as GitHub makes them.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestNotice: NOTICE lists the modules in the binary that are under the Mozilla Public License, whose recipients must be told
@@ -16,9 +18,7 @@ func TestNotice(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}} {{.Version}} {{.Dir}}{{end}}", "./cmd/node")
 	cmd.Dir = "../.."
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var want []string
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
@@ -29,13 +29,9 @@ func TestNotice(t *testing.T) {
 			want = append(want, name)
 		}
 	}
-	if len(want) == 0 {
-		t.Fatal("no module is under the MPL; memberlist is")
-	}
+	must.True(t, len(want) != 0, "no module is under the MPL; memberlist is")
 	notice, err := os.ReadFile("../../NOTICE")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var got []string
 	for line := range strings.Lines(string(notice)) {
 		if f := strings.Fields(line); len(f) == 3 && strings.HasPrefix(f[2], "https://") {
@@ -52,14 +48,10 @@ func TestNotice(t *testing.T) {
 func isMPL(t *testing.T, dir string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "LICEN[CS]E*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		if bytes.Contains(text, []byte("Mozilla Public License")) {
 			return true
 		}

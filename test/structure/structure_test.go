@@ -16,6 +16,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const module = "github.com/weirlimit/weir/"
@@ -106,6 +109,8 @@ var mayImport = map[string]string{
 	"test/checker":             "",
 	"test/collision":           "",
 	"test/testkit":             "",
+	"test/expect":              "",
+	"test/must":                "test/expect",
 	"test/cluster":             "",
 	"test/kubernetes":          "",
 	"test/console":             "",
@@ -239,16 +244,12 @@ func packages(t *testing.T) []pkg {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	cmd := exec.Command("go", "list", "-json=Dir,ImportPath,Doc,Imports,GoFiles,TestGoFiles,XTestGoFiles,TestImports,XTestImports", module+"...")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go list: %v\n%s", err, &stderr)
-	}
+	must.True(t, err == nil, "go list: %v\n%s", err, &stderr)
 	var all []pkg
 	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
 		var p pkg
@@ -287,27 +288,20 @@ func TestImports(t *testing.T) {
 		}
 	}
 	for name := range mayImport {
-		if !slices.ContainsFunc(all, func(p pkg) bool { return p.name() == name }) {
-			t.Errorf("mayImport lists %s, which is gone", name)
-		}
+		expect.True(t, slices.ContainsFunc(all, func(p pkg) bool { return p.name() == name }),
+			"mayImport lists %s, which is gone", name)
 	}
 }
 
 // A program that links the client gets neither the service nor what that stands on.
 func TestClientLinks(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", module+"client").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	deps := strings.Fields(string(out))
-	if !slices.Contains(deps, module+"limit") {
-		t.Fatalf("go list -deps lists %d packages, and not limit", len(deps))
-	}
+	must.True(t, slices.Contains(deps, module+"limit"), "go list -deps lists %d packages, and not limit", len(deps))
 	banned := regexp.MustCompile(`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|go-control-plane|yaml|fsnotify|memberlist|cobra|prometheus`)
 	for _, d := range deps {
-		if banned.MatchString(d) {
-			t.Errorf("client links %s", d)
-		}
+		expect.True(t, !banned.MatchString(d), "client links %s", d)
 	}
 }
 
@@ -325,9 +319,8 @@ func TestHabits(t *testing.T) {
 				where := at + " (package level)"
 				if fn, ok := d.(*ast.FuncDecl); ok {
 					where = at + " " + fn.Name.Name
-					if fn.Name.Name == "init" && fn.Recv == nil {
-						t.Errorf("%s: init functions run whether or not they are wanted: have somebody call it", at)
-					}
+					expect.True(t, fn.Name.Name != "init" || fn.Recv != nil,
+						"%s: init functions run whether or not they are wanted: have somebody call it", at)
 				}
 				ast.Inspect(d, func(n ast.Node) bool {
 					switch n := n.(type) {
@@ -420,9 +413,7 @@ func TestLibrariesNameNoFlag(t *testing.T) {
 func parse(t *testing.T, file string) *ast.File {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return f
 }
 

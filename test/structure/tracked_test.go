@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestNoBinaries: nothing that was built is tracked. Whoever reviews a change cannot read it, and it is in every clone for good.
@@ -22,15 +25,12 @@ func TestNoBinaries(t *testing.T) {
 		if os.IsNotExist(err) {
 			continue // it was removed, and that is not committed yet
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		n, _ := f.Read(head) // of an empty file, and of a directory that is another repository, nothing
 		f.Close()
 		for _, magic := range []string{"\x7fELF", "\xcf\xfa\xed\xfe", "MZ", "!<ar", "PK\x03\x04", "\x1f\x8b"} {
-			if bytes.HasPrefix(head[:n], []byte(magic)) {
-				t.Errorf("%s is a binary: build it where it is needed", name)
-			}
+			expect.True(t, !bytes.HasPrefix(head[:n], []byte(magic)),
+				"%s is a binary: build it where it is needed", name)
 		}
 	}
 }
