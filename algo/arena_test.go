@@ -70,9 +70,8 @@ func TestArena(t *testing.T) {
 			blocks[i] = blocks[n-1]
 			blocks = blocks[:n-1]
 		}
-		if a.Bytes()+budget.left != pages*PageBytes {
-			t.Fatalf("%d bytes held and %d left of %d", a.Bytes(), budget.left, pages*PageBytes)
-		}
+		must.True(t, a.Bytes()+budget.left == pages*PageBytes,
+			"%d bytes held and %d left of %d", a.Bytes(), budget.left, pages*PageBytes)
 	}
 	expect.True(t, refused != 0, "the budget never refused")
 	for _, b := range blocks {
@@ -169,9 +168,8 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 			}
 			idle := ls.Idle(a, s, now)
 			undo()
-			if before == 0 && refused && (!idle && used[0] == 0 || idle && liveBlocks(a) != 0) {
-				t.Fatalf("%+v: idle %v with %d blocks", ls, idle, liveBlocks(a))
-			}
+			must.True(t, before != 0 || !refused || (idle || used[0] != 0) && (!idle || liveBlocks(a) == 0),
+				"%+v: idle %v with %d blocks", ls, idle, liveBlocks(a))
 			d, err := ls.Decide(a, s, now, Request{Cost: 1, Partial: true}, nil)
 			must.True(t, err == nil && (d.Allowed || ls[0].Limit <= 2), "with memory: %+v, %v", d, err)
 			ls.Free(a, s)

@@ -69,10 +69,8 @@ func TestCalendar(t *testing.T) {
 			return at.Unix()
 		}
 		start, end := calendar(tt.period, mustZone(t, tt.zone), 1, parse(tt.at))
-		if start != parse(tt.start) || end != parse(tt.end) {
-			t.Errorf("%s %v at %s: %v to %v, want %s to %s", tt.zone, tt.period, tt.at,
-				time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339), tt.start, tt.end)
-		}
+		expect.True(t, start == parse(tt.start) && end == parse(tt.end),
+			"%s %v at %s: %v to %v, want %s to %s", tt.zone, tt.period, tt.at, time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339), tt.start, tt.end)
 	}
 }
 
@@ -166,9 +164,9 @@ func TestCalendarAnchor(t *testing.T) {
 		at, err := time.Parse(time.RFC3339, tt.at)
 		must.NoError(t, err)
 		start, end := l.windowOf(at.Unix())
-		if s, e := time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339); s != tt.start || e != tt.end {
-			t.Errorf("anchor %d at %s %s: %s to %s, want %s to %s", tt.anchor, tt.at, tt.zone, s, e, tt.start, tt.end)
-		}
+		s, e := time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339)
+		expect.True(t, s == tt.start && e == tt.end,
+			"anchor %d at %s %s: %s to %s, want %s to %s", tt.anchor, tt.at, tt.zone, s, e, tt.start, tt.end)
 	}
 	for _, l := range []Limit{
 		{Algorithm: FixedWindow, Limit: 1, Period: Month, Anchor: 32},

@@ -35,9 +35,8 @@ func TestFill(t *testing.T) {
 		if err := ls.Fill(r.a, r.s, now); err != nil || l.Algorithm != Concurrency && ls.Used(r.a, r.s, now, 0) != ls[0].holds() {
 			t.Fatalf("%+v: filled twice, %d used, %v", ls[0], ls.Used(r.a, r.s, now, 0), err)
 		}
-		if l.Period == 0 && !ls.Idle(r.a, r.s, later(now, max(ls.Horizon(), 0))) {
-			t.Fatalf("%+v: in use after its horizon, %v", ls, ls.Horizon())
-		}
+		must.True(t, l.Period != 0 || ls.Idle(r.a, r.s, later(now, max(ls.Horizon(), 0))),
+			"%+v: in use after its horizon, %v", ls, ls.Horizon())
 	}
 }
 
@@ -81,9 +80,9 @@ func TestFillKeepsWindows(t *testing.T) {
 		filled := u.clone(t, now)
 		must.NoError(t, ls.Fill(filled.a, filled.s, now))
 		for at := time.Duration(0); at < 2*w; at += w / 20 {
-			if got, want := ls.Used(filled.a, filled.s, later(now, at), 0), ls.Used(u.a, u.s, later(now, at), 0); got < want {
-				t.Fatalf("moved by %v: %d in use %v after it was filled, and %d of it were", moved, got, at, want)
-			}
+			got, want := ls.Used(filled.a, filled.s, later(now, at), 0), ls.Used(u.a, u.s, later(now, at), 0)
+			must.True(t, got >= want,
+				"moved by %v: %d in use %v after it was filled, and %d of it were", moved, got, at, want)
 		}
 	}
 }
@@ -160,9 +159,9 @@ func TestChargeNoMemory(t *testing.T) {
 			ls.Init(s, Instant{})
 			before := ls.Mark(s)
 			expect.Equal(t, charge(a, s), want, "%s, %d pages", name, pages)
-			if idle := ls.Idle(a, s, Instant{}); idle != (want != nil) || idle && (liveBlocks(a) != 0 || ls.Mark(s) != before) {
-				t.Errorf("%s, %d pages: idle %v with %d blocks", name, pages, idle, liveBlocks(a))
-			}
+			idle := ls.Idle(a, s, Instant{})
+			expect.True(t, idle == (want != nil) && (!idle || liveBlocks(a) == 0 && ls.Mark(s) == before),
+				"%s, %d pages: idle %v with %d blocks", name, pages, idle, liveBlocks(a))
 		}
 	}
 }

@@ -178,9 +178,7 @@ func (o *leaseOracle) acquire(t testing.TB, ls Limits, a *Arena, s State, now In
 
 func (o *leaseOracle) judge(t testing.TB, ls Limits, a *Arena, s State, now Instant) {
 	t.Helper()
-	if got := ls.Used(a, s, now, 0); got != o.used() {
-		t.Fatalf("%d in use, want %d", got, o.used())
-	}
+	must.Equal(t, ls.Used(a, s, now, 0), o.used(), "in use")
 	if got := ls.Idle(a, s, now); got != (len(o.leases) == 0) {
 		t.Fatalf("idle %v with %d leases", got, len(o.leases))
 	} else if got && liveBlocks(a) != 0 {

@@ -276,9 +276,8 @@ func TestMark(t *testing.T) {
 			t.Errorf("%s: %x, want a snapshot", tt.name, data)
 		}
 		c.extend(t, now, data)
-		if got, want := c.contents(now), r.contents(now); got != want {
-			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, want)
-		}
+		got, want := c.contents(now), r.contents(now)
+		expect.True(t, got == want, "%s:\n got %s\nwant %s", tt.name, got, want)
 		data = tt.ls.AppendSince(nil, r.a, r.s, now, 0)
 		expect.Equal(t, data[0], snapshotVersion, "%s: mark 0 is taken for one", tt.name)
 	}
@@ -358,9 +357,8 @@ func TestExtendErrors(t *testing.T) {
 		a, s := NewArena(&testBudget{}), make(State, ls.Words())
 		ls.Init(s, Instant{})
 		_, err := ls.Extend(a, s, Instant{Mono: 1e9}, ls.AppendSince(nil, o.a, o.s, Instant{Mono: 1e9}, mark))
-		if err != ErrNoMemory || liveBlocks(a) != 0 {
-			t.Errorf("%v with %d blocks, want %v", err, liveBlocks(a), ErrNoMemory)
-		}
+		expect.True(t, err == ErrNoMemory && liveBlocks(a) == 0,
+			"%v with %d blocks, want %v", err, liveBlocks(a), ErrNoMemory)
 	}
 }
 
@@ -387,9 +385,8 @@ func TestExtendLongLog(t *testing.T) {
 		must.True(t, len(data) <= 30+6*int(units), "%d bytes for %d entries", len(data), units)
 		c.extend(t, now, data)
 	}
-	if got, want := c.contents(now), r.contents(now); got != want {
-		t.Error("the copy differs")
-	}
+	got, want := c.contents(now), r.contents(now)
+	expect.Equal(t, got, want, "the copy differs")
 }
 
 func BenchmarkAppendSince(b *testing.B) {

@@ -67,9 +67,8 @@ func FuzzRestore(f *testing.F) {
 		}
 		must.True(t, len(rest) <= len(data) && string(rest) == string(data[len(data)-len(rest):]),
 			"the rest is not what follows")
-		if most := 8192*(len(data)+4) + 3*PageBytes; a.Bytes() > most {
-			t.Fatalf("%d bytes make %d", len(data), a.Bytes())
-		}
+		most := 8192*(len(data)+4) + 3*PageBytes
+		must.True(t, a.Bytes() <= most, "%d bytes make %d", len(data), a.Bytes())
 		// It can be used: what it says of itself comes true.
 		again := ls.Append(nil, a, s, now)
 		b, u := NewArena(nil), make(State, ls.Words())
@@ -92,9 +91,8 @@ func FuzzRestore(f *testing.F) {
 				_, err = ls.Decide(b, u, now, r, nil)
 				must.NoError(t, err)
 			}
-			if n, m := ls.Refund(a, s, now, int64(i)), ls.Refund(b, u, now, int64(i)); n != m {
-				t.Fatalf("gives back %d, its copy %d", n, m)
-			}
+			n, m := ls.Refund(a, s, now, int64(i)), ls.Refund(b, u, now, int64(i))
+			must.True(t, n == m, "gives back %d, its copy %d", n, m)
 		}
 		to, v := fuzzLimits(t, pick+1), State(nil)
 		v = make(State, to.Words())
@@ -160,9 +158,8 @@ func FuzzExtend(f *testing.F) {
 		}
 		rest, err := ls.Extend(r.a, r.s, now, data)
 		must.True(t, err != nil || string(rest) == string(data[len(data)-len(rest):]), "the rest is not what follows")
-		if most := 8192*(len(data)+4) + 16*PageBytes; r.a.Bytes() > most {
-			t.Fatalf("%d bytes make %d", len(data), r.a.Bytes())
-		}
+		most := 8192*(len(data)+4) + 16*PageBytes
+		must.True(t, r.a.Bytes() <= most, "%d bytes make %d", len(data), r.a.Bytes())
 		// It is a state like any other: its copy says the same, and goes on to.
 		c := r.clone(t, now)
 		for i := range int64(5) {

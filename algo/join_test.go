@@ -107,9 +107,8 @@ func TestJoinLattice(t *testing.T) {
 			a, s, now := sides(t, rand.New(rand.NewPCG(seed, uint64(i))), ls, 3, apart)
 			contents := func(s State) string { return replica{ls, a, s}.contents(now) }
 			same := func(law string, x, y State) {
-				if got, want := contents(x), contents(y); got != want {
-					t.Fatalf("%d, seed %d: not %s:\n got %s\nwant %s", i, seed, law, got, want)
-				}
+				got, want := contents(x), contents(y)
+				must.True(t, got == want, "%d, seed %d: not %s:\n got %s\nwant %s", i, seed, law, got, want)
 			}
 			x, y, z := s[0], s[1], s[2]
 			same("idempotent", joined(t, ls, a, now, x, x), joined(t, ls, a, now, x))
@@ -428,9 +427,8 @@ func TestJoinLeases(t *testing.T) {
 		}
 		x.live = nil
 		judge(x)
-		if !ls.Idle(a, x.s, later(now, l.Window)) || liveBlocks(a) != 0 {
-			t.Fatalf("seed %d: %d blocks are nobody's", seed, liveBlocks(a))
-		}
+		must.True(t, ls.Idle(a, x.s, later(now, l.Window)) && liveBlocks(a) == 0,
+			"seed %d: %d blocks are nobody's", seed, liveBlocks(a))
 	}
 }
 
@@ -481,9 +479,9 @@ func TestJoinLeasesNoMemory(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if got := (replica{ls, a, s}).contents(Instant{}); err != ErrNoMemory || got != before || liveBlocks(a) != blocks {
-			t.Fatalf("%v: %d blocks, were %d", err, liveBlocks(a), blocks)
-		}
+		got := (replica{ls, a, s}).contents(Instant{})
+		must.True(t, err == ErrNoMemory && got == before && liveBlocks(a) == blocks,
+			"%v: %d blocks, were %d", err, liveBlocks(a), blocks)
 	}
 	expect.True(t, failures >= 3, "only %d failures", failures)
 	for _, id := range ids {

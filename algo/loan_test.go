@@ -420,9 +420,7 @@ func TestLoans(t *testing.T) {
 				}
 				l.now += int64(owned(LoanTerm))
 				l.expire()
-				if l.u.Held() != 0 {
-					t.Errorf("%d are held when all loans are over", l.u.Held())
-				}
+				expect.Equal(t, l.u.Held(), 0, "are held when all loans are over")
 				l.now += int64(loanGrace)
 				if l.expire(); l.u.Len() != 0 {
 					t.Errorf("%d loans are known when all are long over", l.u.Len())

@@ -108,13 +108,11 @@ func TestQuotaShares(t *testing.T) {
 	must.True(t, again.Granted == 600 && u.Held() == 600, "repeated: %+v", again)
 	l := lend(2, 1, 600)
 	must.Equal(t, l.Granted, 200, "no more than the share of 800: %+v", l)
-	if l := lend(3, 1, 1200); l.Granted != 0 || l.Kept != 400 || u.Held() != 1000+200 {
-		t.Fatalf("its part is kept: %+v, %d held", l, u.Held())
-	}
+	l = lend(3, 1, 1200)
+	must.True(t, l.Granted == 0 && l.Kept == 400 && u.Held() == 1000+200, "its part is kept: %+v, %d held", l, u.Held())
 	_, err := ls.Report(a, s, now, &u, LoanID{1, 1}, Totals{Granted: 600, Spent: 100, Returned: 500}, 0)
 	must.NoError(t, err)
 	ls.Lend(a, s, now, &u, LoanID{1, 1}, 0, math.MaxInt64)
-	if l := lend(3, 2, 1200); l.Granted != 533 || u.Held() != 733 {
-		t.Fatalf("two thirds of what all want: %+v, %d held", l, u.Held())
-	}
+	l = lend(3, 2, 1200)
+	must.True(t, l.Granted == 533 && u.Held() == 733, "two thirds of what all want: %+v, %d held", l, u.Held())
 }

@@ -99,12 +99,10 @@ func TestTick(t *testing.T) {
 		fits := func(k int) bool { return uint64(w)+1<<k <= 1<<(tickBits+k) }
 		expect.True(t, fits(k) && (k <= 0 || !fits(k-1)) && 1<<k <= longestTick, "%v: a tick of %d ns", w, 1<<k)
 	}
-	if l := (Limit{Window: time.Minute}); l.tickShift() != 5 {
-		t.Errorf("a minute has ticks of %d ns, want 32", 1<<l.tickShift())
-	}
-	if l := (Limit{Window: MaxWindow}); 1<<l.tickShift() != longestTick {
-		t.Errorf("the longest tick has %d bits", bits.Len(1<<l.tickShift()))
-	}
+	l := (Limit{Window: time.Minute})
+	expect.Equal(t, l.tickShift(), 5, "a minute has ticks of %d ns, want 32", 1<<l.tickShift())
+	l = (Limit{Window: MaxWindow})
+	expect.Equal(t, 1<<l.tickShift(), longestTick, "the longest tick has %d bits", bits.Len(1<<l.tickShift()))
 }
 
 // TestBucketClamp: what a bucket is made to owe at a change of algorithm stays within 64-bit instants.

@@ -183,9 +183,8 @@ callers:
 		}
 	}
 	for namespace, want := range map[string][2]bool{"shop": {true, false}, "carts": {false, true}, "": {false, false}} {
-		if check, refund := shop.MayUseNamespace(RoleCheck, namespace), shop.MayUseNamespace(RoleRefund, namespace); check != want[0] || refund != want[1] {
-			t.Errorf("%q: %t, %t", namespace, check, refund)
-		}
+		check, refund := shop.MayUseNamespace(RoleCheck, namespace), shop.MayUseNamespace(RoleRefund, namespace)
+		expect.True(t, check == want[0] && refund == want[1], "%q: %t, %t", namespace, check, refund)
 	}
 }
 

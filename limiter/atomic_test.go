@@ -360,9 +360,8 @@ func TestAtomicUnderConcurrentCallers(t *testing.T) {
 			n := admitted[p].Load()
 			expect.True(t, n <= 100 && n == 100-left, "%s: %d admitted, %d left", name, n, left)
 		}
-		if yes.Load() < 20 || no.Load() < 20 {
-			t.Errorf("%d admitted, %d refused: the test shows little", yes.Load(), no.Load())
-		}
+		expect.True(t, yes.Load() >= 20 && no.Load() >= 20,
+			"%d admitted, %d refused: the test shows little", yes.Load(), no.Load())
 	})
 }
 

@@ -320,9 +320,8 @@ func TestRequestIDsAreTheCallersOwn(t *testing.T) {
 			back, err := c.nodes[1].Cancel(t.Context(), of("fixed_window", "thief"), thief.ReservationID)
 			expect.True(t, err == nil && back == 10, "the thief's own reservation: %d, %v", back, err)
 			expect.Equal(t, c.nodes[0].left(t, of("fixed_window", "shop")), 40, "left beside the victim's reservation")
-			if own, other := acquire(0, "shop"), acquire(1, "thief"); own == other || acquire(2, "shop") != own {
-				t.Errorf("leases %s and %s", own, other)
-			}
+			own, other := acquire(0, "shop"), acquire(1, "thief")
+			expect.True(t, own != other && acquire(2, "shop") == own, "leases %s and %s", own, other)
 			for _, caller := range []string{"shop", "thief", "shop"} { // the last repeats the first
 				expect.Equal(t, refund(n, caller), 1, "%s gets nothing back", caller)
 			}

@@ -401,9 +401,8 @@ func TestQuotaIsNotRecalled(t *testing.T) {
 			t.Fatal(out[0], err)
 		}
 		begun := time.Now()
-		if d := check(t, l, "p", 100); d.Allowed || time.Since(begun) != 0 {
-			t.Errorf("after %v: %+v", time.Since(begun), d)
-		}
+		d := check(t, l, "p", 100)
+		expect.True(t, !d.Allowed && time.Since(begun) == 0, "after %v: %+v", time.Since(begun), d)
 	})
 }
 

@@ -109,9 +109,8 @@ func TestPrepared(t *testing.T) {
 		}
 		return m
 	}
-	if got, want := byName(brief.ReadStats()), byName(full.ReadStats()); !reflect.DeepEqual(got, want) {
-		t.Errorf("counted\n%+v, want\n%+v", got, want)
-	}
+	got, want := byName(brief.ReadStats()), byName(full.ReadStats())
+	expect.True(t, reflect.DeepEqual(got, want), "counted\n%+v, want\n%+v", got, want)
 	if got, want := brief.Load(), full.Load(); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}

@@ -272,9 +272,8 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 				})
 			}
 			callers.Wait()
-			if left := c.nodes[0].left(t, target); left != 100-kept.Load() {
-				t.Errorf("%s: %d left, %d kept", policy, left, kept.Load())
-			}
+			left := c.nodes[0].left(t, target)
+			expect.True(t, left == 100-kept.Load(), "%s: %d left, %d kept", policy, left, kept.Load())
 		})
 	}
 }

@@ -400,9 +400,8 @@ func TestDeadlines(t *testing.T) {
 		})
 		start := time.Now()
 		got, err := c.nodes[0].Check(ctx, []limit.Check{named("p", c.owned("p", 1, 0), 1)})
-		if err != nil || !got[0].FailedOpen || time.Since(start) != 0 {
-			t.Errorf("%+v, %v after %v", got, err, time.Since(start))
-		}
+		expect.True(t, err == nil && got[0].FailedOpen && time.Since(start) == 0,
+			"%+v, %v after %v", got, err, time.Since(start))
 	})
 }
 

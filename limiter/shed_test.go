@@ -92,9 +92,8 @@ func TestTurnedAwayLeader(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		for range 2 {
-			if d := n.check(t, named("closed", key, 1)); !d.FailedClosed || time.Since(start) != 0 {
-				t.Errorf("%+v after %v", d, time.Since(start))
-			}
+			d := n.check(t, named("closed", key, 1))
+			expect.True(t, d.FailedClosed && time.Since(start) == 0, "%+v after %v", d, time.Since(start))
 		}
 		open()
 		d = <-other
@@ -116,9 +115,7 @@ func TestSettlingIsNotTurnedAway(t *testing.T) {
 				return
 			case ops[0].Kind == OpSettle:
 				settling = true
-				if n.Load().InFlight != 3 {
-					t.Errorf("%+v", n.Load())
-				}
+				expect.Equal(t, n.Load().InFlight, 3, "%+v", n.Load())
 			default:
 				n.load.places.Force(2) // the room goes while the atomic check is decided
 				defer n.load.places.Release(1)
@@ -237,9 +234,7 @@ func TestReceivedBeyondBound(t *testing.T) {
 				t.Errorf("%+v", op.Outcome)
 			}
 		}
-		if decided != 2 || n.Load().InFlight != 0 {
-			t.Errorf("%d decided, %+v", decided, n.Load())
-		}
+		expect.True(t, decided == 2 && n.Load().InFlight == 0, "%d decided, %+v", decided, n.Load())
 	})
 }
 

@@ -55,9 +55,8 @@ func TestRuleAgainstBruteForce(t *testing.T) {
 				}
 			}
 			r := p.Rule(key)
-			if r.Key != wantKey || r.Prefix != wantPrefix {
-				t.Fatalf("seed %d: %s\nkey %q: got %+v, want key %q prefix %q", seed, text.String(), key, r, wantKey, wantPrefix)
-			}
+			must.True(t, r.Key == wantKey && r.Prefix == wantPrefix,
+				"seed %d: %s\nkey %q: got %+v, want key %q prefix %q", seed, text.String(), key, r, wantKey, wantPrefix)
 			must.Equal(t, p.Rule(key), r, "the rule for %q is not stable", key)
 		}
 	}
@@ -134,9 +133,8 @@ func TestHash(t *testing.T) {
 		}
 	}
 	// Other processes, and later builds that mean the same, get the same.
-	if got, want := mustParse(t, documented).Hash(), "fb38f2c9821398e90e68769f4427840e"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	got, want := mustParse(t, documented).Hash(), "fb38f2c9821398e90e68769f4427840e"
+	expect.Equal(t, got, want)
 }
 
 func BenchmarkRule(b *testing.B) {

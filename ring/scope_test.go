@@ -19,9 +19,8 @@ import (
 // reference implementation for the length of 128 bits: an input of 15 bytes 0, 1, 2, … under the key 0, 1, 2, …, and none.
 func TestSipHash(t *testing.T) {
 	const input = "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e"
-	if got, want := (Scope{testKey}).Hash(input), uint64(0xa129ca6149be45e5); got != want {
-		t.Errorf("64 bits: %#x, want %#x", got, want)
-	}
+	got, want := (Scope{testKey}).Hash(input), uint64(0xa129ca6149be45e5)
+	expect.Equal(t, got, want, "64 bits")
 	if got, want := testKey.Scope("").key, (HashKey{k0: 0xe6a825ba047f81a3, k1: 0x930255c71472f66d}); got != want {
 		t.Errorf("128 bits: %#x %#x, want %#x %#x", got.k0, got.k1, want.k0, want.k1)
 	}
@@ -56,9 +55,8 @@ func TestHashKeyBytes(t *testing.T) {
 		_, err := ParseHashKey(make([]byte, n))
 		expect.True(t, err != nil, "%d bytes are taken", n)
 	}
-	if a, b := RandomHashKey(), RandomHashKey(); a == b {
-		t.Error("two random keys are equal")
-	}
+	a, b := RandomHashKey(), RandomHashKey()
+	expect.True(t, a != b, "two random keys are equal")
 }
 
 // A hash key is in no log and no message, however it is written down.
@@ -87,9 +85,8 @@ func TestHashKeyIsNotPrinted(t *testing.T) {
 func TestTruncated(t *testing.T) {
 	for i := range 100 {
 		key := fmt.Sprint(i)
-		if got, want := Hash(testKey.Truncated(4), "p", key), Hash(testKey, "p", key)&15; got != want {
-			t.Errorf("%q: %#x, want %#x", key, got, want)
-		}
+		got, want := Hash(testKey.Truncated(4), "p", key), Hash(testKey, "p", key)&15
+		expect.Equal(t, got, want, "%q", key)
 	}
 }
 
@@ -109,9 +106,8 @@ func spread(t *testing.T, s Scope, keys []string) {
 		for _, n := range count {
 			chi += (float64(n) - mean) * (float64(n) - mean) / mean
 		}
-		if math.Abs(chi-float64(len(count)-1)) > 6*90 {
-			t.Errorf("%s: a statistic of %.0f, want %d or so; %d to %d keys", what, chi, len(count)-1, slices.Min(count), slices.Max(count))
-		}
+		expect.True(t, math.Abs(chi-float64(len(count)-1)) <= 6*90,
+			"%s: a statistic of %.0f, want %d or so; %d to %d keys", what, chi, len(count)-1, slices.Min(count), slices.Max(count))
 	}
 }
 

@@ -116,9 +116,8 @@ func TestHugeReports(t *testing.T) {
 		_, err := s.handle(t.Context(), reports("edge", all...))
 		must.True(t, err == nil && len(s.buckets) == maxBuckets, "%d buckets, %v", len(s.buckets), err)
 	}
-	if rejected, unmatched := testutil.ToFloat64(w.service.count.rejected), testutil.ToFloat64(w.service.count.unmatched); rejected != 100 || unmatched != 2 {
-		t.Errorf("%v were rejected and %v ignored", rejected, unmatched)
-	}
+	rejected, unmatched := testutil.ToFloat64(w.service.count.rejected), testutil.ToFloat64(w.service.count.unmatched)
+	expect.True(t, rejected == 100 && unmatched == 2, "%v were rejected and %v ignored", rejected, unmatched)
 }
 
 // TestUnlimited: a key without a limit is free, one that is blocked is not, and one in shadow mode is charged what was used.

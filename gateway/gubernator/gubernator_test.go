@@ -85,9 +85,9 @@ func (b *bench) run(r *pb.RateLimitReq, steps []step) {
 		r.Hits = s.hits
 		got := b.ask(r)[0]
 		reset := got.ResetTime - b.wall.UnixMilli()
-		if got.Error != "" || got.Status != s.status || got.Remaining != s.remaining || got.Limit != r.Limit || s.reset >= 0 && reset != s.reset {
-			b.t.Errorf("%s, step %d (%s): %v, reset in %d ms; want %v with %d left and reset in %d", b.t.Name(), i, s.what, got, reset, s.status, s.remaining, s.reset)
-		}
+		expect.True(b.t, got.Error == "" && got.Status == s.status && got.Remaining == s.remaining &&
+			got.Limit == r.Limit && (s.reset < 0 || reset == s.reset),
+			"%s, step %d (%s): %v, reset in %d ms; want %v with %d left and reset in %d", b.t.Name(), i, s.what, got, reset, s.status, s.remaining, s.reset)
 	}
 }
 

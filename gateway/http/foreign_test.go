@@ -52,21 +52,17 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 			ask(large)
 		}
 		synctest.Wait()
-		if running.Load() != 2 {
-			t.Errorf("%d large requests are carried out, there is room for 2", running.Load())
-		}
+		expect.Equal(t, running.Load(), 2, "large requests are carried out, there is room for 2")
 		for range 10 {
 			ask("{}")
 		}
 		synctest.Wait()
-		if got.Load() != int64(2*len(large)+10*len("{}")) {
-			t.Errorf("small requests wait: %d bytes have been read", got.Load())
-		}
+		expect.True(t, got.Load() == int64(2*len(large)+10*len("{}")),
+			"small requests wait: %d bytes have been read", got.Load())
 		close(goOn)
 		synctest.Wait() // nobody has read an answer
-		if got.Load() != int64(10*len(large)+10*len("{}")) {
-			t.Errorf("requests wait for who does not read: %d bytes have been read", got.Load())
-		}
+		expect.True(t, got.Load() == int64(10*len(large)+10*len("{}")),
+			"requests wait for who does not read: %d bytes have been read", got.Load())
 		close(read)
 		for range 20 {
 			<-done

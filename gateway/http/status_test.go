@@ -197,9 +197,7 @@ func wantFields(t *testing.T, m protoreflect.ProtoMessage, got map[string]any) {
 			expect.Equal(t, v, 7, "%s", name)
 		}
 	}
-	if len(got) != fields.Len() {
-		t.Errorf("the status has %d fields, the message %d", len(got), fields.Len())
-	}
+	expect.True(t, len(got) == fields.Len(), "the status has %d fields, the message %d", len(got), fields.Len())
 }
 
 func TestNoSuchPlace(t *testing.T) {

@@ -398,9 +398,8 @@ func TestPipelined(t *testing.T) {
 				"-ERR policy: there is no policy named nope on the node that decides for this key\r\n")
 		}
 	}
-	if got := talk(t, address, in.String()); got != want.String() {
-		t.Errorf("%q\nnot\n%q", got, want.String())
-	}
+	got := talk(t, address, in.String())
+	expect.True(t, got == want.String(), "%q\nnot\n%q", got, want.String())
 	// The reads decide how many batches there are: one for what came in the first packet, if it all did.
 	expect.True(t, b.sizes[0] >= 2, "batches of %v", b.sizes)
 }
@@ -418,9 +417,8 @@ func TestBadAmongGood(t *testing.T) {
 				"-ERR key: is empty or missing: name what is limited, such as a user or an address\r\n")
 		}
 	}
-	if got := talk(t, address, in.String()); got != want.String() {
-		t.Errorf("%q\nnot\n%q", got, want.String())
-	}
+	got := talk(t, address, in.String())
+	expect.True(t, got == want.String(), "%q\nnot\n%q", got, want.String())
 }
 
 // TestManyAtOnce: a burst larger than any buffer and any batch.
@@ -738,9 +736,8 @@ func TestLikeRedis(t *testing.T) {
 			if password != "" && (strings.Contains(in, " NOPE") || in == "PING a b\n" || in == "CLIENT ID x\n" || in == "COMMAND COUNT x\n") {
 				continue // who is not authenticated is not told of subcommands here; and may send PING, as probes do
 			}
-			if theirs, ours := talk(t, redis, in), talk(t, address, in); ours != theirs {
-				t.Errorf("%q: Redis answers %q, Weir %q", in, theirs, ours)
-			}
+			theirs, ours := talk(t, redis, in), talk(t, address, in)
+			expect.True(t, ours == theirs, "%q: Redis answers %q, Weir %q", in, theirs, ours)
 		}
 	}
 }

@@ -614,9 +614,7 @@ func (f *flooded) reservations(t *testing.T) {
 		})
 	}
 	work.Wait()
-	if rejected.Load() < 100 {
-		t.Errorf("%d reservations were kept, and %d rejected", kept.Load(), rejected.Load())
-	}
+	expect.True(t, rejected.Load() >= 100, "%d reservations were kept, and %d rejected", kept.Load(), rejected.Load())
 	t.Logf("%d reservations kept, %d rejected", kept.Load(), rejected.Load())
 	f.survived(t)
 }

@@ -190,9 +190,8 @@ func TestLimitOfVersion2(t *testing.T) {
 				`mount --bind "$0/cgroup" /proc/$$/cgroup && mount --bind "$0/mountinfo" /proc/$$/mountinfo && exec "$@"`, dir}
 			p := launchWith(t, wrapper, binary(t), "run", "--http-port=0", "--grpc-port=0", "--gossip-port=").awaitReady()
 			page := p.metrics()
-			if got, want := int64(page.value("go_gc_gomemlimit_bytes")), test.want/100*90; got != want {
-				t.Errorf("go_gc_gomemlimit_bytes is %d, want %d", got, want)
-			}
+			got, want := int64(page.value("go_gc_gomemlimit_bytes")), test.want/100*90
+			expect.Equal(t, got, want, "go_gc_gomemlimit_bytes")
 			most := int64(page.value("weir_state_bytes_max"))
 			expect.True(t, most >= test.want/5 && most <= test.want/2, "state may take %d", most)
 		})

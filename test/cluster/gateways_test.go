@@ -184,9 +184,9 @@ func (g *gateway) conforms() {
 				"X-Forwarded-For", fmt.Sprintf("203.0.113.%d", n), "RateLimit", `"web";r=1000000`)
 			must.True(g.t, resp.StatusCode == http.StatusOK && body == "POST /orders a body",
 				"request %d of %s: %d %q", n, from, resp.StatusCode, body)
-			if got, want := resp.Header.Values("RateLimit"), fmt.Sprintf(`"web";r=%d;`, gatewayLimit-n); len(got) != 1 || !strings.HasPrefix(got[0], want) {
-				g.t.Errorf("request %d of %s: RateLimit %q, want %s", n, from, got, want)
-			}
+			got, want := resp.Header.Values("RateLimit"), fmt.Sprintf(`"web";r=%d;`, gatewayLimit-n)
+			expect.True(g.t, len(got) == 1 && strings.HasPrefix(got[0], want),
+				"request %d of %s: RateLimit %q, want %s", n, from, got, want)
 			h := *g.app.header.Load()
 			expect.True(g.t, h.Get("Authorization") == "Bearer of-the-caller" &&
 				!strings.Contains(fmt.Sprint(h["Weir-Authorization"]), "weir_"), "the application was sent %v", h)
@@ -199,9 +199,8 @@ func (g *gateway) conforms() {
 			expect.True(g.t, !strings.Contains(body, "web") && !strings.Contains(body, from),
 				"names the policy or the key: %s", body)
 		}
-		if got, want := g.app.asked.Load(), int64((i+1)*gatewayLimit); got != want {
-			g.t.Errorf("the application was asked %d times, want %d", got, want)
-		}
+		got, want := g.app.asked.Load(), int64((i+1)*gatewayLimit)
+		expect.True(g.t, got == want, "the application was asked %d times, want %d", got, want)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -60,9 +61,8 @@ func testMemoryBound(t *testing.T, size int64) {
 	f.calm(f.members...)
 	target := f.members[0]
 	page := target.metrics()
-	if got, want := int64(page.value("go_gc_gomemlimit_bytes")), size/100*90; got != want {
-		t.Errorf("go_gc_gomemlimit_bytes is %d, want %d", got, want)
-	}
+	got, want := int64(page.value("go_gc_gomemlimit_bytes")), size/100*90
+	expect.Equal(t, got, want, "go_gc_gomemlimit_bytes")
 	kinds := map[string]func(*flood){
 		"keys":    (*flood).keys,
 		"streams": (*flood).streams,

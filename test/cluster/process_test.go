@@ -77,9 +77,7 @@ func launchWith(t *testing.T, wrapper []string, program string, args ...string) 
 		_ = p.cmd.Process.Kill()
 		<-p.done
 		for _, sign := range []string{"WARNING: DATA RACE", "panic:", "fatal error:"} {
-			if strings.Contains(p.stderr.String(), sign) {
-				t.Errorf("weir %s: %s", strings.Join(args, " "), sign)
-			}
+			expect.True(t, !strings.Contains(p.stderr.String(), sign), "weir %s: %s", strings.Join(args, " "), sign)
 		}
 		if t.Failed() {
 			t.Logf("weir %s (pid %d, %v) wrote:\n%s%s", strings.Join(args, " "), p.cmd.Process.Pid, p.cmd.ProcessState, &p.stdout, &p.stderr)
@@ -224,9 +222,7 @@ func weir(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	err := cmd.Run()
 	var exit *exec.ExitError
 	must.True(t, err == nil || errors.As(err, &exit), "%v", err)
-	if ctx.Err() != nil {
-		t.Fatalf("weir %s did not end within %v", strings.Join(args, " "), startTimeout)
-	}
+	must.NoError(t, ctx.Err(), "weir %s did not end within %v", strings.Join(args, " "), startTimeout)
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 

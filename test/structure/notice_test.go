@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -40,9 +41,8 @@ func TestNotice(t *testing.T) {
 	}
 	slices.Sort(want)
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("NOTICE lists\n%s\nthe binary has\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.True(t, slices.Equal(got, want),
+		"NOTICE lists\n%s\nthe binary has\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 func isMPL(t *testing.T, dir string) bool {
