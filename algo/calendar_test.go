@@ -132,6 +132,38 @@ func TestCalendarStepsBack(t *testing.T) {
 	must.NoError(t, err)
 	decide(0, noon, false, 34*time.Hour)
 
+	// Nor is the window before that one: though nothing has been charged since it ended, the state tells of its end until every
+	// node's clock has passed it.
+	end := noon.Add(34 * time.Hour)
+	for _, move := range []func(s State, now Instant) []byte{
+		func(s State, now Instant) []byte { return ls.Append(nil, a, s, now) },
+		func(s State, now Instant) []byte { return ls.AppendSince(nil, a, s, now, ls.Mark(s)) },
+	} {
+		ahead := make(State, len(s))
+		copy(ahead, s)
+		now := Instant{Wall: end.UnixNano()}
+		if ls.Idle(a, ahead, now) {
+			t.Fatal("idle at the end of a window")
+		}
+		data := move(ahead, now)
+		now.Wall -= int64(2 * time.Second)
+		if _, err := ls.Restore(a, s, now, data); err != nil {
+			t.Fatal(err)
+		}
+		decide(0, end.Add(-2*time.Second), true, 0)
+		decide(0, end, true, 0)
+		decide(0, end, false, 24*time.Hour)
+		end = end.Add(24 * time.Hour)
+	}
+	if at := (Instant{Wall: end.Add(wallMargin).UnixNano()}); !ls.Idle(a, s, at) {
+		t.Fatal("not idle when all clocks have passed the end")
+	}
+	ls.Init(s, Instant{})
+	for range 2 {
+		decide(0, end, true, 0)
+	}
+	decide(0, noon, false, end.Add(24*time.Hour).Sub(noon))
+
 	// A clock that is wrong by centuries does not make a duration overflow.
 	decide(0, time.Unix(0, -1<<63), false, 1<<63-1)
 }

@@ -72,7 +72,7 @@ func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark ui
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
 		tag := byte(ls[i].Algorithm)
 		switch {
-		case c.used(&ls[i], a, t, now) == 0:
+		case ls[i].idle(c, a, t, now):
 			dst = append(dst, tag|idleFlag)
 		case ls[i].Algorithm == SlidingLog:
 			dst = slidingLog{}.since(append(dst, tag), &ls[i], a, t, now, int64(n))

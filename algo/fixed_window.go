@@ -226,7 +226,7 @@ func (calendarWindow) snapshot(dst []byte, _ *Limit, _ *Arena, s []uint64, _ Ins
 func (calendarWindow) restore(l *Limit, _ *Arena, s []uint64, _ Instant, r *reader) error {
 	const farthest = math.MaxInt64 / 1_000_000_000 // seconds that a wall clock can show
 	start, count := r.int(farthest), r.uint(MaxLimit)
-	if r.err != nil || count == 0 {
+	if r.err != nil {
 		return ErrSnapshot
 	}
 	start, end := l.windowOf(start)

@@ -256,6 +256,11 @@ func (p *player) idle() {
 			p.fatalf("limit %d: %d used, want %d", i, got, used)
 		}
 	}
+	for i, l := range p.limits { // Used has brought the windows to the present
+		if l.Period != 0 && p.now.Wall < int64(p.state[p.limits.place(i)])*1e9+int64(min(wallMargin, l.longest()/2)) {
+			want = false
+		}
+	}
 	if got := p.limits.Idle(p.arena, p.state, p.now); got != want {
 		p.fatalf("idle %v, want %v", got, want)
 	}

@@ -30,7 +30,7 @@ func (ls Limits) Join(a *Arena, s State, now Instant, t State) error {
 		at, l := ls.place(i), &ls[i]
 		t, u := t[at:at+len(s)], u[at:at+len(s)]
 		c.advance(l, a, t, now)
-		if ok && c.used(l, a, t, now) != 0 {
+		if ok && !l.idle(c, a, t, now) {
 			joined[i] = true
 			ok = c.join(l, a, s, t, now, u)
 		}

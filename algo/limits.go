@@ -46,12 +46,12 @@ type counter interface {
 	refund(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64
 	// convert makes t, the words of limit to whose counter is of the same kind, out of s and its blocks.
 	convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64)
-	// snapshot appends s as ages. It is not asked of an s in which nothing is in use.
+	// snapshot appends s as ages. It is not asked of an s that is idle.
 	snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte
 	// restore reads into a fresh s what snapshot wrote. When it fails, s may be left with blocks.
 	restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error
 	// join makes u, which is fresh, the join of s and t (see Limits.Join) and leaves these as they are. It is not called with a
-	// t in which nothing is in use. It returns false when memory does not suffice, and u may then have blocks.
+	// t that is idle. It returns false when memory does not suffice, and u may then have blocks.
 	join(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool
 	// horizon is the longest time for which something charged can matter.
 	horizon(l *Limit) time.Duration
@@ -393,15 +393,27 @@ func (ls Limits) Release(a *Arena, s State, now Instant, lease uint64) bool {
 
 // Idle reports whether s answers as a new state would, so that it may be dropped. An idle state owns no blocks.
 //
-// The exception is a calendar window, which a new state opens by the wall clock alone: should that step back across the
-// window's start, a state that was dropped no longer knows that it has been further.
+// A new state opens a calendar window by the wall clock alone. So one in which nothing is in use is not idle before wallMargin
+// has passed since its start: a node whose clock is behind by less than that learns from it that the window before has ended.
 func (ls Limits) Idle(a *Arena, s State, now Instant) bool {
 	now = s.tick(now)
 	idle := true
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-		idle = idle && c.used(&ls[i], a, t, now) == 0
+		idle = idle && ls[i].idle(c, a, t, now)
 	})
 	return idle
+}
+
+// wallMargin is by how much the wall clocks of two nodes may differ at most where they count in a calendar window: by half of
+// the window if that is less.
+const wallMargin = 10 * time.Second
+
+// idle reports whether a new limit would answer as t does.
+func (l *Limit) idle(c counter, a *Arena, t []uint64, now Instant) bool {
+	if c.used(l, a, t, now) != 0 {
+		return false
+	}
+	return l.Period == 0 || floorDiv(now.Wall-int64(min(wallMargin, l.longest()/2)), 1e9) >= int64(t[0])
 }
 
 // Free gives back every block that s owns. Only Init, Restore and Convert may use s afterwards.

@@ -174,6 +174,7 @@ type epochOracle struct {
 	l          Limit
 	start, end int64 // of the window, in seconds; equal before the first
 	count      int64
+	recent     bool // it has begun a moment ago: its snapshot has it though it is empty
 }
 
 func (o *epochOracle) at(now Instant) (start, end, count int64) {
@@ -194,8 +195,11 @@ func (o *epochOracle) used(now Instant) int64 {
 	_, _, count := o.at(now)
 	return count
 }
-func (o *epochOracle) room(now Instant) int64      { return max(0, o.l.Limit-o.used(now)) }
-func (o *epochOracle) see(now Instant)             { o.start, o.end, o.count = o.at(now) }
+func (o *epochOracle) room(now Instant) int64 { return max(0, o.l.Limit-o.used(now)) }
+func (o *epochOracle) see(now Instant) {
+	o.start, o.end, o.count = o.at(now)
+	o.recent = now.Wall < o.start*1e9+min(10e9, int64(o.l.Window)/2)
+}
 func (o *epochOracle) admit(now Instant, n int64)  { o.count += n }
 func (o *epochOracle) deny(now Instant, n int64)   { o.count += min(n, o.room(now)) }
 func (o *epochOracle) become(now Instant, l Limit) { o.l, o.count = l, min(o.count, countable(l)) }
@@ -205,7 +209,7 @@ func (o *epochOracle) refund(now Instant, n int64) int64 {
 	return k
 }
 func (o *epochOracle) shift(int64) {
-	if o.count == 0 {
+	if o.count == 0 && !o.recent {
 		o.start, o.end = 0, 0 // the snapshot of an empty window is that of a new state
 		return
 	}
@@ -220,6 +224,7 @@ type calendarOracle struct {
 	newest int64 // wall
 	label  string
 	count  int64
+	recent bool // as of epochOracle
 }
 
 func (o *calendarOracle) show(wall int64) string {
@@ -268,6 +273,7 @@ func (o *calendarOracle) see(now Instant) {
 	o.count = o.used(now)
 	o.newest = max(now.Wall, o.newest)
 	o.label = o.show(o.newest)
+	o.recent = o.show(now.Wall-10e9) != o.label
 }
 func (o *calendarOracle) admit(now Instant, n int64) { o.count += n }
 func (o *calendarOracle) deny(now Instant, n int64)  { o.count += min(n, o.room(now)) }
@@ -277,7 +283,7 @@ func (o *calendarOracle) refund(now Instant, n int64) int64 {
 	return k
 }
 func (o *calendarOracle) shift(int64) {
-	if o.count == 0 {
+	if o.count == 0 && !o.recent {
 		o.label = "" // the snapshot of an empty window is that of a new state
 	}
 }

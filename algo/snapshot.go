@@ -10,7 +10,7 @@ import (
 // themselves are not part of it: reader and writer must agree on them by other means.
 //
 // It begins with a byte for the version of the format, 1. Then comes, for each limit that is not unlimited, a byte with
-// the algorithm's number, to which 128 is added when nothing is in use; otherwise follows
+// the algorithm's number, to which 128 is added when it is idle; otherwise follows
 //
 //	fixed_window     age of the window's start, count; of a calendar window: signed start in seconds since 1970 UTC, count
 //	sliding_window   age of the newest slot's start, number of older slots that follow, the counts, the newest first
@@ -39,7 +39,7 @@ func (ls Limits) Append(dst []byte, a *Arena, s State, now Instant) []byte {
 	dst = append(dst, snapshotVersion)
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
 		tag := byte(ls[i].Algorithm)
-		if c.used(&ls[i], a, t, now) == 0 {
+		if ls[i].idle(c, a, t, now) {
 			dst = append(dst, tag|idleFlag)
 			return
 		}

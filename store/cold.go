@@ -48,13 +48,13 @@ type coldness struct {
 }
 
 // begin makes a new key's state: fresh, or filled where what was counted before is lost and matters.
-func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) (filled bool, err error) {
+func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) error {
 	if lost := part.lostOf(rule, now); lost.is {
 		rule.Limits.Init(state, lost.at)
-		return true, rule.Limits.Fill(sh.arena, state, lost.at)
+		return rule.Limits.Fill(sh.arena, state, lost.at)
 	}
 	rule.Limits.Init(state, now)
-	return false, nil
+	return nil
 }
 
 // lostOf says since when what was counted before is lost and matters to keys of a rule.

@@ -75,7 +75,6 @@ type plan struct {
 	r       record        // set by locate, like mark
 	mark    uint64        // 0: followers need the whole state, or have changes of it pending already
 	made    bool          // the record was made for this call
-	filled  bool          // and it starts full, because what an earlier holder counted is lost
 	denied  bool          // the state has counted a refusal
 	banned  time.Duration // what is left of the key's ban
 }
@@ -196,7 +195,7 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 			answer.Pending = p.part.awaits(p.id(), p.now.Mono)
 			return true, err
 		}
-		if slot, p.filled, err = sh.enter(p.part, &p.k, p.rule, p.now, call.Caller); err != nil {
+		if slot, err = sh.enter(p.part, &p.k, p.rule, p.now, call.Caller); err != nil {
 			return false, err
 		}
 		p.slot, p.made, p.r = slot, true, sh.record(p.part.ref(slot))
@@ -229,7 +228,7 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 		err = sh.noRoom(number)
 	}
 	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(limits)
-	if p.made && (err != nil || d.Granted == 0) && (p.filled && !p.denied || sh.idle(p.r, p.now)) {
+	if p.made && (err != nil || d.Granted == 0) && (!p.denied || sh.idle(p.r, p.now)) {
 		sh.drop(&p.part.table, p.slot)
 		p.denied = false
 	}
@@ -269,7 +268,7 @@ func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Ca
 		sh.scratch = make(algo.State, algo.MaxBlock)
 	}
 	state := sh.scratch[:rule.Limits.Words()]
-	if _, err := sh.begin(part, rule, state, now); err != nil {
+	if err := sh.begin(part, rule, state, now); err != nil {
 		rule.Limits.Free(sh.arena, state)
 		return algo.Decision{}, errNoRoom
 	}
@@ -279,17 +278,17 @@ func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Ca
 }
 
 // enter makes a new key's record.
-func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, caller string) (slot uint32, filled bool, err error) {
+func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, caller string) (slot uint32, err error) {
 	if slot, err = sh.insert(&part.table, *k, rule, now, caller, true); err != nil {
-		return 0, false, err
+		return 0, err
 	}
 	r := sh.record(part.ref(slot))
-	sh.counted(r, func() { filled, err = sh.begin(part, rule, r.state, now) })
+	sh.counted(r, func() { err = sh.begin(part, rule, r.state, now) })
 	if err != nil {
 		sh.drop(&part.table, slot)
-		return 0, false, errNoRoom
+		return 0, errNoRoom
 	}
-	return slot, filled, nil
+	return slot, nil
 }
 
 // countsDenied reports whether a refusal changes a state.

@@ -224,7 +224,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		if !asks && !reports {
 			return a, nil
 		}
-		if slot, _, err = sh.enter(part, k, rule, now, b.Caller); err != nil {
+		if slot, err = sh.enter(part, k, rule, now, b.Caller); err != nil {
 			return a, sh.store.refusedRoom(err, rule, b.Caller)
 		}
 	}

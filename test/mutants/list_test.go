@@ -675,6 +675,11 @@ var mutants = []mutant{
 		"./cluster/runner -run TestViewsComeFirst", "received in the order [message view]",
 	},
 	{
+		"calendar: an empty window tells nothing of the one before it", "algo/limits.go",
+		[]edit{{"	return l.Period == 0 || floorDiv(", "	return true || floorDiv("}},
+		"./algo -run TestCalendarStepsBack", "idle at the end of a window",
+	},
+	{
 		"loan: what is on loan is free", "algo/decide.go",
 		[]edit{{"return max(room-r.Held, 0)", "return room"}},
 		"./algo -run TestLoans$", "are more than the limit",
