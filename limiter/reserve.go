@@ -334,7 +334,7 @@ func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64
 // learn notes what work has cost, for later estimates.
 func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	if e := l.table.Load().by[t.Policy]; t.Policy != "" && e != nil && e.EstimateAuto {
-		l.estimates.Add(t.Policy, class, cost)
+		l.estimates.Add(t.Policy, class, t.Caller, cost)
 	}
 }
 

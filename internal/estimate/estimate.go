@@ -30,10 +30,13 @@ type costs struct {
 	added int   // ever
 	at    int64 // the estimate
 	stale bool  // it is not up to date
+
+	caller string // that was the first to tell a cost of the class
 }
 
-// Add remembers what work has cost. The class may be empty.
-func (e *Estimator) Add(policy, class string, cost int64) {
+// Add remembers what work has cost, as a caller has told. The class may be empty, and so may the caller: it is not known then.
+// Once half of the policy's classes are taken, a known caller begins no more of them than are free.
+func (e *Estimator) Add(policy, class, caller string, cost int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	of := e.by[policy]
@@ -44,16 +47,27 @@ func (e *Estimator) Add(policy, class string, cost int64) {
 		of = make(map[string]*costs)
 		e.by[policy] = of
 	}
-	add(of, "", cost)
-	if class != "" && (of[class] != nil || len(of) <= MaxClasses) {
-		add(of, class, cost)
+	add(of, "", caller, cost)
+	if class != "" && (of[class] != nil || begins(of, caller)) {
+		add(of, class, caller, cost)
 	}
 }
 
-func add(of map[string]*costs, class string, cost int64) {
+// begins reports whether a caller may begin one more class.
+func begins(of map[string]*costs, caller string) bool {
+	free, begun := MaxClasses+1-len(of), 0
+	for class, c := range of {
+		if class != "" && caller != "" && c.caller == caller {
+			begun++
+		}
+	}
+	return free > 0 && (free > MaxClasses/2 || begun < free)
+}
+
+func add(of map[string]*costs, class, caller string, cost int64) {
 	c := of[class]
 	if c == nil {
-		c = new(costs)
+		c = &costs{caller: caller}
 		of[class] = c
 	}
 	c.last[c.added%Last] = cost

@@ -35,7 +35,7 @@ func TestEstimate(t *testing.T) {
 	for step := range 2000 {
 		class := []string{"", "small", "large", "rare"}[min(rng.IntN(4)*rng.IntN(2)+rng.IntN(2), 3)]
 		cost := rng.Int64N(1000)
-		e.Add("p", class, cost)
+		e.Add("p", class, "", cost)
 		all = append(all, cost)
 		if class != "" {
 			byClass[class] = append(byClass[class], cost)
@@ -63,7 +63,7 @@ func TestClassesAreBounded(t *testing.T) {
 	var e Estimator
 	for i := range 10 * MaxClasses {
 		for range Enough {
-			e.Add("p", fmt.Sprint("class ", i), int64(i))
+			e.Add("p", fmt.Sprint("class ", i), "", int64(i))
 		}
 	}
 	if n := len(e.by["p"]); n != MaxClasses+1 {
@@ -75,5 +75,27 @@ func TestClassesAreBounded(t *testing.T) {
 	all, _ := e.Estimate("p", "")
 	if got, ok := e.Estimate("p", fmt.Sprint("class ", 10*MaxClasses-1)); !ok || got != all {
 		t.Errorf("beyond the bound: %d, %v", got, ok)
+	}
+}
+
+// TestClassesOfOneCaller: a caller that invents classes leaves room for those of others.
+func TestClassesOfOneCaller(t *testing.T) {
+	var e Estimator
+	tell := func(caller string, classes int) {
+		for i := range classes {
+			for range Enough {
+				e.Add("p", fmt.Sprint(caller, " ", i), caller, int64(len(caller)))
+			}
+		}
+	}
+	tell("a", 10*MaxClasses)
+	if n := len(e.by["p"]) - 1; n != MaxClasses/2 {
+		t.Errorf("one caller has begun %d classes", n)
+	}
+	tell("another", 10)
+	for i := range 10 {
+		if got, ok := e.Estimate("p", fmt.Sprint("another ", i)); !ok || got != int64(len("another")) {
+			t.Errorf("class %d of the other caller: %d, %v", i, got, ok)
+		}
 	}
 }
