@@ -38,6 +38,8 @@ type process struct {
 	ended   bool
 	paused  bool
 	backlog []func() // what happened while it was paused
+	// flushing: what the core wants done is being carried out; urged: and it wants more since.
+	flushing, urged bool
 
 	state   state
 	stateAt int64
@@ -132,10 +134,24 @@ func (p *process) tick() {
 	p.later(p.w.tick, p.tick)
 }
 
-// flush carries out what the core wants done.
+// flush carries out what the core wants done. A check that it lets go on may want more of the core: that is carried out afterwards, so
+// that messages leave in order, and because effects are valid until the core is asked for the next ones.
 func (p *process) flush() {
+	if p.flushing {
+		p.urged = true
+		return
+	}
+	p.flushing = true
+	for again := true; again; {
+		p.carryOut(p.core.Take())
+		again = p.urged
+		p.urged = false
+	}
+	p.flushing = false
+}
+
+func (p *process) carryOut(eff ownership.Effects) {
 	w := p.w
-	eff := p.core.Take()
 	p.sync(eff.Routes)
 	for _, n := range eff.Notes {
 		p.note(n)
