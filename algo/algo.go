@@ -1,11 +1,15 @@
 // Package algo says what a limit means: seven rate-limiting algorithms as plain functions of a state, a request and the
 // present instant.
 //
-// Nothing here reads a clock, locks, blocks, logs or draws a random number. A decision reads the instant it is given
-// and nothing else, so a test, a simulator and a server get the same answers from the same history.
+// Nothing here reads a clock, locks, blocks, logs or draws a random number. A decision depends on the state, the request and the instant
+// that it is given alone, so a test, a simulator and a server get the same answers from the same history.
 //
-// What it does not promise: safety under concurrent use (whoever holds an Arena locks it), durability, or any meaning
-// of instants beyond the process whose clock they come from: a state leaves its process as ages (see Append).
+// The package does not lock: the caller that owns an Arena does. Instants mean something only within the process whose clock they come from; a
+// state leaves its process as ages (see Append).
+//
+// The files: limits.go has what all algorithms have in common, and the interface (counter) that each algorithm implements in a file of its own;
+// decide.go decides a request; arena.go is the memory; hold.go gives back the units of reservations; join.go unites the states of two sides of a
+// split; loan.go and quota.go lend units; snapshot.go and extend.go write and read states.
 package algo
 
 import (
@@ -140,8 +144,8 @@ type Limit struct {
 	// MaxLog allows a sliding_log Limit above DefaultMaxLog; 0 stands for DefaultMaxLog. It has no part in a decision.
 	MaxLog int64
 	// MaxDebt is how far charges that ask for no room (Request.Always) can bring the units in use beyond Limit (Capacity of a
-	// bucket): what is more is not charged. 0: no bound, but for sliding_log, where it stands for Limit, because a log of ever more
-	// entries takes ever more memory.
+	// bucket); the rest is not charged. 0: no bound, except for sliding_log, where it stands for Limit, because each entry of a log takes
+	// memory.
 	MaxDebt int64
 	// Zone is the time zone of calendar periods; nil stands for UTC.
 	Zone *time.Location

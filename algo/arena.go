@@ -1,5 +1,15 @@
 package algo
 
+// An Arena is the memory of states. Its layout:
+//
+//	page   1024 words, cut into blocks of one size class; Arena.mem has the words, Arena.pages what is known of each
+//	class  one of 45 block sizes from 2 to 1024 words; at most an eighth of a block of up to 128 words is unused
+//	Ref    the page's index above the block's first word in the page (10 bits)
+//
+// Invariants: page 0 has no memory, so that the zero Ref names no block. The pages of a class that have room for another block are a list, of
+// which room has the first. A page without blocks in use goes back to its source, except for one page of each of up to maxSpares classes
+// (spare). Blocks that were freed are a list within their page: the first word of each is 1 + the index of the next.
+
 // Ref names a block of words in an Arena. The zero Ref names no block.
 type Ref uint32
 
@@ -11,11 +21,11 @@ type Budget interface {
 	Give(bytes int)
 }
 
-// Pages is where Arenas take their pages from, and give them back to, when not from the runtime.
+// Pages is a source of pages in place of the runtime. Arenas take pages from it and give them back.
 type Pages interface {
-	// Get returns a page, whatever it holds, and a number that Put is to be told.
+	// Get returns a page, with any content, and a number that the caller must pass to Put.
 	Get() (mem *Page, number int32)
-	// Put takes back what Get returned.
+	// Put takes back a page that Get returned.
 	Put(mem *Page, number int32)
 }
 
@@ -29,7 +39,7 @@ const (
 	PageBytes = pageWords * 8
 	// MaxBlock is the largest block an Arena hands out, in words.
 	MaxBlock = pageWords
-	// maxSpares is how many pages without a block in use an Arena keeps.
+	// maxSpares bounds the pages without a block in use that an Arena keeps.
 	maxSpares = 4
 )
 
@@ -52,35 +62,35 @@ var classFor = func() (t [MaxBlock + 1]uint8) {
 	return t
 }()
 
-// page is one run of words, cut into blocks of one class.
+// page describes a page: a run of words, cut into blocks of one class.
 type page struct {
 	held       bool // false when the page has been given back
 	class      uint8
-	live       uint16 // blocks handed out
-	carved     uint16 // blocks ever handed out; those above it have never been used
+	live       uint16 // blocks in use
+	carved     uint16 // blocks that have ever been in use; those above have not
 	free       uint16 // 1 + index of the first freed block; the block's first word continues the list
 	prev, next int32  // neighbours in the class's list of pages with room, -1 at an end
-	number     int32  // that Pages gave it
+	number     int32  // the page's number in Pages
 }
 
-// Arena is memory for states: blocks of 64-bit words in pages that hold no pointers, so that what the garbage collector
-// has to look at grows with the number of pages (8 KiB each) and not with the number of keys. A page all of whose
-// blocks are free goes back to where it came from, so that memory taken for one size of block does not stay bound to it.
+// Arena is memory for states: blocks of 64-bit words in pages without pointers, so that the work of the garbage collector grows with the number
+// of pages (8 KiB each) and not with the number of keys. A page all of whose blocks are free goes back to its source, so that memory that was
+// taken for one size of block does not stay bound to it.
 //
 // An Arena does not lock: its user does. The zero value is not ready for use, see NewArena.
 type Arena struct {
-	// mem are the pages' words, by page, nil for one that has been given back. They are apart from what is known of the
-	// pages because they alone are read for every block: for a million keys they take 64 KB.
+	// mem are the words of the pages, nil for one that has been given back. They are apart from pages because Block reads them alone: for a
+	// million keys they take 64 KB.
 	mem    []*Page
 	pages  []page
 	vacant []int32                  // indexes of pages that were given back
 	room   [len(blockClasses)]int32 // per class, first page with room, -1 when there is none
 	spare  [len(blockClasses)]int32 // per class, the page kept although all its blocks are free, -1 when there is none
-	spares int                      // how many there are
+	spares int                      // the number of pages in spare
 	budget Budget
 	source Pages // nil: the runtime
 	bytes  int
-	inUse  int // words of the blocks handed out
+	inUse  int // words of the blocks in use
 }
 
 // NewArena returns an empty Arena that asks budget, which may be nil, before it grows.
@@ -101,7 +111,7 @@ func NewArenaFrom(source Pages, budget Budget) *Arena {
 // Bytes is the memory held in pages, used or not.
 func (a *Arena) Bytes() int { return a.bytes }
 
-// InUse is the memory of the blocks handed out and not freed, in bytes, with what their sizes are rounded up by.
+// InUse is the memory of the blocks that were allocated and not freed, in bytes, their sizes rounded up to those of their classes.
 func (a *Arena) InUse() int { return a.inUse * 8 }
 
 // Alloc returns a zeroed block of at least the given number of words (1 to MaxBlock), or false when the budget refuses
@@ -161,8 +171,8 @@ func (a *Arena) Free(r Ref, words int) {
 	if p.live > 0 {
 		return
 	}
-	// The last page with room of a class stays, so that a state that comes and goes does not cost a page each time; but
-	// only a few do, and until the budget is used up.
+	// The last page with room of a class stays, so that a state that comes and goes does not take a page from the source each time. At most
+	// maxSpares pages stay, and grow gives them back when the budget is used up.
 	if p.prev >= 0 || p.next >= 0 {
 		a.release(pi)
 		return
@@ -174,8 +184,7 @@ func (a *Arena) Free(r Ref, words int) {
 	a.spares++
 }
 
-// Block returns the first words of a block: a view that stays valid until the block is freed, whatever else is
-// allocated meanwhile.
+// Block returns the first words of a block: a view that stays valid until the block is freed, also while other blocks are allocated.
 func (a *Arena) Block(r Ref, words int) []uint64 {
 	off := int(r) & (pageWords - 1)
 	return a.mem[r>>pageBits][off : off+words : off+words]
@@ -214,7 +223,7 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 	return pi, true
 }
 
-// Trim gives back the pages that are kept for blocks to come, and reports whether there were any.
+// Trim gives back the pages that have no block in use, and reports whether there were any.
 func (a *Arena) Trim() bool {
 	trimmed := false
 	for a.releaseSpare() {
@@ -223,13 +232,13 @@ func (a *Arena) Trim() bool {
 	return trimmed
 }
 
-// unspare takes the page of a class that was kept into use again.
+// unspare takes a class's page out of spare.
 func (a *Arena) unspare(class uint8) {
 	a.spare[class] = -1
 	a.spares--
 }
 
-// releaseSpare gives back a page that was kept, if there is one.
+// releaseSpare gives back a page of spare, and reports whether there was one.
 func (a *Arena) releaseSpare() bool {
 	for c, pi := range a.spare {
 		if pi >= 0 {

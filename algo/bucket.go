@@ -6,8 +6,12 @@ import "time"
 // It is the Generic Cell Rate Algorithm (ATM Forum, Traffic Management Specification 4.0, section 4.4.3; ITU-T I.371,
 // annex A): the only thing kept is the instant at which the bucket will be full again, or the queue empty.
 //
-// That instant is exact, for the rate is the fraction limit/Window and the instant a whole number of nanoseconds plus a
-// remainder in limit-ths of one. No rounding error builds up, however odd the rate and however long the run.
+// That instant is exact: the rate is the fraction limit/Window, and the instant a whole number of nanoseconds plus a remainder in limit-ths of a
+// nanosecond. No rounding error builds up.
+//
+// A bucket owes units: those missing from a full bucket, or waiting in the queue. Owed amounts are computed as units × Window in 128 bits, which is
+// the same number as nanoseconds × limit. A bucket may owe more than its capacity, after a charge that asked for no room, but never more than takes
+// MaxFill to repay, so that the instant fits 64 bits (saturate).
 //
 // Words: the instant's nanoseconds, the remainder (below the limit).
 type bucket struct{ inline }
@@ -16,10 +20,10 @@ func (bucket) words(*Limit) int { return 2 }
 
 func (bucket) init(_ *Limit, s []uint64, now Instant) { s[0], s[1] = uint64(now.Mono), 0 }
 
-// advance has nothing to do: the bucket fills by the passing of time alone.
+// advance has nothing to do: owed computes from the instant what has come back by now.
 func (bucket) advance(*Limit, *Arena, []uint64, Instant) { /* see owed */ }
 
-// owed is how far the bucket is from full: units × Window, or, what is the same, nanoseconds × limit.
+// owed is how far the bucket is from full, in units × Window.
 func (bucket) owed(l *Limit, s []uint64, now Instant) u128 {
 	if int64(s[0]) < now.Mono {
 		return u128{}
@@ -32,8 +36,8 @@ func (bucket) setOwed(l *Limit, s []uint64, now Instant, owed u128) {
 	s[0], s[1] = uint64(now.Mono+ns), uint64(rest)
 }
 
-// decide is Limits.decide for a bucket that is the only limit. It works out once what is owed, where that way asks for it
-// anew at every step: a bucket is what most keys have, and this is half of what deciding costs.
+// decide is Limits.decide for a bucket that is the only limit, with the same answers. It computes what is owed once, where Limits.decide computes it
+// at every step. Most keys have a single bucket, and this halves the time of their decision.
 func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decision) {
 	now = state.tick(now)
 	s := state[1:3]
@@ -41,7 +45,7 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	capacity, window := l.holds(), int64(l.Window)
 	full, owed := mul(capacity, window), c.owed(l, s, now)
 	var room int64
-	// A bucket that has run empty, as that of a key that is asked for too often has, needs no division to say so.
+	// An empty bucket, which a busy key over its limit has, needs no division.
 	if r.Held > 0 {
 		full = mul(max(capacity-r.Held, 0), window)
 	}
@@ -56,7 +60,7 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 		if l.Algorithm == LeakyBucket {
 			d.Delay = c.resetAfter(l, nil, s, now)
 		}
-		// No more than the capacity is owed then, so there is nothing to saturate.
+		// The bucket then owes no more than its capacity, so that it needs no saturate.
 		c.setOwed(l, s, now, owed.add(mul(grant, window)))
 		d.Granted = grant
 		room -= grant
@@ -84,7 +88,7 @@ func (c bucket) room(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
 	return n
 }
 
-// used does not exceed MaxLimit: that is as much as any bucket has ever lent.
+// used does not exceed MaxLimit, the most that a state counts.
 func (c bucket) used(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
 	owed := c.owed(l, s, now)
 	if !owed.less(mul(MaxLimit, int64(l.Window))) {
@@ -104,11 +108,10 @@ func (c bucket) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.
 	return c.repaid(l, s, now, n)
 }
 
-// repaid is the time until a bucket without room for n has it.
+// repaid is the time until a bucket that has no room for n units has it: until owed ≤ spare.
 func (bucket) repaid(l *Limit, s []uint64, now Instant, n int64) time.Duration {
-	// n passes once owed ≤ spare.
 	spare, rest := mul(l.holds()-n, int64(l.Window)), u128{lo: s[1]}
-	at := int64(s[0]) + 1 // all is repaid
+	at := int64(s[0]) + 1 // the bucket is full
 	if !spare.less(rest) {
 		before, _ := spare.sub(rest).div(l.Limit)
 		at = int64(s[0]) - before
@@ -125,12 +128,12 @@ func (bucket) resetAfter(_ *Limit, _ *Arena, s []uint64, now Instant) time.Durat
 	return time.Duration(max(left, 0))
 }
 
-// charge goes beyond the capacity when a state that owed more is carried over, but not to instants beyond 64 bits.
+// charge may bring the bucket to owe more than its capacity, as when convert carries over a state that owed more.
 func (c bucket) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int64) {
 	c.setOwed(l, s, now, saturate(l, c.owed(l, s, now).add(mul(n, int64(l.Window)))))
 }
 
-// saturate is the most of what is owed that an instant can say.
+// saturate cuts an owed amount down to what takes MaxFill to repay.
 func saturate(l *Limit, owed u128) u128 {
 	if most := mul(l.Limit, int64(MaxFill)); most.less(owed) {
 		return most
@@ -167,7 +170,7 @@ func (bucket) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *reader) er
 	return r.err
 }
 
-// join owes the larger debt.
+// join keeps the state that owes more.
 func (c bucket) join(l *Limit, _ *Arena, s, t []uint64, now Instant, u []uint64) bool {
 	if c.owed(l, s, now).less(c.owed(l, t, now)) {
 		s = t

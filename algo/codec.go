@@ -7,10 +7,16 @@ import (
 	"time"
 )
 
-// Limits as bytes begin with a byte for the version of the format, 1, and one for their number. Then comes for each its
-// algorithm, its period and flags (1: it counts refusals, 2: it carries debt), a byte each; its slots, capacity, window, max_log,
-// max_debt and anchor as unsigned varints and its limit as a signed one, zigzag-coded; and its time zone's name, one byte of length and the
-// bytes. Equal limits are equal bytes.
+// Limits as bytes:
+//
+//	version, number of limits                                         a byte each
+//	for each limit:
+//	algorithm, period, flags (limitDenied, limitCarry)                a byte each
+//	slots, capacity, window in ns, max_log, max_debt, anchor          unsigned varints
+//	limit                                                             signed varint, zigzag-coded
+//	name of the time zone                                             a byte of length, and the bytes
+//
+// Equal limits are equal bytes.
 const limitsVersion = 1
 
 // Flags of a limit.
@@ -50,22 +56,22 @@ func AppendLimits(dst []byte, ls Limits) []byte {
 		if l.Zone != nil {
 			name = l.Zone.String()
 		}
-		name = name[:min(len(name), longestZone)] // what is longer is no zone, and ParseLimits will say so
+		name = name[:min(len(name), longestZone)] // a longer name is no zone, and ParseLimits rejects it
 		dst = append(append(dst, byte(len(name))), name...)
 	}
 	return dst
 }
 
-// ZoneError is the time zone of limits in bytes that the caller of ParseLimits does not know.
+// ZoneError is a time zone that the caller of ParseLimits does not know.
 type ZoneError struct{ Name string }
 
 func (e *ZoneError) Error() string { return fmt.Sprintf("algo: the time zone %q is not known", e.Name) }
 
-// ParseLimits reads the limits that data begins with and returns what follows them. The bytes need not be trusted: what
-// it returns is valid. zone returns the time zone of a name, or nil for one that it does not know: to find one takes a file,
-// and who reads limits may hold a lock.
+// ParseLimits reads the limits that data begins with and returns the rest of data. The bytes need not be trusted: limits that it returns are valid.
+// zone returns the time zone of a name, or nil for one that it does not know. It is the caller's, because finding a zone reads a file, which the
+// caller may have to do before it takes a lock.
 //
-// The error is ErrLimits, a *FieldError for limits that cannot be, or a *ZoneError.
+// The error is ErrLimits, a *FieldError for limits that are not valid, or a *ZoneError.
 func ParseLimits(data []byte, zone func(name string) *time.Location) (ls Limits, rest []byte, err error) {
 	r := &reader{data: data}
 	if r.byte() != limitsVersion {

@@ -8,21 +8,20 @@ import (
 	"time"
 )
 
-// concurrency lends units out: an admitted request gets a lease on them, until it is released or its time is up. (A
-// counting semaphore whose permits expire, after Gray and Cheriton, "Leases", SOSP 1989.)
+// concurrency grants leases: an admitted request has its units until it releases the lease or the lease expires. (A counting semaphore whose
+// permits expire, after Gray and Cheriton, "Leases", SOSP 1989.)
 //
-// Leases are in slots, whose numbers are part of the ids given out, and in a binary heap by expiry, so that a lease is
-// found at once and the next to expire is known. An id is 40 bits of the caller's nonce and 24 of slot. A slot without
-// nonce has units that were lent to nobody.
+// Each lease is in a slot, whose number is part of its id, so that a lease is found by its id, and in a binary heap by expiry, so that the next
+// to expire is known. An id is 40 bits of the caller's nonce and 24 of slot. A slot without nonce is a nameless lease: units that Charge or Fill has
+// added, which only its expiry gives back.
 //
-// When two states are joined both may have a lease in the same slot. Then one of them moves to another slot, which gets
-// a flag, and a table of such leases tells where each is now: a hash table with open addressing, at most half full,
-// into which nothing is put but at a join. What it says of leases that have ended is told from the truth by the flag.
+// When two states are joined both may have a lease in the same slot. One of the two then moves to another slot, which gets movedFlag, and the table
+// maps its id to that slot: a hash table with open addressing, at most half full, into which only joins put entries. Entries of leases that have
+// ended stay in it; such an entry is recognized because its slot does not have the flag, or has another nonce.
 //
-// Words: units lent; leases and, above 32 bits, 1 + the first slot of the list of free ones; no instant at which a
-// lease expires is later than this; the first chunk of slots that may not exist and, above 32 bits, the logarithm of
-// the table's size; three vectors: the slots (nonce and place in the heap, units and flag), the heap (expiry, slot) and
-// the table (id, slot). All are zero when there are no leases.
+// Words: units in use; number of leases and, above 32 bits, 1 + the first slot of the list of free ones; an instant that no lease outlives;
+// the first chunk of slots that may not exist and, above 32 bits, the logarithm of the table's size; three vectors: the slots (nonce and place in
+// the heap, units and flag), the heap (expiry, slot) and the table (id, slot). All are zero when there are no leases.
 type concurrency struct{}
 
 const (
@@ -97,7 +96,7 @@ func (concurrency) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
 
 func (concurrency) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[leaseUnits]) }
 
-// wait is until the first lease expires: its units may not suffice, and one may be released before.
+// wait is the time until the first lease expires. Its units may not suffice, and another lease may be released before.
 func (c concurrency) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
 	if c.room(l, a, s, now) >= n {
 		return 0
@@ -120,7 +119,7 @@ func (c concurrency) reserve(_ *Limit, a *Arena, s []uint64, _ int64) bool {
 	if c.freeSlot(s) != 0 {
 		return true
 	}
-	// No slot that exists is free: so the first chunk of them that does not.
+	// No existing slot is free: the next chunk of slots is made.
 	slots := vector{&s[leaseSlots]}
 	from := uint32(s[leaseChunk])
 	if slots.len() >= chunkLen {
@@ -150,12 +149,12 @@ func (c concurrency) putFree(a *Arena, s []uint64, slot uint32) {
 	s[leaseCount] = s[leaseCount]&0xffff_ffff | uint64(slot+1)<<32
 }
 
-// charge lends units, for as long as leases live, to nobody who could give them back. It wants memory reserved.
+// charge adds a nameless lease of n units that lives for the Window. The memory must be reserved.
 func (c concurrency) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
 	c.insert(a, s, uint64(c.takeFree(a, s)), now.Mono+int64(l.Window), n)
 }
 
-// acquire lends n units and returns the lease's id. It wants memory reserved.
+// acquire adds a lease of n units and returns its id. The memory must be reserved.
 func (c concurrency) acquire(l *Limit, a *Arena, s []uint64, now Instant, n int64, r Request) uint64 {
 	id := leaseID(r.Nonce, c.takeFree(a, s))
 	c.insert(a, s, id, now.Mono+int64(l.ttl(r.TTL)), n)
@@ -210,7 +209,7 @@ func (c concurrency) find(a *Arena, s []uint64, id uint64) (uint32, bool) {
 	}
 }
 
-// isMoved reports whether what the table says of id is true still.
+// isMoved reports whether the table's entry for id is that of a lease, and not one that a lease that has ended has left.
 func (c concurrency) isMoved(a *Arena, s []uint64, id uint64, slot uint32) bool {
 	e := c.slot(a, s, slot)
 	return e[1]&movedFlag != 0 && e[0]&^slotMask == id&^slotMask
@@ -457,7 +456,7 @@ func (c concurrency) linkFree(a *Arena, s []uint64) {
 }
 
 // join makes u the union of the leases by their ids: one that both have counts once and expires when the later of the
-// two does. Of the units that were lent to nobody, which have no id, the larger number counts at each instant.
+// two does. Of the units of nameless leases the larger number counts at each instant.
 func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	late, ok := c.joinInPlace(a, s, t, u)
 	if !ok {
@@ -521,11 +520,10 @@ func (c concurrency) joinMoved(l *Limit, a *Arena, v, u []uint64) (ok bool) {
 	return ok
 }
 
-// nameless is a number of units that were lent to nobody, and the instant at which they expire.
+// nameless is the units of a nameless lease, and the instant at which it expires.
 type nameless struct{ expiry, units int64 }
 
-// joinNameless adds to u what s and t have lent to nobody: of the units that expire at an instant or later, the larger
-// number.
+// joinNameless adds to u the join of the nameless leases of s and t: of the units that expire at an instant or later, the larger number.
 func (c concurrency) joinNameless(l *Limit, a *Arena, s, t, u []uint64) bool {
 	x, y := c.nameless(a, s), c.nameless(a, t)
 	var mine, other int64
@@ -555,7 +553,7 @@ func (c concurrency) joinNameless(l *Limit, a *Arena, s, t, u []uint64) bool {
 	return true
 }
 
-// nameless returns what s has lent to nobody, the latest expiry first.
+// nameless returns the nameless leases of s, the latest expiry first.
 func (c concurrency) nameless(a *Arena, s []uint64) (list []nameless) {
 	for i := range c.count(s) {
 		h := c.heap(a, s, i)
@@ -567,8 +565,7 @@ func (c concurrency) nameless(a *Arena, s []uint64) (list []nameless) {
 	return list
 }
 
-// fits is how many of the units of an entry a state can count in addition to its own: all, unless there are absurdly
-// many.
+// fits is how many of an entry's units a state can count in addition to its own: all, up to MaxLimit together.
 func (concurrency) fits(s []uint64, units uint64) int64 {
 	return min(int64(units&^movedFlag), MaxLimit-int64(s[leaseUnits]))
 }

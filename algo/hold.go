@@ -41,7 +41,7 @@ type mark struct {
 	n, rest int64
 }
 
-// gone is the instant of units that are no longer in a log.
+// gone is the instant that stands for units that are no longer in a log.
 const gone = math.MinInt64
 
 func (m *mark) lower(n, rest int64) {

@@ -1,8 +1,8 @@
 package algo
 
 // Join makes s the join of s and t, a state of the same limits in the same Arena; t stays as it is. Two sides of a
-// split may have gone on from the same state. Units have no identity, so nobody can tell how much of what both count is
-// the same. Of two counts Join keeps the larger, at every instant. It is idempotent, commutative and associative, and
+// split may have gone on from the same state. Units have no identity, so it cannot be known which of them both sides
+// count. Of two counts Join keeps the larger, at every instant. It is idempotent, commutative and associative, and
 // the join admits at no later instant more than s or t would:
 //
 //   - sliding_log and sliding_window: from each instant to now the larger number of units. The join holds at no
@@ -13,8 +13,8 @@ package algo
 //   - sliding_counter goes on with the windows that began later, and in each with the larger count.
 //   - token_bucket and leaky_bucket owe the larger debt.
 //   - concurrency has the union of the leases by their ids, each until the later of its two ends, and each can be
-//     renewed and released as before. Of what Charge has lent, which has no id, the larger number counts at each
-//     instant.
+//     renewed and released as before. Of the units that Charge has added, which have no id, the larger number counts
+//     at each instant.
 //
 // In a window that began later, units of the other side may count for less than a Window too long.
 //

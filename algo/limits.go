@@ -7,20 +7,22 @@ import (
 	"time"
 )
 
+// This file has what all algorithms have in common: Limits and State, the interface counter that each algorithm implements, validation, the life
+// of a state (Init, Free, Convert), and 128-bit arithmetic. decide.go decides.
+
 // Limits are the limits of one policy. They are decided together: a request is charged to all of them or to none. The
-// methods that take a State want Limits that Validate accepts and the State they were given by Init, Restore or
-// Convert; a Limits value is never changed by them.
+// methods that take a State need Limits that Validate accepts and a State that Init, Restore or Convert made for them.
+// No method changes its Limits.
 type Limits []Limit
 
 // State is what Limits remember about one key: exactly Words() words, usually a view into a record of the caller's.
-// Word 0 is the newest Mono instant the state has seen; a later call with an earlier instant is taken to happen at that
-// one. The last word, where there is a sliding_log, counts what has been charged (see Mark). What does not fit is in
-// blocks of the Arena, which must be the same one in every call.
+// Word 0 is the newest Mono instant that the state has seen; a later call with an earlier instant counts as at that one.
+// Then come the words of each limit that counts (place), and last, where there is a sliding_log, the position (Mark).
+// Data of varying size is in blocks of the Arena, which must be the same one in every call.
 type State []uint64
 
-// counter is one way of counting. Its values have no fields: everything is in the limit, the limit's words of the state
-// and the blocks of the Arena that those words name. Every method but init, free and restore wants words that advance
-// has brought to the same now.
+// counter is one algorithm. Its values have no fields: everything is in the limit, the limit's words of the state and the blocks of the Arena that
+// those words name. Before every method except init, free and restore, advance must have brought the words to the same now.
 type counter interface {
 	// words is the size of the fixed part of the state.
 	words(l *Limit) int
@@ -28,7 +30,7 @@ type counter interface {
 	init(l *Limit, s []uint64, now Instant)
 	// free gives back every block.
 	free(l *Limit, a *Arena, s []uint64)
-	// advance lets the time until now pass. An s in which nothing is left in use afterwards is fresh.
+	// advance removes what is no longer in use at now. An s in which nothing is in use afterwards is fresh.
 	advance(l *Limit, a *Arena, s []uint64, now Instant)
 	// room is the largest cost that would pass.
 	room(l *Limit, a *Arena, s []uint64, now Instant) int64
@@ -42,7 +44,7 @@ type counter interface {
 	reserve(l *Limit, a *Arena, s []uint64, n int64) bool
 	// charge adds n units at now without asking whether there is room.
 	charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
-	// refund takes off up to n units and returns how many there were to take.
+	// refund removes up to n units and returns how many it removed.
 	refund(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64
 	// convert makes t, the words of limit to whose counter is of the same kind, out of s and its blocks.
 	convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64)
@@ -362,8 +364,8 @@ func (ls Limits) Refund(a *Arena, s State, now Instant, units int64) int64 {
 }
 
 // Renew lets a lease of a concurrency limit live for ttl from now on (0 and what exceeds the limit's Window: the
-// Window), and returns that time; false when there is no such lease any more. An unlimited limit keeps no leases and
-// renews whatever it is asked to.
+// Window), and returns that time; false when there is no such lease any more. An unlimited limit keeps no leases, and
+// renews any.
 func (ls Limits) Renew(a *Arena, s State, now Instant, lease uint64, ttl time.Duration) (time.Duration, bool) {
 	if ls[0].Algorithm != Concurrency {
 		return 0, false
@@ -378,7 +380,7 @@ func (ls Limits) Renew(a *Arena, s State, now Instant, lease uint64, ttl time.Du
 }
 
 // Release ends a lease of a concurrency limit; false when there is no such lease any more. An unlimited limit keeps no
-// leases and releases whatever it is asked to.
+// leases, and releases any.
 func (ls Limits) Release(a *Arena, s State, now Instant, lease uint64) bool {
 	if ls[0].Algorithm != Concurrency {
 		return false
@@ -442,7 +444,7 @@ func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) err
 		at, n := ls.place(i), ls[i].words()
 		return s[at : at+n : at+n]
 	}
-	// Whatever may fail comes first.
+	// The steps that may fail come first.
 	var carried [MaxLimits]int64
 	var moved [MaxLimits]bool
 	for j := range to {

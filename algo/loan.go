@@ -24,7 +24,9 @@ import (
 // an empty log at the next instant.
 //
 // Messages may be lost, repeated and reordered. So they carry totals, which only grow, and each side keeps the largest that it
-// has heard (as in the flow control of QUIC, RFC 9000, section 4).
+// has received (as in the flow control of QUIC, RFC 9000, section 4).
+//
+// The order of calls for each report: Expire until it has nothing to do, Report, then Lend. limiter/loan.go and the store make them.
 const (
 	// LoanTerm is the longest term of a loan, as its borrower counts it from sending what asked for it.
 	LoanTerm = time.Second
@@ -54,14 +56,14 @@ const (
 // state: it begins another loan when it is told that the last one has ended.
 type LoanID struct{ Borrower, Number uint64 }
 
-// Totals are what was granted under a loan, and what of it was spent and returned; and how many checks have spent it, which is for
-// counting decisions only, and may lag behind Spent.
+// Totals are the units granted under a loan, and those of them that were spent and returned; and the checks that have spent them, which count
+// decisions only and may lag behind Spent.
 type Totals struct{ Granted, Spent, Returned, Checks int64 }
 
 // Left is what is neither spent nor returned.
 func (t Totals) Left() int64 { return max(t.Granted-t.Spent-t.Returned, 0) }
 
-// valid reports whether there can be such totals at a borrower.
+// valid reports whether a borrower can have these totals.
 func (t Totals) valid() bool {
 	return t.Granted >= 0 && t.Granted <= MaxLimit && t.Spent >= 0 && t.Returned >= 0 &&
 		t.Spent <= t.Granted && t.Returned <= t.Granted-t.Spent && t.Checks >= 0 && t.Checks <= t.Spent
@@ -76,28 +78,28 @@ func (t Totals) unite(v Totals) Totals {
 type Loan struct {
 	ID LoanID
 	Totals
-	// Until is the Mono instant at which it ends; of one that has, that from which it is no longer known.
+	// Until is the Mono instant at which the loan ends; when it has ended, that at which it is forgotten.
 	Until int64
-	// Ended says that what was not returned has been charged, spent or not.
+	// Ended says that all units that were not returned have been charged, spent or not.
 	Ended bool
-	// Caller is who borrows, see Loans.Borrowed; empty where that is not known. It is not part of what Append writes.
+	// Caller is the name of the borrower's caller, see Loans.Borrowed; empty if it is not known. Append does not write it.
 	Caller string
-	// Of a Quota: what is lent of a token bucket's rate, in units per hour; what the borrower asked for, in units or, of a token bucket,
-	// units per hour, which is not 0; and units that are not lent, but kept for it.
+	// Of a Quota: Rate is the part of a token bucket's rate that is lent, in units per hour. Wants is what the borrower asked for, in units, or
+	// of a token bucket in units per hour; it is never 0. Kept are units that are not lent, but held until the borrower asks again.
 	Rate, Wants, Kept int64
 	// Term is for how long the borrower may spend, from the instant on its clock at which it sent what Lend answers; 0 when
 	// nothing was granted and it should return what it has. Only in what Lend returns.
 	Term time.Duration
 }
 
-// Loans are those of one state. The zero value is none. It is for one goroutine at a time.
+// Loans are the loans of one state. The zero value has none. One goroutine may use them at a time.
 type Loans struct {
 	list []Loan
 	held int64
 	// near is the number of borrowers among which free units are shared after a recall; nothing is lent until each would get
-	// enough. 0: no recall, or there has been room since.
+	// nearLoan. 0: no recall, or there has been room since.
 	near int64
-	// Of Quotas: the rate that is lent, the instant up to which what it comes to has been charged, and units to charge besides.
+	// Of Quotas: the rate that is lent, the instant up to which its units have been charged, and units to charge in addition.
 	rate, since, due int64
 }
 
@@ -129,7 +131,7 @@ func (u *Loans) Get(id LoanID) (Loan, bool) {
 	return Loan{}, false
 }
 
-// Borrowed notes the name of who has a loan.
+// Borrowed notes the name of the caller that has a loan.
 func (u *Loans) Borrowed(id LoanID, caller string) {
 	if i := u.find(id); i >= 0 {
 		u.list[i].Caller = caller
@@ -251,9 +253,9 @@ func owned(term time.Duration) int64 { return int64(term) + 3*int64(term)/loanDr
 // within is the longest term that is over on a borrower's clock before so much time has passed on the owner's.
 func within(left time.Duration) time.Duration { return left - left/loanDrift*4 }
 
-// Expire ends the first loan that is due by now, and returns how many of its units were still held. They are charged at the
-// instant at which the loan was due. Before that, Expire charges what the rate of Quotas has come to. ok is false when there
-// was nothing to do; call Expire until then. Expire also forgets loans that ended more than loanGrace ago.
+// Expire ends the first loan whose Until has passed, and returns how many of its units were still held. They are charged at the
+// instant Until. Before that, Expire charges the units of the rate of Quotas. ok is false when there was nothing to do; call
+// Expire until then. Expire also forgets loans that ended more than loanGrace ago.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok bool, err error) {
@@ -284,16 +286,14 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 	return n, true, nil
 }
 
-// Report takes in what a borrower says of a loan, and returns how many units that charges at now. Loans that are due must have been
-// ended before, see Expire.
+// Report takes in a borrower's totals of a loan, and returns how many units it charges for them at now. The caller must have ended the loans
+// whose Until has passed (Expire).
 //
-// known is how many units spent an owner has told the borrower that it knows: of a loan that is not known here, because its owner
-// was lost, no others are charged, beyond the limit if need be; and what the borrower has left of such a loan is held for
-// LoanTerm.
+// known is the number of spent units that owners have confirmed to the borrower. If the loan is not known here, because its owner was lost before
+// a copy had it, Report charges t.Spent - known, beyond the limit if need be, and holds what the borrower has left for LoanTerm.
 //
-// Totals that cannot be are taken for none. What a borrower says beyond what is known to be lent is believed only up to where units
-// in use and held are twice a limit, which owners that were lost do not lend more than: whoever may ask for units must not thereby
-// be able to owe any number of them.
+// Totals that no borrower can have count as none. A borrower may report more than is known to be lent, after the loss of an owner; Report believes
+// it only until units in use and held are twice a limit. Otherwise a caller that may borrow could make a key owe any number of units.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (n int64, err error) {
@@ -313,7 +313,7 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	} else {
 		had = Loan{ID: id, Totals: Totals{Spent: known}}
 	}
-	var covered int64 // units that are held for it
+	var covered int64 // units that are held for the loan
 	if i >= 0 && !had.Ended {
 		covered = had.Left()
 	}
@@ -325,7 +325,7 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		left = 0
 	}
 	if beyond := n + left - covered; beyond > 0 {
-		// Of what is beyond, what is spent goes before what is left.
+		// Units that were spent are believed before units that are left.
 		believed := min(beyond, ls.believable(a, s, now, u))
 		n = min(n, covered+believed)
 		left = min(left, covered+believed-n)
@@ -334,7 +334,7 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	if err != nil {
 		return 0, err
 	}
-	// As many as the units that are charged now, and those before them, may come to.
+	// Each check has spent at least one unit; lateChecks of the units charged before may have had their checks reported later.
 	more.Checks = max(had.Checks, min(t.Checks, had.Checks+n+min(had.Spent-had.Checks, lateChecks)))
 	if had.Ended {
 		l := &u.list[i]
@@ -353,7 +353,7 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		u.list = append(u.list, more)
 	} else {
 		if more.Granted > had.Granted {
-			// Granted by an owner that was lost before it had told anybody.
+			// An owner that was lost granted these units before a copy knew of them.
 			more.Until = max(more.Until, now.Mono+owned(LoanTerm))
 		}
 		u.list[i] = more
@@ -362,9 +362,9 @@ func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	return charged, nil
 }
 
-// ReportLast takes in what a borrower says of a loan as Report does and ends it at once, for whoever has no memory or no place to keep it: what the
-// borrower may have left is charged, too, and nothing is kept of the loan. It returns the loan as it has ended, which is zero but for its id
-// where the report says nothing that can be, and how many units that charges.
+// ReportLast is Report for a store that has no memory or no place to keep the loan: it ends the loan at once, charges what the borrower may have
+// left as well, and keeps nothing of it. It returns the loan as it has ended, zero except for its id if the totals are not valid, and how many
+// units it charged.
 //
 // The only error is ErrNoMemory: of the charge of what was left, after which the loan is as Report leaves it.
 func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (l Loan, n int64, err error) {
@@ -387,8 +387,8 @@ func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID,
 	return l, n, nil
 }
 
-// chargeLent charges units that were on loan, and returns how many: none once the limit has become one of concurrency, because a check that a
-// borrower has admitted is no lease that anybody releases.
+// chargeLent charges units that were on loan, and returns how many. It charges none if the limit has become one of concurrency, because no caller
+// would release a lease for a check that a borrower has admitted.
 func (ls Limits) chargeLent(a *Arena, s State, at Instant, n int64) (int64, error) {
 	if ls[0].Algorithm == Concurrency {
 		return 0, nil
@@ -396,7 +396,7 @@ func (ls Limits) chargeLent(a *Arena, s State, at Instant, n int64) (int64, erro
 	return n, ls.Charge(a, s, at, n)
 }
 
-// believable is how many units nobody knows to be lent may be reported, see Report.
+// believable is how many units beyond those known to be lent Report believes.
 func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 	now = s.tick(now)
 	most := MaxLimit
@@ -408,8 +408,7 @@ func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 
 // Lend lends units to a borrower so that it has up to want of them, renews the term of the loan, and returns the loan. It makes
 // the loan if there is none. With a want of 0 it lends and renews nothing, and ends a loan of which nothing is left. The
-// caller must have ended loans that are due (Expire) and taken in what the borrower reports (Report), and must not call Lend
-// for limits that are not Lendable.
+// caller must have called Expire and Report before, and must not call Lend for limits that are not Lendable.
 //
 // A borrower has at most its even part of half of the room, and at most an eighth of the smallest limit, or LeastLoan if that
 // is more. At a time at most half of the free units are lent. The borrower stops spending before left has passed on the
@@ -439,7 +438,8 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	if want < LeastLoan && have == 0 || free < u.near*nearLoan || term < leastTerm {
 		want = 0
 	}
-	// What others have may have become more than their parts, because room has shrunk: who has used up its own is lent of the rest.
+	// Other borrowers may have more than their parts, because room has shrunk since. A borrower that has used up its own part gets half of what
+	// is free at most.
 	grant := max(min(want-have, free/2), 0)
 	if have == 0 && grant < LeastLoan {
 		grant = 0
@@ -483,8 +483,8 @@ func (u *Loans) shared(i int) (have, borrowers int64) {
 	return have, borrowers
 }
 
-// loanTerm is the longest term of a loan of the limit: one of a fixed window ends with that, for what is spent in one window and
-// reported in the next would be charged there.
+// loanTerm is the longest term of a loan of the limit. The loan of a fixed window ends with the window: a unit that was spent in one window and
+// reported in the next would be charged to the next.
 func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 	term := LoanTerm
 	if !l.aligned() {
@@ -534,8 +534,8 @@ func (u *Loans) Unite(v *Loans) {
 	u.rerate(since)
 }
 
-// Append appends the loans to dst as what is left of their terms, so that they may be read by who has another clock, and end there
-// late by what the way takes.
+// Append appends the loans to dst, with what is left of their terms in place of instants. A reader has another clock: there they end late by the
+// time that the bytes were on the way.
 func (u *Loans) Append(dst []byte, now Instant) []byte {
 	var since int64
 	if u.rate > 0 {

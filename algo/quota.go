@@ -33,20 +33,20 @@ const (
 
 // Quota is what a borrower of a Quota asks for.
 type Quota struct {
-	Demand int64         // units per hour that it could use, at most MaxLimit
-	Ahead  time.Duration // for how long they should suffice; for a token bucket, which lends its rate, it does not matter
+	Demand int64         // units per hour that the borrower could use, at most MaxLimit
+	Ahead  time.Duration // how long the units should last; not used for a token bucket, which lends its rate
 	Share  int64         // percentage of the limit that all Quotas of the state may have together; 0 stands for 100
 	Term   time.Duration // from the instant at which the owner makes the loan until it ends, at most MaxQuotaTerm
-	// Had is the rate that was lent, where a loan is reported that its owner may not know any more; Term is what is left then.
+	// Had is the rate of a loan that is reported and that its owner may not know any more; Term is then what is left of the term.
 	Had int64
 }
 
-// party is what a borrower has by Quotas.
+// party is a borrower's Quotas together.
 type party struct {
-	newest uint64
-	wants  int64
-	rate   int64 // the highest
-	cost   int64 // the highest rate, what its units come to if renewed among it
+	newest uint64 // the number of the newest loan
+	wants  int64  // of the newest loan
+	rate   int64  // the highest rate of a loan
+	cost   int64  // the highest Loan.cost
 }
 
 // parties are the borrowers that have Quotas.
@@ -67,7 +67,8 @@ func (u *Loans) parties() map[uint64]party {
 	return all
 }
 
-// cost is what a loan of a token bucket takes of its rate, in units per hour, if another one follows every quotaRenewal.
+// cost is the part of a token bucket's rate that a loan takes, in units per hour: its rate, and its units if another loan follows every
+// quotaRenewal.
 func (l *Loan) cost() int64 {
 	if l.Rate == 0 {
 		return 0
@@ -75,8 +76,8 @@ func (l *Loan) cost() int64 {
 	return min(l.Rate+l.Left()*(hour/int64(quotaRenewal)), MaxLimit)
 }
 
-// rerate computes the rate that is lent from the instant at on. What the former rate has come to since the last charge is
-// less than a unit, and is carried over.
+// rerate computes the rate that is lent from the instant at on. Since the last charge the former rate has made less than a
+// unit, which is carried over.
 func (u *Loans) rerate(at int64) {
 	before := u.rate
 	u.rate = 0
@@ -108,8 +109,8 @@ func (u *Loans) rerate(at int64) {
 	u.count()
 }
 
-// accrue charges what the rate that is lent has come to by the instant to. The charge is dated at the last one before it, so
-// that the token bucket is as if it had filled at the rest of its rate all the time.
+// accrue charges the units that the lent rate has made by the instant to. The charge is dated at the previous one, so that
+// the token bucket is as if it had filled at the rest of its rate all the time.
 func (ls Limits) accrue(a *Arena, s State, now Instant, to int64, u *Loans) (n int64, err error) {
 	n = u.due
 	var step int64
@@ -180,7 +181,7 @@ func ratio(n, x, y int64) int64 {
 // LendQuota lends what a borrower asks for, as far as there is room, and returns the loan. The room is divided by demand among
 // the borrowers that ask. When there is no room the loan is of nothing, and units are kept for the borrower until it asks
 // again. A repeated ID changes nothing; if the loan is known only from a report of its borrower, its end is put off by Term.
-// The caller must have ended loans that are due (see Expire), and must not call it for limits that are not Quotable.
+// The caller must have called Expire before, and must not call LendQuota for limits that are not Quotable.
 func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, q Quota) Loan {
 	now = s.tick(now)
 	term := int64(max(min(q.Term, MaxQuotaTerm), 0))
@@ -219,7 +220,8 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 		budget := ratio(ls[0].hourly(), share, 100)
 		part := max(min(others.fair(budget, l.Wants), budget-others.cost), 0)
 		const seconds = hour / int64(time.Second)
-		// As much as comes in a second, but neither more than half of its part by renewals, nor than its part of two at a time.
+		// The units that its rate makes in a second; but renewals take half of its part at most, and of the capacity each borrower can have two
+		// loans at a time.
 		want = max(min(max(demand/seconds, leastQuota), part/(2*hour/int64(quotaRenewal)), lend/(2*(others.borrowers+1))), 1)
 		l.Rate = max(min(demand, part-want*(hour/int64(quotaRenewal))), 0)
 	} else {
@@ -234,7 +236,7 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 	return l
 }
 
-// others are what borrowers have by Quotas, one of them left out of all but lent.
+// others are the sums over all borrowers of Quotas but one; lent is over all of them.
 type others struct{ wants, cost, borrowers, lent int64 }
 
 func (u *Loans) others(borrower uint64) (o others) {
@@ -251,7 +253,8 @@ func (u *Loans) others(borrower uint64) (o others) {
 	return o
 }
 
-// fair is the part of a budget that a borrower has beside the others: by demand, and what nobody wants in equal parts.
+// fair is the part of a budget that a borrower has beside the others: in proportion to demand, and equal parts of the rest if the budget exceeds all
+// demand.
 func (o *others) fair(budget, wants int64) int64 {
 	all := min(wants+o.wants, MaxLimit)
 	if all <= budget {
@@ -260,7 +263,7 @@ func (o *others) fair(budget, wants int64) int64 {
 	return max(ratio(budget, wants, all), 1)
 }
 
-// unkeep ends what is kept for a borrower.
+// unkeep ends the loans of a borrower that only kept units for it.
 func (u *Loans) unkeep(borrower uint64, at int64) {
 	for i := range u.list {
 		if l := &u.list[i]; l.ID.Borrower == borrower && l.Kept > 0 && !l.Ended {

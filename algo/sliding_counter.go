@@ -5,7 +5,7 @@ import "time"
 // slidingCounter estimates a sliding window from two fixed ones: the present window's count, plus the previous one's
 // weighted by how much of it the sliding window still covers. (As Cloudflare described it in "How we built rate
 // limiting capable of scaling to millions of domains", 2017.) It takes the previous window's admissions to be spread
-// evenly: who knows better can get up to twice the limit through in one Window.
+// evenly: a caller that concentrates them can get up to twice the limit through in one Window.
 //
 // Words: start of the present window, previous count, present count. Windows of a fresh state begin at multiples of
 // their length; after a move they begin where they did before, in terms of age, until the state has been empty.

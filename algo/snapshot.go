@@ -5,9 +5,9 @@ import (
 	"errors"
 )
 
-// A snapshot is a state without its clock: every instant is written as an age, and whoever reads it anchors the ages at
-// its own present. What is on the way for a while therefore expires late by that while, and never early. The limits
-// themselves are not part of it: reader and writer must agree on them by other means.
+// A snapshot is a state without its clock: every instant is written as an age, and the reader counts the ages from its own
+// present. Units of a snapshot that is on the way for a time therefore expire late by that time, and never early. The
+// limits are not part of a snapshot: reader and writer must agree on them by other means.
 //
 // It begins with a byte for the version of the format, 1. Then comes, for each limit that is not unlimited, a byte with
 // the algorithm's number, to which 128 is added when it is idle; otherwise follows
@@ -20,9 +20,9 @@ import (
 //	sliding_log      units, signed age of the newest entry, ticks from the oldest entry to the newest; then the entries,
 //	                 the oldest first: twice the ticks since the previous one, plus one and followed by the number of
 //	                 units when it is a run
-//	concurrency      number of leases, time until the last could expire; then for each its slot, nonce (0: lent to
-//	                 nobody), time until it expires, units; then the number of those that are not in the slot that
-//	                 their id names, and for each the slot it is in and the slot that its id names
+//	concurrency      number of leases, time until the last could expire; then for each its slot, nonce (0: nameless),
+//	                 time until it expires, units; then the number of those that are not in the slot that their id
+//	                 names, and for each the slot it is in and the slot that its id names
 //
 // as unsigned varints in nanoseconds where nothing else is said. Signed ones are zigzag-coded.
 const snapshotVersion = 1
