@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -33,8 +34,9 @@ type Sample struct {
 	Limit, Remaining int64
 }
 
-// samplesATick is about the most samples between two ticks: 10,000 a second take one percent of a processor at most.
-const samplesATick = 1000
+// samplesATick bounds the samples between two ticks, about. 500 a second take less than one percent of a processor: a sample takes
+// several microseconds, since it meets the lock and the sketches of the Recorder, which are no longer in the processor's cache.
+const samplesATick = 50
 
 // sampler chooses one of 2^shift decisions.
 type sampler struct {
@@ -97,10 +99,17 @@ func (s *sampler) sampled(weight int64, scope, key string, d *limit.Decision, ti
 	s.record(&of)
 }
 
-// spent records checks that a borrower has admitted from its loan, as one sample.
+// spent records checks that a borrower has admitted from its loan, as one sample. A report of fewer checks than a sample stands for is
+// chosen in proportion to them.
 func (s *sampler) spent(rule *store.Rule, key string, checks int64, now *algo.Decision) {
 	if s.to == nil || checks <= 0 {
 		return
+	}
+	if weight := int64(1) << s.shift.Load(); checks < weight {
+		if rand.Int64N(weight) >= checks {
+			return
+		}
+		checks = weight
 	}
 	l := &rule.Limits[now.Tightest]
 	s.record(&Sample{Scope: rule.Scope, Key: key, Weight: checks, Algorithm: l.Algorithm, Window: quotaWindow(l), Limit: now.Limit, Remaining: now.Remaining})

@@ -2,9 +2,9 @@
 // there are.
 //
 // A [Recorder] is fed with a sample of a limiter's decisions and forgets them after about a minute. Its counts are estimates, for
-// two reasons: heavy hitters are counted within bounds (see internal/heavyhitters), which Row tells, and where a node decides more
-// than 10,000 checks a second each decision that is recorded stands for several, which adds an error of about √(n·w) to a count
-// of n where it stands for w.
+// two reasons. Heavy hitters are counted within bounds (see internal/heavyhitters), which Row tells. And where a node decides more
+// than 500 checks a second each decision that is recorded stands for several: that adds an error of about √(n·w) to a count of n
+// where it stands for w.
 //
 // What it does not promise: that a key with less than 1 % of a node's decisions is found at all where there are thousands
 // of them; that a key that is full and is hardly asked about is seen by a busy node; or anything about what clients refuse
