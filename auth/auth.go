@@ -24,7 +24,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -107,7 +107,7 @@ type Credentials struct {
 func (e *Credentials) certified() bool { return e.TLS != nil && len(e.TLS.PeerCertificates) > 0 }
 
 // local reports whether the caller is on this host, or behind a proxy on this host.
-func (e *Credentials) local() bool { return loopback.Addr(e.From) }
+func (e *Credentials) local() bool { return netaddr.LoopbackAddr(e.From) }
 
 // session is an authenticated request or stream, with the caller by the access file of the last look. It is the context to serve
 // the request or stream in: each call has one, and it is one piece of memory.

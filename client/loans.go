@@ -10,7 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/borrow"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -36,13 +36,13 @@ type loans struct {
 	book  *borrow.Book[loanKey, *member]
 	nodes *nodes
 	id    uint64
-	kick  wake.Signal // set when there may be something to report
+	kick  fifo.Signal // set when there may be something to report
 	clock func() int64
 }
 
 // newLoans returns loans that are timed by what read returns: the monotonic clock and the wall clock, at one instant.
 func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
-	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: wake.New()}
+	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: fifo.NewSignal()}
 	clock := borrow.NewClock(read())
 	l.clock = func() int64 { return clock.Read(read()) }
 	l.book = borrow.New[loanKey, *member](l.kick.Set, nil)

@@ -13,10 +13,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/stream"
-	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/stream"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -129,7 +128,7 @@ type link struct {
 	listener  listener
 	ctx       context.Context
 	end       context.CancelFunc
-	wake      wake.Signal // of the writer
+	wake      fifo.Signal // of the writer
 	running   sync.WaitGroup
 
 	mu       sync.Mutex
@@ -166,7 +165,7 @@ type listener interface {
 
 func newLink(api weirv1.LimiterClient, now func() time.Duration, connected func() bool, to listener) *link {
 	ctx, end := context.WithCancel(context.Background())
-	return &link{api: api, now: now, connected: connected, listener: to, ctx: ctx, end: end, wake: wake.New()}
+	return &link{api: api, now: now, connected: connected, listener: to, ctx: ctx, end: end, wake: fifo.NewSignal()}
 }
 
 // close ends what is in flight and waits for the goroutines.

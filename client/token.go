@@ -4,7 +4,7 @@ import (
 	"context"
 	"strings"
 
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 )
 
 // WithToken presents a token with every call, for clusters with an access file. It goes with WithTLS, unless all addresses
@@ -44,7 +44,7 @@ func isLocal(address string) bool {
 		return true
 	}
 	for a := range strings.SplitSeq(address, ",") {
-		if !loopback.HostPort(a) {
+		if !netaddr.LoopbackHostPort(a) {
 			return false
 		}
 	}

@@ -17,7 +17,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // Cluster is this process's part in the gossip. All methods are safe for concurrent use.
@@ -43,7 +43,7 @@ type Cluster struct {
 
 	mu    sync.Mutex
 	queue []func() // for run to do, in order
-	wake  wake.Signal
+	wake  fifo.Signal
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -112,7 +112,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		fatal:    make(chan error, 1),
 		roster:   newRoster(self, cfg.Join),
 		refusals: map[string]bool{},
-		wake:     wake.New(),
+		wake:     fifo.NewSignal(),
 		ctx:      ctx,
 		cancel:   cancel,
 		keyring:  keyring,

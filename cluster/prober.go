@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // probeTimeout bounds the wait for a process to say who it is.
@@ -37,7 +37,7 @@ func (c *Cluster) Identity() Identity {
 // prober asks the processes that gossip names who they are, between the gossip and the roster.
 type prober struct {
 	c    *Cluster
-	wake wake.Signal
+	wake fifo.Signal
 
 	mu     sync.Mutex // held while what follows is posted, too, so that the roster hears of it in this order
 	v      *verifier
@@ -45,7 +45,7 @@ type prober struct {
 }
 
 func newProber(c *Cluster) *prober {
-	return &prober{c: c, wake: wake.New(), v: newVerifier(c.self.claim(), c.cfg.MaxMembers), listed: map[identity]node{}}
+	return &prober{c: c, wake: fifo.NewSignal(), v: newVerifier(c.self.claim(), c.cfg.MaxMembers), listed: map[identity]node{}}
 }
 
 // now reads the clock that back-off and expiry go by.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // claimed makes a claim of a process named name on host 10.0.0.host.
@@ -189,7 +189,7 @@ func TestProberDown(t *testing.T) {
 	a := process("a", 1, 1, Active, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c := &Cluster{cfg: Config{MaxMembers: 4}, self: a, wake: wake.New(), ctx: ctx}
+	c := &Cluster{cfg: Config{MaxMembers: 4}, self: a, wake: fifo.NewSignal(), ctx: ctx}
 	for state, stays := range map[State]bool{Active: true, Joining: true, Leaving: false} {
 		p, b := newProber(c), process("b", 2, 2, state, 0)
 		p.v.heard(b.claim(), p.now())

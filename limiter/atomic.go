@@ -7,7 +7,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -273,7 +273,7 @@ const maxBackground = 10_000
 // background is goroutines that are waited for once.
 type background struct {
 	running  sync.WaitGroup
-	panicked func(*recovered.Error) // see Config
+	panicked func(*panics.Error) // see Config
 
 	mu     sync.Mutex
 	count  int
@@ -294,7 +294,7 @@ func (b *background) start(f func()) bool {
 			defer b.mu.Unlock()
 			b.count--
 		}()
-		recovered.Tell(b.panicked, f)
+		panics.Tell(b.panicked, f)
 	})
 	return true
 }

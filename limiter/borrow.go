@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/borrow"
-	"github.com/weirlimit/weir/internal/recovered"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -60,7 +60,7 @@ type borrowing struct {
 	l     *Limiter
 	book  *borrow.Book[loanKey, toldNode]
 	clock func() int64 // goes on while the machine is suspended
-	kick  wake.Signal  // set when there may be something to report
+	kick  fifo.Signal  // set when there may be something to report
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -111,7 +111,7 @@ type report struct {
 
 // startBorrowing starts the goroutine that reports loans. It runs until stop.
 func startBorrowing(l *Limiter) *borrowing {
-	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: wake.New(), exchanges: make(map[ownership.Node]int)}
+	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: fifo.NewSignal(), exchanges: make(map[ownership.Node]int)}
 	if b.clock == nil {
 		b.clock = func() int64 { return l.clock().Mono }
 	}
@@ -120,7 +120,7 @@ func startBorrowing(l *Limiter) *borrowing {
 	b.cancel = cancel
 	b.running.Go(func() {
 		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []borrow.Report[loanKey, toldNode]) {
-			recovered.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // after a panic the book repeats the reports
+			panics.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // after a panic the book repeats the reports
 		})
 	})
 	return b
@@ -288,11 +288,11 @@ func (b *borrowing) send(ctx context.Context, sent int64, node ownership.Node, r
 	for i := range reports {
 		ops[i] = reports[i].op
 	}
-	recovered.Tell(b.l.cfg.Panicked, func() {
+	panics.Tell(b.l.cfg.Panicked, func() {
 		defer b.exchanged(node)
 		b.l.cfg.Peers.Forward(ctx, node, ops)
 	})
-	recovered.Tell(b.l.cfg.Panicked, func() { b.answered(sent, reports) })
+	panics.Tell(b.l.cfg.Panicked, func() { b.answered(sent, reports) })
 }
 
 // exchanged notes that an exchange with a node is over.

@@ -17,11 +17,10 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/estimate"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/internal/refusal"
-	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -102,7 +101,7 @@ type Config struct {
 	Recorder Recorder
 	// Panicked is called with each panic, which was recovered, of what is done behind answers: atomic checks settled, loans reported and called
 	// back. Nil: such a panic is not recovered.
-	Panicked func(*recovered.Error)
+	Panicked func(*panics.Error)
 	// Members returns how many nodes the cluster has, for on_error: share, under which each admits its part of a limit. Nil: one.
 	Members func() int
 }
@@ -129,11 +128,11 @@ type Limiter struct {
 	refusals  refusal.Cache[refusalKey, limit.Decision] // of checks that other nodes decide
 	inquiries inquiries                                 // about these keys
 	settling  background
-	estimates estimate.Estimator // of policies that learn how much to reserve
+	estimates estimator // of policies that learn how much to reserve
 	loans     loans
 	borrowing *borrowing // nil: this node borrows nothing
 
-	changed wake.Signal // the policies
+	changed fifo.Signal // the policies
 	quit    chan struct{}
 	done    chan struct{}
 	closing sync.Once
@@ -165,7 +164,7 @@ func New(cfg Config) *Limiter {
 		clock:   cfg.Clock,
 		log:     cfg.Logger,
 		stats:   newStatsByPolicy(),
-		changed: wake.New(),
+		changed: fifo.NewSignal(),
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 )
@@ -141,7 +141,7 @@ func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	ctx, cancel := context.WithTimeout(ctx, lendMost)
 	return func() {
 		defer cancel()
-		var told recovered.Group
+		var told panics.Group
 		if others != nil {
 			told.Go(func() { l.tellHolders(ctx, others) })
 		}
@@ -178,7 +178,7 @@ func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
 		}
 		by[route.Node] = append(by[route.Node], r.op)
 	}
-	var asked recovered.Group
+	var asked panics.Group
 	for node, ops := range by {
 		asked.Go(func() { l.cfg.Peers.Forward(ctx, node, ops) })
 	}

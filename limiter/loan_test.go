@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/expect"
@@ -349,11 +349,11 @@ func TestPanicDuringARecall(t *testing.T) {
 				}
 				mistaken.Store(true) // when the clock is read again it has been waited for
 			})()
-			err := recovered.Call(func() error {
+			err := panics.Call(func() error {
 				_, err := l.Check(t.Context(), []limit.Check{named("p", "k", 90)})
 				return err
 			})
-			p, ok := errors.AsType[*recovered.Error](err)
+			p, ok := errors.AsType[*panics.Error](err)
 			must.True(t, ok && p.Value == "mistake", "waits %t: %v", waits, err)
 			expect.True(t, !l.loans.recalling(state{scope: "p", key: "k"}),
 				"waits %t: the key is taken to be called back for ever", waits)

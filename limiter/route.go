@@ -7,7 +7,7 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -165,7 +165,7 @@ func (a *asks) reset() {
 
 // askAll has every holder decide its group, and waits for the answers that have to wait, all side by side.
 func (l *Limiter) askAll(ctx context.Context, to *asks) {
-	var side recovered.Group
+	var side panics.Group
 	for i := range to.groups {
 		g := &to.groups[i]
 		if i == len(to.groups)-1 && len(to.waiting) == 0 {
@@ -260,7 +260,7 @@ func decides(r *ownership.Route) bool {
 
 // park waits until some node decides for the partitions of operations.
 func (l *Limiter) park(ctx context.Context, ops []*Op) {
-	var side recovered.Group // of different partitions, one may be there long before another
+	var side panics.Group // of different partitions, one may be there long before another
 	for _, op := range ops {
 		side.Go(func() {
 			r := l.cfg.Ownership.Route(int(op.partition))
@@ -430,7 +430,7 @@ func (l *Limiter) takeInReceived(ops []*Op) (in []*Op, taken []fairshare.Taken) 
 // handOn finishes operations that a peer sent and that could not be decided at once.
 func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 	to := l.asks.Get().(*asks)
-	var parked recovered.Group
+	var parked panics.Group
 	for _, op := range ops {
 		if op.Outcome.ticket != 0 {
 			to.waiting = append(to.waiting, op)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
@@ -549,8 +549,8 @@ func TestPanicsLeaveNothingBehind(t *testing.T) {
 	l := New(Config{Ownership: newTwoOthers(), Peers: peers, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
 	defer l.Close()
 	for range 20 { // a pool may forget what it has
-		err := recovered.Call(func() error { _, err := l.Check(t.Context(), []limit.Check{named("p", "panic", 1)}); return err })
-		_, ok := errors.AsType[*recovered.Error](err)
+		err := panics.Call(func() error { _, err := l.Check(t.Context(), []limit.Check{named("p", "panic", 1)}); return err })
+		_, ok := errors.AsType[*panics.Error](err)
 		must.True(t, ok, "%v", err)
 		got, err := l.Check(t.Context(), []limit.Check{named("p", "k", 1)})
 		must.True(t, err == nil && got[0].Allowed, "%v %v", got, err)
@@ -610,8 +610,8 @@ func TestPanicsBesideACall(t *testing.T) {
 		}},
 	} {
 		l := New(Config{Ownership: test.owners, Peers: mistakenly{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
-		err := recovered.Call(func() error { test.call(l); return nil })
-		p, ok := errors.AsType[*recovered.Error](err)
+		err := panics.Call(func() error { test.call(l); return nil })
+		p, ok := errors.AsType[*panics.Error](err)
 		expect.True(t, ok && p.Value == "panic", "%s: %v", name, err)
 		n := l.Load().InFlight
 		expect.True(t, n == 0, "%s: %d operations are in flight", name, n)
@@ -621,8 +621,8 @@ func TestPanicsBesideACall(t *testing.T) {
 
 // TestPanicsBehindAnAnswer: a panic in what is done behind an answer is the end of that alone, and told.
 func TestPanicsBehindAnAnswer(t *testing.T) {
-	told := make(chan *recovered.Error, 1)
-	l := New(Config{Panicked: func(p *recovered.Error) { told <- p }})
+	told := make(chan *panics.Error, 1)
+	l := New(Config{Panicked: func(p *panics.Error) { told <- p }})
 	must.True(t, l.settling.start(func() { panic("behind") }), "not started")
 	p := <-told
 	expect.True(t, p.Value == "behind", "told of %v", p)

@@ -22,8 +22,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/internal/clientip"
-	"github.com/weirlimit/weir/internal/middleware"
+	"github.com/weirlimit/weir/client/internal/middleware"
+	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
@@ -190,7 +190,7 @@ func PeerIP(ctx context.Context, _ string) string {
 	if !ok {
 		return ""
 	}
-	var r clientip.Resolver
+	var r netaddr.Resolver
 	return r.Key(p.Addr.String(), nil) // nothing is forwarded here
 }
 

@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/internal/clientip"
-	"github.com/weirlimit/weir/internal/middleware"
+	"github.com/weirlimit/weir/client/internal/middleware"
+	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
@@ -187,7 +187,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // ClientIP limits by the caller's address: that of the connection, or, where that is one of the trusted proxies, the last
 // address in X-Forwarded-For that is not. IPv6 callers are limited by their /64.
 func ClientIP(trusted []netip.Prefix) KeyFunc {
-	r := clientip.Resolver{Trusted: trusted}
+	r := netaddr.Resolver{Trusted: trusted}
 	return func(req *http.Request) string { return r.Key(req.RemoteAddr, req.Header) }
 }
 

@@ -5,13 +5,13 @@ import (
 	"sync/atomic"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // Inbox is where others leave something for a Runner. It is made before the Runner, and before the others, which a Runner needs. What is
 // left in it before there is a Runner stays there until then. Its methods are safe for concurrent use.
 type Inbox struct {
-	wake   wake.Signal     // set when there may be something to do
+	wake   fifo.Signal     // set when there may be something to do
 	urgent []atomic.Uint64 // a bit for each partition
 	idle   atomic.Bool     // the Runner sleeps longer than tickEvery, unless a change comes
 
@@ -22,7 +22,7 @@ type Inbox struct {
 
 // NewInbox returns an empty Inbox, for a Runner of so many partitions.
 func NewInbox(partitions int) *Inbox {
-	return &Inbox{wake: wake.New(), urgent: make([]atomic.Uint64, (partitions+63)/64)}
+	return &Inbox{wake: fifo.NewSignal(), urgent: make([]atomic.Uint64, (partitions+63)/64)}
 }
 
 // Receive takes messages from another node; see replica.MessengerConfig. It never blocks: when there is too much to be

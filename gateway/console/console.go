@@ -20,8 +20,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weirlimit/weir/internal/clientip"
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/netaddr"
 )
 
 // Path is where the page is.
@@ -51,7 +51,7 @@ type Config struct {
 	// MaxStreams bounds the streams in all, and MaxOfSource those of one caller at one address (IPv6: at one /64); 0 stands for the defaults.
 	MaxStreams, MaxOfSource int
 	// Source finds the address of a request's sender.
-	Source clientip.Resolver
+	Source netaddr.Resolver
 	// Caller returns the name of the caller in a request's context: once half of MaxStreams are taken, nobody has more than are free
 	// (fairshare.Places). Nil, or empty: callers are not told apart.
 	Caller func(context.Context) string

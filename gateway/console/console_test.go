@@ -18,7 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/weirlimit/weir/internal/clientip"
+	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -273,7 +273,7 @@ func TestSourcesBehindAProxy(t *testing.T) {
 		who, from := "", ""
 		s := newStage(t, Config{
 			MaxOfSource: 2, Caller: func(context.Context) string { return who },
-			Source: clientip.Resolver{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}},
+			Source: netaddr.Resolver{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}},
 		})
 		defer s.Close()
 		open := func() int { return s.watch(t, "10.0.0.1:1", "X-Forwarded-For", from).Code }

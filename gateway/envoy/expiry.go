@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -21,7 +21,7 @@ const (
 // protocol do not. One whose node has ended meanwhile stays charged.
 type expiry struct {
 	service  limit.Service // of the node: nobody asks
-	panicked func(*recovered.Error)
+	panicked func(*panics.Error)
 	kept     *fairshare.Places // bytes
 
 	mu      sync.Mutex
@@ -81,7 +81,7 @@ func (e *expiry) cancel(id string, targets []limit.Target) {
 	e.mu.Unlock()
 	defer e.running.Done()
 	defer e.remove(id)
-	recovered.Tell(e.panicked, func() {
+	panics.Tell(e.panicked, func() {
 		for _, t := range targets {
 			// What has been committed elsewhere is pending no more. What cannot be cancelled stays charged.
 			_, _ = e.service.Cancel(context.Background(), t, id)

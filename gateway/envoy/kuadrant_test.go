@@ -19,7 +19,7 @@ import (
 
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -338,8 +338,8 @@ func TestReservationsOfKuadrantByBytes(t *testing.T) {
 
 // TestPanicOfAnExpiry: a panic in a cancellation that nobody asked for ends that alone, and is told.
 func TestPanicOfAnExpiry(t *testing.T) {
-	told := make(chan *recovered.Error, 1)
-	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), panicked: func(p *recovered.Error) { told <- p }}
+	told := make(chan *panics.Error, 1)
+	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), panicked: func(p *panics.Error) { told <- p }}
 	e.add("id", []limit.Target{{Policy: "p", Key: "k"}}, time.Nanosecond, fairshare.Taken{})
 	<-told
 	e.close()

@@ -21,8 +21,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/internal/quotaheader"
-	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -59,7 +59,7 @@ type ServiceConfig struct {
 	// where the configuration asks for that.
 	Count func(name, result string, hits uint64)
 	// Panicked is called with each panic of a cancellation that nobody asked for, which was recovered. Nil: such a panic is not recovered.
-	Panicked func(*recovered.Error)
+	Panicked func(*panics.Error)
 	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's LIMIT_RESPONSE_HEADERS_ENABLED).
 	Headers bool
 	// Metadata adds dynamic metadata to responses (RESPONSE_DYNAMIC_METADATA).

@@ -9,8 +9,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/weirlimit/weir/internal/recovered"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -33,7 +33,7 @@ type borrower struct {
 	end    func() // of the Lender's
 
 	unconfirmed chan unconfirmed // closed when the stream is over; nil until an answer waits
-	wake        wake.Signal      // set when there are recalls
+	wake        fifo.Signal      // set when there are recalls
 	mu          sync.Mutex
 	recalls     []*weirv1.LoanRecall
 }
@@ -99,10 +99,10 @@ func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wa
 		return nil, nil, invalid("borrower", "must be the same in all requests of a stream")
 	}
 	if c.borrower == nil {
-		b := &borrower{stream: c, said: in.Borrower, id: c.server.borrowerOf(c.stream.Context(), in.Borrower), wake: wake.New()}
+		b := &borrower{stream: c, said: in.Borrower, id: c.server.borrowerOf(c.stream.Context(), in.Borrower), wake: fifo.NewSignal()}
 		b.end = c.server.cfg.Lender.OpenBorrower(b.id, b.recall)
 		c.borrower = b
-		c.telling.Go(func() { recovered.Tell(c.panicked, b.tell) })
+		c.telling.Go(func() { panics.Tell(c.panicked, b.tell) })
 	}
 	reports := make([]limit.Borrow, len(in.Loans))
 	for i, r := range in.Loans {
@@ -120,7 +120,7 @@ func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wa
 // may be waiting for who want what is returned.
 func (b *borrower) confirm() {
 	for u := range b.unconfirmed {
-		recovered.Tell(b.stream.panicked, func() {
+		panics.Tell(b.stream.panicked, func() {
 			u.wait()
 			_ = b.stream.sendLent(u.in, u.sequence, u.answers) // the reader learns of a broken stream, too
 		})

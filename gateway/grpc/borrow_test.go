@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/memory"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -292,6 +292,6 @@ func TestPanicInAWait(t *testing.T) {
 	}
 	_, err := stream.Recv()
 	expect.Equal(t, status.Code(err), codes.Internal, "the borrower is told %v", err)
-	p, ok := errors.AsType[*recovered.Error](<-ended)
+	p, ok := errors.AsType[*panics.Error](<-ended)
 	expect.True(t, ok && p.Value == "mistake", "the stream ended with %v", p)
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -54,14 +54,14 @@ type checkStream struct {
 	turn sync.Mutex
 	over bool // guarded by turn: nothing is carried out any more
 
-	sending sync.Mutex            // one response at a time
-	stall   stall                 // with the caller who reads, or does not
-	crashed chan *recovered.Error // holds the panic of a request that waited for other nodes
+	sending sync.Mutex         // one response at a time
+	stall   stall              // with the caller who reads, or does not
+	crashed chan *panics.Error // holds the panic of a request that waited for other nodes
 }
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
-	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan *recovered.Error, 1)}
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan *panics.Error, 1)}
 	c.done = make(chan struct{})
 	s.unread.open(c)
 	defer s.unread.close(c)
@@ -70,7 +70,7 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it. What waits to be sent fails then, and
 	// not before, also where the caller has nothing more to say.
 	s.readers.Go(func() {
-		err := recovered.Call(c.read)
+		err := panics.Call(c.read)
 		c.waiting.Wait()
 		c.finish()
 		select {
@@ -108,7 +108,7 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 }
 
 // panicked takes the panic of a request that waited for other nodes, which ends the stream.
-func (c *checkStream) panicked(p *recovered.Error) {
+func (c *checkStream) panicked(p *panics.Error) {
 	select {
 	case c.crashed <- p:
 	default:
@@ -244,7 +244,7 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *admission) (later 
 	rest.packing.Store(int32(len(groups)))
 	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	for _, g := range groups {
-		c.waiting.Go(func() { recovered.Tell(c.panicked, func() { rest.finish(g) }) })
+		c.waiting.Go(func() { panics.Tell(c.panicked, func() { rest.finish(g) }) })
 	}
 	held := c.hold(len(decided))
 	err = c.send(first)
@@ -275,7 +275,7 @@ func (r *remainder) finish(g group) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), g.timeout)
 	defer cancel()
 	var out *weirv1.CheckStreamResponse
-	recovered.Tell(func(p *recovered.Error) {
+	panics.Tell(func(p *panics.Error) {
 		c.panicked(p)
 		r.broken.Store(true)
 	}, func() {

@@ -6,7 +6,7 @@ import (
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -17,11 +17,11 @@ type followed struct{ ready, topology bool }
 func (c *checkStream) follow(in *weirv1.CheckStreamRequest) {
 	if in.Ready && !c.followed.ready {
 		c.followed.ready = true
-		c.telling.Go(func() { recovered.Tell(c.panicked, c.tellReady) })
+		c.telling.Go(func() { panics.Tell(c.panicked, c.tellReady) })
 	}
 	if in.Topology && !c.followed.topology {
 		c.followed.topology = true
-		c.telling.Go(func() { recovered.Tell(c.panicked, c.tellTopology) })
+		c.telling.Go(func() { panics.Tell(c.panicked, c.tellTopology) })
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -54,7 +54,7 @@ func TestCheckStreamPanics(t *testing.T) {
 	told := make(chan any, 1)
 	intercept := func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 		err := handle(srv, stream)
-		if p, ok := errors.AsType[*recovered.Error](err); ok {
+		if p, ok := errors.AsType[*panics.Error](err); ok {
 			told <- p.Value
 			return status.Error(codes.Internal, "")
 		}
@@ -211,13 +211,13 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			noLeaks(t)
 			told := make(chan any, 10)
 			l := &late{begun: make(chan struct{}), may: make(chan struct{})}
-			s := NewServer(ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour, Panicked: func(_ string, p *recovered.Error) { told <- p.Value }})
+			s := NewServer(ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour, Panicked: func(_ string, p *panics.Error) { told <- p.Value }})
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
 			stream := &scripted{ctx: ctx, requests: make(chan proto.Message)}
 			var handling sync.WaitGroup
 			handling.Go(func() {
-				if p, ok := errors.AsType[*recovered.Error](c.handle(s, stream)); ok {
+				if p, ok := errors.AsType[*panics.Error](c.handle(s, stream)); ok {
 					told <- p.Value
 				}
 			})

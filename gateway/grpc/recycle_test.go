@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -35,7 +35,7 @@ func TestCallsDoNotCross(t *testing.T) {
 	// The handler panics, or another error takes the place of an answer, before or after it is there.
 	spoil := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (out any, err error) {
 		defer func() {
-			if p := recovered.From(recover()); p != nil {
+			if p := panics.From(recover()); p != nil {
 				err = status.Error(codes.Internal, "panicked")
 			}
 		}()

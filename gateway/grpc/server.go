@@ -20,7 +20,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/memory"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -62,8 +62,8 @@ type ServerConfig struct {
 	// not counted. Nil: any number.
 	Requests *memory.Gate
 	// Panicked, when set, is called with each panic of a stream that came when the stream had ended for its caller. Others are returned to
-	// interceptors as the error of the stream, a *recovered.Error.
-	Panicked func(method string, p *recovered.Error)
+	// interceptors as the error of the stream, a *panics.Error.
+	Panicked func(method string, p *panics.Error)
 }
 
 // Server answers callers.

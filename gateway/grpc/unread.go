@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/recovered"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/panics"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -20,10 +20,10 @@ var errUnread = status.Error(codes.Aborted, "the answers are not read")
 // stall is how long a stream waits for its caller to read. A connection that is alive may have streams that nobody reads.
 type stall struct {
 	limit time.Duration // 0: for any time
-	over  wake.Signal   // set when it is
+	over  fifo.Signal   // set when it is
 }
 
-func newStall(limit time.Duration) stall { return stall{limit, wake.New()} }
+func newStall(limit time.Duration) stall { return stall{limit, fifo.NewSignal()} }
 
 // end says that it is over.
 func (s *stall) end() { s.over.Set() }
@@ -48,7 +48,7 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 	defer close(gone)
 	// The handler is stuck in sending, or in receiving, from which only the end of this function frees it.
 	s.readers.Go(func() {
-		err := recovered.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
+		err := panics.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
 		select {
 		case ended <- err:
 		case <-gone:
@@ -67,7 +67,7 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 
 // endedLate takes the error of a stream that has been ended with another one: a panic is not to pass unnoticed.
 func (s *Server) endedLate(method string, err error) {
-	if p, ok := errors.AsType[*recovered.Error](err); ok && s.cfg.Panicked != nil {
+	if p, ok := errors.AsType[*panics.Error](err); ok && s.cfg.Panicked != nil {
 		s.cfg.Panicked(method, p)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/clientip"
+	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/limit"
 )
@@ -61,7 +61,7 @@ type forwardQuery struct {
 	policy, key string
 	keyHeader   string // canonical
 	byAddress   bool
-	ipv6Bits    int // of an address; 0: clientip.DefaultIPv6Bits
+	ipv6Bits    int // of an address; 0: netaddr.DefaultIPv6Bits
 	cost        int64
 	denyStatus  int // 0: the status that says what is the case
 }
@@ -182,7 +182,7 @@ func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, c
 // addressOf is keyOf for the address of the gateway's caller. Who asks has to be known for a gateway that says whom it asks for:
 // otherwise all of its callers would share a key.
 func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *problem, callers bool) {
-	clients := clientip.Resolver{Trusted: a.ForwardAuth.TrustedProxies, IPv6Bits: q.ipv6Bits}
+	clients := netaddr.Resolver{Trusted: a.ForwardAuth.TrustedProxies, IPv6Bits: q.ipv6Bits}
 	if !clients.Trusts(r.RemoteAddr) {
 		return "", invalid("key_ip", "the gateway that asks is not among the trusted-proxies of this node"), false
 	}

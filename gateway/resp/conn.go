@@ -10,7 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -242,7 +242,7 @@ func (c *conn) round() (more bool, err error) {
 		c.piece = time.Time{}
 	}
 	for s.next < len(s.cmds) && !c.ending {
-		recovered.Tell(func(p *recovered.Error) { c.panicked(s, p) }, func() { c.run(s, text) })
+		panics.Tell(func(p *panics.Error) { c.panicked(s, p) }, func() { c.run(s, text) })
 		if len(s.out) >= maxOut {
 			if err := c.write(s); err != nil {
 				return false, err
@@ -311,14 +311,14 @@ func (s *scratch) answered(n int) {
 	s.mark = len(s.out)
 }
 
-func (s *Server) panicked(command string, p *recovered.Error) {
+func (s *Server) panicked(command string, p *panics.Error) {
 	if s.cfg.Panicked != nil {
 		s.cfg.Panicked(command, p)
 	}
 }
 
 // panicked answers the commands that a panic has left without an answer.
-func (c *conn) panicked(s *scratch, p *recovered.Error) {
+func (c *conn) panicked(s *scratch, p *panics.Error) {
 	name := "unknown"
 	if len(s.argv) > 0 {
 		if known := c.server.find(s.argv[0]); known != nil {

@@ -23,7 +23,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/memory"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -69,7 +69,7 @@ type Config struct {
 	Failed func(code string)
 	// Panicked, when set, is called with each panic of a command, or of a "connection" apart from its commands, which was recovered. It must not
 	// hold secrets of the command's back.
-	Panicked func(command string, p *recovered.Error)
+	Panicked func(command string, p *panics.Error)
 	// Suspicious, when set, is called for a caller who speaks HTTP: a web page that has a browser send commands.
 	Suspicious func(from net.Addr)
 	Logger     *slog.Logger // nil: none
@@ -125,7 +125,7 @@ func (s *Server) Serve(l net.Listener) error {
 				defer s.mu.Unlock()
 				delete(s.conns, c)
 			}()
-			recovered.Tell(func(p *recovered.Error) { s.panicked("connection", p) }, c.serve)
+			panics.Tell(func(p *panics.Error) { s.panicked("connection", p) }, c.serve)
 		})
 		s.mu.Unlock()
 	}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -437,7 +437,7 @@ func TestPanic(t *testing.T) {
 	var told []string
 	address, _, _ := serve(t, func(c *Config) {
 		c.Service = &batches{Service: c.Service, panic: "bad"}
-		c.Panicked = func(name string, p *recovered.Error) { told = append(told, fmt.Sprint(name, " ", p.Value)) }
+		c.Panicked = func(name string, p *panics.Error) { told = append(told, fmt.Sprint(name, " ", p.Value)) }
 	})
 	got := talk(t, address, send("PING", "1")+send("WEIR.PEEK", "login", "bad")+send("PING", "2"))
 	const mistake = "-ERR the command could not be carried out because of a mistake in the server\r\n"
@@ -459,7 +459,7 @@ func TestPanicOfAConnection(t *testing.T) {
 			}
 			return raw, auth.Credentials{}, nil
 		}
-		c.Panicked = func(name string, p *recovered.Error) { told <- fmt.Sprint(name, " ", p.Value) }
+		c.Panicked = func(name string, p *panics.Error) { told <- fmt.Sprint(name, " ", p.Value) }
 	})
 	expect.Equal(t, talk(t, address, ""), "", "answered") // what is sent and not read would reset the connection
 	expect.Equal(t, <-told, "connection a mistake", "told of")

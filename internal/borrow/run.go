@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // gap is the shortest time between two looks at what is to be reported.
@@ -12,7 +12,7 @@ const gap = time.Millisecond
 
 // Run has report called with what is to be reported, until ctx ends: with an instant of clock and what Report returns for it, which may be
 // nothing. It looks when kick is set, which is to be done by the wake that the Book was made with, and when Report is due again.
-func (b *Book[K, N]) Run(ctx context.Context, kick wake.Signal, clock func() int64, report func(now int64, reports []Report[K, N])) {
+func (b *Book[K, N]) Run(ctx context.Context, kick fifo.Signal, clock func() int64, report func(now int64, reports []Report[K, N])) {
 	tick := time.NewTimer(time.Hour)
 	defer tick.Stop()
 	for next := time.Duration(0); ; {

@@ -1,7 +1,6 @@
-// Package fifo is a queue in one array that is used again: the oldest item is taken from a head that moves, and items are moved to
-// the front where there is no room behind the newest.
+// Package fifo is what one goroutine hands another: a [Queue] in one array that is used again, and a [Signal] that wakes its reader.
 //
-// It does not promise to be safe for concurrent use, nor to bound what waits: its owner does both.
+// It does not promise one wake-up for each item: a reader that wakes looks at all of them.
 package fifo
 
 import "slices"
@@ -9,7 +8,9 @@ import "slices"
 // keep is for how many items an empty queue keeps room.
 const keep = 4096
 
-// Queue holds items in the order in which they came. The zero value is an empty queue.
+// Queue holds items in the order in which they came. The zero value is an empty queue. It is not safe for concurrent use, and does not
+// bound its items: its owner does both. The oldest item is taken from a head that moves, and items are moved to the front where there is no
+// room behind the newest.
 type Queue[T any] struct {
 	items []T // from head on
 	head  int

@@ -19,8 +19,8 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/file"
-	"github.com/weirlimit/weir/internal/wake"
 )
 
 // Config says what files hold, how they are watched and who is told.
@@ -71,7 +71,7 @@ type Watcher[T any] struct {
 	failed   atomic.Pointer[error] // why the files are not in force, nil when they are
 	timeouts atomic.Uint64         // reads that took longer than Config.Timeout
 
-	reload wake.Signal // asks for a reload
+	reload fifo.Signal // asks for a reload
 	stop   chan struct{}
 	once   sync.Once // closes stop
 	work   sync.WaitGroup
@@ -131,7 +131,7 @@ func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
 // load reads the files. Without events, which become the Watcher's, they are polled. The goroutine does not run yet.
 func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watcher[T], error) {
 	w := &Watcher[T]{
-		files: files, cfg: cfg, events: events, looks: make(chan look, 1), reload: wake.New(), stop: make(chan struct{}),
+		files: files, cfg: cfg, events: events, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{}),
 	}
 	w.cfg.Settle, w.cfg.Timeout = cmp.Or(cfg.Settle, defaultSettle), cmp.Or(cfg.Timeout, file.Timeout)
 	if cfg.Read == nil {

@@ -24,8 +24,8 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/loopback"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/panics"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -122,7 +122,7 @@ func (k *Keys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*weirv1
 	defer cancel()
 	members := k.cfg.Members()
 	all := make([]*weirv1.MemberKeys, len(members))
-	var asked recovered.Group
+	var asked panics.Group
 	for i, m := range members {
 		if m == k.cfg.Self {
 			all[i] = k.changeOwn(req)
@@ -244,7 +244,7 @@ func isPrivate(ctx context.Context) bool {
 	if _, encrypted := p.AuthInfo.(credentials.TLSInfo); encrypted {
 		return true
 	}
-	return loopback.Addr(p.Addr)
+	return netaddr.LoopbackAddr(p.Addr)
 }
 
 // Peers returns what answers other members.

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 )
 
 // CallsConfig configures Calls. The zero value of a field turns its check off.
@@ -43,7 +43,7 @@ type CallsConfig struct {
 	// known which one it is. Nil: all callers are authenticated, and not told apart.
 	Caller func(ctx context.Context) (name string, authenticated bool)
 	// Panicked is called with each panic of a handler, which was recovered. It must not hold secrets of the request's back.
-	Panicked func(method string, p *recovered.Error)
+	Panicked func(method string, p *panics.Error)
 }
 
 // Calls checks the calls of a gRPC server before their messages are read: it authorizes them, answers compressed requests
@@ -235,9 +235,9 @@ func (r *room) take(k *call, caller string) error {
 
 // answerPanic turns the panic of a handler into INTERNAL, its own or one that it returns. It is to be deferred.
 func (c *Calls) answerPanic(method string, err *error) {
-	p := recovered.From(recover())
+	p := panics.From(recover())
 	if p == nil && *err != nil {
-		p, _ = errors.AsType[*recovered.Error](*err)
+		p, _ = errors.AsType[*panics.Error](*err)
 	}
 	if p == nil {
 		return

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 )
 
 // broken is a service whose methods panic after they have read a message.
@@ -36,7 +36,7 @@ var broken = grpc.ServiceDesc{
 // TestPanics: a panic of a handler ends its own call, and is told.
 func TestPanics(t *testing.T) {
 	var unary, stream atomic.Int64
-	calls := NewCalls(CallsConfig{Panicked: func(method string, p *recovered.Error) {
+	calls := NewCalls(CallsConfig{Panicked: func(method string, p *panics.Error) {
 		switch {
 		case method == "/broken.Service/Unary" && p.Value == "unary":
 			unary.Add(1)

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // Conn is a connection of a Listener.
@@ -26,7 +26,7 @@ type Conn struct {
 	heard         atomic.Bool   // something has been read
 	bytes         atomic.Int64  // read before it was authenticated
 	calls, begun  atomic.Int64  // over gRPC that began before it was: those that go on, and all
-	fewer         wake.Signal   // set when a call has ended
+	fewer         fifo.Signal   // set when a call has ended
 	check         atomic.Pointer[func() error]
 
 	// Guarded by the listener's lock.

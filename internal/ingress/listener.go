@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // ListenerConfig configures a Listener. Zero bounds stand for none, unless a default is named.
@@ -149,7 +149,7 @@ func (l *Listener) addLocked(raw net.Conn) {
 		s = &source{prefix: prefix}
 		l.sources[prefix] = s
 	}
-	c := &Conn{Conn: raw, listener: l, source: s, ended: make(chan struct{}), known: make(chan struct{}), fewer: wake.New()}
+	c := &Conn{Conn: raw, listener: l, source: s, ended: make(chan struct{}), known: make(chan struct{}), fewer: fifo.NewSignal()}
 	if s.waiting = append(s.waiting, c); len(s.waiting) == 1 {
 		l.turns = append(l.turns, s)
 	}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/wake"
 )
 
 // The errors of lines that are not written.
@@ -41,7 +40,7 @@ type Queue struct {
 	done chan struct{} // closed once the goroutine that writes has ended
 
 	mu       sync.Mutex
-	wake     wake.Signal   // set when there is something to do
+	wake     fifo.Signal   // set when there is something to do
 	written  chan struct{} // closed, and made anew, when a line has been written
 	lines    fifo.Queue[[]byte]
 	bytes    int    // of lines, and of the one that is being written
@@ -54,7 +53,7 @@ type Queue struct {
 
 // New returns a Queue that writes each line to w by one call of Write. Close ends it.
 func New(w io.Writer, cfg Config) *Queue {
-	q := &Queue{w: w, cfg: cfg, done: make(chan struct{}), wake: wake.New(), written: make(chan struct{})}
+	q := &Queue{w: w, cfg: cfg, done: make(chan struct{}), wake: fifo.NewSignal(), written: make(chan struct{})}
 	go q.run()
 	return q
 }

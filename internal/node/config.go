@@ -15,8 +15,8 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/certs"
-	"github.com/weirlimit/weir/internal/clientip"
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -262,7 +262,7 @@ func (c *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
 	if f.Headers, err = httpapi.ParseKeyHeaders(c.ForwardAuthHeaders); err != nil {
 		return f, fmt.Errorf("forward-auth-headers: %w", err)
 	}
-	if f.TrustedProxies, err = clientip.ParsePrefixes(c.TrustedProxies); err != nil {
+	if f.TrustedProxies, err = netaddr.ParsePrefixes(c.TrustedProxies); err != nil {
 		return f, fmt.Errorf("trusted-proxies: %w", err)
 	}
 	return f, nil

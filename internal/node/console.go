@@ -14,8 +14,8 @@ import (
 	"github.com/weirlimit/weir/gateway/console"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/activity"
-	"github.com/weirlimit/weir/internal/clientip"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/internal/topkeys"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -36,7 +36,7 @@ func (n *Node) openConsole() (err error) {
 		return nil
 	}
 	n.console, err = console.New(console.Config{
-		Collect: n.collect, Logger: n.log, Caller: n.security.callerName(), Source: clientip.Resolver{Trusted: n.forwardAuth.TrustedProxies},
+		Collect: n.collect, Logger: n.log, Caller: n.security.callerName(), Source: netaddr.Resolver{Trusted: n.forwardAuth.TrustedProxies},
 		MaxStreams: int(min(max(n.cfg.Memory.Limit/perConsoleStream, 4), console.DefaultMaxStreams)),
 	})
 	return err
@@ -72,14 +72,14 @@ type snapshot struct {
 
 // collect takes a snapshot for the console; nil after a panic, which ends no more than that.
 func (n *Node) collect(ctx context.Context) (s console.Snapshot) {
-	recovered.Tell(func(p *recovered.Error) { n.panicked("http")("console", p) }, func() { s = n.look(ctx) })
+	panics.Tell(func(p *panics.Error) { n.panicked("http")("console", p) }, func() { s = n.look(ctx) })
 	return s
 }
 
 // look takes a snapshot of the cluster.
 func (n *Node) look(ctx context.Context) console.Snapshot {
 	s := &snapshot{n: n, policies: n.listPolicies()}
-	var asked recovered.Group
+	var asked panics.Group
 	asked.Go(func() { s.status = n.Status(ctx) })
 	s.activity = n.gather(ctx, &peerv1.ActivityRequest{Keys: maxTopKeys, Orders: []weirv1.KeyOrder{
 		weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_REFUSED, weirv1.KeyOrder_KEY_ORDER_FULLEST,

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 )
 
 // debugRequests is how many requests the debug port answers at a time: a profile costs the node something while it is taken.
@@ -69,7 +69,7 @@ func namesThisHost(hostport string) bool {
 	if err != nil {
 		host = hostport
 	}
-	return loopback.Host(host)
+	return netaddr.LoopbackHost(host)
 }
 
 // listenDebug opens the debug port, whatever address the other ports are bound to.

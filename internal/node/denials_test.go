@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/weirlimit/weir/internal/metrics"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 )
 
 // TestPanicsDoNotFillTheLog: of panics in a row the log has one stack a second for each listener; all are counted.
@@ -24,9 +24,9 @@ func TestPanicsDoNotFillTheLog(t *testing.T) {
 		n := &Node{log: log, security: s}
 		for range 3 {
 			for range 100 {
-				n.panicked("http")("/v1/check", &recovered.Error{Value: "secret", Stack: []byte("frames")})
+				n.panicked("http")("/v1/check", &panics.Error{Value: "secret", Stack: []byte("frames")})
 			}
-			n.panicked("grpc")("Check", &recovered.Error{Value: "secret", Stack: []byte("frames")})
+			n.panicked("grpc")("Check", &panics.Error{Value: "secret", Stack: []byte("frames")})
 			time.Sleep(denialInterval)
 		}
 		if got := strings.Count(out.String(), "\n"); got != 6 || strings.Contains(out.String(), "secret") {

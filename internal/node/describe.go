@@ -10,7 +10,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/cluster/runner"
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -75,7 +75,7 @@ func askOthers[T any](ctx context.Context, n *Node, v *cluster.View, atOnce int,
 			out = append(out, answer[T]{member: m})
 		}
 	}
-	var asked recovered.Group
+	var asked panics.Group
 	asked.SetLimit(atOnce)
 	for i := range out {
 		asked.Go(func() {

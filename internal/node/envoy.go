@@ -12,7 +12,7 @@ import (
 	"github.com/weirlimit/weir/gateway/envoyquota"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/memory"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -79,7 +79,7 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	service := envoy.NewService(envoy.ServiceConfig{
 		Service: n.security.auth.Service(listener, n.limiter), Own: n.limiter, Config: n.envoy.files.Current, Now: time.Now, Count: n.envoy.hits.Count,
 		Kept: n.kept, Caller: n.security.callerName(), Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
-		Panicked: func(p *recovered.Error) { n.panicked("background")("cancellation of an expired reservation", p) },
+		Panicked: func(p *panics.Error) { n.panicked("background")("cancellation of an expired reservation", p) },
 	})
 	n.envoy.services = append(n.envoy.services, service)
 	return service

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 )
 
 // forCallers reports whether there is a port for callers.
@@ -14,7 +14,7 @@ func (cfg *Config) forCallers() bool {
 
 // exposed lists what keeps strangers out of the ports that others can reach, and is not given: nothing on loopback.
 func (cfg *Config) exposed() (missing []string) {
-	if loopback.Host(cfg.Bind) {
+	if netaddr.LoopbackHost(cfg.Bind) {
 		return nil
 	}
 	s := cfg.Security
@@ -45,7 +45,7 @@ func (cfg *Config) checkExposure() error {
 
 // warn says once, at the start, what an operator may not have meant.
 func (s *security) warn(cfg Config) {
-	if loopback.Host(cfg.Bind) {
+	if netaddr.LoopbackHost(cfg.Bind) {
 		return
 	}
 	open := cfg.exposed()

@@ -8,7 +8,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/gossipkeys"
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 )
 
 // openGossipKeys reads the keys and keeps watching their file.
@@ -62,7 +62,7 @@ func (n *Node) peersArePrivate() bool {
 		return true
 	}
 	for _, m := range n.view().Members {
-		if !loopback.HostPort(m.PeerAddr) {
+		if !netaddr.LoopbackHostPort(m.PeerAddr) {
 			return false
 		}
 	}

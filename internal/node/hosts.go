@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 )
 
 // hostCheck returns which names in a Host header stand for a node that is bound to an address; nil for any. A page that a
@@ -14,7 +14,7 @@ import (
 // guarded by being on loopback, or in a network of its own, then answers to that page. Addresses and localhost are no
 // names that an author has.
 func hostCheck(bind string, names []string) func(host string) bool {
-	if len(names) == 0 && !loopback.Host(bind) {
+	if len(names) == 0 && !netaddr.LoopbackHost(bind) {
 		return nil
 	}
 	names = slices.Clone(names)

@@ -43,8 +43,8 @@ import (
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
 	"github.com/weirlimit/weir/internal/overrides"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/internal/readiness"
-	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -225,7 +225,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
-		Panicked: func(p *recovered.Error) { n.panicked("background")("work behind an answer", p) },
+		Panicked: func(p *panics.Error) { n.panicked("background")("work behind an answer", p) },
 	}
 	if n.tracer != nil {
 		work.Tracer = n.tracer
@@ -358,7 +358,7 @@ func (n *Node) serve() {
 		n.peerService = peer.NewServer(peer.ServerConfig{
 			Config: n.transport(), MaxReplies: budget.Replies, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity,
 			Activity: n.activity, Describe: n.describe,
-			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
+			Panicked: func(p *panics.Error) { n.panicked("peer")("handing a batch on", p) },
 		})
 		peerv1.RegisterPeerServer(services, n.peerService)
 		peerv1.RegisterOwnershipServer(services, n.messenger)

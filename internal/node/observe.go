@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/internal/tracing"
 )
 
@@ -63,7 +63,7 @@ func (n *Node) closing(handler http.Handler) http.Handler {
 func (n *Node) recovering(handler http.Handler) http.Handler {
 	panicked := n.panicked("http")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		recovered.Tell(func(p *recovered.Error) {
+		panics.Tell(func(p *panics.Error) {
 			if p.Value != http.ErrAbortHandler {
 				panicked(r.Pattern, p)
 			}
@@ -74,8 +74,8 @@ func (n *Node) recovering(handler http.Handler) http.Handler {
 
 // panicked returns what notes the panics of a listener's handlers. The value may hold what the caller sent and is not logged. A stack
 // has kilobytes, and a caller who has found what makes a handler panic can send it again: so one a second is logged of each listener.
-func (n *Node) panicked(listener string) func(method string, p *recovered.Error) {
-	return func(method string, p *recovered.Error) {
+func (n *Node) panicked(listener string) func(method string, p *panics.Error) {
+	return func(method string, p *panics.Error) {
 		n.security.metrics.Panicked(listener)
 		if unlogged, ok := n.security.denials.turn(denialKind{listener, "panic"}); ok {
 			n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack), "unlogged", unlogged)

@@ -8,11 +8,11 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/audit"
 	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
-	"github.com/weirlimit/weir/internal/wake"
 )
 
 // security is what a node has of it while it runs.
@@ -28,12 +28,12 @@ type security struct {
 	audit   *audit.Log // nil: none
 
 	gossipKeys  *filewatch.Watcher[[][]byte] // nil: gossip in plain text
-	keysChanged wake.Signal                  // set when their file has
+	keysChanged fifo.Signal                  // set when their file has
 }
 
 // openSecurity reads the files. With an error nothing is left open.
 func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
-	s := &security{cfg: cfg, log: log, keysChanged: wake.New()}
+	s := &security{cfg: cfg, log: log, keysChanged: fifo.NewSignal()}
 	s.metrics = metrics.NewSecurity(s.expiries)
 	s.denials = newDenials(log, s.metrics)
 	defer func() {

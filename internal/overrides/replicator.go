@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/recovered"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/panics"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -55,7 +55,7 @@ type ReplicatorConfig struct {
 type Replicator struct {
 	peerv1.UnimplementedOverridesServer
 	cfg  ReplicatorConfig
-	kick wake.Signal // set when the book has changed
+	kick fifo.Signal // set when the book has changed
 
 	mu     sync.Mutex
 	others map[ownership.Node]*other
@@ -84,7 +84,7 @@ type other struct {
 
 // NewReplicator returns the Replicator of a member that starts; Run is what it lives by.
 func NewReplicator(cfg ReplicatorConfig) *Replicator {
-	r := &Replicator{cfg: cfg, kick: wake.New(), turn: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
+	r := &Replicator{cfg: cfg, kick: fifo.NewSignal(), turn: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
 	r.force.Store(cfg.Book.now.Load())
 	return r
 }
@@ -150,7 +150,7 @@ func (r *Replicator) Run(ctx context.Context) {
 	for {
 		members, replaced := r.cfg.Members()
 		r.retain(members)
-		var group recovered.Group
+		var group panics.Group
 		group.SetLimit(atOnce)
 		due, next := r.due(members)
 		for _, m := range due {
@@ -319,7 +319,7 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 	defer cancel()
 	members, _ := r.cfg.Members()
 	all := make([]*weirv1.OverrideMember, len(members))
-	var group recovered.Group
+	var group panics.Group
 	group.SetLimit(4 * atOnce)
 	for i, m := range members {
 		out := &weirv1.OverrideMember{Name: m.Name}

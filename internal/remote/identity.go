@@ -13,7 +13,7 @@ import (
 
 	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/file"
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 )
 
 // Identity is how a command proves itself to a node, and has the node prove itself. Without CA, Cert, Key and Name: in plain text.
@@ -47,7 +47,7 @@ func (c *Identity) Token(addr string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("token-file: %w", err)
 	}
-	if !c.encrypted() && !loopback.HostPort(addr) {
+	if !c.encrypted() && !netaddr.LoopbackHostPort(addr) {
 		return "", fmt.Errorf("token-file: the token would be sent to %s in plain text: give tls-ca-file", addr)
 	}
 	return token, nil

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -87,4 +87,4 @@ func ownNames(message string) string {
 }
 
 // Private reports whether nobody on the way can read what is sent to the node.
-func (r *Node) Private() bool { return r.TLS.encrypted() || loopback.HostPort(r.Addr) }
+func (r *Node) Private() bool { return r.TLS.encrypted() || netaddr.LoopbackHostPort(r.Addr) }

@@ -18,8 +18,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/varint"
-	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -295,7 +295,7 @@ func TestTargetsUnknownHere(t *testing.T) {
 // TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not misread; nor are
 // they when numbers run out.
 func TestNumbers(t *testing.T) {
-	l := newQueue(&ForwarderConfig{}, bob, 1, wake.New())
+	l := newQueue(&ForwarderConfig{}, bob, 1, fifo.NewSignal())
 	ask := func(policies ...string) *message {
 		t.Helper()
 		f := callOf(time.Hour, len(policies))

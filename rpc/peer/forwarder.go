@@ -19,12 +19,11 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/stream"
 	"github.com/weirlimit/weir/internal/varint"
-	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/stream"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -74,7 +73,7 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 	p.links = transport.NewLinks(cfg.Config, transport.Dialing{
 		Carries: "operations", Timeout: openTimeout,
 		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-	}, func(to ownership.Node, wake wake.Signal) *queue { return newQueue(&p.cfg, to, p.last.Add(1), wake) })
+	}, func(to ownership.Node, wake fifo.Signal) *queue { return newQueue(&p.cfg, to, p.last.Add(1), wake) })
 	return p
 }
 
@@ -199,7 +198,7 @@ type queue struct {
 	cfg    *ForwarderConfig
 	to     ownership.Node
 	stream uint64
-	wake   wake.Signal
+	wake   fifo.Signal
 
 	mu       sync.Mutex
 	calls    fifo.Queue[*call]   // not yet part of a message
@@ -214,7 +213,7 @@ type queue struct {
 	scratch  []byte       // room to pack a message in
 }
 
-func newQueue(cfg *ForwarderConfig, to ownership.Node, number uint64, wake wake.Signal) *queue {
+func newQueue(cfg *ForwarderConfig, to ownership.Node, number uint64, wake fifo.Signal) *queue {
 	return &queue{cfg: cfg, to: to, stream: number, wake: wake, sent: make(map[uint64]*message)}
 }
 

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -653,7 +653,7 @@ func callOf(wait time.Duration, ops int) *call {
 
 // TestRepeat: what is worth sending again when a stream broke, and what is not.
 func TestRepeat(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
 	ask := func() (*call, *message) {
 		f := callOf(time.Hour, 1)
 		if !l.add(f) {
@@ -695,7 +695,7 @@ func TestRepeat(t *testing.T) {
 // TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not sent.
 func TestTimeLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
+		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
 		queue := func(wait time.Duration, items int) *call {
 			f := callOf(wait, items)
 			if !l.add(f) {
@@ -728,7 +728,7 @@ func TestTimeLeft(t *testing.T) {
 
 // TestAbandonedAmongOthers: a caller who has given up is not touched by the answer to a message that others wait for.
 func TestAbandonedAmongOthers(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
 	gone, stays := callOf(time.Hour, 2), callOf(time.Hour, 1)
 	its := gone.ops
 	if !l.add(gone) || !l.add(stays) {
@@ -785,7 +785,7 @@ func TestNextStreamDefinesAnew(t *testing.T) {
 
 // TestWindow: no more messages are in flight than the receiver remembers, and the first answer lets the rest go on.
 func TestWindow(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
 	for range maxUnacknowledged + 1 {
 		l.add(callOf(time.Hour, 1))
 		l.take()

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
@@ -48,7 +48,7 @@ type ServerConfig struct {
 	Activity func(*peerv1.ActivityRequest) *peerv1.ActivityResponse
 	Describe func(*peerv1.DescribeRequest) (*peerv1.DescribeResponse, error)
 	// Panicked is called with a panic in handing a batch on. The batch stays without an answer. Nil: such a panic is not recovered.
-	Panicked func(*recovered.Error)
+	Panicked func(*panics.Error)
 	// Identify tells who this node is.
 	Identify func() *peerv1.IdentifyResponse
 }
@@ -406,7 +406,7 @@ func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *s
 		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.longest)
 		defer cancel()
-		recovered.Tell(s.cfg.Panicked, func() {
+		panics.Tell(s.cfg.Panicked, func() {
 			rest(ctx)
 			sess.finish(w.answer(), s.now())
 			s.done(w)

@@ -21,9 +21,8 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/stream"
-	"github.com/weirlimit/weir/internal/wake"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/stream"
 	"github.com/weirlimit/weir/rpc/transport"
 )
 
@@ -85,7 +84,7 @@ func NewMessenger(cfg MessengerConfig) *Messenger {
 	m.links = transport.NewLinks(cfg.Config, transport.Dialing{
 		Carries: "ownership messages", Timeout: reachWithin, Pause: reopenAfter,
 		Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
-	}, func(to ownership.Node, wake wake.Signal) *queue { return &queue{m: m, to: to, wake: wake} })
+	}, func(to ownership.Node, wake fifo.Signal) *queue { return &queue{m: m, to: to, wake: wake} })
 	return m
 }
 
@@ -122,7 +121,7 @@ func (m *Messenger) Send(envelopes []ownership.Envelope) {
 type queue struct {
 	m    *Messenger
 	to   ownership.Node
-	wake wake.Signal
+	wake fifo.Signal
 
 	mu          sync.Mutex
 	light, bulk messages

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/test/testkit"
@@ -386,7 +386,7 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 // waits goes once.
 func TestMessengerOvertakesBulk(t *testing.T) {
 	m := NewMessenger(MessengerConfig{})
-	c := &queue{m: m, to: bob, wake: wake.New()}
+	c := &queue{m: m, to: bob, wake: fifo.NewSignal()}
 	bulk := func() ownership.Message {
 		return &ownership.Replicate{Parts: 1, Chunk: make([]byte, 256<<10)}
 	}

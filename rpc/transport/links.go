@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 )
 
@@ -59,7 +59,7 @@ type Queue interface {
 type Links[Q Queue] struct {
 	cfg     Config
 	dialing Dialing
-	queue   func(to ownership.Node, wake wake.Signal) Q
+	queue   func(to ownership.Node, wake fifo.Signal) Q
 
 	mu     sync.Mutex
 	links  map[ownership.Node]*link[Q]
@@ -68,7 +68,7 @@ type Links[Q Queue] struct {
 }
 
 // NewLinks returns Links without connections. queue makes the Queue for a process; whoever adds to it sets wake.
-func NewLinks[Q Queue](cfg Config, dialing Dialing, queue func(to ownership.Node, wake wake.Signal) Q) *Links[Q] {
+func NewLinks[Q Queue](cfg Config, dialing Dialing, queue func(to ownership.Node, wake fifo.Signal) Q) *Links[Q] {
 	return &Links[Q]{cfg: cfg, dialing: dialing, queue: queue, links: make(map[ownership.Node]*link[Q])}
 }
 
@@ -112,7 +112,7 @@ func (ls *Links[Q]) To(node ownership.Node) (q Q, conn *grpc.ClientConn, err err
 	if conn, err = Dial(addr, ls.cfg.Credentials, ls.cfg.Window, grpc.ConnectParams{Backoff: ls.dialing.Backoff, MinConnectTimeout: ls.dialing.Timeout}); err != nil {
 		return q, nil, fmt.Errorf("transport: peer %s at %s: %w", node.Name, addr, err)
 	}
-	wake := wake.New()
+	wake := fifo.NewSignal()
 	l := &link[Q]{cfg: &ls.cfg, dialing: &ls.dialing, to: node, conn: conn, queue: ls.queue(node, wake), wake: wake}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	ls.links[node] = l
@@ -127,7 +127,7 @@ type link[Q Queue] struct {
 	to      ownership.Node
 	conn    *grpc.ClientConn
 	queue   Q
-	wake    wake.Signal
+	wake    fifo.Signal
 	ctx     context.Context
 	stop    context.CancelFunc
 }

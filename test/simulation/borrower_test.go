@@ -13,7 +13,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/borrow"
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
@@ -61,7 +61,7 @@ type borrower struct {
 	id      uint64
 	rate    int64                                // by which its clock is off, in parts per billion
 	book    *borrow.Book[string, ownership.Node] // by policy
-	kick    wake.Signal
+	kick    fifo.Signal
 	ctx     context.Context // ends with it
 	end     context.CancelFunc
 	running sync.WaitGroup
@@ -71,7 +71,7 @@ type borrower struct {
 }
 
 func (r *callRun) newBorrower(name string) *borrower {
-	b := &borrower{r: r, name: name, kick: wake.New(), links: make(map[*node]func())}
+	b := &borrower{r: r, name: name, kick: fifo.NewSignal(), links: make(map[*node]func())}
 	b.id = uint64(r.draw(1<<60, name, "id")) | 1<<60
 	b.near = []string{name, "a", "b", "c"}[r.draw(4, name, "near")]
 	if r.rates > 0 {

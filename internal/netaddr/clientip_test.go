@@ -1,4 +1,4 @@
-package clientip
+package netaddr
 
 import (
 	"net/http"

@@ -10,13 +10,13 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/weirlimit/weir/internal/wake"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // Run writes what next returns to a stream that is open, and calls received with what arrives, in a goroutine of its own and in
 // order; what received is given is used again when it has returned. next returns nil when nothing has gathered, and is called again
 // once wake is set. Run ends when the stream does, or received returns an error, and returns why; end must end the stream.
-func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wake wake.Signal, next func() *Req, received func(*Reply) error) error {
+func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wake fifo.Signal, next func() *Req, received func(*Reply) error) error {
 	var err error
 	broken := make(chan struct{})
 	go func() {
@@ -35,7 +35,7 @@ func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wak
 }
 
 // write sends until the stream is broken. What is wrong with it the reading side learns.
-func write[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], broken <-chan struct{}, wake wake.Signal, next func() *Req) {
+func write[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], broken <-chan struct{}, wake fifo.Signal, next func() *Req) {
 	for {
 		// Callers that are about to ask do so first, and share a message: measured with 256 callers, eight checks in one in place of
 		// two, and a third less time for each. A lone caller loses nothing.

@@ -1,7 +1,7 @@
-// Package recovered turns a panic into an error, so that a goroutine can pass it to the one that answers the request, or tell of it.
+// Package panics turns a panic into an error, so that a goroutine can pass it to the one that answers the request, or tell of it.
 //
 // It does not repair what the panic left behind: a lock that the function did not release by defer stays locked.
-package recovered
+package panics
 
 import (
 	"fmt"

@@ -1,7 +1,9 @@
-// Package clientip finds the address to limit a caller by: its own, or the one that trusted proxies say they act for.
+// Package netaddr judges network addresses: which one to limit a caller by, its own or the one that trusted proxies say they act for,
+// and which ones lead to this host only.
 //
-// It does not promise that an address is one person's. IPv6 callers own a whole prefix, so they are limited by it.
-package clientip
+// It does not promise that an address is one person's. IPv6 callers own a whole prefix, so they are limited by it. Names are not resolved:
+// of all names only localhost is loopback (RFC 6761, section 6.3), whatever others resolve to.
+package netaddr
 
 import (
 	"cmp"

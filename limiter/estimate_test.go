@@ -1,4 +1,4 @@
-package estimate
+package limiter
 
 import (
 	"fmt"
@@ -9,15 +9,15 @@ import (
 
 // TestEstimate holds estimates to their definition: of the last n costs, the smallest that at least nine tenths do not exceed.
 func TestEstimate(t *testing.T) {
-	var e Estimator
+	var e estimator
 	rng := rand.New(rand.NewPCG(1, 2))
 	var all []int64
 	byClass := make(map[string][]int64)
 	want := func(costs []int64) (int64, bool) {
-		if len(costs) < Enough {
+		if len(costs) < enoughCosts {
 			return 0, false
 		}
-		costs = slices.Clone(costs[max(0, len(costs)-Last):])
+		costs = slices.Clone(costs[max(0, len(costs)-lastCosts):])
 		slices.Sort(costs)
 		for _, c := range costs {
 			below := 0
@@ -60,36 +60,36 @@ func TestEstimate(t *testing.T) {
 }
 
 func TestClassesAreBounded(t *testing.T) {
-	var e Estimator
-	for i := range 10 * MaxClasses {
-		for range Enough {
+	var e estimator
+	for i := range 10 * maxClasses {
+		for range enoughCosts {
 			e.Add("p", fmt.Sprint("class ", i), "", int64(i))
 		}
 	}
-	if n := len(e.by["p"]); n != MaxClasses+1 {
+	if n := len(e.by["p"]); n != maxClasses+1 {
 		t.Errorf("%d classes are remembered", n)
 	}
 	if got, ok := e.Estimate("p", "class 3"); !ok || got != 3 {
 		t.Errorf("%d, %v", got, ok)
 	}
 	all, _ := e.Estimate("p", "")
-	if got, ok := e.Estimate("p", fmt.Sprint("class ", 10*MaxClasses-1)); !ok || got != all {
+	if got, ok := e.Estimate("p", fmt.Sprint("class ", 10*maxClasses-1)); !ok || got != all {
 		t.Errorf("beyond the bound: %d, %v", got, ok)
 	}
 }
 
 // TestClassesOfOneCaller: a caller that invents classes leaves room for those of others.
 func TestClassesOfOneCaller(t *testing.T) {
-	var e Estimator
+	var e estimator
 	tell := func(caller string, classes int) {
 		for i := range classes {
-			for range Enough {
+			for range enoughCosts {
 				e.Add("p", fmt.Sprint(caller, " ", i), caller, int64(len(caller)))
 			}
 		}
 	}
-	tell("a", 10*MaxClasses)
-	if n := len(e.by["p"]) - 1; n != MaxClasses/2 {
+	tell("a", 10*maxClasses)
+	if n := len(e.by["p"]) - 1; n != maxClasses/2 {
 		t.Errorf("one caller has begun %d classes", n)
 	}
 	tell("another", 10)
