@@ -15,9 +15,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weirlimit/weir/internal/audit"
-	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -138,8 +138,8 @@ func (c *Config) node() (node.Config, error) {
 		Timeout: cmp.Or(c.Timeout, limiter.DefaultTimeout), Grace: cmp.Or(c.Grace, node.DefaultGrace),
 		MaxKeys: c.MaxKeys, HTTPHosts: c.HTTPHosts, NoConsole: c.NoConsole,
 		Security: node.Security{
-			TLS:     certs.Files{Cert: s.TLSCertFile, Key: s.TLSKeyFile, CA: s.TLSClientCAFile},
-			PeerTLS: certs.Files{Cert: s.PeerTLSCertFile, Key: s.PeerTLSKeyFile, CA: s.PeerTLSCAFile}, PeerName: s.PeerTLSName,
+			TLS:     reload.CertFiles{Cert: s.TLSCertFile, Key: s.TLSKeyFile, CA: s.TLSClientCAFile},
+			PeerTLS: reload.CertFiles{Cert: s.PeerTLSCertFile, Key: s.PeerTLSKeyFile, CA: s.PeerTLSCAFile}, PeerName: s.PeerTLSName,
 			AccessFile: s.AccessFile, GossipKeyFile: s.GossipKeyFile, SecretFile: s.ClusterSecretFile, Insecure: s.Insecure, AuditLog: s.AuditLog,
 		},
 		Logger: c.Logger, Registerer: c.Registerer,

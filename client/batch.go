@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/internal/lend"
 )
 
 // batchKey is the key that a question of a batch may be on loan by, and false where it is not answered from loans: what is asked under an
@@ -73,13 +73,13 @@ func (c *Client) allBorrowed(qs []question, all *AllDecision) bool {
 		return false
 	}
 	b := c.loans.book
-	parts := make([]borrow.Part[loanKey, *member], len(qs))
+	parts := make([]lend.Part[loanKey, *member], len(qs))
 	for i := range qs {
 		key, may := qs[i].batchKey()
 		if !may || !b.Has(key) {
 			return false
 		}
-		parts[i] = borrow.Part[loanKey, *member]{Key: key, Units: qs[i].cost}
+		parts[i] = lend.Part[loanKey, *member]{Key: key, Units: qs[i].cost}
 	}
 	if !b.TakeAll(parts, c.loans.clock) {
 		return false

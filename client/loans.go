@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/borrow"
 	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -33,7 +33,7 @@ type loanKey struct {
 
 // loans are the units that this Client has borrowed. Its methods are safe for concurrent use; those of nil do nothing.
 type loans struct {
-	book  *borrow.Book[loanKey, *member]
+	book  *lend.Book[loanKey, *member]
 	nodes *nodes
 	id    uint64
 	kick  fifo.Signal // set when there may be something to report
@@ -43,9 +43,9 @@ type loans struct {
 // newLoans returns loans that are timed by what read returns: the monotonic clock and the wall clock, at one instant.
 func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
 	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: fifo.NewSignal()}
-	clock := borrow.NewClock(read())
+	clock := lend.NewClock(read())
 	l.clock = func() int64 { return clock.Read(read()) }
-	l.book = borrow.New[loanKey, *member](l.kick.Set, nil)
+	l.book = lend.NewBook[loanKey, *member](l.kick.Set, nil)
 	return l
 }
 
@@ -98,7 +98,7 @@ func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decisio
 			return false
 		}
 		if patience == nil {
-			patience = time.NewTimer(borrow.Patience)
+			patience = time.NewTimer(lend.Patience)
 			defer patience.Stop()
 		}
 		over := false
@@ -127,7 +127,7 @@ func (l *Limiter) admitted(key string, n int64, d *Decision) {
 
 // missed is told of what a node has admitted that might have been of a loan.
 func (l *loans) missed(key loanKey, n int64, d *Decision) {
-	if l != nil && borrow.Lendable(d) {
+	if l != nil && lend.Lendable(d) {
 		l.book.Missed(key, n, l.clock, ownKey)
 	}
 }
@@ -142,12 +142,12 @@ func ownKey(k loanKey) loanKey {
 func (l *loans) run(ctx context.Context) { l.book.Run(ctx, l.kick, l.clock, l.report) }
 
 // report sends reports of that instant to those who hold their keys. What cannot be sent is said again.
-func (l *loans) report(sent int64, reports []borrow.Report[loanKey, *member]) {
+func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	if len(reports) == 0 {
 		return
 	}
 	by := make(map[*member]*weirv1.BorrowRequest)
-	var nobody []borrow.Answer[*member]
+	var nobody []lend.Answer[*member]
 	for i := range reports {
 		r := &reports[i]
 		t := target{Target: limit.Target{Policy: r.Key.policy, Key: r.Key.key}}
@@ -163,7 +163,7 @@ func (l *loans) report(sent int64, reports []borrow.Report[loanKey, *member]) {
 			m = l.forwarder()
 		}
 		if m == nil {
-			nobody = append(nobody, borrow.Answer[*member]{Number: r.Number, Unheard: true})
+			nobody = append(nobody, lend.Answer[*member]{Number: r.Number, Unheard: true})
 			continue
 		}
 		if by[m] == nil {
@@ -265,10 +265,10 @@ func (l *loans) answered(m *member, out *weirv1.BorrowResponse) {
 	if len(out.GetLoans()) == 0 || out.GetSent() > now {
 		return
 	}
-	answers := make([]borrow.Answer[*member], len(out.GetLoans()))
+	answers := make([]lend.Answer[*member], len(out.GetLoans()))
 	for i, a := range out.GetLoans() {
 		lent := wire.Lent(a)
-		answers[i] = borrow.AnswerOf(a.GetNumber(), m, &lent)
+		answers[i] = lend.AnswerOf(a.GetNumber(), m, &lent)
 		if holder := l.nodes.owners.Load().named(lent.Holder); lent.Unheard {
 			answers[i].Holder = holder
 		} else if lent.Holder != "" {

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/refusal"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -13,7 +13,7 @@ import (
 // nothing. Instants are those of Client.now.
 type memory struct {
 	hash     func([3]string) uint64 // of policy, namespace and key: it leaves the limit out, and is equal for equal states
-	refusals refusal.Cache[subject, Decision]
+	refusals lend.Refusals[subject, Decision]
 }
 
 // subject is what a refusal was about.
@@ -99,7 +99,7 @@ func (m *memory) remember(q *question, a *Result, mark uint64, sent, came time.D
 	}
 	kept := a.Decision
 	kept.RequestID = ""
-	m.refusals.Remember(m.hashOf(&q.target), q.subject(), mark, refusal.Entry[Decision]{
+	m.refusals.Remember(m.hashOf(&q.target), q.subject(), mark, lend.Refusal[Decision]{
 		Decision: kept, Cost: q.cost,
 		Came: int64(came), Until: int64(sent + limit.Remembered(a.RememberFor)),
 	})

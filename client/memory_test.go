@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 )
@@ -95,7 +95,7 @@ func TestAdmittedFromALoanIsAskedAgain(t *testing.T) {
 			}
 			now := c.loans.clock()
 			for _, r := range first(c.loans.book.Report(now)) {
-				c.loans.book.Answered(now, now, []borrow.Answer[*member]{{Number: r.Number, Granted: 10, Term: time.Hour}})
+				c.loans.book.Answered(now, now, []lend.Answer[*member]{{Number: r.Number, Granted: 10, Term: time.Hour}})
 			}
 			p := c.Policy("p")
 			for range 2 {

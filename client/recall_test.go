@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -105,7 +105,7 @@ func TestLoanOverASuspension(t *testing.T) {
 		l.missed(key, 1, &lendable)
 	}
 	reports, _ := l.book.Report(l.clock())
-	l.book.Answered(l.clock(), l.clock(), []borrow.Answer[*member]{{Number: reports[0].Number, Granted: 100, Term: algo.LoanTerm}})
+	l.book.Answered(l.clock(), l.clock(), []lend.Answer[*member]{{Number: reports[0].Number, Granted: 100, Term: algo.LoanTerm}})
 	if _, _, ok := l.book.Take(key, 1, l.clock); !ok {
 		t.Fatal("nothing is lent")
 	}

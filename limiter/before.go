@@ -8,7 +8,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/refusal"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -224,7 +224,7 @@ func (l *Limiter) remember(op *Op) {
 	kept.RequestID = ""
 	about := op.refusalKey()
 	about.policy, about.key = strings.Clone(about.policy), strings.Clone(about.key) // they may be parts of a larger text
-	l.refusals.Remember(op.hash, about, op.away.mark, refusal.Entry[limit.Decision]{
+	l.refusals.Remember(op.hash, about, op.away.mark, lend.Refusal[limit.Decision]{
 		Decision: kept, Cost: op.Cost,
 		Came: l.clock().Mono, Until: op.away.sent + int64(limit.Remembered(d.RememberFor)),
 	})

@@ -8,8 +8,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/borrow"
 	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
@@ -17,7 +17,7 @@ import (
 // This file is the borrower's side of loans: this node admits checks of keys that other nodes decide for, from units that the holders have
 // lent it. loan.go is the lender's side. The path of a loan:
 //
-//	missed        counts a check that another node has admitted; the book (internal/borrow) finds the keys that are asked for often
+//	missed        counts a check that another node has admitted; the book (internal/lend) finds the keys that are asked for often
 //	report        sends what the book wants said to the holders (OpBorrow), and answered gives the book their answers
 //	borrowed      admits a check from the book, as long as the borrower's term lasts
 //	answerRecall  gives up what is left of a loan when its holder asks for it (OpRecall)
@@ -58,7 +58,7 @@ type LoanCall struct {
 // because a key's loans move with its state.
 type borrowing struct {
 	l     *Limiter
-	book  *borrow.Book[loanKey, toldNode]
+	book  *lend.Book[loanKey, toldNode]
 	clock func() int64 // goes on while the machine is suspended
 	kick  fifo.Signal  // set when there may be something to report
 
@@ -115,11 +115,11 @@ func startBorrowing(l *Limiter) *borrowing {
 	if b.clock == nil {
 		b.clock = func() int64 { return l.clock().Mono }
 	}
-	b.book = borrow.New[loanKey, toldNode](b.kick.Set, l.cfg.Random)
+	b.book = lend.NewBook[loanKey, toldNode](b.kick.Set, l.cfg.Random)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.running.Go(func() {
-		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []borrow.Report[loanKey, toldNode]) {
+		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []lend.Report[loanKey, toldNode]) {
 			panics.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // after a panic the book repeats the reports
 		})
 	})
@@ -168,7 +168,7 @@ func (l *Limiter) allBorrowed(all *together) bool {
 	if b == nil || b.book.Loans() == 0 {
 		return false
 	}
-	parts := make([]borrow.Part[loanKey, toldNode], len(all.ops))
+	parts := make([]lend.Part[loanKey, toldNode], len(all.ops))
 	for i, op := range all.ops {
 		p := &parts[i]
 		p.Key, p.Units = op.loanKey(), op.Cost
@@ -186,7 +186,7 @@ func (l *Limiter) allBorrowed(all *together) bool {
 }
 
 // admitBorrowed answers and counts a check that was admitted from a loan, of which left units remain.
-func (l *Limiter) admitBorrowed(t *borrow.Terms, left int64, op *Op) {
+func (l *Limiter) admitBorrowed(t *lend.Terms, left int64, op *Op) {
 	d := op.Decision
 	*d = limit.Decision{Policy: op.PolicyName()}
 	t.Admit(d, op.Cost, left)
@@ -213,14 +213,14 @@ func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 
 // missed counts a check, or a part of an atomic one, that another node has admitted: a loan would have saved the message.
 func (b *borrowing) missed(op *Op) {
-	if b != nil && op.fromLoans() && borrow.Lendable(op.Decision) {
+	if b != nil && op.fromLoans() && lend.Lendable(op.Decision) {
 		b.book.Missed(op.loanKey(), op.Cost, b.clock, loanKey.own)
 	}
 }
 
 // report sends the book's reports, made at the instant sent, to the nodes that decide for their keys, one exchange for each node. The book
 // repeats a report that cannot be sent.
-func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey, toldNode]) {
+func (b *borrowing) report(ctx context.Context, sent int64, reports []lend.Report[loanKey, toldNode]) {
 	if len(reports) == 0 {
 		return
 	}
@@ -250,7 +250,7 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Rep
 }
 
 // reportOf makes an operation of a report, and finds the node that it goes to.
-func (b *borrowing) reportOf(r *borrow.Report[loanKey, toldNode]) report {
+func (b *borrowing) reportOf(r *lend.Report[loanKey, toldNode]) report {
 	l := b.l
 	op := NewOp(OpBorrow, limit.Check{Target: r.Key.target()}, Extra{Loan: &LoanCall{Report: limit.Borrow{
 		ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
@@ -306,7 +306,7 @@ func (b *borrowing) exchanged(node ownership.Node) {
 
 // answered gives the book the answers to reports that were sent at the instant sent.
 func (b *borrowing) answered(sent int64, reports []report) {
-	answers := make([]borrow.Answer[toldNode], 0, len(reports))
+	answers := make([]lend.Answer[toldNode], 0, len(reports))
 	for _, r := range reports {
 		var lent limit.Lent
 		var holder toldNode
@@ -323,7 +323,7 @@ func (b *borrowing) answered(sent int64, reports []report) {
 		default:
 			lent = r.op.Loan.Lent
 		}
-		a := borrow.AnswerOf(r.op.Loan.Report.ID.Number, r.to, &lent)
+		a := lend.AnswerOf(r.op.Loan.Report.ID.Number, r.to, &lent)
 		a.Holder = holder
 		answers = append(answers, a)
 	}

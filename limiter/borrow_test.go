@@ -276,7 +276,7 @@ func TestRecallsLendNothing(t *testing.T) {
 		owner, node := c.nodes[0], c.nodes[1]
 		key := c.owned("p", 0, 0)
 		id := algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 7}
-		lend(t, owner.Limiter, limit.Borrow{Target: limit.Target{Policy: "p", Key: key}, ID: id, Want: 16})
+		lent(t, owner.Limiter, limit.Borrow{Target: limit.Target{Policy: "p", Key: key}, ID: id, Want: 16})
 		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 			deliver()
 			ops[0].Loan.Known, ops[0].Loan.Report = true, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}

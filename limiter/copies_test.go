@@ -226,7 +226,7 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 			granted      int64
 		}{{"a copy that does not answer", true, false, 0}, {"no copy any more", false, true, 0}, {"a copy that confirms", false, false, 16}} {
 			own.silent, own.lost = c.silent, c.lost
-			if a := lend(t, l, b); a.Granted != c.granted || a.Term > 0 != (c.granted > 0) || a.Ended {
+			if a := lent(t, l, b); a.Granted != c.granted || a.Term > 0 != (c.granted > 0) || a.Ended {
 				t.Errorf("%s, %s: %+v", policy, c.what, a)
 			}
 		}
@@ -240,7 +240,7 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 	for now, granted := range map[time.Duration]int64{until / 5: 16, until - time.Millisecond: 0, until: 0} {
 		boot = int64(now)
 		b := limit.Borrow{Target: limit.Target{Policy: "strict", Key: "other"}, ID: algo.LoanID{Borrower: 2, Number: uint64(now)}, Want: 16}
-		a := lend(t, l, b)
+		a := lent(t, l, b)
 		expect.True(t, a.Granted == granted && a.Term <= until-now, "at %v, with a lease until 500ms: %+v", now, a)
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/internal/panics"
-	"github.com/weirlimit/weir/internal/refusal"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -125,7 +125,7 @@ type Limiter struct {
 	batches [11]sync.Pool // of *Batch, for CheckTo: by the least power of two that is not below their checks, the last for 1024
 	asks    sync.Pool     // of *asks
 
-	refusals  refusal.Cache[refusalKey, limit.Decision] // of checks that other nodes decide
+	refusals  lend.Refusals[refusalKey, limit.Decision] // of checks that other nodes decide
 	inquiries inquiries                                 // about these keys
 	settling  background
 	estimates estimator // of policies that learn how much to reserve

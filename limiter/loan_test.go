@@ -28,7 +28,7 @@ const loanPolicies = `policies:
 `
 
 // lend lends one key's units to a borrower.
-func lend(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
+func lent(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 	t.Helper()
 	var out [1]limit.Lent
 	wait, err := l.Lend(t.Context(), []limit.Borrow{b}, out[:])
@@ -51,7 +51,7 @@ func TestRecallBeforeRefusal(t *testing.T) {
 	defer l.Close()
 	target := limit.Target{Policy: "p", Key: "k"}
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
-	a := lend(t, l, first)
+	a := lent(t, l, first)
 	must.True(t, a.Granted == 16 && a.Term == algo.LoanTerm && a.Limit == 100 && a.Remaining == 84 &&
 		a.Window == time.Hour, "%+v", a)
 	asked := make(chan limit.Recall, 10)
@@ -61,11 +61,11 @@ func TestRecallBeforeRefusal(t *testing.T) {
 		defer close(done)
 		r := <-asked
 		// What it had sent before it was asked says nothing.
-		lend(t, l, first)
+		lent(t, l, first)
 		back := first
 		back.Want, back.Totals = 0, algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}
 		expect.True(t, r.Number == 5 && r.Granted == 16, "asked for %+v", r)
-		lend(t, l, back)
+		lent(t, l, back)
 	}()
 	d := check(t, l, "p", 97)
 	must.True(t, d.Allowed && d.Remaining == 0, "13 of 16 on loan are back: %+v", d)
@@ -87,7 +87,7 @@ func TestRecallBeforeCharge(t *testing.T) {
 		defer l.Close()
 		target := limit.Target{Policy: "p", Key: "k"}
 		loan := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
-		a := lend(t, l, loan)
+		a := lent(t, l, loan)
 		must.Equal(t, a.Granted, 16, "%+v", a)
 		end := l.OpenBorrower(1, func(r limit.Recall) {
 			back := []limit.Borrow{{Target: target, ID: loan.ID, Totals: algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}}}
@@ -117,13 +117,13 @@ func TestLentAfterRecall(t *testing.T) {
 	target := limit.Target{Policy: "p", Key: "k"}
 	check(t, l, "p", 8000)
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
-	a := lend(t, l, first)
+	a := lent(t, l, first)
 	must.Equal(t, a.Granted, 1000, "%+v", a)
 	returned := make(chan limit.Lent, 1)
 	end := l.OpenBorrower(1, func(r limit.Recall) {
 		go func() {
 			first.Want, first.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-			returned <- lend(t, l, first)
+			returned <- lent(t, l, first)
 		}()
 	})
 	defer end()
@@ -135,18 +135,18 @@ func TestLentAfterRecall(t *testing.T) {
 	second := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 100}
 	of := state{scope: "p", key: "k"}
 	l.loans.wait(of, 1)
-	a = lend(t, l, second)
+	a = lent(t, l, second)
 	expect.True(t, a.Granted == 0 && a.Again == recallAgain, "while somebody is about to decide: %+v", a)
 	l.loans.wait(of, -1)
-	a = lend(t, l, second)
+	a = lent(t, l, second)
 	expect.True(t, a.Granted == 100 && a.Term != 0, "with 500 free: %+v", a)
 	check(t, l, "p", 390)
 	third := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 3, Number: 1}, Want: 100}
-	a = lend(t, l, third)
+	a = lent(t, l, third)
 	expect.True(t, a.Granted == 0 && a.Again == returnAgain, "with 10 free and 100 on loan: %+v", a)
 	second.Want, second.Totals = 0, algo.Totals{Granted: 100, Spent: 100}
-	lend(t, l, second)
-	a = lend(t, l, third)
+	lent(t, l, second)
+	a = lent(t, l, third)
 	expect.True(t, a.Granted == 0 && a.Again == lendAgain, "with 10 free and nothing on loan: %+v", a)
 }
 
@@ -156,7 +156,7 @@ func TestSilentBorrower(t *testing.T) {
 	inline := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}
 	target := limit.Target{Limit: inline, Key: "k"}
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
-	a := lend(t, l, b)
+	a := lent(t, l, b)
 	must.Equal(t, a.Granted, 16, "%+v", a)
 	ask := func(cost int64) limit.Decision {
 		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: cost}})
@@ -180,7 +180,7 @@ func TestSilentBorrower(t *testing.T) {
 	expect.True(t, s.Recalled != 0 && s.Recalled <= 2 && s.Unanswered == s.Recalled, "%+v", s)
 	// It was alive all the time.
 	b.Totals, b.Want = algo.Totals{Granted: 16, Spent: 0, Returned: 16}, 0
-	a = lend(t, l, b)
+	a = lent(t, l, b)
 	expect.True(t, a.Ended, "%+v", a)
 	d = ask(90)
 	expect.True(t, d.Allowed && !d.RetryAfterEstimated, "%+v", d)
@@ -193,14 +193,14 @@ func TestAlwaysBesideLoans(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
 	target := limit.Target{Policy: "p", Key: "k"}
-	lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 90, Always: true}})
 	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 90, "%+v, %v", got, err)
 	d := check(t, l, "p", 0)
 	expect.Equal(t, d.Remaining, 0, "%+v", d)
 	got, err = l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
 	must.True(t, err == nil && got[0].Granted == 5, "%+v, %v", got, err)
-	lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Returned: 16}})
+	lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Returned: 16}})
 	d = check(t, l, "p", 0)
 	expect.Equal(t, d.Remaining, 5, "%+v", d)
 }
@@ -212,12 +212,12 @@ func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
 	defer l.Close()
 	target := limit.Target{Policy: "p", Key: "k"}
 	id := algo.LoanID{Borrower: 1, Number: 1}
-	a := lend(t, l, limit.Borrow{Target: target, ID: id, Want: 16})
+	a := lent(t, l, limit.Borrow{Target: target, ID: id, Want: 16})
 	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
 	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
 	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 5, "%+v, %v", got, err)
-	lend(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: 16, Returned: 16}})
+	lent(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: 16, Returned: 16}})
 	d := check(t, l, "p", 0)
 	expect.Equal(t, d.Remaining, 15, "%+v", d)
 }
@@ -227,7 +227,7 @@ func TestPartialBesideSilentBorrower(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
 	target := limit.Target{Policy: "p", Key: "k"}
-	a := lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	a := lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
 	for _, want := range []int64{4, 0} {
@@ -243,7 +243,7 @@ func TestReportWithoutRoom(t *testing.T) {
 	defer l.Close()
 	check(t, l, "kept", 1)
 	target := limit.Target{Policy: "p", Key: "k"}
-	a := lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
+	a := lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
 	expect.True(t, a.Granted == 16 && a.Spent == 4 && !a.Ended && a.Term == 0 && a.Again > 0, "%+v", a)
 }
 
@@ -270,7 +270,7 @@ func TestGivingBackRecalls(t *testing.T) {
 	for name, do := range give {
 		number++
 		b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: number}, Want: 16}
-		a := lend(t, l, b)
+		a := lent(t, l, b)
 		must.True(t, a.Granted != 0, "%s: %+v", name, a)
 		asked := make(chan limit.Recall, 1)
 		end := l.OpenBorrower(1, func(r limit.Recall) { asked <- r })
@@ -279,7 +279,7 @@ func TestGivingBackRecalls(t *testing.T) {
 			defer close(done)
 			<-asked
 			b.Want, b.Totals = 0, algo.Totals{Granted: a.Granted, Spent: 4, Returned: a.Granted - 4}
-			lend(t, l, b)
+			lent(t, l, b)
 		}()
 		must.NoError(t, do())
 		<-done
@@ -293,7 +293,7 @@ func TestWhatIsNotLent(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
 	for _, policy := range []string{"kept", "shadow", "small", "free", "tried", "unknown", ""} {
-		a := lend(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+		a := lent(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 		expect.True(t, a.Granted == 0 && a.Term == 0 && a.Again >= time.Second, "of %q: %+v", policy, a)
 	}
 }
@@ -319,11 +319,11 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 	} {
 		before := counted()
 		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16, Counted: c.counted}
-		a := lend(t, l, b)
+		a := lent(t, l, b)
 		must.Equal(t, a.Granted, 16, "%+v", a)
 		b.Totals = algo.Totals{Granted: 16, Spent: 9, Checks: 5}
-		lend(t, l, b)
-		lend(t, l, b) // its answer was lost
+		lent(t, l, b)
+		lent(t, l, b) // its answer was lost
 		n := counted() - before
 		expect.True(t, n == c.want, "%+v: %d decisions were counted, want %d", c, n, c.want)
 	}
@@ -342,7 +342,7 @@ func TestPanicDuringARecall(t *testing.T) {
 				return process()
 			}})
 			defer l.Close()
-			lend(t, l, limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+			lent(t, l, limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 			defer l.OpenBorrower(1, func(limit.Recall) {
 				if !waits {
 					panic("mistake")
@@ -369,8 +369,8 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 		target := limit.Target{Policy: "p", Key: "k"}
 		known := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
 		newcomer := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16}
-		lend(t, l, known)
-		lend(t, l, newcomer)
+		lent(t, l, known)
+		lent(t, l, newcomer)
 		defer l.OpenBorrower(1, func(limit.Recall) {})() // it never answers
 		go func() {
 			time.Sleep(10 * time.Millisecond)
@@ -378,7 +378,7 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 				go func() {
 					time.Sleep(20 * time.Millisecond)
 					newcomer.Want, newcomer.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-					lend(t, l, newcomer)
+					lent(t, l, newcomer)
 				}()
 			})
 		}()
@@ -414,13 +414,13 @@ func TestBorrowerComesToARecall(t *testing.T) {
 			l := New(Config{Policies: policies(t, loanPolicies)})
 			defer l.Close()
 			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
-			lend(t, l, b)
+			lent(t, l, b)
 			open := func() {
 				l.OpenBorrower(1, func(r limit.Recall) {
 					go func() {
 						time.Sleep(5 * time.Millisecond)
 						b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-						lend(t, l, b)
+						lent(t, l, b)
 					}()
 				})
 			}
@@ -454,15 +454,15 @@ func TestReportDuringARecall(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
 		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
-		lend(t, l, b)
+		lent(t, l, b)
 		defer l.OpenBorrower(1, func(r limit.Recall) {
 			go func() {
 				time.Sleep(10 * time.Millisecond)
-				lend(t, l, b)
+				lent(t, l, b)
 				time.Sleep(10 * time.Millisecond)
 				back := b
 				back.Want, back.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-				lend(t, l, back)
+				lent(t, l, back)
 			}()
 		})()
 		d := check(t, l, "p", 97)
@@ -479,13 +479,13 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
 		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
-		lend(t, l, b)
+		lent(t, l, b)
 		answers := false
 		defer l.OpenBorrower(1, func(r limit.Recall) {
 			if answers {
 				go func() {
 					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Spent: b.Totals.Spent, Returned: r.Granted - b.Totals.Spent}
-					lend(t, l, b)
+					lent(t, l, b)
 				}()
 			}
 		})()
@@ -496,7 +496,7 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 			t.Errorf("a silent borrower: %+v, %+v", d, l.Loans())
 		}
 		b.Totals = algo.Totals{Granted: 16, Spent: 1}
-		lend(t, l, b)
+		lent(t, l, b)
 		if d := check(t, l, "p", 90); !d.Allowed || l.Loans().Recalled != 2 {
 			t.Errorf("one that has been heard since: %+v, %+v", d, l.Loans())
 		}
@@ -523,7 +523,7 @@ func TestAskedNext(t *testing.T) {
 			defer l.Close()
 			for borrower := range uint64(2) {
 				b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
-				lend(t, l, b)
+				lent(t, l, b)
 				defer l.OpenBorrower(borrower, func(r limit.Recall) {
 					if late {
 						return
@@ -531,7 +531,7 @@ func TestAskedNext(t *testing.T) {
 					go func() {
 						time.Sleep(20 * time.Millisecond)
 						b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-						lend(t, l, b)
+						lent(t, l, b)
 					}()
 				})()
 			}
@@ -556,12 +556,12 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 			l := New(Config{Policies: policies(t, loanPolicies)})
 			defer l.Close()
 			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
-			lend(t, l, b)
+			lent(t, l, b)
 			l.OpenBorrower(1, func(r limit.Recall) {
 				go func() {
 					time.Sleep(20 * time.Millisecond)
 					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-					lend(t, l, b)
+					lent(t, l, b)
 				}()
 			})
 			hasty := func() {
@@ -586,7 +586,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
 		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
-		lend(t, l, b)
+		lent(t, l, b)
 		l.OpenBorrower(1, func(limit.Recall) {})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer cancel()
@@ -609,7 +609,7 @@ func TestAskedAnew(t *testing.T) {
 		partition := l.partition(l.table.Load().by["p"].hash.Hash("k"))
 		for borrower := range uint64(2) {
 			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
-			lend(t, l, b)
+			lent(t, l, b)
 			defer l.OpenBorrower(borrower, func(r limit.Recall) {
 				go func() {
 					if borrower == 0 { // which never answers
@@ -619,7 +619,7 @@ func TestAskedAnew(t *testing.T) {
 						return
 					}
 					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-					lend(t, l, b)
+					lent(t, l, b)
 				}()
 			})()
 		}
@@ -637,7 +637,7 @@ func TestALaterRecallHasItsTime(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
 		report := func(borrower uint64, totals algo.Totals, want int64) {
-			lend(t, l, limit.Borrow{
+			lent(t, l, limit.Borrow{
 				Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Totals: totals, Want: want,
 			})
 		}

@@ -169,15 +169,15 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 	defer l.Close()
 	target := limit.Target{Policy: "p", Key: "k"}
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
-	lend(t, l, b)
+	lent(t, l, b)
 	if got := heard.take(); len(got) != 0 {
 		t.Errorf("of a loan that nothing was spent of: %+v", got)
 	}
 	is, holds, err := l.Describe(&target)
 	expect.True(t, err == nil && holds && is.OnLoan == 16, "%+v, %t, %v, want 16 on loan", is, holds, err)
 	b.Want, b.Totals = 0, algo.Totals{Granted: 16, Spent: 9, Checks: 3}
-	lend(t, l, b)
-	lend(t, l, b) // a repetition
+	lent(t, l, b)
+	lent(t, l, b) // a repetition
 	got := heard.take()
 	expect.True(t, len(got) == 1 && got[0].Scope == "p" && got[0].Key == "k" && got[0].Weight == 3 && !got[0].Refused,
 		"%+v, want 3 of p and k", got)
@@ -192,7 +192,7 @@ func TestReportCountsNoMoreThanABorrowerCanAdmit(t *testing.T) {
 	const many = 1 << 52
 	target := limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: many, Window: time.Hour}, Key: "k"}
 	id := algo.LoanID{Borrower: 1, Number: 5}
-	lend(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: many, Spent: many, Checks: many}})
+	lent(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: many, Spent: many, Checks: many}})
 	got := heard.take()
 	expect.True(t, len(got) == 1 && got[0].Weight == maxReported, "after a report of %d checks: %+v", many, got)
 	for _, s := range l.Counts() {

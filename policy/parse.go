@@ -10,7 +10,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"go.yaml.in/yaml/v3"
 )
@@ -71,9 +71,9 @@ func uses(a algo.Algorithm, parameter string) bool {
 }
 
 // Load reads and parses a regular file. The error is Errors when the file could be read, and another, which names the file,
-// when not: when it is too large, is no regular file, or the file system does not answer within file.Timeout, too.
+// when not: when it is too large, is no regular file, or the file system does not answer within reload.Timeout, too.
 func Load(name string) (*Set, error) {
-	data, err := file.Read(name, strictyaml.MaxFile)
+	data, err := reload.ReadFile(name, strictyaml.MaxFile)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,7 @@
 package policy
 
 import (
-	"github.com/weirlimit/weir/internal/filewatch"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
@@ -20,12 +20,12 @@ type WatchConfig struct {
 
 // Watcher keeps the policies of a file up to date. The calls of WatchConfig are made by one goroutine, one at a time, and
 // must not call Close, which waits for them.
-type Watcher = filewatch.Watcher[*Set]
+type Watcher = reload.Watcher[*Set]
 
 // NewWatcher loads a file, which is followed from Watcher.Watch on until Close. The file must be without mistakes now; later it may have
 // some, be replaced, disappear and come back.
 func NewWatcher(file string, cfg WatchConfig) (*Watcher, error) {
-	return filewatch.Open([]string{file}, filewatch.Config[*Set]{
+	return reload.Open([]string{file}, reload.Config[*Set]{
 		Parse: func(contents [][]byte) (*Set, error) {
 			set, err := Parse(file, contents[0])
 			if err == nil && cfg.Check != nil {

@@ -13,7 +13,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -373,7 +373,7 @@ func TestReadDirRejectsPipes(t *testing.T) {
 	expect.True(t, err == nil && len(files) == 0, "%v, %v", files, err)
 	must.NoError(t, syscall.Mkfifo(filepath.Join(dir, "a.yaml"), 0o600))
 	files, err = ReadDir(dir)
-	expect.ErrorIs(t, err, file.ErrNotRegular, "%v", files)
+	expect.ErrorIs(t, err, reload.ErrNotRegular, "%v", files)
 }
 
 // FuzzParse reads anything as a file: it is a configuration or Errors with positions in the file, and what it matches is found again.

@@ -8,8 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/weirlimit/weir/internal/file"
-	"github.com/weirlimit/weir/internal/filewatch"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/internal/varint"
 )
@@ -26,13 +25,13 @@ type WatchConfig struct {
 
 // Watcher keeps the configuration of a directory up to date. The calls of WatchConfig are made by one goroutine, one at a time, and
 // must not call Close, which waits for them.
-type Watcher = filewatch.Watcher[*Config]
+type Watcher = reload.Watcher[*Config]
 
 // NewWatcher reads the files of a directory, see ReadDir, and from Watcher.Watch on again whenever one changes, comes or goes, until Close.
 // They must be without mistakes now; later a mistake in any of them leaves all that is in force as it is.
 func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 	// The directory is watched as that of a file in it.
-	return filewatch.Open([]string{filepath.Clean(dir) + string(filepath.Separator) + "."}, filewatch.Config[*Config]{
+	return reload.Open([]string{filepath.Clean(dir) + string(filepath.Separator) + "."}, reload.Config[*Config]{
 		Read: func(name string, _ int64) ([]byte, error) {
 			files, err := ReadDir(filepath.Dir(name))
 			return pack(files), err
@@ -60,9 +59,9 @@ func ReadDir(dir string) ([]File, error) {
 		if ext := filepath.Ext(name); ext != ".yaml" && ext != ".yml" || strings.HasPrefix(e.Name(), ".") || e.IsDir() {
 			continue
 		}
-		data, err := file.Prefix(name, left+1)
+		data, err := reload.ReadPrefix(name, left+1)
 		switch {
-		case errors.Is(err, file.ErrDirectory):
+		case errors.Is(err, reload.ErrDirectory):
 			continue // a link to one
 		case err != nil:
 			return nil, err
@@ -78,7 +77,7 @@ func ReadDir(dir string) ([]File, error) {
 	return files, nil
 }
 
-// pack makes one text of files, which a filewatch.Watcher compares; unpack is its inverse.
+// pack makes one text of files, which a reload.Watcher compares; unpack is its inverse.
 func pack(files []File) []byte {
 	out := []byte{1} // never empty, as a file may be that is just being written
 	for _, f := range files {

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/logqueue"
+	"github.com/weirlimit/weir/internal/reload"
 )
 
 // The rate of lines about denied calls.
@@ -93,7 +93,7 @@ func (l *Log) dropped(lines uint64) {
 func (l *Log) Dropped() uint64 { return l.queue.Dropped() }
 
 // Reopen opens the file anew, after it has been moved away. When that fails, the file that is open stays in use. A file system that
-// does not answer within file.Timeout is an error.
+// does not answer within reload.Timeout is an error.
 func (l *Log) Reopen() error { return l.out.open() }
 
 // Close writes what is left to be said, waiting for a second at most, and closes the file. Events after it are dropped.
@@ -195,7 +195,7 @@ func (o *output) open() error {
 	if o.cfg.Name == Stderr {
 		return nil
 	}
-	now, err := file.Append(o.cfg.Name, 0o600)
+	now, err := reload.OpenAppend(o.cfg.Name, 0o600)
 	if err != nil {
 		return err
 	}

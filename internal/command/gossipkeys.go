@@ -13,7 +13,7 @@ import (
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/remote"
 	"github.com/weirlimit/weir/internal/render"
 )
@@ -89,7 +89,7 @@ func readKey(name string, stdin io.Reader) ([]byte, error) {
 	if name == "-" {
 		text, err = io.ReadAll(io.LimitReader(stdin, 1024))
 	} else {
-		text, err = file.Read(name, 1024)
+		text, err = reload.ReadFile(name, 1024)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("FILE: %w", err)

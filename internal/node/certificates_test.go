@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/reload"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -27,13 +27,13 @@ func TestCallersCertificateInForce(t *testing.T) {
 		end    func(t *testing.T, n *Node, skew *atomic.Int64, ca string)
 		reason string
 	}{
-		"expired": {func(_ *testing.T, _ *Node, skew *atomic.Int64, _ string) { skew.Store(int64(2 * time.Hour)) }, certs.Expired},
+		"expired": {func(_ *testing.T, _ *Node, skew *atomic.Int64, _ string) { skew.Store(int64(2 * time.Hour)) }, reload.Expired},
 		"authority removed": {func(t *testing.T, n *Node, _ *atomic.Int64, ca string) {
 			if err := os.WriteFile(ca, b.PEM, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			n.Reload()
-		}, certs.UnknownAuthority},
+		}, reload.UnknownAuthority},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var skew atomic.Int64
@@ -134,5 +134,5 @@ func TestPeersCertificateInForce(t *testing.T) {
 	skew.Store(int64(13 * time.Hour))
 	eventually(t, "the first to ask in vain", func() bool { return unanswered(nodes[0]) })
 	eventually(t, "the second to ask in vain", func() bool { return unanswered(nodes[1]) })
-	refusedAt(t, nodes[0], "peer", certs.Expired)
+	refusedAt(t, nodes[0], "peer", reload.Expired)
 }

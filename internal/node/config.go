@@ -14,9 +14,9 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -128,15 +128,15 @@ type Config struct {
 // Security is what keeps a node to those it is meant for. All of it is files, which are read again when they change
 // unless something else is said; empty stands for none.
 type Security struct {
-	TLS           certs.Files // for callers; CA: whose certificates callers may present
-	PeerTLS       certs.Files // between nodes
-	PeerName      string      // name in every node's certificate
-	AccessFile    string      // who may do what; empty: everybody everything
-	GossipKeyFile string      // empty: gossip in plain text
-	SecretFile    string      // the cluster's secret; read once
-	Insecure      bool        // beyond loopback, too, whoever reaches a port may do what it is for
-	AuditLog      string      // file of the audit log, or audit.Stderr; empty: none
-	Stderr        io.Writer   // that the audit log may go to
+	TLS           reload.CertFiles // for callers; CA: whose certificates callers may present
+	PeerTLS       reload.CertFiles // between nodes
+	PeerName      string           // name in every node's certificate
+	AccessFile    string           // who may do what; empty: everybody everything
+	GossipKeyFile string           // empty: gossip in plain text
+	SecretFile    string           // the cluster's secret; read once
+	Insecure      bool             // beyond loopback, too, whoever reaches a port may do what it is for
+	AuditLog      string           // file of the audit log, or audit.Stderr; empty: none
+	Stderr        io.Writer        // that the audit log may go to
 
 	Now func() time.Time // tells when certificates expire; nil: time.Now
 }
@@ -340,7 +340,7 @@ func (c Limits) withDefaults(m memory.Budget) Limits {
 }
 
 // callerSettings are the settings of the files for callers.
-var callerSettings = certs.Files{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
+var callerSettings = reload.CertFiles{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
 
 // validate reports the first thing that is wrong with what is given together.
 func (c *Security) validate() error {

@@ -7,7 +7,7 @@ import (
 	"github.com/weirlimit/weir/internal/metrics"
 )
 
-// followed is what follows files: a filewatch.Watcher or a certs.Source.
+// followed is what follows files: a reload.Watcher or a reload.Certs.
 type followed interface {
 	Reload()
 	Err() error

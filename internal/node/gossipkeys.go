@@ -6,16 +6,16 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/gossipkeys"
 	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/reload"
 )
 
 // openGossipKeys reads the keys and keeps watching their file.
-func (s *security) openGossipKeys() (*filewatch.Watcher[[][]byte], error) {
+func (s *security) openGossipKeys() (*reload.Watcher[[][]byte], error) {
 	s.metrics.Watching("gossip_keys")
 	file := s.cfg.GossipKeyFile
-	w, err := filewatch.Start([]string{file}, filewatch.Config[[][]byte]{
+	w, err := reload.Start([]string{file}, reload.Config[[][]byte]{
 		Parse: func(contents [][]byte) ([][]byte, error) { return cluster.ParseKeys(file, contents[0]) },
 		OnChange: func([][]byte) {
 			s.metrics.Reloaded("gossip_keys", true)

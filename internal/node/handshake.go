@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/reload"
 )
 
 // plain reports whether a listener speaks plain text.
@@ -29,21 +29,23 @@ func (s *security) plain(listener string) bool {
 }
 
 // callerRules are those for callers' certificates at a listener.
-func (s *security) callerRules(listener string) certs.Rules {
-	rules := certs.Rules{MinVersion: tls.VersionTLS12, Rejected: s.rejectedCert(listener)}
+func (s *security) callerRules(listener string) reload.Rules {
+	rules := reload.Rules{MinVersion: tls.VersionTLS12, Rejected: s.rejectedCert(listener)}
 	switch {
 	case s.cfg.TLS.CA == "":
 	case listener == "http" || s.cfg.AccessFile != "":
 		// A token may stand in for a certificate, and probes have neither: auth demands one where it is needed.
-		rules.Demand = certs.IfGiven
+		rules.Demand = reload.IfGiven
 	default:
-		rules.Demand = certs.Required
+		rules.Demand = reload.Required
 	}
 	return rules
 }
 
-func (s *security) rejectedCert(listener string) func(net.Addr, *certs.RejectedError) {
-	return func(from net.Addr, err *certs.RejectedError) { s.denials.note(listener, err.Reason, from, err.Error()) }
+func (s *security) rejectedCert(listener string) func(net.Addr, *reload.RejectedError) {
+	return func(from net.Addr, err *reload.RejectedError) {
+		s.denials.note(listener, err.Reason, from, err.Error())
+	}
 }
 
 // serveHTTP serves until the server is shut down.
@@ -97,8 +99,8 @@ func (s *security) grpcServer() []grpc.ServerOption {
 }
 
 // peerRules are those for the certificates of other nodes, in both directions.
-func (s *security) peerRules() certs.Rules {
-	return certs.Rules{MinVersion: tls.VersionTLS13, Demand: certs.Required, Name: s.cfg.PeerName, Rejected: s.rejectedCert("peer")}
+func (s *security) peerRules() reload.Rules {
+	return reload.Rules{MinVersion: tls.VersionTLS13, Demand: reload.Required, Name: s.cfg.PeerName, Rejected: s.rejectedCert("peer")}
 }
 
 // peerServer returns the options of the server for other nodes.
@@ -171,7 +173,7 @@ func (w watchedCredentials) Clone() credentials.TransportCredentials {
 
 // handshakeFailed notes a TLS handshake that failed, unless that has been done or it was somebody who tried whether the port is open.
 func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
-	var refused *certs.RejectedError
+	var refused *reload.RejectedError
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &refused), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):

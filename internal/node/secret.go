@@ -6,7 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/ring"
 )
 
@@ -19,7 +19,7 @@ const maxSecret = 64 << 10
 // readSecret returns the key that places keys, derived from the cluster's secret (HKDF, RFC 5869): without it outsiders cannot
 // work out which keys share a partition. All nodes must have the same.
 func readSecret(secretFile string) (ring.HashKey, error) {
-	secret, err := file.Read(secretFile, maxSecret)
+	secret, err := reload.ReadFile(secretFile, maxSecret)
 	if err != nil {
 		return ring.HashKey{}, fmt.Errorf("cluster-secret-file: %w", err)
 	}

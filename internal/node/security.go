@@ -7,12 +7,10 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/audit"
-	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/file"
-	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/reload"
 )
 
 // security is what a node has of it while it runs.
@@ -21,14 +19,14 @@ type security struct {
 	log     *slog.Logger
 	metrics *metrics.Security
 	denials *denials
-	callers *certs.Source                     // nil: plain text
-	peers   *certs.Source                     // nil: plain text
-	access  *filewatch.Watcher[*auth.Callers] // nil: no access file
+	callers *reload.Certs                  // nil: plain text
+	peers   *reload.Certs                  // nil: plain text
+	access  *reload.Watcher[*auth.Callers] // nil: no access file
 	auth    *auth.Authorizer
 	audit   *audit.Log // nil: none
 
-	gossipKeys  *filewatch.Watcher[[][]byte] // nil: gossip in plain text
-	keysChanged fifo.Signal                  // set when their file has
+	gossipKeys  *reload.Watcher[[][]byte] // nil: gossip in plain text
+	keysChanged fifo.Signal               // set when their file has
 }
 
 // openSecurity reads the files. With an error nothing is left open.
@@ -42,13 +40,13 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 			s.closeAudit()
 		}
 	}()
-	if cfg.TLS != (certs.Files{}) {
+	if cfg.TLS != (reload.CertFiles{}) {
 		if s.callers, err = s.openCerts("certificates", cfg.TLS, callerSettings, ""); err != nil {
 			return nil, err
 		}
 	}
-	if cfg.PeerTLS != (certs.Files{}) {
-		flags := certs.Files{Cert: "peer-tls-cert-file", Key: "peer-tls-key-file", CA: "peer-tls-ca-file"}
+	if cfg.PeerTLS != (reload.CertFiles{}) {
+		flags := reload.CertFiles{Cert: "peer-tls-cert-file", Key: "peer-tls-key-file", CA: "peer-tls-ca-file"}
 		if s.peers, err = s.openCerts("peer_certificates", cfg.PeerTLS, flags, cfg.PeerName); err != nil {
 			return nil, err
 		}
@@ -87,7 +85,7 @@ func (s *security) warnReadable(files ...string) {
 		if name == "" {
 			continue
 		}
-		if open, err := file.ReadableByOthers(name); err == nil && open { // what else is wrong is reported by who reads it
+		if open, err := reload.ReadableByOthers(name); err == nil && open { // what else is wrong is reported by who reads it
 			s.log.Warn("key file readable by other users", "file", name, "hint", "chmod o-r")
 		}
 	}
@@ -130,9 +128,9 @@ func (s *security) closeAudit() {
 	}
 }
 
-func (s *security) openAccess() (*filewatch.Watcher[*auth.Callers], error) {
+func (s *security) openAccess() (*reload.Watcher[*auth.Callers], error) {
 	s.metrics.Watching("access")
-	return filewatch.Start([]string{s.cfg.AccessFile}, filewatch.Config[*auth.Callers]{
+	return reload.Start([]string{s.cfg.AccessFile}, reload.Config[*auth.Callers]{
 		Parse:   func(contents [][]byte) (*auth.Callers, error) { return auth.Parse(s.cfg.AccessFile, contents[0]) },
 		MaxSize: auth.MaxFile,
 		OnChange: func(l *auth.Callers) {
@@ -144,9 +142,9 @@ func (s *security) openAccess() (*filewatch.Watcher[*auth.Callers], error) {
 }
 
 // openCerts opens certificates; ownName is what this side's own must have where it presents what it demands.
-func (s *security) openCerts(what string, files, flags certs.Files, ownName string) (*certs.Source, error) {
+func (s *security) openCerts(what string, files, flags reload.CertFiles, ownName string) (*reload.Certs, error) {
 	s.metrics.Watching(what)
-	return certs.Open(files, certs.Config{
+	return reload.OpenCerts(files, reload.CertConfig{
 		Flags: flags, OwnName: ownName, Now: s.cfg.Now,
 		OnChange: func() {
 			s.metrics.Reloaded(what, true)

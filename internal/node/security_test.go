@@ -25,8 +25,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/reload"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
@@ -37,10 +37,10 @@ import (
 var testLeaf = certstest.Leaf{DNS: []string{"weir.test"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
 
 // filesOf has an authority make a certificate in a directory of its own.
-func filesOf(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) certs.Files {
+func filesOf(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) reload.CertFiles {
 	t.Helper()
 	cert, key, ca := a.Write(t.TempDir(), leaf)
-	return certs.Files{Cert: cert, Key: key, CA: ca}
+	return reload.CertFiles{Cert: cert, Key: key, CA: ca}
 }
 
 // httpsGet asks a node over TLS; without pairs without a certificate.
@@ -185,8 +185,8 @@ func TestClientCertificates(t *testing.T) {
 		reason string
 	}{
 		{"a good one", []tls.Certificate{pair}, ""},
-		{"none", nil, certs.NoCertificate},
-		{"expired", []tls.Certificate{a.Pair(certstest.Leaf{Expired: true})}, certs.Expired},
+		{"none", nil, reload.NoCertificate},
+		{"expired", []tls.Certificate{a.Pair(certstest.Leaf{Expired: true})}, reload.Expired},
 	} {
 		err := askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: c.pairs}))
 		if (err == nil) != (c.reason == "") {
@@ -202,7 +202,7 @@ func TestClientCertificates(t *testing.T) {
 	if err := askStatus(t, n, credentials.NewTLS(config)); err == nil {
 		t.Error("a certificate of another authority is accepted")
 	}
-	refusedAt(t, n, "grpc", certs.UnknownAuthority)
+	refusedAt(t, n, "grpc", reload.UnknownAuthority)
 
 	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusUnauthorized || err != nil {
 		t.Errorf("without a certificate: %d, %v", code, err)
@@ -256,9 +256,9 @@ func TestPeerTLS(t *testing.T) {
 		creds  credentials.TransportCredentials
 	}{
 		{"plain_text_on_tls_port", insecure.NewCredentials()},
-		{certs.NoCertificate, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})},
-		{certs.WrongIdentity, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{"spiffe://weir.test/other"}})}})},
-		{certs.Expired, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{peerName}, Expired: true})}})},
+		{reload.NoCertificate, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})},
+		{reload.WrongIdentity, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{"spiffe://weir.test/other"}})}})},
+		{reload.Expired, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{peerName}, Expired: true})}})},
 	} {
 		conn, err := grpc.NewClient(addrOf(nodes[0].listeners.peer), grpc.WithTransportCredentials(c.creds))
 		if err != nil {
@@ -357,7 +357,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 }
 
 // replace puts a new certificate and key in the place of others; the authorities stay.
-func replace(t *testing.T, a *certstest.Authority, f certs.Files, leaf certstest.Leaf) {
+func replace(t *testing.T, a *certstest.Authority, f reload.CertFiles, leaf certstest.Leaf) {
 	t.Helper()
 	cert, key := a.Issue(leaf)
 	for file, content := range map[string][]byte{f.Cert: cert, f.Key: key} {
@@ -447,9 +447,9 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	dir := t.TempDir()
-	write := func(name string) certs.Files {
+	write := func(name string) reload.CertFiles {
 		cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{name}})
-		return certs.Files{Cert: cert, Key: key, CA: ca}
+		return reload.CertFiles{Cert: cert, Key: key, CA: ca}
 	}
 	var book testkit.Buffer
 	cfg := Security{PeerTLS: write("another"), PeerName: "weir.test"}

@@ -25,7 +25,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
@@ -159,7 +159,7 @@ type Digest [sha256.Size]byte
 
 // Book is one member's overrides. Its methods are safe for concurrent use.
 type Book struct {
-	file *file.Replacer // nil: entries are lost with the process
+	file *reload.Replacer // nil: entries are lost with the process
 
 	change sync.Mutex // held while a change is written: one at a time
 	now    atomic.Pointer[contents]
@@ -184,7 +184,7 @@ type contents struct {
 func OpenBook(name string) (*Book, error) {
 	b, all := new(Book), &contents{entries: make(map[ID]*Entry)}
 	if name != "" {
-		b.file = &file.Replacer{Name: name, Perm: 0o600, Timeout: file.Timeout}
+		b.file = &reload.Replacer{Name: name, Perm: 0o600, Timeout: reload.Timeout}
 		entries, err := load(name)
 		if err != nil {
 			return nil, err

@@ -13,7 +13,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 )
 
 // FileName is the name of a book's file in its directory.
@@ -88,7 +88,7 @@ func (d *Directory) Close() error { return d.lock.Close() }
 
 // load reads a file; one that is not there has no entries.
 func load(name string) ([]Entry, error) {
-	data, err := file.Read(name, maxFile)
+	data, err := reload.ReadFile(name, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -11,9 +11,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/weirlimit/weir/internal/certs"
-	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/reload"
 )
 
 // Identity is how a command proves itself to a node, and has the node prove itself. Without CA, Cert, Key and Name: in plain text.
@@ -58,7 +57,7 @@ const maxPEM = 1 << 20
 
 // readToken reads a token from a file of its own.
 func readToken(name string) (string, error) {
-	data, err := file.Read(name, maxPEM)
+	data, err := reload.ReadFile(name, maxPEM)
 	if err != nil {
 		return "", err
 	}
@@ -88,11 +87,11 @@ func (c *Identity) Config() (*tls.Config, error) {
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.Name}
 	if c.CA != "" {
-		data, err := file.Read(c.CA, maxPEM)
+		data, err := reload.ReadFile(c.CA, maxPEM)
 		if err != nil {
 			return nil, fmt.Errorf("tls-ca-file: %w", err)
 		}
-		if config.RootCAs, err = certs.Authorities(data); err != nil {
+		if config.RootCAs, err = reload.Authorities(data); err != nil {
 			return nil, fmt.Errorf("tls-ca-file: %s: %w", c.CA, err)
 		}
 	}
@@ -100,11 +99,11 @@ func (c *Identity) Config() (*tls.Config, error) {
 		return nil, errors.New("tls-cert-file, tls-key-file: give both or neither")
 	}
 	if c.Cert != "" {
-		cert, err := file.Read(c.Cert, maxPEM)
+		cert, err := reload.ReadFile(c.Cert, maxPEM)
 		if err != nil {
 			return nil, fmt.Errorf("tls-cert-file: %w", err)
 		}
-		key, err := file.Read(c.Key, maxPEM)
+		key, err := reload.ReadFile(c.Key, maxPEM)
 		if err != nil {
 			return nil, fmt.Errorf("tls-key-file: %w", err)
 		}

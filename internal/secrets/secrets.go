@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 )
 
 // Config says what the secrets are for.
@@ -93,7 +93,7 @@ func Write(directory string, c Config, now time.Time, overwrite bool) ([]string,
 		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 			return nil, err
 		}
-		if err := (&file.Replacer{Name: name, Perm: 0o600, Timeout: file.Timeout}).Replace(one.content); err != nil {
+		if err := (&reload.Replacer{Name: name, Perm: 0o600, Timeout: reload.Timeout}).Replace(one.content); err != nil {
 			return nil, err
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
@@ -39,7 +39,7 @@ func Fill(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	if f == nil || f.Value.String() == "" {
 		return nil
 	}
-	data, err := file.Read(f.Value.String(), maxConfig)
+	data, err := reload.ReadFile(f.Value.String(), maxConfig)
 	if err != nil {
 		return fmt.Errorf("config: %w", err)
 	}

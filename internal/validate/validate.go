@@ -14,8 +14,8 @@ import (
 
 	"github.com/dustin/go-humanize/english"
 	"github.com/weirlimit/weir/gateway/envoy"
-	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/limitador"
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/policy"
 )
@@ -94,7 +94,7 @@ func (c *checker) check(name string) {
 		}
 		return
 	}
-	data, err := file.Read(name, strictyaml.MaxFile)
+	data, err := reload.ReadFile(name, strictyaml.MaxFile)
 	var right checked
 	switch {
 	case err != nil:

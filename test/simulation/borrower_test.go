@@ -12,8 +12,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/borrow"
 	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
@@ -59,8 +59,8 @@ type borrower struct {
 	name    string
 	near    string // the node whose ways to others are cut with the borrower's; or its own name
 	id      uint64
-	rate    int64                                // by which its clock is off, in parts per billion
-	book    *borrow.Book[string, ownership.Node] // by policy
+	rate    int64                              // by which its clock is off, in parts per billion
+	book    *lend.Book[string, ownership.Node] // by policy
 	kick    fifo.Signal
 	ctx     context.Context // ends with it
 	end     context.CancelFunc
@@ -77,7 +77,7 @@ func (r *callRun) newBorrower(name string) *borrower {
 	if r.rates > 0 {
 		b.rate = r.draw(2*r.rates+1, name, "rate") - r.rates
 	}
-	b.book = borrow.New[string, ownership.Node](b.kick.Set, func() uint32 { return uint32(r.draw(1<<32, name, "sample")) })
+	b.book = lend.NewBook[string, ownership.Node](b.kick.Set, func() uint32 { return uint32(r.draw(1<<32, name, "sample")) })
 	b.ctx, b.end = context.WithCancel(context.Background())
 	b.running.Go(func() { b.book.Run(b.ctx, b.kick, b.clock, b.report) })
 	return b
@@ -118,13 +118,13 @@ func (b *borrower) ask(rng *rand.Rand, rule *callRule, cost int64) {
 	if coming := b.book.Pending(rule.name, cost, b.clock()); coming != nil {
 		select {
 		case <-coming:
-		case <-time.After(borrow.Patience):
+		case <-time.After(lend.Patience):
 		}
 		if take() {
 			return
 		}
 	}
-	if d := b.r.ask(b.r.any(rng), rule, rule.name, cost); borrow.Lendable(&d) && b.ctx.Err() == nil {
+	if d := b.r.ask(b.r.any(rng), rule, rule.name, cost); lend.Lendable(&d) && b.ctx.Err() == nil {
 		b.book.Missed(rule.name, cost, b.clock, nil)
 	}
 }
@@ -179,9 +179,9 @@ func (r *callRun) borrowed(by string, rule *callRule, cost, at int64) {
 }
 
 // report sends reports to who decides for their keys, but at times to anybody: those for one node together.
-func (b *borrower) report(sent int64, reports []borrow.Report[string, ownership.Node]) {
+func (b *borrower) report(sent int64, reports []lend.Report[string, ownership.Node]) {
 	by := make(map[ownership.Node][]limit.Borrow)
-	var nobody []borrow.Answer[ownership.Node]
+	var nobody []lend.Answer[ownership.Node]
 	for i := range reports {
 		rep := &reports[i]
 		to := rep.Node
@@ -192,7 +192,7 @@ func (b *borrower) report(sent int64, reports []borrow.Report[string, ownership.
 			to = b.r.any(rand.New(rand.NewPCG(b.id, uint64(sent)))).self
 		}
 		if to == (ownership.Node{}) {
-			nobody = append(nobody, borrow.Answer[ownership.Node]{Number: rep.Number, Unheard: true})
+			nobody = append(nobody, lend.Answer[ownership.Node]{Number: rep.Number, Unheard: true})
 			continue
 		}
 		by[to] = append(by[to], limit.Borrow{
@@ -258,9 +258,9 @@ func (b *borrower) carry(to ownership.Node, sent int64, in []limit.Borrow) {
 	if lost || b.ctx.Err() != nil {
 		return
 	}
-	answers := make([]borrow.Answer[ownership.Node], len(in))
+	answers := make([]lend.Answer[ownership.Node], len(in))
 	for i := range in {
-		answers[i] = borrow.AnswerOf(in[i].ID.Number, to, &out[i])
+		answers[i] = lend.AnswerOf(in[i].ID.Number, to, &out[i])
 		var holder ownership.Node
 		if h := r.named(out[i].Holder); h != nil {
 			holder = h.self

@@ -1,4 +1,4 @@
-package borrow
+package lend
 
 import (
 	"math/rand/v2"

@@ -1,10 +1,12 @@
-// Package borrow is the borrower's side of loans (algo.Loans): a [Book] admits from the loans that it has, finds out of which keys it
-// would be worth while to have one, and says what is to be reported to their owners.
+// Package lend is what a node or client answers in place of the owner of a key: [Book], the borrower's side of loans (algo.Loans), admits
+// from the loans that it has, finds which keys are worth a loan, and says what is to be reported to their owners; [Refusals] remembers
+// refusals, so that a check that would be refused again is answered without asking.
 //
-// Nothing here sends or reads a clock of its own, and nothing but Run and Return waits. What it does not promise: that a loan is had; who has none asks the owner. The owner
-// holds each unit for longer than the Book spends it, as long as what Report returns is said to have been sent no later than it was
-// asked for and the two clocks' rates differ by no more than 2 per mille.
-package borrow
+// Nothing here sends or reads a clock of its own, and nothing but Run and Return waits. It does not promise that a loan is had: without one
+// the owner is asked. The owner holds each unit for longer than the Book spends it, as long as what Report returns is said to have been
+// sent no later than it was asked for and the two clocks' rates differ by no more than 2 per mille. Refusals holds a fixed number of
+// refusals, and a check of one that it has dropped goes to the owner again.
+package lend
 
 import (
 	"cmp"
@@ -175,9 +177,9 @@ type loan[K, N comparable] struct {
 	again             int64         // not to be reported before
 }
 
-// New returns an empty Book. wake is called, from Take and Missed, when Report should be soon; it must return at once. random is what draws the
+// NewBook returns an empty Book. wake is called, from Take and Missed, when Report should be soon; it must return at once. random is what draws the
 // sample of the questions that are counted; nil: rand.Uint32. Both are called by whoever calls the Book, at the same time.
-func New[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
+func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	if random == nil {
 		random = rand.Uint32
 	}

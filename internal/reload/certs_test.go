@@ -1,4 +1,4 @@
-package certs
+package reload
 
 import (
 	"bytes"
@@ -21,9 +21,9 @@ const (
 	caller  = "checkout.example.org"
 )
 
-func open(t *testing.T, files Files) *Source {
+func open(t *testing.T, files CertFiles) *Certs {
 	t.Helper()
-	s, err := Open(files, Config{Flags: Files{"cert", "key", "ca"}})
+	s, err := OpenCerts(files, CertConfig{Flags: CertFiles{"cert", "key", "ca"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,10 +36,10 @@ func open(t *testing.T, files Files) *Source {
 }
 
 // issued is a Source with a certificate of a, that trusts a.
-func issued(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) *Source {
+func issued(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) *Certs {
 	t.Helper()
 	cert, key, ca := a.Write(t.TempDir(), leaf)
-	return open(t, Files{cert, key, ca})
+	return open(t, CertFiles{cert, key, ca})
 }
 
 // meet has a client and a server shake hands and exchange a byte, and returns what each thought of it.
@@ -89,15 +89,15 @@ func TestPeers(t *testing.T) {
 	ours, theirs := certstest.NewAuthority(t, "ours"), certstest.NewAuthority(t, "theirs")
 	member := certstest.Leaf{URIs: []string{cluster}}
 	// Whose authority is another's, but who trusts ours: so that it is the other side who refuses.
-	crossed := func(t *testing.T) *Source {
+	crossed := func(t *testing.T) *Certs {
 		cert, key, _ := theirs.Write(t.TempDir(), member)
 		_, _, ca := ours.Write(t.TempDir(), member)
-		return open(t, Files{cert, key, ca})
+		return open(t, CertFiles{cert, key, ca})
 	}
-	expired := func(t *testing.T) *Source {
+	expired := func(t *testing.T) *Certs {
 		later := func() time.Time { return time.Now().Add(-2 * time.Minute) }
 		cert, key, ca := ours.Write(t.TempDir(), certstest.Leaf{URIs: []string{cluster}, Expired: true})
-		s, err := Open(Files{cert, key, ca}, Config{Flags: Files{"cert", "key", "ca"}, Now: later})
+		s, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{Flags: CertFiles{"cert", "key", "ca"}, Now: later})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,15 +106,15 @@ func TestPeers(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		make func(*testing.T) *Source
+		make func(*testing.T) *Certs
 		want string
 	}{
-		{"a member", func(t *testing.T) *Source { return issued(t, ours, member) }, ""},
-		{"another name", func(t *testing.T) *Source {
+		{"a member", func(t *testing.T) *Certs { return issued(t, ours, member) }, ""},
+		{"another name", func(t *testing.T) *Certs {
 			return issued(t, ours, certstest.Leaf{URIs: []string{"spiffe://example.org/other"}})
 		}, WrongIdentity},
-		{"the name as common name only", func(t *testing.T) *Source { return issued(t, ours, certstest.Leaf{CommonName: cluster}) }, WrongIdentity},
-		{"the name as the beginning of another", func(t *testing.T) *Source { return issued(t, ours, certstest.Leaf{URIs: []string{cluster + "/x"}}) }, WrongIdentity},
+		{"the name as common name only", func(t *testing.T) *Certs { return issued(t, ours, certstest.Leaf{CommonName: cluster}) }, WrongIdentity},
+		{"the name as the beginning of another", func(t *testing.T) *Certs { return issued(t, ours, certstest.Leaf{URIs: []string{cluster + "/x"}}) }, WrongIdentity},
 		{"another authority", crossed, UnknownAuthority},
 		{"expired", expired, Expired},
 	} {
@@ -174,7 +174,7 @@ func TestCallers(t *testing.T) {
 	good := a.Pair(certstest.Leaf{DNS: []string{caller}})
 	expired := a.Pair(certstest.Leaf{DNS: []string{caller}, Expired: true})
 	foreign := certstest.NewAuthority(t, "b").Pair(certstest.Leaf{DNS: []string{caller}})
-	plain, mutual := open(t, Files{Cert: cert, Key: key}), open(t, Files{cert, key, ca})
+	plain, mutual := open(t, CertFiles{Cert: cert, Key: key}), open(t, CertFiles{cert, key, ca})
 	client := func(certs ...tls.Certificate) *tls.Config {
 		// As a caller who presents what it was not asked for.
 		return &tls.Config{RootCAs: a.Pool(), ServerName: "weir", GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
@@ -206,15 +206,15 @@ func TestCallers(t *testing.T) {
 	}
 }
 
-// TestReload: new files count for the next connection, on both sides; bad ones do not.
-func TestReload(t *testing.T) {
+// TestCertsReload: new files count for the next connection, on both sides; bad ones do not.
+func TestCertsReload(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	dir := t.TempDir()
 	member := certstest.Leaf{URIs: []string{cluster}}
 	cert, key, ca := a.Write(dir, member)
 	changed, failed := make(chan struct{}, 10), make(chan error, 10)
-	s, err := Open(Files{cert, key, ca}, Config{
-		Flags: Files{"cert", "key", "ca"}, OnChange: func() { changed <- struct{}{} }, OnError: func(err error) { failed <- err },
+	s, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{
+		Flags: CertFiles{"cert", "key", "ca"}, OnChange: func() { changed <- struct{}{} }, OnError: func(err error) { failed <- err },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +222,7 @@ func TestReload(t *testing.T) {
 	defer s.Close()
 	rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}
 	server, client := s.Server(rules), s.Client(rules) // made once, before anything changes
-	with := func(other *Source, want string) {
+	with := func(other *Certs, want string) {
 		t.Helper()
 		if _, err, _ := meet(t, server, other.Client(rules)); reason(err) != want {
 			t.Errorf("its server: %v, want %q", err, want)
@@ -232,12 +232,12 @@ func TestReload(t *testing.T) {
 		}
 	}
 	// That trust both, so that only what s trusts decides.
-	both := func(a *certstest.Authority, pems ...[]byte) *Source {
+	both := func(a *certstest.Authority, pems ...[]byte) *Certs {
 		cert, key, ca := a.Write(t.TempDir(), member)
 		if err := os.WriteFile(ca, append(append([]byte{}, pems[0]...), pems[1]...), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return open(t, Files{cert, key, ca})
+		return open(t, CertFiles{cert, key, ca})
 	}
 	ofA, ofB := both(a, a.PEM, b.PEM), both(b, a.PEM, b.PEM)
 	with(ofA, "")
@@ -278,20 +278,20 @@ func TestOpenErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		files Files
+		files CertFiles
 		want  string
 	}{
-		{Files{Cert: cert}, "cert: goes with key"},
-		{Files{Key: key}, "key: goes with cert"},
-		{Files{Cert: cert, Key: otherKey}, "cert: " + cert + ": tls: private key does not match public key"},
-		{Files{Cert: cert, Key: empty}, "cert: " + cert},
-		{Files{Cert: oldCert, Key: oldKey}, "the certificate has expired"},
-		{Files{Cert: cert, Key: filepath.Join(dir, "none")}, "cert, key: open "},
-		{Files{CA: filepath.Join(dir, "none")}, "ca: open "},
-		{Files{CA: empty}, "ca: " + empty + ": holds no certificate"},
-		{Files{CA: key}, "ca: " + key + ": block 1 is a PRIVATE KEY"},
+		{CertFiles{Cert: cert}, "cert: goes with key"},
+		{CertFiles{Key: key}, "key: goes with cert"},
+		{CertFiles{Cert: cert, Key: otherKey}, "cert: " + cert + ": tls: private key does not match public key"},
+		{CertFiles{Cert: cert, Key: empty}, "cert: " + cert},
+		{CertFiles{Cert: oldCert, Key: oldKey}, "the certificate has expired"},
+		{CertFiles{Cert: cert, Key: filepath.Join(dir, "none")}, "cert, key: open "},
+		{CertFiles{CA: filepath.Join(dir, "none")}, "ca: open "},
+		{CertFiles{CA: empty}, "ca: " + empty + ": holds no certificate"},
+		{CertFiles{CA: key}, "ca: " + key + ": block 1 is a PRIVATE KEY"},
 	} {
-		s, err := Open(c.files, Config{Flags: Files{"cert", "key", "ca"}})
+		s, err := OpenCerts(c.files, CertConfig{Flags: CertFiles{"cert", "key", "ca"}})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %s", c.files, err, c.want)
 		}
@@ -310,32 +310,32 @@ func TestOpenErrors(t *testing.T) {
 func TestOwnName(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	good := certstest.Leaf{URIs: []string{"weir://other", cluster}}
-	config := func() Config { return Config{Flags: Files{"cert", "key", "ca"}, OwnName: cluster} }
-	ofOther := func(dir string) Files { // by a, where b is trusted
+	config := func() CertConfig { return CertConfig{Flags: CertFiles{"cert", "key", "ca"}, OwnName: cluster} }
+	ofOther := func(dir string) CertFiles { // by a, where b is trusted
 		cert, key, ca := a.Write(dir, good)
 		if err := os.WriteFile(ca, b.PEM, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return Files{cert, key, ca}
+		return CertFiles{cert, key, ca}
 	}
-	of := func(dir string, leaf certstest.Leaf) Files {
+	of := func(dir string, leaf certstest.Leaf) CertFiles {
 		cert, key, ca := a.Write(dir, leaf)
-		return Files{cert, key, ca}
+		return CertFiles{cert, key, ca}
 	}
-	bad := map[string]func(dir string) Files{
+	bad := map[string]func(dir string) CertFiles{
 		"signed by unknown authority": ofOther,
-		`where "` + cluster + `" is`: func(dir string) Files {
+		`where "` + cluster + `" is`: func(dir string) CertFiles {
 			return of(dir, certstest.Leaf{URIs: []string{"weir://other"}, DNS: []string{"weir"}})
 		},
-		"incompatible key usage": func(dir string) Files {
+		"incompatible key usage": func(dir string) CertFiles {
 			return of(dir, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		},
-		"incompatible key usage ": func(dir string) Files {
+		"incompatible key usage ": func(dir string) CertFiles {
 			return of(dir, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 		},
 	}
 	for want, files := range bad {
-		s, err := Open(files(t.TempDir()), config())
+		s, err := OpenCerts(files(t.TempDir()), config())
 		if err == nil {
 			s.Close()
 		}
@@ -344,7 +344,7 @@ func TestOwnName(t *testing.T) {
 		}
 	}
 	cert, key, _ := a.Write(t.TempDir(), good)
-	if s, err := Open(Files{Cert: cert, Key: key}, config()); err == nil || !strings.Contains(err.Error(), "no authority") {
+	if s, err := OpenCerts(CertFiles{Cert: cert, Key: key}, config()); err == nil || !strings.Contains(err.Error(), "no authority") {
 		s.Close()
 		t.Errorf("%v", err)
 	}
@@ -354,7 +354,7 @@ func TestOwnName(t *testing.T) {
 	cfg := config()
 	cfg.OnChange, cfg.OnError = func() { changed <- struct{}{} }, func(err error) { failed <- err }
 	files := of(dir, good)
-	s, err := Open(files, cfg)
+	s, err := OpenCerts(files, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +383,7 @@ func TestOwnName(t *testing.T) {
 	// Nobody's clock is so exact that one could wait for the moment from which on a certificate is valid.
 	cfg = config()
 	cfg.Now = func() time.Time { return time.Now().Add(-2 * time.Hour) }
-	early, err := Open(of(t.TempDir(), good), cfg)
+	early, err := OpenCerts(of(t.TempDir(), good), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

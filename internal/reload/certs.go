@@ -1,12 +1,4 @@
-// Package certs reloads a certificate, its key and the trusted authorities when their files change, and makes TLS
-// configurations that always use those in force.
-//
-// The other side's certificate is verified here and not by crypto/tls, at every connection (resumed ones too) against the
-// authorities in force at that moment, so that a rejection has a reason and one name can stand for a whole cluster. A
-// connection is bound to the certificate that the other side presented: it ends when that certificate has expired, or is no
-// longer valid under the authorities in force. The package does not check revocation: a certificate is valid until it
-// expires or its authority is removed from the file.
-package certs
+package reload
 
 import (
 	"crypto/tls"
@@ -20,22 +12,20 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/weirlimit/weir/internal/filewatch"
 )
 
-// Files names what a Source reads: PEM files, which may be links.
-type Files struct {
+// CertFiles names what a Source reads: PEM files, which may be links.
+type CertFiles struct {
 	// Cert holds the certificate with those that lead up to its authority, Key its private key. Both or neither.
 	Cert, Key string
 	// CA holds the certificates of the authorities whose certificates are trusted. Empty: none.
 	CA string
 }
 
-// Config says how files are watched and who is told. Flags is required.
-type Config struct {
+// CertConfig says how files are watched and who is told. Flags is required.
+type CertConfig struct {
 	// Flags are the names of the settings that the files come from, for messages.
-	Flags Files
+	Flags CertFiles
 	// OwnName is for those who present what they demand, as nodes do to each other: Cert must be by one of the authorities in CA,
 	// fit for both ends of a connection, and have this name (see Rules.Name). Other files are not taken, not even by Open: whoever
 	// presented them would be cut off. That a certificate is not valid yet is no reason, for clocks differ. Empty: not looked at.
@@ -48,21 +38,27 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Source is what the files hold. It is safe for concurrent use. What is in force when its Watcher is closed stays in use.
-type Source struct {
-	*filewatch.Watcher[*content]
-	files Files
-	cfg   Config
+// Certs is what the files hold. It is safe for concurrent use. What is in force when its Watcher is closed stays in use.
+//
+// The other side's certificate is verified here and not by crypto/tls, at every connection (resumed ones too) against the
+// authorities in force at that moment, so that a rejection has a reason and one name can stand for a whole cluster. A
+// connection is bound to the certificate that the other side presented: it ends when that certificate has expired, or is no
+// longer valid under the authorities in force. Revocation is not checked: a certificate is valid until it expires or its authority is
+// removed from the file.
+type Certs struct {
+	*Watcher[*certContent]
+	files CertFiles
+	cfg   CertConfig
 }
 
-// content is what belongs together.
-type content struct {
+// certContent is what belongs together.
+type certContent struct {
 	cert  *tls.Certificate // nil without Files.Cert
 	roots *x509.CertPool   // nil without Files.CA
 }
 
 // Validate says what is wrong with the names alone, under those of their settings.
-func (f Files) Validate(settings Files) error {
+func (f CertFiles) Validate(settings CertFiles) error {
 	switch {
 	case f.Cert != "" && f.Key == "":
 		return fmt.Errorf("%s: goes with %s: give both", settings.Cert, settings.Key)
@@ -72,16 +68,16 @@ func (f Files) Validate(settings Files) error {
 	return nil
 }
 
-// Open reads the files and keeps watching them until Close. Errors name the flag.
-func Open(files Files, cfg Config) (*Source, error) {
+// OpenCerts reads the files and keeps watching them until Close. Errors name the flag.
+func OpenCerts(files CertFiles, cfg CertConfig) (*Certs, error) {
 	if err := files.Validate(cfg.Flags); err != nil {
 		return nil, err
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	s := &Source{files: files, cfg: cfg}
-	onChange := func(*content) {
+	s := &Certs{files: files, cfg: cfg}
+	onChange := func(*certContent) {
 		if cfg.OnChange != nil {
 			cfg.OnChange()
 		}
@@ -93,7 +89,7 @@ func Open(files Files, cfg Config) (*Source, error) {
 		}
 	}
 	var err error
-	s.Watcher, err = filewatch.Start(names, filewatch.Config[*content]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
+	s.Watcher, err = Start(names, Config[*certContent]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
 	if err != nil {
 		var wrong *flagError
 		if !errors.As(err, &wrong) { // a file that cannot be read
@@ -115,8 +111,8 @@ func (e *flagError) Error() string { return fmt.Sprintf("%s: %s: %v", e.flag, e.
 func (e *flagError) Unwrap() error { return e.err }
 
 // parse reads what the files hold. No part of a key is ever in its errors.
-func (s *Source) parse(contents [][]byte) (*content, error) {
-	c := new(content)
+func (s *Certs) parse(contents [][]byte) (*certContent, error) {
+	c := new(certContent)
 	if s.files.Cert != "" {
 		cert, err := tls.X509KeyPair(contents[0], contents[1])
 		if err != nil {
@@ -143,7 +139,7 @@ func (s *Source) parse(contents [][]byte) (*content, error) {
 }
 
 // usable says why others with the same authorities and Rules would reject the certificate.
-func (s *Source) usable(c *content) error {
+func (s *Certs) usable(c *certContent) error {
 	if c.cert == nil {
 		return errors.New("there is no certificate")
 	}
@@ -192,7 +188,7 @@ func Authorities(data []byte) (*x509.CertPool, error) {
 }
 
 // Expiry is when the first of the certificates in force that this side presents expires, or zero without one.
-func (s *Source) Expiry() time.Time {
+func (s *Certs) Expiry() time.Time {
 	var first time.Time
 	c := s.Current()
 	if c.cert == nil {
@@ -249,7 +245,7 @@ func (e *RejectedError) Unwrap() error { return e.err }
 
 // Server returns the configuration of a listener. protocols are those to agree on by ALPN, the preferred first. Without
 // a certificate in Files it cannot be used.
-func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
+func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 	config := func(conn net.Conn) *tls.Config {
 		c := s.Current()
 		out := &tls.Config{
@@ -288,7 +284,7 @@ func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
 
 // Client returns the configuration of connections to servers, whose certificate must be by one of the authorities in
 // Files, and for rules.Name.
-func (s *Source) Client(rules Rules) *tls.Config {
+func (s *Certs) Client(rules Rules) *tls.Config {
 	rules.Demand = Required
 	return &tls.Config{
 		MinVersion: rules.MinVersion,
@@ -316,7 +312,7 @@ type Bound interface {
 
 // BindClient returns conn, on which a handshake by the configuration of Client with the same rules has ended in state, bound to the
 // server's certificate.
-func (s *Source) BindClient(conn net.Conn, state tls.ConnectionState, rules Rules) (net.Conn, error) {
+func (s *Certs) BindClient(conn net.Conn, state tls.ConnectionState, rules Rules) (net.Conn, error) {
 	rules.Demand = Required
 	check, err := s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
 	if err != nil {
@@ -354,20 +350,20 @@ func (c *boundConn) Write(p []byte) (int, error) {
 
 // validity is whether a certificate that was good still is. It is safe for concurrent use.
 type validity struct {
-	verify func(*content) (until time.Time, err error)
+	verify func(*certContent) (until time.Time, err error)
 	last   atomic.Pointer[verdict]
 	mu     sync.Mutex // held while it is verified anew
 }
 
 // verdict is what was found when the certificate was verified.
 type verdict struct {
-	content *content  // the authorities were in
-	until   time.Time // when the first certificate on the way to an authority expires
+	content *certContent // the authorities were in
+	until   time.Time    // when the first certificate on the way to an authority expires
 	err     error
 }
 
 // check is a comparison as long as neither the authorities change nor anything expires.
-func (v *validity) check(content *content, now time.Time) error {
+func (v *validity) check(content *certContent, now time.Time) error {
 	holds := func(d *verdict) bool { return d.err != nil || d.content == content && !now.After(d.until) }
 	if d := v.last.Load(); holds(d) {
 		return d.err
@@ -385,7 +381,7 @@ func (v *validity) check(content *content, now time.Time) error {
 
 // verify is the one place where certificates are looked at. check says later whether the certificate is still good; it is nil where
 // there is none.
-func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) (check func() error, _ error) {
+func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) (check func() error, _ error) {
 	refused := func(err *RejectedError) *RejectedError {
 		if rules.Rejected != nil {
 			rules.Rejected(from, err)
@@ -398,7 +394,7 @@ func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, u
 		}
 		return nil, refused(&RejectedError{NoCertificate, errors.New("no certificate was presented")})
 	}
-	v := &validity{verify: func(c *content) (time.Time, error) {
+	v := &validity{verify: func(c *certContent) (time.Time, error) {
 		until, err := verified(state.PeerCertificates, c.roots, s.cfg.Now(), rules.Name, usage)
 		if err != nil {
 			return until, refused(err)

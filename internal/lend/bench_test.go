@@ -1,4 +1,4 @@
-package borrow
+package lend
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ func BenchmarkMissed(b *testing.B) {
 	for i := range names {
 		names[i] = fmt.Sprintf("user:%013d", i)
 	}
-	book := New[string, int](func() {}, nil)
+	book := NewBook[string, int](func() {}, nil)
 	now, i := int64(1), 0
 	clock := func() int64 { return now }
 	b.ReportAllocs()
@@ -32,7 +32,7 @@ func BenchmarkMissed(b *testing.B) {
 
 // BenchmarkHotKey is a decision from the loan of a hot key, by one goroutine and by 256.
 func BenchmarkHotKey(b *testing.B) {
-	book := New[string, int](func() {}, nil)
+	book := NewBook[string, int](func() {}, nil)
 	began := time.Now()
 	clock := func() int64 { return int64(time.Since(began)) }
 	for book.Loans() == 0 {

@@ -1,12 +1,13 @@
-// Package filewatch keeps a value up to date with the files that it is made of: it reads them again when they change, and
-// puts a new value in force only if their content is valid.
+// Package reload keeps what is made of files up to date with them: any value, by a [Watcher], and [Certs], the certificate, key and
+// authorities that TLS uses. It also reads small files with a bound on their size and on the time, and replaces files.
 //
-// It knows nothing of the files' content. It does not promise to see every content that a file has had, nor that several
-// files belong together: the reader must check that, and reject them.
+// A Watcher reads its files again when they change, and puts a new value in force only if their content is valid. It does not promise to
+// see every content that a file has had, nor that several files belong together: the reader must check that, and reject them.
 //
-// A file system may never answer, such as a mount whose server is gone. One goroutine at most waits for it, and nothing
-// else does: the delay is reported, the value in force stays, and the files are read again when the file system answers.
-package filewatch
+// A file system may never answer, such as a mount whose server is gone, and a call that waits for it cannot be interrupted. One goroutine
+// of a Watcher at most waits for it, and nothing else does: the delay is reported, the value in force stays, and the files are read again
+// when the file system answers. Functions that have a time leave such a call behind.
+package reload
 
 import (
 	"cmp"
@@ -20,7 +21,6 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/file"
 )
 
 // Config says what files hold, how they are watched and who is told.
@@ -28,14 +28,14 @@ type Config[T any] struct {
 	// Parse makes a value of what the files hold, in their order. It may be called several times for one content, and must
 	// not keep it. Required.
 	Parse func(contents [][]byte) (T, error)
-	// Read returns the first limit bytes of a file. Nil stands for file.Prefix. Another one may read what is no single file, such as all
+	// Read returns the first limit bytes of a file. Nil stands for ReadPrefix. Another one may read what is no single file, such as all
 	// of a directory.
 	Read func(name string, limit int64) ([]byte, error)
 	// OnChange is called with the new value after it is in force, when the content of a file has changed. It is not called
 	// for what Open loads. May be nil.
 	OnChange func(T)
-	// OnError is called when a file cannot be read (an error that wraps the operating system's, file.ErrNotRegular or
-	// file.ErrTimeout) or Parse rejects what the files hold, once for as long as they stay the same. The value in force
+	// OnError is called when a file cannot be read (an error that wraps the operating system's, ErrNotRegular or
+	// ErrTimeout) or Parse rejects what the files hold, once for as long as they stay the same. The value in force
 	// stays. May be nil.
 	OnError func(error)
 	// Timeout is how long reading the files may take before it is reported: 0 stands for 5 s.
@@ -133,9 +133,9 @@ func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watc
 	w := &Watcher[T]{
 		files: files, cfg: cfg, events: events, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{}),
 	}
-	w.cfg.Settle, w.cfg.Timeout = cmp.Or(cfg.Settle, defaultSettle), cmp.Or(cfg.Timeout, file.Timeout)
+	w.cfg.Settle, w.cfg.Timeout = cmp.Or(cfg.Settle, defaultSettle), cmp.Or(cfg.Timeout, Timeout)
 	if cfg.Read == nil {
-		w.cfg.Read = file.Prefix
+		w.cfg.Read = ReadPrefix
 	}
 	w.look()
 	var l look
@@ -266,7 +266,7 @@ func (w *Watcher[T]) run() {
 // timeout counts a read that takes too long, and returns the error for it.
 func (w *Watcher[T]) timeout() error {
 	w.timeouts.Add(1)
-	return file.TimeoutError(*w.reading.Load(), w.cfg.Timeout)
+	return TimeoutError(*w.reading.Load(), w.cfg.Timeout)
 }
 
 // fail reports why the files are not in force.
@@ -342,7 +342,7 @@ func (w *Watcher[T]) readAll() look {
 func (w *Watcher[T]) readOne(name string) ([]byte, error) {
 	content, err := w.cfg.Read(name, cmp.Or(w.cfg.MaxSize, defaultSize)+1)
 	if err == nil && w.cfg.MaxSize == 0 && len(content) > defaultSize {
-		return nil, file.SizeError(name, defaultSize)
+		return nil, SizeError(name, defaultSize)
 	}
 	return content, err
 }

@@ -1,4 +1,4 @@
-package filewatch
+package reload
 
 import (
 	"errors"
@@ -14,15 +14,14 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
 // patience is how long a test waits for what it is sure to see.
 const patience = testkit.Patience
 
-// prefix is file.Prefix, for tests whose own files go by that name.
-var prefix = file.Prefix
+// prefix is ReadPrefix, for tests whose own files go by that name.
+var prefix = ReadPrefix
 
 // content is what the tests' parse makes n of.
 func content(n int) string { return fmt.Sprintf("number %d\n", n) }
@@ -476,7 +475,7 @@ func (h *hang) read(name string, limit int64) ([]byte, error) {
 	if free != nil {
 		<-free
 	}
-	return file.Prefix(name, limit)
+	return ReadPrefix(name, limit)
 }
 
 // peak is the most reads that there were at a time.
@@ -499,16 +498,16 @@ func (h *hang) end() {
 	h.free = nil
 }
 
-// TestHang: a file system that does not answer holds one read and nothing else. What is in force stays, a reload that is
+// TestWatchHang: a file system that does not answer holds one read and nothing else. What is in force stays, a reload that is
 // asked for is answered, and the content is taken when the file system is back.
-func TestHang(t *testing.T) {
+func TestWatchHang(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
 	write(t, name, content(1))
 	var fs hang
 	w := watchBy(t, name, Config[int]{Poll: time.Millisecond, Timeout: 20 * time.Millisecond, Settle: time.Millisecond}, nil, fs.read)
 	fs.begin()
 	write(t, name, content(2))
-	if err := w.failure(name); !errors.Is(err, file.ErrTimeout) {
+	if err := w.failure(name); !errors.Is(err, ErrTimeout) {
 		t.Fatalf("got %v", err)
 	}
 	for range 3 {
@@ -560,7 +559,7 @@ func TestStartHanging(t *testing.T) {
 	var fs hang
 	fs.begin()
 	_, err := load([]string{"file"}, Config[int]{Parse: parse, Read: fs.read, Timeout: time.Millisecond}, newEvents(t))
-	if !errors.Is(err, file.ErrTimeout) || !strings.Contains(err.Error(), "file") {
+	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "file") {
 		t.Errorf("got %v", err)
 	}
 	fs.end()

@@ -1,4 +1,4 @@
-package borrow
+package lend
 
 // Part is one key's part of what TakeAll takes: Units, at least 1. TakeAll fills in the rest.
 type Part[K, N comparable] struct {

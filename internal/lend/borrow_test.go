@@ -1,4 +1,4 @@
-package borrow
+package lend
 
 import (
 	"math"
@@ -67,7 +67,7 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 
 // newBook returns a Book whose sample is the same in each run.
 func newBook(wake func()) *Book[string, int] {
-	return New[string, int](wake, rand.New(rand.NewPCG(1, 2)).Uint32)
+	return NewBook[string, int](wake, rand.New(rand.NewPCG(1, 2)).Uint32)
 }
 
 // at is a clock that stands still.

@@ -1,4 +1,4 @@
-package file
+package reload
 
 import (
 	"errors"
@@ -21,17 +21,17 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range []string{name, link} {
-		if got, err := Read(file, 5); err != nil || string(got) != "12345" {
+		if got, err := ReadFile(file, 5); err != nil || string(got) != "12345" {
 			t.Errorf("%s: %q, %v", file, got, err)
 		}
 	}
-	if _, err := Read(name, 4); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "than the 4 bytes") {
+	if _, err := ReadFile(name, 4); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "than the 4 bytes") {
 		t.Errorf("one byte more than allowed: %v", err)
 	}
-	if got, err := Prefix(name, 3); err != nil || string(got) != "123" {
+	if got, err := ReadPrefix(name, 3); err != nil || string(got) != "123" {
 		t.Errorf("prefix: %q, %v", got, err)
 	}
-	if _, err := Read(filepath.Join(dir, "none"), 5); !errors.Is(err, os.ErrNotExist) {
+	if _, err := ReadFile(filepath.Join(dir, "none"), 5); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 }
@@ -44,7 +44,7 @@ func TestNotRegular(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, kind := range map[string]string{pipe: "pipe", dir: "directory", os.DevNull: "device"} {
-		_, err := Read(name, 5)
+		_, err := ReadFile(name, 5)
 		if !errors.Is(err, ErrNotRegular) || !strings.Contains(err.Error(), kind) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -1,4 +1,4 @@
-package borrow
+package lend
 
 import (
 	"context"

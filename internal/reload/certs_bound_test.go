@@ -1,4 +1,4 @@
-package certs
+package reload
 
 import (
 	"crypto/tls"
@@ -71,7 +71,7 @@ func TestBoundConnections(t *testing.T) {
 			var skew atomic.Int64
 			cert, key, ca := a.Write(t.TempDir(), certstest.Leaf{DNS: []string{name}})
 			changed := make(chan struct{}, 10)
-			own, err := Open(Files{cert, key, ca}, Config{
+			own, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{
 				Now: func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }, OnChange: func() { changed <- struct{}{} },
 			})
 			if err != nil {

@@ -1,4 +1,4 @@
-package refusal
+package lend
 
 import (
 	"math/rand/v2"
@@ -10,14 +10,14 @@ import (
 func TestKeepsToWhatItWasTold(t *testing.T) {
 	type entry struct {
 		key string
-		Entry[int]
+		Refusal[int]
 	}
 	keys := []string{"a", "b", "c", "d", "e", "f", "g"}
 	// Few hashes, all in one set, so that keys share hashes and drive one another out.
 	hash := func(key string) uint64 { return uint64(key[0]) % 5 * shardCount * sets }
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		var r Cache[string, int]
+		var r Refusals[string, int]
 		var known []entry // what may be found
 		marks := map[string]uint64{}
 		now := int64(1)
@@ -30,17 +30,17 @@ func TestKeepsToWhatItWasTold(t *testing.T) {
 				got, mark, ok := r.Find(h, key, cost, now)
 				marks[key] = mark
 				if ok && !slices.ContainsFunc(known, func(e entry) bool {
-					return e.key == key && e.Entry == got && e.Cost == cost && now < e.Until
+					return e.key == key && e.Refusal == got && e.Cost == cost && now < e.Until
 				}) {
 					t.Fatalf("seed %d: %s, cost %d at %d: found %+v, known are %+v", seed, key, cost, now, got, known)
 				}
 			case 2:
 				mark := marks[key]
 				cost := 1 + random.Int64N(3)
-				e := entry{key, Entry[int]{step, cost, now, now + random.Int64N(10)}}
-				r.Remember(h, key, mark, e.Entry)
+				e := entry{key, Refusal[int]{step, cost, now, now + random.Int64N(10)}}
+				r.Remember(h, key, mark, e.Refusal)
 				keep := mark == r.Mark(h) && e.Until > now
-				if got, _, ok := r.Find(h, key, cost, now); keep && (!ok || got != e.Entry) || !keep && ok && got == e.Entry {
+				if got, _, ok := r.Find(h, key, cost, now); keep && (!ok || got != e.Refusal) || !keep && ok && got == e.Refusal {
 					t.Fatalf("seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
 				}
 				if keep {
@@ -62,12 +62,12 @@ func TestKeepsToWhatItWasTold(t *testing.T) {
 }
 
 func TestReplacesWhatEndsFirst(t *testing.T) {
-	var r Cache[int, int]
+	var r Refusals[int, int]
 	const set = shardCount * sets // hashes that far apart fall into one set
 	for i := range ways {
-		r.Remember(uint64(i*set), i, 0, Entry[int]{i, 1, 0, int64(100 - i)})
+		r.Remember(uint64(i*set), i, 0, Refusal[int]{i, 1, 0, int64(100 - i)})
 	}
-	r.Remember(uint64(ways*set), ways, 0, Entry[int]{9, 1, 0, 50})
+	r.Remember(uint64(ways*set), ways, 0, Refusal[int]{9, 1, 0, 50})
 	for i := range ways + 1 {
 		_, _, ok := r.Find(uint64(i*set), i, 1, 1)
 		if want := i != ways-1; ok != want {
@@ -78,9 +78,9 @@ func TestReplacesWhatEndsFirst(t *testing.T) {
 
 // TestEqualHashes: keys with one hash have a place each; and of a refusal that has ended is said when.
 func TestEqualHashes(t *testing.T) {
-	var r Cache[int, int]
+	var r Refusals[int, int]
 	for key := range 2 {
-		r.Remember(1, key, 0, Entry[int]{key, 1, 0, int64(100 + key)})
+		r.Remember(1, key, 0, Refusal[int]{key, 1, 0, int64(100 + key)})
 	}
 	for key := range 2 {
 		if got, _, ok := r.Find(1, key, 1, 99); !ok || got.Decision != key {
@@ -94,25 +94,25 @@ func TestEqualHashes(t *testing.T) {
 
 // TestAdmittedKeepsWhatIsInFlight: a refusal that is on its way while something is admitted is no less true for that.
 func TestAdmittedKeepsWhatIsInFlight(t *testing.T) {
-	var r Cache[int, int]
+	var r Refusals[int, int]
 	_, mark, _ := r.Find(1, 1, 1, 0)
-	r.Remember(1, 1, mark, Entry[int]{1, 9, 0, 100}) // of another cost, so that there is something to forget
+	r.Remember(1, 1, mark, Refusal[int]{1, 9, 0, 100}) // of another cost, so that there is something to forget
 	r.Admitted(1)
-	r.Remember(1, 1, mark, Entry[int]{1, 1, 0, 100})
+	r.Remember(1, 1, mark, Refusal[int]{1, 1, 0, 100})
 	if _, _, ok := r.Find(1, 1, 1, 1); !ok {
 		t.Error("what came after an admission is not remembered")
 	}
 	r.Forget(1)
-	r.Remember(1, 1, mark, Entry[int]{1, 1, 0, 100})
+	r.Remember(1, 1, mark, Refusal[int]{1, 1, 0, 100})
 	if _, _, ok := r.Find(1, 1, 1, 1); ok {
 		t.Error("what was asked before something was given back is remembered")
 	}
 }
 
 func TestFindAllocatesNothing(t *testing.T) {
-	var r Cache[string, [30]int64]
+	var r Refusals[string, [30]int64]
 	const k = "k"
-	r.Remember(1, k, 0, Entry[[30]int64]{Cost: 2, Until: 100})
+	r.Remember(1, k, 0, Refusal[[30]int64]{Cost: 2, Until: 100})
 	allocs := testing.AllocsPerRun(100, func() {
 		if _, _, ok := r.Find(1, k, 2, 50); !ok {
 			t.Error("forgotten")

@@ -1,9 +1,4 @@
-// Package file reads small files, such as settings, policies, keys and certificates, rejects what is no regular file, and
-// opens logs for appending.
-//
-// It does not promise that a call ends: on a file system that does not answer, such as a mount whose server is gone, none returns, and
-// none can be interrupted. Functions that have a time leave such a call behind.
-package file
+package reload
 
 import (
 	"errors"
@@ -27,10 +22,10 @@ var ErrNotRegular = errors.New("not a regular file")
 // ErrDirectory is wrapped by those of them that were of a directory.
 var ErrDirectory = fmt.Errorf("%w but a directory", ErrNotRegular)
 
-// Prefix returns the first limit bytes of a regular file, or all of a shorter one. Symbolic links are followed. Anything
+// ReadPrefix returns the first limit bytes of a regular file, or all of a shorter one. Symbolic links are followed. Anything
 // else, such as a pipe, a device or a directory, is rejected without waiting for whoever may be at its other end. It
 // returns when the file system answers, which may be never.
-func Prefix(name string, limit int64) (content []byte, err error) {
+func ReadPrefix(name string, limit int64) (content []byte, err error) {
 	// O_NONBLOCK: a pipe is opened at once, where it would wait for a writer.
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -69,12 +64,12 @@ func kind(mode fs.FileMode) string {
 	return "special file"
 }
 
-// Read returns the content of a regular file, as Prefix reads it. A file of more than limit bytes is an error, as is one
+// ReadFile returns the content of a regular file, as Prefix reads it. A file of more than limit bytes is an error, as is one
 // that cannot be read within Timeout: the read is left behind then. It is for programs that read a file once, when they
 // start.
-func Read(name string, limit int64) ([]byte, error) {
+func ReadFile(name string, limit int64) ([]byte, error) {
 	return within(name, Timeout, func() ([]byte, error) {
-		content, err := Prefix(name, limit+1)
+		content, err := ReadPrefix(name, limit+1)
 		if err == nil && int64(len(content)) > limit {
 			err = SizeError(name, limit)
 		}
@@ -91,9 +86,9 @@ func ReadableByOthers(name string) (bool, error) {
 	})
 }
 
-// Append opens a file to be appended to, and makes it where there is none. A pipe that nobody reads is an error, as is a file system
+// OpenAppend opens a file to be appended to, and makes it where there is none. A pipe that nobody reads is an error, as is a file system
 // that does not answer within Timeout. Writes to what is returned may still wait for as long as it pleases whoever takes them.
-func Append(name string, perm fs.FileMode) (*os.File, error) {
+func OpenAppend(name string, perm fs.FileMode) (*os.File, error) {
 	return within(name, Timeout, func() (*os.File, error) {
 		return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, perm)
 	})

@@ -1,16 +1,11 @@
-// Package refusal remembers refusals at the node or client that was asked, so that a check that would be refused again is
-// answered without asking its owner.
-//
-// It does not promise to remember: it holds a fixed number of refusals, and a check of one that it has dropped goes to the
-// owner again.
-package refusal
+package lend
 
 import (
 	"sync"
 	"sync/atomic"
 )
 
-// Cache remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
+// Refusals remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
 // that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted. More units it
 // refuses for longer, and fewer perhaps not: a refusal answers the cost it was given for and no other. It must not depend on
 // more than the units in use: K must stand for one state under one set of limits, and the caller leaves out partial checks,
@@ -19,7 +14,7 @@ import (
 // It holds a fixed number of refusals and lets go of the one that ends first when it needs room. Instants are those of
 // one monotonic clock, in nanoseconds. A hash is of a state, so that Forget finds all K of one; of two states with one hash,
 // each is answered by its own K only, and forgotten with the other. Its methods are safe for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
-type Cache[K comparable, D any] struct {
+type Refusals[K comparable, D any] struct {
 	used   atomic.Bool
 	shards [shardCount]shard[K, D]
 }
@@ -40,17 +35,17 @@ type shard[K comparable, D any] struct {
 type slot[K comparable, D any] struct {
 	hash uint64
 	key  K
-	Entry[D]
+	Refusal[D]
 }
 
-// Entry is what is remembered: an answer to a cost, from the instant Came at which it arrived until the instant Until.
-type Entry[D any] struct {
+// Refusal is what is remembered: an answer to a cost, from the instant Came at which it arrived until the instant Until.
+type Refusal[D any] struct {
 	Decision    D
 	Cost        int64
 	Came, Until int64
 }
 
-func (r *Cache[K, D]) shard(hash uint64) *shard[K, D] { return &r.shards[hash%shardCount] }
+func (r *Refusals[K, D]) shard(hash uint64) *shard[K, D] { return &r.shards[hash%shardCount] }
 
 // set is where the refusals of a hash may be.
 func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
@@ -66,7 +61,7 @@ func setOf(hash uint64) int { return int(hash / shardCount % sets) }
 // Find returns the refusal that answers a cost, if one is remembered. Otherwise mark is to be handed to Remember with
 // the answer to the question that is about to be sent, and found.Until is that of a refusal that would have answered, had it
 // not ended; 0 when there is none.
-func (r *Cache[K, D]) Find(hash uint64, k K, cost, now int64) (found Entry[D], mark uint64, ok bool) {
+func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], mark uint64, ok bool) {
 	s := r.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +69,7 @@ func (r *Cache[K, D]) Find(hash uint64, k K, cost, now int64) (found Entry[D], m
 	for i := range set {
 		if e := &set[i]; e.hash == hash && e.Cost == cost && e.key == k {
 			if now < e.Until {
-				return e.Entry, s.mark, true
+				return e.Refusal, s.mark, true
 			}
 			found.Until = e.Until
 		}
@@ -83,7 +78,7 @@ func (r *Cache[K, D]) Find(hash uint64, k K, cost, now int64) (found Entry[D], m
 }
 
 // Mark is the mark that Find returns, for a question that must be asked anyway.
-func (r *Cache[K, D]) Mark(hash uint64) uint64 {
+func (r *Refusals[K, D]) Mark(hash uint64) uint64 {
 	s := r.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +87,7 @@ func (r *Cache[K, D]) Mark(hash uint64) uint64 {
 
 // Remember keeps a refusal. The mark says when its question was sent: if anything was forgotten since, the answer may
 // be older than what made it void, and is not kept.
-func (r *Cache[K, D]) Remember(hash uint64, k K, mark uint64, refusal Entry[D]) {
+func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal[D]) {
 	if refusal.Until <= refusal.Came {
 		return
 	}
@@ -124,7 +119,7 @@ func (r *Cache[K, D]) Remember(hash uint64, k K, mark uint64, refusal Entry[D]) 
 }
 
 // Forget forgets every refusal of a hash, and those that are in progress.
-func (r *Cache[K, D]) Forget(hash uint64) {
+func (r *Refusals[K, D]) Forget(hash uint64) {
 	s := r.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,11 +128,11 @@ func (r *Cache[K, D]) Forget(hash uint64) {
 }
 
 // Used says whether any refusal has ever been remembered: where none was there is nothing to forget.
-func (r *Cache[K, D]) Used() bool { return r.used.Load() }
+func (r *Refusals[K, D]) Used() bool { return r.used.Load() }
 
 // Admitted forgets every refusal of a hash, since a charge has been answered that was or may have been admitted: who was
 // refused more has to wait for longer. It takes no lock unless there may be one.
-func (r *Cache[K, D]) Admitted(hash uint64) {
+func (r *Refusals[K, D]) Admitted(hash uint64) {
 	s := r.shard(hash)
 	if s.kept.Load()&(1<<setOf(hash)) == 0 {
 		return
