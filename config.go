@@ -14,9 +14,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/weirlimit/weir/internal/audit"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -164,15 +164,15 @@ func (c *Config) node() (node.Config, error) {
 			return out, fmt.Errorf("%s: %d is not a port, 1 to 65535, AnyPort, or 0 for none", p.field, p.given)
 		}
 	}
-	usable := memory.Own().Usable / 4
+	usable := admission.OwnBudget().Usable / 4
 	if c.Memory != 0 {
 		usable = c.Memory
 	}
 	if c.Memory != 0 && usable < minMemory {
 		return out, fieldError(fmt.Errorf("memory: %d bytes are fewer than a node needs, %d", usable, minMemory))
 	}
-	out.Memory = memory.Divide(usable)
-	if s.AuditLog == audit.Stderr {
+	out.Memory = admission.Divide(usable)
+	if s.AuditLog == observe.AuditStderr {
 		return out, fieldError(errors.New("audit-log: standard error is the program's: give the name of a file"))
 	}
 	if len(c.Policies) > 0 {

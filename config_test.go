@@ -3,7 +3,7 @@ package weir
 import (
 	"testing"
 
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/test/expect"
 )
 
@@ -11,6 +11,6 @@ import (
 func TestMemoryByDefault(t *testing.T) {
 	cfg := Config{Name: "node"}
 	out, err := cfg.node()
-	all := memory.Own().Usable
+	all := admission.OwnBudget().Usable
 	expect.True(t, err == nil && out.Memory.Usable == all/4, "%d of %d bytes, %v", out.Memory.Usable, all, err)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file gives a sample of the decisions to a Recorder, which finds the busiest keys (internal/topkeys). With few decisions every one is
+// This file gives a sample of the decisions to a Recorder, which finds the busiest keys (internal/observe). With few decisions every one is
 // recorded; with many, one in 2^shift, with the weight 2^shift, so that weights still add up to the number of decisions. record doubles the
 // spacing when a tick has had more than samplesATick records, and tick halves it when one has had less than a quarter of that.
 

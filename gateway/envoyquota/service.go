@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/weirlimit/weir/gateway/envoy"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -37,7 +37,7 @@ type Config struct {
 	// Caller names the authenticated caller; nil: nobody is named.
 	Caller func(context.Context) string
 	// Requests bounds the bytes that messages take while they are carried out. Nil: any number.
-	Requests *memory.Gate
+	Requests *admission.Gate
 	Logger   *slog.Logger // nil: none
 	Metrics  *Metrics     // nil: nobody looks at them
 }
@@ -95,7 +95,7 @@ func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err 
 	var taken int64
 	defer func() { s.cfg.Requests.Leave(taken) }()
 	m := &wire.Lenient{Message: in, Admit: func(size int) (err error) {
-		taken, err = s.cfg.Requests.Enter(stream.Context(), int64(size)*perByte+memory.Parts(size))
+		taken, err = s.cfg.Requests.Enter(stream.Context(), int64(size)*perByte+admission.Parts(size))
 		return err
 	}}
 	switch err := stream.RecvMsg(m); {

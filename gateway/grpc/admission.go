@@ -1,4 +1,4 @@
-package grpcapi
+package grpc
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -25,18 +25,18 @@ const (
 	leastCheck, leastStreamCheck, leastLoan = 10, 2, 2
 )
 
-// admission is what one request takes of a gate.
-type admission struct {
-	gate  *memory.Gate
+// callMemory is what one request takes of a gate.
+type callMemory struct {
+	gate  *admission.Gate
 	size  int // of the message
 	taken int64
 }
 
 // enter waits for room for a message, before it is decoded, in which a check takes so many bytes or more. The message may be anything that
 // the codec decodes.
-func (a *admission) enter(ctx context.Context, size, least int) error {
+func (a *callMemory) enter(ctx context.Context, size, least int) error {
 	a.size = size
-	need := max(a.need(min(size/least, limit.MaxBatch)), a.need(0)+memory.Parts(size))
+	need := max(a.need(min(size/least, limit.MaxBatch)), a.need(0)+admission.Parts(size))
 	if need <= lightRequest {
 		return nil
 	}
@@ -48,10 +48,10 @@ func (a *admission) enter(ctx context.Context, size, least int) error {
 	return nil
 }
 
-func (a *admission) need(checks int) int64 { return int64(a.size)*perByte + int64(checks)*perCheck }
+func (a *callMemory) need(checks int) int64 { return int64(a.size)*perByte + int64(checks)*perCheck }
 
 // keep gives back what the message does not take, now that it is decoded and known to have so many checks.
-func (a *admission) keep(checks int) {
+func (a *callMemory) keep(checks int) {
 	if spare := a.taken - a.need(checks); spare > 0 {
 		a.gate.Leave(spare)
 		a.taken -= spare
@@ -59,16 +59,16 @@ func (a *admission) keep(checks int) {
 }
 
 // leave gives everything back.
-func (a *admission) leave() {
+func (a *callMemory) leave() {
 	a.gate.Leave(a.taken)
 	a.taken = 0
 }
 
 // admitted is the handler of a unary method whose requests wait for room before they are decoded, and keep it until they are answered. A
 // request that cannot be decoded is answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
-func admitted(handler grpc.MethodHandler, gate *memory.Gate) grpc.MethodHandler {
+func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-		a := admission{gate: gate}
+		a := callMemory{gate: gate}
 		defer a.leave()
 		return handler(srv, ctx, func(v any) error {
 			m := &wire.Lenient{Message: v.(proto.Message), Admit: func(size int) error { return a.enter(ctx, size, leastCheck) }}
@@ -82,16 +82,16 @@ func admitted(handler grpc.MethodHandler, gate *memory.Gate) grpc.MethodHandler 
 
 // Admitted returns a registrar for unary services of other front ends than Weir's own: their requests wait for room in the gate before
 // they are decoded, and keep it until they are answered, as those of Weir's service do.
-func Admitted(r grpc.ServiceRegistrar, gate *memory.Gate) grpc.ServiceRegistrar {
+func Admitted(r grpc.ServiceRegistrar, gate *admission.Gate) grpc.ServiceRegistrar {
 	return registrar{r, gate}
 }
 
 type registrar struct {
 	to   grpc.ServiceRegistrar
-	gate *memory.Gate
+	gate *admission.Gate
 }
 
-// RegisterService implements grpc.ServiceRegistrar.
+// RegisterService implements ServiceRegistrar.
 func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	bounded := *desc
 	bounded.Methods = nil

@@ -1,12 +1,12 @@
-package grpcapi
+package grpc
 
 import (
 	"context"
 	"fmt"
 	"testing"
 
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -29,7 +29,7 @@ func TestRequestsShareMemory(t *testing.T) {
 		return in
 	}
 	most := int64(full("far").SizeVT())*perByte + limit.MaxBatch*perCheck + lightRequest
-	gate := memory.NewGate(most)
+	gate := admission.NewGate(most)
 	s := NewServer(ServerConfig{Service: d, Requests: gate})
 	t.Cleanup(s.Close)
 	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
@@ -111,7 +111,7 @@ func TestLoansShareMemory(t *testing.T) {
 		in.Loans = append(in.Loans, report(0))
 	}
 	need := int64(in.SizeVT())*perByte + limit.MaxBatch*perCheck
-	gate := memory.NewGate(need + 1)
+	gate := admission.NewGate(need + 1)
 	lends := make(chan error, 2)
 	s := NewServer(ServerConfig{Service: &distant{}, Requests: gate, Lender: lenderFunc(func([]limit.Borrow, []limit.Lent) {
 		none, cancel := context.WithCancel(context.Background())

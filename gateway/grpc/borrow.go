@@ -1,4 +1,4 @@
-package grpcapi
+package grpc
 
 import (
 	"context"
@@ -44,7 +44,7 @@ type unconfirmed struct {
 	sequence uint64
 	answers  []limit.Lent
 	wait     func()
-	admitted *admission
+	admitted *callMemory
 }
 
 // borrowerOf is under which id the nodes know a caller's process that draws its own: each caller has ids of its own, the same at every node, and
@@ -59,7 +59,7 @@ func (s *Server) borrowerOf(ctx context.Context, drawn uint64) uint64 {
 }
 
 // borrow takes in a report of loans, and answers it at once if that may be. later says that the answer waits, and leaves a then.
-func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *admission) (later bool, err error) {
+func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callMemory) (later bool, err error) {
 	ended := codes.OK
 	answers, wait, bad := c.report(in)
 	if bad != nil {

@@ -1,4 +1,4 @@
-package grpcapi
+package grpc
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -242,7 +242,7 @@ func (*slowLender) OpenBorrower(uint64, func(limit.Recall)) func() { return func
 func TestReturnsDoNotWait(t *testing.T) {
 	noLeaks(t)
 	lender := &slowLender{took: make(chan limit.Borrow, 100), answer: make(chan struct{})}
-	s := NewServer(ServerConfig{Service: &distant{}, Requests: memory.NewGate(1 << 20), Lender: lender})
+	s := NewServer(ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: lender})
 	t.Cleanup(s.Close)
 	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
 	send := func(sent, want int64) {
@@ -278,7 +278,7 @@ func (*mistakenLender) Lend(context.Context, []limit.Borrow, []limit.Lent) (func
 // TestPanicInAWait: a panic in what an answer waits for ends its stream, when the borrower reports again, and not the process.
 func TestPanicInAWait(t *testing.T) {
 	noLeaks(t)
-	s := NewServer(ServerConfig{Service: &distant{}, Requests: memory.NewGate(1 << 20), Lender: &mistakenLender{}})
+	s := NewServer(ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: &mistakenLender{}})
 	t.Cleanup(s.Close)
 	ended := make(chan error, 1)
 	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register, grpc.StreamInterceptor(

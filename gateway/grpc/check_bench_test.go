@@ -1,4 +1,4 @@
-package grpcapi
+package grpc
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -29,7 +29,7 @@ func BenchmarkCheck(b *testing.B) {
 	}
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
-	s := NewServer(ServerConfig{Service: l, Requests: memory.NewGate(32 << 20)})
+	s := NewServer(ServerConfig{Service: l, Requests: admission.NewGate(32 << 20)})
 	defer s.Close()
 	var r registered
 	s.Register(&r)

@@ -1,4 +1,4 @@
-package grpcapi
+package grpc
 
 import (
 	"cmp"
@@ -125,7 +125,7 @@ func (c *checkStream) endedLate(err error) {
 func (c *checkStream) read() error {
 	for {
 		var in *weirv1.CheckStreamRequest // none while nothing comes
-		a, m := &admission{gate: c.server.cfg.Requests}, new(wire.Lenient)
+		a, m := &callMemory{gate: c.server.cfg.Requests}, new(wire.Lenient)
 		m.Admit = func(size int) error {
 			in = weirv1.CheckStreamRequestFromVTPool()
 			m.Message = in
@@ -179,7 +179,7 @@ func (c *checkStream) finish() {
 
 // take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
 // stream is over. It leaves a when the request is answered.
-func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) (err error) {
+func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *callMemory) (err error) {
 	c.turn.Lock()
 	defer c.turn.Unlock()
 	later := false
@@ -207,7 +207,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) (err err
 }
 
 // check carries out a request of checks. later says that the rest of it is carried out by others, who leave a.
-func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *admission) (later bool, err error) {
+func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later bool, err error) {
 	seen := c.server.observe()
 	b := c.server.batches.Get().(*limiter.Batch)
 	var open []int
@@ -258,7 +258,7 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *admission) (later 
 type remainder struct {
 	stream    *checkStream
 	batch     *limiter.Batch
-	admission *admission
+	admission *callMemory
 	sequence  uint64
 	told      chan struct{} // closed when the first response is sent
 	packing   atomic.Int32  // groups whose answers are still in the batch
@@ -429,7 +429,7 @@ func (o observation) end(failed codes.Code) {
 }
 
 // put keeps a batch, emptied, for the next request.
-func (s *Server) put(b *limiter.Batch, a *admission) {
+func (s *Server) put(b *limiter.Batch, a *callMemory) {
 	b.Reset()
 	s.batches.Put(b)
 	a.leave()

@@ -1,4 +1,4 @@
-package grpcapi
+package grpc
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/testkit"
@@ -40,8 +40,8 @@ func TestForeignRequestsShareMemory(t *testing.T) {
 		large.Values[i] = new(structpb.Value)
 	}
 	const size = 2 * 20_000
-	need := max(size*perByte+memory.Parts(size), size*perByte+limit.MaxBatch*perCheck)
-	gate := memory.NewGate(2 * need)
+	need := max(size*perByte+admission.Parts(size), size*perByte+limit.MaxBatch*perCheck)
+	gate := admission.NewGate(2 * need)
 	conn := testkit.Dial(t, serve(t, func(r grpc.ServiceRegistrar) { Admitted(r, gate).RegisterService(&desc, nil) }))
 	ask := func(in *structpb.ListValue) error {
 		return conn.Invoke(t.Context(), "/foreign.Service/Ask", in, new(structpb.ListValue))

@@ -3,7 +3,7 @@
 //
 // It decides nothing. What it does not promise: that a check whose answer did not reach the caller was not carried out; that the
 // answers of a stream come in the order of the checks; that a caller who does not read keeps its stream.
-package grpcapi
+package grpc
 
 import (
 	"context"
@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -60,7 +60,7 @@ type ServerConfig struct {
 	MaxUnread int64
 	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
 	// not counted. Nil: any number.
-	Requests *memory.Gate
+	Requests *admission.Gate
 	// Panicked, when set, is called with each panic of a stream that came when the stream had ended for its caller. Others are returned to
 	// interceptors as the error of the stream, a *panics.Error.
 	Panicked func(method string, p *panics.Error)
@@ -83,7 +83,7 @@ type Server struct {
 func NewServer(cfg ServerConfig) *Server {
 	s := &Server{svc: cfg.Service, cfg: cfg, traced: grpc.EnableTracing, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
 	s.calls.New = func() any {
-		c := &call{server: s, admission: admission{gate: cfg.Requests}}
+		c := &call{server: s, admission: callMemory{gate: cfg.Requests}}
 		c.request.Admit = c.admit
 		return c
 	}
@@ -96,7 +96,7 @@ type call struct {
 	weirv1.CheckResponse
 	*room     // nil until it is known for how many checks
 	server    *Server
-	admission admission
+	admission callMemory
 	request   wire.Lenient
 	ctx       context.Context // of the call, while its request is decoded
 	in        *weirv1.CheckRequest

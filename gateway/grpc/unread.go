@@ -1,4 +1,4 @@
-package grpcapi
+package grpc
 
 import (
 	"errors"
@@ -78,7 +78,7 @@ type patientStream struct {
 	stall *stall
 }
 
-// SendMsg implements grpc.ServerStream.
+// SendMsg implements ServerStream.
 func (s patientStream) SendMsg(m any) error {
 	return s.stall.with(func() error { return s.ServerStream.SendMsg(m) })
 }

@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 )
 
-// held counts as connbuf.Bound does.
+// held counts as admission.Buffers does.
 type held struct{ bytes int64 }
 
 func (h *held) Hold(n int64)    { h.bytes += n }
@@ -57,7 +57,7 @@ func TestAdmission(t *testing.T) {
 		{"what is no JSON", "/v1/checks", strings.Repeat("x", 100_000), 400, true},
 		{"too large a body", "/v1/checks", strings.Repeat("x", 200_000), 413, true},
 	} {
-		gate, buffers := memory.NewGate(most), new(held)
+		gate, buffers := admission.NewGate(most), new(held)
 		taken := func(want bool) bool {
 			patience := 10 * time.Second
 			if want {

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/test/expect"
 )
 
@@ -22,7 +22,7 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 		large := strings.Repeat("{},", 80_000)
 		var running, most, got atomic.Int64
 		goOn, read := make(chan struct{}), make(chan struct{})
-		gate := memory.NewGate(2 * int64(len(large)) * (perByte + perForeignByte))
+		gate := admission.NewGate(2 * int64(len(large)) * (perByte + perForeignByte))
 		api := newAPI(t, &scripted{}, func(cfg *Config) {
 			cfg.Requests = gate
 			cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {

@@ -29,7 +29,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/timezone"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -82,7 +82,7 @@ type Config struct {
 	MaxBody int64
 	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
 	// not counted. Nil: any number.
-	Requests *memory.Gate
+	Requests *admission.Gate
 	// Buffers, when set, counts the bytes of bodies that are being read, and of what answers that are being written keep.
 	Buffers Buffers
 }

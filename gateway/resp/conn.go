@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
@@ -219,7 +219,7 @@ func (c *conn) linger() {
 			return
 		}
 	}
-	if ingress.Of(c.raw.RemoteAddr()).EndWrites() != nil || c.raw.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	if admission.ConnOf(c.raw.RemoteAddr()).EndWrites() != nil || c.raw.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
 	_, _ = io.CopyN(io.Discard, c.raw, lingerBytes) // until nothing comes
@@ -372,7 +372,7 @@ func (c *conn) enter(ctx context.Context) bool {
 	if c.server.cfg.Caller != nil {
 		caller = c.server.cfg.Caller(ctx)
 	}
-	if ingress.Of(c.raw.RemoteAddr()).Authenticated(caller) {
+	if admission.ConnOf(c.raw.RemoteAddr()).Authenticated(caller) {
 		return true
 	}
 	c.ending = true // the connection has been closed

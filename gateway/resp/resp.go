@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
@@ -33,7 +33,7 @@ type Service interface {
 	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error
 }
 
-// Buffers counts bytes in use by connections; see connbuf.Bound.
+// Buffers counts bytes in use by connections; see admission.Buffers.
 type Buffers interface {
 	Hold(bytes int64)
 	Release(bytes int64)
@@ -58,7 +58,7 @@ type Config struct {
 	// without one, and how long a TLS handshake may take; 0: any time.
 	CommandTimeout time.Duration
 	// Requests bounds the bytes that batches of checks take while they are decided; those of a few are not counted. Nil: any number.
-	Requests *memory.Gate
+	Requests *admission.Gate
 	// Buffers, when set, counts the bytes of answers that are being written.
 	Buffers Buffers
 	// Version is this program's version, for HELLO and INFO.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/devcluster"
-	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/internal/settings"
 )
@@ -48,7 +48,7 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			// The ports of the documentation where they are free, and those that are asked for or none.
 			f.AnyPort = !cmd.Flags().Changed("http-port") && !cmd.Flags().Changed("grpc-port")
 			f.Version, f.Command = version(), command(os.Args[0])
-			memory.LimitProcess(f.Logger)
+			admission.LimitProcess(f.Logger)
 			outliveLog()
 			return devcluster.Run(cmd.Context(), cmd.OutOrStdout(), f.Config)
 		},

@@ -14,8 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weirlimit/weir/internal/logqueue"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/settings"
 )
 
@@ -53,7 +53,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitNegative
 	}
 	// Nor does the end wait for somebody who does not read.
-	last := logqueue.New(stderr, logqueue.Config{MaxBytes: memory.LogQueue})
+	last := observe.NewLogQueue(stderr, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
 	fmt.Fprintln(last, "weir:", settings.Flagged(cmd.Flags(), err))
 	within, stop := context.WithTimeout(context.Background(), flushTimeout)
 	defer stop()

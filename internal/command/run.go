@@ -16,9 +16,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/internal/logqueue"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/settings"
 	"github.com/weirlimit/weir/limiter"
 )
@@ -101,8 +101,8 @@ const flushTimeout = time.Second
 // run runs a node until it is told to stop. unknown are variables in the environment that look like settings and are not.
 func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
 	var logger *slog.Logger
-	out := logqueue.New(stdout, logqueue.Config{MaxBytes: memory.LogQueue})
-	log := logqueue.New(stderr, logqueue.Config{MaxBytes: memory.LogQueue, OnDropped: func(lines uint64) {
+	out := observe.NewLogQueue(stdout, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
+	log := observe.NewLogQueue(stderr, observe.LogQueueConfig{MaxBytes: admission.LogQueue, OnDropped: func(lines uint64) {
 		logger.Warn("log lines dropped", "count", lines, "hint", "whoever reads the log does not keep up")
 	}})
 	defer func() {
@@ -119,7 +119,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	if len(unknown) > 0 {
 		cfg.Logger.Warn("environment has unknown settings", "variables", unknown)
 	}
-	memory.LimitProcess(cfg.Logger)
+	admission.LimitProcess(cfg.Logger)
 	outliveLog()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
@@ -191,7 +191,7 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	default:
 		return cfg, fmt.Errorf("unknown-policy: %q is not one of error, allow and deny", f.unknownPolicy)
 	}
-	if cfg.MaxMemory, err = memory.Parse(f.maxMemory); err != nil {
+	if cfg.MaxMemory, err = admission.ParseMemory(f.maxMemory); err != nil {
 		return cfg, fmt.Errorf("max-memory: %w", err)
 	}
 	cfg.Logger, err = settings.NewLogger(log, f.logFormat, f.logLevel)

@@ -8,11 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weirlimit/weir/internal/secrets"
+	"github.com/weirlimit/weir/internal/control"
 )
 
 func newSecrets() *cobra.Command {
-	var c secrets.Config
+	var c control.SecretsConfig
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "secrets DIRECTORY",
@@ -34,9 +34,9 @@ each under DIRECTORY/SERVICE-. Keep DIRECTORY/authorities and DIRECTORY/tokens e
 			if err := c.Validate(); err != nil {
 				return err
 			}
-			made, err := secrets.Write(args[0], c, time.Now(), force)
+			made, err := control.WriteSecrets(args[0], c, time.Now(), force)
 			switch {
-			case errors.Is(err, secrets.ErrExists):
+			case errors.Is(err, control.ErrExists):
 				return fmt.Errorf("%w: give another directory, or --force to write over it", err)
 			case err != nil:
 				return err

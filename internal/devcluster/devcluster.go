@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -44,7 +44,7 @@ func Run(ctx context.Context, stdout io.Writer, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	share := memory.Divide(memory.Own().Usable / int64(cfg.Nodes))
+	share := admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes))
 	var names, voters []string
 	for i := range cfg.Nodes {
 		names = append(names, fmt.Sprintf("dev-%d", i))

@@ -25,7 +25,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
@@ -317,11 +317,11 @@ func TestCertificateOrToken(t *testing.T) {
 // calls are answered.
 func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	n, shop, all, _ := withAccess(t, func(cfg *Config) {
-		cfg.Memory = memory.Divide(128 << 20)
+		cfg.Memory = admission.Divide(128 << 20)
 		cfg.Limits.MaxStreams, cfg.Limits.MaxConnections = 101, 200 // one more than it opens on a connection
 	})
 	_, bytes := n.callersMemory.InUse()
-	most := int(bytes / memory.PerStream)
+	most := int(bytes / admission.PerStream)
 	open := func(conn *grpc.ClientConn, token string) error {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
 		stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)

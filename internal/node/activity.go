@@ -12,9 +12,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/activity"
-	"github.com/weirlimit/weir/internal/readiness"
-	"github.com/weirlimit/weir/internal/topkeys"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -30,30 +28,30 @@ const (
 
 // activityRecorder remembers what the limiter decides.
 type activityRecorder struct {
-	*topkeys.Recorder
-	history atomic.Pointer[activity.History] // nil until there is a limiter to read from
+	*observe.TopKeys
+	history atomic.Pointer[observe.History] // nil until there is a limiter to read from
 }
 
 func newActivityRecorder() (*activityRecorder, error) {
-	keys, err := topkeys.New()
-	return &activityRecorder{Recorder: keys}, err
+	keys, err := observe.NewTopKeys()
+	return &activityRecorder{TopKeys: keys}, err
 }
 
-// Tick implements limiter.Recorder.
+// Tick implements limiter.TopKeys.
 func (r *activityRecorder) Tick(mono int64) {
-	r.Recorder.Tick(mono)
+	r.TopKeys.Tick(mono)
 	if h := r.history.Load(); h != nil {
 		h.Tick(mono)
 	}
 }
 
 // follow begins to remember what the policies of a limiter do.
-func (r *activityRecorder) follow(l *limiter.Limiter) { r.history.Store(activity.New(l.Counts)) }
+func (r *activityRecorder) follow(l *limiter.Limiter) { r.history.Store(observe.NewHistory(l.Counts)) }
 
 // orders are the orders by their numbers in weir.v1.
-var orders = map[weirv1.KeyOrder]topkeys.Order{
-	weirv1.KeyOrder_KEY_ORDER_UNSPECIFIED: topkeys.Busiest, weirv1.KeyOrder_KEY_ORDER_BUSIEST: topkeys.Busiest,
-	weirv1.KeyOrder_KEY_ORDER_REFUSED: topkeys.Refused, weirv1.KeyOrder_KEY_ORDER_FULLEST: topkeys.Fullest,
+var orders = map[weirv1.KeyOrder]observe.KeyOrder{
+	weirv1.KeyOrder_KEY_ORDER_UNSPECIFIED: observe.Busiest, weirv1.KeyOrder_KEY_ORDER_BUSIEST: observe.Busiest,
+	weirv1.KeyOrder_KEY_ORDER_REFUSED: observe.Refused, weirv1.KeyOrder_KEY_ORDER_FULLEST: observe.Fullest,
 }
 
 // activity tells what this node has decided lately, as another asks for it.
@@ -65,12 +63,12 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 	}
 	policies, age := n.recorder.history.Load().Read(now)
 	out := &peerv1.ActivityResponse{AgeNs: int64(age)}
-	lists := make([][]topkeys.Row, 0, len(orders))
+	lists := make([][]observe.KeyRow, 0, len(orders))
 	for _, order := range r.Orders[:min(len(r.Orders), len(orders))] {
 		rows, counted := n.recorder.Top(now, orders[order], int(min(r.Keys, maxTopKeys)), wanted)
 		lists, out.CountedNs = append(lists, rows), int64(counted)
 	}
-	all := topkeys.Union(lists...)
+	all := observe.UnionRows(lists...)
 	for i := range all {
 		row := &all[i]
 		out.Keys = append(out.Keys, &peerv1.KeyActivity{
@@ -89,21 +87,21 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 	return out
 }
 
-func policyUse(name string, c activity.Counts) *weirv1.PolicyUse {
+func policyUse(name string, c observe.StepCounts) *weirv1.PolicyUse {
 	return &weirv1.PolicyUse{Policy: name, Allowed: c.Allowed, Refused: c.Refused, Shadowed: c.Shadowed,
 		FailedOpen: c.FailedOpen, FailedClosed: c.FailedClosed, Errors: c.Errors, Banned: c.Banned}
 }
 
-func countsOf(u *weirv1.PolicyUse) activity.Counts {
-	return activity.Counts{Allowed: u.GetAllowed(), Refused: u.GetRefused(), Shadowed: u.GetShadowed(),
+func countsOf(u *weirv1.PolicyUse) observe.StepCounts {
+	return observe.StepCounts{Allowed: u.GetAllowed(), Refused: u.GetRefused(), Shadowed: u.GetShadowed(),
 		FailedOpen: u.GetFailedOpen(), FailedClosed: u.GetFailedClosed(), Errors: u.GetErrors(), Banned: u.GetBanned()}
 }
 
 // clusterActivity is what the members of a cluster have decided lately, together.
 type clusterActivity struct {
-	rows                 []topkeys.Row // in no order
-	counted              time.Duration // those of rows
-	policies             []activity.Policy
+	rows                 []observe.KeyRow // in no order
+	counted              time.Duration    // those of rows
+	policies             []observe.PolicyHistory
 	age                  time.Duration // of the newest complete step of policies
 	members, unreachable []string
 }
@@ -136,13 +134,13 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 
 // merge adds up what members have answered; the first is this node.
 func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
-	lists := make([][]topkeys.Row, 0, len(answers))
-	by := make(map[string][]activity.Counts)
+	lists := make([][]observe.KeyRow, 0, len(answers))
+	by := make(map[string][]observe.StepCounts)
 	c.age = time.Duration(answers[0].AgeNs)
 	for _, a := range answers {
-		var rows []topkeys.Row
+		var rows []observe.KeyRow
 		for _, k := range a.Keys {
-			rows = append(rows, topkeys.Row{
+			rows = append(rows, observe.KeyRow{
 				Scope: k.Scope, Key: k.Key, Decisions: k.Decisions, DecisionsError: k.DecisionsError, Refused: k.Refused, RefusedError: k.RefusedError,
 				Algorithm: algo.Algorithm(k.Algorithm), Window: time.Duration(k.WindowNs), Limit: k.Limit, Used: k.Used,
 			})
@@ -151,40 +149,40 @@ func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 		c.counted = max(c.counted, time.Duration(a.CountedNs))
 		// Members' steps begin at different times: each is added to the one of ours that it shares most time with.
 		shift := 0
-		if d := time.Duration(a.AgeNs) - c.age; d > activity.Step/2 {
+		if d := time.Duration(a.AgeNs) - c.age; d > observe.HistoryStep/2 {
 			shift = 1
-		} else if d < -activity.Step/2 {
+		} else if d < -observe.HistoryStep/2 {
 			shift = -1
 		}
 		for _, p := range a.Policies {
 			for i, use := range p.Steps {
 				at := max(i+shift, 0)
-				if at > activity.Steps {
+				if at > observe.HistorySteps {
 					break
 				}
 				steps := by[p.Policy]
 				for len(steps) <= at {
-					steps = append(steps, activity.Counts{})
+					steps = append(steps, observe.StepCounts{})
 				}
 				steps[at].Add(countsOf(use))
 				by[p.Policy] = steps
 			}
 		}
 	}
-	c.rows = topkeys.Merge(lists...)
+	c.rows = observe.MergeRows(lists...)
 	for name, steps := range by {
-		c.policies = append(c.policies, activity.Policy{Name: name, Steps: steps})
+		c.policies = append(c.policies, observe.PolicyHistory{Name: name, Steps: steps})
 	}
-	slices.SortFunc(c.policies, func(a, b activity.Policy) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(c.policies, func(a, b observe.PolicyHistory) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // lately adds up the steps of about a minute, and says how long they took.
-func (c *clusterActivity) lately(p *activity.Policy) (sum activity.Counts, took time.Duration) {
-	steps := p.Steps[:min(len(p.Steps), int(time.Minute/activity.Step))]
+func (c *clusterActivity) lately(p *observe.PolicyHistory) (sum observe.StepCounts, took time.Duration) {
+	steps := p.Steps[:min(len(p.Steps), int(time.Minute/observe.HistoryStep))]
 	for _, s := range steps {
 		sum.Add(s)
 	}
-	return sum, c.age + time.Duration(len(steps)-1)*activity.Step
+	return sum, c.age + time.Duration(len(steps)-1)*observe.HistoryStep
 }
 
 // TopKeys tells which keys of the cluster are used most, of those that the caller in ctx may see. Its error is a *limit.Error.
@@ -207,12 +205,12 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 	}
 	// All that members tell, though fewer are asked for: of the first ones the caller may not see all.
 	all := n.gather(ctx, &peerv1.ActivityRequest{Orders: []weirv1.KeyOrder{r.Order}, Keys: maxTopKeys, Policy: r.Policy})
-	topkeys.Sort(all.rows, orders[r.Order])
+	observe.SortRows(all.rows, orders[r.Order])
 	return n.topKeys(all, all.rows, most, r.Policy, n.security.auth.MayUse(ctx, auth.RoleKeys)), nil
 }
 
 // topKeys returns the first rows, and the policies, that a caller may see: of one policy, or of all where its name is empty.
-func (n *Node) topKeys(all *clusterActivity, rows []topkeys.Row, most int, policy string, mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
+func (n *Node) topKeys(all *clusterActivity, rows []observe.KeyRow, most int, policy string, mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
 	out := &weirv1.TopKeysResponse{Node: n.cfg.Name, Members: all.members, Unreachable: all.unreachable, CountedNs: int64(all.counted)}
 	for i := range rows {
 		if len(out.Keys) == most {
@@ -225,7 +223,7 @@ func (n *Node) topKeys(all *clusterActivity, rows []topkeys.Row, most int, polic
 	for i := range all.policies {
 		p := &all.policies[i]
 		sum, took := all.lately(p)
-		if sum == (activity.Counts{}) || policy != "" && p.Name != policy || !maySeePolicy(mayUse, p.Name) {
+		if sum == (observe.StepCounts{}) || policy != "" && p.Name != policy || !maySeePolicy(mayUse, p.Name) {
 			continue
 		}
 		out.Policies = append(out.Policies, policyUse(p.Name, sum))
@@ -244,7 +242,7 @@ func maySeePolicy(mayUse func(policy, namespace string) bool, name string) bool 
 	return !limit.ValidPolicyName(name) || mayUse(name, "")
 }
 
-func keyUse(row *topkeys.Row) *weirv1.KeyUse {
+func keyUse(row *observe.KeyRow) *weirv1.KeyUse {
 	use := &weirv1.KeyUse{
 		Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError, Refused: row.Refused, RefusedError: row.RefusedError,
 		Algorithm: weirv1.Algorithm(row.Algorithm), WindowNs: int64(row.Window), Limit: row.Limit, Used: row.Used,
@@ -302,7 +300,7 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 				is.Node = n.cfg.Name
 			}
 			return &is, nil
-		case !readiness.Pause(ctx):
+		case !pause(ctx):
 			return nil, limit.NewError(limit.Unavailable, "", "nobody decides for the key at this moment: ask again")
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/activity"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/limit"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -257,8 +257,8 @@ func TestMergeActivity(t *testing.T) {
 		want       []uint64
 	}{
 		{time.Second, 2 * time.Second, []uint64{11, 22, 33}},
-		{0, activity.Step - 1, []uint64{1, 12, 23, 30}},
-		{activity.Step - 1, 0, []uint64{31, 32, 3}},
+		{0, observe.HistoryStep - 1, []uint64{1, 12, 23, 30}},
+		{observe.HistoryStep - 1, 0, []uint64{31, 32, 3}},
 	} {
 		var c clusterActivity
 		c.merge([]*peerv1.ActivityResponse{

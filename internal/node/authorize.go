@@ -8,14 +8,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 )
 
 // authorizeHTTP authorizes a request over HTTP before its body is read.
 func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 	ctx, denial := s.auth.HTTP(r, role)
-	if denial == nil && auth.Authenticated(ctx) && !ingress.FromContext(ctx).Authenticated(s.nameOf(ctx)) {
+	if denial == nil && auth.Authenticated(ctx) && !admission.FromContext(ctx).Authenticated(s.nameOf(ctx)) {
 		return nil, &auth.Denial{Message: "too many connections"} // which is closed already
 	}
 	return ctx, denial

@@ -14,10 +14,10 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/reload"
-	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/store"
@@ -104,7 +104,7 @@ type Config struct {
 	Limits   Limits
 
 	// Memory divides what the node may use. Zero: what the process may use.
-	Memory memory.Budget
+	Memory admission.Budget
 	// MaxMemory bounds the bytes for state. 0: as Memory says; -1: no bound.
 	MaxMemory int64
 	// MaxKeys bounds the keys with live state. 0: DefaultMaxKeys; -1: no bound.
@@ -135,7 +135,7 @@ type Security struct {
 	GossipKeyFile string           // empty: gossip in plain text
 	SecretFile    string           // the cluster's secret; read once
 	Insecure      bool             // beyond loopback, too, whoever reaches a port may do what it is for
-	AuditLog      string           // file of the audit log, or audit.Stderr; empty: none
+	AuditLog      string           // file of the audit log, or observe.AuditStderr; empty: none
 	Stderr        io.Writer        // that the audit log may go to
 
 	Now func() time.Time // tells when certificates expire; nil: time.Now
@@ -245,8 +245,8 @@ func (c *Config) validateTraces() error {
 	return c.traces().Check()
 }
 
-func (c *Config) traces() *tracing.Config {
-	return &tracing.Config{Endpoint: c.OTLPEndpoint, Sample: c.TraceSample, CallerRate: c.TraceCallerRate, Node: c.Name, Version: c.Version, Logger: c.Logger}
+func (c *Config) traces() *observe.TracingConfig {
+	return &observe.TracingConfig{Endpoint: c.OTLPEndpoint, Sample: c.TraceSample, CallerRate: c.TraceCallerRate, Node: c.Name, Version: c.Version, Logger: c.Logger}
 }
 
 // cluster is what a node says to its cluster of itself, before it has opened a port.
@@ -280,8 +280,8 @@ func (c *Config) checkPolicies(set *policy.Set) error {
 func (c Config) withDefaults() Config {
 	c.MaxKeys = max(cmp.Or(c.MaxKeys, DefaultMaxKeys), 0)
 	c.InlineMaxWindow = max(cmp.Or(c.InlineMaxWindow, limiter.DefaultInlineMaxWindow), 0)
-	if c.Memory == (memory.Budget{}) {
-		c.Memory = memory.Own()
+	if c.Memory == (admission.Budget{}) {
+		c.Memory = admission.OwnBudget()
 	}
 	return c
 }
@@ -323,7 +323,7 @@ func (c *Limits) validate() error {
 }
 
 // withDefaults returns c with every zero replaced by its default.
-func (c Limits) withDefaults(m memory.Budget) Limits {
+func (c Limits) withDefaults(m admission.Budget) Limits {
 	c.MaxConnections = cmp.Or(c.MaxConnections, m.Clients())
 	c.MaxConnectionsPerSource = cmp.Or(c.MaxConnectionsPerSource, max(c.MaxConnections/2, min(c.MaxConnections, 1), 0))
 	c.MaxAnonymousConnections = cmp.Or(c.MaxAnonymousConnections, m.MaxAnonymous)

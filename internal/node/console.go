@@ -13,10 +13,9 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/gateway/console"
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/activity"
 	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/panics"
-	"github.com/weirlimit/weir/internal/topkeys"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -128,7 +127,7 @@ func (s *snapshot) Render(ctx context.Context) (text []byte, ok bool) {
 				continue
 			}
 			rows := slices.Clone(s.activity.rows)
-			topkeys.Sort(rows, order)
+			observe.SortRows(rows, order)
 			if out.Top[string(order)], err = httpapi.MarshalTopKeys(number, s.n.topKeys(s.activity, rows, consoleKeys, "", mayUse)); err != nil {
 				return nil, false
 			}
@@ -139,10 +138,10 @@ func (s *snapshot) Render(ctx context.Context) (text []byte, ok bool) {
 }
 
 func (s *snapshot) history() history {
-	h := history{StepMS: int64(activity.Step / time.Millisecond), AgeMS: int64(s.activity.age / time.Millisecond), Policies: make(map[string][][6]uint64)}
+	h := history{StepMS: int64(observe.HistoryStep / time.Millisecond), AgeMS: int64(s.activity.age / time.Millisecond), Policies: make(map[string][][6]uint64)}
 	list := slices.Clone(s.activity.policies)
 	if h.Left = max(len(list)-consolePolicies, 0); h.Left > 0 {
-		slices.SortStableFunc(list, func(a, b activity.Policy) int { return cmp.Compare(total(&b), total(&a)) })
+		slices.SortStableFunc(list, func(a, b observe.PolicyHistory) int { return cmp.Compare(total(&b), total(&a)) })
 		list = list[:consolePolicies]
 	}
 	for _, p := range list {
@@ -155,7 +154,7 @@ func (s *snapshot) history() history {
 	return h
 }
 
-func total(p *activity.Policy) (n uint64) {
+func total(p *observe.PolicyHistory) (n uint64) {
 	for i := range p.Steps {
 		n += p.Steps[i].Total()
 	}

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/netaddr"
 )
 
@@ -73,7 +73,7 @@ func namesThisHost(hostport string) bool {
 }
 
 // listenDebug opens the debug port, whatever address the other ports are bound to.
-func listenDebug(p Port) (*ingress.Listener, error) {
+func listenDebug(p Port) (*admission.Listener, error) {
 	if p == PortOff {
 		return nil, nil
 	}
@@ -81,7 +81,7 @@ func listenDebug(p Port) (*ingress.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("debug-port: %w", err)
 	}
-	return ingress.NewListener(l, ingress.ListenerConfig{}), nil
+	return admission.NewListener(l, admission.ListenerConfig{}), nil
 }
 
 // serveDebug serves the debug port until the node stops, which does not fail with it.

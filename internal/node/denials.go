@@ -6,14 +6,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/observe"
 )
 
 // denials counts connections and requests that are denied or rejected, and logs what an operator needs to see of them:
 // the first of its kind, and then one a second at most, so that whoever is denied cannot fill a disk.
 type denials struct {
 	log     *slog.Logger
-	metrics *metrics.Security
+	metrics *observe.Security
 	now     func() time.Time
 
 	mu   sync.Mutex
@@ -31,7 +31,7 @@ type denialCount struct {
 // denialInterval is how often a kind of refusal is logged at most.
 const denialInterval = time.Second
 
-func newDenials(log *slog.Logger, m *metrics.Security) *denials {
+func newDenials(log *slog.Logger, m *observe.Security) *denials {
 	return &denials{log: log, metrics: m, now: time.Now, last: make(map[denialKind]*denialCount)}
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/panics"
 )
 
@@ -19,7 +19,7 @@ func TestPanicsDoNotFillTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&out, nil))
-		s := &security{log: log, metrics: metrics.NewSecurity(func() map[string]time.Time { return nil })}
+		s := &security{log: log, metrics: observe.NewSecurity(func() map[string]time.Time { return nil })}
 		s.denials = newDenials(log, s.metrics)
 		n := &Node{log: log, security: s}
 		for range 3 {

@@ -11,7 +11,7 @@ import (
 	"github.com/weirlimit/weir/gateway/envoy"
 	"github.com/weirlimit/weir/gateway/envoyquota"
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/policy"
 )
@@ -114,7 +114,7 @@ func (n *Node) currentPolicies() *policy.Set {
 }
 
 // quotaService returns Envoy's rate limit quota service; nil where there are no files for Envoy.
-func (n *Node) quotaService(requests *memory.Gate) *envoyquota.Service {
+func (n *Node) quotaService(requests *admission.Gate) *envoyquota.Service {
 	if n.envoy.files == nil {
 		return nil
 	}

@@ -4,7 +4,7 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/observe"
 )
 
 // followed is what follows files: a reload.Watcher or a reload.Certs.
@@ -71,10 +71,10 @@ func closeFiles(files []followedFile, log *slog.Logger) {
 }
 
 // fileStates describes the files for metrics.
-func (n *Node) fileStates() []metrics.File {
-	var all []metrics.File
+func (n *Node) fileStates() []observe.WatchedFile {
+	var all []observe.WatchedFile
 	for _, f := range n.files() {
-		all = append(all, metrics.File{Name: f.name, Valid: f.Err() == nil, Timeouts: f.Timeouts()})
+		all = append(all, observe.WatchedFile{Name: f.name, Valid: f.Err() == nil, Timeouts: f.Timeouts()})
 	}
 	return all
 }

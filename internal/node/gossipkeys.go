@@ -6,7 +6,7 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/gossipkeys"
+	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/reload"
 )
@@ -40,7 +40,7 @@ func (s *security) fileKeys() [][]byte {
 
 // openKeys makes what changes the gossip keys of all members.
 func (n *Node) openKeys() {
-	cfg := gossipkeys.Config{
+	cfg := control.GossipKeysConfig{
 		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.record, Logger: n.log,
 		Members: func() []ownership.Node {
 			all, _ := n.memberNodes()
@@ -53,7 +53,7 @@ func (n *Node) openKeys() {
 	if n.cluster != nil { // or the interface would not be nil
 		cfg.Ring = n.cluster
 	}
-	n.keys = gossipkeys.New(cfg)
+	n.keys = control.NewGossipKeys(cfg)
 }
 
 // peersArePrivate reports whether nobody can read what nodes say to each other.

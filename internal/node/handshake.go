@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/reload"
 )
 
@@ -160,10 +160,10 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		w.s.handshakeFailed(w.listener, raw, err)
 		return conn, info, err
 	}
-	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated("") { // whose it is says the first call
+	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !admission.ConnOf(raw.RemoteAddr()).Authenticated("") { // whose it is says the first call
 		return nil, nil, errTooManyConnections
 	}
-	return ingress.Frames(conn, raw), info, nil
+	return admission.Frames(conn, raw), info, nil
 }
 
 // Clone implements credentials.TransportCredentials.

@@ -11,9 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/internal/memory"
 )
 
 // Defaults, and what is fixed.
@@ -39,7 +38,7 @@ const (
 // fitted returns a budget with what is chosen by hand in it: c, and bytes for state (0: what the other parts leave; -1: no bound).
 // An error is about a choice that cannot fit whatever the others are. Where all together do not fit, over says which of them are
 // chosen.
-func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, over []string, err error) {
+func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budget, over []string, err error) {
 	for _, part := range []struct {
 		flag   string
 		chosen int64
@@ -76,27 +75,27 @@ func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, ove
 // connBytes is what a connection of a caller takes while it is idle.
 func (c *Limits) connBytes(tls bool) int {
 	if tls {
-		return memory.PerConnection + memory.PerTLS
+		return admission.PerConnection + admission.PerTLS
 	}
-	return memory.PerConnection
+	return admission.PerConnection
 }
 
 // listener returns the configuration of a listener (http, grpc or peer).
-func (c *Limits) listener(name string, s *security, callers *fairshare.Places) ingress.ListenerConfig {
+func (c *Limits) listener(name string, s *security, callers *fairshare.Places) admission.ListenerConfig {
 	if name == "peer" {
 		callers = nil
 	}
-	cfg := ingress.ListenerConfig{
+	cfg := admission.ListenerConfig{
 		Memory: callers, ConnBytes: c.connBytes(!s.plain(name)),
 		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxConnectionsPerSource, 0), MaxAnonymous: c.MaxAnonymousConnections,
-		Rejected: func(from net.Addr, why ingress.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
+		Rejected: func(from net.Addr, why admission.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
 	}
 	if name != "http" {
 		cfg.WriteTimeout = c.WriteTimeout
 	}
 	if name == "grpc" || name == "peer" {
 		cfg.RejectAfter = rejectAfter
-		cfg.Farewell = func(why ingress.Rejection) []byte {
+		cfg.Farewell = func(why admission.Rejection) []byte {
 			return goAway("this node has too many connections: " + rejections[why])
 		}
 	}
@@ -120,14 +119,14 @@ func goAway(why string) []byte {
 }
 
 // rejections say which bound a connection was closed for.
-var rejections = map[ingress.Rejection]string{
-	ingress.TooManyConnections: "max-connections, max-connections-per-source, or the memory for callers",
-	ingress.TooManyAnonymous:   "max-anonymous-connections",
-	ingress.TooManyBytes:       "too much was sent before authentication",
+var rejections = map[admission.Rejection]string{
+	admission.TooManyConnections: "max-connections, max-connections-per-source, or the memory for callers",
+	admission.TooManyAnonymous:   "max-anonymous-connections",
+	admission.TooManyBytes:       "too much was sent before authentication",
 }
 
 // grpcServer returns the options of the server for callers.
-func (c *Limits) grpcServer(m memory.Budget) []grpc.ServerOption {
+func (c *Limits) grpcServer(m admission.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ReadBufferSize(0), // connbuf reads ahead, and TLS does; gRPC's own buffer stays with an idle connection
 		grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
@@ -137,7 +136,7 @@ func (c *Limits) grpcServer(m memory.Budget) []grpc.ServerOption {
 }
 
 // peerServer returns the options of the server for other nodes.
-func (c *Limits) peerServer(m memory.Budget) []grpc.ServerOption {
+func (c *Limits) peerServer(m admission.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxPeerStreams), grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),
 		grpc.InitialWindowSize(m.PeerWindow), grpc.InitialConnWindowSize(4 * m.PeerWindow),
@@ -147,11 +146,11 @@ func (c *Limits) peerServer(m memory.Budget) []grpc.ServerOption {
 
 // keepalive bounds how long a connection over gRPC stays. From MaxConnectionAge on, or a tenth before, the caller is asked to open another
 // one and to begin no more calls. Streams, which may go on for ever, are ended a little later in good order: see
-// ingress.CallsConfig.MaxAge. What is still there when all of them have had the time to end is cut off.
+// admission.CallsConfig.MaxAge. What is still there when all of them have had the time to end is cut off.
 func (c *Limits) keepalive() grpc.ServerOption {
 	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, MaxConnectionIdle: max(c.IdleTimeout, 0)}
 	if c.MaxConnectionAge > 0 {
-		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxConnectionAge, c.streamAge()-c.MaxConnectionAge+c.MaxConnectionAge/10+ingress.EndPatience+10*time.Second
+		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxConnectionAge, c.streamAge()-c.MaxConnectionAge+c.MaxConnectionAge/10+admission.EndPatience+10*time.Second
 	}
 	return grpc.KeepaliveParams(p)
 }
@@ -171,7 +170,7 @@ func (c *Limits) aged(handler http.Handler) http.Handler {
 		return handler
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if conn := ingress.FromContext(r.Context()); conn != nil && time.Since(conn.Served()) > c.MaxConnectionAge {
+		if conn := admission.FromContext(r.Context()); conn != nil && time.Since(conn.Served()) > c.MaxConnectionAge {
 			w.Header().Set("Connection", "close") // over HTTP/2 net/http makes a GOAWAY of it
 		}
 		handler.ServeHTTP(w, r)
@@ -181,7 +180,7 @@ func (c *Limits) aged(handler http.Handler) http.Handler {
 // httpServer has a server keep to the limits, beside the times that it has.
 func (c *Limits) httpServer(s *http.Server) *http.Server {
 	s.MaxHeaderBytes = int(c.MaxHeaderSize)
-	s.ConnContext = ingress.ConnContext
+	s.ConnContext = admission.ConnContext
 	s.Handler = c.aged(s.Handler)
 	// What a connection has received and nobody has read counts, unlike with gRPC, until it is.
 	const window = 64 << 10

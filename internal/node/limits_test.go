@@ -19,8 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/admission"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -36,11 +35,11 @@ func TestMaxConnections(t *testing.T) {
 		n := mustStart(t, cfg)
 		awaitSettled(t, n)
 		http.DefaultClient.CloseIdleConnections()
-		known := func(l *ingress.Listener) int {
+		known := func(l *admission.Listener) int {
 			authenticated, _, _ := l.Connections()
 			return authenticated
 		}
-		for listener, l := range map[string]*ingress.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc} {
+		for listener, l := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc} {
 			dial := func() (ask func() error, end func()) {
 				if listener == "grpc" {
 					conn := dialed(t, n)
@@ -231,8 +230,8 @@ func TestClientBeyondMemory(t *testing.T) {
 		free   int64
 		reason string
 	}{
-		"a connection": {memory.PerConnection - 1, "this node has too many connections"},
-		"a stream":     {memory.PerConnection + memory.PerStream - 1, "as it has memory for"},
+		"a connection": {admission.PerConnection - 1, "this node has too many connections"},
+		"a stream":     {admission.PerConnection + admission.PerStream - 1, "as it has memory for"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			n := mustStart(t, testConfig(t, "node"))
@@ -256,7 +255,7 @@ func TestClientBeyondMemory(t *testing.T) {
 
 // TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what there is.
 func TestLimitsByDefault(t *testing.T) {
-	m := memory.Divide(512 << 20)
+	m := admission.Divide(512 << 20)
 	c := (Limits{}).withDefaults(m)
 	if want := (Limits{
 		MaxConnections: m.Clients(), MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: DefaultMaxHeader,
@@ -334,7 +333,7 @@ func TestMaxConnectionAge(t *testing.T) {
 // TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names the flag, and
 // where all together do not fit, the flags are named.
 func TestChosenBounds(t *testing.T) {
-	m := memory.Divide(512 << 20)
+	m := admission.Divide(512 << 20)
 	for _, test := range []struct {
 		what   string
 		limits Limits

@@ -36,16 +36,11 @@ import (
 	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/gateway/resp"
-	"github.com/weirlimit/weir/internal/connbuf"
+	"github.com/weirlimit/weir/internal/admission"
+	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/gossipkeys"
-	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/internal/memory"
-	"github.com/weirlimit/weir/internal/metrics"
-	"github.com/weirlimit/weir/internal/overrides"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/panics"
-	"github.com/weirlimit/weir/internal/readiness"
-	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -68,29 +63,29 @@ type Node struct {
 	hashKey  ring.HashKey // zero in a cluster without a secret
 	settings uint64       // fingerprint of the ring's settings
 
-	listeners     struct{ http, grpc, peer, resp, debug *ingress.Listener } // nil where off
-	cluster       *cluster.Cluster                                          // nil: a node alone for good
+	listeners     struct{ http, grpc, peer, resp, debug *admission.Listener } // nil where off
+	cluster       *cluster.Cluster                                            // nil: a node alone for good
 	limiter       *limiter.Limiter
 	clock         func() algo.Instant // of decisions
 	recorder      *activityRecorder
 	console       *console.Console // nil: off
 	runner        *runner.Runner
-	readiness     *readiness.Readiness
+	readiness     *readiness
 	peers         *peer.Forwarder
 	messenger     *replica.Messenger
-	keys          *gossipkeys.Keys
+	keys          *control.GossipKeys
 	watcher       *policy.Watcher // nil without a policy file
 	overrides     overriding
 	envoy         envoyFrontEnd
-	metrics       *metrics.Metrics
+	metrics       *observe.Metrics
 	unregister    func()          // nil: metrics are registered nowhere
-	tracer        *tracing.Tracer // nil: no traces
+	tracer        *observe.Tracer // nil: no traces
 	security      *security
 	forwardAuth   httpapi.ForwardAuth
-	buffers       *connbuf.Bound                // of callers' connections
-	callersMemory *fairshare.Places             // bytes of their connections and streams
-	kept          *fairshare.Places             // bytes that callers have the node keep besides counters
-	calls         atomic.Pointer[ingress.Calls] // of callers over gRPC; nil: none are served yet
+	buffers       *admission.Buffers              // of callers' connections
+	callersMemory *fairshare.Places               // bytes of their connections and streams
+	kept          *fairshare.Places               // bytes that callers have the node keep besides counters
+	calls         atomic.Pointer[admission.Calls] // of callers over gRPC; nil: none are served yet
 	health        *health.Server
 
 	httpServer  *http.Server
@@ -173,13 +168,13 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		n.hashKey = ring.RandomHashKey() // no other node has to have the same
 	}
 	n.settings = ring.SettingsFingerprint(n.hashKey)
-	n.buffers = connbuf.New(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymousConnections+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
+	n.buffers = admission.NewBuffers(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymousConnections+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
 		n.security.denials.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
 	})
 	for _, l := range []struct {
 		setting string
 		port    Port
-		to      **ingress.Listener
+		to      **admission.Listener
 	}{
 		{"http-port", cfg.HTTPPort, &n.listeners.http},
 		{"grpc-port", cfg.GRPCPort, &n.listeners.grpc},
@@ -207,7 +202,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	if n.recorder, err = newActivityRecorder(); err != nil {
 		return n, err
 	}
-	hops, inbox := metrics.NewHops(), runner.NewInbox(ring.Partitions)
+	hops, inbox := observe.NewHops(), runner.NewInbox(ring.Partitions)
 	states := limiter.NewStore(store.Config{
 		MaxKeys: cfg.MaxKeys, MaxBytes: max(n.cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent,
 		Changed:         inbox.Changed,
@@ -236,10 +231,10 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	if err := n.openConsole(); err != nil {
 		return n, err
 	}
-	n.metrics = metrics.New(metrics.Config{
+	n.metrics = observe.NewMetrics(observe.MetricsConfig{
 		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
 		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
-		Collectors:  append(append(append(n.envoyCollectors(), n.security.metrics, hops), n.roomCollectors()...), overrides.Metrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...),
+		Collectors:  append(append(append(n.envoyCollectors(), n.security.metrics, hops), n.roomCollectors()...), control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...),
 		LogsDropped: n.logsDropped(),
 	})
 	if cfg.Registerer != nil {
@@ -268,7 +263,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 }
 
 // listen opens a TCP port.
-func (n *Node) listen(setting string, p Port) (*ingress.Listener, error) {
+func (n *Node) listen(setting string, p Port) (*admission.Listener, error) {
 	if p == PortOff {
 		return nil, nil
 	}
@@ -282,7 +277,7 @@ func (n *Node) listen(setting string, p Port) (*ingress.Listener, error) {
 		if name != "peer" {
 			l = n.buffers.Listener(l)
 		}
-		return ingress.NewListener(l, n.limits.listener(name, n.security, n.callersMemory)), nil
+		return admission.NewListener(l, n.limits.listener(name, n.security, n.callersMemory)), nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", setting, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
@@ -326,7 +321,7 @@ func (n *Node) join(policies *policy.Set) (*cluster.Cluster, error) {
 	return cluster.Start(c)
 }
 
-func portOf(l *ingress.Listener) int {
+func portOf(l *admission.Listener) int {
 	if l == nil {
 		return 0
 	}
@@ -347,9 +342,9 @@ func (n *Node) serve() {
 	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	budget := n.cfg.Memory
-	requests := memory.NewGate(budget.Requests)
+	requests := admission.NewGate(budget.Requests)
 	if n.listeners.peer != nil {
-		calls := ingress.NewCalls(ingress.CallsConfig{
+		calls := admission.NewCalls(admission.CallsConfig{
 			FirstMessage: n.limits.FirstMessageTimeout, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 		})
 		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
@@ -373,10 +368,10 @@ func (n *Node) serve() {
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 			Panicked: n.panicked("grpc"),
 		})
-		calls := ingress.NewCalls(ingress.CallsConfig{
+		calls := admission.NewCalls(admission.CallsConfig{
 			Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
-			MaxCalls: budget.MaxCalls, Memory: n.callersMemory, StreamBytes: memory.PerStream, Caller: n.security.caller,
+			MaxCalls: budget.MaxCalls, Memory: n.callersMemory, StreamBytes: admission.PerStream, Caller: n.security.caller,
 		})
 		n.calls.Store(calls)
 		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
@@ -482,9 +477,9 @@ func (n *Node) Settled() <-chan struct{} { return n.readiness.Became() }
 // partitions that are its own have come, and it has exchanged overrides with them; and a voter once it votes again, because who restarts nodes one by one waits for each to be
 // ready, and without a majority strict policies are decided nowhere.
 func (n *Node) openReadiness() {
-	n.readiness = readiness.New(readiness.Config{
+	n.readiness = newReadiness(readinessConfig{
 		Joined: n.joined,
-		Conditions: []readiness.Condition{
+		Conditions: []condition{
 			{What: "waiting for the partitions that are to move", Holds: func(context.Context) bool { return n.runner.Settled() }},
 			{What: "waiting until this voter votes again", Holds: func(context.Context) bool { return n.votes() }},
 			{What: "waiting until all members see the same ring", Holds: n.inStep},
@@ -679,7 +674,7 @@ func (n *Node) stop(ctx context.Context) (err error) {
 			n.log.Warn("data directory not closed", "error", err)
 		}
 	}
-	for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.resp, n.listeners.debug} {
+	for _, l := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.resp, n.listeners.debug} {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}
@@ -703,7 +698,7 @@ func (n *Node) leave(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, agreeFor)
 	defer cancel()
-	for !n.inStep(ctx) && readiness.Pause(ctx) {
+	for !n.inStep(ctx) && pause(ctx) {
 	}
 	return nil
 }
@@ -877,7 +872,7 @@ func (n *Node) ReadyLine() string {
 	return line
 }
 
-func addrOf(l *ingress.Listener) string {
+func addrOf(l *admission.Listener) string {
 	if l == nil {
 		return ""
 	}

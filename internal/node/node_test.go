@@ -21,7 +21,7 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/testkit"
@@ -258,7 +258,7 @@ func TestStartNodeErrors(t *testing.T) {
 				t.Errorf("%v, want %s", err, c.want)
 			}
 			n.Stop() // once more does no harm
-			for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+			for _, l := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 				if l != nil {
 					wantFree(t, l.Addr().String())
 				}
@@ -287,7 +287,7 @@ func TestStop(t *testing.T) {
 	leavesNothing(t, func() {
 		n := mustStart(t, testConfig(t, "node"))
 		awaitSettled(t, n)
-		for _, d := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+		for _, d := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 			c, err := net.Dial("tcp", addrOf(d))
 			if err != nil {
 				t.Fatal(err)

@@ -12,16 +12,16 @@ import (
 	"google.golang.org/grpc/status"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/panics"
-	"github.com/weirlimit/weir/internal/tracing"
 )
 
 // trace starts what sends traces, if anything does.
-func (n *Node) trace() (*tracing.Tracer, error) {
+func (n *Node) trace() (*observe.Tracer, error) {
 	if n.cfg.OTLPEndpoint == "" {
 		return nil, nil
 	}
-	return tracing.New(*n.cfg.traces())
+	return observe.NewTracer(*n.cfg.traces())
 }
 
 // goodbyeToCollector is how long a node that stops waits for the collector at most.

@@ -10,8 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/weirlimit/weir/internal/metrics"
-	"github.com/weirlimit/weir/internal/tracing"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -29,7 +28,7 @@ func BenchmarkObservation(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	tracer, err := tracing.New(tracing.Config{Endpoint: "http://127.0.0.1:1", CallerRate: 10}) // no caller asks for a trace
+	tracer, err := observe.NewTracer(observe.TracingConfig{Endpoint: "http://127.0.0.1:1", CallerRate: 10}) // no caller asks for a trace
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -38,7 +37,7 @@ func BenchmarkObservation(b *testing.B) {
 	defer plain.Close()
 	defer seen.Close()
 	recorder.follow(seen)
-	calls := metrics.New(metrics.Config{})
+	calls := observe.NewMetrics(observe.MetricsConfig{})
 
 	const keys, batch, turn = 10_000, 100, 200 * time.Millisecond
 	checks, results := make([]limit.Check, keys), make([]limit.Result, batch)

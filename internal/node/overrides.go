@@ -8,17 +8,17 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/overrides"
+	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
 // overriding is what a node has for overrides that operators set.
 type overriding struct {
-	directory  *overrides.Directory // nil: none
-	book       *overrides.Book
-	replicator *overrides.Replicator
-	service    *overrides.Service
+	directory  *control.Directory // nil: none
+	book       *control.Book
+	replicator *control.Replicator
+	service    *control.Overrides
 
 	mu       sync.Mutex  // held while policies are put into force, so that the last ones win
 	file     *policy.Set // the policies of the file
@@ -30,12 +30,12 @@ func (n *Node) openOverrides(file *policy.Set) (*policy.Set, error) {
 	name := ""
 	if n.cfg.DataDir != "" {
 		var err error
-		if n.overrides.directory, err = overrides.OpenDirectory(n.cfg.DataDir); err != nil {
+		if n.overrides.directory, err = control.OpenDirectory(n.cfg.DataDir); err != nil {
 			return nil, fmt.Errorf("data-dir: %w", err)
 		}
-		name = filepath.Join(n.cfg.DataDir, overrides.FileName)
+		name = filepath.Join(n.cfg.DataDir, control.OverridesFile)
 	}
-	book, err := overrides.OpenBook(name)
+	book, err := control.OpenBook(name)
 	if err != nil {
 		return nil, fmt.Errorf("data-dir: %w", err)
 	}
@@ -48,11 +48,11 @@ func (n *Node) openOverrides(file *policy.Set) (*policy.Set, error) {
 
 // openReplicator makes what compares overrides with other members, and what operators call.
 func (n *Node) openReplicator() {
-	n.overrides.replicator = overrides.NewReplicator(overrides.ReplicatorConfig{
+	n.overrides.replicator = control.NewReplicator(control.ReplicatorConfig{
 		Self: n.self(), Book: n.overrides.book, Peers: n.peers, Apply: n.applyOverrides, Now: time.Now, Logger: n.log,
 		Members: n.memberNodes,
 	})
-	n.overrides.service = overrides.NewService(overrides.ServiceConfig{
+	n.overrides.service = control.NewOverrides(control.OverridesConfig{
 		Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.record, Now: time.Now,
 		Ready: func() (bool, string) { return n.readiness.Ready() },
 		Demand: func(ctx context.Context, policy string) *limit.Error {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/internal/overrides"
+	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
@@ -181,7 +181,7 @@ func TestOverridesInFile(t *testing.T) {
 		t.Error(list)
 	}
 	n.Stop()
-	file := filepath.Join(cfg.DataDir, overrides.FileName)
+	file := filepath.Join(cfg.DataDir, control.OverridesFile)
 	if err := os.WriteFile(file, []byte("{\"format\": 1,\n \"overrides\": [}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ callers:
 			t.Errorf("%s %s %s: %d %s, want %d", c.method, c.path, c.body, resp.StatusCode, text, c.status)
 		}
 	}
-	secret := overrides.Step{Change: &overrides.Entry{ID: overrides.ID{Policy: "login", Key: "secret"}, Settings: `{"limit":1}`, At: time.Now()}}
+	secret := control.Step{Change: &control.Entry{ID: control.ID{Policy: "login", Key: "secret"}, Settings: `{"limit":1}`, At: time.Now()}}
 	if n.overrides.book.Commit("a", &secret); secret.Err != nil {
 		t.Fatal(secret.Err)
 	}
@@ -266,12 +266,12 @@ func TestOverridesByClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	var many []overrides.Entry
+	var many []control.Entry
 	for i := range 1500 {
-		id := overrides.ID{Policy: "login", Key: fmt.Sprintf("k%04d", i)}
-		many = append(many, overrides.Entry{ID: id, Version: overrides.Version{Counter: 1, Node: "z"}, Settings: `{"limit":1}`, At: time.UnixMilli(5)})
+		id := control.ID{Policy: "login", Key: fmt.Sprintf("k%04d", i)}
+		many = append(many, control.Entry{ID: id, Version: control.Version{Counter: 1, Node: "z"}, Settings: `{"limit":1}`, At: time.UnixMilli(5)})
 	}
-	merge := overrides.Step{Merge: many}
+	merge := control.Step{Merge: many}
 	if n.overrides.book.Commit("a", &merge); merge.Err != nil {
 		t.Fatal(merge.Err)
 	}

@@ -3,8 +3,8 @@ package node
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fairshare"
-	"github.com/weirlimit/weir/internal/ingress"
 )
 
 // callersMemory returns the bytes that connections of callers and streams share; of any number where connections have no bound.
@@ -25,7 +25,7 @@ func (n *Node) roomCollectors() []prometheus.Collector {
 	}
 	for _, l := range []struct {
 		name string
-		of   *ingress.Listener
+		of   *admission.Listener
 	}{{"http", n.listeners.http}, {"grpc", n.listeners.grpc}, {"resp", n.listeners.resp}} {
 		if l.of == nil {
 			continue

@@ -6,15 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/internal/secrets"
+	"github.com/weirlimit/weir/internal/control"
 )
 
 // makeSecrets makes secrets in directories.
 func makeSecrets(t *testing.T, dirs ...string) {
 	t.Helper()
 	for _, dir := range dirs {
-		c := secrets.Config{Namespace: "weir", Service: "weir", PeerName: "weir-node", Days: 365}
-		if _, err := secrets.Write(dir, c, time.Now(), false); err != nil {
+		c := control.SecretsConfig{Namespace: "weir", Service: "weir", PeerName: "weir-node", Days: 365}
+		if _, err := control.WriteSecrets(dir, c, time.Now(), false); err != nil {
 			t.Fatal(err)
 		}
 	}

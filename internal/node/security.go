@@ -6,10 +6,9 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/audit"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/memory"
-	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/reload"
 )
 
@@ -17,13 +16,13 @@ import (
 type security struct {
 	cfg     Security
 	log     *slog.Logger
-	metrics *metrics.Security
+	metrics *observe.Security
 	denials *denials
 	callers *reload.Certs                  // nil: plain text
 	peers   *reload.Certs                  // nil: plain text
 	access  *reload.Watcher[*auth.Callers] // nil: no access file
 	auth    *auth.Authorizer
-	audit   *audit.Log // nil: none
+	audit   *observe.AuditLog // nil: none
 
 	gossipKeys  *reload.Watcher[[][]byte] // nil: gossip in plain text
 	keysChanged fifo.Signal               // set when their file has
@@ -32,7 +31,7 @@ type security struct {
 // openSecurity reads the files. With an error nothing is left open.
 func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 	s := &security{cfg: cfg, log: log, keysChanged: fifo.NewSignal()}
-	s.metrics = metrics.NewSecurity(s.expiries)
+	s.metrics = observe.NewSecurity(s.expiries)
 	s.denials = newDenials(log, s.metrics)
 	defer func() {
 		if err != nil {
@@ -92,12 +91,12 @@ func (s *security) warnReadable(files ...string) {
 }
 
 // openAudit returns nil where there is no audit log.
-func (s *security) openAudit() (*audit.Log, error) {
+func (s *security) openAudit() (*observe.AuditLog, error) {
 	if s.cfg.AuditLog == "" {
 		return nil, nil
 	}
-	return audit.Open(audit.Config{
-		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.denials.now, MaxQueued: memory.LogQueue,
+	return observe.OpenAudit(observe.AuditConfig{
+		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.denials.now, MaxQueued: admission.LogQueue,
 		OnError: func(err error) { s.log.Error("audit log not written", "error", err) },
 	})
 }

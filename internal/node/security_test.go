@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/reload"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -157,7 +157,7 @@ func TestTLSOnPlainPort(t *testing.T) {
 	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
-	for name, d := range map[string]*ingress.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
+	for name, d := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
 		conn, err := tls.Dial("tcp", addrOf(d), &tls.Config{InsecureSkipVerify: true})
 		if err == nil {
 			conn.Close()

@@ -1,0 +1,146 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/weirlimit/weir/internal/fairshare"
+)
+
+// TestCallsEndOnce has many calls and streams end in every way there is at once, about when their first messages are due: each is answered
+// with what is its own or with one status, and nothing of it goes on being counted.
+func TestCallsEndOnce(t *testing.T) {
+	answer := func(in *wrapperspb.StringValue) (*wrapperspb.StringValue, error) {
+		switch rand.N(8) {
+		case 0:
+			panic("a mistake")
+		case 1:
+			return nil, status.Error(codes.Aborted, in.Value)
+		}
+		return in, nil
+	}
+	echo := grpc.ServiceDesc{
+		ServiceName: "echo.Service", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			in := new(wrapperspb.StringValue)
+			if err := read(in); err != nil {
+				return nil, err
+			}
+			_ = grpc.SetTrailer(ctx, metadata.Pairs("of", in.Value)) // fails where the call has ended
+			return answer(in)
+		}}},
+		Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			in := new(wrapperspb.StringValue)
+			if err := s.RecvMsg(in); err != nil {
+				return err
+			}
+			s.SetTrailer(metadata.Pairs("of", in.Value))
+			out, err := answer(in)
+			if err != nil {
+				return err
+			}
+			return s.SendMsg(out)
+		}}},
+	}
+	calls := NewCalls(CallsConfig{
+		FirstMessage: 3 * time.Millisecond, MaxCalls: 12, Memory: fairshare.New(12), StreamBytes: 1, MaxAnonymous: 4,
+		Caller: func(ctx context.Context) (string, bool) {
+			who := metadata.ValueFromIncomingContext(ctx, "who")
+			return who[0], who[0] != ""
+		},
+	})
+	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
+	calls.Registrar(server).RegisterService(&echo, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(NewListener(l, ListenerConfig{})) }()
+	var mu sync.Mutex
+	seen := make(map[codes.Code]int)
+	call := func(conn *grpc.ClientConn, who, text string) codes.Code {
+		ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), "who", who))
+		defer cancel()
+		if rand.N(4) == 0 {
+			defer time.AfterFunc(rand.N(5*time.Millisecond), cancel).Stop()
+		}
+		s, err := conn.NewStream(ctx, &echo.Streams[0], "/echo.Service/"+[]string{"Unary", "Stream"}[rand.N(2)])
+		if err != nil {
+			return status.Code(err)
+		}
+		if rand.N(2) == 0 {
+			<-time.After(rand.N(6 * time.Millisecond))
+		}
+		out := new(wrapperspb.StringValue)
+		if err = s.SendMsg(wrapperspb.String(text)); err == nil {
+			_ = s.CloseSend() // its error is that of RecvMsg
+		}
+		if err = s.RecvMsg(out); err == nil {
+			if out.Value != text {
+				t.Errorf("%q was answered %q", text, out.Value)
+			}
+			err = s.RecvMsg(out)
+		}
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		if of := s.Trailer().Get("of"); len(of) > 1 || len(of) == 1 && of[0] != text || status.Code(err) == codes.Aborted && status.Convert(err).Message() != text {
+			t.Errorf("%q ended with %v, %q", text, err, of)
+		}
+		return status.Code(err)
+	}
+	var callers sync.WaitGroup
+	for i := range 24 {
+		conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		callers.Go(func() {
+			for n := range 100 {
+				code := call(conn, []string{"", "a", "b"}[i%3], fmt.Sprint(i, n))
+				mu.Lock()
+				seen[code]++
+				mu.Unlock()
+			}
+		})
+	}
+	callers.Wait()
+	for code := range seen {
+		switch code {
+		case codes.OK, codes.Canceled, codes.Internal, codes.Aborted, codes.DeadlineExceeded, codes.Unavailable:
+		default:
+			t.Errorf("calls ended with %v", code)
+		}
+	}
+	if len(seen) < 6 {
+		t.Errorf("calls ended with %v: too few ways to say anything", seen)
+	}
+	server.GracefulStop() // which waits for the handlers
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	places := int64(0)
+	for _, r := range []*room{&calls.calls, &calls.streams} {
+		taken, _ := r.places.InUse()
+		places += taken + r.open.Load()
+	}
+	if left := calls.awaited.count(); left+int(places)+calls.anonymous.all != 0 {
+		t.Errorf("after the last call %d are awaited, %d places taken, %d anonymous", left, places, calls.anonymous.all)
+	}
+}

@@ -1,0 +1,393 @@
+package admission
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// pipes is a listener whose connections are pipes.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (*pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// from is a connection from an address.
+type from struct {
+	net.Conn
+	addr net.Addr
+}
+
+func (f from) RemoteAddr() net.Addr { return f.addr }
+
+// dial connects from an address.
+func (p *pipes) dial(address string) net.Conn {
+	here, there := net.Pipe()
+	p.conns <- from{here, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))}
+	return there
+}
+
+// harness is a Listener under test in a bubble of synctest, with a server that keeps what it accepts.
+type harness struct {
+	*Listener
+	pipes    *pipes
+	rejected []Rejection
+	mu       sync.Mutex
+	conns    map[string]*Conn // served, by address
+}
+
+func newHarness(cfg ListenerConfig) *harness {
+	h := &harness{pipes: newPipes(), conns: make(map[string]*Conn)}
+	cfg.Rejected = func(_ net.Addr, why Rejection) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.rejected = append(h.rejected, why)
+	}
+	h.Listener = NewListener(h.pipes, cfg)
+	go func() {
+		for {
+			c, err := h.Accept()
+			if err != nil {
+				return
+			}
+			h.mu.Lock()
+			h.conns[c.RemoteAddr().String()] = c.(*Conn)
+			h.mu.Unlock()
+		}
+	}()
+	return h
+}
+
+// why lists the rejections.
+func (h *harness) why() []Rejection {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.rejected)
+}
+
+// served lists the connections that are, by address.
+func (h *harness) served() []string {
+	synctest.Wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var list []string
+	for a, c := range h.conns {
+		h.Listener.mu.Lock()
+		if !c.gone {
+			list = append(list, a)
+		}
+		h.Listener.mu.Unlock()
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (h *harness) conn(address string) *Conn {
+	synctest.Wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.conns[address]
+}
+
+func (h *harness) close(t *testing.T) {
+	t.Helper()
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, a := range h.served() {
+		_ = h.conn(a).Close() // a pipe
+	}
+	if authenticated, anonymous, waiting := h.Connections(); authenticated+anonymous+waiting != 0 || len(h.sources) != 0 || len(h.silent) != 0 {
+		t.Errorf("left: %d, %d, %d, %v", authenticated, anonymous, waiting, h.sources)
+	}
+}
+
+// TestSourcesTakeTurns: a source that floods the port does not shut others out, nor itself for good.
+func TestSourcesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(ListenerConfig{MaxAnonymous: 4})
+		defer h.close(t)
+		for port := range 20 {
+			h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
+		}
+		if got := h.served(); !slices.Equal(got, []string{"192.0.2.1:10", "192.0.2.1:11", "192.0.2.1:12", "192.0.2.1:13"}) {
+			t.Fatalf("served: %v", got)
+		}
+		h.pipes.dial("192.0.2.2:1")
+		if got := h.served(); slices.Contains(got, "192.0.2.2:1") {
+			t.Errorf("closed before it had its time: %v", got)
+		}
+		// When the first ones have had their time, the one of the other source is next but one, and then the newest.
+		time.Sleep(anonymousGrace)
+		if got := h.served(); !slices.Equal(got, []string{"192.0.2.1:27", "192.0.2.1:28", "192.0.2.1:29", "192.0.2.2:1"}) {
+			t.Errorf("served after a second: %v", got)
+		}
+		// Of two sources the larger one makes room, although the other's connection is as old.
+		time.Sleep(anonymousGrace)
+		if got := h.served(); !slices.Contains(got, "192.0.2.2:1") {
+			t.Errorf("served after two seconds: %v", got)
+		}
+	})
+}
+
+// TestAuthenticatedStay: an authenticated connection makes no room, and takes none from those who are not.
+func TestAuthenticatedStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(ListenerConfig{MaxAnonymous: 2, MaxConnections: 3, MaxPerSource: 2})
+		defer h.close(t)
+		known := func(address string) bool {
+			h.pipes.dial(address)
+			return h.conn(address).Authenticated("")
+		}
+		if !known("192.0.2.1:1") || !known("192.0.2.1:2") || known("192.0.2.1:3") || !known("192.0.2.2:1") || known("192.0.2.3:1") {
+			t.Errorf("served: %v", h.served())
+		}
+		if !slices.Equal(h.why(), []Rejection{TooManyConnections, TooManyConnections}) {
+			t.Errorf("rejected: %v", h.why())
+		}
+		for port := range 100 {
+			h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
+			time.Sleep(anonymousGrace)
+		}
+		if authenticated, anonymous, _ := h.Connections(); authenticated != 3 || anonymous != 2 {
+			t.Errorf("%d and %d", authenticated, anonymous)
+		}
+		if c := h.conn("192.0.2.1:1"); !c.Authenticated("") || c.Close() != nil || c.Authenticated("") && !c.IsAuthenticated() {
+			t.Error("one that was authenticated is so no more")
+		}
+		if !known("192.0.2.1:4") {
+			t.Error("no room when one has ended")
+		}
+	})
+}
+
+// TestWaitingBound: those who wait are bounded, and closed in the same order.
+func TestWaitingBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(ListenerConfig{MaxAnonymous: 1})
+		defer h.close(t)
+		h.pipes.dial("192.0.2.2:1")
+		other := h.pipes.dial("192.0.2.3:1") // waits
+		var conns []net.Conn
+		for port := range 3 * maxWaiting {
+			conns = append(conns, h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10)))
+		}
+		synctest.Wait()
+		if _, _, waiting := h.Connections(); waiting != maxWaiting {
+			t.Errorf("%d wait", waiting)
+		}
+		if _, err := conns[0].Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("the oldest: %v", err)
+		}
+		if got := len(h.why()); got != 2*maxWaiting+1 {
+			t.Errorf("%d are rejected", got)
+		}
+		time.Sleep(anonymousGrace)
+		if got := h.served(); !slices.Equal(got, []string{"192.0.2.3:1"}) {
+			t.Errorf("served: %v", got)
+		}
+		_ = other.Close() // a pipe
+	})
+}
+
+// TestOneCallerTakesNotAllConnections is an attack: one caller opens connections from many addresses until it gets no more. There are
+// some left for others; also where the handshake has authenticated connections before it was known whose they are.
+func TestOneCallerTakesNotAllConnections(t *testing.T) {
+	for _, handshake := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const most = 40
+			h := newHarness(ListenerConfig{MaxConnections: most, MaxAnonymous: 1000})
+			defer h.close(t)
+			n := 0
+			open := func(caller string) bool {
+				n++
+				address := fmt.Sprintf("192.0.2.%d:1", n)
+				h.pipes.dial(address)
+				c := h.conn(address)
+				if handshake && !c.Authenticated("") {
+					return false
+				}
+				if !c.Authenticated(caller) {
+					return false
+				}
+				return c.Authenticated(caller) && c.Authenticated("") // it counts once
+			}
+			got := 0
+			for range 60 {
+				if open("greedy") {
+					got++
+				}
+			}
+			if got < most/2 || got > most*3/4 {
+				t.Errorf("one caller has %d of %d connections", got, most)
+			}
+			for range 3 {
+				if !open("modest") {
+					t.Error("another caller gets none")
+				}
+			}
+			if authenticated, _, _ := h.Connections(); authenticated != got+3 {
+				t.Errorf("%d are counted of %d", authenticated, got+3)
+			}
+		})
+	}
+}
+
+// TestAnonymousBytes: before authentication only so much is read; the one that authenticates has a moment; and slow probes may go
+// on for as long as they like.
+func TestAnonymousBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(ListenerConfig{})
+		defer h.close(t)
+		send := func(address string, n int) *Conn {
+			there := h.pipes.dial(address)
+			go func() {
+				_, _ = there.Write(make([]byte, n)) // ends with the connection
+				_ = there.Close()
+			}()
+			return h.conn(address)
+		}
+		all := bytes.Repeat([]byte{0}, 4*anonymousBytes)
+		c := send("192.0.2.1:1", len(all))
+		if n, err := io.ReadFull(c, all); n != anonymousBytes || !errors.Is(err, errBytes) {
+			t.Errorf("read %d: %v", n, err)
+		}
+		if !slices.Equal(h.why(), []Rejection{TooManyBytes}) {
+			t.Errorf("rejected: %v", h.why())
+		}
+		c = send("192.0.2.1:2", len(all))
+		go func() {
+			time.Sleep(authenticationPatience / 2)
+			c.Authenticated("")
+		}()
+		if n, err := io.ReadFull(c, all); n != len(all) {
+			t.Errorf("when it is authenticated meanwhile: read %d: %v", n, err)
+		}
+		there := h.pipes.dial("192.0.2.1:3")
+		c = h.conn("192.0.2.1:3")
+		go func() {
+			for range 1000 {
+				time.Sleep(time.Second)
+				_, _ = there.Write(make([]byte, anonymousRate)) // read tells
+			}
+			_ = there.Close()
+		}()
+		if n, err := io.Copy(io.Discard, c); n != 1000*anonymousRate || err != nil {
+			t.Errorf("slowly: %d, %v", n, err)
+		}
+	})
+}
+
+// TestSlowReader: a caller who does not read has the time that is stated, from each write anew, and then the connection ends.
+func TestSlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const slowest = 30 * time.Second
+		h := newHarness(ListenerConfig{WriteTimeout: slowest})
+		defer h.close(t)
+		there := h.pipes.dial("192.0.2.1:1")
+		c := h.conn("192.0.2.1:1")
+		for range 3 { // slow, but reading
+			go func() {
+				time.Sleep(slowest - time.Second)
+				_, _ = io.ReadFull(there, make([]byte, 3)) // the write tells
+			}()
+			if _, err := c.Write([]byte("abc")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		began := time.Now()
+		if _, err := c.Write(bytes.Repeat([]byte{1}, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(began); took != slowest {
+			t.Errorf("after %v", took)
+		}
+	})
+}
+
+// TestCheckWith: nothing is read or written once the check fails.
+func TestCheckWith(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(ListenerConfig{})
+		defer h.close(t)
+		bad := errors.New("no longer valid")
+		for i, use := range []func(c *Conn) error{
+			func(c *Conn) error { _, err := c.Write([]byte("x")); return err },
+			func(c *Conn) error { _, err := c.Read(make([]byte, 1)); return err },
+		} {
+			address := fmt.Sprintf("192.0.2.1:%d", i+1)
+			there := h.pipes.dial(address)
+			go func() {
+				_, _ = there.Write([]byte("x")) // ends with the connection
+			}()
+			c := h.conn(address)
+			c.CheckWith(func() error { return bad })
+			if err := use(c); err != bad {
+				t.Errorf("%v", err)
+			}
+			if got := h.served(); slices.Contains(got, address) {
+				t.Error("the connection stays")
+			}
+		}
+	})
+}
+
+// TestForeign: a TLS handshake where plain text is spoken.
+func TestForeign(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		h := newHarness(ListenerConfig{Foreign: func(from net.Addr) { told = append(told, from.String()) }})
+		defer h.close(t)
+		there := h.pipes.dial("192.0.2.1:1")
+		go func() {
+			_, _ = there.Write([]byte{tlsHandshake}) // ends with the connection
+		}()
+		if _, err := h.conn("192.0.2.1:1").Read(make([]byte, 10)); !errors.Is(err, errForeign) || strings.Join(told, " ") != "192.0.2.1:1" {
+			t.Errorf("%v, %v", err, told)
+		}
+	})
+}
+
+// TestSourceOf: an IPv6 network is one source, and an IPv4 address is one however it is written.
+func TestSourceOf(t *testing.T) {
+	for _, c := range []struct{ a, b string }{
+		{"192.0.2.1:1", "[::ffff:192.0.2.1]:2"}, {"[2001:db8::1]:1", "[2001:db8::ffff:0:0:2]:2"}, {"[fe80::1%eth0]:1", "[fe80::2]:1"},
+	} {
+		a, b := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.a)), net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.b))
+		if sourceOf(a) != sourceOf(b) {
+			t.Errorf("%s and %s: %v, %v", c.a, c.b, sourceOf(a), sourceOf(b))
+		}
+	}
+	if sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:1"))) == sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8:0:1::1]:1"))) {
+		t.Error("two networks are one source")
+	}
+}

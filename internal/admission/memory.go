@@ -1,0 +1,55 @@
+package admission
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"runtime/debug"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+)
+
+// LimitPercent is the part of the usable memory that Go's runtime is held to. The rest is for what it does not see: the
+// program's own pages, the kernel's buffers and tables.
+const LimitPercent = 90
+
+// UsableMemory returns how many bytes the process may use: the smallest of the limit of its control group (v1 or v2; those above it
+// included), the machine's memory, and, when GOMEMLIMIT is given, the number that that is LimitPercent of.
+func UsableMemory() (int64, error) {
+	return usable(memlimit.FromCgroup, memlimit.FromSystem, debug.SetMemoryLimit(-1))
+}
+
+// OwnBudget is the budget of a node that has the process to itself; of 1 GiB where what the process may use cannot be found out.
+func OwnBudget() Budget {
+	usable, err := UsableMemory()
+	if err != nil {
+		usable = 1 << 30
+	}
+	return Divide(usable)
+}
+
+// usable is Usable of these sources and of the runtime's limit, which is math.MaxInt64 where there is none.
+func usable(group, machine memlimit.Provider, limit int64) (int64, error) {
+	most, err := machine()
+	if n, groupErr := group(); groupErr == nil && (err != nil || n < most) {
+		most, err = n, nil
+	}
+	if limit < math.MaxInt64 {
+		if n := uint64(limit) / LimitPercent * 100; err != nil || n < most {
+			most, err = n, nil
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("how much memory the process may use cannot be told: %w", err)
+	}
+	return int64(min(most, math.MaxInt64)), nil
+}
+
+// SetMemoryLimit sets the runtime's limit of memory to LimitPercent of usable bytes, unless GOMEMLIMIT is given, and returns the limit
+// in force.
+func SetMemoryLimit(usable int64) int64 {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(usable / 100 * LimitPercent)
+	}
+	return debug.SetMemoryLimit(-1)
+}

@@ -1,0 +1,453 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weirlimit/weir/rpc/transport"
+)
+
+func mustOpen(t testing.TB, name string) *Book {
+	t.Helper()
+	b, err := OpenBook(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// change commits one, and returns it as it was made, with what there was before.
+func change(b *Book, node string, e Entry) (now, before *Entry, err error) {
+	s := &Step{Change: &e}
+	b.Commit(node, s)
+	if s.Err != nil || s.Change.Version == (Version{}) {
+		return nil, nil, s.Err
+	}
+	return s.Change, s.Before, nil
+}
+
+// merge commits the entries of another member.
+func merge(b *Book, entries []Entry) (changed bool, err error) {
+	s := &Step{Merge: entries}
+	return b.Commit("n", s), s.Err
+}
+
+func set(t testing.TB, b *Book, node, key, settings string) Entry {
+	t.Helper()
+	e, _, err := change(b, node, Entry{ID: ID{Policy: "login", Key: key}, Settings: settings, By: "ops", At: time.UnixMilli(1000)})
+	if err != nil || e == nil {
+		t.Fatalf("change of %q: %v %v", key, e, err)
+	}
+	return *e
+}
+
+// epoch is a time that an entry may have, as the zero Time is not.
+var epoch = time.UnixMilli(0).UTC()
+
+func contentOf(b *Book) (all []Entry) {
+	for _, e := range b.now.Load().sorted {
+		all = append(all, *e)
+	}
+	return all
+}
+
+// TestBook: what was changed is there, also after the file was read again, and a deletion is remembered.
+func TestBook(t *testing.T) {
+	name := filepath.Join(t.TempDir(), OverridesFile)
+	b := mustOpen(t, name)
+	if b.Digest() != (Digest{}) || !b.Durable() {
+		t.Error("an empty book")
+	}
+	set(t, b, "n0", "alice", `{"limit":1}`)
+	if e := set(t, b, "n0", "alice", `{"limit":2}`); e.Version != (Version{2, "n0"}) {
+		t.Errorf("version %v", e.Version)
+	}
+	hostile := "new\nline \x00 \U0001F600 \u2028\"\\"
+	set(t, b, "n0", hostile, `{"unlimited":true}`)
+	set(t, b, "n0", "bob", `{"limit":3}`)
+	now, before, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "bob"}, At: epoch})
+	if err != nil || !now.Deleted() || before.Settings != `{"limit":3}` {
+		t.Errorf("deletion: %+v %+v %v", now, before, err)
+	}
+	for _, key := range []string{"bob", "nobody"} {
+		if now, before, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: key}}); now != nil || before != nil || err != nil {
+			t.Errorf("deletion of nothing: %+v %+v %v", now, before, err)
+		}
+	}
+	if _, ok := b.Get(ID{Policy: "login", Key: "bob"}); ok {
+		t.Error("bob is still there")
+	}
+	if st := b.Stats(); st.Overrides != 2 || st.Deleted != 1 || !st.Durable || st.WritesFailed != 0 {
+		t.Errorf("%+v", st)
+	}
+	again := mustOpen(t, name)
+	if diff := cmp.Diff(contentOf(b), contentOf(again)); diff != "" || b.Digest() != again.Digest() || again.Stats().Overrides != 2 {
+		t.Error(diff)
+	}
+	if e := set(t, again, "n0", "carol", `{"limit":1}`); e.Counter != 6 {
+		t.Errorf("the counter went on at %d", e.Counter)
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(name)); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestUnwritable: what could not be written is not there, neither now nor after another start, and other members' entries are in
+// force and written later.
+func TestUnwritable(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "data")
+	d, err := OpenDirectory(directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenDirectory(directory); err == nil {
+		t.Error("opened twice")
+	}
+	garbage := filepath.Join(directory, ".overrides.json-123")
+	if err := os.WriteFile(garbage, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if d, err = OpenDirectory(directory); err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if _, err := os.Stat(garbage); err == nil {
+		t.Error("what was left behind is there")
+	}
+	name := filepath.Join(directory, OverridesFile)
+	b := mustOpen(t, name)
+	set(t, b, "n0", "alice", `{"limit":1}`)
+	away := directory + "-away"
+	if err := os.Rename(directory, away); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "bob"}, Settings: `{"limit":1}`, At: epoch}); err == nil {
+		t.Error("a change was not refused")
+	}
+	if _, ok := b.Get(ID{Policy: "login", Key: "bob"}); ok || b.Stats().Overrides != 1 {
+		t.Error("it is there all the same")
+	}
+	other := mustOpen(t, "")
+	e := set(t, other, "n1", "carol", `{"limit":1}`)
+	if changed, err := merge(b, []Entry{e}); !changed || err != nil {
+		t.Errorf("merge: %v", err)
+	}
+	if _, ok := b.Get(e.ID); !ok || b.Durable() || b.Stats().WriteError == nil {
+		t.Error("carol is not there, or said to be durable")
+	}
+	if err := b.Retry(); err == nil {
+		t.Error("the file was written")
+	}
+	if err := os.Rename(away, directory); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Retry(); err != nil || !b.Durable() {
+		t.Errorf("retry: %v", err)
+	}
+	if diff := cmp.Diff(contentOf(b), contentOf(mustOpen(t, name))); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := OpenDirectory(filepath.Join(name, "x")); err == nil {
+		t.Error("a directory in a file")
+	}
+	if other.Durable() {
+		t.Error("a book without a file is durable")
+	}
+}
+
+// TestMergeConverges: members that learn of the same changes in any order, any number of times and in any pages have the same entries:
+// the newest of each override, also where a member that lost its file has used a version twice.
+func TestMergeConverges(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for round := range 200 {
+		var changes []Entry
+		newest := make(map[ID]Entry)
+		for range 1 + rng.IntN(40) {
+			e := Entry{
+				ID:      ID{Policy: fmt.Sprint("p", rng.IntN(2)), Key: fmt.Sprint("k", rng.IntN(4))},
+				Version: Version{1 + rng.Uint64N(4), fmt.Sprint("n", rng.IntN(3))}, By: fmt.Sprint(rng.IntN(2)), At: time.UnixMilli(rng.Int64N(3)).UTC(),
+			}
+			if rng.IntN(2) == 0 {
+				e.ID.Key, e.ID.Prefix = "", e.ID.Key
+			}
+			if rng.IntN(3) > 0 {
+				e.Settings = fmt.Sprintf(`{"limit":%d}`, 1+rng.IntN(3))
+			}
+			changes = append(changes, e)
+			if was, ok := newest[e.ID]; !ok || e.newer(&was) {
+				newest[e.ID] = e
+			}
+		}
+		var first *Book
+		for range 3 {
+			b := mustOpen(t, "")
+			order := slices.Concat(changes, changes[:rng.IntN(len(changes)+1)])
+			rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			for len(order) > 0 {
+				n := 1 + rng.IntN(len(order))
+				if _, err := merge(b, order[:n]); err != nil {
+					t.Fatal(err)
+				}
+				order = order[n:]
+			}
+			for _, e := range contentOf(b) {
+				if e != newest[e.ID] {
+					t.Fatalf("round %d: %+v, want %+v", round, e, newest[e.ID])
+				}
+			}
+			if first == nil {
+				first = b
+			}
+			if diff := cmp.Diff(contentOf(first), contentOf(b)); diff != "" || first.Digest() != b.Digest() || len(contentOf(b)) != len(newest) {
+				t.Fatalf("round %d: %s", round, diff)
+			}
+		}
+	}
+}
+
+// overridesOf are so many of a policy, each under a version of its own.
+func overridesOf(policy string, n int) []Entry {
+	entries := make([]Entry, n)
+	for i := range entries {
+		entries[i] = Entry{ID: ID{Policy: policy, Key: fmt.Sprint(i)}, Version: Version{uint64(i + 1), "n1"}, Settings: `{"limit":1}`, At: epoch}
+	}
+	return entries
+}
+
+// TestBounds: a book takes no more than it may from operators, of a policy no more than it leaves free, and from members twice as much.
+func TestBounds(t *testing.T) {
+	b := mustOpen(t, "")
+	entries := overridesOf("login", 2*MaxOverrides+5)
+	if _, err := merge(b, entries[:MaxOverrides/2]); err != nil || b.Stats().Overrides != MaxOverrides/2 {
+		t.Fatalf("%+v %v", b.Stats(), err)
+	}
+	full := b.Digest()
+	for _, id := range []ID{{Policy: "login", Key: "one more"}, {Policy: "login", Key: "7", Prefix: ""}} {
+		e := Entry{ID: id, Settings: `{"limit":1}`, At: epoch}
+		if id.Key == "7" {
+			e.Settings = `{"x":"` + strings.Repeat("s", 4000) + `"}` // the bytes are free
+		}
+		if _, _, err := change(b, "n0", e); errors.Is(err, ErrFull) != (id.Key != "7") || id.Key != "7" && b.Digest() != full {
+			t.Errorf("%v: %v", id, err)
+		}
+	}
+	other := Entry{ID: ID{Policy: "api", Key: "k"}, Settings: `{"limit":1}`, At: epoch}
+	if _, _, err := change(b, "n0", other); err != nil {
+		t.Errorf("a policy without any, beside one that has its part: %v", err)
+	}
+	if _, err := merge(b, entries); !errors.Is(err, ErrFull) || b.Stats().Overrides != 2*MaxOverrides {
+		t.Errorf("%d overrides, %v", b.Stats().Overrides, err)
+	}
+	other.Key = "l"
+	if _, _, err := change(b, "n0", other); !errors.Is(err, ErrFull) {
+		t.Errorf("beyond all: %v", err)
+	}
+	if _, _, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "8"}, At: epoch}); err != nil {
+		t.Errorf("a deletion: %v", err)
+	}
+	wide := mustOpen(t, "")
+	for i := range entries[:5000] {
+		entries[i].Settings = `{"x":"` + strings.Repeat("s", 4000) + `"}`
+	}
+	if _, err := merge(wide, entries[:5000]); !errors.Is(err, ErrFull) || wide.Stats().Bytes > 2*MaxBytes || wide.Stats().Bytes < 2*MaxBytes-8000 {
+		t.Errorf("%v with %+v", err, wide.Stats())
+	}
+	if _, _, err := change(wide, "n0", Entry{ID: other.ID, Settings: `{"limit":1}`, At: epoch}); !errors.Is(err, ErrFull) {
+		t.Errorf("beyond all bytes: %v", err)
+	}
+}
+
+// TestOldDeletionsAreForgotten: of too many deletions the newest are remembered, the same ones on all members, whatever they were told first.
+func TestOldDeletionsAreForgotten(t *testing.T) {
+	const n = MaxDeleted + 5000
+	entries := overridesOf("login", n)
+	for i := range entries {
+		entries[i].Settings = ""
+	}
+	b, reverse := mustOpen(t, ""), mustOpen(t, "")
+	if _, err := merge(b, entries); err != nil {
+		t.Fatal(err)
+	}
+	if st := b.Stats(); st.Deleted != MaxDeleted {
+		t.Errorf("%+v", st)
+	}
+	oldest := uint64(n - b.Stats().Deleted + 1)
+	for _, e := range contentOf(b) {
+		if e.Counter < oldest {
+			t.Fatalf("the deletion %v is remembered, and newer ones are forgotten", e.Version)
+		}
+	}
+	slices.Reverse(entries)
+	for page := range slices.Chunk(entries, 999) {
+		if _, err := merge(reverse, page); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.Digest() != reverse.Digest() {
+		t.Errorf("%+v %+v", b.Stats(), reverse.Stats())
+	}
+	long := strings.Repeat("k", 1000)
+	for i := range entries[:5000] {
+		entries[i].Key = long + fmt.Sprint(i)
+	}
+	if _, err := merge(b, entries[:5000]); err != nil || b.now.Load().deleted.bytes > MaxDeletedBytes {
+		t.Errorf("%d bytes of deletions, %v", b.now.Load().deleted.bytes, err)
+	}
+}
+
+// TestSizeOfAFile: no entry takes more of a file than it counts for, so that the largest book fits into a message and into maxFile.
+func TestSizeOfAFile(t *testing.T) {
+	all := string([]byte{0, 1, 9, 10, 31, 32, 34, 47, 92, 127}) + "<>&\u00e9\u2028\U0001F600"
+	empty, err := encode(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []Entry{
+		{ID: ID{Policy: "p", Key: all}, Version: Version{maxCounter, all}, Settings: `{"limit":1}`, By: all, At: time.UnixMilli(maxMillis).UTC()},
+		{ID: ID{Policy: "p", Prefix: all}, Version: Version{1, "n"}, At: time.UnixMilli(maxMillis).UTC()},
+	} {
+		text, err := encode([]*Entry{&e})
+		if size := len(text) - len(empty); err != nil || size+len(",") > e.bytes() {
+			t.Errorf("%d bytes, and counts for %d, %v: %s", size, e.bytes(), err, text)
+		}
+	}
+	if 2*MaxBytes+MaxDeletedBytes+1<<20 > transport.MaxMessage {
+		t.Error("the largest book does not fit into a message")
+	}
+}
+
+// TestInvalidEntries: what another member sends and what is not an entry is left out, and the rest is taken.
+func TestInvalidEntries(t *testing.T) {
+	good := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{1, "n"}, Settings: `{"limit":1}`, At: epoch}
+	for field, change := range map[string]func(*Entry){
+		"policy":   func(e *Entry) { e.Policy = "a b" },
+		"key":      func(e *Entry) { e.Key = "" },
+		"prefix":   func(e *Entry) { e.Prefix = "x" },
+		"counter":  func(e *Entry) { e.Counter = 0 },
+		"node":     func(e *Entry) { e.Node = "" },
+		"by":       func(e *Entry) { e.By = "\xff" },
+		"settings": func(e *Entry) { e.Settings = strings.Repeat("x", 4097) },
+		"at":       func(e *Entry) { e.At = time.UnixMilli(-1) },
+	} {
+		bad := good
+		change(&bad)
+		b := mustOpen(t, "")
+		if changed, err := merge(b, []Entry{bad, good}); !changed || b.Stats().Overrides != 1 || err == nil || !strings.Contains(err.Error(), field+": ") {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	for name, change := range map[string]func(*Entry){
+		"key in Latin-1":    func(e *Entry) { e.Key = "\xe9" },
+		"long key":          func(e *Entry) { e.Key = strings.Repeat("k", 1025) },
+		"long prefix":       func(e *Entry) { e.Key, e.Prefix = "", strings.Repeat("k", 1025) },
+		"counter at 2^63":   func(e *Entry) { e.Counter = 1 << 63 },
+		"settings in bytes": func(e *Entry) { e.Settings = "\xff" },
+		"year 10000":        func(e *Entry) { e.At = time.UnixMilli(maxMillis + 1) },
+	} {
+		bad := good
+		change(&bad)
+		if changed, err := merge(mustOpen(t, ""), []Entry{bad}); changed || err == nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	b := mustOpen(t, "")
+	good.Counter = maxCounter
+	if _, err := merge(b, []Entry{good}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := change(b, "n", Entry{ID: ID{Policy: "login", Key: "k"}, Settings: `{"limit":2}`}); err == nil {
+		t.Error("the counter went on beyond its end")
+	}
+}
+
+// TestFarVersion: an entry of a member that lies about its version does not use up the counters of a book, and so freeze all changes.
+func TestFarVersion(t *testing.T) {
+	b := mustOpen(t, "")
+	set(t, b, "n0", "alice", `{"limit":1}`)
+	far := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{maxCounter, "n1"}, Settings: `{"limit":1}`, At: epoch}
+	if changed, err := merge(b, []Entry{far}); changed || err == nil || !strings.Contains(err.Error(), "counter: ") {
+		t.Errorf("the last counter of all: %t, %v", changed, err)
+	}
+	far.Counter = 1 + maxStep
+	if changed, err := merge(b, []Entry{far}); !changed || err != nil {
+		t.Errorf("the largest step: %v", err)
+	}
+	if e := set(t, b, "n0", "k", `{"limit":2}`); e.Counter != 2+maxStep {
+		t.Errorf("a change after it: %+v", e)
+	}
+}
+
+// TestFileErrors: a file that is not a book's is an error that names the file and the line, and nothing of it is taken.
+func TestFileErrors(t *testing.T) {
+	const entry = `{"policy":"p","key":"k","settings":{"limit":1},"counter":1,"node":"n","at":"2026-01-01T00:00:00Z"}`
+	for name, c := range map[string]struct{ content, want string }{
+		"empty":           {"", ":1:1: "},
+		"cut off":         {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n{\"policy\":\"p", ":3:"},
+		"another format":  {`{"format": 2, "overrides": []}`, "format: is 2"},
+		"unknown field":   {`{"format": 1, "overrides": [], "x": 1}`, ":1:"},
+		"zero bytes":      {strings.Repeat("\x00", 100), ":1:1: "},
+		"twice":           {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n" + entry + "\n]}", ":3:1: overrides[1]: key: "},
+		"field twice":     {"{\"format\": 1, \"overrides\": [\n{\"policy\":\"p\",\"policy\":\"p\"}\n]}", ":2:"},
+		"bad policy":      {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"p"`, `"p p"`, 1) + "\n]}", ":2:1: overrides[0]: policy: "},
+		"no object":       {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `{"limit":1}`, `7`, 1) + "\n]}", ":2:1: overrides[0]: settings: "},
+		"neither":         {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"settings":{"limit":1},`, ``, 1) + "\n]}", ":2:1: overrides[0]: settings: "},
+		"both":            {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"counter"`, `"deleted":true,"counter"`, 1) + "\n]}", ":2:1: overrides[0]: settings: "},
+		"counter of text": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `:1,"node"`, `:"1","node"`, 1) + "\n]}", ":2:"},
+	} {
+		file := filepath.Join(t.TempDir(), OverridesFile)
+		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := OpenBook(file)
+		if err == nil || !strings.HasPrefix(err.Error(), file+":") || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	if _, err := OpenBook(t.TempDir()); err == nil {
+		t.Error("a directory was read")
+	}
+}
+
+// FuzzFile: any content is read without a panic, and what is read is written and read again as the same.
+func FuzzFile(f *testing.F) {
+	f.Add([]byte("{\"format\": 1, \"overrides\": [\n{\"policy\":\"p\",\"key\":\"k\",\"settings\":{\"limit\":1},\"counter\":1,\"node\":\"n\",\"at\":\"2026-01-01T00:00:00Z\"},\n{\"policy\":\"p\",\"prefix\":\"k\",\"deleted\":true,\"counter\":2,\"node\":\"n\",\"at\":\"2026-01-01T00:00:00+01:00\"}\n]}"))
+	f.Add([]byte(`{"format":1,"overrides":[{"policy":"p","key":"\ud83d\ude00","settings":{"\u0061" : 1e3},"counter":9007199254740992,"node":"n","at":"1970-01-01T00:00:00.0005Z"}]}`))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		entries, err := parse("f", content)
+		if err != nil {
+			return
+		}
+		list := func(entries []Entry) (all []*Entry) {
+			for i := range entries {
+				all = append(all, &entries[i])
+			}
+			return all
+		}
+		written, err := encode(list(entries))
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := parse("f", written)
+		if diff := cmp.Diff(entries, again); err != nil || diff != "" && len(entries) > 0 {
+			t.Fatalf("%v: %s", err, diff)
+		}
+		if twice, _ := encode(list(again)); string(twice) != string(written) {
+			t.Errorf("%s\nthen\n%s", written, twice)
+		}
+	})
+}

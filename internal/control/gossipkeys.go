@@ -1,0 +1,370 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/panics"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// timeout bounds how long a member is waited for that is asked about its keys.
+const timeout = 2 * time.Second
+
+// keyPace is how often members are asked while keys are on their way.
+const keyPace = 500 * time.Millisecond
+
+// Ring is the keys of this member's gossip: *cluster.Cluster.
+type Ring interface {
+	Keys() []cluster.Key // nil: gossip in plain text
+	AddKey(key []byte) error
+	UseKey(id string) error
+	RemoveKey(id string) error
+}
+
+// GossipKeysConfig says whose keys are changed. All fields are required but Ring.
+type GossipKeysConfig struct {
+	Self ownership.Node
+	Ring Ring // nil: a node without gossip
+	// File returns the keys that this member's file holds, the first for writing, none without a file.
+	File func() [][]byte
+	// Members returns all members, this one included, in order of their names.
+	Members func() []ownership.Node
+	// Ask has another member carry out one step.
+	Ask func(ctx context.Context, member ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error)
+	// Private reports whether nobody can read what members say to each other.
+	Private func() bool
+	// Record is told of changes, made and denied; Denied of a member that asked for one without a proof of who it is.
+	Record func(auth.Event)
+	Denied func(from net.Addr)
+	Logger *slog.Logger
+}
+
+// GossipKeys changes keys. Its methods are safe for concurrent use.
+//
+// It changes the keys in steps that cut no member off: a key is added everywhere, then used, and the old one removed once nobody uses it.
+// Operators take the steps by calls, and each member takes them by itself when the file with its keys changes. It does not keep keys: what
+// is changed by calls is forgotten when a process ends, unless its file has it, too.
+type GossipKeys struct {
+	weirv1.UnimplementedAdminServer
+	cfg   GossipKeysConfig
+	first []cluster.Key // those that the member has begun with, which are its file's
+	mu    sync.Mutex    // one change at a time
+}
+
+// NewGossipKeys returns the keys of a member that has begun with those of its file.
+func NewGossipKeys(cfg GossipKeysConfig) *GossipKeys {
+	k := &GossipKeys{cfg: cfg}
+	if cfg.Ring != nil {
+		k.first = cfg.Ring.Keys()
+	}
+	return k
+}
+
+// own are the keys of this member, as others are told of them.
+func (k *GossipKeys) own() *weirv1.MemberKeys {
+	out := &weirv1.MemberKeys{Name: k.cfg.Self.Name}
+	inFile := make(map[string]bool)
+	for _, key := range k.cfg.File() {
+		inFile[cluster.KeyID(key)] = true
+	}
+	for _, key := range k.cfg.Ring.Keys() {
+		out.Keys = append(out.Keys, &weirv1.GossipKey{Id: key.ID, Used: key.Used, InFile: inFile[key.ID]})
+	}
+	if out.Keys == nil {
+		out.Error = cluster.ErrPlain.Error()
+	}
+	return out
+}
+
+// changeOwn carries out one step on this member.
+func (k *GossipKeys) changeOwn(req *weirv1.GossipKeysRequest) *weirv1.MemberKeys {
+	var err error
+	switch req.Action {
+	case weirv1.KeyAction_KEY_ACTION_ADD:
+		err = k.cfg.Ring.AddKey(req.Key)
+	case weirv1.KeyAction_KEY_ACTION_USE:
+		err = k.cfg.Ring.UseKey(req.Id)
+	case weirv1.KeyAction_KEY_ACTION_REMOVE:
+		err = k.cfg.Ring.RemoveKey(req.Id)
+	}
+	out := k.own()
+	if err != nil {
+		out.Error = err.Error()
+	} else if req.Action != weirv1.KeyAction_KEY_ACTION_LIST && out.Error == "" {
+		k.cfg.Logger.Info("gossip key changed", "step", actionOf(req), "key", idOf(req))
+	}
+	return out
+}
+
+// all has every member carry out one step and tell its keys, in order of their names. A member that cannot be asked has
+// an Error.
+func (k *GossipKeys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*weirv1.MemberKeys {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	members := k.cfg.Members()
+	all := make([]*weirv1.MemberKeys, len(members))
+	var asked panics.Group
+	for i, m := range members {
+		if m == k.cfg.Self {
+			all[i] = k.changeOwn(req)
+			continue
+		}
+		asked.Go(func() {
+			keys, err := k.cfg.Ask(ctx, m, req)
+			if err != nil {
+				keys = &weirv1.MemberKeys{Error: status.Convert(err).Message()}
+			}
+			keys.Name = m.Name
+			all[i] = keys
+		})
+	}
+	asked.Wait()
+	return all
+}
+
+// objection says which member stands against a step with a key, or cannot be asked; nobody when it is empty. A key is used once
+// every member has it, and removed once nobody uses it.
+func objection(all []*weirv1.MemberKeys, step weirv1.KeyAction, id string) string {
+	has := func(k *weirv1.GossipKey) bool { return k.Id == id }
+	uses := func(k *weirv1.GossipKey) bool { return k.Id == id && k.Used }
+	for _, m := range all {
+		switch {
+		case m.Error != "":
+			return m.Name + " cannot be asked: " + m.Error
+		case step == weirv1.KeyAction_KEY_ACTION_USE && !slices.ContainsFunc(m.Keys, has):
+			return m.Name + " does not have it"
+		case step == weirv1.KeyAction_KEY_ACTION_REMOVE && slices.ContainsFunc(m.Keys, uses):
+			return m.Name + " uses it"
+		}
+	}
+	return ""
+}
+
+// actionOf names a step.
+func actionOf(req *weirv1.GossipKeysRequest) string {
+	return strings.ToLower(strings.TrimPrefix(req.Action.String(), "KEY_ACTION_"))
+}
+
+// idOf is the key that a step is about.
+func idOf(req *weirv1.GossipKeysRequest) string {
+	if req.Id == "" {
+		return cluster.KeyID(req.Key)
+	}
+	return req.Id
+}
+
+var errNoGossip = status.Error(codes.FailedPrecondition, "this node has no gossip")
+
+// GossipKeys implements weirv1.AdminServer.
+func (k *GossipKeys) GossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
+	resp, err := k.gossipKeys(ctx, req)
+	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST {
+		e := auth.EventOf(ctx, auth.ActionGossipKey)
+		e.Listener, e.What, e.Err = "grpc", actionOf(req)+" "+idOf(req), err
+		for _, m := range resp.GetMembers() {
+			if m.Error != "" && e.Err == nil {
+				e.Err = fmt.Errorf("%s: %s", m.Name, m.Error)
+			}
+		}
+		k.cfg.Record(e)
+	}
+	return resp, err
+}
+
+func (k *GossipKeys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
+	if k.cfg.Ring == nil {
+		return nil, errNoGossip
+	}
+	if k.cfg.Ring.Keys() == nil {
+		return nil, status.Error(codes.FailedPrecondition, cluster.ErrPlain.Error())
+	}
+	list := &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	refuse := func(format string, args ...any) (*weirv1.GossipKeysResponse, error) {
+		return nil, status.Errorf(codes.FailedPrecondition, format, args...)
+	}
+	if changes := req.Action == weirv1.KeyAction_KEY_ACTION_USE || req.Action == weirv1.KeyAction_KEY_ACTION_REMOVE; changes && req.Id == "" {
+		return nil, status.Error(codes.InvalidArgument, "id: is missing: a list of the keys shows it")
+	}
+	switch req.Action {
+	case weirv1.KeyAction_KEY_ACTION_LIST:
+		req = list
+	case weirv1.KeyAction_KEY_ACTION_ADD:
+		switch {
+		case len(req.Key) != 16 && len(req.Key) != 24 && len(req.Key) != 32:
+			return nil, status.Errorf(codes.InvalidArgument, "key: has %d bytes; it must have 16, 24 or 32", len(req.Key))
+		case !isPrivate(ctx):
+			return refuse("key: came in plain text from another host, and may be known by now: take another one, and use TLS")
+		case !k.cfg.Private():
+			return refuse("nodes talk to each other in plain text, where the key could be read: start them with peer-tls-cert-file, or put the key into their gossip-key-file")
+		}
+		if who := objection(k.all(ctx, list), req.Action, ""); who != "" {
+			return refuse("%s", who)
+		}
+	case weirv1.KeyAction_KEY_ACTION_USE:
+		if who := objection(k.all(ctx, list), req.Action, req.Id); who != "" {
+			return refuse("id: key %.40q is not used, %s: it would be cut off", req.Id, who)
+		}
+	case weirv1.KeyAction_KEY_ACTION_REMOVE:
+		if who := objection(k.all(ctx, list), req.Action, req.Id); who != "" {
+			return refuse("id: key %.40q is not removed, %s: it would be cut off", req.Id, who)
+		}
+	default:
+		return nil, status.Error(codes.InvalidArgument, "action: is missing or unknown")
+	}
+	return &weirv1.GossipKeysResponse{Members: k.all(ctx, req)}, nil
+}
+
+// isPrivate reports whether nobody on the way could read what came with a call.
+func isPrivate(ctx context.Context) bool {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return false
+	}
+	if _, encrypted := p.AuthInfo.(credentials.TLSInfo); encrypted {
+		return true
+	}
+	return netaddr.LoopbackAddr(p.Addr)
+}
+
+// Peers returns what answers other members.
+func (k *GossipKeys) Peers() peerv1.GossipKeysServer { return peers{k: k} }
+
+type peers struct {
+	peerv1.UnimplementedGossipKeysServer
+	k *GossipKeys
+}
+
+// Apply implements peerv1.GossipKeysServer.
+func (p peers) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
+	k := p.k
+	if k.cfg.Ring == nil {
+		return nil, errNoGossip
+	}
+	e := auth.Event{Action: auth.ActionGossipKey, Listener: "peer", What: actionOf(req) + " " + idOf(req)}
+	if from, ok := peer.FromContext(ctx); ok {
+		e.From = from.Addr
+	}
+	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST && !isPrivate(ctx) {
+		e.Action, e.Reason = auth.ActionDenied, "keys_in_plain_text"
+		k.cfg.Record(e)
+		if from, ok := peer.FromContext(ctx); ok {
+			k.cfg.Denied(from.Addr)
+		}
+		return nil, status.Error(codes.PermissionDenied, "gossip keys are changed by nodes that prove who they are, over TLS")
+	}
+	keys := k.changeOwn(req)
+	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST {
+		if keys.Error != "" {
+			e.Err = errors.New(keys.Error)
+		}
+		k.cfg.Record(e)
+	}
+	return keys, nil
+}
+
+// Follow brings this member's keys to what its file says whenever changed gets a value, until ctx ends, in steps that cut nobody off
+// although the members' files change at different times: new keys are added at once; the first of the file is used once every
+// member has it; keys that were in the file and are no more are removed once no member uses them. A key that has been removed
+// and is added again by an operator is the operator's: the file says nothing of it.
+func (k *GossipKeys) Follow(ctx context.Context, changed <-chan struct{}) {
+	ours := make(map[string]bool) // keys in the file, and those that were and are to be removed
+	note := func(file [][]byte) {
+		for _, key := range file {
+			ours[cluster.KeyID(key)] = true
+		}
+	}
+	for _, key := range k.first {
+		ours[key.ID] = true
+	}
+	waiting := ""
+	var again <-chan time.Time // nil: the keys match the file
+	for {
+		select {
+		case <-changed:
+		case <-again:
+		case <-ctx.Done():
+			return
+		}
+		file := k.cfg.File()
+		note(file)
+		what := k.step(ctx, file, ours)
+		if what != waiting && what != "" {
+			k.cfg.Logger.Info("gossip key change waits", "for", what)
+		}
+		again = time.After(keyPace)
+		if waiting = what; what == "" {
+			clear(ours)
+			note(file)
+			k.cfg.Logger.Info("gossip keys match the file", "keys", len(k.cfg.Ring.Keys()))
+			again = nil
+		}
+	}
+}
+
+// step does what can be done, and says what it waits for; nothing when all is done.
+func (k *GossipKeys) step(ctx context.Context, file [][]byte, ours map[string]bool) string {
+	record := func(step string) {
+		k.cfg.Record(auth.Event{Action: auth.ActionGossipKey, Listener: "file", What: step})
+	}
+	inFile := make(map[string]bool)
+	had := k.cfg.Ring.Keys()
+	for _, key := range file {
+		id := cluster.KeyID(key)
+		inFile[id] = true
+		if err := k.cfg.Ring.AddKey(key); err != nil {
+			return err.Error()
+		}
+		if !slices.ContainsFunc(had, func(old cluster.Key) bool { return old.ID == id }) {
+			record("add " + id)
+		}
+	}
+	first := cluster.KeyID(file[0])
+	all := k.all(ctx, &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
+	for _, key := range k.cfg.Ring.Keys() {
+		if key.ID == first && !key.Used {
+			if who := objection(all, weirv1.KeyAction_KEY_ACTION_USE, first); who != "" {
+				return "using key " + first + ": " + who
+			}
+			if err := k.cfg.Ring.UseKey(first); err != nil {
+				return err.Error()
+			}
+			k.cfg.Logger.Info("gossip key changed", "step", "use", "key", first)
+			record("use " + first)
+			return "the others to use key " + first // which is looked at anew
+		}
+	}
+	for _, key := range k.cfg.Ring.Keys() {
+		if inFile[key.ID] || !ours[key.ID] {
+			continue
+		}
+		if who := objection(all, weirv1.KeyAction_KEY_ACTION_REMOVE, key.ID); who != "" {
+			return "removing key " + key.ID + ": " + who
+		}
+		if err := k.cfg.Ring.RemoveKey(key.ID); err != nil {
+			return err.Error()
+		}
+		k.cfg.Logger.Info("gossip key changed", "step", "remove", "key", key.ID)
+		record("remove " + key.ID)
+	}
+	return ""
+}

@@ -1,0 +1,198 @@
+package control
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/weirlimit/weir/internal/reload"
+)
+
+// OverridesFile is the name of a book's file in its directory.
+const OverridesFile = "overrides.json"
+
+// maxFile bounds a file: twice what a Book can hold, because people may have written it with more spaces.
+const maxFile = 2 * (2*MaxBytes + MaxDeletedBytes)
+
+// fileFormat is the version of the format below.
+const fileFormat = 1
+
+// fileBody is a file, and what members send each other. Each override has a line of its own.
+type fileBody struct {
+	Format    int         `json:"format"`
+	Overrides []fileEntry `json:"overrides"`
+}
+
+type fileEntry struct {
+	Policy   string         `json:"policy"`
+	Key      string         `json:"key,omitempty"`
+	Prefix   string         `json:"prefix,omitempty"`
+	Settings jsontext.Value `json:"settings,omitzero"`
+	Deleted  bool           `json:"deleted,omitzero"`
+	Counter  uint64         `json:"counter"`
+	Node     string         `json:"node"`
+	By       string         `json:"by,omitempty"`
+	At       time.Time      `json:"at"`
+}
+
+// Directory is a data directory that is this node's as long as it is open.
+type Directory struct{ lock *os.File }
+
+// OpenDirectory makes a directory if need be. It is an error if no files can be written there, or if another node has it open. What an
+// earlier process has left behind of a file that it was writing is removed.
+func OpenDirectory(name string) (_ *Directory, err error) {
+	if err := os.MkdirAll(name, 0o700); err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(name, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	d := &Directory{lock: lock}
+	defer func() {
+		if err != nil {
+			_ = d.Close() // the error is about what went wrong before
+		}
+	}()
+	// The kernel takes it away from a process that ends, however that ends.
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s: is the directory of another node that runs", name)
+		}
+		return nil, fmt.Errorf("%s: %w", lock.Name(), err)
+	}
+	left, err := filepath.Glob(filepath.Join(name, "."+OverridesFile+"-*"))
+	for _, old := range left {
+		err = errors.Join(err, os.Remove(old))
+	}
+	if err != nil {
+		return nil, err
+	}
+	probe, err := os.CreateTemp(name, "."+OverridesFile+"-*")
+	if err != nil {
+		return nil, err
+	}
+	return d, errors.Join(probe.Close(), os.Remove(probe.Name()))
+}
+
+// Close gives the directory to others.
+func (d *Directory) Close() error { return d.lock.Close() }
+
+// load reads a file; one that is not there has no entries.
+func load(name string) ([]Entry, error) {
+	data, err := reload.ReadFile(name, maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	entries, err := parse(name, data)
+	if err != nil {
+		err = fmt.Errorf("%w; restore the file, or remove it to take the overrides of the other members", err)
+	}
+	return entries, err
+}
+
+// parse reads the content of a file, or what a member of this name has sent. Its errors begin with the name, the line and the column.
+func parse(name string, data []byte) ([]Entry, error) {
+	fail := func(offset int64, format string, args ...any) ([]Entry, error) {
+		before := data[:min(max(offset, 0), int64(len(data)))]
+		line, column := 1+bytes.Count(before, []byte("\n")), len(before)-bytes.LastIndexByte(before, '\n')
+		return nil, fmt.Errorf("%s:%d:%d: %s", name, line, column, fmt.Sprintf(format, args...))
+	}
+	var body fileBody
+	if err := json.Unmarshal(data, &body, json.RejectUnknownMembers(true)); err != nil {
+		var syntactic *jsontext.SyntacticError
+		var semantic *json.SemanticError
+		switch {
+		case errors.As(err, &syntactic):
+			return fail(syntactic.ByteOffset, "is not the JSON of overrides at %q: %v", syntactic.JSONPointer, syntactic.Err)
+		case errors.As(err, &semantic):
+			return fail(semantic.ByteOffset, "is not the JSON of overrides at %q: %v", semantic.JSONPointer, semantic)
+		}
+		return fail(0, "is not the JSON of overrides: %v", err)
+	}
+	if body.Format != fileFormat {
+		return fail(0, "format: is %d, and this version reads %d", body.Format, fileFormat)
+	}
+	entries, seen := make([]Entry, len(body.Overrides)), make(map[ID]bool, len(body.Overrides))
+	var live, size int
+	for i, f := range body.Overrides {
+		if f.Settings != nil {
+			_ = f.Settings.Format() // as Settings are written; it is valid
+		}
+		e := Entry{
+			ID: ID{f.Policy, f.Key, f.Prefix}, Version: Version{f.Counter, f.Node}, Settings: string(f.Settings), By: f.By, At: inMillis(f.At),
+		}
+		wrong := e.valid()
+		switch {
+		case wrong != nil:
+		case f.Deleted != e.Deleted():
+			wrong = errors.New("settings: an override has settings, or is deleted")
+		case !e.Deleted() && f.Settings.Kind() != '{':
+			wrong = errors.New("settings: are not a JSON object")
+		case seen[e.ID]:
+			wrong = errors.New("key: is that of another override, too")
+		}
+		if wrong != nil {
+			return fail(lineOf(data, i), "overrides[%d]: %v", i, wrong)
+		}
+		if !e.Deleted() {
+			live, size = live+1, size+e.bytes()
+		}
+		if live > 2*MaxOverrides || size > 2*MaxBytes {
+			return fail(lineOf(data, i), "overrides[%d]: are more than the %d overrides or %d bytes that a node takes", i, 2*MaxOverrides, 2*MaxBytes)
+		}
+		entries[i], seen[e.ID] = e, true
+	}
+	return entries, nil
+}
+
+// lineOf is where the i-th override begins in a file of valid JSON; 0 when that is not known.
+func lineOf(data []byte, i int) int64 {
+	dec := jsontext.NewDecoder(bytes.NewReader(data))
+	for {
+		if dec.StackDepth() == 2 && string(dec.StackPointer()) != "" {
+			if kind, length := dec.StackIndex(2); kind == '[' && length == int64(i) && dec.PeekKind() == '{' {
+				at := dec.InputOffset()
+				for at < int64(len(data)) && data[at] != '{' {
+					at++ // spaces, and the comma
+				}
+				return at
+			}
+		}
+		if _, err := dec.ReadToken(); err != nil {
+			return 0
+		}
+	}
+}
+
+// encode returns the text of a file with these entries.
+func encode(entries []*Entry) ([]byte, error) {
+	data := fmt.Appendf(nil, "{\"format\": %d, \"overrides\": [\n", fileFormat)
+	for i, e := range entries {
+		f := fileEntry{Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Deleted: e.Deleted(), Counter: e.Counter, Node: e.Node, By: e.By, At: e.At}
+		if !e.Deleted() {
+			f.Settings = jsontext.Value(e.Settings)
+		}
+		line, err := json.Marshal(&f)
+		if err != nil {
+			return nil, fmt.Errorf("override of policy %q: %w", e.Policy, err)
+		}
+		data = append(data, line...)
+		if i < len(entries)-1 {
+			data = append(data, ',')
+		}
+		data = append(data, '\n')
+	}
+	return append(data, "]}\n"...), nil
+}

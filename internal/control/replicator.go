@@ -1,0 +1,407 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/panics"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+const (
+	notifyTimeout  = time.Second            // how long who changes an override waits for the other members
+	compareTimeout = 10 * time.Second       // for the books of two members
+	pace           = 250 * time.Millisecond // from a change until books are compared: until then members have been notified, as a rule
+	commitPace     = 100 * time.Millisecond // between commits at least, and restFactor times what the last one took
+	restFactor     = 4
+	again          = 30 * time.Second       // after which books that were equal are compared again
+	minDelay       = 500 * time.Millisecond // from a comparison that failed until the next one with this member, doubled each time
+	maxDelay       = 15 * time.Second
+	atOnce         = 16 // members that are asked at a time
+)
+
+// Peers asks other members.
+type Peers interface {
+	Notify(ctx context.Context, to ownership.Node, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error)
+	Pull(ctx context.Context, to ownership.Node, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error)
+}
+
+// ReplicatorConfig says whose book is kept like those of others. All fields are required.
+type ReplicatorConfig struct {
+	Self ownership.Node
+	Book *Book
+	// Members returns all members, this one included, in order of their names, and what is closed when that changes; nil: it never does.
+	Members func() ([]ownership.Node, <-chan struct{})
+	Peers   Peers
+	// Apply puts the book into force. It is called after each change of it, and not twice at a time.
+	Apply  func()
+	Now    func() time.Time
+	Logger *slog.Logger
+}
+
+// Replicator keeps a member's book like those of the others. Its methods are safe for concurrent use.
+type Replicator struct {
+	peerv1.UnimplementedOverridesServer
+	cfg  ReplicatorConfig
+	kick fifo.Signal // set when the book has changed
+
+	mu     sync.Mutex
+	others map[ownership.Node]*other
+	steps  []*pending // for the next commit
+
+	turn   chan struct{}            // full while there is a commit
+	resume time.Time                // from when the next commit may be
+	force  atomic.Pointer[contents] // of the book, which Apply has put into force
+}
+
+// pending is a step of a commit. Who has filled turn may use it.
+type pending struct {
+	Step
+	done bool
+}
+
+// other is what is known of another member's book.
+type other struct {
+	pull  chan struct{} // full while its book is taken in
+	met   bool          // books were compared at least once
+	equal Digest        // of both books, when they were last found equal
+	at    time.Time
+	delay time.Duration // after the last attempt, which failed; 0: it did not
+	due   time.Time     // of the next attempt then
+}
+
+// NewReplicator returns the Replicator of a member that starts; Run is what it lives by.
+func NewReplicator(cfg ReplicatorConfig) *Replicator {
+	r := &Replicator{cfg: cfg, kick: fifo.NewSignal(), turn: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
+	r.force.Store(cfg.Book.now.Load())
+	return r
+}
+
+// other returns what is known of a member, for a holder of mu.
+func (r *Replicator) other(m ownership.Node) *other {
+	o := r.others[m]
+	if o == nil {
+		o = &other{pull: make(chan struct{}, 1)}
+		r.others[m] = o
+	}
+	return o
+}
+
+// found notes how the last attempt with a member has ended.
+func (r *Replicator) found(m ownership.Node, theirs Digest, err error) {
+	own := r.cfg.Book.Digest()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o, now := r.other(m), r.cfg.Now()
+	if err == nil && theirs == own {
+		o.met, o.equal, o.at, o.delay = true, own, now, 0
+		return
+	}
+	o.met = o.met || err == nil
+	o.delay = min(max(2*o.delay, minDelay), maxDelay)
+	o.due = now.Add(o.delay)
+}
+
+// Met reports whether this member's book has been compared with that of every other member since these began.
+func (r *Replicator) Met() bool { return r.Unequal(true) == 0 }
+
+// awaitMet waits until Met, for notifyTimeout at most.
+func (r *Replicator) awaitMet(ctx context.Context) (met bool) {
+	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
+	defer cancel()
+	for !r.Met() {
+		select {
+		case <-time.After(commitPace / 4):
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// Unequal is the number of other members whose books are not known to equal this one; with never, of those with which none was compared.
+func (r *Replicator) Unequal(never bool) (n int) {
+	members, _ := r.cfg.Members()
+	own := r.cfg.Book.Digest()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range members {
+		if o := r.others[m]; m != r.cfg.Self && (o == nil || !o.met || !never && o.equal != own) {
+			n++
+		}
+	}
+	return n
+}
+
+// Run compares books with the other members until ctx ends: after changes, with members that come, and now and then.
+func (r *Replicator) Run(ctx context.Context) {
+	for {
+		members, replaced := r.cfg.Members()
+		r.retain(members)
+		var group panics.Group
+		group.SetLimit(atOnce)
+		due, next := r.due(members)
+		for _, m := range due {
+			group.Go(func() { r.compare(ctx, m) })
+		}
+		group.Wait()
+		if len(due) > 0 {
+			_, next = r.due(members)
+		}
+		if err := r.cfg.Book.Retry(); err != nil {
+			r.cfg.Logger.Error("overrides not written", "error", err)
+			next = min(next, maxDelay)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-replaced:
+		case <-r.kick:
+			select {
+			case <-time.After(pace):
+			case <-ctx.Done():
+				return
+			}
+		case <-time.After(max(next, pace)):
+		}
+	}
+}
+
+// retain forgets members that are gone.
+func (r *Replicator) retain(members []ownership.Node) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for m := range r.others {
+		if !slices.Contains(members, m) {
+			delete(r.others, m)
+		}
+	}
+}
+
+// due returns the members to compare books with, and how long from now the next one is due.
+func (r *Replicator) due(members []ownership.Node) (now []ownership.Node, next time.Duration) {
+	own, t := r.cfg.Book.Digest(), r.cfg.Now()
+	next = again
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range members {
+		if m == r.cfg.Self {
+			continue
+		}
+		o := r.other(m)
+		var wait time.Duration
+		switch {
+		case o.delay > 0:
+			wait = o.due.Sub(t)
+		case o.met && o.equal == own:
+			wait = o.at.Add(again).Sub(t)
+		}
+		if wait <= 0 {
+			now = append(now, m)
+		}
+		next = min(next, max(wait, 0))
+	}
+	return now, next
+}
+
+// commit has the book take a step, together with others that wait, and puts it into force. Commits are rare, however many changes there are:
+// each one writes the file, compiles policies, and has all members do the same.
+func (r *Replicator) commit(step Step) *pending {
+	p := &pending{Step: step}
+	r.mu.Lock()
+	r.steps = append(r.steps, p)
+	r.mu.Unlock()
+	r.turn <- struct{}{}
+	defer func() { <-r.turn }()
+	if p.done {
+		return p // another one has taken it along
+	}
+	time.Sleep(r.resume.Sub(r.cfg.Now()))
+	r.mu.Lock()
+	all := r.steps
+	r.steps = nil
+	r.mu.Unlock()
+	steps := make([]*Step, len(all))
+	for i := range all {
+		all[i].done = true
+		steps[i] = &all[i].Step
+	}
+	began := r.cfg.Now()
+	if r.cfg.Book.Commit(r.cfg.Self.Name, steps...) {
+		r.cfg.Apply()
+		r.force.Store(r.cfg.Book.now.Load())
+		r.kick.Set()
+		ended := r.cfg.Now()
+		r.resume = ended.Add(max(commitPace, restFactor*ended.Sub(began)))
+	}
+	return p
+}
+
+// compare makes this member's book and another's the same.
+func (r *Replicator) compare(ctx context.Context, m ownership.Node) {
+	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
+	defer cancel()
+	theirs, err := r.pull(ctx, m)
+	digest := theirs.digest
+	if err == nil && digest != r.force.Load().digest {
+		_, digest, err = r.notify(ctx, m)
+	}
+	if err != nil {
+		r.cfg.Logger.Debug("overrides not compared", "member", m.Name, "error", status.Convert(err).Message())
+	}
+	r.found(m, digest, err)
+}
+
+// notify tells another member that this one's book has changed, and returns its answer and the digest of its book then.
+func (r *Replicator) notify(ctx context.Context, m ownership.Node) (*peerv1.NotifyOverridesResponse, Digest, error) {
+	answer, err := r.cfg.Peers.Notify(ctx, m, &peerv1.NotifyOverridesRequest{Name: r.cfg.Self.Name, Boot: r.cfg.Self.Boot})
+	if err != nil {
+		return nil, Digest{}, err
+	}
+	digest, err := digestOf(answer.Digest)
+	return answer, digest, err
+}
+
+// book is another member's.
+type book struct {
+	digest  Digest
+	entries []Entry // none if it is the same as this member's
+	left    error   // why some of them were not taken in
+}
+
+// pull takes in another member's book.
+func (r *Replicator) pull(ctx context.Context, m ownership.Node) (theirs book, err error) {
+	r.mu.Lock()
+	o := r.other(m)
+	r.mu.Unlock()
+	o.pull <- struct{}{} // who comes later finds what the first one has taken
+	defer func() { <-o.pull }()
+	own := r.force.Load().digest
+	answer, err := r.cfg.Peers.Pull(ctx, m, &peerv1.PullOverridesRequest{Digest: own[:]})
+	if err != nil {
+		return theirs, err
+	}
+	if theirs.digest, err = digestOf(answer.Digest); err != nil || theirs.digest == own {
+		return theirs, err
+	}
+	if theirs.entries, err = parse("book of "+m.Name, answer.Book); err != nil {
+		return theirs, err
+	}
+	if theirs.left = r.commit(Step{Merge: theirs.entries}).Err; theirs.left != nil {
+		r.cfg.Logger.Warn("overrides of another member not taken", "member", m.Name, "error", theirs.left)
+	}
+	return theirs, nil
+}
+
+func digestOf(b []byte) (d Digest, err error) {
+	if len(b) != len(d) {
+		return d, fmt.Errorf("the digest has %d bytes", len(b))
+	}
+	return Digest(b), nil
+}
+
+// spread tells all other members of a change of this one, and says where it is in force.
+func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMember {
+	// The change is made, whether or not the caller still waits.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
+	defer cancel()
+	members, _ := r.cfg.Members()
+	all := make([]*weirv1.OverrideMember, len(members))
+	var group panics.Group
+	group.SetLimit(4 * atOnce)
+	for i, m := range members {
+		out := &weirv1.OverrideMember{Name: m.Name}
+		if all[i] = out; m != r.cfg.Self {
+			group.Go(func() { r.tell(ctx, m, e, out) })
+		}
+	}
+	group.Wait()
+	now := r.force.Load().entries[e.ID]
+	for i, m := range members {
+		// What lost against another change goes from all members that still have it.
+		if m == r.cfg.Self || now != nil && now.newer(e) {
+			stand(all[i], e, now)
+			all[i].Durable = all[i].Has && r.cfg.Book.Durable()
+		}
+	}
+	return all
+}
+
+// tell tells another member of a change, and fills in how far that has come there.
+func (r *Replicator) tell(ctx context.Context, m ownership.Node, e *Entry, out *weirv1.OverrideMember) {
+	answer, digest, err := r.notify(ctx, m)
+	r.found(m, digest, err)
+	own := r.force.Load()
+	there := own.entries[e.ID]
+	if err == nil && digest != own.digest {
+		var theirs book
+		if theirs, err = r.pull(ctx, m); err == nil && theirs.entries != nil {
+			there = nil
+			for i := range theirs.entries {
+				if theirs.entries[i].ID == e.ID {
+					there = &theirs.entries[i]
+				}
+			}
+		} else { // it is the same by now
+			there = r.force.Load().entries[e.ID]
+		}
+	}
+	if err != nil {
+		out.Error = status.Convert(err).Message()
+		return
+	}
+	stand(out, e, there)
+	out.Durable = out.Has && answer.Durable
+	out.Error = cmp.Or(out.Error, answer.Error)
+}
+
+// stand fills in whether a change is in force where there is what a member has of the override.
+func stand(out *weirv1.OverrideMember, e, there *Entry) {
+	out.Has = there == nil && e.Deleted() || there != nil && *there == *e
+	if there != nil && there.newer(e) {
+		out.Error = "another change of the override is in force: " + there.Version.String()
+	}
+}
+
+// Notify implements peerv1.OverridesServer. It believes nothing but that there may be something to pull from a member.
+func (r *Replicator) Notify(ctx context.Context, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
+	from := ownership.Node{Name: req.GetName(), Boot: req.GetBoot()}
+	if members, _ := r.cfg.Members(); from == r.cfg.Self || !slices.Contains(members, from) {
+		return nil, status.Error(codes.FailedPrecondition, "who notifies is no other member, as this node sees it")
+	}
+	ctx, cancel := context.WithTimeout(ctx, compareTimeout)
+	defer cancel()
+	theirs, err := r.pull(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	st, digest := r.cfg.Book.Stats(), r.force.Load().digest
+	r.found(from, theirs.digest, nil)
+	out := &peerv1.NotifyOverridesResponse{Digest: digest[:], Durable: st.Durable}
+	if wrong := cmp.Or(theirs.left, st.WriteError); wrong != nil {
+		out.Error = wrong.Error()
+	}
+	return out, nil
+}
+
+// Pull implements peerv1.OverridesServer.
+func (r *Replicator) Pull(_ context.Context, req *peerv1.PullOverridesRequest) (*peerv1.PullOverridesResponse, error) {
+	own := r.force.Load()
+	out := &peerv1.PullOverridesResponse{Digest: own.digest[:]}
+	if !slices.Equal(req.Digest, own.digest[:]) {
+		out.Book = own.text
+	}
+	return out, nil
+}

@@ -1,0 +1,252 @@
+package control
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/reload"
+)
+
+// SecretsConfig says what the secrets are for.
+type SecretsConfig struct {
+	Namespace string   // of the cluster in Kubernetes
+	Service   string   // of Kubernetes that callers use; the headless one is SERVICE-headless, and Secrets begin with it
+	Names     []string // more host names and addresses that callers reach nodes at
+	PeerName  string   // in every node's certificate
+	Days      int      // that certificates are good for, 1 to 3650; authorities are good for ten times as long
+}
+
+// Validate says what is wrong with a configuration, in words that begin with the name of the setting: namespace, service,
+// peer-tls-name or days.
+func (c *SecretsConfig) Validate() error {
+	for _, name := range []struct{ setting, value string }{{"namespace", c.Namespace}, {"service", c.Service}, {"peer-tls-name", c.PeerName}} {
+		if name.value == "" || strings.ContainsAny(name.value, "/ \"\n") {
+			return fmt.Errorf("%s: %q is not a name", name.setting, name.value)
+		}
+	}
+	if c.Days < 1 || c.Days > 3650 {
+		return fmt.Errorf("days: %d is not a number of days, 1 to 3650", c.Days)
+	}
+	return nil
+}
+
+// callerNames are the names that callers reach nodes by.
+func (c *SecretsConfig) callerNames() []string {
+	names := []string{"localhost", "127.0.0.1", "::1"}
+	for _, service := range []string{c.Service, c.Service + "-headless"} {
+		full := service + "." + c.Namespace
+		names = append(names, service, full, full+".svc", full+".svc.cluster.local")
+	}
+	headless := "*." + c.Service + "-headless." + c.Namespace
+	return append(append(names, headless, headless+".svc", headless+".svc.cluster.local"), c.Names...)
+}
+
+// secretFile is a file to be written.
+type secretFile struct {
+	name    string // under the directory
+	content []byte
+}
+
+// ErrExists is what Write returns where one of the files is there.
+var ErrExists = errors.New("is there already")
+
+// WriteSecrets makes secrets that are good from now on in a directory, in files that only their owner may read, and returns the names of the
+// files. Unless it is to overwrite, it writes nothing where any of them is there. The configuration must be valid.
+//
+// The secrets are authorities, certificates, tokens with their access file, a gossip key and the cluster's secret. None is kept or renewed:
+// new certificates come with a whole new set.
+func WriteSecrets(directory string, c SecretsConfig, now time.Time, overwrite bool) ([]string, error) {
+	files, err := c.make(now)
+	if err != nil {
+		return nil, err
+	}
+	var made []string
+	for _, one := range files {
+		name := filepath.Join(directory, one.name)
+		switch _, err := os.Lstat(name); {
+		case err == nil && !overwrite:
+			return nil, fmt.Errorf("%s %w", name, ErrExists)
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		}
+		made = append(made, one.name)
+	}
+	for _, one := range files {
+		name := filepath.Join(directory, one.name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			return nil, err
+		}
+		if err := (&reload.Replacer{Name: name, Perm: 0o600, Timeout: reload.Timeout}).Replace(one.content); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+// make makes everything, good from now on.
+func (c *SecretsConfig) make(now time.Time) ([]secretFile, error) {
+	callers, err := c.newAuthority("weir callers", c.callerNames(), now, x509.ExtKeyUsageServerAuth)
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := c.newAuthority("weir nodes", []string{c.PeerName}, now, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+	if err != nil {
+		return nil, err
+	}
+	caller, operator, prometheus := auth.NewToken(), auth.NewToken(), auth.NewToken()
+	access := fmt.Sprintf(`# A beginning: who calls, who scrapes, who looks after it. Callers have the tokens, this file their hashes. Leave out what a caller does not
+# need:
+#   check      checks, leases and reservations over every protocol: HTTP, gRPC, Redis, Envoy, Kuadrant, Gubernator, forward-auth
+#   topology   the Go client asks the owner of each key (without it: any node, which forwards); lets a caller aim keys at one node
+#   charge     charge; Kuadrant's Report; what Envoy's hits and quota reports have beyond the limit
+#   refund     refund and reset; Envoy's negative hits, Gubernator's negative hits and RESET_REMAINING
+#   read       status, policies, metrics, the console, gRPC reflection
+#   keys       weir top, and keys on the console
+#   overrides  weir override
+#   admin      weir gossip-keys
+# policies are for limits of the policy file. namespaces are for limits that callers send along, and for envoy/DOMAIN of Envoy's files,
+# gubernator/NAME of Gubernator's requests and redis.
+callers:
+  - name: caller
+    tokens: [%q]
+    roles: [check, topology]
+    policies: ["*"]
+    namespaces: ["*"]
+  - name: prometheus
+    tokens: [%q]
+    roles: [read]
+  - name: operator
+    tokens: [%q]
+    roles: [check, charge, refund, read, topology, admin, keys, overrides]
+    policies: ["*"]
+    namespaces: ["*"]
+`, auth.Hash(caller), auth.Hash(prometheus), auth.Hash(operator))
+	secret := func(name string) string { return c.Service + "-" + name }
+	files := []secretFile{
+		{"authorities/callers.crt", callers.pem}, {"authorities/callers.key", callers.keyPEM},
+		{"authorities/nodes.crt", nodes.pem}, {"authorities/nodes.key", nodes.keyPEM},
+		{"tokens/caller", []byte(caller)}, {"tokens/operator", []byte(operator)},
+		{secret("access") + "/access.yaml", []byte(access)},
+		{secret("callers-tls") + "/ca.crt", callers.pem}, {secret("callers-tls") + "/tls.crt", callers.issued}, {secret("callers-tls") + "/tls.key", callers.issuedKey},
+		{secret("cluster") + "/gossip-keys", randomLine()}, {secret("cluster") + "/secret", randomLine()},
+		{secret("metrics") + "/token", []byte(prometheus)},
+		{secret("nodes-tls") + "/ca.crt", nodes.pem}, {secret("nodes-tls") + "/tls.crt", nodes.issued}, {secret("nodes-tls") + "/tls.key", nodes.issuedKey},
+	}
+	return append(files, secretFile{"kustomization.yaml", c.kustomization(files)},
+		secretFile{"namespace.yaml", fmt.Appendf(nil, "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n", c.Namespace)}), nil
+}
+
+// kustomization makes Secrets of the files in directories whose names begin with the Service's, and their namespace.
+func (c *SecretsConfig) kustomization(files []secretFile) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, `# Made by weir secrets. The Secrets' names do not change with what is in them: nodes read changes.
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: %s
+resources:
+  - namespace.yaml
+generatorOptions:
+  disableNameSuffixHash: true
+secretGenerator:
+`, c.Namespace)
+	last := ""
+	for _, file := range files {
+		dir := filepath.Dir(file.name)
+		if !strings.HasPrefix(dir, c.Service+"-") {
+			continue
+		}
+		if dir != last {
+			fmt.Fprintf(&b, "  - name: %s\n    files:\n", dir)
+			last = dir
+		}
+		fmt.Fprintf(&b, "      - %s\n", file.name)
+	}
+	return []byte(b.String())
+}
+
+// randomLine is 256 random bits in base64, as gossip keys and the cluster's secret are read.
+func randomLine() []byte {
+	b := make([]byte, 32)
+	rand.Read(b) // never fails
+	return append(base64.StdEncoding.AppendEncode(nil, b), '\n')
+}
+
+// authority is one that a certificate is issued by.
+type authority struct {
+	cert              *x509.Certificate
+	key               *ecdsa.PrivateKey
+	pem, keyPEM       []byte
+	issued, issuedKey []byte // the certificate, in PEM, and its key
+}
+
+// newAuthority makes an authority, and a certificate by it for the Service under these names.
+func (c *SecretsConfig) newAuthority(name string, names []string, now time.Time, usages ...x509.ExtKeyUsage) (a *authority, err error) {
+	a = new(authority)
+	a.pem, a.keyPEM, err = a.sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}, now, 10*c.Days)
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: c.Service}, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: usages,
+	}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else if !slices.Contains(template.DNSNames, name) {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	a.issued, a.issuedKey, err = a.sign(template, now, c.Days)
+	return a, err
+}
+
+// sign signs what the template says with the authority's key; an authority that has none yet signs itself.
+func (a *authority) sign(template *x509.Certificate, now time.Time, days int) (cert, key []byte, err error) {
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
+		return nil, nil, err
+	}
+	template.NotBefore, template.NotAfter = now.Add(-5*time.Minute), now.AddDate(0, 0, days) // other hosts' clocks may be behind
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = template, k
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &k.PublicKey, signer)
+	if err != nil {
+		return nil, nil, err
+	}
+	if a.cert == nil {
+		a.key = k
+		if a.cert, err = x509.ParseCertificate(der); err != nil {
+			return nil, nil, err
+		}
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+}

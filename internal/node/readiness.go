@@ -1,0 +1,164 @@
+package node
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// readinessConfig says what a node waits for. All fields are required.
+type readinessConfig struct {
+	// Joined reports whether the node is an active member, or why not.
+	Joined func() (ok bool, why string)
+	// Conditions are what a member waits for, looked at in this order.
+	Conditions []condition
+	// Held is how many partitions the node holds. As long as they become more, it waits.
+	Held func() int
+	// Now tells the time.
+	Now func() time.Time
+	// Became is called when the node becomes ready, unless it has begun to stop.
+	Became func()
+	Logger *slog.Logger
+}
+
+// condition is something that a node waits for.
+type condition struct {
+	What  string // for an operator: what is waited for
+	Holds func(ctx context.Context) bool
+}
+
+// The phases of a node's life. None comes back.
+const (
+	starting int32 = iota
+	ready
+	stopping
+)
+
+// readiness is that of one node. Its methods are safe for concurrent use.
+//
+// A node is ready for traffic once it is a member and each of its conditions holds; or, as a member, once nothing has changed for a while,
+// because unreachable members must not delay it for ever. It becomes ready once, and stays so until it begins to stop, whatever becomes of
+// the conditions.
+type readiness struct {
+	cfg     readinessConfig
+	phase   atomic.Int32
+	awaited atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
+	became  chan struct{}
+	stopped chan struct{} // closed by Stop
+	stop    sync.Once
+}
+
+// newReadiness returns the Readiness of a node that starts.
+func newReadiness(cfg readinessConfig) *readiness {
+	return &readiness{cfg: cfg, became: make(chan struct{}), stopped: make(chan struct{})}
+}
+
+// patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
+// view, must not hold it up for ever. But as long as more and more partitions come, it waits: who restarts nodes one by one
+// takes one that is ready for one that holds its share.
+const patience = 10 * time.Second
+
+// waiting is how far a node has got in that. The zero value has not begun.
+type waiting struct {
+	until time.Time
+	held  int // the most partitions so far
+}
+
+// enough takes in how things stand, and reports whether the node has waited long enough.
+func (w *waiting) enough(now time.Time, member bool, held int) bool {
+	if !member || held > w.held || w.until.IsZero() {
+		w.until, w.held = now.Add(patience), max(held, w.held)
+	}
+	return now.After(w.until)
+}
+
+// Settle makes the node ready when it is time, and returns then, or when ctx ends.
+func (r *readiness) Settle(ctx context.Context) {
+	var w waiting
+	for {
+		what := r.awaits(ctx)
+		if what == "" {
+			break
+		}
+		r.awaited.Store(&what)
+		member, _ := r.cfg.Joined()
+		if w.enough(r.cfg.Now(), member, r.cfg.Held()) {
+			r.cfg.Logger.Warn("readiness wait timed out", "awaited", what)
+			break
+		}
+		if !pause(ctx) {
+			return
+		}
+	}
+	if r.phase.CompareAndSwap(starting, ready) { // otherwise it is stopping already
+		r.cfg.Became()
+		close(r.became)
+	}
+}
+
+// awaits says what the node has to wait for; nothing when that is empty.
+func (r *readiness) awaits(ctx context.Context) string {
+	if member, why := r.cfg.Joined(); !member {
+		return why
+	}
+	for _, c := range r.cfg.Conditions {
+		if !c.Holds(ctx) {
+			return c.What
+		}
+	}
+	return ""
+}
+
+// Stop has the node be ready no more.
+func (r *readiness) Stop() {
+	r.phase.Store(stopping)
+	r.stop.Do(func() { close(r.stopped) })
+}
+
+// Stopping reports whether Stop was called.
+func (r *readiness) Stopping() bool { return r.phase.Load() == stopping }
+
+// Became is closed once the node has become ready.
+func (r *readiness) Became() <-chan struct{} { return r.became }
+
+// Follow is Settled, with a channel that is closed when that changes.
+func (r *readiness) Follow() (settled bool, changed <-chan struct{}) {
+	switch r.phase.Load() {
+	case starting:
+		return false, r.became
+	case ready:
+		return true, r.stopped
+	default:
+		return false, nil
+	}
+}
+
+// Settled reports whether the node has become ready and is not stopping.
+func (r *readiness) Settled() bool { return r.phase.Load() == ready }
+
+// Ready reports whether the node is ready, or why not.
+func (r *readiness) Ready() (ok bool, why string) {
+	member, why := r.cfg.Joined()
+	switch phase := r.phase.Load(); {
+	case why != "":
+	case phase == starting:
+		if what := r.awaited.Load(); what != nil {
+			why = *what
+		}
+	case phase == stopping:
+		why = "stopping"
+	}
+	return member && r.Settled(), why
+}
+
+// pause waits a moment before something is looked at again. It returns false at once when ctx is done.
+func pause(ctx context.Context) bool {
+	select {
+	case <-time.After(25 * time.Millisecond):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,135 @@
+package node
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// node is one whose conditions a test sets.
+type node struct {
+	joined, first, second atomic.Bool
+	held                  atomic.Int64
+	became                atomic.Int32
+	log                   testkit.Buffer
+	*readiness
+}
+
+func newNode() *node {
+	n := &node{}
+	n.readiness = newReadiness(readinessConfig{
+		Joined: func() (bool, string) {
+			if n.joined.Load() {
+				return true, ""
+			}
+			return false, "not a member"
+		},
+		Conditions: []condition{
+			{"the first", func(context.Context) bool { return n.first.Load() }},
+			{"the second", func(context.Context) bool { return n.second.Load() }},
+		},
+		Held: func() int { return int(n.held.Load()) }, Now: time.Now, Became: func() { n.became.Add(1) }, Logger: n.log.Logger(),
+	})
+	return n
+}
+
+func (n *node) want(t *testing.T, ready bool, why string) {
+	t.Helper()
+	time.Sleep(time.Second) // of the bubble
+	synctest.Wait()
+	if got, said := n.Ready(); got != ready || said != why || n.Settled() != ready {
+		t.Errorf("ready %t, %q, settled %t, want %t, %q", got, said, n.Settled(), ready, why)
+	}
+}
+
+// TestReadinessSettle: a node says what it waits for, one thing after the other, becomes ready once, and is not when it stops.
+func TestReadinessSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		go n.Settle(t.Context())
+		n.want(t, false, "not a member")
+		n.joined.Store(true)
+		n.want(t, false, "the first")
+		n.first.Store(true)
+		n.want(t, false, "the second")
+		n.second.Store(true)
+		n.want(t, true, "")
+		<-n.Became()
+		n.first.Store(false) // what held is not looked at again
+		n.want(t, true, "")
+		n.Stop()
+		n.want(t, false, "stopping")
+		if n.became.Load() != 1 {
+			t.Errorf("became ready %d times", n.became.Load())
+		}
+	})
+}
+
+// TestStopBefore: a node that stops before it was ready never is, though all conditions hold.
+func TestStopBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		go n.Settle(t.Context())
+		n.want(t, false, "not a member")
+		n.Stop()
+		for _, c := range []*atomic.Bool{&n.joined, &n.first, &n.second} {
+			c.Store(true)
+		}
+		n.want(t, false, "stopping")
+		select {
+		case <-n.Became():
+			t.Error("became ready")
+		default:
+		}
+		if n.became.Load() != 0 {
+			t.Error("was said to be ready")
+		}
+	})
+}
+
+// TestPatience: a member does not wait for ever for what does not come, but does as long as partitions come.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		go n.Settle(t.Context())
+		time.Sleep(time.Minute)
+		n.joined.Store(true)
+		for range 5 {
+			time.Sleep(patience - 2*time.Second)
+			n.held.Add(1)
+			n.want(t, false, "the first")
+		}
+		time.Sleep(patience)
+		n.want(t, true, "")
+	})
+}
+
+// A node that is a member waits for what is missing for as long as that comes, and then not for ever.
+func TestWaiting(t *testing.T) {
+	start := time.Now()
+	var w waiting
+	for _, step := range []struct {
+		after  time.Duration
+		member bool
+		held   int
+		want   bool
+	}{
+		{0, false, 0, false},
+		{60 * time.Second, false, 0, false}, // it is not a member yet
+		{69 * time.Second, true, 0, false},
+		{70 * time.Second, true, 1, false}, // the first partition
+		{79 * time.Second, true, 900, false},
+		{88 * time.Second, true, 800, false}, // some have gone to another that came: no progress
+		{89 * time.Second, true, 900, false},
+		{89*time.Second + time.Millisecond, true, 900, true},
+		{89*time.Second + 2*time.Millisecond, true, 901, false}, // had it gone on waiting
+	} {
+		if got := w.enough(start.Add(step.after), step.member, step.held); got != step.want {
+			t.Errorf("after %v, member %t, %d held: enough %t, want %t", step.after, step.member, step.held, got, step.want)
+		}
+	}
+}

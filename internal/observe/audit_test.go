@@ -1,0 +1,242 @@
+package observe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/limit"
+)
+
+// buffer is a bytes.Buffer for several goroutines, which can be made to fail.
+type buffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+	err error
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil {
+		return 0, b.err
+	}
+	return b.buf.Write(p)
+}
+
+// lines are those written so far.
+func (b *buffer) lines(t *testing.T) (lines []map[string]any) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for line := range strings.Lines(b.buf.String()) {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(line), &fields); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		lines = append(lines, fields)
+	}
+	return lines
+}
+
+func open(t *testing.T, name string, out *buffer) *AuditLog {
+	t.Helper()
+	l, err := OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// TestLines: a line says who, what and from where, and no more than is known.
+func TestLines(t *testing.T) {
+	var out buffer
+	l := open(t, AuditStderr, &out)
+	from := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 99}
+	l.Record(auth.Event{
+		Action: auth.ActionRefund, Listener: "http", Caller: "support", Credential: "token", From: from,
+		Target: limit.Target{Policy: "login", Key: "al\nice"}, Units: 5, Result: 3,
+	})
+	l.Record(auth.Event{Action: auth.ActionReset, Listener: "grpc", Caller: "support", Credential: "certificate", Identities: "cn:x", Target: limit.Target{Policy: strings.Repeat("p", 5000), Key: "k"}, Err: errors.New("no")})
+	l.Record(auth.Event{Action: auth.ActionDenied, Listener: "http", Credential: "none", From: from, Reason: "no_credentials", What: "authenticate"})
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	l.Record(auth.Event{Action: auth.ActionReset})
+	lines := out.lines(t)
+	if len(lines) != 3 {
+		t.Fatalf("%v", lines)
+	}
+	for i, want := range []map[string]any{
+		{"msg": "refund", "caller": "support", "credential": "token", "listener": "http", "from": "192.0.2.1:99", "policy": "login", "key": "al\nice", "units": 5.0, "refunded": 3.0},
+		{"msg": "reset", "caller": "support", "credential": "certificate", "identities": "cn:x", "listener": "grpc", "policy": strings.Repeat("p", maxText), "key": "k", "error": "no"},
+		{"msg": "denied", "caller": "", "credential": "none", "listener": "http", "from": "192.0.2.1:99", "reason": "no_credentials", "what": "authenticate"},
+	} {
+		if _, ok := lines[i]["time"]; !ok {
+			t.Errorf("%v has no time", lines[i])
+		}
+		delete(lines[i], "time")
+		delete(lines[i], "level")
+		if len(lines[i]) != len(want) {
+			t.Errorf("%v\nwant %v", lines[i], want)
+		}
+		for name, value := range want {
+			if lines[i][name] != value {
+				t.Errorf("%s: %v, want %v", name, lines[i][name], value)
+			}
+		}
+	}
+}
+
+// TestDeniedAreBounded: of a flood of denied calls some lines are written, and a count of the others; refunds all are.
+func TestDeniedAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out buffer
+		l := open(t, AuditStderr, &out)
+		const flood = 10_000
+		for i := range flood {
+			l.Record(auth.Event{Action: auth.ActionDenied})
+			if i%100 == 0 {
+				l.Record(auth.Event{Action: auth.ActionRefund})
+			}
+		}
+		if n := len(out.lines(t)); n != burst+flood/100 {
+			t.Errorf("%d lines", n)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		lines := out.lines(t)
+		last := lines[len(lines)-1]
+		if last["msg"] != "denied calls omitted" || last["count"] != float64(flood-burst) {
+			t.Errorf("%v", last)
+		}
+		for range flood {
+			l.Record(auth.Event{Action: auth.ActionDenied})
+		}
+		if err := l.Close(); err != nil { // which says it, too
+			t.Error(err)
+		}
+		lines = out.lines(t)
+		if last := lines[len(lines)-1]; last["count"] != float64(flood-2*perSecond) {
+			t.Errorf("%v", last)
+		}
+	})
+}
+
+// TestFile: the file is appended to, readable by its owner only, and opened anew once it has been moved away.
+func TestFile(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "audit.log")
+	count := func(name string) int {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(data), "\n")
+	}
+	for range 2 {
+		l := open(t, name, nil)
+		l.Record(auth.Event{Action: auth.ActionReset})
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 || count(name) != 2 {
+		t.Errorf("%v, %v, %d lines", info, err, count(name))
+	}
+	l := open(t, name, nil)
+	if err := os.Rename(name, name+".1"); err != nil {
+		t.Fatal(err)
+	}
+	l.Record(auth.Event{Action: auth.ActionReset})
+	if err := l.Reopen(); err != nil {
+		t.Error(err)
+	}
+	l.Record(auth.Event{Action: auth.ActionReset})
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if count(name+".1") != 3 || count(name) != 1 {
+		t.Errorf("%d lines, and %d", count(name+".1"), count(name))
+	}
+	if _, err := OpenAudit(AuditConfig{Name: filepath.Join(name, "x")}); err == nil {
+		t.Error("a file in a file")
+	}
+}
+
+// stuck is a writer that stalls until it is let go.
+type stuck struct {
+	buffer
+	let chan struct{}
+}
+
+func (s *stuck) Write(p []byte) (int, error) {
+	<-s.let
+	return s.buffer.Write(p)
+}
+
+// TestAuditStall: a destination that stalls costs one caller a second, whoever comes after it nothing, and the end another second; once it
+// works again the log says how much is missing.
+func TestAuditStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		out := &stuck{let: make(chan struct{})}
+		l, err := OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 2000, OnError: func(err error) { t.Error(err) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := time.Now()
+		for range 100 {
+			l.Record(auth.Event{Action: auth.ActionReset, Target: limit.Target{Policy: "login", Key: "alice"}})
+		}
+		if took := time.Since(before); took != patience {
+			t.Errorf("100 events took %v", took)
+		}
+		missing := l.Dropped()
+		if missing < 80 || missing > 99 {
+			t.Errorf("%d dropped", missing)
+		}
+		close(out.let)
+		synctest.Wait()
+		lines := out.lines(t)
+		if last := lines[len(lines)-1]; len(lines) != 101-int(missing) || last["msg"] != "lines dropped" || last["count"] != float64(missing) {
+			t.Errorf("%d lines, the last one %v", len(lines), lines[len(lines)-1])
+		}
+
+		out.let = make(chan struct{})
+		defer close(out.let)
+		l.Record(auth.Event{Action: auth.ActionReset})
+		before = time.Now()
+		if err := l.Close(); !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != patience {
+			t.Errorf("%v after %v", err, time.Since(before))
+		}
+	})
+}
+
+// TestAuditWriteErrors: the first line that cannot be written is reported, and the first after one that could.
+func TestAuditWriteErrors(t *testing.T) {
+	out := &buffer{err: errors.New("full")}
+	reported := 0
+	l, err := OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(error) { reported++ }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reset := auth.Event{Action: auth.ActionReset}
+	for _, c := range []struct {
+		err  error
+		want int
+	}{{out.err, 1}, {out.err, 1}, {nil, 1}, {out.err, 2}} {
+		out.err = c.err
+		if l.Record(reset); reported != c.want {
+			t.Errorf("%d reports, want %d", reported, c.want)
+		}
+	}
+}

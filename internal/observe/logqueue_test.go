@@ -1,0 +1,153 @@
+package observe
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// gate is a writer that stalls while it is shut.
+type gate struct {
+	open chan struct{}
+	buf  bytes.Buffer
+	err  error
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	<-g.open
+	if g.err != nil {
+		return 0, g.err
+	}
+	return g.buf.Write(p)
+}
+
+func opened() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
+// TestOrder: what is written arrives as it was, in order, although its buffer is used again.
+func TestOrder(t *testing.T) {
+	g := &gate{open: opened()}
+	q := NewLogQueue(g, LogQueueConfig{MaxBytes: 1 << 20})
+	var want strings.Builder
+	line := make([]byte, 0, 16)
+	for i := range 1000 {
+		line = fmt.Appendf(line[:0], "%d\n", i)
+		want.Write(line)
+		if n, err := q.Write(line); n != len(line) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if err := q.Close(t.Context()); err != nil || q.Dropped() != 0 {
+		t.Errorf("%v, %d dropped", err, q.Dropped())
+	}
+	if g.buf.String() != want.String() {
+		t.Errorf("%d bytes written, want %d", g.buf.Len(), want.Len())
+	}
+	if _, err := q.Write([]byte("late")); !errors.Is(err, ErrClosed) || q.Dropped() != 1 {
+		t.Errorf("after the end: %v, %d dropped", err, q.Dropped())
+	}
+}
+
+// TestStall: nobody waits for a writer that stalls, no more than the bound is kept, and how much was dropped is told once it works
+// again, after what was queued.
+func TestStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{open: make(chan struct{})}
+		told := make(chan uint64, 10)
+		q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100, OnDropped: func(n uint64) { told <- n }})
+		for i := range 50 {
+			_, err := q.Write([]byte("0123456789"))
+			if want := i >= 10; (err != nil) != want || want && !errors.Is(err, ErrFull) {
+				t.Errorf("line %d: %v", i, err)
+			}
+			synctest.Wait()
+		}
+		if q.Dropped() != 40 || len(told) != 0 {
+			t.Errorf("%d dropped, told %d times", q.Dropped(), len(told))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		close(g.open)
+		synctest.Wait()
+		if len(told) != 1 || <-told != 40 || g.buf.Len() != 100 {
+			t.Errorf("told %d times, %d bytes written", len(told), g.buf.Len())
+		}
+		if err := q.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestCloseIsBounded: a writer that never returns does not hold up the end.
+func TestCloseIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{open: make(chan struct{})}
+		defer close(g.open)
+		q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100})
+		if _, err := q.Write([]byte("a")); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		before := time.Now()
+		if err := q.Close(ctx); !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != time.Second {
+			t.Errorf("%v after %v", err, time.Since(before))
+		}
+	})
+}
+
+// TestWriteThrough: a line has been written when the call returns. Of those who find the writer stalled the first one waits, until
+// it works again.
+func TestWriteThrough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{open: opened()}
+		q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100, Wait: time.Second})
+		through := func(wait time.Duration) {
+			t.Helper()
+			before := time.Now()
+			if n, err := q.WriteThrough([]byte("a")); n != 1 || err != nil || time.Since(before) != wait {
+				t.Errorf("%d, %v after %v, want %v", n, err, time.Since(before), wait)
+			}
+		}
+		if through(0); g.buf.Len() != 1 {
+			t.Error("not written yet")
+		}
+		g.open = make(chan struct{})
+		through(time.Second)
+		through(0)
+		through(0)
+		close(g.open)
+		synctest.Wait()
+		if g.buf.Len() != 4 {
+			t.Errorf("%d written of 4", g.buf.Len())
+		}
+		g.open = make(chan struct{})
+		through(time.Second)
+		close(g.open)
+		if err := q.Close(t.Context()); err != nil || q.Dropped() != 0 {
+			t.Errorf("%v, %d dropped", err, q.Dropped())
+		}
+	})
+}
+
+// TestWriteErrors: a line that cannot be written is counted, and nobody is told, who would write about it.
+func TestWriteErrors(t *testing.T) {
+	g := &gate{open: opened(), err: errors.New("no space left")}
+	q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100, Wait: time.Minute, OnDropped: func(uint64) { t.Error("told") }})
+	for range 3 {
+		if _, err := q.WriteThrough([]byte("a")); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := q.Close(t.Context()); err != nil || q.Dropped() != 3 {
+		t.Errorf("%v, %d dropped", err, q.Dropped())
+	}
+}

@@ -1,0 +1,88 @@
+package observe
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// calls are the figures of callers' calls, by protocol.
+type calls struct {
+	durations          *prometheus.HistogramVec
+	errors             *prometheus.CounterVec
+	http, grpc, stream prometheus.Observer
+	resp               prometheus.Observer
+}
+
+func newCalls() calls {
+	d := calls{
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "weir_call_duration_seconds",
+			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream: a request of a CheckStream, resp: commands of the Redis protocol that came together). Pages for operators are not counted.",
+			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
+		}, []string{"protocol"}),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weir_call_errors_total",
+			Help: "Calls answered by an error in place of a decision, by protocol (http, grpc, stream, resp) and code: the status of HTTP, the code of gRPC, the first word of an error of the Redis protocol.",
+		}, []string{"protocol", "code"}),
+	}
+	d.http, d.grpc, d.stream = d.durations.WithLabelValues("http"), d.durations.WithLabelValues("grpc"), d.durations.WithLabelValues("stream")
+	d.resp = d.durations.WithLabelValues("resp")
+	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // so that there is a line before the first
+	d.errors.WithLabelValues("grpc", "InvalidArgument")
+	return d
+}
+
+// Problem notes that the HTTP API answered with an error of the given status.
+func (m *Metrics) Problem(status int) {
+	m.calls.errors.WithLabelValues("http", strconv.Itoa(status)).Inc()
+}
+
+// HTTP returns a handler that notes how long calls of the API take; what is not a POST is for operators.
+func (m *Metrics) HTTP(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			next.ServeHTTP(w, r)
+			return
+		}
+		began := time.Now()
+		next.ServeHTTP(w, r)
+		m.calls.http.Observe(time.Since(began).Seconds())
+	})
+}
+
+// Streamed notes how long a request of a CheckStream took, and the error that it got, if any.
+func (m *Metrics) Streamed(took time.Duration, failed codes.Code) {
+	m.calls.stream.Observe(took.Seconds())
+	if failed != codes.OK {
+		m.calls.errors.WithLabelValues("stream", failed.String()).Inc()
+	}
+}
+
+// RESP notes how long it took to decide commands of the Redis protocol that came together.
+func (m *Metrics) RESP(took time.Duration) { m.calls.resp.Observe(took.Seconds()) }
+
+// RESPFailed notes that a command of the Redis protocol was answered with an error, by its first word.
+func (m *Metrics) RESPFailed(code string) { m.calls.errors.WithLabelValues("resp", code).Inc() }
+
+// UnaryInterceptor notes how long callers' calls take, and which end with an error.
+func (m *Metrics) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") && !strings.HasPrefix(info.FullMethod, "/envoy.service.ratelimit.v3.") || info.FullMethod == "/weir.v1.Limiter/Status" {
+		return handle(ctx, req)
+	}
+	began := time.Now()
+	out, err := handle(ctx, req)
+	m.calls.grpc.Observe(time.Since(began).Seconds())
+	if err != nil {
+		m.calls.errors.WithLabelValues("grpc", status.Code(err).String()).Inc()
+	}
+	return out, err
+}

@@ -1,0 +1,75 @@
+package observe
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// TestCalls: what callers ask is counted and timed, what operators read is not.
+func TestCalls(t *testing.T) {
+	m := NewMetrics(MetricsConfig{Logger: slog.New(slog.DiscardHandler)})
+	calls := 0
+	h := m.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls++ }))
+	for _, method := range []string{"POST", "GET", "POST", "HEAD"} {
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(method, "/v1/check", nil))
+	}
+	for method, err := range map[string]error{
+		"/weir.v1.Limiter/Check":               nil,
+		"/weir.v1.Limiter/Acquire":             status.Error(codes.NotFound, "policy"),
+		"/weir.v1.Limiter/Status":              status.Error(codes.Unavailable, "for operators"),
+		"/grpc.health.v1.Health/Check":         status.Error(codes.NotFound, "not of the limiter"),
+		"/weir.v1.LimiterOfSomebodyElse/Check": nil,
+	} {
+		out, got := m.UnaryInterceptor(t.Context(), "question", &grpc.UnaryServerInfo{FullMethod: method}, func(_ context.Context, req any) (any, error) {
+			calls++
+			return req, err
+		})
+		if out != "question" || got != err {
+			t.Errorf("%s: %v, %v", method, out, got)
+		}
+	}
+	if calls != 9 {
+		t.Errorf("%d calls went through, want 9", calls)
+	}
+	m.Streamed(time.Millisecond, codes.OK)
+	m.Streamed(time.Millisecond, codes.InvalidArgument)
+	m.RESP(time.Millisecond)
+	m.RESPFailed("NOAUTH")
+	const errors = `
+# HELP weir_call_errors_total Calls answered by an error in place of a decision, by protocol (http, grpc, stream, resp) and code: the status of HTTP, the code of gRPC, the first word of an error of the Redis protocol.
+# TYPE weir_call_errors_total counter
+weir_call_errors_total{code="400",protocol="http"} 0
+weir_call_errors_total{code="InvalidArgument",protocol="grpc"} 0
+weir_call_errors_total{code="InvalidArgument",protocol="stream"} 1
+weir_call_errors_total{code="NOAUTH",protocol="resp"} 1
+weir_call_errors_total{code="NotFound",protocol="grpc"} 1
+`
+	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(errors), "weir_call_errors_total"); err != nil {
+		t.Error(err)
+	}
+	families, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]uint64{}
+	for _, f := range families {
+		for _, s := range f.Metric {
+			if f.GetName() == "weir_call_duration_seconds" {
+				counts[s.Label[0].GetValue()] = s.Histogram.GetSampleCount()
+			}
+		}
+	}
+	if counts["http"] != 2 || counts["grpc"] != 2 || counts["stream"] != 2 || counts["resp"] != 1 {
+		t.Errorf("durations: %v, want 2 each, and 1 of resp", counts)
+	}
+}

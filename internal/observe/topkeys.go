@@ -1,0 +1,292 @@
+package observe
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/heavyhitters"
+	"github.com/weirlimit/weir/limiter"
+)
+
+// Window is how long a decision is remembered, and up to generation less.
+const (
+	TopWindow   = generations * generation
+	generations = 6
+	generation  = 10 * time.Second
+)
+
+// counters is the size of each sketch: a key is found that has 0.7 % of a generation's decisions (or refusals).
+const counters = 512
+
+// Of maxStates keys it is known how full they are. When there are more, those stay that are fullest, and some that are busiest.
+const (
+	maxStates   = 1024
+	keepFullest = 384
+	keepBusiest = 256
+)
+
+// KeyOrder is what keys are ranked by.
+type KeyOrder string
+
+// The orders.
+const (
+	Busiest KeyOrder = "busiest"
+	Refused KeyOrder = "refused"
+	Fullest KeyOrder = "fullest"
+)
+
+// KeyRow is a key with what is known of it.
+type KeyRow struct {
+	Scope, Key string // Scope is a policy's name, or what limit.InlineScope returns
+	// Decisions and Refused are estimates of the numbers since the window's beginning; the true ones are at most the error away, but
+	// for the error of sampling.
+	Decisions, DecisionsError int64
+	Refused, RefusedError     int64
+	// Algorithm, Window, Limit and Used are of the limit that left least room when the key was last seen. Limit is 0 when that is not
+	// known, or there was no limit.
+	Algorithm   algo.Algorithm
+	Window      time.Duration
+	Limit, Used int64
+}
+
+// Utilization is how full the key is: 0 to 1, and more where a limit was lowered.
+func (r *KeyRow) Utilization() float64 {
+	if r.Limit <= 0 {
+		return 0
+	}
+	return float64(r.Used) / float64(r.Limit)
+}
+
+type id struct{ scope, key string }
+
+func (k id) clone() id { return id{strings.Clone(k.scope), strings.Clone(k.key)} }
+
+// state is what a key's last sample said of its state.
+type state struct {
+	algorithm   algo.Algorithm
+	window      time.Duration
+	limit, used int64
+	turn        int   // when it was seen
+	decisions   int64 // since it is kept, older ones at half their weight
+}
+
+// TopKeys records decisions. It is safe for concurrent use.
+//
+// It is fed with a sample of a limiter's decisions and forgets them after about a minute. Its counts are estimates, for
+// two reasons: heavy hitters are counted within bounds (see internal/heavyhitters), which KeyRow tells, and where a node decides more
+// than 10,000 checks a second each decision that is recorded stands for several, which adds an error of about √(n·w) to a count
+// of n where it stands for w.
+//
+// It does not promise that a key with less than 1 % of a node's decisions is found at all where there are thousands
+// of them; that a key that is full and is hardly asked about is seen by a busy node; or anything about what clients refuse
+// from memory. Admissions from loans count when borrowers report them.
+type TopKeys struct {
+	mu      sync.Mutex
+	all     *heavyhitters.Window[id]
+	refused *heavyhitters.Window[id]
+	states  map[id]*state
+	started bool
+	began   [generations]int64 // of each generation, Mono; [0] is the present one
+	turns   int                // how many there have been
+}
+
+var _ limiter.Recorder = (*TopKeys)(nil)
+
+// NewTopKeys returns an empty Recorder.
+func NewTopKeys() (*TopKeys, error) {
+	r := &TopKeys{states: make(map[id]*state)}
+	var err error
+	if r.all, err = heavyhitters.NewWindow[id](generations, counters); err != nil {
+		return nil, err
+	}
+	r.refused, err = heavyhitters.NewWindow[id](generations, counters)
+	return r, err
+}
+
+// Record implements limiter.Recorder.
+func (r *TopKeys) Record(s *limiter.Sample) {
+	k := id{s.Scope, s.Key}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all.Add(k, s.Weight, id.clone)
+	if s.Refused {
+		r.refused.Add(k, s.Weight, id.clone)
+	}
+	st := r.states[k]
+	if st == nil {
+		if s.Limit <= 0 {
+			return
+		}
+		if len(r.states) >= maxStates {
+			r.dropStates()
+		}
+		st = new(state)
+		r.states[k.clone()] = st
+	}
+	st.decisions += s.Weight
+	st.turn = r.turns
+	if s.Limit > 0 {
+		st.algorithm, st.window, st.limit, st.used = s.Algorithm, s.Window, s.Limit, s.Limit-s.Remaining
+	}
+}
+
+// dropStates makes room for others.
+func (r *TopKeys) dropStates() {
+	type ranked struct {
+		id
+		utilization float64
+		decisions   int64
+	}
+	list := make([]ranked, 0, len(r.states))
+	for k, st := range r.states {
+		list = append(list, ranked{k, st.utilization(), st.decisions})
+	}
+	busier := func(a, b ranked) int { return cmp.Compare(b.decisions, a.decisions) }
+	slices.SortFunc(list, func(a, b ranked) int { // the fullest first, and of those the busiest
+		return cmp.Or(cmp.Compare(b.utilization, a.utilization), busier(a, b))
+	})
+	list = list[keepFullest:]
+	slices.SortFunc(list, busier)
+	for _, k := range list[keepBusiest:] {
+		delete(r.states, k.id)
+	}
+}
+
+func (s *state) utilization() float64 { return float64(s.used) / float64(s.limit) }
+
+// Tick implements limiter.Recorder: it forgets what is too old.
+func (r *TopKeys) Tick(mono int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.started {
+		r.started, r.began[0] = true, mono
+		return
+	}
+	for mono-r.began[0] >= int64(generation) {
+		if mono-r.began[0] >= int64(2*TopWindow) {
+			r.began[0] = mono - int64(TopWindow) // the clock has stood still for us: what was before is forgotten in a few turns
+		}
+		copy(r.began[1:], r.began[:])
+		r.began[0] += int64(generation)
+		r.turns++
+		r.all.Turn()
+		r.refused.Turn()
+		for k, st := range r.states {
+			if st.decisions /= 2; r.turns-st.turn >= generations {
+				delete(r.states, k)
+			}
+		}
+	}
+}
+
+// Top returns the n first keys by an order, of those whose scope is wanted (nil: all), and for how long their decisions have been
+// counted. now is the time as Tick is told it.
+func (r *TopKeys) Top(now int64, by KeyOrder, n int, wanted func(scope string) bool) (rows []KeyRow, since time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.started {
+		since = time.Duration(now - r.began[min(r.turns, generations-1)])
+	}
+	from := r.all
+	if by == Refused {
+		from = r.refused
+	}
+	if by == Fullest {
+		for k := range r.states {
+			if wanted == nil || wanted(k.scope) {
+				rows = append(rows, r.row(k))
+			}
+		}
+	} else {
+		for _, c := range from.Top(heavyhitters.MaxCounters) {
+			if wanted == nil || wanted(c.Item.scope) {
+				rows = append(rows, r.row(c.Item))
+			}
+		}
+	}
+	SortRows(rows, by)
+	return rows[:min(max(n, 0), len(rows))], since
+}
+
+func (r *TopKeys) row(k id) KeyRow {
+	row := KeyRow{Scope: k.scope, Key: k.key}
+	row.Decisions, row.DecisionsError = estimate(r.all, k)
+	row.Refused, row.RefusedError = estimate(r.refused, k)
+	row.Decisions = max(row.Decisions, row.Refused)
+	if st := r.states[k]; st != nil {
+		row.Algorithm, row.Window, row.Limit, row.Used = st.algorithm, st.window, st.limit, st.used
+	}
+	return row
+}
+
+func estimate(w *heavyhitters.Window[id], k id) (n, within int64) {
+	low, high := w.Count(k)
+	if low == 0 {
+		return 0, high // it is not kept, and may never have been there
+	}
+	return high, high - low
+}
+
+// SortRows puts rows in order, the first first. Keys that are equal in what they are ranked by are ranked by the rest.
+func SortRows(rows []KeyRow, by KeyOrder) {
+	slices.SortFunc(rows, func(a, b KeyRow) int {
+		busier, refused, fuller := cmp.Compare(b.Decisions, a.Decisions), cmp.Compare(b.Refused, a.Refused), cmp.Compare(b.Utilization(), a.Utilization())
+		named := cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key))
+		switch by {
+		case Refused:
+			return cmp.Or(refused, busier, fuller, named)
+		case Fullest:
+			return cmp.Or(fuller, busier, refused, named)
+		}
+		return cmp.Or(busier, refused, fuller, named)
+	})
+}
+
+// UnionRows returns the rows of lists of one Recorder, each key once.
+func UnionRows(lists ...[]KeyRow) (out []KeyRow) {
+	seen := make(map[id]struct{})
+	for _, list := range lists {
+		for _, row := range list {
+			k := id{row.Scope, row.Key}
+			if _, ok := seen[k]; !ok {
+				seen[k] = struct{}{}
+				out = append(out, row)
+			}
+		}
+	}
+	return out
+}
+
+// MergeRows adds up what several nodes know of their keys. Of a key that several have seen, the limit is of the one that has counted
+// most decisions with a limit.
+func MergeRows(lists ...[]KeyRow) []KeyRow {
+	at := make(map[id]int)
+	seen := make(map[id]int64)
+	var out []KeyRow
+	for _, list := range lists {
+		for _, row := range list {
+			k := id{row.Scope, row.Key}
+			i, ok := at[k]
+			if !ok {
+				at[k] = len(out)
+				out = append(out, row)
+				if row.Limit > 0 {
+					seen[k] = row.Decisions
+				}
+				continue
+			}
+			r := &out[i]
+			r.Decisions, r.DecisionsError = r.Decisions+row.Decisions, r.DecisionsError+row.DecisionsError
+			r.Refused, r.RefusedError = r.Refused+row.Refused, r.RefusedError+row.RefusedError
+			if row.Limit > 0 && (r.Limit == 0 || row.Decisions > seen[k]) {
+				seen[k] = row.Decisions
+				r.Algorithm, r.Window, r.Limit, r.Used = row.Algorithm, row.Window, row.Limit, row.Used
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,185 @@
+package observe
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+)
+
+func newRecorder(t *testing.T) *TopKeys {
+	t.Helper()
+	r, err := NewTopKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Tick(0)
+	return r
+}
+
+func sample(scope, key string, weight int64, refused bool, lim, remaining int64) *limiter.Sample {
+	return &limiter.Sample{Scope: scope, Key: key, Weight: weight, Refused: refused, Algorithm: algo.SlidingLog, Window: time.Minute, Limit: lim, Remaining: remaining}
+}
+
+func names(rows []KeyRow) string {
+	var b strings.Builder
+	for _, r := range rows {
+		fmt.Fprintf(&b, "%s/%s %d %d %.2f;", r.Scope, r.Key, r.Decisions, r.Refused, r.Utilization())
+	}
+	return b.String()
+}
+
+func TestOrders(t *testing.T) {
+	r := newRecorder(t)
+	for range 5 {
+		r.Record(sample("p", "busy", 2, false, 100, 60))
+	}
+	r.Record(sample("p", "refused", 1, false, 4, 0))
+	r.Record(sample("p", "refused", 3, true, 4, 0))
+	r.Record(sample("q", "full", 1, false, 10, 1))
+	r.Record(sample("q", "blocked", 2, true, 0, 0)) // has no state
+	r.Tick(int64(4 * time.Second))
+	for _, tt := range []struct {
+		by     KeyOrder
+		n      int
+		wanted func(string) bool
+		want   string
+	}{
+		{Busiest, 10, nil, "p/busy 10 0 0.40;p/refused 4 3 1.00;q/blocked 2 2 0.00;q/full 1 0 0.90;"},
+		{Busiest, 1, nil, "p/busy 10 0 0.40;"},
+		{Refused, 10, nil, "p/refused 4 3 1.00;q/blocked 2 2 0.00;"},
+		{Fullest, 2, nil, "p/refused 4 3 1.00;q/full 1 0 0.90;"},
+		{Fullest, 10, func(s string) bool { return s == "q" }, "q/full 1 0 0.90;"},
+		{Busiest, 0, nil, ""},
+		{Busiest, -1, nil, ""},
+	} {
+		rows, since := r.Top(int64(4*time.Second), tt.by, tt.n, tt.wanted)
+		if names(rows) != tt.want || since != 4*time.Second {
+			t.Errorf("%s, %d: %s since %v, want %s", tt.by, tt.n, names(rows), since, tt.want)
+		}
+	}
+	row, _ := r.Top(0, Busiest, 1, nil)
+	want := KeyRow{Scope: "p", Key: "busy", Decisions: 10, Algorithm: algo.SlidingLog, Window: time.Minute, Limit: 100, Used: 40}
+	if diff := cmp.Diff(want, row[0]); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What is older than the window is forgotten, whether or not there was a tick in between.
+func TestForgets(t *testing.T) {
+	for _, step := range []time.Duration{100 * time.Millisecond, generation, TopWindow + generation, time.Hour} {
+		r := newRecorder(t)
+		r.Record(sample("p", "early", 7, true, 10, 5))
+		seen := 0
+		for now := step; now <= 2*TopWindow+time.Hour; now += step {
+			r.Tick(int64(now))
+			rows, since := r.Top(int64(now), Busiest, 1, nil)
+			full, _ := r.Top(int64(now), Fullest, 1, nil)
+			if len(rows) > 0 != (len(full) > 0) {
+				t.Fatalf("after %v: %d busiest, %d fullest", now, len(rows), len(full))
+			}
+			if len(rows) > 0 {
+				seen++
+				if now >= TopWindow {
+					t.Fatalf("after %v it is still there", now)
+				}
+			} else if now < TopWindow-generation {
+				t.Fatalf("after %v it is gone", now)
+			}
+			if since > TopWindow || now >= TopWindow && since < TopWindow-generation {
+				t.Fatalf("after %v: counted since %v", now, since)
+			}
+			if now > 2*TopWindow {
+				break
+			}
+		}
+		if step < TopWindow && seen == 0 {
+			t.Errorf("steps of %v: never seen", step)
+		}
+	}
+}
+
+// However many keys there are, memory is bounded, and a key with much of what goes on is found among them, as is a full one.
+func TestManyKeys(t *testing.T) {
+	r := newRecorder(t)
+	const others = 50_000
+	r.Record(sample("p", "full", 1, false, 100, 1))
+	for i := range others {
+		r.Record(sample("p", fmt.Sprint("other-", i), 1, false, 100, 90))
+		if i%50 == 0 {
+			r.Record(sample("p", "busy", 1, i%100 == 0, 100, 50))
+		}
+	}
+	rows, _ := r.Top(0, Busiest, 1, nil)
+	if b := rows[0]; b.Key != "busy" || b.Decisions < others/50 || b.Decisions-b.DecisionsError > others/50 || b.Limit != 100 {
+		t.Errorf("busiest: %+v", b)
+	}
+	rows, _ = r.Top(0, Refused, 1, nil)
+	if b := rows[0]; b.Key != "busy" || b.Refused != others/100 || b.RefusedError != 0 {
+		t.Errorf("refused: %+v", b)
+	}
+	rows, _ = r.Top(0, Fullest, 1, nil)
+	if rows[0].Key != "full" || rows[0].Used != 99 {
+		t.Errorf("fullest: %+v", rows[0])
+	}
+	if len(r.states) > maxStates {
+		t.Errorf("%d states", len(r.states))
+	}
+	if rows, _ = r.Top(0, Busiest, others, nil); len(rows) > counters {
+		t.Errorf("%d rows", len(rows))
+	}
+}
+
+func TestMerge(t *testing.T) {
+	owner := []KeyRow{{Scope: "p", Key: "k", Decisions: 10, DecisionsError: 1, Refused: 4, Limit: 5, Used: 5}, {Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1}}
+	edge := []KeyRow{{Scope: "p", Key: "k", Decisions: 90, Refused: 90, RefusedError: 2}}
+	before := []KeyRow{{Scope: "p", Key: "k", Decisions: 2, Limit: 5, Used: 1}} // the owner until it moved
+	want := []KeyRow{{Scope: "p", Key: "k", Decisions: 102, DecisionsError: 1, Refused: 94, RefusedError: 2, Limit: 5, Used: 5}, owner[1]}
+	for _, lists := range [][][]KeyRow{{owner, edge, before}, {before, edge, owner}, {edge, before, owner}} {
+		got := MergeRows(lists...)
+		SortRows(got, Refused)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// A Recorder keeps nothing of what it is given.
+func TestKeepsCopies(t *testing.T) {
+	r := newRecorder(t)
+	text := []byte("alice")
+	s := sample("p", "", 1, true, 5, 0)
+	s.Key = unsafeString(text)
+	r.Record(s)
+	copy(text, "xxxxx")
+	for _, by := range []KeyOrder{Busiest, Refused, Fullest} {
+		if rows, _ := r.Top(0, by, 1, nil); len(rows) != 1 || rows[0].Key != "alice" || rows[0].Decisions != 1 {
+			t.Errorf("%s: %+v", by, rows)
+		}
+	}
+}
+
+func BenchmarkRecord(b *testing.B) {
+	r, err := NewTopKeys()
+	if err != nil {
+		b.Fatal(err)
+	}
+	keys := make([]string, 20_000)
+	for i := range keys {
+		keys[i] = fmt.Sprint("key-", i)
+	}
+	s := sample("p", "", 1, false, 10, 5)
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		s.Key, s.Remaining = keys[i%len(keys)], int64(i*7%11)
+		r.Record(s)
+	}
+}
+
+func unsafeString(b []byte) string { return unsafe.String(&b[0], len(b)) }

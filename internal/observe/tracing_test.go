@@ -1,0 +1,322 @@
+package observe
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+const (
+	sampled   = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+)
+
+// newTracer returns a Tracer and what it has sent so far.
+func newTracer(t *testing.T, sample float64) (*Tracer, func() tracetest.SpanStubs) {
+	t.Helper()
+	memory := tracetest.NewInMemoryExporter()
+	tracer, err := NewTracer(TracingConfig{Sample: sample, CallerRate: 1000, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tracer.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return tracer, func() tracetest.SpanStubs {
+		t.Helper()
+		if err := tracer.provider.ForceFlush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return memory.GetSpans()
+	}
+}
+
+// TestWhatIsTraced: callers choose for themselves, chance for the others.
+func TestWhatIsTraced(t *testing.T) {
+	for _, test := range []struct {
+		method, traceparent string
+		sample              float64
+		traced, child       bool
+	}{
+		{"POST", sampled, 0, true, true},
+		{"POST", unsampled, 1, false, false},
+		{"POST", "", 0, false, false},
+		{"POST", "", 1, true, false},
+		{"POST", "malformed", 0, false, false},
+		{"POST", "malformed", 1, true, false},
+		{"GET", sampled, 1, false, false},
+	} {
+		tracer, sent := newTracer(t, test.sample)
+		mux := http.NewServeMux()
+		inner := false
+		mux.HandleFunc("/v1/check", func(w http.ResponseWriter, r *http.Request) {
+			inner = trace.SpanContextFromContext(r.Context()).IsSampled()
+			w.WriteHeader(http.StatusServiceUnavailable)
+		})
+		r := httptest.NewRequest(test.method, "/v1/check?key=secret", nil)
+		if test.traceparent != "" {
+			r.Header.Set("Traceparent", test.traceparent)
+		}
+		w := httptest.NewRecorder()
+		tracer.HTTP(mux).ServeHTTP(w, r)
+		if w.Code != http.StatusServiceUnavailable || inner != test.traced {
+			t.Errorf("%+v: status %d, traced %t", test, w.Code, inner)
+		}
+
+		info := &grpc.UnaryServerInfo{FullMethod: "/weir.v1.Limiter/Check"}
+		if test.method == "GET" {
+			info.FullMethod = "/weir.v1.Limiter/Status"
+		}
+		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("traceparent", test.traceparent))
+		_, err := tracer.UnaryInterceptor(ctx, nil, info, func(ctx context.Context, _ any) (any, error) {
+			if got := trace.SpanContextFromContext(ctx).IsSampled(); got != test.traced {
+				t.Errorf("%+v: over gRPC traced %t", test, got)
+			}
+			return nil, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+
+		var names []string
+		for _, s := range sent() {
+			names = append(names, s.Name)
+			if s.Parent.IsValid() != test.child || test.child && s.Parent.SpanID().String() != "b7ad6b7169203331" {
+				t.Errorf("%+v: %s has the parent %v", test, s.Name, s.Parent)
+			}
+			for _, a := range s.Attributes {
+				if strings.Contains(a.Value.String(), "secret") {
+					t.Errorf("%s says %s", s.Name, a.Value.String())
+				}
+			}
+		}
+		want := []string{"/v1/check", "weir.v1.Limiter/Check"}
+		if !test.traced {
+			want = nil
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("%+v: spans %q, want %q", test, names, want)
+		}
+		if n := tracer.calls.Load(); n != 0 {
+			t.Errorf("%+v: %d calls are still counted", test, n)
+		}
+	}
+}
+
+// TestCallersAreBounded: callers have no more calls traced than they may, and take nothing from those traced by chance.
+func TestCallersAreBounded(t *testing.T) {
+	for _, allowed := range []int{0, 1, 6} {
+		tracer, sent := newTracer(t, 1)
+		tracer.asked.SetBurst(allowed)
+		tracer.asked.SetLimit(1e-9) // so that no further one comes in time
+		for range 100 {
+			if _, s := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "asked"); s != nil {
+				tracer.end(s)
+			}
+		}
+		if _, s := tracer.begin(t.Context(), parentOf(t.Context(), ""), "by chance"); s == nil {
+			t.Error("callers used up what is traced by chance")
+		} else {
+			tracer.end(s)
+		}
+		if got := len(sent()) - 1; got != allowed {
+			t.Errorf("%d are traced, %d may be", got, allowed)
+		}
+	}
+	for _, bad := range []float64{-1, math.NaN(), math.Inf(1), maxCallerRate + 1} {
+		cfg := TracingConfig{Endpoint: "http://localhost:4317", CallerRate: bad}
+		if err := cfg.Check(); err == nil || !strings.HasPrefix(err.Error(), "trace-caller-rate: ") {
+			t.Errorf("%v: %v", bad, err)
+		}
+	}
+}
+
+// TestUntracedCallAllocatesNothing: a Tracer costs a call that is not traced nothing to speak of.
+func TestUntracedCallAllocatesNothing(t *testing.T) {
+	if underRace {
+		t.Skip("the race detector allocates for itself")
+	}
+	tracer, _ := newTracer(t, 0)
+	h := tracer.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/check", nil)
+	if n := testing.AllocsPerRun(100, func() { h.ServeHTTP(w, r) }); n != 0 {
+		t.Errorf("%v allocations over HTTP", n)
+	}
+	ctx, info := t.Context(), &grpc.UnaryServerInfo{FullMethod: "/weir.v1.Limiter/Check"}
+	handle := func(context.Context, any) (any, error) { return nil, nil }
+	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.UnaryInterceptor(ctx, nil, info, handle) }); n != 0 {
+		t.Errorf("%v allocations over gRPC", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.Streamed("stream", "") }); n != 0 {
+		t.Errorf("%v allocations over a stream", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.Start(ctx, "decide") }); n != 0 {
+		t.Errorf("%v allocations in the limiter", n)
+	}
+}
+
+// TestTracedCallsAreBounded: with too many traced calls in flight the next ones are served all the same.
+func TestTracedCallsAreBounded(t *testing.T) {
+	tracer, sent := newTracer(t, 1)
+	tracer.calls.Store(maxCalls)
+	served := false
+	h := tracer.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served = true }))
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/check", nil))
+	if !served || len(sent()) != 0 || tracer.calls.Load() != maxCalls {
+		t.Errorf("served %t, %d spans, %d calls", served, len(sent()), tracer.calls.Load())
+	}
+	tracer.calls.Store(maxCalls - 1)
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/check", nil))
+	if len(sent()) != 1 {
+		t.Errorf("%d spans", len(sent()))
+	}
+}
+
+// TestAcrossNodes: the spans of a forward hang together.
+func TestAcrossNodes(t *testing.T) {
+	tracer, sent := newTracer(t, 0)
+	ctx, call := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "call")
+	ctx, decide := tracer.Start(ctx, "decide")
+	_, forward := tracer.Start(ctx, "forward")
+	forward.Peer("b")
+	carried := forward.Context()
+	if len(carried) != limiter.TraceContext {
+		t.Fatalf("%d bytes of context", len(carried))
+	}
+	there := tracer.Continue(carried, "decide")
+	there.End([]limiter.Traced{{Operation: "check", Policy: "login", Result: "refused", Partition: 7, Term: "1.2/3"}})
+	forward.End(nil)
+	decide.End(make([]limiter.Traced, 3))
+	tracer.end(call)
+	spans := sent()
+	if len(spans) != 4 {
+		t.Fatalf("%d spans", len(spans))
+	}
+	for i, parent := range []int{1, 2, 3} {
+		if spans[i].Parent.SpanID() != spans[parent].SpanContext.SpanID() || spans[i].Parent.TraceID() != spans[parent].SpanContext.TraceID() {
+			t.Errorf("%s hangs below %v, want %s", spans[i].Name, spans[i].Parent.SpanID(), spans[parent].Name)
+		}
+	}
+	got := map[string]string{}
+	for _, a := range spans[0].Attributes {
+		got[string(a.Key)] = a.Value.String()
+	}
+	if got["weir.policy"] != "login" || got["weir.result"] != "refused" || got["weir.partition"] != "7" || got["weir.term"] != "1.2/3" {
+		t.Errorf("%v", got)
+	}
+	if len(spans[2].Events) != 3 {
+		t.Errorf("%d events of three checks", len(spans[2].Events))
+	}
+	for _, bad := range []string{"", "short", strings.Repeat("\x00", limiter.TraceContext), carried + "x"} {
+		if tracer.Continue(bad, "decide") != nil {
+			t.Errorf("%q is continued", bad)
+		}
+	}
+}
+
+// TestStreamed: checks that come over streams belong to their callers' traces, or to new ones by chance.
+func TestStreamed(t *testing.T) {
+	tracer, sent := newTracer(t, 0)
+	_, caller := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "caller")
+	ids := span{caller}.Context()
+	for _, parent := range []string{"", "malformed", strings.Repeat("\x00", limiter.TraceContext)} {
+		if below, end := tracer.Streamed("stream", parent); below != "" || end != nil {
+			t.Errorf("%q is traced", parent)
+		}
+	}
+	below, end := tracer.Streamed("stream", ids)
+	decide := tracer.Below(below, "decide")
+	decide.End(nil)
+	end(grpccodes.NotFound)
+	tracer.end(caller)
+	if tracer.calls.Load() != 0 {
+		t.Errorf("%d calls are still counted", tracer.calls.Load())
+	}
+	spans := sent()
+	if len(spans) != 3 || spans[0].Parent.SpanID() != spans[1].SpanContext.SpanID() || spans[1].Parent.SpanID() != spans[2].SpanContext.SpanID() ||
+		spans[0].Parent.TraceID() != spans[2].SpanContext.TraceID() || spans[0].Parent.IsRemote() || !spans[1].Parent.IsRemote() {
+		t.Fatalf("%+v", spans)
+	}
+	if a := spans[1].Attributes; len(a) != 1 || a[0].Value.String() != "NotFound" || spans[1].SpanKind != trace.SpanKindServer || spans[0].SpanKind != trace.SpanKindInternal {
+		t.Errorf("%+v", spans[1])
+	}
+	always, sent := newTracer(t, 1)
+	_, end = always.Streamed("stream", "")
+	end(grpccodes.OK)
+	if spans := sent(); len(spans) != 1 || spans[0].Parent.IsValid() {
+		t.Errorf("%+v", spans)
+	}
+}
+
+// failing is an exporter that fails while told to.
+type failing struct {
+	*tracetest.InMemoryExporter
+	err error
+}
+
+func (f *failing) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	if f.err != nil {
+		return f.err
+	}
+	return f.InMemoryExporter.ExportSpans(ctx, spans)
+}
+
+// TestFailuresAreLoggedOnce: a collector that is away does not fill the log.
+func TestFailuresAreLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	to := &failing{InMemoryExporter: tracetest.NewInMemoryExporter(), err: errors.New("away")}
+	p := &patient{SpanExporter: to, log: slog.New(slog.NewTextHandler(&log, nil))}
+	for range 3 {
+		if err := p.ExportSpans(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+	}
+	to.err = nil
+	for range 3 {
+		if err := p.ExportSpans(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if lines := strings.Count(log.String(), "\n"); lines != 2 || !strings.Contains(log.String(), "away") {
+		t.Errorf("%d lines:\n%s", lines, log.String())
+	}
+}
+
+func TestCheck(t *testing.T) {
+	for endpoint, good := range map[string]bool{
+		"http://127.0.0.1:4317": true, "https://collector:4317": true, "http://[::1]:4317/": true,
+		"": false, "collector:4317": false, "http://collector": false, "grpc://collector:4317": false, "http://:4317": false,
+		"http://collector:4317/v1/traces": false, "http://user:secret@collector:4317": false, "http://a b:1": false,
+	} {
+		cfg := TracingConfig{Endpoint: endpoint, Sample: 0.5}
+		if err := cfg.Check(); (err == nil) != good {
+			t.Errorf("%q: %v", endpoint, err)
+		} else if err != nil && (!strings.Contains(err.Error(), "otlp-endpoint") || strings.Contains(endpoint, "secret") && strings.Contains(err.Error(), "secret")) {
+			t.Errorf("%q: %v", endpoint, err)
+		}
+	}
+	for _, share := range []float64{-0.1, 1.1} {
+		cfg := TracingConfig{Endpoint: "http://collector:4317", Sample: share}
+		if err := cfg.Check(); err == nil || !strings.Contains(err.Error(), "trace-sample") {
+			t.Errorf("%v: %v", share, err)
+		}
+	}
+}
