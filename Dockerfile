@@ -11,7 +11,7 @@ ARG TARGETOS TARGETARCH VERSION=devel COMMIT GOPROXY
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
     go build -trimpath -buildvcs=false \
-    -ldflags "-s -w -X github.com/weirlimit/weir/internal/command.release=$VERSION -X github.com/weirlimit/weir/internal/command.commit=$COMMIT" \
+    -ldflags "-s -w -X github.com/weirlimit/weir/internal/cli.release=$VERSION -X github.com/weirlimit/weir/internal/cli.commit=$COMMIT" \
     -o /weir ./cmd/node
 
 # The binary holds all it needs, time zones included.

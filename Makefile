@@ -5,7 +5,7 @@
 VERSION = $(shell sed -n 's/^appVersion: //p' deploy/helm/weir/Chart.yaml)
 COMMIT = $(shell git rev-parse HEAD)
 PLATFORMS = linux/amd64 linux/arm64 darwin/amd64 darwin/arm64
-NAMES = github.com/weirlimit/weir/internal/command
+NAMES = github.com/weirlimit/weir/internal/cli
 
 dev: ; go run ./cmd/weir dev
 build: ; CGO_ENABLED=0 go build -trimpath -o bin/weir ./cmd/weir

@@ -1,6 +1,6 @@
 // Command node is the weir command under another name.
 package main
 
-import "github.com/weirlimit/weir/internal/command"
+import "github.com/weirlimit/weir/internal/cli"
 
-func main() { command.Main() }
+func main() { cli.Main() }

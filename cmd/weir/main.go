@@ -3,6 +3,6 @@
 //	go install github.com/weirlimit/weir/cmd/weir@latest
 package main
 
-import "github.com/weirlimit/weir/internal/command"
+import "github.com/weirlimit/weir/internal/cli"
 
-func main() { command.Main() }
+func main() { cli.Main() }

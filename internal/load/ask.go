@@ -16,7 +16,7 @@ import (
 	"github.com/gomodule/redigo/redis"
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/internal/remote"
+	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -30,7 +30,7 @@ type Nodes struct {
 	Connections int      // to each address, over grpc; at least 1
 	Concurrency int      // checks in flight at most
 	Timeout     time.Duration
-	TLS         remote.Identity
+	TLS         dial.Identity
 	Target      *weirv1.Target // without a key
 	Inline      *algo.Limit    // of Target, if it has one
 	Cost        int64

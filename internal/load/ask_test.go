@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/remote"
+	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -43,7 +43,7 @@ func TestOpenErrors(t *testing.T) {
 		{"token-file: ", func(c *Nodes) { c.Addrs, c.TLS.TokenFile = []string{"127.0.0.1:1", "192.0.2.1:1"}, token }}, // to one of them in plain text
 	} {
 		for _, over := range []string{"grpc", "stream", "http", "resp"} {
-			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, TLS: remote.Identity{}}
+			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, TLS: dial.Identity{}}
 			c.spoil(&cfg)
 			if _, _, err := cfg.Open(); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 				t.Errorf("%s: %v, want %s", over, err, c.want)
@@ -167,7 +167,7 @@ func TestAnswers(t *testing.T) {
 	} {
 		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
-			Target: &weirv1.Target{Policy: "p"}, Cost: 3, TLS: remote.Identity{TokenFile: token},
+			Target: &weirv1.Target{Policy: "p"}, Cost: 3, TLS: dial.Identity{TokenFile: token},
 		}.Open()
 		if err != nil {
 			t.Fatalf("%s: %v", over, err)

@@ -40,8 +40,8 @@ var mayImport = map[string]string{
 	"cluster":                         "internal/fifo ring",
 	"cluster/ownership":               "algo",
 	"cluster/runner":                  "algo cluster/ownership internal/fifo internal/prefetch",
-	"cmd/node":                        "internal/command",
-	"cmd/weir":                        "internal/command",
+	"cmd/node":                        "internal/cli",
+	"cmd/weir":                        "internal/cli",
 	"docs/images":                     "client internal/node internal/simulate policy",
 	"gateway/console":                 "internal/fairshare internal/netaddr",
 	"gateway/envoy":                   "algo gateway/envoy/kuadrantpb internal/fairshare internal/panics internal/quotaheader internal/reload internal/strictyaml internal/varint limit rpc/wire",
@@ -53,15 +53,14 @@ var mayImport = map[string]string{
 	"gateway/http":                    "algo auth internal/admission internal/netaddr internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":                    "algo auth internal/admission internal/panics internal/quotaheader limit",
 	"internal/admission":              "internal/fairshare internal/fifo internal/panics",
-	"internal/command":                "algo auth client cluster gateway/envoy gateway/http internal/admission internal/control internal/devcluster internal/load internal/node internal/observe internal/reload internal/remote internal/render internal/settings internal/simulate internal/validate limiter policy proto/weir/v1",
+	"internal/cli":                    "algo auth client cluster gateway/envoy gateway/http internal/admission internal/control internal/dial internal/load internal/node internal/observe internal/reload internal/simulate internal/strictyaml limiter policy proto/weir/v1 rpc/wire",
 	"internal/control":                "auth cluster cluster/ownership internal/fifo internal/netaddr internal/panics internal/reload limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
-	"internal/devcluster":             "internal/admission internal/node limiter policy",
+	"internal/dial":                   "algo internal/netaddr internal/reload policy proto/weir/v1 rpc/wire",
 	"internal/fairshare":              "",
 	"internal/fifo":                   "",
 	"internal/heavyhitters":           "",
 	"internal/lend":                   "algo internal/fifo internal/heavyhitters limit",
-	"internal/limitador":              "internal/strictyaml",
-	"internal/load":                   "algo client internal/remote proto/weir/v1",
+	"internal/load":                   "algo client internal/dial proto/weir/v1",
 	"internal/netaddr":                "",
 	"internal/node":                   everything,
 	"internal/observe":                "algo auth cluster cluster/runner internal/fifo internal/heavyhitters internal/reload limiter policy ring store",
@@ -69,13 +68,9 @@ var mayImport = map[string]string{
 	"internal/prefetch":               "",
 	"internal/quotaheader":            "algo limit",
 	"internal/reload":                 "internal/fifo",
-	"internal/remote":                 "algo internal/netaddr internal/reload policy proto/weir/v1 rpc/wire",
-	"internal/render":                 "gateway/http internal/load proto/weir/v1 rpc/wire",
-	"internal/settings":               "internal/reload internal/strictyaml",
 	"internal/simulate":               "algo policy",
 	"internal/strictyaml":             "",
 	"internal/timezone":               "",
-	"internal/validate":               "gateway/envoy internal/limitador internal/reload internal/strictyaml policy",
 	"internal/varint":                 "",
 	"limit":                           "algo",
 	"limiter":                         "algo cluster/ownership internal/fairshare internal/fifo internal/lend internal/panics limit policy ring store",
@@ -135,7 +130,7 @@ var clocks = []string{
 	"internal/node/gubernator.go gubernatorService", // reset_time is a time of day
 	"internal/node/envoy.go envoyService",           // windows that are aligned to the epoch end by the time of day
 	"internal/node/describe.go inspect",
-	"internal/reload/certs.go Open", // certificates expire by the time of day
+	"internal/reload/certs.go OpenCerts", // certificates expire by the time of day
 	"test/testkit/certstest/certstest.go Issue",
 	"test/testkit/certstest/certstest.go NewAuthority",
 	"internal/node/limits.go aged",
@@ -143,7 +138,7 @@ var clocks = []string{
 	"internal/node/node.go Start",
 	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
 	"internal/node/denials.go newDenials",
-	"internal/command/secrets.go newSecrets", // certificates are good from then on
+	"internal/cli/secrets.go newSecrets", // certificates are good from then on
 	"docs/images/restart.go restart",
 	"gateway/console/console.go send", // until when an event has to be written
 	"gateway/resp/command.go client",
@@ -190,11 +185,11 @@ var panics = []string{
 	"algo/limits.go counter",
 	"cluster/runner/boottime_linux.go BootTime",
 	"internal/node/observe.go recovering", // again, in net/http's way
-	"internal/settings/value.go Var",
+	"internal/cli/settings_value.go settingVar",
 	"client/grpclimit/grpclimit.go New",
 	"client/httplimit/httplimit.go New",
 	"gateway/http/http.go New",
-	"internal/lend/borrow.go New",
+	"internal/lend/borrow.go NewBook",
 	"internal/panics/panics.go Wait", // again, where it is recovered
 	"internal/simulate/candidate.go alloc",
 }
@@ -261,8 +256,8 @@ func TestImports(t *testing.T) {
 			}
 		}
 		for _, i := range slices.Concat(p.TestImports, p.XTestImports) {
-			if i == module+"internal/command" {
-				t.Errorf("the tests of %s must not import internal/command", p.name())
+			if i == module+"internal/cli" {
+				t.Errorf("the tests of %s must not import internal/cli", p.name())
 			}
 		}
 		generated := strings.HasPrefix(p.name(), "proto/weir/") // package proto speaks for them
@@ -374,12 +369,12 @@ func logged(call *ast.CallExpr) (message string, ok bool) {
 	return "…", true
 }
 
-// A library knows settings by their names, which are flags in one program only: see settings.Flagged.
+// A library knows settings by their names, which are flags in one program only: see cli.flagged.
 func TestLibrariesNameNoFlag(t *testing.T) {
 	flag := regexp.MustCompile(`(^|[\s("])--[a-z]`)
 	for _, p := range packages(t) {
-		// remote declares flags that commands share, devcluster prints commands to type.
-		if slices.Contains([]string{"internal/command", "internal/remote", "internal/devcluster"}, p.name()) || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
+		// dial declares flags that commands share.
+		if slices.Contains([]string{"internal/cli", "internal/dial"}, p.name()) || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
 			continue
 		}
 		for _, file := range p.GoFiles {

@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// startDev runs a development cluster until stop, which returns all that it has printed. said is what it prints once it is up.
+func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string, err error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- runDev(ctx, w, cfg)
+		w.Close()
+	}()
+	var all strings.Builder
+	buf := make([]byte, 1024)
+	for !strings.Contains(all.String(), "Ctrl-C") {
+		n, err := r.Read(buf)
+		all.Write(buf[:n])
+		if err != nil {
+			t.Fatal(<-ended)
+		}
+	}
+	return all.String(), func() (string, error) {
+		cancel()
+		_, _ = io.Copy(&all, r)
+		return all.String(), <-ended
+	}
+}
+
+// TestDev runs the development cluster until its context ends.
+func TestDev(t *testing.T) {
+	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
+	_, stop := startDev(t, devConfig{
+		Command: "bin/weir", Nodes: 2, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler),
+		Policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
+	})
+	said, err := stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "  bin/weir check alice --limit 5/1m", "  bin/weir status ", "stopping"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("lacks %q:\n%s", want, said)
+		}
+	}
+}
+
+// TestCommand: the examples run the program as it was run.
+func TestCommand(t *testing.T) {
+	for name, want := range map[string]string{
+		"weir": "weir", "bin/weir": "bin/weir", "/usr/bin/weir": "/usr/bin/weir", "./node": "./node", "node": "node",
+		"/tmp/go-build123/b001/exe/node": "go run ./cmd/node", "/root/.cache/go-build/a7/a7698c-d/node": "go run ./cmd/node",
+		"/tmp/go-build123/b001/exe/weir": "go run ./cmd/weir", "/root/.cache/go-build/a7/a7698c-d/weir": "go run ./cmd/weir",
+	} {
+		if got := command(name); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+}
+
+// TestDevPorts: ports that are asked for are taken, or the command says that they cannot be.
+func TestDevPorts(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	number := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
+	for _, flag := range []string{"--http-port", "--grpc-port"} {
+		var out, errs bytes.Buffer
+		args := []string{"dev", "--nodes", "1", "--http-port", "0", "--grpc-port", "0", flag, number}
+		if code := run(args, &out, &errs); code != exitError || !strings.Contains(errs.String(), "weir: "+flag+": ") || !strings.Contains(errs.String(), "in use") {
+			t.Errorf("%s: exit status %d, %s", args, code, errs.String())
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/weirlimit/weir/internal/node"
+)
+
+// examplePages are the pages whose commands are run, by the policies that they are run with, and how many there are at least.
+var examplePages = []struct {
+	doc, policies string
+	commands      int
+}{
+	{"docs/examples.md", "docs/examples/algorithms.yaml", 25},
+	{"docs/ai-budgets.md", "docs/examples/budgets.yaml", 10},
+}
+
+// passing is what depends on when a command of the page runs, and what is drawn at random. Whether there is such a time, and never,
+// does not.
+var passing = regexp.MustCompile(`((?:retry_after|reset_after|delay)=)[0-9][0-9a-z.]*|("(?:retry_after|reset_after)_ms":)[1-9][0-9]*|[0-9a-f]{24}00000000`)
+
+// TestExamples runs the commands of the pages of examples against the clusters that they have one start, and wants what they show.
+func TestExamples(t *testing.T) {
+	t.Chdir("../..")
+	for _, page := range examplePages {
+		t.Run(page.doc, func(t *testing.T) {
+			text, err := os.ReadFile(page.doc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if command := "\nbin/weir dev --policies " + page.policies + "\n"; !strings.Contains(string(text), command) {
+				t.Fatalf("the page does not have %q", command)
+			}
+			said, stop := startDev(t, devConfig{Nodes: 3, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler), Policies: page.policies})
+			ports := regexp.MustCompile(`dev-0  http://(\S+)  grpc (\S+)`).FindStringSubmatch(said)
+			if ports == nil {
+				t.Fatalf("no ports in\n%s", said)
+			}
+			e := example{httpAddr: ports[1], grpcAddr: ports[2]}
+			block := regexp.MustCompile("(?s)```console\n(.*?)```")
+			got := block.ReplaceAllStringFunc(string(text), func(console string) string {
+				var out strings.Builder
+				out.WriteString("```console\n")
+				for line := range strings.Lines(console) {
+					if command, ok := strings.CutPrefix(line, "$ "); ok {
+						e.commands++
+						out.WriteString(line)
+						out.WriteString(e.run(t, strings.TrimSuffix(command, "\n")))
+					}
+				}
+				return out.String() + "```"
+			})
+			if _, err := stop(); err != nil {
+				t.Error(err)
+			}
+			if e.commands < page.commands {
+				t.Errorf("the page has %d commands", e.commands)
+			}
+			if *updateExamples {
+				if err := os.WriteFile(page.doc, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			timeless := func(s string) string { return passing.ReplaceAllString(s, "${1}${2}…") }
+			if diff := cmp.Diff(timeless(string(text)), timeless(got)); diff != "" {
+				t.Errorf("%s does not show what its commands print (-update-examples writes it anew): -page +printed\n%s", page.doc, diff)
+			}
+		})
+	}
+}
+
+// example is a page whose commands are being run.
+type example struct {
+	httpAddr, grpcAddr string
+	commands           int
+	reservation        string // the shell's $ID
+}
+
+// setID is a command that keeps the id of a reservation, as a shell would.
+const setID, ofID = "ID=$(", " -o id)"
+
+// run runs a command of the page: weir, or curl with a body, which it stands in for. It returns what the command prints.
+func (e *example) run(t *testing.T, command string) string {
+	t.Helper()
+	if reserve, ok := strings.CutPrefix(command, setID); ok && strings.HasSuffix(reserve, ofID) {
+		answer := e.run(t, strings.TrimSuffix(reserve, ")"))
+		if e.reservation = strings.TrimSuffix(answer, "\n"); e.reservation == "" {
+			t.Fatalf("%s: no reservation in %s", command, answer)
+		}
+		return ""
+	}
+	command = strings.ReplaceAll(command, "$ID", e.reservation)
+	if args, ok := strings.CutPrefix(command, "bin/weir "); ok {
+		var out, errs bytes.Buffer
+		list := strings.Fields(args)
+		if list[0] != "simulate" {
+			list = append(list, "--addr", e.grpcAddr)
+		}
+		if code := run(list, &out, &errs); code == exitError {
+			t.Fatalf("%s: %s", command, &errs)
+		}
+		return out.String()
+	}
+	const curl, node = `curl -s -H 'Content-Type: application/json' -d '`, "' http://127.0.0.1:8080"
+	rest, ok := strings.CutPrefix(command, curl)
+	body, path, found := strings.Cut(rest, node)
+	if !ok || !found {
+		t.Fatalf("the test cannot run %q", command)
+	}
+	resp, err := http.Post(fmt.Sprintf("http://%s%s", e.httpAddr, path), "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSuffix(string(answer), "\n") + "\n"
+}

@@ -1,0 +1,101 @@
+package cli
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+
+	"github.com/weirlimit/weir/internal/dial"
+	"github.com/weirlimit/weir/internal/reload"
+)
+
+func newGossipKeys() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gossip-keys",
+		Short: "Show and change the keys that encrypt the gossip, on all members",
+		Long: `Show and change the keys that encrypt the gossip, on all members, while they run. A key is changed in three steps. A step
+that would cut a member off is rejected:
+
+  openssl rand -base64 32 > new.key
+  weir gossip-keys add new.key    all members can read it
+  weir gossip-keys use ID         all members write with it (list shows the id)
+  weir gossip-keys remove OLD-ID  nobody can read the old one any more
+
+Keys changed like this are forgotten when a process ends: put the new key into the nodes' --gossip-key-file as well. Changing
+that file on all nodes does the three steps by itself.
+Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
+		Args: noCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	step := func(use, short string, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) {
+		var f dial.Flags
+		sub := &cobra.Command{
+			Use: use, Short: short, Args: namedArgs,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				req, err := request(args, cmd.InOrStdin())
+				if err != nil {
+					return err
+				}
+				if len(req.Key) > 0 && !f.Private() {
+					return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.Addr)
+				}
+				return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+					resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
+					if err != nil {
+						return err
+					}
+					if err := printGossipKeys(cmd.OutOrStdout(), resp, f.Output == "json"); err != nil {
+						return err
+					}
+					if slices.ContainsFunc(resp.Members, func(m *weirv1.MemberKeys) bool { return m.Error != "" }) {
+						return errNegative // a member did not follow
+					}
+					return nil
+				})
+			},
+		}
+		f.Register(sub.Flags())
+		cmd.AddCommand(sub)
+	}
+	step("list", "Show which members have which keys", func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
+	})
+	step("add FILE", "Give all members a key, in base64 in a file, or - for standard input", func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
+		key, err := readKey(args[0], stdin)
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
+	})
+	step("use ID", "Have all members encrypt with a key that all have", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
+	})
+	step("remove ID", "Have all members forget a key that none uses", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
+	})
+	return cmd
+}
+
+// readKey reads one key. It is not taken from the command line, which others on the host can read.
+func readKey(name string, stdin io.Reader) ([]byte, error) {
+	var text []byte
+	var err error
+	if name == "-" {
+		text, err = io.ReadAll(io.LimitReader(stdin, 1024))
+	} else {
+		text, err = reload.ReadFile(name, 1024)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("FILE: %w", err)
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil {
+		return nil, fmt.Errorf("FILE: %s is not one key in base64; make one with: openssl rand -base64 32", name)
+	}
+	return key, nil
+}

@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/dial"
+	"github.com/weirlimit/weir/internal/load"
+	"github.com/weirlimit/weir/policy"
+)
+
+// loadGC is GOGC while load is generated: that of the callers in bench.
+const loadGC = 400
+
+// loadFlags are those of weir load.
+type loadFlags struct {
+	dial.Target
+	tls          dial.Identity
+	addrs        []string
+	over, output string
+	atMost       string
+	connections  int
+	run          load.Config
+	distribution string
+}
+
+// defaultLoadCount bounds the checks of a run that says nothing.
+const defaultLoadCount = 10_000_000
+
+func newLoad() *cobra.Command {
+	var f loadFlags
+	cmd := &cobra.Command{
+		Use:   "load",
+		Short: "Send checks to a cluster, measure the answers and check them",
+		Long: `Send checks to a running cluster for a while: at a rate (open loop: latencies count from the moment each check
+was due), or, without --rate, each worker's next one when the last is answered (closed loop). The admissions are
+checked against the limit: of a key, at most so many units in any window. An excess counts only if the times at which checks were
+sent and answered prove it. The checks are charged: use keys or a namespace of their own (--key-prefix, --namespace).
+Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also when a check got no decision.`,
+		Example: `  weir load --limit 100/1m --keys 50 --rate 1000 --for 30s
+  weir load --policy login --at-most 5/1m --over http --concurrency 64
+  weir load --limit 1000000/1m --over stream --concurrency 256 --distribution zipf -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.do(cmd.Context(), cmd.Flags(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	fs := cmd.Flags()
+	f.Target.Register(fs)
+	fs.StringVar(&f.over, "over", "grpc", "protocol: grpc (a call for each check), stream (the Go client, which merges checks and knows the owners), http or resp (the Redis protocol, with --policy)")
+	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
+	fs.Float64Var(&f.run.Rate, "rate", 0, "checks a second; 0: as many as the workers get answered")
+	fs.IntVar(&f.run.Concurrency, "concurrency", 64, "workers, and so checks in flight at most")
+	fs.IntVar(&f.connections, "connections", 1, "connections to each address, over grpc")
+	fs.DurationVar(&f.run.Duration, "for", 10*time.Second, "how long to send")
+	fs.Int64Var(&f.run.Count, "count", defaultLoadCount, "checks to send at most")
+	fs.DurationVar(&f.run.Timeout, "timeout", 2*time.Second, "longest time to wait for an answer")
+	fs.Int64Var(&f.run.Cost, "cost", 1, "units of each check")
+	fs.IntVar(&f.run.Keys.Count, "keys", 1000, "number of different keys")
+	fs.StringVar(&f.distribution, "distribution", string(load.Uniform), "distribution of the keys: uniform, zipf, or hot (one key in nine of ten checks)")
+	fs.Float64Var(&f.run.Keys.Skew, "skew", 1.1, "exponent of zipf, above 1")
+	fs.StringVar(&f.run.Keys.Prefix, "key-prefix", "load-", "prefix of all keys")
+	fs.Uint64Var(&f.run.Keys.Seed, "seed", 1, "the same seed asks for the same keys in the same order")
+	fs.StringVar(&f.atMost, "at-most", "", "bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy, twice the limit that the node tells over grpc and stream)")
+	f.tls.Register(fs)
+	fs.StringVarP(&f.output, "output", "o", "text", "how to print the result: text or json")
+	return cmd
+}
+
+func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io.Writer) error {
+	if err := dial.CheckOutput(f.output); err != nil {
+		return err
+	}
+	inline, err := f.Inline(fs)
+	if err != nil {
+		return err
+	}
+	cfg := f.run
+	cfg.Keys.Distribution = load.Distribution(f.distribution)
+	if cfg.Bound, err = f.bound(inline); err != nil {
+		return err
+	}
+	nodes := load.Nodes{
+		Over: f.over, Addrs: f.addrs, Connections: f.connections, Concurrency: f.run.Concurrency, Timeout: f.run.Timeout,
+		TLS: f.tls, Target: f.Message(inline, ""), Inline: inline, Cost: f.run.Cost,
+	}
+	askers, closeAll, err := nodes.Open()
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	cfg.Askers = askers
+	if cfg.Bound == nil {
+		cfg.Bound = nodes.Learn(ctx, cfg.Keys.Prefix+"1")
+	}
+	line := newProgressLine(stderr)
+	cfg.Progress = func(p load.Progress) {
+		line.Show("[%s] %v of %v  %s checks  p99 %v", bar(int64(p.Elapsed), int64(p.Of)), p.Elapsed.Round(time.Second), p.Of, humanize.Comma(p.Sent), short(p.P99))
+	}
+	// A generator holds so little that it would collect many times a second, and take the processor from those it measures: a third
+	// more CPU time a check, where both are on one machine.
+	defer debug.SetGCPercent(debug.SetGCPercent(loadGC))
+	result, err := load.Run(ctx, cfg)
+	line.Clear()
+	if err != nil {
+		return err
+	}
+	if err := printLoad(stdout, &f.run, f.over, &result, f.output == "json"); err != nil {
+		return err
+	}
+	switch {
+	case result.Verdict != nil && !result.Verdict.Holds:
+		return errNegative
+	case result.Errors > 0:
+		return fmt.Errorf("%d of %d checks got no decision; the first: %s", result.Errors, result.Checks, result.FirstError)
+	}
+	return nil
+}
+
+// bound is --at-most, or the most that --limit lets through in its window.
+func (f *loadFlags) bound(inline *algo.Limit) (*load.Bound, error) {
+	if f.atMost == "" {
+		return load.BoundOf(inline)
+	}
+	n, window, err := policy.ParseRate(f.atMost)
+	if err != nil {
+		return nil, fmt.Errorf("at-most: %w", err)
+	}
+	return &load.Bound{Units: n, Window: window}, nil
+}

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/weirlimit/weir/internal/load"
+	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// runLoad runs weir load.
+func runLoad(args ...string) (code int, out, errs string) {
+	var o, e strings.Builder
+	code = run(append([]string{"load"}, args...), &o, &e)
+	return code, o.String(), e.String()
+}
+
+// TestLoad: over each protocol and through any node, the checks of all keys are admitted up to the limit and not beyond, and the
+// answers are found to be right.
+func TestLoad(t *testing.T) {
+	a := startReady(t, testConfig(t, "a"))
+	cfg := testConfig(t, "b")
+	cfg.Join = []string{a.GossipAddr()}
+	b := startReady(t, cfg)
+	grpc := a.GRPCAddr() + "," + b.GRPCAddr()
+	http := a.HTTPAddr() + "," + b.HTTPAddr()
+	const keys, limit, checks = 20, 7, 400
+	for _, c := range []struct {
+		over, addr, rate string
+		distribution     load.Distribution
+	}{
+		{"grpc", grpc, "0", load.Uniform}, {"grpc", grpc, "0", load.Zipf}, {"grpc", grpc, "0", load.Hot}, {"stream", grpc, "0", load.Uniform},
+		{"http", http, "0", load.Uniform}, {"grpc", grpc, "2000", load.Uniform}, {"http", http, "2000", load.Hot},
+	} {
+		name := c.over + "-" + c.rate + "-" + string(c.distribution)
+		code, out, errs := runLoad("--over", c.over, "--addr", c.addr, "--rate", c.rate, "--limit", "7/1h", "--namespace", name, "--distribution", string(c.distribution),
+			"--keys", "20", "--count", "400", "--for", "1m", "--timeout", "20s", "--concurrency", "16", "-o", "json")
+		var r load.Result
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK || errs != "" {
+			t.Fatalf("%s: exit status %d, %v: %s %s", name, code, err, out, errs)
+		}
+		if r.Checks != checks || r.Admitted+r.Refused != checks || r.FailedOpen+r.FailedClosed+r.Errors+r.Unsent != 0 || r.Admitted > keys*limit {
+			t.Errorf("%s: %s", name, out)
+		}
+		// Each key is asked for more often than it has units, but for the rare ones of Zipf.
+		if c.distribution == load.Uniform && r.Admitted != keys*limit {
+			t.Errorf("%s: admitted %d, want %d", name, r.Admitted, keys*limit)
+		}
+		if v := r.Verdict; v == nil || !v.Holds || v.Most != limit || v.Units != limit || r.Latency.P50 <= 0 || r.Latency.Max < r.Latency.P99 {
+			t.Errorf("%s: %s", name, out)
+		}
+	}
+}
+
+// TestLoadOverRESP: the Redis protocol takes policies.
+func TestLoadOverRESP(t *testing.T) {
+	n, shop, _ := startSecured(t, func(cfg *node.Config) { cfg.RESPPort = node.PortAny })
+	args := []string{"--over", "resp", "--addr", n.RESPAddr(), "--policy", "login", "--at-most", "5/1m", "--keys", "4", "--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
+	code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", shop))...)
+	var r load.Result
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK || r.Checks != 200 || r.Admitted != 20 || r.Refused != 180 || !r.Verdict.Holds || r.Verdict.Most != 5 {
+		t.Errorf("%d, %v: %s%s", code, err, out, errs)
+	}
+	if code, _, errs := runLoad(args...); code != exitError || !strings.Contains(errs, "200 of 200 checks got no decision; the first: NOAUTH") {
+		t.Errorf("without a token: %d %s", code, errs)
+	}
+}
+
+// TestLoadFindsExcess: what is more than was said ends with status 1, in words too.
+func TestLoadFindsExcess(t *testing.T) {
+	n := startReady(t, testConfig(t, "a"))
+	grpc := n.GRPCAddr()
+	code, out, errs := runLoad("--addr", grpc, "--policy", "login", "--at-most", "4/1h", "--keys", "1", "--count", "20", "--key-prefix", "x-", "--timeout", "20s")
+	if code != exitNegative || !strings.Contains(out, `FAILED: "x-1" was admitted 5 units within 1h0m0s, more than 4`) || errs != "" {
+		t.Errorf("%d: %s%s", code, out, errs)
+	}
+	code, out, errs = runLoad("--addr", grpc, "--policy", "login", "--at-most", "5/1m", "--keys", "1", "--count", "20", "--key-prefix", "y-", "--timeout", "20s")
+	if code != exitOK || !strings.Contains(out, "checked: no key was admitted more than 5 units in any 1m0s; the most was 5") || errs != "" {
+		t.Errorf("%d: %s%s", code, out, errs)
+	}
+	code, out, errs = runLoad("--addr", grpc, "--policy", "login", "--count", "20", "--timeout", "20s")
+	if code != exitOK || !strings.Contains(out, "checked: no key was admitted more than 10 units in any 1m0s") || errs != "" { // learned from the node
+		t.Errorf("%d: %s%s", code, out, errs)
+	}
+}
+
+// TestLoadWithTokens: a cluster with an access file, with the right token, another one and none.
+func TestLoadWithTokens(t *testing.T) {
+	n, shop, all := startSecured(t, nil)
+	for over, addr := range map[string]string{"grpc": n.GRPCAddr(), "stream": n.GRPCAddr(), "http": n.HTTPAddr()} {
+		args := []string{"--over", over, "--addr", addr, "--limit", "1/1h", "--count", "5", "--keys", "5", "--timeout", "20s", "--namespace", over}
+		if code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", all))...); code != exitOK {
+			t.Errorf("%s: %d %s %s", over, code, out, errs)
+		}
+		for _, more := range [][]string{nil, {"--token-file", testkit.WriteFile(t, "token", shop)}} {
+			if code, out, errs := runLoad(append(args, more...)...); code != exitError || !strings.Contains(errs, "5 of 5 checks got no decision") {
+				t.Errorf("%s %v: %d %s %s", over, more, code, out, errs)
+			}
+		}
+	}
+}
+
+// TestLoadBound: what a limit that is sent along lets through in any window of its length, by its algorithm.
+func TestLoadBound(t *testing.T) {
+	for algorithm, want := range map[string]int64{
+		"sliding_log": 5, "sliding_window": 5, "fixed_window": 10, "sliding_counter": 10, "token_bucket": 10, "leaky_bucket": 10,
+	} {
+		f := loadFlags{}
+		fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
+		f.Target.Register(fs)
+		if err := fs.Parse([]string{"--limit", "5/1m", "--algorithm", algorithm}); err != nil {
+			t.Fatal(err)
+		}
+		inline, err := f.Inline(newLoad().Flags())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := f.bound(inline); err != nil || *b != (load.Bound{Units: want, Window: time.Minute}) {
+			t.Errorf("%s: %+v, %v", algorithm, b, err)
+		}
+		f.atMost = "7/1h"
+		if b, err := f.bound(inline); err != nil || *b != (load.Bound{Units: 7, Window: time.Hour}) {
+			t.Errorf("%s: %+v, %v", algorithm, b, err)
+		}
+	}
+}
+
+func TestLoadErrors(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--policy: name a policy":               nil,
+		"--limit: goes without --policy":        {"--policy", "login", "--limit", "5/1m"},
+		"--algorithm: goes with --limit":        {"--policy", "login", "--algorithm", "token_bucket"},
+		"--algorithm: concurrency takes leases": {"--limit", "5/1m", "--algorithm", "concurrency"},
+		"--limit: ":                             {"--limit", "5"},
+		"--at-most: ":                           {"--limit", "5/1m", "--at-most", "x"},
+		"--output: ":                            {"--limit", "5/1m", "-o", "xml"},
+		"--over: ":                              {"--limit", "5/1m", "--over", "smoke"},
+		"--addr: ":                              {"--limit", "5/1m", "--addr", "here"},
+		"--connections: ":                       {"--limit", "5/1m", "--connections", "0"},
+		"--for: ":                               {"--limit", "5/1m", "--for", "2h"},
+		"--count: ":                             {"--limit", "5/1m", "--count", "0"},
+		"--rate: ":                              {"--limit", "5/1m", "--rate", "-1"},
+		"--concurrency: ":                       {"--limit", "5/1m", "--concurrency", "100000"},
+		"--keys: ":                              {"--limit", "5/1m", "--keys", "0"},
+		"--distribution: ":                      {"--limit", "5/1m", "--distribution", "even"},
+		"--skew: ":                              {"--limit", "5/1m", "--distribution", "zipf", "--skew", "1"},
+		"--cost: ":                              {"--limit", "5/1m", "--cost", "0"},
+		"--timeout: ":                           {"--limit", "5/1m", "--timeout", "0s"},
+		"--tls-ca-file: ":                       {"--limit", "5/1m", "--tls-ca-file", "missing"},
+		"--token-file: ":                        {"--limit", "5/1m", "--token-file", "missing"},
+		"3 of 3 checks got no decision; the first":                   {"--limit", "5/1m", "--addr", "127.0.0.1:1", "--count", "3"},
+		"3 of 3 checks got no decision; the first: no node answered": {"--limit", "5/1m", "--addr", "127.0.0.1:1", "--count", "3", "--over", "stream"},
+	} {
+		if code, _, errs := runLoad(args...); code != exitError || !strings.HasPrefix(errs, "weir: "+want) {
+			t.Errorf("%v: %d %s, want %s", args, code, errs, want)
+		}
+	}
+}

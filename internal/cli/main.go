@@ -1,0 +1,133 @@
+// Package cli is the weir command: a node, and the commands to work with a cluster, a file for each. It is what cmd/weir and cmd/node run.
+//
+// A flag may be set by the environment and by a YAML file, under one name. What is printed as text may change at any time; what is printed
+// as JSON is part of the API. Content from callers or files, such as a key, is quoted where it could control a terminal.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	_ "time/tzdata" // policies name time zones, and an image made from scratch has no zone files
+
+	"github.com/spf13/cobra"
+
+	"github.com/weirlimit/weir/internal/admission"
+	"github.com/weirlimit/weir/internal/observe"
+)
+
+// Exit statuses of every command.
+const (
+	exitOK       = 0
+	exitNegative = 1 // a negative result: a check was refused, a file has mistakes
+	exitError    = 2 // a bad flag, a port taken, a missing file, a node that cannot be reached
+)
+
+// errNegative ends a command with exitNegative, after it has said what there is to say.
+var errNegative = errors.New("negative result")
+
+// Main carries out the process's command line, and ends the process.
+func Main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run carries out a command line. The first interrupt or termination signal ends it gracefully; a second one kills, or
+// is handled by the command (see stopNode).
+func run(args []string, stdout, stderr io.Writer) int {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	context.AfterFunc(ctx, cancel) // from then on signals have their usual effect
+
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errNegative):
+		return exitNegative
+	}
+	// Nor does the end wait for somebody who does not read.
+	last := observe.NewLogQueue(stderr, observe.LogQueueConfig{MaxBytes: admission.LogQueue})
+	fmt.Fprintln(last, "weir:", flagged(cmd.Flags(), err))
+	within, stop := context.WithTimeout(context.Background(), flushTimeout)
+	defer stop()
+	_ = last.Close(within)
+	return exitError
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "weir",
+		Short: "A distributed rate limiter that needs no Redis",
+		Long: `Weir is a distributed rate limiter. Nodes form a cluster by gossip, every key has one owner, and the
+owner decides in memory, on one clock.
+
+Start with:  weir dev`,
+		Version:       build(),
+		Args:          noCommand,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetHelpCommand(newHelp())
+	root.AddCommand(newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(), newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys(), newOverride())
+	root.AddCommand(&cobra.Command{Use: "version", Short: "Print version, commit, Go release and platform", Args: namedArgs,
+		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "weir", build()) }})
+	root.InitDefaultCompletionCmd()
+	if completion, _, err := root.Find([]string{"completion"}); err == nil {
+		completion.RunE = root.RunE // without it cobra succeeds whatever comes after the command
+	}
+	return root
+}
+
+// newHelp replaces cobra's own command, which takes a mistyped command for a question about weir, and succeeds.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Explain a command and its flags",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return err
+			}
+			if err := noCommand(about, rest); err != nil {
+				return err
+			}
+			about.InitDefaultHelpFlag() // so that it is among the flags
+			return about.Help()
+		},
+	}
+}
+
+// namedArgs takes the arguments that a command's Use names.
+func namedArgs(cmd *cobra.Command, args []string) error {
+	names := strings.Fields(cmd.Use)[1:]
+	switch {
+	case len(args) < len(names):
+		return fmt.Errorf("%s: is missing", names[len(args)])
+	case len(args) > len(names):
+		return fmt.Errorf("argument %q: is one too many", args[len(names)])
+	}
+	return nil
+}
+
+// noCommand takes no arguments where commands are expected: what there is instead is a mistyped one.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2 // letters that may be wrong
+	like := ""
+	if names := cmd.SuggestionsFor(args[0]); len(names) > 0 {
+		like = ": is it " + strings.Join(names, " or ") + "?"
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), like)
+}

@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"context"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/weirlimit/weir/internal/dial"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+func newOverride() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "override",
+		Short: "Give keys other limits than their policy has, on all members, while they run",
+		Long: `Give keys, or all keys with a prefix, other limits than their policy has, on all members of the cluster, while they run.
+
+  weir override set login alice '{"limit":500}'
+  weir override set --prefix api partner- '{"limits":["10/1s","1000/1h"]}'
+  weir override set login mallory '{"blocked":true}'
+  weir override list
+  weir override delete login alice
+
+SETTINGS are the fields of an override in a policy file, as a JSON object. With an access file it takes a token with the role overrides.
+Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with nothing changed.`,
+		Args: noCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	change := func(use, short string, ask func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)) {
+		var f dial.Flags
+		var isPrefix bool
+		sub := &cobra.Command{
+			Use: use, Short: short, Args: namedArgs,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				key, prefix := args[1], ""
+				if isPrefix {
+					key, prefix = "", args[1]
+				}
+				return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+					resp, err := ask(ctx, weirv1.NewOverridesClient(conn), key, prefix, args)
+					if err == nil {
+						err = printOverrideChange(cmd.OutOrStdout(), resp, f.Output == "json")
+					}
+					if err == nil && slices.ContainsFunc(resp.Members, func(m *weirv1.OverrideMember) bool { return !m.Has }) {
+						return errNegative
+					}
+					return err
+				})
+			},
+		}
+		f.Register(sub.Flags())
+		sub.Flags().BoolVar(&isPrefix, "prefix", false, "for all keys that begin with KEY")
+		cmd.AddCommand(sub)
+	}
+	change("set POLICY KEY SETTINGS", "Give a key other limits",
+		func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
+			return c.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: args[0], Key: key, Prefix: prefix, Settings: args[2]}})
+		})
+	change("delete POLICY KEY", "Give a key the limits of the policy file again",
+		func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
+			return c.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: args[0], Key: key, Prefix: prefix})
+		})
+	var f dial.Flags
+	var policy string
+	list := &cobra.Command{
+		Use: "list", Short: "Show the overrides that were set while nodes run", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+				all, page := new(weirv1.ListOverridesResponse), &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
+				for {
+					resp, err := weirv1.NewOverridesClient(conn).ListOverrides(ctx, page)
+					if err != nil {
+						return err
+					}
+					all.Overrides = append(all.Overrides, resp.Overrides...)
+					if page.PageToken = resp.NextPageToken; page.PageToken == "" {
+						return printOverrides(cmd.OutOrStdout(), all, f.Output == "json")
+					}
+				}
+			})
+		},
+	}
+	f.Register(list.Flags())
+	list.Flags().StringVar(&policy, "policy", "", "only overrides of this policy")
+	cmd.AddCommand(list)
+	return cmd
+}

@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+func topExample() *weirv1.TopKeysResponse {
+	return &weirv1.TopKeysResponse{
+		Node: "n0", Members: []string{"n0", "n1"}, Unreachable: []string{"n2"}, CountedNs: int64(10 * time.Second), PoliciesCountedNs: int64(20 * time.Second),
+		Keys: []*weirv1.KeyUse{
+			{Policy: "login", Key: "alice", Decisions: 125, Refused: 25, Limit: 5, Used: 5},
+			{Namespace: "api", Key: "\x1b]0;owned\a", Decisions: 1},
+		},
+		Policies: []*weirv1.PolicyUse{{Policy: "login", Allowed: 100, Refused: 25, FailedOpen: 1, Errors: 2}},
+	}
+}
+
+func TestPrintTop(t *testing.T) {
+	var b bytes.Buffer
+	if err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, topExample(), 0); err != nil {
+		t.Fatal(err)
+	}
+	want := `refused keys of the last 10s, as n0 knows from 2 of 3 members
+unreachable, and missing: n2
+
+POLICY  CHECKS/S  REFUSED/S  REFUSED  FAILED/S  ERRORS/S
+login       6.30       1.25      20%      0.05      0.10
+
+KEY                 POLICY        CHECKS/S  REFUSED/S  REFUSED  USED  FULL
+alice               login               12       2.50      20%   5/5  100%
+"\x1b]0;owned\a"  (inline) api      0.10          0       0%
+`
+	// The quoted key is as wide as the column makes it.
+	want = strings.Replace(want, "KEY                 POLICY", "KEY               POLICY", 1)
+	want = strings.Replace(want, "alice               login", "alice             login", 1)
+	if b.String() != want {
+		t.Errorf("got\n%swant\n%s", &b, want)
+	}
+	b.Reset()
+	top := topExample()
+	top.Policies[0].Banned = 20
+	if err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, top, 0); err != nil || !strings.Contains(b.String(), "ERRORS/S  BANNED/S\n") {
+		t.Errorf("with bans: %v\n%s", err, &b)
+	}
+	b.Reset()
+	if err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}}, 0); err != nil || !strings.Contains(b.String(), "no key was decided on\n") {
+		t.Errorf("%v\n%s", err, &b)
+	}
+}
+
+// A screen is never larger than the terminal, whatever the keys are, and no key controls it.
+func TestTopScreen(t *testing.T) {
+	top := topExample()
+	for i := range 100 {
+		top.Keys = append(top.Keys, &weirv1.KeyUse{Policy: strings.Repeat("p", 128), Key: fmt.Sprint(strings.Repeat("ключ-", 200), i), Decisions: 1})
+	}
+	for _, size := range [][2]int{{80, 24}, {20, 5}, {300, 200}, {1, 1}} {
+		for _, err := range []error{nil, errors.New("addr: no node answers")} {
+			screen := topScreen(weirv1.KeyOrder_KEY_ORDER_BUSIEST, top, err, size[0], size[1])
+			lines := strings.Split(strings.TrimSuffix(strings.TrimPrefix(screen, home), "\x1b[K"+endOfScreen), endOfLine)
+			if len(lines) > size[1] {
+				t.Errorf("%v: %d lines", size, len(lines))
+			}
+			for _, line := range lines {
+				if len([]rune(line)) > size[0] || strings.ContainsAny(line, "\x1b\a\r\n") {
+					t.Errorf("%v: %q", size, line)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/weirlimit/weir/internal/reload"
+	"github.com/weirlimit/weir/internal/strictyaml"
+)
+
+// fillFlags gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
+// --http-port) or, failing that, from the YAML file that --config names (http-port: 8080). Flag, environment, file: the
+// first that says something counts.
+func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
+	fromEnv := func(f *pflag.Flag) error {
+		name := "WEIR_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		v, ok := getenv(name)
+		if !ok || f.Changed || f.Name == "help" {
+			return nil
+		}
+		if err := flags.Set(f.Name, v); err != nil {
+			return fmt.Errorf("%s (environment): %w", name, err)
+		}
+		return nil
+	}
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) { errs = append(errs, fromEnv(f)) })
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	f := flags.Lookup("config")
+	if f == nil || f.Value.String() == "" {
+		return nil
+	}
+	data, err := reload.ReadFile(f.Value.String(), maxConfig)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	return fillFromYAML(flags, f.Value.String(), data)
+}
+
+// unknownVariables lists the variables of an environment that begin like settings and are none, such as misspelt ones.
+func unknownVariables(flags *pflag.FlagSet, environ []string) []string {
+	var unknown []string
+	for _, v := range environ {
+		name, _, _ := strings.Cut(v, "=")
+		setting, ok := strings.CutPrefix(name, "WEIR_")
+		if ok && flags.Lookup(strings.ToLower(strings.ReplaceAll(setting, "_", "-"))) == nil {
+			unknown = append(unknown, name)
+		}
+	}
+	return unknown
+}
+
+// maxConfig is the size in bytes of the largest file with settings.
+const maxConfig = 1 << 20
+
+// fillFromYAML sets the flags that have not been set by what a file of the given name holds.
+func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {
+	d := strictyaml.New(file, data)
+	var known []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Name != "config" && f.Name != "help" {
+			known = append(known, f.Name, strings.ReplaceAll(f.Name, "-", "_"))
+		}
+	})
+	if root := d.Root(); root != nil {
+		fields, _ := d.Fields(root, "", known)
+		seen := make(map[string]bool)
+		for _, one := range fields.List {
+			f := flags.Lookup(strings.ReplaceAll(one.Name, "_", "-"))
+			if seen[f.Name] {
+				d.Fail(one.Key, one.Path, "is given twice")
+			} else if !f.Changed && one.Node != nil {
+				set(d, flags, f, one)
+			}
+			seen[f.Name] = true
+		}
+	}
+	var errs []error
+	for _, e := range d.Sorted() {
+		errs = append(errs, fmt.Errorf("config: %w", e))
+	}
+	return errors.Join(errs...)
+}
+
+// set gives a flag the value of a field: whatever is written there, or the elements of a list.
+func set(d *strictyaml.Decoder, flags *pflag.FlagSet, f *pflag.Flag, one strictyaml.Field) {
+	text := one.Node.Value
+	switch {
+	case one.Node.Kind == yaml.SequenceNode && f.Value.Type() == "stringSlice":
+		var list []string
+		if err := one.Node.Decode(&list); err != nil {
+			d.Fail(one.Node, one.Path, "a list of texts is expected")
+			return
+		}
+		text = strings.Join(list, ",")
+	case one.Node.Kind != yaml.ScalarNode:
+		d.Fail(one.Node, one.Path, "a single value is expected, not %s", strictyaml.Kind(one.Node))
+		return
+	}
+	if err := flags.Set(f.Name, text); err != nil {
+		d.Fail(one.Node, one.Path, "%v", err)
+	}
+}

@@ -1,0 +1,188 @@
+package dial
+
+import (
+	"context"
+	"io"
+	"log"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// TestInline: a policy or a limit, and not both; what is wrong names its flag.
+func TestInline(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want *algo.Limit
+		says string
+	}{
+		{"--policy p", nil, ""},
+		{"--limit 5/1m", &algo.Limit{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}, ""},
+		{"--limit 5/1m --algorithm token_bucket --namespace n", &algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute}, ""},
+		{"", nil, "policy: "},
+		{"--policy p --limit 5/1m", nil, "limit: goes without"},
+		{"--policy p --algorithm sliding_log", nil, "algorithm: goes with"}, // though it is the default
+		{"--limit 5/1m --algorithm guess", nil, `algorithm: "guess"`},
+		{"--limit 5", nil, "limit: "},
+		{"--limit 5/1parsec", nil, "limit: "},
+	} {
+		var f Target
+		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+		f.Register(fs)
+		if err := fs.Parse(strings.Fields(c.args)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.Inline(fs)
+		if (err == nil) != (c.says == "") || err != nil && !strings.HasPrefix(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %s", c.args, err, c.says)
+			continue
+		}
+		if (got == nil) != (c.want == nil) || got != nil && (got.Algorithm != c.want.Algorithm || got.Limit != c.want.Limit || got.Window != c.want.Window) {
+			t.Errorf("%s: %+v", c.args, got)
+		}
+		if m := f.Message(got, "alice"); err == nil && (m.Key != "alice" || (m.Limit == nil) != (got == nil) || m.Policy != f.Policy) {
+			t.Errorf("%s: the message is %v", c.args, m)
+		}
+	}
+}
+
+// TestToken: a token is one word, and travels in plain text to this host alone.
+func TestToken(t *testing.T) {
+	one := testkit.WriteFile(t, "token", " secret \n")
+	for _, c := range []struct {
+		id         Identity
+		addr, want string
+		says       string
+	}{
+		{Identity{}, "192.0.2.1:1", "", ""},
+		{Identity{TokenFile: one}, "127.0.0.1:1", "secret", ""},
+		{Identity{TokenFile: one}, "[::1]:1", "secret", ""},
+		{Identity{TokenFile: one}, "[::ffff:127.0.0.1]:1", "secret", ""},
+		{Identity{TokenFile: one}, "localhost:1", "secret", ""},
+		{Identity{TokenFile: one}, "192.0.2.1:1", "", "in plain text: give tls-ca-file"},
+		{Identity{TokenFile: one}, "localhost.example:1", "", "in plain text"},
+		{Identity{TokenFile: one}, "127.0.0.1", "", "in plain text"}, // whatever that is
+		{Identity{TokenFile: one, CA: "ca.pem"}, "192.0.2.1:1", "secret", ""},
+		{Identity{TokenFile: testkit.WriteFile(t, "two", "a b")}, "127.0.0.1:1", "", "one token and nothing else"},
+		{Identity{TokenFile: testkit.WriteFile(t, "none", "\n")}, "127.0.0.1:1", "", "one token and nothing else"},
+		{Identity{TokenFile: "/none"}, "127.0.0.1:1", "", "no such file"},
+	} {
+		got, err := c.id.Token(c.addr)
+		if got != c.want || (err == nil) != (c.says == "") || err != nil && (!strings.HasPrefix(err.Error(), "token-file: ") || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%+v at %s: %q, %v", c.id, c.addr, got, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("the error tells the token: %v", err)
+		}
+	}
+}
+
+// TestIdentity: what cannot be presented, or believed, names its file's flag.
+func TestIdentity(t *testing.T) {
+	junk := testkit.WriteFile(t, "junk.pem", "not PEM\n")
+	if c, err := (&Identity{}).Config(); c != nil || err != nil {
+		t.Errorf("plain text is %v, %v", c, err)
+	}
+	if c, err := (&Identity{Name: "node"}).Config(); err != nil || c.ServerName != "node" {
+		t.Errorf("a name alone is %v, %v", c, err)
+	}
+	for _, c := range []struct {
+		id   Identity
+		want string
+	}{
+		{Identity{CA: "/none"}, "tls-ca-file: "},
+		{Identity{CA: junk}, "tls-ca-file: " + junk},
+		{Identity{Cert: junk}, "tls-cert-file, tls-key-file: give both"},
+		{Identity{Key: junk}, "tls-cert-file, tls-key-file: give both"},
+		{Identity{Cert: "/none", Key: junk}, "tls-cert-file: "},
+		{Identity{Cert: junk, Key: "/none"}, "tls-key-file: "},
+		{Identity{Cert: junk, Key: junk}, "tls-cert-file, tls-key-file: "},
+	} {
+		if _, err := c.id.Transport(); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %s", c.id, err, c.want)
+		}
+	}
+}
+
+// service refuses to be asked without a token, and then waits for its caller's patience to end.
+type service struct {
+	weirv1.UnimplementedLimiterServer
+}
+
+func (service) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
+	if len(metadata.ValueFromIncomingContext(ctx, "authorization")) == 0 {
+		return nil, status.Error(codes.Unauthenticated, "present a token")
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestConnect: what a node says is passed on, and what is not its word names the flag.
+func TestConnect(t *testing.T) {
+	addr := testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, service{}) })
+	ask := func(ctx context.Context, c *grpc.ClientConn) error {
+		_, err := weirv1.NewLimiterClient(c).Status(ctx, &weirv1.StatusRequest{})
+		return err
+	}
+	token := Identity{TokenFile: testkit.WriteFile(t, "token", "secret")}
+	for _, c := range []struct {
+		node Node
+		want string
+	}{
+		{Node{Addr: addr}, "timeout: 0s is not a time"},
+		{Node{Addr: "127.0.0.1", Timeout: time.Minute}, `addr: "127.0.0.1" is not HOST:PORT`},
+		{Node{Addr: ":1", Timeout: time.Minute}, `addr: ":1" is not HOST:PORT`},
+		{Node{Addr: addr, Timeout: time.Minute}, "present a token"},
+		{Node{Addr: addr, Timeout: 50 * time.Millisecond, TLS: token}, "addr: no answer from " + addr + " within 50ms"},
+		{Node{Addr: "127.0.0.1:1", Timeout: time.Minute}, "addr: no node answers gRPC at 127.0.0.1:1"},
+		{Node{Addr: "192.0.2.1:1", Timeout: time.Minute, TLS: token}, "token-file: "},
+	} {
+		if err := c.node.Connect(t.Context(), ask); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %s", c.node, err, c.want)
+		}
+	}
+	if here, away := (&Node{Addr: addr}).Private(), (&Node{Addr: "192.0.2.1:1"}).Private(); !here || away {
+		t.Errorf("private: here %t, away %t", here, away)
+	}
+}
+
+// TestOwnNames: of what a node says, the field that it begins with has the name that commands have for it.
+func TestOwnNames(t *testing.T) {
+	for message, want := range map[string]string{
+		"target.policy: is unknown": "policy: is unknown", "ttl_ns: is short": "ttl: is short", "target.limit.window_ns: is long": "limit.window: is long",
+		"override.settings.limit: is 0": "settings.limit: is 0", "id: is missing": "id: is missing", "present a token": "present a token", "grpc: received: 3": "grpc: received: 3",
+	} {
+		if got := ownNames(message); got != want {
+			t.Errorf("%q: %q", message, got)
+		}
+	}
+}
+
+// TestPlainTextAtATLSPort: a command in plain text at a port that speaks TLS is told so.
+func TestPlainTextAtATLSPort(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	addr := server.Listener.Addr().String()
+	n := Node{Addr: addr, Timeout: 10 * time.Second}
+	err := n.Connect(t.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+		_, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
+		return err
+	})
+	if want := "addr: " + addr + " speaks TLS: give tls-ca-file"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}

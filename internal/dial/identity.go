@@ -1,0 +1,117 @@
+package dial
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/internal/reload"
+)
+
+// Identity is how a command proves itself to a node, and has the node prove itself. Without CA, Cert, Key and Name: in plain text.
+type Identity struct {
+	CA        string // file with authorities (PEM) of the node's certificate
+	Cert, Key string // files with a certificate (PEM) to present, and its key
+	Name      string // in the node's certificate; empty: the host of its address
+	TokenFile string // file with the token to present
+}
+
+// encrypted reports whether TLS is spoken.
+func (c *Identity) encrypted() bool {
+	return c.CA != "" || c.Cert != "" || c.Key != "" || c.Name != ""
+}
+
+// with returns a context in which the token, if there is one, goes along with calls to addr.
+func (c *Identity) with(ctx context.Context, addr string) (context.Context, error) {
+	token, err := c.Token(addr)
+	if err != nil || token == "" {
+		return ctx, err
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
+}
+
+// Token returns the token to present at addr, empty if there is none.
+func (c *Identity) Token(addr string) (string, error) {
+	if c.TokenFile == "" {
+		return "", nil
+	}
+	token, err := readToken(c.TokenFile)
+	if err != nil {
+		return "", fmt.Errorf("token-file: %w", err)
+	}
+	if !c.encrypted() && !netaddr.LoopbackHostPort(addr) {
+		return "", fmt.Errorf("token-file: the token would be sent to %s in plain text: give tls-ca-file", addr)
+	}
+	return token, nil
+}
+
+// maxPEM is the size in bytes of the largest file of a client with a token, certificates or a key.
+const maxPEM = 1 << 20
+
+// readToken reads a token from a file of its own.
+func readToken(name string) (string, error) {
+	data, err := reload.ReadFile(name, maxPEM)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" || strings.ContainsAny(token, " \t\r\n") {
+		return "", fmt.Errorf("%s: must hold one token and nothing else; make one with: weir token", name)
+	}
+	return token, nil
+}
+
+// Transport returns the credentials of a connection to a node.
+func (c *Identity) Transport() (credentials.TransportCredentials, error) {
+	config, err := c.Config()
+	switch {
+	case err != nil:
+		return nil, err
+	case config == nil:
+		return insecure.NewCredentials(), nil
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// Config is the same as crypto/tls has it, nil for plain text.
+func (c *Identity) Config() (*tls.Config, error) {
+	if !c.encrypted() {
+		return nil, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.Name}
+	if c.CA != "" {
+		data, err := reload.ReadFile(c.CA, maxPEM)
+		if err != nil {
+			return nil, fmt.Errorf("tls-ca-file: %w", err)
+		}
+		if config.RootCAs, err = reload.Authorities(data); err != nil {
+			return nil, fmt.Errorf("tls-ca-file: %s: %w", c.CA, err)
+		}
+	}
+	if (c.Cert == "") != (c.Key == "") {
+		return nil, errors.New("tls-cert-file, tls-key-file: give both or neither")
+	}
+	if c.Cert != "" {
+		cert, err := reload.ReadFile(c.Cert, maxPEM)
+		if err != nil {
+			return nil, fmt.Errorf("tls-cert-file: %w", err)
+		}
+		key, err := reload.ReadFile(c.Key, maxPEM)
+		if err != nil {
+			return nil, fmt.Errorf("tls-key-file: %w", err)
+		}
+		pair, err := tls.X509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("tls-cert-file, tls-key-file: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}
