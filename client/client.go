@@ -218,12 +218,12 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 	return all, err
 }
 
-// asking is the room that questions and their answers take.
+// asking is the questions of one call, with their answers.
 type asking struct {
 	qs      []question
-	marks   []uint64 // of memory
-	answers []Result
-	results []Result
+	marks   []uint64 // for memory.remember
+	answers []Result // what nodes have answered
+	results []Result // what the caller is told: an answer, a remembered refusal, or the fail policy's
 
 	one struct {
 		q [1]question
@@ -233,8 +233,8 @@ type asking struct {
 	}
 }
 
-// decide answers questions that are well formed, from memory if all of them were refused a moment ago. The fail policy is
-// applied. The caller is counted in.
+// decide answers valid questions: from memory if all of them were refused a moment ago, otherwise by nodes, or by the fail policy. The caller must
+// have called begin.
 func (c *Client) decide(ctx context.Context, qs []question) ([]Result, error) {
 	n := len(qs)
 	a := &asking{qs: qs, marks: make([]uint64, n), answers: make([]Result, n), results: make([]Result, n)}
@@ -260,14 +260,14 @@ func (c *Client) decideOne(ctx context.Context, q question) (Decision, error) {
 	return r.Decision, r.Err
 }
 
-// answer fills in the results.
+// answer fills in the results of an asking.
 func (c *Client) answer(ctx context.Context, a *asking) error {
 	sent := c.now()
 	if c.memory.recall(a, sent) {
 		return nil
 	}
 	c.memory.mark(a)
-	again := true // asking twice charges nothing twice
+	again := true // a second try cannot charge twice
 	for i := range a.qs {
 		q := &a.qs[i]
 		if q.cost > 0 && q.requestID == "" {
@@ -301,7 +301,7 @@ func (c *Client) answer(ctx context.Context, a *asking) error {
 	return nil
 }
 
-// askChecks is ask for questions.
+// askChecks has nodes answer questions. failed is the reason why the fail policy must answer all of them; err is the caller's error.
 func (c *Client) askChecks(ctx context.Context, again bool, a *asking) (failed, err error) {
 	probe, ok := c.breaker.allow()
 	if !ok {
@@ -316,7 +316,7 @@ func (c *Client) askChecks(ctx context.Context, again bool, a *asking) (failed, 
 		return c.askRest(ctx, a, within)
 	})
 	if o != answered && errors.Is(err, ErrUnavailable) && a.some() {
-		// Not all were answered, but the cluster is there: the fail policy is for the rest.
+		// Some nodes have answered: the fail policy answers the rest alone, and the breaker counts no failure.
 		o, err = answered, nil
 	}
 	c.breaker.done(probe, o)
@@ -345,7 +345,7 @@ func (c *Client) askRest(ctx context.Context, a *asking, within time.Duration) e
 	return err
 }
 
-// unanswered takes in what a backend's check returned. When questions have no answer it returns the reason of one.
+// unanswered takes in the error of a backend's check. When questions have no answer it returns the reason of one of them.
 func (a *asking) unanswered(err error) error {
 	if errors.Is(err, ErrUnavailable) {
 		for i := range a.answers {

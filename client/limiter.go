@@ -11,6 +11,19 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// How a check is decided (Allow, AllowN; Check takes the same steps for many, Wait repeats them):
+//
+//	borrowed       admits it from a loan that the client has (loans.go); awaitLoan waits a moment for one that is on its way
+//	allowPrepared  asks the Service of this process, in a client that New made (prepared.go)
+//	answer         repeats a refusal that the memory has (client.go, memory.go)
+//	askChecks      asks the cluster, unless the circuit breaker is open; attempt gives it a time and a second try (client.go, breaker.go)
+//	route          chooses the node: the owner of the key, if the ring is known (owners.go), or else one that is well (nodes.go)
+//	link.send      puts it on the stream to that node, and await waits for the answer (stream.go, remote.go)
+//	fallback       is the fail policy's answer, when no node has answered in time
+//
+// A question is a check on this path, an asking the questions of one call, and a request those of them that go to one node. There is one connection
+// with one stream to each node that the client has asked.
+
 // Limiter is a handle to one limit: a policy, or an inline limit. It holds no counters, is cheap to make, and is safe for
 // concurrent use. One that is kept for many calls remembers its policy, which saves a client that decides in this process half
 // of the time of a check. Client.Policy and Client.Inline make one.

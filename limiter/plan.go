@@ -15,7 +15,11 @@ import (
 //	after   ends it: whether its answer may still be used, and what this node remembers of it (before.go)
 //
 // on_error answers (fail.go) where no node could be asked in time, where this node has no room for a new key, and where more operations wait
-// than it takes in.
+// than it takes in (shed.go).
+//
+// Words: a table is the policies in force, worked out for deciding; an entry is one policy of it, and a rule decides one key's checks (table.go). A rule
+// is missing if this node does not know the policy. A Target names a policy or has a Limit of its own, sent along; it is Configured if that Limit
+// comes from this node's own files for Envoy. Extra has the fields of operations other than checks (op.go).
 
 // subject is what an operation is about: its key's hash, and the rule of its key in this node's own policies.
 type subject struct {
@@ -52,8 +56,8 @@ func (l *Limiter) replan(op *Op) {
 	}
 }
 
-// planAll plans checks whose answers belong in results, as ops, which are zero before. A check that is denied or not acceptable has an error there; bad is the place of
-// the first of these that was not denied, or -1.
+// planAll plans a batch: ops, which are zero before, become the operations of checks, with their decisions in results. A check that is denied, or
+// not valid, has its error in results and no operation. bad is the place of the first check that is not valid, or -1.
 func (l *Limiter) planAll(ops []Op, checks []limit.Check, denied limit.Denials, results []limit.Result) (bad int) {
 	t := l.table.Load()
 	bad = -1
@@ -78,8 +82,8 @@ func (l *Limiter) planAll(ops []Op, checks []limit.Check, denied limit.Denials, 
 	return bad
 }
 
-// follows finds the subject of an acceptable check that is under the same limit as the operation before it, last. It reports false, and
-// has done nothing, for other checks.
+// follows plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has
+// done nothing, for other checks.
 func (op *Op) follows(last *Op) bool {
 	c, before := op.Check, last.Check
 	if c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
@@ -94,7 +98,7 @@ func (op *Op) follows(last *Op) bool {
 	return true
 }
 
-// identify checks what names a state, and finds its subject.
+// identify validates a Target, and finds its subject.
 func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Error {
 	if e := t.by[target.Policy]; e != nil && target.Limit == nil && target.Namespace == "" {
 		if err := limit.ValidKey(target.Key); err != nil {
@@ -141,7 +145,7 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	return c.ValidCost()
 }
 
-// validExtra checks what operations other than checks have.
+// validExtra validates the fields of operations other than checks, and fills in defaults.
 func (op *Op) validExtra() *limit.Error {
 	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
 		return limit.NewError(limit.Invalid, "ttl", "is below the shortest one, 1ms")
@@ -170,7 +174,8 @@ func (op *Op) validExtra() *limit.Error {
 	return nil
 }
 
-// suits says whether an operation suits the limit that it is about, as far as this node knows that.
+// suits says whether an operation's kind goes with its key's limit: leases only with concurrency, for example. A node that does not know the
+// policy leaves that to the node that decides.
 func suits(op *Op) *limit.Error {
 	field := "policy"
 	if op.Limit != nil {

@@ -19,8 +19,12 @@ import (
 //	plan      one call on its way through the five steps
 //	concern   something that some calls need besides a decision; its file has a before function, an after function, or both
 //	record    one key's state with its head, see shard.go; a view of it is valid until a record is made or dropped
+//	spec      a rule under which the shard has records, with the accounts that their keys and bytes count to; records have its number
+//	slot      the place of a record in the partition's table
+//	scope     the policy's name, or what stands for it; (scope, key) identifies a record, a hash only finds it
 //	follower  a process with a copy of the partition, which replication keeps up to date by Drain
-//	mark      how far a state's log had come before the charge: a follower that had all of it is sent only what came after
+//	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to it is sent only the rest
+//	peek      a call with a cost of 0: it charges nothing
 //
 // Where the concerns cross:
 //
@@ -42,7 +46,8 @@ import (
 //     whose time was over. A refund and an extension are answered in before, too, by other calls of decide.
 //   - content.lower precedes every operation that may charge a state: reservations then know how many of their units
 //     are still there.
-//   - What a state takes from the arena between begins and ends, or within counted, is counted to the record's spec.
+//   - What a state takes from the arena between begins and ends, or within counted, is counted to the record's spec (share.go). begin is
+//     another thing: it makes a new state, which is full if an earlier holder's count is lost (cold.go).
 //   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be
 //     sent.
 

@@ -27,6 +27,16 @@ import (
 //
 // None of this is exact while members cannot hear each other. Then both sides may hold the partition, under different terms, until they
 // meet and merge (move.go). Strict rules stay closed on a side without a grant of a majority of voters (grant.go).
+//
+// Words (core.go has the types, the time-outs and the two clocks, t and awake):
+//
+//	known, holder  the highest term of a partition that this node has heard of, and the process that held it; learn raises them
+//	copy           this node's copy of a partition that another process holds: its position, (term, sequence), or zero if it is not complete
+//	incoming       a move of the partition to this node that is in progress
+//	askAt          the time before which this node does not ask about the partition again
+//	settled        this node has joined, and its view has not changed for a moment (View.Settled)
+//	alive          the processes of this node's view; lives looks one up
+//	mine           the ring gives the partition to this node
 
 // round is one Query to all members, and what they have answered.
 type round struct {
@@ -255,7 +265,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		}
 		return
 	}
-	c.onWord(from, q.ID)
+	c.onWord(from, q.ID) // a leaving node counts the answers (leave.go)
 	r := c.round
 	if r == nil || q.ID != r.id || !r.missing[from] {
 		return
