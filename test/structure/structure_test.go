@@ -135,7 +135,7 @@ var clocks = []string{
 	"test/testkit/certstest/certstest.go NewAuthority",
 	"internal/node/limits.go aged",
 	"internal/node/node.go openReadiness", // paces a wait
-	"internal/node/node.go Start",
+	"internal/node/start.go Start",
 	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
 	"internal/node/denials.go newDenials",
 	"internal/cli/secrets.go newSecrets", // certificates are good from then on
