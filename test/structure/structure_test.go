@@ -139,7 +139,7 @@ var clocks = []string{
 	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
 	"internal/node/denials.go newDenials",
 	"internal/cli/secrets.go newSecrets", // certificates are good from then on
-	"gateway/console/console.go send", // until when an event has to be written
+	"gateway/console/console.go send",    // until when an event has to be written
 	"gateway/resp/command.go client",
 	"gateway/resp/command.go info",
 	"gateway/resp/conn.go drain",
