@@ -2,10 +2,12 @@ package cluster
 
 import (
 	"bytes"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // MaxKeys bounds the keys that a node has at a time.
@@ -93,4 +95,28 @@ func (c *Cluster) changeKeys(id string, change func(key []byte) error) error {
 		}
 	}
 	return change(nil)
+}
+
+// Prove returns what shows a node that has this node's key for writing that a text is from one that has it too; nil where gossip is
+// in plain text.
+func (c *Cluster) Prove(text string) []byte {
+	c.keys.Lock()
+	defer c.keys.Unlock()
+	if c.keyring == nil {
+		return nil
+	}
+	return proof(c.keyring.GetPrimaryKey(), text)
+}
+
+// Proven reports whether a proof is Prove's for a text, by a node whose key this one has.
+func (c *Cluster) Proven(text string, by []byte) bool {
+	c.keys.Lock()
+	defer c.keys.Unlock()
+	return c.keyring != nil && slices.ContainsFunc(c.keyring.GetKeys(), func(key []byte) bool { return hmac.Equal(proof(key, text), by) })
+}
+
+func proof(key []byte, text string) []byte {
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte("weir gossip key proof\x00" + text))
+	return mac.Sum(nil)
 }

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -37,6 +38,8 @@ type Ring interface {
 	AddKey(key []byte) error
 	UseKey(id string) error
 	RemoveKey(id string) error
+	Prove(text string) []byte
+	Proven(text string, by []byte) bool
 }
 
 // GossipKeysConfig says whose keys are changed. All fields are required but Ring.
@@ -51,9 +54,9 @@ type GossipKeysConfig struct {
 	Ask func(ctx context.Context, member ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error)
 	// Private reports whether nobody can read what members say to each other.
 	Private func() bool
-	// Record is told of changes, made and denied; Denied of a member that asked for one without a proof of who it is.
+	// Record is told of changes, made and denied; Denied of who asked for one in plain text, or without a gossip key.
 	Record func(auth.Event)
-	Denied func(from net.Addr)
+	Denied func(from net.Addr, reason string)
 	Logger *slog.Logger
 }
 
@@ -128,6 +131,7 @@ func (k *GossipKeys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*
 			continue
 		}
 		asked.Go(func() {
+			ctx := metadata.AppendToOutgoingContext(ctx, proofHeader, string(k.cfg.Ring.Prove(textOf(m, req))))
 			keys, err := k.cfg.Ask(ctx, m, req)
 			if err != nil {
 				keys = &weirv1.MemberKeys{Error: status.Convert(err).Message()}
@@ -138,6 +142,20 @@ func (k *GossipKeys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*
 	}
 	asked.Wait()
 	return all
+}
+
+// proofHeader has the proof that a step comes from a node that has a gossip key: a node's certificate alone adds none.
+const proofHeader = "weir-gossip-proof-bin"
+
+// textOf is what is proven: that a member, and no other process, is to carry out a step.
+func textOf(m ownership.Node, req *weirv1.GossipKeysRequest) string {
+	return fmt.Sprintf("%q %d %d %q %x", m.Name, m.Boot, req.Action, req.Id, req.Key)
+}
+
+// proven reports whether a call has the proof of its step.
+func (k *GossipKeys) proven(ctx context.Context, req *weirv1.GossipKeysRequest) bool {
+	header := metadata.ValueFromIncomingContext(ctx, proofHeader)
+	return len(header) == 1 && k.cfg.Ring.Proven(textOf(k.cfg.Self, req), []byte(header[0]))
 }
 
 // objection says which member stands against a step with a key, or cannot be asked; nobody when it is empty. A key is used once
@@ -264,13 +282,20 @@ func (p peers) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv
 	if from, ok := peer.FromContext(ctx); ok {
 		e.From = from.Addr
 	}
-	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST && !isPrivate(ctx) {
-		e.Action, e.Reason = auth.ActionDenied, "keys_in_plain_text"
+	switch {
+	case req.Action == weirv1.KeyAction_KEY_ACTION_LIST:
+	case !isPrivate(ctx):
+		e.Reason = "keys_in_plain_text"
+	case !k.proven(ctx, req):
+		e.Reason = "no_gossip_key"
+	}
+	if e.Reason != "" {
+		e.Action = auth.ActionDenied
 		k.cfg.Record(e)
 		if from, ok := peer.FromContext(ctx); ok {
-			k.cfg.Denied(from.Addr)
+			k.cfg.Denied(from.Addr, e.Reason)
 		}
-		return nil, status.Error(codes.PermissionDenied, "gossip keys are changed by nodes that prove who they are, over TLS")
+		return nil, status.Error(codes.PermissionDenied, "gossip keys are changed over TLS, by nodes that have one")
 	}
 	keys := k.changeOwn(req)
 	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST {

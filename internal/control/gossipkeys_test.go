@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -70,7 +71,7 @@ func newNetwork(t *testing.T, names ...string) *network {
 				defer n.mu.Unlock()
 				n.events = append(n.events, e)
 			},
-			Denied: func(net.Addr) { n.denied++ },
+			Denied: func(net.Addr, string) { n.denied++ },
 		})
 		n.members[name] = m
 	}
@@ -84,7 +85,8 @@ func (n *network) ask(ctx context.Context, to ownership.Node, req *weirv1.Gossip
 	if silent {
 		return nil, errors.New("no answer")
 	}
-	return n.members[to.Name].keys.Peers().Apply(callFrom(ctx, "127.0.0.1"), req)
+	sent, _ := metadata.FromOutgoingContext(ctx)
+	return n.members[to.Name].keys.Peers().Apply(metadata.NewIncomingContext(callFrom(ctx, "127.0.0.1"), sent), req)
 }
 
 func callFrom(ctx context.Context, ip string) context.Context {
@@ -132,6 +134,18 @@ func (m *member) RemoveKey(id string) error {
 	m.ring = slices.Delete(m.ring, i, i+1)
 	m.checkLocked()
 	return nil
+}
+
+func (m *member) Prove(text string) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return []byte(m.ring[0] + text)
+}
+
+func (m *member) Proven(text string, by []byte) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.ring, func(id string) bool { return string(by) == id+text })
 }
 
 // checkLocked holds all to the one rule.

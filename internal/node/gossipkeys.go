@@ -46,8 +46,8 @@ func (n *Node) openKeys() error {
 			all, _ := n.memberNodes()
 			return all
 		},
-		Denied: func(from net.Addr) {
-			n.security.denials.note("peer", "keys_in_plain_text", from, "a change of the gossip keys")
+		Denied: func(from net.Addr, reason string) {
+			n.security.denials.note("peer", reason, from, "a change of the gossip keys")
 		},
 	}
 	if n.cluster != nil { // or the interface would not be nil

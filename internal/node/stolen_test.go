@@ -9,10 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/peer"
 )
 
@@ -34,6 +38,25 @@ func TestStolenNodeCertificate(t *testing.T) {
 	if id, err := peer.Identify(ctx, addrOf(a.listeners.peer), a.security.peerClient()); err != nil || id.Name != "a" {
 		t.Errorf("the peer port answers %v, %v to a node's certificate", id, err)
 	}
+
+	conn, err := grpc.NewClient(addrOf(a.listeners.peer), grpc.WithTransportCredentials(a.security.peerClient()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for name, add := range map[string]*weirv1.GossipKeysRequest{
+		"a key":        {Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: gossipKey(9)},
+		"no key":       {Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: "0"},
+		"another step": {Action: weirv1.KeyAction_KEY_ACTION_USE, Id: a.cluster.Keys()[0].ID},
+	} {
+		for _, proof := range []string{"", "guessed"} {
+			ctx := metadata.AppendToOutgoingContext(ctx, "weir-gossip-proof-bin", proof)
+			if _, err := peerv1.NewGossipKeysClient(conn).Apply(ctx, add); status.Code(err) != codes.PermissionDenied || len(a.cluster.Keys()) != 1 {
+				t.Errorf("the gossip keys, %s: %v, %v", name, err, a.cluster.Keys())
+			}
+		}
+	}
+	refusedAt(t, a, "peer", "no_gossip_key")
 
 	pair, err := tls.LoadX509KeyPair(cfg.Security.PeerTLS.Cert, cfg.Security.PeerTLS.Key)
 	if err != nil {
