@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -35,6 +36,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -63,6 +65,7 @@ type secured struct {
 	tls    *tls.Config
 	tokens map[string]string // by caller: operator, shop, thief
 	audit  string            // the audit logs' directory
+	nodes  *tls.Config       // a node's certificate, as a thief has it
 }
 
 // token is a caller's credential, on connections over TLS only.
@@ -104,6 +107,8 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	s.tls = &tls.Config{RootCAs: roots, ServerName: "weir"}
 	s.fleet = newFleet(t, 3, attackedPolicies, nil)
 	in := func(name string) string { return filepath.Join(dir, name) }
+	pair := need[tls.Certificate](t)(tls.LoadX509KeyPair(in("weir-nodes-tls/tls.crt"), in("weir-nodes-tls/tls.key")))
+	s.nodes = &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	s.args = append(s.args,
 		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file", writeFile(t, "access.yaml", access),
 		"--tls-cert-file", in("weir-callers-tls/tls.crt"), "--tls-key-file", in("weir-callers-tls/tls.key"),
@@ -192,6 +197,34 @@ func TestAttacksByCallers(t *testing.T) {
 	t.Run("pages of other sites", s.pages)
 	t.Run("two operators", s.twoOperators)
 	t.Run("a node that has just started", s.restarted)
+	t.Run("a node's certificate", s.nodesCertificate)
+}
+
+// nodesCertificate has who holds a node's certificate, but no gossip key, tell of overrides in the name of each member and of one that is
+// none, and change the gossip keys: nodes pull from members only, and operators go on changing overrides through all of them.
+func (s *secured) nodesCertificate(t *testing.T) {
+	_, page := s.as("thief", s.members[0], "GET", "/v1/status", "")
+	var st struct{ Members []struct{ Name, Boot string } }
+	must.NoError(t, json.Unmarshal([]byte(page), &st))
+	st.Members = append(st.Members, struct{ Name, Boot string }{"thief", "1"})
+	for i, m := range s.members {
+		conn := need[*grpc.ClientConn](t)(grpc.NewClient("passthrough:///"+m.ip+":"+fleetPeer, grpc.WithTransportCredentials(credentials.NewTLS(s.nodes))))
+		defer conn.Close()
+		for _, of := range st.Members {
+			boot := need[uint64](t)(strconv.ParseUint(of.Boot, 16, 64))
+			_, err := peerv1.NewOverridesClient(conn).Notify(t.Context(), &peerv1.NotifyOverridesRequest{Name: of.Name, Boot: boot})
+			member := of.Name != m.name && of.Name != "thief"
+			expect.True(t, (err == nil) == member, "%s is told of overrides by %s: %v", m.name, of.Name, err)
+		}
+		for _, req := range []*weirv1.GossipKeysRequest{
+			{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: make([]byte, 32)}, {Action: weirv1.KeyAction_KEY_ACTION_USE, Id: "0"},
+		} {
+			_, err := peerv1.NewGossipKeysClient(conn).Apply(t.Context(), req)
+			expect.Equal(t, grpcstatus.Code(err), codes.PermissionDenied, "%v", err)
+		}
+		c, done := s.setLimit(m, "after", 500+int64(i))
+		expect.True(t, done && c.claims(500+int64(i)), "%s: %+v", m.name, c)
+	}
 }
 
 // borrowInANodesName has the thief report, to all nodes and under the boots of all, loans of 10⁹ units with the numbers that nodes begin with. Then
@@ -465,6 +498,51 @@ func (s *secured) restarted(t *testing.T) {
 				"%s has lost the change to %d: %s", m.name, 200+i, page)
 		}
 	}
+}
+
+// TestAttacksOnOpenNodes: nodes on loopback without an access file. Pages of other sites charge nothing and get no events of the console, and
+// one address does not hold all of those.
+func TestAttacksOnOpenNodes(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	m := startNode(t, "--policies", writeFile(t, "policies.yaml", attackedPolicies)).awaitReady()
+	send := func(method, path, body string, headers ...string) *http.Response {
+		r := need[*http.Request](t)(http.NewRequestWithContext(t.Context(), method, "http://"+m.http+path, strings.NewReader(body)))
+		for i := 0; i < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+		resp := need[*http.Response](t)(http.DefaultClient.Do(r))
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	for _, by := range [][]string{{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}} {
+		for path, body := range map[string]string{
+			"/v1/GetRateLimits": `{"requests":[{"name":"n","uniqueKey":"alice","hits":1,"limit":10,"duration":60000}]}`,
+			"/v1/check":         `{"policy":"log","key":"page"}`, "/v1/checks": `{"checks":[{"policy":"log","key":"page"}]}`,
+			"/v1/refund": `{"policy":"log","key":"page"}`, "/v1/extends": `{"extends":[]}`, "/v1/commits": `{"commits":[]}`,
+		} {
+			resp := send("POST", path, body, append([]string{"Content-Type", "text/plain"}, by...)...)
+			expect.Equal(t, resp.StatusCode, http.StatusUnsupportedMediaType, "%s, %v", path, by)
+		}
+	}
+	resp := send("POST", "/v1/check", `{"policy":"log","key":"page","cost":0}`, "Content-Type", "application/json")
+	answer := string(need[[]byte](t)(io.ReadAll(resp.Body)))
+	expect.True(t, strings.Contains(answer, `"remaining":2000`), "a page has charged: %s", answer)
+
+	expect.Equal(t, send("GET", "/console/events", "").StatusCode, http.StatusForbidden, "a page of another site")
+	held := 0
+	for range 100 {
+		if send("GET", "/console/events", "", "Weir-Console", "page").StatusCode == http.StatusOK {
+			held++
+		}
+	}
+	expect.Equal(t, held, 8, "streams of one address")
+	other := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)}}).DialContext}}
+	r := need[*http.Request](t)(http.NewRequestWithContext(t.Context(), "GET", "http://"+m.http+"/console/events", nil))
+	r.Header.Set("Weir-Console", "page")
+	resp = need[*http.Response](t)(other.Do(r))
+	defer resp.Body.Close()
+	expect.Equal(t, resp.StatusCode, http.StatusOK, "another address")
 }
 
 // pages are requests that a page of another site can have a browser send: without a token, of a type that needs no preflight.
