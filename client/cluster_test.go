@@ -214,7 +214,7 @@ func TestCallsGoToOwners(t *testing.T) {
 		if err != nil || !d.Allowed {
 			t.Fatalf("acquire: %+v, %v", d, err)
 		}
-		if _, err := client.backend.Renew(t.Context(), lease.target.Target, lease.id, 0); err != nil {
+		if _, err := client.svc.Renew(t.Context(), lease.target, lease.id, 0); err != nil {
 			t.Errorf("renew: %v", err)
 		}
 		if err := lease.Release(); err != nil {
@@ -339,7 +339,7 @@ func TestTraces(t *testing.T) {
 	ln := &link{now: func() time.Duration { return 0 }}
 	m := &message{}
 	for _, of := range []string{"", "", "x", "", "y", ""} {
-		m.slots = append(m.slots, slot{&request{qs: []question{{target: target{Target: limit.Target{Policy: "log", Key: "k"}}, trace: of}}}, 0})
+		m.slots = append(m.slots, slot{&request{checks: []limit.Check{{Target: limit.Target{Policy: "log", Key: "k"}}}, trace: of}, 0})
 	}
 	ln.pack(m)
 	if got := ln.request.TraceContexts; !slices.EqualFunc(got, []string{"", "", "x", "", "y", ""}, func(a []byte, b string) bool { return string(a) == b }) {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -57,4 +58,74 @@ type Check struct {
 	// RequestID makes asking again safe: a charge under the same id, policy and key is not made twice. It is at most
 	// 128 bytes long. Empty stands for none, or with WithRetry for one of the client's own.
 	RequestID string
+}
+
+// check returns ck as nodes are asked it, or an *Error. It keeps nothing of ck's Limit, which the caller may change afterwards.
+func (ck *Check) check() (limit.Check, error) {
+	c := limit.Check{
+		Target: limit.Target{Policy: ck.Policy, Limit: ck.Limit, Namespace: ck.Namespace, Key: ck.Key},
+		Cost:   ck.Cost, Partial: ck.Partial, RequestID: ck.RequestID,
+	}
+	switch {
+	case !ck.Peek && c.Cost == 0:
+		c.Cost = 1
+	case ck.Peek && c.Cost != 0:
+		return c, limit.NewError(ErrInvalid, "cost", "must be 0 when peeking")
+	}
+	if err := valid(&c); err != nil || ck.Limit == nil {
+		return c, err
+	}
+	own := *ck.Limit
+	c.Limit = &own
+	// Of several checks none is to be charged when a node would not accept one.
+	if err := limit.ValidLimit(&own); err != nil {
+		return c, err
+	}
+	return c, nil
+}
+
+// atomic says what an atomic check may not have.
+func (ck *Check) atomic() *Error {
+	switch {
+	case ck.Partial:
+		return limit.NewError(ErrInvalid, "partial", "must not be set in an atomic check")
+	case ck.Peek:
+		return limit.NewError(ErrInvalid, "cost", "must not be 0 in an atomic check: it cannot peek")
+	case ck.RequestID != "":
+		return limit.NewError(ErrInvalid, "request_id", "must not be given in an atomic check")
+	}
+	return nil
+}
+
+// valid refuses what no node would accept, so that it costs no call.
+func valid(c *limit.Check) error {
+	err := c.ValidCost()
+	if err == nil {
+		err = c.Valid()
+	}
+	if err != nil {
+		return err
+	}
+	return nil
+}
+
+// checksOf returns checks as nodes are asked them. allowed, if not nil, says what else is wrong with one.
+func checksOf(checks []Check, allowed func(*Check) *Error) ([]limit.Check, error) {
+	if len(checks) > limit.MaxBatch {
+		return nil, limit.NewError(ErrTooLarge, "checks", fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), limit.MaxBatch))
+	}
+	out := make([]limit.Check, len(checks))
+	for i := range checks {
+		c, err := checks[i].check()
+		if err == nil && allowed != nil {
+			if bad := allowed(&checks[i]); bad != nil {
+				err = bad
+			}
+		}
+		if err != nil {
+			return nil, in(i, len(checks), err)
+		}
+		out[i] = c
+	}
+	return out, nil
 }

@@ -1,24 +1,30 @@
 package client
 
-import "errors"
+import (
+	"errors"
 
-// Errors that the methods of Client, Limiter and Lease return, to be told apart with errors.Is. The first six come as
-// an *Error, which names the field to blame. A call whose context ends returns the context's error.
-var (
+	"github.com/weirlimit/weir/limit"
+)
+
+// Kinds of an *Error, to be told apart with errors.Is.
+const (
 	// ErrInvalid is a request that is malformed or contradicts itself. Nothing was charged.
-	ErrInvalid = errors.New("client: invalid request")
+	ErrInvalid = limit.Invalid
 	// ErrNotFound is a policy that the cluster does not know, or a lease or reservation that has ended.
-	ErrNotFound = errors.New("client: not found")
+	ErrNotFound = limit.NotFound
 	// ErrTooLarge is a key, batch or message above its bound. Nothing was charged.
-	ErrTooLarge = errors.New("client: too large")
-	// ErrUnavailable means that nobody could be asked, where the fail policy has no answer: from Refund, Reset, Release
+	ErrTooLarge = limit.TooLarge
+	// ErrUnavailable means that no node could be asked, where the fail policy has no answer: from Refund, Reset, Release
 	// and Ready, and from Wait when ctx leaves no time to ask again.
-	ErrUnavailable = errors.New("client: unavailable")
+	ErrUnavailable = limit.Unavailable
 	// ErrUnauthenticated means that the nodes do not accept the token or certificate, or want one. No fail policy answers for it.
-	ErrUnauthenticated = errors.New("client: not authenticated")
+	ErrUnauthenticated = limit.Unauthenticated
 	// ErrDenied means that the caller's roles do not allow the call, or not for this policy. No fail policy answers for it.
-	ErrDenied = errors.New("client: denied")
+	ErrDenied = limit.Denied
+)
 
+// Other errors of Client, Limiter and Lease. A call whose context ends returns the context's error.
+var (
 	// ErrNever is returned by Wait for a request that can never pass, such as a cost above the limit.
 	ErrNever = errors.New("client: the request can never pass")
 	// ErrDeadline is returned by Wait, at once, when the request would pass only after ctx's deadline.
@@ -27,20 +33,17 @@ var (
 	ErrClosed = errors.New("client: closed")
 )
 
-// Error is a request that failed for a reason of its own. It wraps one of ErrInvalid, ErrNotFound, ErrTooLarge,
-// ErrUnavailable, ErrUnauthenticated and ErrDenied.
-type Error struct {
-	Kind    error  // the sentinel
-	Field   string // of the request, such as "key" or "checks[3].limit.window"; empty when none is to blame
-	Message string // what is wrong and what would be right, without the field's name
-}
+// Error is a request that failed for a reason of its own. Its Kind is one of the constants above. Its Field names what is wrong in the
+// request, such as "key" or "checks[3].limit.window", and is empty when no field is to blame.
+type Error = limit.Error
 
-func (e *Error) Error() string {
-	if e.Field == "" {
-		return "client: " + e.Message
+// in returns err, of element i of a batch of n checks, with the field named so.
+func in(i, n int, err error) error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.In(i, n)
 	}
-	return "client: " + e.Field + ": " + e.Message
+	return err
 }
 
-// Unwrap returns e.Kind.
-func (e *Error) Unwrap() error { return e.Kind }
+// unavailable tells whether an error means that no node has answered.
+func unavailable(err error) bool { return err != nil && errors.Is(err, ErrUnavailable) }

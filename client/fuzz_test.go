@@ -30,7 +30,7 @@ func FuzzAnswers(f *testing.F) {
 		var sets []*request
 		for range 3 {
 			fl := newRequest()
-			fl.qs, fl.answers, fl.open, fl.alone = []question{{target: target{Target: limit.Target{Policy: "p"}}}}, make([]Result, 1), 1, true
+			fl.checks, fl.answers, fl.open, fl.alone = []limit.Check{{Target: limit.Target{Policy: "p"}}}, make([]Result, 1), 1, true
 			sets = append(sets, fl)
 			m.slots = append(m.slots, slot{f: fl})
 		}

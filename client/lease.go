@@ -5,13 +5,15 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // Lease is a number of units of a concurrency policy, held until Release. It renews itself. Its methods are safe for
 // concurrent use; those of a nil *Lease do nothing.
 type Lease struct {
 	c      *Client
-	target target
+	target limit.Target
 	id     string        // empty: nothing is held, and there is nothing to renew or release
 	ttl    time.Duration // as asked for; 0: the policy's window
 
@@ -24,7 +26,7 @@ type Lease struct {
 }
 
 // newLease starts the renewal of a lease that was asked for at asked. The caller is counted in.
-func newLease(c *Client, t target, got *Decision, ttl time.Duration, asked time.Time) *Lease {
+func newLease(c *Client, t limit.Target, got *Decision, ttl time.Duration, asked time.Time) *Lease {
 	l := &Lease{c: c, target: t, id: got.LeaseID, ttl: ttl, lost: make(chan struct{})}
 	if l.id == "" {
 		return l
@@ -75,7 +77,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 		_, err := l.c.call(ctx, true, func(ctx context.Context) (err error) {
 			ctx, cancel := context.WithDeadline(ctx, expiry)
 			defer cancel()
-			left, err = l.c.backend.Renew(ctx, l.target.Target, l.id, l.ttl)
+			left, err = l.c.svc.Renew(ctx, l.target, l.id, l.ttl)
 			return err
 		})
 		switch {
@@ -122,7 +124,7 @@ func (l *Lease) Release() error {
 	}
 	defer l.c.running.Done()
 	_, err := l.c.call(l.c.ctx, true, func(ctx context.Context) error {
-		_, err := l.c.backend.Release(ctx, l.target.Target, l.id)
+		_, err := l.c.svc.Release(ctx, l.target, l.id)
 		return err
 	})
 	if err == nil || errors.Is(err, ErrNotFound) {

@@ -15,53 +15,55 @@ import (
 //
 //	borrowed       admits it from a loan that the client has (loans.go); awaitLoan waits a moment for one that is on its way
 //	allowPrepared  asks the Service of this process, in a client that New made (prepared.go)
-//	answer         repeats a refusal that the memory has (client.go, memory.go)
-//	askChecks      asks the cluster, unless the circuit breaker is open; attempt gives it a time and a second try (client.go, breaker.go)
+//	decide         answers from a loan, or repeats a refusal that the memory has (decide.go, memory.go)
+//	askOnce        asks the Service, unless the circuit breaker is open; attempt gives it a time and a second try (decide.go, breaker.go)
 //	route          chooses the node: the owner of the key, if the ring is known (owners.go), or else one that is well (nodes.go)
 //	link.send      puts it on the stream to that node, and await waits for the answer (stream.go, remote.go)
 //	fallback       is the fail policy's answer, when no node has answered in time
 //
-// A question is a check on this path, an asking the questions of one call, and a request those of them that go to one node. There is one connection
-// with one stream to each node that the client has asked.
+// A request is the checks of one call that go to one node. There is one connection with one stream to each node that the client has asked.
 
 // Limiter is a handle to one limit: a policy, or an inline limit. It holds no counters, is cheap to make, and is safe for
 // concurrent use. One that is kept for many calls remembers its policy, which saves a client that decides in this process half
 // of the time of a check. Client.Policy and Client.Inline make one.
 type Limiter struct {
 	c      *Client
-	target target // without a key
+	target limit.Target // without a key
 	// prepared is the latest handle; only where the Client has a preparer.
 	prepared atomic.Pointer[prepared]
 }
 
 // Allow is short for AllowN(ctx, key, 1).
 func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error) {
-	if !l.borrowed(ctx, key, 1, &d) && !l.allowPrepared(ctx, key, 1, &d) {
-		err = l.allow(ctx, key, 1, &d)
-	}
-	l.c.observe(&l.target.Target, key, 1, &d, err)
+	err = l.decide(ctx, key, 1, &d)
 	return d, err
 }
 
 // AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. An n
 // above the limit is refused with a RetryAfter of Never. Of a concurrency policy only a peek can be asked; see Acquire.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
-	if !l.borrowed(ctx, key, n, &d) && !l.allowPrepared(ctx, key, n, &d) {
-		err = l.allow(ctx, key, n, &d)
-	}
-	l.c.observe(&l.target.Target, key, n, &d, err)
+	err = l.decide(ctx, key, n, &d)
 	return d, err
 }
 
-// allow is AllowN for what allowPrepared does not answer, with the answer in *d, which is zero before: a Decision is large to copy.
+// decide is AllowN with the answer in *d, which is zero before: a Decision is large to copy.
+func (l *Limiter) decide(ctx context.Context, key string, n int64, d *Decision) (err error) {
+	if !l.borrowed(ctx, key, n, d) && !l.allowPrepared(ctx, key, n, d) {
+		err = l.allow(ctx, key, n, d)
+	}
+	l.c.observeOne(&l.target, key, n, d, err)
+	return err
+}
+
+// allow is decide for what neither a loan nor allowPrepared answers.
 func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) error {
 	if l.c.preparer != nil {
 		if done, err := l.checkPrepared(ctx, key, n, d); done {
 			return err
 		}
 	}
-	q := l.question(key, n)
-	if err := q.validate(); err != nil {
+	ck := l.check(key, n)
+	if err := valid(ck); err != nil {
 		return err
 	}
 	if err := l.c.begin(ctx); err != nil {
@@ -71,10 +73,7 @@ func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) e
 	if l.awaitLoan(ctx, key, n, d) {
 		return nil
 	}
-	got, err := l.c.decideOne(ctx, q)
-	*d = got
-	l.admitted(key, n, d)
-	return err
+	return l.c.decideOne(ctx, ck, d)
 }
 
 // Peek tells how key stands, and whether an Allow would pass now. It charges nothing.
@@ -105,8 +104,8 @@ const (
 // When nobody can be asked it goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable
 // once ctx leaves no time to ask again.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, error) {
-	q := l.question(key, n)
-	if err := q.validate(); err != nil {
+	ck := l.check(key, n)
+	if err := valid(ck); err != nil {
 		return Decision{}, err
 	}
 	if err := l.c.begin(ctx); err != nil {
@@ -115,18 +114,15 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 	defer l.c.running.Done()
 	for {
 		var d Decision
+		var err error
 		if !l.borrowed(ctx, key, n, &d) && !l.awaitLoan(ctx, key, n, &d) {
-			var err error
-			d, err = l.c.decideOne(ctx, q)
-			if err != nil {
-				l.c.observe(&q.Target, key, n, &d, err)
-				return d, err
-			}
-			l.admitted(key, n, &d)
+			err = l.c.decideOne(ctx, ck, &d)
 		}
-		l.c.observe(&q.Target, key, n, &d, nil)
+		if l.c.observe(ck, &d, err); err != nil {
+			return d, err
+		}
 		if d.Allowed {
-			return d, l.waitDelay(ctx, q, d)
+			return d, l.waitDelay(ctx, ck, d)
 		}
 		after := d.RetryAfter
 		if d.FailedClosed {
@@ -141,7 +137,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 			left := time.Until(deadline)
 			switch {
 			case left < after && d.FailedClosed:
-				return d, &Error{ErrUnavailable, "", "no node could be asked, and the context's deadline leaves no time to ask again"}
+				return d, limit.NewError(ErrUnavailable, "", "no node could be asked, and the context's deadline leaves no time to ask again")
 			case left < after:
 				return d, fmt.Errorf("%w: %s would pass in %v, the deadline is in %v", ErrDeadline, l, after, left)
 			}
@@ -154,8 +150,8 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 	}
 }
 
-// waitDelay waits for the moment that a leaky bucket gave q, or gives the place back.
-func (l *Limiter) waitDelay(ctx context.Context, q question, d Decision) error {
+// waitDelay waits for the moment that a leaky bucket gave a check, or gives the place back.
+func (l *Limiter) waitDelay(ctx context.Context, ck *limit.Check, d Decision) error {
 	if d.Delay <= 0 {
 		return nil
 	}
@@ -163,10 +159,10 @@ func (l *Limiter) waitDelay(ctx context.Context, q question, d Decision) error {
 		if left := time.Until(deadline); left < d.Delay {
 			// If this fails the place stays empty, which admits less, not more.
 			_, _ = l.c.call(ctx, false, func(ctx context.Context) error {
-				_, err := l.c.backend.Refund(ctx, q.Target, d.Granted, "")
+				_, err := l.c.svc.Refund(ctx, ck.Target, d.Granted, "")
 				return err
 			})
-			l.c.memory.forget(&q.target)
+			l.c.memory.forget(&ck.Target)
 			return fmt.Errorf("%w: the turn of %s comes in %v, the deadline is in %v", ErrDeadline, l, d.Delay, left)
 		}
 	}
@@ -196,18 +192,18 @@ func (l *Limiter) Refund(ctx context.Context, key string, n int64) (int64, error
 // once, and the answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes). It is an
 // ErrInvalid when the first was of another number of units. Ids of refunds are apart from those of checks.
 func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, requestID string) (int64, error) {
-	q := l.question(key, n)
-	q.requestID = requestID
+	ck := l.check(key, n)
+	ck.RequestID = requestID
 	if n < 1 {
-		return 0, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+		return 0, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
 	}
-	if err := q.validate(); err != nil {
+	if err := valid(ck); err != nil {
 		return 0, err
 	}
-	defer l.c.memory.forget(&q.target)
+	defer l.c.memory.forget(&ck.Target)
 	var refunded int64
 	err := l.c.carryOut(ctx, requestID != "", func(ctx context.Context) (err error) {
-		refunded, err = l.c.backend.Refund(ctx, q.Target, n, requestID)
+		refunded, err = l.c.svc.Refund(ctx, ck.Target, n, requestID)
 		return err
 	})
 	return refunded, err
@@ -215,12 +211,12 @@ func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, request
 
 // Reset makes key's state as new.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
-	q := l.question(key, 0)
-	if err := q.validate(); err != nil {
+	ck := l.check(key, 0)
+	if err := valid(ck); err != nil {
 		return err
 	}
-	defer l.c.memory.forget(&q.target)
-	return l.c.carryOut(ctx, true, func(ctx context.Context) error { return l.c.backend.Reset(ctx, q.Target) })
+	defer l.c.memory.forget(&ck.Target)
+	return l.c.carryOut(ctx, true, func(ctx context.Context) error { return l.c.svc.Reset(ctx, ck.Target) })
 }
 
 // Acquire is short for AcquireN(ctx, key, 1, 0).
@@ -237,29 +233,29 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Lease, Decision, er
 // Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the lease an empty one: it is never lost, and
 // releasing it does nothing.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Duration) (*Lease, Decision, error) {
-	q := l.question(key, n)
+	ck := l.check(key, n)
 	switch {
 	case n < 1:
-		return nil, Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+		return nil, Decision{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
 	case ttl != 0 && (ttl < algo.MinWindow || ttl > algo.MaxWindow):
-		return nil, Decision{}, &Error{ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, algo.MaxWindow, ttl)}
+		return nil, Decision{}, limit.NewError(ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, algo.MaxWindow, ttl))
 	}
-	if err := q.validate(); err != nil {
+	if err := valid(ck); err != nil {
 		return nil, Decision{}, err
 	}
 	if err := l.c.begin(ctx); err != nil {
 		return nil, Decision{}, err
 	}
 	defer l.c.running.Done()
-	q.requestID = l.c.requestID()
+	ck.RequestID = l.c.requestID()
 	asked := time.Now()
-	got, err := l.c.grant(ctx, &q, func(ctx context.Context) (Decision, error) {
-		return l.c.backend.Acquire(ctx, limit.Acquire{Target: q.Target, Cost: n, TTL: ttl, RequestID: q.requestID})
+	got, err := l.c.grant(ctx, ck, func(ctx context.Context) (Decision, error) {
+		return l.c.svc.Acquire(ctx, limit.Acquire{Target: ck.Target, Cost: n, TTL: ttl, RequestID: ck.RequestID})
 	})
 	if err != nil || !got.Allowed {
 		return nil, got, err
 	}
-	return newLease(l.c, q.target, &got, ttl, asked), got, nil
+	return newLease(l.c, ck.Target, &got, ttl, asked), got, nil
 }
 
 // String describes the limit for messages.
@@ -270,8 +266,9 @@ func (l *Limiter) String() string {
 	return fmt.Sprintf("inline %s limit %d", l.target.Limit.Algorithm, l.target.Limit.Limit)
 }
 
-func (l *Limiter) question(key string, cost int64) question {
-	q := question{target: l.target, cost: cost}
-	q.Key = key
-	return q
+// check is a check of a key as nodes are asked it.
+func (l *Limiter) check(key string, cost int64) *limit.Check {
+	ck := &limit.Check{Target: l.target, Cost: cost}
+	ck.Key = key
+	return ck
 }

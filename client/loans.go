@@ -27,8 +27,22 @@ const (
 
 // loanKey names a key of which units can be on loan.
 type loanKey struct {
-	policy, key string
-	inline      *target // of the handle to a limit sent along, in place of policy
+	of, key string      // of the policy, or the namespace of a limit sent along
+	limit   *algo.Limit // that of a handle; those of two handles are two
+}
+
+func keyOf(t *limit.Target) loanKey {
+	if t.Limit != nil {
+		return loanKey{t.Namespace, t.Key, t.Limit}
+	}
+	return loanKey{of: t.Policy, key: t.Key}
+}
+
+func (k *loanKey) target() limit.Target {
+	if k.limit != nil {
+		return limit.Target{Namespace: k.of, Limit: k.limit, Key: k.key}
+	}
+	return limit.Target{Policy: k.of, Key: k.key}
 }
 
 // loans are the units that this Client has borrowed. Its methods are safe for concurrent use; those of nil do nothing.
@@ -58,42 +72,78 @@ func systemClocks() func() (mono, wall int64) {
 	}
 }
 
-func (l *Limiter) loanKey(key string) loanKey {
-	if l.target.Limit != nil {
-		return loanKey{key: key, inline: &l.target}
+// take answers a check of n units of a key from a loan, whatever t's Key, and reports whether it did.
+func (l *loans) take(t *limit.Target, key string, n int64, d *Decision) bool {
+	if l == nil || n <= 0 || l.book.Loans() == 0 {
+		return false
 	}
-	return loanKey{policy: l.target.Policy, key: key}
+	k := keyOf(t)
+	k.key = key
+	terms, left, ok := l.book.Take(k, n, l.clock)
+	if ok {
+		d.Policy = nameOf(t)
+		terms.Admit(d, n, left)
+	}
+	return ok
 }
 
-// borrowed answers a question from a loan, and reports whether it did. A key with a loan is a valid one.
-func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision) bool {
-	b := l.c.loans
-	if b == nil || n <= 0 || b.book.Loans() == 0 || l.c.ended.Load() || ctx.Err() != nil {
+// nameOf is what a Decision calls the limit of a target.
+func nameOf(t *limit.Target) string {
+	if t.Limit != nil {
+		return "inline"
+	}
+	return t.Policy
+}
+
+// has tells whether a key is on loan.
+func (l *loans) has(k loanKey) bool { return l != nil && l.book.Has(k) }
+
+// allOf answers checks together, if loans cover all of them, and reports whether it did.
+func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
+	if l == nil || l.book.Loans() == 0 {
 		return false
 	}
-	t, left, ok := b.book.Take(l.loanKey(key), n, b.clock)
-	if !ok {
+	parts := make([]lend.Part[loanKey, *member], len(cs))
+	for i := range cs {
+		if !l.book.Has(keyOf(&cs[i].Target)) {
+			return false
+		}
+		parts[i] = lend.Part[loanKey, *member]{Key: keyOf(&cs[i].Target), Units: cs[i].Cost}
+	}
+	if !l.book.TakeAll(parts, l.clock) {
 		return false
 	}
-	d.Policy = l.target.Policy
-	if l.target.Limit != nil {
-		d.Policy = "inline"
+	all.Allowed, all.Decisions = true, make([]Decision, len(cs))
+	for i := range parts {
+		all.Decisions[i].Policy = cs[i].Policy
+		parts[i].Terms.Admit(&all.Decisions[i], parts[i].Units, parts[i].Left)
 	}
-	t.Admit(d, n, left)
-	l.c.memory.borrowed(&l.target, key)
 	return true
 }
 
-// awaitLoan answers a question from what is about to be lent, and reports whether it did. Many who wait take one message, and where the
-// owner has to wait for a copy, one wait.
+// borrowed answers a check from a loan, and reports whether it did. A key with a loan is a valid one.
+func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision) bool {
+	if l.c.loans == nil || l.c.ended.Load() || ctx.Err() != nil || !l.c.loans.take(&l.target, key, n, d) {
+		return false
+	}
+	if m := l.c.memory; m != nil && m.refusals.Used() {
+		m.admitted(&l.check(key, n).Target)
+	}
+	return true
+}
+
+// awaitLoan answers a check from what is about to be lent, and reports whether it did. Many callers who wait take one message, and where
+// the owner has to wait for a copy, one wait.
 func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decision) bool {
 	b := l.c.loans
 	if b == nil || n <= 0 || b.book.Loans() == 0 {
 		return false
 	}
+	k := keyOf(&l.target)
+	k.key = key
 	var patience *time.Timer
-	for {
-		coming := b.book.Pending(l.loanKey(key), n, b.clock())
+	for over := false; !over; {
+		coming := b.book.Pending(k, n, b.clock())
 		if coming == nil {
 			return false
 		}
@@ -101,7 +151,6 @@ func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decisio
 			patience = time.NewTimer(lend.Patience)
 			defer patience.Stop()
 		}
-		over := false
 		select {
 		case <-coming:
 		case <-patience.C:
@@ -112,23 +161,14 @@ func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decisio
 		if l.borrowed(ctx, key, n, d) {
 			return true
 		}
-		if over {
-			return false
-		}
 	}
+	return false
 }
 
-// admitted is told of what a node has admitted.
-func (l *Limiter) admitted(key string, n int64, d *Decision) {
-	if n > 0 {
-		l.c.loans.missed(l.loanKey(key), n, d)
-	}
-}
-
-// missed is told of what a node has admitted that might have been of a loan.
-func (l *loans) missed(key loanKey, n int64, d *Decision) {
-	if l != nil && lend.Lendable(d) {
-		l.book.Missed(key, n, l.clock, ownKey)
+// missed is told of n units that a node has been asked for, and of the answer, if there is one.
+func (l *loans) missed(k loanKey, n int64, d *Decision, answered bool) {
+	if l != nil && n > 0 && answered && lend.Lendable(d) {
+		l.book.Missed(k, n, l.clock, ownKey)
 	}
 }
 
@@ -150,11 +190,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	var nobody []lend.Answer[*member]
 	for i := range reports {
 		r := &reports[i]
-		t := target{Target: limit.Target{Policy: r.Key.policy, Key: r.Key.key}}
-		if in := r.Key.inline; in != nil {
-			t = *in
-			t.Key = r.Key.key
-		}
+		t := r.Key.target()
 		m := r.Node
 		if m == nil || l.barred(m) {
 			m = l.owner(&t)
@@ -170,7 +206,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 			by[m] = &weirv1.BorrowRequest{Borrower: l.id, Sent: sent}
 		}
 		by[m].Loans = append(by[m].Loans, wire.ProtoBorrow(&limit.Borrow{
-			Target: t.Target, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
+			Target: t, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
 		}))
 	}
 	if nobody != nil {
@@ -189,7 +225,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 func (l *loans) barred(m *member) bool { return l.clock() < m.barred.Load() }
 
 // owner is the node to borrow from, as long as no other one is known to hold the key: its owner, or the only node that there is.
-func (l *loans) owner(t *target) *member {
+func (l *loans) owner(t *limit.Target) *member {
 	var m *member
 	if owners := l.nodes.owners.Load(); owners != nil {
 		m = owners.of(t)

@@ -485,31 +485,35 @@ func (ns *nodes) invoke(ctx context.Context, prefer func() *member, method strin
 		err := m.conn.Invoke(ctx, method, args, reply, slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
 		m.out.Add(-1)
 
-		o := answered
-		switch code := status.Code(err); {
-		case code == codes.DeadlineExceeded || ctx.Err() != nil:
-			// The time may have been a hurried caller's, but others are better off with another node, so that a part of
-			// what a caller without a deadline has is enough to tell. It is more than a node that is well takes, which
-			// answers before the deadline it is told even when the owner it asks does not.
-			o = unknown
-			if time.Since(sent) >= ns.timeout/10 {
-				o = unanswered
-			}
-		case code == codes.Unavailable && len(trailer) == 0:
-			o = unanswered // the connection broke; what a node itself says comes with a trailer
-		}
 		rejected := overloaded(err)
-		if rejected {
-			o = unanswered
-		}
-		m.breaker.done(false, o)
+		silent := rejected || status.Code(err) == codes.Unavailable && len(trailer) == 0
+		m.heard(ctx, err, silent, time.Since(sent))
 
 		// What was not sent, because the connection broke after it was picked, or not read, can be asked of another node whatever it is.
-		if o == unanswered && connected && (rejected || at.Addr == nil) && ctx.Err() == nil && tries < maxTries {
+		if silent && connected && (rejected || at.Addr == nil) && ctx.Err() == nil && tries < maxTries {
 			continue
 		}
 		return err
 	}
+}
+
+// heard tells the breaker of a node how a call ended that took so long. silent says that no answer of the node's ended it: the connection
+// broke, or the node had no room. What a node itself says comes with a trailer.
+func (m *member) heard(ctx context.Context, err error, silent bool, took time.Duration) {
+	o := answered
+	switch {
+	case err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil):
+		// The time may have been a hurried caller's, but others are better off with another node, so that a part of
+		// what a caller without a deadline has is enough to tell. It is more than a node that is well takes, which
+		// answers before the deadline it is told even when the owner it asks does not.
+		o = unknown
+		if took >= m.nodes.timeout/10 {
+			o = unanswered
+		}
+	case silent:
+		o = unanswered
+	}
+	m.breaker.done(false, o)
 }
 
 // NewStream opens a stream to a node.

@@ -17,7 +17,7 @@ import (
 
 // members returns c's nodes.
 func members(c *Client) []*member {
-	ns := c.backend.(*remote).nodes
+	ns := c.remote.nodes
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	return ns.list
@@ -226,7 +226,7 @@ func TestNamesChange(t *testing.T) {
 	go func() { done <- failedOpen(t, c) }()
 	<-arrived
 
-	ns := c.backend.(*remote).nodes
+	ns := c.remote.nodes
 	if err := ns.UpdateState(resolver.State{}); err == nil {
 		t.Error("no addresses are not refused")
 	}

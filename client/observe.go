@@ -91,37 +91,29 @@ type Stats struct {
 
 // Stats returns what the Client has answered so far. All of it is zero for a Client that decides in this process.
 func (c *Client) Stats() Stats {
-	r, ok := c.backend.(*remote)
-	if !ok {
+	if c.remote == nil {
 		return Stats{}
 	}
 	s := Stats{Counts: c.counter.Counts(), Unanswered: c.outage.answers.Load()}
-	s.Nodes, s.Ready = r.nodes.count()
+	s.Nodes, s.Ready = c.remote.nodes.count()
 	s.Settling, s.Unsettled = c.settling.count(), c.settling.unsettled.Load()
 	s.WithoutNode, s.Reason = c.outage.state()
 	return s
 }
 
-// observe takes in what is about to be returned for a check of a key.
-func (c *Client) observe(t *limit.Target, key string, cost int64, d *Decision, err error) {
+// observe takes in what is about to be returned for a check.
+func (c *Client) observe(ck *limit.Check, d *Decision, err error) {
+	c.observeOne(&ck.Target, ck.Key, ck.Cost, d, err)
+}
+
+// observeOne is observe for a check of a key, whatever t's Key.
+func (c *Client) observeOne(t *limit.Target, key string, cost int64, d *Decision, err error) {
 	if c.counter == nil {
 		return
 	}
 	c.counter.Count(d, err)
 	if c.observer != nil {
 		c.observer(Observed{t.Policy, key, cost, *d, err})
-	}
-}
-
-// observeAll is observe for questions that are decided together.
-func (c *Client) observeAll(qs []question, decisions []Decision, err error) {
-	var none Decision
-	for i := range qs {
-		d := &none
-		if i < len(decisions) {
-			d = &decisions[i]
-		}
-		c.observe(&qs[i].Target, qs[i].Key, qs[i].cost, d, err)
 	}
 }
 

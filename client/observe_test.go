@@ -14,6 +14,8 @@ import (
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // A wrong address admits everything, and the log says so once, with the reason; every decision is counted and observed.
@@ -87,7 +89,7 @@ func TestOutage(t *testing.T) {
 	o := outage{log: log.Logger(), onError: FailClosed}
 	now := time.Minute
 	for range 100 {
-		o.failed(now, &Error{ErrUnavailable, "", "why"})
+		o.failed(now, limit.NewError(ErrUnavailable, "", "why"))
 		o.answered(now + time.Second)
 		now += 2 * time.Second
 	}

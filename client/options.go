@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // OnError is a fail policy: the answer when no node can be reached.
@@ -110,15 +112,15 @@ func dialOptions(opts []Option) (options, error) {
 	}
 	switch {
 	case o.log == nil:
-		return o, &Error{ErrInvalid, "WithLogger", "must not be nil: slog.DiscardHandler discards"}
+		return o, limit.NewError(ErrInvalid, "WithLogger", "must not be nil: slog.DiscardHandler discards")
 	case o.timeout <= 0:
-		return o, &Error{ErrInvalid, "WithTimeout", fmt.Sprintf("must be positive, not %v", o.timeout)}
+		return o, limit.NewError(ErrInvalid, "WithTimeout", fmt.Sprintf("must be positive, not %v", o.timeout))
 	case o.onError > FailClosed:
-		return o, &Error{ErrInvalid, "WithOnError", fmt.Sprintf("must be FailOpen or FailClosed, not %d", o.onError)}
+		return o, limit.NewError(ErrInvalid, "WithOnError", fmt.Sprintf("must be FailOpen or FailClosed, not %d", o.onError))
 	case o.failures < 0:
-		return o, &Error{ErrInvalid, "WithBreaker", fmt.Sprintf("failures must not be negative, not %d", o.failures)}
+		return o, limit.NewError(ErrInvalid, "WithBreaker", fmt.Sprintf("failures must not be negative, not %d", o.failures))
 	case o.failures > 0 && o.cooldown <= 0:
-		return o, &Error{ErrInvalid, "WithBreaker", fmt.Sprintf("cooldown must be positive, not %v", o.cooldown)}
+		return o, limit.NewError(ErrInvalid, "WithBreaker", fmt.Sprintf("cooldown must be positive, not %v", o.cooldown))
 	}
 	return o, nil
 }

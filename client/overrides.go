@@ -5,6 +5,7 @@ import (
 	"iter"
 	"time"
 
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -61,14 +62,13 @@ func (c *Client) DeleteOverride(ctx context.Context, o Override) (OverrideChange
 
 // overrides returns what calls the cluster about overrides. The caller counts the call out, unless there is an error.
 func (c *Client) overrides(ctx context.Context) (weirv1.OverridesClient, error) {
-	r, ok := c.backend.(*remote)
-	if !ok {
-		return nil, &Error{ErrInvalid, "", "a client that decides in this process has no overrides but those of its policies"}
+	if c.remote == nil {
+		return nil, limit.NewError(ErrInvalid, "", "a client that decides in this process has no overrides but those of its policies")
 	}
 	if err := c.begin(ctx); err != nil {
 		return nil, err
 	}
-	return weirv1.NewOverridesClient(r.nodes), nil
+	return weirv1.NewOverridesClient(c.remote.nodes), nil
 }
 
 func (c *Client) changeOverride(ctx context.Context, call func(weirv1.OverridesClient) (*weirv1.OverrideChange, error)) (out OverrideChange, err error) {

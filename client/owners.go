@@ -73,18 +73,19 @@ func (t *topology) owners(list []*member) *owners {
 }
 
 // of returns the node that owns what t names, or nil when it is not known, or not well.
-func (o *owners) of(t *target) *member {
+func (o *owners) of(t *limit.Target) *member {
 	if o == nil {
 		return nil
 	}
-	scope := t.Policy
-	switch {
-	case t.scope != "":
-		scope = t.scope
-	case t.Limit != nil:
-		scope = limit.InlineScope(t.Namespace, t.Limit)
+	return o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scopeOf(t), t.Key)))].well()
+}
+
+// scopeOf is the scope of a target's state.
+func scopeOf(t *limit.Target) string {
+	if t.Limit != nil {
+		return limit.InlineScope(t.Namespace, t.Limit)
 	}
-	return o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.Key)))].well()
+	return t.Policy
 }
 
 // well returns a member that is well, otherwise nil. One that nobody has asked before is connected, for the next question.
@@ -110,31 +111,19 @@ func (o *owners) named(name string) *member {
 
 // ofMost returns the node that owns more of n targets than any other does, among equals the one that comes first; nil when not one
 // of the owners is known and well.
-func (o *owners) ofMost(n int, at func(i int) *limit.Target) *member {
-	type share struct {
-		of *member
-		n  int
-	}
-	var shares []share
-	most := share{}
+func (o *owners) ofMost(n int, at func(i int) *limit.Target) (most *member) {
+	shares := make(map[*member]int)
 	for i := range n {
-		m := o.of(&target{Target: *at(i)})
-		if m == nil {
-			continue
-		}
-		at := slices.IndexFunc(shares, func(s share) bool { return s.of == m })
-		if at < 0 {
-			at = len(shares)
-			shares = append(shares, share{of: m})
-		}
-		shares[at].n++
-	}
-	for _, s := range shares {
-		if s.n > most.n {
-			most = s
+		if m := o.of(at(i)); m != nil {
+			shares[m]++
 		}
 	}
-	return most.of
+	for i := range n {
+		if m := o.of(at(i)); m != nil && shares[m] > shares[most] {
+			most = m
+		}
+	}
+	return most
 }
 
 // How long until a node is asked for the topology again, after a failure.

@@ -56,7 +56,7 @@ func ringOf(t *testing.T, n int, opts ...Option) (all []*node, addrs []string, t
 func reaches(t *testing.T, c *Client, addrs ...string) {
 	t.Helper()
 	wait(t, "the owners to be known and connected", func() bool {
-		o := c.backend.(*remote).nodes.owners.Load()
+		o := c.remote.nodes.owners.Load()
 		if o == nil {
 			return len(addrs) == 0
 		}
@@ -224,7 +224,7 @@ func TestOneStreamToANode(t *testing.T) {
 	}
 	table := tell(all, addrs, 0, 1, 2)
 	c := dial(t, addrs[0], WithTimeout(time.Minute))
-	ns := c.backend.(*remote).nodes
+	ns := c.remote.nodes
 	wait(t, "the ring to be known", func() bool { return ns.owners.Load() != nil })
 	key := "key 0"
 	for i := 0; owner(table, "five", key) != 1; i++ {

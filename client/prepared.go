@@ -21,10 +21,7 @@ func (l *Limiter) allowPrepared(ctx context.Context, key string, n int64, d *Dec
 	if !ok {
 		return false
 	}
-	d.Policy = l.target.Policy
-	if l.target.Limit != nil {
-		d.Policy = "inline"
-	}
+	d.Policy = nameOf(&l.target)
 	d.Allowed, d.Granted, d.Shadow = b.Allowed, b.Granted, b.Shadow
 	d.NearLimit = b.NearLimit
 	d.Limit, d.Window, d.Remaining = b.Limit, b.Window, b.Remaining
@@ -54,7 +51,7 @@ func (l *Limiter) checkPrepared(ctx context.Context, key string, n int64, d *Dec
 	if l.c.ended.Load() || ctx.Err() != nil {
 		return false, nil
 	}
-	target := l.target.Target
+	target := l.target
 	l.prepare(&target)
 	target.Key = key
 	checks := [1]limit.Check{{Target: target, Cost: n}}
@@ -63,7 +60,7 @@ func (l *Limiter) checkPrepared(ctx context.Context, key string, n int64, d *Dec
 		return false, nil
 	}
 	if err := results[0].Err; err != nil {
-		return true, callError(err)
+		return true, err
 	}
 	*d = results[0].Decision
 	return true, nil

@@ -99,10 +99,10 @@ func TestKnown(t *testing.T) {
 func TestLoanOverASuspension(t *testing.T) {
 	mono, wall := int64(time.Hour), int64(time.Hour)
 	l := newLoans(nil, func() (int64, int64) { return mono, wall })
-	key := loanKey{policy: "p", key: "k"}
+	key := loanKey{of: "p", key: "k"}
 	lendable := Decision{Allowed: true, Limit: 1000}
 	for l.book.Loans() == 0 {
-		l.missed(key, 1, &lendable)
+		l.missed(key, 1, &lendable, true)
 	}
 	reports, _ := l.book.Report(l.clock())
 	l.book.Answered(l.clock(), l.clock(), []lend.Answer[*member]{{Number: reports[0].Number, Granted: 100, Term: algo.LoanTerm}})

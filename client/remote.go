@@ -38,8 +38,8 @@ import (
 // Dial does not wait for a connection, and an address at which there is no node is no error of Dial's: while no node answers the
 // fail policy does, from the first check on, and by default that admits everything. The Client logs a warning with the reason then
 // (WithLogger), Stats counts it, and every such Decision has FailedOpen or FailedClosed set. A program that would rather not start
-// calls Ready first. Credentials that the nodes reject are errors of every call, ErrUnauthenticated and ErrDenied. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
-// ErrInvalid, which names the option or "address".
+// calls Ready first. Credentials that the nodes reject are errors of every call, ErrUnauthenticated and ErrDenied. ctx bounds what Dial
+// itself has to wait for, at present nothing. The errors are *Error of kind ErrInvalid, which names the option or "address".
 func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -52,19 +52,21 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := newClient(r, o)
-	c.loans = r.loans
+	c := newClient(r, r.close, o)
+	c.remote, c.loans = r, r.loans
 	c.counter, c.observer = new(Counter), o.observer
 	return c, nil
 }
 
-// remote asks the nodes of a cluster over gRPC.
+// remote is the limit.Service of a cluster: it asks the nodes over gRPC, of which an owner of the key comes first. Its errors are *Error,
+// or a gRPC status that no node should answer with. Limits sent along must not change while a call uses them.
 type remote struct {
-	nodes *nodes
-	api   weirv1.LimiterClient
-	sets  sync.Pool // of *request
-	loans *loans    // nil: none
+	nodes    *nodes
+	requests sync.Pool // of *request
+	loans    *loans    // nil: none
 }
+
+var _ limit.Service = (*remote)(nil)
 
 // serviceConfig is that of the connection to one node. round_robin, of one, is what connects again by itself.
 const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}]}`
@@ -101,9 +103,9 @@ func newRemote(address string, o options) (*remote, error) {
 	builder, target := lookup(address)
 	ns, err := newNodes(builder, target, append(dial, o.dial...), o)
 	if err != nil {
-		return nil, &Error{ErrInvalid, "address", err.Error()}
+		return nil, limit.NewError(ErrInvalid, "address", err.Error())
 	}
-	r := &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), sets: sync.Pool{New: func() any { return newRequest() }}, loans: ns.loans}
+	r := &remote{nodes: ns, requests: sync.Pool{New: func() any { return newRequest() }}, loans: ns.loans}
 	if o.loans {
 		ns.running.Go(func() { ns.loans.run(ns.ctx) })
 	}
@@ -136,17 +138,17 @@ func dialTarget(address string) (string, error) {
 	case resolver.Get(scheme) != nil:
 		return address, nil
 	case strings.Contains(address, "://"):
-		return "", &Error{ErrInvalid, "address", fmt.Sprintf("must be host:port, without %q", scheme+"://")}
+		return "", limit.NewError(ErrInvalid, "address", fmt.Sprintf("must be host:port, without %q", scheme+"://"))
 	}
 	list := strings.Split(address, ",")
 	for i, a := range list {
 		list[i] = strings.TrimSpace(a)
 		host, port, err := net.SplitHostPort(list[i])
 		if err != nil || host == "" {
-			return "", &Error{ErrInvalid, "address", fmt.Sprintf("must be host:port, or several separated by commas, not %q", a)}
+			return "", limit.NewError(ErrInvalid, "address", fmt.Sprintf("must be host:port, or several separated by commas, not %q", a))
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return "", &Error{ErrInvalid, "address", fmt.Sprintf("the port must be 1 to 65535, not %q", port)}
+			return "", limit.NewError(ErrInvalid, "address", fmt.Sprintf("the port must be 1 to 65535, not %q", port))
 		}
 	}
 	return strings.Join(list, ","), nil
@@ -165,90 +167,60 @@ func (s staticResolver) ResolveNow(resolver.ResolveNowOptions) {}
 
 func (s staticResolver) Close() {}
 
-// check asks the owners of the keys, side by side.
-func (r *remote) check(ctx context.Context, qs []question, answers []Result, within time.Duration) error {
-	until := r.nodes.now() + within
-	if len(qs) == 1 {
-		return r.checkOne(ctx, &qs[0], &answers[0], until)
-	}
-	clear(answers)
-	open := make([]int, len(qs)) // places of what is to be asked
-	for i := range open {
+// Check implements limit.Service. It asks until ctx ends, or for the client's timeout.
+func (r *remote) Check(ctx context.Context, checks []limit.Check) ([]Result, error) {
+	results, open := make([]Result, len(checks)), make([]int, len(checks))
+	for i := range checks {
 		open[i] = i
+		if err := valid(&checks[i]); err != nil {
+			return nil, in(i, len(checks), err)
+		}
+		if checks[i].Always {
+			return nil, limit.NewError(ErrInvalid, "always", "goes with a charge only").In(i, len(checks))
+		}
 	}
+	r.check(ctx, checks, results, open, r.nodes.timeout)
+	return results, ctx.Err()
+}
+
+// check asks the owners of the keys, side by side, about the checks at the open places, within a time.
+func (r *remote) check(ctx context.Context, cs []limit.Check, rs []Result, open []int, within time.Duration) {
+	until := r.nodes.now() + within
+	var room [1]*request
 	for tries := 1; len(open) > 0; tries++ {
-		sets, err := r.sendAll(ctx, qs, open, until)
+		sent, err := r.sendAll(ctx, cs, open, until, room[:0])
 		if err != nil {
 			for _, i := range open {
-				answers[i].Err = statusError(err)
+				rs[i] = Result{Err: statusError(err)}
 			}
-			break
+			return
 		}
-		open = open[:0]
-		for _, f := range sets {
-			err, again := r.await(ctx, f.to, f.request, until)
+		open = nil
+		for _, f := range sent {
+			err, unsent := r.await(ctx, f)
 			for j, i := range f.places {
 				switch {
 				case err == nil:
-					answers[i] = f.answers[j]
-				case again && tries < maxTries:
+					rs[i] = f.answers[j]
+				case unsent && f.connected && tries < maxTries:
 					open = append(open, i)
 				default:
-					answers[i].Err = statusError(err)
+					rs[i] = Result{Err: statusError(err)}
 				}
+			}
+			if err == nil && len(f.checks) == 1 {
+				f.reset()
+				r.requests.Put(f)
 			}
 		}
 	}
-	for i := range answers {
-		if answers[i].Err == nil {
-			return nil
-		}
-	}
-	return answers[0].Err
 }
 
-// checkOne is check for the most frequent case.
-func (r *remote) checkOne(ctx context.Context, q *question, a *Result, until time.Duration) error {
-	for tries := 1; ; tries++ {
-		m, connected, err := r.route(ctx, q, until)
-		if err != nil {
-			return statusError(err)
-		}
-		f := r.sets.Get().(*request)
-		f.one.q[0], f.one.a[0] = *q, Result{}
-		f.one.q[0].ownLimit()
-		f.one.q[0].trace = traceOf(ctx)
-		f.qs, f.answers, f.until = f.one.q[:], f.one.a[:], until
-		if !m.link.send(f) {
-			r.put(f)
-			return statusError(errFull)
-		}
-		m.out.Add(1)
-		err, again := r.await(ctx, m, f, until)
-		if err == nil {
-			*a = f.one.a[0]
-			r.put(f)
-			return a.Err
-		}
-		if !again || !connected || tries >= maxTries {
-			return statusError(err)
-		}
-	}
-}
+var errFull = status.Error(codes.Unavailable, "too many checks wait for this node")
 
-var errFull = status.Error(codes.Unavailable, "too many questions wait for this node")
-
-// put keeps a request that has ended, or never left, for the next question.
-func (r *remote) put(f *request) {
-	f.state.Store(unended)
-	f.qs, f.answers, f.err, f.unsent, f.alone = nil, nil, nil, false, false
-	f.one.q[0], f.one.a[0] = question{}, Result{}
-	r.sets.Put(f)
-}
-
-// route returns the node to ask about q: the owner of its key, if that is known and well.
-func (r *remote) route(ctx context.Context, q *question, until time.Duration) (m *member, connected bool, err error) {
-	if m := r.nodes.owners.Load().of(&q.target); m != nil {
+// route returns the node to ask about a target: the owner of its key, if that is known and well.
+func (r *remote) route(ctx context.Context, t *limit.Target, until time.Duration) (m *member, connected bool, err error) {
+	if m := r.nodes.owners.Load().of(t); m != nil {
 		return m, true, nil
 	}
 	m, connected, _, err = r.nodes.choose()
@@ -260,53 +232,39 @@ func (r *remote) route(ctx context.Context, q *question, until time.Duration) (m
 	return r.nodes.pick(ctx)
 }
 
-// sentSet is a request that was sent to a node, and which of several questions are in it.
-type sentSet struct {
-	*request
-	to     *member
-	places []int
-}
-
-// sendAll sends questions to the nodes that are to be asked.
-func (r *remote) sendAll(ctx context.Context, qs []question, open []int, until time.Duration) ([]sentSet, error) {
-	var sets []sentSet
+// sendAll sends the checks at the open places to the nodes that are to be asked, one request to each.
+func (r *remote) sendAll(ctx context.Context, cs []limit.Check, open []int, until time.Duration, requests []*request) ([]*request, error) {
 	trace := traceOf(ctx)
 	for _, i := range open {
-		m, _, err := r.route(ctx, &qs[i], until)
+		m, connected, err := r.route(ctx, &cs[i].Target, until)
 		if err != nil {
 			return nil, err
 		}
-		at := slices.IndexFunc(sets, func(f sentSet) bool { return f.to == m })
+		at := slices.IndexFunc(requests, func(f *request) bool { return f.to == m })
 		if at < 0 {
-			at = len(sets)
-			f := newRequest()
-			f.until = until
-			sets = append(sets, sentSet{f, m, nil})
+			at = len(requests)
+			f := r.requests.Get().(*request)
+			f.to, f.connected, f.until, f.trace = m, connected, until, trace
+			requests = append(requests, f)
 		}
-		f := &sets[at]
-		f.places = append(f.places, i)
-		f.qs = append(f.qs, qs[i])
-		f.qs[len(f.qs)-1].ownLimit()
-		f.qs[len(f.qs)-1].trace = trace
+		f := requests[at]
+		f.places, f.checks, f.answers = append(f.places, i), append(f.checks, cs[i]), append(f.answers, Result{})
 	}
-	for _, f := range sets {
-		f.answers = make([]Result, len(f.qs))
-		if !f.to.link.send(f.request) {
+	for _, f := range requests {
+		f.to.out.Add(int64(len(f.checks)))
+		if !f.to.link.send(f) {
 			f.err = errFull
 			f.end()
-			continue
 		}
-		f.to.out.Add(int64(len(f.qs)))
 	}
-	return sets, nil
+	return requests, nil
 }
 
-// await waits for a request, and tells the node's breaker. Of an error, again says that nothing was carried out, so that
+// await waits for a request, and tells the node's breaker. Of an error, unsent says that nothing was carried out, so that
 // another node may be asked.
-func (r *remote) await(ctx context.Context, m *member, f *request, until time.Duration) (err error, again bool) {
-	n := int64(len(f.qs))
+func (r *remote) await(ctx context.Context, f *request) (err error, unsent bool) {
 	sent := r.nodes.now()
-	f.timer.Reset(until - sent)
+	f.timer.Reset(f.until - sent)
 	select {
 	case <-f.done:
 	case <-f.timer.C:
@@ -315,35 +273,24 @@ func (r *remote) await(ctx context.Context, m *member, f *request, until time.Du
 		err = status.FromContextError(ctx.Err()).Err()
 	}
 	f.timer.Stop()
-	if err != nil && !m.link.abandon(f) {
+	if err != nil && !f.to.link.abandon(f) {
 		<-f.done // it has ended meanwhile
 		err = nil
 	}
-	m.out.Add(-n)
-	waited := r.nodes.now() - sent
+	f.to.out.Add(-int64(len(f.checks)))
 	if err == nil {
-		err, again = f.err, f.unsent
+		err, unsent = f.err, f.unsent
 	}
-	var gone brokenError
-	switch code := status.Code(err); {
-	case err == nil:
-		m.breaker.done(false, answered)
-	case code == codes.DeadlineExceeded || ctx.Err() != nil:
-		// The time may have been a hurried caller's, but others are better off with another node, so that a part of what a
-		// caller without a deadline has is enough to tell. It is more than a node that is well takes, which answers before
-		// the deadline it is told even when the owner it asks does not.
-		if waited >= r.nodes.timeout/10 {
-			m.breaker.done(false, unanswered)
-		}
-	case again || errors.As(err, &gone):
-		m.breaker.done(false, unanswered)
+	if err != errFull {
+		_, gone := errors.AsType[brokenError](err)
+		f.to.heard(ctx, err, unsent || gone, r.nodes.now()-sent)
 	}
-	return err, again
+	return err, unsent
 }
 
 // at makes calls about what t names: its owner is asked first.
 func (r *remote) at(t *limit.Target) weirv1.LimiterClient {
-	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().of(&target{Target: *t}) }})
+	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().of(t) }})
 }
 
 // atMost makes calls about n targets: the node that has the fewest of them to ask others about is asked first.
@@ -353,10 +300,32 @@ func (r *remote) atMost(n int, at func(i int) *limit.Target) weirv1.LimiterClien
 
 // decided is a node's decision, or its error.
 func decided(d *weirv1.Decision, err error) (Decision, error) {
-	if err != nil {
+	switch {
+	case err != nil:
 		return Decision{}, statusError(err)
+	case d == nil:
+		return Decision{}, errors.New("client: a node left a request without a decision")
 	}
 	return wire.Decision(d), nil
+}
+
+// allOf reads the answer to requests that were decided together.
+func allOf[M any](n int, allowed bool, delay int64, results []*M, err error, decision func(*M) *weirv1.Decision) (AllDecision, error) {
+	odd := false
+	decisions, err := eachOf(n, results, err, func(m *M) Decision {
+		if decision(m) == nil {
+			odd = true
+			return Decision{}
+		}
+		return wire.Decision(decision(m))
+	})
+	if err == nil && odd {
+		err = errors.New("client: a node left a request without a decision")
+	}
+	if err != nil {
+		return AllDecision{}, err
+	}
+	return AllDecision{Allowed: allowed, Delay: time.Duration(delay), Decisions: decisions}, nil
 }
 
 // CheckAll and the methods after it are those of a limit.Service.
@@ -367,21 +336,7 @@ func (r *remote) CheckAll(ctx context.Context, checks []limit.Check) (AllDecisio
 		req.Checks[i] = &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost, Partial: c.Partial, RequestId: c.RequestID}
 	}
 	resp, err := r.atMost(len(checks), func(i int) *limit.Target { return &checks[i].Target }).Check(ctx, req)
-	if err != nil {
-		return AllDecision{}, statusError(err)
-	}
-	if len(resp.GetResults()) != len(checks) {
-		return AllDecision{}, fmt.Errorf("client: a node answered %d checks with %d results", len(checks), len(resp.GetResults()))
-	}
-	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs()), Decisions: make([]Decision, len(checks))}
-	for i, res := range resp.GetResults() {
-		d := res.GetDecision()
-		if d == nil {
-			return AllDecision{}, fmt.Errorf("client: a node left checks[%d] without a decision", i)
-		}
-		all.Decisions[i] = wire.Decision(d)
-	}
-	return all, nil
+	return allOf(len(checks), resp.GetAllowed(), resp.GetDelayNs(), resp.GetResults(), err, (*weirv1.Result).GetDecision)
 }
 
 func (r *remote) Acquire(ctx context.Context, a limit.Acquire) (Decision, error) {
@@ -428,28 +383,64 @@ func (r *remote) ReserveAll(ctx context.Context, asks []limit.Reserve) (AllDecis
 		req.Reserves = append(req.Reserves, protoReserve(&asks[i]))
 	}
 	resp, err := r.atMost(len(asks), func(i int) *limit.Target { return &asks[i].Target }).ReserveAll(ctx, req)
-	if err != nil {
-		return AllDecision{}, statusError(err)
+	all, err := allOf(len(asks), resp.GetAllowed(), resp.GetDelayNs(), resp.GetDecisions(), err, func(d *weirv1.Decision) *weirv1.Decision { return d })
+	all.ReservationID = resp.GetReservationId()
+	return all, err
+}
+
+func protoExtend(e *limit.Extend) *weirv1.ExtendRequest {
+	return &weirv1.ExtendRequest{
+		Target: wire.ProtoTarget(e.Target), ReservationId: e.ReservationID, Cost: costOf(&e.Amount), Usage: e.Usage, TtlNs: int64(e.TTL), RequestId: e.RequestID,
 	}
-	if len(resp.GetDecisions()) != len(asks) {
-		return AllDecision{}, fmt.Errorf("client: a node answered %d reservations with %d decisions", len(asks), len(resp.GetDecisions()))
-	}
-	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs())}
-	for _, d := range resp.GetDecisions() {
-		all.Decisions = append(all.Decisions, wire.Decision(d))
-	}
-	return all, nil
 }
 
 func (r *remote) Extend(ctx context.Context, e limit.Extend) (Decision, error) {
-	return decided(r.at(&e.Target).Extend(ctx, &weirv1.ExtendRequest{
-		Target: wire.ProtoTarget(e.Target), ReservationId: e.ReservationID, Cost: costOf(&e.Amount), Usage: e.Usage, TtlNs: int64(e.TTL), RequestId: e.RequestID,
-	}))
+	return decided(r.at(&e.Target).Extend(ctx, protoExtend(&e)))
+}
+
+func (r *remote) ExtendEach(ctx context.Context, es []limit.Extend) ([]Result, error) {
+	req := &weirv1.ExtendEachRequest{}
+	for i := range es {
+		req.Extends = append(req.Extends, protoExtend(&es[i]))
+	}
+	resp, err := r.atMost(len(es), func(i int) *limit.Target { return &es[i].Target }).ExtendEach(ctx, req)
+	return eachOf(len(es), resp.GetResults(), err, func(res *weirv1.Result) Result {
+		if e := res.GetError(); e != nil {
+			return Result{Err: errorOf(e)}
+		}
+		d, err := decided(res.GetDecision(), nil)
+		return Result{Decision: d, Err: err}
+	})
+}
+
+// eachOf reads the answers to n requests in one call.
+func eachOf[M, A any](n int, results []*M, err error, read func(*M) A) ([]A, error) {
+	if err != nil {
+		return nil, statusError(err)
+	}
+	if len(results) != n {
+		return nil, fmt.Errorf("client: a node answered %d requests with %d results", n, len(results))
+	}
+	out := make([]A, n)
+	for i, res := range results {
+		out[i] = read(res)
+	}
+	return out, nil
+}
+
+// errorOf is the error of one request of several.
+func errorOf(e *weirv1.Error) error {
+	return codeError(codes.Code(e.GetCode()), e.GetField(), e.GetMessage())
 }
 
 func (r *remote) Commit(ctx context.Context, c limit.Commit) (Settled, error) {
 	got, err := r.at(&c.Target).Commit(ctx, protoCommit(&c))
 	return settledOf(got), statusError(err)
+}
+
+func (r *remote) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
+	got, err := r.Commit(ctx, limit.Commit{Target: t, ReservationID: id})
+	return got.Refunded, err
 }
 
 func protoCommit(c *limit.Commit) *weirv1.CommitRequest {
@@ -468,20 +459,12 @@ func (r *remote) CommitEach(ctx context.Context, cs []limit.Commit) ([]SettledRe
 		req.Commits = append(req.Commits, protoCommit(&cs[i]))
 	}
 	resp, err := r.atMost(len(cs), func(i int) *limit.Target { return &cs[i].Target }).CommitEach(ctx, req)
-	if err != nil {
-		return nil, statusError(err)
-	}
-	if len(resp.GetResults()) != len(cs) {
-		return nil, fmt.Errorf("client: a node answered %d commits with %d results", len(cs), len(resp.GetResults()))
-	}
-	out := make([]SettledResult, len(cs))
-	for i, res := range resp.GetResults() {
-		out[i].Settled = settledOf(res.GetSettled())
+	return eachOf(len(cs), resp.GetResults(), err, func(res *weirv1.CommitResult) SettledResult {
 		if e := res.GetError(); e != nil {
-			out[i].Err = codeError(codes.Code(e.Code), e.Field, e.Message)
+			return SettledResult{Err: errorOf(e)}
 		}
-	}
-	return out, nil
+		return SettledResult{Settled: settledOf(res.GetSettled())}
+	})
 }
 
 func (r *remote) Charge(ctx context.Context, c limit.Charge) (Decision, error) {
@@ -501,13 +484,14 @@ func (r *remote) Reset(ctx context.Context, t limit.Target) error {
 }
 
 func (r *remote) ready(ctx context.Context) error {
+	api := weirv1.NewLimiterClient(r.nodes)
 	var last error
 	for {
 		changed := r.nodes.changes()
 		// No checks are an error, which unlike a mere connection tells that a node of Weir listens there, and that this caller may
 		// check. A node that hangs is not to keep the others from telling.
 		try, cancel := context.WithTimeout(ctx, r.nodes.timeout)
-		_, err := r.api.Check(try, &weirv1.CheckRequest{})
+		_, err := api.Check(try, &weirv1.CheckRequest{})
 		cancel()
 		if status.Code(err) == codes.InvalidArgument {
 			return nil
@@ -531,10 +515,9 @@ func (r *remote) ready(ctx context.Context) error {
 	}
 }
 
-func (r *remote) close() error {
+func (r *remote) close() {
 	r.loans.returnAll()
 	r.nodes.close()
-	return nil
 }
 
 // statusError turns the error of a gRPC call into the client's.
@@ -543,15 +526,14 @@ func statusError(err error) error {
 		return nil
 	}
 	s, _ := status.FromError(err)
-	if overloaded(err) {
-		return &Error{ErrUnavailable, "", s.Message()}
+	code, field, message := s.Code(), "", s.Message()
+	switch {
+	case overloaded(err):
+		code = codes.Unavailable
+	case code == codes.InvalidArgument, code == codes.NotFound, code == codes.ResourceExhausted:
+		field, message = splitField(message)
 	}
-	switch s.Code() {
-	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted:
-		field, message := splitField(s.Message())
-		return codeError(s.Code(), field, message)
-	}
-	return codeError(s.Code(), "", s.Message())
+	return codeError(code, field, message)
 }
 
 // overloaded tells whether a node has rejected a call or a stream as a whole, for want of room, before it read anything of it. What is
@@ -565,27 +547,19 @@ func overloaded(err error) bool {
 	return field == "" && !strings.HasPrefix(message, "grpc: ")
 }
 
-// codeError turns a gRPC code with a message into the client's error.
+// codeError turns a gRPC code with a message into the client's error. A node that is unwell counts as one that does not answer: a caller
+// must not fail because its limiter does. That the caller is denied or not known will not pass by itself, and the fail policy would hide
+// it for ever.
 func codeError(code codes.Code, field, message string) error {
-	var kind error
+	kind := wire.Kind(code)
 	switch code {
-	case codes.InvalidArgument:
-		kind = ErrInvalid
-	case codes.NotFound:
-		kind = ErrNotFound
-	case codes.ResourceExhausted:
-		kind = ErrTooLarge
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Internal, codes.Unknown:
-		// A node that is unwell counts as one that does not answer: a caller must not fail because its limiter does.
+	case codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Internal, codes.Unknown:
 		kind = ErrUnavailable
-	case codes.Unauthenticated: // it will not pass by itself, and the fail policy would hide it for ever; so with the others
-		kind = ErrUnauthenticated
-	case codes.PermissionDenied:
-		kind = ErrDenied
-	default:
+	}
+	if kind == 0 {
 		return fmt.Errorf("client: %w", status.Error(code, message))
 	}
-	return &Error{kind, wire.FieldOf(field), message}
+	return limit.NewError(kind, wire.FieldOf(field), message)
 }
 
 // splitField parts a message that begins with a field's name, as weir.v1 has them, such as "checks[3].key: is empty".

@@ -38,7 +38,7 @@ type Settled = limit.Settled
 // that Cancel can be deferred.
 type Reservation struct {
 	c      *Client
-	target target
+	target limit.Target
 	class  string
 	id     string // empty: nothing is held, and there is nothing to settle
 
@@ -57,7 +57,7 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, Decisi
 // ReserveN is ReserveWork for work that costs at most n units, n being at least 1, with a ttl.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Duration) (*Reservation, Decision, error) {
 	if n < 1 {
-		return nil, Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+		return nil, Decision{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
 	}
 	return l.ReserveWork(ctx, key, Work{Cost: n, TTL: ttl})
 }
@@ -70,7 +70,7 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 // Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
 // nothing, and extending it is admitted.
 func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
-	q, ask, err := l.work(key, &w)
+	ck, ask, err := l.work(key, &w)
 	if err != nil {
 		return nil, Decision{}, err
 	}
@@ -80,36 +80,36 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 	defer l.c.running.Done()
 	ask.RequestID = l.c.requestID()
 	asked := l.c.now()
-	got, err := l.c.grant(ctx, &q, func(ctx context.Context) (Decision, error) { return l.c.backend.Reserve(ctx, ask) })
+	got, err := l.c.grant(ctx, ck, func(ctx context.Context) (Decision, error) { return l.c.svc.Reserve(ctx, ask) })
 	if err != nil || !got.Allowed {
 		return nil, got, err
 	}
-	return newReservation(l.c, q.target, &got, &ask, asked), got, nil
+	return newReservation(l.c, &got, &ask, asked), got, nil
 }
 
-// work is a Work as a question, and as it is sent.
-func (l *Limiter) work(key string, w *Work) (question, limit.Reserve, error) {
-	q := l.question(key, w.Cost)
-	ask := limit.Reserve{Target: q.Target, Amount: limit.Amount{Cost: w.Cost, Usage: w.Usage}, Class: w.Class, TTL: w.TTL}
+// work is a Work as a check, and as it is sent.
+func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, error) {
+	ck := l.check(key, w.Cost)
+	ask := limit.Reserve{Target: ck.Target, Amount: limit.Amount{Cost: w.Cost, Usage: w.Usage}, Class: w.Class, TTL: w.TTL}
 	if w.Cost == 0 && w.Usage == nil {
-		q.cost, ask.Cost, ask.Estimate = 1, 1, true
+		ck.Cost, ask.Cost, ask.Estimate = 1, 1, true
 	}
-	err := q.validate()
+	err := valid(ck)
 	switch {
 	case err != nil:
 	case w.Cost != 0 && w.Usage != nil:
-		err = &Error{ErrInvalid, "usage", "must not be given together with cost"}
+		err = limit.NewError(ErrInvalid, "usage", "must not be given together with cost")
 	case len(w.Class) > limit.MaxClass:
-		err = &Error{ErrTooLarge, "class", fmt.Sprintf("must be at most %d bytes long, not %d", limit.MaxClass, len(w.Class))}
+		err = limit.NewError(ErrTooLarge, "class", fmt.Sprintf("must be at most %d bytes long, not %d", limit.MaxClass, len(w.Class)))
 	default:
 		err = validTTL(w.TTL)
 	}
-	return q, ask, err
+	return ck, ask, err
 }
 
 func validTTL(ttl time.Duration) error {
 	if ttl != 0 && (ttl < algo.MinWindow || ttl > limit.MaxReservation) {
-		return &Error{ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl)}
+		return limit.NewError(ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl))
 	}
 	return nil
 }
@@ -130,37 +130,35 @@ type Claim struct {
 // fail open.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
 	if len(claims) == 0 || len(claims) > limit.MaxBatch {
-		return nil, AllDecision{}, &Error{ErrInvalid, "reserves", fmt.Sprintf("must be 1 to %d, not %d", limit.MaxBatch, len(claims))}
+		return nil, AllDecision{}, limit.NewError(ErrInvalid, "reserves", fmt.Sprintf("must be 1 to %d, not %d", limit.MaxBatch, len(claims)))
 	}
-	qs, asks := make([]question, len(claims)), make([]limit.Reserve, len(claims))
+	cs, asks := make([]limit.Check, len(claims)), make([]limit.Reserve, len(claims))
 	for i := range claims {
-		var err error
-		if qs[i], asks[i], err = claims[i].Limiter.work(claims[i].Key, &claims[i].Work); err != nil {
+		ck, ask, err := claims[i].Limiter.work(claims[i].Key, &claims[i].Work)
+		if err != nil {
 			return nil, AllDecision{}, err
 		}
+		cs[i], asks[i] = *ck, ask
 	}
 	if err := c.begin(ctx); err != nil {
 		return nil, AllDecision{}, err
 	}
 	defer c.running.Done()
 	asked := c.now()
-	all, err := c.grantAll(ctx, qs, func(ctx context.Context) (AllDecision, error) { return c.backend.ReserveAll(ctx, asks) })
+	all, err := c.grantAll(ctx, cs, false, func(ctx context.Context) (AllDecision, error) { return c.svc.ReserveAll(ctx, asks) })
 	if err != nil || !all.Allowed {
 		return nil, all, err
 	}
-	out := make([]*Reservation, len(qs))
-	first := make(map[[3]string]*Reservation)
-	for i := range qs {
+	out := make([]*Reservation, len(asks))
+	for i := range asks {
 		got := all.Decisions[i]
-		of := [3]string{qs[i].Policy, qs[i].scope, qs[i].Key}
-		if before := first[of]; before != nil && got.ReservationID != "" {
-			before.units += got.Granted
-			got.ReservationID = ""
+		for _, before := range out[:i] { // of the same limit and key
+			if before.id != "" && before.sameAs(&asks[i].Target) && got.ReservationID != "" {
+				before.units += got.Granted
+				got.ReservationID = ""
+			}
 		}
-		out[i] = newReservation(c, qs[i].target, &got, &asks[i], asked)
-		if got.ReservationID != "" {
-			first[of] = out[i]
-		}
+		out[i] = newReservation(c, &got, &asks[i], asked)
 	}
 	return out, all, nil
 }
@@ -177,7 +175,7 @@ func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, er
 // answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes).
 func (l *Limiter) ChargeWithID(ctx context.Context, key string, n int64, requestID string) (Decision, error) {
 	if n < 1 {
-		return Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+		return Decision{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
 	}
 	return l.charge(ctx, key, n, nil, requestID)
 }
@@ -185,22 +183,22 @@ func (l *Limiter) ChargeWithID(ctx context.Context, key string, n int64, request
 // ChargeUsage is ChargeWithID for tokens of which the policy has the prices.
 func (l *Limiter) ChargeUsage(ctx context.Context, key string, use Usage, requestID string) (Decision, error) {
 	if len(use) == 0 {
-		return Decision{}, &Error{ErrInvalid, "usage", "must not be empty"}
+		return Decision{}, limit.NewError(ErrInvalid, "usage", "must not be empty")
 	}
 	return l.charge(ctx, key, 0, use, requestID)
 }
 
 func (l *Limiter) charge(ctx context.Context, key string, n int64, use Usage, requestID string) (d Decision, err error) {
-	q := l.question(key, n)
-	q.requestID = requestID
-	if err := q.validate(); err != nil {
+	ck := l.check(key, n)
+	ck.RequestID = requestID
+	if err := valid(ck); err != nil {
 		return d, err
 	}
 	err = l.c.carryOut(ctx, requestID != "", func(ctx context.Context) (err error) {
-		d, err = l.c.backend.Charge(ctx, limit.Charge{Target: q.Target, Amount: limit.Amount{Cost: n, Usage: use}, RequestID: requestID})
+		d, err = l.c.svc.Charge(ctx, limit.Charge{Target: ck.Target, Amount: limit.Amount{Cost: n, Usage: use}, RequestID: requestID})
 		return err
 	})
-	l.c.observe(&q.Target, key, n, &d, err)
+	l.c.observe(ck, &d, err)
 	return d, err
 }
 
@@ -215,7 +213,7 @@ func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (D
 // ExtendUsage is Extend by tokens of which the policy has the prices.
 func (r *Reservation) ExtendUsage(ctx context.Context, use Usage, ttl time.Duration) (Decision, error) {
 	if len(use) == 0 {
-		return Decision{}, &Error{ErrInvalid, "usage", "must not be empty"}
+		return Decision{}, limit.NewError(ErrInvalid, "usage", "must not be empty")
 	}
 	return r.extend(ctx, 0, use, ttl)
 }
@@ -226,8 +224,8 @@ func (r *Reservation) extend(ctx context.Context, n int64, use Usage, ttl time.D
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	q := question{target: r.target, cost: n, requestID: r.c.requestID()}
-	if err := q.validate(); err != nil {
+	ck := &limit.Check{Target: r.target, Cost: n, RequestID: r.c.requestID()}
+	if err := valid(ck); err != nil {
 		return d, err
 	}
 	if err := validTTL(ttl); err != nil {
@@ -235,18 +233,18 @@ func (r *Reservation) extend(ctx context.Context, n int64, use Usage, ttl time.D
 	}
 	switch {
 	case r.settled:
-		return d, &Error{ErrNotFound, "reservation_id", "has been settled"}
+		return d, limit.NewError(ErrNotFound, "reservation_id", "has been settled")
 	case n == 0 && use == nil && ttl == 0:
-		return d, &Error{ErrInvalid, "cost", "must not be 0 when the ttl is 0"}
+		return d, limit.NewError(ErrInvalid, "cost", "must not be 0 when the ttl is 0")
 	}
 	if err := r.c.begin(ctx); err != nil {
 		return d, err
 	}
 	defer r.c.running.Done()
 	asked, extended := r.c.now(), false
-	d, err = r.c.grant(ctx, &q, func(ctx context.Context) (Decision, error) {
-		d, err := r.c.backend.Extend(ctx, limit.Extend{
-			Target: r.target.Target, Amount: limit.Amount{Cost: n, Usage: use}, ReservationID: r.id, TTL: ttl, RequestID: q.requestID,
+	d, err = r.c.grant(ctx, ck, func(ctx context.Context) (Decision, error) {
+		d, err := r.c.svc.Extend(ctx, limit.Extend{
+			Target: r.target, Amount: limit.Amount{Cost: n, Usage: use}, ReservationID: r.id, TTL: ttl, RequestID: ck.RequestID,
 		})
 		extended = err == nil && d.Allowed
 		return d, err
@@ -273,7 +271,7 @@ func (r *Reservation) Commit(cost int64) error {
 // CommitCost is Commit, and says what it has changed: nothing as long as no node has answered.
 func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 	if cost < 0 || cost > algo.MaxLimit {
-		return Settled{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be 0 to 2^53, not %d", cost)}
+		return Settled{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be 0 to 2^53, not %d", cost))
 	}
 	return r.settle(limit.Amount{Cost: cost})
 }
@@ -281,7 +279,7 @@ func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 // CommitUsage is Commit for tokens of which the policy has the prices.
 func (r *Reservation) CommitUsage(use Usage) (Settled, error) {
 	if len(use) == 0 {
-		return Settled{}, &Error{ErrInvalid, "usage", "must not be empty"}
+		return Settled{}, limit.NewError(ErrInvalid, "usage", "must not be empty")
 	}
 	return r.settle(limit.Amount{Usage: use})
 }
@@ -302,38 +300,20 @@ func (r *Reservation) Cancel() error {
 	return err
 }
 
-func (r *Reservation) settle(a limit.Amount) (got Settled, err error) {
+func (r *Reservation) settle(a limit.Amount) (Settled, error) {
 	if r == nil || r.id == "" {
-		return got, nil
+		return Settled{}, nil
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.settled {
-		return got, nil
+	got, err := r.c.CommitEach([]Cost{{r, a.Cost, a.Usage}})
+	if err != nil {
+		return Settled{}, err
 	}
-	if err := r.c.begin(r.c.ctx); err != nil {
-		return got, ErrClosed
-	}
-	defer r.c.running.Done()
-	defer r.c.memory.forget(&r.target)
-	ask := r.commit(a)
-	_, err = r.c.call(r.c.ctx, true, func(ctx context.Context) (err error) {
-		got, err = r.c.backend.Commit(ctx, ask)
-		r.unheard = r.unheard || errors.Is(callError(err), ErrUnavailable)
-		return err
-	})
-	if r.ended(err) {
-		return got, nil
-	}
-	if errors.Is(err, ErrUnavailable) && r.c.settleLater(r, ask) {
-		r.settled, err = true, nil
-	}
-	return Settled{}, err
+	return got[0].Settled, got[0].Err
 }
 
 // commit is what is sent to end the reservation.
 func (r *Reservation) commit(a limit.Amount) limit.Commit {
-	ask := limit.Commit{Target: r.target.Target, Amount: a, ReservationID: r.id}
+	ask := limit.Commit{Target: r.target, Amount: a, ReservationID: r.id}
 	if a.Cost > 0 || a.Usage != nil {
 		ask.Class = r.class
 	}
@@ -361,13 +341,13 @@ type SettledResult = limit.SettledResult
 // place, or goes on in the background as Commit does. An error of the whole means that the costs are not valid, or ErrClosed.
 func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
-		return nil, &Error{ErrInvalid, "commits", fmt.Sprintf("must be at most %d, not %d", limit.MaxBatch, len(costs))}
+		return nil, limit.NewError(ErrInvalid, "commits", fmt.Sprintf("must be at most %d, not %d", limit.MaxBatch, len(costs)))
 	}
 	results, open := make([]SettledResult, len(costs)), make([]int, 0, len(costs))
 	for i, cost := range costs {
 		switch r := cost.Reservation; {
 		case cost.Units < 0 || cost.Units > algo.MaxLimit, cost.Units > 0 && cost.Usage != nil:
-			return nil, &Error{ErrInvalid, fmt.Sprintf("commits[%d].cost", i), "must be 0 to 2^53, and 0 beside usage"}
+			return nil, limit.NewError(ErrInvalid, fmt.Sprintf("commits[%d].cost", i), "must be 0 to 2^53, and 0 beside usage")
 		case r == nil || r.id == "" || slices.ContainsFunc(open, func(j int) bool { return costs[j].Reservation == r }):
 		default:
 			open = append(open, i)
@@ -400,45 +380,54 @@ func (c *Client) settleEach(costs []Cost, open []int, results []SettledResult) e
 	}
 	var got []SettledResult
 	_, err := c.call(c.ctx, true, func(ctx context.Context) (err error) {
-		got, err = c.backend.CommitEach(ctx, asks)
+		got, err = c.commitEach(ctx, asks)
 		for k, i := range open {
-			one := err
-			if one == nil {
-				one = got[k].Err
+			if r := costs[i].Reservation; unavailable(err) || err == nil && unavailable(got[k].Err) {
+				r.unheard = true
 			}
-			r := costs[i].Reservation
-			r.unheard = r.unheard || one != nil && errors.Is(callError(one), ErrUnavailable)
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, ErrUnavailable) {
+	if err != nil && len(open) > 1 && !unavailable(err) {
 		return err
 	}
 	for k, i := range open {
-		results[i] = SettledResult{Err: err}
+		results[i].Err = err
 		if err == nil {
-			results[i].Settled, results[i].Err = got[k].Settled, callError(got[k].Err)
+			results[i] = got[k]
 		}
 		r := costs[i].Reservation
-		if r.ended(results[i].Err) {
-			results[i].Err = nil
-		} else if errors.Is(results[i].Err, ErrUnavailable) && c.settleLater(r, asks[k]) {
+		if r.ended(results[i].Err) || unavailable(results[i].Err) && c.settleLater(r, asks[k]) {
 			r.settled, results[i].Err = true, nil
 		}
 	}
 	return nil
 }
 
-// compare orders reservations.
-func (r *Reservation) compare(other *Reservation) int {
-	return cmp.Or(cmp.Compare(r.id, other.id), cmp.Compare(r.target.Policy, other.target.Policy), cmp.Compare(r.target.scope, other.target.scope), cmp.Compare(r.target.Key, other.target.Key))
+// commitEach commits one reservation or several. The error of one is that of the whole.
+func (c *Client) commitEach(ctx context.Context, asks []limit.Commit) ([]SettledResult, error) {
+	if len(asks) > 1 {
+		return c.svc.CommitEach(ctx, asks)
+	}
+	got, err := c.svc.Commit(ctx, asks[0])
+	return []SettledResult{{Settled: got}}, err
 }
 
-// newReservation is what reserve at asked was given. The owner reckons its life from a later moment than this one does.
-func newReservation(c *Client, t target, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
+// sameAs tells whether the reservation is of a limit and key.
+func (r *Reservation) sameAs(t *limit.Target) bool {
+	return r.target.Key == t.Key && scopeOf(&r.target) == scopeOf(t)
+}
+
+// compare orders reservations.
+func (r *Reservation) compare(other *Reservation) int {
+	return cmp.Or(cmp.Compare(r.id, other.id), cmp.Compare(scopeOf(&r.target), scopeOf(&other.target)), cmp.Compare(r.target.Key, other.target.Key))
+}
+
+// newReservation is what ask, sent at asked, was given. The owner reckons its life from a later moment than this one does.
+func newReservation(c *Client, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
 	ttl := ask.TTL
 	if ttl == 0 {
 		ttl = limit.DefaultReservation
 	}
-	return &Reservation{c: c, target: t, class: ask.Class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl)}
+	return &Reservation{c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl)}
 }

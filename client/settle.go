@@ -58,7 +58,7 @@ func (c *Client) settleLater(r *Reservation, ask limit.Commit) bool {
 
 // settleUntil repeats a commit until it is answered, and reports false if it never was, or with another error than that the reservation
 // is settled.
-func (c *Client) settleUntil(t *target, ask limit.Commit, until time.Duration) bool {
+func (c *Client) settleUntil(t *limit.Target, ask limit.Commit, until time.Duration) bool {
 	closing := c.settling.closing
 	for pause := minSettlePause; ; pause = min(2*pause, maxSettlePause) {
 		select {
@@ -72,7 +72,7 @@ func (c *Client) settleUntil(t *target, ask limit.Commit, until time.Duration) b
 			return false
 		}
 		_, err := c.call(c.ctx, true, func(ctx context.Context) error {
-			_, err := c.backend.Commit(ctx, ask)
+			_, err := c.svc.Commit(ctx, ask)
 			return err
 		})
 		if err == nil || errors.Is(err, ErrNotFound) { // one that is gone before its time was settled by an attempt that was not answered

@@ -24,24 +24,28 @@ const (
 	maxReports = 4
 	// minReopen and maxReopen bound how long a connected node is left alone when its stream has ended, unless it is asked.
 	minReopen, maxReopen = 100 * time.Millisecond, 5 * time.Second
-	// maxWaiting bounds the questions that wait for one node: beyond it they go unanswered at once, which keeps the memory
+	// maxWaiting bounds the checks that wait for one node: beyond it they go unanswered at once, which keeps the memory
 	// of a program bounded while a node is stuck.
 	maxWaiting = 20_000
 	// maxUnanswered bounds the messages of checks without the last of their answers. A node reads no further message of a stream of which
 	// 64 wait for others. A report of loans must get through: those checks may be waiting for what it returns.
 	maxUnanswered = 48
-	// maxTries is how many nodes are asked when the first could not carry out a question.
+	// maxTries is how many nodes are asked when the first could not carry out a check.
 	maxTries = 3
 )
 
 var errOddAnswer = errors.New("client: a node answered a stream with what was not asked for")
 
-// request is questions of one caller on their way to a node. It ends once: ended by the link, or abandoned by the caller,
-// who then touches it no more.
+// request is what one caller asks of one node. It ends once: ended by the link, or abandoned by the caller, who then touches it no more.
 type request struct {
-	qs      []question
-	answers []Result      // one for each question, once ended without err
-	until   time.Duration // by the link's clock: the caller waits no longer
+	checks  []limit.Check
+	answers []Result // one for each check, once ended without err
+	places  []int    // the caller's, of the checks
+	trace   string   // the ids of a sampled trace and of a span in it; empty: none
+	to      *member
+	// connected is false where the node is asked only for the reason why it cannot be asked.
+	connected bool
+	until     time.Duration // by the link's clock: the caller waits no longer
 
 	state atomic.Uint32 // one of the constants below
 	done  chan struct{} // holds a token once ended
@@ -53,14 +57,10 @@ type request struct {
 	queued bool
 	void   bool // abandoned while queued
 	// Only for who has it: its caller, then the queue, then the reader of the stream that it was sent on.
-	open  int  // questions without an answer
+	open  int  // checks without an answer
 	alone bool // goes by itself, because a message with others was refused as a whole
 
 	timer *time.Timer // of the caller
-	one   struct {    // room for a single question
-		q [1]question
-		a [1]Result
-	}
 }
 
 const (
@@ -75,13 +75,12 @@ func newRequest() *request {
 	return f
 }
 
-// ownLimit has a question keep no limit of its caller's, who may change it once the call has returned: the writer of a stream
-// may outlive that. The limit of a handle, which has its scope worked out, does not change.
-func (q *question) ownLimit() {
-	if q.Limit != nil && q.scope == "" {
-		own := *q.Limit
-		q.Limit = &own
-	}
+// reset makes a request that has ended without an error as new.
+func (f *request) reset() {
+	clear(f.checks)
+	clear(f.answers)
+	f.checks, f.answers, f.places, f.to, f.trace, f.alone = f.checks[:0], f.answers[:0], f.places[:0], nil, "", false
+	f.state.Store(unended)
 }
 
 // end ends a request, unless its caller has given it up.
@@ -91,9 +90,9 @@ func (f *request) end() {
 	}
 }
 
-// fail ends a request of which some questions have no answer. When none has, the request as a whole has the error.
+// fail ends a request of which some checks have no answer. When none has, the request as a whole has the error.
 func (f *request) fail(err error, unsent bool) {
-	if f.open == len(f.qs) {
+	if f.open == len(f.checks) {
 		f.err, f.unsent = err, unsent
 	}
 	f.end()
@@ -110,7 +109,7 @@ type message struct {
 // slot is where the answer to a check goes.
 type slot struct {
 	f *request // nil once it is there
-	i int32    // of f's questions
+	i int32    // of f's checks
 }
 
 // link is the way to one node: a single stream for everything that the client has with it, open while the node is connected. One
@@ -118,7 +117,7 @@ type slot struct {
 //
 // What callers ask gathers in a queue. It goes out when nothing is in flight, or when it is no less than what is. So a lone caller
 // waits for nobody, and neither does a second one; among many callers a few large messages are in flight, since a message costs as
-// much as some tens of checks; and how long a question waits is bounded by the round trip of those before it.
+// much as some tens of checks; and how long a check waits is bounded by the round trip of those before it.
 //
 // Its methods are safe for concurrent use.
 type link struct {
@@ -133,10 +132,10 @@ type link struct {
 
 	mu       sync.Mutex
 	queue    fifo.Queue[*request]
-	void     int // questions in queue that were abandoned
-	waiting  int // questions in queue, but for those, and in messages without the last of their answers
-	ready    int // questions in queue, but for those that were abandoned
-	inFlight int // questions in messages that are in flight: sent, and not answered for the first time
+	void     int // checks in queue that were abandoned
+	waiting  int // checks in queue, but for those, and in messages without the last of their answers
+	ready    int // checks in queue, but for those that were abandoned
+	inFlight int // checks in messages that are in flight: sent, and not answered for the first time
 	reports  []*weirv1.BorrowRequest
 	topology func(*weirv1.TopologyResponse, error) // nil: not asked for
 	hello    bool                                  // a stream is worth opening, though nothing waits
@@ -225,14 +224,14 @@ func (l *link) send(f *request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.closed || l.waiting+len(f.qs) > maxWaiting:
+	case l.closed || l.waiting+len(f.checks) > maxWaiting:
 		return false
 	case f.state.Load() == abandoned: // one that is sent again
 		return true
 	}
-	l.waiting += len(f.qs)
-	l.ready += len(f.qs)
-	f.queued, f.open = true, len(f.qs)
+	l.waiting += len(f.checks)
+	l.ready += len(f.checks)
+	f.queued, f.open = true, len(f.checks)
 	l.queue.Push(f)
 	l.stirLocked()
 	return true
@@ -265,8 +264,8 @@ func (l *link) abandon(f *request) bool {
 	if !f.queued {
 		return true // it is counted for as long as its message is in flight
 	}
-	l.waiting -= len(f.qs)
-	l.ready -= len(f.qs)
+	l.waiting -= len(f.checks)
+	l.ready -= len(f.checks)
 	// The queue is only long when the node is stuck, and then all of it is abandoned: one by one, finding each would take
 	// time that grows with the square of its length.
 	f.void = true
@@ -285,7 +284,7 @@ func (l *link) drop(err error) {
 	for _, f := range queue.Items() {
 		f.queued = false
 		if !f.void {
-			l.waiting -= len(f.qs)
+			l.waiting -= len(f.checks)
 		}
 	}
 	l.mu.Unlock()
@@ -364,7 +363,7 @@ func (l *link) talk() (lived bool) {
 	ended := errors.Is(err, io.EOF)
 	unsent := ended || overloaded(err)
 	if ended {
-		err = status.Error(codes.Unavailable, "the node takes no more questions")
+		err = status.Error(codes.Unavailable, "the node takes no more checks")
 	} else {
 		err = broken(s, err)
 	}
@@ -400,13 +399,13 @@ func broken(s weirv1.Limiter_CheckStreamClient, err error) error {
 // fail ends what a message carries and has no answer.
 func (m *message) fail(err error, unsent bool) {
 	for _, s := range m.slots {
-		if s.f != nil && s.f.open < len(s.f.qs) {
+		if s.f != nil && s.f.open < len(s.f.checks) {
 			s.f.answers[s.i].Err = statusError(err)
 		}
 	}
 	var last *request
 	for _, s := range m.slots {
-		if s.f != nil && s.f != last { // the questions of one are side by side; once it has ended it is its caller's
+		if s.f != nil && s.f != last { // the checks of one are side by side; once it has ended it is its caller's
 			last = s.f
 			s.f.fail(err, unsent)
 		}
@@ -449,7 +448,7 @@ func (l *link) takeLocked() *message {
 	m := &message{}
 	for l.queue.Len() > 0 {
 		f := l.queue.First()
-		if len(m.slots)+len(f.qs) > limit.MaxBatch || f.alone && len(m.slots) > 0 {
+		if len(m.slots)+len(f.checks) > limit.MaxBatch || f.alone && len(m.slots) > 0 {
 			break
 		}
 		l.queue.Drop(1)
@@ -458,7 +457,7 @@ func (l *link) takeLocked() *message {
 			l.void--
 			continue
 		}
-		for i := range f.qs {
+		for i := range f.checks {
 			m.slots = append(m.slots, slot{f, int32(i)})
 		}
 		if f.alone {
@@ -478,7 +477,7 @@ func (l *link) takeLocked() *message {
 	return m
 }
 
-// pack writes the questions of a message into the request.
+// pack writes the checks of a message into the request.
 func (l *link) pack(m *message) {
 	in := &l.request
 	in.Define = nil // which are the numbers', and must not be emptied
@@ -488,7 +487,7 @@ func (l *link) pack(m *message) {
 	var last *limit.Target
 	var number uint32
 	for i, s := range m.slots {
-		q := &s.f.qs[s.i]
+		q := &s.f.checks[s.i]
 		if last == nil || !wire.SameTarget(&q.Target, last) {
 			n, fresh := l.numbers.Of(&q.Target)
 			if n == nil {
@@ -506,11 +505,11 @@ func (l *link) pack(m *message) {
 		in.Keys = append(in.Keys, q.Key...)
 		in.KeyLengths = append(in.KeyLengths, uint32(len(q.Key)))
 		// Most messages have nothing to say here.
-		in.Costs = appendUnlike(in.Costs, i, q.cost, 1)
-		in.Partial = appendUnlike(in.Partial, i, q.partial, false)
-		in.RequestIds = appendUnlike(in.RequestIds, i, q.requestID, "")
-		if q.trace != "" || len(in.TraceContexts) > 0 {
-			in.TraceContexts = append(append(in.TraceContexts, make([][]byte, i-len(in.TraceContexts))...), []byte(q.trace))
+		in.Costs = appendUnlike(in.Costs, i, q.Cost, 1)
+		in.Partial = appendUnlike(in.Partial, i, q.Partial, false)
+		in.RequestIds = appendUnlike(in.RequestIds, i, q.RequestID, "")
+		if trace := s.f.trace; trace != "" || len(in.TraceContexts) > 0 {
+			in.TraceContexts = append(append(in.TraceContexts, make([][]byte, i-len(in.TraceContexts))...), []byte(trace))
 		}
 	}
 	in.Targets = wire.Shorten(in.Targets, 0)
@@ -649,7 +648,7 @@ func (m *message) answer(out *weirv1.CheckStreamResponse) error {
 		if !ok {
 			return errOddAnswer
 		}
-		readAnswer(out, i, &s.f.qs[s.i], &s.f.answers[s.i])
+		readAnswer(out, i, &s.f.checks[s.i], &s.f.answers[s.i])
 	}
 	for _, e := range out.Errors {
 		if int(e.Check) >= len(m.slots) || m.slots[e.Check].f == nil {
@@ -692,13 +691,10 @@ func (m *message) slot(out *weirv1.CheckStreamResponse, all bool, i int) (*slot,
 }
 
 // readAnswer reads element i of a response's lists, the answer to q.
-func readAnswer(out *weirv1.CheckStreamResponse, i int, q *question, a *Result) {
+func readAnswer(out *weirv1.CheckStreamResponse, i int, q *limit.Check, a *Result) {
 	flags := weirv1.StreamFlag(wire.At(out.Flags, i, 0))
 	d := &a.Decision
-	d.Policy, d.RequestID = q.Policy, q.requestID
-	if q.Limit != nil {
-		d.Policy = "inline"
-	}
+	d.Policy, d.RequestID = nameOf(&q.Target), q.RequestID
 	d.Allowed = flags&weirv1.StreamFlag_STREAM_FLAG_ALLOWED != 0
 	d.Shadow = flags&weirv1.StreamFlag_STREAM_FLAG_SHADOW != 0
 	d.Degraded = flags&weirv1.StreamFlag_STREAM_FLAG_DEGRADED != 0

@@ -99,9 +99,9 @@ func TestOneRefusedMessage(t *testing.T) {
 // It of several questions ends once when its stream breaks, and is its caller's from then on: for the race detector.
 func TestFailedMessageLandsOnce(t *testing.T) {
 	f := newRequest()
-	f.qs, f.answers, f.open = make([]question, limit.MaxBatch), make([]Result, limit.MaxBatch), limit.MaxBatch
+	f.checks, f.answers, f.open = make([]limit.Check, limit.MaxBatch), make([]Result, limit.MaxBatch), limit.MaxBatch
 	m := &message{}
-	for i := range f.qs {
+	for i := range f.checks {
 		m.slots = append(m.slots, slot{f, int32(i)})
 	}
 	var caller sync.WaitGroup
@@ -110,7 +110,7 @@ func TestFailedMessageLandsOnce(t *testing.T) {
 		if f.err == nil {
 			t.Error("ended without an error")
 		}
-		f.err, f.qs = nil, nil
+		f.err, f.checks = nil, nil
 	})
 	m.fail(errOddAnswer, false)
 	caller.Wait()
@@ -145,7 +145,7 @@ func TestLimitIsTheCallersOwn(t *testing.T) {
 			}
 			return f != nil
 		})
-		for _, q := range f.qs {
+		for _, q := range f.checks {
 			if q.Limit == &limit {
 				t.Errorf("of %d checks, one is sent with the caller's own limit", n)
 			}
@@ -239,7 +239,7 @@ func TestNodeStops(t *testing.T) {
 func TestOddResponses(t *testing.T) {
 	two := func(first bool) *message {
 		f := newRequest()
-		f.qs, f.answers, f.open = make([]question, 2), make([]Result, 2), 2
+		f.checks, f.answers, f.open = make([]limit.Check, 2), make([]Result, 2), 2
 		m := &message{slots: []slot{{f, 0}, {f, 1}}, open: 2}
 		if !first {
 			m.slots[0].f, m.open = nil, 1
@@ -319,7 +319,7 @@ func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 		ln := &link{now: func() time.Duration { return time.Hour }}
 		m := &message{}
 		for _, left := range test.left {
-			f := &request{qs: []question{{target: target{Target: limit.Target{Policy: "five", Key: "k"}}}}, until: time.Hour + left}
+			f := &request{checks: []limit.Check{{Target: limit.Target{Policy: "five", Key: "k"}}}, until: time.Hour + left}
 			m.slots = append(m.slots, slot{f, 0})
 		}
 		for range 2 { // what is left of the message before is gone
@@ -338,7 +338,7 @@ func TestReportsPassChecks(t *testing.T) {
 	l.started, l.greeted, l.sent = true, true, make(map[uint64]*message)
 	ask := func() *message {
 		f := newRequest()
-		f.qs, f.answers = []question{{target: target{Target: limit.Target{Policy: "p", Key: "k"}}}}, make([]Result, 1)
+		f.checks, f.answers = []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}}}, make([]Result, 1)
 		if !l.send(f) {
 			t.Fatal("the link takes no more")
 		}

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/limit"
 )
 
 // WithToken presents a token with every call, for clusters with an access file. It goes with WithTLS, unless all addresses
@@ -31,9 +32,9 @@ func checkToken(o *options, address string) error {
 	case o.token == "":
 		return nil
 	case strings.ContainsFunc(o.token, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
-		return &Error{ErrInvalid, "WithToken", "must be printable ASCII without spaces"}
+		return limit.NewError(ErrInvalid, "WithToken", "must be printable ASCII without spaces")
 	case o.tls == nil && !isLocal(address):
-		return &Error{ErrInvalid, "WithToken", "goes with WithTLS: the token could be read on its way to another host"}
+		return limit.NewError(ErrInvalid, "WithToken", "goes with WithTLS: the token could be read on its way to another host")
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func scripted(t *testing.T, s *script, opts ...Option) *Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newClient(&service{Service: s, stop: func() {}}, o)
+	c := newClient(s, func() {}, o)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }

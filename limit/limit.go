@@ -228,7 +228,15 @@ const (
 	TooLarge    Kind = 3 // key, batch or body too large (413, RESOURCE_EXHAUSTED)
 	Unavailable Kind = 4 // the owner could not be reached, and there is no on_error for such a call (503, UNAVAILABLE)
 	Denied      Kind = 5 // the caller may not do this, or not with this policy (403, PERMISSION_DENIED); see package auth
+	// Unauthenticated: the nodes do not accept the token or certificate, or want one (401, UNAUTHENTICATED). Only a Service that asks other
+	// nodes as a client has it.
+	Unauthenticated Kind = 6
 )
+
+var kindNames = [...]string{"error", "invalid request", "not found", "too large", "unavailable", "denied", "not authenticated"}
+
+// Error names the kind, so that errors.Is finds it in an Error.
+func (k Kind) Error() string { return kindNames[k%Kind(len(kindNames))] }
 
 // Error is what a Service's methods return: a problem with one named field of the request.
 type Error struct {
@@ -251,6 +259,9 @@ func (e *Error) Error() string {
 	}
 	return fmt.Sprintf("%s: %s", e.Field, e.Message)
 }
+
+// Unwrap returns the kind.
+func (e *Error) Unwrap() error { return e.Kind }
 
 // In returns the error as one of element i of a batch of n checks; a batch of one is not spoken of as a batch.
 func (e *Error) In(i, n int) *Error {

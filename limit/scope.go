@@ -1,7 +1,6 @@
 package limit
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -52,9 +51,15 @@ func InlineScope(namespace string, l *algo.Limit) string {
 		zone = l.Zone.String()
 	}
 	// The namespace, the only free text, comes last. ShareOf takes this apart.
-	period := strconv.Itoa(int(l.Period))
+	var room [128]byte
+	b := append(room[:0], inlinePrefix...)
+	b = append(strconv.AppendInt(b, int64(l.Algorithm), 10), '/')
+	b = append(strconv.AppendInt(b, int64(l.Window), 10), '/')
+	b = append(strconv.AppendInt(b, int64(slots), 10), '/')
+	b = strconv.AppendInt(b, int64(l.Period), 10)
 	if l.Anchor > 1 { // 0 stands for 1
-		period += "-" + strconv.Itoa(int(l.Anchor))
+		b = strconv.AppendInt(append(b, '-'), int64(l.Anchor), 10)
 	}
-	return fmt.Sprintf(inlinePrefix+"%d/%d/%d/%s/%s//%s", l.Algorithm, l.Window, slots, period, zone, namespace)
+	b = append(append(append(b, '/'), zone...), "//"...)
+	return string(append(b, namespace...))
 }

@@ -51,6 +51,7 @@ var problemKinds = map[int]struct{ anchor, title string }{
 var statuses = map[limit.Kind]int{
 	limit.Invalid: http.StatusBadRequest, limit.NotFound: http.StatusNotFound, limit.TooLarge: http.StatusRequestEntityTooLarge,
 	limit.Unavailable: http.StatusServiceUnavailable, limit.Denied: http.StatusForbidden,
+	limit.Unauthenticated: http.StatusUnauthorized,
 }
 
 func (p *problem) body() problemBody {

@@ -162,6 +162,7 @@ func Limits(list []*weirv1.LimitStatus) (out []limit.LimitStatus) {
 var kindCodes = [...]codes.Code{
 	limit.Invalid: codes.InvalidArgument, limit.NotFound: codes.NotFound, limit.TooLarge: codes.ResourceExhausted,
 	limit.Unavailable: codes.Unavailable, limit.Denied: codes.PermissionDenied,
+	limit.Unauthenticated: codes.Unauthenticated,
 }
 
 // Code is the gRPC code of a kind of error.

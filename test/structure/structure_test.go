@@ -113,7 +113,7 @@ var impure = regexp.MustCompile(`^(context|log(/.*)?|net(/.*)?|os(/.*)?|sync(/.*
 var clocks = []string{
 	"client/breaker.go allow",
 	"client/breaker.go done",
-	"client/client.go attempt",
+	"client/decide.go attempt",
 	"client/client.go newClient",
 	"client/client.go now",
 	"client/lease.go renew",
