@@ -2,9 +2,9 @@
 // from the loans that it has, finds which keys are worth a loan, and says what is to be reported to their owners; [Refusals] remembers
 // refusals, so that a check that would be refused again is answered without asking.
 //
-// Nothing here sends or reads a clock of its own, and nothing but Run and Return waits. It does not promise that a loan is had: without one
-// the owner is asked. The owner holds each unit for longer than the Book spends it, as long as what Report returns is said to have been
-// sent no later than it was asked for and the two clocks' rates differ by no more than 2 per mille. Refusals holds a fixed number of
+// The package sends nothing and reads no clock of its own; only Run and Return wait. A key need not have a loan: without one the caller asks
+// the owner. The owner holds each unit for longer than the Book spends it, if the caller sends what Report returns at once, passes Answered
+// the instant at which it called Report, and the rates of the two clocks differ by no more than 2 per mille. Refusals holds a fixed number of
 // refusals, and a check of one that it has dropped goes to the owner again.
 package lend
 
@@ -22,50 +22,61 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// The life of a loan:
+//
+//	Missed    counts checks that the owner was asked for. A key with often of them within interval gets a loan, of no units yet
+//	Report    says what the caller must send: totals, and how many units the borrower wants
+//	Answered  takes in the owner's answer: units and a deadline, or that there are none
+//	Take      admits a check: one compare-and-swap on the units that are left, then one reading of the clock
+//	Recalled  gives up what is left, because the owner needs it
+//
+// Rules: a unit is either left, spent or returned, and spent and returned only grow. The deadline counts from when the report was sent, not
+// from when its answer came. Take reads the clock after it has taken the units, so that none is spent after the deadline, whatever happens between two
+// steps.
+
 const (
-	// Tick is how often all loans are looked at.
+	// Tick is how often Report looks at all loans.
 	Tick = 50 * time.Millisecond
-	// often is how many questions about a key within interval make it worth a loan.
+	// A key is worth a loan if it is asked for often times within interval.
 	often    = 16
 	interval = 100 * time.Millisecond
-	// sampled is the fraction of the questions that are counted, as 1/sampled, or less, so that samples of them are counted within interval: of
-	// so many questions a key that is asked often enough to matter is in more of them. fewest is in how many it is at least.
+	// One question in sampled is counted, or fewer, so that about samples are counted within interval. With so many questions, a key that
+	// is busy enough to matter is in more than fewest of them.
 	sampled = 4
 	samples = 2048
 	fewest  = often / sampled
-	// counters are those of the sketch that finds keys which are asked often.
+	// counters is the size of the sketch that finds busy keys.
 	counters = 512
 	// maxLoans bounds the loans of a Book.
 	maxLoans = 1024
-	// quiet is how long a loan is not used before it is returned, and forgotten how long after that its key is.
+	// A loan that is not used for quiet is returned, and forgotten after forgotten.
 	quiet     = 200 * time.Millisecond
 	forgotten = time.Second
-	// apart is the shortest time between two reports about a key, but for what is recalled or waited for.
+	// apart is the shortest time between two reports about a key, unless the loan was recalled or callers wait.
 	apart = 20 * time.Millisecond
-	// perTerm is how often in its term a loan is reported that has enough left, unless that is more often than every Tick: as late is what was
-	// spent dated. Loans of one term are reported together, so that they share messages, and copies.
+	// perTerm is how often a loan with enough left is reported within its term, at most once a Tick. The owner dates spent units by their report,
+	// so later reports would charge them later. Loans with the same term are reported together, so that they share messages and copies.
 	perTerm = 4
-	// burst is the shortest time in which a demand shows.
+	// burst is the shortest time over which demand is measured.
 	burst = time.Millisecond
-	// Patience is how long somebody may wait for what an owner is about to lend.
+	// Patience bounds how long a caller waits for units that an owner is about to lend.
 	Patience = 10 * time.Millisecond
-	// unanswered is how long after a report that was not answered it is repeated.
+	// unanswered is how long after a report without an answer the report is repeated.
 	unanswered = 200 * time.Millisecond
-	// soon is how long after a report that nobody took in it is repeated, twice as long each time up to Tick: a key that has no holder is
-	// about to have one.
+	// soon is how long after a report that no node took in the report is repeated, twice as long each time up to Tick: a key without a holder
+	// soon has one.
 	soon = 5 * time.Millisecond
 )
 
-// Terms are what an owner said of a key with a loan.
+// Terms are what an owner has said of the limits of a key with a loan.
 type Terms struct {
-	Limit, Remaining   int64 // Remaining is without what is on loan
+	Limit, Remaining   int64 // Remaining is without the units on loan
 	Window, ResetAfter time.Duration
 	WarnAt             int64 // units in use from which on a decision is near the limit, or another one; 0: none is
 	Limits             []limit.LimitStatus
 }
 
-// Admit says in a Decision that n units were admitted from a loan which has so many left. It leaves the Decision's other fields as
-// they are.
+// Admit fills in a Decision that admits n units from a loan which has left units then. It leaves the Decision's other fields as they are.
 func (t *Terms) Admit(d *limit.Decision, n, left int64) {
 	d.Allowed, d.Granted = true, n
 	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
@@ -80,16 +91,16 @@ func (t *Terms) Admit(d *limit.Decision, n, left int64) {
 	}
 }
 
-// Lendable reports whether an owner's Decision is one that a loan could have made: what Book.Missed is to be told of.
+// Lendable reports whether a loan could have made an owner's Decision. The caller must tell Book.Missed of these.
 func Lendable(d *limit.Decision) bool {
 	return d.Allowed && !d.FailedOpen && !d.Shadow && !d.Degraded && d.Limit > 0
 }
 
-// Report is what is to be said of a loan to the owner of its key.
+// Report is a report of a loan to the owner of its key.
 type Report[K, N comparable] struct {
 	Key K
-	// Node is whom to tell, by what has become of former reports: who heard the last one, or was named as the holder of the key by who did
-	// not. The zero value is nobody: then it is whoever the borrower takes for the holder.
+	// Node is the node to send the report to: the one that answered the last report, or the holder that a node named which did not take it in.
+	// The zero value: the node that the caller believes to be the holder.
 	Node   N
 	Number uint64
 	Totals algo.Totals
@@ -97,18 +108,18 @@ type Report[K, N comparable] struct {
 	Want   int64
 }
 
-// Answer is what its owner said to a Report. One that could not be sent, or was not taken in, is Unheard.
+// Answer is the answer to a Report. A report that could not be sent, or that the node did not take in, has an Answer that is Unheard.
 type Answer[N comparable] struct {
 	Number         uint64
 	Granted, Spent int64
 	Ended, Unheard bool
 	Term, Again    time.Duration
 	Terms          Terms
-	// From is who answers, and Holder who decides for the key according to an Unheard. The zero value: not known.
+	// From is the node that answers. Holder is the node that decides for the key, as an Unheard says. The zero value: not known.
 	From, Holder N
 }
 
-// AnswerOf is what a node said to a report of the loan with a number.
+// AnswerOf returns a node's answer to a report of the loan with a number.
 func AnswerOf[N comparable](number uint64, from N, a *limit.Lent) Answer[N] {
 	return Answer[N]{
 		Number: number, From: from, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, Unheard: a.Unheard, Term: a.Term, Again: a.Again,
@@ -121,64 +132,64 @@ func AnswerOf[N comparable](number uint64, from N, a *limit.Lent) Answer[N] {
 type Book[K, N comparable] struct {
 	wake   func()
 	random func() uint32
-	// loans are those that there are; the map is replaced, never modified, for there are few and they are looked up all the time.
+	// loans has all loans. The map is replaced and never modified, so that Take needs no lock.
 	loans atomic.Pointer[map[K]*loan[K, N]]
 
 	closed atomic.Bool
 	late   atomic.Int64
-	every  atomic.Uint32 // one of so many questions is counted; a power of two
+	every  atomic.Uint32 // one question in every is counted; a power of two
 
 	mu       sync.Mutex
-	seen     *heavyhitters.Window[K] // of questions, as those that are counted stand for others
-	turned   int64                   // when it was
-	counted  int64                   // since then
-	numbers  uint64
+	seen     *heavyhitters.Window[K] // the counted questions, each as every
+	turned   int64                   // the instant at which seen was turned last
+	counted  int64                   // questions counted since turned
+	numbers  uint64                  // the number of the newest loan
 	byNumber map[uint64]*loan[K, N]
 }
 
-// loan is one key's.
+// loan is one key's loan. It has no units until an owner has answered a report.
 type loan[K, N comparable] struct {
-	// What Take changes, and apart from that, on other cache lines, what it reads: nothing else is passed on from CPU to CPU with each check.
+	// The words that Take changes have a cache line of their own. Those that it reads are on others, which stay in every processor's cache.
 	left  atomic.Int64
-	extra atomic.Int64 // units that were spent beyond one for each check; counted before they are taken
+	extra atomic.Int64 // units spent beyond one for each check; counted before they are taken
 	_     [48]byte
 
-	deadline atomic.Int64
-	low      atomic.Int64 // of left: when there is less it is time to renew
-	stirred  atomic.Bool
+	deadline atomic.Int64 // Take spends nothing from this instant on
+	low      atomic.Int64 // with less left than this the loan should be renewed
+	stirred  atomic.Bool  // Report should look at the loan soon
 	terms    atomic.Pointer[Terms]
 	missed   atomic.Int64 // units that the loan did not cover
-	after    atomic.Int64 // until when nothing is wanted
+	after    atomic.Int64 // no report asks for units before this instant
 
 	// Guarded by the Book's lock.
-	checks            int64 // that have spent some, as last told
+	checks            int64 // checks that have spent units, as last reported
 	key               K
 	number            uint64
 	granted, returned int64
-	known             int64
-	asked             int64   // units that reports have asked for, and no answer to the last one has brought or denied
-	demand            float64 // units per nanosecond
-	looked            int64   // when, and what was spent then
-	spentThen         int64
-	used              int64         // when last
-	ends              int64         // from which instant on, at the latest, nothing of what is known to be granted may be spent
-	sent              int64         // when the report was that is not answered; 0: none
-	last              int64         // when the last one was
-	said, told        algo.Totals   // what that said, and the last one that was answered
-	urgent            bool          // to be reported at once
-	level             int64         // what was left after the last answer
-	term              time.Duration // that this gave
-	needs             int64         // units that callers wait for, and no report has asked for
-	awaited           bool          // the last report asks for such
-	coming            chan struct{} // closed with the next answer; nil: nobody waits for it
-	scarce            int64         // until when it is no use waiting for more
+	known             int64         // units spent that owners have confirmed
+	asked             int64         // units that reports have asked for and that no answer to the last one has granted or denied
+	demand            float64       // units per nanosecond
+	looked            int64         // the instant of the last measure
+	spentThen         int64         // units spent by then
+	used              int64         // the instant of the last use
+	ends              int64         // no unit that is known to be granted may be spent from this instant on
+	sent              int64         // the instant of the report that is not answered; 0: none
+	last              int64         // the instant of the last report
+	said, told        algo.Totals   // the totals of the last report, and of the last one that was answered
+	urgent            bool          // the next report is due at once
+	level             int64         // units left after the last answer
+	term              time.Duration // the term that the last answer gave
+	needs             int64         // units that callers wait for and that no report has asked for
+	awaited           bool          // the last report asks for units that callers wait for
+	coming            chan struct{} // closed with the next answer; nil: no caller waits
+	scarce            int64         // until this instant Pending does not wait for more
 	node              N             // see Report
-	astray            int           // how many reports in a row nobody has taken in
-	again             int64         // not to be reported before
+	astray            int           // how many reports in a row no node has taken in
+	again             int64         // no report before this instant
 }
 
-// NewBook returns an empty Book. wake is called, from Take and Missed, when Report should be soon; it must return at once. random is what draws the
-// sample of the questions that are counted; nil: rand.Uint32. Both are called by whoever calls the Book, at the same time.
+// NewBook returns an empty Book. Take and Missed call wake when the caller should call Report soon; it must return at once. random draws the
+// sample of questions that are counted; nil: rand.Uint32. Both are called concurrently.
 func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	if random == nil {
 		random = rand.Uint32
@@ -193,9 +204,8 @@ func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	return b
 }
 
-// Take admits n units, at least 1, from the loan of a key, and returns what is left of it. ok is false, and nothing was admitted,
-// when there is none that covers it. now is read once the units are taken, so that whatever happens between two steps of this they
-// are not spent after their deadline.
+// Take admits n units, at least 1, from the loan of a key, and returns how many are left. ok is false, and nothing was admitted, when there is no
+// loan or it has fewer units left. Take reads now after it has taken the units, so that none is spent after the deadline.
 func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64, ok bool) {
 	l := (*b.loans.Load())[k]
 	if l == nil || b.closed.Load() {
@@ -205,14 +215,14 @@ func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64,
 		return nil, 0, false
 	}
 	if now() >= l.deadline.Load() {
-		l.extra.Add(1) // it was no check
+		l.extra.Add(1) // no check was admitted
 		b.late.Add(n)
-		return nil, 0, false // what was taken counts as spent: too little is admitted for once
+		return nil, 0, false // the units count as spent, which admits less
 	}
 	return b.admit(l, left), left, true
 }
 
-// take takes n units of what is left of a loan, and returns what is left then.
+// take takes n units from a loan, and returns how many are left.
 func (l *loan[K, N]) take(n int64) (left int64, ok bool) {
 	if n > 1 {
 		l.extra.Add(n - 1)
@@ -231,7 +241,7 @@ func (l *loan[K, N]) take(n int64) (left int64, ok bool) {
 	}
 }
 
-// untake puts back what take took, which no report may have told of.
+// untake puts back units that take took. The caller makes sure that no report has told of them meanwhile.
 func (l *loan[K, N]) untake(n int64) {
 	l.left.Add(n)
 	if n > 1 {
@@ -239,7 +249,7 @@ func (l *loan[K, N]) untake(n int64) {
 	}
 }
 
-// admit says on which terms a check was admitted from a loan, of which so much is left.
+// admit returns the terms of a check that was admitted from a loan, which has left units then.
 func (b *Book[K, N]) admit(l *loan[K, N], left int64) *Terms {
 	if left < l.low.Load() {
 		b.stir(l)
@@ -247,15 +257,15 @@ func (b *Book[K, N]) admit(l *loan[K, N], left int64) *Terms {
 	return l.terms.Load()
 }
 
-// stir has a loan looked at soon.
+// stir makes the caller call Report soon.
 func (b *Book[K, N]) stir(l *loan[K, N]) {
 	if !l.stirred.Load() && l.stirred.CompareAndSwap(false, true) {
 		b.wake()
 	}
 }
 
-// Missed is told of n units of a key that Take did not cover, and that its owner is asked about. The clock is read only for a key with a loan,
-// and of the sample. keep returns what to keep of the key, when it is kept, such as a copy of what is part of something larger.
+// Missed counts a check of n units of a key that Take did not cover and for which the owner is asked. It reads the clock only for keys with a loan
+// and for questions in the sample. If the Book keeps the key it keeps keep(k), such as a copy of a text that is part of a larger message.
 func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	if l := (*b.loans.Load())[k]; l != nil {
 		l.missed.Add(n)
@@ -269,7 +279,7 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 		return
 	}
 	if !b.mu.TryLock() {
-		return // as if it had not been of the sample
+		return // as if the question were not in the sample
 	}
 	defer b.mu.Unlock()
 	now := clock()
@@ -292,7 +302,7 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	b.wake()
 }
 
-// turnLocked has the sketch forget what is longer ago than two intervals, and counts as many of the questions as their rate allows.
+// turnLocked makes the sketch forget questions older than two intervals, and sets every by the rate of questions.
 func (b *Book[K, N]) turnLocked(now int64) {
 	passed := now - b.turned
 	if passed < int64(interval) {
@@ -311,8 +321,9 @@ func (b *Book[K, N]) turnLocked(now int64) {
 	b.turned, b.counted = now, 0
 }
 
-// Pending returns what is closed when the owner of a key has answered what may bring the n units that Take did not cover, for a caller who
-// rather waits for that than asks. It is nil where the owner is to be asked: nothing is about to be lent, or that takes too long.
+// Pending is for a caller that would rather wait for a loan than ask the owner. It returns a channel that is closed when the owner has answered a
+// report which may bring the n units that Take did not cover. It returns nil where the caller should ask the owner: no units are about to be lent, or
+// that takes too long.
 func (b *Book[K, N]) Pending(k K, n, now int64) <-chan struct{} {
 	l := (*b.loans.Load())[k]
 	if l == nil || now < l.after.Load()-int64(Patience)/2 || b.closed.Load() {
@@ -334,7 +345,7 @@ func (b *Book[K, N]) Pending(k K, n, now int64) <-chan struct{} {
 	return l.coming
 }
 
-// answeredLocked has those go on who wait for an answer.
+// answeredLocked wakes the callers that wait for an answer.
 func (l *loan[K, N]) answeredLocked() {
 	if l.coming != nil {
 		close(l.coming)
@@ -342,7 +353,7 @@ func (l *loan[K, N]) answeredLocked() {
 	}
 }
 
-// renewLocked puts another loan in the place of one that is over. Who takes of that at this moment does so in vain.
+// renewLocked replaces a loan that is over by another one for the same key. A Take of the old one at this moment finds its deadline over.
 func (b *Book[K, N]) renewLocked(old *loan[K, N]) *loan[K, N] {
 	old.deadline.Store(0)
 	old.answeredLocked()
@@ -373,8 +384,7 @@ func (b *Book[K, N]) replaceLocked(change func(map[K]*loan[K, N])) {
 	b.loans.Store(&m)
 }
 
-// giveBack takes what is left off a loan, which is to be returned, together with what of so much granted in all is not known here yet: that
-// cannot be taken meanwhile.
+// giveBack returns the units that are left of a loan, and those of granted, the owner's total, that this Book has not received yet.
 func (l *loan[K, N]) giveBack(granted int64) {
 	more := max(min(granted, algo.MaxLimit)-l.granted, 0)
 	l.granted += more
@@ -383,7 +393,7 @@ func (l *loan[K, N]) giveBack(granted int64) {
 
 func (l *loan[K, N]) totals() algo.Totals {
 	spent := l.granted - l.returned - l.left.Load()
-	// What checks have spent beyond one unit is read after that, so that it is known of all of them; and of some that will not have any.
+	// extra is read after left, so that it has the extra units of every check that spent has; it may also have those of a Take that fails.
 	l.checks = max(l.checks, spent-l.extra.Load())
 	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: l.checks}
 }
@@ -474,14 +484,15 @@ func (b *Book[K, N]) inOrder() []*loan[K, N] {
 	return slices.SortedFunc(maps.Values(b.byNumber), func(l, m *loan[K, N]) int { return cmp.Compare(l.number, m.number) })
 }
 
-// measure brings the demand up to date, which falls by half in an interval at most.
+// measure updates the demand, which falls by half within an interval at most.
 func (l *loan[K, N]) measure(now int64) {
 	spent, missed := l.totals().Spent, l.missed.Load()
 	units := spent - l.spentThen + missed
 	if units > 0 {
 		l.used = now
 	}
-	// What was used up at once is less than was wanted: so demands grow by many times within a few reports.
+	// A loan that was used up shows less than the whole demand: it is measured again after burst, so that demand can grow by many times within a
+	// few reports.
 	if took := now - l.looked; took >= int64(Tick)/2 || took >= int64(burst) && l.left.Load() <= l.low.Load() {
 		l.demand = max(float64(units)/float64(took), l.demand*(1-min(float64(took)/float64(2*interval), 1)))
 		l.looked, l.spentThen = now, spent
@@ -489,7 +500,7 @@ func (l *loan[K, N]) measure(now int64) {
 	}
 }
 
-// Answered takes in the answers to what was sent at that instant.
+// Answered takes in the answers to the reports that Report returned at the instant sent.
 func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -537,8 +548,8 @@ func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 	}
 }
 
-// unheardLocked has a loan reported again, of which nobody has taken in the last report: at once to who is said to be the holder, and soon
-// where that is not known, or not true either. What the borrower has goes on being spent meanwhile: it is held wherever the key has gone.
+// unheardLocked has a loan reported again whose last report no node has taken in: at once if the answer names the holder, otherwise, or if that was
+// wrong as well, after a pause. The borrower goes on spending the loan meanwhile: the units are held wherever the key has moved.
 func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 	l.sent, l.told, l.urgent = 0, algo.Totals{Spent: -1}, true
 	l.node = *new(N)
@@ -555,8 +566,8 @@ func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 	b.wake()
 }
 
-// Lost has loans reported again whose reports a node will not answer any more, because the way there is broken. Whether it took them in is
-// not known, and makes no difference.
+// Lost has loans reported again whose reports a node will not answer, because the connection to it is broken. The node may have taken the reports in,
+// which makes no difference: reports have totals.
 func (b *Book[K, N]) Lost(node N, now int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -567,8 +578,8 @@ func (b *Book[K, N]) Lost(node N, now int64) {
 	}
 }
 
-// grant notes what was granted in all, which may be spent until then. The borrower takes no more than it has asked for and returns the rest:
-// an owner lends no more than that, unless another process has reported to it in the borrower's name.
+// grant notes the units granted in all, which may be spent until the instant until. The borrower takes no more than it has asked for and returns the
+// rest: an owner lends no more than that, unless another process has reported to it in the borrower's name.
 func (l *loan[K, N]) grant(granted, until, now int64) {
 	l.deadline.Store(max(l.deadline.Load(), until)) // before there is more to spend
 	l.ends = max(l.ends, until, now)
@@ -581,8 +592,8 @@ func (l *loan[K, N]) grant(granted, until, now int64) {
 	}
 }
 
-// Recalled gives up what is left of a loan, of which its owner says how much it has granted in all, and returns how the loan stands then;
-// false where there is none. It is to be reported at once: wake is called.
+// Recalled gives up what is left of a loan, and returns a report of it; false if there is no such loan. granted is the owner's total. Recalled calls
+// wake, because the loan must be reported at once.
 func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N], ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -602,8 +613,8 @@ func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N]
 // Has reports whether there is a loan of a key, or about to be one.
 func (b *Book[K, N]) Has(k K) bool { return (*b.loans.Load())[k] != nil }
 
-// Late is how many units were taken, ever, by who then found that their loans had ended, as one that gets no CPU for that long does. They
-// count as spent, and nothing was admitted for them.
+// Late counts the units that Take has taken from loans whose deadline was over when it read the clock, as happens to a goroutine that gets no CPU
+// for long. They count as spent, and admitted nothing.
 func (b *Book[K, N]) Late() int64 { return b.late.Load() }
 
 // Loans is the number of keys with a loan, or that are about to have one.
