@@ -142,22 +142,18 @@ func TestCalendarStepsBack(t *testing.T) {
 		ahead := make(State, len(s))
 		copy(ahead, s)
 		now := Instant{Wall: end.UnixNano()}
-		if ls.Idle(a, ahead, now) {
-			t.Fatal("idle at the end of a window")
-		}
+		must.True(t, !ls.Idle(a, ahead, now), "idle at the end of a window")
 		data := move(ahead, now)
 		now.Wall -= int64(2 * time.Second)
-		if _, err := ls.Restore(a, s, now, data); err != nil {
-			t.Fatal(err)
-		}
+		_, err := ls.Restore(a, s, now, data)
+		must.NoError(t, err)
 		decide(0, end.Add(-2*time.Second), true, 0)
 		decide(0, end, true, 0)
 		decide(0, end, false, 24*time.Hour)
 		end = end.Add(24 * time.Hour)
 	}
-	if at := (Instant{Wall: end.Add(wallMargin).UnixNano()}); !ls.Idle(a, s, at) {
-		t.Fatal("not idle when all clocks have passed the end")
-	}
+	at := (Instant{Wall: end.Add(wallMargin).UnixNano()})
+	must.True(t, ls.Idle(a, s, at), "not idle when all clocks have passed the end")
 	ls.Init(s, Instant{})
 	for range 2 {
 		decide(0, end, true, 0)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // unreachable is what a node that cannot be reached answers.
@@ -43,12 +45,9 @@ func TestDeadlines(t *testing.T) {
 				}
 				start := time.Now()
 				d, err := c.Policy("p").AllowN(ctx, "a", 2)
-				if err != nil || !d.Allowed || !d.FailedOpen || d.Granted != 2 || d.Policy != "p" {
-					t.Errorf("%+v, %v", d, err)
-				}
-				if took := time.Since(start); took != tt.took {
-					t.Errorf("took %v, want %v", took, tt.took)
-				}
+				expect.True(t, err == nil && d.Allowed && d.FailedOpen && d.Granted == 2 && d.Policy == "p",
+					"%+v, %v", d, err)
+				expect.Equal(t, time.Since(start), tt.took, "took")
 			})
 		})
 	}
@@ -65,17 +64,14 @@ func TestFailClosed(t *testing.T) {
 		c := scripted(t, s, WithOnError(FailClosed))
 		want := func(d Decision, err error) {
 			t.Helper()
-			if err != nil || d.Allowed || d.Granted != 0 || !d.FailedClosed || d.FailedOpen || d.RetryAfter != failedRetry {
-				t.Errorf("%+v, %v", d, err)
-			}
+			expect.True(t, err == nil && !d.Allowed && d.Granted == 0 && d.FailedClosed && !d.FailedOpen &&
+				d.RetryAfter == failedRetry, "%+v, %v", d, err)
 		}
 		want(c.Policy("p").Allow(t.Context(), "a"))
 		want(c.Policy("p").Peek(t.Context(), "a"))
 		l, d, err := c.Policy("p").Acquire(t.Context(), "a")
 		want(d, err)
-		if l != nil {
-			t.Error("a lease from nobody")
-		}
+		expect.Equal(t, l, nil, "a lease from nobody")
 	})
 }
 
@@ -98,18 +94,13 @@ func TestRetry(t *testing.T) {
 				}
 				c := scripted(t, &script{check: check}, WithRetry())
 				d, err := c.Policy("p").Allow(t.Context(), "a")
-				if err != nil || !d.Allowed || d.FailedOpen {
-					t.Errorf("%+v, %v", d, err)
-				}
-				if len(ids) != 2 || ids[0] != ids[1] || ids[0] == "" || len(ids[0]) > limit.MaxRequestID {
-					t.Errorf("request ids %q, want the same one twice", ids)
-				}
-				if _, err := c.Policy("p").Allow(t.Context(), "a"); err != nil || ids[2] == ids[0] {
-					t.Errorf("%q, %v: another question has the same id", ids, err)
-				}
-				if _, err := c.Policy("p").Peek(t.Context(), "a"); err != nil || ids[3] != "" {
-					t.Errorf("%q, %v: a peek has an id", ids, err)
-				}
+				expect.True(t, err == nil && d.Allowed && !d.FailedOpen, "%+v, %v", d, err)
+				expect.True(t, len(ids) == 2 && ids[0] == ids[1] && ids[0] != "" && len(ids[0]) <= limit.MaxRequestID,
+					"request ids %q, want the same one twice", ids)
+				_, err = c.Policy("p").Allow(t.Context(), "a")
+				expect.True(t, err == nil && ids[2] != ids[0], "%q, %v: another question has the same id", ids, err)
+				_, err = c.Policy("p").Peek(t.Context(), "a")
+				expect.True(t, err == nil && ids[3] == "", "%q, %v: a peek has an id", ids, err)
 			})
 		})
 	}
@@ -121,12 +112,9 @@ func TestRetry(t *testing.T) {
 				ids = append(ids, ck.RequestID)
 				return limit.Decision{}, unreachable
 			}})
-			if d, err := c.Policy("p").Allow(t.Context(), "a"); err != nil || !d.FailedOpen {
-				t.Errorf("%+v, %v", d, err)
-			}
-			if len(ids) != 1 || ids[0] != "" {
-				t.Errorf("request ids %q, want one question without", ids)
-			}
+			d, err := c.Policy("p").Allow(t.Context(), "a")
+			expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
+			expect.True(t, len(ids) == 1 && ids[0] == "", "request ids %q, want one question without", ids)
 		})
 	})
 
@@ -137,12 +125,10 @@ func TestRetry(t *testing.T) {
 				refund: func(context.Context, int64) (int64, error) { refunds++; return 0, unreachable },
 				reset:  func(context.Context) error { resets++; return unreachable },
 			})
-			if _, err := c.Policy("p").Refund(t.Context(), "a", 1); !errors.Is(err, ErrUnavailable) || refunds != 1 {
-				t.Errorf("%d refunds, %v", refunds, err)
-			}
-			if err := c.Policy("p").Reset(t.Context(), "a"); !errors.Is(err, ErrUnavailable) || resets != 2 {
-				t.Errorf("%d resets, %v", resets, err)
-			}
+			_, err := c.Policy("p").Refund(t.Context(), "a", 1)
+			expect.True(t, errors.Is(err, ErrUnavailable) && refunds == 1, "%d refunds, %v", refunds, err)
+			err = c.Policy("p").Reset(t.Context(), "a")
+			expect.True(t, errors.Is(err, ErrUnavailable) && resets == 2, "%d resets, %v", resets, err)
 		})
 	})
 }
@@ -162,9 +148,9 @@ func TestBreaker(t *testing.T) {
 			t.Helper()
 			start, before := time.Now(), asked
 			d, err := p.Allow(t.Context(), "a")
-			if err != nil || !d.Allowed || d.FailedOpen != failed || time.Since(start) != took || asked-before != questions {
-				t.Errorf("%s: %+v, %v in %v with %d questions", what, d, err, time.Since(start), asked-before)
-			}
+			expect.True(t, err == nil && d.Allowed && d.FailedOpen == failed && time.Since(start) == took &&
+				asked-before == questions,
+				"%s: %+v, %v in %v with %d questions", what, d, err, time.Since(start), asked-before)
 		}
 		for range 3 {
 			allow("closed", true, time.Second, 1)
@@ -213,26 +199,22 @@ func TestBreakerIgnores(t *testing.T) {
 		p := c.Policy("p")
 		for range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			if d, err := p.Allow(ctx, "a"); err != nil || !d.FailedOpen {
-				t.Errorf("hurried: %+v, %v", d, err)
-			}
+			d, err := p.Allow(ctx, "a")
+			expect.True(t, err == nil && d.FailedOpen, "hurried: %+v, %v", d, err)
 			cancel()
 			ctx, cancel = context.WithCancel(t.Context())
 			time.AfterFunc(time.Millisecond, cancel)
-			if _, err := p.Allow(ctx, "a"); err != context.Canceled {
-				t.Errorf("cancelled: %v", err)
-			}
+			_, err = p.Allow(ctx, "a")
+			expect.Equal(t, err, context.Canceled, "cancelled")
 		}
 		answer = func(context.Context, limit.Check) (limit.Decision, error) {
 			return limit.Decision{}, limit.NewError(limit.NotFound, "policy", "unknown")
 		}
-		if _, err := p.Allow(t.Context(), "a"); !errors.Is(err, ErrNotFound) {
-			t.Errorf("not found: %v", err)
-		}
+		_, err := p.Allow(t.Context(), "a")
+		expect.ErrorIs(t, err, ErrNotFound, "not found")
 		answer = func(context.Context, limit.Check) (limit.Decision, error) { return admitted, nil }
-		if d, err := p.Allow(t.Context(), "a"); err != nil || d.FailedOpen {
-			t.Errorf("the breaker is open: %+v, %v", d, err)
-		}
+		d, err := p.Allow(t.Context(), "a")
+		expect.True(t, err == nil && !d.FailedOpen, "the breaker is open: %+v, %v", d, err)
 	})
 }
 
@@ -240,25 +222,21 @@ func TestBreakerIgnores(t *testing.T) {
 func TestBreakerProbeAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := breaker{threshold: 1, cooldown: time.Second}
-		if probe, ok := b.allow(); probe || !ok {
-			t.Fatal("closed")
-		}
+		probe, ok := b.allow()
+		must.True(t, !probe && ok, "closed")
 		b.done(false, unanswered)
-		if _, ok := b.allow(); ok {
-			t.Error("open")
-		}
+		_, ok = b.allow()
+		expect.True(t, !ok, "open")
 		time.Sleep(time.Second)
 		for range 3 {
-			if probe, ok := b.allow(); !probe || !ok {
-				t.Error("no probe")
-			}
+			probe, ok := b.allow()
+			expect.True(t, probe && ok, "no probe")
 			b.done(true, unknown)
 		}
 		// A late answer to a question from before is as good as a probe's.
 		b.done(false, answered)
-		if probe, ok := b.allow(); probe || !ok {
-			t.Error("still open")
-		}
+		probe, ok = b.allow()
+		expect.True(t, !probe && ok, "still open")
 	})
 }
 
@@ -268,11 +246,9 @@ func TestOptions(t *testing.T) {
 		"WithOnError": WithOnError(7),
 		"WithBreaker": WithBreaker(-1, time.Second),
 	} {
-		if _, err := Dial(t.Context(), "localhost:1", opt); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := Dial(t.Context(), "localhost:1", opt)
+		expect.ErrorIs(t, err, ErrInvalid, "%s", name)
 	}
-	if _, err := Dial(t.Context(), "localhost:1", WithBreaker(1, 0)); !errors.Is(err, ErrInvalid) {
-		t.Errorf("no cooldown: %v", err)
-	}
+	_, err := Dial(t.Context(), "localhost:1", WithBreaker(1, 0))
+	expect.ErrorIs(t, err, ErrInvalid, "no cooldown")
 }

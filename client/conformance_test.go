@@ -11,6 +11,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestConformance holds both backends to the same behaviour.
@@ -19,12 +21,9 @@ func TestConformance(t *testing.T) {
 		conformance(t, func(t *testing.T, b *book) *Client {
 			c := New(b, b.stop)
 			t.Cleanup(func() {
-				if err := c.Close(); err != nil && err != ErrClosed {
-					t.Errorf("Close: %v", err)
-				}
-				if !b.stopped {
-					t.Error("Close left the service running")
-				}
+				err := c.Close()
+				expect.True(t, err == nil || err == ErrClosed, "Close: %v", err)
+				expect.True(t, b.stopped, "Close left the service running")
 			})
 			return c
 		})
@@ -39,12 +38,10 @@ func TestConformance(t *testing.T) {
 
 func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 	ctx := context.Background()
-	must := func(t *testing.T) func(Decision, error) Decision {
+	need := func(t *testing.T) func(Decision, error) Decision {
 		return func(d Decision, err error) Decision {
 			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			return d
 		}
 	}
@@ -52,40 +49,31 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 	t.Run("allow", func(t *testing.T) {
 		c := open(t, newBook())
 		five := c.Policy("five")
-		if d := must(t)(five.Allow(ctx, "a")); !d.Allowed || d.Granted != 1 || d.Remaining != 4 || d.Limit != 5 || d.Policy != "five" || d.Window != time.Minute {
-			t.Errorf("Allow = %+v", d)
-		}
-		if d := must(t)(five.Peek(ctx, "a")); !d.Allowed || d.Granted != 0 || d.Remaining != 4 {
-			t.Errorf("Peek = %+v", d)
-		}
-		if d := must(t)(five.AllowN(ctx, "a", 4)); !d.Allowed || d.Granted != 4 || d.Remaining != 0 {
-			t.Errorf("AllowN 4 = %+v", d)
-		}
-		if d := must(t)(five.Allow(ctx, "a")); d.Allowed || d.Granted != 0 || d.RetryAfter != 250*time.Millisecond {
-			t.Errorf("refused Allow = %+v", d)
-		}
-		if d := must(t)(five.AllowN(ctx, "b", 6)); d.Allowed || d.RetryAfter != Never {
-			t.Errorf("AllowN above the limit = %+v", d)
-		}
+		d := need(t)(five.Allow(ctx, "a"))
+		expect.True(t, d.Allowed && d.Granted == 1 && d.Remaining == 4 && d.Limit == 5 && d.Policy == "five" &&
+			d.Window == time.Minute, "Allow = %+v", d)
+		d = need(t)(five.Peek(ctx, "a"))
+		expect.True(t, d.Allowed && d.Granted == 0 && d.Remaining == 4, "Peek = %+v", d)
+		d = need(t)(five.AllowN(ctx, "a", 4))
+		expect.True(t, d.Allowed && d.Granted == 4 && d.Remaining == 0, "AllowN 4 = %+v", d)
+		d = need(t)(five.Allow(ctx, "a"))
+		expect.True(t, !d.Allowed && d.Granted == 0 && d.RetryAfter == 250*time.Millisecond, "refused Allow = %+v", d)
+		d = need(t)(five.AllowN(ctx, "b", 6))
+		expect.True(t, !d.Allowed && d.RetryAfter == Never, "AllowN above the limit = %+v", d)
 	})
 
 	t.Run("refund and reset", func(t *testing.T) {
 		c := open(t, newBook())
 		five := c.Policy("five")
-		must(t)(five.AllowN(ctx, "a", 3))
-		if n, err := five.Refund(ctx, "a", 2); n != 2 || err != nil {
-			t.Errorf("Refund = %d, %v", n, err)
-		}
-		if n, err := five.Refund(ctx, "a", 2); n != 1 || err != nil {
-			t.Errorf("Refund of more than there is = %d, %v", n, err)
-		}
-		must(t)(five.AllowN(ctx, "a", 5))
-		if err := five.Reset(ctx, "a"); err != nil {
-			t.Error(err)
-		}
-		if d := must(t)(five.Peek(ctx, "a")); d.Remaining != 5 {
-			t.Errorf("after Reset: %+v", d)
-		}
+		need(t)(five.AllowN(ctx, "a", 3))
+		n, err := five.Refund(ctx, "a", 2)
+		expect.True(t, n == 2 && err == nil, "Refund = %d, %v", n, err)
+		n, err = five.Refund(ctx, "a", 2)
+		expect.True(t, n == 1 && err == nil, "Refund of more than there is = %d, %v", n, err)
+		need(t)(five.AllowN(ctx, "a", 5))
+		expect.NoError(t, five.Reset(ctx, "a"))
+		d := need(t)(five.Peek(ctx, "a"))
+		expect.Equal(t, d.Remaining, 5, "after Reset: %+v", d)
 	})
 
 	t.Run("every field", func(t *testing.T) {
@@ -98,32 +86,27 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 				{Limit: Unlimited, RetryAfter: Never},
 			},
 		}
-		if d := must(t)(c.Policy("full").Allow(ctx, "a")); !reflect.DeepEqual(d, want) {
-			t.Errorf("got  %+v\nwant %+v", d, want)
-		}
+		d := need(t)(c.Policy("full").Allow(ctx, "a"))
+		expect.True(t, reflect.DeepEqual(d, want), "got  %+v\nwant %+v", d, want)
 	})
 
 	t.Run("inline", func(t *testing.T) {
 		b := newBook()
 		c := open(t, b)
 		berlin, err := time.LoadLocation("Europe/Berlin")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		for _, inline := range []algo.Limit{
 			{Algorithm: algo.SlidingWindow, Limit: 2, Window: time.Minute, Slots: 7, CountDenied: true},
 			{Algorithm: algo.TokenBucket, Limit: 3, Capacity: 4, Window: time.Second},
 			{Algorithm: algo.FixedWindow, Limit: Unlimited, Period: algo.Week, Zone: berlin},
 		} {
-			must(t)(c.Inline("api", inline).Allow(ctx, "a"))
+			need(t)(c.Inline("api", inline).Allow(ctx, "a"))
 			want := limit.Target{Limit: &inline, Namespace: "api", Key: "a"}
 			got := b.targets[len(b.targets)-1]
 			if got.Limit != nil && got.Limit.Zone != nil && inline.Zone != nil && got.Limit.Zone.String() == inline.Zone.String() {
 				got.Limit.Zone = inline.Zone
 			}
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("sent %+v of %+v, want %+v", got, got.Limit, want)
-			}
+			expect.True(t, reflect.DeepEqual(got, want), "sent %+v of %+v, want %+v", got, got.Limit, want)
 		}
 		_, err = c.Inline("", algo.Limit{Algorithm: algo.SlidingLog}).Allow(ctx, "a")
 		wantError(t, err, ErrInvalid, "limit.limit", "must not be 0")
@@ -139,80 +122,63 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			{Policy: "down", Key: "a", Cost: 3},
 			{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second}, Namespace: "n", Key: "a", Cost: 2},
 		})
-		if err != nil || len(results) != 6 {
-			t.Fatalf("%d results, %v", len(results), err)
-		}
-		if r := results[0]; r.Err != nil || !r.Allowed || r.Granted != 1 {
-			t.Errorf("0: %+v", r)
-		}
+		must.True(t, err == nil && len(results) == 6, "%d results, %v", len(results), err)
+		r := results[0]
+		expect.True(t, r.Err == nil && r.Allowed && r.Granted == 1, "0: %+v", r)
 		wantError(t, results[1].Err, ErrNotFound, "policy", `"missing" is not known here`)
-		if r := results[2]; r.Err != nil || !r.Allowed || r.Granted != 4 {
-			t.Errorf("2: %+v", r)
-		}
-		if r := results[3]; r.Err != nil || !r.Allowed || r.Granted != 0 || r.Remaining != 5 {
-			t.Errorf("3: %+v", r)
-		}
-		if r := results[4]; r.Err != nil || !r.Allowed || !r.FailedOpen || r.Granted != 3 || r.Policy != "down" {
-			t.Errorf("4: %+v", r)
-		}
-		if r := results[5]; r.Err != nil || r.Allowed || r.RetryAfter != Never || r.Policy != "inline" {
-			t.Errorf("5: %+v", r)
-		}
-		if results, err := c.Check(ctx, nil); len(results) != 0 || err != nil {
-			t.Errorf("empty batch = %v, %v", results, err)
-		}
-		if _, err := c.Check(ctx, make([]Check, 1001)); !errors.Is(err, ErrTooLarge) {
-			t.Errorf("1001 checks: %v", err)
-		}
+		r = results[2]
+		expect.True(t, r.Err == nil && r.Allowed && r.Granted == 4, "2: %+v", r)
+		r = results[3]
+		expect.True(t, r.Err == nil && r.Allowed && r.Granted == 0 && r.Remaining == 5, "3: %+v", r)
+		r = results[4]
+		expect.True(t, r.Err == nil && r.Allowed && r.FailedOpen && r.Granted == 3 && r.Policy == "down", "4: %+v", r)
+		r = results[5]
+		expect.True(t, r.Err == nil && !r.Allowed && r.RetryAfter == Never && r.Policy == "inline", "5: %+v", r)
+		results, err = c.Check(ctx, nil)
+		expect.True(t, len(results) == 0 && err == nil, "empty batch = %v, %v", results, err)
+		_, err = c.Check(ctx, make([]Check, 1001))
+		expect.ErrorIs(t, err, ErrTooLarge, "1001 checks")
 		_, err = c.Check(ctx, []Check{{Policy: "missing", Key: "a"}, {Policy: "missing", Key: "b"}})
 		wantError(t, err, ErrNotFound, "policy", `"missing" is not known here`)
 		_, err = c.Check(ctx, []Check{{Policy: "five"}})
 		wantError(t, err, ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
 		results, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Policy: "jobs", Key: "a"}})
-		if err != nil || results[0].Err != nil || !results[0].Allowed {
-			t.Errorf("beside one that cannot be asked: %+v, %v", results, err)
-		}
+		expect.True(t, err == nil && results[0].Err == nil && results[0].Allowed,
+			"beside one that cannot be asked: %+v, %v", results, err)
 		wantError(t, results[1].Err, ErrInvalid, "cost", "could not be released")
 		_, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Limit: &algo.Limit{Algorithm: algo.SlidingLog}, Key: "b"}})
-		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "checks[1].limit.limit") {
-			t.Errorf("a limit that cannot be: %v", err)
-		}
-		if d := must(t)(c.Policy("five").Peek(ctx, "b")); d.Remaining != 4 {
-			t.Errorf("something was charged beside it: %+v", d)
-		}
+		expect.True(t, errors.Is(err, ErrInvalid) && strings.Contains(err.Error(), "checks[1].limit.limit"),
+			"a limit that cannot be: %v", err)
+		d := need(t)(c.Policy("five").Peek(ctx, "b"))
+		expect.Equal(t, d.Remaining, 4, "something was charged beside it: %+v", d)
 	})
 
 	t.Run("all", func(t *testing.T) {
 		c := open(t, newBook())
 		all, err := c.All(ctx, []Check{{Policy: "five", Key: "a", Cost: 2}, {Policy: "queue", Key: "a"}})
-		if err != nil || !all.Allowed || all.Delay != 10*time.Second || len(all.Decisions) != 2 || all.Decisions[0].Granted != 2 || all.Decisions[1].Delay != 10*time.Second {
-			t.Errorf("%+v, %v", all, err)
-		}
+		expect.True(t, err == nil && all.Allowed && all.Delay == 10*time.Second && len(all.Decisions) == 2 &&
+			all.Decisions[0].Granted == 2 && all.Decisions[1].Delay == 10*time.Second, "%+v, %v", all, err)
 		all, err = c.All(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "a", Cost: 4}})
-		if err != nil || all.Allowed || !all.Decisions[0].Allowed || all.Decisions[1].RetryAfter != 250*time.Millisecond {
-			t.Errorf("refused: %+v, %v", all, err)
-		}
+		expect.True(t, err == nil && !all.Allowed && all.Decisions[0].Allowed &&
+			all.Decisions[1].RetryAfter == 250*time.Millisecond, "refused: %+v, %v", all, err)
 		_, err = c.All(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "missing", Key: "a"}})
 		wantError(t, err, ErrNotFound, "checks[1].policy", `"missing" is not known here`)
 		all, err = c.All(ctx, []Check{{Policy: "five", Key: "b"}, {Policy: "down", Key: "a", Cost: 3}})
-		if err != nil || !all.Allowed || !all.Decisions[1].FailedOpen || all.Decisions[1].Granted != 3 {
-			t.Errorf("nobody to be asked: %+v, %v", all, err)
-		}
+		expect.True(t, err == nil && all.Allowed && all.Decisions[1].FailedOpen && all.Decisions[1].Granted == 3,
+			"nobody to be asked: %+v, %v", all, err)
 		for field, bad := range map[string]Check{
 			"partial": {Policy: "five", Key: "a", Partial: true}, "cost": {Policy: "five", Key: "a", Peek: true},
 			"request_id": {Policy: "five", Key: "a", RequestID: "r"}, "key": {Policy: "five"},
 		} {
 			var e *Error
-			if _, err := c.All(ctx, []Check{{Policy: "five", Key: "a"}, bad}); !errors.As(err, &e) || e.Field != "checks[1]."+field || e.Kind != ErrInvalid {
-				t.Errorf("%s: %v", field, err)
-			}
+			_, err := c.All(ctx, []Check{{Policy: "five", Key: "a"}, bad})
+			expect.True(t, errors.As(err, &e) && e.Field == "checks[1]."+field && e.Kind == ErrInvalid,
+				"%s: %v", field, err)
 		}
-		if _, err := c.All(ctx, nil); !errors.Is(err, ErrInvalid) {
-			t.Errorf("none: %v", err)
-		}
-		if _, err := c.All(ctx, make([]Check, 1001)); !errors.Is(err, ErrTooLarge) {
-			t.Errorf("1001: %v", err)
-		}
+		_, err = c.All(ctx, nil)
+		expect.ErrorIs(t, err, ErrInvalid, "none")
+		_, err = c.All(ctx, make([]Check, 1001))
+		expect.ErrorIs(t, err, ErrTooLarge, "1001")
 	})
 
 	t.Run("reserve", func(t *testing.T) {
@@ -220,9 +186,8 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		c := open(t, b)
 		five := c.Policy("five")
 		r, d, err := five.ReserveN(ctx, "a", 4, time.Minute)
-		if err != nil || r == nil || !d.Allowed || d.Granted != 4 || d.Remaining != 1 || b.reserved[0].TTL != time.Minute {
-			t.Fatalf("%+v, %+v, %v", r, d, err)
-		}
+		must.True(t, err == nil && r != nil && d.Allowed && d.Granted == 4 && d.Remaining == 1 &&
+			b.reserved[0].TTL == time.Minute, "%+v, %+v, %v", r, d, err)
 		if r, d, err := five.Reserve(ctx, "a"); err != nil || r == nil || d.Granted != 1 {
 			t.Errorf("Reserve: %+v, %+v, %v", r, d, err)
 		}
@@ -230,40 +195,28 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			t.Errorf("refused: %+v, %+v, %v", r, d, err)
 		}
 		for _, cost := range []int64{-1, 1<<53 + 1} {
-			if err := r.Commit(cost); !errors.Is(err, ErrInvalid) {
-				t.Errorf("commit of %d: %v", cost, err)
-			}
+			expect.ErrorIs(t, r.Commit(cost), ErrInvalid, "commit of %d", cost)
 		}
 		for _, settle := range []func() error{func() error { return r.Commit(3) }, func() error { return r.Commit(0) }, r.Cancel} {
-			if err := settle(); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, settle())
 		}
-		if d := must(t)(five.Peek(ctx, "a")); d.Remaining != 1 {
-			t.Errorf("%d left", d.Remaining)
-		}
+		d = need(t)(five.Peek(ctx, "a"))
+		expect.Equal(t, d.Remaining, 1, "left")
 		r, _, _ = five.ReserveN(ctx, "b", 4, 0)
 		b.reserved = b.reserved[1:]
-		if err := r.Cancel(); err != nil {
-			t.Error(err)
-		}
-		if d := must(t)(five.Peek(ctx, "b")); d.Remaining != 5 {
-			t.Errorf("%d left after a cancel", d.Remaining)
-		}
+		expect.NoError(t, r.Cancel())
+		d = need(t)(five.Peek(ctx, "b"))
+		expect.Equal(t, d.Remaining, 5, "left after a cancel")
 		if r, _, err := c.Policy("missing").Reserve(ctx, "a"); r != nil || !errors.Is(err, ErrNotFound) {
 			t.Errorf("%v, %v", r, err)
 		}
 		r, d, err = c.Policy("down").ReserveN(ctx, "a", 3, 0)
-		if err != nil || r == nil || !d.FailedOpen || d.Granted != 3 || r.Commit(2) != nil || r.Cancel() != nil {
-			t.Errorf("nobody to be asked: %+v, %+v, %v", r, d, err)
-		}
-		if d, err := r.Extend(ctx, 5, 0); err != nil || !d.Allowed || d.Granted != 5 {
-			t.Errorf("an empty reservation: %+v, %v", d, err)
-		}
+		expect.True(t, err == nil && r != nil && d.FailedOpen && d.Granted == 3 && r.Commit(2) == nil &&
+			r.Cancel() == nil, "nobody to be asked: %+v, %+v, %v", r, d, err)
+		d, err = r.Extend(ctx, 5, 0)
+		expect.True(t, err == nil && d.Allowed && d.Granted == 5, "an empty reservation: %+v, %v", d, err)
 		var none *Reservation
-		if none.Commit(1) != nil || none.Cancel() != nil || none.Units() != 0 {
-			t.Error("a nil reservation can fail")
-		}
+		expect.True(t, none.Commit(1) == nil && none.Cancel() == nil && none.Units() == 0, "a nil reservation can fail")
 	})
 
 	t.Run("work", func(t *testing.T) {
@@ -271,15 +224,13 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		c := open(t, b)
 		five := c.Policy("five")
 		r, d, err := five.ReserveWork(ctx, "a", Work{Class: "m", TTL: time.Minute})
-		if err != nil || r == nil || !d.Allowed || !b.reserved[0].Estimate || b.reserved[0].Class != "m" || b.reserved[0].Cost != 1 || b.reserved[0].TTL != time.Minute {
-			t.Fatalf("%+v, %+v, %v: %+v", r, d, err, b.reserved)
-		}
-		if d, err := r.Extend(ctx, 2, 30*time.Second); err != nil || !d.Allowed || r.Units() != 3 || b.extended[0].TTL != 30*time.Second {
-			t.Errorf("%+v, %v", d, err)
-		}
-		if d, err := r.Extend(ctx, 3, 0); err != nil || d.Allowed || r.Units() != 3 {
-			t.Errorf("refused: %+v, %v", d, err)
-		}
+		must.True(t, err == nil && r != nil && d.Allowed && b.reserved[0].Estimate && b.reserved[0].Class == "m" &&
+			b.reserved[0].Cost == 1 && b.reserved[0].TTL == time.Minute, "%+v, %+v, %v: %+v", r, d, err, b.reserved)
+		d, err = r.Extend(ctx, 2, 30*time.Second)
+		expect.True(t, err == nil && d.Allowed && r.Units() == 3 && b.extended[0].TTL == 30*time.Second,
+			"%+v, %v", d, err)
+		d, err = r.Extend(ctx, 3, 0)
+		expect.True(t, err == nil && !d.Allowed && r.Units() == 3, "refused: %+v, %v", d, err)
 		for _, bad := range []func() error{
 			func() error { _, err := r.Extend(ctx, 0, 0); return err },
 			func() error { _, err := r.Extend(ctx, -1, 0); return err },
@@ -293,70 +244,52 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			func() error { _, err := five.Charge(ctx, "a", 0); return err },
 			func() error { _, err := five.ChargeUsage(ctx, "a", nil, ""); return err },
 		} {
-			if err := bad(); !errors.Is(err, ErrInvalid) {
-				t.Errorf("%v", err)
-			}
+			expect.ErrorIs(t, bad(), ErrInvalid)
 		}
-		if got, err := r.CommitCost(7); err != nil || got != (Settled{Excess: 4, Over: true}) || b.committed[0].Class != "m" {
-			t.Errorf("%+v, %v", got, err)
-		}
-		if _, err := r.Extend(ctx, 1, 0); !errors.Is(err, ErrNotFound) {
-			t.Errorf("extended after it was settled: %v", err)
-		}
+		got, err := r.CommitCost(7)
+		expect.True(t, err == nil && got == (Settled{Excess: 4, Over: true}) && b.committed[0].Class == "m",
+			"%+v, %v", got, err)
+		_, err = r.Extend(ctx, 1, 0)
+		expect.ErrorIs(t, err, ErrNotFound, "extended after it was settled")
 
 		r, _, err = five.ReserveWork(ctx, "u", Work{Usage: Usage{"input": 2}})
-		if err != nil || b.reserved[0].Usage["input"] != 2 || b.reserved[0].Estimate || b.reserved[0].Cost != 0 {
-			t.Errorf("%+v, %v", b.reserved, err)
-		}
-		if _, err := r.CommitUsage(Usage{"output": 3}); err != nil || b.committed[1].Usage["output"] != 3 {
-			t.Errorf("%+v, %v", b.committed, err)
-		}
+		expect.True(t, err == nil && b.reserved[0].Usage["input"] == 2 && !b.reserved[0].Estimate &&
+			b.reserved[0].Cost == 0, "%+v, %v", b.reserved, err)
+		_, err = r.CommitUsage(Usage{"output": 3})
+		expect.True(t, err == nil && b.committed[1].Usage["output"] == 3, "%+v, %v", b.committed, err)
 
 		d, err = five.ChargeWithID(ctx, "a", 9, "id")
-		if err != nil || d.Allowed || d.Granted != 9 || b.charges[0].Cost != 9 || b.charges[0].RequestID != "id" {
-			t.Errorf("%+v, %v: %+v", d, err, b.charges)
-		}
-		if _, err := five.ChargeUsage(ctx, "a", Usage{"input": 4}, ""); err != nil || b.charges[1].Usage["input"] != 4 {
-			t.Errorf("%v: %+v", err, b.charges)
-		}
-		if _, err := c.Policy("down").Charge(ctx, "a", 1); !errors.Is(err, ErrUnavailable) {
-			t.Errorf("a charge that nobody was asked for: %v", err)
-		}
+		expect.True(t, err == nil && !d.Allowed && d.Granted == 9 && b.charges[0].Cost == 9 &&
+			b.charges[0].RequestID == "id", "%+v, %v: %+v", d, err, b.charges)
+		_, err = five.ChargeUsage(ctx, "a", Usage{"input": 4}, "")
+		expect.True(t, err == nil && b.charges[1].Usage["input"] == 4, "%v: %+v", err, b.charges)
+		_, err = c.Policy("down").Charge(ctx, "a", 1)
+		expect.ErrorIs(t, err, ErrUnavailable, "a charge that nobody was asked for")
 
 		rs, all, err := c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 3}}})
-		if err != nil || !all.Allowed || len(rs) != 2 || rs[0].Units() != 2 || rs[1].Units() != 3 {
-			t.Fatalf("%+v, %+v, %v", rs, all, err)
-		}
+		must.True(t, err == nil && all.Allowed && len(rs) == 2 && rs[0].Units() == 2 && rs[1].Units() == 3,
+			"%+v, %+v, %v", rs, all, err)
 		for _, r := range rs {
-			if err := r.Cancel(); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, r.Cancel())
 		}
 		rs, _, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 3}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		costs := []Cost{{Reservation: rs[0], Units: 1}, {Reservation: rs[1], Units: 7}, {}, {Reservation: rs[0], Units: 2}}
 		for i, want := range [][]SettledResult{{{Settled: Settled{Refunded: 1}}, {Settled: Settled{Excess: 4, Over: true}}, {}, {}}, make([]SettledResult, 4)} {
-			if got, err := c.CommitEach(costs); err != nil || !slices.Equal(got, want) {
-				t.Errorf("%d: %+v, %v", i, got, err)
-			}
+			got, err := c.CommitEach(costs)
+			expect.True(t, err == nil && slices.Equal(got, want), "%d: %+v, %v", i, got, err)
 		}
-		if _, err := c.CommitEach([]Cost{{Reservation: rs[0], Units: -1}}); !errors.Is(err, ErrInvalid) {
-			t.Errorf("a negative cost: %v", err)
-		}
+		_, err = c.CommitEach([]Cost{{Reservation: rs[0], Units: -1}})
+		expect.ErrorIs(t, err, ErrInvalid, "a negative cost")
 		rs, all, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 6}}})
-		if err != nil || all.Allowed || rs != nil || !all.Decisions[0].Allowed || all.Decisions[1].Allowed {
-			t.Errorf("%+v, %+v, %v", rs, all, err)
-		}
+		expect.True(t, err == nil && !all.Allowed && rs == nil && all.Decisions[0].Allowed && !all.Decisions[1].Allowed,
+			"%+v, %+v, %v", rs, all, err)
 		rs, all, err = c.ReserveAll(ctx, []Claim{{c.Policy("down"), "x", Work{Cost: 2}}})
-		if err != nil || !all.Allowed || !all.Decisions[0].FailedOpen || len(rs) != 1 || rs[0].Commit(1) != nil {
-			t.Errorf("nobody to be asked: %+v, %+v, %v", rs, all, err)
-		}
+		expect.True(t, err == nil && all.Allowed && all.Decisions[0].FailedOpen && len(rs) == 1 &&
+			rs[0].Commit(1) == nil, "nobody to be asked: %+v, %+v, %v", rs, all, err)
 		for _, ttl := range []time.Duration{-1, 1, time.Hour + 1} {
-			if _, _, err := five.ReserveN(ctx, "a", 1, ttl); !errors.Is(err, ErrInvalid) {
-				t.Errorf("ttl %v: %v", ttl, err)
-			}
+			_, _, err := five.ReserveN(ctx, "a", 1, ttl)
+			expect.ErrorIs(t, err, ErrInvalid, "ttl %v", ttl)
 		}
 	})
 
@@ -364,9 +297,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		c := open(t, newBook())
 		for range 2 {
 			results, err := c.Check(ctx, []Check{{Policy: "five", Key: "a", Cost: 2, RequestID: "r1"}})
-			if err != nil || results[0].Granted != 2 || results[0].Remaining != 3 {
-				t.Errorf("%+v, %v", results, err)
-			}
+			expect.True(t, err == nil && results[0].Granted == 2 && results[0].Remaining == 3, "%+v, %v", results, err)
 		}
 	})
 
@@ -398,9 +329,8 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		} {
 			_, err := c.Check(ctx, []Check{{Policy: "five", Key: "a"}, tt.check})
 			var e *Error
-			if !errors.As(err, &e) || !errors.Is(err, tt.kind) || e.Field != "checks[1]."+tt.field {
-				t.Errorf("%s: %v", tt.name, err)
-			}
+			expect.True(t, errors.As(err, &e) && errors.Is(err, tt.kind) && e.Field == "checks[1]."+tt.field,
+				"%s: %v", tt.name, err)
 		}
 		five := c.Policy("five")
 		for name, call := range map[string]func(key string, n int64) error{
@@ -423,13 +353,10 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		}
 		wantError(t, five.Reset(ctx, ""), ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
 		for _, ttl := range []time.Duration{-1, 1, 367 * 24 * time.Hour} {
-			if _, _, err := c.Policy("jobs").AcquireN(ctx, "a", 1, ttl); !errors.Is(err, ErrInvalid) {
-				t.Errorf("ttl %v: %v", ttl, err)
-			}
+			_, _, err := c.Policy("jobs").AcquireN(ctx, "a", 1, ttl)
+			expect.ErrorIs(t, err, ErrInvalid, "ttl %v", ttl)
 		}
-		if len(b.targets) != 0 {
-			t.Errorf("%d questions were sent", len(b.targets))
-		}
+		expect.Equal(t, len(b.targets), 0, "questions were sent")
 	})
 
 	t.Run("errors", func(t *testing.T) {
@@ -445,21 +372,16 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		_, err = c.Policy("down").Refund(ctx, "a", 1)
 		wantError(t, err, ErrUnavailable, "", "the owner cannot be reached")
 		wantError(t, c.Policy("down").Reset(ctx, "a"), ErrUnavailable, "", "the owner cannot be reached")
-		if d := must(t)(c.Policy("down").Allow(ctx, "a")); !d.Allowed || !d.FailedOpen || d.Granted != 1 {
+		if d := need(t)(c.Policy("down").Allow(ctx, "a")); !d.Allowed || !d.FailedOpen || d.Granted != 1 {
 			t.Errorf("nobody to ask: %+v", d)
 		}
 		l, d, err := c.Policy("down").Acquire(ctx, "a")
-		if l == nil || !d.FailedOpen || err != nil {
-			t.Errorf("nobody to ask for a lease: %v, %+v, %v", l, d, err)
-		}
-		if err := l.Release(); err != nil {
-			t.Errorf("release of an empty lease: %v", err)
-		}
+		expect.True(t, l != nil && d.FailedOpen && err == nil, "nobody to ask for a lease: %v, %+v, %v", l, d, err)
+		expect.NoError(t, l.Release(), "release of an empty lease")
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
-		if _, err := c.Policy("five").Allow(ended, "a"); !errors.Is(err, context.Canceled) {
-			t.Errorf("context that has ended: %v", err)
-		}
+		_, err = c.Policy("five").Allow(ended, "a")
+		expect.ErrorIs(t, err, context.Canceled, "context that has ended")
 	})
 
 	t.Run("lease", func(t *testing.T) {
@@ -467,16 +389,12 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		c := open(t, b)
 		jobs := c.Policy("jobs")
 		l, d, err := jobs.Acquire(ctx, "a")
-		if err != nil || l == nil || !d.Allowed || d.Granted != 1 {
-			t.Fatalf("Acquire = %v, %+v, %v", l, d, err)
-		}
+		must.True(t, err == nil && l != nil && d.Allowed && d.Granted == 1, "Acquire = %v, %+v, %v", l, d, err)
 		if l, d, err := jobs.Acquire(ctx, "a"); l != nil || d.Allowed || err != nil || d.RetryAfter != 30*time.Second {
 			t.Errorf("second Acquire = %v, %+v, %v", l, d, err)
 		}
 		for range 2 {
-			if err := l.Release(); err != nil {
-				t.Errorf("Release: %v", err)
-			}
+			expect.NoError(t, l.Release(), "Release")
 		}
 		select {
 		case <-l.Lost():
@@ -487,9 +405,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		// A short life makes it renew itself soon; on a busy machine it may be over before that, and another try is due.
 		short := func() *Lease {
 			l, _, err := jobs.AcquireN(ctx, "b", 1, 100*time.Millisecond)
-			if err != nil || l == nil {
-				t.Fatal(l, err)
-			}
+			must.True(t, err == nil && l != nil, "%v %v", l, err)
 			return l
 		}
 		l = short()
@@ -504,28 +420,20 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		})
 		b.expire("b")
 		<-l.Lost()
-		if err := l.Release(); err != nil {
-			t.Errorf("Release of a lost lease: %v", err)
-		}
+		expect.NoError(t, l.Release(), "Release of a lost lease")
 	})
 
 	t.Run("ready", func(t *testing.T) {
 		c := open(t, newBook())
-		if err := c.Ready(ctx); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, c.Ready(ctx))
 	})
 
 	t.Run("closed", func(t *testing.T) {
 		b := newBook()
 		c := open(t, b)
 		l, _, err := c.Policy("jobs").Acquire(ctx, "a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		must.NoError(t, err)
+		expect.NoError(t, c.Close())
 		<-l.Lost()
 		five := c.Policy("five")
 		for name, call := range map[string]func() error{
@@ -539,9 +447,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			"Release": l.Release,
 			"Close":   c.Close,
 		} {
-			if err := call(); err != ErrClosed {
-				t.Errorf("%s on a closed client: %v", name, err)
-			}
+			expect.Equal(t, call(), ErrClosed, "%s on a closed client", name)
 		}
 	})
 }
@@ -549,7 +455,6 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 func wantError(t *testing.T, err, kind error, field, message string) {
 	t.Helper()
 	var e *Error
-	if !errors.As(err, &e) || !errors.Is(err, kind) || e.Field != field || e.Message != message {
-		t.Errorf("got %v, want %v of %q: %s", err, kind, field, message)
-	}
+	expect.True(t, errors.As(err, &e) && errors.Is(err, kind) && e.Field == field && e.Message == message,
+		"got %v, want %v of %q: %s", err, kind, field, message)
 }

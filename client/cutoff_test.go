@@ -11,6 +11,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // cable is the way of a Client to its nodes. While it is cut nothing that is sent arrives, and nobody is told.
@@ -67,22 +68,16 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 				state := func() (free, held int64) {
 					t.Helper()
 					got, err := c.nodes[0].Check(t.Context(), []limit.Check{{Target: of}})
-					if err != nil || got[0].Err != nil {
-						t.Fatal(got, err)
-					}
+					must.True(t, err == nil && got[0].Err == nil, "%v %v", got, err)
 					is, _, err := c.nodes[0].Describe(&of)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					return got[0].Remaining, is.OnLoan
 				}
 				for range 20 {
 					way := new(cable)
 					client, err := Dial(t.Context(), c.addrs[0], WithTimeout(20*time.Millisecond), WithBreaker(0, time.Hour), WithOnError(onError),
 						WithDialOptions(grpc.WithContextDialer(way.dial)))
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					t.Cleanup(func() {
 						way.cut.Store(false) // nobody has to wait for it
 						_ = client.Close()
@@ -92,9 +87,8 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 					ask := func() (d Decision, lent bool) {
 						t.Helper()
 						d, err := l.Allow(t.Context(), key)
-						if err != nil || d.FailedOpen && d.FailedClosed || d.Allowed == d.FailedClosed {
-							t.Fatalf("%+v, %v", d, err)
-						}
+						must.True(t, err == nil && (!d.FailedOpen || !d.FailedClosed) && d.Allowed != d.FailedClosed,
+							"%+v, %v", d, err)
 						return d, d.Allowed && !d.FailedOpen
 					}
 					wait(t, "units are borrowed", func() bool {
@@ -107,9 +101,8 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 					var n int64
 					d, lent := ask()
 					for ; lent; d, lent = ask() {
-						if n++; n > held {
-							t.Fatalf("%d were admitted of %d on loan", n, held)
-						}
+						n++
+						must.True(t, n <= held, "%d were admitted of %d on loan", n, held)
 						if !usedUp {
 							const pause = 50 * time.Millisecond // so that its term is over first
 							if time.Sleep(pause); time.Duration(n)*pause > algo.LoanTerm+5*pause {
@@ -117,26 +110,21 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 							}
 						}
 					}
-					if d.FailedOpen != (onError == FailOpen) || d.FailedClosed != (onError == FailClosed) {
-						t.Fatalf("%+v", d)
-					}
-					if _, lent = ask(); lent {
-						t.Fatal("admitted as of a loan that there is not any more")
-					}
+					must.True(t, d.FailedOpen == (onError == FailOpen) && d.FailedClosed == (onError == FailClosed),
+						"%+v", d)
+					_, lent = ask()
+					must.True(t, !lent, "admitted as of a loan that there is not any more")
 					wait(t, "nothing is on loan", func() bool {
 						_, held := state()
 						return held == 0
 					})
-					if left, _ := state(); left > free {
-						t.Fatalf("%d are left, and were %d beside %d on loan", left, free, held)
-					}
+					left, _ := state()
+					must.True(t, left <= free, "%d are left, and were %d beside %d on loan", left, free, held)
 					if n > 0 && (usedUp || n < held) {
 						return
 					}
 					t.Logf("%d were admitted of %d on loan: again", n, held) // its term was over before, or what was left was less than it seemed
-					if err := client.Close(); err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, client.Close())
 				}
 				t.Fatal("it was never seen")
 			})

@@ -24,6 +24,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // book is a limiter.Service that does what the names of its policies say.
@@ -687,9 +689,7 @@ func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
 func serve(t testing.TB, n *node) (addr string, stop func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return l.Addr().String(), n.serve(t, l)
 }
 
@@ -699,13 +699,10 @@ func dial(t testing.TB, address string, opts ...Option) *Client {
 	noLeaks(t)
 	quiet := WithLogger(slog.New(slog.DiscardHandler))
 	c, err := Dial(t.Context(), address, append([]Option{quiet}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() {
-		if err := c.Close(); err != nil && err != ErrClosed {
-			t.Errorf("Close: %v", err)
-		}
+		err := c.Close()
+		expect.True(t, err == nil || err == ErrClosed, "Close: %v", err)
 	})
 	return c
 }

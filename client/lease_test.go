@@ -2,12 +2,13 @@ package client
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // leased is a service that leases units for 30 s, whose renewals are answered by renew.
@@ -33,9 +34,7 @@ func isLost(l *Lease) bool {
 func acquire(t *testing.T, c *Client, ttl time.Duration) *Lease {
 	t.Helper()
 	l, d, err := c.Policy("jobs").AcquireN(t.Context(), "a", 1, ttl)
-	if err != nil || l == nil {
-		t.Fatalf("%v, %+v, %v", l, d, err)
-	}
+	must.True(t, err == nil && l != nil, "%v, %+v, %v", l, d, err)
 	return l
 }
 
@@ -76,17 +75,13 @@ func TestLeaseRenewsAtAThird(t *testing.T) {
 				l := acquire(t, c, tt.ttl)
 				time.Sleep(tt.first + 2*tt.then)
 				synctest.Wait()
-				if len(renewals) != 3 || renewals[0] != tt.first || renewals[1] != tt.first+tt.then || renewals[2] != tt.first+2*tt.then {
-					t.Errorf("renewed at %v, want %v and every %v", renewals, tt.first, tt.then)
-				}
+				expect.True(t, len(renewals) == 3 && renewals[0] == tt.first && renewals[1] == tt.first+tt.then &&
+					renewals[2] == tt.first+2*tt.then,
+					"renewed at %v, want %v and every %v", renewals, tt.first, tt.then)
 				for _, ttl := range ttls {
-					if ttl != tt.ttl {
-						t.Errorf("sent times to live %v, want %v", ttls, tt.ttl)
-					}
+					expect.Equal(t, ttl, tt.ttl, "sent times to live %v", ttls)
 				}
-				if err := l.Release(); err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, l.Release())
 				time.Sleep(time.Hour)
 				if len(renewals) != 3 || isLost(l) {
 					t.Errorf("%d renewals after release, lost %t", len(renewals)-3, isLost(l))
@@ -104,12 +99,8 @@ func TestLeaseLost(t *testing.T) {
 			start := time.Now()
 			l := acquire(t, scripted(t, leased(func() (time.Duration, error) { return 0, gone })), 0)
 			<-l.Lost()
-			if took := time.Since(start); took != 10*time.Second {
-				t.Errorf("lost after %v", took)
-			}
-			if err := l.Release(); err != nil {
-				t.Error(err)
-			}
+			expect.Equal(t, time.Since(start), 10*time.Second, "lost after")
+			expect.NoError(t, l.Release())
 		})
 	})
 
@@ -119,13 +110,9 @@ func TestLeaseLost(t *testing.T) {
 			c := scripted(t, leased(func() (time.Duration, error) { asked++; return 0, unreachable }))
 			l := acquire(t, c, 0)
 			<-l.Lost()
-			if took := time.Since(start); took != 30*time.Second {
-				t.Errorf("lost after %v", took)
-			}
+			expect.Equal(t, time.Since(start), 30*time.Second, "lost after")
 			// Every renewal is asked for twice before it counts as failed.
-			if asked < 12 || asked > 14 {
-				t.Errorf("asked %d times", asked)
-			}
+			expect.True(t, asked >= 12 && asked <= 14, "asked %d times", asked)
 		})
 	})
 
@@ -139,9 +126,7 @@ func TestLeaseLost(t *testing.T) {
 			}
 			l := acquire(t, scripted(t, s), 0)
 			<-l.Lost()
-			if took := time.Since(start); took != 30*time.Second {
-				t.Errorf("lost after %v", took)
-			}
+			expect.Equal(t, time.Since(start), 30*time.Second, "lost after")
 		})
 	})
 
@@ -155,12 +140,8 @@ func TestLeaseLost(t *testing.T) {
 				return 30 * time.Second, nil
 			})), 0)
 			time.Sleep(time.Hour)
-			if isLost(l) {
-				t.Error("lost")
-			}
-			if err := l.Release(); err != nil {
-				t.Error(err)
-			}
+			expect.True(t, !isLost(l), "lost")
+			expect.NoError(t, l.Release())
 		})
 	})
 
@@ -168,15 +149,9 @@ func TestLeaseLost(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := scripted(t, leased(func() (time.Duration, error) { return 30 * time.Second, nil }))
 			l := acquire(t, c, 0)
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-			if !isLost(l) {
-				t.Error("not lost")
-			}
-			if err := l.Release(); err != ErrClosed {
-				t.Errorf("Release: %v", err)
-			}
+			expect.NoError(t, c.Close())
+			expect.True(t, isLost(l), "not lost")
+			expect.Equal(t, l.Release(), ErrClosed, "Release")
 		})
 	})
 }
@@ -194,9 +169,7 @@ func TestLeaseCountsFromTheQuestion(t *testing.T) {
 		start := time.Now()
 		l := acquire(t, c, 0)
 		<-l.Lost()
-		if took := time.Since(start); took != 30*time.Second {
-			t.Errorf("lost after %v", took)
-		}
+		expect.Equal(t, time.Since(start), 30*time.Second, "lost after")
 	})
 }
 
@@ -213,23 +186,16 @@ func TestRelease(t *testing.T) {
 		}
 		c := scripted(t, s)
 		l := acquire(t, c, 0)
-		if err := l.Release(); !errors.Is(err, ErrUnavailable) {
-			t.Errorf("out of reach: %v", err)
-		}
+		expect.ErrorIs(t, l.Release(), ErrUnavailable, "out of reach")
 		down = false
 		for range 3 {
-			if err := l.Release(); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, l.Release())
 		}
-		if releases != 3 {
-			t.Errorf("%d releases, want a failed one with its repetition and one more", releases)
-		}
+		expect.Equal(t, releases, 3, "releases, want a failed one with its repetition and one more")
 	})
 	var none *Lease
-	if err := none.Release(); err != nil || none.Lost() != nil {
-		t.Error("a nil lease does something")
-	}
+	err := none.Release()
+	expect.True(t, err == nil && none.Lost() == nil, "a nil lease does something")
 }
 
 // A failed-open lease holds nothing: no goroutine, nothing to release.
@@ -239,15 +205,9 @@ func TestLeaseFailedOpen(t *testing.T) {
 			return limit.Decision{}, unreachable
 		}})
 		l, d, err := c.Policy("jobs").Acquire(t.Context(), "a")
-		if err != nil || l == nil || !d.FailedOpen {
-			t.Fatalf("%v, %+v, %v", l, d, err)
-		}
+		must.True(t, err == nil && l != nil && d.FailedOpen, "%v, %+v, %v", l, d, err)
 		time.Sleep(time.Hour)
-		if isLost(l) {
-			t.Error("lost")
-		}
-		if err := l.Release(); err != nil {
-			t.Error(err)
-		}
+		expect.True(t, !isLost(l), "lost")
+		expect.NoError(t, l.Release())
 	})
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const loanPolicies = `policies:
@@ -19,9 +21,7 @@ const loanPolicies = `policies:
 func another(t *testing.T, addr string, opts ...Option) *Client {
 	t.Helper()
 	c, err := Dial(t.Context(), addr, append(opts, WithTimeout(time.Minute))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -104,14 +104,12 @@ func TestLoans(t *testing.T) {
 				got += spend(t, []*Limiter{of(asker)}, "k", 1)
 			}
 			late, expired = late-lateBefore, expired-expiredBefore
-			if got+late > limit || got+late+expired < limit {
-				t.Errorf("%d were admitted of %d, %d taken too late, %d at most in loans that have ended", got, limit, late, expired)
-			}
+			expect.True(t, got+late <= limit && got+late+expired >= limit,
+				"%d were admitted of %d, %d taken too late, %d at most in loans that have ended", got, limit, late, expired)
 		})
 	}
-	if n := c.decided("hot"); n > limit/2 {
-		t.Errorf("the nodes were asked for %d of %d", n, limit)
-	}
+	n := c.decided("hot")
+	expect.True(t, n <= limit/2, "the nodes were asked for %d of %d", n, limit)
 	if got := spend(t, []*Limiter{client.Policy("asked")}, "k", 8); got != asked || c.decided("asked") != asked {
 		t.Errorf("of a policy that is not lent %d were admitted, %d by nodes", got, c.decided("asked"))
 	}
@@ -126,17 +124,12 @@ func TestLoansOfAHolder(t *testing.T) {
 	// Renewed: it is known who holds it, and who does hears it.
 	for until := time.Now().Add(time.Minute); c.nodes[1].Loans().Granted < 5; {
 		d, err := l.Allow(t.Context(), key)
-		if err != nil || !d.Allowed || d.FailedOpen {
-			t.Fatal(d, err)
-		}
-		if time.Now().After(until) {
-			t.Fatal("nothing is borrowed")
-		}
+		must.True(t, err == nil && d.Allowed && !d.FailedOpen, "%v %v", d, err)
+		must.True(t, !time.Now().After(until), "nothing is borrowed")
 	}
 	for i, n := range c.nodes {
-		if s := n.Loans(); s.Expired > 0 || i != 1 && s.Granted > 0 {
-			t.Errorf("node %d: %+v", i, s)
-		}
+		s := n.Loans()
+		expect.True(t, s.Expired <= 0 && (i == 1 || s.Granted <= 0), "node %d: %+v", i, s)
 	}
 }
 
@@ -150,21 +143,15 @@ func TestLoansGoHome(t *testing.T) {
 	used := int64(0)
 	for l.c.loans.book.Loans() == 0 || c.decided("hot")+100 > uint64(used) {
 		d, err := l.Allow(t.Context(), "k")
-		if err != nil || !d.Allowed {
-			t.Fatal(d, err)
-		}
+		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 		used++
 	}
-	if err := other.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, other.Close())
 	asker := another(t, c.addrs[1], WithoutLoans())
 	reaches(t, asker, c.addrs...)
 	d, err := asker.Policy("hot").Peek(t.Context(), "k")
 	for until := time.Now().Add(5 * time.Second); err == nil && d.Remaining != limit-used && time.Now().Before(until); {
 		d, err = asker.Policy("hot").Peek(t.Context(), "k")
 	}
-	if err != nil || d.Remaining != limit-used {
-		t.Errorf("%d were used of %d; %+v, %v", used, limit, d, err)
-	}
+	expect.True(t, err == nil && d.Remaining == limit-used, "%d were used of %d; %+v, %v", used, limit, d, err)
 }

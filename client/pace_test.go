@@ -10,6 +10,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/resolver"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestReconnectStorm: a client that a node lets in, over HTTP/2, and turns out again at once, does not come back more often than every
@@ -25,9 +28,7 @@ func TestReconnectStorm(t *testing.T) {
 		r := staticResolver{{Addresses: []resolver.Address{{Addr: "node:1"}}}}
 		conn, err := grpc.NewClient("weir:///node", grpc.WithResolvers(r), grpc.WithContextDialer(p.dial),
 			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(serviceConfig))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer conn.Close()
 		conn.Connect()
 		done := make(chan int)
@@ -50,9 +51,8 @@ func TestReconnectStorm(t *testing.T) {
 		}()
 		time.Sleep(time.Minute)
 		close(stop)
-		if n := <-done; n < 3 || n > 20 {
-			t.Errorf("%d connections in a minute", n)
-		}
+		n := <-done
+		expect.True(t, n >= 3 && n <= 20, "%d connections in a minute", n)
 	})
 }
 
@@ -74,21 +74,15 @@ func TestPace(t *testing.T) {
 			return true
 		}
 		for wait := minPace; ; wait = min(2*wait, maxPace) {
-			if !attempt(0) {
-				t.Fatalf("no attempt in time for %v", wait)
-			}
+			must.True(t, attempt(0), "no attempt in time for %v", wait)
 			time.Sleep(wait/2 - 1)
-			if attempt(0) {
-				t.Fatalf("an attempt too early for %v", wait)
-			}
+			must.True(t, !attempt(0), "an attempt too early for %v", wait)
 			if time.Sleep(wait/2 + 1); wait == maxPace {
 				break
 			}
 		}
 		for range 3 {
-			if !attempt(soon) {
-				t.Error("a connection after one that lasted waits")
-			}
+			expect.True(t, attempt(soon), "a connection after one that lasted waits")
 		}
 	})
 }
@@ -96,16 +90,14 @@ func TestPace(t *testing.T) {
 // TestRejection: what a node says that rejects a connection is the reason, and nothing else is taken for it.
 func TestRejection(t *testing.T) {
 	goAway := append([]byte{0, 0, 11, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11}, "why"...)
-	if why, ok := rejection(goAway); !ok || why != "why" {
-		t.Errorf("%q, %v", why, ok)
-	}
+	why, ok := rejection(goAway)
+	expect.True(t, ok && why == "why", "%q, %v", why, ok)
 	for _, other := range [][]byte{
 		nil, goAway[:16], {0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
 		{22, 3, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
 	} {
-		if why, ok := rejection(other); ok {
-			t.Errorf("%v says %q", other, why)
-		}
+		why, ok := rejection(other)
+		expect.True(t, !ok, "%v says %q", other, why)
 	}
 	for n := range goAway { // whatever length it gives
 		bad := append([]byte(nil), goAway...)

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // One by one, each code of a node's answer becomes the client's error, or the fail policy's answer.
@@ -38,14 +40,10 @@ func TestCodes(t *testing.T) {
 		case codes.PermissionDenied:
 			wantError(t, err, ErrDenied, "", "key: is odd")
 		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Internal, codes.Unknown:
-			if err != nil || !d.FailedOpen {
-				t.Errorf("%v: %+v, %v", code, d, err)
-			}
+			expect.True(t, err == nil && d.FailedOpen, "%v: %+v, %v", code, d, err)
 		default:
 			var e *Error
-			if err == nil || errors.As(err, &e) || status.Code(err) != code {
-				t.Errorf("%v: %+v, %v", code, d, err)
-			}
+			expect.True(t, err != nil && !errors.As(err, &e) && status.Code(err) == code, "%v: %+v, %v", code, d, err)
 		}
 	}
 	for message, want := range map[string]string{
@@ -82,17 +80,14 @@ func TestOddAnswers(t *testing.T) {
 	addr, _ := serve(t, n)
 	c := dial(t, addr, WithTimeout(time.Minute))
 	for _, key := range []string{"none", "empty"} {
-		if d, err := c.Policy("five").Allow(t.Context(), key); err == nil || d.Allowed {
-			t.Errorf("%s: %+v, %v", key, d, err)
-		}
+		d, err := c.Policy("five").Allow(t.Context(), key)
+		expect.True(t, err != nil && !d.Allowed, "%s: %+v, %v", key, d, err)
 	}
 	// A lease cannot be had from a node without leases: no fail policy hides that.
-	if l, _, err := c.Policy("jobs").Acquire(t.Context(), "a"); l != nil || status.Code(err) != codes.Unimplemented {
-		t.Errorf("%v, %v", l, err)
-	}
-	if err := c.Ready(t.Context()); status.Code(err) != codes.Unimplemented {
-		t.Errorf("Ready: %v", err)
-	}
+	l, _, err := c.Policy("jobs").Acquire(t.Context(), "a")
+	expect.True(t, l == nil && status.Code(err) == codes.Unimplemented, "%v, %v", l, err)
+	err = c.Ready(t.Context())
+	expect.Equal(t, status.Code(err), codes.Unimplemented, "Ready: %v", err)
 }
 
 // All nodes get their share, and when one dies the others take over without anybody noticing.
@@ -103,9 +98,8 @@ func TestFailover(t *testing.T) {
 	c := dial(t, addrA+", "+addrB, WithTimeout(time.Minute))
 	ask := func() {
 		t.Helper()
-		if d, err := c.Policy("five").Peek(t.Context(), "a"); err != nil || !d.Allowed || d.FailedOpen {
-			t.Errorf("%+v, %v", d, err)
-		}
+		d, err := c.Policy("five").Peek(t.Context(), "a")
+		expect.True(t, err == nil && d.Allowed && !d.FailedOpen, "%+v, %v", d, err)
 	}
 	wait(t, "both nodes to be asked", func() bool {
 		ask()
@@ -128,9 +122,7 @@ func TestFailover(t *testing.T) {
 	for range 10 {
 		ask()
 	}
-	if n := b.asked.Load() - before; n != 10 {
-		t.Errorf("%d questions of 10 went to the node that lives", n)
-	}
+	expect.Equal(t, b.asked.Load()-before, 10, "questions of 10 went to the node that lives")
 }
 
 // A question whose node dies before it answers is asked again, under the same request id.
@@ -166,14 +158,11 @@ func TestRetryElsewhere(t *testing.T) {
 		mu.Lock()
 		ids = nil
 		mu.Unlock()
-		if d, err := c.Policy("five").Allow(t.Context(), "a"); err != nil || d.FailedOpen {
-			t.Errorf("%+v, %v", d, err)
-		}
+		d, err := c.Policy("five").Allow(t.Context(), "a")
+		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
 		return a.asked.Load() > 0
 	})
-	if len(ids) != 2 || ids[0] != ids[1] || ids[0] == "" {
-		t.Errorf("request ids %q, want the same one twice", ids)
-	}
+	expect.True(t, len(ids) == 2 && ids[0] == ids[1] && ids[0] != "", "request ids %q, want the same one twice", ids)
 }
 
 // A node that hangs costs a question half its time.
@@ -192,9 +181,8 @@ func TestHungNodeAmongOthers(t *testing.T) {
 	c := dial(t, addrA+","+addrB, WithTimeout(4*time.Second))
 	ask := func() {
 		t.Helper()
-		if d, err := c.Policy("five").Peek(t.Context(), "a"); err != nil || d.FailedOpen {
-			t.Errorf("%+v, %v", d, err)
-		}
+		d, err := c.Policy("five").Peek(t.Context(), "a")
+		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
 	}
 	wait(t, "both nodes to be connected", func() bool {
 		ask()
@@ -216,50 +204,36 @@ func TestHungCluster(t *testing.T) {
 	c := dial(t, addr, WithTimeout(200*time.Millisecond), WithOnError(FailClosed))
 	start := time.Now()
 	d, err := c.Policy("five").Allow(t.Context(), "a")
-	if err != nil || d.Allowed || !d.FailedClosed {
-		t.Errorf("%+v, %v", d, err)
-	}
-	if took := time.Since(start); took < 200*time.Millisecond || took > 5*time.Second {
-		t.Errorf("took %v", took)
-	}
+	expect.True(t, err == nil && !d.Allowed && d.FailedClosed, "%+v, %v", d, err)
+	took := time.Since(start)
+	expect.True(t, took >= 200*time.Millisecond && took <= 5*time.Second, "took %v", took)
 }
 
 // Nobody at home: the fail policy answers, Ready says why, and once somebody is, questions reach them.
 func TestNobodyThenSomebody(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, l.Close())
 	c := dial(t, addr, WithBreaker(2, 10*time.Millisecond))
-	if d, err := c.Policy("five").Allow(t.Context(), "a"); err != nil || !d.FailedOpen {
-		t.Errorf("%+v, %v", d, err)
-	}
+	d, err := c.Policy("five").Allow(t.Context(), "a")
+	expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := c.Ready(ctx); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("Ready: %v", err)
-	}
-	if _, err := c.Policy("five").Refund(t.Context(), "a", 1); !errors.Is(err, ErrUnavailable) {
-		t.Errorf("Refund: %v", err)
-	}
+	err = c.Ready(ctx)
+	expect.True(t, errors.Is(err, ErrUnavailable) && strings.Contains(err.Error(), "refused"), "Ready: %v", err)
+	_, err = c.Policy("five").Refund(t.Context(), "a", 1)
+	expect.ErrorIs(t, err, ErrUnavailable, "Refund")
 
 	l, err = net.Listen("tcp", addr)
 	if err != nil {
 		t.Skipf("the port was taken in the meantime: %v", err)
 	}
 	newNode(nil).serve(t, l)
-	if err := c.Ready(t.Context()); err != nil {
-		t.Errorf("Ready: %v", err)
-	}
+	expect.NoError(t, c.Ready(t.Context()), "Ready")
 	wait(t, "the breaker to close", func() bool {
 		d, err := c.Policy("five").Allow(t.Context(), "a")
-		if err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, err)
 		return !d.FailedOpen
 	})
 }
@@ -283,13 +257,9 @@ func TestCloseEndsCalls(t *testing.T) {
 	for range 10 {
 		<-arrived
 	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, c.Close())
 	for range 10 {
-		if err := <-errs; err != ErrClosed {
-			t.Errorf("got %v", err)
-		}
+		expect.Equal(t, <-errs, ErrClosed)
 	}
 }
 
@@ -301,9 +271,8 @@ func TestNotReady(t *testing.T) {
 	c := dial(t, addrA+","+addrB, WithTimeout(time.Minute))
 	ask := func() {
 		t.Helper()
-		if d, err := c.Policy("five").Peek(t.Context(), "a"); err != nil || d.FailedOpen {
-			t.Errorf("%+v, %v", d, err)
-		}
+		d, err := c.Policy("five").Peek(t.Context(), "a")
+		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
 	}
 	wait(t, "both nodes to be asked", func() bool {
 		ask()
@@ -336,24 +305,16 @@ func TestConcurrentUse(t *testing.T) {
 		wg.Go(func() {
 			for range 20 {
 				d, err := five.Allow(t.Context(), "a")
-				if err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, err)
 				admitted.Add(d.Granted)
 				l, _, err := jobs.Acquire(t.Context(), "a")
-				if err != nil {
-					t.Error(err)
-				}
-				if err := l.Release(); err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, err)
+				expect.NoError(t, l.Release())
 			}
 		})
 	}
 	wg.Wait()
-	if n := admitted.Load(); n != 5 {
-		t.Errorf("%d admitted, want 5", n)
-	}
+	expect.Equal(t, admitted.Load(), 5, "admitted")
 }
 
 func TestDialAddress(t *testing.T) {
@@ -363,9 +324,7 @@ func TestDialAddress(t *testing.T) {
 	} {
 		c, err := Dial(t.Context(), address)
 		var e *Error
-		if !errors.As(err, &e) || !errors.Is(err, ErrInvalid) || e.Field != "address" {
-			t.Errorf("%q: %v", address, err)
-		}
+		expect.True(t, errors.As(err, &e) && errors.Is(err, ErrInvalid) && e.Field == "address", "%q: %v", address, err)
 		if c != nil {
 			_ = c.Close()
 		}
@@ -376,15 +335,12 @@ func TestDialAddress(t *testing.T) {
 			t.Errorf("%q: %v", address, err)
 			continue
 		}
-		if err := c.Close(); err != nil {
-			t.Errorf("%q: %v", address, err)
-		}
+		expect.NoError(t, c.Close(), "%q", address)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Dial(ctx, "localhost:1"); err != context.Canceled {
-		t.Errorf("context that has ended: %v", err)
-	}
+	_, err := Dial(ctx, "localhost:1")
+	expect.Equal(t, err, context.Canceled, "context that has ended")
 }
 
 // With TLS asked for, plain text is not spoken.
@@ -393,9 +349,7 @@ func TestTLS(t *testing.T) {
 	c := dial(t, addr, WithTLS(&tls.Config{MinVersion: tls.VersionTLS12}))
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if err := c.Ready(ctx); !errors.Is(err, ErrUnavailable) {
-		t.Errorf("Ready: %v", err)
-	}
+	expect.ErrorIs(t, c.Ready(ctx), ErrUnavailable, "Ready")
 }
 
 // overloadedNode rejects everything for want of room, as a node does before it reads anything.
@@ -424,30 +378,21 @@ func TestOverload(t *testing.T) {
 		t.Errorf("Allow: %+v, %v", d, err)
 	}
 	results, err := c.Check(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}})
-	if err != nil || !results[0].FailedOpen || !results[1].FailedOpen {
-		t.Errorf("Check: %+v, %v", results, err)
-	}
-	if all, err := c.All(t.Context(), []Check{{Policy: "five", Key: "a"}}); err != nil || !all.Decisions[0].FailedOpen {
-		t.Errorf("All: %+v, %v", all, err)
-	}
-	if _, d, err := c.Policy("jobs").Acquire(t.Context(), "a"); err != nil || !d.FailedOpen {
-		t.Errorf("Acquire: %+v, %v", d, err)
-	}
-	if s := c.Stats(); !strings.Contains(s.Reason, "as many as this node has memory for") {
-		t.Errorf("%+v", s)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.True(t, err == nil && results[0].FailedOpen && results[1].FailedOpen, "Check: %+v, %v", results, err)
+	all, err := c.All(t.Context(), []Check{{Policy: "five", Key: "a"}})
+	expect.True(t, err == nil && all.Decisions[0].FailedOpen, "All: %+v, %v", all, err)
+	_, d, err := c.Policy("jobs").Acquire(t.Context(), "a")
+	expect.True(t, err == nil && d.FailedOpen, "Acquire: %+v, %v", d, err)
+	s := c.Stats()
+	expect.True(t, strings.Contains(s.Reason, "as many as this node has memory for"), "%+v", s)
+	must.NoError(t, c.Close())
 
 	other, _ := serve(t, newNode(nil))
 	c = dial(t, addr+","+other, WithTimeout(time.Minute))
 	for i := range 20 {
-		if d, err := c.Policy("five").Peek(t.Context(), "a"); err != nil || d.FailedOpen {
-			t.Errorf("%d: %+v, %v", i, d, err)
-		}
-		if all, err := c.All(t.Context(), []Check{{Policy: "five", Key: fmt.Sprint(i)}}); err != nil || all.Decisions[0].FailedOpen {
-			t.Errorf("%d: %+v, %v", i, all, err)
-		}
+		d, err := c.Policy("five").Peek(t.Context(), "a")
+		expect.True(t, err == nil && !d.FailedOpen, "%d: %+v, %v", i, d, err)
+		all, err := c.All(t.Context(), []Check{{Policy: "five", Key: fmt.Sprint(i)}})
+		expect.True(t, err == nil && !all.Decisions[0].FailedOpen, "%d: %+v, %v", i, all, err)
 	}
 }

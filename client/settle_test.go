@@ -2,12 +2,13 @@ package client
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // settler returns a reservation for ttl of a Client whose commits are answered by f, at an instant since its beginning.
@@ -18,9 +19,7 @@ func settler(t *testing.T, ttl time.Duration, f func(at time.Duration, cost int6
 	s.commit = func(_ context.Context, _ string, cost int64) (int64, error) { return 0, f(time.Since(began), cost) }
 	c := scripted(t, s)
 	r, _, err := c.Policy("p").ReserveN(t.Context(), "a", 3, ttl)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return c, r
 }
 
@@ -31,27 +30,18 @@ func TestSettlesInTheBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var done []time.Duration
 		c, r := settler(t, time.Minute, func(at time.Duration, cost int64) error {
-			if cost != 2 {
-				t.Errorf("a commit of %d", cost)
-			}
+			expect.Equal(t, cost, 2, "a commit of")
 			if at < 10*time.Second {
 				return errDown
 			}
 			done = append(done, at)
 			return nil
 		})
-		if err := r.Commit(2); err != nil {
-			t.Error(err)
-		}
-		if n := c.settling.count(); n != 1 {
-			t.Errorf("%d are being settled", n)
-		}
-		if err := r.Commit(1); err != nil { // the first one counts
-			t.Error(err)
-		}
-		if _, err := r.Extend(t.Context(), 1, 0); !errors.Is(err, ErrNotFound) {
-			t.Errorf("extended while it is settled: %v", err)
-		}
+		expect.NoError(t, r.Commit(2))
+		expect.Equal(t, c.settling.count(), 1, "are being settled")
+		expect.NoError(t, r.Commit(1)) // the first one counts
+		_, err := r.Extend(t.Context(), 1, 0)
+		expect.ErrorIs(t, err, ErrNotFound, "extended while it is settled")
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
 		if len(done) != 1 || done[0] > 12*time.Second || c.settling.count() != 0 || c.settling.unsettled.Load() != 0 {
@@ -68,9 +58,7 @@ func TestSettlesUntilTheTTL(t *testing.T) {
 			last = at
 			return errDown
 		})
-		if err := r.Cancel(); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, r.Cancel())
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if last < 3*time.Second || last > 5*time.Second || c.settling.count() != 0 || c.settling.unsettled.Load() != 1 {
@@ -90,20 +78,16 @@ func TestCloseDrains(t *testing.T) {
 				}
 				return errDown
 			})
-			if err := r.Commit(2); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, r.Commit(2))
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
 			up = answers
 			began := time.Now()
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, c.Close())
 			took := time.Since(began)
-			if given := c.settling.unsettled.Load(); answers && (took > 100*time.Millisecond || given != 0) || took > 2*settleTimeout || !answers && given != 1 {
-				t.Errorf("nodes answer: %v; closed in %v, %d given up", answers, took, given)
-			}
+			given := c.settling.unsettled.Load()
+			expect.True(t, (!answers || took <= 100*time.Millisecond && given == 0) && took <= 2*settleTimeout &&
+				(answers || given == 1), "nodes answer: %v; closed in %v, %d given up", answers, took, given)
 		})
 	}
 }
@@ -113,16 +97,10 @@ func TestSettlingIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, r := settler(t, time.Minute, func(time.Duration, int64) error { return errDown })
 		c.settling.now = maxSettling
-		if err := r.Commit(2); !errors.Is(err, ErrUnavailable) {
-			t.Error(err)
-		}
+		expect.ErrorIs(t, r.Commit(2), ErrUnavailable)
 		c.settling.now, c.settling.bytes = 0, maxSettlingBytes
-		if err := r.Commit(2); !errors.Is(err, ErrUnavailable) {
-			t.Error(err)
-		}
+		expect.ErrorIs(t, r.Commit(2), ErrUnavailable)
 		c.settling.bytes = 0
-		if err := r.Commit(2); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, r.Commit(2))
 	})
 }

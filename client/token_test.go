@@ -4,6 +4,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestTokenNeedsTLS: a token goes to other hosts over TLS only.
@@ -29,9 +31,8 @@ func TestTokenNeedsTLS(t *testing.T) {
 			opts = append(opts, WithTLS(c.tls))
 		}
 		cl, err := Dial(t.Context(), c.address, opts...)
-		if (err == nil) != c.ok || err != nil && !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s with %q: %v", c.address, c.token, err)
-		}
+		expect.True(t, (err == nil) == c.ok && (err == nil || errors.Is(err, ErrInvalid)),
+			"%s with %q: %v", c.address, c.token, err)
 		if err == nil {
 			cl.Close()
 		}

@@ -19,6 +19,8 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -137,9 +139,8 @@ func startNode(t *testing.T, cfg Config) testNode {
 	n := testNode{log: new(testkit.Buffer)}
 	cfg.Logger = slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
-	if n.Cluster, err = Start(cfg); err != nil {
-		t.Fatal(err)
-	}
+	n.Cluster, err = Start(cfg)
+	must.NoError(t, err)
 	answerAt(cfg.PeerPort, n.Cluster)
 	t.Cleanup(func() {
 		n.Close()
@@ -168,9 +169,7 @@ func (n testNode) Close() error {
 // waitFor waits until a condition holds.
 func waitFor(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	if !within(patience, condition) {
-		t.Fatalf("after %v still not: %s", patience, what)
-	}
+	must.True(t, within(patience, condition), "after %v still not: %s", patience, what)
 }
 
 // agree waits until all nodes have the same ring, of these nodes and no others.
@@ -217,9 +216,7 @@ func freePorts(t *testing.T, n int) []int {
 	var ports []int
 	for range n {
 		transport, err := listen(t.Context(), Config{}.withDefaults(), nil, newGossipLog(slog.New(slog.DiscardHandler), func() {}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer transport.Shutdown()
 		ports = append(ports, transport.GetAutoBindPort())
 	}
@@ -231,12 +228,9 @@ func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 func TestOneNode(t *testing.T) {
 	n := startNode(t, config("a"))
 	v := n.View() // at once
-	if len(v.Members) != 1 || v.Owner(0) != v.Self || v.Alone {
-		t.Errorf("view of a node without seeds: %+v", v)
-	}
-	if ready, detail := n.Ready(); !ready || detail != "" {
-		t.Errorf("ready %v, %q", ready, detail)
-	}
+	expect.True(t, len(v.Members) == 1 && v.Owner(0) == v.Self && !v.Alone, "view of a node without seeds: %+v", v)
+	ready, detail := n.Ready()
+	expect.True(t, ready && detail == "", "ready %v, %q", ready, detail)
 	noFatal(t, n)
 }
 
@@ -250,22 +244,19 @@ func TestThreeNodes(t *testing.T) {
 	}
 	v := b.View()
 	for p := range ring.Partitions {
-		if a.View().Owner(p).Name != v.Owner(p).Name {
-			t.Fatalf("partition %d has two owners", p)
-		}
+		must.Equal(t, a.View().Owner(p).Name, v.Owner(p).Name, "partition %d has two owners", p)
 	}
-	if m := a.View().Member("b"); *m != *v.Self || m.PeerAddr != local(b.cfg.PeerPort) || m.HTTPAddr != "127.0.0.1:2" || m.GRPCAddr != "127.0.0.1:3" {
-		t.Errorf("a knows b as %+v, b itself as %+v", m, v.Self)
-	}
+	m := a.View().Member("b")
+	expect.True(t, *m == *v.Self && m.PeerAddr == local(b.cfg.PeerPort) && m.HTTPAddr == "127.0.0.1:2" &&
+		m.GRPCAddr == "127.0.0.1:3", "a knows b as %+v, b itself as %+v", m, v.Self)
 
 	b.SetPolicyHash(4711)
 	<-v.Replaced()
 	for _, n := range []testNode{a, b, c} {
 		waitFor(t, "the policies' hash is known", func() bool { return n.View().Member("b").PolicyHash == 4711 })
 	}
-	if b.View().Ring != v.Ring || b.View().Version <= v.Version {
-		t.Error("news without a change of the ring changed the ring, or not the version")
-	}
+	expect.True(t, b.View().Ring == v.Ring && b.View().Version > v.Version,
+		"news without a change of the ring changed the ring, or not the version")
 	noFatal(t, a, b, c)
 }
 
@@ -304,35 +295,21 @@ func TestLeave(t *testing.T) {
 	b := startNode(t, config("b", a.gossip()))
 	c := startNode(t, config("c", a.gossip()))
 	agree(t, a, b, c)
-	if err := b.Leave(t.Context()); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, b.Leave(t.Context()))
 	if v := b.View(); v.Self.State != Leaving || v.Owner(0) == v.Self {
 		t.Errorf("after Leave: %v, owner of partition 0 %v", v.Self.State, v.Owner(0))
 	}
 	agree(t, a, c)
-	if ready, detail := b.Ready(); ready || detail != "leaving" {
-		t.Errorf("a leaving node is ready: %v, %q", ready, detail)
-	}
-	if m := a.View().Member("b"); m == nil || m.State != Leaving {
-		t.Errorf("a leaving node is no member any more: %+v", m)
-	}
-	if err := b.Leave(t.Context()); err != nil {
-		t.Errorf("leaving again: %v", err)
-	}
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
+	ready, detail := b.Ready()
+	expect.True(t, !ready && detail == "leaving", "a leaving node is ready: %v, %q", ready, detail)
+	m := a.View().Member("b")
+	expect.True(t, m != nil && m.State == Leaving, "a leaving node is no member any more: %+v", m)
+	expect.NoError(t, b.Leave(t.Context()), "leaving again")
+	expect.NoError(t, b.Close())
 	waitFor(t, "b is gone", func() bool { return a.View().Member("b") == nil && c.View().Member("b") == nil })
-	if err := b.Close(); err != nil {
-		t.Errorf("closing again: %v", err)
-	}
-	if err := b.Leave(t.Context()); !errors.Is(err, errClosed) {
-		t.Errorf("leaving after Close: %v", err)
-	}
-	if strings.Contains(a.log.String(), "member lost") {
-		t.Error("a took b, which had left, for dead")
-	}
+	expect.NoError(t, b.Close(), "closing again")
+	expect.ErrorIs(t, b.Leave(t.Context()), errClosed, "leaving after Close")
+	expect.True(t, !strings.Contains(a.log.String(), "member lost"), "a took b, which had left, for dead")
 }
 
 // Names of one length and leaves at one time are what the library's queue mixes up: see leaveAttempt.
@@ -346,9 +323,7 @@ func TestLeaveTogether(t *testing.T) {
 	var leaving sync.WaitGroup
 	for _, n := range nodes[1:] {
 		leaving.Go(func() {
-			if err := n.Leave(t.Context()); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, n.Leave(t.Context()))
 		})
 	}
 	leaving.Wait()
@@ -368,9 +343,8 @@ func TestLeaveIsBounded(t *testing.T) {
 	agree(t, a, b)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := b.Leave(ctx); err != nil && !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	err := b.Leave(ctx)
+	expect.True(t, err == nil || errors.Is(err, context.Canceled), "%v", err)
 	waitFor(t, "b leaves all the same", func() bool { return a.View().Member("b").State == Leaving })
 }
 
@@ -386,9 +360,8 @@ func TestCrash(t *testing.T) {
 	b.crash()
 	agree(t, a, c)
 	t.Logf("seen after %v", time.Since(start))
-	if d := time.Since(start); d > 8*time.Second {
-		t.Errorf("seen after %v only", d)
-	}
+	d := time.Since(start)
+	expect.True(t, d <= 8*time.Second, "seen after %v only", d)
 }
 
 // A member whose gossip nobody hears stays one while it answers on its peer port, and is heard again; it is gone when it hangs there.
@@ -457,9 +430,8 @@ func TestRestartInPlace(t *testing.T) {
 	cfg.GossipPort = int(port)
 	again := startNode(t, cfg)
 	waitFor(t, "b is active again", func() bool { return again.View().Self.State == Active })
-	if boot := again.View().Self.Boot; boot == old {
-		t.Error("the boot is that of before")
-	}
+	boot := again.View().Self.Boot
+	expect.True(t, boot != old, "the boot is that of before")
 	if again.View().Owner(0) == nil || again.View().Member("b") != again.View().Self {
 		t.Errorf("the process that counts for b is %+v, not itself", again.View().Member("b"))
 	}
@@ -512,9 +484,7 @@ func TestNameInUse(t *testing.T) {
 		ready, detail := thief.Ready()
 		return !ready && strings.Contains(detail, want)
 	})
-	if got := thief.waitFatal(t); got != want {
-		t.Errorf("fatal error %q, want %q", got, want)
-	}
+	expect.Equal(t, thief.waitFatal(t), want, "fatal error")
 	if v := thief.View(); v.Self.State != Joining || v.Owner(0) == v.Self {
 		t.Errorf("the newcomer is %v", v.Self.State)
 	}
@@ -556,13 +526,11 @@ func TestOtherVoters(t *testing.T) {
 	for _, voters := range [][]string{nil, {"a", "b", "d"}} {
 		cfg := config("d", a.gossip(), b.gossip())
 		cfg.Voters = voters
-		if got := startNode(t, cfg).waitFatal(t); !strings.Contains(got, "another list of voters") {
-			t.Errorf("with voters %v: %q", voters, got)
-		}
+		got := startNode(t, cfg).waitFatal(t)
+		expect.True(t, strings.Contains(got, "another list of voters"), "with voters %v: %q", voters, got)
 	}
-	if v := a.View(); v.Member("d") != nil {
-		t.Error("one with other voters is a member")
-	}
+	v := a.View()
+	expect.Equal(t, v.Member("d"), nil, "one with other voters is a member")
 }
 
 func TestOtherSettings(t *testing.T) {
@@ -574,21 +542,16 @@ func TestOtherSettings(t *testing.T) {
 	stranger := startNode(t, cfg)
 	got := stranger.waitFatal(t)
 	for _, want := range []string{"another cluster secret", fmt.Sprintf("%016x", cfg.SettingsFingerprint)} {
-		if !strings.Contains(got, want) {
-			t.Errorf("fatal error %q, want one with %q", got, want)
-		}
+		expect.True(t, strings.Contains(got, want), "fatal error %q, want one with %q", got, want)
 	}
-	if v := stranger.View(); v.Self.State != Joining || len(v.Members) != 1 {
-		t.Errorf("the stranger has view %+v", v)
-	}
+	v := stranger.View()
+	expect.True(t, v.Self.State == Joining && len(v.Members) == 1, "the stranger has view %+v", v)
 	waitFor(t, "a logs the rejection", func() bool { return strings.Contains(a.log.String(), `msg="node rejected"`) })
 	waitFor(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
-	if n := strings.Count(a.log.String(), "level=ERROR"); n != 1 {
-		t.Errorf("the rejection is logged %d times", n)
-	}
-	if v := a.View(); v.Member("c") != nil {
-		t.Error("the stranger is a member")
-	}
+	n := strings.Count(a.log.String(), "level=ERROR")
+	expect.True(t, n == 1, "the rejection is logged %d times", n)
+	v = a.View()
+	expect.Equal(t, v.Member("c"), nil, "the stranger is a member")
 	agree(t, a, b)
 	noFatal(t, a, b)
 }
@@ -605,9 +568,8 @@ func TestKeys(t *testing.T) {
 	for _, n := range []testNode{wrong, none} {
 		n.staysOut(t, "gossip-key-file", a.gossip())
 	}
-	if n := len(a.View().Members); n != 2 {
-		t.Errorf("a has %d members", n)
-	}
+	n := len(a.View().Members)
+	expect.True(t, n == 2, "a has %d members", n)
 	noFatal(t, a, b)
 
 	plain := startNode(t, config("e"))
@@ -615,12 +577,8 @@ func TestKeys(t *testing.T) {
 	keyed.staysOut(t, "gossip-key-file", plain.gossip())
 	noFatal(t, plain)
 	// Its key can be corrected while it runs; whoever it finds then takes it in.
-	if err := wrong.AddKey(key(1)); err != nil {
-		t.Fatal(err)
-	}
-	if err := wrong.UseKey(KeyID(key(1))); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, wrong.AddKey(key(1)))
+	must.NoError(t, wrong.UseKey(KeyID(key(1))))
 	agree(t, a, b, wrong)
 }
 
@@ -742,13 +700,11 @@ func TestSeedIsSelf(t *testing.T) {
 	cfg.GossipPort = freePorts(t, 1)[0]
 	cfg.Join = []string{local(cfg.GossipPort), fmt.Sprintf("localhost:%d", cfg.GossipPort)}
 	n := startNode(t, cfg)
-	if ready, detail := n.Ready(); ready || !strings.Contains(detail, "no seed has answered") {
-		t.Errorf("at once: ready %v, %q", ready, detail)
-	}
+	ready, detail := n.Ready()
+	expect.True(t, !ready && strings.Contains(detail, "no seed has answered"), "at once: ready %v, %q", ready, detail)
 	agree(t, n)
-	if ready, detail := n.Ready(); !ready || !strings.Contains(detail, "alone") {
-		t.Errorf("after the time-out: ready %v, %q", ready, detail)
-	}
+	ready, detail = n.Ready()
+	expect.True(t, ready && strings.Contains(detail, "alone"), "after the time-out: ready %v, %q", ready, detail)
 	noFatal(t, n)
 }
 
@@ -759,18 +715,16 @@ func TestSilentSeeds(t *testing.T) {
 	cfg := config("b", local(port), "no-such-host.invalid:7946")
 	b := startNode(t, cfg)
 	agree(t, b)
-	if ready, detail := b.Ready(); !ready || !strings.Contains(detail, "alone") {
-		t.Errorf("ready %v, %q", ready, detail)
-	}
+	ready, detail := b.Ready()
+	expect.True(t, ready && strings.Contains(detail, "alone"), "ready %v, %q", ready, detail)
 	cfg = config("a")
 	cfg.GossipPort = port
 	a := startNode(t, cfg)
 	agree(t, a, b)
 	waitFor(t, "all is well", func() bool { ready, detail := b.Ready(); return ready && detail == "" })
 	waitFor(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed reached") })
-	if n := strings.Count(b.log.String(), "does not resolve"); n != 1 {
-		t.Errorf("the name that does not resolve is logged %d times", n)
-	}
+	n := strings.Count(b.log.String(), "does not resolve")
+	expect.True(t, n == 1, "the name that does not resolve is logged %d times", n)
 	noFatal(t, a, b)
 }
 
@@ -798,17 +752,12 @@ func TestForeignGossip(t *testing.T) {
 	conf.EnableCompression = false // nodes do not compress, and turn away who does
 	conf.Logger = newGossipLog(slog.New(slog.DiscardHandler), func() {}).standard()
 	foreign, err := memberlist.Create(conf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer foreign.Shutdown()
-	if _, err := foreign.Join([]string{a.gossip()}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = foreign.Join([]string{a.gossip()})
+	must.NoError(t, err)
 	waitFor(t, "the rejection is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
-	if n := len(a.View().Members); n != 1 {
-		t.Errorf("%d members", n)
-	}
+	expect.Equal(t, len(a.View().Members), 1, "members")
 	noFatal(t, a)
 }
 
@@ -835,9 +784,7 @@ func TestStartErrors(t *testing.T) {
 				t.Fatal("no error")
 			}
 			for _, want := range test.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error %q, want one with %q", err, want)
-				}
+				expect.True(t, strings.Contains(err.Error(), want), "error %q, want one with %q", err, want)
 			}
 		})
 	}
@@ -848,9 +795,8 @@ func TestAdvertise(t *testing.T) {
 	cfg.Bind = "0.0.0.0"
 	cfg.Advertise = "localhost"
 	a := startNode(t, cfg)
-	if host := a.View().Self.Host; host != "127.0.0.1" && host != "::1" {
-		t.Errorf("advertised %s", host)
-	}
+	host := a.View().Self.Host
+	expect.True(t, host == "127.0.0.1" || host == "::1", "advertised %s", host)
 	b := startNode(t, config("b", a.gossip()))
 	agree(t, a, b)
 }

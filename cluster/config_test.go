@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestValidate(t *testing.T) {
@@ -77,17 +79,13 @@ func TestParseKeys(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			keys, err := ParseKeys("keys", []byte(test.text))
 			if test.want == "" {
-				if err != nil || len(keys) == 0 || len(keys[0]) != 32 {
-					t.Errorf("keys %x, %v", keys, err)
-				}
+				expect.True(t, err == nil && len(keys) != 0 && len(keys[0]) == 32, "keys %x, %v", keys, err)
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "keys") {
-				t.Errorf("error %v, want one with the file and %q", err, test.want)
-			}
-			if err != nil && strings.Contains(err.Error(), "secret") {
-				t.Errorf("the error shows what the file holds: %v", err)
-			}
+			expect.True(t, err != nil && strings.Contains(err.Error(), test.want) &&
+				strings.HasPrefix(err.Error(), "keys"), "error %v, want one with the file and %q", err, test.want)
+			expect.True(t, err == nil || !strings.Contains(err.Error(), "secret"),
+				"the error shows what the file holds: %v", err)
 		})
 	}
 }

@@ -3,6 +3,8 @@ package cluster
 import (
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // FuzzParseKeys: whatever a file of gossip keys holds, its keys are of the sizes of AES, or there is an error
@@ -17,23 +19,17 @@ func FuzzParseKeys(f *testing.F) {
 	f.Fuzz(func(t *testing.T, file string) {
 		keys, err := ParseKeys("keys.txt", []byte(file))
 		if err != nil {
-			if !strings.HasPrefix(err.Error(), "keys.txt") {
-				t.Errorf("the file is not named: %v", err)
-			}
+			expect.True(t, strings.HasPrefix(err.Error(), "keys.txt"), "the file is not named: %v", err)
 			for line := range strings.Lines(file) {
-				if line = strings.TrimSpace(line); len(line) >= 16 && strings.Contains(err.Error(), line) {
-					t.Errorf("a line is repeated: %v", err)
-				}
+				line = strings.TrimSpace(line)
+				expect.True(t, len(line) < 16 || !strings.Contains(err.Error(), line), "a line is repeated: %v", err)
 			}
 			return
 		}
 		for _, k := range keys {
-			if n := len(k); n != 16 && n != 24 && n != 32 {
-				t.Errorf("a key of %d bytes", n)
-			}
+			n := len(k)
+			expect.True(t, n == 16 || n == 24 || n == 32, "a key of %d bytes", n)
 		}
-		if len(keys) == 0 {
-			t.Error("no key and no error")
-		}
+		expect.True(t, len(keys) != 0, "no key and no error")
 	})
 }

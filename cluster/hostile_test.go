@@ -21,6 +21,8 @@ import (
 	"github.com/hashicorp/go-msgpack/v2/codec"
 	"github.com/hashicorp/memberlist"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // message packs what the gossip library calls one.
@@ -79,14 +81,11 @@ func invented(name string, boot uint64, addr string) node {
 func (n testNode) sender(t *testing.T, key []byte) func([]byte) {
 	t.Helper()
 	c, err := net.Dial("udp", n.gossip())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return func(b []byte) {
-		if _, err := c.Write(seal(key, b, nil, sealVersion)); err != nil {
-			t.Error(err)
-		}
+		_, err := c.Write(seal(key, b, nil, sealVersion))
+		expect.NoError(t, err)
 	}
 }
 
@@ -128,21 +127,17 @@ func TestInventedMembers(t *testing.T) {
 				return refused.Load() >= many
 			})
 			agree(t, a, b, c)
-			if n := len(a.View().Members); n != 3 {
-				t.Errorf("a has %d members", n)
-			}
-			if n := a.list.NumMembers(); n != 3 {
-				t.Errorf("the library lists %d", n) // it would look for each of them, and for the others less often
-			}
+			n := len(a.View().Members)
+			expect.True(t, n == 3, "a has %d members", n)
+			expect.Equal(t, a.list.NumMembers(), 3,
+				"the library lists") // it would look for each of them, and for the others less often
 			lines := 0
 			for line := range strings.Lines(a.log.String()) {
 				if !strings.Contains(line, "level=DEBUG") && strings.Contains(line, `msg="process `) {
 					lines++
 				}
 			}
-			if lines == 0 || lines > 2*strangerLines {
-				t.Errorf("%d lines about them", lines)
-			}
+			expect.True(t, lines != 0 && lines <= 2*strangerLines, "%d lines about them", lines)
 			// Members come and go as ever.
 			d := startNode(t, with(config("d", a.gossip())))
 			agree(t, a, b, c, d)
@@ -258,23 +253,18 @@ func TestSealedNonsense(t *testing.T) {
 	a := startNode(t, cfg)
 	send := a.sender(t, key)
 	udp, err := net.Dial("udp", a.gossip())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer udp.Close()
 	send(nil)
 	for _, text := range [][]byte{nil, {0}, {255}, bytes.Repeat([]byte{255}, 16)} {
 		for _, version := range []byte{0, 1} {
 			udp.Write(seal(key, text, nil, version))
 			c, err := net.Dial("tcp", a.gossip())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			c.Write(sealStream(key, text, version))
 			c.SetReadDeadline(time.Now().Add(patience))
-			if _, err := c.Read(make([]byte, 1)); err == nil {
-				t.Errorf("version %d, %x: it is answered", version, text)
-			}
+			_, err = c.Read(make([]byte, 1))
+			expect.True(t, err != nil, "version %d, %x: it is answered", version, text)
 			c.Close()
 		}
 	}
@@ -327,9 +317,7 @@ func TestHostileConnections(t *testing.T) {
 			close(stop)
 			attack.Wait()
 			t.Logf("%d connections sent %d MiB; the heap grew by %d MiB at most", opened.Load(), sent.Load()>>20, most.Load()>>20)
-			if most.Load() > 64<<20 {
-				t.Errorf("the heap grew by %d MiB", most.Load()>>20)
-			}
+			expect.True(t, most.Load() <= 64<<20, "the heap grew by %d MiB", most.Load()>>20)
 			noFatal(t, a, b, c)
 			waitFor(t, "their places are free again", func() bool {
 				tr := a.transportOf()
@@ -388,9 +376,7 @@ func (n testNode) transportOf() *transport { return n.bounds }
 func TestPlaces(t *testing.T) {
 	t.Parallel()
 	tr, err := listen(t.Context(), Config{}.withDefaults(), nil, newGossipLog(slog.New(slog.DiscardHandler), func() {}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer tr.Shutdown()
 	var taken []net.Conn
 	enter := func(ip string) bool {
@@ -401,9 +387,7 @@ func TestPlaces(t *testing.T) {
 	known := func(ip netip.Addr) bool { return ip == netip.MustParseAddr("10.0.0.1") }
 	tr.known.Store(&known)
 	for i := range 2 * maxStrangersOf {
-		if got := enter("10.9.0.1"); got != (i < maxStrangersOf) {
-			t.Errorf("connection %d of one stranger: %v", i, got)
-		}
+		expect.Equal(t, enter("10.9.0.1"), i < maxStrangersOf, "connection %d of one stranger", i)
 	}
 	n := 0
 	for i := range 100 {
@@ -411,13 +395,9 @@ func TestPlaces(t *testing.T) {
 			n++
 		}
 	}
-	if n != maxStrangers-maxStrangersOf {
-		t.Errorf("%d more strangers", n)
-	}
+	expect.Equal(t, n, maxStrangers-maxStrangersOf, "more strangers")
 	for i := range maxStreamsOfOne + 1 {
-		if got := enter("10.0.0.1"); got != (i < maxStreamsOfOne) {
-			t.Errorf("connection %d of a member: %v", i, got)
-		}
+		expect.Equal(t, enter("10.0.0.1"), i < maxStreamsOfOne, "connection %d of a member", i)
 	}
 	for _, c := range taken {
 		c.Close()
@@ -440,9 +420,7 @@ func (c fromAddr) RemoteAddr() net.Addr { return c.from }
 func TestScreenPackets(t *testing.T) {
 	key := bytes.Repeat([]byte{7}, 32)
 	ring, err := memberlist.NewKeyring(nil, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	alive := aliveMessage(invented("x", 1, "127.0.0.1:1"), 1)
 	compound := func(parts ...[]byte) []byte {
 		b := []byte{typeCompound, byte(len(parts))}
@@ -469,23 +447,16 @@ func TestScreenPackets(t *testing.T) {
 		{"labelled", []byte{244, 1, 'x', 0}, Malformed},
 		{"too long", append(bytes.Clone(alive), make([]byte, maxPacket)...), Malformed},
 	} {
-		if got := (screen{members: 4}).packet(test.b); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
-		}
+		expect.Equal(t, (screen{members: 4}).packet(test.b), test.want, "%s", test.name)
 		want := test.want
 		if len(test.b) == 0 {
 			want = OtherKey // there is nothing to be sealed
 		}
-		if got := (screen{ring, 4}).packet(seal(key, test.b, nil, sealVersion)); got != want {
-			t.Errorf("%s, sealed: %q, want %q", test.name, got, want)
-		}
-		if got := (screen{ring, 4}).packet(seal(key, test.b, nil, 0)); got == "" {
-			t.Errorf("%s, sealed with padding: let in", test.name)
-		}
+		expect.Equal(t, (screen{ring, 4}).packet(seal(key, test.b, nil, sealVersion)), want, "%s, sealed", test.name)
+		got := (screen{ring, 4}).packet(seal(key, test.b, nil, 0))
+		expect.True(t, got != "", "%s, sealed with padding: let in", test.name)
 	}
-	if got := (screen{ring, 4}).packet(alive); got != OtherKey {
-		t.Errorf("plain text: %q", got)
-	}
+	expect.Equal(t, (screen{ring, 4}).packet(alive), OtherKey, "plain text")
 }
 
 func FuzzScreenPacket(f *testing.F) {
@@ -495,18 +466,13 @@ func FuzzScreenPacket(f *testing.F) {
 	f.Add([]byte{typeChecksummed, 0, 0, 0, 0, 0})
 	key := bytes.Repeat([]byte{7}, 32)
 	ring, err := memberlist.NewKeyring(nil, key)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.NoError(f, err)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		plain := (screen{members: 4}).packet(b)
 		sealed := (screen{ring, 4}).packet(seal(key, b, nil, sealVersion))
-		if (plain == "") != (sealed == "") && len(b) <= maxPacket-minSealed {
-			t.Errorf("%x: plain %q, sealed %q", b, plain, sealed)
-		}
-		if (screen{ring, 4}).packet(b) == "" {
-			t.Errorf("%x passes for sealed", b)
-		}
+		expect.True(t, (plain == "") == (sealed == "") || len(b) > maxPacket-minSealed,
+			"%x: plain %q, sealed %q", b, plain, sealed)
+		expect.True(t, (screen{ring, 4}).packet(b) != "", "%x passes for sealed", b)
 	})
 }
 
@@ -521,9 +487,7 @@ func FuzzScreenStream(f *testing.F) {
 	f.Add([]byte{typeEncrypted, 0, 0, 1, 0, 1})
 	key := bytes.Repeat([]byte{7}, 32)
 	ring, err := memberlist.NewKeyring(nil, key)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.NoError(f, err)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, s := range []struct {
 			screen
@@ -534,9 +498,8 @@ func FuzzScreenStream(f *testing.F) {
 				continue
 			}
 			got, err := io.ReadAll(rest)
-			if reason != "" || err != nil || len(got) > maxList(4) || !bytes.HasPrefix(s.sent, got) {
-				t.Errorf("%x: reason %q, %v, %d bytes that were not sent", b, reason, err, len(got))
-			}
+			expect.True(t, reason == "" && err == nil && len(got) <= maxList(4) && bytes.HasPrefix(s.sent, got),
+				"%x: reason %q, %v, %d bytes that were not sent", b, reason, err, len(got))
 		}
 	})
 }
@@ -560,11 +523,8 @@ func FuzzAlive(f *testing.F) {
 		for _, do := range c.take() {
 			do()
 		}
-		if err := c.roster.advance(); err != nil {
-			t.Errorf("%q, %x: %v", name, meta, err)
-		}
-		if err == nil && name != c.self.identity.String() || len(c.roster.others) > 0 || len(c.prober.v.candidates) > 4*c.cfg.MaxMembers {
-			t.Errorf("%q is taken in: %v", name, err)
-		}
+		expect.NoError(t, c.roster.advance(), "%q, %x", name, meta)
+		expect.True(t, (err != nil || name == c.self.identity.String()) && len(c.roster.others) == 0 &&
+			len(c.prober.v.candidates) <= 4*c.cfg.MaxMembers, "%q is taken in: %v", name, err)
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestGossipLog(t *testing.T) {
@@ -24,17 +26,12 @@ func TestGossipLog(t *testing.T) {
 	} {
 		out.Reset()
 		l.Print(test.line)
-		if !strings.Contains(out.String(), test.want) {
-			t.Errorf("%s\nis logged as %swant %s", test.line, out.String(), test.want)
-		}
+		expect.True(t, strings.Contains(out.String(), test.want),
+			"%s\nis logged as %swant %s", test.line, out.String(), test.want)
 	}
-	if unreadable != 1 {
-		t.Errorf("%d lines are about what cannot be decrypted, want 1", unreadable)
-	}
+	expect.Equal(t, unreadable, 1, "lines are about what cannot be decrypted")
 	g.forget()
 	out.Reset()
 	l.Print("[WARN] memberlist: Refuting a suspect message (from: c/1)")
-	if !strings.Contains(out.String(), "level=WARN") {
-		t.Errorf("after a while: %s", out.String())
-	}
+	expect.True(t, strings.Contains(out.String(), "level=WARN"), "after a while: %s", out.String())
 }

@@ -4,26 +4,22 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestMetadata(t *testing.T) {
 	m := metadata{protocol: protocol, state: Leaving, generation: 0x01020304, settings: 0x1122334455667788,
 		policy: 0xaabbccdd, peer: 7947, http: 8080, grpc: 65535, voters: 0x0badcafe, envoy: 0x0ddba11}
 	b := m.encode()
-	if len(b) > 64 {
-		t.Errorf("metadata take %d bytes, more than 64", len(b))
-	}
+	expect.True(t, len(b) <= 64, "metadata take %d bytes, more than 64", len(b))
 	got, err := decodeMetadata(b)
-	if err != nil || got != m {
-		t.Errorf("decoded %+v, %v, want %+v", got, err, m)
-	}
-	if got, err := decodeMetadata(append(b, 1, 2, 3)); err != nil || got != m {
-		t.Errorf("with fields of a later build: %+v, %v", got, err)
-	}
+	expect.True(t, err == nil && got == m, "decoded %+v, %v, want %+v", got, err, m)
+	got, err = decodeMetadata(append(b, 1, 2, 3))
+	expect.True(t, err == nil && got == m, "with fields of a later build: %+v, %v", got, err)
 	for n := range len(b) {
-		if _, err := decodeMetadata(b[:n]); err == nil {
-			t.Errorf("%d bytes are accepted", n)
-		}
+		_, err := decodeMetadata(b[:n])
+		expect.True(t, err != nil, "%d bytes are accepted", n)
 	}
 	later := bytes.Clone(b)
 	later[2]++
@@ -33,23 +29,19 @@ func TestMetadata(t *testing.T) {
 	for i, bad := range map[int]byte{0: 'X', 3: 0} {
 		b := bytes.Clone(b)
 		b[i] = bad
-		if _, err := decodeMetadata(b); err == nil {
-			t.Errorf("accepted with byte %d = %d", i, bad)
-		}
+		_, err := decodeMetadata(b)
+		expect.True(t, err != nil, "accepted with byte %d = %d", i, bad)
 	}
 }
 
 func TestIdentity(t *testing.T) {
 	id := identity{"weir-0.weir_x", 0xfedcba9876543210}
 	got, err := parseIdentity(id.String())
-	if err != nil || got != id {
-		t.Errorf("parsed %+v, %v, want %+v", got, err, id)
-	}
+	expect.True(t, err == nil && got == id, "parsed %+v, %v, want %+v", got, err, id)
 	for _, bad := range []string{"", "/", "a", "a/", "a/1", "/0000000000000001", "a b/0000000000000001", "a/000000000000000g",
 		"a/+000000000000001", "a/b/0000000000000001", "a/00000000000000011", strings.Repeat("a", 64) + "/0000000000000001"} {
-		if id, err := parseIdentity(bad); err == nil {
-			t.Errorf("%q is accepted as %+v", bad, id)
-		}
+		id, err := parseIdentity(bad)
+		expect.True(t, err != nil, "%q is accepted as %+v", bad, id)
 	}
 }
 
@@ -63,9 +55,8 @@ func FuzzDecodeMetadata(f *testing.F) {
 		if err != nil || m.protocol != protocol {
 			return
 		}
-		if got := m.encode(); !bytes.Equal(got, b[:len(got)]) {
-			t.Errorf("%x decodes to %+v, which encodes to %x", b, m, got)
-		}
+		got := m.encode()
+		expect.True(t, bytes.Equal(got, b[:len(got)]), "%x decodes to %+v, which encodes to %x", b, m, got)
 	})
 }
 
@@ -75,20 +66,15 @@ func FuzzParseIdentity(f *testing.F) {
 	f.Add("/")
 	f.Fuzz(func(t *testing.T, s string) {
 		id, err := parseIdentity(s)
-		if err == nil && !strings.EqualFold(id.String(), s) {
-			t.Errorf("%q parses to %+v", s, id)
-		}
+		expect.True(t, err != nil || strings.EqualFold(id.String(), s), "%q parses to %+v", s, id)
 	})
 }
 
 func TestVotersFingerprint(t *testing.T) {
 	three := votersFingerprint([]string{"a", "b", "c"})
-	if votersFingerprint([]string{"c", "a", "b"}) != three || votersFingerprint(nil) != 0 {
-		t.Error("the order counts, or no list is not 0")
-	}
+	expect.True(t, votersFingerprint([]string{"c", "a", "b"}) == three && votersFingerprint(nil) == 0,
+		"the order counts, or no list is not 0")
 	for _, other := range [][]string{nil, {"a", "b", "d"}, {"a"}, {"ab", "c"}, {"a", "bc"}, {"a", "b", "c", "d", "e"}} {
-		if votersFingerprint(other) == three {
-			t.Errorf("%v is taken for a, b and c", other)
-		}
+		expect.True(t, votersFingerprint(other) != three, "%v is taken for a, b and c", other)
 	}
 }

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // process makes a node named name on host 10.0.0.host.
@@ -35,9 +38,7 @@ func summary(v *View) string {
 
 func TestRosterWithoutSeeds(t *testing.T) {
 	r := newRoster(process("a", 1, 1, Joining, 0), nil)
-	if err := r.advance(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, r.advance())
 	v := r.view(nil)
 	if got := summary(v); got != "a.1* active" || v.Alone || v.Detail != "" {
 		t.Errorf("a node without seeds: %s, alone %v, %q", got, v.Alone, v.Detail)
@@ -49,13 +50,11 @@ func TestRefusedAmongOthers(t *testing.T) {
 	r := newRoster(process("a", 10, 1, Joining, 0), []string{"seed:1"})
 	b := process("b", 20, 2, Active, 0)
 	r.up(b)
-	if err := r.refused(Active, errors.New("no"), true); err != nil || r.refusal != nil {
-		t.Errorf("refused although another member is there: %v, %v", err, r.refusal)
-	}
+	err := r.refused(Active, errors.New("no"), true)
+	expect.True(t, err == nil && r.refusal == nil, "refused although another member is there: %v, %v", err, r.refusal)
 	r.down(b.identity)
-	if err := r.refused(Active, errors.New("no"), true); err == nil {
-		t.Error("not refused when nobody else is there")
-	}
+	err = r.refused(Active, errors.New("no"), true)
+	expect.True(t, err != nil, "not refused when nobody else is there")
 }
 
 // What becomes of a node that is joining, step by step.
@@ -157,21 +156,15 @@ func TestRosterSteps(t *testing.T) {
 				}
 			}
 			if test.fatal != "" {
-				if err == nil || !strings.Contains(err.Error(), test.fatal) {
-					t.Fatalf("fatal error %v, want one with %q", err, test.fatal)
-				}
+				must.True(t, err != nil && strings.Contains(err.Error(), test.fatal),
+					"fatal error %v, want one with %q", err, test.fatal)
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			v := r.view(nil)
-			if got := summary(v); got != test.want {
-				t.Errorf("%s, want %s", got, test.want)
-			}
-			if !strings.Contains(v.Detail, test.detail) || test.detail == "" && v.Detail != "" {
-				t.Errorf("detail %q, want %q", v.Detail, test.detail)
-			}
+			expect.Equal(t, summary(v), test.want)
+			expect.True(t, strings.Contains(v.Detail, test.detail) && (test.detail != "" || v.Detail == ""),
+				"detail %q, want %q", v.Detail, test.detail)
 		})
 	}
 }
@@ -184,31 +177,20 @@ func TestRosterRestartInPlace(t *testing.T) {
 	watcher.up(old)
 
 	watcher.up(fresh.self) // its first message: it has not heard of its predecessor
-	if got := summary(watcher.view(nil)); got != "a.1* b.50* active" {
-		t.Errorf("before the newcomer knows of its predecessor: %s", got)
-	}
+	expect.Equal(t, summary(watcher.view(nil)), "a.1* b.50* active", "before the newcomer knows of its predecessor")
 	fresh.up(watcher.self)
 	fresh.up(old)
-	if fresh.self.generation != 4 {
-		t.Fatalf("generation %d, want 4", fresh.self.generation)
-	}
+	must.Equal(t, fresh.self.generation, 4, "generation")
 	watcher.up(fresh.self)
-	if got := summary(watcher.view(nil)); got != "a.1* b.40 active" {
-		t.Errorf("when it knows: %s", got)
-	}
+	expect.Equal(t, summary(watcher.view(nil)), "a.1* b.40 active", "when it knows")
 	fresh.tried, fresh.quiet = true, true
-	if err := fresh.advance(); err != nil || fresh.self.state != Active {
-		t.Fatalf("the newcomer is %v, %v", fresh.self.state, err)
-	}
+	err := fresh.advance()
+	must.True(t, err == nil && fresh.self.state == Active, "the newcomer is %v, %v", fresh.self.state, err)
 	watcher.up(fresh.self)
 	watcher.up(old) // late news
-	if got := summary(watcher.view(nil)); got != "a.1* b.40* active" {
-		t.Errorf("when it is active: %s", got)
-	}
+	expect.Equal(t, summary(watcher.view(nil)), "a.1* b.40* active", "when it is active")
 	watcher.down(old.identity)
-	if got := summary(watcher.view(nil)); got != "a.1* b.40* active" {
-		t.Errorf("when gossip takes the predecessor for dead too: %s", got)
-	}
+	expect.Equal(t, summary(watcher.view(nil)), "a.1* b.40* active", "when gossip takes the predecessor for dead too")
 }
 
 // What gossip says of processes of our name, whether they are there or not, cannot turn the generation over.
@@ -216,9 +198,8 @@ func TestRosterGeneration(t *testing.T) {
 	r := newRoster(process("a", 10, 1, Joining, 0), []string{"seed:7946"})
 	for _, step := range []struct{ said, want uint32 }{{0, 1}, {7, 8}, {3, 8}, {math.MaxUint32 - 1, math.MaxUint32}, {math.MaxUint32, math.MaxUint32}} {
 		r.learn(process("a", 9, 1, Active, step.said))
-		if r.self.generation != step.want {
-			t.Errorf("generation %d after one of %d, want %d", r.self.generation, step.said, step.want)
-		}
+		expect.True(t, r.self.generation == step.want,
+			"generation %d after one of %d, want %d", r.self.generation, step.said, step.want)
 	}
 }
 
@@ -230,15 +211,11 @@ func TestRosterTwoActiveOfOneName(t *testing.T) {
 		r.up(x)
 		r.up(y)
 		v := r.view(nil)
-		if m := v.Member("b"); m.Boot != 51 {
-			t.Errorf("%v takes boot %d for b", self, m.Boot)
-		}
-		if _, taken := r.conflict(); taken != (self.boot == 50) {
-			t.Errorf("%v: taken %v", self, taken)
-		}
-		if counts := v.Self == v.Member(self.name); counts != (self.boot != 50) {
-			t.Errorf("%v: Self in Members: %v", self, counts)
-		}
+		m := v.Member("b")
+		expect.True(t, m.Boot == 51, "%v takes boot %d for b", self, m.Boot)
+		_, taken := r.conflict()
+		expect.Equal(t, taken, self.boot == 50, "%v: taken", self)
+		expect.Equal(t, v.Self == v.Member(self.name), self.boot != 50, "%v: Self in Members", self)
 	}
 }
 

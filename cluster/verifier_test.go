@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // claimed makes a claim of a process named name on host 10.0.0.host.
@@ -39,75 +41,52 @@ func TestVerifier(t *testing.T) {
 	start := time.Unix(1000, 0)
 	v := newVerifier(claimed("a", 1, 1), 4)
 	b, c := claimed("b", 2, 2), claimed("c", 3, 3)
-	if err := v.heard(b, start); !errors.Is(err, errUnverified) {
-		t.Errorf("heard of for the first time: %v", err)
-	}
+	expect.ErrorIs(t, v.heard(b, start), errUnverified, "heard of for the first time")
 	at, foreign, found, _ := v.next(start)
-	if !found || foreign || at != b {
-		t.Fatalf("asks %v, %v, %v", at, foreign, found)
-	}
-	if _, _, found, _ := v.next(start); found {
-		t.Error("asks a second time meanwhile")
-	}
-	if a := v.answered(b, confirmed, nil, start); !a.joins || v.heard(b, start) != nil || !v.known(b.addr.Addr()) {
-		t.Errorf("after its answer: %+v", a)
-	}
+	must.True(t, found && !foreign && at == b, "asks %v, %v, %v", at, foreign, found)
+	_, _, found, _ = v.next(start)
+	expect.True(t, !found, "asks a second time meanwhile")
+	a := v.answered(b, confirmed, nil, start)
+	expect.True(t, a.joins && v.heard(b, start) == nil && v.known(b.addr.Addr()), "after its answer: %+v", a)
 	other := b
 	other.http++
-	if err := v.heard(other, start); !errors.Is(err, errUnverified) {
-		t.Errorf("on another port: %v", err)
-	}
+	expect.ErrorIs(t, v.heard(other, start), errUnverified, "on another port")
 
 	// It flaps: it counts at once, and is asked again.
 	v.asks(start, func(claim) (outcome, error) { return mistaken, errors.New("no") })
 	delete(v.candidates, other) // which is asked at the same endpoint, one at a time
 	v.down(b.identity)
-	if v.known(b.addr.Addr()) {
-		t.Error("the address of one that is gone is known")
-	}
-	if err := v.heard(b, start); err != nil {
-		t.Errorf("when it is back: %v", err)
-	}
+	expect.True(t, !v.known(b.addr.Addr()), "the address of one that is gone is known")
+	expect.NoError(t, v.heard(b, start), "when it is back")
 	now := start
 	timeout := func(claim) (outcome, error) { return silent, errors.New("timeout") }
 	for i := range maxFailures {
-		if !v.isMember(b) {
-			t.Fatalf("counts no more after %d failures", i)
-		}
-		if asked := v.asks(now, timeout); !slices.Contains(asked, b.String()) {
-			t.Fatalf("asked %v", asked)
-		}
+		must.True(t, v.isMember(b), "counts no more after %d failures", i)
+		asked := v.asks(now, timeout)
+		must.True(t, slices.Contains(asked, b.String()), "asked %v", asked)
 		now = now.Add(maxBackoff)
 	}
-	if v.isMember(b) || !errors.Is(v.heard(b, now), errUnverified) {
-		t.Error("counts although it does not answer any more")
-	}
+	expect.True(t, !v.isMember(b) && errors.Is(v.heard(b, now), errUnverified),
+		"counts although it does not answer any more")
 	v.asks(now.Add(maxBackoff), func(claim) (outcome, error) { return confirmed, nil })
-	if !v.isMember(b) {
-		t.Error("does not count although it answers again")
-	}
+	expect.True(t, v.isMember(b), "does not count although it answers again")
 
 	// A process at the same place takes it.
 	next := claimed("b", 9, 2)
 	next.peer++
 	v.heard(next, now)
 	at, _, _, _ = v.next(now)
-	if a := v.answered(at, confirmed, nil, now); !slices.Equal(a.gone, []identity{b.identity}) {
-		t.Errorf("the successor is confirmed: %+v", a)
-	}
+	a = v.answered(at, confirmed, nil, now)
+	expect.True(t, slices.Equal(a.gone, []identity{b.identity}), "the successor is confirmed: %+v", a)
 
 	// No more than there may be.
 	v.heard(c, now)
 	v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
 	v.heard(claimed("d", 4, 4), now)
 	v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
-	if err := v.heard(claimed("e", 5, 5), now); !errors.Is(err, errTooMany) {
-		t.Errorf("one too many: %v", err)
-	}
+	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), now), errTooMany, "one too many")
 	v.down(c.identity)
-	if err := v.heard(claimed("e", 5, 5), now); !errors.Is(err, errUnverified) {
-		t.Errorf("when another one is gone: %v", err)
-	}
+	expect.ErrorIs(t, v.heard(claimed("e", 5, 5), now), errUnverified, "when another one is gone")
 
 	for _, bad := range []struct {
 		c    claim
@@ -117,9 +96,7 @@ func TestVerifier(t *testing.T) {
 		{claimed("x", 1, 1), errOurAddress},
 		{claim{identity: identity{"x", 1}, addr: netip.AddrPortFrom(v.self.addr.Addr(), 1), peer: v.self.peer}, errOurAddress},
 	} {
-		if err := v.heard(bad.c, now); !errors.Is(err, bad.want) {
-			t.Errorf("%+v: %v, want %v", bad.c, err, bad.want)
-		}
+		expect.ErrorIs(t, v.heard(bad.c, now), bad.want, "%+v", bad.c)
 	}
 }
 
@@ -137,21 +114,14 @@ func TestVerifierFlaps(t *testing.T) {
 		v.heard(b, now)
 		v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
 		v.down(b.identity)
-		if err := v.heard(b, now); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, v.heard(b, now))
 		v.believe(b) // what the library says next
 		c, _, found, _ := v.next(now)
-		if !found || c != b {
-			t.Fatalf("%s: is not asked", test.name)
-		}
-		if test.dead && !v.doubt(b.identity, now) {
-			t.Errorf("%s: is not waited for", test.name)
-		}
+		must.True(t, found && c == b, "%s: is not asked", test.name)
+		expect.True(t, !test.dead || v.doubt(b.identity, now), "%s: is not waited for", test.name)
 		a := v.answered(b, test.what, nil, now)
-		if m := v.members[b.identity]; (m != nil && m.live) != test.stays || (len(a.gone) == 0) != test.stays {
-			t.Errorf("%s: %+v", test.name, a)
-		}
+		m := v.members[b.identity]
+		expect.True(t, (m != nil && m.live) == test.stays && (len(a.gone) == 0) == test.stays, "%s: %+v", test.name, a)
 	}
 }
 
@@ -172,9 +142,8 @@ func TestVerifierSuccessors(t *testing.T) {
 	moved := next
 	moved.http++
 	v.heard(moved, now)
-	if c, _, found, _ := v.next(now); !found || c != moved {
-		t.Fatal("is not asked")
-	}
+	c, _, found, _ := v.next(now)
+	must.True(t, found && c == moved, "is not asked")
 	last := claimed("last", 4, 4)
 	v.heard(last, now)
 	v.asks(now, yes)
@@ -196,9 +165,7 @@ func TestProberDown(t *testing.T) {
 		p.v.asks(p.now(), func(claim) (outcome, error) { return confirmed, nil })
 		p.up(b)
 		p.down(b.identity)
-		if p.v.members[b.identity].live != stays {
-			t.Errorf("%v: counts %v, want %v", state, !stays, stays)
-		}
+		expect.Equal(t, p.v.members[b.identity].live, stays, "%v: counts %v", state, !stays)
 	}
 	p, b := newProber(c), process("b", 2, 2, Active, 0)
 	says := Identity{Name: "b", Boot: 2, GossipPort: b.addr.Port(), HTTPPort: b.http, GRPCPort: b.grpc, Settings: a.settings, Voters: a.voters}
@@ -209,9 +176,9 @@ func TestProberDown(t *testing.T) {
 	} {
 		id := says
 		change(&id)
-		if got, err := p.compare(b.claim(), id, false); (got == confirmed) != (what == "") || (err == nil) != (what == "") {
-			t.Errorf("another %s: %v, %v", what, got, err)
-		}
+		got, err := p.compare(b.claim(), id, false)
+		expect.True(t, (got == confirmed) == (what == "") && (err == nil) == (what == ""),
+			"another %s: %v, %v", what, got, err)
 	}
 }
 
@@ -241,25 +208,21 @@ func TestVerifierDoubt(t *testing.T) {
 			b := claimed("b", 2, 2)
 			v.heard(b, start)
 			v.asks(start, yes)
-			if !v.doubt(b.identity, start) || v.timeout(b) != doubtTimeout {
-				t.Fatal("is not asked before it counts as gone")
-			}
+			must.True(t, v.doubt(b.identity, start) && v.timeout(b) == doubtTimeout,
+				"is not asked before it counts as gone")
 			gone := time.Duration(-1)
 			for after := time.Duration(0); after <= 2*doubtMost && gone < 0; after += doubtAgain / 2 {
 				if test.heard != 0 && after == test.heard {
 					v.believe(b)
 				}
 				asked := v.asks(start.Add(after), func(claim) (outcome, error) { return test.answers(after), nil })
-				if len(asked) > 0 && test.heard != 0 && after >= test.heard {
-					t.Fatalf("asked %v after it was heard again", after)
-				}
+				must.True(t, len(asked) == 0 || test.heard == 0 || after < test.heard,
+					"asked %v after it was heard again", after)
 				if m := v.members[b.identity]; m == nil || !m.live {
 					gone = after
 				}
 			}
-			if gone != test.gone {
-				t.Errorf("gone after %v, want %v", gone, test.gone)
-			}
+			expect.Equal(t, gone, test.gone, "gone after")
 		})
 	}
 
@@ -275,15 +238,12 @@ func TestVerifierDoubt(t *testing.T) {
 	for _, c := range all {
 		v.doubt(c.identity, start)
 	}
-	if asked := v.asks(start, yes); len(asked) != len(all) {
-		t.Errorf("%d of %d members in doubt are asked", len(asked), len(all))
-	}
+	asked := v.asks(start, yes)
+	expect.True(t, len(asked) == len(all), "%d of %d members in doubt are asked", len(asked), len(all))
 	for range 2 * maxProbes {
 		v.ask(all[0].identity, start)
 		c, _, found, _ := v.next(start)
-		if !found || c != all[0] {
-			t.Fatal("is not asked")
-		}
+		must.True(t, found && c == all[0], "is not asked")
 		v.down(c.identity)
 		v.answered(c, confirmed, nil, start)
 		v.heard(c, start)
@@ -297,13 +257,11 @@ func TestVerifierForeign(t *testing.T) {
 	v := newVerifier(claimed("a", 1, 1), 4)
 	why := errors.New("another secret")
 	v.heardForeign(claimed("x", 7, 7), why, now)
-	if all, _, _ := v.pending(); all != 0 {
-		t.Error("it is waited for")
-	}
+	all, _, _ := v.pending()
+	expect.Equal(t, all, 0, "it is waited for")
 	c, foreign, _, _ := v.next(now)
-	if a := v.answered(c, confirmed, nil, now); !foreign || a.foreign != why || a.joins || v.isMember(c) {
-		t.Errorf("foreign %v, %+v", foreign, a)
-	}
+	a := v.answered(c, confirmed, nil, now)
+	expect.True(t, foreign && a.foreign == why && !a.joins && !v.isMember(c), "foreign %v, %+v", foreign, a)
 }
 
 // The time between two questions doubles, and who is not heard of any more is forgotten.
@@ -314,26 +272,20 @@ func TestVerifierBackoff(t *testing.T) {
 	var waits []time.Duration
 	for range 8 {
 		v.heard(b, now)
-		if asked := v.asks(now, func(claim) (outcome, error) { return silent, errors.New("timeout") }); len(asked) != 1 {
-			t.Fatalf("after %v: asked %v", waits, asked)
-		}
+		asked := v.asks(now, func(claim) (outcome, error) { return silent, errors.New("timeout") })
+		must.Equal(t, len(asked), 1, "after %v: asked %v", waits, asked)
 		_, _, found, wait := v.next(now)
-		if found {
-			t.Fatal("asks again at once")
-		}
+		must.True(t, !found, "asks again at once")
 		waits = append(waits, wait/time.Millisecond)
 		now = now.Add(wait)
 	}
-	if got := fmt.Sprint(waits); got != "[100ns 200ns 400ns 800ns 1.6µs 3.2µs 5µs 5µs]" {
-		t.Errorf("waits in ms (shown as ns): %v", got)
-	}
+	expect.Equal(t, fmt.Sprint(waits), "[100ns 200ns 400ns 800ns 1.6µs 3.2µs 5µs 5µs]", "waits in ms (shown as ns)")
 	if all, fresh, detail := v.pending(); all != 1 || fresh != 0 || detail != "b at 10.0.0.2:7947: timeout" {
 		t.Errorf("pending: %d, %d, %q", all, fresh, detail)
 	}
 	v.next(now.Add(candidateTime + time.Second))
-	if all, _, _ := v.pending(); all != 0 {
-		t.Error("one that was not heard of for long is not forgotten")
-	}
+	all, _, _ := v.pending()
+	expect.Equal(t, all, 0, "one that was not heard of for long is not forgotten")
 }
 
 // A flood of invented processes takes no more room than there is, and does not keep out who is at a known address; nor for ever
@@ -349,21 +301,16 @@ func TestVerifierFlood(t *testing.T) {
 		invent(i)
 	}
 	v.heard(claimed("b", 2, 2), now)
-	if n := len(v.candidates); n > 4*64 {
-		t.Errorf("%d candidates", n)
-	}
-	if c, _, _, _ := v.next(now); c.name != "b" {
-		t.Errorf("asks %s first", c.name)
-	}
-	if asked := v.asks(now, func(claim) (outcome, error) { return silent, errors.New("timeout") }); len(asked) != maxOtherProbes {
-		t.Errorf("asks %d at a time", len(asked))
-	}
+	n := len(v.candidates)
+	expect.True(t, n <= 4*64, "%d candidates", n)
+	c, _, _, _ := v.next(now)
+	expect.True(t, c.name == "b", "asks %s first", c.name)
+	asked := v.asks(now, func(claim) (outcome, error) { return silent, errors.New("timeout") })
+	expect.True(t, len(asked) == maxOtherProbes, "asks %d at a time", len(asked))
 	// One at an address that nobody knows is in the end asked, too, when it goes on telling of itself.
 	late := claimed("late", 6, 66)
 	for round := 0; !v.isMember(late); round++ {
-		if round == 10_000 {
-			t.Fatal("never asked")
-		}
+		must.True(t, round != 10_000, "never asked")
 		for i := range 100 {
 			invent(10_000*(round+2) + i)
 		}
@@ -388,9 +335,7 @@ func TestVerifierFlood(t *testing.T) {
 			preferred++
 		}
 	}
-	if preferred > maxPreferred {
-		t.Errorf("%d at one address are preferred", preferred)
-	}
+	expect.True(t, preferred <= maxPreferred, "%d at one address are preferred", preferred)
 }
 
 // What is remembered of members that are gone is bounded.
@@ -403,10 +348,7 @@ func TestVerifierForgets(t *testing.T) {
 		v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
 		v.down(c.identity)
 	}
-	if n := len(v.members); n > 9 || len(v.hosts) != 0 || v.live != 0 {
-		t.Errorf("%d members, %d hosts, %d live", n, len(v.hosts), v.live)
-	}
-	if !v.isMember(claimed("b", 100, 101)) {
-		t.Error("the last one is forgotten")
-	}
+	n := len(v.members)
+	expect.True(t, n <= 9 && len(v.hosts) == 0 && v.live == 0, "%d members, %d hosts, %d live", n, len(v.hosts), v.live)
+	expect.True(t, v.isMember(claimed("b", 100, 101)), "the last one is forgotten")
 }

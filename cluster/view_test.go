@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestView(t *testing.T) {
@@ -14,38 +16,28 @@ func TestView(t *testing.T) {
 		self,
 		{Name: "d", Boot: 4, State: Leaving},
 	})
-	if len(v.Members) != 4 || v.Self != &v.Members[0] || v.Self.Name != "a" {
-		t.Fatalf("members %+v, self %+v", v.Members, v.Self)
-	}
+	must.True(t, len(v.Members) == 4 && v.Self == &v.Members[0] && v.Self.Name == "a",
+		"members %+v, self %+v", v.Members, v.Self)
 	table := ring.Build([]string{"a", "c"})
 	if v.Ring.Fingerprint() != table.Fingerprint() {
 		t.Errorf("the ring holds %q, want the active ones", v.Ring.Members())
 	}
 	for p := range ring.Partitions {
-		if got, want := v.Owner(p).Name, table.Members()[table.Owner(p)]; got != want {
-			t.Fatalf("owner of %d: %s, want %s", p, got, want)
-		}
+		got, want := v.Owner(p).Name, table.Members()[table.Owner(p)]
+		must.Equal(t, got, want, "owner of %d", p)
 	}
-	if m := v.Member("d"); m == nil || m.Boot != 4 {
-		t.Errorf("Member(d): %+v", m)
-	}
-	if m := v.Member("dd"); m != nil {
-		t.Errorf("Member(dd): %+v", m)
-	}
-	if n := testing.AllocsPerRun(100, func() { v.Owner(17) }); n != 0 {
-		t.Errorf("Owner allocates %v times", n)
-	}
+	m := v.Member("d")
+	expect.True(t, m != nil && m.Boot == 4, "Member(d): %+v", m)
+	expect.Equal(t, v.Member("dd"), nil, "Member(dd)")
+	n := testing.AllocsPerRun(100, func() { v.Owner(17) })
+	expect.True(t, n == 0, "Owner allocates %v times", n)
 	again := newView(v.Ring, self, []Member{{Name: "c", Boot: 3, State: Active}, self})
-	if again.Ring != v.Ring {
-		t.Error("the ring was made anew for the same members")
-	}
+	expect.Equal(t, again.Ring, v.Ring, "the ring was made anew for the same members")
 	if other := newView(v.Ring, self, []Member{{Name: "d", Boot: 4, State: Active}, self}); other.Ring.Fingerprint() != ring.Build([]string{"a", "d"}).Fingerprint() {
 		t.Errorf("the ring holds %q after as many others have taken their place", other.Ring.Members())
 	}
 	self.State = Joining
-	if m := newView(nil, self, []Member{self}).Owner(0); m != nil {
-		t.Errorf("owner in a cluster where nobody is active: %+v", m)
-	}
+	expect.Equal(t, newView(nil, self, []Member{self}).Owner(0), nil, "owner in a cluster where nobody is active")
 }
 
 func TestViewTakesOverTheRing(t *testing.T) {
@@ -57,14 +49,9 @@ func TestViewTakesOverTheRing(t *testing.T) {
 	r.up(n)
 	r.up(process("c", 3, 3, Joining, 0))
 	second := r.view(first)
-	if second.Ring != first.Ring {
-		t.Error("the ring was built anew although the active members are the same")
-	}
-	if second.Version != first.Version+1 || second.Member("b").PolicyHash != 7 {
-		t.Errorf("second view: %+v", second)
-	}
-	if m := second.Member("b"); m.Host != "10.0.0.2" || m.GossipAddr != "10.0.0.2:7946" || m.PeerAddr != "10.0.0.2:7947" ||
-		m.HTTPAddr != "10.0.0.2:8080" || m.GRPCAddr != "" {
-		t.Errorf("addresses: %+v", m)
-	}
+	expect.Equal(t, second.Ring, first.Ring, "the ring was built anew although the active members are the same")
+	expect.True(t, second.Version == first.Version+1 && second.Member("b").PolicyHash == 7, "second view: %+v", second)
+	m := second.Member("b")
+	expect.True(t, m.Host == "10.0.0.2" && m.GossipAddr == "10.0.0.2:7946" && m.PeerAddr == "10.0.0.2:7947" &&
+		m.HTTPAddr == "10.0.0.2:8080" && m.GRPCAddr == "", "addresses: %+v", m)
 }

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestEstimate holds estimates to their definition: of the last n costs, the smallest that at least nine tenths do not exceed.
@@ -50,13 +52,11 @@ func TestEstimate(t *testing.T) {
 			}
 		}
 	}
-	if _, ok := e.Estimate("q", ""); ok {
-		t.Error("an estimate of a policy that nothing is known of")
-	}
+	_, ok := e.Estimate("q", "")
+	expect.True(t, !ok, "an estimate of a policy that nothing is known of")
 	e.Keep(func(string) bool { return false })
-	if _, ok := e.Estimate("p", ""); ok {
-		t.Error("an estimate of a policy that was forgotten")
-	}
+	_, ok = e.Estimate("p", "")
+	expect.True(t, !ok, "an estimate of a policy that was forgotten")
 }
 
 func TestClassesAreBounded(t *testing.T) {
@@ -66,16 +66,12 @@ func TestClassesAreBounded(t *testing.T) {
 			e.Add("p", fmt.Sprint("class ", i), "", int64(i))
 		}
 	}
-	if n := len(e.by["p"]); n != maxClasses+1 {
-		t.Errorf("%d classes are remembered", n)
-	}
-	if got, ok := e.Estimate("p", "class 3"); !ok || got != 3 {
-		t.Errorf("%d, %v", got, ok)
-	}
+	expect.Equal(t, len(e.by["p"]), maxClasses+1, "classes are remembered")
+	got, ok := e.Estimate("p", "class 3")
+	expect.True(t, ok && got == 3, "%d, %v", got, ok)
 	all, _ := e.Estimate("p", "")
-	if got, ok := e.Estimate("p", fmt.Sprint("class ", 10*maxClasses-1)); !ok || got != all {
-		t.Errorf("beyond the bound: %d, %v", got, ok)
-	}
+	got, ok = e.Estimate("p", fmt.Sprint("class ", 10*maxClasses-1))
+	expect.True(t, ok && got == all, "beyond the bound: %d, %v", got, ok)
 }
 
 // TestClassesOfOneCaller: a caller that invents classes leaves room for those of others.
@@ -89,13 +85,11 @@ func TestClassesOfOneCaller(t *testing.T) {
 		}
 	}
 	tell("a", 10*maxClasses)
-	if n := len(e.by["p"]) - 1; n != maxClasses/2 {
-		t.Errorf("one caller has begun %d classes", n)
-	}
+	n := len(e.by["p"]) - 1
+	expect.True(t, n == maxClasses/2, "one caller has begun %d classes", n)
 	tell("another", 10)
 	for i := range 10 {
-		if got, ok := e.Estimate("p", fmt.Sprint("another ", i)); !ok || got != int64(len("another")) {
-			t.Errorf("class %d of the other caller: %d, %v", i, got, ok)
-		}
+		got, ok := e.Estimate("p", fmt.Sprint("another ", i))
+		expect.True(t, ok && got == int64(len("another")), "class %d of the other caller: %d, %v", i, got, ok)
 	}
 }

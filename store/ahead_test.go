@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestAhead: what is fetched beside decisions changes none of them, for keys that are known and others, while tables grow.
@@ -27,9 +28,7 @@ func TestAhead(t *testing.T) {
 	for i := range 1000 {
 		k := s.key("p", fmt.Sprint(i%250))
 		got, err := s.Decide(k, r, algo.Instant{Mono: 1}, cost(1), nil)
-		if err != nil || got.Allowed != (i < 750) {
-			t.Fatalf("%d: %+v, %v", i, got, err)
-		}
+		must.True(t, err == nil && got.Allowed == (i < 750), "%d: %+v, %v", i, got, err)
 	}
 	beside.Wait()
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // A decision on a key that is known takes no memory, whichever the algorithm, admitted or refused; nor does one that a
@@ -26,16 +28,13 @@ func TestNoAllocations(t *testing.T) {
 			decide := func() {
 				now += int64(time.Millisecond)
 				var answer Answer
-				if err := s.DecideTo(&k, r, algo.Instant{Mono: now, Wall: now}, &call, nil, &answer); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, s.DecideTo(&k, r, algo.Instant{Mono: now, Wall: now}, &call, nil, &answer))
 			}
 			for range 5000 {
 				decide() // until the state has the size it keeps
 			}
-			if n := testing.AllocsPerRun(2000, decide); n > 0 {
-				t.Errorf("%s, followed %v: %v allocations", a.name, followed, n)
-			}
+			n := testing.AllocsPerRun(2000, decide)
+			expect.True(t, n <= 0, "%s, followed %v: %v allocations", a.name, followed, n)
 		}
 	}
 }

@@ -8,14 +8,15 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // same fails the test where a copy does not hold what its holder does.
 func (l *link) same(t *testing.T, what string, now time.Duration) {
 	t.Helper()
-	if got, want := contents(l.to, l.there(now)), contents(l.from, algo.Instant{Mono: int64(now), Wall: int64(now)}); !slices.Equal(got, want) {
-		t.Errorf("%s: the copy holds %q, and the holder %q", what, got, want)
-	}
+	got, want := contents(l.to, l.there(now)), contents(l.from, algo.Instant{Mono: int64(now), Wall: int64(now)})
+	expect.True(t, slices.Equal(got, want), "%s: the copy holds %q, and the holder %q", what, got, want)
 }
 
 // change calls f with the record of a key in partition 0.
@@ -24,21 +25,15 @@ func change(t *testing.T, s *Store, r *Rule, key string, f func(*partition, reco
 	k := s.key(r.Scope, key)
 	s.with(0, func(sh *shard, part *partition) {
 		slot, ok := sh.find(&part.table, k.Hash, r.Scope, key)
-		if !ok {
-			t.Fatalf("no record of %s", key)
-		}
+		must.True(t, ok, "no record of %s", key)
 		f(part, sh.record(part.ref(slot)))
 	})
 }
 
 func TestApplyToWhatIsOpen(t *testing.T) {
 	s := New(Config{})
-	if err := s.Apply(0, false, at(0), sampleChunk(t)); !errors.Is(err, ErrHeld) {
-		t.Errorf("%v, want %v", err, ErrHeld)
-	}
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("%d keys were taken in", n)
-	}
+	expect.ErrorIs(t, s.Apply(0, false, at(0), sampleChunk(t)), ErrHeld)
+	expect.Equal(t, s.Stats().Keys, 0, "keys were taken in")
 }
 
 // TestResetBesideLoanIsCopied: a key that is reset keeps its loans on the copy, too, and no more than these.
@@ -50,13 +45,9 @@ func TestResetBesideLoanIsCopied(t *testing.T) {
 	decide(t, holder, r, "k", at(0), cost(50))
 	borrow(t, holder, r, 0, Borrow{ID: loanID, Want: 16})
 	l.sync(t, 0, false)
-	if err := holder.Reset(holder.key("p", "k"), "p"); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
 	l.sync(t, 0, false)
-	if n := heldOf(copied, "p"); n != 16 {
-		t.Errorf("%d are held on the copy, of 16", n)
-	}
+	expect.Equal(t, heldOf(copied, "p"), 16, "are held on the copy, of 16")
 	l.same(t, "after a reset", 0)
 	accounted(t, holder)
 	accounted(t, copied)
@@ -70,17 +61,14 @@ func TestNothingOwedOnGone(t *testing.T) {
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	now := quietAfter / 2
-	if holder.Sweep(at(now), 1) != 1 {
-		t.Fatal("the record is not dropped")
-	}
+	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	l.sync(t, now, false)
 	copied.TakeOver(0, l.there(now))
 	copied.Open(0)
 	decide(t, copied, r, "k", l.there(now), cost(1))
 	copied.TakeOver(0, l.there(now))
-	if d := decide(t, copied, r, "k", l.there(now), cost(0)); d.Remaining != 99 {
-		t.Errorf("%d are left of 100 after 1", d.Remaining)
-	}
+	d := decide(t, copied, r, "k", l.there(now), cost(0))
+	expect.Equal(t, d.Remaining, 99, "are left of 100 after 1")
 }
 
 // TestNothingOwedIsSwept: a copy whose holder has taken its allowance back keeps an idle record no longer than others.
@@ -91,16 +79,12 @@ func TestNothingOwedIsSwept(t *testing.T) {
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	copied.Sweep(l.there(minute), 1)
-	if n := copied.Stats().Keys; n != 1 {
-		t.Errorf("%d keys are left on the copy, on one of which something is owed", n)
-	}
+	expect.Equal(t, copied.Stats().Keys, 1, "keys are left on the copy, on one of which something is owed")
 	for now := time.Duration(0); now < 3*quietAfter; now += quietAfter {
 		l.sync(t, now, false)
 	}
 	copied.Sweep(l.there(minute), 1)
-	if n := copied.Stats().Keys; n != 0 {
-		t.Errorf("%d keys are left on the copy, on which nothing is owed", n)
-	}
+	expect.Equal(t, copied.Stats().Keys, 0, "keys are left on the copy, on which nothing is owed")
 }
 
 // TestSweptStateIsLost: a reservation of a state that was dropped, because nothing was left in it, gives nothing back of a later one; nor does it on
@@ -114,19 +98,15 @@ func TestSweptStateIsLost(t *testing.T) {
 		r := rule("p", window(10, minute))
 		decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
 		l.sync(t, 0, false)
-		if n, err := holder.Refund(holder.key("p", "k"), r, at(0), 3, "", ""); n != 3 || err != nil {
-			t.Fatal(n, err)
-		}
+		n, err := holder.Refund(holder.key("p", "k"), r, at(0), 3, "", "")
+		must.True(t, n == 3 && err == nil, "%v %v", n, err)
 		s := holder
-		if holder.Sweep(at(0), 1) != 1 {
-			t.Fatal("the record is not dropped")
-		}
+		must.Equal(t, holder.Sweep(at(0), 1), 1, "the record is not dropped")
 		if copied {
 			l.sync(t, 0, false)
 			s = copy
-			if n := s.Stats().Keys; n != 0 {
-				t.Fatalf("the copy keeps %d keys", n)
-			}
+			n := s.Stats().Keys
+			must.True(t, n == 0, "the copy keeps %d keys", n)
 			s.TakeOver(0, at(0))
 			s.Open(0)
 		}
@@ -134,9 +114,8 @@ func TestSweptStateIsLost(t *testing.T) {
 		if n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0); n != 0 || !known || err != nil {
 			t.Errorf("copied %v: %d of another charge were given back (%v, %v)", copied, n, known, err)
 		}
-		if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 6 {
-			t.Errorf("copied %v: %d are left of 10 after 4", copied, d.Remaining)
-		}
+		d := decide(t, s, r, "k", at(0), cost(0))
+		expect.True(t, d.Remaining == 6, "copied %v: %d are left of 10 after 4", copied, d.Remaining)
 	}
 }
 
@@ -150,9 +129,8 @@ func TestCopiedBanIsBounded(t *testing.T) {
 	change(t, holder, r, "k", func(_ *partition, rec record) { rec.ban(int64(100 * time.Hour)) })
 	l.sync(t, 0, true)
 	change(t, copied, r, "k", func(_ *partition, rec record) {
-		if left := rec.banLeft(l.there(0)); left != time.Hour {
-			t.Errorf("banned for %v, where bans last for an hour", left)
-		}
+		left := rec.banLeft(l.there(0))
+		expect.True(t, left == time.Hour, "banned for %v, where bans last for an hour", left)
 	})
 }
 
@@ -182,9 +160,7 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	reserve := func(s *Store, key string, id uint64, now time.Duration, n int64) {
 		t.Helper()
 		a, err := s.Decide(s.key("p", key), r, at(now), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: minute}, nil)
-		if err != nil || !a.Allowed {
-			t.Fatal(a, err)
-		}
+		must.True(t, err == nil && a.Allowed, "%v %v", a, err)
 	}
 	for i, key := range []string{"other", "k", "k"} {
 		reserve(holder, key, uint64(i+1), time.Duration(i)*time.Second, int64(10*(i+1)))
@@ -192,20 +168,16 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	}
 	copied.TakeOver(0, at(3*time.Second))
 	copied.Open(0)
-	if n, known, err := settle(copied, copied.key("p", "other"), r, at(3*time.Second), reservationOf(1), 0); n != 10 || !known || err != nil {
-		t.Fatal(n, known, err)
-	}
+	n, known, err := settle(copied, copied.key("p", "other"), r, at(3*time.Second), reservationOf(1), 0)
+	must.True(t, n == 10 && known && err == nil, "%v %v %v", n, known, err)
 	reserve(copied, "k", 4, 4*time.Second, 5)
-	if n, known, err := settle(copied, copied.key("p", "k"), r, at(5*time.Second), reservationOf(4), 0); n != 5 || !known || err != nil {
-		t.Errorf("%d were given back of 5 (%v, %v)", n, known, err)
-	}
+	n, known, err = settle(copied, copied.key("p", "k"), r, at(5*time.Second), reservationOf(4), 0)
+	expect.True(t, n == 5 && known && err == nil, "%d were given back of 5 (%v, %v)", n, known, err)
 	// The units of the one that is not known are in use for as long as they would be without it.
-	if d := decide(t, copied, r, "k", at(62*time.Second-1), cost(0)); d.Remaining != 70 {
-		t.Errorf("%d are left of 100 beside 30", d.Remaining)
-	}
-	if d := decide(t, copied, r, "k", at(62*time.Second), cost(0)); d.Remaining != 100 {
-		t.Errorf("%d are left of 100 beside none", d.Remaining)
-	}
+	d := decide(t, copied, r, "k", at(62*time.Second-1), cost(0))
+	expect.Equal(t, d.Remaining, 70, "are left of 100 beside 30")
+	d = decide(t, copied, r, "k", at(62*time.Second), cost(0))
+	expect.Equal(t, d.Remaining, 100, "are left of 100 beside none")
 }
 
 // TestCopyWithoutRoomForChanges: a copy that has no memory for what is new in a record that it has is of no use, and says so.
@@ -221,9 +193,7 @@ func TestCopyWithoutRoomForChanges(t *testing.T) {
 		chunk, version, _ := holder.Drain(0, ownership.Backup, at((i+1)*time.Second), 1<<20)
 		switch err := copied.Apply(0, false, l.there((i+1)*time.Second), chunk); {
 		case errors.Is(err, ErrCopyFull):
-			if n := copied.Stats().Keys; n != 1 {
-				t.Errorf("%d keys are left on the copy", n)
-			}
+			expect.Equal(t, copied.Stats().Keys, 1, "keys are left on the copy")
 			return
 		case err != nil:
 			t.Fatal(err)
@@ -245,9 +215,7 @@ func TestSmallChunks(t *testing.T) {
 	l.sync(t, 0, true)
 	l.most = 1
 	for i, key := range keys {
-		if err := holder.Reset(holder.key("p", key), "p"); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, holder.Reset(holder.key("p", key), "p"))
 		decide(t, holder, r, "d", at(0), Call{Request: algo.Request{Cost: 1}, RequestID: key})
 		decide(t, holder, r, "d", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: minute})
 	}
@@ -274,9 +242,7 @@ func TestTurnOfAFormerRecord(t *testing.T) {
 	charge(3, 0)
 	l.sync(t, 0, false)
 	charge(1, 1)
-	if err := holder.Reset(holder.key("p", "k"), "p"); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
 	charge(9, 2)
 	l.sync(t, 3, false)
 	l.same(t, "after a reset", 3)
@@ -315,9 +281,8 @@ func TestCallersAreCopied(t *testing.T) {
 	l.sync(t, 0, true)
 	for i, caller := range callers {
 		change(t, copied, r, string(rune('0'+i)), func(_ *partition, rec record) {
-			if got := rec.spec.caller.label; got != caller {
-				t.Errorf("record %d counts to %q, not to %q", i, got, caller)
-			}
+			got := rec.spec.caller.label
+			expect.True(t, got == caller, "record %d counts to %q, not to %q", i, got, caller)
 		})
 	}
 }
@@ -333,9 +298,8 @@ func TestFollowerThatHadReservations(t *testing.T) {
 	holder.Detach(0, ownership.Backup)
 	holder.AttachCurrent(0, ownership.Backup, true)
 	holder.Caught(0, ownership.Backup)
-	if n, known, err := settle(holder, holder.key("p", "k"), r, at(time.Second), reservationOf(1), 0); n != 3 || !known || err != nil {
-		t.Fatal(n, known, err)
-	}
+	n, known, err := settle(holder, holder.key("p", "k"), r, at(time.Second), reservationOf(1), 0)
+	must.True(t, n == 3 && known && err == nil, "%v %v %v", n, known, err)
 	decide(t, holder, r, "k", at(2*time.Second), cost(3))
 	l.sync(t, 3*time.Second, false)
 	l.same(t, "a cancel and another charge", 3*time.Second)
@@ -359,9 +323,7 @@ func TestLossIsCopied(t *testing.T) {
 	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)
 	holder.Cold(0, at(time.Second))
-	if holder.Pending(0, ownership.Backup) == 0 {
-		t.Error("nothing is pending after a loss")
-	}
+	expect.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending after a loss")
 	l.sync(t, time.Second, false)
 	holder.ColdStrict(0, at(2*time.Second))
 	l.sync(t, 2*time.Second, false)
@@ -379,9 +341,9 @@ func TestLossIsCopied(t *testing.T) {
 			}
 		}
 		// Nobody knows any more where its units are.
-		if n, known, err := settle(s, s.key("strict", "known"), strict, now, reservationOf(1), 0); n != 0 || !known || err != nil {
-			t.Errorf("%d were given back of what is taken for used up (%v, %v), of the copy: %v", n, known, err, s == copied)
-		}
+		n, known, err := settle(s, s.key("strict", "known"), strict, now, reservationOf(1), 0)
+		expect.True(t, n == 0 && known && err == nil,
+			"%d were given back of what is taken for used up (%v, %v), of the copy: %v", n, known, err, s == copied)
 	}
 }
 
@@ -395,9 +357,7 @@ func TestVersionOfEachChange(t *testing.T) {
 	stage := func() {
 		l.attach(true)
 		l.drain(0)
-		if err := s.Apply(0, true, at(0), l.queue[0].chunk); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, s.Apply(0, true, at(0), l.queue[0].chunk))
 	}
 	own := func() uint64 { return s.shards[0].partitions[0].extras.version }
 	decide(t, s, r, "k", at(0), cost(1))
@@ -417,18 +377,14 @@ func TestVersionOfEachChange(t *testing.T) {
 		{"Open", func() { s.Shut(0); s.Open(0) }},
 		{"Merge", func() {
 			stage()
-			if err := s.Merge(0, at(0)); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, s.Merge(0, at(0)))
 		}},
 		{"Attach to what was promoted", func() { stage(); s.Promote(0); s.Attach(0, ownership.Backup, true) }},
 		{"Open of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.Open(0) }},
 		{"TakeOver of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.TakeOver(0, at(0)) }},
 		{"Merge after that", func() {
 			stage()
-			if err := s.Merge(0, at(0)); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, s.Merge(0, at(0)))
 		}},
 	} {
 		if step.do(); i > 0 && own() <= before {

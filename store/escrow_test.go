@@ -6,6 +6,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // escrowed is a holder of one partition under escrow, and a copy.
@@ -24,9 +26,7 @@ func left(t *testing.T, copied *Store, r *Rule, now time.Duration, l *link) int6
 	copied.TakeOver(0, l.there(now))
 	copied.Open(0)
 	a, err := copied.Decide(copied.key(r.Scope, "k"), r, l.there(now), cost(0), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return a.Remaining
 }
 
@@ -35,9 +35,7 @@ func spend(t *testing.T, s *Store, r *Rule, now time.Duration) (n int64) {
 	t.Helper()
 	for {
 		a, err := s.Decide(s.key(r.Scope, "k"), r, at(now), cost(1), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		if !a.Allowed || a.Ticket > 0 {
 			return n
 		}
@@ -53,12 +51,8 @@ func TestAllowance(t *testing.T) {
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	n := spend(t, holder, r, 0)
-	if n != 10 {
-		t.Errorf("%d were admitted ahead, want 10", n)
-	}
-	if left := left(t, copied, r, 0, l); left != 100-1-10 {
-		t.Errorf("%d are left of 100 after 1 and an allowance of 10", left)
-	}
+	expect.Equal(t, n, 10, "were admitted ahead")
+	expect.Equal(t, left(t, copied, r, 0, l), 100-1-10, "are left of 100 after 1 and an allowance of 10")
 }
 
 // TestAllowanceOfReset: a key that was reset has none, for the copy has forgotten it.
@@ -68,14 +62,11 @@ func TestAllowanceOfReset(t *testing.T) {
 	holder, copied, l := escrowed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
-	if err := holder.Reset(holder.key("p", "k"), "p"); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
 	l.sync(t, 0, false)
 	n := spend(t, holder, r, 0)
-	if left := left(t, copied, r, 0, l); n+left > 100 {
-		t.Errorf("%d were admitted after a reset, and %d more are by who takes over", n, left)
-	}
+	left := left(t, copied, r, 0, l)
+	expect.True(t, n+left <= 100, "%d were admitted after a reset, and %d more are by who takes over", n, left)
 	accounted(t, holder)
 }
 
@@ -87,14 +78,11 @@ func TestAllowanceOfGone(t *testing.T) {
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	now := quietAfter + time.Second/2
-	if holder.Sweep(at(now), 1) != 1 {
-		t.Fatal("the record is not dropped")
-	}
+	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	l.sync(t, now, false)
 	n := spend(t, holder, r, now)
-	if left := left(t, copied, r, now, l); n+left > 100 {
-		t.Errorf("%d were admitted ahead, and %d more are by who takes over", n, left)
-	}
+	left := left(t, copied, r, now, l)
+	expect.True(t, n+left <= 100, "%d were admitted ahead, and %d more are by who takes over", n, left)
 	accounted(t, holder)
 }
 
@@ -110,15 +98,12 @@ func TestVersionsRise(t *testing.T) {
 		s.Caught(0, ownership.Backup)
 		for range 5 {
 			a, err := s.Decide(s.key("p", "k"), r, at(0), cost(1), nil)
-			if err != nil || a.Ticket <= last {
-				t.Fatalf("ticket %d after %d: %v", a.Ticket, last, err)
-			}
+			must.True(t, err == nil && a.Ticket > last, "ticket %d after %d: %v", a.Ticket, last, err)
 			last = a.Ticket
 		}
 		s.Discard(0)
-		if v := s.Version(0); v < last {
-			t.Errorf("version %d after a ticket of %d", v, last)
-		}
+		v := s.Version(0)
+		expect.True(t, v >= last, "version %d after a ticket of %d", v, last)
 	}
 }
 
@@ -134,9 +119,8 @@ func TestMergeRequestIDs(t *testing.T) {
 	for i := range 2 { // both may lose
 		call.RequestID += "'"
 		p := s.parties[i].store
-		if a, err := p.Decide(p.key("p", "k"), r, at(s.now), call, nil); err != nil || !a.Allowed {
-			t.Fatal(a, err)
-		}
+		a, err := p.Decide(p.key("p", "k"), r, at(s.now), call, nil)
+		must.True(t, err == nil && a.Allowed, "%v %v", a, err)
 	}
 	s.merge(0, 1)
 	p := s.parties[1].store
@@ -160,9 +144,7 @@ func TestAllowanceAtShut(t *testing.T) {
 	l.sync(t, 0, false)
 	holder.Shut(0)
 	l.sync(t, 0, false)
-	if left := left(t, copied, r, 0, l); left != 100-12 {
-		t.Errorf("%d are left of 100 after 12", left)
-	}
+	expect.Equal(t, left(t, copied, r, 0, l), 100-12, "are left of 100 after 12")
 }
 
 // TestInheritedAtShut: what a lost holder may have admitted to strict rules stays owed, also to the backup of who has handed the
@@ -190,9 +172,8 @@ func TestInheritedAtShut(t *testing.T) {
 	backup.Lease(0, int64(time.Hour))
 	backup.Unguarded(0, true)
 	for r, want := range map[*Rule]int64{strict: 100 - 1 - 10, plain: 100 - 1} {
-		if d := decide(t, backup, r, "k", l.there(0), cost(0)); d.Remaining != want {
-			t.Errorf("%s: %d are left, want %d", r.Scope, d.Remaining, want)
-		}
+		d := decide(t, backup, r, "k", l.there(0), cost(0))
+		expect.True(t, d.Remaining == want, "%s: %d are left, want %d", r.Scope, d.Remaining, want)
 	}
 }
 
@@ -204,16 +185,11 @@ func TestGivenBackWithRecord(t *testing.T) {
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	now := quietAfter / 2
-	if holder.Sweep(at(now), 1) != 1 {
-		t.Fatal("the record is not dropped")
-	}
-	if holder.Pending(0, ownership.Backup) == 0 {
-		t.Fatal("nothing is pending")
-	}
+	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
+	must.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending")
 	l.sync(t, now, false)
-	if n := copied.Stats().Keys; n != 0 {
-		t.Errorf("the copy keeps %d keys", n)
-	}
+	n := copied.Stats().Keys
+	expect.True(t, n == 0, "the copy keeps %d keys", n)
 	accounted(t, holder)
 	accounted(t, copied)
 }
@@ -236,9 +212,7 @@ func TestAllowanceAfterSplit(t *testing.T) {
 	receiver.TakeOver(0, l.there(0))
 	receiver.Open(0)
 	ahead := spend(t, holder, r, 0) // and it is lost
-	if ahead == 0 {
-		t.Fatal("nothing was admitted ahead")
-	}
+	must.True(t, ahead != 0, "nothing was admitted ahead")
 	backup.TakeOver(0, l.there(0))
 	backup.TakeOverStrict(0, l.there(0))
 	n := newLink(backup, receiver, ownership.Target)
@@ -247,30 +221,22 @@ func TestAllowanceAfterSplit(t *testing.T) {
 	for more := true; more; {
 		var chunk []byte
 		chunk, _, more = backup.Drain(0, ownership.Target, l.there(0), n.most)
-		if err := receiver.Apply(0, true, l.there(0), chunk); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, receiver.Apply(0, true, l.there(0), chunk))
 	}
-	if err := receiver.Merge(0, l.there(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, receiver.Merge(0, l.there(0)))
 	receiver.Lease(0, int64(time.Hour))
 	receiver.Unguarded(0, true)
 	a, err := receiver.Decide(receiver.key("p", "k"), r, l.there(0), cost(0), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if spent := 1 + ahead; a.Remaining > 100-spent {
-		t.Errorf("%d are left of 100, of which %d were admitted", a.Remaining, spent)
-	}
+	must.NoError(t, err)
+	spent := 1 + ahead
+	expect.True(t, a.Remaining <= 100-spent, "%d are left of 100, of which %d were admitted", a.Remaining, spent)
 }
 
 // TestAllowanceIsOfTheCapacity: of a bucket that holds less than its limit, allowances are a part of what it holds.
 func TestAllowanceIsOfTheCapacity(t *testing.T) {
 	limits := algo.Limits{{Algorithm: algo.TokenBucket, Limit: 1000, Window: minute, Capacity: 40}, log(100, minute)}
-	if n := chunkOf(limits); n != 2 {
-		t.Errorf("told in chunks of %d, where the bucket holds 40", n)
-	}
+	n := chunkOf(limits)
+	expect.True(t, n == 2, "told in chunks of %d, where the bucket holds 40", n)
 }
 
 // TestAllowanceLater: a key that is in use keeps its allowance, whatever the time.
@@ -283,13 +249,10 @@ func TestAllowanceLater(t *testing.T) {
 	l.sync(t, now, false)
 	l.from.Attach(0, ownership.Target, true)
 	holder.Detach(0, ownership.Target)
-	if n := spend(t, holder, r, now); n != 10 {
-		t.Errorf("%d were admitted ahead of the copy, of 10", n)
-	}
+	expect.Equal(t, spend(t, holder, r, now), 10, "were admitted ahead of the copy, of 10")
 	l.sync(t, now, false)
-	if left := left(t, copied, r, now, l); left != 100-12-10 {
-		t.Errorf("%d are left of 100 after 12, and 10 that may have been admitted", left)
-	}
+	expect.Equal(t, left(t, copied, r, now, l), 100-12-10,
+		"are left of 100 after 12, and 10 that may have been admitted")
 }
 
 // TestNoAllowanceOfOthers: neither who gets the partition by a move is told of allowances nor a copy of keys that have come under another durability.
@@ -303,16 +266,12 @@ func TestNoAllowanceOfOthers(t *testing.T) {
 	m := newLink(holder, receiver, ownership.Target)
 	m.sync(t, 0, true)
 	l.sync(t, 0, false)
-	if left := left(t, receiver, r, 0, m); left != 99 {
-		t.Errorf("%d are left of 100 after 1, at the receiver of a move", left)
-	}
+	expect.Equal(t, left(t, receiver, r, 0, m), 99, "are left of 100 after 1, at the receiver of a move")
 	waits := rule("p", window(100, minute))
 	waits.Durability = Sync
 	decide(t, holder, waits, "k", at(0), cost(1))
 	l.sync(t, 0, false)
-	if left := left(t, copied, waits, 0, l); left != 98 {
-		t.Errorf("%d are left of 100 after 2, of which none was admitted ahead", left)
-	}
+	expect.Equal(t, left(t, copied, waits, 0, l), 98, "are left of 100 after 2, of which none was admitted ahead")
 }
 
 // TestAllowanceBesideWhatIsOwed: a backup that takes over charges what its holder may have admitted and what one before that may have, too.
@@ -327,9 +286,7 @@ func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 		part.extras.owed = map[stateID]owing{of: {hash: rec.hash(), advanced: 5, inherited: 7}} // as after a merge
 	})
 	l.sync(t, 0, false)
-	if left := left(t, copied, r, 0, l); left != 100-1-10-5-7 {
-		t.Errorf("%d are left of 100", left)
-	}
+	expect.Equal(t, left(t, copied, r, 0, l), 100-1-10-5-7, "are left of 100")
 }
 
 // TestOwedIsChargedBesideReservations: a cancel takes nothing of what was charged because it may have been admitted, and the followers of who has taken
@@ -352,12 +309,10 @@ func TestOwedIsChargedBesideReservations(t *testing.T) {
 	copied.TakeOverStrict(0, at(10*time.Second))
 	m.sync(t, 10*time.Second, false)
 	m.same(t, "charged", 10*time.Second)
-	if n, known, err := settle(copied, copied.key("p", "k"), r, at(20*time.Second), reservationOf(1), 0); n != 1 || !known || err != nil {
-		t.Fatal(n, known, err)
-	}
-	if d := decide(t, copied, r, "k", at(20*time.Second), cost(0)); d.Remaining != 90 || d.ResetAfter != 40*time.Second {
-		t.Errorf("%+v, want 10 in use for 40s more", d)
-	}
+	n, known, err := settle(copied, copied.key("p", "k"), r, at(20*time.Second), reservationOf(1), 0)
+	must.True(t, n == 1 && known && err == nil, "%v %v %v", n, known, err)
+	d := decide(t, copied, r, "k", at(20*time.Second), cost(0))
+	expect.True(t, d.Remaining == 90 && d.ResetAfter == 40*time.Second, "%+v, want 10 in use for 40s more", d)
 }
 
 // TestNothingOwedAfterALoss: who takes every key of strict rules for used up charges nothing besides.
@@ -375,10 +330,8 @@ func TestNothingOwedAfterALoss(t *testing.T) {
 	copied.Unguarded(0, true)
 	copied.ColdStrict(0, at(time.Second))
 	copied.TakeOverStrict(0, at(30*time.Second))
-	if d := decide(t, copied, r, "k", at(30*time.Second), cost(0)); d.Remaining != 0 {
-		t.Errorf("%d are left, and none is known to be", d.Remaining)
-	}
-	if d := decide(t, copied, r, "k", at(61*time.Second), cost(0)); d.Remaining != 100 {
-		t.Errorf("%d are left of 100 when all is over", d.Remaining)
-	}
+	d := decide(t, copied, r, "k", at(30*time.Second), cost(0))
+	expect.Equal(t, d.Remaining, 0, "are left, and none is known to be")
+	d = decide(t, copied, r, "k", at(61*time.Second), cost(0))
+	expect.Equal(t, d.Remaining, 100, "are left of 100 when all is over")
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // releasing returns a rule under which what expires is given back.
@@ -22,9 +23,8 @@ func reserveFor(id uint64, units int64, ttl time.Duration) Call {
 // wantUsed checks how many units of a limit of 10 are in use.
 func wantUsed(t *testing.T, what string, s *Store, r *Rule, now algo.Instant, want int64) {
 	t.Helper()
-	if d := decide(t, s, r, "k", now, cost(0)); 10-d.Remaining != want {
-		t.Errorf("%s: %d are in use, want %d", what, 10-d.Remaining, want)
-	}
+	d := decide(t, s, r, "k", now, cost(0))
+	expect.True(t, 10-d.Remaining == want, "%s: %d are in use, want %d", what, 10-d.Remaining, want)
 }
 
 // TestReleaseAtExpiry: the units of an expired reservation and of its extensions come back once, before the next
@@ -47,17 +47,14 @@ func TestReleaseAtExpiry(t *testing.T) {
 			wantUsed(t, a.String(), s, charge, at(time.Second-1), 8)
 			if sweep {
 				s.Sweep(at(time.Second), 1)
-				if n := s.Stats().Reservations; n != 0 {
-					t.Errorf("%d reservations are left", n)
-				}
+				expect.Equal(t, s.Stats().Reservations, 0, "reservations are left")
 			}
 			for range 2 {
 				wantUsed(t, a.String(), s, charge, at(time.Second), 3) // after a reload back
 				s.Sweep(at(time.Second), 1)
 			}
-			if _, known, err := settle(s, s.key("p", "k"), r, at(time.Second), reservationOf(1), 0); known || err != nil {
-				t.Errorf("%v: settled after its end: %v, %v", a, known, err)
-			}
+			_, known, err := settle(s, s.key("p", "k"), r, at(time.Second), reservationOf(1), 0)
+			expect.True(t, !known && err == nil, "%v: settled after its end: %v, %v", a, known, err)
 			accounted(t, s)
 		}
 	}
@@ -102,23 +99,20 @@ func TestReleaseByTheHolder(t *testing.T) {
 			decide(t, holder, r, "k", at(0), reserveFor(1, 3, time.Second))
 			l.sync(t, 0, false)
 			copied.Sweep(l.there(2*time.Second), 1)
-			if n := copied.Stats().Reservations; n != 1 {
-				t.Errorf("%v: the copy has %d reservations, want 1", d, n)
-			}
+			n := copied.Stats().Reservations
+			expect.True(t, n == 1, "%v: the copy has %d reservations, want 1", d, n)
 			if told {
 				holder.Sweep(at(2*time.Second), 1)
 				wantUsed(t, "holder", holder, r, at(2*time.Second), 2)
 				l.sync(t, 2*time.Second, false)
-				if n := copied.Stats().Reservations; n != 0 {
-					t.Errorf("%v: the copy has %d reservations after it was told", d, n)
-				}
+				n := copied.Stats().Reservations
+				expect.True(t, n == 0, "%v: the copy has %d reservations after it was told", d, n)
 			}
 			copied.TakeOver(0, l.there(2*time.Second))
 			copied.Open(0)
 			if d == Escrow { // what the holder may have admitted ahead of its copy is charged
-				if got := decide(t, copied, r, "k", l.there(2*time.Second), cost(0)); got.Remaining < 6 {
-					t.Errorf("%+v", got)
-				}
+				got := decide(t, copied, r, "k", l.there(2*time.Second), cost(0))
+				expect.True(t, got.Remaining >= 6, "%+v", got)
 			} else {
 				wantUsed(t, "new holder, told "+fmt.Sprint(told), copied, r, l.there(2*time.Second), 2)
 			}
@@ -160,9 +154,7 @@ func TestReleaseAfterMerge(t *testing.T) {
 		s.merge(from, 1-from)
 		p := s.parties[1-from].store
 		wantUsed(t, "joined", p, r, at(s.now+2*time.Second), 3)
-		if n := p.Stats().Reservations; n != 0 {
-			t.Errorf("%d reservations are left", n)
-		}
+		expect.Equal(t, p.Stats().Reservations, 0, "reservations are left")
 		accounted(t, p)
 	}
 }
@@ -195,9 +187,8 @@ func TestCommitBesideExpiry(t *testing.T) {
 	decide(t, s, r, "k", at(0), reserveFor(1, 3, time.Second))
 	decide(t, s, r, "k", at(0), reserveFor(2, 2, minute))
 	out, err := s.Settle(s.key("p", "k"), r, at(time.Second), Settlement{ID: reservationOf(2), Keep: 6})
-	if want := (Settled{Known: true, Excess: 4}); out != want || err != nil {
-		t.Errorf("%+v, %v", out, err)
-	}
+	want := (Settled{Known: true, Excess: 4})
+	expect.True(t, out == want && err == nil, "%+v, %v", out, err)
 	wantUsed(t, "committed", s, r, at(time.Second), 6)
 	accounted(t, s)
 }

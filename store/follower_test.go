@@ -13,6 +13,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // link carries one partition's chunks from a holder to a follower, whose clock has another origin.
@@ -60,9 +62,7 @@ func (l *link) deliver(t *testing.T, now time.Duration, staged *bool) {
 	t.Helper()
 	m := l.queue[0]
 	l.queue = l.queue[1:]
-	if err := l.to.Apply(0, *staged, l.there(now), m.chunk); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, l.to.Apply(0, *staged, l.there(now), m.chunk))
 	if m.complete {
 		l.to.Promote(0)
 		*staged = false
@@ -149,9 +149,7 @@ func accounted(t *testing.T, s *Store) {
 	if got := s.Stats(); got.Bytes != int64(sh.arena.Bytes()) || got.Keys != 0 || got.Pending != 0 {
 		t.Errorf("after a discard %d bytes are counted, of which pages hold %d; %d keys, %d pending", got.Bytes, sh.arena.Bytes(), got.Keys, got.Pending)
 	}
-	if len(sh.specOf) != 0 {
-		t.Errorf("specs are left: %v", sh.specOf)
-	}
+	expect.Equal(t, len(sh.specOf), 0, "specs are left: %v", sh.specOf)
 }
 
 // TestCopyEquals makes random calls on a holder and compares both sides whenever everything has been delivered.
@@ -240,9 +238,7 @@ func TestCopyEquals(t *testing.T) {
 				}
 				_, err = holder.Decide(k, r, instant, c, nil)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			if rng.IntN(10) > 0 {
 				continue
 			}
@@ -313,9 +309,7 @@ func TestChanged(t *testing.T) {
 			case 2:
 				s.Detach(p, slot)
 			case 3:
-				if err := s.Reset(k, r.Scope); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, s.Reset(k, r.Scope))
 			case 4:
 				s.TakeOver(p, now)
 			case 5:
@@ -331,15 +325,11 @@ func TestChanged(t *testing.T) {
 			}
 			pending := func(p int) bool { return s.Pending(p, ownership.Backup)+s.Pending(p, ownership.Target) > 0 }
 			s.Changed(func(p int) {
-				if named[p] && !pending(p) {
-					t.Fatalf("seed %d, step %d: %d named again", seed, step, p)
-				}
+				must.True(t, !named[p] || pending(p), "seed %d, step %d: %d named again", seed, step, p)
 				named[p] = true
 			})
 			for p := range partitions {
-				if pending(p) && !named[p] {
-					t.Fatalf("seed %d, step %d: %d not named", seed, step, p)
-				}
+				must.True(t, !pending(p) || named[p], "seed %d, step %d: %d not named", seed, step, p)
 				if named[p] && rng.IntN(4) == 0 {
 					for slot := range ownership.Slot(slots) {
 						s.Drain(p, slot, now, 1<<rng.IntN(12))
@@ -417,9 +407,7 @@ func TestCrash(t *testing.T) {
 				default:
 					k := keys[min(rng.IntN(5), 2)]
 					a, err := holder.Decide(holder.key("p", k), r, at(now), Call{Request: algo.Request{Cost: 1 + rng.Int64N(4), Partial: true}}, nil)
-					if err != nil || a.Degraded {
-						t.Fatal(a, err)
-					}
+					must.True(t, err == nil && !a.Degraded, "%v %v", a, err)
 					if a.Granted == 0 {
 						continue
 					}
@@ -445,9 +433,7 @@ func TestCrash(t *testing.T) {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
 				k := keys[rng.IntN(3)]
 				a, err := copy.Decide(copy.key("p", k), r, l.there(now), Call{Request: algo.Request{Cost: 2, Partial: true}}, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				answered[k].add(now, a.Granted)
 			}
 			for k, a := range answered {
@@ -461,17 +447,13 @@ func TestCrash(t *testing.T) {
 				}
 				most := a.most(w)
 				worst = max(worst, most-limit)
-				if most > bound {
-					t.Fatalf("durability %d, seed %d: %d of %s answered in a window, at most %d may be", d, seed, most, k, bound)
-				}
+				must.True(t, most <= bound,
+					"durability %d, seed %d: %d of %s answered in a window, at most %d may be", d, seed, most, k, bound)
 			}
 		}
-		if d == Async && worst <= 0 {
-			t.Error("no crash cost anything without an allowance: the test does not look where it should")
-		}
-		if d != Async && late == 0 {
-			t.Errorf("durability %d: no answer had to wait", d)
-		}
+		expect.True(t, d != Async || worst > 0,
+			"no crash cost anything without an allowance: the test does not look where it should")
+		expect.True(t, d == Async || late != 0, "durability %d: no answer had to wait", d)
 	}
 }
 
@@ -490,9 +472,7 @@ func TestEscrowSeldomWaits(t *testing.T) {
 		now += time.Millisecond
 		urgent = 0
 		a, err := holder.Decide(holder.key("p", "k"), r, at(now), cost(1), nil)
-		if err != nil || !a.Allowed {
-			t.Fatal(a, err)
-		}
+		must.True(t, err == nil && a.Allowed, "%v %v", a, err)
 		if a.Ticket > 0 {
 			waited++
 		}
@@ -501,9 +481,8 @@ func TestEscrowSeldomWaits(t *testing.T) {
 			l.sync(t, now, false)
 		}
 	}
-	if waited != 1 || drains < 10 || drains > 25 {
-		t.Errorf("%d answers waited, %d drains were asked for; want 1 and about 1000/50", waited, drains)
-	}
+	expect.True(t, waited == 1 && drains >= 10 && drains <= 25,
+		"%d answers waited, %d drains were asked for; want 1 and about 1000/50", waited, drains)
 	used := func() int64 {
 		var n int64
 		copy.with(0, func(_ *shard, part *partition) {
@@ -513,34 +492,26 @@ func TestEscrowSeldomWaits(t *testing.T) {
 		})
 		return n
 	}
-	if n := used(); n != 100 {
-		t.Errorf("the copy takes %d more for spent, want two chunks of 50", n)
-	}
+	n := used()
+	expect.True(t, n == 100, "the copy takes %d more for spent, want two chunks of 50", n)
 	// Unused for a second, it is given back.
 	now += 2 * quietAfter
 	holder.Sweep(at(now), 1)
-	if holder.Pending(0, ownership.Backup) == 0 {
-		t.Fatal("nothing became pending")
-	}
+	must.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing became pending")
 	l.sync(t, now, false)
-	if n := used(); n != 0 {
-		t.Errorf("%d are still taken for spent", n)
-	}
+	expect.Equal(t, used(), 0, "are still taken for spent")
 	now += 2 * quietAfter
 	holder.Sweep(at(now), 1)
 	holder.with(0, func(_ *shard, part *partition) {
-		if n := len(part.role.advances.by); n != 0 {
-			t.Errorf("%d keys still have an allowance", n)
-		}
+		expect.Equal(t, len(part.role.advances.by), 0, "keys still have an allowance")
 	})
 	// A move's last chunk ends every allowance.
 	holder.Decide(holder.key("p", "k"), r, at(now), cost(1), nil)
 	l.sync(t, now, false)
 	holder.Shut(0)
 	l.sync(t, now, false)
-	if n := used(); n != 0 {
-		t.Errorf("after the last chunk of a move %d are taken for spent", n)
-	}
+	n = used()
+	expect.True(t, n == 0, "after the last chunk of a move %d are taken for spent", n)
 	accounted(t, holder)
 	accounted(t, copy)
 }
@@ -552,25 +523,17 @@ func TestVersions(t *testing.T) {
 	s.AttachCurrent(0, ownership.Backup, true)
 	s.Caught(0, ownership.Backup)
 	_, before, more := s.Drain(0, ownership.Backup, at(0), 1<<20)
-	if more {
-		t.Error("something is pending for a current follower")
-	}
+	expect.True(t, !more, "something is pending for a current follower")
 	sync := rule("p", log(5, minute))
 	sync.Durability = Sync
 	for i := range 100 {
 		decide(t, s, r, fmt.Sprint(i), at(0), cost(1))
 	}
 	a, err := s.Decide(s.key("q", "k"), &Rule{Scope: "q", Limits: r.Limits, Durability: Sync}, at(0), cost(1), nil)
-	if err != nil || a.Ticket == 0 {
-		t.Fatal(a, err)
-	}
-	if n := s.Pending(0, ownership.Backup); n != 101 {
-		t.Errorf("%d are pending", n)
-	}
+	must.True(t, err == nil && a.Ticket != 0, "%v %v", a, err)
+	expect.Equal(t, s.Pending(0, ownership.Backup), 101, "are pending")
 	_, version, more := s.Drain(0, ownership.Backup, at(0), 1000)
-	if !more || version != before {
-		t.Errorf("part of it: version %d, more %v; want %d, true", version, more, before)
-	}
+	expect.True(t, more && version == before, "part of it: version %d, more %v; want %d, true", version, more, before)
 	// What comes now does not keep the ticket waiting.
 	for i := range 100 {
 		decide(t, s, r, fmt.Sprint(i), at(1), cost(1))
@@ -580,14 +543,12 @@ func TestVersions(t *testing.T) {
 		_, version, more = s.Drain(0, ownership.Backup, at(0), 1000)
 		chunks++
 	}
-	if version < a.Ticket || !more {
-		t.Errorf("the ticket is contained together with everything after it, in %d chunks", chunks)
-	}
+	expect.True(t, version >= a.Ticket && more,
+		"the ticket is contained together with everything after it, in %d chunks", chunks)
 	for more {
 		var chunk []byte
-		if chunk, version, more = s.Drain(0, ownership.Backup, at(0), 1000); len(chunk) > 1200 {
-			t.Errorf("a chunk of %d bytes", len(chunk))
-		}
+		chunk, version, more = s.Drain(0, ownership.Backup, at(0), 1000)
+		expect.True(t, len(chunk) <= 1200, "a chunk of %d bytes", len(chunk))
 	}
 	if chunk, same, _ := s.Drain(0, ownership.Backup, at(0), 1000); chunk != nil || same != version {
 		t.Errorf("with nothing pending: %d bytes, version %d after %d", len(chunk), same, version)
@@ -604,9 +565,7 @@ func TestAwaited(t *testing.T) {
 	drained := func() { _, version, _ = s.Drain(0, ownership.Backup, at(0), 1<<20) }
 	awaited := func(want bool, when string) {
 		t.Helper()
-		if s.Awaited(0) != want {
-			t.Errorf("%s: %v", when, !want)
-		}
+		expect.Equal(t, s.Awaited(0), want, "%s: %v", when, !want)
 	}
 	awaited(false, "without a follower")
 	s.Attach(0, ownership.Backup, true)
@@ -653,9 +612,8 @@ func TestLateConfirm(t *testing.T) {
 	for _, i := range []int{1, 0} {
 		s.Confirm(0, ownership.Backup, versions[i])
 	}
-	if a, err := s.Decide(s.key("p", name(1)), r, at(0), call, nil); err != nil || !a.Allowed || a.Ticket != 0 {
-		t.Errorf("repeated once the copy has it: %+v, %v", a, err)
-	}
+	a, err := s.Decide(s.key("p", name(1)), r, at(0), call, nil)
+	expect.True(t, err == nil && a.Allowed && a.Ticket == 0, "repeated once the copy has it: %+v, %v", a, err)
 }
 
 // TestChunksStayApart: chunks share room, and none has a part of another's.
@@ -668,22 +626,18 @@ func TestChunksStayApart(t *testing.T) {
 	var chunks, copies [][]byte
 	for i := range 3000 {
 		k := s.key("p", name(i))
-		if _, err := s.Decide(k, r, at(0), cost(1), nil); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Decide(k, r, at(0), cost(1), nil)
+		must.NoError(t, err)
 		if i%7 > 0 {
 			continue // some chunks have several keys
 		}
 		chunk, _, _ := s.Drain(k.Partition, ownership.Backup, at(0), 1<<20)
-		if len(chunk) != cap(chunk) && cap(chunk) <= smallChunk {
-			t.Fatalf("a chunk of %d bytes goes on for %d", len(chunk), cap(chunk))
-		}
+		must.True(t, len(chunk) == cap(chunk) || cap(chunk) > smallChunk,
+			"a chunk of %d bytes goes on for %d", len(chunk), cap(chunk))
 		chunks, copies = append(chunks, chunk), append(copies, bytes.Clone(chunk))
 	}
 	for i := range chunks {
-		if !bytes.Equal(chunks[i], copies[i]) {
-			t.Fatalf("chunk %d has changed", i)
-		}
+		must.True(t, bytes.Equal(chunks[i], copies[i]), "chunk %d has changed", i)
 	}
 }
 
@@ -695,9 +649,8 @@ func TestLogGrowsByWhatIsNew(t *testing.T) {
 		for i := range 100 {
 			decide(t, s, r, "k", at(time.Duration(flush*100+i)*time.Millisecond), cost(1))
 		}
-		if chunk, _, _ := s.Drain(0, ownership.Backup, at(2*time.Second), 1<<20); len(chunk) > 600 {
-			t.Fatalf("%d bytes for 100 units, in drain %d", len(chunk), flush)
-		}
+		chunk, _, _ := s.Drain(0, ownership.Backup, at(2*time.Second), 1<<20)
+		must.True(t, len(chunk) <= 600, "%d bytes for 100 units, in drain %d", len(chunk), flush)
 	}
 }
 
@@ -715,23 +668,15 @@ func TestGate(t *testing.T) {
 		"reset":   func() error { return s.Reset(k, "p") },
 	}
 	for name, call := range calls {
-		if err := call(); !errors.Is(err, ErrShut) {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.ErrorIs(t, call(), ErrShut, "%s", name)
 	}
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("%d keys were made", n)
-	}
+	expect.Equal(t, s.Stats().Keys, 0, "keys were made")
 	s.Open(0)
 	for name, call := range calls {
-		if err := call(); err != nil {
-			t.Errorf("%s of an open partition: %v", name, err)
-		}
+		expect.NoError(t, call(), "%s of an open partition", name)
 	}
 	s.Shut(0)
-	if err := calls["decide"](); !errors.Is(err, ErrShut) {
-		t.Errorf("shut again: %v", err)
-	}
+	expect.ErrorIs(t, calls["decide"](), ErrShut, "shut again")
 }
 
 func TestStrict(t *testing.T) {
@@ -745,9 +690,8 @@ func TestStrict(t *testing.T) {
 	}
 	refused := func(what string, boot int64) {
 		t.Helper()
-		if _, err := ask(boot); !errors.Is(err, ErrNoGrant) {
-			t.Errorf("%s: %v", what, err)
-		}
+		_, err := ask(boot)
+		expect.ErrorIs(t, err, ErrNoGrant, "%s", what)
 	}
 	refused("without anything", 0)
 	s.Lease(0, 100)
@@ -761,23 +705,19 @@ func TestStrict(t *testing.T) {
 	if _, err := s.Decide(s.key("p", "k"), r, at(0), giveBack, nil); !errors.Is(err, ErrNoGrant) {
 		t.Errorf("a negative cost after the lease: %v", err)
 	}
-	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 49 {
-		t.Errorf("%d are left of 50 after 1, of which nothing is to be given back without an answer", d.Remaining)
-	}
+	d := decide(t, s, r, "k", at(0), cost(0))
+	expect.Equal(t, d.Remaining, 49, "are left of 50 after 1, of which nothing is to be given back without an answer")
 	s.Unguarded(0, false)
 	s.Attach(0, ownership.Backup, true)
 	refused("while the backup catches up", 0)
 	s.Caught(0, ownership.Backup)
 	a, err := ask(99)
-	if err != nil || a.Degraded || a.Ticket == 0 {
-		t.Errorf("with a backup: %+v, %v", a, err)
-	}
+	expect.True(t, err == nil && !a.Degraded && a.Ticket != 0, "with a backup: %+v, %v", a, err)
 	s.Detach(0, ownership.Backup)
 	refused("after the backup", 0)
 	// Others go on.
-	if a, err := s.Decide(s.key("q", "k"), &Rule{Scope: "q", Limits: r.Limits, Durability: Sync}, at(0), cost(1), nil); err != nil || !a.Degraded || a.Ticket != 0 {
-		t.Errorf("available: %+v, %v", a, err)
-	}
+	a, err = s.Decide(s.key("q", "k"), &Rule{Scope: "q", Limits: r.Limits, Durability: Sync}, at(0), cost(1), nil)
+	expect.True(t, err == nil && a.Degraded && a.Ticket == 0, "available: %+v, %v", a, err)
 }
 
 // TestRepeatWaitsToo: the answer to a repeated request id must not overtake the first one's.
@@ -792,16 +732,12 @@ func TestRepeatWaitsToo(t *testing.T) {
 		c.RequestID = "5"
 		first, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
 		again, err2 := s.Decide(s.key("p", "k"), r, at(0), c, nil)
-		if err != nil || err2 != nil || again.Ticket < first.Ticket || first.Ticket == 0 {
-			t.Errorf("%v: tickets %d and %d (%v, %v)", durability, first.Ticket, again.Ticket, err, err2)
-		}
-		if first.Remaining != again.Remaining {
-			t.Errorf("%v: charged twice", durability)
-		}
+		expect.True(t, err == nil && err2 == nil && again.Ticket >= first.Ticket && first.Ticket != 0,
+			"%v: tickets %d and %d (%v, %v)", durability, first.Ticket, again.Ticket, err, err2)
+		expect.Equal(t, first.Remaining, again.Remaining, "%v: charged twice", durability)
 		s.Drain(0, ownership.Backup, at(0), 1<<20)
-		if again, err = s.Decide(s.key("p", "k"), r, at(0), c, nil); err != nil || again.Ticket == 0 {
-			t.Errorf("%v: told and not confirmed: %+v, %v", durability, again, err)
-		}
+		again, err = s.Decide(s.key("p", "k"), r, at(0), c, nil)
+		expect.True(t, err == nil && again.Ticket != 0, "%v: told and not confirmed: %+v, %v", durability, again, err)
 	}
 }
 
@@ -824,15 +760,11 @@ func TestRepeatAfterMove(t *testing.T) {
 		to.Caught(0, ownership.Backup)
 		to.Open(0)
 		again, err := to.Decide(to.key("p", "k"), r, at(0), c, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if again.Granted != 1 || again.Remaining != first.Remaining {
-			t.Errorf("%v: %+v, then %+v", durability, first, again)
-		}
-		if again.Ticket != 0 && to.Pending(0, ownership.Backup) == 0 {
-			t.Errorf("%v: waits for version %d, and nothing is going to be sent", durability, again.Ticket)
-		}
+		must.NoError(t, err)
+		expect.True(t, again.Granted == 1 && again.Remaining == first.Remaining,
+			"%v: %+v, then %+v", durability, first, again)
+		expect.True(t, again.Ticket == 0 || to.Pending(0, ownership.Backup) != 0,
+			"%v: waits for version %d, and nothing is going to be sent", durability, again.Ticket)
 	}
 }
 
@@ -854,9 +786,8 @@ func TestOtherAnswersWait(t *testing.T) {
 		id := reservationOf(1)
 		decide(t, s, units, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: id, ReserveFor: minute})
 		told()
-		if a, err := s.Renew(s.key("jobs", "k"), jobs, at(0), lease.Lease, minute, 0); err != nil || !a.Alive || a.Ticket == 0 {
-			t.Errorf("%v: renewed: %+v, %v", durability, a, err)
-		}
+		a, err := s.Renew(s.key("jobs", "k"), jobs, at(0), lease.Lease, minute, 0)
+		expect.True(t, err == nil && a.Alive && a.Ticket != 0, "%v: renewed: %+v, %v", durability, a, err)
 		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(2), ReserveFor: minute, ReserveOnce: true}
 		told()
 		if a := answer(t, s, units, "k", at(0), once); (a.Ticket == 0) != (durability == Escrow) {
@@ -868,9 +799,9 @@ func TestOtherAnswersWait(t *testing.T) {
 		}
 		told()
 		for _, what := range []string{"first", "repeated"} {
-			if out, err := s.Settle(s.key("units", "k"), units, at(0), Settlement{ID: id, Keep: 6}); err != nil || out.Excess != 5 || out.Ticket == 0 {
-				t.Errorf("%v: %s: %+v, %v", durability, what, out, err)
-			}
+			out, err := s.Settle(s.key("units", "k"), units, at(0), Settlement{ID: id, Keep: 6})
+			expect.True(t, err == nil && out.Excess == 5 && out.Ticket != 0,
+				"%v: %s: %+v, %v", durability, what, out, err)
 		}
 	}
 }
@@ -890,23 +821,20 @@ func TestDurabilityNone(t *testing.T) {
 	l.drain(0)
 	staged := true
 	l.deliver(t, 0, &staged)
-	if n := copy.Stats().Keys; n != 2 {
-		t.Errorf("the copy has %d keys, want 2", n)
-	}
+	n := copy.Stats().Keys
+	expect.True(t, n == 2, "the copy has %d keys, want 2", n)
 	// A policy that begins to be replicated is told as a whole when it is next used.
 	changed := rule("none", log(5, minute))
 	decide(t, holder, changed, "before", at(0), cost(1))
 	l.sync(t, 0, false)
-	if n := copy.Stats().Keys; n != 3 {
-		t.Errorf("the copy has %d keys, want 3", n)
-	}
+	n = copy.Stats().Keys
+	expect.True(t, n == 3, "the copy has %d keys, want 3", n)
 	holder.Widen(0, ownership.Target)
 	l.sync(t, 0, false)
 	both("last")
 	l.sync(t, 0, false)
-	if got, want := contents(copy, l.there(0)), contents(holder, at(0)); !slices.Equal(got, want) {
-		t.Errorf("the copy has %q, want %q", got, want)
-	}
+	got, want := contents(copy, l.there(0)), contents(holder, at(0))
+	expect.True(t, slices.Equal(got, want), "the copy has %q, want %q", got, want)
 }
 
 // reservationOf is the id of a reservation by its number.
@@ -929,16 +857,14 @@ func TestReservations(t *testing.T) {
 		return s.Decide(k, r, at(now), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: 10 * time.Second}, nil)
 	}
 	for id := uint64(1); id <= 2; id++ {
-		if a, err := reserve(id, 3, 0); err != nil || !a.Allowed || !a.Pending {
-			t.Fatalf("%+v, %v", a, err)
-		}
+		a, err := reserve(id, 3, 0)
+		must.True(t, err == nil && a.Allowed && a.Pending, "%+v, %v", a, err)
 	}
 	if _, err := reserve(3, 3, 0); !errors.Is(err, ErrFull) {
 		t.Errorf("beyond the bound: %v", err)
 	}
-	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 4 {
-		t.Errorf("%d remain of 10 after two reservations of 3 and one refused", d.Remaining)
-	}
+	d := decide(t, s, r, "k", at(0), cost(0))
+	expect.Equal(t, d.Remaining, 4, "remain of 10 after two reservations of 3 and one refused")
 	if _, known, err := settle(s, k, r, at(0), reservationOf(1), 4); !known || !errors.Is(err, ErrReserved) {
 		t.Errorf("more than reserved: %v, %v", known, err)
 	}
@@ -948,26 +874,18 @@ func TestReservations(t *testing.T) {
 	if n, known, err := settle(s, k, r, at(time.Second), reservationOf(1), 1); n != 2 || !known || err != nil {
 		t.Errorf("commit, repeated: %d, %v, %v", n, known, err)
 	}
-	if _, known, _ := settle(s, k, r, at(time.Second), reservationOf(1), 0); known {
-		t.Error("cancelled after a commit")
-	}
+	_, known, _ := settle(s, k, r, at(time.Second), reservationOf(1), 0)
+	expect.True(t, !known, "cancelled after a commit")
 	// The other expires, and its charge stays.
-	if _, known, _ := settle(s, k, r, at(10*time.Second), reservationOf(2), 0); known {
-		t.Error("settled after its time")
-	}
+	_, known, _ = settle(s, k, r, at(10*time.Second), reservationOf(2), 0)
+	expect.True(t, !known, "settled after its time")
 	a, err := s.Decide(k, r, at(10*time.Second), cost(0), nil)
-	if err != nil || a.Remaining != 6 || a.Pending {
-		t.Errorf("%+v, %v", a, err)
-	}
-	if a, err := reserve(3, 3, 10*time.Second); err != nil || !a.Allowed {
-		t.Errorf("an expired one is in the way: %+v, %v", a, err)
-	}
-	if err := s.Reset(k, "p"); err != nil {
-		t.Fatal(err)
-	}
-	if _, known, _ := settle(s, k, r, at(10*time.Second), reservationOf(3), 0); known {
-		t.Error("settled after a reset")
-	}
+	expect.True(t, err == nil && a.Remaining == 6 && !a.Pending, "%+v, %v", a, err)
+	a, err = reserve(3, 3, 10*time.Second)
+	expect.True(t, err == nil && a.Allowed, "an expired one is in the way: %+v, %v", a, err)
+	must.NoError(t, s.Reset(k, "p"))
+	_, known, _ = settle(s, k, r, at(10*time.Second), reservationOf(3), 0)
+	expect.True(t, !known, "settled after a reset")
 	accounted(t, s)
 }
 
@@ -982,9 +900,8 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		reserve := func(id uint64, n int64, ttl time.Duration) {
 			t.Helper()
 			call := Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: ttl}
-			if got, err := a.Decide(k, r, at(0), call, nil); err != nil || !got.Allowed {
-				t.Fatalf("%+v, %v", got, err)
-			}
+			got, err := a.Decide(k, r, at(0), call, nil)
+			must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
 		}
 		a.TakeOver(0, at(0))
 		l := newLink(a, b, ownership.Backup)
@@ -996,9 +913,8 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		l.deliver(t, 9*time.Second, &staged) // late: the first is pending here until 18 s
 		a.Sweep(at(12*time.Second), 100)
 		a.Widen(0, ownership.Backup)
-		if got, err := a.Decide(k, r, at(12*time.Second), cost(1), nil); err != nil || !got.Allowed {
-			t.Fatalf("%+v, %v", got, err)
-		}
+		got, err := a.Decide(k, r, at(12*time.Second), cost(1), nil)
+		must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
 		l.drain(13 * time.Second)
 		a.Shut(0)
 		l.deliver(t, 13*time.Second, &staged)
@@ -1007,15 +923,12 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		if n, known, err := settle(b, k, r, there, reservationOf(1), 0); known || n != 0 || err != nil {
 			t.Errorf("durability %v: cancelled after its end: %d, %v, %v", d, n, known, err)
 		}
-		if n, known, err := settle(b, k, r, there, reservationOf(2), 1); !known || n != 2 || err != nil {
-			t.Errorf("durability %v: commit: %d, %v, %v", d, n, known, err)
-		}
-		if got, err := b.Decide(k, r, there, cost(0), nil); err != nil || got.Remaining != 10-2-1-1 || got.Pending {
-			t.Errorf("durability %v: %+v, %v", d, got, err)
-		}
-		if n := b.budget.reservations.Load(); n != 0 {
-			t.Errorf("durability %v: %d reservations are left", d, n)
-		}
+		n, known, err := settle(b, k, r, there, reservationOf(2), 1)
+		expect.True(t, known && n == 2 && err == nil, "durability %v: commit: %d, %v, %v", d, n, known, err)
+		got, err = b.Decide(k, r, there, cost(0), nil)
+		expect.True(t, err == nil && got.Remaining == 10-2-1-1 && !got.Pending, "durability %v: %+v, %v", d, got, err)
+		n = b.budget.reservations.Load()
+		expect.True(t, n == 0, "durability %v: %d reservations are left", d, n)
 		accounted(t, b)
 	}
 }
@@ -1052,13 +965,9 @@ func TestCold(t *testing.T) {
 			t.Errorf("%s at %v: %d remain, want %d", c.rule.Scope, c.at, got, c.want)
 		}
 	}
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("%d keys were made by peeks", n)
-	}
+	expect.Equal(t, s.Stats().Keys, 0, "keys were made by peeks")
 	decide(t, s, closed, "x", at(30*time.Second), cost(1))
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("%d keys were kept for a refusal that the next check would get again", n)
-	}
+	expect.Equal(t, s.Stats().Keys, 0, "keys were kept for a refusal that the next check would get again")
 	// A loss that concerns strict rules alone.
 	alone := New(Config{})
 	alone.ColdStrict(0, at(0))
@@ -1092,15 +1001,11 @@ func TestCountedRefusalWhereTheCountIsLost(t *testing.T) {
 	r.ColdClosed = true
 	const now = 90 * time.Second
 	free := decide(t, s, r, "k", at(now), cost(0)).Remaining
-	if free == 0 || free == 10 {
-		t.Fatalf("%d are left of 10", free)
-	}
-	if d := decide(t, s, r, "k", at(now), cost(free+1)); d.Allowed {
-		t.Fatal(d)
-	}
-	if d := decide(t, s, r, "k", at(now), cost(1)); d.Allowed {
-		t.Errorf("a counted refusal is forgotten: %+v", d)
-	}
+	must.True(t, free != 0 && free != 10, "%d are left of 10", free)
+	d := decide(t, s, r, "k", at(now), cost(free+1))
+	must.True(t, !d.Allowed, "%v", d)
+	d = decide(t, s, r, "k", at(now), cost(1))
+	expect.True(t, !d.Allowed, "a counted refusal is forgotten: %+v", d)
 }
 
 // TestResetOfWhatIsOwed: what a lost holder may have admitted to a strict rule ahead of its copy is reset like the rest, also where the record stays
@@ -1118,20 +1023,15 @@ func TestResetOfWhatIsOwed(t *testing.T) {
 		copied.Open(0)
 		copied.Lease(0, int64(time.Hour))
 		copied.Unguarded(0, true)
-		if err := copied.Reset(copied.key("p", "k"), "p"); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, copied.Reset(copied.key("p", "k"), "p"))
 		decide(t, copied, r, "k", l.there(0), cost(1))
 		copied.TakeOverStrict(0, l.there(0))
-		if d := decide(t, copied, r, "k", l.there(0), cost(0)); d.Remaining != 99-lent {
-			t.Errorf("%d are left of 100 after 1 and beside %d on loan", d.Remaining, lent)
-		}
+		d := decide(t, copied, r, "k", l.there(0), cost(0))
+		expect.Equal(t, d.Remaining, 99-lent, "are left of 100 after 1 and beside %d on loan", lent)
 		for range 3 {
 			copied.Sweep(l.there(time.Hour), 1)
 		}
-		if n := copied.Stats().Keys; n != 0 {
-			t.Errorf("%d keys are left when all is over", n)
-		}
+		expect.Equal(t, copied.Stats().Keys, 0, "keys are left when all is over")
 	}
 }
 
@@ -1213,20 +1113,17 @@ func sampleChunk(tb testing.TB) []byte {
 	ban := rule("banned", log(1, minute))
 	ban.Ban = time.Hour
 	for range 2 {
-		if _, err := s.Decide(s.key("banned", "k"), ban, at(0), cost(1), nil); err != nil {
-			tb.Fatal(err)
-		}
+		_, err := s.Decide(s.key("banned", "k"), ban, at(0), cost(1), nil)
+		must.NoError(tb, err)
 	}
 	loan := rule("lent", log(500, minute))
-	if _, err := s.Lend(s.key("lent", "k"), loan, at(0), Borrow{ID: algo.LoanID{Borrower: 1, Number: 2}, Want: 20}); err != nil {
-		tb.Fatal(err)
-	}
+	_, err := s.Lend(s.key("lent", "k"), loan, at(0), Borrow{ID: algo.LoanID{Borrower: 1, Number: 2}, Want: 20})
+	must.NoError(tb, err)
 	use := func(id uint64) {
 		for _, r := range rules {
 			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: fmt.Sprint(id), Reservation: reservationOf(id), ReserveFor: minute}
-			if _, err := s.Decide(s.key(r.Scope, "k"), r, at(0), call, nil); err != nil {
-				tb.Fatal(err)
-			}
+			_, err := s.Decide(s.key(r.Scope, "k"), r, at(0), call, nil)
+			must.NoError(tb, err)
 		}
 	}
 	use(1)
@@ -1234,15 +1131,11 @@ func sampleChunk(tb testing.TB) []byte {
 	s.Attach(0, ownership.Backup, true)
 	s.Caught(0, ownership.Backup)
 	use(2)
-	if err := s.Reset(s.key("log", "k"), "log"); err != nil {
-		tb.Fatal(err)
-	}
+	must.NoError(tb, s.Reset(s.key("log", "k"), "log"))
 	use(3)
 	s.Shut(0)
 	chunk, _, more := s.Drain(0, ownership.Backup, at(0), 1<<20)
-	if more {
-		tb.Fatal("more")
-	}
+	must.True(tb, !more, "more")
 	return chunk
 }
 
@@ -1254,17 +1147,14 @@ func FuzzApply(f *testing.F) {
 		s.Stage(0)
 		if s.Apply(0, staged, at(time.Hour), chunk) == nil && staged {
 			_ = s.Apply(0, false, at(time.Hour), sampleChunk(t))
-			if err := s.Merge(0, at(time.Hour)); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, s.Merge(0, at(time.Hour)))
 		}
 		s.TakeOver(0, at(time.Hour))
 		s.TakeOverStrict(0, at(time.Hour))
 		s.Open(0)
 		for _, scope := range []string{"log", "window", "lent"} {
-			if _, err := s.Decide(s.key(scope, "k"), rule(scope, log(5, minute)), at(time.Hour), cost(1), nil); err != nil && !errors.Is(err, ErrFull) {
-				t.Error(err)
-			}
+			_, err := s.Decide(s.key(scope, "k"), rule(scope, log(5, minute)), at(time.Hour), cost(1), nil)
+			expect.True(t, err == nil || errors.Is(err, ErrFull), "%v", err)
 		}
 		s.Sweep(at(2*time.Hour), 1)
 		accounted(t, s)
@@ -1274,9 +1164,7 @@ func FuzzApply(f *testing.F) {
 // A store that hears of a time zone for the first time finds it, outside its locks; a zone that nobody knows makes no state.
 func TestCopyZones(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, tt := range []struct {
 		zone *time.Location
 		err  error
@@ -1287,18 +1175,15 @@ func TestCopyZones(t *testing.T) {
 		l.attach(true)
 		r := rule("day", algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: tt.zone})
 		k := holder.key("day", "k")
-		if _, err := holder.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 2}}, nil); err != nil {
-			t.Fatal(err)
-		}
+		_, err := holder.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 2}}, nil)
+		must.NoError(t, err)
 		l.drain(0)
-		if err := copy.Apply(0, true, l.there(0), l.queue[0].chunk); err != tt.err {
-			t.Errorf("%v: %v, want %v", tt.zone, err, tt.err)
-		}
+		expect.Equal(t, copy.Apply(0, true, l.there(0), l.queue[0].chunk), tt.err, "%v", tt.zone)
 		if tt.err == nil {
 			copy.Promote(0)
-			if got, want := contents(copy, l.there(0)), contents(holder, at(0)); !slices.Equal(got, want) || !strings.Contains(strings.Join(got, " "), "Europe/Berlin") {
-				t.Errorf("copied %v of %v", got, want)
-			}
+			got, want := contents(copy, l.there(0)), contents(holder, at(0))
+			expect.True(t, slices.Equal(got, want) && strings.Contains(strings.Join(got, " "), "Europe/Berlin"),
+				"copied %v of %v", got, want)
 		}
 	}
 }
@@ -1317,14 +1202,12 @@ func TestReloadTellsKeptKeys(t *testing.T) {
 	}
 	decide(t, holder, none, "k", at(0), cost(20))
 	l.sync(t, 0, false)
-	if n := backup.Stats().Keys; n != 0 {
-		t.Fatalf("the backup has %d keys under none", n)
-	}
+	n := backup.Stats().Keys
+	must.True(t, n == 0, "the backup has %d keys under none", n)
 	holder.Reconcile(func() algo.Instant { return at(0) }, func(string, []byte) *Rule { return kept })
 	l.sync(t, 0, false)
 	backup.TakeOver(0, at(0))
 	backup.Open(0)
-	if d := decide(t, backup, kept, "k", at(0), cost(0)); d.Remaining != 80 {
-		t.Errorf("%d are left on the backup, want 80", d.Remaining)
-	}
+	d := decide(t, backup, kept, "k", at(0), cost(0))
+	expect.Equal(t, d.Remaining, 80, "are left on the backup")
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // sharing returns two keys of one hash.
@@ -26,49 +28,34 @@ func TestAHashIsNoIdentity(t *testing.T) {
 	charge := func(k Key, call Call) Answer {
 		t.Helper()
 		got, err := s.Decide(k, r, at(0), call, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return got
 	}
 	charge(b, cost(5))
 	reserved := cost(3)
 	reserved.Reservation, reserved.ReserveFor, reserved.RequestID = reservationOf(1), minute, "r"
-	if !charge(a, reserved).Allowed {
-		t.Fatal("not reserved")
-	}
-	if _, known, err := settle(s, b, r, at(0), reservationOf(1), 0); known || err != nil {
-		t.Errorf("cancelled under another key: %v, %v", known, err)
-	}
+	must.True(t, charge(a, reserved).Allowed, "not reserved")
+	_, known, err := settle(s, b, r, at(0), reservationOf(1), 0)
+	expect.True(t, !known && err == nil, "cancelled under another key: %v, %v", known, err)
 	repeated := reserved
 	repeated.Reservation = reservationOf(2) // of a retry, which draws another one
-	if got := charge(b, repeated); got.Allowed || got.Pending {
-		t.Errorf("another key's request id admits: %+v", got)
-	}
-	if n, err := s.Refund(a, r, at(0), 1, "back", ""); n != 1 || err != nil {
-		t.Fatalf("refund: %d, %v", n, err)
-	}
-	if n, err := s.Refund(a, r, at(0), 1, "back", ""); n != 1 || err != nil {
-		t.Errorf("refund, repeated: %d, %v", n, err)
-	}
-	if _, err := s.Refund(a, r, at(0), 2, "back", ""); err != ErrRequestID {
-		t.Errorf("refund of another number under the same id: %v", err)
-	}
-	if got := charge(a, cost(0)); got.Remaining != 3 {
-		t.Errorf("%d remain of 5, of which 3 are used and 1 was refunded", got.Remaining)
-	}
-	if n, err := s.Refund(b, r, at(0), 1, "back", ""); n != 1 || err != nil {
-		t.Errorf("refund of another key under the same id: %d, %v", n, err)
-	}
-	if err := s.Reset(b, "p"); err != nil {
-		t.Fatal(err)
-	}
-	if got := charge(a, cost(0)); got.Remaining != 3 || !got.Pending {
-		t.Errorf("after another key's reset: %+v", got)
-	}
-	if got := charge(a, repeated); !got.Allowed || got.Reservation != reservationOf(1) {
-		t.Errorf("after another key's reset, repeated: %+v", got)
-	}
+	got := charge(b, repeated)
+	expect.True(t, !got.Allowed && !got.Pending, "another key's request id admits: %+v", got)
+	n, err := s.Refund(a, r, at(0), 1, "back", "")
+	must.True(t, n == 1 && err == nil, "refund: %d, %v", n, err)
+	n, err = s.Refund(a, r, at(0), 1, "back", "")
+	expect.True(t, n == 1 && err == nil, "refund, repeated: %d, %v", n, err)
+	_, err = s.Refund(a, r, at(0), 2, "back", "")
+	expect.Equal(t, err, ErrRequestID, "refund of another number under the same id")
+	got = charge(a, cost(0))
+	expect.Equal(t, got.Remaining, 3, "remain of 5, of which 3 are used and 1 was refunded")
+	n, err = s.Refund(b, r, at(0), 1, "back", "")
+	expect.True(t, n == 1 && err == nil, "refund of another key under the same id: %d, %v", n, err)
+	must.NoError(t, s.Reset(b, "p"))
+	got = charge(a, cost(0))
+	expect.True(t, got.Remaining == 3 && got.Pending, "after another key's reset: %+v", got)
+	got = charge(a, repeated)
+	expect.True(t, got.Allowed && got.Reservation == reservationOf(1), "after another key's reset, repeated: %+v", got)
 }
 
 // The same on a copy: what was reset or dropped is gone there, and what shares its hash is not.
@@ -83,9 +70,7 @@ func TestAHashIsNoIdentityOnCopies(t *testing.T) {
 		for more := true; more; {
 			var chunk []byte
 			chunk, _, more = s.Drain(0, ownership.Backup, at(now), 64)
-			if err := c.Apply(0, false, at(now), chunk); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, c.Apply(0, false, at(now), chunk))
 		}
 	}
 	call := func(n int64, id string) Call {
@@ -93,41 +78,35 @@ func TestAHashIsNoIdentityOnCopies(t *testing.T) {
 	}
 	decide := func(k Key, call Call) {
 		t.Helper()
-		if got, err := s.Decide(k, r, at(0), call, nil); err != nil || !got.Allowed {
-			t.Fatalf("%+v, %v", got, err)
-		}
+		got, err := s.Decide(k, r, at(0), call, nil)
+		must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
 	}
 	decide(a, call(3, "r"))
 	decide(b, call(4, "r"))
 	pass(0)
-	if err := s.Reset(a, "p"); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, s.Reset(a, "p"))
 	pass(0)
 	decide(a, cost(1))
 	pass(0)
 	// Charged and given back, and dropped before that is told.
-	if _, err := s.Refund(a, r, at(0), 1, "", ""); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.Refund(a, r, at(0), 1, "", "")
+	must.NoError(t, err)
 	s.Sweep(at(0), 10)
 	pass(0)
 	c.TakeOver(0, at(0))
 	c.Open(0)
 	look := func(k Key, remaining int64, pending bool) {
 		t.Helper()
-		if got, err := c.Decide(k, r, at(0), cost(0), nil); err != nil || got.Remaining != remaining || got.Pending != pending {
-			t.Errorf("%s: %+v, %v; want %d left", k.Key, got, err, remaining)
-		}
+		got, err := c.Decide(k, r, at(0), cost(0), nil)
+		expect.True(t, err == nil && got.Remaining == remaining && got.Pending == pending,
+			"%s: %+v, %v; want %d left", k.Key, got, err, remaining)
 	}
 	look(a, 5, false)
 	look(b, 1, true)
-	if _, known, _ := settle(c, a, r, at(0), reservationOf(4), 0); known {
-		t.Error("cancelled under another key")
-	}
-	if n, known, err := settle(c, b, r, at(0), reservationOf(4), 1); n != 3 || !known || err != nil {
-		t.Errorf("commit: %d, %v, %v", n, known, err)
-	}
+	_, known, _ := settle(c, a, r, at(0), reservationOf(4), 0)
+	expect.True(t, !known, "cancelled under another key")
+	n, known, err := settle(c, b, r, at(0), reservationOf(4), 1)
+	expect.True(t, n == 3 && known && err == nil, "commit: %d, %v, %v", n, known, err)
 }
 
 func TestRequestIDsLost(t *testing.T) {
@@ -141,13 +120,9 @@ func TestRequestIDsLost(t *testing.T) {
 	}
 	s := New(Config{MaxRequestIDs: 3})
 	use(s, 5, 0)
-	if got := s.Stats().RequestIDsLost; got != 2 {
-		t.Errorf("%d lost, want 2", got)
-	}
+	expect.Equal(t, s.Stats().RequestIDsLost, 2, "lost")
 	s.Sweep(at(minute), 10)
-	if got := s.Stats().RequestIDsLost; got != 2 {
-		t.Errorf("%d lost after the others' time, want 2", got)
-	}
+	expect.Equal(t, s.Stats().RequestIDsLost, 2, "lost after the others' time")
 	// An eighth of 64 KiB has room for some 30; the store has room for more.
 	s = New(Config{MaxBytes: 64 << 10})
 	use(s, 100, 0)
@@ -170,19 +145,13 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		stores := [2]*Store{New(Config{}), New(Config{Shut: true})}
 		holder, claims, now := 0, uint64(1), time.Duration(0)
-		must := func(err error) {
-			t.Helper()
-			if err != nil {
-				t.Fatalf("seed %d: %v", seed, err)
-			}
-		}
 		pass := func(from int, staged bool) {
 			for more := true; more; {
 				var chunk []byte
 				var version uint64
 				// As a whole: what is in which of several chunks depends on the hashes.
 				chunk, version, more = stores[from].Drain(0, ownership.Backup, at(now), 1<<20)
-				must(stores[1-from].Apply(0, staged, at(now), chunk))
+				must.NoError(t, stores[1-from].Apply(0, staged, at(now), chunk), "seed %d", seed)
 				stores[from].Confirm(0, ownership.Backup, version)
 			}
 		}
@@ -223,7 +192,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				back, err := s.Refund(k, r, at(now), n, fmt.Sprint(id), "")
 				got = fmt.Sprint(back, err)
 			case op == 9:
-				must(s.Reset(k, r.Scope))
+				must.NoError(t, s.Reset(k, r.Scope), "seed %d", seed)
 			case op == 10 && len(leases) > 0:
 				lease := leases[rng.IntN(len(leases))]
 				renewed, err := s.Renew(k, r, at(now), lease, 0, 0)
@@ -248,7 +217,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				s.Shut(0)
 				next.Stage(0)
 				pass(1-holder, true)
-				must(next.Merge(0, at(now)))
+				must.NoError(t, next.Merge(0, at(now)), "seed %d", seed)
 				s.Discard(0)
 				next.Attach(0, ownership.Backup, true)
 				next.Caught(0, ownership.Backup)
@@ -261,9 +230,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 	for seed := range uint64(60) {
 		few, all := run(seed, 0xf<<32), run(seed, ^uint64(0))
 		for i := range all {
-			if few[i] != all[i] {
-				t.Fatalf("seed %d, step %d: %s, with other hashes %s", seed, i, few[i], all[i])
-			}
+			must.True(t, few[i] == all[i], "seed %d, step %d: %s, with other hashes %s", seed, i, few[i], all[i])
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestBurstOfIDs: the owner is lost while it tells its copy of a burst of request ids of a long key, in chunks of the size that nodes
@@ -43,9 +45,8 @@ func TestBurstOfIDs(t *testing.T) {
 			before := decide(t, copied, r, key, l.there(0), cost(0)).Remaining
 			if a := decide(t, copied, r, key, l.there(0), check(i)); a.Allowed {
 				admitted++
-				if ticket <= confirmed && a.Remaining != before {
-					t.Fatalf("%d of %d chunks arrived: id %d was answered and is charged twice", arrived, chunks, i)
-				}
+				must.True(t, ticket > confirmed || a.Remaining == before,
+					"%d of %d chunks arrived: id %d was answered and is charged twice", arrived, chunks, i)
 			} else if ticket <= confirmed {
 				t.Fatalf("%d of %d chunks arrived: id %d was answered as admitted and is refused", arrived, chunks, i)
 			}
@@ -53,9 +54,8 @@ func TestBurstOfIDs(t *testing.T) {
 		for i := burst; decide(t, copied, r, key, l.there(0), check(i)).Allowed; i++ {
 			admitted++
 		}
-		if admitted > burst {
-			t.Errorf("%d of %d chunks arrived: %d of %d were admitted", arrived, chunks, admitted, burst)
-		}
+		expect.True(t, admitted <= burst,
+			"%d of %d chunks arrived: %d of %d were admitted", arrived, chunks, admitted, burst)
 		if arrived == chunks && (chunks < 4 || confirmed < tickets[burst-1]) {
 			t.Errorf("%d chunks, version %d of %d confirmed", chunks, confirmed, tickets[burst-1])
 		}
@@ -109,9 +109,8 @@ func TestIDsOverACrash(t *testing.T) {
 			most := a.again(confirmed)
 			a.do(t, copied, r, l.there(0), reservationOf(uint64(1000+i)))
 			after := decide(t, copied, r, a.key, l.there(0), cost(0)).Remaining
-			if r.Durability >= Escrow && before-after > most {
-				t.Fatalf("seed %d: %+v is charged %d again, want at most %d", seed, a, before-after, most)
-			}
+			must.True(t, r.Durability < Escrow || before-after <= most,
+				"seed %d: %+v is charged %d again, want at most %d", seed, a, before-after, most)
 		}
 		for key, used := range want {
 			if left := decide(t, copied, r, key, l.there(0), cost(0)).Remaining; 1<<20-left < used {
@@ -147,17 +146,13 @@ func (a *asks) do(t *testing.T, s *Store, r *Rule, now algo.Instant, draw Reserv
 	switch a.kind {
 	case 0: // a refund
 		n, err := s.Refund(k, r, now, a.units, a.id, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return -n
 	case 1: // a reservation, and a commit of all of it, or more
 		c := Call{Request: algo.Request{Cost: a.units}, RequestID: a.id, Reservation: draw, ReserveFor: minute}
 		held := answer(t, s, r, a.key, now, c)
 		done, err := s.Settle(k, r, now, Settlement{ID: held.Reservation, Keep: a.units + a.excess})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		a.tickets = [2]uint64{held.Ticket, done.Ticket}
 		return a.units + a.excess
 	default:
@@ -170,8 +165,6 @@ func (a *asks) do(t *testing.T, s *Store, r *Rule, now algo.Instant, draw Reserv
 func answer(t *testing.T, s *Store, r *Rule, key string, now algo.Instant, c Call) Answer {
 	t.Helper()
 	a, err := s.Decide(s.key(r.Scope, key), r, now, c, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return a
 }

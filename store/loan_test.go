@@ -9,6 +9,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // holderLoan is a loan as the holder knows it.
@@ -26,9 +28,7 @@ func holderLoan(s *Store, k Key, scope string, id algo.LoanID) (loan algo.Loan, 
 func borrow(t *testing.T, s *Store, r *Rule, now time.Duration, b Borrow) Lent {
 	t.Helper()
 	a, err := s.Lend(s.key(r.Scope, "k"), r, at(now), b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return a
 }
 
@@ -66,9 +66,8 @@ func loansCounted(t *testing.T, s *Store) {
 	}
 	want.Borrowers = len(borrowers)
 	got := s.Loans()
-	if got.Expired = 0; got != want {
-		t.Fatalf("counted are %+v, there are %+v", got, want)
-	}
+	got.Expired = 0
+	must.True(t, got == want, "counted are %+v, there are %+v", got, want)
 }
 
 // TestLoansAreCounted: through all that becomes of loans the counts are those of what there is.
@@ -88,9 +87,7 @@ func TestLoansAreCounted(t *testing.T) {
 			for more := true; more; {
 				var chunk []byte
 				chunk, _, more = from.Drain(0, ownership.Target, instant(), 1<<16)
-				if err := to.Apply(0, true, instant(), chunk); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, to.Apply(0, true, instant(), chunk))
 			}
 			from.Detach(0, ownership.Target)
 		}
@@ -105,9 +102,7 @@ func TestLoansAreCounted(t *testing.T) {
 			case 1:
 				s.Sweep(instant(), 1)
 			case 2:
-				if err := s.Reset(k, r.Scope); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, s.Reset(k, r.Scope))
 			case 3: // a move
 				s.Shut(0)
 				loansCounted(t, s)
@@ -128,20 +123,16 @@ func TestLoansAreCounted(t *testing.T) {
 					other.TakeOver(0, instant()) // which then knows more than the holder
 				}
 				other.Open(0)
-				if _, err := other.Lend(k, r, instant(), Borrow{ID: algo.LoanID{Borrower: 9, Number: seed}, Want: 50}); err != nil {
-					t.Fatal(err)
-				}
+				_, err := other.Lend(k, r, instant(), Borrow{ID: algo.LoanID{Borrower: 9, Number: seed}, Want: 50})
+				must.NoError(t, err)
 				loansCounted(t, other)
 				other.Shut(0)
 				carry(other, s)
-				if err := s.Merge(0, instant()); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, s.Merge(0, instant()))
 				other.Discard(0)
 			case 5, 6, 7:
-				if _, err := s.Decide(k, r, instant(), cost(rng.Int64N(20)), nil); err != nil {
-					t.Fatal(err)
-				}
+				_, err := s.Decide(k, r, instant(), cost(rng.Int64N(20)), nil)
+				must.NoError(t, err)
 			default:
 				b := Borrow{ID: algo.LoanID{Borrower: 1 + rng.Uint64N(4), Number: rng.Uint64N(3)}, Want: rng.Int64N(80)}
 				if known, ok := holderLoan(s, k, r.Scope, b.ID); ok && !known.Ended {
@@ -152,18 +143,15 @@ func TestLoansAreCounted(t *testing.T) {
 				if r == bucket && rng.IntN(3) == 0 {
 					b.Quota = algo.Quota{Term: time.Duration(1+rng.IntN(5)) * time.Second, Demand: rng.Int64N(20_000), Ahead: time.Second}
 				}
-				if _, err := s.Lend(k, r, instant(), b); err != nil {
-					t.Fatal(err)
-				}
+				_, err := s.Lend(k, r, instant(), b)
+				must.NoError(t, err)
 			}
 			for _, s := range stores {
 				loansCounted(t, s)
 			}
 			most = max(most, stores[holder].Loans().Borrowers)
 		}
-		if most < 3 {
-			t.Errorf("seed %d: %d borrowers at most", seed, most)
-		}
+		expect.True(t, most >= 3, "seed %d: %d borrowers at most", seed, most)
 		for _, s := range stores {
 			accounted(t, s)
 		}
@@ -176,47 +164,34 @@ func TestLend(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(100, 10*time.Second))
 	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
-	if a.Granted != 16 || a.Term != time.Second || a.Ticket != 0 {
-		t.Fatalf("%+v", a)
-	}
-	if d := decide(t, s, r, "k", at(0), cost(80)); !d.Allowed || d.Remaining != 4 {
-		t.Fatalf("beside 16 on loan: %+v", d)
-	}
+	must.True(t, a.Granted == 16 && a.Term == time.Second && a.Ticket == 0, "%+v", a)
+	d := decide(t, s, r, "k", at(0), cost(80))
+	must.True(t, d.Allowed && d.Remaining == 4, "beside 16 on loan: %+v", d)
 	got, err := s.Decide(s.key("p", "k"), r, at(0), cost(5), nil)
-	if err != nil || got.Allowed || got.OnLoan != 16 || got.OnLoanFor < time.Second || got.RetryAfter != got.OnLoanFor {
-		t.Fatalf("for want of what is on loan: %+v, %v", got, err)
-	}
-	if got, err = s.Decide(s.key("p", "k"), r, at(0), cost(21), nil); err != nil || got.Allowed || got.OnLoan != 16 || got.RetryAfter != 10*time.Second {
-		t.Fatalf("for longer where units on loan have been spent: %+v, %v", got, err)
-	}
-	if got, err = s.Decide(s.key("p", "k"), r, at(0), cost(101), nil); err != nil || got.Allowed || got.OnLoan != 0 || got.RetryAfter != algo.Never {
-		t.Fatalf("whatever is on loan: %+v, %v", got, err)
-	}
+	must.True(t, err == nil && !got.Allowed && got.OnLoan == 16 && got.OnLoanFor >= time.Second &&
+		got.RetryAfter == got.OnLoanFor, "for want of what is on loan: %+v, %v", got, err)
+	got, err = s.Decide(s.key("p", "k"), r, at(0), cost(21), nil)
+	must.True(t, err == nil && !got.Allowed && got.OnLoan == 16 && got.RetryAfter == 10*time.Second,
+		"for longer where units on loan have been spent: %+v, %v", got, err)
+	got, err = s.Decide(s.key("p", "k"), r, at(0), cost(101), nil)
+	must.True(t, err == nil && !got.Allowed && got.OnLoan == 0 && got.RetryAfter == algo.Never,
+		"whatever is on loan: %+v, %v", got, err)
 	always := Call{Request: algo.Request{Cost: 0, Always: true}}
-	if got, err = s.Decide(s.key("p", "k"), r, at(0), always, nil); err != nil || got.OnLoan != 0 {
-		t.Fatalf("asked whether more is in use than the limit: %+v, %v", got, err)
-	}
-	if each, _, _, err := s.Look(s.key("p", "k"), r, at(0), 1); err != nil || each[0].Remaining != 4 {
-		t.Fatalf("%+v, %v", each, err)
-	}
+	got, err = s.Decide(s.key("p", "k"), r, at(0), always, nil)
+	must.True(t, err == nil && got.OnLoan == 0, "asked whether more is in use than the limit: %+v, %v", got, err)
+	each, _, _, err := s.Look(s.key("p", "k"), r, at(0), 1)
+	must.True(t, err == nil && each[0].Remaining == 4, "%+v, %v", each, err)
 	loans, err := s.Recall(s.key("p", "k"), "p", at(0))
-	if err != nil || len(loans) != 1 || loans[0].ID != loanID || loans[0].Left() != 16 {
-		t.Fatalf("%+v, %v", loans, err)
-	}
+	must.True(t, err == nil && len(loans) == 1 && loans[0].ID == loanID && loans[0].Left() == 16, "%+v, %v", loans, err)
 	a = borrow(t, s, r, time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 10, Returned: 6}, Want: 20})
-	if a.Charged != 10 || a.Granted != 16 || a.Term != 0 {
-		t.Fatalf("after a recall: %+v", a)
-	}
+	must.True(t, a.Charged == 10 && a.Granted == 16 && a.Term == 0, "after a recall: %+v", a)
 	// What was spent counts from the report on.
-	if d := decide(t, s, r, "k", at(time.Second/2), cost(10)); !d.Allowed || d.Remaining != 0 {
-		t.Fatalf("what was returned: %+v", d)
-	}
-	if d := decide(t, s, r, "k", at(10*time.Second), cost(81)); d.Allowed || d.RetryAfter != time.Second/2 {
-		t.Fatalf("dated before the report: %+v", d)
-	}
-	if d := decide(t, s, r, "k", at(10*time.Second), cost(80)); !d.Allowed {
-		t.Fatalf("%+v", d)
-	}
+	d = decide(t, s, r, "k", at(time.Second/2), cost(10))
+	must.True(t, d.Allowed && d.Remaining == 0, "what was returned: %+v", d)
+	d = decide(t, s, r, "k", at(10*time.Second), cost(81))
+	must.True(t, !d.Allowed && d.RetryAfter == time.Second/2, "dated before the report: %+v", d)
+	d = decide(t, s, r, "k", at(10*time.Second), cost(80))
+	must.True(t, d.Allowed, "%+v", d)
 	accounted(t, s)
 }
 
@@ -227,30 +202,22 @@ func TestLoanExpires(t *testing.T) {
 		r := rule("p", log(100, 10*time.Second))
 		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20})
 		until := time.Duration(a.Until)
-		if until < time.Second || until > 1100*time.Millisecond {
-			t.Fatalf("a loan of a second ends after %v", until)
-		}
+		must.True(t, until >= time.Second && until <= 1100*time.Millisecond, "a loan of a second ends after %v", until)
 		if asked {
 			// A report that comes late changes nothing.
 			b := borrow(t, s, r, until+time.Second, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 16}})
-			if b.Charged != 0 {
-				t.Errorf("charged twice: %+v", b)
-			}
+			expect.Equal(t, b.Charged, 0, "charged twice: %+v", b)
 		}
 		if !asked {
 			for range 2 {
 				s.Sweep(at(5*time.Second), 1)
 			}
-			if heldOf(s, "p") != 0 {
-				t.Error("the sweep has not ended the loan")
-			}
+			expect.Equal(t, heldOf(s, "p"), 0, "the sweep has not ended the loan")
 		}
-		if d := decide(t, s, r, "k", at(until+10*time.Second-1), cost(85)); d.Allowed || d.RetryAfter > 64 {
-			t.Fatalf("%+v", d)
-		}
-		if d := decide(t, s, r, "k", at(until+10*time.Second+32), cost(85)); !d.Allowed {
-			t.Fatalf("%+v", d)
-		}
+		d := decide(t, s, r, "k", at(until+10*time.Second-1), cost(85))
+		must.True(t, !d.Allowed && d.RetryAfter <= 64, "%+v", d)
+		d = decide(t, s, r, "k", at(until+10*time.Second+32), cost(85))
+		must.True(t, d.Allowed, "%+v", d)
 		accounted(t, s)
 	}
 }
@@ -260,13 +227,9 @@ func TestLoansStay(t *testing.T) {
 	r := rule("p", log(100, 10*time.Second))
 	borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
 	s.Sweep(at(time.Second/2), 1)
-	if n := heldOf(s, "p"); n != 16 {
-		t.Errorf("%d are held after a sweep", n)
-	}
+	expect.Equal(t, heldOf(s, "p"), 16, "are held after a sweep")
 	decide(t, s, r, "k", at(0), cost(50))
-	if err := s.Reset(s.key("p", "k"), "p"); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, s.Reset(s.key("p", "k"), "p"))
 	if d := decide(t, s, r, "k", at(time.Second/2), cost(0)); heldOf(s, "p") != 16 || d.Remaining != 84 {
 		t.Errorf("%d are held after a reset, %+v", heldOf(s, "p"), d)
 	}
@@ -276,15 +239,13 @@ func TestLoansStay(t *testing.T) {
 			t.Errorf("under %v %d are held, %+v", l, heldOf(s, "p"), d)
 		}
 	}
-	if a := borrow(t, s, rule("p", algo.Limit{Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}), time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 3}, Want: 30}); a.Term != 0 || a.Charged != 3 {
-		t.Errorf("lent from a queue: %+v", a)
-	}
+	a := borrow(t, s, rule("p", algo.Limit{Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}), time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 3}, Want: 30})
+	expect.True(t, a.Term == 0 && a.Charged == 3, "lent from a queue: %+v", a)
 	for range 3 {
 		s.Sweep(at(20*time.Second), 1)
 	}
-	if st := s.Stats(); st.Keys != 0 {
-		t.Errorf("%d keys are left when all is over", st.Keys)
-	}
+	st := s.Stats()
+	expect.Equal(t, st.Keys, 0, "keys are left when all is over")
 	accounted(t, s)
 }
 
@@ -307,9 +268,7 @@ func TestLoanMoves(t *testing.T) {
 		t.Fatal(known, err)
 	}
 	a, err := to.Decide(k, r, l.there(0), cost(0), nil)
-	if err != nil || a.Remaining != 100-6-16 {
-		t.Fatalf("%+v, %v", a, err)
-	}
+	must.True(t, err == nil && a.Remaining == 100-6-16, "%+v, %v", a, err)
 	lent, err := to.Lend(k, r, l.there(time.Second/2), Borrow{ID: loanID, Totals: algo.Totals{Granted: 22, Spent: 9, Returned: 13}})
 	if err != nil || lent.Charged != 3 || !lent.Ended || heldOf(to, "p") != 0 {
 		t.Fatalf("%+v, %v; %d held", lent, err, heldOf(to, "p"))
@@ -347,19 +306,15 @@ func TestLendOnlyWhatIsCopied(t *testing.T) {
 		l := newLink(s, copy, ownership.Backup)
 		l.sync(t, 0, true)
 		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
-		if a.Granted != 16 || a.Ticket == 0 {
-			t.Errorf("lent before the copy knows: %+v", a)
-		}
+		expect.True(t, a.Granted == 16 && a.Ticket != 0, "lent before the copy knows: %+v", a)
 		l.sync(t, 0, false)
 		// What renews a loan must be known, too; what reports it alone need not be waited for.
-		if a = borrow(t, s, r, time.Second/10, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}, Want: 16}); a.Granted != 16 || a.Ticket == 0 {
-			t.Errorf("renewed before the copy knows: %+v", a)
-		}
+		a = borrow(t, s, r, time.Second/10, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}, Want: 16})
+		expect.True(t, a.Granted == 16 && a.Ticket != 0, "renewed before the copy knows: %+v", a)
 		r.Strict = true
 		s2 := New(Config{})
-		if a := borrow(t, s2, r, 0, Borrow{ID: loanID, Want: 16, Boot: 5}); a.Term != 0 {
-			t.Errorf("lent without a lease: %+v", a)
-		}
+		a = borrow(t, s2, r, 0, Borrow{ID: loanID, Want: 16, Boot: 5})
+		expect.Equal(t, a.Term, 0, "lent without a lease: %+v", a)
 		accounted(t, s)
 	}
 }
@@ -387,24 +342,15 @@ func TestLoansMerge(t *testing.T) {
 	for more := true; more; {
 		var chunk []byte
 		chunk, _, more = b.Drain(0, ownership.Target, at(0), 1<<20)
-		if err := a.Apply(0, true, at(0), chunk); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, a.Apply(0, true, at(0), chunk))
 	}
-	if err := a.Merge(0, at(0)); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, a.Merge(0, at(0)))
 	granted, _ := holderLoan(a, a.key("p", "k"), "p", loanID)
-	if granted.Spent != 6 || granted.Returned != 2 || granted.Ended {
-		t.Errorf("%+v", granted)
-	}
+	expect.True(t, granted.Spent == 6 && granted.Returned == 2 && !granted.Ended, "%+v", granted)
 	d := decide(t, a, r, "k", at(0), cost(0))
-	if held := heldOf(a, "p"); d.Remaining != 100-6-held || held != granted.Left() {
-		t.Errorf("%d held, %+v", held, d)
-	}
-	if held := heldOf(a, "q"); held != 16 {
-		t.Errorf("%d are held of the key that one side alone knew", held)
-	}
+	held := heldOf(a, "p")
+	expect.True(t, d.Remaining == 100-6-held && held == granted.Left(), "%d held, %+v", held, d)
+	expect.Equal(t, heldOf(a, "q"), 16, "are held of the key that one side alone knew")
 	a.Sweep(at(time.Hour), 1)
 	accounted(t, a)
 	accounted(t, b)
@@ -478,9 +424,7 @@ func TestLoanCrash(t *testing.T) {
 				case 0:
 					c := Call{Request: algo.Request{Cost: 1 + rng.Int64N(20), Partial: true}}
 					a, err := owner.Decide(owner.key("p", "k"), r, instant(), c, nil)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					at := now
 					after(a.Ticket, func() { admitted.add(at, a.Granted) })
 				case 1, 2:
@@ -489,9 +433,7 @@ func TestLoanCrash(t *testing.T) {
 					}
 					sent := now
 					a, err := owner.Lend(owner.key("p", "k"), r, instant(), Borrow{ID: b.id, Totals: b.totals, Known: b.known, Want: rng.Int64N(40)})
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.NoError(t, err)
 					if a.Term > 0 {
 						lent++
 					}
@@ -547,14 +489,12 @@ func TestLoanCrash(t *testing.T) {
 			}) int {
 				return int(e.at - f.at)
 			})
-			if most := admitted.most(w); most > limit {
-				t.Fatalf("durability %d, seed %d: %d were admitted in a window", d, seed, most)
-			}
+			most := admitted.most(w)
+			must.True(t, most <= limit, "durability %d, seed %d: %d were admitted in a window", d, seed, most)
 			accounted(t, copy)
 		}
-		if lent == 0 || survived == 0 {
-			t.Error(fmt.Sprint("nothing was lent, or to nobody when the holder was lost: ", lent, survived))
-		}
+		expect.True(t, lent != 0 && survived != 0,
+			"%v", fmt.Sprint("nothing was lent, or to nobody when the holder was lost: ", lent, survived))
 	}
 }
 
@@ -576,23 +516,20 @@ func TestLoanReportsAreBounded(t *testing.T) {
 			claim := func(id algo.LoanID, totals algo.Totals) {
 				t.Helper()
 				charged += borrow(t, s, r, 0, Borrow{ID: id, Totals: totals}).Charged
-				if held := heldOf(s, "p"); charged+held > 2*all {
-					t.Fatalf("%d charged and %d held after %+v", charged, held, totals)
-				}
+				held := heldOf(s, "p")
+				must.True(t, charged+held <= 2*all, "%d charged and %d held after %+v", charged, held, totals)
 			}
 			claim(loanID, algo.Totals{Granted: 40, Spent: 20}) // by an owner that was lost
-			if held := heldOf(s, "p"); charged != 20 || held != 20 {
-				t.Fatalf("%d charged and %d held", charged, held)
-			}
+			held := heldOf(s, "p")
+			must.True(t, charged == 20 && held == 20, "%d charged and %d held", charged, held)
 			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: 30})
 			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit - 1})
 			for i := range uint64(5) {
 				claim(algo.LoanID{Borrower: 8, Number: i}, algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2})
 				claim(algo.LoanID{Borrower: 9, Number: i}, algo.Totals{Granted: algo.MaxLimit})
 			}
-			if d := decide(t, s, r, "k", at(2*time.Second+2*window), cost(all)); !d.Allowed {
-				t.Errorf("two windows after the loans have ended: %+v", d)
-			}
+			d := decide(t, s, r, "k", at(2*time.Second+2*window), cost(all))
+			expect.True(t, d.Allowed, "two windows after the loans have ended: %+v", d)
 			accounted(t, s)
 		})
 	}
@@ -612,30 +549,24 @@ func TestLoanWithoutMemory(t *testing.T) {
 	}
 	used := s.budget.used.Load()
 	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3}, Known: 6})
-	if a.Charged != 6+5 || !a.Ended || a.Spent != 17 || a.Term != 0 || a.ID != loanID {
-		t.Errorf("%+v, want 6 that were spent and 5 that are left charged", a)
-	}
+	expect.True(t, a.Charged == 6+5 && a.Ended && a.Spent == 17 && a.Term == 0 && a.ID == loanID,
+		"%+v, want 6 that were spent and 5 that are left charged", a)
 	if _, ok := holderLoan(s, s.key("p", "k"), "p", loanID); ok || heldOf(s, "p") != 0 {
 		t.Errorf("the loan is kept, %d held", heldOf(s, "p"))
 	}
 	// Who heard that and reports it again is charged nothing.
 	a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 17, Returned: 3}, Known: 17})
-	if a.Charged != 0 {
-		t.Errorf("reported again: %+v", a)
-	}
+	expect.Equal(t, a.Charged, 0, "reported again: %+v", a)
 	for i := range uint64(20) {
 		borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8, Number: i}, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2}})
 	}
-	if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 9}, Totals: algo.Totals{Granted: -1}}); a.Charged != 0 || a.Ended {
-		t.Errorf("of totals that cannot be: %+v", a)
-	}
-	if now := s.budget.used.Load(); now >= used+20*loanBytes {
-		t.Errorf("%d bytes more are used", now-used)
-	}
+	a = borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 9}, Totals: algo.Totals{Granted: -1}})
+	expect.True(t, a.Charged == 0 && !a.Ended, "of totals that cannot be: %+v", a)
+	now := s.budget.used.Load()
+	expect.True(t, now < used+20*loanBytes, "%d bytes more are used", now-used)
 	s.budget.Give(taken)
-	if d := decide(t, s, r, "k", at(2*10*time.Second), cost(100)); !d.Allowed {
-		t.Errorf("two windows later: %+v", d)
-	}
+	d := decide(t, s, r, "k", at(2*10*time.Second), cost(100))
+	expect.True(t, d.Allowed, "two windows later: %+v", d)
 	accounted(t, s)
 }
 
@@ -652,9 +583,9 @@ func TestPartialBesideLoans(t *testing.T) {
 		onLoan  int64
 	}{{true, 50, 16}, {false, 50, 16}, {true, 101, 16}, {false, 101, 0}} {
 		call := Call{Request: algo.Request{Cost: test.cost, Partial: test.partial}}
-		if a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil); err != nil || a.Granted != 0 || a.OnLoan != test.onLoan {
-			t.Errorf("%d, partial %v: %+v, %v, want %d on loan", test.cost, test.partial, a, err, test.onLoan)
-		}
+		a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil)
+		expect.True(t, err == nil && a.Granted == 0 && a.OnLoan == test.onLoan,
+			"%d, partial %v: %+v, %v, want %d on loan", test.cost, test.partial, a, err, test.onLoan)
 	}
 }
 
@@ -671,24 +602,21 @@ func TestChargeBesideLoans(t *testing.T) {
 		allowed         bool
 	}{{84, true, 0, 84, true}, {10, true, 16, 0, false}, {17, true, 0, 17, false}} {
 		call := Call{Request: algo.Request{Cost: test.cost, Always: true}, Whole: test.whole}
-		if a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil); err != nil || a.Granted != test.granted || a.OnLoan != test.onLoan || a.Allowed != test.allowed {
-			t.Errorf("%+v: %+v, %v", test, a, err)
-		}
+		a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil)
+		expect.True(t, err == nil && a.Granted == test.granted && a.OnLoan == test.onLoan && a.Allowed == test.allowed,
+			"%+v: %+v, %v", test, a, err)
 	}
 	other := s.key("p", "other")
-	if _, err := s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16})
+	must.NoError(t, err)
 	call := Call{Request: algo.Request{Cost: 80}, Reservation: reservationOf(1), ReserveFor: minute}
-	if a, err := s.Decide(other, r, at(0), call, nil); err != nil || !a.Allowed {
-		t.Fatalf("%+v, %v", a, err)
-	}
-	if got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90, Whole: true}); err != nil || !got.Known || got.OnLoan != 16 || got.Excess != 0 {
-		t.Errorf("a commit: %+v, %v", got, err)
-	}
-	if got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90}); err != nil || got.OnLoan != 0 || got.Excess != 10 || !got.Over {
-		t.Errorf("a commit after a recall in vain: %+v, %v", got, err)
-	}
+	a, err := s.Decide(other, r, at(0), call, nil)
+	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
+	got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90, Whole: true})
+	expect.True(t, err == nil && got.Known && got.OnLoan == 16 && got.Excess == 0, "a commit: %+v, %v", got, err)
+	got, err = s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90})
+	expect.True(t, err == nil && got.OnLoan == 0 && got.Excess == 10 && got.Over,
+		"a commit after a recall in vain: %+v, %v", got, err)
 }
 
 // TestLoanBecomesConcurrency: what was on loan when a policy became one of leases is none of them, whether it is reported, ends, or is of a Quota's
@@ -698,25 +626,19 @@ func TestLoanBecomesConcurrency(t *testing.T) {
 	before, leases := rule("p", log(100, minute)), rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 20, Window: minute})
 	borrow(t, s, before, 0, Borrow{ID: loanID, Want: 16})
 	borrow(t, s, before, 0, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16})
-	if a := borrow(t, s, leases, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}}); a.Charged != 0 {
-		t.Errorf("%+v", a)
-	}
-	if n := heldOf(s, "p"); n != 16 {
-		t.Errorf("%d are on loan", n)
-	}
-	if d := decide(t, s, leases, "k", at(2*time.Second), cost(0)); d.Remaining != 20 {
-		t.Errorf("%d leases are free of 20, of which nobody has one", d.Remaining)
-	}
+	a := borrow(t, s, leases, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}})
+	expect.Equal(t, a.Charged, 0, "%+v", a)
+	expect.Equal(t, heldOf(s, "p"), 16, "are on loan")
+	d := decide(t, s, leases, "k", at(2*time.Second), cost(0))
+	expect.Equal(t, d.Remaining, 20, "leases are free of 20, of which nobody has one")
 	bucket := rule("q", algo.Limit{Algorithm: algo.TokenBucket, Limit: 3600, Window: time.Hour})
 	quota := Borrow{ID: loanID, Quota: algo.Quota{Demand: 3600, Term: 28 * time.Second}}
-	if a := borrow(t, s, bucket, 0, quota); a.Rate == 0 || a.Granted == 0 {
-		t.Fatalf("%+v", a)
-	}
+	a = borrow(t, s, bucket, 0, quota)
+	must.True(t, a.Rate != 0 && a.Granted != 0, "%+v", a)
 	leases = rule("q", leases.Limits[0])
 	decide(t, s, leases, "k", at(10*time.Second), cost(0))
-	if d := decide(t, s, leases, "k", at(minute), cost(0)); d.Remaining != 20 {
-		t.Errorf("%d leases are free of 20 after a Quota", d.Remaining)
-	}
+	d = decide(t, s, leases, "k", at(minute), cost(0))
+	expect.Equal(t, d.Remaining, 20, "leases are free of 20 after a Quota")
 	accounted(t, s)
 }
 
@@ -733,26 +655,20 @@ func TestLoanPlaces(t *testing.T) {
 			id := algo.LoanID{Borrower: number, Number: 1}
 			a := borrow(t, s, r, 0, Borrow{ID: id, Totals: totals, Want: want, Caller: caller})
 			if _, ok := holderLoan(s, s.key("p", "k"), "p", id); !ok {
-				if left := totals.Left(); totals != (algo.Totals{}) && (a.Charged != totals.Spent+left || !a.Ended) || a.Term != 0 {
-					t.Fatalf("without a place: %+v", a)
-				}
+				left := totals.Left()
+				must.True(t, (totals == (algo.Totals{}) || a.Charged == totals.Spent+left && a.Ended) && a.Term == 0,
+					"without a place: %+v", a)
 				return n
 			}
 			n++
 		}
 	}
-	if n := taken("greedy", 0, algo.Totals{Granted: 3, Spent: 1, Returned: 1}); n != algo.MaxLoans/2 {
-		t.Errorf("one caller has %d places", n)
-	}
-	if n := taken("greedy", 16, algo.Totals{}); n != 0 {
-		t.Errorf("and %d more", n)
-	}
-	if n := taken("modest", 16, algo.Totals{}); n != algo.MaxLoans/4 {
-		t.Errorf("another has %d", n)
-	}
-	if n := taken("", 16, algo.Totals{}); n != algo.MaxLoans/4 {
-		t.Errorf("those without a name have %d", n)
-	}
+	n := taken("greedy", 0, algo.Totals{Granted: 3, Spent: 1, Returned: 1})
+	expect.True(t, n == algo.MaxLoans/2, "one caller has %d places", n)
+	n = taken("greedy", 16, algo.Totals{})
+	expect.True(t, n == 0, "and %d more", n)
+	expect.Equal(t, taken("modest", 16, algo.Totals{}), algo.MaxLoans/4, "another has")
+	expect.Equal(t, taken("", 16, algo.Totals{}), algo.MaxLoans/4, "those without a name have")
 	taken("", 0, algo.Totals{Granted: 3, Spent: 1})
 	accounted(t, s)
 }
@@ -765,9 +681,8 @@ func TestLoanChecks(t *testing.T) {
 	id := loanID
 	report := func(now time.Duration, totals algo.Totals, want int64) {
 		t.Helper()
-		if a := borrow(t, s, r, now, Borrow{ID: id, Totals: totals, Want: 100}); a.Checked != want {
-			t.Errorf("after %+v at %v: %d checks, want %d", totals, now, a.Checked, want)
-		}
+		a := borrow(t, s, r, now, Borrow{ID: id, Totals: totals, Want: 100})
+		expect.True(t, a.Checked == want, "after %+v at %v: %d checks, want %d", totals, now, a.Checked, want)
 	}
 	report(0, algo.Totals{}, 0)
 	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 4)
@@ -779,9 +694,8 @@ func TestLoanChecks(t *testing.T) {
 	report(5*time.Second, algo.Totals{Granted: 100, Spent: 40, Checks: 9}, 0)
 	id = algo.LoanID{Borrower: 8}
 	report(5*time.Second, algo.Totals{Granted: 20, Spent: 12, Checks: 12}, 12)
-	if a := borrow(t, s, r, 5*time.Second, Borrow{ID: id, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit, Checks: algo.MaxLimit}}); a.Checked != a.Charged || a.Charged > 2*1000 {
-		t.Errorf("%+v", a)
-	}
+	a := borrow(t, s, r, 5*time.Second, Borrow{ID: id, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit, Checks: algo.MaxLimit}})
+	expect.True(t, a.Checked == a.Charged && a.Charged <= 2*1000, "%+v", a)
 	accounted(t, s)
 }
 
@@ -797,9 +711,7 @@ func TestEndedLoansOnCopies(t *testing.T) {
 		l.sync(t, 0, false)
 		now := time.Duration(a.Until) + time.Millisecond
 		copied.Sweep(l.there(now), 1)
-		if n := heldOf(copied, "p"); n != 16-spent {
-			t.Errorf("%d are held on the copy, where %d are left", n, 16-spent)
-		}
+		expect.Equal(t, heldOf(copied, "p"), 16-spent, "are held on the copy are left")
 		for ; now < 30*time.Second; now += 5 * time.Second {
 			holder.Sweep(at(now), 1)
 			if holder.Pending(0, ownership.Backup) > 0 {
@@ -815,28 +727,20 @@ func TestLendToAnUnknownKey(t *testing.T) {
 	s := New(Config{})
 	strict := rule("strict", log(100, minute))
 	strict.Strict = true
-	if a := borrow(t, s, strict, 0, Borrow{ID: loanID, Want: 16}); a.Granted != 0 {
-		t.Errorf("lent without a lease: %+v", a)
-	}
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("%d keys are left where nothing was lent", n)
-	}
+	a := borrow(t, s, strict, 0, Borrow{ID: loanID, Want: 16})
+	expect.Equal(t, a.Granted, 0, "lent without a lease: %+v", a)
+	expect.Equal(t, s.Stats().Keys, 0, "keys are left where nothing was lent")
 	s.Cold(0, at(0))
 	closed := rule("closed", log(100, minute))
 	closed.ColdClosed = true
-	if a := borrow(t, s, closed, 0, Borrow{ID: loanID, Want: 16}); a.Granted != 0 {
-		t.Errorf("lent what is taken for used up: %+v", a)
-	}
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("%d keys are left where nothing could be lent", n)
-	}
+	a = borrow(t, s, closed, 0, Borrow{ID: loanID, Want: 16})
+	expect.Equal(t, a.Granted, 0, "lent what is taken for used up: %+v", a)
+	expect.Equal(t, s.Stats().Keys, 0, "keys are left where nothing could be lent")
 	r := rule("p", log(100, minute))
-	if a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 5, Spent: 5}}); a.Charged != 5 {
-		t.Errorf("%+v", a)
-	}
-	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 95 {
-		t.Errorf("%d are left of 100 after 5 that were reported", d.Remaining)
-	}
+	a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 5, Spent: 5}})
+	expect.Equal(t, a.Charged, 5, "%+v", a)
+	d := decide(t, s, r, "k", at(0), cost(0))
+	expect.Equal(t, d.Remaining, 95, "are left of 100 after 5 that were reported")
 }
 
 // TestRecallEndsRenewal: a loan of what a request needs is not renewed.
@@ -847,12 +751,10 @@ func TestRecallEndsRenewal(t *testing.T) {
 		borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
 		decide(t, s, r, "k", at(0), cost(64))
 		if recall {
-			if loans, err := s.Recall(s.key("p", "k"), "p", at(0)); err != nil || len(loans) != 1 {
-				t.Fatal(loans, err)
-			}
+			loans, err := s.Recall(s.key("p", "k"), "p", at(0))
+			must.True(t, err == nil && len(loans) == 1, "%v %v", loans, err)
 		}
-		if a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}, Want: 16}); (a.Term == 0) != recall {
-			t.Errorf("renewed for %v; called back: %v", a.Term, recall)
-		}
+		a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}, Want: 16})
+		expect.True(t, (a.Term == 0) == recall, "renewed for %v; called back: %v", a.Term, recall)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // heap is the memory in use after a full collection.
@@ -50,12 +52,9 @@ func TestBytesPerKey(t *testing.T) {
 			got := float64(heap()-before) / keys
 			counted := float64(s.Stats().Bytes) / keys
 			t.Logf("%.1f bytes a key, %.1f by the store's own count", got, counted)
-			if got > a.most {
-				t.Errorf("%.1f bytes a key, more than %.0f", got, a.most)
-			}
-			if got > counted*1.1+1 {
-				t.Errorf("the store counts %.1f bytes a key of %.1f: its bound would not hold", counted, got)
-			}
+			expect.True(t, got <= a.most, "%.1f bytes a key, more than %.0f", got, a.most)
+			expect.True(t, got <= counted*1.1+1,
+				"the store counts %.1f bytes a key of %.1f: its bound would not hold", counted, got)
 			runtime.KeepAlive(s)
 		})
 	}
@@ -67,9 +66,8 @@ func fill(tb testing.TB, limit algo.Limit, keys int) *Store {
 	r := &Rule{Scope: "p", Limits: algo.Limits{limit}}
 	for i := range keys {
 		call := Call{Request: algo.Request{Cost: 1, Nonce: uint64(i) + 1}}
-		if _, err := s.Decide(s.key("p", name(i)), r, algo.Instant{Mono: int64(i)}, call, nil); err != nil {
-			tb.Fatal(err)
-		}
+		_, err := s.Decide(s.key("p", name(i)), r, algo.Instant{Mono: int64(i)}, call, nil)
+		must.NoError(tb, err)
 	}
 	return s
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // party is one process of a test of splits, with the admissions that its content counts: the instants, by scope and
@@ -43,9 +45,7 @@ func (s *split) admit(i int, r *Rule, key string) {
 	s.t.Helper()
 	p := s.parties[i]
 	d, err := p.store.Decide(p.store.key(r.Scope, key), r, at(s.now), cost(1), nil)
-	if err != nil || !d.Allowed {
-		s.t.Fatal(d, err)
-	}
+	must.True(s.t, err == nil && d.Allowed, "%v %v", d, err)
 	of := r.Scope + "/" + key
 	p.counts[of] = append(slices.Clone(p.counts[of]), s.now)
 }
@@ -75,9 +75,7 @@ func (s *split) merge(from, to int) {
 	a, b := s.parties[from], s.parties[to]
 	a.store.Shut(0)
 	s.stage(from, to)
-	if err := b.store.Merge(0, at(s.now)); err != nil {
-		s.t.Fatal(err)
-	}
+	must.NoError(s.t, b.store.Merge(0, at(s.now)))
 	a.store.Discard(0)
 	for of, list := range a.counts {
 		b.counts[of] = larger(b.counts[of], list)
@@ -94,9 +92,7 @@ func (s *split) stage(from, to int) {
 	for more := true; more; {
 		var chunk []byte
 		chunk, _, more = a.Drain(0, ownership.Target, at(s.now), 700)
-		if err := b.Apply(0, true, at(s.now), chunk); err != nil {
-			s.t.Fatal(err)
-		}
+		must.NoError(s.t, b.Apply(0, true, at(s.now), chunk))
 	}
 }
 
@@ -126,9 +122,7 @@ func (s *split) used(i int, r *Rule, key string) int64 {
 	s.t.Helper()
 	p := s.parties[i].store
 	d, err := p.Decide(p.key(r.Scope, key), r, at(s.now), cost(0), nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.NoError(s.t, err)
 	return max(r.Limits[0].Limit, r.Limits[0].Capacity) - d.Remaining
 }
 
@@ -144,9 +138,8 @@ func (s *split) check(i int) {
 					live++
 				}
 			}
-			if used := s.used(i, r, key); used != live {
-				s.t.Fatalf("%s/%s: party %d counts %d at %v, want %d", r.Scope, key, i, used, s.now, live)
-			}
+			used := s.used(i, r, key)
+			must.True(s.t, used == live, "%s/%s: party %d counts %d at %v, want %d", r.Scope, key, i, used, s.now, live)
 		}
 	}
 }
@@ -189,9 +182,7 @@ func TestMergeAny(t *testing.T) {
 				})
 			case n == 21: // it meets what it knows already
 				s.stage(i, i)
-				if err := s.parties[i].store.Merge(0, at(s.now)); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, s.parties[i].store.Merge(0, at(s.now)))
 			}
 			for _, o := range open {
 				s.check(o)
@@ -239,9 +230,8 @@ func TestMergeReloaded(t *testing.T) {
 				}
 				want := s.used(1, second, "k")
 				s.merge(1, 0)
-				if got := s.used(0, first, "k"); got != want {
-					t.Errorf("kind %d into %d, known %v: %d in use, want %d", j, i, known, got, want)
-				}
+				got := s.used(0, first, "k")
+				expect.True(t, got == want, "kind %d into %d, known %v: %d in use, want %d", j, i, known, got, want)
 				for _, p := range s.parties {
 					accounted(t, p.store)
 				}
@@ -270,14 +260,11 @@ func TestMergeOfReservations(t *testing.T) {
 		for i := range 2 {
 			for key, want := range map[string]int64{"both": 0, fmt.Sprint(i): 3} {
 				n, known, err := settle(p, p.key("p", key), r, at(0), reservationOf(uint64(i+1)), 0)
-				if n != want || !known || err != nil {
-					t.Errorf("from %d: %d of the reservation of %s on side %d were given back, want %d (%v, %v)", from, n, key, i, want, known, err)
-				}
+				expect.True(t, n == want && known && err == nil,
+					"from %d: %d of the reservation of %s on side %d were given back, want %d (%v, %v)", from, n, key, i, want, known, err)
 			}
 		}
-		if used := s.used(1-from, r, "both"); used != 4 {
-			t.Errorf("%d are in use, want 4", used)
-		}
+		expect.Equal(t, s.used(1-from, r, "both"), 4, "are in use")
 		accounted(t, p)
 	}
 }
@@ -293,12 +280,10 @@ func TestMergeOfOneReservation(t *testing.T) {
 		s.claim(1)
 		s.merge(from, 1-from)
 		p := s.parties[1-from].store
-		if n := p.Stats().Reservations; n != 1 {
-			t.Errorf("%d reservations, want 1", n)
-		}
-		if n, known, err := settle(p, p.key("p", "k"), r, at(s.now), reservationOf(1), 0); n != 0 || !known || err != nil {
-			t.Errorf("merged from %d: %d were given back of a joined key (%v, %v)", from, n, known, err)
-		}
+		expect.Equal(t, p.Stats().Reservations, 1, "reservations")
+		n, known, err := settle(p, p.key("p", "k"), r, at(s.now), reservationOf(1), 0)
+		expect.True(t, n == 0 && known && err == nil,
+			"merged from %d: %d were given back of a joined key (%v, %v)", from, n, known, err)
 	}
 }
 
@@ -324,18 +309,15 @@ func TestMergeFollowers(t *testing.T) {
 			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(i)})
 			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: minute})
 		}
-		if err := s.parties[0].store.Reset(s.parties[0].store.key("p", "gone"), "p"); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, s.parties[0].store.Reset(s.parties[0].store.key("p", "gone"), "p"))
 		if told {
 			l.sync(t, s.now, false)
 		}
 		s.merge(loser, winner)
 		l.sync(t, s.now, false)
 		want, got := contents(s.parties[winner].store, at(s.now)), contents(s.parties[2].store, at(s.now))
-		if !slices.Equal(got, want) {
-			t.Errorf("claimed %v, told before %v: the copy has\n%q\nwant\n%q", claimed, told, got, want)
-		}
+		expect.True(t, slices.Equal(got, want),
+			"claimed %v, told before %v: the copy has\n%q\nwant\n%q", claimed, told, got, want)
 		for _, p := range s.parties {
 			accounted(t, p.store)
 		}
@@ -367,18 +349,17 @@ func TestMergeForgetsStrictIDs(t *testing.T) {
 		s.merge(1, 0)
 		before := s.used(0, r, "k")
 		charge(0, "both")
-		if got := s.used(0, r, "k"); got != before {
-			t.Errorf("strict %v: an id that both sides know is charged again: %d units in use, want %d", strict, got, before)
-		}
+		got := s.used(0, r, "k")
+		expect.True(t, got == before,
+			"strict %v: an id that both sides know is charged again: %d units in use, want %d", strict, got, before)
 		charge(0, "one")
 		charge(0, "two")
 		want := before
 		if strict {
 			want += 2
 		}
-		if got := s.used(0, r, "k"); got != want {
-			t.Errorf("strict %v: %d units in use after the repetitions, want %d", strict, got, want)
-		}
+		got = s.used(0, r, "k")
+		expect.True(t, got == want, "strict %v: %d units in use after the repetitions, want %d", strict, got, want)
 	}
 }
 
@@ -390,9 +371,7 @@ func TestMergeLeases(t *testing.T) {
 	acquire := func(i int, nonce uint64) uint64 {
 		p := s.parties[i].store
 		d, err := p.Decide(p.key("p", "k"), r, at(0), Call{Request: algo.Request{Cost: 1, Nonce: nonce}}, nil)
-		if err != nil || !d.Allowed {
-			t.Fatal(d, err)
-		}
+		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 		return d.Lease
 	}
 	acquire(0, 1)
@@ -402,12 +381,10 @@ func TestMergeLeases(t *testing.T) {
 	last := acquire(1, 3)
 	s.merge(0, 1)
 	p := s.parties[1].store
-	if d, err := p.Decide(p.key("p", "k"), r, at(0), cost(0), nil); err != nil || d.Remaining != 7 {
-		t.Errorf("%d of 10 remain (%v), want 7", d.Remaining, err)
-	}
-	if ok, err := p.Release(p.key("p", "k"), r, at(0), last); !ok || err != nil {
-		t.Errorf("a lease got lost: %v, %v", ok, err)
-	}
+	d, err := p.Decide(p.key("p", "k"), r, at(0), cost(0), nil)
+	expect.True(t, err == nil && d.Remaining == 7, "%d of 10 remain (%v), want 7", d.Remaining, err)
+	ok, err := p.Release(p.key("p", "k"), r, at(0), last)
+	expect.True(t, ok && err == nil, "a lease got lost: %v, %v", ok, err)
 }
 
 // TestDecideAgainstEverything has callers decide while drains, moves and merges go on: no admission is lost or made
@@ -473,9 +450,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 					var chunk []byte
 					var version uint64
 					chunk, version, more = from.Drain(0, ownership.Backup, at(1), 2000)
-					if err := to.Apply(0, staged, at(1), chunk); err != nil {
-						t.Error(err)
-					}
+					expect.NoError(t, to.Apply(0, staged, at(1), chunk))
 					from.Confirm(0, ownership.Backup, version)
 				}
 			}
@@ -490,12 +465,8 @@ func TestDecideAgainstEverything(t *testing.T) {
 				from.Stage(0)
 				l.attach(true)
 				l.drain(0)
-				if err := from.Apply(0, true, at(1), l.queue[0].chunk); err != nil {
-					t.Error(err)
-				}
-				if err := from.Merge(0, at(1)); err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, from.Apply(0, true, at(1), l.queue[0].chunk))
+				expect.NoError(t, from.Merge(0, at(1)))
 				from.TakeOver(0, at(1))
 			}
 			to.Promote(0)
@@ -523,9 +494,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 	for r := range rules {
 		for k := range keys {
 			d, err := holder.Decide(holder.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), cost(0), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			if got, want := rules[r].Limits[0].Limit-d.Remaining, admitted[r][k].Load(); got != want {
 				t.Errorf("%s/%d: %d are counted of %d", rules[r].Scope, k, got, want)
 			}
@@ -562,9 +531,8 @@ func TestMergeColdStrict(t *testing.T) {
 		for _, key := range []string{"known", "new"} {
 			p := s.parties[1].store
 			d, err := p.Decide(p.key("p", key), r, at(s.now), cost(0), nil)
-			if err != nil || d.Remaining != 0 {
-				t.Errorf("copies in the order %v: %q has %d left: %v", order, key, d.Remaining, err)
-			}
+			expect.True(t, err == nil && d.Remaining == 0,
+				"copies in the order %v: %q has %d left: %v", order, key, d.Remaining, err)
 		}
 	}
 }
@@ -635,13 +603,10 @@ func TestMergeOfWhatIsOwed(t *testing.T) {
 		grant(1 - from)
 		p := s.parties[1-from].store
 		change(t, p, r, "k", func(_ *partition, rec record) {
-			if !rec.has(owedFlag) {
-				t.Error("the record is not marked")
-			}
+			expect.True(t, rec.has(owedFlag), "the record is not marked")
 		})
 		p.TakeOverStrict(0, at(s.now))
-		if d := decide(t, p, r, "k", at(s.now), cost(0)); d.Remaining != 100-1-owed {
-			t.Errorf("%d are left of 100 after 1, and %d that are owed", d.Remaining, owed)
-		}
+		d := decide(t, p, r, "k", at(s.now), cost(0))
+		expect.Equal(t, d.Remaining, 100-1-owed, "are left of 100 after 1, and %d that are owed", owed)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // Pages that are in use are different ones, whatever comes and goes, and a slab without one in use is given back.
@@ -19,9 +21,7 @@ func TestPages(t *testing.T) {
 	for step := range 40_000 {
 		if grow := step/8000%2 == 0; r.IntN(10) < 7 == grow || len(in) == 0 {
 			mem, number := p.Get()
-			if inUse[mem] {
-				t.Fatal("a page was given out twice")
-			}
+			must.True(t, !inUse[mem], "a page was given out twice")
 			inUse[mem] = true
 			in = append(in, taken{mem, number})
 		} else {
@@ -42,16 +42,14 @@ func TestPages(t *testing.T) {
 				open++
 			}
 		}
-		if held-free != len(in) || p.used != len(in) || open != len(p.open) {
-			t.Fatalf("%d pages in slabs, %d of them free, %d open; %d are in use", held, free, open, len(in))
-		}
+		must.True(t, held-free == len(in) && p.used == len(in) && open == len(p.open),
+			"%d pages in slabs, %d of them free, %d open; %d are in use", held, free, open, len(in))
 	}
 	for _, e := range in {
 		p.Put(e.mem, e.number)
 	}
-	if len(p.vacant) != len(p.slabs) || len(p.open) != 0 || p.used != 0 {
-		t.Errorf("of %d slabs %d were given back", len(p.slabs), len(p.vacant))
-	}
+	expect.True(t, len(p.vacant) == len(p.slabs) && len(p.open) == 0 && p.used == 0,
+		"of %d slabs %d were given back", len(p.slabs), len(p.vacant))
 }
 
 // A store whose keys have become idle gives back what they took.
@@ -69,7 +67,5 @@ func TestPagesGoBack(t *testing.T) {
 	if left := heap() - before; s.Stats().Keys != 0 || left > full/10 {
 		t.Errorf("%d of %d bytes are left, with %d keys", left, full, s.Stats().Keys)
 	}
-	if held := len(s.pages.slabs) - len(s.pages.vacant); held != 0 {
-		t.Errorf("%d slabs are left", held)
-	}
+	expect.Equal(t, len(s.pages.slabs)-len(s.pages.vacant), 0, "slabs are left")
 }

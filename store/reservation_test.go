@@ -8,6 +8,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestExtend(t *testing.T) {
@@ -19,45 +21,34 @@ func TestExtend(t *testing.T) {
 		return Call{Request: algo.Request{Cost: cost}, Reservation: id, ReserveFor: ttl, Extend: true}
 	}
 	extend := func(now time.Duration, c Call) (Answer, error) { return s.Decide(k, r, at(now), c, nil) }
-	if _, err := extend(0, call(1, 0)); !errors.Is(err, ErrNotPending) {
-		t.Errorf("of none: %v", err)
-	}
-	if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 4}, Reservation: id, ReserveFor: 10 * time.Second}, nil); err != nil || !a.Allowed {
-		t.Fatalf("%+v, %v", a, err)
-	}
-	if a, err := extend(time.Second, call(7, time.Minute)); err != nil || a.Allowed || a.Granted != 0 || a.RetryAfter <= 0 {
-		t.Errorf("beyond the limit: %+v, %v", a, err)
-	}
-	if a, err := extend(time.Second, call(3, 0)); err != nil || !a.Allowed || a.Granted != 3 || a.Remaining != 3 || a.Reservation != id {
-		t.Errorf("%+v, %v", a, err)
-	}
+	_, err := extend(0, call(1, 0))
+	expect.ErrorIs(t, err, ErrNotPending, "of none")
+	a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 4}, Reservation: id, ReserveFor: 10 * time.Second}, nil)
+	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
+	a, err = extend(time.Second, call(7, time.Minute))
+	expect.True(t, err == nil && !a.Allowed && a.Granted == 0 && a.RetryAfter > 0, "beyond the limit: %+v, %v", a, err)
+	a, err = extend(time.Second, call(3, 0))
+	expect.True(t, err == nil && a.Allowed && a.Granted == 3 && a.Remaining == 3 && a.Reservation == id,
+		"%+v, %v", a, err)
 	_, held := s.at(k.Partition)
-	if _, parts := held.extras.reservations.charges(reservationKey{stateID{"p", "k"}, id}, int64(10*time.Second)); len(parts) > 0 {
-		t.Error("a refused extension, and one without a time, prolonged it")
-	}
+	_, parts := held.extras.reservations.charges(reservationKey{stateID{"p", "k"}, id}, int64(10*time.Second))
+	expect.True(t, len(parts) == 0, "a refused extension, and one without a time, prolonged it")
 	// Time alone, and with units.
-	if a, err := extend(9*time.Second, call(0, time.Minute)); err != nil || !a.Allowed || a.Granted != 0 || a.Remaining != 3 || a.Reservation != id {
-		t.Errorf("%+v, %v", a, err)
-	}
-	if a, err := extend(60*time.Second, call(1, time.Minute)); err != nil || !a.Allowed || a.Remaining != 2 {
-		t.Errorf("%+v, %v", a, err)
-	}
-	if _, err := extend(60*time.Second, call(1, time.Minute)); !errors.Is(err, ErrKeyReservations) || !errors.Is(err, ErrFull) {
-		t.Errorf("beyond the bound of a key: %v", err)
-	}
+	a, err = extend(9*time.Second, call(0, time.Minute))
+	expect.True(t, err == nil && a.Allowed && a.Granted == 0 && a.Remaining == 3 && a.Reservation == id,
+		"%+v, %v", a, err)
+	a, err = extend(60*time.Second, call(1, time.Minute))
+	expect.True(t, err == nil && a.Allowed && a.Remaining == 2, "%+v, %v", a, err)
+	_, err = extend(60*time.Second, call(1, time.Minute))
+	expect.True(t, errors.Is(err, ErrKeyReservations) && errors.Is(err, ErrFull), "beyond the bound of a key: %v", err)
 	part := id.numbered(1)
-	if out, err := s.Settle(k, r, at(100*time.Second), Settlement{ID: part, Keep: 0}); err != nil || out.Known {
-		t.Errorf("settled by the id of a part: %+v, %v", out, err)
-	}
-	if out, err := s.Settle(k, r, at(119*time.Second), Settlement{ID: id, Keep: 5}); err != nil || !out.Known || out.Returned != 3 || out.Excess != 0 {
-		t.Errorf("%+v, %v", out, err)
-	}
-	if d := decide(t, s, r, "k", at(119*time.Second), cost(0)); d.Remaining != 5 {
-		t.Errorf("%d remain of 10 with 5 kept", d.Remaining)
-	}
-	if n := s.budget.reservations.Load(); n != 0 {
-		t.Errorf("%d reservations are left", n)
-	}
+	out, err := s.Settle(k, r, at(100*time.Second), Settlement{ID: part, Keep: 0})
+	expect.True(t, err == nil && !out.Known, "settled by the id of a part: %+v, %v", out, err)
+	out, err = s.Settle(k, r, at(119*time.Second), Settlement{ID: id, Keep: 5})
+	expect.True(t, err == nil && out.Known && out.Returned == 3 && out.Excess == 0, "%+v, %v", out, err)
+	d := decide(t, s, r, "k", at(119*time.Second), cost(0))
+	expect.Equal(t, d.Remaining, 5, "remain of 10 with 5 kept")
+	expect.Equal(t, s.budget.reservations.Load(), 0, "reservations are left")
 	accounted(t, s)
 }
 
@@ -69,9 +60,8 @@ func TestSettledOnce(t *testing.T) {
 		key := fmt.Sprint(once)
 		decide(t, s, r, key, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute, ReserveOnce: once})
 		for _, want := range []bool{true, !once} {
-			if _, known, err := settle(s, s.key("p", key), r, at(0), reservationOf(1), 1); err != nil || known != want {
-				t.Errorf("once %v: known %v, %v, want %v", once, known, err, want)
-			}
+			_, known, err := settle(s, s.key("p", key), r, at(0), reservationOf(1), 1)
+			expect.True(t, err == nil && known == want, "once %v: known %v, %v, want %v", once, known, err, want)
 		}
 	}
 }
@@ -91,9 +81,8 @@ func TestExtensionIsCopied(t *testing.T) {
 	}
 	copied.TakeOver(0, l.there(time.Second))
 	copied.Open(0)
-	if out, err := copied.Settle(copied.key("p", "k"), r, l.there(20*time.Second), Settlement{ID: id}); err != nil || !out.Known || out.Returned != 2 {
-		t.Errorf("%+v, %v", out, err)
-	}
+	out, err := copied.Settle(copied.key("p", "k"), r, l.there(20*time.Second), Settlement{ID: id})
+	expect.True(t, err == nil && out.Known && out.Returned == 2, "%+v, %v", out, err)
 }
 
 // TestRefundBesideReservation: what is refunded of a bucket is not taken for what a reservation charged.
@@ -102,15 +91,12 @@ func TestRefundBesideReservation(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Hour})
 	decide(t, s, r, "k", at(0), cost(5))
 	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
-	if n, err := s.Refund(s.key("p", "k"), r, at(0), 4, "", ""); n != 4 || err != nil {
-		t.Fatal(n, err)
-	}
-	if n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0); n != 3 || !known || err != nil {
-		t.Errorf("%d were given back of 3 (%v, %v)", n, known, err)
-	}
-	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 9 {
-		t.Errorf("%d are left of 10 after 1", d.Remaining)
-	}
+	n, err := s.Refund(s.key("p", "k"), r, at(0), 4, "", "")
+	must.True(t, n == 4 && err == nil, "%v %v", n, err)
+	n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0)
+	expect.True(t, n == 3 && known && err == nil, "%d were given back of 3 (%v, %v)", n, known, err)
+	d := decide(t, s, r, "k", at(0), cost(0))
+	expect.Equal(t, d.Remaining, 9, "are left of 10 after 1")
 }
 
 // TestCancelOfCarriedDebt: a cancel gives nothing back of a window that has ended, neither the debt that is carried nor the refusals that are
@@ -120,12 +106,11 @@ func TestCancelOfCarriedDebt(t *testing.T) {
 	for _, requestID := range []string{"", "a"} {
 		s := New(Config{})
 		decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 15, Always: true}, Reservation: reservationOf(1), ReserveFor: 10 * minute})
-		if d := decide(t, s, r, "k", at(70*time.Second), Call{Request: algo.Request{Cost: 8}, RequestID: requestID}); d.Allowed || d.Remaining != 0 {
-			t.Fatalf("%+v", d)
-		}
-		if n, known, err := settle(s, s.key("p", "k"), r, at(80*time.Second), reservationOf(1), 0); n != 0 || !known || err != nil {
-			t.Errorf("request id %q: %d were given back of a window that has ended (%v, %v)", requestID, n, known, err)
-		}
+		d := decide(t, s, r, "k", at(70*time.Second), Call{Request: algo.Request{Cost: 8}, RequestID: requestID})
+		must.True(t, !d.Allowed && d.Remaining == 0, "%+v", d)
+		n, known, err := settle(s, s.key("p", "k"), r, at(80*time.Second), reservationOf(1), 0)
+		expect.True(t, n == 0 && known && err == nil,
+			"request id %q: %d were given back of a window that has ended (%v, %v)", requestID, n, known, err)
 		if d := decide(t, s, r, "k", at(80*time.Second), cost(0)); d.Remaining != 0 {
 			t.Errorf("request id %q: %d are left of 10 beside 5 of debt and 5 of a refusal", requestID, d.Remaining)
 		}
@@ -147,34 +132,28 @@ func TestSettleBeyondReserved(t *testing.T) {
 		s := New(Config{})
 		r := rule("p", tt.limit)
 		k := s.key("p", "k")
-		if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute}, nil); err != nil || !a.Allowed {
-			t.Fatalf("%+v, %v", a, err)
-		}
+		a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute}, nil)
+		must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 		if tt.other > 0 {
 			decide(t, s, r, "k", at(0), cost(tt.other))
 		}
 		how := Settlement{ID: reservationOf(1), Keep: 8, Exact: true}
-		if _, err := s.Settle(k, r, at(1), how); !errors.Is(err, ErrReserved) {
-			t.Errorf("%s: exactly: %v", tt.name, err)
-		}
+		_, err = s.Settle(k, r, at(1), how)
+		expect.ErrorIs(t, err, ErrReserved, "%s: exactly", tt.name)
 		for range 2 { // repeated it charges nothing
 			how.Exact = false
-			if out, err := s.Settle(k, r, at(1), how); err != nil || out != tt.want {
-				t.Errorf("%s: %+v, %v, want %+v", tt.name, out, err, tt.want)
-			}
+			out, err := s.Settle(k, r, at(1), how)
+			expect.True(t, err == nil && out == tt.want, "%s: %+v, %v, want %+v", tt.name, out, err, tt.want)
 		}
-		if d := decide(t, s, r, "k", at(1), cost(0)); d.Remaining != tt.remain {
-			t.Errorf("%s: %d remain, want %d", tt.name, d.Remaining, tt.remain)
-		}
+		d := decide(t, s, r, "k", at(1), cost(0))
+		expect.True(t, d.Remaining == tt.remain, "%s: %d remain, want %d", tt.name, d.Remaining, tt.remain)
 		raised := r.Limits[0]
 		raised.Limit += tt.more
-		if d := decide(t, s, rule("p", raised), "k", at(1), cost(1)); d.Allowed != (tt.remain > 0) {
-			t.Errorf("%s: %+v at the brink", tt.name, d)
-		}
+		d = decide(t, s, rule("p", raised), "k", at(1), cost(1))
+		expect.Equal(t, d.Allowed, tt.remain > 0, "%s: %+v at the brink", tt.name, d)
 		raised.Limit++
-		if d := decide(t, s, rule("p", raised), "k", at(1), cost(1)); !d.Allowed {
-			t.Errorf("%s: more is owed than was charged: %+v", tt.name, d)
-		}
+		d = decide(t, s, rule("p", raised), "k", at(1), cost(1))
+		expect.True(t, d.Allowed, "%s: more is owed than was charged: %+v", tt.name, d)
 		accounted(t, s)
 	}
 }
@@ -187,25 +166,19 @@ func TestChargeOnce(t *testing.T) {
 	charge := func(now time.Duration, n int64, id string) Answer {
 		t.Helper()
 		a, err := s.Decide(k, r, at(now), Call{Request: algo.Request{Cost: n, Always: true}, RequestID: id}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return a
 	}
-	if a := charge(0, 5, "a"); a.Granted != 3 || a.Allowed {
-		t.Errorf("%+v", a)
-	}
+	a := charge(0, 5, "a")
+	expect.True(t, a.Granted == 3 && !a.Allowed, "%+v", a)
 	for _, now := range []time.Duration{0, 59 * time.Second} {
-		if a := charge(now, 1, "b"); a.Granted != 0 || a.Allowed {
-			t.Errorf("%+v", a)
-		}
+		a := charge(now, 1, "b")
+		expect.True(t, a.Granted == 0 && !a.Allowed, "%+v", a)
 	}
-	if n, err := s.Refund(k, r, at(59*time.Second), 3, "", ""); n != 3 || err != nil {
-		t.Fatal(n, err)
-	}
-	if a := charge(59*time.Second, 1, "b"); a.Granted != 0 || a.Remaining != 2 {
-		t.Errorf("repeated when there is room: %+v", a)
-	}
+	n, err := s.Refund(k, r, at(59*time.Second), 3, "", "")
+	must.True(t, n == 3 && err == nil, "%v %v", n, err)
+	a = charge(59*time.Second, 1, "b")
+	expect.True(t, a.Granted == 0 && a.Remaining == 2, "repeated when there is room: %+v", a)
 }
 
 // TestRequestIDOfAnotherOperation: a request id is of one operation. One that was used for a check, a reservation or an extension is
@@ -226,9 +199,8 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 			if _, err := s.Decide(k, r, at(0), c, nil); err == nil {
 				return c // it is pending already
 			}
-			if a, err := s.Decide(k, r, at(0), pending, nil); err != nil || !a.Allowed {
-				t.Fatalf("%+v, %v", a, err)
-			}
+			a, err := s.Decide(k, r, at(0), pending, nil)
+			must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 			return c
 		}
 	}
@@ -257,9 +229,7 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 				first := test.first(t, s, k)
 				first.Cost, first.RequestID = 5, "id"
 				one, err := s.Decide(k, r, at(0), first, nil)
-				if err != nil || one.Granted != 5 {
-					t.Fatalf("%+v, %v", one, err)
-				}
+				must.True(t, err == nil && one.Granted == 5, "%+v, %v", one, err)
 				if moved {
 					to := New(Config{Partitions: 1})
 					l := newLink(s, to, ownership.Target)
@@ -272,9 +242,7 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 				again := test.now(t, s, k)
 				again.Cost, again.RequestID = 5, "id"
 				before, err := s.Decide(k, r, at(0), cost(0), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				got, err := s.Decide(k, r, at(0), again, nil)
 				switch {
 				case !test.same && !errors.Is(err, ErrRequestID):
@@ -282,9 +250,9 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 				case test.same && (err != nil || !got.Allowed || got.Granted != 5 || got.Reservation.Whole() != one.Reservation.Whole()):
 					t.Errorf("repeated: %+v, %v; want what the first was answered: %+v", got, err, one)
 				}
-				if after, err := s.Decide(k, r, at(0), cost(0), nil); err != nil || after.Remaining != before.Remaining {
-					t.Errorf("%d remain, %d before; %v", after.Remaining, before.Remaining, err)
-				}
+				after, err := s.Decide(k, r, at(0), cost(0), nil)
+				expect.True(t, err == nil && after.Remaining == before.Remaining,
+					"%d remain, %d before; %v", after.Remaining, before.Remaining, err)
 			})
 		}
 	}
@@ -307,20 +275,16 @@ func TestBoundedCommit(t *testing.T) {
 			r := rule("p", test.limits...)
 			k := s.key("p", "k")
 			id := reservationOf(1)
-			if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 5}, Reservation: id, ReserveFor: minute}, nil); err != nil || !a.Allowed {
-				t.Fatalf("%+v, %v", a, err)
-			}
+			a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 5}, Reservation: id, ReserveFor: minute}, nil)
+			must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 			for _, keep := range []int64{5 + test.most + 1, algo.MaxLimit} {
-				if out, err := s.Settle(k, r, at(0), Settlement{ID: id, Keep: keep, Bounded: true}); !errors.Is(err, ErrExcess) || out.Excess != 0 {
-					t.Errorf("keeping %d: %+v, %v", keep, out, err)
-				}
+				out, err := s.Settle(k, r, at(0), Settlement{ID: id, Keep: keep, Bounded: true})
+				expect.True(t, errors.Is(err, ErrExcess) && out.Excess == 0, "keeping %d: %+v, %v", keep, out, err)
 			}
-			if a, err := s.Decide(k, r, at(0), cost(0), nil); err != nil || a.Remaining != 15 || !a.Pending {
-				t.Errorf("after the errors: %+v, %v", a, err)
-			}
-			if out, err := s.Settle(k, r, at(0), Settlement{ID: id, Keep: 5 + test.most, Bounded: true}); err != nil || !out.Known || out.Excess == 0 {
-				t.Errorf("within the bound: %+v, %v", out, err)
-			}
+			a, err = s.Decide(k, r, at(0), cost(0), nil)
+			expect.True(t, err == nil && a.Remaining == 15 && a.Pending, "after the errors: %+v, %v", a, err)
+			out, err := s.Settle(k, r, at(0), Settlement{ID: id, Keep: 5 + test.most, Bounded: true})
+			expect.True(t, err == nil && out.Known && out.Excess != 0, "within the bound: %+v, %v", out, err)
 		})
 	}
 }
@@ -332,24 +296,18 @@ func TestBoundedCommitsTogether(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 20, Window: 20 * time.Second})
 	k := s.key("p", "k")
 	for i := range uint64(20) {
-		if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute}, nil); err != nil || !a.Allowed {
-			t.Fatalf("%+v, %v", a, err)
-		}
+		a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute}, nil)
+		must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	}
 	var excess int64
 	for i := range uint64(20) {
 		out, err := s.Settle(k, r, at(0), Settlement{ID: reservationOf(i + 1), Keep: 21, Bounded: true})
-		if err != nil || !out.Known {
-			t.Fatalf("%+v, %v", out, err)
-		}
+		must.True(t, err == nil && out.Known, "%+v, %v", out, err)
 		excess += out.Excess
 	}
-	if excess != 20 {
-		t.Errorf("%d units beyond the limit of 20", excess)
-	}
-	if a, err := s.Decide(k, r, at(0), cost(1), nil); err != nil || a.RetryAfter != 21*time.Second {
-		t.Errorf("%+v, %v", a, err)
-	}
+	expect.Equal(t, excess, 20, "units beyond the limit of 20")
+	a, err := s.Decide(k, r, at(0), cost(1), nil)
+	expect.True(t, err == nil && a.RetryAfter == 21*time.Second, "%+v, %v", a, err)
 }
 
 // TestReservationsExpire: each at its own end, in whatever order they were made.
@@ -361,14 +319,11 @@ func TestReservationsExpire(t *testing.T) {
 	}
 	for i, d := range []time.Duration{10, 20, 30, 50} {
 		s.Sweep(at(d*time.Second), 1)
-		if n := s.budget.reservations.Load(); n != int64(3-i) {
-			t.Errorf("%d reservations are pending at %ds", n, d)
-		}
+		expect.Equal(t, s.budget.reservations.Load(), int64(3-i), "reservations are pending at %ds", d)
 	}
 	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(9), ReserveFor: time.Second})
-	if _, known, err := settle(s, s.key("p", "k"), r, at(time.Second), reservationOf(9), 0); known || err != nil {
-		t.Errorf("pending at its end: %v, %v", known, err)
-	}
+	_, known, err := settle(s, s.key("p", "k"), r, at(time.Second), reservationOf(9), 0)
+	expect.True(t, !known && err == nil, "pending at its end: %v, %v", known, err)
 }
 
 // TestAtomicBeyondTheKeysBound: the reservations of atomic checks, which end with the check, are not bounded by the key.
@@ -377,9 +332,8 @@ func TestAtomicBeyondTheKeysBound(t *testing.T) {
 	r := rule("p", log(10, time.Hour))
 	for i := range uint64(3) {
 		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute, ReserveOnce: true}
-		if a, err := s.Decide(s.key("p", "k"), r, at(0), once, nil); err != nil || !a.Allowed {
-			t.Errorf("%d: %+v, %v", i, a, err)
-		}
+		a, err := s.Decide(s.key("p", "k"), r, at(0), once, nil)
+		expect.True(t, err == nil && a.Allowed, "%d: %+v, %v", i, a, err)
 	}
 }
 
@@ -412,9 +366,8 @@ func TestAnswersOfOneID(t *testing.T) {
 	}
 	want := func(m *answers, what string, granted int64) {
 		t.Helper()
-		if e, ok := m.get(k, 0); !ok || e.granted != granted {
-			t.Errorf("%s: %+v, %v, want %d granted", what, e, ok, granted)
-		}
+		e, ok := m.get(k, 0)
+		expect.True(t, ok && e.granted == granted, "%s: %+v, %v, want %d granted", what, e, ok, granted)
 	}
 	put(&base, 1, 9)
 	put(&other, 2, 1)
@@ -438,12 +391,10 @@ func TestAnswersAfterAllHaveEnded(t *testing.T) {
 		holder.Sweep(at(now), 1)
 		// The second is refused beyond all debt.
 		charge := Call{Request: algo.Request{Cost: 2, Always: true}, RequestID: string(rune('a' + i))}
-		if d := decide(t, holder, r, "k", at(now), charge); (d.Granted == 0) != (i == 1) {
-			t.Fatal(d)
-		}
-		if n := holder.Pending(0, ownership.Backup); n == 0 {
-			t.Errorf("nothing is pending after answer %d", i)
-		}
+		d := decide(t, holder, r, "k", at(now), charge)
+		must.Equal(t, (d.Granted == 0), i == 1, "%v", d)
+		n := holder.Pending(0, ownership.Backup)
+		expect.True(t, n != 0, "nothing is pending after answer %d", i)
 		l.sync(t, now, false)
 		l.same(t, charge.RequestID, now)
 	}
@@ -456,15 +407,12 @@ func TestReservationOfNothing(t *testing.T) {
 		request := algo.Request{Cost: 11, Always: true}
 		return Call{Request: request, RequestID: id, Reservation: reservationOf(n), ReserveFor: time.Minute}
 	}
-	if d := decide(t, s, r, "k", at(0), forced(1, "a")); d.Granted != 11 {
-		t.Fatalf("granted %d, want all that may be owed", d.Granted)
-	}
+	d := decide(t, s, r, "k", at(0), forced(1, "a"))
+	must.True(t, d.Granted == 11, "granted %d, want all that may be owed", d.Granted)
 	for range 2 {
 		if d := decide(t, s, r, "k", at(0), forced(2, "b")); d.Granted != 0 || d.Allowed {
 			t.Errorf("granted %d, allowed %v, beyond the debt that may be", d.Granted, d.Allowed)
 		}
 	}
-	if n := s.Stats().Reservations; n != 1 {
-		t.Errorf("%d reservations, want the first one's alone", n)
-	}
+	expect.Equal(t, s.Stats().Reservations, 1, "reservations, want the first one's alone")
 }

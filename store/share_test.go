@@ -11,6 +11,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // shareOf is a Config.ShareOf for tests: scopes "ns/NAME/…" are inline, in the share NAME.
@@ -68,9 +70,8 @@ func walked(t *testing.T, s *Store) {
 			} else {
 				bytes += one.Bytes
 			}
-			if one.Bytes < 0 || one.Keys < 0 || one.Keys == 0 && one.Bytes != 0 {
-				t.Fatalf("%s%q has %+v", list.kind, one.Name, one)
-			}
+			must.True(t, one.Bytes >= 0 && one.Keys >= 0 && (one.Keys != 0 || one.Bytes == 0),
+				"%s%q has %+v", list.kind, one.Name, one)
 		}
 	}
 	ids, of := make(map[string]int64), make(map[string]int64)
@@ -93,9 +94,8 @@ func walked(t *testing.T, s *Store) {
 					n[e.of.account.label]++
 				}
 				for label, of := range a.answers.askers {
-					if n[label] != of.n || of.account.label != label {
-						t.Fatalf("%q has %d answers remembered, counted are %d", label, n[label], of.n)
-					}
+					must.True(t, n[label] == of.n && of.account.label == label,
+						"%q has %d answers remembered, counted are %d", label, n[label], of.n)
 				}
 			}
 			if part.extras == nil {
@@ -109,9 +109,7 @@ func walked(t *testing.T, s *Store) {
 			}
 		}
 	}
-	if fmt.Sprint(ids) != fmt.Sprint(of) {
-		t.Fatalf("request ids take %v, counted are %v", ids, of)
-	}
+	must.Equal(t, fmt.Sprint(ids), fmt.Sprint(of), "request ids take %v, counted are %v", ids, of)
 	delete(owned, "")
 	counts := make(map[string]int)
 	for label, a := range s.shares.callers.by {
@@ -119,21 +117,15 @@ func walked(t *testing.T, s *Store) {
 			counts[label] = int(n)
 		}
 	}
-	if fmt.Sprint(counts) != fmt.Sprint(owned) {
-		t.Fatalf("reservations are counted as %v, there are %v", counts, owned)
-	}
-	if got := s.budget.reservations.Load(); got != reserved {
-		t.Fatalf("%d reservations are counted, there are %d", got, reserved)
-	}
+	must.Equal(t, fmt.Sprint(counts), fmt.Sprint(owned), "reservations are counted as %v, there are %v", counts, owned)
+	got := s.budget.reservations.Load()
+	must.True(t, got == reserved, "%d reservations are counted, there are %d", got, reserved)
 	if n := s.shares.inline.keys.Load(); n != 0 {
 		counted["all inline"] = n
 	}
-	if fmt.Sprint(counted) != fmt.Sprint(keys) {
-		t.Fatalf("counted %v, there are %v", counted, keys)
-	}
-	if bytes != blocks || ofCallers != blocks {
-		t.Fatalf("%d bytes are counted to shares and %d to callers, %d are in use", bytes, ofCallers, blocks)
-	}
+	must.Equal(t, fmt.Sprint(counted), fmt.Sprint(keys), "counted %v, there are %v", counted, keys)
+	must.True(t, bytes == blocks && ofCallers == blocks,
+		"%d bytes are counted to shares and %d to callers, %d are in use", bytes, ofCallers, blocks)
 }
 
 func (p *partition) stagedExtras() *extras {
@@ -165,9 +157,8 @@ func emptied(t *testing.T, s *Store) {
 		}
 	}
 	for _, as := range kinds {
-		if n := len(as.by); n != 0 || as.n.Load() != 0 {
-			t.Errorf("%d accounts are left", n)
-		}
+		n := len(as.by)
+		expect.True(t, n == 0 && as.n.Load() == 0, "%d accounts are left", n)
 	}
 }
 
@@ -209,24 +200,19 @@ func TestSharesAgainstWalk(t *testing.T) {
 				if c.Cost > 0 && rng.IntN(4) == 0 {
 					c.RequestID = fmt.Sprint(rng.Uint64())
 				}
-				if _, err := store.Decide(k, r, at(s.now), c, nil); err != nil {
-					t.Fatal(err)
-				}
+				_, err := store.Decide(k, r, at(s.now), c, nil)
+				must.NoError(t, err)
 			case n == 14:
 				store.Sweep(at(s.now), 100)
 				for _, id := range reserved { // whoever's they are: of one key some are its
-					if _, _, err := settle(store, k, r, at(s.now), id, 0); err != nil {
-						t.Fatal(err)
-					}
+					_, _, err := settle(store, k, r, at(s.now), id, 0)
+					must.NoError(t, err)
 				}
 			case n == 15:
-				if _, err := store.Refund(k, r, at(s.now), 2, "", ""); err != nil {
-					t.Fatal(err)
-				}
+				_, err := store.Refund(k, r, at(s.now), 2, "", "")
+				must.NoError(t, err)
 			case n == 16:
-				if err := store.Reset(k, r.Scope); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, store.Reset(k, r.Scope))
 			case n == 17:
 				current[which] = rng.IntN(len(rules[which]))
 				now := rules[which][current[which]]
@@ -286,16 +272,12 @@ func TestSharesAtTheBounds(t *testing.T) {
 			walked(t, s)
 			policies, _, _ := s.Shares()
 			for _, one := range policies {
-				if one.Name == "b" && one.Keys > 10 {
-					t.Fatalf("%+v", one)
-				}
+				must.True(t, one.Name != "b" || one.Keys <= 10, "%+v", one)
 			}
 		}
 		emptied(t, s)
 	}
-	if refused == 0 {
-		t.Error("nothing was refused")
-	}
+	expect.True(t, refused != 0, "nothing was refused")
 }
 
 // TestFullShare: a share at its bound has no room for new keys. Its known keys and everybody else go on, and what becomes idle makes
@@ -307,27 +289,22 @@ func TestFullShare(t *testing.T) {
 	for i := range 3 {
 		decide(t, s, full, fmt.Sprint(i), at(0), cost(1))
 	}
-	if _, err := s.Decide(s.key("full", "3"), full, at(1), cost(1), nil); !errors.Is(err, ErrShareFull) || !errors.Is(err, ErrFull) {
-		t.Fatal(err)
-	}
-	if d := decide(t, s, full, "1", at(2), cost(1)); !d.Allowed || d.Remaining != 3 {
-		t.Errorf("%+v", d)
-	}
-	if d := decide(t, s, full, "4", at(3), cost(0)); d.Remaining != 5 {
-		t.Errorf("a peek needs no room: %+v", d)
-	}
+	_, err := s.Decide(s.key("full", "3"), full, at(1), cost(1), nil)
+	must.True(t, errors.Is(err, ErrShareFull) && errors.Is(err, ErrFull), "%v", err)
+	d := decide(t, s, full, "1", at(2), cost(1))
+	expect.True(t, d.Allowed && d.Remaining == 3, "%+v", d)
+	d = decide(t, s, full, "4", at(3), cost(0))
+	expect.Equal(t, d.Remaining, 5, "a peek needs no room: %+v", d)
 	for i := range 10 {
 		decide(t, s, other, fmt.Sprint(i), at(4), cost(1))
 	}
-	if policies, _, _ := s.Shares(); len(policies) != 2 || policies[0].Name != "other" || policies[0].Keys != 10 || policies[1].Keys != 3 || policies[1].Refused != 1 {
-		t.Errorf("%+v", policies)
-	}
-	if d := decide(t, s, full, "3", at(time.Hour), cost(1)); !d.Allowed {
-		t.Errorf("%+v", d)
-	}
-	if st := s.Stats(); st.Full != 0 || st.ShareFull != 1 {
-		t.Errorf("%+v", st)
-	}
+	policies, _, _ := s.Shares()
+	expect.True(t, len(policies) == 2 && policies[0].Name == "other" && policies[0].Keys == 10 &&
+		policies[1].Keys == 3 && policies[1].Refused == 1, "%+v", policies)
+	d = decide(t, s, full, "3", at(time.Hour), cost(1))
+	expect.True(t, d.Allowed, "%+v", d)
+	st := s.Stats()
+	expect.True(t, st.Full == 0 && st.ShareFull == 1, "%+v", st)
 	// A larger bound counts at once.
 	more := *full
 	more.MaxKeys = 5
@@ -347,9 +324,8 @@ func TestShareBytes(t *testing.T) {
 		_, err = s.Decide(s.key("grows", "k"), grows, at(time.Duration(n)*time.Second), cost(1), nil)
 	}
 	policies, _, _ := s.Shares()
-	if !errors.Is(err, ErrShareFull) || policies[0].Bytes < 50_000 || policies[0].Bytes > 100_000+2*algo.PageBytes {
-		t.Fatalf("%v after %d: %+v", err, n, policies)
-	}
+	must.True(t, errors.Is(err, ErrShareFull) && policies[0].Bytes >= 50_000 &&
+		policies[0].Bytes <= 100_000+2*algo.PageBytes, "%v after %d: %+v", err, n, policies)
 	for i := range n {
 		decide(t, s, other, "k", at(time.Duration(n+i)*time.Second), cost(1))
 	}
@@ -375,28 +351,21 @@ func crowd(t *testing.T, s *Store, r *Rule, caller string, most int) (n int) {
 func TestFairPartOfCallers(t *testing.T) {
 	s := New(Config{MaxKeys: 800, Partitions: 8})
 	r := rule("login", window(5, minute))
-	if n := crowd(t, s, r, "greedy", 1000); n != 700 {
-		t.Errorf("the first caller has %d keys of 800", n)
-	}
+	n := crowd(t, s, r, "greedy", 1000)
+	expect.True(t, n == 700, "the first caller has %d keys of 800", n)
 	// Each of them has less than a fair part of the store: with k of them and the greedy one a (k+2)th.
 	for _, caller := range []string{"a", "b", "c", "d"} {
-		if n := crowd(t, s, r, caller, 20); n != 20 {
-			t.Errorf("%s gets %d keys", caller, n)
-		}
+		n := crowd(t, s, r, caller, 20)
+		expect.True(t, n == 20, "%s gets %d keys", caller, n)
 	}
-	if _, err := s.Decide(s.key("login", "new"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil); !errors.Is(err, ErrShareFull) {
-		t.Errorf("the greedy caller goes on: %v", err)
-	}
-	if _, err := s.Decide(s.key("login", "greedy1"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil); err != nil {
-		t.Errorf("a known key: %v", err)
-	}
+	_, err := s.Decide(s.key("login", "new"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil)
+	expect.ErrorIs(t, err, ErrShareFull, "the greedy caller goes on")
+	_, err = s.Decide(s.key("login", "greedy1"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil)
+	expect.NoError(t, err, "a known key")
 	_, _, callers := s.Shares()
-	if st := s.Stats(); st.Full != 2 || st.ShareFull != 0 {
-		t.Errorf("%+v", st)
-	}
-	if callers[0].Name != "greedy" || callers[0].Keys != 700 || callers[0].Refused != 2 {
-		t.Errorf("%+v", callers)
-	}
+	st := s.Stats()
+	expect.True(t, st.Full == 2 && st.ShareFull == 0, "%+v", st)
+	expect.True(t, callers[0].Name == "greedy" && callers[0].Keys == 700 && callers[0].Refused == 2, "%+v", callers)
 }
 
 // TestReservationsOfOneCaller: who takes all the reservations that it gets leaves some for the others, on the node that the partition
@@ -416,28 +385,19 @@ func TestReservationsOfOneCaller(t *testing.T) {
 	for n < 100 && err == nil {
 		err = reserve(s, "greedy")
 	}
-	if !errors.Is(err, ErrShareFull) || n != 71 {
-		t.Errorf("after %d: %v", n, err)
-	}
+	expect.True(t, errors.Is(err, ErrShareFull) && n == 71, "after %d: %v", n, err)
 	l := newLink(s, copied, ownership.Target)
 	l.offset = 0
 	l.sync(t, time.Second, true)
 	s.Shut(0)
 	copied.Open(0)
 	for range 5 {
-		if err := reserve(copied, "other"); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, reserve(copied, "other"))
 	}
-	if err := reserve(copied, "greedy"); !errors.Is(err, ErrShareFull) {
-		t.Errorf("after the move: %v", err)
-	}
-	if err := reserve(copied, ""); err != nil {
-		t.Error(err)
-	}
-	if _, _, callers := copied.Shares(); callers[0].Name != "greedy" || callers[0].Refused != 1 {
-		t.Errorf("%+v", callers)
-	}
+	expect.ErrorIs(t, reserve(copied, "greedy"), ErrShareFull, "after the move")
+	expect.NoError(t, reserve(copied, ""))
+	_, _, callers := copied.Shares()
+	expect.True(t, callers[0].Name == "greedy" && callers[0].Refused == 1, "%+v", callers)
 }
 
 // TestRequestIDsOfOneCaller: however many request ids a caller uses, those of others with fewer go on being remembered, in copies and
@@ -463,9 +423,7 @@ func TestRequestIDsOfOneCaller(t *testing.T) {
 				if err == ErrRequestID {
 					return 0 // it is known
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				return a.Granted
 			}
 			known := func(s *Store, caller string, n int) (known int) {
@@ -490,17 +448,13 @@ func TestRequestIDsOfOneCaller(t *testing.T) {
 			}
 			flood(s, 4000, 8000)
 			walked(t, s)
-			if a, b := known(s, "early", 10), known(s, "late", 10); a != 10 || b != 10 {
-				t.Errorf("%d and %d of 10 request ids are remembered", a, b)
-			}
-			if charge(s, 7999%max(test.cfg.Partitions, 1), "greedy", "greedy7999", 2) != 0 {
-				t.Error("the newest of who has too many is not remembered")
-			}
+			a, b := known(s, "early", 10), known(s, "late", 10)
+			expect.True(t, a == 10 && b == 10, "%d and %d of 10 request ids are remembered", a, b)
+			expect.Equal(t, charge(s, 7999%max(test.cfg.Partitions, 1), "greedy", "greedy7999", 2), 0,
+				"the newest of who has too many is not remembered")
 			_, _, callers := s.Shares()
 			for _, c := range callers {
-				if (c.RequestIDsLost > 0) != (c.Name == "greedy") {
-					t.Errorf("%+v", c)
-				}
+				expect.Equal(t, (c.RequestIDsLost > 0), c.Name == "greedy", "%+v", c)
 			}
 
 			l := newLink(s, copied, ownership.Target)
@@ -512,9 +466,8 @@ func TestRequestIDsOfOneCaller(t *testing.T) {
 				copied.Open(p)
 			}
 			flood(copied, 8000, 12000)
-			if a, b := known(copied, "early", 10), known(copied, "late", 10); a != 10 || b != 10 {
-				t.Errorf("after the move %d and %d of 10 request ids are remembered", a, b)
-			}
+			a, b = known(copied, "early", 10), known(copied, "late", 10)
+			expect.True(t, a == 10 && b == 10, "after the move %d and %d of 10 request ids are remembered", a, b)
 			walked(t, copied)
 			emptied(t, copied)
 			emptied(t, s)
@@ -534,12 +487,9 @@ func TestFairPartOfShares(t *testing.T) {
 			break
 		}
 	}
-	if n != 700 {
-		t.Errorf("made-up namespaces have %d keys of 800", n)
-	}
-	if n := crowd(t, s, rule("login", window(5, minute)), "", 90); n != 90 {
-		t.Errorf("a policy gets %d keys", n)
-	}
+	expect.True(t, n == 700, "made-up namespaces have %d keys of 800", n)
+	n = crowd(t, s, rule("login", window(5, minute)), "", 90)
+	expect.True(t, n == 90, "a policy gets %d keys", n)
 
 	alone := New(Config{MaxKeys: 800, Partitions: 8, ShareOf: shareOf})
 	alone.SetShares(1)
@@ -559,16 +509,14 @@ func TestAccountsAreBounded(t *testing.T) {
 	}
 	shares := func() (inline, callers []Share) { _, inline, callers = s.Shares(); return }
 	inline, callers := shares()
-	if len(inline) != maxAccounts+1 || len(callers) != maxAccounts+1 {
-		t.Fatalf("%d namespaces and %d callers are told apart", len(inline), len(callers))
-	}
+	must.True(t, len(inline) == maxAccounts+1 && len(callers) == maxAccounts+1,
+		"%d namespaces and %d callers are told apart", len(inline), len(callers))
 	if inline[0].Name != "" || inline[0].Keys != maxAccounts || callers[0].Keys != maxAccounts {
 		t.Errorf("%+v %+v", inline[0], callers[0])
 	}
 	s.Sweep(at(minute), 3*maxAccounts)
-	if inline, callers := shares(); len(inline)+len(callers) != 0 {
-		t.Errorf("%d namespaces and %d callers are left", len(inline), len(callers))
-	}
+	inline, callers = shares()
+	expect.Equal(t, len(inline)+len(callers), 0, "%d namespaces and %d callers are left", len(inline), len(callers))
 }
 
 // TestNoRoomIsFull: whatever finds no room says so by ErrFull, and that it is the share's by ErrShareFull.
@@ -599,7 +547,6 @@ func TestNoRoomIsFull(t *testing.T) {
 	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: id, ReserveFor: time.Hour})
 	s.Sweep(at(2*minute), 1)
 	decide(t, s, r, "other", at(2*minute), cost(1))
-	if out, err := s.Settle(s.key("p", "k"), r, at(2*minute), Settlement{ID: id, Keep: 2}); !errors.Is(err, ErrShareFull) {
-		t.Errorf("a commit of a key that is gone: %+v, %v", out, err)
-	}
+	out, err := s.Settle(s.key("p", "k"), r, at(2*minute), Settlement{ID: id, Keep: 2})
+	expect.ErrorIs(t, err, ErrShareFull, "a commit of a key that is gone: %+v", out)
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const minute = time.Minute
@@ -51,9 +53,7 @@ func window(n int64, w time.Duration) algo.Limit {
 func decide(t *testing.T, s *Store, r *Rule, key string, now algo.Instant, c Call) algo.Decision {
 	t.Helper()
 	d, err := s.Decide(s.key(r.Scope, key), r, now, c, nil)
-	if err != nil {
-		t.Fatalf("%s/%s: %v", r.Scope, key, err)
-	}
+	must.NoError(t, err, "%s/%s", r.Scope, key)
 	return d.Decision
 }
 
@@ -100,9 +100,7 @@ func TestAgainstStates(t *testing.T) {
 				r = rule(scope, m.rule.Limits...) // mostly the rule it is under already
 			} else {
 				next := make(algo.State, r.Limits.Words())
-				if err := m.rule.Limits.Convert(m.arena, m.state, at(now), r.Limits, next); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, m.rule.Limits.Convert(m.arena, m.state, at(now), r.Limits, next))
 				m.state, m.rule = next, r
 			}
 			switch rng.IntN(20) {
@@ -122,34 +120,29 @@ func TestAgainstStates(t *testing.T) {
 				call := Call{Request: algo.Request{Cost: rng.Int64N(4), Partial: rng.IntN(3) == 0}}
 				got := decide(t, s, r, key, at(now), call)
 				want, err := r.Limits.Decide(m.arena, m.state, at(now), call.Request, nil)
-				if err != nil || got != want {
-					t.Fatalf("seed %d step %d: %s under %v at %v, %+v:\n got %+v\nwant %+v", seed, step, id, r.Limits, now, call, got, want)
-				}
+				must.True(t, err == nil && got == want,
+					"seed %d step %d: %s under %v at %v, %+v:\n got %+v\nwant %+v", seed, step, id, r.Limits, now, call, got, want)
 			}
 		}
 		// A sweep after everything has run out leaves nothing behind, and no memory counted.
 		s.Sweep(at(now+10*minute), 1)
-		if st := s.Stats(); st.Keys != 0 {
-			t.Errorf("seed %d: %d keys are left", seed, st.Keys)
-		}
+		st := s.Stats()
+		expect.True(t, st.Keys == 0, "seed %d: %d keys are left", seed, st.Keys)
 		for i := range s.shards {
 			sh := &s.shards[i]
-			if len(sh.specOf) != 0 || len(sh.free) != len(sh.specs) {
-				t.Errorf("seed %d: specs are left: %v", seed, sh.specOf)
-			}
+			expect.True(t, len(sh.specOf) == 0 && len(sh.free) == len(sh.specs),
+				"seed %d: specs are left: %v", seed, sh.specOf)
 			for j := range sh.partitions {
-				if sh.partitions[j].index != nil || sh.partitions[j].count != 0 {
-					t.Errorf("seed %d: a table is left", seed)
-				}
+				expect.True(t, sh.partitions[j].index == nil && sh.partitions[j].count == 0,
+					"seed %d: a table is left", seed)
 			}
 		}
 		var pages int
 		for i := range s.shards {
 			pages += s.shards[i].arena.Bytes()
 		}
-		if got := s.Stats().Bytes; got != int64(pages) {
-			t.Errorf("seed %d: %d bytes are counted, of which pages hold %d", seed, got, pages)
-		}
+		got := s.Stats().Bytes
+		expect.True(t, got == int64(pages), "seed %d: %d bytes are counted, of which pages hold %d", seed, got, pages)
 	}
 }
 
@@ -170,9 +163,7 @@ func TestTable(t *testing.T) {
 				if rng.IntN(4) == 0 {
 					tag = rng.Uint32()
 				}
-				if !p.reserve(&b) {
-					t.Fatal("refused without a bound")
-				}
+				must.True(t, p.reserve(&b), "refused without a bound")
 				p.put(tag, ref)
 				model[ref] = tag
 			} else {
@@ -182,9 +173,7 @@ func TestTable(t *testing.T) {
 					break
 				}
 			}
-			if p.count != len(model) {
-				t.Fatalf("count is %d, want %d", p.count, len(model))
-			}
+			must.Equal(t, p.count, len(model), "count")
 			for ref, tag := range model {
 				slotOf(t, &p, tag, ref)
 			}
@@ -193,9 +182,7 @@ func TestTable(t *testing.T) {
 			p.remove(slotOf(t, &p, tag, ref), &b)
 		}
 	}
-	if used := b.used.Load(); used != 0 {
-		t.Errorf("%d bytes are still counted", used)
-	}
+	expect.Equal(t, b.used.Load(), 0, "bytes are still counted")
 }
 
 // slotOf looks an entry up the way find does.
@@ -214,19 +201,15 @@ func slotOf(t *testing.T, p *partition, tag uint32, ref algo.Ref) uint32 {
 func TestScopesAreApart(t *testing.T) {
 	s := New(Config{Partitions: 3})
 	a, b := rule("a", log(1, minute)), rule("b", log(1, minute))
-	if !decide(t, s, a, "k", at(0), cost(1)).Allowed || !decide(t, s, b, "k", at(0), cost(1)).Allowed {
-		t.Error("two scopes share the state of one key")
-	}
-	if decide(t, s, a, "k", at(0), cost(1)).Allowed {
-		t.Error("a second unit of one passed")
-	}
+	expect.True(t, decide(t, s, a, "k", at(0), cost(1)).Allowed && decide(t, s, b, "k", at(0), cost(1)).Allowed,
+		"two scopes share the state of one key")
+	expect.True(t, !decide(t, s, a, "k", at(0), cost(1)).Allowed, "a second unit of one passed")
 	// Even a full collision of hashes does not make two keys one.
 	k := Key{Hash: 42, Partition: 0, Key: "x"}
 	for _, key := range []string{"x", "y"} {
 		k.Key = key
-		if d, err := s.Decide(k, a, at(0), cost(1), nil); err != nil || !d.Allowed {
-			t.Errorf("%s: %+v, %v", key, d, err)
-		}
+		d, err := s.Decide(k, a, at(0), cost(1), nil)
+		expect.True(t, err == nil && d.Allowed, "%s: %+v, %v", key, d, err)
 	}
 }
 
@@ -234,22 +217,17 @@ func TestScopesAreApart(t *testing.T) {
 func TestNothingLeftByRefusals(t *testing.T) {
 	s := New(Config{Partitions: 3})
 	r := rule("p", log(2, minute))
-	if d := decide(t, s, r, "k", at(0), cost(0)); !d.Allowed || d.Remaining != 2 {
-		t.Errorf("peek: %+v", d)
-	}
-	if d := decide(t, s, r, "k", at(0), cost(3)); d.Allowed || d.RetryAfter != algo.Never {
-		t.Errorf("above the limit: %+v", d)
-	}
-	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("%d keys were kept", n)
-	}
+	d := decide(t, s, r, "k", at(0), cost(0))
+	expect.True(t, d.Allowed && d.Remaining == 2, "peek: %+v", d)
+	d = decide(t, s, r, "k", at(0), cost(3))
+	expect.True(t, !d.Allowed && d.RetryAfter == algo.Never, "above the limit: %+v", d)
+	expect.Equal(t, s.Stats().Keys, 0, "keys were kept")
 	denied := r.Limits[0]
 	denied.CountDenied = true
 	r = rule("p", denied)
 	decide(t, s, r, "k", at(0), cost(3))
-	if d := decide(t, s, r, "k", at(0), cost(1)); d.Allowed {
-		t.Errorf("a counted denial was forgotten: %+v", d)
-	}
+	d = decide(t, s, r, "k", at(0), cost(1))
+	expect.True(t, !d.Allowed, "a counted denial was forgotten: %+v", d)
 }
 
 func TestMaxKeys(t *testing.T) {
@@ -259,31 +237,25 @@ func TestMaxKeys(t *testing.T) {
 		decide(t, s, short, fmt.Sprint("s", i), at(0), cost(1))
 		decide(t, s, long, fmt.Sprint("l", i), at(0), cost(1))
 	}
-	if _, err := s.Decide(s.key("long", "new"), long, at(0), cost(1), nil); !errors.Is(err, ErrFull) {
-		t.Fatalf("at the bound: %v", err)
-	}
-	if d, err := s.Decide(s.key("long", "new"), long, at(0), cost(0), nil); err != nil || !d.Allowed {
-		t.Errorf("a peek needs no room: %+v, %v", d, err)
-	}
+	_, err := s.Decide(s.key("long", "new"), long, at(0), cost(1), nil)
+	must.ErrorIs(t, err, ErrFull, "at the bound")
+	d, err := s.Decide(s.key("long", "new"), long, at(0), cost(0), nil)
+	expect.True(t, err == nil && d.Allowed, "a peek needs no room: %+v, %v", d, err)
 	if d := decide(t, s, long, "l3", at(0), cost(1)); d.Allowed {
 		t.Error("a key that is being limited was evicted")
 	}
-	if got := s.Stats(); got.Full != 1 || got.Keys != 50 {
-		t.Errorf("stats: %+v", got)
-	}
+	got := s.Stats()
+	expect.True(t, got.Full == 1 && got.Keys == 50, "stats: %+v", got)
 	// Once the short ones are as good as new they make way, all 25 of them and not one of the others.
 	for i := range 25 {
-		if d := decide(t, s, long, fmt.Sprint("n", i), at(2*time.Second), cost(1)); !d.Allowed {
-			t.Errorf("new key %d: %+v", i, d)
-		}
+		d := decide(t, s, long, fmt.Sprint("n", i), at(2*time.Second), cost(1))
+		expect.True(t, d.Allowed, "new key %d: %+v", i, d)
 	}
-	if _, err := s.Decide(s.key("long", "more"), long, at(2*time.Second), cost(1), nil); !errors.Is(err, ErrFull) {
-		t.Errorf("at the bound again: %v", err)
-	}
+	_, err = s.Decide(s.key("long", "more"), long, at(2*time.Second), cost(1), nil)
+	expect.ErrorIs(t, err, ErrFull, "at the bound again")
 	for i := range 25 {
-		if decide(t, s, long, fmt.Sprint("l", i), at(2*time.Second), cost(1)).Allowed {
-			t.Errorf("l%d was evicted while it was limited", i)
-		}
+		expect.True(t, !decide(t, s, long, fmt.Sprint("l", i), at(2*time.Second), cost(1)).Allowed,
+			"l%d was evicted while it was limited", i)
 	}
 }
 
@@ -303,21 +275,17 @@ func testMaxBytes(t *testing.T, most int64, config Config) {
 		if errors.Is(err, ErrFull) {
 			break
 		}
-		if err != nil || !d.Allowed {
-			t.Fatalf("after %d: %+v, %v", admitted, d, err)
-		}
+		must.True(t, err == nil && d.Allowed, "after %d: %+v, %v", admitted, d, err)
 		admitted++
 	}
 	if used := s.Stats().Bytes; used > most || used < most*9/10 {
 		t.Errorf("%d of %d bytes are used when the log can grow no more", used, most)
 	}
 	// Nothing of the refused one was charged, and what is there still counts.
-	if d := decide(t, s, r, "k", at(time.Duration(admitted)*100), cost(0)); d.Remaining != 1<<20-admitted {
-		t.Errorf("%d remain after %d of %d", d.Remaining, admitted, 1<<20)
-	}
-	if d := decide(t, s, r, "k", at(2*minute), cost(1)); !d.Allowed {
-		t.Errorf("after the window: %+v", d)
-	}
+	d := decide(t, s, r, "k", at(time.Duration(admitted)*100), cost(0))
+	expect.Equal(t, d.Remaining, 1<<20-admitted, "remain after %d of %d", admitted, 1<<20)
+	d = decide(t, s, r, "k", at(2*minute), cost(1))
+	expect.True(t, d.Allowed, "after the window: %+v", d)
 }
 
 // TestMemoryComesBack fills a small store, lets everything expire, and fills it again with other keys and states of other
@@ -330,9 +298,7 @@ func TestMemoryComesBack(t *testing.T) {
 			if errors.Is(err, ErrFull) {
 				continue
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			n++
 		}
 		return n
@@ -342,9 +308,7 @@ func TestMemoryComesBack(t *testing.T) {
 		prefix := string(rune('a' + round))
 		got := fill(used, prefix, r, time.Duration(round)*time.Hour)
 		want := fill(New(Config{Partitions: 4093, MaxBytes: 200_000}), prefix, r, 0)
-		if got != want {
-			t.Errorf("round %d: %d keys fit, %d in a new store", round, got, want)
-		}
+		expect.True(t, got == want, "round %d: %d keys fit, %d in a new store", round, got, want)
 	}
 }
 
@@ -359,18 +323,10 @@ func TestFloodAtTheBound(t *testing.T) {
 		_, err := s.Decide(s.key("p", "new"), r, at(now), cost(1), nil)
 		return errors.Is(err, ErrFull)
 	}
-	if !full(time.Second - reclaimPause/2) {
-		t.Error("there was room before anything was idle")
-	}
-	if !full(time.Second) {
-		t.Error("the store was searched again at once")
-	}
-	if full(time.Second + reclaimPause/2) {
-		t.Error("an idle state did not make way")
-	}
-	if n := s.Stats().Full; n != 2 {
-		t.Errorf("%d calls counted as refused for want of room", n)
-	}
+	expect.True(t, full(time.Second-reclaimPause/2), "there was room before anything was idle")
+	expect.True(t, full(time.Second), "the store was searched again at once")
+	expect.True(t, !full(time.Second+reclaimPause/2), "an idle state did not make way")
+	expect.Equal(t, s.Stats().Full, 2, "calls counted as refused for want of room")
 }
 
 // TestTablesShrink shows that a flood of keys that is over does not leave its tables behind.
@@ -388,9 +344,8 @@ func TestTablesShrink(t *testing.T) {
 		t.Errorf("a table of %d slots for %d keys", n, s.Stats().Keys)
 	}
 	for i := range 10 {
-		if decide(t, s, rule("q", window(1, time.Hour)), fmt.Sprint(i), at(0), cost(1)).Allowed {
-			t.Errorf("key %d is lost", i)
-		}
+		expect.True(t, !decide(t, s, rule("q", window(1, time.Hour)), fmt.Sprint(i), at(0), cost(1)).Allowed,
+			"key %d is lost", i)
 	}
 }
 
@@ -399,50 +354,39 @@ func TestRequestIDs(t *testing.T) {
 	r := rule("p", log(3, minute))
 	with := func(id uint64, n int64) Call { return Call{Request: algo.Request{Cost: n}, RequestID: fmt.Sprint(id)} }
 
-	if d := decide(t, s, r, "k", at(0), with(1, 2)); !d.Allowed || d.Remaining != 1 {
-		t.Fatalf("first: %+v", d)
-	}
-	if d := decide(t, s, r, "k", at(time.Second), with(1, 2)); !d.Allowed || d.Granted != 2 || d.Remaining != 1 {
-		t.Errorf("repeated: %+v", d)
-	}
-	if _, err := s.Decide(s.key("p", "k"), r, at(0), with(1, 1), nil); !errors.Is(err, ErrRequestID) {
-		t.Errorf("with another cost: %v", err)
-	}
-	if d := decide(t, s, r, "other", at(0), with(1, 3)); !d.Allowed {
-		t.Errorf("the same id for another key: %+v", d)
-	}
+	d := decide(t, s, r, "k", at(0), with(1, 2))
+	must.True(t, d.Allowed && d.Remaining == 1, "first: %+v", d)
+	d = decide(t, s, r, "k", at(time.Second), with(1, 2))
+	expect.True(t, d.Allowed && d.Granted == 2 && d.Remaining == 1, "repeated: %+v", d)
+	_, err := s.Decide(s.key("p", "k"), r, at(0), with(1, 1), nil)
+	expect.ErrorIs(t, err, ErrRequestID, "with another cost")
+	d = decide(t, s, r, "other", at(0), with(1, 3))
+	expect.True(t, d.Allowed, "the same id for another key: %+v", d)
 	// A refusal is not remembered: the same id passes later.
-	if d := decide(t, s, r, "k", at(time.Second), with(2, 2)); d.Allowed {
-		t.Errorf("over the limit: %+v", d)
-	}
-	if d := decide(t, s, r, "k", at(61*time.Second), with(2, 2)); !d.Allowed {
-		t.Errorf("the refused id later: %+v", d)
-	}
+	d = decide(t, s, r, "k", at(time.Second), with(2, 2))
+	expect.True(t, !d.Allowed, "over the limit: %+v", d)
+	d = decide(t, s, r, "k", at(61*time.Second), with(2, 2))
+	expect.True(t, d.Allowed, "the refused id later: %+v", d)
 	// Forgotten after max(window, 1 min): charged again.
-	if d := decide(t, s, r, "k", at(122*time.Second), with(1, 2)); !d.Allowed || d.Remaining != 1 {
-		t.Errorf("after its time: %+v", d)
-	}
+	d = decide(t, s, r, "k", at(122*time.Second), with(1, 2))
+	expect.True(t, d.Allowed && d.Remaining == 1, "after its time: %+v", d)
 	// A reset forgets what was charged, ids included.
 	s.Reset(s.key("p", "k"), "p")
-	if d := decide(t, s, r, "k", at(122*time.Second), with(1, 2)); !d.Allowed || d.Remaining != 1 {
-		t.Errorf("after a reset: %+v", d)
-	}
+	d = decide(t, s, r, "k", at(122*time.Second), with(1, 2))
+	expect.True(t, d.Allowed && d.Remaining == 1, "after a reset: %+v", d)
 	// Beyond the bound the oldest goes.
 	one := New(Config{Partitions: 1, MaxRequestIDs: 2})
 	for id := uint64(1); id <= 3; id++ {
 		decide(t, one, r, "k", at(0), with(id, 1))
 	}
-	if d := decide(t, one, r, "k", at(0), with(3, 1)); !d.Allowed {
-		t.Errorf("the newest id is not remembered: %+v", d)
-	}
-	if d := decide(t, one, r, "k", at(0), with(1, 1)); d.Allowed {
-		t.Errorf("the oldest id of three is remembered: %+v", d)
-	}
+	d = decide(t, one, r, "k", at(0), with(3, 1))
+	expect.True(t, d.Allowed, "the newest id is not remembered: %+v", d)
+	d = decide(t, one, r, "k", at(0), with(1, 1))
+	expect.True(t, !d.Allowed, "the oldest id of three is remembered: %+v", d)
 	none := New(Config{Partitions: 1, MaxRequestIDs: -1})
 	decide(t, none, r, "k", at(0), with(1, 1))
-	if d := decide(t, none, r, "k", at(0), with(1, 1)); d.Remaining != 1 {
-		t.Errorf("with none remembered: %+v", d)
-	}
+	d = decide(t, none, r, "k", at(0), with(1, 1))
+	expect.Equal(t, d.Remaining, 1, "with none remembered: %+v", d)
 }
 
 // TestRepeatedAnswers: all that the first answer said of the charge is said again, here and where the partition goes.
@@ -499,40 +443,31 @@ func TestRequestIDMemory(t *testing.T) {
 				for range m.from(0) {
 					listed++
 				}
-				if m.n > 100 || len(m.by) > m.n || listed != m.n {
-					t.Fatalf("%d remembered, %d in the order, %d counted", len(m.by), listed, m.n)
-				}
+				must.True(t, m.n <= 100 && len(m.by) <= m.n && listed == m.n,
+					"%d remembered, %d in the order, %d counted", len(m.by), listed, m.n)
 			}
 		}
 	}
 	s.Sweep(at(now+10*minute), 1)
 	pages := s.shards[0].arena.Bytes() + s.shards[1].arena.Bytes()
-	if got := s.Stats().Bytes; got != int64(pages) {
-		t.Errorf("%d bytes are counted, of which pages hold %d", got, pages)
-	}
+	expect.Equal(t, s.Stats().Bytes, int64(pages), "bytes are counted, of which pages hold %d", pages)
 }
 
 func TestLeases(t *testing.T) {
 	s := New(Config{Partitions: 3})
 	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: minute})
 	d := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 77}, RequestID: "9"})
-	if !d.Allowed || d.Lease == 0 {
-		t.Fatalf("%+v", d)
-	}
-	if again := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 78}, RequestID: "9"}); again.Lease != d.Lease {
-		t.Errorf("the repeated request got lease %x, not %x", again.Lease, d.Lease)
-	}
-	if got, err := s.Renew(s.key("p", "k"), r, at(30*time.Second), d.Lease, 0, 0); err != nil || !got.Alive || got.Left != minute {
-		t.Errorf("renew: %+v, %v", got, err)
-	}
+	must.True(t, d.Allowed && d.Lease != 0, "%+v", d)
+	again := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 78}, RequestID: "9"})
+	expect.Equal(t, again.Lease, d.Lease, "the repeated request got lease")
+	got, err := s.Renew(s.key("p", "k"), r, at(30*time.Second), d.Lease, 0, 0)
+	expect.True(t, err == nil && got.Alive && got.Left == minute, "renew: %+v, %v", got, err)
 	for _, want := range []bool{true, false} {
-		if ok, err := s.Release(s.key("p", "k"), r, at(31*time.Second), d.Lease); err != nil || ok != want {
-			t.Errorf("release: %v, %v; want %v", ok, err, want)
-		}
+		ok, err := s.Release(s.key("p", "k"), r, at(31*time.Second), d.Lease)
+		expect.True(t, err == nil && ok == want, "release: %v, %v; want %v", ok, err, want)
 	}
-	if ok, err := s.Release(s.key("p", "nobody"), r, at(0), d.Lease); err != nil || ok {
-		t.Errorf("release without a state: %v, %v", ok, err)
-	}
+	ok, err := s.Release(s.key("p", "nobody"), r, at(0), d.Lease)
+	expect.True(t, err == nil && !ok, "release without a state: %v, %v", ok, err)
 }
 
 func TestReconcile(t *testing.T) {
@@ -551,17 +486,13 @@ func TestReconcile(t *testing.T) {
 		}
 		return nil
 	})
-	if seen != 400 {
-		t.Errorf("%d states were looked at, want 400", seen)
-	}
+	expect.Equal(t, seen, 400, "states were looked at")
 	// One second at the old rate gave one unit back, four at the new one forty: not five seconds at either.
 	for i := range 200 {
-		if d := decide(t, s, fresh, fmt.Sprint(i), at(5*time.Second), cost(0)); d.Remaining != 41 {
-			t.Fatalf("key %d: %+v", i, d)
-		}
-		if d := decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(5*time.Second), cost(0)); d.Remaining != 5 {
-			t.Fatalf("untouched key %d: %+v", i, d)
-		}
+		d := decide(t, s, fresh, fmt.Sprint(i), at(5*time.Second), cost(0))
+		must.Equal(t, d.Remaining, 41, "key %d: %+v", i, d)
+		d = decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(5*time.Second), cost(0))
+		must.Equal(t, d.Remaining, 5, "untouched key %d: %+v", i, d)
 	}
 }
 
@@ -579,9 +510,8 @@ func TestReconcileOfCopies(t *testing.T) {
 	reconcile(copied, l.there(0))
 	l.same(t, "a copy, reconciled", 0)
 	reconcile(holder, at(0))
-	if n := holder.Pending(0, ownership.Backup); n == 0 {
-		t.Error("the follower is not told what was converted")
-	}
+	n := holder.Pending(0, ownership.Backup)
+	expect.True(t, n != 0, "the follower is not told what was converted")
 	l.sync(t, 0, false)
 	l.same(t, "its holder, reconciled", 0)
 }
@@ -608,9 +538,8 @@ func TestDecideKnown(t *testing.T) {
 		{"a partition that is followed", plain, func(s *Store, k Key) { s.Attach(0, ownership.Backup, true) }, 1, false},
 		{"beside reservations", plain, func(s *Store, k Key) {
 			other := s.key("p", "other")
-			if a, err := s.Decide(other, plain, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}, nil); err != nil || !a.Allowed {
-				t.Fatal(a, err)
-			}
+			a, err := s.Decide(other, plain, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}, nil)
+			must.True(t, err == nil && a.Allowed, "%v %v", a, err)
 		}, 1, false},
 	} {
 		s := New(Config{})
@@ -670,9 +599,8 @@ func TestConcurrent(t *testing.T) {
 	close(stop)
 	others.Wait()
 	for k := range admitted {
-		if n := admitted[k].Load(); n != limit {
-			t.Errorf("key %d: %d admitted, want %d", k, n, limit)
-		}
+		n := admitted[k].Load()
+		expect.True(t, n == limit, "key %d: %d admitted, want %d", k, n, limit)
 	}
 }
 
@@ -703,9 +631,8 @@ func TestAPanicLeavesNoLock(t *testing.T) {
 	good, k := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Second}), s.key("p", "k")
 	decide := func() {
 		t.Helper()
-		if a, err := s.Decide(k, good, at(0), cost(1), nil); err != nil || !a.Allowed {
-			t.Errorf("%+v, %v", a, err)
-		}
+		a, err := s.Decide(k, good, at(0), cost(1), nil)
+		expect.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	}
 	decide()
 	for name, call := range map[string]func(){
@@ -718,16 +645,12 @@ func TestAPanicLeavesNoLock(t *testing.T) {
 	} {
 		func() {
 			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", name)
-				}
+				expect.True(t, recover() != nil, "%s: no panic", name)
 			}()
 			call()
 		}()
 		for i := range s.shards {
-			if !s.shards[i].mu.TryLock() {
-				t.Fatalf("%s: a lock is held", name)
-			}
+			must.True(t, s.shards[i].mu.TryLock(), "%s: a lock is held", name)
 			s.shards[i].mu.Unlock()
 		}
 		decide()

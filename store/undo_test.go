@@ -9,6 +9,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestACancelLeavesNoTrace(t *testing.T) {
@@ -20,35 +22,27 @@ func TestACancelLeavesNoTrace(t *testing.T) {
 			look := func(s *Store, now time.Duration) Answer {
 				t.Helper()
 				got, err := s.Decide(k, r, at(now), cost(0), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				got.Pending = false
 				return got
 			}
 			for _, s := range []*Store{s, never} {
-				if got, err := s.Decide(k, r, at(0), cost(9), nil); err != nil || !got.Allowed {
-					t.Fatalf("%+v, %v", got, err)
-				}
+				got, err := s.Decide(k, r, at(0), cost(9), nil)
+				must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
 			}
 			for i := range 60 {
 				now := time.Duration(i) * 100 * time.Millisecond
 				call := cost(1)
 				call.Reservation, call.ReserveFor, call.ReserveOnce = reservationOf(1), minute, true
 				got, err := s.Decide(k, r, at(now), call, nil)
-				if err != nil || !got.Allowed {
-					t.Fatalf("%v: %+v, %v", now, got, err)
-				}
-				if n, known, err := settle(s, k, r, at(now+time.Millisecond), reservationOf(1), 0); n != 1 || !known || err != nil {
-					t.Fatalf("%v: cancel: %d, %v, %v", now, n, known, err)
-				}
-				if got, want := look(s, now+time.Millisecond), look(never, now+time.Millisecond); got != want {
-					t.Fatalf("%v: %+v, without the reservations %+v", now, got, want)
-				}
+				must.True(t, err == nil && got.Allowed, "%v: %+v, %v", now, got, err)
+				n, known, err := settle(s, k, r, at(now+time.Millisecond), reservationOf(1), 0)
+				must.True(t, n == 1 && known && err == nil, "%v: cancel: %d, %v, %v", now, n, known, err)
+				got, want := look(s, now+time.Millisecond), look(never, now+time.Millisecond)
+				must.True(t, got == want, "%v: %+v, without the reservations %+v", now, got, want)
 			}
-			if got := look(s, 6*time.Second); got.Remaining != 10 {
-				t.Errorf("%d remain of 10", got.Remaining)
-			}
+			got := look(s, 6*time.Second)
+			expect.Equal(t, got.Remaining, 10, "remain of 10")
 		})
 	}
 }
@@ -121,9 +115,7 @@ func (w *undoWorld) pass(staged bool) {
 		var chunk []byte
 		var version uint64
 		chunk, version, more = w.stores[from].Drain(0, ownership.Backup, w.here(from), 1+w.rng.IntN(200))
-		if err := w.stores[to].Apply(0, staged, w.here(to), chunk); err != nil {
-			w.t.Fatal(err)
-		}
+		must.NoError(w.t, w.stores[to].Apply(0, staged, w.here(to), chunk))
 		w.stores[from].Confirm(0, ownership.Backup, version)
 	}
 }
@@ -143,23 +135,18 @@ func (w *undoWorld) compare(what string) {
 		}
 		call := cost(c.units)
 		call.Always = c.always
-		if a, err := want.Decide(k, rule, at(c.at), call, nil); err != nil || !a.Allowed && !c.always || a.Granted != c.units {
-			w.t.Fatalf("%s: what has stayed is more than the limit admits: %+v, %v", what, a, err)
-		}
+		a, err := want.Decide(k, rule, at(c.at), call, nil)
+		must.True(w.t, err == nil && (a.Allowed || c.always) && a.Granted == c.units,
+			"%s: what has stayed is more than the limit admits: %+v, %v", what, a, err)
 	}
 	each := [2][]algo.Decision{make([]algo.Decision, len(limits)), make([]algo.Decision, len(limits))}
 	got, err := w.stores[w.holder].Decide(k, w.rule, w.here(w.holder), cost(0), each[0])
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.NoError(w.t, err)
 	should, err := want.Decide(k, w.rule, at(w.now), cost(0), each[1])
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.NoError(w.t, err)
 	for i := range limits {
-		if each[0][i].Remaining > each[1][i].Remaining {
-			w.t.Fatalf("%s: limit %d has room for more than without what was given back: %+v, %+v", what, i, each[0], each[1])
-		}
+		must.True(w.t, each[0][i].Remaining <= each[1][i].Remaining,
+			"%s: limit %d has room for more than without what was given back: %+v, %+v", what, i, each[0], each[1])
 	}
 	if got.Decision != should.Decision || !slices.Equal(each[0], each[1]) {
 		w.t.Fatalf("%s: %+v, want %+v", what, each[0], each[1])
@@ -257,9 +244,7 @@ func (w *undoWorld) step(id uint64) {
 		call := cost(1 + w.rng.Int64N(4))
 		call.Always, call.RequestID = true, fmt.Sprint("charge ", id)
 		first, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.NoError(w.t, err)
 		w.history = append(w.history, &undoCharge{at: w.now, units: first.Granted, always: true})
 		w.again = append(w.again, func(s *Store) error {
 			a, err := s.Decide(s.key("p", "k"), w.rule, w.here(w.holder), call, nil)
@@ -270,9 +255,7 @@ func (w *undoWorld) step(id uint64) {
 		})
 		return
 	case op == 14 && len(w.again) > 0:
-		if err := w.again[w.rng.IntN(len(w.again))](s); err != nil {
-			w.t.Fatal(err)
-		}
+		must.NoError(w.t, w.again[w.rng.IntN(len(w.again))](s))
 		return
 	case op >= 12:
 		return
@@ -287,9 +270,7 @@ func (w *undoWorld) step(id uint64) {
 			}
 		}
 		a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.NoError(w.t, err)
 		if !a.Allowed {
 			return
 		}
@@ -311,9 +292,8 @@ func (w *undoWorld) step(id uint64) {
 		how := Settlement{ID: c.id, Keep: keep}
 		n, err := s.Settle(k, w.rule, w.here(w.holder), how)
 		most := min(c.givable(), max(c.reserved()-keep, 0)) * int64(len(w.rule.Limits))
-		if !n.Known || err != nil || n.Returned > most || n.Excess > max(keep-c.reserved(), 0) {
-			w.t.Fatalf("%+v, %v", n, err)
-		}
+		must.True(w.t, n.Known && err == nil && n.Returned <= most && n.Excess <= max(keep-c.reserved(), 0),
+			"%+v, %v", n, err)
 		w.again = append(w.again, func(s *Store) error {
 			again, err := s.Settle(s.key("p", "k"), w.rule, w.here(w.holder), how)
 			if err == nil && again != n {
@@ -321,9 +301,7 @@ func (w *undoWorld) step(id uint64) {
 			}
 			return err
 		})
-		if err := w.again[len(w.again)-1](s); err != nil {
-			w.t.Fatal(err)
-		}
+		must.NoError(w.t, w.again[len(w.again)-1](s))
 		if c.keep(keep) > 0 && n.Excess > 0 {
 			w.history = append(w.history, &undoCharge{at: w.now, units: n.Excess, always: true})
 		}
@@ -352,9 +330,7 @@ func (w *undoWorld) step(id uint64) {
 			w.holder = before
 			w.pass(true)
 			w.holder = 1 - before
-			if err := next.Merge(0, w.here(w.holder)); err != nil {
-				w.t.Fatal(err)
-			}
+			must.NoError(w.t, next.Merge(0, w.here(w.holder)))
 			w.lose()
 		}
 		s.Shut(0)
@@ -372,19 +348,15 @@ func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
 		call.RequestID = fmt.Sprint("extend ", id)
 	}
 	a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.NoError(w.t, err)
 	if !a.Allowed {
 		return
 	}
-	if a.Granted != call.Cost || a.Reservation != c.id {
-		w.t.Fatalf("%+v for %+v", a, call)
-	}
+	must.True(w.t, a.Granted == call.Cost && a.Reservation == c.id, "%+v for %+v", a, call)
 	if call.RequestID != "" {
-		if a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil); err != nil || !a.Allowed || a.Granted != call.Cost || a.Reservation != c.id {
-			w.t.Fatalf("repeated: %+v, %v", a, err)
-		}
+		a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
+		must.True(w.t, err == nil && a.Allowed && a.Granted == call.Cost && a.Reservation == c.id,
+			"repeated: %+v, %v", a, err)
 	}
 	if call.ReserveFor > 0 {
 		c.until = w.now + call.ReserveFor
@@ -409,27 +381,22 @@ func TestACancelledChargeOfSeveralLimits(t *testing.T) {
 		t.Helper()
 		call := cost(int64(units))
 		call.Reservation, call.ReserveFor, call.Always = reservationOf(n), minute, always
-		if _, err := s.Decide(k, r, at(0), call, nil); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Decide(k, r, at(0), call, nil)
+		must.NoError(t, err)
 	}
 	left := func(want ...int64) {
 		t.Helper()
 		each := make([]algo.Decision, len(limits))
-		if _, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Always: true}}, each); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Always: true}}, each)
+		must.NoError(t, err)
 		for i := range each {
-			if each[i].Remaining != want[i] {
-				t.Errorf("%d left of limit %d, want %d", each[i].Remaining, i, want[i])
-			}
+			expect.Equal(t, each[i].Remaining, want[i], "left of limit %d", i)
 		}
 	}
 	charge(1, 4, true)
 	left(6, 96)
-	if n, _, err := settle(s, k, r, at(0), reservationOf(1), 0); n != 4 || err != nil {
-		t.Errorf("%d back, %v", n, err)
-	}
+	n, _, err := settle(s, k, r, at(0), reservationOf(1), 0)
+	expect.True(t, n == 4 && err == nil, "%d back, %v", n, err)
 	left(10, 100)
 	charge(2, 4, false)
 	charge(3, 50, true) // 11 and 50
@@ -438,9 +405,9 @@ func TestACancelledChargeOfSeveralLimits(t *testing.T) {
 		n    uint64
 		back int64
 	}{{3, 0}, {2, 4}} {
-		if back, known, err := settle(s, k, r, at(0), reservationOf(test.n), 0); back != test.back || !known || err != nil {
-			t.Errorf("%d were given back of reservation %d, want %d (%v, %v)", back, test.n, test.back, known, err)
-		}
+		back, known, err := settle(s, k, r, at(0), reservationOf(test.n), 0)
+		expect.True(t, back == test.back && known && err == nil,
+			"%d were given back of reservation %d, want %d (%v, %v)", back, test.n, test.back, known, err)
 	}
 	left(0, 50)
 }

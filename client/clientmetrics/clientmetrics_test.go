@@ -10,19 +10,18 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/client/clientmetrics"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestCollectors: a client that reaches no node shows it, and so does a middleware.
 func TestCollectors(t *testing.T) {
 	c, err := client.Dial(t.Context(), "unix:/nonexistent", client.WithTimeout(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer c.Close()
 	for range 3 {
-		if d, err := c.Policy("p").Allow(t.Context(), "k"); err != nil || !d.FailedOpen {
-			t.Fatal(d, err)
-		}
+		d, err := c.Policy("p").Allow(t.Context(), "k")
+		must.True(t, err == nil && d.FailedOpen, "%v %v", d, err)
 	}
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(clientmetrics.Client(c), clientmetrics.Middleware("api", func() client.Counts { return client.Counts{Refused: 7} }))
@@ -58,7 +57,5 @@ weir_client_unsettled_total 0
 # TYPE weir_client_without_node gauge
 weir_client_without_node 1
 `
-	if err := testutil.GatherAndCompare(r, strings.NewReader(want)); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, testutil.GatherAndCompare(r, strings.NewReader(want)))
 }

@@ -19,15 +19,15 @@ import (
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/client/local"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
 func open(t *testing.T) *client.Client {
 	t.Helper()
 	set, err := policy.Parse("test.yaml", []byte("policies: [{name: api, algorithm: sliding_log, limit: 2, window: 1m}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	c := local.New(set)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -37,9 +37,7 @@ func open(t *testing.T) *client.Client {
 func dial(t *testing.T, cfg Config, opts ...grpc.DialOption) healthv1.HealthClient {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	server := grpc.NewServer(grpc.UnaryInterceptor(UnaryServer(cfg)), grpc.StreamInterceptor(StreamServer(cfg)))
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	done := make(chan error, 1)
@@ -49,9 +47,7 @@ func dial(t *testing.T, cfg Config, opts ...grpc.DialOption) healthv1.HealthClie
 		<-done
 	})
 	conn, err := grpc.NewClient(lis.Addr().String(), append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return healthv1.NewHealthClient(conn)
 }
@@ -84,24 +80,17 @@ func TestServer(t *testing.T) {
 	as := func(key string) context.Context {
 		return metadata.AppendToOutgoingContext(t.Context(), "x-api-key", key)
 	}
-	if err := check(as("a"), h); err != nil {
-		t.Error(err)
-	}
-	if err := watch(as("a"), h); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, check(as("a"), h))
+	expect.NoError(t, watch(as("a"), h))
 	for name, call := range map[string]func(context.Context, healthv1.HealthClient) error{"unary": check, "stream": watch} {
 		err := call(as("a"), h)
 		if in := retryIn(err); status.Code(err) != codes.ResourceExhausted || in <= 0 || in > time.Minute {
 			t.Errorf("%s: %v, again in %v", name, err, in)
 		}
-		if err := call(t.Context(), h); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s without a key: %v", name, err)
-		}
+		err = call(t.Context(), h)
+		expect.Equal(t, status.Code(err), codes.InvalidArgument, "%s without a key: %v", name, err)
 	}
-	if err := check(as("b"), h); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, check(as("b"), h))
 }
 
 // TestTrailers: calls tell what the limit has decided and what is left, those that are admitted too.
@@ -130,13 +119,9 @@ func TestTrailers(t *testing.T) {
 		}
 		var md metadata.MD
 		_, err := h.Check(ctx, &healthv1.HealthCheckRequest{}, grpc.Trailer(&md))
-		if (err == nil) != (i < 2 || i == 4) {
-			t.Errorf("call %d: %v", i, err)
-		}
+		expect.Equal(t, (err == nil), i < 2 || i == 4, "call %d: %v", i, err)
 		for name, value := range want {
-			if got := strings.Join(md.Get(name), "|"); got != value {
-				t.Errorf("call %d: %s is %q, want %q", i, name, got, value)
-			}
+			expect.Equal(t, strings.Join(md.Get(name), "|"), value, "call %d: %s", i, name)
 		}
 	}
 }
@@ -151,21 +136,13 @@ func TestAll(t *testing.T) {
 		_, err := i.Unary(t.Context(), nil, &grpc.UnaryServerInfo{}, func(context.Context, any) (any, error) { return nil, nil })
 		return err
 	}
-	if err := call(); err != nil {
-		t.Error(err)
-	}
-	if err := call(); status.Code(err) != codes.ResourceExhausted {
-		t.Error(err)
-	}
-	if d, err := c.Policy("api").Peek(t.Context(), "user"); err != nil || d.Remaining != 1 {
-		t.Errorf("%d left, %v", d.Remaining, err)
-	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := call(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, call())
+	err := call()
+	expect.Equal(t, status.Code(err), codes.ResourceExhausted, "%v", err)
+	d, err := c.Policy("api").Peek(t.Context(), "user")
+	expect.True(t, err == nil && d.Remaining == 1, "%d left, %v", d.Remaining, err)
+	must.NoError(t, c.Close())
+	expect.NoError(t, call())
 	if want := (client.Counts{Admitted: 1, Refused: 1, Errors: 1}); i.Counts() != want {
 		t.Errorf("%+v", i.Counts())
 	}
@@ -174,41 +151,31 @@ func TestAll(t *testing.T) {
 func TestPeers(t *testing.T) {
 	cost := int64(2)
 	h := dial(t, Config{Limiter: open(t).Policy("api"), Cost: func(_ context.Context, method string) int64 {
-		if !strings.HasPrefix(method, "/grpc.health.v1.Health/") {
-			t.Errorf("method %q", method)
-		}
+		expect.True(t, strings.HasPrefix(method, "/grpc.health.v1.Health/"), "method %q", method)
 		return cost
 	}})
-	if err := check(t.Context(), h); err != nil {
-		t.Error(err)
-	}
-	if err := check(t.Context(), h); status.Code(err) != codes.ResourceExhausted || retryIn(err) == 0 {
-		t.Error(err)
-	}
+	expect.NoError(t, check(t.Context(), h))
+	err := check(t.Context(), h)
+	expect.True(t, status.Code(err) == codes.ResourceExhausted && retryIn(err) != 0, "%v", err)
 	cost = 3
-	if err := check(t.Context(), h); status.Code(err) != codes.ResourceExhausted || retryIn(err) != 0 {
-		t.Errorf("a cost above the limit: %v", err)
-	}
+	err = check(t.Context(), h)
+	expect.True(t, status.Code(err) == codes.ResourceExhausted && retryIn(err) == 0, "a cost above the limit: %v", err)
 }
 
 func TestOnError(t *testing.T) {
 	var log testkit.Buffer
 	unknown := open(t).Policy("unknown")
-	if err := check(t.Context(), dial(t, Config{Limiter: unknown, Logger: log.Logger()})); err != nil || !strings.Contains(log.String(), "policy") {
-		t.Errorf("%v; the log says %q", err, log.String())
-	}
-	if err := check(t.Context(), dial(t, Config{Limiter: unknown, OnError: client.FailClosed, Logger: log.Logger()})); status.Code(err) != codes.Unavailable || retryIn(err) != time.Second {
-		t.Error(err)
-	}
-	if err := check(t.Context(), dial(t, Config{Limiter: answer{FailedClosed: true}})); status.Code(err) != codes.Unavailable {
-		t.Error(err)
-	}
+	err := check(t.Context(), dial(t, Config{Limiter: unknown, Logger: log.Logger()}))
+	expect.True(t, err == nil && strings.Contains(log.String(), "policy"), "%v; the log says %q", err, log.String())
+	err = check(t.Context(), dial(t, Config{Limiter: unknown, OnError: client.FailClosed, Logger: log.Logger()}))
+	expect.True(t, status.Code(err) == codes.Unavailable && retryIn(err) == time.Second, "%v", err)
+	err = check(t.Context(), dial(t, Config{Limiter: answer{FailedClosed: true}}))
+	expect.Equal(t, status.Code(err), codes.Unavailable, "%v", err)
 	slow := dial(t, Config{Limiter: answer{Allowed: true, Delay: time.Hour}})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := check(ctx, slow); status.Code(err) != codes.DeadlineExceeded {
-		t.Error(err)
-	}
+	err = check(ctx, slow)
+	expect.Equal(t, status.Code(err), codes.DeadlineExceeded, "%v", err)
 }
 
 type answer client.Decision
@@ -223,23 +190,15 @@ func TestClient(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for range 2 {
-		if err := check(ctx, h); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, check(ctx, h))
 	}
-	if err := check(ctx, h); err == nil || !strings.Contains(err.Error(), "deadline") {
-		t.Errorf("past the limit: %v", err)
-	}
-	if err := watch(ctx, h); err != nil {
-		t.Errorf("another method: %v", err)
-	}
+	expect.ErrorContains(t, check(ctx, h), "deadline", "past the limit")
+	expect.NoError(t, watch(ctx, h), "another method")
 }
 
 func TestNoLimiter(t *testing.T) {
 	defer func() {
-		if recover() == nil {
-			t.Error("an interceptor without a Limiter")
-		}
+		expect.True(t, recover() != nil, "an interceptor without a Limiter")
 	}()
 	UnaryServer(Config{})
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/client/local"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -25,9 +27,7 @@ func open(t *testing.T) *client.Client {
   - {name: api, algorithm: sliding_log, limit: 2, window: 1m}
   - {name: queue, algorithm: leaky_bucket, limit: 1, window: 1s, capacity: 3}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	c := local.New(set)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -73,9 +73,8 @@ func TestHandler(t *testing.T) {
 		w.Header().Get("Content-Type") != "application/problem+json" || w.Header().Get("Retry-After") != "60" || !strings.HasPrefix(field(w, "RateLimit"), `"api";r=0;`) {
 		t.Errorf("%d %q %v %v", w.Code, w.Body, w.Header(), err)
 	}
-	if w := get(h, header("X-Api-Key", "b")); w.Code != 200 {
-		t.Errorf("another key: %d", w.Code)
-	}
+	w = get(h, header("X-Api-Key", "b"))
+	expect.Equal(t, w.Code, 200, "another key")
 	if w := get(h); w.Code != 400 || !strings.Contains(w.Body.String(), "nothing to limit it by") {
 		t.Errorf("no key: %d %s", w.Code, w.Body)
 	}
@@ -97,13 +96,11 @@ func TestKeysOfCallers(t *testing.T) {
 		if i >= 2 {
 			want = 429
 		}
-		if w := get(h, header("X-Api-Key", long)); w.Code != want {
-			t.Fatalf("request %d with a long value: %d %s", i, w.Code, w.Body)
-		}
+		w := get(h, header("X-Api-Key", long))
+		must.True(t, w.Code == want, "request %d with a long value: %d %s", i, w.Code, w.Body)
 	}
-	if w := get(h, header("X-Api-Key", long+"x")); w.Code != 200 {
-		t.Errorf("another long value: %d", w.Code)
-	}
+	w := get(h, header("X-Api-Key", long+"x"))
+	expect.Equal(t, w.Code, 200, "another long value")
 	if want := (client.Counts{Admitted: 3, Refused: 98, Errors: 3}); m.Counts() != want || log.String() != "" {
 		t.Errorf("%+v; the log says %q", m.Counts(), log)
 	}
@@ -126,9 +123,8 @@ func TestNeverSilentlyOpen(t *testing.T) {
 			}
 		}
 		c := m.Counts()
-		if c.FailedOpen+c.Errors != 100 || c.Admitted != 0 || strings.Count(log.String(), "\n") != 1 {
-			t.Errorf("%s: %+v; the log says %q", name, c, log)
-		}
+		expect.True(t, c.FailedOpen+c.Errors == 100 && c.Admitted == 0 && strings.Count(log.String(), "\n") == 1,
+			"%s: %+v; the log says %q", name, c, log)
 	}
 }
 
@@ -175,12 +171,10 @@ func TestAll(t *testing.T) {
 	if w := as("bob", strings.Repeat("t", 3000)); w.Code != 429 || w.Header().Get("Retry-After") != "60" || field(w, "Weir-Result") != "refused" {
 		t.Errorf("%d %v", w.Code, w.Header())
 	}
-	if d, err := c.Policy("api").Peek(t.Context(), "bob"); err != nil || d.Remaining != 2 {
-		t.Errorf("bob has %d left: %v", d.Remaining, err)
-	}
-	if w := as("ann", "\xff"); w.Code != 400 || !strings.Contains(w.Body.String(), "UTF-8") {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
+	d, err := c.Policy("api").Peek(t.Context(), "bob")
+	expect.True(t, err == nil && d.Remaining == 2, "bob has %d left: %v", d.Remaining, err)
+	w := as("ann", "\xff")
+	expect.True(t, w.Code == 400 && strings.Contains(w.Body.String(), "UTF-8"), "%d %s", w.Code, w.Body)
 	if w := get(h, func(r *http.Request) { r.URL.Path = "/free" }); w.Code != 200 || field(w, "Weir-Result") != "" {
 		t.Errorf("without checks: %d %v", w.Code, w.Header())
 	}
@@ -248,23 +242,20 @@ func TestRefusedAnswers(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	h = Handler(served, Config{Limiter: answer{err: context.Canceled}})
-	if w := get(h, func(r *http.Request) { *r = *r.WithContext(gone) }); w.Body.Len() > 0 {
-		t.Errorf("a caller who is gone: %q", w.Body)
-	}
+	w := get(h, func(r *http.Request) { *r = *r.WithContext(gone) })
+	expect.True(t, w.Body.Len() == 0, "a caller who is gone: %q", w.Body)
 }
 
 func TestDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := Handler(served, Config{Limiter: answer{Decision: client.Decision{Allowed: true, Delay: time.Minute}}})
 		start := time.Now()
-		if w := get(h); w.Code != 200 || time.Since(start) != time.Minute {
-			t.Errorf("%d after %v", w.Code, time.Since(start))
-		}
+		w := get(h)
+		expect.True(t, w.Code == 200 && time.Since(start) == time.Minute, "%d after %v", w.Code, time.Since(start))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if w := get(h, func(r *http.Request) { *r = *r.WithContext(ctx) }); w.Body.Len() > 0 {
-			t.Errorf("a caller who does not wait is served: %q", w.Body)
-		}
+		w = get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
+		expect.True(t, w.Body.Len() == 0, "a caller who does not wait is served: %q", w.Body)
 	})
 }
 
@@ -279,9 +270,7 @@ func TestKeys(t *testing.T) {
 		"ann":           FirstOf(Header("X-Nothing"), BasicUser, ClientIP(nil)),
 		"":              FirstOf(Header("X-Nothing")),
 	} {
-		if got := key(r); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		expect.Equal(t, key(r), want)
 	}
 }
 
@@ -292,26 +281,19 @@ func TestTransport(t *testing.T) {
 	hc := http.Client{Transport: &Transport{Limiter: c.Policy("api")}}
 	for range 2 {
 		res, err := hc.Get(server.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		res.Body.Close()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	body := &closing{Reader: strings.NewReader("x")}
 	r, err := http.NewRequestWithContext(ctx, "POST", server.URL, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := hc.Do(r); !errors.Is(err, client.ErrDeadline) || !body.closed {
-		t.Errorf("%v, body closed: %v", err, body.closed)
-	}
+	must.NoError(t, err)
+	_, err = hc.Do(r)
+	expect.True(t, errors.Is(err, client.ErrDeadline) && body.closed, "%v, body closed: %v", err, body.closed)
 	other := http.Client{Transport: &Transport{Limiter: c.Policy("api"), Key: func(*http.Request) string { return "x" }, Base: http.DefaultTransport}}
 	res, err := other.Get(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	res.Body.Close()
 }
 
@@ -327,9 +309,7 @@ func (c *closing) Close() error {
 
 func TestNoLimiter(t *testing.T) {
 	defer func() {
-		if recover() == nil {
-			t.Error("a Handler without a Limiter")
-		}
+		expect.True(t, recover() != nil, "a Handler without a Limiter")
 	}()
 	Handler(served, Config{All: open(t)})
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const localPolicies = `
@@ -24,9 +26,7 @@ policies:
 func open(t *testing.T) *client.Client {
 	t.Helper()
 	set, err := policy.Parse("test.yaml", []byte(localPolicies))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	testkit.NoLeaks(t, "weir/limiter.", "weir/client.")
 	c := New(set)
 	t.Cleanup(func() { _ = c.Close() })
@@ -44,17 +44,13 @@ func TestDecides(t *testing.T) {
 		wg.Go(func() {
 			for range 10 {
 				d, err := c.Policy("login").Allow(ctx, "alice")
-				if err != nil {
-					t.Error(err)
-				}
+				expect.NoError(t, err)
 				admitted.Add(d.Granted)
 			}
 		})
 	}
 	wg.Wait()
-	if n := admitted.Load(); n != 5 {
-		t.Errorf("%d admitted, want 5", n)
-	}
+	expect.Equal(t, admitted.Load(), 5, "admitted")
 	if d, err := c.Policy("login").Allow(ctx, "alice"); err != nil || d.Allowed || d.RetryAfter <= 0 || d.RetryAfter > time.Minute || d.Limit != 5 {
 		t.Errorf("%+v, %v", d, err)
 	}
@@ -70,46 +66,33 @@ func TestDecides(t *testing.T) {
 
 	start := time.Now()
 	for range 4 {
-		if _, err := c.Policy("queue").Wait(ctx, "x"); err != nil {
-			t.Error(err)
-		}
+		_, err := c.Policy("queue").Wait(ctx, "x")
+		expect.NoError(t, err)
 	}
-	if took := time.Since(start); took < 30*time.Millisecond {
-		t.Errorf("4 took %v at one every 10 ms", took)
-	}
+	took := time.Since(start)
+	expect.True(t, took >= 30*time.Millisecond, "4 took %v at one every 10 ms", took)
 
 	l, d, err := c.Policy("jobs").Acquire(ctx, "x")
-	if err != nil || l == nil || !d.Allowed || d.Window != time.Minute {
-		t.Fatalf("%v, %+v, %v", l, d, err)
-	}
+	must.True(t, err == nil && l != nil && d.Allowed && d.Window == time.Minute, "%v, %+v, %v", l, d, err)
 	if l, _, err := c.Policy("jobs").Acquire(ctx, "x"); l != nil || err != nil {
 		t.Errorf("second lease %v, %v", l, err)
 	}
-	if err := l.Release(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, l.Release())
 
-	if d, err := c.Inline("", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Window: time.Hour}).Allow(ctx, "x"); err != nil || !d.Allowed {
-		t.Errorf("%+v, %v", d, err)
-	}
-	if _, err := c.Inline("", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1}).Allow(ctx, "x"); !errors.Is(err, client.ErrInvalid) {
-		t.Errorf("no window: %v", err)
-	}
-	if _, err := c.Policy("jobs").Allow(ctx, "x"); !errors.Is(err, client.ErrInvalid) {
-		t.Errorf("Allow of a concurrency policy: %v", err)
-	}
-	if _, err := c.Policy("none").Allow(ctx, "x"); !errors.Is(err, client.ErrNotFound) {
-		t.Errorf("unknown policy: %v", err)
-	}
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	d, err = c.Inline("", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Window: time.Hour}).Allow(ctx, "x")
+	expect.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
+	_, err = c.Inline("", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1}).Allow(ctx, "x")
+	expect.ErrorIs(t, err, client.ErrInvalid, "no window")
+	_, err = c.Policy("jobs").Allow(ctx, "x")
+	expect.ErrorIs(t, err, client.ErrInvalid, "Allow of a concurrency policy")
+	_, err = c.Policy("none").Allow(ctx, "x")
+	expect.ErrorIs(t, err, client.ErrNotFound, "unknown policy")
+	expect.NoError(t, c.Close())
 }
 
 func TestWithoutPolicies(t *testing.T) {
 	c := New(nil)
 	defer c.Close()
-	if _, err := c.Policy("login").Allow(t.Context(), "alice"); !errors.Is(err, client.ErrNotFound) {
-		t.Errorf("got %v", err)
-	}
+	_, err := c.Policy("login").Allow(t.Context(), "alice")
+	expect.ErrorIs(t, err, client.ErrNotFound)
 }

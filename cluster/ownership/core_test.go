@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // notebook is a Data whose states are sets of numbered admissions, so that what is lost or comes from nowhere shows by
@@ -337,9 +339,8 @@ func (w *town) settled() {
 		}
 	}
 	for p := range w.partitions {
-		if h := w.holders(p); len(h) != 1 {
-			w.t.Errorf("partition %d is held by %d", p, len(h))
-		}
+		h := w.holders(p)
+		expect.Equal(w.t, len(h), 1, "partition %d is held by", p)
 	}
 }
 
@@ -369,9 +370,7 @@ func (w *town) kept(ids map[int]int) {
 			lost++
 		}
 	}
-	if lost > 0 || len(ids) == 0 {
-		w.t.Errorf("%d of %d admissions are lost", lost, len(ids))
-	}
+	expect.True(w.t, lost <= 0 && len(ids) != 0, "%d of %d admissions are lost", lost, len(ids))
 }
 
 func TestPlannedMovesLoseNothing(t *testing.T) {
@@ -444,9 +443,8 @@ func TestSplitHeals(t *testing.T) {
 		w.views()
 		w.run(5*time.Second, w.traffic(ids))
 		for p := range w.partitions {
-			if h := w.holders(p); len(h) != 2 {
-				t.Errorf("partition %d is held by %d while split", p, len(h))
-			}
+			h := w.holders(p)
+			expect.True(t, len(h) == 2, "partition %d is held by %d while split", p, len(h))
 		}
 		clear(w.cut)
 		w.views()
@@ -470,9 +468,7 @@ func TestGrants(t *testing.T) {
 			for _, n := range w.nodes {
 				got += n.core.Status(w.time()).Granted
 			}
-			if got != want {
-				t.Errorf("seed %d: %d partitions are under a grant, want %d", seed, got, want)
-			}
+			expect.True(t, got == want, "seed %d: %d partitions are under a grant, want %d", seed, got, want)
 		}
 		exclusive := func() {
 			for p := range w.partitions {
@@ -482,18 +478,14 @@ func TestGrants(t *testing.T) {
 						holders++
 					}
 				}
-				if holders > 1 {
-					t.Fatalf("seed %d: partition %d is under %d grants", seed, p, holders)
-				}
+				must.True(t, holders <= 1, "seed %d: partition %d is under %d grants", seed, p, holders)
 			}
 		}
 		w.run(8*time.Second, exclusive)
 		granted(7)
 		for _, n := range w.nodes {
 			for p := range n.data.parts {
-				if n.data.parts[p].cold {
-					t.Errorf("seed %d: a new cluster's keys start full", seed)
-				}
+				expect.True(t, !n.data.parts[p].cold, "seed %d: a new cluster's keys start full", seed)
 			}
 		}
 		w.lossy = true // not before: with answers lost, the voters may begin two epochs, and the keys start full in the second
@@ -564,9 +556,8 @@ func TestMovesConfirmStrictAnswers(t *testing.T) {
 				late++
 			}
 		}
-		if late > 0 || given == 0 {
-			t.Errorf("seed %d: of %d answers %d are still waited for that nobody will confirm", seed, given+len(waiting), late)
-		}
+		expect.True(t, late <= 0 && given != 0,
+			"seed %d: of %d answers %d are still waited for that nobody will confirm", seed, given+len(waiting), late)
 	}
 }
 
@@ -593,27 +584,23 @@ func TestStrangerIsNotClaimedFrom(t *testing.T) {
 	w.see(a, false, a, b)
 	w.run(time.Second, nil)
 	first := held(a)
-	if first == 0 {
-		t.Fatal("a holds nothing")
-	}
+	must.True(t, first != 0, "a holds nothing")
 	w.see(a, false, a)
 	w.run(200*time.Millisecond, nil)
 	w.see(a, false, a, b) // a tells b of all that it holds
 	w.run(50*time.Millisecond, nil)
 	w.see(b, false, b)
 	w.run(time.Second, nil)
-	if n := held(b); n != 0 {
-		t.Errorf("b has claimed %d partitions that a holds", n)
-	}
+	n := held(b)
+	expect.True(t, n == 0, "b has claimed %d partitions that a holds", n)
 	w.see(b, false, a, b)
 	w.run(3*time.Second, nil)
 	w.settled()
 	w.kill("a")
 	w.see(b, false, b)
 	w.run(300*time.Millisecond, nil)
-	if n := held(b); n != 7 {
-		t.Errorf("b holds %d of 7 partitions after a was lost", n)
-	}
+	n = held(b)
+	expect.True(t, n == 7, "b holds %d of 7 partitions after a was lost", n)
 
 	c := &citizen{self: Node{"c", 99}}
 	b.core.Receive(w.time(), Envelope{From: c.self, To: b.self, Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
@@ -621,9 +608,8 @@ func TestStrangerIsNotClaimedFrom(t *testing.T) {
 	d.core.Receive(w.time(), Envelope{From: c.self, To: d.self, Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
 	w.see(d, false, d)
 	w.run(3*time.Second, nil)
-	if n := held(d); n != 7 {
-		t.Errorf("d holds %d of 7 partitions, though c never came", n)
-	}
+	n = held(d)
+	expect.True(t, n == 7, "d holds %d of 7 partitions, though c never came", n)
 }
 
 // TestLeaverStaysForTheSilent: a node that leaves counts on holders that it has heard, not on its view, which may not have noticed yet
@@ -643,11 +629,8 @@ func TestLeaverStaysForTheSilent(t *testing.T) {
 	}
 	n := leave()
 	copies := b.core.Status(w.time()).Copies
-	if n != 0 || copies == 0 {
-		t.Errorf("%d of %d copies are stranded while their holder answers", n, copies)
-	}
+	expect.True(t, n == 0 && copies != 0, "%d of %d copies are stranded while their holder answers", n, copies)
 	w.kill("a")
-	if n := leave(); n != copies {
-		t.Errorf("%d of %d copies are stranded when their holder is silent", n, copies)
-	}
+	n = leave()
+	expect.True(t, n == copies, "%d of %d copies are stranded when their holder is silent", n, copies)
 }

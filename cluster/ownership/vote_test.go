@@ -4,6 +4,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestReading and the others here each break when one rule of voters is left out: test/mutants leaves it out.
@@ -23,9 +26,7 @@ func (l *alone) read(second, third []Record) {
 	for n, records := range map[Node][]Record{voter2: second, voter3: third} {
 		l.get(n, &Records{ID: last[*ReadRecords](l, n).ID, Read: true, Epoch: 0, Records: records})
 	}
-	if !l.core.voter.ready() {
-		l.t.Fatal("the voter does not vote")
-	}
+	must.True(l.t, l.core.voter.ready(), "the voter does not vote")
 }
 
 // ask asks it for a vote.
@@ -39,12 +40,11 @@ func (l *alone) ask(n Node, id uint64, i GrantItem) GrantAnswer {
 func TestLateRequest(t *testing.T) {
 	l := readingVoter(t)
 	l.read([]Record{{Term: term(5), Node: peerX, ID: 9}}, []Record{{Term: term(5), Node: peerX, Backup: peerY, ID: 8}})
-	if a := l.ask(peerX, 7, GrantItem{Term: term(5), Backup: peerY}); a.Granted || a.Recorded.Backup != (Node{}) || a.Recorded.ID != 9 {
-		t.Errorf("a late request is answered %+v", a)
-	}
-	if a := l.ask(peerX, 10, GrantItem{Term: term(5), Backup: peerY}); !a.Granted {
-		t.Errorf("a new request is answered %+v", a)
-	}
+	a := l.ask(peerX, 7, GrantItem{Term: term(5), Backup: peerY})
+	expect.True(t, !a.Granted && a.Recorded.Backup == (Node{}) && a.Recorded.ID == 9,
+		"a late request is answered %+v", a)
+	a = l.ask(peerX, 10, GrantItem{Term: term(5), Backup: peerY})
+	expect.True(t, a.Granted, "a new request is answered %+v", a)
 	l.get(peerX, &GrantRequest{ID: 10, Items: []GrantItem{{Term: term(5), Backup: peerY}}})
 	if again := said[*GrantReply](l, peerX); len(again) > 0 {
 		t.Errorf("a request that came twice is answered again: %+v", again[0])
@@ -56,19 +56,16 @@ func TestReplaced(t *testing.T) {
 	l := readingVoter(t)
 	l.read(nil, nil)
 	old := Record{Term: term(5), Node: peerX, Backup: peerY, ID: 1}
-	if a := l.ask(peerX, 1, GrantItem{Term: old.Term, Backup: old.Backup}); !a.Granted || a.Recorded != (Record{}) {
-		t.Fatalf("%+v", a)
-	}
+	a := l.ask(peerX, 1, GrantItem{Term: old.Term, Backup: old.Backup})
+	must.True(t, a.Granted && a.Recorded == (Record{}), "%+v", a)
 	for id := uint64(1); id < 4; id++ {
 		a := l.ask(peerY, id, GrantItem{Term: term(5 + id), Release: Release{peerX, term(5)}})
-		if !a.Granted || a.Recorded != old {
-			t.Errorf("request %d is answered %+v, want %+v to have been replaced", id, a, old)
-		}
+		expect.True(t, a.Granted && a.Recorded == old,
+			"request %d is answered %+v, want %+v to have been replaced", id, a, old)
 	}
 	l.get(voter2, &ReadRecords{ID: 1})
-	if r := last[*Records](l, voter2); !slices.Contains(r.Records, old) || len(r.Records) != 2 {
-		t.Errorf("who reads is told %+v", r.Records)
-	}
+	r := last[*Records](l, voter2)
+	expect.True(t, slices.Contains(r.Records, old) && len(r.Records) == 2, "who reads is told %+v", r.Records)
 }
 
 // TestReading: of what two others have recorded the highest term stands, and of its process what it wrote last; the highest of
@@ -99,13 +96,11 @@ func TestReading(t *testing.T) {
 			if c.before != (Record{}) {
 				want = append(want, c.before)
 			}
-			if r := last[*Records](l, voter2); !slices.Equal(r.Records, want) {
-				t.Errorf("recorded: %+v, want %+v", r.Records, want)
-			}
+			r := last[*Records](l, voter2)
+			expect.True(t, slices.Equal(r.Records, want), "recorded: %+v, want %+v", r.Records, want)
 			a := l.ask(peerB, 1, GrantItem{Term: term(8)})
-			if a.Granted || a.Recorded != c.record || a.Wait < 3*time.Second {
-				t.Errorf("another process is answered %+v", a)
-			}
+			expect.True(t, !a.Granted && a.Recorded == c.record && a.Wait >= 3*time.Second,
+				"another process is answered %+v", a)
 		})
 	}
 }
@@ -143,9 +138,7 @@ func TestNewEpoch(t *testing.T) {
 			l := readingVoter(t)
 			l.get(peerY, &GrantRequest{ID: 1, Items: []GrantItem{{Term: Term{Epoch: c.heard, N: 1}}}})
 			l.forgotten(c.second, c.third)
-			if got := l.epoch(peerX, 1); got != c.least {
-				t.Errorf("the epoch is %d, want %d", got, c.least)
-			}
+			expect.Equal(t, l.epoch(peerX, 1), c.least, "the epoch")
 		})
 	}
 }
@@ -171,9 +164,8 @@ func TestEpochsHeardOf(t *testing.T) {
 	l.see(peerX, Node{}, peerX, voter2, voter3)
 	l.get(peerX, &GrantRequest{ID: 1, Items: []GrantItem{{Term: Term{Epoch: 9, N: 1}}}})
 	l.get(voter2, &ReadRecords{ID: 1})
-	if r := last[*Records](l, voter2); r.Read || r.Epoch != 9 {
-		t.Errorf("who reads is told %+v", r)
-	}
+	r := last[*Records](l, voter2)
+	expect.True(t, !r.Read && r.Epoch == 9, "who reads is told %+v", r)
 }
 
 // TestReadingOfNamesake: what another process of this voter's name has recorded is not a second voter's.
@@ -185,9 +177,7 @@ func TestReadingOfNamesake(t *testing.T) {
 	id := last[*ReadRecords](l, voter2).ID
 	l.get(namesake, &Records{ID: id, Read: true})
 	l.get(voter2, &Records{ID: id, Read: true})
-	if l.core.voter.ready() {
-		t.Error("a voter of three has read the records of one other")
-	}
+	expect.True(t, !l.core.voter.ready(), "a voter of three has read the records of one other")
 }
 
 // TestLateRecords: answers of voters that take longer than the time from one question to the next are taken, but none after a later one, and
@@ -236,7 +226,5 @@ func TestLateRecords(t *testing.T) {
 	l.get(voter2, &Records{ID: now, Read: true})
 	l.get(voter3, &Records{ID: now})
 	l.get(voter3, &Records{ID: before, Read: true})
-	if l.core.voter.ready() {
-		t.Error("an answer undoes a later one")
-	}
+	expect.True(t, !l.core.voter.ready(), "an answer undoes a later one")
 }

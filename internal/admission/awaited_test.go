@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -77,9 +79,7 @@ func TestAwaited(t *testing.T) {
 			a.remove(calls[came])
 		}
 		sleep(55 * time.Second)
-		if a.running {
-			t.Error("the timer runs, and no call is awaited")
-		}
+		expect.True(t, !a.running, "the timer runs, and no call is awaited")
 		add() // at 60 s
 		add()
 		sleep(patience)
@@ -88,12 +88,8 @@ func TestAwaited(t *testing.T) {
 		a.remove(calls[7])
 		sleep(time.Minute)
 		want := []string{"1 after 11s: DeadlineExceeded", "3 after 13s: DeadlineExceeded", "5 after 1m10s: DeadlineExceeded", "6 after 1m10s: DeadlineExceeded"}
-		if !slices.Equal(e.all, want) {
-			t.Errorf("ended: %v", e.all)
-		}
-		if a.running || a.count() != 0 {
-			t.Error("calls are left")
-		}
+		expect.True(t, slices.Equal(e.all, want), "ended: %v", e.all)
+		expect.True(t, !a.running && a.count() == 0, "calls are left")
 	})
 }
 
@@ -138,27 +134,18 @@ func TestStopWhileAwaited(t *testing.T) {
 	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
 	calls.Registrar(server).RegisterService(&broken, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(NewListener(l, ListenerConfig{})) }()
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	for _, method := range []string{"/broken.Service/Unary", "/broken.Service/Stream"} {
-		if _, err := conn.NewStream(t.Context(), &broken.Streams[0], method); err != nil {
-			t.Fatal(err)
-		}
+		_, err := conn.NewStream(t.Context(), &broken.Streams[0], method)
+		must.NoError(t, err)
 	}
 	testkit.Eventually(t, "two calls that are awaited", func() bool { return calls.awaited.count() == 2 })
 	server.Stop()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
-	if n := calls.awaited.count() + int(calls.calls.open.Load()+calls.streams.open.Load()); n != 0 {
-		t.Errorf("%d calls are left", n)
-	}
+	expect.NoError(t, <-served)
+	expect.Equal(t, calls.awaited.count()+int(calls.calls.open.Load()+calls.streams.open.Load()), 0, "calls are left")
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestMaxCalls: calls and streams beyond their bounds are answered UNAVAILABLE, those of the one kind do not count for the
@@ -40,21 +42,15 @@ func TestMaxCalls(t *testing.T) {
 	server := grpc.NewServer(calls.Options()...)
 	calls.Registrar(server).RegisterService(&slow, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	defer func() {
 		server.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, <-served)
 	}()
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	unary := func() error {
 		return conn.Invoke(t.Context(), "/slow.Service/Unary", new(emptypb.Empty), new(emptypb.Empty))
@@ -73,17 +69,15 @@ func TestMaxCalls(t *testing.T) {
 			<-begun
 		}
 		for what, call := range map[string]func() error{"a call": unary, "a stream": stream} {
-			if err := call(); status.Code(err) != codes.Unavailable {
-				t.Errorf("%s beyond the bound: %v", what, err)
-			}
+			err := call()
+			expect.Equal(t, status.Code(err), codes.Unavailable, "%s beyond the bound: %v", what, err)
 		}
 		for range 3 {
 			end <- struct{}{}
 		}
 		for range 3 {
-			if err := <-ended; status.Code(err) == codes.Unavailable {
-				t.Error(err)
-			}
+			err := <-ended
+			expect.True(t, status.Code(err) != codes.Unavailable, "%v", err)
 		}
 		for calls.calls.open.Load()+calls.streams.open.Load() > 0 { // a caller may hear of the end before it is counted
 			runtime.Gosched()

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"math"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestDivide: whatever there is, all parts fit into the runtime's limit together with what the collector needs, and none is too
@@ -18,9 +21,8 @@ func TestDivide(t *testing.T) {
 	} {
 		b := Divide(test.usable)
 		t.Run(fmt.Sprintf("%dMiB", test.usable/mib), func(t *testing.T) {
-			if got := b.State / mib; got != test.state {
-				t.Errorf("state is %d MiB, want %d MiB", got, test.state)
-			}
+			got := b.State / mib
+			expect.True(t, got == test.state, "state is %d MiB, want %d MiB", got, test.state)
 		})
 	}
 	for usable := int64(64 * mib); usable <= 64<<30; usable += usable / 64 {
@@ -28,22 +30,17 @@ func TestDivide(t *testing.T) {
 		if got, limit := b.Sum(), b.Limit; got > limit || b.Limit > usable/100*LimitPercent {
 			t.Fatalf("%d: the sum is %d, the limit %d of %d", usable, got, limit, usable/100*LimitPercent)
 		}
-		if b.State > usable/100*70 || b.State < (b.Limit-base)/100*24 {
-			t.Fatalf("%d: %d for state", usable, b.State)
-		}
-		if b.MaxMessage < mib || b.MaxMessage > b.Buffers/2 || b.Unread < mib || b.Replies < mib/2 {
-			t.Fatalf("%d: %+v", usable, b)
-		}
-		if b.MaxInFlight < 1000 || b.Clients() < 12 || b.StreamsEach < 12 || b.MaxCalls < 6 {
-			t.Fatalf("%d: %+v", usable, b)
-		}
-		if b.StreamWindow < math.MaxUint16 || b.PeerWindow < math.MaxUint16 { // smaller ones gRPC ignores
-			t.Fatalf("%d: windows of %d and %d", usable, b.StreamWindow, b.PeerWindow)
-		}
+		must.True(t, b.State <= usable/100*70 && b.State >= (b.Limit-base)/100*24, "%d: %d for state", usable, b.State)
+		must.True(t, b.MaxMessage >= mib && b.MaxMessage <= b.Buffers/2 && b.Unread >= mib && b.Replies >= mib/2,
+			"%d: %+v", usable, b)
+		must.True(t, b.MaxInFlight >= 1000 && b.Clients() >= 12 && b.StreamsEach >= 12 && b.MaxCalls >= 6,
+			"%d: %+v", usable, b)
+		must.True(t, b.StreamWindow >= math.MaxUint16 && b.PeerWindow >= math.MaxUint16,
+			"%d: windows of %d and %d", usable, b.StreamWindow, b.PeerWindow) // smaller ones gRPC ignores
 	}
-	if b := Divide(16 * mib); b.State <= 0 || b.Clients() < 1 || b.MaxInFlight < 1 { // too little: it starts all the same
-		t.Errorf("%+v", b)
-	}
+	b := Divide(16 * mib)
+	expect.True(t, b.State > 0 && b.Clients() >= 1 && b.MaxInFlight >= 1,
+		"%+v", b) // too little: it starts all the same
 }
 
 // TestRefit: what is chosen by hand for other parts is taken from State.
@@ -57,7 +54,5 @@ func TestRefit(t *testing.T) {
 	}
 	b.Unread += 1024 * mib
 	b.Refit()
-	if b.State != LeastState || b.Sum() <= b.Limit {
-		t.Errorf("state is %d", b.State)
-	}
+	expect.True(t, b.State == LeastState && b.Sum() > b.Limit, "state is %d", b.State)
 }

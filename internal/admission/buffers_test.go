@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -9,6 +8,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc/mem"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const most = 1 << 20
@@ -31,9 +33,7 @@ func (b *Buffers) connect(t *testing.T) caller {
 	l := make(bufferPipes, 1)
 	l <- here
 	c, err := b.Listener(l).Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { there.Close(); c.Close() })
 	return caller{there, c}
 }
@@ -60,9 +60,7 @@ func TestPool(t *testing.T) {
 			t.Errorf("%d: length %d, capacity %d, counted %d", n, len(*buf), cap(*buf), b.Used())
 		}
 		mem.NewBuffer(buf, b).Free()
-		if b.Used() != 0 {
-			t.Errorf("%d: %d are left", n, b.Used())
-		}
+		expect.True(t, b.Used() == 0, "%d: %d are left", n, b.Used())
 	}
 }
 
@@ -72,24 +70,16 @@ func TestWait(t *testing.T) {
 		b := NewBuffers(most, 10, func(net.Addr) { t.Error("a connection is closed") })
 		heavy, light := b.connect(t), b.connect(t)
 		held := b.Get(b.heldTo(b.soft))
-		if err := heavy.read(int(b.light) + 1); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, heavy.read(int(b.light)+1))
 		var wait sync.WaitGroup
 		read := false
 		wait.Go(func() {
-			if err := heavy.read(1); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, heavy.read(1))
 			read = true
 		})
 		synctest.Wait()
-		if read {
-			t.Error("the heavy one is read")
-		}
-		if err := light.read(1); err != nil {
-			t.Error(err)
-		}
+		expect.True(t, !read, "the heavy one is read")
+		expect.NoError(t, light.read(1))
 		time.Sleep(patience / 2)
 		b.Put(held)
 		wait.Wait()
@@ -106,39 +96,26 @@ func TestRelieve(t *testing.T) {
 		closed := 0
 		b := NewBuffers(most, 10, func(net.Addr) { closed++ })
 		old, heaviest, heavy, light := b.connect(t), b.connect(t), b.connect(t), b.connect(t)
-		if err := old.read(most); err != nil { // long ago
-			t.Fatal(err)
-		}
+		must.NoError(t, old.read(most)) // long ago
 		b.Hold(b.soft / 2)
 		for _, c := range []struct {
 			caller
 			n int
 		}{{heaviest, most / 4}, {heavy, int(b.light) + 1}, {light, 1}} {
-			if err := c.read(c.n); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, c.read(c.n))
 		}
 		b.Hold(b.soft / 2)
 		errs := make(chan error, 1)
 		go func() { errs <- heavy.read(1) }()
 		time.Sleep(patience + time.Millisecond)
 		synctest.Wait()
-		if _, err := heaviest.here.Read(make([]byte, 1)); err == nil {
-			t.Error("the heaviest one is open")
-		}
-		if closed != 1 || b.Closed() != 1 {
-			t.Errorf("%d are closed", closed)
-		}
+		_, err := heaviest.here.Read(make([]byte, 1))
+		expect.True(t, err != nil, "the heaviest one is open")
+		expect.True(t, closed == 1 && b.Closed() == 1, "%d are closed", closed)
 		b.Release(b.soft)
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
-		if err := light.read(1); err != nil {
-			t.Error(err)
-		}
-		if err := old.read(1); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, <-errs)
+		expect.NoError(t, light.read(1))
+		expect.NoError(t, old.read(1))
 	})
 }
 
@@ -151,9 +128,7 @@ func TestRelieveMore(t *testing.T) {
 		fill := func(brought ...int64) {
 			b.Hold(b.soft / 2)
 			for _, n := range brought {
-				if err := b.connect(t).read(int(n)); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, b.connect(t).read(int(n)))
 			}
 			b.Hold(b.soft / 2)
 		}
@@ -164,9 +139,7 @@ func TestRelieveMore(t *testing.T) {
 				was := closed
 				now = now.Add(patience)
 				b.relieve(now)
-				if closed-was != want {
-					t.Fatalf("%d are closed, want %d", closed-was, want)
-				}
+				must.Equal(t, closed-was, want, "are closed")
 			}
 		}
 		much := b.soft / 8
@@ -194,9 +167,7 @@ func TestClose(t *testing.T) {
 		}()
 		synctest.Wait()
 		c.here.Close()
-		if err := <-errs; !errors.Is(err, net.ErrClosed) {
-			t.Error(err)
-		}
+		expect.ErrorIs(t, <-errs, net.ErrClosed)
 	})
 }
 
@@ -207,16 +178,10 @@ func TestStep(t *testing.T) {
 	go func() { _, _ = c.there.Write(make([]byte, 10*step)) }()
 	read := func() int {
 		n, err := c.here.Read(make([]byte, 2*step))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return n
 	}
-	if n := read(); n != 2*step {
-		t.Errorf("%d bytes are read, want %d", n, 2*step)
-	}
+	expect.Equal(t, read(), 2*step, "bytes are read")
 	b.Hold(b.soft / 2)
-	if n := read(); n != step {
-		t.Errorf("%d bytes are read while the memory fills, want %d", n, step)
-	}
+	expect.Equal(t, read(), step, "bytes are read while the memory fills")
 }

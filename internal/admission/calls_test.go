@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/weirlimit/weir/internal/panics"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // broken is a service whose methods panic after they have read a message.
@@ -49,40 +51,27 @@ func TestPanics(t *testing.T) {
 	server := grpc.NewServer(calls.Options()...)
 	calls.Registrar(server).RegisterService(&broken, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
 	defer func() {
 		server.Stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, <-ended)
 	}()
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	for range 2 {
 		if err := conn.Invoke(t.Context(), "/broken.Service/Unary", new(emptypb.Empty), new(emptypb.Empty)); status.Code(err) != codes.Internal {
 			t.Errorf("a unary call: %v", err)
 		}
 		s, err := conn.NewStream(t.Context(), &broken.Streams[0], "/broken.Service/Stream")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.SendMsg(new(emptypb.Empty)); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.RecvMsg(new(emptypb.Empty)); status.Code(err) != codes.Internal {
-			t.Errorf("a stream: %v", err)
-		}
+		must.NoError(t, err)
+		must.NoError(t, s.SendMsg(new(emptypb.Empty)))
+		err = s.RecvMsg(new(emptypb.Empty))
+		expect.Equal(t, status.Code(err), codes.Internal, "a stream: %v", err)
 	}
-	if unary.Load() != 2 || stream.Load() != 2 {
-		t.Errorf("told of %d and %d", unary.Load(), stream.Load())
-	}
+	expect.True(t, unary.Load() == 2 && stream.Load() == 2, "told of %d and %d", unary.Load(), stream.Load())
 }
 
 // TestAge: a stream of an old connection ends, whether its handler waits for its context or reads.
@@ -102,29 +91,20 @@ func TestAge(t *testing.T) {
 	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
 	calls.Registrar(server).RegisterService(&waits, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(NewListener(l, ListenerConfig{})) }()
 	defer func() {
 		server.Stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, <-ended)
 	}()
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	for _, desc := range waits.Streams {
 		s, err := conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.RecvMsg(new(emptypb.Empty)); status.Code(err) != codes.Unavailable {
-			t.Errorf("%s: %v", desc.StreamName, err)
-		}
+		must.NoError(t, err)
+		err = s.RecvMsg(new(emptypb.Empty))
+		expect.Equal(t, status.Code(err), codes.Unavailable, "%s: %v", desc.StreamName, err)
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestCallsEndOnce has many calls and streams end in every way there is at once, about when their first messages are due: each is answered
@@ -66,9 +68,7 @@ func TestCallsEndOnce(t *testing.T) {
 	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
 	calls.Registrar(server).RegisterService(&echo, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(NewListener(l, ListenerConfig{})) }()
 	var mu sync.Mutex
@@ -91,9 +91,7 @@ func TestCallsEndOnce(t *testing.T) {
 			_ = s.CloseSend() // its error is that of RecvMsg
 		}
 		if err = s.RecvMsg(out); err == nil {
-			if out.Value != text {
-				t.Errorf("%q was answered %q", text, out.Value)
-			}
+			expect.True(t, out.Value == text, "%q was answered %q", text, out.Value)
 			err = s.RecvMsg(out)
 		}
 		if errors.Is(err, io.EOF) {
@@ -107,9 +105,7 @@ func TestCallsEndOnce(t *testing.T) {
 	var callers sync.WaitGroup
 	for i := range 24 {
 		conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer conn.Close()
 		callers.Go(func() {
 			for n := range 100 {
@@ -128,13 +124,9 @@ func TestCallsEndOnce(t *testing.T) {
 			t.Errorf("calls ended with %v", code)
 		}
 	}
-	if len(seen) < 6 {
-		t.Errorf("calls ended with %v: too few ways to say anything", seen)
-	}
+	expect.True(t, len(seen) >= 6, "calls ended with %v: too few ways to say anything", seen)
 	server.GracefulStop() // which waits for the handlers
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, <-served)
 	places := int64(0)
 	for _, r := range []*room{&calls.calls, &calls.streams} {
 		taken, _ := r.places.InUse()

@@ -14,6 +14,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // pipes is a listener whose connections are pipes.
@@ -120,15 +123,13 @@ func (h *harness) conn(address string) *Conn {
 
 func (h *harness) close(t *testing.T) {
 	t.Helper()
-	if err := h.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, h.Close())
 	for _, a := range h.served() {
 		_ = h.conn(a).Close() // a pipe
 	}
-	if authenticated, anonymous, waiting := h.Connections(); authenticated+anonymous+waiting != 0 || len(h.sources) != 0 || len(h.silent) != 0 {
-		t.Errorf("left: %d, %d, %d, %v", authenticated, anonymous, waiting, h.sources)
-	}
+	authenticated, anonymous, waiting := h.Connections()
+	expect.True(t, authenticated+anonymous+waiting == 0 && len(h.sources) == 0 && len(h.silent) == 0,
+		"left: %d, %d, %d, %v", authenticated, anonymous, waiting, h.sources)
 }
 
 // TestSourcesTakeTurns: a source that floods the port does not shut others out, nor itself for good.
@@ -139,23 +140,21 @@ func TestSourcesTakeTurns(t *testing.T) {
 		for port := range 20 {
 			h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
 		}
-		if got := h.served(); !slices.Equal(got, []string{"192.0.2.1:10", "192.0.2.1:11", "192.0.2.1:12", "192.0.2.1:13"}) {
-			t.Fatalf("served: %v", got)
-		}
+		got := h.served()
+		must.True(t, slices.Equal(got, []string{"192.0.2.1:10", "192.0.2.1:11", "192.0.2.1:12", "192.0.2.1:13"}),
+			"served: %v", got)
 		h.pipes.dial("192.0.2.2:1")
-		if got := h.served(); slices.Contains(got, "192.0.2.2:1") {
-			t.Errorf("closed before it had its time: %v", got)
-		}
+		got = h.served()
+		expect.True(t, !slices.Contains(got, "192.0.2.2:1"), "closed before it had its time: %v", got)
 		// When the first ones have had their time, the one of the other source is next but one, and then the newest.
 		time.Sleep(anonymousGrace)
-		if got := h.served(); !slices.Equal(got, []string{"192.0.2.1:27", "192.0.2.1:28", "192.0.2.1:29", "192.0.2.2:1"}) {
-			t.Errorf("served after a second: %v", got)
-		}
+		got = h.served()
+		expect.True(t, slices.Equal(got, []string{"192.0.2.1:27", "192.0.2.1:28", "192.0.2.1:29", "192.0.2.2:1"}),
+			"served after a second: %v", got)
 		// Of two sources the larger one makes room, although the other's connection is as old.
 		time.Sleep(anonymousGrace)
-		if got := h.served(); !slices.Contains(got, "192.0.2.2:1") {
-			t.Errorf("served after two seconds: %v", got)
-		}
+		got = h.served()
+		expect.True(t, slices.Contains(got, "192.0.2.2:1"), "served after two seconds: %v", got)
 	})
 }
 
@@ -178,15 +177,12 @@ func TestAuthenticatedStay(t *testing.T) {
 			h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
 			time.Sleep(anonymousGrace)
 		}
-		if authenticated, anonymous, _ := h.Connections(); authenticated != 3 || anonymous != 2 {
-			t.Errorf("%d and %d", authenticated, anonymous)
-		}
-		if c := h.conn("192.0.2.1:1"); !c.Authenticated("") || c.Close() != nil || c.Authenticated("") && !c.IsAuthenticated() {
-			t.Error("one that was authenticated is so no more")
-		}
-		if !known("192.0.2.1:4") {
-			t.Error("no room when one has ended")
-		}
+		authenticated, anonymous, _ := h.Connections()
+		expect.True(t, authenticated == 3 && anonymous == 2, "%d and %d", authenticated, anonymous)
+		c := h.conn("192.0.2.1:1")
+		expect.True(t, c.Authenticated("") && c.Close() == nil && (!c.Authenticated("") || c.IsAuthenticated()),
+			"one that was authenticated is so no more")
+		expect.True(t, known("192.0.2.1:4"), "no room when one has ended")
 	})
 }
 
@@ -202,19 +198,14 @@ func TestWaitingBound(t *testing.T) {
 			conns = append(conns, h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10)))
 		}
 		synctest.Wait()
-		if _, _, waiting := h.Connections(); waiting != maxWaiting {
-			t.Errorf("%d wait", waiting)
-		}
-		if _, err := conns[0].Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
-			t.Errorf("the oldest: %v", err)
-		}
-		if got := len(h.why()); got != 2*maxWaiting+1 {
-			t.Errorf("%d are rejected", got)
-		}
+		_, _, waiting := h.Connections()
+		expect.Equal(t, waiting, maxWaiting, "wait")
+		_, err := conns[0].Write([]byte("x"))
+		expect.ErrorIs(t, err, io.ErrClosedPipe, "the oldest")
+		expect.Equal(t, len(h.why()), 2*maxWaiting+1, "are rejected")
 		time.Sleep(anonymousGrace)
-		if got := h.served(); !slices.Equal(got, []string{"192.0.2.3:1"}) {
-			t.Errorf("served: %v", got)
-		}
+		got := h.served()
+		expect.True(t, slices.Equal(got, []string{"192.0.2.3:1"}), "served: %v", got)
 		_ = other.Close() // a pipe
 	})
 }
@@ -247,17 +238,12 @@ func TestOneCallerTakesNotAllConnections(t *testing.T) {
 					got++
 				}
 			}
-			if got < most/2 || got > most*3/4 {
-				t.Errorf("one caller has %d of %d connections", got, most)
-			}
+			expect.True(t, got >= most/2 && got <= most*3/4, "one caller has %d of %d connections", got, most)
 			for range 3 {
-				if !open("modest") {
-					t.Error("another caller gets none")
-				}
+				expect.True(t, open("modest"), "another caller gets none")
 			}
-			if authenticated, _, _ := h.Connections(); authenticated != got+3 {
-				t.Errorf("%d are counted of %d", authenticated, got+3)
-			}
+			authenticated, _, _ := h.Connections()
+			expect.True(t, authenticated == got+3, "%d are counted of %d", authenticated, got+3)
 		})
 	}
 }
@@ -278,9 +264,8 @@ func TestAnonymousBytes(t *testing.T) {
 		}
 		all := bytes.Repeat([]byte{0}, 4*anonymousBytes)
 		c := send("192.0.2.1:1", len(all))
-		if n, err := io.ReadFull(c, all); n != anonymousBytes || !errors.Is(err, errBytes) {
-			t.Errorf("read %d: %v", n, err)
-		}
+		n, err := io.ReadFull(c, all)
+		expect.True(t, n == anonymousBytes && errors.Is(err, errBytes), "read %d: %v", n, err)
 		if !slices.Equal(h.why(), []Rejection{TooManyBytes}) {
 			t.Errorf("rejected: %v", h.why())
 		}
@@ -289,9 +274,8 @@ func TestAnonymousBytes(t *testing.T) {
 			time.Sleep(authenticationPatience / 2)
 			c.Authenticated("")
 		}()
-		if n, err := io.ReadFull(c, all); n != len(all) {
-			t.Errorf("when it is authenticated meanwhile: read %d: %v", n, err)
-		}
+		n, err = io.ReadFull(c, all)
+		expect.True(t, n == len(all), "when it is authenticated meanwhile: read %d: %v", n, err)
 		there := h.pipes.dial("192.0.2.1:3")
 		c = h.conn("192.0.2.1:3")
 		go func() {
@@ -320,17 +304,13 @@ func TestSlowReader(t *testing.T) {
 				time.Sleep(slowest - time.Second)
 				_, _ = io.ReadFull(there, make([]byte, 3)) // the write tells
 			}()
-			if _, err := c.Write([]byte("abc")); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.Write([]byte("abc"))
+			must.NoError(t, err)
 		}
 		began := time.Now()
-		if _, err := c.Write(bytes.Repeat([]byte{1}, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%v", err)
-		}
-		if took := time.Since(began); took != slowest {
-			t.Errorf("after %v", took)
-		}
+		_, err := c.Write(bytes.Repeat([]byte{1}, 100))
+		expect.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		expect.Equal(t, time.Since(began), slowest, "after")
 	})
 }
 
@@ -351,12 +331,9 @@ func TestCheckWith(t *testing.T) {
 			}()
 			c := h.conn(address)
 			c.CheckWith(func() error { return bad })
-			if err := use(c); err != bad {
-				t.Errorf("%v", err)
-			}
-			if got := h.served(); slices.Contains(got, address) {
-				t.Error("the connection stays")
-			}
+			expect.Equal(t, use(c), bad)
+			got := h.served()
+			expect.True(t, !slices.Contains(got, address), "the connection stays")
 		}
 	})
 }
@@ -371,9 +348,8 @@ func TestForeign(t *testing.T) {
 		go func() {
 			_, _ = there.Write([]byte{tlsHandshake}) // ends with the connection
 		}()
-		if _, err := h.conn("192.0.2.1:1").Read(make([]byte, 10)); !errors.Is(err, errForeign) || strings.Join(told, " ") != "192.0.2.1:1" {
-			t.Errorf("%v, %v", err, told)
-		}
+		_, err := h.conn("192.0.2.1:1").Read(make([]byte, 10))
+		expect.True(t, errors.Is(err, errForeign) && strings.Join(told, " ") == "192.0.2.1:1", "%v, %v", err, told)
 	})
 }
 
@@ -387,7 +363,6 @@ func TestSourceOf(t *testing.T) {
 			t.Errorf("%s and %s: %v, %v", c.a, c.b, sourceOf(a), sourceOf(b))
 		}
 	}
-	if sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:1"))) == sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8:0:1::1]:1"))) {
-		t.Error("two networks are one source")
-	}
+	expect.True(t, sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:1"))) != sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8:0:1::1]:1"))),
+		"two networks are one source")
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestUsable(t *testing.T) {
@@ -30,9 +32,8 @@ func TestUsable(t *testing.T) {
 		{"nothing", none, fails, math.MaxInt64, 0},
 	} {
 		got, err := usable(test.group, test.machine, test.limit)
-		if (err != nil) != (test.want == 0) || got > test.want || got < test.want-100 {
-			t.Errorf("%s: %d, %v, want %d", test.what, got, err, test.want)
-		}
+		expect.True(t, (err != nil) == (test.want == 0) && got <= test.want && got >= test.want-100,
+			"%s: %d, %v, want %d", test.what, got, err, test.want)
 	}
 }
 
@@ -40,16 +41,12 @@ func TestSetLimit(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
 	t.Setenv("GOMEMLIMIT", "3GiB") // the runtime read it when the process started
 	debug.SetMemoryLimit(3 << 30)
-	if got := SetMemoryLimit(1 << 30); got != 3<<30 || debug.SetMemoryLimit(-1) != got {
-		t.Errorf("with GOMEMLIMIT the limit is %d", got)
-	}
+	got := SetMemoryLimit(1 << 30)
+	expect.True(t, got == 3<<30 && debug.SetMemoryLimit(-1) == got, "with GOMEMLIMIT the limit is %d", got)
 	t.Setenv("GOMEMLIMIT", "off")
 	debug.SetMemoryLimit(math.MaxInt64)
-	if got := SetMemoryLimit(1 << 30); got != math.MaxInt64 {
-		t.Errorf("with GOMEMLIMIT off the limit is %d", got)
-	}
+	expect.Equal(t, SetMemoryLimit(1<<30), math.MaxInt64, "with GOMEMLIMIT off the limit")
 	t.Setenv("GOMEMLIMIT", "")
-	if got := SetMemoryLimit(1000 << 20); got != 900<<20 || debug.SetMemoryLimit(-1) != got {
-		t.Errorf("the limit is %d, want %d", got, 900<<20)
-	}
+	got = SetMemoryLimit(1000 << 20)
+	expect.True(t, got == 900<<20 && debug.SetMemoryLimit(-1) == got, "the limit is %d, want %d", got, 900<<20)
 }

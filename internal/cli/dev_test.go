@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -48,13 +50,9 @@ func TestDev(t *testing.T) {
 		Policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
 	})
 	said, err := stop()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "  bin/weir check alice --limit 5/1m", "  bin/weir status ", "stopping"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("lacks %q:\n%s", want, said)
-		}
+		expect.True(t, strings.Contains(said, want), "lacks %q:\n%s", want, said)
 	}
 }
 
@@ -65,25 +63,21 @@ func TestCommand(t *testing.T) {
 		"/tmp/go-build123/b001/exe/node": "go run ./cmd/node", "/root/.cache/go-build/a7/a7698c-d/node": "go run ./cmd/node",
 		"/tmp/go-build123/b001/exe/weir": "go run ./cmd/weir", "/root/.cache/go-build/a7/a7698c-d/weir": "go run ./cmd/weir",
 	} {
-		if got := command(name); got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
-		}
+		expect.Equal(t, command(name), want, "%s", name)
 	}
 }
 
 // TestDevPorts: ports that are asked for are taken, or the command says that they cannot be.
 func TestDevPorts(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer taken.Close()
 	number := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
 	for _, flag := range []string{"--http-port", "--grpc-port"} {
 		var out, errs bytes.Buffer
 		args := []string{"dev", "--nodes", "1", "--http-port", "0", "--grpc-port", "0", flag, number}
-		if code := run(args, &out, &errs); code != exitError || !strings.Contains(errs.String(), "weir: "+flag+": ") || !strings.Contains(errs.String(), "in use") {
-			t.Errorf("%s: exit status %d, %s", args, code, errs.String())
-		}
+		code := run(args, &out, &errs)
+		expect.True(t, code == exitError && strings.Contains(errs.String(), "weir: "+flag+": ") &&
+			strings.Contains(errs.String(), "in use"), "%s: exit status %d, %s", args, code, errs.String())
 	}
 }

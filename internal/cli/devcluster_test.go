@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -16,9 +18,7 @@ import (
 func TestErrors(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer busy.Close()
 	taken := node.Port(busy.Addr().(*net.TCPAddr).Port)
 	for _, c := range []struct {
@@ -32,9 +32,9 @@ func TestErrors(t *testing.T) {
 		cfg := devConfig{Nodes: 2, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler)}
 		c.spoil(&cfg)
 		var out bytes.Buffer
-		if err := runDev(t.Context(), &out, cfg); err == nil || !strings.HasPrefix(err.Error(), c.want) || out.Len() > 0 {
-			t.Errorf("%v, want %s; printed %s", err, c.want, &out)
-		}
+		err := runDev(t.Context(), &out, cfg)
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want) && out.Len() == 0,
+			"%v, want %s; printed %s", err, c.want, &out)
 	}
 }
 
@@ -42,15 +42,12 @@ func TestErrors(t *testing.T) {
 func TestAnyPort(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer busy.Close()
 	taken := node.Port(busy.Addr().(*net.TCPAddr).Port)
 	ended, end := context.WithCancel(t.Context())
 	end()
 	var out bytes.Buffer
-	if err := runDev(ended, &out, devConfig{Nodes: 3, HTTP: taken, GRPC: taken, AnyPort: true, Logger: slog.New(slog.DiscardHandler)}); err != nil {
-		t.Errorf("%v, printed %s", err, &out)
-	}
+	expect.NoError(t, runDev(ended, &out, devConfig{Nodes: 3, HTTP: taken, GRPC: taken, AnyPort: true,
+		Logger: slog.New(slog.DiscardHandler)}), "printed %s", &out)
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // examplePages are the pages whose commands are run, by the policies that they are run with, and how many there are at least.
@@ -34,17 +36,12 @@ func TestExamples(t *testing.T) {
 	for _, page := range examplePages {
 		t.Run(page.doc, func(t *testing.T) {
 			text, err := os.ReadFile(page.doc)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if command := "\nbin/weir dev --policies " + page.policies + "\n"; !strings.Contains(string(text), command) {
-				t.Fatalf("the page does not have %q", command)
-			}
+			must.NoError(t, err)
+			command := "\nbin/weir dev --policies " + page.policies + "\n"
+			must.True(t, strings.Contains(string(text), command), "the page does not have %q", command)
 			said, stop := startDev(t, devConfig{Nodes: 3, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler), Policies: page.policies})
 			ports := regexp.MustCompile(`dev-0  http://(\S+)  grpc (\S+)`).FindStringSubmatch(said)
-			if ports == nil {
-				t.Fatalf("no ports in\n%s", said)
-			}
+			must.True(t, ports != nil, "no ports in\n%s", said)
 			e := example{httpAddr: ports[1], grpcAddr: ports[2]}
 			block := regexp.MustCompile("(?s)```console\n(.*?)```")
 			got := block.ReplaceAllStringFunc(string(text), func(console string) string {
@@ -59,22 +56,16 @@ func TestExamples(t *testing.T) {
 				}
 				return out.String() + "```"
 			})
-			if _, err := stop(); err != nil {
-				t.Error(err)
-			}
-			if e.commands < page.commands {
-				t.Errorf("the page has %d commands", e.commands)
-			}
+			_, err = stop()
+			expect.NoError(t, err)
+			expect.True(t, e.commands >= page.commands, "the page has %d commands", e.commands)
 			if *updateExamples {
-				if err := os.WriteFile(page.doc, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, os.WriteFile(page.doc, []byte(got), 0o644))
 				return
 			}
 			timeless := func(s string) string { return passing.ReplaceAllString(s, "${1}${2}…") }
-			if diff := cmp.Diff(timeless(string(text)), timeless(got)); diff != "" {
-				t.Errorf("%s does not show what its commands print (-update-examples writes it anew): -page +printed\n%s", page.doc, diff)
-			}
+			expect.NoDiff(t, cmp.Diff(timeless(string(text)), timeless(got)),
+				"%s does not show what its commands print (-update-examples writes it anew): -page +printed", page.doc)
 		})
 	}
 }
@@ -94,9 +85,8 @@ func (e *example) run(t *testing.T, command string) string {
 	t.Helper()
 	if reserve, ok := strings.CutPrefix(command, setID); ok && strings.HasSuffix(reserve, ofID) {
 		answer := e.run(t, strings.TrimSuffix(reserve, ")"))
-		if e.reservation = strings.TrimSuffix(answer, "\n"); e.reservation == "" {
-			t.Fatalf("%s: no reservation in %s", command, answer)
-		}
+		e.reservation = strings.TrimSuffix(answer, "\n")
+		must.True(t, e.reservation != "", "%s: no reservation in %s", command, answer)
 		return ""
 	}
 	command = strings.ReplaceAll(command, "$ID", e.reservation)
@@ -106,25 +96,18 @@ func (e *example) run(t *testing.T, command string) string {
 		if list[0] != "simulate" {
 			list = append(list, "--addr", e.grpcAddr)
 		}
-		if code := run(list, &out, &errs); code == exitError {
-			t.Fatalf("%s: %s", command, &errs)
-		}
+		code := run(list, &out, &errs)
+		must.True(t, code != exitError, "%s: %s", command, &errs)
 		return out.String()
 	}
 	const curl, node = `curl -s -H 'Content-Type: application/json' -d '`, "' http://127.0.0.1:8080"
 	rest, ok := strings.CutPrefix(command, curl)
 	body, path, found := strings.Cut(rest, node)
-	if !ok || !found {
-		t.Fatalf("the test cannot run %q", command)
-	}
+	must.True(t, ok && found, "the test cannot run %q", command)
 	resp, err := http.Post(fmt.Sprintf("http://%s%s", e.httpAddr, path), "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return strings.TrimSuffix(string(answer), "\n") + "\n"
 }

@@ -6,14 +6,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestCommandsWithPipes: no command waits for a pipe that it is given in the place of a file.
 func TestCommandsWithPipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	for _, args := range [][]string{
 		{"validate", pipe},
 		{"run", "--config", pipe},
@@ -29,8 +30,8 @@ func TestCommandsWithPipes(t *testing.T) {
 		{"gossip-keys", "add", pipe},
 	} {
 		var out, errs bytes.Buffer
-		if code := run(args, &out, &errs); code != exitError || !strings.Contains(errs.String(), "not a regular file but a pipe") {
-			t.Errorf("%s: exit status %d, %s", args, code, errs.String())
-		}
+		code := run(args, &out, &errs)
+		expect.True(t, code == exitError && strings.Contains(errs.String(), "not a regular file but a pipe"),
+			"%s: exit status %d, %s", args, code, errs.String())
 	}
 }

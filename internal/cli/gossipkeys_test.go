@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -42,8 +43,7 @@ func TestGossipKeys(t *testing.T) {
 			}
 			rest = after
 		}
-		if code != c.code || !strings.Contains(errs.String(), c.message) || (c.message == "") != (errs.String() == "") {
-			t.Errorf("%s: exit status %d, %s", c.args, code, &errs)
-		}
+		expect.True(t, code == c.code && strings.Contains(errs.String(), c.message) &&
+			(c.message == "") == (errs.String() == ""), "%s: exit status %d, %s", c.args, code, &errs)
 	}
 }

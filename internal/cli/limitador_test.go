@@ -1,10 +1,11 @@
 package cli
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/weirlimit/weir/gateway/envoy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const limits = `---
@@ -71,34 +72,22 @@ descriptors:
 
 // TestConvertLimitador: what is written is what gateway/envoy takes.
 func TestConvertLimitador(t *testing.T) {
-	if !looksLikeLimitador([]byte(limits)) || looksLikeLimitador([]byte("policies: []")) || looksLikeLimitador([]byte("- name: x")) || looksLikeLimitador(nil) {
-		t.Error("files are not told apart")
-	}
+	expect.True(t, looksLikeLimitador([]byte(limits)) && !looksLikeLimitador([]byte("policies: []")) &&
+		!looksLikeLimitador([]byte("- name: x")) && !looksLikeLimitador(nil), "files are not told apart")
 	f, err := parseLimitador("limits.yaml", []byte(limits))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f.Limits != 4 || len(f.Namespaces) != 2 || f.Namespaces[1].FileName() != "other.yaml" {
-		t.Errorf("%+v", f)
-	}
+	must.NoError(t, err)
+	expect.True(t, f.Limits == 4 && len(f.Namespaces) == 2 && f.Namespaces[1].FileName() == "other.yaml", "%+v", f)
 	var files []envoy.File
 	for i := range f.Namespaces {
 		text, err := f.Namespaces[i].Envoy()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if i == 0 && string(text) != converted {
-			t.Errorf("converted:\n%s", text)
-		}
+		must.NoError(t, err)
+		expect.True(t, i != 0 || string(text) == converted, "converted:\n%s", text)
 		files = append(files, envoy.File{Name: f.Namespaces[i].FileName(), Data: text})
 	}
 	config, err := envoy.Parse(files, envoy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if domains, limits := config.Domains(); domains != 2 || limits != 5 {
-		t.Errorf("%d limits of %d domains", limits, domains)
-	}
+	must.NoError(t, err)
+	domains, limits := config.Domains()
+	expect.True(t, domains == 2 && limits == 5, "%d limits of %d domains", limits, domains)
 }
 
 func TestMistakes(t *testing.T) {
@@ -121,13 +110,10 @@ func TestMistakes(t *testing.T) {
 		"- {":          "limits.yaml:",
 	} {
 		f, err := parseLimitador("limits.yaml", []byte(in))
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, %v; want %q", in, f, err, want)
-		}
+		expect.ErrorContains(t, err, want, "%s: %v", in, f)
 	}
-	if f, err := parseLimitador("limits.yaml", nil); err != nil || f.Limits != 0 {
-		t.Errorf("an empty file: %v, %v", f, err)
-	}
+	f, err := parseLimitador("limits.yaml", nil)
+	expect.True(t, err == nil && f.Limits == 0, "an empty file: %v, %v", f, err)
 }
 
 // FuzzParse: what is taken can be written.
@@ -139,9 +125,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for i := range file.Namespaces {
-			if _, err := file.Namespaces[i].Envoy(); err != nil {
-				t.Fatal(err)
-			}
+			_, err := file.Namespaces[i].Envoy()
+			must.NoError(t, err)
 		}
 	})
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/weirlimit/weir/internal/load"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -43,16 +45,14 @@ func TestLoad(t *testing.T) {
 		if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK || errs != "" {
 			t.Fatalf("%s: exit status %d, %v: %s %s", name, code, err, out, errs)
 		}
-		if r.Checks != checks || r.Admitted+r.Refused != checks || r.FailedOpen+r.FailedClosed+r.Errors+r.Unsent != 0 || r.Admitted > keys*limit {
-			t.Errorf("%s: %s", name, out)
-		}
+		expect.True(t, r.Checks == checks && r.Admitted+r.Refused == checks &&
+			r.FailedOpen+r.FailedClosed+r.Errors+r.Unsent == 0 && r.Admitted <= keys*limit, "%s: %s", name, out)
 		// Each key is asked for more often than it has units, but for the rare ones of Zipf.
-		if c.distribution == load.Uniform && r.Admitted != keys*limit {
-			t.Errorf("%s: admitted %d, want %d", name, r.Admitted, keys*limit)
-		}
-		if v := r.Verdict; v == nil || !v.Holds || v.Most != limit || v.Units != limit || r.Latency.P50 <= 0 || r.Latency.Max < r.Latency.P99 {
-			t.Errorf("%s: %s", name, out)
-		}
+		expect.True(t, c.distribution != load.Uniform || r.Admitted == keys*limit,
+			"%s: admitted %d, want %d", name, r.Admitted, keys*limit)
+		v := r.Verdict
+		expect.True(t, v != nil && v.Holds && v.Most == limit && v.Units == limit && r.Latency.P50 > 0 &&
+			r.Latency.Max >= r.Latency.P99, "%s: %s", name, out)
 	}
 }
 
@@ -62,12 +62,12 @@ func TestLoadOverRESP(t *testing.T) {
 	args := []string{"--over", "resp", "--addr", n.RESPAddr(), "--policy", "login", "--at-most", "5/1m", "--keys", "4", "--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
 	code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", shop))...)
 	var r load.Result
-	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK || r.Checks != 200 || r.Admitted != 20 || r.Refused != 180 || !r.Verdict.Holds || r.Verdict.Most != 5 {
-		t.Errorf("%d, %v: %s%s", code, err, out, errs)
-	}
-	if code, _, errs := runLoad(args...); code != exitError || !strings.Contains(errs, "200 of 200 checks got no decision; the first: NOAUTH") {
-		t.Errorf("without a token: %d %s", code, errs)
-	}
+	err := json.Unmarshal([]byte(out), &r)
+	expect.True(t, err == nil && code == exitOK && r.Checks == 200 && r.Admitted == 20 && r.Refused == 180 &&
+		r.Verdict.Holds && r.Verdict.Most == 5, "%d, %v: %s%s", code, err, out, errs)
+	code, _, errs = runLoad(args...)
+	expect.True(t, code == exitError && strings.Contains(errs, "200 of 200 checks got no decision; the first: NOAUTH"),
+		"without a token: %d %s", code, errs)
 }
 
 // TestLoadFindsExcess: what is more than was said ends with status 1, in words too.
@@ -75,17 +75,15 @@ func TestLoadFindsExcess(t *testing.T) {
 	n := startReady(t, testConfig(t, "a"))
 	grpc := n.GRPCAddr()
 	code, out, errs := runLoad("--addr", grpc, "--policy", "login", "--at-most", "4/1h", "--keys", "1", "--count", "20", "--key-prefix", "x-", "--timeout", "20s")
-	if code != exitNegative || !strings.Contains(out, `FAILED: "x-1" was admitted 5 units within 1h0m0s, more than 4`) || errs != "" {
-		t.Errorf("%d: %s%s", code, out, errs)
-	}
+	expect.True(t, code == exitNegative && strings.Contains(out,
+		`FAILED: "x-1" was admitted 5 units within 1h0m0s, more than 4`) && errs == "", "%d: %s%s", code, out, errs)
 	code, out, errs = runLoad("--addr", grpc, "--policy", "login", "--at-most", "5/1m", "--keys", "1", "--count", "20", "--key-prefix", "y-", "--timeout", "20s")
-	if code != exitOK || !strings.Contains(out, "checked: no key was admitted more than 5 units in any 1m0s; the most was 5") || errs != "" {
-		t.Errorf("%d: %s%s", code, out, errs)
-	}
+	expect.True(t, code == exitOK && strings.Contains(out,
+		"checked: no key was admitted more than 5 units in any 1m0s; the most was 5") && errs == "",
+		"%d: %s%s", code, out, errs)
 	code, out, errs = runLoad("--addr", grpc, "--policy", "login", "--count", "20", "--timeout", "20s")
-	if code != exitOK || !strings.Contains(out, "checked: no key was admitted more than 10 units in any 1m0s") || errs != "" { // learned from the node
-		t.Errorf("%d: %s%s", code, out, errs)
-	}
+	expect.True(t, code == exitOK && strings.Contains(out,
+		"checked: no key was admitted more than 10 units in any 1m0s") && errs == "", "%d: %s%s", code, out, errs) // learned from the node
 }
 
 // TestLoadWithTokens: a cluster with an access file, with the right token, another one and none.
@@ -93,13 +91,12 @@ func TestLoadWithTokens(t *testing.T) {
 	n, shop, all := startSecured(t, nil)
 	for over, addr := range map[string]string{"grpc": n.GRPCAddr(), "stream": n.GRPCAddr(), "http": n.HTTPAddr()} {
 		args := []string{"--over", over, "--addr", addr, "--limit", "1/1h", "--count", "5", "--keys", "5", "--timeout", "20s", "--namespace", over}
-		if code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", all))...); code != exitOK {
-			t.Errorf("%s: %d %s %s", over, code, out, errs)
-		}
+		code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", all))...)
+		expect.True(t, code == exitOK, "%s: %d %s %s", over, code, out, errs)
 		for _, more := range [][]string{nil, {"--token-file", testkit.WriteFile(t, "token", shop)}} {
-			if code, out, errs := runLoad(append(args, more...)...); code != exitError || !strings.Contains(errs, "5 of 5 checks got no decision") {
-				t.Errorf("%s %v: %d %s %s", over, more, code, out, errs)
-			}
+			code, out, errs := runLoad(append(args, more...)...)
+			expect.True(t, code == exitError && strings.Contains(errs, "5 of 5 checks got no decision"),
+				"%s %v: %d %s %s", over, more, code, out, errs)
 		}
 	}
 }
@@ -112,20 +109,15 @@ func TestLoadBound(t *testing.T) {
 		f := loadFlags{}
 		fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
 		f.Target.Register(fs)
-		if err := fs.Parse([]string{"--limit", "5/1m", "--algorithm", algorithm}); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, fs.Parse([]string{"--limit", "5/1m", "--algorithm", algorithm}))
 		inline, err := f.Inline(newLoad().Flags())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		if b, err := f.bound(inline); err != nil || *b != (load.Bound{Units: want, Window: time.Minute}) {
 			t.Errorf("%s: %+v, %v", algorithm, b, err)
 		}
 		f.atMost = "7/1h"
-		if b, err := f.bound(inline); err != nil || *b != (load.Bound{Units: 7, Window: time.Hour}) {
-			t.Errorf("%s: %+v, %v", algorithm, b, err)
-		}
+		b, err := f.bound(inline)
+		expect.True(t, err == nil && *b == (load.Bound{Units: 7, Window: time.Hour}), "%s: %+v, %v", algorithm, b, err)
 	}
 }
 

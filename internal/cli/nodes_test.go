@@ -9,6 +9,8 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -25,9 +27,7 @@ func testConfig(t *testing.T, name string) node.Config {
 func startReady(t *testing.T, cfg node.Config) *node.Node {
 	t.Helper()
 	n, err := node.Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(n.Stop)
 	select {
 	case <-n.Settled():
@@ -65,13 +65,9 @@ func TestReserveID(t *testing.T) {
 		return code, strings.TrimSuffix(out.String(), "\n") + errs.String()
 	}
 	code, id := weir("reserve", "alice", "--cost", "5", "-o", "id")
-	if code != exitOK || len(id) != 32 || strings.Trim(id, "0123456789abcdef") != "" {
-		t.Fatalf("%d: %q", code, id)
-	}
-	if code, out := weir("reserve", "alice", "-o", "id"); code != exitNegative || out != "" {
-		t.Errorf("refused: %d: %q", code, out)
-	}
-	if code, out := weir("commit", "alice", "--reservation", id, "--cost", "2"); code != exitOK || !strings.Contains(out, "refunded=3") {
-		t.Errorf("%d: %q", code, out)
-	}
+	must.True(t, code == exitOK && len(id) == 32 && strings.Trim(id, "0123456789abcdef") == "", "%d: %q", code, id)
+	code, out := weir("reserve", "alice", "-o", "id")
+	expect.True(t, code == exitNegative && out == "", "refused: %d: %q", code, out)
+	code, out = weir("commit", "alice", "--reservation", id, "--cost", "2")
+	expect.True(t, code == exitOK && strings.Contains(out, "refunded=3"), "%d: %q", code, out)
 }

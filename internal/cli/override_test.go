@@ -3,6 +3,8 @@ package cli
 import (
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestOverride sets, lists and deletes overrides by the commands that an operator gives.
@@ -27,8 +29,8 @@ func TestOverride(t *testing.T) {
 	} {
 		var out, errs strings.Builder
 		code := run(append(append([]string{"override"}, c.args...), "--timeout=20s", "--addr", n.GRPCAddr()), &out, &errs)
-		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(errs.String(), c.err) || (c.err == "") != (errs.String() == "") {
-			t.Errorf("%q: exit status %d\n%s\n%s", c.args, code, &out, &errs)
-		}
+		expect.True(t, code == c.code && strings.Contains(out.String(), c.out) &&
+			strings.Contains(errs.String(), c.err) && (c.err == "") == (errs.String() == ""),
+			"%q: exit status %d\n%s\n%s", c.args, code, &out, &errs)
 	}
 }

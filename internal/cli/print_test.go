@@ -9,6 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestPrintDecision(t *testing.T) {
@@ -76,29 +78,21 @@ NAME  ON LOAN  BORROWERS  RECALLS  UNANSWERED  EXPIRED UNITS
 n0    300      2          9        1           42
 `
 	var b bytes.Buffer
-	if err := writeStatus(&b, st); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, writeStatus(&b, st))
 	var lines []string // without the blanks that a table ends its lines with
 	for line := range strings.Lines(b.String()) {
 		lines = append(lines, strings.TrimRight(line, " \n")+"\n")
 	}
-	if got := strings.Join(lines, ""); got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
+	got := strings.Join(lines, "")
+	expect.True(t, got == want, "got\n%s\nwant\n%s", got, want)
 
 	b.Reset()
-	if err := printStatus(&b, st, true); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, printStatus(&b, st, true))
 	for _, want := range []string{`"keys": 12,`, `"keys_copied": 5,`, `"uptime_ms": 90001,`, `"pending": 6,`, `"on_loan": 300,`, `"borrowers": 2,`, `"recalls": 9,`, `"unanswered": 1,`, `"expired": 42`} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("%s is not in\n%s", want, &b)
-		}
+		expect.True(t, strings.Contains(b.String(), want), "%s is not in\n%s", want, &b)
 	}
 
 	b.Reset()
-	if err := writeStatus(&b, &weirv1.StatusResponse{Node: "n0"}); err != nil || !strings.HasPrefix(b.String(), "n0 sees 0 members (not ready, ") {
-		t.Errorf("%v: %s", err, &b)
-	}
+	err := writeStatus(&b, &weirv1.StatusResponse{Node: "n0"})
+	expect.True(t, err == nil && strings.HasPrefix(b.String(), "n0 sees 0 members (not ready, "), "%v: %s", err, &b)
 }

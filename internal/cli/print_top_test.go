@@ -9,6 +9,8 @@ import (
 	"time"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func topExample() *weirv1.TopKeysResponse {
@@ -24,9 +26,7 @@ func topExample() *weirv1.TopKeysResponse {
 
 func TestPrintTop(t *testing.T) {
 	var b bytes.Buffer
-	if err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, topExample(), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, topExample(), 0))
 	want := `refused keys of the last 10s, as n0 knows from 2 of 3 members
 unreachable, and missing: n2
 
@@ -40,19 +40,15 @@ alice               login               12       2.50      20%   5/5  100%
 	// The quoted key is as wide as the column makes it.
 	want = strings.Replace(want, "KEY                 POLICY", "KEY               POLICY", 1)
 	want = strings.Replace(want, "alice               login", "alice             login", 1)
-	if b.String() != want {
-		t.Errorf("got\n%swant\n%s", &b, want)
-	}
+	expect.True(t, b.String() == want, "got\n%swant\n%s", &b, want)
 	b.Reset()
 	top := topExample()
 	top.Policies[0].Banned = 20
-	if err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, top, 0); err != nil || !strings.Contains(b.String(), "ERRORS/S  BANNED/S\n") {
-		t.Errorf("with bans: %v\n%s", err, &b)
-	}
+	err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, top, 0)
+	expect.True(t, err == nil && strings.Contains(b.String(), "ERRORS/S  BANNED/S\n"), "with bans: %v\n%s", err, &b)
 	b.Reset()
-	if err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}}, 0); err != nil || !strings.Contains(b.String(), "no key was decided on\n") {
-		t.Errorf("%v\n%s", err, &b)
-	}
+	err = writeTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}}, 0)
+	expect.True(t, err == nil && strings.Contains(b.String(), "no key was decided on\n"), "%v\n%s", err, &b)
 }
 
 // A screen is never larger than the terminal, whatever the keys are, and no key controls it.
@@ -65,13 +61,10 @@ func TestTopScreen(t *testing.T) {
 		for _, err := range []error{nil, errors.New("addr: no node answers")} {
 			screen := topScreen(weirv1.KeyOrder_KEY_ORDER_BUSIEST, top, err, size[0], size[1])
 			lines := strings.Split(strings.TrimSuffix(strings.TrimPrefix(screen, home), "\x1b[K"+endOfScreen), endOfLine)
-			if len(lines) > size[1] {
-				t.Errorf("%v: %d lines", size, len(lines))
-			}
+			expect.True(t, len(lines) <= size[1], "%v: %d lines", size, len(lines))
 			for _, line := range lines {
-				if len([]rune(line)) > size[0] || strings.ContainsAny(line, "\x1b\a\r\n") {
-					t.Errorf("%v: %q", size, line)
-				}
+				expect.True(t, len([]rune(line)) <= size[0] && !strings.ContainsAny(line, "\x1b\a\r\n"),
+					"%v: %q", size, line)
 			}
 		}
 	}

@@ -12,19 +12,19 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
 func TestParsePort(t *testing.T) {
 	for text, want := range map[string]node.Port{"": node.PortOff, "0": node.PortAny, "1": 1, "8080": 8080, "65535": 65535} {
-		if got, err := parsePort(text); got != want || err != nil {
-			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
-		}
+		got, err := parsePort(text)
+		expect.True(t, got == want && err == nil, "%q: %d, %v; want %d", text, got, err, want)
 	}
 	for _, text := range []string{"-1", "65536", "http", " 80", "80 ", "+80", "0x50", "1e3", "127.0.0.1:80", "1_0"} {
-		if got, err := parsePort(text); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%q: %d, %v", text, got, err)
-		}
+		got, err := parsePort(text)
+		expect.True(t, err != nil && strings.Contains(err.Error(), text), "%q: %d, %v", text, got, err)
 	}
 }
 
@@ -147,12 +147,9 @@ func TestBadCommandLines(t *testing.T) {
 		if inside, ok := strings.CutPrefix(c.want, "…"); ok {
 			found = strings.Contains(message, inside)
 		}
-		if code != exitError || !isMessage || !found {
-			t.Errorf("weir %s: exit status %d, want %q\n%s", c.args, code, c.want, &stderr)
-		}
-		if stdout.Len() > 0 {
-			t.Errorf("weir %s: printed\n%s", c.args, &stdout)
-		}
+		expect.True(t, code == exitError && isMessage && found,
+			"weir %s: exit status %d, want %q\n%s", c.args, code, c.want, &stderr)
+		expect.True(t, stdout.Len() == 0, "weir %s: printed\n%s", c.args, &stdout)
 	}
 }
 
@@ -161,9 +158,9 @@ func TestHelpAndVersion(t *testing.T) {
 		"": "weir dev", "--help": "weir dev", "help run": "--http-port", "--version": "weir version ", "version": " (commit ", "run --help": "WEIR_HTTP_PORT",
 	} {
 		var stdout, stderr bytes.Buffer
-		if code := run(strings.Fields(args), &stdout, &stderr); code != exitOK || !strings.Contains(stdout.String(), want) || stderr.Len() > 0 {
-			t.Errorf("weir %s: exit status %d, want %q\n%s%s", args, code, want, &stdout, &stderr)
-		}
+		code := run(strings.Fields(args), &stdout, &stderr)
+		expect.True(t, code == exitOK && strings.Contains(stdout.String(), want) && stderr.Len() == 0,
+			"weir %s: exit status %d, want %q\n%s%s", args, code, want, &stdout, &stderr)
 	}
 }
 
@@ -182,12 +179,8 @@ func TestVotersSetting(t *testing.T) {
 		var f runFlags
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 		f.register(fs)
-		if err := fs.Parse(append(given.args, "--config", testkit.WriteFile(t, "weir.yaml", given.file))); err != nil {
-			t.Fatal(err)
-		}
-		if err := fillFlags(fs, func(name string) (string, bool) { v, ok := given.env[name]; return v, ok }); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, fs.Parse(append(given.args, "--config", testkit.WriteFile(t, "weir.yaml", given.file))))
+		must.NoError(t, fillFlags(fs, func(name string) (string, bool) { v, ok := given.env[name]; return v, ok }))
 		if cfg, err := f.nodeConfig(io.Discard); err != nil || !slices.Equal(cfg.Voters, []string{"a", "b", "c"}) {
 			t.Errorf("%s: %q, %v", name, cfg.Voters, err)
 		}
@@ -241,10 +234,10 @@ descriptors:
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(append([]string{"validate"}, c.args...), &stdout, &stderr)
-		if code != c.code || !strings.Contains(stdout.String(), c.want) || (code == exitError) != strings.HasPrefix(stderr.String(), "weir: ") ||
-			code != exitError && stderr.String() != c.warn {
-			t.Errorf("weir validate %v: exit status %d, want %d and %q\n%s%s", c.args, code, c.code, c.want, &stdout, &stderr)
-		}
+		expect.True(t, code == c.code && strings.Contains(stdout.String(), c.want) &&
+			(code == exitError) == strings.HasPrefix(stderr.String(), "weir: ") &&
+			(code == exitError || stderr.String() == c.warn),
+			"weir validate %v: exit status %d, want %d and %q\n%s%s", c.args, code, c.code, c.want, &stdout, &stderr)
 	}
 }
 
@@ -253,18 +246,15 @@ func TestFlagsAreDocumented(t *testing.T) {
 	var text []byte
 	for _, page := range []string{"operating.md", "security.md"} {
 		data, err := os.ReadFile(filepath.Join("../../docs", page))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		text = append(text, data...)
 	}
 	newRun().Flags().VisitAll(func(f *pflag.Flag) {
 		if strings.HasSuffix(f.Usage, "(not supported by this build yet)") {
 			return
 		}
-		if !regexp.MustCompile("--" + f.Name + `[^-\w]`).Match(text) {
-			t.Errorf("neither docs/operating.md nor docs/security.md names --%s", f.Name)
-		}
+		expect.True(t, regexp.MustCompile("--"+f.Name+`[^-\w]`).Match(text),
+			"neither docs/operating.md nor docs/security.md names --%s", f.Name)
 	})
 }
 
@@ -275,27 +265,21 @@ func TestFlagsOfLimits(t *testing.T) {
 		var f runFlags
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 		f.register(fs)
-		if err := fs.Parse(args); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, fs.Parse(args))
 		cfg, err := f.nodeConfig(io.Discard)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return cfg
 	}
 	want := node.Limits{MaxConnectionAge: node.DefaultMaxAge, IdleTimeout: node.DefaultIdleTimeout, MaxHeaderSize: node.DefaultMaxHeader,
 		FirstMessageTimeout: node.DefaultFirstMessage, WriteTimeout: node.DefaultWriteTimeout}
-	if got := said().Limits; got != want {
-		t.Errorf("flags say %+v", got)
-	}
+	expect.Equal(t, said().Limits, want, "flags say")
 	none := said("--max-connections=0", "--max-connection-age=0", "--idle-timeout=0", "--max-keys=0", "--max-memory=0", "--max-request-ids=0",
 		"--max-reservations=0", "--max-key-reservations=0", "--inline-max-window=0", "--inline-max-keys=0", "--http-port=0", "--grpc-port=")
-	if l := none.Limits; l.MaxConnections != -1 || l.MaxConnectionAge != -1 || l.IdleTimeout != -1 || none.MaxKeys != -1 || none.MaxMemory != -1 ||
-		none.MaxRequestIDs != -1 || none.MaxReservations != -1 || none.MaxKeyReservations != -1 || none.InlineMaxWindow != -1 || none.InlineMaxKeys != 0 ||
-		none.HTTPPort != node.PortAny || none.GRPCPort != node.PortOff {
-		t.Errorf("flags of 0 say %+v", none)
-	}
+	l := none.Limits
+	expect.True(t, l.MaxConnections == -1 && l.MaxConnectionAge == -1 && l.IdleTimeout == -1 && none.MaxKeys == -1 &&
+		none.MaxMemory == -1 && none.MaxRequestIDs == -1 && none.MaxReservations == -1 &&
+		none.MaxKeyReservations == -1 && none.InlineMaxWindow == -1 && none.InlineMaxKeys == 0 &&
+		none.HTTPPort == node.PortAny && none.GRPCPort == node.PortOff, "flags of 0 say %+v", none)
 	for _, c := range []struct{ args, want string }{
 		{"--max-members 0", "max-members"},
 		{"--max-members 10001", "--max-members: 10001 is not"},
@@ -313,8 +297,7 @@ func TestFlagsOfLimits(t *testing.T) {
 		{"--max-in-flight -1", "max-in-flight"},
 	} {
 		var out strings.Builder
-		if code := run(append([]string{"run"}, strings.Fields(c.args)...), io.Discard, &out); code != exitError || !strings.Contains(out.String(), c.want) {
-			t.Errorf("%s: %d %s", c.args, code, &out)
-		}
+		code := run(append([]string{"run"}, strings.Fields(c.args)...), io.Discard, &out)
+		expect.True(t, code == exitError && strings.Contains(out.String(), c.want), "%s: %d %s", c.args, code, &out)
 	}
 }

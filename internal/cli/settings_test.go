@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -63,12 +65,8 @@ func TestFill(t *testing.T) {
 			fs, got := someFlags()
 			want := got()
 			maps.Copy(want, c.want)
-			if err := fs.Parse(append(c.args, "--config", testkit.WriteFile(t, "weir.yaml", c.file))); err != nil {
-				t.Fatal(err)
-			}
-			if err := fillFlags(fs, lookup(c.env)); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, fs.Parse(append(c.args, "--config", testkit.WriteFile(t, "weir.yaml", c.file))))
+			must.NoError(t, fillFlags(fs, lookup(c.env)))
 			if !maps.Equal(got(), want) {
 				t.Errorf("got  %v\nwant %v", got(), want)
 			}
@@ -102,32 +100,25 @@ func TestFillErrors(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			fs, _ := someFlags()
 			file := testkit.WriteFile(t, "weir.yaml", c.file)
-			if err := fs.Parse([]string{"--config", file}); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, fs.Parse([]string{"--config", file}))
 			err := fillFlags(fs, lookup(c.env))
-			if err == nil {
-				t.Fatal("no error")
-			}
+			must.True(t, err != nil, "no error")
 			for _, want := range c.want {
-				if want = strings.ReplaceAll(want, "FILE", file); !strings.Contains(err.Error(), want) {
-					t.Errorf("lacks %q: %v", want, err)
-				}
+				want = strings.ReplaceAll(want, "FILE", file)
+				expect.True(t, strings.Contains(err.Error(), want), "lacks %q: %v", want, err)
 			}
 		})
 	}
 	fs, _ := someFlags()
-	if err := fillFlags(fs, lookup(map[string]string{"WEIR_CONFIG": "/none"})); err == nil || !strings.HasPrefix(err.Error(), "config: ") {
-		t.Errorf("a file that is not there: %v", err)
-	}
+	err := fillFlags(fs, lookup(map[string]string{"WEIR_CONFIG": "/none"}))
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "config: "), "a file that is not there: %v", err)
 }
 
 func TestUnknown(t *testing.T) {
 	fs, _ := someFlags()
 	got := unknownVariables(fs, []string{"PATH=/bin", "WEIR_HTTP_PORT=1", "WEIR_HTP_PORT=1", "WEIRD=1", "WEIR_=x"})
-	if want := []string{"WEIR_HTP_PORT", "WEIR_"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	want := []string{"WEIR_HTP_PORT", "WEIR_"}
+	expect.True(t, slices.Equal(got, want), "%q, want %q", got, want)
 }
 
 // FuzzConfig: whatever a file of settings holds, the flags are set by it or an error says where it is wrong.
@@ -142,9 +133,8 @@ func FuzzConfig(f *testing.F) {
 		flags, _ := someFlags()
 		if err := fillFromYAML(flags, "file", data); err != nil {
 			for line := range strings.Lines(err.Error()) {
-				if !strings.HasPrefix(line, "config: file") && !strings.HasPrefix(line, " ") {
-					t.Fatalf("%q does not say where", line)
-				}
+				must.True(t, strings.HasPrefix(line, "config: file") || strings.HasPrefix(line, " "),
+					"%q does not say where", line)
 			}
 		}
 	})

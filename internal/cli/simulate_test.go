@@ -7,15 +7,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestSimulate(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	policies := file("p.yaml", "policies:\n  - {name: log, algorithm: sliding_log, limit: 2, window: 10s}\n  - {name: leases, algorithm: concurrency, limit: 2, ttl: 10s}\n")
@@ -25,20 +26,15 @@ func TestSimulate(t *testing.T) {
 	html := filepath.Join(dir, "report.html")
 
 	var out, errs strings.Builder
-	if code := run([]string{"simulate", "--input", log, "--policies", policies, "--html", html, "--suggest", "callers=0%"}, &out, &errs); code != exitOK {
-		t.Fatalf("exit status %d: %s", code, &errs)
-	}
+	code := run([]string{"simulate", "--input", log, "--policies", policies, "--html", html, "--suggest", "callers=0%"}, &out, &errs)
+	must.True(t, code == exitOK, "exit status %d: %s", code, &errs)
 	for _, want := range []string{"5 requests of 2 keys", "malformed lines, left out: 1", "line 5 ", "log", "2 per 10s", "1 (20 %)", "3 (callers 0 %, requests 0 %)"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the table lacks %q:\n%s", want, &out)
-		}
+		expect.True(t, strings.Contains(out.String(), want), "the table lacks %q:\n%s", want, &out)
 	}
-	if !strings.Contains(errs.String(), `"leases" is a concurrency limit and left out`) {
-		t.Errorf("on standard error: %s", &errs)
-	}
-	if page, err := os.ReadFile(html); err != nil || !strings.Contains(string(page), "<title>Weir: ") {
-		t.Errorf("%v: %.80s", err, page)
-	}
+	expect.True(t, strings.Contains(errs.String(), `"leases" is a concurrency limit and left out`),
+		"on standard error: %s", &errs)
+	page, err := os.ReadFile(html)
+	expect.True(t, err == nil && strings.Contains(string(page), "<title>Weir: "), "%v: %.80s", err, page)
 	out.Reset()
 	if code := run([]string{"simulate", "--generate", "burst", "--rate", "1", "--for", "2m", "--policies", policies, "-o", "json"}, &out, &errs); code != exitOK || !strings.HasPrefix(out.String(), `{"events":90,`) {
 		t.Errorf("%d: %.200s %s", code, &out, &errs)
@@ -64,9 +60,9 @@ func TestSimulate(t *testing.T) {
 		"--input: " + none + ".gz: not in the gzip f": {"--policies", policies, "--input", file("none.yaml.gz", "x")},
 	} {
 		var out, errs strings.Builder
-		if code := run(append([]string{"simulate"}, args...), &out, &errs); code != exitError || !strings.Contains(errs.String(), want) {
-			t.Errorf("%v: exit status %d, %q; want %q", args, code, &errs, want)
-		}
+		code := run(append([]string{"simulate"}, args...), &out, &errs)
+		expect.True(t, code == exitError && strings.Contains(errs.String(), want),
+			"%v: exit status %d, %q; want %q", args, code, &errs, want)
 	}
 }
 
@@ -79,26 +75,19 @@ func TestSimulateExample(t *testing.T) {
 	var out, errs strings.Builder
 	args := []string{"simulate", "--generate", "burst", "--rate", "10", "--keys", "1", "--for", "5m",
 		"--policies", "../../docs/examples/candidates.yaml", "--html", html}
-	if code := run(args, &out, &errs); code != exitOK {
-		t.Fatalf("exit status %d: %s", code, &errs)
-	}
+	code := run(args, &out, &errs)
+	must.True(t, code == exitOK, "exit status %d: %s", code, &errs)
 	page, err := os.ReadFile(html)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if *updateExamples {
-		if err := os.WriteFile(example, page, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(example, page, 0o644))
 	}
 	if was, err := os.ReadFile(example); err != nil || !bytes.Equal(was, page) {
 		t.Errorf("%s is not what the command of %s makes (%v): run this test with -update-examples", example, doc, err)
 	}
 	text, err := os.ReadFile(doc)
-	if err != nil || !strings.Contains(string(text), "```\n"+out.String()+"```") {
-		t.Errorf("%s does not show the table of its command (%v):\n%s", doc, err, &out)
-	}
-	if command := "weir simulate --generate burst --rate 10 --keys 1 --for 5m --policies docs/examples/candidates.yaml"; !strings.Contains(string(text), command) {
-		t.Errorf("%s does not give the command %q", doc, command)
-	}
+	expect.True(t, err == nil && strings.Contains(string(text), "```\n"+out.String()+"```"),
+		"%s does not show the table of its command (%v):\n%s", doc, err, &out)
+	command := "weir simulate --generate burst --rate 10 --keys 1 --for 5m --policies docs/examples/candidates.yaml"
+	expect.True(t, strings.Contains(string(text), command), "%s does not give the command %q", doc, command)
 }

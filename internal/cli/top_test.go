@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -29,16 +31,14 @@ func TestTopCommand(t *testing.T) {
 			Decisions, Refused int64
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &top); err != nil || code != exitOK {
-		t.Fatal(code, err, out, errs)
-	}
-	if len(top.Keys) != 1 || top.Keys[0].Key != "alice" || top.Keys[0].Policy != "login" || top.Keys[0].Decisions != 7 || top.Keys[0].Refused != 2 || top.Order != "refused" {
-		t.Errorf("%s", out)
-	}
+	err := json.Unmarshal([]byte(out), &top)
+	must.True(t, err == nil && code == exitOK, "%v %v %v %v", code, err, out, errs)
+	expect.True(t, len(top.Keys) == 1 && top.Keys[0].Key == "alice" && top.Keys[0].Policy == "login" &&
+		top.Keys[0].Decisions == 7 && top.Keys[0].Refused == 2 && top.Order == "refused", "%s", out)
 	// It is not a terminal: printed once.
-	if code, out, errs := command("top" + addr + tokens["all"]); code != exitOK || strings.Count(out, "alice") != 1 || strings.Contains(out, "\x1b") {
-		t.Errorf("%d %s%s", code, out, errs)
-	}
+	code, out, errs = command("top" + addr + tokens["all"])
+	expect.True(t, code == exitOK && strings.Count(out, "alice") == 1 && !strings.Contains(out, "\x1b"),
+		"%d %s%s", code, out, errs)
 	for args, want := range map[string]string{
 		"top" + addr + tokens["shop"]: "shop does not have the role keys",
 		"top --order newest":          `--order: "newest"`,

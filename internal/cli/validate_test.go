@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -20,20 +22,18 @@ func TestOneBadFileHidesNoOther(t *testing.T) {
 
 	var out, warned bytes.Buffer
 	ok, err := validateFiles(&out, &warned, files, validateOptions{})
-	if ok || err == nil || !strings.HasPrefix(err.Error(), "FILE: ") || !strings.Contains(err.Error(), "/none") {
-		t.Errorf("%t, %v", ok, err)
-	}
+	expect.True(t, !ok && err != nil && strings.HasPrefix(err.Error(), "FILE: ") &&
+		strings.Contains(err.Error(), "/none"), "%t, %v", ok, err)
 	if text := out.String(); strings.Count(text, bad+":") < 2 || !strings.Contains(text, strict+": ok, 1 policy\n") {
 		t.Errorf("printed %s", text)
 	}
-	if text := warned.String(); !strings.HasPrefix(text, "warning: "+strict+":") || strings.Contains(out.String(), "voters") {
-		t.Errorf("warned %s", text)
-	}
+	text := warned.String()
+	expect.True(t, strings.HasPrefix(text, "warning: "+strict+":") && !strings.Contains(out.String(), "voters"),
+		"warned %s", text)
 
 	out.Reset()
-	if ok, err := validateFiles(&out, &warned, files, validateOptions{JSON: true}); ok || err == nil {
-		t.Errorf("as JSON: %t, %v", ok, err)
-	}
+	ok, err = validateFiles(&out, &warned, files, validateOptions{JSON: true})
+	expect.True(t, !ok && err != nil, "as JSON: %t, %v", ok, err)
 	var told struct {
 		OK                 bool
 		Mistakes, Warnings []struct {
@@ -41,12 +41,10 @@ func TestOneBadFileHidesNoOther(t *testing.T) {
 			Line        int
 		}
 	}
-	if err := json.Unmarshal(out.Bytes(), &told); err != nil || told.OK || len(told.Mistakes) < 2 || len(told.Warnings) != 1 {
-		t.Fatalf("%+v, %v", told, err)
-	}
-	if m, w := told.Mistakes[0], told.Warnings[0]; m.File != bad || m.Line != 1 || m.Field != "policies[0].limit" || w.File != strict {
-		t.Errorf("%+v, %+v", m, w)
-	}
+	err = json.Unmarshal(out.Bytes(), &told)
+	must.True(t, err == nil && !told.OK && len(told.Mistakes) >= 2 && len(told.Warnings) == 1, "%+v, %v", told, err)
+	m, w := told.Mistakes[0], told.Warnings[0]
+	expect.True(t, m.File == bad && m.Line == 1 && m.Field == "policies[0].limit" && w.File == strict, "%+v, %+v", m, w)
 }
 
 // TestConvert: what is written can be read, and nothing is overwritten.
@@ -59,28 +57,20 @@ func TestConvert(t *testing.T) {
 	}
 	made := filepath.Join(dir, "shop_eu.yaml")
 	before, err := os.ReadFile(made)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ok, err := validateFiles(&out, &out, []string{dir}, validateOptions{}); !ok || err != nil {
-		t.Errorf("what was written: %t, %v\n%s", ok, err, &out)
-	}
-	if err := os.WriteFile(made, append(before, "# edited\n"...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if ok, err := validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir}); ok || err == nil || !strings.HasPrefix(err.Error(), "FILE: convert: ") {
-		t.Errorf("once more: %t, %v", ok, err)
-	}
-	if after, err := os.ReadFile(made); err != nil || !strings.HasSuffix(string(after), "# edited\n") {
-		t.Errorf("%s, %v", after, err)
-	}
+	must.NoError(t, err)
+	ok, err := validateFiles(&out, &out, []string{dir}, validateOptions{})
+	expect.True(t, ok && err == nil, "what was written: %t, %v\n%s", ok, err, &out)
+	must.NoError(t, os.WriteFile(made, append(before, "# edited\n"...), 0o600))
+	ok, err = validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir})
+	expect.True(t, !ok && err != nil && strings.HasPrefix(err.Error(), "FILE: convert: "), "once more: %t, %v", ok, err)
+	after, err := os.ReadFile(made)
+	expect.True(t, err == nil && strings.HasSuffix(string(after), "# edited\n"), "%s, %v", after, err)
 }
 
 // TestEmptyDirectory: a directory without files is right, and says so.
 func TestEmptyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	var out bytes.Buffer
-	if ok, err := validateFiles(&out, &out, []string{dir}, validateOptions{}); !ok || err != nil || out.String() != dir+": ok, no files\n" {
-		t.Errorf("%t, %v, %s", ok, err, &out)
-	}
+	ok, err := validateFiles(&out, &out, []string{dir}, validateOptions{})
+	expect.True(t, ok && err == nil && out.String() == dir+": ok, no files\n", "%t, %v, %s", ok, err, &out)
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func mustOpen(t testing.TB, name string) *Book {
 	t.Helper()
 	b, err := OpenBook(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return b
 }
 
@@ -44,9 +44,7 @@ func merge(b *Book, entries []Entry) (changed bool, err error) {
 func set(t testing.TB, b *Book, node, key, settings string) Entry {
 	t.Helper()
 	e, _, err := change(b, node, Entry{ID: ID{Policy: "login", Key: key}, Settings: settings, By: "ops", At: time.UnixMilli(1000)})
-	if err != nil || e == nil {
-		t.Fatalf("change of %q: %v %v", key, e, err)
-	}
+	must.True(t, err == nil && e != nil, "change of %q: %v %v", key, e, err)
 	return *e
 }
 
@@ -64,44 +62,34 @@ func contentOf(b *Book) (all []Entry) {
 func TestBook(t *testing.T) {
 	name := filepath.Join(t.TempDir(), OverridesFile)
 	b := mustOpen(t, name)
-	if b.Digest() != (Digest{}) || !b.Durable() {
-		t.Error("an empty book")
-	}
+	expect.True(t, b.Digest() == (Digest{}) && b.Durable(), "an empty book")
 	set(t, b, "n0", "alice", `{"limit":1}`)
-	if e := set(t, b, "n0", "alice", `{"limit":2}`); e.Version != (Version{2, "n0"}) {
-		t.Errorf("version %v", e.Version)
-	}
+	e := set(t, b, "n0", "alice", `{"limit":2}`)
+	expect.Equal(t, e.Version, Version{2, "n0"}, "version")
 	hostile := "new\nline \x00 \U0001F600 \u2028\"\\"
 	set(t, b, "n0", hostile, `{"unlimited":true}`)
 	set(t, b, "n0", "bob", `{"limit":3}`)
 	now, before, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "bob"}, At: epoch})
-	if err != nil || !now.Deleted() || before.Settings != `{"limit":3}` {
-		t.Errorf("deletion: %+v %+v %v", now, before, err)
-	}
+	expect.True(t, err == nil && now.Deleted() && before.Settings == `{"limit":3}`,
+		"deletion: %+v %+v %v", now, before, err)
 	for _, key := range []string{"bob", "nobody"} {
-		if now, before, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: key}}); now != nil || before != nil || err != nil {
-			t.Errorf("deletion of nothing: %+v %+v %v", now, before, err)
-		}
+		now, before, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: key}})
+		expect.True(t, now == nil && before == nil && err == nil, "deletion of nothing: %+v %+v %v", now, before, err)
 	}
-	if _, ok := b.Get(ID{Policy: "login", Key: "bob"}); ok {
-		t.Error("bob is still there")
-	}
-	if st := b.Stats(); st.Overrides != 2 || st.Deleted != 1 || !st.Durable || st.WritesFailed != 0 {
-		t.Errorf("%+v", st)
-	}
+	_, ok := b.Get(ID{Policy: "login", Key: "bob"})
+	expect.True(t, !ok, "bob is still there")
+	st := b.Stats()
+	expect.True(t, st.Overrides == 2 && st.Deleted == 1 && st.Durable && st.WritesFailed == 0, "%+v", st)
 	again := mustOpen(t, name)
-	if diff := cmp.Diff(contentOf(b), contentOf(again)); diff != "" || b.Digest() != again.Digest() || again.Stats().Overrides != 2 {
-		t.Error(diff)
-	}
-	if e := set(t, again, "n0", "carol", `{"limit":1}`); e.Counter != 6 {
-		t.Errorf("the counter went on at %d", e.Counter)
-	}
+	diff := cmp.Diff(contentOf(b), contentOf(again))
+	expect.True(t, diff == "" && b.Digest() == again.Digest() && again.Stats().Overrides == 2, "%v", diff)
+	e = set(t, again, "n0", "carol", `{"limit":1}`)
+	expect.Equal(t, e.Counter, 6, "the counter went on at")
 	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v %v", info.Mode(), err)
 	}
-	if left, _ := os.ReadDir(filepath.Dir(name)); len(left) != 1 {
-		t.Errorf("left behind: %v", left)
-	}
+	left, _ := os.ReadDir(filepath.Dir(name))
+	expect.Equal(t, len(left), 1, "left behind: %v", left)
 }
 
 // TestUnwritable: what could not be written is not there, neither now nor after another start, and other members' entries are in
@@ -109,65 +97,41 @@ func TestBook(t *testing.T) {
 func TestUnwritable(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "data")
 	d, err := OpenDirectory(directory)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := OpenDirectory(directory); err == nil {
-		t.Error("opened twice")
-	}
+	must.NoError(t, err)
+	_, err = OpenDirectory(directory)
+	expect.True(t, err != nil, "opened twice")
 	garbage := filepath.Join(directory, ".overrides.json-123")
-	if err := os.WriteFile(garbage, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if d, err = OpenDirectory(directory); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(garbage, nil, 0o600))
+	must.NoError(t, d.Close())
+	d, err = OpenDirectory(directory)
+	must.NoError(t, err)
 	defer d.Close()
-	if _, err := os.Stat(garbage); err == nil {
-		t.Error("what was left behind is there")
-	}
+	_, err = os.Stat(garbage)
+	expect.True(t, err != nil, "what was left behind is there")
 	name := filepath.Join(directory, OverridesFile)
 	b := mustOpen(t, name)
 	set(t, b, "n0", "alice", `{"limit":1}`)
 	away := directory + "-away"
-	if err := os.Rename(directory, away); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "bob"}, Settings: `{"limit":1}`, At: epoch}); err == nil {
-		t.Error("a change was not refused")
-	}
-	if _, ok := b.Get(ID{Policy: "login", Key: "bob"}); ok || b.Stats().Overrides != 1 {
-		t.Error("it is there all the same")
-	}
+	must.NoError(t, os.Rename(directory, away))
+	_, _, err = change(b, "n0", Entry{ID: ID{Policy: "login", Key: "bob"}, Settings: `{"limit":1}`, At: epoch})
+	expect.True(t, err != nil, "a change was not refused")
+	_, ok := b.Get(ID{Policy: "login", Key: "bob"})
+	expect.True(t, !ok && b.Stats().Overrides == 1, "it is there all the same")
 	other := mustOpen(t, "")
 	e := set(t, other, "n1", "carol", `{"limit":1}`)
-	if changed, err := merge(b, []Entry{e}); !changed || err != nil {
-		t.Errorf("merge: %v", err)
-	}
-	if _, ok := b.Get(e.ID); !ok || b.Durable() || b.Stats().WriteError == nil {
-		t.Error("carol is not there, or said to be durable")
-	}
-	if err := b.Retry(); err == nil {
-		t.Error("the file was written")
-	}
-	if err := os.Rename(away, directory); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Retry(); err != nil || !b.Durable() {
-		t.Errorf("retry: %v", err)
-	}
-	if diff := cmp.Diff(contentOf(b), contentOf(mustOpen(t, name))); diff != "" {
-		t.Error(diff)
-	}
-	if _, err := OpenDirectory(filepath.Join(name, "x")); err == nil {
-		t.Error("a directory in a file")
-	}
-	if other.Durable() {
-		t.Error("a book without a file is durable")
-	}
+	changed, err := merge(b, []Entry{e})
+	expect.True(t, changed && err == nil, "merge: %v", err)
+	_, ok = b.Get(e.ID)
+	expect.True(t, ok && !b.Durable() && b.Stats().WriteError != nil, "carol is not there, or said to be durable")
+	err = b.Retry()
+	expect.True(t, err != nil, "the file was written")
+	must.NoError(t, os.Rename(away, directory))
+	err = b.Retry()
+	expect.True(t, err == nil && b.Durable(), "retry: %v", err)
+	expect.NoDiff(t, cmp.Diff(contentOf(b), contentOf(mustOpen(t, name))))
+	_, err = OpenDirectory(filepath.Join(name, "x"))
+	expect.True(t, err != nil, "a directory in a file")
+	expect.True(t, !other.Durable(), "a book without a file is durable")
 }
 
 // TestMergeConverges: members that learn of the same changes in any order, any number of times and in any pages have the same entries:
@@ -200,22 +164,19 @@ func TestMergeConverges(t *testing.T) {
 			rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 			for len(order) > 0 {
 				n := 1 + rng.IntN(len(order))
-				if _, err := merge(b, order[:n]); err != nil {
-					t.Fatal(err)
-				}
+				_, err := merge(b, order[:n])
+				must.NoError(t, err)
 				order = order[n:]
 			}
 			for _, e := range contentOf(b) {
-				if e != newest[e.ID] {
-					t.Fatalf("round %d: %+v, want %+v", round, e, newest[e.ID])
-				}
+				must.Equal(t, e, newest[e.ID], "round %d", round)
 			}
 			if first == nil {
 				first = b
 			}
-			if diff := cmp.Diff(contentOf(first), contentOf(b)); diff != "" || first.Digest() != b.Digest() || len(contentOf(b)) != len(newest) {
-				t.Fatalf("round %d: %s", round, diff)
-			}
+			diff := cmp.Diff(contentOf(first), contentOf(b))
+			must.True(t, diff == "" && first.Digest() == b.Digest() && len(contentOf(b)) == len(newest),
+				"round %d: %s", round, diff)
 		}
 	}
 }
@@ -242,24 +203,21 @@ func TestBounds(t *testing.T) {
 		if id.Key == "7" {
 			e.Settings = `{"x":"` + strings.Repeat("s", 4000) + `"}` // the bytes are free
 		}
-		if _, _, err := change(b, "n0", e); errors.Is(err, ErrFull) != (id.Key != "7") || id.Key != "7" && b.Digest() != full {
-			t.Errorf("%v: %v", id, err)
-		}
+		_, _, err := change(b, "n0", e)
+		expect.True(t, errors.Is(err, ErrFull) == (id.Key != "7") && (id.Key == "7" || b.Digest() == full),
+			"%v: %v", id, err)
 	}
 	other := Entry{ID: ID{Policy: "api", Key: "k"}, Settings: `{"limit":1}`, At: epoch}
-	if _, _, err := change(b, "n0", other); err != nil {
-		t.Errorf("a policy without any, beside one that has its part: %v", err)
-	}
+	_, _, err := change(b, "n0", other)
+	expect.NoError(t, err, "a policy without any, beside one that has its part")
 	if _, err := merge(b, entries); !errors.Is(err, ErrFull) || b.Stats().Overrides != 2*MaxOverrides {
 		t.Errorf("%d overrides, %v", b.Stats().Overrides, err)
 	}
 	other.Key = "l"
-	if _, _, err := change(b, "n0", other); !errors.Is(err, ErrFull) {
-		t.Errorf("beyond all: %v", err)
-	}
-	if _, _, err := change(b, "n0", Entry{ID: ID{Policy: "login", Key: "8"}, At: epoch}); err != nil {
-		t.Errorf("a deletion: %v", err)
-	}
+	_, _, err = change(b, "n0", other)
+	expect.ErrorIs(t, err, ErrFull, "beyond all")
+	_, _, err = change(b, "n0", Entry{ID: ID{Policy: "login", Key: "8"}, At: epoch})
+	expect.NoError(t, err, "a deletion")
 	wide := mustOpen(t, "")
 	for i := range entries[:5000] {
 		entries[i].Settings = `{"x":"` + strings.Repeat("s", 4000) + `"}`
@@ -267,9 +225,8 @@ func TestBounds(t *testing.T) {
 	if _, err := merge(wide, entries[:5000]); !errors.Is(err, ErrFull) || wide.Stats().Bytes > 2*MaxBytes || wide.Stats().Bytes < 2*MaxBytes-8000 {
 		t.Errorf("%v with %+v", err, wide.Stats())
 	}
-	if _, _, err := change(wide, "n0", Entry{ID: other.ID, Settings: `{"limit":1}`, At: epoch}); !errors.Is(err, ErrFull) {
-		t.Errorf("beyond all bytes: %v", err)
-	}
+	_, _, err = change(wide, "n0", Entry{ID: other.ID, Settings: `{"limit":1}`, At: epoch})
+	expect.ErrorIs(t, err, ErrFull, "beyond all bytes")
 }
 
 // TestOldDeletionsAreForgotten: of too many deletions the newest are remembered, the same ones on all members, whatever they were told first.
@@ -280,23 +237,18 @@ func TestOldDeletionsAreForgotten(t *testing.T) {
 		entries[i].Settings = ""
 	}
 	b, reverse := mustOpen(t, ""), mustOpen(t, "")
-	if _, err := merge(b, entries); err != nil {
-		t.Fatal(err)
-	}
-	if st := b.Stats(); st.Deleted != MaxDeleted {
-		t.Errorf("%+v", st)
-	}
+	_, err := merge(b, entries)
+	must.NoError(t, err)
+	st := b.Stats()
+	expect.Equal(t, st.Deleted, MaxDeleted, "%+v", st)
 	oldest := uint64(n - b.Stats().Deleted + 1)
 	for _, e := range contentOf(b) {
-		if e.Counter < oldest {
-			t.Fatalf("the deletion %v is remembered, and newer ones are forgotten", e.Version)
-		}
+		must.True(t, e.Counter >= oldest, "the deletion %v is remembered, and newer ones are forgotten", e.Version)
 	}
 	slices.Reverse(entries)
 	for page := range slices.Chunk(entries, 999) {
-		if _, err := merge(reverse, page); err != nil {
-			t.Fatal(err)
-		}
+		_, err := merge(reverse, page)
+		must.NoError(t, err)
 	}
 	if b.Digest() != reverse.Digest() {
 		t.Errorf("%+v %+v", b.Stats(), reverse.Stats())
@@ -314,9 +266,7 @@ func TestOldDeletionsAreForgotten(t *testing.T) {
 func TestSizeOfAFile(t *testing.T) {
 	all := string([]byte{0, 1, 9, 10, 31, 32, 34, 47, 92, 127}) + "<>&\u00e9\u2028\U0001F600"
 	empty, err := encode(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, e := range []Entry{
 		{ID: ID{Policy: "p", Key: all}, Version: Version{maxCounter, all}, Settings: `{"limit":1}`, By: all, At: time.UnixMilli(maxMillis).UTC()},
 		{ID: ID{Policy: "p", Prefix: all}, Version: Version{1, "n"}, At: time.UnixMilli(maxMillis).UTC()},
@@ -326,9 +276,8 @@ func TestSizeOfAFile(t *testing.T) {
 			t.Errorf("%d bytes, and counts for %d, %v: %s", size, e.bytes(), err, text)
 		}
 	}
-	if 2*MaxBytes+MaxDeletedBytes+1<<20 > transport.MaxMessage {
-		t.Error("the largest book does not fit into a message")
-	}
+	expect.True(t, 2*MaxBytes+MaxDeletedBytes+1<<20 <= transport.MaxMessage,
+		"the largest book does not fit into a message")
 }
 
 // TestInvalidEntries: what another member sends and what is not an entry is left out, and the rest is taken.
@@ -347,9 +296,9 @@ func TestInvalidEntries(t *testing.T) {
 		bad := good
 		change(&bad)
 		b := mustOpen(t, "")
-		if changed, err := merge(b, []Entry{bad, good}); !changed || b.Stats().Overrides != 1 || err == nil || !strings.Contains(err.Error(), field+": ") {
-			t.Errorf("%s: %v", field, err)
-		}
+		changed, err := merge(b, []Entry{bad, good})
+		expect.True(t, changed && b.Stats().Overrides == 1 && err != nil && strings.Contains(err.Error(), field+": "),
+			"%s: %v", field, err)
 	}
 	for name, change := range map[string]func(*Entry){
 		"key in Latin-1":    func(e *Entry) { e.Key = "\xe9" },
@@ -361,18 +310,15 @@ func TestInvalidEntries(t *testing.T) {
 	} {
 		bad := good
 		change(&bad)
-		if changed, err := merge(mustOpen(t, ""), []Entry{bad}); changed || err == nil {
-			t.Errorf("%s: %v", name, err)
-		}
+		changed, err := merge(mustOpen(t, ""), []Entry{bad})
+		expect.True(t, !changed && err != nil, "%s: %v", name, err)
 	}
 	b := mustOpen(t, "")
 	good.Counter = maxCounter
-	if _, err := merge(b, []Entry{good}); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := change(b, "n", Entry{ID: ID{Policy: "login", Key: "k"}, Settings: `{"limit":2}`}); err == nil {
-		t.Error("the counter went on beyond its end")
-	}
+	_, err := merge(b, []Entry{good})
+	must.NoError(t, err)
+	_, _, err = change(b, "n", Entry{ID: ID{Policy: "login", Key: "k"}, Settings: `{"limit":2}`})
+	expect.True(t, err != nil, "the counter went on beyond its end")
 }
 
 // TestFarVersion: an entry of a member that lies about its version does not use up the counters of a book, and so freeze all changes.
@@ -384,12 +330,10 @@ func TestFarVersion(t *testing.T) {
 		t.Errorf("the last counter of all: %t, %v", changed, err)
 	}
 	far.Counter = 1 + maxStep
-	if changed, err := merge(b, []Entry{far}); !changed || err != nil {
-		t.Errorf("the largest step: %v", err)
-	}
-	if e := set(t, b, "n0", "k", `{"limit":2}`); e.Counter != 2+maxStep {
-		t.Errorf("a change after it: %+v", e)
-	}
+	changed, err := merge(b, []Entry{far})
+	expect.True(t, changed && err == nil, "the largest step: %v", err)
+	e := set(t, b, "n0", "k", `{"limit":2}`)
+	expect.Equal(t, e.Counter, 2+maxStep, "a change after it: %+v", e)
 }
 
 // TestFileErrors: a file that is not a book's is an error that names the file and the line, and nothing of it is taken.
@@ -410,17 +354,13 @@ func TestFileErrors(t *testing.T) {
 		"counter of text": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `:1,"node"`, `:"1","node"`, 1) + "\n]}", ":2:"},
 	} {
 		file := filepath.Join(t.TempDir(), OverridesFile)
-		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(file, []byte(c.content), 0o600))
 		_, err := OpenBook(file)
-		if err == nil || !strings.HasPrefix(err.Error(), file+":") || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, want %q", name, err, c.want)
-		}
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), file+":") && strings.Contains(err.Error(), c.want),
+			"%s: %v, want %q", name, err, c.want)
 	}
-	if _, err := OpenBook(t.TempDir()); err == nil {
-		t.Error("a directory was read")
-	}
+	_, err := OpenBook(t.TempDir())
+	expect.True(t, err != nil, "a directory was read")
 }
 
 // FuzzFile: any content is read without a panic, and what is read is written and read again as the same.
@@ -439,15 +379,11 @@ func FuzzFile(f *testing.F) {
 			return all
 		}
 		written, err := encode(list(entries))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		again, err := parse("f", written)
-		if diff := cmp.Diff(entries, again); err != nil || diff != "" && len(entries) > 0 {
-			t.Fatalf("%v: %s", err, diff)
-		}
-		if twice, _ := encode(list(again)); string(twice) != string(written) {
-			t.Errorf("%s\nthen\n%s", written, twice)
-		}
+		diff := cmp.Diff(entries, again)
+		must.True(t, err == nil && (diff == "" || len(entries) == 0), "%v: %s", err, diff)
+		twice, _ := encode(list(again))
+		expect.Equal(t, string(twice), string(written), "%s\nthen\n%s", written, twice)
 	})
 }

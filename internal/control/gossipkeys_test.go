@@ -22,6 +22,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func key(b byte) []byte { return slices.Repeat([]byte{b}, 16) }
@@ -152,9 +153,8 @@ func (m *member) Proven(text string, by []byte) bool {
 func (n *network) checkLocked() {
 	for _, writer := range n.members {
 		for name, reader := range n.members {
-			if !slices.Contains(reader.ring, writer.ring[0]) {
-				n.t.Errorf("%s cannot read %s: %v", name, writer.ring[0], reader.ring)
-			}
+			expect.True(n.t, slices.Contains(reader.ring, writer.ring[0]),
+				"%s cannot read %s: %v", name, writer.ring[0], reader.ring)
 		}
 	}
 }
@@ -202,15 +202,11 @@ func TestSteps(t *testing.T) {
 	} {
 		n.private, n.silent, n.events = step.private, step.silent, nil
 		resp, err := n.members["a"].keys.GossipKeys(callFrom(t.Context(), step.caller), step.req)
-		if status.Code(err) != step.code || err != nil && !strings.Contains(err.Error(), step.says) || err == nil && len(resp.Members) != 2 {
-			t.Errorf("%s: %v, %v", step.what, resp, err)
-		}
-		if got := n.rings(); got != step.rings {
-			t.Errorf("%s: %s, want %s", step.what, got, step.rings)
-		}
-		if len(n.events) == 0 || (n.events[len(n.events)-1].Err == nil) != (step.code == codes.OK) {
-			t.Errorf("%s: recorded are %+v", step.what, n.events)
-		}
+		expect.True(t, status.Code(err) == step.code && (err == nil || strings.Contains(err.Error(), step.says)) &&
+			(err != nil || len(resp.Members) == 2), "%s: %v, %v", step.what, resp, err)
+		expect.Equal(t, n.rings(), step.rings, "%s", step.what)
+		expect.True(t, len(n.events) != 0 && (n.events[len(n.events)-1].Err == nil) == (step.code == codes.OK),
+			"%s: recorded are %+v", step.what, n.events)
 	}
 }
 
@@ -222,12 +218,10 @@ func TestStrangers(t *testing.T) {
 		t.Errorf("%v, %d denied, keys %s", err, n.denied, n.rings())
 	}
 	none := NewGossipKeys(GossipKeysConfig{})
-	if _, err := none.Peers().Apply(callFrom(t.Context(), "127.0.0.1"), add); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("a member asks one without gossip: %v", err)
-	}
-	if _, err := none.gossipKeys(callFrom(t.Context(), "127.0.0.1"), add); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("an operator asks one without gossip: %v", err)
-	}
+	_, err := none.Peers().Apply(callFrom(t.Context(), "127.0.0.1"), add)
+	expect.Equal(t, status.Code(err), codes.FailedPrecondition, "a member asks one without gossip: %v", err)
+	_, err = none.gossipKeys(callFrom(t.Context(), "127.0.0.1"), add)
+	expect.Equal(t, status.Code(err), codes.FailedPrecondition, "an operator asks one without gossip: %v", err)
 }
 
 // TestFollow: members whose files change at different times, one of them while it cannot be asked, end with the keys of the files, and
@@ -254,9 +248,7 @@ func TestFollow(t *testing.T) {
 			t.Helper()
 			time.Sleep(10 * keyPace) // of the bubble
 			synctest.Wait()
-			if got := n.rings(); got != strings.Join(rings, " | ") {
-				t.Errorf("%s, want %v", got, rings)
-			}
+			expect.Equal(t, n.rings(), strings.Join(rings, " | "), "want %v", rings)
 		}
 		one, two, both := id(1), id(2), id(1)+" "+id(2)
 		change("a", 2)

@@ -24,6 +24,8 @@ import (
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // fakeCluster is members that call each other directly.
@@ -132,9 +134,7 @@ func (c *fakeCluster) made(t *testing.T, i int, key, settings string) (Entry, []
 	t.Helper()
 	r := c.all[c.members[i]]
 	step := r.commit(Step{Change: &Entry{ID: ID{Policy: "login", Key: key}, Settings: settings, At: epoch}})
-	if step.Err != nil {
-		t.Fatal(step.Err)
-	}
+	must.NoError(t, step.Err)
 	return *step.Change, r.spread(t.Context(), step.Change)
 }
 
@@ -142,9 +142,7 @@ func (c *fakeCluster) made(t *testing.T, i int, key, settings string) (Entry, []
 func (c *fakeCluster) service(t *testing.T, i int) *Overrides {
 	t.Helper()
 	policies, err := policy.Parse("p", []byte("policies: [{name: login, algorithm: sliding_log, limit: 5, window: 1m}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r := c.all[c.members[i]]
 	return NewOverrides(OverridesConfig{
 		Book: r.cfg.Book, Replicator: r, Policies: func() *policy.Set { return policies }, Record: func(auth.Event) {}, Now: time.Now,
@@ -162,51 +160,37 @@ func TestReplicator(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 3)
 		for _, r := range c.all {
-			if r.Met() {
-				t.Error("met before anybody was asked")
-			}
+			expect.True(t, !r.Met(), "met before anybody was asked")
 		}
 		defer c.run(t)()
 		time.Sleep(time.Second)
 		for _, r := range c.all {
-			if !r.Met() || r.Unequal(false) != 0 {
-				t.Error("not met")
-			}
+			expect.True(t, r.Met() && r.Unequal(false) == 0, "not met")
 		}
 		before := c.calls.Load()
 		time.Sleep(20 * time.Second)
-		if n := c.calls.Load() - before; n != 0 {
-			t.Errorf("%d calls of members that are equal", n)
-		}
+		expect.Equal(t, c.calls.Load()-before, 0, "calls of members that are equal")
 
 		_, members := c.made(t, 0, "alice", `{"limit":1}`)
 		for _, m := range members {
-			if !m.Has || m.Durable || m.Error != "" {
-				t.Errorf("%+v", m)
-			}
+			expect.True(t, m.Has && !m.Durable && m.Error == "", "%+v", m)
 		}
-		if !c.equal() {
-			t.Error("the change is not with all")
-		}
+		expect.True(t, c.equal(), "the change is not with all")
 
 		last, first := c.members[2], c.all[c.members[0]]
 		c.setCut(last, true)
 		many := overridesOf("api", 5000)
-		if got := first.commit(Step{Merge: many}); got.Err != nil {
-			t.Fatal(got.Err)
-		}
+		got := first.commit(Step{Merge: many})
+		must.NoError(t, got.Err)
 		c.made(t, 2, "alice", `{"limit":2}`)
 		c.made(t, 2, "bob", `{"limit":2}`)
 		_, members = c.made(t, 0, "carol", `{"limit":1}`)
 		for _, m := range members {
-			if m.Has != (m.Name != "n2") || (m.Error != "") != (m.Name == "n2") {
-				t.Errorf("%+v", m)
-			}
+			expect.True(t, m.Has == (m.Name != "n2") && (m.Error != "") == (m.Name == "n2"), "%+v", m)
 		}
 		time.Sleep(5 * time.Second)
-		if c.book(0).Digest() != c.book(1).Digest() || c.equal() || first.Unequal(false) != 1 {
-			t.Error("those that reach each other differ, or all are equal")
-		}
+		expect.True(t, c.book(0).Digest() == c.book(1).Digest() && !c.equal() && first.Unequal(false) == 1,
+			"those that reach each other differ, or all are equal")
 		c.setCut(last, false)
 		time.Sleep(maxDelay + time.Second)
 		if !c.equal() || first.Unequal(false) != 0 {
@@ -239,17 +223,14 @@ func TestTwoOperatorsAtOnce(t *testing.T) {
 				both.Go(func() {
 					time.Sleep(pause)
 					var err error
-					if answers[i], err = c.service(t, i).Set(t.Context(), settingsOf(key, 100+i)); err != nil {
-						t.Error(err)
-					}
+					answers[i], err = c.service(t, i).Set(t.Context(), settingsOf(key, 100+i))
+					expect.NoError(t, err)
 				})
 			}
 			both.Wait()
 			time.Sleep(2 * maxDelay)
 			final, _ := c.book(2).Get(ID{Policy: "login", Key: key})
-			if !c.equal() || final == nil {
-				t.Fatal("the members differ")
-			}
+			must.True(t, c.equal() && final != nil, "the members differ")
 			for i, a := range answers {
 				has := 0
 				for _, m := range a.Members {
@@ -272,9 +253,7 @@ func TestTwoOperatorsAtOnce(t *testing.T) {
 				}
 			}
 		}
-		if lost < 10 {
-			t.Errorf("%d changes of 80 were made at once", lost)
-		}
+		expect.True(t, lost >= 10, "%d changes of 80 were made at once", lost)
 	})
 }
 
@@ -304,19 +283,15 @@ func TestChangeBeforeBooksAreCompared(t *testing.T) {
 		c.start(c.members[0], mustOpen(t, ""))
 		defer c.run(t)()
 		got, err := c.service(t, 0).Set(t.Context(), settingsOf("k", 7))
-		if err != nil || got.Override.Version != "9@n0" || got.Before == nil {
-			t.Fatalf("%+v %v", got, err)
-		}
+		must.True(t, err == nil && got.Override.Version == "9@n0" && got.Before != nil, "%+v %v", got, err)
 		for _, m := range got.Members {
-			if !m.Has {
-				t.Errorf("%+v", m)
-			}
+			expect.True(t, m.Has, "%+v", m)
 		}
 		away := c.service(t, 0)
 		away.cfg.Ready = func() (bool, string) { return false, "no member yet" }
-		if _, err := away.Set(t.Context(), settingsOf("k", 8)); kindOf(err) != limit.Unavailable || !strings.Contains(err.Error(), "no member yet") {
-			t.Errorf("a change by a node that is no member: %v", err)
-		}
+		_, err = away.Set(t.Context(), settingsOf("k", 8))
+		expect.True(t, kindOf(err) == limit.Unavailable && strings.Contains(err.Error(), "no member yet"),
+			"a change by a node that is no member: %v", err)
 	})
 }
 
@@ -339,19 +314,15 @@ func TestInForceWhenAnswered(t *testing.T) {
 		var group sync.WaitGroup
 		for range 3 {
 			group.Go(func() {
-				if _, _, err := c.all[c.members[0]].notify(t.Context(), c.members[1]); err != nil {
-					t.Error(err)
-				}
+				_, _, err := c.all[c.members[0]].notify(t.Context(), c.members[1])
+				expect.NoError(t, err)
 				answered.Add(1)
 			})
 		}
 		synctest.Wait()
-		if n := answered.Load(); n != 0 {
-			t.Errorf("%d answers before the change is in force", n)
-		}
-		if got, _ := second.Pull(t.Context(), &peerv1.PullOverridesRequest{}); strings.Contains(string(got.Book), "login") {
-			t.Error("a book is shown that is not in force")
-		}
+		expect.Equal(t, answered.Load(), 0, "answers before the change is in force")
+		got, _ := second.Pull(t.Context(), &peerv1.PullOverridesRequest{})
+		expect.True(t, !strings.Contains(string(got.Book), "login"), "a book is shown that is not in force")
 		close(release)
 		group.Wait()
 	})
@@ -371,22 +342,19 @@ func TestChangesAreCoalesced(t *testing.T) {
 		for i := range 8 {
 			group.Go(func() {
 				for time.Now().Before(until) {
-					if _, err := c.service(t, i%2).Set(t.Context(), settingsOf("k", 1+i)); err != nil {
-						t.Error(err)
-					}
+					_, err := c.service(t, i%2).Set(t.Context(), settingsOf("k", 1+i))
+					expect.NoError(t, err)
 					changes.Add(1)
 				}
 			})
 		}
 		group.Wait()
 		for m, applied := range c.applied {
-			if n := applied.Load(); n > second*int64(time.Second/commitPace)+5 || n < second {
-				t.Errorf("%s: %d changes were put into force in %d steps within %d s", m.Name, changes.Load(), n, second)
-			}
+			n := applied.Load()
+			expect.True(t, n <= second*int64(time.Second/commitPace)+5 && n >= second,
+				"%s: %d changes were put into force in %d steps within %d s", m.Name, changes.Load(), n, second)
 		}
-		if changes.Load() < 100 {
-			t.Errorf("%d changes", changes.Load())
-		}
+		expect.True(t, changes.Load() >= 100, "%d changes", changes.Load())
 	})
 }
 
@@ -394,9 +362,7 @@ func TestChangesAreCoalesced(t *testing.T) {
 func TestWrittenAgain(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "data")
 	d, err := OpenDirectory(directory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer d.Close()
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 2)
@@ -404,33 +370,24 @@ func TestWrittenAgain(t *testing.T) {
 		c.start(c.members[1], b)
 		defer c.run(t)()
 		time.Sleep(time.Second)
-		if err := os.Rename(directory, directory+"-away"); err != nil {
-			t.Fatal(err)
-		}
-		if _, members := c.made(t, 0, "k", `{"limit":1}`); !members[1].Has || members[1].Durable || members[1].Error == "" {
-			t.Errorf("%+v", members[1])
-		}
-		if err := os.Rename(directory+"-away", directory); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.Rename(directory, directory+"-away"))
+		_, members := c.made(t, 0, "k", `{"limit":1}`)
+		expect.True(t, members[1].Has && !members[1].Durable && members[1].Error != "", "%+v", members[1])
+		must.NoError(t, os.Rename(directory+"-away", directory))
 		time.Sleep(2 * maxDelay)
-		if !b.Durable() || len(contentOf(mustOpen(t, filepath.Join(directory, OverridesFile)))) != 1 {
-			t.Error("the file was not written again")
-		}
+		expect.True(t, b.Durable() && len(contentOf(mustOpen(t, filepath.Join(directory, OverridesFile)))) == 1,
+			"the file was not written again")
 	})
 }
 
 // TestSpreadToFull: a member that has no room for an override is not said to have it.
 func TestSpreadToFull(t *testing.T) {
 	c := newFakeCluster(t, 2)
-	if _, err := merge(c.book(1), overridesOf("api", 2*MaxOverrides)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := merge(c.book(1), overridesOf("api", 2*MaxOverrides))
+	must.NoError(t, err)
 	c.start(c.members[1], c.book(1))
 	_, all := c.made(t, 0, "alice", `{"limit":1}`)
-	if !all[0].Has || all[1].Has || all[1].Durable || !strings.Contains(all[1].Error, "full") {
-		t.Errorf("%+v", all)
-	}
+	expect.True(t, all[0].Has && !all[1].Has && !all[1].Durable && strings.Contains(all[1].Error, "full"), "%+v", all)
 }
 
 // TestStrangerNotifies: who has a node's certificate and is no member is not asked for a book, and changes nothing.

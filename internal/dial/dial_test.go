@@ -17,6 +17,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -40,20 +42,18 @@ func TestInline(t *testing.T) {
 		var f Target
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		f.Register(fs)
-		if err := fs.Parse(strings.Fields(c.args)); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, fs.Parse(strings.Fields(c.args)))
 		got, err := f.Inline(fs)
 		if (err == nil) != (c.says == "") || err != nil && !strings.HasPrefix(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %s", c.args, err, c.says)
 			continue
 		}
-		if (got == nil) != (c.want == nil) || got != nil && (got.Algorithm != c.want.Algorithm || got.Limit != c.want.Limit || got.Window != c.want.Window) {
-			t.Errorf("%s: %+v", c.args, got)
-		}
-		if m := f.Message(got, "alice"); err == nil && (m.Key != "alice" || (m.Limit == nil) != (got == nil) || m.Policy != f.Policy) {
-			t.Errorf("%s: the message is %v", c.args, m)
-		}
+		expect.True(t, (got == nil) == (c.want == nil) &&
+			(got == nil || got.Algorithm == c.want.Algorithm && got.Limit == c.want.Limit &&
+				got.Window == c.want.Window), "%s: %+v", c.args, got)
+		m := f.Message(got, "alice")
+		expect.True(t, err != nil || m.Key == "alice" && (m.Limit == nil) == (got == nil) && m.Policy == f.Policy,
+			"%s: the message is %v", c.args, m)
 	}
 }
 
@@ -79,24 +79,20 @@ func TestToken(t *testing.T) {
 		{Identity{TokenFile: "/none"}, "127.0.0.1:1", "", "no such file"},
 	} {
 		got, err := c.id.Token(c.addr)
-		if got != c.want || (err == nil) != (c.says == "") || err != nil && (!strings.HasPrefix(err.Error(), "token-file: ") || !strings.Contains(err.Error(), c.says)) {
-			t.Errorf("%+v at %s: %q, %v", c.id, c.addr, got, err)
-		}
-		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("the error tells the token: %v", err)
-		}
+		expect.True(t, got == c.want && (err == nil) == (c.says == "") &&
+			(err == nil || strings.HasPrefix(err.Error(), "token-file: ") && strings.Contains(err.Error(), c.says)),
+			"%+v at %s: %q, %v", c.id, c.addr, got, err)
+		expect.True(t, err == nil || !strings.Contains(err.Error(), "secret"), "the error tells the token: %v", err)
 	}
 }
 
 // TestIdentity: what cannot be presented, or believed, names its file's flag.
 func TestIdentity(t *testing.T) {
 	junk := testkit.WriteFile(t, "junk.pem", "not PEM\n")
-	if c, err := (&Identity{}).Config(); c != nil || err != nil {
-		t.Errorf("plain text is %v, %v", c, err)
-	}
-	if c, err := (&Identity{Name: "node"}).Config(); err != nil || c.ServerName != "node" {
-		t.Errorf("a name alone is %v, %v", c, err)
-	}
+	c, err := (&Identity{}).Config()
+	expect.True(t, c == nil && err == nil, "plain text is %v, %v", c, err)
+	c, err = (&Identity{Name: "node"}).Config()
+	expect.True(t, err == nil && c.ServerName == "node", "a name alone is %v, %v", c, err)
 	for _, c := range []struct {
 		id   Identity
 		want string
@@ -109,9 +105,8 @@ func TestIdentity(t *testing.T) {
 		{Identity{Cert: junk, Key: "/none"}, "tls-key-file: "},
 		{Identity{Cert: junk, Key: junk}, "tls-cert-file, tls-key-file: "},
 	} {
-		if _, err := c.id.Transport(); err == nil || !strings.HasPrefix(err.Error(), c.want) {
-			t.Errorf("%+v: %v, want %s", c.id, err, c.want)
-		}
+		_, err := c.id.Transport()
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%+v: %v, want %s", c.id, err, c.want)
 	}
 }
 
@@ -148,13 +143,11 @@ func TestConnect(t *testing.T) {
 		{Node{Addr: "127.0.0.1:1", Timeout: time.Minute}, "addr: no node answers gRPC at 127.0.0.1:1"},
 		{Node{Addr: "192.0.2.1:1", Timeout: time.Minute, TLS: token}, "token-file: "},
 	} {
-		if err := c.node.Connect(t.Context(), ask); err == nil || !strings.HasPrefix(err.Error(), c.want) {
-			t.Errorf("%+v: %v, want %s", c.node, err, c.want)
-		}
+		err := c.node.Connect(t.Context(), ask)
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%+v: %v, want %s", c.node, err, c.want)
 	}
-	if here, away := (&Node{Addr: addr}).Private(), (&Node{Addr: "192.0.2.1:1"}).Private(); !here || away {
-		t.Errorf("private: here %t, away %t", here, away)
-	}
+	here, away := (&Node{Addr: addr}).Private(), (&Node{Addr: "192.0.2.1:1"}).Private()
+	expect.True(t, here && !away, "private: here %t, away %t", here, away)
 }
 
 // TestOwnNames: of what a node says, the field that it begins with has the name that commands have for it.
@@ -163,9 +156,7 @@ func TestOwnNames(t *testing.T) {
 		"target.policy: is unknown": "policy: is unknown", "ttl_ns: is short": "ttl: is short", "target.limit.window_ns: is long": "limit.window: is long",
 		"override.settings.limit: is 0": "settings.limit: is 0", "id: is missing": "id: is missing", "present a token": "present a token", "grpc: received: 3": "grpc: received: 3",
 	} {
-		if got := ownNames(message); got != want {
-			t.Errorf("%q: %q", message, got)
-		}
+		expect.Equal(t, ownNames(message), want, "%q", message)
 	}
 }
 
@@ -182,7 +173,6 @@ func TestPlainTextAtATLSPort(t *testing.T) {
 		_, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
 		return err
 	})
-	if want := "addr: " + addr + " speaks TLS: give tls-ca-file"; err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("%v, want %s", err, want)
-	}
+	want := "addr: " + addr + " speaks TLS: give tls-ca-file"
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), want), "%v, want %s", err, want)
 }

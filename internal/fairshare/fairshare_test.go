@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestNobodyTakesAll: whoever takes whatever they get, in whatever pieces, leaves a quarter for those who come later; several leave
@@ -45,18 +47,14 @@ func TestNobodyTakesAll(t *testing.T) {
 // TestOneCallerHasHalf: who is alone has all until half of the places are taken, and a name is needed to be held to a share.
 func TestOneCallerHasHalf(t *testing.T) {
 	p := New(10)
-	if got := p.Take("a", 5); got.N != 5 || got.counted {
-		t.Errorf("%+v of the first half", got)
-	}
-	if got := p.Take("", 9); got.N != 5 {
-		t.Errorf("nobody got %+v of the other half", got)
-	}
-	if got := p.Take("b", 1); got.N != 0 {
-		t.Errorf("%+v where there is nothing", got)
-	}
-	if got := New(0).Take("a", 1<<30); got.N != 1<<30 {
-		t.Errorf("%+v of any number", got)
-	}
+	got := p.Take("a", 5)
+	expect.True(t, got.N == 5 && !got.counted, "%+v of the first half", got)
+	got = p.Take("", 9)
+	expect.Equal(t, got.N, 5, "nobody got %+v of the other half", got)
+	got = p.Take("b", 1)
+	expect.Equal(t, got.N, 0, "%+v where there is nothing", got)
+	got = New(0).Take("a", 1<<30)
+	expect.Equal(t, got.N, 1<<30, "%+v of any number", got)
 }
 
 // TestConcurrentUse: never more than there are, whoever asks at the same time.
@@ -78,9 +76,7 @@ func TestConcurrentUse(t *testing.T) {
 				}
 				got := p.Take(fmt.Sprint(i%3), 1+random.IntN(9))
 				mine, total = append(mine, got), total+got.N
-				if total > most {
-					t.Errorf("%d of %d", total, most)
-				}
+				expect.True(t, total <= most, "%d of %d", total, most)
 			}
 			for _, h := range mine {
 				p.Give(h)
@@ -88,7 +84,6 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	held.Wait()
-	if taken, _ := p.InUse(); taken != 0 || len(p.of) != 0 {
-		t.Errorf("%d are taken, and %v counted, after all are back", taken, p.of)
-	}
+	taken, _ := p.InUse()
+	expect.True(t, taken == 0 && len(p.of) == 0, "%d are taken, and %v counted, after all are back", taken, p.of)
 }

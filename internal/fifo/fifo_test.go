@@ -4,6 +4,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestQueue holds a queue to a list, whatever is done to it.
@@ -32,17 +35,11 @@ func TestQueue(t *testing.T) {
 			q.DeleteFunc(odd)
 			want = slices.DeleteFunc(slices.Clone(want), odd)
 		}
-		if q.Len() != len(want) {
-			t.Fatalf("step %d: %d items, want %d", step, q.Len(), len(want))
-		}
-		if step%1000 == 0 && !slices.Equal(q.Items(), want) {
-			t.Fatalf("step %d: other items", step)
-		}
+		must.True(t, q.Len() == len(want), "step %d: %d items, want %d", step, q.Len(), len(want))
+		must.True(t, step%1000 != 0 || slices.Equal(q.Items(), want), "step %d: other items", step)
 	}
 	for _, n := range q.items[:cap(q.items)][len(q.items):] {
-		if n != nil {
-			t.Fatal("what was taken is kept alive")
-		}
+		must.Equal(t, n, nil, "what was taken is kept alive")
 	}
 }
 
@@ -54,16 +51,14 @@ func TestQueueKeepsLittleRoom(t *testing.T) {
 		q.Push(i)
 		q.Pop()
 	}
-	if n := cap(q.items); n > 8 {
-		t.Errorf("room for %d where two waited at most", n)
-	}
+	n := cap(q.items)
+	expect.True(t, n <= 8, "room for %d where two waited at most", n)
 	for i := range 2 * keep {
 		q.Push(i)
 	}
 	for q.Len() > 0 {
 		q.Pop()
 	}
-	if n := cap(q.items); n > keep {
-		t.Errorf("an empty queue keeps room for %d", n)
-	}
+	n = cap(q.items)
+	expect.True(t, n <= keep, "an empty queue keeps room for %d", n)
 }

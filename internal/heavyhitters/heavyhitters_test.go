@@ -6,14 +6,15 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func newSketch(t *testing.T, counters int) *Sketch[string] {
 	t.Helper()
 	s, err := New[string](counters)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return s
 }
 
@@ -39,19 +40,14 @@ func TestBounds(t *testing.T) {
 		last := int64(1) << 62
 		for _, c := range s.Top(MaxCounters) {
 			kept[c.Item] = true
-			if c.High > last {
-				t.Errorf("seed %d: %+v comes after one with %d", seed, c, last)
-			}
+			expect.True(t, c.High <= last, "seed %d: %+v comes after one with %d", seed, c, last)
 			last = c.High
 		}
 		for item, n := range truth {
 			low, high := s.Count(item)
-			if n < low || n > high || high-low > worst {
-				t.Errorf("seed %d: %q was added %d times: bounds %d and %d, at most %d apart", seed, item, n, low, high, worst)
-			}
-			if n > worst && !kept[item] {
-				t.Errorf("seed %d: %q is missing, which was added %d times", seed, item, n)
-			}
+			expect.True(t, n >= low && n <= high && high-low <= worst,
+				"seed %d: %q was added %d times: bounds %d and %d, at most %d apart", seed, item, n, low, high, worst)
+			expect.True(t, n <= worst || kept[item], "seed %d: %q is missing, which was added %d times", seed, item, n)
 		}
 	}
 }
@@ -63,24 +59,19 @@ func TestExactWithRoom(t *testing.T) {
 		s.Add(fmt.Sprint(i), i+1, nil)
 	}
 	top := s.Top(3)
-	if len(top) != 3 || top[0] != (Count[string]{"47", 48, 48}) || top[2] != (Count[string]{"45", 46, 46}) {
-		t.Errorf("top: %+v", top)
-	}
-	if low, high := s.Count("absent"); low != 0 || high != 0 {
-		t.Errorf("absent: %d, %d", low, high)
-	}
+	expect.True(t, len(top) == 3 && top[0] == (Count[string]{"47", 48, 48}) && top[2] == (Count[string]{"45", 46, 46}),
+		"top: %+v", top)
+	low, high := s.Count("absent")
+	expect.True(t, low == 0 && high == 0, "absent: %d, %d", low, high)
 	s.Add("none", 0, nil)
 	s.Add("none", -3, nil)
 	if s.Total() != 48*49/2 || len(s.Top(100)) != 48 {
 		t.Errorf("%d, %d items", s.Total(), len(s.Top(100)))
 	}
 	s.Clear()
-	if s.Total() != 0 || len(s.Top(1)) != 0 {
-		t.Error("not empty after Clear")
-	}
-	if got := s.Top(-1); len(got) != 0 {
-		t.Error(got)
-	}
+	expect.True(t, s.Total() == 0 && len(s.Top(1)) == 0, "not empty after Clear")
+	got := s.Top(-1)
+	expect.Equal(t, len(got), 0, "%v", got)
 }
 
 // keep is called once for an item that is new, and what it returns is what stays.
@@ -93,16 +84,13 @@ func TestKeep(t *testing.T) {
 	s.Add(part, 1, keep)
 	s.Add(part, 1, keep)
 	copy(request[15:], "xxxxx")
-	if low, _ := s.Count("alice"); low != 2 || calls != 1 {
-		t.Errorf("alice counts %d, keep was called %d times", low, calls)
-	}
+	low, _ := s.Count("alice")
+	expect.True(t, low == 2 && calls == 1, "alice counts %d, keep was called %d times", low, calls)
 }
 
 func TestWindow(t *testing.T) {
 	w, err := NewWindow[string](3, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	w.Add("old", 10, nil)
 	w.Turn()
 	w.Add("both", 4, nil)
@@ -126,16 +114,13 @@ func TestWindow(t *testing.T) {
 
 func TestBadSizes(t *testing.T) {
 	for _, n := range []int{0, 7, 9, 1 << 17, -8} {
-		if _, err := New[string](n); err == nil {
-			t.Errorf("%d counters are taken", n)
-		}
-		if _, err := NewWindow[string](1, n); err == nil {
-			t.Errorf("a window with %d counters is taken", n)
-		}
+		_, err := New[string](n)
+		expect.True(t, err != nil, "%d counters are taken", n)
+		_, err = NewWindow[string](1, n)
+		expect.True(t, err != nil, "a window with %d counters is taken", n)
 	}
-	if _, err := NewWindow[string](0, 8); err == nil {
-		t.Error("a window without generations is taken")
-	}
+	_, err := NewWindow[string](0, 8)
+	expect.True(t, err != nil, "a window without generations is taken")
 }
 
 func BenchmarkAdd(b *testing.B) {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestTakeAll takes of two loans at once, from many goroutines, and more often in vain than not, while others take of one of them and reports
@@ -21,9 +23,8 @@ func TestTakeAll(t *testing.T) {
 		b.Missed("a", 1, now, nil)
 		b.Missed("b", 1, now, nil)
 	}
-	if b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}, {Key: "none", Units: 1}}, now) || b.TakeAll(nil, now) {
-		t.Fatal("took of a loan that there is not")
-	}
+	must.True(t, !b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}, {Key: "none", Units: 1}}, now) &&
+		!b.TakeAll(nil, now), "took of a loan that there is not")
 	var stop atomic.Bool
 	var both, alone atomic.Int64
 	var taking sync.WaitGroup
@@ -35,9 +36,7 @@ func TestTakeAll(t *testing.T) {
 				parts := []Part[string, int]{{Key: "a", Units: n}, {Key: "b", Units: 1}, {Key: "b", Units: n}}
 				if b.TakeAll(parts, now) {
 					both.Add(n)
-					if parts[0].Terms == nil || parts[1].Left < parts[2].Left+n {
-						t.Errorf("%+v", parts)
-					}
+					expect.True(t, parts[0].Terms != nil && parts[1].Left >= parts[2].Left+n, "%+v", parts)
 					alone.Add(1) // the third part
 				}
 				if _, _, ok := b.Take("b", 1, now); ok {
@@ -52,9 +51,8 @@ func TestTakeAll(t *testing.T) {
 		at := now()
 		var answers []Answer[int]
 		for _, r := range due(b, at) {
-			if r.Totals.Spent < spent[r.Key] || r.Totals.Checks > r.Totals.Spent || r.Number > 2 {
-				t.Errorf("%s: %+v after %d were spent", r.Key, r, spent[r.Key])
-			}
+			expect.True(t, r.Totals.Spent >= spent[r.Key] && r.Totals.Checks <= r.Totals.Spent && r.Number <= 2,
+				"%s: %+v after %d were spent", r.Key, r, spent[r.Key])
 			spent[r.Key] = r.Totals.Spent
 			// Of b there is less: most is taken in vain.
 			if more := map[string]int64{"a": 40, "b": 10}[r.Key]; r.Totals.Left() < more {
@@ -73,13 +71,10 @@ func TestTakeAll(t *testing.T) {
 	taking.Wait()
 	clock.Add(int64(time.Second / 2)) // idle: what is left is returned
 	report()
-	if spent["a"] != both.Load() || spent["b"] != both.Load()+alone.Load() {
-		t.Errorf("%d of a and %d of b are reported spent, %d of both and %d of b alone were admitted", spent["a"], spent["b"], both.Load(), alone.Load())
-	}
+	expect.True(t, spent["a"] == both.Load() && spent["b"] == both.Load()+alone.Load(),
+		"%d of a and %d of b are reported spent, %d of both and %d of b alone were admitted", spent["a"], spent["b"], both.Load(), alone.Load())
 	clock.Add(int64(2 * algo.LoanTerm))
-	if b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}}, now) {
-		t.Error("took of a loan that has ended")
-	}
+	expect.True(t, !b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}}, now), "took of a loan that has ended")
 }
 
 // TestTakeAllEnds: a loan that is over when its units are taken admits nothing, and takes nothing of the others.
@@ -100,15 +95,12 @@ func TestTakeAllEnds(t *testing.T) {
 	}
 	b.Answered(now, now, answers)
 	parts := func() []Part[string, int] { return []Part[string, int]{{Key: "a", Units: 1}, {Key: "b", Units: 1}} }
-	if !b.TakeAll(parts(), func() int64 { return now + int64(19*time.Millisecond) }) {
-		t.Fatal("nothing was admitted in time")
-	}
-	if b.TakeAll(parts(), func() int64 { return now + int64(20*time.Millisecond) }) {
-		t.Error("a unit was admitted after its term")
-	}
-	if _, left, ok := b.Take("a", 1, func() int64 { return now }); !ok || left != 14 {
-		t.Errorf("%d are left of the loan that goes on, %v", left, ok)
-	}
+	must.True(t, b.TakeAll(parts(), func() int64 { return now + int64(19*time.Millisecond) }),
+		"nothing was admitted in time")
+	expect.True(t, !b.TakeAll(parts(), func() int64 { return now + int64(20*time.Millisecond) }),
+		"a unit was admitted after its term")
+	_, left, ok := b.Take("a", 1, func() int64 { return now })
+	expect.True(t, ok && left == 14, "%d are left of the loan that goes on, %v", left, ok)
 }
 
 // TestTakeAllIsUntold: what is taken, and put back as not all of it can be admitted, no report tells in between.
@@ -131,21 +123,17 @@ func TestTakeAllIsUntold(t *testing.T) {
 		select {
 		case reports := <-reported:
 			for _, r := range reports {
-				if r.Totals.Spent != 0 {
-					t.Errorf("%s: a report tells that %d were spent, which are put back", r.Key, r.Totals.Spent)
-				}
+				expect.True(t, r.Totals.Spent == 0,
+					"%s: a report tells that %d were spent, which are put back", r.Key, r.Totals.Spent)
 			}
 			reported <- nil
 		case <-time.After(50 * time.Millisecond): // the report waits
 		}
 		return now + int64(algo.LoanTerm)
 	}
-	if b.TakeAll([]Part[string, int]{{Key: "a", Units: 15}, {Key: "b", Units: 15}}, late) {
-		t.Error("units were admitted after their term")
-	}
+	expect.True(t, !b.TakeAll([]Part[string, int]{{Key: "a", Units: 15}, {Key: "b", Units: 15}}, late),
+		"units were admitted after their term")
 	for _, r := range <-reported {
-		if r.Totals.Spent != 0 {
-			t.Errorf("%s: %d were spent", r.Key, r.Totals.Spent)
-		}
+		expect.True(t, r.Totals.Spent == 0, "%s: %d were spent", r.Key, r.Totals.Spent)
 	}
 }

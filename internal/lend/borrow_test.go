@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // owner decides for one key, as a node does.
@@ -36,9 +38,7 @@ func (o *owner) check(now, n int64) bool {
 	o.expire(now)
 	at := algo.Instant{Mono: now, Wall: now}
 	d, err := o.ls.Decide(o.a, o.s, at, algo.Request{Cost: n, Held: o.u.Held(), HeldFor: o.u.HeldFor(at)}, nil)
-	if err != nil {
-		o.t.Fatal(err)
-	}
+	must.NoError(o.t, err)
 	return d.Allowed
 }
 
@@ -46,15 +46,13 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 	o.expire(now)
 	at := algo.Instant{Mono: now, Wall: now}
 	id := algo.LoanID{Borrower: borrower, Number: r.Number}
-	if r.Totals.Spent+r.Totals.Returned > r.Totals.Granted || r.Totals.Spent < 0 || r.Totals.Returned < 0 {
-		o.t.Fatalf("a borrower says %+v", r)
-	}
+	must.True(o.t, r.Totals.Spent+r.Totals.Returned <= r.Totals.Granted && r.Totals.Spent >= 0 &&
+		r.Totals.Returned >= 0, "a borrower says %+v", r)
 	if before, ok := o.u.Get(id); ok && !before.Ended && r.Totals.Granted > before.Granted {
 		o.t.Fatalf("a borrower says %+v, of which %d were granted", r, before.Granted)
 	}
-	if _, err := o.ls.Report(o.a, o.s, at, &o.u, id, r.Totals, r.Known); err != nil {
-		o.t.Fatal(err)
-	}
+	_, err := o.ls.Report(o.a, o.s, at, &o.u, id, r.Totals, r.Known)
+	must.NoError(o.t, err)
 	loan := o.ls.Lend(o.a, o.s, at, &o.u, id, r.Want, math.MaxInt64)
 	again := 250 * time.Millisecond
 	if r.Want == 0 {
@@ -178,9 +176,8 @@ func TestBook(t *testing.T) {
 			o.expire(now)
 			if held := o.u.Held(); held > 0 {
 				at := algo.Instant{Mono: now, Wall: now}
-				if room := o.ls.Room(o.a, o.s, at); held > room {
-					t.Fatalf("seed %d: %d are held, where there is room for %d", seed, held, room)
-				}
+				room := o.ls.Room(o.a, o.s, at)
+				must.True(t, held <= room, "seed %d: %d are held, where there is room for %d", seed, held, room)
 			}
 		}
 		for i := range 6000 {
@@ -190,13 +187,11 @@ func TestBook(t *testing.T) {
 		for range 1500 {
 			step(false)
 		}
-		if held := o.u.Held(); held != 0 {
-			t.Errorf("seed %d: %d are held when the load has been over for a while", seed, held)
-		}
+		held := o.u.Held()
+		expect.True(t, held == 0, "seed %d: %d are held when the load has been over for a while", seed, held)
 		for i, b := range books {
-			if n := b.Loans(); n != 0 {
-				t.Errorf("seed %d: book %d has %d loans when the load has been over for a while", seed, i, n)
-			}
+			n := b.Loans()
+			expect.True(t, n == 0, "seed %d: book %d has %d loans when the load has been over for a while", seed, i, n)
 		}
 		var sum int64
 		first := 0
@@ -204,15 +199,11 @@ func TestBook(t *testing.T) {
 			for sum += e.n; admitted[first].at <= e.at-int64(w); first++ {
 				sum -= admitted[first].n
 			}
-			if sum > limit {
-				t.Fatalf("seed %d: %d were admitted in one window", seed, sum)
-			}
+			must.True(t, sum <= limit, "seed %d: %d were admitted in one window", seed, sum)
 		}
 	}
 	t.Logf("%d taken, %d refused, %d recalls, %d messages in %d ticks", taken, refused, recalls, messages, ticks)
-	if taken < 10000 || refused == 0 || recalls == 0 {
-		t.Error("too little happened")
-	}
+	expect.True(t, taken >= 10000 && refused != 0 && recalls != 0, "too little happened")
 }
 
 // TestTake has many take at once: never more than was granted.
@@ -223,9 +214,7 @@ func TestTake(t *testing.T) {
 		b.Missed("k", 1000, at(1), nil)
 	}
 	r := due(b, 1)
-	if len(r) != 1 || r[0].Want < granted {
-		t.Fatalf("%+v", r)
-	}
+	must.True(t, len(r) == 1 && r[0].Want >= granted, "%+v", r)
 	b.Answered(1, 2, []Answer[int]{{Number: r[0].Number, Granted: granted, Term: time.Second}})
 	var taken atomic.Int64
 	var callers sync.WaitGroup
@@ -239,15 +228,10 @@ func TestTake(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	if taken.Load() != granted {
-		t.Errorf("%d taken of %d", taken.Load(), granted)
-	}
-	if _, _, ok := b.Take("other", 1, func() int64 { return 5 }); ok {
-		t.Error("taken from a key without a loan")
-	}
-	if n := testing.AllocsPerRun(100, func() { b.Take("k", 1, func() int64 { return 5 }) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	expect.True(t, taken.Load() == granted, "%d taken of %d", taken.Load(), granted)
+	_, _, ok := b.Take("other", 1, func() int64 { return 5 })
+	expect.True(t, !ok, "taken from a key without a loan")
+	expect.Equal(t, testing.AllocsPerRun(100, func() { b.Take("k", 1, func() int64 { return 5 }) }), 0, "allocations")
 }
 
 // TestTakesNoMoreThanAsked: what an owner says it has lent beyond what was asked for, as one to which another process has reported in the
@@ -262,14 +246,12 @@ func TestTakesNoMoreThanAsked(t *testing.T) {
 	second := due(b, 1+int64(unanswered))[0]
 	both := first.Want + second.Want
 	b.Answered(1+int64(unanswered), 2+int64(unanswered), []Answer[int]{{Number: first.Number, Granted: 1e9, Spent: 1e9, Term: time.Second}})
-	if _, left, ok := b.Take("k", 1, at(3)); !ok || left != both-1 {
-		t.Fatalf("%d left of %d that were asked for", left, both)
-	}
+	_, left, ok := b.Take("k", 1, at(3))
+	must.True(t, ok && left == both-1, "%d left of %d that were asked for", left, both)
 	next := 1 + int64(unanswered+time.Second/perTerm)
 	r := due(b, next)
-	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 1e9, Spent: 1, Returned: 1e9 - both, Checks: 1}) || r[0].Known > both {
-		t.Fatalf("%+v", r)
-	}
+	must.True(t, len(r) == 1 && r[0].Totals == (algo.Totals{Granted: 1e9, Spent: 1, Returned: 1e9 - both,
+		Checks: 1}) && r[0].Known <= both, "%+v", r)
 	b.Answered(next, next, []Answer[int]{{Number: first.Number, Granted: 1e9 + 1e6, Term: time.Second}})
 	if _, left, ok := b.Take("k", 1, at(3)); !ok || left != both-2+r[0].Want {
 		t.Errorf("%d left of %d, and %d that were asked for", left, both-1, r[0].Want)
@@ -292,9 +274,7 @@ func TestClockIsReadLast(t *testing.T) {
 			}
 			return l.deadline.Load() - 1
 		}
-		if take(b, now) {
-			t.Errorf("%s: admitted at the end of the loan", name)
-		}
+		expect.True(t, !take(b, now), "%s: admitted at the end of the loan", name)
 	}
 }
 
@@ -305,15 +285,13 @@ func TestKnownIsWhatAnswersConfirm(t *testing.T) {
 		b.Take("k", 1, at(5))
 	}
 	now := int64(time.Second) / perTerm
-	if r := due(b, now); len(r) != 1 || r[0].Totals.Spent != 7 || r[0].Known != 0 {
-		t.Fatalf("%+v", r)
-	}
+	r := due(b, now)
+	must.True(t, len(r) == 1 && r[0].Totals.Spent == 7 && r[0].Known == 0, "%+v", r)
 	b.Answered(now, now, []Answer[int]{{Number: number, Granted: 10, Spent: 4, Term: time.Second}})
 	b.Take("k", 1, at(5))
 	now *= 2
-	if r := due(b, now); len(r) != 1 || r[0].Totals.Spent != 8 || r[0].Known != 4 {
-		t.Errorf("%+v", r)
-	}
+	r = due(b, now)
+	expect.True(t, len(r) == 1 && r[0].Totals.Spent == 8 && r[0].Known == 4, "%+v", r)
 }
 
 // TestLoanLongOver: a loan that is over for so long that its owner has charged it is not reported again: the key's next loan has another number.
@@ -323,14 +301,12 @@ func TestLoanLongOver(t *testing.T) {
 	for now := ends; now < ends+int64(2*algo.LoanTerm); now += int64(100 * time.Millisecond) {
 		b.Missed("k", 1, at(now), nil) // the key stays in use
 		for _, r := range due(b, now) {
-			if over := now >= ends+int64(algo.LoanTerm); (r.Number != number) != over || over && r.Totals != (algo.Totals{}) {
-				t.Fatalf("%v after the end: %+v of loan %d", time.Duration(now-ends), r, number)
-			}
+			over := now >= ends+int64(algo.LoanTerm)
+			must.True(t, (r.Number != number) == over && (!over || r.Totals == (algo.Totals{})),
+				"%v after the end: %+v of loan %d", time.Duration(now-ends), r, number)
 		}
 	}
-	if b.byNumber[number] != nil {
-		t.Error("the loan is kept")
-	}
+	expect.Equal(t, b.byNumber[number], nil, "the loan is kept")
 }
 
 // What is taken after the deadline is not admitted, and not spent twice.
@@ -345,17 +321,12 @@ func TestDeadline(t *testing.T) {
 		now  int64
 		want bool
 	}{{500, true}, {501, false}, {502, false}, {400, true}} {
-		if _, _, ok := b.Take("k", 1, func() int64 { return c.now }); ok != c.want {
-			t.Errorf("at %d: %v", c.now, ok)
-		}
+		_, _, ok := b.Take("k", 1, func() int64 { return c.now })
+		expect.Equal(t, ok, c.want, "at %d", c.now)
 	}
 	r := due(b, int64(apart)+1)
-	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Returned: 6, Checks: 2}) {
-		t.Errorf("%+v", r)
-	}
-	if n := b.Late(); n != 2 {
-		t.Errorf("%d units were taken after the deadline", n)
-	}
+	expect.True(t, len(r) == 1 && r[0].Totals == (algo.Totals{Granted: 10, Spent: 4, Returned: 6, Checks: 2}), "%+v", r)
+	expect.Equal(t, b.Late(), 2, "units were taken after the deadline")
 }
 
 // TestSample: however much is asked, no more than some of it is counted; and a key is found that is asked often, but not one that is not.
@@ -378,12 +349,11 @@ func TestSample(t *testing.T) {
 		ask(false)
 		counted = 0
 		ask(false)
-		if some := min(rate*intervals/10/sampled, intervals*samples); int64(counted) > some*5/4 || int64(counted) < some*3/8 {
-			t.Errorf("%d a second: %d are counted, not about %d", rate, counted, some)
-		}
-		if b.Loans() > 0 {
-			t.Errorf("%d a second: a key that is asked once is taken for one that is asked often", rate)
-		}
+		some := min(rate*intervals/10/sampled, intervals*samples)
+		expect.True(t, int64(counted) <= some*5/4 && int64(counted) >= some*3/8,
+			"%d a second: %d are counted, not about %d", rate, counted, some)
+		expect.True(t, b.Loans() <= 0,
+			"%d a second: a key that is asked once is taken for one that is asked often", rate)
 		if ask(true); b.Loans() != 1 || !b.Has("k") {
 			t.Errorf("%d a second: a key with a third of it is not found: %d are", rate, b.Loans())
 		}
@@ -443,17 +413,15 @@ func TestRecalled(t *testing.T) {
 		r, ok := b.Recalled(number, 1_000_000, 5)
 		close(stop)
 		callers.Wait()
-		if n := taken.Load(); !ok || n > 10 || r.Totals != (algo.Totals{Granted: 1_000_000, Spent: n, Returned: 1_000_000 - n, Checks: r.Totals.Checks}) || r.Totals.Checks > n {
-			t.Fatalf("%d were taken; %+v", n, r)
-		}
+		n := taken.Load()
+		must.True(t, ok && n <= 10 && r.Totals == (algo.Totals{Granted: 1_000_000, Spent: n, Returned: 1_000_000 - n,
+			Checks: r.Totals.Checks}) && r.Totals.Checks <= n, "%d were taken; %+v", n, r)
 	}
 	b, _ := lent(t, 10)
-	if r, ok := b.Recalled(99, 5, 5); ok {
-		t.Errorf("of another loan: %+v", r)
-	}
-	if _, left, ok := b.Take("k", 4, func() int64 { return 5 }); !ok || left != 6 {
-		t.Errorf("%d left, %t", left, ok)
-	}
+	r, ok := b.Recalled(99, 5, 5)
+	expect.True(t, !ok, "of another loan: %+v", r)
+	_, left, ok := b.Take("k", 4, func() int64 { return 5 })
+	expect.True(t, ok && left == 6, "%d left, %t", left, ok)
 	if r := due(b, int64(time.Second)/perTerm); len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Checks: 1}) {
 		t.Errorf("%+v", r)
 	}
@@ -471,9 +439,8 @@ func TestUnheard(t *testing.T) {
 	report := func(want int) Report[string, int] {
 		t.Helper()
 		r := due(b, now)
-		if len(r) != 1 || r[0].Node != want || r[0].Want == 0 {
-			t.Fatalf("at %v: %+v, not to %d", time.Duration(now), r, want)
-		}
+		must.True(t, len(r) == 1 && r[0].Node == want && r[0].Want != 0,
+			"at %v: %+v, not to %d", time.Duration(now), r, want)
 		return r[0]
 	}
 	quiet := func(want time.Duration) {
@@ -487,9 +454,7 @@ func TestUnheard(t *testing.T) {
 		t.Helper()
 		before := wakes
 		b.Answered(now, now, []Answer[int]{{Number: r.Number, Unheard: true, From: from, Holder: holder}})
-		if wakes == before {
-			t.Fatal("nobody is woken")
-		}
+		must.True(t, wakes != before, "nobody is woken")
 	}
 	unheard(report(0), 1, 2)
 	unheard(report(2), 2, 1) // at once; one of them is wrong
@@ -515,9 +480,8 @@ func TestUnheard(t *testing.T) {
 	quiet(Tick)
 	b.Lost(4, now)
 	quiet(soon)
-	if again := report(0); again.Totals != r.Totals || again.Number != r.Number {
-		t.Errorf("%+v, and then %+v", r, again)
-	}
+	again := report(0)
+	expect.True(t, again.Totals == r.Totals && again.Number == r.Number, "%+v, and then %+v", r, again)
 	now += int64(unanswered)
 	if r := due(b, now); len(r) != 1 || r[0].Node != 0 {
 		t.Errorf("%+v", r)

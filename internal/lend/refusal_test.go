@@ -4,6 +4,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestKeepsToWhatItWasTold holds a Cache to a list that keeps everything.
@@ -40,9 +43,9 @@ func TestKeepsToWhatItWasTold(t *testing.T) {
 				e := entry{key, Refusal[int]{step, cost, now, now + random.Int64N(10)}}
 				r.Remember(h, key, mark, e.Refusal)
 				keep := mark == r.Mark(h) && e.Until > now
-				if got, _, ok := r.Find(h, key, cost, now); keep && (!ok || got != e.Refusal) || !keep && ok && got == e.Refusal {
-					t.Fatalf("seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
-				}
+				got, _, ok := r.Find(h, key, cost, now)
+				must.True(t, (!keep || ok && got == e.Refusal) && (keep || !ok || got != e.Refusal),
+					"seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
 				if keep {
 					known = slices.DeleteFunc(known, func(o entry) bool { return o.key == key && o.Cost == cost })
 					known = append(known, e)
@@ -70,9 +73,8 @@ func TestReplacesWhatEndsFirst(t *testing.T) {
 	r.Remember(uint64(ways*set), ways, 0, Refusal[int]{9, 1, 0, 50})
 	for i := range ways + 1 {
 		_, _, ok := r.Find(uint64(i*set), i, 1, 1)
-		if want := i != ways-1; ok != want {
-			t.Errorf("%d is remembered: %v, want %v", i, ok, want)
-		}
+		want := i != ways-1
+		expect.Equal(t, ok, want, "%d is remembered", i)
 	}
 }
 
@@ -83,12 +85,10 @@ func TestEqualHashes(t *testing.T) {
 		r.Remember(1, key, 0, Refusal[int]{key, 1, 0, int64(100 + key)})
 	}
 	for key := range 2 {
-		if got, _, ok := r.Find(1, key, 1, 99); !ok || got.Decision != key {
-			t.Errorf("key %d: %+v, %v", key, got, ok)
-		}
-		if got, _, ok := r.Find(1, key, 1, 101); ok || got.Until != int64(100+key) {
-			t.Errorf("key %d, which has ended: %+v, %v", key, got, ok)
-		}
+		got, _, ok := r.Find(1, key, 1, 99)
+		expect.True(t, ok && got.Decision == key, "key %d: %+v, %v", key, got, ok)
+		got, _, ok = r.Find(1, key, 1, 101)
+		expect.True(t, !ok && got.Until == int64(100+key), "key %d, which has ended: %+v, %v", key, got, ok)
 	}
 }
 
@@ -99,14 +99,12 @@ func TestAdmittedKeepsWhatIsInFlight(t *testing.T) {
 	r.Remember(1, 1, mark, Refusal[int]{1, 9, 0, 100}) // of another cost, so that there is something to forget
 	r.Admitted(1)
 	r.Remember(1, 1, mark, Refusal[int]{1, 1, 0, 100})
-	if _, _, ok := r.Find(1, 1, 1, 1); !ok {
-		t.Error("what came after an admission is not remembered")
-	}
+	_, _, ok := r.Find(1, 1, 1, 1)
+	expect.True(t, ok, "what came after an admission is not remembered")
 	r.Forget(1)
 	r.Remember(1, 1, mark, Refusal[int]{1, 1, 0, 100})
-	if _, _, ok := r.Find(1, 1, 1, 1); ok {
-		t.Error("what was asked before something was given back is remembered")
-	}
+	_, _, ok = r.Find(1, 1, 1, 1)
+	expect.True(t, !ok, "what was asked before something was given back is remembered")
 }
 
 func TestFindAllocatesNothing(t *testing.T) {
@@ -118,7 +116,5 @@ func TestFindAllocatesNothing(t *testing.T) {
 			t.Error("forgotten")
 		}
 	})
-	if allocs != 0 {
-		t.Errorf("%v allocations", allocs)
-	}
+	expect.Equal(t, allocs, 0, "allocations")
 }

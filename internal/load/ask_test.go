@@ -22,6 +22,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -45,9 +47,8 @@ func TestOpenErrors(t *testing.T) {
 		for _, over := range []string{"grpc", "stream", "http", "resp"} {
 			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, TLS: dial.Identity{}}
 			c.spoil(&cfg)
-			if _, _, err := cfg.Open(); err == nil || !strings.HasPrefix(err.Error(), c.want) {
-				t.Errorf("%s: %v, want %s", over, err, c.want)
-			}
+			_, _, err := cfg.Open()
+			expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%s: %v, want %s", over, err, c.want)
 		}
 	}
 }
@@ -100,9 +101,7 @@ func serveHTTP(t *testing.T) string {
 
 func serveRESP(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var work sync.WaitGroup
 	work.Go(func() {
 		for {
@@ -169,24 +168,19 @@ func TestAnswers(t *testing.T) {
 			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
 			Target: &weirv1.Target{Policy: "p"}, Cost: 3, TLS: dial.Identity{TokenFile: token},
 		}.Open()
-		if err != nil {
-			t.Fatalf("%s: %v", over, err)
-		}
-		if len(askers) != 2 {
-			t.Errorf("%s: %d askers for 2 addresses", over, len(askers))
-		}
+		must.NoError(t, err, "%s", over)
+		expect.True(t, len(askers) == 2, "%s: %d askers for 2 addresses", over, len(askers))
 		for _, a := range askers {
 			for key, want := range said {
 				if over == "resp" {
 					want.FailedClosed = false // which its answers do not tell from refused
 				}
-				if got, err := a.Ask(t.Context(), key); got != want || err != nil {
-					t.Errorf("%s: %s is %+v, %v", over, key, got, err)
-				}
+				got, err := a.Ask(t.Context(), key)
+				expect.True(t, got == want && err == nil, "%s: %s is %+v, %v", over, key, got, err)
 			}
-			if got, err := a.Ask(t.Context(), "other"); err == nil || !strings.Contains(err.Error(), "a mistake") || got != (Answer{}) {
-				t.Errorf("%s: a mistake is %+v, %v", over, got, err)
-			}
+			got, err := a.Ask(t.Context(), "other")
+			expect.True(t, err != nil && strings.Contains(err.Error(), "a mistake") && got == (Answer{}),
+				"%s: a mistake is %+v, %v", over, got, err)
 		}
 		closeAll()
 	}
@@ -195,24 +189,18 @@ func TestAnswers(t *testing.T) {
 // TestNobodyAnswers: what no node has answered is an error, and no decision, over each protocol.
 func TestNobodyAnswers(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	addr := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, l.Close())
 	for _, over := range []string{"grpc", "stream", "http", "resp"} {
 		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr}, Connections: 1, Concurrency: 1, Timeout: 200 * time.Millisecond, Target: &weirv1.Target{Policy: "p"}, Cost: 1,
 		}.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		if got, err := askers[0].Ask(ctx, "key"); err == nil || got.Allowed || errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: %+v, %v", over, got, err)
-		}
+		got, err := askers[0].Ask(ctx, "key")
+		expect.True(t, err != nil && !got.Allowed && !errors.Is(err, context.DeadlineExceeded),
+			"%s: %+v, %v", over, got, err)
 		cancel()
 		closeAll()
 	}

@@ -11,6 +11,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // askFunc is an Asker.
@@ -37,16 +40,11 @@ func TestOpenLoop(t *testing.T) {
 		})
 		cfg.Rate, cfg.Concurrency, cfg.Timeout = 100, 4, 5*time.Second
 		r, err := Run(t.Context(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.Checks != 1000 || r.Admitted != 1000 || r.Unsent != 0 || r.Errors != 0 {
-			t.Errorf("%+v", r)
-		}
+		must.NoError(t, err)
+		expect.True(t, r.Checks == 1000 && r.Admitted == 1000 && r.Unsent == 0 && r.Errors == 0, "%+v", r)
 		// Of 1000 checks, 200 were due in the stall, the first of them 2 s before its end, at even distances.
-		if r.Latency.P50 != 1 || !near(r.Latency.P90, time.Second) || !near(r.Latency.Max, 2*time.Second) || !near(r.Latency.P99, 1900*time.Millisecond) {
-			t.Errorf("latencies %+v", r.Latency)
-		}
+		expect.True(t, r.Latency.P50 == 1 && near(r.Latency.P90, time.Second) && near(r.Latency.Max, 2*time.Second) &&
+			near(r.Latency.P99, 1900*time.Millisecond), "latencies %+v", r.Latency)
 	})
 }
 
@@ -64,9 +62,8 @@ func TestUnsent(t *testing.T) {
 		})
 		cfg.Rate, cfg.Concurrency, cfg.Timeout = 10, 2, 2*time.Second
 		r, err := Run(t.Context(), cfg)
-		if err != nil || r.Checks+r.Unsent != 100 || r.Refused != r.Checks || r.Checks < 20 || r.Checks > 26 {
-			t.Errorf("%+v, %v", r, err)
-		}
+		expect.True(t, err == nil && r.Checks+r.Unsent == 100 && r.Refused == r.Checks && r.Checks >= 20 &&
+			r.Checks <= 26, "%+v, %v", r, err)
 	})
 }
 
@@ -90,12 +87,10 @@ func TestClosedLoop(t *testing.T) {
 			var told []Progress
 			cfg.Progress = func(p Progress) { told = append(told, p) }
 			r, err := Run(t.Context(), cfg)
-			if err != nil || r.Checks != c.wants || r.FailedClosed != c.wants || r.Refused != c.wants || most.Load() != 4 || len(told) == 0 {
-				t.Errorf("%+v, %v, %d in flight, told %v", r, err, most.Load(), told)
-			}
-			if !near(r.Latency.Min, 100*time.Millisecond) || !near(r.Latency.Max, 100*time.Millisecond) {
-				t.Errorf("latencies %+v", r.Latency)
-			}
+			expect.True(t, err == nil && r.Checks == c.wants && r.FailedClosed == c.wants && r.Refused == c.wants &&
+				most.Load() == 4 && len(told) != 0, "%+v, %v, %d in flight, told %v", r, err, most.Load(), told)
+			expect.True(t, near(r.Latency.Min, 100*time.Millisecond) && near(r.Latency.Max, 100*time.Millisecond),
+				"latencies %+v", r.Latency)
 		})
 	}
 }
@@ -109,14 +104,12 @@ func TestErrorsAndEnd(t *testing.T) {
 		})
 		cfg.Concurrency = 1
 		r, err := Run(t.Context(), cfg)
-		if err != nil || r.Errors != 10 || r.Checks != 10 || r.Rate != 0 || !strings.Contains(r.FirstError, "deadline") || r.Latency.Max != 0 {
-			t.Errorf("%+v, %v", r, err)
-		}
+		expect.True(t, err == nil && r.Errors == 10 && r.Checks == 10 && r.Rate == 0 &&
+			strings.Contains(r.FirstError, "deadline") && r.Latency.Max == 0, "%+v, %v", r, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 4500*time.Millisecond)
 		defer cancel()
-		if r, err = Run(ctx, cfg); err != nil || r.Errors != 4 || r.Checks != 4 {
-			t.Errorf("cut short: %+v, %v", r, err)
-		}
+		r, err = Run(ctx, cfg)
+		expect.True(t, err == nil && r.Errors == 4 && r.Checks == 4, "cut short: %+v, %v", r, err)
 	})
 }
 
@@ -145,9 +138,8 @@ func TestVerdict(t *testing.T) {
 			})
 			cfg.Rate, cfg.Cost, cfg.Bound = 1000, 3, &Bound{Units: 60, Window: 2 * time.Second}
 			r, err := Run(t.Context(), cfg)
-			if err != nil || r.Verdict.Holds != (excess == 0) || r.Verdict.Most != int64(20+excess)*3 || !strings.HasPrefix(r.Verdict.Key, "k-") {
-				t.Errorf("excess %d: %+v, %v", excess, r.Verdict, err)
-			}
+			expect.True(t, err == nil && r.Verdict.Holds == (excess == 0) && r.Verdict.Most == int64(20+excess)*3 &&
+				strings.HasPrefix(r.Verdict.Key, "k-"), "excess %d: %+v, %v", excess, r.Verdict, err)
 		})
 	}
 }
@@ -174,9 +166,7 @@ func TestMost(t *testing.T) {
 			want = max(want, n)
 		}
 		slices.SortFunc(list, func(a, b admission) int { return int(a.sent - b.sent) })
-		if got := b.most(list); got != want {
-			t.Fatalf("%+v within %v: %d, want %d", list, window, got, want)
-		}
+		must.Equal(t, b.most(list), want, "%+v within %v", list, window)
 	}
 }
 
@@ -197,9 +187,8 @@ func TestKeys(t *testing.T) {
 		for n := range uint64(draws) {
 			key := p.pick(n)
 			counts[key]++
-			if n%1000 == 0 && again.pick(n) != key {
-				t.Fatalf("%+v: check %d has another key the second time", c.keys, n)
-			}
+			must.True(t, n%1000 != 0 || again.pick(n) == key,
+				"%+v: check %d has another key the second time", c.keys, n)
 		}
 		if share := float64(counts[0]) / draws; share < c.first-0.01 || share > c.first+0.01 {
 			t.Errorf("%+v: the first key has %.3f, want %.3f", c.keys, share, c.first)
@@ -223,8 +212,7 @@ func TestBadConfigs(t *testing.T) {
 	} {
 		cfg := config(func(context.Context, string) (Answer, error) { return Answer{}, errors.New("asked") })
 		change(&cfg)
-		if _, err := Run(t.Context(), cfg); err == nil || !strings.HasPrefix(err.Error(), field+": ") {
-			t.Errorf("%s: %v", field, err)
-		}
+		_, err := Run(t.Context(), cfg)
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), field+": "), "%s: %v", field, err)
 	}
 }

@@ -4,13 +4,14 @@ import (
 	"net/http"
 	"net/netip"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestKey(t *testing.T) {
 	trusted, err := ParsePrefixes([]string{"10.0.0.0/8", "192.0.2.9", "fd00::/8"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for name, c := range map[string]struct {
 		trusted []netip.Prefix
 		bits    int
@@ -46,21 +47,17 @@ func TestKey(t *testing.T) {
 		if c.forward != nil {
 			h["X-Forwarded-For"] = c.forward
 		}
-		if got := r.Key(c.remote, h); got != c.want {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		expect.Equal(t, r.Key(c.remote, h), c.want, "%s", name)
 		unnamed := map[string]bool{"no header": true, "an empty header": true, "garbage": true, "garbage behind two": true, "no address": true}
-		if _, named := r.Caller(c.remote, h); named == unnamed[name] {
-			t.Errorf("%s: named is %t", name, named)
-		}
+		_, named := r.Caller(c.remote, h)
+		expect.True(t, named != unnamed[name], "%s: named is %t", name, named)
 	}
 }
 
 func TestParsePrefixes(t *testing.T) {
 	for _, bad := range []string{"", "x", "10.0.0.1/8", "10.0.0.0/33", "fe80::1%eth0"} {
-		if _, err := ParsePrefixes([]string{bad}); err == nil {
-			t.Errorf("%q is accepted", bad)
-		}
+		_, err := ParsePrefixes([]string{bad})
+		expect.True(t, err != nil, "%q is accepted", bad)
 	}
 }
 
@@ -73,9 +70,8 @@ func FuzzKey(f *testing.F) {
 			return
 		}
 		if _, err := netip.ParseAddr(key); err != nil {
-			if _, err := netip.ParsePrefix(key); err != nil {
-				t.Errorf("%q is no address", key)
-			}
+			_, err := netip.ParsePrefix(key)
+			expect.NoError(t, err, "%q is no address", key)
 		}
 	})
 }

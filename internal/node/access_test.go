@@ -28,6 +28,8 @@ import (
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -53,9 +55,7 @@ func withAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string, 
 	awaitSettled(t, n)
 	t.Cleanup(func() {
 		for _, secret := range []string{shop, all, auth.Hash(shop), auth.Hash(all)} {
-			if strings.Contains(book.String(), secret) {
-				t.Error("the log has a token or its hash")
-			}
+			expect.True(t, !strings.Contains(book.String(), secret), "the log has a token or its hash")
 		}
 	})
 	return n, shop, all, book
@@ -65,9 +65,7 @@ func withAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string, 
 func send(t *testing.T, n *Node, method, path, token, body string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, "http://"+addrOf(n.listeners.http)+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	if token != "" {
 		field := "Authorization"
@@ -77,14 +75,10 @@ func send(t *testing.T, n *Node, method, path, token, body string) (*http.Respon
 		r.Header.Set(field, "Bearer "+token)
 	}
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return resp, string(text)
 }
 
@@ -105,23 +99,18 @@ func TestEveryRoute(t *testing.T) {
 			want = http.StatusOK
 		}
 		resp, body := send(t, n, method, path, "", "{}")
-		if resp.StatusCode != want {
-			t.Errorf("%s %s without a token: %d %s", method, path, resp.StatusCode, body)
-		}
-		if want == http.StatusUnauthorized && (resp.Header.Get("WWW-Authenticate") != `Bearer realm="weir"` || resp.Header.Get("Content-Type") != "application/problem+json") {
-			t.Errorf("%s %s: %v", method, path, resp.Header)
-		}
+		expect.True(t, resp.StatusCode == want, "%s %s without a token: %d %s", method, path, resp.StatusCode, body)
+		expect.True(t, want != http.StatusUnauthorized ||
+			resp.Header.Get("WWW-Authenticate") == `Bearer realm="weir"` &&
+				resp.Header.Get("Content-Type") == "application/problem+json", "%s %s: %v", method, path, resp.Header)
 		if path == "/console/events" {
 			continue // which goes on and on: see TestConsoleStream
 		}
 		resp, body = send(t, n, method, path, all, "{}")
-		if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
-			t.Errorf("%s %s with all roles: %d %s", method, path, resp.StatusCode, body)
-		}
+		expect.True(t, resp.StatusCode != http.StatusUnauthorized && resp.StatusCode != http.StatusForbidden,
+			"%s %s with all roles: %d %s", method, path, resp.StatusCode, body)
 	}
-	if seen < 15 {
-		t.Errorf("only %d routes in:\n%s", seen, index)
-	}
+	expect.True(t, seen >= 15, "only %d routes in:\n%s", seen, index)
 }
 
 // TestReadinessDetail: why a node is not ready, or what is wrong with it, is for those who may read; anybody else learns
@@ -132,22 +121,19 @@ func TestReadinessDetail(t *testing.T) {
 	n.Reload()
 	eventually(t, "the file to be reported", func() bool { return n.policyError() != "" })
 	for token, want := range map[string]bool{all: true, shop: false, "": false, "nonsense": false} {
-		if resp, body := send(t, n, "GET", "/readyz", token, ""); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"ready":true`) || strings.Contains(body, "detail") != want {
-			t.Errorf("%q: %d %s", token, resp.StatusCode, body)
-		}
+		resp, body := send(t, n, "GET", "/readyz", token, "")
+		expect.True(t, resp.StatusCode == http.StatusOK && strings.Contains(body, `"ready":true`) &&
+			strings.Contains(body, "detail") == want, "%q: %d %s", token, resp.StatusCode, body)
 	}
-	if page := metricsOf(t, n); strings.Contains(page, "weir_access_denied_total{") {
-		t.Error("a probe counts as denied")
-	}
+	page := metricsOf(t, n)
+	expect.True(t, !strings.Contains(page, "weir_access_denied_total{"), "a probe counts as denied")
 }
 
 // TestEveryMethod: the same over gRPC, for every method of every service that is registered.
 func TestEveryMethod(t *testing.T) {
 	n, _, all, _ := withAccess(t, nil)
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	call := func(ctx context.Context, method string, stream bool) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -169,18 +155,15 @@ func TestEveryMethod(t *testing.T) {
 			seen++
 			method := "/" + service + "/" + m.Name
 			open := service == "grpc.health.v1.Health" || method == "/pb.gubernator.V1/LiveCheck"
-			if code := status.Code(call(t.Context(), method, m.IsServerStream || m.IsClientStream)); (code == codes.Unauthenticated) == open {
-				t.Errorf("%s without a token: %v", method, code)
-			}
+			code := status.Code(call(t.Context(), method, m.IsServerStream || m.IsClientStream))
+			expect.True(t, (code == codes.Unauthenticated) != open, "%s without a token: %v", method, code)
 			ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
-			if code := status.Code(call(ctx, method, m.IsServerStream || m.IsClientStream)); code == codes.Unauthenticated || code == codes.PermissionDenied {
-				t.Errorf("%s with all roles: %v", method, code)
-			}
+			code = status.Code(call(ctx, method, m.IsServerStream || m.IsClientStream))
+			expect.True(t, code != codes.Unauthenticated && code != codes.PermissionDenied,
+				"%s with all roles: %v", method, code)
 		}
 	}
-	if seen < 12 {
-		t.Errorf("only %d methods", seen)
-	}
+	expect.True(t, seen >= 12, "only %d methods", seen)
 }
 
 // TestAccess: who may do what, over HTTP and gRPC, and what the operator hears of it.
@@ -204,20 +187,19 @@ func TestAccess(t *testing.T) {
 		{"/v1/reset", all, login, 200, "", ""},
 	} {
 		resp, body := send(t, n, "POST", c.path, c.token, c.body)
-		if resp.StatusCode != c.status || !strings.Contains(body, c.want) {
-			t.Errorf("%s %s: %d %s", c.path, c.body, resp.StatusCode, body)
-		}
+		expect.True(t, resp.StatusCode == c.status && strings.Contains(body, c.want),
+			"%s %s: %d %s", c.path, c.body, resp.StatusCode, body)
 		if c.reason != "" {
 			refusedAt(t, n, "http", c.reason)
 		}
-		if challenge := resp.Header.Get("WWW-Authenticate"); c.reason == "bad_token" && challenge != `Bearer realm="weir", error="invalid_token"` ||
-			c.reason == "wrong_role" && challenge != `Bearer realm="weir", error="insufficient_scope"` {
-			t.Errorf("%s: %s", c.path, challenge)
-		}
+		challenge := resp.Header.Get("WWW-Authenticate")
+		expect.True(t, (c.reason != "bad_token" || challenge == `Bearer realm="weir", error="invalid_token"`) &&
+			(c.reason != "wrong_role" || challenge == `Bearer realm="weir", error="insufficient_scope"`),
+			"%s: %s", c.path, challenge)
 	}
-	if text := book.String(); !strings.Contains(text, "reason=wrong_policy") || !strings.Contains(text, "shop may not use the policy") {
-		t.Errorf("log:\n%s", text)
-	}
+	text := book.String()
+	expect.True(t, strings.Contains(text, "reason=wrong_policy") &&
+		strings.Contains(text, "shop may not use the policy"), "log:\n%s", text)
 
 	// Through the client, with the token and without.
 	addr := addrOf(n.listeners.grpc)
@@ -232,17 +214,12 @@ func TestAccess(t *testing.T) {
 		{nil, "login", client.ErrUnauthenticated},
 	} {
 		conn, err := client.Dial(t.Context(), addr, c.opts...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		// No permission is no reason to let anybody through: the fail policy has no part in it.
-		if _, err := conn.Policy(c.policy).Allow(t.Context(), "b"); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, want %v", c.policy, err, c.want)
-		}
+		_, err = conn.Policy(c.policy).Allow(t.Context(), "b")
+		expect.ErrorIs(t, err, c.want, "%s", c.policy)
 		if c.want == nil {
-			if err := conn.Policy(c.policy).Reset(t.Context(), "b"); !errors.Is(err, client.ErrDenied) {
-				t.Errorf("reset: %v", err)
-			}
+			expect.ErrorIs(t, conn.Policy(c.policy).Reset(t.Context(), "b"), client.ErrDenied, "reset")
 		}
 		conn.Close()
 	}
@@ -255,27 +232,22 @@ func TestAccessReload(t *testing.T) {
 	n, shop, _, book := withAccess(t, nil)
 	login := `{"policy":"login","key":"a"}`
 	write := func(text string) {
-		if err := os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600))
 	}
 	write("callers: [{name: x}]")
 	eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
-	if line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "rejected"); !strings.Contains(metricsOf(t, n), line) {
-		t.Errorf("no %s", line)
-	}
-	if resp, body := send(t, n, "POST", "/v1/check", shop, login); resp.StatusCode != http.StatusOK {
-		t.Errorf("after a mistake: %d %s", resp.StatusCode, body)
-	}
+	line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "rejected")
+	expect.True(t, strings.Contains(metricsOf(t, n), line), "no %s", line)
+	resp, body := send(t, n, "POST", "/v1/check", shop, login)
+	expect.True(t, resp.StatusCode == http.StatusOK, "after a mistake: %d %s", resp.StatusCode, body)
 	fresh := auth.NewToken()
 	write(fmt.Sprintf(accessFile, auth.Hash(fresh), auth.Hash(auth.NewToken())))
 	eventually(t, "the old token to be nobody's", func() bool {
 		resp, _ := send(t, n, "POST", "/v1/check", shop, login)
 		return resp.StatusCode == http.StatusUnauthorized
 	})
-	if resp, body := send(t, n, "POST", "/v1/check", fresh, `{"policy":"login","key":"b"}`); resp.StatusCode != http.StatusOK {
-		t.Errorf("with the new token: %d %s", resp.StatusCode, body)
-	}
+	resp, body = send(t, n, "POST", "/v1/check", fresh, `{"policy":"login","key":"b"}`)
+	expect.True(t, resp.StatusCode == http.StatusOK, "with the new token: %d %s", resp.StatusCode, body)
 }
 
 // TestCertificateOrToken: with authorities of callers and an access file, either will do.
@@ -284,9 +256,7 @@ func TestCertificateOrToken(t *testing.T) {
 	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Security.TLS = filesOf(t, a, testLeaf) })
 	check := func(token string, pairs ...tls.Certificate) error {
 		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs})))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer conn.Close()
 		ctx := t.Context()
 		if token != "" {
@@ -307,9 +277,8 @@ func TestCertificateOrToken(t *testing.T) {
 		{"a certificate of nobody, and a token", shop, []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}, codes.OK},
 		{"an expired certificate, and a token", shop, []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}, Expired: true})}, codes.Unavailable},
 	} {
-		if err := check(c.token, c.pairs...); status.Code(err) != c.want {
-			t.Errorf("%s: %v, want %v", c.name, err, c.want)
-		}
+		err := check(c.token, c.pairs...)
+		expect.Equal(t, status.Code(err), c.want, "%s: %v", c.name, err)
 	}
 }
 
@@ -336,9 +305,7 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	}
 	dial := func() *grpc.ClientConn {
 		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
@@ -346,25 +313,18 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	for full, conn := false, first; !full; conn = dial() {
 		for range 100 {
 			if err := open(conn, shop); err != nil {
-				if status.Code(err) != codes.Unavailable {
-					t.Fatal(err)
-				}
+				must.Equal(t, status.Code(err), codes.Unavailable, "%v", err)
 				full = true
 				break
 			}
 			held++
 		}
 	}
-	if held < most/2 || held > most/4*3+3 {
-		t.Errorf("one caller has %d of %d streams", held, most)
-	}
-	if err := open(dial(), all); err != nil {
-		t.Errorf("while one caller has %d of %d streams, another one gets %v", held, most, err)
-	}
+	expect.True(t, held >= most/2 && held <= most/4*3+3, "one caller has %d of %d streams", held, most)
+	expect.NoError(t, open(dial(), all), "while one caller has %d of %d streams, another one gets", held, most)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)
-	if _, err := weirv1.NewLimiterClient(first).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}); err != nil {
-		t.Errorf("a call of the same one: %v", err)
-	}
+	_, err := weirv1.NewLimiterClient(first).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}})
+	expect.NoError(t, err, "a call of the same one")
 }
 
 // TestCheckDoesNotCharge: a caller who may check and not charge brings no key beyond its limit, whatever the protocol: Envoy's hits, and
@@ -381,36 +341,28 @@ func TestCheckDoesNotCharge(t *testing.T) {
 	hits := func(ctx context.Context, key string) {
 		r := envoyRequest("user", key)
 		r.Descriptors[0].HitsAddend = wrapperspb.UInt64(1 << 53)
-		if _, err := envoyClient(t, n).ShouldRateLimit(ctx, r); err != nil {
-			t.Error(err)
-		}
+		_, err := envoyClient(t, n).ShouldRateLimit(ctx, r)
+		expect.NoError(t, err)
 	}
 	reports := func(ctx context.Context, key string) {
 		stream, err := quotav3.NewRateLimitQuotaServiceClient(dialed(t, n)).StreamRateLimitQuotas(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		usage := &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
 			BucketId: &quotav3.BucketId{Bucket: map[string]string{"user": key}}, NumRequestsAllowed: 1 << 53,
 		}
-		if err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := stream.Recv(); err != nil { // the report was charged before
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge",
+			BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}))
+		_, err = stream.Recv()
+		must.NoError(t, err) // the report was charged before
 	}
 	for name, attack := range map[string]func(ctx context.Context, key string){"hits": hits, "reports": reports} {
 		for token, debt := range map[string]bool{shop: false, all: true} {
 			key := fmt.Sprintf("%s-%t", name, debt)
 			attack(as(token), key)
 			got, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: "user=" + key}, Cost: 1}})
-			if err != nil || got[0].Err != nil {
-				t.Fatal(err, got)
-			}
-			if d := got[0].Decision; d.Allowed || d.ResetAfter > time.Hour != debt {
-				t.Errorf("%s: %+v, want debt %t", key, d, debt)
-			}
+			must.True(t, err == nil && got[0].Err == nil, "%v %v", err, got)
+			d := got[0].Decision
+			expect.True(t, !d.Allowed && d.ResetAfter > time.Hour == debt, "%s: %+v, want debt %t", key, d, debt)
 		}
 	}
 }
@@ -421,21 +373,13 @@ func TestClientWithRoleCheck(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
 	for token, want := range map[string]error{shop: nil, "": client.ErrUnauthenticated, auth.NewToken(): client.ErrUnauthenticated} {
 		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token), client.WithTimeout(time.Minute))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Ready(t.Context()); !errors.Is(err, want) {
-			t.Errorf("Ready: %v, want %v", err, want)
-		}
-		if d, err := c.Policy("login").Peek(t.Context(), "k"); d.FailedOpen || want != nil && !errors.Is(err, want) {
-			t.Errorf("%+v, %v, want %v", d, err, want)
-		}
-		if _, err := c.Policy("other").Peek(t.Context(), "k"); want == nil && !errors.Is(err, client.ErrDenied) {
-			t.Errorf("another policy: %v", err)
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
+		must.NoError(t, err)
+		expect.ErrorIs(t, c.Ready(t.Context()), want, "Ready")
+		d, err := c.Policy("login").Peek(t.Context(), "k")
+		expect.True(t, !d.FailedOpen && (want == nil || errors.Is(err, want)), "%+v, %v, want %v", d, err, want)
+		_, err = c.Policy("other").Peek(t.Context(), "k")
+		expect.True(t, want != nil || errors.Is(err, client.ErrDenied), "another policy: %v", err)
+		expect.NoError(t, c.Close())
 	}
 }
 
@@ -444,12 +388,8 @@ func TestReadyTakesCheck(t *testing.T) {
 	n, shop, all, _ := withAccess(t, nil)
 	for token, want := range map[string]error{shop: nil, all: nil, "weir_wrong": client.ErrUnauthenticated} {
 		conn, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := conn.Ready(t.Context()); !errors.Is(err, want) {
-			t.Errorf("%v, want %v", err, want)
-		}
+		must.NoError(t, err)
+		expect.ErrorIs(t, conn.Ready(t.Context()), want)
 		conn.Close()
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -43,18 +45,14 @@ func threeNodes(t *testing.T, change func(*Config)) []*Node {
 func everybody(t *testing.T, n *Node) context.Context {
 	t.Helper()
 	ctx, denial := n.security.auth.Authorize(t.Context(), "http", auth.RoleKeys, auth.Credentials{})
-	if denial != nil {
-		t.Fatal(denial)
-	}
+	must.Equal(t, denial, nil)
 	return ctx
 }
 
 func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysResponse {
 	t.Helper()
 	top, err := n.TopKeys(everybody(t, n), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return top
 }
 
@@ -70,42 +68,36 @@ func TestTopKeysOfThree(t *testing.T) {
 			check(t, nodes[i%3], fmt.Sprint("key-", k))
 		}
 	}
-	if r, err := nodes[1].limiter.Check(t.Context(), []limit.Check{inline}); err != nil || r[0].Err != nil {
-		t.Fatal(r, err)
-	}
+	r, err := nodes[1].limiter.Check(t.Context(), []limit.Check{inline})
+	must.True(t, err == nil && r[0].Err == nil, "%v %v", r, err)
 	for _, n := range nodes {
 		top := topOf(t, n, &weirv1.TopKeysRequest{})
-		if len(top.Keys) != keys+1 || !slices.Equal(top.Members, []string{"a", "b", "c"}) || len(top.Unreachable) > 0 || top.Node != n.cfg.Name {
-			t.Fatalf("%s: %v", n.cfg.Name, top)
-		}
+		must.True(t, len(top.Keys) == keys+1 && slices.Equal(top.Members, []string{"a", "b", "c"}) &&
+			len(top.Unreachable) == 0 && top.Node == n.cfg.Name, "%s: %v", n.cfg.Name, top)
 		for i, k := range top.Keys[:keys] {
 			decisions := int64(2 * (keys - i))
-			if k.Key != fmt.Sprint("key-", keys-1-i) || k.Policy != "login" || k.Namespace != "" || k.Decisions != decisions || k.Refused != max(decisions-5, 0) ||
-				k.Limit != 5 || k.Used != min(decisions, 5) || k.DecisionsError != 0 {
-				t.Errorf("%s: %d: %v", n.cfg.Name, i, k)
-			}
+			expect.True(t, k.Key == fmt.Sprint("key-", keys-1-i) && k.Policy == "login" && k.Namespace == "" &&
+				k.Decisions == decisions && k.Refused == max(decisions-5, 0) && k.Limit == 5 &&
+				k.Used == min(decisions, 5) && k.DecisionsError == 0, "%s: %d: %v", n.cfg.Name, i, k)
 		}
-		if k := top.Keys[keys]; k.Key != "bob" || k.Policy != "" || k.Namespace != "api" || k.Decisions != 1 || k.Used != 1 || k.Limit != 100 {
-			t.Errorf("%s: %v", n.cfg.Name, k)
-		}
-		if p := top.Policies; len(p) != 2 || p[0].Policy != "login" || p[0].Allowed+p[0].Refused != keys*(keys+1) || p[1].Policy != "(inline)" || p[1].Allowed != 1 {
-			t.Errorf("%s: %v", n.cfg.Name, p)
-		}
+		k := top.Keys[keys]
+		expect.True(t, k.Key == "bob" && k.Policy == "" && k.Namespace == "api" && k.Decisions == 1 && k.Used == 1 &&
+			k.Limit == 100, "%s: %v", n.cfg.Name, k)
+		p := top.Policies
+		expect.True(t, len(p) == 2 && p[0].Policy == "login" && p[0].Allowed+p[0].Refused == keys*(keys+1) &&
+			p[1].Policy == "(inline)" && p[1].Allowed == 1, "%s: %v", n.cfg.Name, p)
 		first := topOf(t, n, &weirv1.TopKeysRequest{Order: weirv1.KeyOrder_KEY_ORDER_FULLEST, Limit: 1, Policy: "login"})
-		if len(first.Keys) != 1 || first.Keys[0].Key != "key-11" || len(first.Policies) != 1 {
-			t.Errorf("%s: %v", n.cfg.Name, first)
-		}
+		expect.True(t, len(first.Keys) == 1 && first.Keys[0].Key == "key-11" && len(first.Policies) == 1,
+			"%s: %v", n.cfg.Name, first)
 	}
 	for _, bad := range []*weirv1.TopKeysRequest{{Order: 4}, {Limit: 257}, {Policy: "a/b"}} {
-		if _, err := nodes[0].TopKeys(everybody(t, nodes[0]), bad); err == nil {
-			t.Errorf("%v is taken", bad)
-		}
+		_, err := nodes[0].TopKeys(everybody(t, nodes[0]), bad)
+		expect.True(t, err != nil, "%v is taken", bad)
 	}
 	nodes[2].peerServer.Stop()
 	top := topOf(t, nodes[0], &weirv1.TopKeysRequest{})
-	if !slices.Equal(top.Members, []string{"a", "b"}) || !slices.Equal(top.Unreachable, []string{"c"}) || len(top.Keys) == 0 {
-		t.Errorf("while c does not answer: %v", top)
-	}
+	expect.True(t, slices.Equal(top.Members, []string{"a", "b"}) && slices.Equal(top.Unreachable, []string{"c"}) &&
+		len(top.Keys) != 0, "while c does not answer: %v", top)
 }
 
 // A caller sees the keys of the policies and namespaces that it has the role for, and no others.
@@ -129,27 +121,23 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 		`{"namespace":"api","limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"k"}`,
 		`{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"k"}`,
 	} {
-		if resp, text := send(t, n, "POST", "/v1/check", tokens["all"], body); resp.StatusCode != http.StatusOK {
-			t.Fatal(resp.StatusCode, text)
-		}
+		resp, text := send(t, n, "POST", "/v1/check", tokens["all"], body)
+		must.Equal(t, resp.StatusCode, http.StatusOK, "%v", text)
 	}
 	for name, want := range map[string][]string{
 		"all": {"/api/k", "/default/k", "login//k", "other//k"}, "login": {"login//k"}, "api": {"/api/k"}, "read": nil, "": nil,
 	} {
 		resp, text := send(t, n, "GET", "/v1/keys/top", tokens[name], "")
 		if want == nil {
-			if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusUnauthorized {
-				t.Errorf("%q: %d %s", name, resp.StatusCode, text)
-			}
+			expect.True(t, resp.StatusCode == http.StatusForbidden || resp.StatusCode == http.StatusUnauthorized,
+				"%q: %d %s", name, resp.StatusCode, text)
 			continue
 		}
 		var top struct {
 			Keys     []struct{ Policy, Namespace, Key string }
 			Policies []struct{ Policy string }
 		}
-		if err := json.Unmarshal([]byte(text), &top); err != nil {
-			t.Fatal(err, text)
-		}
+		must.NoError(t, json.Unmarshal([]byte(text), &top), "%v", text)
 		var got []string
 		for _, k := range top.Keys {
 			got = append(got, k.Policy+"/"+k.Namespace+"/"+k.Key)
@@ -158,9 +146,8 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 			t.Errorf("%s sees %v, want %v", name, got, want)
 		}
 		for _, p := range top.Policies {
-			if !strings.HasPrefix(p.Policy, "(") && name != "all" && p.Policy != name {
-				t.Errorf("%s sees the policy %s", name, p.Policy)
-			}
+			expect.True(t, strings.HasPrefix(p.Policy, "(") || name == "all" || p.Policy == name,
+				"%s sees the policy %s", name, p.Policy)
 		}
 	}
 	for _, tt := range []struct {
@@ -184,20 +171,15 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 	}
 	n.Stop()
 	log, err := os.ReadFile(n.cfg.Security.AuditLog)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, want := range []string{
 		`"caller":"login","credential":"token","listener":"http"`, `"policy":"other","reason":"wrong_policy","what":"login may not use the policy \"other\" in the role keys"`,
 		`"caller":"api","credential":"token","listener":"http"`, `"inline_namespace":"default","reason":"wrong_policy"`,
 	} {
-		if !strings.Contains(string(log), want) {
-			t.Errorf("the audit log lacks %s:\n%s", want, log)
-		}
+		expect.True(t, strings.Contains(string(log), want), "the audit log lacks %s:\n%s", want, log)
 	}
-	if n := strings.Count(string(log), `"reason":"wrong_policy"`); n != 3 {
-		t.Errorf("%d denials in the audit log, want 3:\n%s", n, log)
-	}
+	expect.Equal(t, strings.Count(string(log), `"reason":"wrong_policy"`), 3,
+		"denials in the audit log, want 3:\n%s", log)
 }
 
 // Whichever node is asked, the one that decides for the key tells how it stands, and nothing is charged.
@@ -213,9 +195,7 @@ func TestDescribeOfThree(t *testing.T) {
 		for _, n := range nodes {
 			target := limit.Target{Policy: "login", Key: key}
 			st, err := n.Describe(everybody(t, n), &target)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			if decider == "" {
 				decider = st.Node
 			}
@@ -225,20 +205,18 @@ func TestDescribeOfThree(t *testing.T) {
 					units += r.Units
 				}
 			}
-			if st.Node != decider || len(st.Limits) != 1 || st.Limits[0].Remaining != 2 || st.Limits[0].Limit != 5 || st.Limits[0].Window != time.Minute || units != 3 {
-				t.Errorf("%s of %s: %+v", n.cfg.Name, key, st)
-			}
+			expect.True(t, st.Node == decider && len(st.Limits) == 1 && st.Limits[0].Remaining == 2 &&
+				st.Limits[0].Limit == 5 && st.Limits[0].Window == time.Minute && units == 3,
+				"%s of %s: %+v", n.cfg.Name, key, st)
 		}
 	}
 	fresh := limit.Target{Policy: "login", Key: "never asked"}
-	if st, err := nodes[0].Describe(everybody(t, nodes[0]), &fresh); err != nil || st.Limits[0].Remaining != 5 || st.Limits[0].Returns != nil {
-		t.Errorf("%+v, %v", st, err)
-	}
+	st, err := nodes[0].Describe(everybody(t, nodes[0]), &fresh)
+	expect.True(t, err == nil && st.Limits[0].Remaining == 5 && st.Limits[0].Returns == nil, "%+v, %v", st, err)
 	for _, bad := range []limit.Target{{Policy: "absent", Key: "k"}, {Policy: "login"}, {Key: "k"}} {
 		for _, n := range nodes {
-			if st, err := n.Describe(everybody(t, n), &bad); err == nil {
-				t.Errorf("%+v: %+v", bad, st)
-			}
+			st, err := n.Describe(everybody(t, n), &bad)
+			expect.True(t, err != nil, "%+v: %+v", bad, st)
 		}
 	}
 }
@@ -269,8 +247,6 @@ func TestMergeActivity(t *testing.T) {
 		for _, s := range c.policies[0].Steps {
 			got = append(got, s.Allowed)
 		}
-		if !slices.Equal(got, tt.want) {
-			t.Errorf("%v and %v: %v, want %v", tt.own, tt.other, got, tt.want)
-		}
+		expect.True(t, slices.Equal(got, tt.want), "%v and %v: %v, want %v", tt.own, tt.other, got, tt.want)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/peer"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -21,18 +23,12 @@ import (
 func auditLines(t *testing.T, name string) (lines []string) {
 	t.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for line := range strings.Lines(string(data)) {
 		fields := make(map[string]any)
-		if err := json.Unmarshal([]byte(line), &fields); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
+		must.NoError(t, json.Unmarshal([]byte(line), &fields), "%q", line)
 		from, _ := fields["from"].(string)
-		if !strings.HasPrefix(from, "127.0.0.1:") {
-			t.Errorf("%q does not say from where", line)
-		}
+		expect.True(t, strings.HasPrefix(from, "127.0.0.1:"), "%q does not say from where", line)
 		lines = append(lines, fmt.Sprint(fields["msg"], " ", fields["caller"], " ", fields["credential"], " ", fields["listener"], " ", fields["policy"], " ", fields["key"], " ", fields["reason"]))
 	}
 	return lines
@@ -58,9 +54,8 @@ func TestAuditLog(t *testing.T) {
 		{"/v1/check", "", `{"policy": "login", "key": "alice"}`, 401},
 		{"/v1/check", "weir_wrong", `{"policy": "login", "key": "alice"}`, 401},
 	} {
-		if resp, text := send(t, n, "POST", c.path, c.token, c.body); resp.StatusCode != c.status {
-			t.Errorf("%s %s: %d %s", c.path, c.body, resp.StatusCode, text)
-		}
+		resp, text := send(t, n, "POST", c.path, c.token, c.body)
+		expect.True(t, resp.StatusCode == c.status, "%s %s: %d %s", c.path, c.body, resp.StatusCode, text)
 	}
 	want := []string{
 		"refund everything token http login alice <nil>",
@@ -76,16 +71,12 @@ func TestAuditLog(t *testing.T) {
 	}
 	// And a key is counted to the caller who has made it.
 	send(t, n, "POST", "/v1/check", all, `{"policy": "login", "key": "bob"}`)
-	if _, _, callers := n.limiter.Shares(); len(callers) != 1 || callers[0].Name != "everything" || callers[0].Keys != 1 {
-		t.Errorf("%+v", callers)
-	}
+	_, _, callers := n.limiter.Shares()
+	expect.True(t, len(callers) == 1 && callers[0].Name == "everything" && callers[0].Keys == 1, "%+v", callers)
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(data), shop) || strings.Contains(string(data), all) || strings.Contains(string(data), "weir_wrong") {
-		t.Error("the audit log has a token")
-	}
+	must.NoError(t, err)
+	expect.True(t, !strings.Contains(string(data), shop) && !strings.Contains(string(data), all) &&
+		!strings.Contains(string(data), "weir_wrong"), "the audit log has a token")
 }
 
 // TestAuditLogWithoutAccessFile: refunds are on record although everybody may.
@@ -97,12 +88,10 @@ func TestAuditLogWithoutAccessFile(t *testing.T) {
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	send(t, n, "POST", "/v1/refund", "", `{"policy": "login", "key": "alice", "cost": 1}`)
-	if got := auditLines(t, name); strings.Join(got, "\n") != "refund everybody none http login alice <nil>" {
-		t.Errorf("%q", got)
-	}
-	if _, _, callers := n.limiter.Shares(); len(callers) > 0 && callers[0].Name != "" {
-		t.Errorf("%+v", callers)
-	}
+	got := auditLines(t, name)
+	expect.Equal(t, strings.Join(got, "\n"), "refund everybody none http login alice <nil>", "%q", got)
+	_, _, callers := n.limiter.Shares()
+	expect.True(t, len(callers) == 0 || callers[0].Name == "", "%+v", callers)
 }
 
 // TestAuditOfGossipKeys: a step by command is on record on the node that was asked, with who, and on the others; one by a file too.
@@ -120,23 +109,20 @@ func TestAuditOfGossipKeys(t *testing.T) {
 	local := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
 	step := func(action weirv1.KeyAction) {
 		t.Helper()
-		if _, err := nodes[0].keys.GossipKeys(local, &weirv1.GossipKeysRequest{Action: action, Key: gossipKey(2)}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := nodes[0].keys.GossipKeys(local, &weirv1.GossipKeysRequest{Action: action, Key: gossipKey(2)})
+		must.NoError(t, err)
 	}
 	step(weirv1.KeyAction_KEY_ACTION_LIST)
 	step(weirv1.KeyAction_KEY_ACTION_ADD)
 	for i, n := range nodes {
 		data, err := os.ReadFile(names[n.cfg.Name])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		listener := `"listener":"peer"`
 		if i == 0 {
 			listener = `"listener":"grpc"`
 		}
-		if text := string(data); strings.Count(text, "\n") != 1 || !strings.Contains(text, `"msg":"gossip_key"`) || !strings.Contains(text, `"what":"add `) || !strings.Contains(text, listener) {
-			t.Errorf("%s: %s", n.cfg.Name, text)
-		}
+		text := string(data)
+		expect.True(t, strings.Count(text, "\n") == 1 && strings.Contains(text, `"msg":"gossip_key"`) &&
+			strings.Contains(text, `"what":"add `) && strings.Contains(text, listener), "%s: %s", n.cfg.Name, text)
 	}
 }

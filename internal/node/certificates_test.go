@@ -16,6 +16,7 @@ import (
 
 	"github.com/weirlimit/weir/internal/reload"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
@@ -29,9 +30,7 @@ func TestCallersCertificateInForce(t *testing.T) {
 	}{
 		"expired": {func(_ *testing.T, _ *Node, skew *atomic.Int64, _ string) { skew.Store(int64(2 * time.Hour)) }, reload.Expired},
 		"authority removed": {func(t *testing.T, n *Node, _ *atomic.Int64, ca string) {
-			if err := os.WriteFile(ca, b.PEM, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, os.WriteFile(ca, b.PEM, 0o600))
 			n.Reload()
 		}, reload.UnknownAuthority},
 	} {
@@ -46,19 +45,13 @@ func TestCallersCertificateInForce(t *testing.T) {
 			config := &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{pair}}
 
 			conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			defer conn.Close()
 			streaming, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			defer streaming.Close()
 			stream, err := weirv1.NewLimiterClient(streaming).CheckStream(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			transport := &http.Transport{TLSClientConfig: config.Clone()}
 			defer transport.CloseIdleConnections()
 			web := &http.Client{Transport: transport}
@@ -88,9 +81,7 @@ func TestCallersCertificateInForce(t *testing.T) {
 			}
 			for range 2 {
 				for way, ask := range ways {
-					if err := ask(); err != nil {
-						t.Fatalf("%s: %v", way, err)
-					}
+					must.NoError(t, ask(), "%s", way)
 				}
 			}
 			c.end(t, n, &skew, cfg.Security.TLS.CA)
@@ -127,9 +118,7 @@ func TestPeersCertificateInForce(t *testing.T) {
 		return false
 	}
 	for _, n := range nodes {
-		if unanswered(n) {
-			t.Fatalf("%s is not answered", n.cfg.Name)
-		}
+		must.True(t, !unanswered(n), "%s is not answered", n.cfg.Name)
 	}
 	skew.Store(int64(13 * time.Hour))
 	eventually(t, "the first to ask in vain", func() bool { return unanswered(nodes[0]) })

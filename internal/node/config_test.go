@@ -5,20 +5,19 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestConfigMistakes: a bound that makes no sense is an error that begins with its setting, and so is what does not go together.
 func TestConfigMistakes(t *testing.T) {
 	right := Config{Name: "a", Bind: "127.0.0.1", Timeout: time.Second, Grace: time.Second, Logger: slog.New(slog.DiscardHandler)}
-	if err := right.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, right.Validate())
 	right.Limits = Limits{MaxConnections: -1, MaxConnectionsPerSource: -1, MaxConnectionAge: -1, IdleTimeout: -1, FirstMessageTimeout: 100 * time.Millisecond}
 	right.MaxKeys, right.MaxMemory, right.InlineMaxWindow, right.MaxRequestIDs, right.MaxReservations = -1, -1, -1, -1, -1
 	right.OTLPEndpoint, right.TraceSample, right.TraceCallerRate = "http://localhost:4317", 1, 10
-	if err := right.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, right.Validate())
 	for _, c := range []struct {
 		want  string
 		spoil func(*Config)
@@ -55,8 +54,7 @@ func TestConfigMistakes(t *testing.T) {
 	} {
 		cfg := right
 		c.spoil(&cfg)
-		if err := cfg.Validate(); err == nil || !strings.HasPrefix(err.Error(), c.want) {
-			t.Errorf("%v, want %s", err, c.want)
-		}
+		err := cfg.Validate()
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%v, want %s", err, c.want)
 	}
 }

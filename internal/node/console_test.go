@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -36,17 +38,13 @@ func stream(t *testing.T, n *Node, token string) func() (seen, bool) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	r, err := http.NewRequestWithContext(ctx, "GET", "http://"+addrOf(n.listeners.http)+"/console/events", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.Header.Set("Weir-Console", "page")
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 	if resp.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(resp.Body)
@@ -60,9 +58,7 @@ func stream(t *testing.T, n *Node, token string) func() (seen, bool) {
 				return s, false
 			}
 			if data, ok := strings.CutPrefix(line, "data: "); ok {
-				if err := json.Unmarshal([]byte(data), &s); err != nil {
-					t.Fatal(err, line)
-				}
+				must.NoError(t, json.Unmarshal([]byte(data), &s), "%v", line)
 				return s, true
 			}
 		}
@@ -82,34 +78,27 @@ func TestConsoleStream(t *testing.T) {
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", string(access("read")))
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
-	if resp, text := send(t, n, "POST", "/v1/check", all, `{"policy":"login","key":"alice"}`); resp.StatusCode != http.StatusOK {
-		t.Fatal(text)
-	}
+	resp, text := send(t, n, "POST", "/v1/check", all, `{"policy":"login","key":"alice"}`)
+	must.Equal(t, resp.StatusCode, http.StatusOK, "%v", text)
 	next := stream(t, n, all)
 	s, ok := next()
-	if !ok || len(s.Top) != 3 || len(s.Top["busiest"].Keys) != 1 || s.Top["busiest"].Keys[0].Key != "alice" || strings.Join(s.Roles, ",") != "check,read,keys" ||
-		s.Status.Node != "node" || len(s.Status.Members) != 1 || len(s.Policies.Policies) != 1 || s.History.Policies["login"][0][0] != 1 {
-		t.Errorf("%t %+v", ok, s)
-	}
+	expect.True(t, ok && len(s.Top) == 3 && len(s.Top["busiest"].Keys) == 1 &&
+		s.Top["busiest"].Keys[0].Key == "alice" && strings.Join(s.Roles, ",") == "check,read,keys" &&
+		s.Status.Node == "node" && len(s.Status.Members) == 1 && len(s.Policies.Policies) == 1 &&
+		s.History.Policies["login"][0][0] == 1, "%t %+v", ok, s)
 	reads := stream(t, n, reader)
-	if s, ok = reads(); !ok || s.Top != nil || strings.Join(s.Roles, ",") != "read" {
-		t.Errorf("who may only read sees %t %+v", ok, s)
-	}
-	if err := os.WriteFile(cfg.Security.AccessFile, access("topology"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	s, ok = reads()
+	expect.True(t, ok && s.Top == nil && strings.Join(s.Roles, ",") == "read", "who may only read sees %t %+v", ok, s)
+	must.NoError(t, os.WriteFile(cfg.Security.AccessFile, access("topology"), 0o600))
 	n.Reload()
 	for until := time.Now().Add(20 * time.Second); ; {
 		if _, ok := reads(); !ok {
 			break
 		}
-		if time.Now().After(until) {
-			t.Fatal("the stream outlives the role")
-		}
+		must.True(t, !time.Now().After(until), "the stream outlives the role")
 	}
-	if _, ok := next(); !ok {
-		t.Error("the other stream has ended, too")
-	}
+	_, ok = next()
+	expect.True(t, ok, "the other stream has ended, too")
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); n.Stop() }()
 	for ok := true; ok; {
@@ -123,11 +112,9 @@ func TestNoConsole(t *testing.T) {
 	cfg.NoConsole = true
 	n := mustStart(t, cfg)
 	for _, path := range []string{"/console", "/console/app.js", "/console/events"} {
-		if status, body := get(t, n, path); status != http.StatusNotFound {
-			t.Errorf("%s: %d %s", path, status, body)
-		}
+		status, body := get(t, n, path)
+		expect.True(t, status == http.StatusNotFound, "%s: %d %s", path, status, body)
 	}
-	if _, index := get(t, n, "/"); strings.Contains(index, "console") {
-		t.Errorf("the index names it:\n%s", index)
-	}
+	_, index := get(t, n, "/")
+	expect.True(t, !strings.Contains(index, "console"), "the index names it:\n%s", index)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/panics"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestPanicsDoNotFillTheLog: of panics in a row the log has one stack a second for each listener; all are counted.
@@ -29,12 +30,10 @@ func TestPanicsDoNotFillTheLog(t *testing.T) {
 			n.panicked("grpc")("Check", &panics.Error{Value: "secret", Stack: []byte("frames")})
 			time.Sleep(denialInterval)
 		}
-		if got := strings.Count(out.String(), "\n"); got != 6 || strings.Contains(out.String(), "secret") {
-			t.Errorf("%d lines:\n%s", got, &out)
-		}
-		if !strings.Contains(out.String(), "unlogged=99") {
-			t.Errorf("the log does not say how many it leaves out:\n%s", &out)
-		}
+		got := strings.Count(out.String(), "\n")
+		expect.True(t, got == 6 && !strings.Contains(out.String(), "secret"), "%d lines:\n%s", got, &out)
+		expect.True(t, strings.Contains(out.String(), "unlogged=99"),
+			"the log does not say how many it leaves out:\n%s", &out)
 		want := `
 # HELP weir_panics_total Panics of handlers, each of which ended its own request only, by listener (http, grpc, resp, peer), and of work behind answers (background).
 # TYPE weir_panics_total counter
@@ -44,8 +43,6 @@ weir_panics_total{listener="http"} 300
 weir_panics_total{listener="peer"} 0
 weir_panics_total{listener="resp"} 0
 `
-		if err := testutil.CollectAndCompare(s.metrics, strings.NewReader(want), "weir_panics_total"); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, testutil.CollectAndCompare(s.metrics, strings.NewReader(want), "weir_panics_total"))
 	})
 }

@@ -3,7 +3,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -13,6 +12,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -26,34 +27,27 @@ func TestEveryMessageIsCounted(t *testing.T) {
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
 	for addr, server := range map[string]*grpc.Server{n.GRPCAddr(): n.grpcServer, n.PeerAddr(): n.peerServer} {
 		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer conn.Close()
 		attacks := 0
 		for service, info := range server.GetServiceInfo() {
 			d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			for _, m := range info.Methods {
 				request := d.(protoreflect.ServiceDescriptor).Methods().ByName(protoreflect.Name(m.Name)).Input()
 				for field, body := range manyElements(request, 4<<20-100) {
 					attacks++
 					var err error
 					took := allocated(func() { err = sendBody(ctx, conn, "/"+service+"/"+m.Name, m.IsClientStream || m.IsServerStream, body) })
-					if err == nil || !strings.Contains(err.Error(), "elements of lists and maps") {
-						t.Errorf("%s/%s with many %s: %v", service, m.Name, field, err)
-					}
+					expect.ErrorContains(t, err, "elements of lists and maps",
+						"%s/%s with many %s", service, m.Name, field)
 					if took > 40<<20 { // 4 MiB at each end, some of it in more than one buffer
 						t.Errorf("%s/%s with many %s took %d MiB", service, m.Name, field, took>>20)
 					}
 				}
 			}
 		}
-		if attacks < 10 {
-			t.Errorf("only %d attacks", attacks)
-		}
+		expect.True(t, attacks >= 10, "only %d attacks", attacks)
 	}
 }
 

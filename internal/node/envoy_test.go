@@ -21,6 +21,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -83,12 +85,8 @@ func TestEnvoyCluster(t *testing.T) {
 	ask := func(n *Node, r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitResponse_DescriptorStatus {
 		t.Helper()
 		out, err := envoyClient(t, n).ShouldRateLimit(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if out.OverallCode != out.Statuses[0].Code {
-			t.Fatalf("%v", out)
-		}
+		must.NoError(t, err)
+		must.Equal(t, out.OverallCode, out.Statuses[0].Code, "%v", out)
 		return out.Statuses[0]
 	}
 	asked := 0
@@ -105,9 +103,8 @@ func TestEnvoyCluster(t *testing.T) {
 			if i >= 10 {
 				code = ratelimitv3.RateLimitResponse_OVER_LIMIT
 			}
-			if st.Code != code || st.LimitRemaining != left || st.CurrentLimit.GetRequestsPerUnit() != 10 {
-				t.Fatalf("%s, hit %d: %v", value, i, st)
-			}
+			must.True(t, st.Code == code && st.LimitRemaining == left && st.CurrentLimit.GetRequestsPerUnit() == 10,
+				"%s, hit %d: %v", value, i, st)
 		}
 		// 12 of 10: what is over the limit has been added as well.
 		back := envoyRequest("user", value)
@@ -116,9 +113,8 @@ func TestEnvoyCluster(t *testing.T) {
 			look := envoyRequest("user", value)
 			look.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
 			if i == 0 {
-				if st := ask(n, look); st.Code != ratelimitv3.RateLimitResponse_OVER_LIMIT {
-					t.Errorf("%s: %v", value, st)
-				}
+				st := ask(n, look)
+				expect.Equal(t, st.Code, ratelimitv3.RateLimitResponse_OVER_LIMIT, "%s: %v", value, st)
 				ask(entry, back)
 			}
 			if st := ask(n, look); st.Code != ratelimitv3.RateLimitResponse_OK || st.LimitRemaining != 1 {
@@ -130,16 +126,14 @@ func TestEnvoyCluster(t *testing.T) {
 	for range 5 {
 		ask(entry, envoyRequest("login", "u"))
 	}
-	if d := check(t, nodes[1], "login=u"); d.Allowed || d.FailedOpen {
-		t.Errorf("%+v", d)
-	}
+	d := check(t, nodes[1], "login=u")
+	expect.True(t, !d.Allowed && !d.FailedOpen, "%+v", d)
 	resp, body := send(t, entry, http.MethodPost, "/json", "", `{"domain":"edge","descriptors":[{"entries":[{"key":"login","value":"u"}]}]}`)
-	if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(body, "OVER_LIMIT") {
-		t.Errorf("%d %s", resp.StatusCode, body)
-	}
-	if _, page := get(t, entry, "/metrics"); !strings.Contains(page, `weir_envoy_hits_total{descriptor="edge.user",result="over_limit"} 20`) {
-		t.Error("no hits over the limit in the metrics")
-	}
+	expect.True(t, resp.StatusCode == http.StatusTooManyRequests && strings.Contains(body, "OVER_LIMIT"),
+		"%d %s", resp.StatusCode, body)
+	_, page := get(t, entry, "/metrics")
+	expect.True(t, strings.Contains(page, `weir_envoy_hits_total{descriptor="edge.user",result="over_limit"} 20`),
+		"no hits over the limit in the metrics")
 
 	// Each node sees which others have other files.
 	mismatched := func(n *Node, others int) {
@@ -151,14 +145,10 @@ func TestEnvoyCluster(t *testing.T) {
 	}
 	mismatched(entry, 0)
 	file := filepath.Join(nodes[2].cfg.Envoy.Dir, "edge.yaml")
-	if err := os.WriteFile(file, []byte(strings.Replace(envoyFile, ": 10}", ": 20}", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(file, []byte(strings.Replace(envoyFile, ": 10}", ": 20}", 1)), 0o600))
 	mismatched(entry, 1)
 	mismatched(nodes[2], 2)
-	if err := os.WriteFile(file, []byte(envoyFile), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(file, []byte(envoyFile), 0o600))
 	mismatched(entry, 0)
 }
 
@@ -170,45 +160,30 @@ func TestEnvoyReload(t *testing.T) {
 	awaitSettled(t, n)
 	left := func(value string) uint32 {
 		out, err := envoyClient(t, n).ShouldRateLimit(t.Context(), envoyRequest("user", value))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return out.Statuses[0].LimitRemaining
 	}
-	if got := left("a"); got != 9 {
-		t.Errorf("%d left", got)
-	}
+	expect.Equal(t, left("a"), 9, "left")
 	bad := filepath.Join(cfg.Envoy.Dir, "other.yaml")
-	if err := os.WriteFile(bad, []byte("domain: edge\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(bad, []byte("domain: edge\n"), 0o600))
 	eventually(t, "the mistake", func() bool {
 		ready, why := n.Ready()
 		return ready && strings.Contains(why, "envoy configuration rejected: "+bad+":1:9: domain: is the domain of ")
 	})
-	if _, page := get(t, n, "/metrics"); !strings.Contains(page, "weir_envoy_configuration_valid 0") {
-		t.Error("no mistake in the metrics")
-	}
-	if got := left("b"); got != 9 {
-		t.Errorf("%d left", got)
-	}
-	if err := os.Remove(bad); err != nil {
-		t.Fatal(err)
-	}
+	_, page := get(t, n, "/metrics")
+	expect.True(t, strings.Contains(page, "weir_envoy_configuration_valid 0"), "no mistake in the metrics")
+	expect.Equal(t, left("b"), 9, "left")
+	must.NoError(t, os.Remove(bad))
 	eventually(t, "no mistake", func() bool { _, why := n.Ready(); return why == "" })
-	if err := os.WriteFile(filepath.Join(cfg.Envoy.Dir, "edge.yaml"), []byte(strings.Replace(envoyFile, ": 10}", ": 20}", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(filepath.Join(cfg.Envoy.Dir, "edge.yaml"),
+		[]byte(strings.Replace(envoyFile, ": 10}", ": 20}", 1)), 0o600))
 	tries := 0
 	eventually(t, "the new limit", func() bool { tries++; return left(fmt.Sprint("c", tries)) == 19 })
-	if got := left("a"); got != 18 { // live state falls under it, too
-		t.Errorf("%d left", got)
-	}
+	expect.Equal(t, left("a"), 18, "left") // live state falls under it, too
 
 	cfg.Envoy.Dir = bad
-	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "envoy-config: ") {
-		t.Errorf("%v", err)
-	}
+	_, err := Start(t.Context(), cfg)
+	expect.ErrorContains(t, err, "envoy-config: ")
 }
 
 // TestEnvoyAccess: the service is for callers with the role check and the namespace of the domain; who gives back needs refund.
@@ -222,17 +197,9 @@ func TestEnvoyAccess(t *testing.T) {
 		_, err := envoyClient(t, n).ShouldRateLimit(ctx, r)
 		return status.Code(err)
 	}
-	if got := ask("", envoyRequest("user", "a")); got != codes.Unauthenticated {
-		t.Errorf("without a token: %v", got)
-	}
-	if got := ask(shop, envoyRequest("user", "a")); got != codes.PermissionDenied {
-		t.Errorf("without the namespace: %v", got)
-	}
-	if got := ask(all, envoyRequest("user", "a")); got != codes.OK {
-		t.Errorf("with all rights: %v", got)
-	}
+	expect.Equal(t, ask("", envoyRequest("user", "a")), codes.Unauthenticated, "without a token")
+	expect.Equal(t, ask(shop, envoyRequest("user", "a")), codes.PermissionDenied, "without the namespace")
+	expect.Equal(t, ask(all, envoyRequest("user", "a")), codes.OK, "with all rights")
 	resp, _ := send(t, n, http.MethodPost, "/json", shop, `{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`)
-	if resp.StatusCode != http.StatusForbidden {
-		t.Errorf("/json without the namespace: %d", resp.StatusCode)
-	}
+	expect.Equal(t, resp.StatusCode, http.StatusForbidden, "/json without the namespace")
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -25,14 +27,10 @@ quota_buckets:
 func quotaStream(t *testing.T, n *Node) quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient {
 	t.Helper()
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	stream, err := quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return stream
 }
 
@@ -42,13 +40,9 @@ func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQ
 	err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{{
 		BucketId: &quotav3.BucketId{Bucket: map[string]string{"name": "api", "tenant": tenant}}, NumRequestsDenied: 1,
 	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	in, err := stream.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if len(in.BucketAction) != 2 || in.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() != typev3.RateLimitStrategy_DENY_ALL {
 		t.Fatalf("%v", in)
 	}
@@ -75,31 +69,25 @@ func TestEnvoyQuotaCluster(t *testing.T) {
 		for _, n := range nodes[:2] {
 			stream := quotaStream(t, n)
 			b := quotaOf(t, stream, tenant)
-			if b.GetMaxTokens() == 0 || b.GetTokensPerFill().GetValue() != 1 || b.GetFillInterval().GetSeconds() < 3600 {
-				t.Fatalf("%v", b)
-			}
+			must.True(t, b.GetMaxTokens() != 0 && b.GetTokensPerFill().GetValue() == 1 &&
+				b.GetFillInterval().GetSeconds() >= 3600, "%v", b)
 			lent += int64(b.GetMaxTokens())
 			if n == nodes[0] {
 				_ = stream.CloseSend()
-				if _, err := stream.Recv(); err == nil {
-					t.Fatal("the stream goes on")
-				}
+				_, err := stream.Recv()
+				must.True(t, err != nil, "the stream goes on")
 			}
 		}
 		var direct int64
 		for {
 			got, err := nodes[2].limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "tenant", Key: tenant}, Cost: 1}})
-			if err != nil || got[0].Err != nil {
-				t.Fatal(err, got)
-			}
+			must.True(t, err == nil && got[0].Err == nil, "%v %v", err, got)
 			if !got[0].Allowed {
 				break
 			}
 			direct++
 		}
-		if direct+lent != 300 {
-			t.Fatalf("%s: %d were admitted beside %d that are lent", tenant, direct, lent)
-		}
+		must.Equal(t, direct+lent, 300, "%s: %d were admitted beside %d that are lent", tenant, direct, lent)
 	}
 }
 
@@ -114,13 +102,10 @@ func TestEnvoyQuotaMisuse(t *testing.T) {
 	} {
 		stream := quotaStream(t, n)
 		for _, m := range messages {
-			if err := stream.Send(m); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, stream.Send(m))
 		}
-		if _, err := stream.Recv(); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := stream.Recv()
+		expect.Equal(t, status.Code(err), codes.InvalidArgument, "%s: %v", name, err)
 	}
 }
 
@@ -145,8 +130,7 @@ policies:
 			n.Stop()
 			t.Fatalf("%s: started", name)
 		}
-		if !strings.Contains(err.Error(), "edge.yaml:3:") || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.True(t, strings.Contains(err.Error(), "edge.yaml:3:") && strings.Contains(err.Error(), want),
+			"%s: %v", name, err)
 	}
 }

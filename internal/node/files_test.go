@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -13,12 +15,8 @@ import (
 // swapForPipe puts a pipe, which nobody writes to, in the place of a file.
 func swapForPipe(t *testing.T, file string) {
 	t.Helper()
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mkfifo(file, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.Remove(file))
+	must.NoError(t, syscall.Mkfifo(file, 0o600))
 }
 
 // TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
@@ -44,23 +42,16 @@ func TestFilesReplacedByPipes(t *testing.T) {
 	for _, f := range n.files() {
 		name := files[f.name]
 		before, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		swapForPipe(t, name)
 		n.Reload()
 		eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
 		ready, detail := n.Ready()
-		if !ready || !strings.Contains(detail, f.what()+" rejected: ") || !strings.Contains(detail, name) {
-			t.Errorf("ready: %t, %s", ready, detail)
-		}
+		expect.True(t, ready && strings.Contains(detail, f.what()+" rejected: ") && strings.Contains(detail, name),
+			"ready: %t, %s", ready, detail)
 		eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })
-		if err := os.Remove(name); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, before, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.Remove(name))
+		must.NoError(t, os.WriteFile(name, before, 0o600))
 		eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })
 	}
 	for _, name := range files {
@@ -84,9 +75,7 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 	keys := []string{cfg.Security.TLS.Key, cfg.Security.PeerTLS.Key, cfg.Security.GossipKeyFile, cfg.Security.SecretFile}
 	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
 	for i, name := range keys {
-		if err := os.Chmod(name, modes[i]); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.Chmod(name, modes[i]))
 	}
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
@@ -98,9 +87,7 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 			t.Errorf("%s, mode %v: said %d times, want %d", name, modes[i], said(name), want)
 		}
 	}
-	if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600))
 	n.Reload()
 	eventually(t, "the changed file to be named again", func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
 }

@@ -23,6 +23,8 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -107,9 +109,7 @@ func TestRotateByCommand(t *testing.T) {
 		from := count.Load()
 		resp, err := admin.GossipKeys(t.Context(), &weirv1.GossipKeysRequest{Action: action, Id: id, Key: key})
 		for _, m := range resp.GetMembers() {
-			if m.Error != "" {
-				t.Errorf("%v: %s: %s", action, m.Name, m.Error)
-			}
+			expect.Equal(t, m.Error, "", "%v: %s", action, m.Name)
 		}
 		eventually(t, "more checks", func() bool { return count.Load() > from+100 || t.Failed() })
 		return fmt.Sprint(resp), err
@@ -117,44 +117,35 @@ func TestRotateByCommand(t *testing.T) {
 	done := func(action weirv1.KeyAction, id string, key []byte) string {
 		t.Helper()
 		out, err := step(action, id, key)
-		if err != nil {
-			t.Fatalf("%v: %v", action, err)
-		}
+		must.NoError(t, err, "%v", action)
 		return out
 	}
 	rejected := func(part string, action weirv1.KeyAction, id string, key []byte) {
 		t.Helper()
-		if _, err := step(action, id, key); err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("%v: %v, want %s", action, err, part)
-		}
+		_, err := step(action, id, key)
+		expect.ErrorContains(t, err, part, "%v", action)
 	}
 	const list, add, use, remove = weirv1.KeyAction_KEY_ACTION_LIST, weirv1.KeyAction_KEY_ACTION_ADD, weirv1.KeyAction_KEY_ACTION_USE, weirv1.KeyAction_KEY_ACTION_REMOVE
-	if out := done(list, "", nil); strings.Count(out, one) != 3 || strings.Contains(out, two) {
-		t.Errorf("list: %s", out)
-	}
+	out := done(list, "", nil)
+	expect.True(t, strings.Count(out, one) == 3 && !strings.Contains(out, two), "list: %s", out)
 	rejected("does not have it", use, two, nil)
 	rejected("uses it", remove, one, nil)
 	rejected("it must have 16, 24 or 32", add, "", []byte("abc"))
 
 	// One node alone has the new key: using it would cut the others off.
-	if err := nodes[1].cluster.AddKey(gossipKey(2)); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, nodes[1].cluster.AddKey(gossipKey(2)))
 	rejected("node-0 does not have it: it would be cut off", use, two, nil)
-	if out := done(add, "", gossipKey(2)); strings.Count(out, two) != 3 {
-		t.Errorf("add: %s", out)
-	}
+	out = done(add, "", gossipKey(2))
+	expect.Equal(t, strings.Count(out, two), 3, "add: %s", out)
 	done(use, two, nil)
 	rejected("uses it", remove, two, nil)
 	done(remove, one, nil)
 	for _, n := range nodes {
-		if got := keysOf(n); !slices.Equal(got, []string{two}) {
-			t.Errorf("%s has %v", n.cfg.Name, got)
-		}
+		got := keysOf(n)
+		expect.True(t, slices.Equal(got, []string{two}), "%s has %v", n.cfg.Name, got)
 	}
-	if out := done(list, "", nil); strings.Contains(out, one) || strings.Contains(out, "in_file:true") {
-		t.Errorf("list: %s", out)
-	}
+	out = done(list, "", nil)
+	expect.True(t, !strings.Contains(out, one) && !strings.Contains(out, "in_file:true"), "list: %s", out)
 
 	// A node with the new key is let in, and gets its share; one with the old key says what is wrong and ends.
 	join := func(name, keys string) *Node {
@@ -165,22 +156,17 @@ func TestRotateByCommand(t *testing.T) {
 	}
 	late := join("late", gossipText(2))
 	awaitSettled(t, late)
-	if n := len(late.view().Members); n != 4 {
-		t.Errorf("the late one sees %d members", n)
-	}
+	n := len(late.view().Members)
+	expect.True(t, n == 4, "the late one sees %d members", n)
 	cfg := nodes[0].cfg
 	cfg.Name, cfg.Join = "old", []string{nodes[0].view().Self.GossipAddr}
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))
 	old, err := Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer old.Stop()
 	refusedAt(t, nodes[0], "gossip", cluster.OtherKey)
 	// It is not left outside for good: it reads its file again.
-	if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte(gossipText(2)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte(gossipText(2)), 0o600))
 	awaitSettled(t, old)
 	eventually(t, "five members", func() bool { return len(old.view().Members) == 5 })
 	stop()
@@ -189,13 +175,9 @@ func TestRotateByCommand(t *testing.T) {
 	}
 	text := book.String()
 	for _, secret := range []string{strings.TrimSpace(gossipText(1)), strings.TrimSpace(gossipText(2))} {
-		if strings.Contains(text, secret) {
-			t.Error("the log has a key")
-		}
+		expect.True(t, !strings.Contains(text, secret), "the log has a key")
 	}
-	if !strings.Contains(text, "step=remove key="+one) {
-		t.Errorf("log:\n%s", text)
-	}
+	expect.True(t, strings.Contains(text, "step=remove key="+one), "log:\n%s", text)
 }
 
 // TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that reaches
@@ -208,9 +190,7 @@ func TestRotateByFile(t *testing.T) {
 	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
 	replace := func(n *Node, text string) {
 		t.Helper()
-		if err := os.WriteFile(n.cfg.Security.GossipKeyFile, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(n.cfg.Security.GossipKeyFile, []byte(text), 0o600))
 	}
 	for i, n := range nodes[:2] {
 		replace(n, gossipText(2))
@@ -221,18 +201,16 @@ func TestRotateByFile(t *testing.T) {
 	replace(nodes[2], "no key\n") // a mistake changes nothing
 	eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "not base64") })
 	for _, n := range nodes[:2] {
-		if got := keysOf(n); !slices.Equal(got, []string{one, two}) {
-			t.Errorf("%s went ahead: %v", n.cfg.Name, got)
-		}
+		got := keysOf(n)
+		expect.True(t, slices.Equal(got, []string{one, two}), "%s went ahead: %v", n.cfg.Name, got)
 	}
 	replace(nodes[2], gossipText(2))
 	for _, n := range nodes {
 		eventually(t, "the new key alone", func() bool { return slices.Equal(keysOf(n), []string{two}) })
 	}
 	stop()
-	if text := book.String(); strings.Contains(text, strings.TrimSpace(gossipText(2))) {
-		t.Errorf("log:\n%s", text)
-	}
+	text := book.String()
+	expect.True(t, !strings.Contains(text, strings.TrimSpace(gossipText(2))), "log:\n%s", text)
 	for _, n := range nodes {
 		eventually(t, n.cfg.Name+" sees three members", func() bool { return len(n.view().Members) == 3 })
 	}
@@ -248,16 +226,12 @@ func TestAKeyOfTheOperators(t *testing.T) {
 	id := func(b byte) string { return cluster.KeyID(gossipKey(b)) }
 	becomes := func(text string, want ...string) {
 		t.Helper()
-		if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte(text), 0o600))
 		slices.Sort(want)
 		eventually(t, fmt.Sprint("keys ", want), func() bool { return slices.Equal(slices.Sorted(slices.Values(keysOf(n))), want) })
 	}
 	becomes(gossipText(2), id(2))
-	if err := n.cluster.AddKey(gossipKey(1)); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, n.cluster.AddKey(gossipKey(1)))
 	becomes(gossipText(2, 3), id(1), id(2), id(3))
 	becomes(gossipText(3), id(1), id(3))
 }
@@ -280,9 +254,8 @@ func TestKeysInPlainText(t *testing.T) {
 		t.Errorf("a peer from afar: %v", err)
 	}
 	refusedAt(t, n, "peer", "keys_in_plain_text")
-	if got := n.cluster.Keys(); len(got) != 1 {
-		t.Errorf("keys %v", got)
-	}
+	got := n.cluster.Keys()
+	expect.Equal(t, len(got), 1, "keys %v", got)
 	if _, err := n.keys.GossipKeys(from("127.0.0.1"), add); err != nil || len(n.cluster.Keys()) != 2 {
 		t.Errorf("an operator on the host: %v", err)
 	}
@@ -293,12 +266,9 @@ func TestKeysInPlainText(t *testing.T) {
 	// And where there is nothing to change.
 	plain := mustStart(t, testConfig(t, "plain"))
 	conn, err := grpc.NewClient(addrOf(plain.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	_, err = weirv1.NewAdminClient(conn).GossipKeys(t.Context(), &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "plain text") {
-		t.Errorf("without keys: %v", err)
-	}
+	expect.True(t, status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "plain text"),
+		"without keys: %v", err)
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestGubernatorAccess: the service is for callers with the role check and the namespace of the name; who gives back or resets needs
@@ -34,42 +36,37 @@ func TestGubernatorAccess(t *testing.T) {
 		}
 		return out.Responses[0].Error, codes.OK
 	}
-	if _, code := ask("", nil); code != codes.Unauthenticated {
-		t.Errorf("without a token: %v", code)
-	}
+	_, code := ask("", nil)
+	expect.Equal(t, code, codes.Unauthenticated, "without a token")
 	if text, code := ask(shop, nil); code != codes.OK || !strings.Contains(text, `field 'name' shop may not use inline limits of the namespace "gubernator/requests"`) {
 		t.Errorf("without the namespace: %q, %v", text, code)
 	}
 	reset := func(r *pb.RateLimitReq) { r.Behavior = pb.Behavior_RESET_REMAINING }
 	negative := func(r *pb.RateLimitReq) { r.Hits = -1 }
 	for what, change := range map[string]func(*pb.RateLimitReq){"a reset": reset, "negative hits": negative} {
-		if text, code := ask(shop, change); code != codes.OK || !strings.Contains(text, "may not") && !strings.Contains(text, "role") {
-			t.Errorf("%s without the role: %q, %v", what, text, code)
-		}
+		text, code := ask(shop, change)
+		expect.True(t, code == codes.OK && (strings.Contains(text, "may not") || strings.Contains(text, "role")),
+			"%s without the role: %q, %v", what, text, code)
 	}
 	for what, change := range map[string]func(*pb.RateLimitReq){"a hit": nil, "a reset": reset, "negative hits": negative} {
-		if text, code := ask(all, change); code != codes.OK || text != "" {
-			t.Errorf("%s with all rights: %q, %v", what, text, code)
-		}
+		text, code := ask(all, change)
+		expect.True(t, code == codes.OK && text == "", "%s with all rights: %q, %v", what, text, code)
 	}
 	const body = `{"requests":[{"name":"requests","unique_key":"k","hits":1,"limit":10,"duration":60000}]}`
-	if resp, _ := send(t, n, http.MethodPost, "/v1/GetRateLimits", "", body); resp.StatusCode != http.StatusUnauthorized {
-		t.Errorf("as JSON without a token: %d", resp.StatusCode)
-	}
-	if resp, text := send(t, n, http.MethodPost, "/v1/GetRateLimits", all, body); resp.StatusCode != http.StatusOK || !strings.Contains(text, "UNDER_LIMIT") {
-		t.Errorf("as JSON: %d %s", resp.StatusCode, text)
-	}
+	resp, _ := send(t, n, http.MethodPost, "/v1/GetRateLimits", "", body)
+	expect.Equal(t, resp.StatusCode, http.StatusUnauthorized, "as JSON without a token")
+	resp, text := send(t, n, http.MethodPost, "/v1/GetRateLimits", all, body)
+	expect.True(t, resp.StatusCode == http.StatusOK && strings.Contains(text, "UNDER_LIMIT"),
+		"as JSON: %d %s", resp.StatusCode, text)
 	for path, want := range map[string]int{"/v1/LiveCheck": http.StatusOK, "/v1/HealthCheck": http.StatusUnauthorized} {
-		if resp, _ := send(t, n, http.MethodGet, path, "", ""); resp.StatusCode != want {
-			t.Errorf("%s without a token: %d", path, resp.StatusCode)
-		}
+		resp, _ := send(t, n, http.MethodGet, path, "", "")
+		expect.Equal(t, resp.StatusCode, want, "%s without a token", path)
 	}
 	// Every route of another front end is one that openapi.yaml describes, but for the console's, which is for people.
 	_, spec := send(t, n, http.MethodGet, "/openapi.yaml", all, "")
 	for _, r := range n.routes() {
-		if !strings.HasPrefix(r.Path, "/console") && !strings.Contains(spec, "\n  "+r.Path+":\n") {
-			t.Errorf("openapi.yaml has no %s", r.Path)
-		}
+		expect.True(t, strings.HasPrefix(r.Path, "/console") || strings.Contains(spec, "\n  "+r.Path+":\n"),
+			"openapi.yaml has no %s", r.Path)
 	}
 }
 
@@ -82,13 +79,10 @@ func TestGubernatorManyElements(t *testing.T) {
 	took := allocated(func() {
 		var out []byte
 		err := conn.Invoke(ctx, "/pb.gubernator.V1/GetRateLimits", many, &out)
-		if err == nil || !strings.Contains(err.Error(), "has more than 65536 elements") {
-			t.Errorf("two million requests: %v", err)
-		}
+		expect.ErrorContains(t, err, "has more than 65536 elements", "two million requests")
 	})
-	if took > 32<<20 { // 4 MiB at each end, some of it in more than one buffer
-		t.Errorf("two million requests took %d MiB", took>>20)
-	}
+	expect.True(t, took <= 32<<20,
+		"two million requests took %d MiB", took>>20) // 4 MiB at each end, some of it in more than one buffer
 }
 
 // TestOwnersAreForTopology: which node decides for a key is told to callers with the role topology, and without an access file to
@@ -102,22 +96,14 @@ func TestOwnersAreForTopology(t *testing.T) {
 		want       bool
 	}{{"role check", shop, n, false}, {"all roles", all, n, true}, {"without an access file", "", open, true}} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://node/v1/GetRateLimits", http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		r.RemoteAddr = "127.0.0.1:1"
 		if c.token != "" {
 			r.Header.Set("Authorization", "Bearer "+c.token)
 		}
 		ctx, denial := c.at.security.auth.HTTP(r, auth.RoleCheck)
-		if denial != nil {
-			t.Fatalf("%s: %v", c.who, denial)
-		}
-		if got := c.at.owners(ctx) != nil; got != c.want {
-			t.Errorf("%s: owners are told: %t", c.who, got)
-		}
+		must.Equal(t, denial, nil, "%s", c.who)
+		expect.Equal(t, c.at.owners(ctx) != nil, c.want, "%s: owners are told", c.who)
 	}
-	if n.owners(t.Context()) != nil {
-		t.Error("owners are told to nobody")
-	}
+	expect.True(t, n.owners(t.Context()) == nil, "owners are told to nobody")
 }

@@ -4,6 +4,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestDNSRebinding: a page under a name of its own gets nothing from a node on loopback, whatever it asks; names that are
@@ -12,18 +15,14 @@ func TestDNSRebinding(t *testing.T) {
 	ask := func(n *Node, path, host string) int {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addrOf(n.listeners.http)+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		r.Host = host
 		resp, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		resp.Body.Close()
-		if typ := resp.Header.Get("Content-Type"); resp.StatusCode == http.StatusMisdirectedRequest && typ != "application/problem+json" {
-			t.Errorf("answered as %s", typ)
-		}
+		typ := resp.Header.Get("Content-Type")
+		expect.True(t, resp.StatusCode != http.StatusMisdirectedRequest || typ == "application/problem+json",
+			"answered as %s", typ)
 		return resp.StatusCode
 	}
 	n := mustStart(t, testConfig(t, "a"))
@@ -37,38 +36,27 @@ func TestDNSRebinding(t *testing.T) {
 		"evil.example": 421, "evil.example:8080": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421,
 	} {
 		for _, path := range []string{"/", "/metrics", "/v1/status", "/healthz"} {
-			if got := ask(n, path, host); got != want {
-				t.Errorf("%s for %s: %d, want %d", path, host, got, want)
-			}
+			expect.Equal(t, ask(n, path, host), want, "%s for %s", path, host)
 		}
-		if got := ask(b, "/", host); got != want {
-			t.Errorf("with names, for %s: %d, want %d", host, got, want)
-		}
+		expect.Equal(t, ask(b, "/", host), want, "with names, for %s", host)
 	}
 	for host, want := range map[string]int{"limits.example.com": 200, "limits.example.com:80": 200, "LIMITS.example.com.": 200, "example.com": 421} {
-		if got := ask(b, "/", host); got != want {
-			t.Errorf("with names, for %s: %d, want %d", host, got, want)
-		}
+		expect.Equal(t, ask(b, "/", host), want, "with names, for %s", host)
 	}
-	if hostCheck("0.0.0.0", nil) != nil {
-		t.Error("a node that others reach does not know all of its names, and is to answer for any")
-	}
-	if check := hostCheck("0.0.0.0", []string{"a.example"}); check("b.example") || !check("a.example") {
-		t.Error("names that are given count everywhere")
-	}
+	expect.True(t, hostCheck("0.0.0.0", nil) == nil,
+		"a node that others reach does not know all of its names, and is to answer for any")
+	check := hostCheck("0.0.0.0", []string{"a.example"})
+	expect.True(t, !check("b.example") && check("a.example"), "names that are given count everywhere")
 	for _, bad := range []string{"", "a:80", "*.example.com", "http://a", "a."} {
-		if err := checkHosts([]string{bad}); err == nil || !strings.Contains(err.Error(), "is not a host name") {
-			t.Errorf("%q: %v", bad, err)
-		}
+		expect.ErrorContains(t, checkHosts([]string{bad}), "is not a host name", "%q", bad)
 	}
 }
 
 // TestForwardAuthFlags: what keys may be taken from is checked before anything is opened.
 func TestForwardAuthFlags(t *testing.T) {
 	cfg := Config{ForwardAuthHeaders: []string{"x-api-key"}, TrustedProxies: []string{"10.0.0.0/8", "2001:db8::1"}}
-	if f, err := cfg.forwardAuth(); err != nil || f.Headers[0] != "X-Api-Key" || len(f.TrustedProxies) != 2 {
-		t.Errorf("%+v, %v", f, err)
-	}
+	f, err := cfg.forwardAuth()
+	expect.True(t, err == nil && f.Headers[0] == "X-Api-Key" && len(f.TrustedProxies) == 2, "%+v, %v", f, err)
 	for _, c := range []struct{ header, proxy, flag string }{
 		{"X Api", "10.0.0.0/8", "forward-auth-headers: "}, {"Host", "10.0.0.0/8", "forward-auth-headers: "},
 		{"X-Api", "10.0.0.1/8", "trusted-proxies: "}, {"X-Api", "gateway", "trusted-proxies: "},
@@ -79,8 +67,6 @@ func TestForwardAuthFlags(t *testing.T) {
 		if err == nil {
 			n.Stop()
 		}
-		if err == nil || !strings.HasPrefix(err.Error(), c.flag) {
-			t.Errorf("%+v: %v", c, err)
-		}
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.flag), "%+v: %v", c, err)
 	}
 }

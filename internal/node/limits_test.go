@@ -21,6 +21,8 @@ import (
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/admission"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -61,17 +63,12 @@ func TestMaxConnections(t *testing.T) {
 			}
 			first, end := dial()
 			second, _ := dial()
-			if err := errors.Join(first(), second()); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, errors.Join(first(), second()))
 			third, _ := dial()
-			if err := third(); err == nil {
-				t.Errorf("%s, %s: a third connection is answered", name, listener)
-			}
+			err := third()
+			expect.True(t, err != nil, "%s, %s: a third connection is answered", name, listener)
 			refusedAt(t, n, listener, "too_many_connections")
-			if err := errors.Join(first(), second()); err != nil {
-				t.Errorf("%s, %s: those that were there first: %v", name, listener, err)
-			}
+			expect.NoError(t, errors.Join(first(), second()), "%s, %s: those that were there first", name, listener)
 			end()
 			eventually(t, "room for one", func() bool { return known(l) == 1 })
 			eventually(t, "it to be taken", func() bool { return third() == nil })
@@ -88,41 +85,30 @@ func TestRejectedClient(t *testing.T) {
 	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: -1} })
 	dial := func() *client.Client {
 		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(shop), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
 	first := dial()
-	if err := first.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, first.Ready(t.Context()))
 	second := dial()
-	if d, err := second.Policy("login").Allow(t.Context(), "k"); err != nil || !d.FailedOpen {
-		t.Errorf("the second client: %+v, %v", d, err)
-	}
+	d, err := second.Policy("login").Allow(t.Context(), "k")
+	expect.True(t, err == nil && d.FailedOpen, "the second client: %+v, %v", d, err)
 	if s := second.Stats(); !strings.Contains(s.Reason, "this node has too many connections: max-connections") {
 		t.Errorf("the reason: %+v", s)
 	}
-	if d, err := first.Policy("login").Allow(t.Context(), "k"); err != nil || d.FailedOpen {
-		t.Errorf("the first client: %+v, %v", d, err)
-	}
+	d, err = first.Policy("login").Allow(t.Context(), "k")
+	expect.True(t, err == nil && !d.FailedOpen, "the first client: %+v, %v", d, err)
 	for _, line := range []string{`weir_connections{listener="grpc"} 1`, `weir_connections_max{listener="grpc"} 1`, `weir_calls{kind="unary"} 0`} {
-		if !strings.Contains(metricsOf(t, n), line+"\n") {
-			t.Errorf("the metrics have no %s", line)
-		}
+		expect.True(t, strings.Contains(metricsOf(t, n), line+"\n"), "the metrics have no %s", line)
 	}
 	probe := dialed(t, n)
-	if _, err := healthv1.NewHealthClient(probe).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
-		t.Errorf("a probe: %v", err)
-	}
+	_, err = healthv1.NewHealthClient(probe).Check(t.Context(), &healthv1.HealthCheckRequest{})
+	expect.NoError(t, err, "a probe")
 	told := make(chan string, 1)
 	for range 50 {
 		c, err := net.Dial("tcp", addrOf(n.listeners.grpc))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		t.Cleanup(func() { c.Close() })
 		go func() {
 			f, err := http2.NewFramer(c, c).ReadFrame()
@@ -136,9 +122,7 @@ func TestRejectedClient(t *testing.T) {
 	}
 	select {
 	case why := <-told:
-		if !strings.Contains(why, "max-connections") {
-			t.Errorf("a rejected connection is told %q", why)
-		}
+		expect.True(t, strings.Contains(why, "max-connections"), "a rejected connection is told %q", why)
 	case <-time.After(testkit.Patience):
 		t.Error("no connection is told why it is rejected")
 	}
@@ -148,22 +132,15 @@ func TestRejectedClient(t *testing.T) {
 func settingsOf(t *testing.T, addr string) map[http2.SettingID]uint32 {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer c.Close()
-	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
-		t.Fatal(err)
-	}
+	_, err = io.WriteString(c, http2.ClientPreface)
+	must.NoError(t, err)
 	f := http2.NewFramer(c, c)
-	if err := f.WriteSettings(); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, f.WriteSettings())
 	for {
 		frame, err := f.ReadFrame()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		if s, ok := frame.(*http2.SettingsFrame); ok && !s.IsAck() {
 			out := make(map[http2.SettingID]uint32)
 			_ = s.ForeachSetting(func(one http2.Setting) error { out[one.ID] = one.Val; return nil })
@@ -179,41 +156,32 @@ func TestSizes(t *testing.T) {
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	got := settingsOf(t, addrOf(n.listeners.grpc))
-	if got[http2.SettingMaxConcurrentStreams] != 7 || got[http2.SettingMaxHeaderListSize] != 4096 {
-		t.Errorf("gRPC: %v", got)
-	}
-	if got := settingsOf(t, addrOf(n.listeners.peer)); got[http2.SettingMaxConcurrentStreams] != maxPeerStreams || got[http2.SettingMaxHeaderListSize] != 4096 {
-		t.Errorf("between nodes: %v", got)
-	}
+	expect.True(t, got[http2.SettingMaxConcurrentStreams] == 7 && got[http2.SettingMaxHeaderListSize] == 4096,
+		"gRPC: %v", got)
+	got = settingsOf(t, addrOf(n.listeners.peer))
+	expect.True(t, got[http2.SettingMaxConcurrentStreams] == maxPeerStreams &&
+		got[http2.SettingMaxHeaderListSize] == 4096, "between nodes: %v", got)
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	long := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: strings.Repeat("k", 20_000)}}}}
-	if _, err := weirv1.NewLimiterClient(conn).Check(t.Context(), long); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "larger than max") {
-		t.Errorf("a large message: %v", err)
-	}
+	_, err = weirv1.NewLimiterClient(conn).Check(t.Context(), long)
+	expect.True(t, status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"),
+		"a large message: %v", err)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-large", strings.Repeat("x", 5000))
-	if _, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{}); err == nil {
-		t.Error("a large header is taken over gRPC")
-	}
+	_, err = weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
+	expect.True(t, err != nil, "a large header is taken over gRPC")
 	resp, body := send(t, n, "POST", "/v1/check", "", `{"policy":"login","key":"`+strings.Repeat("k", 20_000)+`"}`)
-	if resp.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(body, "10000") {
-		t.Errorf("a large body: %d %s", resp.StatusCode, body)
-	}
+	expect.True(t, resp.StatusCode == http.StatusRequestEntityTooLarge && strings.Contains(body, "10000"),
+		"a large body: %d %s", resp.StatusCode, body)
 	// net/http allows 4 KiB more than it is told, and as much again on a connection that it has kept. It hangs up on the rest, which may
 	// come before its answer.
 	r, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+addrOf(n.listeners.http)+"/healthz", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.Header.Set("X-Large", strings.Repeat("x", 15_000))
 	if resp, err := http.DefaultClient.Do(r); err == nil {
 		resp.Body.Close()
-		if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
-			t.Errorf("a large header: %d", resp.StatusCode)
-		}
+		expect.Equal(t, resp.StatusCode, http.StatusRequestHeaderFieldsTooLarge, "a large header")
 	}
 	r.Header.Set("X-Large", strings.Repeat("x", 3000))
 	if resp, err := http.DefaultClient.Do(r); err != nil || resp.StatusCode != http.StatusOK {
@@ -239,16 +207,12 @@ func TestClientBeyondMemory(t *testing.T) {
 			taken, most := n.callersMemory.InUse()
 			n.callersMemory.Force(int(most - taken - test.free))
 			c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			defer c.Close()
-			if d, err := c.Policy("login").Allow(t.Context(), "k"); err != nil || !d.FailedOpen {
-				t.Errorf("%+v, %v", d, err)
-			}
-			if s := c.Stats(); !strings.Contains(s.Reason, test.reason) {
-				t.Errorf("the reason: %+v", s)
-			}
+			d, err := c.Policy("login").Allow(t.Context(), "k")
+			expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
+			s := c.Stats()
+			expect.True(t, strings.Contains(s.Reason, test.reason), "the reason: %+v", s)
 		})
 	}
 }
@@ -257,17 +221,15 @@ func TestClientBeyondMemory(t *testing.T) {
 func TestLimitsByDefault(t *testing.T) {
 	m := admission.Divide(512 << 20)
 	c := (Limits{}).withDefaults(m)
-	if want := (Limits{
+	want := (Limits{
 		MaxConnections: m.Clients(), MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: DefaultMaxHeader,
 		FirstMessageTimeout: DefaultFirstMessage, WriteTimeout: DefaultWriteTimeout, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
 		MaxConnectionsPerSource: m.Clients() / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: DefaultMaxAge, IdleTimeout: DefaultIdleTimeout,
-	}); c != want {
-		t.Errorf("%+v, want %+v", c, want)
-	}
+	})
+	expect.Equal(t, c, want)
 	none := (Limits{MaxConnections: -1, MaxConnectionAge: -1, IdleTimeout: -1}).withDefaults(m)
-	if l := none.listener("http", &security{}, nil); l.MaxConnections != 0 || l.MaxPerSource != 0 || none.streamAge() != 0 {
-		t.Errorf("no bound is %+v", l)
-	}
+	l := none.listener("http", &security{}, nil)
+	expect.True(t, l.MaxConnections == 0 && l.MaxPerSource == 0 && none.streamAge() == 0, "no bound is %+v", l)
 }
 
 // TestMaxConnectionAge: connections that have reached their age are given up in good order: the caller is not told of an error.
@@ -279,9 +241,7 @@ func TestMaxConnectionAge(t *testing.T) {
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	stream, err := weirv1.NewLimiterClient(dialed(t, n)).CheckStream(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	asked, answered := 0, 0
 	ended := make(chan error, 1)
 	go func() {
@@ -293,9 +253,7 @@ func TestMaxConnectionAge(t *testing.T) {
 		}
 	}()
 	c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed), client.WithTimeout(testkit.Patience))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer c.Close()
 	unary, transport := dialed(t, n), new(http.Transport)
 	defer transport.CloseIdleConnections()
@@ -303,9 +261,8 @@ func TestMaxConnectionAge(t *testing.T) {
 	for open := true; open || !closed; {
 		select {
 		case err := <-ended:
-			if open = false; !errors.Is(err, io.EOF) {
-				t.Errorf("a stream: %v", err)
-			}
+			open = false
+			expect.ErrorIs(t, err, io.EOF, "a stream")
 		default:
 		}
 		if open && stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}) == nil {
@@ -318,16 +275,12 @@ func TestMaxConnectionAge(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp, err := (&http.Client{Transport: transport}).Get("http://" + addrOf(n.listeners.http) + "/v1/status")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		closed = closed || resp.Close
 		_, _ = io.Copy(io.Discard, resp.Body) // so that the connection stays
 		resp.Body.Close()
 	}
-	if answered == 0 || answered > asked {
-		t.Errorf("%d of %d requests on the stream are answered", answered, asked)
-	}
+	expect.True(t, answered != 0 && answered <= asked, "%d of %d requests on the stream are answered", answered, asked)
 }
 
 // TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names the flag, and
@@ -354,9 +307,8 @@ func TestChosenBounds(t *testing.T) {
 	} {
 		got, over, err := test.limits.fitted(m, test.state)
 		if err != nil || test.err != "" {
-			if err == nil || test.err == "" || !strings.Contains(err.Error(), test.err) {
-				t.Errorf("%s: %v", test.what, err)
-			}
+			expect.True(t, err != nil && test.err != "" && strings.Contains(err.Error(), test.err),
+				"%s: %v", test.what, err)
 			continue
 		}
 		if over == nil && got.Sum() > got.Limit || over != nil && fmt.Sprint(over) != test.over || over == nil && test.over != "" {

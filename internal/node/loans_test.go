@@ -6,6 +6,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -29,9 +31,7 @@ func TestStatusOfLoans(t *testing.T) {
 		for _, n := range []*Node{a, b} {
 			out := make([]limit.Lent, 1)
 			wait, err := n.limiter.Lend(t.Context(), []limit.Borrow{b1}, out)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			if wait != nil {
 				wait()
 			}
@@ -53,9 +53,8 @@ func TestStatusOfLoans(t *testing.T) {
 				if l == nil || m.Name == owner.cfg.Name && !want(l) { // nil: it did not answer in time
 					return false
 				}
-				if m.Name != owner.cfg.Name && l.OnLoan+uint64(l.Borrowers)+l.Recalls+l.Expired != 0 {
-					t.Errorf("%s has lent nothing: %v", m.Name, l)
-				}
+				expect.True(t, m.Name == owner.cfg.Name || l.OnLoan+uint64(l.Borrowers)+l.Recalls+l.Expired == 0,
+					"%s has lent nothing: %v", m.Name, l)
 			}
 		}
 		return true
@@ -68,9 +67,8 @@ func TestStatusOfLoans(t *testing.T) {
 	eventually(t, "an unanswered recall to be seen", func() bool {
 		lend()
 		q := []limit.Check{{Target: b1.Target, Cost: 1000}}
-		if r, err := owner.limiter.Check(t.Context(), q); err != nil || r[0].Err != nil || r[0].Allowed {
-			t.Fatal(r, err)
-		}
+		r, err := owner.limiter.Check(t.Context(), q)
+		must.True(t, err == nil && r[0].Err == nil && !r[0].Allowed, "%v %v", r, err)
 		return shown(func(l *weirv1.Loans) bool { return l.GetRecalls() > 0 && l.GetUnanswered() > 0 })
 	})
 	eventually(t, "expired units to be seen", func() bool {

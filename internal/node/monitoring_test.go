@@ -16,6 +16,9 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const (
@@ -40,25 +43,19 @@ func readAlerts(t *testing.T) []alert {
 			Rules []alert
 		}
 	}
-	if err := yaml.Unmarshal([]byte(readFile(t, alertsFile)), &file); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, yaml.Unmarshal([]byte(readFile(t, alertsFile)), &file))
 	var all []alert
 	for _, g := range file.Groups {
 		all = append(all, g.Rules...)
 	}
-	if len(all) == 0 {
-		t.Fatal("no alerts")
-	}
+	must.True(t, len(all) != 0, "no alerts")
 	return all
 }
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return string(data)
 }
 
@@ -68,9 +65,8 @@ func promtool(t *testing.T, args ...string) {
 	if err != nil {
 		t.Skip("promtool is not installed (Debian: apt-get install prometheus)")
 	}
-	if out, err := exec.Command(tool, args...).CombinedOutput(); err != nil {
-		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	out, err := exec.Command(tool, args...).CombinedOutput()
+	expect.True(t, err == nil, "promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 }
 
 // TestAlerts runs the alerts' own tests: when each fires, and when not.
@@ -90,13 +86,10 @@ func TestAlerts(t *testing.T) {
 // TestAlertsAreExplained: each alert says what has happened and what to do.
 func TestAlertsAreExplained(t *testing.T) {
 	for _, a := range readAlerts(t) {
-		if s := a.Labels["severity"]; !slices.Contains([]string{"info", "warning", "critical"}, s) {
-			t.Errorf("%s: severity %q", a.Alert, s)
-		}
+		s := a.Labels["severity"]
+		expect.True(t, slices.Contains([]string{"info", "warning", "critical"}, s), "%s: severity %q", a.Alert, s)
 		for _, name := range []string{"summary", "description", "action"} {
-			if a.Annotations[name] == "" {
-				t.Errorf("%s: no annotation %s", a.Alert, name)
-			}
+			expect.True(t, a.Annotations[name] != "", "%s: no annotation %s", a.Alert, name)
 		}
 	}
 }
@@ -116,9 +109,7 @@ func dashboardQueries(t *testing.T) map[string][]string {
 			List []struct{ Name, Definition string }
 		}
 	}
-	if err := json.Unmarshal([]byte(readFile(t, dashboardFile)), &board); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, json.Unmarshal([]byte(readFile(t, dashboardFile)), &board))
 	variables := []string{"$__rate_interval", "5m"}
 	for _, v := range board.Templating.List {
 		variables = append(variables, "$"+v.Name, ".*")
@@ -127,24 +118,18 @@ func dashboardQueries(t *testing.T) map[string][]string {
 	queries := make(map[string][]string)
 	ids := make(map[int]bool)
 	for i, p := range board.Panels {
-		if ids[p.ID] {
-			t.Errorf("panel %q: its id %d is not its own", p.Title, p.ID)
-		}
+		expect.True(t, !ids[p.ID], "panel %q: its id %d is not its own", p.Title, p.ID)
 		ids[p.ID] = true
 		for _, q := range board.Panels[:i] {
 			a, b := p.GridPos, q.GridPos
-			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
-				t.Errorf("panels %q and %q overlap", p.Title, q.Title)
-			}
+			expect.True(t, a.X >= b.X+b.W || b.X >= a.X+a.W || a.Y >= b.Y+b.H || b.Y >= a.Y+a.H,
+				"panels %q and %q overlap", p.Title, q.Title)
 		}
-		if p.Type != "row" && len(p.Targets) == 0 {
-			t.Errorf("panel %q asks for nothing", p.Title)
-		}
+		expect.True(t, p.Type == "row" || len(p.Targets) != 0, "panel %q asks for nothing", p.Title)
 		for _, target := range p.Targets {
 			query := fill.Replace(target.Expr)
-			if strings.Contains(query, "$") {
-				t.Errorf("panel %q: a variable that is not defined: %s", p.Title, query)
-			}
+			expect.True(t, !strings.Contains(query, "$"),
+				"panel %q: a variable that is not defined: %s", p.Title, query)
 			queries[p.Title] = append(queries[p.Title], query)
 		}
 	}
@@ -153,9 +138,7 @@ func dashboardQueries(t *testing.T) map[string][]string {
 			queries["variable "+v.Name] = []string{fill.Replace(m[1])}
 		}
 	}
-	if len(queries) < 20 {
-		t.Fatalf("only %d panels with queries", len(queries))
-	}
+	must.True(t, len(queries) >= 20, "only %d panels with queries", len(queries))
 	return queries
 }
 
@@ -173,13 +156,9 @@ func TestDashboardParses(t *testing.T) {
 	}
 	group := map[string]any{"name": "dashboard", "rules": rules}
 	data, err := yaml.Marshal(map[string]any{"groups": []any{group}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "rules.yaml")
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(path, data, 0o600))
 	promtool(t, "check", "rules", path)
 }
 
@@ -192,9 +171,7 @@ func scrape(t *testing.T, n *Node) exposed {
 	_, text := get(t, n, "/metrics")
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	page := exposed{}
 	add := func(name string, pairs []*dto.LabelPair, more ...string) {
 		labels := page[name]
@@ -329,14 +306,12 @@ func TestMonitoringAsksForWhatThereIs(t *testing.T) {
 		if b := base.ReplaceAllString(name, ""); page[b+"_bucket"] != nil {
 			name = b
 		}
-		if strings.HasPrefix(name, "weir_") && !strings.Contains(doc, "`"+name) {
-			t.Errorf("%s is not in docs/monitoring.md", name)
-		}
+		expect.True(t, !strings.HasPrefix(name, "weir_") || strings.Contains(doc, "`"+name),
+			"%s is not in docs/monitoring.md", name)
 	}
 	for _, name := range regexp.MustCompile(`\bweir_[a-z_]+\b`).FindAllString(doc, -1) {
-		if page[name] == nil && page[name+"_bucket"] == nil {
-			t.Errorf("docs/monitoring.md has %s, which there is not", name)
-		}
+		expect.True(t, page[name] != nil || page[name+"_bucket"] != nil,
+			"docs/monitoring.md has %s, which there is not", name)
 	}
 }
 
@@ -352,8 +327,6 @@ func TestMistakes(t *testing.T) {
 		`sum by (result) (weir_keys)`:                "no label result",
 		`weir_keys{a=b}`:                             "cannot read {a=b}",
 	} {
-		if got := strings.Join(page.mistakes(query), ", "); got != want {
-			t.Errorf("%s: %q, want %q", query, got, want)
-		}
+		expect.Equal(t, strings.Join(page.mistakes(query), ", "), want, "%s", query)
 	}
 }

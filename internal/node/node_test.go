@@ -24,6 +24,8 @@ import (
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -50,9 +52,7 @@ func testConfig(t *testing.T, name string) Config {
 func mustStart(t *testing.T, cfg Config) *Node {
 	t.Helper()
 	n, err := Start(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(n.Stop)
 	return n
 }
@@ -77,9 +77,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(testkit.Patience); !holds(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for: %s", what)
-		}
+		must.True(t, !time.Now().After(deadline), "waited in vain for: %s", what)
 	}
 }
 
@@ -112,26 +110,18 @@ func wantFree(t *testing.T, addrs ...string) {
 func get(t *testing.T, n *Node, path string) (int, string) {
 	t.Helper()
 	resp, err := http.Get("http://" + addrOf(n.listeners.http) + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return resp.StatusCode, string(body)
 }
 
 func check(t *testing.T, n *Node, key string) limit.Decision {
 	t.Helper()
 	r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: key}, Cost: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r[0].Err != nil {
-		t.Fatal(r[0].Err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, r[0].Err)
 	return r[0].Decision
 }
 
@@ -150,37 +140,31 @@ func TestTwoNodes(t *testing.T) {
 		for k := range 20 {
 			for i := range 8 {
 				n := []*Node{a, b}[(i+k)%2]
-				if d := check(t, n, fmt.Sprint("key-", k)); d.Allowed != (i < 5) || d.FailedOpen {
-					t.Errorf("key %d, check %d: %+v", k, i, d)
-				}
+				d := check(t, n, fmt.Sprint("key-", k))
+				expect.True(t, d.Allowed == (i < 5) && !d.FailedOpen, "key %d, check %d: %+v", k, i, d)
 			}
 		}
 		for _, n := range []*Node{a, b} {
 			st := n.Status(t.Context())
-			if !st.Ready || len(st.Members) != 2 || st.Members[0].Partitions+st.Members[1].Partitions != st.Partitions {
-				t.Errorf("status of %s: %v", n.cfg.Name, st)
-			}
+			expect.True(t, st.Ready && len(st.Members) == 2 &&
+				st.Members[0].Partitions+st.Members[1].Partitions == st.Partitions, "status of %s: %v", n.cfg.Name, st)
 			for _, m := range st.Members {
-				if m.State != "active" || !m.Reachable || m.Policies != 1 || m.Keys == 0 {
-					t.Errorf("%s says of %s: %v", n.cfg.Name, m.Name, m)
-				}
+				expect.True(t, m.State == "active" && m.Reachable && m.Policies == 1 && m.Keys != 0,
+					"%s says of %s: %v", n.cfg.Name, m.Name, m)
 			}
-			if code, page := get(t, n, "/readyz"); code != http.StatusOK {
-				t.Errorf("/readyz: %d %s", code, page)
-			}
+			code, page := get(t, n, "/readyz")
+			expect.True(t, code == http.StatusOK, "/readyz: %d %s", code, page)
 		}
 
 		b.Stop()
-		if ready, why := b.Ready(); ready || !strings.Contains(why, "leaving") {
-			t.Errorf("after Stop: %t, %s", ready, why)
-		}
+		ready, why := b.Ready()
+		expect.True(t, !ready && strings.Contains(why, "leaving"), "after Stop: %t, %s", ready, why)
 		eventually(t, "the other to own everything", func() bool {
 			st := a.Status(t.Context())
 			return len(st.Members) == 1 && st.Members[0].Partitions == st.Partitions
 		})
-		if d := check(t, a, "another"); !d.Allowed || d.FailedOpen {
-			t.Errorf("alone: %+v", d)
-		}
+		d := check(t, a, "another")
+		expect.True(t, d.Allowed && !d.FailedOpen, "alone: %+v", d)
 		eventually(t, "the links to the other to end", func() bool {
 			stacks := make([]byte, 1<<20)
 			return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "transport.(*link[")
@@ -197,28 +181,24 @@ func TestNodeWithoutGossip(t *testing.T) {
 		cfg.GossipPort, cfg.PeerPort, cfg.GRPCPort = PortOff, PortOff, PortOff
 		n := mustStart(t, cfg)
 		awaitSettled(t, n)
-		if d := check(t, n, "alice"); !d.Allowed {
-			t.Errorf("%+v", d)
-		}
+		d := check(t, n, "alice")
+		expect.True(t, d.Allowed, "%+v", d)
 		if want := "weir ready name=alone http=" + addrOf(n.listeners.http) + " grpc= gossip= peer="; n.ReadyLine() != want {
 			t.Errorf("ready line: %s", n.ReadyLine())
 		}
-		if st := n.Status(t.Context()); len(st.Members) != 1 || st.Members[0].Partitions != st.Partitions || !st.Members[0].Reachable {
-			t.Errorf("status: %v", st)
-		}
+		st := n.Status(t.Context())
+		expect.True(t, len(st.Members) == 1 && st.Members[0].Partitions == st.Partitions && st.Members[0].Reachable,
+			"status: %v", st)
 		n.Stop()
-		if ready, why := n.Ready(); ready || why != "stopping" {
-			t.Errorf("after Stop: %t, %q", ready, why)
-		}
+		ready, why := n.Ready()
+		expect.True(t, !ready && why == "stopping", "after Stop: %t, %q", ready, why)
 	})
 }
 
 // TestStartNodeErrors: whatever keeps a node from starting is named, and what was started before it is ended.
 func TestStartNodeErrors(t *testing.T) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer busy.Close()
 	taken := Port(busy.Addr().(*net.TCPAddr).Port)
 	short := testkit.WriteFile(t, "short", "secret")
@@ -254,9 +234,7 @@ func TestStartNodeErrors(t *testing.T) {
 			cfg := testConfig(t, "node")
 			c.spoil(&cfg)
 			n, err := Start(t.Context(), cfg)
-			if err == nil || !strings.HasPrefix(err.Error(), c.want) {
-				t.Errorf("%v, want %s", err, c.want)
-			}
+			expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%v, want %s", err, c.want)
 			n.Stop() // once more does no harm
 			for _, l := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 				if l != nil {
@@ -269,17 +247,14 @@ func TestStartNodeErrors(t *testing.T) {
 
 func TestAnyPortIfTaken(t *testing.T) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer busy.Close()
 	cfg := testConfig(t, "node")
 	cfg.HTTPPort, cfg.AnyPortIfTaken = Port(busy.Addr().(*net.TCPAddr).Port), true
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
-	if code, page := get(t, n, "/healthz"); code != http.StatusOK {
-		t.Errorf("/healthz: %d %s", code, page)
-	}
+	code, page := get(t, n, "/healthz")
+	expect.True(t, code == http.StatusOK, "/healthz: %d %s", code, page)
 }
 
 // TestStop: several at once, with callers that stay, watch or say nothing, and again.
@@ -289,9 +264,7 @@ func TestStop(t *testing.T) {
 		awaitSettled(t, n)
 		for _, d := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 			c, err := net.Dial("tcp", addrOf(d))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			defer c.Close()
 			eventually(t, "the server to have taken the connection", func() bool {
 				_, anonymous, _ := d.Connections()
@@ -299,25 +272,16 @@ func TestStop(t *testing.T) {
 			})
 		}
 		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc)) // which watches the node's health
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer c.Close()
-		if err := c.Ready(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, c.Ready(t.Context()))
 		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer conn.Close()
 		watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r, err := watch.Recv(); err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
-			t.Errorf("health: %v, %v", r, err)
-		}
+		must.NoError(t, err)
+		r, err := watch.Recv()
+		expect.True(t, err == nil && r.Status == healthv1.HealthCheckResponse_SERVING, "health: %v, %v", r, err)
 		asked := time.Now()
 		var stops sync.WaitGroup
 		for range 3 {
@@ -325,12 +289,10 @@ func TestStop(t *testing.T) {
 		}
 		stops.Wait()
 		n.Stop()
-		if r, err := watch.Recv(); err == nil && r.Status != healthv1.HealthCheckResponse_NOT_SERVING {
-			t.Errorf("health after Stop: %v", r)
-		}
-		if took := time.Since(asked); took > 4*time.Second { // http.Server alone would take 5 s
-			t.Errorf("took %v", took)
-		}
+		r, err = watch.Recv()
+		expect.True(t, err != nil || r.Status == healthv1.HealthCheckResponse_NOT_SERVING, "health after Stop: %v", r)
+		took := time.Since(asked)
+		expect.True(t, took <= 4*time.Second, "took %v", took) // http.Server alone would take 5 s
 		select {
 		case <-n.Failed():
 			t.Errorf("stopping is taken for a failure: %v", n.Err())
@@ -347,22 +309,17 @@ func TestStopCutsOff(t *testing.T) {
 		n := mustStart(t, cfg)
 		awaitSettled(t, n)
 		c, err := net.Dial("tcp", addrOf(n.listeners.http))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		defer c.Close()
 		// The node says to go on once the handler reads the body, which never comes.
-		if _, err := io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Read(make([]byte, 8)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+		must.NoError(t, err)
+		_, err = c.Read(make([]byte, 8))
+		must.NoError(t, err)
 		asked := time.Now()
 		n.Stop()
-		if took := time.Since(asked); took < cfg.Grace || took > 4*time.Second {
-			t.Errorf("took %v, the grace time is %v", took, cfg.Grace)
-		}
+		took := time.Since(asked)
+		expect.True(t, took >= cfg.Grace && took <= 4*time.Second, "took %v, the grace time is %v", took, cfg.Grace)
 	})
 }
 
@@ -373,12 +330,11 @@ func TestSettle(t *testing.T) {
 		cfg := testConfig(t, "node")
 		cfg.Join = []string{"127.0.0.1:1"}
 		n := mustStart(t, cfg)
-		if code, page := get(t, n, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, "no seed has answered yet") {
-			t.Errorf("/readyz: %d %s", code, page)
-		}
-		if code, page := get(t, n, "/healthz"); code != http.StatusOK {
-			t.Errorf("/healthz: %d %s", code, page)
-		}
+		code, page := get(t, n, "/readyz")
+		expect.True(t, code == http.StatusServiceUnavailable && strings.Contains(page, "no seed has answered yet"),
+			"/readyz: %d %s", code, page)
+		code, page = get(t, n, "/healthz")
+		expect.True(t, code == http.StatusOK, "/healthz: %d %s", code, page)
 		n.Stop()
 		select {
 		case <-n.Settled():
@@ -398,9 +354,8 @@ func TestStopWhileSettling(t *testing.T) {
 			runtime.Gosched()
 		}
 		n.Stop()
-		if ready, _ := n.Ready(); ready || n.readiness.Settled() {
-			t.Fatal("ready after Stop")
-		}
+		ready, _ := n.Ready()
+		must.True(t, !ready && !n.readiness.Settled(), "ready after Stop")
 	}
 }
 
@@ -412,21 +367,13 @@ func TestConnectionsEndWithAnswers(t *testing.T) {
 	closes := func() bool {
 		t.Helper()
 		resp, err := http.Get("http://" + n.HTTPAddr() + "/healthz")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := resp.Body.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
+		must.NoError(t, resp.Body.Close())
 		return resp.Close
 	}
-	if closes() {
-		t.Error("a node that runs ends a connection")
-	}
+	expect.True(t, !closes(), "a node that runs ends a connection")
 	n.readiness.Stop() // the first that stopping does, before others decide what this node decided
-	if !closes() {
-		t.Error("a node that stops keeps a connection")
-	}
+	expect.True(t, closes(), "a node that stops keeps a connection")
 }
 
 // TestRoomForCopies: a member of a cluster leaves the last sixteenth of its keys to copies of others' partitions.
@@ -444,41 +391,32 @@ func TestRoomForCopies(t *testing.T) {
 	for i := range keys {
 		target := limit.Target{Policy: fmt.Sprintf("p%d", i%shares), Key: fmt.Sprint(i), Caller: fmt.Sprint(i % shares)}
 		r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: target, Cost: 1}})
-		if err != nil || r[0].Err != nil {
-			t.Fatal(r, err)
-		}
+		must.True(t, err == nil && r[0].Err == nil, "%v %v", r, err)
 		if !r[0].FailedOpen {
 			kept++
 		}
 	}
-	if kept != keys-keys/16 {
-		t.Errorf("%d new keys of %d are kept", kept, keys)
-	}
+	expect.Equal(t, kept, keys-keys/16, "new keys of %d are kept", keys)
 }
 
 // TestInStep: a member that keeps another ring, or that cannot be asked, is not in step.
 func TestInStep(t *testing.T) {
 	n := mustStart(t, testConfig(t, "a"))
 	awaitSettled(t, n)
-	if !n.inStep(t.Context()) {
-		t.Error("a node alone is not in step with itself")
-	}
+	expect.True(t, n.inStep(t.Context()), "a node alone is not in step with itself")
 	members := []cluster.Member{*n.view().Self, {Name: "b", Boot: 7, State: cluster.Active, PeerAddr: "127.0.0.1:1"}}
 	v := &cluster.View{Members: members, Self: &members[0]}
 	everybody := func(*cluster.Member) bool { return true }
-	if got := n.inspectOthers(t.Context(), v, everybody); len(got) != 1 || got[0].member.Name != "b" || got[0].response != nil {
-		t.Errorf("of a member that is not there: %+v", got)
-	}
-	if got := n.inspectOthers(t.Context(), v, func(*cluster.Member) bool { return false }); len(got) != 0 {
-		t.Errorf("nobody was to be asked: %+v", got)
-	}
-	if v.Ring = n.view().Ring; n.agreed(t.Context(), v) {
-		t.Error("in step with a member that is not there")
-	}
+	got := n.inspectOthers(t.Context(), v, everybody)
+	expect.True(t, len(got) == 1 && got[0].member.Name == "b" && got[0].response == nil,
+		"of a member that is not there: %+v", got)
+	got = n.inspectOthers(t.Context(), v, func(*cluster.Member) bool { return false })
+	expect.Equal(t, len(got), 0, "nobody was to be asked: %+v", got)
+	v.Ring = n.view().Ring
+	expect.True(t, !n.agreed(t.Context(), v), "in step with a member that is not there")
 	alone := *n.view()
-	if alone.Ring = ring.Build([]string{"a", "b"}); n.agreed(t.Context(), &alone) {
-		t.Error("in step by a ring that is this node's no more")
-	}
+	alone.Ring = ring.Build([]string{"a", "b"})
+	expect.True(t, !n.agreed(t.Context(), &alone), "in step by a ring that is this node's no more")
 }
 
 // TestReload: what changes in the policy file reaches the limiter, and a mistake in it those who look.
@@ -489,12 +427,8 @@ func TestReload(t *testing.T) {
 	put := func(content string) {
 		t.Helper()
 		next := filepath.Join(filepath.Dir(cfg.PolicyFile), "next")
-		if err := os.WriteFile(next, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(next, cfg.PolicyFile); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(next, []byte(content), 0o600))
+		must.NoError(t, os.Rename(next, cfg.PolicyFile))
 		n.Reload()
 	}
 	put(fmt.Sprintf(onePolicy, 7))
@@ -505,16 +439,14 @@ func TestReload(t *testing.T) {
 	if ready, why := n.Ready(); !ready || !strings.Contains(why, "policy file rejected: "+cfg.PolicyFile+":2:") {
 		t.Errorf("ready: %t, %q", ready, why)
 	}
-	if d := check(t, n, "alice"); d.Limit != 7 {
-		t.Errorf("a file with a mistake changed the limit to %d", d.Limit)
-	}
+	d := check(t, n, "alice")
+	expect.Equal(t, d.Limit, 7, "a file with a mistake changed the limit to")
 	put(strictPolicy)
 	eventually(t, "the lack of voters", func() bool {
 		return strings.HasSuffix(n.policyError(), ":2:92: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available")
 	})
-	if d := check(t, n, "alice"); d.Limit != 7 {
-		t.Errorf("a file that needs voters changed the limit to %d", d.Limit)
-	}
+	d = check(t, n, "alice")
+	expect.Equal(t, d.Limit, 7, "a file that needs voters changed the limit to")
 	put("")
 	eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
 }

@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -65,17 +67,13 @@ func texts(attributes []*commonv1.KeyValue) map[string]string {
 func startCollector(t *testing.T) (*collector, string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	c := new(collector)
 	server := grpc.NewServer()
 	collectorv1.RegisterTraceServiceServer(server, c)
 	var work sync.WaitGroup
 	work.Go(func() {
-		if err := server.Serve(l); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, server.Serve(l))
 	})
 	t.Cleanup(func() { server.Stop(); work.Wait() })
 	return c, "http://" + l.Addr().String()
@@ -105,17 +103,13 @@ func (c *collector) path(t *testing.T, from collected, caller string) string {
 func post(t *testing.T, n *Node, body, header, value string) *http.Response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+addrOf(n.listeners.http)+"/v1/check", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	if value != "" {
 		r.Header.Set(header, value)
 	}
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	resp.Body.Close()
 	return resp
 }
@@ -135,9 +129,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 	awaitSettled(t, a, b)
 
 	conn, err := grpc.NewClient(addrOf(a.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	const (
 		webTrace, web = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -148,21 +140,15 @@ func TestTraceOverTwoNodes(t *testing.T) {
 		keys = 20
 	)
 	ids, err := hex.DecodeString(streamTrace + stream)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	checks, err := weirv1.NewLimiterClient(conn).CheckStream(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	// The same keys over both protocols of a, among them surely some of b's; and once without a trace.
 	for k := range keys {
 		key := fmt.Sprintf("secret-%d", k)
 		ask := func(traceparent string) {
 			resp := post(t, a, fmt.Sprintf(`{"policy":"login","key":%q}`, key), "Traceparent", traceparent)
-			if resp.StatusCode != http.StatusOK {
-				t.Fatalf("status %d", resp.StatusCode)
-			}
+			must.Equal(t, resp.StatusCode, http.StatusOK, "status")
 		}
 		ask("00-" + webTrace + "-" + web + "-01")
 		ask("00-" + webTrace + "-" + web + "-00")
@@ -181,9 +167,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 			if err == nil {
 				out, err = checks.Recv()
 			}
-			if err != nil || out.Error != nil {
-				t.Fatal(out, err)
-			}
+			must.True(t, err == nil && out.Error == nil, "%v %v", out, err)
 			more = out.More
 		}
 	}
@@ -196,9 +180,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 	paths := make(map[string]int)
 	for _, s := range c.spans {
 		for name, value := range s.attributes {
-			if strings.Contains(value, "secret") {
-				t.Errorf("%s of a span is %q", name, value)
-			}
+			expect.True(t, !strings.Contains(value, "secret"), "%s of a span is %q", name, value)
 		}
 		caller := web
 		if hex.EncodeToString(s.TraceId) == rpcTrace {
@@ -208,25 +190,17 @@ func TestTraceOverTwoNodes(t *testing.T) {
 		}
 		p := c.path(t, s, caller)
 		paths[p]++
-		if s.Name == "decide" && s.node == "b" && (s.attributes["weir.policy"] != "login" || s.attributes["weir.result"] != "allowed" || s.attributes["weir.term"] == "") {
-			t.Errorf("%s: %v", p, s.attributes)
-		}
-		if s.Name == "forward" && s.attributes["weir.peer"] != "b" {
-			t.Errorf("%s: %v", p, s.attributes)
-		}
+		expect.True(t, s.Name != "decide" || s.node != "b" || s.attributes["weir.policy"] == "login" &&
+			s.attributes["weir.result"] == "allowed" && s.attributes["weir.term"] != "", "%s: %v", p, s.attributes)
+		expect.True(t, s.Name != "forward" || s.attributes["weir.peer"] == "b", "%s: %v", p, s.attributes)
 	}
 	for _, call := range []string{"POST /v1/check a < caller", "weir.v1.Limiter/Check a < caller", "weir.v1.Limiter/CheckStream a < caller"} {
 		remote := paths["decide b < forward a < decide a < "+call]
-		if remote == 0 || remote == keys {
-			t.Errorf("%d of %d keys were decided by b", remote, keys)
-		}
-		if paths[call] != keys || paths["decide a < "+call] != keys || paths["forward a < decide a < "+call] != remote {
-			t.Errorf("under %s", call)
-		}
+		expect.True(t, remote != 0 && remote != keys, "%d of %d keys were decided by b", remote, keys)
+		expect.True(t, paths[call] == keys && paths["decide a < "+call] == keys &&
+			paths["forward a < decide a < "+call] == remote, "under %s", call)
 	}
-	if len(paths) != 12 || t.Failed() {
-		t.Errorf("paths: %v", paths)
-	}
+	expect.True(t, len(paths) == 12 && !t.Failed(), "paths: %v", paths)
 }
 
 // TestCallErrors: an error over gRPC has an id, which the log has too, and is counted; none of it says the key.
@@ -237,9 +211,7 @@ func TestCallErrors(t *testing.T) {
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	for given, kept := range map[string]bool{"my-id": true, "": false, "not sane": false} {
 		ctx := t.Context()
@@ -250,21 +222,16 @@ func TestCallErrors(t *testing.T) {
 		question := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "none", Key: "secret"}}}}
 		_, err := weirv1.NewLimiterClient(conn).Check(ctx, question, grpc.Trailer(&trailer))
 		ids := trailer.Get(requestIDKey)
-		if status.Code(err) != codes.NotFound || len(ids) != 1 || (ids[0] == given) != kept {
-			t.Fatalf("%q: %v, ids %q", given, err, ids)
-		}
-		if line := "request_id=" + ids[0] + " method=/weir.v1.Limiter/Check code=NotFound"; !strings.Contains(log.String(), line) {
-			t.Errorf("%q: no %q in the log", given, line)
-		}
+		must.True(t, status.Code(err) == codes.NotFound && len(ids) == 1 && (ids[0] == given) == kept,
+			"%q: %v, ids %q", given, err, ids)
+		line := "request_id=" + ids[0] + " method=/weir.v1.Limiter/Check code=NotFound"
+		expect.True(t, strings.Contains(log.String(), line), "%q: no %q in the log", given, line)
 	}
-	if strings.Contains(log.String(), "secret") {
-		t.Errorf("the log says the key:\n%s", log.String())
-	}
+	expect.True(t, !strings.Contains(log.String(), "secret"), "the log says the key:\n%s", log.String())
 	post(t, n, "{}", "X-Request-Id", "my-id")
 	page := scrape(t, n)
-	if errors := page["weir_call_errors_total"]["code"]; !errors["NotFound"] || !errors["400"] {
-		t.Errorf("counted: %v", errors)
-	}
+	errors := page["weir_call_errors_total"]["code"]
+	expect.True(t, errors["NotFound"] && errors["400"], "counted: %v", errors)
 }
 
 // TestNoCollector: a collector that is away holds nobody up.
@@ -274,9 +241,8 @@ func TestNoCollector(t *testing.T) {
 		cfg.OTLPEndpoint, cfg.TraceSample = "http://127.0.0.1:1", 1
 		n := mustStart(t, cfg)
 		awaitSettled(t, n)
-		if resp := post(t, n, `{"policy":"login","key":"alice"}`, "Traceparent", ""); resp.StatusCode != http.StatusOK {
-			t.Errorf("status %d", resp.StatusCode)
-		}
+		resp := post(t, n, `{"policy":"login","key":"alice"}`, "Traceparent", "")
+		expect.Equal(t, resp.StatusCode, http.StatusOK, "status")
 		n.Stop()
 	})
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 	"google.golang.org/grpc/status"
 )
@@ -34,13 +36,9 @@ type changed struct {
 func override(t *testing.T, n *Node, body string) (has, durable int) {
 	t.Helper()
 	resp, text := send(t, n, "PUT", "/v1/overrides", "", body)
-	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("PUT %s: %d %s", body, resp.StatusCode, text)
-	}
+	must.True(t, resp.StatusCode == http.StatusOK, "PUT %s: %d %s", body, resp.StatusCode, text)
 	var c changed
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, json.Unmarshal([]byte(text), &c))
 	for _, m := range c.Members {
 		if m.Has {
 			has++
@@ -79,9 +77,8 @@ func TestOverridesOfACluster(t *testing.T) {
 		}
 	}
 	limits(a, "vip-", 5)
-	if has, durable := override(t, a, `{"policy":"login","prefix":"vip-","settings":{"limit":50}}`); has != 2 || durable != 2 {
-		t.Errorf("%d have it, %d on disk", has, durable)
-	}
+	has, durable := override(t, a, `{"policy":"login","prefix":"vip-","settings":{"limit":50}}`)
+	expect.True(t, has == 2 && durable == 2, "%d have it, %d on disk", has, durable)
 	limits(a, "vip-", 50)
 	limits(b, "vip-", 50)
 	for _, bad := range []struct{ body, field string }{
@@ -104,14 +101,12 @@ func TestOverridesOfACluster(t *testing.T) {
 
 	c := start("c", seed)
 	awaitSettled(t, c)
-	if c.overrides.book.Digest() != a.overrides.book.Digest() {
-		t.Error("c is ready, and has not the others' overrides")
-	}
+	expect.Equal(t, c.overrides.book.Digest(), a.overrides.book.Digest(),
+		"c is ready, and has not the others' overrides")
 	limits(c, "vip-", 50)
 	eventually(t, "all see c", func() bool { return len(a.view().Members) == 3 && len(b.view().Members) == 3 })
-	if has, durable := override(t, c, `{"policy":"login","prefix":"vip-","settings":{"limits":["60/1m"]}}`); has != 3 || durable != 2 {
-		t.Errorf("%d have it, %d on disk", has, durable)
-	}
+	has, durable = override(t, c, `{"policy":"login","prefix":"vip-","settings":{"limits":["60/1m"]}}`)
+	expect.True(t, has == 3 && durable == 2, "%d have it, %d on disk", has, durable)
 	for _, n := range []*Node{a, b, c} {
 		limits(n, "vip-", 60)
 	}
@@ -123,37 +118,30 @@ func TestOverridesOfACluster(t *testing.T) {
 		{"policies: []\n", "policy: there is no policy"},
 		{fmt.Sprintf(onePolicy, 7), ""},
 	} {
-		if err := os.WriteFile(file, []byte(change.policies), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(file, []byte(change.policies), 0o600))
 		set, err := policy.Parse(file, []byte(change.policies))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		for _, n := range []*Node{a, b, c} {
 			n.Reload()
 			eventually(t, "the file is in force", func() bool { return n.filePolicies().Hash() == set.Hash() })
 		}
 		resp, list := send(t, b, "GET", "/v1/overrides?policy=login&prefix=vip-", "", "")
-		if resp.StatusCode != 200 || strings.Contains(list, "inactive") != (change.inactive != "") || !strings.Contains(list, change.inactive) || !strings.Contains(list, `"limits":["60/1m"]`) {
-			t.Errorf("%s: %d %s", change.policies, resp.StatusCode, list)
-		}
-		if got := b.inactiveOverrides(); (got == 1) != (change.inactive != "") {
-			t.Errorf("%s: %d inactive", change.policies, got)
-		}
+		expect.True(t, resp.StatusCode == 200 && strings.Contains(list, "inactive") == (change.inactive != "") &&
+			strings.Contains(list, change.inactive) && strings.Contains(list, `"limits":["60/1m"]`),
+			"%s: %d %s", change.policies, resp.StatusCode, list)
+		got := b.inactiveOverrides()
+		expect.Equal(t, (got == 1), change.inactive != "", "%s: %d inactive", change.policies, got)
 	}
 	limits(a, "vip-", 60)
 	limits(a, "other-", 7)
 	resp, text := send(t, b, "DELETE", "/v1/overrides?policy=login&prefix=vip-", "", "")
-	if resp.StatusCode != 200 || !strings.Contains(text, `"before":`) {
-		t.Errorf("DELETE: %d %s", resp.StatusCode, text)
-	}
+	expect.True(t, resp.StatusCode == 200 && strings.Contains(text, `"before":`),
+		"DELETE: %d %s", resp.StatusCode, text)
 	for _, n := range []*Node{a, b, c} {
 		limits(n, "vip-", 7)
 	}
-	if resp, _ := send(t, a, "DELETE", "/v1/overrides?policy=login&prefix=vip-", "", ""); resp.StatusCode != 404 {
-		t.Errorf("another DELETE: %d", resp.StatusCode)
-	}
+	resp, _ = send(t, a, "DELETE", "/v1/overrides?policy=login&prefix=vip-", "", "")
+	expect.Equal(t, resp.StatusCode, 404, "another DELETE")
 }
 
 // TestOverridesInFile: they are there again after a restart, and a file that is none keeps the node from starting.
@@ -164,34 +152,25 @@ func TestOverridesInFile(t *testing.T) {
 	awaitSettled(t, n)
 	key := "new\nline \u00e9\U0001F600\"\\"
 	body, err := json.Marshal(map[string]any{"policy": "login", "key": key, "settings": map[string]any{"blocked": true}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if has, durable := override(t, n, string(body)); has != 1 || durable != 1 {
-		t.Errorf("%d have it, %d on disk", has, durable)
-	}
+	must.NoError(t, err)
+	has, durable := override(t, n, string(body))
+	expect.True(t, has == 1 && durable == 1, "%d have it, %d on disk", has, durable)
 	n.Stop()
 	n = mustStart(t, cfg)
 	awaitSettled(t, n)
-	if d := check(t, n, key); d.Allowed {
-		t.Error("not blocked")
-	}
+	d := check(t, n, key)
+	expect.True(t, !d.Allowed, "not blocked")
 	_, list := send(t, n, "GET", "/v1/overrides?policy=login&key="+url.QueryEscape(key), "", "")
-	if !strings.Contains(list, `"version":"1@a"`) || !strings.Contains(list, `"changed_by":"everybody"`) {
-		t.Error(list)
-	}
+	expect.True(t, strings.Contains(list, `"version":"1@a"`) && strings.Contains(list, `"changed_by":"everybody"`),
+		"%v", list)
 	n.Stop()
 	file := filepath.Join(cfg.DataDir, control.OverridesFile)
-	if err := os.WriteFile(file, []byte("{\"format\": 1,\n \"overrides\": [}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Start(t.Context(), cfg); err == nil || !strings.HasPrefix(err.Error(), "data-dir: "+file+":2:") {
-		t.Errorf("a corrupt file: %v", err)
-	}
+	must.NoError(t, os.WriteFile(file, []byte("{\"format\": 1,\n \"overrides\": [}"), 0o600))
+	_, err = Start(t.Context(), cfg)
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "data-dir: "+file+":2:"), "a corrupt file: %v", err)
 	cfg.DataDir = file
-	if _, err := Start(t.Context(), cfg); err == nil || !strings.HasPrefix(err.Error(), "data-dir: ") {
-		t.Errorf("a file as directory: %v", err)
-	}
+	_, err = Start(t.Context(), cfg)
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "data-dir: "), "a file as directory: %v", err)
 }
 
 // TestOverridesByRole: who has the role for a policy changes and sees its overrides, and each change is in the audit log.
@@ -231,17 +210,14 @@ callers:
 	if n.overrides.book.Commit("a", &secret); secret.Err != nil {
 		t.Fatal(secret.Err)
 	}
-	if _, page := send(t, n, "GET", "/metrics", reader, ""); !strings.Contains(page, `weir_access_denied_total{listener="http",reason="wrong_policy"} 3`) {
-		t.Error("three denials that are not counted")
-	}
-	if _, list := send(t, n, "GET", "/v1/overrides", ops, ""); strings.Contains(list, "secret") {
-		t.Errorf("ops sees another policy's: %s", list)
-	}
+	_, page := send(t, n, "GET", "/metrics", reader, "")
+	expect.True(t, strings.Contains(page, `weir_access_denied_total{listener="http",reason="wrong_policy"} 3`),
+		"three denials that are not counted")
+	_, list := send(t, n, "GET", "/v1/overrides", ops, "")
+	expect.True(t, !strings.Contains(list, "secret"), "ops sees another policy's: %s", list)
 	n.Stop()
 	log, err := os.ReadFile(cfg.Security.AuditLog)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, want := range []string{
 		`"msg":"override","caller":"ops","credential":"token","listener":"http"`,
 		`"policy":"partner-x","key":"k\nx","what":"set {\"limit\":2}"}`,
@@ -251,9 +227,7 @@ callers:
 		`"msg":"denied","caller":"ops","credential":"token","listener":"http"`,
 		`"policy":"login","reason":"wrong_policy","what":"ops may not use the policy \"login\" in the role overrides"`,
 	} {
-		if !strings.Contains(string(log), want) {
-			t.Errorf("the audit log lacks %s:\n%s", want, log)
-		}
+		expect.True(t, strings.Contains(string(log), want), "the audit log lacks %s:\n%s", want, log)
 	}
 }
 
@@ -262,9 +236,7 @@ func TestOverridesByClient(t *testing.T) {
 	n := mustStart(t, testConfig(t, "a"))
 	awaitSettled(t, n)
 	c, err := client.Dial(t.Context(), n.GRPCAddr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer c.Close()
 	var many []control.Entry
 	for i := range 1500 {
@@ -276,29 +248,22 @@ func TestOverridesByClient(t *testing.T) {
 		t.Fatal(merge.Err)
 	}
 	change, err := c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k0000", Settings: `{"limit": 7}`})
-	if err != nil || change.Before == nil || change.Before.Settings != `{"limit":1}` || change.Override.Settings != `{"limit":7}` || change.Override.Version != "2@a" || len(change.Members) != 1 || !change.Members[0].Has {
-		t.Errorf("%+v %v", change, err)
-	}
+	expect.True(t, err == nil && change.Before != nil && change.Before.Settings == `{"limit":1}` &&
+		change.Override.Settings == `{"limit":7}` && change.Override.Version == "2@a" && len(change.Members) == 1 &&
+		change.Members[0].Has, "%+v %v", change, err)
 	seen := 0
 	for o, err := range c.Overrides(t.Context(), "login") {
-		if err != nil || o.Key != fmt.Sprintf("k%04d", seen) {
-			t.Fatalf("%d: %+v %v", seen, o, err)
-		}
+		must.True(t, err == nil && o.Key == fmt.Sprintf("k%04d", seen), "%d: %+v %v", seen, o, err)
 		seen++
 	}
-	if seen != 1500 {
-		t.Errorf("%d overrides", seen)
-	}
-	if change, err := c.DeleteOverride(t.Context(), client.Override{Policy: "login", Key: "k0000"}); err != nil || change.Override.Settings != "" {
-		t.Errorf("%+v %v", change, err)
-	}
-	if _, err := c.DeleteOverride(t.Context(), client.Override{Policy: "login", Key: "k0000"}); !errors.Is(err, client.ErrNotFound) {
-		t.Error(err)
-	}
+	expect.Equal(t, seen, 1500, "overrides")
+	change, err = c.DeleteOverride(t.Context(), client.Override{Policy: "login", Key: "k0000"})
+	expect.True(t, err == nil && change.Override.Settings == "", "%+v %v", change, err)
+	_, err = c.DeleteOverride(t.Context(), client.Override{Policy: "login", Key: "k0000"})
+	expect.ErrorIs(t, err, client.ErrNotFound)
 	var wrong *client.Error
-	if _, err := c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: "{}"}); !errors.As(err, &wrong) || wrong.Kind != client.ErrInvalid || wrong.Field != "settings" {
-		t.Error(err)
-	}
+	_, err = c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: "{}"})
+	expect.True(t, errors.As(err, &wrong) && wrong.Kind == client.ErrInvalid && wrong.Field == "settings", "%v", err)
 	conn := testkit.Dial(t, n.GRPCAddr())
 	for want, ask := range map[string]func() error{
 		"override.key: ": func() error {
@@ -318,20 +283,16 @@ func TestOverridesByClient(t *testing.T) {
 			return err
 		},
 	} {
-		if got := status.Convert(ask()).Message(); !strings.HasPrefix(got, want) {
-			t.Errorf("%q, want %q…", got, want)
-		}
+		got := status.Convert(ask()).Message()
+		expect.True(t, strings.HasPrefix(got, want), "%q, want %q…", got, want)
 	}
 	for _, err := range c.Overrides(t.Context(), "no policy") {
-		if !errors.Is(err, client.ErrInvalid) {
-			t.Error(err)
-		}
+		expect.ErrorIs(t, err, client.ErrInvalid)
 	}
 	own := client.New(n.limiter, func() {})
 	defer own.Close()
-	if _, err := own.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: `{"limit":1}`}); !errors.Is(err, client.ErrInvalid) {
-		t.Error(err)
-	}
+	_, err = own.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: `{"limit":1}`})
+	expect.ErrorIs(t, err, client.ErrInvalid)
 }
 
 // TestDataDirOfTwo: a second node does not start in the directory of another that runs.
@@ -340,9 +301,9 @@ func TestDataDirOfTwo(t *testing.T) {
 	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
 	n := mustStart(t, cfg)
 	cfg.Name = "b"
-	if _, err := Start(t.Context(), cfg); err == nil || !strings.HasPrefix(err.Error(), "data-dir: ") || !strings.Contains(err.Error(), "another node") {
-		t.Errorf("the second: %v", err)
-	}
+	_, err := Start(t.Context(), cfg)
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "data-dir: ") &&
+		strings.Contains(err.Error(), "another node"), "the second: %v", err)
 	n.Stop()
 	mustStart(t, cfg).Stop()
 }

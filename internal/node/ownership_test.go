@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +10,8 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -29,16 +30,13 @@ func threeMembers(state cluster.State) *cluster.View {
 func TestOwnershipView(t *testing.T) {
 	v := threeMembers(cluster.Active)
 	got := ownershipView(v, v.Ring.Without("a"), true)
-	if !got.Settled || got.Leaving || len(got.Members) != 3 {
-		t.Errorf("settled %v, leaving %v, %d members", got.Settled, got.Leaving, len(got.Members))
-	}
+	expect.True(t, got.Settled && !got.Leaving && len(got.Members) == 3,
+		"settled %v, leaving %v, %d members", got.Settled, got.Leaving, len(got.Members))
 	for p := range ring.Partitions {
-		if owner := got.Members[got.Owners[p]].Name; owner != v.Ring.Members()[v.Ring.Owner(p)] {
-			t.Fatalf("partition %d: the owner is %s", p, owner)
-		}
-		if backup := got.Members[got.Backups[p]].Name; backup == "a" || got.Owners[p] != 0 && got.Owners[p] != got.Backups[p] {
-			t.Fatalf("partition %d: %s is the owner where a is not", p, backup)
-		}
+		must.Equal(t, got.Members[got.Owners[p]].Name, v.Ring.Members()[v.Ring.Owner(p)], "partition %d: the owner", p)
+		backup := got.Members[got.Backups[p]].Name
+		must.True(t, backup != "a" && (got.Owners[p] == 0 || got.Owners[p] == got.Backups[p]),
+			"partition %d: %s is the owner where a is not", p, backup)
 	}
 	v = threeMembers(cluster.Leaving)
 	if got := ownershipView(v, v.Ring, false); !got.Leaving || got.Members[0].Active {
@@ -73,9 +71,8 @@ func TestSteer(t *testing.T) {
 			}
 			time.Sleep(2 * time.Millisecond)
 			synctest.Wait()
-			if got := settled(); !slices.Equal(got, []bool{state == cluster.Active}) {
-				t.Errorf("%v: then %v", state, got)
-			}
+			got := settled()
+			expect.True(t, slices.Equal(got, []bool{state == cluster.Active}), "%v: then %v", state, got)
 		})
 	}
 }
@@ -105,9 +102,8 @@ func TestSteerThroughReloads(t *testing.T) {
 			for len(told) > 0 {
 				got = append(got, <-told)
 			}
-			if !slices.Equal(got, want) {
-				t.Errorf("after %s: told of views that are settled: %v, want %v", after, got, want)
-			}
+			expect.True(t, slices.Equal(got, want),
+				"after %s: told of views that are settled: %v, want %v", after, got, want)
 		}
 		go steer(ctx, func() *cluster.View { return v }, func(*cluster.View) <-chan struct{} { return next }, func(v ownership.View) { told <- v.Settled })
 		synctest.Wait()
@@ -145,15 +141,12 @@ func TestReadyOnceVoting(t *testing.T) {
 	}
 	other, foreign := join(strict("b", "a")), join(strict("c", "c"))
 	awaitSettled(t, n, other)
-	if st, ok := n.runner.Status(); !ok || !st.Voting {
-		t.Errorf("ready, and voting: %v, %v", st.Voting, ok)
-	}
+	st, ok := n.runner.Status()
+	expect.True(t, ok && st.Voting, "ready, and voting: %v, %v", st.Voting, ok)
 	if st, ok := one.runner.Status(); !ok || st.Voting || !one.votes() {
 		t.Errorf("one of three has nothing to wait for: voting %v, %v", st.Voting, ok)
 	}
-	if !other.votes() {
-		t.Error("one that is no voter has nothing to wait for")
-	}
+	expect.True(t, other.votes(), "one that is no voter has nothing to wait for")
 	select {
 	case <-foreign.Failed():
 	case <-time.After(testkit.Patience):
@@ -161,12 +154,8 @@ func TestReadyOnceVoting(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := other.StopWithin(ctx); err == nil || !strings.Contains(err.Error(), "hand-over incomplete") {
-		t.Errorf("stopped at once: %v", err)
-	}
-	if n := other.members(); n != 1 {
-		t.Errorf("%d nodes share the partitions once one of two has left", n)
-	}
+	expect.ErrorContains(t, other.StopWithin(ctx), "hand-over incomplete", "stopped at once")
+	expect.Equal(t, other.members(), 1, "nodes share the partitions once one of two has left")
 }
 
 // TestProcess: a process is not the one that has come back under its name.
@@ -176,8 +165,7 @@ func TestProcess(t *testing.T) {
 		p     ownership.Node
 		there bool
 	}{{ownership.Node{Name: "b", Boot: 2}, true}, {ownership.Node{Name: "b", Boot: 1}, false}, {ownership.Node{Name: "d", Boot: 2}, false}} {
-		if m := process(v, c.p); (m != nil) != c.there || c.there && m.Name != c.p.Name {
-			t.Errorf("%v: %+v", c.p, m)
-		}
+		m := process(v, c.p)
+		expect.True(t, (m != nil) == c.there && (!c.there || m.Name == c.p.Name), "%v: %+v", c.p, m)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -63,9 +64,7 @@ func TestReadinessSettle(t *testing.T) {
 		n.want(t, true, "")
 		n.Stop()
 		n.want(t, false, "stopping")
-		if n.became.Load() != 1 {
-			t.Errorf("became ready %d times", n.became.Load())
-		}
+		expect.True(t, n.became.Load() == 1, "became ready %d times", n.became.Load())
 	})
 }
 
@@ -85,9 +84,7 @@ func TestStopBefore(t *testing.T) {
 			t.Error("became ready")
 		default:
 		}
-		if n.became.Load() != 0 {
-			t.Error("was said to be ready")
-		}
+		expect.Equal(t, n.became.Load(), 0, "was said to be ready")
 	})
 }
 
@@ -128,8 +125,7 @@ func TestWaiting(t *testing.T) {
 		{89*time.Second + time.Millisecond, true, 900, true},
 		{89*time.Second + 2*time.Millisecond, true, 901, false}, // had it gone on waiting
 	} {
-		if got := w.enough(start.Add(step.after), step.member, step.held); got != step.want {
-			t.Errorf("after %v, member %t, %d held: enough %t, want %t", step.after, step.member, step.held, got, step.want)
-		}
+		expect.Equal(t, w.enough(start.Add(step.after), step.member, step.held), step.want,
+			"after %v, member %t, %d held: enough", step.after, step.member, step.held)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
@@ -45,22 +47,18 @@ func TestRESPSecured(t *testing.T) {
 		{"a certificate of nobody", check, "-NOAUTH ", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}},
 		{"another policy", "AUTH " + shop + "\nWEIR.PEEK other a\n", "+OK\r\n-NOPERM ", nil},
 	} {
-		if got, err := ask(c.in, c.pairs...); err != nil || !strings.HasPrefix(got, c.want) {
-			t.Errorf("%s: %q, %v", c.name, got, err)
-		}
+		got, err := ask(c.in, c.pairs...)
+		expect.True(t, err == nil && strings.HasPrefix(got, c.want), "%s: %q, %v", c.name, got, err)
 	}
 	if got, err := ask(check, a.Pair(certstest.Leaf{DNS: []string{"shop.test"}, Expired: true})); err == nil {
 		t.Errorf("with an expired certificate: %q", got)
 	}
 	plain, err := net.Dial("tcp", addrOf(n.listeners.resp))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer plain.Close()
 	_, _ = io.WriteString(plain, check) // the read tells
-	if out, _ := io.ReadAll(plain); strings.Contains(string(out), "allowed") {
-		t.Errorf("in plain text: %q", out)
-	}
+	out, _ := io.ReadAll(plain)
+	expect.True(t, !strings.Contains(string(out), "allowed"), "in plain text: %q", out)
 	for _, reason := range []string{"no_credentials", "bad_token", "unknown_identity", "wrong_policy", "certificate_expired", "plain_text_on_tls_port"} {
 		refusedAt(t, n, "resp", reason)
 	}

@@ -19,6 +19,8 @@ import (
 	"github.com/weirlimit/weir/client"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -27,33 +29,23 @@ func TestReadSecret(t *testing.T) {
 	key := func(content string) ring.HashKey {
 		t.Helper()
 		k, err := readSecret(testkit.WriteFile(t, "secret", content))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return k
 	}
 	// Nodes of different builds must agree: this value, worked out with another HKDF, never changes.
-	if got, want := hex.EncodeToString(key(secret).Bytes()), "2101ffdecc97c08b97fb69c47234600e"; got != want {
-		t.Errorf("%s, was %s", got, want)
-	}
-	if key(secret) != key(" "+secret+"\n") {
-		t.Error("space around the secret counts")
-	}
-	if key(secret) == key(secret+"0") {
-		t.Error("different secrets, one key")
-	}
-	if _, err := readSecret(testkit.WriteFile(t, "secret", secret[:minSecret-1])); err == nil || strings.Contains(err.Error(), secret[:minSecret-1]) {
-		t.Errorf("%v", err)
-	}
+	got, want := hex.EncodeToString(key(secret).Bytes()), "2101ffdecc97c08b97fb69c47234600e"
+	expect.True(t, got == want, "%s, was %s", got, want)
+	expect.Equal(t, key(secret), key(" "+secret+"\n"), "space around the secret counts")
+	expect.True(t, key(secret) != key(secret+"0"), "different secrets, one key")
+	_, err := readSecret(testkit.WriteFile(t, "secret", secret[:minSecret-1]))
+	expect.True(t, err != nil && !strings.Contains(err.Error(), secret[:minSecret-1]), "%v", err)
 }
 
 // topologyOf asks a node who owns which keys.
 func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, error) {
 	t.Helper()
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -61,12 +53,8 @@ func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, 
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
 	stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(&weirv1.CheckStreamRequest{Topology: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, stream.Send(&weirv1.CheckStreamRequest{Topology: true}))
 	out, err := stream.Recv()
 	if err == nil && out.Error != nil {
 		err = status.Error(codes.Code(out.Error.Code), out.Error.Message)
@@ -79,25 +67,20 @@ func TestHashKeyIsToldToWhoMayKnow(t *testing.T) {
 	const secret = "0123456789abcdef0123456789abcdef"
 	file := testkit.WriteFile(t, "secret", secret)
 	key, err := readSecret(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	n, shop, all, book := withAccess(t, func(cfg *Config) { cfg.Security.SecretFile = file })
-	if told, err := topologyOf(t, n, all); err != nil || string(told.GetHashKey()) != string(key.Bytes()) || told.GetRingSettings() != ring.SettingsFingerprint(key) {
-		t.Errorf("%v, %v", told, err)
-	}
-	if told, err := topologyOf(t, n, shop); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("%v, %v", told, err)
-	}
+	told, err := topologyOf(t, n, all)
+	expect.True(t, err == nil && string(told.GetHashKey()) == string(key.Bytes()) &&
+		told.GetRingSettings() == ring.SettingsFingerprint(key), "%v, %v", told, err)
+	told, err = topologyOf(t, n, shop)
+	expect.Equal(t, status.Code(err), codes.PermissionDenied, "%v, %v", told, err)
 	seen := book.String() + metricsOf(t, n)
 	for _, path := range []string{"/v1/status", "/v1/policies", "/readyz", "/healthz"} {
 		_, page := send(t, n, "GET", path, all, "")
 		seen += page
 	}
 	for _, form := range []string{secret, string(key.Bytes()), hex.EncodeToString(key.Bytes()), base64.StdEncoding.EncodeToString(key.Bytes()), fmt.Sprint(key.Bytes())} {
-		if strings.Contains(seen, form) {
-			t.Errorf("%q is in what the node says", form)
-		}
+		expect.True(t, !strings.Contains(seen, form), "%q is in what the node says", form)
 	}
 }
 
@@ -112,9 +95,7 @@ func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
 		n := mustStart(t, cfg)
 		awaitSettled(t, n)
 		told, err := topologyOf(t, n, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		keys = append(keys, string(told.GetHashKey()))
 	}
 	if len(keys[0]) != ring.HashKeySize || len(keys[1]) != ring.HashKeySize || keys[0] == keys[1] || keys[2] != "" {
@@ -134,17 +115,13 @@ func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 	b := mustStart(t, cfg)
 	awaitSettled(t, a, b)
 	c, err := client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc), client.WithTimeout(testkit.Patience))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	forwarded := func() (sum float64) {
 		for _, n := range []*Node{a, b} {
 			for _, m := range regexp.MustCompile(`(?m)^weir_forwarded_total{answered="true"} (.*)$`).FindAllStringSubmatch(metricsOf(t, n), -1) {
 				v, err := strconv.ParseFloat(m[1], 64)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				sum += v
 			}
 		}
@@ -155,9 +132,8 @@ func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 		before := forwarded()
 		round++
 		for i := range 50 {
-			if _, err := c.Policy("login").Allow(t.Context(), fmt.Sprintf("%d-%d", round, i)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.Policy("login").Allow(t.Context(), fmt.Sprintf("%d-%d", round, i))
+			must.NoError(t, err)
 		}
 		return forwarded() == before
 	})

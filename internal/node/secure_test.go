@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/control"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // makeSecrets makes secrets in directories.
@@ -14,9 +16,8 @@ func makeSecrets(t *testing.T, dirs ...string) {
 	t.Helper()
 	for _, dir := range dirs {
 		c := control.SecretsConfig{Namespace: "weir", Service: "weir", PeerName: "weir-node", Days: 365}
-		if _, err := control.WriteSecrets(dir, c, time.Now(), false); err != nil {
-			t.Fatal(err)
-		}
+		_, err := control.WriteSecrets(dir, c, time.Now(), false)
+		must.NoError(t, err)
 	}
 }
 
@@ -71,19 +72,14 @@ func TestSecureBeyondLoopback(t *testing.T) {
 			if err == nil {
 				n.Stop()
 			}
-			if (err != nil) != (len(c.missing) > 0) {
-				t.Fatalf("error %v, want one that names %q", err, c.missing)
-			}
+			must.Equal(t, (err != nil), (len(c.missing) > 0), "error %v, want one that names %q", err, c.missing)
 			for _, flags := range []string{callers, nodes, gossip, secret} {
 				named := err != nil && strings.Contains(err.Error(), flags)
 				want := strings.Contains(strings.Join(c.missing, "\n"), flags)
-				if named != want {
-					t.Errorf("%s: named %v, want %v: %v", flags, named, want, err)
-				}
+				expect.True(t, named == want, "%s: named %v, want %v: %v", flags, named, want, err)
 			}
-			if err != nil && (!strings.HasPrefix(err.Error(), "bind: ") || !strings.Contains(err.Error(), "insecure")) {
-				t.Errorf("the message is %v", err)
-			}
+			expect.True(t, err == nil || strings.HasPrefix(err.Error(), "bind: ") &&
+				strings.Contains(err.Error(), "insecure"), "the message is %v", err)
 		})
 	}
 }
@@ -114,9 +110,8 @@ func TestStolenGossipKey(t *testing.T) {
 		return !ready && strings.Contains(why, "none has answered on its peer port")
 	})
 	for _, n := range []*Node{a, b} {
-		if v := n.view(); v.Member("thief") != nil || len(v.Members) != 2 {
-			t.Errorf("%s has members %+v", n.cfg.Name, v.Members)
-		}
+		v := n.view()
+		expect.True(t, v.Member("thief") == nil && len(v.Members) == 2, "%s has members %+v", n.cfg.Name, v.Members)
 		select {
 		case <-n.Failed():
 			t.Errorf("%s: %v", n.cfg.Name, n.Err())

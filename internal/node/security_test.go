@@ -29,6 +29,8 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -56,9 +58,7 @@ func httpsGet(t *testing.T, n *Node, a *certstest.Authority, path string, pairs 
 		return 0, err
 	}
 	defer resp.Body.Close()
-	if resp.ProtoMajor != 2 {
-		t.Errorf("answered over %s", resp.Proto)
-	}
+	expect.Equal(t, resp.ProtoMajor, 2, "answered over %s", resp.Proto)
 	_, err = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode, err
 }
@@ -67,9 +67,7 @@ func httpsGet(t *testing.T, n *Node, a *certstest.Authority, path string, pairs 
 func askStatus(t *testing.T, n *Node, creds credentials.TransportCredentials, opts ...grpc.DialOption) error {
 	t.Helper()
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), append(opts, grpc.WithTransportCredentials(creds))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -89,9 +87,7 @@ func metricsOf(t *testing.T, n *Node) string {
 	t.Helper()
 	w := &pageWriter{header: http.Header{}}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	n.metrics.Handler().ServeHTTP(w, r)
 	return w.String()
 }
@@ -118,36 +114,27 @@ func TestTLS(t *testing.T) {
 	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusOK || err != nil {
 		t.Errorf("HTTP: %d, %v", code, err)
 	}
-	if err := askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool()})); err != nil {
-		t.Errorf("gRPC: %v", err)
-	}
+	expect.NoError(t, askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool()})), "gRPC")
 
 	// Plain text on the ports of TLS.
 	resp, err := http.Get("http://" + addrOf(n.listeners.http) + "/v1/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	resp.Body.Close()
-	if resp.StatusCode != http.StatusBadRequest {
-		t.Errorf("plain HTTP is answered %d", resp.StatusCode)
-	}
+	expect.Equal(t, resp.StatusCode, http.StatusBadRequest, "plain HTTP is answered")
 	refusedAt(t, n, "http", "plain_text_on_tls_port")
-	if err := askStatus(t, n, insecure.NewCredentials()); status.Code(err) != codes.Unavailable {
-		t.Errorf("plain gRPC: %v", err)
-	}
+	err = askStatus(t, n, insecure.NewCredentials())
+	expect.Equal(t, status.Code(err), codes.Unavailable, "plain gRPC: %v", err)
 	refusedAt(t, n, "grpc", "plain_text_on_tls_port")
 	// An authority that the caller does not trust: the caller hangs up.
-	if _, err := httpsGet(t, n, certstest.NewAuthority(t, "b"), "/v1/status"); err == nil {
-		t.Error("a node is trusted whose authority is not")
-	}
+	_, err = httpsGet(t, n, certstest.NewAuthority(t, "b"), "/v1/status")
+	expect.True(t, err != nil, "a node is trusted whose authority is not")
 	refusedAt(t, n, "http", "handshake")
 	if text := book.String(); !strings.Contains(text, "plain_text_on_tls_port") || strings.Contains(text, "PRIVATE") {
 		t.Errorf("log:\n%s", text)
 	}
 	want := fmt.Sprintf(`weir_certificate_expiry_timestamp_seconds{use="callers"} %v`, float64(n.security.callers.Expiry().Unix()))
-	if page := metricsOf(t, n); !strings.Contains(page, want) {
-		t.Errorf("no %s in\n%s", want, page)
-	}
+	page := metricsOf(t, n)
+	expect.True(t, strings.Contains(page, want), "no %s in\n%s", want, page)
 }
 
 // TestTLSOnPlainPort: whoever begins with TLS where plain text is spoken is cut off, counted and logged.
@@ -166,9 +153,8 @@ func TestTLSOnPlainPort(t *testing.T) {
 		refusedAt(t, n, name, "tls_on_plain_port")
 	}
 	eventually(t, "a line in the log", func() bool { return strings.Contains(book.String(), "reason=tls_on_plain_port") })
-	if code, _ := get(t, n, "/v1/status"); code != http.StatusOK {
-		t.Errorf("in plain text: %d", code)
-	}
+	code, _ := get(t, n, "/v1/status")
+	expect.Equal(t, code, http.StatusOK, "in plain text")
 }
 
 // TestClientCertificates: without an access file callers must present a certificate, but for what is open to probes.
@@ -189,9 +175,7 @@ func TestClientCertificates(t *testing.T) {
 		{"expired", []tls.Certificate{a.Pair(certstest.Leaf{Expired: true})}, reload.Expired},
 	} {
 		err := askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: c.pairs}))
-		if (err == nil) != (c.reason == "") {
-			t.Errorf("%s: %v", c.name, err)
-		}
+		expect.Equal(t, (err == nil), c.reason == "", "%s: %v", c.name, err)
 		if c.reason != "" {
 			refusedAt(t, n, "grpc", c.reason)
 		}
@@ -199,21 +183,17 @@ func TestClientCertificates(t *testing.T) {
 	// Of another authority: sent although the server does not ask for it.
 	foreign := b.Pair(certstest.Leaf{DNS: []string{"caller.test"}})
 	config := &tls.Config{RootCAs: a.Pool(), GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &foreign, nil }}
-	if err := askStatus(t, n, credentials.NewTLS(config)); err == nil {
-		t.Error("a certificate of another authority is accepted")
-	}
+	err := askStatus(t, n, credentials.NewTLS(config))
+	expect.True(t, err != nil, "a certificate of another authority is accepted")
 	refusedAt(t, n, "grpc", reload.UnknownAuthority)
 
-	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusUnauthorized || err != nil {
-		t.Errorf("without a certificate: %d, %v", code, err)
-	}
+	code, err := httpsGet(t, n, a, "/v1/status")
+	expect.True(t, code == http.StatusUnauthorized && err == nil, "without a certificate: %d, %v", code, err)
 	refusedAt(t, n, "http", auth.NoCredentials)
-	if code, err := httpsGet(t, n, a, "/readyz"); code != http.StatusOK || err != nil {
-		t.Errorf("a probe: %d, %v", code, err)
-	}
-	if code, err := httpsGet(t, n, a, "/v1/status", pair); code != http.StatusOK || err != nil {
-		t.Errorf("with a certificate: %d, %v", code, err)
-	}
+	code, err = httpsGet(t, n, a, "/readyz")
+	expect.True(t, code == http.StatusOK && err == nil, "a probe: %d, %v", code, err)
+	code, err = httpsGet(t, n, a, "/v1/status", pair)
+	expect.True(t, code == http.StatusOK && err == nil, "with a certificate: %d, %v", code, err)
 }
 
 // secureCluster starts three nodes that prove themselves to each other.
@@ -246,9 +226,8 @@ func TestPeerTLS(t *testing.T) {
 	awaitSettled(t, nodes...)
 	for i := range 20 {
 		for _, n := range nodes {
-			if d := check(t, n, fmt.Sprint("key-", i)); !d.Allowed || d.FailedOpen || d.Remaining < 2 {
-				t.Fatalf("%+v", d)
-			}
+			d := check(t, n, fmt.Sprint("key-", i))
+			must.True(t, d.Allowed && !d.FailedOpen && d.Remaining >= 2, "%+v", d)
 		}
 	}
 	for _, c := range []struct {
@@ -261,13 +240,9 @@ func TestPeerTLS(t *testing.T) {
 		{reload.Expired, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{peerName}, Expired: true})}})},
 	} {
 		conn, err := grpc.NewClient(addrOf(nodes[0].listeners.peer), grpc.WithTransportCredentials(c.creds))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		err = conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{}, &peerv1.InspectResponse{})
-		if status.Code(err) != codes.Unavailable {
-			t.Errorf("%s: %v", c.reason, err)
-		}
+		expect.Equal(t, status.Code(err), codes.Unavailable, "%s: %v", c.reason, err)
 		conn.Close()
 		refusedAt(t, nodes[0], "peer", c.reason)
 	}
@@ -327,9 +302,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	rewrite := func(content []byte) {
 		for i, f := range files {
 			before := taken(t, nodes[i], "peer_certificates")
-			if err := os.WriteFile(f.PeerTLS.CA, content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, os.WriteFile(f.PeerTLS.CA, content, 0o600))
 			eventually(t, "the authorities to be taken", func() bool { return taken(t, nodes[i], "peer_certificates") != before })
 		}
 	}
@@ -347,9 +320,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	rewrite(b.PEM)
 	// New streams between nodes are under the new ones only.
 	for _, n := range nodes {
-		if err := askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: b.Pool()})); err != nil {
-			t.Errorf("with the new authority: %v", err)
-		}
+		expect.NoError(t, askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: b.Pool()})), "with the new authority")
 	}
 	atLeast(20)
 	close(stop)
@@ -361,9 +332,7 @@ func replace(t *testing.T, a *certstest.Authority, f reload.CertFiles, leaf cert
 	t.Helper()
 	cert, key := a.Issue(leaf)
 	for file, content := range map[string][]byte{f.Cert: cert, f.Key: key} {
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(file, content, 0o600))
 	}
 }
 
@@ -398,24 +367,17 @@ func TestSecurityWarning(t *testing.T) {
 		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
 		c.change(&cfg)
 		s, err := openSecurity(cfg.Security, cfg.Logger)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		s.warn(cfg)
 		s.close()
 		text := book.String()
-		if lines := strings.Count(text, "beyond loopback"); lines > 1 {
-			t.Errorf("%s: %d warnings", c.name, lines)
-		}
+		lines := strings.Count(text, "beyond loopback")
+		expect.True(t, lines <= 1, "%s: %d warnings", c.name, lines)
 		for _, part := range c.want {
-			if !strings.Contains(text, part) {
-				t.Errorf("%s: no %s in %s", c.name, part, text)
-			}
+			expect.True(t, strings.Contains(text, part), "%s: no %s in %s", c.name, part, text)
 		}
 		for _, part := range c.not {
-			if strings.Contains(text, part) {
-				t.Errorf("%s: %s in %s", c.name, part, text)
-			}
+			expect.True(t, !strings.Contains(text, part), "%s: %s in %s", c.name, part, text)
 		}
 	}
 }
@@ -424,9 +386,7 @@ func TestSecurityWarning(t *testing.T) {
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	var book testkit.Buffer
 	s, err := openSecurity(Security{}, book.Logger())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer s.close()
 	now := time.Unix(1000, 0)
 	s.denials.now = func() time.Time { return now }
@@ -438,9 +398,8 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	now = now.Add(denialInterval)
 	s.denials.note("grpc", "one", from, "x")
 	text := book.String()
-	if strings.Count(text, "reason=one") != 2 || strings.Count(text, "reason=two") != 1 || !strings.Contains(text, "unlogged=99") || !strings.Contains(text, "192.0.2.1:9") {
-		t.Errorf("log:\n%s", text)
-	}
+	expect.True(t, strings.Count(text, "reason=one") == 2 && strings.Count(text, "reason=two") == 1 &&
+		strings.Contains(text, "unlogged=99") && strings.Contains(text, "192.0.2.1:9"), "log:\n%s", text)
 }
 
 // TestPeerCertificateThatOthersRefuse: a node does not start with one, and does not take one later; it says so.
@@ -461,17 +420,14 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	}
 	write("weir.test")
 	s, err := openSecurity(cfg, book.Logger())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer s.close()
 	before := s.peers.Expiry()
 	write("another")
 	// Files that do not belong together, as they may be seen on the way, are another complaint.
 	eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
-	if !strings.Contains(book.String(), `msg="security file rejected" what=peer_certificates`) || !s.peers.Expiry().Equal(before) {
-		t.Errorf("log:\n%s", book.String())
-	}
+	expect.True(t, strings.Contains(book.String(), `msg="security file rejected" what=peer_certificates`) &&
+		s.peers.Expiry().Equal(before), "log:\n%s", book.String())
 }
 
 // recorder keeps what is written to a connection.
@@ -509,21 +465,15 @@ func TestReplay(t *testing.T) {
 			sent = &recorder{Conn: raw}
 			return sent, err
 		}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{}, &peerv1.InspectResponse{}); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{},
+		&peerv1.InspectResponse{}))
 	conn.Close()
 	raw, err := net.Dial("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer raw.Close()
-	if _, err := raw.Write(sent.recorded()); err != nil {
-		t.Fatal(err)
-	}
+	_, err = raw.Write(sent.recorded())
+	must.NoError(t, err)
 	_, _ = io.Copy(io.Discard, raw) // until the node hangs up
 	refusedAt(t, n, "peer", "handshake")
 }
@@ -546,23 +496,16 @@ func TestGoAways(t *testing.T) {
 	var conns []net.Conn
 	for range 30 {
 		conn, err := tls.Dial("tcp", addrOf(n.listeners.http), &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
+		_, err = io.WriteString(conn, http2.ClientPreface)
+		must.NoError(t, err)
 		f := http2.NewFramer(conn, conn)
-		if err := errors.Join(f.WriteSettings(), f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte("why"))); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, errors.Join(f.WriteSettings(), f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte("why"))))
 		conns = append(conns, conn)
 	}
 	for _, conn := range conns {
 		_, _ = io.Copy(io.Discard, conn) // until the server hangs up
 		conn.Close()
 	}
-	if got := strings.Count(book.String(), "http connection failed"); got != 1 {
-		t.Errorf("%d lines for 30 GOAWAYs:\n%s", got, &book)
-	}
+	expect.Equal(t, strings.Count(book.String(), "http connection failed"), 1, "lines for 30 GOAWAYs:\n%s", &book)
 }

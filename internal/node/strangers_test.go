@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // raw is a codec of messages that are bytes already.
@@ -33,9 +35,7 @@ const checkMethod = weirv1.Limiter_Check_FullMethodName
 func dialed(t *testing.T, n *Node, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -61,14 +61,12 @@ func TestCompressedRequests(t *testing.T) {
 		took := allocated(func() {
 			for range 4 {
 				var out []byte
-				if err := conn.Invoke(ctx, checkMethod, emptyChecks, &out); status.Code(err) != codes.Unimplemented {
-					t.Errorf("a compressed request: %v", err)
-				}
+				err := conn.Invoke(ctx, checkMethod, emptyChecks, &out)
+				expect.Equal(t, status.Code(err), codes.Unimplemented, "a compressed request: %v", err)
 			}
 		})
-		if took > 64<<20 { // some 8 MiB of it are the client's, who compresses
-			t.Errorf("four compressed requests took %d MiB", took>>20)
-		}
+		expect.True(t, took <= 64<<20,
+			"four compressed requests took %d MiB", took>>20) // some 8 MiB of it are the client's, who compresses
 	}
 }
 
@@ -80,12 +78,9 @@ func TestDeniedBeforeRead(t *testing.T) {
 	defer cancel()
 	for _, method := range []string{checkMethod, weirv1.Limiter_CheckStream_FullMethodName, weirv1.Limiter_Status_FullMethodName} {
 		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.RecvMsg(&weirv1.CheckResponse{}); status.Code(err) != codes.Unauthenticated {
-			t.Errorf("%s: %v", method, err)
-		}
+		must.NoError(t, err)
+		err = s.RecvMsg(&weirv1.CheckResponse{})
+		expect.Equal(t, status.Code(err), codes.Unauthenticated, "%s: %v", method, err)
 	}
 }
 
@@ -100,11 +95,8 @@ func TestFirstMessage(t *testing.T) {
 		"/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 	} {
 		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.RecvMsg(&weirv1.CheckResponse{}); status.Code(err) != codes.DeadlineExceeded {
-			t.Errorf("%s: %v", method, err)
-		}
+		must.NoError(t, err)
+		err = s.RecvMsg(&weirv1.CheckResponse{})
+		expect.Equal(t, status.Code(err), codes.DeadlineExceeded, "%s: %v", method, err)
 	}
 }

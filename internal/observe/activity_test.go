@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestHistory(t *testing.T) {
@@ -24,9 +25,8 @@ func TestHistory(t *testing.T) {
 		t.Helper()
 		h.Tick(int64(d))
 		got, since := h.Read(int64(d))
-		if diff := cmp.Diff(want, got); diff != "" || since != age {
-			t.Errorf("at %v, %v old: %s", d, since, diff)
-		}
+		diff := cmp.Diff(want, got)
+		expect.True(t, diff == "" && since == age, "at %v, %v old: %s", d, since, diff)
 	}
 	at(0, nil, 0)
 	stats["a"].Allowed = 3
@@ -45,7 +45,6 @@ func TestHistory(t *testing.T) {
 	stats["b"].Errors++
 	h.Tick(int64(time.Hour) * 1000) // which takes no more steps than are kept
 	got, age := h.Read(int64(time.Hour) * 1000)
-	if len(h.steps) != HistorySteps || len(got) != 1 || got[0].Steps[1] != (StepCounts{Errors: 1}) || age >= HistoryStep {
-		t.Errorf("after a long time: %d steps, %+v, %v old", len(h.steps), got, age)
-	}
+	expect.True(t, len(h.steps) == HistorySteps && len(got) == 1 && got[0].Steps[1] == (StepCounts{Errors: 1}) &&
+		age < HistoryStep, "after a long time: %d steps, %+v, %v old", len(h.steps), got, age)
 }

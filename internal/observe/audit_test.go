@@ -16,6 +16,8 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // buffer is a bytes.Buffer for several goroutines, which can be made to fail.
@@ -41,9 +43,7 @@ func (b *buffer) lines(t *testing.T) (lines []map[string]any) {
 	defer b.mu.Unlock()
 	for line := range strings.Lines(b.buf.String()) {
 		var fields map[string]any
-		if err := json.Unmarshal([]byte(line), &fields); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
+		must.NoError(t, json.Unmarshal([]byte(line), &fields), "%q", line)
 		lines = append(lines, fields)
 	}
 	return lines
@@ -52,9 +52,7 @@ func (b *buffer) lines(t *testing.T) (lines []map[string]any) {
 func open(t *testing.T, name string, out *buffer) *AuditLog {
 	t.Helper()
 	l, err := OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return l
 }
 
@@ -69,14 +67,10 @@ func TestLines(t *testing.T) {
 	})
 	l.Record(auth.Event{Action: auth.ActionReset, Listener: "grpc", Caller: "support", Credential: "certificate", Identities: "cn:x", Target: limit.Target{Policy: strings.Repeat("p", 5000), Key: "k"}, Err: errors.New("no")})
 	l.Record(auth.Event{Action: auth.ActionDenied, Listener: "http", Credential: "none", From: from, Reason: "no_credentials", What: "authenticate"})
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, l.Close())
 	l.Record(auth.Event{Action: auth.ActionReset})
 	lines := out.lines(t)
-	if len(lines) != 3 {
-		t.Fatalf("%v", lines)
-	}
+	must.Equal(t, len(lines), 3, "%v", lines)
 	for i, want := range []map[string]any{
 		{"msg": "refund", "caller": "support", "credential": "token", "listener": "http", "from": "192.0.2.1:99", "policy": "login", "key": "al\nice", "units": 5.0, "refunded": 3.0},
 		{"msg": "reset", "caller": "support", "credential": "certificate", "identities": "cn:x", "listener": "grpc", "policy": strings.Repeat("p", maxText), "key": "k", "error": "no"},
@@ -87,13 +81,9 @@ func TestLines(t *testing.T) {
 		}
 		delete(lines[i], "time")
 		delete(lines[i], "level")
-		if len(lines[i]) != len(want) {
-			t.Errorf("%v\nwant %v", lines[i], want)
-		}
+		expect.Equal(t, len(lines[i]), len(want), "%v\nwant %v", lines[i], want)
 		for name, value := range want {
-			if lines[i][name] != value {
-				t.Errorf("%s: %v, want %v", name, lines[i][name], value)
-			}
+			expect.Equal(t, lines[i][name], value, "%s", name)
 		}
 	}
 }
@@ -110,26 +100,19 @@ func TestDeniedAreBounded(t *testing.T) {
 				l.Record(auth.Event{Action: auth.ActionRefund})
 			}
 		}
-		if n := len(out.lines(t)); n != burst+flood/100 {
-			t.Errorf("%d lines", n)
-		}
+		expect.Equal(t, len(out.lines(t)), burst+flood/100, "lines")
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		lines := out.lines(t)
 		last := lines[len(lines)-1]
-		if last["msg"] != "denied calls omitted" || last["count"] != float64(flood-burst) {
-			t.Errorf("%v", last)
-		}
+		expect.True(t, last["msg"] == "denied calls omitted" && last["count"] == float64(flood-burst), "%v", last)
 		for range flood {
 			l.Record(auth.Event{Action: auth.ActionDenied})
 		}
-		if err := l.Close(); err != nil { // which says it, too
-			t.Error(err)
-		}
+		expect.NoError(t, l.Close()) // which says it, too
 		lines = out.lines(t)
-		if last := lines[len(lines)-1]; last["count"] != float64(flood-2*perSecond) {
-			t.Errorf("%v", last)
-		}
+		last = lines[len(lines)-1]
+		expect.True(t, last["count"] == float64(flood-2*perSecond), "%v", last)
 	})
 }
 
@@ -138,39 +121,28 @@ func TestFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "audit.log")
 	count := func(name string) int {
 		data, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		return strings.Count(string(data), "\n")
 	}
 	for range 2 {
 		l := open(t, name, nil)
 		l.Record(auth.Event{Action: auth.ActionReset})
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, l.Close())
 	}
 	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 || count(name) != 2 {
 		t.Errorf("%v, %v, %d lines", info, err, count(name))
 	}
 	l := open(t, name, nil)
-	if err := os.Rename(name, name+".1"); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.Rename(name, name+".1"))
 	l.Record(auth.Event{Action: auth.ActionReset})
-	if err := l.Reopen(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, l.Reopen())
 	l.Record(auth.Event{Action: auth.ActionReset})
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, l.Close())
 	if count(name+".1") != 3 || count(name) != 1 {
 		t.Errorf("%d lines, and %d", count(name+".1"), count(name))
 	}
-	if _, err := OpenAudit(AuditConfig{Name: filepath.Join(name, "x")}); err == nil {
-		t.Error("a file in a file")
-	}
+	_, err := OpenAudit(AuditConfig{Name: filepath.Join(name, "x")})
+	expect.True(t, err != nil, "a file in a file")
 }
 
 // stuck is a writer that stalls until it is let go.
@@ -190,20 +162,14 @@ func TestAuditStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &stuck{let: make(chan struct{})}
 		l, err := OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 2000, OnError: func(err error) { t.Error(err) }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		before := time.Now()
 		for range 100 {
 			l.Record(auth.Event{Action: auth.ActionReset, Target: limit.Target{Policy: "login", Key: "alice"}})
 		}
-		if took := time.Since(before); took != patience {
-			t.Errorf("100 events took %v", took)
-		}
+		expect.Equal(t, time.Since(before), patience, "100 events took")
 		missing := l.Dropped()
-		if missing < 80 || missing > 99 {
-			t.Errorf("%d dropped", missing)
-		}
+		expect.True(t, missing >= 80 && missing <= 99, "%d dropped", missing)
 		close(out.let)
 		synctest.Wait()
 		lines := out.lines(t)
@@ -226,9 +192,7 @@ func TestAuditWriteErrors(t *testing.T) {
 	out := &buffer{err: errors.New("full")}
 	reported := 0
 	l, err := OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(error) { reported++ }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	reset := auth.Event{Action: auth.ActionReset}
 	for _, c := range []struct {
 		err  error

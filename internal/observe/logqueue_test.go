@@ -9,6 +9,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // gate is a writer that stalls while it is shut.
@@ -41,16 +44,13 @@ func TestOrder(t *testing.T) {
 	for i := range 1000 {
 		line = fmt.Appendf(line[:0], "%d\n", i)
 		want.Write(line)
-		if n, err := q.Write(line); n != len(line) || err != nil {
-			t.Fatal(n, err)
-		}
+		n, err := q.Write(line)
+		must.True(t, n == len(line) && err == nil, "%v %v", n, err)
 	}
 	if err := q.Close(t.Context()); err != nil || q.Dropped() != 0 {
 		t.Errorf("%v, %d dropped", err, q.Dropped())
 	}
-	if g.buf.String() != want.String() {
-		t.Errorf("%d bytes written, want %d", g.buf.Len(), want.Len())
-	}
+	expect.Equal(t, g.buf.String(), want.String(), "%d bytes written, want %d", g.buf.Len(), want.Len())
 	if _, err := q.Write([]byte("late")); !errors.Is(err, ErrClosed) || q.Dropped() != 1 {
 		t.Errorf("after the end: %v, %d dropped", err, q.Dropped())
 	}
@@ -65,9 +65,8 @@ func TestStall(t *testing.T) {
 		q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100, OnDropped: func(n uint64) { told <- n }})
 		for i := range 50 {
 			_, err := q.Write([]byte("0123456789"))
-			if want := i >= 10; (err != nil) != want || want && !errors.Is(err, ErrFull) {
-				t.Errorf("line %d: %v", i, err)
-			}
+			want := i >= 10
+			expect.True(t, (err != nil) == want && (!want || errors.Is(err, ErrFull)), "line %d: %v", i, err)
 			synctest.Wait()
 		}
 		if q.Dropped() != 40 || len(told) != 0 {
@@ -77,12 +76,9 @@ func TestStall(t *testing.T) {
 		defer cancel()
 		close(g.open)
 		synctest.Wait()
-		if len(told) != 1 || <-told != 40 || g.buf.Len() != 100 {
-			t.Errorf("told %d times, %d bytes written", len(told), g.buf.Len())
-		}
-		if err := q.Close(ctx); err != nil {
-			t.Error(err)
-		}
+		expect.True(t, len(told) == 1 && <-told == 40 && g.buf.Len() == 100,
+			"told %d times, %d bytes written", len(told), g.buf.Len())
+		expect.NoError(t, q.Close(ctx))
 	})
 }
 
@@ -92,9 +88,8 @@ func TestCloseIsBounded(t *testing.T) {
 		g := &gate{open: make(chan struct{})}
 		defer close(g.open)
 		q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100})
-		if _, err := q.Write([]byte("a")); err != nil {
-			t.Fatal(err)
-		}
+		_, err := q.Write([]byte("a"))
+		must.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		before := time.Now()
@@ -126,9 +121,7 @@ func TestWriteThrough(t *testing.T) {
 		through(0)
 		close(g.open)
 		synctest.Wait()
-		if g.buf.Len() != 4 {
-			t.Errorf("%d written of 4", g.buf.Len())
-		}
+		expect.Equal(t, g.buf.Len(), 4, "written of 4")
 		g.open = make(chan struct{})
 		through(time.Second)
 		close(g.open)
@@ -143,9 +136,8 @@ func TestWriteErrors(t *testing.T) {
 	g := &gate{open: opened(), err: errors.New("no space left")}
 	q := NewLogQueue(g, LogQueueConfig{MaxBytes: 100, Wait: time.Minute, OnDropped: func(uint64) { t.Error("told") }})
 	for range 3 {
-		if _, err := q.WriteThrough([]byte("a")); err != nil {
-			t.Error(err)
-		}
+		_, err := q.WriteThrough([]byte("a"))
+		expect.NoError(t, err)
 	}
 	if err := q.Close(t.Context()); err != nil || q.Dropped() != 3 {
 		t.Errorf("%v, %d dropped", err, q.Dropped())

@@ -13,6 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestCalls: what callers ask is counted and timed, what operators read is not.
@@ -34,13 +37,9 @@ func TestCalls(t *testing.T) {
 			calls++
 			return req, err
 		})
-		if out != "question" || got != err {
-			t.Errorf("%s: %v, %v", method, out, got)
-		}
+		expect.True(t, out == "question" && got == err, "%s: %v, %v", method, out, got)
 	}
-	if calls != 9 {
-		t.Errorf("%d calls went through, want 9", calls)
-	}
+	expect.Equal(t, calls, 9, "calls went through")
 	m.Streamed(time.Millisecond, codes.OK)
 	m.Streamed(time.Millisecond, codes.InvalidArgument)
 	m.RESP(time.Millisecond)
@@ -54,13 +53,9 @@ weir_call_errors_total{code="InvalidArgument",protocol="stream"} 1
 weir_call_errors_total{code="NOAUTH",protocol="resp"} 1
 weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 `
-	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(errors), "weir_call_errors_total"); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(errors), "weir_call_errors_total"))
 	families, err := m.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	counts := map[string]uint64{}
 	for _, f := range families {
 		for _, s := range f.Metric {
@@ -69,7 +64,6 @@ weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 			}
 		}
 	}
-	if counts["http"] != 2 || counts["grpc"] != 2 || counts["stream"] != 2 || counts["resp"] != 1 {
-		t.Errorf("durations: %v, want 2 each, and 1 of resp", counts)
-	}
+	expect.True(t, counts["http"] == 2 && counts["grpc"] == 2 && counts["stream"] == 2 && counts["resp"] == 1,
+		"durations: %v, want 2 each, and 1 of resp", counts)
 }

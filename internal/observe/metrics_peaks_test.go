@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestPeaksOfSeveralScrapers: each scraper sees each peak once, whoever reads in between.
@@ -20,9 +21,8 @@ func TestPeaksOfSeveralScrapers(t *testing.T) {
 			fullest = 0 // as ReadStats does
 			return s
 		})
-		if got[0].PeakCount != want || got[0].PeakUtilization != float64(want)/100 {
-			t.Errorf("%s: %+v, want a peak of %d", from, got[0], want)
-		}
+		expect.True(t, got[0].PeakCount == want && got[0].PeakUtilization == float64(want)/100,
+			"%s: %+v, want a peak of %d", from, got[0], want)
 	}
 	read("a", 0)
 	read("b", 0)
@@ -51,9 +51,8 @@ func TestScrapersAreBounded(t *testing.T) {
 			scrape("regular")
 		}
 	}
-	if len(p.scrapers) != maxScrapers || p.scrapers["regular"] == nil {
-		t.Errorf("%d scrapers, the regular one among them: %t", len(p.scrapers), p.scrapers["regular"] != nil)
-	}
+	expect.True(t, len(p.scrapers) == maxScrapers && p.scrapers["regular"] != nil,
+		"%d scrapers, the regular one among them: %t", len(p.scrapers), p.scrapers["regular"] != nil)
 }
 
 func TestScraperOf(t *testing.T) {
@@ -66,7 +65,5 @@ func TestScraperOf(t *testing.T) {
 		t.Errorf("%q, then %q", one, scraperOf(r))
 	}
 	r.Header.Set("User-Agent", "curl")
-	if scraperOf(r) == one {
-		t.Error("two programs of one host are not told apart")
-	}
+	expect.True(t, scraperOf(r) != one, "two programs of one host are not told apart")
 }

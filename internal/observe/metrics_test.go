@@ -20,22 +20,21 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestPage compares what a scrape shows with what was done before it.
 func TestPage(t *testing.T) {
 	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: sliding_log, limit: 4, window: 1m}]`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	now := limiter.ProcessClock()() // at which it stays: no loan ends
 	l := limiter.New(limiter.Config{Policies: set, Store: limiter.NewStore(store.Config{MaxKeys: 10}, true), MaxInFlight: 50, Clock: func() algo.Instant { return now }})
 	defer l.Close()
 	ask := func(target limit.Target, cost int64) {
 		t.Helper()
-		if _, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: cost}}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: cost}})
+		must.NoError(t, err)
 	}
 	ask(limit.Target{Policy: "login", Key: "a"}, 3)
 	ask(limit.Target{Policy: "login", Key: "a"}, 2) // refused
@@ -44,14 +43,12 @@ func TestPage(t *testing.T) {
 		Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, Key: "lent"},
 		ID:     algo.LoanID{Borrower: 1, Number: 1}, Want: 16,
 	}}
-	if _, err := l.Lend(t.Context(), lent, make([]limit.Lent, 1)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = l.Lend(t.Context(), lent, make([]limit.Lent, 1))
+	must.NoError(t, err)
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.Check(late, make([]limit.Check, 3)); err == nil {
-		t.Error("decided for nobody")
-	}
+	_, err = l.Check(late, make([]limit.Check, 3))
+	expect.True(t, err != nil, "decided for nobody")
 	ask(limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}, Key: "a"}, 1)
 
 	hops := NewHops()
@@ -170,17 +167,11 @@ weir_refusals_remembered_total{policy="login"} 0
 		"weir_current_window_count", "weir_keys", "weir_refusals_remembered_total", "weir_keys_max", "weir_policies_reloads_total",
 		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys", "weir_in_flight", "weir_in_flight_max", "weir_shed_total",
 		"weir_borrowers", "weir_units_on_loan", "weir_loans_total", "weir_loan_units_total", "weir_loan_expired_units_total", "weir_loan_recalls_total"}
-	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("16", "3")+rest), names...); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("16", "3")+rest), names...))
 	// The peaks start anew with each scrape; the counters go on.
-	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("0", "0")+rest), names...); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("0", "0")+rest), names...))
 	got, err := m.pageFor("a test").Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, f := range got {
 		if f.GetName() != "weir_requests_total" {
 			continue
@@ -194,14 +185,10 @@ weir_refusals_remembered_total{policy="login"} 0
 		}
 	}
 	problems, err := testutil.GatherAndLint(m.pageFor("a test"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	for _, p := range problems {
 		// The one name that dashboards were promised, against the linter's taste.
-		if p.Metric != "weir_current_window_count" {
-			t.Errorf("%s: %s", p.Metric, p.Text)
-		}
+		expect.Equal(t, p.Metric, "weir_current_window_count", "%s", p.Text)
 	}
 }
 
@@ -215,9 +202,7 @@ func TestMembers(t *testing.T) {
 			return cluster.Identity{}, errors.New("nobody is asked")
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer c.Close()
 	m := NewMetrics(MetricsConfig{
 		Limiter: l, View: c.View, Ready: func() bool { return false },
@@ -243,41 +228,36 @@ weir_policies_mismatched_members 0
 # TYPE weir_ready gauge
 weir_ready 0
 `
-	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(want), "weir_envoy_mismatched_members", "weir_members", "weir_partitions_owned", "weir_policies_mismatched_members", "weir_ready"); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(want),
+		"weir_envoy_mismatched_members", "weir_members", "weir_partitions_owned", "weir_policies_mismatched_members",
+		"weir_ready"))
 }
 
 // TestShares: policies, the largest namespaces and callers have lines, and the rest of each one together.
 func TestShares(t *testing.T) {
 	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 4, window: 1m, max_keys: 2}]`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
 	own := &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}
 	for i := range 2 * maxListed {
 		name := fmt.Sprintf("n%02d", i)
 		for k := range 2*maxListed - i {
-			if _, err := l.Check(t.Context(), []limit.Check{
+			_, err := l.Check(t.Context(), []limit.Check{
 				{Target: limit.Target{Limit: own, Namespace: name, Key: fmt.Sprint(k), Caller: name}, Cost: 1},
 				{Target: limit.Target{Policy: "login", Key: fmt.Sprint(k)}, Cost: 1},
-			}); err != nil {
-				t.Fatal(err)
-			}
+			})
+			must.NoError(t, err)
 		}
 	}
 	got := make(map[string]store.Share)
 	NewMetrics(MetricsConfig{Limiter: l, Logger: slog.New(slog.DiscardHandler)}).collectShares(func(kind, name string, s store.Share) {
 		got[kind+" "+name] = s
 	})
-	if login := got["policy login"]; login.Keys != 2 || login.Refused == 0 || login.Bytes == 0 {
-		t.Errorf("%+v", login)
-	}
+	login := got["policy login"]
+	expect.True(t, login.Keys == 2 && login.Refused != 0 && login.Bytes != 0, "%+v", login)
 	rest := int64(maxListed * (maxListed + 1) / 2)
-	if len(got) != 1+2*(maxListed+1) || got["inline n00"].Keys != 2*maxListed || got["caller n19"].Keys != maxListed+1 ||
-		got["inline_other "].Keys != rest || got["caller_other "].Keys != rest+2 {
-		t.Errorf("%d lines: %+v", len(got), got)
-	}
+	expect.True(t, len(got) == 1+2*(maxListed+1) && got["inline n00"].Keys == 2*maxListed &&
+		got["caller n19"].Keys == maxListed+1 && got["inline_other "].Keys == rest &&
+		got["caller_other "].Keys == rest+2, "%d lines: %+v", len(got), got)
 }

@@ -11,14 +11,14 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func newRecorder(t *testing.T) *TopKeys {
 	t.Helper()
 	r, err := NewTopKeys()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	r.Tick(0)
 	return r
 }
@@ -66,9 +66,7 @@ func TestOrders(t *testing.T) {
 	}
 	row, _ := r.Top(0, Busiest, 1, nil)
 	want := KeyRow{Scope: "p", Key: "busy", Decisions: 10, Algorithm: algo.SlidingLog, Window: time.Minute, Limit: 100, Used: 40}
-	if diff := cmp.Diff(want, row[0]); diff != "" {
-		t.Error(diff)
-	}
+	expect.NoDiff(t, cmp.Diff(want, row[0]))
 }
 
 // What is older than the window is forgotten, whether or not there was a tick in between.
@@ -81,27 +79,20 @@ func TestForgets(t *testing.T) {
 			r.Tick(int64(now))
 			rows, since := r.Top(int64(now), Busiest, 1, nil)
 			full, _ := r.Top(int64(now), Fullest, 1, nil)
-			if len(rows) > 0 != (len(full) > 0) {
-				t.Fatalf("after %v: %d busiest, %d fullest", now, len(rows), len(full))
-			}
+			must.Equal(t, len(rows) > 0, (len(full) > 0), "after %v: %d busiest, %d fullest", now, len(rows), len(full))
 			if len(rows) > 0 {
 				seen++
-				if now >= TopWindow {
-					t.Fatalf("after %v it is still there", now)
-				}
+				must.True(t, now < TopWindow, "after %v it is still there", now)
 			} else if now < TopWindow-generation {
 				t.Fatalf("after %v it is gone", now)
 			}
-			if since > TopWindow || now >= TopWindow && since < TopWindow-generation {
-				t.Fatalf("after %v: counted since %v", now, since)
-			}
+			must.True(t, since <= TopWindow && (now < TopWindow || since >= TopWindow-generation),
+				"after %v: counted since %v", now, since)
 			if now > 2*TopWindow {
 				break
 			}
 		}
-		if step < TopWindow && seen == 0 {
-			t.Errorf("steps of %v: never seen", step)
-		}
+		expect.True(t, step >= TopWindow || seen != 0, "steps of %v: never seen", step)
 	}
 }
 
@@ -117,23 +108,17 @@ func TestManyKeys(t *testing.T) {
 		}
 	}
 	rows, _ := r.Top(0, Busiest, 1, nil)
-	if b := rows[0]; b.Key != "busy" || b.Decisions < others/50 || b.Decisions-b.DecisionsError > others/50 || b.Limit != 100 {
-		t.Errorf("busiest: %+v", b)
-	}
+	b := rows[0]
+	expect.True(t, b.Key == "busy" && b.Decisions >= others/50 && b.Decisions-b.DecisionsError <= others/50 &&
+		b.Limit == 100, "busiest: %+v", b)
 	rows, _ = r.Top(0, Refused, 1, nil)
-	if b := rows[0]; b.Key != "busy" || b.Refused != others/100 || b.RefusedError != 0 {
-		t.Errorf("refused: %+v", b)
-	}
+	b = rows[0]
+	expect.True(t, b.Key == "busy" && b.Refused == others/100 && b.RefusedError == 0, "refused: %+v", b)
 	rows, _ = r.Top(0, Fullest, 1, nil)
-	if rows[0].Key != "full" || rows[0].Used != 99 {
-		t.Errorf("fullest: %+v", rows[0])
-	}
-	if len(r.states) > maxStates {
-		t.Errorf("%d states", len(r.states))
-	}
-	if rows, _ = r.Top(0, Busiest, others, nil); len(rows) > counters {
-		t.Errorf("%d rows", len(rows))
-	}
+	expect.True(t, rows[0].Key == "full" && rows[0].Used == 99, "fullest: %+v", rows[0])
+	expect.True(t, len(r.states) <= maxStates, "%d states", len(r.states))
+	rows, _ = r.Top(0, Busiest, others, nil)
+	expect.True(t, len(rows) <= counters, "%d rows", len(rows))
 }
 
 func TestMerge(t *testing.T) {
@@ -144,9 +129,7 @@ func TestMerge(t *testing.T) {
 	for _, lists := range [][][]KeyRow{{owner, edge, before}, {before, edge, owner}, {edge, before, owner}} {
 		got := MergeRows(lists...)
 		SortRows(got, Refused)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Error(diff)
-		}
+		expect.NoDiff(t, cmp.Diff(want, got))
 	}
 }
 
@@ -159,9 +142,8 @@ func TestKeepsCopies(t *testing.T) {
 	r.Record(s)
 	copy(text, "xxxxx")
 	for _, by := range []KeyOrder{Busiest, Refused, Fullest} {
-		if rows, _ := r.Top(0, by, 1, nil); len(rows) != 1 || rows[0].Key != "alice" || rows[0].Decisions != 1 {
-			t.Errorf("%s: %+v", by, rows)
-		}
+		rows, _ := r.Top(0, by, 1, nil)
+		expect.True(t, len(rows) == 1 && rows[0].Key == "alice" && rows[0].Decisions == 1, "%s: %+v", by, rows)
 	}
 }
 

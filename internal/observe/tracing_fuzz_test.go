@@ -1,6 +1,10 @@
 package observe
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+)
 
 // FuzzTraceparent: whatever a header says, its ids are valid or there is no context, and the header that such a context makes is
 // read again as the same.
@@ -14,15 +18,12 @@ func FuzzTraceparent(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, header string) {
 		sc := parentOf(t.Context(), header)
-		if sc.HasTraceID() != sc.HasSpanID() || sc.IsValid() != sc.HasTraceID() {
-			t.Errorf("%q: %+v", header, sc)
-		}
+		expect.True(t, sc.HasTraceID() == sc.HasSpanID() && sc.IsValid() == sc.HasTraceID(), "%q: %+v", header, sc)
 		if !sc.IsValid() {
 			return
 		}
 		again := parentOf(t.Context(), "00-"+sc.TraceID().String()+"-"+sc.SpanID().String()+"-"+sc.TraceFlags().String())
-		if again.TraceID() != sc.TraceID() || again.SpanID() != sc.SpanID() || again.IsSampled() != sc.IsSampled() {
-			t.Errorf("%q: %+v, again %+v", header, sc, again)
-		}
+		expect.True(t, again.TraceID() == sc.TraceID() && again.SpanID() == sc.SpanID() &&
+			again.IsSampled() == sc.IsSampled(), "%q: %+v, again %+v", header, sc, again)
 	})
 }

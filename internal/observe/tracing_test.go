@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 const (
@@ -32,19 +34,13 @@ func newTracer(t *testing.T, sample float64) (*Tracer, func() tracetest.SpanStub
 	t.Helper()
 	memory := tracetest.NewInMemoryExporter()
 	tracer, err := NewTracer(TracingConfig{Sample: sample, CallerRate: 1000, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() {
-		if err := tracer.Close(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, tracer.Close(context.WithoutCancel(t.Context())))
 	})
 	return tracer, func() tracetest.SpanStubs {
 		t.Helper()
-		if err := tracer.provider.ForceFlush(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, tracer.provider.ForceFlush(t.Context()))
 		return memory.GetSpans()
 	}
 }
@@ -77,9 +73,8 @@ func TestWhatIsTraced(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		tracer.HTTP(mux).ServeHTTP(w, r)
-		if w.Code != http.StatusServiceUnavailable || inner != test.traced {
-			t.Errorf("%+v: status %d, traced %t", test, w.Code, inner)
-		}
+		expect.True(t, w.Code == http.StatusServiceUnavailable && inner == test.traced,
+			"%+v: status %d, traced %t", test, w.Code, inner)
 
 		info := &grpc.UnaryServerInfo{FullMethod: "/weir.v1.Limiter/Check"}
 		if test.method == "GET" {
@@ -87,14 +82,10 @@ func TestWhatIsTraced(t *testing.T) {
 		}
 		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("traceparent", test.traceparent))
 		_, err := tracer.UnaryInterceptor(ctx, nil, info, func(ctx context.Context, _ any) (any, error) {
-			if got := trace.SpanContextFromContext(ctx).IsSampled(); got != test.traced {
-				t.Errorf("%+v: over gRPC traced %t", test, got)
-			}
+			expect.Equal(t, trace.SpanContextFromContext(ctx).IsSampled(), test.traced, "%+v: over gRPC traced", test)
 			return nil, nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, err)
 
 		var names []string
 		for _, s := range sent() {
@@ -103,21 +94,16 @@ func TestWhatIsTraced(t *testing.T) {
 				t.Errorf("%+v: %s has the parent %v", test, s.Name, s.Parent)
 			}
 			for _, a := range s.Attributes {
-				if strings.Contains(a.Value.String(), "secret") {
-					t.Errorf("%s says %s", s.Name, a.Value.String())
-				}
+				expect.True(t, !strings.Contains(a.Value.String(), "secret"), "%s says %s", s.Name, a.Value.String())
 			}
 		}
 		want := []string{"/v1/check", "weir.v1.Limiter/Check"}
 		if !test.traced {
 			want = nil
 		}
-		if !slices.Equal(names, want) {
-			t.Errorf("%+v: spans %q, want %q", test, names, want)
-		}
-		if n := tracer.calls.Load(); n != 0 {
-			t.Errorf("%+v: %d calls are still counted", test, n)
-		}
+		expect.True(t, slices.Equal(names, want), "%+v: spans %q, want %q", test, names, want)
+		n := tracer.calls.Load()
+		expect.True(t, n == 0, "%+v: %d calls are still counted", test, n)
 	}
 }
 
@@ -137,15 +123,13 @@ func TestCallersAreBounded(t *testing.T) {
 		} else {
 			tracer.end(s)
 		}
-		if got := len(sent()) - 1; got != allowed {
-			t.Errorf("%d are traced, %d may be", got, allowed)
-		}
+		got := len(sent()) - 1
+		expect.True(t, got == allowed, "%d are traced, %d may be", got, allowed)
 	}
 	for _, bad := range []float64{-1, math.NaN(), math.Inf(1), maxCallerRate + 1} {
 		cfg := TracingConfig{Endpoint: "http://localhost:4317", CallerRate: bad}
-		if err := cfg.Check(); err == nil || !strings.HasPrefix(err.Error(), "trace-caller-rate: ") {
-			t.Errorf("%v: %v", bad, err)
-		}
+		err := cfg.Check()
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), "trace-caller-rate: "), "%v: %v", bad, err)
 	}
 }
 
@@ -157,20 +141,15 @@ func TestUntracedCallAllocatesNothing(t *testing.T) {
 	tracer, _ := newTracer(t, 0)
 	h := tracer.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/check", nil)
-	if n := testing.AllocsPerRun(100, func() { h.ServeHTTP(w, r) }); n != 0 {
-		t.Errorf("%v allocations over HTTP", n)
-	}
+	expect.Equal(t, testing.AllocsPerRun(100, func() { h.ServeHTTP(w, r) }), 0, "allocations over HTTP")
 	ctx, info := t.Context(), &grpc.UnaryServerInfo{FullMethod: "/weir.v1.Limiter/Check"}
 	handle := func(context.Context, any) (any, error) { return nil, nil }
-	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.UnaryInterceptor(ctx, nil, info, handle) }); n != 0 {
-		t.Errorf("%v allocations over gRPC", n)
-	}
-	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.Streamed("stream", "") }); n != 0 {
-		t.Errorf("%v allocations over a stream", n)
-	}
-	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.Start(ctx, "decide") }); n != 0 {
-		t.Errorf("%v allocations in the limiter", n)
-	}
+	expect.Equal(t, testing.AllocsPerRun(100, func() { _, _ = tracer.UnaryInterceptor(ctx, nil, info, handle) }), 0,
+		"allocations over gRPC")
+	expect.Equal(t, testing.AllocsPerRun(100, func() { _, _ = tracer.Streamed("stream", "") }), 0,
+		"allocations over a stream")
+	expect.Equal(t, testing.AllocsPerRun(100, func() { _, _ = tracer.Start(ctx, "decide") }), 0,
+		"allocations in the limiter")
 }
 
 // TestTracedCallsAreBounded: with too many traced calls in flight the next ones are served all the same.
@@ -198,18 +177,14 @@ func TestAcrossNodes(t *testing.T) {
 	_, forward := tracer.Start(ctx, "forward")
 	forward.Peer("b")
 	carried := forward.Context()
-	if len(carried) != limiter.TraceContext {
-		t.Fatalf("%d bytes of context", len(carried))
-	}
+	must.Equal(t, len(carried), limiter.TraceContext, "bytes of context")
 	there := tracer.Continue(carried, "decide")
 	there.End([]limiter.Traced{{Operation: "check", Policy: "login", Result: "refused", Partition: 7, Term: "1.2/3"}})
 	forward.End(nil)
 	decide.End(make([]limiter.Traced, 3))
 	tracer.end(call)
 	spans := sent()
-	if len(spans) != 4 {
-		t.Fatalf("%d spans", len(spans))
-	}
+	must.Equal(t, len(spans), 4, "spans")
 	for i, parent := range []int{1, 2, 3} {
 		if spans[i].Parent.SpanID() != spans[parent].SpanContext.SpanID() || spans[i].Parent.TraceID() != spans[parent].SpanContext.TraceID() {
 			t.Errorf("%s hangs below %v, want %s", spans[i].Name, spans[i].Parent.SpanID(), spans[parent].Name)
@@ -219,16 +194,11 @@ func TestAcrossNodes(t *testing.T) {
 	for _, a := range spans[0].Attributes {
 		got[string(a.Key)] = a.Value.String()
 	}
-	if got["weir.policy"] != "login" || got["weir.result"] != "refused" || got["weir.partition"] != "7" || got["weir.term"] != "1.2/3" {
-		t.Errorf("%v", got)
-	}
-	if len(spans[2].Events) != 3 {
-		t.Errorf("%d events of three checks", len(spans[2].Events))
-	}
+	expect.True(t, got["weir.policy"] == "login" && got["weir.result"] == "refused" && got["weir.partition"] == "7" &&
+		got["weir.term"] == "1.2/3", "%v", got)
+	expect.Equal(t, len(spans[2].Events), 3, "events of three checks")
 	for _, bad := range []string{"", "short", strings.Repeat("\x00", limiter.TraceContext), carried + "x"} {
-		if tracer.Continue(bad, "decide") != nil {
-			t.Errorf("%q is continued", bad)
-		}
+		expect.True(t, tracer.Continue(bad, "decide") == nil, "%q is continued", bad)
 	}
 }
 
@@ -238,32 +208,28 @@ func TestStreamed(t *testing.T) {
 	_, caller := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "caller")
 	ids := span{caller}.Context()
 	for _, parent := range []string{"", "malformed", strings.Repeat("\x00", limiter.TraceContext)} {
-		if below, end := tracer.Streamed("stream", parent); below != "" || end != nil {
-			t.Errorf("%q is traced", parent)
-		}
+		below, end := tracer.Streamed("stream", parent)
+		expect.True(t, below == "" && end == nil, "%q is traced", parent)
 	}
 	below, end := tracer.Streamed("stream", ids)
 	decide := tracer.Below(below, "decide")
 	decide.End(nil)
 	end(grpccodes.NotFound)
 	tracer.end(caller)
-	if tracer.calls.Load() != 0 {
-		t.Errorf("%d calls are still counted", tracer.calls.Load())
-	}
+	expect.Equal(t, tracer.calls.Load(), 0, "calls are still counted")
 	spans := sent()
-	if len(spans) != 3 || spans[0].Parent.SpanID() != spans[1].SpanContext.SpanID() || spans[1].Parent.SpanID() != spans[2].SpanContext.SpanID() ||
-		spans[0].Parent.TraceID() != spans[2].SpanContext.TraceID() || spans[0].Parent.IsRemote() || !spans[1].Parent.IsRemote() {
-		t.Fatalf("%+v", spans)
-	}
+	must.True(t, len(spans) == 3 && spans[0].Parent.SpanID() == spans[1].SpanContext.SpanID() &&
+		spans[1].Parent.SpanID() == spans[2].SpanContext.SpanID() &&
+		spans[0].Parent.TraceID() == spans[2].SpanContext.TraceID() && !spans[0].Parent.IsRemote() &&
+		spans[1].Parent.IsRemote(), "%+v", spans)
 	if a := spans[1].Attributes; len(a) != 1 || a[0].Value.String() != "NotFound" || spans[1].SpanKind != trace.SpanKindServer || spans[0].SpanKind != trace.SpanKindInternal {
 		t.Errorf("%+v", spans[1])
 	}
 	always, sent := newTracer(t, 1)
 	_, end = always.Streamed("stream", "")
 	end(grpccodes.OK)
-	if spans := sent(); len(spans) != 1 || spans[0].Parent.IsValid() {
-		t.Errorf("%+v", spans)
-	}
+	spans = sent()
+	expect.True(t, len(spans) == 1 && !spans[0].Parent.IsValid(), "%+v", spans)
 }
 
 // failing is an exporter that fails while told to.
@@ -285,19 +251,14 @@ func TestFailuresAreLoggedOnce(t *testing.T) {
 	to := &failing{InMemoryExporter: tracetest.NewInMemoryExporter(), err: errors.New("away")}
 	p := &patient{SpanExporter: to, log: slog.New(slog.NewTextHandler(&log, nil))}
 	for range 3 {
-		if err := p.ExportSpans(t.Context(), nil); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, p.ExportSpans(t.Context(), nil))
 	}
 	to.err = nil
 	for range 3 {
-		if err := p.ExportSpans(t.Context(), nil); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, p.ExportSpans(t.Context(), nil))
 	}
-	if lines := strings.Count(log.String(), "\n"); lines != 2 || !strings.Contains(log.String(), "away") {
-		t.Errorf("%d lines:\n%s", lines, log.String())
-	}
+	lines := strings.Count(log.String(), "\n")
+	expect.True(t, lines == 2 && strings.Contains(log.String(), "away"), "%d lines:\n%s", lines, log.String())
 }
 
 func TestCheck(t *testing.T) {
@@ -315,8 +276,6 @@ func TestCheck(t *testing.T) {
 	}
 	for _, share := range []float64{-0.1, 1.1} {
 		cfg := TracingConfig{Endpoint: "http://collector:4317", Sample: share}
-		if err := cfg.Check(); err == nil || !strings.Contains(err.Error(), "trace-sample") {
-			t.Errorf("%v: %v", share, err)
-		}
+		expect.ErrorContains(t, cfg.Check(), "trace-sample", "%v", share)
 	}
 }

@@ -4,25 +4,22 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestCall(t *testing.T) {
 	plain := errors.New("plain")
-	if err := Call(func() error { return plain }); err != plain {
-		t.Errorf("an error: %v", err)
-	}
-	if err := Call(func() error { return nil }); err != nil {
-		t.Errorf("no error: %v", err)
-	}
+	expect.Equal(t, Call(func() error { return plain }), plain, "an error")
+	expect.NoError(t, Call(func() error { return nil }), "no error")
 	var p *Error
 	err := Call(func() error {
 		var none []int
 		_ = none[len(none)]
 		return nil
 	})
-	if !errors.As(err, &p) || !strings.Contains(p.Error(), "out of range") || !strings.Contains(string(p.Stack), "recovered_test.go") {
-		t.Errorf("a panic: %v", err)
-	}
+	expect.True(t, errors.As(err, &p) && strings.Contains(p.Error(), "out of range") &&
+		strings.Contains(string(p.Stack), "recovered_test.go"), "a panic: %v", err)
 }
 
 func TestGroup(t *testing.T) {
@@ -39,13 +36,11 @@ func TestGroup(t *testing.T) {
 		})
 	}
 	var p *Error
-	if err := Call(func() error { g.Wait(); return nil }); !errors.As(err, &p) || !strings.Contains(p.Error(), "out of range") || !strings.Contains(string(p.Stack), "TestGroup") {
-		t.Errorf("a function panicked: %v", err)
-	}
+	err := Call(func() error { g.Wait(); return nil })
+	expect.True(t, errors.As(err, &p) && strings.Contains(p.Error(), "out of range") &&
+		strings.Contains(string(p.Stack), "TestGroup"), "a function panicked: %v", err)
 	for i, done := range done {
-		if !done {
-			t.Errorf("function %d did not run", i)
-		}
+		expect.True(t, done, "function %d did not run", i)
 	}
 	var quiet Group
 	quiet.Go(func() {})
@@ -58,14 +53,10 @@ func TestTell(t *testing.T) {
 	ran := 0
 	Tell(tell, func() { ran++ })
 	Tell(nil, func() { ran++ })
-	if ran != 2 || told != nil {
-		t.Errorf("%d of 2 functions ran, %v is told", ran, told)
-	}
+	expect.True(t, ran == 2 && told == nil, "%d of 2 functions ran, %v is told", ran, told)
 	Tell(tell, func() { panic("mistake") })
-	if len(told) != 1 || told[0].Value != "mistake" || !strings.Contains(string(told[0].Stack), "TestTell") {
-		t.Errorf("a panic: %v is told", told)
-	}
-	if err := Call(func() error { Tell(nil, func() { panic("untold") }); return nil }); err == nil {
-		t.Error("a panic that nobody is told of is recovered")
-	}
+	expect.True(t, len(told) == 1 && told[0].Value == "mistake" && strings.Contains(string(told[0].Stack), "TestTell"),
+		"a panic: %v is told", told)
+	err := Call(func() error { Tell(nil, func() { panic("untold") }); return nil })
+	expect.True(t, err != nil, "a panic that nobody is told of is recovered")
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestRoundUp(t *testing.T) {
@@ -28,12 +29,10 @@ func TestRoundUp(t *testing.T) {
 		{time.Second + 1, 1001, 2},
 		{math.MaxInt64, math.MaxInt64/1_000_000 + 1, math.MaxInt64/1_000_000_000 + 1},
 	} {
-		if got := RoundUp(tt.d, time.Millisecond); got != tt.ms {
-			t.Errorf("%v is %d ms, want %d", tt.d, got, tt.ms)
-		}
-		if got := RoundUp(tt.d, time.Second); got != tt.secs {
-			t.Errorf("%v is %d s, want %d", tt.d, got, tt.secs)
-		}
+		got := RoundUp(tt.d, time.Millisecond)
+		expect.True(t, got == tt.ms, "%v is %d ms, want %d", tt.d, got, tt.ms)
+		got = RoundUp(tt.d, time.Second)
+		expect.True(t, got == tt.secs, "%v is %d s, want %d", tt.d, got, tt.secs)
 	}
 }
 
@@ -84,9 +83,7 @@ func TestQuotaFields(t *testing.T) {
 		for i, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"} {
 			got[i] = strings.Join(h[name], "|")
 		}
-		if got != tt.want {
-			t.Errorf("%s:\n got %q\nwant %q", tt.name, got, tt.want)
-		}
+		expect.True(t, got == tt.want, "%s:\n got %q\nwant %q", tt.name, got, tt.want)
 	}
 }
 
@@ -98,9 +95,7 @@ func TestRetryAfter(t *testing.T) {
 	} {
 		h := make(http.Header)
 		SetRetryAfter(h, &d)
-		if got := h.Get("Retry-After"); got != want {
-			t.Errorf("%+v: %q, want %q", d, got, want)
-		}
+		expect.Equal(t, h.Get("Retry-After"), want, "%+v", d)
 	}
 	h := make(http.Header)
 	if SetRetryAfter(h, &limit.Decision{Allowed: true}); len(h) != 0 {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
@@ -22,9 +24,7 @@ func (b *bindable) CheckWith(check func() error) { b.check = check }
 func echo(t *testing.T, config *tls.Config) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -74,9 +74,7 @@ func TestBoundConnections(t *testing.T) {
 			own, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{
 				Now: func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }, OnChange: func() { changed <- struct{}{} },
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			told := make(chan string, 10)
 			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: name, Rejected: func(_ net.Addr, err *RejectedError) { told <- err.Reason }}
 			other := &tls.Config{Certificates: []tls.Certificate{a.Pair(leaf)}, RootCAs: a.Pool(), ServerName: name}
@@ -89,9 +87,7 @@ func TestBoundConnections(t *testing.T) {
 					conn, err = own.BindClient(dialed, dialed.ConnectionState(), rules)
 				}
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			exchange := func() error {
 				if _, err := conn.Write([]byte{1}); err != nil {
 					return err
@@ -99,35 +95,24 @@ func TestBoundConnections(t *testing.T) {
 				_, err := io.ReadFull(conn, make([]byte, 1))
 				return err
 			}
-			if err := exchange(); err != nil {
-				t.Fatalf("%s: %v", end, err)
-			}
+			must.NoError(t, exchange(), "%s", end)
 			c.change(func(d time.Duration) { skew.Store(int64(d)) }, func(authorities ...*certstest.Authority) {
 				var all []byte
 				for _, a := range authorities {
 					all = append(all, a.PEM...)
 				}
-				if err := os.WriteFile(ca, all, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, os.WriteFile(ca, all, 0o600))
 				own.Reload()
 				<-changed
 			})
 			err = exchange()
 			conn.Close()
-			if (err == nil) != (c.want == "") || end == "client" && err != nil && reason(err) != c.want {
-				t.Errorf("%s, at the %s: %v", c.name, end, err)
-			}
-			if end == "client" && errors.Is(err, io.EOF) {
-				t.Errorf("%s: the other end closed first", c.name)
-			}
-			if err := own.Close(); err != nil {
-				t.Error(err)
-			}
+			expect.True(t, (err == nil) == (c.want == "") && (end != "client" || err == nil || reason(err) == c.want),
+				"%s, at the %s: %v", c.name, end, err)
+			expect.True(t, end != "client" || !errors.Is(err, io.EOF), "%s: the other end closed first", c.name)
+			expect.NoError(t, own.Close())
 			if c.want != "" {
-				if got := <-told; got != c.want {
-					t.Errorf("%s, at the %s: told %s", c.name, end, got)
-				}
+				expect.Equal(t, <-told, c.want, "%s, at the %s: told", c.name, end)
 			}
 			if len(told) > 0 { // once, however many reads and writes there were
 				t.Errorf("%s, at the %s: told of %s, too", c.name, end, <-told)

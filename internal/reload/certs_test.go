@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
@@ -24,13 +26,9 @@ const (
 func open(t *testing.T, files CertFiles) *Certs {
 	t.Helper()
 	s, err := OpenCerts(files, CertConfig{Flags: CertFiles{"cert", "key", "ca"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, s.Close())
 	})
 	return s
 }
@@ -46,9 +44,7 @@ func issued(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) *Certs {
 func meet(t *testing.T, server, client *tls.Config) (state tls.ConnectionState, serverErr, clientErr error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer l.Close()
 	done := make(chan error, 1)
 	go func() {
@@ -98,9 +94,7 @@ func TestPeers(t *testing.T) {
 		later := func() time.Time { return time.Now().Add(-2 * time.Minute) }
 		cert, key, ca := ours.Write(t.TempDir(), certstest.Leaf{URIs: []string{cluster}, Expired: true})
 		s, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{Flags: CertFiles{"cert", "key", "ca"}, Now: later})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		t.Cleanup(func() { s.Close() })
 		return s
 	}
@@ -128,42 +122,35 @@ func TestPeers(t *testing.T) {
 			if got := reason(serverErr); got != c.want || (serverErr == nil) != (c.want == "") {
 				t.Errorf("as a client: %v, want %q", serverErr, c.want)
 			}
-			if c.want == "" && state.Version != tls.VersionTLS13 {
-				t.Errorf("version %x", state.Version)
-			}
+			expect.True(t, c.want != "" || state.Version == tls.VersionTLS13, "version %x", state.Version)
 			_, _, clientErr := meet(t, other.Server(quiet), node.Client(rules))
 			if got := reason(clientErr); got != c.want || (clientErr == nil) != (c.want == "") {
 				t.Errorf("as a server: %v, want %q", clientErr, c.want)
 			}
-			if want := strings.TrimSuffix(strings.Repeat(c.want+" ", 2), " "); c.want != "" && strings.Join(told, " ") != want {
-				t.Errorf("told of %q, want %q", told, want)
-			}
+			want := strings.TrimSuffix(strings.Repeat(c.want+" ", 2), " ")
+			expect.True(t, c.want == "" || strings.Join(told, " ") == want, "told of %q, want %q", told, want)
 		})
 	}
 	t.Run("a certificate for servers only", func(t *testing.T) {
 		node := issued(t, ours, member)
 		half := issued(t, ours, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 		rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}
-		if _, err, _ := meet(t, node.Server(rules), half.Client(rules)); reason(err) != BadCertificate {
-			t.Errorf("as a client: %v", err)
-		}
-		if _, _, err := meet(t, half.Server(rules), node.Client(rules)); err != nil {
-			t.Errorf("as a server: %v", err)
-		}
+		_, err, _ := meet(t, node.Server(rules), half.Client(rules))
+		expect.Equal(t, reason(err), BadCertificate, "as a client: %v", err)
+		_, _, err = meet(t, half.Server(rules), node.Client(rules))
+		expect.NoError(t, err, "as a server")
 	})
 	t.Run("TLS 1.2", func(t *testing.T) {
 		node := issued(t, ours, member)
 		client := issued(t, ours, member).Client(Rules{Name: cluster})
 		client.MaxVersion = tls.VersionTLS12
-		if _, err, _ := meet(t, node.Server(Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}), client); err == nil {
-			t.Error("was accepted")
-		}
+		_, err, _ := meet(t, node.Server(Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}), client)
+		expect.True(t, err != nil, "was accepted")
 	})
 	t.Run("a client that demands no name", func(t *testing.T) {
 		node := issued(t, ours, member)
-		if _, _, err := meet(t, node.Server(Rules{}), node.Client(Rules{})); reason(err) != WrongIdentity {
-			t.Errorf("%v", err)
-		}
+		_, _, err := meet(t, node.Server(Rules{}), node.Client(Rules{}))
+		expect.Equal(t, reason(err), WrongIdentity, "%v", err)
 	})
 }
 
@@ -200,9 +187,8 @@ func TestCallers(t *testing.T) {
 		{"one needed, no authority", plain.Server(Rules{Demand: Required}), client(good), UnknownAuthority},
 	} {
 		_, serverErr, clientErr := meet(t, c.server, c.client)
-		if reason(serverErr) != c.want || (serverErr == nil) != (c.want == "") || (clientErr == nil) != (c.want == "") {
-			t.Errorf("%s: %v, %v; want %q", c.name, serverErr, clientErr, c.want)
-		}
+		expect.True(t, reason(serverErr) == c.want && (serverErr == nil) == (c.want == "") &&
+			(clientErr == nil) == (c.want == ""), "%s: %v, %v; want %q", c.name, serverErr, clientErr, c.want)
 	}
 }
 
@@ -216,27 +202,21 @@ func TestCertsReload(t *testing.T) {
 	s, err := OpenCerts(CertFiles{cert, key, ca}, CertConfig{
 		Flags: CertFiles{"cert", "key", "ca"}, OnChange: func() { changed <- struct{}{} }, OnError: func(err error) { failed <- err },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer s.Close()
 	rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}
 	server, client := s.Server(rules), s.Client(rules) // made once, before anything changes
 	with := func(other *Certs, want string) {
 		t.Helper()
-		if _, err, _ := meet(t, server, other.Client(rules)); reason(err) != want {
-			t.Errorf("its server: %v, want %q", err, want)
-		}
-		if _, _, err := meet(t, other.Server(rules), client); reason(err) != want {
-			t.Errorf("its client: %v, want %q", err, want)
-		}
+		_, err, _ := meet(t, server, other.Client(rules))
+		expect.Equal(t, reason(err), want, "its server: %v", err)
+		_, _, err = meet(t, other.Server(rules), client)
+		expect.Equal(t, reason(err), want, "its client: %v", err)
 	}
 	// That trust both, so that only what s trusts decides.
 	both := func(a *certstest.Authority, pems ...[]byte) *Certs {
 		cert, key, ca := a.Write(t.TempDir(), member)
-		if err := os.WriteFile(ca, append(append([]byte{}, pems[0]...), pems[1]...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(ca, append(append([]byte{}, pems[0]...), pems[1]...), 0o600))
 		return open(t, CertFiles{cert, key, ca})
 	}
 	ofA, ofB := both(a, a.PEM, b.PEM), both(b, a.PEM, b.PEM)
@@ -244,12 +224,9 @@ func TestCertsReload(t *testing.T) {
 	with(ofB, UnknownAuthority)
 
 	before := s.Expiry()
-	if err := os.WriteFile(key, []byte("no key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-failed; !strings.HasPrefix(err.Error(), "cert: "+cert) || s.Err() == nil {
-		t.Errorf("%v", err)
-	}
+	must.NoError(t, os.WriteFile(key, []byte("no key"), 0o600))
+	err = <-failed
+	expect.True(t, strings.HasPrefix(err.Error(), "cert: "+cert) && s.Err() != nil, "%v", err)
 	with(ofA, "")
 
 	soon := time.Now().Add(time.Hour).Truncate(time.Second)
@@ -274,9 +251,7 @@ func TestOpenErrors(t *testing.T) {
 	_, otherKey, _ := a.Write(t.TempDir(), certstest.Leaf{})
 	oldCert, oldKey, _ := a.Write(t.TempDir(), certstest.Leaf{Expired: true})
 	empty := filepath.Join(dir, "empty")
-	if err := os.WriteFile(empty, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, os.WriteFile(empty, nil, 0o600))
 	for _, c := range []struct {
 		files CertFiles
 		want  string
@@ -292,9 +267,7 @@ func TestOpenErrors(t *testing.T) {
 		{CertFiles{CA: key}, "ca: " + key + ": block 1 is a PRIVATE KEY"},
 	} {
 		s, err := OpenCerts(c.files, CertConfig{Flags: CertFiles{"cert", "key", "ca"}})
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: %v, want %s", c.files, err, c.want)
-		}
+		expect.ErrorContains(t, err, c.want, "%+v", c.files)
 		if err == nil {
 			s.Close()
 		}
@@ -313,9 +286,7 @@ func TestOwnName(t *testing.T) {
 	config := func() CertConfig { return CertConfig{Flags: CertFiles{"cert", "key", "ca"}, OwnName: cluster} }
 	ofOther := func(dir string) CertFiles { // by a, where b is trusted
 		cert, key, ca := a.Write(dir, good)
-		if err := os.WriteFile(ca, b.PEM, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, os.WriteFile(ca, b.PEM, 0o600))
 		return CertFiles{cert, key, ca}
 	}
 	of := func(dir string, leaf certstest.Leaf) CertFiles {
@@ -339,9 +310,9 @@ func TestOwnName(t *testing.T) {
 		if err == nil {
 			s.Close()
 		}
-		if want = strings.TrimSpace(want); err == nil || !strings.HasPrefix(err.Error(), "cert: ") || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "ca") {
-			t.Errorf("%v, want %s", err, want)
-		}
+		want = strings.TrimSpace(want)
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), "cert: ") &&
+			strings.Contains(err.Error(), want) && strings.Contains(err.Error(), "ca"), "%v, want %s", err, want)
 	}
 	cert, key, _ := a.Write(t.TempDir(), good)
 	if s, err := OpenCerts(CertFiles{Cert: cert, Key: key}, config()); err == nil || !strings.Contains(err.Error(), "no authority") {
@@ -355,9 +326,7 @@ func TestOwnName(t *testing.T) {
 	cfg.OnChange, cfg.OnError = func() { changed <- struct{}{} }, func(err error) { failed <- err }
 	files := of(dir, good)
 	s, err := OpenCerts(files, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer s.Close()
 	before := s.Expiry()
 	for want, write := range bad {
@@ -366,9 +335,7 @@ func TestOwnName(t *testing.T) {
 		for s.Err() == nil || !strings.Contains(s.Err().Error(), want) { // between two files that do not belong together there are other errors
 			<-failed
 		}
-		if !s.Expiry().Equal(before) {
-			t.Errorf("%s is taken", want)
-		}
+		expect.True(t, s.Expiry().Equal(before), "%s is taken", want)
 	}
 	soon := time.Now().Add(time.Hour).Truncate(time.Second)
 	good.NotAfter = soon
@@ -384,9 +351,7 @@ func TestOwnName(t *testing.T) {
 	cfg = config()
 	cfg.Now = func() time.Time { return time.Now().Add(-2 * time.Hour) }
 	early, err := OpenCerts(of(t.TempDir(), good), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	early.Close()
 }
 
@@ -397,9 +362,7 @@ func FuzzAuthorities(f *testing.F) {
 	cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{"x"}})
 	for _, name := range []string{cert, key, ca} {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.NoError(f, err)
 		f.Add(text)
 		f.Add(append(bytes.Clone(text), text...))
 		f.Add(text[:len(text)/2])
@@ -407,9 +370,7 @@ func FuzzAuthorities(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		pool, err := Authorities(data)
-		if (pool == nil) != (err != nil) {
-			t.Fatalf("%v, %v", pool, err)
-		}
+		must.Equal(t, (pool == nil), err != nil, "%v, %v", pool, err)
 		if err != nil {
 			return
 		}
@@ -417,14 +378,10 @@ func FuzzAuthorities(f *testing.F) {
 		blocks := 0
 		for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 			cert, err := x509.ParseCertificate(block.Bytes)
-			if err != nil {
-				t.Fatalf("block %d is taken and is no certificate: %v", blocks+1, err)
-			}
+			must.NoError(t, err, "block %d is taken and is no certificate", blocks+1)
 			want.AddCert(cert)
 			blocks++
 		}
-		if blocks == 0 || !pool.Equal(want) {
-			t.Fatalf("%d blocks, and not all of them in the pool", blocks)
-		}
+		must.True(t, blocks != 0 && pool.Equal(want), "%d blocks, and not all of them in the pool", blocks)
 	})
 }

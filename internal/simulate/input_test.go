@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 type read struct {
@@ -21,9 +24,7 @@ type read struct {
 func readAll(t *testing.T, in io.Reader, cfg LogConfig) ([]read, *Log) {
 	t.Helper()
 	l, err := NewLog(in, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer l.Close()
 	var all []read
 	for {
@@ -93,18 +94,14 @@ func TestLogs(t *testing.T) {
 				cfg := c.cfg
 				cfg.Name = "log" + ending
 				got, l := readAll(t, &in, cfg)
-				if len(got) != len(c.want) {
-					t.Fatalf("%q: %+v, want %+v", ending, got, c.want)
-				}
+				must.Equal(t, len(got), len(c.want), "%q: %+v, want %+v", ending, got, c.want)
 				for i := range got {
-					if got[i] != c.want[i] {
-						t.Errorf("%q: event %d is %+v, want %+v", ending, i, got[i], c.want[i])
-					}
+					expect.Equal(t, got[i], c.want[i], "%q: event %d", ending, i)
 				}
 				n, first := l.Malformed()
-				if l.cfg.Format != c.format || n != c.bad || len(first) != int(min(n, mostShown)) || n > 0 && !strings.HasPrefix(first[0].Message, c.malformed) {
-					t.Errorf("%q: format %s, %d malformed: %+v", ending, l.cfg.Format, n, first)
-				}
+				expect.True(t, l.cfg.Format == c.format && n == c.bad && len(first) == int(min(n, mostShown)) &&
+					(n <= 0 || strings.HasPrefix(first[0].Message, c.malformed)),
+					"%q: format %s, %d malformed: %+v", ending, l.cfg.Format, n, first)
 			}
 		})
 	}
@@ -120,9 +117,8 @@ func TestNoLogs(t *testing.T) {
 		"field \"x\"":  {"", LogConfig{Field: "x"}},
 		"format \"x\"": {"", LogConfig{Format: "x"}},
 	} {
-		if _, err := NewLog(strings.NewReader(c.text), c.cfg); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", want, err)
-		}
+		_, err := NewLog(strings.NewReader(c.text), c.cfg)
+		expect.True(t, err != nil && strings.Contains(err.Error(), want), "%s: %v", want, err)
 	}
 	// What is cut off in the middle is an error, not the end.
 	var in bytes.Buffer
@@ -137,9 +133,7 @@ func TestNoLogs(t *testing.T) {
 	for err == nil {
 		err = l.Read(&e)
 	}
-	if err != io.ErrUnexpectedEOF {
-		t.Errorf("a log cut off: %v", err)
-	}
+	expect.Equal(t, err, io.ErrUnexpectedEOF, "a log cut off")
 }
 
 func FuzzLog(f *testing.F) {
@@ -161,9 +155,7 @@ func FuzzLog(f *testing.F) {
 				events := int64(0)
 				for l.Read(&e) == nil {
 					events++
-					if len(e.Key) == 0 || len(e.Key) > mostKey || e.Cost < 0 {
-						t.Fatalf("%+v", e)
-					}
+					must.True(t, len(e.Key) != 0 && len(e.Key) <= mostKey && e.Cost >= 0, "%+v", e)
 				}
 				bad, shown := l.Malformed()
 				if lines := int64(strings.Count(text, "\n")) + 1; events+bad > lines || int64(len(shown)) > bad {

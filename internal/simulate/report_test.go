@@ -6,6 +6,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func report(t *testing.T) *Report {
@@ -13,17 +16,13 @@ func report(t *testing.T) *Report {
 	src := list{{1e9, []byte("</script><img src=x onerror=alert(1)>"), 1}, {2e9, []byte("</script><img src=x onerror=alert(1)>"), 1}, {2e9, []byte("b"), 9}}
 	set := parse(t, "policies: [{name: one, algorithm: sliding_log, limit: 1, window: 1m}]")
 	res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &Share{}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return &Report{Result: res, Input: "<b>in</b>", Malformed: 1, BadLines: []BadLine{{3, "is bad", `"<i>"`}}}
 }
 
 func TestTable(t *testing.T) {
 	var out strings.Builder
-	if err := report(t).WriteTable(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, report(t).WriteTable(&out))
 	const want = `<b>in</b>: 3 requests of 2 keys, 1970-01-01T00:00:01Z to 1970-01-01T00:00:02Z
 malformed lines, left out: 1
   line 3 is bad: "<i>"
@@ -31,16 +30,12 @@ malformed lines, left out: 1
 POLICY  ALGORITHM    LIMIT     ADMITTED  REFUSED     MOST IN A WINDOW  CALLERS TOUCHED  LONGEST WAIT  STATES  SMALLEST LIMIT
 one     sliding_log  1 per 1m  1         2 (66.7 %)  1 in 1m0s         2 (100 %)        59s           16 KiB  9 (callers 0 %, requests 0 %)
 `
-	if out.String() != want {
-		t.Errorf("%s", out.String())
-	}
+	expect.Equal(t, out.String(), want)
 }
 
 func TestJSONReport(t *testing.T) {
 	var out bytes.Buffer
-	if err := report(t).WriteJSON(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, report(t).WriteJSON(&out))
 	var got struct {
 		Events     int64
 		Candidates []struct {
@@ -51,36 +46,25 @@ func TestJSONReport(t *testing.T) {
 			Suggestion        struct{ Limit int64 }
 		}
 	}
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
-		t.Fatalf("%v in %s", err, out.Bytes())
-	}
+	must.NoError(t, json.Unmarshal(out.Bytes(), &got), "in %s", out.Bytes())
 	c := got.Candidates[0]
-	if got.Events != 3 || c.Policy != "one" || c.Admitted != 1 || c.Refused != 2 || c.Impossible != 1 || c.Worst.Units != 1 || c.Suggestion.Limit != 9 {
-		t.Errorf("%+v", got)
-	}
+	expect.True(t, got.Events == 3 && c.Policy == "one" && c.Admitted == 1 && c.Refused == 2 && c.Impossible == 1 &&
+		c.Worst.Units == 1 && c.Suggestion.Limit == 9, "%+v", got)
 }
 
 // Keys are text wherever they stand, and the page loads nothing.
 func TestHTMLReport(t *testing.T) {
 	var out strings.Builder
-	if err := report(t).WriteHTML(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, report(t).WriteHTML(&out))
 	page := out.String()
 	for _, bad := range []string{"<img", "<b>in", "<i>"} {
-		if strings.Contains(page, bad) {
-			t.Errorf("the page has %q", bad)
-		}
+		expect.True(t, !strings.Contains(page, bad), "the page has %q", bad)
 	}
-	if n := strings.Count(page, "</script>"); n != 2 {
-		t.Errorf("the page ends %d scripts, want 2", n)
-	}
-	if m := regexp.MustCompile(`(?i)(src|href)\s*=\s*["']?(https?:)?//|url\(|@import`).FindString(page); m != "" {
-		t.Errorf("the page loads %q", m)
-	}
+	n := strings.Count(page, "</script>")
+	expect.True(t, n == 2, "the page ends %d scripts, want 2", n)
+	expect.Equal(t, regexp.MustCompile(`(?i)(src|href)\s*=\s*["']?(https?:)?//|url\(|@import`).FindString(page), "",
+		"the page loads")
 	for _, want := range []string{"default-src 'none'", "66.7 %", "line 3 is bad", `id="one"`} {
-		if !strings.Contains(page, want) {
-			t.Errorf("the page lacks %q", want)
-		}
+		expect.True(t, strings.Contains(page, want), "the page lacks %q", want)
 	}
 }

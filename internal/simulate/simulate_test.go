@@ -14,6 +14,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // list is a Source of events at hand.
@@ -30,9 +32,7 @@ func (l *list) Read(e *Event) error {
 func parse(t testing.TB, text string) *policy.Set {
 	t.Helper()
 	set, err := policy.Parse("p.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return set
 }
 
@@ -83,9 +83,7 @@ func TestNodeDecidesTheSame(t *testing.T) {
 		events := traffic(seed, 3000)
 		src := list(events)
 		res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		var mono, wall atomic.Int64
 		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: mono.Load(), Wall: wall.Load()} }})
 		type counts struct{ admitted, refused, units int64 }
@@ -100,9 +98,7 @@ func TestNodeDecidesTheSame(t *testing.T) {
 			wall.Store(newest)
 			for name, c := range want {
 				got, err := l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: name, Key: string(e.Key)}, Cost: e.Cost}})
-				if err != nil || got[0].Err != nil {
-					t.Fatal(err, got)
-				}
+				must.True(t, err == nil && got[0].Err == nil, "%v %v", err, got)
 				switch {
 				case e.Cost == 0:
 				case got[0].Allowed:
@@ -129,9 +125,7 @@ func TestFindings(t *testing.T) {
 	events := traffic(7, 8000)
 	src := list(events)
 	res, err := Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	got := res.Candidates[0]
 
 	limits := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 20, Window: 10 * time.Second}}
@@ -192,19 +186,17 @@ func TestFindings(t *testing.T) {
 			worst = max(worst, sum)
 		}
 	}
-	if got.Worst.Units != worst || got.Worst.Incomplete || res.OutOfOrder != late || got.CallersTouched != touched || got.LongestWait != longest || res.Keys != len(keys) {
-		t.Errorf("%+v, %d late, %d keys; want worst %d, late %d, touched %d, longest %v, %d keys",
-			got, res.OutOfOrder, res.Keys, worst, late, touched, longest, len(keys))
-	}
+	expect.True(t, got.Worst.Units == worst && !got.Worst.Incomplete && res.OutOfOrder == late &&
+		got.CallersTouched == touched && got.LongestWait == longest && res.Keys == len(keys),
+		"%+v, %d late, %d keys; want worst %d, late %d, touched %d, longest %v, %d keys", got, res.OutOfOrder, res.Keys, worst, late, touched, longest, len(keys))
 	var inBins Bin
 	for _, b := range got.Timeline {
 		inBins.Admitted += b.Admitted
 		inBins.Refused += b.Refused
 	}
-	if inBins.Admitted != got.Admitted || inBins.Refused != got.Refused || len(got.Timeline) > mostBins ||
-		time.Duration(len(got.Timeline)-1)*res.BinWidth > res.To.Sub(res.From) {
-		t.Errorf("timeline has %+v in %d bins of %v, want %d and %d", inBins, len(got.Timeline), res.BinWidth, got.Admitted, got.Refused)
-	}
+	expect.True(t, inBins.Admitted == got.Admitted && inBins.Refused == got.Refused &&
+		len(got.Timeline) <= mostBins && time.Duration(len(got.Timeline)-1)*res.BinWidth <= res.To.Sub(res.From),
+		"timeline has %+v in %d bins of %v, want %d and %d", inBins, len(got.Timeline), res.BinWidth, got.Admitted, got.Refused)
 	for i, k := range got.MostDenied {
 		if k.Refused != keys[k.Key].refused || i > 0 && k.Refused > got.MostDenied[i-1].Refused {
 			t.Errorf("%+v: %s was refused %d", got.MostDenied, k.Key, keys[k.Key].refused)
@@ -224,15 +216,11 @@ func TestSuggest(t *testing.T) {
 	for _, share := range []Share{{Callers, 0}, {Callers, 0.3}, {Requests, 0.02}, {Requests, 1}} {
 		src := list(events)
 		res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &share})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		for _, c := range res.Candidates {
 			got := c.Suggestion
 			if c.Policy == "two" {
-				if got.Limit != 0 || got.Reason == "" {
-					t.Errorf("two limits: %+v", got)
-				}
+				expect.True(t, got.Limit == 0 && got.Reason != "", "two limits: %+v", got)
 				continue
 			}
 			want := int64(0)
@@ -241,17 +229,13 @@ func TestSuggest(t *testing.T) {
 				p, _ := parse(t, text).Get(c.Policy)
 				src := list(events)
 				one, err := Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				x := one.Candidates[0]
 				if share.Of == Callers && x.ShareTouched <= share.Most || share.Of == Requests && float64(x.Refused) <= share.Most*float64(res.Events) {
 					want = l
 				}
 			}
-			if got.Limit != want {
-				t.Errorf("%+v: %s: %+v, trying all says %d", share, c.Policy, got, want)
-			}
+			expect.True(t, got.Limit == want, "%+v: %s: %+v, trying all says %d", share, c.Policy, got, want)
 		}
 	}
 }
@@ -276,9 +260,8 @@ func TestRunErrors(t *testing.T) {
 		t.Error(err)
 	}
 	res, err := Run(t.Context(), Config{Source: &list{}, Policies: []*policy.Policy{l}, Suggest: &Share{}})
-	if err != nil || res.Events != 0 || !res.From.IsZero() || res.Candidates[0].Suggestion.Reason == "" {
-		t.Errorf("no traffic: %+v, %v", res, err)
-	}
+	expect.True(t, err == nil && res.Events == 0 && res.From.IsZero() && res.Candidates[0].Suggestion.Reason != "",
+		"no traffic: %+v, %v", res, err)
 }
 
 func TestGenerators(t *testing.T) {
@@ -286,9 +269,7 @@ func TestGenerators(t *testing.T) {
 		cfg := PatternConfig{Pattern: p, Rate: 5, For: 48 * time.Hour, Keys: 3, Seed: 4}
 		all := func() (events []Event) {
 			g, err := NewGenerator(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			var e Event
 			for g.Read(&e) == nil {
 				events = append(events, e)
@@ -297,31 +278,27 @@ func TestGenerators(t *testing.T) {
 		}
 		events, again := all(), all()
 		want := cfg.Rate * cfg.For.Seconds()
-		if n := float64(len(events)); n < 0.98*want || n > 1.02*want || len(again) != len(events) || again[99].At != events[99].At {
-			t.Errorf("%s: %d events, again %d, want about %.0f", p, len(events), len(again), want)
-		}
+		n := float64(len(events))
+		expect.True(t, n >= 0.98*want && n <= 1.02*want && len(again) == len(events) && again[99].At == events[99].At,
+			"%s: %d events, again %d, want about %.0f", p, len(events), len(again), want)
 		last := int64(0)
 		byKey := map[string]int{}
 		for _, e := range events {
-			if e.At < last || e.At >= int64(cfg.For) {
-				t.Fatalf("%s: an event at %d after %d", p, e.At, last)
-			}
+			must.True(t, e.At >= last && e.At < int64(cfg.For), "%s: an event at %d after %d", p, e.At, last)
 			last = e.At
 			byKey[string(e.Key)]++
-			if off := e.At % int64(time.Minute); p == Burst && off > int64(101*time.Millisecond) && off < int64(59899*time.Millisecond) {
-				t.Fatalf("burst: an event %v into a minute", time.Duration(off))
-			}
+			off := e.At % int64(time.Minute)
+			must.True(t, p != Burst || off <= int64(101*time.Millisecond) || off >= int64(59899*time.Millisecond),
+				"burst: an event %v into a minute", time.Duration(off))
 		}
-		if first := float64(byKey["caller-1"]) / float64(len(events)); len(byKey) != 3 || p == Greedy != (first > 0.8) {
-			t.Errorf("%s: keys %v", p, byKey)
-		}
+		first := float64(byKey["caller-1"]) / float64(len(events))
+		expect.True(t, len(byKey) == 3 && p == Greedy == (first > 0.8), "%s: keys %v", p, byKey)
 	}
 	for field, cfg := range map[string]PatternConfig{
 		"pattern": {Pattern: "x", Rate: 1, For: 1, Keys: 1}, "rate": {Pattern: Steady, For: 1, Keys: 1},
 		"length": {Pattern: Steady, Rate: 1, Keys: 1}, "keys": {Pattern: Steady, Rate: 1, For: 1},
 	} {
-		if _, err := NewGenerator(cfg); err == nil || !strings.HasPrefix(err.Error(), field) {
-			t.Errorf("%s: %v", field, err)
-		}
+		_, err := NewGenerator(cfg)
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), field), "%s: %v", field, err)
 	}
 }

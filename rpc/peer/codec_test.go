@@ -26,6 +26,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // mixed is an operation of any kind, with or without what is rare, that names one of few targets.
@@ -65,9 +67,7 @@ func packedBatch(t testing.TB, n *wire.Numbers, sequence uint64, left time.Durat
 	t.Helper()
 	p := packer{numbers: n, sequence: sequence}
 	for _, op := range ops {
-		if !p.add(op, left) {
-			t.Fatal("no number left")
-		}
+		must.True(t, p.add(op, left), "no number left")
 	}
 	return &peerv1.Batch{Sequence: sequence, Define: p.define, Operations: p.bytes}
 }
@@ -90,18 +90,13 @@ func TestPackedOperations(t *testing.T) {
 			b := overTheWire(t, packedBatch(t, sent, sequence+1, left, ops...))
 			defined += len(b.Define)
 			got, err := names.unpack(b, nil)
-			if err != nil || len(got) != len(want) {
-				t.Fatalf("%v, %d operations of %d", err, len(got), len(want))
-			}
+			must.True(t, err == nil && len(got) == len(want), "%v, %d operations of %d", err, len(got), len(want))
 			for i := range got {
-				if !reflect.DeepEqual(got[i].link(), want[i].link()) {
-					t.Fatalf("operation %d\n got %+v\nwant %+v", i, got[i], want[i])
-				}
+				must.True(t, reflect.DeepEqual(got[i].link(), want[i].link()),
+					"operation %d\n got %+v\nwant %+v", i, got[i], want[i])
 			}
 		}
-		if defined > 8 {
-			t.Errorf("%d definitions of 8 targets", defined)
-		}
+		expect.True(t, defined <= 8, "%d definitions of 8 targets", defined)
 	}
 }
 
@@ -121,13 +116,9 @@ func TestPackedOutcomes(t *testing.T) {
 		for i, op := range ops {
 			want, got := again(op), again(op)
 			setOutcome(want, overTheWire(t, protoOutcome(op)))
-			if !in.next(got) || !reflect.DeepEqual(got, want) {
-				t.Fatalf("outcome %d\n got %+v\nwant %+v", i, got, want)
-			}
+			must.True(t, in.next(got) && reflect.DeepEqual(got, want), "outcome %d\n got %+v\nwant %+v", i, got, want)
 		}
-		if in.Rest != "" || in.next(check("k", 1)) {
-			t.Fatal("more outcomes than there were")
-		}
+		must.True(t, in.Rest == "" && !in.next(check("k", 1)), "more outcomes than there were")
 	}
 }
 
@@ -200,12 +191,11 @@ func TestPackedBatchBytes(t *testing.T) {
 		"fa01" + "01" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
 		"f801" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
 		"02" + "00" + "05616c696365"
-	if got := hex.EncodeToString(b.Operations); got != want {
-		t.Errorf("operations\n got %s\nwant %s", got, want)
-	}
-	if n := len(b.Define); n != 2 || b.Define[0].Number != 0 || b.Define[0].Policy != "p" || b.Define[1].Number != 1 || b.Define[1].Limit.Limit != 5 {
-		t.Errorf("%v", b.Define)
-	}
+	got := hex.EncodeToString(b.Operations)
+	expect.True(t, got == want, "operations\n got %s\nwant %s", got, want)
+	n := len(b.Define)
+	expect.True(t, n == 2 && b.Define[0].Number == 0 && b.Define[0].Policy == "p" && b.Define[1].Number == 1 &&
+		b.Define[1].Limit.Limit == 5, "%v", b.Define)
 
 	window := limit.Decision{Policy: "p", Allowed: true, Granted: 1, Limit: 10, Remaining: 9, Window: time.Minute, ResetAfter: 128}
 	*plain.Decision = window
@@ -228,9 +218,8 @@ func TestPackedBatchBytes(t *testing.T) {
 		"01" + "04" + "20043801" +
 		"c4ff01" + "01" + "00" + "04" + "04" + "06" + "02" + "02" + "02" + "06" + "04" + "00" + "00" + "00" + "00" + "00" + "01" + "05" + "01" +
 		"3c" + "14" + "80b09dc2df01" + "01" + "02" + "03" + "00"
-	if got := hex.EncodeToString(out); got != want {
-		t.Errorf("outcomes\n got %s\nwant %s", got, want)
-	}
+	got = hex.EncodeToString(out)
+	expect.True(t, got == want, "outcomes\n got %s\nwant %s", got, want)
 }
 
 // TestPackedNonsense: what no sender writes is no batch.
@@ -252,9 +241,8 @@ func TestPackedNonsense(t *testing.T) {
 		},
 		"a number too large": {Define: []*weirv1.StreamTarget{{Number: wire.MaxTargets, Policy: "p"}}},
 	} {
-		if _, err := new(numberedTargets).unpack(b, nil); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v", what, err)
-		}
+		_, err := new(numberedTargets).unpack(b, nil)
+		expect.Equal(t, status.Code(err), codes.InvalidArgument, "%s: %v", what, err)
 	}
 	for what, b := range map[string][]byte{
 		"an unknown flag": append(binary.AppendUvarint(nil, outUnknown), 0), "a reply with flags": {outReply | outAllowed, 0}, "a reply cut short": {outReply, 9},
@@ -262,16 +250,13 @@ func TestPackedNonsense(t *testing.T) {
 		"an odd limit": {0x80, 0x80, 0x01, 1, 0, 0, 0, 0, 2, 0, 0},
 	} {
 		in := outcomes{Reader: varint.Of(string(b))}
-		if in.next(check("k", 1)) {
-			t.Errorf("outcome: %s", what)
-		}
+		expect.True(t, !in.next(check("k", 1)), "outcome: %s", what)
 	}
 	// A decision on what was no check is none, and what comes after it is.
 	in := outcomes{Reader: varint.Of("\x02\x00\x02\x00")}
 	reset, after := limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{}), check("k", 1)
-	if !in.next(reset) || !in.next(after) || !reset.Outcome.Unreachable || !after.Decision.Allowed {
-		t.Errorf("%+v, %+v", reset.Outcome, after.Outcome)
-	}
+	expect.True(t, in.next(reset) && in.next(after) && reset.Outcome.Unreachable && after.Decision.Allowed,
+		"%+v, %+v", reset.Outcome, after.Outcome)
 }
 
 // TestTargetsUnknownHere: a limit that this node cannot make sense of is an error of those who name it, until the number is given
@@ -283,13 +268,10 @@ func TestTargetsUnknownHere(t *testing.T) {
 		Define:     []*weirv1.StreamTarget{{Number: 0, Limit: mars}, {Number: 1, Policy: "p"}},
 		Operations: []byte{0, 1, 'a', opTarget, 1, 1, 'b'},
 	}, nil)
-	if err != nil || len(ops) != 2 || ops[0].Outcome.Err == nil || ops[0].Outcome.Err.Field != "limit.time_zone" || ops[1].Outcome.Err != nil {
-		t.Fatalf("%v: %+v", err, ops)
-	}
+	must.True(t, err == nil && len(ops) == 2 && ops[0].Outcome.Err != nil &&
+		ops[0].Outcome.Err.Field == "limit.time_zone" && ops[1].Outcome.Err == nil, "%v: %+v", err, ops)
 	ops, err = names.unpack(&peerv1.Batch{Define: []*weirv1.StreamTarget{{Number: 0, Policy: "q"}}, Operations: []byte{0, 1, 'a'}}, nil)
-	if err != nil || ops[0].Policy != "q" || ops[0].Outcome.Err != nil {
-		t.Fatalf("%v: %+v", err, ops)
-	}
+	must.True(t, err == nil && ops[0].Policy == "q" && ops[0].Outcome.Err == nil, "%v: %+v", err, ops)
 }
 
 // TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not misread; nor are
@@ -302,9 +284,7 @@ func TestNumbers(t *testing.T) {
 		for i, p := range policies {
 			f.ops[i].Policy = p
 		}
-		if !l.add(f) {
-			t.Fatal("not taken")
-		}
+		must.True(t, l.add(f), "not taken")
 		return l.take()
 	}
 	named := func(names *numberedTargets, m *message) (list []string) {
@@ -316,9 +296,8 @@ func TestNumbers(t *testing.T) {
 	}
 	first := new(numberedTargets)
 	for _, policies := range [][]string{{"a"}, {"a", "b"}, {"b", "a", "b"}, {"c", "a"}} {
-		if m := ask(policies...); !slices.Equal(named(first, m), policies) {
-			t.Errorf("%v: %v", policies, m)
-		}
+		m := ask(policies...)
+		expect.True(t, slices.Equal(named(first, m), policies), "%v: %v", policies, m)
 	}
 	l.answered(replyOf(1, check("k", 1)).GetReply())
 	l.Broken()
@@ -330,18 +309,16 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	for _, policies := range [][]string{{"c", "d", "a"}, {"b", "d"}} {
-		if m := ask(policies...); !slices.Equal(named(second, m), policies) {
-			t.Errorf("%v: %v", policies, m)
-		}
+		m := ask(policies...)
+		expect.True(t, slices.Equal(named(second, m), policies), "%v: %v", policies, m)
 	}
 	var many []string
 	for i := range maxBatch {
 		many = append(many, fmt.Sprint("p", i))
 	}
 	for _, policies := range [][]string{many, {"a", "b"}, slices.Concat([]string{"x"}, many[1:]), {"y", "a"}, many} {
-		if m := ask(policies...); !slices.Equal(named(second, m), policies) {
-			t.Errorf("%.40v: %.400v", policies, m)
-		}
+		m := ask(policies...)
+		expect.True(t, slices.Equal(named(second, m), policies), "%.40v: %.400v", policies, m)
 	}
 }
 
@@ -356,9 +333,8 @@ func steady(t testing.TB) (p *packer, names *numberedTargets, ops []*limiter.Op)
 		ops = append(ops, op)
 		p.add(op, time.Second)
 	}
-	if _, err := names.unpack(&peerv1.Batch{Define: p.define, Operations: p.bytes}, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err := names.unpack(&peerv1.Batch{Define: p.define, Operations: p.bytes}, nil)
+	must.NoError(t, err)
 	return p, names, ops
 }
 
@@ -372,13 +348,11 @@ func (p *packer) again(ops []*limiter.Op) {
 
 func TestPackingTakesNoMemory(t *testing.T) {
 	p, names, ops := steady(t)
-	if n := testing.AllocsPerRun(100, func() { p.again(ops) }); n != 0 {
-		t.Errorf("packing operations: %v allocations a batch", n)
-	}
+	n := testing.AllocsPerRun(100, func() { p.again(ops) })
+	expect.True(t, n == 0, "packing operations: %v allocations a batch", n)
 	b, room := &peerv1.Batch{Operations: p.bytes}, make([]received, 0, len(ops))
-	if n := testing.AllocsPerRun(100, func() { _, _ = names.unpack(b, room) }); n != 1 {
-		t.Errorf("unpacking operations: %v allocations a batch, want one for all keys", n)
-	}
+	n = testing.AllocsPerRun(100, func() { _, _ = names.unpack(b, room) })
+	expect.True(t, n == 1, "unpacking operations: %v allocations a batch, want one for all keys", n)
 	var out []byte
 	packOutcomes := func() {
 		var q quota
@@ -388,18 +362,16 @@ func TestPackingTakesNoMemory(t *testing.T) {
 		}
 	}
 	packOutcomes()
-	if n := testing.AllocsPerRun(100, packOutcomes); n != 0 {
-		t.Errorf("packing outcomes: %v allocations a batch", n)
-	}
+	n = testing.AllocsPerRun(100, packOutcomes)
+	expect.True(t, n == 0, "packing outcomes: %v allocations a batch", n)
 	text := string(out)
-	if n := testing.AllocsPerRun(100, func() {
+	n = testing.AllocsPerRun(100, func() {
 		in := outcomes{Reader: varint.Of(text)}
 		for _, op := range ops {
 			in.next(op)
 		}
-	}); n != 0 {
-		t.Errorf("unpacking outcomes: %v allocations a batch", n)
-	}
+	})
+	expect.True(t, n == 0, "unpacking outcomes: %v allocations a batch", n)
 }
 
 func BenchmarkPack(b *testing.B) {
@@ -468,17 +440,12 @@ func FuzzPackedOperations(f *testing.F) {
 		}
 		again := packedBatch(t, new(wire.Numbers), 1, time.Second, good...)
 		back, err := new(numberedTargets).unpack(again, nil)
-		if err != nil || len(back) != len(good) {
-			t.Fatalf("%v, %d operations of %d", err, len(back), len(good))
-		}
+		must.True(t, err == nil && len(back) == len(good), "%v, %d operations of %d", err, len(back), len(good))
 		for i, op := range good {
-			if back[i].Left = op.Left; !reflect.DeepEqual(back[i].link(), op) {
-				t.Fatalf("operation %d\n got %+v\nwant %+v", i, back[i], op)
-			}
+			back[i].Left = op.Left
+			must.True(t, reflect.DeepEqual(back[i].link(), op), "operation %d\n got %+v\nwant %+v", i, back[i], op)
 		}
-		if l.Receive(good) != nil {
-			t.Fatal("handed on to nobody")
-		}
+		must.True(t, l.Receive(good) == nil, "handed on to nobody")
 		var out []byte
 		var q quota
 		for i := range ops {
@@ -521,9 +488,7 @@ func FuzzPackedOutcomes(f *testing.F) {
 		in = outcomes{Reader: varint.Of(string(again))}
 		for i, op := range read {
 			got := check("k", 1)
-			if !in.next(got) || !reflect.DeepEqual(got, op) {
-				t.Fatalf("outcome %d\n got %+v\nwant %+v", i, got, op)
-			}
+			must.True(t, in.next(got) && reflect.DeepEqual(got, op), "outcome %d\n got %+v\nwant %+v", i, got, op)
 		}
 	})
 }

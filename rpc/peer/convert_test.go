@@ -18,6 +18,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
@@ -138,13 +140,9 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 func overTheWire[M proto.Message](t testing.TB, m M) M {
 	t.Helper()
 	b, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	out := m.ProtoReflect().New().Interface()
-	if err := proto.Unmarshal(b, out); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, proto.Unmarshal(b, out))
 	return out.(M)
 }
 
@@ -171,14 +169,11 @@ func TestOperationsKeepEveryField(t *testing.T) {
 			op.Left = time.Second
 			got := new(received).link()
 			operation(got, overTheWire(t, protoItem(op, time.Second)))
-			if !reflect.DeepEqual(got, op) {
-				t.Fatalf("sent %+v %+v\n got %+v %+v", op, op.Limit, got, got.Limit)
-			}
+			must.True(t, reflect.DeepEqual(got, op), "sent %+v %+v\n got %+v %+v", op, op.Limit, got, got.Limit)
 		}
 	}
-	if item := protoItem(carried(rng, limiter.OpReset), -time.Second); item.TimeoutNs != 0 {
-		t.Errorf("%+v", item)
-	}
+	item := protoItem(carried(rng, limiter.OpReset), -time.Second)
+	expect.Equal(t, item.TimeoutNs, 0, "%+v", item)
 }
 
 func TestOutcomesKeepEveryField(t *testing.T) {
@@ -190,9 +185,7 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 			got.Quota = new(limiter.QuotaOp)
 		}
 		setOutcome(got, overTheWire(t, protoOutcome(sent)))
-		if !reflect.DeepEqual(got, sent) {
-			t.Fatalf("sent %+v\n got %+v", sent, got)
-		}
+		must.True(t, reflect.DeepEqual(got, sent), "sent %+v\n got %+v", sent, got)
 	}
 	failed := func(kind limiter.OpKind, out limiter.Outcome) {
 		t.Helper()
@@ -283,9 +276,7 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 				op.Loan = &limiter.LoanCall{Report: limit.Borrow{ID: algo.LoanID{Number: 7}}}
 			}
 			setOutcome(op, r.ItemReply)
-			if op.Outcome.Unreachable == r.fits[kind] {
-				t.Errorf("reply %d to operation %d: %+v", i, kind, op.Outcome)
-			}
+			expect.True(t, op.Outcome.Unreachable != r.fits[kind], "reply %d to operation %d: %+v", i, kind, op.Outcome)
 		}
 	}
 }
@@ -295,9 +286,7 @@ func FuzzOperation(f *testing.F) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for _, kind := range kinds {
 		b, err := proto.Marshal(protoItem(carried(rng, kind), time.Second))
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.NoError(f, err)
 		f.Add(b)
 	}
 	f.Add([]byte{})
@@ -312,17 +301,11 @@ func FuzzOperation(f *testing.F) {
 		op := new(received).link()
 		operation(op, item)
 		if op.Outcome.Err == nil {
-			if op.Kind == 0 {
-				t.Fatal("neither operation nor error")
-			}
-			if l.Receive([]*limiter.Op{op}) != nil {
-				t.Fatal("handed on to nobody")
-			}
+			must.True(t, op.Kind != 0, "neither operation nor error")
+			must.True(t, l.Receive([]*limiter.Op{op}) == nil, "handed on to nobody")
 		}
 		back := again(op)
 		setOutcome(back, overTheWire(t, protoOutcome(op)))
-		if back.Outcome.Unreachable {
-			t.Fatalf("%+v became no answer", op.Outcome)
-		}
+		must.True(t, !back.Outcome.Unreachable, "%+v became no answer", op.Outcome)
 	})
 }

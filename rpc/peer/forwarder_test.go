@@ -25,6 +25,8 @@ import (
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -39,9 +41,7 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 		op := limiter.NewOp(kind, c, x)
 		op.Hops = 1
 		p.Forward(ctx, bob, []*limiter.Op{op})
-		if op.Outcome.Err != nil || op.Outcome.Unreachable || op.Outcome.NotHolder != nil {
-			t.Fatalf("%+v", op.Outcome)
-		}
+		must.True(t, op.Outcome.Err == nil && !op.Outcome.Unreachable && op.Outcome.NotHolder == nil, "%+v", op.Outcome)
 		return op
 	}
 	window := limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 7}
@@ -50,26 +50,20 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	window.Cost = 2
-	if n := send(limiter.OpRefund, window, limiter.Extra{}).Reply.Refunded; n != 2 {
-		t.Error(n)
-	}
+	expect.Equal(t, send(limiter.OpRefund, window, limiter.Extra{}).Reply.Refunded, 2)
 	send(limiter.OpReset, limit.Check{Target: window.Target}, limiter.Extra{})
 	if d := send(limiter.OpCheck, limit.Check{Target: window.Target}, limiter.Extra{}).Decision; d.Remaining != 10 || d.Granted != 0 {
 		t.Errorf("%+v", d)
 	}
 	d := send(limiter.OpAcquire, leases, limiter.Extra{TTL: time.Second}).Decision
 	lease := limit.Check{Target: leases.Target}
-	if left := send(limiter.OpRenew, lease, limiter.Extra{LeaseID: d.LeaseID, TTL: time.Second}).Reply.ExpiresIn; left != time.Second {
-		t.Error(left)
-	}
-	if !send(limiter.OpRelease, lease, limiter.Extra{LeaseID: d.LeaseID}).Reply.Released {
-		t.Error("not released")
-	}
+	expect.Equal(t, send(limiter.OpRenew, lease, limiter.Extra{LeaseID: d.LeaseID, TTL: time.Second}).Reply.ExpiresIn,
+		time.Second)
+	expect.True(t, send(limiter.OpRelease, lease, limiter.Extra{LeaseID: d.LeaseID}).Reply.Released, "not released")
 	bad := check("", 1)
 	p.Forward(ctx, bob, []*limiter.Op{bad})
-	if e := bad.Outcome.Err; e == nil || e.Field != "key" {
-		t.Errorf("%+v", bad.Outcome)
-	}
+	e := bad.Outcome.Err
+	expect.True(t, e != nil && e.Field == "key", "%+v", bad.Outcome)
 	// More than a message holds.
 	var many []*limiter.Op
 	for i := range 2*maxBatch + 1 {
@@ -77,20 +71,14 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	}
 	p.Forward(ctx, bob, many)
 	for i, op := range many {
-		if op.Outcome.Unreachable || op.Decision.Granted != int64(i%10) {
-			t.Fatalf("%d: %+v", i, op.Outcome)
-		}
+		must.True(t, !op.Outcome.Unreachable && op.Decision.Granted == int64(i%10), "%d: %+v", i, op.Outcome)
 	}
 	client, err := p.Client(bob)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, err := client.Inspect(ctx, &peerv1.InspectRequest{}); err != nil || got.Version != bob.Name {
-		t.Errorf("%v, %v", got, err)
-	}
-	if _, err := p.Client(ownership.Node{Name: "nobody", Boot: 1}); err == nil {
-		t.Error("a client of nobody")
-	}
+	must.NoError(t, err)
+	got, err := client.Inspect(ctx, &peerv1.InspectRequest{})
+	expect.True(t, err == nil && got.Version == bob.Name, "%v, %v", got, err)
+	_, err = p.Client(ownership.Node{Name: "nobody", Boot: 1})
+	expect.True(t, err != nil, "a client of nobody")
 }
 
 // TestNaturalBatching: what gathers while the connection is busy goes out together.
@@ -136,9 +124,8 @@ func TestNaturalBatching(t *testing.T) {
 	close(start)
 	done.Wait()
 	// Some 64 KiB fit into the connection before bob reads.
-	if n := messages.Load(); n > callers/10 || items.Load() != callers {
-		t.Errorf("%d items in %d messages", items.Load(), n)
-	}
+	n := messages.Load()
+	expect.True(t, n <= callers/10 && items.Load() == callers, "%d items in %d messages", items.Load(), n)
 }
 
 // TestAnswerLostOnTheWay: the connection breaks when bob has carried a batch out, or is still at it, and his reply is not
@@ -182,9 +169,7 @@ func TestAnswerLostOnTheWay(t *testing.T) {
 				close(release)
 			}
 			wantAnswer(t, <-done)
-			if n := carried.Load(); n != 2 {
-				t.Errorf("%d batches carried out, want 2", n)
-			}
+			expect.Equal(t, carried.Load(), 2, "batches carried out")
 		})
 	}
 }
@@ -210,9 +195,8 @@ func TestFirstStreamBreaks(t *testing.T) {
 	})
 	p := newPeers(t, addr)
 	wantAnswer(t, forward(p, testkit.Within(t, testkit.Patience), 7))
-	if carried.Load() != 1 || streams.Load() != 2 {
-		t.Errorf("carried out %d times on %d streams", carried.Load(), streams.Load())
-	}
+	expect.True(t, carried.Load() == 1 && streams.Load() == 2,
+		"carried out %d times on %d streams", carried.Load(), streams.Load())
 }
 
 // mute is a stream that breaks in place of its first reply.
@@ -270,9 +254,7 @@ func TestRefusedStreams(t *testing.T) {
 	t.Run("nobody listens", func(t *testing.T) {
 		noLeaks(t)
 		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		addr := lis.Addr().String()
 		_ = lis.Close()
 		p := newPeers(t, addr)
@@ -300,9 +282,8 @@ func TestRefusedStreams(t *testing.T) {
 		noLeaks(t)
 		op := check("k", 1)
 		newPeers(t, "").Forward(testkit.Within(t, testkit.Patience), alice, []*limiter.Op{op})
-		if h := op.Outcome.NotHolder; h == nil || h.Node.Name != "" {
-			t.Errorf("%+v", op.Outcome)
-		}
+		h := op.Outcome.NotHolder
+		expect.True(t, h != nil && h.Node.Name == "", "%+v", op.Outcome)
 	})
 }
 
@@ -322,9 +303,7 @@ func TestHungPeer(t *testing.T) {
 	hung := map[string]func(*testing.T) (addr string, reached func() bool){
 		"says nothing": func(t *testing.T) (string, func() bool) {
 			lis, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			var n atomic.Int64
 			var work sync.WaitGroup
 			work.Go(func() {
@@ -374,16 +353,14 @@ func TestHungPeer(t *testing.T) {
 				wantUnreachable(t, forward(p, ctx, 1))
 				cancel()
 			}
-			if took := time.Since(begin); took < 90*time.Millisecond || took > testkit.Patience/2 {
-				t.Errorf("took %v", took)
-			}
+			took := time.Since(begin)
+			expect.True(t, took >= 90*time.Millisecond && took <= testkit.Patience/2, "took %v", took)
 			// Nothing is kept of what nobody waits for.
 			l, _, _ := p.links.To(bob)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if l.waiting != 0 || len(l.sent) != 0 || l.calls.Len() != 0 || l.acked != l.sequence {
-				t.Errorf("%d waiting, %d sent, %d queued, acknowledged %d of %d", l.waiting, len(l.sent), l.calls.Len(), l.acked, l.sequence)
-			}
+			expect.True(t, l.waiting == 0 && len(l.sent) == 0 && l.calls.Len() == 0 && l.acked == l.sequence,
+				"%d waiting, %d sent, %d queued, acknowledged %d of %d", l.waiting, len(l.sent), l.calls.Len(), l.acked, l.sequence)
 		})
 		for _, end := range []string{"Retain", "Close"} {
 			t.Run(what+", "+end, func(t *testing.T) {
@@ -439,18 +416,15 @@ func TestStuckPeer(t *testing.T) {
 		callers.Go(func() { wantUnreachable(t, ask(maxBatch)[0]) })
 	}
 	l, _, err := p.links.To(bob)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	testkit.Eventually(t, "the bound is reached", func() bool { return waiting(p) == maxWaiting })
 	testkit.Soon(t, func() { wantUnreachable(t, ask(1)[0]) })
 	cancel()
 	callers.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.waiting != 0 || len(l.sent) != 0 || l.calls.Len() != 0 || l.void != 0 {
-		t.Errorf("%d waiting, %d sent, %d queued, %d void", l.waiting, len(l.sent), l.calls.Len(), l.void)
-	}
+	expect.True(t, l.waiting == 0 && len(l.sent) == 0 && l.calls.Len() == 0 && l.void == 0,
+		"%d waiting, %d sent, %d queued, %d void", l.waiting, len(l.sent), l.calls.Len(), l.void)
 }
 
 // TestAbandonedIsNotRepeated: when the stream breaks later on, a batch that nobody waits for is not sent again, and the
@@ -514,9 +488,7 @@ func TestAbandonedIsNotRepeated(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for _, b := range got[1:] { // the second may have gone out on the stream that was about to break, too
-		if b.Sequence != 2 || b.Acknowledged != 1 {
-			t.Errorf("%v", got)
-		}
+		expect.True(t, b.Sequence == 2 && b.Acknowledged == 1, "%v", got)
 	}
 }
 
@@ -554,9 +526,8 @@ func TestPoison(t *testing.T) {
 		wantUnreachable(t, forward(p, ctx, 666))
 		wantAnswer(t, forward(p, ctx, 2))
 	})
-	if n := tries.Load(); n != maxTries {
-		t.Errorf("sent %d times", n)
-	}
+	n := tries.Load()
+	expect.True(t, n == maxTries, "sent %d times", n)
 }
 
 func TestGarbageReplies(t *testing.T) {
@@ -628,9 +599,8 @@ func TestGarbageReplies(t *testing.T) {
 			if l.waiting != 0 || len(l.sent) != 0 || l.acked != 3 || observed.Load() != 3 || items.Load() != 3 {
 				t.Errorf("%d waiting, %d sent, %d acknowledged, %d observed with %d items", l.waiting, len(l.sent), l.acked, observed.Load(), items.Load())
 			}
-			if count := strings.HasSuffix(what, "items"); (lost.Load() == 1) != count {
-				t.Errorf("%d observed as not answered", lost.Load())
-			}
+			count := strings.HasSuffix(what, "items")
+			expect.Equal(t, (lost.Load() == 1), count, "%d observed as not answered", lost.Load())
 		})
 	}
 }
@@ -656,9 +626,7 @@ func TestRepeat(t *testing.T) {
 	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
 	ask := func() (*call, *message) {
 		f := callOf(time.Hour, 1)
-		if !l.add(f) {
-			t.Fatal("not taken")
-		}
+		must.True(t, l.add(f), "not taken")
 		return f, l.take()
 	}
 	fresh, m1 := ask()
@@ -668,28 +636,21 @@ func TestRepeat(t *testing.T) {
 	m3.tries = maxTries
 	gone, _ := ask()
 	later, m5 := ask()
-	if !l.abandon(gone) || l.abandon(gone) {
-		t.Error("abandoned how often?")
-	}
+	expect.True(t, l.abandon(gone) && !l.abandon(gone), "abandoned how often?")
 	l.Broken()
-	if len(l.again) != 2 || l.again[0] != m1 || l.again[1] != m5 || l.waiting != 2 || l.acked != 0 {
-		t.Errorf("again %v, %d waiting, %d acknowledged", l.again, l.waiting, l.acked)
-	}
+	expect.True(t, len(l.again) == 2 && l.again[0] == m1 && l.again[1] == m5 && l.waiting == 2 && l.acked == 0,
+		"again %v, %d waiting, %d acknowledged", l.again, l.waiting, l.acked)
 	<-old.done
 	<-tired.done
 	// Abandoned, or answered by a peer that is ahead of its time, between two streams.
 	l.abandon(later)
-	if m := l.take(); m != m1 || m.tries != 2 {
-		t.Errorf("%+v", m)
-	}
-	if m := l.take(); m != nil {
-		t.Errorf("%+v", m)
-	}
+	m := l.take()
+	expect.True(t, m == m1 && m.tries == 2, "%+v", m)
+	expect.Equal(t, l.take(), nil)
 	l.answered(replyOf(1, check("k", 1)).GetReply())
 	<-fresh.done
-	if l.waiting != 0 || l.acked != 5 || !fresh.answered || old.answered || tired.answered {
-		t.Errorf("%d waiting, %d acknowledged", l.waiting, l.acked)
-	}
+	expect.True(t, l.waiting == 0 && l.acked == 5 && fresh.answered && !old.answered && !tired.answered,
+		"%d waiting, %d acknowledged", l.waiting, l.acked)
 }
 
 // TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not sent.
@@ -698,26 +659,20 @@ func TestTimeLeft(t *testing.T) {
 		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
 		queue := func(wait time.Duration, items int) *call {
 			f := callOf(wait, items)
-			if !l.add(f) {
-				t.Fatal("not taken")
-			}
+			must.True(t, l.add(f), "not taken")
 			return f
 		}
 		short, long := queue(time.Second, 3), queue(3*time.Second, 2)
 		time.Sleep(time.Second) // in the bubble
 		m := l.take()
-		if ops := asked(t, new(numberedTargets), &m.batch); len(ops) != 2 || ops[1].Left != 2*time.Second || l.waiting != 2 {
-			t.Errorf("%+v, %d waiting", m, l.waiting)
-		}
+		ops := asked(t, new(numberedTargets), &m.batch)
+		expect.True(t, len(ops) == 2 && ops[1].Left == 2*time.Second && l.waiting == 2, "%+v, %d waiting", m, l.waiting)
 		<-short.done
-		if l.abandon(short) { // as its caller does a moment later
-			t.Error("abandoned when it had landed")
-		}
+		expect.True(t, !l.abandon(short), "abandoned when it had landed") // as its caller does a moment later
 		l.answered(replyOf(1, check("k", 1), check("k", 1)).GetReply())
 		<-long.done
-		if short.answered || !long.answered || l.waiting != 0 || l.void != 0 {
-			t.Errorf("%+v, %+v, %d waiting, %d void", short, long, l.waiting, l.void)
-		}
+		expect.True(t, !short.answered && long.answered && l.waiting == 0 && l.void == 0,
+			"%+v, %+v, %d waiting, %d void", short, long, l.waiting, l.void)
 		queue(time.Second, 1)
 		time.Sleep(2 * time.Second)
 		if m := l.take(); m != nil || l.waiting != 0 {
@@ -731,22 +686,17 @@ func TestAbandonedAmongOthers(t *testing.T) {
 	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, fifo.NewSignal())
 	gone, stays := callOf(time.Hour, 2), callOf(time.Hour, 1)
 	its := gone.ops
-	if !l.add(gone) || !l.add(stays) {
-		t.Fatal("not taken")
-	}
+	must.True(t, l.add(gone) && l.add(stays), "not taken")
 	m := l.take()
-	if m.items != 3 || !l.abandon(gone) {
-		t.Fatalf("%+v", m)
-	}
+	must.True(t, m.items == 3 && l.abandon(gone), "%+v", m)
 	r := replyOf(1, admitted(check("k", 7)), admitted(check("k", 8)), admitted(check("k", 9))).GetReply()
 	l.answered(r)
 	<-stays.done
 	if !stays.answered || !stays.ops[0].Decision.Allowed || its[0].Decision.Allowed || its[1].Decision.Allowed {
 		t.Errorf("%+v, %+v", stays.ops[0].Outcome, its[0].Outcome)
 	}
-	if l.waiting != 0 || l.acked != 1 || len(gone.done) > 0 {
-		t.Errorf("%d waiting, %d acknowledged, landed %d times after all", l.waiting, l.acked, len(gone.done))
-	}
+	expect.True(t, l.waiting == 0 && l.acked == 1 && len(gone.done) == 0,
+		"%d waiting, %d acknowledged, landed %d times after all", l.waiting, l.acked, len(gone.done))
 }
 
 // TestNextStreamDefinesAnew: a peer knows nothing of the numbers of an earlier stream, but for what is repeated.
@@ -778,9 +728,8 @@ func TestNextStreamDefinesAnew(t *testing.T) {
 		p.Forward(ctx, bob, []*limiter.Op{op})
 		wantAnswer(t, op)
 	}
-	if n := streams.Load(); n < 4 {
-		t.Errorf("%d streams", n)
-	}
+	n := streams.Load()
+	expect.True(t, n >= 4, "%d streams", n)
 }
 
 // TestWindow: no more messages are in flight than the receiver remembers, and the first answer lets the rest go on.
@@ -790,19 +739,15 @@ func TestWindow(t *testing.T) {
 		l.add(callOf(time.Hour, 1))
 		l.take()
 	}
-	if len(l.sent) != maxUnacknowledged || l.calls.Len() != 1 {
-		t.Fatalf("%d sent, %d queued", len(l.sent), l.calls.Len())
-	}
+	must.True(t, len(l.sent) == maxUnacknowledged && l.calls.Len() == 1,
+		"%d sent, %d queued", len(l.sent), l.calls.Len())
 	<-l.wake
 	l.answered(replyOf(2, check("k", 1)).GetReply())
-	if m := l.take(); m != nil {
-		t.Error("the first is not answered")
-	}
+	expect.Equal(t, l.take(), nil, "the first is not answered")
 	l.answered(replyOf(1, check("k", 1)).GetReply())
 	<-l.wake
-	if m := l.take(); m == nil || m.batch.Acknowledged != 2 {
-		t.Errorf("%+v", m)
-	}
+	m := l.take()
+	expect.True(t, m != nil && m.batch.Acknowledged == 2, "%+v", m)
 }
 
 // BenchmarkForward is what a hop costs, with as many callers as there are in a busy node.

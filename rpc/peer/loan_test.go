@@ -8,6 +8,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // Reports and recalls of loans cross, and so does what comes of them; the borrower is who sends, whoever it says it is, unless it forwards
@@ -44,26 +46,17 @@ func TestLoansCross(t *testing.T) {
 	}
 	p.Forward(t.Context(), bob, ops)
 	for _, op := range ops {
-		if op.Outcome.Unreachable || op.Outcome.Err != nil || op.Outcome.NotHolder != nil {
-			t.Fatalf("%+v", op.Outcome)
-		}
+		must.True(t, !op.Outcome.Unreachable && op.Outcome.Err == nil && op.Outcome.NotHolder == nil, "%+v", op.Outcome)
 	}
 	want := report
 	want.ID.Borrower, want.Counted = alice.Boot, true
-	if got[0].Report != want || gotTarget != target {
-		t.Errorf("%+v arrives, want %+v", got[0].Report, want)
-	}
+	expect.True(t, got[0].Report == want && gotTarget == target, "%+v arrives, want %+v", got[0].Report, want)
 	want = ofClient
 	want.Counted = false
-	if got[3].Report != want || !got[3].Forwarded {
-		t.Errorf("%+v arrives of a client's, want %+v", got[3], want)
-	}
-	if got[1].Recall != ops[1].Loan.Recall || got[1].Report.ID.Borrower != alice.Boot {
-		t.Errorf("%+v", got[1])
-	}
-	if l := ops[0].Loan.Lent; !reflect.DeepEqual(l, lent) {
-		t.Errorf("%+v is answered, want %+v", l, lent)
-	}
+	expect.True(t, got[3].Report == want && got[3].Forwarded, "%+v arrives of a client's, want %+v", got[3], want)
+	expect.True(t, got[1].Recall == ops[1].Loan.Recall && got[1].Report.ID.Borrower == alice.Boot, "%+v", got[1])
+	l := ops[0].Loan.Lent
+	expect.True(t, reflect.DeepEqual(l, lent), "%+v is answered, want %+v", l, lent)
 	if l := ops[1].Loan; !l.Known || l.Report.Totals != report.Totals || l.Report.Known != 3 {
 		t.Errorf("%+v", l)
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -41,9 +43,8 @@ func TestHello(t *testing.T) {
 		s := rawStream(t, addr, nil)
 		sendTo(t, s, test.first)
 		_, err := s.Recv()
-		if st := status.Convert(err); st.Code() != test.code || !strings.HasPrefix(st.Message(), test.field) {
-			t.Errorf("%s: %v", what, err)
-		}
+		st := status.Convert(err)
+		expect.True(t, st.Code() == test.code && strings.HasPrefix(st.Message(), test.field), "%s: %v", what, err)
 	}
 }
 
@@ -93,17 +94,12 @@ func TestGarbageBatches(t *testing.T) {
 			for i := range test.good {
 				wantReply(t, s, test.send[i])
 			}
-			if _, err := s.Recv(); status.Code(err) != test.code {
-				t.Errorf("%v", err)
-			}
-			if int(carried.Load()) != test.good {
-				t.Errorf("%d carried out", carried.Load())
-			}
+			_, err := s.Recv()
+			expect.Equal(t, status.Code(err), test.code, "%v", err)
+			expect.Equal(t, int(carried.Load()), test.good, "%d carried out", carried.Load())
 			// The sequence space is not spoilt for a sender that comes to its senses.
 			s = rawStream(t, addr, hello())
-			if n := ask(t, s, batch(100, 0, check("k", 5))); n != 5 {
-				t.Error(n)
-			}
+			expect.Equal(t, ask(t, s, batch(100, 0, check("k", 5))), 5)
 		})
 	}
 	t.Run("not protobuf", func(t *testing.T) {
@@ -112,16 +108,11 @@ func TestGarbageBatches(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		s, err := testkit.Dial(t, addr).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/weir.peer.v1.Peer/Forward", grpc.ForceCodec(testkit.RawCodec{}))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		garbage, out := []byte{0xff, 0xff}, []byte(nil)
-		if err := s.SendMsg(&garbage); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.RecvMsg(&out); status.Code(err) != codes.Internal {
-			t.Errorf("%v", err)
-		}
+		must.NoError(t, s.SendMsg(&garbage))
+		err = s.RecvMsg(&out)
+		expect.Equal(t, status.Code(err), codes.Internal, "%v", err)
 	})
 	t.Run("items without sense", func(t *testing.T) {
 		noLeaks(t)
@@ -130,9 +121,7 @@ func TestGarbageBatches(t *testing.T) {
 		m := batch(1, 0)
 		for _, item := range []*peerv1.Item{{}, protoItem(check("", 1), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: peerv1.Operation_OPERATION_CHECK}} {
 			data, err := item.MarshalVT()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			b := m.GetBatch()
 			b.Operations = append(binary.AppendUvarint(binary.AppendUvarint(b.Operations, opItem), uint64(len(data))), data...)
 		}
@@ -140,13 +129,9 @@ func TestGarbageBatches(t *testing.T) {
 		in := outcomes{Reader: varint.Of(string(recv(t, s).GetReply().GetOutcomes()))}
 		for i := range 3 {
 			op := check("k", 1)
-			if !in.next(op) || op.Outcome.Err == nil {
-				t.Errorf("item %d: %+v", i, op.Outcome)
-			}
+			expect.True(t, in.next(op) && op.Outcome.Err != nil, "item %d: %+v", i, op.Outcome)
 		}
-		if in.Rest != "" {
-			t.Errorf("%q is left", in.Rest)
-		}
+		expect.Equal(t, in.Rest, "", "is left")
 		// A batch of nothing.
 		ask(t, s, batch(2, 0))
 	})
@@ -171,9 +156,7 @@ func TestRepeatedBatch(t *testing.T) {
 		seq  uint64
 		want int64
 	}{{a, 1, 1}, {a, 1, 1}, {b, 1, 1}, {b, 2, 2}, {a, 2, 2}, {a, 3, 3}, {c, 1, 4}, {c, 1, 4}, {b, 1, 1}} {
-		if n := ask(t, step.on, batch(step.seq, 0, check("k", 1))); n != step.want {
-			t.Errorf("sequence %d: answer %d, want %d", step.seq, n, step.want)
-		}
+		expect.Equal(t, ask(t, step.on, batch(step.seq, 0, check("k", 1))), step.want, "sequence %d: answer", step.seq)
 	}
 }
 
@@ -182,15 +165,10 @@ func TestRepliesGoWhereTheQuestionCameFrom(t *testing.T) {
 	noLeaks(t)
 	server, addr := servePeer(t, bob, receiver(admit))
 	a, b := rawStream(t, addr, hello()), rawStream(t, addr, hello())
-	if n := ask(t, a, batch(1, 0, check("k", 3))); n != 3 {
-		t.Error(n)
-	}
-	if err := b.CloseSend(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.Recv(); err == nil {
-		t.Fatal("an answer to nothing")
-	}
+	expect.Equal(t, ask(t, a, batch(1, 0, check("k", 3))), 3)
+	must.NoError(t, b.CloseSend())
+	_, err := b.Recv()
+	must.True(t, err != nil, "an answer to nothing")
 	testkit.Eventually(t, "one stream is left", func() bool {
 		server.mu.Lock()
 		defer server.mu.Unlock()
@@ -199,9 +177,7 @@ func TestRepliesGoWhereTheQuestionCameFrom(t *testing.T) {
 		defer sess.mu.Unlock()
 		return sess.open == 1
 	})
-	if n := ask(t, a, batch(2, 0, check("k", 4))); n != 4 {
-		t.Error(n)
-	}
+	expect.Equal(t, ask(t, a, batch(2, 0, check("k", 4))), 4)
 }
 
 // TestOnwardForwardingDoesNotBlock: what is handed on to a slow node is answered when it is, and what comes after before.
@@ -214,9 +190,8 @@ func TestOnwardForwardingDoesNotBlock(t *testing.T) {
 			return nil
 		}
 		return func(ctx context.Context) {
-			if d, ok := ctx.Deadline(); !ok || time.Until(d) > time.Second {
-				t.Errorf("handed on until %v", d)
-			}
+			d, ok := ctx.Deadline()
+			expect.True(t, ok && time.Until(d) <= time.Second, "handed on until %v", d)
 			<-release
 		}
 	}))
@@ -272,9 +247,8 @@ func TestSenderThatDoesNotRead(t *testing.T) {
 			ask(t, s, batch(1000, 0, check("k", 1)))
 		}
 	})
-	if n := begun.Load(); n >= batches {
-		t.Fatalf("%d batches are not enough to fill the connection", batches)
-	}
+	n := begun.Load()
+	must.True(t, n < batches, "%d batches are not enough to fill the connection", batches)
 	for range batches {
 		recv(t, rude) // nothing was lost
 	}
@@ -296,12 +270,9 @@ func TestSessionsAreForgotten(t *testing.T) {
 		h.Stream = stream
 		s := rawStream(t, addr, h)
 		ask(t, s, batch(1, 0, check("k", 1)))
-		if err := s.CloseSend(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Recv(); err == nil {
-			t.Error("an answer to nothing")
-		}
+		must.NoError(t, s.CloseSend())
+		_, err := s.Recv()
+		expect.True(t, err != nil, "an answer to nothing")
 		testkit.Eventually(t, "the stream is over", func() bool {
 			server.mu.Lock()
 			defer server.mu.Unlock()
@@ -314,18 +285,12 @@ func TestSessionsAreForgotten(t *testing.T) {
 	ask(1)
 	ahead.Add(int64(rememberFor))
 	ask(1)
-	if carried.Load() != 1 {
-		t.Error("carried out again although it was remembered")
-	}
+	expect.Equal(t, carried.Load(), 1, "carried out again although it was remembered")
 	ahead.Add(int64(rememberFor) + 1)
 	ask(2)
-	if len(server.sessions) != 1 {
-		t.Errorf("%d sessions", len(server.sessions))
-	}
+	expect.Equal(t, len(server.sessions), 1, "sessions")
 	ask(1)
-	if carried.Load() != 3 {
-		t.Errorf("%d carried out", carried.Load())
-	}
+	expect.Equal(t, carried.Load(), 3, "carried out")
 
 	// Their number is bounded, and those that are over make room.
 	server.mu.Lock()
@@ -337,9 +302,8 @@ func TestSessionsAreForgotten(t *testing.T) {
 	h.Stream = 99
 	s := rawStream(t, addr, nil)
 	sendTo(t, s, &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: h}})
-	if _, err := s.Recv(); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("%v", err)
-	}
+	_, err := s.Recv()
+	expect.Equal(t, status.Code(err), codes.ResourceExhausted, "%v", err)
 	ask(1) // which is known
 	ahead.Add(int64(rememberFor) + 1)
 	ask(99)
@@ -354,19 +318,16 @@ func TestUnacknowledged(t *testing.T) {
 		return fresh, err
 	}
 	for seq := uint64(1); seq <= maxUnacknowledged; seq++ {
-		if fresh, err := begin(seq, 0, start); !fresh || err != nil {
-			t.Fatal(fresh, err)
-		}
+		fresh, err := begin(seq, 0, start)
+		must.True(t, fresh && err == nil, "%v %v", fresh, err)
 		if seq > 1 { // the first is never finished
 			s.answers[seq].reply, s.answers[seq].at = &peerv1.Reply{}, start
 		}
 	}
-	if _, err := begin(maxUnacknowledged+1, 0, start.Add(rememberFor)); status.Code(err) != codes.ResourceExhausted {
-		t.Error(err)
-	}
-	if fresh, err := begin(maxUnacknowledged+1, 0, start.Add(rememberFor+1)); !fresh || err != nil || len(s.answers) != 2 {
-		t.Error(fresh, err, len(s.answers))
-	}
+	_, err := begin(maxUnacknowledged+1, 0, start.Add(rememberFor))
+	expect.Equal(t, status.Code(err), codes.ResourceExhausted, "%v", err)
+	fresh, err := begin(maxUnacknowledged+1, 0, start.Add(rememberFor+1))
+	expect.True(t, fresh && err == nil && len(s.answers) == 2, "%v %v %v", fresh, err, len(s.answers))
 	// Acknowledged one by one, or by a leap.
 	if fresh, err := begin(maxUnacknowledged+5, 1, start); !fresh || err != nil || len(s.answers) != 2 || s.floor != 1 {
 		t.Error(fresh, err, len(s.answers), s.floor)
@@ -392,27 +353,16 @@ func TestRememberedRepliesAreBounded(t *testing.T) {
 		return err
 	}
 	for seq := uint64(1); seq <= 2; seq++ {
-		if err := batch(a, seq, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, batch(a, seq, 0))
 	}
-	if err := batch(a, 3, 0); status.Code(err) != codes.ResourceExhausted {
-		t.Errorf("beyond the bound: %v", err)
-	}
-	if err := batch(b, 1, 0); err != nil {
-		t.Errorf("of another sender: %v", err)
-	}
-	if err := batch(a, 3, 2); err != nil {
-		t.Errorf("after others have been acknowledged: %v", err)
-	}
+	err := batch(a, 3, 0)
+	expect.Equal(t, status.Code(err), codes.ResourceExhausted, "beyond the bound: %v", err)
+	expect.NoError(t, batch(b, 1, 0), "of another sender")
+	expect.NoError(t, batch(a, 3, 2), "after others have been acknowledged")
 	now = now.Add(rememberFor + 1)
-	if err := batch(a, 4, 2); err != nil {
-		t.Errorf("after others are old: %v", err)
-	}
+	expect.NoError(t, batch(a, 4, 2), "after others are old")
 	now = now.Add(rememberFor + 1)
-	if !a.over(now) || !b.over(now) || all.Load() != 0 {
-		t.Errorf("%d bytes are left", all.Load())
-	}
+	expect.True(t, a.over(now) && b.over(now) && all.Load() == 0, "%d bytes are left", all.Load())
 }
 
 // TestDrain: a node that leaves answers what it has handed on for others before it cuts their streams.
@@ -454,23 +404,18 @@ func TestDrain(t *testing.T) {
 		r := recv(t, stream).GetReply()
 		in := outcomes{Reader: varint.Of(string(r.GetOutcomes()))}
 		op := check("k", int64(r.GetSequence()))
-		if !in.next(op) {
-			t.Fatalf("%v", r)
-		}
+		must.True(t, in.next(op), "%v", r)
 		granted += op.Decision.Granted
 	}
-	if granted != 3 {
-		t.Errorf("granted %d, want 3", granted)
-	}
+	expect.Equal(t, granted, 3, "granted")
 }
 
 // TestAcknowledgedAfterGap: an acknowledgement covers the batch that it names, also where many before it are not known.
 func TestAcknowledgedAfterGap(t *testing.T) {
 	s := &session{answers: map[uint64]*answer{5: {}, 6: {}}, all: new(atomic.Int64)}
 	s.acknowledgeLocked(5)
-	if s.answers[5] != nil || s.answers[6] == nil || s.floor != 5 {
-		t.Errorf("up to %d, and known are %v", s.floor, s.answers)
-	}
+	expect.True(t, s.answers[5] == nil && s.answers[6] != nil && s.floor == 5,
+		"up to %d, and known are %v", s.floor, s.answers)
 }
 
 // TestLongestLeft: a batch is handed on for as long as anybody waits for one of its operations.
@@ -480,9 +425,8 @@ func TestLongestLeft(t *testing.T) {
 		p.add(check("k", 1), left)
 	}
 	var w work
-	if err := w.read(&peerv1.Batch{Sequence: 1, Operations: p.bytes, Define: p.define}, 1, new(numberedTargets)); err != nil || w.longest != 3*time.Second {
-		t.Errorf("%v, %v", w.longest, err)
-	}
+	err := w.read(&peerv1.Batch{Sequence: 1, Operations: p.bytes, Define: p.define}, 1, new(numberedTargets))
+	expect.True(t, err == nil && w.longest == 3*time.Second, "%v, %v", w.longest, err)
 }
 
 // handing has everything handed on, and notes under what.
@@ -501,7 +445,5 @@ func TestHandedOnBeyondTheStream(t *testing.T) {
 	var handed sync.WaitGroup
 	s.carryOut(ctx, &session{all: &s.replies}, &work{longest: time.Hour}, &handed)
 	handed.Wait()
-	if h.err != nil {
-		t.Errorf("what is handed on ends with the stream it came by: %v", h.err)
-	}
+	expect.NoError(t, h.err, "what is handed on ends with the stream it came by")
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 func TestLimitNonsense(t *testing.T) {
@@ -23,11 +24,10 @@ func TestLimitNonsense(t *testing.T) {
 		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Local"}, "limit.time_zone"},
 		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "../../etc/passwd"}, "limit.time_zone"},
 	} {
-		if _, err := Target(&weirv1.Target{Limit: test.limit, Key: "k"}); err == nil || err.Field != test.field || err.Kind != limit.Invalid || err.Message == "" {
-			t.Errorf("%+v: %v", test.limit, err)
-		}
+		_, err := Target(&weirv1.Target{Limit: test.limit, Key: "k"})
+		expect.True(t, err != nil && err.Field == test.field && err.Kind == limit.Invalid && err.Message != "",
+			"%+v: %v", test.limit, err)
 	}
-	if got, err := Target(nil); err != nil || got != (limit.Target{}) {
-		t.Errorf("no target at all: %+v, %v", got, err)
-	}
+	got, err := Target(nil)
+	expect.True(t, err == nil && got == (limit.Target{}), "no target at all: %+v, %v", got, err)
 }

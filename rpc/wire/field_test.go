@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // TestField: every name is that of a field in the messages, and comes back.
@@ -23,29 +24,23 @@ func TestField(t *testing.T) {
 		if got := Field("checks[3]." + name); got != "checks[3]."+want || FieldOf(got) != "checks[3]."+name {
 			t.Errorf("checks[3].%s: %s, and back %s", name, got, FieldOf(got))
 		}
-		if err := exists((&weirv1.Check{}).ProtoReflect().Descriptor(), want); err != "" {
-			t.Errorf("a Check has no %s", err)
-		}
+		expect.Equal(t, exists((&weirv1.Check{}).ProtoReflect().Descriptor(), want), "", "a Check has no")
 	}
 	for name, want := range map[string]string{"ttl": "ttl_ns", "": "", "checks": "checks", "checks[3].": "checks[3].", "lease_id": "lease_id"} {
 		if got := Field(name); got != want || FieldOf(got) != name {
 			t.Errorf("%q: %q, and back %q", name, got, FieldOf(got))
 		}
 	}
-	if got := Field("limit.align"); got != "target.limit.period" {
-		t.Error(got)
-	}
+	expect.Equal(t, Field("limit.align"), "target.limit.period")
 	for name, want := range map[string]string{"checks": "key_lengths", "key": "keys", "cost": "costs", "request_id": "request_ids", "partial": "partial"} {
 		if got := StreamField(name); got != want || FieldOf(got) != name {
 			t.Errorf("%s: %s, and back %s", name, got, FieldOf(got))
 		}
-		if err := exists((&weirv1.CheckStreamRequest{}).ProtoReflect().Descriptor(), want); err != "" {
-			t.Errorf("a CheckStreamRequest has no %s", err)
-		}
+		expect.Equal(t, exists((&weirv1.CheckStreamRequest{}).ProtoReflect().Descriptor(), want), "",
+			"a CheckStreamRequest has no")
 	}
-	if got := StreamField("limit.window"); got != "limit.window_ns" || FieldOf(got) != "limit.window" {
-		t.Error(got)
-	}
+	got := StreamField("limit.window")
+	expect.True(t, got == "limit.window_ns" && FieldOf(got) == "limit.window", "%v", got)
 }
 
 // exists says which part of a field's name a message lacks.

@@ -7,6 +7,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestNumbers: both sides of a stream understand each other, what is the same target has one number, and there are so many.
@@ -25,9 +27,7 @@ func TestNumbers(t *testing.T) {
 		for i := range list {
 			n, fresh := given.Of(&list[i])
 			if fresh {
-				if err := known.Define(n.Define); err != nil {
-					t.Fatal(err)
-				}
+				must.Equal(t, known.Define(n.Define), nil)
 			} else {
 				same++
 			}
@@ -36,20 +36,15 @@ func TestNumbers(t *testing.T) {
 				t.Errorf("%s: %+v became %+v", units, list[i], got)
 			}
 		}
-		if same != 2 {
-			t.Errorf("%s: %d have the number of another", units, same)
-		}
+		expect.True(t, same == 2, "%s: %d have the number of another", units, same)
 		given.Reset()
 	}
 	for i := range MaxTargets {
-		if n, fresh := given.Of(&limit.Target{Policy: fmt.Sprint("p", i)}); n == nil || !fresh || n.Define.Number != uint32(i) {
-			t.Fatalf("%d: %+v", i, n)
-		}
+		n, fresh := given.Of(&limit.Target{Policy: fmt.Sprint("p", i)})
+		must.True(t, n != nil && fresh && n.Define.Number == uint32(i), "%d: %+v", i, n)
 	}
-	if n, _ := given.Of(&limit.Target{Policy: "one more"}); n != nil {
-		t.Errorf("%+v", n)
-	}
-	if n, fresh := given.Of(&limit.Target{Policy: "p7", Key: "k"}); n == nil || fresh || n.Define.Number != 7 {
-		t.Errorf("%+v", n)
-	}
+	n, _ := given.Of(&limit.Target{Policy: "one more"})
+	expect.Equal(t, n, nil)
+	n, fresh := given.Of(&limit.Target{Policy: "p7", Key: "k"})
+	expect.True(t, n != nil && !fresh && n.Define.Number == 7, "%+v", n)
 }
