@@ -19,7 +19,7 @@ func TestCall(t *testing.T) {
 		return nil
 	})
 	expect.True(t, errors.As(err, &p) && strings.Contains(p.Error(), "out of range") &&
-		strings.Contains(string(p.Stack), "recovered_test.go"), "a panic: %v", err)
+		strings.Contains(string(p.Stack), "panics_test.go"), "a panic: %v", err)
 }
 
 func TestGroup(t *testing.T) {
