@@ -505,25 +505,7 @@ func (r *reader) value(n *yaml.Node, path string, depth int, left *int) (*struct
 	}
 	switch n.Kind {
 	case yaml.MappingNode:
-		out := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(n.Content)/2)}
-		for i := 0; i < len(n.Content); i += 2 {
-			key := strictyaml.Value(n.Content[i])
-			at := strictyaml.Join(path, strictyaml.Shorten(key.Value))
-			if key.Kind != yaml.ScalarNode || key.Tag != "!!str" {
-				r.Fail(n.Content[i], path, "a field's name must be text, not %s", strictyaml.Kind(key))
-				return nil, false
-			}
-			if out.Fields[key.Value] != nil {
-				r.Fail(n.Content[i], at, "is given twice: remove one")
-				return nil, false
-			}
-			v, ok := r.value(n.Content[i+1], at, depth+1, left)
-			if !ok {
-				return nil, false
-			}
-			out.Fields[key.Value] = v
-		}
-		return structpb.NewStructValue(out), true
+		return r.mapping(n, path, depth, left)
 	case yaml.SequenceNode:
 		out := new(structpb.ListValue)
 		for i, e := range n.Content {
@@ -535,6 +517,32 @@ func (r *reader) value(n *yaml.Node, path string, depth int, left *int) (*struct
 		}
 		return structpb.NewListValue(out), true
 	}
+	return r.scalar(n, path)
+}
+
+func (r *reader) mapping(n *yaml.Node, path string, depth int, left *int) (*structpb.Value, bool) {
+	out := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(n.Content)/2)}
+	for i := 0; i < len(n.Content); i += 2 {
+		key := strictyaml.Value(n.Content[i])
+		at := strictyaml.Join(path, strictyaml.Shorten(key.Value))
+		if key.Kind != yaml.ScalarNode || key.Tag != "!!str" {
+			r.Fail(n.Content[i], path, "a field's name must be text, not %s", strictyaml.Kind(key))
+			return nil, false
+		}
+		if out.Fields[key.Value] != nil {
+			r.Fail(n.Content[i], at, "is given twice: remove one")
+			return nil, false
+		}
+		v, ok := r.value(n.Content[i+1], at, depth+1, left)
+		if !ok {
+			return nil, false
+		}
+		out.Fields[key.Value] = v
+	}
+	return structpb.NewStructValue(out), true
+}
+
+func (r *reader) scalar(n *yaml.Node, path string) (*structpb.Value, bool) {
 	var v any
 	if err := n.Decode(&v); err != nil {
 		r.Fail(n, path, "cannot be read: %s", strictyaml.Shorten(err.Error()))

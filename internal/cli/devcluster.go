@@ -42,13 +42,11 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	if err != nil {
 		return err
 	}
-	share := admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes))
-	var names, voters []string
-	for i := range cfg.Nodes {
-		names = append(names, fmt.Sprintf("dev-%d", i))
-		if node.IsVoterCount(len(names)) {
-			voters = names[:len(names):len(names)] // as many as there can be, so that strict policies can be tried
-		}
+	names, voters := devNames(cfg.Nodes)
+	base := node.Config{
+		Version: cfg.Version, Bind: "127.0.0.1", Voters: voters, Policies: set, PolicyFile: cfg.Policies,
+		HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
+		Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
 	}
 	var nodes []*node.Node
 	watching, enough := context.WithCancel(ctx)
@@ -62,12 +60,8 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	}()
 	failed := make(chan error, cfg.Nodes)
 	for i, name := range names {
-		own := node.Config{
-			Version: cfg.Version, Name: name, Bind: "127.0.0.1", Voters: voters, Policies: set, PolicyFile: cfg.Policies,
-			HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
-			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, Memory: share,
-			Logger: cfg.Logger.With("node", name),
-		}
+		own := base
+		own.Name, own.Logger = name, cfg.Logger.With("node", name)
 		if i == 0 {
 			own.HTTPPort, own.GRPCPort, own.AnyPortIfTaken = cfg.HTTP, cfg.GRPC, cfg.AnyPort
 		} else {
@@ -103,6 +97,17 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	case err := <-failed:
 		return err
 	}
+}
+
+// devNames are the names of nodes, and as many of them as can be voters, so that strict policies can be tried.
+func devNames(n int) (names, voters []string) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("dev-%d", i))
+		if node.IsVoterCount(len(names)) {
+			voters = names[:len(names):len(names)]
+		}
+	}
+	return names, voters
 }
 
 // printExamples says what is running and what to try first.

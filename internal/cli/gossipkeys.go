@@ -35,49 +35,51 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 		Args: noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	step := func(use, short string, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) {
-		var f dial.Flags
-		sub := &cobra.Command{
-			Use: use, Short: short, Args: namedArgs,
-			RunE: func(cmd *cobra.Command, args []string) error {
-				req, err := request(args, cmd.InOrStdin())
+	cmd.AddCommand(newKeyStep("list", "Show which members have which keys", func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
+	}))
+	cmd.AddCommand(newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input", func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
+		key, err := readKey(args[0], stdin)
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
+	}))
+	cmd.AddCommand(newKeyStep("use ID", "Have all members encrypt with a key that all have", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
+	}))
+	cmd.AddCommand(newKeyStep("remove ID", "Have all members forget a key that none uses", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
+	}))
+	return cmd
+}
+
+// newKeyStep is one step of a change of keys.
+func newKeyStep(use, short string, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) *cobra.Command {
+	var f dial.Flags
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: namedArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := request(args, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			if len(req.Key) > 0 && !f.Private() {
+				return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.Addr)
+			}
+			return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+				resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
 				if err != nil {
 					return err
 				}
-				if len(req.Key) > 0 && !f.Private() {
-					return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.Addr)
+				if err := printGossipKeys(cmd.OutOrStdout(), resp, f.Output == "json"); err != nil {
+					return err
 				}
-				return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
-					resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
-					if err != nil {
-						return err
-					}
-					if err := printGossipKeys(cmd.OutOrStdout(), resp, f.Output == "json"); err != nil {
-						return err
-					}
-					if slices.ContainsFunc(resp.Members, func(m *weirv1.MemberKeys) bool { return m.Error != "" }) {
-						return errNegative // a member did not follow
-					}
-					return nil
-				})
-			},
-		}
-		f.Register(sub.Flags())
-		cmd.AddCommand(sub)
+				if slices.ContainsFunc(resp.Members, func(m *weirv1.MemberKeys) bool { return m.Error != "" }) {
+					return errNegative // a member did not follow
+				}
+				return nil
+			})
+		},
 	}
-	step("list", "Show which members have which keys", func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
-	})
-	step("add FILE", "Give all members a key, in base64 in a file, or - for standard input", func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
-		key, err := readKey(args[0], stdin)
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
-	})
-	step("use ID", "Have all members encrypt with a key that all have", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
-	})
-	step("remove ID", "Have all members forget a key that none uses", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
-	})
+	f.Register(cmd.Flags())
 	return cmd
 }
 

@@ -28,43 +28,53 @@ Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with noth
 		Args: noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	change := func(use, short string, ask func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)) {
-		var f dial.Flags
-		var isPrefix bool
-		sub := &cobra.Command{
-			Use: use, Short: short, Args: namedArgs,
-			RunE: func(cmd *cobra.Command, args []string) error {
-				key, prefix := args[1], ""
-				if isPrefix {
-					key, prefix = "", args[1]
+	cmd.AddCommand(
+		newOverrideChange("set POLICY KEY SETTINGS", "Give a key other limits",
+			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
+				return c.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: args[0], Key: key, Prefix: prefix, Settings: args[2]}})
+			}),
+		newOverrideChange("delete POLICY KEY", "Give a key the limits of the policy file again",
+			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
+				return c.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: args[0], Key: key, Prefix: prefix})
+			}),
+		newOverrideList())
+	return cmd
+}
+
+// changeOverride asks a node to change the override of a key or a prefix.
+type changeOverride func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)
+
+func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
+	var f dial.Flags
+	var isPrefix bool
+	cmd := &cobra.Command{
+		Use: use, Short: short, Args: namedArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, prefix := args[1], ""
+			if isPrefix {
+				key, prefix = "", args[1]
+			}
+			return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+				resp, err := ask(ctx, weirv1.NewOverridesClient(conn), key, prefix, args)
+				if err == nil {
+					err = printOverrideChange(cmd.OutOrStdout(), resp, f.Output == "json")
 				}
-				return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
-					resp, err := ask(ctx, weirv1.NewOverridesClient(conn), key, prefix, args)
-					if err == nil {
-						err = printOverrideChange(cmd.OutOrStdout(), resp, f.Output == "json")
-					}
-					if err == nil && slices.ContainsFunc(resp.Members, func(m *weirv1.OverrideMember) bool { return !m.Has }) {
-						return errNegative
-					}
-					return err
-				})
-			},
-		}
-		f.Register(sub.Flags())
-		sub.Flags().BoolVar(&isPrefix, "prefix", false, "for all keys that begin with KEY")
-		cmd.AddCommand(sub)
+				if err == nil && slices.ContainsFunc(resp.Members, func(m *weirv1.OverrideMember) bool { return !m.Has }) {
+					return errNegative
+				}
+				return err
+			})
+		},
 	}
-	change("set POLICY KEY SETTINGS", "Give a key other limits",
-		func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
-			return c.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: args[0], Key: key, Prefix: prefix, Settings: args[2]}})
-		})
-	change("delete POLICY KEY", "Give a key the limits of the policy file again",
-		func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
-			return c.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: args[0], Key: key, Prefix: prefix})
-		})
+	f.Register(cmd.Flags())
+	cmd.Flags().BoolVar(&isPrefix, "prefix", false, "for all keys that begin with KEY")
+	return cmd
+}
+
+func newOverrideList() *cobra.Command {
 	var f dial.Flags
 	var policy string
-	list := &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "list", Short: "Show the overrides that were set while nodes run", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -82,8 +92,7 @@ Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with noth
 			})
 		},
 	}
-	f.Register(list.Flags())
-	list.Flags().StringVar(&policy, "policy", "", "only overrides of this policy")
-	cmd.AddCommand(list)
+	f.Register(cmd.Flags())
+	cmd.Flags().StringVar(&policy, "policy", "", "only overrides of this policy")
 	return cmd
 }

@@ -419,51 +419,18 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 		}
 		l.measure(now)
 		idle := all || now-l.used >= int64(quiet)
-		deadline := l.deadline.Load()
-		if idle || now >= deadline {
+		if idle || now >= l.deadline.Load() {
 			l.giveBack(0)
 		}
-		t := l.totals()
 		if l.granted == 0 && (all || now-l.used >= int64(forgotten)) {
 			gone = append(gone, l)
 			continue
 		}
-		period := max(int64(Tick), int64(l.term)/perTerm)
-		var want int64
-		if after := l.after.Load(); now < after && l.needs > 0 {
-			next = min(next, time.Duration(after-now)) // callers wait for that
-		} else if !idle && now >= after {
-			// Enough for what is asked until the next report but one.
-			want = max(int64(l.demand*max(1.5*float64(interval), 2.5*float64(period))), algo.LeastLoan, min(2*l.needs, algo.MaxLimit))
+		r, due, wait := l.report(now, idle, all)
+		if due {
+			reports = append(reports, r)
 		}
-		low := min(want, l.level) / 3
-		l.low.Store(low)
-		short := want > 0 && (l.needs > 0 || t.Left() <= low || deadline-now < int64(2*Tick))
-		if now < l.again {
-			next = min(next, time.Duration(l.again-now))
-			continue
-		}
-		if !short && t.Spent == l.told.Spent && t.Returned == l.told.Returned && t.Checks == l.told.Checks {
-			continue
-		}
-		due := now-l.last >= int64(apart)
-		switch {
-		case l.urgent:
-			due = true
-		case l.sent != 0 && !all:
-			due = now-l.last >= int64(unanswered)
-		case !short && !idle:
-			due = due && now/period != l.last/period
-		}
-		if !due {
-			continue
-		}
-		if l.sent != 0 {
-			l.node = *new(N) // who does not answer
-		}
-		l.urgent, l.sent, l.last, l.said, l.awaited, l.needs = false, now, now, t, l.needs > 0, 0
-		l.asked = min(l.asked+want, algo.MaxLimit)
-		reports = append(reports, Report[K, N]{Key: l.key, Node: l.node, Number: l.number, Totals: t, Known: l.known, Want: want})
+		next = min(next, wait)
 	}
 	if gone != nil {
 		b.replaceLocked(func(m map[K]*loan[K, N]) {
@@ -477,6 +444,48 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 		next = 0
 	}
 	return reports, next
+}
+
+// report returns what is to be said of a loan, if that is due at now, and when callers or the owner want it again. idle: its units are given
+// back; all: those of all loans are.
+func (l *loan[K, N]) report(now int64, idle, all bool) (r Report[K, N], due bool, next time.Duration) {
+	next = Tick
+	t := l.totals()
+	period := max(int64(Tick), int64(l.term)/perTerm)
+	var want int64
+	if after := l.after.Load(); now < after && l.needs > 0 {
+		next = min(next, time.Duration(after-now)) // callers wait for that
+	} else if !idle && now >= after {
+		// Enough for what is asked until the next report but one.
+		want = max(int64(l.demand*max(1.5*float64(interval), 2.5*float64(period))), algo.LeastLoan, min(2*l.needs, algo.MaxLimit))
+	}
+	low := min(want, l.level) / 3
+	l.low.Store(low)
+	short := want > 0 && (l.needs > 0 || t.Left() <= low || l.deadline.Load()-now < int64(2*Tick))
+	if now < l.again {
+		return r, false, min(next, time.Duration(l.again-now))
+	}
+	if !short && t.Spent == l.told.Spent && t.Returned == l.told.Returned && t.Checks == l.told.Checks {
+		return r, false, next
+	}
+	due = now-l.last >= int64(apart)
+	switch {
+	case l.urgent:
+		due = true
+	case l.sent != 0 && !all:
+		due = now-l.last >= int64(unanswered)
+	case !short && !idle:
+		due = due && now/period != l.last/period
+	}
+	if !due {
+		return r, false, next
+	}
+	if l.sent != 0 {
+		l.node = *new(N) // the last one has not answered
+	}
+	l.urgent, l.sent, l.last, l.said, l.awaited, l.needs = false, now, now, t, l.needs > 0, 0
+	l.asked = min(l.asked+want, algo.MaxLimit)
+	return Report[K, N]{Key: l.key, Node: l.node, Number: l.number, Totals: t, Known: l.known, Want: want}, true, next
 }
 
 // inOrder returns the loans in the order of their numbers, so that what is done about them does not depend on that of a map.

@@ -223,120 +223,139 @@ type page struct {
 	scraper string
 }
 
-// Describe implements prometheus.Collector.
-func (page) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, borrowed, nearLimit, banned, bans, windowCount, utilization, keys, keyCopies, keysMax, stateBytes, bytesMax, full,
-		shareKeys, shareBytes, shareFull, shareIDsLost,
-		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, noRoom, granted,
-		borrowers, onLoan, loans, loanUnits, expired, recalls, pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
-		ch <- d
-	}
+// Describe implements prometheus.Collector. It describes nothing in advance: a registry lives for one scrape, and checks what Collect sends.
+func (page) Describe(chan<- *prometheus.Desc) {}
+
+// figures are the lines of a page.
+type figures chan<- prometheus.Metric
+
+func (f figures) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	f <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (f figures) counter(d *prometheus.Desc, v uint64, labels ...string) {
+	f <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 }
 
 // Collect implements prometheus.Collector.
 func (m page) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
-	for _, s := range m.peaks.read(m.scraper, m.cfg.Limiter.ReadStats) {
-		if s.CandidateAllowed+s.CandidateRefused > 0 {
-			counter(candidates, s.CandidateAllowed, s.Policy, "allowed")
-			counter(candidates, s.CandidateRefused, s.Policy, "refused")
-			counter(disagreed, s.CandidateDisagreed, s.Policy)
-		}
-		counter(requests, s.Allowed, s.Policy, "allowed")
-		counter(requests, s.Refused, s.Policy, "refused")
-		counter(requests, s.Shadowed, s.Policy, "shadow")
-		counter(requests, s.FailedOpen, s.Policy, "failed_open")
-		counter(requests, s.FailedClosed, s.Policy, "failed_closed")
-		counter(requests, s.Errors, s.Policy, "error")
-		counter(remembered, s.Remembered, s.Policy)
-		counter(nearLimit, s.NearLimit, s.Policy)
-		counter(borrowed, s.Borrowed, s.Policy)
-		counter(banned, s.Banned, s.Policy)
-		counter(bans, s.Bans, s.Policy)
-		gauge(windowCount, float64(s.PeakCount), s.Policy)
-		gauge(utilization, s.PeakUtilization, s.Policy)
-	}
-	st := m.cfg.Limiter.Store()
-	gauge(keys, float64(st.Keys))
-	gauge(keyCopies, float64(st.Copies))
-	gauge(keysMax, float64(st.MaxKeys))
-	gauge(stateBytes, float64(st.Bytes))
-	gauge(bytesMax, float64(st.MaxBytes))
-	counter(full, st.Full)
-	m.collectShares(func(kind, name string, s store.Share) {
-		gauge(shareKeys, float64(s.Keys), kind, name)
-		gauge(shareBytes, float64(s.Bytes), kind, name)
-		counter(shareFull, s.Refused, kind, name)
-		if kind == "caller" || kind == "caller_other" {
-			counter(shareIDsLost, s.RequestIDsLost, kind, name)
-		}
-	})
-	counter(swept, st.Swept)
-	gauge(reserved, float64(st.Reservations))
-	counter(unreserved, st.ReservationsRejected)
-	counter(idsLost, st.RequestIDsLost)
+	f := figures(ch)
+	m.collectDecisions(f)
+	m.collectStore(f)
 	for name, dropped := range m.cfg.LogsDropped {
-		counter(logDropped, dropped(), name)
+		f.counter(logDropped, dropped(), name)
 	}
 	load := m.cfg.Limiter.Load()
-	gauge(inFlight, float64(load.InFlight))
-	gauge(flightMax, float64(load.MaxInFlight))
-	counter(shed, load.Full, "in_flight")
-	counter(shed, load.Late, "deadline")
+	f.gauge(inFlight, float64(load.InFlight))
+	f.gauge(flightMax, float64(load.MaxInFlight))
+	f.counter(shed, load.Full, "in_flight")
+	f.counter(shed, load.Late, "deadline")
 	lent := m.cfg.Limiter.Loans()
-	gauge(borrowers, float64(lent.Borrowers))
-	gauge(onLoan, float64(lent.OnLoan))
-	counter(loans, lent.Granted)
-	counter(loanUnits, lent.Spent)
-	counter(expired, lent.Expired)
-	counter(recalls, lent.Recalled, "asked")
-	counter(recalls, lent.Unanswered, "unanswered")
+	f.gauge(borrowers, float64(lent.Borrowers))
+	f.gauge(onLoan, float64(lent.OnLoan))
+	f.counter(loans, lent.Granted)
+	f.counter(loanUnits, lent.Spent)
+	f.counter(expired, lent.Expired)
+	f.counter(recalls, lent.Recalled, "asked")
+	f.counter(recalls, lent.Unanswered, "unanswered")
+	m.collectFiles(f)
+	f.gauge(build, 1, m.cfg.Version, runtime.Version())
+	f.gauge(ready, truth(m.cfg.Ready()))
+	m.collectMembers(m.cfg.View(), f.gauge)
+	m.collectOwnership(f)
+}
+
+// collectDecisions sends what was decided by each policy.
+func (m page) collectDecisions(f figures) {
+	for _, s := range m.peaks.read(m.scraper, m.cfg.Limiter.ReadStats) {
+		if s.CandidateAllowed+s.CandidateRefused > 0 {
+			f.counter(candidates, s.CandidateAllowed, s.Policy, "allowed")
+			f.counter(candidates, s.CandidateRefused, s.Policy, "refused")
+			f.counter(disagreed, s.CandidateDisagreed, s.Policy)
+		}
+		f.counter(requests, s.Allowed, s.Policy, "allowed")
+		f.counter(requests, s.Refused, s.Policy, "refused")
+		f.counter(requests, s.Shadowed, s.Policy, "shadow")
+		f.counter(requests, s.FailedOpen, s.Policy, "failed_open")
+		f.counter(requests, s.FailedClosed, s.Policy, "failed_closed")
+		f.counter(requests, s.Errors, s.Policy, "error")
+		f.counter(remembered, s.Remembered, s.Policy)
+		f.counter(nearLimit, s.NearLimit, s.Policy)
+		f.counter(borrowed, s.Borrowed, s.Policy)
+		f.counter(banned, s.Banned, s.Policy)
+		f.counter(bans, s.Bans, s.Policy)
+		f.gauge(windowCount, float64(s.PeakCount), s.Policy)
+		f.gauge(utilization, s.PeakUtilization, s.Policy)
+	}
+}
+
+// collectStore sends what the store holds, in all and by share.
+func (m *Metrics) collectStore(f figures) {
+	st := m.cfg.Limiter.Store()
+	f.gauge(keys, float64(st.Keys))
+	f.gauge(keyCopies, float64(st.Copies))
+	f.gauge(keysMax, float64(st.MaxKeys))
+	f.gauge(stateBytes, float64(st.Bytes))
+	f.gauge(bytesMax, float64(st.MaxBytes))
+	f.counter(full, st.Full)
+	f.counter(swept, st.Swept)
+	f.gauge(reserved, float64(st.Reservations))
+	f.counter(unreserved, st.ReservationsRejected)
+	f.counter(idsLost, st.RequestIDsLost)
+	m.collectShares(func(kind, name string, s store.Share) {
+		f.gauge(shareKeys, float64(s.Keys), kind, name)
+		f.gauge(shareBytes, float64(s.Bytes), kind, name)
+		f.counter(shareFull, s.Refused, kind, name)
+		if kind == "caller" || kind == "caller_other" {
+			f.counter(shareIDsLost, s.RequestIDsLost, kind, name)
+		}
+	})
+}
+
+// collectFiles sends which policies are in force, and whether files that are read again are valid.
+func (m *Metrics) collectFiles(f figures) {
 	set := m.cfg.Limiter.Policies()
-	gauge(policies, float64(len(set.Policies())))
-	gauge(policyInfo, 1, set.Hash())
+	f.gauge(policies, float64(len(set.Policies())))
+	f.gauge(policyInfo, 1, set.Hash())
 	policiesValid := true // without a file, too
-	for _, f := range m.cfg.Files() {
-		counter(timeouts, f.Timeouts, f.Name)
-		switch f.Name {
+	for _, file := range m.cfg.Files() {
+		f.counter(timeouts, file.Timeouts, file.Name)
+		switch file.Name {
 		case "policies":
-			policiesValid = f.Valid
+			policiesValid = file.Valid
 		case "envoy_configuration":
-			gauge(envoyValid, truth(f.Valid))
+			f.gauge(envoyValid, truth(file.Valid))
 		default:
-			gauge(secureFile, truth(f.Valid), f.Name)
+			f.gauge(secureFile, truth(file.Valid), file.Name)
 		}
 	}
-	gauge(fileValid, truth(policiesValid))
-	gauge(build, 1, m.cfg.Version, runtime.Version())
-	gauge(ready, truth(m.cfg.Ready()))
-	m.collectMembers(m.cfg.View(), gauge)
+	f.gauge(fileValid, truth(policiesValid))
+}
+
+// collectOwnership sends what becomes of partitions on this node.
+func (m *Metrics) collectOwnership(f figures) {
 	happened := m.cfg.Happened()
 	for _, event := range alerted {
 		if happened.Events[event] == 0 {
-			counter(events, 0, event)
+			f.counter(events, 0, event)
 		}
 	}
 	for event, n := range happened.Events {
-		counter(events, n, event)
+		f.counter(events, n, event)
 	}
-	counter(overrun, happened.Lost)
-	gauge(partitions, ring.Partitions)
+	f.counter(overrun, happened.Lost)
+	f.gauge(partitions, ring.Partitions)
 	if o, ok := m.cfg.Ownership(); ok {
-		gauge(held, float64(o.Held))
-		gauge(moving, float64(o.Moving))
-		gauge(arriving, float64(o.Arriving))
-		gauge(awaited, float64(o.Awaited))
-		gauge(copies, float64(o.Copies))
-		gauge(degraded, float64(o.Degraded))
-		gauge(noRoom, float64(o.NoRoom))
-		gauge(granted, float64(o.Granted))
-		gauge(pending, float64(o.Pending))
-		gauge(voting, truth(o.Voting))
+		f.gauge(held, float64(o.Held))
+		f.gauge(moving, float64(o.Moving))
+		f.gauge(arriving, float64(o.Arriving))
+		f.gauge(awaited, float64(o.Awaited))
+		f.gauge(copies, float64(o.Copies))
+		f.gauge(degraded, float64(o.Degraded))
+		f.gauge(noRoom, float64(o.NoRoom))
+		f.gauge(granted, float64(o.Granted))
+		f.gauge(pending, float64(o.Pending))
+		f.gauge(voting, truth(o.Voting))
 	}
 }
 
