@@ -21,7 +21,7 @@ type breaker struct {
 	threshold int           // failures in a row that open it; 0 keeps it closed for ever
 	cooldown  time.Duration // from opening, or from the last failed probe, to the next probe
 
-	trouble atomic.Bool // whether it is open or has seen failures in a row: otherwise nobody needs the lock
+	trouble atomic.Bool // open, or closed with failures: otherwise calls need not take the lock
 
 	mu       sync.Mutex
 	failures int       // in a row, while closed

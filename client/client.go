@@ -42,9 +42,9 @@ type Client struct {
 
 	mu     sync.RWMutex
 	closed bool
-	ended  atomic.Bool // closed, for who is not counted
-	// running counts the calls in flight and the goroutines that renew leases. It is added to with mu held and closed
-	// false, or by one who is counted already.
+	ended  atomic.Bool // closed, for calls that running does not count
+	// running counts the calls in flight and the goroutines that renew leases. Add it with mu held and closed false, or from a call that it
+	// counts already.
 	running sync.WaitGroup
 }
 
@@ -82,7 +82,7 @@ func newClient(svc limit.Service, stop func(), o options) *Client {
 // now is the time since the client was made, by a clock that never runs backwards.
 func (c *Client) now() time.Duration { return time.Since(c.start) }
 
-// Policy returns the handle to the policy of that name. It asks nobody: whether the policy exists is for the first call
+// Policy returns the handle to the policy of that name. It asks no node: whether the policy exists is for the first call
 // to find out, which fails with ErrNotFound if it does not.
 func (c *Client) Policy(name string) *Limiter {
 	return &Limiter{c: c, target: limit.Target{Policy: name}}

@@ -240,7 +240,7 @@ func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f f
 }
 
 // attempt runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to
-// a second run, for when nobody answers the first. Without a timeout f is given 0.
+// a second run, for when no node answers the first. Without a timeout f is given 0.
 func (c *Client) attempt(ctx context.Context, again bool, f func(within time.Duration) error) (outcome, error) {
 	if c.timeout == 0 {
 		return c.judge(ctx, f(0))
@@ -302,7 +302,7 @@ func (c *Client) verdict(ctx context.Context, err error) error {
 	}
 }
 
-// failedRetry is the RetryAfter of a question refused because nobody could be asked. It promises nothing, and is what
+// failedRetry is the RetryAfter of a check that is refused because no node could be asked. It promises nothing, and is what
 // the HTTP API says in such a case.
 const failedRetry = time.Second
 
@@ -315,7 +315,7 @@ func (c *Client) fallback(ck *limit.Check, why error) Decision {
 	return Decision{Policy: ck.Policy, Allowed: true, Granted: ck.Cost, FailedOpen: true}
 }
 
-// requestID returns an id that nobody else uses, or an empty one if charges are not to be asked for twice.
+// requestID returns an id that no other caller uses, or an empty one without WithRetry.
 func (c *Client) requestID() string {
 	if !c.retry {
 		return ""

@@ -101,7 +101,7 @@ const (
 // in a leaky_bucket's queue that would come after the deadline is given back; one whose Delay is cut short by ctx is left
 // empty, because those behind it have been told their own moments already.
 //
-// When nobody can be asked it goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable
+// When no node can be asked it goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable
 // once ctx leaves no time to ask again.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, error) {
 	ck := l.check(key, n)
@@ -230,7 +230,7 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Lease, Decision, er
 // ttl is how long the lease lives when it is not renewed, as when this process dies: at most the policy's window, and 0
 // stands for it. A lease renews itself until it is released or the Client is closed.
 //
-// Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the lease an empty one: it is never lost, and
+// Under FailOpen, when no node can be asked, the Decision is FailedOpen and the lease an empty one: it is never lost, and
 // releasing it does nothing.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Duration) (*Lease, Decision, error) {
 	ck := l.check(key, n)

@@ -132,8 +132,8 @@ func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision
 	return true
 }
 
-// awaitLoan answers a check from what is about to be lent, and reports whether it did. Many callers who wait take one message, and where
-// the owner has to wait for a copy, one wait.
+// awaitLoan waits, for lend.Patience at most, for units that an owner is about to lend, answers a check from them, and reports whether it did.
+// All callers that wait need one message together.
 func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decision) bool {
 	b := l.c.loans
 	if b == nil || n <= 0 || b.book.Loans() == 0 {
@@ -165,23 +165,23 @@ func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decisio
 	return false
 }
 
-// missed is told of n units that a node has been asked for, and of the answer, if there is one.
+// missed tells the book of a check of n units that a node was asked for. answered says that d is its answer.
 func (l *loans) missed(k loanKey, n int64, d *Decision, answered bool) {
 	if l != nil && n > 0 && answered && lend.Lendable(d) {
 		l.book.Missed(k, n, l.clock, ownKey)
 	}
 }
 
-// ownKey is a key that is kept: its text may be a part of something larger.
+// ownKey returns a copy whose text is no part of a larger message, for the book to keep.
 func ownKey(k loanKey) loanKey {
 	k.key = strings.Clone(k.key)
 	return k
 }
 
-// run reports what is to be reported until ctx ends.
+// run sends the book's reports until ctx ends.
 func (l *loans) run(ctx context.Context) { l.book.Run(ctx, l.kick, l.clock, l.report) }
 
-// report sends reports of that instant to those who hold their keys. What cannot be sent is said again.
+// report sends the book's reports, made at the instant sent, to the nodes that hold their keys. The book repeats a report that cannot be sent.
 func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	if len(reports) == 0 {
 		return

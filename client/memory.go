@@ -61,7 +61,7 @@ func (m *memory) mark(t *limit.Target) uint64 {
 	return m.refusals.Mark(m.hashOf(t))
 }
 
-// admitted is told of a charge that was or may have been made.
+// admitted forgets the refusals of a key after a charge that was or may have been made: their RetryAfter has become too short.
 func (m *memory) admitted(t *limit.Target) {
 	if m != nil && m.refusals.Used() {
 		m.refusals.Admitted(m.hashOf(t))

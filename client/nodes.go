@@ -395,7 +395,7 @@ func (ns *nodes) choose() (m *member, connected bool, changed <-chan struct{}, e
 	return broken, false, nil, nil
 }
 
-// reach tells whether a node can be asked: ready, failed, or untold while that is being found out or nobody has wanted to know.
+// reach tells whether a node can be asked: ready, failed, or untold while it is being connected, or if nothing has needed it yet.
 func (m *member) reach() int32 {
 	switch m.conn.GetState() {
 	case connectivity.Ready:
@@ -422,7 +422,7 @@ func (ns *nodes) widen(spare *member, trying bool) bool {
 	return true
 }
 
-// connectAll connects all nodes, now and in the future: who owns which keys is not known, and they share the load.
+// connectAll connects all nodes, now and in the future: without the ring, all nodes share the load.
 func (ns *nodes) connectAll() {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -489,7 +489,8 @@ func (ns *nodes) invoke(ctx context.Context, prefer func() *member, method strin
 		silent := rejected || status.Code(err) == codes.Unavailable && len(trailer) == 0
 		m.heard(ctx, err, silent, time.Since(sent))
 
-		// What was not sent, because the connection broke after it was picked, or not read, can be asked of another node whatever it is.
+		// A call that was not sent, because the connection broke after it was picked, or that the node did not read, is safe to repeat at
+		// another node.
 		if silent && connected && (rejected || at.Addr == nil) && ctx.Err() == nil && tries < maxTries {
 			continue
 		}

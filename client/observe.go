@@ -106,7 +106,7 @@ func (c *Client) observe(ck *limit.Check, d *Decision, err error) {
 	c.observeOne(&ck.Target, ck.Key, ck.Cost, d, err)
 }
 
-// observeOne is observe for a check of a key, whatever t's Key.
+// observeOne is observe for a check of key; it ignores t.Key.
 func (c *Client) observeOne(t *limit.Target, key string, cost int64, d *Decision, err error) {
 	if c.counter == nil {
 		return

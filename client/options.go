@@ -77,15 +77,15 @@ func WithRetry() Option { return func(o *options) { o.retry = true } }
 // WithoutMemory turns off the memory of refusals. By default a refusal is remembered, for its RetryAfter but a second at most, until
 // this Client sees units of the key admitted: the same check with the same cost is then refused at once, with what is left of
 // RetryAfter and ResetAfter. Since admissions elsewhere only postpone the moment at which a check passes, such a refusal is wrong
-// only after somebody else's Refund, Reset, Cancel or a raised limit, and for less than that second; those of this Client take
+// only after another program's Refund, Reset, Cancel or a raised limit, and for less than that second; those of this Client take
 // effect at once. Not remembered: refusals with Partial, of leases, reservations and atomic checks, of limits with count_denied, in
 // shadow mode, and while a reservation of the key is pending; at most some thousands of keys.
 func WithoutMemory() Option { return func(o *options) { o.memory = false } }
 
 // WithoutLoans turns off loans. By default this Client borrows units of keys that it asks about often (16 times in 100 ms and more,
 // under a policy whose limits are all 64 or more), admits from them without asking a node, and reports what it has spent within some
-// 250 ms. That is exactly as if the owner had admitted each unit: what is on loan is not free for anybody else, and is recalled before
-// the owner refuses anybody for want of it. Others' Remaining excludes it. A program that is killed leaves its loans, of at most an
+// 250 ms. That is exactly as if the owner had admitted each unit: units on loan are not free for other callers, and the owner recalls
+// them before it refuses a check for want of them. Others' Remaining excludes them. A program that is killed leaves its loans, of at most an
 // eighth of a limit each, unusable for a second and then charged. A policy with lend: false is never borrowed from.
 func WithoutLoans() Option { return func(o *options) { o.loans = false } }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// topology is what a node said about who owns which keys.
+// topology is the ring and its members, as a node has told them.
 type topology struct {
 	hashKey   ring.HashKey
 	table     *ring.Table
@@ -88,7 +88,7 @@ func scopeOf(t *limit.Target) string {
 	return t.Policy
 }
 
-// well returns a member that is well, otherwise nil. One that nobody has asked before is connected, for the next question.
+// well returns a member that is well, otherwise nil. A member that is not connected is connected, for the next check.
 func (m *member) well() *member {
 	if m == nil || m.usable() {
 		return m

@@ -67,7 +67,7 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 // the work takes longer or costs more. Unlike that of golang.org/x/time/rate it does not reserve a moment in the future; a
 // leaky_bucket's Delay is in the Decision.
 //
-// Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
+// Under FailOpen, when no node can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
 // nothing, and extending it is admitted.
 func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
 	ck, ask, err := l.work(key, &w)
@@ -126,7 +126,7 @@ type Claim struct {
 // error is not nil. Each is extended, committed and cancelled by itself. Claims of the same limit and key are summed into one: the
 // first has the reservation of both, and the others empty ones, for which all calls do nothing.
 //
-// When nobody can be asked the answer is the claims' fail policies' together: admitted, with empty reservations, if all of them
+// When no node can be asked the answer is the claims' fail policies' together: admitted, with empty reservations, if all of them
 // fail open.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
 	if len(claims) == 0 || len(claims) > limit.MaxBatch {
@@ -165,7 +165,7 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 
 // Charge adds n units that have already been used, n being at least 1, whether or not there is room for them: the Decision's
 // Allowed says whether there was, and Granted what was charged, which is n but for a max_debt. It takes a role of its own, charge.
-// With WithRetry it is repeated under an id of the client's own. It fails with ErrUnavailable when nobody could be asked; no fail
+// With WithRetry it is repeated under an id of the client's own. It fails with ErrUnavailable when no node could be asked; no fail
 // policy answers for it.
 func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.ChargeWithID(ctx, key, n, l.c.requestID())
@@ -204,7 +204,7 @@ func (l *Limiter) charge(ctx context.Context, key string, n int64, use Usage, re
 
 // Extend adds n units to the reservation, n being 0 or more, if there is room for them, and lets it wait for ttl from now on; a ttl
 // of 0 leaves that as it was. When the Decision refuses nothing has changed: the work had better end. It fails with ErrNotFound when
-// the reservation has run out. Under FailOpen, when nobody can be asked, the Decision is FailedOpen, and what is used beyond the
+// the reservation has run out. Under FailOpen, when no node can be asked, the Decision is FailedOpen, and what is used beyond the
 // reservation is charged by Commit.
 func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (Decision, error) {
 	return r.extend(ctx, n, nil, ttl)

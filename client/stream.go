@@ -36,7 +36,7 @@ const (
 
 var errOddAnswer = errors.New("client: a node answered a stream with what was not asked for")
 
-// request is what one caller asks of one node. It ends once: ended by the link, or abandoned by the caller, who then touches it no more.
+// request is the checks of one call that go to one node. It ends once: the link ends it, or the caller abandons it and then no longer uses it.
 type request struct {
 	checks  []limit.Check
 	answers []Result // one for each check, once ended without err
@@ -56,7 +56,7 @@ type request struct {
 	// Guarded by the link's lock.
 	queued bool
 	void   bool // abandoned while queued
-	// Only for who has it: its caller, then the queue, then the reader of the stream that it was sent on.
+	// Only one goroutine at a time may use these: the caller's, then the one that has taken it from the queue, then the stream's reader.
 	open  int  // checks without an answer
 	alone bool // goes by itself, because a message with others was refused as a whole
 
@@ -115,9 +115,9 @@ type slot struct {
 // link is the way to one node: a single stream for everything that the client has with it, open while the node is connected. One
 // goroutine opens streams and writes; one more for each stream reads.
 //
-// What callers ask gathers in a queue. It goes out when nothing is in flight, or when it is no less than what is. So a lone caller
-// waits for nobody, and neither does a second one; among many callers a few large messages are in flight, since a message costs as
-// much as some tens of checks; and how long a check waits is bounded by the round trip of those before it.
+// Checks gather in a queue. The queue is sent when nothing is in flight, or when it has at least as many checks as are in flight. So a lone caller does
+// not wait for others, nor does a second one; many callers have a few large messages in flight, which saves CPU, because a message costs as much as
+// some tens of checks; and a check waits for one round trip at most.
 //
 // Its methods are safe for concurrent use.
 type link struct {
@@ -152,13 +152,13 @@ type link struct {
 	request           weirv1.CheckStreamRequest
 }
 
-// listener is told what a node says by itself, by one goroutine at a time.
+// listener gets what a node sends without being asked. One goroutine calls it at a time.
 type listener interface {
-	// opening is told that a stream is being opened.
+	// opening is called when a stream is being opened.
 	opening()
-	// readied is told whether the node is ready; or, with the error that ended a stream, that this is not known any more.
+	// readied is called with whether the node is ready; or, with the error that ended a stream, when that is not known any more.
 	readied(ready bool, err error)
-	// lent is told of an answer about loans, of recalls, or why a report was not taken in.
+	// lent is called with answers about loans, with recalls, or with the reason why the node rejected a report.
 	lent(out *weirv1.BorrowResponse, rejected *weirv1.Error)
 }
 
@@ -179,7 +179,7 @@ func (l *link) close() {
 	l.unfollowed(err)
 }
 
-// greet has a stream opened to a node that has been connected, where none is.
+// greet opens a stream to a node that has been connected, unless there is one.
 func (l *link) greet() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,7 +189,8 @@ func (l *link) greet() {
 	}
 }
 
-// follow has f told who owns which keys, and in the end why the node tells no more. It returns false when the link is closed.
+// follow has the node's topology given to f whenever it changes, and in the end the error for which there are no more. It returns false when the link
+// is closed.
 func (l *link) follow(f func(*weirv1.TopologyResponse, error)) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,7 +199,7 @@ func (l *link) follow(f func(*weirv1.TopologyResponse, error)) bool {
 	return !l.closed
 }
 
-// unfollowed tells who follows the topology why the node tells no more.
+// unfollowed gives follow's f the error for which there are no more topologies.
 func (l *link) unfollowed(err error) {
 	l.mu.Lock()
 	f := l.topology
@@ -377,7 +378,7 @@ func (l *link) talk() (lived bool) {
 	return lived
 }
 
-// over tells those who listen that a stream has ended, or could not be opened.
+// over tells the listener, and follow's f, that a stream has ended, or could not be opened.
 func (l *link) over(err error) {
 	l.listener.readied(false, err)
 	l.unfollowed(err)
@@ -412,8 +413,7 @@ func (m *message) fail(err error, unsent bool) {
 	}
 }
 
-// next returns what is to be sent next, nil when there is nothing at the moment: that the client wants to be told of the node, reports
-// of loans, checks.
+// next returns the next message to send, nil when there is none: the request to be told of readiness and topology, reports of loans, checks.
 func (l *link) next() *weirv1.CheckStreamRequest {
 	in, m := l.take()
 	if m != nil {
@@ -515,9 +515,9 @@ func (l *link) pack(m *message) {
 	in.Targets = wire.Shorten(in.Targets, 0)
 }
 
-// packTimeouts writes for how long the answers are waited for. What is carried out for a caller who has gone is charged all the
-// same, so nobody's check is to be waited for longer than by its own caller. Where all wait for about as long, the shortest
-// time is everybody's: the nodes part a request in the same way.
+// packTimeouts writes how long callers wait for their answers. A node charges a check that it decides after its caller has gone, so no check may have
+// more time than its caller. Where all callers have about as long, all checks get the shortest time: the nodes group the checks of a request in
+// the same way.
 func (l *link) packTimeouts(m *message) {
 	now, in := l.now(), &l.request
 	left := func(f *request) uint32 { return uint32(min(max(f.until-now, 0)/time.Millisecond+1, 1<<31)) }

@@ -21,7 +21,7 @@ func traceOf(ctx context.Context) string {
 	return string(append(t[:], s[:]...))
 }
 
-// withTrace has a call of its own say to which trace it belongs, unless somebody has done so already.
+// withTrace adds a unary call's trace to its headers, unless they have one.
 func withTrace(ctx context.Context) context.Context {
 	c := trace.SpanContextFromContext(ctx)
 	if !c.IsValid() {

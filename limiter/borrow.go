@@ -190,7 +190,7 @@ func (l *Limiter) admitBorrowed(t *lend.Terms, left int64, op *Op) {
 	d := op.Decision
 	*d = limit.Decision{Policy: op.PolicyName()}
 	t.Admit(d, op.Cost, left)
-	l.refusals.Admitted(op.hash) // a remembered refusal of a larger cost ends: its retry_after has become too short
+	l.refusals.Admitted(op.hash) // forgets refusals of the key: their retry_after has become too short
 	op.rule.stats.borrowed.Add(1)
 	l.count(op, tightestOf(op.rule.Limits, d))
 }

@@ -5,15 +5,14 @@ import (
 	"sync/atomic"
 )
 
-// Refusals remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
-// that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted. More units it
-// refuses for longer, and fewer perhaps not: a refusal answers the cost it was given for and no other. It must not depend on
-// more than the units in use: K must stand for one state under one set of limits, and the caller leaves out partial checks,
-// peeks, count_denied, leases, and states on which a reservation is pending.
+// Refusals remembers refusals, so that a check that is repeated while nothing can have changed is refused without asking the owner. A state that
+// refuses n units until retry_after refuses them until then, also if it admits other checks meanwhile. It may admit fewer units earlier, so a
+// refusal answers checks of its own cost alone. A refusal must depend on nothing but the units in use: K must stand for one state under one set
+// of limits, and the caller leaves out partial checks, peeks, count_denied, leases, and states on which a reservation is pending.
 //
-// It holds a fixed number of refusals and lets go of the one that ends first when it needs room. Instants are those of
-// one monotonic clock, in nanoseconds. A hash is of a state, so that Forget finds all K of one; of two states with one hash,
-// each is answered by its own K only, and forgotten with the other. Its methods are safe for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
+// It holds a fixed number of refusals; when it needs room it drops one, the first to end of those at the same place. Instants are those of one
+// monotonic clock, in nanoseconds. A hash is that of a state, so that Forget finds all K of the state; two states with one hash are answered by their
+// own K, and forgotten together. The methods are safe for concurrent use. The zero value is ready for use, and takes memory with the first refusal.
 type Refusals[K comparable, D any] struct {
 	used   atomic.Bool
 	shards [shardCount]shard[K, D]
@@ -58,9 +57,8 @@ func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
 
 func setOf(hash uint64) int { return int(hash / shardCount % sets) }
 
-// Find returns the refusal that answers a cost, if one is remembered. Otherwise mark is to be handed to Remember with
-// the answer to the question that is about to be sent, and found.Until is that of a refusal that would have answered, had it
-// not ended; 0 when there is none.
+// Find returns the refusal that answers a cost, if one is remembered. Otherwise the caller asks the owner and passes mark to Remember with the
+// answer; found.Until is then that of a refusal of this cost that has ended, or 0.
 func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], mark uint64, ok bool) {
 	s := r.shard(hash)
 	s.mu.Lock()
@@ -77,7 +75,7 @@ func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[
 	return found, s.mark, false
 }
 
-// Mark is the mark that Find returns, for a question that must be asked anyway.
+// Mark returns the mark that Find would, for a check that goes to the owner in any case.
 func (r *Refusals[K, D]) Mark(hash uint64) uint64 {
 	s := r.shard(hash)
 	s.mu.Lock()
@@ -85,8 +83,8 @@ func (r *Refusals[K, D]) Mark(hash uint64) uint64 {
 	return s.mark
 }
 
-// Remember keeps a refusal. The mark says when its question was sent: if anything was forgotten since, the answer may
-// be older than what made it void, and is not kept.
+// Remember keeps a refusal. The mark says when its check was sent: if anything was forgotten since, the refusal may be older than what made it
+// void, and is not kept.
 func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal[D]) {
 	if refusal.Until <= refusal.Came {
 		return
@@ -130,8 +128,8 @@ func (r *Refusals[K, D]) Forget(hash uint64) {
 // Used says whether any refusal has ever been remembered: where none was there is nothing to forget.
 func (r *Refusals[K, D]) Used() bool { return r.used.Load() }
 
-// Admitted forgets every refusal of a hash, since a charge has been answered that was or may have been admitted: who was
-// refused more has to wait for longer. It takes no lock unless there may be one.
+// Admitted forgets every refusal of a hash after a charge that was or may have been admitted, because a refused check then has to wait for
+// longer. It takes no lock unless there may be such a refusal.
 func (r *Refusals[K, D]) Admitted(hash uint64) {
 	s := r.shard(hash)
 	if s.kept.Load()&(1<<setOf(hash)) == 0 {
