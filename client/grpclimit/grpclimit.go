@@ -64,22 +64,32 @@ type AllDecider = middleware.AllDecider
 
 // Interceptors limit calls. New makes them. They are safe for concurrent use.
 type Interceptors struct {
-	cfg  Config
-	gate middleware.Gate
+	gate *middleware.Gate[call]
+}
+
+// call is what is known of a call when it begins.
+type call struct {
+	ctx    context.Context
+	method string
+}
+
+// of returns f as a function of a call; nil for nil.
+func of[T any](f func(context.Context, string) T) func(call) T {
+	if f == nil {
+		return nil
+	}
+	return func(c call) T { return f(c.ctx, c.method) }
 }
 
 // New returns Interceptors. It panics when cfg has nothing that decides.
 func New(cfg Config) *Interceptors {
-	switch {
-	case cfg.Checks != nil && cfg.All == nil:
-		panic("grpclimit: Config.Checks needs Config.All")
-	case cfg.Limiter == nil && cfg.Choose == nil && cfg.Checks == nil:
-		panic("grpclimit: Config.Limiter is nil")
-	}
 	if cfg.Key == nil {
 		cfg.Key = PeerIP
 	}
-	return &Interceptors{cfg: cfg, gate: middleware.Gate{OnError: cfg.OnError, Logger: cfg.Logger}}
+	return &Interceptors{gate: middleware.New("grpclimit", middleware.Config[call]{
+		Limiter: cfg.Limiter, Choose: of(cfg.Choose), Key: of(cfg.Key), Cost: of(cfg.Cost), Checks: of(cfg.Checks), All: cfg.All,
+		Skip: of(cfg.Skip), OnError: cfg.OnError, Logger: cfg.Logger,
+	})}
 }
 
 // Unary is the interceptor that carries out the unary calls that are admitted. Trailers say what the limit has decided: weir-result
@@ -112,35 +122,9 @@ func UnaryServer(cfg Config) grpc.UnaryServerInterceptor { return New(cfg).Unary
 // StreamServer is New(cfg).Stream.
 func StreamServer(cfg Config) grpc.StreamServerInterceptor { return New(cfg).Stream }
 
-// ask asks about a call. limited is false for one that is not limited.
-func (i *Interceptors) ask(ctx context.Context, method string) (v middleware.Verdict, limited bool) {
-	c := &i.cfg
-	if c.Skip != nil && c.Skip(ctx, method) {
-		return v, false
-	}
-	if c.Checks != nil {
-		checks := c.Checks(ctx, method)
-		if len(checks) == 0 {
-			return v, false
-		}
-		return i.gate.AskAll(ctx, c.All, checks), true
-	}
-	limiter := c.Limiter
-	if c.Choose != nil {
-		if limiter = c.Choose(ctx, method); limiter == nil {
-			return v, false
-		}
-	}
-	cost := int64(1)
-	if c.Cost != nil {
-		cost = c.Cost(ctx, method)
-	}
-	return i.gate.Ask(ctx, limiter, c.Key(ctx, method), cost), true
-}
-
 // admit returns the trailers of a call, and nil or the status that ends it.
 func (i *Interceptors) admit(ctx context.Context, method string) (metadata.MD, error) {
-	v, limited := i.ask(ctx, method)
+	v, limited := i.gate.Ask(ctx, call{ctx, method})
 	switch {
 	case !limited:
 		return nil, nil

@@ -64,22 +64,19 @@ type AllDecider = middleware.AllDecider
 
 // Middleware limits requests. New makes one. It is safe for concurrent use.
 type Middleware struct {
-	cfg  Config
-	gate middleware.Gate
+	refused func(http.ResponseWriter, *http.Request, client.Decision)
+	gate    *middleware.Gate[*http.Request]
 }
 
 // New returns a Middleware. It panics when cfg has nothing that decides.
 func New(cfg Config) *Middleware {
-	switch {
-	case cfg.Checks != nil && cfg.All == nil:
-		panic("httplimit: Config.Checks needs Config.All")
-	case cfg.Limiter == nil && cfg.Choose == nil && cfg.Checks == nil:
-		panic("httplimit: Config.Limiter is nil")
-	}
 	if cfg.Key == nil {
 		cfg.Key = ClientIP(nil)
 	}
-	return &Middleware{cfg: cfg, gate: middleware.Gate{OnError: cfg.OnError, Logger: cfg.Logger}}
+	return &Middleware{refused: cfg.Refused, gate: middleware.New("httplimit", middleware.Config[*http.Request]{
+		Limiter: cfg.Limiter, Choose: cfg.Choose, Key: cfg.Key, Cost: cfg.Cost, Checks: cfg.Checks, All: cfg.All, Skip: cfg.Skip,
+		OnError: cfg.OnError, Logger: cfg.Logger,
+	})}
 }
 
 // Handler returns a handler that serves next what is admitted. Answers carry the RateLimit header fields
@@ -96,34 +93,8 @@ func (m *Middleware) Counts() client.Counts { return m.gate.Counts() }
 // Handler is New(cfg).Handler(next).
 func Handler(next http.Handler, cfg Config) http.Handler { return New(cfg).Handler(next) }
 
-// ask asks about a request. limited is false for one that is not limited.
-func (m *Middleware) ask(r *http.Request) (v middleware.Verdict, limited bool) {
-	c := &m.cfg
-	if c.Skip != nil && c.Skip(r) {
-		return v, false
-	}
-	if c.Checks != nil {
-		checks := c.Checks(r)
-		if len(checks) == 0 {
-			return v, false
-		}
-		return m.gate.AskAll(r.Context(), c.All, checks), true
-	}
-	limiter := c.Limiter
-	if c.Choose != nil {
-		if limiter = c.Choose(r); limiter == nil {
-			return v, false
-		}
-	}
-	cost := int64(1)
-	if c.Cost != nil {
-		cost = c.Cost(r)
-	}
-	return m.gate.Ask(r.Context(), limiter, c.Key(r), cost), true
-}
-
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	v, limited := m.ask(r)
+	v, limited := m.gate.Ask(r.Context(), r)
 	switch {
 	case !limited:
 		next.ServeHTTP(w, r)
@@ -147,8 +118,8 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	quotaheader.SetRetryAfter(w.Header(), d)
 	switch {
-	case m.cfg.Refused != nil:
-		m.cfg.Refused(w, r, *d)
+	case m.refused != nil:
+		m.refused(w, r, *d)
 	case d.FailedClosed:
 		writeProblem(w, http.StatusServiceUnavailable, "The rate limit cannot be asked at the moment", "")
 	case d.RetryAfter == client.Never:

@@ -150,6 +150,7 @@ var clocks = []string{
 	"gateway/resp/conn.go newConn",
 	"gateway/resp/conn.go shake",
 	"gateway/resp/resp.go New",
+	"internal/admission/conn.go Authenticated",
 	"internal/admission/buffers.go wait", // for how long connections wait
 	"limiter/limiter.go ProcessClock",    // the clock that decides
 	"limiter/route.go deadline",
@@ -185,8 +186,7 @@ var panics = []string{
 	"cluster/runner/boottime_linux.go BootTime",
 	"internal/node/observe.go recovering", // again, in net/http's way
 	"internal/cli/settings_value.go settingVar",
-	"client/grpclimit/grpclimit.go New",
-	"client/httplimit/httplimit.go New",
+	"client/internal/middleware/middleware.go New",
 	"gateway/http/http.go New",
 	"internal/lend/borrow.go NewBook",
 	"internal/panics/panics.go Wait", // again, where it is recovered

@@ -22,11 +22,22 @@ type AllDecider interface {
 	All(ctx context.Context, checks []client.Check) (client.AllDecision, error)
 }
 
-// Gate asks for decisions. It is safe for concurrent use.
-type Gate struct {
+// Config is what the Configs of the middlewares have in common, for requests of a type R. The middlewares describe the fields.
+type Config[R any] struct {
+	Limiter client.Decider
+	Choose  func(R) client.Decider
+	Key     func(R) string
+	Cost    func(R) int64
+	Checks  func(R) []client.Check
+	All     AllDecider
+	Skip    func(R) bool
 	OnError client.OnError
-	Logger  *slog.Logger // nil: slog.Default()
+	Logger  *slog.Logger
+}
 
+// Gate asks for decisions about requests. New makes one. It is safe for concurrent use.
+type Gate[R any] struct {
+	cfg     Config[R]
 	counter client.Counter
 	logged  atomic.Int64 // when the last line was, in nanoseconds since 1970
 	silent  atomic.Int64 // requests without a decision since then
@@ -42,19 +53,51 @@ type Verdict struct {
 	Gone bool
 }
 
-// Ask asks for n units of a key.
-func (g *Gate) Ask(ctx context.Context, l client.Decider, key string, n int64) Verdict {
-	key, bad := keyOf(key)
-	if bad != nil {
-		return g.refuse(bad)
+// New returns a Gate. It panics, in the name of a package, when cfg has nothing that decides.
+func New[R any](name string, cfg Config[R]) *Gate[R] {
+	switch {
+	case cfg.Checks != nil && cfg.All == nil:
+		panic(name + ": Config.Checks needs Config.All")
+	case cfg.Limiter == nil && cfg.Choose == nil && cfg.Checks == nil:
+		panic(name + ": Config.Limiter is nil")
 	}
-	d, err := l.AllowN(ctx, key, max(n, 1))
-	return g.decided(ctx, d, err)
+	return &Gate[R]{cfg: cfg}
 }
 
-// AskAll asks for all of several checks, or none. Its Decision is that of the limit that has the least left, or, when it refuses, of
+// Ask asks about a request. limited is false for one that is not limited.
+func (g *Gate[R]) Ask(ctx context.Context, r R) (v Verdict, limited bool) {
+	c := &g.cfg
+	if c.Skip != nil && c.Skip(r) {
+		return v, false
+	}
+	if c.Checks != nil {
+		checks := c.Checks(r)
+		if len(checks) == 0 {
+			return v, false
+		}
+		return g.askAll(ctx, checks), true
+	}
+	limiter := c.Limiter
+	if c.Choose != nil {
+		if limiter = c.Choose(r); limiter == nil {
+			return v, false
+		}
+	}
+	cost := int64(1)
+	if c.Cost != nil {
+		cost = max(c.Cost(r), 1)
+	}
+	key, bad := keyOf(c.Key(r))
+	if bad != nil {
+		return g.refuse(bad), true
+	}
+	d, err := limiter.AllowN(ctx, key, cost)
+	return g.decided(ctx, d, err), true
+}
+
+// askAll asks for all of several checks, or none. Its Decision is that of the limit that has the least left, or, when it refuses, of
 // the one that refuses for the longest time.
-func (g *Gate) AskAll(ctx context.Context, l AllDecider, checks []client.Check) Verdict {
+func (g *Gate[R]) askAll(ctx context.Context, checks []client.Check) Verdict {
 	for i := range checks {
 		key, bad := keyOf(checks[i].Key)
 		if bad != nil {
@@ -62,7 +105,7 @@ func (g *Gate) AskAll(ctx context.Context, l AllDecider, checks []client.Check) 
 		}
 		checks[i].Key = key
 	}
-	all, err := l.All(ctx, checks)
+	all, err := g.cfg.All.All(ctx, checks)
 	return g.decided(ctx, all.Tightest(), err)
 }
 
@@ -72,18 +115,18 @@ func keyOf(value string) (string, *limit.Error) {
 	return value, limit.ValidKey(value)
 }
 
-func (g *Gate) refuse(bad *limit.Error) Verdict {
+func (g *Gate[R]) refuse(bad *limit.Error) Verdict {
 	g.counter.Count(nil, bad)
 	return Verdict{BadKey: bad}
 }
 
 // decided turns an error into the answer of OnError.
-func (g *Gate) decided(ctx context.Context, d client.Decision, err error) Verdict {
+func (g *Gate[R]) decided(ctx context.Context, d client.Decision, err error) Verdict {
 	if err != nil && ctx.Err() != nil {
 		return Verdict{Gone: true}
 	}
 	if err != nil {
-		d = client.Decision{Allowed: g.OnError != client.FailClosed}
+		d = client.Decision{Allowed: g.cfg.OnError != client.FailClosed}
 		d.FailedOpen, d.FailedClosed = d.Allowed, !d.Allowed
 	}
 	g.counter.Count(&d, err)
@@ -94,14 +137,14 @@ func (g *Gate) decided(ctx context.Context, d client.Decision, err error) Verdic
 }
 
 // log writes a line about requests without a decision, unless there was one lately.
-func (g *Gate) log(ctx context.Context, d *client.Decision, err error) {
+func (g *Gate[R]) log(ctx context.Context, d *client.Decision, err error) {
 	n := g.silent.Add(1)
 	now, last := time.Now().UnixNano(), g.logged.Load()
 	if now-last < int64(logEvery) || !g.logged.CompareAndSwap(last, now) {
 		return
 	}
 	g.silent.Add(-n)
-	log := g.Logger
+	log := g.cfg.Logger
 	if log == nil {
 		log = slog.Default()
 	}
@@ -116,5 +159,5 @@ func (g *Gate) log(ctx context.Context, d *client.Decision, err error) {
 	log.WarnContext(ctx, "rate limit not decided by a node", "on_error", on, "requests", n)
 }
 
-// Counts returns what Ask and AskAll have answered. Errors are requests for which there was no decision, or no key.
-func (g *Gate) Counts() client.Counts { return g.counter.Counts() }
+// Counts returns what Ask has answered. Errors are requests for which there was no decision, or no key.
+func (g *Gate[R]) Counts() client.Counts { return g.counter.Counts() }
