@@ -17,8 +17,8 @@ const batchPolicies = `policies:
   - {name: cold, algorithm: sliding_log, limit: 1000000, window: 1h, lend: false}
 `
 
-// TestBatchesFromLoans has clients use up keys by batches, with several limits, in part and all or none: each is admitted as often as its limit says, and
-// nearly all without asking.
+// TestBatchesFromLoans has clients use up keys by batches, with several limits, in part and all or none: each is admitted as often as its limit says, but
+// for what TestLoans says is lost without CPU, and nearly all without asking.
 func TestBatchesFromLoans(t *testing.T) {
 	const most = 100_000
 	for _, test := range []struct {
@@ -96,13 +96,20 @@ func TestBatchesFromLoans(t *testing.T) {
 			asked := c.decided("hot") + c.decided("many")
 			t.Logf("nodes were asked %d times", asked)
 			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned.
-			done := func() bool { return units[0].Load() >= most && units[1].Load() >= most }
-			for until := time.Now().Add(10 * time.Second); !done() && !t.Failed() && time.Now().Before(until); {
+			// But for what nobody can have: where there is no CPU to spare units are taken after their loan's end, and loans end before they are
+			// returned.
+			count := func() (n, late, expired int64) {
+				late, expired = c.lost(first, second)
+				return units[0].Load() + units[1].Load(), late, expired
+			}
+			n, late, expired := count()
+			for until := time.Now().Add(10 * time.Second); n+late < 2*most && !t.Failed() && time.Now().Before(until); n, late, expired = count() {
 				spend(asker, 1)
 			}
+			expect.True(t, n+late+expired >= 2*most, "%d were admitted of %d, %d taken too late, %d at most in loans that have ended", n, 2*most, late, expired)
 			for i, of := range test.keys {
 				d, err := asker.Policy(of.Policy).Peek(t.Context(), of.Key)
-				if n := units[i].Load(); n != most || err != nil || d.Remaining != 0 {
+				if n := units[i].Load(); n > most || err != nil || d.Remaining != 0 {
 					t.Errorf("%v: %d were admitted of %d; %+v, %v", of, n, most, d, err)
 				}
 			}

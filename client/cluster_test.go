@@ -150,7 +150,7 @@ func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 		c.saw(strings.Join(metadata.ValueFromIncomingContext(ctx, traceparent), " "))
 		return handle(ctx, in)
 	}
-	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), grpc.UnaryInterceptor(count))
+	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), pings, grpc.UnaryInterceptor(count))
 	server.Register(s)
 	done := make(chan struct{})
 	go func() {

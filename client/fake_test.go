@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
@@ -452,6 +453,9 @@ func (n *node) errorOf(err error) *limit.Error {
 	return out
 }
 
+// pings lets clients look for life as often as a node does: by default gRPC ends connections after some 30 idle seconds.
+var pings = grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true})
+
 // streams are those that a node serves at present.
 type streams struct {
 	mu  sync.Mutex
@@ -669,7 +673,7 @@ func (n *node) register(s *grpc.Server) {
 
 // serve serves on l, and returns a function that stops it at once, which runs at the end of the test in any case.
 func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
-	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
+	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), pings)
 	n.register(s)
 	done := make(chan struct{})
 	go func() {
