@@ -226,10 +226,16 @@ func TestRestartsUnderLoans(t *testing.T) {
 		rounds = 3
 	}
 	starved := watchStarving(t)
-	var expired float64
+	var expired, unanswered float64
+	// note is called before a node stops, and its counts with it.
+	note := func(m *member) {
+		page := m.metrics()
+		expired += page.value(expiredUnits)
+		unanswered += page.value("weir_loan_recalls_total", "result", "unanswered")
+	}
 	for range rounds {
 		for _, m := range f.members {
-			expired += m.metrics().value(expiredUnits)
+			note(m)
 			left := f.leave(m)
 			began := time.Now()
 			f.start(m)
@@ -256,10 +262,8 @@ func TestRestartsUnderLoans(t *testing.T) {
 	for _, b := range l.borrowers {
 		b.end()
 	}
-	var unanswered float64
 	for _, m := range f.members {
-		expired += m.metrics().value(expiredUnits)
-		unanswered += m.metrics().value("weir_loan_recalls_total", "result", "unanswered")
+		note(m)
 	}
 	t.Logf("%.0f units on loan were charged when their loans ended, %.0f recalls were not answered in time", expired, unanswered)
 	if !starved() {
