@@ -100,6 +100,7 @@ func (c *Conn) Authenticated(caller string) bool {
 		l.mu.Unlock()
 		return true
 	}
+	l.took += (min(time.Since(c.served), maxGrace) - l.took) / 8
 	l.forgetLocked(c)
 	c.gone = false
 	l.sources[s.prefix] = s

@@ -41,8 +41,10 @@ const DefaultMaxAnonymous = 128
 const (
 	// maxWaiting bounds the connections that wait to be served. They cost a file descriptor each, and hardly any memory.
 	maxWaiting = 1024
-	// anonymousGrace is the time that a connection has to authenticate before it can be closed in favour of one that waits.
-	anonymousGrace = time.Second
+	// anonymousGrace is the time that a connection has to authenticate before it can be closed in favour of one that waits: or graceFactor
+	// times as long as callers took lately, up to maxGrace, so that a machine that is short of processor closes none for its own slowness.
+	anonymousGrace, maxGrace = time.Second, 5 * time.Second
+	graceFactor              = 4
 	// anonymousBytes are read from a connection before it is authenticated, and anonymousRate more in each second: enough for a
 	// handshake with a chain of certificates and the first requests, and for probes that share a connection.
 	anonymousBytes, anonymousRate = 128 << 10, 1 << 10
@@ -70,7 +72,7 @@ const (
 // Listener is a net.Listener that bounds connections by source. A connection is anonymous until Conn.Authenticated is called. Of
 // the anonymous ones a bounded number is served; others wait unread, and are served in turn by source, the newest of a source
 // first, because the oldest has most likely been given up. While connections wait, those that were served for a second without
-// authenticating are closed: of the source with most of them, the oldest. So a source that floods the port takes turns with
+// authenticating (for up to maxGrace, when callers take long) are closed: of the source with most of them, the oldest. So a source that floods the port takes turns with
 // itself, and an authenticated connection never makes room. Use NewListener, and Close when done. It is safe for concurrent use.
 type Listener struct {
 	net.Listener
@@ -84,6 +86,7 @@ type Listener struct {
 	ready     []*Conn   // served, and not accepted yet
 	waiting   int
 	anonymous int               // served
+	took      time.Duration     // a moving average of the time from being served to being authenticated
 	places    *fairshare.Places // of authenticated ones
 	silent    map[*Conn]struct{}
 	retry     *time.Timer // looks again for one to close
@@ -203,8 +206,8 @@ func (l *Listener) serveLocked() (out []rejected) {
 		}
 		if l.anonymous >= l.cfg.MaxAnonymous {
 			oldest := l.largestLocked(func(s *source) []*Conn { return s.anonymous })
-			if age := now.Sub(oldest.served); age < anonymousGrace {
-				l.retry.Reset(anonymousGrace - age)
+			if age, grace := now.Sub(oldest.served), min(max(graceFactor*l.took, anonymousGrace), maxGrace); age < grace {
+				l.retry.Reset(grace - age)
 				break
 			}
 			l.forgetLocked(oldest)

@@ -158,6 +158,43 @@ func TestSourcesTakeTurns(t *testing.T) {
 	})
 }
 
+// TestGraceOfASlowNode: where callers take long to authenticate, as on a machine that is short of processor, those who come next are given
+// more time, and no more once callers are fast again.
+func TestGraceOfASlowNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(ListenerConfig{MaxAnonymous: 1})
+		defer h.close(t)
+		address := ""
+		caller := func(i int, takes time.Duration) bool {
+			address = fmt.Sprintf("192.0.2.1:%d", i+10)
+			h.pipes.dial(address)
+			c := h.conn(address)
+			time.Sleep(takes)
+			return c.Authenticated("caller")
+		}
+		for i := range 20 {
+			expect.True(t, caller(i, 900*time.Millisecond), "caller %d is rejected", i)
+		}
+		for i, test := range []struct {
+			callers int // that are fast before
+			stays   time.Duration
+		}{{0, 3 * time.Second}, {30, anonymousGrace}} {
+			for j := range test.callers {
+				expect.True(t, caller(100+j, 0), "caller %d is rejected", j)
+			}
+			slow, next := fmt.Sprintf("192.0.2.2:%d", i+1), fmt.Sprintf("192.0.2.3:%d", i+1)
+			h.pipes.dial(slow)
+			synctest.Wait()
+			h.pipes.dial(next)
+			time.Sleep(test.stays - time.Millisecond)
+			expect.True(t, h.conn(slow) != nil && h.conn(next) == nil, "%d: closed too early: %v", i, h.served())
+			time.Sleep(maxGrace - test.stays + time.Millisecond)
+			expect.True(t, h.conn(next) != nil, "%d: never closed: %v", i, h.served())
+			_ = h.conn(next).Close()
+		}
+	})
+}
+
 // TestAuthenticatedStay: an authenticated connection makes no room, and takes none from those who are not.
 func TestAuthenticatedStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -351,8 +351,8 @@ func TestClients(t *testing.T) {
 	logNodes("asked")
 	t.Logf("%d checks in %v by %d clients, %d answered by the fail policy, slowest %v; errors %v; warnings %v",
 		total.Checks, *clientsFor, total.Connected, total.Failed, total.Slowest, total.Errors, total.Warnings)
-	expect.True(t, total.Connected == number && len(total.Errors) == 0,
-		"%d of %d clients connected; errors %v", total.Connected, number, total.Errors)
+	expect.True(t, total.Connected == number && len(total.Errors) == 0 && total.Failed == 0,
+		"%d of %d clients connected; %d checks were answered by the fail policy; errors %v", total.Connected, number, total.Failed, total.Errors)
 	for _, key := range slices.Sorted(maps.Keys(total.Allowed)) {
 		n := total.Allowed[key]
 		expect.True(t, n <= limit, "%s: %d admitted, the limit is %d", key, n, limit)
