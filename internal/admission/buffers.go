@@ -51,7 +51,7 @@ type Buffers struct {
 	during int64
 }
 
-// NewBuffers returns a Bound of so many bytes for at most so many connections. When connections are closed for want of room, full is
+// NewBuffers returns Buffers of so many bytes for at most so many connections. When connections are closed for want of room, full is
 // told of each.
 func NewBuffers(most int64, connections int, full func(from net.Addr)) *Buffers {
 	sizes := []int{smallest}

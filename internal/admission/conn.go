@@ -43,7 +43,7 @@ type addr struct {
 	conn *Conn
 }
 
-// RemoteAddr implements net.Conn. Of finds the Conn by it.
+// RemoteAddr implements net.Conn. ConnOf finds the Conn by it.
 func (c *Conn) RemoteAddr() net.Addr { return addr{c.Conn.RemoteAddr(), c} }
 
 // ConnOf returns the Conn that has an address as its RemoteAddr, such as gRPC's peer.Peer has; nil where there is none.

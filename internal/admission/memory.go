@@ -28,7 +28,7 @@ func OwnBudget() Budget {
 	return Divide(usable)
 }
 
-// usable is Usable of these sources and of the runtime's limit, which is math.MaxInt64 where there is none.
+// usable is UsableMemory of these sources and of the runtime's limit, which is math.MaxInt64 where there is none.
 func usable(group, machine memlimit.Provider, limit int64) (int64, error) {
 	most, err := machine()
 	if n, groupErr := group(); groupErr == nil && (err != nil || n < most) {

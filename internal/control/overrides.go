@@ -25,7 +25,7 @@ const (
 	maxPage     = 1000
 )
 
-// OverridesConfig is what a Service needs. All fields are required.
+// OverridesConfig is what Overrides needs. All fields are required.
 type OverridesConfig struct {
 	Book       *Book
 	Replicator *Replicator
@@ -45,7 +45,7 @@ type OverridesConfig struct {
 // Overrides is what operators call. Its errors are of *limit.Error. Its methods are safe for concurrent use.
 type Overrides struct{ cfg OverridesConfig }
 
-// NewOverrides returns a Service.
+// NewOverrides returns the service.
 func NewOverrides(cfg OverridesConfig) *Overrides { return &Overrides{cfg: cfg} }
 
 // subject reads and checks what an override is for, and whether the caller may change it.

@@ -63,7 +63,7 @@ type secretFile struct {
 	content []byte
 }
 
-// ErrExists is what Write returns where one of the files is there.
+// ErrExists is what WriteSecrets returns where one of the files is there.
 var ErrExists = errors.New("is there already")
 
 // WriteSecrets makes secrets that are good from now on in a directory, in files that only their owner may read, and returns the names of the

@@ -196,7 +196,7 @@ func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	}
 	seen, err := heavyhitters.NewWindow[K](2, counters)
 	if err != nil {
-		panic("borrow: " + err.Error()) // the sizes are constants
+		panic("lend: " + err.Error()) // the sizes are constants
 	}
 	b := &Book[K, N]{wake: wake, random: random, seen: seen, byNumber: make(map[uint64]*loan[K, N])}
 	b.loans.Store(new(map[K]*loan[K, N]))

@@ -50,7 +50,7 @@ type readiness struct {
 	stop    sync.Once
 }
 
-// newReadiness returns the Readiness of a node that starts.
+// newReadiness returns the readiness of a node that starts.
 func newReadiness(cfg readinessConfig) *readiness {
 	return &readiness{cfg: cfg, became: make(chan struct{}), stopped: make(chan struct{})}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// Step is how long a step takes, and Steps how many complete ones are remembered.
+// HistoryStep is how long a step takes, and HistorySteps how many complete ones are remembered.
 const (
 	HistoryStep  = 5 * time.Second
 	HistorySteps = 60
@@ -49,7 +49,7 @@ func (c *StepCounts) Total() uint64 {
 // PolicyHistory is what one policy did.
 type PolicyHistory struct {
 	Name  string       // as limiter.PolicyStats has it
-	Steps []StepCounts // the present one, which is not complete, and then backwards; as many as there have been, at most Steps+1
+	Steps []StepCounts // the present one, which is not complete, and then backwards; as many as there have been, at most HistorySteps+1
 }
 
 // History is what a node's policies did. It is safe for concurrent use.

@@ -24,16 +24,16 @@ const (
 	burst     = 50
 )
 
-// AuditConfig says where a Log goes.
+// AuditConfig says where an AuditLog goes.
 type AuditConfig struct {
-	// Name is the file, which is made when there is none and appended to, or Stderr.
+	// Name is the file, which is made when there is none and appended to, or AuditStderr.
 	Name   string
 	Stderr io.Writer // what is written to where Name is "stderr"
 	// Now tells the time of day. Required.
 	Now func() time.Time
 	// MaxQueued bounds the bytes of lines that wait for a destination that stalls. Required.
 	MaxQueued int
-	// OnError is called when a line cannot be written, for the first one since a line could. It must not call the Log nor wait. Required.
+	// OnError is called when a line cannot be written, for the first one since a line could. It must not call the AuditLog nor wait. Required.
 	OnError func(error)
 }
 
@@ -65,7 +65,7 @@ type AuditLog struct {
 	closed  bool
 }
 
-// OpenAudit returns a Log, whose file is there.
+// OpenAudit returns an AuditLog, whose file is there.
 func OpenAudit(cfg AuditConfig) (*AuditLog, error) {
 	out := &output{cfg: cfg}
 	if err := out.open(); err != nil {
@@ -125,7 +125,7 @@ func (l *AuditLog) Record(e auth.Event) {
 	l.write(l.lines, string(e.Action), attributes(&e)...)
 }
 
-// flush writes how many denied calls were left out, which are none once the Log is closed.
+// flush writes how many denied calls were left out, which are none once the AuditLog is closed.
 func (l *AuditLog) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

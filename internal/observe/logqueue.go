@@ -17,7 +17,7 @@ var (
 	ErrClosed = errors.New("logqueue: closed")
 )
 
-// LogQueueConfig says how a Queue behaves. MaxBytes is required.
+// LogQueueConfig says how a LogQueue behaves. MaxBytes is required.
 type LogQueueConfig struct {
 	// MaxBytes bounds the lines that wait, with the one that is being written.
 	MaxBytes int
@@ -49,7 +49,7 @@ type LogQueue struct {
 	closed   bool
 }
 
-// NewLogQueue returns a Queue that writes each line to w by one call of Write. Close ends it.
+// NewLogQueue returns a LogQueue that writes each line to w by one call of Write. Close ends it.
 func NewLogQueue(w io.Writer, cfg LogQueueConfig) *LogQueue {
 	q := &LogQueue{w: w, cfg: cfg, done: make(chan struct{}), wake: fifo.NewSignal(), written: make(chan struct{})}
 	go q.run()
@@ -64,7 +64,7 @@ func (q *LogQueue) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// WriteThrough queues a line and waits until it has been written, Config.Wait at most. While the writer is stalled it waits no
+// WriteThrough queues a line and waits until it has been written, LogQueueConfig.Wait at most. While the writer is stalled it waits no
 // longer: of several that log one after the other only the first one waits.
 func (q *LogQueue) WriteThrough(line []byte) (int, error) {
 	turn, err := q.add(line)

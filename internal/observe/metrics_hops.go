@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Hops counts messages to other nodes. It is among Config.Collectors, and safe for concurrent use.
+// Hops counts messages to other nodes. It is among MetricsConfig.Collectors, and safe for concurrent use.
 type Hops struct {
 	prometheus.Collector
 	answered, lost hop

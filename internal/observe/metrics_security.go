@@ -7,7 +7,7 @@ import (
 )
 
 // Security counts who was denied or rejected and which files were taken, and shows when certificates expire. It is a collector, for
-// Config.Collectors, and safe for concurrent use.
+// MetricsConfig.Collectors, and safe for concurrent use.
 type Security struct {
 	denied   *prometheus.CounterVec
 	reloads  *prometheus.CounterVec

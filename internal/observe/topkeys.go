@@ -12,7 +12,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// Window is how long a decision is remembered, and up to generation less.
+// TopWindow is how long a decision is remembered, and up to generation less.
 const (
 	TopWindow   = generations * generation
 	generations = 6
@@ -96,7 +96,7 @@ type TopKeys struct {
 
 var _ limiter.Recorder = (*TopKeys)(nil)
 
-// NewTopKeys returns an empty Recorder.
+// NewTopKeys returns an empty TopKeys.
 func NewTopKeys() (*TopKeys, error) {
 	r := &TopKeys{states: make(map[id]*state)}
 	var err error
@@ -246,7 +246,7 @@ func SortRows(rows []KeyRow, by KeyOrder) {
 	})
 }
 
-// UnionRows returns the rows of lists of one Recorder, each key once.
+// UnionRows returns the rows of lists of one TopKeys, each key once.
 func UnionRows(lists ...[]KeyRow) (out []KeyRow) {
 	seen := make(map[id]struct{})
 	for _, list := range lists {

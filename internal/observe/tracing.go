@@ -40,7 +40,7 @@ type TracingConfig struct {
 // maxCalls bounds the traced calls in flight. Those on top are not traced.
 const maxCalls = 1000
 
-// maxCallerRate is the largest Config.CallerRate.
+// maxCallerRate is the largest TracingConfig.CallerRate.
 const maxCallerRate = 1_000_000
 
 // exportTimeout bounds how long the collector may take for a message.

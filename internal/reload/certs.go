@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// CertFiles names what a Source reads: PEM files, which may be links.
+// CertFiles names what Certs reads: PEM files, which may be links.
 type CertFiles struct {
 	// Cert holds the certificate with those that lead up to its authority, Key its private key. Both or neither.
 	Cert, Key string
@@ -27,11 +27,11 @@ type CertConfig struct {
 	// Flags are the names of the settings that the files come from, for messages.
 	Flags CertFiles
 	// OwnName is for those who present what they demand, as nodes do to each other: Cert must be by one of the authorities in CA,
-	// fit for both ends of a connection, and have this name (see Rules.Name). Other files are not taken, not even by Open: whoever
+	// fit for both ends of a connection, and have this name (see Rules.Name). Other files are not taken, not even by OpenCerts: whoever
 	// presented them would be cut off. That a certificate is not valid yet is no reason, for clocks differ. Empty: not looked at.
 	OwnName string
 	// OnChange is called when new files are in force, OnError when they cannot be: what was in force stays. Not for those
-	// that Open itself loads. One call at a time, which must not call Close. Both may be nil.
+	// that OpenCerts itself loads. One call at a time, which must not call Close. Both may be nil.
 	OnChange func()
 	OnError  func(error)
 	// Now tells the time of day that certificates expire by; nil stands for time.Now.
@@ -53,8 +53,8 @@ type Certs struct {
 
 // certContent is what belongs together.
 type certContent struct {
-	cert  *tls.Certificate // nil without Files.Cert
-	roots *x509.CertPool   // nil without Files.CA
+	cert  *tls.Certificate // nil without CertFiles.Cert
+	roots *x509.CertPool   // nil without CertFiles.CA
 }
 
 // Validate says what is wrong with the names alone, under those of their settings.
@@ -244,7 +244,7 @@ func (e *RejectedError) Error() string { return "certs: " + e.err.Error() }
 func (e *RejectedError) Unwrap() error { return e.err }
 
 // Server returns the configuration of a listener. protocols are those to agree on by ALPN, the preferred first. Without
-// a certificate in Files it cannot be used.
+// a certificate in CertFiles it cannot be used.
 func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 	config := func(conn net.Conn) *tls.Config {
 		c := s.Current()
@@ -283,7 +283,7 @@ func (s *Certs) Server(rules Rules, protocols ...string) *tls.Config {
 }
 
 // Client returns the configuration of connections to servers, whose certificate must be by one of the authorities in
-// Files, and for rules.Name.
+// CertFiles, and for rules.Name.
 func (s *Certs) Client(rules Rules) *tls.Config {
 	rules.Demand = Required
 	return &tls.Config{

@@ -64,7 +64,7 @@ func kind(mode fs.FileMode) string {
 	return "special file"
 }
 
-// ReadFile returns the content of a regular file, as Prefix reads it. A file of more than limit bytes is an error, as is one
+// ReadFile returns the content of a regular file, as ReadPrefix reads it. A file of more than limit bytes is an error, as is one
 // that cannot be read within Timeout: the read is left behind then. It is for programs that read a file once, when they
 // start.
 func ReadFile(name string, limit int64) ([]byte, error) {
