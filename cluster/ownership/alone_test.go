@@ -18,6 +18,8 @@ type alone struct {
 	now       int64
 	mail      []Envelope
 	confirmed []Progress
+	sent      map[Node]*Block // the last one that entries has told of
+	given     map[Node]uint64 // position of the last block from a process
 }
 
 // The processes.
@@ -31,8 +33,13 @@ var (
 )
 
 func newAlone(t *testing.T, voters ...string) *alone {
-	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(1)}
-	l.core = New(Config{Self: self, Partitions: 1, Data: l.data, Voters: voters}, l.time())
+	return newAloneWith(t, Config{Partitions: 1, Voters: voters})
+}
+
+func newAloneWith(t *testing.T, cfg Config) *alone {
+	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(cfg.Partitions), sent: make(map[Node]*Block), given: make(map[Node]uint64)}
+	cfg.Self, cfg.Data = self, l.data
+	l.core = New(cfg, l.time())
 	return l
 }
 
@@ -128,16 +135,51 @@ func (l *alone) answer(info func(Node) Info) {
 	said[*Query](l, Node{})
 }
 
-// acks answers every Replicate that was sent to a process, and those that follow.
+// entries are the entries of blocks that were sent to a process since last asked for.
+func (l *alone) entries(n Node) (all []*Entry) {
+	for _, b := range said[*Block](l, n) {
+		l.sent[n] = b
+		for i := range b.Entries {
+			all = append(all, &b.Entries[i])
+		}
+	}
+	return all
+}
+
+// entry is the last of them, which there must be.
+func (l *alone) entry(n Node) *Entry {
+	l.t.Helper()
+	all := l.entries(n)
+	if len(all) == 0 {
+		l.t.Fatalf("no entry was sent to %s", n.Name)
+	}
+	return all[len(all)-1]
+}
+
+// ack has a process take in all blocks that entries and entry have told of.
+func (l *alone) ack(n Node) {
+	l.get(n, &BlockAck{Log: l.sent[n].Log, Position: l.sent[n].Position})
+}
+
+// refuse has it refuse an entry.
+func (l *alone) refuse(n Node, e *Entry, o Outcome) {
+	b := l.sent[n]
+	l.get(n, &BlockAck{Log: b.Log, Position: b.Position, Refusals: []Refusal{{Partition: e.Partition, Attachment: e.Attachment, Outcome: o}}})
+}
+
+// acks has a process, or each, take in every block that was sent to it, and those that follow.
 func (l *alone) acks(n Node) {
 	for {
-		all := said[*Replicate](l, n)
-		if len(all) == 0 {
+		to := slices.IndexFunc(l.mail, func(e Envelope) bool {
+			_, ok := e.Message.(*Block)
+			return ok && (n == e.To || n == Node{})
+		})
+		if to < 0 {
 			return
 		}
-		for _, m := range all {
-			l.get(n, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
-		}
+		of := l.mail[to].To
+		l.entries(of)
+		l.ack(of)
 	}
 }
 
@@ -163,13 +205,37 @@ func ids(n ...int) []byte {
 	return b
 }
 
-// copy sends it a whole copy in one message.
-func wholeCopy(term Term, sequence uint64, chunk []byte) *Replicate {
-	return &Replicate{Term: term, Sequence: sequence, Begin: true, Complete: true, Parts: 1, Chunk: chunk, Sum: sum(chunk)}
+// give sends it an entry, and returns what it answers; 0 for nothing.
+func (l *alone) give(from Node, e *Entry) Outcome {
+	l.t.Helper()
+	l.given[from]++
+	b := &Block{Log: 1, Position: l.given[from], Heard: l.given[from] - 1, Entries: []Entry{*e}}
+	b.Sum = b.sum()
+	l.get(from, b)
+	all := said[*BlockAck](l, from)
+	if len(all) == 0 {
+		return 0
+	}
+	switch a := all[len(all)-1]; {
+	case a.Position != b.Position || a.Lost || len(a.Refusals) > 1:
+		l.t.Fatalf("block %d of %s is answered %+v", b.Position, from.Name, a)
+	case len(a.Refusals) == 1:
+		return a.Refusals[0].Outcome
+	}
+	return Done
 }
 
-func update(term Term, sequence uint64, chunk []byte) *Replicate {
-	return &Replicate{Term: term, Sequence: sequence, Parts: 1, Chunk: chunk, Sum: sum(chunk)}
+func wholeCopy(term Term, attachment uint64, chunk []byte) *Entry {
+	return &Entry{Term: term, Attachment: attachment, Begin: true, Complete: true, Chunk: chunk}
+}
+
+func update(term Term, attachment uint64, chunk []byte) *Entry {
+	return &Entry{Term: term, Attachment: attachment, Chunk: chunk}
+}
+
+// commits is a Commit with the last changes of a copy; the highest known term is the giver's.
+func commits(from Node, term Term, attachment uint64, chunk []byte) *Commit {
+	return &Commit{Term: term, Attachment: attachment, Chunk: chunk, Sum: sum(chunk), Known: term, Release: from}
 }
 
 // has says what it would tell of its copy.

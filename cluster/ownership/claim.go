@@ -339,12 +339,12 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 	}
 }
 
-// before reports whether copy a is older than copy b: by term, then by sequence.
+// before reports whether copy a is older than copy b: by term, then by attachment.
 func (a Position) before(b Position) bool {
 	if a.Term != b.Term {
 		return a.Term.Less(b.Term)
 	}
-	return a.Sequence < b.Sequence
+	return a.Attachment < b.Attachment
 }
 
 func (c *Core) onEntrust(_ Node, e *Entrust) {

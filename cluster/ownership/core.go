@@ -73,8 +73,7 @@ const awakeMost = int64(200 * time.Millisecond)
 const (
 	chunkBytes   = 192 << 10 // drained at a time
 	flushBytes   = 256 << 10 // drained in one Tick, some milliseconds, before messages that have arrived are received
-	pieceBytes   = 256 << 10 // carried by one message
-	maxPieces    = 4096      // of one chunk: a log of 16 Mi entries has 256
+	pieceBytes   = 256 << 10 // of a chunk, in one entry of a log
 	maxCopying   = 64        // backups that get their first whole copy at a time; changes of other partitions are sent first
 	freezeBelow  = 256       // keys left to send when a move freezes its partition
 	versionsDone = math.MaxUint64
@@ -180,14 +179,14 @@ type Core struct {
 	out       Effects
 	taken     Effects   // by the last Take; the next Take uses its arrays again
 	loop      []Message // to this node itself
-	// Blocks of messages of the most frequent kinds, allocated roomFor at a time.
-	replicates []Replicate
-	acks       []ReplicateAck
+
+	logs     []*outlog       // to the processes that have copies from here
+	begun    uint64          // logs ever
+	received map[Node]*inlog // from other processes
 
 	moving   int // partitions on their way to another node
 	arriving int // partitions on their way to this one
 	copying  int // followers that are getting their first whole copy
-	buffered int // bytes of incomplete chunks
 
 	round   *round // of queries, nil when none is in progress
 	queries uint64
@@ -221,7 +220,7 @@ type part struct {
 	move            *move
 	strict          *strictness
 	followers       [2]follower
-	attached        uint64 // how many followers were attached; the upper half of their sequences
+	attached        uint64 // how many followers were attached
 
 	committed []commitment // the last Commit of each live process that this node has taken, and its answer
 	askAt     int64        // no question, claim or move before
@@ -235,6 +234,7 @@ type part struct {
 	copyFrom Node
 	copy     Position
 	incoming incoming
+	_        [32]byte
 }
 
 // New returns the Core of a node that has just started.
@@ -257,7 +257,7 @@ func New(cfg Config, now Now) *Core {
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
 		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64), words: make(map[Node]int64),
-		asked: make(map[uint64]int64), full: make(map[Node]*fullness),
+		asked: make(map[uint64]int64), full: make(map[Node]*fullness), received: make(map[Node]*inlog),
 	}
 	// Apart from parts: they are large, and most work reads none of them.
 	stricts := make([]strictness, cfg.Partitions)
@@ -302,6 +302,7 @@ func (c *Core) SetView(now Now, v View) {
 		c.review(p)
 		c.publish(p)
 	}
+	c.logs = slices.DeleteFunc(c.logs, func(l *outlog) bool { return !c.lives(l.to) })
 	c.tellNew(before)
 	c.work()
 }
@@ -347,11 +348,8 @@ func (c *Core) Tick(now Now) {
 func (c *Core) Urgent(now Now, p int) {
 	c.at(now)
 	if pt := &c.parts[p]; pt.held {
-		if f := &pt.followers[Backup]; f.unacked != nil {
-			f.urgent = true
-		} else {
-			c.pump(p, Backup)
-		}
+		pt.followers[Backup].urgent = true
+		c.pump(p, Backup)
 	}
 	c.deliverOwn()
 }
@@ -365,7 +363,7 @@ func (c *Core) Receive(now Now, e Envelope) {
 
 func (c *Core) receive(from Node, m Message) {
 	switch m.(type) {
-	case *Offer, *Replicate, *Commit:
+	case *Offer, *Block, *Commit:
 		if !c.lives(from) {
 			return // sent before the sender was lost; another process may have claimed its partitions since
 		}
@@ -381,10 +379,10 @@ func (c *Core) receive(from Node, m Message) {
 		c.onOffer(from, m)
 	case *OfferReply:
 		c.onOfferReply(from, m)
-	case *Replicate:
-		c.onReplicate(from, m)
-	case *ReplicateAck:
-		c.onReplicateAck(from, m)
+	case *Block:
+		c.onBlock(from, m)
+	case *BlockAck:
+		c.onBlockAck(from, m)
 	case *Commit:
 		c.onCommit(from, m)
 	case *CommitAck:
@@ -425,6 +423,7 @@ func (c *Core) work() {
 	if c.t >= c.flushAt || c.Behind() {
 		c.flush()
 	}
+	c.resend()
 	c.requestGrants()
 	c.askForWords()
 	c.tell()
@@ -461,7 +460,7 @@ func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
 func (c *Core) Idle() bool {
 	g := &c.grants
 	return c.flushAt == c.t+int64(c.cfg.Flush) && len(c.dirty)+len(c.pending)+len(c.busy)+len(c.gained) == 0 && c.round == nil &&
-		c.Settled() && !c.view.Leaving && c.arriving == 0 && (g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
+		!slices.ContainsFunc(c.logs, (*outlog).pending) && c.Settled() && !c.view.Leaving && c.arriving == 0 && (g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
 		(c.voter == nil || c.voter.ready())
 }
 
@@ -499,6 +498,7 @@ func (c *Core) lookAtAll() {
 	c.stir, c.settled = false, true
 	c.copying = 0
 	c.getUsedTo()
+	c.forgetLogs()
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
 			c.copying++
@@ -510,9 +510,6 @@ func (c *Core) lookAtAll() {
 		in := &pt.incoming
 		if in.from != (Node{}) && c.awake-in.word > idleAfter {
 			c.endOffer(p) // its sender has stopped, and another process may be waiting to send
-		}
-		if len(in.pieces) > 0 && c.awake-in.heard > idleAfter {
-			c.dropPieces(p) // the sender may be lost, and the room for pieces is bounded
 		}
 		if pt.held != c.mine(p) || pt.held && pt.standing == Frozen {
 			c.settled = false
@@ -531,13 +528,13 @@ func (c *Core) lookAtAll() {
 	c.ask(ask)
 }
 
-// busy reports whether a move or a message to a follower is in progress, which may have to be repeated.
+// busy reports whether a partition has to be looked at in each tick.
 func (pt *part) busy() bool {
-	if pt.move != nil {
+	if pt.move != nil || pt.strict.closed != nil {
 		return true
 	}
 	for s := range pt.followers {
-		if f := &pt.followers[s]; f.node != (Node{}) && (f.unacked != nil || !f.complete || f.relabel) {
+		if f := &pt.followers[s]; f.node != (Node{}) && (!f.complete || f.relabel) {
 			return true
 		}
 	}
@@ -556,7 +553,7 @@ func (c *Core) tend(p int) {
 	c.wantBackup(p)
 	for s := range pt.followers {
 		f := &pt.followers[s]
-		if f.node != (Node{}) && (f.unacked != nil || !f.complete || f.relabel || pt.move != nil) {
+		if f.node != (Node{}) && (!f.complete || f.relabel || pt.move != nil || c.stalled(f.log)) {
 			c.pump(p, Slot(s))
 		}
 	}
@@ -571,8 +568,10 @@ func (c *Core) deliverOwn() {
 	}
 }
 
-// Take returns the effects since the last call. They are valid until the next call.
+// Take returns the effects since the last call. They are valid until the next call. Changes of several partitions since then are in one
+// Block for each follower.
 func (c *Core) Take() Effects {
+	c.transmit()
 	out := c.out
 	clear(c.taken.Messages) // only the array is used again
 	c.out = Effects{

@@ -9,8 +9,7 @@ import (
 // TestFlushInParts: where very much is pending a flush leaves room for what arrives, and the rest follows before the next one begins.
 func TestFlushInParts(t *testing.T) {
 	const partitions = 8
-	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(partitions)}
-	l.core = New(Config{Self: self, Partitions: partitions, Data: l.data}, l.time())
+	l := newAloneWith(t, Config{Partitions: partitions})
 	v := View{Settled: true, Members: []Member{{self, true}, {peerX, true}}, Owners: make([]int32, partitions), Backups: slices.Repeat([]int32{1}, partitions)}
 	l.core.SetView(l.time(), v)
 	l.take()
@@ -20,12 +19,14 @@ func TestFlushInParts(t *testing.T) {
 		infos[p].Partition = p
 	}
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: infos})
-	acks := func() (of []int) { // which chunks begin
-		for _, m := range said[*Replicate](l, peerX) {
-			if m.Part == 0 {
-				of = append(of, m.Partition)
+	acks := func() (of []int) { // which chunks end
+		for all := l.entries(peerX); len(all) > 0; all = l.entries(peerX) {
+			for _, e := range all {
+				if !e.More {
+					of = append(of, e.Partition)
+				}
 			}
-			l.get(peerX, &ReplicateAck{Partition: m.Partition, Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+			l.ack(peerX)
 		}
 		return of
 	}
@@ -70,8 +71,7 @@ func TestFlushInParts(t *testing.T) {
 
 // TestIdle: a core is idle once everything is sent and confirmed, and not while it asks or a change is not confirmed.
 func TestIdle(t *testing.T) {
-	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(1)}
-	l.core = New(Config{Self: self, Partitions: 1, Data: l.data}, l.time())
+	l := newAlone(t)
 	idle := func() bool { // within a second
 		for range 100 {
 			if l.wait(10 * time.Millisecond); l.core.Idle() {

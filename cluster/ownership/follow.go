@@ -2,66 +2,63 @@ package ownership
 
 import "errors"
 
-// This file keeps copies up to date. One Replicate per partition and follower is in flight; the next is sent when it is acknowledged.
+// This file keeps copies up to date. log.go carries what it sends.
 //
-// At the holder: follow attaches a follower, for which the whole content is then pending. pump sends the next message: drain takes pending
-// changes as a chunk, load cuts it into messages of pieceBytes. acknowledged passes confirmations on to the store (Data.Confirm), which
-// lets answers go that wait for the copy. Answers wait for a copy where their durability says so and the backup is caught.
+// At the holder: follow attaches a follower, for which the whole content is then pending. pump adds pending changes to
+// the log of its process: drain takes a chunk, load cuts it into entries of pieceBytes. One chunk of a partition is in
+// flight to a follower; changes gather meanwhile. acknowledged passes confirmations on to the store (Data.Confirm),
+// which lets answers go that wait for the copy. Answers wait for a copy where their durability says so and the backup
+// is caught.
 //
-// At the follower: onReplicate checks sender and sequence; takeIn stages a whole copy, or applies a chunk to the copy. A gap, a wrong
-// checksum or a missing piece makes the holder begin the copy anew (Again).
+// At the follower: onEntry checks sender, term and attachment; takeIn stages a whole copy, or applies a chunk to the
+// copy. A chunk that cannot be taken in, or of a copy that is gone, makes the holder begin the copy anew (Again).
 //
-// Invariants: sequences of two attachments never overlap. A copy's Position names the last message that it has. A backup's sequences are
-// above a target's, so that the better of two copies has the higher Position.
+// Invariants: the log keeps the order of an attachment's entries, without a gap. A backup's attachments are above a
+// target's, so that the better of two copies has the higher Position.
 
 // follower is what a holder knows of a process that has, or is getting, a copy of a partition.
 type follower struct {
-	node     Node
-	unacked  *Replicate // sent and not acknowledged
-	sequence uint64     // of the last message
-	version  uint64     // confirmed with the last message of the chunk
-	sent     int64      // when unacked was last sent
-	first    int64      // when unacked was first sent, by Core.awake
-	tries    int32
-	all      bool
-	begun    bool         // the first message of the whole copy is made
-	complete bool         // the last message of the whole copy is made
-	caught   bool         // the last message of the whole copy is acknowledged
-	relabel  bool         // the copy must learn of a new term, even if nothing else has changed
-	clean    bool         // the chunk in flight leaves nothing out, strict keys that start full included
-	named    bool         // a clean chunk has been confirmed: the voters may record this backup
-	urgent   bool         // an answer waits for changes that are not in unacked
-	rest     []*Replicate // messages of the same chunk that are not sent yet
+	node       Node
+	log        *outlog // to node
+	attachment uint64
+	last       uint64 // position in log of the last entry
+	version    uint64 // confirmed with that entry
+	all        bool
+	begun      bool // the first entry of the whole copy is in the log
+	complete   bool // the last entry of the whole copy is in the log
+	caught     bool // the last entry of the whole copy is acknowledged
+	relabel    bool // the copy must learn of a new term, even if nothing else has changed
+	clean      bool // the chunk in flight leaves nothing out, strict keys that start full included
+	named      bool // a clean chunk has been confirmed: the voters may record this backup
+	urgent     bool // an answer waits for changes that are not in flight
+	waits      bool // in log.waiting
 }
+
+// inFlight reports whether an entry is not acknowledged.
+func (f *follower) inFlight() bool { return f.log != nil && f.last > f.log.acked }
 
 // follow attaches a follower that has nothing yet.
 func (c *Core) follow(p int, s Slot, n Node, all bool) {
 	pt := &c.parts[p]
-	pt.attached++
-	pt.followers[s] = follower{node: n, all: all, sequence: pt.sequence(s)}
+	pt.followers[s] = follower{node: n, log: c.logTo(n), all: all, attachment: pt.attach(s)}
 	c.data.Attach(p, s, all)
 }
 
-// sequence is the number before a new follower's first message. No two attachments share a number, so that a late message of an earlier
-// attachment is recognized. A backup's numbers are above a target's: answers wait for the backup's copy, so it is the better one when the
-// holder is lost.
-func (pt *part) sequence(s Slot) uint64 {
-	n := pt.attached << 32
+// attach returns the number of a new attachment. A backup's are above a target's: answers wait for the backup's copy,
+// so it is the better one when the holder is lost.
+func (pt *part) attach(s Slot) uint64 {
+	pt.attached++
 	if s == Backup {
-		n |= 1 << 63
+		return pt.attached | 1<<63
 	}
-	return n
+	return pt.attached
 }
-
-// attachment is the part of a sequence that all messages of an attachment share.
-func attachment(sequence uint64) uint64 { return sequence << 1 >> 33 }
 
 // followCurrent attaches the giver of a partition that was just handed over as its backup: it has exactly this content.
 func (c *Core) followCurrent(p int, n Node) {
 	pt := &c.parts[p]
-	pt.attached++
 	pt.followers[Backup] = follower{
-		node: n, sequence: pt.sequence(Backup), begun: true, complete: true, caught: true,
+		node: n, log: c.logTo(n), attachment: pt.attach(Backup), begun: true, complete: true, caught: true,
 	}
 	c.data.AttachCurrent(p, Backup, false)
 	c.data.Unguarded(p, false)
@@ -123,176 +120,108 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 	c.unguard(p)
 }
 
-// pump sends a follower the next message, or repeats the one in flight when its answer is late.
+// pump adds pending changes of a follower to its log, unless others are in flight. It drops a backup that does not
+// answer.
 func (c *Core) pump(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
 	switch {
-	case f.node == (Node{}):
-	case f.unacked != nil:
-		if c.awake-f.first >= stall && f.caught && s == Backup && pt.standing != Frozen {
-			c.dropFollower(p, s, "no answer")
-		} else if c.t-f.sent >= min(resendAfter<<min(f.tries, 8), resendMost) {
-			f.tries++
-			f.sent = c.t
-			c.sendAgain(f.node, f.unacked)
-		}
-	case pt.standing == Frozen: // commit sends the rest
-	case len(f.rest) == 0 && f.complete && !f.relabel && c.data.Pending(p, s) == 0:
-	case len(f.rest) == 0:
+	case f.node == (Node{}) || pt.standing == Frozen: // commit sends the rest
+	case s == Backup && f.caught && c.stalled(f.log) && (f.inFlight() || c.data.Pending(p, s) > 0):
+		c.dropFollower(p, s, "no answer")
+	case f.inFlight() || f.complete && !f.relabel && c.data.Pending(p, s) == 0:
+	case !f.log.full() || f.urgent:
 		c.drain(p, s)
-	default:
-		c.sendRest(p, s)
+	case !f.waits:
+		f.waits = true
+		f.log.waiting = append(f.log.waiting, p)
 	}
 }
 
-// drain takes a chunk of pending changes and sends its first message.
+// drain takes a chunk of pending changes.
 func (c *Core) drain(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
 	chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
 	c.drained += len(chunk)
 	f.clean = !more && c.grants.voters > 0 && pt.strict.whole
-	c.sendFlight(p, s, c.load(f, chunk, version, !more))
+	c.load(p, f, chunk, version, !more)
 }
 
-// load cuts a chunk into messages and returns the first; the others go to f.rest. last says that no other change is pending.
-func (c *Core) load(f *follower, chunk []byte, version uint64, last bool) (first *Replicate) {
-	f.version = version
-	parts := max((len(chunk)+pieceBytes-1)/pieceBytes, 1)
-	for i := range parts {
-		piece := chunk[i*pieceBytes : min((i+1)*pieceBytes, len(chunk))]
-		f.sequence++
-		m := c.replicate()
-		*m = Replicate{
-			Sequence: f.sequence, Begin: !f.begun, Complete: last && !f.complete && i == parts-1,
-			Part: i, Parts: parts, Chunk: piece, Sum: sum(piece),
-		}
-		f.begun = true
-		if i == 0 {
-			first = m
-		} else {
-			f.rest = append(f.rest, m)
-		}
+// load adds a chunk to a follower's log. last says that no other change is pending.
+func (c *Core) load(p int, f *follower, chunk []byte, version uint64, last bool) {
+	f.version, f.relabel, f.urgent = version, false, false
+	begin := !f.begun
+	for more := true; more; {
+		piece := chunk[:min(len(chunk), pieceBytes)]
+		chunk = chunk[len(piece):]
+		more = len(chunk) > 0
+		f.last = f.log.add(Entry{
+			Partition: p, Term: c.parts[p].term, Attachment: f.attachment, Chunk: piece,
+			Begin: begin, Complete: last && !f.complete && !more, More: more,
+		})
 	}
-	f.complete = f.complete || last
-	return first
+	f.begun, f.complete = true, f.complete || last
 }
 
-// roomFor is how many messages are allocated in one block. One message that is still in use keeps the whole block alive.
-const roomFor = 64
-
-func (c *Core) replicate() *Replicate {
-	if len(c.replicates) == 0 {
-		c.replicates = make([]Replicate, roomFor)
-	}
-	m := &c.replicates[0]
-	c.replicates = c.replicates[1:]
-	return m
-}
-
-func (c *Core) ack() *ReplicateAck {
-	if len(c.acks) == 0 {
-		c.acks = make([]ReplicateAck, roomFor)
-	}
-	a := &c.acks[0]
-	c.acks = c.acks[1:]
-	return a
-}
-
-func (c *Core) sendFlight(p int, s Slot, m *Replicate) {
-	pt := &c.parts[p]
-	f := &pt.followers[s]
-	f.unacked = m
-	f.relabel = false
-	f.unacked.Partition = p
-	f.unacked.Term = pt.term
-	f.sent, f.first, f.tries = c.t, c.awake, 0
-	c.attend(p)
-	c.send(f.node, f.unacked)
-}
-
-// sendRest sends the next message of a chunk in flight.
-func (c *Core) sendRest(p int, s Slot) {
-	f := &c.parts[p].followers[s]
-	next := f.rest[0]
-	if f.rest = f.rest[1:]; len(f.rest) == 0 {
-		f.rest = nil
-	}
-	c.sendFlight(p, s, next)
-}
-
-// onReplicate receives a message of a copy and answers it.
-func (c *Core) onReplicate(from Node, m *Replicate) {
-	p := m.Partition
+// onEntry takes in an entry of another process's log.
+func (c *Core) onEntry(from Node, e *Entry) Outcome {
+	p := e.Partition
 	pt := &c.parts[p]
 	in := &pt.incoming
-	ack := c.ack()
-	*ack = ReplicateAck{Partition: p, Term: m.Term, Sequence: m.Sequence, Outcome: Done}
-	if mv := pt.move; pt.held && mv != nil && mv.commit != nil && mv.to == from && pt.term.Less(m.Term) && !m.Begin {
+	if mv := pt.move; pt.held && mv != nil && mv.commit != nil && mv.to == from && pt.term.Less(e.Term) && !e.Begin {
 		// The receiver of this node's commit has taken the partition and uses this node as its backup. Only its CommitAck has not come
 		// yet.
-		c.released(p, &CommitAck{New: m.Term, Keep: true, Sequence: m.Sequence - 1})
+		c.released(p, &CommitAck{New: e.Term, Keep: true, Attachment: e.Attachment})
 	}
 	switch {
 	case pt.held && !(in.from == from && in.merge):
-		ack.Outcome, ack.Known, ack.Holder = Conflict, pt.term, c.cfg.Self
-	case !pt.held && m.Term.Less(pt.known):
-		ack.Outcome, ack.Known, ack.Holder = Superseded, pt.known, pt.holder
+		return Conflict
+	case !pt.held && e.Term.Less(pt.known):
 		if in.from == from {
 			c.endOffer(p) // another process may offer now
 		}
-	case in.sender == from && attachment(m.Sequence) < attachment(in.last):
-		return // of an earlier attachment
-	case in.sender == from && attachment(m.Sequence) == attachment(in.last) && m.Sequence <= in.last:
-		// A repeat: the answer was lost.
-	default:
-		ack.Outcome = c.takeIn(p, from, m)
+		return Superseded
 	}
-	c.send(from, ack)
+	return c.takeIn(p, from, e)
 }
 
-// takeIn adds the next message to a copy, or to the staging area while the whole copy is not complete.
-func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
+// refusal answers an entry that was not taken in.
+func (c *Core) refusal(position uint64, e *Entry, o Outcome) Refusal {
+	pt := &c.parts[e.Partition]
+	r := Refusal{Position: position, Partition: e.Partition, Attachment: e.Attachment, Outcome: o}
+	switch o {
+	case Conflict:
+		r.Known, r.Holder = pt.term, c.cfg.Self
+	case Superseded:
+		r.Known, r.Holder = pt.known, pt.holder
+	}
+	return r
+}
+
+// takeIn adds the next entry to a copy, or to the staging area while the whole copy is not complete.
+func (c *Core) takeIn(p int, from Node, e *Entry) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
 	switch {
-	case m.Begin && m.Part == 0:
-		c.buffered -= len(in.pieces)
-		in.sender, in.last, in.staged, in.complete, in.pieces, in.part = from, m.Sequence-1, true, false, nil, 0
+	case e.Begin:
+		in.sender, in.attachment, in.staged, in.complete = from, e.Attachment, true, false
 		c.data.Stage(p)
-	case in.sender != from || m.Sequence != in.last+1:
+	case in.sender != from || in.attachment != e.Attachment:
 		return Again
 	}
-	if m.Sum != sum(m.Chunk) || m.Part != int(in.part) || m.Parts < 1 || m.Parts > maxPieces || c.buffered+len(m.Chunk) > c.cfg.MaxBuffered {
-		return c.spoil(p)
-	}
-	in.heard = c.awake
 	if in.from == from {
 		in.word = c.awake
 	}
-	in.last = m.Sequence
-	if m.Part < m.Parts-1 {
-		in.pieces = append(in.pieces, m.Chunk...)
-		in.part++
-		c.buffered += len(m.Chunk)
-		return Done
-	}
-	chunk := m.Chunk
-	if len(in.pieces) > 0 {
-		c.buffered -= len(in.pieces)
-		chunk = append(in.pieces, m.Chunk...)
-	}
-	in.pieces, in.part = nil, 0
-	if len(chunk) > 0 {
-		if err := c.data.Apply(p, in.staged, c.now.Instant, chunk); errors.Is(err, ErrFull) {
+	if len(e.Chunk) > 0 {
+		if err := c.data.Apply(p, in.staged, c.now.Instant, e.Chunk); errors.Is(err, ErrFull) {
 			c.spoil(p)
 			return Full
 		} else if err != nil {
 			return c.spoil(p)
 		}
 	}
-	if m.Complete {
+	if e.Complete {
 		in.complete = true
 		if !pt.held {
 			c.data.Promote(p)
@@ -301,8 +230,8 @@ func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 		}
 	}
 	if !pt.held && !in.staged {
-		pt.copy = Position{Term: m.Term, Sequence: m.Sequence}
-		c.learn(p, m.Term, from)
+		pt.copy = Position{Term: e.Term, Attachment: e.Attachment}
+		c.learn(p, e.Term, from)
 	}
 	return Done
 }
@@ -314,32 +243,19 @@ func (c *Core) spoil(p int) Outcome {
 	if !in.staged && !pt.held {
 		c.dropCopy(p)
 	}
-	c.dropPieces(p)
-	in.staged, in.complete = false, false
+	in.sender, in.attachment, in.staged, in.complete = Node{}, 0, false, false
 	return Again
 }
 
-// dropPieces drops the pieces of an incomplete chunk. The copy stays as it is, and the sender has to begin anew.
-func (c *Core) dropPieces(p int) {
-	in := &c.parts[p].incoming
-	c.buffered -= len(in.pieces)
-	in.sender, in.last, in.pieces, in.part = Node{}, 0, nil, 0
-}
-
-func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
-	p := a.Partition
+// onRefusal ends an attachment that a process refuses.
+func (c *Core) onRefusal(l *outlog, r *Refusal) {
+	p := r.Partition
 	pt := &c.parts[p]
-	if !pt.held {
-		return
-	}
 	for s := range pt.followers {
-		f := &pt.followers[s]
-		if f.node != from || f.unacked == nil || f.unacked.Sequence != a.Sequence {
+		if f := &pt.followers[s]; f.log != l || f.attachment != r.Attachment {
 			continue
 		}
-		switch a.Outcome {
-		case Done:
-			c.acknowledged(p, Slot(s))
+		switch r.Outcome {
 		case Again:
 			c.restart(p, Slot(s))
 		case Full:
@@ -348,18 +264,24 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 			c.dropFollower(p, Slot(s), "it holds the partition too")
 			pt.strict.followAt = c.t + askAgain
 		case Superseded:
-			if pt.known.Less(a.Known) {
-				pt.known = a.Known
+			if pt.known.Less(r.Known) {
+				pt.known = r.Known
 			}
 			c.dropFollower(p, Slot(s), "a higher term is known")
 			pt.strict.followAt = c.t + askAgain
-			if pt.standing == Owned && pt.term.Less(pt.known) && (!c.lives(a.Holder) || a.Holder == c.cfg.Self) {
+			if pt.standing == Owned && pt.term.Less(pt.known) && (!c.lives(r.Holder) || r.Holder == c.cfg.Self) {
 				// The process with that term is gone, or it was this one: no other holder is left.
 				c.raise(p)
 			}
 		}
-		break
+		c.proceed(p)
+		return
 	}
+}
+
+// proceed takes the next step of what waits for a follower's answer.
+func (c *Core) proceed(p int) {
+	pt := &c.parts[p]
 	if pt.move != nil {
 		c.tendMove(p)
 	}
@@ -437,25 +359,19 @@ func (c *Core) restart(p int, s Slot) {
 	}
 }
 
-// acknowledged continues after a follower has taken a message in.
+// acknowledged continues after a follower has taken a chunk in.
 func (c *Core) acknowledged(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
-	done := f.unacked
-	f.unacked = nil
-	if len(f.rest) > 0 {
-		c.sendRest(p, s)
-		return
-	}
 	closed := pt.strict.closed
-	if closed != nil && s == Backup && done.Sequence > closed.sequence {
+	if closed != nil && s == Backup && f.last > closed.position {
 		closed.confirmed = true
 	}
 	// A confirmation that does not count for strict answers yet is passed on now: the partition may not change again.
 	if s == Backup && !c.vouched(p) || c.data.Awaited(p) {
 		c.data.Confirm(p, s, f.version)
 	}
-	if done.Complete {
+	if f.complete && !f.caught {
 		f.caught = true
 		c.stir = true // another whole copy may begin
 		delete(c.full, f.node)
@@ -473,14 +389,13 @@ func (c *Core) acknowledged(p int, s Slot) {
 			c.grants.urgent = true
 		}
 	}
-	if c.upToDate(p) {
+	switch {
+	case c.upToDate(p):
 		c.freeze(p)
-		return
-	}
-	if !f.complete || f.urgent || pt.move != nil && pt.move.slot == s {
-		f.urgent = false
+	case !f.complete || f.urgent || pt.move != nil && pt.move.slot == s:
 		c.pump(p, s)
 	}
+	c.proceed(p)
 }
 
 // vouched reports whether the backup's confirmations count for answers under strict rules. They do while the voters' records of the backup

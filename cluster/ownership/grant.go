@@ -75,8 +75,8 @@ type strictness struct {
 type closed struct {
 	at        int64
 	until     int64  // the lease's end, as it was
-	sequence  uint64 // of the last message that may lack a part of it
-	confirmed bool   // a later message is acknowledged
+	position  uint64 // in the backup's log, of the last block that may lack a part of it
+	confirmed bool   // a later block is acknowledged
 }
 
 // raised prepares for a higher term of the same process: no grant counts any more.
@@ -296,8 +296,9 @@ func (c *Core) closeStrict(p int) {
 	pt := &c.parts[p]
 	s := pt.strict
 	if s.closed == nil {
-		s.closed = &closed{at: c.t, until: s.until, sequence: pt.followers[Backup].sequence}
+		s.closed = &closed{at: c.t, until: s.until, position: pt.followers[Backup].last}
 		s.until = 0
+		c.attend(p)
 	}
 	c.data.Lease(p, 0)
 }
@@ -317,10 +318,10 @@ func (c *Core) confirmFirst(p int) bool {
 	if s == nil || s.confirmed || s.until <= c.t || !f.caught || c.t-s.at >= confirmMost || !c.data.Awaited(p) {
 		return false
 	}
-	if f.unacked == nil && c.data.Pending(p, Backup) > 0 {
+	if !f.inFlight() && c.data.Pending(p, Backup) > 0 {
 		c.drain(p, Backup)
 	}
-	return f.unacked != nil
+	return f.inFlight()
 }
 
 // setUnguarded lets answers under strict rules be given that no backup has confirmed.

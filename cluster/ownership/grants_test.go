@@ -52,7 +52,7 @@ func TestResolve(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l := withVoters(t)
 			l.see(peerX, self, peerX, peerY, voter1, voter2, voter3)
-			l.get(c.copyOf, wholeCopy(c.copyTerm, 10, ids(1)))
+			l.give(c.copyOf, wholeCopy(c.copyTerm, 10, ids(1)))
 			l.see(self, Node{}, voter1, voter2, voter3)
 			l.wait(150 * time.Millisecond)
 			l.answer(func(Node) Info { return Info{} })
@@ -371,11 +371,14 @@ func TestAnotherBackup(t *testing.T) {
 	confirmed := func(version uint64) bool {
 		return slices.ContainsFunc(l.confirmed, func(p Progress) bool { return !p.Unguarded && p.Version >= version })
 	}
-	ack := func(m *Replicate) { l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done}) }
+	ack := func() {
+		l.entry(peerX)
+		l.ack(peerX)
+	}
 	l.wait(time.Second) // the voters are asked, and have not answered
 	l.data.admit(0, 1)
 	l.wait(50 * time.Millisecond)
-	first := last[*Replicate](l, peerX)
+	l.entry(peerX)
 	l.data.admit(0, 2)
 	replaced()
 	if l.lease() > l.now {
@@ -393,14 +396,14 @@ func TestAnotherBackup(t *testing.T) {
 		t.Error("strict rules are not decided when the backup stays")
 	}
 	replaced()
-	ack(first)
+	l.ack(peerX)
 	if len(said[*Forget](l, peerX)) > 0 {
 		t.Fatal("the backup was told to forget before it had everything")
 	}
 	if confirmed(2) {
 		t.Error("what the backup does not have is confirmed")
 	}
-	ack(last[*Replicate](l, peerX))
+	ack()
 	if !confirmed(2) {
 		t.Errorf("what the backup has is not confirmed: %+v", l.confirmed)
 	}
@@ -414,7 +417,7 @@ func TestAnotherBackup(t *testing.T) {
 		t.Error("strict rules are not decided when the backup stays")
 	}
 	replaced()
-	ack(last[*Replicate](l, peerX))
+	ack()
 	if !confirmed(1) {
 		t.Errorf("what the backup has is not confirmed: %+v", l.confirmed)
 	}
@@ -446,8 +449,8 @@ func TestLostBackup(t *testing.T) {
 	}
 	l.finds()
 	l.wait(250 * time.Millisecond)
-	first := last[*Replicate](l, peerX)
-	l.get(peerX, &ReplicateAck{Term: first.Term, Sequence: first.Sequence, Outcome: Done})
+	l.entry(peerX)
+	l.ack(peerX)
 	if f := &l.core.parts[0].followers[Backup]; f.node != peerX || f.named || f.caught {
 		t.Errorf("a backup that has the first chunk: %+v", f)
 	}
@@ -478,12 +481,12 @@ func TestMoveConfirmsFirst(t *testing.T) {
 	l := granted(t)
 	l.data.admit(0, 1)
 	l.wait(50 * time.Millisecond)
-	m := last[*Replicate](l, peerX)
+	l.entry(peerX)
 	l.leaveTo(peerY)
 	if r := l.route(); r.Standing != Frozen || len(said[*Commit](l, peerY)) > 0 {
 		t.Fatalf("%+v, and given away before the backup has confirmed what was decided", r)
 	}
-	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+	l.ack(peerX)
 	last[*Commit](l, peerY)
 }
 
@@ -494,7 +497,7 @@ func TestLateConfirmation(t *testing.T) {
 		l := granted(t)
 		l.data.admit(0, 1)
 		l.wait(50 * time.Millisecond)
-		m := last[*Replicate](l, peerX)
+		l.entry(peerX)
 		lease := l.lease()
 		l.leaveTo(peerY)
 		if r := l.route(); r.Standing != Frozen || l.lease() > l.now || lease <= l.now {
@@ -504,7 +507,7 @@ func TestLateConfirmation(t *testing.T) {
 			l.now = lease
 		}
 		l.confirmed = nil
-		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+		l.ack(peerX)
 		if len(l.confirmed) != 1 || l.confirmed[0].Unguarded != late {
 			t.Errorf("after the lease's end: %v; confirmed: %+v", late, l.confirmed)
 		}

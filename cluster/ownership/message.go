@@ -41,10 +41,10 @@ type Info struct {
 	Copy      Position // of a complete copy; zero when there is none
 }
 
-// Position says how far a copy has come: the term of its holder and the sequence of the last message it has.
+// Position says how new a copy is: the term under which its holder last changed it, and the attachment that it was sent in.
 type Position struct {
-	Term     Term
-	Sequence uint64
+	Term       Term
+	Attachment uint64
 }
 
 // Entrust asks the node with the best copy of a lost partition to claim it.
@@ -76,20 +76,45 @@ type OfferReply struct {
 	Verdict   Verdict
 }
 
-// Replicate brings a follower up to date. One at a time is in flight for each partition and follower.
-type Replicate struct {
-	Partition int
-	Term      Term
-	Sequence  uint64 // one above the message before; the first of a whole copy may be any
-	Begin     bool   // the first of a whole copy, which is staged until Complete
-	Complete  bool   // with this the whole copy is complete
-	Part      int    // index of this message among those that make up one chunk
-	Parts     int    // their number, at least 1; all of them but the last carry the chunk's bytes only
-	Chunk     []byte
-	Sum       uint32 // CRC-32C of Chunk
+// Block is a part of the log from one process to another. The log carries the changes of all copies that the sender keeps at the receiver.
+type Block struct {
+	Log      uint64 // rises with each log from this sender to any process; a later log replaces the one before
+	Position uint64 // 1 for the first block of a log, then one above the block before
+	Heard    uint64 // the sender knows the refusals up to this position
+	Entries  []Entry
+	Sum      uint32 // CRC-32C of the chunks
 }
 
-// Outcome answers Replicate and Commit.
+// Entry changes one copy.
+type Entry struct {
+	Partition  int
+	Term       Term
+	Attachment uint64 // numbers the holder's attachments of followers: no two of a partition and a holder share a number
+	Begin      bool   // of an attachment's first chunk: a whole copy begins, which is staged until Complete
+	Complete   bool   // with this entry the whole copy is complete
+	More       bool   // the chunk goes on in the next entry of the log
+	Chunk      []byte
+}
+
+// BlockAck answers a Block: all entries up to a position are taken in, except those that are refused.
+type BlockAck struct {
+	Log      uint64
+	Position uint64
+	Lost     bool      // the receiver has forgotten the log: begin all copies anew, in another log
+	Refusals []Refusal // all that the sender has not said it knows
+}
+
+// Refusal ends an attachment.
+type Refusal struct {
+	Position   uint64 // of its block
+	Partition  int
+	Attachment uint64
+	Outcome    Outcome // not Done
+	Known      Term    // with Superseded and Conflict: the higher term
+	Holder     Node    // and its holder
+}
+
+// Outcome answers an Entry or a Commit.
 type Outcome uint8
 
 // The outcomes.
@@ -101,36 +126,30 @@ const (
 	Full       Outcome = 5 // the receiver has no room for the copy, and keeps none: begin anew later
 )
 
-// ReplicateAck answers a Replicate.
-type ReplicateAck struct {
-	Partition int
-	Term      Term // of the Replicate
-	Sequence  uint64
-	Outcome   Outcome
-	Known     Term // with Superseded and Conflict: the higher term
-	Holder    Node // and its holder
-}
-
 // Commit hands a partition over: the sender has stopped deciding and gives up its present term. The receiver holds the partition under a
 // higher term from the moment it has this message. The sender repeats it until it is answered.
 type Commit struct {
-	Replicate      // the last changes
-	Known     Term // the highest term the sender knows of
-	Release   Node // proof of release together with Term: exactly this process gives up exactly this term
-	Merge     bool // the receiver has said that it holds the partition too
-	Granted   bool // the sender had a grant for its strict rules, so its content is whole for them
+	Partition  int
+	Term       Term
+	Attachment uint64 // of the receiver's copy
+	Chunk      []byte // the last changes
+	Sum        uint32 // CRC-32C of Chunk
+	Known      Term   // the highest term the sender knows of
+	Release    Node   // proof of release together with Term: exactly this process gives up exactly this term
+	Merge      bool   // the receiver has said that it holds the partition too
+	Granted    bool   // the sender had a grant for its strict rules, so its content is whole for them
 }
 
 // CommitAck answers a Commit.
 type CommitAck struct {
-	Partition int
-	Term      Term // of the Commit
-	Outcome   Outcome
-	New       Term   // with Done: the receiver's
-	Keep      bool   // with Done: the sender is the receiver's backup and keeps its copy
-	Sequence  uint64 // with Keep: the one that the receiver's first Replicate follows
-	Known     Term   // with Superseded
-	Holder    Node
+	Partition  int
+	Term       Term // of the Commit
+	Outcome    Outcome
+	New        Term   // with Done: the receiver's
+	Keep       bool   // with Done: the sender is the receiver's backup and keeps its copy
+	Attachment uint64 // with Keep: of that copy
+	Known      Term   // with Superseded
+	Holder     Node
 }
 
 // Forget tells a follower that its copy is not needed any more.
@@ -203,8 +222,8 @@ func (*QueryReply) message()   {}
 func (*Entrust) message()      {}
 func (*Offer) message()        {}
 func (*OfferReply) message()   {}
-func (*Replicate) message()    {}
-func (*ReplicateAck) message() {}
+func (*Block) message()        {}
+func (*BlockAck) message()     {}
 func (*Commit) message()       {}
 func (*CommitAck) message()    {}
 func (*Forget) message()       {}

@@ -1,16 +1,13 @@
 package ownership
 
-import (
-	"hash/crc32"
-	"slices"
-)
+import "slices"
 
 // This file hands a partition over to another process, and merges one that both processes hold after a split.
 //
 // The path of a move, giver on the left:
 //
 //	considerMove: Offer         -> onOffer: Accepted, Merging (the receiver holds the partition too) or Refused
-//	Replicate (follow.go)       -> a copy, or with Merging a staging area, that is brought up to date
+//	entries (follow.go)         -> a copy, or with Merging a staging area, that is brought up to date
 //	freeze: few keys are left; the giver stops deciding
 //	commit: Commit, with the    -> onCommit: takes the last changes, holds the partition under a higher term, decides
 //	last changes and the release
@@ -40,16 +37,13 @@ type commitment struct {
 
 // incoming is a move or a copy in progress, at the receiver.
 type incoming struct {
-	sender   Node   // of the messages that are being received
-	last     uint64 // the sequence of the last message
-	part     int32  // how many pieces of the chunk have come
-	staged   bool   // messages go into the staging area
-	complete bool   // the staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content
-	merge    bool   // this node holds the partition too
-	pieces   []byte // of an incomplete chunk
-	heard    int64  // when the last piece came, by Core.awake
-	from     Node   // of an accepted offer; the zero Node: none. Another process may send a copy meanwhile
-	word     int64  // when from last offered, or sent a message, by Core.awake
+	sender     Node   // of the entries that are being received
+	attachment uint64 // of these entries
+	staged     bool   // entries go into the staging area
+	complete   bool   // the staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content
+	merge      bool   // this node holds the partition too
+	from       Node   // of an accepted offer; the zero Node: none. Another process may send a copy meanwhile
+	word       int64  // when from last offered, or sent an entry, by Core.awake
 }
 
 // considerMove begins to give away a partition that another member should hold.
@@ -109,7 +103,6 @@ func (c *Core) onOffer(from Node, o *Offer) {
 // endIncoming forgets the move or copy that is being received.
 func (c *Core) endIncoming(p int) {
 	in := &c.parts[p].incoming
-	c.buffered -= len(in.pieces)
 	if in.from != (Node{}) {
 		c.arriving--
 	}
@@ -184,7 +177,7 @@ func (c *Core) tendMove(p int) {
 		if c.upToDate(p) {
 			c.freeze(p)
 		}
-	case pt.followers[m.slot].unacked == nil && (m.slot == Backup || !c.confirmFirst(p)):
+	case !pt.followers[m.slot].inFlight() && (m.slot == Backup || !c.confirmFirst(p)):
 		c.commit(p)
 	}
 }
@@ -197,7 +190,7 @@ func (c *Core) upToDate(p int) bool {
 		return false
 	}
 	f := &pt.followers[m.slot]
-	return f.node == m.to && f.caught && f.unacked == nil && c.data.Pending(p, m.slot) <= freezeBelow
+	return f.node == m.to && f.caught && !f.inFlight() && c.data.Pending(p, m.slot) <= freezeBelow
 }
 
 // freeze stops deciding for a partition. Afterwards it is handed over, or this node holds it on under a new term.
@@ -210,21 +203,19 @@ func (c *Core) freeze(p int) {
 	c.tendMove(p)
 }
 
-// commit sends the last changes; the last message is the Commit, with the proof of release.
+// commit sends the last changes; the last message is the Commit, with the proof of release. Nothing else of the
+// partition is in flight then, so the order of Commit and log does not matter.
 func (c *Core) commit(p int) {
 	pt := &c.parts[p]
 	m, f := pt.move, &pt.followers[pt.move.slot]
 	chunk, version, more := c.data.Drain(p, m.slot, c.now.Instant, chunkBytes)
 	if more || len(chunk) > pieceBytes {
 		f.clean = false
-		c.sendFlight(p, m.slot, c.load(f, chunk, version, false))
+		c.load(p, f, chunk, version, false)
 		return
 	}
-	f.sequence++
 	m.commit = &Commit{
-		Replicate: Replicate{
-			Partition: p, Term: pt.term, Sequence: f.sequence, Part: 0, Parts: 1, Chunk: chunk, Sum: sum(chunk),
-		},
+		Partition: p, Term: pt.term, Attachment: f.attachment, Chunk: chunk, Sum: sum(chunk),
 		Known: pt.known, Release: c.cfg.Self, Merge: m.merge, Granted: pt.strict.whole,
 	}
 	// If the receiver is lost at once, this node's next claim must be above the term that it took.
@@ -232,8 +223,6 @@ func (c *Core) commit(p int) {
 	m.sent = c.t
 	c.send(m.to, m.commit)
 }
-
-func sum(chunk []byte) uint32 { return crc32.Checksum(chunk, crc32.MakeTable(crc32.Castagnoli)) }
 
 // endMove forgets a move.
 func (c *Core) endMove(p int) {
@@ -265,7 +254,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	}
 	in := &pt.incoming
 	ack := &CommitAck{Partition: p, Term: m.Term}
-	fits := in.sender == from && m.Sequence == in.last+1 && len(in.pieces) == 0 && m.Sum == sum(m.Chunk)
+	fits := in.sender == from && m.Attachment == in.attachment && m.Sum == sum(m.Chunk)
 	switch {
 	case pt.held && !(in.from == from && in.merge && m.Merge):
 		ack.Outcome, ack.Known, ack.Holder = Conflict, pt.term, c.cfg.Self
@@ -299,7 +288,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		if f := &pt.followers[Backup]; f.node == (Node{}) && c.member(c.view.Backups, p) == from && !m.Merge {
 			// The giver has exactly this content.
 			c.followCurrent(p, from)
-			ack.Keep, ack.Sequence = true, f.sequence
+			ack.Keep, ack.Attachment = true, f.attachment
 		}
 		c.open(p)
 		c.wantBackup(p)
@@ -394,9 +383,9 @@ func (c *Core) released(p int, a *CommitAck) {
 	*pt.strict = strictness{}
 	pt.known, pt.holder, pt.hintView = a.New, to, c.views
 	if a.Keep {
-		pt.copy, pt.copyFrom = Position{Term: a.New, Sequence: a.Sequence}, to
+		pt.copy, pt.copyFrom = Position{Term: a.New, Attachment: a.Attachment}, to
 		c.endIncoming(p)
-		pt.incoming.sender, pt.incoming.last = to, a.Sequence
+		pt.incoming.sender, pt.incoming.attachment = to, a.Attachment
 	} else {
 		c.dropCopy(p)
 	}

@@ -17,7 +17,7 @@ func TestLateClaim(t *testing.T) {
 	q := last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1)}}})
 	l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerX}}})
-	l.get(peerX, wholeCopy(term(2), 9, ids(1)))
+	l.give(peerX, wholeCopy(term(2), 9, ids(1)))
 	l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1)}}})
 	l.owned(false)
 	l.wait(time.Second)
@@ -55,9 +55,9 @@ func TestStaleCommit(t *testing.T) {
 	if r := last[*OfferReply](l, peerX); r.Verdict != Accepted {
 		t.Fatalf("offer: %v", r.Verdict)
 	}
-	l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
-	l.get(peerX, &Commit{Replicate: *update(term(1), 11, nil), Known: term(1), Release: peerX})
+	l.get(peerX, commits(peerX, term(1), 10, nil))
 	if a := last[*CommitAck](l, peerX); a.Outcome != Superseded {
 		t.Errorf("a stale commit is answered %v", a.Outcome)
 	}
@@ -104,9 +104,8 @@ func TestBrokenChunk(t *testing.T) {
 		l := newAlone(t)
 		l.see(peerX, Node{}, peerX)
 		l.data.parts[0].broken = true
-		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
-		if a := last[*ReplicateAck](l, peerX); a.Outcome != Again {
-			t.Errorf("a broken chunk is answered %v", a.Outcome)
+		if got := l.give(peerX, wholeCopy(term(1), 10, ids(1))); got != Again {
+			t.Errorf("a broken chunk is answered %v", got)
 		}
 		if i := l.info(peerX); i.Copy != (Position{}) {
 			t.Errorf("a broken copy is at %v", i.Copy)
@@ -116,9 +115,9 @@ func TestBrokenChunk(t *testing.T) {
 		l := newAlone(t)
 		l.see(self, peerX, peerX)
 		l.get(peerX, &Offer{Term: term(1)})
-		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.data.parts[0].broken = true
-		l.get(peerX, &Commit{Replicate: *update(term(1), 11, ids(2)), Known: term(1), Release: peerX})
+		l.get(peerX, commits(peerX, term(1), 10, ids(2)))
 		if a := last[*CommitAck](l, peerX); a.Outcome != Again {
 			t.Errorf("a broken commit is answered %v", a.Outcome)
 		}
@@ -136,9 +135,9 @@ func TestBrokenChunk(t *testing.T) {
 			if r := last[*OfferReply](l, peerX); r.Verdict != Merging {
 				t.Fatalf("offer: %v", r.Verdict)
 			}
-			l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+			l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 			l.data.parts[0].broken, l.data.parts[0].stuck = chunk != nil, chunk == nil
-			l.get(peerX, &Commit{Replicate: *update(term(1), 11, chunk), Known: term(1), Release: peerX, Merge: true})
+			l.get(peerX, &Commit{Term: term(1), Attachment: 10, Chunk: chunk, Sum: sum(chunk), Known: term(1), Release: peerX, Merge: true})
 			if a := last[*CommitAck](l, peerX); a.Outcome != Again {
 				t.Errorf("a broken merge is answered %v", a.Outcome)
 			}
@@ -155,11 +154,10 @@ func TestNoRoom(t *testing.T) {
 	t.Run("receiver", func(t *testing.T) {
 		l := newAlone(t)
 		l.see(peerX, Node{}, peerX)
-		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.data.parts[0].full = true
-		l.get(peerX, update(term(1), 11, ids(2)))
-		if a := last[*ReplicateAck](l, peerX); a.Outcome != Full {
-			t.Errorf("a chunk without room is answered %v", a.Outcome)
+		if got := l.give(peerX, update(term(1), 10, ids(2))); got != Full {
+			t.Errorf("a chunk without room is answered %v", got)
 		}
 		if i := l.info(peerX); i.Copy != (Position{}) {
 			t.Errorf("a copy that lacks a chunk is at %v", i.Copy)
@@ -172,10 +170,10 @@ func TestNoRoom(t *testing.T) {
 		var began []time.Duration
 		start, refused := l.now, 0
 		for l.now-start < int64(20*time.Second) {
-			for _, m := range said[*Replicate](l, peerX) {
+			for _, m := range l.entries(peerX) {
 				began = append(began, time.Duration(l.now-start).Round(100*time.Millisecond))
 				refused++
-				l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Full})
+				l.refuse(peerX, m, Full)
 			}
 			if st := l.core.Status(l.time()); refused > 0 && (st.Degraded != 1 || st.NoRoom != 1) {
 				t.Fatalf("after %d attempts: %+v", refused, st)
@@ -199,11 +197,9 @@ func TestPieces(t *testing.T) {
 	l.see(peerX, Node{}, peerX)
 	chunk := ids(1, 2, 3)
 	for i, piece := range [][]byte{chunk[:3], chunk[3:5], chunk[5:]} {
-		l.get(peerX, &Replicate{
-			Term: term(1), Sequence: 10 + uint64(i), Begin: i == 0, Complete: i == 2, Part: i, Parts: 3, Chunk: piece, Sum: sum(piece),
-		})
-		if a := last[*ReplicateAck](l, peerX); a.Outcome != Done {
-			t.Fatalf("piece %d is answered %v", i, a.Outcome)
+		e := &Entry{Term: term(1), Attachment: 10, Begin: true, Complete: i == 2, More: i < 2, Chunk: piece}
+		if got := l.give(peerX, e); got != Done {
+			t.Fatalf("piece %d is answered %v", i, got)
 		}
 	}
 	if got := l.data.parts[0].content; len(got) != 3 {
@@ -211,17 +207,16 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// TestAttachments: what comes late from an earlier attachment changes nothing, and what comes from a later one counts, however its
-// numbers compare.
+// TestAttachments: what comes from an earlier attachment changes nothing, and a later one counts, however their numbers compare.
 func TestAttachments(t *testing.T) {
 	l := newAlone(t)
 	l.see(peerX, Node{}, peerX)
 	var holder part
 	number := func(attached uint64, s Slot) uint64 {
 		holder.attached = attached
-		return holder.sequence(s) + 1
+		return holder.attach(s)
 	}
-	backup1, backup2, target3 := number(1, Backup), number(2, Backup), number(3, Target)
+	backup1, backup2, target3 := number(0, Backup), number(1, Backup), number(2, Target)
 	if backup1 < target3 {
 		t.Errorf("a backup's copy, at %#x, is not above a move's receiver's, at %#x", backup1, target3)
 	}
@@ -231,25 +226,27 @@ func TestAttachments(t *testing.T) {
 			t.Errorf("the copy has %v, want %d", got, want)
 		}
 	}
-	l.get(peerX, wholeCopy(term(1), backup1, ids(1)))
+	l.give(peerX, wholeCopy(term(1), backup1, ids(1)))
 	has(1)
-	l.get(peerX, wholeCopy(term(1), backup2, ids(1, 2)))
+	l.give(peerX, wholeCopy(term(1), backup2, ids(1, 2)))
 	has(2)
-	l.get(peerX, wholeCopy(term(1), backup1, ids(1)))
+	if got := l.give(peerX, update(term(1), backup1, ids(4))); got != Again {
+		t.Errorf("an entry of an earlier attachment is answered %v", got)
+	}
 	has(2)
-	l.get(peerX, wholeCopy(term(1), target3, ids(1, 2, 3)))
+	l.give(peerX, wholeCopy(term(1), target3, ids(1, 2, 3)))
 	has(3)
 }
 
-// TestKeep: the giver keeps its copy, and the receiver's first message follows what the giver has.
+// TestKeep: the giver keeps its copy, and the receiver's first entry changes it.
 func TestKeep(t *testing.T) {
 	t.Run("receiver", func(t *testing.T) {
 		l := newAlone(t)
 		l.see(self, peerX, peerX)
 		l.get(peerX, &Offer{Term: term(1)})
-		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.data.parts[0].unguarded = true // as it was when this node held it before
-		l.get(peerX, &Commit{Replicate: *update(term(1), 11, nil), Known: term(1), Release: peerX})
+		l.get(peerX, commits(peerX, term(1), 10, nil))
 		a := last[*CommitAck](l, peerX)
 		if a.Outcome != Done || !a.Keep {
 			t.Fatalf("commit: %+v", a)
@@ -259,8 +256,8 @@ func TestKeep(t *testing.T) {
 		}
 		l.data.admit(0, 2)
 		l.wait(100 * time.Millisecond)
-		if m := last[*Replicate](l, peerX); m.Begin || m.Sequence != a.Sequence+1 {
-			t.Errorf("the first message is %d, begin %v; the giver was told %d", m.Sequence, m.Begin, a.Sequence)
+		if m := l.entry(peerX); m.Begin || m.Attachment != a.Attachment {
+			t.Errorf("the first entry is %+v; the giver was told %+v", m, a)
 		}
 	})
 	t.Run("giver without an answer", func(t *testing.T) {
@@ -269,9 +266,8 @@ func TestKeep(t *testing.T) {
 		l.data.admit(0, 1)
 		c := l.gives(peerX)
 		m := update(c.Known.after(peerX.Boot).after(peerX.Boot), 500, ids(2))
-		l.get(peerX, m)
-		if a := last[*ReplicateAck](l, peerX); a.Outcome != Done {
-			t.Errorf("the receiver's first message is answered %v", a.Outcome)
+		if got := l.give(peerX, m); got != Done {
+			t.Errorf("the receiver's first entry is answered %v", got)
 		}
 		if got := l.data.parts[0].content; !got[1] || !got[2] {
 			t.Errorf("the copy has %v", got)
@@ -286,7 +282,7 @@ func TestKeep(t *testing.T) {
 func TestForget(t *testing.T) {
 	l := newAlone(t)
 	l.see(peerX, Node{}, peerX, peerY)
-	l.get(peerX, wholeCopy(term(2), 10, ids(1)))
+	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 	l.get(peerX, &Forget{Term: term(1)})
 	l.get(peerY, &Forget{Term: term(3)})
 	if l.info(peerX).Copy == (Position{}) {
@@ -335,7 +331,7 @@ func TestIdleOffer(t *testing.T) {
 func TestEntrustedWhileLeaving(t *testing.T) {
 	l := newAlone(t)
 	l.see(peerX, self, peerX, peerY)
-	l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.view(View{Leaving: true, Settled: true}, peerY, peerY, peerY)
 	l.wait(200 * time.Millisecond)
 	if !l.core.Settled() {
@@ -357,45 +353,20 @@ func TestIdleOfferBesideCopy(t *testing.T) {
 	if r := last[*OfferReply](l, peerY); r.Verdict != Accepted {
 		t.Fatalf("an offer is answered %v", r.Verdict)
 	}
-	l.get(peerX, wholeCopy(term(2), 10, ids(1)))
+	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 	l.wait(time.Duration(idleAfter) - time.Second)
-	l.get(peerX, update(term(2), 11, nil))
+	l.give(peerX, update(term(2), 10, nil))
 	l.wait(time.Second + time.Duration(lookEvery) + 50*time.Millisecond)
-	l.get(peerX, update(term(2), 12, nil))
-	if a := last[*ReplicateAck](l, peerX); a.Outcome != Done {
-		t.Errorf("a message after the other's offer has ended is answered %v", a.Outcome)
+	if got := l.give(peerX, update(term(2), 10, nil)); got != Done {
+		t.Errorf("a message after the other's offer has ended is answered %v", got)
 	}
 	l.get(peerX, &Offer{Term: term(2)})
 	if r := last[*OfferReply](l, peerX); r.Verdict != Accepted {
 		t.Errorf("an offer is answered %v while another sends nothing", r.Verdict)
 	}
-	l.get(peerX, &Commit{Replicate: *update(term(2), 13, nil), Known: term(2), Release: peerX})
+	l.get(peerX, commits(peerX, term(2), 10, nil))
 	if a := last[*CommitAck](l, peerX); a.Outcome != Done {
 		t.Errorf("its commit is answered %v", a.Outcome)
-	}
-}
-
-// TestIdlePieces: pieces of a chunk that is not sent to its end take no room for good, and the copy before it stays.
-func TestIdlePieces(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, self, peerX)
-	l.get(peerX, wholeCopy(term(1), 10, ids(1)))
-	piece := update(term(1), 11, ids(2))
-	piece.Parts = 2
-	l.get(peerX, piece)
-	if a := last[*ReplicateAck](l, peerX); a.Outcome != Done || l.core.buffered == 0 {
-		t.Fatalf("a piece is answered %v, and takes %d bytes", a.Outcome, l.core.buffered)
-	}
-	l.wait(time.Duration(idleAfter+lookEvery) + 50*time.Millisecond)
-	if l.core.buffered != 0 {
-		t.Errorf("its pieces still take %d bytes", l.core.buffered)
-	}
-	if i := l.info(peerX); i.Copy.Term != term(1) {
-		t.Errorf("the copy is at %v", i.Copy)
-	}
-	l.get(peerX, update(term(1), 12, ids(3)))
-	if a := last[*ReplicateAck](l, peerX); a.Outcome != Again {
-		t.Errorf("what follows lost pieces is answered %v", a.Outcome)
 	}
 }
 
@@ -407,8 +378,8 @@ func TestLateCommit(t *testing.T) {
 		t.Helper()
 		l.see(self, from, from, peerX, peerY)
 		l.get(from, &Offer{Term: held})
-		l.get(from, wholeCopy(held, 10, ids(1)))
-		m := &Commit{Replicate: *update(held, 11, nil), Known: held, Release: from}
+		l.give(from, wholeCopy(held, 10, ids(1)))
+		m := commits(from, held, 10, nil)
 		l.get(from, m)
 		if a := last[*CommitAck](l, from); a.Outcome != Done {
 			t.Fatalf("%+v", a)
@@ -462,39 +433,24 @@ func TestNewsOnce(t *testing.T) {
 	}
 }
 
-// TestCopyInOrder: a copy takes in what follows what it has, whole and undamaged, from the one that it is of, and from nobody else.
-func TestCopyInOrder(t *testing.T) {
-	damaged := update(term(2), 11, ids(2))
-	damaged.Sum++
-	pieces := func(sequence uint64, part int) *Replicate {
-		m := update(term(2), sequence, ids(2))
-		m.Part, m.Parts = part, 3
-		return m
-	}
+// TestCopyOf: a copy takes in what is of its attachment, from the holder that it is of, and from no other process.
+func TestCopyOf(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		from Node
-		m    *Replicate
+		e    *Entry
 		want Outcome
 	}{
-		{"the next", peerX, update(term(2), 11, ids(2)), Done},
-		{"one is missing", peerX, update(term(2), 12, ids(2)), Again},
-		{"damaged", peerX, damaged, Again},
-		{"a piece is missing", peerX, pieces(11, 1), Again},
-		{"somebody else's", peerY, update(term(2), 11, ids(2)), Again},
+		{"the next", peerX, update(term(2), 10, ids(2)), Done},
+		{"of another attachment", peerX, update(term(2), 11, ids(2)), Again},
+		{"another process's", peerY, update(term(2), 10, ids(2)), Again},
 		{"an earlier term's", peerY, wholeCopy(term(1), 20, ids(2)), Superseded},
-		{"of one who is not there", peerB, wholeCopy(term(3), 20, ids(2)), 0},
+		{"of a process that is not there", peerB, wholeCopy(term(3), 20, ids(2)), 0},
 	} {
 		l := newAlone(t)
 		l.see(peerX, Node{}, peerX, peerY)
-		l.get(peerX, wholeCopy(term(2), 10, ids(1)))
-		said[*ReplicateAck](l, Node{})
-		l.get(c.from, c.m)
-		got := Outcome(0)
-		if c.want != 0 {
-			got = last[*ReplicateAck](l, c.from).Outcome
-		}
-		if got != c.want || l.data.parts[0].content[2] != (c.want == Done) || len(said[*ReplicateAck](l, Node{})) > 0 {
+		l.give(peerX, wholeCopy(term(2), 10, ids(1)))
+		if got := l.give(c.from, c.e); got != c.want || l.data.parts[0].content[2] != (c.want == Done) {
 			t.Errorf("%s: answered %v, want %v; the copy has %v", c.name, got, c.want, l.data.parts[0].content)
 		}
 	}
@@ -502,72 +458,80 @@ func TestCopyInOrder(t *testing.T) {
 
 // TestUnfinishedCopy: a copy counts once it is whole; until then the one before does, and still does when the new one is damaged.
 func TestUnfinishedCopy(t *testing.T) {
-	begins := func(sequence uint64, chunk []byte) *Replicate {
-		m := wholeCopy(term(2), sequence, chunk)
+	begins := func(attachment uint64, chunk []byte) *Entry {
+		m := wholeCopy(term(2), attachment, chunk)
 		m.Complete = false
 		return m
 	}
 	l := newAlone(t)
 	l.see(peerX, Node{}, peerX)
-	l.get(peerX, begins(10, ids(1)))
+	l.give(peerX, begins(10, ids(1)))
 	if i := l.info(peerX); i.Copy != (Position{}) {
 		t.Errorf("an unfinished copy is at %v", i.Copy)
 	}
-	l.get(peerX, wholeCopy(term(2), 20, ids(1)))
-	l.get(peerX, begins(1<<32+30, ids(2)))
+	l.give(peerX, wholeCopy(term(2), 20, ids(1)))
+	l.give(peerX, begins(30, ids(2)))
 	l.data.parts[0].broken = true
-	l.get(peerX, update(term(2), 1<<32+31, ids(3)))
+	l.give(peerX, update(term(2), 30, ids(3)))
 	if i := l.info(peerX); i.Copy != (Position{term(2), 20}) {
 		t.Errorf("when a new copy is broken, the old one is at %v", i.Copy)
 	}
 }
 
-// TestBuffered: the room that pieces of a chunk take is given back however their chunk ends.
+// TestBuffered: the room that pieces of a chunk take is given back when the chunk is complete or its sender lost, and a chunk for which
+// there is no room is refused.
 func TestBuffered(t *testing.T) {
-	piece := func(sequence uint64, part int, begin bool) *Replicate {
-		m := update(term(2), sequence, []byte("[12"))
-		m.Part, m.Parts, m.Begin = part, 3, begin
-		return m
+	piece := func(more bool, text string) *Entry {
+		return &Entry{Term: term(2), Attachment: 10, Begin: true, Complete: !more, More: more, Chunk: []byte(text)}
 	}
 	for name, end := range map[string]func(l *alone){
-		"whole": func(l *alone) {
-			m := update(term(2), 12, []byte("]"))
-			m.Part, m.Parts = 2, 3
-			l.get(peerX, m)
-		},
-		"damaged":     func(l *alone) { l.get(peerX, piece(12, 1, false)) },
-		"begun anew":  func(l *alone) { l.get(peerX, wholeCopy(term(2), 1<<32, ids(1))) },
-		"sender lost": func(l *alone) { l.see(self, Node{}) },
+		"whole":       func(l *alone) { l.give(peerX, piece(false, "]")) },
+		"sender lost": func(l *alone) { l.see(self, Node{}); l.wait(time.Duration(strangerFor + 2*lookEvery)) },
 	} {
 		l := newAlone(t)
 		l.see(self, Node{}, peerX)
 		l.get(peerX, &Offer{Term: term(2)})
-		l.get(peerX, piece(10, 0, true))
-		l.get(peerX, piece(11, 1, false))
-		if l.core.buffered != 6 {
-			t.Fatalf("%d bytes are kept", l.core.buffered)
+		l.give(peerX, piece(true, "[12"))
+		l.give(peerX, piece(true, ",34"))
+		if l.core.buffered() != 6 {
+			t.Fatalf("%d bytes are kept", l.core.buffered())
 		}
-		if end(l); l.core.buffered != 0 {
-			t.Errorf("%s: %d bytes are kept", name, l.core.buffered)
+		if end(l); l.core.buffered() != 0 {
+			t.Errorf("%s: %d bytes are kept", name, l.core.buffered())
+		}
+	}
+	for most, want := range map[int]Outcome{5: Again, 6: Done} {
+		l := newAloneWith(t, Config{Partitions: 1, MaxBuffered: most})
+		l.see(peerX, Node{}, peerX)
+		l.give(peerX, piece(true, "[12"))
+		l.give(peerX, piece(true, ",34"))
+		if got := l.give(peerX, piece(false, "]")); got != want || l.core.buffered() > 0 {
+			t.Errorf("room for %d bytes: answered %v", most, got)
+		}
+		if got := l.give(peerX, wholeCopy(term(2), 11, ids(1))); got != Done {
+			t.Errorf("the next chunk is answered %v", got)
 		}
 	}
 }
 
-// TestAcknowledged: what a follower confirms is the message that is in flight to it, as a whole chunk.
+// TestAcknowledged: what a follower confirms is what is in flight to it.
 func TestAcknowledged(t *testing.T) {
 	l := newAlone(t)
 	l.claims(self, peerX, peerX, peerY)
 	l.acks(peerX)
 	l.data.admit(0, 1)
 	l.wait(100 * time.Millisecond)
-	m := last[*Replicate](l, peerX)
+	l.entry(peerX)
+	b := l.sent[peerX]
 	l.confirmed = nil
-	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence - 1, Outcome: Done})
-	l.get(peerY, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+	l.get(peerX, &BlockAck{Log: b.Log, Position: b.Position - 1})
+	l.get(peerX, &BlockAck{Log: b.Log, Position: b.Position + 1})
+	l.get(peerX, &BlockAck{Log: b.Log + 1, Position: b.Position})
+	l.get(peerY, &BlockAck{Log: b.Log, Position: b.Position})
 	if len(l.confirmed) > 0 {
 		t.Errorf("confirmed without the backup: %+v", l.confirmed)
 	}
-	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+	l.ack(peerX)
 	if len(l.confirmed) != 1 || l.confirmed[0].Unguarded {
 		t.Errorf("confirmed by the backup: %+v", l.confirmed)
 	}
@@ -576,11 +540,10 @@ func TestAcknowledged(t *testing.T) {
 	}
 	l.wait(100 * time.Millisecond)
 	for n := 0; n < 3; n++ {
-		m := last[*Replicate](l, peerX)
-		if m.Begin || m.Complete {
+		if m := l.entry(peerX); m.Begin || m.Complete {
 			t.Errorf("a backup that is current gets %+v", m)
 		}
-		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+		l.ack(peerX)
 		l.wait(50 * time.Millisecond)
 	}
 }
@@ -589,10 +552,10 @@ func TestAcknowledged(t *testing.T) {
 func TestAnotherAttachment(t *testing.T) {
 	l := newAlone(t)
 	l.claims(self, peerX, peerX)
-	first := last[*Replicate](l, peerX)
-	l.get(peerX, &ReplicateAck{Term: first.Term, Sequence: first.Sequence, Outcome: Again})
-	if second := last[*Replicate](l, peerX); !second.Begin || attachment(second.Sequence) <= attachment(first.Sequence) {
-		t.Errorf("the first copy begins with %#x, the second with %#x", first.Sequence, second.Sequence)
+	first := l.entry(peerX)
+	l.refuse(peerX, first, Again)
+	if second := l.entry(peerX); !second.Begin || second.Attachment <= first.Attachment {
+		t.Errorf("the first copy begins with %#x, the second with %#x", first.Attachment, second.Attachment)
 	}
 
 	l = newAlone(t)
@@ -601,13 +564,13 @@ func TestAnotherAttachment(t *testing.T) {
 		l.see(self, peerX, peerX)
 		held := term(10 * (n + 1))
 		l.get(peerX, &Offer{Term: held})
-		l.get(peerX, wholeCopy(held, 10+n<<32, ids(1)))
-		l.get(peerX, &Commit{Replicate: *update(held, 11+n<<32, nil), Known: held, Release: peerX})
+		l.give(peerX, wholeCopy(held, 10+n, ids(1)))
+		l.get(peerX, commits(peerX, held, 10+n, nil))
 		a := last[*CommitAck](l, peerX)
-		if !a.Keep || attachment(a.Sequence) <= before {
+		if !a.Keep || a.Attachment <= before {
 			t.Errorf("after attachment %d: %+v", before, a)
 		}
-		before = attachment(a.Sequence)
+		before = a.Attachment
 		l.see(peerX, peerX, peerX)
 		l.acks(peerX)
 		c := l.gives(peerX)
@@ -619,11 +582,11 @@ func TestAnotherAttachment(t *testing.T) {
 func TestFrozen(t *testing.T) {
 	for name, do := range map[string]func(l *alone, c *Commit){
 		"another one's message": func(l *alone, c *Commit) {
-			l.get(peerX, update(c.Known.after(peerX.Boot).after(peerX.Boot), 500, ids(2)))
+			l.give(peerX, update(c.Known.after(peerX.Boot).after(peerX.Boot), 500, ids(2)))
 		},
-		"an earlier message": func(l *alone, c *Commit) { l.get(peerY, update(Term{N: 1}, 500, ids(2))) },
+		"an earlier message": func(l *alone, c *Commit) { l.give(peerY, update(Term{N: 1}, 500, ids(2))) },
 		"a whole copy": func(l *alone, c *Commit) {
-			l.get(peerY, wholeCopy(c.Known.after(peerY.Boot).after(peerY.Boot), 500, ids(2)))
+			l.give(peerY, wholeCopy(c.Known.after(peerY.Boot).after(peerY.Boot), 500, ids(2)))
 		},
 		"an offer": func(l *alone, c *Commit) {
 			l.see(self, peerX, peerX, peerY)
@@ -634,8 +597,8 @@ func TestFrozen(t *testing.T) {
 		},
 		"another backup": func(l *alone, c *Commit) { l.see(peerY, peerA, peerX, peerY, peerA) },
 		"a gap in the backup's copy": func(l *alone, c *Commit) {
-			for _, m := range said[*Replicate](l, peerX) {
-				l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Again})
+			for _, m := range l.entries(peerX) {
+				l.refuse(peerX, m, Again)
 			}
 		},
 		"an answer to an earlier commit": func(l *alone, c *Commit) { l.get(peerY, &CommitAck{Term: Term{N: 1}, Outcome: Again}) },
@@ -669,7 +632,7 @@ func TestFailedCommit(t *testing.T) {
 		t.Errorf("held at %v", got)
 	}
 	l.wait(400 * time.Millisecond)
-	if m := last[*Replicate](l, peerX); !m.Begin {
+	if m := l.entry(peerX); !m.Begin {
 		t.Errorf("it is sent %+v", m)
 	}
 	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: term(901)}) // a late one
@@ -692,8 +655,8 @@ func TestGivenTerm(t *testing.T) {
 			l.see(self, peerX, peerX)
 		}
 		l.get(peerX, &Offer{Term: term(1)})
-		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
-		l.get(peerX, &Commit{Replicate: *update(term(1), 11, nil), Known: term(900), Release: peerX, Merge: merge})
+		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.get(peerX, &Commit{Term: term(1), Attachment: 10, Known: term(900), Release: peerX, Merge: merge})
 		a := last[*CommitAck](l, peerX)
 		if a.Outcome != Done || !term(900).Less(a.New) || a.New != l.route().Term {
 			t.Errorf("merge %v: %+v", merge, a)
@@ -712,10 +675,10 @@ func TestGivenTerm(t *testing.T) {
 
 // TestUnfitCommit: a commit is taken for exactly the copy that it belongs to.
 func TestUnfitCommit(t *testing.T) {
-	commit := func(sequence uint64) *Commit {
-		return &Commit{Replicate: *update(term(2), sequence, ids(2)), Known: term(2), Release: peerX}
+	commit := func(attachment uint64) *Commit {
+		return commits(peerX, term(2), attachment, ids(2))
 	}
-	damaged, merging := commit(11), commit(11)
+	damaged, merging := commit(10), commit(10)
 	damaged.Sum++
 	merging.Merge = true
 	for _, c := range []struct {
@@ -724,25 +687,20 @@ func TestUnfitCommit(t *testing.T) {
 		m    *Commit
 		prep func(l *alone)
 	}{
-		{"one is missing", peerX, commit(12), nil},
+		{"of another attachment", peerX, commit(11), nil},
 		{"damaged", peerX, damaged, nil},
 		{"merging", peerX, merging, nil},
-		{"in the middle of a chunk", peerX, commit(12), func(l *alone) {
-			m := update(term(2), 11, ids(3))
-			m.Parts = 2
-			l.get(peerX, m)
-		}},
-		{"of one whose copy is not whole", peerY, commit(21), func(l *alone) {
+		{"of one whose copy is not whole", peerY, commit(20), func(l *alone) {
 			m := wholeCopy(term(2), 20, ids(3))
 			m.Complete = false
-			l.get(peerY, m)
+			l.give(peerY, m)
 		}},
-		{"of one who is not there", peerX, commit(11), func(l *alone) { l.see(self, peerY, peerY) }},
+		{"of one who is not there", peerX, commit(10), func(l *alone) { l.see(self, peerY, peerY) }},
 	} {
 		l := newAlone(t)
 		l.see(self, peerX, peerX, peerY)
 		l.get(peerX, &Offer{Term: term(2)})
-		l.get(peerX, wholeCopy(term(2), 10, ids(1)))
+		l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 		if c.prep != nil {
 			c.prep(l)
 		}
@@ -767,8 +725,8 @@ func TestUnfitCommit(t *testing.T) {
 		l.get(peerX, &Offer{Term: term(2)})
 		m := wholeCopy(term(2), 10, ids(1))
 		m.Complete = c.complete
-		l.get(peerX, m)
-		k := commit(11)
+		l.give(peerX, m)
+		k := commit(10)
 		k.Merge = c.merge
 		l.get(peerX, k)
 		if a := last[*CommitAck](l, peerX); a.Outcome != c.want || a.Keep {
@@ -778,8 +736,8 @@ func TestUnfitCommit(t *testing.T) {
 	l := newAlone(t) // whose backup is another one
 	l.see(self, peerY, peerX, peerY)
 	l.get(peerX, &Offer{Term: term(2)})
-	l.get(peerX, wholeCopy(term(2), 10, ids(1)))
-	l.get(peerX, commit(11))
+	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
+	l.get(peerX, commit(10))
 	if a := last[*CommitAck](l, peerX); a.Outcome != Done || a.Keep {
 		t.Errorf("who is not the backup is told %+v", a)
 	}
@@ -807,10 +765,10 @@ func TestArriving(t *testing.T) {
 	}
 	m := wholeCopy(term(2), 10, ids(1))
 	m.Complete = false
-	l.get(peerX, m)
-	for n := range uint64(5) {
+	l.give(peerX, m)
+	for range 5 {
 		l.wait(time.Second)
-		l.get(peerX, update(term(2), 11+n, ids(2)))
+		l.give(peerX, update(term(2), 10, ids(2)))
 	}
 	arriving(1)
 	if len(said[*Query](l, Node{})) > 0 {
@@ -821,14 +779,14 @@ func TestArriving(t *testing.T) {
 	arriving(0)
 
 	l.get(peerX, &Offer{Term: term(2)})
-	l.get(peerX, wholeCopy(term(2), 1<<32, ids(1)))
+	l.give(peerX, wholeCopy(term(2), 11, ids(1)))
 	l.get(peerX, &Forget{Term: term(2)})
 	if !l.data.parts[0].content[1] || l.core.parts[0].copy == (Position{}) {
 		t.Error("a copy that is on its way to become the partition is forgotten")
 	}
 	arriving(1)
 	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(4), Holder: peerY}}})
-	l.get(peerX, update(term(2), 1<<32+1, ids(2)))
+	l.give(peerX, update(term(2), 11, ids(2)))
 	arriving(0)
 
 	l.see(self, peerX, peerX, peerY)
@@ -848,7 +806,7 @@ func TestMoveEnds(t *testing.T) {
 	o := last[*Offer](l, peerY)
 	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
 	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
-	if all := said[*Replicate](l, peerY); len(all) != 1 {
+	if all := l.entries(peerY); len(all) != 1 {
 		t.Errorf("an answer that came twice began %d copies", len(all))
 	}
 	l.see(self, peerX, peerX, peerY)
@@ -882,11 +840,11 @@ func TestMoveEnds(t *testing.T) {
 	o = last[*Offer](l, peerX)
 	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
 	l.see(peerX, peerY, peerX, peerY)
-	m := last[*Replicate](l, peerX)
+	m := l.entry(peerX)
 	if n := l.core.parts[0].followers[Backup].node; n != peerX {
 		t.Fatalf("who is to have it is replaced as backup by %s", n.Name)
 	}
-	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Again})
+	l.refuse(peerX, m, Again)
 	if f := &l.data.parts[0].follower[Backup]; !f.attached || !f.all {
 		t.Errorf("who is to have it is sent anew: %+v", f)
 	}
@@ -907,7 +865,7 @@ func TestClaimFrom(t *testing.T) {
 	} {
 		l := newAlone(t)
 		l.see(peerY, Node{}, peerX, peerY)
-		l.get(peerY, wholeCopy(c.own.Term, c.own.Sequence, ids(1)))
+		l.give(peerY, wholeCopy(c.own.Term, c.own.Attachment, ids(1)))
 		l.see(self, Node{}, peerX)
 		l.wait(150 * time.Millisecond)
 		l.answer(func(Node) Info { return Info{Term: c.x.Term, Holder: peerY, Copy: c.x} })
@@ -996,7 +954,7 @@ func TestClaimWithout(t *testing.T) {
 		l := newAlone(t)
 		l.see(peerX, Node{}, peerX)
 		if c.copy {
-			l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+			l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		} else {
 			l.data.parts[0].content[1] = true
 		}
@@ -1018,7 +976,7 @@ func TestEntrusted(t *testing.T) {
 	ready := func() *alone {
 		l := newAlone(t)
 		l.see(peerX, Node{}, peerX, peerY)
-		l.get(peerY, wholeCopy(term(2), 10, ids(1)))
+		l.give(peerY, wholeCopy(term(2), 10, ids(1)))
 		return l
 	}
 	l := ready()
@@ -1054,8 +1012,8 @@ func TestSupersededHolder(t *testing.T) {
 	for _, by := range []Node{peerB, self, peerY} {
 		l := newAlone(t)
 		l.claims(self, peerX, peerX, peerY)
-		m, held := last[*Replicate](l, peerX), l.route().Term
-		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Superseded, Known: term(900), Holder: by})
+		m, held := l.entry(peerX), l.route().Term
+		l.get(peerX, &BlockAck{Log: 1, Refusals: []Refusal{{Attachment: m.Attachment, Outcome: Superseded, Known: term(900), Holder: by}}})
 		if raised := l.route().Term != held; raised != (by != peerY) {
 			t.Errorf("of %s: held at %v before and %v afterwards", by.Name, held, l.route().Term)
 		}
@@ -1065,21 +1023,23 @@ func TestSupersededHolder(t *testing.T) {
 	}
 }
 
-// TestLargeChunk: a chunk that takes several messages is confirmed with the last of them, and only that one can make a copy whole.
+// TestLargeChunk: a chunk that takes several entries is confirmed with the last of them, and only that one can make a copy whole.
 func TestLargeChunk(t *testing.T) {
 	l := newAlone(t)
 	l.data.parts[0].bulky = true
 	l.claims(self, peerX, peerX)
 	l.confirmed = nil
-	for part := range 3 {
-		m := last[*Replicate](l, peerX)
-		if m.Part != part || m.Parts != 3 || m.Complete != (part == 2) || m.Begin != (part == 0) {
-			t.Fatalf("message %d of 3 is %d of %d, begins %v, completes %v", part, m.Part, m.Parts, m.Begin, m.Complete)
+	for part := 0; part < 3; {
+		for _, e := range l.entries(peerX) {
+			if e.More != (part < 2) || e.Complete != (part == 2) || !e.Begin {
+				t.Fatalf("entry %d of 3: more %v, begins %v, completes %v", part, e.More, e.Begin, e.Complete)
+			}
+			part++
 		}
 		if len(l.confirmed) > 0 || l.data.parts[0].follower[Backup].caught {
-			t.Errorf("confirmed before message %d: %+v", part, l.confirmed)
+			t.Errorf("confirmed before entry %d: %+v", part, l.confirmed)
 		}
-		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+		l.ack(peerX)
 	}
 	if len(l.confirmed) != 1 || !l.data.parts[0].follower[Backup].caught {
 		t.Errorf("confirmed by a whole copy: %+v", l.confirmed)
@@ -1112,14 +1072,14 @@ func TestLastChanges(t *testing.T) {
 	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
 	more := 250
 	for range 20 {
-		for _, m := range said[*Replicate](l, peerY) {
+		for _, m := range l.entries(peerY) {
 			note(m.Chunk)
 			if m.Complete { // so few are left that it is frozen as soon as this is acknowledged
 				for ; more > 0; more-- {
 					l.data.admit(0, 1000+more)
 				}
 			}
-			l.get(peerY, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+			l.ack(peerY)
 			if more > 0 {
 				l.owned(true)
 			}

@@ -3,15 +3,18 @@ package ownership
 // MaxName is the length of the longest name of a node, in bytes.
 const MaxName = 63
 
-// LightChunk is the largest chunk of a Replicate that waits for no others: see Bulk.
-const LightChunk = 4 << 10
-
-// Bulk reports whether a message carries a part of a whole copy. All other messages overtake these: copies of many partitions take longer
-// than a partition may stand still, or a lease lasts.
+// Bulk reports whether a message is a part of a log. A receiver takes all other messages first: to take in copies of many partitions
+// takes longer than a partition may stand still, or a lease lasts.
 func Bulk(m Message) bool {
-	r, ok := m.(*Replicate)
-	return ok && len(r.Chunk) > LightChunk
+	_, ok := m.(*Block)
+	return ok
 }
+
+// What an entry and a refusal take on their way, apart from a chunk and a name.
+const (
+	entryBytes   = 64
+	refusalBytes = 96
+)
 
 // Weight estimates the bytes that a message takes in memory. It is at least its encoded length.
 func Weight(m Message) int {
@@ -26,8 +29,18 @@ func Weight(m Message) int {
 		return fixed + partition*len(m.Partitions)
 	case *QueryReply:
 		return fixed + (item+names)*len(m.Infos)
-	case *Replicate:
-		return fixed + len(m.Chunk)
+	case *Block:
+		n := fixed
+		for i := range m.Entries {
+			n += entryBytes + len(m.Entries[i].Chunk)
+		}
+		return n
+	case *BlockAck:
+		n := fixed
+		for i := range m.Refusals {
+			n += refusalBytes + len(m.Refusals[i].Holder.Name)
+		}
+		return n
 	case *Commit:
 		return fixed + names + len(m.Chunk)
 	case *GrantRequest:

@@ -379,9 +379,9 @@ func (k *Runner) turn() {
 	k.hurry(now)
 	for _, e := range k.batch {
 		k.core.Receive(now, e)
-		k.carryOut()
 	}
 	clear(k.batch) // the array lives on, the messages need not
+	k.carryOut()
 	k.post()
 	if leaving && !k.closed && (k.held.Load() == 0 && k.unneeded() || !k.others()) {
 		k.closed = true
@@ -400,7 +400,6 @@ func (k *Runner) hurry(now ownership.Now) {
 		}
 		for word := k.urgent[i].Swap(0); word != 0; word &= word - 1 {
 			k.core.Urgent(now, i*64+bits.TrailingZeros64(word))
-			k.carryOut()
 		}
 	}
 }

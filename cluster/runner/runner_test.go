@@ -350,7 +350,7 @@ func TestMailIsBounded(t *testing.T) {
 	const messages = 3 * maxMail >> 20
 	chunk := make([]byte, 1<<20)
 	for i := range messages {
-		k.Receive([]ownership.Envelope{{From: other, Message: &ownership.Replicate{Sequence: uint64(i), Chunk: chunk}}})
+		k.Receive([]ownership.Envelope{{From: other, Message: &ownership.Block{Position: uint64(i), Entries: []ownership.Entry{{Chunk: chunk}}}}})
 	}
 	lost := int(k.Stats().Lost)
 	// Some may have been taken before the core was held up.
@@ -363,7 +363,7 @@ func TestMailIsBounded(t *testing.T) {
 		return all
 	})
 	for i := 1; i < len(c.mail); i++ {
-		if c.mail[i].Message.(*ownership.Replicate).Sequence <= c.mail[i-1].Message.(*ownership.Replicate).Sequence {
+		if c.mail[i].Message.(*ownership.Block).Position <= c.mail[i-1].Message.(*ownership.Block).Position {
 			t.Fatal("out of order")
 		}
 	}
@@ -381,22 +381,21 @@ func TestMailIsBounded(t *testing.T) {
 // TestMailOvertakes: what others wait for does not stand behind the content of partitions, which goes on all the same.
 func TestMailOvertakes(t *testing.T) {
 	var box mailbox
-	bulky := func() ownership.Message { return &ownership.Replicate{Chunk: make([]byte, ownership.LightChunk+1)} }
 	for i := range 5 {
-		box.add(&ownership.Envelope{Message: bulky()})
-		box.add(&ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2 * i), Chunk: make([]byte, 200<<10)}}})
-		box.add(&ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2*i + 1)}}})
+		box.add(&ownership.Envelope{Message: &ownership.Block{}})
+		box.add(&ownership.Envelope{Message: &ownership.Commit{Attachment: uint64(2 * i), Chunk: make([]byte, 200<<10)}})
+		box.add(&ownership.Envelope{Message: &ownership.Commit{Attachment: uint64(2*i + 1)}})
 	}
 	var got string
 	for next := uint64(0); !box.empty(); got += "|" {
 		for _, e := range box.take(nil, 4) {
 			if c, ok := e.Message.(*ownership.Commit); !ok {
 				got += "B"
-			} else if c.Sequence == next {
+			} else if c.Attachment == next {
 				got += "c"
 				next++
 			} else {
-				t.Errorf("%d in place of %d", c.Sequence, next)
+				t.Errorf("%d in place of %d", c.Attachment, next)
 			}
 		}
 	}

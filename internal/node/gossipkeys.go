@@ -39,7 +39,7 @@ func (s *security) fileKeys() [][]byte {
 }
 
 // openKeys makes what changes the gossip keys of all members.
-func (n *Node) openKeys() error {
+func (n *Node) openKeys() {
 	cfg := control.GossipKeysConfig{
 		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.record, Logger: n.log,
 		Members: func() []ownership.Node {
@@ -54,7 +54,6 @@ func (n *Node) openKeys() error {
 		cfg.Ring = n.cluster
 	}
 	n.keys = control.NewGossipKeys(cfg)
-	return nil
 }
 
 // peersArePrivate reports whether nobody can read what nodes say to each other.

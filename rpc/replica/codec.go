@@ -14,32 +14,11 @@ const (
 	// maxWeight bounds one message between cores, as ownership.Weight counts it. Lists have an entry for each partition at most, and
 	// chunks come in parts.
 	maxWeight = 2 << 20
-	// maxParts bounds the messages that make up a chunk.
-	maxParts = 4096
+	// maxEntries bounds the entries in a block, and the refusals in an answer to one.
+	maxEntries = 1 << 15
 	// maxWait bounds the durations that a core is told. Leases last for seconds.
 	maxWait = time.Hour
 )
-
-// protoMessages are the messages of a frame, of which those that can be are packed together; room is where to, and comes back
-// larger if need be.
-func protoMessages(msgs []ownership.Message, room []byte) (frame []*peerv1.Message, _ []byte) {
-	for i := 0; i < len(msgs); {
-		end := i
-		for end < len(msgs) && packable(msgs[end]) {
-			end++
-		}
-		if end == i {
-			frame = append(frame, protoMessage(msgs[i]))
-			i++
-			continue
-		}
-		begin := len(room)
-		room = appendPacked(room, msgs[i:end])
-		frame = append(frame, &peerv1.Message{Body: &peerv1.Message_Packed{Packed: room[begin:len(room):len(room)]}})
-		i = end
-	}
-	return frame, room
-}
 
 // protoMessage returns nil for a type of message that it does not know.
 func protoMessage(m ownership.Message) *peerv1.Message {
@@ -59,24 +38,22 @@ func protoMessage(m ownership.Message) *peerv1.Message {
 	case *ownership.OfferReply:
 		r := &peerv1.OfferReply{Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Verdict: peerv1.Verdict(m.Verdict)}
 		return &peerv1.Message{Body: &peerv1.Message_OfferReply{OfferReply: r}}
-	case *ownership.Replicate:
-		return &peerv1.Message{Body: &peerv1.Message_Replicate{Replicate: protoReplicate(m)}}
-	case *ownership.ReplicateAck:
-		a := &peerv1.ReplicateAck{
-			Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Sequence: m.Sequence,
-			Outcome: peerv1.Outcome(m.Outcome), Known: transport.ProtoTerm(m.Known), Holder: protoNode(m.Holder),
-		}
-		return &peerv1.Message{Body: &peerv1.Message_ReplicateAck{ReplicateAck: a}}
+	case *ownership.Block:
+		b := &peerv1.Block{Log: m.Log, Position: m.Position, Heard: m.Heard, Entries: appendEntries(make([]byte, 0, ownership.Weight(m)), m.Entries), Sum: m.Sum}
+		return &peerv1.Message{Body: &peerv1.Message_Block{Block: b}}
+	case *ownership.BlockAck:
+		a := &peerv1.BlockAck{Log: m.Log, Position: m.Position, Lost: m.Lost, Refusals: protoList(m.Refusals, protoRefusal)}
+		return &peerv1.Message{Body: &peerv1.Message_BlockAck{BlockAck: a}}
 	case *ownership.Commit:
 		c := &peerv1.Commit{
-			Changes: protoReplicate(&m.Replicate), Known: transport.ProtoTerm(m.Known), Release: protoNode(m.Release),
-			Merge: m.Merge, Granted: m.Granted,
+			Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Attachment: m.Attachment, Chunk: m.Chunk, Sum: m.Sum,
+			Known: transport.ProtoTerm(m.Known), Release: protoNode(m.Release), Merge: m.Merge, Granted: m.Granted,
 		}
 		return &peerv1.Message{Body: &peerv1.Message_Commit{Commit: c}}
 	case *ownership.CommitAck:
 		a := &peerv1.CommitAck{
 			Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Outcome: peerv1.Outcome(m.Outcome),
-			New: transport.ProtoTerm(m.New), Keep: m.Keep, Sequence: m.Sequence, Known: transport.ProtoTerm(m.Known), Holder: protoNode(m.Holder),
+			New: transport.ProtoTerm(m.New), Keep: m.Keep, Attachment: m.Attachment, Known: transport.ProtoTerm(m.Known), Holder: protoNode(m.Holder),
 		}
 		return &peerv1.Message{Body: &peerv1.Message_CommitAck{CommitAck: a}}
 	case *ownership.Forget:
@@ -121,15 +98,15 @@ func protoInfo(i ownership.Info) *peerv1.Info {
 		Partition: uint32(i.Partition), Held: i.Held, Claiming: i.Claiming, Term: transport.ProtoTerm(i.Term), Holder: protoNode(i.Holder),
 	}
 	if i.Copy != (ownership.Position{}) {
-		to.Copy = &peerv1.Position{Term: transport.ProtoTerm(i.Copy.Term), Sequence: i.Copy.Sequence}
+		to.Copy = &peerv1.Position{Term: transport.ProtoTerm(i.Copy.Term), Attachment: i.Copy.Attachment}
 	}
 	return to
 }
 
-func protoReplicate(m *ownership.Replicate) *peerv1.Replicate {
-	return &peerv1.Replicate{
-		Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Sequence: m.Sequence, Begin: m.Begin, Complete: m.Complete,
-		Part: uint32(m.Part), Parts: uint32(m.Parts), Chunk: m.Chunk, Sum: m.Sum,
+func protoRefusal(r ownership.Refusal) *peerv1.Refusal {
+	return &peerv1.Refusal{
+		Position: r.Position, Partition: uint32(r.Partition), Attachment: r.Attachment, Outcome: peerv1.Outcome(r.Outcome), Known: transport.ProtoTerm(r.Known),
+		Holder: protoNode(r.Holder),
 	}
 }
 
@@ -184,28 +161,25 @@ func (r *messageReader) read(from *peerv1.Message) (ownership.Message, error) {
 			Partition: r.partition("offer_reply.partition", o.GetPartition()), Term: transport.Term(o.GetTerm()),
 			Verdict: r.verdict("offer_reply.verdict", o.GetVerdict()),
 		}
-	case *peerv1.Message_Replicate:
-		c := r.replicate(b.Replicate)
-		m = &c
-	case *peerv1.Message_ReplicateAck:
-		a := b.ReplicateAck
-		m = &ownership.ReplicateAck{
-			Partition: r.partition("replicate_ack.partition", a.GetPartition()), Term: transport.Term(a.GetTerm()), Sequence: a.GetSequence(),
-			Outcome: r.outcome("replicate_ack.outcome", a.GetOutcome()), Known: transport.Term(a.GetKnown()),
-			Holder: r.node("replicate_ack.holder", a.GetHolder()),
+	case *peerv1.Message_Block:
+		c := b.Block
+		m = &ownership.Block{
+			Log: c.GetLog(), Position: c.GetPosition(), Heard: c.GetHeard(), Entries: r.entries(c.GetEntries()), Sum: c.GetSum(),
+		}
+	case *peerv1.Message_BlockAck:
+		a := b.BlockAck
+		m = &ownership.BlockAck{
+			Log: a.GetLog(), Position: a.GetPosition(), Lost: a.GetLost(),
+			Refusals: readLong(r, "block_ack.refusals", a.GetRefusals(), maxEntries, r.refusal),
 		}
 	case *peerv1.Message_Commit:
-		c := b.Commit
-		m = &ownership.Commit{
-			Replicate: r.replicate(c.GetChanges()), Known: transport.Term(c.GetKnown()),
-			Release: r.node("commit.release", c.GetRelease()), Merge: c.GetMerge(), Granted: c.GetGranted(),
-		}
+		m = r.commit(b.Commit)
 	case *peerv1.Message_CommitAck:
 		a := b.CommitAck
 		m = &ownership.CommitAck{
 			Partition: r.partition("commit_ack.partition", a.GetPartition()), Term: transport.Term(a.GetTerm()),
 			Outcome: r.outcome("commit_ack.outcome", a.GetOutcome()), New: transport.Term(a.GetNew()), Keep: a.GetKeep(),
-			Sequence: a.GetSequence(), Known: transport.Term(a.GetKnown()), Holder: r.node("commit_ack.holder", a.GetHolder()),
+			Attachment: a.GetAttachment(), Known: transport.Term(a.GetKnown()), Holder: r.node("commit_ack.holder", a.GetHolder()),
 		}
 	case *peerv1.Message_Forget:
 		m = &ownership.Forget{Partition: r.partition("forget.partition", b.Forget.GetPartition()), Term: transport.Term(b.Forget.GetTerm())}
@@ -301,35 +275,27 @@ func (r *messageReader) info(i *peerv1.Info) ownership.Info {
 	return ownership.Info{
 		Partition: r.partition("info.partition", i.GetPartition()), Held: i.GetHeld(), Claiming: i.GetClaiming(),
 		Term: transport.Term(i.GetTerm()), Holder: r.node("info.holder", i.GetHolder()),
-		Copy: ownership.Position{Term: transport.Term(i.GetCopy().GetTerm()), Sequence: i.GetCopy().GetSequence()},
+		Copy: ownership.Position{Term: transport.Term(i.GetCopy().GetTerm()), Attachment: i.GetCopy().GetAttachment()},
 	}
 }
 
-func (r *messageReader) replicate(m *peerv1.Replicate) ownership.Replicate {
-	if !r.pieces(uint64(m.GetPart()), uint64(m.GetParts())) {
-		return ownership.Replicate{}
+func (r *messageReader) commit(c *peerv1.Commit) *ownership.Commit {
+	if len(c.GetChunk()) > maxWeight {
+		r.fail("commit.chunk", "holds %d bytes, more than %d", len(c.GetChunk()), maxWeight)
 	}
-	if len(m.GetChunk()) > maxWeight {
-		r.fail("replicate.chunk", "holds %d bytes, more than %d", len(m.GetChunk()), maxWeight)
-		return ownership.Replicate{}
-	}
-	return ownership.Replicate{
-		Partition: r.partition("replicate.partition", m.GetPartition()), Term: transport.Term(m.GetTerm()), Sequence: m.GetSequence(),
-		Begin: m.GetBegin(), Complete: m.GetComplete(), Part: int(m.GetPart()), Parts: int(m.GetParts()), Chunk: m.GetChunk(), Sum: m.GetSum(),
+	return &ownership.Commit{
+		Partition: r.partition("commit.partition", c.GetPartition()), Term: transport.Term(c.GetTerm()),
+		Attachment: c.GetAttachment(), Chunk: c.GetChunk(), Sum: c.GetSum(), Known: transport.Term(c.GetKnown()),
+		Release: r.node("commit.release", c.GetRelease()), Merge: c.GetMerge(), Granted: c.GetGranted(),
 	}
 }
 
-// pieces says whether a message can be one of those that make up a chunk.
-func (r *messageReader) pieces(part, parts uint64) bool {
-	switch {
-	case parts < 1 || parts > maxParts:
-		r.fail("replicate.parts", "must be 1 to %d, not %d", maxParts, parts)
-	case part >= parts:
-		r.fail("replicate.part", "%d is not one of %d", part, parts)
-	default:
-		return true
+func (r *messageReader) refusal(f *peerv1.Refusal) ownership.Refusal {
+	return ownership.Refusal{
+		Position: f.GetPosition(), Partition: r.partition("refusal.partition", f.GetPartition()), Attachment: f.GetAttachment(),
+		Outcome: r.outcome("refusal.outcome", f.GetOutcome()), Known: transport.Term(f.GetKnown()),
+		Holder: r.node("refusal.holder", f.GetHolder()),
 	}
-	return false
 }
 
 func (r *messageReader) grantItem(i *peerv1.GrantItem) ownership.GrantItem {

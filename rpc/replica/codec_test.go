@@ -1,6 +1,8 @@
 package replica
 
 import (
+	"encoding/binary"
+	"encoding/hex"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -22,7 +24,7 @@ import (
 func coreMessages() []ownership.Message {
 	return []ownership.Message{
 		&ownership.Query{}, &ownership.QueryReply{}, &ownership.Entrust{}, &ownership.Offer{}, &ownership.OfferReply{},
-		&ownership.Replicate{}, &ownership.ReplicateAck{}, &ownership.Commit{}, &ownership.CommitAck{}, &ownership.Forget{},
+		&ownership.Block{}, &ownership.BlockAck{}, &ownership.Commit{}, &ownership.CommitAck{}, &ownership.Forget{},
 		&ownership.GrantRequest{}, &ownership.GrantReply{}, &ownership.ReadRecords{}, &ownership.Records{},
 	}
 }
@@ -55,9 +57,7 @@ func TestEveryMessageIsCarried(t *testing.T) {
 	var known []string
 	bodies := (&peerv1.Message{}).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
 	for i := range bodies.Len() {
-		if m := bodies.Get(i).Message(); m != nil { // otherwise it is packed
-			known = append(known, string(m.Name()))
-		}
+		known = append(known, string(bodies.Get(i).Message().Name()))
 	}
 	if slices.Sort(known); !slices.Equal(have, known) {
 		t.Errorf("ownership.proto has %v, package ownership %v", known, have)
@@ -90,10 +90,6 @@ func fillMessage(rng *rand.Rand, v reflect.Value, sparse bool) {
 	case reflect.Struct:
 		for i := range v.NumField() {
 			fillMessage(rng, v.Field(i), sparse)
-		}
-		if r, ok := v.Addr().Interface().(*ownership.Replicate); ok {
-			r.Parts = 2 + rng.IntN(maxParts-1)
-			r.Part = 1 + rng.IntN(r.Parts-1)
 		}
 		return
 	case reflect.Slice:
@@ -166,20 +162,29 @@ func TestWeightIsEnough(t *testing.T) {
 	long := ownership.Node{Name: strings.Repeat("n", ownership.MaxName), Boot: math.MaxUint64}
 	high := ownership.Term{Epoch: math.MaxUint64, N: math.MaxUint64}
 	const most = math.MaxInt32
-	rep := ownership.Replicate{
-		Partition: most, Term: high, Sequence: math.MaxUint64, Begin: true, Complete: true, Part: most, Parts: most,
-		Chunk: make([]byte, 1<<20), Sum: math.MaxUint32,
-	}
+	chunk := make([]byte, 1<<20)
+	high2 := ownership.Term{Epoch: math.MaxUint64, N: math.MaxUint64 - 1}
+	entry := ownership.Entry{Partition: most, Term: high, Attachment: math.MaxUint64, Begin: true, Complete: true, More: true, Chunk: make([]byte, 500)}
+	other := entry
+	other.Term = high2
 	record := ownership.Record{Partition: most, Term: high, Node: long, Backup: long}
 	for _, m := range []ownership.Message{
 		&ownership.Query{ID: math.MaxUint64, Partitions: slices.Repeat([]int{most}, 1000)},
 		&ownership.QueryReply{ID: math.MaxUint64, Infos: slices.Repeat([]ownership.Info{
-			{Partition: most, Held: true, Claiming: true, Term: high, Holder: long, Copy: ownership.Position{Term: high, Sequence: math.MaxUint64}},
+			{Partition: most, Held: true, Claiming: true, Term: high, Holder: long, Copy: ownership.Position{Term: high, Attachment: math.MaxUint64}},
 		}, 1000)},
-		&rep,
-		&ownership.ReplicateAck{Partition: most, Term: high, Sequence: math.MaxUint64, Outcome: 255, Known: high, Holder: long},
-		&ownership.Commit{Replicate: rep, Known: high, Release: long, Merge: true, Granted: true},
-		&ownership.CommitAck{Partition: most, Term: high, Outcome: 255, New: high, Keep: true, Sequence: math.MaxUint64, Known: high, Holder: long},
+		&ownership.Block{
+			Log: math.MaxUint64, Position: math.MaxUint64, Heard: math.MaxUint64, Entries: slices.Repeat([]ownership.Entry{entry, other}, 500),
+			Sum: math.MaxUint32,
+		},
+		&ownership.BlockAck{Log: math.MaxUint64, Position: math.MaxUint64, Lost: true, Refusals: slices.Repeat([]ownership.Refusal{
+			{Partition: most, Attachment: math.MaxUint64, Outcome: 255, Known: high, Holder: long},
+		}, 1000)},
+		&ownership.Commit{
+			Partition: most, Term: high, Attachment: math.MaxUint64, Chunk: chunk, Sum: math.MaxUint32, Known: high, Release: long,
+			Merge: true, Granted: true,
+		},
+		&ownership.CommitAck{Partition: most, Term: high, Outcome: 255, New: high, Keep: true, Attachment: math.MaxUint64, Known: high, Holder: long},
 		&ownership.GrantRequest{ID: math.MaxUint64, Items: slices.Repeat([]ownership.GrantItem{
 			{Partition: most, Term: high, Backup: long, Release: ownership.Release{Node: long, Term: high}},
 		}, 1000)},
@@ -195,13 +200,12 @@ func TestWeightIsEnough(t *testing.T) {
 }
 
 func TestMessagesRefused(t *testing.T) {
-	deep := func(change func(*peerv1.Replicate)) *peerv1.Replicate {
-		r := &peerv1.Replicate{Partition: 1, Parts: 1}
-		change(r)
-		return r
+	block := func(entries []byte) *peerv1.Message {
+		return &peerv1.Message{Body: &peerv1.Message_Block{Block: &peerv1.Block{Entries: entries}}}
 	}
-	replicate := func(change func(*peerv1.Replicate)) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_Replicate{Replicate: deep(change)}}
+	good := appendEntries(nil, []ownership.Entry{{Partition: 6, Term: ownership.Term{N: 1}, Chunk: []byte("c")}, {Begin: true}})
+	acks := func(f *peerv1.Refusal) *peerv1.Message {
+		return &peerv1.Message{Body: &peerv1.Message_BlockAck{BlockAck: &peerv1.BlockAck{Refusals: []*peerv1.Refusal{f}}}}
 	}
 	grants := func(a *peerv1.GrantAnswer) *peerv1.Message {
 		return &peerv1.Message{Body: &peerv1.Message_GrantReply{GrantReply: &peerv1.GrantReply{Items: []*peerv1.GrantAnswer{{}, a}}}}
@@ -219,44 +223,50 @@ func TestMessagesRefused(t *testing.T) {
 	nameless := &peerv1.Node{Boot: 1}
 	for want, m := range map[string]*peerv1.Message{
 		"body": {},
-		"query.partitions: 7 is not one of 7 partitions": {Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: []uint32{6, 7}}}},
-		"query.partitions: 8 items":                      {Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: make([]uint32, 8)}}},
-		"query_reply.infos: 8 items":                     infos(make([]*peerv1.Info, 8)...),
-		"info.partition":                                 infos(&peerv1.Info{Partition: 7}),
-		"info.holder":                                    infos(&peerv1.Info{Holder: nameless}),
-		"entrust.partition":                              {Body: &peerv1.Message_Entrust{Entrust: &peerv1.Entrust{Partition: math.MaxUint32}}},
-		"offer.partition":                                {Body: &peerv1.Message_Offer{Offer: &peerv1.Offer{Partition: 7}}},
-		"offer_reply.verdict: 0":                         {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{}}},
-		"offer_reply.verdict: 4":                         {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 4}}},
-		"offer_reply.verdict: 257":                       {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 257}}},
-		"offer_reply.partition":                          {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 1, Partition: 7}}},
-		"replicate.partition":                            replicate(func(r *peerv1.Replicate) { r.Partition = 7 }),
-		"replicate.parts: must be 1 to 4096, not 0":      replicate(func(r *peerv1.Replicate) { r.Parts = 0 }),
-		"replicate.parts: must be 1 to 4096, not 4097":   replicate(func(r *peerv1.Replicate) { r.Parts = 4097 }),
-		"replicate.part: 1 is not one of 1":              replicate(func(r *peerv1.Replicate) { r.Part = 1 }),
-		"replicate.chunk: holds 2097153 bytes":           replicate(func(r *peerv1.Replicate) { r.Chunk = make([]byte, maxWeight+1) }),
-		"replicate_ack.partition":                        {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Partition: 7, Outcome: 1}}},
-		"replicate_ack.outcome: 6":                       {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Outcome: 6}}},
-		"replicate_ack.outcome: -1":                      {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Outcome: -1}}},
-		"replicate_ack.holder":                           {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Outcome: 1, Holder: long}}},
-		"replicate.parts: must be 1 to 4096, not 0 ":     {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{}}},
-		"commit.release":                                 {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Changes: deep(func(*peerv1.Replicate) {}), Release: long}}},
-		"forget.partition":                               {Body: &peerv1.Message_Forget{Forget: &peerv1.Forget{Partition: 7}}},
-		"commit_ack.partition":                           {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{Partition: 7, Outcome: 1}}},
-		"commit_ack.outcome: 0":                          {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{}}},
-		"commit_ack.holder":                              {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{Outcome: 1, Holder: nameless}}},
-		"grant_request.items: 8 items":                   {Body: &peerv1.Message_GrantRequest{GrantRequest: &peerv1.GrantRequest{Items: make([]*peerv1.GrantItem, 8)}}},
-		"grant_item.partition":                           asks(&peerv1.GrantItem{Partition: 7}),
-		"grant_item.backup":                              asks(&peerv1.GrantItem{Backup: nameless}),
-		"grant_item.release.node":                        asks(&peerv1.GrantItem{Release: &peerv1.Release{Node: long}}),
-		"grant_reply.items: 8 items":                     {Body: &peerv1.Message_GrantReply{GrantReply: &peerv1.GrantReply{Items: make([]*peerv1.GrantAnswer, 8)}}},
-		"grant_answer.partition":                         grants(&peerv1.GrantAnswer{Partition: 7}),
-		"grant_answer.wait_ns: 1h0m0.000000001s is more": grants(&peerv1.GrantAnswer{WaitNs: uint64(maxWait) + 1}),
-		"grant_answer.wait_ns: 2562047h47m16.854775807s": grants(&peerv1.GrantAnswer{WaitNs: math.MaxUint64}),
-		"record.partition":                               grants(&peerv1.GrantAnswer{Recorded: &peerv1.Record{Partition: 7}}),
-		"records.records: 15 items":                      records(make([]*peerv1.Record, 15)...),
-		"record.node":                                    records(&peerv1.Record{Node: long}),
-		"record.backup":                                  records(&peerv1.Record{}, &peerv1.Record{Backup: nameless}),
+		"query.partitions: 7 is not one of 7 partitions":  {Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: []uint32{6, 7}}}},
+		"query.partitions: 8 items":                       {Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: make([]uint32, 8)}}},
+		"query_reply.infos: 8 items":                      infos(make([]*peerv1.Info, 8)...),
+		"info.partition":                                  infos(&peerv1.Info{Partition: 7}),
+		"info.holder":                                     infos(&peerv1.Info{Holder: nameless}),
+		"entrust.partition":                               {Body: &peerv1.Message_Entrust{Entrust: &peerv1.Entrust{Partition: math.MaxUint32}}},
+		"offer.partition":                                 {Body: &peerv1.Message_Offer{Offer: &peerv1.Offer{Partition: 7}}},
+		"offer_reply.verdict: 0":                          {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{}}},
+		"offer_reply.verdict: 4":                          {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 4}}},
+		"offer_reply.verdict: 257":                        {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 257}}},
+		"offer_reply.partition":                           {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 1, Partition: 7}}},
+		"block.partition: 7 is not one of 7":              block(appendEntries(nil, []ownership.Entry{{Partition: 7}})),
+		"block.entries: are too many, or too few bytes":   block(nil),
+		"block.entries: are too many, or too few bytes ":  block(append(binary.AppendUvarint(nil, maxEntries+1), make([]byte, 1<<20)...)),
+		"block.entries: are too many, or too few bytes  ": block(append([]byte{4}, make([]byte, 15)...)),
+		"block.entries: are malformed":                    block(good[:len(good)-1]),
+		"block.entries: are malformed ":                   block(append(slices.Clone(good), 0)),
+		"block.entries: are malformed  ":                  block([]byte{1, entryFlags + 1, 0, 0, 0}),
+		"block.entries: are malformed   ":                 block([]byte{1, entryTerm, 0, 0x80, 0x80}),
+		"block.entries: are malformed    ":                block([]byte{1, 0, 0, 0, 5, 1}),
+		"refusal.partition":                               acks(&peerv1.Refusal{Partition: 7, Outcome: 2}),
+		"refusal.outcome: 6":                              acks(&peerv1.Refusal{Outcome: 6}),
+		"refusal.outcome: -1":                             acks(&peerv1.Refusal{Outcome: -1}),
+		"refusal.holder":                                  acks(&peerv1.Refusal{Outcome: 2, Holder: long}),
+		"block_ack.refusals: 32769 items":                 {Body: &peerv1.Message_BlockAck{BlockAck: &peerv1.BlockAck{Refusals: make([]*peerv1.Refusal, maxEntries+1)}}},
+		"commit.partition":                                {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Partition: 7}}},
+		"commit.chunk: holds 2097153 bytes":               {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Chunk: make([]byte, maxWeight+1)}}},
+		"commit.release":                                  {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Release: long}}},
+		"forget.partition":                                {Body: &peerv1.Message_Forget{Forget: &peerv1.Forget{Partition: 7}}},
+		"commit_ack.partition":                            {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{Partition: 7, Outcome: 1}}},
+		"commit_ack.outcome: 0":                           {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{}}},
+		"commit_ack.holder":                               {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{Outcome: 1, Holder: nameless}}},
+		"grant_request.items: 8 items":                    {Body: &peerv1.Message_GrantRequest{GrantRequest: &peerv1.GrantRequest{Items: make([]*peerv1.GrantItem, 8)}}},
+		"grant_item.partition":                            asks(&peerv1.GrantItem{Partition: 7}),
+		"grant_item.backup":                               asks(&peerv1.GrantItem{Backup: nameless}),
+		"grant_item.release.node":                         asks(&peerv1.GrantItem{Release: &peerv1.Release{Node: long}}),
+		"grant_reply.items: 8 items":                      {Body: &peerv1.Message_GrantReply{GrantReply: &peerv1.GrantReply{Items: make([]*peerv1.GrantAnswer, 8)}}},
+		"grant_answer.partition":                          grants(&peerv1.GrantAnswer{Partition: 7}),
+		"grant_answer.wait_ns: 1h0m0.000000001s is more":  grants(&peerv1.GrantAnswer{WaitNs: uint64(maxWait) + 1}),
+		"grant_answer.wait_ns: 2562047h47m16.854775807s":  grants(&peerv1.GrantAnswer{WaitNs: math.MaxUint64}),
+		"record.partition":                                grants(&peerv1.GrantAnswer{Recorded: &peerv1.Record{Partition: 7}}),
+		"records.records: 15 items":                       records(make([]*peerv1.Record, 15)...),
+		"record.node":                                     records(&peerv1.Record{Node: long}),
+		"record.backup":                                   records(&peerv1.Record{}, &peerv1.Record{Backup: nameless}),
 	} {
 		r := messageReader{partitions: testPartitions}
 		got, err := r.read(m)
@@ -264,7 +274,7 @@ func TestMessagesRefused(t *testing.T) {
 			t.Errorf("want %q: got %+v, %v", want, got, err)
 		}
 		// A reader is used again after a mistake.
-		if _, err := r.read(replicate(func(*peerv1.Replicate) {})); err != nil {
+		if _, err := r.read(block(good)); err != nil {
 			t.Errorf("after %q: %v", want, err)
 		}
 	}
@@ -280,7 +290,7 @@ func checkMessage(t *testing.T, path string, v reflect.Value) {
 		}
 		return
 	case ownership.Outcome:
-		if x < ownership.Done || x > ownership.Conflict {
+		if x < ownership.Done || x > ownership.Full {
 			t.Errorf("%s: %v", path, x)
 		}
 		return
@@ -291,11 +301,15 @@ func checkMessage(t *testing.T, path string, v reflect.Value) {
 		return
 	case []byte:
 		return
-	case ownership.Replicate:
-		if x.Part < 0 || x.Part >= x.Parts || x.Parts > maxParts || len(x.Chunk) > maxWeight {
-			t.Errorf("%s: %+v", path, x)
+	case []ownership.Entry:
+		for i := range x {
+			checkMessage(t, path+".Partition", reflect.ValueOf(x[i].Partition))
 		}
-		checkMessage(t, path+".Partition", reflect.ValueOf(x.Partition))
+		return
+	case []ownership.Refusal:
+		for i := range x {
+			checkMessage(t, path, reflect.ValueOf(x[i]))
+		}
 		return
 	}
 	switch v.Kind() {
@@ -360,8 +374,50 @@ func TestMostRecords(t *testing.T) {
 		}
 	}
 	for o := ownership.Done; o <= ownership.Full; o++ {
-		if _, err := r.read(protoMessage(&ownership.ReplicateAck{Outcome: o})); err != nil {
+		if _, err := r.read(protoMessage(&ownership.CommitAck{Outcome: o})); err != nil {
 			t.Errorf("outcome %d: %v", o, err)
 		}
 	}
+}
+
+// TestBlockBytes: the format of a block's entries.
+func TestBlockBytes(t *testing.T) {
+	held, raised := ownership.Term{N: 1<<16 | 0xabcd}, ownership.Term{Epoch: 2, N: 2<<16 | 0xabcd}
+	list := []ownership.Entry{
+		{Partition: 3, Term: held, Attachment: 1<<63 | 7, Chunk: []byte("ch")},
+		{Partition: 4, Term: held, Attachment: 300, Begin: true, More: true, Chunk: []byte("unk")},
+		{Partition: 5, Term: raised, Attachment: 1<<63 | 1, Complete: true},
+	}
+	want := "03" + "0103" + "00cdd706" + "0f" + "026368" + "0a04" + "d804" + "03756e6b" + "0505" + "02cdd70a" + "03" + "00"
+	data := appendEntries(nil, list)
+	if got := hex.EncodeToString(data); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	r := messageReader{partitions: testPartitions}
+	if got := r.entries(data); r.err != nil || !reflect.DeepEqual(got, list) {
+		t.Errorf("%+v, %v", got, r.err)
+	}
+}
+
+// BenchmarkBlock is a block of 1000 entries, from a message to bytes and back.
+func BenchmarkBlock(b *testing.B) {
+	const entries = 1000
+	block := &ownership.Block{Log: 1, Position: 1}
+	for i := range entries {
+		term := ownership.Term{N: uint64(1+i/100)<<16 | 0xabcd}
+		block.Entries = append(block.Entries, ownership.Entry{Partition: i % testPartitions, Term: term, Attachment: 1<<63 | 1, Chunk: make([]byte, 80)})
+	}
+	var data []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		var err error
+		if data, err = AppendFrame(data[:0], []ownership.Message{block}); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := ReadFrame(data, testPartitions); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/entries, "ns/entry")
+	b.ReportMetric(float64(len(data))/entries, "bytes/entry")
 }

@@ -7,11 +7,9 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 )
 
-// AppendFrame appends messages as a Messenger sends them in one frame to a peer of this build: a peer.v1 Frame, with those packed
-// that can be. It is for tests that carry messages themselves; ReadFrame is the other end.
+// AppendFrame appends messages as a Messenger sends them in one frame: a peer.v1 Frame. It is for tests that carry messages themselves; ReadFrame is the other end.
 func AppendFrame(to []byte, msgs []ownership.Message) ([]byte, error) {
-	frame := &peerv1.Frame{}
-	frame.Messages, _ = protoMessages(msgs, nil)
+	frame := &peerv1.Frame{Messages: protoList(msgs, protoMessage)}
 	data, err := frame.MarshalVT()
 	return append(to, data...), err
 }
@@ -24,30 +22,17 @@ func ReadFrame(data []byte, partitions int) (msgs []ownership.Message, err error
 		return nil, err
 	}
 	r := messageReader{partitions: partitions}
-	r.frame(frame, func(m ownership.Message) { msgs = append(msgs, m) }, func(_ int, refused error) {
-		err = errors.Join(err, refused)
-	})
+	r.frame(frame, func(m ownership.Message) { msgs = append(msgs, m) }, func(refused error) { err = errors.Join(err, refused) })
 	return msgs, err
 }
 
-// frame reads the messages of a frame, up to as many as one may hold. refuse is called with the number of those that are dropped
-// and why: the others may be all right, and be waited for.
-func (r *messageReader) frame(frame *peerv1.Frame, add func(ownership.Message), refuse func(int, error)) {
-	n := 0
-	counted := func(m ownership.Message) {
-		n++
-		add(m)
-	}
+// frame reads the messages of a frame. refuse is called for each that is dropped: the others may be all right, and be waited for.
+func (r *messageReader) frame(frame *peerv1.Frame, add func(ownership.Message), refuse func(error)) {
 	for _, msg := range frame.Messages {
-		if run, ok := msg.GetBody().(*peerv1.Message_Packed); ok {
-			refuse(r.unpack(run.Packed, maxFrameMessages-n, counted))
-			continue
+		if got, err := r.read(msg); err != nil {
+			refuse(err)
+		} else {
+			add(got)
 		}
-		got, err := r.read(msg)
-		if err != nil {
-			refuse(1, err)
-			continue
-		}
-		counted(got)
 	}
 }

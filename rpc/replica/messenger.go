@@ -2,7 +2,7 @@
 // among them.
 //
 // What it does not promise: that a message arrives, or that anybody learns of its loss. The protocol's core repeats what
-// must arrive. Messages to one node keep their order, but for large chunks, which others overtake.
+// must arrive. Messages to one node keep their order.
 package replica
 
 import (
@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,8 +33,8 @@ const (
 	maxFrame = 256 << 10
 	// maxFrameMessages bounds the messages in one frame.
 	maxFrameMessages = 4096
-	// maxQueued bounds the weight of the messages that wait for one destination, bulk and the rest each: what a network of 1 Gbit/s
-	// carries in an eighth of a second.
+	// maxQueued bounds the weight of the messages that wait for one destination: what a network of 1 Gbit/s carries in an
+	// eighth of a second.
 	maxQueued = 16 << 20
 	// reachWithin is how long messages may wait for a stream before they are dropped. Cores repeat what must be heard.
 	reachWithin = time.Second
@@ -123,23 +124,14 @@ type queue struct {
 	to   ownership.Node
 	wake fifo.Signal
 
-	mu          sync.Mutex
-	light, bulk messages
-	// What waits, from the first message on that may be among them already until nothing does: only a core that is not
-	// answered sends one again. Otherwise nil.
-	waiting   map[ownership.Message]struct{}
+	mu        sync.Mutex
+	list      fifo.Queue[ownership.Message]
+	weight    int // of list
 	closed    bool
 	oversized bool // a message too large to be sent has been logged
 
 	// Of the goroutine that writes.
-	frame  []ownership.Message // the array of the last frame
-	packed []byte              // and its bytes
-}
-
-// messages is a queue that knows what is in it weighs.
-type messages struct {
-	fifo.Queue[ownership.Message]
-	weight int
+	frame []ownership.Message // the array of the last frame
 }
 
 // add queues messages, all for its node.
@@ -154,18 +146,9 @@ func (q *queue) add(envelopes []ownership.Envelope) {
 	q.wake.Set()
 }
 
-// holdsLocked says whether the very same message is waiting.
+// holdsLocked says whether the very same message is waiting. Only what a core has not had an answer to is sent again.
 func (q *queue) holdsLocked(msg ownership.Message) bool {
-	if q.waiting == nil && q.pendingLocked() {
-		q.waiting = make(map[ownership.Message]struct{})
-		for _, list := range [...]*messages{&q.light, &q.bulk} {
-			for _, m := range list.Items() {
-				q.waiting[m] = struct{}{}
-			}
-		}
-	}
-	_, ok := q.waiting[msg]
-	return ok
+	return slices.Contains(q.list.Items(), msg)
 }
 
 // addLocked queues a message. When too much waits, the oldest gives way: if it is still of interest, it is going to be
@@ -184,51 +167,29 @@ func (q *queue) addLocked(msg ownership.Message) {
 		}
 		return
 	}
-	list := &q.light
-	if ownership.Bulk(msg) {
-		list = &q.bulk
+	for ; q.weight+w > maxQueued; q.m.dropped.Add(1) {
+		q.weight -= ownership.Weight(q.list.Pop())
 	}
-	for list.weight+w > maxQueued {
-		q.popLocked(list)
-		q.m.dropped.Add(1)
-	}
-	list.Push(msg)
-	list.weight += w
-	if q.waiting != nil {
-		q.waiting[msg] = struct{}{}
-	}
+	q.list.Push(msg)
+	q.weight += w
 }
 
-// popLocked takes the oldest message of a list.
-func (q *queue) popLocked(list *messages) ownership.Message {
-	msg := list.Pop()
-	list.weight -= ownership.Weight(msg)
-	if q.waiting != nil {
-		delete(q.waiting, msg)
-		if len(q.waiting) == 0 {
-			q.waiting = nil
-		}
-	}
-	return msg
-}
-
-// take returns the next frame to write, or nil when nothing has gathered. One light message and one of bulk find room in any
-// case: none is so large that the frame would not arrive.
+// take returns the next frame to write, or nil when nothing has gathered. One message finds room in any case: none is so
+// large that the frame would not arrive.
 func (q *queue) take() []ownership.Message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	clear(q.frame) // the array lives on, the messages need not
 	frame := q.frame[:0]
 	left := maxFrame
-	for _, list := range [...]*messages{&q.light, &q.bulk} {
-		for first := true; list.Len() > 0 && (first || len(frame) < maxFrameMessages-1); first = false {
-			w := ownership.Weight(list.First())
-			if w > left && !first {
-				break
-			}
-			frame = append(frame, q.popLocked(list))
-			left -= w
+	for q.list.Len() > 0 && len(frame) < maxFrameMessages {
+		w := ownership.Weight(q.list.First())
+		if w > left && len(frame) > 0 {
+			break
 		}
+		frame = append(frame, q.list.Pop())
+		left -= w
+		q.weight -= w
 	}
 	q.frame = frame
 	return frame
@@ -238,10 +199,8 @@ func (q *queue) take() []ownership.Message {
 func (q *queue) Pending() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.pendingLocked()
+	return q.list.Len() > 0
 }
-
-func (q *queue) pendingLocked() bool { return q.light.Len()+q.bulk.Len() > 0 }
 
 // Open implements transport.Queue.
 func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error) {
@@ -263,8 +222,7 @@ func (q *queue) next() *peerv1.ConverseRequest {
 		return nil
 	}
 	q.m.sent.Add(uint64(len(msgs)))
-	frame := &peerv1.Frame{}
-	frame.Messages, q.packed = protoMessages(msgs, q.packed[:0])
+	frame := &peerv1.Frame{Messages: protoList(msgs, protoMessage)}
 	return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: frame}}
 }
 
@@ -276,8 +234,8 @@ func (q *queue) Failed(closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = closed
-	q.m.dropped.Add(uint64(q.light.Len() + q.bulk.Len()))
-	q.light, q.bulk, q.waiting = messages{}, messages{}, nil
+	q.m.dropped.Add(uint64(q.list.Len()))
+	q.list, q.weight = fifo.Queue[ownership.Message]{}, 0
 }
 
 // Converse implements peerv1.OwnershipServer.
@@ -352,10 +310,10 @@ func (in *intake) add(m ownership.Message) {
 	in.list = append(in.list, ownership.Envelope{From: in.from, To: in.m.cfg.Self, Message: m})
 }
 
-// refuse counts messages that are dropped, and logs the first of a stream.
-func (in *intake) refuse(n int, err error) {
-	in.m.invalid.Add(uint64(n))
-	if err != nil && !in.told {
+// refuse counts a message that is dropped, and logs the first of a stream.
+func (in *intake) refuse(err error) {
+	in.m.invalid.Add(1)
+	if !in.told {
 		in.told = true
 		in.m.cfg.Logger.Error("peer message dropped", "peer", in.from.Name, "error", err)
 	}

@@ -265,7 +265,7 @@ func queued(m *Messenger, n ownership.Node) (messages, bytes int) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.light.Len() + q.bulk.Len(), q.light.weight + q.bulk.weight
+	return q.list.Len(), q.weight
 }
 
 // TestMessengerToldApart: what is sent at once to two processes of one name is for each of them.
@@ -280,7 +280,12 @@ func TestMessengerToldApart(t *testing.T) {
 	}
 }
 
-// messagesOf are the messages of a frame, packed or not.
+// block is a Block at a position with a chunk of so many bytes.
+func block(position, bytes int) ownership.Message {
+	return &ownership.Block{Log: 1, Position: uint64(position), Entries: []ownership.Entry{{Partition: 1, Chunk: make([]byte, bytes)}}}
+}
+
+// messagesOf are the messages of a frame.
 func messagesOf(t testing.TB, f *peerv1.Frame) (list []ownership.Message) {
 	t.Helper()
 	m := &Messenger{cfg: MessengerConfig{Config: transport.Config{Self: bob}, Receive: func(got []ownership.Envelope) {
@@ -318,7 +323,7 @@ func TestMessengerBatches(t *testing.T) {
 	})
 	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing)
 	for range messages {
-		m.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: make([]byte, ownership.LightChunk)}))
+		m.Send(to(bob, block(0, 4<<10)))
 	}
 	testkit.Eventually(t, "the stream is open and full", func() bool { return m.Stats().Sent > 0 })
 	begin()
@@ -346,7 +351,7 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 				return nil
 			}
 			for _, m := range in.GetFrame().GetMessages() {
-				last <- int(m.GetReplicate().GetSequence())
+				last <- int(m.GetBlock().GetPosition())
 			}
 		}
 	})
@@ -354,7 +359,7 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 	const messages = 100
 	testkit.Soon(t, func() {
 		for i := range messages {
-			m.Send(to(bob, &ownership.Replicate{Parts: 1, Sequence: uint64(i), Chunk: make([]byte, 1<<20)}))
+			m.Send(to(bob, block(i, 1<<20)))
 			if _, bytes := queued(m, bob); bytes > maxQueued {
 				t.Fatalf("%d bytes are queued", bytes)
 			}
@@ -382,54 +387,28 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 	}
 }
 
-// TestMessengerOvertakesBulk: what others wait for goes first, bulk goes on all the same, and what is repeated while it
-// waits goes once.
-func TestMessengerOvertakesBulk(t *testing.T) {
+// TestMessengerRepeats: frames have so much each, in order, and what is repeated while it waits goes once.
+func TestMessengerRepeats(t *testing.T) {
 	m := NewMessenger(MessengerConfig{})
 	c := &queue{m: m, to: bob, wake: fifo.NewSignal()}
-	bulk := func() ownership.Message {
-		return &ownership.Replicate{Parts: 1, Chunk: make([]byte, 256<<10)}
-	}
-	repeated := bulk()
-	for i := range 3 {
-		c.add([]ownership.Envelope{{Message: repeated, Again: i > 0}})
-	}
-	for range 20 {
-		c.add([]ownership.Envelope{{Message: bulk()}})
-	}
+	var sent, got []ownership.Message
 	for i := range 30 {
-		commit := &ownership.Commit{Replicate: ownership.Replicate{Parts: 1, Sequence: uint64(i), Chunk: make([]byte, 100<<10)}}
-		c.add([]ownership.Envelope{{Message: commit}})
-		c.add([]ownership.Envelope{{Message: commit, Again: true}})
+		msg := block(i, 100<<10)
+		sent = append(sent, msg)
+		c.add([]ownership.Envelope{{Message: msg}})
+		c.add([]ownership.Envelope{{Message: sent[i/2], Again: true}})
 	}
-	var commits []uint64
-	var beside, bulky int // beside commits, and in all
 	for frame := c.take(); len(frame) > 0; frame = c.take() {
-		before, now, total := len(commits), 0, 0
-		for _, msg := range frame {
-			total += ownership.Weight(msg)
-			if commit, ok := msg.(*ownership.Commit); ok {
-				commits = append(commits, commit.Sequence)
-			} else {
-				now++
-			}
+		if len(frame) != 2 {
+			t.Errorf("a frame of %d messages", len(frame))
 		}
-		if total > maxFrame+300<<10 {
-			t.Errorf("a frame of %d bytes", total)
-		}
-		if bulky += now; len(commits) > before {
-			beside += now
-		}
+		got = append(got, frame...)
 	}
-	// Two commits in each of fifteen frames, and one of the others.
-	if len(commits) != 30 || !slices.IsSorted(commits) || beside != 15 || bulky != 21 {
-		t.Errorf("commits %v, %d and in all %d others", commits, beside, bulky)
-	}
-	if c.Pending() || c.light.weight != 0 || c.bulk.weight != 0 || c.waiting != nil {
-		t.Error("something is left")
+	if !slices.Equal(got, sent) || c.Pending() || c.weight != 0 {
+		t.Errorf("sent %d, got %d", len(sent), len(got))
 	}
 	// What has been sent may be repeated.
-	if c.add([]ownership.Envelope{{Message: repeated, Again: true}}); !c.Pending() {
+	if c.add([]ownership.Envelope{{Message: sent[0], Again: true}}); !c.Pending() {
 		t.Error("not repeated")
 	}
 	if s := m.Stats(); s != (MessengerStats{}) {
@@ -443,7 +422,7 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 	addr := serveMessenger(t, newMessenger(t, bob, nil, into(arrived)))
 	var log testkit.Buffer
 	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	large := &ownership.Replicate{Parts: 1, Chunk: make([]byte, maxWeight)}
+	large := block(0, maxWeight)
 	m.Send(to(bob, large, large, numbered(1)))
 	if got := receive(t, arrived); !reflect.DeepEqual(got.Message, numbered(1)) {
 		t.Errorf("%T", got.Message)
@@ -452,8 +431,8 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 		t.Errorf("%+v\n%s", s, log.String())
 	}
 	// The largest that there may be does arrive.
-	m.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: make([]byte, maxWeight-128)}))
-	if got, ok := receive(t, arrived).Message.(*ownership.Replicate); !ok || len(got.Chunk) != maxWeight-128 {
+	m.Send(to(bob, block(0, maxWeight-192)))
+	if got, ok := receive(t, arrived).Message.(*ownership.Block); !ok || len(got.Entries[0].Chunk) != maxWeight-192 {
 		t.Error("not arrived")
 	}
 }
@@ -621,7 +600,7 @@ func TestMessengerCloseUnderLoad(t *testing.T) {
 		for _, n := range nodes {
 			senders.Go(func() {
 				for i := 0; ctx.Err() == nil; i++ {
-					m.Send(to(n, numbered(i), &ownership.Replicate{Parts: 1, Chunk: make([]byte, i%(64<<10))}))
+					m.Send(to(n, numbered(i), block(0, i%(64<<10))))
 					if i%100 == 0 && n.Name != "b" {
 						m.Retain(func(r ownership.Node) bool { return r != n })
 					}
@@ -644,8 +623,8 @@ func TestMessengerCloseUnderLoad(t *testing.T) {
 
 // BenchmarkMessenger measures an exchange (a message and its answer, one at a time), and a flood of messages.
 func BenchmarkMessenger(b *testing.B) {
-	replicate := &ownership.Replicate{Partition: 1, Term: ownership.Term{N: 1}, Sequence: 1, Parts: 1, Chunk: make([]byte, 200)}
-	ack := &ownership.ReplicateAck{Partition: 1, Term: ownership.Term{N: 1}, Sequence: 1, Outcome: ownership.Done}
+	replicate := block(1, 200)
+	ack := &ownership.BlockAck{Log: 1, Position: 1}
 	pair := func(b *testing.B, receive func(back *Messenger, e ownership.Envelope)) (*Messenger, chan ownership.Envelope) {
 		addrs := map[string]string{}
 		answers := make(chan ownership.Envelope, 1)
@@ -673,8 +652,7 @@ func BenchmarkMessenger(b *testing.B) {
 			for sent-received.Load() > 10_000 { // far below what waits at most
 				time.Sleep(10 * time.Microsecond)
 			}
-			another := *replicate
-			here.Send(to(bob, &another))
+			here.Send(to(bob, block(1, 200)))
 			sent++
 		}
 		for received.Load() < sent {
@@ -685,14 +663,13 @@ func BenchmarkMessenger(b *testing.B) {
 	b.Run("chunks", func(b *testing.B) {
 		var received atomic.Int64
 		here, _ := pair(b, func(*Messenger, ownership.Envelope) { received.Add(1) })
-		chunk := make([]byte, 256<<10)
 		b.SetBytes(256 << 10)
 		sent := int64(0)
 		for b.Loop() {
 			for sent-received.Load() > 16 {
 				time.Sleep(10 * time.Microsecond)
 			}
-			here.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: chunk}))
+			here.Send(to(bob, block(0, 256<<10)))
 			sent++
 		}
 		for received.Load() < sent {

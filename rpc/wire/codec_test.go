@@ -28,7 +28,7 @@ func messages() []proto.Message {
 		&weirv1.Decision{Policy: "p", RetryAfterNs: proto.Int64(0), Limits: []*weirv1.LimitStatus{{Limit: -1}, {RetryAfterNs: proto.Int64(-1)}}},
 		&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Sequence: 1, Operations: []byte(long)}}},
 		&peerv1.Item{Hops: 3, Target: check.Checks[1].Target, RequestId: "r"},
-		&peerv1.Frame{Messages: []*peerv1.Message{{Body: &peerv1.Message_Replicate{Replicate: &peerv1.Replicate{Chunk: []byte(long), Sum: 1 << 31}}}}},
+		&peerv1.Frame{Messages: []*peerv1.Message{{Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Chunk: []byte(long), Sum: 1 << 31}}}}},
 		&healthv1.HealthCheckRequest{Service: "s"},
 	}
 }

@@ -191,7 +191,7 @@ func (st *step) move(n, to int) {
 	st.out(action{what: "commit", a: n, b: to, msg: msg}, &s)
 }
 
-// follow is a follower's receipt of a Replicate.
+// follow is a follower's receipt of an entry.
 func (st *step) follow(msg message) {
 	if !st.accepts(&st.from.nodes[msg.to.node()], &msg, msg.step == begun) {
 		return

@@ -13,6 +13,7 @@ const (
 	core    = "cluster/ownership/core.go"
 	claim   = "cluster/ownership/claim.go"
 	follow  = "cluster/ownership/follow.go"
+	logs    = "cluster/ownership/log.go"
 	grant   = "cluster/ownership/grant.go"
 	move    = "cluster/ownership/move.go"
 	vote    = "cluster/ownership/vote.go"
@@ -48,7 +49,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a move drops what changed last", move,
-		[]edit{{"	f.sequence++\n	m.commit = &Commit{", "	chunk = nil\n	f.sequence++\n	m.commit = &Commit{"}},
+		[]edit{{"	m.commit = &Commit{", "	chunk = nil\n	m.commit = &Commit{"}},
 		seeds + "moving", "admitted beyond the limit",
 	},
 	{
@@ -190,8 +191,8 @@ var mutants = []mutant{
 		ownership + "TestRaised", "the support for the lower term counts",
 	},
 	{
-		"ownership: a backup's sequence is not above a receiver's", follow,
-		[]edit{{"	if s == Backup {\n		n |= 1 << 63\n	}\n", ""}},
+		"ownership: a backup's attachment is not above a receiver's", follow,
+		[]edit{{"	if s == Backup {\n		return pt.attached | 1<<63\n	}\n", ""}},
 		ownership + "TestAttachments", "is not above a move's receiver's",
 	},
 	{
@@ -376,7 +377,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: strict rules stay closed when the backup stays", grant,
-		[]edit{{"\t\ts.closed = &closed{at: c.t, until: s.until, sequence: pt.followers[Backup].sequence}\n\t\ts.until = 0\n", "\t\ts.closed = &closed{at: c.t, until: s.until, sequence: pt.followers[Backup].sequence}\n"}},
+		[]edit{{"\t\ts.closed = &closed{at: c.t, until: s.until, position: pt.followers[Backup].last}\n\t\ts.until = 0\n", "\t\ts.closed = &closed{at: c.t, until: s.until, position: pt.followers[Backup].last}\n"}},
 		ownership + "TestAnotherBackup$", "strict rules are not decided when the backup stays",
 	},
 	{
@@ -386,12 +387,12 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: the message in flight confirms what was decided after it", grant,
-		[]edit{{", sequence: pt.followers[Backup].sequence}", "}"}},
+		[]edit{{", position: pt.followers[Backup].last}", "}"}},
 		ownership + "TestAnotherBackup$", "the backup was told to forget before it had everything",
 	},
 	{
 		"ownership: the last changes are not sent to a backup that is replaced", grant,
-		[]edit{{"if f.unacked == nil && c.data.Pending(p, Backup) > 0 {", "if false {"}},
+		[]edit{{"if !f.inFlight() && c.data.Pending(p, Backup) > 0 {", "if false {"}},
 		ownership + "TestAnotherBackup$", "the backup was told to forget before it had everything",
 	},
 	{
@@ -431,12 +432,12 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a partition is given away before its backup has confirmed", move,
-		[]edit{{"unacked == nil && (m.slot == Backup || !c.confirmFirst(p)):", "unacked == nil:"}},
+		[]edit{{"inFlight() && (m.slot == Backup || !c.confirmFirst(p)):", "inFlight():"}},
 		ownership + "TestMoveConfirmsFirst$", "and given away before the backup has confirmed what was decided",
 	},
 	{
 		"ownership: a partition is given away before the copy is whole", move,
-		[]edit{{"f.node == m.to && f.caught && f.unacked == nil &&", "f.node == m.to && f.unacked == nil &&"}},
+		[]edit{{"f.node == m.to && f.caught && !f.inFlight() &&", "f.node == m.to && !f.inFlight() &&"}},
 		ownership + "TestLastChanges$", "owned: false, want true",
 	},
 	{
@@ -450,8 +451,8 @@ var mutants = []mutant{
 		ownership + "TestLastChanges$", "admissions were sent",
 	},
 	{
-		"ownership: a commit is taken after a gap", move,
-		[]edit{{"in.sender == from && m.Sequence == in.last+1 &&", "in.sender == from && m.Sequence > in.last &&"}},
+		"ownership: a commit is taken for another attachment's copy", move,
+		[]edit{{"in.sender == from && m.Attachment == in.attachment &&", "in.sender == from &&"}},
 		ownership + "TestUnfitCommit$", "owned: true, want false",
 	},
 	{
@@ -461,7 +462,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: two copies share numbers", follow,
-		[]edit{{"\tpt.attached++\n\tpt.followers[s]", "\tpt.followers[s]"}},
+		[]edit{{"\tpt.attached++\n", ""}},
 		ownership + "TestAnotherAttachment$", "the first copy begins with",
 	},
 	{
@@ -476,42 +477,57 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: every piece of a chunk completes a copy", follow,
-		[]edit{{"Complete: last && !f.complete && i == parts-1,", "Complete: last && !f.complete,"}},
-		ownership + "TestLargeChunk$", "begins true, completes true",
+		[]edit{{"Complete: last && !f.complete && !more,", "Complete: last && !f.complete,"}},
+		ownership + "TestLargeChunk$", "completes true",
 	},
 	{
 		"ownership: a copy is completed a second time", follow,
-		[]edit{{"f.complete = f.complete || last", "f.complete = last"}},
+		[]edit{{"f.begun, f.complete = true, f.complete || last", "f.begun, f.complete = true, last"}},
 		ownership + "TestAcknowledged$", "a backup that is current gets",
 	},
 	{
-		"ownership: a gap in a copy is not seen", follow,
-		[]edit{{"case in.sender != from || m.Sequence != in.last+1:", "case in.sender != from:"}},
-		ownership + "TestCopyInOrder$", "one is missing: answered",
+		"ownership: a change is made to another attachment's copy", follow,
+		[]edit{{"case in.sender != from || in.attachment != e.Attachment:", "case in.sender != from:"}},
+		ownership + "TestCopyOf$", "of another attachment: answered",
 	},
 	{
-		"ownership: damage to a copy is not seen", follow,
-		[]edit{{"m.Sum != sum(m.Chunk) || m.Part", "m.Part"}},
-		ownership + "TestCopyInOrder$", "damaged: answered",
+		"ownership: a gap in a log is not seen", logs,
+		[]edit{{"next := &in.early[(in.position+1)%maxEarly]", "next := &in.early[b.Position%maxEarly]"}},
+		ownership + "TestBlockOrder$", "block 3: answered",
 	},
 	{
-		"ownership: a missing piece of a chunk is not seen", follow,
-		[]edit{{" || m.Part != int(in.part) ||", " ||"}},
-		ownership + "TestCopyInOrder$", "a piece is missing: answered",
+		"ownership: damage to a block is not seen", logs,
+		[]edit{{" && b.Sum == b.sum() {", " {"}},
+		ownership + "TestBlockOrder$", "block 1: answered",
 	},
 	{
-		"ownership: any confirmation of a follower confirms the message in flight", follow,
-		[]edit{{"f.unacked == nil || f.unacked.Sequence != a.Sequence {", "f.unacked == nil {"}},
+		"ownership: a refusal is told once", logs,
+		[]edit{{"return r.Position <= b.Heard", "return true"}},
+		ownership + "TestRefusals$", "before the sender knows",
+	},
+	{
+		"ownership: a late answer of another log confirms blocks", logs,
+		[]edit{{"return l.to == from && l.number == a.Log", "return l.to == from"}},
 		ownership + "TestAcknowledged$", "confirmed without the backup",
 	},
 	{
-		"ownership: anybody confirms the message in flight", follow,
-		[]edit{{"if f.node != from || f.unacked", "if f.unacked"}},
+		"ownership: any process confirms blocks", logs,
+		[]edit{{"return l.to == from && l.number == a.Log", "return l.number == a.Log"}},
 		ownership + "TestAcknowledged$", "confirmed without the backup",
+	},
+	{
+		"ownership: what was not sent is confirmed", logs,
+		[]edit{{" || a.Position-l.acked > uint64(l.sent) {", " || a.Position-l.acked > uint64(len(l.blocks)+1) {"}},
+		ownership + "TestAcknowledged$", "slice bounds out of range",
+	},
+	{
+		"ownership: a full log takes everything", follow,
+		[]edit{{"case !f.log.full() || f.urgent:", "case true:"}},
+		ownership + "TestWindow$", "a full log takes more",
 	},
 	{
 		"ownership: the message in flight confirms what is decided until it is", follow,
-		[]edit{{"done.Sequence > closed.sequence {", "done.Sequence >= closed.sequence {"}},
+		[]edit{{"f.last > closed.position {", "f.last >= closed.position {"}},
 		ownership + "TestAnotherBackup$", "the backup was told to forget before it had everything",
 	},
 	{
@@ -520,14 +536,14 @@ var mutants = []mutant{
 		ownership + "TestUnheardBackup$", "late true: answers do not wait while two voters may have recorded a backup",
 	},
 	{
-		"ownership: the first piece of a chunk confirms it", follow,
-		[]edit{{"\tif len(f.rest) > 0 {\n\t\tc.sendRest(p, s)\n\t\treturn\n\t}\n", "\tif len(f.rest) > 0 {\n\t\tc.sendRest(p, s)\n\t}\n"}},
-		ownership + "TestLargeChunk$", "confirmed before message",
+		"ownership: the first piece of a chunk confirms it", logs,
+		[]edit{{"f.log == l && f.attachment == e.Attachment && f.last == b.Position && !e.More", "f.log == l && f.attachment == e.Attachment"}},
+		ownership + "TestLargeChunk$", "confirmed before entry",
 	},
 	{
 		"ownership: a backup that has confirmed everything is waited for", follow,
 		[]edit{{"\tif pt.strict.closed != nil {\n\t\tc.wantBackup(p)\n\t}\n", ""}},
-		ownership + "TestAnotherBackup$", "no *ownership.Replicate was sent to x",
+		ownership + "TestAnotherBackup$", "no entry was sent to x",
 	},
 	{
 		"ownership: of two holders the lower term counts", claim,
@@ -541,7 +557,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: the older copy is the newer one", claim,
-		[]edit{{"return a.Sequence < b.Sequence", "return a.Sequence > b.Sequence"}},
+		[]edit{{"return a.Attachment < b.Attachment", "return a.Attachment > b.Attachment"}},
 		ownership + "TestClaimFrom$", "owned: true, want false",
 	},
 	{

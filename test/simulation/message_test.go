@@ -14,22 +14,25 @@ func kindOf(m ownership.Message) string {
 
 // describe writes a message for the trace.
 func describe(m ownership.Message) string {
-	replicate := func(r *ownership.Replicate) string {
-		flags := ""
-		if r.Begin {
-			flags += " begin"
-		}
-		if r.Complete {
-			flags += " complete"
-		}
-		return fmt.Sprintf("%d at %v #%x%s %d/%d %d bytes", r.Partition, r.Term, r.Sequence, flags, r.Part, r.Parts, len(r.Chunk))
-	}
 	text := ""
 	switch m := m.(type) {
-	case *ownership.Replicate:
-		text = replicate(m)
+	case *ownership.Block:
+		text = fmt.Sprintf("%d of log %d:", m.Position, m.Log)
+		for _, e := range m.Entries {
+			text += fmt.Sprintf(" %d at %v #%x", e.Partition, e.Term, e.Attachment)
+			for _, flag := range []struct {
+				is   bool
+				text string
+			}{{e.Begin, "begin"}, {e.Complete, "complete"}, {e.More, "more"}} {
+				if flag.is {
+					text += " " + flag.text
+				}
+			}
+			text += fmt.Sprintf(" %d bytes;", len(e.Chunk))
+		}
 	case *ownership.Commit:
-		text = fmt.Sprintf("%s, known %v, released %v, merge %v, granted %v", replicate(&m.Replicate), m.Known, m.Release, m.Merge, m.Granted)
+		text = fmt.Sprintf("%d at %v #%x %d bytes, known %v, released %v, merge %v, granted %v",
+			m.Partition, m.Term, m.Attachment, len(m.Chunk), m.Known, m.Release, m.Merge, m.Granted)
 	default:
 		text = strings.TrimPrefix(fmt.Sprintf("%+v", m), "&")
 	}

@@ -52,6 +52,7 @@ type process struct {
 
 	held    []ownership.Term // by partition; zero when it does not decide
 	labels  []ownership.Term // by partition: under which the copy elsewhere is known to be
+	blocks  []sentBlock      // that are not answered
 	waiting [][]waiter
 	foreign []*ask   // from other processes, that may not be answered yet
 	copied  []uint64 // by partition: the version up to which a copy has confirmed
@@ -168,6 +169,9 @@ func (p *process) carryOut(eff ownership.Effects) {
 		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep && p.labels[a.Partition].Less(a.New) { // it may be the answer again
 			p.labels[a.Partition] = a.New
 		}
+		if b, ok := e.Message.(*ownership.Block); ok && !e.Again {
+			p.blocks = append(p.blocks, sentBlock{e.To, b})
+		}
 		w.mix(uint64(w.now), uint64(p.host.index), uint64(to.index), uint64(len(kind)))
 		if w.verbose {
 			w.trace("%s>%s %s", e.From.Name, e.To.Name, describe(e.Message))
@@ -180,8 +184,7 @@ func (p *process) carryOut(eff ownership.Effects) {
 	}
 }
 
-// carried are messages as they arrive: those for one process go through the codec in one frame, as in a Messenger, so that some of
-// them are packed. Each is then lost or late by itself, as if it had come alone.
+// carried are messages as they arrive: those for one process go through the codec in one frame, as in a Messenger. Each is then lost or late by itself, as if it had come alone.
 func (p *process) carried(list []ownership.Envelope) []ownership.Envelope {
 	w := p.w
 	list = slices.Clone(list)
@@ -221,11 +224,35 @@ func (p *process) receive(e ownership.Envelope) {
 	if e.To != p.self {
 		return // the connection was to another process
 	}
-	if a, ok := e.Message.(*ownership.ReplicateAck); ok && a.Outcome == ownership.Done && p.labels[a.Partition].Less(a.Term) {
-		p.labels[a.Partition] = a.Term
+	if a, ok := e.Message.(*ownership.BlockAck); ok {
+		p.label(e.From, a)
 	}
 	p.core.Receive(p.clock(), e)
 	p.flush()
+}
+
+// sentBlock is a Block on its way to a process.
+type sentBlock struct {
+	to ownership.Node
+	*ownership.Block
+}
+
+// label notes the terms of what another process has taken in.
+func (p *process) label(from ownership.Node, a *ownership.BlockAck) {
+	p.blocks = slices.DeleteFunc(p.blocks, func(b sentBlock) bool {
+		if b.to != from || b.Log > a.Log || b.Log == a.Log && b.Position > a.Position {
+			return false
+		}
+		for _, e := range b.Entries {
+			refused := slices.ContainsFunc(a.Refusals, func(r ownership.Refusal) bool {
+				return r.Partition == e.Partition && r.Attachment == e.Attachment
+			})
+			if b.Log == a.Log && !refused && !e.More && p.labels[e.Partition].Less(e.Term) {
+				p.labels[e.Partition] = e.Term
+			}
+		}
+		return true
+	})
 }
 
 // sync tells the checker's Protocol what has changed in partitions, and of leases.

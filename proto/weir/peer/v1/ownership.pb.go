@@ -316,8 +316,8 @@ type Message struct {
 	//	*Message_Entrust
 	//	*Message_Offer
 	//	*Message_OfferReply
-	//	*Message_Replicate
-	//	*Message_ReplicateAck
+	//	*Message_Block
+	//	*Message_BlockAck
 	//	*Message_Commit
 	//	*Message_CommitAck
 	//	*Message_GrantRequest
@@ -325,7 +325,6 @@ type Message struct {
 	//	*Message_ReadRecords
 	//	*Message_Records
 	//	*Message_Forget
-	//	*Message_Packed
 	Body          isMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -413,19 +412,19 @@ func (x *Message) GetOfferReply() *OfferReply {
 	return nil
 }
 
-func (x *Message) GetReplicate() *Replicate {
+func (x *Message) GetBlock() *Block {
 	if x != nil {
-		if x, ok := x.Body.(*Message_Replicate); ok {
-			return x.Replicate
+		if x, ok := x.Body.(*Message_Block); ok {
+			return x.Block
 		}
 	}
 	return nil
 }
 
-func (x *Message) GetReplicateAck() *ReplicateAck {
+func (x *Message) GetBlockAck() *BlockAck {
 	if x != nil {
-		if x, ok := x.Body.(*Message_ReplicateAck); ok {
-			return x.ReplicateAck
+		if x, ok := x.Body.(*Message_BlockAck); ok {
+			return x.BlockAck
 		}
 	}
 	return nil
@@ -494,15 +493,6 @@ func (x *Message) GetForget() *Forget {
 	return nil
 }
 
-func (x *Message) GetPacked() []byte {
-	if x != nil {
-		if x, ok := x.Body.(*Message_Packed); ok {
-			return x.Packed
-		}
-	}
-	return nil
-}
-
 type isMessage_Body interface {
 	isMessage_Body()
 }
@@ -527,12 +517,12 @@ type Message_OfferReply struct {
 	OfferReply *OfferReply `protobuf:"bytes,5,opt,name=offer_reply,json=offerReply,proto3,oneof"`
 }
 
-type Message_Replicate struct {
-	Replicate *Replicate `protobuf:"bytes,6,opt,name=replicate,proto3,oneof"`
+type Message_Block struct {
+	Block *Block `protobuf:"bytes,6,opt,name=block,proto3,oneof"`
 }
 
-type Message_ReplicateAck struct {
-	ReplicateAck *ReplicateAck `protobuf:"bytes,7,opt,name=replicate_ack,json=replicateAck,proto3,oneof"`
+type Message_BlockAck struct {
+	BlockAck *BlockAck `protobuf:"bytes,7,opt,name=block_ack,json=blockAck,proto3,oneof"`
 }
 
 type Message_Commit struct {
@@ -563,11 +553,6 @@ type Message_Forget struct {
 	Forget *Forget `protobuf:"bytes,14,opt,name=forget,proto3,oneof"`
 }
 
-type Message_Packed struct {
-	// Several Replicates and ReplicateAcks in few bytes: see rpc/packed.go.
-	Packed []byte `protobuf:"bytes,15,opt,name=packed,proto3,oneof"`
-}
-
 func (*Message_Query) isMessage_Body() {}
 
 func (*Message_QueryReply) isMessage_Body() {}
@@ -578,9 +563,9 @@ func (*Message_Offer) isMessage_Body() {}
 
 func (*Message_OfferReply) isMessage_Body() {}
 
-func (*Message_Replicate) isMessage_Body() {}
+func (*Message_Block) isMessage_Body() {}
 
-func (*Message_ReplicateAck) isMessage_Body() {}
+func (*Message_BlockAck) isMessage_Body() {}
 
 func (*Message_Commit) isMessage_Body() {}
 
@@ -595,8 +580,6 @@ func (*Message_ReadRecords) isMessage_Body() {}
 func (*Message_Records) isMessage_Body() {}
 
 func (*Message_Forget) isMessage_Body() {}
-
-func (*Message_Packed) isMessage_Body() {}
 
 // Node is a process. Where there is none, nobody is meant.
 type Node struct {
@@ -842,7 +825,7 @@ func (x *Info) GetCopy() *Position {
 type Position struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Term          *Term                  `protobuf:"bytes,1,opt,name=term,proto3" json:"term,omitempty"`
-	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Attachment    uint64                 `protobuf:"varint,2,opt,name=attachment,proto3" json:"attachment,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -884,9 +867,9 @@ func (x *Position) GetTerm() *Term {
 	return nil
 }
 
-func (x *Position) GetSequence() uint64 {
+func (x *Position) GetAttachment() uint64 {
 	if x != nil {
-		return x.Sequence
+		return x.Attachment
 	}
 	return 0
 }
@@ -1055,35 +1038,31 @@ func (x *OfferReply) GetVerdict() Verdict {
 	return Verdict_VERDICT_UNSPECIFIED
 }
 
-type Replicate struct {
+type Block struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	Term          *Term                  `protobuf:"bytes,2,opt,name=term,proto3" json:"term,omitempty"`
-	Sequence      uint64                 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Begin         bool                   `protobuf:"varint,4,opt,name=begin,proto3" json:"begin,omitempty"`
-	Complete      bool                   `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
-	Part          uint32                 `protobuf:"varint,6,opt,name=part,proto3" json:"part,omitempty"`
-	Parts         uint32                 `protobuf:"varint,7,opt,name=parts,proto3" json:"parts,omitempty"`
-	Chunk         []byte                 `protobuf:"bytes,8,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	Sum           uint32                 `protobuf:"fixed32,9,opt,name=sum,proto3" json:"sum,omitempty"` // CRC-32C of chunk
+	Log           uint64                 `protobuf:"varint,1,opt,name=log,proto3" json:"log,omitempty"`
+	Position      uint64                 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	Heard         uint64                 `protobuf:"varint,3,opt,name=heard,proto3" json:"heard,omitempty"`
+	Entries       []byte                 `protobuf:"bytes,4,opt,name=entries,proto3" json:"entries,omitempty"` // see rpc/replica/block.go
+	Sum           uint32                 `protobuf:"fixed32,5,opt,name=sum,proto3" json:"sum,omitempty"`       // CRC-32C of the chunks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Replicate) Reset() {
-	*x = Replicate{}
+func (x *Block) Reset() {
+	*x = Block{}
 	mi := &file_weir_peer_v1_ownership_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Replicate) String() string {
+func (x *Block) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Replicate) ProtoMessage() {}
+func (*Block) ProtoMessage() {}
 
-func (x *Replicate) ProtoReflect() protoreflect.Message {
+func (x *Block) ProtoReflect() protoreflect.Message {
 	mi := &file_weir_peer_v1_ownership_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1095,79 +1074,119 @@ func (x *Replicate) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Replicate.ProtoReflect.Descriptor instead.
-func (*Replicate) Descriptor() ([]byte, []int) {
+// Deprecated: Use Block.ProtoReflect.Descriptor instead.
+func (*Block) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *Replicate) GetPartition() uint32 {
+func (x *Block) GetLog() uint64 {
 	if x != nil {
-		return x.Partition
+		return x.Log
 	}
 	return 0
 }
 
-func (x *Replicate) GetTerm() *Term {
+func (x *Block) GetPosition() uint64 {
 	if x != nil {
-		return x.Term
+		return x.Position
+	}
+	return 0
+}
+
+func (x *Block) GetHeard() uint64 {
+	if x != nil {
+		return x.Heard
+	}
+	return 0
+}
+
+func (x *Block) GetEntries() []byte {
+	if x != nil {
+		return x.Entries
 	}
 	return nil
 }
 
-func (x *Replicate) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Replicate) GetBegin() bool {
-	if x != nil {
-		return x.Begin
-	}
-	return false
-}
-
-func (x *Replicate) GetComplete() bool {
-	if x != nil {
-		return x.Complete
-	}
-	return false
-}
-
-func (x *Replicate) GetPart() uint32 {
-	if x != nil {
-		return x.Part
-	}
-	return 0
-}
-
-func (x *Replicate) GetParts() uint32 {
-	if x != nil {
-		return x.Parts
-	}
-	return 0
-}
-
-func (x *Replicate) GetChunk() []byte {
-	if x != nil {
-		return x.Chunk
-	}
-	return nil
-}
-
-func (x *Replicate) GetSum() uint32 {
+func (x *Block) GetSum() uint32 {
 	if x != nil {
 		return x.Sum
 	}
 	return 0
 }
 
-type ReplicateAck struct {
+type BlockAck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	Term          *Term                  `protobuf:"bytes,2,opt,name=term,proto3" json:"term,omitempty"`
-	Sequence      uint64                 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Log           uint64                 `protobuf:"varint,1,opt,name=log,proto3" json:"log,omitempty"`
+	Position      uint64                 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	Lost          bool                   `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
+	Refusals      []*Refusal             `protobuf:"bytes,4,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockAck) Reset() {
+	*x = BlockAck{}
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockAck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockAck) ProtoMessage() {}
+
+func (x *BlockAck) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockAck.ProtoReflect.Descriptor instead.
+func (*BlockAck) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *BlockAck) GetLog() uint64 {
+	if x != nil {
+		return x.Log
+	}
+	return 0
+}
+
+func (x *BlockAck) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *BlockAck) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
+func (x *BlockAck) GetRefusals() []*Refusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+type Refusal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      uint64                 `protobuf:"varint,1,opt,name=position,proto3" json:"position,omitempty"`
+	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Attachment    uint64                 `protobuf:"varint,3,opt,name=attachment,proto3" json:"attachment,omitempty"`
 	Outcome       Outcome                `protobuf:"varint,4,opt,name=outcome,proto3,enum=weir.peer.v1.Outcome" json:"outcome,omitempty"`
 	Known         *Term                  `protobuf:"bytes,5,opt,name=known,proto3" json:"known,omitempty"`
 	Holder        *Node                  `protobuf:"bytes,6,opt,name=holder,proto3" json:"holder,omitempty"`
@@ -1175,21 +1194,21 @@ type ReplicateAck struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ReplicateAck) Reset() {
-	*x = ReplicateAck{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[13]
+func (x *Refusal) Reset() {
+	*x = Refusal{}
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ReplicateAck) String() string {
+func (x *Refusal) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ReplicateAck) ProtoMessage() {}
+func (*Refusal) ProtoMessage() {}
 
-func (x *ReplicateAck) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[13]
+func (x *Refusal) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,47 +1219,47 @@ func (x *ReplicateAck) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ReplicateAck.ProtoReflect.Descriptor instead.
-func (*ReplicateAck) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{13}
+// Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
+func (*Refusal) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{14}
 }
 
-func (x *ReplicateAck) GetPartition() uint32 {
+func (x *Refusal) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *Refusal) GetPartition() uint32 {
 	if x != nil {
 		return x.Partition
 	}
 	return 0
 }
 
-func (x *ReplicateAck) GetTerm() *Term {
+func (x *Refusal) GetAttachment() uint64 {
 	if x != nil {
-		return x.Term
-	}
-	return nil
-}
-
-func (x *ReplicateAck) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
+		return x.Attachment
 	}
 	return 0
 }
 
-func (x *ReplicateAck) GetOutcome() Outcome {
+func (x *Refusal) GetOutcome() Outcome {
 	if x != nil {
 		return x.Outcome
 	}
 	return Outcome_OUTCOME_UNSPECIFIED
 }
 
-func (x *ReplicateAck) GetKnown() *Term {
+func (x *Refusal) GetKnown() *Term {
 	if x != nil {
 		return x.Known
 	}
 	return nil
 }
 
-func (x *ReplicateAck) GetHolder() *Node {
+func (x *Refusal) GetHolder() *Node {
 	if x != nil {
 		return x.Holder
 	}
@@ -1249,18 +1268,22 @@ func (x *ReplicateAck) GetHolder() *Node {
 
 type Commit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Changes       *Replicate             `protobuf:"bytes,1,opt,name=changes,proto3" json:"changes,omitempty"`
-	Known         *Term                  `protobuf:"bytes,2,opt,name=known,proto3" json:"known,omitempty"`
-	Release       *Node                  `protobuf:"bytes,3,opt,name=release,proto3" json:"release,omitempty"`
-	Merge         bool                   `protobuf:"varint,4,opt,name=merge,proto3" json:"merge,omitempty"`
-	Granted       bool                   `protobuf:"varint,5,opt,name=granted,proto3" json:"granted,omitempty"`
+	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Term          *Term                  `protobuf:"bytes,2,opt,name=term,proto3" json:"term,omitempty"`
+	Attachment    uint64                 `protobuf:"varint,3,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	Chunk         []byte                 `protobuf:"bytes,4,opt,name=chunk,proto3" json:"chunk,omitempty"`
+	Sum           uint32                 `protobuf:"fixed32,5,opt,name=sum,proto3" json:"sum,omitempty"` // CRC-32C of chunk
+	Known         *Term                  `protobuf:"bytes,6,opt,name=known,proto3" json:"known,omitempty"`
+	Release       *Node                  `protobuf:"bytes,7,opt,name=release,proto3" json:"release,omitempty"`
+	Merge         bool                   `protobuf:"varint,8,opt,name=merge,proto3" json:"merge,omitempty"`
+	Granted       bool                   `protobuf:"varint,9,opt,name=granted,proto3" json:"granted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Commit) Reset() {
 	*x = Commit{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1295,7 @@ func (x *Commit) String() string {
 func (*Commit) ProtoMessage() {}
 
 func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,14 +1308,42 @@ func (x *Commit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit.ProtoReflect.Descriptor instead.
 func (*Commit) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{14}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *Commit) GetChanges() *Replicate {
+func (x *Commit) GetPartition() uint32 {
 	if x != nil {
-		return x.Changes
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *Commit) GetTerm() *Term {
+	if x != nil {
+		return x.Term
 	}
 	return nil
+}
+
+func (x *Commit) GetAttachment() uint64 {
+	if x != nil {
+		return x.Attachment
+	}
+	return 0
+}
+
+func (x *Commit) GetChunk() []byte {
+	if x != nil {
+		return x.Chunk
+	}
+	return nil
+}
+
+func (x *Commit) GetSum() uint32 {
+	if x != nil {
+		return x.Sum
+	}
+	return 0
 }
 
 func (x *Commit) GetKnown() *Term {
@@ -1330,7 +1381,7 @@ type CommitAck struct {
 	Outcome       Outcome                `protobuf:"varint,3,opt,name=outcome,proto3,enum=weir.peer.v1.Outcome" json:"outcome,omitempty"`
 	New           *Term                  `protobuf:"bytes,4,opt,name=new,proto3" json:"new,omitempty"`
 	Keep          bool                   `protobuf:"varint,5,opt,name=keep,proto3" json:"keep,omitempty"`
-	Sequence      uint64                 `protobuf:"varint,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Attachment    uint64                 `protobuf:"varint,6,opt,name=attachment,proto3" json:"attachment,omitempty"`
 	Known         *Term                  `protobuf:"bytes,7,opt,name=known,proto3" json:"known,omitempty"`
 	Holder        *Node                  `protobuf:"bytes,8,opt,name=holder,proto3" json:"holder,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1339,7 +1390,7 @@ type CommitAck struct {
 
 func (x *CommitAck) Reset() {
 	*x = CommitAck{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1402,7 @@ func (x *CommitAck) String() string {
 func (*CommitAck) ProtoMessage() {}
 
 func (x *CommitAck) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1415,7 @@ func (x *CommitAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitAck.ProtoReflect.Descriptor instead.
 func (*CommitAck) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{15}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CommitAck) GetPartition() uint32 {
@@ -1402,9 +1453,9 @@ func (x *CommitAck) GetKeep() bool {
 	return false
 }
 
-func (x *CommitAck) GetSequence() uint64 {
+func (x *CommitAck) GetAttachment() uint64 {
 	if x != nil {
-		return x.Sequence
+		return x.Attachment
 	}
 	return 0
 }
@@ -1433,7 +1484,7 @@ type Forget struct {
 
 func (x *Forget) Reset() {
 	*x = Forget{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1496,7 @@ func (x *Forget) String() string {
 func (*Forget) ProtoMessage() {}
 
 func (x *Forget) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1509,7 @@ func (x *Forget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forget.ProtoReflect.Descriptor instead.
 func (*Forget) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{16}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Forget) GetPartition() uint32 {
@@ -1485,7 +1536,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1548,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1561,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{17}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GrantRequest) GetId() uint64 {
@@ -1539,7 +1590,7 @@ type GrantItem struct {
 
 func (x *GrantItem) Reset() {
 	*x = GrantItem{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1602,7 @@ func (x *GrantItem) String() string {
 func (*GrantItem) ProtoMessage() {}
 
 func (x *GrantItem) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1615,7 @@ func (x *GrantItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantItem.ProtoReflect.Descriptor instead.
 func (*GrantItem) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{18}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GrantItem) GetPartition() uint32 {
@@ -1605,7 +1656,7 @@ type Release struct {
 
 func (x *Release) Reset() {
 	*x = Release{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +1668,7 @@ func (x *Release) String() string {
 func (*Release) ProtoMessage() {}
 
 func (x *Release) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +1681,7 @@ func (x *Release) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Release.ProtoReflect.Descriptor instead.
 func (*Release) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{19}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Release) GetNode() *Node {
@@ -1658,7 +1709,7 @@ type GrantReply struct {
 
 func (x *GrantReply) Reset() {
 	*x = GrantReply{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1721,7 @@ func (x *GrantReply) String() string {
 func (*GrantReply) ProtoMessage() {}
 
 func (x *GrantReply) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1734,7 @@ func (x *GrantReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantReply.ProtoReflect.Descriptor instead.
 func (*GrantReply) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{20}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GrantReply) GetId() uint64 {
@@ -1720,7 +1771,7 @@ type GrantAnswer struct {
 
 func (x *GrantAnswer) Reset() {
 	*x = GrantAnswer{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1783,7 @@ func (x *GrantAnswer) String() string {
 func (*GrantAnswer) ProtoMessage() {}
 
 func (x *GrantAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1796,7 @@ func (x *GrantAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantAnswer.ProtoReflect.Descriptor instead.
 func (*GrantAnswer) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{21}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GrantAnswer) GetPartition() uint32 {
@@ -1796,7 +1847,7 @@ type Record struct {
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1808,7 +1859,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1821,7 +1872,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{22}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Record) GetPartition() uint32 {
@@ -1868,7 +1919,7 @@ type ReadRecords struct {
 
 func (x *ReadRecords) Reset() {
 	*x = ReadRecords{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1880,7 +1931,7 @@ func (x *ReadRecords) String() string {
 func (*ReadRecords) ProtoMessage() {}
 
 func (x *ReadRecords) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1893,7 +1944,7 @@ func (x *ReadRecords) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRecords.ProtoReflect.Descriptor instead.
 func (*ReadRecords) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{23}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReadRecords) GetId() uint64 {
@@ -1916,7 +1967,7 @@ type Records struct {
 
 func (x *Records) Reset() {
 	*x = Records{}
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +1979,7 @@ func (x *Records) String() string {
 func (*Records) ProtoMessage() {}
 
 func (x *Records) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_ownership_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_ownership_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +1992,7 @@ func (x *Records) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Records.ProtoReflect.Descriptor instead.
 func (*Records) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{24}
+	return file_weir_peer_v1_ownership_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Records) GetId() uint64 {
@@ -1991,7 +2042,7 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"\rConverseReply\x12/\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.weir.peer.v1.WelcomeR\awelcome\":\n" +
 	"\x05Frame\x121\n" +
-	"\bmessages\x18\x01 \x03(\v2\x15.weir.peer.v1.MessageR\bmessages\"\xbb\x06\n" +
+	"\bmessages\x18\x01 \x03(\v2\x15.weir.peer.v1.MessageR\bmessages\"\x89\x06\n" +
 	"\aMessage\x12+\n" +
 	"\x05query\x18\x01 \x01(\v2\x13.weir.peer.v1.QueryH\x00R\x05query\x12;\n" +
 	"\vquery_reply\x18\x02 \x01(\v2\x18.weir.peer.v1.QueryReplyH\x00R\n" +
@@ -1999,9 +2050,9 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"\aentrust\x18\x03 \x01(\v2\x15.weir.peer.v1.EntrustH\x00R\aentrust\x12+\n" +
 	"\x05offer\x18\x04 \x01(\v2\x13.weir.peer.v1.OfferH\x00R\x05offer\x12;\n" +
 	"\voffer_reply\x18\x05 \x01(\v2\x18.weir.peer.v1.OfferReplyH\x00R\n" +
-	"offerReply\x127\n" +
-	"\treplicate\x18\x06 \x01(\v2\x17.weir.peer.v1.ReplicateH\x00R\treplicate\x12A\n" +
-	"\rreplicate_ack\x18\a \x01(\v2\x1a.weir.peer.v1.ReplicateAckH\x00R\freplicateAck\x12.\n" +
+	"offerReply\x12+\n" +
+	"\x05block\x18\x06 \x01(\v2\x13.weir.peer.v1.BlockH\x00R\x05block\x125\n" +
+	"\tblock_ack\x18\a \x01(\v2\x16.weir.peer.v1.BlockAckH\x00R\bblockAck\x12.\n" +
 	"\x06commit\x18\b \x01(\v2\x14.weir.peer.v1.CommitH\x00R\x06commit\x128\n" +
 	"\n" +
 	"commit_ack\x18\t \x01(\v2\x17.weir.peer.v1.CommitAckH\x00R\tcommitAck\x12A\n" +
@@ -2011,8 +2062,7 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"grantReply\x12>\n" +
 	"\fread_records\x18\f \x01(\v2\x19.weir.peer.v1.ReadRecordsH\x00R\vreadRecords\x121\n" +
 	"\arecords\x18\r \x01(\v2\x15.weir.peer.v1.RecordsH\x00R\arecords\x12.\n" +
-	"\x06forget\x18\x0e \x01(\v2\x14.weir.peer.v1.ForgetH\x00R\x06forget\x12\x18\n" +
-	"\x06packed\x18\x0f \x01(\fH\x00R\x06packedB\x06\n" +
+	"\x06forget\x18\x0e \x01(\v2\x14.weir.peer.v1.ForgetH\x00R\x06forgetB\x06\n" +
 	"\x04body\".\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
@@ -2032,10 +2082,12 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"\bclaiming\x18\x03 \x01(\bR\bclaiming\x12&\n" +
 	"\x04term\x18\x04 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12*\n" +
 	"\x06holder\x18\x05 \x01(\v2\x12.weir.peer.v1.NodeR\x06holder\x12*\n" +
-	"\x04copy\x18\x06 \x01(\v2\x16.weir.peer.v1.PositionR\x04copy\"N\n" +
+	"\x04copy\x18\x06 \x01(\v2\x16.weir.peer.v1.PositionR\x04copy\"R\n" +
 	"\bPosition\x12&\n" +
-	"\x04term\x18\x01 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"O\n" +
+	"\x04term\x18\x01 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x1e\n" +
+	"\n" +
+	"attachment\x18\x02 \x01(\x04R\n" +
+	"attachment\"O\n" +
 	"\aEntrust\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\"M\n" +
@@ -2046,37 +2098,48 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"OfferReply\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12/\n" +
-	"\averdict\x18\x03 \x01(\x0e2\x15.weir.peer.v1.VerdictR\averdict\"\xf1\x01\n" +
-	"\tReplicate\x12\x1c\n" +
-	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
-	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x1a\n" +
-	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12\x14\n" +
-	"\x05begin\x18\x04 \x01(\bR\x05begin\x12\x1a\n" +
-	"\bcomplete\x18\x05 \x01(\bR\bcomplete\x12\x12\n" +
-	"\x04part\x18\x06 \x01(\rR\x04part\x12\x14\n" +
-	"\x05parts\x18\a \x01(\rR\x05parts\x12\x14\n" +
-	"\x05chunk\x18\b \x01(\fR\x05chunk\x12\x10\n" +
-	"\x03sum\x18\t \x01(\aR\x03sum\"\xf7\x01\n" +
-	"\fReplicateAck\x12\x1c\n" +
-	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
-	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x1a\n" +
-	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12/\n" +
+	"\averdict\x18\x03 \x01(\x0e2\x15.weir.peer.v1.VerdictR\averdict\"w\n" +
+	"\x05Block\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\x04R\x03log\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x04R\bposition\x12\x14\n" +
+	"\x05heard\x18\x03 \x01(\x04R\x05heard\x12\x18\n" +
+	"\aentries\x18\x04 \x01(\fR\aentries\x12\x10\n" +
+	"\x03sum\x18\x05 \x01(\aR\x03sum\"\x7f\n" +
+	"\bBlockAck\x12\x10\n" +
+	"\x03log\x18\x01 \x01(\x04R\x03log\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x04R\bposition\x12\x12\n" +
+	"\x04lost\x18\x03 \x01(\bR\x04lost\x121\n" +
+	"\brefusals\x18\x04 \x03(\v2\x15.weir.peer.v1.RefusalR\brefusals\"\xea\x01\n" +
+	"\aRefusal\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\x04R\bposition\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x1e\n" +
+	"\n" +
+	"attachment\x18\x03 \x01(\x04R\n" +
+	"attachment\x12/\n" +
 	"\aoutcome\x18\x04 \x01(\x0e2\x15.weir.peer.v1.OutcomeR\aoutcome\x12(\n" +
 	"\x05known\x18\x05 \x01(\v2\x12.weir.peer.v1.TermR\x05known\x12*\n" +
-	"\x06holder\x18\x06 \x01(\v2\x12.weir.peer.v1.NodeR\x06holder\"\xc3\x01\n" +
-	"\x06Commit\x121\n" +
-	"\achanges\x18\x01 \x01(\v2\x17.weir.peer.v1.ReplicateR\achanges\x12(\n" +
-	"\x05known\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x05known\x12,\n" +
-	"\arelease\x18\x03 \x01(\v2\x12.weir.peer.v1.NodeR\arelease\x12\x14\n" +
-	"\x05merge\x18\x04 \x01(\bR\x05merge\x12\x18\n" +
-	"\agranted\x18\x05 \x01(\bR\agranted\"\xae\x02\n" +
+	"\x06holder\x18\x06 \x01(\v2\x12.weir.peer.v1.NodeR\x06holder\"\x9e\x02\n" +
+	"\x06Commit\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
+	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x1e\n" +
+	"\n" +
+	"attachment\x18\x03 \x01(\x04R\n" +
+	"attachment\x12\x14\n" +
+	"\x05chunk\x18\x04 \x01(\fR\x05chunk\x12\x10\n" +
+	"\x03sum\x18\x05 \x01(\aR\x03sum\x12(\n" +
+	"\x05known\x18\x06 \x01(\v2\x12.weir.peer.v1.TermR\x05known\x12,\n" +
+	"\arelease\x18\a \x01(\v2\x12.weir.peer.v1.NodeR\arelease\x12\x14\n" +
+	"\x05merge\x18\b \x01(\bR\x05merge\x12\x18\n" +
+	"\agranted\x18\t \x01(\bR\agranted\"\xb2\x02\n" +
 	"\tCommitAck\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12/\n" +
 	"\aoutcome\x18\x03 \x01(\x0e2\x15.weir.peer.v1.OutcomeR\aoutcome\x12$\n" +
 	"\x03new\x18\x04 \x01(\v2\x12.weir.peer.v1.TermR\x03new\x12\x12\n" +
-	"\x04keep\x18\x05 \x01(\bR\x04keep\x12\x1a\n" +
-	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12(\n" +
+	"\x04keep\x18\x05 \x01(\bR\x04keep\x12\x1e\n" +
+	"\n" +
+	"attachment\x18\x06 \x01(\x04R\n" +
+	"attachment\x12(\n" +
 	"\x05known\x18\a \x01(\v2\x12.weir.peer.v1.TermR\x05known\x12*\n" +
 	"\x06holder\x18\b \x01(\v2\x12.weir.peer.v1.NodeR\x06holder\"N\n" +
 	"\x06Forget\x12\x1c\n" +
@@ -2146,7 +2209,7 @@ func file_weir_peer_v1_ownership_proto_rawDescGZIP() []byte {
 }
 
 var file_weir_peer_v1_ownership_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_weir_peer_v1_ownership_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_weir_peer_v1_ownership_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_weir_peer_v1_ownership_proto_goTypes = []any{
 	(Verdict)(0),            // 0: weir.peer.v1.Verdict
 	(Outcome)(0),            // 1: weir.peer.v1.Outcome
@@ -2162,85 +2225,85 @@ var file_weir_peer_v1_ownership_proto_goTypes = []any{
 	(*Entrust)(nil),         // 11: weir.peer.v1.Entrust
 	(*Offer)(nil),           // 12: weir.peer.v1.Offer
 	(*OfferReply)(nil),      // 13: weir.peer.v1.OfferReply
-	(*Replicate)(nil),       // 14: weir.peer.v1.Replicate
-	(*ReplicateAck)(nil),    // 15: weir.peer.v1.ReplicateAck
-	(*Commit)(nil),          // 16: weir.peer.v1.Commit
-	(*CommitAck)(nil),       // 17: weir.peer.v1.CommitAck
-	(*Forget)(nil),          // 18: weir.peer.v1.Forget
-	(*GrantRequest)(nil),    // 19: weir.peer.v1.GrantRequest
-	(*GrantItem)(nil),       // 20: weir.peer.v1.GrantItem
-	(*Release)(nil),         // 21: weir.peer.v1.Release
-	(*GrantReply)(nil),      // 22: weir.peer.v1.GrantReply
-	(*GrantAnswer)(nil),     // 23: weir.peer.v1.GrantAnswer
-	(*Record)(nil),          // 24: weir.peer.v1.Record
-	(*ReadRecords)(nil),     // 25: weir.peer.v1.ReadRecords
-	(*Records)(nil),         // 26: weir.peer.v1.Records
-	(*Hello)(nil),           // 27: weir.peer.v1.Hello
-	(*Welcome)(nil),         // 28: weir.peer.v1.Welcome
-	(*Term)(nil),            // 29: weir.peer.v1.Term
+	(*Block)(nil),           // 14: weir.peer.v1.Block
+	(*BlockAck)(nil),        // 15: weir.peer.v1.BlockAck
+	(*Refusal)(nil),         // 16: weir.peer.v1.Refusal
+	(*Commit)(nil),          // 17: weir.peer.v1.Commit
+	(*CommitAck)(nil),       // 18: weir.peer.v1.CommitAck
+	(*Forget)(nil),          // 19: weir.peer.v1.Forget
+	(*GrantRequest)(nil),    // 20: weir.peer.v1.GrantRequest
+	(*GrantItem)(nil),       // 21: weir.peer.v1.GrantItem
+	(*Release)(nil),         // 22: weir.peer.v1.Release
+	(*GrantReply)(nil),      // 23: weir.peer.v1.GrantReply
+	(*GrantAnswer)(nil),     // 24: weir.peer.v1.GrantAnswer
+	(*Record)(nil),          // 25: weir.peer.v1.Record
+	(*ReadRecords)(nil),     // 26: weir.peer.v1.ReadRecords
+	(*Records)(nil),         // 27: weir.peer.v1.Records
+	(*Hello)(nil),           // 28: weir.peer.v1.Hello
+	(*Welcome)(nil),         // 29: weir.peer.v1.Welcome
+	(*Term)(nil),            // 30: weir.peer.v1.Term
 }
 var file_weir_peer_v1_ownership_proto_depIdxs = []int32{
-	27, // 0: weir.peer.v1.ConverseRequest.hello:type_name -> weir.peer.v1.Hello
+	28, // 0: weir.peer.v1.ConverseRequest.hello:type_name -> weir.peer.v1.Hello
 	4,  // 1: weir.peer.v1.ConverseRequest.frame:type_name -> weir.peer.v1.Frame
-	28, // 2: weir.peer.v1.ConverseReply.welcome:type_name -> weir.peer.v1.Welcome
+	29, // 2: weir.peer.v1.ConverseReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.Frame.messages:type_name -> weir.peer.v1.Message
 	7,  // 4: weir.peer.v1.Message.query:type_name -> weir.peer.v1.Query
 	8,  // 5: weir.peer.v1.Message.query_reply:type_name -> weir.peer.v1.QueryReply
 	11, // 6: weir.peer.v1.Message.entrust:type_name -> weir.peer.v1.Entrust
 	12, // 7: weir.peer.v1.Message.offer:type_name -> weir.peer.v1.Offer
 	13, // 8: weir.peer.v1.Message.offer_reply:type_name -> weir.peer.v1.OfferReply
-	14, // 9: weir.peer.v1.Message.replicate:type_name -> weir.peer.v1.Replicate
-	15, // 10: weir.peer.v1.Message.replicate_ack:type_name -> weir.peer.v1.ReplicateAck
-	16, // 11: weir.peer.v1.Message.commit:type_name -> weir.peer.v1.Commit
-	17, // 12: weir.peer.v1.Message.commit_ack:type_name -> weir.peer.v1.CommitAck
-	19, // 13: weir.peer.v1.Message.grant_request:type_name -> weir.peer.v1.GrantRequest
-	22, // 14: weir.peer.v1.Message.grant_reply:type_name -> weir.peer.v1.GrantReply
-	25, // 15: weir.peer.v1.Message.read_records:type_name -> weir.peer.v1.ReadRecords
-	26, // 16: weir.peer.v1.Message.records:type_name -> weir.peer.v1.Records
-	18, // 17: weir.peer.v1.Message.forget:type_name -> weir.peer.v1.Forget
+	14, // 9: weir.peer.v1.Message.block:type_name -> weir.peer.v1.Block
+	15, // 10: weir.peer.v1.Message.block_ack:type_name -> weir.peer.v1.BlockAck
+	17, // 11: weir.peer.v1.Message.commit:type_name -> weir.peer.v1.Commit
+	18, // 12: weir.peer.v1.Message.commit_ack:type_name -> weir.peer.v1.CommitAck
+	20, // 13: weir.peer.v1.Message.grant_request:type_name -> weir.peer.v1.GrantRequest
+	23, // 14: weir.peer.v1.Message.grant_reply:type_name -> weir.peer.v1.GrantReply
+	26, // 15: weir.peer.v1.Message.read_records:type_name -> weir.peer.v1.ReadRecords
+	27, // 16: weir.peer.v1.Message.records:type_name -> weir.peer.v1.Records
+	19, // 17: weir.peer.v1.Message.forget:type_name -> weir.peer.v1.Forget
 	9,  // 18: weir.peer.v1.QueryReply.infos:type_name -> weir.peer.v1.Info
-	29, // 19: weir.peer.v1.Info.term:type_name -> weir.peer.v1.Term
+	30, // 19: weir.peer.v1.Info.term:type_name -> weir.peer.v1.Term
 	6,  // 20: weir.peer.v1.Info.holder:type_name -> weir.peer.v1.Node
 	10, // 21: weir.peer.v1.Info.copy:type_name -> weir.peer.v1.Position
-	29, // 22: weir.peer.v1.Position.term:type_name -> weir.peer.v1.Term
-	29, // 23: weir.peer.v1.Entrust.term:type_name -> weir.peer.v1.Term
-	29, // 24: weir.peer.v1.Offer.term:type_name -> weir.peer.v1.Term
-	29, // 25: weir.peer.v1.OfferReply.term:type_name -> weir.peer.v1.Term
+	30, // 22: weir.peer.v1.Position.term:type_name -> weir.peer.v1.Term
+	30, // 23: weir.peer.v1.Entrust.term:type_name -> weir.peer.v1.Term
+	30, // 24: weir.peer.v1.Offer.term:type_name -> weir.peer.v1.Term
+	30, // 25: weir.peer.v1.OfferReply.term:type_name -> weir.peer.v1.Term
 	0,  // 26: weir.peer.v1.OfferReply.verdict:type_name -> weir.peer.v1.Verdict
-	29, // 27: weir.peer.v1.Replicate.term:type_name -> weir.peer.v1.Term
-	29, // 28: weir.peer.v1.ReplicateAck.term:type_name -> weir.peer.v1.Term
-	1,  // 29: weir.peer.v1.ReplicateAck.outcome:type_name -> weir.peer.v1.Outcome
-	29, // 30: weir.peer.v1.ReplicateAck.known:type_name -> weir.peer.v1.Term
-	6,  // 31: weir.peer.v1.ReplicateAck.holder:type_name -> weir.peer.v1.Node
-	14, // 32: weir.peer.v1.Commit.changes:type_name -> weir.peer.v1.Replicate
-	29, // 33: weir.peer.v1.Commit.known:type_name -> weir.peer.v1.Term
-	6,  // 34: weir.peer.v1.Commit.release:type_name -> weir.peer.v1.Node
-	29, // 35: weir.peer.v1.CommitAck.term:type_name -> weir.peer.v1.Term
-	1,  // 36: weir.peer.v1.CommitAck.outcome:type_name -> weir.peer.v1.Outcome
-	29, // 37: weir.peer.v1.CommitAck.new:type_name -> weir.peer.v1.Term
-	29, // 38: weir.peer.v1.CommitAck.known:type_name -> weir.peer.v1.Term
-	6,  // 39: weir.peer.v1.CommitAck.holder:type_name -> weir.peer.v1.Node
-	29, // 40: weir.peer.v1.Forget.term:type_name -> weir.peer.v1.Term
-	20, // 41: weir.peer.v1.GrantRequest.items:type_name -> weir.peer.v1.GrantItem
-	29, // 42: weir.peer.v1.GrantItem.term:type_name -> weir.peer.v1.Term
-	6,  // 43: weir.peer.v1.GrantItem.backup:type_name -> weir.peer.v1.Node
-	21, // 44: weir.peer.v1.GrantItem.release:type_name -> weir.peer.v1.Release
-	6,  // 45: weir.peer.v1.Release.node:type_name -> weir.peer.v1.Node
-	29, // 46: weir.peer.v1.Release.term:type_name -> weir.peer.v1.Term
-	23, // 47: weir.peer.v1.GrantReply.items:type_name -> weir.peer.v1.GrantAnswer
-	29, // 48: weir.peer.v1.GrantAnswer.term:type_name -> weir.peer.v1.Term
-	24, // 49: weir.peer.v1.GrantAnswer.recorded:type_name -> weir.peer.v1.Record
-	29, // 50: weir.peer.v1.Record.term:type_name -> weir.peer.v1.Term
-	6,  // 51: weir.peer.v1.Record.node:type_name -> weir.peer.v1.Node
-	6,  // 52: weir.peer.v1.Record.backup:type_name -> weir.peer.v1.Node
-	24, // 53: weir.peer.v1.Records.records:type_name -> weir.peer.v1.Record
-	2,  // 54: weir.peer.v1.Ownership.Converse:input_type -> weir.peer.v1.ConverseRequest
-	3,  // 55: weir.peer.v1.Ownership.Converse:output_type -> weir.peer.v1.ConverseReply
-	55, // [55:56] is the sub-list for method output_type
-	54, // [54:55] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	16, // 27: weir.peer.v1.BlockAck.refusals:type_name -> weir.peer.v1.Refusal
+	1,  // 28: weir.peer.v1.Refusal.outcome:type_name -> weir.peer.v1.Outcome
+	30, // 29: weir.peer.v1.Refusal.known:type_name -> weir.peer.v1.Term
+	6,  // 30: weir.peer.v1.Refusal.holder:type_name -> weir.peer.v1.Node
+	30, // 31: weir.peer.v1.Commit.term:type_name -> weir.peer.v1.Term
+	30, // 32: weir.peer.v1.Commit.known:type_name -> weir.peer.v1.Term
+	6,  // 33: weir.peer.v1.Commit.release:type_name -> weir.peer.v1.Node
+	30, // 34: weir.peer.v1.CommitAck.term:type_name -> weir.peer.v1.Term
+	1,  // 35: weir.peer.v1.CommitAck.outcome:type_name -> weir.peer.v1.Outcome
+	30, // 36: weir.peer.v1.CommitAck.new:type_name -> weir.peer.v1.Term
+	30, // 37: weir.peer.v1.CommitAck.known:type_name -> weir.peer.v1.Term
+	6,  // 38: weir.peer.v1.CommitAck.holder:type_name -> weir.peer.v1.Node
+	30, // 39: weir.peer.v1.Forget.term:type_name -> weir.peer.v1.Term
+	21, // 40: weir.peer.v1.GrantRequest.items:type_name -> weir.peer.v1.GrantItem
+	30, // 41: weir.peer.v1.GrantItem.term:type_name -> weir.peer.v1.Term
+	6,  // 42: weir.peer.v1.GrantItem.backup:type_name -> weir.peer.v1.Node
+	22, // 43: weir.peer.v1.GrantItem.release:type_name -> weir.peer.v1.Release
+	6,  // 44: weir.peer.v1.Release.node:type_name -> weir.peer.v1.Node
+	30, // 45: weir.peer.v1.Release.term:type_name -> weir.peer.v1.Term
+	24, // 46: weir.peer.v1.GrantReply.items:type_name -> weir.peer.v1.GrantAnswer
+	30, // 47: weir.peer.v1.GrantAnswer.term:type_name -> weir.peer.v1.Term
+	25, // 48: weir.peer.v1.GrantAnswer.recorded:type_name -> weir.peer.v1.Record
+	30, // 49: weir.peer.v1.Record.term:type_name -> weir.peer.v1.Term
+	6,  // 50: weir.peer.v1.Record.node:type_name -> weir.peer.v1.Node
+	6,  // 51: weir.peer.v1.Record.backup:type_name -> weir.peer.v1.Node
+	25, // 52: weir.peer.v1.Records.records:type_name -> weir.peer.v1.Record
+	2,  // 53: weir.peer.v1.Ownership.Converse:input_type -> weir.peer.v1.ConverseRequest
+	3,  // 54: weir.peer.v1.Ownership.Converse:output_type -> weir.peer.v1.ConverseReply
+	54, // [54:55] is the sub-list for method output_type
+	53, // [53:54] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_ownership_proto_init() }
@@ -2259,8 +2322,8 @@ func file_weir_peer_v1_ownership_proto_init() {
 		(*Message_Entrust)(nil),
 		(*Message_Offer)(nil),
 		(*Message_OfferReply)(nil),
-		(*Message_Replicate)(nil),
-		(*Message_ReplicateAck)(nil),
+		(*Message_Block)(nil),
+		(*Message_BlockAck)(nil),
 		(*Message_Commit)(nil),
 		(*Message_CommitAck)(nil),
 		(*Message_GrantRequest)(nil),
@@ -2268,7 +2331,6 @@ func file_weir_peer_v1_ownership_proto_init() {
 		(*Message_ReadRecords)(nil),
 		(*Message_Records)(nil),
 		(*Message_Forget)(nil),
-		(*Message_Packed)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2276,7 +2338,7 @@ func file_weir_peer_v1_ownership_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_ownership_proto_rawDesc), len(file_weir_peer_v1_ownership_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -352,15 +352,15 @@ func (m *Message_OfferReply) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	}
 	return len(dAtA) - i, nil
 }
-func (m *Message_Replicate) MarshalToVT(dAtA []byte) (int, error) {
+func (m *Message_Block) MarshalToVT(dAtA []byte) (int, error) {
 	size := m.SizeVT()
 	return m.MarshalToSizedBufferVT(dAtA[:size])
 }
 
-func (m *Message_Replicate) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+func (m *Message_Block) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	i := len(dAtA)
-	if m.Replicate != nil {
-		size, err := m.Replicate.MarshalToSizedBufferVT(dAtA[:i])
+	if m.Block != nil {
+		size, err := m.Block.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
 			return 0, err
 		}
@@ -375,15 +375,15 @@ func (m *Message_Replicate) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	}
 	return len(dAtA) - i, nil
 }
-func (m *Message_ReplicateAck) MarshalToVT(dAtA []byte) (int, error) {
+func (m *Message_BlockAck) MarshalToVT(dAtA []byte) (int, error) {
 	size := m.SizeVT()
 	return m.MarshalToSizedBufferVT(dAtA[:size])
 }
 
-func (m *Message_ReplicateAck) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+func (m *Message_BlockAck) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	i := len(dAtA)
-	if m.ReplicateAck != nil {
-		size, err := m.ReplicateAck.MarshalToSizedBufferVT(dAtA[:i])
+	if m.BlockAck != nil {
+		size, err := m.BlockAck.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
 			return 0, err
 		}
@@ -557,20 +557,6 @@ func (m *Message_Forget) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x72
 	}
-	return len(dAtA) - i, nil
-}
-func (m *Message_Packed) MarshalToVT(dAtA []byte) (int, error) {
-	size := m.SizeVT()
-	return m.MarshalToSizedBufferVT(dAtA[:size])
-}
-
-func (m *Message_Packed) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
-	i := len(dAtA)
-	i -= len(m.Packed)
-	copy(dAtA[i:], m.Packed)
-	i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Packed)))
-	i--
-	dAtA[i] = 0x7a
 	return len(dAtA) - i, nil
 }
 func (m *Node) MarshalVT() (dAtA []byte, err error) {
@@ -845,8 +831,8 @@ func (m *Position) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
-	if m.Sequence != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Sequence))
+	if m.Attachment != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Attachment))
 		i--
 		dAtA[i] = 0x10
 	}
@@ -1012,7 +998,7 @@ func (m *OfferReply) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
-func (m *Replicate) MarshalVT() (dAtA []byte, err error) {
+func (m *Block) MarshalVT() (dAtA []byte, err error) {
 	if m == nil {
 		return nil, nil
 	}
@@ -1025,12 +1011,12 @@ func (m *Replicate) MarshalVT() (dAtA []byte, err error) {
 	return dAtA[:n], nil
 }
 
-func (m *Replicate) MarshalToVT(dAtA []byte) (int, error) {
+func (m *Block) MarshalToVT(dAtA []byte) (int, error) {
 	size := m.SizeVT()
 	return m.MarshalToSizedBufferVT(dAtA[:size])
 }
 
-func (m *Replicate) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+func (m *Block) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m == nil {
 		return 0, nil
 	}
@@ -1046,69 +1032,34 @@ func (m *Replicate) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= 4
 		binary.LittleEndian.PutUint32(dAtA[i:], uint32(m.Sum))
 		i--
-		dAtA[i] = 0x4d
+		dAtA[i] = 0x2d
 	}
-	if len(m.Chunk) > 0 {
-		i -= len(m.Chunk)
-		copy(dAtA[i:], m.Chunk)
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Chunk)))
+	if len(m.Entries) > 0 {
+		i -= len(m.Entries)
+		copy(dAtA[i:], m.Entries)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Entries)))
 		i--
-		dAtA[i] = 0x42
+		dAtA[i] = 0x22
 	}
-	if m.Parts != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Parts))
-		i--
-		dAtA[i] = 0x38
-	}
-	if m.Part != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Part))
-		i--
-		dAtA[i] = 0x30
-	}
-	if m.Complete {
-		i--
-		if m.Complete {
-			dAtA[i] = 1
-		} else {
-			dAtA[i] = 0
-		}
-		i--
-		dAtA[i] = 0x28
-	}
-	if m.Begin {
-		i--
-		if m.Begin {
-			dAtA[i] = 1
-		} else {
-			dAtA[i] = 0
-		}
-		i--
-		dAtA[i] = 0x20
-	}
-	if m.Sequence != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Sequence))
+	if m.Heard != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Heard))
 		i--
 		dAtA[i] = 0x18
 	}
-	if m.Term != nil {
-		size, err := m.Term.MarshalToSizedBufferVT(dAtA[:i])
-		if err != nil {
-			return 0, err
-		}
-		i -= size
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+	if m.Position != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Position))
 		i--
-		dAtA[i] = 0x12
+		dAtA[i] = 0x10
 	}
-	if m.Partition != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Partition))
+	if m.Log != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Log))
 		i--
 		dAtA[i] = 0x8
 	}
 	return len(dAtA) - i, nil
 }
 
-func (m *ReplicateAck) MarshalVT() (dAtA []byte, err error) {
+func (m *BlockAck) MarshalVT() (dAtA []byte, err error) {
 	if m == nil {
 		return nil, nil
 	}
@@ -1121,12 +1072,77 @@ func (m *ReplicateAck) MarshalVT() (dAtA []byte, err error) {
 	return dAtA[:n], nil
 }
 
-func (m *ReplicateAck) MarshalToVT(dAtA []byte) (int, error) {
+func (m *BlockAck) MarshalToVT(dAtA []byte) (int, error) {
 	size := m.SizeVT()
 	return m.MarshalToSizedBufferVT(dAtA[:size])
 }
 
-func (m *ReplicateAck) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+func (m *BlockAck) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+	if m == nil {
+		return 0, nil
+	}
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.unknownFields != nil {
+		i -= len(m.unknownFields)
+		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Refusals) > 0 {
+		for iNdEx := len(m.Refusals) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.Refusals[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x22
+		}
+	}
+	if m.Lost {
+		i--
+		if m.Lost {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x18
+	}
+	if m.Position != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Position))
+		i--
+		dAtA[i] = 0x10
+	}
+	if m.Log != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Log))
+		i--
+		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *Refusal) MarshalVT() (dAtA []byte, err error) {
+	if m == nil {
+		return nil, nil
+	}
+	size := m.SizeVT()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBufferVT(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Refusal) MarshalToVT(dAtA []byte) (int, error) {
+	size := m.SizeVT()
+	return m.MarshalToSizedBufferVT(dAtA[:size])
+}
+
+func (m *Refusal) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m == nil {
 		return 0, nil
 	}
@@ -1163,23 +1179,18 @@ func (m *ReplicateAck) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x20
 	}
-	if m.Sequence != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Sequence))
+	if m.Attachment != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Attachment))
 		i--
 		dAtA[i] = 0x18
 	}
-	if m.Term != nil {
-		size, err := m.Term.MarshalToSizedBufferVT(dAtA[:i])
-		if err != nil {
-			return 0, err
-		}
-		i -= size
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
-		i--
-		dAtA[i] = 0x12
-	}
 	if m.Partition != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Partition))
+		i--
+		dAtA[i] = 0x10
+	}
+	if m.Position != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Position))
 		i--
 		dAtA[i] = 0x8
 	}
@@ -1224,7 +1235,7 @@ func (m *Commit) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			dAtA[i] = 0
 		}
 		i--
-		dAtA[i] = 0x28
+		dAtA[i] = 0x48
 	}
 	if m.Merge {
 		i--
@@ -1234,7 +1245,7 @@ func (m *Commit) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			dAtA[i] = 0
 		}
 		i--
-		dAtA[i] = 0x20
+		dAtA[i] = 0x40
 	}
 	if m.Release != nil {
 		size, err := m.Release.MarshalToSizedBufferVT(dAtA[:i])
@@ -1244,7 +1255,7 @@ func (m *Commit) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x1a
+		dAtA[i] = 0x3a
 	}
 	if m.Known != nil {
 		size, err := m.Known.MarshalToSizedBufferVT(dAtA[:i])
@@ -1254,17 +1265,40 @@ func (m *Commit) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x12
+		dAtA[i] = 0x32
 	}
-	if m.Changes != nil {
-		size, err := m.Changes.MarshalToSizedBufferVT(dAtA[:i])
+	if m.Sum != 0 {
+		i -= 4
+		binary.LittleEndian.PutUint32(dAtA[i:], uint32(m.Sum))
+		i--
+		dAtA[i] = 0x2d
+	}
+	if len(m.Chunk) > 0 {
+		i -= len(m.Chunk)
+		copy(dAtA[i:], m.Chunk)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Chunk)))
+		i--
+		dAtA[i] = 0x22
+	}
+	if m.Attachment != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Attachment))
+		i--
+		dAtA[i] = 0x18
+	}
+	if m.Term != nil {
+		size, err := m.Term.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
 			return 0, err
 		}
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0xa
+		dAtA[i] = 0x12
+	}
+	if m.Partition != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Partition))
+		i--
+		dAtA[i] = 0x8
 	}
 	return len(dAtA) - i, nil
 }
@@ -1319,8 +1353,8 @@ func (m *CommitAck) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x3a
 	}
-	if m.Sequence != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Sequence))
+	if m.Attachment != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Attachment))
 		i--
 		dAtA[i] = 0x30
 	}
@@ -2054,28 +2088,28 @@ func (m *Message_OfferReply) SizeVT() (n int) {
 	}
 	return n
 }
-func (m *Message_Replicate) SizeVT() (n int) {
+func (m *Message_Block) SizeVT() (n int) {
 	if m == nil {
 		return 0
 	}
 	var l int
 	_ = l
-	if m.Replicate != nil {
-		l = m.Replicate.SizeVT()
+	if m.Block != nil {
+		l = m.Block.SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	} else {
 		n += 3
 	}
 	return n
 }
-func (m *Message_ReplicateAck) SizeVT() (n int) {
+func (m *Message_BlockAck) SizeVT() (n int) {
 	if m == nil {
 		return 0
 	}
 	var l int
 	_ = l
-	if m.ReplicateAck != nil {
-		l = m.ReplicateAck.SizeVT()
+	if m.BlockAck != nil {
+		l = m.BlockAck.SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	} else {
 		n += 3
@@ -2180,16 +2214,6 @@ func (m *Message_Forget) SizeVT() (n int) {
 	}
 	return n
 }
-func (m *Message_Packed) SizeVT() (n int) {
-	if m == nil {
-		return 0
-	}
-	var l int
-	_ = l
-	l = len(m.Packed)
-	n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
-	return n
-}
 func (m *Node) SizeVT() (n int) {
 	if m == nil {
 		return 0
@@ -2287,8 +2311,8 @@ func (m *Position) SizeVT() (n int) {
 		l = m.Term.SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
-	if m.Sequence != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Sequence))
+	if m.Attachment != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Attachment))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -2348,35 +2372,22 @@ func (m *OfferReply) SizeVT() (n int) {
 	return n
 }
 
-func (m *Replicate) SizeVT() (n int) {
+func (m *Block) SizeVT() (n int) {
 	if m == nil {
 		return 0
 	}
 	var l int
 	_ = l
-	if m.Partition != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Partition))
+	if m.Log != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Log))
 	}
-	if m.Term != nil {
-		l = m.Term.SizeVT()
-		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	if m.Position != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Position))
 	}
-	if m.Sequence != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Sequence))
+	if m.Heard != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Heard))
 	}
-	if m.Begin {
-		n += 2
-	}
-	if m.Complete {
-		n += 2
-	}
-	if m.Part != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Part))
-	}
-	if m.Parts != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Parts))
-	}
-	l = len(m.Chunk)
+	l = len(m.Entries)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
@@ -2387,21 +2398,45 @@ func (m *Replicate) SizeVT() (n int) {
 	return n
 }
 
-func (m *ReplicateAck) SizeVT() (n int) {
+func (m *BlockAck) SizeVT() (n int) {
 	if m == nil {
 		return 0
 	}
 	var l int
 	_ = l
+	if m.Log != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Log))
+	}
+	if m.Position != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Position))
+	}
+	if m.Lost {
+		n += 2
+	}
+	if len(m.Refusals) > 0 {
+		for _, e := range m.Refusals {
+			l = e.SizeVT()
+			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
+	}
+	n += len(m.unknownFields)
+	return n
+}
+
+func (m *Refusal) SizeVT() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Position != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Position))
+	}
 	if m.Partition != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Partition))
 	}
-	if m.Term != nil {
-		l = m.Term.SizeVT()
-		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
-	}
-	if m.Sequence != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Sequence))
+	if m.Attachment != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Attachment))
 	}
 	if m.Outcome != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Outcome))
@@ -2424,9 +2459,22 @@ func (m *Commit) SizeVT() (n int) {
 	}
 	var l int
 	_ = l
-	if m.Changes != nil {
-		l = m.Changes.SizeVT()
+	if m.Partition != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Partition))
+	}
+	if m.Term != nil {
+		l = m.Term.SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Attachment != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Attachment))
+	}
+	l = len(m.Chunk)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Sum != 0 {
+		n += 5
 	}
 	if m.Known != nil {
 		l = m.Known.SizeVT()
@@ -2469,8 +2517,8 @@ func (m *CommitAck) SizeVT() (n int) {
 	if m.Keep {
 		n += 2
 	}
-	if m.Sequence != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Sequence))
+	if m.Attachment != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Attachment))
 	}
 	if m.Known != nil {
 		l = m.Known.SizeVT()
@@ -3222,7 +3270,7 @@ func (m *Message) UnmarshalVT(dAtA []byte) error {
 			iNdEx = postIndex
 		case 6:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Replicate", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Block", wireType)
 			}
 			var msglen int
 			for shift := uint(0); ; shift += 7 {
@@ -3249,21 +3297,21 @@ func (m *Message) UnmarshalVT(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			if oneof, ok := m.Body.(*Message_Replicate); ok {
-				if err := oneof.Replicate.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+			if oneof, ok := m.Body.(*Message_Block); ok {
+				if err := oneof.Block.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 					return err
 				}
 			} else {
-				v := &Replicate{}
+				v := &Block{}
 				if err := v.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 					return err
 				}
-				m.Body = &Message_Replicate{Replicate: v}
+				m.Body = &Message_Block{Block: v}
 			}
 			iNdEx = postIndex
 		case 7:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field ReplicateAck", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field BlockAck", wireType)
 			}
 			var msglen int
 			for shift := uint(0); ; shift += 7 {
@@ -3290,16 +3338,16 @@ func (m *Message) UnmarshalVT(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			if oneof, ok := m.Body.(*Message_ReplicateAck); ok {
-				if err := oneof.ReplicateAck.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+			if oneof, ok := m.Body.(*Message_BlockAck); ok {
+				if err := oneof.BlockAck.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 					return err
 				}
 			} else {
-				v := &ReplicateAck{}
+				v := &BlockAck{}
 				if err := v.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 					return err
 				}
-				m.Body = &Message_ReplicateAck{ReplicateAck: v}
+				m.Body = &Message_BlockAck{BlockAck: v}
 			}
 			iNdEx = postIndex
 		case 8:
@@ -3588,39 +3636,6 @@ func (m *Message) UnmarshalVT(dAtA []byte) error {
 				}
 				m.Body = &Message_Forget{Forget: v}
 			}
-			iNdEx = postIndex
-		case 15:
-			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Packed", wireType)
-			}
-			var byteLen int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				byteLen |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			if byteLen < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			postIndex := iNdEx + byteLen
-			if postIndex < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			v := make([]byte, postIndex-iNdEx)
-			copy(v, dAtA[iNdEx:postIndex])
-			m.Body = &Message_Packed{Packed: v}
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
@@ -4272,9 +4287,9 @@ func (m *Position) UnmarshalVT(dAtA []byte) error {
 			iNdEx = postIndex
 		case 2:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Sequence", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Attachment", wireType)
 			}
-			m.Sequence = 0
+			m.Attachment = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -4284,7 +4299,7 @@ func (m *Position) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Sequence |= uint64(b&0x7F) << shift
+				m.Attachment |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -4648,7 +4663,7 @@ func (m *OfferReply) UnmarshalVT(dAtA []byte) error {
 	}
 	return nil
 }
-func (m *Replicate) UnmarshalVT(dAtA []byte) error {
+func (m *Block) UnmarshalVT(dAtA []byte) error {
 	l := len(dAtA)
 	iNdEx := 0
 	for iNdEx < l {
@@ -4671,17 +4686,17 @@ func (m *Replicate) UnmarshalVT(dAtA []byte) error {
 		fieldNum := int32(wire >> 3)
 		wireType := int(wire & 0x7)
 		if wireType == 4 {
-			return fmt.Errorf("proto: Replicate: wiretype end group for non-group")
+			return fmt.Errorf("proto: Block: wiretype end group for non-group")
 		}
 		if fieldNum <= 0 {
-			return fmt.Errorf("proto: Replicate: illegal tag %d (wire type %d)", fieldNum, wire)
+			return fmt.Errorf("proto: Block: illegal tag %d (wire type %d)", fieldNum, wire)
 		}
 		switch fieldNum {
 		case 1:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Partition", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Log", wireType)
 			}
-			m.Partition = 0
+			m.Log = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -4691,16 +4706,16 @@ func (m *Replicate) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Partition |= uint32(b&0x7F) << shift
+				m.Log |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
 			}
 		case 2:
-			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Term", wireType)
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Position", wireType)
 			}
-			var msglen int
+			m.Position = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -4710,33 +4725,16 @@ func (m *Replicate) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				msglen |= int(b&0x7F) << shift
+				m.Position |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
 			}
-			if msglen < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			postIndex := iNdEx + msglen
-			if postIndex < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			if m.Term == nil {
-				m.Term = &Term{}
-			}
-			if err := m.Term.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
-				return err
-			}
-			iNdEx = postIndex
 		case 3:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Sequence", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Heard", wireType)
 			}
-			m.Sequence = 0
+			m.Heard = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -4746,92 +4744,14 @@ func (m *Replicate) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Sequence |= uint64(b&0x7F) << shift
+				m.Heard |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
 			}
 		case 4:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Begin", wireType)
-			}
-			var v int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				v |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			m.Begin = bool(v != 0)
-		case 5:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Complete", wireType)
-			}
-			var v int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				v |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			m.Complete = bool(v != 0)
-		case 6:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Part", wireType)
-			}
-			m.Part = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Part |= uint32(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 7:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Parts", wireType)
-			}
-			m.Parts = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Parts |= uint32(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 8:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Chunk", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Entries", wireType)
 			}
 			var byteLen int
 			for shift := uint(0); ; shift += 7 {
@@ -4858,12 +4778,12 @@ func (m *Replicate) UnmarshalVT(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			m.Chunk = append(m.Chunk[:0], dAtA[iNdEx:postIndex]...)
-			if m.Chunk == nil {
-				m.Chunk = []byte{}
+			m.Entries = append(m.Entries[:0], dAtA[iNdEx:postIndex]...)
+			if m.Entries == nil {
+				m.Entries = []byte{}
 			}
 			iNdEx = postIndex
-		case 9:
+		case 5:
 			if wireType != 5 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Sum", wireType)
 			}
@@ -4895,7 +4815,7 @@ func (m *Replicate) UnmarshalVT(dAtA []byte) error {
 	}
 	return nil
 }
-func (m *ReplicateAck) UnmarshalVT(dAtA []byte) error {
+func (m *BlockAck) UnmarshalVT(dAtA []byte) error {
 	l := len(dAtA)
 	iNdEx := 0
 	for iNdEx < l {
@@ -4918,17 +4838,17 @@ func (m *ReplicateAck) UnmarshalVT(dAtA []byte) error {
 		fieldNum := int32(wire >> 3)
 		wireType := int(wire & 0x7)
 		if wireType == 4 {
-			return fmt.Errorf("proto: ReplicateAck: wiretype end group for non-group")
+			return fmt.Errorf("proto: BlockAck: wiretype end group for non-group")
 		}
 		if fieldNum <= 0 {
-			return fmt.Errorf("proto: ReplicateAck: illegal tag %d (wire type %d)", fieldNum, wire)
+			return fmt.Errorf("proto: BlockAck: illegal tag %d (wire type %d)", fieldNum, wire)
 		}
 		switch fieldNum {
 		case 1:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Partition", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Log", wireType)
 			}
-			m.Partition = 0
+			m.Log = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -4938,14 +4858,53 @@ func (m *ReplicateAck) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Partition |= uint32(b&0x7F) << shift
+				m.Log |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
 			}
 		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Position", wireType)
+			}
+			m.Position = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Position |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Lost", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Lost = bool(v != 0)
+		case 4:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Term", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Refusals", wireType)
 			}
 			var msglen int
 			for shift := uint(0); ; shift += 7 {
@@ -4972,18 +4931,67 @@ func (m *ReplicateAck) UnmarshalVT(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			if m.Term == nil {
-				m.Term = &Term{}
-			}
-			if err := m.Term.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+			m.Refusals = append(m.Refusals, &Refusal{})
+			if err := m.Refusals[len(m.Refusals)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex
-		case 3:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Sequence", wireType)
+		default:
+			iNdEx = preIndex
+			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
+			if err != nil {
+				return err
 			}
-			m.Sequence = 0
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.unknownFields = append(m.unknownFields, dAtA[iNdEx:iNdEx+skippy]...)
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Refusal) UnmarshalVT(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return protohelpers.ErrIntOverflow
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Refusal: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Refusal: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Position", wireType)
+			}
+			m.Position = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -4993,7 +5001,45 @@ func (m *ReplicateAck) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Sequence |= uint64(b&0x7F) << shift
+				m.Position |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Partition", wireType)
+			}
+			m.Partition = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Partition |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Attachment", wireType)
+			}
+			m.Attachment = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Attachment |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -5141,8 +5187,27 @@ func (m *Commit) UnmarshalVT(dAtA []byte) error {
 		}
 		switch fieldNum {
 		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Partition", wireType)
+			}
+			m.Partition = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Partition |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 2:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Changes", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Term", wireType)
 			}
 			var msglen int
 			for shift := uint(0); ; shift += 7 {
@@ -5169,14 +5234,77 @@ func (m *Commit) UnmarshalVT(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			if m.Changes == nil {
-				m.Changes = &Replicate{}
+			if m.Term == nil {
+				m.Term = &Term{}
 			}
-			if err := m.Changes.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+			if err := m.Term.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex
-		case 2:
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Attachment", wireType)
+			}
+			m.Attachment = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Attachment |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 4:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Chunk", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Chunk = append(m.Chunk[:0], dAtA[iNdEx:postIndex]...)
+			if m.Chunk == nil {
+				m.Chunk = []byte{}
+			}
+			iNdEx = postIndex
+		case 5:
+			if wireType != 5 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Sum", wireType)
+			}
+			m.Sum = 0
+			if (iNdEx + 4) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Sum = uint32(binary.LittleEndian.Uint32(dAtA[iNdEx:]))
+			iNdEx += 4
+		case 6:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Known", wireType)
 			}
@@ -5212,7 +5340,7 @@ func (m *Commit) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
-		case 3:
+		case 7:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Release", wireType)
 			}
@@ -5248,7 +5376,7 @@ func (m *Commit) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
-		case 4:
+		case 8:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Merge", wireType)
 			}
@@ -5268,7 +5396,7 @@ func (m *Commit) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Merge = bool(v != 0)
-		case 5:
+		case 9:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Granted", wireType)
 			}
@@ -5471,9 +5599,9 @@ func (m *CommitAck) UnmarshalVT(dAtA []byte) error {
 			m.Keep = bool(v != 0)
 		case 6:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Sequence", wireType)
+				return fmt.Errorf("proto: wrong wireType = %d for field Attachment", wireType)
 			}
-			m.Sequence = 0
+			m.Attachment = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -5483,7 +5611,7 @@ func (m *CommitAck) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Sequence |= uint64(b&0x7F) << shift
+				m.Attachment |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

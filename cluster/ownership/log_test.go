@@ -1,0 +1,256 @@
+package ownership
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// The sender's end of a log.
+
+// caughtUp brings it to where it holds all partitions, and a peer has whole copies.
+func caughtUp(t *testing.T, partitions int) *alone {
+	t.Helper()
+	l := newAloneWith(t, Config{Partitions: partitions})
+	all := slices.Repeat([]int32{1}, partitions)
+	l.core.SetView(l.time(), View{Settled: true, Members: []Member{{self, true}, {peerX, true}}, Owners: make([]int32, partitions), Backups: all})
+	l.take()
+	infos := make([]Info, partitions)
+	for p := range infos {
+		infos[p].Partition = p
+	}
+	l.get(peerX, &QueryReply{ID: last[*Query](l, peerX).ID, Infos: infos})
+	for range 20 {
+		l.wait(10 * time.Millisecond)
+		l.acks(peerX)
+	}
+	if st := l.core.Status(l.time()); st.Held != partitions || st.Degraded > 0 {
+		t.Fatalf("%+v", st)
+	}
+	l.confirmed = nil
+	return l
+}
+
+// TestOneBlock: a flush sends the changes of all partitions in one block, and one answer confirms them all.
+func TestOneBlock(t *testing.T) {
+	const partitions = 8
+	l := caughtUp(t, partitions)
+	for p := range partitions {
+		l.data.admit(p, 1)
+	}
+	l.wait(50 * time.Millisecond)
+	blocks := said[*Block](l, peerX)
+	if len(blocks) != 1 || len(blocks[0].Entries) != partitions {
+		t.Fatalf("%d blocks, the first of %d entries", len(blocks), len(blocks[0].Entries))
+	}
+	l.get(peerX, &BlockAck{Log: blocks[0].Log, Position: blocks[0].Position})
+	if len(l.confirmed) != partitions {
+		t.Errorf("one answer confirms %+v", l.confirmed)
+	}
+	for p := range partitions {
+		l.data.admit(p, 2)
+		l.core.Urgent(l.time(), p)
+	}
+	l.take()
+	if blocks := said[*Block](l, peerX); len(blocks) != 1 || len(blocks[0].Entries) != partitions {
+		t.Errorf("%d blocks carry what is urgent", len(blocks))
+	}
+}
+
+// TestResend: what is not answered is sent again, the same and all of it, until a later answer confirms everything.
+func TestResend(t *testing.T) {
+	l := caughtUp(t, 2)
+	for p := range 2 {
+		l.data.admit(p, 1)
+		l.core.Urgent(l.time(), p)
+		l.take()
+	}
+	first := said[*Block](l, peerX)
+	if len(first) != 2 || first[1].Position != first[0].Position+1 {
+		t.Fatalf("%d blocks", len(first))
+	}
+	l.wait(120 * time.Millisecond)
+	if again := said[*Block](l, peerX); !slices.Equal(first, again) {
+		t.Errorf("sent %v, and again %v", first, again)
+	}
+	l.get(peerX, &BlockAck{Log: first[1].Log, Position: first[1].Position})
+	if len(l.confirmed) != 2 {
+		t.Errorf("the last answer confirms %+v", l.confirmed)
+	}
+	l.wait(time.Second)
+	if again := said[*Block](l, peerX); len(again) > 0 {
+		t.Errorf("sent again after the answer: %v", again)
+	}
+}
+
+// TestWindow: so much is in flight, and no more until it is answered; but for what is urgent, nothing is added to a full log.
+func TestWindow(t *testing.T) {
+	const partitions = 8
+	l := caughtUp(t, partitions)
+	flying := func() (bytes int, of []int) {
+		for _, e := range l.entries(peerX) {
+			bytes += len(e.Chunk) + entryBytes
+			if !e.More {
+				of = append(of, e.Partition)
+			}
+		}
+		return bytes, of
+	}
+	for p := range partitions {
+		l.data.parts[p].bulky = true // three entries
+		l.data.admit(p, 1)
+	}
+	for l.wait(50 * time.Millisecond); l.core.Behind(); l.take() {
+		l.core.Tick(l.time())
+	}
+	bytes, of := flying()
+	if bytes == 0 || bytes > window || len(of) > 1 {
+		t.Fatalf("%d bytes are in flight, of %v", bytes, of)
+	}
+	drained := func(p int) bool { return l.data.Pending(p, Backup) == 0 }
+	if !drained(0) || drained(partitions-1) {
+		t.Error("a full log takes more, or an empty one nothing")
+	}
+	l.core.Urgent(l.time(), partitions-1)
+	l.take()
+	if !drained(partitions - 1) {
+		t.Error("what is urgent waits for room in the log")
+	}
+	for range 3 * partitions {
+		l.ack(peerX)
+		next, done := flying()
+		if next > window {
+			t.Errorf("%d bytes are sent", next)
+		}
+		of = append(of, done...)
+	}
+	if slices.Sort(of); len(slices.Compact(slices.Clone(of))) != partitions || len(of) != partitions {
+		t.Errorf("the changes of %v were sent", of)
+	}
+}
+
+// TestUnansweredLog: a backup that does not answer is dropped where changes wait for it, in flight or not, and not where nothing does.
+func TestUnansweredLog(t *testing.T) {
+	l := caughtUp(t, 3)
+	l.data.admit(0, 1)
+	l.wait(50 * time.Millisecond)
+	for p := range 2 {
+		l.data.admit(p, 2)
+	}
+	l.wait(time.Duration(stall+lookEvery) + 50*time.Millisecond)
+	for p, want := range []bool{true, true, false} {
+		if dropped := l.core.parts[p].followers[Backup].node == (Node{}); dropped != want {
+			t.Errorf("partition %d: dropped %v", p, dropped)
+		}
+	}
+}
+
+// TestLostLog: a receiver that has forgotten the log gets all copies anew, in another log.
+func TestLostLog(t *testing.T) {
+	l := caughtUp(t, 2)
+	old := l.core.logs[0]
+	l.get(peerX, &BlockAck{Log: old.number, Lost: true})
+	blocks := said[*Block](l, peerX)
+	if len(blocks) != 1 || blocks[0].Log <= old.number || blocks[0].Position != 1 || len(blocks[0].Entries) != 2 {
+		t.Fatalf("sent %+v", blocks)
+	}
+	for _, e := range blocks[0].Entries {
+		if !e.Begin {
+			t.Errorf("the other log begins with %+v", e)
+		}
+	}
+	// One that has overtaken the first block of a log has not.
+	l.get(peerX, &BlockAck{Log: blocks[0].Log, Lost: true})
+	if more := said[*Block](l, peerX); len(more) > 0 {
+		t.Errorf("sent %+v", more[0])
+	}
+}
+
+// The receiver's end.
+
+// TestBlockOrder: blocks are taken in in order, each once, whole and undamaged; an answer says how far.
+func TestBlockOrder(t *testing.T) {
+	l := newAlone(t)
+	l.see(peerX, Node{}, peerX)
+	block := func(position uint64, e *Entry) *Block {
+		b := &Block{Log: 3, Position: position, Entries: []Entry{*e}}
+		b.Sum = b.sum()
+		return b
+	}
+	first, second := block(1, wholeCopy(term(1), 10, ids(1))), block(2, update(term(1), 10, ids(2)))
+	third, fourth := block(3, update(term(1), 10, ids(3))), block(4, update(term(1), 10, ids(4)))
+	damaged := *second
+	damaged.Sum++
+	far := block(2+maxEarly, update(term(1), 10, ids(9)))
+	earlier, later := *second, *second
+	earlier.Log, later.Log = 2, 4
+	for i, c := range []struct {
+		b        *Block
+		position uint64 // answered
+		content  int
+	}{
+		{first, 1, 1}, {&damaged, 1, 1}, {far, 1, 1}, {third, 1, 1}, {third, 1, 1}, {second, 3, 3}, {second, 3, 3}, {fourth, 4, 4}, {first, 4, 4},
+	} {
+		l.get(peerX, c.b)
+		if a := last[*BlockAck](l, peerX); a.Log != 3 || a.Position != c.position || a.Lost || len(l.data.parts[0].content) != c.content {
+			t.Errorf("block %d: answered %+v; the copy has %v", i, a, l.data.parts[0].content)
+		}
+	}
+	if l.get(peerX, &earlier); len(said[*BlockAck](l, peerX)) > 0 {
+		t.Error("a block of an earlier log is answered")
+	}
+	if l.get(peerX, &later); !last[*BlockAck](l, peerX).Lost {
+		t.Error("a log without its first block is taken in")
+	}
+	if l.get(peerX, block(5, update(term(1), 10, nil))); last[*BlockAck](l, peerX).Position != 5 {
+		t.Error("a block of a later log ends this one")
+	}
+}
+
+// TestRefusals: a refusal is told with each answer until the sender says that it knows it, and others' entries are taken in meanwhile.
+func TestRefusals(t *testing.T) {
+	l := newAlone(t)
+	l.see(peerX, Node{}, peerX)
+	position := uint64(0)
+	send := func(heard uint64, entries ...*Entry) *BlockAck {
+		position++
+		b := &Block{Log: 1, Position: position, Heard: heard}
+		for _, e := range entries {
+			b.Entries = append(b.Entries, *e)
+		}
+		b.Sum = b.sum()
+		l.get(peerX, b)
+		return last[*BlockAck](l, peerX)
+	}
+	send(0, wholeCopy(term(1), 10, ids(1)))
+	unknown := Refusal{Position: 2, Attachment: 9, Outcome: Again}
+	if a := send(1, update(term(1), 9, ids(2)), update(term(1), 10, ids(3))); !slices.Equal(a.Refusals, []Refusal{unknown}) {
+		t.Errorf("answered %+v", a)
+	}
+	if !l.data.parts[0].content[3] {
+		t.Error("what follows a refused entry is not taken in")
+	}
+	if a := send(1, update(term(1), 10, nil)); !slices.Equal(a.Refusals, []Refusal{unknown}) || a.Position != 3 {
+		t.Errorf("before the sender knows: %+v", a)
+	}
+	if a := send(2, update(term(1), 10, nil)); len(a.Refusals) > 0 {
+		t.Errorf("when the sender knows: %+v", a)
+	}
+}
+
+// TestForgottenLog: a log is forgotten some time after its sender has left, and not at once.
+func TestForgottenLog(t *testing.T) {
+	l := newAlone(t)
+	l.see(peerX, Node{}, peerX)
+	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
+	l.see(peerY, Node{}, peerY)
+	l.see(peerX, Node{}, peerX)
+	if got := l.give(peerX, update(term(1), 10, ids(2))); got != Done {
+		t.Errorf("after a short absence: %v", got)
+	}
+	l.see(peerY, Node{}, peerY)
+	l.wait(time.Duration(strangerFor + 2*lookEvery))
+	if len(l.core.received) > 0 {
+		t.Error("the log of a process that is gone is kept")
+	}
+}
