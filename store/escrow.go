@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -156,10 +157,15 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	}
 	all := &part.role.advances
 	all.looked = now.Mono
-	for of, a := range ordered(all.by) {
-		if now.Mono-a.last < int64(quietAfter) {
-			continue
+	var quiet []stateID // few of them: to sort all takes longer than everything else that a grant costs
+	for of, a := range all.by {
+		if now.Mono-a.last >= int64(quietAfter) {
+			quiet = append(quiet, of)
 		}
+	}
+	slices.SortFunc(quiet, stateID.compare)
+	for _, of := range quiet {
+		a := all.by[of]
 		a.settle(f.confirmed)
 		switch {
 		case a.n == 1 && a.covers[0].granted <= a.granted:
