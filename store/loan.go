@@ -34,6 +34,7 @@ func (l *lent) recount(b *shardBudget) {
 		size = n*loanBytes + l.of.size()
 	}
 	b.count(size - l.counted)
+	b.loans.Add(int64(size - l.counted))
 	l.counted = size
 }
 
@@ -80,6 +81,7 @@ func (c *content) dropLent(of stateID, b *shardBudget) bool {
 		return false
 	}
 	b.Give(l.counted)
+	b.loans.Add(-int64(l.counted))
 	delete(c.extras.lent, of)
 	return true
 }
@@ -178,7 +180,7 @@ type Lent struct {
 // Lend charges what a borrower reports as spent, lends what it asks for as far as there is room, and renews its loan;
 // see algo.Limits.Report and Lend. A report is charged in any case: also under a strict rule without a lease, and
 // without memory for more keys. An unknown loan ends at once, and what may be left of it is charged, if there is no
-// memory for it, or if its caller has more than a fair part of the key's algo.MaxLoans.
+// memory for it, if all loans have their part of it, or if its caller has more than a fair part of the key's algo.MaxLoans.
 //
 // Nothing is lent where the limits are not Lendable, where the key is banned, and, under Escrow, Sync and strict rules,
 // while no backup is current: the copy must know what was lent. A strict rule's loan does not outlive the lease that it
@@ -239,7 +241,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	l := part.lend(r)
 	before, known := l.Get(b.ID)
 	last := false // there is no memory or place to keep what is reported
-	if !known && (asks || reports) && (!l.Fits(b.Caller) || !sh.budget.has(loanBytes)) {
+	if !known && (asks || reports) && (!l.Fits(b.Caller) || !sh.budget.mayLend()) {
 		want, quota, last = 0, algo.Quota{}, reports
 	}
 	sh.report(part, r, l, now, b, last, &a)

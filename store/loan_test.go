@@ -758,3 +758,36 @@ func TestRecallEndsRenewal(t *testing.T) {
 		expect.True(t, (a.Term == 0) == recall, "renewed for %v; called back: %v", a.Term, recall)
 	}
 }
+
+// TestLoansLeaveRoomForKeys: a caller that borrows under as many loans as it gets leaves room for the keys of others.
+func TestLoansLeaveRoomForKeys(t *testing.T) {
+	s := New(Config{MaxBytes: 2 << 20, Partitions: 8})
+	r := rule("p", window(1<<40, minute))
+	granted := 0
+	for key := range 64 {
+		for n := range algo.MaxLoans {
+			b := Borrow{ID: algo.LoanID{Borrower: 7, Number: uint64(n + 1)}, Want: algo.LeastLoan, Caller: "greedy"}
+			a, err := s.Lend(s.key("p", fmt.Sprint("greedy", key)), r, at(time.Second), b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.Term > 0 {
+				granted++
+			}
+		}
+	}
+	if most := 2 << 20 / loansPart / loanBytes; granted > most+1 || granted < most/2 {
+		t.Errorf("%d loans, of %d", granted, most)
+	}
+	for key := range 1000 {
+		call := Call{Request: algo.Request{Cost: 1}, Caller: "modest"}
+		if _, err := s.Decide(s.key("p", fmt.Sprint("modest", key)), r, at(time.Second), call, nil); err != nil {
+			t.Fatalf("key %d of another caller: %v", key, err)
+		}
+	}
+	s.Sweep(at(time.Hour), 1)
+	loansCounted(t, s)
+	if left := s.budget.loans.Load(); left != 0 {
+		t.Errorf("%d bytes of loans are counted when all are over", left)
+	}
+}

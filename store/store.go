@@ -538,6 +538,7 @@ type budget struct {
 	max       int64 // 0: none
 	used      atomic.Int64
 	answers   atomic.Int64  // bytes of remembered answers
+	loans     atomic.Int64  // bytes of loans
 	memosLost atomic.Uint64 // that were forgotten before their time
 	// Pending reservations of all partitions, copies included; and those that were not made for a bound, ever.
 	reservations         atomic.Int64
@@ -555,6 +556,15 @@ func (b *budget) Take(bytes int) bool {
 
 // has reports whether there is room for so many bytes.
 func (b *budget) has(bytes int) bool { return b.max == 0 || b.used.Load()+int64(bytes) <= b.max }
+
+// loansPart is the part of the bytes, as a fraction 1/loansPart, that all loans may take: they are in no share, so that whoever borrows most
+// takes room from other borrowers, and not from keys.
+const loansPart = 8
+
+// mayLend reports whether there is room for another loan.
+func (b *budget) mayLend() bool {
+	return b.has(loanBytes) && (b.max == 0 || b.loans.Load() < b.max/loansPart)
+}
 
 // Give implements algo.Budget.
 func (b *budget) Give(bytes int) { b.used.Add(-int64(bytes)) }
