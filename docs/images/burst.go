@@ -12,13 +12,13 @@ import (
 
 // burst draws how many requests each of four policies that say "200 a minute" has admitted in the last minute, when callers come in
 // bursts at the full minute.
-func burst(ctx context.Context) ([]byte, error) {
+func burst() ([]byte, error) {
 	set, err := policy.Load("docs/examples/candidates.yaml")
 	if err != nil {
 		return nil, err
 	}
 	requests := list(traffic())
-	result, err := simulate.Run(ctx, simulate.Config{Source: &requests, Policies: set.Policies()})
+	result, err := simulate.Run(context.Background(), simulate.Config{Source: &requests, Policies: set.Policies()})
 	if err != nil {
 		return nil, err
 	}

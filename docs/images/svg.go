@@ -53,10 +53,6 @@ func (d *drawing) rule(x1, y1, x2, y2 float64, class string) {
 	fmt.Fprintf(d, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" class="%s"/>`+"\n", x1, y1, x2, y2, class)
 }
 
-func (d *drawing) rect(x, y, w, h float64, class string) {
-	fmt.Fprintf(d, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" class="%s"/>`+"\n", x, y, w, h, class)
-}
-
 // plot is an area with axes.
 type plot struct {
 	*drawing

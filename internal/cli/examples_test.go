@@ -22,7 +22,7 @@ var examplePages = []struct {
 	doc, policies string
 	commands      int
 }{
-	{"docs/examples.md", "docs/examples/algorithms.yaml", 25},
+	{"docs/examples.md", "docs/examples/algorithms.yaml", 20},
 	{"docs/ai-budgets.md", "docs/examples/budgets.yaml", 10},
 }
 

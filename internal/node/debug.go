@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,7 +11,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/netaddr"
 )
 
@@ -72,25 +72,24 @@ func namesThisHost(hostport string) bool {
 	return netaddr.LoopbackHost(host)
 }
 
-// listenDebug opens the debug port, whatever address the other ports are bound to.
-func listenDebug(p Port) (*admission.Listener, error) {
-	if p == PortOff {
-		return nil, nil
+// openDebug serves the debug port, whatever address the other ports are bound to. The node does not fail with it. It ends after all that
+// opens later, so that stopping can be looked at.
+func (n *Node) openDebug() error {
+	if n.cfg.DebugPort == PortOff {
+		return nil
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(max(p, 0)))))
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(max(n.cfg.DebugPort, 0)))))
 	if err != nil {
-		return nil, fmt.Errorf("debug-port: %w", err)
+		return fmt.Errorf("debug-port: %w", err)
 	}
-	return admission.NewListener(l, admission.ListenerConfig{}), nil
-}
-
-// serveDebug serves the debug port until the node stops, which does not fail with it.
-func (n *Node) serveDebug() {
-	n.debugServer = debugServer(n.log)
-	n.log.Info("profiles served", "url", "http://"+addrOf(n.listeners.debug)+"/debug/pprof/")
+	server := debugServer(n.log)
+	n.debugAddr = l.Addr().String()
+	n.log.Info("profiles served", "url", "http://"+n.debugAddr+"/debug/pprof/")
 	n.work.Go(func() {
-		if err := n.debugServer.Serve(n.listeners.debug); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			n.log.Warn("debug server failed", "error", err)
 		}
 	})
+	n.closing(func(context.Context) { _ = server.Close() })
+	return nil
 }

@@ -33,7 +33,7 @@ func TestDebugPort(t *testing.T) {
 			}
 			return resp.StatusCode, string(body)
 		}
-		addr := addrOf(n.listeners.debug)
+		addr := n.debugAddr
 		if !strings.HasPrefix(addr, "127.0.0.1:") {
 			t.Errorf("listens on %s", addr)
 		}

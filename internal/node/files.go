@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 
@@ -34,11 +35,12 @@ func (f followedFile) what() string {
 
 // files are those that the node reads again when they change.
 func (n *Node) files() []followedFile {
-	all := opened(opened(nil, n.watcher, "policies"), n.envoy.files, "envoy_configuration")
-	if n.security != nil {
-		all = append(all, n.security.files()...)
-	}
-	return all
+	return append(n.ownFiles(), n.security.files()...)
+}
+
+// ownFiles are those of them that decide.
+func (n *Node) ownFiles() []followedFile {
+	return opened(opened(nil, n.watcher, "policies"), n.envoy.files, "envoy_configuration")
 }
 
 // files are those of them that access depends on.
@@ -61,7 +63,10 @@ func opened[F interface {
 
 func (s *security) close() { closeFiles(s.files(), s.log) }
 
-// closeFiles ends the watches. What they held stays in use.
+// closeFiles ends the watches of the files that decide. What they held stays in use.
+func (n *Node) closeFiles(context.Context) { closeFiles(n.ownFiles(), n.log) }
+
+// closeFiles ends watches. What they held stays in use.
 func closeFiles(files []followedFile, log *slog.Logger) {
 	for _, f := range files {
 		if err := f.Close(); err != nil {

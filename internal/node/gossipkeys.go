@@ -39,7 +39,7 @@ func (s *security) fileKeys() [][]byte {
 }
 
 // openKeys makes what changes the gossip keys of all members.
-func (n *Node) openKeys() {
+func (n *Node) openKeys() error {
 	cfg := control.GossipKeysConfig{
 		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.record, Logger: n.log,
 		Members: func() []ownership.Node {
@@ -54,6 +54,7 @@ func (n *Node) openKeys() {
 		cfg.Ring = n.cluster
 	}
 	n.keys = control.NewGossipKeys(cfg)
+	return nil
 }
 
 // peersArePrivate reports whether nobody can read what nodes say to each other.

@@ -6,41 +6,28 @@ package node
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/reflection"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/cluster/runner"
 	"github.com/weirlimit/weir/gateway/console"
-	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/gateway/resp"
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/observe"
-	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -50,11 +37,9 @@ import (
 	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/rpc/replica"
 	"github.com/weirlimit/weir/rpc/transport"
-	"github.com/weirlimit/weir/rpc/wire"
-	"github.com/weirlimit/weir/store"
 )
 
-// node is one running node: everything that listens, and what it stands on.
+// Node is one running node.
 type Node struct {
 	cfg      Config
 	limits   Limits
@@ -63,8 +48,9 @@ type Node struct {
 	hashKey  ring.HashKey // zero in a cluster without a secret
 	settings uint64       // fingerprint of the ring's settings
 
-	listeners     struct{ http, grpc, peer, resp, debug *admission.Listener } // nil where off
-	cluster       *cluster.Cluster                                            // nil: a node alone for good
+	listeners     struct{ http, grpc, peer, resp *admission.Listener } // nil where off
+	debugAddr     string                                               // that profiles are served at; empty: off
+	cluster       *cluster.Cluster                                     // nil: a node alone for good
 	limiter       *limiter.Limiter
 	clock         func() algo.Instant // of decisions
 	recorder      *activityRecorder
@@ -78,23 +64,20 @@ type Node struct {
 	overrides     overriding
 	envoy         envoyFrontEnd
 	metrics       *observe.Metrics
-	unregister    func()          // nil: metrics are registered nowhere
+	hops          *observe.Hops
 	tracer        *observe.Tracer // nil: no traces
 	security      *security
 	forwardAuth   httpapi.ForwardAuth
 	buffers       *admission.Buffers              // of callers' connections
 	callersMemory *fairshare.Places               // bytes of their connections and streams
 	kept          *fairshare.Places               // bytes that callers have the node keep besides counters
+	requests      *admission.Gate                 // bytes of requests that are being answered
 	calls         atomic.Pointer[admission.Calls] // of callers over gRPC; nil: none are served yet
 	health        *health.Server
 
-	httpServer  *http.Server
-	callers     *grpcapi.Server
-	grpcServer  *grpc.Server
-	peerServer  *grpc.Server
+	grpcServer  *grpc.Server // for callers; nil: off
+	peerServer  *grpc.Server // for other nodes; nil: off
 	peerService *peer.Server // of peerServer
-	respServer  *resp.Server
-	debugServer *http.Server
 
 	failed   chan struct{} // closed by fail, after failure was set
 	failure  error
@@ -102,188 +85,9 @@ type Node struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
+	closers  []func(context.Context) // end what runs, the last one first
 	stopOnce sync.Once
 	stopErr  error // what was not done in good order
-}
-
-// Start starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
-// error names the flag that is to blame, and leaves nothing running.
-func Start(ctx context.Context, cfg Config) (n *Node, err error) {
-	n = &Node{
-		log: cfg.Logger, started: time.Now(),
-		failed: make(chan struct{}), health: health.NewServer(),
-	}
-	n.openReadiness()
-	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	defer func() {
-		if err != nil {
-			n.Stop()
-		}
-	}()
-	if err := cfg.Validate(); err != nil {
-		return n, err
-	}
-	cfg = cfg.withDefaults()
-	n.cfg = cfg
-	fitted, over, err := cfg.Limits.fitted(cfg.Memory, cfg.MaxMemory)
-	if err != nil {
-		return n, err
-	}
-	if n.cfg.Memory = fitted; cfg.MaxMemory == 0 {
-		n.cfg.MaxMemory = fitted.State
-	}
-	if len(over) > 0 {
-		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
-	}
-	n.limits, n.kept = cfg.Limits.withDefaults(fitted), fairshare.New(int(fitted.Kept))
-	n.callersMemory = callersMemory(&n.limits, fitted.Callers)
-	if n.forwardAuth, err = cfg.forwardAuth(); err != nil {
-		return n, err
-	}
-	if n.security, err = openSecurity(cfg.Security, n.log); err != nil {
-		return n, err
-	}
-	policies := cfg.Policies
-	if cfg.PolicyFile != "" {
-		n.watcher, err = policy.NewWatcher(cfg.PolicyFile, policy.WatchConfig{
-			Check: n.cfg.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
-		})
-		if err != nil {
-			return n, fmt.Errorf("policies: %w", err)
-		}
-		policies = n.watcher.Current()
-	}
-	if policies, err = n.openOverrides(policies); err != nil {
-		return n, err
-	}
-	if err := n.openEnvoy(); err != nil {
-		return n, err
-	}
-	switch {
-	case cfg.Security.SecretFile != "":
-		if n.hashKey, err = readSecret(cfg.Security.SecretFile); err != nil {
-			return n, err
-		}
-	case cfg.GossipPort == PortOff:
-		n.hashKey = ring.RandomHashKey() // no other node has to have the same
-	}
-	n.settings = ring.SettingsFingerprint(n.hashKey)
-	n.buffers = admission.NewBuffers(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymousConnections+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
-		n.security.denials.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
-	})
-	for _, l := range []struct {
-		setting string
-		port    Port
-		to      **admission.Listener
-	}{
-		{"http-port", cfg.HTTPPort, &n.listeners.http},
-		{"grpc-port", cfg.GRPCPort, &n.listeners.grpc},
-		{"peer-port", cfg.PeerPort, &n.listeners.peer},
-		{"resp-port", cfg.RESPPort, &n.listeners.resp},
-	} {
-		if *l.to, err = n.listen(l.setting, l.port); err != nil {
-			return n, err
-		}
-	}
-	if n.listeners.debug, err = listenDebug(cfg.DebugPort); err != nil {
-		return n, err
-	}
-	n.security.warn(cfg)
-	if cfg.GossipPort != PortOff {
-		if n.cluster, err = n.join(policies); err != nil {
-			return n, err
-		}
-	}
-	if n.tracer, err = n.trace(); err != nil {
-		return n, err
-	}
-	clock, leases := clocks()
-	n.clock = clock
-	if n.recorder, err = newActivityRecorder(); err != nil {
-		return n, err
-	}
-	hops, inbox := observe.NewHops(), runner.NewInbox(ring.Partitions)
-	states := limiter.NewStore(store.Config{
-		MaxKeys: cfg.MaxKeys, MaxBytes: max(n.cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent,
-		Changed:         inbox.Changed,
-		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations, Copies: n.cluster != nil,
-	}, false)
-	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: hops.Forwarded})
-	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: inbox.Receive})
-	n.runner = runner.New(runner.Config{
-		Core:   ownership.Config{Self: n.self(), Partitions: ring.Partitions, Data: states, Voters: cfg.Voters},
-		Sender: n.messenger, Inbox: inbox, Now: clock, Boot: leases, Version: states.Version, Logger: n.log,
-	})
-	work := limiter.Config{
-		Self: n.self(), Member: n.memberOf,
-		Store: states, Ownership: n.runner, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
-		Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
-		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
-		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
-		Panicked: func(p *panics.Error) { n.panicked("background")("work behind an answer", p) },
-	}
-	if n.tracer != nil {
-		work.Tracer = n.tracer
-	}
-	n.limiter = limiter.New(work)
-	n.openReplicator()
-	n.recorder.follow(n.limiter)
-	if err := n.openConsole(); err != nil {
-		return n, err
-	}
-	n.metrics = observe.NewMetrics(observe.MetricsConfig{
-		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
-		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
-		Collectors:  append(append(append(n.envoyCollectors(), n.security.metrics, hops), n.roomCollectors()...), control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...),
-		LogsDropped: n.logsDropped(),
-	})
-	if cfg.Registerer != nil {
-		if n.unregister, err = n.metrics.Register(cfg.Registerer); err != nil {
-			return n, fmt.Errorf("registerer: %w", err)
-		}
-	}
-	if n.watcher != nil {
-		n.watcher.Watch()
-	}
-	if n.envoy.files != nil {
-		n.envoy.files.Watch()
-	}
-	n.openKeys()
-	n.serve()
-	n.work.Go(func() { n.overrides.replicator.Run(n.ctx) })
-	n.work.Go(func() { n.readiness.Settle(n.ctx) })
-	if n.cluster != nil {
-		n.work.Go(n.follow)
-		n.work.Go(func() { steer(n.ctx, n.cluster.View, (*cluster.View).Replaced, n.runner.SetView) })
-		n.work.Go(func() { n.keys.Follow(n.ctx, n.security.keysChanged) })
-	} else {
-		n.runner.SetView(aloneView(n.self()))
-	}
-	return n, nil
-}
-
-// listen opens a TCP port.
-func (n *Node) listen(setting string, p Port) (*admission.Listener, error) {
-	if p == PortOff {
-		return nil, nil
-	}
-	l, err := net.Listen("tcp", net.JoinHostPort(n.cfg.Bind, strconv.Itoa(int(max(p, 0)))))
-	if err != nil && n.cfg.AnyPortIfTaken && p != PortAny {
-		return n.listen(setting, PortAny)
-	}
-	switch {
-	case err == nil:
-		name := strings.TrimSuffix(setting, "-port")
-		if name != "peer" {
-			l = n.buffers.Listener(l)
-		}
-		return admission.NewListener(l, n.limits.listener(name, n.security, n.callersMemory)), nil
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", setting, err)
-	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return nil, fmt.Errorf("bind: %w: give an address of this host; 0.0.0.0 stands for all of them", err)
-	}
-	return nil, fmt.Errorf("%s: %w", setting, err)
 }
 
 // identify asks the process at a peer address who it is.
@@ -307,145 +111,6 @@ func (n *Node) identity() *peerv1.IdentifyResponse {
 	return &peerv1.IdentifyResponse{
 		Name: id.Name, Boot: id.Boot, State: uint32(id.State), RingSettings: id.Settings, Voters: id.Voters,
 		GossipPort: uint32(id.GossipPort), HttpPort: uint32(id.HTTPPort), GrpcPort: uint32(id.GRPCPort),
-	}
-}
-
-// join starts the gossip.
-func (n *Node) join(policies *policy.Set) (*cluster.Cluster, error) {
-	c := n.cfg.cluster()
-	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
-	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
-	c.EnvoyHash = n.envoyHash()
-	c.Rejected = func(reason string) { n.security.metrics.Denied("gossip", reason) }
-	c.Identify = n.identify
-	return cluster.Start(c)
-}
-
-func portOf(l *admission.Listener) int {
-	if l == nil {
-		return 0
-	}
-	return l.Addr().(*net.TCPAddr).Port
-}
-
-// shortHash is the policies' hash as gossip carries it.
-func shortHash(s *policy.Set) uint32 {
-	b, err := hex.DecodeString(s.Hash())
-	if err != nil || len(b) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
-}
-
-// serve starts everything that listens.
-func (n *Node) serve() {
-	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
-	handshake := grpc.ConnectionTimeout(5 * time.Second)
-	budget := n.cfg.Memory
-	requests := admission.NewGate(budget.Requests)
-	if n.listeners.peer != nil {
-		calls := admission.NewCalls(admission.CallsConfig{
-			FirstMessage: n.limits.FirstMessageTimeout, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
-		})
-		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
-			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(transport.Codec()))...)
-		services := calls.Registrar(n.peerServer)
-		n.peerService = peer.NewServer(peer.ServerConfig{
-			Config: n.transport(), MaxReplies: budget.Replies, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity,
-			Activity: n.activity, Describe: n.describe,
-			Panicked: func(p *panics.Error) { n.panicked("peer")("handing a batch on", p) },
-		})
-		peerv1.RegisterPeerServer(services, n.peerService)
-		peerv1.RegisterOwnershipServer(services, n.messenger)
-		peerv1.RegisterGossipKeysServer(services, n.keys.Peers())
-		peerv1.RegisterOverridesServer(services, n.overrides.replicator)
-		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
-	}
-	if n.listeners.grpc != nil {
-		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
-			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.callerName(), Kept: n.callersMemory,
-			Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Ready: n.readiness.Follow, Observe: n.metrics.Streamed,
-			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
-			Panicked: n.panicked("grpc"),
-		})
-		calls := admission.NewCalls(admission.CallsConfig{
-			Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
-			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
-			MaxCalls: budget.MaxCalls, Memory: n.callersMemory, StreamBytes: admission.PerStream, Caller: n.security.caller,
-		})
-		n.calls.Store(calls)
-		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
-			grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), handshake, grpc.ForceServerCodecV2(wire.ServerCodec(n.buffers, budget.MaxParts)), experimental.BufferPool(n.buffers),
-			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
-			// minutes would cut them off for it.
-			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-			grpc.ChainStreamInterceptor(n.endWithNode, n.callers.EndUnread), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
-		)...)
-		services := calls.Registrar(n.grpcServer)
-		n.callers.Register(services)
-		others := grpcapi.Admitted(services, requests)
-		weirv1.RegisterAdminServer(others, n.keys)
-		n.overrides.service.Register(others)
-		n.gubernatorService("grpc").Register(others)
-		if s := n.envoyService("grpc"); s != nil {
-			s.Register(others)
-			n.quotaService(requests).Register(others)
-		}
-		healthv1.RegisterHealthServer(others, n.health)
-		reflection.Register(n.grpcServer)
-		n.setHealth(false)
-		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
-	}
-	if n.listeners.http != nil {
-		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
-			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
-			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
-			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(), Console: n.consolePath(),
-			Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			TopKeys: n.TopKeys, Describe: n.Describe, Overrides: n.overrides.service,
-			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessageSize, Requests: requests, Buffers: n.buffers,
-		})), n.log))
-		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
-	}
-	if n.listeners.resp != nil {
-		n.respServer = resp.New(resp.Config{
-			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Current: n.security.current, Tokens: n.security.access != nil, Caller: n.security.callerName(),
-			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessageTimeout,
-			Requests: requests, Buffers: n.buffers,
-			Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
-			Suspicious: func(from net.Addr) {
-				n.security.denials.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")
-			},
-		})
-		n.work.Go(func() { n.served("resp", n.respServer.Serve(n.listeners.resp)) })
-	}
-	if n.listeners.debug != nil {
-		n.serveDebug()
-	}
-}
-
-// endWithNode has streams end when the node does: whoever watches its health would otherwise keep it from stopping until
-// the grace time is over.
-func (n *Node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	ctx, cancel := context.WithCancel(stream.Context())
-	defer cancel()
-	defer context.AfterFunc(n.ctx, cancel)()
-	return handle(srv, streamUntil{stream, ctx})
-}
-
-// streamUntil is a stream with another context.
-type streamUntil struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-// Context implements grpc.ServerStream.
-func (s streamUntil) Context() context.Context { return s.ctx }
-
-// served reports that a server ended, unless it was told to.
-func (n *Node) served(what string, err error) {
-	if err != nil && n.ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
-		n.fail(fmt.Errorf("%s server: %w", what, err))
 	}
 }
 
@@ -543,8 +208,8 @@ func (n *Node) agreed(ctx context.Context, v *cluster.View) bool {
 	return n.view().Ring.Fingerprint() == want
 }
 
-// follow keeps the connections to peers in step with the membership until the node stops.
-func (n *Node) follow() {
+// retainMembers keeps the connections to peers in step with the membership until the node stops.
+func (n *Node) retainMembers() {
 	for {
 		v := n.cluster.View()
 		lives := func(p ownership.Node) bool { return process(v, p) != nil }
@@ -570,137 +235,6 @@ func (n *Node) setHealth(serving bool) {
 	n.health.SetServingStatus("", status)
 	n.health.SetServingStatus(weirv1.Limiter_ServiceDesc.ServiceName, status)
 	n.health.SetServingStatus("ratelimit", status) // the name that callers of envoyproxy/ratelimit ask for
-}
-
-// Stop is StopWithin with the grace time alone. What was not done in good order is in the log.
-func (n *Node) Stop() { _ = n.StopWithin(context.Background()) }
-
-// StopWithin leaves the cluster, hands over what the node holds and ends everything: until ctx is done, within the grace time, and
-// what it takes to say goodbye, some seconds at most. It may be called more than once, and returns when all has ended. The error says what
-// was not done in good order.
-func (n *Node) StopWithin(ctx context.Context) error {
-	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
-	return n.stopErr
-}
-
-func (n *Node) stop(ctx context.Context) (err error) {
-	n.readiness.Stop()
-	n.health.Shutdown() // for good: readiness may be about to say that all is well
-	ctx, done := context.WithTimeout(ctx, n.cfg.Grace)
-	defer done()
-	if n.cluster != nil {
-		if n.limiter != nil {
-			n.limiter.ReturnLoans(ctx) // which others may want, and would have to wait for
-		}
-		// Before anything else, so that the others stop sending while this node still answers.
-		err = n.leave(ctx)
-	}
-	if n.runner != nil && n.cluster != nil {
-		err = errors.Join(err, n.handOver(ctx))
-	}
-	n.cancel()
-	if n.console != nil {
-		n.console.Close() // whose streams would last as long as somebody looks
-	}
-	var servers sync.WaitGroup // side by side, so that neither uses up the other's time
-	if n.httpServer != nil {
-		servers.Go(func() {
-			defer n.listeners.http.CloseSilent().Stop()
-			if err := n.httpServer.Shutdown(ctx); err != nil {
-				n.log.Warn("requests aborted", "error", err)
-				_ = n.httpServer.Close() // what is left is cut off, as said
-			}
-		})
-	}
-	if n.grpcServer != nil {
-		servers.Go(func() {
-			defer n.listeners.grpc.CloseSilent().Stop()
-			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
-			n.grpcServer.GracefulStop()
-			n.callers.Close()
-		})
-	}
-	if n.respServer != nil {
-		servers.Go(func() {
-			_ = n.listeners.resp.Close() // an error shows when the server ends
-			if err := n.respServer.Shutdown(ctx); err != nil {
-				n.log.Warn("connections aborted", "listener", "resp", "error", err)
-			}
-		})
-	}
-	servers.Wait()
-	for _, s := range n.envoy.services {
-		s.Close()
-	}
-	if n.peerService != nil {
-		n.peerService.Drain(ctx) // what was handed on for other nodes, while it was this one's
-	}
-	if n.messenger != nil {
-		n.messenger.Close()
-	}
-	if n.peers != nil {
-		n.peers.Close() // before the server, whose handlers may wait for what they handed on
-	}
-	if n.peerServer != nil {
-		silent := n.listeners.peer.CloseSilent()
-		n.peerServer.Stop() // streams between nodes never end by themselves
-		silent.Stop()
-	}
-	closeFiles(n.files(), n.log)
-	if n.runner != nil {
-		n.runner.Close()
-	}
-	if n.limiter != nil {
-		n.limiter.Close()
-	}
-	n.closeTracer()
-	if n.cluster != nil {
-		if err := n.cluster.Close(); err != nil {
-			n.log.Warn("gossip close failed", "error", err)
-		}
-	}
-	if n.unregister != nil {
-		n.unregister()
-	}
-	if n.security != nil {
-		n.security.closeAudit()
-	}
-	if n.debugServer != nil {
-		_ = n.debugServer.Close() // last, so that stopping can be looked at
-	}
-	n.work.Wait()
-	if n.overrides.directory != nil {
-		if err := n.overrides.directory.Close(); err != nil {
-			n.log.Warn("data directory not closed", "error", err)
-		}
-	}
-	for _, l := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.resp, n.listeners.debug} {
-		if l != nil {
-			_ = l.Close() // for a node that never came to serve; otherwise closed already
-		}
-	}
-	return err
-}
-
-// agreeFor bounds how long a node that leaves stays because others have not heard of that.
-const agreeFor = 3 * time.Second
-
-// leave takes this node out of the ring, and waits a little until the others have done so too: what they still send
-// until then would go unanswered.
-func (n *Node) leave(ctx context.Context) error {
-	active, _ := n.joined()
-	if err := n.cluster.Leave(ctx); err != nil {
-		n.log.Warn("cluster leave failed", "error", err)
-		return err
-	}
-	if !active {
-		return nil // nobody sends to a node that never was in the ring
-	}
-	ctx, cancel := context.WithTimeout(ctx, agreeFor)
-	defer cancel()
-	for !n.inStep(ctx) && pause(ctx) {
-	}
-	return nil
 }
 
 // logsDropped are the metrics of logs that drop lines.

@@ -16,27 +16,25 @@ import (
 	"github.com/weirlimit/weir/internal/panics"
 )
 
-// trace starts what sends traces, if anything does.
-func (n *Node) trace() (*observe.Tracer, error) {
-	if n.cfg.OTLPEndpoint == "" {
-		return nil, nil
-	}
-	return observe.NewTracer(*n.cfg.traces())
-}
-
 // goodbyeToCollector is how long a node that stops waits for the collector at most.
 const goodbyeToCollector = 500 * time.Millisecond
 
-// closeTracer sends the last spans. It comes after everything that makes some.
-func (n *Node) closeTracer() {
-	if n.tracer == nil {
-		return
+// openTracer opens what sends traces, if the node has a collector. It ends after all that makes spans.
+func (n *Node) openTracer() (err error) {
+	if n.cfg.OTLPEndpoint == "" {
+		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), goodbyeToCollector)
-	defer cancel()
-	if err := n.tracer.Close(ctx); err != nil {
-		n.log.Warn("last spans lost", "error", err)
+	if n.tracer, err = observe.NewTracer(*n.cfg.traces()); err != nil {
+		return err
 	}
+	n.closing(func(context.Context) {
+		ctx, cancel := context.WithTimeout(context.Background(), goodbyeToCollector)
+		defer cancel()
+		if err := n.tracer.Close(ctx); err != nil {
+			n.log.Warn("last spans lost", "error", err)
+		}
+	})
+	return nil
 }
 
 // observed is the HTTP API with its figures and traces.
@@ -44,13 +42,13 @@ func (n *Node) observed(api http.Handler) http.Handler {
 	if n.tracer != nil {
 		api = n.tracer.HTTP(api)
 	}
-	return n.recovering(n.metrics.HTTP(n.closing(api)))
+	return n.recovering(n.metrics.HTTP(n.closesConnections(api)))
 }
 
-// closing has connections over HTTP end with the answers that a node gives while it stops: callers who keep connections then make
+// closesConnections has connections over HTTP end with the answers that a node gives while it stops: callers who keep connections then make
 // their next one to another node. What is idle when the server ends is closed without a word, and a request that is on its way to
 // it at that moment is lost.
-func (n *Node) closing(handler http.Handler) http.Handler {
+func (n *Node) closesConnections(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n.readiness.Stopping() {
 			w.Header().Set("Connection", "close") // of HTTP/2 net/http makes a GOAWAY

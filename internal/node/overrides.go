@@ -15,7 +15,6 @@ import (
 
 // overriding is what a node has for overrides that operators set.
 type overriding struct {
-	directory  *control.Directory // nil: none
 	book       *control.Book
 	replicator *control.Replicator
 	service    *control.Overrides
@@ -25,25 +24,38 @@ type overriding struct {
 	inactive int         // overrides that are not in force
 }
 
-// openOverrides reads the overrides of the data directory, and returns the policies with them.
-func (n *Node) openOverrides(file *policy.Set) (*policy.Set, error) {
+// openOverrides reads the overrides of the data directory, which stand above the policies of the file.
+func (n *Node) openOverrides(file *policy.Set) error {
 	name := ""
 	if n.cfg.DataDir != "" {
-		var err error
-		if n.overrides.directory, err = control.OpenDirectory(n.cfg.DataDir); err != nil {
-			return nil, fmt.Errorf("data-dir: %w", err)
+		directory, err := control.OpenDirectory(n.cfg.DataDir)
+		if err != nil {
+			return fmt.Errorf("data-dir: %w", err)
 		}
+		n.closing(func(context.Context) {
+			if err := directory.Close(); err != nil {
+				n.log.Warn("data directory not closed", "error", err)
+			}
+		})
 		name = filepath.Join(n.cfg.DataDir, control.OverridesFile)
 	}
 	book, err := control.OpenBook(name)
 	if err != nil {
-		return nil, fmt.Errorf("data-dir: %w", err)
+		return fmt.Errorf("data-dir: %w", err)
 	}
+	n.closing(func(context.Context) { n.work.Wait() }) // for the replicator, which writes the book, and all else that serves
 	n.overrides.book, n.overrides.file = book, file
 	if st := book.Stats(); st.Overrides > 0 {
 		n.log.Info("overrides read", "file", name, "overrides", st.Overrides)
 	}
-	return n.policiesLocked(nil), nil
+	return nil
+}
+
+// effective returns the policies with the overrides, before any are in force.
+func (n *Node) effective() *policy.Set {
+	n.overrides.mu.Lock()
+	defer n.overrides.mu.Unlock()
+	return n.policiesLocked(nil)
 }
 
 // openReplicator makes what compares overrides with other members, and what operators call.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,14 +80,19 @@ func testStatus(t *testing.T, nodes []*process) {
 		code, text, stderr := weir(t, "status", "--addr", p.grpc)
 		expect.True(t, code == 0 && strings.HasPrefix(text, p.name+" sees 3 members (ready, "),
 			"weir status: exit status %d\n%s%s", code, text, stderr)
-		code, text, stderr = weir(t, "status", "--addr", p.grpc, "-o", "json")
-		// The same as over HTTP, but for what may have changed since.
+		// The same as over HTTP, but for what may have changed since. On a busy machine a member may not answer in the half second that a
+		// node waits for it.
 		var here, there map[string]any
-		resp, err := http.Get("http://" + p.http + "/v1/status")
-		must.NoError(t, err)
-		err = json.NewDecoder(resp.Body).Decode(&there)
-		resp.Body.Close()
-		must.NoError(t, errors.Join(err, json.Unmarshal([]byte(text), &here)))
+		eventually(t, waitTimeout, "all members to answer "+p.name, func() bool {
+			here, there = nil, nil
+			code, text, stderr = weir(t, "status", "--addr", p.grpc, "-o", "json")
+			resp, err := http.Get("http://" + p.http + "/v1/status")
+			must.NoError(t, err)
+			err = json.NewDecoder(resp.Body).Decode(&there)
+			resp.Body.Close()
+			must.NoError(t, errors.Join(err, json.Unmarshal([]byte(text), &here)))
+			return allReachable(here) && allReachable(there)
+		})
 		expect.NoDiff(t, cmp.Diff(steady(there), steady(here)), "weir status -o json and /v1/status (-http +command)")
 		var st struct {
 			Node       string
@@ -99,7 +105,7 @@ func testStatus(t *testing.T, nodes []*process) {
 				Reachable         bool
 			}
 		}
-		err = json.Unmarshal([]byte(text), &st)
+		err := json.Unmarshal([]byte(text), &st)
 		must.True(t, code == 0 && err == nil, "weir status -o json: exit status %d, %v\n%s%s", code, err, text, stderr)
 		expect.True(t, st.Node == p.name && st.Ready && st.Partitions == partitions && len(st.Members) == len(nodes),
 			"status of %s: %s", p.name, text)
@@ -113,6 +119,10 @@ func testStatus(t *testing.T, nodes []*process) {
 		}
 		expect.True(t, sum == partitions, "%s shows owners of %d partitions", p.name, sum)
 	}
+}
+
+func allReachable(status map[string]any) bool {
+	return !slices.ContainsFunc(status["members"].([]any), func(m any) bool { return m.(map[string]any)["reachable"] != true })
 }
 
 // steady is a status with 0 for every number of a member that changes from one look to the next.

@@ -42,7 +42,7 @@ var mayImport = map[string]string{
 	"cluster/runner":                  "algo cluster/ownership internal/fifo internal/prefetch",
 	"cmd/node":                        "internal/cli",
 	"cmd/weir":                        "internal/cli",
-	"docs/images":                     "client internal/node internal/simulate policy",
+	"docs/images":                     "internal/simulate policy",
 	"gateway/console":                 "internal/fairshare internal/netaddr",
 	"gateway/envoy":                   "algo gateway/envoy/kuadrantpb internal/fairshare internal/panics internal/quotaheader internal/reload internal/strictyaml internal/varint limit rpc/wire",
 	"gateway/envoy/kuadrantpb":        "",
@@ -135,12 +135,11 @@ var clocks = []string{
 	"test/testkit/certstest/certstest.go NewAuthority",
 	"internal/node/limits.go aged",
 	"internal/node/node.go openReadiness", // paces a wait
-	"internal/node/node.go Start",
+	"internal/node/start.go Start",
 	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
 	"internal/node/denials.go newDenials",
 	"internal/cli/secrets.go newSecrets", // certificates are good from then on
-	"docs/images/restart.go restart",
-	"gateway/console/console.go send", // until when an event has to be written
+	"gateway/console/console.go send",    // until when an event has to be written
 	"gateway/resp/command.go client",
 	"gateway/resp/command.go info",
 	"gateway/resp/conn.go drain",

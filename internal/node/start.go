@@ -1,0 +1,343 @@
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/health"
+
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/cluster/runner"
+	"github.com/weirlimit/weir/internal/admission"
+	"github.com/weirlimit/weir/internal/control"
+	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/observe"
+	"github.com/weirlimit/weir/internal/panics"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/rpc/peer"
+	"github.com/weirlimit/weir/rpc/replica"
+	"github.com/weirlimit/weir/store"
+)
+
+// Start starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
+// error names the flag that is to blame, and leaves nothing running.
+//
+// Each step opens one part of the node and tells with closing how the part ends. A part uses only parts of earlier steps, so stop
+// ends them in the reverse order.
+func Start(ctx context.Context, cfg Config) (n *Node, err error) {
+	n = &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), failed: make(chan struct{}), health: health.NewServer()}
+	n.openReadiness()
+	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	for _, open := range []func() error{
+		n.cfg.Validate, n.divideMemory, n.openSecurity, n.openPolicies, n.openEnvoy, n.openHashKey, n.openListeners, n.join, n.openTracer,
+		n.openLimiter, n.openConsole, n.openMetrics, n.openKeys, n.serve, n.follow,
+	} {
+		if err := open(); err != nil {
+			n.Stop()
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// closing has stop call end, before all that has been given to closing earlier.
+func (n *Node) closing(end func(context.Context)) { n.closers = append(n.closers, end) }
+
+// Stop is StopWithin with the grace time alone. What was not done in good order is in the log.
+func (n *Node) Stop() { _ = n.StopWithin(context.Background()) }
+
+// StopWithin leaves the cluster, hands over what the node holds and ends everything: until ctx is done, within the grace time, and
+// what it takes to say goodbye, some seconds at most. It may be called more than once, and returns when all has ended. The error says what
+// was not done in good order.
+func (n *Node) StopWithin(ctx context.Context) error {
+	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
+	return n.stopErr
+}
+
+func (n *Node) stop(ctx context.Context) (err error) {
+	n.readiness.Stop()
+	n.health.Shutdown() // for good: readiness may be about to say that all is well
+	ctx, done := context.WithTimeout(ctx, n.cfg.Grace)
+	defer done()
+	if n.cluster != nil {
+		err = n.leave(ctx)
+	}
+	n.cancel()
+	for _, end := range slices.Backward(n.closers) {
+		end(ctx)
+	}
+	return err
+}
+
+// leave gives everything of this node to the other members.
+func (n *Node) leave(ctx context.Context) error {
+	if n.limiter != nil {
+		n.limiter.ReturnLoans(ctx) // which others may want, and would have to wait for
+	}
+	// Before the servers end, so that the others stop sending while this node still answers.
+	err := n.leaveRing(ctx)
+	if n.runner != nil {
+		err = errors.Join(err, n.handOver(ctx))
+	}
+	return err
+}
+
+// agreeFor bounds how long a node that leaves stays because others have not heard of that.
+const agreeFor = 3 * time.Second
+
+// leaveRing takes this node out of the ring, and waits a little until the others have done so too: what they still send
+// until then would go unanswered.
+func (n *Node) leaveRing(ctx context.Context) error {
+	active, _ := n.joined()
+	if err := n.cluster.Leave(ctx); err != nil {
+		n.log.Warn("cluster leave failed", "error", err)
+		return err
+	}
+	if !active {
+		return nil // nobody sends to a node that never was in the ring
+	}
+	ctx, cancel := context.WithTimeout(ctx, agreeFor)
+	defer cancel()
+	for !n.inStep(ctx) && pause(ctx) {
+	}
+	return nil
+}
+
+// divideMemory divides what the node may use among its parts.
+func (n *Node) divideMemory() error {
+	cfg := n.cfg.withDefaults()
+	fitted, over, err := cfg.Limits.fitted(cfg.Memory, cfg.MaxMemory)
+	if err != nil {
+		return err
+	}
+	if cfg.Memory = fitted; cfg.MaxMemory == 0 {
+		cfg.MaxMemory = fitted.State
+	}
+	if len(over) > 0 {
+		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
+	}
+	n.cfg, n.limits, n.kept = cfg, cfg.Limits.withDefaults(fitted), fairshare.New(int(fitted.Kept))
+	n.callersMemory, n.requests = callersMemory(&n.limits, fitted.Callers), admission.NewGate(fitted.Requests)
+	n.forwardAuth, err = cfg.forwardAuth()
+	return err
+}
+
+// openSecurity reads the files of authentication and encryption, and follows them.
+func (n *Node) openSecurity() (err error) {
+	if n.security, err = openSecurity(n.cfg.Security, n.log); err != nil {
+		return err
+	}
+	n.closing(func(context.Context) {
+		n.security.close()
+		n.security.closeAudit()
+	})
+	return nil
+}
+
+// openPolicies reads the policy file and the overrides that stand above it.
+func (n *Node) openPolicies() (err error) {
+	policies := n.cfg.Policies
+	if n.cfg.PolicyFile != "" {
+		n.watcher, err = policy.NewWatcher(n.cfg.PolicyFile, policy.WatchConfig{
+			Check: n.cfg.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
+		})
+		if err != nil {
+			return fmt.Errorf("policies: %w", err)
+		}
+		policies = n.watcher.Current()
+	}
+	n.closing(n.closeFiles)
+	return n.openOverrides(policies)
+}
+
+// openHashKey takes the key that places keys.
+func (n *Node) openHashKey() (err error) {
+	switch {
+	case n.cfg.Security.SecretFile != "":
+		n.hashKey, err = readSecret(n.cfg.Security.SecretFile)
+	case n.cfg.GossipPort == PortOff:
+		n.hashKey = ring.RandomHashKey() // no other node has to have the same
+	}
+	n.settings = ring.SettingsFingerprint(n.hashKey)
+	return err
+}
+
+// openListeners opens the ports.
+func (n *Node) openListeners() (err error) {
+	most := 2 * (n.limits.MaxAnonymousConnections + max(n.limits.MaxConnections, 0))
+	n.buffers = admission.NewBuffers(n.cfg.Memory.Buffers, most, func(from net.Addr) {
+		n.security.denials.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
+	})
+	for _, l := range []struct {
+		setting string
+		port    Port
+		to      **admission.Listener
+	}{
+		{"http-port", n.cfg.HTTPPort, &n.listeners.http},
+		{"grpc-port", n.cfg.GRPCPort, &n.listeners.grpc},
+		{"peer-port", n.cfg.PeerPort, &n.listeners.peer},
+		{"resp-port", n.cfg.RESPPort, &n.listeners.resp},
+	} {
+		if *l.to, err = n.listen(l.setting, l.port); err != nil {
+			return err
+		}
+		if *l.to != nil {
+			n.closing(func(context.Context) { _ = (*l.to).Close() }) // its server may have closed it
+		}
+	}
+	n.security.warn(n.cfg)
+	return n.openDebug()
+}
+
+// listen opens a TCP port.
+func (n *Node) listen(setting string, p Port) (*admission.Listener, error) {
+	if p == PortOff {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(n.cfg.Bind, strconv.Itoa(int(max(p, 0)))))
+	if err != nil && n.cfg.AnyPortIfTaken && p != PortAny {
+		return n.listen(setting, PortAny)
+	}
+	switch {
+	case err == nil:
+		name := strings.TrimSuffix(setting, "-port")
+		if name != "peer" {
+			l = n.buffers.Listener(l)
+		}
+		return admission.NewListener(l, n.limits.listener(name, n.security, n.callersMemory)), nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", setting, err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("bind: %w: give an address of this host; 0.0.0.0 stands for all of them", err)
+	}
+	return nil, fmt.Errorf("%s: %w", setting, err)
+}
+
+// join starts the gossip, unless the node is alone for good.
+func (n *Node) join() (err error) {
+	if n.cfg.GossipPort == PortOff {
+		return nil
+	}
+	c := n.cfg.cluster()
+	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
+	c.SettingsFingerprint, c.Keys, c.Voters = n.settings, n.security.fileKeys(), n.cfg.Voters
+	c.PolicyHash, c.EnvoyHash = shortHash(n.filePolicies()), n.envoyHash()
+	c.Rejected = func(reason string) { n.security.metrics.Denied("gossip", reason) }
+	c.Identify = n.identify
+	if n.cluster, err = cluster.Start(c); err != nil {
+		return err
+	}
+	n.closing(func(context.Context) {
+		if err := n.cluster.Close(); err != nil {
+			n.log.Warn("gossip close failed", "error", err)
+		}
+	})
+	return nil
+}
+
+func portOf(l *admission.Listener) int {
+	if l == nil {
+		return 0
+	}
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// shortHash is the policies' hash as gossip carries it.
+func shortHash(s *policy.Set) uint32 {
+	b, err := hex.DecodeString(s.Hash())
+	if err != nil || len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// openLimiter opens what decides: the states, the ownership of partitions, the ways to other nodes, and the limiter on top of them.
+func (n *Node) openLimiter() (err error) {
+	if n.recorder, err = newActivityRecorder(); err != nil {
+		return err
+	}
+	cfg, self, inbox := &n.cfg, n.self(), runner.NewInbox(ring.Partitions)
+	clock, leases := clocks()
+	states := limiter.NewStore(store.Config{
+		MaxKeys: cfg.MaxKeys, MaxBytes: max(cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent, Changed: inbox.Changed,
+		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations, Copies: n.cluster != nil,
+	}, false)
+	n.clock, n.hops = clock, observe.NewHops()
+	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: n.hops.Forwarded})
+	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: inbox.Receive})
+	n.runner = runner.New(runner.Config{
+		Core:   ownership.Config{Self: self, Partitions: ring.Partitions, Data: states, Voters: cfg.Voters},
+		Sender: n.messenger, Inbox: inbox, Now: clock, Boot: leases, Version: states.Version, Logger: n.log,
+	})
+	work := limiter.Config{
+		Self: self, Member: n.memberOf,
+		Store: states, Ownership: n.runner, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
+		Policies: n.effective(), UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
+		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
+		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
+		Panicked: func(p *panics.Error) { n.panicked("background")("work behind an answer", p) },
+	}
+	if n.tracer != nil {
+		work.Tracer = n.tracer
+	}
+	n.limiter = limiter.New(work)
+	n.openReplicator()
+	n.recorder.follow(n.limiter)
+	n.closing(func(context.Context) { n.limiter.Close() })
+	n.closing(func(context.Context) { n.runner.Close() })
+	n.closing(n.closePeers)
+	return nil
+}
+
+// openMetrics opens the metrics, which count what changed files do, and follows the files from then on.
+func (n *Node) openMetrics() error {
+	collectors := append(n.envoyCollectors(), n.security.metrics, n.hops)
+	collectors = append(collectors, n.roomCollectors()...)
+	collectors = append(collectors, control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...)
+	n.metrics = observe.NewMetrics(observe.MetricsConfig{
+		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
+		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
+		Collectors: collectors, LogsDropped: n.logsDropped(),
+	})
+	if n.cfg.Registerer != nil {
+		unregister, err := n.metrics.Register(n.cfg.Registerer)
+		if err != nil {
+			return fmt.Errorf("registerer: %w", err)
+		}
+		n.closing(func(context.Context) { unregister() })
+	}
+	if n.watcher != nil {
+		n.watcher.Watch()
+	}
+	if n.envoy.files != nil {
+		n.envoy.files.Watch()
+	}
+	n.closing(n.closeFiles) // before the limiter, which a changed file goes to
+	return nil
+}
+
+// follow has the node follow its cluster, or decide alone.
+func (n *Node) follow() error {
+	n.work.Go(func() { n.overrides.replicator.Run(n.ctx) })
+	n.work.Go(func() { n.readiness.Settle(n.ctx) })
+	if n.cluster == nil {
+		n.runner.SetView(aloneView(n.self()))
+		return nil
+	}
+	n.work.Go(n.retainMembers)
+	n.work.Go(func() { steer(n.ctx, n.cluster.View, (*cluster.View).Replaced, n.runner.SetView) })
+	n.work.Go(func() { n.keys.Follow(n.ctx, n.security.keysChanged) })
+	return nil
+}
