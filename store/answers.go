@@ -74,6 +74,7 @@ type answered struct {
 	cost, granted int64 // asked for, of a reservation to be kept; granted or given back
 	excess        int64 // of a reservation: charged beyond what it was of
 	over          bool  // charged though there was no room
+	strict        bool  // under a strict rule
 	delay         time.Duration
 	lease         uint64
 	reservation   ReservationID
@@ -322,10 +323,10 @@ func (m *answers) free(b *shardBudget) {
 	*m = answers{end: m.end}
 }
 
-// forgetUnshared forgets the charges of some states that another does not know.
-func (m *answers) forgetUnshared(of map[stateID]bool, other *answers) {
+// forgetUnshared forgets the charges under strict rules that another does not know.
+func (m *answers) forgetUnshared(other *answers) {
 	for k, e := range m.by {
-		if of[k.of] && !e.gaveBack() && other.by[k] == nil {
+		if e.strict && !e.gaveBack() && other.by[k] == nil {
 			delete(m.by, k)
 		}
 	}
@@ -380,7 +381,7 @@ func (sh *shard) afterID(p *plan, call *Call, answer *Answer) {
 
 // rememberAnswer keeps what was answered to a request.
 func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id, caller string, rule *Rule, now algo.Instant, m answered) {
-	m.until = now.Mono + int64(keepFor(rule.Limits))
+	m.strict, m.until = rule.Strict, now.Mono+int64(keepFor(rule.Limits))
 	k := answerKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
 	part.ensureExtras().answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
 	if part.followed {

@@ -166,7 +166,7 @@ func (a *apply) requestID() error {
 	k := answerKey{of: r.identity()}
 	k.id, k.kind = string(r.bytes(maxRequestID)), answerKind(r.Byte())
 	m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge))}
-	m.excess, m.over, m.lease = r.int(algo.MaxLimit), r.bool(), r.Fixed64()
+	m.excess, m.over, m.strict, m.lease = r.int(algo.MaxLimit), r.bool(), r.bool(), r.Fixed64()
 	m.reservation = r.reservation()
 	m.until = a.now.Mono + r.int(int64(10*time.Minute))
 	caller := string(r.bytes(maxCaller))

@@ -249,7 +249,7 @@ func (d *drain) requestID(m *remembered) {
 	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay), m.excess} {
 		d.out = appendUint(d.out, uint64(n))
 	}
-	d.out = append(appendWord(appendBool(d.out, m.over), m.lease), m.reservation[:]...)
+	d.out = append(appendWord(appendBool(appendBool(d.out, m.over), m.strict), m.lease), m.reservation[:]...)
 	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
 	d.out = varint.AppendText(d.out, m.of.account.label)
 }

@@ -43,9 +43,7 @@ type merge struct {
 	now  algo.Instant
 	base *content
 	add  content
-	// strict are the keys of strict rules that both sides know.
-	strict map[stateID]bool
-	err    error
+	err  error
 }
 
 func (m *merge) run() {
@@ -78,12 +76,6 @@ func (m *merge) key(r record) error {
 			return err
 		}
 	}
-	if found && (rule.Strict || m.sh.record(m.base.ref(slot)).spec.rule.Strict) {
-		if m.strict == nil {
-			m.strict = make(map[stateID]bool)
-		}
-		m.strict[r.id()] = true
-	}
 	m.moveReservations(r.id(), found)
 	if !idle {
 		if err := m.join(m.sh.record(m.base.ref(slot)), r); err != nil {
@@ -112,13 +104,13 @@ func (m *merge) join(to, r record) (err error) {
 	return err
 }
 
-// uniteAnswers unites the request ids. A side without a grant charges ids of strict keys and gives no answer, and the
-// join of the counts need not hold its charges. So of a strict key that both sides know, both forget the charges that
-// one side alone knows: a repetition is decided anew.
+// uniteAnswers unites the request ids. A side without a grant charges ids of strict keys and gives no answer. The join
+// of the counts need not hold its charges, and they may have left the window before the merge, while the other side has
+// admitted as many. So both sides forget the strict charges that one side alone knows: a repetition is decided anew.
 func (m *merge) uniteAnswers() {
 	base, add := &m.base.extras.answers, &m.add.extras.answers
-	base.forgetUnshared(m.strict, add)
-	add.forgetUnshared(m.strict, base)
+	base.forgetUnshared(add)
+	add.forgetUnshared(base)
 	base.unite(add, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)
 }
 

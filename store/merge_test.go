@@ -363,6 +363,32 @@ func TestMergeForgetsStrictIDs(t *testing.T) {
 	}
 }
 
+// TestMergeForgetsStrictIDsOfStatesThatEnded: a strict charge that was never answered leaves the window before the merge, and its id is
+// still known. A repetition is not answered as admitted: the other side may have admitted as much in that window.
+func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
+	for _, merging := range []int{0, 1} { // the side that takes the other's content in
+		r := &Rule{Scope: "p", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Second}}, Strict: true}
+		s := newSplit(t, 2, r)
+		charge := func(i int, id string) {
+			t.Helper()
+			decide(t, s.parties[i].store, r, "k", at(s.now), Call{Request: algo.Request{Cost: 1}, RequestID: id})
+		}
+		for i := range 2 {
+			s.claim(i)
+			s.parties[i].store.Lease(0, int64(time.Hour))
+			s.parties[i].store.Unguarded(0, true)
+		}
+		charge(0, "unanswered")
+		s.now += 10 * time.Second
+		charge(1, "other")
+		s.merge(1-merging, merging)
+		before := s.used(merging, r, "k")
+		charge(merging, "unanswered")
+		got := s.used(merging, r, "k")
+		expect.True(t, got == before+1, "side %d: %d units in use after the repetition, want %d", merging, got, before+1)
+	}
+}
+
 // TestMergeLeases: a lease that both sides know is one lease.
 func TestMergeLeases(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 10, Window: minute})

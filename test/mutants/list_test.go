@@ -587,7 +587,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a merge keeps strict ids that nobody was answered", "store/merge.go",
-		[]edit{{"	add.forgetUnshared(m.strict, base)\n", ""}},
+		[]edit{{"	add.forgetUnshared(base)\n", ""}},
 		"./store -run TestMergeForgetsStrictIDs", "units in use after the repetitions",
 	},
 	{
