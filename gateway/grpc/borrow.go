@@ -5,11 +5,9 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"strconv"
-	"sync"
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -24,8 +22,8 @@ const (
 	maxUnconfirmed = 64
 )
 
-// borrower is the caller of a stream that has reported loans on it. A goroutine sends recalls; another one, once an answer has to wait
-// for copies, sends those answers in their order.
+// borrower is the caller of a stream that has reported loans on it. Once an answer has to wait for copies, a goroutine sends those answers
+// in their order.
 type borrower struct {
 	stream *checkStream
 	said   uint64 // the id that the caller has drawn
@@ -33,9 +31,6 @@ type borrower struct {
 	end    func() // of the Lender's
 
 	unconfirmed chan unconfirmed // closed when the stream is over; nil until an answer waits
-	wake        fifo.Signal      // set when there are recalls
-	mu          sync.Mutex
-	recalls     []*weirv1.LoanRecall
 }
 
 // unconfirmed is a report whose answers wait until copies know of what is lent.
@@ -99,10 +94,9 @@ func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wa
 		return nil, nil, invalid("borrower", "must be the same in all requests of a stream")
 	}
 	if c.borrower == nil {
-		b := &borrower{stream: c, said: in.Borrower, id: c.server.borrowerOf(c.stream.Context(), in.Borrower), wake: fifo.NewSignal()}
+		b := &borrower{stream: c, said: in.Borrower, id: c.server.borrowerOf(c.stream.Context(), in.Borrower)}
 		b.end = c.server.cfg.Lender.OpenBorrower(b.id, b.recall)
 		c.borrower = b
-		c.telling.Go(func() { panics.Tell(c.panicked, b.tell) })
 	}
 	reports := make([]limit.Borrow, len(in.Loans))
 	for i, r := range in.Loans {
@@ -130,32 +124,11 @@ func (b *borrower) confirm() {
 
 // recall asks for what is left of a loan. One that finds no room is as one that is not answered.
 func (b *borrower) recall(r limit.Recall) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.recalls) < maxRecalls {
-		b.recalls = append(b.recalls, &weirv1.LoanRecall{Number: r.Number, Granted: r.Granted})
-		b.wake.Set()
-	}
-}
-
-// tell sends recalls until the stream is over, those that are there together.
-func (b *borrower) tell() {
-	for {
-		select {
-		case <-b.wake:
-		case <-b.stream.done:
-			return
+	b.stream.want(func(t *teller) {
+		if len(t.recalls) < maxRecalls {
+			t.recalls = append(t.recalls, &weirv1.LoanRecall{Number: r.Number, Granted: r.Granted})
 		}
-		b.mu.Lock()
-		recalls := b.recalls
-		b.recalls = nil
-		b.mu.Unlock()
-		out := weirv1.CheckStreamResponseFromVTPool()
-		out.Borrow = &weirv1.BorrowResponse{Recalls: recalls}
-		if b.stream.send(out) != nil {
-			return // the reader learns of a broken stream, too
-		}
-	}
+	})
 }
 
 // sendLent answers a report.

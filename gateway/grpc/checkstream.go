@@ -16,6 +16,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -37,18 +38,18 @@ const (
 )
 
 // checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
-// something is left to ask of other nodes has another one. What the caller follows, and a borrower, have goroutines of their own.
+// something is left to ask of other nodes has another one. What it tells besides has one of its own.
 type checkStream struct {
 	server   *Server
 	stream   weirv1.Limiter_CheckStreamServer
 	targets  wire.Targets      // only for the reader
 	kept     []fairshare.Taken // bytes of targets, only for the reader
-	followed followed          // only for the reader
 	borrower *borrower         // only for the reader; nil until a report of loans comes
 	places   chan struct{}     // holds as many as there are requests waiting for other nodes
 	waiting  sync.WaitGroup    // for other nodes
-	telling  sync.WaitGroup    // the goroutines of followed and borrower
-	done     chan struct{}     // closed when the reader has ended
+	teller   teller
+	telling  sync.WaitGroup // the goroutines of teller and borrower
+	done     chan struct{}  // closed when the reader has ended
 
 	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
 	turn sync.Mutex
@@ -62,7 +63,7 @@ type checkStream struct {
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan *panics.Error, 1)}
-	c.done = make(chan struct{})
+	c.done, c.teller.wake = make(chan struct{}), fifo.NewSignal()
 	s.unread.open(c)
 	defer s.unread.close(c)
 	ended, gone := make(chan error), make(chan struct{})
