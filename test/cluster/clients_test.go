@@ -61,7 +61,8 @@ type clientsReport struct {
 	Checks    int64
 	Allowed   map[string]int64 // by key
 	Errors    map[string]int64
-	Failed    int64            // answered by the fail policy
+	Failed    int64            // answered by a fail policy: that of the client, or on_error of the policy
+	Own       int64            // of Failed, by that of the client
 	Warnings  map[string]int64 // what the clients logged
 	Slowest   time.Duration
 }
@@ -74,6 +75,7 @@ func (r *clientsReport) add(other *clientsReport) {
 	r.Connected += other.Connected
 	r.Checks += other.Checks
 	r.Failed += other.Failed
+	r.Own += other.Own
 	r.Slowest = max(r.Slowest, other.Slowest)
 	for _, m := range []struct{ to, from map[string]int64 }{{r.Allowed, other.Allowed}, {r.Errors, other.Errors}, {r.Warnings, other.Warnings}} {
 		for k, n := range m.from {
@@ -211,7 +213,9 @@ func dialClient(ctx context.Context, plan *clientsPlan, number int, log slog.Han
 		if err != nil {
 			return err
 		}
-		r.answered(k, time.Since(began), d.Allowed, d.FailedClosed)
+		if r.answered(k, time.Since(began), d.Allowed, d.FailedClosed); d.FailedClosed {
+			r.Own = int64(c.Stats().Unanswered)
+		}
 		return nil
 	}, func() { _ = c.Close() }, nil
 }
@@ -349,10 +353,10 @@ func TestClients(t *testing.T) {
 		total.add(p.report(t, *clientsFor+4*waitTimeout))
 	}
 	logNodes("asked")
-	t.Logf("%d checks in %v by %d clients, %d answered by the fail policy, slowest %v; errors %v; warnings %v",
-		total.Checks, *clientsFor, total.Connected, total.Failed, total.Slowest, total.Errors, total.Warnings)
+	t.Logf("%d checks in %v by %d clients, %d answered by a fail policy, %d of them by the client's, slowest %v; errors %v; warnings %v",
+		total.Checks, *clientsFor, total.Connected, total.Failed, total.Own, total.Slowest, total.Errors, total.Warnings)
 	expect.True(t, total.Connected == number && len(total.Errors) == 0 && total.Failed == 0,
-		"%d of %d clients connected; %d checks were answered by the fail policy; errors %v", total.Connected, number, total.Failed, total.Errors)
+		"%d of %d clients connected; %d checks were answered by a fail policy, %d of them by the client's; errors %v", total.Connected, number, total.Failed, total.Own, total.Errors)
 	for _, key := range slices.Sorted(maps.Keys(total.Allowed)) {
 		n := total.Allowed[key]
 		expect.True(t, n <= limit, "%s: %d admitted, the limit is %d", key, n, limit)
