@@ -28,7 +28,7 @@
 // # How checks travel
 //
 // The Client learns from the nodes who owns which keys, and asks the owners directly; where it cannot, any node. Checks of
-// concurrent callers share messages on one or two streams to each node: a check is sent at once when nothing is in flight to its node,
+// concurrent callers share messages on one stream to each node: a check is sent at once when nothing is in flight to its node,
 // or when as much has gathered as is in flight. There is no timer, a lone caller waits for no other, and among hundreds of callers a
 // check costs some microseconds. Acquire, Reserve and calls that give back are unary calls, to the owner as well; All is one call to
 // the node that owns most of its keys.

@@ -53,9 +53,9 @@ func newLease(c *Client, t limit.Target, got *Decision, ttl time.Duration, asked
 }
 
 // renew renews a lease that is known to live until expiry, each time a third of its life has passed. An attempt that
-// nobody answers is repeated after a ninth.
+// no node answers is repeated after a ninth.
 //
-// expiry is reckoned from the moment a question was sent. The owner reckons from a later one, so the lease is given up
+// expiry is reckoned from the moment a renewal was sent. The owner reckons from a later one, so the lease is given up
 // here before it ends there, never after, as far as the two clocks run at the same rate.
 func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time) {
 	defer close(l.stopped)
@@ -64,7 +64,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 	for {
 		if l.c.sleep(ctx, pause) != nil {
 			if l.c.ctx.Err() != nil {
-				close(l.lost) // nobody renews it from here on
+				close(l.lost) // it is renewed no more
 			}
 			return
 		}

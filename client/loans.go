@@ -187,7 +187,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 		return
 	}
 	by := make(map[*member]*weirv1.BorrowRequest)
-	var nobody []lend.Answer[*member]
+	var unsent []lend.Answer[*member]
 	for i := range reports {
 		r := &reports[i]
 		t := r.Key.target()
@@ -199,7 +199,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 			m = l.forwarder()
 		}
 		if m == nil {
-			nobody = append(nobody, lend.Answer[*member]{Number: r.Number, Unheard: true})
+			unsent = append(unsent, lend.Answer[*member]{Number: r.Number, Unheard: true})
 			continue
 		}
 		if by[m] == nil {
@@ -209,8 +209,8 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 			Target: t, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
 		}))
 	}
-	if nobody != nil {
-		l.book.Answered(sent, sent, nobody)
+	if unsent != nil {
+		l.book.Answered(sent, sent, unsent)
 	}
 	for m, in := range by {
 		for len(in.Loans) > limit.MaxBatch {

@@ -29,7 +29,7 @@ type nodes struct {
 	authority string            // of a node without a name of its own
 	dial      []grpc.DialOption // for each connection
 	timeout   time.Duration     // of a call
-	cooldown  time.Duration     // from a failure of a node to the question whether it answers again
+	cooldown  time.Duration     // from a failure of a node to the probe whether it answers again
 
 	ctx     context.Context // ends with close
 	cancel  context.CancelFunc

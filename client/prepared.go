@@ -9,7 +9,7 @@ import (
 // prepared is what a Limiter keeps of a limit.Prepared.
 type prepared struct{ limit.Prepared }
 
-// allowPrepared answers the plainest question of all: one check of a policy and a key that the Service of this process has a
+// allowPrepared answers the plainest check: one of a policy and a key that the Service of this process has a
 // prepared handle for and knows. It reports false, and nothing is charged, where there is more to it or something to say about
 // the call.
 func (l *Limiter) allowPrepared(ctx context.Context, key string, n int64, d *Decision) bool {
@@ -46,7 +46,7 @@ func (l *Limiter) prepare(target *limit.Target) {
 
 // checkPrepared is a check by a Service of this process with prepared handles, without anything around it: nothing waits, so
 // there is nothing for Close to wait for. It reports false, and nothing is charged, where there is something to say about the
-// call, which the usual way says. The next question may be one for allowPrepared.
+// call, which the usual way says. The next check may be one for allowPrepared.
 func (l *Limiter) checkPrepared(ctx context.Context, key string, n int64, d *Decision) (done bool, err error) {
 	if l.c.ended.Load() || ctx.Err() != nil {
 		return false, nil

@@ -85,7 +85,7 @@ func newRemote(address string, o options) (*remote, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// A node that hangs, or a network that swallows packets, is asked no more once it left a question unanswered; this
+		// A node that hangs, or a network that swallows packets, is asked no more once it left a check unanswered; this
 		// ends the connection, which TCP would go on trying to use for a quarter of an hour. Ten seconds is the shortest
 		// that gRPC accepts.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),

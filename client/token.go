@@ -9,7 +9,7 @@ import (
 )
 
 // WithToken presents a token with every call, for clusters with an access file. It goes with WithTLS, unless all addresses
-// are on this host: whoever can read a token on its way can use it. Default: none.
+// are on this host: a token can be used by all who read it on its way. Default: none.
 func WithToken(token string) Option { return func(o *options) { o.token = token } }
 
 // bearer is a token as gRPC presents it.
