@@ -1,16 +1,23 @@
 package cli
 
 import (
+	"context"
 	_ "embed"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
 )
 
 func newDev() *cobra.Command {
@@ -67,4 +74,130 @@ func command(name string) string {
 		return "go run ./cmd/" + base
 	}
 	return name
+}
+
+// samples is what a development cluster limits by unless it is given a file.
+//
+//go:embed policies.yaml
+var samples []byte
+
+// maxDevNodes is the most nodes that make sense on one machine.
+const maxDevNodes = 9
+
+// devConfig is what a development cluster is started with.
+type devConfig struct {
+	Nodes      int       // 1 to MaxNodes
+	HTTP, GRPC node.Port // of the first node; the others take any free ones
+	AnyPort    bool      // take any free one in place of one that is taken
+	Policies   string    // policy file; empty: sample policies
+	Version    string    // of the program
+	Command    string    // that runs the program, in the examples that are printed
+	Logger     *slog.Logger
+}
+
+// runDev runs a development cluster until ctx ends, and prints what to try once it is up.
+// The cluster keeps nothing, and nobody on other hosts reaches it.
+func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
+	set, err := policy.Parse("policies.yaml", samples)
+	if err != nil {
+		return err
+	}
+	names, voters := devNames(cfg.Nodes)
+	base := node.Config{
+		Version: cfg.Version, Bind: "127.0.0.1", Voters: voters, Policies: set, PolicyFile: cfg.Policies,
+		HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
+		Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
+	}
+	var nodes []*node.Node
+	watching, enough := context.WithCancel(ctx)
+	var watchers sync.WaitGroup
+	defer func() {
+		enough()
+		watchers.Wait()
+		for i := len(nodes) - 1; i >= 0; i-- {
+			nodes[i].Stop()
+		}
+	}()
+	failed := make(chan error, cfg.Nodes)
+	for i, name := range names {
+		own := base
+		own.Name, own.Logger = name, cfg.Logger.With("node", name)
+		if i == 0 {
+			own.HTTPPort, own.GRPCPort, own.AnyPortIfTaken = cfg.HTTP, cfg.GRPC, cfg.AnyPort
+		} else {
+			own.Join = []string{nodes[0].GossipAddr()}
+		}
+		n, err := node.Start(ctx, own)
+		if err != nil {
+			return err
+		}
+		nodes = append(nodes, n)
+		watchers.Go(func() {
+			select {
+			case <-n.Failed():
+				failed <- n.Err()
+			case <-watching.Done():
+			}
+		})
+	}
+	for _, n := range nodes {
+		select {
+		case <-n.Settled():
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	printExamples(stdout, nodes, cfg.Command)
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(stdout, "\nstopping")
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// devNames are the names of nodes, and as many of them as can be voters, so that strict policies can be tried.
+func devNames(n int) (names, voters []string) {
+	for i := range n {
+		names = append(names, fmt.Sprintf("dev-%d", i))
+		if node.IsVoterCount(len(names)) {
+			voters = names[:len(names):len(names)]
+		}
+	}
+	return names, voters
+}
+
+// printExamples says what is running and what to try first.
+func printExamples(w io.Writer, nodes []*node.Node, command string) {
+	fmt.Fprintf(w, "A cluster of %d is up. Any node answers for any key:\n\n", len(nodes))
+	for _, n := range nodes {
+		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.Name(), n.HTTPAddr(), n.GRPCAddr())
+	}
+	var names []string
+	// The sample policy, or the first that can be checked, which a concurrency limit cannot, or a limit sent along.
+	try := ""
+	for _, p := range nodes[0].Policies().Policies() {
+		names = append(names, p.Name)
+		if !p.Concurrency && (try == "" || p.Name == "login") {
+			try = p.Name
+		}
+	}
+	body, flags := fmt.Sprintf(`"policy":%q`, try), "--policy "+try
+	if try == "" {
+		body, flags = `"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"}`, "--limit 5/1m"
+	}
+	if len(names) > 0 {
+		fmt.Fprintf(w, "\nPolicies: %s\n", strings.Join(names, ", "))
+	}
+	http, rpc := nodes[0].HTTPAddr(), nodes[len(nodes)-1].GRPCAddr()
+	fmt.Fprintf(w, "\nConsole: http://%s/console\n", http)
+	fmt.Fprintf(w, "\nTry (repeat it until the limit says no):\n\n")
+	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{%s,\"key\":\"alice\"}' http://%s/v1/check\n\n", body, http)
+	fmt.Fprintf(w, "and through another node, or to see the cluster:\n\n")
+	fmt.Fprintf(w, "  %s check alice %s --addr %s\n", command, flags, rpc)
+	fmt.Fprintf(w, "  %s status --addr %s\n", command, rpc)
+	fmt.Fprintf(w, "\nThe HTTP interface is described at http://%s/openapi.yaml. Ctrl-C stops the cluster.\n", http)
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -106,4 +107,22 @@ func set(d *strictyaml.Decoder, flags *pflag.FlagSet, f *pflag.Flag, one stricty
 	if err := flags.Set(f.Name, text); err != nil {
 		d.Fail(one.Node, one.Path, "%v", err)
 	}
+}
+
+// flagged is an error's text, in which lines that begin with the names of settings begin with their flags: libraries know settings, and
+// flags have their names.
+func flagged(flags *pflag.FlagSet, err error) string {
+	var b strings.Builder
+	for line := range strings.Lines(err.Error()) {
+		names, rest, _ := strings.Cut(line, ": ")
+		list := strings.Split(names, ", ")
+		if names == "duration" {
+			list[0] = "for" // of weir load, which is called like this in a sentence
+		}
+		if rest != "" && !slices.ContainsFunc(list, func(name string) bool { return flags.Lookup(name) == nil }) {
+			line = "--" + strings.Join(list, ", --") + ": " + rest
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }

@@ -1,10 +1,19 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
 
+	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
+	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -27,4 +36,90 @@ func newStatus() *cobra.Command {
 	}
 	f.Register(cmd.Flags())
 	return cmd
+}
+
+// printStatus prints the state of a cluster: as tables, or the JSON of GET /v1/status, for eyes too.
+func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
+	if asJSON {
+		text, err := httpapi.MarshalStatus(st)
+		return indented(w, text, err)
+	}
+	return writeStatus(w, st)
+}
+
+// indented prints JSON for eyes.
+func indented(w io.Writer, text []byte, err error) error {
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if err := json.Indent(&b, text, "", "  "); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, b.String())
+	return err
+}
+
+func writeStatus(w io.Writer, st *weirv1.StatusResponse) error {
+	ready := "ready"
+	if !st.Ready {
+		ready = "not ready"
+	}
+	fmt.Fprintf(w, "%s sees %s (%s, version %s, ring %s)\n", st.Node, english.Plural(len(st.Members), "member", ""), ready, st.Version, st.Ring)
+	if st.ReadyDetail != "" {
+		fmt.Fprintf(w, "note: %s\n", st.ReadyDetail)
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tSTATE\tPARTITIONS\tSHARE\tOWN KEYS\tCOPIED KEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC")
+	for _, m := range st.Members {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
+		if m.Reachable {
+			fmt.Fprintf(t, "%d\t%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys-min(m.KeysCopied, m.Keys), m.KeysCopied, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
+				time.Duration(m.UptimeNs).Truncate(time.Second), m.Version)
+		} else {
+			fmt.Fprint(t, "unreachable\t\t\t\t\t")
+		}
+		fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if err := printOwnership(w, st); err != nil {
+		return err
+	}
+	return printLoans(w, st)
+}
+
+// printOwnership shows what is held, and what is in progress.
+func printOwnership(w io.Writer, st *weirv1.StatusResponse) error {
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tHELD\tMOVING\tAWAITED\tCOPIES\tWITHOUT COPY\tUNSENT KEYS\tGRANTED\tVOTER\tHIGHEST TERM\tSETTLED")
+	for _, m := range st.Members {
+		o := m.Ownership
+		if o == nil {
+			continue
+		}
+		settled := "no"
+		if o.Settled {
+			settled = "yes"
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
+			o.Degraded, o.Pending, o.Granted, o.Voter, o.HighestTerm, settled)
+	}
+	return t.Flush()
+}
+
+// printLoans shows what is lent.
+func printLoans(w io.Writer, st *weirv1.StatusResponse) error {
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS")
+	for _, m := range st.Members {
+		if l := m.Loans; l != nil {
+			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered, l.Expired)
+		}
+	}
+	return t.Flush()
 }

@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -73,4 +77,210 @@ func (f *topFlags) fetch(ctx context.Context, ask *weirv1.TopKeysRequest) (top *
 		return err
 	})
 	return top, err
+}
+
+// ANSI control sequences (ECMA-48).
+const (
+	alternateScreen = "\x1b[?1049h\x1b[?25l" // and no cursor
+	usualScreen     = "\x1b[?25h\x1b[?1049l"
+	home            = "\x1b[H"
+	endOfLine       = "\x1b[K\r\n"
+	endOfScreen     = "\x1b[J"
+)
+
+// liveTop shows a screen that is refreshed until q, or the end of ctx.
+func liveTop(ctx context.Context, ask *weirv1.TopKeysRequest, fetch func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error), interval time.Duration, in, out *os.File) error {
+	before, err := term.MakeRaw(int(in.Fd()))
+	if err != nil {
+		return fmt.Errorf("terminal: %w", err)
+	}
+	defer func() {
+		fmt.Fprint(out, usualScreen)
+		_ = term.Restore(int(in.Fd()), before) // there is nobody left who could do more
+	}()
+	fmt.Fprint(out, alternateScreen)
+	pressed := make(chan byte)
+	go func() { // ends with the process: a read from a terminal cannot be interrupted
+		var b [1]byte
+		for {
+			if n, err := in.Read(b[:]); n == 0 || err != nil {
+				close(pressed)
+				return
+			}
+			select {
+			case pressed <- b[0]:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		width, height, err := term.GetSize(int(out.Fd()))
+		if err != nil {
+			width, height = 80, 24
+		}
+		top, err := fetch(ctx, ask)
+		if _, err := io.WriteString(out, topScreen(ask.Order, top, err, width, height)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case key, ok := <-pressed:
+			switch {
+			case !ok, key == 'q', key == 3, key == 4: // ^C and ^D are only bytes now
+				return nil
+			case key == 'b':
+				ask.Order = weirv1.KeyOrder_KEY_ORDER_BUSIEST
+			case key == 'r':
+				ask.Order = weirv1.KeyOrder_KEY_ORDER_REFUSED
+			case key == 'f':
+				ask.Order = weirv1.KeyOrder_KEY_ORDER_FULLEST
+			}
+		}
+	}
+}
+
+// topScreen is the whole screen, of that size. err is why there is nothing to show.
+func topScreen(order weirv1.KeyOrder, top *weirv1.TopKeysResponse, err error, width, height int) string {
+	var b bytes.Buffer
+	if err != nil {
+		fmt.Fprintf(&b, "weir: %v\n", err)
+	} else {
+		_ = writeTop(&b, order, top, width) // a buffer takes everything
+	}
+	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	lines = lines[:min(len(lines), max(height-2, 1))]
+	lines = append(lines, "", "b busiest  r most refused  f fullest  q quit")
+	for i, line := range lines {
+		lines[i] = fitted(line, width)
+	}
+	return home + strings.Join(lines[:min(len(lines), height)], endOfLine) + "\x1b[K" + endOfScreen
+}
+
+// fitted is as much of a line as fits.
+func fitted(line string, width int) string {
+	runes := []rune(line)
+	return string(runes[:min(len(runes), max(width, 0))])
+}
+
+// printTop prints tables of policies and keys, or JSON.
+func printTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, asJSON bool) error {
+	if asJSON {
+		text, err := httpapi.MarshalTopKeys(order, top)
+		return indented(w, text, err)
+	}
+	return writeTop(w, order, top, 0)
+}
+
+// writeTop prints tables of policies and keys. width is that of the terminal, 0 where there is none: keys are then not shortened.
+func writeTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, width int) error {
+	fmt.Fprintf(w, "%s keys of the last %v, as %s knows from %d of %d members\n", httpapi.KeyOrders()[order],
+		time.Duration(top.CountedNs).Truncate(time.Second), top.Node, len(top.Members), len(top.Members)+len(top.Unreachable))
+	if len(top.Unreachable) > 0 {
+		fmt.Fprintf(w, "unreachable, and missing: %s\n", strings.Join(top.Unreachable, ", "))
+	}
+	fmt.Fprintln(w)
+	rows := [][]string{{"POLICY", "CHECKS/S", "REFUSED/S", "REFUSED", "FAILED/S", "ERRORS/S"}}
+	bans := slices.ContainsFunc(top.Policies, func(p *weirv1.PolicyUse) bool { return p.Banned > 0 })
+	if bans {
+		rows[0] = append(rows[0], "BANNED/S")
+	}
+	over := time.Duration(top.PoliciesCountedNs)
+	for _, p := range top.Policies {
+		checks := p.Allowed + p.Refused + p.Shadowed + p.FailedOpen + p.FailedClosed
+		row := []string{
+			p.Policy, rate(checks, over), rate(p.Refused, over), part(p.Refused, checks), rate(p.FailedOpen+p.FailedClosed, over), rate(p.Errors, over),
+		}
+		if bans {
+			row = append(row, rate(p.Banned, over))
+		}
+		rows = append(rows, row)
+	}
+	printColumns(w, rows, 0)
+	fmt.Fprintln(w)
+	rows = [][]string{{"KEY", "POLICY", "CHECKS/S", "REFUSED/S", "REFUSED", "USED", "FULL"}}
+	over = time.Duration(top.CountedNs)
+	for _, k := range top.Keys {
+		used, full := "", ""
+		if k.Limit > 0 {
+			used, full = fmt.Sprintf("%d/%d", k.Used, k.Limit), part(uint64(max(k.Used, 0)), uint64(k.Limit))
+		}
+		policy := k.Policy
+		if policy == "" {
+			policy = "(inline) " + printable(k.Namespace)
+		}
+		rows = append(rows, []string{
+			printable(k.Key), policy, rate(uint64(k.Decisions), over), rate(uint64(k.Refused), over), part(uint64(k.Refused), uint64(k.Decisions)), used, full,
+		})
+	}
+	printColumns(w, rows, width)
+	if len(top.Keys) == 0 {
+		fmt.Fprintln(w, "no key was decided on")
+	}
+	return nil
+}
+
+// printColumns prints rows in columns, the first to the left and the others to the right. Where that is wider than width, if that is
+// not 0, the first column is shortened.
+func printColumns(w io.Writer, rows [][]string, width int) {
+	widths := make([]int, len(rows[0]))
+	total := 0
+	for i := range widths {
+		for _, r := range rows {
+			widths[i] = max(widths[i], len([]rune(r[i])))
+		}
+		total += widths[i] + 2
+	}
+	if width > 0 && total-2 > width {
+		widths[0] = max(widths[0]-(total-2-width), 8)
+	}
+	for _, r := range rows {
+		var line strings.Builder
+		for i, cell := range r {
+			runes := []rune(cell)
+			if len(runes) > widths[i] {
+				runes = append(runes[:widths[i]-1], '…')
+			}
+			space := strings.Repeat(" ", widths[i]-len(runes))
+			if left := i == 0 || rows[0][i] == "POLICY"; left {
+				line.WriteString(string(runes) + space + "  ")
+			} else {
+				line.WriteString(space + string(runes) + "  ")
+			}
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+// printable is a caller's text as it can be shown on a terminal: quoted where it holds what could control one, or hide.
+func printable(text string) string {
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == '"' }) {
+		return strconv.Quote(text)
+	}
+	return text
+}
+
+func rate(n uint64, over time.Duration) string {
+	if over <= 0 {
+		return "-"
+	}
+	perSecond := float64(n) / over.Seconds()
+	switch {
+	case n == 0:
+		return "0"
+	case perSecond < 9.95:
+		return strconv.FormatFloat(perSecond, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(perSecond, 'f', 0, 64)
+}
+
+func part(n, of uint64) string {
+	if of == 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(100*float64(n)/float64(of), 'f', 0, 64) + "%"
 }

@@ -1,12 +1,22 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 
 	"github.com/weirlimit/weir/gateway/envoy"
 	"github.com/weirlimit/weir/internal/dial"
+	"github.com/weirlimit/weir/internal/reload"
+	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/policy"
 )
 
 func newValidate() *cobra.Command {
@@ -43,4 +53,148 @@ Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 	cmd.Flags().StringVar(&convert, "convert", "", "`DIR` to write Limitador's limits to as files for --envoy-config, one for each namespace; files that are there are not overwritten")
 	cmd.Flags().BoolVar(&merge, "envoy-merge-domains", false, "let several files for Envoy describe one domain")
 	return cmd
+}
+
+// validateOptions say how files are read and what is printed.
+type validateOptions struct {
+	Envoy   envoy.Options // of files for Envoy
+	Convert string        // directory that Limitador's limits are written to as files for Envoy; empty: nowhere
+	JSON    bool          // print JSON in place of text
+}
+
+// checked is the content of files without mistakes.
+type checked struct {
+	what     string // such as "3 policies"
+	warnings strictyaml.Errors
+}
+
+// checker collects the findings about all files.
+type checker struct {
+	validateOptions
+	w, stderr          io.Writer
+	mistakes, warnings strictyaml.Errors
+	unread             []error
+	forEnvoy           []envoy.File
+}
+
+// validateFiles checks all files, those after one that cannot be read as well. Files for Envoy are checked together, so that a domain that
+// two of them describe is found; see validateOptions. Limitador's limits are written to validateOptions.Convert, if that is not empty. ok is false
+// where a file has mistakes; an error is about one that cannot be read.
+// What depends on the node that is to read the files is a warning.
+func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (ok bool, err error) {
+	c := checker{validateOptions: opts, w: w, stderr: stderr, mistakes: strictyaml.Errors{}, warnings: strictyaml.Errors{}}
+	for _, name := range files {
+		c.check(name)
+	}
+	if len(c.forEnvoy) > 0 {
+		c.checkEnvoy()
+	}
+	ok = len(c.mistakes) == 0 && len(c.unread) == 0
+	if opts.JSON {
+		all := map[string]any{"ok": ok, "mistakes": c.mistakes, "warnings": c.warnings}
+		if err := json.NewEncoder(w).Encode(all); err != nil {
+			return false, err
+		}
+	}
+	return ok, errors.Join(c.unread...)
+}
+
+// take notes and prints the findings about a file.
+func (c *checker) take(file string, right checked, err error) {
+	var found strictyaml.Errors
+	switch {
+	case errors.As(err, &found):
+		c.mistakes = append(c.mistakes, found...)
+		if !c.JSON {
+			fmt.Fprintln(c.w, found)
+		}
+	case err != nil:
+		c.unread = append(c.unread, fmt.Errorf("FILE: %w", err))
+	default:
+		c.warnings = append(c.warnings, right.warnings...)
+		for _, e := range right.warnings {
+			fmt.Fprintln(c.stderr, "warning:", e)
+		}
+		if !c.JSON {
+			fmt.Fprintf(c.w, "%s: ok, %s\n", file, right.what)
+		}
+	}
+}
+
+// check checks a file, or puts it aside for checkEnvoy, as it does with all files of a directory.
+func (c *checker) check(name string) {
+	if info, err := os.Stat(name); err == nil && info.IsDir() {
+		list, err := envoy.ReadDir(name)
+		if c.forEnvoy = append(c.forEnvoy, list...); err != nil || len(list) == 0 {
+			c.take(name, checked{what: "no files"}, err)
+		}
+		return
+	}
+	data, err := reload.ReadFile(name, strictyaml.MaxFile)
+	var right checked
+	switch {
+	case err != nil:
+	case envoy.Looks(data):
+		c.forEnvoy = append(c.forEnvoy, envoy.File{Name: name, Data: data})
+		return
+	case looksLikeLimitador(data):
+		right, err = fromLimitador(name, data, c.Convert)
+	default:
+		var set *policy.Set
+		if set, err = policy.Parse(name, data); err == nil {
+			right = checked{english.Plural(len(set.Policies()), "policy", ""), set.NeedVoters()}
+		}
+	}
+	c.take(name, right, err)
+}
+
+// checkEnvoy checks all files for Envoy together.
+func (c *checker) checkEnvoy() {
+	config, err := envoy.Parse(c.forEnvoy, c.Envoy)
+	if err != nil {
+		c.take("", checked{}, err)
+		return
+	}
+	names := make([]string, len(c.forEnvoy))
+	for i, f := range c.forEnvoy {
+		names[i] = f.Name
+	}
+	domains, limits := config.Domains()
+	what := english.Plural(limits, "limit", "") + " of " + english.Plural(domains, "domain", "") + " for Envoy"
+	if n := config.Quotas(); n > 0 {
+		what += ", " + english.Plural(n, "quota bucket", "")
+	}
+	c.take(strings.Join(names, ", "), checked{what: what}, nil)
+}
+
+// fromLimitador checks a file of Limitador's, and writes what it says in the format of files for Envoy to dir, if that is not empty.
+func fromLimitador(name string, data []byte, dir string) (checked, error) {
+	read, err := parseLimitador(name, data)
+	if err != nil {
+		return checked{}, err
+	}
+	for i := range read.Namespaces {
+		n := &read.Namespaces[i]
+		text, err := n.Envoy()
+		if err != nil {
+			return checked{}, err
+		}
+		path := filepath.Join(dir, n.FileName())
+		// What differs between the formats, such as two descriptors that are one there, shows here.
+		if _, err := envoy.Parse([]envoy.File{{Name: path, Data: text}}, envoy.Options{}); err != nil {
+			return checked{}, err
+		}
+		if dir == "" {
+			continue
+		}
+		out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		if err != nil {
+			return checked{}, fmt.Errorf("convert: %w", err)
+		}
+		_, err = out.Write(text)
+		if err := errors.Join(err, out.Close()); err != nil {
+			return checked{}, fmt.Errorf("convert: %w", err)
+		}
+	}
+	return checked{what: english.Plural(read.Limits, "limit", "") + " of " + english.Plural(len(read.Namespaces), "namespace", "") + " of Limitador"}, nil
 }
