@@ -123,8 +123,7 @@ func (r *reservations) put(of stateID, hash uint64, e reservation, caller string
 	p := r.of(of, hash)
 	p.list, p.holds = append(p.list, e), append(p.holds, hold)
 	r.count++
-	p.list[len(p.list)-1].caller = b.takeReservation(caller)
-	b.count(reservationBytes + of.size())
+	p.list[len(p.list)-1].caller = b.takeReservation(caller, reservationBytes+of.size())
 	return p
 }
 
@@ -150,11 +149,10 @@ func (c *content) lose(r record) {
 
 // remove forgets the i-th reservation of a state. Its units stay charged.
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
-	b.giveReservation(p.list[i].caller)
+	b.giveReservation(p.list[i].caller, reservationBytes+p.of.size())
 	p.list = slices.Delete(p.list, i, i+1)
 	p.holds = p.holds.Remove(i)
 	r.count--
-	b.Give(reservationBytes + p.of.size())
 	if len(p.list) == 0 {
 		delete(r.by, p.of)
 	}
@@ -282,6 +280,9 @@ func (sh *shard) beforeReservation(p *plan, call *Call) error {
 	}
 	if !sh.budget.has(reservationBytes + stateID{rule.Scope, k.Key}.size()) {
 		return errNoRoom
+	}
+	if sh.store.shares.crowds(call.Caller, sh.budget.used.Load()) {
+		return errShare
 	}
 	return nil
 }

@@ -215,18 +215,33 @@ func (s *shares) greedy(caller string, most int) bool {
 	return of != nil && of.reserved.Load() > int64(most/(len(s.callers.by)+1))
 }
 
-// takeReservation counts one more reservation of a caller, and returns the caller's account.
-func (b *shardBudget) takeReservation(caller string) *account {
+// crowds reports whether a caller has more than a fair part of the bytes, of which the last are for the others.
+func (s *shares) crowds(caller string, used int64) bool {
+	if s.maxBytes == 0 || used <= s.maxBytes-s.maxBytes/reserve {
+		return false
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	of := s.callers.by[caller]
+	return of != nil && of.bytes.Load() > s.maxBytes/int64(len(s.callers.by)+1)
+}
+
+// takeReservation counts one more reservation of a caller, which takes so many bytes, and returns the caller's account.
+func (b *shardBudget) takeReservation(caller string, bytes int) *account {
 	of := b.sh.store.shares.takeCaller(caller)
 	of.reserved.Add(1)
+	of.add(0, bytes)
 	b.reservations.Add(1)
+	b.count(bytes)
 	return of
 }
 
 // giveReservation takes back what takeReservation counted.
-func (b *shardBudget) giveReservation(of *account) {
+func (b *shardBudget) giveReservation(of *account, bytes int) {
 	of.reserved.Add(-1)
+	of.add(0, -bytes)
 	b.reservations.Add(-1)
+	b.Give(bytes)
 	b.sh.store.shares.giveCaller(of)
 }
 
@@ -309,7 +324,7 @@ func (s *Store) SetShares(n int) { s.shares.groups.Store(int64(n)) }
 // Share is what a share, or a caller, has in a Store.
 type Share struct {
 	Name        string // empty: the rest of them, which are counted together, or a caller that is not known
-	Keys, Bytes int64  // Bytes of the states, without tables and what is unused of pages
+	Keys, Bytes int64  // Bytes of the states, and of a caller's reservations, without tables and what is unused of pages
 	Refused     uint64 // calls answered ErrShareFull, since there have been keys without a break
 	// IDBytes is what a caller's remembered request ids take, RequestIDsLost those that were not remembered, or not for
 	// as long as they should be, for want of room, counted like Refused.

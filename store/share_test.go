@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -70,7 +71,7 @@ func walked(t *testing.T, s *Store) {
 			} else {
 				bytes += one.Bytes
 			}
-			must.True(t, one.Bytes >= 0 && one.Keys >= 0 && (one.Keys != 0 || one.Bytes == 0),
+			must.True(t, one.Bytes >= 0 && one.Keys >= 0 && (one.Keys != 0 || one.Bytes == 0 || list.kind == "caller "), // its reservations of others' keys
 				"%s%q has %+v", list.kind, one.Name, one)
 		}
 	}
@@ -80,7 +81,7 @@ func walked(t *testing.T, s *Store) {
 			of[one.Name] = one.IDBytes
 		}
 	}
-	owned, reserved := make(map[string]int), int64(0)
+	owned, reserved, reservedBytes := make(map[string]int), int64(0), int64(0)
 	for i := range s.shards {
 		for j := range s.shards[i].partitions {
 			part := &s.shards[i].partitions[j]
@@ -104,6 +105,7 @@ func walked(t *testing.T, s *Store) {
 			for _, p := range part.extras.reservations.by {
 				for _, e := range p.list {
 					reserved++
+					reservedBytes += int64(reservationBytes + p.of.size())
 					owned[e.caller.label]++
 				}
 			}
@@ -124,6 +126,7 @@ func walked(t *testing.T, s *Store) {
 		counted["all inline"] = n
 	}
 	must.Equal(t, fmt.Sprint(counted), fmt.Sprint(keys), "counted %v, there are %v", counted, keys)
+	ofCallers -= reservedBytes
 	must.True(t, bytes == blocks && ofCallers == blocks,
 		"%d bytes are counted to shares and %d to callers, %d are in use", bytes, ofCallers, blocks)
 }
@@ -549,4 +552,37 @@ func TestNoRoomIsFull(t *testing.T) {
 	decide(t, s, r, "other", at(2*minute), cost(1))
 	out, err := s.Settle(s.key("p", "k"), r, at(2*minute), Settlement{ID: id, Keep: 2})
 	expect.ErrorIs(t, err, ErrShareFull, "a commit of a key that is gone: %+v", out)
+}
+
+// TestReservationsLeaveRoomForKeys: what the reservations of one caller take is counted to it, so that there is room for keys and reservations
+// of another one. It is given back with them.
+func TestReservationsLeaveRoomForKeys(t *testing.T) {
+	for _, keys := range []int{100, math.MaxInt} {
+		s := New(Config{MaxBytes: 4 << 20, Partitions: 8})
+		r := rule("p", window(1<<40, minute))
+		n := uint64(0)
+		reserve := func(caller, key string) error {
+			n++
+			c := cost(1)
+			c.Caller, c.Reservation, c.ReserveFor = caller, reservationOf(n), minute
+			_, err := s.Decide(s.key("p", key), r, at(time.Second), c, nil)
+			return err
+		}
+		var err error
+		for i := 0; i < 10_000 && err == nil; i++ {
+			err = reserve("greedy", fmt.Sprint(strings.Repeat("x", 900), i%keys))
+		}
+		if !errors.Is(err, ErrShareFull) || n < 1000 {
+			t.Fatalf("after %d: %v", n, err)
+		}
+		for i := range 100 {
+			if err := reserve("modest", fmt.Sprint("modest", i)); err != nil {
+				t.Fatalf("reservation %d of another caller: %v", i, err)
+			}
+		}
+		s.Sweep(at(time.Hour), 1)
+		if _, _, callers := s.Shares(); len(callers) != 0 {
+			t.Errorf("callers have something when all is over: %+v", callers)
+		}
+	}
 }
