@@ -253,37 +253,28 @@ func (a *apply) rule() error {
 	if r.Failed() || durability > Sync {
 		return ErrChunk
 	}
-	rule := &Rule{Scope: string(scope), Durability: durability, Strict: strict, Ban: time.Duration(ban)}
-	if known := a.sh.known(rule, string(caller), limits); known != nil {
-		rule = known
-	} else {
-		ls, rest, err := algo.ParseLimits(limits, a.sh.store.zones.Known)
-		var unknown *algo.ZoneError
-		if errors.As(err, &unknown) {
-			return err
-		}
-		if err != nil || len(rest) > 0 {
-			return ErrChunk
-		}
-		rule.Limits = ls
-	}
-	a.rules = append(a.rules, kept{rule, string(caller)})
-	return nil
-}
-
-// known finds an equal rule that the shard has already, so that the limits need not be parsed. It returns nil if there
-// is none.
-func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
-	numbers := sh.specOf[specKey{rule.Scope, caller}]
+	// An equal rule that the shard has already need not be parsed, nor memory taken for it.
+	numbers := a.sh.specOf[specKey{string(scope), string(caller)}]
 	for _, n := range numbers[:min(variants, len(numbers))] {
-		old := sh.specs[n].rule
-		if old.Durability != rule.Durability || old.Strict != rule.Strict || old.Ban != rule.Ban {
+		sp := &a.sh.specs[n]
+		if sp.rule.Durability != durability || sp.rule.Strict != strict || int64(sp.rule.Ban) != ban {
 			continue
 		}
-		if sh.buffer = algo.AppendLimits(sh.buffer[:0], old.Limits); string(sh.buffer) == string(limits) {
-			return old
+		if a.sh.buffer = algo.AppendLimits(a.sh.buffer[:0], sp.rule.Limits); string(a.sh.buffer) == string(limits) {
+			a.rules = append(a.rules, kept{sp.rule, sp.caller.label})
+			return nil
 		}
 	}
+	ls, rest, err := algo.ParseLimits(limits, a.sh.store.zones.Known)
+	var unknown *algo.ZoneError
+	if errors.As(err, &unknown) {
+		return err
+	}
+	if err != nil || len(rest) > 0 {
+		return ErrChunk
+	}
+	rule := &Rule{Scope: string(scope), Durability: durability, Strict: strict, Ban: time.Duration(ban), Limits: ls}
+	a.rules = append(a.rules, kept{rule, string(caller)})
 	return nil
 }
 

@@ -1017,7 +1017,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: rules of the same limits but another ban are the same to a copy", "store/apply.go",
-		[]edit{{"old.Strict != rule.Strict || old.Ban != rule.Ban {", "old.Strict != rule.Strict {"}},
+		[]edit{{"sp.rule.Strict != strict || int64(sp.rule.Ban) != ban {", "sp.rule.Strict != strict {"}},
 		"./store -run TestCopiedRuleOfAnotherBan$", "1h0m0s: the copy holds",
 	},
 	{
