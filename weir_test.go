@@ -38,8 +38,7 @@ func member(name string, join ...string) weir.Config {
 
 func start(t *testing.T, cfg weir.Config) *weir.Node {
 	t.Helper()
-	n, err := weir.NewNode(cfg)
-	must.NoError(t, err)
+	n := must.Value(weir.NewNode(cfg))(t)
 	must.NoError(t, n.Start(t.Context()))
 	t.Cleanup(func() { _ = n.Stop(context.Background()) })
 	return n
@@ -162,8 +161,7 @@ func TestPorts(t *testing.T) {
 	if slices.Contains([]string{at.Gossip, at.Peer, at.HTTP, at.GRPC, at.RESP}, "") || b.Addresses().GRPC != "" {
 		t.Errorf("listen on %+v and %+v", at, b.Addresses())
 	}
-	c, err := client.Dial(t.Context(), at.GRPC, client.WithTimeout(20*time.Second))
-	must.NoError(t, err)
+	c := must.Value(client.Dial(t.Context(), at.GRPC, client.WithTimeout(20*time.Second)))(t)
 	for key := range 20 {
 		for i := range 12 {
 			asked := []*client.Client{c, b.Client()}[i%2]
@@ -204,8 +202,7 @@ func TestLife(t *testing.T) {
 	err = n.Start(t.Context())
 	expect.True(t, err != nil, "started after Stop")
 
-	never, err := weir.NewNode(weir.Config{Name: "never"})
-	must.NoError(t, err)
+	never := must.Value(weir.NewNode(weir.Config{Name: "never"}))(t)
 	expect.NoError(t, errors.Join(never.Stop(t.Context()), never.Stop(t.Context())))
 	err = never.Start(t.Context())
 	expect.True(t, err != nil, "started after Stop")
@@ -239,8 +236,7 @@ func TestStartErrors(t *testing.T) {
 	} {
 		cfg := member("node")
 		c.spoil(&cfg)
-		n, err := weir.NewNode(cfg)
-		must.NoError(t, err)
+		n := must.Value(weir.NewNode(cfg))(t)
 		if err := n.Start(t.Context()); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%v, want %s", err, c.want)
 			_ = n.Stop(t.Context())
@@ -262,8 +258,7 @@ func TestStartErrors(t *testing.T) {
 
 func gathered(t *testing.T, g prometheus.Gatherer) []string {
 	t.Helper()
-	list, err := g.Gather()
-	must.NoError(t, err)
+	list := must.Value(g.Gather())(t)
 	var names []string
 	for _, f := range list {
 		names = append(names, f.GetName())

@@ -12,8 +12,7 @@ import (
 
 func mustZone(t testing.TB, name string) *time.Location {
 	t.Helper()
-	zone, err := time.LoadLocation(name)
-	must.NoError(t, err)
+	zone := must.Value(time.LoadLocation(name))(t)
 	return zone
 }
 
@@ -235,16 +234,14 @@ func TestRate(t *testing.T) {
 		}
 		var n int64
 		for range 50_000 {
-			d, err := ls.Decide(a, s, now, Request{Cost: max(1, l.holds()/2)}, nil)
-			must.NoError(t, err)
+			d := must.Value(ls.Decide(a, s, now, Request{Cost: max(1, l.holds()/2)}, nil))(t)
 			n += d.Granted
 			if now = later(now, d.RetryAfter); now.Mono > int64(MaxFill) || n > MaxLimit/2 {
 				break
 			}
 		}
 		// The bucket was emptied at 0 and what is left now makes up the difference, to a unit.
-		d, err := ls.Decide(a, s, now, Request{}, nil)
-		must.NoError(t, err)
+		d := must.Value(ls.Decide(a, s, now, Request{}, nil))(t)
 		want, rest := mul(l.Limit, now.Mono).div(int64(l.Window))
 		if got := n + d.Remaining; got != want {
 			t.Errorf("%+v: %d units in %v, want %d and %d/%d", l, got, time.Duration(now.Mono), want, rest, l.Window)

@@ -64,8 +64,7 @@ func TestCalendar(t *testing.T) {
 		{"Europe/Berlin", Year, "2040-12-31T12:34:56Z", "2039-12-31T23:00:00Z", "2040-12-31T23:00:00Z"},
 	} {
 		parse := func(s string) int64 {
-			at, err := time.Parse(time.RFC3339, s)
-			must.NoError(t, err)
+			at := must.Value(time.Parse(time.RFC3339, s))(t)
 			return at.Unix()
 		}
 		start, end := calendar(tt.period, mustZone(t, tt.zone), 1, parse(tt.at))
@@ -189,8 +188,7 @@ func TestCalendarAnchor(t *testing.T) {
 			l.Zone = mustZone(t, tt.zone)
 		}
 		must.NoError(t, l.Validate())
-		at, err := time.Parse(time.RFC3339, tt.at)
-		must.NoError(t, err)
+		at := must.Value(time.Parse(time.RFC3339, tt.at))(t)
 		start, end := l.windowOf(at.Unix())
 		s, e := time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339)
 		expect.True(t, s == tt.start && e == tt.end,

@@ -157,8 +157,7 @@ func (o *leaseOracle) acquire(t testing.TB, ls Limits, a *Arena, s State, now In
 			want.RetryAfter = Never
 		}
 	}
-	got, err := ls.Decide(a, s, now, r, nil)
-	must.NoError(t, err)
+	got := must.Value(ls.Decide(a, s, now, r, nil))(t)
 	if want.Lease = got.Lease; want.Granted > 0 {
 		if _, used := o.leases[got.Lease]; used || got.Lease == 0 || got.Lease>>slotBits != max(r.Nonce&nonceMask, 1) {
 			t.Fatalf("lease id %x of nonce %x", got.Lease, r.Nonce)

@@ -346,8 +346,7 @@ func TestJoinLeases(t *testing.T) {
 				switch k := r.IntN(20); {
 				case k < 10:
 					n, ttl := 1+r.Int64N(3), 1+r.Int64N(int64(l.Window))
-					got, err := ls.Decide(a, d.s, now, Request{Cost: n, Nonce: r.Uint64(), TTL: time.Duration(ttl)}, nil)
-					must.NoError(t, err)
+					got := must.Value(ls.Decide(a, d.s, now, Request{Cost: n, Nonce: r.Uint64(), TTL: time.Duration(ttl)}, nil))(t)
 					d.live[got.Lease] = event{now.Mono + ttl, n}
 				case k == 10:
 					must.NoError(t, ls.Charge(a, d.s, now, 2))
@@ -438,8 +437,7 @@ func TestMovedLease(t *testing.T) {
 	ls, a := Limits{{Algorithm: Concurrency, Limit: 9, Window: time.Minute}}, NewArena(nil)
 	s, u := make(State, ls.Words()), make(State, ls.Words())
 	acquire := func(s State, nonce uint64) uint64 {
-		d, err := ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: nonce}, nil)
-		must.NoError(t, err)
+		d := must.Value(ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: nonce}, nil))(t)
 		return d.Lease
 	}
 	ls.Init(s, Instant{})
@@ -502,8 +500,7 @@ func TestJoinManyLeases(t *testing.T) {
 	for _, s := range states {
 		ls.Init(s, Instant{})
 		for range n {
-			d, err := ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: r.Uint64()}, nil)
-			must.NoError(t, err)
+			d := must.Value(ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: r.Uint64()}, nil))(t)
 			ids = append(ids, d.Lease)
 		}
 	}

@@ -83,8 +83,7 @@ func TestLogShrinks(t *testing.T) {
 	ls.Init(s, Instant{})
 	var now Instant
 	decide := func(cost int64) Decision {
-		d, err := ls.Decide(a, s, now, Request{Cost: cost}, nil)
-		must.NoError(t, err)
+		d := must.Value(ls.Decide(a, s, now, Request{Cost: cost}, nil))(t)
 		return d
 	}
 	for range 100_000 {
@@ -150,8 +149,7 @@ func TestNoAllocations(t *testing.T) {
 		use := func() {
 			now = later(now, 5*time.Millisecond)
 			for _, r := range []Request{{Cost: 1}, {}, {Cost: 3}, {Cost: 7, Partial: true}} {
-				d, err := ls.Decide(a, s, now, r, each)
-				must.NoError(t, err)
+				d := must.Value(ls.Decide(a, s, now, r, each))(t)
 				if d.Lease != 0 && d.Lease%3 == 0 {
 					ls.Renew(a, s, now, d.Lease, 0)
 					ls.Release(a, s, now, d.Lease)

@@ -67,8 +67,7 @@ func TestQuotaRate(t *testing.T) {
 				}
 			case 2, 3, 4, 5: // others
 				for range r.IntN(30) {
-					d, err := ls.Decide(a, s, instant(), Request{Cost: 1, Held: u.Held(), HeldFor: u.HeldFor(instant())}, nil)
-					must.NoError(t, err)
+					d := must.Value(ls.Decide(a, s, instant(), Request{Cost: 1, Held: u.Held(), HeldFor: u.HeldFor(instant())}, nil))(t)
 					if d.Allowed {
 						direct++
 						admit()

@@ -33,12 +33,11 @@ const (
 
 func parse(t *testing.T, extra string) *Callers {
 	t.Helper()
-	l, err := Parse("a", fmt.Appendf(nil, `
+	l := must.Value(Parse("a", fmt.Appendf(nil, `
 callers:
   - {name: shop, tokens: [%s], identities: ["dns:shop.test"], roles: [check], policies: [login], namespaces: [shop]}
   - {name: support, tokens: [%s], roles: [refund, read], policies: ["*"]}
-%s`, Hash(shop), Hash(support), extra))
-	must.NoError(t, err)
+%s`, Hash(shop), Hash(support), extra)))(t)
 	return l
 }
 
@@ -63,8 +62,7 @@ func watch(t *testing.T) *watched {
 // request is one over HTTP with a token, if there is one.
 func request(t *testing.T, path string, authorization ...string) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, path, nil)
-	must.NoError(t, err)
+	r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, path, nil))(t)
 	r.RemoteAddr = "192.0.2.1:1234"
 	if len(authorization) > 0 {
 		r.Header["Authorization"] = authorization
@@ -511,8 +509,7 @@ func (n *news) SendMsg(m any) error {
 // may ask nothing.
 func TestBatchInSteps(t *testing.T) {
 	w := watch(t)
-	set, err := policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: payout, algorithm: fixed_window, limit: 3, window: 1h}]`))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: payout, algorithm: fixed_window, limit: 3, window: 1h}]`)))(t)
 	next := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(next.Close)
 	svc := w.Service("grpc", next)
@@ -577,8 +574,7 @@ func TestRefundsByChecks(t *testing.T) {
 	w.cfg.Audit = func(e Event) {
 		events = append(events, fmt.Sprint(e.Action, " ", e.Caller, " ", e.Target.Policy, " ", e.Units, " ", e.Result, " ", e.Err != nil))
 	}
-	set, err := policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 9, window: 1h}, {name: payout, algorithm: fixed_window, limit: 9, window: 1h}]`))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 9, window: 1h}, {name: payout, algorithm: fixed_window, limit: 9, window: 1h}]`)))(t)
 	next := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(next.Close)
 	svc := w.Service("grpc", next)

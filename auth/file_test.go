@@ -62,8 +62,7 @@ func knows(l *Callers, token string) bool {
 
 func TestList(t *testing.T) {
 	old, fresh, admin := NewToken(), NewToken(), NewToken()
-	l, err := Parse("access.yaml", fmt.Appendf(nil, file, Hash(old), Hash(fresh), Hash(admin)))
-	must.NoError(t, err)
+	l := must.Value(Parse("access.yaml", fmt.Appendf(nil, file, Hash(old), Hash(fresh), Hash(admin))))(t)
 	name := func(c *Caller) string {
 		if c == nil {
 			return ""
@@ -151,7 +150,7 @@ func TestEmpty(t *testing.T) {
 
 // TestGrants: roles are for the policies and namespaces that they stand beside, and for no others.
 func TestGrants(t *testing.T) {
-	l, err := Parse("a", []byte(`
+	l := must.Value(Parse("a", []byte(`
 callers:
   - name: shop
     identities: ["cn:shop"]
@@ -164,8 +163,7 @@ callers:
   - name: robot
     identities: ["cn:robot"]
     grants: [{roles: [refund], policies: ["partner-*"]}]
-`))
-	must.NoError(t, err)
+`)))(t)
 	shop, robot := l.ByIdentities([]string{"cn:shop"}), l.ByIdentities([]string{"cn:robot"})
 	expect.True(t, shop.Roles == RoleCheck|RoleRead|RoleRefund|RoleTopology && robot.Roles == RoleRefund,
 		"%v, %v", shop.Roles, robot.Roles)
@@ -190,13 +188,12 @@ callers:
 
 // TestExpires: a token counts before the instant that the file gives.
 func TestExpires(t *testing.T) {
-	l, err := Parse("a", fmt.Appendf(nil, `
+	l := must.Value(Parse("a", fmt.Appendf(nil, `
 callers:
   - name: shop
     tokens: [%s, {hash: %s, expires: 2027-01-31}, {hash: %s, expires: "2027-01-31T12:00:00+02:00"}, {hash: %s}]
     roles: [read]
-`, Hash("a"), Hash("b"), Hash("c"), Hash("d")))
-	must.NoError(t, err)
+`, Hash("a"), Hash("b"), Hash("c"), Hash("d"))))(t)
 	day := time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)
 	for token, want := range map[string]time.Time{"a": {}, "b": day, "c": day.Add(10 * time.Hour), "d": {}} {
 		who, expires := l.ByToken(token)
@@ -206,12 +203,11 @@ callers:
 
 // TestSPIFFE: ids are written with or without uri:, and count in an SVID only: a certificate with one URI, of no authority.
 func TestSPIFFE(t *testing.T) {
-	l, err := Parse("a", []byte(`
+	l := must.Value(Parse("a", []byte(`
 callers:
   - {name: a, identities: ["spiffe://example.org/a", "uri:https://example.org/a"], roles: [read]}
   - {name: b, identities: ["uri:spiffe://example.org/b"], roles: [read]}
-`))
-	must.NoError(t, err)
+`)))(t)
 	for _, c := range []struct {
 		uris []string
 		ca   bool
@@ -229,8 +225,7 @@ callers:
 	} {
 		leaf := &x509.Certificate{IsCA: c.ca}
 		for _, text := range c.uris {
-			uri, err := url.Parse(text)
-			must.NoError(t, err)
+			uri := must.Value(url.Parse(text))(t)
 			leaf.URIs = append(leaf.URIs, uri)
 		}
 		got := ""
@@ -338,8 +333,7 @@ func BenchmarkByToken(b *testing.B) {
 
 // TestDocumentation: the example that people copy is right.
 func TestDocumentation(t *testing.T) {
-	page, err := os.ReadFile("../docs/security.md")
-	must.NoError(t, err)
+	page := must.Value(os.ReadFile("../docs/security.md"))(t)
 	_, rest, found := strings.Cut(string(page), "```yaml\n")
 	example, _, closed := strings.Cut(rest, "```")
 	must.True(t, found && closed, "docs/security.md has no example")

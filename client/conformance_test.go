@@ -38,41 +38,33 @@ func TestConformance(t *testing.T) {
 
 func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 	ctx := context.Background()
-	need := func(t *testing.T) func(Decision, error) Decision {
-		return func(d Decision, err error) Decision {
-			t.Helper()
-			must.NoError(t, err)
-			return d
-		}
-	}
-
 	t.Run("allow", func(t *testing.T) {
 		c := open(t, newBook())
 		five := c.Policy("five")
-		d := need(t)(five.Allow(ctx, "a"))
+		d := must.Value(five.Allow(ctx, "a"))(t)
 		expect.True(t, d.Allowed && d.Granted == 1 && d.Remaining == 4 && d.Limit == 5 && d.Policy == "five" &&
 			d.Window == time.Minute, "Allow = %+v", d)
-		d = need(t)(five.Peek(ctx, "a"))
+		d = must.Value(five.Peek(ctx, "a"))(t)
 		expect.True(t, d.Allowed && d.Granted == 0 && d.Remaining == 4, "Peek = %+v", d)
-		d = need(t)(five.AllowN(ctx, "a", 4))
+		d = must.Value(five.AllowN(ctx, "a", 4))(t)
 		expect.True(t, d.Allowed && d.Granted == 4 && d.Remaining == 0, "AllowN 4 = %+v", d)
-		d = need(t)(five.Allow(ctx, "a"))
+		d = must.Value(five.Allow(ctx, "a"))(t)
 		expect.True(t, !d.Allowed && d.Granted == 0 && d.RetryAfter == 250*time.Millisecond, "refused Allow = %+v", d)
-		d = need(t)(five.AllowN(ctx, "b", 6))
+		d = must.Value(five.AllowN(ctx, "b", 6))(t)
 		expect.True(t, !d.Allowed && d.RetryAfter == Never, "AllowN above the limit = %+v", d)
 	})
 
 	t.Run("refund and reset", func(t *testing.T) {
 		c := open(t, newBook())
 		five := c.Policy("five")
-		need(t)(five.AllowN(ctx, "a", 3))
+		must.Value(five.AllowN(ctx, "a", 3))(t)
 		n, err := five.Refund(ctx, "a", 2)
 		expect.True(t, n == 2 && err == nil, "Refund = %d, %v", n, err)
 		n, err = five.Refund(ctx, "a", 2)
 		expect.True(t, n == 1 && err == nil, "Refund of more than there is = %d, %v", n, err)
-		need(t)(five.AllowN(ctx, "a", 5))
+		must.Value(five.AllowN(ctx, "a", 5))(t)
 		expect.NoError(t, five.Reset(ctx, "a"))
-		d := need(t)(five.Peek(ctx, "a"))
+		d := must.Value(five.Peek(ctx, "a"))(t)
 		expect.Equal(t, d.Remaining, 5, "after Reset: %+v", d)
 	})
 
@@ -86,7 +78,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 				{Limit: Unlimited, RetryAfter: Never},
 			},
 		}
-		d := need(t)(c.Policy("full").Allow(ctx, "a"))
+		d := must.Value(c.Policy("full").Allow(ctx, "a"))(t)
 		expect.True(t, reflect.DeepEqual(d, want), "got  %+v\nwant %+v", d, want)
 	})
 
@@ -100,7 +92,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			{Algorithm: algo.TokenBucket, Limit: 3, Capacity: 4, Window: time.Second},
 			{Algorithm: algo.FixedWindow, Limit: Unlimited, Period: algo.Week, Zone: berlin},
 		} {
-			need(t)(c.Inline("api", inline).Allow(ctx, "a"))
+			must.Value(c.Inline("api", inline).Allow(ctx, "a"))(t)
 			want := limit.Target{Limit: &inline, Namespace: "api", Key: "a"}
 			got := b.targets[len(b.targets)-1]
 			if got.Limit != nil && got.Limit.Zone != nil && inline.Zone != nil && got.Limit.Zone.String() == inline.Zone.String() {
@@ -149,7 +141,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		_, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Limit: &algo.Limit{Algorithm: algo.SlidingLog}, Key: "b"}})
 		expect.True(t, errors.Is(err, ErrInvalid) && strings.Contains(err.Error(), "checks[1].limit.limit"),
 			"a limit that cannot be: %v", err)
-		d := need(t)(c.Policy("five").Peek(ctx, "b"))
+		d := must.Value(c.Policy("five").Peek(ctx, "b"))(t)
 		expect.Equal(t, d.Remaining, 4, "something was charged beside it: %+v", d)
 	})
 
@@ -200,12 +192,12 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		for _, settle := range []func() error{func() error { return r.Commit(3) }, func() error { return r.Commit(0) }, r.Cancel} {
 			expect.NoError(t, settle())
 		}
-		d = need(t)(five.Peek(ctx, "a"))
+		d = must.Value(five.Peek(ctx, "a"))(t)
 		expect.Equal(t, d.Remaining, 1, "left")
 		r, _, _ = five.ReserveN(ctx, "b", 4, 0)
 		b.reserved = b.reserved[1:]
 		expect.NoError(t, r.Cancel())
-		d = need(t)(five.Peek(ctx, "b"))
+		d = must.Value(five.Peek(ctx, "b"))(t)
 		expect.Equal(t, d.Remaining, 5, "left after a cancel")
 		if r, _, err := c.Policy("missing").Reserve(ctx, "a"); r != nil || !errors.Is(err, ErrNotFound) {
 			t.Errorf("%v, %v", r, err)
@@ -372,7 +364,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		_, err = c.Policy("down").Refund(ctx, "a", 1)
 		wantError(t, err, ErrUnavailable, "", "the owner cannot be reached")
 		wantError(t, c.Policy("down").Reset(ctx, "a"), ErrUnavailable, "", "the owner cannot be reached")
-		if d := need(t)(c.Policy("down").Allow(ctx, "a")); !d.Allowed || !d.FailedOpen || d.Granted != 1 {
+		if d := must.Value(c.Policy("down").Allow(ctx, "a"))(t); !d.Allowed || !d.FailedOpen || d.Granted != 1 {
 			t.Errorf("nobody to ask: %+v", d)
 		}
 		l, d, err := c.Policy("down").Acquire(ctx, "a")

@@ -75,9 +75,8 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 				}
 				for range 20 {
 					way := new(cable)
-					client, err := Dial(t.Context(), c.addrs[0], WithTimeout(20*time.Millisecond), WithBreaker(0, time.Hour), WithOnError(onError),
-						WithDialOptions(grpc.WithContextDialer(way.dial)))
-					must.NoError(t, err)
+					client := must.Value(Dial(t.Context(), c.addrs[0], WithTimeout(20*time.Millisecond), WithBreaker(0, time.Hour), WithOnError(onError),
+						WithDialOptions(grpc.WithContextDialer(way.dial))))(t)
 					t.Cleanup(func() {
 						way.cut.Store(false) // nobody has to wait for it
 						_ = client.Close()

@@ -20,8 +20,7 @@ const loanPolicies = `policies:
 // another returns one more client of a cluster.
 func another(t *testing.T, addr string, opts ...Option) *Client {
 	t.Helper()
-	c, err := Dial(t.Context(), addr, append(opts, WithTimeout(time.Minute))...)
-	must.NoError(t, err)
+	c := must.Value(Dial(t.Context(), addr, append(opts, WithTimeout(time.Minute))...))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }

@@ -26,9 +26,8 @@ func TestReconnectStorm(t *testing.T) {
 			return ours, nil
 		}}
 		r := staticResolver{{Addresses: []resolver.Address{{Addr: "node:1"}}}}
-		conn, err := grpc.NewClient("weir:///node", grpc.WithResolvers(r), grpc.WithContextDialer(p.dial),
-			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(serviceConfig))
-		must.NoError(t, err)
+		conn := must.Value(grpc.NewClient("weir:///node", grpc.WithResolvers(r), grpc.WithContextDialer(p.dial),
+			grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(serviceConfig)))(t)
 		defer conn.Close()
 		conn.Connect()
 		done := make(chan int)

@@ -211,8 +211,7 @@ func TestHungCluster(t *testing.T) {
 
 // Nobody at home: the fail policy answers, Ready says why, and once somebody is, questions reach them.
 func TestNobodyThenSomebody(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	addr := l.Addr().String()
 	must.NoError(t, l.Close())
 	c := dial(t, addr, WithBreaker(2, 10*time.Millisecond))

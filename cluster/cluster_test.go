@@ -138,9 +138,7 @@ func startNode(t *testing.T, cfg Config) testNode {
 	t.Helper()
 	n := testNode{log: new(testkit.Buffer)}
 	cfg.Logger = slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	var err error
-	n.Cluster, err = Start(cfg)
-	must.NoError(t, err)
+	n.Cluster = must.Value(Start(cfg))(t)
 	answerAt(cfg.PeerPort, n.Cluster)
 	t.Cleanup(func() {
 		n.Close()
@@ -215,8 +213,7 @@ func freePorts(t *testing.T, n int) []int {
 	t.Helper()
 	var ports []int
 	for range n {
-		transport, err := listen(t.Context(), Config{}.withDefaults(), nil, newGossipLog(slog.New(slog.DiscardHandler), func() {}))
-		must.NoError(t, err)
+		transport := must.Value(listen(t.Context(), Config{}.withDefaults(), nil, newGossipLog(slog.New(slog.DiscardHandler), func() {})))(t)
 		defer transport.Shutdown()
 		ports = append(ports, transport.GetAutoBindPort())
 	}

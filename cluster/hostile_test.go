@@ -80,8 +80,7 @@ func invented(name string, boot uint64, addr string) node {
 // sender sends packets to a node.
 func (n testNode) sender(t *testing.T, key []byte) func([]byte) {
 	t.Helper()
-	c, err := net.Dial("udp", n.gossip())
-	must.NoError(t, err)
+	c := must.Value(net.Dial("udp", n.gossip()))(t)
 	t.Cleanup(func() { c.Close() })
 	return func(b []byte) {
 		_, err := c.Write(seal(key, b, nil, sealVersion))
@@ -252,8 +251,7 @@ func TestSealedNonsense(t *testing.T) {
 	cfg.Keys = [][]byte{key}
 	a := startNode(t, cfg)
 	send := a.sender(t, key)
-	udp, err := net.Dial("udp", a.gossip())
-	must.NoError(t, err)
+	udp := must.Value(net.Dial("udp", a.gossip()))(t)
 	defer udp.Close()
 	send(nil)
 	for _, text := range [][]byte{nil, {0}, {255}, bytes.Repeat([]byte{255}, 16)} {
@@ -419,8 +417,7 @@ func (c fromAddr) RemoteAddr() net.Addr { return c.from }
 
 func TestScreenPackets(t *testing.T) {
 	key := bytes.Repeat([]byte{7}, 32)
-	ring, err := memberlist.NewKeyring(nil, key)
-	must.NoError(t, err)
+	ring := must.Value(memberlist.NewKeyring(nil, key))(t)
 	alive := aliveMessage(invented("x", 1, "127.0.0.1:1"), 1)
 	compound := func(parts ...[]byte) []byte {
 		b := []byte{typeCompound, byte(len(parts))}
@@ -465,8 +462,7 @@ func FuzzScreenPacket(f *testing.F) {
 	f.Add(append([]byte{typeCompound, 1, 0, byte(len(alive))}, alive...))
 	f.Add([]byte{typeChecksummed, 0, 0, 0, 0, 0})
 	key := bytes.Repeat([]byte{7}, 32)
-	ring, err := memberlist.NewKeyring(nil, key)
-	must.NoError(f, err)
+	ring := must.Value(memberlist.NewKeyring(nil, key))(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		plain := (screen{members: 4}).packet(b)
 		sealed := (screen{ring, 4}).packet(seal(key, b, nil, sealVersion))
@@ -486,8 +482,7 @@ func FuzzScreenStream(f *testing.F) {
 	f.Add([]byte{typePing, 0x80})
 	f.Add([]byte{typeEncrypted, 0, 0, 1, 0, 1})
 	key := bytes.Repeat([]byte{7}, 32)
-	ring, err := memberlist.NewKeyring(nil, key)
-	must.NoError(f, err)
+	ring := must.Value(memberlist.NewKeyring(nil, key))(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, s := range []struct {
 			screen

@@ -34,8 +34,7 @@ const atomicPolicies = `policies:
 
 func (n *testNode) all(t testing.TB, checks ...limit.Check) limit.AllDecision {
 	t.Helper()
-	all, err := n.CheckAll(t.Context(), checks)
-	must.NoError(t, err)
+	all := must.Value(n.CheckAll(t.Context(), checks))(t)
 	must.True(t, len(all.Decisions) == len(checks), "%d decisions for %d checks", len(all.Decisions), len(checks))
 	for i, d := range all.Decisions {
 		expect.True(t, d.ReservationID == "" && d.RememberFor == 0 &&

@@ -722,8 +722,7 @@ func TestReportsAreForwarded(t *testing.T) {
 			t.Helper()
 			b.Target, b.ID = limit.Target{Policy: "p", Key: key}, algo.LoanID{Borrower: 77, Number: 1}
 			out := make([]limit.Lent, 1)
-			wait, err := c.nodes[n].Lend(t.Context(), []limit.Borrow{b}, out)
-			must.NoError(t, err)
+			wait := must.Value(c.nodes[n].Lend(t.Context(), []limit.Borrow{b}, out))(t)
 			if wait != nil {
 				wait()
 			}

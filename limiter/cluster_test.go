@@ -251,8 +251,7 @@ func lost(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, _ func())
 
 func policies(t testing.TB, text string) *policy.Set {
 	t.Helper()
-	set, err := policy.Parse("test.yaml", []byte(text))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("test.yaml", []byte(text)))(t)
 	return set
 }
 
@@ -263,8 +262,7 @@ func named(policy, key string, cost int64) limit.Check {
 // check asks one question and expects a decision.
 func (n *testNode) check(t testing.TB, q limit.Check) limit.Decision {
 	t.Helper()
-	got, err := n.Check(t.Context(), []limit.Check{q})
-	must.NoError(t, err)
+	got := must.Value(n.Check(t.Context(), []limit.Check{q}))(t)
 	must.NoError(t, got[0].Err)
 	return got[0].Decision
 }

@@ -44,8 +44,7 @@ func TestAnyEntryNodeGivesTheOwnersDecision(t *testing.T) {
 		t.Run(p.Name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 				for i := range 120 {
-					d, err := ask(t.Context(), c.nodes[i%3], p.Name, "k")
-					must.NoError(t, err)
+					d := must.Value(ask(t.Context(), c.nodes[i%3], p.Name, "k"))(t)
 					want := limit.Decision{Policy: p.Name, Allowed: i < 100, Limit: 100, Remaining: max(0, int64(99-i))}
 					must.True(t, d.Allowed == want.Allowed && d.Policy == want.Policy && d.Limit == want.Limit &&
 						d.Remaining == want.Remaining && !d.FailedOpen && !d.FailedClosed && !d.Shadow && !d.Degraded,
@@ -309,8 +308,7 @@ func TestRequestIDsAreTheCallersOwn(t *testing.T) {
 				return d.LeaseID
 			}
 			refund := func(at int, caller string) int64 {
-				back, err := c.nodes[at].Refund(t.Context(), of("fixed_window", caller), 1, "order-17")
-				must.NoError(t, err)
+				back := must.Value(c.nodes[at].Refund(t.Context(), of("fixed_window", caller), 1, "order-17"))(t)
 				return back
 			}
 			victim, thief := reserve(0, "shop", 60), reserve(1, "thief", 10)
@@ -465,8 +463,7 @@ func TestInlineIdentity(t *testing.T) {
 		change(&l)
 		return &l
 	}
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	must.NoError(t, err)
+	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 	sameBerlin, _ := time.LoadLocation("Europe/Berlin")
 	window := algo.Limit{Algorithm: algo.SlidingWindow, Limit: 10, Window: time.Minute}
 	tens := window

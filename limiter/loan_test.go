@@ -31,8 +31,7 @@ const loanPolicies = `policies:
 func lent(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 	t.Helper()
 	var out [1]limit.Lent
-	wait, err := l.Lend(t.Context(), []limit.Borrow{b}, out[:])
-	must.NoError(t, err)
+	wait := must.Value(l.Lend(t.Context(), []limit.Borrow{b}, out[:]))(t)
 	if wait != nil {
 		wait()
 	}

@@ -16,8 +16,7 @@ import (
 
 func (n *testNode) reserve(t testing.TB, r limit.Reserve) limit.Decision {
 	t.Helper()
-	d, err := n.Reserve(t.Context(), r)
-	must.NoError(t, err)
+	d := must.Value(n.Reserve(t.Context(), r))(t)
 	return d
 }
 

@@ -50,8 +50,7 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 			both.Wait()
 			deliver()
 		})
-		got, err := c.nodes[0].Check(t.Context(), []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)})
-		must.NoError(t, err)
+		got := must.Value(c.nodes[0].Check(t.Context(), []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)}))(t)
 		for i := range got {
 			expect.True(t, got[i].Allowed && !got[i].FailedOpen, "check %d: %+v", i, got[i])
 		}
@@ -72,8 +71,7 @@ func TestSlowOwnerFailsAlone(t *testing.T) {
 		for i := range 30 {
 			checks = append(checks, named("p", c.owned("p", i%3, i/3), 1))
 		}
-		got, err := c.nodes[0].Check(t.Context(), checks)
-		must.NoError(t, err)
+		got := must.Value(c.nodes[0].Check(t.Context(), checks))(t)
 		for i := range got {
 			expect.True(t, got[i].Allowed && got[i].FailedOpen == (i%3 == 1), "check %d: %+v", i, got[i].Decision)
 		}
@@ -483,8 +481,7 @@ func TestTermsOfOneHolder(t *testing.T) {
 		for i := range 100 {
 			checks = append(checks, named("p", keys[i%40], 1)) // some more than once
 		}
-		results, err := c.nodes[0].Check(t.Context(), checks)
-		must.NoError(t, err)
+		results := must.Value(c.nodes[0].Check(t.Context(), checks))(t)
 		for i, r := range results {
 			expect.True(t, r.Err == nil && !r.FailedOpen, "%d: %+v", i, r)
 		}

@@ -72,8 +72,7 @@ func TestOneCallerFillsItsOwnShare(t *testing.T) {
 							Limit: &longest, Namespace: "tenant", Key: fmt.Sprintf("%d/%d", batch, i), Caller: of.attacker,
 						}}
 					}
-					results, err := c.nodes[batch%3].Check(t.Context(), checks)
-					must.NoError(t, err)
+					results := must.Value(c.nodes[batch%3].Check(t.Context(), checks))(t)
 					for _, r := range results {
 						if r.FailedOpen {
 							open++
@@ -103,8 +102,7 @@ func TestOneCallerFillsItsOwnShare(t *testing.T) {
 }
 
 func TestShareOf(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	must.NoError(t, err)
+	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 	for _, namespace := range []string{"tenant", "/tenant", "a//b", "//", "x/"} {
 		for _, l := range []algo.Limit{{Algorithm: algo.FixedWindow, Window: time.Hour}, {Algorithm: algo.FixedWindow, Period: algo.Day, Zone: berlin}} {
 			if share, inline := limit.ShareOf(limit.InlineScope(namespace, &l)); share != namespace || !inline {

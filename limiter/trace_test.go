@@ -24,8 +24,7 @@ func (*untraced) Below(string, string) Span    { return nil }
 
 // TestUntracedCallsCostNothing: neither without a Tracer nor with one does a call that is not traced allocate for it.
 func TestUntracedCallsCostNothing(t *testing.T) {
-	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`)))(t)
 	allocations := func(tracer Tracer) float64 {
 		l := New(Config{Policies: set, Tracer: tracer})
 		defer l.Close()

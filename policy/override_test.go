@@ -46,8 +46,7 @@ policies:
 
 func parseFile(t testing.TB, text string) *Set {
 	t.Helper()
-	s, err := Parse("policies.yaml", []byte(text))
-	must.NoError(t, err)
+	s := must.Value(Parse("policies.yaml", []byte(text)))(t)
 	return s
 }
 

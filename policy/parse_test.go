@@ -23,8 +23,7 @@ var update = flag.Bool("update", false, "rewrite testdata/mistakes.txt with what
 
 func mustParse(t testing.TB, text string) *Set {
 	t.Helper()
-	s, err := Parse("policies.yaml", []byte(text))
-	must.NoError(t, err)
+	s := must.Value(Parse("policies.yaml", []byte(text)))(t)
 	return s
 }
 
@@ -54,8 +53,7 @@ func parseErrors(t *testing.T, text string) []string {
 // TestMistakes compares every message and position with testdata/mistakes.txt, which is meant to be read.
 func TestMistakes(t *testing.T) {
 	const file, begin, middle = "testdata/mistakes.txt", "=== ", "--- mistakes\n"
-	data, err := os.ReadFile(file)
-	must.NoError(t, err)
+	data := must.Value(os.ReadFile(file))(t)
 	var fresh strings.Builder
 	for i, c := range strings.Split("\n"+string(data), "\n"+begin) {
 		if i == 0 {
@@ -490,8 +488,7 @@ func TestUnlimitedAsInAlgo(t *testing.T) {
 
 // TestReference parses the first YAML block of docs/policies.md, and holds its meaning to what is said beside it.
 func TestReference(t *testing.T) {
-	text, err := os.ReadFile("../docs/policies.md")
-	must.NoError(t, err)
+	text := must.Value(os.ReadFile("../docs/policies.md"))(t)
 	_, rest, begun := strings.Cut(string(text), "```yaml\n")
 	block, _, ended := strings.Cut(rest, "```\n")
 	must.True(t, begun && ended, "docs/policies.md has no YAML block")
@@ -592,8 +589,7 @@ func TestLoad(t *testing.T) {
 // FuzzParse: whatever is read, nothing panics, positions are in the file, and what is accepted means something.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(documented))
-	data, err := os.ReadFile("testdata/mistakes.txt")
-	must.NoError(f, err)
+	data := must.Value(os.ReadFile("testdata/mistakes.txt"))(f)
 	for _, c := range strings.Split(string(data), "\n=== ") {
 		_, rest, _ := strings.Cut(c, "\n")
 		text, _, _ := strings.Cut(rest, "--- mistakes\n")

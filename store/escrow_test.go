@@ -25,8 +25,7 @@ func left(t *testing.T, copied *Store, r *Rule, now time.Duration, l *link) int6
 	t.Helper()
 	copied.TakeOver(0, l.there(now))
 	copied.Open(0)
-	a, err := copied.Decide(copied.key(r.Scope, "k"), r, l.there(now), cost(0), nil)
-	must.NoError(t, err)
+	a := must.Value(copied.Decide(copied.key(r.Scope, "k"), r, l.there(now), cost(0), nil))(t)
 	return a.Remaining
 }
 
@@ -34,8 +33,7 @@ func left(t *testing.T, copied *Store, r *Rule, now time.Duration, l *link) int6
 func spend(t *testing.T, s *Store, r *Rule, now time.Duration) (n int64) {
 	t.Helper()
 	for {
-		a, err := s.Decide(s.key(r.Scope, "k"), r, at(now), cost(1), nil)
-		must.NoError(t, err)
+		a := must.Value(s.Decide(s.key(r.Scope, "k"), r, at(now), cost(1), nil))(t)
 		if !a.Allowed || a.Ticket > 0 {
 			return n
 		}
@@ -226,8 +224,7 @@ func TestAllowanceAfterSplit(t *testing.T) {
 	must.NoError(t, receiver.Merge(0, l.there(0)))
 	receiver.Lease(0, int64(time.Hour))
 	receiver.Unguarded(0, true)
-	a, err := receiver.Decide(receiver.key("p", "k"), r, l.there(0), cost(0), nil)
-	must.NoError(t, err)
+	a := must.Value(receiver.Decide(receiver.key("p", "k"), r, l.there(0), cost(0), nil))(t)
 	spent := 1 + ahead
 	expect.True(t, a.Remaining <= 100-spent, "%d are left of 100, of which %d were admitted", a.Remaining, spent)
 }

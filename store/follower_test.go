@@ -432,8 +432,7 @@ func TestCrash(t *testing.T) {
 			for range 400 {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
 				k := keys[rng.IntN(3)]
-				a, err := copy.Decide(copy.key("p", k), r, l.there(now), Call{Request: algo.Request{Cost: 2, Partial: true}}, nil)
-				must.NoError(t, err)
+				a := must.Value(copy.Decide(copy.key("p", k), r, l.there(now), Call{Request: algo.Request{Cost: 2, Partial: true}}, nil))(t)
 				answered[k].add(now, a.Granted)
 			}
 			for k, a := range answered {
@@ -759,8 +758,7 @@ func TestRepeatAfterMove(t *testing.T) {
 		to.AttachCurrent(0, ownership.Backup, false)
 		to.Caught(0, ownership.Backup)
 		to.Open(0)
-		again, err := to.Decide(to.key("p", "k"), r, at(0), c, nil)
-		must.NoError(t, err)
+		again := must.Value(to.Decide(to.key("p", "k"), r, at(0), c, nil))(t)
 		expect.True(t, again.Granted == 1 && again.Remaining == first.Remaining,
 			"%v: %+v, then %+v", durability, first, again)
 		expect.True(t, again.Ticket == 0 || to.Pending(0, ownership.Backup) != 0,
@@ -1163,8 +1161,7 @@ func FuzzApply(f *testing.F) {
 
 // A store that hears of a time zone for the first time finds it, outside its locks; a zone that nobody knows makes no state.
 func TestCopyZones(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	must.NoError(t, err)
+	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 	for _, tt := range []struct {
 		zone *time.Location
 		err  error

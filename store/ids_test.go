@@ -145,14 +145,12 @@ func (a *asks) do(t *testing.T, s *Store, r *Rule, now algo.Instant, draw Reserv
 	k := s.key(r.Scope, a.key)
 	switch a.kind {
 	case 0: // a refund
-		n, err := s.Refund(k, r, now, a.units, a.id, "")
-		must.NoError(t, err)
+		n := must.Value(s.Refund(k, r, now, a.units, a.id, ""))(t)
 		return -n
 	case 1: // a reservation, and a commit of all of it, or more
 		c := Call{Request: algo.Request{Cost: a.units}, RequestID: a.id, Reservation: draw, ReserveFor: minute}
 		held := answer(t, s, r, a.key, now, c)
-		done, err := s.Settle(k, r, now, Settlement{ID: held.Reservation, Keep: a.units + a.excess})
-		must.NoError(t, err)
+		done := must.Value(s.Settle(k, r, now, Settlement{ID: held.Reservation, Keep: a.units + a.excess}))(t)
 		a.tickets = [2]uint64{held.Ticket, done.Ticket}
 		return a.units + a.excess
 	default:
@@ -164,7 +162,6 @@ func (a *asks) do(t *testing.T, s *Store, r *Rule, now algo.Instant, draw Reserv
 // answer decides a call.
 func answer(t *testing.T, s *Store, r *Rule, key string, now algo.Instant, c Call) Answer {
 	t.Helper()
-	a, err := s.Decide(s.key(r.Scope, key), r, now, c, nil)
-	must.NoError(t, err)
+	a := must.Value(s.Decide(s.key(r.Scope, key), r, now, c, nil))(t)
 	return a
 }

@@ -121,8 +121,7 @@ func larger(x, y []time.Duration) (joined []time.Duration) {
 func (s *split) used(i int, r *Rule, key string) int64 {
 	s.t.Helper()
 	p := s.parties[i].store
-	d, err := p.Decide(p.key(r.Scope, key), r, at(s.now), cost(0), nil)
-	must.NoError(s.t, err)
+	d := must.Value(p.Decide(p.key(r.Scope, key), r, at(s.now), cost(0), nil))(s.t)
 	return max(r.Limits[0].Limit, r.Limits[0].Capacity) - d.Remaining
 }
 
@@ -519,8 +518,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 	}
 	for r := range rules {
 		for k := range keys {
-			d, err := holder.Decide(holder.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), cost(0), nil)
-			must.NoError(t, err)
+			d := must.Value(holder.Decide(holder.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), cost(0), nil))(t)
 			if got, want := rules[r].Limits[0].Limit-d.Remaining, admitted[r][k].Load(); got != want {
 				t.Errorf("%s/%d: %d are counted of %d", rules[r].Scope, k, got, want)
 			}

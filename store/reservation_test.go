@@ -241,8 +241,7 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 				}
 				again := test.now(t, s, k)
 				again.Cost, again.RequestID = 5, "id"
-				before, err := s.Decide(k, r, at(0), cost(0), nil)
-				must.NoError(t, err)
+				before := must.Value(s.Decide(k, r, at(0), cost(0), nil))(t)
 				got, err := s.Decide(k, r, at(0), again, nil)
 				switch {
 				case !test.same && !errors.Is(err, ErrRequestID):

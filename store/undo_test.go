@@ -21,8 +21,7 @@ func TestACancelLeavesNoTrace(t *testing.T) {
 			k := s.key("p", "k")
 			look := func(s *Store, now time.Duration) Answer {
 				t.Helper()
-				got, err := s.Decide(k, r, at(now), cost(0), nil)
-				must.NoError(t, err)
+				got := must.Value(s.Decide(k, r, at(now), cost(0), nil))(t)
 				got.Pending = false
 				return got
 			}
@@ -140,10 +139,8 @@ func (w *undoWorld) compare(what string) {
 			"%s: what has stayed is more than the limit admits: %+v, %v", what, a, err)
 	}
 	each := [2][]algo.Decision{make([]algo.Decision, len(limits)), make([]algo.Decision, len(limits))}
-	got, err := w.stores[w.holder].Decide(k, w.rule, w.here(w.holder), cost(0), each[0])
-	must.NoError(w.t, err)
-	should, err := want.Decide(k, w.rule, at(w.now), cost(0), each[1])
-	must.NoError(w.t, err)
+	got := must.Value(w.stores[w.holder].Decide(k, w.rule, w.here(w.holder), cost(0), each[0]))(w.t)
+	should := must.Value(want.Decide(k, w.rule, at(w.now), cost(0), each[1]))(w.t)
 	for i := range limits {
 		must.True(w.t, each[0][i].Remaining <= each[1][i].Remaining,
 			"%s: limit %d has room for more than without what was given back: %+v, %+v", what, i, each[0], each[1])
@@ -243,8 +240,7 @@ func (w *undoWorld) step(id uint64) {
 	case op == 13 && len(w.rule.Limits) == 1: // of several, each may be charged another number of units
 		call := cost(1 + w.rng.Int64N(4))
 		call.Always, call.RequestID = true, fmt.Sprint("charge ", id)
-		first, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
-		must.NoError(w.t, err)
+		first := must.Value(s.Decide(k, w.rule, w.here(w.holder), call, nil))(w.t)
 		w.history = append(w.history, &undoCharge{at: w.now, units: first.Granted, always: true})
 		w.again = append(w.again, func(s *Store) error {
 			a, err := s.Decide(s.key("p", "k"), w.rule, w.here(w.holder), call, nil)
@@ -269,8 +265,7 @@ func (w *undoWorld) step(id uint64) {
 				call.ReserveFor = time.Duration(1+w.rng.IntN(20)) * 50 * time.Millisecond
 			}
 		}
-		a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
-		must.NoError(w.t, err)
+		a := must.Value(s.Decide(k, w.rule, w.here(w.holder), call, nil))(w.t)
 		if !a.Allowed {
 			return
 		}
@@ -347,8 +342,7 @@ func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
 	if call.Cost > 0 && w.rng.IntN(2) == 0 {
 		call.RequestID = fmt.Sprint("extend ", id)
 	}
-	a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
-	must.NoError(w.t, err)
+	a := must.Value(s.Decide(k, w.rule, w.here(w.holder), call, nil))(w.t)
 	if !a.Allowed {
 		return
 	}

@@ -16,8 +16,7 @@ import (
 
 // TestCollectors: a client that reaches no node shows it, and so does a middleware.
 func TestCollectors(t *testing.T) {
-	c, err := client.Dial(t.Context(), "unix:/nonexistent", client.WithTimeout(time.Minute))
-	must.NoError(t, err)
+	c := must.Value(client.Dial(t.Context(), "unix:/nonexistent", client.WithTimeout(time.Minute)))(t)
 	defer c.Close()
 	for range 3 {
 		d, err := c.Policy("p").Allow(t.Context(), "k")

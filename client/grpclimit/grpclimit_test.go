@@ -26,8 +26,7 @@ import (
 
 func open(t *testing.T) *client.Client {
 	t.Helper()
-	set, err := policy.Parse("test.yaml", []byte("policies: [{name: api, algorithm: sliding_log, limit: 2, window: 1m}]"))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: api, algorithm: sliding_log, limit: 2, window: 1m}]")))(t)
 	c := local.New(set)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -36,8 +35,7 @@ func open(t *testing.T) *client.Client {
 // dial serves health checks under cfg and returns a client of them.
 func dial(t *testing.T, cfg Config, opts ...grpc.DialOption) healthv1.HealthClient {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer(grpc.UnaryInterceptor(UnaryServer(cfg)), grpc.StreamInterceptor(StreamServer(cfg)))
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	done := make(chan error, 1)
@@ -46,8 +44,7 @@ func dial(t *testing.T, cfg Config, opts ...grpc.DialOption) healthv1.HealthClie
 		server.Stop()
 		<-done
 	})
-	conn, err := grpc.NewClient(lis.Addr().String(), append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	must.NoError(t, err)
+	conn := must.Value(grpc.NewClient(lis.Addr().String(), append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return healthv1.NewHealthClient(conn)
 }

@@ -23,11 +23,10 @@ import (
 
 func open(t *testing.T) *client.Client {
 	t.Helper()
-	set, err := policy.Parse("test.yaml", []byte(`policies:
+	set := must.Value(policy.Parse("test.yaml", []byte(`policies:
   - {name: api, algorithm: sliding_log, limit: 2, window: 1m}
   - {name: queue, algorithm: leaky_bucket, limit: 1, window: 1s, capacity: 3}
-`))
-	must.NoError(t, err)
+`)))(t)
 	c := local.New(set)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -280,8 +279,7 @@ func TestTransport(t *testing.T) {
 	c := open(t)
 	hc := http.Client{Transport: &Transport{Limiter: c.Policy("api")}}
 	for range 2 {
-		res, err := hc.Get(server.URL)
-		must.NoError(t, err)
+		res := must.Value(hc.Get(server.URL))(t)
 		res.Body.Close()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -292,8 +290,7 @@ func TestTransport(t *testing.T) {
 	_, err = hc.Do(r)
 	expect.True(t, errors.Is(err, client.ErrDeadline) && body.closed, "%v, body closed: %v", err, body.closed)
 	other := http.Client{Transport: &Transport{Limiter: c.Policy("api"), Key: func(*http.Request) string { return "x" }, Base: http.DefaultTransport}}
-	res, err := other.Get(server.URL)
-	must.NoError(t, err)
+	res := must.Value(other.Get(server.URL))(t)
 	res.Body.Close()
 }
 

@@ -25,8 +25,7 @@ policies:
 
 func open(t *testing.T) *client.Client {
 	t.Helper()
-	set, err := policy.Parse("test.yaml", []byte(localPolicies))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("test.yaml", []byte(localPolicies)))(t)
 	testkit.NoLeaks(t, "weir/limiter.", "weir/client.")
 	c := New(set)
 	t.Cleanup(func() { _ = c.Close() })

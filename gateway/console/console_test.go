@@ -45,9 +45,7 @@ func newStage(t *testing.T, cfg Config) *stage {
 	s := new(stage)
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	cfg.Collect = func(context.Context) Snapshot { return picture{s.taken.Add(1), &s.closed} }
-	var err error
-	s.Console, err = New(cfg)
-	must.NoError(t, err)
+	s.Console = must.Value(New(cfg))(t)
 	return s
 }
 

@@ -21,8 +21,7 @@ import (
 
 func parse(t testing.TB, text string) *Config {
 	t.Helper()
-	c, err := Parse([]File{{"f.yaml", []byte(text)}}, Options{})
-	must.NoError(t, err)
+	c := must.Value(Parse([]File{{"f.yaml", []byte(text)}}, Options{}))(t)
 	return c
 }
 

@@ -28,8 +28,7 @@ import (
 // TestKuadrant states beside each expectation what Limitador does (limitador-server/src/envoy_rls/kuadrant_service.rs).
 func TestKuadrant(t *testing.T) {
 	b := newBench(t, limits)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var intercepted []string
 	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 		intercepted = append(intercepted, info.FullMethod)

@@ -12,7 +12,7 @@ import (
 )
 
 func TestQuotaBuckets(t *testing.T) {
-	c, err := Parse([]File{{"edge.yaml", []byte(`
+	c := must.Value(Parse([]File{{"edge.yaml", []byte(`
 domain: edge
 quota_buckets:
 - {bucket: {name: api, tenant: gold}, policy: gold, key: all, share: 80}
@@ -20,8 +20,7 @@ quota_buckets:
 - bucket: {a: "*", b: "*", c: 1}
   policy: both
   key: "{{x}} {b}/{a}"
-`)}}, Options{})
-	must.NoError(t, err)
+`)}}, Options{}))(t)
 	must.Equal(t, c.Quotas(), 3)
 	for _, test := range []struct {
 		domain string

@@ -50,8 +50,7 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	t.Helper()
 	b := &bench{t: t, wall: start, hits: make(map[string]uint64)}
 	c := parse(t, config)
-	set, err := policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}, {name: banning, limits: [2/1m], ban: 1h}]"))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}, {name: banning, limits: [2/1m], ban: 1h}]")))(t)
 	l := limiter.New(limiter.Config{Policies: set, NoInline: true, Clock: func() algo.Instant {
 		now := b.now()
 		return algo.Instant{Mono: now.Sub(start).Nanoseconds(), Wall: now.UnixNano()}
@@ -70,8 +69,7 @@ func (b *bench) now() time.Time { return b.wall.Add(time.Duration(b.more.Load())
 
 func (b *bench) ask(hits uint32, descriptors ...*common.RateLimitDescriptor) *ratelimitv3.RateLimitResponse {
 	b.t.Helper()
-	out, err := b.ShouldRateLimit(context.Background(), &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: hits, Descriptors: descriptors})
-	must.NoError(b.t, err)
+	out := must.Value(b.ShouldRateLimit(context.Background(), &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: hits, Descriptors: descriptors}))(b.t)
 	must.True(b.t, len(out.Statuses) == len(descriptors),
 		"%d statuses of %d descriptors", len(out.Statuses), len(descriptors))
 	return out

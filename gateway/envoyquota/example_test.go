@@ -50,18 +50,15 @@ func messages(t *testing.T, m proto.Message, f func(proto.Message)) {
 func TestExample(t *testing.T) {
 	read := func(name string) []byte {
 		t.Helper()
-		data, err := os.ReadFile(filepath.Join(exampleDir, name))
-		must.NoError(t, err)
+		data := must.Value(os.ReadFile(filepath.Join(exampleDir, name)))(t)
 		return data
 	}
 	var any any
 	must.NoError(t, yaml.Unmarshal(read("envoy.yaml"), &any))
-	data, err := json.Marshal(any)
-	must.NoError(t, err)
+	data := must.Value(json.Marshal(any))(t)
 	bootstrap := new(bootstrapv3.Bootstrap)
 	must.NoError(t, protojson.Unmarshal(data, bootstrap))
-	set, err := policy.Parse("policies.yaml", read("policies.yaml"))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("policies.yaml", read("policies.yaml")))(t)
 	files, err := envoy.Parse([]envoy.File{{Name: "edge.yaml", Data: read("weir/edge.yaml")}}, envoy.Options{})
 	must.NoError(t, err)
 	clusters := make(map[string]bool)

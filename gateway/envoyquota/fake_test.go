@@ -125,10 +125,8 @@ func newWorld(t *testing.T, seed uint64, policies string) *world {
 		admitted: make(map[string][]int64), uncovered: make(map[string][]int64), met: make(map[quirk]int),
 	}
 	w.now.Store(w.start())
-	set, err := policy.Parse("policies.yaml", []byte(policies))
-	must.NoError(t, err)
-	w.files, err = envoy.Parse([]envoy.File{{Name: "edge.yaml", Data: []byte(config)}}, envoy.Options{})
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("policies.yaml", []byte(policies)))(t)
+	w.files = must.Value(envoy.Parse([]envoy.File{{Name: "edge.yaml", Data: []byte(config)}}, envoy.Options{}))(t)
 	w.limiter = limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant {
 		now := w.now.Load()
 		return algo.Instant{Mono: now, Wall: 1_700_000_000_000_000_000 + now}
@@ -403,8 +401,7 @@ func (p *plane) send(all []*fakeBucket) {
 // handled has the server take in a report, and its response come back.
 func (p *plane) handled(s *session, m *quotav3.RateLimitQuotaUsageReports) {
 	epoch := p.epoch
-	out, err := s.handle(context.Background(), m)
-	must.NoError(p.w.t, err)
+	out := must.Value(s.handle(context.Background(), m))(p.w.t)
 	if out == nil || p.silent {
 		return
 	}

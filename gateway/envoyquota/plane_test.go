@@ -191,8 +191,7 @@ func TestReload(t *testing.T) {
 			f.load("a", 30, 0, 100*time.Second)
 			w.ask("a", 10, 0, 40*time.Second)
 			w.at(w.start()+int64(41*time.Second), func() {
-				set, err := policy.Parse("policies.yaml", []byte(is))
-				must.NoError(t, err)
+				set := must.Value(policy.Parse("policies.yaml", []byte(is)))(t)
 				w.limiter.SetPolicies(set)
 			})
 			var allowed, denied int
@@ -202,8 +201,7 @@ func TestReload(t *testing.T) {
 				w.fatalf("%d were admitted, and %d denied, after the second report that followed", f.allowed-allowed, f.denied-denied)
 			}
 			w.judgeWindow("a", 1200, time.Minute)
-			set, err := policy.Parse("policies.yaml", []byte(was))
-			must.NoError(t, err)
+			set := must.Value(policy.Parse("policies.yaml", []byte(was)))(t)
 			w.limiter.SetPolicies(set)
 			f.load("a", 10, 100*time.Second, 150*time.Second)
 			w.run(150 * time.Second)

@@ -245,7 +245,7 @@ func TestCut(t *testing.T) {
 		c.read.Store(read)
 		c.write.Store(write)
 		var dialed atomic.Bool
-		conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		conn := must.Value(grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 				if dialed.Swap(true) {
 					return nil, io.EOF
@@ -253,8 +253,7 @@ func TestCut(t *testing.T) {
 				var err error
 				c.Conn, err = lis.DialContext(ctx)
 				return c, err
-			}))
-		must.NoError(t, err)
+			})))(t)
 		defer conn.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
@@ -312,8 +311,7 @@ func TestCut(t *testing.T) {
 // FuzzReports: whatever a data plane sends, what it is lent and what others are admitted are within the limit.
 func FuzzReports(f *testing.F) {
 	for _, m := range []*quotav3.RateLimitQuotaUsageReports{reports("edge", report("a", 0, 1)), reports("edge", report("a", 1, 0), report("b", 3, 1)), reports("")} {
-		b, err := proto.Marshal(m)
-		must.NoError(f, err)
+		b := must.Value(proto.Marshal(m))(f)
 		f.Add(b, b, uint16(5000))
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte, wait uint16) {

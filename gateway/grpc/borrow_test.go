@@ -40,15 +40,13 @@ func borrowing(t *testing.T, lends bool) (loanStream, *limiter.Limiter) {
 	server := NewServer(cfg)
 	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	server.Register(s)
-	on, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	on := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = s.Serve(on)
 	}()
-	conn, err := grpc.NewClient(on.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
+	conn := must.Value(grpc.NewClient(on.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() {
 		_ = conn.Close()
 		s.Stop()
@@ -66,8 +64,7 @@ type loanStream struct {
 
 func openLoans(t *testing.T, conn grpc.ClientConnInterface) loanStream {
 	t.Helper()
-	stream, err := weirv1.NewLimiterClient(conn).CheckStream(t.Context())
-	must.NoError(t, err)
+	stream := must.Value(weirv1.NewLimiterClient(conn).CheckStream(t.Context()))(t)
 	return loanStream{stream}
 }
 
@@ -98,8 +95,7 @@ func TestBorrow(t *testing.T) {
 	ask := func(in *weirv1.BorrowRequest) *weirv1.BorrowResponse {
 		t.Helper()
 		must.NoError(t, stream.Send(in))
-		out, err := stream.Recv()
-		must.NoError(t, err)
+		out := must.Value(stream.Recv())(t)
 		return out
 	}
 	out := ask(&weirv1.BorrowRequest{Borrower: 9, Sent: -7, Loans: []*weirv1.LoanReport{report(16)}})
@@ -140,8 +136,7 @@ func TestNegativeWant(t *testing.T) {
 			in.Granted = 16
 		}
 		must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: 9, Loans: []*weirv1.LoanReport{in}}))
-		out, err := stream.Recv()
-		must.NoError(t, err)
+		out := must.Value(stream.Recv())(t)
 		a := out.Loans[0]
 		expect.True(t, a.Granted == 16 && (a.TermNs > 0) == c.renewed, "%d wanted: %v", c.want, a)
 	}

@@ -33,14 +33,12 @@ import (
 func trio(t *testing.T, text string, options ...grpc.ServerOption) []weirv1.LimiterClient {
 	t.Helper()
 	noLeaks(t)
-	set, err := policy.Parse("test.yaml", []byte(text))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("test.yaml", []byte(text)))(t)
 	nodes := []ownership.Node{{Name: "n0", Boot: 1}, {Name: "n1", Boot: 2}, {Name: "n2", Boot: 3}}
 	address := map[ownership.Node]string{}
 	var listeners []net.Listener
 	for _, n := range nodes {
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		must.NoError(t, err)
+		lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 		listeners = append(listeners, lis)
 		address[n] = lis.Addr().String()
 	}
@@ -83,8 +81,7 @@ func named(policy, key string, cost int64) *weirv1.Check {
 
 func left(t *testing.T, c weirv1.LimiterClient, policy, key string) int64 {
 	t.Helper()
-	resp, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{named(policy, key, 0)}})
-	must.NoError(t, err)
+	resp := must.Value(c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{named(policy, key, 0)}}))(t)
 	return resp.Results[0].GetDecision().GetRemaining()
 }
 

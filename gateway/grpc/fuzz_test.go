@@ -68,8 +68,7 @@ func FuzzCheckStream(f *testing.F) {
 		Keys:   []byte("ab"), KeyLengths: []uint32{1, 1}, Targets: []uint32{0, 1}, Costs: []int64{1}, Partial: []bool{true}, RequestIds: []string{"", "r"},
 	}
 	for _, m := range []*weirv1.CheckStreamRequest{{}, define, streamed(1, "a", "b"), {KeyLengths: []uint32{1 << 31}}, {Targets: []uint32{1023}, KeyLengths: []uint32{0}}} {
-		data, err := m.MarshalVT()
-		must.NoError(f, err)
+		data := must.Value(m.MarshalVT())(f)
 		f.Add(data, data)
 	}
 	f.Add([]byte{0x0a}, []byte{0xff})

@@ -170,8 +170,7 @@ func TestTracedCallsAreNotUsedAgain(t *testing.T) {
 		c := s.calls.Get().(*call)
 		c.grow(1)
 		c.Results[0] = &weirv1.Result{}
-		data, err := wire.Codec().Marshal(c)
-		must.NoError(t, err)
+		data := must.Value(wire.Codec().Marshal(c))(t)
 		data.Free()
 		kept := len(c.Results) > 0 && c.Results[0] != nil
 		expect.True(t, kept == traced, "traced: %v, what was sent is there: %v", traced, kept)

@@ -100,10 +100,9 @@ func serveLimiter(t *testing.T, svc limiter.BatchService, opts ...grpc.ServerOpt
 
 func localLimiter(t *testing.T) *limiter.Limiter {
 	t.Helper()
-	set, err := policy.Parse("test.yaml", []byte(`policies:
+	set := must.Value(policy.Parse("test.yaml", []byte(`policies:
   - {name: p, algorithm: sliding_log, limit: 10, window: 1m}
-  - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`))
-	must.NoError(t, err)
+  - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`)))(t)
 	l := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(l.Close)
 	return l
@@ -239,8 +238,7 @@ func TestCaller(t *testing.T) {
 	to := &weirv1.Target{Policy: "p", Key: "k"}
 	one := func(in *weirv1.Check) *weirv1.Decision {
 		t.Helper()
-		out, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{in}})
-		must.NoError(t, err)
+		out := must.Value(c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{in}}))(t)
 		return out.Results[0].GetDecision()
 	}
 	// A missing cost is 1 and never a free peek; 0 peeks.

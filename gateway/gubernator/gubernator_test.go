@@ -57,8 +57,7 @@ func newBench(t testing.TB, change ...func(*limiter.Config)) *bench {
 
 func (b *bench) ask(requests ...*pb.RateLimitReq) []*pb.RateLimitResp {
 	b.t.Helper()
-	out, err := b.GetRateLimits(context.Background(), &pb.GetRateLimitsReq{Requests: requests})
-	must.NoError(b.t, err)
+	out := must.Value(b.GetRateLimits(context.Background(), &pb.GetRateLimitsReq{Requests: requests}))(b.t)
 	must.True(b.t, len(out.Responses) == len(requests),
 		"%d responses to %d requests", len(out.Responses), len(requests))
 	return out.Responses

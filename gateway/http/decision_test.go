@@ -90,8 +90,7 @@ func TestDecisionEncoding(t *testing.T) {
 			l.RetryAfter, g.RetryAfterMS = wait()
 			d.Limits, f.Limits = append(d.Limits, l), append(f.Limits, g)
 		}
-		want, err := json.Marshal(&f)
-		must.NoError(t, err)
+		want := must.Value(json.Marshal(&f))(t)
 		must.NoDiff(t, cmp.Diff(string(want), string(appendDecision(nil, &d))), "%+v (-library +by hand)", d)
 	}
 }

@@ -240,8 +240,7 @@ func (d *testedAPI) post(path, body string) *http.Response {
 
 func bodyOf(t testing.TB, resp *http.Response) string {
 	t.Helper()
-	b, err := io.ReadAll(resp.Body)
-	must.NoError(t, err)
+	b := must.Value(io.ReadAll(resp.Body))(t)
 	resp.Body = io.NopCloser(bytes.NewReader(b))
 	return string(b)
 }
@@ -333,8 +332,7 @@ var login = limit.Target{Policy: "login", Key: "alice"}
 func oneCheck(c limit.Check) []call { return []call{{Method: "Check", Checks: []limit.Check{c}}} }
 
 func TestRequests(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	must.NoError(t, err)
+	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 	leased := admitted
 	leased.Policy, leased.LeaseID, leased.RequestID = "jobs", "5f1d", "r-1"
 	leasedJSON := strings.Replace(strings.TrimSuffix(admittedJSON, "}"), "login", "jobs", 1) +

@@ -45,8 +45,7 @@ func (c *clock) read() algo.Instant {
 // newRealAPI is an API in front of a Limiter.
 func newRealAPI(t *testing.T, policies string, owners limiter.Ownership) (*testedAPI, *clock) {
 	t.Helper()
-	set, err := policy.Parse("policies.yaml", []byte(policies))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("policies.yaml", []byte(policies)))(t)
 	c := new(clock)
 	l := limiter.New(limiter.Config{Policies: set, Ownership: owners, Clock: c.read, Timeout: 20 * time.Millisecond})
 	t.Cleanup(l.Close)
@@ -160,8 +159,7 @@ func exampleOf(t *testing.T, documented *openapi3.Response, name string) any {
 	t.Helper()
 	for _, kind := range slices.Sorted(maps.Keys(documented.Content)) {
 		if e := documented.Content[kind].Examples[name]; e != nil {
-			b, err := json.Marshal(e.Value.Value)
-			must.NoError(t, err)
+			b := must.Value(json.Marshal(e.Value.Value))(t)
 			var v any
 			must.NoError(t, unmarshal(string(b), &v))
 			return v

@@ -37,14 +37,12 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 func TestOnTheWire(t *testing.T) {
 	d := newAPI(t, &scripted{results: []limit.Result{{Decision: refused}}}, nil)
 	s := serve(t, d.handler)
-	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	must.NoError(t, err)
+	conn := must.Value(net.Dial("tcp", s.Listener.Addr().String()))(t)
 	defer conn.Close()
 	const body = `{"policy":"login","key":"alice"}`
 	io.WriteString(conn, "POST /v1/check HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nConnection: close\r\n"+
 		"Transfer-Encoding: chunked\r\n\r\n5\r\n"+body[:5]+"\r\n1b\r\n"+body[5:]+"\r\n0\r\n\r\n")
-	got, err := io.ReadAll(bufio.NewReader(conn))
-	must.NoError(t, err)
+	got := must.Value(io.ReadAll(bufio.NewReader(conn)))(t)
 	for _, want := range []string{
 		"HTTP/1.1 429 Too Many Requests\r\n", "\r\nContent-Type: application/json\r\n", "\r\nRetry-After: 37\r\n",
 		"\r\nRateLimit-Policy: \"login\";q=5;w=60\r\n", "\r\nRateLimit: \"login\";r=0;t=37\r\n",
@@ -59,8 +57,7 @@ func TestBodyTooLarge(t *testing.T) {
 	d := newAPI(t, new(scripted), func(c *Config) { c.MaxBody = 1000 })
 	s := serve(t, d.handler)
 	for _, body := range []io.Reader{strings.NewReader(strings.Repeat(" ", 1001)), io.LimitReader(spaces{}, 1<<20)} {
-		resp, err := http.Post(s.URL+"/v1/check", "application/json", body)
-		must.NoError(t, err)
+		resp := must.Value(http.Post(s.URL+"/v1/check", "application/json", body))(t)
 		wantProblem(t, resp, 413, "", "larger than 1000 bytes")
 		resp.Body.Close()
 	}
@@ -86,13 +83,11 @@ func (spaces) Read(p []byte) (int, error) {
 func TestBodyCutShort(t *testing.T) {
 	d := newAPI(t, new(scripted), nil)
 	s := serve(t, d.handler)
-	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	must.NoError(t, err)
+	conn := must.Value(net.Dial("tcp", s.Listener.Addr().String()))(t)
 	defer conn.Close()
 	io.WriteString(conn, "POST /v1/check HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{}")
 	conn.(*net.TCPConn).CloseWrite()
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	must.NoError(t, err)
+	resp := must.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	defer resp.Body.Close()
 	wantProblem(t, resp, 400, "", "could not be read")
 }

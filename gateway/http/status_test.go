@@ -38,8 +38,7 @@ func TestRoutesAreTheDocumentedOnes(t *testing.T) {
 }
 
 func TestGets(t *testing.T) {
-	berlin, err := time.LoadLocation("Europe/Berlin")
-	must.NoError(t, err)
+	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 	listing := PolicyListing{
 		Hash: "9a1c", ReloadError: "policies.yaml:3:5: policies[0].limit: must not be zero",
 		Policies: []Policy{

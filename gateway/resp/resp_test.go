@@ -56,8 +56,7 @@ func (c *clock) instant() algo.Instant {
 // serve starts a Server in front of a node alone, whose clock stands still. edit may change its configuration.
 func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clock) {
 	t.Helper()
-	set, err := policy.Parse("policies", []byte(policies))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("policies", []byte(policies)))(t)
 	at = new(clock)
 	l := limiter.New(limiter.Config{Policies: set, Clock: at.instant})
 	t.Cleanup(l.Close)
@@ -73,8 +72,7 @@ func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clo
 		edit(&cfg)
 	}
 	s = New(cfg)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(listener) }()
 	t.Cleanup(func() {
@@ -88,11 +86,10 @@ func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clo
 
 // withTokens has a Server know the callers of an access file.
 func withTokens(t testing.TB, denied *[]string) func(*Config) {
-	list, err := auth.Parse("access", []byte(`callers:
+	list := must.Value(auth.Parse("access", []byte(`callers:
   - {name: web, tokens: [`+auth.Hash("secret-of-web")+`], roles: [check], policies: [login], namespaces: [redis]}
   - {name: eye, tokens: [`+auth.Hash("secret-of-eye")+`], roles: [read]}
-`))
-	must.NoError(t, err)
+`)))(t)
 	var mu sync.Mutex
 	a := auth.New(auth.Config{Callers: func() *auth.Callers { return list }, Denied: func(_, reason string, _ net.Addr, _ string) {
 		mu.Lock()
@@ -114,8 +111,7 @@ func withTokens(t testing.TB, denied *[]string) func(*Config) {
 func TestWithdrawnToken(t *testing.T) {
 	var list atomic.Pointer[auth.Callers]
 	access := func(token string) {
-		parsed, err := auth.Parse("access", []byte("callers: [{name: web, tokens: ["+auth.Hash(token)+"], roles: [check], policies: [login]}]"))
-		must.NoError(t, err)
+		parsed := must.Value(auth.Parse("access", []byte("callers: [{name: web, tokens: ["+auth.Hash(token)+"], roles: [check], policies: [login]}]")))(t)
 		list.Store(parsed)
 	}
 	access("secret-of-web")
@@ -127,8 +123,7 @@ func TestWithdrawnToken(t *testing.T) {
 		}
 		c.Current = func(ctx context.Context) bool { return a.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil }
 	})
-	conn, err := net.Dial("tcp", address)
-	must.NoError(t, err)
+	conn := must.Value(net.Dial("tcp", address))(t)
 	defer conn.Close()
 	in := bufio.NewReader(conn)
 	ask := func(command, want string) {
@@ -153,8 +148,7 @@ func TestWithdrawnToken(t *testing.T) {
 // talk sends what is given, ends its half of the connection, and returns all that is answered.
 func talk(t testing.TB, address, in string) string {
 	t.Helper()
-	conn, err := net.Dial("tcp", address)
-	must.NoError(t, err)
+	conn := must.Value(net.Dial("tcp", address))(t)
 	defer conn.Close()
 	go func() {
 		_, _ = io.WriteString(conn, in)      // the answers tell
@@ -320,8 +314,7 @@ func TestSplitAtEveryByte(t *testing.T) {
 		}()
 		var out strings.Builder
 		for !strings.HasSuffix(out.String(), "$2\r\n\r\n\r\n") {
-			line, err := r.ReadString('\n')
-			must.NoError(t, err)
+			line := must.Value(r.ReadString('\n'))(t)
 			out.WriteString(line)
 		}
 		return out.String()
@@ -522,16 +515,14 @@ func TestWebPage(t *testing.T) {
 func TestTimeouts(t *testing.T) {
 	address, _, _ := serve(t, func(c *Config) { c.CommandTimeout = 20 * time.Millisecond })
 	for _, in := range []string{"", "*1\r\n$4\r\nPI"} {
-		conn, err := net.Dial("tcp", address)
-		must.NoError(t, err)
+		conn := must.Value(net.Dial("tcp", address))(t)
 		_, _ = io.WriteString(conn, in) // the read tells
 		out, err := io.ReadAll(conn)
 		expect.True(t, err == nil && len(out) == 0, "%q: %q, %v", in, out, err)
 		conn.Close()
 	}
 	// It is the whole command that has the time, not each piece of it.
-	drip, err := net.Dial("tcp", address)
-	must.NoError(t, err)
+	drip := must.Value(net.Dial("tcp", address))(t)
 	defer drip.Close()
 	ended := make(chan struct{})
 	go func() {
@@ -547,8 +538,7 @@ func TestTimeouts(t *testing.T) {
 		}
 	}
 	address, _, _ = serve(t, func(c *Config) { c.IdleTimeout = 20 * time.Millisecond })
-	conn, err := net.Dial("tcp", address)
-	must.NoError(t, err)
+	conn := must.Value(net.Dial("tcp", address))(t)
 	defer conn.Close()
 	_, _ = io.WriteString(conn, "PING\n") // likewise
 	out, err := io.ReadAll(conn)
@@ -561,8 +551,7 @@ func TestShutdown(t *testing.T) {
 	idle, err := net.Dial("tcp", address)
 	must.NoError(t, err)
 	defer idle.Close()
-	busy, err := net.Dial("tcp", address)
-	must.NoError(t, err)
+	busy := must.Value(net.Dial("tcp", address))(t)
 	defer busy.Close()
 	r := bufio.NewReader(busy)
 	sent := make(chan int)
@@ -627,8 +616,7 @@ func TestShutdownAnswers(t *testing.T) {
 		held.Service = c.Service
 		c.Service = held
 	})
-	conn, err := net.Dial("tcp", address)
-	must.NoError(t, err)
+	conn := must.Value(net.Dial("tcp", address))(t)
 	defer conn.Close()
 	_, _ = io.WriteString(conn, send("CL.THROTTLE", "a", "1", "1", "1")) // the answer tells
 	<-held.began
@@ -701,8 +689,7 @@ func TestLikeRedis(t *testing.T) {
 		t.Skip("redis-server is not installed (Debian: redis-server)")
 	}
 	for _, password := range []string{"", "secret-of-web"} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		must.NoError(t, err)
+		l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 		redis := l.Addr().String()
 		l.Close()
 		_, port, _ := net.SplitHostPort(redis)

@@ -41,16 +41,14 @@ func TestMaxCalls(t *testing.T) {
 	calls := NewCalls(CallsConfig{MaxCalls: 2, Memory: fairshare.New(199), StreamBytes: 100})
 	server := grpc.NewServer(calls.Options()...)
 	calls.Registrar(server).RegisterService(&slow, nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	defer func() {
 		server.Stop()
 		expect.NoError(t, <-served)
 	}()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
+	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
 	unary := func() error {
 		return conn.Invoke(t.Context(), "/slow.Service/Unary", new(emptypb.Empty), new(emptypb.Empty))

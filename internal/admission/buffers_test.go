@@ -32,8 +32,7 @@ func (b *Buffers) connect(t *testing.T) caller {
 	here, there := net.Pipe()
 	l := make(bufferPipes, 1)
 	l <- here
-	c, err := b.Listener(l).Accept()
-	must.NoError(t, err)
+	c := must.Value(b.Listener(l).Accept())(t)
 	t.Cleanup(func() { there.Close(); c.Close() })
 	return caller{there, c}
 }
@@ -177,8 +176,7 @@ func TestStep(t *testing.T) {
 	c := b.connect(t)
 	go func() { _, _ = c.there.Write(make([]byte, 10*step)) }()
 	read := func() int {
-		n, err := c.here.Read(make([]byte, 2*step))
-		must.NoError(t, err)
+		n := must.Value(c.here.Read(make([]byte, 2*step)))(t)
 		return n
 	}
 	expect.Equal(t, read(), 2*step, "bytes are read")

@@ -50,16 +50,14 @@ func TestPanics(t *testing.T) {
 	}})
 	server := grpc.NewServer(calls.Options()...)
 	calls.Registrar(server).RegisterService(&broken, nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
 	defer func() {
 		server.Stop()
 		expect.NoError(t, <-ended)
 	}()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
+	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
 	for range 2 {
 		if err := conn.Invoke(t.Context(), "/broken.Service/Unary", new(emptypb.Empty), new(emptypb.Empty)); status.Code(err) != codes.Internal {
@@ -90,16 +88,14 @@ func TestAge(t *testing.T) {
 	calls.patience = age
 	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
 	calls.Registrar(server).RegisterService(&waits, nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(NewListener(l, ListenerConfig{})) }()
 	defer func() {
 		server.Stop()
 		expect.NoError(t, <-ended)
 	}()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
+	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
 	for _, desc := range waits.Streams {
 		s, err := conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName)

@@ -67,8 +67,7 @@ func TestCallsEndOnce(t *testing.T) {
 	})
 	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
 	calls.Registrar(server).RegisterService(&echo, nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(NewListener(l, ListenerConfig{})) }()
 	var mu sync.Mutex

@@ -15,8 +15,7 @@ func TestParse(t *testing.T) {
 		got, err := ParseMemory(text)
 		expect.True(t, got == want && err == nil, "%q: %d, %v; want %d", text, got, err, want)
 	}
-	whole, err := ParseMemory("100%")
-	must.NoError(t, err)
+	whole := must.Value(ParseMemory("100%"))(t)
 	if half, err := ParseMemory("50%"); err != nil || half <= 0 || half > whole/2 || half < whole/2-100 {
 		t.Errorf("50%% is %d, %v; 100%% is %d", half, err, whole)
 	}

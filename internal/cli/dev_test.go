@@ -49,8 +49,7 @@ func TestDev(t *testing.T) {
 		Command: "bin/weir", Nodes: 2, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler),
 		Policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
 	})
-	said, err := stop()
-	must.NoError(t, err)
+	said := must.Value(stop())(t)
 	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "  bin/weir check alice --limit 5/1m", "  bin/weir status ", "stopping"} {
 		expect.True(t, strings.Contains(said, want), "lacks %q:\n%s", want, said)
 	}
@@ -69,8 +68,7 @@ func TestCommand(t *testing.T) {
 
 // TestDevPorts: ports that are asked for are taken, or the command says that they cannot be.
 func TestDevPorts(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	taken := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	number := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
 	for _, flag := range []string{"--http-port", "--grpc-port"} {

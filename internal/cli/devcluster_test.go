@@ -17,8 +17,7 @@ import (
 // TestErrors: what a cluster cannot start with names the setting, and leaves nothing behind.
 func TestErrors(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	busy := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	taken := node.Port(busy.Addr().(*net.TCPAddr).Port)
 	for _, c := range []struct {
@@ -41,8 +40,7 @@ func TestErrors(t *testing.T) {
 // TestAnyPort: with AnyPort a taken port is no error; and a cluster that is told to end before it is up just ends.
 func TestAnyPort(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	busy := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	taken := node.Port(busy.Addr().(*net.TCPAddr).Port)
 	ended, end := context.WithCancel(t.Context())

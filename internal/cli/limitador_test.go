@@ -74,18 +74,15 @@ descriptors:
 func TestConvertLimitador(t *testing.T) {
 	expect.True(t, looksLikeLimitador([]byte(limits)) && !looksLikeLimitador([]byte("policies: []")) &&
 		!looksLikeLimitador([]byte("- name: x")) && !looksLikeLimitador(nil), "files are not told apart")
-	f, err := parseLimitador("limits.yaml", []byte(limits))
-	must.NoError(t, err)
+	f := must.Value(parseLimitador("limits.yaml", []byte(limits)))(t)
 	expect.True(t, f.Limits == 4 && len(f.Namespaces) == 2 && f.Namespaces[1].FileName() == "other.yaml", "%+v", f)
 	var files []envoy.File
 	for i := range f.Namespaces {
-		text, err := f.Namespaces[i].Envoy()
-		must.NoError(t, err)
+		text := must.Value(f.Namespaces[i].Envoy())(t)
 		expect.True(t, i != 0 || string(text) == converted, "converted:\n%s", text)
 		files = append(files, envoy.File{Name: f.Namespaces[i].FileName(), Data: text})
 	}
-	config, err := envoy.Parse(files, envoy.Options{})
-	must.NoError(t, err)
+	config := must.Value(envoy.Parse(files, envoy.Options{}))(t)
 	domains, limits := config.Domains()
 	expect.True(t, domains == 2 && limits == 5, "%d limits of %d domains", limits, domains)
 }

@@ -110,8 +110,7 @@ func TestLoadBound(t *testing.T) {
 		fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
 		f.Target.Register(fs)
 		must.NoError(t, fs.Parse([]string{"--limit", "5/1m", "--algorithm", algorithm}))
-		inline, err := f.Inline(newLoad().Flags())
-		must.NoError(t, err)
+		inline := must.Value(f.Inline(newLoad().Flags()))(t)
 		if b, err := f.bound(inline); err != nil || *b != (load.Bound{Units: want, Window: time.Minute}) {
 			t.Errorf("%s: %+v, %v", algorithm, b, err)
 		}

@@ -26,8 +26,7 @@ func testConfig(t *testing.T, name string) node.Config {
 // startReady starts a node, and waits until it is ready.
 func startReady(t *testing.T, cfg node.Config) *node.Node {
 	t.Helper()
-	n, err := node.Start(t.Context(), cfg)
-	must.NoError(t, err)
+	n := must.Value(node.Start(t.Context(), cfg))(t)
 	t.Cleanup(n.Stop)
 	select {
 	case <-n.Settled():

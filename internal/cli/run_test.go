@@ -245,8 +245,7 @@ descriptors:
 func TestFlagsAreDocumented(t *testing.T) {
 	var text []byte
 	for _, page := range []string{"operating.md", "security.md"} {
-		data, err := os.ReadFile(filepath.Join("../../docs", page))
-		must.NoError(t, err)
+		data := must.Value(os.ReadFile(filepath.Join("../../docs", page)))(t)
 		text = append(text, data...)
 	}
 	newRun().Flags().VisitAll(func(f *pflag.Flag) {
@@ -266,8 +265,7 @@ func TestFlagsOfLimits(t *testing.T) {
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 		f.register(fs)
 		must.NoError(t, fs.Parse(args))
-		cfg, err := f.nodeConfig(io.Discard)
-		must.NoError(t, err)
+		cfg := must.Value(f.nodeConfig(io.Discard))(t)
 		return cfg
 	}
 	want := node.Limits{MaxConnectionAge: node.DefaultMaxAge, IdleTimeout: node.DefaultIdleTimeout, MaxHeaderSize: node.DefaultMaxHeader,

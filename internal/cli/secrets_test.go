@@ -73,8 +73,7 @@ func TestSecrets(t *testing.T) {
 			"weir.example.org", "192.0.2.7", "localhost", "127.0.0.1"}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}},
 		{"weir-nodes-tls", "authorities/nodes.crt", []string{"weir-node"}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}},
 	} {
-		pair, err := tls.LoadX509KeyPair(at(c.secret+"/tls.crt"), at(c.secret+"/tls.key"))
-		must.NoError(t, err)
+		pair := must.Value(tls.LoadX509KeyPair(at(c.secret+"/tls.crt"), at(c.secret+"/tls.key")))(t)
 		roots := x509.NewCertPool()
 		must.True(t, contents[at(c.authority)] == contents[at(c.secret+"/ca.crt")] &&
 			roots.AppendCertsFromPEM([]byte(contents[at(c.authority)])),
@@ -89,8 +88,7 @@ func TestSecrets(t *testing.T) {
 		expect.True(t, left >= 364*24*time.Hour && left <= 366*24*time.Hour, "%s is good for %v", c.secret, left)
 	}
 	file := contents[at("weir-access/access.yaml")]
-	callers, err := auth.Parse("access.yaml", []byte(file))
-	must.NoError(t, err)
+	callers := must.Value(auth.Parse("access.yaml", []byte(file)))(t)
 	const every = auth.RoleCheck | auth.RoleCharge | auth.RoleRefund | auth.RoleRead | auth.RoleTopology | auth.RoleAdmin | auth.RoleKeys | auth.RoleOverrides
 	for name, roles := range map[string]auth.Role{"caller": auth.RoleCheck | auth.RoleTopology, "operator": every} {
 		c, _ := callers.ByToken(contents[at("tokens/"+name)])

@@ -77,8 +77,7 @@ func TestSimulateExample(t *testing.T) {
 		"--policies", "../../docs/examples/candidates.yaml", "--html", html}
 	code := run(args, &out, &errs)
 	must.True(t, code == exitOK, "exit status %d: %s", code, &errs)
-	page, err := os.ReadFile(html)
-	must.NoError(t, err)
+	page := must.Value(os.ReadFile(html))(t)
 	if *updateExamples {
 		must.NoError(t, os.WriteFile(example, page, 0o644))
 	}

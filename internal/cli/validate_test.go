@@ -56,8 +56,7 @@ func TestConvert(t *testing.T) {
 		t.Fatalf("%t, %v\n%s", ok, err, &out)
 	}
 	made := filepath.Join(dir, "shop_eu.yaml")
-	before, err := os.ReadFile(made)
-	must.NoError(t, err)
+	before := must.Value(os.ReadFile(made))(t)
 	ok, err := validateFiles(&out, &out, []string{dir}, validateOptions{})
 	expect.True(t, ok && err == nil, "what was written: %t, %v\n%s", ok, err, &out)
 	must.NoError(t, os.WriteFile(made, append(before, "# edited\n"...), 0o600))

@@ -20,8 +20,7 @@ import (
 
 func mustOpen(t testing.TB, name string) *Book {
 	t.Helper()
-	b, err := OpenBook(name)
-	must.NoError(t, err)
+	b := must.Value(OpenBook(name))(t)
 	return b
 }
 
@@ -103,8 +102,7 @@ func TestUnwritable(t *testing.T) {
 	garbage := filepath.Join(directory, ".overrides.json-123")
 	must.NoError(t, os.WriteFile(garbage, nil, 0o600))
 	must.NoError(t, d.Close())
-	d, err = OpenDirectory(directory)
-	must.NoError(t, err)
+	d = must.Value(OpenDirectory(directory))(t)
 	defer d.Close()
 	_, err = os.Stat(garbage)
 	expect.True(t, err != nil, "what was left behind is there")
@@ -265,8 +263,7 @@ func TestOldDeletionsAreForgotten(t *testing.T) {
 // TestSizeOfAFile: no entry takes more of a file than it counts for, so that the largest book fits into a message and into maxFile.
 func TestSizeOfAFile(t *testing.T) {
 	all := string([]byte{0, 1, 9, 10, 31, 32, 34, 47, 92, 127}) + "<>&\u00e9\u2028\U0001F600"
-	empty, err := encode(nil)
-	must.NoError(t, err)
+	empty := must.Value(encode(nil))(t)
 	for _, e := range []Entry{
 		{ID: ID{Policy: "p", Key: all}, Version: Version{maxCounter, all}, Settings: `{"limit":1}`, By: all, At: time.UnixMilli(maxMillis).UTC()},
 		{ID: ID{Policy: "p", Prefix: all}, Version: Version{1, "n"}, At: time.UnixMilli(maxMillis).UTC()},
@@ -378,8 +375,7 @@ func FuzzFile(f *testing.F) {
 			}
 			return all
 		}
-		written, err := encode(list(entries))
-		must.NoError(t, err)
+		written := must.Value(encode(list(entries)))(t)
 		again, err := parse("f", written)
 		diff := cmp.Diff(entries, again)
 		must.True(t, err == nil && (diff == "" || len(entries) == 0), "%v: %s", err, diff)

@@ -141,8 +141,7 @@ func (c *fakeCluster) made(t *testing.T, i int, key, settings string) (Entry, []
 // service is what operators call on a member.
 func (c *fakeCluster) service(t *testing.T, i int) *Overrides {
 	t.Helper()
-	policies, err := policy.Parse("p", []byte("policies: [{name: login, algorithm: sliding_log, limit: 5, window: 1m}]"))
-	must.NoError(t, err)
+	policies := must.Value(policy.Parse("p", []byte("policies: [{name: login, algorithm: sliding_log, limit: 5, window: 1m}]")))(t)
 	r := c.all[c.members[i]]
 	return NewOverrides(OverridesConfig{
 		Book: r.cfg.Book, Replicator: r, Policies: func() *policy.Set { return policies }, Record: func(auth.Event) {}, Now: time.Now,
@@ -361,8 +360,7 @@ func TestChangesAreCoalesced(t *testing.T) {
 // TestWrittenAgain: entries of others that could not be written are written when that is possible again.
 func TestWrittenAgain(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "data")
-	d, err := OpenDirectory(directory)
-	must.NoError(t, err)
+	d := must.Value(OpenDirectory(directory))(t)
 	defer d.Close()
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeCluster(t, 2)

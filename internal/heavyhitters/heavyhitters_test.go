@@ -13,8 +13,7 @@ import (
 
 func newSketch(t *testing.T, counters int) *Sketch[string] {
 	t.Helper()
-	s, err := New[string](counters)
-	must.NoError(t, err)
+	s := must.Value(New[string](counters))(t)
 	return s
 }
 
@@ -89,8 +88,7 @@ func TestKeep(t *testing.T) {
 }
 
 func TestWindow(t *testing.T) {
-	w, err := NewWindow[string](3, 8)
-	must.NoError(t, err)
+	w := must.Value(NewWindow[string](3, 8))(t)
 	w.Add("old", 10, nil)
 	w.Turn()
 	w.Add("both", 4, nil)

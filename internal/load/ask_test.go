@@ -100,8 +100,7 @@ func serveHTTP(t *testing.T) string {
 }
 
 func serveRESP(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var work sync.WaitGroup
 	work.Go(func() {
 		for {
@@ -188,8 +187,7 @@ func TestAnswers(t *testing.T) {
 
 // TestNobodyAnswers: what no node has answered is an error, and no decision, over each protocol.
 func TestNobodyAnswers(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	addr := l.Addr().String()
 	must.NoError(t, l.Close())
 	for _, over := range []string{"grpc", "stream", "http", "resp"} {

@@ -39,8 +39,7 @@ func TestOpenLoop(t *testing.T) {
 			return Answer{Allowed: true}, nil
 		})
 		cfg.Rate, cfg.Concurrency, cfg.Timeout = 100, 4, 5*time.Second
-		r, err := Run(t.Context(), cfg)
-		must.NoError(t, err)
+		r := must.Value(Run(t.Context(), cfg))(t)
 		expect.True(t, r.Checks == 1000 && r.Admitted == 1000 && r.Unsent == 0 && r.Errors == 0, "%+v", r)
 		// Of 1000 checks, 200 were due in the stall, the first of them 2 s before its end, at even distances.
 		expect.True(t, r.Latency.P50 == 1 && near(r.Latency.P90, time.Second) && near(r.Latency.Max, 2*time.Second) &&

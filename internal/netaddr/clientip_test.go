@@ -10,8 +10,7 @@ import (
 )
 
 func TestKey(t *testing.T) {
-	trusted, err := ParsePrefixes([]string{"10.0.0.0/8", "192.0.2.9", "fd00::/8"})
-	must.NoError(t, err)
+	trusted := must.Value(ParsePrefixes([]string{"10.0.0.0/8", "192.0.2.9", "fd00::/8"}))(t)
 	for name, c := range map[string]struct {
 		trusted []netip.Prefix
 		bits    int

@@ -64,8 +64,7 @@ func withAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string, 
 // send sends a request over plain HTTP.
 func send(t *testing.T, n *Node, method, path, token, body string) (*http.Response, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, "http://"+addrOf(n.listeners.http)+path, strings.NewReader(body))
-	must.NoError(t, err)
+	r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+addrOf(n.listeners.http)+path, strings.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
 	if token != "" {
 		field := "Authorization"
@@ -74,11 +73,9 @@ func send(t *testing.T, n *Node, method, path, token, body string) (*http.Respon
 		}
 		r.Header.Set(field, "Bearer "+token)
 	}
-	resp, err := http.DefaultClient.Do(r)
-	must.NoError(t, err)
+	resp := must.Value(http.DefaultClient.Do(r))(t)
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	must.NoError(t, err)
+	text := must.Value(io.ReadAll(resp.Body))(t)
 	return resp, string(text)
 }
 
@@ -372,8 +369,7 @@ func TestCheckDoesNotCharge(t *testing.T) {
 func TestClientWithRoleCheck(t *testing.T) {
 	n, shop, _, _ := withAccess(t, nil)
 	for token, want := range map[string]error{shop: nil, "": client.ErrUnauthenticated, auth.NewToken(): client.ErrUnauthenticated} {
-		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token), client.WithTimeout(time.Minute))
-		must.NoError(t, err)
+		c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token), client.WithTimeout(time.Minute)))(t)
 		expect.ErrorIs(t, c.Ready(t.Context()), want, "Ready")
 		d, err := c.Policy("login").Peek(t.Context(), "k")
 		expect.True(t, !d.FailedOpen && (want == nil || errors.Is(err, want)), "%+v, %v, want %v", d, err, want)
@@ -387,8 +383,7 @@ func TestClientWithRoleCheck(t *testing.T) {
 func TestReadyTakesCheck(t *testing.T) {
 	n, shop, all, _ := withAccess(t, nil)
 	for token, want := range map[string]error{shop: nil, all: nil, "weir_wrong": client.ErrUnauthenticated} {
-		conn, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token))
-		must.NoError(t, err)
+		conn := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token)))(t)
 		expect.ErrorIs(t, conn.Ready(t.Context()), want)
 		conn.Close()
 	}

@@ -51,8 +51,7 @@ func everybody(t *testing.T, n *Node) context.Context {
 
 func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysResponse {
 	t.Helper()
-	top, err := n.TopKeys(everybody(t, n), r)
-	must.NoError(t, err)
+	top := must.Value(n.TopKeys(everybody(t, n), r))(t)
 	return top
 }
 
@@ -170,8 +169,7 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 		}
 	}
 	n.Stop()
-	log, err := os.ReadFile(n.cfg.Security.AuditLog)
-	must.NoError(t, err)
+	log := must.Value(os.ReadFile(n.cfg.Security.AuditLog))(t)
 	for _, want := range []string{
 		`"caller":"login","credential":"token","listener":"http"`, `"policy":"other","reason":"wrong_policy","what":"login may not use the policy \"other\" in the role keys"`,
 		`"caller":"api","credential":"token","listener":"http"`, `"inline_namespace":"default","reason":"wrong_policy"`,
@@ -194,8 +192,7 @@ func TestDescribeOfThree(t *testing.T) {
 		decider := ""
 		for _, n := range nodes {
 			target := limit.Target{Policy: "login", Key: key}
-			st, err := n.Describe(everybody(t, n), &target)
-			must.NoError(t, err)
+			st := must.Value(n.Describe(everybody(t, n), &target))(t)
 			if decider == "" {
 				decider = st.Node
 			}

@@ -22,8 +22,7 @@ import (
 // auditLines are the lines of an audit log, without their times.
 func auditLines(t *testing.T, name string) (lines []string) {
 	t.Helper()
-	data, err := os.ReadFile(name)
-	must.NoError(t, err)
+	data := must.Value(os.ReadFile(name))(t)
 	for line := range strings.Lines(string(data)) {
 		fields := make(map[string]any)
 		must.NoError(t, json.Unmarshal([]byte(line), &fields), "%q", line)
@@ -73,8 +72,7 @@ func TestAuditLog(t *testing.T) {
 	send(t, n, "POST", "/v1/check", all, `{"policy": "login", "key": "bob"}`)
 	_, _, callers := n.limiter.Shares()
 	expect.True(t, len(callers) == 1 && callers[0].Name == "everything" && callers[0].Keys == 1, "%+v", callers)
-	data, err := os.ReadFile(name)
-	must.NoError(t, err)
+	data := must.Value(os.ReadFile(name))(t)
 	expect.True(t, !strings.Contains(string(data), shop) && !strings.Contains(string(data), all) &&
 		!strings.Contains(string(data), "weir_wrong"), "the audit log has a token")
 }
@@ -115,8 +113,7 @@ func TestAuditOfGossipKeys(t *testing.T) {
 	step(weirv1.KeyAction_KEY_ACTION_LIST)
 	step(weirv1.KeyAction_KEY_ACTION_ADD)
 	for i, n := range nodes {
-		data, err := os.ReadFile(names[n.cfg.Name])
-		must.NoError(t, err)
+		data := must.Value(os.ReadFile(names[n.cfg.Name]))(t)
 		listener := `"listener":"peer"`
 		if i == 0 {
 			listener = `"listener":"grpc"`

@@ -44,14 +44,11 @@ func TestCallersCertificateInForce(t *testing.T) {
 			pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}, NotAfter: time.Now().Add(time.Hour)})
 			config := &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{pair}}
 
-			conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config)))
-			must.NoError(t, err)
+			conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
 			defer conn.Close()
-			streaming, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config)))
-			must.NoError(t, err)
+			streaming := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
 			defer streaming.Close()
-			stream, err := weirv1.NewLimiterClient(streaming).CheckStream(t.Context())
-			must.NoError(t, err)
+			stream := must.Value(weirv1.NewLimiterClient(streaming).CheckStream(t.Context()))(t)
 			transport := &http.Transport{TLSClientConfig: config.Clone()}
 			defer transport.CloseIdleConnections()
 			web := &http.Client{Transport: transport}

@@ -43,8 +43,7 @@ func stream(t *testing.T, n *Node, token string) func() (seen, bool) {
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := http.DefaultClient.Do(r)
-	must.NoError(t, err)
+	resp := must.Value(http.DefaultClient.Do(r))(t)
 	t.Cleanup(func() { resp.Body.Close() })
 	if resp.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(resp.Body)

@@ -26,13 +26,11 @@ func TestEveryMessageIsCounted(t *testing.T) {
 	})
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
 	for addr, server := range map[string]*grpc.Server{n.GRPCAddr(): n.grpcServer, n.PeerAddr(): n.peerServer} {
-		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
-		must.NoError(t, err)
+		conn := must.Value(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}))))(t)
 		defer conn.Close()
 		attacks := 0
 		for service, info := range server.GetServiceInfo() {
-			d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service))
-			must.NoError(t, err)
+			d := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))(t)
 			for _, m := range info.Methods {
 				request := d.(protoreflect.ServiceDescriptor).Methods().ByName(protoreflect.Name(m.Name)).Input()
 				for field, body := range manyElements(request, 4<<20-100) {

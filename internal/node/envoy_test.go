@@ -84,8 +84,7 @@ func TestEnvoyCluster(t *testing.T) {
 	entry := nodes[0]
 	ask := func(n *Node, r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitResponse_DescriptorStatus {
 		t.Helper()
-		out, err := envoyClient(t, n).ShouldRateLimit(t.Context(), r)
-		must.NoError(t, err)
+		out := must.Value(envoyClient(t, n).ShouldRateLimit(t.Context(), r))(t)
 		must.Equal(t, out.OverallCode, out.Statuses[0].Code, "%v", out)
 		return out.Statuses[0]
 	}
@@ -159,8 +158,7 @@ func TestEnvoyReload(t *testing.T) {
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	left := func(value string) uint32 {
-		out, err := envoyClient(t, n).ShouldRateLimit(t.Context(), envoyRequest("user", value))
-		must.NoError(t, err)
+		out := must.Value(envoyClient(t, n).ShouldRateLimit(t.Context(), envoyRequest("user", value)))(t)
 		return out.Statuses[0].LimitRemaining
 	}
 	expect.Equal(t, left("a"), 9, "left")

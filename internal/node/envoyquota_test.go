@@ -29,8 +29,7 @@ func quotaStream(t *testing.T, n *Node) quotav3.RateLimitQuotaService_StreamRate
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
-	stream, err := quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(t.Context())
-	must.NoError(t, err)
+	stream := must.Value(quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(t.Context()))(t)
 	return stream
 }
 
@@ -41,8 +40,7 @@ func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQ
 		BucketId: &quotav3.BucketId{Bucket: map[string]string{"name": "api", "tenant": tenant}}, NumRequestsDenied: 1,
 	}}})
 	must.NoError(t, err)
-	in, err := stream.Recv()
-	must.NoError(t, err)
+	in := must.Value(stream.Recv())(t)
 	if len(in.BucketAction) != 2 || in.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() != typev3.RateLimitStrategy_DENY_ALL {
 		t.Fatalf("%v", in)
 	}

@@ -41,8 +41,7 @@ func TestFilesReplacedByPipes(t *testing.T) {
 	}
 	for _, f := range n.files() {
 		name := files[f.name]
-		before, err := os.ReadFile(name)
-		must.NoError(t, err)
+		before := must.Value(os.ReadFile(name))(t)
 		swapForPipe(t, name)
 		n.Reload()
 		eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })

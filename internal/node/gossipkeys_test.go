@@ -161,8 +161,7 @@ func TestRotateByCommand(t *testing.T) {
 	cfg := nodes[0].cfg
 	cfg.Name, cfg.Join = "old", []string{nodes[0].view().Self.GossipAddr}
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))
-	old, err := Start(t.Context(), cfg)
-	must.NoError(t, err)
+	old := must.Value(Start(t.Context(), cfg))(t)
 	defer old.Stop()
 	refusedAt(t, nodes[0], "gossip", cluster.OtherKey)
 	// It is not left outside for good: it reads its file again.

@@ -17,8 +17,7 @@ func TestDNSRebinding(t *testing.T) {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addrOf(n.listeners.http)+path, nil)
 		must.NoError(t, err)
 		r.Host = host
-		resp, err := http.DefaultClient.Do(r)
-		must.NoError(t, err)
+		resp := must.Value(http.DefaultClient.Do(r))(t)
 		resp.Body.Close()
 		typ := resp.Header.Get("Content-Type")
 		expect.True(t, resp.StatusCode != http.StatusMisdirectedRequest || typ == "application/problem+json",

@@ -84,8 +84,7 @@ func TestMaxConnections(t *testing.T) {
 func TestRejectedClient(t *testing.T) {
 	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: -1} })
 	dial := func() *client.Client {
-		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(shop), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0))
-		must.NoError(t, err)
+		c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(shop), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0)))(t)
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -107,8 +106,7 @@ func TestRejectedClient(t *testing.T) {
 	expect.NoError(t, err, "a probe")
 	told := make(chan string, 1)
 	for range 50 {
-		c, err := net.Dial("tcp", addrOf(n.listeners.grpc))
-		must.NoError(t, err)
+		c := must.Value(net.Dial("tcp", addrOf(n.listeners.grpc)))(t)
 		t.Cleanup(func() { c.Close() })
 		go func() {
 			f, err := http2.NewFramer(c, c).ReadFrame()
@@ -139,8 +137,7 @@ func settingsOf(t *testing.T, addr string) map[http2.SettingID]uint32 {
 	f := http2.NewFramer(c, c)
 	must.NoError(t, f.WriteSettings())
 	for {
-		frame, err := f.ReadFrame()
-		must.NoError(t, err)
+		frame := must.Value(f.ReadFrame())(t)
 		if s, ok := frame.(*http2.SettingsFrame); ok && !s.IsAck() {
 			out := make(map[http2.SettingID]uint32)
 			_ = s.ForeachSetting(func(one http2.Setting) error { out[one.ID] = one.Val; return nil })
@@ -206,8 +203,7 @@ func TestClientBeyondMemory(t *testing.T) {
 			awaitSettled(t, n)
 			taken, most := n.callersMemory.InUse()
 			n.callersMemory.Force(int(most - taken - test.free))
-			c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0))
-			must.NoError(t, err)
+			c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0)))(t)
 			defer c.Close()
 			d, err := c.Policy("login").Allow(t.Context(), "k")
 			expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
@@ -240,8 +236,7 @@ func TestMaxConnectionAge(t *testing.T) {
 	cfg.Limits.MaxConnectionAge = time.Second
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
-	stream, err := weirv1.NewLimiterClient(dialed(t, n)).CheckStream(t.Context())
-	must.NoError(t, err)
+	stream := must.Value(weirv1.NewLimiterClient(dialed(t, n)).CheckStream(t.Context()))(t)
 	asked, answered := 0, 0
 	ended := make(chan error, 1)
 	go func() {
@@ -252,8 +247,7 @@ func TestMaxConnectionAge(t *testing.T) {
 			}
 		}
 	}()
-	c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed), client.WithTimeout(testkit.Patience))
-	must.NoError(t, err)
+	c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed), client.WithTimeout(testkit.Patience)))(t)
 	defer c.Close()
 	unary, transport := dialed(t, n), new(http.Transport)
 	defer transport.CloseIdleConnections()

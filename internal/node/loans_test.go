@@ -30,8 +30,7 @@ func TestStatusOfLoans(t *testing.T) {
 		b1.ID.Number++
 		for _, n := range []*Node{a, b} {
 			out := make([]limit.Lent, 1)
-			wait, err := n.limiter.Lend(t.Context(), []limit.Borrow{b1}, out)
-			must.NoError(t, err)
+			wait := must.Value(n.limiter.Lend(t.Context(), []limit.Borrow{b1}, out))(t)
 			if wait != nil {
 				wait()
 			}

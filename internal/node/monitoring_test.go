@@ -54,8 +54,7 @@ func readAlerts(t *testing.T) []alert {
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	must.NoError(t, err)
+	data := must.Value(os.ReadFile(path))(t)
 	return string(data)
 }
 
@@ -155,8 +154,7 @@ func TestDashboardParses(t *testing.T) {
 		}
 	}
 	group := map[string]any{"name": "dashboard", "rules": rules}
-	data, err := yaml.Marshal(map[string]any{"groups": []any{group}})
-	must.NoError(t, err)
+	data := must.Value(yaml.Marshal(map[string]any{"groups": []any{group}}))(t)
 	path := filepath.Join(t.TempDir(), "rules.yaml")
 	must.NoError(t, os.WriteFile(path, data, 0o600))
 	promtool(t, "check", "rules", path)
@@ -170,8 +168,7 @@ func scrape(t *testing.T, n *Node) exposed {
 	t.Helper()
 	_, text := get(t, n, "/metrics")
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	must.NoError(t, err)
+	families := must.Value(parser.TextToMetricFamilies(strings.NewReader(text)))(t)
 	page := exposed{}
 	add := func(name string, pairs []*dto.LabelPair, more ...string) {
 		labels := page[name]

@@ -51,8 +51,7 @@ func testConfig(t *testing.T, name string) Config {
 
 func mustStart(t *testing.T, cfg Config) *Node {
 	t.Helper()
-	n, err := Start(t.Context(), cfg)
-	must.NoError(t, err)
+	n := must.Value(Start(t.Context(), cfg))(t)
 	t.Cleanup(n.Stop)
 	return n
 }
@@ -109,11 +108,9 @@ func wantFree(t *testing.T, addrs ...string) {
 
 func get(t *testing.T, n *Node, path string) (int, string) {
 	t.Helper()
-	resp, err := http.Get("http://" + addrOf(n.listeners.http) + path)
-	must.NoError(t, err)
+	resp := must.Value(http.Get("http://" + addrOf(n.listeners.http) + path))(t)
 	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	must.NoError(t, err)
+	body := must.Value(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(body)
 }
 
@@ -197,8 +194,7 @@ func TestNodeWithoutGossip(t *testing.T) {
 
 // TestStartNodeErrors: whatever keeps a node from starting is named, and what was started before it is ended.
 func TestStartNodeErrors(t *testing.T) {
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	busy := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	taken := Port(busy.Addr().(*net.TCPAddr).Port)
 	short := testkit.WriteFile(t, "short", "secret")
@@ -246,8 +242,7 @@ func TestStartNodeErrors(t *testing.T) {
 }
 
 func TestAnyPortIfTaken(t *testing.T) {
-	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	busy := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	cfg := testConfig(t, "node")
 	cfg.HTTPPort, cfg.AnyPortIfTaken = Port(busy.Addr().(*net.TCPAddr).Port), true
@@ -263,8 +258,7 @@ func TestStop(t *testing.T) {
 		n := mustStart(t, testConfig(t, "node"))
 		awaitSettled(t, n)
 		for _, d := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
-			c, err := net.Dial("tcp", addrOf(d))
-			must.NoError(t, err)
+			c := must.Value(net.Dial("tcp", addrOf(d)))(t)
 			defer c.Close()
 			eventually(t, "the server to have taken the connection", func() bool {
 				_, anonymous, _ := d.Connections()
@@ -278,8 +272,7 @@ func TestStop(t *testing.T) {
 		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
 		must.NoError(t, err)
 		defer conn.Close()
-		watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
-		must.NoError(t, err)
+		watch := must.Value(healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{}))(t)
 		r, err := watch.Recv()
 		expect.True(t, err == nil && r.Status == healthv1.HealthCheckResponse_SERVING, "health: %v, %v", r, err)
 		asked := time.Now()
@@ -366,8 +359,7 @@ func TestConnectionsEndWithAnswers(t *testing.T) {
 	awaitSettled(t, n)
 	closes := func() bool {
 		t.Helper()
-		resp, err := http.Get("http://" + n.HTTPAddr() + "/healthz")
-		must.NoError(t, err)
+		resp := must.Value(http.Get("http://" + n.HTTPAddr() + "/healthz"))(t)
 		must.NoError(t, resp.Body.Close())
 		return resp.Close
 	}

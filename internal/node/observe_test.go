@@ -66,8 +66,7 @@ func texts(attributes []*commonv1.KeyValue) map[string]string {
 // startCollector serves a collector until the test ends and returns its URL.
 func startCollector(t *testing.T) (*collector, string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	c := new(collector)
 	server := grpc.NewServer()
 	collectorv1.RegisterTraceServiceServer(server, c)
@@ -102,14 +101,12 @@ func (c *collector) path(t *testing.T, from collected, caller string) string {
 // post sends a check with a header, unless its value is empty.
 func post(t *testing.T, n *Node, body, header, value string) *http.Response {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+addrOf(n.listeners.http)+"/v1/check", strings.NewReader(body))
-	must.NoError(t, err)
+	r := must.Value(http.NewRequestWithContext(t.Context(), "POST", "http://"+addrOf(n.listeners.http)+"/v1/check", strings.NewReader(body)))(t)
 	r.Header.Set("Content-Type", "application/json")
 	if value != "" {
 		r.Header.Set(header, value)
 	}
-	resp, err := http.DefaultClient.Do(r)
-	must.NoError(t, err)
+	resp := must.Value(http.DefaultClient.Do(r))(t)
 	resp.Body.Close()
 	return resp
 }
@@ -139,10 +136,8 @@ func TestTraceOverTwoNodes(t *testing.T) {
 
 		keys = 20
 	)
-	ids, err := hex.DecodeString(streamTrace + stream)
-	must.NoError(t, err)
-	checks, err := weirv1.NewLimiterClient(conn).CheckStream(t.Context())
-	must.NoError(t, err)
+	ids := must.Value(hex.DecodeString(streamTrace + stream))(t)
+	checks := must.Value(weirv1.NewLimiterClient(conn).CheckStream(t.Context()))(t)
 	// The same keys over both protocols of a, among them surely some of b's; and once without a trace.
 	for k := range keys {
 		key := fmt.Sprintf("secret-%d", k)

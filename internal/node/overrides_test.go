@@ -119,8 +119,7 @@ func TestOverridesOfACluster(t *testing.T) {
 		{fmt.Sprintf(onePolicy, 7), ""},
 	} {
 		must.NoError(t, os.WriteFile(file, []byte(change.policies), 0o600))
-		set, err := policy.Parse(file, []byte(change.policies))
-		must.NoError(t, err)
+		set := must.Value(policy.Parse(file, []byte(change.policies)))(t)
 		for _, n := range []*Node{a, b, c} {
 			n.Reload()
 			eventually(t, "the file is in force", func() bool { return n.filePolicies().Hash() == set.Hash() })
@@ -216,8 +215,7 @@ callers:
 	_, list := send(t, n, "GET", "/v1/overrides", ops, "")
 	expect.True(t, !strings.Contains(list, "secret"), "ops sees another policy's: %s", list)
 	n.Stop()
-	log, err := os.ReadFile(cfg.Security.AuditLog)
-	must.NoError(t, err)
+	log := must.Value(os.ReadFile(cfg.Security.AuditLog))(t)
 	for _, want := range []string{
 		`"msg":"override","caller":"ops","credential":"token","listener":"http"`,
 		`"policy":"partner-x","key":"k\nx","what":"set {\"limit\":2}"}`,
@@ -235,8 +233,7 @@ callers:
 func TestOverridesByClient(t *testing.T) {
 	n := mustStart(t, testConfig(t, "a"))
 	awaitSettled(t, n)
-	c, err := client.Dial(t.Context(), n.GRPCAddr())
-	must.NoError(t, err)
+	c := must.Value(client.Dial(t.Context(), n.GRPCAddr()))(t)
 	defer c.Close()
 	var many []control.Entry
 	for i := range 1500 {

@@ -53,8 +53,7 @@ func TestRESPSecured(t *testing.T) {
 	if got, err := ask(check, a.Pair(certstest.Leaf{DNS: []string{"shop.test"}, Expired: true})); err == nil {
 		t.Errorf("with an expired certificate: %q", got)
 	}
-	plain, err := net.Dial("tcp", addrOf(n.listeners.resp))
-	must.NoError(t, err)
+	plain := must.Value(net.Dial("tcp", addrOf(n.listeners.resp)))(t)
 	defer plain.Close()
 	_, _ = io.WriteString(plain, check) // the read tells
 	out, _ := io.ReadAll(plain)

@@ -28,8 +28,7 @@ func TestReadSecret(t *testing.T) {
 	const secret = "0123456789abcdef0123456789abcdef"
 	key := func(content string) ring.HashKey {
 		t.Helper()
-		k, err := readSecret(testkit.WriteFile(t, "secret", content))
-		must.NoError(t, err)
+		k := must.Value(readSecret(testkit.WriteFile(t, "secret", content)))(t)
 		return k
 	}
 	// Nodes of different builds must agree: this value, worked out with another HKDF, never changes.
@@ -52,8 +51,7 @@ func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, 
 	if token != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
-	stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
-	must.NoError(t, err)
+	stream := must.Value(weirv1.NewLimiterClient(conn).CheckStream(ctx))(t)
 	must.NoError(t, stream.Send(&weirv1.CheckStreamRequest{Topology: true}))
 	out, err := stream.Recv()
 	if err == nil && out.Error != nil {
@@ -66,8 +64,7 @@ func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, 
 func TestHashKeyIsToldToWhoMayKnow(t *testing.T) {
 	const secret = "0123456789abcdef0123456789abcdef"
 	file := testkit.WriteFile(t, "secret", secret)
-	key, err := readSecret(file)
-	must.NoError(t, err)
+	key := must.Value(readSecret(file))(t)
 	n, shop, all, book := withAccess(t, func(cfg *Config) { cfg.Security.SecretFile = file })
 	told, err := topologyOf(t, n, all)
 	expect.True(t, err == nil && string(told.GetHashKey()) == string(key.Bytes()) &&
@@ -94,8 +91,7 @@ func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
 		}
 		n := mustStart(t, cfg)
 		awaitSettled(t, n)
-		told, err := topologyOf(t, n, "")
-		must.NoError(t, err)
+		told := must.Value(topologyOf(t, n, ""))(t)
 		keys = append(keys, string(told.GetHashKey()))
 	}
 	if len(keys[0]) != ring.HashKeySize || len(keys[1]) != ring.HashKeySize || keys[0] == keys[1] || keys[2] != "" {
@@ -114,14 +110,12 @@ func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 	cfg.Security.SecretFile, cfg.Join = file, []string{a.view().Self.GossipAddr}
 	b := mustStart(t, cfg)
 	awaitSettled(t, a, b)
-	c, err := client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc), client.WithTimeout(testkit.Patience))
-	must.NoError(t, err)
+	c := must.Value(client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc), client.WithTimeout(testkit.Patience)))(t)
 	t.Cleanup(func() { c.Close() })
 	forwarded := func() (sum float64) {
 		for _, n := range []*Node{a, b} {
 			for _, m := range regexp.MustCompile(`(?m)^weir_forwarded_total{answered="true"} (.*)$`).FindAllStringSubmatch(metricsOf(t, n), -1) {
-				v, err := strconv.ParseFloat(m[1], 64)
-				must.NoError(t, err)
+				v := must.Value(strconv.ParseFloat(m[1], 64))(t)
 				sum += v
 			}
 		}

@@ -86,8 +86,7 @@ func refusedAt(t *testing.T, n *Node, listener, reason string) {
 func metricsOf(t *testing.T, n *Node) string {
 	t.Helper()
 	w := &pageWriter{header: http.Header{}}
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
-	must.NoError(t, err)
+	r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))(t)
 	n.metrics.Handler().ServeHTTP(w, r)
 	return w.String()
 }
@@ -366,8 +365,7 @@ func TestSecurityWarning(t *testing.T) {
 		cfg := testConfig(t, "node")
 		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
 		c.change(&cfg)
-		s, err := openSecurity(cfg.Security, cfg.Logger)
-		must.NoError(t, err)
+		s := must.Value(openSecurity(cfg.Security, cfg.Logger))(t)
 		s.warn(cfg)
 		s.close()
 		text := book.String()
@@ -385,8 +383,7 @@ func TestSecurityWarning(t *testing.T) {
 // TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	var book testkit.Buffer
-	s, err := openSecurity(Security{}, book.Logger())
-	must.NoError(t, err)
+	s := must.Value(openSecurity(Security{}, book.Logger()))(t)
 	defer s.close()
 	now := time.Unix(1000, 0)
 	s.denials.now = func() time.Time { return now }
@@ -419,8 +416,7 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 		}
 	}
 	write("weir.test")
-	s, err := openSecurity(cfg, book.Logger())
-	must.NoError(t, err)
+	s := must.Value(openSecurity(cfg, book.Logger()))(t)
 	defer s.close()
 	before := s.peers.Expiry()
 	write("another")
@@ -469,8 +465,7 @@ func TestReplay(t *testing.T) {
 	must.NoError(t, conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{},
 		&peerv1.InspectResponse{}))
 	conn.Close()
-	raw, err := net.Dial("tcp", addr)
-	must.NoError(t, err)
+	raw := must.Value(net.Dial("tcp", addr))(t)
 	defer raw.Close()
 	_, err = raw.Write(sent.recorded())
 	must.NoError(t, err)

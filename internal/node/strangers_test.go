@@ -34,8 +34,7 @@ const checkMethod = weirv1.Limiter_Check_FullMethodName
 // dialed connects to a node's gRPC port, in plain text.
 func dialed(t *testing.T, n *Node, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	must.NoError(t, err)
+	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }

@@ -51,8 +51,7 @@ func (b *buffer) lines(t *testing.T) (lines []map[string]any) {
 
 func open(t *testing.T, name string, out *buffer) *AuditLog {
 	t.Helper()
-	l, err := OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }})
-	must.NoError(t, err)
+	l := must.Value(OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }}))(t)
 	return l
 }
 
@@ -120,8 +119,7 @@ func TestDeniedAreBounded(t *testing.T) {
 func TestFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "audit.log")
 	count := func(name string) int {
-		data, err := os.ReadFile(name)
-		must.NoError(t, err)
+		data := must.Value(os.ReadFile(name))(t)
 		return strings.Count(string(data), "\n")
 	}
 	for range 2 {
@@ -161,8 +159,7 @@ func (s *stuck) Write(p []byte) (int, error) {
 func TestAuditStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out := &stuck{let: make(chan struct{})}
-		l, err := OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 2000, OnError: func(err error) { t.Error(err) }})
-		must.NoError(t, err)
+		l := must.Value(OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 2000, OnError: func(err error) { t.Error(err) }}))(t)
 		before := time.Now()
 		for range 100 {
 			l.Record(auth.Event{Action: auth.ActionReset, Target: limit.Target{Policy: "login", Key: "alice"}})
@@ -191,8 +188,7 @@ func TestAuditStall(t *testing.T) {
 func TestAuditWriteErrors(t *testing.T) {
 	out := &buffer{err: errors.New("full")}
 	reported := 0
-	l, err := OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(error) { reported++ }})
-	must.NoError(t, err)
+	l := must.Value(OpenAudit(AuditConfig{Name: AuditStderr, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(error) { reported++ }}))(t)
 	reset := auth.Event{Action: auth.ActionReset}
 	for _, c := range []struct {
 		err  error

@@ -54,8 +54,7 @@ weir_call_errors_total{code="NOAUTH",protocol="resp"} 1
 weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 `
 	expect.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(errors), "weir_call_errors_total"))
-	families, err := m.registry.Gather()
-	must.NoError(t, err)
+	families := must.Value(m.registry.Gather())(t)
 	counts := map[string]uint64{}
 	for _, f := range families {
 		for _, s := range f.Metric {

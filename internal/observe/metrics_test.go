@@ -170,8 +170,7 @@ weir_refusals_remembered_total{policy="login"} 0
 	expect.NoError(t, testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("16", "3")+rest), names...))
 	// The peaks start anew with each scrape; the counters go on.
 	expect.NoError(t, testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("0", "0")+rest), names...))
-	got, err := m.pageFor("a test").Gather()
-	must.NoError(t, err)
+	got := must.Value(m.pageFor("a test").Gather())(t)
 	for _, f := range got {
 		if f.GetName() != "weir_requests_total" {
 			continue
@@ -184,8 +183,7 @@ weir_refusals_remembered_total{policy="login"} 0
 			}
 		}
 	}
-	problems, err := testutil.GatherAndLint(m.pageFor("a test"))
-	must.NoError(t, err)
+	problems := must.Value(testutil.GatherAndLint(m.pageFor("a test")))(t)
 	for _, p := range problems {
 		// The one name that dashboards were promised, against the linter's taste.
 		expect.Equal(t, p.Metric, "weir_current_window_count", "%s", p.Text)
@@ -196,13 +194,12 @@ weir_refusals_remembered_total{policy="login"} 0
 func TestMembers(t *testing.T) {
 	l := limiter.New(limiter.Config{})
 	defer l.Close()
-	c, err := cluster.Start(cluster.Config{
+	c := must.Value(cluster.Start(cluster.Config{
 		Name: "a", Logger: slog.New(slog.DiscardHandler),
 		Identify: func(context.Context, string) (cluster.Identity, error) {
 			return cluster.Identity{}, errors.New("nobody is asked")
 		},
-	})
-	must.NoError(t, err)
+	}))(t)
 	defer c.Close()
 	m := NewMetrics(MetricsConfig{
 		Limiter: l, View: c.View, Ready: func() bool { return false },
@@ -235,8 +232,7 @@ weir_ready 0
 
 // TestShares: policies, the largest namespaces and callers have lines, and the rest of each one together.
 func TestShares(t *testing.T) {
-	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 4, window: 1m, max_keys: 2}]`))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 4, window: 1m, max_keys: 2}]`)))(t)
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
 	own := &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}

@@ -17,8 +17,7 @@ import (
 
 func newRecorder(t *testing.T) *TopKeys {
 	t.Helper()
-	r, err := NewTopKeys()
-	must.NoError(t, err)
+	r := must.Value(NewTopKeys())(t)
 	r.Tick(0)
 	return r
 }

@@ -33,8 +33,7 @@ const (
 func newTracer(t *testing.T, sample float64) (*Tracer, func() tracetest.SpanStubs) {
 	t.Helper()
 	memory := tracetest.NewInMemoryExporter()
-	tracer, err := NewTracer(TracingConfig{Sample: sample, CallerRate: 1000, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory})
-	must.NoError(t, err)
+	tracer := must.Value(NewTracer(TracingConfig{Sample: sample, CallerRate: 1000, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory}))(t)
 	t.Cleanup(func() {
 		expect.NoError(t, tracer.Close(context.WithoutCancel(t.Context())))
 	})

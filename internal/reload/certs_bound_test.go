@@ -23,8 +23,7 @@ func (b *bindable) CheckWith(check func() error) { b.check = check }
 // echo serves TLS connections that send back what they get, until the test ends.
 func echo(t *testing.T, config *tls.Config) (address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -25,8 +25,7 @@ const (
 
 func open(t *testing.T, files CertFiles) *Certs {
 	t.Helper()
-	s, err := OpenCerts(files, CertConfig{Flags: CertFiles{"cert", "key", "ca"}})
-	must.NoError(t, err)
+	s := must.Value(OpenCerts(files, CertConfig{Flags: CertFiles{"cert", "key", "ca"}}))(t)
 	t.Cleanup(func() {
 		expect.NoError(t, s.Close())
 	})
@@ -43,8 +42,7 @@ func issued(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) *Certs {
 // meet has a client and a server shake hands and exchange a byte, and returns what each thought of it.
 func meet(t *testing.T, server, client *tls.Config) (state tls.ConnectionState, serverErr, clientErr error) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	done := make(chan error, 1)
 	go func() {
@@ -325,8 +323,7 @@ func TestOwnName(t *testing.T) {
 	cfg := config()
 	cfg.OnChange, cfg.OnError = func() { changed <- struct{}{} }, func(err error) { failed <- err }
 	files := of(dir, good)
-	s, err := OpenCerts(files, cfg)
-	must.NoError(t, err)
+	s := must.Value(OpenCerts(files, cfg))(t)
 	defer s.Close()
 	before := s.Expiry()
 	for want, write := range bad {
@@ -350,8 +347,7 @@ func TestOwnName(t *testing.T) {
 	// Nobody's clock is so exact that one could wait for the moment from which on a certificate is valid.
 	cfg = config()
 	cfg.Now = func() time.Time { return time.Now().Add(-2 * time.Hour) }
-	early, err := OpenCerts(of(t.TempDir(), good), cfg)
-	must.NoError(t, err)
+	early := must.Value(OpenCerts(of(t.TempDir(), good), cfg))(t)
 	early.Close()
 }
 
@@ -361,8 +357,7 @@ func FuzzAuthorities(f *testing.F) {
 	a := certstest.NewAuthority(f, "a")
 	cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{"x"}})
 	for _, name := range []string{cert, key, ca} {
-		text, err := os.ReadFile(name)
-		must.NoError(f, err)
+		text := must.Value(os.ReadFile(name))(f)
 		f.Add(text)
 		f.Add(append(bytes.Clone(text), text...))
 		f.Add(text[:len(text)/2])

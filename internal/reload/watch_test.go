@@ -70,9 +70,7 @@ func watchBy(t *testing.T, name string, cfg Config[int], events *fsnotify.Watche
 	cfg.Parse, cfg.Read = parse, read
 	cfg.OnChange = func(s int) { w.changes <- s }
 	cfg.OnError = func(err error) { w.errs <- err }
-	var err error
-	w.Watcher, err = load([]string{name}, cfg, events)
-	must.NoError(t, err)
+	w.Watcher = must.Value(load([]string{name}, cfg, events))(t)
 	w.Watch()
 	t.Cleanup(func() { must.NoError(t, w.Close()) })
 	return w
@@ -80,8 +78,7 @@ func watchBy(t *testing.T, name string, cfg Config[int], events *fsnotify.Watche
 
 func newEvents(t *testing.T) *fsnotify.Watcher {
 	t.Helper()
-	events, err := fsnotify.NewWatcher()
-	must.NoError(t, err)
+	events := must.Value(fsnotify.NewWatcher())(t)
 	return events
 }
 
@@ -325,8 +322,7 @@ func TestSettling(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
 	var reported []error
-	w, err := load([]string{file}, Config[int]{Parse: parse, Read: prefix, OnError: func(err error) { reported = append(reported, err) }}, nil)
-	must.NoError(t, err)
+	w := must.Value(load([]string{file}, Config[int]{Parse: parse, Read: prefix, OnError: func(err error) { reported = append(reported, err) }}, nil))(t)
 	step := func(wantMore bool, want, wantErrors int) {
 		t.Helper()
 		if more := w.handle(w.readAll()); more != wantMore || w.Current() != want || len(reported) != wantErrors {
@@ -389,8 +385,7 @@ func TestSize(t *testing.T) {
 	write(t, file, strings.Repeat("x", 100))
 	length := 0
 	cfg := Config[int]{MaxSize: 10, Parse: func(contents [][]byte) (int, error) { length = len(contents[0]); return 0, nil }}
-	w, err := Start([]string{file}, cfg)
-	must.NoError(t, err)
+	w := must.Value(Start([]string{file}, cfg))(t)
 	must.NoError(t, w.Close())
 	expect.Equal(t, length, 11, "bytes were read")
 }
@@ -501,10 +496,9 @@ func TestCloseHanging(t *testing.T) {
 	write(t, name, content(1))
 	var fs hang
 	failed := make(chan error, 1)
-	w, err := load([]string{name}, Config[int]{
+	w := must.Value(load([]string{name}, Config[int]{
 		Parse: parse, Read: fs.read, Poll: time.Millisecond, Timeout: time.Millisecond, OnError: func(err error) { failed <- err },
-	}, newEvents(t))
-	must.NoError(t, err)
+	}, newEvents(t)))(t)
 	fs.begin()
 	w.Watch()
 	<-failed

@@ -23,8 +23,7 @@ type read struct {
 
 func readAll(t *testing.T, in io.Reader, cfg LogConfig) ([]read, *Log) {
 	t.Helper()
-	l, err := NewLog(in, cfg)
-	must.NoError(t, err)
+	l := must.Value(NewLog(in, cfg))(t)
 	defer l.Close()
 	var all []read
 	for {

@@ -15,8 +15,7 @@ func report(t *testing.T) *Report {
 	t.Helper()
 	src := list{{1e9, []byte("</script><img src=x onerror=alert(1)>"), 1}, {2e9, []byte("</script><img src=x onerror=alert(1)>"), 1}, {2e9, []byte("b"), 9}}
 	set := parse(t, "policies: [{name: one, algorithm: sliding_log, limit: 1, window: 1m}]")
-	res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &Share{}})
-	must.NoError(t, err)
+	res := must.Value(Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &Share{}}))(t)
 	return &Report{Result: res, Input: "<b>in</b>", Malformed: 1, BadLines: []BadLine{{3, "is bad", `"<i>"`}}}
 }
 

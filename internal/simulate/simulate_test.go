@@ -31,8 +31,7 @@ func (l *list) Read(e *Event) error {
 
 func parse(t testing.TB, text string) *policy.Set {
 	t.Helper()
-	set, err := policy.Parse("p.yaml", []byte(text))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("p.yaml", []byte(text)))(t)
 	return set
 }
 
@@ -82,8 +81,7 @@ func TestNodeDecidesTheSame(t *testing.T) {
 		set := parse(t, candidates)
 		events := traffic(seed, 3000)
 		src := list(events)
-		res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies()})
-		must.NoError(t, err)
+		res := must.Value(Run(t.Context(), Config{Source: &src, Policies: set.Policies()}))(t)
 		var mono, wall atomic.Int64
 		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: mono.Load(), Wall: wall.Load()} }})
 		type counts struct{ admitted, refused, units int64 }
@@ -124,8 +122,7 @@ func TestFindings(t *testing.T) {
 	p, _ := set.Get("log")
 	events := traffic(7, 8000)
 	src := list(events)
-	res, err := Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}})
-	must.NoError(t, err)
+	res := must.Value(Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}}))(t)
 	got := res.Candidates[0]
 
 	limits := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 20, Window: 10 * time.Second}}
@@ -215,8 +212,7 @@ func TestSuggest(t *testing.T) {
 	events := traffic(3, 300)
 	for _, share := range []Share{{Callers, 0}, {Callers, 0.3}, {Requests, 0.02}, {Requests, 1}} {
 		src := list(events)
-		res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &share})
-		must.NoError(t, err)
+		res := must.Value(Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &share}))(t)
 		for _, c := range res.Candidates {
 			got := c.Suggestion
 			if c.Policy == "two" {
@@ -228,8 +224,7 @@ func TestSuggest(t *testing.T) {
 				text := fmt.Sprintf("policies: [{name: log, algorithm: sliding_log, limit: %d, window: 3s}, {name: bucket, algorithm: token_bucket, limit: %d, window: 1s, capacity: %d}, {name: blocked, algorithm: sliding_log, limit: %d, window: 3s, overrides: [{key: k2, blocked: true}]}]", l, l, 2*l, l)
 				p, _ := parse(t, text).Get(c.Policy)
 				src := list(events)
-				one, err := Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}})
-				must.NoError(t, err)
+				one := must.Value(Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}}))(t)
 				x := one.Candidates[0]
 				if share.Of == Callers && x.ShareTouched <= share.Most || share.Of == Requests && float64(x.Refused) <= share.Most*float64(res.Events) {
 					want = l
@@ -268,8 +263,7 @@ func TestGenerators(t *testing.T) {
 	for _, p := range Patterns() {
 		cfg := PatternConfig{Pattern: p, Rate: 5, For: 48 * time.Hour, Keys: 3, Seed: 4}
 		all := func() (events []Event) {
-			g, err := NewGenerator(cfg)
-			must.NoError(t, err)
+			g := must.Value(NewGenerator(cfg))(t)
 			var e Event
 			for g.Read(&e) == nil {
 				events = append(events, e)

@@ -35,7 +35,7 @@ func startPrometheus(t *testing.T, nodes ...*process) *prometheus {
 	if err != nil {
 		t.Skip("prometheus is not installed (Debian: apt-get install prometheus)")
 	}
-	rules := need[[]byte](t)(os.ReadFile("../../deploy/monitoring/alerts.yaml"))
+	rules := must.Value(os.ReadFile("../../deploy/monitoring/alerts.yaml"))(t)
 	rules = regexp.MustCompile(`(?m)^( +for: )\d+m$`).ReplaceAll(rules, []byte("${1}1s"))
 	rules = regexp.MustCompile(`\[5m\]`).ReplaceAll(rules, []byte("[2s]"))
 	rules = regexp.MustCompile(`\[1h\]`).ReplaceAll(rules, []byte("[24s]"))
@@ -73,7 +73,7 @@ scrape_configs:
 // freeAddr is a loopback address that nobody listens on at the moment.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l := need[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	return l.Addr().String()
 }

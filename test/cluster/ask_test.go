@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"testing"
 	"time"
 
 	"google.golang.org/grpc"
@@ -62,11 +61,9 @@ func (p *process) post(path, contentType string, body []byte) (int, http.Header,
 // get reads a page of the HTTP API.
 func (p *process) get(path string) (code int, page string) {
 	p.t.Helper()
-	resp, err := p.web.Get("http://" + p.http + path)
-	must.NoError(p.t, err)
+	resp := must.Value(p.web.Get("http://" + p.http + path))(p.t)
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	must.NoError(p.t, err)
+	text := must.Value(io.ReadAll(resp.Body))(p.t)
 	return resp.StatusCode, string(text)
 }
 
@@ -114,20 +111,10 @@ func (p *process) status() status {
 // connect opens a gRPC connection to the node's port for callers.
 func (p *process) connect() *grpc.ClientConn {
 	p.t.Helper()
-	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(p.t, err)
+	conn := must.Value(grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials())))(p.t)
 	p.t.Cleanup(func() { conn.Close() })
 	return conn
 }
 
 // dial is connect for those who only want to ask the limiter.
 func (p *process) dial() weirv1.LimiterClient { return weirv1.NewLimiterClient(p.connect()) }
-
-// need returns v, or ends the test.
-func need[T any](t *testing.T) func(v T, err error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		must.NoError(t, err)
-		return v
-	}
-}

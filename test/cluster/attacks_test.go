@@ -96,7 +96,7 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	dir := filepath.Join(t.TempDir(), "secrets")
 	code, _, errs := weir(t, "secrets", dir)
 	must.Equal(t, code, 0, "%v", errs)
-	read := func(name string) string { return string(need[[]byte](t)(os.ReadFile(filepath.Join(dir, name)))) }
+	read := func(name string) string { return string(must.Value(os.ReadFile(filepath.Join(dir, name)))(t)) }
 	s := &secured{tokens: map[string]string{"operator": read("tokens/operator"), "shop": auth.NewToken(), "thief": auth.NewToken()}, audit: t.TempDir()}
 	access := read("weir-access/access.yaml")
 	for _, name := range []string{"shop", "thief"} {
@@ -107,7 +107,7 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 	s.tls = &tls.Config{RootCAs: roots, ServerName: "weir"}
 	s.fleet = newFleet(t, 3, attackedPolicies, nil)
 	in := func(name string) string { return filepath.Join(dir, name) }
-	pair := need[tls.Certificate](t)(tls.LoadX509KeyPair(in("weir-nodes-tls/tls.crt"), in("weir-nodes-tls/tls.key")))
+	pair := must.Value(tls.LoadX509KeyPair(in("weir-nodes-tls/tls.crt"), in("weir-nodes-tls/tls.key")))(t)
 	s.nodes = &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{pair}}
 	s.args = append(s.args,
 		"--envoy-config", filepath.Dir(writeFile(t, "edge.yaml", attackedEnvoy)), "--access-file", writeFile(t, "access.yaml", access),
@@ -136,8 +136,8 @@ func startSecured(t *testing.T, prepare func(*secured)) *secured {
 // conn is a caller's connection to a member.
 func (s *secured) conn(caller string, m *member) *grpc.ClientConn {
 	s.t.Helper()
-	conn := need[*grpc.ClientConn](s.t)(grpc.NewClient("passthrough:///"+m.grpcAddr(),
-		grpc.WithTransportCredentials(credentials.NewTLS(s.tls)), grpc.WithPerRPCCredentials(token(s.tokens[caller]))))
+	conn := must.Value(grpc.NewClient("passthrough:///"+m.grpcAddr(),
+		grpc.WithTransportCredentials(credentials.NewTLS(s.tls)), grpc.WithPerRPCCredentials(token(s.tokens[caller]))))(s.t)
 	s.t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -152,7 +152,7 @@ func (s *secured) callers(caller string) (all []weirv1.LimiterClient) {
 
 // send sends a request of a caller over HTTP to a member that may not listen; headers are written as name, value.
 func (s *secured) send(caller string, m *member, method, path, body string, headers ...string) (code int, answer string, err error) {
-	r := need[*http.Request](s.t)(http.NewRequest(method, "https://"+m.http+path, strings.NewReader(body)))
+	r := must.Value(http.NewRequest(method, "https://"+m.http+path, strings.NewReader(body)))(s.t)
 	r.Header.Set("Authorization", "Bearer "+s.tokens[caller])
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(headers); i += 2 {
@@ -208,10 +208,10 @@ func (s *secured) nodesCertificate(t *testing.T) {
 	must.NoError(t, json.Unmarshal([]byte(page), &st))
 	st.Members = append(st.Members, struct{ Name, Boot string }{"thief", "1"})
 	for i, m := range s.members {
-		conn := need[*grpc.ClientConn](t)(grpc.NewClient("passthrough:///"+m.ip+":"+fleetPeer, grpc.WithTransportCredentials(credentials.NewTLS(s.nodes))))
+		conn := must.Value(grpc.NewClient("passthrough:///"+m.ip+":"+fleetPeer, grpc.WithTransportCredentials(credentials.NewTLS(s.nodes))))(t)
 		defer conn.Close()
 		for _, of := range st.Members {
-			boot := need[uint64](t)(strconv.ParseUint(of.Boot, 16, 64))
+			boot := must.Value(strconv.ParseUint(of.Boot, 16, 64))(t)
 			_, err := peerv1.NewOverridesClient(conn).Notify(t.Context(), &peerv1.NotifyOverridesRequest{Name: of.Name, Boot: boot})
 			member := of.Name != m.name && of.Name != "thief"
 			expect.True(t, (err == nil) == member, "%s is told of overrides by %s: %v", m.name, of.Name, err)
@@ -236,16 +236,15 @@ func (s *secured) borrowInANodesName(t *testing.T) {
 	must.True(t, err == nil && len(st.Members) == 3, "%v %v", err, page)
 	for _, c := range s.callers("thief") {
 		for _, m := range st.Members {
-			boot, err := strconv.ParseUint(m.Boot, 16, 64)
-			must.NoError(t, err)
-			stream := need[weirv1.Limiter_CheckStreamClient](t)(c.CheckStream(t.Context()))
+			boot := must.Value(strconv.ParseUint(m.Boot, 16, 64))(t)
+			stream := must.Value(c.CheckStream(t.Context()))(t)
 			in := &weirv1.BorrowRequest{Borrower: boot}
 			for number := range uint64(100) {
 				in.Loans = append(in.Loans, &weirv1.LoanReport{Number: number, Target: targetOf("log", "alice"), Granted: 1e9, Returned: 1e9, Known: 1e9})
 			}
 			in.Loans = append(in.Loans, &weirv1.LoanReport{Number: 1000, Target: targetOf("log", "greedy"), Want: 1e9})
 			must.NoError(t, stream.Send(&weirv1.CheckStreamRequest{Borrow: in}))
-			out := need[*weirv1.CheckStreamResponse](t)(stream.Recv())
+			out := must.Value(stream.Recv())(t)
 			n := out.Borrow.Loans[100].Granted
 			expect.True(t, n <= 2000/8, "%d units were lent of 2000", n)
 		}
@@ -409,7 +408,7 @@ func (s *secured) overridesDenied(t *testing.T) {
 		}
 		n := m.metrics().value("weir_access_denied_total") - before
 		expect.True(t, n == 4, "%s counted %v denials of 4", m.name, n)
-		log := string(need[[]byte](t)(os.ReadFile(filepath.Join(s.audit, m.name))))
+		log := string(must.Value(os.ReadFile(filepath.Join(s.audit, m.name)))(t))
 		if n := strings.Count(log, `"caller":"thief"`); n < 4 {
 			t.Errorf("the audit log has %d lines of the thief's: %s", n, log)
 		}
@@ -507,11 +506,11 @@ func TestAttacksOnOpenNodes(t *testing.T) {
 	t.Parallel()
 	m := startNode(t, "--policies", writeFile(t, "policies.yaml", attackedPolicies)).awaitReady()
 	send := func(method, path, body string, headers ...string) *http.Response {
-		r := need[*http.Request](t)(http.NewRequestWithContext(t.Context(), method, "http://"+m.http+path, strings.NewReader(body)))
+		r := must.Value(http.NewRequestWithContext(t.Context(), method, "http://"+m.http+path, strings.NewReader(body)))(t)
 		for i := 0; i < len(headers); i += 2 {
 			r.Header.Set(headers[i], headers[i+1])
 		}
-		resp := need[*http.Response](t)(http.DefaultClient.Do(r))
+		resp := must.Value(http.DefaultClient.Do(r))(t)
 		t.Cleanup(func() { resp.Body.Close() })
 		return resp
 	}
@@ -526,7 +525,7 @@ func TestAttacksOnOpenNodes(t *testing.T) {
 		}
 	}
 	resp := send("POST", "/v1/check", `{"policy":"log","key":"page","cost":0}`, "Content-Type", "application/json")
-	answer := string(need[[]byte](t)(io.ReadAll(resp.Body)))
+	answer := string(must.Value(io.ReadAll(resp.Body))(t))
 	expect.True(t, strings.Contains(answer, `"remaining":2000`), "a page has charged: %s", answer)
 
 	expect.Equal(t, send("GET", "/console/events", "").StatusCode, http.StatusForbidden, "a page of another site")
@@ -538,9 +537,9 @@ func TestAttacksOnOpenNodes(t *testing.T) {
 	}
 	expect.Equal(t, held, 8, "streams of one address")
 	other := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)}}).DialContext}}
-	r := need[*http.Request](t)(http.NewRequestWithContext(t.Context(), "GET", "http://"+m.http+"/console/events", nil))
+	r := must.Value(http.NewRequestWithContext(t.Context(), "GET", "http://"+m.http+"/console/events", nil))(t)
 	r.Header.Set("Weir-Console", "page")
-	resp = need[*http.Response](t)(other.Do(r))
+	resp = must.Value(other.Do(r))(t)
 	defer resp.Body.Close()
 	expect.Equal(t, resp.StatusCode, http.StatusOK, "another address")
 }
@@ -664,7 +663,7 @@ func (f *flooded) elements(t *testing.T) {
 		"weir.v1.Limiter", "weir.v1.Overrides", "weir.v1.Admin", "envoy.service.ratelimit.v3.RateLimitService",
 		"kuadrant.service.ratelimit.v1.RateLimitService", "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
 	} {
-		d := need[protoreflect.Descriptor](t)(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))
+		d := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))(t)
 		methods := d.(protoreflect.ServiceDescriptor).Methods()
 		for i := range methods.Len() {
 			fields := methods.Get(i).Input().Fields()

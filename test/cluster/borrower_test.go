@@ -180,7 +180,7 @@ type borrower struct {
 func startBorrower(t *testing.T, wrapper []string, plan borrowerPlan) *borrower {
 	t.Helper()
 	plan.Records = filepath.Join(t.TempDir(), "records")
-	file := need[*os.File](t)(os.Create(plan.Records))
+	file := must.Value(os.Create(plan.Records))(t)
 	defer file.Close()
 	must.NoError(t, file.Truncate(int64(maxQuestions*questionSize)))
 	b := &borrower{t: t, plan: plan, done: make(chan struct{})}
@@ -188,14 +188,14 @@ func startBorrower(t *testing.T, wrapper []string, plan borrowerPlan) *borrower 
 	must.NoError(t, err)
 	b.records = records
 	t.Cleanup(unmap)
-	text := need[[]byte](t)(json.Marshal(plan))
-	line := slices.Concat(wrapper, []string{need[string](t)(os.Executable()), borrowerCommand, string(text)})
+	text := must.Value(json.Marshal(plan))(t)
+	line := slices.Concat(wrapper, []string{must.Value(os.Executable())(t), borrowerCommand, string(text)})
 	b.cmd = exec.Command(line[0], line[1:]...)
 	b.cmd.Env = environment()
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stdout, stderr testkit.Buffer
 	b.cmd.Stdout, b.cmd.Stderr = &stdout, &stderr
-	b.stdin = need[io.WriteCloser](t)(b.cmd.StdinPipe())
+	b.stdin = must.Value(b.cmd.StdinPipe())(t)
 	must.NoError(t, b.cmd.Start())
 	go func() {
 		defer close(b.done)

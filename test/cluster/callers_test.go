@@ -21,8 +21,7 @@ func TestCallersInPython(t *testing.T) {
 	if out, err := exec.Command(debianPython, "-c", "import redis").CombinedOutput(); err != nil {
 		t.Skipf("needs Debian's python3 and python3-redis: %v %s", err, out)
 	}
-	page, err := os.ReadFile("../../docs/callers.md")
-	must.NoError(t, err)
+	page := must.Value(os.ReadFile("../../docs/callers.md"))(t)
 	programs := regexp.MustCompile("(?s)```python\n(.*?)```").FindAllStringSubmatch(string(page), -1)
 	must.True(t, len(programs) == 2, "docs/callers.md has %d Python programs, want 2", len(programs))
 	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 2, window: 1m}\n")

@@ -116,10 +116,10 @@ func (g *cgroup) inside() []string {
 // has had at a time.
 func (g *cgroup) kills() int64 {
 	g.t.Helper()
-	text := string(need[[]byte](g.t)(os.ReadFile(g.file("memory.oom_control", "memory.events"))))
+	text := string(must.Value(os.ReadFile(g.file("memory.oom_control", "memory.events")))(g.t))
 	for line := range strings.Lines(text) {
 		if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			return need[int64](g.t)(strconv.ParseInt(strings.TrimSpace(n), 10, 64))
+			return must.Value(strconv.ParseInt(strings.TrimSpace(n), 10, 64))(g.t)
 		}
 	}
 	g.t.Fatalf("no oom_kill in %q", text)
@@ -131,7 +131,7 @@ func (g *cgroup) peak() int64 {
 	if err != nil { // kernels before 5.19
 		return -1
 	}
-	return need[int64](g.t)(strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64))
+	return must.Value(strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64))(g.t)
 }
 
 // remove removes the group, whose processes have ended; the kernel may take a moment to see that.

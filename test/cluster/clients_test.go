@@ -278,9 +278,9 @@ type clientsProcess struct {
 // startClients starts a process of clients, which is killed when the test ends.
 func startClients(t *testing.T, plan clientsPlan) *clientsProcess {
 	t.Helper()
-	p := &clientsProcess{cmd: exec.Command(need[string](t)(os.Executable()), clientsCommand, string(need[[]byte](t)(json.Marshal(plan))))}
+	p := &clientsProcess{cmd: exec.Command(must.Value(os.Executable())(t), clientsCommand, string(must.Value(json.Marshal(plan))(t)))}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	p.stdin = need[io.WriteCloser](t)(p.cmd.StdinPipe())
+	p.stdin = must.Value(p.cmd.StdinPipe())(t)
 	must.NoError(t, p.cmd.Start())
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
@@ -346,7 +346,7 @@ func TestClients(t *testing.T) {
 	}
 	logNodes("connected")
 	for _, p := range processes {
-		_ = need[int](t)(p.stdin.Write([]byte("\n")))
+		_ = must.Value(p.stdin.Write([]byte("\n")))(t)
 	}
 	total := newClientsReport()
 	for _, p := range processes {

@@ -30,7 +30,7 @@ func TestCommands(t *testing.T) {
 }
 
 func testCheck(t *testing.T, nodes []*process) {
-	l := need[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	nobody := l.Addr().String()
 	l.Close()
 	a, b := "--addr="+nodes[0].grpc, "--addr="+nodes[1].grpc

@@ -34,7 +34,7 @@ func envoyDir(t *testing.T) string { return filepath.Dir(writeFile(t, "edge.yaml
 
 // rateLimiter is the generated client of Envoy's rate limit service.
 func rateLimiter(t *testing.T, address string) ratelimitv3.RateLimitServiceClient {
-	conn := need[*grpc.ClientConn](t)(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
+	conn := must.Value(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { conn.Close() })
 	return ratelimitv3.NewRateLimitServiceClient(conn)
 }
@@ -72,8 +72,7 @@ func TestEnvoy(t *testing.T) {
 	}, 4)
 	want := func(c ratelimitv3.RateLimitServiceClient, key string, hits int, code ratelimitv3.RateLimitResponse_Code, left uint32) {
 		t.Helper()
-		out, err := rateLimit(t.Context(), c, "user", hits, key)
-		must.NoError(t, err)
+		out := must.Value(rateLimit(t.Context(), c, "user", hits, key))(t)
 		if st := out.Statuses[0]; out.OverallCode != code || st.Code != code || st.LimitRemaining != left || st.CurrentLimit.GetRequestsPerUnit() != 10 {
 			t.Errorf("%s, %d hits: %v, not %v with %d left", key, hits, out, code, left)
 		}
@@ -93,7 +92,7 @@ func TestEnvoy(t *testing.T) {
 			"as JSON: %d %s, %v", code, text, err)
 	}
 	// A policy's state is that of its other callers.
-	d := need[decision](t)(nodes[0].check(`{"policy":"sliding_log","key":"log=shared","cost":99}`))
+	d := must.Value(nodes[0].check(`{"policy":"sliding_log","key":"log=shared","cost":99}`))(t)
 	expect.True(t, d.Allowed, "%+v", d)
 	out, err := rateLimit(t.Context(), own, "log", 1, "shared")
 	expect.True(t, err == nil && out.OverallCode == ok && out.Statuses[0].LimitRemaining == 0,

@@ -172,7 +172,7 @@ func TestExactOverAllProtocols(t *testing.T) {
 		grpcs = append(grpcs, p.dial())
 		addrs = append(addrs, p.grpc)
 	}
-	c := need[*client.Client](t)(client.Dial(t.Context(), strings.Join(addrs, ","), client.WithTimeout(30*time.Second)))
+	c := must.Value(client.Dial(t.Context(), strings.Join(addrs, ","), client.WithTimeout(30*time.Second)))(t)
 	t.Cleanup(func() { c.Close() })
 
 	// mixed asks in all ways. The command line, dear as it is, asks about each key once through each node.

@@ -21,6 +21,7 @@ import (
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // fleet is a cluster whose nodes come and go: n1, n2, … have their names and addresses for good. n1, n2 and n3 are the
@@ -113,7 +114,7 @@ func emptyFleet(t *testing.T, network *network) *fleet {
 // reach makes the clients of a member.
 func (f *fleet) reach(m *member) {
 	f.t.Helper()
-	conn := need[*grpc.ClientConn](f.t)(grpc.NewClient("passthrough:///"+m.ip+":"+fleetGRPC,
+	conn := must.Value(grpc.NewClient("passthrough:///"+m.ip+":"+fleetGRPC,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return f.dial(ctx, "tcp", addr) }),
 		// A node that was away is to be asked again as soon as it is back.
@@ -121,7 +122,7 @@ func (f *fleet) reach(m *member) {
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond},
 			MinConnectTimeout: 5 * time.Second,
 		}),
-	))
+	))(f.t)
 	f.t.Cleanup(func() { conn.Close() })
 	m.conn, m.limiter, m.client = conn, weirv1.NewLimiterClient(conn), f.web
 }

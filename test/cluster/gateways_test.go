@@ -111,7 +111,7 @@ func startGateway(t *testing.T, nodes []*process, token string, e example) *gate
 		texts = make(map[string]string)
 	}
 	for _, name := range e.files {
-		texts[name] = string(need[[]byte](t)(os.ReadFile(filepath.Join("../../deploy/examples", e.program, name))))
+		texts[name] = string(must.Value(os.ReadFile(filepath.Join("../../deploy/examples", e.program, name)))(t))
 	}
 	for i := 0; i < len(replace); i += 2 {
 		found := false
@@ -163,14 +163,14 @@ func (g *gateway) ask(from, method, path, body string, header ...string) (*http.
 			return dialer.DialContext(ctx, network, addr)
 		},
 	}}
-	r := need[*http.Request](g.t)(http.NewRequest(method, "http://"+g.addr+path, strings.NewReader(body)))
+	r := must.Value(http.NewRequest(method, "http://"+g.addr+path, strings.NewReader(body)))(g.t)
 	r.Host = "app.example.com"
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Add(header[i], header[i+1])
 	}
-	resp := need[*http.Response](g.t)(client.Do(r))
+	resp := must.Value(client.Do(r))(g.t)
 	defer resp.Body.Close()
-	return resp, string(need[[]byte](g.t)(io.ReadAll(resp.Body)))
+	return resp, string(must.Value(io.ReadAll(resp.Body))(g.t))
 }
 
 // conforms sees that a gateway passes on what the limit admits, whole, and answers the rest by 429; that callers are told apart

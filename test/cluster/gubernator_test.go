@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os/exec"
 	"path/filepath"
@@ -46,8 +45,8 @@ func gubernatorClient(t *testing.T, address string) v1Client {
 		t.Skipf("Gubernator's client cannot be built (cd bench && go mod download): %v", err)
 	}
 	cmd := exec.Command(path, address)
-	stdin := need[io.WriteCloser](t)(cmd.StdinPipe())
-	stdout := need[io.ReadCloser](t)(cmd.StdoutPipe())
+	stdin := must.Value(cmd.StdinPipe())(t)
+	stdout := must.Value(cmd.StdoutPipe())(t)
 	must.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		stdin.Close() // which ends it
@@ -93,7 +92,7 @@ func gubernatorClient(t *testing.T, address string) v1Client {
 
 // v1Caller is the generated client, which asks many at a time.
 func v1Caller(t *testing.T, address string) v1Client {
-	conn := need[*grpc.ClientConn](t)(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))
+	conn := must.Value(grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	t.Cleanup(func() { conn.Close() })
 	c := pb.NewV1Client(conn)
 	return func(ctx context.Context, requests ...*pb.RateLimitReq) ([]*pb.RateLimitResp, error) {
@@ -149,8 +148,7 @@ func TestGubernator(t *testing.T) {
 		for range 20 {
 			batch = append(batch, bucketOf(key, 1))
 		}
-		answers, err := own(t.Context(), batch...)
-		must.NoError(t, err)
+		answers := must.Value(own(t.Context(), batch...))(t)
 		for i, a := range answers {
 			want := int64(max(15-i, 0))
 			expect.True(t, a.Error == "" && (a.Status == pb.Status_UNDER_LIMIT) == (i < 16) && a.Remaining == want &&

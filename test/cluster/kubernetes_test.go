@@ -144,8 +144,8 @@ func nodeSecrets(t *testing.T) map[string][]byte {
 	must.True(t, err == nil, "weir secrets: %v\n%s", err, out)
 	files := make(map[string][]byte)
 	for mount, secret := range map[string]string{"nodes": "weir-nodes-tls", "cluster": "weir-cluster"} {
-		for _, e := range need[[]os.DirEntry](t)(os.ReadDir(filepath.Join(dir, secret))) {
-			files[mount+"/"+e.Name()] = need[[]byte](t)(os.ReadFile(filepath.Join(dir, secret, e.Name())))
+		for _, e := range must.Value(os.ReadDir(filepath.Join(dir, secret)))(t) {
+			files[mount+"/"+e.Name()] = must.Value(os.ReadFile(filepath.Join(dir, secret, e.Name())))(t)
 		}
 	}
 	return files

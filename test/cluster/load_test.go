@@ -405,7 +405,7 @@ func (l *load) suspicions() (list []checker.Split) {
 	l.t.Helper()
 	for _, p := range l.f.started {
 		for _, line := range goneLine.FindAllStringSubmatch(p.stderr.String(), -1) {
-			when := need[time.Time](l.t)(time.Parse(time.RFC3339Nano, line[1]))
+			when := must.Value(time.Parse(time.RFC3339Nano, line[1]))(l.t)
 			seen, rightly := int64(when.Sub(l.start)), false
 			for _, death := range l.deaths {
 				rightly = rightly || death.name == line[2] && seen >= death.from && seen <= death.to

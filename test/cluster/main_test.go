@@ -83,8 +83,7 @@ var build = sync.OnceValues(func() (string, error) {
 // binary returns the path of the binary under test.
 func binary(t *testing.T) string {
 	t.Helper()
-	path, err := build()
-	must.NoError(t, err)
+	path := must.Value(build())(t)
 	return path
 }
 

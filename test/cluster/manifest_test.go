@@ -76,7 +76,7 @@ type (
 // manifest reads one of them.
 func manifest[T any](t *testing.T, file string) (v T) {
 	t.Helper()
-	data := need[[]byte](t)(os.ReadFile(filepath.Join("../../deploy/k8s/base", file)))
+	data := must.Value(os.ReadFile(filepath.Join("../../deploy/k8s/base", file)))(t)
 	must.NoError(t, yaml.NewDecoder(bytes.NewReader(data)).Decode(&v), "%s", file)
 	return v
 }

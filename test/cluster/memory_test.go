@@ -185,7 +185,7 @@ func (f *flood) all() map[string]int64 {
 
 // dial returns a client on a connection of its own.
 func (f *flood) dial() weirv1.LimiterClient {
-	conn := need[*grpc.ClientConn](f.t)(grpc.NewClient("passthrough:///"+f.to.grpcAddr(), grpc.WithTransportCredentials(insecure.NewCredentials())))
+	conn := must.Value(grpc.NewClient("passthrough:///"+f.to.grpcAddr(), grpc.WithTransportCredentials(insecure.NewCredentials())))(f.t)
 	f.mu.Lock()
 	f.conns = append(f.conns, conn)
 	f.mu.Unlock()
@@ -376,7 +376,7 @@ func (f *flood) half(transport *http.Transport, url, contentType string) {
 		head = []byte(`{"checks":[`)
 	}
 	body := io.MultiReader(bytes.NewReader(head), io.LimitReader(spaces{}, message-100), until{f.ctx})
-	req := need[*http.Request](f.t)(http.NewRequestWithContext(f.ctx, "POST", url, body))
+	req := must.Value(http.NewRequestWithContext(f.ctx, "POST", url, body))(f.t)
 	req.Header.Set("Content-Type", contentType)
 	req.Header.Set("TE", "trailers")
 	f.add("halves: requests", 1)

@@ -3,7 +3,6 @@ package clustertest
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -86,7 +85,7 @@ func newNamespace(t *testing.T) *namespace {
 	t.Helper()
 	cmd := exec.Command("cat")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Setpgid: true}
-	need[io.WriteCloser](t)(cmd.StdinPipe()) // it ends with this process, even if nobody is left to end it
+	must.Value(cmd.StdinPipe())(t) // it ends with this process, even if nobody is left to end it
 	if err := cmd.Start(); err != nil {
 		t.Skipf("no network namespace can be made here: %v", err)
 	}
@@ -95,7 +94,7 @@ func newNamespace(t *testing.T) *namespace {
 		_ = cmd.Wait() // killed, as it was told to be
 	})
 	t.Cleanup(end)
-	fd := need[int](t)(unix.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0))
+	fd := must.Value(unix.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
 	ns := &namespace{pid: cmd.Process.Pid, fd: fd, close: sync.OnceFunc(func() { unix.Close(fd); end() })}
 	t.Cleanup(ns.close)
 	return ns

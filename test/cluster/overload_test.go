@@ -57,7 +57,7 @@ func TestOverload(t *testing.T) {
 	f.calm(f.members...)
 	for key := range spentKeys {
 		for i := range 2 * spentLimit {
-			d := need[decision](t)(f.members[i%3].checkGRPC(t.Context(), "spent", spentKey(key)))
+			d := must.Value(f.members[i%3].checkGRPC(t.Context(), "spent", spentKey(key)))(t)
 			must.True(t, !d.FailedClosed && d.Allowed == (i < spentLimit), "check %d of a new key: %+v", i, d)
 		}
 	}
@@ -255,7 +255,7 @@ type footprint struct {
 
 func (m *member) footprint() footprint {
 	m.t.Helper()
-	status := string(need[[]byte](m.t)(os.ReadFile("/proc/" + strconv.Itoa(m.cmd.Process.Pid) + "/status")))
+	status := string(must.Value(os.ReadFile("/proc/" + strconv.Itoa(m.cmd.Process.Pid) + "/status"))(m.t))
 	var f footprint
 	_, peak, _ := strings.Cut(status, "VmHWM:")
 	_, err := fmt.Sscanf(peak, "%d kB", &f.peak)

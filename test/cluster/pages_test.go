@@ -119,12 +119,10 @@ func TestPages(t *testing.T) {
 	t.Run("grpc reflection", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
-		stream, err := reflectionv1.NewServerReflectionClient(nodes[0].connect()).ServerReflectionInfo(ctx)
-		must.NoError(t, err)
+		stream := must.Value(reflectionv1.NewServerReflectionClient(nodes[0].connect()).ServerReflectionInfo(ctx))(t)
 		ask := &reflectionv1.ServerReflectionRequest_ListServices{}
 		must.NoError(t, stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: ask}))
-		r, err := stream.Recv()
-		must.NoError(t, err)
+		r := must.Value(stream.Recv())(t)
 		var services []string
 		for _, s := range r.GetListServicesResponse().GetService() {
 			services = append(services, s.GetName())

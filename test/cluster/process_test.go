@@ -237,8 +237,7 @@ func writeFile(t *testing.T, name, content string) string {
 // taken returns a loopback port that somebody listens on, by TCP, until the test ends.
 func taken(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { l.Close() })
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	must.NoError(t, err)

@@ -208,7 +208,7 @@ func (l *load) grab(m *member) {
 		}
 	}
 	sent := l.now()
-	out := need[*weirv1.CheckResponse](l.t)(m.limiter.Check(l.t.Context(), in))
+	out := must.Value(m.limiter.Check(l.t.Context(), in))(l.t)
 	answered := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -424,7 +424,7 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 	var checks []check
 	add := func(name string, ask func(key string) (answer, error)) { checks = append(checks, check{name, ask}) }
 	for _, p := range nodes {
-		c := need[*client.Client](t)(client.Dial(t.Context(), p.grpc, client.WithoutLoans(), client.WithoutMemory(), client.WithTimeout(startTimeout)))
+		c := must.Value(client.Dial(t.Context(), p.grpc, client.WithoutLoans(), client.WithoutMemory(), client.WithTimeout(startTimeout)))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		of := func(d client.Decision) answer { return answer{d.Allowed, d.RetryAfterEstimated, d.RetryAfter} }
 		add(p.name+", HTTP", func(key string) (answer, error) {
@@ -483,7 +483,7 @@ func TestRetryAfterIsEstimated(t *testing.T) {
 		})
 	}
 	for _, key := range []string{"lent", "used"} {
-		d := need[decision](t)(nodes[0].check(fmt.Sprintf(`{"policy":"p","key":%q,"cost":100,"partial":true}`, key)))
+		d := must.Value(nodes[0].check(fmt.Sprintf(`{"policy":"p","key":%q,"cost":100,"partial":true}`, key)))(t)
 		must.True(t, d.Allowed && d.Granted == 100 == (key == "used"), "%s: %+v", key, d)
 		for _, c := range checks {
 			got, err := c.ask(key)

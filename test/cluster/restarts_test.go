@@ -131,7 +131,7 @@ func callers(t *testing.T, f *fleet) []*caller {
 		resp[m], rls[m], gubernator[m] = respClient(t, m.ip+":"+fleetRESP, 3), rateLimiter(t, address), gubernatorClient(t, address)
 		kuadrant[m] = kuadrantpb.NewRateLimitServiceClient(testkit.Dial(t, address))
 	}
-	lib := need[*client.Client](t)(client.Dial(t.Context(), strings.Join(addresses, ","), client.WithTimeout(waitTimeout), client.WithOnError(client.FailClosed)))
+	lib := must.Value(client.Dial(t.Context(), strings.Join(addresses, ","), client.WithTimeout(waitTimeout), client.WithOnError(client.FailClosed)))(t)
 	t.Cleanup(func() { lib.Close() })
 	return []*caller{
 		{protocol: "HTTP", state: ofPolicy, charge: func(_ context.Context, m *member, key string) (int64, error) {
@@ -140,7 +140,7 @@ func callers(t *testing.T, f *fleet) []*caller {
 		}},
 		{protocol: "forward-auth", state: ofPolicy, charge: func(ctx context.Context, m *member, key string) (int64, error) {
 			query := url.Values{"policy": {"counted"}, "key": {key}}
-			request := need[*http.Request](t)(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.http+"/v1/forward-auth?"+query.Encode(), nil))
+			request := must.Value(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.http+"/v1/forward-auth?"+query.Encode(), nil))(t)
 			response, err := m.web.Do(request)
 			if err != nil {
 				return 0, err
@@ -332,8 +332,7 @@ func TestProtocolsOverRestarts(t *testing.T) {
 	beyond := map[state]int64{}
 	settled := func() (total int64) {
 		for s := range admitted {
-			d, err := f.members[0].check(fmt.Sprintf(`{%s,"key":%q,"cost":0}`, s.state, s.key))
-			must.NoError(t, err)
+			d := must.Value(f.members[0].check(fmt.Sprintf(`{%s,"key":%q,"cost":0}`, s.state, s.key)))(t)
 			used := countedLimit - d.Remaining
 			beyond[s] = used - admitted[s]
 			total += max(beyond[s]-unknown[s], 0)

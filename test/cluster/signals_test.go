@@ -86,8 +86,7 @@ func TestSecondSignal(t *testing.T) {
 	t.Parallel()
 	p := startNode(t, "--grace=10m").awaitReady()
 	// A request that goes on for as long as it may keeps the node from stopping.
-	conn, err := net.Dial("tcp", p.http)
-	must.NoError(t, err)
+	conn := must.Value(net.Dial("tcp", p.http))(t)
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v1/check HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n", p.http)
 	answer := make([]byte, 25)

@@ -34,8 +34,7 @@ func TestPortInUse(t *testing.T) {
 		})
 	}
 	t.Run("udp", func(t *testing.T) {
-		c, err := net.ListenPacket("udp", "127.0.0.1:0")
-		must.NoError(t, err)
+		c := must.Value(net.ListenPacket("udp", "127.0.0.1:0"))(t)
 		defer c.Close()
 		_, port, err := net.SplitHostPort(c.LocalAddr().String())
 		must.NoError(t, err)
@@ -114,8 +113,7 @@ func TestSeedDoesNotResolve(t *testing.T) {
 // freePort returns a port that was free a moment ago, for a process whose ready line cannot be waited for.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	must.NoError(t, err)

@@ -63,8 +63,7 @@ func (p *process) residentMemory() (now, most int64) {
 	}
 	for line := range strings.Lines(string(status)) {
 		if f := strings.Fields(line); len(f) == 3 && (f[0] == "VmRSS:" || f[0] == "VmHWM:") {
-			kib, err := strconv.ParseInt(f[1], 10, 64)
-			must.NoError(p.t, err)
+			kib := must.Value(strconv.ParseInt(f[1], 10, 64))(p.t)
 			if f[0] == "VmRSS:" {
 				now = kib << 10
 			} else {

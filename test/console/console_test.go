@@ -60,8 +60,7 @@ func start(t *testing.T, name, accessFile string, join *node.Node) *node.Node {
 	if join != nil {
 		cfg.Join = []string{join.GossipAddr()}
 	}
-	n, err := node.Start(t.Context(), cfg)
-	must.NoError(t, err)
+	n := must.Value(node.Start(t.Context(), cfg))(t)
 	t.Cleanup(n.Stop)
 	select {
 	case <-n.Settled():
@@ -152,8 +151,7 @@ func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
 // text returns the text of the first element of a selector.
 func (b *browser) text(selector string) string {
 	b.t.Helper()
-	quoted, err := json.Marshal(selector)
-	must.NoError(b.t, err)
+	quoted := must.Value(json.Marshal(selector))(b.t)
 	s := evaluate[string](b, "(document.querySelector("+string(quoted)+") || {textContent: '(none)'}).textContent")
 	return strings.Join(strings.Fields(s), " ")
 }
@@ -382,7 +380,6 @@ func (b *browser) picture(name string, full bool) {
 	if full {
 		take = chromedp.FullScreenshot(100)
 	}
-	shot, err := chromedp.Run(b.ctx, take)
-	must.NoError(b.t, err)
+	shot := must.Value(chromedp.Run(b.ctx, take))(b.t)
 	must.NoError(b.t, os.WriteFile(filepath.Join(*screenshots, name), shot, 0o644))
 }

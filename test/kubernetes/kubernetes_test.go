@@ -60,8 +60,7 @@ func (c *cluster) run(ctx context.Context, input string, args ...string) (string
 // kubectl is run, for what must not fail.
 func (c *cluster) kubectl(args ...string) string {
 	c.t.Helper()
-	out, err := c.run(c.t.Context(), "", args...)
-	must.NoError(c.t, err)
+	out := must.Value(c.run(c.t.Context(), "", args...))(c.t)
 	return out
 }
 
@@ -142,8 +141,7 @@ func newCluster(t *testing.T) *cluster {
 		_, err := c.run(context.Background(), "", "delete", "namespace", c.namespace, "--wait=true")
 		expect.NoError(t, err)
 	})
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must.NoError(t, err)
+	dir := must.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 	from, err := filepath.Abs(*manifests)
 	if err == nil {
 		from, err = filepath.Rel(dir, from) // kustomize takes no absolute path

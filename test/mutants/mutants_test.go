@@ -37,8 +37,7 @@ func TestMutants(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the tests that are run are others, without the race detector")
 	}
-	root, err := filepath.Abs("../..")
-	must.NoError(t, err)
+	root := must.Value(filepath.Abs("../.."))(t)
 	if *parts < 1 || *part < 0 || *part >= *parts {
 		t.Fatalf("there is no part %d of %d", *part, *parts)
 	}
@@ -70,8 +69,7 @@ func TestMutants(t *testing.T) {
 // source is the edited file, which stands in for the one at path.
 func (m *mutant) source(t *testing.T, root string) (path, text string) {
 	path = filepath.Join(root, m.file)
-	source, err := os.ReadFile(path)
-	must.NoError(t, err)
+	source := must.Value(os.ReadFile(path))(t)
 	text = string(source)
 	for _, e := range m.edits {
 		n := strings.Count(text, e.from)
@@ -87,8 +85,7 @@ func (m *mutant) run(t *testing.T, root string) (string, error) {
 	dir := t.TempDir()
 	edited, overlay := filepath.Join(dir, filepath.Base(m.file)), filepath.Join(dir, "overlay.json")
 	must.NoError(t, os.WriteFile(edited, []byte(text), 0o644))
-	list, err := json.Marshal(map[string]map[string]string{"Replace": {path: edited}})
-	must.NoError(t, err)
+	list := must.Value(json.Marshal(map[string]map[string]string{"Replace": {path: edited}}))(t)
 	must.NoError(t, os.WriteFile(overlay, list, 0o644))
 	args := append([]string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-timeout=5m"}, strings.Fields(m.test)...)
 	cmd := exec.CommandContext(t.Context(), "go", args...)

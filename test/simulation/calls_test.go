@@ -130,8 +130,7 @@ func newCallRun(t *testing.T, seed uint64) *callRun {
 	if seed/uint64(troubles)%2 == 0 {
 		r.lend(&text)
 	}
-	set, err := policyfile.Parse("seed", []byte(text.String()))
-	must.NoError(t, err)
+	set := must.Value(policyfile.Parse("seed", []byte(text.String())))(t)
 	r.set = set
 	r.rulesText = text.String()
 	r.history.Drift = 1000

@@ -79,8 +79,7 @@ func (s *scenario) play(text string) string {
 }
 
 func (s *scenario) duration(text string) int64 {
-	d, err := time.ParseDuration(text)
-	must.NoError(s.t, err)
+	d := must.Value(time.ParseDuration(text))(s.t)
 	return int64(d)
 }
 
@@ -356,8 +355,7 @@ func TestScenarios(t *testing.T) {
 	must.True(t, err == nil && len(files) != 0, "no scenarios: %v", err)
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			must.NoError(t, err)
+			text := must.Value(os.ReadFile(file))(t)
 			s := &scenario{t: t}
 			got := s.play(string(text))
 			for _, v := range s.violations() {

@@ -75,8 +75,7 @@ func TestNamedTests(t *testing.T) {
 // TestWhoCanDoWhat: every row of the table of that name in docs/security.md names a test, and there is a row for everyone whom it
 // is about.
 func TestWhoCanDoWhat(t *testing.T) {
-	data, err := os.ReadFile("../../docs/security.md")
-	must.NoError(t, err)
+	data := must.Value(os.ReadFile("../../docs/security.md"))(t)
 	_, section, _ := strings.Cut(string(data), "\n## Who can do what\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	missing := map[string]bool{}

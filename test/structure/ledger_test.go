@@ -36,8 +36,7 @@ func TestLedger(t *testing.T) {
 		must.NoError(t, os.WriteFile(ledgerFile, []byte(render(counted)), 0o666))
 		return
 	}
-	text, err := os.ReadFile(ledgerFile)
-	must.NoError(t, err)
+	text := must.Value(os.ReadFile(ledgerFile))(t)
 	allowed := map[string]int{}
 	for line := range strings.Lines(string(text)) {
 		var n int

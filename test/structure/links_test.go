@@ -17,8 +17,7 @@ const maxArchitecture = 150
 
 // TestArchitecture holds ARCHITECTURE.md to one page that names every package.
 func TestArchitecture(t *testing.T) {
-	text, err := os.ReadFile("../../ARCHITECTURE.md")
-	must.NoError(t, err)
+	text := must.Value(os.ReadFile("../../ARCHITECTURE.md"))(t)
 	if lines := strings.Count(string(text), "\n"); lines > maxArchitecture {
 		t.Errorf("ARCHITECTURE.md has %d lines, which is more than %d", lines, maxArchitecture)
 	}
@@ -47,8 +46,7 @@ func TestLinks(t *testing.T) {
 	texts := make(map[string]string)
 	read := func(path string) string {
 		if _, ok := texts[path]; !ok {
-			text, err := os.ReadFile(path)
-			must.NoError(t, err)
+			text := must.Value(os.ReadFile(path))(t)
 			texts[path] = fence.ReplaceAllString(string(text), "")
 		}
 		return texts[path]

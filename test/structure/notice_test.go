@@ -18,8 +18,7 @@ import (
 func TestNotice(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}} {{.Version}} {{.Dir}}{{end}}", "./cmd/node")
 	cmd.Dir = "../.."
-	out, err := cmd.Output()
-	must.NoError(t, err)
+	out := must.Value(cmd.Output())(t)
 	var want []string
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
@@ -31,8 +30,7 @@ func TestNotice(t *testing.T) {
 		}
 	}
 	must.True(t, len(want) != 0, "no module is under the MPL; memberlist is")
-	notice, err := os.ReadFile("../../NOTICE")
-	must.NoError(t, err)
+	notice := must.Value(os.ReadFile("../../NOTICE"))(t)
 	var got []string
 	for line := range strings.Lines(string(notice)) {
 		if f := strings.Fields(line); len(f) == 3 && strings.HasPrefix(f[2], "https://") {
@@ -47,11 +45,9 @@ func TestNotice(t *testing.T) {
 
 func isMPL(t *testing.T, dir string) bool {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "LICEN[CS]E*"))
-	must.NoError(t, err)
+	files := must.Value(filepath.Glob(filepath.Join(dir, "LICEN[CS]E*")))(t)
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must.NoError(t, err)
+		text := must.Value(os.ReadFile(file))(t)
 		if bytes.Contains(text, []byte("Mozilla Public License")) {
 			return true
 		}
