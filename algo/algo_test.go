@@ -229,9 +229,8 @@ func TestRate(t *testing.T) {
 		s := make(State, ls.Words())
 		now := Instant{}
 		ls.Init(s, now)
-		if _, err := ls.Decide(a, s, now, Request{Cost: l.holds(), Partial: true}, nil); err != nil {
-			t.Fatal(err)
-		}
+		_, err := ls.Decide(a, s, now, Request{Cost: l.holds(), Partial: true}, nil)
+		must.NoError(t, err)
 		var n int64
 		for range 50_000 {
 			d := must.Value(ls.Decide(a, s, now, Request{Cost: max(1, l.holds()/2)}, nil))(t)

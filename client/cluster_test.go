@@ -27,6 +27,8 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // cluster is limiters that decide for the keys that the ring gives them, behind gRPC servers of their own, and forward the rest to
@@ -94,17 +96,14 @@ func (p place) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 	t.Helper()
 	set, err := policy.Parse("policies.yaml", []byte(policies))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	c := &cluster{calls: make([]atomic.Int64, n)}
 	c.told = &weirv1.TopologyResponse{HashKey: testKey.Bytes(), RingSettings: ring.SettingsFingerprint(testKey)}
 	var names []string
 	listeners := make([]net.Listener, n)
 	for i := range n {
-		if listeners[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-			t.Fatal(err)
-		}
+		listeners[i], err = net.Listen("tcp", "127.0.0.1:0")
+		must.NoError(t, err)
 		names = append(names, fmt.Sprintf("node %d", i))
 		c.addrs = append(c.addrs, listeners[i].Addr().String())
 		c.told.Members = append(c.told.Members, &weirv1.TopologyMember{Name: names[i], Grpc: c.addrs[i]})
@@ -188,46 +187,27 @@ func TestCallsGoToOwners(t *testing.T) {
 		for i := range 12 {
 			key := fmt.Sprint("key ", i)
 			r, d, err := l.ReserveN(t.Context(), key, 9, 0)
-			if err != nil || d.FailedOpen || d.Remaining != 91 {
-				t.Fatalf("reserve: %+v, %v", d, err)
-			}
-			if err := r.Commit(5); err != nil {
-				t.Errorf("commit: %v", err)
-			}
+			must.True(t, err == nil && !d.FailedOpen && d.Remaining == 91, "reserve: %+v, %v", d, err)
+			expect.NoError(t, r.Commit(5), "commit")
 			r, _, err = l.ReserveN(t.Context(), key, 7, 0)
-			if err != nil || r.Cancel() != nil {
-				t.Errorf("cancel: %v", err)
-			}
-			if n, err := l.Refund(t.Context(), key, 2); n != 2 || err != nil {
-				t.Errorf("refund: %d, %v", n, err)
-			}
-			if d, err := l.Peek(t.Context(), key); d.Remaining != 97 || err != nil {
-				t.Errorf("%d left, want 97; %v", d.Remaining, err)
-			}
-			if err := l.Reset(t.Context(), key); err != nil {
-				t.Errorf("reset: %v", err)
-			}
+			expect.True(t, err == nil && r.Cancel() == nil, "cancel: %v", err)
+			n, err := l.Refund(t.Context(), key, 2)
+			expect.True(t, n == 2 && err == nil, "refund: %d, %v", n, err)
+			d, err = l.Peek(t.Context(), key)
+			expect.True(t, d.Remaining == 97 && err == nil, "%d left, want 97; %v", d.Remaining, err)
+			expect.NoError(t, l.Reset(t.Context(), key), "reset")
 		}
 	}
 	for i := range 12 {
 		lease, d, err := client.Policy("jobs").Acquire(t.Context(), fmt.Sprint("key ", i))
-		if err != nil || !d.Allowed {
-			t.Fatalf("acquire: %+v, %v", d, err)
-		}
-		if _, err := client.svc.Renew(t.Context(), lease.target, lease.id, 0); err != nil {
-			t.Errorf("renew: %v", err)
-		}
-		if err := lease.Release(); err != nil {
-			t.Errorf("release: %v", err)
-		}
+		must.True(t, err == nil && d.Allowed, "acquire: %+v, %v", d, err)
+		_, err = client.svc.Renew(t.Context(), lease.target, lease.id, 0)
+		expect.NoError(t, err, "renew")
+		expect.NoError(t, lease.Release(), "release")
 	}
-	if n := c.forwarded.Load(); n != 0 {
-		t.Errorf("%d operations were forwarded", n)
-	}
+	expect.Equal(t, c.forwarded.Load(), 0, "operations were forwarded")
 	for i := range c.calls {
-		if c.calls[i].Load() == 0 {
-			t.Errorf("node %d was not asked", i)
-		}
+		expect.True(t, c.calls[i].Load() != 0, "node %d was not asked", i)
 	}
 }
 
@@ -242,17 +222,13 @@ func TestAllGoesToTheOwnerOfMost(t *testing.T) {
 			checks = append(checks, Check{Policy: "log", Key: c.key("log", node, i)})
 		}
 		all, err := client.All(t.Context(), checks)
-		if err != nil || !all.Allowed {
-			t.Fatalf("%+v, %v", all, err)
-		}
-		if n := c.calls[node].Load() - asked; n != 1 {
-			t.Errorf("node %d was asked %d times, want once", node, n)
-		}
+		must.True(t, err == nil && all.Allowed, "%+v, %v", all, err)
+		n := c.calls[node].Load() - asked
+		expect.True(t, n == 1, "node %d was asked %d times, want once", node, n)
 		// The reservation of the one key that is another's, and behind the answer its settlement.
 		wait(t, "two operations to be forwarded", func() bool { return c.forwarded.Load()-before >= 2 })
-		if n := c.forwarded.Load() - before; n != 2 {
-			t.Errorf("node %d forwarded %d operations, want 2", node, n)
-		}
+		n = c.forwarded.Load() - before
+		expect.True(t, n == 2, "node %d forwarded %d operations, want 2", node, n)
 	}
 }
 
@@ -270,19 +246,11 @@ func TestCallsGoAroundAnOwner(t *testing.T) {
 	}
 	before, there := calls(), c.calls[2].Load()
 	r, d, err := client.Policy("log").Reserve(t.Context(), key)
-	if err != nil || d.Remaining != 99 {
-		t.Fatalf("%+v, %v", d, err)
-	}
-	if err := r.Cancel(); err != nil {
-		t.Error(err)
-	}
+	must.True(t, err == nil && d.Remaining == 99, "%+v, %v", d, err)
+	expect.NoError(t, r.Cancel())
 	all, err := client.All(t.Context(), []Check{{Policy: "log", Key: key}})
-	if err != nil || all.Decisions[0].Remaining != 99 {
-		t.Errorf("%+v, %v", all, err)
-	}
-	if n := calls() - before; n != 3 {
-		t.Errorf("%d calls, want 3", n)
-	}
+	expect.True(t, err == nil && all.Decisions[0].Remaining == 99, "%+v, %v", all, err)
+	expect.Equal(t, calls()-before, 3, "calls")
 	if n := c.calls[2].Load() - there; n != 0 || c.forwarded.Load() == 0 {
 		t.Errorf("the owner was asked %d times, and %d operations were forwarded", n, c.forwarded.Load())
 	}
@@ -317,22 +285,16 @@ func TestTraces(t *testing.T) {
 		c.mu.Lock()
 		c.traced = nil
 		c.mu.Unlock()
-		if _, err := log.Allow(test.ctx, "a"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.Check(test.ctx, []Check{{Policy: "log", Key: "a"}, {Policy: "log", Key: "b"}}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.All(test.ctx, []Check{{Policy: "log", Key: "a"}}); err != nil {
-			t.Fatal(err)
-		}
-		if err := log.Reset(test.ctx, "a"); err != nil {
-			t.Fatal(err)
-		}
+		_, err := log.Allow(test.ctx, "a")
+		must.NoError(t, err)
+		_, err = client.Check(test.ctx, []Check{{Policy: "log", Key: "a"}, {Policy: "log", Key: "b"}})
+		must.NoError(t, err)
+		_, err = client.All(test.ctx, []Check{{Policy: "log", Key: "a"}})
+		must.NoError(t, err)
+		must.NoError(t, log.Reset(test.ctx, "a"))
 		c.mu.Lock()
-		if want := []string{check, check, check, test.want, test.want}; !slices.Equal(c.traced, want) {
-			t.Errorf("%s: %q, want %q", test.what, c.traced, want)
-		}
+		want := []string{check, check, check, test.want, test.want}
+		expect.True(t, slices.Equal(c.traced, want), "%s: %q, want %q", test.what, c.traced, want)
 		c.mu.Unlock()
 	}
 	// Callers who share a message keep their traces apart.
@@ -342,9 +304,9 @@ func TestTraces(t *testing.T) {
 		m.slots = append(m.slots, slot{&request{checks: []limit.Check{{Target: limit.Target{Policy: "log", Key: "k"}}}, trace: of}, 0})
 	}
 	ln.pack(m)
-	if got := ln.request.TraceContexts; !slices.EqualFunc(got, []string{"", "", "x", "", "y", ""}, func(a []byte, b string) bool { return string(a) == b }) {
-		t.Errorf("%q", got)
-	}
+	got := ln.request.TraceContexts
+	expect.True(t, slices.EqualFunc(got, []string{"", "", "x", "", "y", ""},
+		func(a []byte, b string) bool { return string(a) == b }), "%q", got)
 	m.slots = m.slots[:2]
 	if ln.pack(m); len(ln.request.TraceContexts) != 0 {
 		t.Errorf("%q", ln.request.TraceContexts)

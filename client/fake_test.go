@@ -692,8 +692,7 @@ func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
 // serve serves n on a free loopback port.
 func serve(t testing.TB, n *node) (addr string, stop func()) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	return l.Addr().String(), n.serve(t, l)
 }
 
@@ -702,8 +701,7 @@ func dial(t testing.TB, address string, opts ...Option) *Client {
 	t.Helper()
 	noLeaks(t)
 	quiet := WithLogger(slog.New(slog.DiscardHandler))
-	c, err := Dial(t.Context(), address, append([]Option{quiet}, opts...)...)
-	must.NoError(t, err)
+	c := must.Value(Dial(t.Context(), address, append([]Option{quiet}, opts...)...))(t)
 	t.Cleanup(func() {
 		err := c.Close()
 		expect.True(t, err == nil || err == ErrClosed, "Close: %v", err)

@@ -5,6 +5,8 @@ import (
 
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // FuzzAnswers: whatever a node answers to a message on a stream, each question in it has its answer, an error, or is asked again, once;
@@ -16,10 +18,7 @@ func FuzzAnswers(f *testing.F) {
 		{Sequence: 1, Errors: []*weirv1.StreamError{{Check: 2, Error: &weirv1.Error{Code: 99}}}}, {Sequence: 1, Errors: []*weirv1.StreamError{{Check: 1 << 31}}},
 		{Sequence: 1, Limits: []*weirv1.StreamLimits{{Check: 2, Limits: []*weirv1.LimitStatus{{}, {Limit: -1}}}}},
 	} {
-		data, err := m.MarshalVT()
-		if err != nil {
-			f.Fatal(err)
-		}
+		data := must.Value(m.MarshalVT())(f)
 		f.Add(data, data)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
@@ -45,9 +44,7 @@ func FuzzAnswers(f *testing.F) {
 				break
 			}
 		}
-		if l.inFlight < 0 || l.waiting < 0 {
-			t.Errorf("%d in flight, %d waiting", l.inFlight, l.waiting)
-		}
+		expect.True(t, l.inFlight >= 0 && l.waiting >= 0, "%d in flight, %d waiting", l.inFlight, l.waiting)
 		if _, left := l.sent[1]; left {
 			m.fail(errOddAnswer, false) // as the end of the stream does
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // refusedBy answers every check with a refusal that may be remembered, and counts them.
@@ -40,13 +42,11 @@ func TestARefusalIsRemembered(t *testing.T) {
 		want := func(n int, cost int64, left time.Duration) {
 			t.Helper()
 			d, err := p.AllowN(t.Context(), "a", cost)
-			if err != nil || d.Allowed || d.Remaining != 1 || d.Limit != 5 {
-				t.Errorf("%+v, %v", d, err)
-			}
+			expect.True(t, err == nil && !d.Allowed && d.Remaining == 1 && d.Limit == 5, "%+v, %v", d, err)
 			// Clocks may disagree by a five hundredth, in favour of waiting longer.
-			if d.RetryAfter < left || d.RetryAfter > left+2*time.Millisecond || d.Limits[0].RetryAfter != d.RetryAfter || d.Limits[1].RetryAfter != 0 {
-				t.Errorf("retry after %v, %+v; want %v", d.RetryAfter, d.Limits, left)
-			}
+			expect.True(t, d.RetryAfter >= left && d.RetryAfter <= left+2*time.Millisecond &&
+				d.Limits[0].RetryAfter == d.RetryAfter && d.Limits[1].RetryAfter == 0,
+				"retry after %v, %+v; want %v", d.RetryAfter, d.Limits, left)
 			if *asked != n {
 				t.Errorf("asked %d times, want %d", *asked, n)
 			}
@@ -126,9 +126,8 @@ func TestARefusalIsRememberedFromTheQuestion(t *testing.T) {
 		}
 		p := scripted(t, s).Policy("p")
 		for i, want := range []int{1, 1, 2} {
-			if _, err := p.Allow(t.Context(), "a"); err != nil {
-				t.Error(err)
-			}
+			_, err := p.Allow(t.Context(), "a")
+			expect.NoError(t, err)
 			if *asked != want {
 				t.Errorf("question %d: asked %d times, want %d", i, *asked, want)
 			}
@@ -146,9 +145,8 @@ func TestWhatIsAskedAgain(t *testing.T) {
 	shadow.Allowed, shadow.Shadow = true, true
 	ask := func(ck Check) func(*testing.T, *Client) {
 		return func(t *testing.T, c *Client) {
-			if _, err := c.Check(t.Context(), []Check{ck}); err != nil {
-				t.Error(err)
-			}
+			_, err := c.Check(t.Context(), []Check{ck})
+			expect.NoError(t, err)
 		}
 	}
 	plain := Check{Policy: "p", Key: "a"}
@@ -173,39 +171,31 @@ func TestWhatIsAskedAgain(t *testing.T) {
 		{name: "request id", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", RequestID: "r"}), asked: 2},
 		{name: "another limit", answer: full, first: Check{Limit: small, Key: "a"}, do: ask(Check{Limit: large, Key: "a"}), asked: 2},
 		{name: "refund", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
-			if _, err := c.Policy("p").Refund(t.Context(), "a", 1); err != nil {
-				t.Error(err)
-			}
+			_, err := c.Policy("p").Refund(t.Context(), "a", 1)
+			expect.NoError(t, err)
 			ask(plain)(t, c)
 		}},
 		{name: "refund under another limit", answer: full, first: Check{Limit: small, Key: "a"}, asked: 2, do: func(t *testing.T, c *Client) {
-			if _, err := c.Inline("", *large).Refund(t.Context(), "a", 1); err != nil {
-				t.Error(err)
-			}
+			_, err := c.Inline("", *large).Refund(t.Context(), "a", 1)
+			expect.NoError(t, err)
 			ask(Check{Limit: small, Key: "a"})(t, c)
 		}},
 		{name: "reset", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
-			if err := c.Policy("p").Reset(t.Context(), "a"); err != nil {
-				t.Error(err)
-			}
+			expect.NoError(t, c.Policy("p").Reset(t.Context(), "a"))
 			ask(plain)(t, c)
 		}},
 		{name: "cancel", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
 			r, _, err := c.Policy("p").Reserve(t.Context(), "a")
-			if err != nil || r.Cancel() != nil {
-				t.Error(err)
-			}
+			expect.True(t, err == nil && r.Cancel() == nil, "%v", err)
 			ask(plain)(t, c)
 		}},
 		{name: "a batch of which all are known", answer: full, first: plain, asked: 1, do: func(t *testing.T, c *Client) {
-			if rs, err := c.Check(t.Context(), []Check{plain, plain}); err != nil || len(rs) != 2 || rs[1].RetryAfter == 0 {
-				t.Errorf("%+v, %v", rs, err)
-			}
+			rs, err := c.Check(t.Context(), []Check{plain, plain})
+			expect.True(t, err == nil && len(rs) == 2 && rs[1].RetryAfter != 0, "%+v, %v", rs, err)
 		}},
 		{name: "a batch of which one is not", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
-			if rs, err := c.Check(t.Context(), []Check{plain, {Policy: "p", Key: "b"}}); err != nil || len(rs) != 2 || rs[0].RetryAfter == 0 {
-				t.Errorf("%+v, %v", rs, err)
-			}
+			rs, err := c.Check(t.Context(), []Check{plain, {Policy: "p", Key: "b"}})
+			expect.True(t, err == nil && len(rs) == 2 && rs[0].RetryAfter != 0, "%+v, %v", rs, err)
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -234,9 +224,8 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 			{Limit: limit, Key: "a"}, {Limit: limit, Key: "b"}, {Limit: limit, Namespace: "p", Key: "a"},
 		} {
 			for range 2 { // the second time from memory
-				if _, err := c.Check(t.Context(), []Check{ck}); err != nil {
-					t.Error(err)
-				}
+				_, err := c.Check(t.Context(), []Check{ck})
+				expect.NoError(t, err)
 			}
 			if *asked != i+1 {
 				t.Errorf("%+v: asked %d times, want %d", ck, *asked, i+1)
@@ -252,15 +241,13 @@ func TestARefusalInFlightIsNotRememberedPastARefund(t *testing.T) {
 		check := s.check
 		s.check = func(ctx context.Context, ck limit.Check) (limit.Decision, error) {
 			defer func() { s.check = check }()
-			if _, err := c.Policy("p").Refund(ctx, "a", 1); err != nil {
-				t.Error(err)
-			}
+			_, err := c.Policy("p").Refund(ctx, "a", 1)
+			expect.NoError(t, err)
 			return check(ctx, ck)
 		}
 		for range 2 {
-			if _, err := c.Policy("p").Allow(t.Context(), "a"); err != nil {
-				t.Error(err)
-			}
+			_, err := c.Policy("p").Allow(t.Context(), "a")
+			expect.NoError(t, err)
 		}
 		if *asked != 2 {
 			t.Errorf("asked %d times", *asked)
@@ -279,9 +266,7 @@ func TestMemoryOverTheWire(t *testing.T) {
 	five := c.Inline("", algo.Limit{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Hour})
 	for i := range 50 {
 		d, err := five.Allow(t.Context(), "a")
-		if err != nil || d.Allowed != (i < 5) {
-			t.Fatalf("%d: %+v, %v", i, d, err)
-		}
+		must.True(t, err == nil && d.Allowed == (i < 5), "%d: %+v, %v", i, d, err)
 	}
 	if n := b.checks.Load(); n < 6 || n > 10 {
 		t.Errorf("asked %d times", n)
@@ -313,9 +298,7 @@ func TestReservationsThatAreNotAnswered(t *testing.T) {
 					return 0, err
 				}
 				r, _, err := scripted(t, s).Policy("p").ReserveN(t.Context(), "a", 3, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.NoError(t, err)
 				time.Sleep(tt.before)
 				for i, want := range tt.calls {
 					if err := r.Commit(2); !errors.Is(err, want) || want == nil && err != nil {
@@ -324,9 +307,7 @@ func TestReservationsThatAreNotAnswered(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				if len(left) > 0 {
-					t.Errorf("%d attempts too few", len(left))
-				}
+				expect.True(t, len(left) == 0, "%d attempts too few", len(left))
 			})
 		})
 	}

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // members returns c's nodes.
@@ -44,9 +46,7 @@ func three(t *testing.T, opts ...Option) ([]*node, *Client) {
 func failedOpen(t *testing.T, c *Client) bool {
 	t.Helper()
 	d, err := c.Policy("five").Allow(t.Context(), "a")
-	if err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, err)
 	return d.FailedOpen
 }
 
@@ -73,39 +73,32 @@ func TestHungNode(t *testing.T) {
 	if n := last.asked.Load() - before; n != 1 || failed != 1 {
 		t.Errorf("the node that hangs was asked %d times, %d questions went unanswered; want 1 and 1", n, failed)
 	}
-	if n := last.probed.Load(); n != 0 {
-		t.Errorf("probed %d times before the cooldown had passed", n)
-	}
+	n := last.probed.Load()
+	expect.True(t, n == 0, "probed %d times before the cooldown had passed", n)
 
 	wait(t, "the node to say that it is ready on another stream", func() bool { return m.state.Load() == ready })
 	for want := range int64(3) {
 		before := last.asked.Load()
 		cooled(m)
 		for range 30 {
-			if failedOpen(t, c) {
-				t.Error("a question went unanswered")
-			}
+			expect.True(t, !failedOpen(t, c), "a question went unanswered")
 		}
 		wait(t, "the probe to fail", func() bool {
 			m.breaker.mu.Lock()
 			defer m.breaker.mu.Unlock()
 			return !m.breaker.probing && m.breaker.retry.After(time.Now())
 		})
-		if n := last.probed.Load(); n != want+1 {
-			t.Errorf("probed %d times, want %d", n, want+1)
-		}
-		if n := last.asked.Load() - before; n != 0 {
-			t.Errorf("asked %d times although the probe failed", n)
-		}
+		n := last.probed.Load()
+		expect.True(t, n == want+1, "probed %d times, want %d", n, want+1)
+		n = last.asked.Load() - before
+		expect.True(t, n == 0, "asked %d times although the probe failed", n)
 	}
 
 	last.hung.Store(false)
 	cooled(m)
 	before = last.asked.Load()
 	wait(t, "the node to be asked again", func() bool {
-		if failedOpen(t, c) {
-			t.Error("a question went unanswered")
-		}
+		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 		return last.asked.Load() > before
 	})
 }
@@ -149,16 +142,12 @@ func TestAllHung(t *testing.T) {
 		before += n.asked.Load()
 	}
 	for range 20 {
-		if !failedOpen(t, c) {
-			t.Error("a question was answered")
-		}
+		expect.True(t, failedOpen(t, c), "a question was answered")
 	}
 	for _, n := range all {
 		before -= n.asked.Load()
 	}
-	if before != -6 {
-		t.Errorf("%d questions were asked, want 6", -before)
-	}
+	expect.Equal(t, before, -6, "%d questions were asked, want 6", -before)
 }
 
 // A node that says that it cannot is not one that hangs, and neither is one whose caller had no time.
@@ -170,20 +159,15 @@ func TestNotHung(t *testing.T) {
 		return status.Error(codes.Unavailable, "the owner cannot be reached")
 	}))
 	c := dial(t, addr, WithTimeout(time.Minute))
-	if !failedOpen(t, c) {
-		t.Error("a question was answered")
-	}
+	expect.True(t, failedOpen(t, c), "a question was answered")
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if d, err := c.Policy("five").Allow(ctx, "slow"); err != nil || !d.FailedOpen {
-		t.Errorf("%+v, %v", d, err)
-	}
+	d, err := c.Policy("five").Allow(ctx, "slow")
+	expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
 	m := members(c)[0]
 	m.breaker.mu.Lock()
 	defer m.breaker.mu.Unlock()
-	if m.breaker.open {
-		t.Error("the node is taken for one that hangs")
-	}
+	expect.True(t, !m.breaker.open, "the node is taken for one that hangs")
 }
 
 // A name may be given in any of gRPC's ways.
@@ -192,19 +176,15 @@ func TestNames(t *testing.T) {
 	addr, _ := serve(t, n)
 	_, port, _ := net.SplitHostPort(addr)
 	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Value(net.Listen("unix", socket))(t)
 	n.serve(t, l)
 	for _, address := range []string{
 		addr, "localhost:" + port, "dns:///localhost:" + port, "passthrough:///" + addr, "unix:" + socket, "unix://" + socket,
 	} {
 		t.Run(address, func(t *testing.T) {
 			c := dial(t, address, WithTimeout(time.Minute))
-			if err := c.Ready(t.Context()); err != nil || failedOpen(t, c) {
-				t.Errorf("Ready: %v", err)
-			}
+			err := c.Ready(t.Context())
+			expect.True(t, err == nil && !failedOpen(t, c), "Ready: %v", err)
 		})
 	}
 }
@@ -227,26 +207,16 @@ func TestNamesChange(t *testing.T) {
 	<-arrived
 
 	ns := c.remote.nodes
-	if err := ns.UpdateState(resolver.State{}); err == nil {
-		t.Error("no addresses are not refused")
-	}
-	if n := len(members(c)); n != 1 {
-		t.Errorf("%d nodes after a name was lost, want the one before", n)
-	}
+	err := ns.UpdateState(resolver.State{})
+	expect.True(t, err != nil, "no addresses are not refused")
+	expect.Equal(t, len(members(c)), 1, "nodes after a name was lost, want the one before")
 	kept := resolver.Address{Addr: addrB}
-	if err := ns.UpdateState(resolver.State{Addresses: []resolver.Address{kept, kept}}); err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, ns.UpdateState(resolver.State{Addresses: []resolver.Address{kept, kept}}))
 	for range 10 {
-		if failedOpen(t, c) {
-			t.Error("a question went unanswered")
-		}
+		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 	}
-	if n := b.asked.Load(); n != 10 {
-		t.Errorf("the new node was asked %d questions of 10", n)
-	}
+	n := b.asked.Load()
+	expect.True(t, n == 10, "the new node was asked %d questions of 10", n)
 	close(release)
-	if <-done {
-		t.Error("the question in flight went unanswered")
-	}
+	expect.True(t, !<-done, "the question in flight went unanswered")
 }

@@ -16,14 +16,14 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // A wrong address admits everything, and the log says so once, with the reason; every decision is counted and observed.
 func TestWrongAddressIsNotSilent(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	addr := l.Addr().String()
 	_ = l.Close()
 	log := &testkit.Buffer{}
@@ -35,29 +35,24 @@ func TestWrongAddressIsNotSilent(t *testing.T) {
 		seen = append(seen, o)
 	}))
 	for range 20 {
-		if d, err := c.Policy("five").Allow(t.Context(), "a"); err != nil || !d.FailedOpen {
-			t.Fatalf("%+v, %v", d, err)
-		}
+		d, err := c.Policy("five").Allow(t.Context(), "a")
+		must.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
 	}
-	if _, err := c.All(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Check(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}}); err != nil {
-		t.Fatal(err)
-	}
-	if text := log.String(); strings.Count(text, "no rate limit node answers") != 1 || !strings.Contains(text, "refused") || !strings.Contains(text, "WARN") {
-		t.Errorf("the log says %q", text)
-	}
+	_, err = c.All(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}})
+	must.NoError(t, err)
+	_, err = c.Check(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}})
+	must.NoError(t, err)
+	text := log.String()
+	expect.True(t, strings.Count(text, "no rate limit node answers") == 1 && strings.Contains(text, "refused") &&
+		strings.Contains(text, "WARN"), "the log says %q", text)
 	s := c.Stats()
-	if s.FailedOpen != 24 || s.Unanswered != 24 || s.Admitted+s.Refused+s.FailedClosed+s.Errors != 0 || s.Nodes != 1 || s.Ready != 0 ||
-		!s.WithoutNode || !strings.Contains(s.Reason, "refused") {
-		t.Errorf("%+v", s)
-	}
+	expect.True(t, s.FailedOpen == 24 && s.Unanswered == 24 && s.Admitted+s.Refused+s.FailedClosed+s.Errors == 0 &&
+		s.Nodes == 1 && s.Ready == 0 && s.WithoutNode && strings.Contains(s.Reason, "refused"), "%+v", s)
 	mu.Lock()
 	defer mu.Unlock()
-	if last := seen[len(seen)-1]; len(seen) != 24 || last.Policy != "five" || last.Key != "b" || last.Cost != 1 || !last.Decision.FailedOpen {
-		t.Errorf("%d observed, %+v", len(seen), last)
-	}
+	last := seen[len(seen)-1]
+	expect.True(t, len(seen) == 24 && last.Policy == "five" && last.Key == "b" && last.Cost == 1 &&
+		last.Decision.FailedOpen, "%d observed, %+v", len(seen), last)
 }
 
 // What nodes answer is counted and observed, errors too.
@@ -66,20 +61,16 @@ func TestCounts(t *testing.T) {
 	c := dial(t, addr, WithTimeout(time.Minute))
 	five := c.Policy("five")
 	for range 7 {
-		if _, err := five.Allow(t.Context(), "a"); err != nil {
-			t.Fatal(err)
-		}
+		_, err := five.Allow(t.Context(), "a")
+		must.NoError(t, err)
 	}
-	if _, err := c.Policy("missing").Allow(t.Context(), "a"); !errors.Is(err, ErrNotFound) {
-		t.Fatal(err)
-	}
-	if _, err := five.Allow(t.Context(), ""); !errors.Is(err, ErrInvalid) {
-		t.Fatal(err)
-	}
+	_, err := c.Policy("missing").Allow(t.Context(), "a")
+	must.ErrorIs(t, err, ErrNotFound)
+	_, err = five.Allow(t.Context(), "")
+	must.ErrorIs(t, err, ErrInvalid)
 	s := c.Stats()
-	if want := (Counts{Admitted: 5, Refused: 2, Errors: 2}); s.Counts != want || s.WithoutNode || s.Unanswered != 0 || s.Nodes != 1 || s.Ready != 1 {
-		t.Errorf("%+v", s)
-	}
+	want := (Counts{Admitted: 5, Refused: 2, Errors: 2})
+	expect.True(t, s.Counts == want && !s.WithoutNode && s.Unanswered == 0 && s.Nodes == 1 && s.Ready == 1, "%+v", s)
 }
 
 // The log has a line for the beginning of an outage and one for its end, and none for each failure of a cluster that answers only
@@ -93,18 +84,17 @@ func TestOutage(t *testing.T) {
 		o.answered(now + time.Second)
 		now += 2 * time.Second
 	}
-	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "reason=why") || !strings.Contains(text, "on_error=closed") {
-		t.Errorf("the log says %q", text)
-	}
+	text := log.String()
+	expect.True(t, strings.Count(text, "\n") == 1 && strings.Contains(text, "reason=why") &&
+		strings.Contains(text, "on_error=closed"), "the log says %q", text)
 	o.answered(now - 2*time.Second + outageQuiet)
-	if text := log.String(); strings.Count(text, "\n") != 2 || !strings.Contains(text, "answer again") || !strings.Contains(text, "answered_without_node=100") {
-		t.Errorf("the log says %q", text)
-	}
+	text = log.String()
+	expect.True(t, strings.Count(text, "\n") == 2 && strings.Contains(text, "answer again") &&
+		strings.Contains(text, "answered_without_node=100"), "the log says %q", text)
 	o.answered(now + time.Hour)
 	o.failed(now+time.Hour, errors.New("another"))
-	if text := log.String(); strings.Count(text, "\n") != 3 || !strings.Contains(text, "reason=another") {
-		t.Errorf("the log says %q", text)
-	}
+	text = log.String()
+	expect.True(t, strings.Count(text, "\n") == 3 && strings.Contains(text, "reason=another"), "the log says %q", text)
 }
 
 // A caller with the role check alone is ready. One who may not check, or whose credentials are wrong, is told so.
@@ -116,9 +106,7 @@ func TestReadySays(t *testing.T) {
 	c := dial(t, addr, WithTimeout(time.Minute))
 	for code, want := range map[codes.Code]error{codes.Unauthenticated: ErrUnauthenticated, codes.PermissionDenied: ErrDenied, codes.InvalidArgument: nil} {
 		denies.check = status.Error(code, "so")
-		if err := c.Ready(t.Context()); !errors.Is(err, want) {
-			t.Errorf("%v: %v", code, err)
-		}
+		expect.ErrorIs(t, c.Ready(t.Context()), want, "%v", code)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 var testKey, _ = ring.ParseHashKey([]byte("key of the tests"))
@@ -88,29 +90,21 @@ func TestOwnersAreAsked(t *testing.T) {
 	var checks []Check
 	for i := range 90 {
 		key := fmt.Sprint("key ", i)
-		if _, err := c.Policy("five").Allow(t.Context(), key); err != nil {
-			t.Error(err)
-		}
+		_, err := c.Policy("five").Allow(t.Context(), key)
+		expect.NoError(t, err)
 		want[owner(table, "five", key)]++
-		if _, err := c.Inline("n", inline).Allow(t.Context(), key); err != nil {
-			t.Error(err)
-		}
+		_, err = c.Inline("n", inline).Allow(t.Context(), key)
+		expect.NoError(t, err)
 		want[owner(table, limit.InlineScope("n", &inline), key)]++
 		checks = append(checks, Check{Policy: "five", Key: key}, Check{Limit: &inline, Namespace: "n", Key: key})
 	}
-	results, err := c.Check(t.Context(), checks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	results := must.Value(c.Check(t.Context(), checks))(t)
 	for i, r := range results {
-		if r.Err != nil || r.Remaining != 3 {
-			t.Errorf("%d: %+v", i, r)
-		}
+		expect.True(t, r.Err == nil && r.Remaining == 3, "%d: %+v", i, r)
 	}
 	for i, n := range all {
-		if got := n.asked.Load() - before[i]; got != 2*want[i] || want[i] == 0 {
-			t.Errorf("node %d was asked %d times, want %d", i, got, 2*want[i])
-		}
+		got := n.asked.Load() - before[i]
+		expect.True(t, got == 2*want[i] && want[i] != 0, "node %d was asked %d times, want %d", i, got, 2*want[i])
 	}
 }
 
@@ -121,26 +115,21 @@ func TestOwnersChange(t *testing.T) {
 	reaches(t, c, addrs[0], addrs[2])
 	before := all[1].asked.Load()
 	for i := range 30 {
-		if failedOpen(t, c) {
-			t.Error("a question went unanswered")
-		}
+		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 		key := fmt.Sprint("key ", i)
 		n := all[owner(table, "five", key)].asked.Load()
-		if _, err := c.Policy("five").Allow(t.Context(), key); err != nil || all[owner(table, "five", key)].asked.Load() != n+1 {
-			t.Errorf("%s did not go to its owner: %v", key, err)
-		}
+		_, err := c.Policy("five").Allow(t.Context(), key)
+		expect.True(t, err == nil && all[owner(table, "five", key)].asked.Load() == n+1,
+			"%s did not go to its owner: %v", key, err)
 	}
-	if n := all[1].asked.Load() - before; n != 0 {
-		t.Errorf("the node that left was asked %d times", n)
-	}
+	n := all[1].asked.Load() - before
+	expect.True(t, n == 0, "the node that left was asked %d times", n)
 	// Without a ring any node is asked.
 	for _, n := range all {
 		n.tell(&weirv1.TopologyResponse{})
 	}
 	reaches(t, c)
-	if failedOpen(t, c) {
-		t.Error("a question went unanswered")
-	}
+	expect.True(t, !failedOpen(t, c), "a question went unanswered")
 }
 
 // What this build would work out in another way is not used.
@@ -157,13 +146,10 @@ func TestOwnersOfAnotherRing(t *testing.T) {
 				HashKey: testKey.Bytes(), RingSettings: ring.SettingsFingerprint(testKey), Ring: ring.Build([]string{"a", "b"}).Fingerprint(),
 				Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}, {Name: "b"}},
 			}
-			if got := newTopology(top, nil); got == nil || !slices.Equal(got.addresses, []string{"h:1", ""}) {
-				t.Fatalf("unchanged: %+v", got)
-			}
+			got := newTopology(top, nil)
+			must.True(t, got != nil && slices.Equal(got.addresses, []string{"h:1", ""}), "unchanged: %+v", got)
 			change(top)
-			if got := newTopology(top, nil); got != nil {
-				t.Errorf("%+v", got)
-			}
+			expect.Equal(t, newTopology(top, nil), nil)
 		})
 	}
 }
@@ -177,13 +163,11 @@ func TestOwnerIsLost(t *testing.T) {
 	}
 	all[2].hung.Store(true)
 	for range 5 {
-		if d, err := c.Policy("five").Allow(t.Context(), key); err != nil || d.FailedOpen {
-			t.Errorf("%+v, %v", d, err)
-		}
+		d, err := c.Policy("five").Allow(t.Context(), key)
+		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
 	}
-	if n := all[2].probed.Load(); n != 0 {
-		t.Errorf("probed %d times before the cooldown had passed", n)
-	}
+	n := all[2].probed.Load()
+	expect.True(t, n == 0, "probed %d times before the cooldown had passed", n)
 	all[2].hung.Store(false)
 	for _, m := range members(c) {
 		if at(m.endpoint, addrs[2]) {
@@ -192,9 +176,8 @@ func TestOwnerIsLost(t *testing.T) {
 	}
 	before := all[2].asked.Load()
 	wait(t, "the owner to be asked again", func() bool {
-		if _, err := c.Policy("five").Peek(t.Context(), key); err != nil {
-			t.Error(err)
-		}
+		_, err := c.Policy("five").Peek(t.Context(), key)
+		expect.NoError(t, err)
 		return all[2].asked.Load() > before
 	})
 }
@@ -206,9 +189,7 @@ func TestRingIsSecret(t *testing.T) {
 	addr, _ := serve(t, n)
 	c := dial(t, strings.Join([]string{addr}, ","), WithTimeout(time.Minute))
 	for range 3 {
-		if failedOpen(t, c) {
-			t.Error("a question went unanswered")
-		}
+		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 	}
 }
 
@@ -231,9 +212,8 @@ func TestOneStreamToANode(t *testing.T) {
 		key = fmt.Sprint("key ", i)
 	}
 	wait(t, "the owner to be asked", func() bool {
-		if _, err := c.Policy("five").Peek(t.Context(), key); err != nil {
-			t.Error(err)
-		}
+		_, err := c.Policy("five").Peek(t.Context(), key)
+		expect.NoError(t, err)
 		return all[1].asked.Load() > 0
 	})
 	for range 100 {
@@ -249,15 +229,12 @@ func TestOneStreamToANode(t *testing.T) {
 		streams = append(streams, len(n.streams.all))
 		n.streams.mu.Unlock()
 	}
-	if !slices.Equal(streams, []int{1, 1, 0}) {
-		t.Errorf("%d streams are open", streams)
-	}
+	expect.True(t, slices.Equal(streams, []int{1, 1, 0}), "%d streams are open", streams)
 	for _, m := range members(c) {
 		if state := m.conn.GetState(); at(m.endpoint, addrs[2]) && state != connectivity.Idle {
 			t.Errorf("the node that was not asked is %v", state)
 		}
 	}
-	if got := c.Stats(); got.Nodes != 3 || got.Ready != 2 {
-		t.Errorf("%+v", got)
-	}
+	got := c.Stats()
+	expect.True(t, got.Nodes == 3 && got.Ready == 2, "%+v", got)
 }

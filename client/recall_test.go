@@ -10,6 +10,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/lend"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // lendingNode lends as much of every key as it is told to, and keeps what borrowers report.
@@ -50,14 +52,11 @@ func lent(t *testing.T, n *lendingNode) (ask func(), number uint64) {
 	t.Helper()
 	addr, _ := serve(t, nodeOver(newBook(), n))
 	c := dial(t, addr, WithTimeout(time.Minute))
-	if err := c.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, c.Ready(t.Context()))
 	l := c.Inline("n", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1 << 30, Window: time.Hour})
 	ask = func() {
-		if d, err := l.Allow(t.Context(), "k"); err != nil || !d.Allowed || d.FailedOpen {
-			t.Fatal(d, err)
-		}
+		d, err := l.Allow(t.Context(), "k")
+		must.True(t, err == nil && d.Allowed && !d.FailedOpen, "%v %v", d, err)
 	}
 	wait(t, "a loan of which some is spent", func() bool {
 		ask()
@@ -106,11 +105,9 @@ func TestLoanOverASuspension(t *testing.T) {
 	}
 	reports, _ := l.book.Report(l.clock())
 	l.book.Answered(l.clock(), l.clock(), []lend.Answer[*member]{{Number: reports[0].Number, Granted: 100, Term: algo.LoanTerm}})
-	if _, _, ok := l.book.Take(key, 1, l.clock); !ok {
-		t.Fatal("nothing is lent")
-	}
+	_, _, ok := l.book.Take(key, 1, l.clock)
+	must.True(t, ok, "nothing is lent")
 	wall += int64(2 * algo.LoanTerm)
-	if _, _, ok := l.book.Take(key, 1, l.clock); ok {
-		t.Error("a unit was spent after its term, which passed while the machine was suspended")
-	}
+	_, _, ok = l.book.Take(key, 1, l.clock)
+	expect.True(t, !ok, "a unit was spent after its term, which passed while the machine was suspended")
 }

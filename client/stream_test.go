@@ -15,6 +15,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // What is asked while a message is in flight shares the next ones, and an answer is its caller's own.
@@ -22,18 +24,15 @@ func TestCallersShareMessages(t *testing.T) {
 	n := newNode(nil)
 	addr, _ := serve(t, n)
 	c := dial(t, addr, WithTimeout(time.Minute))
-	if err := c.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, c.Ready(t.Context()))
 	release := n.hold()
 	const callers = 500
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {
 			d, err := c.Policy("five").AllowN(t.Context(), fmt.Sprint("key ", i), int64(1+i%5))
-			if err != nil || d.Granted != int64(1+i%5) || d.Remaining != int64(4-i%5) {
-				t.Errorf("%d: %+v, %v", i, d, err)
-			}
+			expect.True(t, err == nil && d.Granted == int64(1+i%5) && d.Remaining == int64(4-i%5),
+				"%d: %+v, %v", i, d, err)
 		})
 	}
 	l := members(c)[0].link
@@ -45,9 +44,8 @@ func TestCallersShareMessages(t *testing.T) {
 	release()
 	wg.Wait()
 	// Each message is as large as all before it that are in flight: some ten for the held ones, one or two for the rest.
-	if m := n.messages.Load(); m > 30 {
-		t.Errorf("%d messages for %d callers", m, callers)
-	}
+	m := n.messages.Load()
+	expect.True(t, m <= 30, "%d messages for %d callers", m, callers)
 	wait(t, "the counts to be even", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -60,9 +58,7 @@ func TestOneRefusedMessage(t *testing.T) {
 	n := newNode(nil)
 	addr, _ := serve(t, n)
 	c := dial(t, addr, WithTimeout(time.Minute))
-	if err := c.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, c.Ready(t.Context()))
 	mars := algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: time.FixedZone("Mars", 0)}
 	release := n.hold()
 	var wg sync.WaitGroup
@@ -72,15 +68,13 @@ func TestOneRefusedMessage(t *testing.T) {
 			if i%10 == 3 {
 				_, err := c.Inline("", mars).Allow(t.Context(), "a")
 				var e *Error
-				if !errors.As(err, &e) || e.Kind != ErrInvalid || e.Field != "limit.time_zone" {
-					t.Errorf("%d: %v", i, err)
-				}
+				expect.True(t, errors.As(err, &e) && e.Kind == ErrInvalid && e.Field == "limit.time_zone",
+					"%d: %v", i, err)
 				refused.Add(1)
 				return
 			}
-			if d, err := c.Policy("five").Allow(t.Context(), fmt.Sprint("key ", i)); err != nil || d.FailedOpen || d.Remaining != 4 {
-				t.Errorf("%d: %+v, %v", i, d, err)
-			}
+			d, err := c.Policy("five").Allow(t.Context(), fmt.Sprint("key ", i))
+			expect.True(t, err == nil && !d.FailedOpen && d.Remaining == 4, "%d: %+v, %v", i, d, err)
 		})
 	}
 	l := members(c)[0].link
@@ -91,9 +85,7 @@ func TestOneRefusedMessage(t *testing.T) {
 	})
 	release()
 	wg.Wait()
-	if refused.Load() != 10 {
-		t.Errorf("%d were refused", refused.Load())
-	}
+	expect.Equal(t, refused.Load(), 10, "were refused")
 }
 
 // It of several questions ends once when its stream breaks, and is its caller's from then on: for the race detector.
@@ -107,25 +99,19 @@ func TestFailedMessageLandsOnce(t *testing.T) {
 	var caller sync.WaitGroup
 	caller.Go(func() {
 		<-f.done
-		if f.err == nil {
-			t.Error("ended without an error")
-		}
+		expect.True(t, f.err != nil, "ended without an error")
 		f.err, f.checks = nil, nil
 	})
 	m.fail(errOddAnswer, false)
 	caller.Wait()
-	if f.err != nil {
-		t.Errorf("touched after it had ended: %v", f.err)
-	}
+	expect.NoError(t, f.err, "touched after it had ended")
 }
 
 // A limit is its caller's again once a call has returned, which the writer of a stream may outlive.
 func TestLimitIsTheCallersOwn(t *testing.T) {
 	addr, _ := serve(t, newNode(nil))
 	c := dial(t, addr, WithTimeout(time.Minute))
-	if err := c.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, c.Ready(t.Context()))
 	l := members(c)[0].link
 	l.mu.Lock()
 	l.inFlight = 1000 // nothing is sent
@@ -146,9 +132,7 @@ func TestLimitIsTheCallersOwn(t *testing.T) {
 			return f != nil
 		})
 		for _, q := range f.checks {
-			if q.Limit == &limit {
-				t.Errorf("of %d checks, one is sent with the caller's own limit", n)
-			}
+			expect.True(t, q.Limit != &limit, "of %d checks, one is sent with the caller's own limit", n)
 		}
 		cancel()
 		asked.Wait()
@@ -165,14 +149,10 @@ func TestManyTargets(t *testing.T) {
 			limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: int64(1 + (i+round*500)%1500), Window: time.Second}
 			checks = append(checks, Check{Limit: &limit, Namespace: "n", Key: fmt.Sprint(round, " ", i)})
 		}
-		results, err := c.Check(t.Context(), checks)
-		if err != nil {
-			t.Fatal(err)
-		}
+		results := must.Value(c.Check(t.Context(), checks))(t)
 		for i, r := range results {
-			if want := checks[i].Limit.Limit - 1; r.Err != nil || r.Remaining != want {
-				t.Fatalf("round %d, %d: %+v, want %d left", round, i, r, want)
-			}
+			want := checks[i].Limit.Limit - 1
+			must.True(t, r.Err == nil && r.Remaining == want, "round %d, %d: %+v, want %d left", round, i, r, want)
 		}
 	}
 }
@@ -182,9 +162,7 @@ func TestStuckNode(t *testing.T) {
 	n := newNode(nil)
 	addr, _ := serve(t, n)
 	c := dial(t, addr, WithTimeout(time.Minute), WithBreaker(0, time.Hour))
-	if err := c.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, c.Ready(t.Context()))
 	n.hung.Store(true)
 	l := members(c)[0].link
 	ctx, cancel := context.WithCancel(t.Context())
@@ -195,9 +173,8 @@ func TestStuckNode(t *testing.T) {
 	var wg sync.WaitGroup
 	for range maxWaiting / limit.MaxBatch {
 		wg.Go(func() {
-			if _, err := c.Check(ctx, checks); err != context.Canceled {
-				t.Errorf("%v", err)
-			}
+			_, err := c.Check(ctx, checks)
+			expect.Equal(t, err, context.Canceled)
 		})
 	}
 	wait(t, "the link to be full", func() bool {
@@ -205,16 +182,13 @@ func TestStuckNode(t *testing.T) {
 		defer l.mu.Unlock()
 		return l.waiting == maxWaiting
 	})
-	if !failedOpen(t, c) {
-		t.Error("one question too many was answered")
-	}
+	expect.True(t, failedOpen(t, c), "one question too many was answered")
 	cancel()
 	wg.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ready != 0 || l.queue.Len() > 2*l.void {
-		t.Errorf("%d questions, %d sets are kept for nobody", l.ready, l.queue.Len())
-	}
+	expect.True(t, l.ready == 0 && l.queue.Len() <= 2*l.void,
+		"%d questions, %d sets are kept for nobody", l.ready, l.queue.Len())
 }
 
 // What a node that stops has not carried out is asked of another one, although it could be charged twice.
@@ -229,9 +203,7 @@ func TestNodeStops(t *testing.T) {
 	})
 	a.stops.Store(true) // ends its streams, and carries out nothing more
 	for range 20 {
-		if failedOpen(t, c) {
-			t.Error("a question went unanswered")
-		}
+		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 	}
 }
 
@@ -259,13 +231,9 @@ func TestOddResponses(t *testing.T) {
 			Limits: []*weirv1.StreamLimits{{Check: 1 << 31}},
 		}},
 	} {
-		if err := two(c.first).answer(c.out); err != errOddAnswer {
-			t.Errorf("%s: %v", name, err)
-		}
+		expect.Equal(t, two(c.first).answer(c.out), errOddAnswer, "%s", name)
 	}
-	if err := two(true).answer(&weirv1.CheckStreamResponse{More: true}); err != nil {
-		t.Errorf("a receipt: %v", err)
-	}
+	expect.NoError(t, two(true).answer(&weirv1.CheckStreamResponse{More: true}), "a receipt")
 }
 
 // BenchmarkAllow has client and node in one process: its allocations are those of both.
@@ -339,39 +307,29 @@ func TestReportsPassChecks(t *testing.T) {
 	ask := func() *message {
 		f := newRequest()
 		f.checks, f.answers = []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}}}, make([]Result, 1)
-		if !l.send(f) {
-			t.Fatal("the link takes no more")
-		}
+		must.True(t, l.send(f), "the link takes no more")
 		_, m := l.take()
 		return m
 	}
 	var messages []*message
 	for m := ask(); m != nil && len(messages) < 100; m = ask() {
 		messages = append(messages, m)
-		if err := l.answered(&weirv1.CheckStreamResponse{Sequence: m.sequence, More: true}); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, l.answered(&weirv1.CheckStreamResponse{Sequence: m.sequence, More: true}))
 	}
-	if len(messages) != maxUnanswered {
-		t.Fatalf("%d messages wait for answers, want %d", len(messages), maxUnanswered)
-	}
+	must.Equal(t, len(messages), maxUnanswered, "messages wait for answers")
 	l.report(&weirv1.BorrowRequest{Borrower: 1})
-	if in, m := l.take(); in.GetBorrow() == nil || m != nil {
-		t.Fatalf("%v, %v in place of the report", in, m)
-	}
+	in, m := l.take()
+	must.True(t, in.GetBorrow() != nil && m == nil, "%v, %v in place of the report", in, m)
 	select {
 	case <-l.wake:
 	default:
 	}
-	if err := l.answered(&weirv1.CheckStreamResponse{Sequence: messages[7].sequence, Checks: []uint32{0}}); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, l.answered(&weirv1.CheckStreamResponse{Sequence: messages[7].sequence, Checks: []uint32{0}}))
 	select {
 	case <-l.wake:
 	default:
 		t.Error("the writer is not told that there is room for another message")
 	}
-	if _, m := l.take(); m == nil {
-		t.Error("no message is sent after one is answered")
-	}
+	_, m = l.take()
+	expect.True(t, m != nil, "no message is sent after one is answered")
 }

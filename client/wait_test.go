@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // script is a limiter.Service whose answers are functions. Methods without one must not be called.
@@ -66,10 +68,7 @@ func (s *script) Reset(ctx context.Context, _ limit.Target) error { return s.res
 // scripted returns a Client of s with the options of Dial.
 func scripted(t *testing.T, s *script, opts ...Option) *Client {
 	t.Helper()
-	o, err := dialOptions(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := must.Value(dialOptions(opts))(t)
 	c := newClient(s, func() {}, o)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -137,18 +136,14 @@ func TestWait(t *testing.T) {
 				start := time.Now()
 				d, err := c.Policy("p").Wait(ctx, "a")
 				took := time.Since(start)
-				if !errors.Is(err, tt.want) {
-					t.Errorf("got %v, want %v", err, tt.want)
-				}
-				if last := tt.answers[len(tt.answers)-1]; d.Allowed != last.Allowed || d.Delay != last.Delay || d.FailedClosed != last.FailedClosed {
-					t.Errorf("the decision is %+v, want %+v", d, last)
-				}
+				expect.ErrorIs(t, err, tt.want)
+				last := tt.answers[len(tt.answers)-1]
+				expect.True(t, d.Allowed == last.Allowed && d.Delay == last.Delay &&
+					d.FailedClosed == last.FailedClosed, "the decision is %+v, want %+v", d, last)
 				if len(*asked) != tt.asked {
 					t.Errorf("asked at %v, want %d times", *asked, tt.asked)
 				}
-				if took < tt.min || took > tt.max {
-					t.Errorf("took %v, want %v to %v", took, tt.min, tt.max)
-				}
+				expect.True(t, took >= tt.min && took <= tt.max, "took %v, want %v to %v", took, tt.min, tt.max)
 			})
 		})
 	}
@@ -168,15 +163,9 @@ func TestWaitGivesBack(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		d, err := c.Policy("p").WaitN(ctx, "a", 3)
-		if !errors.Is(err, ErrDeadline) || d.Delay != 10*time.Second {
-			t.Errorf("%+v, %v", d, err)
-		}
-		if len(refunds) != 1 || refunds[0] != 3 {
-			t.Errorf("refunded %v, want 3 once", refunds)
-		}
-		if took := time.Since(start); took != 0 {
-			t.Errorf("took %v", took)
-		}
+		expect.True(t, errors.Is(err, ErrDeadline) && d.Delay == 10*time.Second, "%+v, %v", d, err)
+		expect.True(t, len(refunds) == 1 && refunds[0] == 3, "refunded %v, want 3 once", refunds)
+		expect.Equal(t, time.Since(start), 0, "took")
 	})
 }
 
@@ -199,12 +188,9 @@ func TestWaitEnds(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				time.AfterFunc(time.Second, cancel)
 				start := time.Now()
-				if _, err := c.Policy("p").Wait(ctx, "a"); err != context.Canceled {
-					t.Errorf("got %v", err)
-				}
-				if took := time.Since(start); took != time.Second {
-					t.Errorf("took %v", took)
-				}
+				_, err := c.Policy("p").Wait(ctx, "a")
+				expect.Equal(t, err, context.Canceled)
+				expect.Equal(t, time.Since(start), time.Second, "took")
 			})
 		})
 	}
@@ -215,9 +201,8 @@ func TestWaitEnds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := scripted(t, &script{check: check})
 				time.AfterFunc(time.Second, func() { _ = c.Close() })
-				if _, err := c.Policy("p").Wait(t.Context(), "a"); err != ErrClosed {
-					t.Errorf("got %v", err)
-				}
+				_, err := c.Policy("p").Wait(t.Context(), "a")
+				expect.Equal(t, err, ErrClosed)
 			})
 		})
 	}
@@ -243,17 +228,15 @@ func TestWaitersShare(t *testing.T) {
 		var wg sync.WaitGroup
 		for range waiters {
 			wg.Go(func() {
-				if _, err := c.Policy("p").Wait(t.Context(), "a"); err != nil {
-					t.Error(err)
-				}
+				_, err := c.Policy("p").Wait(t.Context(), "a")
+				expect.NoError(t, err)
 			})
 		}
 		wg.Wait()
 		if took, least := time.Since(start), (waiters-1)*every; took < least || took > least*5/4 {
 			t.Errorf("%d waiters took %v, want %v and a little", waiters, took, least)
 		}
-		if most := waiters * (waiters + 1) / 2; asked > most {
-			t.Errorf("asked %d times, want at most %d", asked, most)
-		}
+		most := waiters * (waiters + 1) / 2
+		expect.True(t, asked <= most, "asked %d times, want at most %d", asked, most)
 	})
 }

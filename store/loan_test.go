@@ -27,8 +27,7 @@ func holderLoan(s *Store, k Key, scope string, id algo.LoanID) (loan algo.Loan, 
 
 func borrow(t *testing.T, s *Store, r *Rule, now time.Duration, b Borrow) Lent {
 	t.Helper()
-	a, err := s.Lend(s.key(r.Scope, "k"), r, at(now), b)
-	must.NoError(t, err)
+	a := must.Value(s.Lend(s.key(r.Scope, "k"), r, at(now), b))(t)
 	return a
 }
 
@@ -423,8 +422,7 @@ func TestLoanCrash(t *testing.T) {
 				switch rng.IntN(6) {
 				case 0:
 					c := Call{Request: algo.Request{Cost: 1 + rng.Int64N(20), Partial: true}}
-					a, err := owner.Decide(owner.key("p", "k"), r, instant(), c, nil)
-					must.NoError(t, err)
+					a := must.Value(owner.Decide(owner.key("p", "k"), r, instant(), c, nil))(t)
 					at := now
 					after(a.Ticket, func() { admitted.add(at, a.Granted) })
 				case 1, 2:
@@ -432,8 +430,7 @@ func TestLoanCrash(t *testing.T) {
 						b.totals.Returned += b.totals.Left()
 					}
 					sent := now
-					a, err := owner.Lend(owner.key("p", "k"), r, instant(), Borrow{ID: b.id, Totals: b.totals, Known: b.known, Want: rng.Int64N(40)})
-					must.NoError(t, err)
+					a := must.Value(owner.Lend(owner.key("p", "k"), r, instant(), Borrow{ID: b.id, Totals: b.totals, Known: b.known, Want: rng.Int64N(40)}))(t)
 					if a.Term > 0 {
 						lent++
 					}
@@ -767,27 +764,20 @@ func TestLoansLeaveRoomForKeys(t *testing.T) {
 	for key := range 64 {
 		for n := range algo.MaxLoans {
 			b := Borrow{ID: algo.LoanID{Borrower: 7, Number: uint64(n + 1)}, Want: algo.LeastLoan, Caller: "greedy"}
-			a, err := s.Lend(s.key("p", fmt.Sprint("greedy", key)), r, at(time.Second), b)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := must.Value(s.Lend(s.key("p", fmt.Sprint("greedy", key)), r, at(time.Second), b))(t)
 			if a.Term > 0 {
 				granted++
 			}
 		}
 	}
-	if most := 2 << 20 / loansPart / loanBytes; granted > most+1 || granted < most/2 {
-		t.Errorf("%d loans, of %d", granted, most)
-	}
+	most := 2 << 20 / loansPart / loanBytes
+	expect.True(t, granted <= most+1 && granted >= most/2, "%d loans, of %d", granted, most)
 	for key := range 1000 {
 		call := Call{Request: algo.Request{Cost: 1}, Caller: "modest"}
-		if _, err := s.Decide(s.key("p", fmt.Sprint("modest", key)), r, at(time.Second), call, nil); err != nil {
-			t.Fatalf("key %d of another caller: %v", key, err)
-		}
+		_, err := s.Decide(s.key("p", fmt.Sprint("modest", key)), r, at(time.Second), call, nil)
+		must.NoError(t, err, "key %d of another caller", key)
 	}
 	s.Sweep(at(time.Hour), 1)
 	loansCounted(t, s)
-	if left := s.budget.loans.Load(); left != 0 {
-		t.Errorf("%d bytes of loans are counted when all are over", left)
-	}
+	expect.Equal(t, s.budget.loans.Load(), 0, "bytes of loans are counted when all are over")
 }

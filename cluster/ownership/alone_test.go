@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // alone is one core, m, whose peers are played by the test: what each rule does is seen without the others that would hide it.
@@ -150,9 +151,7 @@ func (l *alone) entries(n Node) (all []*Entry) {
 func (l *alone) entry(n Node) *Entry {
 	l.t.Helper()
 	all := l.entries(n)
-	if len(all) == 0 {
-		l.t.Fatalf("no entry was sent to %s", n.Name)
-	}
+	must.True(l.t, len(all) != 0, "no entry was sent to %s", n.Name)
 	return all[len(all)-1]
 }
 

@@ -4,6 +4,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestFlushInParts: where very much is pending a flush leaves room for what arrives, and the rest follows before the next one begins.
@@ -38,9 +41,8 @@ func TestFlushInParts(t *testing.T) {
 		}
 		acks()
 	}
-	if st := l.core.Status(l.time()); st.Held != partitions || st.Degraded > 0 {
-		t.Fatalf("%+v", st)
-	}
+	st := l.core.Status(l.time())
+	must.True(t, st.Held == partitions && st.Degraded <= 0, "%+v", st)
 	for p := range partitions {
 		l.data.parts[p].bulky = true // more than flushBytes
 		l.data.admit(p, p+1)
@@ -53,20 +55,16 @@ func TestFlushInParts(t *testing.T) {
 		l.core.Tick(l.time())
 		l.take()
 		got := acks()
-		if len(got) != 1 {
-			t.Errorf("%d partitions are flushed at once", len(got))
-		}
+		expect.Equal(t, len(got), 1, "partitions are flushed at once")
 		flushed = append(flushed, got...)
 		l.data.admit(0, 100) // for the next flush
 	}
 	slices.Sort(flushed)
-	if len(slices.Compact(flushed)) != partitions || len(flushed) != partitions {
-		t.Errorf("of %d partitions %v were flushed, in %d parts", partitions, flushed, parts)
-	}
+	expect.True(t, len(slices.Compact(flushed)) == partitions && len(flushed) == partitions,
+		"of %d partitions %v were flushed, in %d parts", partitions, flushed, parts)
 	l.wait(100 * time.Millisecond)
-	if got := acks(); !slices.Equal(got, []int{0}) {
-		t.Errorf("the next flush is of %v", got)
-	}
+	got := acks()
+	expect.True(t, slices.Equal(got, []int{0}), "the next flush is of %v", got)
 }
 
 // TestIdle: a core is idle once everything is sent and confirmed, and not while it asks or a change is not confirmed.
@@ -80,28 +78,16 @@ func TestIdle(t *testing.T) {
 		}
 		return false
 	}
-	if idle() {
-		t.Error("a core without a view is idle")
-	}
+	expect.True(t, !idle(), "a core without a view is idle")
 	l.see(self, peerX, peerX)
-	if idle() {
-		t.Error("a core that asks for a partition is idle")
-	}
+	expect.True(t, !idle(), "a core that asks for a partition is idle")
 	l.claims(self, peerX, peerX)
-	if idle() {
-		t.Error("a core whose backup has nothing is idle")
-	}
+	expect.True(t, !idle(), "a core whose backup has nothing is idle")
 	l.wait(time.Second)
 	l.acks(peerX)
-	if !idle() {
-		t.Error("a core that has sent everything is not idle")
-	}
+	expect.True(t, idle(), "a core that has sent everything is not idle")
 	l.data.admit(0, 1)
-	if idle() {
-		t.Error("a core is idle while a change is not confirmed")
-	}
+	expect.True(t, !idle(), "a core is idle while a change is not confirmed")
 	l.acks(peerX)
-	if !idle() {
-		t.Error("a core is not idle after its change is confirmed")
-	}
+	expect.True(t, idle(), "a core is not idle after its change is confirmed")
 }

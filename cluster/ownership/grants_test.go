@@ -4,6 +4,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // The tests in this file each break when one rule of grants is left out: test/mutants leaves it out.
@@ -61,9 +64,7 @@ func TestResolve(t *testing.T) {
 			for i, v := range []Node{voter1, voter2} {
 				l.vote(v, last[*GrantRequest](l, v), c.records[i])
 			}
-			if l.lease() <= l.now {
-				t.Fatal("no lease")
-			}
+			must.True(t, l.lease() > l.now, "no lease")
 			if pg := &l.data.parts[0]; pg.strictCold != c.cold || pg.strictTaken == c.cold {
 				t.Errorf("strict keys start full: %v, what the lost holder may have admitted is charged: %v", pg.strictCold, pg.strictTaken)
 			}
@@ -83,13 +84,9 @@ func TestLapsed(t *testing.T) {
 		l.data.admit(0, 1)
 		l.wait(100 * time.Millisecond)
 		l.acks(peerX)
-		if len(l.confirmed) == 0 {
-			t.Fatal("nothing is confirmed")
-		}
+		must.True(t, len(l.confirmed) != 0, "nothing is confirmed")
 		for _, c := range l.confirmed {
-			if c.Unguarded != lapsed {
-				t.Errorf("lapsed %v: confirmed %+v", lapsed, c)
-			}
+			expect.True(t, c.Unguarded == lapsed, "lapsed %v: confirmed %+v", lapsed, c)
 		}
 	}
 }
@@ -101,13 +98,9 @@ func TestNewCopy(t *testing.T) {
 	l.wait(100 * time.Millisecond) // the backup does not answer
 	l.wait(time.Duration(stall + retryAfter + lookEvery))
 	f := &l.core.parts[0].followers[Backup]
-	if f.node != peerX || f.caught {
-		t.Fatalf("the copy is not made again: %+v", f)
-	}
+	must.True(t, f.node == peerX && !f.caught, "the copy is not made again: %+v", f)
 	l.core.evaluate(0)
-	if l.lease() > l.now {
-		t.Error("strict rules are decided while the voters take for the backup who has no copy")
-	}
+	expect.True(t, l.lease() <= l.now, "strict rules are decided while the voters take for the backup who has no copy")
 }
 
 // TestRaised: support for a lower term is none, and what was recorded under it says nothing.
@@ -125,18 +118,13 @@ func TestRaised(t *testing.T) {
 	l.wait(70 * time.Millisecond)
 	first := [2]*GrantRequest{last[*GrantRequest](l, voter2), last[*GrantRequest](l, voter3)}
 	l.vote(voter3, first[1], Record{})
-	if l.lease() > l.now {
-		t.Fatal("the support for the lower term counts")
-	}
+	must.True(t, l.lease() <= l.now, "the support for the lower term counts")
 	l.wait(70 * time.Millisecond)
 	last[*GrantRequest](l, voter2) // asked again, and not answered
 	l.vote(voter2, first[0], Record{})
-	if l.lease() <= l.now {
-		t.Error("no lease from two voters that have recorded this term")
-	}
-	if !l.data.parts[0].unguarded {
-		t.Error("a majority has recorded that there is no backup, and answers wait for one")
-	}
+	expect.True(t, l.lease() > l.now, "no lease from two voters that have recorded this term")
+	expect.True(t, l.data.parts[0].unguarded,
+		"a majority has recorded that there is no backup, and answers wait for one")
 }
 
 // TestReleaseUnnamed: strict answers that wait when a partition is handed over are given only if the receiver is the backup on
@@ -156,9 +144,8 @@ func TestReleaseUnnamed(t *testing.T) {
 		l.confirmed = nil
 		l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: c.Known.after(peerX.Boot)})
 		l.owned(false)
-		if len(l.confirmed) != 1 || l.confirmed[0].Version != versionsDone || l.confirmed[0].Unguarded == named {
-			t.Errorf("named %v: %+v", named, l.confirmed)
-		}
+		expect.True(t, len(l.confirmed) == 1 && l.confirmed[0].Version == versionsDone &&
+			l.confirmed[0].Unguarded != named, "named %v: %+v", named, l.confirmed)
 	}
 }
 
@@ -214,12 +201,10 @@ func TestWhole(t *testing.T) {
 			if pg := &l.data.parts[0]; cold != c.cold || pg.strictCold != (c.cold != "") || pg.strictTaken != c.taken {
 				t.Errorf("%q, strict keys start full: %v, what the lost holder may have admitted is charged: %v", cold, pg.strictCold, pg.strictTaken)
 			}
-			if told := pt.followers[Backup].relabel; told != (c.cold != "" || c.taken) {
-				t.Errorf("the backup is told of what has changed: %v", told)
-			}
-			if s := pt.strict; !s.whole || s.virgin || s.selfTerm != pt.term || s.selfEpoch != epoch {
-				t.Errorf("afterwards: %+v", s)
-			}
+			expect.Equal(t, pt.followers[Backup].relabel, c.cold != "" || c.taken,
+				"the backup is told of what has changed")
+			s := pt.strict
+			expect.True(t, s.whole && !s.virgin && s.selfTerm == pt.term && s.selfEpoch == epoch, "afterwards: %+v", s)
 		})
 	}
 }
@@ -256,19 +241,13 @@ func TestLateGrants(t *testing.T) {
 	l.core.raise(0)
 	l.vote(voter1, first, Record{})
 	l.vote(voter2, second, Record{})
-	if l.lease() > l.now {
-		t.Error("support for an earlier term counts")
-	}
+	expect.True(t, l.lease() <= l.now, "support for an earlier term counts")
 	l, first, second = ask()
 	l.vote(voter1, first, Record{})
 	l.vote(peerY, second, Record{})
-	if l.lease() > l.now {
-		t.Error("the answer of one who was not asked counts")
-	}
+	expect.True(t, l.lease() <= l.now, "the answer of one who was not asked counts")
 	l.vote(voter2, second, Record{})
-	if l.lease() <= l.now {
-		t.Error("no lease from two voters")
-	}
+	expect.True(t, l.lease() > l.now, "no lease from two voters")
 }
 
 // TestUnheardBackup: while a voter has not answered who is to be recorded as the backup, it may have recorded that, and what it answered
@@ -282,14 +261,11 @@ func TestUnheardBackup(t *testing.T) {
 		}
 		l.wait(50 * time.Millisecond)
 		first := [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2), last[*GrantRequest](l, voter3)}
-		if n := first[0].Items[0].Backup; n != (Node{}) {
-			t.Fatalf("%s is named before it has everything", n.Name)
-		}
+		n := first[0].Items[0].Backup
+		must.Equal(t, n, Node{}, "%s is named before it has everything", n.Name)
 		l.vote(voter1, first[0], Record{})
 		l.vote(voter2, first[1], Record{})
-		if l.lease() <= l.now {
-			t.Fatal("no lease")
-		}
+		must.True(t, l.lease() > l.now, "no lease")
 		if late {
 			l.wait(time.Second)
 			first = [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2), last[*GrantRequest](l, voter3)}
@@ -301,21 +277,18 @@ func TestUnheardBackup(t *testing.T) {
 			l.wait(20 * time.Millisecond)
 		}
 		l.wait(100 * time.Millisecond)
-		if q := last[*GrantRequest](l, voter3); q.Items[0].Backup != peerX {
-			t.Fatalf("asked: %+v", q.Items[0])
-		}
+		q := last[*GrantRequest](l, voter3)
+		must.Equal(t, q.Items[0].Backup, peerX, "asked: %+v", q.Items[0])
 		if late {
 			l.vote(voter1, first[0], Record{})
 			l.vote(voter2, first[1], Record{})
 			l.vote(voter3, first[2], Record{})
 		}
 		l.loses()
-		if l.lease() > l.now {
-			t.Errorf("late %v: strict rules are decided while two voters may have recorded a backup that is lost", late)
-		}
-		if l.data.parts[0].unguarded {
-			t.Errorf("late %v: answers do not wait while two voters may have recorded a backup", late)
-		}
+		expect.True(t, l.lease() <= l.now,
+			"late %v: strict rules are decided while two voters may have recorded a backup that is lost", late)
+		expect.True(t, !l.data.parts[0].unguarded,
+			"late %v: answers do not wait while two voters may have recorded a backup", late)
 	}
 }
 
@@ -339,9 +312,8 @@ func TestRefusedGrant(t *testing.T) {
 		if raised := l.route().Term != held; raised != c.raised {
 			t.Errorf("%s: held at %v before and %v after the refusal", c.name, held, l.route().Term)
 		}
-		if next := l.core.next(0); !recorded.Less(next) {
-			t.Errorf("%s: the next term is %v", c.name, next)
-		}
+		next := l.core.next(0)
+		expect.True(t, recorded.Less(next), "%s: the next term is %v", c.name, next)
 	}
 }
 
@@ -354,9 +326,7 @@ func TestRefusedWhileFrozen(t *testing.T) {
 	q := last[*GrantRequest](l, voter1)
 	l.view(View{Leaving: true, Settled: true}, peerX, peerX, peerX, peerY, voter1, voter2, voter3)
 	c := l.gives(peerX)
-	if c.Granted {
-		t.Error("a content that was never under a grant is handed over as whole")
-	}
+	expect.True(t, !c.Granted, "a content that was never under a grant is handed over as whole")
 	l.get(voter1, &GrantReply{ID: q.ID, Epoch: 9, Items: []GrantAnswer{{Term: q.Items[0].Term}}})
 	if l.route().Standing != Frozen {
 		t.Errorf("a partition that may have been taken over is %+v", l.route())
@@ -381,46 +351,28 @@ func TestAnotherBackup(t *testing.T) {
 	l.entry(peerX)
 	l.data.admit(0, 2)
 	replaced()
-	if l.lease() > l.now {
-		t.Error("strict rules are decided while the backup is being replaced")
-	}
-	if len(said[*GrantRequest](l, voter1)) == 0 {
-		t.Fatal("the voters were not asked")
-	}
+	expect.True(t, l.lease() <= l.now, "strict rules are decided while the backup is being replaced")
+	must.True(t, len(said[*GrantRequest](l, voter1)) != 0, "the voters were not asked")
 	l.grants(Record{}, voter2, voter3)
-	if l.lease() > l.now {
-		t.Error("a grant has strict rules decided while the backup is being replaced")
-	}
+	expect.True(t, l.lease() <= l.now, "a grant has strict rules decided while the backup is being replaced")
 	l.finds()
-	if l.lease() <= l.now {
-		t.Error("strict rules are not decided when the backup stays")
-	}
+	expect.True(t, l.lease() > l.now, "strict rules are not decided when the backup stays")
 	replaced()
 	l.ack(peerX)
-	if len(said[*Forget](l, peerX)) > 0 {
-		t.Fatal("the backup was told to forget before it had everything")
-	}
-	if confirmed(2) {
-		t.Error("what the backup does not have is confirmed")
-	}
+	must.True(t, len(said[*Forget](l, peerX)) == 0, "the backup was told to forget before it had everything")
+	expect.True(t, !confirmed(2), "what the backup does not have is confirmed")
 	ack()
-	if !confirmed(2) {
-		t.Errorf("what the backup has is not confirmed: %+v", l.confirmed)
-	}
+	expect.True(t, confirmed(2), "what the backup has is not confirmed: %+v", l.confirmed)
 	last[*Forget](l, peerX)
 
 	l = granted(t)
 	l.data.admit(0, 1) // nothing is in flight
 	replaced()
 	l.finds()
-	if l.lease() <= l.now {
-		t.Error("strict rules are not decided when the backup stays")
-	}
+	expect.True(t, l.lease() > l.now, "strict rules are not decided when the backup stays")
 	replaced()
 	ack()
-	if !confirmed(1) {
-		t.Errorf("what the backup has is not confirmed: %+v", l.confirmed)
-	}
+	expect.True(t, confirmed(1), "what the backup has is not confirmed: %+v", l.confirmed)
 }
 
 // TestLostBackup: a lease ends with the copy that the voters have recorded, and answers wait for a copy again once there is one.
@@ -430,14 +382,10 @@ func TestLostBackup(t *testing.T) {
 	lost := func() {
 		t.Helper()
 		l.loses()
-		if l.lease() > l.now {
-			t.Error("strict rules are decided after the backup on record was lost")
-		}
+		expect.True(t, l.lease() <= l.now, "strict rules are decided after the backup on record was lost")
 		l.wait(100 * time.Millisecond)
 		l.grants(Record{}, voter1)
-		if unguarded() {
-			t.Error("answers do not wait when one voter has recorded that there is no backup")
-		}
+		expect.True(t, !unguarded(), "answers do not wait when one voter has recorded that there is no backup")
 		l.grants(Record{}, voter2, voter3)
 		if l.lease() <= l.now || !unguarded() {
 			t.Errorf("a lease for %v, and answers wait: %v, when the voters have recorded that there is no backup", time.Duration(l.lease()-l.now), !unguarded())
@@ -451,13 +399,10 @@ func TestLostBackup(t *testing.T) {
 	l.wait(250 * time.Millisecond)
 	l.entry(peerX)
 	l.ack(peerX)
-	if f := &l.core.parts[0].followers[Backup]; f.node != peerX || f.named || f.caught {
-		t.Errorf("a backup that has the first chunk: %+v", f)
-	}
+	f := &l.core.parts[0].followers[Backup]
+	expect.True(t, f.node == peerX && !f.named && !f.caught, "a backup that has the first chunk: %+v", f)
 	l.acks(peerX)
-	if unguarded() {
-		t.Error("answers do not wait for a backup that has everything")
-	}
+	expect.True(t, !unguarded(), "answers do not wait for a backup that has everything")
 	for range 10 {
 		l.wait(20 * time.Millisecond)
 		l.acks(peerX)
@@ -508,8 +453,7 @@ func TestLateConfirmation(t *testing.T) {
 		}
 		l.confirmed = nil
 		l.ack(peerX)
-		if len(l.confirmed) != 1 || l.confirmed[0].Unguarded != late {
-			t.Errorf("after the lease's end: %v; confirmed: %+v", late, l.confirmed)
-		}
+		expect.True(t, len(l.confirmed) == 1 && l.confirmed[0].Unguarded == late,
+			"after the lease's end: %v; confirmed: %+v", late, l.confirmed)
 	}
 }

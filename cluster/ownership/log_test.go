@@ -4,6 +4,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // The sender's end of a log.
@@ -24,9 +27,8 @@ func caughtUp(t *testing.T, partitions int) *alone {
 		l.wait(10 * time.Millisecond)
 		l.acks(peerX)
 	}
-	if st := l.core.Status(l.time()); st.Held != partitions || st.Degraded > 0 {
-		t.Fatalf("%+v", st)
-	}
+	st := l.core.Status(l.time())
+	must.True(t, st.Held == partitions && st.Degraded <= 0, "%+v", st)
 	l.confirmed = nil
 	return l
 }
@@ -44,9 +46,7 @@ func TestOneBlock(t *testing.T) {
 		t.Fatalf("%d blocks, the first of %d entries", len(blocks), len(blocks[0].Entries))
 	}
 	l.get(peerX, &BlockAck{Log: blocks[0].Log, Position: blocks[0].Position})
-	if len(l.confirmed) != partitions {
-		t.Errorf("one answer confirms %+v", l.confirmed)
-	}
+	expect.Equal(t, len(l.confirmed), partitions, "one answer confirms %+v", l.confirmed)
 	for p := range partitions {
 		l.data.admit(p, 2)
 		l.core.Urgent(l.time(), p)
@@ -66,21 +66,15 @@ func TestResend(t *testing.T) {
 		l.take()
 	}
 	first := said[*Block](l, peerX)
-	if len(first) != 2 || first[1].Position != first[0].Position+1 {
-		t.Fatalf("%d blocks", len(first))
-	}
+	must.True(t, len(first) == 2 && first[1].Position == first[0].Position+1, "%d blocks", len(first))
 	l.wait(120 * time.Millisecond)
-	if again := said[*Block](l, peerX); !slices.Equal(first, again) {
-		t.Errorf("sent %v, and again %v", first, again)
-	}
+	again := said[*Block](l, peerX)
+	expect.True(t, slices.Equal(first, again), "sent %v, and again %v", first, again)
 	l.get(peerX, &BlockAck{Log: first[1].Log, Position: first[1].Position})
-	if len(l.confirmed) != 2 {
-		t.Errorf("the last answer confirms %+v", l.confirmed)
-	}
+	expect.Equal(t, len(l.confirmed), 2, "the last answer confirms %+v", l.confirmed)
 	l.wait(time.Second)
-	if again := said[*Block](l, peerX); len(again) > 0 {
-		t.Errorf("sent again after the answer: %v", again)
-	}
+	again = said[*Block](l, peerX)
+	expect.True(t, len(again) == 0, "sent again after the answer: %v", again)
 }
 
 // TestWindow: so much is in flight, and no more until it is answered; but for what is urgent, nothing is added to a full log.
@@ -104,24 +98,16 @@ func TestWindow(t *testing.T) {
 		l.core.Tick(l.time())
 	}
 	bytes, of := flying()
-	if bytes == 0 || bytes > window || len(of) > 1 {
-		t.Fatalf("%d bytes are in flight, of %v", bytes, of)
-	}
+	must.True(t, bytes != 0 && bytes <= window && len(of) <= 1, "%d bytes are in flight, of %v", bytes, of)
 	drained := func(p int) bool { return l.data.Pending(p, Backup) == 0 }
-	if !drained(0) || drained(partitions-1) {
-		t.Error("a full log takes more, or an empty one nothing")
-	}
+	expect.True(t, drained(0) && !drained(partitions-1), "a full log takes more, or an empty one nothing")
 	l.core.Urgent(l.time(), partitions-1)
 	l.take()
-	if !drained(partitions - 1) {
-		t.Error("what is urgent waits for room in the log")
-	}
+	expect.True(t, drained(partitions-1), "what is urgent waits for room in the log")
 	for range 3 * partitions {
 		l.ack(peerX)
 		next, done := flying()
-		if next > window {
-			t.Errorf("%d bytes are sent", next)
-		}
+		expect.True(t, next <= window, "%d bytes are sent", next)
 		of = append(of, done...)
 	}
 	if slices.Sort(of); len(slices.Compact(slices.Clone(of))) != partitions || len(of) != partitions {
@@ -139,9 +125,7 @@ func TestUnansweredLog(t *testing.T) {
 	}
 	l.wait(time.Duration(stall+lookEvery) + 50*time.Millisecond)
 	for p, want := range []bool{true, true, false} {
-		if dropped := l.core.parts[p].followers[Backup].node == (Node{}); dropped != want {
-			t.Errorf("partition %d: dropped %v", p, dropped)
-		}
+		expect.Equal(t, l.core.parts[p].followers[Backup].node == (Node{}), want, "partition %d: dropped", p)
 	}
 }
 
@@ -151,13 +135,10 @@ func TestLostLog(t *testing.T) {
 	old := l.core.logs[0]
 	l.get(peerX, &BlockAck{Log: old.number, Lost: true})
 	blocks := said[*Block](l, peerX)
-	if len(blocks) != 1 || blocks[0].Log <= old.number || blocks[0].Position != 1 || len(blocks[0].Entries) != 2 {
-		t.Fatalf("sent %+v", blocks)
-	}
+	must.True(t, len(blocks) == 1 && blocks[0].Log > old.number && blocks[0].Position == 1 &&
+		len(blocks[0].Entries) == 2, "sent %+v", blocks)
 	for _, e := range blocks[0].Entries {
-		if !e.Begin {
-			t.Errorf("the other log begins with %+v", e)
-		}
+		expect.True(t, e.Begin, "the other log begins with %+v", e)
 	}
 	// One that has overtaken the first block of a log has not.
 	l.get(peerX, &BlockAck{Log: blocks[0].Log, Lost: true})
@@ -224,18 +205,13 @@ func TestRefusals(t *testing.T) {
 	}
 	send(0, wholeCopy(term(1), 10, ids(1)))
 	unknown := Refusal{Position: 2, Attachment: 9, Outcome: Again}
-	if a := send(1, update(term(1), 9, ids(2)), update(term(1), 10, ids(3))); !slices.Equal(a.Refusals, []Refusal{unknown}) {
-		t.Errorf("answered %+v", a)
-	}
-	if !l.data.parts[0].content[3] {
-		t.Error("what follows a refused entry is not taken in")
-	}
-	if a := send(1, update(term(1), 10, nil)); !slices.Equal(a.Refusals, []Refusal{unknown}) || a.Position != 3 {
-		t.Errorf("before the sender knows: %+v", a)
-	}
-	if a := send(2, update(term(1), 10, nil)); len(a.Refusals) > 0 {
-		t.Errorf("when the sender knows: %+v", a)
-	}
+	a := send(1, update(term(1), 9, ids(2)), update(term(1), 10, ids(3)))
+	expect.True(t, slices.Equal(a.Refusals, []Refusal{unknown}), "answered %+v", a)
+	expect.True(t, l.data.parts[0].content[3], "what follows a refused entry is not taken in")
+	a = send(1, update(term(1), 10, nil))
+	expect.True(t, slices.Equal(a.Refusals, []Refusal{unknown}) && a.Position == 3, "before the sender knows: %+v", a)
+	a = send(2, update(term(1), 10, nil))
+	expect.True(t, len(a.Refusals) == 0, "when the sender knows: %+v", a)
 }
 
 // TestForgottenLog: a log is forgotten some time after its sender has left, and not at once.
@@ -245,12 +221,8 @@ func TestForgottenLog(t *testing.T) {
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.see(peerY, Node{}, peerY)
 	l.see(peerX, Node{}, peerX)
-	if got := l.give(peerX, update(term(1), 10, ids(2))); got != Done {
-		t.Errorf("after a short absence: %v", got)
-	}
+	expect.Equal(t, l.give(peerX, update(term(1), 10, ids(2))), Done, "after a short absence")
 	l.see(peerY, Node{}, peerY)
 	l.wait(time.Duration(strangerFor + 2*lookEvery))
-	if len(l.core.received) > 0 {
-		t.Error("the log of a process that is gone is kept")
-	}
+	expect.True(t, len(l.core.received) == 0, "the log of a process that is gone is kept")
 }

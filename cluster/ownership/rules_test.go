@@ -5,6 +5,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // The tests in this file each break when one rule is left out: test/mutants leaves it out.
@@ -38,9 +41,8 @@ func TestYield(t *testing.T) {
 		l.answer(func(Node) Info { return Info{Claiming: true} })
 		l.owned(false)
 		l.wait(time.Duration(retryAfter/2+lookEvery) - 20*time.Millisecond)
-		if again := len(said[*Query](l, other)) > 0; again != (other == peerX) {
-			t.Errorf("asked again: %v, where %s claims as well", again, other.Name)
-		}
+		again := len(said[*Query](l, other)) > 0
+		expect.True(t, again == (other == peerX), "asked again: %v, where %s claims as well", again, other.Name)
 		l.wait(time.Duration(retryAfter))
 		l.answer(func(Node) Info { return Info{} })
 		l.owned(true)
@@ -52,15 +54,13 @@ func TestStaleCommit(t *testing.T) {
 	l := newAlone(t)
 	l.see(self, peerY, peerX, peerY)
 	l.get(peerX, &Offer{Term: term(1)})
-	if r := last[*OfferReply](l, peerX); r.Verdict != Accepted {
-		t.Fatalf("offer: %v", r.Verdict)
-	}
+	r := last[*OfferReply](l, peerX)
+	must.Equal(t, r.Verdict, Accepted, "offer")
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
 	l.get(peerX, commits(peerX, term(1), 10, nil))
-	if a := last[*CommitAck](l, peerX); a.Outcome != Superseded {
-		t.Errorf("a stale commit is answered %v", a.Outcome)
-	}
+	a := last[*CommitAck](l, peerX)
+	expect.Equal(t, a.Outcome, Superseded, "a stale commit is answered")
 	l.owned(false)
 }
 
@@ -78,9 +78,8 @@ func (l *alone) gives(to Node) *Commit {
 		l.t.Fatalf("a commit was sent, and it is %+v", l.route())
 	}
 	for s, f := range l.core.parts[0].followers {
-		if f.node == to && !l.data.parts[0].follower[s].all {
-			l.t.Errorf("%s takes the partition over and is not sent everything", to.Name)
-		}
+		expect.True(l.t, f.node != to || l.data.parts[0].follower[s].all,
+			"%s takes the partition over and is not sent everything", to.Name)
 	}
 	return c
 }
@@ -93,9 +92,8 @@ func TestFailedMove(t *testing.T) {
 	c := l.gives(peerX)
 	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Again})
 	l.owned(true)
-	if after := l.route().Term; !before.Less(after) {
-		t.Errorf("held at %v before and %v after a move that failed", before, after)
-	}
+	after := l.route().Term
+	expect.True(t, before.Less(after), "held at %v before and %v after a move that failed", before, after)
 }
 
 // TestBrokenChunk: what could not be taken in is no copy, and not taken over.
@@ -104,12 +102,9 @@ func TestBrokenChunk(t *testing.T) {
 		l := newAlone(t)
 		l.see(peerX, Node{}, peerX)
 		l.data.parts[0].broken = true
-		if got := l.give(peerX, wholeCopy(term(1), 10, ids(1))); got != Again {
-			t.Errorf("a broken chunk is answered %v", got)
-		}
-		if i := l.info(peerX); i.Copy != (Position{}) {
-			t.Errorf("a broken copy is at %v", i.Copy)
-		}
+		expect.Equal(t, l.give(peerX, wholeCopy(term(1), 10, ids(1))), Again, "a broken chunk is answered")
+		i := l.info(peerX)
+		expect.Equal(t, i.Copy, Position{}, "a broken copy is at")
 	})
 	t.Run("commit", func(t *testing.T) {
 		l := newAlone(t)
@@ -118,13 +113,11 @@ func TestBrokenChunk(t *testing.T) {
 		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.data.parts[0].broken = true
 		l.get(peerX, commits(peerX, term(1), 10, ids(2)))
-		if a := last[*CommitAck](l, peerX); a.Outcome != Again {
-			t.Errorf("a broken commit is answered %v", a.Outcome)
-		}
+		a := last[*CommitAck](l, peerX)
+		expect.Equal(t, a.Outcome, Again, "a broken commit is answered")
 		l.owned(false)
-		if i := l.info(peerX); i.Copy != (Position{}) {
-			t.Errorf("a copy that lacks a commit's changes is at %v", i.Copy)
-		}
+		i := l.info(peerX)
+		expect.Equal(t, i.Copy, Position{}, "a copy that lacks a commit's changes is at")
 	})
 	for _, chunk := range [][]byte{ids(2), nil} { // to be applied, or only merged
 		t.Run("merge", func(t *testing.T) {
@@ -132,15 +125,13 @@ func TestBrokenChunk(t *testing.T) {
 			l.claims(self, peerX, peerX)
 			before := l.route().Term
 			l.get(peerX, &Offer{Term: term(1)})
-			if r := last[*OfferReply](l, peerX); r.Verdict != Merging {
-				t.Fatalf("offer: %v", r.Verdict)
-			}
+			r := last[*OfferReply](l, peerX)
+			must.Equal(t, r.Verdict, Merging, "offer")
 			l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 			l.data.parts[0].broken, l.data.parts[0].stuck = chunk != nil, chunk == nil
 			l.get(peerX, &Commit{Term: term(1), Attachment: 10, Chunk: chunk, Sum: sum(chunk), Known: term(1), Release: peerX, Merge: true})
-			if a := last[*CommitAck](l, peerX); a.Outcome != Again {
-				t.Errorf("a broken merge is answered %v", a.Outcome)
-			}
+			a := last[*CommitAck](l, peerX)
+			expect.Equal(t, a.Outcome, Again, "a broken merge is answered")
 			if l.route().Term != before {
 				t.Errorf("a broken merge ends with %v", l.route())
 			}
@@ -156,12 +147,9 @@ func TestNoRoom(t *testing.T) {
 		l.see(peerX, Node{}, peerX)
 		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.data.parts[0].full = true
-		if got := l.give(peerX, update(term(1), 10, ids(2))); got != Full {
-			t.Errorf("a chunk without room is answered %v", got)
-		}
-		if i := l.info(peerX); i.Copy != (Position{}) {
-			t.Errorf("a copy that lacks a chunk is at %v", i.Copy)
-		}
+		expect.Equal(t, l.give(peerX, update(term(1), 10, ids(2))), Full, "a chunk without room is answered")
+		i := l.info(peerX)
+		expect.Equal(t, i.Copy, Position{}, "a copy that lacks a chunk is at")
 	})
 	t.Run("holder", func(t *testing.T) {
 		l := newAlone(t)
@@ -175,19 +163,16 @@ func TestNoRoom(t *testing.T) {
 				refused++
 				l.refuse(peerX, m, Full)
 			}
-			if st := l.core.Status(l.time()); refused > 0 && (st.Degraded != 1 || st.NoRoom != 1) {
-				t.Fatalf("after %d attempts: %+v", refused, st)
-			}
+			st := l.core.Status(l.time())
+			must.True(t, refused <= 0 || st.Degraded == 1 && st.NoRoom == 1, "after %d attempts: %+v", refused, st)
 			l.wait(10 * time.Millisecond)
 		}
-		if began = slices.Compact(began); len(began) != 5 { // the first message was repeated
-			t.Errorf("a copy was begun after %v", began)
-		}
+		began = slices.Compact(began)
+		expect.Equal(t, len(began), 5, "a copy was begun after %v", began) // the first message was repeated
 		l.wait(8 * time.Second)
 		l.acks(peerX)
-		if st := l.core.Status(l.time()); st.Degraded != 0 || st.NoRoom != 0 || len(l.core.full) != 0 {
-			t.Errorf("when there is room: %+v", st)
-		}
+		st := l.core.Status(l.time())
+		expect.True(t, st.Degraded == 0 && st.NoRoom == 0 && len(l.core.full) == 0, "when there is room: %+v", st)
 	})
 }
 
@@ -198,13 +183,10 @@ func TestPieces(t *testing.T) {
 	chunk := ids(1, 2, 3)
 	for i, piece := range [][]byte{chunk[:3], chunk[3:5], chunk[5:]} {
 		e := &Entry{Term: term(1), Attachment: 10, Begin: true, Complete: i == 2, More: i < 2, Chunk: piece}
-		if got := l.give(peerX, e); got != Done {
-			t.Fatalf("piece %d is answered %v", i, got)
-		}
+		must.Equal(t, l.give(peerX, e), Done, "piece %d is answered", i)
 	}
-	if got := l.data.parts[0].content; len(got) != 3 {
-		t.Errorf("the copy has %v", got)
-	}
+	got := l.data.parts[0].content
+	expect.Equal(t, len(got), 3, "the copy has %v", got)
 }
 
 // TestAttachments: what comes from an earlier attachment changes nothing, and a later one counts, however their numbers compare.
@@ -217,22 +199,19 @@ func TestAttachments(t *testing.T) {
 		return holder.attach(s)
 	}
 	backup1, backup2, target3 := number(0, Backup), number(1, Backup), number(2, Target)
-	if backup1 < target3 {
-		t.Errorf("a backup's copy, at %#x, is not above a move's receiver's, at %#x", backup1, target3)
-	}
+	expect.True(t, backup1 >= target3,
+		"a backup's copy, at %#x, is not above a move's receiver's, at %#x", backup1, target3)
 	has := func(want int) {
 		t.Helper()
-		if got := l.data.parts[0].content; len(got) != want {
-			t.Errorf("the copy has %v, want %d", got, want)
-		}
+		got := l.data.parts[0].content
+		expect.Equal(t, len(got), want, "the copy has %v", got)
 	}
 	l.give(peerX, wholeCopy(term(1), backup1, ids(1)))
 	has(1)
 	l.give(peerX, wholeCopy(term(1), backup2, ids(1, 2)))
 	has(2)
-	if got := l.give(peerX, update(term(1), backup1, ids(4))); got != Again {
-		t.Errorf("an entry of an earlier attachment is answered %v", got)
-	}
+	expect.Equal(t, l.give(peerX, update(term(1), backup1, ids(4))), Again,
+		"an entry of an earlier attachment is answered")
 	has(2)
 	l.give(peerX, wholeCopy(term(1), target3, ids(1, 2, 3)))
 	has(3)
@@ -248,17 +227,12 @@ func TestKeep(t *testing.T) {
 		l.data.parts[0].unguarded = true // as it was when this node held it before
 		l.get(peerX, commits(peerX, term(1), 10, nil))
 		a := last[*CommitAck](l, peerX)
-		if a.Outcome != Done || !a.Keep {
-			t.Fatalf("commit: %+v", a)
-		}
-		if l.data.parts[0].unguarded {
-			t.Error("strict rules may be decided without a copy while there is one")
-		}
+		must.True(t, a.Outcome == Done && a.Keep, "commit: %+v", a)
+		expect.True(t, !l.data.parts[0].unguarded, "strict rules may be decided without a copy while there is one")
 		l.data.admit(0, 2)
 		l.wait(100 * time.Millisecond)
-		if m := l.entry(peerX); m.Begin || m.Attachment != a.Attachment {
-			t.Errorf("the first entry is %+v; the giver was told %+v", m, a)
-		}
+		m := l.entry(peerX)
+		expect.True(t, !m.Begin && m.Attachment == a.Attachment, "the first entry is %+v; the giver was told %+v", m, a)
 	})
 	t.Run("giver without an answer", func(t *testing.T) {
 		l := newAlone(t)
@@ -266,15 +240,11 @@ func TestKeep(t *testing.T) {
 		l.data.admit(0, 1)
 		c := l.gives(peerX)
 		m := update(c.Known.after(peerX.Boot).after(peerX.Boot), 500, ids(2))
-		if got := l.give(peerX, m); got != Done {
-			t.Errorf("the receiver's first entry is answered %v", got)
-		}
-		if got := l.data.parts[0].content; !got[1] || !got[2] {
-			t.Errorf("the copy has %v", got)
-		}
-		if i := l.info(peerX); i.Held || i.Copy != (Position{m.Term, 500}) {
-			t.Errorf("it has a copy at %+v", i)
-		}
+		expect.Equal(t, l.give(peerX, m), Done, "the receiver's first entry is answered")
+		got := l.data.parts[0].content
+		expect.True(t, got[1] && got[2], "the copy has %v", got)
+		i := l.info(peerX)
+		expect.True(t, !i.Held && i.Copy == (Position{m.Term, 500}), "it has a copy at %+v", i)
 	})
 }
 
@@ -285,13 +255,9 @@ func TestForget(t *testing.T) {
 	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 	l.get(peerX, &Forget{Term: term(1)})
 	l.get(peerY, &Forget{Term: term(3)})
-	if l.info(peerX).Copy == (Position{}) {
-		t.Error("a late Forget is obeyed")
-	}
+	expect.True(t, l.info(peerX).Copy != (Position{}), "a late Forget is obeyed")
 	l.get(peerX, &Forget{Term: term(2)})
-	if l.info(peerX).Copy != (Position{}) {
-		t.Error("Forget is not obeyed")
-	}
+	expect.Equal(t, l.info(peerX).Copy, Position{}, "Forget is not obeyed")
 }
 
 // TestOldBackups are told to forget their copies.
@@ -322,9 +288,8 @@ func TestIdleOffer(t *testing.T) {
 	l.get(peerX, &Offer{Term: term(1)})
 	l.wait(time.Duration(idleAfter+lookEvery) + 50*time.Millisecond)
 	l.get(peerY, &Offer{Term: term(2)})
-	if r := last[*OfferReply](l, peerY); r.Verdict != Accepted {
-		t.Errorf("an offer is answered %v while another sends nothing", r.Verdict)
-	}
+	r := last[*OfferReply](l, peerY)
+	expect.True(t, r.Verdict == Accepted, "an offer is answered %v while another sends nothing", r.Verdict)
 }
 
 // TestEntrustedWhileLeaving: a node that leaves, and had nothing left, stays for what it is entrusted with, from that moment on.
@@ -334,14 +299,10 @@ func TestEntrustedWhileLeaving(t *testing.T) {
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.view(View{Leaving: true, Settled: true}, peerY, peerY, peerY)
 	l.wait(200 * time.Millisecond)
-	if !l.core.Settled() {
-		t.Fatal("not settled with nothing but a copy")
-	}
+	must.True(t, l.core.Settled(), "not settled with nothing but a copy")
 	l.get(peerY, &Entrust{Term: term(1)})
 	l.owned(true)
-	if l.core.Settled() {
-		t.Error("settled with a partition that it has just claimed")
-	}
+	expect.True(t, !l.core.Settled(), "settled with a partition that it has just claimed")
 }
 
 // TestIdleOfferBesideCopy: when the offer of a process that sends nothing ends, the copy that another sends meanwhile goes on, and its
@@ -350,24 +311,20 @@ func TestIdleOfferBesideCopy(t *testing.T) {
 	l := newAlone(t)
 	l.see(self, peerX, peerX, peerY)
 	l.get(peerY, &Offer{Term: term(1)})
-	if r := last[*OfferReply](l, peerY); r.Verdict != Accepted {
-		t.Fatalf("an offer is answered %v", r.Verdict)
-	}
+	r := last[*OfferReply](l, peerY)
+	must.Equal(t, r.Verdict, Accepted, "an offer is answered")
 	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 	l.wait(time.Duration(idleAfter) - time.Second)
 	l.give(peerX, update(term(2), 10, nil))
 	l.wait(time.Second + time.Duration(lookEvery) + 50*time.Millisecond)
-	if got := l.give(peerX, update(term(2), 10, nil)); got != Done {
-		t.Errorf("a message after the other's offer has ended is answered %v", got)
-	}
+	expect.Equal(t, l.give(peerX, update(term(2), 10, nil)), Done,
+		"a message after the other's offer has ended is answered")
 	l.get(peerX, &Offer{Term: term(2)})
-	if r := last[*OfferReply](l, peerX); r.Verdict != Accepted {
-		t.Errorf("an offer is answered %v while another sends nothing", r.Verdict)
-	}
+	r = last[*OfferReply](l, peerX)
+	expect.True(t, r.Verdict == Accepted, "an offer is answered %v while another sends nothing", r.Verdict)
 	l.get(peerX, commits(peerX, term(2), 10, nil))
-	if a := last[*CommitAck](l, peerX); a.Outcome != Done {
-		t.Errorf("its commit is answered %v", a.Outcome)
-	}
+	a := last[*CommitAck](l, peerX)
+	expect.Equal(t, a.Outcome, Done, "its commit is answered")
 }
 
 // TestLateCommit: a Commit that comes again is answered as it was, also when the partition has been handed on since: the giver has
@@ -381,9 +338,8 @@ func TestLateCommit(t *testing.T) {
 		l.give(from, wholeCopy(held, 10, ids(1)))
 		m := commits(from, held, 10, nil)
 		l.get(from, m)
-		if a := last[*CommitAck](l, from); a.Outcome != Done {
-			t.Fatalf("%+v", a)
-		}
+		a := last[*CommitAck](l, from)
+		must.Equal(t, a.Outcome, Done, "%+v", a)
 		return m
 	}
 	gives := func(to Node) Term {
@@ -399,9 +355,8 @@ func TestLateCommit(t *testing.T) {
 	again := func(m *Commit, from Node, keep bool) {
 		t.Helper()
 		l.get(from, m)
-		if a := last[*CommitAck](l, from); a.Outcome != Done || a.Keep != keep {
-			t.Errorf("the commit of %s is answered %+v", from.Name, a)
-		}
+		a := last[*CommitAck](l, from)
+		expect.True(t, a.Outcome == Done && a.Keep == keep, "the commit of %s is answered %+v", from.Name, a)
 	}
 	first := takes(peerX, term(1))
 	again(first, peerX, true)
@@ -411,9 +366,7 @@ func TestLateCommit(t *testing.T) {
 	again(first, peerX, false)
 	again(second, peerY, true)
 	takes(peerX, gives(peerX))
-	if n := len(l.core.parts[0].committed); n != 2 {
-		t.Errorf("%d commits of two processes are remembered", n)
-	}
+	expect.Equal(t, len(l.core.parts[0].committed), 2, "commits of two processes are remembered")
 }
 
 // TestNewsOnce: of a partition that has got several terms the others are told once. A reader refuses more than there are partitions.
@@ -427,9 +380,7 @@ func TestNewsOnce(t *testing.T) {
 	}
 	l.wait(time.Second)
 	for _, news := range said[*QueryReply](l, peerX) {
-		if len(news.Infos) != 1 || news.Infos[0].Term != l.route().Term {
-			t.Errorf("told: %+v", news.Infos)
-		}
+		expect.True(t, len(news.Infos) == 1 && news.Infos[0].Term == l.route().Term, "told: %+v", news.Infos)
 	}
 }
 
@@ -466,16 +417,14 @@ func TestUnfinishedCopy(t *testing.T) {
 	l := newAlone(t)
 	l.see(peerX, Node{}, peerX)
 	l.give(peerX, begins(10, ids(1)))
-	if i := l.info(peerX); i.Copy != (Position{}) {
-		t.Errorf("an unfinished copy is at %v", i.Copy)
-	}
+	i := l.info(peerX)
+	expect.Equal(t, i.Copy, Position{}, "an unfinished copy is at")
 	l.give(peerX, wholeCopy(term(2), 20, ids(1)))
 	l.give(peerX, begins(30, ids(2)))
 	l.data.parts[0].broken = true
 	l.give(peerX, update(term(2), 30, ids(3)))
-	if i := l.info(peerX); i.Copy != (Position{term(2), 20}) {
-		t.Errorf("when a new copy is broken, the old one is at %v", i.Copy)
-	}
+	i = l.info(peerX)
+	expect.Equal(t, i.Copy, (Position{term(2), 20}), "when a new copy is broken, the old one is at")
 }
 
 // TestBuffered: the room that pieces of a chunk take is given back when the chunk is complete or its sender lost, and a chunk for which
@@ -505,12 +454,9 @@ func TestBuffered(t *testing.T) {
 		l.see(peerX, Node{}, peerX)
 		l.give(peerX, piece(true, "[12"))
 		l.give(peerX, piece(true, ",34"))
-		if got := l.give(peerX, piece(false, "]")); got != want || l.core.buffered() > 0 {
-			t.Errorf("room for %d bytes: answered %v", most, got)
-		}
-		if got := l.give(peerX, wholeCopy(term(2), 11, ids(1))); got != Done {
-			t.Errorf("the next chunk is answered %v", got)
-		}
+		got := l.give(peerX, piece(false, "]"))
+		expect.True(t, got == want && l.core.buffered() <= 0, "room for %d bytes: answered %v", most, got)
+		expect.Equal(t, l.give(peerX, wholeCopy(term(2), 11, ids(1))), Done, "the next chunk is answered")
 	}
 }
 
@@ -528,21 +474,16 @@ func TestAcknowledged(t *testing.T) {
 	l.get(peerX, &BlockAck{Log: b.Log, Position: b.Position + 1})
 	l.get(peerX, &BlockAck{Log: b.Log + 1, Position: b.Position})
 	l.get(peerY, &BlockAck{Log: b.Log, Position: b.Position})
-	if len(l.confirmed) > 0 {
-		t.Errorf("confirmed without the backup: %+v", l.confirmed)
-	}
+	expect.True(t, len(l.confirmed) == 0, "confirmed without the backup: %+v", l.confirmed)
 	l.ack(peerX)
-	if len(l.confirmed) != 1 || l.confirmed[0].Unguarded {
-		t.Errorf("confirmed by the backup: %+v", l.confirmed)
-	}
+	expect.True(t, len(l.confirmed) == 1 && !l.confirmed[0].Unguarded, "confirmed by the backup: %+v", l.confirmed)
 	for id := range 450 {
 		l.data.admit(0, id)
 	}
 	l.wait(100 * time.Millisecond)
 	for n := 0; n < 3; n++ {
-		if m := l.entry(peerX); m.Begin || m.Complete {
-			t.Errorf("a backup that is current gets %+v", m)
-		}
+		m := l.entry(peerX)
+		expect.True(t, !m.Begin && !m.Complete, "a backup that is current gets %+v", m)
 		l.ack(peerX)
 		l.wait(50 * time.Millisecond)
 	}
@@ -567,9 +508,7 @@ func TestAnotherAttachment(t *testing.T) {
 		l.give(peerX, wholeCopy(held, 10+n, ids(1)))
 		l.get(peerX, commits(peerX, held, 10+n, nil))
 		a := last[*CommitAck](l, peerX)
-		if !a.Keep || a.Attachment <= before {
-			t.Errorf("after attachment %d: %+v", before, a)
-		}
+		expect.True(t, a.Keep && a.Attachment > before, "after attachment %d: %+v", before, a)
 		before = a.Attachment
 		l.see(peerX, peerX, peerX)
 		l.acks(peerX)
@@ -591,9 +530,8 @@ func TestFrozen(t *testing.T) {
 		"an offer": func(l *alone, c *Commit) {
 			l.see(self, peerX, peerX, peerY)
 			l.get(peerX, &Offer{Term: term(9)})
-			if r := last[*OfferReply](l, peerX); r.Verdict != Refused {
-				l.t.Errorf("an offer is answered %v", r.Verdict)
-			}
+			r := last[*OfferReply](l, peerX)
+			expect.Equal(l.t, r.Verdict, Refused, "an offer is answered")
 		},
 		"another backup": func(l *alone, c *Commit) { l.see(peerY, peerA, peerX, peerY, peerA) },
 		"a gap in the backup's copy": func(l *alone, c *Commit) {
@@ -612,12 +550,9 @@ func TestFrozen(t *testing.T) {
 		c := l.gives(peerY)
 		do(l, c)
 		l.wait(30 * time.Millisecond)
-		if r := l.route(); r.Standing != Frozen || r.Term != c.Term {
-			t.Errorf("%s: %+v", name, r)
-		}
-		if len(said[*Forget](l, Node{})) > 0 {
-			t.Errorf("%s: the backup is told to forget", name)
-		}
+		r := l.route()
+		expect.True(t, r.Standing == Frozen && r.Term == c.Term, "%s: %+v", name, r)
+		expect.True(t, len(said[*Forget](l, Node{})) == 0, "%s: the backup is told to forget", name)
 	}
 }
 
@@ -628,13 +563,11 @@ func TestFailedCommit(t *testing.T) {
 	c := l.gives(peerX)
 	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Superseded, Known: term(900)})
 	l.owned(true)
-	if got := l.route().Term; !term(900).Less(got) {
-		t.Errorf("held at %v", got)
-	}
+	got := l.route().Term
+	expect.True(t, term(900).Less(got), "held at %v", got)
 	l.wait(400 * time.Millisecond)
-	if m := l.entry(peerX); !m.Begin {
-		t.Errorf("it is sent %+v", m)
-	}
+	m := l.entry(peerX)
+	expect.True(t, m.Begin, "it is sent %+v", m)
 	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: term(901)}) // a late one
 	l.owned(true)
 }
@@ -658,9 +591,7 @@ func TestGivenTerm(t *testing.T) {
 		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.get(peerX, &Commit{Term: term(1), Attachment: 10, Known: term(900), Release: peerX, Merge: merge})
 		a := last[*CommitAck](l, peerX)
-		if a.Outcome != Done || !term(900).Less(a.New) || a.New != l.route().Term {
-			t.Errorf("merge %v: %+v", merge, a)
-		}
+		expect.True(t, a.Outcome == Done && term(900).Less(a.New) && a.New == l.route().Term, "merge %v: %+v", merge, a)
 		if s := l.core.parts[0].strict; s.releaseWhole || s.release != (Release{peerX, term(1)}) {
 			t.Errorf("merge %v: what was not whole is taken over as %+v", merge, s)
 		}
@@ -668,9 +599,8 @@ func TestGivenTerm(t *testing.T) {
 	l = newAlone(t)
 	l.claims(self, peerX, peerX)
 	l.get(peerX, &Offer{Term: term(900)})
-	if got := l.core.next(0); !term(900).Less(got) {
-		t.Errorf("after an offer under a higher term the next is %v", got)
-	}
+	got := l.core.next(0)
+	expect.True(t, term(900).Less(got), "after an offer under a higher term the next is %v", got)
 }
 
 // TestUnfitCommit: a commit is taken for exactly the copy that it belongs to.
@@ -707,13 +637,10 @@ func TestUnfitCommit(t *testing.T) {
 		l.get(c.from, c.m)
 		l.owned(false)
 		for _, a := range said[*CommitAck](l, Node{}) {
-			if a.Outcome != Again {
-				t.Errorf("%s: answered %v", c.name, a.Outcome)
-			}
+			expect.Equal(t, a.Outcome, Again, "%s: answered", c.name)
 		}
-		if n := l.core.Status(l.time()).Arriving; n != 0 && c.from == peerX {
-			t.Errorf("%s: %d are still on their way", c.name, n)
-		}
+		n := l.core.Status(l.time()).Arriving
+		expect.True(t, n == 0 || c.from != peerX, "%s: %d are still on their way", c.name, n)
 	}
 	for _, c := range []struct {
 		name            string
@@ -729,18 +656,16 @@ func TestUnfitCommit(t *testing.T) {
 		k := commit(10)
 		k.Merge = c.merge
 		l.get(peerX, k)
-		if a := last[*CommitAck](l, peerX); a.Outcome != c.want || a.Keep {
-			t.Errorf("merged, %s: %+v", c.name, a)
-		}
+		a := last[*CommitAck](l, peerX)
+		expect.True(t, a.Outcome == c.want && !a.Keep, "merged, %s: %+v", c.name, a)
 	}
 	l := newAlone(t) // whose backup is another one
 	l.see(self, peerY, peerX, peerY)
 	l.get(peerX, &Offer{Term: term(2)})
 	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 	l.get(peerX, commit(10))
-	if a := last[*CommitAck](l, peerX); a.Outcome != Done || a.Keep {
-		t.Errorf("who is not the backup is told %+v", a)
-	}
+	a := last[*CommitAck](l, peerX)
+	expect.True(t, a.Outcome == Done && !a.Keep, "who is not the backup is told %+v", a)
 }
 
 // TestArriving: a partition on its way is counted once, and for as long as it comes.
@@ -750,9 +675,7 @@ func TestArriving(t *testing.T) {
 	l.see(self, peerX, peerX, peerY)
 	arriving := func(want int) {
 		t.Helper()
-		if got := l.core.Status(l.time()).Arriving; got != want {
-			t.Fatalf("%d are on their way, want %d", got, want)
-		}
+		must.Equal(t, l.core.Status(l.time()).Arriving, want, "are on their way")
 	}
 	l.answer(func(n Node) Info { return Info{Held: n == peerX, Term: term(1), Holder: peerX} })
 	l.get(peerX, &Offer{Term: term(1)})
@@ -760,9 +683,8 @@ func TestArriving(t *testing.T) {
 	l.wait(500 * time.Millisecond)
 	arriving(1)
 	l.get(peerY, &Offer{Term: term(2)})
-	if r := last[*OfferReply](l, peerY); r.Verdict != Refused {
-		t.Errorf("another one's offer is answered %v", r.Verdict)
-	}
+	r := last[*OfferReply](l, peerY)
+	expect.Equal(t, r.Verdict, Refused, "another one's offer is answered")
 	m := wholeCopy(term(2), 10, ids(1))
 	m.Complete = false
 	l.give(peerX, m)
@@ -771,9 +693,7 @@ func TestArriving(t *testing.T) {
 		l.give(peerX, update(term(2), 10, ids(2)))
 	}
 	arriving(1)
-	if len(said[*Query](l, Node{})) > 0 {
-		t.Error("a partition that is on its way is asked after")
-	}
+	expect.True(t, len(said[*Query](l, Node{})) == 0, "a partition that is on its way is asked after")
 	l.get(peerX, &Forget{Term: term(2)})
 	l.wait(time.Duration(idleAfter) + 200*time.Millisecond)
 	arriving(0)
@@ -781,9 +701,8 @@ func TestArriving(t *testing.T) {
 	l.get(peerX, &Offer{Term: term(2)})
 	l.give(peerX, wholeCopy(term(2), 11, ids(1)))
 	l.get(peerX, &Forget{Term: term(2)})
-	if !l.data.parts[0].content[1] || l.core.parts[0].copy == (Position{}) {
-		t.Error("a copy that is on its way to become the partition is forgotten")
-	}
+	expect.True(t, l.data.parts[0].content[1] && l.core.parts[0].copy != (Position{}),
+		"a copy that is on its way to become the partition is forgotten")
 	arriving(1)
 	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(4), Holder: peerY}}})
 	l.give(peerX, update(term(2), 11, ids(2)))
@@ -792,9 +711,8 @@ func TestArriving(t *testing.T) {
 	l.see(self, peerX, peerX, peerY)
 	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(5), Holder: peerY}}})
 	l.get(peerX, &Offer{Term: term(3)})
-	if r := last[*OfferReply](l, peerX); r.Verdict != Refused {
-		t.Errorf("an offer under a lower term than another's is answered %v", r.Verdict)
-	}
+	r = last[*OfferReply](l, peerX)
+	expect.Equal(t, r.Verdict, Refused, "an offer under a lower term than another's is answered")
 }
 
 // TestMoveEnds: a move ends when another is to have the partition, and leaves nothing behind.
@@ -806,9 +724,8 @@ func TestMoveEnds(t *testing.T) {
 	o := last[*Offer](l, peerY)
 	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
 	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
-	if all := l.entries(peerY); len(all) != 1 {
-		t.Errorf("an answer that came twice began %d copies", len(all))
-	}
+	all := l.entries(peerY)
+	expect.True(t, len(all) == 1, "an answer that came twice began %d copies", len(all))
 	l.see(self, peerX, peerX, peerY)
 	l.wait(150 * time.Millisecond)
 	pt := &l.core.parts[0]
@@ -833,21 +750,17 @@ func TestMoveEnds(t *testing.T) {
 	o = last[*Offer](l, peerX)
 	l.core.raise(0)
 	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
-	if l.core.parts[0].move.accepted {
-		t.Error("an answer to an earlier offer is taken for one to the last")
-	}
+	expect.True(t, !l.core.parts[0].move.accepted, "an answer to an earlier offer is taken for one to the last")
 	l.wait(300 * time.Millisecond)
 	o = last[*Offer](l, peerX)
 	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
 	l.see(peerX, peerY, peerX, peerY)
 	m := l.entry(peerX)
-	if n := l.core.parts[0].followers[Backup].node; n != peerX {
-		t.Fatalf("who is to have it is replaced as backup by %s", n.Name)
-	}
+	n := l.core.parts[0].followers[Backup].node
+	must.Equal(t, n, peerX, "who is to have it is replaced as backup by %s", n.Name)
 	l.refuse(peerX, m, Again)
-	if f := &l.data.parts[0].follower[Backup]; !f.attached || !f.all {
-		t.Errorf("who is to have it is sent anew: %+v", f)
-	}
+	f := &l.data.parts[0].follower[Backup]
+	expect.True(t, f.attached && f.all, "who is to have it is sent anew: %+v", f)
 }
 
 // TestClaimFrom: a partition is claimed by the one who has the newest copy of it, by the last answers of all who live.
@@ -870,12 +783,8 @@ func TestClaimFrom(t *testing.T) {
 		l.wait(150 * time.Millisecond)
 		l.answer(func(Node) Info { return Info{Term: c.x.Term, Holder: peerY, Copy: c.x} })
 		l.owned(!c.entrusted)
-		if entrusted(l) != c.entrusted {
-			t.Errorf("%s: entrusted %v", c.name, !c.entrusted)
-		}
-		if !c.entrusted && l.info(peerX).Copy != (Position{}) {
-			t.Errorf("%s: who holds it tells of a copy", c.name)
-		}
+		expect.Equal(t, entrusted(l), c.entrusted, "%s: entrusted %v", c.name, !c.entrusted)
+		expect.True(t, c.entrusted || l.info(peerX).Copy == (Position{}), "%s: who holds it tells of a copy", c.name)
 	}
 
 	l := newAlone(t) // who has the best copy is lost before all have answered
@@ -923,17 +832,14 @@ func TestClaimFrom(t *testing.T) {
 	q = last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(9), Holder: peerX}}})
 	l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
-	if r := l.route(); r.Node != peerX || r.Term != term(9) {
-		t.Errorf("held by two, it is asked at %+v", r)
-	}
+	r := l.route()
+	expect.True(t, r.Node == peerX && r.Term == term(9), "held by two, it is asked at %+v", r)
 	l.see(peerY, Node{}, peerY)
-	if r := l.route(); r.Node != peerY {
-		t.Errorf("whose holder is lost, it is asked at %+v", r)
-	}
+	r = l.route()
+	expect.Equal(t, r.Node, peerY, "whose holder is lost, it is asked at %+v", r)
 	l.see(self, Node{}, peerY)
-	if r := l.route(); r.Standing != Unclaimed {
-		t.Errorf("whose holder is lost, and that is this node's, it is %+v", r)
-	}
+	r = l.route()
+	expect.Equal(t, r.Standing, Unclaimed, "whose holder is lost, and that is this node's, it is %+v", r)
 }
 
 // TestClaimWithout: what is claimed from a copy that is older than the last holder's term starts full where rules say so, and nothing
@@ -982,9 +888,8 @@ func TestEntrusted(t *testing.T) {
 	l := ready()
 	l.get(peerX, &Entrust{Term: term(900)})
 	l.owned(true)
-	if got := l.route().Term; !term(900).Less(got) {
-		t.Errorf("claimed at %v", got)
-	}
+	got := l.route().Term
+	expect.True(t, term(900).Less(got), "claimed at %v", got)
 	l = ready()
 	l.get(peerX, &Entrust{Term: term(1)})
 	l.owned(false)
@@ -1001,9 +906,8 @@ func TestToldOfHolder(t *testing.T) {
 	l.claims(self, Node{}, peerX)
 	held := l.route().Term
 	l.core.parts[0].known = term(900)
-	if i := l.info(peerX); !i.Held || i.Term != held || i.Holder != self {
-		t.Errorf("told %+v", i)
-	}
+	i := l.info(peerX)
+	expect.True(t, i.Held && i.Term == held && i.Holder == self, "told %+v", i)
 }
 
 // TestSupersededHolder: a holder that hears of a higher term goes on above it if that one's process is lost, and leaves it to that one
@@ -1017,9 +921,8 @@ func TestSupersededHolder(t *testing.T) {
 		if raised := l.route().Term != held; raised != (by != peerY) {
 			t.Errorf("of %s: held at %v before and %v afterwards", by.Name, held, l.route().Term)
 		}
-		if next := l.core.next(0); !term(900).Less(next) {
-			t.Errorf("of %s: the next term is %v", by.Name, next)
-		}
+		next := l.core.next(0)
+		expect.True(t, term(900).Less(next), "of %s: the next term is %v", by.Name, next)
 	}
 }
 
@@ -1031,19 +934,16 @@ func TestLargeChunk(t *testing.T) {
 	l.confirmed = nil
 	for part := 0; part < 3; {
 		for _, e := range l.entries(peerX) {
-			if e.More != (part < 2) || e.Complete != (part == 2) || !e.Begin {
-				t.Fatalf("entry %d of 3: more %v, begins %v, completes %v", part, e.More, e.Begin, e.Complete)
-			}
+			must.True(t, e.More == (part < 2) && e.Complete == (part == 2) && e.Begin,
+				"entry %d of 3: more %v, begins %v, completes %v", part, e.More, e.Begin, e.Complete)
 			part++
 		}
-		if len(l.confirmed) > 0 || l.data.parts[0].follower[Backup].caught {
-			t.Errorf("confirmed before entry %d: %+v", part, l.confirmed)
-		}
+		expect.True(t, len(l.confirmed) == 0 && !l.data.parts[0].follower[Backup].caught,
+			"confirmed before entry %d: %+v", part, l.confirmed)
 		l.ack(peerX)
 	}
-	if len(l.confirmed) != 1 || !l.data.parts[0].follower[Backup].caught {
-		t.Errorf("confirmed by a whole copy: %+v", l.confirmed)
-	}
+	expect.True(t, len(l.confirmed) == 1 && l.data.parts[0].follower[Backup].caught,
+		"confirmed by a whole copy: %+v", l.confirmed)
 }
 
 // TestLastChanges: a partition is given away with all that was admitted, in as many messages as that takes, and only to one that has
@@ -1059,9 +959,7 @@ func TestLastChanges(t *testing.T) {
 	note := func(chunk []byte) {
 		var list []int
 		if len(chunk) > 0 {
-			if err := json.Unmarshal(chunk, &list); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, json.Unmarshal(chunk, &list))
 		}
 		for _, id := range list {
 			sent[id] = true
@@ -1092,7 +990,5 @@ func TestLastChanges(t *testing.T) {
 		l.wait(10 * time.Millisecond)
 	}
 	l.owned(false)
-	if len(sent) != 700 {
-		t.Errorf("%d of 700 admissions were sent", len(sent))
-	}
+	expect.Equal(t, len(sent), 700, "of 700 admissions were sent")
 }

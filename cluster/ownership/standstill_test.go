@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // standsStill lets time pass in which the node does not run: then there is one tick, before anything that has arrived is received.
@@ -27,14 +29,13 @@ func TestStandstill(t *testing.T) {
 				l.see(self, peerX, peerX)
 			}
 			l.standsStill(20 * time.Second)
-			if len(said[*Forget](l, peerX)) > 0 || slices.ContainsFunc(l.confirmed, func(p Progress) bool { return p.Version == versionsDone }) {
-				t.Errorf("view first %v: a backup whose answer may have come meanwhile is dropped", viewFirst)
-			}
+			expect.True(t, len(said[*Forget](l, peerX)) == 0 &&
+				!slices.ContainsFunc(l.confirmed, func(p Progress) bool { return p.Version == versionsDone }),
+				"view first %v: a backup whose answer may have come meanwhile is dropped", viewFirst)
 			l.confirmed = nil
 			l.acks(peerX)
-			if len(l.confirmed) == 0 || l.confirmed[0].Unguarded {
-				t.Errorf("view first %v: after its answer: %+v", viewFirst, l.confirmed)
-			}
+			expect.True(t, len(l.confirmed) != 0 && !l.confirmed[0].Unguarded,
+				"view first %v: after its answer: %+v", viewFirst, l.confirmed)
 		}
 	})
 	t.Run("slow ticks", func(t *testing.T) {
@@ -47,15 +48,11 @@ func TestStandstill(t *testing.T) {
 		for range int(stall/awakeMost) - 3 {
 			l.standsStill(time.Second)
 		}
-		if dropped() {
-			t.Error("a backup is dropped before this node has run for long enough")
-		}
+		expect.True(t, !dropped(), "a backup is dropped before this node has run for long enough")
 		for range 3 {
 			l.standsStill(time.Second)
 		}
-		if !dropped() {
-			t.Error("a node that runs now and then waits for a backup without end")
-		}
+		expect.True(t, dropped(), "a node that runs now and then waits for a backup without end")
 	})
 	t.Run("claim", func(t *testing.T) {
 		l := newAlone(t)
@@ -65,9 +62,8 @@ func TestStandstill(t *testing.T) {
 		l.owned(false)
 		l.answer(func(n Node) Info { return Info{Held: n == peerX, Term: term(1), Holder: peerX} })
 		l.owned(false)
-		if r := l.route(); r.Standing != Elsewhere || r.Node != peerX {
-			t.Errorf("the route is %+v", r)
-		}
+		r := l.route()
+		expect.True(t, r.Standing == Elsewhere && r.Node == peerX, "the route is %+v", r)
 	})
 	t.Run("offer", func(t *testing.T) {
 		l := newAlone(t)
@@ -85,9 +81,8 @@ func TestStandstill(t *testing.T) {
 		l.see(self, Node{}, peerY)
 		l.standsStill(20 * time.Second)
 		l.wait(150 * time.Millisecond)
-		if len(said[*Query](l, peerY)) > 0 {
-			t.Error("asked for what a process holds whose coming this node may have missed")
-		}
+		expect.True(t, len(said[*Query](l, peerY)) == 0,
+			"asked for what a process holds whose coming this node may have missed")
 	})
 	t.Run("departed", func(t *testing.T) {
 		l := newAlone(t)
@@ -98,9 +93,7 @@ func TestStandstill(t *testing.T) {
 		l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerX}}})
 		l.see(self, Node{}, peerY)
 		l.wait(150 * time.Millisecond)
-		if len(said[*Query](l, peerY)) == 0 {
-			t.Error("a lost process is taken for one that is about to come")
-		}
+		expect.True(t, len(said[*Query](l, peerY)) != 0, "a lost process is taken for one that is about to come")
 	})
 	t.Run("newcomer", func(t *testing.T) {
 		l := newAlone(t)
@@ -108,9 +101,8 @@ func TestStandstill(t *testing.T) {
 		l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerY}}})
 		l.see(peerX, Node{}, peerX, peerY)
 		l.standsStill(20 * time.Second)
-		if r := l.route(); r.Node != peerY {
-			t.Errorf("checks go to %s, who has come just now, and not to the holder", r.Node.Name)
-		}
+		r := l.route()
+		expect.Equal(t, r.Node, peerY, "checks go to %s, who has come just now, and not to the holder", r.Node.Name)
 	})
 	t.Run("epoch", func(t *testing.T) {
 		l := newAlone(t, voter2.Name, self.Name, voter3.Name)
@@ -119,9 +111,8 @@ func TestStandstill(t *testing.T) {
 		q := last[*ReadRecords](l, voter3)
 		l.get(voter3, &Records{ID: q.ID})
 		l.get(voter2, &Records{ID: q.ID, Read: true, Fresh: true, Epoch: 1})
-		if got := l.epoch(peerX, 1); got != 1 {
-			t.Errorf("epoch %d is begun, though another voter had begun epoch 1 and was asked", got)
-		}
+		got := l.epoch(peerX, 1)
+		expect.True(t, got == 1, "epoch %d is begun, though another voter had begun epoch 1 and was asked", got)
 
 		l = newAlone(t, voter2.Name, self.Name, voter3.Name)
 		l.see(peerX, Node{}, peerX, voter2, voter3)
@@ -131,9 +122,7 @@ func TestStandstill(t *testing.T) {
 				l.get(voter3, &Records{ID: q.ID})
 			}
 		}
-		if l.epoch(peerX, 1) == 0 {
-			t.Error("no epoch is begun while the voter before is silent")
-		}
+		expect.True(t, l.epoch(peerX, 1) != 0, "no epoch is begun while the voter before is silent")
 	})
 	t.Run("lease", func(t *testing.T) {
 		l := granted(t)
@@ -141,9 +130,8 @@ func TestStandstill(t *testing.T) {
 		l.wait(100 * time.Millisecond)
 		l.standsStill(20 * time.Second)
 		l.acks(peerX)
-		if len(l.confirmed) == 0 || !l.confirmed[0].Unguarded {
-			t.Errorf("what is confirmed when the lease is over counts for strict answers: %+v", l.confirmed)
-		}
+		expect.True(t, len(l.confirmed) != 0 && l.confirmed[0].Unguarded,
+			"what is confirmed when the lease is over counts for strict answers: %+v", l.confirmed)
 	})
 	t.Run("leaving", func(t *testing.T) {
 		l := newAlone(t)
@@ -156,41 +144,31 @@ func TestStandstill(t *testing.T) {
 		}
 		l.wait(200 * time.Millisecond)
 		replies(last[*Query](l, peerX))
-		if stranded() {
-			t.Error("a copy whose holder has answered just now is stranded")
-		}
+		expect.True(t, !stranded(), "a copy whose holder has answered just now is stranded")
 		l.wait(200 * time.Millisecond)
 		before := last[*Query](l, peerX)
 		l.now += int64(20 * time.Second)
 		l.give(peerX, update(term(1), 10, ids(2)))
 		replies(before)
-		if !stranded() {
-			t.Error("a holder counts as heard just now, though what came from it may have waited for long")
-		}
+		expect.True(t, stranded(),
+			"a holder counts as heard just now, though what came from it may have waited for long")
 		l.wait(200 * time.Millisecond)
 		replies(last[*Query](l, peerX))
-		if stranded() {
-			t.Error("a copy whose holder has answered once more is stranded")
-		}
+		expect.True(t, !stranded(), "a copy whose holder has answered once more is stranded")
 		l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
 		l.wait(600 * time.Millisecond)
-		if !stranded() {
-			t.Error("a copy of which neither sender nor holder answers is not stranded")
-		}
+		expect.True(t, stranded(), "a copy of which neither sender nor holder answers is not stranded")
 		q := last[*Query](l, peerY)
 		l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
-		if stranded() {
-			t.Error("a copy is stranded that another has claimed meanwhile")
-		}
+		expect.True(t, !stranded(), "a copy is stranded that another has claimed meanwhile")
 	})
 	t.Run("unresolved", func(t *testing.T) {
 		l := withVoters(t)
 		l.claims(self, peerX, peerX, voter1, voter2, voter3)
 		l.see(peerX, peerX, peerX, voter1, voter2, voter3)
 		l.standsStill(20 * time.Second)
-		if len(said[*Offer](l, peerX)) > 0 {
-			t.Error("a partition is given away before it is known whether it is whole, though the voters may have answered")
-		}
+		expect.True(t, len(said[*Offer](l, peerX)) == 0,
+			"a partition is given away before it is known whether it is whole, though the voters may have answered")
 
 		l = withVoters(t)
 		l.claims(self, peerX, peerX, voter1, voter2, voter3)
@@ -199,8 +177,7 @@ func TestStandstill(t *testing.T) {
 		for end := l.now + int64(2*lease+lease/3); l.now < end; {
 			l.standsStill(150 * time.Millisecond)
 		}
-		if len(said[*Offer](l, peerX)) == 0 {
-			t.Error("a node with slow ticks keeps for longer than two leases what no voter answers about, and another may hold it")
-		}
+		expect.True(t, len(said[*Offer](l, peerX)) != 0,
+			"a node with slow ticks keeps for longer than two leases what no voter answers about, and another may hold it")
 	})
 }

@@ -18,6 +18,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -198,12 +200,8 @@ func newPuppet(t testing.TB, change ...func(*Config)) (*Runner, *puppet) {
 func TestRoutes(t *testing.T) {
 	k, c := newPuppet(t)
 	first := k.Route(7)
-	if *first != (ownership.Route{}) {
-		t.Errorf("%+v", first)
-	}
-	if got := k.Await(ended(), 7, first); got != first {
-		t.Errorf("%+v", got)
-	}
+	expect.Equal(t, *first, ownership.Route{}, "%+v", first)
+	expect.Equal(t, k.Await(ended(), 7, first), first)
 	owned := ownership.Route{Standing: ownership.Owned, Term: ownership.Term{N: 1}}
 	const waiters = 20
 	got := make(chan *ownership.Route, waiters)
@@ -213,30 +211,21 @@ func TestRoutes(t *testing.T) {
 	c.route(8, owned) // wakes nobody who waits for another one
 	c.route(7, owned)
 	for range waiters {
-		if r := <-got; *r != owned || r == first {
-			t.Errorf("%+v", r)
-		}
+		r := <-got
+		expect.True(t, *r == owned && r != first, "%+v", r)
 	}
-	if *first != (ownership.Route{}) {
-		t.Error("a published route has changed")
-	}
+	expect.Equal(t, *first, ownership.Route{}, "a published route has changed")
 	// One that is out of date is not waited for.
 	second := k.Await(ended(), 7, first)
-	if *second != owned {
-		t.Errorf("%+v", second)
-	}
+	expect.Equal(t, *second, owned, "%+v", second)
 	// That holds also where it has come to the same once more, and for a waiter that nothing ends.
 	before := *second
-	if got := k.Await(&impatient{Context: context.Background(), t: t}, 7, &before); got != second {
-		t.Errorf("%+v", got)
-	}
+	expect.Equal(t, k.Await(&impatient{Context: context.Background(), t: t}, 7, &before), second)
 	// What has not changed is the same one still.
 	c.route(7, owned)
 	c.route(9, owned)
 	eventually(t, "the last is there", func() bool { return *k.Route(9) == owned })
-	if k.Route(7) != second {
-		t.Error("published anew without a change")
-	}
+	expect.Equal(t, k.Route(7), second, "published anew without a change")
 }
 
 // impatient is a context that nobody may wait for.
@@ -284,9 +273,7 @@ func TestProgress(t *testing.T) {
 			return ok
 		})
 		for ticket, want := range step.want {
-			if got := [2]answer{await(ticket, false), await(ticket, true)}; got != want {
-				t.Errorf("step %d, ticket %d: %+v, want %+v", i, ticket, got, want)
-			}
+			expect.Equal(t, [2]answer{await(ticket, false), await(ticket, true)}, want, "step %d, ticket %d", i, ticket)
 		}
 	}
 }
@@ -299,9 +286,8 @@ func TestProgressWakes(t *testing.T) {
 	var waiting sync.WaitGroup
 	for i := range waiters {
 		waiting.Go(func() {
-			if degraded, ok := k.AwaitProgress(within(t, patience), 3, uint64(i+1), i%2 == 0); degraded || !ok {
-				t.Errorf("%d: %v, %v", i, degraded, ok)
-			}
+			degraded, ok := k.AwaitProgress(within(t, patience), 3, uint64(i+1), i%2 == 0)
+			expect.True(t, !degraded && ok, "%d: %v, %v", i, degraded, ok)
 			given.Add(1)
 		})
 	}
@@ -336,9 +322,8 @@ func TestUrgent(t *testing.T) {
 		list := slices.Sorted(slices.Values(all()))
 		return slices.Equal(slices.Compact(list), []int{0, 63, 64, partitions - 1})
 	})
-	if n := len(all()); n > 8 { // one was perhaps in flight when the rest came
-		t.Errorf("told %d times", n)
-	}
+	n := len(all())
+	expect.True(t, n <= 8, "told %d times", n) // one was perhaps in flight when the rest came
 	k.Urgent(5)
 	eventually(t, "one more is told", func() bool { return slices.Contains(all(), 5) })
 }
@@ -354,18 +339,16 @@ func TestMailIsBounded(t *testing.T) {
 	}
 	lost := int(k.Stats().Lost)
 	// Some may have been taken before the core was held up.
-	if kept := messages - lost; kept < maxMail>>20-1 || kept > maxMail>>20+mailAtOnce {
-		t.Errorf("%d were kept", kept)
-	}
+	kept := messages - lost
+	expect.True(t, kept >= maxMail>>20-1 && kept <= maxMail>>20+mailAtOnce, "%d were kept", kept)
 	c.gate.Unlock()
 	eventually(t, "the rest is received", func() (all bool) {
 		c.do(func() { all = len(c.mail) == messages-lost })
 		return all
 	})
 	for i := 1; i < len(c.mail); i++ {
-		if c.mail[i].Message.(*ownership.Block).Position <= c.mail[i-1].Message.(*ownership.Block).Position {
-			t.Fatal("out of order")
-		}
+		must.True(t, c.mail[i].Message.(*ownership.Block).Position > c.mail[i-1].Message.(*ownership.Block).Position,
+			"out of order")
 	}
 	// There is room again.
 	k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
@@ -373,9 +356,7 @@ func TestMailIsBounded(t *testing.T) {
 		c.do(func() { all = len(c.mail) == messages-lost+1 })
 		return all
 	})
-	if n := int(k.Stats().Lost); n != lost {
-		t.Errorf("%d are lost", n)
-	}
+	expect.Equal(t, int(k.Stats().Lost), lost, "are lost")
 }
 
 // TestMailOvertakes: what others wait for does not stand behind the content of partitions, which goes on all the same.
@@ -399,12 +380,9 @@ func TestMailOvertakes(t *testing.T) {
 			}
 		}
 	}
-	if want := "ccccB|ccccB|ccB|B|B|"; got != want {
-		t.Errorf("%s, want %s", got, want)
-	}
-	if box.light.weight != 0 || box.bulk.weight != 0 {
-		t.Errorf("%+v", box)
-	}
+	want := "ccccB|ccccB|ccB|B|B|"
+	expect.Equal(t, got, want)
+	expect.True(t, box.light.weight == 0 && box.bulk.weight == 0, "%+v", box)
 }
 
 // TestTicksGoOn: time passes for the core however much mail there is.
@@ -430,9 +408,7 @@ func TestTicksGoOn(t *testing.T) {
 			return ok
 		})
 	}
-	if urgent != 5 {
-		t.Errorf("%d urgent", urgent)
-	}
+	expect.Equal(t, urgent, 5, "urgent")
 }
 
 // TestClocks: no call to the core is given an earlier reading of the clocks than the one before, and no message one from
@@ -452,14 +428,11 @@ func TestClocks(t *testing.T) {
 	})
 	c.do(func() {
 		for i := 1; i < len(c.nows); i++ {
-			if c.nows[i].Boot < c.nows[i-1].Boot {
-				t.Fatalf("%v after %v", c.nows[i], c.nows[i-1])
-			}
+			must.True(t, c.nows[i].Boot >= c.nows[i-1].Boot, "%v after %v", c.nows[i], c.nows[i-1])
 		}
 		for i, e := range c.mail {
-			if arrived := int64(e.Message.(*ownership.ReadRecords).ID); c.mailAt[i].Boot <= arrived {
-				t.Fatalf("received at %d what arrived after %d", c.mailAt[i].Boot, arrived)
-			}
+			arrived := int64(e.Message.(*ownership.ReadRecords).ID)
+			must.True(t, c.mailAt[i].Boot > arrived, "received at %d what arrived after %d", c.mailAt[i].Boot, arrived)
 		}
 	})
 }
@@ -467,13 +440,10 @@ func TestClocks(t *testing.T) {
 func TestBootTime(t *testing.T) {
 	start := time.Now()
 	before := BootTime()
-	if before <= 0 {
-		t.Error(before)
-	}
+	expect.True(t, before > 0, "%v", before)
 	eventually(t, "it goes on", func() bool { return BootTime()-before >= int64(5*time.Millisecond) })
-	if took := time.Since(start); took < 4*time.Millisecond || took > patience/2 {
-		t.Errorf("5 ms took %v", took)
-	}
+	took := time.Since(start)
+	expect.True(t, took >= 4*time.Millisecond && took <= patience/2, "5 ms took %v", took)
 }
 
 func TestMessagesAndNotes(t *testing.T) {
@@ -492,24 +462,18 @@ func TestMessagesAndNotes(t *testing.T) {
 		c.effects.Notes = append(c.effects.Notes, ownership.Note{What: "handed over", Partition: 7, Term: moved, Other: other})
 	})
 	eventually(t, "the notes are taken in", func() bool { return k.Stats().Events["handed over"] == 1 })
-	if strings.Contains(log.String(), "ownership changed") {
-		t.Error("notes are logged before others can have come that say the same")
-	}
+	expect.True(t, !strings.Contains(log.String(), "ownership changed"),
+		"notes are logged before others can have come that say the same")
 	k.Close() // which writes what is held
-	if n := out.count(); n != 2 {
-		t.Errorf("%d are sent", n)
-	}
+	expect.Equal(t, out.count(), 2, "are sent")
 	for _, want := range []string{
 		fmt.Sprintf(`msg="ownership changed" event=claimed count=130 partitions=0-129 term=%v detail=new`, claimed),
 		fmt.Sprintf(`msg="ownership changed" event="handed over" count=1 partitions=7 term=%v other=other`, moved),
 	} {
-		if strings.Count(log.String(), want) != 1 {
-			t.Errorf("not once: %s\n%s", want, log.String())
-		}
+		expect.Equal(t, strings.Count(log.String(), want), 1, "not once: %s\n%s", want, log.String())
 	}
-	if s := k.Stats(); s.Events["claimed"] != partitions || s.Events["handed over"] != 1 || len(s.Events) != 2 {
-		t.Errorf("%+v", s)
-	}
+	s := k.Stats()
+	expect.True(t, s.Events["claimed"] == partitions && s.Events["handed over"] == 1 && len(s.Events) == 2, "%+v", s)
 }
 
 // TestJournalOfMoves: a node that leaves hands thousands of partitions over, one message at a time, and the log has a line for each
@@ -523,9 +487,8 @@ func TestJournalOfMoves(t *testing.T) {
 		j.write(logger, int64(p), false)
 	}
 	j.write(logger, int64(holdNotes)+1, false)
-	if n := strings.Count(log.String(), "\n"); n != 2 || !j.empty() {
-		t.Errorf("%d lines for two receivers:\n%s", n, log.String())
-	}
+	n := strings.Count(log.String(), "\n")
+	expect.True(t, n == 2 && j.empty(), "%d lines for two receivers:\n%s", n, log.String())
 }
 
 // TestJournal: what happens to many partitions in a second, message by message and under different terms, is one line.
@@ -539,17 +502,14 @@ func TestJournal(t *testing.T) {
 		j.write(logger, int64(p), false)
 	}
 	j.add(ownership.Note{What: "backup dropped", Partition: 9, Term: term(4), Other: other, Detail: "lost"}, 500)
-	if log.String() != "" || j.empty() {
-		t.Fatalf("not held: %s", log.String())
-	}
+	must.True(t, log.String() == "" && !j.empty(), "not held: %s", log.String())
 	j.write(logger, int64(holdNotes), false)
 	j.write(logger, int64(holdNotes)+500, false)
 	const want = `msg="ownership changed" event=merged count=1000 partitions=0-999 term="0.5/0000 to 0.7/0000" before="0.1/0000 to 0.2/0000" other=other
 msg="ownership changed" event="backup dropped" count=1 partitions=9 term=0.4/0000 other=other detail=lost
 `
-	if got := regexp.MustCompile(`(?m)^time=\S+ level=INFO `).ReplaceAllString(log.String(), ""); got != want || !j.empty() {
-		t.Errorf("got\n%swant\n%s", got, want)
-	}
+	got := regexp.MustCompile(`(?m)^time=\S+ level=INFO `).ReplaceAllString(log.String(), "")
+	expect.True(t, got == want && j.empty(), "got\n%swant\n%s", got, want)
 }
 
 func TestRanges(t *testing.T) {
@@ -561,22 +521,18 @@ func TestRanges(t *testing.T) {
 		"3,5":         {5, 3, 3},
 		"7-8,10,4092": {8, 7, 10, 4092, 8},
 	} {
-		if got := ranges(list); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		expect.Equal(t, ranges(list), want)
 	}
 }
 
 func TestStatus(t *testing.T) {
 	k, c := newPuppet(t)
-	if st, ok := k.Status(); !ok || st.Held != 5 || st.Settled || k.Settled() {
-		t.Errorf("%+v", st)
-	}
+	st, ok := k.Status()
+	expect.True(t, ok && st.Held == 5 && !st.Settled && !k.Settled(), "%+v", st)
 	c.do(func() { c.settled = true })
 	eventually(t, "it is settled", k.Settled)
-	if st, ok := k.Status(); !ok || !st.Settled {
-		t.Errorf("%+v", st)
-	}
+	st, ok = k.Status()
+	expect.True(t, ok && st.Settled, "%+v", st)
 }
 
 func view(members ...ownership.Member) ownership.View { return ownership.View{Members: members} }
@@ -634,14 +590,11 @@ func TestDrain(t *testing.T) {
 	}
 	t.Run("before there is a view", func(t *testing.T) {
 		k, c := newPuppet(t)
-		if err := k.Drain(ended()); err == nil {
-			t.Error("drained before anything is known")
-		}
+		err := k.Drain(ended())
+		expect.True(t, err != nil, "drained before anything is known")
 		k.Status() // it has had its turn
 		c.do(func() {
-			if len(c.views) > 0 {
-				t.Errorf("the core was given a view that nobody has: %+v", c.views)
-			}
+			expect.True(t, len(c.views) == 0, "the core was given a view that nobody has: %+v", c.views)
 		})
 		k.SetView(view(active(self), active(other)))
 		eventually(t, "the core knows", func() bool { return leaving(c) })
@@ -671,28 +624,20 @@ func TestDrain(t *testing.T) {
 				c.do(func() { yes = c.ticks > ticks+2 })
 				return yes && k.held.Load() == 0
 			})
-			if len(got) > 0 {
-				t.Errorf("returned although there is %+v left", left)
-			}
+			expect.True(t, len(got) == 0, "returned although there is %+v left", left)
 		}
 		c.do(func() { c.left = ownership.Status{} })
 		k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
-		if err := wait(t, got); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, wait(t, got))
 	})
 	t.Run("nothing is held", func(t *testing.T) {
 		k, _ := newPuppet(t)
 		k.SetView(view(active(self), active(other)))
-		if err := wait(t, drain(k, within(t, patience))); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, wait(t, drain(k, within(t, patience))))
 	})
 	t.Run("no view yet", func(t *testing.T) {
 		k, _ := newPuppet(t)
-		if err := wait(t, drain(k, within(t, patience))); err != nil {
-			t.Error(err)
-		}
+		expect.NoError(t, wait(t, drain(k, within(t, patience))))
 	})
 	t.Run("nobody is there", func(t *testing.T) {
 		k, c := newPuppet(t)
@@ -701,9 +646,8 @@ func TestDrain(t *testing.T) {
 		got := drain(k, within(t, patience))
 		eventually(t, "the core knows", func() bool { return leaving(c) })
 		k.SetView(view(active(self), ownership.Member{Node: other})) // it leaves, too
-		if err := wait(t, got); !errors.Is(err, ErrNobody) || !strings.Contains(err.Error(), "2 are still held") {
-			t.Error(err)
-		}
+		err := wait(t, got)
+		expect.True(t, errors.Is(err, ErrNobody) && strings.Contains(err.Error(), "2 are still held"), "%v", err)
 	})
 	t.Run("time is up", func(t *testing.T) {
 		k, c := newPuppet(t)
@@ -713,9 +657,8 @@ func TestDrain(t *testing.T) {
 		got := drain(k, ctx)
 		eventually(t, "the core knows", func() bool { return leaving(c) })
 		cancel()
-		if err := wait(t, got); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "2 partitions") {
-			t.Error(err)
-		}
+		err := wait(t, got)
+		expect.True(t, errors.Is(err, context.Canceled) && strings.Contains(err.Error(), "2 partitions"), "%v", err)
 	})
 	t.Run("closed", func(t *testing.T) {
 		k, c := newPuppet(t)
@@ -724,9 +667,8 @@ func TestDrain(t *testing.T) {
 		got := drain(k, within(t, patience))
 		eventually(t, "the core knows", func() bool { return leaving(c) })
 		k.Close()
-		if err := wait(t, got); err == nil || errors.Is(err, ErrNobody) {
-			t.Error(err)
-		}
+		err := wait(t, got)
+		expect.True(t, err != nil && !errors.Is(err, ErrNobody), "%v", err)
 	})
 }
 
@@ -741,9 +683,7 @@ func TestCloseReleases(t *testing.T) {
 			began.Done()
 			if i%2 == 0 {
 				old := k.Route(i)
-				if got := k.Await(within(t, time.Hour), i, old); got != old {
-					t.Errorf("%+v", got)
-				}
+				expect.Equal(t, k.Await(within(t, time.Hour), i, old), old)
 			} else if _, ok := k.AwaitProgress(within(t, time.Hour), i, 1, false); ok {
 				t.Error("given")
 			}
@@ -756,9 +696,8 @@ func TestCloseReleases(t *testing.T) {
 	k.SetView(ownership.View{})
 	k.Receive([]ownership.Envelope{{Message: &ownership.ReadRecords{}}})
 	k.Urgent(1)
-	if _, ok := k.Status(); ok {
-		t.Error("status of a closed Runner")
-	}
+	_, ok := k.Status()
+	expect.True(t, !ok, "status of a closed Runner")
 	_ = k.Stats()
 }
 
@@ -870,30 +809,22 @@ func TestRealCores(t *testing.T) {
 
 	before := a.Route(5)
 	a.SetView(share(func(int) int32 { return 0 }, true))
-	if r := a.Await(within(t, patience), 5, before); r.Standing != ownership.Owned {
-		t.Errorf("%+v", r)
-	}
+	r := a.Await(within(t, patience), 5, before)
+	expect.Equal(t, r.Standing, ownership.Owned, "%+v", r)
 	eventually(t, "a is settled", a.Settled)
-	if n := a.held.Load(); n != partitions {
-		t.Errorf("%d are held", n)
-	}
+	expect.Equal(t, a.held.Load(), partitions, "are held")
 	half := func(p int) int32 { return int32(p % 2) }
 	a.SetView(share(half, true, true))
 	b.SetView(share(half, true, true))
 	eventually(t, "both are settled", func() bool { return a.Settled() && b.Settled() })
-	if r := a.Route(5); r.Standing != ownership.Elsewhere || r.Node != other {
-		t.Errorf("%+v", r)
-	}
+	r = a.Route(5)
+	expect.True(t, r.Standing == ownership.Elsewhere && r.Node == other, "%+v", r)
 	all := func(int) int32 { return 1 }
 	a.SetView(share(all, false, true))
 	b.SetView(share(all, false, true))
-	if err := a.Drain(within(t, patience)); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, a.Drain(within(t, patience)))
 	for p := range partitions {
-		if !dataB.open[p].Load() || dataA.open[p].Load() {
-			t.Fatalf("%d is not where it should be", p)
-		}
+		must.True(t, dataB.open[p].Load() && !dataA.open[p].Load(), "%d is not where it should be", p)
 	}
 	if st, ok := b.Status(); !ok || st.Held != partitions || b.Stats().Events["took over"] != partitions {
 		t.Errorf("%+v, %+v", st, b.Stats())
@@ -958,9 +889,7 @@ func TestMessagesComeLast(t *testing.T) {
 			Messages: []ownership.Envelope{{From: self, To: other, Message: &ownership.Forget{}}},
 		}
 	})
-	if got := <-seen; got != "true true" {
-		t.Errorf("when a message goes out, route and confirmation are published: %s", got)
-	}
+	expect.Equal(t, <-seen, "true true", "when a message goes out, route and confirmation are published")
 }
 
 // TestMailComesBeforeTicks: what has arrived is received before the tick that judges others by what they have not answered.
@@ -975,9 +904,8 @@ func TestMailComesBeforeTicks(t *testing.T) {
 	tick := make(chan time.Time, 1)
 	tick <- time.Time{}
 	k.step(tick)
-	if !slices.Equal(c.mailTicks, []int{0}) || c.ticks != 1 {
-		t.Errorf("a message was received after %v ticks of %d", c.mailTicks, c.ticks)
-	}
+	expect.True(t, slices.Equal(c.mailTicks, []int{0}) && c.ticks == 1,
+		"a message was received after %v ticks of %d", c.mailTicks, c.ticks)
 }
 
 // TestBehind: a core that is behind has its next tick at once, after what has arrived.
@@ -1001,9 +929,8 @@ func TestBehind(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("a core that is behind is not told that time passes")
 	}
-	if !slices.Equal(c.mailTicks, []int{0, 1, 2}) || c.ticks != 3 {
-		t.Errorf("messages were received after %v ticks of %d", c.mailTicks, c.ticks)
-	}
+	expect.True(t, slices.Equal(c.mailTicks, []int{0, 1, 2}) && c.ticks == 3,
+		"messages were received after %v ticks of %d", c.mailTicks, c.ticks)
 }
 
 // TestIdle: an idle core ticks ten times a second, and as often as any other from the first change on.
@@ -1024,19 +951,15 @@ func TestIdle(t *testing.T) {
 			c.do(func() { ticks = c.ticks - ticks })
 			return ticks
 		}
-		if n := during(time.Second, func() {}); n != 100 {
-			t.Errorf("a busy core ticks %d times a second", n)
-		}
+		n := during(time.Second, func() {})
+		expect.True(t, n == 100, "a busy core ticks %d times a second", n)
 		during(idleEvery, func() { c.do(func() { c.idle = true }) })
-		if n := during(time.Second, func() {}); n != 10 {
-			t.Errorf("an idle core ticks %d times a second", n)
-		}
-		if n := during(tickEvery, k.Changed); n != 1 {
-			t.Errorf("a change is followed by %d ticks within %v", n, tickEvery)
-		}
-		if n := during(time.Second, func() { c.do(func() { c.idle = false }); k.Changed() }); n != 100 {
-			t.Errorf("a core that is busy again ticks %d times a second", n)
-		}
+		n = during(time.Second, func() {})
+		expect.True(t, n == 10, "an idle core ticks %d times a second", n)
+		n = during(tickEvery, k.Changed)
+		expect.True(t, n == 1, "a change is followed by %d ticks within %v", n, tickEvery)
+		n = during(time.Second, func() { c.do(func() { c.idle = false }); k.Changed() })
+		expect.True(t, n == 100, "a core that is busy again ticks %d times a second", n)
 	})
 }
 
@@ -1053,7 +976,6 @@ func TestViewsComeFirst(t *testing.T) {
 		return got
 	}
 	eventually(t, "all is received", func() bool { return len(order()) == 2 })
-	if got := order(); !slices.Equal(got, []string{"view", "message"}) {
-		t.Errorf("received in the order %v", got)
-	}
+	got := order()
+	expect.True(t, slices.Equal(got, []string{"view", "message"}), "received in the order %v", got)
 }

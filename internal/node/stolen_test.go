@@ -18,6 +18,8 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/peer"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on the peer port,
@@ -40,9 +42,7 @@ func TestStolenNodeCertificate(t *testing.T) {
 	}
 
 	conn, err := grpc.NewClient(addrOf(a.listeners.peer), grpc.WithTransportCredentials(a.security.peerClient()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	defer conn.Close()
 	for name, add := range map[string]*weirv1.GossipKeysRequest{
 		"a key":        {Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: gossipKey(9)},
@@ -58,16 +58,12 @@ func TestStolenNodeCertificate(t *testing.T) {
 	}
 	refusedAt(t, a, "peer", "no_gossip_key")
 
-	pair, err := tls.LoadX509KeyPair(cfg.Security.PeerTLS.Cert, cfg.Security.PeerTLS.Key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Value(tls.LoadX509KeyPair(cfg.Security.PeerTLS.Cert, cfg.Security.PeerTLS.Key))(t)
 	stolen := &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		return &pair, nil // whichever authorities are asked for
 	}}
-	if err := askStatus(t, a, credentials.NewTLS(stolen)); status.Code(err) != codes.Unavailable {
-		t.Errorf("over gRPC: %v", err)
-	}
+	err = askStatus(t, a, credentials.NewTLS(stolen))
+	expect.Equal(t, status.Code(err), codes.Unavailable, "over gRPC: %v", err)
 	refusedAt(t, a, "grpc", "unknown_authority")
 	transport := &http.Transport{TLSClientConfig: stolen, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()

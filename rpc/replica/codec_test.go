@@ -18,6 +18,8 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // coreMessages has one message of each type.
@@ -32,10 +34,7 @@ func coreMessages() []ownership.Message {
 // messageTypes returns the names of the types that package ownership declares to be messages.
 func messageTypes(t *testing.T) []string {
 	t.Helper()
-	f, err := parser.ParseFile(token.NewFileSet(), "../../cluster/ownership/message.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Value(parser.ParseFile(token.NewFileSet(), "../../cluster/ownership/message.go", nil, 0))(t)
 	var names []string
 	for _, d := range f.Decls {
 		if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv != nil && fn.Name.Name == "message" {
@@ -51,9 +50,8 @@ func TestEveryMessageIsCarried(t *testing.T) {
 		have = append(have, reflect.TypeOf(m).Elem().Name())
 	}
 	slices.Sort(have)
-	if want := messageTypes(t); !slices.Equal(have, want) {
-		t.Errorf("these tests know %v, package ownership has %v", have, want)
-	}
+	want := messageTypes(t)
+	expect.True(t, slices.Equal(have, want), "these tests know %v, package ownership has %v", have, want)
 	var known []string
 	bodies := (&peerv1.Message{}).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
 	for i := range bodies.Len() {
@@ -125,18 +123,12 @@ func fillMessage(rng *rand.Rand, v reflect.Value, sparse bool) {
 func carryMessage(t *testing.T, m ownership.Message) (got ownership.Message, length int) {
 	t.Helper()
 	data, err := proto.Marshal(protoMessage(m))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	var p peerv1.Message
-	if err := proto.Unmarshal(data, &p); err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, proto.Unmarshal(data, &p))
 	r := messageReader{partitions: testPartitions}
 	got, err = r.read(&p)
-	if err != nil {
-		t.Fatalf("%+v: %v", m, err)
-	}
+	must.NoError(t, err, "%+v", m)
 	return got, len(data)
 }
 
@@ -147,9 +139,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 			sparse := rng.IntN(2) == 0
 			fillMessage(rng, reflect.ValueOf(m).Elem(), sparse)
 			got, length := carryMessage(t, m)
-			if !reflect.DeepEqual(got, m) {
-				t.Fatalf("sent    %+v\narrived %+v", m, got)
-			}
+			must.True(t, reflect.DeepEqual(got, m), "sent    %+v\narrived %+v", m, got)
 			if length > ownership.Weight(m) {
 				t.Fatalf("%T has %d bytes and a weight of %d", m, length, ownership.Weight(m))
 			}
@@ -270,13 +260,11 @@ func TestMessagesRefused(t *testing.T) {
 	} {
 		r := messageReader{partitions: testPartitions}
 		got, err := r.read(m)
-		if err == nil || got != nil || !strings.HasPrefix(err.Error(), strings.TrimSpace(want)) {
-			t.Errorf("want %q: got %+v, %v", want, got, err)
-		}
+		expect.True(t, err != nil && got == nil && strings.HasPrefix(err.Error(), strings.TrimSpace(want)),
+			"want %q: got %+v, %v", want, got, err)
 		// A reader is used again after a mistake.
-		if _, err := r.read(block(good)); err != nil {
-			t.Errorf("after %q: %v", want, err)
-		}
+		_, err = r.read(block(good))
+		expect.NoError(t, err, "after %q", want)
 	}
 }
 
@@ -285,19 +273,13 @@ func checkMessage(t *testing.T, path string, v reflect.Value) {
 	t.Helper()
 	switch x := v.Interface().(type) {
 	case ownership.Verdict:
-		if x < ownership.Accepted || x > ownership.Refused {
-			t.Errorf("%s: %v", path, x)
-		}
+		expect.True(t, x >= ownership.Accepted && x <= ownership.Refused, "%s: %v", path, x)
 		return
 	case ownership.Outcome:
-		if x < ownership.Done || x > ownership.Full {
-			t.Errorf("%s: %v", path, x)
-		}
+		expect.True(t, x >= ownership.Done && x <= ownership.Full, "%s: %v", path, x)
 		return
 	case time.Duration:
-		if x < 0 || x > maxWait {
-			t.Errorf("%s: %v", path, x)
-		}
+		expect.True(t, x >= 0 && x <= maxWait, "%s: %v", path, x)
 		return
 	case []byte:
 		return
@@ -320,9 +302,7 @@ func checkMessage(t *testing.T, path string, v reflect.Value) {
 			checkMessage(t, path+"."+v.Type().Field(i).Name, v.Field(i))
 		}
 	case reflect.Slice:
-		if v.Len() > testPartitions {
-			t.Errorf("%s: %d items", path, v.Len())
-		}
+		expect.True(t, v.Len() <= testPartitions, "%s: %d items", path, v.Len())
 		for i := range v.Len() {
 			checkMessage(t, path, v.Index(i))
 		}
@@ -331,9 +311,7 @@ func checkMessage(t *testing.T, path string, v reflect.Value) {
 			t.Errorf("%s: %d", path, v.Int())
 		}
 	case reflect.String:
-		if v.Len() > ownership.MaxName {
-			t.Errorf("%s: %d bytes", path, v.Len())
-		}
+		expect.True(t, v.Len() <= ownership.MaxName, "%s: %d bytes", path, v.Len())
 	}
 }
 
@@ -342,10 +320,7 @@ func FuzzMessage(f *testing.F) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, m := range coreMessages() {
 		fillMessage(rng, reflect.ValueOf(m).Elem(), false)
-		data, err := proto.Marshal(protoMessage(m))
-		if err != nil {
-			f.Fatal(err)
-		}
+		data := must.Value(proto.Marshal(protoMessage(m)))(f)
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -359,9 +334,8 @@ func FuzzMessage(f *testing.F) {
 			return
 		}
 		checkMessage(t, "message", reflect.ValueOf(m))
-		if again, _ := carryMessage(t, m); !reflect.DeepEqual(again, m) {
-			t.Errorf("sent    %+v\narrived %+v", m, again)
-		}
+		again, _ := carryMessage(t, m)
+		expect.True(t, reflect.DeepEqual(again, m), "sent    %+v\narrived %+v", m, again)
 	})
 }
 
@@ -369,14 +343,12 @@ func FuzzMessage(f *testing.F) {
 func TestMostRecords(t *testing.T) {
 	r := messageReader{partitions: 7}
 	for n, ok := range map[int]bool{14: true, 15: false} {
-		if _, err := r.read(protoMessage(&ownership.Records{Records: make([]ownership.Record, n)})); (err == nil) != ok {
-			t.Errorf("%d records of 7 partitions: %v", n, err)
-		}
+		_, err := r.read(protoMessage(&ownership.Records{Records: make([]ownership.Record, n)}))
+		expect.Equal(t, (err == nil), ok, "%d records of 7 partitions: %v", n, err)
 	}
 	for o := ownership.Done; o <= ownership.Full; o++ {
-		if _, err := r.read(protoMessage(&ownership.CommitAck{Outcome: o})); err != nil {
-			t.Errorf("outcome %d: %v", o, err)
-		}
+		_, err := r.read(protoMessage(&ownership.CommitAck{Outcome: o}))
+		expect.NoError(t, err, "outcome %d", o)
 	}
 }
 
@@ -390,9 +362,8 @@ func TestBlockBytes(t *testing.T) {
 	}
 	want := "03" + "0103" + "00cdd706" + "0f" + "026368" + "0a04" + "d804" + "03756e6b" + "0505" + "02cdd70a" + "03" + "00"
 	data := appendEntries(nil, list)
-	if got := hex.EncodeToString(data); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	got := hex.EncodeToString(data)
+	expect.True(t, got == want, "got  %s\nwant %s", got, want)
 	r := messageReader{partitions: testPartitions}
 	if got := r.entries(data); r.err != nil || !reflect.DeepEqual(got, list) {
 		t.Errorf("%+v, %v", got, r.err)

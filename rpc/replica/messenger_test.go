@@ -23,6 +23,8 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -101,9 +103,8 @@ func TestMessengerCarriesEveryMessage(t *testing.T) {
 	m.Send(to(bob, messages...))
 	for _, msg := range messages {
 		want := ownership.Envelope{From: alice, To: bob, Message: msg}
-		if got := receive(t, arrived); !reflect.DeepEqual(got, want) {
-			t.Errorf("sent    %+v\narrived %+v", want, got)
-		}
+		got := receive(t, arrived)
+		expect.True(t, reflect.DeepEqual(got, want), "sent    %+v\narrived %+v", want, got)
 	}
 	testkit.Eventually(t, "all are counted", func() bool {
 		return m.Stats() == MessengerStats{Sent: uint64(len(messages))}
@@ -111,9 +112,8 @@ func TestMessengerCarriesEveryMessage(t *testing.T) {
 	// Whoever is not known is not looked for, and a node does not talk to itself.
 	m.Send(to(ownership.Node{Name: "nobody", Boot: 1}, numbered(1)))
 	m.Send(to(alice, numbered(1)))
-	if s := m.Stats(); s.Dropped != 2 {
-		t.Errorf("%+v", s)
-	}
+	s := m.Stats()
+	expect.Equal(t, s.Dropped, 2, "%+v", s)
 }
 
 // TestMessengerBothWays: an answer finds its way by the sender that the stream's hello named.
@@ -130,9 +130,8 @@ func TestMessengerBothWays(t *testing.T) {
 	for i := range 10 {
 		a.Send(to(bob, numbered(i)))
 		want := ownership.Envelope{From: bob, To: alice, Message: &ownership.Records{ID: uint64(i)}}
-		if got := receive(t, answers); !reflect.DeepEqual(got, want) {
-			t.Fatalf("%+v", got)
-		}
+		got := receive(t, answers)
+		must.True(t, reflect.DeepEqual(got, want), "%+v", got)
 	}
 }
 
@@ -156,16 +155,11 @@ func TestMessengerRefuses(t *testing.T) {
 			noLeaks(t)
 			addr := serveMessenger(t, newMessenger(t, bob, nil, func(e ownership.Envelope) { t.Errorf("received %+v", e) }))
 			stream, err := peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := stream.Send(first); err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
+			must.NoError(t, stream.Send(first))
 			_, err = stream.Recv()
-			if got := fmt.Sprint(status.Code(err), " ", status.Convert(err).Message()); !strings.HasPrefix(got, want) {
-				t.Errorf("got %q", got)
-			}
+			got := fmt.Sprint(status.Code(err), " ", status.Convert(err).Message())
+			expect.True(t, strings.HasPrefix(got, want), "got %q", got)
 		})
 	}
 }
@@ -174,15 +168,10 @@ func TestMessengerRefuses(t *testing.T) {
 func converse(t testing.TB, addr string) peerv1.Ownership_ConverseClient {
 	t.Helper()
 	stream, err := peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello()}}); err != nil {
-		t.Fatal(err)
-	}
-	if in, err := stream.Recv(); err != nil || in.GetWelcome().GetProtocol() != transport.Protocol {
-		t.Fatalf("no welcome: %v, %v", in, err)
-	}
+	must.NoError(t, err)
+	must.NoError(t, stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello()}}))
+	in, err := stream.Recv()
+	must.True(t, err == nil && in.GetWelcome().GetProtocol() == transport.Protocol, "no welcome: %v, %v", in, err)
 	return stream
 }
 
@@ -200,32 +189,24 @@ func TestMessengerDropsWhatMakesNoSense(t *testing.T) {
 	stream := converse(t, addr)
 	bad := &peerv1.Message{Body: &peerv1.Message_Offer{Offer: &peerv1.Offer{Partition: testPartitions}}}
 	for _, f := range []*peerv1.ConverseRequest{frame(bad, protoMessage(numbered(1))), frame(bad, bad), frame(protoMessage(numbered(2)))} {
-		if err := stream.Send(f); err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, stream.Send(f))
 	}
 	for i := 1; i <= 2; i++ {
-		if got := receive(t, arrived); !reflect.DeepEqual(got.Message, numbered(i)) {
-			t.Errorf("%+v", got)
-		}
+		got := receive(t, arrived)
+		expect.True(t, reflect.DeepEqual(got.Message, numbered(i)), "%+v", got)
 	}
-	if s := m.Stats(); s.Invalid != 3 || s.Received != 2 {
-		t.Errorf("%+v", s)
-	}
-	if n := strings.Count(log.String(), "offer.partition"); n != 1 {
-		t.Errorf("logged %d times:\n%s", n, log.String())
-	}
+	s := m.Stats()
+	expect.True(t, s.Invalid == 3 && s.Received == 2, "%+v", s)
+	n := strings.Count(log.String(), "offer.partition")
+	expect.True(t, n == 1, "logged %d times:\n%s", n, log.String())
 	for want, f := range map[string]*peerv1.ConverseRequest{
 		"Frame":   {Body: &peerv1.ConverseRequest_Hello{Hello: hello()}},
 		"at most": frame(make([]*peerv1.Message, maxFrameMessages+1)...),
 	} {
 		stream := converse(t, addr)
-		if err := stream.Send(f); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := stream.Recv(); !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("want %q: %v", want, err)
-		}
+		must.NoError(t, stream.Send(f))
+		_, err := stream.Recv()
+		expect.True(t, strings.Contains(fmt.Sprint(err), want), "want %q: %v", want, err)
 	}
 }
 
@@ -274,9 +255,8 @@ func TestMessengerToldApart(t *testing.T) {
 	next := ownership.Node{Name: bob.Name, Boot: bob.Boot + 1}
 	m.Send(append(to(bob, numbered(1)), to(next, numbered(2), numbered(3))...))
 	for n, want := range map[ownership.Node]int{bob: 1, next: 2} {
-		if got, _ := queued(m, n); got != want {
-			t.Errorf("%d messages wait for %+v, want %d", got, n, want)
-		}
+		got, _ := queued(m, n)
+		expect.Equal(t, got, want, "messages wait for %+v", n)
 	}
 }
 
@@ -295,9 +275,8 @@ func messagesOf(t testing.TB, f *peerv1.Frame) (list []ownership.Message) {
 	}}}
 	in := intake{m: m, r: messageReader{partitions: testPartitions}, told: true}
 	in.take(f)
-	if n := m.invalid.Load(); n > 0 {
-		t.Errorf("%d messages make no sense", n)
-	}
+	n := m.invalid.Load()
+	expect.True(t, n <= 0, "%d messages make no sense", n)
 	return list
 }
 
@@ -360,31 +339,26 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 	testkit.Soon(t, func() {
 		for i := range messages {
 			m.Send(to(bob, block(i, 1<<20)))
-			if _, bytes := queued(m, bob); bytes > maxQueued {
-				t.Fatalf("%d bytes are queued", bytes)
-			}
+			_, bytes := queued(m, bob)
+			must.True(t, bytes <= maxQueued, "%d bytes are queued", bytes)
 		}
 	})
 	n, _ := queued(m, bob)
-	if s := m.Stats(); n < maxQueued>>20-1 || s.Dropped < messages-maxQueued>>20-5 {
-		t.Errorf("%d are queued, %+v", n, s)
-	}
+	s := m.Stats()
+	expect.True(t, n >= maxQueued>>20-1 && s.Dropped >= messages-maxQueued>>20-5, "%d are queued, %+v", n, s)
 	close(start)
 	arrived := 0
 	for i := -1; i < messages-1; arrived++ {
 		select {
 		case next := <-last:
-			if next <= i {
-				t.Fatalf("%d after %d", next, i)
-			}
+			must.True(t, next > i, "%d after %d", next, i)
 			i = next
 		case <-time.After(testkit.Patience):
 			t.Fatalf("the last was %d", i)
 		}
 	}
-	if s := m.Stats(); arrived+int(s.Dropped) != messages {
-		t.Errorf("%d arrived, %+v", arrived, s)
-	}
+	s = m.Stats()
+	expect.Equal(t, arrived+int(s.Dropped), messages, "%d arrived, %+v", arrived, s)
 }
 
 // TestMessengerRepeats: frames have so much each, in order, and what is repeated while it waits goes once.
@@ -399,21 +373,15 @@ func TestMessengerRepeats(t *testing.T) {
 		c.add([]ownership.Envelope{{Message: sent[i/2], Again: true}})
 	}
 	for frame := c.take(); len(frame) > 0; frame = c.take() {
-		if len(frame) != 2 {
-			t.Errorf("a frame of %d messages", len(frame))
-		}
+		expect.True(t, len(frame) == 2, "a frame of %d messages", len(frame))
 		got = append(got, frame...)
 	}
-	if !slices.Equal(got, sent) || c.Pending() || c.weight != 0 {
-		t.Errorf("sent %d, got %d", len(sent), len(got))
-	}
+	expect.True(t, slices.Equal(got, sent) && !c.Pending() && c.weight == 0, "sent %d, got %d", len(sent), len(got))
 	// What has been sent may be repeated.
 	if c.add([]ownership.Envelope{{Message: sent[0], Again: true}}); !c.Pending() {
 		t.Error("not repeated")
 	}
-	if s := m.Stats(); s != (MessengerStats{}) {
-		t.Errorf("%+v", s)
-	}
+	expect.Equal(t, m.Stats(), MessengerStats{})
 }
 
 func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
@@ -424,12 +392,10 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	large := block(0, maxWeight)
 	m.Send(to(bob, large, large, numbered(1)))
-	if got := receive(t, arrived); !reflect.DeepEqual(got.Message, numbered(1)) {
-		t.Errorf("%T", got.Message)
-	}
-	if s := m.Stats(); s.Dropped != 2 || strings.Count(log.String(), "too large") != 1 {
-		t.Errorf("%+v\n%s", s, log.String())
-	}
+	got := receive(t, arrived)
+	expect.True(t, reflect.DeepEqual(got.Message, numbered(1)), "%T", got.Message)
+	s := m.Stats()
+	expect.True(t, s.Dropped == 2 && strings.Count(log.String(), "too large") == 1, "%+v\n%s", s, log.String())
 	// The largest that there may be does arrive.
 	m.Send(to(bob, block(0, maxWeight-192)))
 	if got, ok := receive(t, arrived).Message.(*ownership.Block); !ok || len(got.Entries[0].Chunk) != maxWeight-192 {
@@ -440,10 +406,7 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 // listenAt serves a Messenger at an address, which must be free, until stop is called.
 func listenAt(t testing.TB, addr string, m *Messenger) (stop func()) {
 	t.Helper()
-	lis, err := net.Listen("tcp", addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := must.Value(net.Listen("tcp", addr))(t)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(transport.Codec()))
 	peerv1.RegisterOwnershipServer(server, m)
 	var served sync.WaitGroup
@@ -459,10 +422,7 @@ func listenAt(t testing.TB, addr string, m *Messenger) (stop func()) {
 // freeAddr is an address that nobody listens at.
 func freeAddr(t testing.TB) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer lis.Close()
 	return lis.Addr().String()
 }
@@ -491,9 +451,8 @@ func TestMessengerFindsRestartedPeer(t *testing.T) {
 	listenAt(t, addr, newMessenger(t, again, nil, into(after)))
 	got := receive(t, after)
 	t.Logf("reached %v after it was up", time.Since(up))
-	if want := (ownership.Envelope{From: alice, To: again, Message: numbered(3)}); !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v", got)
-	}
+	want := (ownership.Envelope{From: alice, To: again, Message: numbered(3)})
+	expect.True(t, reflect.DeepEqual(got, want), "%+v", got)
 	m.Send(to(bob, numbered(4)))
 	testkit.Eventually(t, "what was meant for the old process is dropped", func() bool {
 		s := m.Stats() // the second message may have been written before the connection was seen to be broken
@@ -514,12 +473,9 @@ func TestMessengerFindsRestartedPeer(t *testing.T) {
 		return q.closed
 	}
 	testkit.Eventually(t, "the way to the old process is closed", func() bool { return closed(old) })
-	if closed(kept) {
-		t.Error("so is that to the new one")
-	}
-	if fresh, _, err := m.links.To(bob); err != nil || closed(fresh) {
-		t.Errorf("who is there again is sent what nobody takes: %v", err)
-	}
+	expect.True(t, !closed(kept), "so is that to the new one")
+	fresh, _, err := m.links.To(bob)
+	expect.True(t, err == nil && !closed(fresh), "who is there again is sent what nobody takes: %v", err)
 }
 
 // TestMessengerReopens: a broken connection costs what was in flight and nothing more.
@@ -570,9 +526,8 @@ func TestMessengerGivesUp(t *testing.T) {
 				testkit.Eventually(t, "it is dropped", func() bool { return m.Stats().Dropped == i+1 })
 			}
 			testkit.Eventually(t, "it is said", func() bool { return strings.Contains(log.String(), "unreachable") })
-			if n := strings.Count(log.String(), "unreachable"); n != 1 {
-				t.Errorf("logged %d times:\n%s", n, log.String())
-			}
+			n := strings.Count(log.String(), "unreachable")
+			expect.True(t, n == 1, "logged %d times:\n%s", n, log.String())
 		})
 	}
 }
