@@ -6,6 +6,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -17,42 +18,35 @@ func always(target limit.Target, cost int64) limit.Check {
 
 // TestAlways charges beyond the limit with every algorithm, through any node.
 func TestAlways(t *testing.T) {
-	for _, p := range policies(t, hundred).Policies() {
-		if p.Concurrency {
-			continue
+	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
+		for n := range 3 {
+			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+			for i, step := range []struct {
+				cost      int64
+				allowed   bool
+				granted   int64
+				remaining int64
+			}{
+				{cost: 0, allowed: true, remaining: 100},
+				{cost: 100, allowed: true, granted: 100},
+				{cost: 0, allowed: true}, // no more is in use than the limit
+				{cost: 30, granted: 30},
+				{cost: 0},
+				{cost: -20, allowed: true, granted: -20},
+				{cost: 0},
+				{cost: -11, allowed: true, granted: -11, remaining: 1},
+				{cost: 0, allowed: true, remaining: 1},
+				{cost: 2, granted: 2},
+				{cost: -1000, allowed: true, granted: -101, remaining: 100},
+				{cost: -1, allowed: true, granted: 0, remaining: 100},
+			} {
+				d := c.nodes[i%3].check(t, always(target, step.cost))
+				expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted &&
+					d.Remaining == step.remaining && d.Limit == 100 && d.RememberFor == 0,
+					"node %d, step %d: %+v, want %+v", n, i, d, step)
+			}
 		}
-		t.Run(p.Name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				for n := range 3 {
-					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
-					for i, step := range []struct {
-						cost      int64
-						allowed   bool
-						granted   int64
-						remaining int64
-					}{
-						{cost: 0, allowed: true, remaining: 100},
-						{cost: 100, allowed: true, granted: 100},
-						{cost: 0, allowed: true}, // no more is in use than the limit
-						{cost: 30, granted: 30},
-						{cost: 0},
-						{cost: -20, allowed: true, granted: -20},
-						{cost: 0},
-						{cost: -11, allowed: true, granted: -11, remaining: 1},
-						{cost: 0, allowed: true, remaining: 1},
-						{cost: 2, granted: 2},
-						{cost: -1000, allowed: true, granted: -101, remaining: 100},
-						{cost: -1, allowed: true, granted: 0, remaining: 100},
-					} {
-						d := c.nodes[i%3].check(t, always(target, step.cost))
-						expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted &&
-							d.Remaining == step.remaining && d.Limit == 100 && d.RememberFor == 0,
-							"node %d, step %d: %+v, want %+v", n, i, d, step)
-					}
-				}
-			})
-		})
-	}
+	})
 }
 
 // TestAlwaysEndsRememberedRefusals: what an entry node remembers of a refusal is gone once it has given units back, and a
@@ -170,26 +164,19 @@ func TestReservedNamespaces(t *testing.T) {
 
 // TestAlwaysBounded: what a caller who may not charge has charged without room stays within the limit, with every algorithm, through any node.
 func TestAlwaysBounded(t *testing.T) {
-	for _, p := range policies(t, hundred).Policies() {
-		if p.Concurrency {
-			continue
+	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
+		for n := range 3 {
+			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+			for i, step := range []struct{ cost, granted, remaining int64 }{{60, 60, 40}, {1 << 53, 40, 0}, {1 << 53, 0, 0}, {1, 0, 0}} {
+				q := always(target, step.cost)
+				q.Bounded = true
+				d := c.nodes[i%3].check(t, q)
+				several := len(d.Limits) > 0 // of which the larger one has more room
+				expect.True(t, d.Allowed == (i == 0) && (d.Granted == step.granted || several) &&
+					d.Remaining == step.remaining, "node %d, step %d: %+v, want %+v", n, i, d, step)
+			}
+			d := c.nodes[0].check(t, named(p.Name, target.Key, 1))
+			expect.True(t, !d.Allowed && d.RetryAfter <= 24*time.Hour, "node %d: one unit more: %+v", n, d)
 		}
-		t.Run(p.Name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				for n := range 3 {
-					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
-					for i, step := range []struct{ cost, granted, remaining int64 }{{60, 60, 40}, {1 << 53, 40, 0}, {1 << 53, 0, 0}, {1, 0, 0}} {
-						q := always(target, step.cost)
-						q.Bounded = true
-						d := c.nodes[i%3].check(t, q)
-						several := len(d.Limits) > 0 // of which the larger one has more room
-						expect.True(t, d.Allowed == (i == 0) && (d.Granted == step.granted || several) &&
-							d.Remaining == step.remaining, "node %d, step %d: %+v, want %+v", n, i, d, step)
-					}
-					d := c.nodes[0].check(t, named(p.Name, target.Key, 1))
-					expect.True(t, !d.Allowed && d.RetryAfter <= 24*time.Hour, "node %d: one unit more: %+v", n, d)
-				}
-			})
-		})
-	}
+	})
 }

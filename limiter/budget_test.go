@@ -10,6 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -65,35 +66,28 @@ func TestEachByItself(t *testing.T) {
 
 // TestACommitBeyondTheReservation charges the excess with every algorithm, through any node, once.
 func TestACommitBeyondTheReservation(t *testing.T) {
-	for _, p := range policies(t, hundred).Policies() {
-		if p.Concurrency {
-			continue
+	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
+		for n := range 3 {
+			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
+			commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(80)}
+			for i := range 2 {
+				got, err := c.nodes[i].Commit(t.Context(), commit)
+				want := (limit.Settled{Excess: 20})
+				expect.True(t, got == want && err == nil, "commit: %+v, %v", got, err)
+			}
+			expect.Equal(t, c.nodes[2].left(t, target), 20, "left")
+			d = c.nodes[1].reserve(t, limit.Reserve{Target: target, Amount: units(20)})
+			commit.ReservationID, commit.Amount = d.ReservationID, units(50)
+			for i := range 2 {
+				got, err := c.nodes[i].Commit(t.Context(), commit)
+				want := (limit.Settled{Excess: 30, Over: true})
+				expect.True(t, got == want && err == nil, "commit beyond the limit: %+v, %v", got, err)
+			}
+			d = c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
+			expect.True(t, !d.Allowed && d.RetryAfter > 0, "admitted in debt: %+v", d)
 		}
-		t.Run(p.Name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				for n := range 3 {
-					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
-					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
-					commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(80)}
-					for i := range 2 {
-						got, err := c.nodes[i].Commit(t.Context(), commit)
-						want := (limit.Settled{Excess: 20})
-						expect.True(t, got == want && err == nil, "commit: %+v, %v", got, err)
-					}
-					expect.Equal(t, c.nodes[2].left(t, target), 20, "left")
-					d = c.nodes[1].reserve(t, limit.Reserve{Target: target, Amount: units(20)})
-					commit.ReservationID, commit.Amount = d.ReservationID, units(50)
-					for i := range 2 {
-						got, err := c.nodes[i].Commit(t.Context(), commit)
-						want := (limit.Settled{Excess: 30, Over: true})
-						expect.True(t, got == want && err == nil, "commit beyond the limit: %+v, %v", got, err)
-					}
-					d = c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
-					expect.True(t, !d.Allowed && d.RetryAfter > 0, "admitted in debt: %+v", d)
-				}
-			})
-		})
-	}
+	})
 }
 
 func TestExtend(t *testing.T) {

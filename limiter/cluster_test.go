@@ -55,6 +55,19 @@ func inBubble(t *testing.T, n int, cfg Config, f func(t *testing.T, c *testClust
 	inBubbleWithin(t, n, store.Config{}, cfg, f)
 }
 
+// forEachRate runs f with three nodes for each policy of the text but those of concurrency.
+func forEachRate(t *testing.T, text string, f func(t *testing.T, c *testCluster, p *policy.Policy)) {
+	t.Helper()
+	for _, p := range policies(t, text).Policies() {
+		if p.Concurrency {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) { f(t, c, p) })
+		})
+	}
+}
+
 // inBubbleWithin is inBubble with bounds on each node's store.
 func inBubbleWithin(t *testing.T, n int, bounds store.Config, cfg Config, f func(t *testing.T, c *testCluster)) {
 	t.Helper()

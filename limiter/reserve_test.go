@@ -10,6 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -33,36 +34,29 @@ func (n *testNode) left(t testing.TB, target limit.Target) int64 {
 
 // TestACommitKeepsTheActualCost does so with every algorithm, through any node.
 func TestACommitKeepsTheActualCost(t *testing.T) {
-	for _, p := range policies(t, hundred).Policies() {
-		if p.Concurrency {
-			continue
+	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
+		for n := range 3 {
+			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 60}})
+			must.True(t, d.Allowed && d.Granted == 60 && d.Remaining == 40 && len(d.ReservationID) == 32,
+				"%+v", d)
+			if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
+				t.Errorf("admitted beside a reservation: %+v", d)
+			}
+			if refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
+				t.Errorf("commit: %d, %v", refunded, err)
+			}
+			expect.Equal(t, c.nodes[2].left(t, target), 75, "left")
+			if refunded, err := c.nodes[2].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
+				t.Errorf("commit, repeated: %d, %v", refunded, err)
+			}
+			_, err := c.nodes[2].commit(t, target, d.ReservationID, 24)
+			wantError(t, err, limit.NotFound, "reservation_id")
+			_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
+			wantError(t, err, limit.NotFound, "reservation_id")
+			expect.Equal(t, c.nodes[2].left(t, target), 75, "left after another commit and a cancel")
 		}
-		t.Run(p.Name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				for n := range 3 {
-					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
-					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 60}})
-					must.True(t, d.Allowed && d.Granted == 60 && d.Remaining == 40 && len(d.ReservationID) == 32,
-						"%+v", d)
-					if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
-						t.Errorf("admitted beside a reservation: %+v", d)
-					}
-					if refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
-						t.Errorf("commit: %d, %v", refunded, err)
-					}
-					expect.Equal(t, c.nodes[2].left(t, target), 75, "left")
-					if refunded, err := c.nodes[2].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
-						t.Errorf("commit, repeated: %d, %v", refunded, err)
-					}
-					_, err := c.nodes[2].commit(t, target, d.ReservationID, 24)
-					wantError(t, err, limit.NotFound, "reservation_id")
-					_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
-					wantError(t, err, limit.NotFound, "reservation_id")
-					expect.Equal(t, c.nodes[2].left(t, target), 75, "left after another commit and a cancel")
-				}
-			})
-		})
-	}
+	})
 }
 
 func TestReservations(t *testing.T) {
