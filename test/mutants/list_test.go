@@ -288,12 +288,12 @@ var mutants = []mutant{
 	{
 		"vote: a voter takes over an epoch below one that it has heard of", vote,
 		[]edit{{"fresh != nil && fresh.Epoch == v.seen:", "fresh != nil:"}},
-		ownership + "TestNewEpoch$", "the epoch is",
+		ownership + "TestNewEpoch$", "the epoch: got",
 	},
 	{
 		"vote: a new epoch is not above what others have told of", vote,
 		[]edit{{"max(v.seen+1, uint64(", "max(v.seen, uint64("}},
-		ownership + "TestNewEpoch$", "the epoch is",
+		ownership + "TestNewEpoch$", "the epoch: got",
 	},
 	{
 		"vote: a voter that has not read tells nobody of epochs", vote,
@@ -313,7 +313,7 @@ var mutants = []mutant{
 	{
 		"vote: a voter does not hear of epochs from requests", vote,
 		[]edit{{"\t\tv.seen = max(v.seen, i.Term.Epoch)\n", "\t\t_ = i\n"}},
-		ownership + "TestNewEpoch$", "the epoch is",
+		ownership + "TestNewEpoch$", "the epoch: got",
 	},
 	{
 		"vote: what a process of this voter's name has recorded counts as another voter's", vote,
@@ -418,12 +418,12 @@ var mutants = []mutant{
 	{
 		"ownership: a backup is not told what was taken over", grant,
 		[]edit{{"\t\ttakenOver = true\n", "\t\ttakenOver = false\n"}},
-		ownership + "TestWhole$", "the backup is told of what has changed: false",
+		ownership + "TestWhole$", "the backup is told of what has changed: got false",
 	},
 	{
 		"ownership: a backup is not told that strict keys start full", grant,
 		[]edit{{"cold != \"\" || takenOver || !f.named", "takenOver || !f.named"}},
-		ownership + "TestWhole$", "the backup is told of what has changed: false",
+		ownership + "TestWhole$", "the backup is told of what has changed: got false",
 	},
 	{
 		"ownership: an offer under a lower term than a living holder's is accepted", move,
@@ -673,7 +673,7 @@ var mutants = []mutant{
 	{
 		"runner: messages are posted before routes and confirmations", "cluster/runner/runner.go",
 		[]edit{{"	out := k.core.Take()\n", "	out := k.core.Take()\n	if len(out.Messages) > 0 {\n		k.cfg.Sender.Send(out.Messages)\n		out.Messages = nil\n	}\n"}},
-		"./cluster/runner -run TestMessagesComeLast", "route and confirmation are published: false",
+		"./cluster/runner -run TestMessagesComeLast", "route and confirmation are published: got false",
 	},
 	{
 		"runner: a core that is behind waits for a tick", "cluster/runner/runner.go",
