@@ -505,7 +505,6 @@ func TestReference(t *testing.T) {
 			{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Second}, {Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Hour}}}},
 		{"api", "1001", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Second}}}},
 		{"burst", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.TokenBucket, Limit: 3, Window: time.Minute, Capacity: 9}}}},
-		{"burst", "big", Rule{Limits: algo.Limits{{Algorithm: algo.TokenBucket, Limit: 20, Window: time.Minute, Capacity: 40}}}},
 		{"mixed", "alice", Rule{Limits: algo.Limits{
 			{Algorithm: algo.SlidingWindow, Limit: 100, Window: time.Second, Slots: 20},
 			{Algorithm: algo.SlidingWindow, Limit: 5000, Window: time.Hour, Slots: 60},
