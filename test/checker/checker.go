@@ -93,6 +93,8 @@ type Operation struct {
 	// Of Leases, Renewed is the last instant at which the operation's lease is known to have been renewed, Touched that at which it
 	// may have been, and Ended that at which it was released; 0: none.
 	Renewed, Touched, Ended int64
+	// Renewer is the node that renewed the lease at Renewed.
+	Renewer string
 }
 
 // net is what was admitted for good.
@@ -290,7 +292,8 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	}
 	var n int64
 	for _, op := range k.admitted {
-		if max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (op.Node == "" || op.Node == f.Node || op.Borrowed) && (k.Durability == Async || op.Degraded) {
+		here := op.Node == "" || op.Node == f.Node || op.Borrowed || op.Renewed > since && op.Renewer == f.Node
+		if here && max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (k.Durability == Async || op.Degraded) {
 			n += op.Cost
 		}
 	}

@@ -102,6 +102,14 @@ func TestCheck(t *testing.T) {
 		ops[0].Renewed, ops[0].Touched, ops[0].Ended = moment(renewed), moment(touched), moment(ended)
 		return ops
 	}
+	// renewedBy are operations of the node b, the lease of the first of which a node has renewed.
+	renewedBy := func(node string, ops ...Operation) []Operation {
+		for i := range ops {
+			ops[i].Node = "b"
+		}
+		ops[0].Renewer = node
+		return ops
+	}
 
 	// banned adds a refusal at 4 s that begins a ban of so many seconds, and one at another time, if that is not 0, that is the ban's.
 	banned := func(again, ban float64, ops ...Operation) []Operation {
@@ -225,6 +233,8 @@ func TestCheck(t *testing.T) {
 		{"refused for one that was released", leases, History{Operations: lease(0, 0, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, Unjustified},
 		{"leases merged by maximum", leases, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 2)}, Forgotten},
 		{"an async crash forgets a renewal", leases, History{Crashes: flushed(9.5, 8), Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, ""},
+		{"a renewal that another node made", leases, History{Crashes: flushed(9.5, 8), Operations: renewedBy("a", lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)...)}, ""},
+		{"a renewal that the lost node did not make", leases, History{Crashes: flushed(9.5, 8), Operations: renewedBy("c", lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)...)}, Beyond},
 		{"a sync one does not", func(p *Policy) { p.Kind, p.Durability = Leases, Sync }, History{Crashes: flushed(9.5, 8), Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, Beyond},
 
 		// Merges.

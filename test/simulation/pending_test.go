@@ -110,7 +110,9 @@ func (r *run) leased(o *op) {
 				r.lost("a lease forgotten", e, "not known by "+e.node)
 			}
 			if e.result == checker.Admitted && k == renew {
-				o.history.Renewed = max(o.history.Renewed, e.at)
+				if e.at > o.history.Renewed {
+					o.history.Renewed, o.history.Renewer = e.at, e.node
+				}
 				r.leased(o)
 			}
 		}})
