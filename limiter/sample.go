@@ -34,20 +34,28 @@ type Sample struct {
 	Limit, Remaining int64
 }
 
-// samplesATick bounds the samples between two ticks, about. 500 a second take less than one percent of a processor: a sample takes
-// several microseconds, since it meets the lock and the sketches of the Recorder, which are no longer in the processor's cache.
-const samplesATick = 50
+// samplesATick bounds the samples between two ticks, in the long run: 500 a second take less than one percent of a processor. (A sample takes
+// several microseconds, since it meets the lock and the sketches of the Recorder, which are no longer in the processor's cache.) samplesAtOnce
+// bounds those of a burst, so that a node with few decisions records each.
+const (
+	samplesATick  = 50
+	samplesAtOnce = 1000
+)
 
 // sampler chooses one of 2^shift decisions.
 type sampler struct {
 	to    Recorder
 	shift atomic.Uint32 // off without a Recorder
 	taken atomic.Int64  // records since the last tick, or since shift was last raised
+	spare atomic.Int64  // records beyond samplesATick that may be made before the next tick, or raised
 }
+
+const raised = -1 // of spare: shift was raised since the last tick
 
 const off = 64
 
 func (s *sampler) start(to Recorder) {
+	s.spare.Store(samplesAtOnce - samplesATick)
 	if s.to = to; to == nil {
 		s.shift.Store(off)
 	}
@@ -71,8 +79,9 @@ const maxShift = 16
 
 // record gives a decision to the recorder, and raises shift if the tick has had too many.
 func (s *sampler) record(of *Sample) {
-	if s.taken.Add(1) > samplesATick {
+	if s.taken.Add(1) > samplesATick+s.spare.Load() {
 		if shift := s.shift.Load(); shift < maxShift && s.shift.CompareAndSwap(shift, shift+1) {
+			s.spare.Store(raised)
 			s.taken.Store(0)
 		}
 	}
@@ -84,9 +93,13 @@ func (s *sampler) tick(mono int64) {
 	if s.to == nil {
 		return
 	}
-	if taken, shift := s.taken.Swap(0), s.shift.Load(); taken < samplesATick/4 && shift > 0 {
+	taken, spare, shift := s.taken.Swap(0), s.spare.Load(), s.shift.Load()
+	if spare == raised {
+		spare = taken - samplesATick // the tick had its samples
+	} else if taken < samplesATick/4 && shift > 0 {
 		s.shift.CompareAndSwap(shift, shift-1)
 	}
+	s.spare.Store(min(max(spare+samplesATick-taken, 0), samplesAtOnce-samplesATick))
 	s.to.Tick(mono)
 }
 

@@ -117,8 +117,8 @@ func TestSamplerKeepsToItsBudget(t *testing.T) {
 		}
 		return recorded, stands, variance
 	}
-	n, stands, _ := ask(samplesATick)
-	expect.True(t, n == samplesATick && stands == samplesATick, "of few: %d recorded, for %d", n, stands)
+	n, stands, _ := ask(samplesAtOnce)
+	expect.True(t, n == samplesAtOnce && stands == samplesAtOnce, "of few: %d recorded, for %d", n, stands)
 	s.tick(0)
 	const many = 1_000_000
 	for round := range 5 {
