@@ -223,8 +223,18 @@ type page struct {
 	scraper string
 }
 
-// Describe implements prometheus.Collector. It describes nothing in advance: a registry lives for one scrape, and checks what Collect sends.
-func (page) Describe(chan<- *prometheus.Desc) {}
+// Describe implements prometheus.Collector. A registry forgets and compares collectors by what they describe.
+func (page) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		requests, candidates, disagreed, remembered, borrowed, nearLimit, banned, bans, windowCount, utilization, keys, keyCopies, keysMax,
+		stateBytes, bytesMax, full, shareKeys, shareBytes, shareFull, shareIDsLost, swept, reserved, unreserved, idsLost, logDropped, inFlight,
+		flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving,
+		awaited, copies, degraded, noRoom, granted, borrowers, onLoan, loans, loanUnits, expired, recalls, pending, voting, events, overrun,
+		mismatched, mismatchedEnvoy, ready, build,
+	} {
+		ch <- d
+	}
+}
 
 // figures are the lines of a page.
 type figures chan<- prometheus.Metric
