@@ -27,7 +27,7 @@ const (
 	overCallers  = 256
 	overFlooders = 16
 	overBatch    = 500
-	overPatience = 50 * time.Millisecond
+	overPatience = 20 * time.Millisecond
 	spentKeys    = 50
 	spentLimit   = 5
 )
