@@ -23,7 +23,7 @@ import (
 //   - Only the ring's owner asks. Where views of the ring differ, both askers see Info.Claiming: the one with the lower name goes on, the
 //     other waits for retryAfter and asks again.
 //   - Only the newest copy claims, and an Entrust below a known term is dropped.
-//   - A process that this node has heard of but does not see as a member yet (strange) is taken to hold what it says it holds.
+//   - A process that this node does not see as a member yet (strange) is taken to hold what it, or a member that sees it, says it holds.
 //
 // None of this is exact while members cannot hear each other. Then both sides may hold the partition, under different terms, until they
 // meet and merge (move.go). Strict rules stay closed on a side without a grant of a majority of voters (grant.go).
@@ -56,14 +56,24 @@ func (c *Core) mayClaim(p int) bool {
 		!c.strange(pt.holder)
 }
 
-// strangerFor is how long this node waits for a process that has said what it holds to become a member in its own view.
+// strangerFor is how long this node waits for a process that holds something to become a member in its own view.
 const strangerFor = 2 * int64(time.Second)
 
-// strange reports whether a process has said what it holds and is not in this node's view yet. Of two nodes that start at the same time,
+// strange reports whether a process holds something and is not in this node's view yet (meet). Of two nodes that start at the same time,
 // one may hear of the other's claims before gossip tells it of the other. Those partitions are not lost, so it must not claim them.
 func (c *Core) strange(n Node) bool {
 	at, ok := c.strangers[n]
 	return ok && c.awake-at < strangerFor
+}
+
+// meet notes a process that holds a partition, by its own word or that of a member that sees it, and that is not in this node's view yet.
+// Words of members do not extend strangerFor: this node may never see a process that they see, and then claims.
+func (c *Core) meet(n Node) {
+	_, departed := c.departed[n]
+	_, met := c.strangers[n]
+	if n != (Node{}) && !departed && !met && !c.lives(n) {
+		c.strangers[n] = c.awake
+	}
 }
 
 // newcomerFor is how long this node assumes that a process that has come into the ring does not know the holders of its partitions yet.
@@ -192,7 +202,10 @@ func (c *Core) onQuery(from Node, q *Query) {
 	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
 	for _, p := range q.Partitions {
 		pt := &c.parts[p]
-		info := Info{Partition: p, Claiming: c.asking(p), Term: pt.known, Holder: pt.holder, Copy: pt.copy}
+		info := Info{Partition: p, Claiming: c.asking(p), Term: pt.known, Copy: pt.copy}
+		if c.lives(pt.holder) {
+			info.Holder = pt.holder
+		}
 		if pt.held {
 			// pt.known may be another process's term; the receiver would take it for this node's.
 			info.Held, info.Term, info.Holder = true, pt.term, c.cfg.Self
@@ -255,9 +268,8 @@ func (c *Core) holdings(partitions []int) *QueryReply {
 
 func (c *Core) onQueryReply(from Node, q *QueryReply) {
 	if q.ID == 0 {
-		if _, ok := c.departed[from]; !ok && !c.lives(from) {
-			c.strangers[from] = c.awake
-		}
+		delete(c.strangers, from) // its own word counts from now
+		c.meet(from)
 		for _, i := range q.Infos {
 			if !c.parts[i.Partition].held {
 				c.learn(i.Partition, i.Term, from)
@@ -313,6 +325,9 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 			yield = max(yield, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
+		if _, replaced := c.named[info.Holder.Name]; !replaced { // by a later process of that name, which the member does not see yet
+			c.meet(info.Holder)
+		}
 		if best.before(info.Copy) && c.lives(source) {
 			best, from = info.Copy, source
 		}
@@ -329,7 +344,7 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 		pt.askAt = c.t + askAgain
 	case yield > 0:
 		pt.askAt = c.t + yield
-	case late:
+	case late || c.strange(pt.holder):
 		pt.askAt = c.t + retryAfter
 	case from != c.cfg.Self:
 		pt.askAt = c.t + retryAfter

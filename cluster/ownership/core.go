@@ -169,7 +169,7 @@ type Core struct {
 	alive map[Node]int32  // index into view.Members
 	heard Node            // the process that lives found alive last, so that it need not look again; zero after a new view
 	named map[string]Node // the live process of a ring name
-	// strangers are processes that have said what they hold and are not in the view yet, and when they did. departed are processes that
+	// strangers are processes that hold something and are not in the view yet, and when this node heard so. departed are processes that
 	// have been in a view and are not any more, and since when. See strange.
 	strangers, departed map[Node]int64
 	// newcomers are processes that have come into the ring less than newcomerFor ago, and when they did. See newcomer.

@@ -842,6 +842,51 @@ func TestClaimFrom(t *testing.T) {
 	expect.Equal(t, r.Standing, Unclaimed, "whose holder is lost, and that is this node's, it is %+v", r)
 }
 
+// TestUnseenHolder: a node claims nothing that a process holds which a member sees and this node does not see yet. It waits for that process
+// once, and not at all for one that it has seen leave, whose name another process has, or that the member does not see either.
+func TestUnseenHolder(t *testing.T) {
+	held := func(Node) Info { return Info{Term: term(1), Holder: peerY} }
+	l := newAlone(t)
+	l.see(self, Node{}, peerX)
+	l.wait(150 * time.Millisecond)
+	l.answer(held)
+	l.owned(false)
+	l.see(self, Node{}, peerX, peerY)
+	l.wait(300 * time.Millisecond)
+	l.answer(func(n Node) Info { return Info{Held: n == peerY, Term: term(1), Holder: peerY} })
+	if r := l.route(); r.Standing != Elsewhere || r.Node != peerY {
+		t.Errorf("the holder is seen by now, and checks go to %+v", r)
+	}
+
+	l = newAlone(t)
+	l.see(self, Node{}, peerX)
+	l.wait(150 * time.Millisecond)
+	l.answer(held)
+	l.wait(time.Duration(strangerFor) + 300*time.Millisecond)
+	l.answer(held)
+	l.owned(true)
+
+	l = newAlone(t)
+	l.see(peerX, Node{}, peerX, peerY)
+	l.see(self, Node{}, peerX)
+	l.wait(150 * time.Millisecond)
+	l.answer(held)
+	l.owned(true)
+
+	l = newAlone(t)
+	l.see(self, Node{}, peerX)
+	l.wait(150 * time.Millisecond)
+	l.answer(func(Node) Info { return Info{Term: term(1), Holder: Node{self.Name, 77}} })
+	l.owned(true)
+
+	l = newAlone(t)
+	l.see(peerX, Node{}, peerX, peerY)
+	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerY}}})
+	expect.Equal(t, l.info(peerX).Holder, peerY, "the holder it tells of")
+	l.see(peerX, Node{}, peerX)
+	expect.Equal(t, l.info(peerX).Holder, Node{}, "the holder it tells of, which is lost")
+}
+
 // TestClaimWithout: what is claimed from a copy that is older than the last holder's term starts full where rules say so, and nothing
 // is left of a copy that never was whole.
 func TestClaimWithout(t *testing.T) {

@@ -571,6 +571,16 @@ var mutants = []mutant{
 		ownership + "TestClaimWithout$", "part of a copy: starts full: true, and has map",
 	},
 	{
+		"ownership: what a process holds that only members see is claimed", claim,
+		[]edit{{"	case late || c.strange(pt.holder):", "	case late:"}},
+		ownership + "TestUnseenHolder", "owned: true, want false",
+	},
+	{
+		"ownership: a member tells of a holder that is lost", claim,
+		[]edit{{"		if c.lives(pt.holder) {\n			info", "		if true {\n			info"}},
+		ownership + "TestUnseenHolder", "which is lost",
+	},
+	{
 		"ownership: who does not answer is waited for without end", claim,
 		[]edit{{"len(r.missing) == 0 || c.awake-r.begun > patience", "len(r.missing) == 0"}},
 		ownership + "TestClaimFrom$", "owned: false, want true",
