@@ -43,8 +43,8 @@ const (
 
 const (
 	maxCounter = 1 << 53 // of a Version: what a JSON number holds exactly
-	// maxStep is how far the counter of another member's entry may be above all that a book knows. No cluster makes as many changes while a
-	// member is away, and a member that lies needs days of changes to use up the counters.
+	// maxStep is how far the counter of another member's entry may be above all that a book knows; an empty book knows 0. No cluster makes as
+	// many changes in its life, and a member that lies needs days of changes to use up the counters.
 	maxStep    = 1 << 32
 	maxName    = 128 // bytes of a member's and of a caller's name
 	entryBytes = 128 // what an entry takes of a file at most, besides its texts
@@ -371,7 +371,7 @@ func (c *contents) merge(s *Step, known uint64) {
 		case wrong != nil:
 		case has != nil && !e.newer(has):
 			continue
-		case known > 0 && e.Counter > known+maxStep:
+		case e.Counter > known+maxStep:
 			wrong = limit.NewError(limit.Invalid, "counter", "is more than 2^32 above those of this node")
 		case !e.Deleted() && (c.live.bytes+e.bytes() > 2*MaxBytes || c.live.entries >= 2*MaxOverrides):
 			wrong = fmt.Errorf("%w, with those of other members", ErrFull)

@@ -310,27 +310,33 @@ func TestInvalidEntries(t *testing.T) {
 		changed, err := merge(mustOpen(t, ""), []Entry{bad})
 		expect.True(t, !changed && err != nil, "%s: %v", name, err)
 	}
-	b := mustOpen(t, "")
 	good.Counter = maxCounter
-	_, err := merge(b, []Entry{good})
-	must.NoError(t, err)
-	_, _, err = change(b, "n", Entry{ID: ID{Policy: "login", Key: "k"}, Settings: `{"limit":2}`})
+	name := filepath.Join(t.TempDir(), "overrides.json")
+	must.NoError(t, os.WriteFile(name, must.Value(encode([]*Entry{&good}))(t), 0o600))
+	_, _, err := change(mustOpen(t, name), "n", Entry{ID: ID{Policy: "login", Key: "k"}, Settings: `{"limit":2}`})
 	expect.True(t, err != nil, "the counter went on beyond its end")
 }
 
-// TestFarVersion: an entry of a member that lies about its version does not use up the counters of a book, and so freeze all changes.
+// TestFarVersion: an entry of a member that lies about its version does not use up the counters of a book, an empty one's either, and so
+// freeze all changes.
 func TestFarVersion(t *testing.T) {
-	b := mustOpen(t, "")
-	set(t, b, "n0", "alice", `{"limit":1}`)
-	far := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{maxCounter, "n1"}, Settings: `{"limit":1}`, At: epoch}
-	if changed, err := merge(b, []Entry{far}); changed || err == nil || !strings.Contains(err.Error(), "counter: ") {
-		t.Errorf("the last counter of all: %t, %v", changed, err)
+	for known := range uint64(2) {
+		b := mustOpen(t, "")
+		for range known {
+			set(t, b, "n0", "alice", `{"limit":1}`)
+		}
+		far := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{maxCounter, "n1"}, Settings: `{"limit":1}`, At: epoch}
+		for _, far.Counter = range []uint64{maxCounter, known + maxStep + 1} {
+			if changed, err := merge(b, []Entry{far}); changed || err == nil || !strings.Contains(err.Error(), "counter: ") {
+				t.Errorf("counter %d after %d: %t, %v", far.Counter, known, changed, err)
+			}
+		}
+		far.Counter = known + maxStep
+		changed, err := merge(b, []Entry{far})
+		expect.True(t, changed && err == nil, "the largest step after %d: %v", known, err)
+		e := set(t, b, "n0", "k", `{"limit":2}`)
+		expect.Equal(t, e.Counter, known+maxStep+1, "a change after it: %+v", e)
 	}
-	far.Counter = 1 + maxStep
-	changed, err := merge(b, []Entry{far})
-	expect.True(t, changed && err == nil, "the largest step: %v", err)
-	e := set(t, b, "n0", "k", `{"limit":2}`)
-	expect.Equal(t, e.Counter, 2+maxStep, "a change after it: %+v", e)
 }
 
 // TestFileErrors: a file that is not a book's is an error that names the file and the line, and nothing of it is taken.
