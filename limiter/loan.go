@@ -55,9 +55,11 @@ type loans struct {
 	mu        sync.Mutex
 	borrowers map[uint64]map[*borrower]struct{} // by the borrower's id
 	rounds    map[state]*round
-	deciding  map[state]int         // checks that wait for a round, or have waited and are not decided yet
-	silent    map[algo.LoanID]int64 // the Mono instant up to which rounds do not wait for the loan's borrower; OpenBorrower ends it earlier
-	sweep     int64                 // the Mono instant from which on giveUp removes the entries of silent that are over
+	deciding  map[state]int // checks that wait for a round, or have waited and are not decided yet
+	// silent has, by borrower and number of the loan, the Mono instant up to which rounds do not wait for the borrower. OpenBorrower ends it
+	// earlier.
+	silent map[uint64]map[uint64]int64
+	sweep  int64 // the Mono instant from which on giveUp removes the entries of silent that are over
 
 	granted, recalled, unanswered, spent atomic.Uint64
 }
@@ -85,7 +87,7 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 		all.borrowers[id] = make(map[*borrower]struct{})
 	}
 	all.borrowers[id][b] = struct{}{}
-	maps.DeleteFunc(all.silent, func(loan algo.LoanID, _ int64) bool { return loan.Borrower == id })
+	delete(all.silent, id)
 	for _, r := range all.rounds {
 		r.unasked = slices.DeleteFunc(r.unasked, func(loan algo.Loan) bool {
 			if loan.ID.Borrower == id {
@@ -320,7 +322,7 @@ func (ls *loans) wait(of state, n int) {
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	delete(ls.silent, id)
+	delete(ls.silent[id.Borrower], id.Number)
 	r := ls.rounds[of]
 	if r == nil || !returned {
 		return
@@ -360,11 +362,11 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 	r = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})}
 	for i := range lent {
 		loan := &lent[i]
-		if until, silent := all.silent[loan.ID]; silent {
+		if until, silent := all.silent[loan.ID.Borrower][loan.ID.Number]; silent {
 			if now < until {
 				continue
 			}
-			delete(all.silent, loan.ID)
+			delete(all.silent[loan.ID.Borrower], loan.ID.Number)
 		}
 		to := all.borrowers[loan.ID.Borrower]
 		if node, ok := l.member(loan.ID.Borrower); ok {
@@ -411,21 +413,34 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	if ls.rounds[of] != r {
 		return // it has ended
 	}
-	if ls.silent == nil {
-		ls.silent = make(map[algo.LoanID]int64)
-	}
 	if now >= ls.sweep { // once in silentFor, so that each entry is visited twice at most
-		maps.DeleteFunc(ls.silent, func(_ algo.LoanID, until int64) bool { return until <= now })
+		for borrower, loans := range ls.silent {
+			maps.DeleteFunc(loans, func(_ uint64, until int64) bool { return until <= now })
+			if len(loans) == 0 {
+				delete(ls.silent, borrower)
+			}
+		}
 		ls.sweep = now + int64(silentFor)
 	}
 	for id := range r.asked {
-		ls.silent[id] = now + int64(silentFor)
+		ls.silence(id, now+int64(silentFor))
 		ls.unanswered.Add(1)
 	}
 	for i := range r.unasked {
-		ls.silent[r.unasked[i].ID] = now + int64(silentFor)
+		ls.silence(r.unasked[i].ID, now+int64(silentFor))
 	}
 	ls.end(of, r)
+}
+
+// silence has rounds not wait for the borrower of a loan up to an instant. The caller holds mu.
+func (ls *loans) silence(id algo.LoanID, until int64) {
+	if ls.silent == nil {
+		ls.silent = make(map[uint64]map[uint64]int64)
+	}
+	if ls.silent[id.Borrower] == nil {
+		ls.silent[id.Borrower] = make(map[uint64]int64)
+	}
+	ls.silent[id.Borrower][id.Number] = until
 }
 
 // end ends a round. The caller holds mu.

@@ -534,7 +534,7 @@ func TestAskedNext(t *testing.T) {
 					}()
 				})()
 			}
-			l.loans.silent = map[algo.LoanID]int64{{Borrower: 1, Number: 1}: l.clock().Mono + int64(10*time.Millisecond)}
+			l.loans.silence(algo.LoanID{Borrower: 1, Number: 1}, l.clock().Mono+int64(10*time.Millisecond))
 			d := check(t, l, "p", 100)
 			expect.True(t, d.Allowed != late, "late %v: %+v", late, d)
 			synctest.Wait() // until the round is over, as the check's time is
@@ -622,7 +622,7 @@ func TestAskedAnew(t *testing.T) {
 				}()
 			})()
 		}
-		l.loans.silent = map[algo.LoanID]int64{{Borrower: 1, Number: 1}: l.clock().Mono + int64(recallMost+10*time.Millisecond)}
+		l.loans.silence(algo.LoanID{Borrower: 1, Number: 1}, l.clock().Mono+int64(recallMost+10*time.Millisecond))
 		if d := check(t, l, "p", 80); !d.Allowed {
 			t.Errorf("%+v, %+v", d, l.Loans())
 		}
@@ -679,12 +679,12 @@ func TestSilentBorrowersAreSweptOnce(t *testing.T) {
 	const step, rounds = int64(silentFor) / 100, 1000
 	most, sweeps := 0, 0
 	for i := range rounds {
-		before := len(all.silent)
+		before := len(all.silent[1])
 		giveUp(uint64(i), int64(i)*step)
-		if len(all.silent) <= before {
+		if len(all.silent[1]) <= before {
 			sweeps++
 		}
-		most = max(most, len(all.silent))
+		most = max(most, len(all.silent[1]))
 	}
 	expect.True(t, sweeps != 0 && sweeps <= rounds/100 && most <= 2*100+1,
 		"%d sweeps in %d rounds of 1/100 of silentFor, with %d entries at most", sweeps, rounds, most)
