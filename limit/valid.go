@@ -62,11 +62,27 @@ func (c *Check) ValidCost() *Error {
 	return nil
 }
 
-// ValidLimit says what is wrong with a limit sent along, naming the field as "limit.window".
+// WindowField names the field that says how long a limit sent along looks back: "limit.ttl" of a concurrency limit, "limit.period" of
+// a calendar's, and "limit.window" of all others.
+func WindowField(l *algo.Limit) string {
+	switch {
+	case l.Algorithm == algo.Concurrency:
+		return "limit.ttl"
+	case l.Period != 0 && l.Period != algo.Epoch:
+		return "limit.period"
+	}
+	return "limit.window"
+}
+
+// ValidLimit says what is wrong with a limit sent along, naming the field as "limit.capacity", the window as WindowField does.
 func ValidLimit(l *algo.Limit) *Error {
 	err := l.Validate()
 	if field, ok := errors.AsType[*algo.FieldError](err); ok {
-		return NewError(Invalid, "limit."+field.Field, field.Message)
+		name := "limit." + field.Field
+		if field.Field == "window" {
+			name = WindowField(l)
+		}
+		return NewError(Invalid, name, field.Message)
 	}
 	if err != nil {
 		return NewError(Invalid, "limit", err.Error())

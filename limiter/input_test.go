@@ -57,7 +57,7 @@ func TestBadInput(t *testing.T) {
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = 0 }), Key: "k"}, limit.Invalid, "limit.window"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = -1 }), Key: "k"}, limit.Invalid, "limit.window"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = math.MaxInt64 }), Key: "k"}, limit.Invalid, "limit.window"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period = algo.Epoch + 1 }), Key: "k"}, limit.Invalid, "limit.window"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period = algo.Epoch + 1 }), Key: "k"}, limit.Invalid, "limit.period"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period, l.Window = algo.Day, 0 }), Key: "k"}, limit.Invalid, "limit.align"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = 101 }), Key: "k"}, limit.Invalid, "limit.slots"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = -1 }), Key: "k"}, limit.Invalid, "limit.slots"},

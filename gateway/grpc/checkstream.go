@@ -471,7 +471,6 @@ func pack(out *weirv1.CheckStreamResponse, check int, b *limiter.Batch) {
 	d := &r.Decision
 	var e *limit.Error
 	if errors.As(r.Err, &e) {
-		e = asSent(e, func(int) *algo.Limit { return b.Checks[check].Limit })
 		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: callerError(e, wire.StreamField)})
 		d = new(limit.Decision)
 	}

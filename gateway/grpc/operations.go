@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -18,7 +17,7 @@ func operate[A, M any](about *weirv1.Target, ask func(limit.Target) (A, error), 
 	}
 	answer, err := ask(t)
 	if err != nil {
-		return nil, statusAbout(err, func(int) *algo.Limit { return t.Limit })
+		return nil, statusOf(err)
 	}
 	return reply(answer), nil
 }
@@ -96,7 +95,7 @@ func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (
 	}
 	all, err := s.svc.ReserveAll(ctx, rs)
 	if err != nil {
-		return nil, statusAbout(err, func(i int) *algo.Limit { return rs[i].Limit })
+		return nil, statusOf(err)
 	}
 	out := &weirv1.ReserveAllResponse{Allowed: all.Allowed, ReservationId: all.ReservationID, DelayNs: int64(all.Delay)}
 	for i := range all.Decisions {
@@ -148,12 +147,12 @@ func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (
 	}
 	results, err := s.svc.ExtendEach(ctx, es)
 	if err != nil {
-		return nil, statusAbout(err, func(i int) *algo.Limit { return es[i].Limit })
+		return nil, statusOf(err)
 	}
 	out := &weirv1.ExtendEachResponse{Results: make([]*weirv1.Result, len(results))}
 	for i := range results {
 		if err := results[i].Err; err != nil {
-			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: errorAbout(err, es[i].Limit)}}
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: callerError(errorOf(err), wire.Field)}}
 		} else {
 			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: wire.ProtoDecision(&results[i].Decision)}}
 		}
@@ -198,12 +197,12 @@ func (s *Server) CommitEach(ctx context.Context, in *weirv1.CommitEachRequest) (
 	}
 	results, err := s.svc.CommitEach(ctx, cs)
 	if err != nil {
-		return nil, statusAbout(err, func(i int) *algo.Limit { return cs[i].Limit })
+		return nil, statusOf(err)
 	}
 	out := &weirv1.CommitEachResponse{Results: make([]*weirv1.CommitResult, len(results))}
 	for i := range results {
 		if err := results[i].Err; err != nil {
-			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: errorAbout(err, cs[i].Limit)}}
+			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: callerError(errorOf(err), wire.Field)}}
 		} else {
 			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Settled{Settled: protoSettled(results[i].Settled)}}
 		}

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/panics"
@@ -116,8 +115,6 @@ type rooms [11]sync.Pool // the last for 1024
 
 // size is the power of two for n checks, at least 1.
 func (*rooms) size(n int) int { return bits.Len(uint(n - 1)) }
-
-func (r *room) limitOf(i int) *algo.Limit { return r.checks[i].Limit }
 
 // grow makes room for n checks, at least 1 and at most limit.MaxBatch, and what comes of them.
 func (c *call) grow(n int) {
@@ -246,7 +243,7 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 		return c, s.checkAll(ctx, c)
 	}
 	if err := s.svc.CheckTo(ctx, c.checks, nil, c.results); err != nil {
-		return nil, statusAbout(err, c.limitOf)
+		return nil, statusOf(err)
 	}
 	c.Allowed, c.DelayNs = true, 0
 	failed := 0
@@ -286,7 +283,7 @@ func (r *decided) of(d *limit.Decision) *weirv1.Result {
 func (s *Server) checkAll(ctx context.Context, c *call) error {
 	all, err := s.svc.CheckAll(ctx, slices.Clone(c.checks)) // what is left to settle may outlast the call
 	if err != nil {
-		return statusAbout(err, c.limitOf)
+		return statusOf(err)
 	}
 	c.Allowed, c.DelayNs = all.Allowed, int64(all.Delay)
 	for i := range all.Decisions {

@@ -307,7 +307,7 @@ func wording(e *limit.Error) string {
 		return e.Message
 	}
 	names := map[string]string{
-		"key": "unique_key", "namespace": "name", "limit.window": "duration", "limit.limit": "limit", "limit.capacity": "burst", "cost": "hits",
+		"key": "unique_key", "namespace": "name", "limit.window": "duration", "limit.period": "duration", "limit.limit": "limit", "limit.capacity": "burst", "cost": "hits",
 	}
 	return "field '" + cmp.Or(names[e.Field], e.Field) + "' " + e.Message
 }

@@ -43,7 +43,7 @@ func (a *api) decide(w http.ResponseWriter, r *http.Request, s *scratch, check l
 		err = results[0].Err
 	}
 	if err != nil {
-		a.writeProblem(w, r, problemOf(unbatched(err)).asSent(func(int) bool { return leased(&check.Target) }))
+		a.writeProblem(w, r, problemOf(unbatched(err)))
 		return nil
 	}
 	return &results[0].Decision
@@ -68,7 +68,7 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 	}
 	results, err := a.Service.Check(r.Context(), checks)
 	if err != nil {
-		a.writeBatchProblem(w, r, err, checks)
+		a.writeBatchProblem(w, r, err, len(checks))
 		return
 	}
 
@@ -97,7 +97,7 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, checks []limit.Check) {
 	all, err := a.Service.CheckAll(r.Context(), checks)
 	if err != nil {
-		a.writeBatchProblem(w, r, err, checks)
+		a.writeBatchProblem(w, r, err, len(checks))
 		return
 	}
 	a.writeAll(w, r, s, all)
@@ -123,9 +123,9 @@ func (a *api) writeAll(w http.ResponseWriter, r *http.Request, s *scratch, all l
 }
 
 // writeBatchProblem writes the problem of a batch of checks as a whole.
-func (a *api) writeBatchProblem(w http.ResponseWriter, r *http.Request, err error, checks []limit.Check) {
-	p := problemOf(err).asSent(func(i int) bool { return leased(&checks[i].Target) })
-	if len(checks) == 1 {
+func (a *api) writeBatchProblem(w http.ResponseWriter, r *http.Request, err error, checks int) {
+	p := problemOf(err)
+	if checks == 1 {
 		p.ofCheck(0)
 	}
 	a.writeProblem(w, r, p)

@@ -1,12 +1,12 @@
 package httpapi
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -67,12 +67,10 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 			return l, invalid("max_debt", "must not be 0; leave it out for the default")
 		}
 	}
-	var wrong *algo.FieldError
-	if errors.As(l.Validate(), &wrong) {
-		if wrong.Field == "window" && l.Algorithm == algo.Concurrency {
-			return l, invalid("ttl", wrong.Message)
-		}
-		return l, invalid(wrong.Field, wrong.Message)
+	if wrong := limit.ValidLimit(&l); wrong != nil {
+		p := problemOf(wrong)
+		p.field = strings.TrimPrefix(p.field, "limit.")
+		return l, p
 	}
 	return l, nil
 }

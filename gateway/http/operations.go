@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -30,7 +29,7 @@ func operation[B, Q, A any](a *api, absent B, read func(*form, *B) Q, ask func(c
 		}
 		answer, err := ask(r.Context(), question)
 		if err != nil {
-			a.writeProblem(w, r, problemOf(err).asSent(func(i int) bool { return slices.Contains(f.leased, i) }))
+			a.writeProblem(w, r, problemOf(err))
 			return
 		}
 		write(w, r, s, answer)
@@ -70,8 +69,6 @@ func (a *api) writeDecided(w http.ResponseWriter, r *http.Request, s *scratch, d
 type form struct {
 	api     *api
 	problem *problem
-	targets int   // that were read
-	leased  []int // of them, those with a limit of concurrency
 }
 
 func (f *form) fail(p *problem) {
@@ -102,10 +99,6 @@ func (f *form) target(b *targetBody) limit.Target {
 		}
 	}
 	f.require(t.Valid())
-	if leased(&t) {
-		f.leased = append(f.leased, f.targets)
-	}
-	f.targets++
 	return t
 }
 

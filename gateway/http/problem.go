@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -17,10 +16,9 @@ const problemTypes = "https://github.com/weirlimit/weir/blob/main/gateway/http/P
 // problem is an answer other than a decision. One status has one type.
 type problem struct {
 	status  int
-	field   string       // of the request, as it is spelled there; empty when none is to blame
-	message string       // without the field's name
-	cause   error        // what the log is to say of a defect; nil otherwise
-	about   *limit.Error // of the Service; nil for other problems
+	field   string // of the request, as it is spelled there; empty when none is to blame
+	message string // without the field's name
+	cause   error  // what the log is to say of a defect; nil otherwise
 }
 
 // problemBody is a problem document (RFC 9457).
@@ -78,21 +76,6 @@ func (p *problem) ofElement(list string, i int) {
 	}
 }
 
-// asSent names the ttl of a concurrency limit where the Service names its window, which callers do not send. isLeased reports
-// whether the limit sent along with an element of the batch, or with the only one, 0, is of concurrency.
-func (p *problem) asSent(isLeased func(element int) bool) *problem {
-	if p.about == nil {
-		return p
-	}
-	if list, i, field := p.about.Element(); field == "limit.window" && isLeased(i) {
-		p.field = limit.NewError(p.about.Kind, "limit.ttl", "").InList(list, i).Field
-	}
-	return p
-}
-
-// leased reports whether a limit is sent along that is of concurrency.
-func leased(t *limit.Target) bool { return t.Limit != nil && t.Limit.Algorithm == algo.Concurrency }
-
 func invalid(field, message string) *problem {
 	return &problem{status: http.StatusBadRequest, field: field, message: message}
 }
@@ -103,8 +86,11 @@ func problemOf(err error) *problem {
 	var e *limit.Error
 	switch {
 	case errors.As(err, &e) && statuses[e.Kind] != 0:
-		// Of an element without a field of its own, the Service says "checks[3].".
-		return &problem{status: statuses[e.Kind], field: strings.TrimSuffix(e.Field, "."), message: e.Message, about: e}
+		field := strings.TrimSuffix(e.Field, ".") // of an element without a field of its own, the Service says "checks[3]."
+		if before, calendar := strings.CutSuffix(field, "limit.period"); calendar {
+			field = before + "limit.window"
+		}
+		return &problem{status: statuses[e.Kind], field: field, message: e.Message}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &problem{status: http.StatusServiceUnavailable, message: "the request ended before there was an answer"}
 	default:

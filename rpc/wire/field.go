@@ -29,6 +29,8 @@ func unit(name string) string {
 	switch {
 	case name == "ttl", strings.HasSuffix(name, "limit.window"):
 		return name + "_ns"
+	case strings.HasSuffix(name, "limit.ttl"):
+		return strings.TrimSuffix(name, "ttl") + "window_ns"
 	case strings.HasSuffix(name, "limit.align"):
 		return strings.TrimSuffix(name, "align") + "period"
 	}
