@@ -56,6 +56,7 @@ var mayImport = map[string]string{
 	"internal/cli":                    "algo auth client cluster gateway/envoy gateway/http internal/admission internal/control internal/dial internal/load internal/node internal/observe internal/reload internal/simulate internal/strictyaml limiter policy proto/weir/v1 rpc/wire",
 	"internal/control":                "auth cluster cluster/ownership internal/fifo internal/netaddr internal/panics internal/reload limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
 	"internal/dial":                   "algo internal/netaddr internal/reload policy proto/weir/v1 rpc/wire",
+	"internal/disk":                   "cluster/ownership internal/fifo",
 	"internal/fairshare":              "",
 	"internal/fifo":                   "",
 	"internal/heavyhitters":           "",

@@ -1,0 +1,235 @@
+package disk
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+// An entry's key is its partition and its number, which rises. Its value is a byte of flags, then, as varints, the position of the copy
+// that the entry belongs to and the entry's instant by the disk's clock, then the chunk.
+const (
+	flagMore     = 1 << iota // the chunk goes on in the next entry
+	flagBegin                // a whole copy begins
+	flagComplete             // it is complete
+)
+
+// slack: a log is begun anew when its changes have this many bytes more than twice its copy.
+const slack = 64 << 10
+
+var (
+	headKey  = []byte("head")
+	clockKey = []byte("clock")
+)
+
+func entryKey(p int, number uint64) []byte {
+	key := binary.BigEndian.AppendUint16([]byte{'p'}, uint16(p))
+	return binary.BigEndian.AppendUint64(key, number)
+}
+
+// write writes blocks with one sync, and returns what confirms them.
+func (d *Disk) write(blocks []*ownership.Block) *ownership.BlockAck {
+	batch := d.db.NewBatch()
+	defer func() { _ = batch.Close() }() // it has been applied, or the disk is at its end
+	now := d.cfg.Now()
+	ack := &ownership.BlockAck{}
+	for _, b := range blocks {
+		if b.Log != d.log {
+			d.log, d.position = b.Log, 0
+		}
+		if b.Position == d.position+1 { // otherwise it is a repeat, and its confirmation was lost
+			d.position++
+			for i := range b.Entries {
+				if e := &b.Entries[i]; !d.add(batch, e, now+d.head.Offset) {
+					ack.Refusals = append(ack.Refusals, ownership.Refusal{
+						Position: b.Position, Partition: e.Partition, Attachment: e.Attachment, Outcome: ownership.Again,
+					})
+				}
+			}
+		}
+	}
+	d.set(batch, clockKey, binary.BigEndian.AppendUint64(nil, uint64(now+d.head.Offset)))
+	if err := d.db.Apply(batch, pebble.Sync); err != nil {
+		d.fail(err)
+	}
+	if d.Err() != nil || len(blocks) == 0 {
+		return nil
+	}
+	d.synced.Store(d.cfg.Now())
+	ack.Log, ack.Position = d.log, d.position
+	return ack
+}
+
+func (d *Disk) set(batch *pebble.Batch, key, value []byte) {
+	if err := batch.Set(key, value, nil); err != nil {
+		d.fail(err)
+	}
+}
+
+// add adds an entry to the log of its partition. It reports false when the log is to be begun anew.
+func (d *Disk) add(batch *pebble.Batch, e *ownership.Entry, at int64) bool {
+	l := d.logs[e.Partition]
+	if e.Begin && e.Complete && e.Term == (ownership.Term{}) {
+		if l != nil {
+			d.cut(batch, e.Partition, l.first, d.next)
+			delete(d.logs, e.Partition)
+		}
+		return true
+	}
+	begins := e.Begin && (l == nil || !l.torn)
+	if l == nil && !begins {
+		return false
+	}
+	if l == nil {
+		l = &diskLog{first: d.next}
+		d.logs[e.Partition] = l
+	}
+	if begins {
+		l.begin, l.building, l.tail = d.next, true, 0
+	}
+	value := appendEntry(nil, e, begins, at)
+	d.set(batch, entryKey(e.Partition, d.next), value)
+	d.next++
+	l.torn = e.More
+	l.tail += len(value)
+	if e.Complete && !e.More {
+		d.cut(batch, e.Partition, l.first, l.begin)
+		l.first, l.building, l.base, l.tail = l.begin, false, l.tail, 0
+	}
+	return l.building || l.torn || l.tail <= 2*l.base+slack
+}
+
+// cut deletes the entries of a partition from one number on and up to another.
+func (d *Disk) cut(batch *pebble.Batch, p int, from, to uint64) {
+	if from == to {
+		return
+	}
+	if err := batch.DeleteRange(entryKey(p, from), entryKey(p, to), nil); err != nil {
+		d.fail(err)
+	}
+}
+
+func appendEntry(to []byte, e *ownership.Entry, begins bool, at int64) []byte {
+	var flags byte
+	if e.More {
+		flags |= flagMore
+	}
+	if begins {
+		flags |= flagBegin
+	}
+	if e.Complete && !e.More {
+		flags |= flagComplete
+	}
+	to = append(to, flags)
+	for _, n := range [...]uint64{e.Term.Epoch, e.Term.N, e.Attachment, uint64(at)} {
+		to = binary.AppendUvarint(to, n)
+	}
+	return append(to, e.Chunk...)
+}
+
+// Chunk is a part of what was kept of a partition.
+type Chunk struct {
+	Age  int64 // nanoseconds since it was written
+	Data []byte
+}
+
+// Restore gives what was kept of each partition, in the order in which it is to be applied, with the position of its copy. The data is the
+// caller's. An error is the caller's, or says that the disk is damaged.
+func (d *Disk) Restore(take func(p int, at ownership.Position, chunks []Chunk) error) error {
+	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: []byte{'p'}, UpperBound: []byte{'p' + 1}})
+	if err != nil {
+		return damaged(err)
+	}
+	var r restoring
+	for ok := it.First(); ok && err == nil; ok = it.Next() {
+		key := it.Key()
+		if len(key) != 11 {
+			err = damaged(errors.New("a key is too short"))
+			break
+		}
+		if p := int(binary.BigEndian.Uint16(key[1:])); r.log == nil || p != r.partition {
+			err = d.end(&r, take)
+			r = restoring{partition: p, log: &diskLog{first: binary.BigEndian.Uint64(key[3:])}}
+		}
+		if err == nil {
+			err = r.add(binary.BigEndian.Uint64(key[3:]), it.Value(), d.began)
+		}
+		d.next = max(d.next, binary.BigEndian.Uint64(key[3:])+1)
+	}
+	if bad := it.Error(); bad != nil {
+		err = errors.Join(err, damaged(bad))
+	}
+	if err == nil {
+		err = d.end(&r, take)
+	}
+	return errors.Join(err, it.Close(), d.Err())
+}
+
+func damaged(err error) error {
+	return errors.Join(errors.New("the counters are damaged; remove their folder to start without them"), err)
+}
+
+// end gives what was read of one partition. What was never whole is not given.
+func (d *Disk) end(r *restoring, take func(int, ownership.Position, []Chunk) error) error {
+	if r.log == nil {
+		return nil
+	}
+	d.logs[r.partition] = r.log
+	r.log.torn = false // what is to follow begins with a whole chunk
+	if r.at == (ownership.Position{}) {
+		return nil
+	}
+	return take(r.partition, r.at, r.chunks)
+}
+
+// restoring is the log of one partition as it is read.
+//
+// A stop may have come while a new copy was written. Its entries have states as a whole, which are newer than those of the former log:
+// they are applied to that one. The position is that of the former log, since not all of the newer content is there.
+type restoring struct {
+	partition int
+	log       *diskLog
+	at        ownership.Position
+	chunks    []Chunk
+	open      []byte // of a chunk that goes on
+}
+
+func (r *restoring) add(number uint64, value []byte, now int64) error {
+	var n [4]uint64
+	rest := value
+	for i := range n {
+		var width int
+		if i == 0 {
+			rest = rest[min(1, len(rest)):]
+		}
+		if n[i], width = binary.Uvarint(rest); width <= 0 {
+			return damaged(errors.New("an entry is too short"))
+		}
+		rest = rest[width:]
+	}
+	l, flags := r.log, value[0]
+	if flags&flagBegin != 0 {
+		l.begin, l.building, l.tail, r.open = number, true, 0, nil
+	} else if number == l.first {
+		return damaged(errors.New("the beginning of a log is not there"))
+	}
+	l.tail += len(value)
+	r.open = append(r.open, rest...)
+	if flags&flagMore != 0 {
+		return nil
+	}
+	if flags&flagComplete != 0 {
+		l.building, l.base, l.tail = false, l.tail, 0
+	}
+	if !l.building {
+		r.at = ownership.Position{Term: ownership.Term{Epoch: n[0], N: n[1]}, Attachment: n[2]}
+	}
+	if len(r.open) > 0 {
+		r.chunks = append(r.chunks, Chunk{Age: max(now-int64(n[3]), 0), Data: r.open})
+	}
+	r.open = nil
+	return nil
+}
