@@ -319,6 +319,9 @@ func (c *check) budget(k *history, bound, from, to int64) int64 {
 		for _, s := range c.Splits {
 			if s.From <= to && s.To >= from {
 				n += int64(s.Sides-1) * bound
+				if k.Durability == None {
+					n += bound // a node that no longer sees the holder has one that does claim its empty copy
+				}
 			}
 		}
 	}

@@ -181,6 +181,8 @@ func TestCheck(t *testing.T) {
 		{"two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3)}, ""},
 		{"more than two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4)}, Beyond},
 		{"three sides", none, History{Splits: split(0, 20, 3), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4)}, ""},
+		{"two sides, no copy", durable(None), History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4, 4, 5)}, ""},
+		{"more than two sides, no copy", durable(None), History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)}, Beyond},
 		{"after a split", none, History{Splits: split(0, 1.5, 2), Operations: at(Admitted, 2, 2, 3, 3)}, Beyond},
 		{"strict in a split", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2)}, Beyond},
 		{"strict is strict about the limit only", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2)}, ""},
