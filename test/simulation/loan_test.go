@@ -39,7 +39,7 @@ type lender struct {
 // round is one asking for what is on loan of a key.
 type round struct {
 	asked   map[algo.LoanID]bool // and have not answered
-	unknown map[algo.LoanID]bool // of borrowers that could not be asked when it began
+	unasked map[algo.LoanID]bool // of borrowers that were silent or unknown when it began
 	waiting []*ask
 }
 
@@ -343,14 +343,11 @@ func (p *process) callBack(a *ask) {
 		a.round, r.waiting = r, append(r.waiting, a)
 		return
 	}
-	r := &round{asked: make(map[algo.LoanID]bool), unknown: make(map[algo.LoanID]bool), waiting: []*ask{a}}
+	r := &round{asked: make(map[algo.LoanID]bool), unasked: make(map[algo.LoanID]bool), waiting: []*ask{a}}
 	a.round = r
 	for _, loan := range loans {
-		if !l.known[loan.ID.Borrower] {
-			r.unknown[loan.ID] = true
-			continue
-		}
-		if l.silent[loan.ID] > w.now {
+		if !l.known[loan.ID.Borrower] || l.silent[loan.ID] > w.now {
+			r.unasked[loan.ID] = true
 			continue
 		}
 		r.asked[loan.ID] = true
@@ -493,8 +490,8 @@ func (l *lending) rises(p *process, name told, loan algo.Loan) {
 	p.lender.told[name] = loan
 }
 
-// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or somebody who is silent, or who could
-// not be asked when what is on loan was asked for last.
+// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or a borrower that is silent, or that
+// was not asked when what is on loan was asked for last.
 func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	o := a.op
 	l.look(o.policy, o.key)
@@ -507,7 +504,7 @@ func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	}
 	held := slices.DeleteFunc(loans, func(k algo.Loan) bool { return k.Ended || k.Left() == 0 })
 	if !slices.ContainsFunc(held, func(k algo.Loan) bool {
-		return p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] || a.round != nil && a.round.unknown[k.ID]
+		return p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] || a.round != nil && a.round.unasked[k.ID]
 	}) {
 		l.broken(hasty, "%s: %d refused by %s, where there is room for %d and %+v", o.key.Key, o.cost, p.self.Name, room, held)
 	}

@@ -294,6 +294,9 @@ func (r *run) life() {
 	w.disturbed = false
 	w.calmed()
 	w.run(w.now + second)
+	if w.voters > 0 {
+		w.run(w.now + 3*second) // grants that are there may end: voters that started a moment ago abstain
+	}
 	r.probe()
 	r.until = w.now + 2*second
 	w.after(0, r.traffic)
