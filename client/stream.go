@@ -501,18 +501,9 @@ func (l *link) pack(m *message) {
 			}
 		}
 		last = &q.Target
-		in.Targets = append(in.Targets, number)
-		in.Keys = append(in.Keys, q.Key...)
-		in.KeyLengths = append(in.KeyLengths, uint32(len(q.Key)))
-		// Most messages have nothing to say here.
-		in.Costs = appendUnlike(in.Costs, i, q.Cost, 1)
-		in.Partial = appendUnlike(in.Partial, i, q.Partial, false)
-		in.RequestIds = appendUnlike(in.RequestIds, i, q.RequestID, "")
-		if trace := s.f.trace; trace != "" || len(in.TraceContexts) > 0 {
-			in.TraceContexts = append(append(in.TraceContexts, make([][]byte, i-len(in.TraceContexts))...), []byte(trace))
-		}
+		wire.AddCheck(in, i, len(m.slots), number, q)
+		wire.AddTrace(in, i, s.f.trace)
 	}
-	in.Targets = wire.Shorten(in.Targets, 0)
 }
 
 // packTimeouts writes how long callers wait for their answers. A node charges a check that it decides after its caller has gone, so no check may have
@@ -534,17 +525,6 @@ func (l *link) packTimeouts(m *message) {
 	for _, s := range m.slots {
 		in.TimeoutsMs = append(in.TimeoutsMs, left(s.f))
 	}
-}
-
-// appendUnlike appends the value of check i to a list that stays empty as long as all are as usual.
-func appendUnlike[T comparable](list []T, i int, v, usual T) []T {
-	if len(list) == 0 && v == usual {
-		return list
-	}
-	for len(list) < i {
-		list = append(list, usual)
-	}
-	return append(list, v)
 }
 
 // received takes in a response. An error says that it is none that a node gives.
@@ -638,9 +618,7 @@ func (m *message) answer(out *weirv1.CheckStreamResponse) error {
 	if all {
 		n = len(m.slots)
 	}
-	if !(wire.Fits(out.Flags, n) && wire.Fits(out.Granted, n) && wire.Fits(out.Limit, n) && wire.Fits(out.WindowNs, n) &&
-		wire.Fits(out.Remaining, n) && wire.Fits(out.RetryAfterNs, n) && wire.Fits(out.ResetAfterNs, n) &&
-		wire.Fits(out.DelayNs, n) && wire.Fits(out.RememberForNs, n)) {
+	if !wire.DecisionsFit(out, n) {
 		return errOddAnswer
 	}
 	for i := range n {
@@ -692,26 +670,6 @@ func (m *message) slot(out *weirv1.CheckStreamResponse, all bool, i int) (*slot,
 
 // readAnswer reads element i of a response's lists, the answer to q.
 func readAnswer(out *weirv1.CheckStreamResponse, i int, q *limit.Check, a *Result) {
-	flags := weirv1.StreamFlag(wire.At(out.Flags, i, 0))
-	d := &a.Decision
-	d.Policy, d.RequestID = nameOf(&q.Target), q.RequestID
-	d.Allowed = flags&weirv1.StreamFlag_STREAM_FLAG_ALLOWED != 0
-	d.Shadow = flags&weirv1.StreamFlag_STREAM_FLAG_SHADOW != 0
-	d.Degraded = flags&weirv1.StreamFlag_STREAM_FLAG_DEGRADED != 0
-	d.FailedOpen = flags&weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN != 0
-	d.FailedClosed = flags&weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED != 0
-	d.RetryAfterEstimated = flags&weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED != 0
-	d.Banned = flags&weirv1.StreamFlag_STREAM_FLAG_BANNED != 0
-	d.NearLimit = flags&weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT != 0
-	d.Granted = wire.At(out.Granted, i, 0)
-	d.Limit = wire.At(out.Limit, i, 0)
-	d.Window = time.Duration(wire.At(out.WindowNs, i, 0))
-	d.Remaining = wire.At(out.Remaining, i, 0)
-	d.RetryAfter = time.Duration(wire.At(out.RetryAfterNs, i, 0))
-	if flags&weirv1.StreamFlag_STREAM_FLAG_NEVER != 0 {
-		d.RetryAfter = Never
-	}
-	d.ResetAfter = time.Duration(wire.At(out.ResetAfterNs, i, 0))
-	d.Delay = time.Duration(wire.At(out.DelayNs, i, 0))
-	a.RememberFor = time.Duration(wire.At(out.RememberForNs, i, 0))
+	wire.ReadDecision(out, i, &a.Decision)
+	a.Policy, a.RequestID = nameOf(&q.Target), q.RequestID
 }

@@ -62,7 +62,7 @@ func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callM
 		if c.server.cfg.Lender == nil {
 			ended = codes.Unimplemented
 		}
-		e := callerError(bad, wire.Field)
+		e := wire.ProtoError(wire.Named(bad))
 		e.Code, e.Field = int32(ended), borrowField+e.Field
 		return false, c.send(&weirv1.CheckStreamResponse{Sequence: sequence, Error: e})
 	}

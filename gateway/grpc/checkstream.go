@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/panics"
@@ -31,8 +29,6 @@ const (
 	maxTraced = 64
 	// maxTimeout bounds how long a check is waited for, whatever its caller says.
 	maxTimeout = time.Minute
-	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
-	keepKeys = 64 << 10
 	// freeTargets is how many targets a stream may define that are not counted, and targetBytes what one takes: its limit and its texts.
 	freeTargets, targetBytes = 8, 512
 )
@@ -144,7 +140,7 @@ func (c *checkStream) read() error {
 		} else {
 			a.leave()
 		}
-		if in != nil && small(in) {
+		if in != nil && wire.Small(in) {
 			clear(in.RequestIds) // which may be long
 			in.ReturnToVTPool()
 		}
@@ -154,15 +150,6 @@ func (c *checkStream) read() error {
 			return err
 		}
 	}
-}
-
-// small says whether the room of a request is worth keeping for the next one, of any stream: of what a request may bring, only as much
-// is kept as well-behaved callers need.
-func small(in *weirv1.CheckStreamRequest) bool {
-	const most = 2 * limit.MaxBatch // append takes more than it needs
-	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
-		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most &&
-		cap(in.TimeoutsMs) <= most && len(in.TraceContexts) == 0
 }
 
 // finish ends what the stream has besides its requests.
@@ -197,7 +184,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *callMemory) (err er
 		return err
 	case len(in.KeyLengths) > 0 || in.Borrow != nil && (in.Ready || in.Topology):
 		bad := invalid("borrow", "and ready and topology do not go with checks, nor borrow with the others")
-		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
+		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: wire.ProtoError(wire.StreamNamed(bad))})
 	case in.Borrow != nil:
 		later, err = c.borrow(in.Borrow, in.Sequence, a)
 		return err
@@ -223,7 +210,7 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 		traces.end(wire.Code(bad.Kind))
 		c.server.put(b, a)
 		defer seen.end(wire.Code(bad.Kind))
-		return false, c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
+		return false, c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: wire.ProtoError(wire.StreamNamed(bad))})
 	case len(open) == 0:
 		defer seen.end(codes.OK)
 		traces.answered(b, nil)
@@ -454,67 +441,26 @@ func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.
 	out.Sequence, out.More = sequence, more
 	if checks == nil {
 		for i := range b.Results {
-			pack(out, i, b)
+			pack(out, i, len(b.Results), i, b)
 		}
 	}
-	for _, i := range checks {
-		out.Checks = append(out.Checks, uint32(i))
-		pack(out, i, b)
+	for i, check := range checks {
+		out.Checks = append(out.Checks, uint32(check))
+		pack(out, i, len(checks), check, b)
 	}
-	shorten(out)
 	return out
 }
 
-// pack adds the result of a check of a batch to a response.
-func pack(out *weirv1.CheckStreamResponse, check int, b *limiter.Batch) {
+// pack adds the result of a check of a batch, as element i of n, to a response.
+func pack(out *weirv1.CheckStreamResponse, i, n, check int, b *limiter.Batch) {
 	r := &b.Results[check]
 	d := &r.Decision
 	var e *limit.Error
 	if errors.As(r.Err, &e) {
-		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: callerError(e, wire.StreamField)})
+		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: wire.ProtoError(wire.StreamNamed(e))})
 		d = new(limit.Decision)
 	}
-	flags := flag(d.Allowed, weirv1.StreamFlag_STREAM_FLAG_ALLOWED) | flag(d.Shadow, weirv1.StreamFlag_STREAM_FLAG_SHADOW) |
-		flag(d.Degraded, weirv1.StreamFlag_STREAM_FLAG_DEGRADED) | flag(d.FailedOpen, weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN) |
-		flag(d.FailedClosed, weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED) |
-		flag(d.RetryAfter == algo.Never, weirv1.StreamFlag_STREAM_FLAG_NEVER) | flag(d.NearLimit, weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT) |
-		flag(d.Banned, weirv1.StreamFlag_STREAM_FLAG_BANNED) | flag(d.RetryAfterEstimated, weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED)
-	retryAfter := d.RetryAfter
-	if retryAfter == algo.Never {
-		retryAfter = 0
-	}
-	out.Flags = append(out.Flags, flags)
-	out.Granted = append(out.Granted, d.Granted)
-	out.Limit = append(out.Limit, d.Limit)
-	out.WindowNs = append(out.WindowNs, int64(d.Window))
-	out.Remaining = append(out.Remaining, d.Remaining)
-	out.RetryAfterNs = append(out.RetryAfterNs, int64(retryAfter))
-	out.ResetAfterNs = append(out.ResetAfterNs, int64(d.ResetAfter))
-	out.DelayNs = append(out.DelayNs, int64(d.Delay))
-	out.RememberForNs = append(out.RememberForNs, int64(d.RememberFor))
-	if len(d.Limits) > 0 {
-		out.Limits = append(out.Limits, &weirv1.StreamLimits{Check: uint32(check), Limits: wire.ProtoLimits(d.Limits)})
-	}
-}
-
-func flag(set bool, f weirv1.StreamFlag) uint32 {
-	if set {
-		return uint32(f)
-	}
-	return 0
-}
-
-// shorten writes every list of a response in as few elements as will do.
-func shorten(out *weirv1.CheckStreamResponse) {
-	out.Flags = wire.Shorten(out.Flags, 0)
-	out.Granted = wire.Shorten(out.Granted, 0)
-	out.Limit = wire.Shorten(out.Limit, 0)
-	out.WindowNs = wire.Shorten(out.WindowNs, 0)
-	out.Remaining = wire.Shorten(out.Remaining, 0)
-	out.RetryAfterNs = wire.Shorten(out.RetryAfterNs, 0)
-	out.ResetAfterNs = wire.Shorten(out.ResetAfterNs, 0)
-	out.DelayNs = wire.Shorten(out.DelayNs, 0)
-	out.RememberForNs = wire.Shorten(out.RememberForNs, 0)
+	wire.AddDecision(out, i, n, uint32(check), d)
 }
 
 // keep takes the bytes of the targets up to a number, for as long as the stream is open.
@@ -557,40 +503,8 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 	if err := limit.ValidBatch(n); err != nil {
 		return err
 	}
-	for _, list := range [...]struct {
-		field string
-		fits  bool
-	}{
-		{"targets", wire.Fits(in.Targets, n)}, {"costs", wire.Fits(in.Costs, n)}, {"partial", wire.Fits(in.Partial, n)},
-		{"request_ids", wire.Fits(in.RequestIds, n)}, {"timeouts_ms", wire.Fits(in.TimeoutsMs, n)},
-		{"trace_contexts", wire.Fits(in.TraceContexts, n)},
-	} {
-		if !list.fits {
-			return invalid(list.field, fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))
-		}
-	}
-	// One copy for all: the request's own is used again.
-	keys := string(in.Keys)
-	for i, length := range in.KeyLengths {
-		if uint64(length) > uint64(len(keys)) {
-			return invalid("key_lengths", fmt.Sprintf("says that check %d has a key of %d bytes, where keys has %d left", i, length, len(keys)))
-		}
-		number := wire.At(in.Targets, i, 0)
-		target, ok := c.targets.At(uint64(number))
-		if !ok {
-			return invalid("targets", fmt.Sprintf("names number %d, which this stream has not defined", number))
-		}
-		ck := limit.Check{
-			Target: target, Cost: wire.At(in.Costs, i, 1), Partial: wire.At(in.Partial, i, false),
-			RequestID: wire.At(in.RequestIds, i, ""),
-		}
-		ck.Key, keys = keys[:length], keys[length:]
-		b.Checks = append(b.Checks, ck)
-	}
-	if keys != "" {
-		return invalid("keys", fmt.Sprintf("has %d bytes more than key_lengths says", len(keys)))
-	}
-	return nil
+	b.Checks = slices.Grow(b.Checks[:0], n)[:n]
+	return wire.ReadChecks(in, c.targets.At, func(i int) *limit.Check { return &b.Checks[i] })
 }
 
 func invalid(field, message string) *limit.Error {

@@ -658,7 +658,7 @@ func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
 			got := new(weirv1.CheckStreamRequest)
 			err = got.UnmarshalVT(data)
 			must.Equal(t, (err != nil), test.cut, "%v", err)
-			expect.Equal(t, small(got), test.kept, "kept")
+			expect.Equal(t, wire.Small(got), test.kept, "kept")
 		})
 	}
 }

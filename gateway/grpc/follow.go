@@ -103,7 +103,7 @@ func (c *checkStream) tellTopology(last *weirv1.TopologyResponse) (now *weirv1.T
 	}
 	out := weirv1.CheckStreamResponseFromVTPool()
 	if denied != nil {
-		out.Error = callerError(denied, wire.StreamField)
+		out.Error = wire.ProtoError(wire.StreamNamed(denied))
 		out.Error.Field = topologyField
 		return nil, nil, c.send(out)
 	}

@@ -152,7 +152,7 @@ func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (
 	out := &weirv1.ExtendEachResponse{Results: make([]*weirv1.Result, len(results))}
 	for i := range results {
 		if err := results[i].Err; err != nil {
-			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: callerError(errorOf(err), wire.Field)}}
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: wire.ProtoError(wire.Named(errorOf(err)))}}
 		} else {
 			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: wire.ProtoDecision(&results[i].Decision)}}
 		}
@@ -202,7 +202,7 @@ func (s *Server) CommitEach(ctx context.Context, in *weirv1.CommitEachRequest) (
 	out := &weirv1.CommitEachResponse{Results: make([]*weirv1.CommitResult, len(results))}
 	for i := range results {
 		if err := results[i].Err; err != nil {
-			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: callerError(errorOf(err), wire.Field)}}
+			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: wire.ProtoError(wire.Named(errorOf(err)))}}
 		} else {
 			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Settled{Settled: protoSettled(results[i].Settled)}}
 		}

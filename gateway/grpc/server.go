@@ -253,7 +253,7 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 		c.Allowed = c.Allowed && r.Err == nil && r.Allowed
 		if errors.As(r.Err, &e) {
 			failed++
-			c.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: callerError(e, wire.Field)}}
+			c.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: wire.ProtoError(wire.Named(e))}}
 			continue
 		}
 		c.Results[i] = c.answers[i].of(&r.Decision)

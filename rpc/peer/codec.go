@@ -1,17 +1,12 @@
 package peer
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -19,148 +14,85 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// The packed form of operations and outcomes: see Batch and Reply in peer.proto.
+// This file has what a Batch and a Reply are made of: checks and decisions in wire's form, with what nodes tell each other besides, and
+// messages for all other operations.
 
-// Flags of an operation's entry.
-const (
-	opItem = 1 << iota
-	opTarget
-	opTimeout
-	opCost
-	opPartial
-	opRequestID
-	opHops
-	opTrace
-	opCaller
-	opAlways
-	opSpent
-	opBounded
-	opUnknown // and all above
-)
-
-// Flags of an outcome's entry.
-const (
-	outReply = 1 << iota
-	outAllowed
-	outQuota
-	outRetryAfter
-	outResetAfter
-	outRememberFor
-	outGranted
-	outDelay
-	outNever
-	outShadow
-	outDegraded
-	outFailedOpen
-	outFailedClosed
-	outLease
-	outLimits
-	outNearLimit
-	outBanned
-	outEstimated
-	outUnknown // and all above
-)
-
-// packer makes the packed form of one batch.
+// packer makes a Batch.
 type packer struct {
-	numbers  *wire.Numbers
-	sequence uint64
+	numbers *wire.Numbers
+	batch   *peerv1.Batch
+	uses    []*weirv1.StreamTarget // all targets that the batch names; Define has those that are new with it
+	checks  int                    // of the batch, when it is complete
 
-	bytes  []byte
-	define []*weirv1.StreamTarget // numbers that are new with this batch
-	uses   []*weirv1.StreamTarget // all that this batch names
+	target *limit.Target // of the check before
+	number uint32
+}
 
-	// The check before.
-	target  *limit.Target
-	number  uint32
-	timeout uint64
-	caller  string
+// newPacker returns a packer for so many checks, whose keys take so many bytes.
+func newPacker(numbers *wire.Numbers, b *peerv1.Batch, checks, keys int) *packer {
+	room := new(struct {
+		in       weirv1.CheckStreamRequest
+		timeouts [1]uint32
+		p        packer
+	})
+	b.Checks = &room.in
+	if room.in.TimeoutsMs = room.timeouts[:0]; checks > 0 {
+		room.in.Keys, room.in.KeyLengths = make([]byte, 0, keys), make([]uint32, 0, checks)
+	}
+	room.p = packer{numbers: numbers, batch: b, checks: checks}
+	return &room.p
 }
 
 // add adds an operation whose caller waits for so long. It reports false when there are no numbers left: they must then be
 // given anew, from this batch's first operation on.
 func (p *packer) add(op *limiter.Op, left time.Duration) bool {
-	if op.Kind != limiter.OpCheck || op.Trace != "" && len(op.Trace) != limiter.TraceContext {
-		item := protoItem(op, left)
-		n := item.SizeVT()
-		p.bytes = binary.AppendUvarint(append(p.bytes, opItem), uint64(n))
-		p.bytes = appendMessage(p.bytes, n, item)
+	if op.Kind != limiter.OpCheck {
+		p.batch.Items = append(p.batch.Items, protoItem(op, left))
 		return true
 	}
-	number := p.number
 	if p.target == nil || !wire.SameTarget(p.target, &op.Target) {
-		var ok bool
-		if number, ok = p.numberOf(&op.Target); !ok {
+		if !p.name(&op.Target) {
 			return false
 		}
-		p.target = &op.Target
 	}
-	timeout := uint64(max(left, 0)+time.Microsecond-1) / uint64(time.Microsecond)
-	flags := flagIf(number != p.number, opTarget) | flagIf(timeout != p.timeout, opTimeout) |
-		flagIf(op.Cost != 1, opCost) | flagIf(op.Partial, opPartial) | flagIf(op.RequestID != "", opRequestID) |
-		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller) |
-		flagIf(op.Always, opAlways) | flagIf(op.Spent, opSpent) | flagIf(op.Bounded, opBounded)
-	p.number, p.timeout, p.caller = number, timeout, op.Caller
-	b := binary.AppendUvarint(p.bytes, flags)
-	if flags&opCaller != 0 {
-		b = varint.AppendText(b, op.Caller)
-	}
-	if flags&opTarget != 0 {
-		b = binary.AppendUvarint(b, uint64(number))
-	}
-	if flags&opTimeout != 0 {
-		b = binary.AppendUvarint(b, timeout)
-	}
-	if flags&opCost != 0 {
-		b = binary.AppendVarint(b, op.Cost)
-	}
-	if flags&opRequestID != 0 {
-		b = varint.AppendText(b, op.RequestID)
-	}
-	if flags&opHops != 0 {
-		b = binary.AppendUvarint(b, uint64(op.Hops))
-	}
-	b = append(b, op.Trace...)
-	p.bytes = varint.AppendText(b, op.Key)
+	b, in := p.batch, p.batch.Checks
+	i, n := len(in.KeyLengths), p.checks
+	wire.AddCheck(in, i, n, p.number, op.Check)
+	wire.AddTrace(in, i, op.Trace)
+	wire.Add(&in.TimeoutsMs, i, n, uint32((min(max(left, 0), maxTimeout)+time.Millisecond-1)/time.Millisecond), 0)
+	flags := flagIf(op.Always, peerv1.CheckFlag_CHECK_FLAG_ALWAYS) | flagIf(op.Spent, peerv1.CheckFlag_CHECK_FLAG_SPENT) |
+		flagIf(op.Bounded, peerv1.CheckFlag_CHECK_FLAG_BOUNDED)
+	wire.Add(&b.Flags, i, n, flags, 0)
+	wire.Add(&b.Hops, i, n, uint32(op.Hops), 1)
+	wire.Add(&b.Callers, i, n, op.Caller, "")
 	return true
 }
 
-// numberOf returns the number of a target, and defines it if this stream has not yet.
-func (p *packer) numberOf(t *limit.Target) (uint32, bool) {
-	n, fresh := p.numbers.Of(t)
-	if n == nil {
-		return 0, false
-	}
-	if fresh {
-		p.define = append(p.define, n.Define)
-	}
-	if n.Used != p.sequence {
-		n.Used = p.sequence
-		p.uses = append(p.uses, n.Define)
-	}
-	return n.Define.Number, true
-}
-
-func flagIf(set bool, f uint64) uint64 {
+func flagIf(set bool, f peerv1.CheckFlag) uint32 {
 	if set {
-		return f
+		return uint32(f)
 	}
 	return 0
 }
 
-// appendMessage appends a message that takes n bytes.
-func appendMessage(b []byte, n int, m interface {
-	MarshalToSizedBufferVT([]byte) (int, error)
-}) []byte {
-	b = slices.Grow(b, n)
-	at := len(b)
-	b = b[:at+n]
-	_, _ = m.MarshalToSizedBufferVT(b[at:]) // it has no error to return
-	return b
+// name finds the number of a target for the checks that follow, and defines it if this stream has not yet.
+func (p *packer) name(t *limit.Target) bool {
+	n, fresh := p.numbers.Of(t)
+	if n == nil {
+		return false
+	}
+	if fresh {
+		p.batch.Checks.Define = append(p.batch.Checks.Define, n.Define)
+	}
+	if n.Used != p.batch.Sequence {
+		n.Used = p.batch.Sequence
+		p.uses = append(p.uses, n.Define)
+	}
+	p.target, p.number = t, n.Define.Number
+	return true
 }
 
-// numberedTargets are the receiver's side of numbers. A target that this node cannot make sense of is the matter of those who
-// name it.
+// numberedTargets are the receiver's side of numbers. A target that this node cannot make sense of is the matter of the checks that name it.
 type numberedTargets struct {
 	wire.Targets
 	bad map[uint32]*limit.Error
@@ -170,6 +102,7 @@ func (t *numberedTargets) define(d *weirv1.StreamTarget) error {
 	if d.Number >= wire.MaxTargets {
 		return malformed("define", "number %d is not below %d", d.Number, wire.MaxTargets)
 	}
+	delete(t.bad, d.Number)
 	if err := t.Targets.Define(d); err != nil {
 		if t.bad == nil {
 			t.bad = make(map[uint32]*limit.Error)
@@ -177,6 +110,12 @@ func (t *numberedTargets) define(d *weirv1.StreamTarget) error {
 		t.bad[d.Number] = err
 	}
 	return nil
+}
+
+// named is At, and the zero Target with a number of a bad one.
+func (t *numberedTargets) named(number uint64) (limit.Target, bool) {
+	target, ok := t.At(number)
+	return target, ok || t.bad[uint32(min(number, wire.MaxTargets))] != nil
 }
 
 func malformed(field, problem string, args ...any) error {
@@ -196,251 +135,142 @@ func (r *received) link() *limiter.Op {
 	return &r.Op
 }
 
-// unpack appends the operations of a batch to ops. What it cannot make sense of in one of them gets an Outcome with an Err;
-// an error of its own says that the batch is none.
+// unpack appends the operations of a batch to ops: its checks, then its items. What it cannot make sense of in one of them gets an Outcome
+// with an Err; an error of its own says that the batch is none.
 func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, error) {
-	for _, d := range b.Define {
+	in := b.Checks
+	if in == nil {
+		in = new(weirv1.CheckStreamRequest)
+	}
+	n := len(in.KeyLengths)
+	if n+len(b.Items) > maxBatch {
+		return ops, status.Errorf(codes.ResourceExhausted, "a batch holds at most %d operations", maxBatch)
+	}
+	for _, d := range in.Define {
 		if err := t.define(d); err != nil {
 			return ops, err
 		}
 	}
-	r := varint.Of(string(b.Operations)) // one copy for all keys: the message's own room is used again
-	var number, timeout uint64
-	var caller string
-	for r.Rest != "" {
-		if len(ops) == maxBatch {
-			return ops, status.Errorf(codes.ResourceExhausted, "operations: a batch holds at most %d", maxBatch)
-		}
+	if !wire.Fits(b.Flags, n) || !wire.Fits(b.Hops, n) || !wire.Fits(b.Callers, n) {
+		return ops, malformed("flags, hops, callers", "must each have one element for each of the %d checks, one for all, or none", n)
+	}
+	if err := wire.ReadChecks(in, t.named, func(int) *limit.Check {
 		ops = append(ops, received{})
-		op := ops[len(ops)-1].link()
-		flags := r.Uvarint()
-		if flags >= opUnknown || flags&opItem != 0 && flags != opItem {
-			return ops, malformed("operations", "item %d has flags %#x", len(ops)-1, flags)
-		}
-		if flags&opCaller != 0 {
-			if caller = r.Text(math.MaxInt); len(caller) > maxCaller {
-				return ops, malformed("operations", "item %d names a caller of %d bytes", len(ops)-1, len(caller))
-			}
-		}
-		if flags&opItem != 0 {
-			item := new(peerv1.Item)
-			if err := item.UnmarshalVT([]byte(r.Text(math.MaxInt))); err != nil || r.Failed() {
-				return ops, malformed("operations", "item %d is malformed", len(ops)-1)
-			}
-			operation(op, item)
-			continue
-		}
-		if flags&opTarget != 0 {
-			number = r.Uvarint()
-		}
-		if flags&opTimeout != 0 {
-			timeout = r.Uvarint()
-		}
-		op.Kind, op.Cost, op.Hops = limiter.OpCheck, 1, 1
-		if flags&opCost != 0 {
-			op.Cost = r.Varint()
-		}
-		op.Partial, op.Always, op.Spent = flags&opPartial != 0, flags&opAlways != 0, flags&opSpent != 0
-		op.Bounded = flags&opBounded != 0
-		if flags&opRequestID != 0 {
-			op.RequestID = r.Text(math.MaxInt)
-		}
-		if flags&opHops != 0 {
-			op.Hops = uint8(min(r.Uvarint(), math.MaxUint8))
-		}
-		if flags&opTrace != 0 {
-			op.Trace = r.Take(limiter.TraceContext)
-		}
-		op.Left = time.Duration(min(timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
-		var known bool
-		if op.Target, known = t.At(number); !known {
-			if op.Outcome.Err = t.bad[uint32(min(number, wire.MaxTargets))]; op.Outcome.Err == nil {
-				return ops, malformed("operations", "item %d names target %d, which this stream has not defined", len(ops)-1, number)
-			}
-		}
-		op.Key, op.Caller = r.Text(math.MaxInt), caller
-		op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
-		if r.Failed() {
-			return ops, malformed("operations", "item %d is cut short", len(ops)-1)
+		return &ops[len(ops)-1].check
+	}); err != nil {
+		return ops, malformed("checks."+err.Field, "%s", err.Message)
+	}
+	for i := range n {
+		if err := t.readOp(b, i, &ops[len(ops)-n+i]); err != nil {
+			return ops, err
 		}
 	}
+	for _, item := range b.Items {
+		ops = append(ops, received{})
+		operation(ops[len(ops)-1].link(), item)
+	}
 	return ops, nil
+}
+
+// readOp reads what a check from a node, which is there, says besides.
+func (t *numberedTargets) readOp(b *peerv1.Batch, i int, to *received) error {
+	op, in := to.link(), b.Checks
+	if op.Caller = wire.At(b.Callers, i, ""); len(op.Caller) > maxCaller {
+		return malformed("callers", "check %d names a caller of %d bytes", i, len(op.Caller))
+	}
+	flags := peerv1.CheckFlag(wire.At(b.Flags, i, 0))
+	op.Always, op.Spent = flags&peerv1.CheckFlag_CHECK_FLAG_ALWAYS != 0, flags&peerv1.CheckFlag_CHECK_FLAG_SPENT != 0
+	op.Bounded = flags&peerv1.CheckFlag_CHECK_FLAG_BOUNDED != 0
+	op.Kind, op.Hops = limiter.OpCheck, hops(wire.At(b.Hops, i, 1))
+	op.Left = min(time.Duration(wire.At(in.TimeoutsMs, i, 0))*time.Millisecond, maxTimeout)
+	if trace := wire.At(in.TraceContexts, i, nil); len(trace) == limiter.TraceContext {
+		op.Trace = string(trace)
+	}
+	op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
+	if op.Policy == "" && op.Limit == nil {
+		op.Outcome.Err = t.bad[wire.At(in.Targets, i, 0)]
+	}
+	return nil
 }
 
 // maxCaller is the longest name of a caller, in bytes.
 const maxCaller = 1<<8 - 1
 
-// quota is what decisions of one policy have in common.
-type quota struct {
-	limit  int64
-	window time.Duration
-}
-
-// plain says whether what came of an operation can be told by a packed decision.
+// plain says whether what came of a check can be told by a decision in a response's lists.
 func plain(op *limiter.Op) bool {
 	d := op.Decision
-	return op.Kind == limiter.OpCheck && op.Outcome.Err == nil && op.Outcome.NotHolder == nil && !op.Outcome.Unreachable &&
+	return op.Outcome.Err == nil && op.Outcome.NotHolder == nil && !op.Outcome.Unreachable &&
 		d.Policy == op.PolicyName() && d.RequestID == op.RequestID && d.LeaseID == "" && d.ReservationID == ""
 }
 
-// appendOutcome appends what came of an operation. q is of the decision before.
-func appendOutcome(b []byte, q *quota, op *limiter.Op) []byte {
-	if !plain(op) {
-		reply := protoOutcome(op)
-		n := reply.SizeVT()
-		return appendMessage(binary.AppendUvarint(append(b, outReply), uint64(n)), n, reply)
+// reply makes the Reply to a batch whose operations have their outcomes, in the order of unpack.
+func reply(sequence uint64, ops []received) *peerv1.Reply {
+	r := &peerv1.Reply{Sequence: sequence, Checks: wire.NewDecisions()}
+	n := len(ops)
+	for n > 0 && ops[n-1].Kind != limiter.OpCheck {
+		n--
 	}
-	d := op.Decision
-	flags := flagIf(d.Allowed, outAllowed) | flagIf(*q != quota{d.Limit, d.Window}, outQuota) |
-		flagIf(d.RetryAfter != 0, outRetryAfter) | flagIf(d.ResetAfter != 0, outResetAfter) |
-		flagIf(d.RememberFor != 0, outRememberFor) | flagIf(d.Granted != usualGrant(d.Allowed, op.Cost), outGranted) |
-		flagIf(d.Delay != 0, outDelay) | flagIf(d.Shadow, outShadow) | flagIf(d.Degraded, outDegraded) |
-		flagIf(d.FailedOpen, outFailedOpen) | flagIf(d.FailedClosed, outFailedClosed) | flagIf(op.Outcome.Lease != 0, outLease) |
-		flagIf(len(d.Limits) > 0, outLimits) | flagIf(d.NearLimit, outNearLimit) | flagIf(d.Banned, outBanned) |
-		flagIf(d.RetryAfterEstimated, outEstimated)
-	if d.RetryAfter == algo.Never {
-		flags = flags&^outRetryAfter | outNever
-	}
-	*q = quota{d.Limit, d.Window}
-	b = binary.AppendUvarint(b, flags)
-	if flags&outQuota != 0 {
-		b = binary.AppendUvarint(binary.AppendVarint(b, d.Limit), uint64(d.Window))
-	}
-	if flags&outRetryAfter != 0 {
-		b = binary.AppendUvarint(b, uint64(d.RetryAfter))
-	}
-	if flags&outResetAfter != 0 {
-		b = binary.AppendUvarint(b, uint64(d.ResetAfter))
-	}
-	if flags&outRememberFor != 0 {
-		b = binary.AppendUvarint(b, uint64(d.RememberFor))
-	}
-	if flags&outGranted != 0 {
-		b = binary.AppendVarint(b, d.Granted)
-	}
-	if flags&outDelay != 0 {
-		b = binary.AppendUvarint(b, uint64(d.Delay))
-	}
-	if flags&outLease != 0 {
-		b = binary.AppendUvarint(b, uint64(op.Outcome.Lease))
-	}
-	if flags&outLimits != 0 {
-		b = binary.AppendUvarint(b, uint64(len(d.Limits)))
-		for i := range d.Limits {
-			b = appendLimit(b, &d.Limits[i])
+	r.Answered = uint32(n)
+	for i := range ops[:n] {
+		op := &ops[i].Op
+		d := op.Decision
+		if !plain(op) {
+			other := protoOutcome(op)
+			other.Check = uint32(i)
+			r.Others, d = append(r.Others, other), new(limit.Decision)
 		}
+		wire.AddDecision(r.Checks, i, n, uint32(i), d)
+		wire.Add(&r.LeasesNs, i, n, uint64(op.Outcome.Lease), 0)
 	}
-	return binary.AppendVarint(b, d.Remaining)
+	for i := range ops[n:] {
+		r.Items = append(r.Items, protoOutcome(&ops[n+i].Op))
+	}
+	return r
 }
 
-// usualGrant is what a check is granted unless it says so.
-func usualGrant(allowed bool, cost int64) int64 {
-	if allowed {
-		return cost
-	}
-	return 0
-}
-
-func appendLimit(b []byte, s *limit.LimitStatus) []byte {
-	b = binary.AppendUvarint(binary.AppendVarint(b, s.Limit), uint64(s.Window))
-	b = binary.AppendUvarint(binary.AppendVarint(b, s.Remaining), uint64(s.ResetAfter))
-	if s.RetryAfter == algo.Never {
-		return append(b, 0)
-	}
-	return binary.AppendUvarint(append(b, 1), uint64(s.RetryAfter))
-}
-
-// outcomes reads the outcomes of a packed reply one by one.
+// outcomes reads the outcomes of a Reply one by one.
 type outcomes struct {
-	varint.Reader[string]
-	quota
+	*peerv1.Reply
+	limits        []*weirv1.StreamLimits
+	others, items []*peerv1.ItemReply
+	check         int // the next one
 }
 
-func duration(r *varint.Reader[string]) time.Duration { return time.Duration(r.Uvarint()) }
-
-// next fills in the Outcome of an operation. One that does not fit it is none. It reports false when there is no further
-// outcome, or none that can be read.
-func (r *outcomes) next(op *limiter.Op) bool {
-	if r.Rest == "" {
-		return false
+// outcomesOf returns nil when the reply is none to so many checks and other operations.
+func outcomesOf(r *peerv1.Reply, checks, items int) *outcomes {
+	if r.Checks == nil {
+		r.Checks = new(weirv1.CheckStreamResponse)
 	}
-	out, d := &op.Outcome, op.Decision
-	*out, *d = limiter.Outcome{}, limit.Decision{}
-	flags := r.Uvarint()
-	if flags == outReply {
-		reply := new(peerv1.ItemReply)
-		if reply.UnmarshalVT([]byte(r.Text(math.MaxInt))) != nil || r.Failed() {
-			return false
-		}
-		setOutcome(op, reply)
-		return true
-	}
-	if flags&outReply != 0 || flags >= outUnknown {
-		return false
-	}
-	d.Policy, d.RequestID = op.PolicyName(), op.RequestID
-	d.Allowed = flags&outAllowed != 0
-	if flags&outQuota != 0 {
-		r.limit, r.window = r.Varint(), duration(&r.Reader)
-	}
-	d.Limit, d.Window = r.limit, r.window
-	if flags&outRetryAfter != 0 {
-		d.RetryAfter = duration(&r.Reader)
-	}
-	if flags&outNever != 0 {
-		d.RetryAfter = algo.Never
-	}
-	if flags&outResetAfter != 0 {
-		d.ResetAfter = duration(&r.Reader)
-	}
-	if flags&outRememberFor != 0 {
-		d.RememberFor = duration(&r.Reader)
-	}
-	if d.Granted = usualGrant(d.Allowed, op.Cost); flags&outGranted != 0 {
-		d.Granted = r.Varint()
-	}
-	if flags&outDelay != 0 {
-		d.Delay = duration(&r.Reader)
-	}
-	d.Shadow, d.Degraded = flags&outShadow != 0, flags&outDegraded != 0
-	d.FailedOpen, d.FailedClosed = flags&outFailedOpen != 0, flags&outFailedClosed != 0
-	d.NearLimit, d.Banned, d.RetryAfterEstimated = flags&outNearLimit != 0, flags&outBanned != 0, flags&outEstimated != 0
-	if flags&outLease != 0 {
-		out.Lease = lease(r.Uvarint())
-	}
-	if flags&outLimits != 0 {
-		d.Limits = r.limits()
-	}
-	d.Remaining = r.Varint()
-	if op.Kind != limiter.OpCheck {
-		*out = limiter.Outcome{Unreachable: true}
-	}
-	return !r.Failed()
-}
-
-// limits reads the limits of a policy that has several. There are no more than there are bytes for.
-func (r *outcomes) limits() []limit.LimitStatus {
-	n := r.Uvarint()
-	const least = 5 // bytes of one
-	if n > uint64(len(r.Rest)/least) {
-		r.Fail()
-	}
-	if n == 0 || r.Failed() {
+	if int(r.Answered) != checks || len(r.Items) != items || !wire.DecisionsFit(r.Checks, checks) || !wire.Fits(r.LeasesNs, checks) {
 		return nil
 	}
-	list := make([]limit.LimitStatus, n)
-	for i := range list {
-		s := &list[i]
-		s.Limit, s.Window = r.Varint(), duration(&r.Reader)
-		s.Remaining, s.ResetAfter = r.Varint(), duration(&r.Reader)
-		switch r.Uvarint() {
-		case 0:
-			s.RetryAfter = algo.Never
-		case 1:
-			s.RetryAfter = duration(&r.Reader)
-		default:
-			r.Fail()
-		}
-	}
-	return list
+	return &outcomes{Reply: r, limits: r.Checks.Limits, others: r.Others, items: r.Items}
 }
+
+// next fills in the Outcome of an operation. One that does not fit it is none.
+func (r *outcomes) next(op *limiter.Op, isCheck bool) {
+	op.Outcome, *op.Decision = limiter.Outcome{}, limit.Decision{}
+	if !isCheck {
+		setOutcome(op, r.items[0])
+		r.items = r.items[1:]
+		return
+	}
+	i := r.check
+	r.check++
+	d := op.Decision
+	wire.ReadDecision(r.Checks, i, d)
+	d.Policy, d.RequestID = op.PolicyName(), op.RequestID
+	op.Outcome.Lease = lease(wire.At(r.LeasesNs, i, 0))
+	if len(r.limits) > 0 && r.limits[0].Check == uint32(i) {
+		d.Limits = wire.Limits(r.limits[0].Limits)
+		r.limits = r.limits[1:]
+	}
+	if len(r.others) > 0 && r.others[0].Check == uint32(i) {
+		op.Outcome, *d = limiter.Outcome{}, limit.Decision{}
+		setOutcome(op, r.others[0])
+		r.others = r.others[1:]
+	}
+}
+
+// ended says whether all that the reply has belonged to an operation.
+func (r *outcomes) ended() bool { return len(r.limits) == 0 && len(r.others) == 0 && len(r.items) == 0 }

@@ -1,9 +1,6 @@
 package peer
 
 import (
-	"bytes"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -19,7 +16,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -62,41 +58,43 @@ func mixed(rng *rand.Rand) *limiter.Op {
 	return op
 }
 
-// packedBatch packs operations as one batch of a stream.
-func packedBatch(t testing.TB, n *wire.Numbers, sequence uint64, left time.Duration, ops ...*limiter.Op) *peerv1.Batch {
-	t.Helper()
-	p := packer{numbers: n, sequence: sequence}
-	for _, op := range ops {
-		must.True(t, p.add(op, left), "no number left")
+// sorted is some operations of any kind, the checks first.
+func sorted(rng *rand.Rand, n int) []*limiter.Op {
+	ops := make([]*limiter.Op, n)
+	for i := range ops {
+		ops[i] = mixed(rng)
+		ops[i].Caller = []string{"", "shop", "support"}[rng.IntN(3)]
 	}
-	return &peerv1.Batch{Sequence: sequence, Define: p.define, Operations: p.bytes}
+	slices.SortStableFunc(ops, func(a, b *limiter.Op) int { return isItem(a) - isItem(b) })
+	return ops
 }
 
-// TestPackedOperations: what arrives packed is what arrives as items, in the same order, on a stream as long as any.
+// TestPackedOperations: what arrives is what was sent, on a stream as long as any.
 func TestPackedOperations(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 20 {
 		sent, names := new(wire.Numbers), new(numberedTargets)
 		defined := 0
 		for sequence := range uint64(20) {
-			left := time.Duration(rng.IntN(3_000_000)) * time.Microsecond
-			ops := make([]*limiter.Op, rng.IntN(50))
-			want := make([]received, len(ops))
-			for i := range ops {
-				ops[i] = mixed(rng)
-				ops[i].Caller = []string{"", "shop", "support"}[rng.IntN(3)]
-				operation(want[i].link(), overTheWire(t, protoItem(ops[i], left)))
-			}
-			b := overTheWire(t, packedBatch(t, sent, sequence+1, left, ops...))
-			defined += len(b.Define)
+			ops := sorted(rng, rng.IntN(50))
+			left := time.Duration(1+rng.IntN(3_000)) * time.Millisecond
+			b := overTheWire(t, packedBatch(sent, sequence+1, left, ops...))
+			defined += len(b.GetChecks().GetDefine())
 			got, err := names.unpack(b, nil)
-			must.True(t, err == nil && len(got) == len(want), "%v, %d operations of %d", err, len(got), len(want))
-			for i := range got {
-				must.True(t, reflect.DeepEqual(got[i].link(), want[i].link()),
-					"operation %d\n got %+v\nwant %+v", i, got[i], want[i])
+			if err != nil || len(got) != len(ops) {
+				t.Fatalf("%v, %d operations of %d", err, len(got), len(ops))
+			}
+			for i, op := range ops {
+				if op.Left = left; !reflect.DeepEqual(got[i].link(), op) {
+					t.Fatalf("operation %d\n got %+v %+v\nwant %+v %+v", i, got[i].Op, got[i].check, op, op.Check)
+				}
 			}
 		}
 		expect.True(t, defined <= 8, "%d definitions of 8 targets", defined)
+	}
+	b := packedBatch(new(wire.Numbers), 1, time.Microsecond, check("k", 1))
+	if b.Checks.TimeoutsMs[0] != 1 {
+		t.Errorf("%v: a time is rounded up", b.Checks)
 	}
 }
 
@@ -104,21 +102,22 @@ func TestPackedOperations(t *testing.T) {
 func TestPackedOutcomes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
-		ops := make([]*limiter.Op, 1+rng.IntN(20))
-		var b []byte
-		var q quota
-		for i := range ops {
-			ops[i] = mixed(rng)
-			carryOut(rng, ops[i])
-			b = appendOutcome(b, &q, ops[i])
+		ops := sorted(rng, 1+rng.IntN(20))
+		var want, got []*limiter.Op
+		for _, op := range ops {
+			carryOut(rng, op)
+			one := again(op)
+			setOutcome(one, overTheWire(t, protoOutcome(op)))
+			want, got = append(want, one), append(got, again(op))
 		}
-		in := outcomes{Reader: varint.Of(string(b))}
-		for i, op := range ops {
-			want, got := again(op), again(op)
-			setOutcome(want, overTheWire(t, protoOutcome(op)))
-			must.True(t, in.next(got) && reflect.DeepEqual(got, want), "outcome %d\n got %+v\nwant %+v", i, got, want)
+		if r := overTheWire(t, replyOf(1, ops...)).GetReply(); !read(r, got) {
+			t.Fatalf("no reply: %v", r)
 		}
-		must.True(t, in.Rest == "" && !in.next(check("k", 1)), "more outcomes than there were")
+		for i := range got {
+			if !reflect.DeepEqual(got[i], want[i]) {
+				t.Fatalf("outcome %d\n got %+v %+v\nwant %+v %+v", i, got[i], got[i].Decision, want[i], want[i].Decision)
+			}
+		}
 	}
 }
 
@@ -153,7 +152,7 @@ func carryOut(rng *rand.Rand, op *limiter.Op) {
 		d.LeaseID, d.ReservationID = "", ""
 		d.Policy, d.RequestID = op.PolicyName(), op.RequestID
 		for _, drop := range []func(){
-			func() { d.Allowed = false }, func() { d.Granted = usualGrant(d.Allowed, op.Cost) }, func() { d.Limit, d.Window = 7, 9 },
+			func() { d.Allowed = false }, func() { d.Granted = op.Cost }, func() { d.Limit, d.Window = 7, 9 },
 			func() { d.RetryAfter = 0 }, func() { d.RetryAfter = algo.Never }, func() { d.ResetAfter = 0 }, func() { d.RememberFor = 0 },
 			func() { d.Delay = 0 }, func() { d.Shadow = false }, func() { d.Degraded = false }, func() { d.FailedOpen = false },
 			func() { d.FailedClosed = false }, func() { d.NearLimit = false }, func() { d.Banned = false }, func() { d.RetryAfterEstimated = false }, func() { d.Limits = nil }, func() { d.Remaining = 0 },
@@ -178,85 +177,50 @@ func carryOut(rng *rand.Rand, op *limiter.Op) {
 	}
 }
 
-// TestPackedBatchBytes: a node of this protocol reads what is written here, whatever its build.
-func TestPackedBatchBytes(t *testing.T) {
-	plain, full := check("alice", 1), check("bob", 300)
-	lease := limiter.NewOp(limiter.OpRelease, limit.Check{Target: limit.Target{Policy: "p", Key: "k"}}, limiter.Extra{LeaseID: "l"})
-	lease.Hops = 1
-	full.Policy, full.Namespace, full.Limit = "", "n", &algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
-	full.Partial, full.RequestID, full.Hops, full.Trace = true, "r", 2, strings.Repeat("t", limiter.TraceContext)
-	b := packedBatch(t, new(wire.Numbers), 1, time.Second, plain, lease, full, full, plain)
-	want := "04" + "c0843d" + "05616c696365" + // alice: timeout, key
-		"01" + "15" + "08011080" + "94ebdc03180422060a017022016b6a016c" + // an Item
-		"fa01" + "01" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
-		"f801" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
-		"02" + "00" + "05616c696365"
-	got := hex.EncodeToString(b.Operations)
-	expect.True(t, got == want, "operations\n got %s\nwant %s", got, want)
-	n := len(b.Define)
-	expect.True(t, n == 2 && b.Define[0].Number == 0 && b.Define[0].Policy == "p" && b.Define[1].Number == 1 &&
-		b.Define[1].Limit.Limit == 5, "%v", b.Define)
-
-	window := limit.Decision{Policy: "p", Allowed: true, Granted: 1, Limit: 10, Remaining: 9, Window: time.Minute, ResetAfter: 128}
-	*plain.Decision = window
-	refused := check("k", 1)
-	*refused.Decision = limit.Decision{Policy: "p", Limit: 10, Window: time.Minute, RetryAfter: 1, ResetAfter: 2, RememberFor: 3}
-	never := check("k", 1)
-	*never.Decision = limit.Decision{
-		Policy: "p", Granted: 2, Limit: -1, Remaining: -1, RetryAfter: algo.Never, Delay: 4, Shadow: true, Degraded: true,
-		FailedOpen: true, FailedClosed: true, Limits: []limit.LimitStatus{{Limit: 1, Window: 2, Remaining: 3, RetryAfter: algo.Never, ResetAfter: 4}, {RetryAfter: 5}},
-	}
-	never.Outcome.Lease = 6
-	lease.Reply.Released = true
-	var out []byte
-	var q quota
-	for _, op := range []*limiter.Op{plain, refused, lease, never, refused} {
-		out = appendOutcome(out, &q, op)
-	}
-	want = "16" + "14" + "80b09dc2df01" + "8001" + "12" +
-		"38" + "01" + "02" + "03" + "00" +
-		"01" + "04" + "20043801" +
-		"c4ff01" + "01" + "00" + "04" + "04" + "06" + "02" + "02" + "02" + "06" + "04" + "00" + "00" + "00" + "00" + "00" + "01" + "05" + "01" +
-		"3c" + "14" + "80b09dc2df01" + "01" + "02" + "03" + "00"
-	got = hex.EncodeToString(out)
-	expect.True(t, got == want, "outcomes\n got %s\nwant %s", got, want)
-}
-
-// TestPackedNonsense: what no sender writes is no batch.
+// TestPackedNonsense: what no sender writes is no batch, and no reply.
 func TestPackedNonsense(t *testing.T) {
-	good := packedBatch(t, new(wire.Numbers), 1, time.Second, check("k", 1))
-	for what, b := range map[string]*peerv1.Batch{
-		"an unknown flag":         {Define: good.Define, Operations: []byte{opUnknown&0x7f | 0x80, opUnknown >> 7, 1, 'k'}},
-		"an item with flags":      {Define: good.Define, Operations: []byte{opItem | opCost, 0}},
-		"an item that is none":    {Operations: []byte{opItem, 1, 0xff}},
-		"an item cut short":       {Operations: []byte{opItem, 9, 0}},
-		"a key cut short":         {Define: good.Define, Operations: []byte{0, 2, 'k'}},
-		"a key of a huge length":  {Define: good.Define, Operations: append([]byte{0}, bytes.Repeat([]byte{0xff}, 9)...)},
-		"a trace cut short":       {Define: good.Define, Operations: append([]byte{0x80, opTrace >> 7}, make([]byte, limiter.TraceContext-1)...)},
-		"a number that overflows": {Define: good.Define, Operations: append(append([]byte{opTimeout}, bytes.Repeat([]byte{0xff}, 9)...), 2, 1, 'k')},
-		"no such target":          {Define: good.Define, Operations: []byte{opTarget, 1, 1, 'k'}},
-		"a target far off":        {Define: good.Define, Operations: append(append([]byte{opTarget}, bytes.Repeat([]byte{0xff}, 9)...), 1, 1, 'k')},
-		"a target defined badly and another": {
-			Define: []*weirv1.StreamTarget{{Number: 7, Policy: "not a name"}}, Operations: []byte{opTarget, 8, 1, 'k'},
-		},
-		"a number too large": {Define: []*weirv1.StreamTarget{{Number: wire.MaxTargets, Policy: "p"}}},
+	for what, change := range map[string]func(*peerv1.Batch){
+		"a key cut short":                func(b *peerv1.Batch) { b.Checks.Keys = b.Checks.Keys[1:] },
+		"a key of a huge length":         func(b *peerv1.Batch) { b.Checks.KeyLengths[0] = math.MaxUint32 },
+		"more than keys":                 func(b *peerv1.Batch) { b.Checks.Keys = append(b.Checks.Keys, 'k') },
+		"no such target":                 func(b *peerv1.Batch) { b.Checks.Targets = []uint32{1} },
+		"a target far off":               func(b *peerv1.Batch) { b.Checks.Targets = []uint32{math.MaxUint32} },
+		"two costs for three checks":     func(b *peerv1.Batch) { b.Checks.Costs = []int64{1, 2} },
+		"two times for three checks":     func(b *peerv1.Batch) { b.Checks.TimeoutsMs = []uint32{1, 2} },
+		"two traces for three checks":    func(b *peerv1.Batch) { b.Checks.TraceContexts = make([][]byte, 2) },
+		"two flags for three checks":     func(b *peerv1.Batch) { b.Flags = []uint32{1, 2} },
+		"two hops for three checks":      func(b *peerv1.Batch) { b.Hops = []uint32{1, 2} },
+		"two callers for three checks":   func(b *peerv1.Batch) { b.Callers = []string{"a", "b"} },
+		"a caller with a long name":      func(b *peerv1.Batch) { b.Callers = []string{strings.Repeat("c", maxCaller+1)} },
+		"a number too large":             func(b *peerv1.Batch) { b.Checks.Define[0].Number = wire.MaxTargets },
+		"no target, but one defined bad": func(b *peerv1.Batch) { b.Checks.Define[0].Number = 7 },
 	} {
-		_, err := new(numberedTargets).unpack(b, nil)
-		expect.Equal(t, status.Code(err), codes.InvalidArgument, "%s: %v", what, err)
+		b := packedBatch(new(wire.Numbers), 1, time.Second, check("k", 1), check("k", 1), check("k", 1))
+		change(b)
+		if _, err := new(numberedTargets).unpack(b, nil); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
-	for what, b := range map[string][]byte{
-		"an unknown flag": append(binary.AppendUvarint(nil, outUnknown), 0), "a reply with flags": {outReply | outAllowed, 0}, "a reply cut short": {outReply, 9},
-		"a reply that is none": {outReply, 1, 0xff}, "nothing remains": {outAllowed}, "more limits than bytes": {0x80, 0x80, 0x01, 2, 0, 0, 0, 0, 0, 0, 0},
-		"an odd limit": {0x80, 0x80, 0x01, 1, 0, 0, 0, 0, 2, 0, 0},
+	if ops, err := new(numberedTargets).unpack(&peerv1.Batch{}, nil); err != nil || len(ops) != 0 {
+		t.Errorf("a batch of nothing: %v", err)
+	}
+	for what, change := range map[string]func(*peerv1.Reply){
+		"nothing":                   func(r *peerv1.Reply) { *r = peerv1.Reply{} },
+		"too few":                   func(r *peerv1.Reply) { r.Answered = 2 },
+		"an item too many":          func(r *peerv1.Reply) { r.Items = make([]*peerv1.ItemReply, 1) },
+		"lists too short":           func(r *peerv1.Reply) { r.Checks.Granted = []int64{1, 2} },
+		"too few leases":            func(r *peerv1.Reply) { r.LeasesNs = []uint64{1, 2} },
+		"another outcome of none":   func(r *peerv1.Reply) { r.Others = []*peerv1.ItemReply{{Check: 3}} },
+		"outcomes not in order":     func(r *peerv1.Reply) { r.Others = []*peerv1.ItemReply{{Check: 1}, {Check: 0}} },
+		"limits of none":            func(r *peerv1.Reply) { r.Checks.Limits = []*weirv1.StreamLimits{{Check: 3}} },
+		"limits of one check twice": func(r *peerv1.Reply) { r.Checks.Limits = []*weirv1.StreamLimits{{}, {}} },
 	} {
-		in := outcomes{Reader: varint.Of(string(b))}
-		expect.True(t, !in.next(check("k", 1)), "outcome: %s", what)
+		ops := []*limiter.Op{check("k", 1), check("k", 1), check("k", 1)}
+		r := replyOf(1, ops...).GetReply()
+		if change(r); read(r, ops) {
+			t.Errorf("reply: %s", what)
+		}
 	}
-	// A decision on what was no check is none, and what comes after it is.
-	in := outcomes{Reader: varint.Of("\x02\x00\x02\x00")}
-	reset, after := limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{}), check("k", 1)
-	expect.True(t, in.next(reset) && in.next(after) && reset.Outcome.Unreachable && after.Decision.Allowed,
-		"%+v, %+v", reset.Outcome, after.Outcome)
 }
 
 // TestTargetsUnknownHere: a limit that this node cannot make sense of is an error of those who name it, until the number is given
@@ -264,14 +228,19 @@ func TestPackedNonsense(t *testing.T) {
 func TestTargetsUnknownHere(t *testing.T) {
 	names := new(numberedTargets)
 	mars := &weirv1.Limit{Algorithm: 1, Limit: 1, Period: 3, TimeZone: "Mars/Olympus"}
-	ops, err := names.unpack(&peerv1.Batch{
-		Define:     []*weirv1.StreamTarget{{Number: 0, Limit: mars}, {Number: 1, Policy: "p"}},
-		Operations: []byte{0, 1, 'a', opTarget, 1, 1, 'b'},
-	}, nil)
-	must.True(t, err == nil && len(ops) == 2 && ops[0].Outcome.Err != nil &&
-		ops[0].Outcome.Err.Field == "limit.time_zone" && ops[1].Outcome.Err == nil, "%v: %+v", err, ops)
-	ops, err = names.unpack(&peerv1.Batch{Define: []*weirv1.StreamTarget{{Number: 0, Policy: "q"}}, Operations: []byte{0, 1, 'a'}}, nil)
-	must.True(t, err == nil && ops[0].Policy == "q" && ops[0].Outcome.Err == nil, "%v: %+v", err, ops)
+	ops, err := names.unpack(&peerv1.Batch{Checks: &weirv1.CheckStreamRequest{
+		Define: []*weirv1.StreamTarget{{Number: 0, Limit: mars}, {Number: 1, Policy: "p"}},
+		Keys:   []byte("ab"), KeyLengths: []uint32{1, 1}, Targets: []uint32{0, 1},
+	}}, nil)
+	if err != nil || len(ops) != 2 || ops[0].Outcome.Err == nil || ops[0].Outcome.Err.Field != "limit.time_zone" || ops[1].Outcome.Err != nil {
+		t.Fatalf("%v: %+v", err, ops)
+	}
+	ops, err = names.unpack(&peerv1.Batch{Checks: &weirv1.CheckStreamRequest{
+		Define: []*weirv1.StreamTarget{{Number: 0, Policy: "q"}}, Keys: []byte("a"), KeyLengths: []uint32{1},
+	}}, nil)
+	if err != nil || ops[0].check.Policy != "q" || ops[0].Outcome.Err != nil {
+		t.Fatalf("%v: %+v", err, ops)
+	}
 }
 
 // TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not misread; nor are
@@ -322,141 +291,99 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
-// steady is a stream that has seen its targets, a batch as there are many, and what comes of it.
-func steady(t testing.TB) (p *packer, names *numberedTargets, ops []*limiter.Op) {
-	p, names = &packer{numbers: new(wire.Numbers), sequence: 1}, new(numberedTargets)
+// steady is a batch as there are many, and what comes of it.
+func steady() (ops []*limiter.Op) {
 	for i := range 100 {
 		op := check(fmt.Sprintf("user-%08d", i*4711), 1)
 		*op.Decision = limit.Decision{
 			Policy: "p", Allowed: true, Granted: 1, Limit: 1000, Remaining: 900 + int64(i), Window: time.Minute, ResetAfter: time.Duration(i) * time.Second,
 		}
 		ops = append(ops, op)
-		p.add(op, time.Second)
 	}
-	_, err := names.unpack(&peerv1.Batch{Define: p.define, Operations: p.bytes}, nil)
-	must.NoError(t, err)
-	return p, names, ops
+	return ops
 }
 
-// again packs the same operations as the next batch, in the room of the one before.
-func (p *packer) again(ops []*limiter.Op) {
-	*p = packer{numbers: p.numbers, sequence: p.sequence, bytes: p.bytes[:0]}
-	for _, op := range ops {
-		p.add(op, time.Second)
-	}
-}
-
-func TestPackingTakesNoMemory(t *testing.T) {
-	p, names, ops := steady(t)
-	n := testing.AllocsPerRun(100, func() { p.again(ops) })
-	expect.True(t, n == 0, "packing operations: %v allocations a batch", n)
-	b, room := &peerv1.Batch{Operations: p.bytes}, make([]received, 0, len(ops))
-	n = testing.AllocsPerRun(100, func() { _, _ = names.unpack(b, room) })
-	expect.True(t, n == 1, "unpacking operations: %v allocations a batch, want one for all keys", n)
-	var out []byte
-	packOutcomes := func() {
-		var q quota
-		out = out[:0]
-		for _, op := range ops {
-			out = appendOutcome(out, &q, op)
-		}
-	}
-	packOutcomes()
-	n = testing.AllocsPerRun(100, packOutcomes)
-	expect.True(t, n == 0, "packing outcomes: %v allocations a batch", n)
-	text := string(out)
-	n = testing.AllocsPerRun(100, func() {
-		in := outcomes{Reader: varint.Of(text)}
-		for _, op := range ops {
-			in.next(op)
-		}
-	})
-	expect.True(t, n == 0, "unpacking outcomes: %v allocations a batch", n)
-}
-
+// BenchmarkPack is the whole way of 100 checks and their decisions as messages, without the network.
 func BenchmarkPack(b *testing.B) {
-	p, names, ops := steady(b)
-	batch, room := &peerv1.Batch{Operations: slices.Clone(p.bytes)}, make([]received, 0, len(ops))
-	var out []byte
-	var q quota
-	for _, op := range ops {
-		out = appendOutcome(out, &q, op)
+	ops, numbers, names := steady(), new(wire.Numbers), new(numberedTargets)
+	room := make([]received, 0, len(ops))
+	var request, answer []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		var err error
+		if request, err = packedBatch(numbers, 1, time.Second, ops...).MarshalVT(); err != nil {
+			b.Fatal(err)
+		}
+		in := peerv1.BatchFromVTPool()
+		if err = in.UnmarshalVT(request); err != nil {
+			b.Fatal(err)
+		}
+		got, err := names.unpack(in, room)
+		if err != nil {
+			b.Fatal(err)
+		}
+		in.ReturnToVTPool()
+		for i := range got {
+			*got[i].link().Decision = *ops[i].Decision
+		}
+		if answer, err = reply(1, got).MarshalVT(); err != nil {
+			b.Fatal(err)
+		}
+		out := peerv1.ReplyFromVTPool()
+		if err := out.UnmarshalVT(answer); err != nil || !read(out, ops) {
+			b.Fatal(err)
+		}
+		out.ReturnToVTPool()
 	}
-	for _, run := range []struct {
-		what  string
-		bytes int
-		do    func()
-	}{
-		{"operations", len(p.bytes), func() { p.again(ops) }},
-		{"operations back", len(p.bytes), func() { _, _ = names.unpack(batch, room) }},
-		{"outcomes", len(out), func() {
-			q = quota{}
-			out = out[:0]
-			for _, op := range ops {
-				out = appendOutcome(out, &q, op)
-			}
-		}},
-		{"outcomes back", len(out), func() {
-			in := outcomes{Reader: varint.Of(string(out))}
-			for _, op := range ops {
-				in.next(op)
-			}
-		}},
-	} {
-		b.Run(run.what, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				run.do()
-			}
-			b.ReportMetric(float64(b.Elapsed())/float64(b.N*len(ops)), "ns/item")
-			b.ReportMetric(float64(run.bytes)/float64(len(ops)), "bytes/item")
-		})
-	}
+	b.ReportMetric(float64(b.Elapsed())/float64(b.N*len(ops)), "ns/check")
+	b.ReportMetric(float64(len(request)+len(answer))/float64(len(ops)), "bytes/check")
 }
 
-// FuzzPackedOperations: whatever bytes a peer sends become operations or an error, and operations that are packed again arrive
-// as they are.
+// FuzzPackedOperations: whatever bytes a peer sends become operations or an error, and checks that are packed again arrive as they are.
 func FuzzPackedOperations(f *testing.F) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 10 {
-		f.Add(packedBatch(f, new(wire.Numbers), 1, time.Second, mixed(rng), mixed(rng), mixed(rng)).Operations)
+		b, err := packedBatch(new(wire.Numbers), 1, time.Second, sorted(rng, 3)...).MarshalVT()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
 	}
-	f.Add([]byte{})
 	l := limiter.New(limiter.Config{Store: limiter.NewStore(store.Config{MaxKeys: 100, MaxBytes: 1 << 20}, true)})
 	f.Cleanup(l.Close)
-	define := []*weirv1.StreamTarget{
-		{Number: 0, Policy: "p"}, {Number: 1, Limit: &weirv1.Limit{Algorithm: 5, Limit: 5, WindowNs: 1e9}}, {Number: 2, Policy: "not a name"},
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		ops, err := new(numberedTargets).unpack(&peerv1.Batch{Define: define, Operations: b}, nil)
-		if err != nil {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		b := new(peerv1.Batch)
+		if b.UnmarshalVT(data) != nil {
 			return
 		}
-		var good []*limiter.Op
-		for i := range ops {
-			if ops[i].Outcome.Err == nil {
-				good = append(good, ops[i].link())
-			}
+		var w work
+		if w.read(b, 1, new(numberedTargets)) != nil {
+			return
 		}
-		again := packedBatch(t, new(wire.Numbers), 1, time.Second, good...)
+		checks := w.good[:checksOf(w.good)]
+		again := packedBatch(new(wire.Numbers), 1, time.Second, checks...)
 		back, err := new(numberedTargets).unpack(again, nil)
-		must.True(t, err == nil && len(back) == len(good), "%v, %d operations of %d", err, len(back), len(good))
-		for i, op := range good {
-			back[i].Left = op.Left
-			must.True(t, reflect.DeepEqual(back[i].link(), op), "operation %d\n got %+v\nwant %+v", i, back[i], op)
+		if err != nil || len(back) != len(checks) {
+			t.Fatalf("%v, %d operations of %d", err, len(back), len(checks))
 		}
-		must.True(t, l.Receive(good) == nil, "handed on to nobody")
-		var out []byte
-		var q quota
-		for i := range ops {
-			out = appendOutcome(out, &q, ops[i].link())
-		}
-		in := outcomes{Reader: varint.Of(string(out))}
-		for i := range ops {
-			got := ops[i]
-			if !in.next(got.link()) || got.Outcome.Unreachable {
-				t.Fatalf("%+v became no answer", ops[i].Outcome)
+		for i, op := range checks {
+			if back[i].Left = op.Left; !reflect.DeepEqual(back[i].link(), op) {
+				t.Fatalf("operation %d\n got %+v\nwant %+v", i, back[i], op)
 			}
+		}
+		if l.Receive(w.good) != nil {
+			t.Fatal("handed on to nobody")
+		}
+		var asked []*limiter.Op
+		for i := range w.ops {
+			op := w.ops[i].link()
+			if op.Kind == 0 {
+				op.Kind = limiter.OpReset // what this version does not know
+			}
+			asked = append(asked, limiter.NewOp(op.Kind, *op.Check, limiter.Extra{Quota: new(limiter.QuotaOp), Loan: new(limiter.LoanCall)}))
+		}
+		if !read(reply(1, w.ops), asked) {
+			t.Fatal("what was answered is no answer")
 		}
 	})
 }
@@ -464,31 +391,34 @@ func FuzzPackedOperations(f *testing.F) {
 // FuzzPackedOutcomes: whatever bytes a peer answers with, they are outcomes or none.
 func FuzzPackedOutcomes(f *testing.F) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	for range 10 {
-		var b []byte
-		var q quota
+	fresh := func() (ops []*limiter.Op) {
 		for range 3 {
-			op := mixed(rng)
+			ops = append(ops, check("k", 1))
+		}
+		return append(ops, limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{}))
+	}
+	for range 10 {
+		ops := fresh()
+		for _, op := range ops {
 			carryOut(rng, op)
-			b = appendOutcome(b, &q, op)
+		}
+		b, err := replyOf(1, ops...).GetReply().MarshalVT()
+		if err != nil {
+			f.Fatal(err)
 		}
 		f.Add(b)
 	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		in := outcomes{Reader: varint.Of(string(b))}
-		var read []*limiter.Op
-		for op := check("k", 1); in.next(op); op = check("k", 1) {
-			read = append(read, op)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := new(peerv1.Reply)
+		if r.UnmarshalVT(data) != nil {
+			return
 		}
-		var again []byte
-		var q quota
-		for _, op := range read {
-			again = appendOutcome(again, &q, op)
+		got, back := fresh(), fresh()
+		if !read(r, got) {
+			return
 		}
-		in = outcomes{Reader: varint.Of(string(again))}
-		for i, op := range read {
-			got := check("k", 1)
-			must.True(t, in.next(got) && reflect.DeepEqual(got, op), "outcome %d\n got %+v\nwant %+v", i, got, op)
+		if !read(replyOf(1, got...).GetReply(), back) || !reflect.DeepEqual(got, back) {
+			t.Fatalf("%+v became %+v", got, back)
 		}
 	})
 }

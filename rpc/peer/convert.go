@@ -17,11 +17,11 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// protoItem converts an operation for a peer. left is what remains of the time the caller gave.
+// protoItem converts an operation that is no check for a peer. left is what remains of the time the caller gave.
 func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
 		Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)), Operation: peerv1.Operation(op.Kind), Target: wire.ProtoTarget(op.Target),
-		Cost: op.Cost, Partial: op.Partial, Always: op.Always, Spent: op.Spent, RequestId: op.RequestID, Caller: op.Caller, Trace: []byte(op.Trace),
+		Cost: op.Cost, Always: op.Always, Spent: op.Spent, RequestId: op.RequestID, Caller: op.Caller, Trace: []byte(op.Trace),
 		Bounded: op.Bounded,
 	}
 	if op.Extra == nil {
@@ -53,20 +53,17 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 
 // operation is the inverse of protoItem; op is the zero Op before, but for an empty check. What it cannot make sense of gets an Outcome with an Err.
 func operation(op *limiter.Op, item *peerv1.Item) {
-	op.Hops, op.Left = uint8(min(item.Hops, math.MaxUint8)), time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))
+	op.Hops, op.Left = hops(item.Hops), time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))
 	if len(item.Trace) == limiter.TraceContext {
 		op.Trace = string(item.Trace)
 	}
-	if item.Operation < peerv1.Operation_OPERATION_CHECK || item.Operation > peerv1.Operation_OPERATION_QUOTA {
+	if item.Operation <= peerv1.Operation_OPERATION_CHECK || item.Operation > peerv1.Operation_OPERATION_QUOTA {
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
 	}
 	op.Kind, op.Cost, op.RequestID = limiter.OpKind(item.Operation), item.Cost, item.RequestId
-	op.Partial, op.Always, op.Spent = item.Partial, item.Always, item.Spent
-	op.Bounded = item.Bounded
-	if op.Kind != limiter.OpCheck {
-		op.Extra = extra(op.Kind, item)
-	}
+	op.Always, op.Spent, op.Bounded = item.Always, item.Spent, item.Bounded
+	op.Extra = extra(op.Kind, item)
 	if op.Target, op.Outcome.Err = wire.Target(item.Target); len(item.Caller) > maxCaller {
 		op.Outcome.Err = &limit.Error{Kind: limit.TooLarge, Message: "the caller's name is too long"}
 		return
@@ -74,6 +71,9 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 	op.Caller = item.Caller
 	op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
 }
+
+// hops is how often an operation has been forwarded, as a peer says it.
+func hops(n uint32) uint8 { return uint8(min(n, math.MaxUint8)) }
 
 // extra is what an operation that is no check has besides.
 func extra(kind limiter.OpKind, item *peerv1.Item) *limiter.Extra {

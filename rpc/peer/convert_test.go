@@ -22,7 +22,7 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
+var kinds = []limiter.OpKind{limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
 	limiter.OpReserve, limiter.OpSettle, limiter.OpExtend, limiter.OpQuota}
 
 // fill sets every exported field that v has, at any depth, to something that is not its zero value: a field that a

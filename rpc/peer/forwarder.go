@@ -6,6 +6,7 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,7 +20,6 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -44,8 +44,6 @@ const (
 	repeatWithin = rememberFor / 2
 	// maxIdentity bounds what one may say who may not even be a peer.
 	maxIdentity = 4 << 10
-	// keepPacked is how much room for packed operations or outcomes is kept, in bytes: for a full batch of usual ones.
-	keepPacked = 64 << 10
 )
 
 // ForwarderConfig is what a Forwarder needs: see transport.Config.
@@ -101,6 +99,7 @@ func (p *Forwarder) Forward(ctx context.Context, to ownership.Node, ops []*limit
 	if !ok {
 		until = time.Now().Add(openTimeout)
 	}
+	slices.SortStableFunc(ops, func(a, b *limiter.Op) int { return cmp.Compare(isItem(a), isItem(b)) })
 	for len(ops) > 0 {
 		n := min(len(ops), maxBatch)
 		p.send(ctx, q, ops[:n], until)
@@ -108,10 +107,18 @@ func (p *Forwarder) Forward(ctx context.Context, to ownership.Node, ops []*limit
 	}
 }
 
-// send sends operations that fit into one message, and waits for what comes of them.
+// isItem is 1 for what a Batch has after its checks.
+func isItem(op *limiter.Op) int {
+	if op.Kind == limiter.OpCheck {
+		return 0
+	}
+	return 1
+}
+
+// send sends operations that fit into one message, the checks first, and waits for what comes of them.
 func (p *Forwarder) send(ctx context.Context, q *queue, ops []*limiter.Op, until time.Time) {
 	c := p.calls.Get().(*call)
-	c.ops, c.n, c.until = ops, len(ops), until
+	c.begin(ops, until)
 	if !q.add(c) {
 		unreachable(ops)
 		return
@@ -161,15 +168,25 @@ func Identify(ctx context.Context, addr string, creds credentials.TransportCrede
 // call is some operations of one caller on their way to a peer. It ends once: ended by the queue, which touches neither it nor
 // its operations after that, or abandoned by its caller.
 type call struct {
-	ops   []*limiter.Op // with their outcomes, once ended; nil once abandoned
-	n     int           // how many they are
-	until time.Time     // when its caller gives up
-	done  chan struct{} // holds a token once ended
+	ops []*limiter.Op // with their outcomes, once ended; nil once abandoned
+	n   int           // how many they are
+	// checks is how many of them, the first ones, are checks, and keys how many bytes their keys take.
+	checks, keys int
+	until        time.Time     // when its caller gives up
+	done         chan struct{} // holds a token once ended
 	// answered says that the outcomes are there; otherwise it is clear that none will come. Set before it ends.
 	answered bool
 	// Guarded by the queue's lock.
 	message *message // that it is part of; nil while it is queued
 	ended   bool     // or abandoned
+}
+
+// begin gives the call its operations.
+func (c *call) begin(ops []*limiter.Op, until time.Time) {
+	c.ops, c.n, c.until = ops, len(ops), until
+	for c.checks, c.keys = 0, 0; c.checks < c.n && isItem(ops[c.checks]) == 0; c.checks++ {
+		c.keys += len(ops[c.checks].Key)
+	}
 }
 
 // message is a Batch that was sent or is about to be: one or more calls. It is guarded by the queue's lock, but for what is
@@ -180,8 +197,9 @@ type message struct {
 	batch   peerv1.Batch
 
 	sequence uint64
-	items    int
-	uses     []*weirv1.StreamTarget // what batch names, packed
+	items    int // operations, checks of which are checks
+	checks   int
+	uses     []*weirv1.StreamTarget // what batch names
 	calls    []*call
 	live     int // calls that are still waited for
 	made     time.Time
@@ -210,7 +228,6 @@ type queue struct {
 	acked    uint64              // no message up to it is waited for
 	closed   bool
 	numbers  wire.Numbers // of targets, in the stream that is written to
-	scratch  []byte       // room to pack a message in
 }
 
 func newQueue(cfg *ForwarderConfig, to ownership.Node, number uint64, wake fifo.Signal) *queue {
@@ -372,14 +389,14 @@ func (q *queue) take() *message {
 		if q.sent[m.sequence] == m {
 			m.tries++
 			// Its numbers are those of an earlier stream. What is new comes after all that is repeated, and has numbers of its own.
-			m.batch.Define = m.uses
+			m.batch.Checks.Define = m.uses
 			return m
 		}
 	}
 	if q.fullLocked() {
 		return nil // forgetLocked wakes the writer when there is room
 	}
-	m := &message{made: time.Now()}
+	m, keys := &message{made: time.Now()}, 0
 	for q.calls.Len() > 0 && m.items+q.calls.First().n <= maxBatch {
 		c := q.calls.Pop()
 		switch {
@@ -393,6 +410,8 @@ func (q *queue) take() *message {
 			c.message = m
 			m.calls = append(m.calls, c)
 			m.items += c.n
+			m.checks += c.checks
+			keys += c.keys
 		}
 	}
 	if len(m.calls) == 0 {
@@ -402,59 +421,58 @@ func (q *queue) take() *message {
 	m.sequence, m.live, m.tries = q.sequence, len(m.calls), 1
 	m.batch.Sequence, m.batch.Acknowledged = q.sequence, q.acked
 	m.body.Batch, m.request.Body = &m.batch, &m.body
-	q.packLocked(m)
+	q.packLocked(m, keys)
 	q.sent[m.sequence] = m
 	return m
 }
 
-// packLocked packs the operations of a new message.
-func (q *queue) packLocked(m *message) {
-	p := packer{numbers: &q.numbers, sequence: m.sequence, bytes: q.scratch[:0]}
+// packLocked packs the operations of a new message, whose keys take so many bytes.
+func (q *queue) packLocked(m *message, keys int) {
+	m.batch.Items = nil
+	p := newPacker(&q.numbers, &m.batch, m.checks, keys)
 	for _, c := range m.calls {
 		for _, op := range c.ops {
 			if !p.add(op, c.until.Sub(m.made)) {
 				q.numbers.Reset() // a message has fewer operations than there are numbers
-				q.packLocked(m)
+				q.packLocked(m, keys)
 				return
 			}
 		}
 	}
-	m.batch.Operations = slices.Clone(p.bytes)
-	m.batch.Define, m.uses = p.define, p.uses
-	if q.scratch = p.bytes; cap(q.scratch) > keepPacked {
-		q.scratch = nil
-	}
+	m.uses = p.uses
 }
 
 // received takes in a reply, or what is none.
 func (q *queue) received(in *peerv1.ForwardReply) error {
-	if r := in.GetReply(); r != nil {
-		q.answered(r)
-		if cap(r.Outcomes) <= keepPacked {
-			r.ReturnToVTPool()
-		}
+	if r := in.GetReply(); r != nil && q.answered(r) {
+		r.ReturnToVTPool()
 	}
 	return nil
 }
 
-func (q *queue) answered(r *peerv1.Reply) {
+// answered takes in a reply, and reports whether its room is worth keeping: that of an answer to a message is not too large.
+func (q *queue) answered(r *peerv1.Reply) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	m := q.sent[r.Sequence]
 	if m == nil {
-		return // given up, or answered on an earlier stream
+		return false // given up, or answered on an earlier stream
 	}
 	if !m.answer(r) {
 		q.cfg.Logger.Error("peer reply malformed", "peer", q.to.Name, "asked", m.items)
 		q.endLocked(m, false)
-		return
+		return false
 	}
 	q.endLocked(m, true)
+	return len(r.Others)+len(r.Items) == 0
 }
 
 // answer fills in the outcomes of the operations that are waited for. It reports false when the reply is none to this message.
 func (m *message) answer(r *peerv1.Reply) bool {
-	in := outcomes{Reader: varint.Of(string(r.Outcomes))}
+	in := outcomesOf(r, m.checks, m.items-m.checks)
+	if in == nil {
+		return false
+	}
 	var nobodys received // for callers that have gone on
 	for _, c := range m.calls {
 		for i := range c.n {
@@ -462,10 +480,8 @@ func (m *message) answer(r *peerv1.Reply) bool {
 			if !c.ended {
 				op = c.ops[i]
 			}
-			if !in.next(op) {
-				return false
-			}
+			in.next(op, i < c.checks)
 		}
 	}
-	return in.Rest == ""
+	return in.ended()
 }

@@ -537,14 +537,16 @@ func TestGarbageReplies(t *testing.T) {
 		answered bool
 	}{
 		"too few items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence) }}, false},
-		"cut-short items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+		"lists of odd items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
 			r := right(b)
-			r.GetReply().Outcomes = r.GetReply().Outcomes[:len(r.GetReply().Outcomes)-1]
+			r.GetReply().Checks.Limit = []int64{1, 2}
 			return r
 		}}, false},
 		"too many items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
 		"another kind": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
-			return replyOf(b.Sequence, limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{}))
+			r := right(b)
+			r.GetReply().Others = []*peerv1.ItemReply{{Operation: peerv1.Operation_OPERATION_RESET}}
+			return r
 		}}, false},
 		"unknown numbers": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
 		"twice":           {[]func(*peerv1.Batch) *peerv1.ForwardReply{right, right, right}, true},
@@ -613,11 +615,12 @@ func admitted(op *limiter.Op) *limiter.Op {
 
 // callOf is a call of some checks.
 func callOf(wait time.Duration, ops int) *call {
-	f := &call{until: time.Now().Add(wait), done: make(chan struct{}, 1)}
+	var list []*limiter.Op
 	for range ops {
-		f.ops = append(f.ops, check("k", 1))
+		list = append(list, check("k", 1))
 	}
-	f.n = ops
+	f := &call{done: make(chan struct{}, 1)}
+	f.begin(list, time.Now().Add(wait))
 	return f
 }
 

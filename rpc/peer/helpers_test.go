@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/testkit"
 
@@ -137,12 +136,11 @@ func welcome(protocol uint32) *peerv1.ForwardReply {
 }
 
 func replyOf(seq uint64, ops ...*limiter.Op) *peerv1.ForwardReply {
-	r := &peerv1.Reply{Sequence: seq}
-	var q quota
-	for _, op := range ops {
-		r.Outcomes = appendOutcome(r.Outcomes, &q, op)
+	list := make([]received, len(ops))
+	for i, op := range ops {
+		list[i].Op = *op
 	}
-	return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: r}}
+	return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: reply(seq, list)}}
 }
 
 // asked is what a batch asks for. names are those of its stream.
@@ -189,12 +187,42 @@ func hello() *peerv1.Hello {
 }
 
 func batch(seq, acked uint64, ops ...*limiter.Op) *peerv1.ForwardRequest {
-	p := packer{numbers: new(wire.Numbers), sequence: seq}
-	for _, op := range ops {
-		p.add(op, time.Second)
-	}
-	b := &peerv1.Batch{Sequence: seq, Acknowledged: acked, Define: p.define, Operations: p.bytes}
+	b := packedBatch(new(wire.Numbers), seq, time.Second, ops...)
+	b.Acknowledged = acked
 	return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
+}
+
+// packedBatch packs operations, the checks first, as one batch of a stream.
+func packedBatch(n *wire.Numbers, sequence uint64, left time.Duration, ops ...*limiter.Op) *peerv1.Batch {
+	b := &peerv1.Batch{Sequence: sequence}
+	p := newPacker(n, b, checksOf(ops), 0)
+	for _, op := range ops {
+		if !p.add(op, left) {
+			panic("no number left")
+		}
+	}
+	return b
+}
+
+// checksOf is how many of some operations, the first ones, are checks.
+func checksOf(ops []*limiter.Op) (n int) {
+	for n < len(ops) && isItem(ops[n]) == 0 {
+		n++
+	}
+	return n
+}
+
+// read fills in the outcomes of operations from a reply, and says whether it is one to them.
+func read(r *peerv1.Reply, ops []*limiter.Op) bool {
+	checks := checksOf(ops)
+	in := outcomesOf(r, checks, len(ops)-checks)
+	if in == nil {
+		return false
+	}
+	for i, op := range ops {
+		in.next(op, i < checks)
+	}
+	return in.ended()
 }
 
 func sendTo(t testing.TB, s peerv1.Peer_ForwardClient, m *peerv1.ForwardRequest) {
@@ -221,14 +249,8 @@ func wantReply(t testing.TB, s peerv1.Peer_ForwardClient, to *peerv1.ForwardRequ
 		t.Fatalf("reply %v, want to sequence %d", r, to.GetBatch().Sequence)
 	}
 	ops := asked(t, new(numberedTargets), to.GetBatch())
-	in := outcomes{Reader: varint.Of(string(r.Outcomes))}
-	for _, op := range ops {
-		if !in.next(op) {
-			t.Fatalf("malformed: %v", r)
-		}
-	}
-	if in.Rest != "" {
-		t.Fatalf("too many outcomes: %v", r)
+	if !read(r, ops) {
+		t.Fatalf("malformed: %v", r)
 	}
 	if len(ops) == 0 {
 		return 0

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 const (
@@ -204,7 +204,7 @@ func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *sess
 			return err
 		}
 		fresh, known, err := sess.begin(batch, out, s.cfg.MaxReplies, s.now())
-		if len(batch.Define) == 0 && cap(batch.Operations) <= keepPacked {
+		if reusable(batch) {
 			batch.ReturnToVTPool()
 		}
 		switch {
@@ -221,13 +221,18 @@ func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *sess
 	}
 }
 
+// reusable says whether the room of a batch that has been read is worth keeping for another one.
+func reusable(b *peerv1.Batch) bool {
+	in := b.Checks
+	return in != nil && len(in.Define) == 0 && wire.Small(in) && len(in.RequestIds) == 0 && len(b.Callers) <= 1 && len(b.Items) == 0
+}
+
 // work is a batch that is being carried out.
 type work struct {
 	sequence uint64
 	ops      []received
 	good     []*limiter.Op // those that can be carried out
 	longest  time.Duration // that somebody waits for one of them
-	reply    []byte        // room to pack the outcomes in
 }
 
 // done keeps the room of a batch for the next one, of any stream, with nothing in it that would be kept alive.
@@ -256,20 +261,6 @@ func (w *work) read(b *peerv1.Batch, from uint64, names *numberedTargets) error 
 		w.longest = max(w.longest, op.Left)
 	}
 	return nil
-}
-
-// answer makes the reply.
-func (w *work) answer() *peerv1.Reply {
-	r := &peerv1.Reply{Sequence: w.sequence}
-	b, q := w.reply[:0], quota{}
-	for i := range w.ops {
-		b = appendOutcome(b, &q, &w.ops[i].Op)
-	}
-	r.Outcomes = slices.Clone(b)
-	if w.reply = b; cap(b) > keepPacked {
-		w.reply = nil
-	}
-	return r
 }
 
 // join finds or makes the session that a stream belongs to.
@@ -354,8 +345,8 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time)
 	return true, nil, nil
 }
 
-// replySize is about what a reply takes, with the map's part.
-func replySize(r *peerv1.Reply) int64 { return 256 + int64(len(r.Outcomes)) }
+// replySize is the most that a reply takes, about, with the map's part: a number of one byte takes eight in a list.
+func replySize(r *peerv1.Reply) int64 { return 256 + 8*int64(r.SizeVT()) }
 
 // acknowledgeLocked forgets the batches up to a sequence: the sender has their replies, or wants them no more.
 func (s *session) acknowledgeLocked(up uint64) {
@@ -396,7 +387,7 @@ func (s *session) finish(r *peerv1.Reply, now time.Time) {
 func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *sync.WaitGroup) {
 	rest := s.cfg.Receiver.Receive(w.good)
 	if rest == nil {
-		sess.finish(w.answer(), s.now())
+		sess.finish(reply(w.sequence, w.ops), s.now())
 		s.done(w)
 		return
 	}
@@ -408,7 +399,7 @@ func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *s
 		defer cancel()
 		panics.Tell(s.cfg.Panicked, func() {
 			rest(ctx)
-			sess.finish(w.answer(), s.now())
+			sess.finish(reply(w.sequence, w.ops), s.now())
 			s.done(w)
 		})
 	})

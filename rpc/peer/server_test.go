@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"encoding/binary"
 	"slices"
 	"strings"
 	"sync"
@@ -14,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/varint"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -69,10 +68,10 @@ func TestGarbageBatches(t *testing.T) {
 		"sequence 0":          {[]*peerv1.ForwardRequest{batch(0, 0, check("k", 1))}, 0, codes.InvalidArgument},
 		"too many operations": {[]*peerv1.ForwardRequest{packed}, 0, codes.ResourceExhausted},
 		"cut short": {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) {
-			b.Operations = b.Operations[:len(b.Operations)-1]
+			b.Checks.Keys = nil
 		})}, 0, codes.InvalidArgument},
-		"not defined":             {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Define = nil })}, 0, codes.InvalidArgument},
-		"number too large":        {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Define[0].Number = wire.MaxTargets })}, 0, codes.InvalidArgument},
+		"not defined":             {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Checks.Define = nil })}, 0, codes.InvalidArgument},
+		"number too large":        {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Checks.Define[0].Number = wire.MaxTargets })}, 0, codes.InvalidArgument},
 		"another hello":           {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), helloWith(func(*peerv1.Hello) {})}, 1, codes.InvalidArgument},
 		"nothing":                 {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), {}}, 1, codes.InvalidArgument},
 		"below the acknowledged":  {[]*peerv1.ForwardRequest{batch(5, 4, check("k", 1)), batch(4, 0, check("k", 1))}, 1, codes.InvalidArgument},
@@ -119,19 +118,20 @@ func TestGarbageBatches(t *testing.T) {
 		_, addr := servePeer(t, bob, localLimiter(t))
 		s := rawStream(t, addr, hello())
 		m := batch(1, 0)
-		for _, item := range []*peerv1.Item{{}, protoItem(check("", 1), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: peerv1.Operation_OPERATION_CHECK}} {
-			data, err := item.MarshalVT()
-			must.NoError(t, err)
-			b := m.GetBatch()
-			b.Operations = append(binary.AppendUvarint(binary.AppendUvarint(b.Operations, opItem), uint64(len(data))), data...)
-		}
+		m.GetBatch().Items = []*peerv1.Item{{}, protoItem(check("", 1), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: peerv1.Operation_OPERATION_RESET}}
 		sendTo(t, s, m)
-		in := outcomes{Reader: varint.Of(string(recv(t, s).GetReply().GetOutcomes()))}
-		for i := range 3 {
-			op := check("k", 1)
-			expect.True(t, in.next(op) && op.Outcome.Err != nil, "item %d: %+v", i, op.Outcome)
+		resets := make([]*limiter.Op, 3)
+		for i := range resets {
+			resets[i] = limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{})
 		}
-		expect.Equal(t, in.Rest, "", "is left")
+		if !read(recv(t, s).GetReply(), resets) {
+			t.Error("no reply")
+		}
+		for i, op := range resets {
+			if op.Outcome.Err == nil {
+				t.Errorf("item %d: %+v", i, op.Outcome)
+			}
+		}
 		// A batch of nothing.
 		ask(t, s, batch(2, 0))
 	})
@@ -343,7 +343,7 @@ func TestRememberedRepliesAreBounded(t *testing.T) {
 	var all atomic.Int64
 	now := time.Now()
 	a, b := &session{answers: make(map[uint64]*answer), all: &all}, &session{answers: make(map[uint64]*answer), all: &all}
-	reply := func(seq uint64) *peerv1.Reply { return &peerv1.Reply{Sequence: seq, Outcomes: make([]byte, 1000)} }
+	reply := func(seq uint64) *peerv1.Reply { return &peerv1.Reply{Sequence: seq, LeasesNs: make([]uint64, 1000)} }
 	most := 2 * replySize(reply(0))
 	batch := func(s *session, seq, acked uint64) error {
 		_, _, err := s.begin(&peerv1.Batch{Sequence: seq, Acknowledged: acked}, new(outlet), most, now)
@@ -402,9 +402,10 @@ func TestDrain(t *testing.T) {
 	granted := int64(0)
 	for range batches {
 		r := recv(t, stream).GetReply()
-		in := outcomes{Reader: varint.Of(string(r.GetOutcomes()))}
 		op := check("k", int64(r.GetSequence()))
-		must.True(t, in.next(op), "%v", r)
+		if !read(r, []*limiter.Op{op}) {
+			t.Fatalf("%v", r)
+		}
 		granted += op.Decision.Granted
 	}
 	expect.Equal(t, granted, 3, "granted")
@@ -420,13 +421,15 @@ func TestAcknowledgedAfterGap(t *testing.T) {
 
 // TestLongestLeft: a batch is handed on for as long as anybody waits for one of its operations.
 func TestLongestLeft(t *testing.T) {
-	p := packer{numbers: new(wire.Numbers), sequence: 1}
+	b := &peerv1.Batch{Sequence: 1}
+	p := newPacker(new(wire.Numbers), b, 3, 0)
 	for _, left := range []time.Duration{time.Second, 3 * time.Second, 2 * time.Second} {
 		p.add(check("k", 1), left)
 	}
 	var w work
-	err := w.read(&peerv1.Batch{Sequence: 1, Operations: p.bytes, Define: p.define}, 1, new(numberedTargets))
-	expect.True(t, err == nil && w.longest == 3*time.Second, "%v, %v", w.longest, err)
+	if err := w.read(b, 1, new(numberedTargets)); err != nil || w.longest != 3*time.Second {
+		t.Errorf("%v, %v", w.longest, err)
+	}
 }
 
 // handing has everything handed on, and notes under what.

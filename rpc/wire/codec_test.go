@@ -26,7 +26,7 @@ func messages() []proto.Message {
 	return []proto.Message{
 		&weirv1.CheckRequest{}, check,
 		&weirv1.Decision{Policy: "p", RetryAfterNs: proto.Int64(0), Limits: []*weirv1.LimitStatus{{Limit: -1}, {RetryAfterNs: proto.Int64(-1)}}},
-		&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Sequence: 1, Operations: []byte(long)}}},
+		&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Sequence: 1, Checks: &weirv1.CheckStreamRequest{Keys: []byte(long)}}}},
 		&peerv1.Item{Hops: 3, Target: check.Checks[1].Target, RequestId: "r"},
 		&peerv1.Frame{Messages: []*peerv1.Message{{Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Chunk: []byte(long), Sum: 1 << 31}}}}},
 		&healthv1.HealthCheckRequest{Service: "s"},
@@ -96,9 +96,9 @@ func TestServerCodec(t *testing.T) {
 	const most = 100
 	c := ServerCodec(nil, most)
 	targets := func(n int) *peerv1.ForwardRequest {
-		b := &peerv1.Batch{}
+		b := &peerv1.Batch{Checks: new(weirv1.CheckStreamRequest)}
 		for range n {
-			b.Define = append(b.Define, &weirv1.StreamTarget{})
+			b.Checks.Define = append(b.Checks.Define, &weirv1.StreamTarget{})
 		}
 		return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
 	}
@@ -113,14 +113,14 @@ func TestServerCodec(t *testing.T) {
 		in   proto.Message
 		ok   bool
 	}{
-		{"targets", targets(most - 1), true},
-		{"more targets", targets(most), false},
+		{"targets", targets(most - 2), true},
+		{"more targets", targets(most - 1), false},
 		{"messages", frame(most-1, &peerv1.Message{}), true},
 		{"more messages", frame(most, &peerv1.Message{}), false},
 		{"partitions", frame(1, query(most-3)), true},
 		{"more partitions", frame(1, query(most-2)), false},
 		{"in several messages", frame(10, query(most/10)), false},
-		{"bytes", &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Operations: make([]byte, 10*most)}}}, true},
+		{"bytes", &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Checks: &weirv1.CheckStreamRequest{Keys: make([]byte, 10*most)}}}}, true},
 	} {
 		data, err := c.Marshal(test.in)
 		if err != nil {

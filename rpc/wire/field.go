@@ -1,27 +1,32 @@
 package wire
 
-import "strings"
+import (
+	"strings"
 
-// Field returns the name that a field of a call has in weir.v1's messages, for an error about it: the service's "key" and
-// "checks[3].limit.window" are "target.key" and "checks[3].target.limit.window_ns".
-func Field(name string) string {
-	element, name := element(name)
+	"github.com/weirlimit/weir/limit"
+)
+
+// Named returns an error about a call with the names that fields have in weir.v1's messages: the service's "key" is "target.key", and
+// "limit.window" of the fourth check "checks[3].target.limit.window_ns".
+func Named(e *limit.Error) *limit.Error {
+	list, i, name := e.Element()
 	switch first, _, _ := strings.Cut(name, "."); first {
 	case "policy", "namespace", "key", "limit":
 		name = "target." + name
 	}
-	return element + unit(name)
+	return limit.NewError(e.Kind, unit(name), e.Message).InList(list, i)
 }
 
-// StreamField is Field for a check that came in a CheckStreamRequest, where each field of all checks is a list.
-func StreamField(name string) string {
+// StreamNamed is Named for an error about a CheckStreamRequest, where each field of all checks is a list.
+func StreamNamed(e *limit.Error) *limit.Error {
+	name := unit(e.Field)
 	switch name {
 	case "key", "cost", "request_id":
-		return name + "s"
+		name += "s"
 	case "checks":
-		return "key_lengths" // the only list that has an element for each
+		name = "key_lengths" // the only list that has an element for each
 	}
-	return unit(name)
+	return limit.NewError(e.Kind, name, e.Message)
 }
 
 // unit names the fields that say in which unit they are, and the calendar's, which is a field of its own.
@@ -37,10 +42,12 @@ func unit(name string) string {
 	return name
 }
 
-// FieldOf is the inverse of Field and StreamField, for a caller whose own names are the service's. Both the calendar's period
-// and its alignment are the window's.
+// FieldOf returns the service's name of a field that has this one in weir.v1's messages, which may begin with an element of a list. Both the
+// calendar's period and its alignment are the window's.
 func FieldOf(name string) string {
-	element, name := element(name)
+	if at := strings.Index(name, "]."); at >= 0 {
+		return name[:at+2] + FieldOf(name[at+2:])
+	}
 	name = strings.TrimPrefix(strings.TrimPrefix(name, "target."), "override.")
 	switch name {
 	case "keys", "costs", "request_ids":
@@ -50,17 +57,5 @@ func FieldOf(name string) string {
 	case "ttl_ns", "limit.window_ns":
 		name = strings.TrimSuffix(name, "_ns")
 	}
-	return element + name
-}
-
-// element parts the name of an element of a batch, such as "checks[3].", from that of its field.
-func element(name string) (element, field string) {
-	if !strings.HasPrefix(name, "checks[") && !strings.HasPrefix(name, "reserves[") {
-		return "", name
-	}
-	end := strings.Index(name, "].")
-	if end < 0 {
-		return "", name
-	}
-	return name[:end+2], name[end+2:]
+	return name
 }

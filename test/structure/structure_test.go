@@ -81,7 +81,7 @@ var mayImport = map[string]string{
 	"proto/weir/peer/v1":              "proto/weir/v1",
 	"proto/weir/v1":                   "",
 	"ring":                            "",
-	"rpc/peer":                        "algo cluster/ownership internal/fifo internal/panics internal/varint limit limiter proto/weir/peer/v1 proto/weir/v1 rpc/stream rpc/transport rpc/wire",
+	"rpc/peer":                        "algo cluster/ownership internal/fifo internal/panics limit limiter proto/weir/peer/v1 proto/weir/v1 rpc/stream rpc/transport rpc/wire",
 	"rpc/replica":                     "cluster/ownership internal/fifo internal/varint proto/weir/peer/v1 rpc/stream rpc/transport",
 	"rpc/stream":                      "internal/fifo",
 	"rpc/transport":                   "cluster/ownership internal/fifo proto/weir/peer/v1 ring rpc/wire",

@@ -26,6 +26,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type CheckFlag int32
+
+const (
+	CheckFlag_CHECK_FLAG_UNSPECIFIED CheckFlag = 0
+	CheckFlag_CHECK_FLAG_ALWAYS      CheckFlag = 1 // charged whether or not there is room; the cost may be negative
+	CheckFlag_CHECK_FLAG_SPENT       CheckFlag = 2 // with always: what it charges is spent already
+	CheckFlag_CHECK_FLAG_BOUNDED     CheckFlag = 4 // an error, where it charges more than the largest limit
+)
+
+// Enum value maps for CheckFlag.
+var (
+	CheckFlag_name = map[int32]string{
+		0: "CHECK_FLAG_UNSPECIFIED",
+		1: "CHECK_FLAG_ALWAYS",
+		2: "CHECK_FLAG_SPENT",
+		4: "CHECK_FLAG_BOUNDED",
+	}
+	CheckFlag_value = map[string]int32{
+		"CHECK_FLAG_UNSPECIFIED": 0,
+		"CHECK_FLAG_ALWAYS":      1,
+		"CHECK_FLAG_SPENT":       2,
+		"CHECK_FLAG_BOUNDED":     4,
+	}
+)
+
+func (x CheckFlag) Enum() *CheckFlag {
+	p := new(CheckFlag)
+	*p = x
+	return p
+}
+
+func (x CheckFlag) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckFlag) Descriptor() protoreflect.EnumDescriptor {
+	return file_weir_peer_v1_peer_proto_enumTypes[0].Descriptor()
+}
+
+func (CheckFlag) Type() protoreflect.EnumType {
+	return &file_weir_peer_v1_peer_proto_enumTypes[0]
+}
+
+func (x CheckFlag) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckFlag.Descriptor instead.
+func (CheckFlag) EnumDescriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{0}
+}
+
 // Operation is what an Item asks for.
 type Operation int32
 
@@ -90,11 +142,11 @@ func (x Operation) String() string {
 }
 
 func (Operation) Descriptor() protoreflect.EnumDescriptor {
-	return file_weir_peer_v1_peer_proto_enumTypes[0].Descriptor()
+	return file_weir_peer_v1_peer_proto_enumTypes[1].Descriptor()
 }
 
 func (Operation) Type() protoreflect.EnumType {
-	return &file_weir_peer_v1_peer_proto_enumTypes[0]
+	return &file_weir_peer_v1_peer_proto_enumTypes[1]
 }
 
 func (x Operation) Number() protoreflect.EnumNumber {
@@ -103,7 +155,7 @@ func (x Operation) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Operation.Descriptor instead.
 func (Operation) EnumDescriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{0}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{1}
 }
 
 type ForwardRequest struct {
@@ -408,32 +460,20 @@ func (x *Welcome) GetProtocol() uint32 {
 	return 0
 }
 
-// Batch has operations, packed.
+// Batch has operations, in any order: checks, in the form that they have in CheckStream, and all others.
 type Batch struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Sequence     uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`         // from 1, rising
 	Acknowledged uint64                 `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // every reply up to this sequence has arrived and may be forgotten
-	// define gives numbers to what the operations name, before they are read. They hold for the rest of the stream, or until
-	// they are given to another target. A batch that is repeated defines all that it names.
-	Define []*v1.StreamTarget `protobuf:"bytes,3,rep,name=define,proto3" json:"define,omitempty"`
-	// operations has one entry after the other, in the order in which they are to be carried out. Numbers are varints, signed
-	// ones zigzag (s). An entry is the sum of its flags, and what they say in this order:
-	//
-	//	1    an Item, with its length before it; no other flag goes with this one
-	//	2    number of the target; otherwise that of the check before, at first 0
-	//	4    microseconds of the Item's timeout, rounded up; otherwise those of the check before, at first none
-	//	8    cost (s); otherwise 1
-	//	16   partial
-	//	32   request id, with its length before it
-	//	64   hops; otherwise 1
-	//	128  the Item's trace, 24 bytes
-	//	256  the Item's caller, with its length before it, which comes before everything else; otherwise that of the check before,
-	//	     at first none
-	//	512  always: the check is charged whether or not there is room, and its cost may be negative
-	//	1024 spent: of one with 512, what it charges is spent already
-	//
-	// and then, of a check, the key, with its length before it. The partition follows from the key.
-	Operations    []byte `protobuf:"bytes,4,opt,name=operations,proto3" json:"operations,omitempty"`
+	// checks has define, which gives numbers to targets for the rest of the stream, or until they are given to another target (a batch that is
+	// repeated defines all that it names); keys, key_lengths, targets, costs, partial, request_ids, timeouts_ms and trace_contexts; and
+	// nothing else. The partition follows from the key.
+	Checks *v1.CheckStreamRequest `protobuf:"bytes,3,opt,name=checks,proto3" json:"checks,omitempty"`
+	// What a check from a node says besides, in lists like those of checks.
+	Flags         []uint32 `protobuf:"varint,4,rep,packed,name=flags,proto3" json:"flags,omitempty"` // sums of CheckFlag; default 0
+	Hops          []uint32 `protobuf:"varint,5,rep,packed,name=hops,proto3" json:"hops,omitempty"`   // default 1
+	Callers       []string `protobuf:"bytes,6,rep,name=callers,proto3" json:"callers,omitempty"`     // default empty
+	Items         []*Item  `protobuf:"bytes,7,rep,name=items,proto3" json:"items,omitempty"`         // operations that are no checks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -482,43 +522,50 @@ func (x *Batch) GetAcknowledged() uint64 {
 	return 0
 }
 
-func (x *Batch) GetDefine() []*v1.StreamTarget {
+func (x *Batch) GetChecks() *v1.CheckStreamRequest {
 	if x != nil {
-		return x.Define
+		return x.Checks
 	}
 	return nil
 }
 
-func (x *Batch) GetOperations() []byte {
+func (x *Batch) GetFlags() []uint32 {
 	if x != nil {
-		return x.Operations
+		return x.Flags
 	}
 	return nil
 }
 
-// Reply has an outcome for each operation of its batch, in order, and in the same form.
+func (x *Batch) GetHops() []uint32 {
+	if x != nil {
+		return x.Hops
+	}
+	return nil
+}
+
+func (x *Batch) GetCallers() []string {
+	if x != nil {
+		return x.Callers
+	}
+	return nil
+}
+
+func (x *Batch) GetItems() []*Item {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+// Reply has an outcome for each operation of its batch, in order.
 type Reply struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// outcomes has entries like those of a batch. The flags are
-	//
-	//	1    an ItemReply, with its length before it; no other flag goes with this one
-	//	2    allowed
-	//	4    limit (s) and window; otherwise those of the decision before, at first 0
-	//	8    retry_after; otherwise 0
-	//	16   reset_after; otherwise 0
-	//	32   remember_for; otherwise 0
-	//	64   granted (s); otherwise the check's cost when allowed, and 0 when not
-	//	128  delay; otherwise 0
-	//	256  retry_after is absent: the check can never pass
-	//	512, 1024, 2048, 4096  shadow, degraded, failed_open, failed_closed
-	//	8192   the ItemReply's lease_ns; otherwise 0
-	//	16384  the limits of a policy that has several: how many, and of each limit (s), window, remaining (s), reset_after, and
-	//	       1 and retry_after, or 0 where that is absent
-	//	32768, 65536, 131072  near_limit, banned, retry_after_estimated
-	//
-	// and then, of a decision, remaining (s). Policy and request id are those that were asked with. Durations are nanoseconds.
-	Outcomes      []byte `protobuf:"bytes,2,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	Sequence      uint64                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Checks        *v1.CheckStreamResponse `protobuf:"bytes,2,opt,name=checks,proto3" json:"checks,omitempty"`                             // the decisions, and nothing else; policy and request id are those that were asked with
+	LeasesNs      []uint64                `protobuf:"varint,3,rep,packed,name=leases_ns,json=leasesNs,proto3" json:"leases_ns,omitempty"` // of checks, ItemReply's lease_ns, in a list like those of checks; default 0
+	Others        []*ItemReply            `protobuf:"bytes,4,rep,name=others,proto3" json:"others,omitempty"`                             // of checks that have no decision, or one that does not fit that form, by their place
+	Items         []*ItemReply            `protobuf:"bytes,5,rep,name=items,proto3" json:"items,omitempty"`
+	Answered      uint32                  `protobuf:"varint,6,opt,name=answered,proto3" json:"answered,omitempty"` // how many checks these are
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -560,11 +607,39 @@ func (x *Reply) GetSequence() uint64 {
 	return 0
 }
 
-func (x *Reply) GetOutcomes() []byte {
+func (x *Reply) GetChecks() *v1.CheckStreamResponse {
 	if x != nil {
-		return x.Outcomes
+		return x.Checks
 	}
 	return nil
+}
+
+func (x *Reply) GetLeasesNs() []uint64 {
+	if x != nil {
+		return x.LeasesNs
+	}
+	return nil
+}
+
+func (x *Reply) GetOthers() []*ItemReply {
+	if x != nil {
+		return x.Others
+	}
+	return nil
+}
+
+func (x *Reply) GetItems() []*ItemReply {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+func (x *Reply) GetAnswered() uint32 {
+	if x != nil {
+		return x.Answered
+	}
+	return 0
 }
 
 // Term orders the holders of a partition. It only rises.
@@ -620,18 +695,17 @@ func (x *Term) GetN() uint64 {
 	return 0
 }
 
-// Item is an operation. The fields that the operation does not have are absent.
+// Item is an operation other than a check. The fields that the operation does not have are absent.
 type Item struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Hops      uint32                 `protobuf:"varint,1,opt,name=hops,proto3" json:"hops,omitempty"`                            // how often the item has been forwarded, this time included
 	TimeoutNs uint64                 `protobuf:"varint,2,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // what is left of the caller's deadline
 	Operation Operation              `protobuf:"varint,3,opt,name=operation,proto3,enum=weir.peer.v1.Operation" json:"operation,omitempty"`
 	Target    *v1.Target             `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`                        // of all but recall
-	Cost      int64                  `protobuf:"varint,5,opt,name=cost,proto3" json:"cost,omitempty"`                           // of check, acquire, reserve, extend, refund, and of settle the units that stay charged
-	Partial   bool                   `protobuf:"varint,6,opt,name=partial,proto3" json:"partial,omitempty"`                     // of check
-	Always    bool                   `protobuf:"varint,7,opt,name=always,proto3" json:"always,omitempty"`                       // of check, and of reserve as part of an atomic check: charged whether or not there is room; the cost of a check may be negative
+	Cost      int64                  `protobuf:"varint,5,opt,name=cost,proto3" json:"cost,omitempty"`                           // of acquire, reserve, extend, refund, and of settle the units that stay charged
+	Always    bool                   `protobuf:"varint,7,opt,name=always,proto3" json:"always,omitempty"`                       // of reserve as part of an atomic check: charged whether or not there is room
 	Spent     bool                   `protobuf:"varint,8,opt,name=spent,proto3" json:"spent,omitempty"`                         // with always: what is charged is spent already, and no ban is asked or begun
-	RequestId string                 `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of check, acquire, reserve, extend and refund
+	RequestId string                 `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of acquire, reserve, extend and refund
 	Caller    string                 `protobuf:"bytes,10,opt,name=caller,proto3" json:"caller,omitempty"`                       // name of the authenticated caller, at most 256 bytes; empty when it is not known
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
@@ -715,13 +789,6 @@ func (x *Item) GetCost() int64 {
 		return x.Cost
 	}
 	return 0
-}
-
-func (x *Item) GetPartial() bool {
-	if x != nil {
-		return x.Partial
-	}
-	return false
 }
 
 func (x *Item) GetAlways() bool {
@@ -1039,7 +1106,7 @@ type ItemReply struct {
 	Error         *v1.Error      `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	NotHolder     *NotHolder     `protobuf:"bytes,3,opt,name=not_holder,json=notHolder,proto3" json:"not_holder,omitempty"`
 	Operation     Operation      `protobuf:"varint,4,opt,name=operation,proto3,enum=weir.peer.v1.Operation" json:"operation,omitempty"` // the Item's
-	Decision      *v1.Decision   `protobuf:"bytes,5,opt,name=decision,proto3" json:"decision,omitempty"`                                // of check, acquire, reserve and extend
+	Decision      *v1.Decision   `protobuf:"bytes,5,opt,name=decision,proto3" json:"decision,omitempty"`                                // of a check, acquire, reserve and extend
 	ExpiresInNs   int64          `protobuf:"varint,6,opt,name=expires_in_ns,json=expiresInNs,proto3" json:"expires_in_ns,omitempty"`    // of renew
 	Released      bool           `protobuf:"varint,7,opt,name=released,proto3" json:"released,omitempty"`                               // of release
 	Refunded      int64          `protobuf:"varint,8,opt,name=refunded,proto3" json:"refunded,omitempty"`                               // of refund and settle: units given back
@@ -1048,6 +1115,7 @@ type ItemReply struct {
 	Lent          *v1.LoanAnswer `protobuf:"bytes,11,opt,name=lent,proto3" json:"lent,omitempty"`                                       // of borrow
 	Recalled      *v1.LoanReport `protobuf:"bytes,12,opt,name=recalled,proto3" json:"recalled,omitempty"`                               // of recall; absent where there is no such loan
 	QuotaLent     *QuotaLent     `protobuf:"bytes,13,opt,name=quota_lent,json=quotaLent,proto3" json:"quota_lent,omitempty"`            // of quota
+	Check         uint32         `protobuf:"varint,14,opt,name=check,proto3" json:"check,omitempty"`                                    // in others: its place among the checks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1171,6 +1239,13 @@ func (x *ItemReply) GetQuotaLent() *QuotaLent {
 		return x.QuotaLent
 	}
 	return nil
+}
+
+func (x *ItemReply) GetCheck() uint32 {
+	if x != nil {
+		return x.Check
+	}
+	return 0
 }
 
 // NotHolder says that nothing was charged because the receiver does not decide for the partition.
@@ -2086,28 +2161,32 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\ato_boot\x18\x06 \x01(\x06R\x06toBoot\x12#\n" +
 	"\rring_settings\x18\a \x01(\x06R\fringSettings\"%\n" +
 	"\aWelcome\x12\x1a\n" +
-	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\x96\x01\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xea\x01\n" +
 	"\x05Batch\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\"\n" +
-	"\facknowledged\x18\x02 \x01(\x04R\facknowledged\x12-\n" +
-	"\x06define\x18\x03 \x03(\v2\x15.weir.v1.StreamTargetR\x06define\x12\x1e\n" +
-	"\n" +
-	"operations\x18\x04 \x01(\fR\n" +
-	"operations\"?\n" +
+	"\facknowledged\x18\x02 \x01(\x04R\facknowledged\x123\n" +
+	"\x06checks\x18\x03 \x01(\v2\x1b.weir.v1.CheckStreamRequestR\x06checks\x12\x14\n" +
+	"\x05flags\x18\x04 \x03(\rR\x05flags\x12\x12\n" +
+	"\x04hops\x18\x05 \x03(\rR\x04hops\x12\x18\n" +
+	"\acallers\x18\x06 \x03(\tR\acallers\x12(\n" +
+	"\x05items\x18\a \x03(\v2\x12.weir.peer.v1.ItemR\x05items\"\xf2\x01\n" +
 	"\x05Reply\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1a\n" +
-	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x124\n" +
+	"\x06checks\x18\x02 \x01(\v2\x1c.weir.v1.CheckStreamResponseR\x06checks\x12\x1b\n" +
+	"\tleases_ns\x18\x03 \x03(\x04R\bleasesNs\x12/\n" +
+	"\x06others\x18\x04 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x06others\x12-\n" +
+	"\x05items\x18\x05 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x05items\x12\x1a\n" +
+	"\banswered\x18\x06 \x01(\rR\banswered\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xfb\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xe1\x04\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
 	"timeout_ns\x18\x02 \x01(\x04R\ttimeoutNs\x125\n" +
 	"\toperation\x18\x03 \x01(\x0e2\x17.weir.peer.v1.OperationR\toperation\x12'\n" +
 	"\x06target\x18\x04 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x12\n" +
-	"\x04cost\x18\x05 \x01(\x03R\x04cost\x12\x18\n" +
-	"\apartial\x18\x06 \x01(\bR\apartial\x12\x16\n" +
+	"\x04cost\x18\x05 \x01(\x03R\x04cost\x12\x16\n" +
 	"\x06always\x18\a \x01(\bR\x06always\x12\x14\n" +
 	"\x05spent\x18\b \x01(\bR\x05spent\x12\x1d\n" +
 	"\n" +
@@ -2143,7 +2222,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x14\n" +
 	"\x05spent\x18\x03 \x01(\x03R\x05spent\x12\x12\n" +
 	"\x04free\x18\x04 \x01(\bR\x04free\x12\x18\n" +
-	"\acharged\x18\x05 \x01(\bR\acharged\"\x84\x04\n" +
+	"\acharged\x18\x05 \x01(\bR\acharged\"\x9a\x04\n" +
 	"\tItemReply\x12\x19\n" +
 	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\x12$\n" +
 	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorR\x05error\x126\n" +
@@ -2160,7 +2239,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04lent\x18\v \x01(\v2\x13.weir.v1.LoanAnswerR\x04lent\x12/\n" +
 	"\brecalled\x18\f \x01(\v2\x13.weir.v1.LoanReportR\brecalled\x126\n" +
 	"\n" +
-	"quota_lent\x18\r \x01(\v2\x17.weir.peer.v1.QuotaLentR\tquotaLent\"_\n" +
+	"quota_lent\x18\r \x01(\v2\x17.weir.peer.v1.QuotaLentR\tquotaLent\x12\x14\n" +
+	"\x05check\x18\x0e \x01(\rR\x05check\"_\n" +
 	"\tNotHolder\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
@@ -2232,7 +2312,12 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\vgossip_port\x18\x06 \x01(\rR\n" +
 	"gossipPort\x12\x1b\n" +
 	"\thttp_port\x18\a \x01(\rR\bhttpPort\x12\x1b\n" +
-	"\tgrpc_port\x18\b \x01(\rR\bgrpcPort*\xad\x02\n" +
+	"\tgrpc_port\x18\b \x01(\rR\bgrpcPort*l\n" +
+	"\tCheckFlag\x12\x1a\n" +
+	"\x16CHECK_FLAG_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11CHECK_FLAG_ALWAYS\x10\x01\x12\x14\n" +
+	"\x10CHECK_FLAG_SPENT\x10\x02\x12\x16\n" +
+	"\x12CHECK_FLAG_BOUNDED\x10\x04*\xad\x02\n" +
 	"\tOperation\x12\x19\n" +
 	"\x15OPERATION_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fOPERATION_CHECK\x10\x01\x12\x15\n" +
@@ -2267,92 +2352,98 @@ func file_weir_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_peer_proto_rawDescData
 }
 
-var file_weir_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_weir_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_weir_peer_v1_peer_proto_goTypes = []any{
-	(Operation)(0),           // 0: weir.peer.v1.Operation
-	(*ForwardRequest)(nil),   // 1: weir.peer.v1.ForwardRequest
-	(*ForwardReply)(nil),     // 2: weir.peer.v1.ForwardReply
-	(*Hello)(nil),            // 3: weir.peer.v1.Hello
-	(*Welcome)(nil),          // 4: weir.peer.v1.Welcome
-	(*Batch)(nil),            // 5: weir.peer.v1.Batch
-	(*Reply)(nil),            // 6: weir.peer.v1.Reply
-	(*Term)(nil),             // 7: weir.peer.v1.Term
-	(*Item)(nil),             // 8: weir.peer.v1.Item
-	(*Quota)(nil),            // 9: weir.peer.v1.Quota
-	(*QuotaLent)(nil),        // 10: weir.peer.v1.QuotaLent
-	(*ItemReply)(nil),        // 11: weir.peer.v1.ItemReply
-	(*NotHolder)(nil),        // 12: weir.peer.v1.NotHolder
-	(*InspectRequest)(nil),   // 13: weir.peer.v1.InspectRequest
-	(*InspectResponse)(nil),  // 14: weir.peer.v1.InspectResponse
-	(*ActivityRequest)(nil),  // 15: weir.peer.v1.ActivityRequest
-	(*ActivityResponse)(nil), // 16: weir.peer.v1.ActivityResponse
-	(*KeyActivity)(nil),      // 17: weir.peer.v1.KeyActivity
-	(*PolicyHistory)(nil),    // 18: weir.peer.v1.PolicyHistory
-	(*DescribeRequest)(nil),  // 19: weir.peer.v1.DescribeRequest
-	(*DescribeResponse)(nil), // 20: weir.peer.v1.DescribeResponse
-	(*LimitState)(nil),       // 21: weir.peer.v1.LimitState
-	(*Return)(nil),           // 22: weir.peer.v1.Return
-	(*IdentifyRequest)(nil),  // 23: weir.peer.v1.IdentifyRequest
-	(*IdentifyResponse)(nil), // 24: weir.peer.v1.IdentifyResponse
-	(*v1.StreamTarget)(nil),  // 25: weir.v1.StreamTarget
-	(*v1.Target)(nil),        // 26: weir.v1.Target
-	(*v1.LoanReport)(nil),    // 27: weir.v1.LoanReport
-	(*v1.LoanRecall)(nil),    // 28: weir.v1.LoanRecall
-	(*v1.Error)(nil),         // 29: weir.v1.Error
-	(*v1.Decision)(nil),      // 30: weir.v1.Decision
-	(*v1.LoanAnswer)(nil),    // 31: weir.v1.LoanAnswer
-	(*v1.Ownership)(nil),     // 32: weir.v1.Ownership
-	(*v1.Loans)(nil),         // 33: weir.v1.Loans
-	(v1.KeyOrder)(0),         // 34: weir.v1.KeyOrder
-	(v1.Algorithm)(0),        // 35: weir.v1.Algorithm
-	(*v1.PolicyUse)(nil),     // 36: weir.v1.PolicyUse
+	(CheckFlag)(0),                 // 0: weir.peer.v1.CheckFlag
+	(Operation)(0),                 // 1: weir.peer.v1.Operation
+	(*ForwardRequest)(nil),         // 2: weir.peer.v1.ForwardRequest
+	(*ForwardReply)(nil),           // 3: weir.peer.v1.ForwardReply
+	(*Hello)(nil),                  // 4: weir.peer.v1.Hello
+	(*Welcome)(nil),                // 5: weir.peer.v1.Welcome
+	(*Batch)(nil),                  // 6: weir.peer.v1.Batch
+	(*Reply)(nil),                  // 7: weir.peer.v1.Reply
+	(*Term)(nil),                   // 8: weir.peer.v1.Term
+	(*Item)(nil),                   // 9: weir.peer.v1.Item
+	(*Quota)(nil),                  // 10: weir.peer.v1.Quota
+	(*QuotaLent)(nil),              // 11: weir.peer.v1.QuotaLent
+	(*ItemReply)(nil),              // 12: weir.peer.v1.ItemReply
+	(*NotHolder)(nil),              // 13: weir.peer.v1.NotHolder
+	(*InspectRequest)(nil),         // 14: weir.peer.v1.InspectRequest
+	(*InspectResponse)(nil),        // 15: weir.peer.v1.InspectResponse
+	(*ActivityRequest)(nil),        // 16: weir.peer.v1.ActivityRequest
+	(*ActivityResponse)(nil),       // 17: weir.peer.v1.ActivityResponse
+	(*KeyActivity)(nil),            // 18: weir.peer.v1.KeyActivity
+	(*PolicyHistory)(nil),          // 19: weir.peer.v1.PolicyHistory
+	(*DescribeRequest)(nil),        // 20: weir.peer.v1.DescribeRequest
+	(*DescribeResponse)(nil),       // 21: weir.peer.v1.DescribeResponse
+	(*LimitState)(nil),             // 22: weir.peer.v1.LimitState
+	(*Return)(nil),                 // 23: weir.peer.v1.Return
+	(*IdentifyRequest)(nil),        // 24: weir.peer.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),       // 25: weir.peer.v1.IdentifyResponse
+	(*v1.CheckStreamRequest)(nil),  // 26: weir.v1.CheckStreamRequest
+	(*v1.CheckStreamResponse)(nil), // 27: weir.v1.CheckStreamResponse
+	(*v1.Target)(nil),              // 28: weir.v1.Target
+	(*v1.LoanReport)(nil),          // 29: weir.v1.LoanReport
+	(*v1.LoanRecall)(nil),          // 30: weir.v1.LoanRecall
+	(*v1.Error)(nil),               // 31: weir.v1.Error
+	(*v1.Decision)(nil),            // 32: weir.v1.Decision
+	(*v1.LoanAnswer)(nil),          // 33: weir.v1.LoanAnswer
+	(*v1.Ownership)(nil),           // 34: weir.v1.Ownership
+	(*v1.Loans)(nil),               // 35: weir.v1.Loans
+	(v1.KeyOrder)(0),               // 36: weir.v1.KeyOrder
+	(v1.Algorithm)(0),              // 37: weir.v1.Algorithm
+	(*v1.PolicyUse)(nil),           // 38: weir.v1.PolicyUse
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
-	3,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
-	5,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
-	4,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
-	6,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
-	25, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
-	0,  // 5: weir.peer.v1.Item.operation:type_name -> weir.peer.v1.Operation
-	26, // 6: weir.peer.v1.Item.target:type_name -> weir.v1.Target
-	27, // 7: weir.peer.v1.Item.loan:type_name -> weir.v1.LoanReport
-	28, // 8: weir.peer.v1.Item.recall:type_name -> weir.v1.LoanRecall
-	9,  // 9: weir.peer.v1.Item.quota:type_name -> weir.peer.v1.Quota
-	29, // 10: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	12, // 11: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	0,  // 12: weir.peer.v1.ItemReply.operation:type_name -> weir.peer.v1.Operation
-	30, // 13: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	31, // 14: weir.peer.v1.ItemReply.lent:type_name -> weir.v1.LoanAnswer
-	27, // 15: weir.peer.v1.ItemReply.recalled:type_name -> weir.v1.LoanReport
-	10, // 16: weir.peer.v1.ItemReply.quota_lent:type_name -> weir.peer.v1.QuotaLent
-	7,  // 17: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	32, // 18: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	33, // 19: weir.peer.v1.InspectResponse.loans:type_name -> weir.v1.Loans
-	34, // 20: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
-	17, // 21: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
-	18, // 22: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
-	35, // 23: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
-	36, // 24: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
-	26, // 25: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
-	21, // 26: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
-	35, // 27: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
-	22, // 28: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
-	1,  // 29: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	13, // 30: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	15, // 31: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
-	19, // 32: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
-	23, // 33: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	2,  // 34: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	14, // 35: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	16, // 36: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
-	20, // 37: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
-	24, // 38: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	34, // [34:39] is the sub-list for method output_type
-	29, // [29:34] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	4,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
+	6,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
+	5,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
+	7,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
+	26, // 4: weir.peer.v1.Batch.checks:type_name -> weir.v1.CheckStreamRequest
+	9,  // 5: weir.peer.v1.Batch.items:type_name -> weir.peer.v1.Item
+	27, // 6: weir.peer.v1.Reply.checks:type_name -> weir.v1.CheckStreamResponse
+	12, // 7: weir.peer.v1.Reply.others:type_name -> weir.peer.v1.ItemReply
+	12, // 8: weir.peer.v1.Reply.items:type_name -> weir.peer.v1.ItemReply
+	1,  // 9: weir.peer.v1.Item.operation:type_name -> weir.peer.v1.Operation
+	28, // 10: weir.peer.v1.Item.target:type_name -> weir.v1.Target
+	29, // 11: weir.peer.v1.Item.loan:type_name -> weir.v1.LoanReport
+	30, // 12: weir.peer.v1.Item.recall:type_name -> weir.v1.LoanRecall
+	10, // 13: weir.peer.v1.Item.quota:type_name -> weir.peer.v1.Quota
+	31, // 14: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	13, // 15: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	1,  // 16: weir.peer.v1.ItemReply.operation:type_name -> weir.peer.v1.Operation
+	32, // 17: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	33, // 18: weir.peer.v1.ItemReply.lent:type_name -> weir.v1.LoanAnswer
+	29, // 19: weir.peer.v1.ItemReply.recalled:type_name -> weir.v1.LoanReport
+	11, // 20: weir.peer.v1.ItemReply.quota_lent:type_name -> weir.peer.v1.QuotaLent
+	8,  // 21: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	34, // 22: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	35, // 23: weir.peer.v1.InspectResponse.loans:type_name -> weir.v1.Loans
+	36, // 24: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
+	18, // 25: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
+	19, // 26: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
+	37, // 27: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
+	38, // 28: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
+	28, // 29: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
+	22, // 30: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
+	37, // 31: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
+	23, // 32: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
+	2,  // 33: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	14, // 34: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	16, // 35: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
+	20, // 36: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
+	24, // 37: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	3,  // 38: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	15, // 39: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	17, // 40: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
+	21, // 41: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
+	25, // 42: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	38, // [38:43] is the sub-list for method output_type
+	33, // [33:38] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }
@@ -2373,7 +2464,7 @@ func file_weir_peer_v1_peer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_peer_proto_rawDesc), len(file_weir_peer_v1_peer_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
