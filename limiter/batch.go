@@ -124,7 +124,12 @@ func (l *Limiter) begin(ops []Op, results []limit.Result, now *moment, open []in
 	ended = true
 	for i := range ops {
 		if i%aheadOf == 0 && len(ops) >= aheadMin {
-			l.ahead(ops[i:min(i+aheadOf, len(ops))])
+			var next [aheadOf]*Op
+			n := min(aheadOf, len(ops)-i)
+			for at := range n {
+				next[at] = &ops[i+at]
+			}
+			l.ahead(next[:n])
 		}
 		op := &ops[i]
 		if op.rule == nil {
@@ -154,10 +159,9 @@ func (l *Limiter) beginOne(op *Op, now *moment) bool {
 }
 
 // ahead has the processor fetch what the next decisions will look at.
-func (l *Limiter) ahead(ops []Op) {
+func (l *Limiter) ahead(ops []*Op) {
 	for step := range store.AheadSteps {
-		for i := range ops {
-			op := &ops[i]
+		for _, op := range ops {
 			if step == 0 && l.routes != nil {
 				l.routes.Ahead(int(op.partition))
 			}

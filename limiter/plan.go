@@ -68,11 +68,11 @@ func (l *Limiter) planAll(ops []Op, checks []limit.Check, denied limit.Denials, 
 			results[i] = limit.Result{Err: denied[i]}
 			continue
 		}
-		if i > 0 && op.follows(&ops[i-1]) {
-			op.partition = int32(l.partition(op.hash))
-			continue
+		var last *Op
+		if i > 0 {
+			last = &ops[i-1]
 		}
-		if err := l.plan(t, op); err != nil {
+		if err := l.planAfter(t, op, last); err != nil {
 			results[i] = limit.Result{Err: err}
 			if op.rule = nil; bad < 0 {
 				bad = i
@@ -80,6 +80,15 @@ func (l *Limiter) planAll(ops []Op, checks []limit.Check, denied limit.Denials, 
 		}
 	}
 	return bad
+}
+
+// planAfter is plan for an operation that came after another one, last; nil: it is the first. Most are under the same limit as the one before.
+func (l *Limiter) planAfter(t *table, op, last *Op) *limit.Error {
+	if last == nil || op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || !op.follows(last) {
+		return l.plan(t, op)
+	}
+	op.partition = int32(l.partition(op.hash))
+	return nil
 }
 
 // follows plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has

@@ -366,12 +366,19 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	if l.cfg.Tracer != nil {
 		spans = l.traceReceived(ops)
 	}
+	var last *Op
 	for _, op := range ops {
 		if op.Kind == OpRecall {
 			l.answerRecall(op)
-			continue
+		} else if op.Outcome.Err = l.planAfter(t, op, last); op.Outcome.Err == nil {
+			last = op
 		}
-		if op.Outcome.Err = l.plan(t, op); op.Outcome.Err != nil {
+	}
+	for i, op := range ops {
+		if i%aheadOf == 0 && len(ops) >= aheadMin {
+			l.ahead(ops[i:min(i+aheadOf, len(ops))])
+		}
+		if op.Kind == OpRecall || op.Outcome.Err != nil {
 			continue
 		}
 		r := l.cfg.Ownership.Route(int(op.partition)).Handed()

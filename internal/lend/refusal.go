@@ -27,8 +27,8 @@ const (
 type shard[K comparable, D any] struct {
 	kept  atomic.Uint32 // a bit for each set with a refusal; changed under the lock
 	mu    sync.Mutex
-	mark  uint64       // rises when something is forgotten
-	slots []slot[K, D] // nil until the first is remembered
+	mark  atomic.Uint64 // rises when something is forgotten; changed under the lock
+	slots []slot[K, D]  // nil until the first is remembered
 }
 
 type slot[K comparable, D any] struct {
@@ -58,30 +58,28 @@ func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
 func setOf(hash uint64) int { return int(hash / shardCount % sets) }
 
 // Find returns the refusal that answers a cost, if one is remembered. Otherwise the caller asks the owner and passes mark to Remember with the
-// answer; found.Until is then that of a refusal of this cost that has ended, or 0.
+// answer; found.Until is then that of a refusal of this cost that has ended, or 0. It takes no lock where no refusal can be.
 func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], mark uint64, ok bool) {
 	s := r.shard(hash)
+	if s.kept.Load()&(1<<setOf(hash)) == 0 {
+		return found, s.mark.Load(), false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set := s.set(hash)
 	for i := range set {
 		if e := &set[i]; e.hash == hash && e.Cost == cost && e.key == k {
 			if now < e.Until {
-				return e.Refusal, s.mark, true
+				return e.Refusal, s.mark.Load(), true
 			}
 			found.Until = e.Until
 		}
 	}
-	return found, s.mark, false
+	return found, s.mark.Load(), false
 }
 
 // Mark returns the mark that Find would, for a check that goes to the owner in any case.
-func (r *Refusals[K, D]) Mark(hash uint64) uint64 {
-	s := r.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mark
-}
+func (r *Refusals[K, D]) Mark(hash uint64) uint64 { return r.shard(hash).mark.Load() }
 
 // Remember keeps a refusal. The mark says when its check was sent: if anything was forgotten since, the refusal may be older than what made it
 // void, and is not kept.
@@ -92,7 +90,7 @@ func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal
 	s := r.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mark != mark {
+	if s.mark.Load() != mark {
 		return
 	}
 	if s.slots == nil {
@@ -121,7 +119,7 @@ func (r *Refusals[K, D]) Forget(hash uint64) {
 	s := r.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mark++
+	s.mark.Add(1)
 	s.forget(hash)
 }
 

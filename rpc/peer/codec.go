@@ -2,6 +2,7 @@ package peer
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -135,7 +136,7 @@ func (r *received) link() *limiter.Op {
 	return &r.Op
 }
 
-// unpack appends the operations of a batch to ops: its checks, then its items. What it cannot make sense of in one of them gets an Outcome
+// unpack appends the operations of a batch to ops, beyond whose end all is zero: its checks, then its items. What it cannot make sense of in one of them gets an Outcome
 // with an Err; an error of its own says that the batch is none.
 func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, error) {
 	in := b.Checks
@@ -154,14 +155,14 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, e
 	if !wire.Fits(b.Flags, n) || !wire.Fits(b.Hops, n) || !wire.Fits(b.Callers, n) {
 		return ops, malformed("flags, hops, callers", "must each have one element for each of the %d checks, one for all, or none", n)
 	}
-	if err := wire.ReadChecks(in, t.named, func(int) *limit.Check {
-		ops = append(ops, received{})
-		return &ops[len(ops)-1].check
-	}); err != nil {
+	first := len(ops)
+	ops = slices.Grow(ops, n+len(b.Items))[:first+n] // not by append, which would set half a kilobyte of each to zero once more
+	checks := ops[first:]
+	if err := wire.ReadChecks(in, t.named, func(i int) *limit.Check { return &checks[i].check }); err != nil {
 		return ops, malformed("checks."+err.Field, "%s", err.Message)
 	}
-	for i := range n {
-		if err := t.readOp(b, i, &ops[len(ops)-n+i]); err != nil {
+	for i := range checks {
+		if err := t.readOp(b, i, &checks[i]); err != nil {
 			return ops, err
 		}
 	}
@@ -249,8 +250,8 @@ func outcomesOf(r *peerv1.Reply, checks, items int) *outcomes {
 
 // next fills in the Outcome of an operation. One that does not fit it is none.
 func (r *outcomes) next(op *limiter.Op, isCheck bool) {
-	op.Outcome, *op.Decision = limiter.Outcome{}, limit.Decision{}
-	if !isCheck {
+	if op.Outcome = (limiter.Outcome{}); !isCheck {
+		*op.Decision = limit.Decision{}
 		setOutcome(op, r.items[0])
 		r.items = r.items[1:]
 		return
@@ -259,7 +260,7 @@ func (r *outcomes) next(op *limiter.Op, isCheck bool) {
 	r.check++
 	d := op.Decision
 	wire.ReadDecision(r.Checks, i, d)
-	d.Policy, d.RequestID = op.PolicyName(), op.RequestID
+	d.Policy, d.RequestID, d.LeaseID, d.ReservationID, d.Limits = op.PolicyName(), op.RequestID, "", "", nil
 	op.Outcome.Lease = lease(wire.At(r.LeasesNs, i, 0))
 	if len(r.limits) > 0 && r.limits[0].Check == uint32(i) {
 		d.Limits = wire.Limits(r.limits[0].Limits)

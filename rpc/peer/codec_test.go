@@ -318,6 +318,7 @@ func BenchmarkPack(b *testing.B) {
 		if err = in.UnmarshalVT(request); err != nil {
 			b.Fatal(err)
 		}
+		clear(room[:len(ops)])
 		got, err := names.unpack(in, room)
 		if err != nil {
 			b.Fatal(err)
