@@ -57,13 +57,22 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, p)
 		return
 	}
-	checks, p := a.checksOf(&body)
-	if p != nil {
-		a.writeProblem(w, r, p)
+	f := form{api: a}
+	if len(body.Checks) == 0 {
+		f.fail(invalid("checks", "must hold 1 to "+strconv.Itoa(limit.MaxBatch)+" checks"))
+	}
+	checks := elementsOf(&f, "checks", body.Checks, (*form).check)
+	if f.problem != nil {
+		a.writeProblem(w, r, f.problem)
 		return
 	}
 	if body.Atomic {
-		a.answerAll(w, r, s, checks)
+		all, err := a.Service.CheckAll(r.Context(), checks)
+		if err == nil {
+			a.writeAll(w, r, s, all)
+			return
+		}
+		a.writeBatchProblem(w, r, err, len(checks))
 		return
 	}
 	results, err := a.Service.Check(r.Context(), checks)
@@ -71,36 +80,14 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 		a.writeBatchProblem(w, r, err, len(checks))
 		return
 	}
-
 	all := true
 	for i := range results {
 		all = all && results[i].Err == nil && results[i].Allowed
 	}
 	b := append(appendBool(s.out[:0], `{"allowed":`, all), `,"decisions":[`...)
-	for i := range results {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		if err := results[i].Err; err != nil {
-			b = a.appendItemError(b, w, r, err, "checks", i)
-		} else {
-			b = appendDecision(b, &results[i].Decision)
-		}
-	}
-	s.out = append(b, "]}"...)
-	w.Header()["Content-Type"] = jsonType
-	a.answering(s, s.taken)
-	a.write(w, r, http.StatusOK, s.out)
-}
-
-// answerAll decides an atomic batch.
-func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, checks []limit.Check) {
-	all, err := a.Service.CheckAll(r.Context(), checks)
-	if err != nil {
-		a.writeBatchProblem(w, r, err, len(checks))
-		return
-	}
-	a.writeAll(w, r, s, all)
+	a.writeList(w, r, s, b, "checks", len(results), func(b []byte, i int) ([]byte, error) {
+		return appendDecision(b, &results[i].Decision), results[i].Err
+	})
 }
 
 func (a *api) writeAll(w http.ResponseWriter, r *http.Request, s *scratch, all limit.AllDecision) {
@@ -110,39 +97,16 @@ func (a *api) writeAll(w http.ResponseWriter, r *http.Request, s *scratch, all l
 	}
 	b = appendInt(b, `,"delay_ms":`, quotaheader.RoundUp(all.Delay, time.Millisecond))
 	b = append(b, `,"decisions":[`...)
-	for i := range all.Decisions {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = appendDecision(b, &all.Decisions[i])
-	}
-	s.out = append(b, "]}"...)
-	w.Header()["Content-Type"] = jsonType
-	a.answering(s, s.taken)
-	a.write(w, r, http.StatusOK, s.out)
+	a.writeList(w, r, s, b, "", len(all.Decisions), func(b []byte, i int) ([]byte, error) { return appendDecision(b, &all.Decisions[i]), nil })
 }
 
 // writeBatchProblem writes the problem of a batch of checks as a whole.
 func (a *api) writeBatchProblem(w http.ResponseWriter, r *http.Request, err error, checks int) {
 	p := problemOf(err)
 	if checks == 1 {
-		p.ofCheck(0)
+		p.ofElement("checks", 0)
 	}
 	a.writeProblem(w, r, p)
-}
-
-func (a *api) checksOf(b *checksBody) ([]limit.Check, *problem) {
-	if len(b.Checks) == 0 {
-		return nil, invalid("checks", "must hold 1 to "+strconv.Itoa(limit.MaxBatch)+" checks")
-	}
-	checks, f := make([]limit.Check, len(b.Checks)), form{api: a}
-	for i := range b.Checks {
-		if checks[i] = f.check(&b.Checks[i]); f.problem != nil {
-			f.problem.ofCheck(i)
-			return nil, f.problem
-		}
-	}
-	return checks, nil
 }
 
 // appendItemError appends what stands in the place of a decision that could not be had.
@@ -177,12 +141,17 @@ func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, 
 func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, contentType string, v any) {
 	out, err := marshal(v)
 	if err != nil {
-		a.Logger.ErrorContext(r.Context(), "answer not written", "endpoint", r.Pattern, "error", err)
-		w.WriteHeader(http.StatusInternalServerError)
+		a.unwritten(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", contentType)
 	a.write(w, r, status, out)
+}
+
+// unwritten answers a request whose answer cannot be made.
+func (a *api) unwritten(w http.ResponseWriter, r *http.Request, err error) {
+	a.Logger.ErrorContext(r.Context(), "answer not written", "endpoint", r.Pattern, "error", err)
+	w.WriteHeader(http.StatusInternalServerError)
 }
 
 // marshal writes an answer's JSON, limits as requests give them. What somebody else's text has that is no UTF-8 is replaced.

@@ -1,14 +1,12 @@
 package httpapi
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -66,29 +64,15 @@ type forwardQuery struct {
 	denyStatus  int // 0: the status that says what is the case
 }
 
-// parseForwardQuery reads a query as it came, percent-encoded. A parameter that is unknown, empty, given twice or not UTF-8 is an
-// error, so that a gateway that puts what its caller sent into a query in the raw does not let it choose more than a key.
-func parseForwardQuery(raw string) (forwardQuery, *problem) {
-	q := forwardQuery{cost: 1}
-	values, err := url.ParseQuery(raw)
-	if err != nil {
-		return q, invalid("", "the query is not well-formed: parameters are name=value, joined by & and percent-encoded")
+// parseForwardQuery reads the query of a request for forward-auth.
+func parseForwardQuery(raw string) (q forwardQuery, p *problem) {
+	query, p := queryOf(raw, "policy", "key", "key_header", "key_ip", "ipv6_prefix", "cost", "deny_status")
+	if p != nil {
+		return q, p
 	}
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		given := values[name]
-		field := clip(strings.ToValidUTF8(name, "\uFFFD"))
-		switch {
-		case len(given) > 1:
-			return q, invalid(field, "is given twice")
-		case given[0] == "":
-			return q, invalid(field, "is empty")
-		case !utf8.ValidString(given[0]):
-			return q, invalid(field, "must be UTF-8")
-		}
-		if p := q.set(name, given[0]); p != nil {
-			p.field = field
-			return q, p
-		}
+	q = forwardQuery{policy: query["policy"], key: limit.KeyOf(query["key"]), keyHeader: http.CanonicalHeaderKey(query["key_header"]), byAddress: query["key_ip"] == "true"}
+	if query["key_ip"] != "" && !q.byAddress {
+		return q, invalid("key_ip", "must be true, or left out")
 	}
 	ways := 0
 	for _, given := range []bool{q.key != "", q.keyHeader != "", q.byAddress} {
@@ -96,7 +80,21 @@ func parseForwardQuery(raw string) (forwardQuery, *problem) {
 			ways++
 		}
 	}
+	bits, badBits := whole(query, "ipv6_prefix", 1, 128, 0)
+	cost, badCost := whole(query, "cost", 1, algo.MaxLimit, 1)
+	q.ipv6Bits, q.cost = int(bits), cost
+	switch query["deny_status"] {
+	case "":
+	case "401":
+		q.denyStatus = http.StatusUnauthorized
+	case "403":
+		q.denyStatus = http.StatusForbidden
+	default:
+		return q, invalid("deny_status", "must be 401 or 403, or left out for the status that says why")
+	}
 	switch {
+	case badBits != nil || badCost != nil:
+		return q, cmp.Or(badBits, badCost)
 	case q.policy == "":
 		return q, invalid("policy", "must be given: the name of a policy")
 	case ways != 1:
@@ -105,55 +103,6 @@ func parseForwardQuery(raw string) (forwardQuery, *problem) {
 		return q, invalid("ipv6_prefix", "goes with key_ip")
 	}
 	return q, nil
-}
-
-// set takes one parameter over. The field of its problem is the caller's to fill in.
-func (q *forwardQuery) set(name, value string) *problem {
-	switch name {
-	case "policy":
-		q.policy = value
-	case "key":
-		q.key = limit.KeyOf(value)
-	case "key_header":
-		q.keyHeader = http.CanonicalHeaderKey(value)
-	case "key_ip":
-		if value != "true" {
-			return invalid("", "must be true, or left out")
-		}
-		q.byAddress = true
-	case "ipv6_prefix":
-		n, ok := parseDigits(value)
-		if !ok || n < 1 || n > 128 {
-			return invalid("", "must be the length of a prefix, 1 to 128")
-		}
-		q.ipv6Bits = int(n)
-	case "cost":
-		n, ok := parseDigits(value)
-		if !ok || n < 1 || n > algo.MaxLimit {
-			return invalid("", fmt.Sprintf("must be 1 to %d, in digits", algo.MaxLimit))
-		}
-		q.cost = n
-	case "deny_status":
-		switch value {
-		case "401", "403":
-			n, _ := parseDigits(value)
-			q.denyStatus = int(n)
-		default:
-			return invalid("", "must be 401 or 403, or left out for the status that says why")
-		}
-	default:
-		return invalid("", "there is no such parameter here")
-	}
-	return nil
-}
-
-// parseDigits reads a number that is digits and nothing else.
-func parseDigits(s string) (int64, bool) {
-	if strings.Trim(s, "0123456789") != "" {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(s, 10, 64)
-	return n, err == nil
 }
 
 // keyOf finds the key that a request is limited by. callers tells whether a problem is the gateway's caller's to solve, and not

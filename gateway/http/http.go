@@ -318,35 +318,24 @@ var indexPage = template.Must(template.New("index").Parse(`<!doctype html>
 `))
 
 func (a *api) handleIndex(w http.ResponseWriter, r *http.Request) {
-	if strings.Contains(r.Header.Get("Accept"), "text/html") {
-		a.indexForPeople(w, r)
-		return
-	}
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	var b bytes.Buffer
-	b.WriteString("Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n")
-	for _, rt := range a.routes() {
-		b.WriteString(rt.method + " " + rt.path + "\n")
-	}
-	a.write(w, r, http.StatusOK, b.Bytes())
-}
-
-func (a *api) indexForPeople(w http.ResponseWriter, r *http.Request) {
-	var page struct {
+	page := struct {
 		Console string
 		Routes  []string
-	}
-	page.Console = a.Console
+	}{Console: a.Console}
 	for _, rt := range a.routes() {
 		page.Routes = append(page.Routes, rt.method+" "+rt.path)
 	}
-	var b bytes.Buffer
-	if err := indexPage.Execute(&b, &page); err != nil {
-		a.Logger.ErrorContext(r.Context(), "answer not written", "endpoint", r.Pattern, "error", err)
-		w.WriteHeader(http.StatusInternalServerError)
+	h := w.Header()
+	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
+		h.Set("Content-Type", "text/plain; charset=utf-8")
+		a.write(w, r, http.StatusOK, []byte("Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n"+strings.Join(page.Routes, "\n")+"\n"))
 		return
 	}
-	h := w.Header()
+	var b bytes.Buffer
+	if err := indexPage.Execute(&b, &page); err != nil {
+		a.unwritten(w, r, err)
+		return
+	}
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")

@@ -2,10 +2,9 @@ package httpapi
 
 import (
 	"context"
+	"math"
 	"net/http"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -63,44 +62,21 @@ func (a *api) topKeys() http.HandlerFunc {
 
 // topKeysOf reads the query of GET /v1/keys/top.
 func topKeysOf(raw string) (*weirv1.TopKeysRequest, *problem) {
-	ask := &weirv1.TopKeysRequest{Order: weirv1.KeyOrder_KEY_ORDER_BUSIEST}
-	query, err := url.ParseQuery(raw)
-	if err != nil {
-		return nil, invalid("", "the query is malformed: "+err.Error())
-	}
-	for name, values := range query {
-		if len(values) > 1 {
-			return nil, invalid(clip(name), "is given more than once")
+	query, p := queryOf(raw, "order", "limit", "policy")
+	ask := &weirv1.TopKeysRequest{Order: weirv1.KeyOrder_KEY_ORDER_BUSIEST, Policy: query["policy"]}
+	if text, given := query["order"]; given {
+		i := slices.Index(KeyOrders(), text)
+		if i < 1 {
+			return nil, invalid("order", "is not one of "+strings.Join(KeyOrders()[1:], ", "))
 		}
-		value := values[0]
-		switch name {
-		case "order":
-			i := slices.Index(KeyOrders(), value)
-			if i < 1 {
-				return nil, invalid("order", "is not one of "+strings.Join(KeyOrders()[1:], ", "))
-			}
-			ask.Order = weirv1.KeyOrder(i)
-		case "limit":
-			n, err := strconv.ParseUint(value, 10, 32)
-			if err != nil || n == 0 {
-				return nil, invalid("limit", "must be a whole number from 1 to 256")
-			}
-			ask.Limit = uint32(n)
-		case "policy":
-			if value == "" {
-				return nil, invalid("policy", "is empty: name a policy or leave it out")
-			}
-			ask.Policy = value
-		default:
-			return nil, invalid(clip(name), "there is no such parameter; there are order, limit and policy")
-		}
+		ask.Order = weirv1.KeyOrder(i)
 	}
-	return ask, nil
-}
-
-// MarshalTopKeys returns top keys in the JSON of GET /v1/keys/top.
-func MarshalTopKeys(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) ([]byte, error) {
-	return marshal(topKeysBodyOf(order, top))
+	if p != nil {
+		return nil, p
+	}
+	most, p := whole(query, "limit", 1, math.MaxUint32, 0)
+	ask.Limit = uint32(most)
+	return ask, p
 }
 
 func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysBody {

@@ -254,7 +254,11 @@ func (a *api) extendEach() http.HandlerFunc {
 
 // writeEach writes the results of the elements of a list. one appends a result, or returns an error that stands in its place.
 func (a *api) writeEach(w http.ResponseWriter, r *http.Request, s *scratch, list string, n int, one func([]byte, int) ([]byte, error)) {
-	b := append(s.out[:0], `{"results":[`...)
+	a.writeList(w, r, s, append(s.out[:0], `{"results":[`...), list, n, one)
+}
+
+// writeList writes an object whose last member is a list of n elements, after its beginning b. one is as for writeEach.
+func (a *api) writeList(w http.ResponseWriter, r *http.Request, s *scratch, b []byte, list string, n int, one func([]byte, int) ([]byte, error)) {
 	for i := range n {
 		if i > 0 {
 			b = append(b, ',')

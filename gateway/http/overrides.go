@@ -2,12 +2,16 @@ package httpapi
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"math"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 
@@ -72,12 +76,11 @@ func (a *api) overrides() http.HandlerFunc {
 func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
 	query, p := queryOf(raw, "policy", "key", "prefix", "page_size", "page_token")
 	req := &weirv1.ListOverridesRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"], PageToken: query["page_token"]}
-	if text, given := query["page_size"]; given && p == nil {
-		n, err := strconv.ParseUint(text, 10, 32)
-		if req.PageSize = uint32(n); err != nil || n == 0 {
-			p = invalid("page_size", "must be a whole number from 1 to 1000")
-		}
+	if p != nil {
+		return nil, p
 	}
+	size, p := whole(query, "page_size", 1, math.MaxUint32, 0)
+	req.PageSize = uint32(size)
 	return req, p
 }
 
@@ -90,25 +93,42 @@ func (a *api) deleteOverride() http.HandlerFunc {
 	}, func(_ *weirv1.DeleteOverrideRequest, change *weirv1.OverrideChange) any { return changeBodyOf(change) })
 }
 
-// queryOf reads a query with parameters of these names, each at most once and not empty.
+// queryOf reads a query, percent-encoded, with parameters of these names: each at most once, not empty and UTF-8. A gateway that copies what
+// its caller sent into a query does therefore not let the caller add a parameter.
 func queryOf(raw string, names ...string) (map[string]string, *problem) {
 	query, err := url.ParseQuery(raw)
 	if err != nil {
-		return nil, invalid("", "the query is malformed: "+err.Error())
+		return nil, invalid("", "the query is not well-formed: parameters are name=value, joined by & and percent-encoded")
 	}
 	out := make(map[string]string, len(query))
-	for name, values := range query {
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		values := query[name]
 		switch {
 		case !slices.Contains(names, name):
-			return nil, invalid(clip(name), "there is no such parameter; there are "+strings.Join(names, ", "))
+			return nil, invalid(clip(strings.ToValidUTF8(name, "\uFFFD")), "there is no such parameter; there are "+strings.Join(names, ", "))
 		case len(values) > 1:
-			return nil, invalid(name, "is given more than once")
+			return nil, invalid(name, "is given twice")
 		case values[0] == "":
 			return nil, invalid(name, "is empty: give it a value or leave it out")
+		case !utf8.ValidString(values[0]):
+			return nil, invalid(name, "must be UTF-8")
 		}
 		out[name] = values[0]
 	}
 	return out, nil
+}
+
+// whole reads a parameter that is a whole number in digits; otherwise is its value where it is left out.
+func whole(query map[string]string, name string, least, most, otherwise int64) (int64, *problem) {
+	text, given := query[name]
+	if !given {
+		return otherwise, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < least || n > most || strings.Trim(text, "0123456789") != "" {
+		return 0, invalid(name, fmt.Sprintf("must be %d to %d, in digits", least, most))
+	}
+	return n, nil
 }
 
 // MarshalOverrides returns overrides in the JSON of GET /v1/overrides.

@@ -66,10 +66,7 @@ func (p *problem) body() problemBody {
 	return b
 }
 
-// ofCheck says that the field, if there is one, is the i-th check's of a batch. The Service may have said so already.
-func (p *problem) ofCheck(i int) { p.ofElement("checks", i) }
-
-// ofElement is the same for an element of any list.
+// ofElement says that the field, if there is one, is that of element i of a list. The Service may have said so already.
 func (p *problem) ofElement(list string, i int) {
 	if p.field != "" && !strings.HasPrefix(p.field, list+"[") {
 		p.field = list + "[" + strconv.Itoa(i) + "]." + p.field
