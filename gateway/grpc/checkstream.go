@@ -209,10 +209,10 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 	case bad != nil:
 		traces.end(wire.Code(bad.Kind))
 		c.server.put(b, a)
-		defer seen.end(wire.Code(bad.Kind))
+		defer seen(wire.Code(bad.Kind))
 		return false, c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: wire.ProtoError(wire.StreamNamed(bad))})
 	case len(open) == 0:
-		defer seen.end(codes.OK)
+		defer seen(codes.OK)
 		traces.answered(b, nil)
 		out := packed(in.Sequence, b, nil, false)
 		defer c.letGo(c.hold(len(b.Checks)))
@@ -252,7 +252,7 @@ type remainder struct {
 	packing   atomic.Int32  // groups whose answers are still in the batch
 	broken    atomic.Bool   // a group has panicked: the batch is not used again
 	left      int           // groups that are not answered; guarded by the stream's sending
-	seen      observation
+	seen      func(codes.Code)
 	traces    traces
 }
 
@@ -284,7 +284,7 @@ func (r *remainder) finish(g group) {
 	defer c.sending.Unlock()
 	if r.left--; r.left == 0 {
 		defer func() {
-			r.seen.end(codes.OK)
+			r.seen(codes.OK)
 			<-c.places
 		}()
 	}
@@ -362,30 +362,15 @@ func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t 
 
 // answered ends those of some checks, which have their results; nil stands for all.
 func (t traces) answered(b *limiter.Batch, checks []int) {
-	if t == nil {
-		return
-	}
-	if checks == nil {
-		for i := range t {
-			t.one(b, i)
+	for i, end := range t {
+		if checks == nil || slices.Contains(checks, i) {
+			failed := codes.OK
+			if e, ok := errors.AsType[*limit.Error](b.Results[i].Err); ok {
+				failed = wire.Code(e.Kind)
+			}
+			end(failed)
 		}
 	}
-	for _, i := range checks {
-		t.one(b, i)
-	}
-}
-
-func (t traces) one(b *limiter.Batch, i int) {
-	end := t[i]
-	if end == nil {
-		return
-	}
-	failed := codes.OK
-	var e *limit.Error
-	if errors.As(b.Results[i].Err, &e) {
-		failed = wire.Code(e.Kind)
-	}
-	end(failed)
 }
 
 // end ends all of them with one status.
@@ -395,25 +380,13 @@ func (t traces) end(code codes.Code) {
 	}
 }
 
-// observation is a request whose time is taken. The zero value is of one whose time nobody wants to know.
-type observation struct {
-	to    func(time.Duration, codes.Code)
-	began time.Time
-}
-
-// observe begins an observation.
-func (s *Server) observe() observation {
+// observe begins to take the time of a request, which ends with the code of its answer.
+func (s *Server) observe() (end func(failed codes.Code)) {
 	if s.cfg.Observe == nil {
-		return observation{}
+		return func(codes.Code) {}
 	}
-	return observation{s.cfg.Observe, time.Now()}
-}
-
-// end ends it.
-func (o observation) end(failed codes.Code) {
-	if o.to != nil {
-		o.to(time.Since(o.began), failed)
-	}
+	began := time.Now()
+	return func(failed codes.Code) { s.cfg.Observe(time.Since(began), failed) }
 }
 
 // put keeps a batch, emptied, for the next request.
@@ -455,8 +428,7 @@ func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.
 func pack(out *weirv1.CheckStreamResponse, i, n, check int, b *limiter.Batch) {
 	r := &b.Results[check]
 	d := &r.Decision
-	var e *limit.Error
-	if errors.As(r.Err, &e) {
+	if e, ok := errors.AsType[*limit.Error](r.Err); ok {
 		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: wire.ProtoError(wire.StreamNamed(e))})
 		d = new(limit.Decision)
 	}

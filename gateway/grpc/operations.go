@@ -70,57 +70,56 @@ func amount(cost *int64, usage map[string]int64, otherwise int64) limit.Amount {
 	return limit.Amount{Cost: *cost, Usage: usage}
 }
 
-func reserveOf(in *weirv1.ReserveRequest, t limit.Target) limit.Reserve {
+func reserveOf(in *weirv1.ReserveRequest, t limit.Target) (limit.Reserve, *limit.Error) {
 	return limit.Reserve{
 		Target: t, Amount: amount(in.Cost, in.Usage, 1), Estimate: in.Cost == nil && in.Usage == nil, Class: in.Class,
 		TTL: time.Duration(in.TtlNs), RequestID: in.RequestId,
-	}
+	}, nil
 }
 
 // Reserve implements weirv1.LimiterServer.
 func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv1.Decision, error) {
 	return operate(in.Target, func(t limit.Target) (limit.Decision, error) {
-		return s.svc.Reserve(ctx, reserveOf(in, t))
+		r, _ := reserveOf(in, t)
+		return s.svc.Reserve(ctx, r)
 	}, protoDecision)
 }
 
-// ReserveAll implements weirv1.LimiterServer.
-func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (*weirv1.ReserveAllResponse, error) {
-	rs, bad := listOf("reserves", in.Reserves, func(r *weirv1.ReserveRequest) *weirv1.Target { return r.Target },
-		func(r *weirv1.ReserveRequest, t limit.Target) (limit.Reserve, *limit.Error) {
-			return reserveOf(r, t), nil
-		})
-	if bad != nil {
-		return nil, statusOf(bad)
-	}
-	all, err := s.svc.ReserveAll(ctx, rs)
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	out := &weirv1.ReserveAllResponse{Allowed: all.Allowed, ReservationId: all.ReservationID, DelayNs: int64(all.Delay)}
-	for i := range all.Decisions {
-		out.Decisions = append(out.Decisions, wire.ProtoDecision(&all.Decisions[i]))
-	}
-	return out, nil
-}
-
-// listOf reads a list of requests about targets.
-func listOf[M, Q any](list string, in []*M, about func(*M) *weirv1.Target, read func(*M, limit.Target) (Q, *limit.Error)) ([]Q, *limit.Error) {
+// each answers a request about a list of targets: read reads an element, ask has the Service answer all of them. Errors become those of gRPC.
+func each[M, Q, A any](list string, in []*M, about func(*M) *weirv1.Target, read func(*M, limit.Target) (Q, *limit.Error), ask func([]Q) (A, error)) (answer A, err error) {
 	if len(in) > limit.MaxBatch {
-		return nil, limit.ValidEach(list, len(in))
+		return answer, statusOf(limit.ValidEach(list, len(in)))
 	}
-	out := make([]Q, len(in))
+	asks := make([]Q, len(in))
 	for i, one := range in {
 		if one == nil {
 			continue // the Service says what it lacks
 		}
 		t, bad := wire.Target(about(one))
 		if bad == nil {
-			out[i], bad = read(one, t)
+			asks[i], bad = read(one, t)
 		}
 		if bad != nil {
-			return nil, bad.InList(list, i)
+			return answer, statusOf(bad.InList(list, i))
 		}
+	}
+	if answer, err = ask(asks); err != nil {
+		err = statusOf(err)
+	}
+	return answer, err
+}
+
+// ReserveAll implements weirv1.LimiterServer.
+func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (*weirv1.ReserveAllResponse, error) {
+	all, err := each("reserves", in.Reserves, (*weirv1.ReserveRequest).GetTarget, reserveOf, func(rs []limit.Reserve) (limit.AllDecision, error) {
+		return s.svc.ReserveAll(ctx, rs)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &weirv1.ReserveAllResponse{Allowed: all.Allowed, ReservationId: all.ReservationID, DelayNs: int64(all.Delay)}
+	for i := range all.Decisions {
+		out.Decisions = append(out.Decisions, wire.ProtoDecision(&all.Decisions[i]))
 	}
 	return out, nil
 }
@@ -141,13 +140,11 @@ func (s *Server) Extend(ctx context.Context, in *weirv1.ExtendRequest) (*weirv1.
 
 // ExtendEach implements weirv1.LimiterServer.
 func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (*weirv1.ExtendEachResponse, error) {
-	es, bad := listOf("extends", in.Extends, func(e *weirv1.ExtendRequest) *weirv1.Target { return e.Target }, extendOf)
-	if bad != nil {
-		return nil, statusOf(bad)
-	}
-	results, err := s.svc.ExtendEach(ctx, es)
+	results, err := each("extends", in.Extends, (*weirv1.ExtendRequest).GetTarget, extendOf, func(es []limit.Extend) ([]limit.Result, error) {
+		return s.svc.ExtendEach(ctx, es)
+	})
 	if err != nil {
-		return nil, statusOf(err)
+		return nil, err
 	}
 	out := &weirv1.ExtendEachResponse{Results: make([]*weirv1.Result, len(results))}
 	for i := range results {
@@ -191,13 +188,11 @@ func protoSettled(got limit.Settled) *weirv1.CommitResponse {
 
 // CommitEach implements weirv1.LimiterServer.
 func (s *Server) CommitEach(ctx context.Context, in *weirv1.CommitEachRequest) (*weirv1.CommitEachResponse, error) {
-	cs, bad := listOf("commits", in.Commits, func(c *weirv1.CommitRequest) *weirv1.Target { return c.Target }, commitOf)
-	if bad != nil {
-		return nil, statusOf(bad)
-	}
-	results, err := s.svc.CommitEach(ctx, cs)
+	results, err := each("commits", in.Commits, (*weirv1.CommitRequest).GetTarget, commitOf, func(cs []limit.Commit) ([]limit.SettledResult, error) {
+		return s.svc.CommitEach(ctx, cs)
+	})
 	if err != nil {
-		return nil, statusOf(err)
+		return nil, err
 	}
 	out := &weirv1.CommitEachResponse{Results: make([]*weirv1.CommitResult, len(results))}
 	for i := range results {

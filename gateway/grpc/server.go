@@ -249,9 +249,8 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 	failed := 0
 	for i := range c.results {
 		r := &c.results[i]
-		var e *limit.Error
 		c.Allowed = c.Allowed && r.Err == nil && r.Allowed
-		if errors.As(r.Err, &e) {
+		if e, ok := errors.AsType[*limit.Error](r.Err); ok {
 			failed++
 			c.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: wire.ProtoError(wire.Named(e))}}
 			continue

@@ -79,6 +79,11 @@ func topKeysOf(raw string) (*weirv1.TopKeysRequest, *problem) {
 	return ask, p
 }
 
+// MarshalTopKeys returns top keys in the JSON of GET /v1/keys/top.
+func MarshalTopKeys(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) ([]byte, error) {
+	return marshal(topKeysBodyOf(order, top))
+}
+
 func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysBody {
 	body := &topKeysBody{
 		Node: top.GetNode(), Order: KeyOrders()[max(order, weirv1.KeyOrder_KEY_ORDER_BUSIEST)], CountedMS: top.GetCountedNs() / int64(time.Millisecond),

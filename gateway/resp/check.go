@@ -24,9 +24,6 @@ type bucket struct {
 	fill  time.Duration // what an empty bucket takes to fill: redis-cell's delay variation tolerance
 }
 
-// maxLimits is how many different limits a connection keeps worked out. Beyond it all are forgotten at once.
-const maxLimits = 64
-
 // pending is a check that waits for its decision: by CL.THROTTLE, or, without a bucket, by WEIR.CHECK or WEIR.PEEK.
 type pending struct {
 	throttle *bucket
@@ -71,7 +68,7 @@ func (c *conn) throttled(s *scratch, args []string) {
 	}
 	if b == nil {
 		var wrong string
-		if b, wrong = c.bucket(t); wrong != "" {
+		if b, wrong = newBucket(t); wrong != "" {
 			c.cellError(s, wrong)
 			return
 		}
@@ -97,22 +94,6 @@ func (c *conn) integers(s *scratch, args []string, into ...*int64) bool {
 	return true
 }
 
-// bucket returns a limit worked out, or says what is wrong with it.
-func (c *conn) bucket(t throttle) (_ *bucket, wrong string) {
-	if b := c.limits[t]; b != nil {
-		return b, ""
-	}
-	b, wrong := newBucket(t)
-	if wrong != "" {
-		return nil, wrong
-	}
-	if c.limits == nil || len(c.limits) == maxLimits {
-		c.limits = make(map[throttle]*bucket)
-	}
-	c.limits[t] = b
-	return b, ""
-}
-
 // newBucket works a limit out, or says what is wrong with it.
 func newBucket(t throttle) (_ *bucket, wrong string) {
 	const maxPeriod = int64(algo.MaxWindow / time.Second)
@@ -135,6 +116,10 @@ func newBucket(t throttle) (_ *bucket, wrong string) {
 
 // check carries out WEIR.CHECK policy key [cost].
 func (c *conn) check(s *scratch, args []string) {
+	if len(args) > 4 {
+		c.wrongArity(s, "weir.check")
+		return
+	}
 	cost := int64(1)
 	if len(args) == 4 {
 		var err error
@@ -153,36 +138,24 @@ func (c *conn) peek(s *scratch, args []string) {
 
 // answer answers a check.
 func (c *conn) answer(s *scratch, p *pending, r *limit.Result) {
+	e, failed := errors.AsType[*limit.Error](r.Err)
 	switch {
-	case r.Err != nil:
-		c.checkFailed(s, p, r.Err)
+	case r.Err != nil && !failed:
+		c.fail(s, "TRYAGAIN", "the check could not be decided in time")
+	case failed && e.Kind == limit.Denied:
+		c.fail(s, "NOPERM", e.Error())
+	case failed && e.Kind == limit.Unavailable:
+		c.fail(s, "TRYAGAIN", e.Error())
+	case failed && p.throttle != nil:
+		c.fail(s, "Cell", cellPrefix+cellField(e).Error())
+	case failed:
+		c.fail(s, "ERR", e.Error())
 	case r.FailedClosed:
 		c.fail(s, "TRYAGAIN", "the node that decides for this key cannot be asked, and the policy's on_error is closed")
 	case p.throttle != nil:
 		s.out = appendThrottle(s.out, p, &r.Decision)
 	default:
 		s.out = appendDecision(s.out, c.proto, &r.Decision)
-	}
-}
-
-// checkFailed answers a check that got no decision.
-func (c *conn) checkFailed(s *scratch, p *pending, err error) {
-	var e *limit.Error
-	if !errors.As(err, &e) {
-		c.fail(s, "TRYAGAIN", "the check could not be decided in time")
-		return
-	}
-	switch e.Kind {
-	case limit.Denied:
-		c.fail(s, "NOPERM", e.Error())
-	case limit.Unavailable:
-		c.fail(s, "TRYAGAIN", e.Error())
-	default:
-		if p.throttle != nil {
-			c.fail(s, "Cell", cellPrefix+cellField(e).Error())
-			return
-		}
-		c.fail(s, "ERR", e.Error())
 	}
 }
 

@@ -30,7 +30,7 @@ func specs() []spec {
 	return []spec{
 		{name: "cl.throttle", keys: [3]int{1, 1, 1}, decided: true, run: (*conn).throttled,
 			args: "key max_burst count period [quantity]", summary: "Asks for quantity units of a token bucket, as redis-cell does"},
-		{name: "weir.check", arity: -3, keys: [3]int{2, 2, 1}, decided: true, run: (*conn).checkCommand,
+		{name: "weir.check", arity: -3, keys: [3]int{2, 2, 1}, decided: true, run: (*conn).check,
 			args: "policy key [cost]", summary: "Asks for cost units of a key under a policy"},
 		{name: "weir.peek", arity: 3, keys: [3]int{2, 2, 1}, decided: true, run: (*conn).peek,
 			args: "policy key", summary: "Tells what a check of a key under a policy would be answered, and charges nothing"},
@@ -115,14 +115,6 @@ func (c *conn) do(s *scratch, command *spec, args []string) {
 
 func (c *conn) wrongArity(s *scratch, name string) {
 	c.failed(s, "ERR", "wrong number of arguments for '"+name+"' command")
-}
-
-func (c *conn) checkCommand(s *scratch, args []string) {
-	if len(args) > 4 {
-		c.wrongArity(s, "weir.check")
-		return
-	}
-	c.check(s, args)
 }
 
 func (c *conn) ok(s *scratch) { s.out = append(s.out, "+OK\r\n"...) }

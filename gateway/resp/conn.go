@@ -56,7 +56,6 @@ type conn struct {
 	name        string
 	libName     string
 	libVersion  string
-	limits      map[throttle]*bucket // of CL.THROTTLE, that are worked out
 
 	mu    sync.Mutex
 	until time.Time // when draining ends; zero: not draining

@@ -168,7 +168,6 @@ var clocks = []string{
 	"client/internal/middleware/middleware.go log", // paces log lines
 	"internal/observe/metrics_calls.go HTTP",
 	"internal/observe/metrics_calls.go UnaryInterceptor",
-	"gateway/grpc/checkstream.go end",
 	"gateway/grpc/checkstream.go observe",
 	"rpc/peer/forwarder.go Forward",
 	"rpc/peer/forwarder.go forgetLocked",
