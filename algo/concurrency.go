@@ -3,7 +3,6 @@ package algo
 import (
 	"cmp"
 	"math"
-	"math/bits"
 	"slices"
 	"time"
 )
@@ -15,13 +14,13 @@ import (
 // to expire is known. An id is 40 bits of the caller's nonce and 24 of slot. A slot without nonce is a nameless lease: units that Charge or Fill has
 // added, which only its expiry gives back.
 //
-// When two states are joined both may have a lease in the same slot. One of the two then moves to another slot, which gets movedFlag, and the table
-// maps its id to that slot: a hash table with open addressing, at most half full, into which only joins put entries. Entries of leases that have
-// ended stay in it; such an entry is recognized because its slot does not have the flag, or has another nonce.
+// When two states are joined both may have a lease in the same slot. One of the two then moves to another slot. The heap has, beside each lease's
+// slot, the home that its id names. A lease that is not at home is found by a search of all leases of the state. So a state that has been joined
+// answers a renewal or release of a moved lease, or of one that has ended, in time proportional to its leases, until it has been empty.
 //
 // Words: units in use; number of leases and, above 32 bits, 1 + the first slot of the list of free ones; an instant that no lease outlives;
-// the first chunk of slots that may not exist and, above 32 bits, the logarithm of the table's size; three vectors: the slots (nonce and place in
-// the heap, units and flag), the heap (expiry, slot) and the table (id, slot). All are zero when there are no leases.
+// the first chunk of slots that may not exist and movedFlag; two vectors: the slots (nonce and place in the heap, units) and the heap (expiry,
+// home and slot). All are zero when there are no leases.
 type concurrency struct{}
 
 const (
@@ -31,12 +30,11 @@ const (
 	leaseChunk
 	leaseSlots
 	leaseHeap
-	leaseTable
 	leaseWords
 )
 
-// movedFlag, beside its units, marks a lease that is not in the slot that its id names.
-const movedFlag = 1 << 63
+// movedFlag, above the chunk, says that there may be leases that are not at home.
+const movedFlag = 1 << 32
 
 const (
 	slotBits  = 24 // MaxLeases
@@ -64,7 +62,6 @@ func (concurrency) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
 func (concurrency) free(_ *Limit, a *Arena, s []uint64) {
 	vector{&s[leaseSlots]}.free(a)
 	vector{&s[leaseHeap]}.free(a)
-	vector{&s[leaseTable]}.free(a)
 	clear(s)
 }
 
@@ -86,7 +83,7 @@ func (c concurrency) advance(l *Limit, a *Arena, s []uint64, now Instant) {
 		c.free(l, a, s)
 	}
 	for c.count(s) > 0 && int64(c.heap(a, s, 0)[0]) <= now.Mono {
-		c.remove(a, s, uint32(c.heap(a, s, 0)[1]))
+		c.remove(a, s, slotOf(c.heap(a, s, 0)))
 	}
 }
 
@@ -151,13 +148,15 @@ func (c concurrency) putFree(a *Arena, s []uint64, slot uint32) {
 
 // charge adds a nameless lease of n units that lives for the Window. The memory must be reserved.
 func (c concurrency) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
-	c.insert(a, s, uint64(c.takeFree(a, s)), now.Mono+int64(l.Window), n)
+	slot := c.takeFree(a, s)
+	c.insert(a, s, uint64(slot), slot, now.Mono+int64(l.Window), n)
 }
 
 // acquire adds a lease of n units and returns its id. The memory must be reserved.
 func (c concurrency) acquire(l *Limit, a *Arena, s []uint64, now Instant, n int64, r Request) uint64 {
-	id := leaseID(r.Nonce, c.takeFree(a, s))
-	c.insert(a, s, id, now.Mono+int64(l.ttl(r.TTL)), n)
+	slot := c.takeFree(a, s)
+	id := leaseID(r.Nonce, slot)
+	c.insert(a, s, id, slot, now.Mono+int64(l.ttl(r.TTL)), n)
 	return id
 }
 
@@ -168,10 +167,8 @@ func (c concurrency) takeFree(a *Arena, s []uint64) uint32 {
 	return slot
 }
 
-// insert adds a lease, of the nonce and in the slot of id, when that slot exists and is on no list and the heap has a
-// place.
-func (c concurrency) insert(a *Arena, s []uint64, id uint64, expiry, n int64) {
-	slot := uint32(id & slotMask)
+// insert adds a lease in a slot that exists and is on no list. The heap must have a place.
+func (c concurrency) insert(a *Arena, s []uint64, id uint64, slot uint32, expiry, n int64) {
 	last := c.count(s)
 	s[leaseUnits] += uint64(n)
 	s[leaseCount]++
@@ -179,10 +176,22 @@ func (c concurrency) insert(a *Arena, s []uint64, id uint64, expiry, n int64) {
 	if last == 0 {
 		s[leaseLatest] = uint64(expiry)
 	}
+	home := id & slotMask
+	if home != uint64(slot) {
+		s[leaseChunk] |= movedFlag
+	}
 	e := c.slot(a, s, slot)
 	e[0], e[1] = id&^slotMask, uint64(n)
-	c.place(a, s, last, uint64(expiry), slot)
+	c.place(a, s, last, uint64(expiry), home<<slotBits|uint64(slot))
 	c.up(a, s, last)
+}
+
+// slotOf is the slot of a lease in the heap.
+func slotOf(h []uint64) uint32 { return uint32(h[1] & slotMask) }
+
+// idOf is the id of a lease in the heap, of which the nonce is 0 for a nameless one.
+func (c concurrency) idOf(a *Arena, s, h []uint64) uint64 {
+	return c.slot(a, s, slotOf(h))[0]&^slotMask | h[1]>>slotBits
 }
 
 // find returns the slot that a lease is in, false when there is none of this id.
@@ -190,78 +199,21 @@ func (c concurrency) find(a *Arena, s []uint64, id uint64) (uint32, bool) {
 	if id>>slotBits == 0 {
 		return 0, false
 	}
-	slot := uint32(id & slotMask)
-	if (vector{&s[leaseSlots]}).has(a, slot) {
-		if e := c.slot(a, s, slot); e[1] != 0 && e[1]&movedFlag == 0 && e[0]&^slotMask == id&^slotMask {
-			return slot, true
+	home := uint32(id & slotMask)
+	if (vector{&s[leaseSlots]}).has(a, home) {
+		if e := c.slot(a, s, home); e[1] != 0 && c.idOf(a, s, c.heap(a, s, int(e[0]&slotMask))) == id {
+			return home, true
 		}
 	}
-	if s[leaseTable] == 0 {
+	if s[leaseChunk]&movedFlag == 0 {
 		return 0, false
 	}
-	for i := c.hash(s, id); ; i = c.nextPlace(s, i) {
-		switch p := c.moved(a, s, i); {
-		case p[0] == 0:
-			return 0, false
-		case p[0] == id:
-			return uint32(p[1]), c.isMoved(a, s, id, uint32(p[1]))
+	for i := range c.count(s) {
+		if h := c.heap(a, s, i); c.idOf(a, s, h) == id {
+			return slotOf(h), true
 		}
 	}
-}
-
-// isMoved reports whether the table's entry for id is that of a lease, and not one that a lease that has ended has left.
-func (c concurrency) isMoved(a *Arena, s []uint64, id uint64, slot uint32) bool {
-	e := c.slot(a, s, slot)
-	return e[1]&movedFlag != 0 && e[0]&^slotMask == id&^slotMask
-}
-
-// moved is a place in the table.
-func (concurrency) moved(a *Arena, s []uint64, i uint32) []uint64 {
-	return vector{&s[leaseTable]}.at(a, i)
-}
-
-// places is the size of the table.
-func (concurrency) places(s []uint64) uint32 {
-	if s[leaseTable] == 0 {
-		return 0
-	}
-	return 1 << (s[leaseChunk] >> 32)
-}
-
-// hash is the first place in the table for an id: its bits spread by Fibonacci hashing, the uppermost of them.
-func (concurrency) hash(s []uint64, id uint64) uint32 {
-	return uint32(id * 0x9e3779b97f4a7c15 >> (64 - s[leaseChunk]>>32))
-}
-
-func (c concurrency) nextPlace(s []uint64, i uint32) uint32 { return (i + 1) & (c.places(s) - 1) }
-
-// makeTable makes a table for up to n moved leases, or returns false when memory does not suffice.
-func (c concurrency) makeTable(a *Arena, s []uint64, n int) bool {
-	if n == 0 {
-		return true
-	}
-	size := bits.Len(uint(2*n - 1))
-	if size > slotBits {
-		return false
-	}
-	s[leaseChunk] = s[leaseChunk]&0xffff_ffff | uint64(size)<<32
-	for i := uint32(0); i < 1<<size; i += chunkLen {
-		if !(vector{&s[leaseTable]}).ensure(a, min(i+chunkLen, 1<<size)-1) {
-			return false
-		}
-	}
-	return true
-}
-
-// setMoved makes a lease one that has moved from where its id says to the slot that it is in. The table has a place.
-func (c concurrency) setMoved(a *Arena, s []uint64, id uint64, slot uint32) {
-	c.slot(a, s, slot)[1] |= movedFlag
-	i := c.hash(s, id)
-	for c.moved(a, s, i)[0] != 0 {
-		i = c.nextPlace(s, i)
-	}
-	p := c.moved(a, s, i)
-	p[0], p[1] = id, uint64(slot)
+	return 0, false
 }
 
 func (c concurrency) renew(a *Arena, s []uint64, now Instant, id uint64, ttl time.Duration) bool {
@@ -297,44 +249,44 @@ func (c concurrency) remove(a *Arena, s []uint64, slot uint32) {
 	}
 	e := c.slot(a, s, slot)
 	at := int(e[0] & slotMask)
-	s[leaseUnits] -= e[1] &^ movedFlag
+	s[leaseUnits] -= e[1]
 	s[leaseCount]--
 	c.putFree(a, s, slot)
 	if at != last {
 		h := c.heap(a, s, last)
-		c.place(a, s, at, h[0], uint32(h[1]))
+		c.place(a, s, at, h[0], h[1])
 		c.down(a, s, c.up(a, s, at))
 	}
 }
 
-// place puts a lease at a place in the heap.
-func (c concurrency) place(a *Arena, s []uint64, at int, expiry uint64, slot uint32) {
+// place puts a lease at a place in the heap. where has its home and slot, as the heap has them.
+func (c concurrency) place(a *Arena, s []uint64, at int, expiry, where uint64) {
 	h := c.heap(a, s, at)
-	h[0], h[1] = expiry, uint64(slot)
-	e := c.slot(a, s, slot)
+	h[0], h[1] = expiry, where
+	e := c.slot(a, s, slotOf(h))
 	e[0] = e[0]&^slotMask | uint64(at)
 }
 
 // up moves the lease at a place towards the top until those above expire no later, and returns its place.
 func (c concurrency) up(a *Arena, s []uint64, at int) int {
 	h := c.heap(a, s, at)
-	expiry, slot := h[0], uint32(h[1])
+	expiry, where := h[0], h[1]
 	for at > 0 {
 		parent := c.heap(a, s, (at-1)/2)
 		if int64(parent[0]) <= int64(expiry) {
 			break
 		}
-		c.place(a, s, at, parent[0], uint32(parent[1]))
+		c.place(a, s, at, parent[0], parent[1])
 		at = (at - 1) / 2
 	}
-	c.place(a, s, at, expiry, slot)
+	c.place(a, s, at, expiry, where)
 	return at
 }
 
 // down moves the lease at a place away from the top until those below expire no earlier.
 func (c concurrency) down(a *Arena, s []uint64, at int) {
 	h := c.heap(a, s, at)
-	expiry, slot := h[0], uint32(h[1])
+	expiry, where := h[0], h[1]
 	for {
 		below := 2*at + 1
 		if below >= c.count(s) {
@@ -349,10 +301,10 @@ func (c concurrency) down(a *Arena, s []uint64, at int) {
 		if int64(child[0]) >= int64(expiry) {
 			break
 		}
-		c.place(a, s, at, child[0], uint32(child[1]))
+		c.place(a, s, at, child[0], child[1])
 		at = below
 	}
-	c.place(a, s, at, expiry, slot)
+	c.place(a, s, at, expiry, where)
 }
 
 // refund does nothing: units come back with their lease.
@@ -368,30 +320,17 @@ func (c concurrency) snapshot(dst []byte, _ *Limit, a *Arena, s []uint64, now In
 	dst = appendUint(dst, int64(s[leaseLatest])-now.Mono)
 	for i := range c.count(s) {
 		h := c.heap(a, s, i)
-		slot := uint32(h[1])
-		e := c.slot(a, s, slot)
-		dst = appendUint(dst, int64(slot))
+		e, slot, home := c.slot(a, s, slotOf(h)), int64(slotOf(h)), int64(h[1]>>slotBits)
+		if home == slot {
+			dst = appendUint(dst, slot<<1)
+		} else {
+			dst = appendUint(appendUint(dst, slot<<1|1), home)
+		}
 		dst = appendUint(dst, int64(e[0]>>slotBits))
 		dst = appendUint(dst, int64(h[0])-now.Mono)
-		dst = appendUint(dst, int64(e[1]&^movedFlag))
+		dst = appendUint(dst, int64(e[1]))
 	}
-	moved := 0
-	c.eachMoved(a, s, func(uint64, uint32) { moved++ })
-	dst = appendUint(dst, int64(moved))
-	c.eachMoved(a, s, func(id uint64, slot uint32) {
-		dst = appendUint(dst, int64(slot))
-		dst = appendUint(dst, int64(id&slotMask))
-	})
 	return dst
-}
-
-// eachMoved calls do with the id of every lease that is not in the slot that its id names, and the slot it is in.
-func (c concurrency) eachMoved(a *Arena, s []uint64, do func(id uint64, slot uint32)) {
-	for i := range c.places(s) {
-		if p := c.moved(a, s, i); p[0] != 0 && c.isMoved(a, s, p[0], uint32(p[1])) {
-			do(p[0], uint32(p[1]))
-		}
-	}
 }
 
 // restore puts the leases into the slots they were in, and then all others that exist on the list of free ones.
@@ -401,40 +340,34 @@ func (c concurrency) restore(_ *Limit, a *Arena, s []uint64, now Instant, r *rea
 	if r.err == nil && count == 0 {
 		return ErrSnapshot
 	}
-	for i := range count {
-		slot := uint32(r.uint(MaxLeases - 1))
+	for range count {
+		slot := r.uint(2*MaxLeases - 1)
+		home := slot >> 1
+		if slot&1 != 0 {
+			home = r.uint(MaxLeases - 1)
+		}
+		slot >>= 1
 		nonce, left, n := r.uint(nonceMask), r.uint(latest), r.uint(MaxLimit)
-		switch slots := (vector{&s[leaseSlots]}); {
+		switch {
 		case r.err != nil:
 			return r.err
-		case n == 0 || n > MaxLimit-int64(s[leaseUnits]):
+		case n == 0 || n > MaxLimit-int64(s[leaseUnits]) || nonce == 0 && home != slot:
 			return ErrSnapshot
-		case !slots.ensure(a, slot) || !(vector{&s[leaseHeap]}).ensure(a, uint32(i)):
+		case !c.ensure(a, s, uint32(slot)):
 			return ErrNoMemory
-		case c.slot(a, s, slot)[1] != 0:
+		case c.slot(a, s, uint32(slot))[1] != 0:
 			return ErrSnapshot
 		}
-		c.insert(a, s, uint64(nonce)<<slotBits|uint64(slot), now.Mono+left, n)
+		c.insert(a, s, uint64(nonce<<slotBits|home), uint32(slot), now.Mono+left, n)
 	}
 	s[leaseLatest] = uint64(now.Mono + latest)
 	c.linkFree(a, s)
-
-	moved := int(r.uint(int64(count)))
-	if r.err == nil && !c.makeTable(a, s, moved) {
-		return ErrNoMemory
-	}
-	for range moved {
-		slot, home := uint32(r.uint(MaxLeases-1)), uint64(r.uint(MaxLeases-1))
-		if r.err != nil || !(vector{&s[leaseSlots]}).has(a, slot) {
-			return ErrSnapshot
-		}
-		e := c.slot(a, s, slot)
-		if e[1] == 0 || e[1]&movedFlag != 0 || e[0]>>slotBits == 0 {
-			return ErrSnapshot
-		}
-		c.setMoved(a, s, e[0]&^slotMask|home, slot)
-	}
 	return r.err
+}
+
+// ensure makes a slot, and a place in the heap for one more lease, or returns false when memory does not suffice.
+func (concurrency) ensure(a *Arena, s []uint64, slot uint32) bool {
+	return vector{&s[leaseSlots]}.ensure(a, slot) && vector{&s[leaseHeap]}.ensure(a, uint32(concurrency{}.count(s)))
 }
 
 // linkFree puts all slots that exist and have no lease on the list of free ones, which is empty.
@@ -455,85 +388,81 @@ func (c concurrency) linkFree(a *Arena, s []uint64) {
 	}
 }
 
+// lease is a lease apart from its state.
+type lease struct {
+	id            uint64
+	expiry, units int64
+}
+
 // join makes u the union of the leases by their ids: one that both have counts once and expires when the later of the
 // two does. Of the units of nameless leases the larger number counts at each instant.
 func (c concurrency) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
-	late, ok := c.joinInPlace(a, s, t, u)
-	if !ok {
-		return false
+	var list, moved []lease
+	known := make(map[uint64]int) // the place in list, by id
+	for _, x := range append(c.leases(a, s, true), c.leases(a, t, true)...) {
+		if i, ok := known[x.id]; ok {
+			list[i].expiry = max(list[i].expiry, x.expiry)
+		} else {
+			known[x.id] = len(list)
+			list = append(list, x)
+		}
+	}
+	for _, x := range list {
+		switch home, n := uint32(x.id&slotMask), c.fits(u, x.units); {
+		case n == 0:
+		case !c.ensure(a, u, home):
+			return false
+		case c.slot(a, u, home)[1] != 0:
+			moved = append(moved, x)
+		default:
+			c.insert(a, u, x.id, home, x.expiry, n)
+		}
 	}
 	c.linkFree(a, u)
-	if !c.makeTable(a, u, late) {
-		return false
+	for _, x := range append(moved, c.joinNameless(c.leases(a, s, false), c.leases(a, t, false))...) {
+		n := c.fits(u, x.units)
+		if n == 0 {
+			continue
+		}
+		if !c.reserve(l, a, u, n) {
+			return false
+		}
+		slot := c.takeFree(a, u)
+		if x.id == 0 {
+			x.id = uint64(slot)
+		}
+		c.insert(a, u, x.id, slot, x.expiry, n)
 	}
-	return c.joinMoved(l, a, s, u) && c.joinMoved(l, a, t, u) && c.joinNameless(l, a, s, t, u)
+	return true
 }
 
-// joinInPlace adds to u the leases that can be in the slots that their ids name; those of s all can. It returns the
-// number of other leases that have an id, or more.
-func (c concurrency) joinInPlace(a *Arena, s, t, u []uint64) (late int, ok bool) {
-	for _, v := range [][]uint64{s, t} {
-		for i := range c.count(v) {
-			h := c.heap(a, v, i)
-			slot := uint32(h[1])
-			e := c.slot(a, v, slot)
-			id, n := e[0]&^slotMask|uint64(slot), c.fits(u, e[1])
-			switch {
-			case e[1]&movedFlag != 0:
-				late++
-			case n == 0 || e[0]>>slotBits == 0:
-			case !(vector{&u[leaseSlots]}).ensure(a, slot) || !(vector{&u[leaseHeap]}).ensure(a, uint32(c.count(u))):
-				return 0, false
-			case c.slot(a, u, slot)[1] == 0:
-				c.insert(a, u, id, int64(h[0]), n)
-			case !c.prolong(a, u, id, int64(h[0])):
-				late++
-			}
+// leases returns the leases of s that have an id, or those that are nameless, which get the id 0 here.
+func (c concurrency) leases(a *Arena, s []uint64, named bool) (list []lease) {
+	for i := range c.count(s) {
+		h := c.heap(a, s, i)
+		x := lease{c.idOf(a, s, h), int64(h[0]), int64(c.slot(a, s, slotOf(h))[1])}
+		if x.id>>slotBits == 0 {
+			x.id = 0
+		}
+		if (x.id != 0) == named {
+			list = append(list, x)
 		}
 	}
-	return late, true
+	return list
 }
 
-// joinMoved adds to u the leases of v that joinInPlace could not add. Of leases that u has it keeps the later end.
-func (c concurrency) joinMoved(l *Limit, a *Arena, v, u []uint64) (ok bool) {
-	ok = true
-	place := func(id uint64, slot uint32) {
-		e := c.slot(a, v, slot)
-		expiry, n := int64(c.heap(a, v, int(e[0]&slotMask))[0]), c.fits(u, e[1])
-		if !ok || c.prolong(a, u, id, expiry) || n == 0 {
-			return
-		}
-		if ok = c.reserve(l, a, u, n); !ok {
-			return
-		}
-		free := c.takeFree(a, u)
-		c.insert(a, u, id&^slotMask|uint64(free), expiry, n)
-		c.setMoved(a, u, id, free)
-	}
-	for i := range c.count(v) {
-		slot := uint32(c.heap(a, v, i)[1])
-		if e := c.slot(a, v, slot); e[1]&movedFlag == 0 && e[0]>>slotBits != 0 {
-			place(e[0]&^slotMask|uint64(slot), slot)
-		}
-	}
-	c.eachMoved(a, v, place)
-	return ok
-}
-
-// nameless is the units of a nameless lease, and the instant at which it expires.
-type nameless struct{ expiry, units int64 }
-
-// joinNameless adds to u the join of the nameless leases of s and t: of the units that expire at an instant or later, the larger number.
-func (c concurrency) joinNameless(l *Limit, a *Arena, s, t, u []uint64) bool {
-	x, y := c.nameless(a, s), c.nameless(a, t)
+// joinNameless is the join of the nameless leases x and y: of the units that expire at an instant or later, the larger number.
+func (concurrency) joinNameless(x, y []lease) (list []lease) {
 	var mine, other int64
+	latest := func(l, m lease) int { return cmp.Compare(m.expiry, l.expiry) }
+	slices.SortFunc(x, latest)
+	slices.SortFunc(y, latest)
 	for len(x) > 0 || len(y) > 0 {
 		expiry, before := int64(math.MinInt64), max(mine, other)
-		if len(x) > 0 {
-			expiry = x[0].expiry
-		}
-		if len(y) > 0 {
-			expiry = max(expiry, y[0].expiry)
+		for _, v := range [][]lease{x, y} {
+			if len(v) > 0 {
+				expiry = max(expiry, v[0].expiry)
+			}
 		}
 		for ; len(x) > 0 && x[0].expiry == expiry; x = x[1:] {
 			mine += x[0].units
@@ -541,42 +470,14 @@ func (c concurrency) joinNameless(l *Limit, a *Arena, s, t, u []uint64) bool {
 		for ; len(y) > 0 && y[0].expiry == expiry; y = y[1:] {
 			other += y[0].units
 		}
-		n := c.fits(u, uint64(max(mine, other)-before))
-		if n == 0 {
-			continue
-		}
-		if !c.reserve(l, a, u, n) {
-			return false
-		}
-		c.insert(a, u, uint64(c.takeFree(a, u)), expiry, n)
+		list = append(list, lease{expiry: expiry, units: max(mine, other) - before})
 	}
-	return true
-}
-
-// nameless returns the nameless leases of s, the latest expiry first.
-func (c concurrency) nameless(a *Arena, s []uint64) (list []nameless) {
-	for i := range c.count(s) {
-		h := c.heap(a, s, i)
-		if e := c.slot(a, s, uint32(h[1])); e[0]>>slotBits == 0 {
-			list = append(list, nameless{int64(h[0]), int64(e[1] &^ movedFlag)})
-		}
-	}
-	slices.SortFunc(list, func(x, y nameless) int { return cmp.Compare(y.expiry, x.expiry) })
 	return list
 }
 
-// fits is how many of an entry's units a state can count in addition to its own: all, up to MaxLimit together.
-func (concurrency) fits(s []uint64, units uint64) int64 {
-	return min(int64(units&^movedFlag), MaxLimit-int64(s[leaseUnits]))
-}
-
-// prolong lets a lease live until expiry at least, and reports whether there is one of this id.
-func (c concurrency) prolong(a *Arena, s []uint64, id uint64, expiry int64) bool {
-	slot, ok := c.find(a, s, id)
-	if ok && expiry > int64(c.heap(a, s, int(c.slot(a, s, slot)[0]&slotMask))[0]) {
-		c.setExpiry(a, s, slot, expiry)
-	}
-	return ok
+// fits is how many units a state can count in addition to its own: all, up to MaxLimit together.
+func (concurrency) fits(s []uint64, units int64) int64 {
+	return min(units, MaxLimit-int64(s[leaseUnits]))
 }
 
 func (concurrency) horizon(l *Limit) time.Duration { return l.Window }

@@ -20,9 +20,9 @@ import (
 //	sliding_log      units, signed age of the newest entry, ticks from the oldest entry to the newest; then the entries,
 //	                 the oldest first: twice the ticks since the previous one, plus one and followed by the number of
 //	                 units when it is a run
-//	concurrency      number of leases, time until the last could expire; then for each its slot, nonce (0: nameless),
-//	                 time until it expires, units; then the number of those that are not in the slot that their id
-//	                 names, and for each the slot it is in and the slot that its id names
+//	concurrency      number of leases, time until the last could expire; then for each twice its slot, plus one and
+//	                 followed by the slot that its id names when that is another one, nonce (0: nameless), time until
+//	                 it expires, units
 //
 // as unsigned varints in nanoseconds where nothing else is said. Signed ones are zigzag-coded.
 const snapshotVersion = 1
