@@ -248,8 +248,8 @@ func (ls Limits) AppendHolds(dst []byte, a *Arena, s State, now Instant, hs Hold
 			case nil:
 			case slidingLog:
 				rank := int64(0)
-				if newer, _, ok := c.find(a, t, ls[k].tickShift(), m.n); ok {
-					rank = 1 + newer
+				if r, older, ok := c.find(a, t, ls[k].tickShift(), m.n); ok {
+					rank = 1 + int64(t[logUnits]) - older - r.skip(r.at)
 				}
 				dst = appendUint(dst, rank)
 			case calendarWindow:
@@ -288,10 +288,8 @@ func (ls Limits) ReadHolds(a *Arena, s State, now Instant, n int, data []byte) (
 			case nil:
 			case slidingLog:
 				m.n = gone
-				if rank := r.uint(MaxLimit); rank > 0 {
-					if at, ok := c.instantAt(a, t, ls[k].tickShift(), rank-1); ok {
-						m.n = at
-					}
+				if rank, units := r.uint(MaxLimit), int64(t[logUnits]); rank > 0 && rank <= units {
+					m.n = c.unitAt(a, t, ls[k].tickShift(), units-rank+1)
 				}
 			case calendarWindow:
 				m.n = r.int(math.MaxInt64)

@@ -283,20 +283,8 @@ func (c slidingLog) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) t
 	if over <= 0 {
 		return 0
 	}
-	// The instant of the unit whose expiry makes room: the over-th oldest.
-	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
-	for over > int64(g[1]) {
-		over -= int64(g[1])
-		g, pos = segmentAt(a, g.next()), 0
-	}
-	for {
-		tick, n, size := g.entry(pos)
-		if over <= n {
-			return time.Duration(instantOf(s, tick, l.tickShift())-now.Mono) + l.Window
-		}
-		over -= n
-		pos += size
-	}
+	// Room is made when the over-th oldest unit expires.
+	return time.Duration(c.unitAt(a, s, l.tickShift(), over)-now.Mono) + l.Window
 }
 
 func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
@@ -493,39 +481,20 @@ func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instan
 
 // entries writes all units but the given number of oldest ones, of which there must be more.
 func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, skip int64) []byte {
-	k := l.tickShift()
-	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
-	for skip >= int64(g[1]) {
-		skip -= int64(g[1])
-		g, pos = segmentAt(a, g.next()), 0
-	}
-	tick, n, size := g.entry(pos)
-	for skip >= n {
-		skip -= n
-		pos += size
-		tick, n, size = g.entry(pos)
-	}
-	last := tick
-	dst = appendInt(dst, now.Mono-int64(s[logNewest]))
-	dst = appendUint(dst, int64((tickOf(int64(s[logNewest]), k)-last)&tickMask))
-	for {
-		for pos < g.end() {
-			tick, n, size := g.entry(pos)
-			n -= skip
-			skip = 0
-			since := int64((tick - last) & tickMask)
-			if last, pos = tick, pos+size; n == 1 {
-				dst = appendUint(dst, since<<1)
-				continue
-			}
-			dst = appendUint(dst, since<<1|1)
-			dst = appendUint(dst, n)
+	r, newest := c.read(a, s, l.tickShift()), int64(s[logNewest])
+	r.pass(skip)
+	dst = appendInt(dst, now.Mono-newest)
+	dst = appendUint(dst, (newest-r.at)>>r.k)
+	for last := r.at; r.n != 0; r.next() {
+		since := (r.at - last) >> r.k
+		if last = r.at; r.n == 1 {
+			dst = appendUint(dst, since<<1)
+			continue
 		}
-		if g.next() == 0 {
-			return dst
-		}
-		g, pos = segmentAt(a, g.next()), 0
+		dst = appendUint(dst, since<<1|1)
+		dst = appendUint(dst, r.n)
 	}
+	return dst
 }
 
 func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
@@ -604,7 +573,7 @@ func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint6
 	k, newest := l.tickShift(), int64(s[logNewest])
 	// What the ticks before newest reach. Beyond it is only what longer ticks, of a former window, had rounded up.
 	oldest := newest - tickMask<<k
-	x, y := c.read(l, a, s), c.read(l, a, t)
+	x, y := c.read(a, s, k), c.read(a, t, k)
 	mine, other := int64(s[logUnits]), int64(t[logUnits]) // units that are not before the instant
 	for x.n != 0 || y.n != 0 {
 		instant, before := min(x.instant(), y.instant()), max(mine, other)
@@ -627,35 +596,61 @@ func (slidingLog) horizon(l *Limit) time.Duration { return l.Window + 1<<l.tickS
 
 // logReader reads a log's entries from the oldest to the newest.
 type logReader struct {
-	a     *Arena
-	s     []uint64
-	k     int
-	g     segment
-	pos   int
-	at, n int64 // of the present entry; n is 0 after the newest
+	a           *Arena
+	s           []uint64
+	k           int
+	before, ref Ref // the segment before that of the present entry, 0 if there is none, and its own
+	g           segment
+	pos, size   int   // of the entry
+	at, n       int64 // its instant and units; n is 0 after the newest entry
 }
 
 // read returns a reader that is at the oldest entry.
-func (c slidingLog) read(l *Limit, a *Arena, s []uint64) logReader {
-	r := logReader{a: a, s: s, k: l.tickShift()}
+func (c slidingLog) read(a *Arena, s []uint64, k int) logReader {
+	r := logReader{a: a, s: s, k: k}
 	if s[logUnits] != 0 {
-		r.g, r.pos = segmentAt(a, c.oldest(s)), tailOf(s).pos
-		r.next()
+		r.ref = c.oldest(s)
+		r.g, r.pos = segmentAt(a, r.ref), tailOf(s).pos
+		r.load()
 	}
 	return r
 }
 
 func (r *logReader) next() {
+	r.pos += r.size
+	r.load()
+}
+
+// load reads the entry that begins at pos, or the first one after it.
+func (r *logReader) load() {
 	for r.pos == r.g.end() {
 		if r.g.next() == 0 {
 			r.n = 0
 			return
 		}
-		r.g, r.pos = segmentAt(r.a, r.g.next()), 0
+		r.segment()
 	}
-	tick, n, size := r.g.entry(r.pos)
-	r.at, r.n = instantOf(r.s, tick, r.k), n
-	r.pos += size
+	var tick uint32
+	tick, r.n, r.size = r.g.entry(r.pos)
+	r.at = instantOf(r.s, tick, r.k)
+}
+
+// segment goes to the beginning of the next segment, which must exist.
+func (r *logReader) segment() {
+	r.before, r.ref = r.ref, r.g.next()
+	r.g, r.pos = segmentAt(r.a, r.ref), 0
+}
+
+// pass reads past so many units from the oldest entry, of which there must be more. Of an entry that it passes in part, n is the rest.
+func (r *logReader) pass(units int64) {
+	for units >= int64(r.g[1]) {
+		units -= int64(r.g[1])
+		r.segment()
+	}
+	for r.load(); units >= r.n; r.next() {
+		units -= r.n
+	}
+	r.n -= units
 }
 
 // instant is that of the present entry; after the newest, one that is later than all.
@@ -668,181 +663,94 @@ func (r *logReader) instant() int64 {
 
 // skip reads past the entries of an instant and returns their units.
 func (r *logReader) skip(instant int64) (n int64) {
-	for r.n != 0 && r.at == instant {
+	for ; r.n != 0 && r.at == instant; r.next() {
 		n += r.n
-		r.next()
 	}
 	return n
 }
 
-// logPlace is an entry of a log.
-type logPlace struct {
-	before, at Ref // the segment before the entry's, 0 if there is none, and the entry's
-	pos        int
+// unitAt is the instant of the i-th oldest unit, counted from 1.
+func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
+	r := c.read(a, s, k)
+	r.pass(i - 1)
+	return r.at
 }
 
-// find finds the oldest entry that is not before an instant and less than a tick after it, and returns how many units are newer
-// than that one's instant.
-func (c slidingLog) find(a *Arena, s []uint64, k int, at int64) (newer int64, p logPlace, ok bool) {
+// find returns a reader at the oldest entry that is not before an instant and less than a tick after it, and how many units are older.
+func (c slidingLog) find(a *Arena, s []uint64, k int, at int64) (r logReader, older int64, ok bool) {
 	if s[logUnits] == 0 || at > int64(s[logNewest]) {
-		return 0, p, false
+		return r, 0, false
 	}
-	older, target := int64(0), int64(0)
-	q := logPlace{at: c.oldest(s), pos: tailOf(s).pos}
-	for {
-		g := segmentAt(a, q.at)
-		if g.next() == 0 {
+	r = c.read(a, s, k)
+	for r.g.next() != 0 {
+		if h := segmentAt(a, r.g.next()); h.end() == 0 || instantOf(s, h.get(0)&tickMask, k) >= at {
 			break
 		}
-		if h := segmentAt(a, g.next()); h.end() == 0 || instantOf(s, h.get(0)&tickMask, k) >= at {
-			break
-		}
-		older += int64(g[1])
-		q = logPlace{before: q.at, at: g.next()}
+		older += int64(r.g[1])
+		r.segment()
 	}
-	for {
-		g := segmentAt(a, q.at)
-		if q.pos == g.end() {
-			if g.next() == 0 {
-				break
-			}
-			q = logPlace{before: q.at, at: g.next()}
-			continue
-		}
-		tick, n, size := g.entry(q.pos)
-		instant := instantOf(s, tick, k)
-		if ok && instant != target || !ok && instant >= at+1<<k {
-			break
-		}
-		if !ok && instant >= at {
-			ok, target, p = true, instant, q
-		}
-		older += n
-		q.pos += size
+	for r.load(); r.at < at; r.next() {
+		older += r.n
 	}
-	return int64(s[logUnits]) - older, p, ok
-}
-
-// instantAt is the instant of the newest units that are older than so many.
-func (c slidingLog) instantAt(a *Arena, s []uint64, k int, newer int64) (int64, bool) {
-	left := int64(s[logUnits]) - newer
-	if left <= 0 || newer < 0 {
-		return 0, false
-	}
-	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
-	for left > int64(g[1]) {
-		left -= int64(g[1])
-		g, pos = segmentAt(a, g.next()), 0
-	}
-	for {
-		tick, n, size := g.entry(pos)
-		if left <= n {
-			return instantOf(s, tick, k), true
-		}
-		left -= n
-		pos += size
-	}
+	return r, older, r.at < at+1<<k
 }
 
 // takeAt takes up to n units off the entries at the first tick from an instant on, and returns how many there were.
 func (c slidingLog) takeAt(a *Arena, s []uint64, k int, at, n int64) (taken int64) {
-	_, p, ok := c.find(a, s, k, at)
+	r, _, ok := c.find(a, s, k, at)
 	if !ok {
 		return 0
 	}
-	target := int64(0)
-	for first := true; taken < n; first = false {
-		g := segmentAt(a, p.at)
-		if p.pos == g.end() {
-			next := g.next()
-			if next == 0 {
-				break
-			}
-			p = logPlace{p.at, next, 0}
-			continue
-		}
-		tick, have, size := g.entry(p.pos)
-		instant := instantOf(s, tick, k)
-		if first {
-			target = instant
-		} else if instant != target {
-			break
-		}
-		m := min(have, n-taken)
+	for target := r.at; taken < n && r.n != 0 && r.at == target; {
+		m := min(r.n, n-taken)
 		taken += m
-		g[1] -= uint64(m)
+		r.g[1] -= uint64(m)
 		s[logUnits] -= uint64(m)
-		if m < have {
-			g.setCount(p.pos, size, have-m)
+		if m < r.n {
+			r.g.setCount(r.pos, r.size, r.n-m)
 			break
 		}
-		end := g.end() - size
-		for i := p.pos; i < end; i++ {
-			g.set(i, g.get(i+size))
-		}
-		g.setEnd(end)
 		if s[logUnits] == 0 {
 			c.free(nil, a, s)
 			return taken
 		}
-		start := 0
-		if p.at == c.oldest(s) {
-			start = tailOf(s).pos
+		end := r.g.end() - r.size
+		for i := r.pos; i < end; i++ {
+			r.g.set(i, r.g.get(i+r.size))
 		}
-		if end == start {
-			p = c.unlink(a, s, p)
-			if p.at == 0 {
-				break
-			}
+		r.g.setEnd(end)
+		if start := tailOf(s).pos; end == 0 || end == start && r.before == 0 {
+			c.unlink(&r)
+		} else {
+			r.load()
 		}
 	}
 	t := tailOf(s)
 	t.merge = newNothing
 	t.put(s)
-	if target == int64(s[logNewest]) {
-		if newest := c.last(a, s); newest != tickOf(target, k) {
-			s[logNewest] = uint64(instantOf(s, newest, k))
-		}
-	}
+	s[logNewest] = uint64(c.unitAt(a, s, k, int64(s[logUnits])))
 	c.tidy(a, s, segmentAt(a, c.oldest(s)))
 	return taken
 }
 
-// unlink frees a segment without entries of a log that has some, and returns the place after it; none after the newest.
-func (c slidingLog) unlink(a *Arena, s []uint64, p logPlace) logPlace {
-	g := segmentAt(a, p.at)
-	next, size := g.next(), g.size()
-	t := tailOf(s)
+// unlink frees the segment of a reader, which has no entry, of a log that has some, and goes to the next.
+func (c slidingLog) unlink(r *logReader) {
+	next, size, t := r.g.next(), r.g.size(), tailOf(r.s)
 	t.held -= size
-	oldest, newest := c.oldest(s), c.newest(s)
-	if p.at == oldest {
+	oldest, newest := c.oldest(r.s), c.newest(r.s)
+	if r.before == 0 {
 		oldest, t.pos = next, 0
 	} else {
-		segmentAt(a, p.before).setNext(next)
+		segmentAt(r.a, r.before).setNext(next)
 	}
-	if p.at == newest {
-		newest = p.before
+	if next == 0 {
+		newest = r.before
 	}
-	t.put(s)
-	c.setChain(s, oldest, newest)
-	a.Free(p.at, size)
-	return logPlace{before: p.before, at: next}
-}
-
-// last is the tick of the newest entry of a log that has one.
-func (c slidingLog) last(a *Arena, s []uint64) (tick uint32) {
-	pos := tailOf(s).pos
-	for r := c.oldest(s); r != 0; pos = 0 {
-		g := segmentAt(a, r)
-		r = g.next()
-		if r != 0 && segmentAt(a, r).end() > 0 {
-			continue
-		}
-		for pos < g.end() {
-			var size int
-			tick, _, size = g.entry(pos)
-			pos += size
-		}
+	t.put(r.s)
+	c.setChain(r.s, oldest, newest)
+	r.a.Free(r.ref, size)
+	if r.ref, r.n = next, 0; next != 0 {
+		r.g, r.pos = segmentAt(r.a, next), 0
+		r.load()
 	}
-	return tick
 }
