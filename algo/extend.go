@@ -59,23 +59,22 @@ const extensionVersion = 2
 //
 // Units that have expired or were given back since are not written: the copy learns how many units are left.
 func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark uint64) []byte {
-	p := ls.position(s)
-	if p == nil || mark == 0 {
-		return ls.Append(dst, a, s, now)
-	}
-	n := (*p | oldestMark) - mark
-	if n >= generation || (*p|oldestMark)/generation != mark/generation {
-		return ls.Append(dst, a, s, now)
+	version, charged := byte(snapshotVersion), int64(0)
+	if p := ls.position(s); p != nil && mark != 0 {
+		position := *p | oldestMark
+		if n := position - mark; n < generation && position/generation == mark/generation {
+			version, charged = extensionVersion, int64(n)
+		}
 	}
 	now = s.tick(now)
-	dst = append(dst, extensionVersion)
+	dst = append(dst, version)
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
 		tag := byte(ls[i].Algorithm)
 		switch {
 		case ls[i].idle(c, a, t, now):
 			dst = append(dst, tag|idleFlag)
-		case ls[i].Algorithm == SlidingLog:
-			dst = slidingLog{}.since(append(dst, tag), &ls[i], a, t, now, int64(n))
+		case version == extensionVersion && ls[i].Algorithm == SlidingLog:
+			dst = slidingLog{}.since(append(dst, tag), &ls[i], a, t, now, charged)
 		default:
 			dst = c.snapshot(append(dst, tag), &ls[i], a, t, now)
 		}
@@ -93,44 +92,50 @@ func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark ui
 // holds some of what it did and some of what it should, or nothing.
 func (ls Limits) Extend(a *Arena, s State, now Instant, data []byte) (rest []byte, err error) {
 	now = s.tick(now)
-	if len(data) == 0 || data[0] != extensionVersion {
+	r := &reader{data: data}
+	version := r.byte()
+	if p := ls.position(s); version != extensionVersion {
 		ls.Free(a, s)
-		return ls.Restore(a, s, now, data)
-	}
-	if p := ls.position(s); p != nil {
+		ls.Init(s, now)
+	} else if p != nil {
 		*p += generation
 	}
-	r := &reader{data: data[1:]}
+	if version != extensionVersion && version != snapshotVersion {
+		return nil, ErrSnapshot
+	}
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
 		if err != nil {
 			return
 		}
 		l := &ls[i]
-		tag := r.byte()
-		switch {
-		case tag == byte(l.Algorithm) && l.Algorithm == SlidingLog:
+		switch tag := r.byte(); {
+		case version == extensionVersion && tag == byte(SlidingLog) && l.Algorithm == SlidingLog:
 			err = slidingLog{}.extend(l, a, t, now, r)
-			return
 		case tag&^idleFlag != byte(l.Algorithm):
 			err = ErrSnapshot
-			return
-		}
-		c.free(l, a, t)
-		c.init(l, t, now)
-		if tag&idleFlag != 0 {
-			return
-		}
-		if err = c.restore(l, a, t, now, r); err != nil {
+		default:
 			c.free(l, a, t)
 			c.init(l, t, now)
+			if tag&idleFlag != 0 {
+				return
+			}
+			if err = c.restore(l, a, t, now, r); err != nil {
+				c.free(l, a, t)
+				c.init(l, t, now)
+			}
 		}
 	})
 	if err == nil {
 		err = r.err
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+		return r.data, nil
+	case version == snapshotVersion:
+		ls.Free(a, s)
+		ls.Init(s, now)
+	default:
 		ls.trim(a, s)
-		return nil, err
 	}
-	return r.data, nil
+	return nil, err
 }

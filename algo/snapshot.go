@@ -35,17 +35,7 @@ var ErrSnapshot = errors.New("algo: malformed snapshot")
 
 // Append appends a snapshot of s to dst and returns it.
 func (ls Limits) Append(dst []byte, a *Arena, s State, now Instant) []byte {
-	now = s.tick(now)
-	dst = append(dst, snapshotVersion)
-	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-		tag := byte(ls[i].Algorithm)
-		if ls[i].idle(c, a, t, now) {
-			dst = append(dst, tag|idleFlag)
-			return
-		}
-		dst = c.snapshot(append(dst, tag), &ls[i], a, t, now)
-	})
-	return dst
+	return ls.AppendSince(dst, a, s, now, 0)
 }
 
 // Restore makes s, uninitialised, the state whose snapshot data begins with, and returns what follows it. The bytes need
@@ -55,32 +45,10 @@ func (ls Limits) Append(dst []byte, a *Arena, s State, now Instant) []byte {
 // The error is ErrSnapshot or ErrNoMemory; s is fresh then.
 func (ls Limits) Restore(a *Arena, s State, now Instant, data []byte) (rest []byte, err error) {
 	ls.Init(s, now)
-	r := &reader{data: data}
-	if r.byte() != snapshotVersion {
+	if len(data) == 0 || data[0] != snapshotVersion {
 		return nil, ErrSnapshot
 	}
-	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-		if err != nil {
-			return
-		}
-		l := &ls[i]
-		switch r.byte() {
-		case byte(l.Algorithm):
-			err = c.restore(l, a, t, now, r)
-		case byte(l.Algorithm) | idleFlag:
-		default:
-			err = ErrSnapshot
-		}
-	})
-	if err == nil {
-		err = r.err
-	}
-	if err != nil {
-		ls.Free(a, s)
-		ls.Init(s, now)
-		return nil, err
-	}
-	return r.data, nil
+	return ls.Extend(a, s, now, data)
 }
 
 func appendUint(dst []byte, n int64) []byte { return binary.AppendUvarint(dst, uint64(n)) }
