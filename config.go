@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"reflect"
 	"regexp"
 	"runtime/debug"
@@ -17,8 +16,6 @@ import (
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/internal/observe"
-	"github.com/weirlimit/weir/internal/reload"
-	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -130,39 +127,17 @@ func (c *Config) Validate() error {
 
 // node returns the configuration of the node, with defaults, and validates it.
 func (c *Config) node() (node.Config, error) {
-	s := c.Security
 	out := node.Config{
 		Name: c.Name, Version: version(), Bind: cmp.Or(c.Bind, "127.0.0.1"), Advertise: c.Advertise,
+		GossipPort: node.Port(c.GossipPort), PeerPort: node.Port(c.PeerPort),
+		HTTPPort: node.Port(c.HTTPPort), GRPCPort: node.Port(c.GRPCPort), RESPPort: node.Port(c.RESPPort),
 		Join: c.Join, Voters: c.Voters, MaxMembers: c.MaxMembers,
 		PolicyFile: c.PolicyFile, DataDir: c.DataDir, NoInline: c.NoInline, InlineMaxWindow: c.InlineMaxWindow,
-		Timeout: cmp.Or(c.Timeout, limiter.DefaultTimeout), Grace: cmp.Or(c.Grace, node.DefaultGrace),
-		MaxKeys: c.MaxKeys, HTTPHosts: c.HTTPHosts, NoConsole: c.NoConsole,
-		Security: node.Security{
-			TLS:     reload.CertFiles{Cert: s.TLSCertFile, Key: s.TLSKeyFile, CA: s.TLSClientCAFile},
-			PeerTLS: reload.CertFiles{Cert: s.PeerTLSCertFile, Key: s.PeerTLSKeyFile, CA: s.PeerTLSCAFile}, PeerName: s.PeerTLSName,
-			AccessFile: s.AccessFile, GossipKeyFile: s.GossipKeyFile, SecretFile: s.ClusterSecretFile, Insecure: s.Insecure, AuditLog: s.AuditLog,
-		},
-		Logger: c.Logger, Registerer: c.Registerer,
+		Timeout: c.Timeout, Grace: c.Grace, MaxKeys: c.MaxKeys, HTTPHosts: c.HTTPHosts, NoConsole: c.NoConsole,
+		Security: node.Security(c.Security), Logger: c.Logger, Registerer: c.Registerer,
 	}
 	if out.Logger == nil {
 		out.Logger = slog.Default()
-	}
-	for _, p := range []struct {
-		field string
-		given int
-		to    *node.Port
-	}{
-		{"GossipPort", c.GossipPort, &out.GossipPort}, {"PeerPort", c.PeerPort, &out.PeerPort},
-		{"HTTPPort", c.HTTPPort, &out.HTTPPort}, {"GRPCPort", c.GRPCPort, &out.GRPCPort}, {"RESPPort", c.RESPPort, &out.RESPPort},
-	} {
-		switch {
-		case p.given == AnyPort:
-			*p.to = node.PortAny
-		case p.given >= 0 && p.given <= math.MaxUint16:
-			*p.to = node.Port(p.given)
-		default:
-			return out, fmt.Errorf("%s: %d is not a port, 1 to 65535, AnyPort, or 0 for none", p.field, p.given)
-		}
 	}
 	usable := admission.OwnBudget().Usable / 4
 	if c.Memory != 0 {
@@ -172,7 +147,7 @@ func (c *Config) node() (node.Config, error) {
 		return out, fieldError(fmt.Errorf("memory: %d bytes are fewer than a node needs, %d", usable, minMemory))
 	}
 	out.Memory = admission.Divide(usable)
-	if s.AuditLog == observe.AuditStderr {
+	if c.Security.AuditLog == observe.AuditStderr {
 		return out, fieldError(errors.New("audit-log: standard error is the program's: give the name of a file"))
 	}
 	if len(c.Policies) > 0 {

@@ -16,15 +16,11 @@ import (
 
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/node"
-	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
 
 func newDev() *cobra.Command {
-	var f struct {
-		devConfig
-		logLevel string
-	}
+	var f devConfig
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run a whole cluster on this machine, with sample policies",
@@ -43,11 +39,8 @@ It ends with Ctrl-C and leaves nothing behind.`,
 					return fmt.Errorf("%s: must not be empty here: 0 stands for any free port", p.flag)
 				}
 			}
-			if f.Nodes < 1 || f.Nodes > maxDevNodes {
-				return fmt.Errorf("nodes: %d is not a number of nodes from 1 to %d", f.Nodes, maxDevNodes)
-			}
 			var err error
-			if f.Logger, err = newLogger(cmd.ErrOrStderr(), "text", f.logLevel); err != nil {
+			if f.Logger, err = newLogger(cmd.ErrOrStderr(), "text", f.LogLevel); err != nil {
 				return err
 			}
 			// The ports of the documentation where they are free, and those that are asked for or none.
@@ -55,14 +48,10 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			f.Version, f.Command = version(), command(os.Args[0])
 			admission.LimitProcess(f.Logger)
 			outliveLog()
-			return runDev(cmd.Context(), cmd.OutOrStdout(), f.devConfig)
+			return runDev(cmd.Context(), cmd.OutOrStdout(), f)
 		},
 	}
-	cmd.Flags().IntVar(&f.Nodes, "nodes", 3, "number of nodes")
-	cmd.Flags().Var(settingVar(&f.HTTP, parsePort, "port", "8080"), "http-port", "port of the first node for HTTP; the others take any free one")
-	cmd.Flags().Var(settingVar(&f.GRPC, parsePort, "port", "8081"), "grpc-port", "port of the first node for gRPC; the others take any free one")
-	cmd.Flags().StringVar(&f.Policies, "policies", "", "policy file (default: sample policies of every algorithm)")
-	cmd.Flags().StringVar(&f.logLevel, "log-level", "warn", "least important messages logged: debug, info, warn or error")
+	registerSettings(cmd.Flags(), &f)
 	return cmd
 }
 
@@ -81,18 +70,18 @@ func command(name string) string {
 //go:embed policies.yaml
 var samples []byte
 
-// maxDevNodes is the most nodes that make sense on one machine.
-const maxDevNodes = 9
-
 // devConfig is what a development cluster is started with.
 type devConfig struct {
-	Nodes      int       // 1 to MaxNodes
-	HTTP, GRPC node.Port // of the first node; the others take any free ones
-	AnyPort    bool      // take any free one in place of one that is taken
-	Policies   string    // policy file; empty: sample policies
-	Version    string    // of the program
-	Command    string    // that runs the program, in the examples that are printed
-	Logger     *slog.Logger
+	Nodes    int       `flag:"nodes" default:"3" range:"1..9" help:"number of nodes"`
+	HTTP     node.Port `flag:"http-port" default:"8080" help:"port of the first node for HTTP; the others take any free one"`
+	GRPC     node.Port `flag:"grpc-port" default:"8081" help:"port of the first node for gRPC; the others take any free one"`
+	Policies string    `flag:"policies" help:"policy file (default: sample policies of every algorithm)"`
+	LogLevel string    `flag:"log-level" default:"warn" help:"least important messages logged: debug, info, warn or error"`
+
+	AnyPort bool   // take any free one in place of one that is taken
+	Version string // of the program
+	Command string // that runs the program, in the examples that are printed
+	Logger  *slog.Logger
 }
 
 // runDev runs a development cluster until ctx ends, and prints what to try once it is up.
@@ -106,7 +95,7 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	base := node.Config{
 		Version: cfg.Version, Bind: "127.0.0.1", Voters: voters, Policies: set, PolicyFile: cfg.Policies,
 		HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
-		Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
+		Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
 	}
 	var nodes []*node.Node
 	watching, enough := context.WithCancel(ctx)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"github.com/weirlimit/weir/internal/node"
@@ -16,17 +17,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
-
-func TestParsePort(t *testing.T) {
-	for text, want := range map[string]node.Port{"": node.PortOff, "0": node.PortAny, "1": 1, "8080": 8080, "65535": 65535} {
-		got, err := parsePort(text)
-		expect.True(t, got == want && err == nil, "%q: %d, %v; want %d", text, got, err, want)
-	}
-	for _, text := range []string{"-1", "65536", "http", " 80", "80 ", "+80", "0x50", "1e3", "127.0.0.1:80", "1_0"} {
-		got, err := parsePort(text)
-		expect.True(t, err != nil && strings.Contains(err.Error(), text), "%q: %d, %v", text, got, err)
-	}
-}
 
 // TestBadCommandLines: every mistake ends with exit status 2 and one message that names what is to blame, and nothing is
 // printed where a result would be.
@@ -66,18 +56,18 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --inline-max-window 1d", `…"--inline-max-window"`},
 		{"run --inline-max-keys -1", `…"--inline-max-keys" flag: "-1" is not`},
 		{"run --inline-max-memory 1B", `…"--inline-max-memory" flag: "1B" is not a size`},
-		{"run --max-memory lots", `--max-memory: "lots" is not`},
+		{"run --max-memory lots", `…"--max-memory" flag: "lots" is not`},
 		{"run --max-reservations -1", `…"--max-reservations" flag: "-1" is not a number`},
 		{"run --max-key-reservations -1", `…"--max-key-reservations" flag: "-1" is not a number`},
 		{"run --max-request-ids -1", `…"--max-request-ids" flag: "-1" is not a number`},
 		{"run --max-request-ids x", `…"--max-request-ids"`},
-		{"run --timeout 0s", "--timeout: 0s is not"},
+		{"run --timeout 0s", `…"--timeout" flag: "0s" is not a time`},
 		{"run --otlp-endpoint collector:4317", "--otlp-endpoint: is not http://HOST:PORT"},
 		{"run --otlp-endpoint http://collector:4317 --trace-sample 2", "--trace-sample: 2 is not a share"},
 		{"run --trace-caller-rate -1", "--trace-caller-rate: -1 is not a number of calls"},
 		{"run --trace-sample 0.1", "--trace-sample: needs a collector"},
 		{"run --timeout 5", `…"--timeout"`},
-		{"run --grace -1s", "--grace: -1s is not"},
+		{"run --grace -1s", `…"--grace" flag: "-1s" is not a time`},
 		{"run --no-inline=perhaps", `…"--no-inline"`},
 		{"run --log-format xml", `--log-format: "xml" is not one of`},
 		{"run --log-level loud", `--log-level: "loud" is not one of`},
@@ -113,8 +103,8 @@ func TestBadCommandLines(t *testing.T) {
 		{"override set login alice", "SETTINGS: is missing"},
 		{"override delete login alice {}", `argument "{}": is one too many`},
 		{"gossip-keys use", "ID: is missing"},
-		{"dev --nodes 0", "--nodes: 0 is not"},
-		{"dev --nodes 10", "--nodes: 10 is not"},
+		{"dev --nodes 0", `…"--nodes" flag: "0" is not`},
+		{"dev --nodes 10", `…"--nodes" flag: "10" is not`},
 		{"dev --nodes many", `…"--nodes"`},
 		{"dev --log-level loud", `--log-level: "loud"`},
 		{"dev --policies /none", "--policies: "},
@@ -178,7 +168,7 @@ func TestVotersSetting(t *testing.T) {
 	} {
 		var f runFlags
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
-		f.register(fs)
+		registerSettings(fs, &f)
 		must.NoError(t, fs.Parse(append(given.args, "--config", testkit.WriteFile(t, "weir.yaml", given.file))))
 		must.NoError(t, fillFlags(fs, func(name string) (string, bool) { v, ok := given.env[name]; return v, ok }))
 		if cfg, err := f.nodeConfig(io.Discard); err != nil || !slices.Equal(cfg.Voters, []string{"a", "b", "c"}) {
@@ -263,13 +253,13 @@ func TestFlagsOfLimits(t *testing.T) {
 	said := func(args ...string) node.Config {
 		var f runFlags
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
-		f.register(fs)
+		registerSettings(fs, &f)
 		must.NoError(t, fs.Parse(args))
 		cfg := must.Value(f.nodeConfig(io.Discard))(t)
 		return cfg
 	}
-	want := node.Limits{MaxConnectionAge: node.DefaultMaxAge, IdleTimeout: node.DefaultIdleTimeout, MaxHeaderSize: node.DefaultMaxHeader,
-		FirstMessageTimeout: node.DefaultFirstMessage, WriteTimeout: node.DefaultWriteTimeout}
+	want := node.Limits{MaxConnectionAge: time.Hour, IdleTimeout: 10 * time.Minute, MaxHeaderSize: 32 << 10,
+		FirstMessageTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
 	expect.Equal(t, said().Limits, want, "flags say")
 	none := said("--max-connections=0", "--max-connection-age=0", "--idle-timeout=0", "--max-keys=0", "--max-memory=0", "--max-request-ids=0",
 		"--max-reservations=0", "--max-key-reservations=0", "--inline-max-window=0", "--inline-max-keys=0", "--http-port=0", "--grpc-port=")
@@ -280,17 +270,17 @@ func TestFlagsOfLimits(t *testing.T) {
 		none.HTTPPort == node.PortAny && none.GRPCPort == node.PortOff, "flags of 0 say %+v", none)
 	for _, c := range []struct{ args, want string }{
 		{"--max-members 0", "max-members"},
-		{"--max-members 10001", "--max-members: 10001 is not"},
+		{"--max-members 10001", `"--max-members" flag: "10001" is not`},
 		{"--max-connections -1", "max-connections"},
 		{"--max-connections-per-source -1", "max-connections-per-source"},
 		{"--max-anonymous-connections 0", "max-anonymous-connections"},
-		{"--max-connection-age 1ms", "--max-connection-age: "},
+		{"--max-connection-age 1ms", `"--max-connection-age" flag: `},
 		{"--idle-timeout -1s", "idle-timeout"},
 		{"--max-streams 0", "max-streams"},
 		{"--max-message-size 1GB2", "max-message-size"},
 		{"--max-message-size 10B", "max-message-size"},
 		{"--max-header-size 1GiB", "max-header-size"},
-		{"--write-timeout 1ms", "--write-timeout: "},
+		{"--write-timeout 1ms", `"--write-timeout" flag: `},
 		{"--first-message-timeout 0", "first-message-timeout"},
 		{"--max-in-flight -1", "max-in-flight"},
 	} {

@@ -4,14 +4,36 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
+
+// registerSettings adds a flag for each setting of the struct that of points to.
+func registerSettings(flags *pflag.FlagSet, of any) {
+	for _, s := range node.Settings(of) {
+		switch to := s.Field.(type) {
+		case *string:
+			flags.StringVar(to, s.Name, s.Default, s.Help)
+		case *[]string:
+			flags.StringSliceVar(to, s.Name, nil, s.Help)
+		case *bool:
+			flags.BoolVar(to, s.Name, false, s.Help)
+		case *float64:
+			number, _ := strconv.ParseFloat(s.Default, 64) // TestDefaults: it is one
+			flags.Float64Var(to, s.Name, number, s.Help)
+		default:
+			_ = s.Set(s.Default) // the same
+			flags.Var(s, s.Name, s.Help)
+		}
+	}
+}
 
 // fillFlags gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
 // --http-port) or, failing that, from the YAML file that --config names (http-port: 8080). Flag, environment, file: the

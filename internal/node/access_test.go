@@ -250,7 +250,7 @@ func TestAccessReload(t *testing.T) {
 // TestCertificateOrToken: with authorities of callers and an access file, either will do.
 func TestCertificateOrToken(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
-	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Security.TLS = filesOf(t, a, testLeaf) })
+	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Security.useTLS(filesOf(t, a, testLeaf)) })
 	check := func(token string, pairs ...tls.Certificate) error {
 		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs})))
 		must.NoError(t, err)

@@ -37,8 +37,8 @@ func TestCallersCertificateInForce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var skew atomic.Int64
 			cfg := testConfig(t, "node")
-			cfg.Security.TLS = filesOf(t, a, testLeaf)
-			cfg.Security.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
+			cfg.Security.useTLS(filesOf(t, a, testLeaf))
+			cfg.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 			n := mustStart(t, cfg)
 			awaitSettled(t, n)
 			pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}, NotAfter: time.Now().Add(time.Hour)})
@@ -81,7 +81,7 @@ func TestCallersCertificateInForce(t *testing.T) {
 					must.NoError(t, ask(), "%s", way)
 				}
 			}
-			c.end(t, n, &skew, cfg.Security.TLS.CA)
+			c.end(t, n, &skew, cfg.Security.TLSClientCAFile)
 			for way, ask := range ways {
 				eventually(t, way+" to be cut off", func() bool { return ask() != nil })
 			}
@@ -100,7 +100,7 @@ func TestPeersCertificateInForce(t *testing.T) {
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(i int, cfg *Config) {
 		cfg.Timeout = time.Second
 		if i == 0 {
-			cfg.Security.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
+			cfg.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 		}
 	})
 	awaitSettled(t, nodes...)

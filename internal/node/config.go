@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"slices"
 	"time"
 
@@ -20,7 +19,6 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
-	"github.com/weirlimit/weir/store"
 )
 
 // Port is a port to listen on: 1 to 65535, or one of these.
@@ -31,131 +29,121 @@ const (
 	PortAny Port = -1 // any free one
 )
 
-// What holds where Config says nothing, and the usual Grace.
-const (
-	DefaultGrace              = 10 * time.Second
-	DefaultMaxKeys            = 10_000_000
-	DefaultMaxRequestIDs      = store.DefaultRequestIDs
-	DefaultMaxReservations    = store.DefaultReservations
-	DefaultMaxKeyReservations = store.DefaultKeyReservations
-)
-
-// Config is what a node is started with. Of a field that says nothing of it, the zero value stands for none. What it points to must
-// not change while the node runs.
+// Config is what a node is started with. Its tags are described with Setting. Of a field that says nothing of it, the zero value stands
+// for none, and of a number other than a Port for its default. What it points to must not change while the node runs.
 //
 // Errors begin with the setting that is to blame, under the name that operators know it by: of HTTPPort, http-port.
 type Config struct {
-	// Name is the node's name, stable over restarts and unique in the cluster: 1 to 63 of a-z A-Z 0-9 . _ - Required.
-	Name string
-	// Version is that of the program, as the node tells it.
-	Version string
-	// Bind is the IP address that all ports but the debug port listen on. Required.
-	Bind string
-	// Advertise is the IP address or host name that other nodes reach this one at. Empty: Bind, or when that is 0.0.0.0 a private
-	// address of this host.
-	Advertise string
+	Name      string `flag:"name" help:"the node's name, stable over restarts and unique in the cluster (default: the host name)"` // required
+	Bind      string `flag:"bind" default:"127.0.0.1" help:"IP address that all ports listen on"`                                  // required
+	Advertise string `flag:"advertise" help:"IP address or host name that other nodes reach this one at (default: the one it binds)"`
 
-	// HTTPPort, GRPCPort and RESPPort are for callers.
-	HTTPPort, GRPCPort, RESPPort Port
-	// GossipPort, TCP and UDP, and PeerPort are for other nodes: both, or the node is alone for good.
-	GossipPort, PeerPort Port
-	// DebugPort is for profiles, on loopback.
-	DebugPort Port
-	// AnyPortIfTaken takes any free port in place of one that is taken.
-	AnyPortIfTaken bool
+	HTTPPort   Port `flag:"http-port" default:"8080" help:"port for HTTP"`
+	GRPCPort   Port `flag:"grpc-port" default:"8081" help:"port for gRPC"`
+	GossipPort Port `flag:"gossip-port" default:"7946" help:"port for gossip, TCP and UDP; empty: a node alone for good"`
+	PeerPort   Port `flag:"peer-port" default:"7947" help:"port for gRPC between nodes"`
+	RESPPort   Port `flag:"resp-port" help:"port for the Redis protocol (CL.THROTTLE, WEIR.CHECK), 6380 by convention; empty: off"`
+	DebugPort  Port `flag:"debug-port" help:"port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off"`
 
-	// Join are nodes to join: HOST:PORT of their gossip.
-	Join []string
-	// Voters are the names of the nodes whose majority grants what strict policies need, the same on all nodes: none, 1, 3 or 5.
-	Voters []string
-	// MaxMembers bounds the nodes of the cluster. 0: cluster.DefaultMaxMembers.
-	MaxMembers int
+	HTTPHosts          []string `flag:"http-hosts" help:"host names that HTTP requests may be for besides IP addresses and localhost, separated by commas; empty: only these where --bind is a loopback address, and any name elsewhere"`
+	ForwardAuthHeaders []string `flag:"forward-auth-headers" help:"header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none"`
+	TrustedProxies     []string `flag:"trusted-proxies" help:"addresses or prefixes of the gateways that ask /v1/forward-auth, and of proxies before them, whose X-Forwarded-For is believed (key_ip=true), separated by commas; empty: none"`
 
-	// PolicyFile holds the policies, and is read again when it changes. Empty: Policies.
-	PolicyFile string
-	Policies   *policy.Set
-	// DataDir is the directory that overrides are kept in which operators set while the node runs; no other node may have the same. Empty:
-	// they are lost when no member runs.
-	DataDir string
-	// UnknownPolicy is the answer to a check of a policy that does not exist. Zero: an error.
-	UnknownPolicy limiter.Unknown
-	// Timeout is the longest time for a check that another node decides, 1 ms to 1 min. Required.
-	Timeout time.Duration
-	// Grace is the longest time for stopping in good order. Required.
-	Grace time.Duration
+	Join       []string `flag:"join" help:"nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them"`
+	MaxMembers int      `flag:"max-members" default:"256" range:"1..10000" help:"largest number of nodes in the cluster, 1 to 10000; gossip about more is ignored"`
+	Voters     []string `flag:"voters" help:"names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet"`
 
-	// NoInline rejects inline limits; the other three are as in limiter.Config, but for InlineMaxWindow 0:
-	// limiter.DefaultInlineMaxWindow, and -1: no bound.
-	NoInline                       bool
-	InlineMaxWindow                time.Duration
-	InlineMaxKeys, InlineMaxMemory int64
+	PolicyFile string `flag:"policies" help:"policy file (YAML), read again when it changes"`
+	DataDir    string `flag:"data-dir" help:"directory, of this node alone, that keeps overrides set while nodes run; empty: they are lost when no member of the cluster runs"`
 
-	// HTTPHosts are names in Host headers, besides addresses and localhost. Empty: only these where Bind is a loopback address, and any
-	// name elsewhere.
-	HTTPHosts []string
-	// ForwardAuthHeaders are the header fields whose values may be keys at /v1/forward-auth.
-	ForwardAuthHeaders []string
-	// TrustedProxies are prefixes or addresses of proxies whose X-Forwarded-For is believed.
-	TrustedProxies []string
-	NoConsole      bool
-	Envoy          Envoy
+	Timeout time.Duration `flag:"timeout" default:"1s" range:"1ms..1m" help:"longest time for a check that another node decides"`
+	Grace   time.Duration `flag:"grace" default:"10s" range:"1ns.." help:"longest time for a graceful stop"`
 
+	NoInline        bool          `flag:"no-inline" help:"reject inline limits: limits sent along with a request"`
+	InlineMaxWindow time.Duration `flag:"inline-max-window" default:"8784h0m0s" zero:"none" help:"longest window of an inline limit, and longest time in which its bucket refills, the same on all nodes; 0: no bound"`
+	InlineMaxKeys   int64         `flag:"inline-max-keys" default:"0" help:"keys of one namespace of inline limits at most; 0: no bound but the fair part"`
+	InlineMaxMemory int64         `flag:"inline-max-memory" unit:"size" default:"0" range:"64KiB..1PiB" help:"memory for state of one namespace of inline limits at most; 0: no bound but the fair part"`
+	NoConsole       bool          `flag:"no-console" help:"serve no console at /console"`
+
+	Envoy    Envoy
 	Security Security
 	Limits   Limits
 
+	MaxKeys            int64 `flag:"max-keys" default:"10000000" zero:"none" help:"keys with live state at most; 0: no bound"`
+	MaxMemory          int64 `flag:"max-memory" unit:"memory" default:"auto" zero:"none" help:"memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave; 0: no bound"`
+	MaxReservations    int   `flag:"max-reservations" default:"200000" zero:"none" help:"pending reservations of all keys, copies of other nodes' included; 0: none"`
+	MaxKeyReservations int   `flag:"max-key-reservations" default:"2000" zero:"none" help:"pending reservations of one key, each extension counted; 0: none"`
+	MaxRequestIDs      int   `flag:"max-request-ids" default:"10000" zero:"none" help:"request ids remembered per partition (of 4093); 0: none"`
+
+	OTLPEndpoint    string  `flag:"otlp-endpoint" help:"collector for traces, OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT for TLS; empty: no traces"`
+	TraceSample     float64 `flag:"trace-sample" default:"0" help:"share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)"`
+	TraceCallerRate float64 `flag:"trace-caller-rate" default:"10" help:"calls traced a second at most at their callers' request (the sampled flag of a traceparent); 0: none"`
+
+	// What follows has no flag of this form.
+
+	// Version is that of the program, as the node tells it.
+	Version string
+	// AnyPortIfTaken takes any free port in place of one that is taken.
+	AnyPortIfTaken bool
+	// Policies are in force where there is no PolicyFile.
+	Policies *policy.Set
+	// UnknownPolicy is the answer to a check of a policy that does not exist. Zero: an error.
+	UnknownPolicy limiter.Unknown
 	// Memory divides what the node may use. Zero: what the process may use.
 	Memory admission.Budget
-	// MaxMemory bounds the bytes for state. 0: as Memory says; -1: no bound.
-	MaxMemory int64
-	// MaxKeys bounds the keys with live state. 0: DefaultMaxKeys; -1: no bound.
-	MaxKeys int64
-	// MaxRequestIDs, MaxReservations and MaxKeyReservations are as in store.Config.
-	MaxRequestIDs, MaxReservations, MaxKeyReservations int
-
-	// OTLPEndpoint is the URL of a collector for traces, TraceSample the share, 0 to 1, of calls traced whose callers do not say, and
-	// TraceCallerRate how many a second are traced at most because their callers say so.
-	OTLPEndpoint                 string
-	TraceSample, TraceCallerRate float64
-
 	// Logger is told what an operator wants to know. Required.
 	Logger *slog.Logger
 	// LogDropped returns how many lines of the log were dropped. Nil: none ever are.
 	LogDropped func() uint64
+	// Stderr is what the audit log may go to.
+	Stderr io.Writer
 	// Registerer, when not nil, is where the node's metrics are registered while it runs, besides its own page.
 	Registerer prometheus.Registerer
+	// Now tells when certificates expire. Nil: time.Now.
+	Now func() time.Time
 }
 
-// Security is what keeps a node to those it is meant for. All of it is files, which are read again when they change
-// unless something else is said; empty stands for none.
+// Security is what keeps a node to those it is meant for. Its files are read again when they change, but for ClusterSecretFile.
+// Empty: none. weir.Security has the same fields.
 type Security struct {
-	TLS           reload.CertFiles // for callers; CA: whose certificates callers may present
-	PeerTLS       reload.CertFiles // between nodes
-	PeerName      string           // name in every node's certificate
-	AccessFile    string           // who may do what; empty: everybody everything
-	GossipKeyFile string           // empty: gossip in plain text
-	SecretFile    string           // the cluster's secret; read once
-	Insecure      bool             // beyond loopback, too, whoever reaches a port may do what it is for
-	AuditLog      string           // file of the audit log, or observe.AuditStderr; empty: none
-	Stderr        io.Writer        // that the audit log may go to
-
-	Now func() time.Time // tells when certificates expire; nil: time.Now
+	TLSCertFile       string `flag:"tls-cert-file" help:"certificate (PEM, with its chain) for callers over HTTP, gRPC and the Redis protocol, read again when it changes; empty: plain text"`
+	TLSKeyFile        string `flag:"tls-key-file" help:"private key (PEM) of --tls-cert-file"`
+	TLSClientCAFile   string `flag:"tls-client-ca-file" help:"authorities (PEM) of callers' certificates, which are then required; with --access-file a token will do instead"`
+	PeerTLSCertFile   string `flag:"peer-tls-cert-file" help:"certificate (PEM, with its chain) that this node presents to other nodes, as server and as client; empty: plain text between nodes"`
+	PeerTLSKeyFile    string `flag:"peer-tls-key-file" help:"private key (PEM) of --peer-tls-cert-file"`
+	PeerTLSCAFile     string `flag:"peer-tls-ca-file" help:"authorities (PEM) of the other nodes' certificates"`
+	PeerTLSName       string `flag:"peer-tls-name" help:"name (DNS or URI) that must be among the alternative names of every node's certificate"`
+	AccessFile        string `flag:"access-file" help:"who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: every caller may do everything"`
+	GossipKeyFile     string `flag:"gossip-key-file" help:"file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes"`
+	ClusterSecretFile string `flag:"cluster-secret-file" help:"file with the cluster's secret, the same on all nodes, 16 bytes or more: the hash of keys depends on it, so that outsiders cannot aim keys at one partition"`
+	Insecure          bool   `flag:"insecure" help:"listen beyond loopback without mutual TLS between nodes, gossip keys, a cluster secret and authentication of callers"`
+	AuditLog          string `flag:"audit-log" help:"file for the audit log, or stderr: refunds, resets, changes of overrides and of gossip keys, and denied calls, with caller and address, as lines of JSON; empty: none"`
 }
 
-// Limits bounds what callers can hold on to, at each listener. A zero stands for the default: of most, what the memory that there is
-// leaves room for.
+// tls are the files for callers; CA: whose certificates callers may present.
+func (c *Security) tls() reload.CertFiles {
+	return reload.CertFiles{Cert: c.TLSCertFile, Key: c.TLSKeyFile, CA: c.TLSClientCAFile}
+}
+
+// peerTLS are the files between nodes.
+func (c *Security) peerTLS() reload.CertFiles {
+	return reload.CertFiles{Cert: c.PeerTLSCertFile, Key: c.PeerTLSKeyFile, CA: c.PeerTLSCAFile}
+}
+
+// Limits bounds what callers can hold on to, at each listener.
 type Limits struct {
-	MaxConnections          int           // of authenticated callers at a time, at each listener; -1: any number
-	MaxConnectionsPerSource int           // of them, those of one source, an IPv4 address or an IPv6 /64; -1: any number; 0: half of MaxConnections
-	MaxAnonymousConnections int           // connections that are not authenticated, at a time, at each listener
-	MaxConnectionAge        time.Duration // of a connection, 1 s or more; -1: any; 0: DefaultMaxAge
-	IdleTimeout             time.Duration // of a connection over gRPC without calls, 1 s or more; -1: any; 0: DefaultIdleTimeout
-	MaxStreams              int           // calls at a time on one connection of HTTP/2, which gRPC is
-	MaxMessageSize          int64         // bytes of a request's body
-	MaxHeaderSize           int64         // bytes of a request's header fields; 0: DefaultMaxHeader
-	FirstMessageTimeout     time.Duration // for the first message of a call over gRPC, 100 ms or more; 0: DefaultFirstMessage
-	WriteTimeout            time.Duration // for a caller who does not read, 100 ms or more; 0: DefaultWriteTimeout
-	MaxUnread               int64         // bytes of answers that wait for callers of streams to read, about
-	MaxInFlight             int           // checks that wait for other nodes or for copies
+	MaxConnections          int           `flag:"max-connections" default:"auto" zero:"none" help:"connections of authenticated callers at a time at each port; more are closed; 0: no bound; auto: by the available memory"`
+	MaxConnectionsPerSource int           `flag:"max-connections-per-source" default:"0" help:"such connections from one source, an IPv4 address or an IPv6 /64; 0: half of --max-connections"`
+	MaxAnonymousConnections int           `flag:"max-anonymous-connections" default:"auto" range:"1.." help:"connections at a time at each port that are not authenticated; more wait, and sources take turns; auto: by the available memory"`
+	MaxConnectionAge        time.Duration `flag:"max-connection-age" default:"1h0m0s" range:"1s.." zero:"none" help:"age at which a caller or node is asked to reconnect; keep it below half of the lifetime of client certificates; 0: no bound"`
+	IdleTimeout             time.Duration `flag:"idle-timeout" default:"10m0s" range:"1s.." zero:"none" help:"how long a connection of gRPC or the Redis protocol may stay without calls; 0: no bound"`
+	MaxStreams              int           `flag:"max-streams" default:"auto" range:"1.." help:"calls at a time on one connection of gRPC or HTTP/2; more wait at the caller; auto: by the available memory"`
+	MaxMessageSize          int64         `flag:"max-message-size" unit:"size" default:"auto" range:"1KiB..1GiB" help:"largest body of a request, HTTP or gRPC; auto: 4MiB, or less where there is little memory"`
+	MaxHeaderSize           int64         `flag:"max-header-size" unit:"size" default:"32KiB" range:"1KiB..1MiB" help:"largest header of a request, HTTP or gRPC"`
+	MaxInFlight             int           `flag:"max-in-flight" default:"auto" range:"1.." help:"checks that wait at a time for other nodes or for copies; more are answered by on_error; auto: by the available memory"`
+	FirstMessageTimeout     time.Duration `flag:"first-message-timeout" default:"10s" range:"100ms.." help:"longest time between the headers and the first message of a gRPC call, and for receiving a command of the Redis protocol"`
+	WriteTimeout            time.Duration `flag:"write-timeout" default:"30s" range:"100ms.." help:"longest time that a gRPC connection, or a stream on it, waits for a caller that does not read"`
+	MaxUnread               int64         `flag:"max-unread" unit:"size" default:"auto" range:"1MiB..1TiB" help:"unread answers of all streams of checks; beyond it streams with more than their share are ended; auto: by the available memory"`
 }
 
 // Validate reports the first thing that is wrong, of what can be told without opening a file or port. Start calls it.
@@ -164,13 +152,8 @@ func (c *Config) Validate() error {
 		// Listeners would take it for all addresses of the host.
 		return errors.New("bind: is empty: give an IP address; 0.0.0.0 stands for all of this host")
 	}
-	for _, p := range []struct {
-		setting string
-		port    Port
-	}{{"http-port", c.HTTPPort}, {"grpc-port", c.GRPCPort}, {"resp-port", c.RESPPort}, {"gossip-port", c.GossipPort}, {"peer-port", c.PeerPort}, {"debug-port", c.DebugPort}} {
-		if p.port < PortAny || p.port > math.MaxUint16 {
-			return fmt.Errorf("%s: %d is not a port, 1 to %d", p.setting, p.port, math.MaxUint16)
-		}
+	if err := checkNumbers(Settings(c)); err != nil {
+		return err
 	}
 	if err := c.cluster().Validate(); err != nil {
 		return err
@@ -194,27 +177,6 @@ func (c *Config) Validate() error {
 		if err := c.checkPolicies(c.Policies); err != nil {
 			return err
 		}
-	}
-	if c.Timeout < time.Millisecond || c.Timeout > time.Minute {
-		return fmt.Errorf("timeout: %v is not a time to wait from 1ms to 1m", c.Timeout)
-	}
-	if c.Grace <= 0 {
-		return fmt.Errorf("grace: %v is not a time to wait", c.Grace)
-	}
-	for _, b := range []struct {
-		setting string
-		value   int64
-		least   int64
-	}{
-		{"max-keys", c.MaxKeys, -1}, {"max-memory", c.MaxMemory, -1}, {"inline-max-window", int64(c.InlineMaxWindow), -1},
-		{"inline-max-keys", c.InlineMaxKeys, 0}, {"inline-max-memory", c.InlineMaxMemory, 0},
-	} {
-		if b.value < b.least {
-			return fmt.Errorf("%s: is negative", b.setting)
-		}
-	}
-	if err := c.Limits.validate(); err != nil {
-		return err
 	}
 	return c.validateTraces()
 }
@@ -276,82 +238,44 @@ func (c *Config) checkPolicies(set *policy.Set) error {
 	return nil
 }
 
-// withDefaults returns c with every zero replaced by its default, but for Limits and Memory.
+// withDefaults returns c with every zero replaced by its default, but for what follows from the memory.
 func (c Config) withDefaults() Config {
-	c.MaxKeys = max(cmp.Or(c.MaxKeys, DefaultMaxKeys), 0)
-	c.InlineMaxWindow = max(cmp.Or(c.InlineMaxWindow, limiter.DefaultInlineMaxWindow), 0)
+	setDefaults(Settings(&c))
 	if c.Memory == (admission.Budget{}) {
 		c.Memory = admission.OwnBudget()
 	}
 	return c
 }
 
-// validate reports the first limit that makes no sense.
-func (c *Limits) validate() error {
-	for _, l := range []struct {
-		setting      string
-		value, least int64
-	}{
-		{"max-connections", int64(c.MaxConnections), -1},
-		{"max-connections-per-source", int64(c.MaxConnectionsPerSource), -1},
-		{"max-anonymous-connections", int64(c.MaxAnonymousConnections), 0},
-		{"max-streams", int64(c.MaxStreams), 0},
-		{"max-message-size", c.MaxMessageSize, 0},
-		{"max-header-size", c.MaxHeaderSize, 0},
-		{"max-unread", c.MaxUnread, 0},
-		{"max-in-flight", int64(c.MaxInFlight), 0},
-	} {
-		if l.value < l.least {
-			return fmt.Errorf("%s: %d is negative", l.setting, l.value)
-		}
-	}
-	for _, l := range []struct {
-		setting  string
-		d, least time.Duration
-		any      bool // -1 stands for no bound
-	}{
-		{"max-connection-age", c.MaxConnectionAge, time.Second, true},
-		{"idle-timeout", c.IdleTimeout, time.Second, true},
-		{"first-message-timeout", c.FirstMessageTimeout, 100 * time.Millisecond, false},
-		{"write-timeout", c.WriteTimeout, 100 * time.Millisecond, false},
-	} {
-		if l.d != 0 && l.d < l.least && !(l.any && l.d == -1) {
-			return fmt.Errorf("%s: %v is too short: give %v or more", l.setting, l.d, l.least)
-		}
-	}
-	return nil
-}
-
 // withDefaults returns c with every zero replaced by its default.
 func (c Limits) withDefaults(m admission.Budget) Limits {
+	setDefaults(Settings(&c))
 	c.MaxConnections = cmp.Or(c.MaxConnections, m.Clients())
 	c.MaxConnectionsPerSource = cmp.Or(c.MaxConnectionsPerSource, max(c.MaxConnections/2, min(c.MaxConnections, 1), 0))
 	c.MaxAnonymousConnections = cmp.Or(c.MaxAnonymousConnections, m.MaxAnonymous)
-	c.MaxConnectionAge = cmp.Or(c.MaxConnectionAge, DefaultMaxAge)
-	c.IdleTimeout = cmp.Or(c.IdleTimeout, DefaultIdleTimeout)
 	c.MaxStreams = cmp.Or(c.MaxStreams, m.StreamsEach)
 	c.MaxMessageSize = cmp.Or(c.MaxMessageSize, m.MaxMessage)
-	c.MaxHeaderSize = cmp.Or(c.MaxHeaderSize, DefaultMaxHeader)
 	c.MaxInFlight = cmp.Or(c.MaxInFlight, m.MaxInFlight)
-	c.FirstMessageTimeout = cmp.Or(c.FirstMessageTimeout, DefaultFirstMessage)
-	c.WriteTimeout = cmp.Or(c.WriteTimeout, DefaultWriteTimeout)
 	c.MaxUnread = cmp.Or(c.MaxUnread, m.Unread)
 	return c
 }
 
-// callerSettings are the settings of the files for callers.
-var callerSettings = reload.CertFiles{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
+// callerSettings and peerSettings are the settings of the files for callers, and between nodes.
+var (
+	callerSettings = reload.CertFiles{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
+	peerSettings   = reload.CertFiles{Cert: "peer-tls-cert-file", Key: "peer-tls-key-file", CA: "peer-tls-ca-file"}
+)
 
 // validate reports the first thing that is wrong with what is given together.
 func (c *Security) validate() error {
-	if c.TLS.CA != "" && c.TLS.Cert == "" && c.TLS.Key == "" {
+	if c.TLSClientCAFile != "" && c.TLSCertFile == "" && c.TLSKeyFile == "" {
 		return errors.New("tls-client-ca-file: callers present certificates over TLS only: give tls-cert-file and tls-key-file")
 	}
-	if err := c.TLS.Validate(callerSettings); err != nil {
+	if err := c.tls().Validate(callerSettings); err != nil {
 		return err
 	}
 	peer := []struct{ flag, value string }{
-		{"peer-tls-cert-file", c.PeerTLS.Cert}, {"peer-tls-key-file", c.PeerTLS.Key}, {"peer-tls-ca-file", c.PeerTLS.CA}, {"peer-tls-name", c.PeerName},
+		{peerSettings.Cert, c.PeerTLSCertFile}, {peerSettings.Key, c.PeerTLSKeyFile}, {peerSettings.CA, c.PeerTLSCAFile}, {"peer-tls-name", c.PeerTLSName},
 	}
 	for _, given := range peer {
 		for _, missing := range peer {

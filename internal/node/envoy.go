@@ -18,9 +18,11 @@ import (
 
 // Envoy are those of the front end for Envoy.
 type Envoy struct {
-	Dir string // empty: it is off
-	envoy.Options
-	Headers, Metadata, Shadow bool
+	Dir          string `flag:"envoy-config" help:"directory with files (*.yaml, *.yml) in the format of envoyproxy/ratelimit, read again when they change: serves Envoy's rate limit service on the gRPC port and POST /json; empty: off"`
+	MergeDomains bool   `flag:"envoy-merge-domains" help:"let several files of --envoy-config describe one domain"`
+	Headers      bool   `flag:"envoy-response-headers" help:"have Envoy add RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset to responses"`
+	Metadata     bool   `flag:"envoy-dynamic-metadata" help:"add dynamic metadata to answers to Envoy: what was asked, and the metadata of limits that were not exceeded"`
+	Shadow       bool   `flag:"envoy-shadow" help:"answer OK to every request of Envoy's, whatever its limits say"`
 }
 
 // envoyFrontEnd is the node's part of the front end for Envoy. The zero value is that of a node without.
@@ -38,8 +40,7 @@ func (n *Node) openEnvoy() (err error) {
 		return nil
 	}
 	n.envoy.hits, n.envoy.quota = envoy.NewHits(), envoyquota.NewMetrics()
-	options := s.Options
-	options.Quotable = n.quotable
+	options := envoy.Options{MergeDomains: s.MergeDomains, Quotable: n.quotable}
 	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
 	if err != nil {
 		return fmt.Errorf("envoy-config: %w", err)

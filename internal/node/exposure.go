@@ -18,16 +18,16 @@ func (cfg *Config) exposed() (missing []string) {
 		return nil
 	}
 	s := cfg.Security
-	if cfg.forCallers() && s.AccessFile == "" && s.TLS.CA == "" {
+	if cfg.forCallers() && s.AccessFile == "" && s.TLSClientCAFile == "" {
 		missing = append(missing, "access-file or tls-client-ca-file (whoever reaches a port for callers may do everything)")
 	}
-	if cfg.PeerPort != PortOff && s.PeerTLS.Cert == "" {
+	if cfg.PeerPort != PortOff && s.PeerTLSCertFile == "" {
 		missing = append(missing, "peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name (whoever reaches the peer port is a node)")
 	}
 	if cfg.GossipPort != PortOff && s.GossipKeyFile == "" {
 		missing = append(missing, "gossip-key-file (whoever reaches the gossip port may say who is a member)")
 	}
-	if cfg.GossipPort != PortOff && s.SecretFile == "" {
+	if cfg.GossipPort != PortOff && s.ClusterSecretFile == "" {
 		missing = append(missing, "cluster-secret-file (whoever sends keys can aim them at one node)")
 	}
 	return missing

@@ -26,14 +26,14 @@ func TestFilesReplacedByPipes(t *testing.T) {
 	ca := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Logger = book.Logger()
-	cfg.Security.TLS = filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}})
-	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test"
+	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
+	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", "callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	files := map[string]string{
-		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLS.Key, "peer_certificates": cfg.Security.PeerTLS.CA,
+		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLSKeyFile, "peer_certificates": cfg.Security.PeerTLSCAFile,
 		"access": cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
 	}
 	if len(n.files()) != len(files) {
@@ -67,11 +67,11 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 	ca := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Logger = book.Logger()
-	cfg.Security.TLS = filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}})
-	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test"
+	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
+	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
-	cfg.Security.SecretFile = testkit.WriteFile(t, "secret", "0123456789abcdef\n")
-	keys := []string{cfg.Security.TLS.Key, cfg.Security.PeerTLS.Key, cfg.Security.GossipKeyFile, cfg.Security.SecretFile}
+	cfg.Security.ClusterSecretFile = testkit.WriteFile(t, "secret", "0123456789abcdef\n")
+	keys := []string{cfg.Security.TLSKeyFile, cfg.Security.PeerTLSKeyFile, cfg.Security.GossipKeyFile, cfg.Security.ClusterSecretFile}
 	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
 	for i, name := range keys {
 		must.NoError(t, os.Chmod(name, modes[i]))

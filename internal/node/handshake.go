@@ -32,7 +32,7 @@ func (s *security) plain(listener string) bool {
 func (s *security) callerRules(listener string) reload.Rules {
 	rules := reload.Rules{MinVersion: tls.VersionTLS12, Rejected: s.rejectedCert(listener)}
 	switch {
-	case s.cfg.TLS.CA == "":
+	case s.cfg.TLSClientCAFile == "":
 	case listener == "http" || s.cfg.AccessFile != "":
 		// A token may stand in for a certificate, and probes have neither: auth demands one where it is needed.
 		rules.Demand = reload.IfGiven
@@ -100,7 +100,7 @@ func (s *security) grpcServer() []grpc.ServerOption {
 
 // peerRules are those for the certificates of other nodes, in both directions.
 func (s *security) peerRules() reload.Rules {
-	return reload.Rules{MinVersion: tls.VersionTLS13, Demand: reload.Required, Name: s.cfg.PeerName, Rejected: s.rejectedCert("peer")}
+	return reload.Rules{MinVersion: tls.VersionTLS13, Demand: reload.Required, Name: s.cfg.PeerTLSName, Rejected: s.rejectedCert("peer")}
 }
 
 // peerServer returns the options of the server for other nodes.

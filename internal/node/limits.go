@@ -15,16 +15,10 @@ import (
 	"github.com/weirlimit/weir/internal/fairshare"
 )
 
-// Defaults, and what is fixed.
 const (
 	// streamWorkers are goroutines that carry out callers' calls one after the other: of each new goroutine the stack has to grow, and be
 	// copied, several times on the way to a decision. Calls that find none free get one of their own.
-	streamWorkers       = 256
-	DefaultMaxAge       = time.Hour
-	DefaultIdleTimeout  = 10 * time.Minute
-	DefaultMaxHeader    = 32 << 10
-	DefaultFirstMessage = 10 * time.Second
-	DefaultWriteTimeout = 30 * time.Second
+	streamWorkers = 256
 	// callerConnectionWindow is how much of all streams of a caller's connection may be on its way to the node. What has arrived
 	// counts no more, read or not.
 	callerConnectionWindow = 1 << 20

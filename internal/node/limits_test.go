@@ -218,9 +218,9 @@ func TestLimitsByDefault(t *testing.T) {
 	m := admission.Divide(512 << 20)
 	c := (Limits{}).withDefaults(m)
 	want := (Limits{
-		MaxConnections: m.Clients(), MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: DefaultMaxHeader,
-		FirstMessageTimeout: DefaultFirstMessage, WriteTimeout: DefaultWriteTimeout, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
-		MaxConnectionsPerSource: m.Clients() / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: DefaultMaxAge, IdleTimeout: DefaultIdleTimeout,
+		MaxConnections: m.Clients(), MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: 32 << 10,
+		FirstMessageTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
+		MaxConnectionsPerSource: m.Clients() / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: time.Hour, IdleTimeout: 10 * time.Minute,
 	})
 	expect.Equal(t, c, want)
 	none := (Limits{MaxConnections: -1, MaxConnectionAge: -1, IdleTimeout: -1}).withDefaults(m)

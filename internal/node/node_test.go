@@ -223,8 +223,8 @@ func TestStartNodeErrors(t *testing.T) {
 		{"voters: ", func(c *Config) { c.GossipPort, c.Voters = PortOff, []string{"a", "b", "c"} }},
 		{"gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = "/none" }},
 		{"gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = short }},
-		{"cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = "/none" }},
-		{"cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = short }},
+		{"cluster-secret-file: ", func(c *Config) { c.Security.ClusterSecretFile = "/none" }},
+		{"cluster-secret-file: ", func(c *Config) { c.Security.ClusterSecretFile = short }},
 	} {
 		leavesNothing(t, func() {
 			cfg := testConfig(t, "node")

@@ -16,7 +16,7 @@ import (
 func TestRESPSecured(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	n, shop, _, _ := withAccess(t, func(cfg *Config) {
-		cfg.Security.TLS = filesOf(t, a, testLeaf)
+		cfg.Security.useTLS(filesOf(t, a, testLeaf))
 		cfg.RESPPort = PortAny
 	})
 	if want := " resp=" + addrOf(n.listeners.resp); !strings.HasSuffix(n.ReadyLine(), want) {

@@ -65,7 +65,7 @@ func TestHashKeyIsToldToWhoMayKnow(t *testing.T) {
 	const secret = "0123456789abcdef0123456789abcdef"
 	file := testkit.WriteFile(t, "secret", secret)
 	key := must.Value(readSecret(file))(t)
-	n, shop, all, book := withAccess(t, func(cfg *Config) { cfg.Security.SecretFile = file })
+	n, shop, all, book := withAccess(t, func(cfg *Config) { cfg.Security.ClusterSecretFile = file })
 	told, err := topologyOf(t, n, all)
 	expect.True(t, err == nil && string(told.GetHashKey()) == string(key.Bytes()) &&
 		told.GetRingSettings() == ring.SettingsFingerprint(key), "%v, %v", told, err)
@@ -104,10 +104,10 @@ func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 	t.Parallel()
 	file := testkit.WriteFile(t, "secret", "0123456789abcdef0123456789abcdef")
 	cfg := testConfig(t, "a")
-	cfg.Security.SecretFile = file
+	cfg.Security.ClusterSecretFile = file
 	a := mustStart(t, cfg)
 	cfg = testConfig(t, "b")
-	cfg.Security.SecretFile, cfg.Join = file, []string{a.view().Self.GossipAddr}
+	cfg.Security.ClusterSecretFile, cfg.Join = file, []string{a.view().Self.GossipAddr}
 	b := mustStart(t, cfg)
 	awaitSettled(t, a, b)
 	c := must.Value(client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc), client.WithTimeout(testkit.Patience)))(t)

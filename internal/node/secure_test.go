@@ -25,9 +25,9 @@ func makeSecrets(t *testing.T, dirs ...string) {
 func made(dir string) Security {
 	var s Security
 	at := func(name string) string { return filepath.Join(dir, name) }
-	s.TLS.Cert, s.TLS.Key, s.TLS.CA = at("weir-callers-tls/tls.crt"), at("weir-callers-tls/tls.key"), at("weir-callers-tls/ca.crt")
-	s.PeerTLS.Cert, s.PeerTLS.Key, s.PeerTLS.CA, s.PeerName = at("weir-nodes-tls/tls.crt"), at("weir-nodes-tls/tls.key"), at("weir-nodes-tls/ca.crt"), "weir-node"
-	s.AccessFile, s.GossipKeyFile, s.SecretFile = at("weir-access/access.yaml"), at("weir-cluster/gossip-keys"), at("weir-cluster/secret")
+	s.TLSCertFile, s.TLSKeyFile, s.TLSClientCAFile = at("weir-callers-tls/tls.crt"), at("weir-callers-tls/tls.key"), at("weir-callers-tls/ca.crt")
+	s.PeerTLSCertFile, s.PeerTLSKeyFile, s.PeerTLSCAFile, s.PeerTLSName = at("weir-nodes-tls/tls.crt"), at("weir-nodes-tls/tls.key"), at("weir-nodes-tls/ca.crt"), "weir-node"
+	s.AccessFile, s.GossipKeyFile, s.ClusterSecretFile = at("weir-access/access.yaml"), at("weir-cluster/gossip-keys"), at("weir-cluster/secret")
 	return s
 }
 
@@ -52,13 +52,13 @@ func TestSecureBeyondLoopback(t *testing.T) {
 		{"told", func(c *Config) { c.Security.Insecure = true }, nil},
 		{"all", func(c *Config) { c.Security = made(dir) }, nil},
 		{"certificates of callers", func(c *Config) { c.Security = made(dir); c.Security.AccessFile = "" }, nil},
-		{"no access file", func(c *Config) { c.Security = made(dir); c.Security.AccessFile, c.Security.TLS.CA = "", "" }, []string{callers}},
+		{"no access file", func(c *Config) { c.Security = made(dir); c.Security.AccessFile, c.Security.TLSClientCAFile = "", "" }, []string{callers}},
 		{"no peer TLS", func(c *Config) {
 			c.Security = made(dir)
-			c.Security.PeerTLS.Cert, c.Security.PeerTLS.Key, c.Security.PeerTLS.CA, c.Security.PeerName = "", "", "", ""
+			c.Security.PeerTLSCertFile, c.Security.PeerTLSKeyFile, c.Security.PeerTLSCAFile, c.Security.PeerTLSName = "", "", "", ""
 		}, []string{nodes}},
 		{"no gossip key", func(c *Config) { c.Security = made(dir); c.Security.GossipKeyFile = "" }, []string{gossip}},
-		{"no secret of the cluster", func(c *Config) { c.Security = made(dir); c.Security.SecretFile = "" }, []string{secret}},
+		{"no secret of the cluster", func(c *Config) { c.Security = made(dir); c.Security.ClusterSecretFile = "" }, []string{secret}},
 		{"alone", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{callers}},
 		{"alone, without callers", func(c *Config) {
 			c.GossipPort, c.PeerPort, c.HTTPPort, c.GRPCPort = PortOff, PortOff, PortOff, PortOff
@@ -100,7 +100,8 @@ func TestStolenGossipKey(t *testing.T) {
 	awaitSettled(t, a, b)
 	cfg = testConfig(t, "thief")
 	cfg.Security, cfg.Join = made(dir), join
-	cfg.Security.PeerTLS, cfg.Security.PeerName = made(other).PeerTLS, "weir-node"
+	others := made(other)
+	cfg.Security.usePeerTLS(others.peerTLS(), "weir-node")
 	thief := mustStart(t, cfg)
 	eventually(t, "a has asked the thief in vain", func() bool { // who therefore does not tell of it
 		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="unverified"}`)

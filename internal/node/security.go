@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 // security is what a node has of it while it runs.
 type security struct {
 	cfg     Security
+	now     func() time.Time // tells when certificates expire; nil: time.Now
+	stderr  io.Writer        // that the audit log may go to
 	log     *slog.Logger
 	metrics *observe.Security
 	denials *denials
@@ -29,8 +32,9 @@ type security struct {
 }
 
 // openSecurity reads the files. With an error nothing is left open.
-func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
-	s := &security{cfg: cfg, log: log, keysChanged: fifo.NewSignal()}
+func openSecurity(of *Config) (_ *security, err error) {
+	cfg, log := of.Security, of.Logger
+	s := &security{cfg: cfg, now: of.Now, stderr: of.Stderr, log: log, keysChanged: fifo.NewSignal()}
 	s.metrics = observe.NewSecurity(s.expiries)
 	s.denials = newDenials(log, s.metrics)
 	defer func() {
@@ -39,14 +43,13 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 			s.closeAudit()
 		}
 	}()
-	if cfg.TLS != (reload.CertFiles{}) {
-		if s.callers, err = s.openCerts("certificates", cfg.TLS, callerSettings, ""); err != nil {
+	if files := cfg.tls(); files != (reload.CertFiles{}) {
+		if s.callers, err = s.openCerts("certificates", files, callerSettings, ""); err != nil {
 			return nil, err
 		}
 	}
-	if cfg.PeerTLS != (reload.CertFiles{}) {
-		flags := reload.CertFiles{Cert: "peer-tls-cert-file", Key: "peer-tls-key-file", CA: "peer-tls-ca-file"}
-		if s.peers, err = s.openCerts("peer_certificates", cfg.PeerTLS, flags, cfg.PeerName); err != nil {
+	if files := cfg.peerTLS(); files != (reload.CertFiles{}) {
+		if s.peers, err = s.openCerts("peer_certificates", files, peerSettings, cfg.PeerTLSName); err != nil {
 			return nil, err
 		}
 	}
@@ -54,7 +57,7 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 		return nil, fmt.Errorf("audit-log: %w", err)
 	}
 	authConfig := auth.Config{
-		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
+		NeedCertificate: cfg.TLSClientCAFile != "" && cfg.AccessFile == "",
 		Denied:          s.denials.note,
 		Now:             s.denials.now,
 	}
@@ -73,7 +76,7 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 			return nil, err
 		}
 	}
-	s.warnReadable(cfg.TLS.Key, cfg.PeerTLS.Key, cfg.GossipKeyFile, cfg.SecretFile)
+	s.warnReadable(cfg.TLSKeyFile, cfg.PeerTLSKeyFile, cfg.GossipKeyFile, cfg.ClusterSecretFile)
 	return s, nil
 }
 
@@ -96,7 +99,7 @@ func (s *security) openAudit() (*observe.AuditLog, error) {
 		return nil, nil
 	}
 	return observe.OpenAudit(observe.AuditConfig{
-		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.denials.now, MaxQueued: admission.LogQueue,
+		Name: s.cfg.AuditLog, Stderr: s.stderr, Now: s.denials.now, MaxQueued: admission.LogQueue,
 		OnError: func(err error) { s.log.Error("audit log not written", "error", err) },
 	})
 }
@@ -144,7 +147,7 @@ func (s *security) openAccess() (*reload.Watcher[*auth.Callers], error) {
 func (s *security) openCerts(what string, files, flags reload.CertFiles, ownName string) (*reload.Certs, error) {
 	s.metrics.Watching(what)
 	return reload.OpenCerts(files, reload.CertConfig{
-		Flags: flags, OwnName: ownName, Now: s.cfg.Now,
+		Flags: flags, OwnName: ownName, Now: s.now,
 		OnChange: func() {
 			s.metrics.Reloaded(what, true)
 			s.log.Info("security file changed", "what", what)

@@ -104,8 +104,8 @@ func (w *pageWriter) WriteHeader(int) {}
 func TestTLS(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
-	cfg.Security.TLS = filesOf(t, a, testLeaf)
-	cfg.Security.TLS.CA = ""
+	cfg.Security.useTLS(filesOf(t, a, testLeaf))
+	cfg.Security.TLSClientCAFile = ""
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
@@ -160,7 +160,7 @@ func TestTLSOnPlainPort(t *testing.T) {
 func TestClientCertificates(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	cfg := testConfig(t, "node")
-	cfg.Security.TLS = filesOf(t, a, testLeaf)
+	cfg.Security.useTLS(filesOf(t, a, testLeaf))
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}})
@@ -201,7 +201,7 @@ func secureCluster(t *testing.T, log *slog.Logger, a *certstest.Authority, chang
 	var nodes []*Node
 	for i := range 3 {
 		cfg := testConfig(t, fmt.Sprintf("node-%d", i))
-		cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName
+		cfg.Security.usePeerTLS(filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName)
 		cfg.Logger = log.With("node", cfg.Name)
 		if i > 0 {
 			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
@@ -254,8 +254,8 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	var files []Security
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(_ int, cfg *Config) {
-		cfg.Security.TLS = filesOf(t, a, testLeaf)
-		cfg.Security.TLS.CA = ""
+		cfg.Security.useTLS(filesOf(t, a, testLeaf))
+		cfg.Security.TLSClientCAFile = ""
 		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
 		files = append(files, cfg.Security)
 	})
@@ -301,7 +301,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	rewrite := func(content []byte) {
 		for i, f := range files {
 			before := taken(t, nodes[i], "peer_certificates")
-			must.NoError(t, os.WriteFile(f.PeerTLS.CA, content, 0o600))
+			must.NoError(t, os.WriteFile(f.PeerTLSCAFile, content, 0o600))
 			eventually(t, "the authorities to be taken", func() bool { return taken(t, nodes[i], "peer_certificates") != before })
 		}
 	}
@@ -309,8 +309,8 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	for i, f := range files {
 		before, peersBefore := nodes[i].security.callers.Expiry(), nodes[i].security.peers.Expiry()
 		soon := time.Now().Add(30 * time.Minute)
-		replace(t, b, f.TLS, certstest.Leaf{IPs: testLeaf.IPs, NotAfter: soon})
-		replace(t, b, f.PeerTLS, certstest.Leaf{URIs: []string{peerName}, NotAfter: soon})
+		replace(t, b, f.tls(), certstest.Leaf{IPs: testLeaf.IPs, NotAfter: soon})
+		replace(t, b, f.peerTLS(), certstest.Leaf{URIs: []string{peerName}, NotAfter: soon})
 		eventually(t, "the certificates to be taken", func() bool {
 			return !nodes[i].security.callers.Expiry().Equal(before) && !nodes[i].security.peers.Expiry().Equal(peersBefore)
 		})
@@ -357,7 +357,7 @@ func TestSecurityWarning(t *testing.T) {
 	}{
 		{"open to all", func(*Config) {}, []string{"tls-cert-file", "access-file", "peer-tls-cert-file", "gossip-key-file"}, nil},
 		{"on loopback", func(c *Config) { c.Bind = "127.0.0.1" }, nil, []string{"beyond loopback"}},
-		{"TLS", func(c *Config) { c.Security.TLS = filesOf(t, a, testLeaf) },
+		{"TLS", func(c *Config) { c.Security.useTLS(filesOf(t, a, testLeaf)) },
 			[]string{"peer-tls-cert-file", "gossip-key-file"}, []string{"tls-client-ca-file"}},
 		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"access-file"}, []string{"gossip-key-file"}},
 	} {
@@ -365,7 +365,7 @@ func TestSecurityWarning(t *testing.T) {
 		cfg := testConfig(t, "node")
 		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
 		c.change(&cfg)
-		s := must.Value(openSecurity(cfg.Security, cfg.Logger))(t)
+		s := must.Value(openSecurity(&cfg))(t)
 		s.warn(cfg)
 		s.close()
 		text := book.String()
@@ -383,7 +383,7 @@ func TestSecurityWarning(t *testing.T) {
 // TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	var book testkit.Buffer
-	s := must.Value(openSecurity(Security{}, book.Logger()))(t)
+	s := must.Value(openSecurity(&Config{Logger: book.Logger()}))(t)
 	defer s.close()
 	now := time.Unix(1000, 0)
 	s.denials.now = func() time.Time { return now }
@@ -408,15 +408,16 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 		return reload.CertFiles{Cert: cert, Key: key, CA: ca}
 	}
 	var book testkit.Buffer
-	cfg := Security{PeerTLS: write("another"), PeerName: "weir.test"}
-	if s, err := openSecurity(cfg, book.Logger()); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file: ") || !strings.Contains(err.Error(), "peer-tls-ca-file") {
+	cfg := Config{Logger: book.Logger()}
+	cfg.Security.usePeerTLS(write("another"), "weir.test")
+	if s, err := openSecurity(&cfg); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file: ") || !strings.Contains(err.Error(), "peer-tls-ca-file") {
 		t.Errorf("%v", err)
 		if err == nil {
 			s.close()
 		}
 	}
 	write("weir.test")
-	s := must.Value(openSecurity(cfg, book.Logger()))(t)
+	s := must.Value(openSecurity(&cfg))(t)
 	defer s.close()
 	before := s.peers.Expiry()
 	write("another")
@@ -450,7 +451,7 @@ func (r *recorder) recorded() []byte {
 func TestReplay(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
-	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName
+	cfg.Security.usePeerTLS(filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName)
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	addr := addrOf(n.listeners.peer)
@@ -477,8 +478,8 @@ func TestReplay(t *testing.T) {
 func TestGoAways(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
-	cfg.Security.TLS = filesOf(t, a, testLeaf)
-	cfg.Security.TLS.CA = ""
+	cfg.Security.useTLS(filesOf(t, a, testLeaf))
+	cfg.Security.TLSClientCAFile = ""
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)

@@ -136,7 +136,7 @@ func (n *Node) divideMemory() error {
 
 // openSecurity reads the files of authentication and encryption, and follows them.
 func (n *Node) openSecurity() (err error) {
-	if n.security, err = openSecurity(n.cfg.Security, n.log); err != nil {
+	if n.security, err = openSecurity(&n.cfg); err != nil {
 		return err
 	}
 	n.closing(func(context.Context) {
@@ -165,8 +165,8 @@ func (n *Node) openPolicies() (err error) {
 // openHashKey takes the key that places keys.
 func (n *Node) openHashKey() (err error) {
 	switch {
-	case n.cfg.Security.SecretFile != "":
-		n.hashKey, err = readSecret(n.cfg.Security.SecretFile)
+	case n.cfg.Security.ClusterSecretFile != "":
+		n.hashKey, err = readSecret(n.cfg.Security.ClusterSecretFile)
 	case n.cfg.GossipPort == PortOff:
 		n.hashKey = ring.RandomHashKey() // no other node has to have the same
 	}
@@ -271,7 +271,7 @@ func (n *Node) openLimiter() (err error) {
 	cfg, self, inbox := &n.cfg, n.self(), runner.NewInbox(ring.Partitions)
 	clock, leases := clocks()
 	states := limiter.NewStore(store.Config{
-		MaxKeys: cfg.MaxKeys, MaxBytes: max(cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent, Changed: inbox.Changed,
+		MaxKeys: max(cfg.MaxKeys, 0), MaxBytes: max(cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent, Changed: inbox.Changed,
 		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations, Copies: n.cluster != nil,
 	}, false)
 	n.clock, n.hops = clock, observe.NewHops()
@@ -285,7 +285,7 @@ func (n *Node) openLimiter() (err error) {
 		Self: self, Member: n.memberOf,
 		Store: states, Ownership: n.runner, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
 		Policies: n.effective(), UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
-		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
+		InlineMaxWindow: max(cfg.InlineMaxWindow, 0), InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 		Panicked: func(p *panics.Error) { n.panicked("background")("work behind an answer", p) },
 	}

@@ -58,7 +58,7 @@ func TestStolenNodeCertificate(t *testing.T) {
 	}
 	refusedAt(t, a, "peer", "no_gossip_key")
 
-	pair := must.Value(tls.LoadX509KeyPair(cfg.Security.PeerTLS.Cert, cfg.Security.PeerTLS.Key))(t)
+	pair := must.Value(tls.LoadX509KeyPair(cfg.Security.PeerTLSCertFile, cfg.Security.PeerTLSKeyFile))(t)
 	stolen := &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		return &pair, nil // whichever authorities are asked for
 	}}
