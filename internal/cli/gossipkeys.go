@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -112,16 +111,14 @@ func printGossipKeys(w io.Writer, resp *weirv1.GossipKeysResponse, asJSON bool) 
 		}
 		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "MEMBER\tKEY\tUSED\tIN FILE\tERROR")
-	mark := map[bool]string{true: "yes", false: "-"}
-	for _, m := range resp.Members {
-		if len(m.Keys) == 0 {
-			fmt.Fprintf(t, "%s\t\t\t\t%s\n", m.Name, m.Error)
+	return columns(w, "MEMBER\tKEY\tUSED\tIN FILE\tERROR", func(t io.Writer) {
+		for _, m := range resp.Members {
+			if len(m.Keys) == 0 {
+				fmt.Fprintf(t, "%s\t\t\t\t%s\n", m.Name, m.Error)
+			}
+			for _, k := range m.Keys {
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", m.Name, k.Id, yes(k.Used, "-"), yes(k.InFile, "-"), m.Error)
+			}
 		}
-		for _, k := range m.Keys {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", m.Name, k.Id, mark[k.Used], mark[k.InFile], m.Error)
-		}
-	}
-	return t.Flush()
+	})
 }

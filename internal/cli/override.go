@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strconv"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -106,15 +105,13 @@ func newOverrideList() *cobra.Command {
 // printOverrides prints overrides: as a table, or the JSON of GET /v1/overrides.
 func printOverrides(w io.Writer, list *weirv1.ListOverridesResponse, asJSON bool) error {
 	if asJSON {
-		text, err := httpapi.MarshalOverrides(list)
-		return indented(w, text, err)
+		return indented(w, httpapi.MarshalOverrides, list)
 	}
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "POLICY\tFOR\tSETTINGS\tCHANGED\tBY\tINACTIVE")
-	for _, o := range list.Overrides {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", o.Policy, subject(o), o.Settings, time.UnixMilli(o.ChangedAtUnixMs).UTC().Format(time.RFC3339), o.ChangedBy, o.Inactive)
-	}
-	return t.Flush()
+	return columns(w, "POLICY\tFOR\tSETTINGS\tCHANGED\tBY\tINACTIVE", func(t io.Writer) {
+		for _, o := range list.Overrides {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", o.Policy, subject(o), o.Settings, time.UnixMilli(o.ChangedAtUnixMs).UTC().Format(time.RFC3339), o.ChangedBy, o.Inactive)
+		}
+	})
 }
 
 // subject is what an override is for. Keys are quoted: they may hold anything.
@@ -128,8 +125,7 @@ func subject(o *weirv1.Override) string {
 // printOverrideChange prints what a change has come to: as text, or the JSON of PUT /v1/overrides.
 func printOverrideChange(w io.Writer, change *weirv1.OverrideChange, asJSON bool) error {
 	if asJSON {
-		text, err := httpapi.MarshalOverrideChange(change)
-		return indented(w, text, err)
+		return indented(w, httpapi.MarshalOverrideChange, change)
 	}
 	o, now, was := change.Override, "deleted", ""
 	if o.Settings != "" {

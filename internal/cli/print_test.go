@@ -78,7 +78,7 @@ NAME  ON LOAN  BORROWERS  RECALLS  UNANSWERED  EXPIRED UNITS
 n0    300      2          9        1           42
 `
 	var b bytes.Buffer
-	must.NoError(t, writeStatus(&b, st))
+	must.NoError(t, printStatus(&b, st, false))
 	var lines []string // without the blanks that a table ends its lines with
 	for line := range strings.Lines(b.String()) {
 		lines = append(lines, strings.TrimRight(line, " \n")+"\n")
@@ -93,6 +93,6 @@ n0    300      2          9        1           42
 	}
 
 	b.Reset()
-	err := writeStatus(&b, &weirv1.StatusResponse{Node: "n0"})
+	err := printStatus(&b, &weirv1.StatusResponse{Node: "n0"}, false)
 	expect.True(t, err == nil && strings.HasPrefix(b.String(), "n0 sees 0 members (not ready, "), "%v: %s", err, &b)
 }

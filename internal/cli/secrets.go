@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/control"
 )
 
@@ -54,5 +56,29 @@ each under DIRECTORY/SERVICE-. Keep DIRECTORY/authorities and DIRECTORY/tokens e
 	fs.StringVar(&c.PeerName, "peer-tls-name", "weir-node", "name in every node's certificate")
 	fs.IntVar(&c.Days, "days", 365, "days that certificates are good for; authorities are good for ten times as long")
 	fs.BoolVar(&force, "force", false, "overwrite existing files: nodes with the old secrets and with the new ones do not talk to each other")
+	return cmd
+}
+
+func newToken() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "token",
+		Short: "Make a token for a caller, and its hash for the access file",
+		Long: `Make a token of 256 random bits. The caller keeps the token and presents it (Authorization: Bearer TOKEN); the nodes'
+access file (weir run --access-file) has its hash, from which the token cannot be worked out. Nothing is stored.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			token := auth.NewToken()
+			switch output {
+			case "text":
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "token  %s\nhash   %s\n", token, auth.Hash(token))
+				return err
+			case "json":
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"token": token, "hash": auth.Hash(token)})
+			}
+			return fmt.Errorf("output: %q is not one of text and json", output)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "how to print: text or json")
 	return cmd
 }

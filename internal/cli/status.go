@@ -38,17 +38,9 @@ func newStatus() *cobra.Command {
 	return cmd
 }
 
-// printStatus prints the state of a cluster: as tables, or the JSON of GET /v1/status, for eyes too.
-func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
-	if asJSON {
-		text, err := httpapi.MarshalStatus(st)
-		return indented(w, text, err)
-	}
-	return writeStatus(w, st)
-}
-
-// indented prints JSON for eyes.
-func indented(w io.Writer, text []byte, err error) error {
+// indented prints the JSON of a message for eyes.
+func indented[M any](w io.Writer, marshal func(M) ([]byte, error), message M) error {
+	text, err := marshal(message)
 	if err != nil {
 		return err
 	}
@@ -60,7 +52,19 @@ func indented(w io.Writer, text []byte, err error) error {
 	return err
 }
 
-func writeStatus(w io.Writer, st *weirv1.StatusResponse) error {
+// columns prints lines of cells with tabs between them as a table.
+func columns(w io.Writer, head string, lines func(t io.Writer)) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, head)
+	lines(t)
+	return t.Flush()
+}
+
+// printStatus prints the state of a cluster: as tables, or the JSON of GET /v1/status.
+func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
+	if asJSON {
+		return indented(w, httpapi.MarshalStatus, st)
+	}
 	ready := "ready"
 	if !st.Ready {
 		ready = "not ready"
@@ -70,56 +74,49 @@ func writeStatus(w io.Writer, st *weirv1.StatusResponse) error {
 		fmt.Fprintf(w, "note: %s\n", st.ReadyDetail)
 	}
 	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tSTATE\tPARTITIONS\tSHARE\tOWN KEYS\tCOPIED KEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC")
-	for _, m := range st.Members {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
-		if m.Reachable {
-			fmt.Fprintf(t, "%d\t%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys-min(m.KeysCopied, m.Keys), m.KeysCopied, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
-				time.Duration(m.UptimeNs).Truncate(time.Second), m.Version)
-		} else {
-			fmt.Fprint(t, "unreachable\t\t\t\t\t")
+	head := "NAME\tSTATE\tPARTITIONS\tSHARE\tOWN KEYS\tCOPIED KEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC"
+	err := columns(w, head, func(t io.Writer) {
+		for _, m := range st.Members {
+			fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
+			if m.Reachable {
+				fmt.Fprintf(t, "%d\t%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys-min(m.KeysCopied, m.Keys), m.KeysCopied, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
+					time.Duration(m.UptimeNs).Truncate(time.Second), m.Version)
+			} else {
+				fmt.Fprint(t, "unreachable\t\t\t\t\t")
+			}
+			fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
 		}
-		fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
-	}
-	if err := t.Flush(); err != nil {
+	})
+	if err != nil {
 		return err
 	}
-	if err := printOwnership(w, st); err != nil {
+	fmt.Fprintln(w)
+	head = "NAME\tHELD\tMOVING\tAWAITED\tCOPIES\tWITHOUT COPY\tUNSENT KEYS\tGRANTED\tVOTER\tHIGHEST TERM\tSETTLED"
+	err = columns(w, head, func(t io.Writer) { // what is held, and what is in progress
+		for _, m := range st.Members {
+			if o := m.Ownership; o != nil {
+				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
+					o.Degraded, o.Pending, o.Granted, o.Voter, o.HighestTerm, yes(o.Settled, "no"))
+			}
+		}
+	})
+	if err != nil {
 		return err
 	}
-	return printLoans(w, st)
+	fmt.Fprintln(w)
+	return columns(w, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS", func(t io.Writer) {
+		for _, m := range st.Members {
+			if l := m.Loans; l != nil {
+				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered, l.Expired)
+			}
+		}
+	})
 }
 
-// printOwnership shows what is held, and what is in progress.
-func printOwnership(w io.Writer, st *weirv1.StatusResponse) error {
-	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tHELD\tMOVING\tAWAITED\tCOPIES\tWITHOUT COPY\tUNSENT KEYS\tGRANTED\tVOTER\tHIGHEST TERM\tSETTLED")
-	for _, m := range st.Members {
-		o := m.Ownership
-		if o == nil {
-			continue
-		}
-		settled := "no"
-		if o.Settled {
-			settled = "yes"
-		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
-			o.Degraded, o.Pending, o.Granted, o.Voter, o.HighestTerm, settled)
+// yes is the cell for something that is so, or else no.
+func yes(so bool, no string) string {
+	if so {
+		return "yes"
 	}
-	return t.Flush()
-}
-
-// printLoans shows what is lent.
-func printLoans(w io.Writer, st *weirv1.StatusResponse) error {
-	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS")
-	for _, m := range st.Members {
-		if l := m.Loans; l != nil {
-			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered, l.Expired)
-		}
-	}
-	return t.Flush()
+	return no
 }

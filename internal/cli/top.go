@@ -170,8 +170,7 @@ func fitted(line string, width int) string {
 // printTop prints tables of policies and keys, or JSON.
 func printTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, asJSON bool) error {
 	if asJSON {
-		text, err := httpapi.MarshalTopKeys(order, top)
-		return indented(w, text, err)
+		return indented(w, func(top *weirv1.TopKeysResponse) ([]byte, error) { return httpapi.MarshalTopKeys(order, top) }, top)
 	}
 	return writeTop(w, order, top, 0)
 }

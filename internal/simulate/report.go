@@ -3,9 +3,11 @@ package simulate
 import (
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html/template"
 	"io"
+	"os"
 	"strconv"
 	"text/tabwriter"
 	"time"
@@ -128,4 +130,26 @@ func (r *Report) WriteHTML(w io.Writer) error {
 		return err
 	}
 	return t.Execute(w, r)
+}
+
+// Write writes the report: with charts to the file html, where that is not empty, - being stdout, and otherwise to stdout as a table or
+// JSON.
+func (r *Report) Write(stdout io.Writer, html string, asJSON bool) error {
+	switch html {
+	case "":
+	case "-":
+		return r.WriteHTML(stdout)
+	default:
+		file, err := os.Create(html)
+		if err != nil {
+			return fmt.Errorf("html: %w", err)
+		}
+		if err := errors.Join(r.WriteHTML(file), file.Close()); err != nil {
+			return fmt.Errorf("html: %w", err)
+		}
+	}
+	if asJSON {
+		return r.WriteJSON(stdout)
+	}
+	return r.WriteTable(stdout)
 }
