@@ -57,7 +57,6 @@ type Calls struct {
 	patience       time.Duration // EndPatience
 	anonymous      anonymousCalls
 	calls, streams room
-	awaited        awaited
 }
 
 // NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
@@ -111,12 +110,8 @@ type call struct {
 	room   *room
 	place  fairshare.Taken
 	began  bool   // it is counted in the room
-	leave  func() // those that are anonymous; nil: it is not one
-
-	// Of those that are awaited.
-	came       atomic.Bool // the first message
-	deadline   time.Time
-	prev, next *call // nil: it is not among them
+	leave  func()      // those that are anonymous; nil: it is not one
+	late   *time.Timer // ends the call, whose first message has not come; nil: it has all the time
 }
 
 // What ends a call, beside its end.
@@ -151,7 +146,7 @@ func (k *call) begin(ctx context.Context) error {
 		k.leave = c.anonymous.enter(k, conn.source.prefix, c.cfg.MaxAnonymous)
 	}
 	if c.cfg.FirstMessage > 0 {
-		c.awaited.add(k, time.Now(), c.cfg.FirstMessage)
+		k.late = time.AfterFunc(c.cfg.FirstMessage, func() { k.end(noMessage) })
 	}
 	return nil
 }
@@ -159,8 +154,15 @@ func (k *call) begin(ctx context.Context) error {
 // receive reads the message of a unary call.
 func (k *call) receive(m any) error {
 	err := k.read(m)
-	k.calls.awaited.remove(k)
+	k.came()
 	return err
+}
+
+// came notes that the first message has come, or that the call is over.
+func (k *call) came() {
+	if k.late != nil {
+		k.late.Stop()
+	}
 }
 
 // end ends a call before its handler does.
@@ -170,7 +172,7 @@ func (k *call) end(why *status.Status) {
 
 // done gives back what begin has taken.
 func (k *call) done() {
-	k.calls.awaited.remove(k)
+	k.came()
 	if k.leave != nil {
 		k.leave()
 	}
@@ -330,6 +332,6 @@ func (s *boundStream) Context() context.Context { return s.ctx }
 // RecvMsg implements grpc.ServerStream.
 func (s *boundStream) RecvMsg(m any) error {
 	err := s.ServerStream.RecvMsg(m)
-	s.call.calls.awaited.remove(s.call)
+	s.call.came()
 	return err
 }

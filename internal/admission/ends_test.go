@@ -131,7 +131,5 @@ func TestCallsEndOnce(t *testing.T) {
 		taken, _ := r.places.InUse()
 		places += taken + r.open.Load()
 	}
-	if left := calls.awaited.count(); left+int(places)+calls.anonymous.all != 0 {
-		t.Errorf("after the last call %d are awaited, %d places taken, %d anonymous", left, places, calls.anonymous.all)
-	}
+	expect.True(t, places == 0 && calls.anonymous.all == 0, "after the last call %d places are taken, %d anonymous", places, calls.anonymous.all)
 }
