@@ -30,10 +30,9 @@ type Watcher = reload.Watcher[*Config]
 // NewWatcher reads the files of a directory, see ReadDir, and from Watcher.Watch on again whenever one changes, comes or goes, until Close.
 // They must be without mistakes now; later a mistake in any of them leaves all that is in force as it is.
 func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
-	// The directory is watched as that of a file in it.
-	return reload.Open([]string{filepath.Clean(dir) + string(filepath.Separator) + "."}, reload.Config[*Config]{
+	return reload.Open([]string{dir}, reload.Config[*Config]{
 		Read: func(name string, _ int64) ([]byte, error) {
-			files, err := ReadDir(filepath.Dir(name))
+			files, err := ReadDir(name)
 			return pack(files), err
 		},
 		Parse: func(contents [][]byte) (*Config, error) { return Parse(unpack(contents[0]), cfg.Options) },

@@ -109,7 +109,7 @@ type call struct {
 	read   func(any) error // of a unary call
 	room   *room
 	place  fairshare.Taken
-	began  bool   // it is counted in the room
+	began  bool        // it is counted in the room
 	leave  func()      // those that are anonymous; nil: it is not one
 	late   *time.Timer // ends the call, whose first message has not come; nil: it has all the time
 }

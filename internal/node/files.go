@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"log/slog"
 	"strings"
 
 	"github.com/weirlimit/weir/internal/observe"
@@ -13,7 +12,7 @@ type followed interface {
 	Reload()
 	Err() error
 	Timeouts() uint64
-	Close() error
+	Close()
 }
 
 // followedFile is one file, or several that belong together, by its name in metrics and in the log.
@@ -61,17 +60,14 @@ func opened[F interface {
 	return append(all, followedFile{f, name})
 }
 
-func (s *security) close() { closeFiles(s.files(), s.log) }
+func (s *security) close() { closeFiles(s.files()) }
 
 // closeFiles ends the watches of the files that decide. What they held stays in use.
-func (n *Node) closeFiles(context.Context) { closeFiles(n.ownFiles(), n.log) }
+func (n *Node) closeFiles(context.Context) { closeFiles(n.ownFiles()) }
 
-// closeFiles ends watches. What they held stays in use.
-func closeFiles(files []followedFile, log *slog.Logger) {
+func closeFiles(files []followedFile) {
 	for _, f := range files {
-		if err := f.Close(); err != nil {
-			log.Warn("file watch not closed", "what", f.name, "error", err)
-		}
+		f.Close()
 	}
 }
 

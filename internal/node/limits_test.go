@@ -30,7 +30,7 @@ import (
 // room again when one ends.
 func TestMaxConnections(t *testing.T) {
 	for name, limits := range map[string]Limits{
-		"of all": {MaxConnections: 2, MaxConnectionsPerSource: -1}, "of a source": {MaxConnections: 100, MaxConnectionsPerSource: 2},
+		"of all": {MaxConnections: 2, MaxConnectionsPerSource: 100}, "of a source": {MaxConnections: 100, MaxConnectionsPerSource: 2},
 	} {
 		cfg := testConfig(t, "node")
 		cfg.Limits = limits
@@ -82,7 +82,7 @@ func TestMaxConnections(t *testing.T) {
 // TestRejectedClient: the Go client of a node that has too many connections answers by its fail policy, says why, and does not come back
 // all the time; the node's probes are answered meanwhile. Connections beyond those for probes are rejected before HTTP/2 is set up.
 func TestRejectedClient(t *testing.T) {
-	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: -1} })
+	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits = Limits{MaxConnections: 1, MaxConnectionsPerSource: 100} })
 	dial := func() *client.Client {
 		c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(shop), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0)))(t)
 		t.Cleanup(func() { c.Close() })

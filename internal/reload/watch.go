@@ -1,8 +1,9 @@
 // Package reload keeps what is made of files up to date with them: any value, by a [Watcher], and [Certs], the certificate, key and
 // authorities that TLS uses. It also reads small files with a bound on their size and on the time, and replaces files.
 //
-// A Watcher reads its files again when they change, and puts a new value in force only if their content is valid. It does not promise to
-// see every content that a file has had, nor that several files belong together: the reader must check that, and reject them.
+// A Watcher reads its files twice a second, and when it is told to, and puts a new value in force only if their content is valid: the
+// content is compared, so that it does not matter which file system they are on, and how a new content is put in place. It does not promise
+// to see every content that a file has had, nor that several files belong together: the reader must check that, and reject them.
 //
 // A file system may never answer, such as a mount whose server is gone, and a call that waits for it cannot be interrupted. One goroutine
 // of a Watcher at most waits for it, and nothing else does: the delay is reported, the value in force stays, and the files are read again
@@ -12,13 +13,10 @@ package reload
 import (
 	"cmp"
 	"crypto/sha256"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 
 	"github.com/weirlimit/weir/internal/fifo"
 )
@@ -47,15 +45,13 @@ type Config[T any] struct {
 	// is not: 0 stands for 50 ms. An empty file, which may be one that was truncated to be written anew, has to stay
 	// for ten times as long.
 	Settle time.Duration
-	// Poll is how often the files are read although nothing announced a change, for file systems that announce none: 0
-	// stands for 2 s, or for 250 ms when the system has no events to offer.
+	// Poll is how often the files are read: 0 stands for 500 ms.
 	Poll time.Duration
 }
 
 const (
 	defaultSettle = 50 * time.Millisecond
-	defaultPoll   = 2 * time.Second
-	quickPoll     = 250 * time.Millisecond
+	defaultPoll   = 500 * time.Millisecond
 	// emptySettle is how many times longer an empty file has to stay.
 	emptySettle = 10
 	defaultSize = 1 << 20
@@ -76,10 +72,7 @@ type Watcher[T any] struct {
 	once   sync.Once // closes stop
 	work   sync.WaitGroup
 
-	// What follows is only touched by the read in progress: one begins when the one before has ended.
-	events  *fsnotify.Watcher // nil when the system offers none
-	dirs    []string          // watched by events
-	reading atomic.Pointer[string]
+	reading atomic.Pointer[string] // the file that is being read
 
 	// What follows is only touched by Open and then by the goroutine that makes the calls.
 	looks   chan look // holds the outcome of the read in progress
@@ -116,24 +109,8 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 // Open loads files, which are watched from Watch on. They must be right now; later they may be wrong, be replaced, disappear and come
 // back.
 func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
-	// Systems run out of watches, and some have none: reading the files often does the same, only dearer.
-	events, err := fsnotify.NewWatcher()
-	if err != nil {
-		events = nil
-	}
-	return load(files, cfg, events)
-}
-
-// Watch has the files watched until Close. Of what has changed since they were loaded, it is told of too. It is called once, and not
-// after Close.
-func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
-
-// load reads the files. Without events, which become the Watcher's, they are polled. The goroutine does not run yet.
-func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watcher[T], error) {
-	w := &Watcher[T]{
-		files: files, cfg: cfg, events: events, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{}),
-	}
-	w.cfg.Settle, w.cfg.Timeout = cmp.Or(cfg.Settle, defaultSettle), cmp.Or(cfg.Timeout, Timeout)
+	w := &Watcher[T]{files: files, cfg: cfg, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{})}
+	w.cfg.Settle, w.cfg.Timeout, w.cfg.Poll = cmp.Or(cfg.Settle, defaultSettle), cmp.Or(cfg.Timeout, Timeout), cmp.Or(cfg.Poll, defaultPoll)
 	if cfg.Read == nil {
 		w.cfg.Read = ReadPrefix
 	}
@@ -150,19 +127,16 @@ func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watc
 		value, l.err = w.cfg.Parse(l.contents)
 	}
 	if l.err != nil {
-		_ = w.release() // what went wrong is what matters
 		return nil, l.err
-	}
-	if w.cfg.Poll <= 0 {
-		w.cfg.Poll = defaultPoll
-		if len(w.dirs) == 0 {
-			w.cfg.Poll = quickPoll
-		}
 	}
 	w.value.Store(&value)
 	w.taken, w.handled = l.found, l.found
 	return w, nil
 }
+
+// Watch has the files watched until Close. Of what has changed since they were loaded, it is told of too. It is called once, and not
+// after Close.
+func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
 
 // Current returns the value in force.
 func (w *Watcher[T]) Current() T { return *w.value.Load() }
@@ -178,74 +152,36 @@ func (w *Watcher[T]) Err() error {
 // Timeouts returns how many reads have taken longer than Config.Timeout.
 func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
 
-// Reload looks at the files at once, without waiting for an event or the next poll, and reports what is wrong with
+// Reload looks at the files at once, without waiting for the next poll, and reports what is wrong with
 // them even if that has been reported. It does not wait for that to be done.
 func (w *Watcher[T]) Reload() { w.reload.Set() }
 
 // Close ends the watch and waits until no call of Config is in progress. Current and Err keep their last values.
-func (w *Watcher[T]) Close() error {
+func (w *Watcher[T]) Close() {
 	w.once.Do(func() { close(w.stop) })
 	w.work.Wait()
-	return w.release()
-}
-
-// release ends the events, at once or when the read in progress, which uses them, has ended.
-func (w *Watcher[T]) release() error {
-	if w.events == nil {
-		return nil
-	}
-	if w.busy {
-		go func() {
-			w.looks <- <-w.looks // so that whoever comes again finds one
-			_ = w.events.Close()
-		}()
-		return nil
-	}
-	return w.events.Close()
 }
 
 func (w *Watcher[T]) run() {
-	var events chan fsnotify.Event
-	var problems chan error
-	if w.events != nil {
-		events, problems = w.events.Events, w.events.Errors
-	}
-	poll := time.NewTicker(w.cfg.Poll)
-	defer poll.Stop()
-	var settle, timeout <-chan time.Time // nil: not running
-	missed := false                      // settle ran out while the files were being read
-	arm := func(d time.Duration) {
-		// Never put off: in a directory in which something changes all the time, that would be for ever.
-		if settle == nil {
-			settle = time.After(d)
-		}
-	}
+	next := time.NewTimer(w.cfg.Poll) // of the next look; while one is in progress it does not run
+	defer next.Stop()
+	var timeout <-chan time.Time // of the look in progress
 	for {
 		select {
 		case <-w.stop:
 			return
-		case <-events:
-			arm(w.cfg.Settle)
-		case <-problems:
-			// Events were lost: there may have been one for a file.
-			arm(w.cfg.Settle)
-		case <-poll.C:
-			arm(0)
-		case <-settle:
-			settle = nil
-			if w.busy {
-				missed = true
-				continue
-			}
+		case <-next.C:
 			w.look()
 			timeout = time.After(w.cfg.Timeout)
 		case l := <-w.looks:
 			timeout = nil
 			// What a late look read is as old as that. The next one is at what there is now.
-			if w.late || w.handle(l) || missed {
-				arm(w.cfg.Settle)
+			if w.late || w.handle(l) {
+				next.Reset(w.cfg.Settle)
+			} else {
+				next.Reset(w.cfg.Poll)
 			}
-			w.busy, w.late, missed = false, false, false
+			w.busy, w.late = false, false
 		case <-timeout:
 			w.late = true
 			err := w.timeout()
@@ -258,7 +194,9 @@ func (w *Watcher[T]) run() {
 			}
 			// As if it had never been looked at, so that a mistake that stayed is reported again.
 			w.handled = seen{}
-			arm(0)
+			if !w.busy {
+				next.Reset(0)
+			}
 		}
 	}
 }
@@ -317,10 +255,7 @@ func (w *Watcher[T]) handle(l look) (more bool) {
 func (w *Watcher[T]) look() {
 	w.busy = true
 	w.reading.Store(&w.files[0])
-	go func() {
-		w.follow() // before they are read, so that no change falls in between
-		w.looks <- w.readAll()
-	}()
+	go func() { w.looks <- w.readAll() }()
 }
 
 func (w *Watcher[T]) readAll() look {
@@ -345,35 +280,4 @@ func (w *Watcher[T]) readOne(name string) ([]byte, error) {
 		return nil, SizeError(name, defaultSize)
 	}
 	return content, err
-}
-
-// follow watches the directories of the files and, where a file is a symbolic link, that of what it leads to now.
-// Directories and not files: editors and Kubernetes put a new file, or a new link, in the place of the old. All are
-// asked for again each time, because a directory may have been replaced by another of its name, too.
-func (w *Watcher[T]) follow() {
-	if w.events == nil {
-		return
-	}
-	var want []string
-	for i, name := range w.files {
-		w.reading.Store(&w.files[i])
-		want = append(want, filepath.Dir(name))
-		if target, err := filepath.EvalSymlinks(name); err == nil {
-			want = append(want, filepath.Dir(target))
-		}
-	}
-	slices.Sort(want)
-	var watched []string
-	for _, dir := range slices.Compact(want) {
-		// A directory that is away, or one too many, is left to the poll.
-		if w.events.Add(dir) == nil {
-			watched = append(watched, dir)
-		}
-	}
-	for _, dir := range w.dirs {
-		if !slices.Contains(watched, dir) {
-			_ = w.events.Remove(dir) // that one is gone already is no matter
-		}
-	}
-	w.dirs = watched
 }

@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -12,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
@@ -21,9 +20,6 @@ import (
 
 // patience is how long a test waits for what it is sure to see.
 const patience = testkit.Patience
-
-// prefix is ReadPrefix, for tests whose own files go by that name.
-var prefix = ReadPrefix
 
 // content is what the tests' parse makes n of.
 func content(n int) string { return fmt.Sprintf("number %d\n", n) }
@@ -57,29 +53,16 @@ type watched struct {
 	errs    chan error
 }
 
-// watch begins to watch a file, with the given events or none, and ends that with the test.
-func watch(t *testing.T, name string, cfg Config[int], events *fsnotify.Watcher) *watched {
-	t.Helper()
-	return watchBy(t, name, cfg, events, prefix)
-}
-
-// watchBy is watch with another way to read a file.
-func watchBy(t *testing.T, name string, cfg Config[int], events *fsnotify.Watcher, read func(string, int64) ([]byte, error)) *watched {
+// watch begins to watch a file, which it reads every 20 ms unless cfg says otherwise, and ends that with the test.
+func watch(t *testing.T, name string, cfg Config[int]) *watched {
 	t.Helper()
 	w := &watched{t: t, changes: make(chan int, 100), errs: make(chan error, 100)}
-	cfg.Parse, cfg.Read = parse, read
+	cfg.Parse, cfg.Poll = parse, cmp.Or(cfg.Poll, 20*time.Millisecond)
 	cfg.OnChange = func(s int) { w.changes <- s }
 	cfg.OnError = func(err error) { w.errs <- err }
-	w.Watcher = must.Value(load([]string{name}, cfg, events))(t)
-	w.Watch()
-	t.Cleanup(func() { must.NoError(t, w.Close()) })
+	w.Watcher = must.Value(Start([]string{name}, cfg))(t)
+	t.Cleanup(w.Close)
 	return w
-}
-
-func newEvents(t *testing.T) *fsnotify.Watcher {
-	t.Helper()
-	events := must.Value(fsnotify.NewWatcher())(t)
-	return events
 }
 
 // change waits for the next change, which must be to the content of n. That no error comes before is checked too.
@@ -131,7 +114,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func TestWatchEdits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
-	w := watch(t, file, Config[int]{}, newEvents(t))
+	w := watch(t, file, Config[int]{})
 	must.Equal(t, w.Current(), 1, "begins with")
 	write(t, file, content(2))
 	w.change(2)
@@ -159,7 +142,7 @@ func TestWatchEdits(t *testing.T) {
 func TestWatchBadContent(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
-	w := watch(t, file, Config[int]{}, newEvents(t))
+	w := watch(t, file, Config[int]{})
 	write(t, file, "bad 1\n")
 	w.failure("bad 1")
 	expect.Equal(t, w.Current(), 1, "current")
@@ -183,7 +166,7 @@ func TestWatchBadContent(t *testing.T) {
 func TestWatchDeleted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
-	w := watch(t, file, Config[int]{}, newEvents(t))
+	w := watch(t, file, Config[int]{})
 	must.NoError(t, os.Remove(file))
 	expect.ErrorIs(t, w.failure(file), os.ErrNotExist)
 	write(t, file, content(1))
@@ -197,33 +180,29 @@ func TestWatchDeleted(t *testing.T) {
 // TestWatchConfigMap makes and updates a volume as Kubernetes does: the file is a link through ..data, which is a link
 // to a directory of the version, and is replaced as a whole.
 func TestWatchConfigMap(t *testing.T) {
-	for _, poll := range []time.Duration{0, time.Hour} { // with the hour, only events can tell
-		t.Run(fmt.Sprint(poll), func(t *testing.T) {
-			dir := t.TempDir()
-			version := func(n int) string { return fmt.Sprintf("..2024_%d", n) }
-			mount := func(n int, text string) {
-				must.NoError(t, os.Mkdir(filepath.Join(dir, version(n)), 0o700))
-				write(t, filepath.Join(dir, version(n), "file"), text)
-				must.NoError(t, os.Symlink(version(n), filepath.Join(dir, "..data_tmp")))
-				must.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-				if n > 1 {
-					must.NoError(t, os.RemoveAll(filepath.Join(dir, version(n-1))))
-				}
-			}
-			mount(1, content(1))
-			file := filepath.Join(dir, "file")
-			must.NoError(t, os.Symlink(filepath.Join("..data", "file"), file))
-			w := watch(t, file, Config[int]{Poll: poll}, newEvents(t))
-			for n := 2; n < 5; n++ {
-				mount(n, content(n))
-				w.change(n)
-			}
-			mount(5, "bad 3")
-			w.failure("bad 3")
-			mount(6, content(6))
-			w.change(6)
-		})
+	dir := t.TempDir()
+	version := func(n int) string { return fmt.Sprintf("..2024_%d", n) }
+	mount := func(n int, text string) {
+		must.NoError(t, os.Mkdir(filepath.Join(dir, version(n)), 0o700))
+		write(t, filepath.Join(dir, version(n), "file"), text)
+		must.NoError(t, os.Symlink(version(n), filepath.Join(dir, "..data_tmp")))
+		must.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+		if n > 1 {
+			must.NoError(t, os.RemoveAll(filepath.Join(dir, version(n-1))))
+		}
 	}
+	mount(1, content(1))
+	file := filepath.Join(dir, "file")
+	must.NoError(t, os.Symlink(filepath.Join("..data", "file"), file))
+	w := watch(t, file, Config[int]{})
+	for n := 2; n < 5; n++ {
+		mount(n, content(n))
+		w.change(n)
+	}
+	mount(5, "bad 3")
+	w.failure("bad 3")
+	mount(6, content(6))
+	w.change(6)
 }
 
 // TestWatchLink: a link to a file in another directory, which is edited there, and then leads elsewhere.
@@ -233,7 +212,7 @@ func TestWatchLink(t *testing.T) {
 	write(t, filepath.Join(elsewhere, "b"), content(3))
 	file := filepath.Join(here, "file")
 	must.NoError(t, os.Symlink(filepath.Join(there, "a"), file))
-	w := watch(t, file, Config[int]{Poll: time.Hour}, newEvents(t))
+	w := watch(t, file, Config[int]{})
 	write(t, filepath.Join(there, "a"), content(2))
 	w.change(2)
 	must.NoError(t, os.Symlink(filepath.Join(elsewhere, "b"), file+".new"))
@@ -243,13 +222,13 @@ func TestWatchLink(t *testing.T) {
 	w.change(4)
 }
 
-// TestWatchDirectoryReplaced: the directory disappears and comes back. Its watch went with it; the poll finds the new.
+// TestWatchDirectoryReplaced: the directory disappears and comes back.
 func TestWatchDirectoryReplaced(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "conf")
 	file := filepath.Join(dir, "file")
 	must.NoError(t, os.Mkdir(dir, 0o700))
 	write(t, file, content(1))
-	w := watch(t, file, Config[int]{Poll: 20 * time.Millisecond}, newEvents(t))
+	w := watch(t, file, Config[int]{})
 	must.NoError(t, os.RemoveAll(dir))
 	w.failure(file)
 	must.NoError(t, os.Mkdir(dir, 0o700))
@@ -257,49 +236,11 @@ func TestWatchDirectoryReplaced(t *testing.T) {
 	w.change(2)
 }
 
-// TestWatchBusyDirectory: what happens to other files all the time does not keep the file from being read.
-func TestWatchBusyDirectory(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "file")
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{Poll: time.Hour}, newEvents(t))
-	stop := make(chan struct{})
-	var busy sync.WaitGroup
-	busy.Go(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				if err := os.WriteFile(filepath.Join(dir, "log"), []byte("x"), 0o600); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		}
-	})
-	defer busy.Wait()
-	defer close(stop)
-	write(t, file, content(2))
-	w.change(2)
-}
-
-func TestWatchWithoutEvents(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, content(1))
-	w := watch(t, file, Config[int]{}, nil)
-	expect.Equal(t, w.cfg.Poll, quickPoll, "polls every")
-	write(t, file, content(2))
-	w.change(2)
-}
-
-// TestReload: a reload needs no event and no poll, and says again what is wrong.
+// TestReload: a reload needs no poll, and says again what is wrong.
 func TestReload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
-	w := watch(t, file, Config[int]{Poll: time.Hour}, nil)
+	w := watch(t, file, Config[int]{Poll: time.Hour})
 	write(t, file, content(2))
 	w.Reload()
 	w.change(2)
@@ -322,7 +263,7 @@ func TestSettling(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
 	var reported []error
-	w := must.Value(load([]string{file}, Config[int]{Parse: parse, Read: prefix, OnError: func(err error) { reported = append(reported, err) }}, nil))(t)
+	w := must.Value(Open([]string{file}, Config[int]{Parse: parse, OnError: func(err error) { reported = append(reported, err) }}))(t)
 	step := func(wantMore bool, want, wantErrors int) {
 		t.Helper()
 		if more := w.handle(w.readAll()); more != wantMore || w.Current() != want || len(reported) != wantErrors {
@@ -386,7 +327,7 @@ func TestSize(t *testing.T) {
 	length := 0
 	cfg := Config[int]{MaxSize: 10, Parse: func(contents [][]byte) (int, error) { length = len(contents[0]); return 0, nil }}
 	w := must.Value(Start([]string{file}, cfg))(t)
-	must.NoError(t, w.Close())
+	w.Close()
 	expect.Equal(t, length, 11, "bytes were read")
 }
 
@@ -399,24 +340,22 @@ func TestDefaultSize(t *testing.T) {
 }
 
 // TestPipe: a file that is replaced by a pipe, which nobody writes to, is reported like any other mistake, and the file
-// that comes in its place is taken. The pipe is not waited for, with events and without.
+// that comes in its place is taken. The pipe is not waited for.
 func TestPipe(t *testing.T) {
-	for _, events := range []*fsnotify.Watcher{newEvents(t), nil} {
-		file := filepath.Join(t.TempDir(), "file")
-		write(t, file, content(1))
-		w := watch(t, file, Config[int]{Poll: 10 * time.Millisecond}, events)
-		must.NoError(t, os.Remove(file))
-		must.NoError(t, syscall.Mkfifo(file, 0o600))
-		if err := w.failure("pipe"); errors.Is(err, os.ErrNotExist) {
-			w.failure("pipe") // the moment between the two was seen
-		}
-		w.Reload()
-		w.failure("pipe") // again, because it was asked for
-		must.NoError(t, os.Remove(file))
-		write(t, file, content(2))
-		w.change(2)
-		expect.Equal(t, w.Timeouts(), 0, "reads have timed out")
+	file := filepath.Join(t.TempDir(), "file")
+	write(t, file, content(1))
+	w := watch(t, file, Config[int]{})
+	must.NoError(t, os.Remove(file))
+	must.NoError(t, syscall.Mkfifo(file, 0o600))
+	if err := w.failure("pipe"); errors.Is(err, os.ErrNotExist) {
+		w.failure("pipe") // the moment between the two was seen
 	}
+	w.Reload()
+	w.failure("pipe") // again, because it was asked for
+	must.NoError(t, os.Remove(file))
+	write(t, file, content(2))
+	w.change(2)
+	expect.Equal(t, w.Timeouts(), 0, "reads have timed out")
 }
 
 // hang stands for a file system that can be made to answer no more, and to answer again.
@@ -466,7 +405,7 @@ func TestWatchHang(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
 	write(t, name, content(1))
 	var fs hang
-	w := watchBy(t, name, Config[int]{Poll: time.Millisecond, Timeout: 20 * time.Millisecond, Settle: time.Millisecond}, nil, fs.read)
+	w := watch(t, name, Config[int]{Read: fs.read, Poll: time.Millisecond, Timeout: 20 * time.Millisecond, Settle: time.Millisecond})
 	fs.begin()
 	write(t, name, content(2))
 	must.ErrorIs(t, w.failure(name), ErrTimeout)
@@ -496,14 +435,14 @@ func TestCloseHanging(t *testing.T) {
 	write(t, name, content(1))
 	var fs hang
 	failed := make(chan error, 1)
-	w := must.Value(load([]string{name}, Config[int]{
+	w := must.Value(Open([]string{name}, Config[int]{
 		Parse: parse, Read: fs.read, Poll: time.Millisecond, Timeout: time.Millisecond, OnError: func(err error) { failed <- err },
-	}, newEvents(t)))(t)
+	}))(t)
 	fs.begin()
 	w.Watch()
 	<-failed
 	for range 2 {
-		must.NoError(t, w.Close())
+		w.Close()
 	}
 	fs.end()
 	eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
@@ -513,7 +452,7 @@ func TestCloseHanging(t *testing.T) {
 func TestStartHanging(t *testing.T) {
 	var fs hang
 	fs.begin()
-	_, err := load([]string{"file"}, Config[int]{Parse: parse, Read: fs.read, Timeout: time.Millisecond}, newEvents(t))
+	_, err := Open([]string{"file"}, Config[int]{Parse: parse, Read: fs.read, Timeout: time.Millisecond})
 	expect.True(t, errors.Is(err, ErrTimeout) && strings.Contains(err.Error(), "file"), "got %v", err)
 	fs.end()
 }
@@ -524,7 +463,7 @@ func TestSeveral(t *testing.T) {
 	write(t, a, content(1))
 	write(t, b, content(10))
 	changes := make(chan int, 10)
-	w, err := Start([]string{a, b}, Config[int]{Parse: parse, Poll: time.Hour, OnChange: func(n int) { changes <- n }})
+	w, err := Start([]string{a, b}, Config[int]{Parse: parse, Poll: 20 * time.Millisecond, OnChange: func(n int) { changes <- n }})
 	must.NoError(t, err)
 	write(t, a, content(2))
 	expect.Equal(t, <-changes, 12, "a changed")
@@ -535,7 +474,7 @@ func TestSeveral(t *testing.T) {
 	if n := <-changes; n != 22 || w.Current() != 22 {
 		t.Errorf("%d, %d", n, w.Current())
 	}
-	must.NoError(t, w.Close())
+	w.Close()
 }
 
 func TestClose(t *testing.T) {
@@ -547,9 +486,9 @@ func TestClose(t *testing.T) {
 	must.NoError(t, err)
 	write(t, file, content(2))
 	<-entered
-	closed := make(chan error)
+	closed := make(chan struct{})
 	for range 2 {
-		go func() { closed <- w.Close() }()
+		go func() { w.Close(); closed <- struct{}{} }()
 	}
 	<-w.stop
 	select {
@@ -558,22 +497,10 @@ func TestClose(t *testing.T) {
 	default:
 	}
 	close(leave)
-	must.NoError(t, <-closed)
-	must.NoError(t, <-closed)
-	must.NoError(t, w.Close())
+	<-closed
+	<-closed
+	w.Close()
 	w.Reload()
 	expect.Equal(t, w.Current(), 2, "current")
 	eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
-}
-
-// TestLostEvents: when the system says that it has lost events, the file is looked at.
-func TestLostEvents(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	write(t, file, content(1))
-	events := newEvents(t)
-	w := watch(t, file, Config[int]{Poll: time.Hour}, events)
-	must.NoError(t, events.Remove(filepath.Dir(file)))
-	write(t, file, content(2))
-	events.Errors <- fsnotify.ErrEventOverflow
-	w.change(2)
 }

@@ -275,7 +275,7 @@ func TestClientLinks(t *testing.T) {
 	must.NoError(t, err)
 	deps := strings.Fields(string(out))
 	must.True(t, slices.Contains(deps, module+"limit"), "go list -deps lists %d packages, and not limit", len(deps))
-	banned := regexp.MustCompile(`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|go-control-plane|yaml|fsnotify|memberlist|cobra|prometheus`)
+	banned := regexp.MustCompile(`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|go-control-plane|yaml|memberlist|cobra|prometheus`)
 	for _, d := range deps {
 		expect.True(t, !banned.MatchString(d), "client links %s", d)
 	}
