@@ -128,8 +128,8 @@ var clocks = []string{
 	"client/limiter.go waitDelay",
 	"cluster/prober.go now", // back-off
 	"cluster/transport.go admit",
-	"internal/node/gubernator.go gubernatorService", // reset_time is a time of day
-	"internal/node/envoy.go envoyService",           // windows that are aligned to the epoch end by the time of day
+	"internal/node/envoy.go gubernatorService", // reset_time is a time of day
+	"internal/node/envoy.go envoyService",      // windows that are aligned to the epoch end by the time of day
 	"internal/node/describe.go inspect",
 	"internal/reload/certs.go OpenCerts", // certificates expire by the time of day
 	"test/testkit/certstest/certstest.go Issue",
@@ -156,9 +156,7 @@ var clocks = []string{
 	"limiter/limiter.go ProcessClock",    // the clock that decides
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
-	"internal/admission/awaited.go add",
 	"internal/admission/calls.go age",
-	"internal/admission/calls.go begin",
 	"internal/admission/conn.go Write",
 	"internal/admission/conn.go allowance",
 	"internal/admission/conn.go reject", // bounds a write
