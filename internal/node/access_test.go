@@ -116,7 +116,7 @@ func TestReadinessDetail(t *testing.T) {
 	n, shop, all, _ := withAccess(t, nil)
 	swapForPipe(t, n.cfg.PolicyFile)
 	n.Reload()
-	eventually(t, "the file to be reported", func() bool { return n.policyError() != "" })
+	testkit.Eventually(t, "the file to be reported", func() bool { return n.policyError() != "" })
 	for token, want := range map[string]bool{all: true, shop: false, "": false, "nonsense": false} {
 		resp, body := send(t, n, "GET", "/readyz", token, "")
 		expect.True(t, resp.StatusCode == http.StatusOK && strings.Contains(body, `"ready":true`) &&
@@ -232,14 +232,14 @@ func TestAccessReload(t *testing.T) {
 		must.NoError(t, os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600))
 	}
 	write("callers: [{name: x}]")
-	eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
+	testkit.Eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
 	line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "rejected")
 	expect.True(t, strings.Contains(metricsOf(t, n), line), "no %s", line)
 	resp, body := send(t, n, "POST", "/v1/check", shop, login)
 	expect.True(t, resp.StatusCode == http.StatusOK, "after a mistake: %d %s", resp.StatusCode, body)
 	fresh := auth.NewToken()
 	write(fmt.Sprintf(accessFile, auth.Hash(fresh), auth.Hash(auth.NewToken())))
-	eventually(t, "the old token to be nobody's", func() bool {
+	testkit.Eventually(t, "the old token to be nobody's", func() bool {
 		resp, _ := send(t, n, "POST", "/v1/check", shop, login)
 		return resp.StatusCode == http.StatusUnauthorized
 	})

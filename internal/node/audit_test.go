@@ -83,8 +83,7 @@ func TestAuditLogWithoutAccessFile(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Security.AuditLog = name
 	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 3))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	send(t, n, "POST", "/v1/refund", "", `{"policy": "login", "key": "alice", "cost": 1}`)
 	got := auditLines(t, name)
 	expect.Equal(t, strings.Join(got, "\n"), "refund everybody none http login alice <nil>", "%q", got)

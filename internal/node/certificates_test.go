@@ -17,6 +17,7 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
@@ -39,8 +40,7 @@ func TestCallersCertificateInForce(t *testing.T) {
 			cfg := testConfig(t, "node")
 			cfg.Security.useTLS(filesOf(t, a, testLeaf))
 			cfg.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
-			n := mustStart(t, cfg)
-			awaitSettled(t, n)
+			n := mustSettle(t, cfg)
 			pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}, NotAfter: time.Now().Add(time.Hour)})
 			config := &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{pair}}
 
@@ -83,7 +83,7 @@ func TestCallersCertificateInForce(t *testing.T) {
 			}
 			c.end(t, n, &skew, cfg.Security.TLSClientCAFile)
 			for way, ask := range ways {
-				eventually(t, way+" to be cut off", func() bool { return ask() != nil })
+				testkit.Eventually(t, way+" to be cut off", func() bool { return ask() != nil })
 			}
 			refusedAt(t, n, "grpc", c.reason)
 			refusedAt(t, n, "http", c.reason)
@@ -118,7 +118,7 @@ func TestPeersCertificateInForce(t *testing.T) {
 		must.True(t, !unanswered(n), "%s is not answered", n.cfg.Name)
 	}
 	skew.Store(int64(13 * time.Hour))
-	eventually(t, "the first to ask in vain", func() bool { return unanswered(nodes[0]) })
-	eventually(t, "the second to ask in vain", func() bool { return unanswered(nodes[1]) })
+	testkit.Eventually(t, "the first to ask in vain", func() bool { return unanswered(nodes[0]) })
+	testkit.Eventually(t, "the second to ask in vain", func() bool { return unanswered(nodes[1]) })
 	refusedAt(t, nodes[0], "peer", reload.Expired)
 }

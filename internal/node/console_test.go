@@ -75,8 +75,7 @@ func TestConsoleStream(t *testing.T) {
 	}
 	cfg := testConfig(t, "node")
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", string(access("read")))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	resp, text := send(t, n, "POST", "/v1/check", all, `{"policy":"login","key":"alice"}`)
 	must.Equal(t, resp.StatusCode, http.StatusOK, "%v", text)
 	next := stream(t, n, all)

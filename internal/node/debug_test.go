@@ -12,8 +12,7 @@ func TestDebugPort(t *testing.T) {
 	leavesNothing(t, func() {
 		cfg := testConfig(t, "a")
 		cfg.GossipPort, cfg.PeerPort, cfg.DebugPort = PortOff, PortOff, PortAny
-		n := mustStart(t, cfg)
-		awaitSettled(t, n)
+		n := mustSettle(t, cfg)
 		defer n.Stop()
 		get := func(addr, path, host string) (int, string) {
 			t.Helper()

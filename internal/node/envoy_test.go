@@ -49,8 +49,7 @@ func envoyClient(t *testing.T, n *Node) ratelimitv3.RateLimitServiceClient {
 // TestEnvoyHealth: callers of envoyproxy/ratelimit ask for the health of the service ratelimit.
 func TestEnvoyHealth(t *testing.T) {
 	t.Parallel()
-	n := mustStart(t, testConfig(t, "n"))
-	awaitSettled(t, n)
+	n := mustSettle(t, testConfig(t, "n"))
 	health := healthv1.NewHealthClient(dialed(t, n))
 	testkit.Eventually(t, "the service ratelimit serves", func() bool {
 		got, err := health.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "ratelimit"})
@@ -137,7 +136,7 @@ func TestEnvoyCluster(t *testing.T) {
 	// Each node sees which others have other files.
 	mismatched := func(n *Node, others int) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%d members with other files", others), func() bool {
+		testkit.Eventually(t, fmt.Sprintf("%d members with other files", others), func() bool {
 			_, page := get(t, n, "/metrics")
 			return strings.Contains(page, fmt.Sprintf("\nweir_envoy_mismatched_members %d\n", others))
 		})
@@ -155,8 +154,7 @@ func TestEnvoyCluster(t *testing.T) {
 func TestEnvoyReload(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Envoy.Dir = envoyDir(t, envoyFile)
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	left := func(value string) uint32 {
 		out := must.Value(envoyClient(t, n).ShouldRateLimit(t.Context(), envoyRequest("user", value)))(t)
 		return out.Statuses[0].LimitRemaining
@@ -164,7 +162,7 @@ func TestEnvoyReload(t *testing.T) {
 	expect.Equal(t, left("a"), 9, "left")
 	bad := filepath.Join(cfg.Envoy.Dir, "other.yaml")
 	must.NoError(t, os.WriteFile(bad, []byte("domain: edge\n"), 0o600))
-	eventually(t, "the mistake", func() bool {
+	testkit.Eventually(t, "the mistake", func() bool {
 		ready, why := n.Ready()
 		return ready && strings.Contains(why, "envoy configuration rejected: "+bad+":1:9: domain: is the domain of ")
 	})
@@ -172,11 +170,11 @@ func TestEnvoyReload(t *testing.T) {
 	expect.True(t, strings.Contains(page, "weir_envoy_configuration_valid 0"), "no mistake in the metrics")
 	expect.Equal(t, left("b"), 9, "left")
 	must.NoError(t, os.Remove(bad))
-	eventually(t, "no mistake", func() bool { _, why := n.Ready(); return why == "" })
+	testkit.Eventually(t, "no mistake", func() bool { _, why := n.Ready(); return why == "" })
 	must.NoError(t, os.WriteFile(filepath.Join(cfg.Envoy.Dir, "edge.yaml"),
 		[]byte(strings.Replace(envoyFile, ": 10}", ": 20}", 1)), 0o600))
 	tries := 0
-	eventually(t, "the new limit", func() bool { tries++; return left(fmt.Sprint("c", tries)) == 19 })
+	testkit.Eventually(t, "the new limit", func() bool { tries++; return left(fmt.Sprint("c", tries)) == 19 })
 	expect.Equal(t, left("a"), 18, "left") // live state falls under it, too
 
 	cfg.Envoy.Dir = bad

@@ -30,8 +30,7 @@ func TestFilesReplacedByPipes(t *testing.T) {
 	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", "callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	files := map[string]string{
 		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLSKeyFile, "peer_certificates": cfg.Security.PeerTLSCAFile,
 		"access": cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
@@ -44,14 +43,14 @@ func TestFilesReplacedByPipes(t *testing.T) {
 		before := must.Value(os.ReadFile(name))(t)
 		swapForPipe(t, name)
 		n.Reload()
-		eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
+		testkit.Eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
 		ready, detail := n.Ready()
 		expect.True(t, ready && strings.Contains(detail, f.what()+" rejected: ") && strings.Contains(detail, name),
 			"ready: %t, %s", ready, detail)
-		eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })
+		testkit.Eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })
 		must.NoError(t, os.Remove(name))
 		must.NoError(t, os.WriteFile(name, before, 0o600))
-		eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })
+		testkit.Eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })
 	}
 	for _, name := range files {
 		swapForPipe(t, name)
@@ -76,8 +75,7 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 	for i, name := range keys {
 		must.NoError(t, os.Chmod(name, modes[i]))
 	}
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	said := func(name string) int {
 		return strings.Count(book.String(), `msg="key file readable by other users" file=`+name)
 	}
@@ -88,5 +86,5 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 	}
 	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600))
 	n.Reload()
-	eventually(t, "the changed file to be named again", func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
+	testkit.Eventually(t, "the changed file to be named again", func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
 }

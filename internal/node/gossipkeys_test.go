@@ -111,7 +111,7 @@ func TestRotateByCommand(t *testing.T) {
 		for _, m := range resp.GetMembers() {
 			expect.Equal(t, m.Error, "", "%v: %s", action, m.Name)
 		}
-		eventually(t, "more checks", func() bool { return count.Load() > from+100 || t.Failed() })
+		testkit.Eventually(t, "more checks", func() bool { return count.Load() > from+100 || t.Failed() })
 		return fmt.Sprint(resp), err
 	}
 	done := func(action weirv1.KeyAction, id string, key []byte) string {
@@ -167,10 +167,10 @@ func TestRotateByCommand(t *testing.T) {
 	// It is not left outside for good: it reads its file again.
 	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte(gossipText(2)), 0o600))
 	awaitSettled(t, old)
-	eventually(t, "five members", func() bool { return len(old.view().Members) == 5 })
+	testkit.Eventually(t, "five members", func() bool { return len(old.view().Members) == 5 })
 	stop()
 	for _, n := range nodes {
-		eventually(t, n.cfg.Name+" sees five members", func() bool { return len(n.view().Members) == 5 })
+		testkit.Eventually(t, n.cfg.Name+" sees five members", func() bool { return len(n.view().Members) == 5 })
 	}
 	text := book.String()
 	for _, secret := range []string{strings.TrimSpace(gossipText(1)), strings.TrimSpace(gossipText(2))} {
@@ -193,25 +193,25 @@ func TestRotateByFile(t *testing.T) {
 	}
 	for i, n := range nodes[:2] {
 		replace(n, gossipText(2))
-		eventually(t, "the key to be added", func() bool { return slices.Equal(keysOf(n), []string{one, two}) })
+		testkit.Eventually(t, "the key to be added", func() bool { return slices.Equal(keysOf(n), []string{one, two}) })
 		waits := fmt.Sprintf("node-%d does not have it", []int{1, 2}[i])
-		eventually(t, "a word about who is waited for", func() bool { return strings.Contains(book.String(), waits) })
+		testkit.Eventually(t, "a word about who is waited for", func() bool { return strings.Contains(book.String(), waits) })
 	}
 	replace(nodes[2], "no key\n") // a mistake changes nothing
-	eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "not base64") })
+	testkit.Eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "not base64") })
 	for _, n := range nodes[:2] {
 		got := keysOf(n)
 		expect.True(t, slices.Equal(got, []string{one, two}), "%s went ahead: %v", n.cfg.Name, got)
 	}
 	replace(nodes[2], gossipText(2))
 	for _, n := range nodes {
-		eventually(t, "the new key alone", func() bool { return slices.Equal(keysOf(n), []string{two}) })
+		testkit.Eventually(t, "the new key alone", func() bool { return slices.Equal(keysOf(n), []string{two}) })
 	}
 	stop()
 	text := book.String()
 	expect.True(t, !strings.Contains(text, strings.TrimSpace(gossipText(2))), "log:\n%s", text)
 	for _, n := range nodes {
-		eventually(t, n.cfg.Name+" sees three members", func() bool { return len(n.view().Members) == 3 })
+		testkit.Eventually(t, n.cfg.Name+" sees three members", func() bool { return len(n.view().Members) == 3 })
 	}
 }
 
@@ -220,14 +220,13 @@ func TestRotateByFile(t *testing.T) {
 func TestAKeyOfTheOperators(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	id := func(b byte) string { return cluster.KeyID(gossipKey(b)) }
 	becomes := func(text string, want ...string) {
 		t.Helper()
 		must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte(text), 0o600))
 		slices.Sort(want)
-		eventually(t, fmt.Sprint("keys ", want), func() bool { return slices.Equal(slices.Sorted(slices.Values(keysOf(n))), want) })
+		testkit.Eventually(t, fmt.Sprint("keys ", want), func() bool { return slices.Equal(slices.Sorted(slices.Values(keysOf(n))), want) })
 	}
 	becomes(gossipText(2), id(2))
 	must.NoError(t, n.cluster.AddKey(gossipKey(1)))
@@ -240,8 +239,7 @@ func TestAKeyOfTheOperators(t *testing.T) {
 func TestKeysInPlainText(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	from := func(ip string) context.Context {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}})
 	}

@@ -24,12 +24,10 @@ func TestDNSRebinding(t *testing.T) {
 			"answered as %s", typ)
 		return resp.StatusCode
 	}
-	n := mustStart(t, testConfig(t, "a"))
-	awaitSettled(t, n)
+	n := mustSettle(t, testConfig(t, "a"))
 	named := testConfig(t, "b")
 	named.HTTPHosts = []string{"Limits.example.com"}
-	b := mustStart(t, named)
-	awaitSettled(t, b)
+	b := mustSettle(t, named)
 	for host, want := range map[string]int{
 		"127.0.0.1": 200, "127.0.0.1:8080": 200, "[::1]:8080": 200, "[::1]": 200, "localhost": 200, "LocalHost:8080": 200, "localhost.": 200, "192.0.2.1": 200,
 		"evil.example": 421, "evil.example:8080": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421,

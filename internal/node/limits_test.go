@@ -34,8 +34,7 @@ func TestMaxConnections(t *testing.T) {
 	} {
 		cfg := testConfig(t, "node")
 		cfg.Limits = limits
-		n := mustStart(t, cfg)
-		awaitSettled(t, n)
+		n := mustSettle(t, cfg)
 		http.DefaultClient.CloseIdleConnections()
 		known := func(l *admission.Listener) int {
 			authenticated, _, _ := l.Connections()
@@ -70,8 +69,8 @@ func TestMaxConnections(t *testing.T) {
 			refusedAt(t, n, listener, "too_many_connections")
 			expect.NoError(t, errors.Join(first(), second()), "%s, %s: those that were there first", name, listener)
 			end()
-			eventually(t, "room for one", func() bool { return known(l) == 1 })
-			eventually(t, "it to be taken", func() bool { return third() == nil })
+			testkit.Eventually(t, "room for one", func() bool { return known(l) == 1 })
+			testkit.Eventually(t, "it to be taken", func() bool { return third() == nil })
 			if known(l) != 2 {
 				t.Errorf("%s, %s: %d are counted", name, listener, known(l))
 			}
@@ -150,8 +149,7 @@ func settingsOf(t *testing.T, addr string) map[http2.SettingID]uint32 {
 func TestSizes(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Limits = Limits{MaxStreams: 7, MaxMessageSize: 10_000, MaxHeaderSize: 4096}
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	got := settingsOf(t, addrOf(n.listeners.grpc))
 	expect.True(t, got[http2.SettingMaxConcurrentStreams] == 7 && got[http2.SettingMaxHeaderListSize] == 4096,
 		"gRPC: %v", got)
@@ -199,8 +197,7 @@ func TestClientBeyondMemory(t *testing.T) {
 		"a stream":     {admission.PerConnection + admission.PerStream - 1, "as it has memory for"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			n := mustStart(t, testConfig(t, "node"))
-			awaitSettled(t, n)
+			n := mustSettle(t, testConfig(t, "node"))
 			taken, most := n.callersMemory.InUse()
 			n.callersMemory.Force(int(most - taken - test.free))
 			c := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithTimeout(testkit.Patience), client.WithBreaker(0, 0)))(t)
@@ -234,8 +231,7 @@ func TestMaxConnectionAge(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
 	cfg.Limits.MaxConnectionAge = time.Second
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	stream := must.Value(weirv1.NewLimiterClient(dialed(t, n)).CheckStream(t.Context()))(t)
 	asked, answered := 0, 0
 	ended := make(chan error, 1)

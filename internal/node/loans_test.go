@@ -58,19 +58,19 @@ func TestStatusOfLoans(t *testing.T) {
 		}
 		return true
 	}
-	eventually(t, "a loan to be seen", func() bool {
+	testkit.Eventually(t, "a loan to be seen", func() bool {
 		return shown(func(l *weirv1.Loans) bool { return l.GetOnLoan() >= 16 && l.GetBorrowers() == 1 })
 	})
 	owner := lend()
 	defer owner.limiter.OpenBorrower(7, func(limit.Recall) {})()
-	eventually(t, "an unanswered recall to be seen", func() bool {
+	testkit.Eventually(t, "an unanswered recall to be seen", func() bool {
 		lend()
 		q := []limit.Check{{Target: b1.Target, Cost: 1000}}
 		r, err := owner.limiter.Check(t.Context(), q)
 		must.True(t, err == nil && r[0].Err == nil && !r[0].Allowed, "%v %v", r, err)
 		return shown(func(l *weirv1.Loans) bool { return l.GetRecalls() > 0 && l.GetUnanswered() > 0 })
 	})
-	eventually(t, "expired units to be seen", func() bool {
+	testkit.Eventually(t, "expired units to be seen", func() bool {
 		return shown(func(l *weirv1.Loans) bool { return l.GetExpired() >= 16 })
 	})
 }

@@ -279,8 +279,7 @@ func (page exposed) mistakes(query string) []string {
 func TestMonitoringAsksForWhatThereIs(t *testing.T) {
 	cfg := testConfig(t, "a")
 	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	check(t, n, "alice")
 	page := scrape(t, n)
 	shown := maps.Clone(page)

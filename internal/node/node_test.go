@@ -56,6 +56,14 @@ func mustStart(t *testing.T, cfg Config) *Node {
 	return n
 }
 
+// mustSettle starts a node, and waits until it is ready.
+func mustSettle(t *testing.T, cfg Config) *Node {
+	t.Helper()
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	return n
+}
+
 func awaitSettled(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	for _, n := range nodes {
@@ -67,16 +75,6 @@ func awaitSettled(t *testing.T, nodes ...*Node) {
 			_, why := n.Ready()
 			t.Fatalf("%s is not ready: %s", n.cfg.Name, why)
 		}
-	}
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(testkit.Patience); !holds(); <-tick.C {
-		must.True(t, !time.Now().After(deadline), "waited in vain for: %s", what)
 	}
 }
 
@@ -156,13 +154,13 @@ func TestTwoNodes(t *testing.T) {
 		b.Stop()
 		ready, why := b.Ready()
 		expect.True(t, !ready && strings.Contains(why, "leaving"), "after Stop: %t, %s", ready, why)
-		eventually(t, "the other to own everything", func() bool {
+		testkit.Eventually(t, "the other to own everything", func() bool {
 			st := a.Status(t.Context())
 			return len(st.Members) == 1 && st.Members[0].Partitions == st.Partitions
 		})
 		d := check(t, a, "another")
 		expect.True(t, d.Allowed && !d.FailedOpen, "alone: %+v", d)
-		eventually(t, "the links to the other to end", func() bool {
+		testkit.Eventually(t, "the links to the other to end", func() bool {
 			stacks := make([]byte, 1<<20)
 			return !strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "transport.(*link[")
 		})
@@ -176,8 +174,7 @@ func TestNodeWithoutGossip(t *testing.T) {
 	leavesNothing(t, func() {
 		cfg := testConfig(t, "alone")
 		cfg.GossipPort, cfg.PeerPort, cfg.GRPCPort = PortOff, PortOff, PortOff
-		n := mustStart(t, cfg)
-		awaitSettled(t, n)
+		n := mustSettle(t, cfg)
 		d := check(t, n, "alice")
 		expect.True(t, d.Allowed, "%+v", d)
 		if want := "weir ready name=alone http=" + addrOf(n.listeners.http) + " grpc= gossip= peer="; n.ReadyLine() != want {
@@ -246,8 +243,7 @@ func TestAnyPortIfTaken(t *testing.T) {
 	defer busy.Close()
 	cfg := testConfig(t, "node")
 	cfg.HTTPPort, cfg.AnyPortIfTaken = Port(busy.Addr().(*net.TCPAddr).Port), true
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	code, page := get(t, n, "/healthz")
 	expect.True(t, code == http.StatusOK, "/healthz: %d %s", code, page)
 }
@@ -255,12 +251,11 @@ func TestAnyPortIfTaken(t *testing.T) {
 // TestStop: several at once, with callers that stay, watch or say nothing, and again.
 func TestStop(t *testing.T) {
 	leavesNothing(t, func() {
-		n := mustStart(t, testConfig(t, "node"))
-		awaitSettled(t, n)
+		n := mustSettle(t, testConfig(t, "node"))
 		for _, d := range []*admission.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 			c := must.Value(net.Dial("tcp", addrOf(d)))(t)
 			defer c.Close()
-			eventually(t, "the server to have taken the connection", func() bool {
+			testkit.Eventually(t, "the server to have taken the connection", func() bool {
 				_, anonymous, _ := d.Connections()
 				return anonymous == 1
 			})
@@ -299,8 +294,7 @@ func TestStopCutsOff(t *testing.T) {
 	leavesNothing(t, func() {
 		cfg := testConfig(t, "node")
 		cfg.Grace = 100 * time.Millisecond
-		n := mustStart(t, cfg)
-		awaitSettled(t, n)
+		n := mustSettle(t, cfg)
 		c, err := net.Dial("tcp", addrOf(n.listeners.http))
 		must.NoError(t, err)
 		defer c.Close()
@@ -355,8 +349,7 @@ func TestStopWhileSettling(t *testing.T) {
 // TestConnectionsEndWithAnswers: whoever keeps a connection over HTTP hears with an answer that the node stops, before the connection
 // is closed.
 func TestConnectionsEndWithAnswers(t *testing.T) {
-	n := mustStart(t, testConfig(t, "node"))
-	awaitSettled(t, n)
+	n := mustSettle(t, testConfig(t, "node"))
 	closes := func() bool {
 		t.Helper()
 		resp := must.Value(http.Get("http://" + n.HTTPAddr() + "/healthz"))(t)
@@ -377,8 +370,7 @@ func TestRoomForCopies(t *testing.T) {
 		text += fmt.Sprintf("  - {name: p%d, limits: [5/1h]}\n", i)
 	}
 	cfg.PolicyFile, cfg.MaxKeys = testkit.WriteFile(t, "policies.yaml", text), keys
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	kept := 0
 	for i := range keys {
 		target := limit.Target{Policy: fmt.Sprintf("p%d", i%shares), Key: fmt.Sprint(i), Caller: fmt.Sprint(i % shares)}
@@ -393,8 +385,7 @@ func TestRoomForCopies(t *testing.T) {
 
 // TestInStep: a member that keeps another ring, or that cannot be asked, is not in step.
 func TestInStep(t *testing.T) {
-	n := mustStart(t, testConfig(t, "a"))
-	awaitSettled(t, n)
+	n := mustSettle(t, testConfig(t, "a"))
 	expect.True(t, n.inStep(t.Context()), "a node alone is not in step with itself")
 	members := []cluster.Member{*n.view().Self, {Name: "b", Boot: 7, State: cluster.Active, PeerAddr: "127.0.0.1:1"}}
 	v := &cluster.View{Members: members, Self: &members[0]}
@@ -414,8 +405,7 @@ func TestInStep(t *testing.T) {
 // TestReload: what changes in the policy file reaches the limiter, and a mistake in it those who look.
 func TestReload(t *testing.T) {
 	cfg := testConfig(t, "node")
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	put := func(content string) {
 		t.Helper()
 		next := filepath.Join(filepath.Dir(cfg.PolicyFile), "next")
@@ -424,21 +414,21 @@ func TestReload(t *testing.T) {
 		n.Reload()
 	}
 	put(fmt.Sprintf(onePolicy, 7))
-	eventually(t, "the new limit", func() bool { return check(t, n, "alice").Limit == 7 })
-	eventually(t, "the new hash in the gossip", func() bool { return n.view().Self.PolicyHash == shortHash(n.limiter.Policies()) })
+	testkit.Eventually(t, "the new limit", func() bool { return check(t, n, "alice").Limit == 7 })
+	testkit.Eventually(t, "the new hash in the gossip", func() bool { return n.view().Self.PolicyHash == shortHash(n.limiter.Policies()) })
 	put(fmt.Sprintf(onePolicy, 0))
-	eventually(t, "the mistake", func() bool { return n.policyError() != "" })
+	testkit.Eventually(t, "the mistake", func() bool { return n.policyError() != "" })
 	if ready, why := n.Ready(); !ready || !strings.Contains(why, "policy file rejected: "+cfg.PolicyFile+":2:") {
 		t.Errorf("ready: %t, %q", ready, why)
 	}
 	d := check(t, n, "alice")
 	expect.Equal(t, d.Limit, 7, "a file with a mistake changed the limit to")
 	put(strictPolicy)
-	eventually(t, "the lack of voters", func() bool {
+	testkit.Eventually(t, "the lack of voters", func() bool {
 		return strings.HasSuffix(n.policyError(), ":2:92: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available")
 	})
 	d = check(t, n, "alice")
 	expect.Equal(t, d.Limit, 7, "a file that needs voters changed the limit to")
 	put("")
-	eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
+	testkit.Eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
 }

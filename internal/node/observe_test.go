@@ -203,8 +203,7 @@ func TestCallErrors(t *testing.T) {
 	var log testkit.Buffer
 	cfg := testConfig(t, "a")
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must.NoError(t, err)
 	defer conn.Close()
@@ -234,8 +233,7 @@ func TestNoCollector(t *testing.T) {
 	leavesNothing(t, func() {
 		cfg := testConfig(t, "a")
 		cfg.OTLPEndpoint, cfg.TraceSample = "http://127.0.0.1:1", 1
-		n := mustStart(t, cfg)
-		awaitSettled(t, n)
+		n := mustSettle(t, cfg)
 		resp := post(t, n, `{"policy":"login","key":"alice"}`, "Traceparent", "")
 		expect.Equal(t, resp.StatusCode, http.StatusOK, "status")
 		n.Stop()

@@ -67,7 +67,7 @@ func TestOverridesOfACluster(t *testing.T) {
 	seed := a.GossipAddr()
 	b := start("b", seed)
 	awaitSettled(t, b)
-	eventually(t, "a sees b", func() bool { return len(a.view().Members) == 2 })
+	testkit.Eventually(t, "a sees b", func() bool { return len(a.view().Members) == 2 })
 	limits := func(n *Node, prefix string, want int64) {
 		t.Helper()
 		for i := range 8 {
@@ -104,7 +104,7 @@ func TestOverridesOfACluster(t *testing.T) {
 	expect.Equal(t, c.overrides.book.Digest(), a.overrides.book.Digest(),
 		"c is ready, and has not the others' overrides")
 	limits(c, "vip-", 50)
-	eventually(t, "all see c", func() bool { return len(a.view().Members) == 3 && len(b.view().Members) == 3 })
+	testkit.Eventually(t, "all see c", func() bool { return len(a.view().Members) == 3 && len(b.view().Members) == 3 })
 	has, durable = override(t, c, `{"policy":"login","prefix":"vip-","settings":{"limits":["60/1m"]}}`)
 	expect.True(t, has == 3 && durable == 2, "%d have it, %d on disk", has, durable)
 	for _, n := range []*Node{a, b, c} {
@@ -122,7 +122,7 @@ func TestOverridesOfACluster(t *testing.T) {
 		set := must.Value(policy.Parse(file, []byte(change.policies)))(t)
 		for _, n := range []*Node{a, b, c} {
 			n.Reload()
-			eventually(t, "the file is in force", func() bool { return n.filePolicies().Hash() == set.Hash() })
+			testkit.Eventually(t, "the file is in force", func() bool { return n.filePolicies().Hash() == set.Hash() })
 		}
 		resp, list := send(t, b, "GET", "/v1/overrides?policy=login&prefix=vip-", "", "")
 		expect.True(t, resp.StatusCode == 200 && strings.Contains(list, "inactive") == (change.inactive != "") &&
@@ -147,8 +147,7 @@ func TestOverridesOfACluster(t *testing.T) {
 func TestOverridesInFile(t *testing.T) {
 	cfg := testConfig(t, "a")
 	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	key := "new\nline \u00e9\U0001F600\"\\"
 	body, err := json.Marshal(map[string]any{"policy": "login", "key": key, "settings": map[string]any{"blocked": true}})
 	must.NoError(t, err)
@@ -184,8 +183,7 @@ callers:
   - {name: reader, tokens: [%s], roles: [read]}
 `, auth.Hash(shop), auth.Hash(ops), auth.Hash(reader)))
 	cfg.Security.AuditLog = filepath.Join(t.TempDir(), "audit.log")
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	for _, c := range []struct {
 		method, path, token, body string
 		status                    int
@@ -231,8 +229,7 @@ callers:
 
 // TestOverridesByClient sets and lists overrides by the Go client, over more than one page.
 func TestOverridesByClient(t *testing.T) {
-	n := mustStart(t, testConfig(t, "a"))
-	awaitSettled(t, n)
+	n := mustSettle(t, testConfig(t, "a"))
 	c := must.Value(client.Dial(t.Context(), n.GRPCAddr()))(t)
 	defer c.Close()
 	var many []control.Entry

@@ -89,8 +89,7 @@ func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
 		if cfg.GossipPort = gossip; gossip == PortOff {
 			cfg.PeerPort = PortOff
 		}
-		n := mustStart(t, cfg)
-		awaitSettled(t, n)
+		n := mustSettle(t, cfg)
 		told := must.Value(topologyOf(t, n, ""))(t)
 		keys = append(keys, string(told.GetHashKey()))
 	}
@@ -122,7 +121,7 @@ func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 		return sum
 	}
 	round := 0
-	eventually(t, "the owners to be asked", func() bool {
+	testkit.Eventually(t, "the owners to be asked", func() bool {
 		before := forwarded()
 		round++
 		for i := range 50 {

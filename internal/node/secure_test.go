@@ -9,6 +9,7 @@ import (
 	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // makeSecrets makes secrets in directories.
@@ -103,10 +104,10 @@ func TestStolenGossipKey(t *testing.T) {
 	others := made(other)
 	cfg.Security.usePeerTLS(others.peerTLS(), "weir-node")
 	thief := mustStart(t, cfg)
-	eventually(t, "a has asked the thief in vain", func() bool { // who therefore does not tell of it
+	testkit.Eventually(t, "a has asked the thief in vain", func() bool { // who therefore does not tell of it
 		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="unverified"}`)
 	})
-	eventually(t, "the thief says why it is not ready", func() bool {
+	testkit.Eventually(t, "the thief says why it is not ready", func() bool {
 		ready, why := thief.Ready()
 		return !ready && strings.Contains(why, "none has answered on its peer port")
 	})

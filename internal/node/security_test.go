@@ -79,7 +79,7 @@ func askStatus(t *testing.T, n *Node, creds credentials.TransportCredentials, op
 func refusedAt(t *testing.T, n *Node, listener, reason string) {
 	t.Helper()
 	want := fmt.Sprintf("weir_access_denied_total{listener=%q,reason=%q}", listener, reason)
-	eventually(t, want, func() bool { return strings.Contains(metricsOf(t, n), want) })
+	testkit.Eventually(t, want, func() bool { return strings.Contains(metricsOf(t, n), want) })
 }
 
 // metricsOf reads the node's metrics from within.
@@ -108,8 +108,7 @@ func TestTLS(t *testing.T) {
 	cfg.Security.TLSClientCAFile = ""
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusOK || err != nil {
 		t.Errorf("HTTP: %d, %v", code, err)
 	}
@@ -141,8 +140,7 @@ func TestTLSOnPlainPort(t *testing.T) {
 	cfg := testConfig(t, "node")
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	for name, d := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
 		conn, err := tls.Dial("tcp", addrOf(d), &tls.Config{InsecureSkipVerify: true})
 		if err == nil {
@@ -151,7 +149,7 @@ func TestTLSOnPlainPort(t *testing.T) {
 		}
 		refusedAt(t, n, name, "tls_on_plain_port")
 	}
-	eventually(t, "a line in the log", func() bool { return strings.Contains(book.String(), "reason=tls_on_plain_port") })
+	testkit.Eventually(t, "a line in the log", func() bool { return strings.Contains(book.String(), "reason=tls_on_plain_port") })
 	code, _ := get(t, n, "/v1/status")
 	expect.Equal(t, code, http.StatusOK, "in plain text")
 }
@@ -161,8 +159,7 @@ func TestClientCertificates(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	cfg := testConfig(t, "node")
 	cfg.Security.useTLS(filesOf(t, a, testLeaf))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}})
 	for _, c := range []struct {
 		name   string
@@ -294,7 +291,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	atLeast := func(more int64) {
 		t.Helper()
 		from := asked.Load()
-		eventually(t, "more checks", func() bool { return asked.Load() >= from+more || t.Failed() })
+		testkit.Eventually(t, "more checks", func() bool { return asked.Load() >= from+more || t.Failed() })
 	}
 	atLeast(20)
 	// First both authorities are trusted everywhere, then the certificates are replaced, then the old one is dropped.
@@ -302,7 +299,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 		for i, f := range files {
 			before := taken(t, nodes[i], "peer_certificates")
 			must.NoError(t, os.WriteFile(f.PeerTLSCAFile, content, 0o600))
-			eventually(t, "the authorities to be taken", func() bool { return taken(t, nodes[i], "peer_certificates") != before })
+			testkit.Eventually(t, "the authorities to be taken", func() bool { return taken(t, nodes[i], "peer_certificates") != before })
 		}
 	}
 	rewrite(append(append([]byte{}, a.PEM...), b.PEM...))
@@ -311,7 +308,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 		soon := time.Now().Add(30 * time.Minute)
 		replace(t, b, f.tls(), certstest.Leaf{IPs: testLeaf.IPs, NotAfter: soon})
 		replace(t, b, f.peerTLS(), certstest.Leaf{URIs: []string{peerName}, NotAfter: soon})
-		eventually(t, "the certificates to be taken", func() bool {
+		testkit.Eventually(t, "the certificates to be taken", func() bool {
 			return !nodes[i].security.callers.Expiry().Equal(before) && !nodes[i].security.peers.Expiry().Equal(peersBefore)
 		})
 		atLeast(5)
@@ -422,7 +419,7 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	before := s.peers.Expiry()
 	write("another")
 	// Files that do not belong together, as they may be seen on the way, are another complaint.
-	eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
+	testkit.Eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
 	expect.True(t, strings.Contains(book.String(), `msg="security file rejected" what=peer_certificates`) &&
 		s.peers.Expiry().Equal(before), "log:\n%s", book.String())
 }
@@ -452,8 +449,7 @@ func TestReplay(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Security.usePeerTLS(filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName)
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	addr := addrOf(n.listeners.peer)
 	var sent *recorder
 	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(n.security.peers.Client(n.security.peerRules()))),
@@ -482,8 +478,7 @@ func TestGoAways(t *testing.T) {
 	cfg.Security.TLSClientCAFile = ""
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
+	n := mustSettle(t, cfg)
 	at := time.Now()
 	r := n.security.denials
 	r.mu.Lock()

@@ -20,6 +20,7 @@ import (
 	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on the peer port,
@@ -29,8 +30,7 @@ func TestStolenNodeCertificate(t *testing.T) {
 	makeSecrets(t, dir, other)
 	cfg := testConfig(t, "a")
 	cfg.Security = made(dir)
-	a := mustStart(t, cfg)
-	awaitSettled(t, a)
+	a := mustSettle(t, cfg)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -78,7 +78,7 @@ func TestStolenNodeCertificate(t *testing.T) {
 	cfg.Security, cfg.Join = made(dir), []string{a.view().Self.GossipAddr}
 	cfg.Security.GossipKeyFile = made(other).GossipKeyFile
 	thief := mustStart(t, cfg)
-	eventually(t, "the thief's gossip to be denied", func() bool {
+	testkit.Eventually(t, "the thief's gossip to be denied", func() bool {
 		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="gossip_key"}`)
 	})
 	if ready, _ := thief.Ready(); ready || len(a.view().Members) != 1 {

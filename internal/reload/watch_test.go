@@ -96,21 +96,6 @@ func (w *watched) failure(part string) error {
 	return nil
 }
 
-// eventually waits for a condition that nothing announces.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(patience)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatal("never came: " + what)
-		}
-	}
-}
-
 func TestWatchEdits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
@@ -158,7 +143,7 @@ func TestWatchBadContent(t *testing.T) {
 	w.failure("bad 2")
 	// Back to what is in force: no change, but no error any more either.
 	write(t, file, content(2))
-	eventually(t, "the error's end", func() bool { return w.Err() == nil })
+	testkit.Eventually(t, "the error's end", func() bool { return w.Err() == nil })
 	write(t, file, content(3))
 	w.change(3)
 }
@@ -170,7 +155,7 @@ func TestWatchDeleted(t *testing.T) {
 	must.NoError(t, os.Remove(file))
 	expect.ErrorIs(t, w.failure(file), os.ErrNotExist)
 	write(t, file, content(1))
-	eventually(t, "the error's end", func() bool { return w.Err() == nil })
+	testkit.Eventually(t, "the error's end", func() bool { return w.Err() == nil })
 	must.NoError(t, os.Remove(file))
 	w.failure(file)
 	write(t, file, content(2))
@@ -252,7 +237,7 @@ func TestReload(t *testing.T) {
 	// What is in force already is no change.
 	write(t, file, content(2))
 	w.Reload()
-	eventually(t, "the error's end", func() bool { return w.Err() == nil })
+	testkit.Eventually(t, "the error's end", func() bool { return w.Err() == nil })
 	write(t, file, content(3))
 	w.Reload()
 	w.change(3)
@@ -424,7 +409,7 @@ func TestWatchHang(t *testing.T) {
 	fs.begin()
 	w.failure("does not answer")
 	fs.end()
-	eventually(t, "the end of the error", func() bool { return w.Err() == nil })
+	testkit.Eventually(t, "the end of the error", func() bool { return w.Err() == nil })
 	expect.Equal(t, w.Timeouts(), 2, "timeouts")
 }
 
@@ -445,7 +430,7 @@ func TestCloseHanging(t *testing.T) {
 		w.Close()
 	}
 	fs.end()
-	eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
+	testkit.Eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // TestStartHanging: nor does Start.
@@ -502,5 +487,5 @@ func TestClose(t *testing.T) {
 	w.Close()
 	w.Reload()
 	expect.Equal(t, w.Current(), 2, "current")
-	eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
+	testkit.Eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
 }
