@@ -6,12 +6,12 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	_ "embed"
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -21,6 +21,14 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/reload"
+)
+
+// The files that operators may edit, with verbs of package fmt.
+var (
+	//go:embed secrets_access.yaml
+	accessTemplate string
+	//go:embed secrets_kustomization.yaml
+	kustomizationTemplate string
 )
 
 // SecretsConfig says what the secrets are for.
@@ -110,33 +118,7 @@ func (c *SecretsConfig) make(now time.Time) ([]secretFile, error) {
 		return nil, err
 	}
 	caller, operator, prometheus := auth.NewToken(), auth.NewToken(), auth.NewToken()
-	access := fmt.Sprintf(`# A beginning: who calls, who scrapes, who looks after it. Callers have the tokens, this file their hashes. Leave out what a caller does not
-# need:
-#   check      checks, leases and reservations over every protocol: HTTP, gRPC, Redis, Envoy, Kuadrant, Gubernator, forward-auth
-#   topology   the Go client asks the owner of each key (without it: any node, which forwards); lets a caller aim keys at one node
-#   charge     charge; Kuadrant's Report; what Envoy's hits and quota reports have beyond the limit
-#   refund     refund and reset; Envoy's negative hits, Gubernator's negative hits and RESET_REMAINING
-#   read       status, policies, metrics, the console, gRPC reflection
-#   keys       weir top, and keys on the console
-#   overrides  weir override
-#   admin      weir gossip-keys
-# policies are for limits of the policy file. namespaces are for limits that callers send along, and for envoy/DOMAIN of Envoy's files,
-# gubernator/NAME of Gubernator's requests and redis.
-callers:
-  - name: caller
-    tokens: [%q]
-    roles: [check, topology]
-    policies: ["*"]
-    namespaces: ["*"]
-  - name: prometheus
-    tokens: [%q]
-    roles: [read]
-  - name: operator
-    tokens: [%q]
-    roles: [check, charge, refund, read, topology, admin, keys, overrides]
-    policies: ["*"]
-    namespaces: ["*"]
-`, auth.Hash(caller), auth.Hash(prometheus), auth.Hash(operator))
+	access := fmt.Sprintf(accessTemplate, auth.Hash(caller), auth.Hash(prometheus), auth.Hash(operator))
 	secret := func(name string) string { return c.Service + "-" + name }
 	files := []secretFile{
 		{"authorities/callers.crt", callers.pem}, {"authorities/callers.key", callers.keyPEM},
@@ -155,16 +137,7 @@ callers:
 // kustomization makes Secrets of the files in directories whose names begin with the Service's, and their namespace.
 func (c *SecretsConfig) kustomization(files []secretFile) []byte {
 	var b strings.Builder
-	fmt.Fprintf(&b, `# Made by weir secrets. The Secrets' names do not change with what is in them: nodes read changes.
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-namespace: %s
-resources:
-  - namespace.yaml
-generatorOptions:
-  disableNameSuffixHash: true
-secretGenerator:
-`, c.Namespace)
+	fmt.Fprintf(&b, kustomizationTemplate, c.Namespace)
 	last := ""
 	for _, file := range files {
 		dir := filepath.Dir(file.name)
@@ -224,9 +197,6 @@ func (c *SecretsConfig) newAuthority(name string, names []string, now time.Time,
 func (a *authority) sign(template *x509.Certificate, now time.Time, days int) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, err
-	}
-	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
 		return nil, nil, err
 	}
 	template.NotBefore, template.NotAfter = now.Add(-5*time.Minute), now.AddDate(0, 0, days) // other hosts' clocks may be behind

@@ -66,13 +66,9 @@ func (r *Reader[T]) Varint() int64 {
 	return int64(v>>1) ^ -int64(v&1)
 }
 
-// Fixed32 and Fixed64 read a number in four and in eight bytes, the lowest first.
-func (r *Reader[T]) Fixed32() uint32 { return uint32(r.fixed(4)) }
-
-// Fixed64 is Fixed32 of eight bytes.
-func (r *Reader[T]) Fixed64() uint64 { return r.fixed(8) }
-
-func (r *Reader[T]) fixed(size int) (n uint64) {
+// Fixed64 reads a number in eight bytes, the lowest first.
+func (r *Reader[T]) Fixed64() (n uint64) {
+	const size = 8
 	if len(r.Rest) < size {
 		r.Fail()
 		return 0
