@@ -248,13 +248,4 @@ func (c *Conn) EndWrites() error {
 }
 
 // hear notes that something has been read, and reports whether it is the first time.
-func (c *Conn) hear() bool {
-	if c.heard.Load() || c.heard.Swap(true) {
-		return false
-	}
-	l := c.listener
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.silent, c)
-	return true
-}
+func (c *Conn) hear() bool { return !c.heard.Load() && !c.heard.Swap(true) }

@@ -88,9 +88,8 @@ type Listener struct {
 	anonymous int               // served
 	took      time.Duration     // a moving average of the time from being served to being authenticated
 	places    *fairshare.Places // of authenticated ones
-	silent    map[*Conn]struct{}
-	retry     *time.Timer // looks again for one to close
-	closed    error       // why Accept fails; nil: open
+	retry     *time.Timer       // looks again for one to close
+	closed    error             // why Accept fails; nil: open
 }
 
 // source is an address, with the connections from it.
@@ -109,7 +108,7 @@ func NewListener(l net.Listener, cfg ListenerConfig) *Listener {
 	if cfg.Memory == nil {
 		cfg.Memory = fairshare.New(0)
 	}
-	n := &Listener{Listener: l, cfg: cfg, places: fairshare.New(cfg.MaxConnections), sources: make(map[netip.Prefix]*source), silent: make(map[*Conn]struct{})}
+	n := &Listener{Listener: l, cfg: cfg, places: fairshare.New(cfg.MaxConnections), sources: make(map[netip.Prefix]*source)}
 	n.changed = sync.NewCond(&n.mu)
 	n.retry = time.AfterFunc(time.Hour, func() {
 		n.mu.Lock()
@@ -226,7 +225,6 @@ func (l *Listener) serveLocked() (out []rejected) {
 		c.served = now
 		s.anonymous = append(s.anonymous, c)
 		l.anonymous++
-		l.silent[c] = struct{}{}
 		l.ready = append(l.ready, c)
 		l.changed.Signal()
 	}
@@ -289,7 +287,6 @@ func (l *Listener) forgetLocked(c *Conn) {
 		}
 	}
 	c.gone = true
-	delete(l.silent, c)
 	if s.authenticated == 0 && len(s.anonymous) == 0 && len(s.waiting) == 0 {
 		delete(l.sources, s.prefix)
 	}
@@ -347,10 +344,14 @@ func (l *Listener) Close() error {
 // is called when the listener is being closed; the caller stops the timer when the server has ended before.
 func (l *Listener) CloseSilent() *time.Timer {
 	return time.AfterFunc(silencePatience, func() {
+		var silent []*Conn
 		l.mu.Lock()
-		silent := make([]*Conn, 0, len(l.silent))
-		for c := range l.silent {
-			silent = append(silent, c)
+		for _, s := range l.sources {
+			for _, c := range s.anonymous { // as are all of which nothing was read
+				if !c.heard.Load() {
+					silent = append(silent, c)
+				}
+			}
 		}
 		l.mu.Unlock()
 		for _, c := range silent {

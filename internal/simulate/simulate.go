@@ -7,6 +7,7 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,13 +150,12 @@ type entry struct {
 	key  uint32
 }
 
-// batch is shared by the candidates, who only read it.
+// batch is shared by the candidates, which only read it.
 type batch struct {
 	entries []entry
 	// fresh are the keys that appear first in this batch, in the order of their numbers.
 	fresh []string
 	from  int64 // of the traffic
-	users sync.WaitGroup
 }
 
 // Run replays the source. It returns what a Source returns in place of an event, ctx's error, or an error that names the
@@ -171,26 +171,14 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 		}
 		runs[i] = newCandidate(p)
 	}
-	feeds := make([]chan *batch, len(runs))
-	var working sync.WaitGroup
-	for i, c := range runs {
-		feeds[i] = make(chan *batch, 4)
-		working.Go(func() {
-			for b := range feeds[i] {
-				c.take(b)
-				b.users.Done()
-			}
-		})
-	}
-	in := intake{keys: make(map[string]uint32), keep: cfg.Suggest != nil, most: cfg.MaxEvents}
-	if in.most <= 0 {
-		in.most = DefaultMaxEvents
-	}
-	err := in.read(ctx, cfg, feeds)
-	for _, f := range feeds {
-		close(f)
-	}
-	working.Wait()
+	in := intake{keys: make(map[string]uint32), keep: cfg.Suggest != nil, most: cmp.Or(cfg.MaxEvents, DefaultMaxEvents)}
+	err := in.read(ctx, cfg, func(b *batch) {
+		var deciding sync.WaitGroup
+		for _, c := range runs {
+			deciding.Go(func() { c.take(b) })
+		}
+		deciding.Wait()
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -235,49 +223,35 @@ type packed struct {
 	cost uint32
 }
 
-func (in *intake) read(ctx context.Context, cfg Config, feeds []chan *batch) error {
-	pool := make(chan *batch, 8)
+// read reads the source, and calls decide with one batch after the other, whose memory is used again.
+func (in *intake) read(ctx context.Context, cfg Config, decide func(*batch)) error {
+	b := &batch{entries: make([]entry, 0, batchEvents)}
 	var e Event
-	for ended := false; !ended; {
+	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		var b *batch
-		select {
-		case b = <-pool:
-			b.users.Wait()
-		default:
-			b = &batch{entries: make([]entry, 0, batchEvents)}
+		err := cfg.Source.Read(&e)
+		if err != nil && err != io.EOF {
+			return err
 		}
-		b.entries, b.fresh = b.entries[:0], nil
-		for len(b.entries) < batchEvents {
-			switch err := cfg.Source.Read(&e); {
-			case err == io.EOF:
-				ended = true
-			case err != nil:
+		if err == nil {
+			if err := in.add(b, &e); err != nil {
 				return err
-			default:
-				if err := in.add(b, &e); err != nil {
-					return err
-				}
-				continue
 			}
-			break
+		}
+		if err == nil && len(b.entries) < batchEvents {
+			continue
 		}
 		b.from = in.from
-		b.users.Add(len(feeds))
-		for _, f := range feeds {
-			f <- b
-		}
-		if cfg.Progress != nil {
+		decide(b)
+		if b.entries, b.fresh = b.entries[:0], nil; cfg.Progress != nil {
 			cfg.Progress(in.events)
 		}
-		select {
-		case pool <- b:
-		default: // dropped
+		if err == io.EOF {
+			return nil
 		}
 	}
-	return nil
 }
 
 func (in *intake) add(b *batch, e *Event) error {
