@@ -719,6 +719,29 @@ func TestEndedLoansOnCopies(t *testing.T) {
 	}
 }
 
+// TestLoanBecomesStrict: when a policy becomes strict, loans that were lent before end in time, and none is prolonged beyond the lease.
+func TestLoanBecomesStrict(t *testing.T) {
+	s := New(Config{})
+	before := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 3600, Window: time.Hour})
+	strict := rule("p", before.Limits[0])
+	strict.Strict = true
+	quota := Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Quota: algo.Quota{Demand: 3600, Term: 28 * time.Second}}
+	lent, assigned := borrow(t, s, before, 0, Borrow{ID: loanID, Want: 16}), borrow(t, s, before, 0, quota)
+	must.True(t, lent.Term > 0 && assigned.Term > 0, "%+v, %+v", lent, assigned)
+	const now, lease = 500 * time.Millisecond, 800 * time.Millisecond
+	for _, until := range []time.Duration{0, lease} { // without a lease; with one, and no copy
+		s.Lease(0, int64(until))
+		totals := algo.Totals{Granted: lent.Granted}
+		a := borrow(t, s, strict, now, Borrow{ID: loanID, Totals: totals, Want: 16, Boot: int64(now)})
+		expect.True(t, a.Term <= max(until-now, 0) && a.Until == lent.Until, "a lease until %v: a loan until %v becomes %+v", until, lent.Until, a)
+		quota.Totals, quota.Boot = algo.Totals{Granted: assigned.Granted}, int64(now)
+		a = borrow(t, s, strict, now, quota)
+		expect.True(t, a.Until <= assigned.Until && a.Rate <= assigned.Rate, "a lease until %v: a quota %+v becomes %+v", until, assigned, a)
+	}
+	s.Sweep(at(30*time.Second), 1)
+	expect.Equal(t, heldOf(s, "p"), 0, "are on loan after all terms")
+}
+
 // TestLendToAnUnknownKey: its record stays if something was lent or charged, and otherwise not.
 func TestLendToAnUnknownKey(t *testing.T) {
 	s := New(Config{})
