@@ -298,17 +298,16 @@ func TestTraces(t *testing.T) {
 		c.mu.Unlock()
 	}
 	// Callers who share a message keep their traces apart.
-	ln := &link{now: func() time.Duration { return 0 }}
+	var p packer
 	m := &message{}
 	for _, of := range []string{"", "", "x", "", "y", ""} {
 		m.slots = append(m.slots, slot{&request{checks: []limit.Check{{Target: limit.Target{Policy: "log", Key: "k"}}}, trace: of}, 0})
 	}
-	ln.pack(m)
-	got := ln.request.TraceContexts
+	got := p.pack(m, 0).TraceContexts
 	expect.True(t, slices.EqualFunc(got, []string{"", "", "x", "", "y", ""},
 		func(a []byte, b string) bool { return string(a) == b }), "%q", got)
 	m.slots = m.slots[:2]
-	if ln.pack(m); len(ln.request.TraceContexts) != 0 {
-		t.Errorf("%q", ln.request.TraceContexts)
+	if in := p.pack(m, 0); len(in.TraceContexts) != 0 {
+		t.Errorf("%q", in.TraceContexts)
 	}
 }

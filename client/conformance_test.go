@@ -101,7 +101,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			expect.True(t, reflect.DeepEqual(got, want), "sent %+v of %+v, want %+v", got, got.Limit, want)
 		}
 		_, err = c.Inline("", algo.Limit{Algorithm: algo.SlidingLog}).Allow(ctx, "a")
-		wantError(t, err, ErrInvalid, "limit.limit", "must not be 0")
+		wantError(t, err, ErrInvalid, "limit.limit", "must be between 1 and 9007199254740992, or -1 for unlimited; it is 0")
 	})
 
 	t.Run("batch", func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 const (
@@ -72,16 +73,11 @@ func (ck *Check) check() (limit.Check, error) {
 	case ck.Peek && c.Cost != 0:
 		return c, limit.NewError(ErrInvalid, "cost", "must be 0 when peeking")
 	}
-	if err := valid(&c); err != nil || ck.Limit == nil {
-		return c, err
+	if ck.Limit != nil {
+		own := *ck.Limit
+		c.Limit = &own
 	}
-	own := *ck.Limit
-	c.Limit = &own
-	// Of several checks none is to be charged when a node would not accept one.
-	if err := limit.ValidLimit(&own); err != nil {
-		return c, err
-	}
-	return c, nil
+	return c, valid(&c)
 }
 
 // atomic says what an atomic check may not have.
@@ -97,11 +93,18 @@ func (ck *Check) atomic() *Error {
 	return nil
 }
 
-// valid refuses what no node would accept, so that it costs no call.
+// valid refuses what no node would accept, so that it costs no call, and nothing of what is sent along with it.
 func valid(c *limit.Check) error {
 	err := c.ValidCost()
 	if err == nil {
 		err = c.Valid()
+	}
+	if err == nil && c.Limit != nil {
+		own := *c.Limit
+		own.MaxLog = 0 // which is the nodes' to set
+		if err = limit.ValidLimit(&own); err == nil && own.Zone != nil {
+			_, err = wire.Zone(own.Zone.String())
+		}
 	}
 	if err != nil {
 		return err

@@ -2,7 +2,9 @@ package client
 
 import (
 	"testing"
+	"time"
 
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
@@ -22,16 +24,14 @@ func FuzzAnswers(f *testing.F) {
 		f.Add(data, data)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		l := newLink(nil, nil, nil, deaf{})
-		l.closed = true // nothing is sent again
-		l.sent = make(map[uint64]*message)
-		m := &message{sequence: 1, open: 3}
+		l := talking()
+		m := &message{sequence: 1}
 		var sets []*request
 		for range 3 {
 			fl := newRequest()
-			fl.checks, fl.answers, fl.open, fl.alone = []limit.Check{{Target: limit.Target{Policy: "p"}}}, make([]Result, 1), 1, true
+			fl.checks, fl.answers, fl.open = []limit.Check{{Target: limit.Target{Policy: "p"}}}, make([]Result, 1), 1
 			sets = append(sets, fl)
-			m.slots = append(m.slots, slot{f: fl})
+			m.add(fl)
 		}
 		l.sent[1] = m
 		l.waiting, l.inFlight = len(m.slots), len(m.slots)
@@ -58,9 +58,8 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// deaf is a listener that takes in nothing.
-type deaf struct{}
-
-func (deaf) opening()                                   {}
-func (deaf) readied(bool, error)                        {}
-func (deaf) lent(*weirv1.BorrowResponse, *weirv1.Error) {}
+// talking returns a member as it is while its stream is open.
+func talking() *member {
+	ns := &nodes{changed: make(chan struct{}), now: func() time.Duration { return 0 }}
+	return &member{nodes: ns, wake: fifo.NewSignal(), greeted: true, follows: true, sent: make(map[uint64]*message)}
+}

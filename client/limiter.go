@@ -17,8 +17,8 @@ import (
 //	allowPrepared  asks the Service of this process, in a client that New made (prepared.go)
 //	decide         answers from a loan, or repeats a refusal that the memory has (decide.go, memory.go)
 //	askOnce        asks the Service, unless the circuit breaker is open; attempt gives it a time and a second try (decide.go, breaker.go)
-//	route          chooses the node: the owner of the key, if the ring is known (owners.go), or else one that is well (nodes.go)
-//	link.send      puts it on the stream to that node, and await waits for the answer (stream.go, remote.go)
+//	route          chooses the node: the owner of the key, if the ring is known (topology.go), or else one that is well (nodes.go)
+//	send           puts it on the stream to that node, and await waits for the answer (member.go, remote.go)
 //	fallback       is the fail policy's answer, when no node has answered in time
 //
 // A request is the checks of one call that go to one node. There is one connection with one stream to each node that the client has asked.

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -192,7 +193,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 		r := &reports[i]
 		t := r.Key.target()
 		m := r.Node
-		if m == nil || l.barred(m) {
+		if m == nil || l.barred(m) || m.state.Load() != ready {
 			m = l.owner(&t)
 		}
 		if m == nil && r.Totals.Granted > 0 {
@@ -209,15 +210,18 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 			Target: t, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
 		}))
 	}
+	for m, in := range by {
+		for some := range slices.Chunk(in.Loans, limit.MaxBatch) {
+			if m.report(&weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: some}) {
+				continue
+			}
+			for _, r := range some {
+				unsent = append(unsent, lend.Answer[*member]{Number: r.Number, Unheard: true})
+			}
+		}
+	}
 	if unsent != nil {
 		l.book.Answered(sent, sent, unsent)
-	}
-	for m, in := range by {
-		for len(in.Loans) > limit.MaxBatch {
-			m.link.report(&weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: in.Loans[:limit.MaxBatch]})
-			in = &weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: in.Loans[limit.MaxBatch:]}
-		}
-		m.link.report(in)
 	}
 }
 
@@ -229,11 +233,8 @@ func (l *loans) owner(t *limit.Target) *member {
 	var m *member
 	if owners := l.nodes.owners.Load(); owners != nil {
 		m = owners.of(t)
-	} else if l.nodes.mu.Lock(); true {
-		if len(l.nodes.list) == 1 {
-			m = l.nodes.list[0]
-		}
-		l.nodes.mu.Unlock()
+	} else if list, _, _ := l.nodes.members(); len(list) == 1 {
+		m = list[0]
 	}
 	if m == nil || m.state.Load() != ready || l.barred(m) {
 		return nil
@@ -243,9 +244,8 @@ func (l *loans) owner(t *limit.Target) *member {
 
 // forwarder is a node to tell what its holder should know when there is no way to that: it passes reports on.
 func (l *loans) forwarder() *member {
-	l.nodes.mu.Lock()
-	defer l.nodes.mu.Unlock()
-	for _, m := range l.nodes.list {
+	list, _, _ := l.nodes.members()
+	for _, m := range list {
 		if m.usable() && !l.barred(m) {
 			return m
 		}

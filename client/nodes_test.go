@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"strings"
@@ -9,7 +10,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -19,10 +19,8 @@ import (
 
 // members returns c's nodes.
 func members(c *Client) []*member {
-	ns := c.remote.nodes
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	return ns.list
+	list, _, _ := c.remote.nodes.members()
+	return list
 }
 
 // three returns three nodes and a client of them that has asked each.
@@ -207,11 +205,9 @@ func TestNamesChange(t *testing.T) {
 	<-arrived
 
 	ns := c.remote.nodes
-	err := ns.UpdateState(resolver.State{})
-	expect.True(t, err != nil, "no addresses are not refused")
+	ns.find(nil, errors.New("no such host"))
 	expect.Equal(t, len(members(c)), 1, "nodes after a name was lost, want the one before")
-	kept := resolver.Address{Addr: addrB}
-	expect.NoError(t, ns.UpdateState(resolver.State{Addresses: []resolver.Address{kept, kept}}))
+	ns.find([]string{addrB, addrB}, nil)
 	for range 10 {
 		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 	}

@@ -96,7 +96,7 @@ func (c *Client) Stats() Stats {
 	}
 	s := Stats{Counts: c.counter.Counts(), Unanswered: c.outage.answers.Load()}
 	s.Nodes, s.Ready = c.remote.nodes.count()
-	s.Settling, s.Unsettled = c.settling.count(), c.settling.unsettled.Load()
+	s.Settling, s.Unsettled = int(c.settling.now.Load()), c.settling.unsettled.Load()
 	s.WithoutNode, s.Reason = c.outage.state()
 	return s
 }

@@ -68,7 +68,7 @@ func (c *Client) overrides(ctx context.Context) (weirv1.OverridesClient, error) 
 	if err := c.begin(ctx); err != nil {
 		return nil, err
 	}
-	return weirv1.NewOverridesClient(c.remote.nodes), nil
+	return weirv1.NewOverridesClient(c.remote.nodes.anyNode()), nil
 }
 
 func (c *Client) changeOverride(ctx context.Context, call func(weirv1.OverridesClient) (*weirv1.OverrideChange, error)) (out OverrideChange, err error) {

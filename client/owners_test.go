@@ -65,7 +65,7 @@ func reaches(t *testing.T, c *Client, addrs ...string) {
 		var known []string
 		for _, m := range o.members {
 			if m.well() != nil {
-				known = append(known, m.endpoint.Addresses[0].Addr)
+				known = append(known, m.addr)
 			}
 		}
 		slices.Sort(known)
@@ -170,7 +170,7 @@ func TestOwnerIsLost(t *testing.T) {
 	expect.True(t, n == 0, "probed %d times before the cooldown had passed", n)
 	all[2].hung.Store(false)
 	for _, m := range members(c) {
-		if at(m.endpoint, addrs[2]) {
+		if m.addr == addrs[2] {
 			cooled(m)
 		}
 	}
@@ -231,7 +231,7 @@ func TestOneStreamToANode(t *testing.T) {
 	}
 	expect.True(t, slices.Equal(streams, []int{1, 1, 0}), "%d streams are open", streams)
 	for _, m := range members(c) {
-		if state := m.conn.GetState(); at(m.endpoint, addrs[2]) && state != connectivity.Idle {
+		if state := m.conn.GetState(); m.addr == addrs[2] && state != connectivity.Idle {
 			t.Errorf("the node that was not asked is %v", state)
 		}
 	}

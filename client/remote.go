@@ -4,21 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/limit"
@@ -68,40 +59,18 @@ type remote struct {
 
 var _ limit.Service = (*remote)(nil)
 
-// serviceConfig is that of the connection to one node. round_robin, of one, is what connects again by itself.
-const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}]}`
-
-func newRemote(address string, o options) (*remote, error) {
-	creds := insecure.NewCredentials()
-	if o.tls != nil {
-		creds = credentials.NewTLS(o.tls)
-	}
-	dial := []grpc.DialOption{
-		grpc.WithTransportCredentials(creds),
-		grpc.WithDefaultServiceConfig(serviceConfig),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
-		// A node that comes back is found within seconds; gRPC's default would be minutes.
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
-			MinConnectTimeout: 3 * time.Second,
-		}),
-		// A node that hangs, or a network that swallows packets, is asked no more once it left a check unanswered; this
-		// ends the connection, which TCP would go on trying to use for a quarter of an hour. Ten seconds is the shortest
-		// that gRPC accepts.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
-	}
-	address, err := dialTarget(address)
+func newRemote(target string, o options) (*remote, error) {
+	a, err := parseAddress(target)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkToken(&o, address); err != nil {
+	if err := checkToken(&o, &a); err != nil {
 		return nil, err
 	}
-	if o.token != "" {
-		dial = append(dial, grpc.WithPerRPCCredentials(bearer{token: o.token, plain: o.tls == nil}))
+	if o.tls != nil && o.tls.ServerName != "" {
+		a.name = o.tls.ServerName
 	}
-	builder, target := lookup(address)
-	ns, err := newNodes(builder, target, append(dial, o.dial...), o)
+	ns, err := newNodes(a, dialSettings(&o), o)
 	if err != nil {
 		return nil, limit.NewError(ErrInvalid, "address", err.Error())
 	}
@@ -109,63 +78,8 @@ func newRemote(address string, o options) (*remote, error) {
 	if o.loans {
 		ns.running.Go(func() { ns.loans.run(ns.ctx) })
 	}
-	ns.running.Go(func() { ns.learn(ns.ctx) })
 	return r, nil
 }
-
-// lookup returns what finds the nodes of an address that dialTarget returned.
-func lookup(address string) (resolver.Builder, resolver.Target) {
-	if u, err := url.Parse(address); err == nil {
-		if b := resolver.Get(u.Scheme); b != nil {
-			return b, resolver.Target{URL: *u}
-		}
-	}
-	list := strings.Split(address, ",")
-	if len(list) == 1 {
-		return resolver.Get("dns"), resolver.Target{URL: url.URL{Scheme: "dns", Path: "/" + address}}
-	}
-	var r staticResolver
-	for _, a := range list {
-		// Each node's certificate is checked against the name it was called by.
-		r = append(r, resolver.Endpoint{Addresses: []resolver.Address{{Addr: a, ServerName: a}}})
-	}
-	return r, resolver.Target{URL: url.URL{Scheme: r.Scheme(), Path: "/" + list[0]}}
-}
-
-// dialTarget checks address and returns it without the spaces that a list may have.
-func dialTarget(address string) (string, error) {
-	switch scheme, _, _ := strings.Cut(address, ":"); {
-	case resolver.Get(scheme) != nil:
-		return address, nil
-	case strings.Contains(address, "://"):
-		return "", limit.NewError(ErrInvalid, "address", fmt.Sprintf("must be host:port, without %q", scheme+"://"))
-	}
-	list := strings.Split(address, ",")
-	for i, a := range list {
-		list[i] = strings.TrimSpace(a)
-		host, port, err := net.SplitHostPort(list[i])
-		if err != nil || host == "" {
-			return "", limit.NewError(ErrInvalid, "address", fmt.Sprintf("must be host:port, or several separated by commas, not %q", a))
-		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return "", limit.NewError(ErrInvalid, "address", fmt.Sprintf("the port must be 1 to 65535, not %q", port))
-		}
-	}
-	return strings.Join(list, ","), nil
-}
-
-// staticResolver resolves any target to the same endpoints. Their host names are looked up on connecting.
-type staticResolver []resolver.Endpoint
-
-func (s staticResolver) Scheme() string { return "weir" }
-
-func (s staticResolver) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
-	return s, cc.UpdateState(resolver.State{Endpoints: s})
-}
-
-func (s staticResolver) ResolveNow(resolver.ResolveNowOptions) {}
-
-func (s staticResolver) Close() {}
 
 // Check implements limit.Service. It asks until ctx ends, or for the client's timeout.
 func (r *remote) Check(ctx context.Context, checks []limit.Check) ([]Result, error) {
@@ -202,7 +116,7 @@ func (r *remote) check(ctx context.Context, cs []limit.Check, rs []Result, open 
 				switch {
 				case err == nil:
 					rs[i] = f.answers[j]
-				case unsent && f.connected && tries < maxTries:
+				case unsent && tries < maxTries:
 					open = append(open, i)
 				default:
 					rs[i] = Result{Err: statusError(err)}
@@ -216,16 +130,13 @@ func (r *remote) check(ctx context.Context, cs []limit.Check, rs []Result, open 
 	}
 }
 
-var errFull = status.Error(codes.Unavailable, "too many checks wait for this node")
-
 // route returns the node to ask about a target: the owner of its key, if that is known and well.
-func (r *remote) route(ctx context.Context, t *limit.Target, until time.Duration) (m *member, connected bool, err error) {
+func (r *remote) route(ctx context.Context, t *limit.Target, until time.Duration) (*member, error) {
 	if m := r.nodes.owners.Load().of(t); m != nil {
-		return m, true, nil
+		return m, nil
 	}
-	m, connected, _, err = r.nodes.choose()
-	if m != nil || err != nil {
-		return m, connected, err
+	if m, _, err := r.nodes.choose(); m != nil || err != nil {
+		return m, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, until-r.nodes.now())
 	defer cancel()
@@ -236,7 +147,7 @@ func (r *remote) route(ctx context.Context, t *limit.Target, until time.Duration
 func (r *remote) sendAll(ctx context.Context, cs []limit.Check, open []int, until time.Duration, requests []*request) ([]*request, error) {
 	trace := traceOf(ctx)
 	for _, i := range open {
-		m, connected, err := r.route(ctx, &cs[i].Target, until)
+		m, err := r.route(ctx, &cs[i].Target, until)
 		if err != nil {
 			return nil, err
 		}
@@ -244,7 +155,7 @@ func (r *remote) sendAll(ctx context.Context, cs []limit.Check, open []int, unti
 		if at < 0 {
 			at = len(requests)
 			f := r.requests.Get().(*request)
-			f.to, f.connected, f.until, f.trace = m, connected, until, trace
+			f.to, f.until, f.trace = m, until, trace
 			requests = append(requests, f)
 		}
 		f := requests[at]
@@ -252,10 +163,7 @@ func (r *remote) sendAll(ctx context.Context, cs []limit.Check, open []int, unti
 	}
 	for _, f := range requests {
 		f.to.out.Add(int64(len(f.checks)))
-		if !f.to.link.send(f) {
-			f.err = errFull
-			f.end()
-		}
+		f.to.send(f)
 	}
 	return requests, nil
 }
@@ -273,18 +181,19 @@ func (r *remote) await(ctx context.Context, f *request) (err error, unsent bool)
 		err = status.FromContextError(ctx.Err()).Err()
 	}
 	f.timer.Stop()
-	if err != nil && !f.to.link.abandon(f) {
+	if err != nil && !f.abandon() {
 		<-f.done // it has ended meanwhile
 		err = nil
 	}
 	f.to.out.Add(-int64(len(f.checks)))
+	o := answered
 	if err == nil {
 		err, unsent = f.err, f.unsent
 	}
-	if err != errFull {
-		_, gone := errors.AsType[brokenError](err)
-		f.to.heard(ctx, err, unsent || gone, r.nodes.now()-sent)
+	if err != nil {
+		o = unknown // what the end of a stream means for a node, its state tells
 	}
+	f.to.heard(ctx, err, o, r.nodes.now()-sent)
 	return err, unsent
 }
 
@@ -484,10 +393,10 @@ func (r *remote) Reset(ctx context.Context, t limit.Target) error {
 }
 
 func (r *remote) ready(ctx context.Context) error {
-	api := weirv1.NewLimiterClient(r.nodes)
+	api := weirv1.NewLimiterClient(r.nodes.anyNode())
 	var last error
 	for {
-		changed := r.nodes.changes()
+		_, changed, _ := r.nodes.members()
 		// No checks are an error, which unlike a mere connection tells that a node of Weir listens there, and that this caller may
 		// check. A node that hangs is not to keep the others from telling.
 		try, cancel := context.WithTimeout(ctx, r.nodes.timeout)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 
-	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -26,28 +25,15 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // RequireTransportSecurity implements credentials.PerRPCCredentials.
 func (b bearer) RequireTransportSecurity() bool { return !b.plain }
 
-// checkToken says what is wrong with a token for an address that dialTarget returned.
-func checkToken(o *options, address string) error {
+// checkToken says what is wrong with a token for an address.
+func checkToken(o *options, a *address) error {
 	switch {
 	case o.token == "":
 		return nil
 	case strings.ContainsFunc(o.token, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
 		return limit.NewError(ErrInvalid, "WithToken", "must be printable ASCII without spaces")
-	case o.tls == nil && !isLocal(address):
+	case o.tls == nil && !a.local():
 		return limit.NewError(ErrInvalid, "WithToken", "goes with WithTLS: the token could be read on its way to another host")
 	}
 	return nil
-}
-
-// isLocal reports whether an address leads to this host only.
-func isLocal(address string) bool {
-	if strings.HasPrefix(address, "unix:") {
-		return true
-	}
-	for a := range strings.SplitSeq(address, ",") {
-		if !netaddr.LoopbackHostPort(a) {
-			return false
-		}
-	}
-	return true
 }

@@ -20,7 +20,8 @@ func TestTokenNeedsTLS(t *testing.T) {
 		{"unix:/run/weir.sock", "t", nil, true},
 		{"weir:8081", "t", nil, false},
 		{"127.0.0.1:8081,192.0.2.1:8081", "t", nil, false},
-		{"dns:///127.0.0.1:8081", "t", nil, false}, // whatever it leads to
+		{"dns:///127.0.0.1:8081", "t", nil, true},
+		{"dns://192.0.2.1/127.0.0.1:8081", "t", nil, false}, // whatever it leads to
 		{"weir:8081", "t", &tls.Config{}, true},
 		{"weir:8081", "", nil, true},
 		{"127.0.0.1:8081", "two words", nil, false},

@@ -23,7 +23,7 @@ func Example() {
 	defer c.Close()
 	perMinute := c.Inline("api", algo.Limit{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Minute})
 
-	server := grpc.NewServer(grpc.UnaryInterceptor(grpclimit.UnaryServer(grpclimit.Config{Limiter: perMinute})))
+	server := grpc.NewServer(grpc.UnaryInterceptor(grpclimit.New(grpclimit.Config{Limiter: perMinute}).Unary))
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -9,7 +9,6 @@ package grpclimit
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"time"
 
@@ -22,75 +21,30 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/client/internal/middleware"
+	"github.com/weirlimit/weir/client/middleware"
 	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
-// KeyFunc returns what a call is limited by, in UTF-8. method is like "/package.Service/Method". Empty means that the call has nothing
-// of the kind.
-type KeyFunc func(ctx context.Context, method string) string
-
-// Config says how calls are limited.
-type Config struct {
-	// Limiter decides. Required, unless Choose or Checks is set.
-	Limiter client.Decider
-	// Choose returns what decides about a call, in place of Limiter, such as the policy of its method. Nil from it: the call is not
-	// limited.
-	Choose func(ctx context.Context, method string) client.Decider
-	// Key returns what a call is limited by; nil stands for PeerIP. A call whose key is empty or not UTF-8 ends with INVALID_ARGUMENT
-	// whatever OnError says, so that nobody passes by what it leaves out or sends. A value that is too long for a key is limited by its
-	// beginning and its SHA-256.
-	Key KeyFunc
-	// Cost returns the units that a call takes, at least 1; nil stands for 1.
-	Cost func(ctx context.Context, method string) int64
-	// Checks, with All, returns several checks for a call: all are charged, or the call is refused. They take the place of Limiter,
-	// Choose, Key and Cost. A call without checks is not limited.
-	Checks func(ctx context.Context, method string) []client.Check
-	// All decides Checks: a *client.Client.
-	All AllDecider
-	// Skip, when set, tells of calls that are not limited, such as those of health checks.
-	Skip func(ctx context.Context, method string) bool
-	// OnError says what happens when there is no decision: the policy is unknown, the caller is denied, the Client is closed.
-	// The zero value, client.FailOpen, carries out the call; client.FailClosed ends it with UNAVAILABLE. That no node can be
-	// reached is a decision, by the fail policy of the cluster and the Client.
-	OnError client.OnError
-	// Logger is told of calls that no node has decided about, in at most one line each 10 seconds. Nil stands for slog.Default().
-	Logger *slog.Logger
+// Call is what is known of a call when it begins.
+type Call struct {
+	Ctx    context.Context
+	Method string // such as "/package.Service/Method"
 }
 
-// AllDecider decides several checks together: a *client.Client is one.
-type AllDecider = middleware.AllDecider
+// KeyFunc returns what a call is limited by, in UTF-8. Empty means that the call has nothing of the kind.
+type KeyFunc = func(Call) string
+
+// Config says how calls are limited. A Key of nil stands for PeerIP.
+type Config = middleware.Config[Call]
 
 // Interceptors limit calls. New makes them. They are safe for concurrent use.
 type Interceptors struct {
-	gate *middleware.Gate[call]
-}
-
-// call is what is known of a call when it begins.
-type call struct {
-	ctx    context.Context
-	method string
-}
-
-// of returns f as a function of a call; nil for nil.
-func of[T any](f func(context.Context, string) T) func(call) T {
-	if f == nil {
-		return nil
-	}
-	return func(c call) T { return f(c.ctx, c.method) }
+	gate *middleware.Gate[Call]
 }
 
 // New returns Interceptors. It panics when cfg has nothing that decides.
-func New(cfg Config) *Interceptors {
-	if cfg.Key == nil {
-		cfg.Key = PeerIP
-	}
-	return &Interceptors{gate: middleware.New("grpclimit", middleware.Config[call]{
-		Limiter: cfg.Limiter, Choose: of(cfg.Choose), Key: of(cfg.Key), Cost: of(cfg.Cost), Checks: of(cfg.Checks), All: cfg.All,
-		Skip: of(cfg.Skip), OnError: cfg.OnError, Logger: cfg.Logger,
-	})}
-}
+func New(cfg Config) *Interceptors { return &Interceptors{gate: middleware.New(cfg, PeerIP)} }
 
 // Unary is the interceptor that carries out the unary calls that are admitted. Trailers say what the limit has decided: weir-result
 // (admitted, refused, failed_open, failed_closed or bad_key), ratelimit, ratelimit-policy and x-ratelimit-….
@@ -116,15 +70,9 @@ func (i *Interceptors) Stream(srv any, stream grpc.ServerStream, info *grpc.Stre
 // Counts returns what became of calls, but for those that were not limited. Errors are those without a decision or a key.
 func (i *Interceptors) Counts() client.Counts { return i.gate.Counts() }
 
-// UnaryServer is New(cfg).Unary.
-func UnaryServer(cfg Config) grpc.UnaryServerInterceptor { return New(cfg).Unary }
-
-// StreamServer is New(cfg).Stream.
-func StreamServer(cfg Config) grpc.StreamServerInterceptor { return New(cfg).Stream }
-
 // admit returns the trailers of a call, and nil or the status that ends it.
 func (i *Interceptors) admit(ctx context.Context, method string) (metadata.MD, error) {
-	v, limited := i.gate.Ask(ctx, call{ctx, method})
+	v, limited := i.gate.Ask(ctx, Call{ctx, method})
 	switch {
 	case !limited:
 		return nil, nil
@@ -169,8 +117,8 @@ func refusal(code codes.Code, message string, after time.Duration) error {
 }
 
 // PeerIP limits by the address of the connection; IPv6 callers by their /64.
-func PeerIP(ctx context.Context, _ string) string {
-	p, ok := peer.FromContext(ctx)
+func PeerIP(c Call) string {
+	p, ok := peer.FromContext(c.Ctx)
 	if !ok {
 		return ""
 	}
@@ -180,8 +128,8 @@ func PeerIP(ctx context.Context, _ string) string {
 
 // Metadata limits by the first value of a metadata key. A caller may send any value: use it for what the server has verified.
 func Metadata(name string) KeyFunc {
-	return func(ctx context.Context, _ string) string {
-		md, _ := metadata.FromIncomingContext(ctx)
+	return func(c Call) string {
+		md, _ := metadata.FromIncomingContext(c.Ctx)
 		if v := md.Get(name); len(v) > 0 {
 			return v[0]
 		}
@@ -190,7 +138,7 @@ func Metadata(name string) KeyFunc {
 }
 
 // Method limits by the method alone: all callers together.
-func Method(_ context.Context, method string) string { return method }
+func Method(c Call) string { return c.Method }
 
 // UnaryClient returns an interceptor that sends each unary call once the Waiter admits it. key nil limits by the method. When the
 // wait fails its error is returned and nothing is sent.
@@ -217,6 +165,6 @@ func wait(ctx context.Context, l client.Waiter, key KeyFunc, method string) erro
 	if key == nil {
 		key = Method
 	}
-	_, err := l.WaitN(ctx, key(ctx, method), 1)
+	_, err := l.WaitN(ctx, key(Call{ctx, method}), 1)
 	return err
 }

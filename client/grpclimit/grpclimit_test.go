@@ -36,7 +36,8 @@ func open(t *testing.T) *client.Client {
 func dial(t *testing.T, cfg Config, opts ...grpc.DialOption) healthv1.HealthClient {
 	t.Helper()
 	lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	server := grpc.NewServer(grpc.UnaryInterceptor(UnaryServer(cfg)), grpc.StreamInterceptor(StreamServer(cfg)))
+	limits := New(cfg)
+	server := grpc.NewServer(grpc.UnaryInterceptor(limits.Unary), grpc.StreamInterceptor(limits.Stream))
 	healthv1.RegisterHealthServer(server, health.NewServer())
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(lis) }()
@@ -92,8 +93,8 @@ func TestServer(t *testing.T) {
 
 // TestTrailers: calls tell what the limit has decided and what is left, those that are admitted too.
 func TestTrailers(t *testing.T) {
-	h := dial(t, Config{Limiter: open(t).Policy("api"), Key: Metadata("x-api-key"), Skip: func(ctx context.Context, _ string) bool {
-		md, _ := metadata.FromIncomingContext(ctx)
+	h := dial(t, Config{Limiter: open(t).Policy("api"), Key: Metadata("x-api-key"), Skip: func(c Call) bool {
+		md, _ := metadata.FromIncomingContext(c.Ctx)
 		return len(md.Get("skip")) > 0
 	}})
 	for i, want := range []map[string]string{
@@ -126,7 +127,7 @@ func TestTrailers(t *testing.T) {
 // TestAll: a call that one of several limits refuses takes nothing of the others, and what was served without a decision is counted.
 func TestAll(t *testing.T) {
 	c := open(t)
-	i := New(Config{All: c, Checks: func(context.Context, string) []client.Check {
+	i := New(Config{All: c, Checks: func(Call) []client.Check {
 		return []client.Check{{Policy: "api", Key: "user"}, {Policy: "api", Key: "team", Cost: 2}}
 	}})
 	call := func() error {
@@ -147,8 +148,8 @@ func TestAll(t *testing.T) {
 
 func TestPeers(t *testing.T) {
 	cost := int64(2)
-	h := dial(t, Config{Limiter: open(t).Policy("api"), Cost: func(_ context.Context, method string) int64 {
-		expect.True(t, strings.HasPrefix(method, "/grpc.health.v1.Health/"), "method %q", method)
+	h := dial(t, Config{Limiter: open(t).Policy("api"), Cost: func(c Call) int64 {
+		expect.True(t, strings.HasPrefix(c.Method, "/grpc.health.v1.Health/"), "method %q", c.Method)
 		return cost
 	}})
 	expect.NoError(t, check(t.Context(), h))
@@ -197,5 +198,5 @@ func TestNoLimiter(t *testing.T) {
 	defer func() {
 		expect.True(t, recover() != nil, "an interceptor without a Limiter")
 	}()
-	UnaryServer(Config{})
+	New(Config{})
 }

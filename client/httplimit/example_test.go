@@ -20,10 +20,11 @@ func Example() {
 	perMinute := c.Inline("api", algo.Limit{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Minute})
 
 	hello := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") })
-	server := httptest.NewServer(httplimit.Handler(hello, httplimit.Config{
+	limits := httplimit.New(httplimit.Config{
 		Limiter: perMinute,
 		Key:     httplimit.FirstOf(httplimit.Header("X-Api-Key"), httplimit.ClientIP(nil)),
-	}))
+	})
+	server := httptest.NewServer(limits.Handler(hello))
 	defer server.Close()
 
 	for range 3 {

@@ -13,71 +13,33 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"net/http"
 	"net/netip"
 	"strconv"
 	"time"
 
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/client/internal/middleware"
+	"github.com/weirlimit/weir/client/middleware"
 	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
 // KeyFunc returns what a request is limited by, in UTF-8. Empty means that the request has nothing of the kind.
-type KeyFunc func(*http.Request) string
+type KeyFunc = func(*http.Request) string
 
-// Config says how requests are limited.
-type Config struct {
-	// Limiter decides. Required, unless Choose or Checks is set.
-	Limiter client.Decider
-	// Choose returns what decides about a request, in place of Limiter, such as the policy of its route. Nil from it: the request is not
-	// limited.
-	Choose func(*http.Request) client.Decider
-	// Key returns what a request is limited by; nil stands for ClientIP(nil). A request whose key is empty or not UTF-8 is answered with
-	// status 400 whatever OnError says, so that nobody passes by what it leaves out or sends: FirstOf names what to limit by then. A value
-	// that is too long for a key is limited by its beginning and its SHA-256.
-	Key KeyFunc
-	// Cost returns the units that a request takes, at least 1; nil stands for 1.
-	Cost func(*http.Request) int64
-	// Checks, with All, returns several checks for a request: all are charged, or the request is refused. They take the place of Limiter,
-	// Choose, Key and Cost. A request without checks is not limited. The header fields tell of the tightest of the limits.
-	Checks func(*http.Request) []client.Check
-	// All decides Checks: a *client.Client.
-	All AllDecider
-	// Skip, when set, tells of requests that are not limited, such as those of health checks.
-	Skip func(*http.Request) bool
-	// OnError says what happens when there is no decision: the policy is unknown, the caller is denied, the Client is closed.
-	// The zero value, client.FailOpen, serves the request; client.FailClosed answers 503. That no node can be reached is a
-	// decision, by the fail policy of the cluster and the Client.
-	OnError client.OnError
-	// Refused answers in place of the problem document (RFC 9457) with status 429, or 503 for a decision that failed closed. The
-	// header fields are set already. Nil: the problem document.
-	Refused func(http.ResponseWriter, *http.Request, client.Decision)
-	// Logger is told of requests that no node has decided about, in at most one line each 10 seconds. Nil stands for slog.Default().
-	Logger *slog.Logger
-}
-
-// AllDecider decides several checks together: a *client.Client is one.
-type AllDecider = middleware.AllDecider
+// Config says how requests are limited. A Key of nil stands for ClientIP(nil).
+type Config = middleware.Config[*http.Request]
 
 // Middleware limits requests. New makes one. It is safe for concurrent use.
 type Middleware struct {
-	refused func(http.ResponseWriter, *http.Request, client.Decision)
+	// Refused answers in place of the problem document (RFC 9457) with status 429, or 503 for a decision that failed closed. The
+	// header fields are set already. Nil: the problem document. Set it before the Middleware is used.
+	Refused func(http.ResponseWriter, *http.Request, client.Decision)
 	gate    *middleware.Gate[*http.Request]
 }
 
 // New returns a Middleware. It panics when cfg has nothing that decides.
-func New(cfg Config) *Middleware {
-	if cfg.Key == nil {
-		cfg.Key = ClientIP(nil)
-	}
-	return &Middleware{refused: cfg.Refused, gate: middleware.New("httplimit", middleware.Config[*http.Request]{
-		Limiter: cfg.Limiter, Choose: cfg.Choose, Key: cfg.Key, Cost: cfg.Cost, Checks: cfg.Checks, All: cfg.All, Skip: cfg.Skip,
-		OnError: cfg.OnError, Logger: cfg.Logger,
-	})}
-}
+func New(cfg Config) *Middleware { return &Middleware{gate: middleware.New(cfg, ClientIP(nil))} }
 
 // Handler returns a handler that serves next what is admitted. Answers carry the RateLimit header fields
 // (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…, and Weir-Result: admitted, refused, failed_open (served without a
@@ -89,9 +51,6 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 
 // Counts returns what became of requests, but for those that were not limited. Errors are those without a decision or a key.
 func (m *Middleware) Counts() client.Counts { return m.gate.Counts() }
-
-// Handler is New(cfg).Handler(next).
-func Handler(next http.Handler, cfg Config) http.Handler { return New(cfg).Handler(next) }
 
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	v, limited := m.gate.Ask(r.Context(), r)
@@ -118,8 +77,8 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 	quotaheader.SetRetryAfter(w.Header(), d)
 	switch {
-	case m.refused != nil:
-		m.refused(w, r, *d)
+	case m.Refused != nil:
+		m.Refused(w, r, *d)
 	case d.FailedClosed:
 		writeProblem(w, http.StatusServiceUnavailable, "The rate limit cannot be asked at the moment", "")
 	case d.RetryAfter == client.Never:

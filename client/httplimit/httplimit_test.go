@@ -54,7 +54,7 @@ func header(name, value string) func(*http.Request) {
 }
 
 func TestHandler(t *testing.T) {
-	h := Handler(served, Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key")})
+	h := New(Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key")}).Handler(served)
 	for i, want := range []string{`"api";r=1;t=60`, `"api";r=0;t=60`} {
 		w := get(h, header("X-Api-Key", "a"))
 		if w.Code != 200 || w.Body.String() != "served" || field(w, "RateLimit") != want ||
@@ -181,7 +181,7 @@ func TestAll(t *testing.T) {
 
 func TestCost(t *testing.T) {
 	cost := int64(2)
-	h := Handler(served, Config{Limiter: open(t).Policy("api"), Cost: func(*http.Request) int64 { return cost }})
+	h := New(Config{Limiter: open(t).Policy("api"), Cost: func(*http.Request) int64 { return cost }}).Handler(served)
 	if w := get(h); w.Code != 200 || field(w, "X-RateLimit-Remaining") != "0" {
 		t.Errorf("%d %v", w.Code, w.Header())
 	}
@@ -210,7 +210,7 @@ func TestOnError(t *testing.T) {
 		{answer{Decision: client.Decision{Allowed: true, FailedOpen: true}}, client.FailClosed, 200, "on_error=open"},
 	} {
 		before := len(log.String())
-		w := get(Handler(served, Config{Limiter: tt.limiter, OnError: tt.on, Logger: log.Logger()}))
+		w := get(New(Config{Limiter: tt.limiter, OnError: tt.on, Logger: log.Logger()}).Handler(served))
 		if w.Code != tt.code || (w.Header().Get("Retry-After") == "1") != (tt.code == 503) {
 			t.Errorf("%+v: %d %v", tt, w.Code, w.Header())
 		}
@@ -231,23 +231,25 @@ func (a answer) AllowN(context.Context, string, int64) (client.Decision, error) 
 }
 
 func TestRefusedAnswers(t *testing.T) {
-	h := Handler(served, Config{Limiter: answer{Decision: client.Decision{RetryAfter: time.Second}}, Refused: func(w http.ResponseWriter, _ *http.Request, d client.Decision) {
+	m := New(Config{Limiter: answer{Decision: client.Decision{RetryAfter: time.Second}}})
+	m.Refused = func(w http.ResponseWriter, _ *http.Request, d client.Decision) {
 		w.WriteHeader(http.StatusTeapot)
 		_, _ = io.WriteString(w, d.RetryAfter.String())
-	}})
+	}
+	h := m.Handler(served)
 	if w := get(h); w.Code != http.StatusTeapot || w.Body.String() != "1s" || w.Header().Get("Retry-After") != "1" {
 		t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	h = Handler(served, Config{Limiter: answer{err: context.Canceled}})
+	h = New(Config{Limiter: answer{err: context.Canceled}}).Handler(served)
 	w := get(h, func(r *http.Request) { *r = *r.WithContext(gone) })
 	expect.True(t, w.Body.Len() == 0, "a caller who is gone: %q", w.Body)
 }
 
 func TestDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := Handler(served, Config{Limiter: answer{Decision: client.Decision{Allowed: true, Delay: time.Minute}}})
+		h := New(Config{Limiter: answer{Decision: client.Decision{Allowed: true, Delay: time.Minute}}}).Handler(served)
 		start := time.Now()
 		w := get(h)
 		expect.True(t, w.Code == 200 && time.Since(start) == time.Minute, "%d after %v", w.Code, time.Since(start))
@@ -308,5 +310,5 @@ func TestNoLimiter(t *testing.T) {
 	defer func() {
 		expect.True(t, recover() != nil, "a Handler without a Limiter")
 	}()
-	Handler(served, Config{All: open(t)})
+	New(Config{All: open(t)})
 }

@@ -51,13 +51,22 @@ func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 		CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt, Anchor: int8(l.Anchor),
 	}
 	if l.TimeZone != "" {
-		zone, err := timeZones.Load(l.TimeZone)
+		zone, err := Zone(l.TimeZone)
 		if err != nil {
-			return nil, limit.NewError(limit.Invalid, "limit.time_zone", err.Error())
+			return nil, err
 		}
 		out.Zone = zone
 	}
 	return out, nil
+}
+
+// Zone returns the time zone of a limit sent along.
+func Zone(name string) (*time.Location, *limit.Error) {
+	zone, err := timeZones.Load(name)
+	if err != nil {
+		return nil, limit.NewError(limit.Invalid, "limit.time_zone", err.Error())
+	}
+	return zone, nil
 }
 
 // timeZones are those that limits sent along have named.

@@ -33,9 +33,9 @@ var mayImport = map[string]string{
 	"auth":                            "internal/netaddr internal/strictyaml limit limiter",
 	"client":                          "algo internal/fifo internal/lend internal/netaddr limit proto/weir/v1 ring rpc/stream rpc/wire",
 	"client/clientmetrics":            "client",
-	"client/grpclimit":                "client client/internal/middleware internal/netaddr internal/quotaheader",
-	"client/httplimit":                "client client/internal/middleware internal/netaddr internal/quotaheader",
-	"client/internal/middleware":      "client limit",
+	"client/grpclimit":                "client client/middleware internal/netaddr internal/quotaheader",
+	"client/httplimit":                "client client/middleware internal/netaddr internal/quotaheader",
+	"client/middleware":               "client limit",
 	"client/local":                    "client limiter policy ring",
 	"cluster":                         "internal/fifo ring",
 	"cluster/ownership":               "algo",
@@ -120,11 +120,8 @@ var clocks = []string{
 	"client/lease.go renew",
 	"client/limiter.go AcquireN",
 	"client/loans.go systemClocks",
-	"client/nodes.go invoke",
 	"client/nodes.go newNodes",
 	"client/limiter.go WaitN",
-	"client/pace.go Close",
-	"client/pace.go dial",
 	"client/limiter.go waitDelay",
 	"cluster/prober.go now", // back-off
 	"cluster/transport.go admit",
@@ -163,7 +160,7 @@ var clocks = []string{
 	"internal/admission/frames.go awaitTurn",
 	"internal/admission/listener.go serveLocked",
 	"internal/load/load.go now",
-	"client/internal/middleware/middleware.go log", // paces log lines
+	"client/middleware/middleware.go log", // paces log lines
 	"internal/observe/metrics_calls.go HTTP",
 	"internal/observe/metrics_calls.go UnaryInterceptor",
 	"gateway/grpc/checkstream.go observe",
@@ -183,7 +180,7 @@ var panics = []string{
 	"algo/limits.go counter",
 	"cluster/runner/boottime_linux.go BootTime",
 	"internal/node/observe.go recovering", // again, in net/http's way
-	"client/internal/middleware/middleware.go New",
+	"client/middleware/middleware.go New",
 	"gateway/http/http.go New",
 	"internal/lend/borrow.go NewBook",
 	"internal/panics/panics.go Wait", // again, where it is recovered

@@ -1,5 +1,5 @@
-// Package middleware is what the middlewares of net/http and gRPC have in common: it checks the key, asks the limiter, answers where
-// there is no decision, counts, and logs.
+// Package middleware is what httplimit and grpclimit have in common, and what a middleware for another protocol needs: it checks the key,
+// asks the limiter, answers where there is no decision, counts, and logs.
 //
 // It does not know how an answer is written, and does not promise a log line for each request.
 package middleware
@@ -22,17 +22,32 @@ type AllDecider interface {
 	All(ctx context.Context, checks []client.Check) (client.AllDecision, error)
 }
 
-// Config is what the Configs of the middlewares have in common, for requests of a type R. The middlewares describe the fields.
+// Config says how requests of a type R are limited: R is *http.Request in httplimit, Call in grpclimit.
 type Config[R any] struct {
+	// Limiter decides. Required, unless Choose or Checks is set.
 	Limiter client.Decider
-	Choose  func(R) client.Decider
-	Key     func(R) string
-	Cost    func(R) int64
-	Checks  func(R) []client.Check
-	All     AllDecider
-	Skip    func(R) bool
+	// Choose returns what decides about a request, in place of Limiter, such as the policy of its route or method. Nil from it: the
+	// request is not limited.
+	Choose func(R) client.Decider
+	// Key returns what a request is limited by; nil stands for the address of the caller. A request whose key is empty or not UTF-8 is
+	// rejected whatever OnError says (HTTP status 400, INVALID_ARGUMENT), so that nobody passes by what it leaves out or sends. A value that
+	// is too long for a key is limited by its beginning and its SHA-256.
+	Key func(R) string
+	// Cost returns the units that a request takes, at least 1; nil stands for 1.
+	Cost func(R) int64
+	// Checks, with All, returns several checks for a request: all are charged, or the request is refused. They take the place of Limiter,
+	// Choose, Key and Cost. A request without checks is not limited. Header fields and trailers tell of the tightest of the limits.
+	Checks func(R) []client.Check
+	// All decides Checks: a *client.Client.
+	All AllDecider
+	// Skip, when set, tells of requests that are not limited, such as those of health checks.
+	Skip func(R) bool
+	// OnError says what happens when there is no decision: the policy is unknown, the caller is denied, the Client is closed.
+	// The zero value, client.FailOpen, serves the request; client.FailClosed rejects it (HTTP status 503, UNAVAILABLE). That no node can be
+	// reached is a decision, by the fail policy of the cluster and the Client.
 	OnError client.OnError
-	Logger  *slog.Logger
+	// Logger is told of requests that no node has decided about, in at most one line each 10 seconds. Nil stands for slog.Default().
+	Logger *slog.Logger
 }
 
 // Gate asks for decisions about requests. New makes one. It is safe for concurrent use.
@@ -53,13 +68,15 @@ type Verdict struct {
 	Gone bool
 }
 
-// New returns a Gate. It panics, in the name of a package, when cfg has nothing that decides.
-func New[R any](name string, cfg Config[R]) *Gate[R] {
+// New returns a Gate, with key in place of a Key that is nil. It panics when cfg has nothing that decides.
+func New[R any](cfg Config[R], key func(R) string) *Gate[R] {
 	switch {
 	case cfg.Checks != nil && cfg.All == nil:
-		panic(name + ": Config.Checks needs Config.All")
+		panic("middleware: Config.Checks needs Config.All")
 	case cfg.Limiter == nil && cfg.Choose == nil && cfg.Checks == nil:
-		panic(name + ": Config.Limiter is nil")
+		panic("middleware: Config.Limiter is nil")
+	case cfg.Key == nil:
+		cfg.Key = key
 	}
 	return &Gate[R]{cfg: cfg}
 }

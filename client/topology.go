@@ -1,14 +1,7 @@
 package client
 
 import (
-	"context"
-	"math/rand/v2"
 	"slices"
-	"sync/atomic"
-	"time"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -24,8 +17,7 @@ type topology struct {
 
 // owners are the nodes to ask about keys.
 type owners struct {
-	hashKey ring.HashKey
-	table   *ring.Table
+	*topology
 	members []*member // by the table's members; nil: not to be reached
 }
 
@@ -63,11 +55,9 @@ func (t *topology) owners(list []*member) *owners {
 	if t == nil {
 		return nil
 	}
-	o := &owners{hashKey: t.hashKey, table: t.table, members: make([]*member, len(t.addresses))}
-	for i, addr := range t.addresses {
-		if j := slices.IndexFunc(list, func(m *member) bool { return at(m.endpoint, addr) }); j >= 0 && addr != "" {
-			o.members[i] = list[j]
-		}
+	o := &owners{topology: t}
+	for _, addr := range t.addresses {
+		o.members = append(o.members, memberAt(list, addr))
 	}
 	return o
 }
@@ -88,25 +78,15 @@ func scopeOf(t *limit.Target) string {
 	return t.Policy
 }
 
-// well returns a member that is well, otherwise nil. A member that is not connected is connected, for the next check.
-func (m *member) well() *member {
-	if m == nil || m.usable() {
-		return m
-	}
-	m.want()
-	return nil
-}
-
 // named returns the member of the ring with a name, or nil when it is not known, or not well.
 func (o *owners) named(name string) *member {
-	if o == nil || name == "" {
+	if o == nil {
 		return nil
 	}
-	i, ok := slices.BinarySearch(o.table.Members(), name)
-	if !ok {
-		return nil
+	if i, ok := slices.BinarySearch(o.table.Members(), name); ok {
+		return o.members[i].well()
 	}
-	return o.members[i].well()
+	return nil
 }
 
 // ofMost returns the node that owns more of n targets than any other does, among equals the one that comes first; nil when not one
@@ -126,51 +106,20 @@ func (o *owners) ofMost(n int, at func(i int) *limit.Target) (most *member) {
 	return most
 }
 
-// How long until a node is asked for the topology again, after a failure.
-const (
-	minRelearn = 100 * time.Millisecond
-	maxRelearn = 5 * time.Second
-	// refusedRelearn is for nodes that will not tell.
-	refusedRelearn = time.Minute
-)
+// follow tells whether a member is to tell the topology: one does at a time, the first that is connected.
+func (ns *nodes) follow(m *member) bool { return ns.teller.CompareAndSwap(nil, m) }
 
-// learn keeps the topology up to date until ctx ends. What was learned stays until something else is: a node that does not
-// own a key, or cannot be reached, costs a detour.
-func (ns *nodes) learn(ctx context.Context) {
-	for pause := minRelearn; ; pause = min(2*pause, maxRelearn) {
-		ended := make(chan error, 1)
-		var told atomic.Bool
-		m, _, err := ns.pick(ctx)
-		if err == nil && m.link.follow(func(t *weirv1.TopologyResponse, err error) {
-			if err != nil {
-				ended <- err
-				return
-			}
-			ns.learned(t)
-			told.Store(true)
-		}) {
-			select {
-			case err = <-ended:
-			case <-ctx.Done():
-				return
-			}
-		}
-		if told.Load() {
-			pause = minRelearn
-		}
-		wait := pause + rand.N(pause)
-		if status.Code(err) == codes.PermissionDenied || status.Code(err) == codes.Unauthenticated {
-			ns.connectAll()
-			wait = refusedRelearn
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return
+// unfollow has one of the others tell the topology in m's place. What was learned stays until then: a node that does not own a key, or
+// cannot be reached, costs a detour.
+func (ns *nodes) unfollow(m *member, others []*member) {
+	if ns.teller.CompareAndSwap(m, nil) {
+		for _, o := range others {
+			o.wake.Set()
 		}
 	}
 }
 
+// learned takes in what a node has told.
 func (ns *nodes) learned(t *weirv1.TopologyResponse) {
 	ns.mu.Lock()
 	before := ns.ring
@@ -179,10 +128,8 @@ func (ns *nodes) learned(t *weirv1.TopologyResponse) {
 	if now == nil {
 		ns.connectAll()
 	}
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	ns.ring = now
-	if err := ns.renewLocked(); err != nil && len(ns.list) == 0 {
-		ns.err = err
-	}
+	ns.change(func() {
+		ns.ring = now
+		ns.renewLocked()
+	})
 }

@@ -1,0 +1,348 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/limit"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/stream"
+)
+
+const (
+	// maxReports is how many reports of loans wait for one node at most: what further ones would say is said again.
+	maxReports = 4
+	// maxWaiting bounds the checks that wait for one node: beyond it they go unanswered at once, which keeps the memory
+	// of a program bounded while a node is stuck.
+	maxWaiting = 20_000
+	// maxUnanswered bounds the messages of checks without the last of their answers. A node reads no further message of a stream of which
+	// 64 wait for others. A report of loans must get through: those checks may be waiting for what it returns.
+	maxUnanswered = 48
+	// soon is how long a stream must last. After one that ended before, the next one waits: gRPC connects again at once when a connection
+	// ends that had been set up, so that a client that a node rejects would connect a thousand times a second.
+	soon = 5 * time.Second
+	// minPace is the first wait; each further one is twice as long, up to maxPace.
+	minPace, maxPace = 200 * time.Millisecond, 15 * time.Second
+)
+
+// member is one node: a connection with a single stream for everything that the client has with the node, opened once the node is wanted and
+// whenever it has ended. One goroutine opens streams and writes; one more for each stream reads.
+//
+// Checks gather in a queue. The queue is sent when nothing is in flight, or when it has at least as many checks as are in flight. So a lone caller does
+// not wait for others, nor does a second one; many callers have a few large messages in flight, which saves CPU, because a message costs as much as
+// some tens of checks; and a check waits for one round trip at most.
+//
+// Its methods are safe for concurrent use.
+type member struct {
+	nodes   *nodes
+	addr    string
+	conn    *grpc.ClientConn
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wanted  atomic.Bool
+	start   chan struct{} // closed when it is wanted
+	wake    fifo.Signal   // of the writer
+	hurry   fifo.Signal   // set when a check waits for a stream to be opened
+	state   atomic.Int32  // what is known of the node: one of the constants below
+	out     atomic.Int64  // calls and checks in flight
+	breaker breaker       // opens with the first failure: others can be asked
+	barred  atomic.Int64  // by the clock of loans: until when it is told nothing of them
+
+	mu       sync.Mutex
+	err      error // why the last stream has ended
+	queue    fifo.Queue[*request]
+	queued   int // checks in queue
+	waiting  int // checks in queue, and in messages without the last of their answers
+	inFlight int // checks in messages that are in flight: sent, and not answered for the first time
+	reports  []*weirv1.BorrowRequest
+	sent     map[uint64]*message // on the open stream, without the last of their answers, by sequence; nil: no stream is open
+	sequence uint64              // of the last message
+	renumber bool                // the node may not know the numbers that it was told
+
+	// Only for the writer: what the stream was asked to tell, and what packs its messages.
+	greeted, follows bool
+	packer           packer
+}
+
+// What is known of a node.
+const (
+	untold  int32 = iota // nothing yet: it is not wanted, or being connected
+	ready                // it is ready
+	unready              // it says that it is not, but answers as well as it can
+	failed               // it has no stream
+)
+
+// want has a node connected, from now on.
+func (m *member) want() {
+	if !m.wanted.Load() && m.wanted.CompareAndSwap(false, true) {
+		close(m.start)
+	}
+}
+
+// usable tells whether a node is ready, and has not failed lately.
+func (m *member) usable() bool { return m.state.Load() == ready && !m.breaker.trouble.Load() }
+
+// well returns a member that is usable, otherwise nil. A member that is not connected is connected, for the next check.
+func (m *member) well() *member {
+	if m == nil || m.usable() {
+		return m
+	}
+	m.want()
+	return nil
+}
+
+// run opens streams until the member is given up. It waits after one that did not last; where there is no connection, for gRPC's back-off.
+func (m *member) run() {
+	defer m.conn.Close()
+	select {
+	case <-m.start:
+	case <-m.ctx.Done():
+		return
+	}
+	for pause := time.Duration(0); m.ctx.Err() == nil; {
+		m.become(untold)
+		began := m.nodes.now()
+		err := m.talk()
+		lasted := m.nodes.now()-began >= soon
+		m.ended(err, lasted)
+		if m.conn.GetState() == connectivity.TransientFailure {
+			m.nodes.unreached.Set()
+			ctx, cancel := context.WithTimeout(m.ctx, lookUpPause)
+			m.conn.WaitForStateChange(ctx, connectivity.TransientFailure)
+			cancel()
+			continue
+		}
+		if pause = min(max(2*pause, minPace), maxPace); lasted {
+			pause = 0
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause/2+1)):
+		case <-m.hurry:
+		case <-m.ctx.Done():
+		}
+	}
+}
+
+// become notes what is known of the node, for those that wait for one.
+func (m *member) become(state int32) {
+	m.state.Store(state)
+	m.nodes.change(func() {})
+}
+
+// talk opens a stream and runs it until it breaks, and returns why.
+func (m *member) talk() error {
+	ctx, cancel := context.WithCancel(m.ctx)
+	defer cancel()
+	s, err := weirv1.NewLimiterClient(m.conn).CheckStream(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.sent, m.renumber = make(map[uint64]*message), true
+	m.mu.Unlock()
+	m.greeted, m.follows = false, false
+	return stream.Run(s, cancel, m.wake, m.next, m.received)
+}
+
+// ended ends what waits for a stream that has ended, or could not be opened.
+func (m *member) ended(err error, lasted bool) {
+	// A stream that the node ended by itself has carried out no more than it has answered, and one that it rejected nothing.
+	unsent := overloaded(err)
+	if errors.Is(err, io.EOF) {
+		unsent, err = true, status.Error(codes.Unavailable, "the node takes no more checks")
+	}
+	m.mu.Lock()
+	sent, queue := m.sent, m.queue
+	m.sent, m.queue, m.reports, m.err = nil, fifo.Queue[*request]{}, nil, err
+	m.queued, m.waiting, m.inFlight = 0, 0, 0
+	m.mu.Unlock()
+	if lasted {
+		m.become(untold) // the next stream is opened at once
+	} else {
+		m.become(failed)
+	}
+	for _, x := range sent {
+		x.fail(err, unsent)
+	}
+	for _, f := range queue.Items() {
+		f.fail(err, true)
+	}
+	m.nodes.loans.lost(m, overloaded(err))
+	others, _, _ := m.nodes.members()
+	m.nodes.unfollow(m, others)
+}
+
+// report has a report of loans sent, unless too many wait: what they say is said again. It returns false when no stream is open.
+func (m *member) report(in *weirv1.BorrowRequest) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sent == nil {
+		return false
+	}
+	if len(m.reports) < maxReports {
+		m.reports = append(m.reports, in)
+		m.wake.Set()
+	}
+	return true
+}
+
+// send queues a request, or ends it when there is no connection or too much waits. Where only the stream has ended it is opened again at once.
+func (m *member) send(f *request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.sent == nil && m.conn.GetState() != connectivity.Ready:
+		f.fail(m.err, true)
+	case m.waiting+len(f.checks) > maxWaiting:
+		f.fail(errFull, false)
+	default:
+		m.waiting += len(f.checks)
+		m.queued += len(f.checks)
+		f.open = len(f.checks)
+		m.queue.Push(f)
+		if m.stirLocked(); m.sent == nil {
+			m.hurry.Set()
+		}
+	}
+}
+
+var (
+	errFull     = status.Error(codes.Unavailable, "too many checks wait for this node")
+	errNoStream = status.Error(codes.Unavailable, "the node is not connected")
+)
+
+// dueLocked tells whether the checks that have gathered are to be sent.
+func (m *member) dueLocked() bool {
+	return m.queued > 0 && m.queued >= min(m.inFlight, limit.MaxBatch) && len(m.sent) < maxUnanswered
+}
+
+// stirLocked has the writer send what is to be sent.
+func (m *member) stirLocked() {
+	if m.dueLocked() {
+		m.wake.Set()
+	}
+}
+
+// next returns the next message to send, nil when there is none: the request to be told of readiness and topology, reports of loans, checks.
+func (m *member) next() *weirv1.CheckStreamRequest {
+	if follow := !m.follows && m.nodes.follow(m); follow || !m.greeted {
+		m.greeted, m.follows = true, follow
+		return &weirv1.CheckStreamRequest{Ready: true, Topology: follow}
+	}
+	report, x := m.take()
+	switch {
+	case report != nil:
+		return &weirv1.CheckStreamRequest{Borrow: report}
+	case x != nil:
+		return m.packer.pack(x, m.nodes.now())
+	}
+	return nil
+}
+
+// take returns the next report, or a message of the checks that have gathered, or neither.
+func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.reports) > 0 {
+		report = m.reports[0]
+		m.reports = m.reports[1:]
+		return report, nil
+	}
+	return nil, m.takeLocked()
+}
+
+// takeLocked makes a message of the checks that have gathered and are still waited for; nil: there is none to be sent.
+func (m *member) takeLocked() *message {
+	if !m.dueLocked() {
+		return nil
+	}
+	x := &message{}
+	for m.queue.Len() > 0 && len(x.slots)+len(m.queue.First().checks) <= limit.MaxBatch {
+		f := m.queue.Pop()
+		m.queued -= len(f.checks)
+		if f.state.Load() == abandoned {
+			m.waiting -= len(f.checks)
+		} else {
+			x.add(f)
+		}
+	}
+	if x.open == 0 {
+		return nil
+	}
+	if m.renumber {
+		m.renumber = false
+		m.packer.numbers.Reset()
+	}
+	m.inFlight += x.open
+	m.sequence++
+	x.sequence = m.sequence
+	m.sent[x.sequence] = x
+	return x
+}
+
+// received takes in a response. An error says that it is none that a node gives.
+func (m *member) received(out *weirv1.CheckStreamResponse) error {
+	field := out.Error.GetField()
+	switch {
+	case out.Ready != nil && out.Ready.Ready:
+		m.become(ready)
+	case out.Ready != nil:
+		m.become(unready)
+	case out.Topology != nil:
+		m.nodes.learned(out.Topology)
+	case field == "topology": // this caller may not know it
+		m.nodes.connectAll()
+	case strings.HasPrefix(field, "borrow."):
+		m.nodes.loans.rejected(m, out.Error)
+	case out.Borrow != nil:
+		m.nodes.loans.answered(m, out.Borrow)
+	default:
+		return m.answered(out)
+	}
+	return nil
+}
+
+// answered takes in a response to checks.
+func (m *member) answered(out *weirv1.CheckStreamResponse) error {
+	m.mu.Lock()
+	x := m.sent[out.Sequence]
+	if x == nil {
+		m.mu.Unlock()
+		return errOddAnswer
+	}
+	if !x.answered {
+		x.answered = true
+		m.inFlight -= len(x.slots)
+	}
+	if !out.More {
+		delete(m.sent, out.Sequence)
+		m.waiting -= len(x.slots)
+	}
+	m.stirLocked()
+	if out.Error != nil {
+		m.renumber = true // what it defined may not have been taken in
+	}
+	m.mu.Unlock()
+	if e := out.Error; e != nil {
+		// Nothing of the message was carried out. Its checks are sent again, in other messages.
+		x.fail(status.Error(codes.Code(e.GetCode()), strings.TrimPrefix(e.GetField()+": "+e.GetMessage(), ": ")), true)
+		return nil
+	}
+	err := x.answer(out)
+	if err != nil && !out.More {
+		x.fail(err, false) // the stream's end does not find it any more
+	}
+	return err
+}
