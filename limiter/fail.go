@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -33,7 +32,7 @@ func (l *Limiter) fail(op *Op) {
 		}
 	}
 	switch {
-	case r.share != nil:
+	case r.share:
 		l.failByPart(op)
 	case r.closed && !r.shadow:
 		d.FailedClosed, d.RetryAfter = true, failedRetry
@@ -51,26 +50,6 @@ const (
 	maxParts     = 16 << 10
 	maxPartBytes = 16 << 20
 )
-
-// sharedRule is what a rule says of one part of its limits. The zero value is ready for use.
-type sharedRule struct {
-	mu      sync.Mutex
-	members int
-	rule    *store.Rule // nil: a part would be nothing
-}
-
-// of returns the rule of one of n equal parts.
-func (s *sharedRule) of(r *rule, n int) *store.Rule {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n = max(n, 1); s.members != n {
-		s.members, s.rule = n, nil
-		if limits := divided(r.Limits, n); limits != nil {
-			s.rule = &store.Rule{Scope: r.Scope, Limits: limits, Durability: store.None}
-		}
-	}
-	return s.rule
-}
 
 // divided returns limits of which each is one of n equal parts, rounded down; nil when one of them would be nothing.
 func divided(limits algo.Limits, n int) algo.Limits {
@@ -98,8 +77,9 @@ func newParts() *store.Store {
 // decidePart decides a request by one of n equal parts of the rule's limits. It refuses what cannot be decided, because there is no memory
 // or a part would be nothing.
 func (r *rule) decidePart(parts *store.Store, n int, k store.Key, now algo.Instant, request algo.Request) algo.Decision {
-	if part := r.share.of(r, n); part != nil {
-		if got, err := parts.Decide(k, part, now, store.Call{Request: request}, nil); err == nil {
+	if limits := divided(r.Limits, max(n, 1)); limits != nil {
+		part := store.Rule{Scope: r.Scope, Limits: limits, Durability: store.None}
+		if got, err := parts.Decide(k, &part, now, store.Call{Request: request}, nil); err == nil {
 			return got.Decision
 		}
 	}

@@ -109,7 +109,7 @@ type parts struct {
 }
 
 func newTestParts(l algo.Limit) *parts {
-	return &parts{newParts(), rule{Rule: store.Rule{Scope: "p", Limits: algo.Limits{l}}, share: new(sharedRule)}}
+	return &parts{newParts(), rule{Rule: store.Rule{Scope: "p", Limits: algo.Limits{l}}, share: true}}
 }
 
 func (p *parts) decide(key string, n int, now algo.Instant, r algo.Request) algo.Decision {

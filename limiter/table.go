@@ -28,7 +28,7 @@ type entry struct {
 	hash  ring.Scope
 }
 
-// rule is all that a check is decided by. Nothing in it changes, but for share and what stats points to.
+// rule is all that a check is decided by. Nothing in it changes, but for what stats points to.
 type rule struct {
 	// Rule is what the store decides by. Its Limits are nil where no state is needed: all of the rule's checks are answered by units.
 	store.Rule
@@ -46,7 +46,7 @@ type rule struct {
 	concurrency bool
 	lendable    bool // units of its keys may be on loan as far as the policy goes
 	closed      bool // on_error: closed
-	share       *sharedRule
+	share       bool // on_error: share
 }
 
 // rule returns the rule of a policy's key.
@@ -100,10 +100,7 @@ func (l *Limiter) compilePolicy(t *table, p *policy.Policy) *entry {
 			},
 			entry: e, hash: e.hash, stats: stats, warnAt: p.WarnAt, shadow: p.Shadow, concurrency: p.Concurrency,
 			// A check in shadow mode is never refused, and a candidate is asked each time.
-			lendable: !p.NoLend && !p.Shadow && p.Candidate == nil, closed: p.OnError == policy.Closed,
-		}
-		if p.OnError == policy.Share {
-			r.share = new(sharedRule)
+			lendable: !p.NoLend && !p.Shadow && p.Candidate == nil, closed: p.OnError == policy.Closed, share: p.OnError == policy.Share,
 		}
 		if of.Unlimited {
 			r.Limits, r.units = nil, algo.Unlimited

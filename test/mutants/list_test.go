@@ -677,7 +677,7 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: a part of a limit is all of it", "limiter/fail.go",
-		[]edit{{"divided(r.Limits, n); limits", "divided(r.Limits, 1); limits"}},
+		[]edit{{"divided(r.Limits, max(n, 1)); limits", "divided(r.Limits, 1); limits"}},
 		calls + "losing", "by its part: admitted beyond the limit",
 	},
 	{
