@@ -29,10 +29,9 @@ import (
 // the sender of a stream for the borrower.
 
 const (
-	// exchangeMost bounds how long report waits for a node's answer. It is above lendMost, because the node may wait for a copy first.
+	// exchangeMost bounds how long report waits for a node's answer. It is above lendMost, because the node may wait for a copy first. The book
+	// repeats a report after 200 ms, so three reports of a loan at most are in flight.
 	exchangeMost = 500 * time.Millisecond
-	// maxExchanges bounds the exchanges with one node that are in flight. Reports beyond it are not sent; the book repeats them.
-	maxExchanges = 4
 	// returnMost is how long a node that stops waits for its loans to be returned.
 	returnMost = 200 * time.Millisecond
 )
@@ -64,9 +63,6 @@ type borrowing struct {
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-
-	mu        sync.Mutex
-	exchanges map[ownership.Node]int // in flight, at most maxExchanges for each node
 }
 
 // loanKey identifies a key in the book, under the limits as this node knows them.
@@ -111,7 +107,7 @@ type report struct {
 
 // startBorrowing starts the goroutine that reports loans. It runs until stop.
 func startBorrowing(l *Limiter) *borrowing {
-	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: fifo.NewSignal(), exchanges: make(map[ownership.Node]int)}
+	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: fifo.NewSignal()}
 	if b.clock == nil {
 		b.clock = func() int64 { return l.clock().Mono }
 	}
@@ -235,8 +231,8 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []lend.Repor
 			// The partition has moved to this node, and its loans with it, so that this node now lends to itself: it asks for no more.
 			r.op.Loan.Report.Want = 0
 			b.l.decide(r.op, &now)
-		case node.Name == "" || node == b.l.cfg.Self || !b.exchange(by, node):
-			r.op.Outcome.NotHolder = &ownership.Route{} // no node decides at the moment, or maxExchanges with the node are in flight
+		case node.Name == "" || node == b.l.cfg.Self:
+			r.op.Outcome.NotHolder = &ownership.Route{} // no node decides at the moment
 		default:
 			by[node] = append(by[node], r)
 			continue
@@ -266,20 +262,6 @@ func (b *borrowing) reportOf(r *lend.Report[loanKey, toldNode]) report {
 	return report{op, to}
 }
 
-// exchange begins an exchange with a node, unless by has one already. It reports false where maxExchanges are in flight.
-func (b *borrowing) exchange(by map[ownership.Node][]report, node ownership.Node) bool {
-	if by[node] != nil {
-		return true
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.exchanges[node] >= maxExchanges {
-		return false
-	}
-	b.exchanges[node]++
-	return true
-}
-
 // send sends a node its reports, and takes in the answers.
 func (b *borrowing) send(ctx context.Context, sent int64, node ownership.Node, reports []report) {
 	ctx, cancel := context.WithTimeout(ctx, exchangeMost)
@@ -288,20 +270,8 @@ func (b *borrowing) send(ctx context.Context, sent int64, node ownership.Node, r
 	for i := range reports {
 		ops[i] = reports[i].op
 	}
-	panics.Tell(b.l.cfg.Panicked, func() {
-		defer b.exchanged(node)
-		b.l.cfg.Peers.Forward(ctx, node, ops)
-	})
+	panics.Tell(b.l.cfg.Panicked, func() { b.l.cfg.Peers.Forward(ctx, node, ops) })
 	panics.Tell(b.l.cfg.Panicked, func() { b.answered(sent, reports) })
-}
-
-// exchanged notes that an exchange with a node is over.
-func (b *borrowing) exchanged(node ownership.Node) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.exchanges[node]--; b.exchanges[node] == 0 {
-		delete(b.exchanges, node)
-	}
 }
 
 // answered gives the book the answers to reports that were sent at the instant sent.

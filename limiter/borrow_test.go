@@ -564,14 +564,14 @@ func TestLoanedPartitionMoves(t *testing.T) {
 	}
 }
 
-// TestReportsToANodeThatIsCutOff: what a node has on loan it goes on spending while the holder cannot be reached; and so many exchanges with one
-// are under way at most.
+// TestReportsToANodeThatIsCutOff: what a node has on loan it goes on spending while the holder cannot be reached; and three reports of a
+// loan at most are in flight.
 func TestReportsToANodeThatIsCutOff(t *testing.T) {
 	borrowed := func(t *testing.T, f func(c *testCluster, keys []string, take func(key string) bool)) {
 		inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 			node := c.nodes[1]
 			var keys []string
-			for i := range 3 * maxExchanges {
+			for i := range 12 {
 				keys = append(keys, c.owned("p", 0, i))
 				for node.borrowing.book.Loans() <= i {
 					node.check(t, named("p", keys[i], 1))
@@ -595,25 +595,30 @@ func TestReportsToANodeThatIsCutOff(t *testing.T) {
 			}
 		})
 	})
-	t.Run("exchanges", func(t *testing.T) {
+	t.Run("reports", func(t *testing.T) {
 		borrowed(t, func(c *testCluster, keys []string, take func(string) bool) {
-			under, most := 0, 0
-			c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, _ func()) {
+			under, most := map[string]int{}, 0
+			count := func(ops []*Op, n int) {
 				c.mu.Lock()
-				under++
-				most = max(most, under)
-				c.mu.Unlock()
-				<-ctx.Done()
-				c.mu.Lock()
-				under--
-				c.mu.Unlock()
-			})
-			for _, key := range keys {
-				for take(key) {
+				defer c.mu.Unlock()
+				for _, op := range ops {
+					under[op.Key] += n
+					most = max(most, under[op.Key])
 				}
-				c.pass(10 * time.Millisecond) // one after the other they are to be renewed
 			}
-			expect.Equal(t, most, maxExchanges, "exchanges were under way at once")
+			c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, ops []*Op, _ func()) {
+				count(ops, 1)
+				<-ctx.Done()
+				count(ops, -1)
+			})
+			for range 10 {
+				for _, key := range keys {
+					for take(key) {
+					}
+					c.pass(10 * time.Millisecond) // one after the other they are to be renewed
+				}
+			}
+			expect.Equal(t, most, 3, "reports of one loan were in flight at once")
 		})
 	})
 }

@@ -162,13 +162,12 @@ type forwarded struct {
 
 func (l *Limiter) forwardReport(b *limit.Borrow, answer *limit.Lent) forwarded {
 	op := NewOp(OpBorrow, limit.Check{Target: b.Target}, Extra{Loan: &LoanCall{Report: *b, Forwarded: true}})
-	op.Hops = 1
 	return forwarded{op, answer}
 }
 
 // tellHolders forwards reports to the holders of their keys, those for one node together, and fills in the answers.
 func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
-	by := make(map[ownership.Node][]*Op)
+	to := l.asks.Get().(*asks)
 	for _, r := range reports {
 		if r.op.Outcome.Err = l.plan(l.table.Load(), r.op); r.op.Outcome.Err != nil {
 			continue
@@ -178,13 +177,11 @@ func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
 			r.op.Outcome.NotHolder = &ownership.Route{} // the partition has moved to this node, or is moving
 			continue
 		}
-		by[route.Node] = append(by[route.Node], r.op)
+		to.add(way{ownership.Elsewhere, route.Node}, r.op)
 	}
-	var asked panics.Group
-	for node, ops := range by {
-		asked.Go(func() { l.cfg.Peers.Forward(ctx, node, ops) })
-	}
-	asked.Wait()
+	l.askAll(ctx, to)
+	to.reset()
+	l.asks.Put(to) // as in forward
 	for _, r := range reports {
 		if out := &r.op.Outcome; out.Err == nil && out.NotHolder == nil && !out.Unreachable {
 			holder := r.answer.Holder
