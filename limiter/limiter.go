@@ -345,45 +345,49 @@ func (l *Limiter) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 // Acquire implements Service.
 func (l *Limiter) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
 	check := limit.Check{Target: a.Target, Cost: a.Cost, RequestID: a.RequestID}
-	op, err := l.one(ctx, OpAcquire, check, Extra{TTL: a.TTL})
-	return *op.Decision, err
+	return l.decided(ctx, NewOp(OpAcquire, check, Extra{TTL: a.TTL}), nil)
 }
 
 // Renew implements Service.
 func (l *Limiter) Renew(ctx context.Context, t limit.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
-	op, err := l.one(ctx, OpRenew, limit.Check{Target: t}, Extra{LeaseID: leaseID, TTL: ttl})
+	op := NewOp(OpRenew, limit.Check{Target: t}, Extra{LeaseID: leaseID, TTL: ttl})
+	err := l.single(ctx, op, nil)
 	return op.Reply.ExpiresIn, err
 }
 
 // Release implements Service.
 func (l *Limiter) Release(ctx context.Context, t limit.Target, leaseID string) (bool, error) {
-	op, err := l.one(ctx, OpRelease, limit.Check{Target: t}, Extra{LeaseID: leaseID})
+	op := NewOp(OpRelease, limit.Check{Target: t}, Extra{LeaseID: leaseID})
+	err := l.single(ctx, op, nil)
 	return op.Reply.Released, err
 }
 
 // Refund implements Service.
 func (l *Limiter) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
-	op, err := l.one(ctx, OpRefund, limit.Check{Target: t, Cost: units, RequestID: requestID}, Extra{})
+	op := NewOp(OpRefund, limit.Check{Target: t, Cost: units, RequestID: requestID}, Extra{})
+	err := l.single(ctx, op, nil)
 	return op.Reply.Refunded, err
 }
 
 // Reset implements Service.
 func (l *Limiter) Reset(ctx context.Context, t limit.Target) error {
-	_, err := l.one(ctx, OpReset, limit.Check{Target: t}, Extra{})
-	return err
+	return l.single(ctx, NewOp(OpReset, limit.Check{Target: t}, Extra{}), nil)
 }
 
-// one carries out a single operation from a front end.
-func (l *Limiter) one(ctx context.Context, kind OpKind, c limit.Check, x Extra) (*Op, error) {
-	op := NewOp(kind, c, x)
-	if err := l.plan(l.table.Load(), op); err != nil {
-		return op, err
+// decided is single for an operation that has a decision.
+func (l *Limiter) decided(ctx context.Context, op *Op, bad *limit.Error) (limit.Decision, error) {
+	err := l.single(ctx, op, bad)
+	return *op.Decision, err
+}
+
+// single carries out one operation from a front end, unless bad says what is wrong with it.
+func (l *Limiter) single(ctx context.Context, op *Op, bad *limit.Error) error {
+	if bad == nil {
+		bad = l.plan(l.table.Load(), op)
 	}
-	return op, l.carryOne(ctx, op)
-}
-
-// carryOne carries out a single operation that is planned.
-func (l *Limiter) carryOne(ctx context.Context, op *Op) error {
+	if bad != nil {
+		return bad
+	}
 	if err := l.expired(ctx, 1); err != nil {
 		return err
 	}

@@ -29,48 +29,35 @@ func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, e
 		return limit.Decision{}, bad
 	}
 	check := limit.Check{Target: c.Target, Cost: cost, Always: true, Spent: true, RequestID: c.RequestID}
-	op, err := l.one(ctx, OpCheck, check, Extra{})
-	if err != nil {
-		return limit.Decision{}, err
-	}
-	if d := op.Decision; d.FailedOpen || d.FailedClosed {
+	d, err := l.decided(ctx, NewOp(OpCheck, check, Extra{}), nil)
+	if d.FailedOpen || d.FailedClosed {
 		return limit.Decision{}, limit.NewError(limit.Unavailable, "",
 			"the node that decides for this key cannot be reached, or has no memory left for it; whether the cost was charged is not known: charge again, under the same request_id")
 	}
-	return *op.Decision, nil
+	return d, err
 }
 
 // Reserve implements Service.
 func (l *Limiter) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
-	op, err := l.reserveOp(&r)
-	if err != nil {
-		return limit.Decision{}, err
-	}
+	op, bad := l.reserveOp(&r)
 	op.Reservation = newReservationID()
-	carried := l.carryOne(ctx, op)
-	return *op.Decision, carried
+	return l.decided(ctx, op, bad)
 }
 
-// reserveOp makes a planned operation of a Reserve.
+// reserveOp makes an operation of a Reserve.
 func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
-	if err := validClass(r.Class); err != nil {
-		return nil, err
-	}
-	cost, err := l.cost(&r.Target, r.Amount)
-	if err != nil {
-		return nil, err
+	bad := validClass(r.Class)
+	var cost int64
+	if bad == nil {
+		cost, bad = l.cost(&r.Target, r.Amount)
 	}
 	if r.Estimate {
 		cost = l.estimate(&r.Target, r.Class, cost)
 	}
-	if cost == 0 && r.Usage != nil {
-		return nil, limit.NewError(limit.Invalid, "usage", "comes to 0 units: there is nothing to reserve")
+	if bad == nil && cost == 0 && r.Usage != nil {
+		bad = limit.NewError(limit.Invalid, "usage", "comes to 0 units: there is nothing to reserve")
 	}
-	op := NewOp(OpReserve, limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, Extra{TTL: r.TTL})
-	if err := l.plan(l.table.Load(), op); err != nil {
-		return nil, err
-	}
-	return op, nil
+	return NewOp(OpReserve, limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, Extra{TTL: r.TTL}), bad
 }
 
 // newReservationID draws an id that cannot be guessed: a caller that knows it can end the reservation.
@@ -97,15 +84,18 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 		return limit.AllDecision{}, limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
 	}
 	all := newTogether(len(rs), "reserves")
-	id := newReservationID()
+	id, t := newReservationID(), l.table.Load()
 	costs := make([]int64, len(rs))
 	for i := range rs {
-		var op *Op
-		var err *limit.Error
+		op, err := l.reserveOp(&rs[i])
+		op.Reservation, costs[i] = id, op.Cost
 		if rs[i].RequestID != "" {
 			err = limit.NewError(limit.Invalid, "request_id", "cannot be given in a reservation of several targets, which is not remembered")
-		} else if op, err = l.reserveOp(&rs[i]); err == nil {
-			op.Reservation, costs[i] = id, op.Cost
+		}
+		if err == nil {
+			err = l.plan(t, op)
+		}
+		if err == nil {
 			err = all.add(i, op)
 		}
 		if err != nil {
@@ -135,14 +125,10 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 // Extend implements Service.
 func (l *Limiter) Extend(ctx context.Context, e limit.Extend) (limit.Decision, error) {
 	op, bad := l.extendOp(&e)
-	if bad != nil {
-		return limit.Decision{}, bad
-	}
-	err := l.carryOne(ctx, op)
-	return *op.Decision, err
+	return l.decided(ctx, op, bad)
 }
 
-// extendOp makes a planned operation of an Extend.
+// extendOp makes an operation of an Extend.
 func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 	id, bad := parseReservation(e.ReservationID)
 	var cost int64
@@ -152,11 +138,7 @@ func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 	if bad == nil && cost == 0 && e.TTL == 0 {
 		bad = limit.NewError(limit.Invalid, costField(e.Amount), "is 0 and no ttl is given: say how many units more, for how long, or both")
 	}
-	op := NewOp(OpExtend, limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Extra{Reservation: id, TTL: e.TTL})
-	if bad == nil {
-		bad = l.plan(l.table.Load(), op)
-	}
-	return op, bad
+	return NewOp(OpExtend, limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Extra{Reservation: id, TTL: e.TTL}), bad
 }
 
 // ExtendEach implements Service.
@@ -168,19 +150,25 @@ func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Re
 	return results, err
 }
 
-// each carries out n operations, each by itself. planned returns the i-th operation, or what is wrong with it; each calls done with every
+// each carries out n operations, each by itself. opOf returns the i-th operation, and what is wrong with it; each calls done with every
 // operation and its error.
-func (l *Limiter) each(ctx context.Context, list string, n int, planned func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
+func (l *Limiter) each(ctx context.Context, list string, n int, opOf func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
 	if err := limit.ValidEach(list, n); err != nil {
 		return err
 	}
 	if err := l.expired(ctx, n); err != nil {
 		return err
 	}
-	ops, places := make([]*Op, 0, n), make([]int, 0, n)
+	var ops []*Op
+	var places []int
+	t := l.table.Load()
 	for i := range n {
-		if op, err := planned(i); err != nil {
-			done(i, op, err)
+		op, bad := opOf(i)
+		if bad == nil {
+			bad = l.plan(t, op)
+		}
+		if bad != nil {
+			done(i, op, bad)
 		} else {
 			ops, places = append(ops, op), append(places, i)
 		}
@@ -195,10 +183,7 @@ func (l *Limiter) each(ctx context.Context, list string, n int, planned func(int
 // Commit implements Service.
 func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
 	op, bad := l.commitOp(&c)
-	if bad != nil {
-		return limit.Settled{}, bad
-	}
-	if err := l.carryOne(ctx, op); err != nil {
+	if err := l.single(ctx, op, bad); err != nil {
 		return limit.Settled{}, err
 	}
 	return l.committed(&c, op), nil
@@ -215,7 +200,7 @@ func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.Se
 	return results, err
 }
 
-// commitOp makes a planned operation of a Commit.
+// commitOp makes an operation of a Commit.
 func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 	id, bad := parseReservation(c.ReservationID)
 	if bad == nil {
@@ -225,11 +210,7 @@ func (l *Limiter) commitOp(c *limit.Commit) (*Op, *limit.Error) {
 	if bad == nil {
 		cost, bad = l.cost(&c.Target, c.Amount)
 	}
-	op := NewOp(OpSettle, limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded}, Extra{Reservation: id, Exact: c.Exact})
-	if bad == nil {
-		bad = l.plan(l.table.Load(), op)
-	}
-	return op, bad
+	return NewOp(OpSettle, limit.Check{Target: c.Target, Cost: cost, Bounded: c.Bounded}, Extra{Reservation: id, Exact: c.Exact}), bad
 }
 
 // committed returns the answer to a Commit that was carried out.
@@ -243,10 +224,8 @@ func (l *Limiter) committed(c *limit.Commit, op *Op) limit.Settled {
 // Cancel implements Service.
 func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID string) (int64, error) {
 	id, bad := parseReservation(reservationID)
-	if bad != nil {
-		return 0, bad
-	}
-	op, err := l.one(ctx, OpSettle, limit.Check{Target: t}, Extra{Reservation: id})
+	op := NewOp(OpSettle, limit.Check{Target: t}, Extra{Reservation: id})
+	err := l.single(ctx, op, bad)
 	return op.Reply.Refunded, err
 }
 
