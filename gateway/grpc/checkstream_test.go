@@ -25,6 +25,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -266,7 +267,7 @@ func TestCheckStreamNotProtobuf(t *testing.T) {
 
 // distant is a service that decides keys which begin with "near" at once, and all others when it is told to.
 type distant struct {
-	fakeService
+	scripted.Service
 	answer chan struct{} // a token lets one Finish go on
 	traces chan []string // of what is begun, if anybody wants to know
 	refuse *limit.Error
@@ -314,7 +315,7 @@ func (d *distant) hasBegun(n int) func() bool {
 
 // hurried is a service that answers nothing before it has to, and notes when that was.
 type hurried struct {
-	fakeService
+	scripted.Service
 	mu    sync.Mutex
 	until map[string]time.Duration // by key
 }

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limiter"
@@ -140,42 +141,6 @@ func TestAtomicChecksOverTheWire(t *testing.T) {
 	expect.Equal(t, left(t, nodes[1], "log", "a"), 50, "left after errors")
 }
 
-// TestReservationsOverTheWire settles through another node than reserved, for keys of every owner.
-func TestReservationsOverTheWire(t *testing.T) {
-	nodes := trio(t, trioPolicies)
-	for i := range 12 {
-		target := &weirv1.Target{Policy: []string{"log", "bucket", "fixed"}[i%3], Key: fmt.Sprint(i)}
-		most, did, over := int64(40), int64(15), int64(41)
-		d, err := nodes[i%3].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Cost: &most, RequestId: "r"})
-		must.True(t, err == nil && d.Allowed && d.Granted == 40 && d.Remaining == 10 && d.ReservationId != "",
-			"%v, %v", d, err)
-		again, err := nodes[(i+1)%3].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Cost: &most, RequestId: "r"})
-		expect.True(t, err == nil && again.ReservationId == d.ReservationId && again.Remaining == 10,
-			"again: %v, %v", again, err)
-		other := nodes[(i+2)%3]
-		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId})
-		wantStatus(t, err, codes.InvalidArgument, "cost: ")
-		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &over, Overrun: weirv1.Overrun_OVERRUN_ERROR})
-		wantStatus(t, err, codes.InvalidArgument, "cost: ")
-		resp, err := other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &did})
-		expect.True(t, err == nil && resp.Refunded == 25, "commit: %v, %v", resp, err)
-		_, err = other.Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: d.ReservationId})
-		wantStatus(t, err, codes.NotFound, "reservation_id: ")
-		d, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, TtlNs: 1e9})
-		expect.True(t, err == nil && d.Granted == 1, "a missing cost: %v, %v", d, err)
-		if resp, err := nodes[1].Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: d.ReservationId}); err != nil || resp.Refunded != 1 {
-			t.Errorf("cancel: %v, %v", resp, err)
-		}
-		expect.Equal(t, left(t, nodes[2], target.Policy, target.Key), 35, "left")
-	}
-	_, err := nodes[0].Cancel(t.Context(), &weirv1.CancelRequest{Target: &weirv1.Target{Policy: "log", Key: "k"}, ReservationId: "nonsense"})
-	wantStatus(t, err, codes.InvalidArgument, "reservation_id: ")
-	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "jobs", Key: "k"}})
-	wantStatus(t, err, codes.InvalidArgument, "target.policy: ")
-	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "log", Key: "k"}, TtlNs: 2 * 3600e9})
-	wantStatus(t, err, codes.InvalidArgument, "ttl_ns: ")
-}
-
 // TestClusterOverSockets: three whole nodes but for the gossip, exactly the limit.
 func TestClusterOverSockets(t *testing.T) {
 	nodes := trio(t, `policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]`)
@@ -239,78 +204,19 @@ func (o byNumber) AwaitProgress(context.Context, int, uint64, bool) (degraded, o
 	return false, true
 }
 
-// TestBudgetsOverTheWire: what Go callers say and are told of charges, extensions and reservations of several keys, through nodes
-// that do not own them.
-func TestBudgetsOverTheWire(t *testing.T) {
-	nodes := trio(t, trioPolicies+`
-  - {name: priced, algorithm: sliding_log, limit: 50, window: 1h, prices: {input: 1, output: 4}, estimate: 7}
-`)
-	n := func(v int64) *int64 { return &v }
-	for i := range 12 {
-		target := &weirv1.Target{Policy: "priced", Key: fmt.Sprint(i)}
-		node := func(k int) weirv1.LimiterClient { return nodes[(i+k)%3] }
-		d, err := node(0).Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Class: "m"})
-		must.True(t, err == nil && d.Granted == 7, "by the estimate: %v, %v", d, err)
-		e := &weirv1.ExtendRequest{Target: target, ReservationId: d.ReservationId, Usage: map[string]int64{"input": 1, "output": 2}, RequestId: "e", TtlNs: 30e9}
-		for k := range 3 { // once, through whichever node
-			got, err := node(k).Extend(t.Context(), e)
-			expect.True(t, err == nil && got.Allowed && got.Granted == 9 && got.Remaining == 34 &&
-				got.ReservationId == d.ReservationId, "extend: %v, %v", got, err)
-		}
-		got, err := node(1).Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: d.ReservationId, Cost: n(35)})
-		expect.True(t, err == nil && !got.Allowed && got.ReservationId == "", "refused: %v, %v", got, err)
-		for k := range 3 {
-			got, err := node(k).Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Usage: map[string]int64{"output": 15}, Class: "m"})
-			expect.True(t, err == nil && got.Refunded == 0 && got.Excess == 44 && got.OverLimit,
-				"commit: %v, %v", got, err)
-		}
-		c := &weirv1.ChargeRequest{Target: target, Usage: map[string]int64{"input": 3}, RequestId: "c"}
-		for k := range 3 {
-			got, err := node(k).Charge(t.Context(), c)
-			expect.True(t, err == nil && !got.Allowed && got.Granted == 3 && got.GetRetryAfterNs() > 0,
-				"charge: %v, %v", got, err)
-		}
+// TestBadLists: what is wrong with a list of reservations, or with an element of it.
+func TestBadLists(t *testing.T) {
+	_, c := serveLimiter(t, localLimiter(t))
+	target := &weirv1.Target{Policy: "p", Key: "k"}
+	for want, reserves := range map[string][]*weirv1.ReserveRequest{
+		"InvalidArgument reserves: ": {}, "ResourceExhausted reserves: ": make([]*weirv1.ReserveRequest, 1001),
+		"InvalidArgument reserves[0].ttl_ns: ": {{Target: target, TtlNs: 1}}, "InvalidArgument reserves[1].target": {{Target: target}, nil},
+	} {
+		_, err := c.ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: reserves})
+		code, text, _ := strings.Cut(want, " ")
+		expect.Equal(t, status.Code(err).String(), code, "%v", err)
+		wantStatus(t, err, status.Code(err), text)
 	}
-
-	var all weirv1.ReserveAllRequest
-	for i := range 12 {
-		all.Reserves = append(all.Reserves, &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: []string{"log", "bucket", "fixed"}[i%3], Key: fmt.Sprint("all ", i)}, Cost: n(30)})
-	}
-	got, err := nodes[1].ReserveAll(t.Context(), &all)
-	must.True(t, err == nil && got.Allowed && len(got.Decisions) == 12 && got.ReservationId != "" &&
-		got.Decisions[7].ReservationId == got.ReservationId, "%v, %v", got, err)
-	again, err := nodes[2].ReserveAll(t.Context(), &all)
-	expect.True(t, err == nil && !again.Allowed && again.ReservationId == "", "%v, %v", again, err)
-	for i, r := range all.Reserves {
-		settled, err := nodes[i%3].Commit(t.Context(), &weirv1.CommitRequest{Target: r.Target, ReservationId: got.ReservationId, Cost: n(10)})
-		expect.True(t, err == nil && settled.Refunded == 20, "%v, %v", settled, err)
-		left := left(t, nodes[0], r.Target.Policy, r.Target.Key)
-		expect.True(t, left == 40, "%v: %d left", r.Target, left)
-	}
-
-	target := &weirv1.Target{Policy: "priced", Key: "k"}
-	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{})
-	wantStatus(t, err, codes.InvalidArgument, "reserves: ")
-	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: make([]*weirv1.ReserveRequest, 1001)})
-	wantStatus(t, err, codes.ResourceExhausted, "reserves: ")
-	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target}, {Target: target, Usage: map[string]int64{"x": 1}}}})
-	wantStatus(t, err, codes.InvalidArgument, "reserves[1].usage.x: ")
-	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target, RequestId: "r"}}})
-	wantStatus(t, err, codes.InvalidArgument, "reserves[0].request_id: ")
-	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Class: strings.Repeat("x", 129)})
-	wantStatus(t, err, codes.ResourceExhausted, "class: ")
-	_, err = nodes[0].Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: got.ReservationId, Cost: n(1), Usage: map[string]int64{"input": 1}})
-	wantStatus(t, err, codes.InvalidArgument, "usage: ")
-	_, err = nodes[0].Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: got.ReservationId, Cost: n(1)})
-	wantStatus(t, err, codes.NotFound, "reservation_id: ")
-	_, err = nodes[0].Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: got.ReservationId, Cost: n(1), Overrun: 7})
+	_, err := c.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: "1-2", Cost: new(int64), Overrun: 7})
 	wantStatus(t, err, codes.InvalidArgument, "overrun: ")
-	_, err = nodes[0].Charge(t.Context(), &weirv1.ChargeRequest{Target: target, Cost: n(0)})
-	wantStatus(t, err, codes.InvalidArgument, "cost: ")
-	_, err = nodes[0].Charge(t.Context(), &weirv1.ChargeRequest{Target: &weirv1.Target{Policy: "jobs", Key: "k"}})
-	wantStatus(t, err, codes.InvalidArgument, "target.policy: ")
-	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target, TtlNs: 1}}})
-	wantStatus(t, err, codes.InvalidArgument, "reserves[0].ttl_ns: ")
-	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target}, nil}})
-	wantStatus(t, err, codes.InvalidArgument, "reserves[1].target")
 }

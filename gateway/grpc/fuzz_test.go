@@ -16,6 +16,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // bytesStream is a CheckStream whose requests are bytes.
@@ -46,11 +47,11 @@ func (r *bytesStream) Send(out *weirv1.CheckStreamResponse) error {
 
 // sound is a service that looks at what it is asked.
 type sound struct {
-	fakeService
+	scripted.Service
 	t *testing.T
 }
 
-func (s sound) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
+func (s *sound) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
 	expect.True(s.t, len(b.Checks) != 0 && len(b.Checks) <= limit.MaxBatch, "a batch of %d", len(b.Checks))
 	for i := range b.Checks {
 		c := &b.Checks[i]
@@ -73,7 +74,7 @@ func FuzzCheckStream(f *testing.F) {
 	}
 	f.Add([]byte{0x0a}, []byte{0xff})
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		s := NewServer(ServerConfig{Service: sound{t: t}})
+		s := NewServer(ServerConfig{Service: &sound{t: t}})
 		stream := &bytesStream{ctx: t.Context(), requests: [][]byte{first, second}}
 		err := s.CheckStream(stream)
 		s.Close()

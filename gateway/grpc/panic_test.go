@@ -20,13 +20,14 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
 // mistaken is a service with mistakes: it panics when it begins a check of "begin", and when it finishes one of "finish".
-type mistaken struct{ fakeService }
+type mistaken struct{ scripted.Service }
 
-func (mistaken) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
+func (*mistaken) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
 	b.Results = make([]limit.Result, len(b.Checks))
 	for i, c := range b.Checks {
 		if c.Key == "begin" {
@@ -37,7 +38,7 @@ func (mistaken) Begin(_ context.Context, b *limiter.Batch) (open []int, err *lim
 	return open, nil
 }
 
-func (mistaken) Finish(_ context.Context, b *limiter.Batch, open []int) {
+func (*mistaken) Finish(_ context.Context, b *limiter.Batch, open []int) {
 	for _, i := range open {
 		if b.Checks[i].Key == "finish" {
 			panic(b.Checks[i].Key)
@@ -49,7 +50,7 @@ func (mistaken) Finish(_ context.Context, b *limiter.Batch, open []int) {
 // TestCheckStreamPanics: a panic in a request of a stream ends the stream, wherever it happens, and is handed to the interceptor.
 func TestCheckStreamPanics(t *testing.T) {
 	noLeaks(t)
-	s := NewServer(ServerConfig{Service: mistaken{}})
+	s := NewServer(ServerConfig{Service: new(mistaken)})
 	t.Cleanup(s.Close)
 	told := make(chan any, 1)
 	intercept := func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
@@ -79,17 +80,17 @@ func TestCheckStreamPanics(t *testing.T) {
 	expect.Equal(t, err, io.EOF, "a stream without panics")
 }
 
-// scripted is a stream whose requests the test gives, and that ends with them.
-type scripted struct {
+// givenStream is a stream whose requests the test gives, and that ends with them.
+type givenStream struct {
 	grpc.ServerStream
 	ctx      context.Context
 	requests chan proto.Message
 	sent     func(m any) // nil: nothing is done with what is sent
 }
 
-func (s *scripted) Context() context.Context { return s.ctx }
+func (s *givenStream) Context() context.Context { return s.ctx }
 
-func (s *scripted) RecvMsg(m any) error {
+func (s *givenStream) RecvMsg(m any) error {
 	in, ok := <-s.requests
 	if !ok {
 		return io.EOF
@@ -102,7 +103,7 @@ func (s *scripted) RecvMsg(m any) error {
 	return nil
 }
 
-func (s *scripted) SendMsg(m any) error {
+func (s *givenStream) SendMsg(m any) error {
 	if s.sent != nil {
 		s.sent(m)
 	}
@@ -144,42 +145,42 @@ func (*late) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
 // TestPanicsBesideHandlers: a panic in what a stream does beside its handler, or when that has returned, ends the stream alone, and is told once:
 // as the error of the handler, or to who is told of what comes later.
 func TestPanicsBesideHandlers(t *testing.T) {
-	unread := func(s *Server, stream *scripted) error {
+	unread := func(s *Server, stream *givenStream) error {
 		return s.EndUnread(s.svc, stream, &grpc.StreamServerInfo{FullMethod: "method"}, func(srv any, _ grpc.ServerStream) error {
 			srv.(*late).wait()
 			return nil
 		})
 	}
-	checkStream := func(s *Server, stream *scripted) error {
+	checkStream := func(s *Server, stream *givenStream) error {
 		return s.CheckStream(&grpc.GenericServerStream[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]{ServerStream: stream})
 	}
 	far, good := streamed(1, "far"), streamed(1, "good")
 	loan := &weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}}
 	for _, c := range []struct {
 		name   string
-		handle func(*Server, *scripted) error
-		run    func(l *late, s *scripted, leave func())
+		handle func(*Server, *givenStream) error
+		run    func(l *late, s *givenStream, leave func())
 		want   int // panics
 	}{
-		{"a handler whose caller has gone", unread, func(l *late, _ *scripted, leave func()) {
+		{"a handler whose caller has gone", unread, func(l *late, _ *givenStream, leave func()) {
 			<-l.begun
 			leave()
 			close(l.may)
 		}, 1},
-		{"checks whose caller has gone", checkStream, func(l *late, s *scripted, leave func()) {
+		{"checks whose caller has gone", checkStream, func(l *late, s *givenStream, leave func()) {
 			s.requests <- far
 			<-l.begun
 			leave()
 			close(l.may)
 		}, 1},
-		{"checks, twice at a time", checkStream, func(l *late, s *scripted, _ func()) {
+		{"checks, twice at a time", checkStream, func(l *late, s *givenStream, _ func()) {
 			s.requests <- far
 			<-l.begun
 			s.requests <- far
 			<-l.begun
 			close(l.may)
 		}, 2},
-		{"the answer to checks", checkStream, func(_ *late, s *scripted, _ func()) {
+		{"the answer to checks", checkStream, func(_ *late, s *givenStream, _ func()) {
 			done := make(chan struct{})
 			s.sent = func(m any) {
 				if !m.(*weirv1.CheckStreamResponse).More {
@@ -190,12 +191,12 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			s.requests <- good
 			<-done
 		}, 1},
-		{"a loan whose borrower says no more", checkStream, func(l *late, s *scripted, _ func()) {
+		{"a loan whose borrower says no more", checkStream, func(l *late, s *givenStream, _ func()) {
 			s.requests <- loan
 			<-l.begun
 			close(l.may)
 		}, 1},
-		{"a recall", checkStream, func(_ *late, s *scripted, _ func()) {
+		{"a recall", checkStream, func(_ *late, s *givenStream, _ func()) {
 			done := make(chan struct{})
 			s.sent = func(m any) {
 				if len(m.(*weirv1.CheckStreamResponse).Borrow.GetRecalls()) > 0 {
@@ -214,7 +215,7 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			s := NewServer(ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour, Panicked: func(_ string, p *panics.Error) { told <- p.Value }})
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
-			stream := &scripted{ctx: ctx, requests: make(chan proto.Message)}
+			stream := &givenStream{ctx: ctx, requests: make(chan proto.Message)}
 			var handling sync.WaitGroup
 			handling.Go(func() {
 				if p, ok := errors.AsType[*panics.Error](c.handle(s, stream)); ok {

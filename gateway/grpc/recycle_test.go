@@ -21,6 +21,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -165,7 +166,7 @@ func TestCallsDoNotCross(t *testing.T) {
 // TestTracedCallsAreNotUsedAgain: gRPC's traces write the messages of calls out later.
 func TestTracedCallsAreNotUsedAgain(t *testing.T) {
 	for _, traced := range []bool{false, true} {
-		s := NewServer(ServerConfig{Service: fakeService{}})
+		s := NewServer(ServerConfig{Service: &scripted.Service{}})
 		s.traced = traced
 		c := s.calls.Get().(*call)
 		c.grow(1)
@@ -179,11 +180,11 @@ func TestTracedCallsAreNotUsedAgain(t *testing.T) {
 
 // measured is a service that notes the room that checks have.
 type measured struct {
-	fakeService
+	scripted.Service
 	most *atomic.Int64 // of one check
 }
 
-func (m measured) CheckTo(_ context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) error {
+func (m *measured) CheckTo(_ context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) error {
 	if len(checks) == 1 {
 		m.most.Store(max(m.most.Load(), int64(cap(checks)), int64(cap(results))))
 	}
@@ -194,7 +195,7 @@ func (m measured) CheckTo(_ context.Context, checks []limit.Check, _ limit.Denia
 // request has not come keeps none.
 func TestFewChecksKeepLittle(t *testing.T) {
 	noLeaks(t)
-	m := measured{most: new(atomic.Int64)}
+	m := &measured{most: new(atomic.Int64)}
 	s := NewServer(ServerConfig{Service: m})
 	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
 	ask := func(n int) {

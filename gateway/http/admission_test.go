@@ -12,6 +12,7 @@ import (
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // held counts as admission.Buffers does.
@@ -22,13 +23,13 @@ func (h *held) Release(n int64) { h.bytes -= n }
 
 // looking is a Service that looks around when it is asked.
 type looking struct {
-	*scripted
+	*scripted.Service
 	look func()
 }
 
 func (l looking) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
 	l.look()
-	return l.scripted.Check(ctx, checks)
+	return l.Service.Check(ctx, checks)
 }
 
 // lookingWriter looks around when it is written to.
@@ -70,12 +71,12 @@ func TestAdmission(t *testing.T) {
 			return err != nil
 		}
 		asked, written, most := false, false, int64(0)
-		service := looking{&scripted{results: []limit.Result{{Decision: limit.Decision{Allowed: true}}}}, func() {
+		service := looking{&scripted.Service{Results: []limit.Result{{Decision: limit.Decision{Allowed: true}}}}, func() {
 			asked = true
 			expect.True(t, taken(test.counted) == test.counted && (buffers.bytes == 0 || !test.counted),
 				"%s: while it is carried out: %d held", test.what, buffers.bytes)
 		}}
-		d := newAPI(t, service.scripted, func(c *Config) {
+		d := newAPI(t, service.Service, func(c *Config) {
 			c.Service, c.Requests, c.Buffers, c.MaxBody = service, gate, buffers, 150_000
 		})
 		body := io.MultiReader(strings.NewReader(test.body), readFunc(func([]byte) (int, error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 type askerKey struct{}
@@ -30,7 +31,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	var asked auth.Role
 	denial := &auth.Denial{Reason: auth.NoCredentials, Message: "say who you are"}
-	d := newAPI(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.Authorize = func(_ *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 			asked = role
 			return nil, denial
@@ -63,15 +64,15 @@ func TestAuthorize(t *testing.T) {
 				strings.Contains(bodyOf(t, resp), c.denial.Message), "%s: %d %v", name, resp.StatusCode, resp.Header)
 		}
 	}
-	if len(d.service.calls) != 0 {
-		t.Errorf("the service was asked: %v", d.service.calls)
+	if len(d.service.Calls()) != 0 {
+		t.Errorf("the service was asked: %v", d.service.Calls())
 	}
 }
 
 // TestAuthorizedContext: the service is asked in the context that Authorize returned, and what it denies is a 403.
 func TestAuthorizedContext(t *testing.T) {
 	service := &contextual{}
-	d := newAPI(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.Service = service
 		c.Authorize = func(r *http.Request, _ auth.Role) (context.Context, *auth.Denial) {
 			return context.WithValue(r.Context(), askerKey{}, "shop"), nil
@@ -95,6 +96,6 @@ func (c *contextual) Reset(ctx context.Context, _ limit.Target) error {
 
 // routesForTest are the routes, of which no handler is called.
 func (a *api) routesForTest() []route {
-	a.Service, a.Metrics, a.Routes = new(scripted), http.NotFoundHandler(), foreignRoutes()
+	a.Service, a.Metrics, a.Routes = new(scripted.Service), http.NotFoundHandler(), foreignRoutes()
 	return a.routes()
 }

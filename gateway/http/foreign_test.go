@@ -12,6 +12,7 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // TestForeignBodiesShareMemory is an attack: bodies of hundreds of kilobytes for another front end, which are decoded into fifty times
@@ -23,7 +24,7 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 		var running, most, got atomic.Int64
 		goOn, read := make(chan struct{}), make(chan struct{})
 		gate := admission.NewGate(2 * int64(len(large)) * (perByte + perForeignByte))
-		api := newAPI(t, &scripted{}, func(cfg *Config) {
+		api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
 			cfg.Requests = gate
 			cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {
 				body, err := io.ReadAll(r.Body)
@@ -75,7 +76,7 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 // TestForeignBodyTooLong: what is longer than the bound is handed on with one byte more, and no further.
 func TestForeignBodyTooLong(t *testing.T) {
 	var got int
-	api := newAPI(t, &scripted{}, func(cfg *Config) {
+	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
 		cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
 			got = len(body)
@@ -89,7 +90,7 @@ func TestForeignBodyTooLong(t *testing.T) {
 // end's callers may send with any Content-Type is rejected where a browser says that it is for a page, and not carried out.
 func TestPagesOfOtherSites(t *testing.T) {
 	asked := 0
-	api := newAPI(t, &scripted{}, func(cfg *Config) {
+	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
 		cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(http.ResponseWriter, *http.Request) { asked++ }}}
 	})
 	for _, header := range [][2]string{{"Origin", "http://evil.test"}, {"Origin", "null"}, {"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Mode", "no-cors"}, {"Accept", "*/*"}} {

@@ -16,6 +16,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // behindGateway lets requests of httptest, which come from 192.0.2.1, speak for others.
@@ -50,11 +51,11 @@ func TestForwardAuthKeys(t *testing.T) {
 		{"policy=web&key_ip=true&ipv6_prefix=48", []string{"X-Forwarded-For", "2001:db8:1:2:3::4"}, "2001:db8:1::/48", 1},
 		{"policy=web&key_ip=true&ipv6_prefix=48", []string{"X-Forwarded-For", "203.0.113.9"}, "203.0.113.9", 1},
 	} {
-		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
 		resp := d.do("GET", "/v1/forward-auth?"+c.query, "", c.header...)
 		want := limit.Check{Target: limit.Target{Policy: "web", Key: c.key}, Cost: c.cost}
-		if resp.StatusCode != http.StatusOK || len(d.service.calls) != 1 || d.service.calls[0].Checks[0] != want {
-			t.Errorf("%s %v: %d %s, asked %+v", c.query, c.header, resp.StatusCode, bodyOf(t, resp), d.service.calls)
+		if resp.StatusCode != http.StatusOK || len(d.service.Calls()) != 1 || d.service.Calls()[0].Checks[0] != want {
+			t.Errorf("%s %v: %d %s, asked %+v", c.query, c.header, resp.StatusCode, bodyOf(t, resp), d.service.Calls())
 		}
 	}
 }
@@ -62,11 +63,11 @@ func TestForwardAuthKeys(t *testing.T) {
 // TestForwardAuthMethods: gateways repeat the method of their caller, and some its body.
 func TestForwardAuthMethods(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PROPFIND"} {
-		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
 		r := httptest.NewRequest(method, "/v1/forward-auth?policy=web&key=alice", strings.NewReader("a form, perhaps"))
 		w := httptest.NewRecorder()
 		d.handler.ServeHTTP(w, r)
-		expect.True(t, w.Code == http.StatusOK && w.Body.Len() == 0 && len(d.service.calls) == 1,
+		expect.True(t, w.Code == http.StatusOK && w.Body.Len() == 0 && len(d.service.Calls()) == 1,
 			"%s: %d %s", method, w.Code, w.Body)
 	}
 }
@@ -102,7 +103,7 @@ func TestForwardAuthAnswers(t *testing.T) {
 		{"no key, for nginx", byHeader + "&deny_status=403", admitted, nil, 403, map[string]string{"Weir-Result": "bad_key", "Weir-Status": "400"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := newAPI(t, &scripted{results: []limit.Result{{Decision: c.decision}}}, behindGateway)
+			d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: c.decision}}}, behindGateway)
 			resp := d.do("GET", "/v1/forward-auth"+c.query, "", c.header...)
 			body := bodyOf(t, resp)
 			expect.True(t, resp.StatusCode == c.status && (c.detail != "" || body == "") &&
@@ -112,7 +113,7 @@ func TestForwardAuthAnswers(t *testing.T) {
 			for name, want := range c.want {
 				expect.Equal(t, strings.Join(headerOf(resp, name), "|"), want, "%s", name)
 			}
-			asked := len(d.service.calls) > 0
+			asked := len(d.service.Calls()) > 0
 			expect.True(t, asked != (c.want["Weir-Result"] == "bad_key"), "asked: %v", asked)
 		})
 	}
@@ -167,40 +168,40 @@ func TestForwardAuthBadQueries(t *testing.T) {
 		{"policy=web&key_header=Cookie&deny_status=403", "key_header", "forward-auth-headers", 400},
 		{"policy=web&key_ip=true&deny_status=403", "key_ip", "X-Forwarded-For", 400},
 	} {
-		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
 		resp := d.do("GET", "/v1/forward-auth?"+c.query, "", "Cookie", "a=b")
 		wantProblem(t, resp, c.status, c.field, c.phrase)
-		if len(d.service.calls) > 0 || headerOf(resp, "Weir-Result") != nil {
-			t.Errorf("%s: asked %v, %v", c.query, d.service.calls, resp.Header)
+		if len(d.service.Calls()) > 0 || headerOf(resp, "Weir-Result") != nil {
+			t.Errorf("%s: asked %v, %v", c.query, d.service.Calls(), resp.Header)
 		}
 	}
 }
 
 // TestForwardAuthNamesNobody: where the gateway sends no address of its caller, its own is not counted in place of that.
 func TestForwardAuthNamesNobody(t *testing.T) {
-	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
 	for _, hops := range []string{"unknown", "203.0.113.9, unknown", "203.0.113.9, _hidden", ""} {
 		wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", hops), 400, "key_ip", "X-Forwarded-For")
 	}
-	if len(d.service.calls) > 0 {
-		t.Errorf("asked %v", d.service.calls)
+	if len(d.service.Calls()) > 0 {
+		t.Errorf("asked %v", d.service.Calls())
 	}
 }
 
 // TestForwardAuthStrangers: nobody who is no trusted proxy chooses the address that it is limited by.
 func TestForwardAuthStrangers(t *testing.T) {
-	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, nil)
+	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, nil)
 	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", "203.0.113.9"), 400, "key_ip", "trusted-proxies")
 	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_header=X-Api-Key", "", "X-Api-Key", "a"), 400, "key_header", "forward-auth-headers")
-	if len(d.service.calls) > 0 {
-		t.Errorf("asked %v", d.service.calls)
+	if len(d.service.Calls()) > 0 {
+		t.Errorf("asked %v", d.service.Calls())
 	}
 }
 
 // TestForwardAuthCredentials: the gateway is who Weir-Authorization says, and Authorization is its caller's.
 func TestForwardAuthCredentials(t *testing.T) {
 	var asked []http.Header
-	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
+	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
 		behindGateway(c)
 		c.Authorize = func(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 			asked = append(asked, r.Header)
@@ -216,11 +217,11 @@ func TestForwardAuthCredentials(t *testing.T) {
 	expect.True(t, resp.StatusCode == http.StatusOK && len(asked) == 1 &&
 		slices.Equal(asked[0]["Authorization"], []string{"Bearer of-the-gateway"}) && len(asked[0]) == 1,
 		"%d, asked with %v", resp.StatusCode, asked)
-	expect.Equal(t, d.service.calls[0].Checks[0].Key, "Bearer of-the-caller", "limited by")
+	expect.Equal(t, d.service.Calls()[0].Checks[0].Key, "Bearer of-the-caller", "limited by")
 	resp = d.do("GET", "/v1/forward-auth?policy=web&key_header=Authorization", "", "Authorization", "Bearer of-the-gateway")
 	body := bodyOf(t, resp)
 	expect.True(t, resp.StatusCode == http.StatusUnauthorized && strings.Contains(body, "Weir-Authorization") &&
-		len(d.service.calls) == 1, "%d %s", resp.StatusCode, body)
+		len(d.service.Calls()) == 1, "%d %s", resp.StatusCode, body)
 }
 
 // TestForwardAuthErrors: a question that gets no decision is a problem, which deny_status does not hide.
@@ -229,7 +230,7 @@ func TestForwardAuthErrors(t *testing.T) {
 		kind   limit.Kind
 		status int
 	}{{limit.NotFound, 404}, {limit.Unavailable, 503}, {limit.Denied, 403}} {
-		d := newAPI(t, &scripted{results: []limit.Result{{Err: limit.NewError(c.kind, "policy", "is a problem").InList("checks", 0)}}}, nil)
+		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Err: limit.NewError(c.kind, "policy", "is a problem").InList("checks", 0)}}}, nil)
 		resp := d.do("GET", "/v1/forward-auth?policy=web&key=a&deny_status=403", "")
 		wantProblem(t, resp, c.status, "policy", "is a problem")
 		expect.True(t, headerOf(resp, "Weir-Status") == nil, "%v", resp.Header)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // FuzzBody sends any body to every endpoint that takes one: the answer is never a 5xx, and the service is asked if and only if it is
@@ -32,16 +33,16 @@ func FuzzBody(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, route uint8, body string) {
 		path := paths[int(route)%len(paths)]
-		service := &scripted{results: []limit.Result{{Decision: admitted}}, decision: admitted, lives: time.Second}
+		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}, Decision: admitted, Lives: time.Second}
 		d := newAPI(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
 		resp := d.post(path, body)
 		if resp.StatusCode >= 500 {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, bodyOf(t, resp))
 		}
-		if asked := len(service.calls) == 1; asked != (resp.StatusCode == 200) || len(service.calls) > 1 {
-			t.Errorf("%s: %d, with the service asked %d times", path, resp.StatusCode, len(service.calls))
+		if asked := len(service.Calls()) == 1; asked != (resp.StatusCode == 200) || len(service.Calls()) > 1 {
+			t.Errorf("%s: %d, with the service asked %d times", path, resp.StatusCode, len(service.Calls()))
 		}
-		for _, c := range service.calls {
+		for _, c := range service.Calls() {
 			for _, check := range c.Checks {
 				wantSound(t, check)
 			}

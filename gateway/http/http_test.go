@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,131 +26,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 )
-
-// call is one call that reached the Service.
-type call struct {
-	Method  string
-	Checks  []limit.Check
-	Acquire limit.Acquire
-	Reserve limit.Reserve
-	Commit  limit.Commit
-	Extend  limit.Extend
-	Charge  limit.Charge
-
-	Reserves []limit.Reserve
-	Extends  []limit.Extend
-	Commits  []limit.Commit
-
-	Target  limit.Target
-	LeaseID string // or that of a reservation
-	TTL     time.Duration
-	Units   int64
-}
-
-// scripted is a Service that gives prepared answers and remembers what it was asked.
-type scripted struct {
-	mu    sync.Mutex
-	calls []call
-
-	results  []limit.Result // of Check; missing ones repeat the last
-	all      limit.AllDecision
-	decision limit.Decision // of Acquire and Reserve
-	// of CommitEach
-	settlements []limit.SettledResult
-	lives       time.Duration
-	released    bool
-	refunded    int64
-	err         error
-}
-
-func (s *scripted) record(c call) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls = append(s.calls, c)
-}
-
-func (s *scripted) Check(_ context.Context, checks []limit.Check) ([]limit.Result, error) {
-	s.record(call{Method: "Check", Checks: slices.Clone(checks)})
-	if s.err != nil {
-		return nil, s.err
-	}
-	results := make([]limit.Result, len(checks))
-	for i := range results {
-		results[i] = s.results[min(i, len(s.results)-1)]
-	}
-	return results, nil
-}
-
-func (s *scripted) Acquire(_ context.Context, a limit.Acquire) (limit.Decision, error) {
-	s.record(call{Method: "Acquire", Acquire: a})
-	return s.decision, s.err
-}
-
-func (s *scripted) Renew(_ context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
-	s.record(call{Method: "Renew", Target: t, LeaseID: id, TTL: ttl})
-	return s.lives, s.err
-}
-
-func (s *scripted) Release(_ context.Context, t limit.Target, id string) (bool, error) {
-	s.record(call{Method: "Release", Target: t, LeaseID: id})
-	return s.released, s.err
-}
-
-func (s *scripted) CheckAll(_ context.Context, checks []limit.Check) (limit.AllDecision, error) {
-	s.record(call{Method: "CheckAll", Checks: slices.Clone(checks)})
-	return s.all, s.err
-}
-
-func (s *scripted) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, error) {
-	s.record(call{Method: "Reserve", Reserve: r})
-	return s.decision, s.err
-}
-
-func (s *scripted) ReserveAll(_ context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	s.record(call{Method: "ReserveAll", Reserves: slices.Clone(rs)})
-	return s.all, s.err
-}
-
-func (s *scripted) Extend(_ context.Context, e limit.Extend) (limit.Decision, error) {
-	s.record(call{Method: "Extend", Extend: e})
-	return s.decision, s.err
-}
-
-func (s *scripted) ExtendEach(_ context.Context, es []limit.Extend) ([]limit.Result, error) {
-	s.record(call{Method: "ExtendEach", Extends: slices.Clone(es)})
-	return s.results, s.err
-}
-
-func (s *scripted) CommitEach(_ context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
-	s.record(call{Method: "CommitEach", Commits: slices.Clone(cs)})
-	return s.settlements, s.err
-}
-
-func (s *scripted) Charge(_ context.Context, c limit.Charge) (limit.Decision, error) {
-	s.record(call{Method: "Charge", Charge: c})
-	return s.decision, s.err
-}
-
-func (s *scripted) Commit(_ context.Context, c limit.Commit) (limit.Settled, error) {
-	s.record(call{Method: "Commit", Commit: c})
-	return limit.Settled{Refunded: s.refunded}, s.err
-}
-
-func (s *scripted) Cancel(_ context.Context, t limit.Target, id string) (int64, error) {
-	s.record(call{Method: "Cancel", Target: t, LeaseID: id})
-	return s.refunded, s.err
-}
-
-func (s *scripted) Refund(_ context.Context, t limit.Target, units int64, _ string) (int64, error) {
-	s.record(call{Method: "Refund", Target: t, Units: units})
-	return s.refunded, s.err
-}
-
-func (s *scripted) Reset(_ context.Context, t limit.Target) error {
-	s.record(call{Method: "Reset", Target: t})
-	return s.err
-}
 
 var (
 	admitted = limit.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Window: time.Minute, Remaining: 4,
@@ -170,7 +46,7 @@ const (
 // api is a handler under test, all of whose responses are held to openapi.yaml.
 type testedAPI struct {
 	t       testing.TB
-	service *scripted
+	service *scripted.Service
 	handler http.Handler
 	log     *bytes.Buffer
 	spec    *spec
@@ -192,7 +68,7 @@ func foreignRoutes() []Route {
 	}
 }
 
-func newAPI(t testing.TB, service *scripted, change func(*Config)) *testedAPI {
+func newAPI(t testing.TB, service *scripted.Service, change func(*Config)) *testedAPI {
 	d := &testedAPI{t: t, service: service, log: new(bytes.Buffer), spec: loadSpec(t)}
 	cfg := Config{
 		Service: service,
@@ -329,7 +205,9 @@ func (s *spec) accepts(path, body string) error {
 
 var login = limit.Target{Policy: "login", Key: "alice"}
 
-func oneCheck(c limit.Check) []call { return []call{{Method: "Check", Checks: []limit.Check{c}}} }
+func oneCheck(c limit.Check) []scripted.Call {
+	return []scripted.Call{{Method: "Check", Checks: []limit.Check{c}}}
+}
 
 func TestRequests(t *testing.T) {
 	berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
@@ -349,53 +227,48 @@ func TestRequests(t *testing.T) {
 
 	for _, tt := range []struct {
 		name, path, body string
-		service          *scripted // nil for one without a script
+		service          *scripted.Service // nil for one without a script
 		status           int
 		want             string
-		calls            []call
+		calls            []scripted.Call
 		header           map[string]string // those that matter to this case; "" for one that is absent
 	}{
 		{
 			name: "admitted", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":1}`,
-			service: &scripted{results: []limit.Result{{Decision: admitted}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: admittedJSON,
 			calls:  oneCheck(limit.Check{Target: login, Cost: 1}),
 			header: map[string]string{"RateLimit": `"login";r=4;t=60`, "RateLimit-Policy": `"login";q=5;w=60`, "Retry-After": ""},
 		},
 		{
-			name: "a missing cost is 1", path: "/v1/check", body: " {\"policy\":\"login\",\n\"key\":\"alice\"} ",
-			service: &scripted{results: []limit.Result{{Decision: admitted}}},
-			status:  200, want: admittedJSON, calls: oneCheck(limit.Check{Target: login, Cost: 1}),
-		},
-		{
 			name: "refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":3,"partial":true,"request_id":"r-1"}`,
-			service: &scripted{results: []limit.Result{{Decision: refused}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: refused}}},
 			status:  429, want: refusedJSON,
 			calls:  oneCheck(limit.Check{Target: login, Cost: 3, Partial: true, RequestID: "r-1"}),
 			header: map[string]string{"RateLimit": `"login";r=0;t=37`, "Retry-After": "37", "X-RateLimit-Reset": "37"},
 		},
 		{
 			name: "never", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":9}`,
-			service: &scripted{results: []limit.Result{{Decision: never}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: never}}},
 			status:  429, want: strings.Replace(refusedJSON, `"retry_after_ms":36401,`, "", 1),
 			calls:  oneCheck(limit.Check{Target: login, Cost: 9}),
 			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=58`},
 		},
 		{
 			name: "a peek is answered, not refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":0}`,
-			service: &scripted{results: []limit.Result{{Decision: refused}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: refused}}},
 			status:  200, want: refusedJSON, calls: oneCheck(limit.Check{Target: login}),
 			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=37`},
 		},
 		{
 			name: "shadow", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{results: []limit.Result{{Decision: shadow}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: shadow}}},
 			status:  200, want: strings.Replace(admittedJSON, `"shadow":false`, `"shadow":true`, 1),
 			calls: oneCheck(limit.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": ""},
 		},
 		{
 			name: "failed open", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{results: []limit.Result{{Decision: failedOpen}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: failedOpen}}},
 			status:  200,
 			want: `{"allowed":true,"granted":1,"limit":5,"remaining":0,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,` +
 				`"policy":"login","shadow":false,"degraded":true,"failed_open":true,"failed_closed":false}`,
@@ -403,7 +276,7 @@ func TestRequests(t *testing.T) {
 		},
 		{
 			name: "failed closed", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{results: []limit.Result{{Decision: failedClosed}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: failedClosed}}},
 			status:  503,
 			want: `{"allowed":false,"granted":0,"limit":5,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"delay_ms":0,` +
 				`"policy":"login","shadow":false,"degraded":true,"failed_open":false,"failed_closed":true}`,
@@ -412,7 +285,7 @@ func TestRequests(t *testing.T) {
 		{
 			name: "inline", path: "/v1/check",
 			body:    `{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s"},"key":"alice"}`,
-			service: &scripted{results: []limit.Result{{Decision: admitted}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: admittedJSON,
 			calls: oneCheck(limit.Check{Cost: 1, Target: limit.Target{Namespace: "api", Key: "alice",
 				Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Minute}}}),
@@ -421,14 +294,14 @@ func TestRequests(t *testing.T) {
 			name: "inline calendar", path: "/v1/check",
 			body: `{"limit":{"algorithm":"fixed_window","limit":100,"window":"day","align":"calendar","time_zone":"Europe/Berlin",` +
 				`"count_denied":true},"key":"ä\u0000"}`,
-			service: &scripted{results: []limit.Result{{Decision: admitted}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: admittedJSON,
 			calls: oneCheck(limit.Check{Cost: 1, Target: limit.Target{Key: "ä\x00", Limit: &algo.Limit{
 				Algorithm: algo.FixedWindow, Limit: 100, Period: algo.Day, Zone: berlin, CountDenied: true}}}),
 		},
 		{
 			name: "the error of a check", path: "/v1/check", body: `{"policy":"nope","key":"alice"}`,
-			service: &scripted{results: []limit.Result{{Err: limit.NewError(limit.NotFound,
+			service: &scripted.Service{Results: []limit.Result{{Err: limit.NewError(limit.NotFound,
 				"policy", `there is no policy "nope"`).InList("checks", 0)}}},
 			status: 404,
 			want: `{"type":"` + problemTypes + `not-found","title":"There is no such thing","status":404,` +
@@ -438,204 +311,156 @@ func TestRequests(t *testing.T) {
 		{
 			name: "batch", path: "/v1/checks",
 			body: `{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"alice","cost":0},{"policy":"nope","key":"k"}],"atomic":false}`,
-			service: &scripted{results: []limit.Result{{Decision: admitted}, {Decision: refused},
+			service: &scripted.Service{Results: []limit.Result{{Decision: admitted}, {Decision: refused},
 				{Err: limit.NewError(limit.NotFound, "policy", "unknown")}}},
 			status: 200,
 			want: `{"allowed":false,"decisions":[` + admittedJSON + `,` + refusedJSON + `,{"error":{"type":"` + problemTypes +
 				`not-found","title":"There is no such thing","status":404,"detail":"checks[2].policy: unknown","field":"checks[2].policy"}}]}`,
-			calls: []call{{Method: "Check", Checks: []limit.Check{{Target: login, Cost: 1}, {Target: login},
+			calls: []scripted.Call{{Method: "Check", Checks: []limit.Check{{Target: login, Cost: 1}, {Target: login},
 				{Target: limit.Target{Policy: "nope", Key: "k"}, Cost: 1}}}},
 			header: map[string]string{"RateLimit": ""},
 		},
 		{
-			name: "batch, all allowed", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice"}]}`,
-			service: &scripted{results: []limit.Result{{Decision: admitted}}},
-			status:  200, want: `{"allowed":true,"decisions":[` + admittedJSON + `]}`,
-			calls: oneCheck(limit.Check{Target: login, Cost: 1}),
-		},
-		{
 			name: "acquire", path: "/v1/acquire", body: `{"policy":"jobs","key":"k","ttl":"1d12h","request_id":"r-1"}`,
-			service: &scripted{decision: leased},
+			service: &scripted.Service{Decision: leased},
 			status:  200, want: leasedJSON,
-			calls: []call{{Method: "Acquire", Acquire: limit.Acquire{Target: limit.Target{Policy: "jobs", Key: "k"},
+			calls: []scripted.Call{{Method: "Acquire", Acquire: limit.Acquire{Target: limit.Target{Policy: "jobs", Key: "k"},
 				Cost: 1, TTL: 36 * time.Hour, RequestID: "r-1"}}},
 			header: map[string]string{"RateLimit": `"jobs";r=4;t=60`},
 		},
 		{
-			name: "acquire inline, refused", path: "/v1/acquire",
-			body:    `{"limit":{"algorithm":"concurrency","limit":2,"ttl":"30s"},"key":"k","cost":2}`,
-			service: &scripted{decision: refused},
-			status:  429, want: refusedJSON,
-			calls: []call{{Method: "Acquire", Acquire: limit.Acquire{Cost: 2, Target: limit.Target{Key: "k",
-				Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 2, Window: 30 * time.Second}}}}},
-			header: map[string]string{"Retry-After": "37"},
-		},
-		{
 			name: "renew", path: "/v1/renew", body: `{"policy":"jobs","key":"k","lease_id":"5f1d","ttl":"30s"}`,
-			service: &scripted{lives: 30*time.Second - 1},
+			service: &scripted.Service{Lives: 30*time.Second - 1},
 			status:  200, want: `{"expires_in_ms":29999}`,
-			calls: []call{{Method: "Renew", Target: limit.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d", TTL: 30 * time.Second}},
-		},
-		{
-			name: "renew for the policy's window", path: "/v1/renew", body: `{"policy":"jobs","key":"k","lease_id":"5f1d"}`,
-			service: &scripted{lives: time.Minute},
-			status:  200, want: `{"expires_in_ms":60000}`,
-			calls: []call{{Method: "Renew", Target: limit.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
+			calls: []scripted.Call{{Method: "Renew", Target: limit.Target{Policy: "jobs", Key: "k"}, HeldID: "5f1d", TTL: 30 * time.Second}},
 		},
 		{
 			name: "release", path: "/v1/release", body: `{"policy":"jobs","key":"k","lease_id":"5f1d"}`,
-			service: &scripted{released: true},
+			service: &scripted.Service{Released: true},
 			status:  200, want: `{"released":true}`,
-			calls: []call{{Method: "Release", Target: limit.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
+			calls: []scripted.Call{{Method: "Release", Target: limit.Target{Policy: "jobs", Key: "k"}, HeldID: "5f1d"}},
 		},
 		{
 			name: "atomic, admitted", path: "/v1/checks",
 			body: `{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob"}],"atomic":true}`,
-			service: &scripted{all: limit.AllDecision{Allowed: true, Delay: time.Second + 1,
+			service: &scripted.Service{All: limit.AllDecision{Allowed: true, Delay: time.Second + 1,
 				Decisions: []limit.Decision{admitted, admitted}}},
 			status: 200, want: `{"allowed":true,"delay_ms":1001,"decisions":[` + admittedJSON + `,` + admittedJSON + `]}`,
-			calls: []call{{Method: "CheckAll", Checks: []limit.Check{{Target: login, Cost: 1},
+			calls: []scripted.Call{{Method: "CheckAll", Checks: []limit.Check{{Target: login, Cost: 1},
 				{Target: limit.Target{Policy: "login", Key: "bob"}, Cost: 1}}}},
 			header: map[string]string{"RateLimit": ""},
 		},
 		{
 			name: "atomic, refused", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice"}],"atomic":true}`,
-			service: &scripted{all: limit.AllDecision{Decisions: []limit.Decision{refused}}},
+			service: &scripted.Service{All: limit.AllDecision{Decisions: []limit.Decision{refused}}},
 			status:  200, want: `{"allowed":false,"delay_ms":0,"decisions":[` + refusedJSON + `]}`,
-			calls: []call{{Method: "CheckAll", Checks: []limit.Check{{Target: login, Cost: 1}}}},
+			calls: []scripted.Call{{Method: "CheckAll", Checks: []limit.Check{{Target: login, Cost: 1}}}},
 		},
 		{
 			name: "atomic, an error", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice","cost":0}],"atomic":true}`,
-			service: &scripted{err: limit.NewError(limit.Invalid, "cost", "is 0")},
+			service: &scripted.Service{Err: limit.NewError(limit.Invalid, "cost", "is 0")},
 			status:  400,
 			want: `{"type":"` + problemTypes + `invalid","title":"The request is not valid","status":400,` +
 				`"detail":"checks[0].cost: is 0","field":"checks[0].cost"}`,
-			calls: []call{{Method: "CheckAll", Checks: []limit.Check{{Target: login}}}},
+			calls: []scripted.Call{{Method: "CheckAll", Checks: []limit.Check{{Target: login}}}},
 		},
 		{
 			name: "reserve", path: "/v1/reserve", body: `{"policy":"login","key":"alice","cost":5,"ttl":"30s","request_id":"r-1"}`,
-			service: &scripted{decision: reserved},
+			service: &scripted.Service{Decision: reserved},
 			status:  200, want: reservedJSON,
-			calls: []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Amount: limit.Amount{Cost: 5}, TTL: 30 * time.Second, RequestID: "r-1"}}},
-		},
-		{
-			name: "reserve, refused", path: "/v1/reserve", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{decision: refused},
-			status:  429, want: refusedJSON,
-			calls:  []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Amount: limit.Amount{Cost: 1}, Estimate: true}}},
-			header: map[string]string{"Retry-After": "37"},
+			calls: []scripted.Call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Amount: limit.Amount{Cost: 5}, TTL: 30 * time.Second, RequestID: "r-1"}}},
 		},
 		{
 			name: "commit", path: "/v1/commit", body: `{"policy":"login","key":"alice","reservation_id":"5f1d","cost":0}`,
-			service: &scripted{refunded: 2},
+			service: &scripted.Service{Refunded: 2},
 			status:  200, want: `{"refunded":2,"excess":0,"over_limit":false}`,
-			calls: []call{{Method: "Commit", Commit: limit.Commit{Target: login, ReservationID: "5f1d"}}},
+			calls: []scripted.Call{{Method: "Commit", Commit: limit.Commit{Target: login, ReservationID: "5f1d"}}},
 		},
 		{
 			name: "commit of usage", path: "/v1/commit",
 			body:    `{"policy":"login","key":"alice","reservation_id":"5f1d","usage":{"input":3},"overrun":"error","class":"m"}`,
-			service: &scripted{refunded: 2},
+			service: &scripted.Service{Refunded: 2},
 			status:  200, want: `{"refunded":2,"excess":0,"over_limit":false}`,
-			calls: []call{{Method: "Commit", Commit: limit.Commit{
+			calls: []scripted.Call{{Method: "Commit", Commit: limit.Commit{
 				Target: login, ReservationID: "5f1d", Amount: limit.Amount{Usage: limit.Usage{"input": 3}}, Exact: true, Class: "m",
 			}}},
 		},
 		{
 			name: "commits", path: "/v1/commits",
 			body: `{"commits":[{"policy":"login","key":"alice","reservation_id":"5f1d","cost":3},{"policy":"login","key":"alice","reservation_id":"77","cost":0}]}`,
-			service: &scripted{settlements: []limit.SettledResult{
+			service: &scripted.Service{Settlements: []limit.SettledResult{
 				{Settled: limit.Settled{Refunded: 2, Excess: 1, Over: true}},
 				{Err: limit.NewError(limit.NotFound, "reservation_id", "is not pending here")},
 			}},
 			status: 200,
 			want: `{"results":[{"refunded":2,"excess":1,"over_limit":true},{"error":{"type":"https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#not-found",` +
 				`"title":"There is no such thing","status":404,"detail":"commits[1].reservation_id: is not pending here","field":"commits[1].reservation_id"}}]}`,
-			calls: []call{{Method: "CommitEach", Commits: []limit.Commit{
+			calls: []scripted.Call{{Method: "CommitEach", Commits: []limit.Commit{
 				{Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 3}}, {Target: login, ReservationID: "77"},
 			}}},
 		},
 		{
 			name: "extends", path: "/v1/extends", body: `{"extends":[{"policy":"login","key":"alice","reservation_id":"5f1d","cost":3,"ttl":"2s"}]}`,
-			service: &scripted{results: []limit.Result{{Decision: reserved}}},
+			service: &scripted.Service{Results: []limit.Result{{Decision: reserved}}},
 			status:  200, want: `{"results":[` + reservedJSON + `]}`,
-			calls: []call{{Method: "ExtendEach", Extends: []limit.Extend{
+			calls: []scripted.Call{{Method: "ExtendEach", Extends: []limit.Extend{
 				{Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 3}, TTL: 2 * time.Second},
 			}}},
 		},
 		{
 			name: "reserve of usage", path: "/v1/reserve", body: `{"policy":"login","key":"alice","usage":{"input":3,"output":0},"class":"m"}`,
-			service: &scripted{decision: reserved},
+			service: &scripted.Service{Decision: reserved},
 			status:  200, want: reservedJSON,
-			calls: []call{{Method: "Reserve", Reserve: limit.Reserve{
+			calls: []scripted.Call{{Method: "Reserve", Reserve: limit.Reserve{
 				Target: login, Amount: limit.Amount{Usage: limit.Usage{"input": 3, "output": 0}}, Class: "m",
 			}}},
 		},
 		{
 			name: "reserves", path: "/v1/reserves", body: `{"reserves":[{"policy":"login","key":"alice","ttl":"3s"},{"policy":"login","key":"alice","cost":2}]}`,
-			service: &scripted{all: limit.AllDecision{Allowed: true, ReservationID: "5f1d", Decisions: []limit.Decision{reserved, reserved}}},
+			service: &scripted.Service{All: limit.AllDecision{Allowed: true, ReservationID: "5f1d", Decisions: []limit.Decision{reserved, reserved}}},
 			status:  200, want: `{"allowed":true,"reservation_id":"5f1d","delay_ms":0,"decisions":[` + reservedJSON + `,` + reservedJSON + `]}`,
-			calls: []call{{Method: "ReserveAll", Reserves: []limit.Reserve{
+			calls: []scripted.Call{{Method: "ReserveAll", Reserves: []limit.Reserve{
 				{Target: login, Amount: limit.Amount{Cost: 1}, Estimate: true, TTL: 3 * time.Second}, {Target: login, Amount: limit.Amount{Cost: 2}},
 			}}},
 		},
 		{
 			name: "extend", path: "/v1/extend", body: `{"policy":"login","key":"alice","reservation_id":"5f1d","cost":7,"ttl":"5s","request_id":"x"}`,
-			service: &scripted{decision: reserved},
+			service: &scripted.Service{Decision: reserved},
 			status:  200, want: reservedJSON,
-			calls: []call{{Method: "Extend", Extend: limit.Extend{
+			calls: []scripted.Call{{Method: "Extend", Extend: limit.Extend{
 				Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 7}, TTL: 5 * time.Second, RequestID: "x",
 			}}},
 		},
 		{
-			name: "extend, refused", path: "/v1/extend", body: `{"policy":"login","key":"alice","reservation_id":"5f1d","usage":{"output":7}}`,
-			service: &scripted{decision: refused},
-			status:  429, want: refusedJSON,
-			calls: []call{{Method: "Extend", Extend: limit.Extend{
-				Target: login, ReservationID: "5f1d", Amount: limit.Amount{Usage: limit.Usage{"output": 7}},
-			}}},
-			header: map[string]string{"Retry-After": "37"},
-		},
-		{
 			name: "charge", path: "/v1/charge", body: `{"policy":"login","key":"alice","cost":9,"request_id":"x"}`,
-			service: &scripted{decision: refused},
+			service: &scripted.Service{Decision: refused},
 			status:  200, want: refusedJSON, // it was charged all the same
-			calls: []call{{Method: "Charge", Charge: limit.Charge{Target: login, Amount: limit.Amount{Cost: 9}, RequestID: "x"}}},
-		},
-		{
-			name: "charge of a missing cost", path: "/v1/charge", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{decision: admitted},
-			status:  200, want: admittedJSON,
-			calls: []call{{Method: "Charge", Charge: limit.Charge{Target: login, Amount: limit.Amount{Cost: 1}}}},
+			calls: []scripted.Call{{Method: "Charge", Charge: limit.Charge{Target: login, Amount: limit.Amount{Cost: 9}, RequestID: "x"}}},
 		},
 		{
 			name: "cancel", path: "/v1/cancel", body: `{"policy":"login","key":"alice","reservation_id":"5f1d"}`,
-			service: &scripted{err: limit.NewError(limit.NotFound, "reservation_id", "is not pending")},
+			service: &scripted.Service{Err: limit.NewError(limit.NotFound, "reservation_id", "is not pending")},
 			status:  404,
 			want: `{"type":"` + problemTypes + `not-found","title":"There is no such thing","status":404,` +
 				`"detail":"reservation_id: is not pending","field":"reservation_id"}`,
-			calls: []call{{Method: "Cancel", Target: login, LeaseID: "5f1d"}},
+			calls: []scripted.Call{{Method: "Cancel", Target: login, HeldID: "5f1d"}},
 		},
 		{
 			name: "refund", path: "/v1/refund", body: `{"policy":"login","key":"alice","cost":3}`,
-			service: &scripted{refunded: 2},
+			service: &scripted.Service{Refunded: 2},
 			status:  200, want: `{"refunded":2}`,
-			calls: []call{{Method: "Refund", Target: login, Units: 3}},
-		},
-		{
-			name: "refund of a missing cost", path: "/v1/refund", body: `{"policy":"login","key":"alice"}`,
-			status: 200, want: `{"refunded":0}`,
-			calls: []call{{Method: "Refund", Target: login, Units: 1}},
+			calls: []scripted.Call{{Method: "Refund", Target: login, Units: 3}},
 		},
 		{
 			name: "reset", path: "/v1/reset", body: `{"policy":"login","key":"alice"}`,
 			status: 200, want: `{"reset":true}`,
-			calls: []call{{Method: "Reset", Target: login}},
+			calls: []scripted.Call{{Method: "Reset", Target: login}},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			service := tt.service
 			if service == nil {
-				service = new(scripted)
+				service = new(scripted.Service)
 			}
 			d := newAPI(t, service, nil)
 			expect.NoError(t, d.spec.accepts(tt.path, tt.body), "openapi.yaml does not accept the request")
@@ -649,7 +474,7 @@ func TestRequests(t *testing.T) {
 			}
 			expect.NoDiff(t, cmp.Diff(tt.want, bodyOf(t, resp)), "body (-want +got)")
 			samePointer := cmp.Comparer(func(a, b *time.Location) bool { return a.String() == b.String() })
-			expect.NoDiff(t, cmp.Diff(tt.calls, service.calls, samePointer), "calls (-want +got)")
+			expect.NoDiff(t, cmp.Diff(tt.calls, service.Calls(), samePointer), "calls (-want +got)")
 			for name, want := range tt.header {
 				expect.Equal(t, strings.Join(resp.Header[name], "|"), want, "%s", name)
 			}
@@ -820,10 +645,10 @@ func TestBadRequests(t *testing.T) {
 			body = body[:100] + "…"
 		}
 		t.Run(tt.path+" "+body, func(t *testing.T) {
-			var service scripted
+			var service scripted.Service
 			d := newAPI(t, &service, func(c *Config) { c.MaxBody = 8 << 10 })
 			wantProblem(t, d.post(tt.path, tt.body), tt.status, tt.field, tt.detail)
-			expect.True(t, len(service.calls) == 0, "the service was asked: %+v", service.calls)
+			expect.True(t, len(service.Calls()) == 0, "the service was asked: %+v", service.Calls())
 		})
 	}
 }
@@ -863,8 +688,8 @@ func TestMediaType(t *testing.T) {
 		{[]string{"Content-Type", "application/json", "Content-Type", "text/plain"}, "exactly one"},
 		{[]string{"Content-Type", "application/json", "Content-Encoding", "gzip"}, "compressed"},
 	} {
-		service := scripted{results: []limit.Result{{Decision: admitted}}}
-		d := newAPI(t, &service, nil)
+		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}}
+		d := newAPI(t, service, nil)
 		resp := d.do("POST", "/v1/check", body, tt.header...)
 		if tt.detail == "" {
 			if resp.StatusCode != 200 {
@@ -873,7 +698,7 @@ func TestMediaType(t *testing.T) {
 			continue
 		}
 		wantProblem(t, resp, 415, "", tt.detail)
-		expect.True(t, len(service.calls) == 0, "%q: the service was asked", tt.header)
+		expect.True(t, len(service.Calls()) == 0, "%q: the service was asked", tt.header)
 	}
 }
 
@@ -909,7 +734,7 @@ func TestServiceErrors(t *testing.T) {
 		{context.DeadlineExceeded, 503, "", "ended", false},
 	} {
 		for path, body := range bodies {
-			d := newAPI(t, &scripted{err: tt.err}, nil)
+			d := newAPI(t, &scripted.Service{Err: tt.err}, nil)
 			resp := d.post(path, body)
 			field := tt.field
 			if field != "" && path == "/v1/checks" {
@@ -923,7 +748,7 @@ func TestServiceErrors(t *testing.T) {
 	}
 
 	// The errors of single checks in a batch.
-	d := newAPI(t, &scripted{results: []limit.Result{
+	d := newAPI(t, &scripted.Service{Results: []limit.Result{
 		{Err: limit.NewError(limit.NotFound, "policy", "unknown").InList("checks", 0)},
 		{Err: &limit.Error{Kind: limit.Unavailable, Message: "nobody \xff there"}},
 		{Err: errors.New("secret")},
@@ -935,24 +760,24 @@ func TestServiceErrors(t *testing.T) {
 	expect.True(t, !strings.Contains(got, "secret"), "an unknown error's text got out: %s", got)
 
 	// A problem of one element as a whole.
-	d = newAPI(t, &scripted{err: limit.NewError(limit.Unavailable, "", "no").InList("checks", 1)}, nil)
+	d = newAPI(t, &scripted.Service{Err: limit.NewError(limit.Unavailable, "", "no").InList("checks", 1)}, nil)
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 503, "checks[1]", "no")
 
 	// A batch of one is what /v1/check asks, which its caller need not know.
-	d = newAPI(t, &scripted{err: limit.NewError(limit.Invalid, "limit.window", "no").InList("checks", 0)}, nil)
+	d = newAPI(t, &scripted.Service{Err: limit.NewError(limit.Invalid, "limit.window", "no").InList("checks", 0)}, nil)
 	wantProblem(t, d.post("/v1/check", bodies["/v1/check"]), 400, "limit.window", "no")
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 400, "checks[0].limit.window", "no")
 }
 
 func TestNoInline(t *testing.T) {
-	var service scripted
+	var service scripted.Service
 	d := newAPI(t, &service, func(c *Config) { c.NoInline = true })
 	const limit = `"limit":{"algorithm":"sliding_log","limit":1,"window":"1s"},"key":"k"`
 	const detail = "inline limits are turned off on this node (no-inline)"
 	wantProblem(t, d.post("/v1/check", `{`+limit+`}`), 400, "limit", detail)
 	wantProblem(t, d.post("/v1/checks", `{"checks":[{`+limit+`}]}`), 400, "checks[0].limit", detail)
 	wantProblem(t, d.post("/v1/acquire", `{`+limit+`}`), 400, "limit", detail)
-	expect.True(t, len(service.calls) == 0, "the service was asked")
+	expect.True(t, len(service.Calls()) == 0, "the service was asked")
 }
 
 func TestNewNeedsItsParts(t *testing.T) {

@@ -12,11 +12,12 @@ import (
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 func TestTopKeys(t *testing.T) {
 	var asked *weirv1.TopKeysRequest
-	d := newAPI(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.TopKeys = func(_ context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
 			asked = r
 			if r.Limit > 256 {
@@ -69,7 +70,7 @@ func TestTopKeys(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	d := newAPI(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.Describe = func(_ context.Context, t *limit.Target) (*limit.KeyState, error) {
 			if t.Policy == "gone" {
 				return nil, limit.NewError(limit.NotFound, "policy", "there is no policy named gone")

@@ -11,6 +11,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // fakeOverrides notes what it is asked, and answers with err or with one override.
@@ -42,7 +43,7 @@ func (f *fakeOverrides) Delete(_ context.Context, req *weirv1.DeleteOverrideRequ
 
 func TestOverrides(t *testing.T) {
 	fake := new(fakeOverrides)
-	d := newAPI(t, new(scripted), func(c *Config) { c.Overrides = fake })
+	d := newAPI(t, new(scripted.Service), func(c *Config) { c.Overrides = fake })
 	const stored = `{"policy":"login","key":"a\nb","settings":{"limit":500},"version":"12@n0","changed_by":"ops","changed_at":"1970-01-01T00:00:01Z","inactive":"policy: there is none"}`
 	for _, c := range []struct {
 		method, path, body string

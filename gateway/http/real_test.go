@@ -22,6 +22,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // nobody is an ownership under which no key can be decided.
@@ -49,7 +50,7 @@ func newRealAPI(t *testing.T, policies string, owners limiter.Ownership) (*teste
 	c := new(clock)
 	l := limiter.New(limiter.Config{Policies: set, Ownership: owners, Clock: c.read, Timeout: 20 * time.Millisecond})
 	t.Cleanup(l.Close)
-	return newAPI(t, new(scripted), func(cfg *Config) { cfg.Service = l }), c
+	return newAPI(t, new(scripted.Service), func(cfg *Config) { cfg.Service = l }), c
 }
 
 const examplePolicies = `
@@ -62,28 +63,6 @@ policies:
   - {name: odd, algorithm: token_bucket, limit: 3, window: 10s, capacity: 7}
   - {name: plain, algorithm: token_bucket, limit: 5, window: 10s}
 `
-
-// TestFieldsAsSent: what is wrong with the length of a window names the field that the caller sent, in each call and element.
-func TestFieldsAsSent(t *testing.T) {
-	const long, fine = "is longer than the longest that this node takes", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"10s"},"key":"k"}`
-	l := limiter.New(limiter.Config{InlineMaxWindow: 24 * time.Hour})
-	t.Cleanup(l.Close)
-	d := newAPI(t, new(scripted), func(cfg *Config) { cfg.Service = l })
-	for sent, field := range map[string]string{
-		`"algorithm":"concurrency","limit":5,"ttl":"48h"`:                          "ttl",
-		`"algorithm":"sliding_log","limit":5,"window":"48h"`:                       "window",
-		`"algorithm":"fixed_window","limit":5,"window":"month","align":"calendar"`: "window",
-	} {
-		bad := `{"limit":{` + sent + `},"key":"k"}`
-		for _, path := range []string{"/v1/check", "/v1/acquire", "/v1/reset", "/v1/charge"} {
-			wantProblem(t, d.post(path, bad), 400, "limit."+field, long)
-		}
-		wantProblem(t, d.post("/v1/checks", `{"checks":[`+bad+`]}`), 400, "checks[0].limit."+field, long)
-		wantProblem(t, d.post("/v1/checks", `{"checks":[`+fine+","+bad+`]}`), 400, "checks[1].limit."+field, long)
-		wantProblem(t, d.post("/v1/checks", `{"atomic":true,"checks":[`+fine+","+bad+`]}`), 400, "checks[1].limit."+field, long)
-		wantProblem(t, d.post("/v1/reserves", `{"reserves":[`+fine+","+bad+`]}`), 400, "reserves[1].limit."+field, long)
-	}
-}
 
 // TestQuotaOfBuckets: who paces itself by the quota is never faster than the bucket lets through for good.
 func TestQuotaOfBuckets(t *testing.T) {
@@ -167,64 +146,6 @@ func exampleOf(t *testing.T, documented *openapi3.Response, name string) any {
 	}
 	t.Fatalf("openapi.yaml has no example %q there", name)
 	return nil
-}
-
-// TestLeasesAsDocumented holds what openapi.yaml says of leases to what a Limiter does.
-func TestLeasesAsDocumented(t *testing.T) {
-	const policies = `
-policies:
-  - {name: jobs, algorithm: concurrency, limit: 1, ttl: 30s}
-  - {name: shadow, algorithm: concurrency, limit: 1, ttl: 30s, shadow: true}
-  - {name: free, algorithm: concurrency, limit: 1, ttl: 30s, overrides: [{key: vip, unlimited: true}]}
-`
-	d, clock := newRealAPI(t, policies, nil)
-	cut, _ := newRealAPI(t, policies, nobody{})
-	ask := func(d *testedAPI, path, body string, status int) (got struct {
-		Allowed   bool   `json:"allowed"`
-		LeaseID   string `json:"lease_id"`
-		ExpiresIn int64  `json:"expires_in_ms"`
-	}) {
-		t.Helper()
-		resp := d.post(path, body)
-		if resp.StatusCode != status {
-			t.Errorf("%s %s: %d, want %d: %s", path, body, resp.StatusCode, status, bodyOf(t, resp))
-		}
-		must.NoError(t, unmarshal(bodyOf(t, resp), &got))
-		return got
-	}
-
-	// Admitted without a lease.
-	ask(d, "/v1/acquire", `{"policy":"shadow","key":"k"}`, 200)
-	for _, tt := range []struct {
-		testedAPI *testedAPI
-		body      string
-	}{
-		{d, `{"policy":"shadow","key":"k"}`},
-		{d, `{"policy":"free","key":"vip"}`},
-		{d, `{"limit":{"algorithm":"concurrency","limit":-1},"key":"k"}`},
-		{cut, `{"policy":"jobs","key":"k"}`},
-	} {
-		got := ask(tt.testedAPI, "/v1/acquire", tt.body, 200)
-		expect.True(t, got.Allowed && got.LeaseID == "", "%s: %+v", tt.body, got)
-	}
-
-	// The policy's ttl is what is left out, and the longest.
-	ask(d, "/v1/acquire", `{"policy":"jobs","key":"k","ttl":"31s"}`, 400)
-	const one = `{"policy":"jobs","key":"k","request_id":"r"}`
-	id := ask(d, "/v1/acquire", one, 200).LeaseID
-	lease := func(more string) string { return `{"policy":"jobs","key":"k","lease_id":"` + id + `"` + more + `}` }
-	clock.now.Add(int64(10 * time.Second))
-	wantProblem(t, d.post("/v1/renew", lease(`,"ttl":"31s"`)), 400, "ttl", "longer")
-	for more, want := range map[string]int64{"": 30000, `,"ttl":"5s"`: 5000} {
-		got := ask(d, "/v1/renew", lease(more), 200).ExpiresIn
-		expect.True(t, got == want, "renewed with %q for %d ms, want %d", more, got, want)
-	}
-
-	// A request id stands for its lease, also for one that is over.
-	ask(d, "/v1/release", lease(""), 200)
-	again := ask(d, "/v1/acquire", one, 200)
-	expect.Equal(t, again.LeaseID, id, "the same request id gave the lease")
-	wantProblem(t, d.post("/v1/renew", lease("")), 404, "lease_id", "ended")
 }
 
 // TestBoundsAsDocumented holds the numbers in the texts to those in force.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // TestRequestIDs: a sane id comes back, a problem always has one, and the log has the same.
@@ -33,7 +34,7 @@ func TestRequestIDs(t *testing.T) {
 	} {
 		var told []int
 		var log bytes.Buffer
-		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
+		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
 			c.Problem = func(status int) { told = append(told, status) }
 			c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		})
@@ -68,7 +69,7 @@ func TestRequestIDs(t *testing.T) {
 // TestLogSaysNoKeys: at level info nothing of what callers send is written down, whatever they get wrong, and what they get
 // wrong is not written down at all.
 func TestLogSaysNoKeys(t *testing.T) {
-	service := &scripted{err: limit.NewError(limit.NotFound, "policy", "there is no policy named secret")}
+	service := &scripted.Service{Err: limit.NewError(limit.NotFound, "policy", "there is no policy named secret")}
 	d := newAPI(t, service, nil)
 	for _, body := range []string{`{"policy":"login","key":"secret"}`, `{"policy":"login","key":""}`, `{"secret":"secret"}`, `secret`, `{"key":"secret\xff"}`} {
 		resp := d.post("/v1/check", body)
@@ -77,7 +78,7 @@ func TestLogSaysNoKeys(t *testing.T) {
 		d.do("POST", "/v1/check", body, "Content-Type", "text/secret", "X-Request-Id", "secret")
 	}
 	expect.Equal(t, d.log.Len(), 0, "logged: %s", d.log)
-	service.err = errors.New("a defect")
+	service.Err = errors.New("a defect")
 	d.do("POST", "/v1/check", `{"policy":"login","key":"secret"}`, "Content-Type", "application/json", "X-Request-Id", "my-id")
 	got := d.log.String()
 	expect.True(t, strings.Contains(got, "request_id=my-id") && strings.Contains(got, "a defect") &&

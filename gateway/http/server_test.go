@@ -22,6 +22,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 // serve puts the handler behind a real listener.
@@ -35,7 +36,7 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 }
 
 func TestOnTheWire(t *testing.T) {
-	d := newAPI(t, &scripted{results: []limit.Result{{Decision: refused}}}, nil)
+	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: refused}}}, nil)
 	s := serve(t, d.handler)
 	conn := must.Value(net.Dial("tcp", s.Listener.Addr().String()))(t)
 	defer conn.Close()
@@ -54,7 +55,7 @@ func TestOnTheWire(t *testing.T) {
 
 // TestBodyTooLarge sends bodies of unknown and of stated size that exceed the bound.
 func TestBodyTooLarge(t *testing.T) {
-	d := newAPI(t, new(scripted), func(c *Config) { c.MaxBody = 1000 })
+	d := newAPI(t, new(scripted.Service), func(c *Config) { c.MaxBody = 1000 })
 	s := serve(t, d.handler)
 	for _, body := range []io.Reader{strings.NewReader(strings.Repeat(" ", 1001)), io.LimitReader(spaces{}, 1<<20)} {
 		resp := must.Value(http.Post(s.URL+"/v1/check", "application/json", body))(t)
@@ -68,7 +69,7 @@ func TestBodyTooLarge(t *testing.T) {
 	w := httptest.NewRecorder()
 	d.handler.ServeHTTP(w, r)
 	wantProblem(t, w.Result(), 413, "", "larger than 1000 bytes")
-	expect.True(t, len(d.service.calls) == 0, "the service was asked")
+	expect.True(t, len(d.service.Calls()) == 0, "the service was asked")
 }
 
 type spaces struct{}
@@ -81,7 +82,7 @@ func (spaces) Read(p []byte) (int, error) {
 }
 
 func TestBodyCutShort(t *testing.T) {
-	d := newAPI(t, new(scripted), nil)
+	d := newAPI(t, new(scripted.Service), nil)
 	s := serve(t, d.handler)
 	conn := must.Value(net.Dial("tcp", s.Listener.Addr().String()))(t)
 	defer conn.Close()
@@ -94,7 +95,7 @@ func TestBodyCutShort(t *testing.T) {
 
 // blocking is a Service that waits for its caller to go away.
 type blocking struct {
-	scripted
+	scripted.Service
 	started, ended chan struct{}
 }
 
@@ -107,7 +108,7 @@ func (b *blocking) Check(ctx context.Context, _ []limit.Check) ([]limit.Result, 
 
 func TestCallerGoesAway(t *testing.T) {
 	service := &blocking{started: make(chan struct{}), ended: make(chan struct{})}
-	d := newAPI(t, &service.scripted, func(c *Config) { c.Service = service })
+	d := newAPI(t, &service.Service, func(c *Config) { c.Service = service })
 	s := serve(t, d.handler)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -141,7 +142,7 @@ func (echo) Check(_ context.Context, checks []limit.Check) ([]limit.Result, erro
 
 // TestManyAtOnce would mix up requests if they shared memory that they must not share.
 func TestManyAtOnce(t *testing.T) {
-	d := newAPI(t, new(scripted), func(c *Config) { c.Service = echo{} })
+	d := newAPI(t, new(scripted.Service), func(c *Config) { c.Service = echo{} })
 	quotaField := "RateLimit-Policy"
 	var wg sync.WaitGroup
 	for worker := range 8 {
@@ -203,14 +204,14 @@ func FuzzCheckBody(f *testing.F) {
 		if path != "/v1/check" && path != "/v1/checks" {
 			t.Skip()
 		}
-		service := &scripted{results: []limit.Result{{Decision: admitted}}}
+		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}}
 		d := newAPI(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
 		resp := d.post(path, body)
 		if resp.StatusCode >= 500 {
 			t.Errorf("%d %s", resp.StatusCode, bodyOf(t, resp))
 		}
-		expect.Equal(t, len(service.calls) == 1, resp.StatusCode == 200, "%d, with the service asked", resp.StatusCode)
-		for _, c := range service.calls {
+		expect.Equal(t, len(service.Calls()) == 1, resp.StatusCode == 200, "%d, with the service asked", resp.StatusCode)
+		for _, c := range service.Calls() {
 			expect.True(t, len(c.Checks) >= 1 && len(c.Checks) <= limit.MaxBatch, "a batch of %d", len(c.Checks))
 			for _, check := range c.Checks {
 				wantSound(t, check)
@@ -255,7 +256,7 @@ func BenchmarkCheck(b *testing.B) {
 		{"inline", `{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s"},"key":"user:12345"}`},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			d := newAPI(b, new(scripted), func(c *Config) {
+			d := newAPI(b, new(scripted.Service), func(c *Config) {
 				c.Service = &fixed{results: []limit.Result{{Decision: admitted}}}
 			})
 			body := strings.NewReader(bb.body)

@@ -18,11 +18,12 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 func TestRoutesAreTheDocumentedOnes(t *testing.T) {
 	s := loadSpec(t)
-	a := &api{Config: Config{Service: new(scripted), Metrics: http.NotFoundHandler(), Routes: foreignRoutes()}}
+	a := &api{Config: Config{Service: new(scripted.Service), Metrics: http.NotFoundHandler(), Routes: foreignRoutes()}}
 	var routes, documented []string
 	for _, rt := range a.routes() {
 		routes = append(routes, rt.method+" "+rt.path)
@@ -62,7 +63,7 @@ func TestGets(t *testing.T) {
 			{Name: "weir-1", State: "active", Partitions: 24, Version: "unknown"},
 		},
 	}
-	d := newAPI(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.Policies = func() PolicyListing { return listing }
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
 	})
@@ -126,7 +127,7 @@ func TestReadiness(t *testing.T) {
 		{false, "joining", 503, `{"ready":false,"detail":"joining"}`},
 		{false, "", 503, `{"ready":false}`},
 	} {
-		d := newAPI(t, new(scripted), func(c *Config) { c.Ready = func() (bool, string) { return tt.ready, tt.detail } })
+		d := newAPI(t, new(scripted.Service), func(c *Config) { c.Ready = func() (bool, string) { return tt.ready, tt.detail } })
 		resp := d.do("GET", "/readyz", "")
 		if got := bodyOf(t, resp); resp.StatusCode != tt.status || got != tt.body {
 			t.Errorf("%d %s, want %d %s", resp.StatusCode, got, tt.status, tt.body)
@@ -135,7 +136,7 @@ func TestReadiness(t *testing.T) {
 }
 
 func TestStatusFails(t *testing.T) {
-	d := newAPI(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return nil, errors.New("shutting down") }
 	})
 	wantProblem(t, d.do("GET", "/v1/status", ""), 503, "", "shutting down")
@@ -151,7 +152,7 @@ func TestStatusIsWhole(t *testing.T) {
 	fillFields(member)
 	member.Ownership = &weirv1.Ownership{}
 	fillFields(member.Ownership)
-	d := newAPI(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
 	})
 	var got map[string]any
@@ -200,7 +201,7 @@ func wantFields(t *testing.T, m protoreflect.ProtoMessage, got map[string]any) {
 }
 
 func TestNoSuchPlace(t *testing.T) {
-	d := newAPI(t, new(scripted), nil)
+	d := newAPI(t, new(scripted.Service), nil)
 	for _, path := range []string{"/nope", "/v1", "/v1/", "/v1/check/", "/v1/nothing", "/console", "/" + strings.Repeat("x", 1000)} {
 		for _, method := range []string{"GET", "POST", "DELETE"} {
 			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
@@ -233,7 +234,7 @@ func TestNoSuchPlace(t *testing.T) {
 			wantProblem(t, resp, 405, "", "takes "+allow)
 		}
 	}
-	expect.True(t, len(d.service.calls) == 0, "the service was asked")
+	expect.True(t, len(d.service.Calls()) == 0, "the service was asked")
 }
 
 func TestLimits(t *testing.T) {
@@ -254,13 +255,13 @@ func TestLimits(t *testing.T) {
 		{`{"algorithm":"leaky_bucket","limit":4,"window":"1s","capacity":10}`, algo.Limit{Algorithm: algo.LeakyBucket, Limit: 4, Window: time.Second, Capacity: 10}},
 		{`{"algorithm":"concurrency","limit":4,"ttl":"30s"}`, algo.Limit{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}},
 	} {
-		service := &scripted{results: []limit.Result{{Decision: admitted}}}
+		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}}
 		d := newAPI(t, service, nil)
 		body := `{"key":"k","limit":` + tt.body + `}`
 		expect.NoError(t, d.spec.accepts("/v1/check", body), "openapi.yaml does not accept %s", tt.body)
 		if resp := d.post("/v1/check", body); resp.StatusCode != 200 {
 			t.Errorf("%s: %s", tt.body, bodyOf(t, resp))
-		} else if got := *service.calls[0].Checks[0].Limit; got != tt.want {
+		} else if got := *service.Calls()[0].Checks[0].Limit; got != tt.want {
 			t.Errorf("%s is %+v, want %+v", tt.body, got, tt.want)
 		}
 	}
@@ -269,7 +270,7 @@ func TestLimits(t *testing.T) {
 // A browser gets an index with links, the one to the console among them where there is one.
 func TestIndexForPeople(t *testing.T) {
 	for _, console := range []string{"", "/console"} {
-		d := newAPI(t, new(scripted), func(c *Config) { c.Console = console })
+		d := newAPI(t, new(scripted.Service), func(c *Config) { c.Console = console })
 		resp := d.do("GET", "/", "", "Accept", "text/html,application/xhtml+xml;q=0.9")
 		body := bodyOf(t, resp)
 		got := resp.Header.Get("Content-Type")

@@ -26,6 +26,7 @@ import (
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 	"github.com/weirlimit/weir/test/testkit"
 	"github.com/weirlimit/weir/test/testkit/certstest"
 )
@@ -397,23 +398,6 @@ func TestPipelined(t *testing.T) {
 	expect.True(t, b.sizes[0] >= 2, "batches of %v", b.sizes)
 }
 
-// TestBadAmongGood: a check that is not acceptable is answered by an error, and those that came with it as if it were not there.
-func TestBadAmongGood(t *testing.T) {
-	address, _, _ := serve(t, nil)
-	var in, want strings.Builder
-	for i := range 40 {
-		in.WriteString(send("CL.THROTTLE", "k"+strconv.Itoa(i), strconv.Itoa(i), "1", "1"))
-		fmt.Fprintf(&want, "*5\r\n:0\r\n:%d\r\n:%d\r\n:-1\r\n:1\r\n", i+1, i)
-		if i == 20 {
-			in.WriteString(send("WEIR.CHECK", "nope", "k") + send("WEIR.CHECK", "login", "", "1"))
-			want.WriteString("-ERR policy: there is no policy named nope on the node that decides for this key\r\n" +
-				"-ERR key: is empty or missing: name what is limited, such as a user or an address\r\n")
-		}
-	}
-	got := talk(t, address, in.String())
-	expect.True(t, got == want.String(), "%q\nnot\n%q", got, want.String())
-}
-
 // TestManyAtOnce: a burst larger than any buffer and any batch.
 func TestManyAtOnce(t *testing.T) {
 	address, _, _ := serve(t, nil)
@@ -628,35 +612,22 @@ func TestShutdownAnswers(t *testing.T) {
 	expect.NoError(t, <-done)
 }
 
-// failing is a Service that answers what it is told to.
-type failing struct {
-	limit.Decision
-	err error
-}
-
-func (f failing) CheckTo(_ context.Context, _ []limit.Check, _ limit.Denials, results []limit.Result) error {
-	for i := range results {
-		results[i] = limit.Result{Decision: f.Decision, Err: f.err}
-	}
-	return nil
-}
-
 // TestOnError: a key whose owner cannot be asked is admitted, or answered with an error that asks to try again, as on_error says.
 func TestOnError(t *testing.T) {
 	for _, c := range []struct {
-		f               failing
+		answer          limit.Result
 		throttle, check string
 	}{
-		{failing{Decision: limit.Decision{FailedClosed: true, RetryAfter: time.Second}}, "-TRYAGAIN the node…", "-TRYAGAIN the node…"},
-		{failing{err: limit.NewError(limit.Unavailable, "", "gone")}, "-TRYAGAIN gone\r\n", "-TRYAGAIN gone\r\n"},
-		{failing{err: context.DeadlineExceeded}, "-TRYAGAIN …", "-TRYAGAIN …"},
-		{failing{Decision: limit.Decision{FailedOpen: true, Allowed: true}}, "*5\r\n:0\r\n:6\r\n:0\r\n:-1\r\n:0\r\n", "*22\r\n$7\r\nallowed\r\n:1\r\n…"},
+		{limit.Result{Decision: limit.Decision{FailedClosed: true, RetryAfter: time.Second}}, "-TRYAGAIN the node…", "-TRYAGAIN the node…"},
+		{limit.Result{Err: limit.NewError(limit.Unavailable, "", "gone")}, "-TRYAGAIN gone\r\n", "-TRYAGAIN gone\r\n"},
+		{limit.Result{Err: context.DeadlineExceeded}, "-TRYAGAIN …", "-TRYAGAIN …"},
+		{limit.Result{Decision: limit.Decision{FailedOpen: true, Allowed: true}}, "*5\r\n:0\r\n:6\r\n:0\r\n:-1\r\n:0\r\n", "*22\r\n$7\r\nallowed\r\n:1\r\n…"},
 	} {
-		address, _, _ := serve(t, func(cfg *Config) { cfg.Service = c.f })
+		address, _, _ := serve(t, func(cfg *Config) { cfg.Service = &scripted.Service{Results: []limit.Result{c.answer}} })
 		for in, w := range map[string]string{send("CL.THROTTLE", "a", "5", "1", "1"): c.throttle, send("WEIR.CHECK", "p", "a"): c.check} {
 			got := talk(t, address, in)
 			want, any := strings.CutSuffix(w, "…")
-			expect.True(t, (any || got == want) && strings.HasPrefix(got, want), "%+v: %q", c.f, got)
+			expect.True(t, (any || got == want) && strings.HasPrefix(got, want), "%+v: %q", c.answer, got)
 		}
 	}
 }
