@@ -16,12 +16,8 @@ type Hits struct {
 	*prometheus.CounterVec
 
 	mu    sync.RWMutex
-	names int // without other
-	known map[hit]prometheus.Counter
+	names map[string]struct{} // without other
 }
-
-// hit is what a counter counts.
-type hit struct{ name, result string }
 
 // NewHits returns a Hits.
 func NewHits() *Hits {
@@ -30,39 +26,28 @@ func NewHits() *Hits {
 			Name: "weir_envoy_hits_total",
 			Help: "Hits that Envoy's requests added, by the limit (domain and descriptor keys with dots between them) and what came of them: within_limit, over_limit, shadow_mode.",
 		}, []string{"descriptor", "result"}),
-		known: make(map[hit]prometheus.Counter),
+		names: make(map[string]struct{}),
 	}
 }
 
 // Count is for ServiceConfig.Count.
 func (h *Hits) Count(name, result string, hits uint64) {
 	h.mu.RLock()
-	counter := h.known[hit{name, result}]
+	_, known := h.names[name]
 	h.mu.RUnlock()
-	if counter == nil {
-		counter = h.counter(name, result)
+	if !known && !h.add(name) {
+		name = "other"
 	}
-	counter.Add(float64(hits))
+	h.WithLabelValues(name, result).Add(float64(hits))
 }
 
-// counter returns the counter of a name that has not come with this result yet.
-func (h *Hits) counter(name, result string) prometheus.Counter {
+// add makes room for a name; false where there is none.
+func (h *Hits) add(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if known := h.known[hit{name, result}]; known != nil {
-		return known
+	if _, known := h.names[name]; !known && len(h.names) >= maxNames {
+		return false
 	}
-	fresh := true
-	for _, r := range []string{WithinLimit, OverLimit, ShadowMode} {
-		fresh = fresh && h.known[hit{name, r}] == nil
-	}
-	if fresh {
-		if h.names >= maxNames {
-			return h.WithLabelValues("other", result)
-		}
-		h.names++
-	}
-	c := h.WithLabelValues(name, result)
-	h.known[hit{strings.Clone(name), result}] = c
-	return c
+	h.names[strings.Clone(name)] = struct{}{}
+	return true
 }

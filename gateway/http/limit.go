@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -47,25 +48,12 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 	if p := a.window(&l, b); p != nil {
 		return l, p
 	}
-	if b.Slots != nil {
-		if l.Slots = *b.Slots; l.Slots == 0 {
-			return l, invalid("slots", "must not be 0; leave it out for the default")
-		}
-	}
-	if b.Capacity != nil {
-		if l.Capacity = *b.Capacity; l.Capacity == 0 {
-			return l, invalid("capacity", "must not be 0; leave it out for the default")
-		}
-	}
-	if b.Anchor != nil {
-		if l.Anchor = *b.Anchor; l.Anchor == 0 {
-			return l, invalid("anchor", "must be a day of the month, 1 to 31; leave it out for the first")
-		}
-	}
-	if b.MaxDebt != nil {
-		if l.MaxDebt = *b.MaxDebt; l.MaxDebt == 0 {
-			return l, invalid("max_debt", "must not be 0; leave it out for the default")
-		}
+	p := cmp.Or(optional("slots", b.Slots, &l.Slots, "must not be 0; leave it out for the default"),
+		optional("capacity", b.Capacity, &l.Capacity, "must not be 0; leave it out for the default"),
+		optional("anchor", b.Anchor, &l.Anchor, "must be a day of the month, 1 to 31; leave it out for the first"),
+		optional("max_debt", b.MaxDebt, &l.MaxDebt, "must not be 0; leave it out for the default"))
+	if p != nil {
+		return l, p
 	}
 	if wrong := limit.ValidLimit(&l); wrong != nil {
 		p := problemOf(wrong)
@@ -73,6 +61,25 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 		return l, p
 	}
 	return l, nil
+}
+
+// optional reads a number for which 0 stands when it is left out.
+func optional[N int8 | int32 | int64](field string, given, to *N, zero string) *problem {
+	if given == nil {
+		return nil
+	}
+	if *to = *given; *to == 0 {
+		return invalid(field, zero)
+	}
+	return nil
+}
+
+// unless0 is a number that is left out where it is 0.
+func unless0[N int8 | int32 | int64](n *N) *N {
+	if *n == 0 {
+		return nil
+	}
+	return n
 }
 
 // window reads the fields that say how long a limit looks back: window or ttl, align and time_zone.
@@ -126,12 +133,9 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 
 // limitBodyOf is the inverse of limit.
 func limitBodyOf(l *algo.Limit) limitBody {
-	b := limitBody{Algorithm: l.Algorithm.String(), Limit: &l.Limit, CountDenied: l.CountDenied, CarryDebt: l.CarryDebt}
-	if l.Anchor != 0 {
-		b.Anchor = &l.Anchor
-	}
-	if l.MaxDebt != 0 {
-		b.MaxDebt = &l.MaxDebt
+	b := limitBody{
+		Algorithm: l.Algorithm.String(), Limit: &l.Limit, CountDenied: l.CountDenied, CarryDebt: l.CarryDebt,
+		Slots: unless0(&l.Slots), Capacity: unless0(&l.Capacity), Anchor: unless0(&l.Anchor), MaxDebt: unless0(&l.MaxDebt),
 	}
 	switch {
 	case l.Period != 0:
@@ -143,12 +147,6 @@ func limitBodyOf(l *algo.Limit) limitBody {
 		b.TTL = formatDuration(l.Window)
 	case l.Window != 0:
 		b.Window = formatDuration(l.Window)
-	}
-	if l.Slots != 0 {
-		b.Slots = &l.Slots
-	}
-	if l.Capacity != 0 {
-		b.Capacity = &l.Capacity
 	}
 	return b
 }
