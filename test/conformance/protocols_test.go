@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"testing"
@@ -43,6 +44,7 @@ func protocols(t *testing.T, nodes []*node.Node) []*protocol {
 	g := &rpc{conns}
 	return []*protocol{
 		{name: "http", fields: map[string]string{"limit.period": "limit.window"}, ask: askHTTP},
+		{name: "forward-auth", anyKey: true, ask: forwardAuth},
 		{name: "grpc", fields: map[string]string{"limit.ttl": "limit.window"}, ask: g.unary},
 		{name: "stream", ask: g.stream},
 		{name: "resp", anyKey: true, noKinds: true, ask: askRESP},
@@ -55,7 +57,7 @@ func protocols(t *testing.T, nodes []*node.Node) []*protocol {
 
 // kinds are those of errors, by the status of HTTP and by the code of gRPC.
 var kinds = map[int]string{
-	400: "invalid", 401: "unauthenticated", 403: "denied", 404: "not_found", 413: "too_large",
+	400: "invalid", 401: "unauthenticated", 403: "denied", 404: "not_found", 413: "too_large", 431: "too_large",
 	int(codes.InvalidArgument): "invalid", int(codes.Unauthenticated): "unauthenticated", int(codes.PermissionDenied): "denied",
 	int(codes.NotFound): "not_found", int(codes.ResourceExhausted): "too_large",
 }
@@ -204,6 +206,29 @@ func askHTTP(t *testing.T, n *node.Node, calls []call) []answer {
 		return failed(kind, field)
 	}
 	return answers(got)
+}
+
+// forwardAuth asks as gateways do, about one call after the other.
+func forwardAuth(t *testing.T, n *node.Node, calls []call) (all []answer) {
+	for i := range calls {
+		c := &calls[i]
+		query := url.Values{"policy": {c.policy}, "key": {c.key}, "cost": {fmt.Sprint(c.amount())}}
+		r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+n.HTTPAddr()+"/v1/forward-auth?"+query.Encode(), nil))(t)
+		if token := tokens[c.as]; token != "" {
+			r.Header.Set("Weir-Authorization", "Bearer "+token)
+		}
+		resp := must.Value(http.DefaultClient.Do(r))(t)
+		defer resp.Body.Close()
+		if kind := kinds[resp.StatusCode]; kind != "" {
+			var problem struct{ Field string }
+			_ = json.NewDecoder(resp.Body).Decode(&problem) // net/http itself answers 431, in plain text
+			all = append(all, failed(kind, problem.Field)...)
+			continue
+		}
+		left := must.Value(strconv.ParseInt(resp.Header.Get("X-RateLimit-Remaining"), 10, 64))(t)
+		all = append(all, decided(resp.StatusCode == http.StatusOK, left, ""))
+	}
+	return all
 }
 
 // rpc is what is asked over gRPC.
