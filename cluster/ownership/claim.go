@@ -298,15 +298,15 @@ func (c *Core) conclude() {
 	c.round = nil
 	for _, p := range r.parts {
 		if c.mayClaim(p) {
-			c.decideClaim(p, r.infos[p], r.sources[p])
+			c.decideClaim(p, r)
 		}
 	}
 }
 
 // decideClaim decides about a partition by what the other members have answered: leave it to its holder, ask again later, entrust the
 // member with the newest copy, or claim it.
-func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
-	pt := &c.parts[p]
+func (c *Core) decideClaim(p int, r *round) {
+	pt, infos, sources := &c.parts[p], r.infos[p], r.sources[p]
 	best, from := pt.copy, c.cfg.Self
 	var held *Info
 	yield := int64(0)
@@ -332,11 +332,11 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 			best, from = info.Copy, source
 		}
 	}
-	// The last known holder may have claimed the partition after it answered that it does not hold it: an earlier round entrusted it. Then
-	// its answer has a lower term than the known one.
-	late := false
+	// The last known holder has to say itself that it does not hold the partition, unless it was asked and did not answer. It may have claimed
+	// it after its answer, which has a lower term than the known one then, or have become a member after the others were asked.
+	late := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
 	for i := range infos {
-		late = late || sources[i] == pt.holder && infos[i].Term.Less(pt.known) && c.lives(pt.holder)
+		late = late && (sources[i] != pt.holder || infos[i].Term.Less(pt.known))
 	}
 	switch {
 	case held != nil:

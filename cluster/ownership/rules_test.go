@@ -887,6 +887,25 @@ func TestUnseenHolder(t *testing.T) {
 	expect.Equal(t, l.info(peerX).Holder, Node{}, "the holder it tells of, which is lost")
 }
 
+// TestHolderOfARound: a node claims nothing that a member holds which came after the others were asked; it asks that member, too, and claims
+// without its answer when that does not come.
+func TestHolderOfARound(t *testing.T) {
+	l := newAlone(t)
+	l.see(self, Node{}, peerX)
+	l.wait(150 * time.Millisecond)
+	q := last[*Query](l, peerX)
+	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerY}}})
+	l.see(self, Node{}, peerX, peerY)
+	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1), Holder: peerY}}})
+	l.owned(false)
+	l.wait(300 * time.Millisecond)
+	l.get(peerX, &QueryReply{ID: last[*Query](l, peerY).ID, Infos: []Info{{Term: term(1), Holder: peerY}}})
+	l.wait(time.Duration(patience) - 500*time.Millisecond)
+	l.owned(false)
+	l.wait(800 * time.Millisecond)
+	l.owned(true)
+}
+
 // TestClaimWithout: what is claimed from a copy that is older than the last holder's term starts full where rules say so, and nothing
 // is left of a copy that never was whole.
 func TestClaimWithout(t *testing.T) {

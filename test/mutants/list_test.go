@@ -576,6 +576,11 @@ var mutants = []mutant{
 		ownership + "TestUnseenHolder", "owned: true, want false",
 	},
 	{
+		"ownership: what a process holds that came during a round is claimed", claim,
+		[]edit{{"!r.missing[pt.holder]\n", "!r.missing[pt.holder] && slices.Contains(sources, pt.holder)\n"}},
+		ownership + "TestHolderOfARound", "owned: true, want false",
+	},
+	{
 		"ownership: a member tells of a holder that is lost", claim,
 		[]edit{{"		if c.lives(pt.holder) {\n			info", "		if true {\n			info"}},
 		ownership + "TestUnseenHolder", "which is lost",
