@@ -38,7 +38,7 @@ func TestAuthorize(t *testing.T) {
 		}
 	})
 	for _, rt := range new(api).routesForTest() {
-		name := rt.method + " " + rt.path
+		name := rt.Method + " " + rt.Path
 		want, listed := roles[name]
 		if !listed {
 			t.Errorf("%s is new: say here which role it takes", name)
@@ -54,7 +54,7 @@ func TestAuthorize(t *testing.T) {
 			{auth.Denial{Authenticated: true, Reason: auth.WrongRole, Message: "not yours"}, 403, `Bearer realm="weir", error="insufficient_scope"`},
 		} {
 			asked, *denial = auth.RoleOpen, c.denial
-			resp := d.do(rt.method, rt.path, "{}", "Content-Type", "application/json")
+			resp := d.do(rt.Method, rt.Path, "{}", "Content-Type", "application/json")
 			expect.Equal(t, asked, want, "%s asks for", name)
 			if want == auth.RoleOpen {
 				expect.Equal(t, resp.StatusCode, http.StatusOK, "%s", name)
@@ -95,7 +95,7 @@ func (c *contextual) Reset(ctx context.Context, _ limit.Target) error {
 }
 
 // routesForTest are the routes, of which no handler is called.
-func (a *api) routesForTest() []route {
-	a.Service, a.Metrics, a.Routes = new(scripted.Service), http.NotFoundHandler(), foreignRoutes()
+func (a *api) routesForTest() []Route {
+	a.Service, a.Overrides, a.Metrics, a.Routes = new(scripted.Service), new(fakeOverrides), http.NotFoundHandler(), foreignRoutes()
 	return a.routes()
 }

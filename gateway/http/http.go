@@ -87,8 +87,8 @@ type Config struct {
 	Buffers Buffers
 }
 
-// Route is one of another front end's. Its handler answers errors as its protocol has them; who may not use it is answered as
-// everywhere. The body of a POST has been read when it is called, up to 256 KiB and a byte.
+// Route is a documented endpoint. The handler of another front end's answers errors as its protocol has them; who may not use it is answered
+// as everywhere. The body of its POST has been read when it is called, up to 256 KiB and a byte.
 type Route struct {
 	Method, Path string
 	Role         auth.Role // that a caller needs
@@ -133,52 +133,42 @@ func (a *api) recycle(s *scratch) {
 	a.scratches.Put(s)
 }
 
-// route is one documented endpoint.
-type route struct {
-	method, path string
-	role         auth.Role // that a caller needs
-	handler      http.HandlerFunc
-	forwarded    bool // requests are like the one that they are about: of any method, with its header
-}
-
-func (a *api) routes() []route {
-	list := []route{
-		{"POST", "/v1/check", auth.RoleCheck, a.handleCheck, false},
-		{"POST", "/v1/checks", auth.RoleCheck, a.handleChecks, false},
-		{"POST", "/v1/acquire", auth.RoleCheck, a.acquire(), false},
-		{"POST", "/v1/renew", auth.RoleCheck, a.renew(), false},
-		{"POST", "/v1/release", auth.RoleCheck, a.release(), false},
-		{"POST", "/v1/reserve", auth.RoleCheck, a.reserve(), false},
-		{"POST", "/v1/reserves", auth.RoleCheck, a.reserveAll(), false},
-		{"POST", "/v1/extend", auth.RoleCheck, a.extend(), false},
-		{"POST", "/v1/extends", auth.RoleCheck, a.extendEach(), false},
-		{"POST", "/v1/charge", auth.RoleCharge, a.charge(), false},
-		{"POST", "/v1/commit", auth.RoleCheck, a.commit(), false},
-		{"POST", "/v1/commits", auth.RoleCheck, a.commitEach(), false},
-		{"POST", "/v1/cancel", auth.RoleCheck, a.cancel(), false},
-		{"POST", "/v1/refund", auth.RoleRefund, a.refund(), false},
-		{"POST", "/v1/reset", auth.RoleRefund, a.reset(), false},
-		{"GET", forwardAuthPath, auth.RoleCheck, a.handleForwardAuth, true},
-		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies, false},
-		{"GET", "/v1/status", auth.RoleRead, a.handleStatus, false},
-		{"GET", "/v1/overrides", auth.RoleOverrides, a.overrides(), false},
-		{"PUT", "/v1/overrides", auth.RoleOverrides, a.putOverride(), false},
-		{"DELETE", "/v1/overrides", auth.RoleOverrides, a.deleteOverride(), false},
-		{"GET", "/v1/keys/top", auth.RoleKeys, a.topKeys(), false},
-		{"POST", "/v1/keys/describe", auth.RoleKeys, a.describe(), false},
-		{"GET", "/healthz", auth.RoleOpen, a.handleHealth, false},
-		{"GET", "/readyz", auth.RoleOpen, a.handleReady, false},
-		{"GET", "/healthcheck", auth.RoleOpen, a.handleReady, false}, // as envoyproxy/ratelimit has it
-		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP, false},
-		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI, false},
-		{"GET", "/", auth.RoleOpen, a.handleIndex, false},
-	}
+// routes are all that the handler answers; requests for forward-auth are like the one that they are about: of any method, with its header.
+func (a *api) routes() []Route {
+	list := slices.Concat(a.leases(), a.reservations(), a.adjustments(), []Route{
+		{"POST", "/v1/check", auth.RoleCheck, a.handleCheck},
+		{"POST", "/v1/checks", auth.RoleCheck, a.handleChecks},
+		{"GET", forwardAuthPath, auth.RoleCheck, a.handleForwardAuth},
+		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies},
+		{"GET", "/v1/status", auth.RoleRead, a.handleStatus},
+		{"GET", "/v1/overrides", auth.RoleOverrides, queried(a, listOf, a.Overrides.List, func(_ *weirv1.ListOverridesRequest, list *weirv1.ListOverridesResponse) any {
+			return overridesBodyOf(list)
+		})},
+		{"PUT", "/v1/overrides", auth.RoleOverrides, operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
+			return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key, Prefix: b.Prefix, Settings: string(b.Settings)}}
+		}, a.Overrides.Set, inJSON(a, changeBodyOf))},
+		{"DELETE", "/v1/overrides", auth.RoleOverrides, queried(a, func(raw string) (*weirv1.DeleteOverrideRequest, *problem) {
+			query, p := queryOf(raw, "policy", "key", "prefix")
+			return &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]}, p
+		}, a.Overrides.Delete, func(_ *weirv1.DeleteOverrideRequest, change *weirv1.OverrideChange) any { return changeBodyOf(change) })},
+		{"GET", "/v1/keys/top", auth.RoleKeys, queried(a, topKeysOf, a.TopKeys, func(ask *weirv1.TopKeysRequest, top *weirv1.TopKeysResponse) any {
+			return topKeysBodyOf(ask.Order, top)
+		})},
+		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
+			return a.Describe(ctx, &t)
+		}, inJSON(a, keyStateOf))},
+		{"GET", "/healthz", auth.RoleOpen, a.handleHealth},
+		{"GET", "/readyz", auth.RoleOpen, a.handleReady},
+		{"GET", "/healthcheck", auth.RoleOpen, a.handleReady}, // as envoyproxy/ratelimit has it
+		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP},
+		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI},
+		{"GET", "/", auth.RoleOpen, a.handleIndex},
+	})
 	for _, r := range a.Routes {
-		handler := r.Handler
 		if r.Method == http.MethodPost {
-			handler = a.foreign(handler)
+			r.Handler = a.foreign(r.Handler)
 		}
-		list = append(list, route{r.Method, r.Path, r.Role, handler, false})
+		list = append(list, r)
 	}
 	return list
 }
@@ -201,17 +191,17 @@ func New(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	allow := make(map[string][]string)
 	for _, rt := range a.routes() {
-		pattern := rt.path
+		pattern := rt.Path
 		if pattern == "/" {
 			pattern = "/{$}"
 		}
-		if rt.forwarded {
+		if rt.Path == forwardAuthPath {
 			mux.HandleFunc(pattern, a.authorized(rt))
 			continue
 		}
-		mux.HandleFunc(rt.method+" "+pattern, a.authorized(rt))
-		allow[pattern] = append(allow[pattern], rt.method)
-		if rt.method == http.MethodGet {
+		mux.HandleFunc(rt.Method+" "+pattern, a.authorized(rt))
+		allow[pattern] = append(allow[pattern], rt.Method)
+		if rt.Method == http.MethodGet {
 			allow[pattern] = append(allow[pattern], http.MethodHead) // the mux hands HEAD to the handler of GET
 		}
 	}
@@ -245,18 +235,18 @@ func hostName(host string) string {
 }
 
 // authorized is the handler of a route for those who may use it.
-func (a *api) authorized(rt route) http.HandlerFunc {
-	if rt.role == auth.RoleOpen || a.Authorize == nil {
-		return rt.handler
+func (a *api) authorized(rt Route) http.HandlerFunc {
+	if rt.Role == auth.RoleOpen || a.Authorize == nil {
+		return rt.Handler
 	}
 	return func(w http.ResponseWriter, r *http.Request) {
 		asker := r
-		if rt.forwarded {
+		if rt.Path == forwardAuthPath {
 			asker = gatewayRequest(r)
 		}
-		ctx, denial := a.Authorize(asker, rt.role)
+		ctx, denial := a.Authorize(asker, rt.Role)
 		if denial != nil {
-			if rt.forwarded && !denial.Authenticated {
+			if rt.Path == forwardAuthPath && !denial.Authenticated {
 				there := *denial
 				there.Message += " (here the token is in " + gatewayCredentials + ")"
 				denial = &there
@@ -264,7 +254,7 @@ func (a *api) authorized(rt route) http.HandlerFunc {
 			a.writeDenial(w, r, denial)
 			return
 		}
-		rt.handler(w, r.WithContext(ctx))
+		rt.Handler(w, r.WithContext(ctx))
 	}
 }
 
@@ -323,7 +313,7 @@ func (a *api) handleIndex(w http.ResponseWriter, r *http.Request) {
 		Routes  []string
 	}{Console: a.Console}
 	for _, rt := range a.routes() {
-		page.Routes = append(page.Routes, rt.method+" "+rt.path)
+		page.Routes = append(page.Routes, rt.Method+" "+rt.Path)
 	}
 	h := w.Header()
 	if !strings.Contains(r.Header.Get("Accept"), "text/html") {

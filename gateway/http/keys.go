@@ -1,9 +1,7 @@
 package httpapi
 
 import (
-	"context"
 	"math"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -53,12 +51,6 @@ type policyUseBody struct {
 
 // KeyOrders are the names of weir.v1's orders of keys, by their numbers; there is none for the first.
 func KeyOrders() []string { return []string{"", "busiest", "refused", "fullest"} }
-
-func (a *api) topKeys() http.HandlerFunc {
-	return queried(a, topKeysOf, a.TopKeys, func(ask *weirv1.TopKeysRequest, top *weirv1.TopKeysResponse) any {
-		return topKeysBodyOf(ask.Order, top)
-	})
-}
 
 // topKeysOf reads the query of GET /v1/keys/top.
 func topKeysOf(raw string) (*weirv1.TopKeysRequest, *problem) {
@@ -134,12 +126,6 @@ type limitStateBody struct {
 type returnBody struct {
 	Units   int64 `json:"units"`
 	AfterMS int64 `json:"after_ms"`
-}
-
-func (a *api) describe() http.HandlerFunc {
-	return operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
-		return a.Describe(ctx, &t)
-	}, inJSON(a, keyStateOf))
 }
 
 func keyStateOf(state *limit.KeyState) any {

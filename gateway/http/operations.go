@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
@@ -174,12 +175,83 @@ func (f *form) reserve(b *reserveBody) limit.Reserve {
 	}
 }
 
-func (a *api) acquire() http.HandlerFunc {
-	return operation(a, acquireBody{Cost: 1}, func(f *form, b *acquireBody) limit.Acquire {
-		return limit.Acquire{
-			Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
-		}
-	}, a.Service.Acquire, a.writeDecided)
+// leases are the routes of leases.
+func (a *api) leases() []Route {
+	return []Route{
+		{"POST", "/v1/acquire", auth.RoleCheck, operation(a, acquireBody{Cost: 1}, func(f *form, b *acquireBody) limit.Acquire {
+			return limit.Acquire{
+				Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
+			}
+		}, a.Service.Acquire, a.writeDecided)},
+		{"POST", "/v1/renew", auth.RoleCheck, operation(a, renewBody{}, func(f *form, b *renewBody) heldCall {
+			return heldCall{f.target(&b.targetBody), f.leaseID(b.LeaseID), f.ttl(b.TTL)}
+		}, func(ctx context.Context, q heldCall) (time.Duration, error) {
+			return a.Service.Renew(ctx, q.Target, q.id, q.ttl)
+		}, inJSON(a, func(lives time.Duration) any {
+			// Rounded down, unlike every other duration here: whoever believes it must stop before the lease ends.
+			return map[string]int64{"expires_in_ms": int64(lives / time.Millisecond)}
+		}))},
+		{"POST", "/v1/release", auth.RoleCheck, operation(a, releaseBody{}, func(f *form, b *releaseBody) heldCall {
+			return heldCall{Target: f.target(&b.targetBody), id: f.leaseID(b.LeaseID)}
+		}, func(ctx context.Context, q heldCall) (bool, error) {
+			return a.Service.Release(ctx, q.Target, q.id)
+		}, inJSON(a, func(released bool) any { return map[string]bool{"released": released} }))},
+	}
+}
+
+// reservations are the routes of reservations.
+func (a *api) reservations() []Route {
+	return []Route{
+		{"POST", "/v1/reserve", auth.RoleCheck, operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, a.writeDecided)},
+		{"POST", "/v1/reserves", auth.RoleCheck, operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
+			return elementsOf(f, "reserves", b.Reserves, (*form).reserve)
+		}, a.Service.ReserveAll, a.writeAll)},
+		{"POST", "/v1/extend", auth.RoleCheck, operation(a, extendBody{}, (*form).extend, a.Service.Extend, a.writeDecided)},
+		{"POST", "/v1/extends", auth.RoleCheck, operation(a, extendsBody{}, func(f *form, b *extendsBody) []limit.Extend {
+			return elementsOf(f, "extends", b.Extends, (*form).extend)
+		}, a.Service.ExtendEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.Result) {
+			a.writeEach(w, r, s, "extends", len(results), func(b []byte, i int) ([]byte, error) {
+				return appendDecision(b, &results[i].Decision), results[i].Err
+			})
+		})},
+		{"POST", "/v1/commit", auth.RoleCheck, operation(a, commitBody{}, (*form).commit, a.Service.Commit,
+			func(w http.ResponseWriter, r *http.Request, s *scratch, got limit.Settled) {
+				w.Header()["Content-Type"] = jsonType
+				s.out = appendSettled(s.out[:0], &got)
+				a.write(w, r, http.StatusOK, s.out)
+			})},
+		{"POST", "/v1/commits", auth.RoleCheck, operation(a, commitsBody{}, func(f *form, b *commitsBody) []limit.Commit {
+			return elementsOf(f, "commits", b.Commits, (*form).commit)
+		}, a.Service.CommitEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.SettledResult) {
+			a.writeEach(w, r, s, "commits", len(results), func(b []byte, i int) ([]byte, error) {
+				return appendSettled(b, &results[i].Settled), results[i].Err
+			})
+		})},
+		{"POST", "/v1/cancel", auth.RoleCheck, operation(a, cancelBody{}, func(f *form, b *cancelBody) heldCall {
+			return heldCall{Target: f.target(&b.targetBody), id: f.reservationID(b.ReservationID)}
+		}, func(ctx context.Context, q heldCall) (int64, error) {
+			return a.Service.Cancel(ctx, q.Target, q.id)
+		}, inJSON(a, refunded))},
+	}
+}
+
+// adjustments are the routes of what changes a key without a decision.
+func (a *api) adjustments() []Route {
+	return []Route{
+		{"POST", "/v1/charge", auth.RoleCharge, operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
+			return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), RequestID: f.requestID(b.RequestID)}
+		}, a.Service.Charge, func(w http.ResponseWriter, r *http.Request, s *scratch, d limit.Decision) {
+			a.writeDecision(w, r, s, &d, true) // it was charged, whether or not it fits
+		})},
+		{"POST", "/v1/refund", auth.RoleRefund, operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
+			return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
+		}, func(ctx context.Context, q limit.Check) (int64, error) {
+			return a.Service.Refund(ctx, q.Target, q.Cost, q.RequestID)
+		}, inJSON(a, refunded))},
+		{"POST", "/v1/reset", auth.RoleRefund, operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
+			return true, a.Service.Reset(ctx, t)
+		}, inJSON(a, func(reset bool) any { return map[string]bool{"reset": reset} }))},
+	}
 }
 
 // heldCall is a question about a lease or a reservation.
@@ -187,35 +259,6 @@ type heldCall struct {
 	limit.Target
 	id  string
 	ttl time.Duration
-}
-
-func (a *api) renew() http.HandlerFunc {
-	return operation(a, renewBody{}, func(f *form, b *renewBody) heldCall {
-		return heldCall{f.target(&b.targetBody), f.leaseID(b.LeaseID), f.ttl(b.TTL)}
-	}, func(ctx context.Context, q heldCall) (time.Duration, error) {
-		return a.Service.Renew(ctx, q.Target, q.id, q.ttl)
-	}, inJSON(a, func(lives time.Duration) any {
-		// Rounded down, unlike every other duration here: whoever believes it must stop before the lease ends.
-		return map[string]int64{"expires_in_ms": int64(lives / time.Millisecond)}
-	}))
-}
-
-func (a *api) release() http.HandlerFunc {
-	return operation(a, releaseBody{}, func(f *form, b *releaseBody) heldCall {
-		return heldCall{Target: f.target(&b.targetBody), id: f.leaseID(b.LeaseID)}
-	}, func(ctx context.Context, q heldCall) (bool, error) {
-		return a.Service.Release(ctx, q.Target, q.id)
-	}, inJSON(a, func(released bool) any { return map[string]bool{"released": released} }))
-}
-
-func (a *api) reserve() http.HandlerFunc {
-	return operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, a.writeDecided)
-}
-
-func (a *api) reserveAll() http.HandlerFunc {
-	return operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
-		return elementsOf(f, "reserves", b.Reserves, (*form).reserve)
-	}, a.Service.ReserveAll, a.writeAll)
 }
 
 // elementsOf reads the elements of a list.
@@ -230,26 +273,12 @@ func elementsOf[B, Q any](f *form, name string, bodies []B, read func(*form, *B)
 	return asks
 }
 
-func (a *api) extend() http.HandlerFunc {
-	return operation(a, extendBody{}, (*form).extend, a.Service.Extend, a.writeDecided)
-}
-
 // extend reads what is added to one reservation.
 func (f *form) extend(b *extendBody) limit.Extend {
 	return limit.Extend{
 		Target: f.target(&b.targetBody), ReservationID: f.reservationID(b.ReservationID), Amount: f.amount(&b.amountBody, 0, 0),
 		RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
 	}
-}
-
-func (a *api) extendEach() http.HandlerFunc {
-	return operation(a, extendsBody{}, func(f *form, b *extendsBody) []limit.Extend {
-		return elementsOf(f, "extends", b.Extends, (*form).extend)
-	}, a.Service.ExtendEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.Result) {
-		a.writeEach(w, r, s, "extends", len(results), func(b []byte, i int) ([]byte, error) {
-			return appendDecision(b, &results[i].Decision), results[i].Err
-		})
-	})
 }
 
 // writeEach writes the results of the elements of a list. one appends a result, or returns an error that stands in its place.
@@ -275,15 +304,6 @@ func (a *api) writeList(w http.ResponseWriter, r *http.Request, s *scratch, b []
 	a.write(w, r, http.StatusOK, s.out)
 }
 
-func (a *api) commit() http.HandlerFunc {
-	return operation(a, commitBody{}, (*form).commit, a.Service.Commit,
-		func(w http.ResponseWriter, r *http.Request, s *scratch, got limit.Settled) {
-			w.Header()["Content-Type"] = jsonType
-			s.out = appendSettled(s.out[:0], &got)
-			a.write(w, r, http.StatusOK, s.out)
-		})
-}
-
 // commit reads how one reservation ends.
 func (f *form) commit(b *commitBody) limit.Commit {
 	c := limit.Commit{Target: f.target(&b.targetBody), Exact: b.Overrun == "error", Class: b.Class}
@@ -297,50 +317,10 @@ func (f *form) commit(b *commitBody) limit.Commit {
 	return c
 }
 
-func (a *api) commitEach() http.HandlerFunc {
-	return operation(a, commitsBody{}, func(f *form, b *commitsBody) []limit.Commit {
-		return elementsOf(f, "commits", b.Commits, (*form).commit)
-	}, a.Service.CommitEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.SettledResult) {
-		a.writeEach(w, r, s, "commits", len(results), func(b []byte, i int) ([]byte, error) {
-			return appendSettled(b, &results[i].Settled), results[i].Err
-		})
-	})
-}
-
 func appendSettled(b []byte, got *limit.Settled) []byte {
 	b = appendInt(appendInt(b, `{"refunded":`, got.Refunded), `,"excess":`, got.Excess)
 	return append(appendBool(b, `,"over_limit":`, got.Over), '}')
 }
 
-func (a *api) cancel() http.HandlerFunc {
-	return operation(a, cancelBody{}, func(f *form, b *cancelBody) heldCall {
-		return heldCall{Target: f.target(&b.targetBody), id: f.reservationID(b.ReservationID)}
-	}, func(ctx context.Context, q heldCall) (int64, error) {
-		return a.Service.Cancel(ctx, q.Target, q.id)
-	}, inJSON(a, refunded))
-}
-
-func (a *api) charge() http.HandlerFunc {
-	return operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
-		return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), RequestID: f.requestID(b.RequestID)}
-	}, a.Service.Charge, func(w http.ResponseWriter, r *http.Request, s *scratch, d limit.Decision) {
-		a.writeDecision(w, r, s, &d, true) // it was charged, whether or not it fits
-	})
-}
-
-func (a *api) refund() http.HandlerFunc {
-	return operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
-		return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
-	}, func(ctx context.Context, q limit.Check) (int64, error) {
-		return a.Service.Refund(ctx, q.Target, q.Cost, q.RequestID)
-	}, inJSON(a, refunded))
-}
-
 // refunded is the answer to what gives units back.
 func refunded(units int64) any { return map[string]int64{"refunded": units} }
-
-func (a *api) reset() http.HandlerFunc {
-	return operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
-		return true, a.Service.Reset(ctx, t)
-	}, inJSON(a, func(reset bool) any { return map[string]bool{"reset": reset} }))
-}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -56,22 +55,6 @@ type overrideChangeBody struct {
 	Members  []*weirv1.OverrideMember `json:"members"` // as weir.v1 has them, like memberBody's Loans
 }
 
-func (a *api) putOverride() http.HandlerFunc {
-	return operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
-		return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key, Prefix: b.Prefix, Settings: string(b.Settings)}}
-	}, func(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
-		return a.Overrides.Set(ctx, req)
-	}, inJSON(a, changeBodyOf))
-}
-
-func (a *api) overrides() http.HandlerFunc {
-	return queried(a, listOf, func(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
-		return a.Overrides.List(ctx, req)
-	}, func(_ *weirv1.ListOverridesRequest, list *weirv1.ListOverridesResponse) any {
-		return overridesBodyOf(list)
-	})
-}
-
 // listOf reads the query of GET /v1/overrides.
 func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
 	query, p := queryOf(raw, "policy", "key", "prefix", "page_size", "page_token")
@@ -82,15 +65,6 @@ func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
 	size, p := whole(query, "page_size", 1, math.MaxUint32, 0)
 	req.PageSize = uint32(size)
 	return req, p
-}
-
-func (a *api) deleteOverride() http.HandlerFunc {
-	return queried(a, func(raw string) (*weirv1.DeleteOverrideRequest, *problem) {
-		query, p := queryOf(raw, "policy", "key", "prefix")
-		return &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]}, p
-	}, func(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
-		return a.Overrides.Delete(ctx, req)
-	}, func(_ *weirv1.DeleteOverrideRequest, change *weirv1.OverrideChange) any { return changeBodyOf(change) })
 }
 
 // queryOf reads a query, percent-encoded, with parameters of these names: each at most once, not empty and UTF-8. A gateway that copies what

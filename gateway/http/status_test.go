@@ -23,10 +23,10 @@ import (
 
 func TestRoutesAreTheDocumentedOnes(t *testing.T) {
 	s := loadSpec(t)
-	a := &api{Config: Config{Service: new(scripted.Service), Metrics: http.NotFoundHandler(), Routes: foreignRoutes()}}
+	a := &api{Config: Config{Service: new(scripted.Service), Overrides: new(fakeOverrides), Metrics: http.NotFoundHandler(), Routes: foreignRoutes()}}
 	var routes, documented []string
 	for _, rt := range a.routes() {
-		routes = append(routes, rt.method+" "+rt.path)
+		routes = append(routes, rt.Method+" "+rt.Path)
 	}
 	for path, item := range s.doc.Paths.Map() {
 		for method := range item.Operations() {
