@@ -1,8 +1,8 @@
 package envoy
 
 import (
-	"bytes"
-	"io"
+	"context"
+	"errors"
 	"net/http"
 	"unicode/utf8"
 
@@ -12,53 +12,36 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// maxJSON is the largest body that ServeHTTP reads, in bytes: an empty descriptor is three of them, and takes fifty times as much when
-// it is decoded.
-const maxJSON = 256 << 10
-
-// ServeHTTP answers the request that is a POST's body in JSON, as the reference's /json does: 200 within the limits, 429 over one of
-// them, each with the response; 400, in plain text, what cannot be read or decided. Beyond the reference, it answers 413 bodies above
-// 256 KiB, 403 what the caller may not ask and 503 what cannot be decided now.
-func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.ContentLength > maxJSON { // not a byte of it has to be waited for
-		fail(w, http.StatusRequestEntityTooLarge)
-		return
-	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxJSON+1))
+// AnswerJSON answers the request that is a POST's body in JSON, as the reference's /json does: 200 within the limits, 429 over one of
+// them, each with the response; 400, in plain text, what cannot be read or decided. Beyond the reference, it answers 413 bodies that
+// are too large, 403 what the caller may not ask and 503 what cannot be decided now. err says why there is no body.
+func (s *Service) AnswerJSON(ctx context.Context, body []byte, err error) (code int, contentType string, answer []byte) {
 	in := new(ratelimitv3.RateLimitRequest)
-	switch {
-	case err != nil:
-		fail(w, http.StatusBadRequest)
-		return
-	case len(body) > maxJSON:
-		fail(w, http.StatusRequestEntityTooLarge)
-		return
-	case !utf8.Valid(body) || protojson.Unmarshal(body, in) != nil:
-		fail(w, http.StatusBadRequest)
-		return
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		return fail(http.StatusRequestEntityTooLarge)
 	}
-	out, err := s.ShouldRateLimit(r.Context(), in)
-	if err != nil {
-		code := http.StatusBadRequest
-		switch status.Code(err) {
-		case codes.PermissionDenied:
-			code = http.StatusForbidden
-		case codes.Unavailable, codes.DeadlineExceeded:
-			code = http.StatusServiceUnavailable
-		}
-		fail(w, code)
-		return
+	if err != nil || !utf8.Valid(body) || protojson.Unmarshal(body, in) != nil {
+		return fail(http.StatusBadRequest)
 	}
-	text, err := protojson.Marshal(out)
-	if err != nil {
-		fail(w, http.StatusInternalServerError)
-		return
+	out, err := s.ShouldRateLimit(ctx, in)
+	switch status.Code(err) {
+	case codes.OK:
+	case codes.PermissionDenied:
+		return fail(http.StatusForbidden)
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return fail(http.StatusServiceUnavailable)
+	default:
+		return fail(http.StatusBadRequest)
 	}
-	w.Header().Set("Content-Type", "application/json")
-	if out.OverallCode == ratelimitv3.RateLimitResponse_OVER_LIMIT {
-		w.WriteHeader(http.StatusTooManyRequests)
+	if answer, err = protojson.Marshal(out); err != nil {
+		return fail(http.StatusInternalServerError)
 	}
-	_, _ = bytes.NewReader(text).WriteTo(w) // whoever is gone gets nothing
+	if code = http.StatusOK; out.OverallCode == ratelimitv3.RateLimitResponse_OVER_LIMIT {
+		code = http.StatusTooManyRequests
+	}
+	return code, "application/json", answer
 }
 
-func fail(w http.ResponseWriter, code int) { http.Error(w, http.StatusText(code), code) }
+func fail(status int) (code int, contentType string, answer []byte) {
+	return status, "text/plain; charset=utf-8", []byte(http.StatusText(status) + "\n")
+}

@@ -2,9 +2,9 @@ package gubernator
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"strings"
 	"unicode/utf8"
@@ -17,44 +17,38 @@ import (
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 )
 
-// maxBody is the largest body that is read, in bytes: an empty request is three of them, and takes fifty times as much when it is
-// decoded.
-const maxBody = 256 << 10
-
 // Gubernator's gateway takes fields that it does not know, writes names as the protocol has them, and all of them.
 var (
 	read  = protojson.UnmarshalOptions{DiscardUnknown: true}
 	write = protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}
 )
 
-// ServeGetRateLimits answers POST /v1/GetRateLimits. Like Gubernator's gateway it answers 200 whatever the statuses say, and an error as
-// a JSON object of code, message and details.
-func (s *Server) ServeGetRateLimits(w http.ResponseWriter, r *http.Request) {
+// AnswerGetRateLimits answers POST /v1/GetRateLimits. Like Gubernator's gateway it answers 200 whatever the statuses say, and an error as
+// a JSON object of code, message and details. err says why there is no body.
+func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte, err error) (status int, contentType string, answer []byte) {
 	in := new(pb.GetRateLimitsReq)
-	var body []byte
-	var err error
-	if r.ContentLength <= maxBody { // of a larger one nothing has to be waited for
-		body, err = io.ReadAll(io.LimitReader(r.Body, maxBody+1))
-	}
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
-	case err != nil:
-		err = status.Error(codes.InvalidArgument, "the body cannot be read")
-	case len(body) > maxBody || r.ContentLength > maxBody:
+	case tooLarge:
 		err = errBody
+	case err != nil:
+		err = malformed("the body cannot be read")
 	case len(bytes.TrimSpace(body)) == 0: // asks for nothing, as there
 	case !utf8.Valid(body):
-		err = status.Error(codes.InvalidArgument, "the body is not valid UTF-8")
+		err = malformed("the body is not valid UTF-8")
 	default:
 		if bad := read.Unmarshal(body, in); bad != nil {
-			err = status.Error(codes.InvalidArgument, "the body is not a GetRateLimitsReq in JSON: "+reason(bad))
+			err = malformed("the body is not a GetRateLimitsReq in JSON: " + reason(bad))
 		}
 	}
 	var out proto.Message
 	if err == nil {
-		out, err = s.GetRateLimits(r.Context(), in)
+		out, err = s.GetRateLimits(ctx, in)
 	}
-	respond(w, out, err)
+	return answered(out, err)
 }
+
+func malformed(message string) error { return status.Error(codes.InvalidArgument, message) }
 
 // reason is what the parser says, and where, cut to what helps: it may repeat what the caller sent. Its prefix ends in one blank or another.
 func reason(err error) string {
@@ -68,22 +62,21 @@ func reason(err error) string {
 
 var errBody = errors.New("the body is larger than 256 KiB")
 
-// ServeHealthCheck answers GET /v1/HealthCheck.
-func (s *Server) ServeHealthCheck(w http.ResponseWriter, r *http.Request) {
-	out, err := s.HealthCheck(r.Context(), nil)
-	respond(w, out, err)
+// AnswerHealthCheck answers GET /v1/HealthCheck.
+func (s *Server) AnswerHealthCheck(ctx context.Context, _ []byte, _ error) (status int, contentType string, answer []byte) {
+	out, err := s.HealthCheck(ctx, nil)
+	return answered(out, err)
 }
 
-// ServeLiveCheck answers GET /v1/LiveCheck.
-func (s *Server) ServeLiveCheck(w http.ResponseWriter, r *http.Request) {
-	out, err := s.LiveCheck(r.Context(), nil)
-	respond(w, out, err)
+// AnswerLiveCheck answers GET /v1/LiveCheck.
+func (s *Server) AnswerLiveCheck(ctx context.Context, _ []byte, _ error) (status int, contentType string, answer []byte) {
+	out, err := s.LiveCheck(ctx, nil)
+	return answered(out, err)
 }
 
-// respond writes an answer or an error.
-func respond(w http.ResponseWriter, out proto.Message, err error) {
-	httpStatus := http.StatusOK
-	var text []byte
+// answered is an answer or an error.
+func answered(out proto.Message, err error) (httpStatus int, contentType string, text []byte) {
+	httpStatus = http.StatusOK
 	if err == nil {
 		if text, err = write.Marshal(out); err != nil {
 			err = status.Error(codes.Internal, "the answer cannot be written")
@@ -92,9 +85,7 @@ func respond(w http.ResponseWriter, out proto.Message, err error) {
 	if err != nil {
 		httpStatus, text = failure(err)
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(httpStatus)
-	_, _ = w.Write(text) // whoever is gone gets nothing
+	return httpStatus, "application/json", text
 }
 
 // failure is an error as Gubernator's gateway (google.golang.org/grpc-gateway) writes it.

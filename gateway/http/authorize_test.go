@@ -96,6 +96,6 @@ func (c *contextual) Reset(ctx context.Context, _ limit.Target) error {
 
 // routesForTest are the routes, of which no handler is called.
 func (a *api) routesForTest() []Route {
-	a.Service, a.Overrides, a.Metrics, a.Routes = new(scripted.Service), new(fakeOverrides), http.NotFoundHandler(), foreignRoutes()
+	a.Service, a.Overrides, a.Metrics, a.Foreign = new(scripted.Service), new(fakeOverrides), http.NotFoundHandler(), foreignRoutes()
 	return a.routes()
 }

@@ -1,10 +1,11 @@
 package httpapi
 
 import (
-	"bytes"
-	"io"
+	"context"
 	"net/http"
 	"strings"
+
+	"github.com/weirlimit/weir/auth"
 )
 
 const (
@@ -14,28 +15,41 @@ const (
 	perForeignByte = 64
 )
 
-// foreign is the handler of another front end's route: its body has been read, within maxForeignBody, and there is room to carry out
-// what it may be decoded into, until the answer begins. What is longer is handed on as it is, for the handler to reject.
-func (a *api) foreign(handler http.HandlerFunc) http.HandlerFunc {
+// Foreign is a route of another front end's protocol, whose errors it answers as that has them; who may not use it is answered as
+// everywhere.
+type Foreign struct {
+	Method, Path string
+	Role         auth.Role // that a caller needs
+	// Answer answers a body, which is empty but for a POST. err says why there is none: an *http.MaxBytesError where it is longer than
+	// 256 KiB.
+	Answer func(ctx context.Context, body []byte, err error) (status int, contentType string, answer []byte)
+}
+
+// foreign is the handler of another front end's route. There is room to carry out what the body may be decoded into, until the answer begins.
+func (a *api) foreign(f Foreign) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if p := fromPage(r.Header); p != nil {
-			a.writeProblem(w, r, p)
-			return
-		}
 		s := a.scratch()
 		defer a.recycle(s)
 		s.in.Reset()
-		_, err := s.in.ReadFrom(&countedBody{a, s, io.LimitReader(r.Body, maxForeignBody+1)})
-		if err == nil && s.in.Len() <= maxForeignBody {
+		var err error
+		if f.Method == http.MethodPost {
+			if p := fromPage(r.Header); p != nil {
+				a.writeProblem(w, r, p)
+				return
+			}
+			err = &http.MaxBytesError{Limit: maxForeignBody}
+			if r.ContentLength <= maxForeignBody { // of a larger one nothing has to be waited for
+				_, err = s.in.ReadFrom(&countedBody{a, s, http.MaxBytesReader(w, r.Body, maxForeignBody)})
+			}
+		}
+		if err == nil {
 			err = a.admitBytes(r.Context(), s, int64(s.in.Len())*(perByte+perForeignByte))
 		}
-		body := io.Reader(bytes.NewReader(s.in.Bytes()))
-		if err != nil {
-			body = failed{err}
-		}
-		asked := *r
-		asked.Body = io.NopCloser(body)
-		handler(&answering{ResponseWriter: w, api: a, s: s}, &asked)
+		status, contentType, answer := f.Answer(r.Context(), s.in.Bytes(), err)
+		a.answering(s, int64(s.in.Len()+len(answer)))
+		w.Header().Set("Content-Type", contentType)
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		a.write(w, r, status, answer)
 	}
 }
 
@@ -48,41 +62,4 @@ func fromPage(h http.Header) *problem {
 		}
 	}
 	return nil
-}
-
-// failed is a body that cannot be read.
-type failed struct{ err error }
-
-// Read implements io.Reader.
-func (f failed) Read([]byte) (int, error) { return 0, f.err }
-
-// answering is a response whose request makes way for others when it begins. What is written counts as waiting for the network.
-type answering struct {
-	http.ResponseWriter
-	api   *api
-	s     *scratch
-	begun bool
-}
-
-// Unwrap is for http.ResponseController.
-func (a *answering) Unwrap() http.ResponseWriter { return a.ResponseWriter }
-
-// WriteHeader implements http.ResponseWriter.
-func (a *answering) WriteHeader(status int) {
-	a.begin()
-	a.ResponseWriter.WriteHeader(status)
-}
-
-// Write implements http.ResponseWriter.
-func (a *answering) Write(p []byte) (int, error) {
-	a.begin()
-	a.api.keep(a.s, int64(len(p)))
-	return a.ResponseWriter.Write(p)
-}
-
-func (a *answering) begin() {
-	if !a.begun {
-		a.begun = true
-		a.api.answering(a.s, int64(a.s.in.Len()))
-	}
 }

@@ -1,12 +1,14 @@
 package httpapi
 
 import (
-	"io"
+	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 
 	"github.com/weirlimit/weir/auth"
@@ -26,8 +28,7 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 		gate := admission.NewGate(2 * int64(len(large)) * (perByte + perForeignByte))
 		api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
 			cfg.Requests = gate
-			cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {
-				body, err := io.ReadAll(r.Body)
+			cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(_ context.Context, body []byte, err error) (int, string, []byte) {
 				expect.NoError(t, err)
 				got.Add(int64(len(body)))
 				if n := running.Add(1); len(body) == len(large) && n > most.Load() {
@@ -37,15 +38,13 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 					<-goOn
 				}
 				running.Add(-1)
-				w.WriteHeader(http.StatusOK)
-				<-read
+				return http.StatusOK, "text/plain", []byte("x")
 			}}}
 		})
 		done := make(chan struct{}, 20)
 		ask := func(body string) {
 			go func() {
-				w := httptest.NewRecorder()
-				api.handler.ServeHTTP(w, httptest.NewRequest("POST", "/json", strings.NewReader(body)))
+				api.handler.ServeHTTP(unreadAnswer{httptest.NewRecorder(), read}, httptest.NewRequest("POST", "/json", strings.NewReader(body)))
 				done <- struct{}{}
 			}()
 		}
@@ -73,17 +72,35 @@ func TestForeignBodiesShareMemory(t *testing.T) {
 	})
 }
 
-// TestForeignBodyTooLong: what is longer than the bound is handed on with one byte more, and no further.
+// unreadAnswer is a response that nobody reads before it is told to.
+type unreadAnswer struct {
+	*httptest.ResponseRecorder
+	read <-chan struct{}
+}
+
+func (u unreadAnswer) Write(p []byte) (int, error) {
+	<-u.read
+	return u.ResponseRecorder.Write(p)
+}
+
+// TestForeignBodyTooLong: what is longer than the bound is not answered, and not waited for where it says how long it is.
 func TestForeignBodyTooLong(t *testing.T) {
-	var got int
 	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
-		cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {
-			body, _ := io.ReadAll(r.Body)
-			got = len(body)
+		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(_ context.Context, _ []byte, err error) (int, string, []byte) {
+			_, tooLong := errors.AsType[*http.MaxBytesError](err)
+			expect.True(t, tooLong, "%v", err)
+			return http.StatusTeapot, "text/plain", nil
 		}}}
 	})
-	api.handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/json", strings.NewReader(strings.Repeat("x", 10*maxForeignBody))))
-	expect.Equal(t, got, maxForeignBody+1, "bytes are handed on")
+	said := httptest.NewRequest("POST", "/json", iotest.ErrReader(errors.New("it was read")))
+	said.ContentLength = 1 << 40
+	unsaid := httptest.NewRequest("POST", "/json", strings.NewReader(strings.Repeat("x", maxForeignBody+1)))
+	unsaid.ContentLength = -1
+	for _, r := range []*http.Request{said, unsaid} {
+		w := httptest.NewRecorder()
+		api.handler.ServeHTTP(w, r)
+		expect.Equal(t, w.Code, http.StatusTeapot)
+	}
 }
 
 // TestPagesOfOtherSites: a page can have a browser send text, a form or nothing to any address without asking first. What another front
@@ -91,7 +108,10 @@ func TestForeignBodyTooLong(t *testing.T) {
 func TestPagesOfOtherSites(t *testing.T) {
 	asked := 0
 	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
-		cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(http.ResponseWriter, *http.Request) { asked++ }}}
+		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(context.Context, []byte, error) (int, string, []byte) {
+			asked++
+			return http.StatusOK, "text/plain", nil
+		}}}
 	})
 	for _, header := range [][2]string{{"Origin", "http://evil.test"}, {"Origin", "null"}, {"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Mode", "no-cors"}, {"Accept", "*/*"}} {
 		for _, kind := range []string{"", "text/plain", "text/plain;application/json", "application/x-www-form-urlencoded", "application/json", "application/json; charset=utf-8"} {

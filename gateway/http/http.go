@@ -57,8 +57,9 @@ type Config struct {
 	Overrides Overrides
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
-	// Routes are further ones, of other front ends' protocols. openapi.yaml describes those that this project has.
-	Routes []Route
+	// Foreign are those of other front ends' protocols, which openapi.yaml describes, and Routes further ones, which it does not.
+	Foreign []Foreign
+	Routes  []Route
 	// Console is the path of a page for people, which the index has a link to; empty: there is none.
 	Console string
 	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
@@ -87,8 +88,7 @@ type Config struct {
 	Buffers Buffers
 }
 
-// Route is a documented endpoint. The handler of another front end's answers errors as its protocol has them; who may not use it is answered
-// as everywhere. The body of its POST has been read when it is called, up to 256 KiB and a byte.
+// Route is an endpoint. Who may not use it is answered as everywhere.
 type Route struct {
 	Method, Path string
 	Role         auth.Role // that a caller needs
@@ -164,13 +164,10 @@ func (a *api) routes() []Route {
 		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI},
 		{"GET", "/", auth.RoleOpen, a.handleIndex},
 	})
-	for _, r := range a.Routes {
-		if r.Method == http.MethodPost {
-			r.Handler = a.foreign(r.Handler)
-		}
-		list = append(list, r)
+	for _, f := range a.Foreign {
+		list = append(list, Route{f.Method, f.Path, f.Role, a.foreign(f)})
 	}
-	return list
+	return append(list, a.Routes...)
 }
 
 // New returns the handler for a node's HTTP port. It panics when a required field of cfg is missing: that is a mistake

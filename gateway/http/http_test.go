@@ -53,14 +53,13 @@ type testedAPI struct {
 }
 
 // foreignRoutes are those of other front ends that openapi.yaml describes.
-func foreignRoutes() []Route {
-	answer := func(body string) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			io.WriteString(w, body)
+func foreignRoutes() []Foreign {
+	answer := func(text string) func(context.Context, []byte, error) (int, string, []byte) {
+		return func(context.Context, []byte, error) (int, string, []byte) {
+			return http.StatusOK, "application/json", []byte(text)
 		}
 	}
-	return []Route{
+	return []Foreign{
 		{"POST", "/json", auth.RoleCheck, answer("{}")},
 		{"POST", "/v1/GetRateLimits", auth.RoleCheck, answer(`{"responses":[]}`)},
 		{"GET", "/v1/HealthCheck", auth.RoleCheck, answer(`{"status":"healthy","message":"","peer_count":1,"advertise_address":""}`)},
@@ -86,8 +85,8 @@ func newAPI(t testing.TB, service *scripted.Service, change func(*Config)) *test
 			w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 			io.WriteString(w, "weir_requests_total 0\n")
 		}),
-		Logger: slog.New(slog.NewTextHandler(d.log, nil)),
-		Routes: foreignRoutes(),
+		Logger:  slog.New(slog.NewTextHandler(d.log, nil)),
+		Foreign: foreignRoutes(),
 	}
 	if change != nil {
 		change(&cfg)

@@ -23,7 +23,7 @@ import (
 
 func TestRoutesAreTheDocumentedOnes(t *testing.T) {
 	s := loadSpec(t)
-	a := &api{Config: Config{Service: new(scripted.Service), Overrides: new(fakeOverrides), Metrics: http.NotFoundHandler(), Routes: foreignRoutes()}}
+	a := &api{Config: Config{Service: new(scripted.Service), Overrides: new(fakeOverrides), Metrics: http.NotFoundHandler(), Foreign: foreignRoutes()}}
 	var routes, documented []string
 	for _, rt := range a.routes() {
 		routes = append(routes, rt.Method+" "+rt.Path)

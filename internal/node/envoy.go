@@ -130,16 +130,16 @@ func (n *Node) quotaService(requests *admission.Gate) *envoyquota.Service {
 	})
 }
 
-// routes are those of other front ends' protocols, and of the console.
-func (n *Node) routes() []httpapi.Route {
+// foreignRoutes are those of the front ends for Gubernator and Envoy.
+func (n *Node) foreignRoutes() []httpapi.Foreign {
 	v1 := n.gubernatorService("http")
-	list := append(n.consoleRoutes(), []httpapi.Route{
-		{Method: "POST", Path: "/v1/GetRateLimits", Role: auth.RoleCheck, Handler: v1.ServeGetRateLimits},
-		{Method: "GET", Path: "/v1/HealthCheck", Role: auth.RoleCheck, Handler: v1.ServeHealthCheck},
-		{Method: "GET", Path: "/v1/LiveCheck", Role: auth.RoleOpen, Handler: v1.ServeLiveCheck},
-	}...)
+	list := []httpapi.Foreign{
+		{Method: "POST", Path: "/v1/GetRateLimits", Role: auth.RoleCheck, Answer: v1.AnswerGetRateLimits},
+		{Method: "GET", Path: "/v1/HealthCheck", Role: auth.RoleCheck, Answer: v1.AnswerHealthCheck},
+		{Method: "GET", Path: "/v1/LiveCheck", Role: auth.RoleOpen, Answer: v1.AnswerLiveCheck},
+	}
 	if s := n.envoyService("http"); s != nil {
-		list = append(list, httpapi.Route{Method: "POST", Path: "/json", Role: auth.RoleCheck, Handler: s.ServeHTTP})
+		list = append(list, httpapi.Foreign{Method: "POST", Path: "/json", Role: auth.RoleCheck, Answer: s.AnswerJSON})
 	}
 	return list
 }
