@@ -29,7 +29,7 @@ func TestStreamsThatNobodyReadsEnd(t *testing.T) {
 	always := make(chan struct{})
 	close(always)
 	s := NewServer(ServerConfig{
-		WriteTimeout: 20 * time.Millisecond,
+		WriteTimeout: 300 * time.Millisecond, // in which a message to a caller who reads is sent, however busy the machine is
 		Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 			mu.Lock()
 			defer mu.Unlock()
