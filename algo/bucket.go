@@ -73,19 +73,10 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 		case r.Held > 0:
 			d.RetryAfter = r.wait(c, l, nil, s, now, pass)
 		default:
-			d.RetryAfter = c.repaid(l, s, now, pass)
+			d.RetryAfter = c.wait(l, nil, s, now, pass)
 		}
 	}
 	d.Remaining, d.ResetAfter = room, max(c.resetAfter(l, nil, s, now), r.HeldFor)
-}
-
-func (c bucket) room(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
-	full, owed := mul(l.holds(), int64(l.Window)), c.owed(l, s, now)
-	if full.less(owed) {
-		return 0
-	}
-	n, _ := full.sub(owed).div(int64(l.Window))
-	return n
 }
 
 // used does not exceed MaxLimit, the most that a state counts.
@@ -101,15 +92,8 @@ func (c bucket) used(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
 	return n
 }
 
-func (c bucket) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	if c.room(l, a, s, now) >= n {
-		return 0
-	}
-	return c.repaid(l, s, now, n)
-}
-
-// repaid is the time until a bucket that has no room for n units has it: until owed ≤ spare.
-func (bucket) repaid(l *Limit, s []uint64, now Instant, n int64) time.Duration {
+// wait is the time until owed ≤ spare.
+func (bucket) wait(l *Limit, _ *Arena, s []uint64, now Instant, n int64) time.Duration {
 	spare, rest := mul(l.holds()-n, int64(l.Window)), u128{lo: s[1]}
 	at := int64(s[0]) + 1 // the bucket is full
 	if !spare.less(rest) {

@@ -53,7 +53,7 @@ func (ls Limits) Fill(a *Arena, s State, now Instant) error {
 		if _, leases := c.(concurrency); leases || anew {
 			return min(l.holds(), MaxLimit-c.used(l, a, t, now))
 		}
-		return c.room(l, a, t, now)
+		return l.room(c, a, t, now)
 	}
 	ok := true
 	each(func(l *Limit, c counter, t, u []uint64, anew bool) {

@@ -87,17 +87,10 @@ func (c concurrency) advance(l *Limit, a *Arena, s []uint64, now Instant) {
 	}
 }
 
-func (concurrency) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
-	return max(l.Limit-int64(s[leaseUnits]), 0)
-}
-
 func (concurrency) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[leaseUnits]) }
 
 // wait is the time until the first lease expires. Its units may not suffice, and another lease may be released before.
-func (c concurrency) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	if c.room(l, a, s, now) >= n {
-		return 0
-	}
+func (c concurrency) wait(_ *Limit, a *Arena, s []uint64, now Instant, _ int64) time.Duration {
 	return time.Duration(int64(c.heap(a, s, 0)[0]) - now.Mono)
 }
 

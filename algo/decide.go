@@ -61,7 +61,7 @@ func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Dec
 			t := rest[:n:n]
 			rest = rest[n:]
 			c.advance(l, a, t, now)
-			room := r.spare(c.room(l, a, t, now))
+			room := r.spare(l.room(c, a, t, now))
 			p.fits[i] = room >= p.pass
 			grant = min(grant, room)
 		}
@@ -99,7 +99,7 @@ func (ls Limits) planAlways(a *Arena, s State, now Instant, r *Request, p *plan)
 		used := c.used(l, a, t, now)
 		switch {
 		case p.cost > 0:
-			p.fits[i] = r.spare(c.room(l, a, t, now)) >= p.cost
+			p.fits[i] = r.spare(l.room(c, a, t, now)) >= p.cost
 			// Units that are in use beyond the largest debt stay, and nothing is added to them.
 			p.charges[i] = max(min(p.cost, r.most(l)-used), 0)
 			p.granted = max(p.granted, p.charges[i])
@@ -137,13 +137,13 @@ func (ls Limits) carryOut(a *Arena, s State, now Instant, r *Request, p *plan, e
 			case p.cost < 0:
 				back = max(back, c.refund(l, a, t, now, -p.cost))
 			case l.CountDenied && !p.allowed && !r.Always && r.Cost != 0:
-				changed = c.(denialCounter).deny(l, a, t, now, p.cost)
+				changed = l.deny(c, a, t, now, p.cost)
 			}
 			if l.Algorithm == SlidingLog {
 				alike, logged = alike && (logged < 0 || logged == changed), changed
 			}
 			d.Allowed, d.Limit = p.fits[i], l.holds()
-			d.Remaining, d.ResetAfter = r.spare(c.room(l, a, t, now)), max(c.resetAfter(l, a, t, now), r.HeldFor)
+			d.Remaining, d.ResetAfter = r.spare(l.room(c, a, t, now)), max(c.resetAfter(l, a, t, now), r.HeldFor)
 			if !p.allowed {
 				d.RetryAfter = r.wait(c, l, a, t, now, p.pass)
 			}
@@ -197,14 +197,14 @@ func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, n
 	if n > l.holds() {
 		return Never
 	}
-	without := c.wait(l, a, s, now, n)
+	without := l.wait(c, a, s, now, n)
 	switch {
 	case r.Held <= 0:
 		return without
 	case n > l.holds()-r.Held:
 		return max(without, r.HeldFor)
 	}
-	return max(without, min(c.wait(l, a, s, now, n+r.Held), r.HeldFor))
+	return max(without, min(l.wait(c, a, s, now, n+r.Held), r.HeldFor))
 }
 
 // tighter reports whether d says more than e about why a request was refused, or how near it came.

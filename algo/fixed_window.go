@@ -14,8 +14,6 @@ type fixedWindow struct{ inline }
 
 func (fixedWindow) words(*Limit) int { return 2 }
 
-func (fixedWindow) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
-
 func (fixedWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 	past := now.Mono - int64(s[0])
 	switch {
@@ -32,16 +30,9 @@ func (fixedWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 	}
 }
 
-func (fixedWindow) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
-	return max(l.Limit-int64(s[1]), 0)
-}
-
 func (fixedWindow) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[1]) }
 
-func (c fixedWindow) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	if c.room(l, a, s, now) >= n {
-		return 0
-	}
+func (c fixedWindow) wait(l *Limit, _ *Arena, s []uint64, now Instant, n int64) time.Duration {
 	return l.later(c.left(l, s, now), int64(s[1])+n-l.Limit)
 }
 
@@ -96,13 +87,6 @@ func (fixedWindow) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int64) 
 	s[1] = min(s[1]+uint64(n), uint64(l.countable()))
 }
 
-func (c fixedWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
-	if n = min(n, c.room(l, a, s, now)); n > 0 {
-		c.charge(l, a, s, now, n)
-	}
-	return n
-}
-
 func (fixedWindow) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {
 	n = min(n, int64(s[1]))
 	s[1] -= uint64(n)
@@ -146,8 +130,6 @@ type calendarWindow struct{ inline }
 
 func (calendarWindow) words(*Limit) int { return 3 }
 
-func (calendarWindow) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
-
 func (calendarWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 	if sec := floorDiv(now.Wall, 1e9); s[0] == s[1] || sec >= int64(s[1]) {
 		start, end := l.windowOf(sec)
@@ -161,16 +143,9 @@ func (calendarWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 	}
 }
 
-func (calendarWindow) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
-	return max(l.Limit-int64(s[2]), 0)
-}
-
 func (calendarWindow) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[2]) }
 
-func (c calendarWindow) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	if c.room(l, a, s, now) >= n {
-		return 0
-	}
+func (c calendarWindow) wait(l *Limit, _ *Arena, s []uint64, now Instant, n int64) time.Duration {
 	return c.later(l, s, now, int64(s[2])+n-l.Limit)
 }
 
@@ -198,12 +173,6 @@ func (calendarWindow) later(l *Limit, s []uint64, now Instant, n int64) time.Dur
 
 func (calendarWindow) charge(l *Limit, _ *Arena, s []uint64, _ Instant, n int64) {
 	s[2] = min(s[2]+uint64(n), uint64(l.countable()))
-}
-
-func (c calendarWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
-	n = min(n, c.room(l, a, s, now))
-	s[2] += uint64(n)
-	return n
 }
 
 func (calendarWindow) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {

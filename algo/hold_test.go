@@ -120,7 +120,7 @@ func standings(ls Limits, a *Arena, s State, now Instant) (all []standing) {
 		l := &ls[k]
 		v := standing{used: c.used(l, a, t, now), reset: int64(c.resetAfter(l, a, t, now))}
 		for n := int64(1); n <= l.holds(); n++ {
-			v.waits = append(v.waits, int64(c.wait(l, a, t, now, n)))
+			v.waits = append(v.waits, int64(l.wait(c, a, t, now, n)))
 		}
 		all = append(all, v)
 	})

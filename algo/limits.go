@@ -32,11 +32,9 @@ type counter interface {
 	free(l *Limit, a *Arena, s []uint64)
 	// advance removes what is no longer in use at now. An s in which nothing is in use afterwards is fresh.
 	advance(l *Limit, a *Arena, s []uint64, now Instant)
-	// room is the largest cost that would pass.
-	room(l *Limit, a *Arena, s []uint64, now Instant) int64
 	// used is the number of units in use, rounded up.
 	used(l *Limit, a *Arena, s []uint64, now Instant) int64
-	// wait is the time until room is at least n if nothing is charged meanwhile; n is at most l.holds().
+	// wait is the time until there is room for n if nothing is charged meanwhile; n is at most l.holds(), and there is no room for it now.
 	wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration
 	// resetAfter is the time until advance would leave s fresh.
 	resetAfter(l *Limit, a *Arena, s []uint64, now Instant) time.Duration
@@ -59,16 +57,46 @@ type counter interface {
 	horizon(l *Limit) time.Duration
 }
 
-// denialCounter is a counter that can be told to count refused requests as well.
-type denialCounter interface {
-	counter
-	// deny counts a refused request of n units, as far as memory allows, and returns how many it charged.
-	deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64
+// room is the largest cost that would pass.
+func (l *Limit) room(c counter, a *Arena, s []uint64, now Instant) int64 {
+	return max(l.holds()-c.used(l, a, s, now), 0)
+}
+
+// wait is the time until room is at least n if nothing is charged meanwhile; n is at most l.holds().
+func (l *Limit) wait(c counter, a *Arena, s []uint64, now Instant, n int64) time.Duration {
+	if l.room(c, a, s, now) >= n {
+		return 0
+	}
+	return c.wait(l, a, s, now, n)
+}
+
+// deny counts a refused request of n units, as far as memory allows, and returns how many it charged. A sliding_log and a sliding_window count it
+// as if it had been admitted and let go of the oldest units beyond the limit, so that a caller who never pauses never gets through. What a
+// lowered limit has left beyond it stays. A sliding_counter counts up to the limit in the present window, whatever is left of the previous one.
+func (l *Limit) deny(c counter, a *Arena, s []uint64, now Instant, n int64) int64 {
+	used := c.used(l, a, s, now)
+	switch c.(type) {
+	case slidingLog, slidingWindow:
+		n = min(n, l.Limit)
+		if !c.reserve(l, a, s, n) {
+			return 0
+		}
+		c.charge(l, a, s, now, n)
+		c.refund(l, a, s, now, used+n-max(used, min(used+n, l.Limit)))
+		return n
+	case slidingCounter:
+		used = int64(s[2])
+	}
+	if n = min(n, max(l.Limit-used, 0)); n > 0 {
+		c.charge(l, a, s, now, n)
+	}
+	return n
 }
 
 // inline is the part of a counter that has nothing in the Arena.
 type inline struct{}
 
+func (inline) init(_ *Limit, s []uint64, _ Instant)         { clear(s) }
 func (inline) free(*Limit, *Arena, []uint64)                { /* no blocks */ }
 func (inline) reserve(*Limit, *Arena, []uint64, int64) bool { return true }
 

@@ -426,7 +426,7 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	term := min(LoanTerm, within(left))
 	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
 		l := &ls[k]
-		room, least = min(room, c.room(l, a, t, now)), min(least, l.holds())
+		room, least = min(room, l.room(c, a, t, now)), min(least, l.holds())
 		term = min(term, l.loanTerm(t, now))
 	})
 	free := room - u.held
@@ -585,7 +585,7 @@ func (ls Limits) Room(a *Arena, s State, now Instant) int64 {
 	now = s.tick(now)
 	room := Unlimited
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-		if n := c.room(&ls[i], a, t, now); room == Unlimited || n < room {
+		if n := ls[i].room(c, a, t, now); room == Unlimited || n < room {
 			room = n
 		}
 	})

@@ -206,7 +206,7 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 	}
 	room, holds := MaxLimit, MaxLimit
 	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
-		room, holds = min(room, c.room(&ls[k], a, t, now)), min(holds, ls[k].holds())
+		room, holds = min(room, ls[k].room(c, a, t, now)), min(holds, ls[k].holds())
 	})
 	u.unkeep(id.Borrower, now.Mono)
 	lend := ratio(holds, share, 100)

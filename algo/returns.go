@@ -23,15 +23,15 @@ func (ls Limits) Returns(a *Arena, s State, now Instant, i, most int) (list []Re
 			return
 		}
 		holds := l.holds()
-		for n := c.room(l, a, t, now); n < holds && len(list) < most; {
-			after := c.wait(l, a, t, now, n+1)
+		for n := l.room(c, a, t, now); n < holds && len(list) < most; {
+			after := l.wait(c, a, t, now, n+1)
 			// How many come back by then: most often one or all, so that a search is short from either end.
 			more := int64(1)
-			for n+more < holds && c.wait(l, a, t, now, min(n+2*more, holds)) <= after {
+			for n+more < holds && l.wait(c, a, t, now, min(n+2*more, holds)) <= after {
 				more = min(2*more, holds-n)
 			}
 			if n+more < holds {
-				more += int64(sort.Search(int(min(more, holds-n-more)), func(k int) bool { return c.wait(l, a, t, now, n+more+int64(k)+1) > after }))
+				more += int64(sort.Search(int(min(more, holds-n-more)), func(k int) bool { return l.wait(c, a, t, now, n+more+int64(k)+1) > after }))
 			}
 			list = append(list, Return{more, after})
 			n += more

@@ -13,8 +13,6 @@ type slidingCounter struct{ inline }
 
 func (slidingCounter) words(*Limit) int { return 3 }
 
-func (slidingCounter) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
-
 func (slidingCounter) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 	if s[1]|s[2] == 0 {
 		return
@@ -45,14 +43,7 @@ func (c slidingCounter) used(l *Limit, _ *Arena, s []uint64, now Instant) int64 
 	return weighted + int64(s[2])
 }
 
-func (c slidingCounter) room(l *Limit, a *Arena, s []uint64, now Instant) int64 {
-	return max(l.Limit-c.used(l, a, s, now), 0)
-}
-
-func (c slidingCounter) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	if c.room(l, a, s, now) >= n {
-		return 0
-	}
+func (slidingCounter) wait(l *Limit, _ *Arena, s []uint64, now Instant, n int64) time.Duration {
 	// n passes once fading·covered ≤ spare·Window. When the present window's own count leaves no room, it has to
 	// become the fading one first.
 	ends, fading, spare := int64(s[0])+int64(l.Window), int64(s[1]), l.Limit-int64(s[2])-n
@@ -78,15 +69,6 @@ func (slidingCounter) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int6
 		s[0] = uint64(floorDiv(now.Mono, int64(l.Window)) * int64(l.Window))
 	}
 	s[2] += uint64(n)
-}
-
-// deny counts up to the limit in the present window, whatever is left of the previous one.
-func (c slidingCounter) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
-	n = max(min(n, l.Limit-int64(s[2])), 0)
-	if n > 0 {
-		c.charge(l, a, s, now, n)
-	}
-	return n
 }
 
 func (slidingCounter) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {

@@ -21,7 +21,7 @@ import (
 //	tick | run, 0, count low, high    more than 32 bits of them
 //
 // where tick is the lowest 31 bits of the instant in ticks: since no two entries are 1<<31 ticks apart, that and the
-// newest entry's whole instant tell every other's. Runs are used from three units on, so no unit takes more than one
+// newest entry's whole instant tell every other's. Runs are used from two units on, so no unit takes more than one
 // 32-bit word. With headers, room left in segments and pages, and the Arena's tables, a full log of single units takes,
 // for each of them, 8.1 bytes when its limit is 5, 5.9 at 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond
 // (TestLogMemory); besides the words of the state.
@@ -161,7 +161,6 @@ type newKind int
 const (
 	newNothing newKind = iota
 	newUnit            // one unit
-	newPair            // two units
 	newRun             // a run of two words
 	newLongRun         // a run of four words
 )
@@ -272,17 +271,10 @@ func (c slidingLog) tidy(a *Arena, s []uint64, g segment) {
 	t.put(s)
 }
 
-func (slidingLog) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
-	return max(l.Limit-int64(s[logUnits]), 0)
-}
-
 func (slidingLog) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[logUnits]) }
 
 func (c slidingLog) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
 	over := int64(s[logUnits]) + n - l.Limit
-	if over <= 0 {
-		return 0
-	}
 	// Room is made when the over-th oldest unit expires.
 	return time.Duration(c.unitAt(a, s, l.tickShift(), over)-now.Mono) + l.Window
 }
@@ -367,20 +359,18 @@ func (slidingLog) write(g segment, t *slidingLogTail, tick uint32, n int64) {
 		if _, have, _ := g.entry(end - size); g.setCount(end-size, size, have+n) {
 			return
 		}
-	case newUnit, newPair:
-		// Rewritten together with the new ones when there are enough of them and room.
-		if have := int64(t.merge); end-int(have)+runSize(have+n) <= g.capacity() {
-			end -= int(have)
-			n += have
+	case newUnit:
+		// Rewritten together with the new ones if there is room.
+		if end-1+runSize(n+1) <= g.capacity() {
+			end--
+			n++
 		}
 	}
 	switch {
-	case n <= 2:
-		for range n {
-			g.set(end, tick)
-			end++
-		}
-		t.merge = newKind(n)
+	case n == 1:
+		g.set(end, tick)
+		end++
+		t.merge = newUnit
 	default:
 		size := runSize(n)
 		g.setRun(end, size, tick, n)
@@ -391,10 +381,6 @@ func (slidingLog) write(g segment, t *slidingLogTail, tick uint32, n int64) {
 		}
 	}
 	g.setEnd(end)
-}
-
-func (c slidingLog) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
-	return keepNewest(c, l, a, s, now, n)
 }
 
 func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) int64 {
@@ -422,9 +408,6 @@ func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) i
 		}
 		left -= have
 		t.pos += size
-	}
-	if t.merge == newPair && s[logUnits] == 1 {
-		t.merge = newUnit
 	}
 	t.put(s)
 	c.tidy(a, s, g)

@@ -63,8 +63,6 @@ func (c slidingWindow) setCount(l *Limit, s []uint64, i int, n int64) {
 	s[2+i] = uint64(n)
 }
 
-func (slidingWindow) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
-
 // expiry is the instant at which slot i no longer counts.
 func (c slidingWindow) expiry(l *Limit, s []uint64, i int) int64 {
 	return int64(s[0]) - int64(i-1)*c.width(l) + int64(l.Window)
@@ -94,17 +92,10 @@ func (c slidingWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 	}
 }
 
-func (slidingWindow) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
-	return max(l.Limit-int64(s[1]), 0)
-}
-
 func (slidingWindow) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[1]) }
 
 func (c slidingWindow) wait(l *Limit, _ *Arena, s []uint64, now Instant, n int64) time.Duration {
 	over := int64(s[1]) + n - l.Limit
-	if over <= 0 {
-		return 0
-	}
 	i := c.slots(l)
 	for over -= c.count(l, s, i); over > 0; over -= c.count(l, s, i) {
 		i--
@@ -130,10 +121,6 @@ func (c slidingWindow) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int
 	c.setCount(l, s, 0, c.count(l, s, 0)+n)
 }
 
-func (c slidingWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
-	return keepNewest(c, l, a, s, now, n)
-}
-
 func (c slidingWindow) refund(l *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {
 	n = min(n, int64(s[1]))
 	left := n
@@ -143,20 +130,6 @@ func (c slidingWindow) refund(l *Limit, _ *Arena, s []uint64, _ Instant, n int64
 		c.setCount(l, s, i, have-take)
 		left -= take
 	}
-	return n
-}
-
-// keepNewest counts a refusal as if it had been admitted and lets go of the oldest units beyond the limit, so that a
-// caller who never pauses never gets through. What a lowered limit has left beyond it stays. It returns what it
-// charged.
-func keepNewest(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
-	n = min(n, l.Limit)
-	if !c.reserve(l, a, s, n) {
-		return 0
-	}
-	before := c.used(l, a, s, now)
-	c.charge(l, a, s, now, n)
-	c.refund(l, a, s, now, before+n-max(before, min(before+n, l.Limit)))
 	return n
 }
 
