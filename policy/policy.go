@@ -16,12 +16,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"hash"
 	"slices"
 	"sort"
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
@@ -292,62 +292,54 @@ func (s *Set) Hash() string {
 	return s.hash
 }
 
-// hashOf digests policies that are sorted by name. The text it digests is no format that anything reads back; its first
-// line is to change whenever the same text would come to mean something else.
+// meaning is what Hash digests of a policy: what Policy has in exported fields, but for bounds of memory and lines, and its rules.
+type meaning struct {
+	Policy
+	Ban       int64
+	Candidate []byte
+	Rules     []ruleMeaning
+}
+
+type ruleMeaning struct {
+	Key, Prefix        string
+	Unlimited, Blocked bool
+	Limits             []byte
+}
+
+// hashOf digests policies that are sorted by name. Fields that are zero are left out, so that a new one changes no hash of a policy without it.
 func hashOf(sorted []*Policy) string {
 	h := sha256.New()
-	fmt.Fprintln(h, "weir policies 1")
 	for _, p := range sorted {
-		fmt.Fprintf(h, "policy %q on_error=%v shadow=%t concurrency=%t durability=%v strict=%t cold_start=%v\n",
-			p.Name, p.OnError, p.Shadow, p.Concurrency, p.Durability, p.Strict, p.ColdStart)
-		if p.Prices != nil || p.Estimate != 0 {
-			fmt.Fprintf(h, "prices=%v estimate=%d auto=%t\n", p.Prices, p.Estimate, p.EstimateAuto) // a map's keys are printed in order
+		m := meaning{Policy: *p, Ban: int64(p.Ban), Candidate: limitsMeant(p.Candidate)}
+		m.Policy.Limits, m.MaxKeys, m.MaxMemory, m.Line = nil, 0, 0, 0
+		for _, r := range p.Rules() {
+			m.Rules = append(m.Rules, ruleMeaning{r.Key, r.Prefix, r.Unlimited, r.Blocked, limitsMeant(r.Limits)})
 		}
-		if p.ReleaseExpired {
-			fmt.Fprintln(h, "on_expiry=release")
-		}
-		if p.Ban != 0 {
-			fmt.Fprintf(h, "ban=%d\n", p.Ban)
-		}
-		if p.WarnAt != 0 {
-			fmt.Fprintf(h, "warn_at=%d\n", p.WarnAt)
-		}
-		if p.NoLend {
-			fmt.Fprintln(h, "lend=false")
-		}
-		if p.Candidate != nil {
-			fmt.Fprintln(h, "candidate")
-			hashRule(h, &Rule{Limits: p.Candidate})
-		}
-		rules := p.Rules()
-		slices.SortFunc(rules, func(a, b *Rule) int {
+		slices.SortFunc(m.Rules, func(a, b ruleMeaning) int {
 			return cmp.Or(cmp.Compare(a.Prefix, b.Prefix), cmp.Compare(a.Key, b.Key))
 		})
-		for _, r := range rules {
-			hashRule(h, r)
+		if err := json.MarshalWrite(h, &m, json.OmitZeroStructFields(true), json.Deterministic(true)); err != nil {
+			panic(err) // no field is of a type that JSON lacks
 		}
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-func hashRule(h hash.Hash, r *Rule) {
-	fmt.Fprintf(h, "rule key=%q prefix=%q unlimited=%t blocked=%t\n", r.Key, r.Prefix, r.Unlimited, r.Blocked)
-	for _, l := range r.Limits {
-		capacity, slots, zone := l.Capacity, l.Slots, "UTC"
-		if capacity == 0 && uses(l.Algorithm, "capacity") {
-			capacity = l.Limit
-		}
-		if slots == 0 && uses(l.Algorithm, "slots") {
-			slots = algo.DefaultSlots
-		}
-		if l.Zone != nil {
-			zone = l.Zone.String()
-		}
-		fmt.Fprintf(h, "limit %v %d window=%d period=%d zone=%q slots=%d capacity=%d count_denied=%t",
-			l.Algorithm, l.Limit, l.Window, l.Period, zone, slots, capacity, l.CountDenied)
-		if l.Anchor > 1 || l.CarryDebt || l.MaxDebt != 0 {
-			fmt.Fprintf(h, " anchor=%d carry_debt=%t max_debt=%d", max(l.Anchor, 1), l.CarryDebt, l.MaxDebt)
-		}
-		fmt.Fprintln(h)
+// limitsMeant are limits as bytes, with their defaults written out.
+func limitsMeant(limits algo.Limits) []byte {
+	if limits == nil {
+		return nil
 	}
+	limits = slices.Clone(limits)
+	for i := range limits {
+		l := &limits[i]
+		if l.Capacity == 0 && uses(l.Algorithm, "capacity") {
+			l.Capacity = l.Limit
+		}
+		if l.Slots == 0 && uses(l.Algorithm, "slots") {
+			l.Slots = algo.DefaultSlots
+		}
+		l.Anchor, l.MaxLog = max(l.Anchor, 1), 0
+	}
+	return algo.AppendLimits(nil, limits)
 }
