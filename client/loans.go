@@ -83,7 +83,7 @@ func (l *loans) take(t *limit.Target, key string, n int64, d *Decision) bool {
 	terms, left, ok := l.book.Take(k, n, l.clock)
 	if ok {
 		d.Policy = nameOf(t)
-		terms.Admit(d, n, left)
+		lend.Admit(d, terms, n, left)
 	}
 	return ok
 }
@@ -117,7 +117,7 @@ func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 	all.Allowed, all.Decisions = true, make([]Decision, len(cs))
 	for i := range parts {
 		all.Decisions[i].Policy = cs[i].Policy
-		parts[i].Terms.Admit(&all.Decisions[i], parts[i].Units, parts[i].Left)
+		lend.Admit(&all.Decisions[i], parts[i].Terms, parts[i].Units, parts[i].Left)
 	}
 	return true
 }
@@ -200,7 +200,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 			m = l.forwarder()
 		}
 		if m == nil {
-			unsent = append(unsent, lend.Answer[*member]{Number: r.Number, Unheard: true})
+			unsent = append(unsent, lend.Answer[*member]{Number: r.Number, Lent: limit.Lent{Unheard: true}})
 			continue
 		}
 		if by[m] == nil {
@@ -216,7 +216,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 				continue
 			}
 			for _, r := range some {
-				unsent = append(unsent, lend.Answer[*member]{Number: r.Number, Unheard: true})
+				unsent = append(unsent, lend.Answer[*member]{Number: r.Number, Lent: limit.Lent{Unheard: true}})
 			}
 		}
 	}
@@ -304,9 +304,9 @@ func (l *loans) answered(m *member, out *weirv1.BorrowResponse) {
 	answers := make([]lend.Answer[*member], len(out.GetLoans()))
 	for i, a := range out.GetLoans() {
 		lent := wire.Lent(a)
-		answers[i] = lend.AnswerOf(a.GetNumber(), m, &lent)
+		answers[i] = lend.Answer[*member]{Number: a.GetNumber(), Lent: lent, From: m}
 		if holder := l.nodes.owners.Load().named(lent.Holder); lent.Unheard {
-			answers[i].Holder = holder
+			answers[i].To = holder
 		} else if lent.Holder != "" {
 			answers[i].From = holder // which has taken it in; nil: the owner is told next
 		}

@@ -95,7 +95,7 @@ func TestAdmittedFromALoanIsAskedAgain(t *testing.T) {
 			}
 			now := c.loans.clock()
 			for _, r := range first(c.loans.book.Report(now)) {
-				c.loans.book.Answered(now, now, []lend.Answer[*member]{{Number: r.Number, Granted: 10, Term: time.Hour}})
+				c.loans.book.Answered(now, now, []lend.Answer[*member]{{Number: r.Number, Lent: limit.Lent{Granted: 10, Term: time.Hour}}})
 			}
 			p := c.Policy("p")
 			for range 2 {

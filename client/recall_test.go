@@ -104,7 +104,7 @@ func TestLoanOverASuspension(t *testing.T) {
 		l.missed(key, 1, &lendable, true)
 	}
 	reports, _ := l.book.Report(l.clock())
-	l.book.Answered(l.clock(), l.clock(), []lend.Answer[*member]{{Number: reports[0].Number, Granted: 100, Term: algo.LoanTerm}})
+	l.book.Answered(l.clock(), l.clock(), []lend.Answer[*member]{{Number: reports[0].Number, Lent: limit.Lent{Granted: 100, Term: algo.LoanTerm}}})
 	_, _, ok := l.book.Take(key, 1, l.clock)
 	must.True(t, ok, "nothing is lent")
 	wall += int64(2 * algo.LoanTerm)

@@ -182,10 +182,10 @@ func (l *Limiter) allBorrowed(all *together) bool {
 }
 
 // admitBorrowed answers and counts a check that was admitted from a loan, of which left units remain.
-func (l *Limiter) admitBorrowed(t *lend.Terms, left int64, op *Op) {
+func (l *Limiter) admitBorrowed(t *limit.Lent, left int64, op *Op) {
 	d := op.Decision
 	*d = limit.Decision{Policy: op.PolicyName()}
-	t.Admit(d, op.Cost, left)
+	lend.Admit(d, t, op.Cost, left)
 	l.refusals.Admitted(op.hash) // forgets refusals of the key: their retry_after has become too short
 	op.rule.stats.borrowed.Add(1)
 	l.count(op, tightestOf(op.rule.Limits, d))
@@ -278,23 +278,20 @@ func (b *borrowing) send(ctx context.Context, sent int64, node ownership.Node, r
 func (b *borrowing) answered(sent int64, reports []report) {
 	answers := make([]lend.Answer[toldNode], 0, len(reports))
 	for _, r := range reports {
-		var lent limit.Lent
-		var holder toldNode
+		a := lend.Answer[toldNode]{Number: r.op.Loan.Report.ID.Number, From: r.to}
 		switch out := &r.op.Outcome; {
 		case out.Unreachable:
-			lent.Unheard = true
+			a.Unheard = true
 		case out.NotHolder != nil:
-			lent.Unheard = true
+			a.Unheard = true
 			if h := out.NotHolder; h.Node.Name != "" && !h.Term.Less(r.to.route.Term) {
-				holder = toldNode{r.to.route, h.Node}
+				a.To = toldNode{r.to.route, h.Node}
 			}
 		case out.Err != nil:
-			lent.Ended, lent.Again = true, neverAgain // the holder rejects the target: limits sent along are turned off, for example
+			a.Ended, a.Again = true, neverAgain // the holder rejects the target: limits sent along are turned off, for example
 		default:
-			lent = r.op.Loan.Lent
+			a.Lent = r.op.Loan.Lent
 		}
-		a := lend.AnswerOf(r.op.Loan.Report.ID.Number, r.to, &lent)
-		a.Holder = holder
 		answers = append(answers, a)
 	}
 	if len(answers) > 0 {

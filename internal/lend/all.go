@@ -1,10 +1,12 @@
 package lend
 
+import "github.com/weirlimit/weir/limit"
+
 // Part is one key's part of what TakeAll takes: Units, at least 1. TakeAll fills in the rest.
 type Part[K, N comparable] struct {
 	Key   K
 	Units int64
-	Terms *Terms
+	Terms *limit.Lent
 	Left  int64 // of its loan
 
 	loan *loan[K, N]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -58,7 +59,7 @@ func TestTakeAll(t *testing.T) {
 			if more := map[string]int64{"a": 40, "b": 10}[r.Key]; r.Totals.Left() < more {
 				granted[r.Key] += more
 			}
-			answers = append(answers, Answer[int]{Number: r.Number, Granted: granted[r.Key], Spent: r.Totals.Spent, Term: algo.LoanTerm})
+			answers = append(answers, Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: granted[r.Key], Spent: r.Totals.Spent, Term: algo.LoanTerm}})
 		}
 		b.Answered(at, now(), answers)
 	}
@@ -91,7 +92,7 @@ func TestTakeAllEnds(t *testing.T) {
 		if r.Key == "b" {
 			term = 20 * time.Millisecond
 		}
-		answers = append(answers, Answer[int]{Number: r.Number, Granted: 16, Term: term})
+		answers = append(answers, Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: 16, Term: term}})
 	}
 	b.Answered(now, now, answers)
 	parts := func() []Part[string, int] { return []Part[string, int]{{Key: "a", Units: 1}, {Key: "b", Units: 1}} }
@@ -113,7 +114,7 @@ func TestTakeAllIsUntold(t *testing.T) {
 	}
 	var answers []Answer[int]
 	for _, r := range due(b, now) {
-		answers = append(answers, Answer[int]{Number: r.Number, Granted: 16, Term: algo.LoanTerm})
+		answers = append(answers, Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: 16, Term: algo.LoanTerm}})
 	}
 	b.Answered(now, now, answers)
 	now += int64(algo.LoanTerm) / 2

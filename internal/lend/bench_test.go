@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // BenchmarkMissed is what a check costs that an owner has admitted, of keys asked all alike by 300,000 checks a second: nothing to lend. The
@@ -39,7 +40,7 @@ func BenchmarkHotKey(b *testing.B) {
 		book.Missed("k", 1, clock, nil)
 	}
 	reports, _ := book.Report(clock())
-	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number, Granted: algo.MaxLimit, Term: time.Hour, Terms: Terms{Limit: algo.MaxLimit}}})
+	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number, Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour, Limit: algo.MaxLimit}}})
 	take := func(b *testing.B) {
 		if _, _, ok := book.Take("k", 1, clock); !ok {
 			b.Error("not lent")

@@ -68,16 +68,9 @@ const (
 	soon = 5 * time.Millisecond
 )
 
-// Terms are what an owner has said of the limits of a key with a loan.
-type Terms struct {
-	Limit, Remaining   int64 // Remaining is without the units on loan
-	Window, ResetAfter time.Duration
-	WarnAt             int64 // units in use from which on a decision is near the limit, or another one; 0: none is
-	Limits             []limit.LimitStatus
-}
-
-// Admit fills in a Decision that admits n units from a loan which has left units then. It leaves the Decision's other fields as they are.
-func (t *Terms) Admit(d *limit.Decision, n, left int64) {
+// Admit fills in a Decision that admits n units from a loan which has left units then, under the terms of an owner's answer. It leaves the
+// Decision's other fields as they are.
+func Admit(d *limit.Decision, t *limit.Lent, n, left int64) {
 	d.Allowed, d.Granted = true, n
 	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
 	d.NearLimit = t.WarnAt > 0 && d.Limit-d.Remaining >= t.WarnAt
@@ -108,23 +101,13 @@ type Report[K, N comparable] struct {
 	Want   int64
 }
 
-// Answer is the answer to a Report. A report that could not be sent, or that the node did not take in, has an Answer that is Unheard.
+// Answer is the answer to the Report of the loan with a Number. A report that could not be sent, or that the node did not take in, has an Answer
+// that is Unheard.
 type Answer[N comparable] struct {
-	Number         uint64
-	Granted, Spent int64
-	Ended, Unheard bool
-	Term, Again    time.Duration
-	Terms          Terms
-	// From is the node that answers. Holder is the node that decides for the key, as an Unheard says. The zero value: not known.
-	From, Holder N
-}
-
-// AnswerOf returns a node's answer to a report of the loan with a number.
-func AnswerOf[N comparable](number uint64, from N, a *limit.Lent) Answer[N] {
-	return Answer[N]{
-		Number: number, From: from, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, Unheard: a.Unheard, Term: a.Term, Again: a.Again,
-		Terms: Terms{Limit: a.Limit, Remaining: a.Remaining, Window: a.Window, ResetAfter: a.ResetAfter, WarnAt: a.WarnAt, Limits: a.Limits},
-	}
+	Number uint64
+	limit.Lent
+	// From is the node that answers. To is the node that decides for the key, as an Unheard says. The zero value: not known.
+	From, To N
 }
 
 // Book has the loans of one borrower, by key K, which it reports to nodes N. Its methods are safe for concurrent use. Instants are
@@ -157,7 +140,7 @@ type loan[K, N comparable] struct {
 	deadline atomic.Int64 // Take spends nothing from this instant on
 	low      atomic.Int64 // with less left than this the loan should be renewed
 	stirred  atomic.Bool  // Report should look at the loan soon
-	terms    atomic.Pointer[Terms]
+	terms    atomic.Pointer[limit.Lent]
 	missed   atomic.Int64 // units that the loan did not cover
 	after    atomic.Int64 // no report asks for units before this instant
 
@@ -206,7 +189,7 @@ func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 
 // Take admits n units, at least 1, from the loan of a key, and returns how many are left. ok is false, and nothing was admitted, when there is no
 // loan or it has fewer units left. Take reads now after it has taken the units, so that none is spent after the deadline.
-func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64, ok bool) {
+func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *limit.Lent, left int64, ok bool) {
 	l := (*b.loans.Load())[k]
 	if l == nil || b.closed.Load() {
 		return nil, 0, false
@@ -250,7 +233,7 @@ func (l *loan[K, N]) untake(n int64) {
 }
 
 // admit returns the terms of a check that was admitted from a loan, which has left units then.
-func (b *Book[K, N]) admit(l *loan[K, N], left int64) *Terms {
+func (b *Book[K, N]) admit(l *loan[K, N], left int64) *limit.Lent {
 	if left < l.low.Load() {
 		b.stir(l)
 	}
@@ -296,7 +279,7 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 		k = keep(k)
 	}
 	l := &loan[K, N]{key: k, looked: now, used: now, demand: float64(often*n) / float64(interval)}
-	l.terms.Store(new(Terms))
+	l.terms.Store(new(limit.Lent))
 	l.urgent = true
 	b.enterLocked(l)
 	b.wake()
@@ -544,7 +527,7 @@ func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 			l.after.Store(now + int64(max(a.Again, soon)))
 			continue
 		}
-		terms := a.Terms
+		terms := a.Lent
 		l.terms.Store(&terms)
 		if latest && l.awaited && a.Granted <= l.granted {
 			l.scarce = now + int64(soon)
@@ -564,8 +547,8 @@ func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 	l.node = *new(N)
 	l.answeredLocked()
 	var pause time.Duration
-	if l.astray++; a.Holder != l.node && a.Holder != a.From {
-		l.node = a.Holder
+	if l.astray++; a.To != l.node && a.To != a.From {
+		l.node = a.To
 	}
 	if l.node == *new(N) || l.astray > 1 {
 		pause = min(soon<<min(l.astray-1, 8), Tick)

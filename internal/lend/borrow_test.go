@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -60,7 +61,7 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 	} else if o.u.Held() > 0 {
 		again = 20 * time.Millisecond
 	}
-	return Answer[int]{Number: r.Number, Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: again}
+	return Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: again}}
 }
 
 // newBook returns a Book whose sample is the same in each run.
@@ -215,7 +216,7 @@ func TestTake(t *testing.T) {
 	}
 	r := due(b, 1)
 	must.True(t, len(r) == 1 && r[0].Want >= granted, "%+v", r)
-	b.Answered(1, 2, []Answer[int]{{Number: r[0].Number, Granted: granted, Term: time.Second}})
+	b.Answered(1, 2, []Answer[int]{{Number: r[0].Number, Lent: limit.Lent{Granted: granted, Term: time.Second}}})
 	var taken atomic.Int64
 	var callers sync.WaitGroup
 	for range 8 {
@@ -245,14 +246,14 @@ func TestTakesNoMoreThanAsked(t *testing.T) {
 	b.Missed("k", 1, at(1+int64(unanswered)), nil)
 	second := due(b, 1+int64(unanswered))[0]
 	both := first.Want + second.Want
-	b.Answered(1+int64(unanswered), 2+int64(unanswered), []Answer[int]{{Number: first.Number, Granted: 1e9, Spent: 1e9, Term: time.Second}})
+	b.Answered(1+int64(unanswered), 2+int64(unanswered), []Answer[int]{{Number: first.Number, Lent: limit.Lent{Granted: 1e9, Spent: 1e9, Term: time.Second}}})
 	_, left, ok := b.Take("k", 1, at(3))
 	must.True(t, ok && left == both-1, "%d left of %d that were asked for", left, both)
 	next := 1 + int64(unanswered+time.Second/perTerm)
 	r := due(b, next)
 	must.True(t, len(r) == 1 && r[0].Totals == (algo.Totals{Granted: 1e9, Spent: 1, Returned: 1e9 - both,
 		Checks: 1}) && r[0].Known <= both, "%+v", r)
-	b.Answered(next, next, []Answer[int]{{Number: first.Number, Granted: 1e9 + 1e6, Term: time.Second}})
+	b.Answered(next, next, []Answer[int]{{Number: first.Number, Lent: limit.Lent{Granted: 1e9 + 1e6, Term: time.Second}}})
 	if _, left, ok := b.Take("k", 1, at(3)); !ok || left != both-2+r[0].Want {
 		t.Errorf("%d left of %d, and %d that were asked for", left, both-1, r[0].Want)
 	}
@@ -287,7 +288,7 @@ func TestKnownIsWhatAnswersConfirm(t *testing.T) {
 	now := int64(time.Second) / perTerm
 	r := due(b, now)
 	must.True(t, len(r) == 1 && r[0].Totals.Spent == 7 && r[0].Known == 0, "%+v", r)
-	b.Answered(now, now, []Answer[int]{{Number: number, Granted: 10, Spent: 4, Term: time.Second}})
+	b.Answered(now, now, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: 10, Spent: 4, Term: time.Second}}})
 	b.Take("k", 1, at(5))
 	now *= 2
 	r = due(b, now)
@@ -316,7 +317,7 @@ func TestDeadline(t *testing.T) {
 		b.Missed("k", 1, at(1), nil)
 	}
 	number := due(b, 1)[0].Number
-	b.Answered(1, 100, []Answer[int]{{Number: number, Granted: 10, Term: 500}})
+	b.Answered(1, 100, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: 10, Term: 500}}})
 	for _, c := range []struct {
 		now  int64
 		want bool
@@ -365,7 +366,7 @@ func BenchmarkTake(b *testing.B) {
 	for book.Loans() == 0 {
 		book.Missed("k", 1, at(1), nil)
 	}
-	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number, Granted: algo.MaxLimit, Term: time.Hour}})
+	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number, Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour}}})
 	now := func() int64 { return 5 }
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
@@ -385,7 +386,7 @@ func lent(t *testing.T, granted int64) (b *Book[string, int], number uint64) {
 		b.Missed("k", 1, at(1), nil)
 	}
 	number = due(b, 1)[0].Number
-	b.Answered(1, 2, []Answer[int]{{Number: number, Granted: granted, Term: time.Second}})
+	b.Answered(1, 2, []Answer[int]{{Number: number, Lent: limit.Lent{Granted: granted, Term: time.Second}}})
 	return b, number
 }
 
@@ -453,7 +454,7 @@ func TestUnheard(t *testing.T) {
 	unheard := func(r Report[string, int], from, holder int) {
 		t.Helper()
 		before := wakes
-		b.Answered(now, now, []Answer[int]{{Number: r.Number, Unheard: true, From: from, Holder: holder}})
+		b.Answered(now, now, []Answer[int]{{Number: r.Number, Lent: limit.Lent{Unheard: true}, From: from, To: holder}})
 		must.True(t, wakes != before, "nobody is woken")
 	}
 	unheard(report(0), 1, 2)
@@ -463,14 +464,14 @@ func TestUnheard(t *testing.T) {
 	quiet(4 * soon)
 	unheard(report(0), 1, 1)
 	quiet(8 * soon)
-	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, From: 3, Granted: 100, Term: time.Second}})
+	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, Lent: limit.Lent{Granted: 100, Term: time.Second}, From: 3}})
 	for range 80 {
 		b.Take("k", 1, func() int64 { return now })
 	}
 	now += int64(Tick)
 	unheard(report(3), 3, 0)
 	quiet(soon)
-	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, From: 4, Granted: 150, Term: time.Second}})
+	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, Lent: limit.Lent{Granted: 150, Term: time.Second}, From: 4}})
 	for range 60 {
 		b.Take("k", 1, func() int64 { return now })
 	}

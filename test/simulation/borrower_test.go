@@ -192,7 +192,7 @@ func (b *borrower) report(sent int64, reports []lend.Report[string, ownership.No
 			to = b.r.any(rand.New(rand.NewPCG(b.id, uint64(sent)))).self
 		}
 		if to == (ownership.Node{}) {
-			nobody = append(nobody, lend.Answer[ownership.Node]{Number: rep.Number, Unheard: true})
+			nobody = append(nobody, lend.Answer[ownership.Node]{Number: rep.Number, Lent: limit.Lent{Unheard: true}})
 			continue
 		}
 		by[to] = append(by[to], limit.Borrow{
@@ -260,13 +260,13 @@ func (b *borrower) carry(to ownership.Node, sent int64, in []limit.Borrow) {
 	}
 	answers := make([]lend.Answer[ownership.Node], len(in))
 	for i := range in {
-		answers[i] = lend.AnswerOf(in[i].ID.Number, to, &out[i])
+		answers[i] = lend.Answer[ownership.Node]{Number: in[i].ID.Number, Lent: out[i], From: to}
 		var holder ownership.Node
 		if h := r.named(out[i].Holder); h != nil {
 			holder = h.self
 		}
 		if out[i].Unheard {
-			answers[i].Holder = holder
+			answers[i].To = holder
 		} else if out[i].Holder != "" {
 			answers[i].From = holder
 		}
