@@ -71,7 +71,7 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 		switch {
 		case room >= pass:
 		case r.Held > 0:
-			d.RetryAfter = r.wait(c, l, nil, s, now, pass)
+			d.RetryAfter = r.wait(c, l, nil, s, now, l.room(c, nil, s, now), pass)
 		default:
 			d.RetryAfter = c.wait(l, nil, s, now, pass)
 		}

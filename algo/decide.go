@@ -61,7 +61,7 @@ func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Dec
 			t := rest[:n:n]
 			rest = rest[n:]
 			c.advance(l, a, t, now)
-			room := r.spare(l.room(c, a, t, now))
+			room := r.spare(l.holds() - c.used(l, a, t, now))
 			p.fits[i] = room >= p.pass
 			grant = min(grant, room)
 		}
@@ -99,7 +99,7 @@ func (ls Limits) planAlways(a *Arena, s State, now Instant, r *Request, p *plan)
 		used := c.used(l, a, t, now)
 		switch {
 		case p.cost > 0:
-			p.fits[i] = r.spare(l.room(c, a, t, now)) >= p.cost
+			p.fits[i] = r.spare(l.holds()-used) >= p.cost
 			// Units that are in use beyond the largest debt stay, and nothing is added to them.
 			p.charges[i] = max(min(p.cost, r.most(l)-used), 0)
 			p.granted = max(p.granted, p.charges[i])
@@ -143,9 +143,10 @@ func (ls Limits) carryOut(a *Arena, s State, now Instant, r *Request, p *plan, e
 				alike, logged = alike && (logged < 0 || logged == changed), changed
 			}
 			d.Allowed, d.Limit = p.fits[i], l.holds()
-			d.Remaining, d.ResetAfter = r.spare(l.room(c, a, t, now)), max(c.resetAfter(l, a, t, now), r.HeldFor)
+			room := l.holds() - c.used(l, a, t, now)
+			d.Remaining, d.ResetAfter = r.spare(room), max(c.resetAfter(l, a, t, now), r.HeldFor)
 			if !p.allowed {
-				d.RetryAfter = r.wait(c, l, a, t, now, p.pass)
+				d.RetryAfter = r.wait(c, l, a, t, now, room, p.pass)
 			}
 		} else if p.granted > 0 && l.Algorithm == Concurrency {
 			d.Lease = leaseID(r.Nonce, 0)
@@ -187,17 +188,20 @@ func (r *Request) needs() (cost, pass int64) {
 	return cost, cost
 }
 
-// spare is what of a room is not held.
+// spare is what of a room is not held. A room below 0 is none.
 func (r *Request) spare(room int64) int64 { return max(room-r.Held, 0) }
 
-// wait is the time until a limit has room for n beside what is held, or Never. The owner does not know when held units will be
+// wait is the time until a limit, which has so much room, has room for n beside what is held, or Never. The owner does not know when held units will be
 // spent or returned. So when they stand in the way, the time is at most that until their loans have ended, and at least the
 // wait without them.
-func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
+func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, room, n int64) time.Duration {
 	if n > l.holds() {
 		return Never
 	}
-	without := l.wait(c, a, s, now, n)
+	without := time.Duration(0)
+	if room < n {
+		without = c.wait(l, a, s, now, n)
+	}
 	switch {
 	case r.Held <= 0:
 		return without
