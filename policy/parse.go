@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -406,16 +405,13 @@ func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check 
 		}
 	}
 	if err := limits.Validate(); err != nil {
-		// Each is right by itself: this is about one that does not go with the others.
-		f := strictyaml.Fields{Path: list.Path, At: list.Node}
+		// Each is right by itself: the error is about one that does not go with the others.
+		wrong := err.(*algo.FieldError)
 		for i, n := range nodes {
-			var wrong *algo.FieldError
-			if errors.As(err, &wrong) && strings.HasPrefix(wrong.Field, strictyaml.Element("limits", i)+".") {
-				f = strictyaml.Fields{Path: strictyaml.Element(list.Path, i), At: strictyaml.Value(n)}
-				err = &algo.FieldError{Field: wrong.Field[len(strictyaml.Element("limits", i)+"."):], Message: wrong.Message}
+			if field, ok := strings.CutPrefix(wrong.Field, strictyaml.Element("limits", i)+"."); ok {
+				d.Fail(strictyaml.Value(n), strictyaml.Join(strictyaml.Element(list.Path, i), field), "%s", wrong.Message)
 			}
 		}
-		d.invalid(err, f)
 		return nil, false
 	}
 	return limits, true
@@ -521,11 +517,16 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 		return l, ok && shaped && counted
 	}
 	// Package algo knows what concerns several parameters at once.
-	if err := l.Validate(); err != nil {
-		d.invalid(err, f)
-		return l, false
+	wrong, bad := l.Validate().(*algo.FieldError)
+	if bad {
+		at, path := f.At, strictyaml.Join(f.Path, wrong.Field)
+		// A field that was taken from elsewhere in the file may be right there.
+		if one, given := f.Get(wrong.Field); given && one.Node != nil && strings.HasPrefix(one.Path, f.Path) {
+			at, path = one.Node, one.Path
+		}
+		d.Fail(at, path, "%s", wrong.Message)
 	}
-	return l, true
+	return l, !bad
 }
 
 // unlimited rejects what package algo does not let stand beside an unlimited limit. An override that is unlimited keeps
@@ -649,21 +650,6 @@ func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
 	l.MaxLog, l.MaxDebt = integer("max_log", algo.MaxLimit), integer("max_debt", algo.MaxLimit)
 	l.CarryDebt, l.CountDenied = flag("carry_debt"), flag("count_denied")
 	return ok
-}
-
-// invalid places what package algo says at the field that it names.
-func (d *decoder) invalid(err error, f strictyaml.Fields) {
-	var wrong *algo.FieldError
-	if !errors.As(err, &wrong) {
-		d.Fail(f.At, f.Path, "%v", err)
-		return
-	}
-	// A field that was taken from elsewhere in the file may be right there.
-	if one, given := f.Get(wrong.Field); given && one.Node != nil && strings.HasPrefix(one.Path, f.Path) {
-		d.Fail(one.Node, one.Path, "%s", wrong.Message)
-		return
-	}
-	d.Fail(f.At, strictyaml.Join(f.Path, wrong.Field), "%s", wrong.Message)
 }
 
 // guarantees reads what happens when nodes and the connections between them fail. limitsOf has filled in p.Concurrency.
