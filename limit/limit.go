@@ -244,8 +244,9 @@ type Error struct {
 	Field   string // as the front ends spell it, such as "key" or "checks[3].limit.window"; empty when none is to blame
 	Message string // what is wrong and what would be right
 
-	list string // see Element
-	i    int
+	list  string // see Element
+	i     int
+	field string // within the element
 }
 
 // NewError returns an Error about one field; field is empty when none is to blame.
@@ -276,10 +277,8 @@ func (e *Error) InList(list string, i int) *Error {
 	if list == "" {
 		return e
 	}
-	return &Error{Kind: e.Kind, Field: prefix(list, i) + e.Field, Message: e.Message, list: list, i: i}
+	return &Error{Kind: e.Kind, Field: list + "[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message, list: list, i: i, field: e.Field}
 }
-
-func prefix(list string, i int) string { return list + "[" + strconv.Itoa(i) + "]." }
 
 // Element returns the list and the place in it that the error is about, as In and InList have set them, and the field within that element. The
 // list is empty, and i is 0, where the request is no list.
@@ -287,17 +286,7 @@ func (e *Error) Element() (list string, i int, field string) {
 	if e.list == "" {
 		return "", 0, e.Field
 	}
-	return e.list, e.i, strings.TrimPrefix(e.Field, prefix(e.list, e.i))
-}
-
-// OfList returns an error of a batch as one of the elements of another list that the batch was made of: places are those of the checks
-// in that list.
-func (e *Error) OfList(list string, places []int) *Error {
-	of, i, field := e.Element()
-	if of == "" && (len(places) != 1 || field == "") || i >= len(places) {
-		return e
-	}
-	return NewError(e.Kind, field, e.Message).InList(list, places[i])
+	return e.list, e.i, e.field
 }
 
 // GubernatorNamespace begins the names of the namespaces of limits that Gubernator's callers send; see InlineScope.

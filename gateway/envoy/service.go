@@ -276,7 +276,9 @@ func (s *Service) askEach(ctx context.Context, all []asked, checks []limit.Check
 // statusOf is an error of checks as a status that names the request's descriptor; places are those of the checks in the request.
 func statusOf(err error, places []int) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok {
-		return wire.Status(e.OfList("descriptors", places))
+		if list, i, field := e.Element(); (list != "" || len(places) == 1 && field != "") && i < len(places) {
+			err = limit.NewError(e.Kind, field, e.Message).InList("descriptors", places[i])
+		}
 	}
 	return wire.Status(err)
 }
