@@ -72,8 +72,9 @@ const (
 // Listener is a net.Listener that bounds connections by source. A connection is anonymous until Conn.Authenticated is called. Of
 // the anonymous ones a bounded number is served; others wait unread, and are served in turn by source, the newest of a source
 // first, because the oldest has most likely been given up. While connections wait, those that were served for a second without
-// authenticating (for up to maxGrace, when callers take long) are closed: of the source with most of them, the oldest. So a source that floods the port takes turns with
-// itself, and an authenticated connection never makes room. Use NewListener, and Close when done. It is safe for concurrent use.
+// authenticating (for up to maxGrace, when callers take long) are closed: of the source with most of them, the oldest. So a source that
+// floods the port takes turns with itself, and an authenticated connection never makes room. Use NewListener, and Close when done. It is
+// safe for concurrent use.
 type Listener struct {
 	net.Listener
 	cfg     ListenerConfig
