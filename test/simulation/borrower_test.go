@@ -130,9 +130,9 @@ func (b *borrower) ask(rng *rand.Rand, rule *callRule, cost int64) {
 }
 
 // spends holds what a borrower has just spent to being on loan to it as far as who decides for the key knows, unless that may have been lost
-// in a crash.
+// in a crash, or another side decides.
 func (r *callRun) spends(borrower uint64, rule *callRule, cost int64) {
-	if r.crashed() {
+	if r.forgot() {
 		return
 	}
 	k := lentKey(rule.name)
@@ -150,11 +150,11 @@ func (r *callRun) spends(borrower uint64, rule *callRule, cost int64) {
 	}
 }
 
-// crashed says whether there has been a crash.
-func (r *callRun) crashed() bool {
+// forgot says whether there has been a crash or a cut, after which who decides may not know of a loan.
+func (r *callRun) forgot() bool {
 	r.recording.Lock()
 	defer r.recording.Unlock()
-	return len(r.history.Crashes) > 0
+	return len(r.history.Crashes)+len(r.history.Splits) > 0
 }
 
 // processes are those that run.
@@ -344,12 +344,12 @@ func (r *callRun) haste(rng *rand.Rand) {
 	time.Sleep(time.Duration(rng.Int64N(int64(300 * time.Millisecond))))
 }
 
-// watch holds who decides for keys that are lent to having lent no more than there is room for, as long as no crash has made it charge what it
-// does not know of.
+// watch holds who decides for keys that are lent to having lent no more than there is room for, as long as no crash or merge has made it charge
+// what it does not know of.
 func (r *callRun) watch() {
 	r.callers.Go(func() {
 		for r.now() < r.until {
-			if r.crashed() {
+			if r.forgot() {
 				return
 			}
 			for _, n := range r.processes() {

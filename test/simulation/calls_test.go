@@ -42,7 +42,7 @@ func (x trouble) String() string {
 // troubleOf is what happens in a seed's run.
 func troubleOf(seed uint64) trouble {
 	x := trouble(seed % uint64(troubles))
-	if x == severing && seed/uint64(troubles)%4 == 1 { // without loans
+	if x == severing && seed/uint64(troubles)%4 < 2 { // with loans and without
 		x = parting
 	}
 	return x
