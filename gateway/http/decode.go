@@ -2,11 +2,13 @@ package httpapi
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"mime"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -109,10 +111,10 @@ type list[T any] []T
 // batch is the checks of one, of which each costs 1 where it does not say.
 type batch []checkBody
 
-var (
-	errBatchTooLarge  = errors.New("httpapi: too many elements")
-	errTooManyClasses = errors.New("httpapi: too many classes")
-)
+// tooMany is the error of a list or map that has more elements than are read. It says how many there may be.
+type tooMany string
+
+func (e tooMany) Error() string { return string(e) }
 
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (b *batch) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
@@ -130,55 +132,41 @@ type usage limit.Usage
 
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
-	if k := dec.PeekKind(); k != '{' {
-		if err := dec.SkipValue(); err != nil {
-			return err
-		}
-		return &json.SemanticError{JSONKind: k, GoType: reflect.TypeFor[usage]()}
-	}
-	if _, err := dec.ReadToken(); err != nil {
-		return err
-	}
 	*u = make(usage)
-	for dec.PeekKind() != '}' {
-		if len(*u) == limit.MaxClasses {
-			return errTooManyClasses
-		}
+	few := tooMany(fmt.Sprintf("at most %d classes are taken", limit.MaxClasses))
+	return read(dec, '{', '}', reflect.TypeFor[usage](), limit.MaxClasses, few, func() error {
 		var class string
-		if err := json.UnmarshalDecode(dec, &class); err != nil {
-			return err
-		}
 		var n int64
-		if err := json.UnmarshalDecode(dec, &n); err != nil {
-			return err
-		}
+		err := cmp.Or(json.UnmarshalDecode(dec, &class), json.UnmarshalDecode(dec, &n))
 		(*u)[class] = n
-	}
-	_, err := dec.ReadToken()
-	return err
+		return err
+	})
 }
 
 // elements reads an array, of whose elements absent has the values of fields that are left out.
 func elements[T any](dec *jsontext.Decoder, into *[]T, absent T) error {
-	if k := dec.PeekKind(); k != '[' {
-		if err := dec.SkipValue(); err != nil {
-			return err
-		}
-		return &json.SemanticError{JSONKind: k, GoType: reflect.TypeFor[[]T]()}
-	}
-	if _, err := dec.ReadToken(); err != nil {
-		return err
-	}
-	for dec.PeekKind() != ']' {
-		if len(*into) == limit.MaxBatch {
-			return errBatchTooLarge
-		}
+	few := tooMany(fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch))
+	return read(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, few, func() error {
 		*into = append(*into, absent)
-		if err := json.UnmarshalDecode(dec, &(*into)[len(*into)-1]); err != nil {
-			return err
-		}
+		return json.UnmarshalDecode(dec, &(*into)[len(*into)-1])
+	})
+}
+
+// read reads an array or an object of the Go type of; one reads an element. With more elements than most its error is few.
+func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, few error, one func() error) error {
+	if k := dec.PeekKind(); k != begin {
+		return cmp.Or[error](dec.SkipValue(), &json.SemanticError{JSONKind: k, GoType: of})
 	}
 	_, err := dec.ReadToken()
+	for n := 0; err == nil && dec.PeekKind() != end; n++ {
+		if n == most {
+			return few
+		}
+		err = one()
+	}
+	if err == nil {
+		_, err = dec.ReadToken()
+	}
 	return err
 }
 
@@ -248,29 +236,20 @@ func mediaType(h http.Header) *problem {
 
 // malformed says in the words of this interface what the decoder found.
 func malformed(err error) *problem {
-	if classes := errors.Is(err, errTooManyClasses); classes || errors.Is(err, errBatchTooLarge) {
-		var at *json.SemanticError
-		field, message := "checks", fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch)
-		if classes {
-			message = fmt.Sprintf("at most %d classes are taken", limit.MaxClasses)
-		}
-		if errors.As(err, &at) && at.JSONPointer != "" {
-			field = fieldAt(at.JSONPointer)
-		}
-		return &problem{status: http.StatusRequestEntityTooLarge, field: field, message: message}
-	}
-	var syntactic *jsontext.SyntacticError
-	if errors.As(err, &syntactic) {
+	if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		if errors.Is(err, jsontext.ErrDuplicateName) {
 			return invalid(fieldAt(syntactic.JSONPointer), "is given twice")
 		}
 		return misspelt(syntactic)
 	}
-	var semantic *json.SemanticError
-	if !errors.As(err, &semantic) {
+	semantic, ok := errors.AsType[*json.SemanticError](err)
+	if !ok {
 		return invalid("", "the body is not valid JSON: "+clip(err.Error()))
 	}
 	field := fieldAt(semantic.JSONPointer)
+	if few, ok := errors.AsType[tooMany](err); ok {
+		return &problem{status: http.StatusRequestEntityTooLarge, field: field, message: string(few)}
+	}
 	if errors.Is(err, json.ErrUnknownName) {
 		return invalid(field, "there is no such field here")
 	}
@@ -338,25 +317,20 @@ func findNull(body []byte) (jsontext.Pointer, bool) {
 // fieldAt spells a place in the body the way problems name it: /checks/3/limit/window is checks[3].limit.window.
 func fieldAt(at jsontext.Pointer) string {
 	var b strings.Builder
-	depth, inBatch := 0, false
+	depth, list := 0, false
 	for token := range at.Tokens() {
 		switch {
-		case depth == 1 && inBatch && isIndex(token):
+		case depth == 1 && list && strings.Trim(token, "0123456789") == "":
 			b.WriteString("[" + token + "]")
 		case depth > 0:
 			b.WriteString("." + token)
 		default:
 			b.WriteString(token)
-			inBatch = token == "checks" || token == "reserves"
+			list = slices.Contains([]string{"checks", "reserves", "extends", "commits"}, token)
 		}
 		depth++
 	}
 	return clip(b.String())
-}
-
-func isIndex(token string) bool {
-	_, err := strconv.ParseUint(token, 10, 64)
-	return err == nil
 }
 
 // clip shortens what a caller sent for use in a message to them.

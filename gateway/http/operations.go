@@ -132,16 +132,13 @@ func (f *form) amount(b *amountBody, least, absent int64) limit.Amount {
 }
 
 // leaseID and reservationID read the names of what is held.
-func (f *form) leaseID(id string) string {
-	if id == "" {
-		f.fail(invalid("lease_id", "must be given, as acquire returned it"))
-	}
-	return id
-}
+func (f *form) leaseID(id string) string { return f.held("lease_id", id, "acquire") }
 
-func (f *form) reservationID(id string) string {
+func (f *form) reservationID(id string) string { return f.held("reservation_id", id, "reserve") }
+
+func (f *form) held(field, id, by string) string {
 	if id == "" {
-		f.fail(invalid("reservation_id", "must be given, as reserve returned it"))
+		f.fail(invalid(field, "must be given, as "+by+" returned it"))
 	}
 	return id
 }

@@ -177,49 +177,6 @@ func TestServerIsBounded(t *testing.T) {
 		s.MaxHeaderBytes > 0 && s.ErrorLog != nil, "%+v", s)
 }
 
-// FuzzCheckBody sends any body to the endpoints that take checks: the answer is always one that openapi.yaml describes
-// and never a 5xx, and what reaches the Service is within its bounds.
-func FuzzCheckBody(f *testing.F) {
-	for _, body := range []string{
-		`{"policy":"login","key":"alice"}`,
-		`{"policy":"login","key":"alice","cost":0,"partial":true,"request_id":"r"}`,
-		`{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s","count_denied":true},"key":"alice"}`,
-		`{"limit":{"algorithm":"fixed_window","limit":1,"window":"day","align":"calendar","time_zone":"Europe/Berlin"},"key":"k"}`,
-		`{"limit":{"algorithm":"sliding_window","limit":-1,"window":"1d12h","slots":3},"key":"k"}`,
-		`{"limit":{"algorithm":"token_bucket","limit":1,"window":"0.5d","capacity":9007199254740992},"key":"k"}`,
-		`{"limit":{"algorithm":"concurrency","limit":1,"ttl":"1s"},"key":"k"}`,
-		`{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob","cost":2}],"atomic":true}`,
-		`{"checks":[{"policy":"login","key":"alice","cost":null}],"atomic":true}`,
-		`{"checks":[{},{"key":"\ud800"}]}`,
-		`{"policy":"login","key":"alice","cost":9223372036854775808}`,
-		`{"policy":"login","key":"alice","key":"bob"}`,
-		`{"policy":"login","key":"alice"}{}`,
-		"{\"policy\":\"login\",\"key\":\"\xff\"}",
-		`[]`, `null`, ``, `{"a":`, `{"\u0000":1}`,
-	} {
-		f.Add("/v1/check", body)
-		f.Add("/v1/checks", body)
-	}
-	f.Fuzz(func(t *testing.T, path, body string) {
-		if path != "/v1/check" && path != "/v1/checks" {
-			t.Skip()
-		}
-		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}}
-		d := newAPI(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
-		resp := d.post(path, body)
-		if resp.StatusCode >= 500 {
-			t.Errorf("%d %s", resp.StatusCode, bodyOf(t, resp))
-		}
-		expect.Equal(t, len(service.Calls()) == 1, resp.StatusCode == 200, "%d, with the service asked", resp.StatusCode)
-		for _, c := range service.Calls() {
-			expect.True(t, len(c.Checks) >= 1 && len(c.Checks) <= limit.MaxBatch, "a batch of %d", len(c.Checks))
-			for _, check := range c.Checks {
-				wantSound(t, check)
-			}
-		}
-	})
-}
-
 func wantSound(t *testing.T, c limit.Check) {
 	t.Helper()
 	expect.True(t, (c.Policy == "") != (c.Limit == nil) && (c.Namespace == "" || c.Limit != nil) &&

@@ -4,6 +4,7 @@ package testkit
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -82,4 +83,24 @@ func WriteFile(t testing.TB, name, content string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// Table runs a test for each line "left => right" of a file. Empty lines and those that begin with # are left out.
+func Table(t *testing.T, file string, row func(t *testing.T, left, right string)) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for n, line := range strings.Split(string(text), "\n") {
+		if left, right, ok := strings.Cut(line, " => "); ok && !strings.HasPrefix(line, "#") {
+			rows++
+			t.Run(fmt.Sprintf("line %d", n+1), func(t *testing.T) { row(t, left, right) })
+		} else if line != "" && !strings.HasPrefix(line, "#") {
+			t.Errorf("%s:%d: no => in %.100s", file, n+1, line)
+		}
+	}
+	if rows == 0 {
+		t.Errorf("%s has no rows", file)
+	}
 }
