@@ -1,7 +1,9 @@
 package envoy
 
 import (
+	"cmp"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -136,7 +139,8 @@ var (
 // Bounds of what a file may describe.
 const (
 	maxDepth    = 32
-	maxMetadata = 10_000 // elements of a descriptor's metadata
+	maxNested   = 32        // levels of a descriptor's metadata
+	maxMetadata = 256 << 10 // bytes of it in JSON
 )
 
 // units are the lengths of the reference's units: months of 30 days and years of 365.
@@ -476,92 +480,28 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 	}
 }
 
-// metadata reads what is told in the response's dynamic metadata.
+// metadata reads what is told in the response's dynamic metadata: a map of what JSON can say, too.
 func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
-	one, given := f.Get("metadata")
-	if !given || one.Node == nil {
+	one := f.Field("metadata")
+	if one.Node == nil {
 		return nil
 	}
-	left := maxMetadata
-	v, ok := r.value(one.Node, one.Path, 1, &left)
-	if !ok {
-		return nil
-	}
-	if v.GetStructValue() == nil {
+	if one.Node.Kind != yaml.MappingNode {
 		r.Fail(one.Node, one.Path, "must be a map, not %s", strictyaml.Kind(one.Node))
+		return nil
 	}
-	return v.GetStructValue()
-}
-
-// value converts what YAML can say and JSON, too.
-func (r *reader) value(n *yaml.Node, path string, depth int, left *int) (*structpb.Value, bool) {
-	n = strictyaml.Value(n)
-	if !r.Visit(n, path) {
-		return nil, false
+	var v map[string]any
+	err := one.Node.Decode(&v)
+	text, bad := json.Marshal(v)
+	out := new(structpb.Struct)
+	if err = cmp.Or(err, bad); err == nil {
+		err = protojson.UnmarshalOptions{RecursionLimit: maxNested}.Unmarshal(text, out)
 	}
-	if *left--; *left < 0 || depth > maxDepth {
-		r.Fail(n, path, "is too large or nested too deep for metadata")
-		return nil, false
+	switch {
+	case err != nil:
+		r.Fail(one.Node, one.Path, "is nothing that JSON can say in %d levels: %.100q", maxNested, err)
+	case len(text) > maxMetadata:
+		r.Fail(one.Node, one.Path, "has %d bytes in JSON, at most %d are taken", len(text), maxMetadata)
 	}
-	switch n.Kind {
-	case yaml.MappingNode:
-		return r.mapping(n, path, depth, left)
-	case yaml.SequenceNode:
-		out := new(structpb.ListValue)
-		for i, e := range n.Content {
-			v, ok := r.value(e, strictyaml.Element(path, i), depth+1, left)
-			if !ok {
-				return nil, false
-			}
-			out.Values = append(out.Values, v)
-		}
-		return structpb.NewListValue(out), true
-	}
-	return r.scalar(n, path)
-}
-
-func (r *reader) mapping(n *yaml.Node, path string, depth int, left *int) (*structpb.Value, bool) {
-	out := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(n.Content)/2)}
-	for i := 0; i < len(n.Content); i += 2 {
-		key := strictyaml.Value(n.Content[i])
-		at := strictyaml.Join(path, strictyaml.Shorten(key.Value))
-		if key.Kind != yaml.ScalarNode || key.Tag != "!!str" {
-			r.Fail(n.Content[i], path, "a field's name must be text, not %s", strictyaml.Kind(key))
-			return nil, false
-		}
-		if out.Fields[key.Value] != nil {
-			r.Fail(n.Content[i], at, "is given twice: remove one")
-			return nil, false
-		}
-		v, ok := r.value(n.Content[i+1], at, depth+1, left)
-		if !ok {
-			return nil, false
-		}
-		out.Fields[key.Value] = v
-	}
-	return structpb.NewStructValue(out), true
-}
-
-func (r *reader) scalar(n *yaml.Node, path string) (*structpb.Value, bool) {
-	var v any
-	if err := n.Decode(&v); err != nil {
-		r.Fail(n, path, "cannot be read: %s", strictyaml.Shorten(err.Error()))
-		return nil, false
-	}
-	switch v := v.(type) {
-	case nil:
-		return structpb.NewNullValue(), true
-	case bool:
-		return structpb.NewBoolValue(v), true
-	case string:
-		return structpb.NewStringValue(v), true
-	case int:
-		return structpb.NewNumberValue(float64(v)), true
-	case float64:
-		if !math.IsInf(v, 0) && !math.IsNaN(v) {
-			return structpb.NewNumberValue(v), true
-		}
-	}
-	r.Fail(n, path, "%s is nothing that JSON can say: quote it", fmt.Sprintf("%.40q", n.Value))
-	return nil, false
+	return out
 }

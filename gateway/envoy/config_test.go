@@ -17,6 +17,7 @@ import (
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 func parse(t testing.TB, text string) *Config {
@@ -27,86 +28,16 @@ func parse(t testing.TB, text string) *Config {
 
 // TestMistakes: each error that the reference reports when it loads a file, and those beyond it, with a position.
 func TestMistakes(t *testing.T) {
-	for _, test := range []struct {
-		name, text string
-		want       []string // each the beginning of one mistake, without the file's name
-	}{
-		// The reference: "config file cannot have empty domain".
-		{"empty domain", "domain: ''\ndescriptors: []\n", []string{"1:9: domain: is empty"}},
-		{"no domain", "descriptors: []\n", []string{"1:1: domain: is missing"}},
-		{"empty file", "", []string{"1:1: domain: is missing"}},
-		{"only a comment", "# nothing\n", []string{"1:1: domain: is missing"}},
-		// The reference: "descriptor has empty key".
-		{"empty key", "domain: d\ndescriptors:\n  - key: ''\n  - value: v\n", []string{"3:10: descriptors[0].key: is empty", "4:5: descriptors[1].key: is missing"}},
-		// The reference: "duplicate descriptor composite key 'd.a_b'", whichever way it comes about.
-		{"duplicate composite key", "domain: d\ndescriptors:\n  - {key: a, value: b}\n  - {key: a_b}\n",
-			[]string{`4:11: descriptors[1]: is the second descriptor of the composite key "d.a_b", after that on line 3`}},
-		{"duplicate nested key", "domain: d\ndescriptors:\n  - key: a\n    descriptors:\n      - key: b\n      - key: b\n",
-			[]string{`6:14: descriptors[0].descriptors[1]: is the second descriptor of the composite key "d.a.b"`}},
-		// The reference: "should not specify rate limit unit when unlimited".
-		{"unlimited with a unit", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unlimited: true, unit: second}}\n",
-			[]string{"3:44: descriptors[0].rate_limit.unit: stands beside unlimited"}},
-		// The reference: "invalid rate limit unit 'fortnight'".
-		{"bad unit", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: fortnight, requests_per_unit: 1}}\n",
-			[]string{`3:33: descriptors[0].rate_limit.unit: must be one of second, minute, hour, day, week, month and year, not "fortnight"`}},
-		{"unit unknown", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: unknown, requests_per_unit: 1}}\n",
-			[]string{"3:33: descriptors[0].rate_limit.unit: must be one of"}},
-		{"no unit", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {requests_per_unit: 1}}\n", []string{"3:26: descriptors[0].rate_limit.unit: is missing"}},
-		// The reference: "invalid unit multiplier of 0".
-		{"zero multiplier", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, unit_multiplier: 0}}\n",
-			[]string{"3:58: descriptors[0].rate_limit.unit_multiplier: must not be zero"}},
-		{"multiplier too large", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: year, unit_multiplier: 2}}\n",
-			[]string{"3:56: descriptors[0].rate_limit.unit_multiplier: makes a window longer than the longest"}},
-		// The reference: "should not have an empty replaces entry", "replaces should not contain name of same descriptor".
-		{"replaces", "domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n      unit: second\n      name: me\n      replaces: [{name: ''}, {name: me}, {}]\n",
-			[]string{"7:25: descriptors[0].rate_limit.replaces[0].name: is empty", "7:37: descriptors[0].rate_limit.replaces[1].name: is the name of this very limit",
-				"7:42: descriptors[0].rate_limit.replaces[2].name: is missing"}},
-		// The reference: "config error, yaml file contains list of type other than map".
-		{"list of texts", "domain: d\ndescriptors:\n  - a\n", []string{"3:5: descriptors[0]: must be a map of fields"}},
-		{"list of lists", "domain: d\ndescriptors: [[]]\n", []string{"2:15: descriptors[0]: must be a map of fields"}},
-		{"no list", "domain: d\ndescriptors: {key: a}\n", []string{"2:14: descriptors: must be a list"}},
-		// The reference: "config error, unknown key 'ratelimit'".
-		{"misspelt key", "domain: d\ndescriptors:\n  - {key: a, ratelimit: {unit: second}}\n", []string{"3:14: descriptors[0].ratelimit: unknown field: did you mean rate_limit?"}},
-		{"misspelt key of a limit", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, request_per_unit: 3}}\n",
-			[]string{"3:41: descriptors[0].rate_limit.request_per_unit: unknown field: did you mean requests_per_unit?"}},
-		// The reference: "config error, key is not of type string".
-		{"a key that is no text", "domain: d\n0: a\n", []string{"2:1: 0: unknown field"}},
-		{"a list for a key", "domain: d\n[a]: b\n", []string{"2:1: a field's name must be text"}},
-		// The reference: "error loading config file: ...".
-		{"no YAML", "domain: [\n", []string{"1:9: is not valid YAML"}},
-		{"a number below 0", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, requests_per_unit: -1}}\n",
-			[]string{"3:60: descriptors[0].rate_limit.requests_per_unit: must not be negative"}},
-		{"a number above 32 bits", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, requests_per_unit: 4294967296}}\n",
-			[]string{"3:60: descriptors[0].rate_limit.requests_per_unit: is too large"}},
-		{"text for a flag", "domain: d\ndescriptors:\n  - {key: a, shadow_mode: 'yes'}\n", []string{"3:27: descriptors[0].shadow_mode: must be true or false"}},
-		// The reference: "share_threshold can only be used with wildcard values (containing '*')".
-		{"share_threshold without a wildcard", "domain: d\ndescriptors:\n  - {key: a, value: b, share_threshold: true}\n",
-			[]string{"3:24: descriptors[0].share_threshold: is for values with an *"}},
-		{"metadata that is no map", "domain: d\ndescriptors:\n  - {key: a, metadata: [1]}\n", []string{"3:24: descriptors[0].metadata: must be a map"}},
-		// What the reference does not have.
-		{"algorithm", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, requests_per_unit: 1, algorithm: leaky_bucket}}\n",
-			[]string{"3:74: descriptors[0].rate_limit.algorithm: must be one of"}},
-		{"carry_debt of a log", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, requests_per_unit: 1, algorithm: sliding_log, carry_debt: true}}\n",
-			[]string{"3:87: descriptors[0].rate_limit.carry_debt: is for fixed_window only"}},
-		{"policy beside a unit", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {unit: second, policy: p}}\n", []string{"3:27: descriptors[0].rate_limit.unit: stands beside policy"}},
-		{"a policy's bad name", "domain: d\ndescriptors:\n  - {key: a, rate_limit: {policy: 'a b'}}\n", []string{"3:35: descriptors[0].rate_limit.policy: is not a policy's name"}},
-		{"charge", "domain: d\ncharge: sometimes\n", []string{"2:9: charge: must be one of always, independent, all_or_none"}},
-		{"a list in itself", "domain: d\ndescriptors: &l\n  - {key: a, descriptors: *l}\n  - {key: b, descriptors: *l}\n",
-			[]string{"3:14: descriptors[0].descriptors: is an alias of a list that it is in itself", "4:14: descriptors[1].descriptors: is an alias of a list"}},
-		{"two documents", "domain: d\n---\ndomain: e\n", []string{"2:1: a second YAML document"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			c, err := Parse([]File{{"f.yaml", []byte(test.text)}}, Options{})
-			var found strictyaml.Errors
-			must.True(t, errors.As(err, &found) && c == nil && len(found) == len(test.want),
-				"%v, %v, want %q", c, err, test.want)
-			for i, e := range found {
-				if got := e.Error(); !strings.HasPrefix(got, "f.yaml:"+test.want[i]) {
-					t.Errorf("got %s\nwant f.yaml:%s", got, test.want[i])
-				}
-			}
-		})
-	}
+	words := strings.NewReplacer(`\n`, "\n", "DEEP", strings.Repeat("[", 40)+strings.Repeat("]", 40))
+	testkit.Table(t, "testdata/mistakes.txt", func(t *testing.T, text, want string) {
+		c, err := Parse([]File{{"f.yaml", []byte(words.Replace(text))}}, Options{Quotable: quotable})
+		var found strictyaml.Errors
+		wanted := strings.Split(want, " & ")
+		must.True(t, errors.As(err, &found) && c == nil && len(found) == len(wanted), "%v, %v", c, err)
+		for i, e := range found {
+			expect.True(t, strings.HasPrefix(e.Error(), "f.yaml:"+wanted[i]), "got %s\nwant %s", e, wanted[i])
+		}
+	})
 }
 
 // TestDuplicateDomain: the reference's "duplicate domain 'd' in config file", unless files are merged.

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/weirlimit/weir/algo"
@@ -33,22 +32,19 @@ func (k *kuadrant) CheckRateLimit(ctx context.Context, in *ratelimitv3.RateLimit
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
 	}
-	all, namespace, err := k.counted(in.GetDomain(), in.GetDescriptors())
+	all, err := k.matches(in)
 	if err != nil {
 		return nil, err
 	}
-	var checks []limit.Check
-	var places []int
+	var looked []*asked
 	for i := range all {
-		switch a := &all[i]; {
-		case !a.counts():
-		case a.zero():
+		if a := &all[i]; a.counts() && a.zero() {
 			a.over = !a.shadow
-		default:
-			checks, places = append(checks, limit.Check{Target: a.target(namespace)}), append(places, i)
+		} else if a.counts() {
+			looked = append(looked, a)
 		}
 	}
-	if err := k.look(ctx, all, checks, places, 0); err != nil {
+	if err := k.look(ctx, looked, false, 0); err != nil {
 		return nil, err
 	}
 	return &ratelimitv3.RateLimitResponse{OverallCode: k.overall(all)}, nil
@@ -60,18 +56,12 @@ func (k *kuadrant) Report(ctx context.Context, in *ratelimitv3.RateLimitRequest)
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
 	}
-	all, namespace, err := k.counted(in.GetDomain(), in.GetDescriptors())
+	all, err := k.matches(in)
 	if err != nil {
 		return nil, err
 	}
-	hits := min(int64(max(in.GetHitsAddend(), 1)), algo.MaxLimit)
-	var targets []limit.Target
-	for i := range all {
-		if a := &all[i]; a.counts() {
-			targets = append(targets, a.target(namespace))
-		}
-	}
-	if err := k.charge(ctx, targets, hits); err != nil {
+	hits := int64(max(in.GetHitsAddend(), 1))
+	if err := k.charge(ctx, targets(all), hits); err != nil {
 		return nil, err
 	}
 	k.tally(all, hits)
@@ -87,46 +77,31 @@ func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (
 	if in.GetDomain() == "" {
 		return &kuadrantpb.ReserveResponse{Code: codeUnknown}, nil
 	}
-	all, namespace, err := k.counted(in.GetDomain(), in.GetDescriptors())
+	all, err := k.matches(&ratelimitv3.RateLimitRequest{Domain: in.GetDomain(), Descriptors: in.GetDescriptors()})
 	if err != nil {
 		return nil, err
 	}
 	amount := clamp(in.GetAmount())
-	ttl := reservationTTL(in)
-	var checks []limit.Check
-	var reserves []limit.Reserve
-	var looked, reserved []int
+	var looked, reserved []*asked
 	for i := range all {
 		switch a := &all[i]; {
 		case !a.counts() || a.shadow:
 		case a.zero() && amount > 0:
 			a.over = true
 		case a.quota || amount == 0:
-			checks, looked = append(checks, limit.Check{Target: a.target(namespace), Always: true}), append(looked, i)
+			looked = append(looked, a)
 		default:
-			reserves = append(reserves, limit.Reserve{Target: a.target(namespace), Amount: limit.Amount{Cost: amount}, TTL: ttl + expiryMargin})
-			reserved = append(reserved, i)
+			reserved = append(reserved, a)
 		}
 	}
-	if err := k.look(ctx, all, checks, looked, amount); err != nil {
+	if err := k.look(ctx, looked, true, amount); err != nil {
 		return nil, err
 	}
 	id := ""
-	if len(reserves) > 0 && k.overall(all) == codeOK {
-		targets := targetsOf(reserves)
-		bytes, ok := k.expiry.room(k.cfg.Caller(ctx), targets)
-		if !ok {
-			return nil, errPending
+	if len(reserved) > 0 && k.overall(all) == codeOK {
+		if id, err = k.hold(ctx, reserved, amount, reservationTTL(in)); err != nil {
+			return nil, err
 		}
-		d, err := k.cfg.Service.ReserveAll(ctx, reserves)
-		k.expiry.add(d.ReservationID, targets, ttl, bytes)
-		if err != nil {
-			return nil, wire.Status(err)
-		}
-		for j := range d.Decisions {
-			all[reserved[j]].over = !d.Decisions[j].Allowed
-		}
-		id = d.ReservationID
 	}
 	for i := range all {
 		if all[i].over {
@@ -136,6 +111,28 @@ func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (
 	return &kuadrantpb.ReserveResponse{Code: k.overall(all), ReservationId: id}, nil
 }
 
+// hold reserves an amount under limits, all or none, and has it cancelled when its TTL is over.
+func (k *kuadrant) hold(ctx context.Context, list []*asked, amount int64, ttl time.Duration) (id string, err error) {
+	reserves, held := make([]limit.Reserve, len(list)), make([]limit.Target, len(list))
+	for i, a := range list {
+		held[i] = a.target
+		reserves[i] = limit.Reserve{Target: a.target, Amount: limit.Amount{Cost: amount}, TTL: ttl + expiryMargin}
+	}
+	bytes, ok := k.expiry.room(k.cfg.Caller(ctx), held)
+	if !ok {
+		return "", errPending
+	}
+	d, err := k.cfg.Service.ReserveAll(ctx, reserves)
+	k.expiry.add(d.ReservationID, held, ttl, bytes)
+	if err != nil {
+		return "", wire.Status(err)
+	}
+	for i := range d.Decisions {
+		list[i].over = !d.Decisions[i].Allowed
+	}
+	return d.ReservationID, nil
+}
+
 // Commit adds an amount to all limits of a request, whether or not there is room for it, in place of what its reservation holds. Where
 // nothing is held any more it is a Report.
 func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*kuadrantpb.CommitResponse, error) {
@@ -143,20 +140,18 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 	if in.GetDomain() == "" {
 		return out, nil
 	}
-	all, namespace, err := k.counted(in.GetDomain(), in.GetDescriptors())
+	all, err := k.matches(&ratelimitv3.RateLimitRequest{Domain: in.GetDomain(), Descriptors: in.GetDescriptors()})
 	if err != nil {
 		return nil, err
 	}
 	amount := clamp(in.GetActualAmount())
-	var rest []limit.Target
-	for _, r := range repeats(all, namespace) {
-		released, err := k.commit(ctx, r.target, in.GetReservationId(), clamp(uint64(r.times)*uint64(amount)))
-		if err != nil {
+	rest := targets(all)
+	if in.GetReservationId() != "" {
+		held := len(rest)
+		if rest, err = k.settle(ctx, rest, in.GetReservationId(), amount); err != nil {
 			return nil, err
 		}
-		if out.ReservationReleased = out.ReservationReleased || released; !released {
-			rest = append(rest, slices.Repeat([]limit.Target{r.target}, r.times)...)
-		}
+		out.ReservationReleased = len(rest) < held
 	}
 	if amount > 0 {
 		if err := k.charge(ctx, rest, amount); err != nil {
@@ -168,27 +163,22 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 	return out, nil
 }
 
-// repeated is a target that so many descriptors of a request fall under: its reservation holds as many amounts.
-type repeated struct {
-	target limit.Target
-	times  int
-}
-
-// repeats lists the targets of a request.
-func repeats(all []asked, namespace string) []repeated {
-	var list []repeated
-	for i := range all {
-		if !all[i].counts() {
-			continue
+// settle commits what a reservation holds of targets: an amount for each time that one is among them. It returns those of which nothing is held.
+func (k *kuadrant) settle(ctx context.Context, list []limit.Target, id string, amount int64) (rest []limit.Target, err error) {
+	for len(list) > 0 {
+		t := list[0]
+		others := slices.DeleteFunc(slices.Clone(list), func(o limit.Target) bool { return same(&o, &t) })
+		times := len(list) - len(others)
+		cost := limit.Amount{Cost: clamp(uint64(times) * uint64(amount))}
+		_, err := k.cfg.Service.Commit(ctx, limit.Commit{Target: t, Amount: cost, ReservationID: id})
+		if e, is := errors.AsType[*limit.Error](err); is && e.Field == "reservation_id" { // it has ended, or there was none
+			rest = append(rest, slices.Repeat(list[:1], times)...)
+		} else if err != nil {
+			return nil, wire.Status(err)
 		}
-		t := all[i].target(namespace)
-		at := slices.IndexFunc(list, func(r repeated) bool { return same(&r.target, &t) })
-		if at < 0 {
-			at, list = len(list), append(list, repeated{target: t})
-		}
-		list[at].times++
+		list = others
 	}
-	return list
+	return rest, nil
 }
 
 // same reports whether two targets of a request are one. A limit that a request brings along is another each time.
@@ -196,28 +186,13 @@ func same(a, b *limit.Target) bool {
 	return a.Key == b.Key && a.Policy == b.Policy && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }
 
-// commit ends what a reservation holds of one target. It reports false where nothing is held.
-func (k *kuadrant) commit(ctx context.Context, t limit.Target, id string, cost int64) (bool, error) {
-	if id == "" {
-		return false, nil
-	}
-	_, err := k.cfg.Service.Commit(ctx, limit.Commit{Target: t, Amount: limit.Amount{Cost: cost}, ReservationID: id})
-	if e, is := errors.AsType[*limit.Error](err); is && e.Field == "reservation_id" {
-		return false, nil // it has ended, or there was none
-	}
-	if err != nil {
-		return false, wire.Status(err)
-	}
-	return true, nil
-}
-
 // charge charges all targets, or none.
-func (k *kuadrant) charge(ctx context.Context, targets []limit.Target, cost int64) error {
-	if len(targets) == 0 {
+func (k *kuadrant) charge(ctx context.Context, list []limit.Target, cost int64) error {
+	if len(list) == 0 {
 		return nil
 	}
-	checks := make([]limit.Check, len(targets))
-	for i, t := range targets {
+	checks := make([]limit.Check, len(list))
+	for i, t := range list {
 		checks[i] = limit.Check{Target: t, Cost: cost, Always: true}
 	}
 	if _, err := k.cfg.Service.CheckAll(ctx, checks); err != nil {
@@ -226,23 +201,26 @@ func (k *kuadrant) charge(ctx context.Context, targets []limit.Target, cost int6
 	return nil
 }
 
-// look finds out which limits have no room for an amount.
-func (k *kuadrant) look(ctx context.Context, all []asked, checks []limit.Check, places []int, amount int64) error {
-	if len(checks) == 0 {
+// look finds out which limits have no room for an amount, or are passed.
+func (k *kuadrant) look(ctx context.Context, list []*asked, always bool, amount int64) error {
+	if len(list) == 0 {
 		return nil
+	}
+	checks := make([]limit.Check, len(list))
+	for i, a := range list {
+		checks[i] = limit.Check{Target: a.target, Always: always}
 	}
 	results, err := k.cfg.Service.Check(ctx, checks)
 	if err != nil {
 		return wire.Status(err)
 	}
-	for j := range results {
-		d := &results[j]
+	for i, a := range list {
+		d := &results[i]
 		if d.Err != nil {
 			return wire.Status(d.Err)
 		}
-		a := &all[places[j]]
-		a.over = !d.Allowed || a.zero() && d.Remaining < 1 && !d.FailedOpen || d.Limit != algo.Unlimited && d.Remaining < amount && !d.FailedOpen
-		a.over = a.over && !a.shadow
+		lacking := a.zero() && d.Remaining < 1 || d.Limit != algo.Unlimited && d.Remaining < amount
+		a.over = (!d.Allowed || lacking && !d.FailedOpen) && !a.shadow
 	}
 	return nil
 }
@@ -256,23 +234,14 @@ func (k *kuadrant) tally(all []asked, hits int64) {
 	}
 }
 
-// counted finds the limits of descriptors, of which there may be none.
-func (k *kuadrant) counted(domain string, descriptors []*common.RateLimitDescriptor) ([]asked, string, error) {
-	if len(descriptors) > limit.MaxBatch {
-		return nil, "", errTooMany
+// targets are what the limits of a request count.
+func targets(all []asked) (list []limit.Target) {
+	for i := range all {
+		if a := &all[i]; a.counts() {
+			list = append(list, a.target)
+		}
 	}
-	return k.matches(&ratelimitv3.RateLimitRequest{Domain: domain, Descriptors: descriptors})
-}
-
-// counts reports whether a descriptor falls under a limit that has a state.
-func (a *asked) counts() bool { return a.rule != nil && !a.unlimited }
-
-func targetsOf(reserves []limit.Reserve) []limit.Target {
-	targets := make([]limit.Target, len(reserves))
-	for i := range reserves {
-		targets[i] = reserves[i].Target
-	}
-	return targets
+	return list
 }
 
 func clamp(amount uint64) int64 { return int64(min(amount, uint64(algo.MaxLimit))) }

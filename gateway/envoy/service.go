@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -34,17 +33,10 @@ const (
 	ShadowMode  = "shadow_mode" // over the limit, but admitted: shadow_mode
 )
 
-// Decider is a limit.Service that answers in room that it is given.
-type Decider interface {
-	limit.Service
-	// CheckTo is Check with the answers in results, which has a place for each of checks; see limit.Preparer.
-	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error
-}
-
 // ServiceConfig is what a Service stands on.
 type ServiceConfig struct {
 	// Service decides. Required.
-	Service Decider
+	Service limit.Service
 	// Own decides for the node itself, in whatever context: it cancels what callers have let expire. Nil: Service.
 	Own limit.Service
 	// Config returns the configuration in force. Required.
@@ -73,7 +65,6 @@ type Service struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
 	cfg    ServiceConfig
 	expiry expiry
-	rooms  sync.Pool // of *room
 }
 
 // NewService returns a Service.
@@ -90,9 +81,7 @@ func NewService(cfg ServiceConfig) *Service {
 	if cfg.Caller == nil {
 		cfg.Caller = func(context.Context) string { return "" }
 	}
-	s := &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept}}
-	s.rooms.New = func() any { return new(room) }
-	return s
+	return &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept}}
 }
 
 // Close has reservations stay as they are from then on, and waits for those that are being cancelled.
@@ -115,7 +104,9 @@ var (
 // asked is one descriptor on its way.
 type asked struct {
 	match
-	hits   int64 // negative to give back
+	place  int          // in the request
+	target limit.Target // what the limit counts, of a rule that counts
+	hits   int64        // negative to give back
 	status *ratelimitv3.RateLimitResponse_DescriptorStatus
 	over   bool // before shadow mode has made it OK
 	near   bool // the decision is NearLimit
@@ -130,6 +121,9 @@ func flags(all []asked) (near, banned bool) {
 	return near, banned
 }
 
+// counts reports whether a descriptor falls under a limit that has a state.
+func (a *asked) counts() bool { return a.rule != nil && !a.unlimited }
+
 // zero reports whether the limit admits nothing at all.
 func (a *asked) zero() bool { return a.limit != nil && a.perUnit == 0 }
 
@@ -140,42 +134,42 @@ func (s *Service) ShouldRateLimit(ctx context.Context, in *ratelimitv3.RateLimit
 		return nil, errDomain
 	case len(in.GetDescriptors()) == 0:
 		return nil, errDescriptors
-	case len(in.GetDescriptors()) > limit.MaxBatch:
-		return nil, errTooMany
 	}
-	all, namespace, err := s.matches(in)
+	all, err := s.matches(in)
+	if err == nil {
+		err = s.ask(ctx, all)
+	}
 	if err != nil {
-		return nil, err
-	}
-	if err := s.ask(ctx, namespace, all); err != nil {
 		return nil, err
 	}
 	return s.response(in, all), nil
 }
 
-// matches finds the limits of a request's descriptors, and the namespace that they count in.
-func (s *Service) matches(in *ratelimitv3.RateLimitRequest) (all []asked, namespace string, err error) {
-	all = make([]asked, len(in.Descriptors))
+// matches finds the limits of a request's descriptors.
+func (s *Service) matches(in *ratelimitv3.RateLimitRequest) ([]asked, error) {
+	if len(in.Descriptors) > limit.MaxBatch {
+		return nil, errTooMany
+	}
+	all := make([]asked, len(in.Descriptors))
 	d := s.cfg.Config().domain(in.Domain)
 	if d == nil {
-		return all, "", nil
+		return all, nil
 	}
 	for i, descriptor := range in.Descriptors {
-		if all[i].match, err = d.match(descriptor); err != nil {
-			return nil, "", status.Errorf(codes.InvalidArgument, "descriptors[%d].%v", i, err)
+		a, err := &all[i], error(nil)
+		if a.match, err = d.match(descriptor); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "descriptors[%d].%v", i, err)
 		}
-		all[i].hits = hits(in, descriptor)
+		a.place, a.hits = i, hits(in, descriptor)
+		if a.rule == nil {
+			continue
+		}
+		if a.target = (limit.Target{Policy: a.policy, Key: a.key}); a.limit != nil {
+			a.target = limit.Target{Limit: a.limit, Namespace: d.namespace, Configured: true, Key: a.key}
+		}
 	}
 	replace(all)
-	return all, d.namespace, nil
-}
-
-// target is what a limit counts, of a rule that counts.
-func (a *asked) target(namespace string) limit.Target {
-	if a.limit == nil {
-		return limit.Target{Policy: a.policy, Key: a.key}
-	}
-	return limit.Target{Limit: a.limit, Namespace: namespace, Configured: true, Key: a.key}
+	return all, nil
 }
 
 // hits are those of a descriptor, or else of the request, of which 0 stands for 1.
@@ -213,133 +207,102 @@ func replace(all []asked) {
 }
 
 // ask has the limits of a request decided and fills in their statuses.
-func (s *Service) ask(ctx context.Context, namespace string, all []asked) error {
-	var one [1]limit.Check
-	var of [1]int
-	checks, places := one[:0], of[:0] // decided each by itself
-	var together []limit.Check        // all or none
-	var placesOf []int
+func (s *Service) ask(ctx context.Context, all []asked) error {
+	var each, together []*asked // decided each by itself; all or none
 	for i := range all {
-		a := &all[i]
-		switch {
+		switch a := &all[i]; {
 		case a.rule == nil:
 			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK}
-			continue
 		case a.unlimited:
 			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK, LimitRemaining: math.MaxUint32}
 			s.cfg.Count(a.metric, WithinLimit, uint64(max(a.hits, 0)))
-			continue
-		}
-		c := limit.Check{Cost: a.hits, Target: a.target(namespace)}
-		// What has no hits, or gives some back, charges nothing: it asks whether more is in use than the limit.
-		c.Always = a.charge == chargeAlways || a.hits <= 0
-		if a.charge == chargeAllOrNone && a.hits > 0 {
-			together, placesOf = append(together, c), append(placesOf, i)
-			continue
-		}
-		if a.charge == chargeIndependent && a.hits > 0 && a.zero() {
-			a.status, a.over = s.zeroStatus(a), true
-			continue
-		}
-		checks, places = append(checks, c), append(places, i)
-	}
-	if len(together) > 0 {
-		if err := s.askTogether(ctx, all, together, placesOf); err != nil {
-			return err
+		case a.charge == chargeAllOrNone && a.hits > 0:
+			together = append(together, a)
+		case a.charge == chargeIndependent && a.hits > 0 && a.zero():
+			s.refuse(a)
+		default:
+			each = append(each, a)
 		}
 	}
-	return s.askEach(ctx, all, checks, places)
+	if err := s.askTogether(ctx, together); err != nil {
+		return err
+	}
+	return s.askEach(ctx, each, checksOf(each))
 }
 
-// askEach has limits decided each by itself; places are those of the checks in all.
-func (s *Service) askEach(ctx context.Context, all []asked, checks []limit.Check, places []int) error {
-	if len(checks) == 0 {
+// checksOf are the checks of limits.
+func checksOf(list []*asked) []limit.Check {
+	checks := make([]limit.Check, len(list))
+	for i, a := range list {
+		// What has no hits, or gives some back, charges nothing: it asks whether more is in use than the limit.
+		checks[i] = limit.Check{Target: a.target, Cost: a.hits, Always: a.charge == chargeAlways || a.hits <= 0}
+	}
+	return checks
+}
+
+// askEach has limits decided each by itself.
+func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Check) error {
+	if len(list) == 0 {
 		return nil
 	}
-	r := s.rooms.Get().(*room)
-	defer r.giveBack(&s.rooms)
-	// A copy, so that what is on the caller's stack stays there.
-	r.checks = append(r.checks[:0], checks...)
-	r.results = slices.Grow(r.results[:0], len(checks))[:len(checks)]
-	if err := s.cfg.Service.CheckTo(ctx, r.checks, nil, r.results); err != nil {
-		return statusOf(err, places)
+	results, err := s.cfg.Service.Check(ctx, checks)
+	if err != nil {
+		return statusOf(err, list)
 	}
-	for j := range r.results {
-		if err := r.results[j].Err; err != nil {
-			return statusOf(err, places[j:j+1])
+	for i := range results {
+		if err := results[i].Err; err != nil {
+			return statusOf(err, list[i:i+1])
 		}
-		s.conclude(&all[places[j]], &r.results[j].Decision)
+		s.conclude(list[i], &results[i].Decision)
 	}
 	return nil
 }
 
-// statusOf is an error of checks as a status that names the request's descriptor; places are those of the checks in the request.
-func statusOf(err error, places []int) error {
+// statusOf is an error of the checks of limits as a status that names the request's descriptor.
+func statusOf(err error, list []*asked) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok {
-		if list, i, field := e.Element(); (list != "" || len(places) == 1 && field != "") && i < len(places) {
-			err = limit.NewError(e.Kind, field, e.Message).InList("descriptors", places[i])
+		if of, i, field := e.Element(); (of != "" || len(list) == 1 && field != "") && i < len(list) {
+			err = limit.NewError(e.Kind, field, e.Message).InList("descriptors", list[i].place)
 		}
 	}
 	return wire.Status(err)
 }
 
-// room is where the limits of a request are decided.
-type room struct {
-	checks  []limit.Check
-	results []limit.Result
-}
-
-// mostKept is how many checks the room that is kept is for.
-const mostKept = 64
-
-// giveBack keeps the room for another request, and nothing that was in it.
-func (r *room) giveBack(rooms *sync.Pool) {
-	if cap(r.checks) > mostKept {
-		return
+// askTogether has limits decided of which all are charged or none. Where one of them admits nothing, the others tell how they stand.
+func (s *Service) askTogether(ctx context.Context, list []*asked) error {
+	if len(list) == 0 {
+		return nil
 	}
-	clear(r.checks)
-	clear(r.results)
-	rooms.Put(r)
-}
-
-// askTogether has limits decided of which all are charged or none.
-func (s *Service) askTogether(ctx context.Context, all []asked, checks []limit.Check, places []int) error {
-	for _, i := range places {
-		if all[i].zero() {
-			return s.refuseTogether(ctx, all, checks, places)
+	checks := checksOf(list)
+	if slices.ContainsFunc(list, (*asked).zero) {
+		var look []*asked
+		for _, a := range list {
+			if a.zero() {
+				s.refuse(a)
+			} else {
+				look = append(look, a)
+			}
 		}
+		checks = checksOf(look)
+		for i := range checks {
+			checks[i].Cost = 0
+		}
+		return s.askEach(ctx, look, checks)
 	}
 	d, err := s.cfg.Service.CheckAll(ctx, checks)
 	if err != nil {
-		return statusOf(err, places)
+		return statusOf(err, list)
 	}
-	for j := range d.Decisions {
-		s.conclude(&all[places[j]], &d.Decisions[j])
+	for i := range d.Decisions {
+		s.conclude(list[i], &d.Decisions[i])
 	}
 	return nil
 }
 
-// refuseTogether answers limits of which one admits nothing: none is charged, and the others tell how they stand.
-func (s *Service) refuseTogether(ctx context.Context, all []asked, checks []limit.Check, places []int) error {
-	var look []limit.Check
-	var of []int
-	for j, i := range places {
-		if all[i].zero() {
-			all[i].status, all[i].over = s.zeroStatus(&all[i]), true
-			continue
-		}
-		c := checks[j]
-		c.Cost = 0
-		look, of = append(look, c), append(of, i)
-	}
-	return s.askEach(ctx, all, look, of)
-}
-
-// zeroStatus is that of a limit of 0 which nobody was asked about.
-func (s *Service) zeroStatus(a *asked) *ratelimitv3.RateLimitResponse_DescriptorStatus {
-	d := limit.Decision{Limit: 1}
-	s.conclude(a, &d)
-	return a.status
+// refuse gives a limit of 0 its status, which nobody has to be asked about.
+func (s *Service) refuse(a *asked) {
+	s.conclude(a, &limit.Decision{Limit: 1})
+	a.over = true
 }
 
 // conclude makes a status of a decision.
@@ -464,7 +427,7 @@ func (s *Service) overall(all []asked) ratelimitv3.RateLimitResponse_Code {
 	over, quotas, quotasOver := false, 0, 0
 	for i := range all {
 		a := &all[i]
-		if a.rule == nil || a.unlimited {
+		if !a.counts() {
 			continue
 		}
 		over = over || a.over && !a.quota
