@@ -333,8 +333,13 @@ func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
 	return groups
 }
 
-// traces are how the parts of traces that are about a request's checks end, by check; nil: none is traced.
-type traces map[int]func(codes.Code)
+// traces are how the parts of traces that are about a request's checks end; nil: none is traced.
+type traces []traced
+
+type traced struct {
+	check int
+	end   func(codes.Code)
+}
 
 // trace begins the traces of a batch's checks.
 func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t traces) {
@@ -351,9 +356,10 @@ func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t 
 			continue
 		}
 		if t == nil {
-			t, b.Traces = make(traces), make([]string, len(b.Checks))
+			b.Traces = make([]string, len(b.Checks))
 		}
-		if t[i], b.Traces[i] = end, below; len(t) == maxTraced {
+		b.Traces[i] = below
+		if t = append(t, traced{i, end}); len(t) == maxTraced {
 			break
 		}
 	}
@@ -362,21 +368,21 @@ func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t 
 
 // answered ends those of some checks, which have their results; nil stands for all.
 func (t traces) answered(b *limiter.Batch, checks []int) {
-	for i, end := range t {
-		if checks == nil || slices.Contains(checks, i) {
+	for _, one := range t {
+		if checks == nil || slices.Contains(checks, one.check) {
 			failed := codes.OK
-			if e, ok := errors.AsType[*limit.Error](b.Results[i].Err); ok {
+			if e, ok := errors.AsType[*limit.Error](b.Results[one.check].Err); ok {
 				failed = wire.Code(e.Kind)
 			}
-			end(failed)
+			one.end(failed)
 		}
 	}
 }
 
 // end ends all of them with one status.
 func (t traces) end(code codes.Code) {
-	for _, end := range t {
-		end(code)
+	for _, one := range t {
+		one.end(code)
 	}
 }
 

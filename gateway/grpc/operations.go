@@ -22,6 +22,9 @@ func operate[A, M any](about *weirv1.Target, ask func(limit.Target) (A, error), 
 	return reply(answer), nil
 }
 
+// protoError is an error of one element of a list.
+func protoError(err error) *weirv1.Error { return wire.ProtoError(wire.Named(errorOf(err))) }
+
 func protoDecision(d limit.Decision) *weirv1.Decision { return wire.ProtoDecision(&d) }
 
 // Acquire implements weirv1.LimiterServer.
@@ -85,8 +88,12 @@ func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv
 	}, protoDecision)
 }
 
-// each answers a request about a list of targets: read reads an element, ask has the Service answer all of them. Errors become those of gRPC.
-func each[M, Q, A any](list string, in []*M, about func(*M) *weirv1.Target, read func(*M, limit.Target) (Q, *limit.Error), ask func([]Q) (A, error)) (answer A, err error) {
+// each answers a request about a list of targets: read reads an element, ask has the Service answer all of them. Errors become those
+// of gRPC.
+func each[M, Q, A any](
+	ctx context.Context, list string, in []*M, about func(*M) *weirv1.Target,
+	read func(*M, limit.Target) (Q, *limit.Error), ask func(context.Context, []Q) (A, error),
+) (answer A, err error) {
 	if len(in) > limit.MaxBatch {
 		return answer, statusOf(limit.ValidEach(list, len(in)))
 	}
@@ -103,7 +110,7 @@ func each[M, Q, A any](list string, in []*M, about func(*M) *weirv1.Target, read
 			return answer, statusOf(bad.InList(list, i))
 		}
 	}
-	if answer, err = ask(asks); err != nil {
+	if answer, err = ask(ctx, asks); err != nil {
 		err = statusOf(err)
 	}
 	return answer, err
@@ -111,9 +118,7 @@ func each[M, Q, A any](list string, in []*M, about func(*M) *weirv1.Target, read
 
 // ReserveAll implements weirv1.LimiterServer.
 func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (*weirv1.ReserveAllResponse, error) {
-	all, err := each("reserves", in.Reserves, (*weirv1.ReserveRequest).GetTarget, reserveOf, func(rs []limit.Reserve) (limit.AllDecision, error) {
-		return s.svc.ReserveAll(ctx, rs)
-	})
+	all, err := each(ctx, "reserves", in.Reserves, (*weirv1.ReserveRequest).GetTarget, reserveOf, s.svc.ReserveAll)
 	if err != nil {
 		return nil, err
 	}
@@ -140,16 +145,14 @@ func (s *Server) Extend(ctx context.Context, in *weirv1.ExtendRequest) (*weirv1.
 
 // ExtendEach implements weirv1.LimiterServer.
 func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (*weirv1.ExtendEachResponse, error) {
-	results, err := each("extends", in.Extends, (*weirv1.ExtendRequest).GetTarget, extendOf, func(es []limit.Extend) ([]limit.Result, error) {
-		return s.svc.ExtendEach(ctx, es)
-	})
+	results, err := each(ctx, "extends", in.Extends, (*weirv1.ExtendRequest).GetTarget, extendOf, s.svc.ExtendEach)
 	if err != nil {
 		return nil, err
 	}
 	out := &weirv1.ExtendEachResponse{Results: make([]*weirv1.Result, len(results))}
 	for i := range results {
 		if err := results[i].Err; err != nil {
-			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: wire.ProtoError(wire.Named(errorOf(err)))}}
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: protoError(err)}}
 		} else {
 			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: wire.ProtoDecision(&results[i].Decision)}}
 		}
@@ -188,16 +191,14 @@ func protoSettled(got limit.Settled) *weirv1.CommitResponse {
 
 // CommitEach implements weirv1.LimiterServer.
 func (s *Server) CommitEach(ctx context.Context, in *weirv1.CommitEachRequest) (*weirv1.CommitEachResponse, error) {
-	results, err := each("commits", in.Commits, (*weirv1.CommitRequest).GetTarget, commitOf, func(cs []limit.Commit) ([]limit.SettledResult, error) {
-		return s.svc.CommitEach(ctx, cs)
-	})
+	results, err := each(ctx, "commits", in.Commits, (*weirv1.CommitRequest).GetTarget, commitOf, s.svc.CommitEach)
 	if err != nil {
 		return nil, err
 	}
 	out := &weirv1.CommitEachResponse{Results: make([]*weirv1.CommitResult, len(results))}
 	for i := range results {
 		if err := results[i].Err; err != nil {
-			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: wire.ProtoError(wire.Named(errorOf(err)))}}
+			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Error{Error: protoError(err)}}
 		} else {
 			out.Results[i] = &weirv1.CommitResult{Outcome: &weirv1.CommitResult_Settled{Settled: protoSettled(results[i].Settled)}}
 		}

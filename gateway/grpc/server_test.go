@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -73,14 +72,6 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 			ctx, to := t.Context(), &weirv1.Target{Policy: "p", Key: "k"}
 			_, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: to}}})
 			wantStatus(t, err, test.code, test.text)
-			_, err = c.Acquire(ctx, &weirv1.AcquireRequest{Target: to})
-			wantStatus(t, err, test.code, test.text)
-			_, err = c.Renew(ctx, &weirv1.RenewRequest{Target: to})
-			wantStatus(t, err, test.code, test.text)
-			_, err = c.Release(ctx, &weirv1.ReleaseRequest{Target: to})
-			wantStatus(t, err, test.code, test.text)
-			_, err = c.Refund(ctx, &weirv1.RefundRequest{Target: to})
-			wantStatus(t, err, test.code, test.text)
 			_, err = c.Reset(ctx, &weirv1.ResetRequest{Target: to})
 			wantStatus(t, err, test.code, test.text)
 		})
@@ -104,34 +95,28 @@ func TestBatchErrors(t *testing.T) {
 	})
 }
 
-func TestCaller(t *testing.T) {
+// TestBadRequests: what no decoding finds wrong with a request; test/conformance has more.
+func TestBadRequests(t *testing.T) {
 	_, c := serveLimiter(t, localLimiter(t))
 	ctx := t.Context()
-	to := &weirv1.Target{Policy: "p", Key: "k"}
-	one := func(in *weirv1.Check) *weirv1.Decision {
-		t.Helper()
-		out := must.Value(c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{in}}))(t)
-		return out.Results[0].GetDecision()
-	}
-	if d := one(&weirv1.Check{Target: to, Cost: proto.Int64(11), RequestId: "r"}); d.Allowed || d.RetryAfterNs != nil || d.RequestId != "r" {
-		t.Errorf("never: %v", d)
-	}
-	leases := &weirv1.Target{Policy: "c", Key: "k"}
-	d, err := c.Acquire(ctx, &weirv1.AcquireRequest{Target: leases, TtlNs: int64(time.Second)})
-	must.True(t, err == nil && d.Granted == 1 && d.LeaseId != "", "%v %v", d, err)
-	r, err := c.Renew(ctx, &weirv1.RenewRequest{Target: leases, LeaseId: d.LeaseId})
-	expect.True(t, err == nil && r.ExpiresInNs == int64(time.Minute), "%v, %v", r, err)
-	s, err := c.Status(ctx, &weirv1.StatusRequest{})
-	expect.True(t, err == nil && s.Node == "me", "%v, %v", s, err)
-
-	_, err = c.Check(ctx, &weirv1.CheckRequest{})
+	_, err := c.Check(ctx, &weirv1.CheckRequest{})
 	wantStatus(t, err, codes.InvalidArgument, "checks: ")
 	_, err = c.Check(ctx, &weirv1.CheckRequest{Checks: make([]*weirv1.Check, 1001)})
 	wantStatus(t, err, codes.ResourceExhausted, "checks: ")
-	_, err = c.Acquire(ctx, &weirv1.AcquireRequest{Target: leases, TtlNs: -1})
+	_, err = c.Acquire(ctx, &weirv1.AcquireRequest{Target: &weirv1.Target{Policy: "c", Key: "k"}, TtlNs: -1})
 	wantStatus(t, err, codes.InvalidArgument, "ttl_ns: ")
-	d = one(&weirv1.Check{Target: to, Cost: new(int64)})
-	expect.Equal(t, d.Remaining, 10, "something was charged: %v", d)
+	target := &weirv1.Target{Policy: "p", Key: "k"}
+	for want, reserves := range map[string][]*weirv1.ReserveRequest{
+		"InvalidArgument reserves: ": {}, "ResourceExhausted reserves: ": make([]*weirv1.ReserveRequest, 1001),
+		"InvalidArgument reserves[0].ttl_ns: ": {{Target: target, TtlNs: 1}}, "InvalidArgument reserves[1].target": {{Target: target}, nil},
+	} {
+		_, err := c.ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: reserves})
+		code, text, _ := strings.Cut(want, " ")
+		expect.Equal(t, status.Code(err).String(), code, "%v", err)
+		wantStatus(t, err, status.Code(err), text)
+	}
+	_, err = c.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: "1-2", Cost: new(int64), Overrun: 7})
+	wantStatus(t, err, codes.InvalidArgument, "overrun: ")
 }
 
 func TestMalformedMessages(t *testing.T) {
