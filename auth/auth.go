@@ -57,41 +57,33 @@ func New(cfg Config) *Authorizer {
 
 // methodRoles is the role that each gRPC method needs. A method that is not listed is denied to everybody.
 func methodRoles() map[string]Role {
-	roles := map[string]Role{
+	roles := make(map[string]Role)
+	for service, methods := range map[string]map[string]Role{
 		// Probes present neither a token nor a certificate.
-		"/grpc.health.v1.Health/Check": RoleOpen,
-		"/grpc.health.v1.Health/List":  RoleOpen,
-		"/grpc.health.v1.Health/Watch": RoleOpen,
-
-		"/weir.v1.Admin/GossipKeys": RoleAdmin,
-
-		"/weir.v1.Overrides/ListOverrides":  RoleOverrides,
-		"/weir.v1.Overrides/SetOverride":    RoleOverrides,
-		"/weir.v1.Overrides/DeleteOverride": RoleOverrides,
-
-		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      RoleRead,
-		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": RoleRead,
-	}
-	// Negative hits need RoleRefund besides, see Service.
-	roles["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"] = RoleCheck
-	roles["/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas"] = RoleCheck
-	roles["/kuadrant.service.ratelimit.v1.RateLimitService/CheckRateLimit"] = RoleCheck
-	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Report"] = RoleCharge
-	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Reserve"] = RoleCheck
-	// What is not reserved needs RoleCharge besides, see Service.
-	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Commit"] = RoleCheck
-	// RESET_REMAINING and negative hits need RoleRefund besides.
-	roles["/pb.gubernator.V1/GetRateLimits"] = RoleCheck
-	roles["/pb.gubernator.V1/HealthCheck"] = RoleCheck
-	roles["/pb.gubernator.V1/LiveCheck"] = RoleOpen
-	for method, role := range map[string]Role{
-		"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
-		"Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck, "ExtendEach": RoleCheck, "Commit": RoleCheck, "CommitEach": RoleCheck, "Cancel": RoleCheck,
-		"Charge": RoleCharge,
-		"Refund": RoleRefund, "Reset": RoleRefund,
-		"Status": RoleRead, "TopKeys": RoleKeys,
+		"grpc.health.v1.Health": {"Check": RoleOpen, "List": RoleOpen, "Watch": RoleOpen},
+		"weir.v1.Limiter": {
+			"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
+			"Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck, "ExtendEach": RoleCheck,
+			"Commit": RoleCheck, "CommitEach": RoleCheck, "Cancel": RoleCheck,
+			"Charge": RoleCharge, "Refund": RoleRefund, "Reset": RoleRefund, "Status": RoleRead, "TopKeys": RoleKeys,
+		},
+		"weir.v1.Overrides":                        {"ListOverrides": RoleOverrides, "SetOverride": RoleOverrides, "DeleteOverride": RoleOverrides},
+		"weir.v1.Admin":                            {"GossipKeys": RoleAdmin},
+		"grpc.reflection.v1.ServerReflection":      {"ServerReflectionInfo": RoleRead},
+		"grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": RoleRead},
+		// Negative hits need RoleRefund besides, see Service.
+		"envoy.service.ratelimit.v3.RateLimitService":             {"ShouldRateLimit": RoleCheck},
+		"envoy.service.rate_limit_quota.v3.RateLimitQuotaService": {"StreamRateLimitQuotas": RoleCheck},
+		// What is not reserved needs RoleCharge besides, see Service.
+		"kuadrant.service.ratelimit.v1.RateLimitService": {
+			"CheckRateLimit": RoleCheck, "Report": RoleCharge, "Reserve": RoleCheck, "Commit": RoleCheck,
+		},
+		// RESET_REMAINING and negative hits need RoleRefund besides.
+		"pb.gubernator.V1": {"GetRateLimits": RoleCheck, "HealthCheck": RoleCheck, "LiveCheck": RoleOpen},
 	} {
-		roles["/weir.v1.Limiter/"+method] = role
+		for method, role := range methods {
+			roles["/"+service+"/"+method] = role
+		}
 	}
 	return roles
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const file = `
@@ -237,66 +238,13 @@ callers:
 }
 
 func TestMistakes(t *testing.T) {
-	good := Hash("x")
-	caller := "callers:\n- {name: a, tokens: [" + good + "], roles: [read]}\n"
-	for _, c := range []struct{ text, want string }{
-		{"callers: 1", "a:1:10: callers: must be a list of callers"},
-		{"caller: []", "a:1:1: caller: unknown field: did you mean callers?"},
-		{"metrics: closed", "a:1:10: metrics: must be open"},
-		{"metrics: true", "a:1:10: metrics: must be text"},
-		{"callers:", "a:1:1: callers: has no value"},
-		{"- a", "a:1:1: must be a map of fields"},
-		{"callers: [", "a:1:10: is not valid YAML"},
-		{"callers: []\n---\n", "a second YAML document"},
-		{"callers: []\ncallers: []", "a:2:1: callers: is given twice, first on line 1"},
-		{"callers: [x]", "a:1:11: callers[0]: must be a map of fields"},
-		{"callers:\n- {tokens: [" + good + "], roles: [read]}", "a:2:3: callers[0].name: is missing"},
-		{"callers:\n- {name: a, roles: [read]}", "a:2:3: callers[0]: has neither tokens nor identities"},
-		{"callers:\n- {name: a, tokens: [" + good + "]}", "callers[0].roles: is missing"},
-		{"callers:\n- {name: a, tokens: [" + good + "], roles: [check]}", "callers[0].policies: is missing"},
-		{"callers:\n- {name: a, tokens: [" + good + "], roles: [read], policies: [x]}", "callers[0].roles: has none that uses policies"},
-		{"callers:\n- {name: a, tokens: [" + good + "], roles: [write]}", `callers[0].roles[0]: there is no role "write"; there are check, refund, read, topology, admin, keys`},
-		{"callers:\n- {name: a, tokens: [weir_secret], roles: [read]}", "a:2:22: callers[0].tokens[0]: must be the hash of a token"},
-		{"callers:\n- {name: a, tokens: [sha256:12], roles: [read]}", "must be the hash of a token"},
-		{"callers:\n- {name: a, tokens: [" + good + "00], roles: [read]}", "must be the hash of a token"},
-		{"callers:\n- {name: a, tokens: [" + Hash("") + "], roles: [read]}", "is the hash of nothing"},
-		{caller + "- {name: b, tokens: [" + good + "], roles: [read]}", "a:3:22: callers[1].tokens[0]: is given twice, first on line 2"},
-		{caller + "- {name: a, tokens: [" + Hash("y") + "], roles: [read]}", "a:3:10: callers[1].name: is the name of another caller, on line 2"},
-		{"callers:\n- {name: a, identities: [host], roles: [read]}", "callers[0].identities[0]: must begin with dns:"},
-		{"callers:\n- {name: a, identities: [\"dns:*.x\"], roles: [read]}", "names one identity"},
-		{"callers:\n- {name: a, identities: [\"dns:x\", \"dns:x\"], roles: [read]}", "identities[1]: is given twice"},
-		{"callers:\n- {name: a, identities: [\"cn:\"], roles: [read]}", "must begin with dns:"},
-		{"callers:\n- {name: a, identities: [\"cn:x\"], roles: [check], policies: [\"a*b\"]}", "policies[0]: * belongs at the end"},
-		{"callers:\n- {name: a, identities: [\"cn:x\"], roles: [check], policies: [3]}", "policies[0]: must be text"},
-		{"callers:\n- {name: a, identities: [\"cn:x\"], roles: [check], policies: login}", "policies: must be a list of policies"},
-		{"callers:\n- {name: a, identities: [\"spiffe://Example.org/a\"], roles: [read]}", "a:2:26: callers[0].identities[0]: is no SPIFFE id"},
-		{"callers:\n- {name: a, identities: [\"uri:spiffe://example.org/a/../b\"], roles: [read]}", "callers[0].identities[0]: is no SPIFFE id"},
-		{"callers:\n- {name: a, identities: [\"spiffe://x/a\", \"uri:spiffe://x/a\"], roles: [read]}", "identities[1]: is given twice"},
-		{"callers:\n- {name: a, tokens: [{hash: " + good + ", expires: soon}], roles: [read]}", "callers[0].tokens[0].expires: must be an instant such as"},
-		{"callers:\n- {name: a, tokens: [{hash: " + good + ", expires: 5}], roles: [read]}", "callers[0].tokens[0].expires: must be an instant"},
-		{"callers:\n- {name: a, tokens: [{hash: " + good + ", expires: [2027-01-31]}], roles: [read]}", "callers[0].tokens[0].expires: must be an instant"},
-		{"callers:\n- {name: a, tokens: [{expires: 2027-01-31}], roles: [read]}", "a:2:22: callers[0].tokens[0].hash: is missing"},
-		{"callers:\n- {name: a, tokens: [{hash: weir_secret}], roles: [read]}", "callers[0].tokens[0].hash: must be the hash of a token"},
-		{"callers:\n- {name: a, tokens: [{hash: " + good + ", until: 2027-01-31}], roles: [read]}", "callers[0].tokens[0].until: unknown field"},
-		{"callers:\n- {name: a, tokens: " + good + ", roles: [read]}", "callers[0].tokens: must be a list of hashes of tokens"},
-		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{roles: [check]}]}", "callers[0].grants[0].policies: is missing"},
-		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{policies: [x]}]}", "callers[0].grants[0].roles: is missing"},
-		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{roles: [admin], policies: [x]}]}", "callers[0].grants[0].roles: has none that uses policies"},
-		{"callers:\n- {name: a, tokens: [" + good + "], policies: [x], grants: [{roles: [admin]}]}", "callers[0].roles: is missing"},
-		{"callers:\n- {name: a, tokens: [" + good + "], grants: []}", "callers[0].roles: is missing"},
-		{"callers:\n- {name: a, tokens: [" + good + "], grants: {roles: [admin]}}", "callers[0].grants: must be a list of grants"},
-		{"x: &a [*a]", "x: unknown field"},
-		{"callers:\n- &c {name: a, identities: [\"cn:x\"], roles: [read]}\n- *c", "callers[1].name: is the name of another caller"},
-		{strings.Repeat("#", MaxFile+1), "is larger than"},
-	} {
-		l, err := Parse("a", []byte(c.text))
-		if err == nil || l != nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%.80q: %v\nwant %s", c.text, err, c.want)
-			continue
-		}
+	words := strings.NewReplacer(`\n`, "\n", "GOOD", Hash("x"), "OTHER", Hash("y"), "NOTHING", Hash(""), "LARGE", strings.Repeat("#", MaxFile+1))
+	testkit.Table(t, "testdata/mistakes.txt", func(t *testing.T, text, want string) {
+		l, err := Parse("a", []byte(words.Replace(text)))
+		must.ErrorContains(t, err, want)
 		var one *strictyaml.Error
-		expect.True(t, errors.As(err, &one) && !strings.Contains(err.Error(), "weir_secret"), "%.80q: %v", c.text, err)
-	}
+		expect.True(t, l == nil && errors.As(err, &one) && !strings.Contains(err.Error(), "weir_secret"), "%v", err)
+	})
 	// All mistakes are listed, up to a bound.
 	_, err := Parse("a", []byte("callers: [1, 2, 3]"))
 	expect.Equal(t, strings.Count(err.Error(), "\n")+1, 3, "mistakes: %v", err)

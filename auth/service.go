@@ -99,23 +99,18 @@ func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Targ
 	return f()
 }
 
-// authorizeAll demands a role and the right to use each of n targets. in says of which an error is.
-func (s *service) authorizeAll(ctx context.Context, role Role, n int, at func(i int) *limit.Target, in func(e *limit.Error, i int) *limit.Error) error {
+// authorizeList demands a role and the right to use each of n targets, which are the elements of a list; without a name it is none.
+func (s *service) authorizeList(ctx context.Context, role Role, list string, n int, at func(i int) *limit.Target) error {
 	c, denied := s.caller(ctx, role)
 	if denied != nil {
 		return denied
 	}
 	for i := range n {
 		if denied := s.target(ctx, c, role, at(i)); denied != nil {
-			return in(denied, i)
+			return denied.InList(list, i)
 		}
 	}
 	return nil
-}
-
-// authorizeList is authorizeAll for the role check and the elements of a list.
-func (s *service) authorizeList(ctx context.Context, list string, n int, at func(i int) *limit.Target) error {
-	return s.authorizeAll(ctx, RoleCheck, n, at, func(e *limit.Error, i int) *limit.Error { return e.InList(list, i) })
 }
 
 // deniedChecks returns the errors of a batch's checks that the caller may not make, by their index. Checks that charge always are
@@ -212,14 +207,14 @@ func (s *service) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 
 // CheckAll implements limit.Service. Checks that charge always are charges, which have a role of their own.
 func (s *service) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
-	role := RoleCheck
+	role, list := RoleCheck, "checks"
 	if slices.ContainsFunc(checks, func(c limit.Check) bool { return c.Always }) {
 		role = RoleCharge
 	}
-	err := s.authorizeAll(ctx, role, len(checks), func(i int) *limit.Target { return &checks[i].Target }, func(e *limit.Error, i int) *limit.Error {
-		return e.In(i, len(checks))
-	})
-	if err != nil {
+	if len(checks) == 1 {
+		list = ""
+	}
+	if err := s.authorizeList(ctx, role, list, len(checks), func(i int) *limit.Target { return &checks[i].Target }); err != nil {
 		return limit.AllDecision{}, err
 	}
 	return s.next.CheckAll(ctx, checks)
@@ -247,7 +242,7 @@ func (s *service) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 
 // ReserveAll implements limit.Service.
 func (s *service) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	if err := s.authorizeList(ctx, "reserves", len(rs), func(i int) *limit.Target { return &rs[i].Target }); err != nil {
+	if err := s.authorizeList(ctx, RoleCheck, "reserves", len(rs), func(i int) *limit.Target { return &rs[i].Target }); err != nil {
 		return limit.AllDecision{}, err
 	}
 	return s.next.ReserveAll(ctx, rs)
@@ -260,7 +255,7 @@ func (s *service) Extend(ctx context.Context, e limit.Extend) (limit.Decision, e
 
 // ExtendEach implements limit.Service.
 func (s *service) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
-	if err := s.authorizeList(ctx, "extends", len(es), func(i int) *limit.Target { return &es[i].Target }); err != nil {
+	if err := s.authorizeList(ctx, RoleCheck, "extends", len(es), func(i int) *limit.Target { return &es[i].Target }); err != nil {
 		return nil, err
 	}
 	return s.next.ExtendEach(ctx, es)
@@ -282,7 +277,7 @@ func (s *service) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 
 // CommitEach implements limit.Service, with the bounds of Commit.
 func (s *service) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
-	if err := s.authorizeList(ctx, "commits", len(cs), func(i int) *limit.Target { return &cs[i].Target }); err != nil {
+	if err := s.authorizeList(ctx, RoleCheck, "commits", len(cs), func(i int) *limit.Target { return &cs[i].Target }); err != nil {
 		return nil, err
 	}
 	may := s.authorizer.MayUse(ctx, RoleCharge)

@@ -140,10 +140,21 @@ func (s *Service) Reset(_ context.Context, t limit.Target) error {
 	return err
 }
 
-// CheckTo implements limit.Preparer.
-func (s *Service) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) error {
-	got, err := s.Check(ctx, checks)
-	copy(results, got)
+// CheckTo implements limit.Preparer. What is denied is answered so, and is not among the Checks of the Call.
+func (s *Service) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
+	var asked []limit.Check
+	var places []int
+	for i := range checks {
+		if results[i] = (limit.Result{}); denied[i] != nil {
+			results[i].Err = denied[i]
+		} else {
+			asked, places = append(asked, checks[i]), append(places, i)
+		}
+	}
+	got, err := s.Check(ctx, asked)
+	for j := range got {
+		results[places[j]] = got[j]
+	}
 	return err
 }
 
