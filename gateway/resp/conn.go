@@ -94,7 +94,7 @@ func (c *conn) serve() {
 	c.buf = make([]byte, firstBuffer)
 	for !c.ending {
 		if err := c.fill(); err != nil {
-			if c.isDraining() {
+			if begun, _ := c.draining(); begun {
 				c.linger()
 			}
 			return
@@ -196,18 +196,12 @@ func (c *conn) drain() {
 	_ = c.raw.SetReadDeadline(now.Add(drainQuiet)) // an error shows with the read
 }
 
-// isDraining reports whether drain has been called.
-func (c *conn) isDraining() bool {
+// draining reports whether drain has been called, and whether the time for that is over.
+func (c *conn) draining() (begun, over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.until.IsZero()
-}
-
-// drained reports whether the time for that is over.
-func (c *conn) drained() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return !c.until.IsZero() && time.Now().After(c.until)
+	begun = !c.until.IsZero()
+	return begun, begun && time.Now().After(c.until)
 }
 
 // linger ends the connection so that the other end gets all that was written.
@@ -255,7 +249,7 @@ func (c *conn) round() (more bool, err error) {
 	if err := c.write(s); err != nil {
 		return false, err
 	}
-	if c.drained() {
+	if _, over := c.draining(); over {
 		c.ending = true
 	}
 	return len(s.cmds) == most, nil

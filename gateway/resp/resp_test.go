@@ -232,63 +232,13 @@ func TestThrottleRounding(t *testing.T) {
 // TestCommands: what is answered, without an access file.
 func TestCommands(t *testing.T) {
 	address, _, _ := serve(t, nil)
-	const hello2 = "*14\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.2.0\r\n$5\r\nproto\r\n:2\r\n"
-	const admitted = "$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:1\r\n$14\r\nretry_after_ms\r\n:0\r\n$14\r\nreset_after_ms\r\n:60000\r\n$8\r\ndelay_ms\r\n:0\r\n$6\r\nshadow\r\n:0\r\n$8\r\ndegraded\r\n:0\r\n$11\r\nfailed_open\r\n:0\r\n$10\r\nnear_limit\r\n:0\r\n$6\r\nbanned\r\n:0\r\n"
-	for _, c := range []struct{ in, want string }{ // want: a prefix where it ends in …
-		{"ping\r\n", "+PONG\r\n"},
-		{send("PiNg", "a\r\nb"), "$4\r\na\r\nb\r\n"},
-		{"PING a b\n", "-ERR wrong number of arguments for 'ping' command\r\n"},
-		{"ECHO hi\n", "$2\r\nhi\r\n"},
-		{"SELECT 0\nSELECT 1\nSELECT x\n", "+OK\r\n-ERR DB index is out of range\r\n-ERR value is not an integer or out of range\r\n"},
-		{"QUIT\nPING\n", "+OK\r\n"},
-		{"HELLO\n", hello2 + "…"},
-		{"HELLO 3 SETNAME me\nCLIENT GETNAME\nRESET\nCLIENT GETNAME\n", "%7\r\n$6\r\nserver\r\n…"},
-		{"HELLO 4\n", "-NOPROTO unsupported protocol version\r\n"},
-		{"HELLO x\n", "-ERR Protocol version is not an integer or out of range\r\n"},
-		{"HELLO 2 NOPE\n", "-ERR Syntax error in HELLO option 'NOPE'\r\n"},
-		{"HELLO 2 AUTH default any\n", hello2 + "…"},
-		{"AUTH x\n", "-ERR AUTH <password> called without any password configured…"},
-		{"AUTH default x\n", "+OK\r\n"},
-		{"AUTH me x\n", "-WRONGPASS invalid username-password pair or user is disabled.\r\n"},
-		{"CLIENT GETNAME\nCLIENT SETNAME me\nCLIENT GETNAME\n", "$-1\r\n+OK\r\n$2\r\nme\r\n"},
-		{send("CLIENT", "SETNAME", "a b"), "-ERR Client names cannot contain spaces, newlines or special characters.\r\n"},
-		{"CLIENT SETINFO lib-name go\nCLIENT SETINFO x y\nCLIENT KILL\n", "+OK\r\n-ERR Unrecognized option 'x'\r\n-ERR unknown subcommand 'KILL'. Try CLIENT HELP.\r\n"},
-		{"COMMAND COUNT\n", ":13\r\n"},
-		{"COMMAND INFO nope quit\n", "*2\r\n$-1\r\n*10\r\n$4\r\nquit\r\n:-1\r\n…"},
-		{"COMMAND DOCS nope\n", "*0\r\n"},
-		{"INFO\n", "$…"},
-		{send("GET", "a\nb", "\xff"), "-ERR unknown command 'GET', with args beginning with: 'a?b' '?' \r\n"},
-		{send("WEIR.CHECK", "login", "a"), "*22\r\n" + admitted},
-		{send("WEIR.CHECK", "login", "b", "3"), "*22\r\n$7\r\nallowed\r\n:0\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n$14\r\nretry_after_ms\r\n:-1\r\n…"},
-		{send("WEIR.PEEK", "login", "b"), "*22\r\n$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n…"},
-		{"WEIR.CHECK login\n", "-ERR wrong number of arguments for 'weir.check' command\r\n"},
-		{"WEIR.CHECK login a 1 2\n", "-ERR wrong number of arguments for 'weir.check' command\r\n"},
-		{"WEIR.CHECK login a x\n", "-ERR cost: is not an integer or out of range\r\n"},
-		{"WEIR.CHECK login a -1\n", "-ERR cost: …"},
-		{"WEIR.CHECK nope a\n", "-ERR policy: …"},
-		{"WEIR.CHECK seats a\n", "-ERR policy: …"},
-		{"CL.THROTTLE a\n", "-Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]\r\n"},
-		{"CL.THROTTLE a 1 1x 1\n", "-Cell error: Store error: Couldn't parse as integer: 1x\r\n"},
-		{"CL.THROTTLE a 1 0 1\n", "-Cell error: Store error: Zero rates are not supported\r\n"},
-		{"CL.THROTTLE a 1 1 0\n", "-Cell error: Store error: Zero rates are not supported\r\n"},
-		{"CL.THROTTLE a -1 1 1\n", "-Cell error: Store error: max_burst: must be between 0 and 9007199254740991\r\n"},
-		{"CL.THROTTLE a 1 -1 1\n", "-Cell error: Store error: count per period: must be …"},
-		{"CL.THROTTLE a 1 1 -1\n", "-Cell error: Store error: period: must be …"},
-		{"CL.THROTTLE a 1 1 1 -1\n", "-Cell error: Store error: quantity: must be 0 or more; it is -1\r\n"},
-		{"CL.THROTTLE a 9007199254740990 1 1\n", "-Cell error: Store error: max_burst: takes too long to come back at this rate\r\n"},
-		{send("CL.THROTTLE", "", "1", "1", "1"), "-Cell error: Store error: key: …"},
-		{send("CL.THROTTLE", "\xff", "1", "1", "1"), "-Cell error: Store error: key: …"},
-		{"HELLO 3\n" + send("WEIR.PEEK", "login", "b"), "…" + "%11\r\n$7\r\nallowed\r\n#t\r\n…"},
-		{"HELLO 3\nCLIENT GETNAME\n", "…" + "*0\r\n_\r\n"},
-		{"*1\r\n*1\r\n$4\r\nPING\r\n", "-ERR Protocol error: expected '$', got '*'\r\n"},
-		{"PING\r\n*1\r\n$-7\r\n", "+PONG\r\n-ERR Protocol error: invalid bulk length\r\n"},
-	} {
-		got := talk(t, address, c.in)
-		want, any := strings.CutSuffix(c.want, "…")
-		want, inside := strings.CutPrefix(want, "…")
-		expect.True(t, (any || inside || got == want) && (!any || inside || strings.HasPrefix(got, want)) &&
-			(!inside || strings.Contains(got, want)), "%q: %q", c.in, got)
-	}
+	raw := strings.NewReplacer(`\r`, "\r", `\n`, "\n", `\xff`, "\xff")
+	testkit.Table(t, "testdata/commands.txt", func(t *testing.T, in, want string) {
+		got := talk(t, address, raw.Replace(in))
+		want, more := strings.CutSuffix(raw.Replace(want), "…")
+		want, after := strings.CutPrefix(want, "…")
+		expect.True(t, got == want || more && strings.HasPrefix(got, want) || after && strings.Contains(got, want), "%q", got)
+	})
 }
 
 // TestSplitAtEveryByte: commands that come in two pieces, cut anywhere, are answered as when they come at once.

@@ -143,7 +143,7 @@ var clocks = []string{
 	"gateway/resp/command.go client",
 	"gateway/resp/command.go info",
 	"gateway/resp/conn.go drain",
-	"gateway/resp/conn.go drained",
+	"gateway/resp/conn.go draining",
 	"gateway/resp/conn.go fill",
 	"gateway/resp/conn.go flush",
 	"gateway/resp/conn.go linger",
