@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"github.com/weirlimit/weir/internal/dial"
 	"github.com/weirlimit/weir/internal/reload"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -53,7 +52,7 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 
 // newKeyStep is one step of a change of keys.
 func newKeyStep(use, short string, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) *cobra.Command {
-	var f dial.Flags
+	var f connection
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: namedArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -61,15 +60,15 @@ func newKeyStep(use, short string, request func(args []string, stdin io.Reader) 
 			if err != nil {
 				return err
 			}
-			if len(req.Key) > 0 && !f.Private() {
-				return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.Addr)
+			if len(req.Key) > 0 && !f.private() {
+				return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.addr)
 			}
-			return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+			return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 				resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
 				if err != nil {
 					return err
 				}
-				if err := printGossipKeys(cmd.OutOrStdout(), resp, f.Output == "json"); err != nil {
+				if err := printGossipKeys(cmd.OutOrStdout(), resp, f.output == "json"); err != nil {
 					return err
 				}
 				if slices.ContainsFunc(resp.Members, func(m *weirv1.MemberKeys) bool { return m.Error != "" }) {
@@ -79,7 +78,7 @@ func newKeyStep(use, short string, request func(args []string, stdin io.Reader) 
 			})
 		},
 	}
-	f.Register(cmd.Flags())
+	f.register(cmd.Flags())
 	return cmd
 }
 

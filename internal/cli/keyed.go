@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/pflag"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -41,8 +40,8 @@ func (f *amountFlags) given(fs *pflag.FlagSet) (*int64, error) {
 
 // keyed is what commands about one key have in common.
 type keyed struct {
-	dial.Flags
-	dial.Target
+	connection
+	targetFlags
 	amountFlags
 	requestID, reservation, class string
 	ttl                           time.Duration
@@ -63,7 +62,7 @@ func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			inline, err := k.Inline(cmd.Flags())
+			inline, err := k.inline(cmd.Flags())
 			if err != nil {
 				return err
 			}
@@ -71,14 +70,14 @@ func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 			if err != nil {
 				return err
 			}
-			return k.Ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
-				return f(ctx, c, k.Message(inline, args[0]), cost, cmd.OutOrStdout())
+			return k.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
+				return f(ctx, c, k.message(inline, args[0]), cost, cmd.OutOrStdout())
 			})
 		},
 	}
-	k.Target.Register(cmd.Flags())
+	registerSettings(cmd.Flags(), &k.targetFlags)
 	how(cmd.Flags())
-	k.Flags.Register(cmd.Flags())
+	k.connection.register(cmd.Flags())
 	return cmd
 }
 
@@ -86,8 +85,8 @@ func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 func (k *keyed) decided(w io.Writer, d *weirv1.Decision, err error) error {
 	switch {
 	case err != nil:
-	case k.Output != "id":
-		err = printDecision(w, d, k.Output == "json")
+	case k.output != "id":
+		err = printDecision(w, d, k.output == "json")
 	case d.GetReservationId() != "":
 		_, err = fmt.Fprintln(w, d.ReservationId)
 	}
@@ -177,7 +176,7 @@ Exit status: 0 admitted, 1 refused, 2 error.`,
 			check := &weirv1.Check{Target: t, Cost: cost, Partial: k.partial, RequestId: k.requestID}
 			r, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{check}})
 			if err == nil && (len(r.GetResults()) != 1 || r.Results[0].GetDecision() == nil) {
-				return fmt.Errorf("addr: what answers at %s does not answer a check with a decision", k.Addr)
+				return fmt.Errorf("addr: what answers at %s does not answer a check with a decision", k.addr)
 			}
 			if err != nil {
 				return err
@@ -206,12 +205,12 @@ Exit status: 0 charged, whether or not it was within the limit, 2 error.`,
 			if !d.GetAllowed() {
 				word = "over the limit"
 			}
-			return printAnswer(out, word, d, k.Output == "json")
+			return printAnswer(out, word, d, k.output == "json")
 		})
 }
 
 func newReserve() *cobra.Command {
-	k := keyed{Flags: dial.Flags{WithID: true}}
+	k := keyed{connection: connection{withID: true}}
 	return k.askAbout("reserve", "Reserve units for work whose cost is not known yet", `Charge the most that some work may cost, until commit gives the cost. The answer has a reservation_id; with -o id it is all that
 is printed, and nothing where nothing is held.
 Exit status: 0 reserved, 1 refused, 2 error.`,
@@ -262,7 +261,7 @@ Exit status: 0 committed, 2 error.`,
 			if err != nil {
 				return err
 			}
-			return printEnded(out, "committed", got, k.Output == "json")
+			return printEnded(out, "committed", got, k.output == "json")
 		})
 }
 
@@ -276,6 +275,6 @@ Exit status: 0 cancelled, 2 error.`,
 			if err != nil {
 				return err
 			}
-			return printEnded(out, "cancelled", &weirv1.CommitResponse{Refunded: got.GetRefunded()}, k.Output == "json")
+			return printEnded(out, "cancelled", &weirv1.CommitResponse{Refunded: got.GetRefunded()}, k.output == "json")
 		})
 }

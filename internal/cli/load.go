@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/dial"
 	"github.com/weirlimit/weir/internal/load"
 	"github.com/weirlimit/weir/policy"
 )
@@ -23,8 +22,8 @@ const loadGC = 400
 
 // loadFlags are those of weir load.
 type loadFlags struct {
-	dial.Target
-	tls          dial.Identity
+	targetFlags
+	tls          identity
 	addrs        []string
 	over, output string
 	atMost       string
@@ -55,7 +54,7 @@ Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also wh
 		},
 	}
 	fs := cmd.Flags()
-	f.Target.Register(fs)
+	registerSettings(fs, &f.targetFlags)
 	fs.StringVar(&f.over, "over", "grpc", "protocol: grpc (a call for each check), stream (the Go client, which merges checks and knows the owners), http or resp (the Redis protocol, with --policy)")
 	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
 	fs.Float64Var(&f.run.Rate, "rate", 0, "checks a second; 0: as many as the workers get answered")
@@ -71,16 +70,16 @@ Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also wh
 	fs.StringVar(&f.run.Keys.Prefix, "key-prefix", "load-", "prefix of all keys")
 	fs.Uint64Var(&f.run.Keys.Seed, "seed", 1, "the same seed asks for the same keys in the same order")
 	fs.StringVar(&f.atMost, "at-most", "", "bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy, twice the limit that the node tells over grpc and stream)")
-	f.tls.Register(fs)
+	registerSettings(fs, &f.tls)
 	fs.StringVarP(&f.output, "output", "o", "text", "how to print the result: text or json")
 	return cmd
 }
 
 func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io.Writer) error {
-	if err := dial.CheckOutput(f.output); err != nil {
+	if err := checkOutput(f.output); err != nil {
 		return err
 	}
-	inline, err := f.Inline(fs)
+	inline, err := f.inline(fs)
 	if err != nil {
 		return err
 	}
@@ -89,9 +88,13 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	if cfg.Bound, err = f.bound(inline); err != nil {
 		return err
 	}
+	config, err := f.tls.config()
+	if err != nil {
+		return err
+	}
 	nodes := load.Nodes{
 		Over: f.over, Addrs: f.addrs, Connections: f.connections, Concurrency: f.run.Concurrency, Timeout: f.run.Timeout,
-		TLS: f.tls, Target: f.Message(inline, ""), Inline: inline, Cost: f.run.Cost,
+		TLS: config, Token: f.tls.token, Target: f.message(inline, ""), Inline: inline, Cost: f.run.Cost,
 	}
 	askers, closeAll, err := nodes.Open()
 	if err != nil {

@@ -108,9 +108,9 @@ func TestLoadBound(t *testing.T) {
 	} {
 		f := loadFlags{}
 		fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
-		f.Target.Register(fs)
+		registerSettings(fs, &f.targetFlags)
 		must.NoError(t, fs.Parse([]string{"--limit", "5/1m", "--algorithm", algorithm}))
-		inline := must.Value(f.Inline(newLoad().Flags()))(t)
+		inline := must.Value(f.inline(newLoad().Flags()))(t)
 		if b, err := f.bound(inline); err != nil || *b != (load.Bound{Units: want, Window: time.Minute}) {
 			t.Errorf("%s: %+v, %v", algorithm, b, err)
 		}

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -50,7 +49,7 @@ Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with noth
 type changeOverride func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error)
 
 func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
-	var f dial.Flags
+	var f connection
 	var isPrefix bool
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: namedArgs,
@@ -59,10 +58,10 @@ func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
 			if isPrefix {
 				key, prefix = "", args[1]
 			}
-			return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+			return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 				resp, err := ask(ctx, weirv1.NewOverridesClient(conn), key, prefix, args)
 				if err == nil {
-					err = printOverrideChange(cmd.OutOrStdout(), resp, f.Output == "json")
+					err = printOverrideChange(cmd.OutOrStdout(), resp, f.output == "json")
 				}
 				if err == nil && slices.ContainsFunc(resp.Members, func(m *weirv1.OverrideMember) bool { return !m.Has }) {
 					return errNegative
@@ -71,18 +70,18 @@ func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
 			})
 		},
 	}
-	f.Register(cmd.Flags())
+	f.register(cmd.Flags())
 	cmd.Flags().BoolVar(&isPrefix, "prefix", false, "for all keys that begin with KEY")
 	return cmd
 }
 
 func newOverrideList() *cobra.Command {
-	var f dial.Flags
+	var f connection
 	var policy string
 	cmd := &cobra.Command{
 		Use: "list", Short: "Show the overrides that were set while nodes run", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+			return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 				all, page := new(weirv1.ListOverridesResponse), &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
 				for {
 					resp, err := weirv1.NewOverridesClient(conn).ListOverrides(ctx, page)
@@ -91,13 +90,13 @@ func newOverrideList() *cobra.Command {
 					}
 					all.Overrides = append(all.Overrides, resp.Overrides...)
 					if page.PageToken = resp.NextPageToken; page.PageToken == "" {
-						return printOverrides(cmd.OutOrStdout(), all, f.Output == "json")
+						return printOverrides(cmd.OutOrStdout(), all, f.output == "json")
 					}
 				}
 			})
 		},
 	}
-	f.Register(cmd.Flags())
+	f.register(cmd.Flags())
 	cmd.Flags().StringVar(&policy, "policy", "", "only overrides of this policy")
 	return cmd
 }

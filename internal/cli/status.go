@@ -14,27 +14,26 @@ import (
 	"github.com/spf13/cobra"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 func newStatus() *cobra.Command {
-	var f dial.Flags
+	var f connection
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the cluster: members, who owns how much, policies, versions",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.Ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
+			return f.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
 				st, err := c.Status(ctx, &weirv1.StatusRequest{})
 				if err != nil {
 					return err
 				}
-				return printStatus(cmd.OutOrStdout(), st, f.Output == "json")
+				return printStatus(cmd.OutOrStdout(), st, f.output == "json")
 			})
 		},
 	}
-	f.Register(cmd.Flags())
+	f.register(cmd.Flags())
 	return cmd
 }
 

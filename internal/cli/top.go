@@ -16,13 +16,12 @@ import (
 	"golang.org/x/term"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 // topFlags are those of weir top.
 type topFlags struct {
-	dial.Flags
+	connection
 	order, policy string
 	keys          uint
 	interval      time.Duration
@@ -52,14 +51,14 @@ printed once. With an access file it takes a token with the role keys.`,
 			}
 			ask := &weirv1.TopKeysRequest{Order: weirv1.KeyOrder(order), Limit: uint32(f.keys), Policy: f.policy}
 			out, isFile := cmd.OutOrStdout().(*os.File)
-			if f.Output == "text" && isFile && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
+			if f.output == "text" && isFile && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
 				return liveTop(cmd.Context(), ask, f.fetch, f.interval, os.Stdin, out)
 			}
 			top, err := f.fetch(cmd.Context(), ask)
 			if err != nil {
 				return err
 			}
-			return printTop(cmd.OutOrStdout(), ask.Order, top, f.Output == "json")
+			return printTop(cmd.OutOrStdout(), ask.Order, top, f.output == "json")
 		},
 	}
 	fs := cmd.Flags()
@@ -67,12 +66,12 @@ printed once. With an access file it takes a token with the role keys.`,
 	fs.UintVar(&f.keys, "limit", 20, "number of keys, at most 256")
 	fs.StringVar(&f.policy, "policy", "", "only keys of this policy")
 	fs.DurationVar(&f.interval, "interval", 2*time.Second, "time between two refreshes of a terminal")
-	f.Register(fs)
+	f.register(fs)
 	return cmd
 }
 
 func (f *topFlags) fetch(ctx context.Context, ask *weirv1.TopKeysRequest) (top *weirv1.TopKeysResponse, err error) {
-	err = f.Ask(ctx, func(ctx context.Context, c weirv1.LimiterClient) (err error) {
+	err = f.ask(ctx, func(ctx context.Context, c weirv1.LimiterClient) (err error) {
 		top, err = c.TopKeys(ctx, ask)
 		return err
 	})

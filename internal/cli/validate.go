@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weirlimit/weir/gateway/envoy"
-	"github.com/weirlimit/weir/internal/dial"
 	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/policy"
@@ -37,7 +36,7 @@ Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, files []string) error {
-			if err := dial.CheckOutput(output); err != nil {
+			if err := checkOutput(output); err != nil {
 				return err
 			}
 			ok, err := validateFiles(cmd.OutOrStdout(), cmd.ErrOrStderr(), files, validateOptions{

@@ -16,9 +16,10 @@ import (
 	"github.com/gomodule/redigo/redis"
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -30,9 +31,10 @@ type Nodes struct {
 	Connections int      // to each address, over grpc; at least 1
 	Concurrency int      // checks in flight at most
 	Timeout     time.Duration
-	TLS         dial.Identity
-	Target      *weirv1.Target // without a key
-	Inline      *algo.Limit    // of Target, if it has one
+	TLS         *tls.Config                       // nil: plain text
+	Token       func(addr string) (string, error) // to present at an address, empty for none; nil: none
+	Target      *weirv1.Target                    // without a key
+	Inline      *algo.Limit                       // of Target, if it has one
 	Cost        int64
 }
 
@@ -41,13 +43,12 @@ func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
 	if err := n.validate(); err != nil {
 		return nil, nil, err
 	}
-	config, err := n.TLS.Config()
-	if err != nil {
-		return nil, nil, err
-	}
 	var token string
 	for _, addr := range n.Addrs {
-		if token, err = n.TLS.Token(addr); err != nil {
+		if n.Token == nil {
+			break
+		}
+		if token, err = n.Token(addr); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -62,15 +63,15 @@ func (n Nodes) Open() (askers []Asker, closeAll func(), err error) {
 	case "grpc":
 		err = n.openGRPC(token, add)
 	case "stream":
-		err = n.openStream(config, token, add)
+		err = n.openStream(token, add)
 	case "http":
-		transport := &http.Transport{TLSClientConfig: config, MaxIdleConnsPerHost: n.Concurrency, MaxConnsPerHost: n.Concurrency}
+		transport := &http.Transport{TLSClientConfig: n.TLS, MaxIdleConnsPerHost: n.Concurrency, MaxConnsPerHost: n.Concurrency}
 		for _, addr := range n.Addrs {
 			add(n.overHTTP(addr, token, transport), func() error { transport.CloseIdleConnections(); return nil })
 		}
 	case "resp":
 		for _, addr := range n.Addrs {
-			pool := n.overRESP(addr, token, config)
+			pool := n.overRESP(addr, token)
 			add(&respAsker{pool, n.Target.Policy, n.Cost}, pool.Close)
 		}
 	}
@@ -105,9 +106,9 @@ func (n *Nodes) validate() error {
 }
 
 func (n *Nodes) openGRPC(token string, add func(Asker, func() error)) error {
-	creds, err := n.TLS.Transport()
-	if err != nil {
-		return err
+	creds := insecure.NewCredentials()
+	if n.TLS != nil {
+		creds = credentials.NewTLS(n.TLS)
 	}
 	for range n.Connections {
 		for _, addr := range n.Addrs {
@@ -132,7 +133,7 @@ type grpcAsker struct {
 // Ask implements Asker.
 func (a *grpcAsker) Ask(ctx context.Context, key string) (Answer, error) {
 	target := &weirv1.Target{Policy: a.target.Policy, Limit: a.target.Limit, Namespace: a.target.Namespace, Key: key}
-	if a.token != "" { // Nodes.TLS has allowed it to travel
+	if a.token != "" { // Nodes.Token has allowed it to travel
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+a.token)
 	}
 	r, err := a.service.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &a.cost}}})
@@ -156,11 +157,11 @@ type streamAsker struct {
 	cost    int64
 }
 
-func (n *Nodes) openStream(config *tls.Config, token string, add func(Asker, func() error)) error {
+func (n *Nodes) openStream(token string, add func(Asker, func() error)) error {
 	// Each check is to travel, and one that no node answers is not to count as admitted.
 	opts := []client.Option{client.WithoutMemory(), client.WithoutLoans(), client.WithOnError(client.FailClosed), client.WithTimeout(n.Timeout)}
-	if config != nil {
-		opts = append(opts, client.WithTLS(config))
+	if n.TLS != nil {
+		opts = append(opts, client.WithTLS(n.TLS))
 	}
 	if token != "" {
 		opts = append(opts, client.WithToken(token))
@@ -272,13 +273,13 @@ type respAsker struct {
 	cost   int64
 }
 
-func (n *Nodes) overRESP(addr, token string, config *tls.Config) *redis.Pool {
+func (n *Nodes) overRESP(addr, token string) *redis.Pool {
 	opts := []redis.DialOption{redis.DialConnectTimeout(n.Timeout), redis.DialReadTimeout(n.Timeout), redis.DialWriteTimeout(n.Timeout)}
 	if token != "" {
 		opts = append(opts, redis.DialPassword(token))
 	}
-	if config != nil {
-		opts = append(opts, redis.DialUseTLS(true), redis.DialTLSConfig(config))
+	if n.TLS != nil {
+		opts = append(opts, redis.DialUseTLS(true), redis.DialTLSConfig(n.TLS))
 	}
 	return &redis.Pool{MaxIdle: n.Concurrency, DialContext: func(ctx context.Context) (redis.Conn, error) {
 		return redis.DialContext(ctx, "tcp", addr, opts...)

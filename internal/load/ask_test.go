@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/dial"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -29,7 +28,12 @@ import (
 
 // TestOpenErrors: what cannot be asked is an error that begins with the setting.
 func TestOpenErrors(t *testing.T) {
-	token := testkit.WriteFile(t, "token", "secret\n")
+	token := func(addr string) (string, error) {
+		if strings.HasPrefix(addr, "127.") {
+			return "secret", nil
+		}
+		return "", errors.New("no token for " + addr)
+	}
 	for _, c := range []struct {
 		want  string
 		spoil func(*Nodes)
@@ -40,12 +44,10 @@ func TestOpenErrors(t *testing.T) {
 		{"addr: ", func(c *Nodes) { c.Addrs = []string{":1"} }},
 		{"connections: ", func(c *Nodes) { c.Connections = 0 }},
 		{"connections: ", func(c *Nodes) { c.Connections = MaxConcurrency + 1 }},
-		{"tls-ca-file: ", func(c *Nodes) { c.TLS.CA = "/none" }},
-		{"token-file: ", func(c *Nodes) { c.TLS.TokenFile = "/none" }},
-		{"token-file: ", func(c *Nodes) { c.Addrs, c.TLS.TokenFile = []string{"127.0.0.1:1", "192.0.2.1:1"}, token }}, // to one of them in plain text
+		{"no token for 192.0.2.1:1", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "192.0.2.1:1"} }},
 	} {
 		for _, over := range []string{"grpc", "stream", "http", "resp"} {
-			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, TLS: dial.Identity{}}
+			cfg := Nodes{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, Token: token}
 			c.spoil(&cfg)
 			_, _, err := cfg.Open()
 			expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%s: %v, want %s", over, err, c.want)
@@ -159,13 +161,12 @@ func answerRESP(conn net.Conn) {
 
 // TestAnswers: each protocol's answers mean the same, and carry the token.
 func TestAnswers(t *testing.T) {
-	token := testkit.WriteFile(t, "token", "secret\n")
 	for over, addr := range map[string]string{
 		"grpc": testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, limiter{}) }), "http": serveHTTP(t), "resp": serveRESP(t),
 	} {
 		askers, closeAll, err := Nodes{
 			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
-			Target: &weirv1.Target{Policy: "p"}, Cost: 3, TLS: dial.Identity{TokenFile: token},
+			Target: &weirv1.Target{Policy: "p"}, Cost: 3, Token: func(string) (string, error) { return "secret", nil },
 		}.Open()
 		must.NoError(t, err, "%s", over)
 		expect.True(t, len(askers) == 2, "%s: %d askers for 2 addresses", over, len(askers))

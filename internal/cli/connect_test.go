@@ -1,4 +1,4 @@
-package dial
+package cli
 
 import (
 	"context"
@@ -39,11 +39,11 @@ func TestInline(t *testing.T) {
 		{"--limit 5", nil, "limit: "},
 		{"--limit 5/1parsec", nil, "limit: "},
 	} {
-		var f Target
+		var f targetFlags
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
-		f.Register(fs)
+		registerSettings(fs, &f)
 		must.NoError(t, fs.Parse(strings.Fields(c.args)))
-		got, err := f.Inline(fs)
+		got, err := f.inline(fs)
 		if (err == nil) != (c.says == "") || err != nil && !strings.HasPrefix(err.Error(), c.says) {
 			t.Errorf("%s: %v, want %s", c.args, err, c.says)
 			continue
@@ -51,34 +51,34 @@ func TestInline(t *testing.T) {
 		expect.True(t, (got == nil) == (c.want == nil) &&
 			(got == nil || got.Algorithm == c.want.Algorithm && got.Limit == c.want.Limit &&
 				got.Window == c.want.Window), "%s: %+v", c.args, got)
-		m := f.Message(got, "alice")
+		m := f.message(got, "alice")
 		expect.True(t, err != nil || m.Key == "alice" && (m.Limit == nil) == (got == nil) && m.Policy == f.Policy,
 			"%s: the message is %v", c.args, m)
 	}
 }
 
-// TestToken: a token is one word, and travels in plain text to this host alone.
-func TestToken(t *testing.T) {
+// TestTokenFile: a token is one word, and travels in plain text to this host alone.
+func TestTokenFile(t *testing.T) {
 	one := testkit.WriteFile(t, "token", " secret \n")
 	for _, c := range []struct {
-		id         Identity
+		id         identity
 		addr, want string
 		says       string
 	}{
-		{Identity{}, "192.0.2.1:1", "", ""},
-		{Identity{TokenFile: one}, "127.0.0.1:1", "secret", ""},
-		{Identity{TokenFile: one}, "[::1]:1", "secret", ""},
-		{Identity{TokenFile: one}, "[::ffff:127.0.0.1]:1", "secret", ""},
-		{Identity{TokenFile: one}, "localhost:1", "secret", ""},
-		{Identity{TokenFile: one}, "192.0.2.1:1", "", "in plain text: give tls-ca-file"},
-		{Identity{TokenFile: one}, "localhost.example:1", "", "in plain text"},
-		{Identity{TokenFile: one}, "127.0.0.1", "", "in plain text"}, // whatever that is
-		{Identity{TokenFile: one, CA: "ca.pem"}, "192.0.2.1:1", "secret", ""},
-		{Identity{TokenFile: testkit.WriteFile(t, "two", "a b")}, "127.0.0.1:1", "", "one token and nothing else"},
-		{Identity{TokenFile: testkit.WriteFile(t, "none", "\n")}, "127.0.0.1:1", "", "one token and nothing else"},
-		{Identity{TokenFile: "/none"}, "127.0.0.1:1", "", "no such file"},
+		{identity{}, "192.0.2.1:1", "", ""},
+		{identity{TokenFile: one}, "127.0.0.1:1", "secret", ""},
+		{identity{TokenFile: one}, "[::1]:1", "secret", ""},
+		{identity{TokenFile: one}, "[::ffff:127.0.0.1]:1", "secret", ""},
+		{identity{TokenFile: one}, "localhost:1", "secret", ""},
+		{identity{TokenFile: one}, "192.0.2.1:1", "", "in plain text: give tls-ca-file"},
+		{identity{TokenFile: one}, "localhost.example:1", "", "in plain text"},
+		{identity{TokenFile: one}, "127.0.0.1", "", "in plain text"}, // whatever that is
+		{identity{TokenFile: one, CA: "ca.pem"}, "192.0.2.1:1", "secret", ""},
+		{identity{TokenFile: testkit.WriteFile(t, "two", "a b")}, "127.0.0.1:1", "", "one token and nothing else"},
+		{identity{TokenFile: testkit.WriteFile(t, "none", "\n")}, "127.0.0.1:1", "", "one token and nothing else"},
+		{identity{TokenFile: "/none"}, "127.0.0.1:1", "", "no such file"},
 	} {
-		got, err := c.id.Token(c.addr)
+		got, err := c.id.token(c.addr)
 		expect.True(t, got == c.want && (err == nil) == (c.says == "") &&
 			(err == nil || strings.HasPrefix(err.Error(), "token-file: ") && strings.Contains(err.Error(), c.says)),
 			"%+v at %s: %q, %v", c.id, c.addr, got, err)
@@ -89,23 +89,23 @@ func TestToken(t *testing.T) {
 // TestIdentity: what cannot be presented, or believed, names its file's flag.
 func TestIdentity(t *testing.T) {
 	junk := testkit.WriteFile(t, "junk.pem", "not PEM\n")
-	c, err := (&Identity{}).Config()
+	c, err := (&identity{}).config()
 	expect.True(t, c == nil && err == nil, "plain text is %v, %v", c, err)
-	c, err = (&Identity{Name: "node"}).Config()
+	c, err = (&identity{Name: "node"}).config()
 	expect.True(t, err == nil && c.ServerName == "node", "a name alone is %v, %v", c, err)
 	for _, c := range []struct {
-		id   Identity
+		id   identity
 		want string
 	}{
-		{Identity{CA: "/none"}, "tls-ca-file: "},
-		{Identity{CA: junk}, "tls-ca-file: " + junk},
-		{Identity{Cert: junk}, "tls-cert-file, tls-key-file: give both"},
-		{Identity{Key: junk}, "tls-cert-file, tls-key-file: give both"},
-		{Identity{Cert: "/none", Key: junk}, "tls-cert-file: "},
-		{Identity{Cert: junk, Key: "/none"}, "tls-key-file: "},
-		{Identity{Cert: junk, Key: junk}, "tls-cert-file, tls-key-file: "},
+		{identity{CA: "/none"}, "tls-ca-file: "},
+		{identity{CA: junk}, "tls-ca-file: " + junk},
+		{identity{Cert: junk}, "tls-cert-file, tls-key-file: give both"},
+		{identity{Key: junk}, "tls-cert-file, tls-key-file: give both"},
+		{identity{Cert: "/none", Key: junk}, "tls-cert-file: "},
+		{identity{Cert: junk, Key: "/none"}, "tls-key-file: "},
+		{identity{Cert: junk, Key: junk}, "tls-cert-file, tls-key-file: "},
 	} {
-		_, err := c.id.Transport()
+		_, err := c.id.transport()
 		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%+v: %v, want %s", c.id, err, c.want)
 	}
 }
@@ -130,23 +130,23 @@ func TestConnect(t *testing.T) {
 		_, err := weirv1.NewLimiterClient(c).Status(ctx, &weirv1.StatusRequest{})
 		return err
 	}
-	token := Identity{TokenFile: testkit.WriteFile(t, "token", "secret")}
+	token := identity{TokenFile: testkit.WriteFile(t, "token", "secret")}
 	for _, c := range []struct {
-		node Node
+		node connection
 		want string
 	}{
-		{Node{Addr: addr}, "timeout: 0s is not a time"},
-		{Node{Addr: "127.0.0.1", Timeout: time.Minute}, `addr: "127.0.0.1" is not HOST:PORT`},
-		{Node{Addr: ":1", Timeout: time.Minute}, `addr: ":1" is not HOST:PORT`},
-		{Node{Addr: addr, Timeout: time.Minute}, "present a token"},
-		{Node{Addr: addr, Timeout: 50 * time.Millisecond, TLS: token}, "addr: no answer from " + addr + " within 50ms"},
-		{Node{Addr: "127.0.0.1:1", Timeout: time.Minute}, "addr: no node answers gRPC at 127.0.0.1:1"},
-		{Node{Addr: "192.0.2.1:1", Timeout: time.Minute, TLS: token}, "token-file: "},
+		{connection{addr: addr}, "timeout: 0s is not a time"},
+		{connection{addr: "127.0.0.1", timeout: time.Minute}, `addr: "127.0.0.1" is not HOST:PORT`},
+		{connection{addr: ":1", timeout: time.Minute}, `addr: ":1" is not HOST:PORT`},
+		{connection{addr: addr, timeout: time.Minute}, "present a token"},
+		{connection{addr: addr, timeout: 50 * time.Millisecond, tls: token}, "addr: no answer from " + addr + " within 50ms"},
+		{connection{addr: "127.0.0.1:1", timeout: time.Minute}, "addr: no node answers gRPC at 127.0.0.1:1"},
+		{connection{addr: "192.0.2.1:1", timeout: time.Minute, tls: token}, "token-file: "},
 	} {
-		err := c.node.Connect(t.Context(), ask)
+		err := c.node.connect(t.Context(), ask)
 		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%+v: %v, want %s", c.node, err, c.want)
 	}
-	here, away := (&Node{Addr: addr}).Private(), (&Node{Addr: "192.0.2.1:1"}).Private()
+	here, away := (&connection{addr: addr}).private(), (&connection{addr: "192.0.2.1:1"}).private()
 	expect.True(t, here && !away, "private: here %t, away %t", here, away)
 }
 
@@ -168,11 +168,11 @@ func TestPlainTextAtATLSPort(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	addr := server.Listener.Addr().String()
-	n := Node{Addr: addr, Timeout: 10 * time.Second}
-	err := n.Connect(t.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+	n := connection{addr: addr, timeout: 10 * time.Second}
+	err := n.connect(t.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
 		return err
 	})
-	want := "addr: " + addr + " speaks TLS: give tls-ca-file"
+	want := "addr: " + addr + " speaks tls: give tls-ca-file"
 	expect.True(t, err != nil && strings.HasPrefix(err.Error(), want), "%v, want %s", err, want)
 }

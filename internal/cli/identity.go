@@ -1,4 +1,4 @@
-package dial
+package cli
 
 import (
 	"context"
@@ -15,30 +15,31 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// Identity is how a command proves itself to a node, and has the node prove itself. Without CA, Cert, Key and Name: in plain text.
-type Identity struct {
-	CA        string // file with authorities (PEM) of the node's certificate
-	Cert, Key string // files with a certificate (PEM) to present, and its key
-	Name      string // in the node's certificate; empty: the host of its address
-	TokenFile string // file with the token to present
+// identity is how a command proves itself to a node, and has the node prove itself. Without CA, Cert, Key and Name: in plain text.
+type identity struct {
+	CA        string `flag:"tls-ca-file" help:"authorities (PEM) of the node's certificate; without any of --tls-…: plain text"`
+	Cert      string `flag:"tls-cert-file" help:"certificate (PEM) to present"`
+	Key       string `flag:"tls-key-file" help:"private key (PEM) of --tls-cert-file"`
+	Name      string `flag:"tls-server-name" help:"name in the node's certificate (default: the host of --addr)"`
+	TokenFile string `flag:"token-file" help:"file with the token to present"`
 }
 
 // encrypted reports whether TLS is spoken.
-func (c *Identity) encrypted() bool {
+func (c *identity) encrypted() bool {
 	return c.CA != "" || c.Cert != "" || c.Key != "" || c.Name != ""
 }
 
 // with returns a context in which the token, if there is one, goes along with calls to addr.
-func (c *Identity) with(ctx context.Context, addr string) (context.Context, error) {
-	token, err := c.Token(addr)
+func (c *identity) with(ctx context.Context, addr string) (context.Context, error) {
+	token, err := c.token(addr)
 	if err != nil || token == "" {
 		return ctx, err
 	}
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
 }
 
-// Token returns the token to present at addr, empty if there is none.
-func (c *Identity) Token(addr string) (string, error) {
+// token returns the token to present at addr, empty if there is none.
+func (c *identity) token(addr string) (string, error) {
 	if c.TokenFile == "" {
 		return "", nil
 	}
@@ -68,9 +69,9 @@ func readToken(name string) (string, error) {
 	return token, nil
 }
 
-// Transport returns the credentials of a connection to a node.
-func (c *Identity) Transport() (credentials.TransportCredentials, error) {
-	config, err := c.Config()
+// transport returns the credentials of a connection to a node.
+func (c *identity) transport() (credentials.TransportCredentials, error) {
+	config, err := c.config()
 	switch {
 	case err != nil:
 		return nil, err
@@ -80,8 +81,8 @@ func (c *Identity) Transport() (credentials.TransportCredentials, error) {
 	return credentials.NewTLS(config), nil
 }
 
-// Config is the same as crypto/tls has it, nil for plain text.
-func (c *Identity) Config() (*tls.Config, error) {
+// config is the same as crypto/tls has it, nil for plain text.
+func (c *identity) config() (*tls.Config, error) {
 	if !c.encrypted() {
 		return nil, nil
 	}

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/netaddr"
+	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// connection is which node a command asks over gRPC, by its flags, and how it prints the answer. It makes one
+// attempt, and does not look for other nodes.
+type connection struct {
+	addr    string // HOST:PORT
+	timeout time.Duration
+	tls     identity
+	output  string // text or json, or id
+	withID  bool   // id is an output
+}
+
+// connect calls f with a connection to the node.
+func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.ClientConn) error) error {
+	if err := checkOutput(r.output); err != nil && !(r.withID && r.output == "id") {
+		return err
+	}
+	if r.timeout <= 0 {
+		return fmt.Errorf("timeout: %v is not a time to wait", r.timeout)
+	}
+	// gRPC would take an address without a port for one with port 443.
+	if host, port, err := net.SplitHostPort(r.addr); err != nil || host == "" || port == "" {
+		return fmt.Errorf("addr: %q is not HOST:PORT", r.addr)
+	}
+	creds, err := r.tls.transport()
+	if err != nil {
+		return err
+	}
+	if ctx, err = r.tls.with(ctx, r.addr); err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("dns:///"+r.addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+	if err != nil {
+		return fmt.Errorf("addr: %q is not HOST:PORT: %w", r.addr, err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	err = f(ctx, conn)
+	s, answered := status.FromError(err)
+	switch {
+	case err == nil || !answered:
+		return err
+	case s.Code() == codes.Unavailable && !r.tls.encrypted() && speaksTLS(ctx, r.addr):
+		return fmt.Errorf("addr: %s speaks TLS: give tls-ca-file, with the authority of its certificate", r.addr)
+	case s.Code() == codes.Unavailable:
+		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr, s.Message())
+	case s.Code() == codes.DeadlineExceeded:
+		return fmt.Errorf("addr: no answer from %s within %v (timeout)", r.addr, r.timeout)
+	default:
+		return errors.New(ownNames(s.Message()))
+	}
+}
+
+// speaksTLS reports whether who listens at an address answers a TLS handshake. Nothing is sent to it after that.
+func speaksTLS(ctx context.Context, addr string) bool {
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // it is told of, and not trusted
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err == nil {
+		_ = conn.Close() // which has nothing to say
+	}
+	_, alert := errors.AsType[tls.AlertError](err)
+	return err == nil || alert
+}
+
+// ownNames is a node's message with the field that it begins with named as commands name it: target.key as key, ttl_ns as ttl.
+func ownNames(message string) string {
+	field, rest, ok := strings.Cut(message, ": ")
+	if !ok || strings.Contains(field, " ") {
+		return message
+	}
+	return wire.FieldOf(field) + ": " + rest
+}
+
+// private reports whether nobody on the way can read what is sent to the node.
+func (r *connection) private() bool { return r.tls.encrypted() || netaddr.LoopbackHostPort(r.addr) }
+
+// register adds them.
+func (r *connection) register(fs *pflag.FlagSet) {
+	fs.StringVar(&r.addr, "addr", "127.0.0.1:8081", "gRPC address of a node, HOST:PORT")
+	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "longest time to wait for the answer")
+	registerSettings(fs, &r.tls)
+	if r.withID {
+		fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text, json, or id (the reservation_id alone)")
+		return
+	}
+	fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text or json")
+}
+
+// ask calls f with the node's service.
+func (r *connection) ask(ctx context.Context, f func(context.Context, weirv1.LimiterClient) error) error {
+	return r.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) error { return f(ctx, weirv1.NewLimiterClient(conn)) })
+}
+
+// checkOutput says what is wrong with an --output.
+func checkOutput(output string) error {
+	if output != "text" && output != "json" {
+		return fmt.Errorf("output: %q is not one of text and json", output)
+	}
+	return nil
+}
+
+// targetFlags are what a command has decided about, by its flags: a policy, or a limit that it sends along.
+type targetFlags struct {
+	Policy    string `flag:"policy" help:"policy to decide by"`
+	Limit     string `flag:"limit" help:"limit to decide by in place of a policy, as 5/1m"`
+	Algorithm string `flag:"algorithm" default:"sliding_log" help:"algorithm of --limit"`
+	Namespace string `flag:"namespace" help:"namespace of --limit"`
+}
+
+// inline returns the limit to send along, nil where a policy decides. An error names the setting that is to blame.
+func (f *targetFlags) inline(fs *pflag.FlagSet) (*algo.Limit, error) {
+	switch {
+	case f.Policy == "" && f.Limit == "":
+		return nil, errors.New("policy: name a policy, or give a --limit such as 5/1m")
+	case f.Policy != "" && f.Limit != "":
+		return nil, errors.New("limit: goes without --policy")
+	case f.Limit == "" && fs.Changed("algorithm"):
+		return nil, errors.New("algorithm: goes with --limit; a policy has its own")
+	case f.Limit == "":
+		return nil, nil
+	}
+	a, ok := algo.ParseAlgorithm(f.Algorithm)
+	if !ok {
+		return nil, fmt.Errorf("algorithm: %q is not an algorithm, such as sliding_log or token_bucket", f.Algorithm)
+	}
+	n, window, err := policy.ParseRate(f.Limit)
+	if err != nil {
+		return nil, fmt.Errorf("limit: %w", err)
+	}
+	return &algo.Limit{Algorithm: a, Limit: n, Window: window}, nil
+}
+
+// message is the target as weir.v1 has it. inline is what the method of that name returned.
+func (f *targetFlags) message(inline *algo.Limit, key string) *weirv1.Target {
+	t := &weirv1.Target{Policy: f.Policy, Namespace: f.Namespace, Key: key}
+	if inline != nil {
+		t.Limit = &weirv1.Limit{Algorithm: weirv1.Algorithm(inline.Algorithm), Limit: inline.Limit, WindowNs: int64(inline.Window)}
+	}
+	return t
+}
