@@ -182,77 +182,52 @@ func writeTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, w
 		fmt.Fprintf(w, "unreachable, and missing: %s\n", strings.Join(top.Unreachable, ", "))
 	}
 	fmt.Fprintln(w)
-	rows := [][]string{{"POLICY", "CHECKS/S", "REFUSED/S", "REFUSED", "FAILED/S", "ERRORS/S"}}
+	head := "POLICY\tCHECKS/S\tREFUSED/S\tREFUSED\tFAILED/S\tERRORS/S"
 	bans := slices.ContainsFunc(top.Policies, func(p *weirv1.PolicyUse) bool { return p.Banned > 0 })
 	if bans {
-		rows[0] = append(rows[0], "BANNED/S")
+		head += "\tBANNED/S"
 	}
 	over := time.Duration(top.PoliciesCountedNs)
-	for _, p := range top.Policies {
-		checks := p.Allowed + p.Refused + p.Shadowed + p.FailedOpen + p.FailedClosed
-		row := []string{
-			p.Policy, rate(checks, over), rate(p.Refused, over), part(p.Refused, checks), rate(p.FailedOpen+p.FailedClosed, over), rate(p.Errors, over),
+	err := columns(w, head, func(t io.Writer) {
+		for _, p := range top.Policies {
+			checks := p.Allowed + p.Refused + p.Shadowed + p.FailedOpen + p.FailedClosed
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s", p.Policy, rate(checks, over), rate(p.Refused, over), part(p.Refused, checks),
+				rate(p.FailedOpen+p.FailedClosed, over), rate(p.Errors, over))
+			if bans {
+				fmt.Fprint(t, "\t", rate(p.Banned, over))
+			}
+			fmt.Fprintln(t)
 		}
-		if bans {
-			row = append(row, rate(p.Banned, over))
-		}
-		rows = append(rows, row)
+	})
+	if err != nil {
+		return err
 	}
-	printColumns(w, rows, 0)
 	fmt.Fprintln(w)
-	rows = [][]string{{"KEY", "POLICY", "CHECKS/S", "REFUSED/S", "REFUSED", "USED", "FULL"}}
 	over = time.Duration(top.CountedNs)
-	for _, k := range top.Keys {
-		used, full := "", ""
-		if k.Limit > 0 {
-			used, full = fmt.Sprintf("%d/%d", k.Used, k.Limit), part(uint64(max(k.Used, 0)), uint64(k.Limit))
+	err = columns(w, "KEY\tPOLICY\tCHECKS/S\tREFUSED/S\tREFUSED\tUSED\tFULL", func(t io.Writer) {
+		for _, k := range top.Keys {
+			key, policy := printable(k.Key), k.Policy
+			if width > 0 {
+				key = fitted(key, max(width-besideKey, 8))
+			}
+			if policy == "" {
+				policy = "(inline) " + printable(k.Namespace)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s", key, policy, rate(uint64(k.Decisions), over), rate(uint64(k.Refused), over), part(uint64(k.Refused), uint64(k.Decisions)))
+			if k.Limit > 0 {
+				fmt.Fprintf(t, "\t%d/%d\t%s", k.Used, k.Limit, part(uint64(max(k.Used, 0)), uint64(k.Limit)))
+			}
+			fmt.Fprintln(t)
 		}
-		policy := k.Policy
-		if policy == "" {
-			policy = "(inline) " + printable(k.Namespace)
-		}
-		rows = append(rows, []string{
-			printable(k.Key), policy, rate(uint64(k.Decisions), over), rate(uint64(k.Refused), over), part(uint64(k.Refused), uint64(k.Decisions)), used, full,
-		})
+	})
+	if err == nil && len(top.Keys) == 0 {
+		_, err = fmt.Fprintln(w, "no key was decided on")
 	}
-	printColumns(w, rows, width)
-	if len(top.Keys) == 0 {
-		fmt.Fprintln(w, "no key was decided on")
-	}
-	return nil
+	return err
 }
 
-// printColumns prints rows in columns, the first to the left and the others to the right. Where that is wider than width, if that is
-// not 0, the first column is shortened.
-func printColumns(w io.Writer, rows [][]string, width int) {
-	widths := make([]int, len(rows[0]))
-	total := 0
-	for i := range widths {
-		for _, r := range rows {
-			widths[i] = max(widths[i], len([]rune(r[i])))
-		}
-		total += widths[i] + 2
-	}
-	if width > 0 && total-2 > width {
-		widths[0] = max(widths[0]-(total-2-width), 8)
-	}
-	for _, r := range rows {
-		var line strings.Builder
-		for i, cell := range r {
-			runes := []rune(cell)
-			if len(runes) > widths[i] {
-				runes = append(runes[:widths[i]-1], '…')
-			}
-			space := strings.Repeat(" ", widths[i]-len(runes))
-			if left := i == 0 || rows[0][i] == "POLICY"; left {
-				line.WriteString(string(runes) + space + "  ")
-			} else {
-				line.WriteString(space + string(runes) + "  ")
-			}
-		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
-	}
-}
+// besideKey is about how many characters the other columns take beside a key.
+const besideKey = 60
 
 // printable is a caller's text as it can be shown on a terminal: quoted where it holds what could control one, or hide.
 func printable(text string) string {

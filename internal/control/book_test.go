@@ -339,7 +339,7 @@ func TestFarVersion(t *testing.T) {
 	}
 }
 
-// TestFileErrors: a file that is not a book's is an error that names the file and the line, and nothing of it is taken.
+// TestFileErrors: a file that is not a book's is an error that names the file and the place, and nothing of it is taken.
 func TestFileErrors(t *testing.T) {
 	const entry = `{"policy":"p","key":"k","settings":{"limit":1},"counter":1,"node":"n","at":"2026-01-01T00:00:00Z"}`
 	for name, c := range map[string]struct{ content, want string }{
@@ -348,12 +348,12 @@ func TestFileErrors(t *testing.T) {
 		"another format":  {`{"format": 2, "overrides": []}`, "format: is 2"},
 		"unknown field":   {`{"format": 1, "overrides": [], "x": 1}`, ":1:"},
 		"zero bytes":      {strings.Repeat("\x00", 100), ":1:1: "},
-		"twice":           {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n" + entry + "\n]}", ":3:1: overrides[1]: key: "},
+		"twice":           {"{\"format\": 1, \"overrides\": [\n" + entry + ",\n" + entry + "\n]}", ": overrides[1]: key: "},
 		"field twice":     {"{\"format\": 1, \"overrides\": [\n{\"policy\":\"p\",\"policy\":\"p\"}\n]}", ":2:"},
-		"bad policy":      {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"p"`, `"p p"`, 1) + "\n]}", ":2:1: overrides[0]: policy: "},
-		"no object":       {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `{"limit":1}`, `7`, 1) + "\n]}", ":2:1: overrides[0]: settings: "},
-		"neither":         {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"settings":{"limit":1},`, ``, 1) + "\n]}", ":2:1: overrides[0]: settings: "},
-		"both":            {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"counter"`, `"deleted":true,"counter"`, 1) + "\n]}", ":2:1: overrides[0]: settings: "},
+		"bad policy":      {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"p"`, `"p p"`, 1) + "\n]}", ": overrides[0]: policy: "},
+		"no object":       {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `{"limit":1}`, `7`, 1) + "\n]}", ": overrides[0]: settings: "},
+		"neither":         {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"settings":{"limit":1},`, ``, 1) + "\n]}", ": overrides[0]: settings: "},
+		"both":            {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `"counter"`, `"deleted":true,"counter"`, 1) + "\n]}", ": overrides[0]: settings: "},
 		"counter of text": {"{\"format\": 1, \"overrides\": [\n" + strings.Replace(entry, `:1,"node"`, `:"1","node"`, 1) + "\n]}", ":2:"},
 	} {
 		file := filepath.Join(t.TempDir(), OverridesFile)

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/weirlimit/weir/internal/reload"
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 // OverridesFile is the name of a book's file in its directory.
@@ -102,27 +102,24 @@ func load(name string) ([]Entry, error) {
 	return entries, err
 }
 
-// parse reads the content of a file, or what a member of this name has sent. Its errors begin with the name, the line and the column.
+// parse reads the content of a file, or what a member of this name has sent. Its errors begin with the name,
+// and the place: line and column, or the number of the override.
 func parse(name string, data []byte) ([]Entry, error) {
-	fail := func(offset int64, format string, args ...any) ([]Entry, error) {
-		before := data[:min(max(offset, 0), int64(len(data)))]
-		line, column := 1+bytes.Count(before, []byte("\n")), len(before)-bytes.LastIndexByte(before, '\n')
-		return nil, fmt.Errorf("%s:%d:%d: %s", name, line, column, fmt.Sprintf(format, args...))
-	}
 	var body fileBody
 	if err := json.Unmarshal(data, &body, json.RejectUnknownMembers(true)); err != nil {
 		var syntactic *jsontext.SyntacticError
 		var semantic *json.SemanticError
-		switch {
-		case errors.As(err, &syntactic):
-			return fail(syntactic.ByteOffset, "is not the JSON of overrides at %q: %v", syntactic.JSONPointer, syntactic.Err)
-		case errors.As(err, &semantic):
-			return fail(semantic.ByteOffset, "is not the JSON of overrides at %q: %v", semantic.JSONPointer, semantic)
+		offset := int64(0)
+		if errors.As(err, &syntactic) {
+			offset = syntactic.ByteOffset
+		} else if errors.As(err, &semantic) {
+			offset = semantic.ByteOffset
 		}
-		return fail(0, "is not the JSON of overrides: %v", err)
+		line, column := strictyaml.Position(data, int(offset))
+		return nil, fmt.Errorf("%s:%d:%d: is not the JSON of overrides: %w", name, line, column, err)
 	}
 	if body.Format != fileFormat {
-		return fail(0, "format: is %d, and this version reads %d", body.Format, fileFormat)
+		return nil, fmt.Errorf("%s: format: is %d, and this version reads %d", name, body.Format, fileFormat)
 	}
 	entries, seen := make([]Entry, len(body.Overrides)), make(map[ID]bool, len(body.Overrides))
 	var live, size int
@@ -144,36 +141,17 @@ func parse(name string, data []byte) ([]Entry, error) {
 			wrong = errors.New("key: is that of another override, too")
 		}
 		if wrong != nil {
-			return fail(lineOf(data, i), "overrides[%d]: %v", i, wrong)
+			return nil, fmt.Errorf("%s: overrides[%d]: %w", name, i, wrong)
 		}
 		if !e.Deleted() {
 			live, size = live+1, size+e.bytes()
 		}
 		if live > 2*MaxOverrides || size > 2*MaxBytes {
-			return fail(lineOf(data, i), "overrides[%d]: are more than the %d overrides or %d bytes that a node takes", i, 2*MaxOverrides, 2*MaxBytes)
+			return nil, fmt.Errorf("%s: overrides[%d]: are more than the %d overrides or %d bytes that a node takes", name, i, 2*MaxOverrides, 2*MaxBytes)
 		}
 		entries[i], seen[e.ID] = e, true
 	}
 	return entries, nil
-}
-
-// lineOf is where the i-th override begins in a file of valid JSON; 0 when that is not known.
-func lineOf(data []byte, i int) int64 {
-	dec := jsontext.NewDecoder(bytes.NewReader(data))
-	for {
-		if dec.StackDepth() == 2 && string(dec.StackPointer()) != "" {
-			if kind, length := dec.StackIndex(2); kind == '[' && length == int64(i) && dec.PeekKind() == '{' {
-				at := dec.InputOffset()
-				for at < int64(len(data)) && data[at] != '{' {
-					at++ // spaces, and the comma
-				}
-				return at
-			}
-		}
-		if _, err := dec.ReadToken(); err != nil {
-			return 0
-		}
-	}
 }
 
 // encode returns the text of a file with these entries.

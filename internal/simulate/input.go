@@ -64,7 +64,6 @@ type Log struct {
 	malformed int64
 	shown     []BadLine
 
-	clock  clfClock
 	column struct{ time, key, cost, most int }
 	fields [][]byte
 }
@@ -267,8 +266,8 @@ func (l *Log) combined(line []byte, e *Event) string {
 	if open < 0 || shut < open {
 		return "has no [time] of an access log"
 	}
-	var ok bool
-	if e.At, ok = l.clock.parse(line[open+1 : shut]); !ok {
+	t, err := time.Parse("02/Jan/2006:15:04:05 -0700", string(line[open+1:shut]))
+	if e.At = t.UnixNano(); err != nil || !nanoseconds(t) {
 		return "has a time that is not like 10/Oct/2000:13:55:36 -0700"
 	}
 	if l.cfg.Pattern != nil {
@@ -337,26 +336,6 @@ func quoted(s []byte) (text, rest []byte, ok bool) {
 	return nil, nil, false
 }
 
-// clfClock reads the times of an access log. Lines of one second have the same text, which is read once.
-type clfClock struct {
-	text [26]byte
-	at   int64
-}
-
-func (c *clfClock) parse(s []byte) (int64, bool) {
-	if len(s) != len(c.text) {
-		return 0, false
-	}
-	if [26]byte(s) != c.text {
-		t, err := time.Parse("02/Jan/2006:15:04:05 -0700", string(s))
-		if err != nil || !nanoseconds(t) {
-			return 0, false
-		}
-		c.text, c.at = [26]byte(s), t.UnixNano()
-	}
-	return c.at, true
-}
-
 // nanoseconds reports whether t can be told in 64 bits of nanoseconds.
 func nanoseconds(t time.Time) bool { return t.Year() > 1700 && t.Year() < 2250 }
 
@@ -405,22 +384,8 @@ func parseTime(s []byte) (int64, bool) {
 		t, err := time.Parse(time.RFC3339Nano, string(s))
 		return t.UnixNano(), err == nil && nanoseconds(t)
 	}
-	whole, part, _ := bytes.Cut(s, []byte{'.'})
-	digits, negative := bytes.CutPrefix(whole, []byte{'-'})
-	if len(digits) == 0 || len(digits) > 10 {
-		return 0, false
-	}
-	const nine = "000000000"
-	digits = append(append(make([]byte, 0, 19), digits...), part[:min(len(part), len(nine))]...)
-	digits = append(digits, nine[min(len(part), len(nine)):]...)
-	ns, err := strconv.ParseUint(string(digits), 10, 64) // takes no sign
-	if err != nil || ns/1e9 > 9e9 {
-		return 0, false
-	}
-	if negative {
-		return -int64(ns), true
-	}
-	return int64(ns), true
+	seconds, err := time.ParseDuration(string(s) + "s")
+	return int64(seconds), err == nil && len(bytes.Trim(s, "-.0123456789")) == 0
 }
 
 func (l *Log) json(line []byte, e *Event) string {
