@@ -31,10 +31,8 @@ type OverridesConfig struct {
 	Replicator *Replicator
 	// Policies returns those of the policy file, which overrides must suit.
 	Policies func() *policy.Set
-	// Demand returns an error unless the caller with a context may change, and see, the overrides of a policy, and tells of the denial.
-	Demand func(ctx context.Context, policy string) *limit.Error
-	// MaySee returns what tells whether the caller with a context may see the overrides of a policy.
-	MaySee func(ctx context.Context) func(policy string) bool
+	// Auth says whose overrides a caller may change and see.
+	Auth *auth.Authorizer
 	// Ready reports whether the node has become a member and is not stopping, or why not.
 	Ready func() (ok bool, why string)
 	// Record is told of each change that was made or failed.
@@ -54,7 +52,7 @@ func (s *Overrides) subject(ctx context.Context, id ID) error {
 	if err := o.Valid(); err != nil {
 		return err
 	}
-	if denied := s.cfg.Demand(ctx, id.Policy); denied != nil {
+	if denied := s.cfg.Auth.Demand(ctx, auth.RoleOverrides, limit.Target{Policy: id.Policy}); denied != nil {
 		return denied
 	}
 	return nil
@@ -72,7 +70,7 @@ func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) 
 		if !limit.ValidPolicyName(req.Policy) {
 			return nil, limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		}
-		if denied := s.cfg.Demand(ctx, req.Policy); denied != nil {
+		if denied := s.cfg.Auth.Demand(ctx, auth.RoleOverrides, limit.Target{Policy: req.Policy}); denied != nil {
 			return nil, denied
 		}
 	}
@@ -90,7 +88,7 @@ func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) 
 		}
 		return out, nil
 	}
-	maySee := s.cfg.MaySee(ctx)
+	mayUse := s.cfg.Auth.MayUse(ctx, auth.RoleOverrides)
 	if one.Policy != "" && after.Policy < one.Policy {
 		after = one // which is below all keys of the policy
 	}
@@ -99,7 +97,7 @@ func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) 
 		if one.Policy != "" && e.Policy != one.Policy {
 			break
 		}
-		if !maySee(e.Policy) {
+		if !mayUse(e.Policy, "") {
 			continue
 		}
 		if len(out.Overrides) == int(cmp.Or(req.PageSize, defaultPage)) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -145,8 +146,20 @@ func (c *fakeCluster) service(t *testing.T, i int) *Overrides {
 	r := c.all[c.members[i]]
 	return NewOverrides(OverridesConfig{
 		Book: r.cfg.Book, Replicator: r, Policies: func() *policy.Set { return policies }, Record: func(auth.Event) {}, Now: time.Now,
-		Demand: func(context.Context, string) *limit.Error { return nil }, Ready: func() (bool, string) { return true, "" },
+		Auth: auth.New(auth.Config{}), Ready: func() (bool, string) { return true, "" },
 	})
+}
+
+// set asks a member to set an override, as an operator on its host.
+func (c *fakeCluster) set(t *testing.T, i int, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
+	return c.service(t, i).Set(operator(t), req)
+}
+
+// operator is the context of a call of an operator on the member's host.
+func operator(t *testing.T) context.Context {
+	ctx, denial := auth.New(auth.Config{}).Authorize(t.Context(), "grpc", auth.RoleOverrides, auth.Credentials{From: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}})
+	expect.True(t, denial == nil, "%v", denial)
+	return ctx
 }
 
 func settingsOf(key string, limit int) *weirv1.SetOverrideRequest {
@@ -222,7 +235,7 @@ func TestTwoOperatorsAtOnce(t *testing.T) {
 				both.Go(func() {
 					time.Sleep(pause)
 					var err error
-					answers[i], err = c.service(t, i).Set(t.Context(), settingsOf(key, 100+i))
+					answers[i], err = c.set(t, i, settingsOf(key, 100+i))
 					expect.NoError(t, err)
 				})
 			}
@@ -264,7 +277,7 @@ func TestChangeBeforeBooksAreCompared(t *testing.T) {
 			c.made(t, 1, "k", `{"limit":1}`)
 		}
 		c.start(c.members[0], mustOpen(t, ""))
-		if _, err := c.service(t, 0).Set(t.Context(), settingsOf("k", 7)); kindOf(err) != limit.Unavailable || len(contentOf(c.book(0))) != 0 {
+		if _, err := c.set(t, 0, settingsOf("k", 7)); kindOf(err) != limit.Unavailable || len(contentOf(c.book(0))) != 0 {
 			t.Errorf("a change by a node that has met nobody: %v, %+v", err, contentOf(c.book(0)))
 		}
 		// A comparison that failed is none.
@@ -274,21 +287,21 @@ func TestChangeBeforeBooksAreCompared(t *testing.T) {
 		if r := c.all[c.members[0]]; r.Met() || r.Unequal(true) != 1 {
 			t.Errorf("met all, but %d, of whom one cannot be reached", r.Unequal(true))
 		}
-		if _, err := c.service(t, 0).Set(t.Context(), settingsOf("k", 7)); kindOf(err) != limit.Unavailable {
+		if _, err := c.set(t, 0, settingsOf("k", 7)); kindOf(err) != limit.Unavailable {
 			t.Errorf("a change by a node that has not met one: %v", err)
 		}
 		stop()
 		c.setCut(c.members[2], false)
 		c.start(c.members[0], mustOpen(t, ""))
 		defer c.run(t)()
-		got, err := c.service(t, 0).Set(t.Context(), settingsOf("k", 7))
+		got, err := c.set(t, 0, settingsOf("k", 7))
 		must.True(t, err == nil && got.Override.Version == "9@n0" && got.Before != nil, "%+v %v", got, err)
 		for _, m := range got.Members {
 			expect.True(t, m.Has, "%+v", m)
 		}
 		away := c.service(t, 0)
 		away.cfg.Ready = func() (bool, string) { return false, "no member yet" }
-		_, err = away.Set(t.Context(), settingsOf("k", 8))
+		_, err = away.Set(operator(t), settingsOf("k", 8))
 		expect.True(t, kindOf(err) == limit.Unavailable && strings.Contains(err.Error(), "no member yet"),
 			"a change by a node that is no member: %v", err)
 	})
@@ -341,7 +354,7 @@ func TestChangesAreCoalesced(t *testing.T) {
 		for i := range 8 {
 			group.Go(func() {
 				for time.Now().Before(until) {
-					_, err := c.service(t, i%2).Set(t.Context(), settingsOf("k", 1+i))
+					_, err := c.set(t, i%2, settingsOf("k", 1+i))
 					expect.NoError(t, err)
 					changes.Add(1)
 				}

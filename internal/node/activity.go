@@ -48,12 +48,6 @@ func (r *activityRecorder) Tick(mono int64) {
 // follow begins to remember what the policies of a limiter do.
 func (r *activityRecorder) follow(l *limiter.Limiter) { r.history.Store(observe.NewHistory(l.Counts)) }
 
-// orders are the orders by their numbers in weir.v1.
-var orders = map[weirv1.KeyOrder]observe.KeyOrder{
-	weirv1.KeyOrder_KEY_ORDER_UNSPECIFIED: observe.Busiest, weirv1.KeyOrder_KEY_ORDER_BUSIEST: observe.Busiest,
-	weirv1.KeyOrder_KEY_ORDER_REFUSED: observe.Refused, weirv1.KeyOrder_KEY_ORDER_FULLEST: observe.Fullest,
-}
-
 // activity tells what this node has decided lately, as another asks for it.
 func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 	now := n.clock().Mono
@@ -63,20 +57,12 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 	}
 	policies, age := n.recorder.history.Load().Read(now)
 	out := &peerv1.ActivityResponse{AgeNs: int64(age)}
-	lists := make([][]observe.KeyRow, 0, len(orders))
-	for _, order := range r.Orders[:min(len(r.Orders), len(orders))] {
-		rows, counted := n.recorder.Top(now, orders[order], int(min(r.Keys, maxTopKeys)), wanted)
+	var lists [][]*peerv1.KeyActivity
+	for _, order := range r.Orders[:min(len(r.Orders), len(weirv1.KeyOrder_name))] {
+		rows, counted := n.recorder.Top(now, order, int(min(r.Keys, maxTopKeys)), wanted)
 		lists, out.CountedNs = append(lists, rows), int64(counted)
 	}
-	all := observe.UnionRows(lists...)
-	for i := range all {
-		row := &all[i]
-		out.Keys = append(out.Keys, &peerv1.KeyActivity{
-			Scope: row.Scope, Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError,
-			Refused: row.Refused, RefusedError: row.RefusedError, Algorithm: weirv1.Algorithm(row.Algorithm),
-			WindowNs: int64(row.Window), Limit: row.Limit, Used: row.Used,
-		})
-	}
+	out.Keys = observe.UnionRows(lists...)
 	for _, p := range policies {
 		h := &peerv1.PolicyHistory{Policy: p.Name}
 		for _, c := range p.Steps {
@@ -99,8 +85,8 @@ func countsOf(u *weirv1.PolicyUse) observe.StepCounts {
 
 // clusterActivity is what the members of a cluster have decided lately, together.
 type clusterActivity struct {
-	rows                 []observe.KeyRow // in no order
-	counted              time.Duration    // those of rows
+	rows                 []*peerv1.KeyActivity // in no order
+	counted              time.Duration         // those of rows
 	policies             []observe.PolicyHistory
 	age                  time.Duration // of the newest complete step of policies
 	members, unreachable []string
@@ -134,18 +120,11 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 
 // merge adds up what members have answered; the first is this node.
 func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
-	lists := make([][]observe.KeyRow, 0, len(answers))
+	lists := make([][]*peerv1.KeyActivity, 0, len(answers))
 	by := make(map[string][]observe.StepCounts)
 	c.age = time.Duration(answers[0].AgeNs)
 	for _, a := range answers {
-		var rows []observe.KeyRow
-		for _, k := range a.Keys {
-			rows = append(rows, observe.KeyRow{
-				Scope: k.Scope, Key: k.Key, Decisions: k.Decisions, DecisionsError: k.DecisionsError, Refused: k.Refused, RefusedError: k.RefusedError,
-				Algorithm: algo.Algorithm(k.Algorithm), Window: time.Duration(k.WindowNs), Limit: k.Limit, Used: k.Used,
-			})
-		}
-		lists = append(lists, rows)
+		lists = append(lists, a.Keys)
 		c.counted = max(c.counted, time.Duration(a.CountedNs))
 		// Members' steps begin at different times: each is added to the one of ours that it shares most time with.
 		shift := 0
@@ -187,7 +166,7 @@ func (c *clusterActivity) lately(p *observe.PolicyHistory) (sum observe.StepCoun
 
 // TopKeys tells which keys of the cluster are used most, of those that the caller in ctx may see. Its error is a *limit.Error.
 func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
-	if _, known := orders[r.Order]; !known {
+	if _, known := weirv1.KeyOrder_name[int32(r.Order)]; !known {
 		return nil, limit.NewError(limit.Invalid, "order", "is not one of busiest, refused and fullest")
 	}
 	if r.Limit > maxTopKeys {
@@ -205,18 +184,18 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 	}
 	// All that members tell, though fewer are asked for: of the first ones the caller may not see all.
 	all := n.gather(ctx, &peerv1.ActivityRequest{Orders: []weirv1.KeyOrder{r.Order}, Keys: maxTopKeys, Policy: r.Policy})
-	observe.SortRows(all.rows, orders[r.Order])
+	observe.SortRows(all.rows, r.Order)
 	return n.topKeys(all, all.rows, most, r.Policy, n.security.auth.MayUse(ctx, auth.RoleKeys)), nil
 }
 
 // topKeys returns the first rows, and the policies, that a caller may see: of one policy, or of all where its name is empty.
-func (n *Node) topKeys(all *clusterActivity, rows []observe.KeyRow, most int, policy string, mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
+func (n *Node) topKeys(all *clusterActivity, rows []*peerv1.KeyActivity, most int, policy string, mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
 	out := &weirv1.TopKeysResponse{Node: n.cfg.Name, Members: all.members, Unreachable: all.unreachable, CountedNs: int64(all.counted)}
 	for i := range rows {
 		if len(out.Keys) == most {
 			break
 		}
-		if use := keyUse(&rows[i]); mayUse(use.Policy, use.Namespace) {
+		if use := keyUse(rows[i]); mayUse(use.Policy, use.Namespace) {
 			out.Keys = append(out.Keys, use)
 		}
 	}
@@ -242,10 +221,10 @@ func maySeePolicy(mayUse func(policy, namespace string) bool, name string) bool 
 	return !limit.ValidPolicyName(name) || mayUse(name, "")
 }
 
-func keyUse(row *observe.KeyRow) *weirv1.KeyUse {
+func keyUse(row *peerv1.KeyActivity) *weirv1.KeyUse {
 	use := &weirv1.KeyUse{
 		Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError, Refused: row.Refused, RefusedError: row.RefusedError,
-		Algorithm: weirv1.Algorithm(row.Algorithm), WindowNs: int64(row.Window), Limit: row.Limit, Used: row.Used,
+		Algorithm: row.Algorithm, WindowNs: row.WindowNs, Limit: row.Limit, Used: row.Used,
 	}
 	share, inline := limit.ShareOf(row.Scope)
 	if inline {

@@ -122,13 +122,10 @@ func (s *snapshot) Render(ctx context.Context) (text []byte, ok bool) {
 	if roles&auth.RoleKeys != 0 {
 		mayUse := s.n.security.auth.MayUse(ctx, auth.RoleKeys)
 		out.Top = make(map[string]jsontext.Value)
-		for number, order := range orders {
-			if number == weirv1.KeyOrder_KEY_ORDER_UNSPECIFIED {
-				continue
-			}
-			rows := slices.Clone(s.activity.rows)
+		for i, name := range httpapi.KeyOrders()[1:] {
+			order, rows := weirv1.KeyOrder(i+1), slices.Clone(s.activity.rows)
 			observe.SortRows(rows, order)
-			if out.Top[string(order)], err = httpapi.MarshalTopKeys(number, s.n.topKeys(s.activity, rows, consoleKeys, "", mayUse)); err != nil {
+			if out.Top[name], err = httpapi.MarshalTopKeys(order, s.n.topKeys(s.activity, rows, consoleKeys, "", mayUse)); err != nil {
 				return nil, false
 			}
 		}

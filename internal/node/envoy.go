@@ -49,6 +49,7 @@ func (n *Node) openEnvoy() (err error) {
 	if err != nil {
 		return fmt.Errorf("envoy-config: %w", err)
 	}
+	n.ownFiles = append(n.ownFiles, followedFile{n.envoy.files, "envoy_configuration", "envoy configuration"})
 	return nil
 }
 

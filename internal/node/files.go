@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/weirlimit/weir/internal/observe"
@@ -15,55 +16,23 @@ type followed interface {
 	Close()
 }
 
-// followedFile is one file, or several that belong together, by its name in metrics and in the log.
+// followedFile is one file, or several that belong together.
 type followedFile struct {
 	followed
-	name string
-}
-
-// what names it in a sentence.
-func (f followedFile) what() string {
-	switch f.name {
-	case "policies":
-		return "policy file"
-	case "envoy_configuration":
-		return "envoy configuration"
-	}
-	return "file of the " + strings.ReplaceAll(f.name, "_", " ")
+	name string // in metrics
+	what string // in a sentence
 }
 
 // files are those that the node reads again when they change.
-func (n *Node) files() []followedFile {
-	return append(n.ownFiles(), n.security.files()...)
-}
+func (n *Node) files() []followedFile { return slices.Concat(n.ownFiles, n.security.files) }
 
-// ownFiles are those of them that decide.
-func (n *Node) ownFiles() []followedFile {
-	return opened(opened(nil, n.watcher, "policies"), n.envoy.files, "envoy_configuration")
+// follows notes files that access depends on.
+func (s *security) follows(f followed, name string) {
+	s.files = append(s.files, followedFile{f, name, "file of the " + strings.ReplaceAll(name, "_", " ")})
 }
-
-// files are those of them that access depends on.
-func (s *security) files() []followedFile {
-	all := opened(opened(nil, s.callers, "certificates"), s.peers, "peer_certificates")
-	return opened(opened(all, s.access, "access"), s.gossipKeys, "gossip_keys")
-}
-
-// opened adds what follows files, unless it is nil.
-func opened[F interface {
-	comparable
-	followed
-}](all []followedFile, f F, name string) []followedFile {
-	var none F
-	if f == none {
-		return all
-	}
-	return append(all, followedFile{f, name})
-}
-
-func (s *security) close() { closeFiles(s.files()) }
 
 // closeFiles ends the watches of the files that decide. What they held stays in use.
-func (n *Node) closeFiles(context.Context) { closeFiles(n.ownFiles()) }
+func (n *Node) closeFiles(context.Context) { closeFiles(n.ownFiles) }
 
 func closeFiles(files []followedFile) {
 	for _, f := range files {

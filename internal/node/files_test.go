@@ -45,7 +45,7 @@ func TestFilesReplacedByPipes(t *testing.T) {
 		n.Reload()
 		testkit.Eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
 		ready, detail := n.Ready()
-		expect.True(t, ready && strings.Contains(detail, f.what()+" rejected: ") && strings.Contains(detail, name),
+		expect.True(t, ready && strings.Contains(detail, f.what+" rejected: ") && strings.Contains(detail, name),
 			"ready: %t, %s", ready, detail)
 		testkit.Eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })
 		must.NoError(t, os.Remove(name))

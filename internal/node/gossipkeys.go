@@ -41,7 +41,7 @@ func (s *security) fileKeys() [][]byte {
 // openKeys makes what changes the gossip keys of all members.
 func (n *Node) openKeys() error {
 	cfg := control.GossipKeysConfig{
-		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.record, Logger: n.log,
+		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.audit.Record, Logger: n.log,
 		Members: func() []ownership.Node {
 			all, _ := n.memberNodes()
 			return all

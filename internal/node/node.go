@@ -61,6 +61,7 @@ type Node struct {
 	messenger     *replica.Messenger
 	keys          *control.GossipKeys
 	watcher       *policy.Watcher // nil without a policy file
+	ownFiles      []followedFile  // the files that decide
 	overrides     overriding
 	envoy         envoyFrontEnd
 	metrics       *observe.Metrics
@@ -254,7 +255,9 @@ func (n *Node) Reload() {
 	for _, f := range n.files() {
 		f.Reload()
 	}
-	n.security.reopenAudit()
+	if err := n.security.audit.Reopen(); err != nil {
+		n.log.Error("audit log not reopened", "error", err)
+	}
 }
 
 // policiesChanged puts the policies of a changed file into force.
@@ -360,7 +363,7 @@ func (n *Node) Ready() (bool, string) {
 	}
 	for _, f := range n.files() {
 		if err := f.Err(); err != nil {
-			details = append(details, f.what()+" rejected: "+err.Error())
+			details = append(details, f.what+" rejected: "+err.Error())
 		}
 	}
 	return ready, strings.Join(details, "; ")

@@ -7,9 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/control"
-	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -65,15 +63,9 @@ func (n *Node) openReplicator() {
 		Members: n.memberNodes,
 	})
 	n.overrides.service = control.NewOverrides(control.OverridesConfig{
-		Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.record, Now: time.Now,
+		Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.audit.Record, Now: time.Now,
 		Ready: func() (bool, string) { return n.readiness.Ready() },
-		Demand: func(ctx context.Context, policy string) *limit.Error {
-			return n.security.auth.Demand(ctx, auth.RoleOverrides, limit.Target{Policy: policy})
-		},
-		MaySee: func(ctx context.Context) func(string) bool {
-			may := n.security.auth.MayUse(ctx, auth.RoleOverrides)
-			return func(policy string) bool { return may(policy, "") }
-		},
+		Auth:  n.security.auth,
 	})
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/status"
+
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/control"
@@ -20,7 +22,6 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
-	"google.golang.org/grpc/status"
 )
 
 // changed is the answer to a change.

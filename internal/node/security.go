@@ -26,6 +26,7 @@ type security struct {
 	access  *reload.Watcher[*auth.Callers] // nil: no access file
 	auth    *auth.Authorizer
 	audit   *observe.AuditLog // nil: none
+	files   []followedFile
 
 	gossipKeys  *reload.Watcher[[][]byte] // nil: gossip in plain text
 	keysChanged fifo.Signal               // set when their file has
@@ -40,20 +41,21 @@ func openSecurity(of *Config) (_ *security, err error) {
 	defer func() {
 		if err != nil {
 			s.close()
-			s.closeAudit()
 		}
 	}()
 	if files := cfg.tls(); files != (reload.CertFiles{}) {
 		if s.callers, err = s.openCerts("certificates", files, callerSettings, ""); err != nil {
 			return nil, err
 		}
+		s.follows(s.callers, "certificates")
 	}
 	if files := cfg.peerTLS(); files != (reload.CertFiles{}) {
 		if s.peers, err = s.openCerts("peer_certificates", files, peerSettings, cfg.PeerTLSName); err != nil {
 			return nil, err
 		}
+		s.follows(s.peers, "peer_certificates")
 	}
-	if s.audit, err = s.openAudit(); err != nil {
+	if err = s.openAudit(); err != nil {
 		return nil, fmt.Errorf("audit-log: %w", err)
 	}
 	authConfig := auth.Config{
@@ -61,20 +63,22 @@ func openSecurity(of *Config) (_ *security, err error) {
 		Denied:          s.denials.note,
 		Now:             s.denials.now,
 	}
+	if s.audit != nil { // otherwise there is nothing to go through auth for
+		authConfig.Audit = s.audit.Record
+	}
 	if cfg.AccessFile != "" {
 		if s.access, err = s.openAccess(); err != nil {
 			return nil, fmt.Errorf("access-file: %w", err)
 		}
 		authConfig.Callers = s.access.Current
-	}
-	if s.audit != nil {
-		authConfig.Audit = s.audit.Record
+		s.follows(s.access, "access")
 	}
 	s.auth = auth.New(authConfig)
 	if cfg.GossipKeyFile != "" {
 		if s.gossipKeys, err = s.openGossipKeys(); err != nil {
 			return nil, err
 		}
+		s.follows(s.gossipKeys, "gossip_keys")
 	}
 	s.warnReadable(cfg.TLSKeyFile, cfg.PeerTLSKeyFile, cfg.GossipKeyFile, cfg.ClusterSecretFile)
 	return s, nil
@@ -93,38 +97,21 @@ func (s *security) warnReadable(files ...string) {
 	}
 }
 
-// openAudit returns nil where there is no audit log.
-func (s *security) openAudit() (*observe.AuditLog, error) {
+// openAudit opens the audit log, if there is to be one.
+func (s *security) openAudit() (err error) {
 	if s.cfg.AuditLog == "" {
-		return nil, nil
+		return nil
 	}
-	return observe.OpenAudit(observe.AuditConfig{
+	s.audit, err = observe.OpenAudit(observe.AuditConfig{
 		Name: s.cfg.AuditLog, Stderr: s.stderr, Now: s.denials.now, MaxQueued: admission.LogQueue,
 		OnError: func(err error) { s.log.Error("audit log not written", "error", err) },
 	})
+	return err
 }
 
-// record has the audit log keep an event, if there is one.
-func (s *security) record(e auth.Event) {
-	if s.audit != nil {
-		s.audit.Record(e)
-	}
-}
-
-// reopenAudit opens the file of the audit log anew, which may have been moved away.
-func (s *security) reopenAudit() {
-	if s.audit == nil {
-		return
-	}
-	if err := s.audit.Reopen(); err != nil {
-		s.log.Error("audit log not reopened", "error", err)
-	}
-}
-
-func (s *security) closeAudit() {
-	if s.audit == nil {
-		return
-	}
+// close ends the watches and the audit log.
+func (s *security) close() {
+	closeFiles(s.files)
 	if err := s.audit.Close(); err != nil {
 		s.log.Warn("audit log not closed", "error", err)
 	}

@@ -139,10 +139,7 @@ func (n *Node) openSecurity() (err error) {
 	if n.security, err = openSecurity(&n.cfg); err != nil {
 		return err
 	}
-	n.closing(func(context.Context) {
-		n.security.close()
-		n.security.closeAudit()
-	})
+	n.closing(func(context.Context) { n.security.close() })
 	return nil
 }
 
@@ -157,6 +154,7 @@ func (n *Node) openPolicies() (err error) {
 			return fmt.Errorf("policies: %w", err)
 		}
 		policies = n.watcher.Current()
+		n.ownFiles = append(n.ownFiles, followedFile{n.watcher, "policies", "policy file"})
 	}
 	n.closing(n.closeFiles)
 	return n.openOverrides(policies)

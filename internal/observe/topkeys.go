@@ -10,6 +10,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/heavyhitters"
 	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 // TopWindow is how long a decision is remembered, and up to generation less.
@@ -29,36 +31,12 @@ const (
 	keepBusiest = 256
 )
 
-// KeyOrder is what keys are ranked by.
-type KeyOrder string
-
-// The orders.
-const (
-	Busiest KeyOrder = "busiest"
-	Refused KeyOrder = "refused"
-	Fullest KeyOrder = "fullest"
-)
-
-// KeyRow is a key with what is known of it.
-type KeyRow struct {
-	Scope, Key string // Scope is a policy's name, or what limit.InlineScope returns
-	// Decisions and Refused are estimates of the numbers since the window's beginning; the true ones are at most the error away, but
-	// for the error of sampling.
-	Decisions, DecisionsError int64
-	Refused, RefusedError     int64
-	// Algorithm, Window, Limit and Used are of the limit that left least room when the key was last seen. Limit is 0 when that is not
-	// known, or there was no limit.
-	Algorithm   algo.Algorithm
-	Window      time.Duration
-	Limit, Used int64
-}
-
-// Utilization is how full the key is: 0 to 1, and more where a limit was lowered.
-func (r *KeyRow) Utilization() float64 {
-	if r.Limit <= 0 {
+// fullness is how full a key is: 0 to 1, and more where a limit was lowered.
+func fullness(used, limit int64) float64 {
+	if limit <= 0 {
 		return 0
 	}
-	return float64(r.Used) / float64(r.Limit)
+	return float64(used) / float64(limit)
 }
 
 type id struct{ scope, key string }
@@ -77,7 +55,7 @@ type state struct {
 // TopKeys records decisions. It is safe for concurrent use.
 //
 // It is fed with a sample of a limiter's decisions and forgets them after about a minute. Its counts are estimates, for
-// two reasons: heavy hitters are counted within bounds (see internal/heavyhitters), which KeyRow tells, and where a node decides more
+// two reasons: heavy hitters are counted within bounds (see internal/heavyhitters), which a row tells, and where a node decides more
 // than 10,000 checks a second each decision that is recorded stands for several, which adds an error of about √(n·w) to a count
 // of n where it stands for w.
 //
@@ -143,7 +121,7 @@ func (r *TopKeys) dropStates() {
 	}
 	list := make([]ranked, 0, len(r.states))
 	for k, st := range r.states {
-		list = append(list, ranked{k, st.utilization(), st.decisions})
+		list = append(list, ranked{k, fullness(st.used, st.limit), st.decisions})
 	}
 	busier := func(a, b ranked) int { return cmp.Compare(b.decisions, a.decisions) }
 	slices.SortFunc(list, func(a, b ranked) int { // the fullest first, and of those the busiest
@@ -155,8 +133,6 @@ func (r *TopKeys) dropStates() {
 		delete(r.states, k.id)
 	}
 }
-
-func (s *state) utilization() float64 { return float64(s.used) / float64(s.limit) }
 
 // Tick implements limiter.Recorder: it forgets what is too old.
 func (r *TopKeys) Tick(mono int64) {
@@ -185,17 +161,17 @@ func (r *TopKeys) Tick(mono int64) {
 
 // Top returns the n first keys by an order, of those whose scope is wanted (nil: all), and for how long their decisions have been
 // counted. now is the time as Tick is told it.
-func (r *TopKeys) Top(now int64, by KeyOrder, n int, wanted func(scope string) bool) (rows []KeyRow, since time.Duration) {
+func (r *TopKeys) Top(now int64, by weirv1.KeyOrder, n int, wanted func(scope string) bool) (rows []*peerv1.KeyActivity, since time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.started {
 		since = time.Duration(now - r.began[min(r.turns, generations-1)])
 	}
 	from := r.all
-	if by == Refused {
+	if by == weirv1.KeyOrder_KEY_ORDER_REFUSED {
 		from = r.refused
 	}
-	if by == Fullest {
+	if by == weirv1.KeyOrder_KEY_ORDER_FULLEST {
 		for k := range r.states {
 			if wanted == nil || wanted(k.scope) {
 				rows = append(rows, r.row(k))
@@ -212,13 +188,15 @@ func (r *TopKeys) Top(now int64, by KeyOrder, n int, wanted func(scope string) b
 	return rows[:min(max(n, 0), len(rows))], since
 }
 
-func (r *TopKeys) row(k id) KeyRow {
-	row := KeyRow{Scope: k.scope, Key: k.key}
+// row is what is known of a key. Its counts are estimates of the numbers since the window's beginning; the true ones are at most the error
+// away, but for the error of sampling. Its limit is the one that left least room when the key was last seen, 0 when that is not known.
+func (r *TopKeys) row(k id) *peerv1.KeyActivity {
+	row := &peerv1.KeyActivity{Scope: k.scope, Key: k.key}
 	row.Decisions, row.DecisionsError = estimate(r.all, k)
 	row.Refused, row.RefusedError = estimate(r.refused, k)
 	row.Decisions = max(row.Decisions, row.Refused)
 	if st := r.states[k]; st != nil {
-		row.Algorithm, row.Window, row.Limit, row.Used = st.algorithm, st.window, st.limit, st.used
+		row.Algorithm, row.WindowNs, row.Limit, row.Used = weirv1.Algorithm(st.algorithm), int64(st.window), st.limit, st.used
 	}
 	return row
 }
@@ -232,14 +210,15 @@ func estimate(w *heavyhitters.Window[id], k id) (n, within int64) {
 }
 
 // SortRows puts rows in order, the first first. Keys that are equal in what they are ranked by are ranked by the rest.
-func SortRows(rows []KeyRow, by KeyOrder) {
-	slices.SortFunc(rows, func(a, b KeyRow) int {
-		busier, refused, fuller := cmp.Compare(b.Decisions, a.Decisions), cmp.Compare(b.Refused, a.Refused), cmp.Compare(b.Utilization(), a.Utilization())
+func SortRows(rows []*peerv1.KeyActivity, by weirv1.KeyOrder) {
+	slices.SortFunc(rows, func(a, b *peerv1.KeyActivity) int {
+		busier, refused := cmp.Compare(b.Decisions, a.Decisions), cmp.Compare(b.Refused, a.Refused)
+		fuller := cmp.Compare(fullness(b.Used, b.Limit), fullness(a.Used, a.Limit))
 		named := cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Key, b.Key))
 		switch by {
-		case Refused:
+		case weirv1.KeyOrder_KEY_ORDER_REFUSED:
 			return cmp.Or(refused, busier, fuller, named)
-		case Fullest:
+		case weirv1.KeyOrder_KEY_ORDER_FULLEST:
 			return cmp.Or(fuller, busier, refused, named)
 		}
 		return cmp.Or(busier, refused, fuller, named)
@@ -247,7 +226,7 @@ func SortRows(rows []KeyRow, by KeyOrder) {
 }
 
 // UnionRows returns the rows of lists of one TopKeys, each key once.
-func UnionRows(lists ...[]KeyRow) (out []KeyRow) {
+func UnionRows(lists ...[]*peerv1.KeyActivity) (out []*peerv1.KeyActivity) {
 	seen := make(map[id]struct{})
 	for _, list := range lists {
 		for _, row := range list {
@@ -262,11 +241,11 @@ func UnionRows(lists ...[]KeyRow) (out []KeyRow) {
 }
 
 // MergeRows adds up what several nodes know of their keys. Of a key that several have seen, the limit is of the one that has counted
-// most decisions with a limit.
-func MergeRows(lists ...[]KeyRow) []KeyRow {
+// most decisions with a limit. The rows are the result's from then on.
+func MergeRows(lists ...[]*peerv1.KeyActivity) []*peerv1.KeyActivity {
 	at := make(map[id]int)
 	seen := make(map[id]int64)
-	var out []KeyRow
+	var out []*peerv1.KeyActivity
 	for _, list := range lists {
 		for _, row := range list {
 			k := id{row.Scope, row.Key}
@@ -279,12 +258,12 @@ func MergeRows(lists ...[]KeyRow) []KeyRow {
 				}
 				continue
 			}
-			r := &out[i]
+			r := out[i]
 			r.Decisions, r.DecisionsError = r.Decisions+row.Decisions, r.DecisionsError+row.DecisionsError
 			r.Refused, r.RefusedError = r.Refused+row.Refused, r.RefusedError+row.RefusedError
 			if row.Limit > 0 && (r.Limit == 0 || row.Decisions > seen[k]) {
 				seen[k] = row.Decisions
-				r.Algorithm, r.Window, r.Limit, r.Used = row.Algorithm, row.Window, row.Limit, row.Used
+				r.Algorithm, r.WindowNs, r.Limit, r.Used = row.Algorithm, row.WindowNs, row.Limit, row.Used
 			}
 		}
 	}

@@ -8,9 +8,12 @@ import (
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -26,10 +29,10 @@ func sample(scope, key string, weight int64, refused bool, lim, remaining int64)
 	return &limiter.Sample{Scope: scope, Key: key, Weight: weight, Refused: refused, Algorithm: algo.SlidingLog, Window: time.Minute, Limit: lim, Remaining: remaining}
 }
 
-func names(rows []KeyRow) string {
+func names(rows []*peerv1.KeyActivity) string {
 	var b strings.Builder
 	for _, r := range rows {
-		fmt.Fprintf(&b, "%s/%s %d %d %.2f;", r.Scope, r.Key, r.Decisions, r.Refused, r.Utilization())
+		fmt.Fprintf(&b, "%s/%s %d %d %.2f;", r.Scope, r.Key, r.Decisions, r.Refused, fullness(r.Used, r.Limit))
 	}
 	return b.String()
 }
@@ -45,27 +48,27 @@ func TestOrders(t *testing.T) {
 	r.Record(sample("q", "blocked", 2, true, 0, 0)) // has no state
 	r.Tick(int64(4 * time.Second))
 	for _, tt := range []struct {
-		by     KeyOrder
+		by     weirv1.KeyOrder
 		n      int
 		wanted func(string) bool
 		want   string
 	}{
-		{Busiest, 10, nil, "p/busy 10 0 0.40;p/refused 4 3 1.00;q/blocked 2 2 0.00;q/full 1 0 0.90;"},
-		{Busiest, 1, nil, "p/busy 10 0 0.40;"},
-		{Refused, 10, nil, "p/refused 4 3 1.00;q/blocked 2 2 0.00;"},
-		{Fullest, 2, nil, "p/refused 4 3 1.00;q/full 1 0 0.90;"},
-		{Fullest, 10, func(s string) bool { return s == "q" }, "q/full 1 0 0.90;"},
-		{Busiest, 0, nil, ""},
-		{Busiest, -1, nil, ""},
+		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, 10, nil, "p/busy 10 0 0.40;p/refused 4 3 1.00;q/blocked 2 2 0.00;q/full 1 0 0.90;"},
+		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil, "p/busy 10 0 0.40;"},
+		{weirv1.KeyOrder_KEY_ORDER_REFUSED, 10, nil, "p/refused 4 3 1.00;q/blocked 2 2 0.00;"},
+		{weirv1.KeyOrder_KEY_ORDER_FULLEST, 2, nil, "p/refused 4 3 1.00;q/full 1 0 0.90;"},
+		{weirv1.KeyOrder_KEY_ORDER_FULLEST, 10, func(s string) bool { return s == "q" }, "q/full 1 0 0.90;"},
+		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, 0, nil, ""},
+		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, -1, nil, ""},
 	} {
 		rows, since := r.Top(int64(4*time.Second), tt.by, tt.n, tt.wanted)
 		if names(rows) != tt.want || since != 4*time.Second {
 			t.Errorf("%s, %d: %s since %v, want %s", tt.by, tt.n, names(rows), since, tt.want)
 		}
 	}
-	row, _ := r.Top(0, Busiest, 1, nil)
-	want := KeyRow{Scope: "p", Key: "busy", Decisions: 10, Algorithm: algo.SlidingLog, Window: time.Minute, Limit: 100, Used: 40}
-	expect.NoDiff(t, cmp.Diff(want, row[0]))
+	row, _ := r.Top(0, weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil)
+	want := &peerv1.KeyActivity{Scope: "p", Key: "busy", Decisions: 10, Algorithm: weirv1.Algorithm(algo.SlidingLog), WindowNs: int64(time.Minute), Limit: 100, Used: 40}
+	expect.NoDiff(t, cmp.Diff(want, row[0], protocmp.Transform()))
 }
 
 // What is older than the window is forgotten, whether or not there was a tick in between.
@@ -76,8 +79,8 @@ func TestForgets(t *testing.T) {
 		seen := 0
 		for now := step; now <= 2*TopWindow+time.Hour; now += step {
 			r.Tick(int64(now))
-			rows, since := r.Top(int64(now), Busiest, 1, nil)
-			full, _ := r.Top(int64(now), Fullest, 1, nil)
+			rows, since := r.Top(int64(now), weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil)
+			full, _ := r.Top(int64(now), weirv1.KeyOrder_KEY_ORDER_FULLEST, 1, nil)
 			must.Equal(t, len(rows) > 0, (len(full) > 0), "after %v: %d busiest, %d fullest", now, len(rows), len(full))
 			if len(rows) > 0 {
 				seen++
@@ -106,29 +109,33 @@ func TestManyKeys(t *testing.T) {
 			r.Record(sample("p", "busy", 1, i%100 == 0, 100, 50))
 		}
 	}
-	rows, _ := r.Top(0, Busiest, 1, nil)
+	rows, _ := r.Top(0, weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil)
 	b := rows[0]
 	expect.True(t, b.Key == "busy" && b.Decisions >= others/50 && b.Decisions-b.DecisionsError <= others/50 &&
 		b.Limit == 100, "busiest: %+v", b)
-	rows, _ = r.Top(0, Refused, 1, nil)
+	rows, _ = r.Top(0, weirv1.KeyOrder_KEY_ORDER_REFUSED, 1, nil)
 	b = rows[0]
 	expect.True(t, b.Key == "busy" && b.Refused == others/100 && b.RefusedError == 0, "refused: %+v", b)
-	rows, _ = r.Top(0, Fullest, 1, nil)
+	rows, _ = r.Top(0, weirv1.KeyOrder_KEY_ORDER_FULLEST, 1, nil)
 	expect.True(t, rows[0].Key == "full" && rows[0].Used == 99, "fullest: %+v", rows[0])
 	expect.True(t, len(r.states) <= maxStates, "%d states", len(r.states))
-	rows, _ = r.Top(0, Busiest, others, nil)
+	rows, _ = r.Top(0, weirv1.KeyOrder_KEY_ORDER_BUSIEST, others, nil)
 	expect.True(t, len(rows) <= counters, "%d rows", len(rows))
 }
 
 func TestMerge(t *testing.T) {
-	owner := []KeyRow{{Scope: "p", Key: "k", Decisions: 10, DecisionsError: 1, Refused: 4, Limit: 5, Used: 5}, {Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1}}
-	edge := []KeyRow{{Scope: "p", Key: "k", Decisions: 90, Refused: 90, RefusedError: 2}}
-	before := []KeyRow{{Scope: "p", Key: "k", Decisions: 2, Limit: 5, Used: 1}} // the owner until it moved
-	want := []KeyRow{{Scope: "p", Key: "k", Decisions: 102, DecisionsError: 1, Refused: 94, RefusedError: 2, Limit: 5, Used: 5}, owner[1]}
-	for _, lists := range [][][]KeyRow{{owner, edge, before}, {before, edge, owner}, {edge, before, owner}} {
-		got := MergeRows(lists...)
-		SortRows(got, Refused)
-		expect.NoDiff(t, cmp.Diff(want, got))
+	want := []*peerv1.KeyActivity{
+		{Scope: "p", Key: "k", Decisions: 102, DecisionsError: 1, Refused: 94, RefusedError: 2, Limit: 5, Used: 5}, {Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1},
+	}
+	for _, order := range [][3]int{{0, 1, 2}, {2, 1, 0}, {1, 2, 0}} {
+		known := [][]*peerv1.KeyActivity{
+			{{Scope: "p", Key: "k", Decisions: 10, DecisionsError: 1, Refused: 4, Limit: 5, Used: 5}, {Scope: "p", Key: "x", Decisions: 3, Limit: 2, Used: 1}}, // the owner
+			{{Scope: "p", Key: "k", Decisions: 90, Refused: 90, RefusedError: 2}},                                                                              // another node
+			{{Scope: "p", Key: "k", Decisions: 2, Limit: 5, Used: 1}},                                                                                          // the owner until it moved
+		}
+		got := MergeRows(known[order[0]], known[order[1]], known[order[2]])
+		SortRows(got, weirv1.KeyOrder_KEY_ORDER_REFUSED)
+		expect.NoDiff(t, cmp.Diff(want, got, protocmp.Transform()))
 	}
 }
 
@@ -140,7 +147,7 @@ func TestKeepsCopies(t *testing.T) {
 	s.Key = unsafeString(text)
 	r.Record(s)
 	copy(text, "xxxxx")
-	for _, by := range []KeyOrder{Busiest, Refused, Fullest} {
+	for _, by := range []weirv1.KeyOrder{weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_REFUSED, weirv1.KeyOrder_KEY_ORDER_FULLEST} {
 		rows, _ := r.Top(0, by, 1, nil)
 		expect.True(t, len(rows) == 1 && rows[0].Key == "alice" && rows[0].Decisions == 1, "%s: %+v", by, rows)
 	}

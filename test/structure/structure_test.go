@@ -63,7 +63,7 @@ var mayImport = map[string]string{
 	"internal/load":                   "algo client proto/weir/v1",
 	"internal/netaddr":                "",
 	"internal/node":                   everything,
-	"internal/observe":                "algo auth cluster cluster/runner internal/fifo internal/heavyhitters internal/reload limiter policy ring store",
+	"internal/observe":                "algo auth cluster cluster/runner internal/fifo internal/heavyhitters internal/reload limiter policy proto/weir/peer/v1 proto/weir/v1 ring store",
 	"internal/panics":                 "",
 	"internal/prefetch":               "",
 	"internal/quotaheader":            "algo limit",
