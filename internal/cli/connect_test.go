@@ -173,6 +173,6 @@ func TestPlainTextAtATLSPort(t *testing.T) {
 		_, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
 		return err
 	})
-	want := "addr: " + addr + " speaks tls: give tls-ca-file"
+	want := "addr: " + addr + " speaks TLS: give tls-ca-file"
 	expect.True(t, err != nil && strings.HasPrefix(err.Error(), want), "%v, want %s", err, want)
 }

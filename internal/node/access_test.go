@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -40,8 +39,15 @@ callers:
   - {name: everything, tokens: [%s], roles: [check, charge, refund, read, topology, admin, keys, overrides], policies: ["*"], namespaces: ["*"]}
 `
 
-// withAccess starts a node with an access file, and returns the tokens of shop and of everything.
+// withAccess has a test run beside others, with startAccess.
 func withAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string, book *testkit.Buffer) {
+	t.Helper()
+	t.Parallel()
+	return startAccess(t, change)
+}
+
+// startAccess starts a node with an access file, and returns the tokens of shop and of everything.
+func startAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string, book *testkit.Buffer) {
 	t.Helper()
 	shop, all = auth.NewToken(), auth.NewToken()
 	cfg := testConfig(t, "node")
@@ -59,6 +65,14 @@ func withAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string, 
 		}
 	})
 	return n, shop, all, book
+}
+
+// bearer is the context of calls over gRPC with a token, without one where it is empty.
+func bearer(t *testing.T, token string) context.Context {
+	if token == "" {
+		return t.Context()
+	}
+	return metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
 }
 
 // send sends a request over plain HTTP.
@@ -129,9 +143,7 @@ func TestReadinessDetail(t *testing.T) {
 // TestEveryMethod: the same over gRPC, for every method of every service that is registered.
 func TestEveryMethod(t *testing.T) {
 	n, _, all, _ := withAccess(t, nil)
-	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	defer conn.Close()
+	conn := dialed(t, n)
 	call := func(ctx context.Context, method string, stream bool) error {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
@@ -154,8 +166,7 @@ func TestEveryMethod(t *testing.T) {
 			open := service == "grpc.health.v1.Health" || method == "/pb.gubernator.V1/LiveCheck"
 			code := status.Code(call(t.Context(), method, m.IsServerStream || m.IsClientStream))
 			expect.True(t, (code == codes.Unauthenticated) != open, "%s without a token: %v", method, code)
-			ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
-			code = status.Code(call(ctx, method, m.IsServerStream || m.IsClientStream))
+			code = status.Code(call(bearer(t, all), method, m.IsServerStream || m.IsClientStream))
 			expect.True(t, code != codes.Unauthenticated && code != codes.PermissionDenied,
 				"%s with all roles: %v", method, code)
 		}
@@ -255,11 +266,7 @@ func TestCertificateOrToken(t *testing.T) {
 		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs})))
 		must.NoError(t, err)
 		defer conn.Close()
-		ctx := t.Context()
-		if token != "" {
-			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-		}
-		_, err = weirv1.NewLimiterClient(conn).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}})
+		_, err = weirv1.NewLimiterClient(conn).Check(bearer(t, token), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}})
 		return err
 	}
 	for _, c := range []struct {
@@ -289,8 +296,7 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 	_, bytes := n.callersMemory.InUse()
 	most := int(bytes / admission.PerStream)
 	open := func(conn *grpc.ClientConn, token string) error {
-		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
-		stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
+		stream, err := weirv1.NewLimiterClient(conn).CheckStream(bearer(t, token))
 		if err != nil {
 			return err
 		}
@@ -300,14 +306,8 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 		_, err = stream.Recv()
 		return err
 	}
-	dial := func() *grpc.ClientConn {
-		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		must.NoError(t, err)
-		t.Cleanup(func() { conn.Close() })
-		return conn
-	}
-	held, first := 0, dial()
-	for full, conn := false, first; !full; conn = dial() {
+	held, first := 0, dialed(t, n)
+	for full, conn := false, first; !full; conn = dialed(t, n) {
 		for range 100 {
 			if err := open(conn, shop); err != nil {
 				must.Equal(t, status.Code(err), codes.Unavailable, "%v", err)
@@ -318,9 +318,8 @@ func TestOneCallerTakesNotAllStreams(t *testing.T) {
 		}
 	}
 	expect.True(t, held >= most/2 && held <= most/4*3+3, "one caller has %d of %d streams", held, most)
-	expect.NoError(t, open(dial(), all), "while one caller has %d of %d streams, another one gets", held, most)
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)
-	_, err := weirv1.NewLimiterClient(first).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}})
+	expect.NoError(t, open(dialed(t, n), all), "while one caller has %d of %d streams, another one gets", held, most)
+	_, err := weirv1.NewLimiterClient(first).Check(bearer(t, shop), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}})
 	expect.NoError(t, err, "a call of the same one")
 }
 
@@ -332,9 +331,6 @@ func TestCheckDoesNotCharge(t *testing.T) {
 		cfg.Envoy.Dir = envoyDir(t, "domain: edge\ndescriptors:\n- {key: user, rate_limit: {policy: login}}\n"+
 			"quota_buckets:\n- {bucket: {user: \"*\"}, policy: login, key: \"user={user}\"}\n")
 	})
-	as := func(token string) context.Context {
-		return metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
-	}
 	hits := func(ctx context.Context, key string) {
 		r := envoyRequest("user", key)
 		r.Descriptors[0].HitsAddend = wrapperspb.UInt64(1 << 53)
@@ -355,7 +351,7 @@ func TestCheckDoesNotCharge(t *testing.T) {
 	for name, attack := range map[string]func(ctx context.Context, key string){"hits": hits, "reports": reports} {
 		for token, debt := range map[string]bool{shop: false, all: true} {
 			key := fmt.Sprintf("%s-%t", name, debt)
-			attack(as(token), key)
+			attack(bearer(t, token), key)
 			got, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: "user=" + key}, Cost: 1}})
 			must.True(t, err == nil && got[0].Err == nil, "%v %v", err, got)
 			d := got[0].Decision
@@ -376,15 +372,5 @@ func TestClientWithRoleCheck(t *testing.T) {
 		_, err = c.Policy("other").Peek(t.Context(), "k")
 		expect.True(t, want != nil || errors.Is(err, client.ErrDenied), "another policy: %v", err)
 		expect.NoError(t, c.Close())
-	}
-}
-
-// TestReadyTakesCheck: the Go client's Ready needs the role check and no other, whatever policies it is for; without it Ready fails at once.
-func TestReadyTakesCheck(t *testing.T) {
-	n, shop, all, _ := withAccess(t, nil)
-	for token, want := range map[string]error{shop: nil, all: nil, "weir_wrong": client.ErrUnauthenticated} {
-		conn := must.Value(client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithToken(token)))(t)
-		expect.ErrorIs(t, conn.Ready(t.Context()), want)
-		conn.Close()
 	}
 }

@@ -23,24 +23,6 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// threeNodes starts a cluster.
-func threeNodes(t *testing.T, change func(*Config)) []*Node {
-	t.Helper()
-	var nodes []*Node
-	for _, name := range []string{"a", "b", "c"} {
-		cfg := testConfig(t, name)
-		if change != nil {
-			change(&cfg)
-		}
-		if len(nodes) > 0 {
-			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
-		}
-		nodes = append(nodes, mustStart(t, cfg))
-	}
-	awaitSettled(t, nodes...)
-	return nodes
-}
-
 // everybody is the context of a caller of a node without an access file.
 func everybody(t *testing.T, n *Node) context.Context {
 	t.Helper()
@@ -59,7 +41,7 @@ func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysRespo
 // and a member that does not answer is named.
 func TestTopKeysOfThree(t *testing.T) {
 	t.Parallel()
-	nodes := threeNodes(t, nil)
+	nodes := startCluster(t, "a b c", nil)
 	inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Second}, Namespace: "api", Key: "bob"}, Cost: 1}
 	const keys = 6 // of which a node decides fewer in all than it records between two ticks
 	for k := range keys {
@@ -101,6 +83,7 @@ func TestTopKeysOfThree(t *testing.T) {
 
 // A caller sees the keys of the policies and namespaces that it has the role for, and no others.
 func TestTopKeysAreForWhoMaySee(t *testing.T) {
+	t.Parallel()
 	tokens := map[string]string{"all": auth.NewToken(), "login": auth.NewToken(), "api": auth.NewToken(), "read": auth.NewToken()}
 	n := mustStart(t, func() Config {
 		cfg := testConfig(t, "node")
@@ -183,7 +166,7 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 // Whichever node is asked, the one that decides for the key tells how it stands, and nothing is charged.
 func TestDescribeOfThree(t *testing.T) {
 	t.Parallel()
-	nodes := threeNodes(t, nil)
+	nodes := startCluster(t, "a b c", nil)
 	for k := range 6 {
 		key := fmt.Sprint("key-", k)
 		for range 3 {

@@ -79,6 +79,7 @@ func TestAuditLog(t *testing.T) {
 
 // TestAuditLogWithoutAccessFile: refunds are on record although everybody may.
 func TestAuditLogWithoutAccessFile(t *testing.T) {
+	t.Parallel()
 	name := filepath.Join(t.TempDir(), "audit.log")
 	cfg := testConfig(t, "node")
 	cfg.Security.AuditLog = name
@@ -102,7 +103,6 @@ func TestAuditOfGossipKeys(t *testing.T) {
 		names[cfg.Name] = filepath.Join(dir, cfg.Name)
 		cfg.Security.AuditLog = names[cfg.Name]
 	})
-	awaitSettled(t, nodes...)
 	local := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
 	step := func(action weirv1.KeyAction) {
 		t.Helper()

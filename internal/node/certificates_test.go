@@ -24,6 +24,7 @@ import (
 // TestCallersCertificateInForce: over HTTP, a unary call and a stream of checks, a caller is answered on an open connection for as long
 // as its certificate is good, and no longer.
 func TestCallersCertificateInForce(t *testing.T) {
+	t.Parallel()
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	for name, c := range map[string]struct {
 		end    func(t *testing.T, n *Node, skew *atomic.Int64, ca string)
@@ -103,7 +104,6 @@ func TestPeersCertificateInForce(t *testing.T) {
 			cfg.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 		}
 	})
-	awaitSettled(t, nodes...)
 	// Of so many keys each node has some, and its neighbour asks it.
 	fresh := 0
 	unanswered := func(n *Node) bool {

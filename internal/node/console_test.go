@@ -66,6 +66,7 @@ func stream(t *testing.T, n *Node, token string) func() (seen, bool) {
 
 // TestConsoleStream: what a caller sees is what its roles let it see at that moment, and the stream ends with its rights.
 func TestConsoleStream(t *testing.T) {
+	t.Parallel()
 	reader, all := auth.NewToken(), auth.NewToken()
 	access := func(roles string) []byte {
 		return fmt.Appendf(nil, `callers:
@@ -106,6 +107,7 @@ func TestConsoleStream(t *testing.T) {
 }
 
 func TestNoConsole(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	cfg.NoConsole = true
 	n := mustStart(t, cfg)

@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -20,11 +19,11 @@ import (
 // TestEveryMessageIsCounted is an attack on each method of each service that is registered, of callers and of nodes: a message of 4 MiB with
 // millions of empty elements, in each list and map of the request at every depth. The elements are counted before they are decoded.
 func TestEveryMessageIsCounted(t *testing.T) {
-	n, _, all, _ := withAccess(t, func(cfg *Config) {
+	n, _, all, _ := startAccess(t, func(cfg *Config) {
 		cfg.Envoy.Dir = envoyDir(t, quotaFile)
 		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
 	})
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
+	ctx := bearer(t, all)
 	for addr, server := range map[string]*grpc.Server{n.GRPCAddr(): n.grpcServer, n.PeerAddr(): n.peerServer} {
 		conn := must.Value(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}))))(t)
 		defer conn.Close()

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -13,7 +12,6 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/test/expect"
@@ -61,17 +59,9 @@ func envoyRequest(key, value string) *ratelimitv3.RateLimitRequest {
 // TestEnvoyCluster: the metrics tell of hits, and of members with other files. What is answered is test/cluster's to try.
 func TestEnvoyCluster(t *testing.T) {
 	t.Parallel()
-	var nodes []*Node
-	for i := range 3 {
-		cfg := testConfig(t, fmt.Sprint("n", i))
-		cfg.Envoy.Dir = envoyDir(t, envoyFile)
-		cfg.NoInline = true // which is for callers' limits
-		if i > 0 {
-			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
-		}
-		nodes = append(nodes, mustStart(t, cfg))
-	}
-	awaitSettled(t, nodes...)
+	nodes := startCluster(t, "n0 n1 n2", func(_ int, cfg *Config) {
+		cfg.Envoy.Dir, cfg.NoInline = envoyDir(t, envoyFile), true // which is for callers' limits
+	})
 	entry := nodes[0]
 	for range 12 { // of 10
 		must.Value(envoyClient(t, entry).ShouldRateLimit(t.Context(), envoyRequest("user", "u")))(t)
@@ -99,6 +89,7 @@ func TestEnvoyCluster(t *testing.T) {
 
 // TestEnvoyReload: a bad file changes nothing, and is reported in the readiness detail, metric and log.
 func TestEnvoyReload(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	cfg.Envoy.Dir = envoyDir(t, envoyFile)
 	n := mustSettle(t, cfg)
@@ -133,11 +124,7 @@ func TestEnvoyReload(t *testing.T) {
 func TestEnvoyAccess(t *testing.T) {
 	n, shop, all, _ := withAccess(t, func(cfg *Config) { cfg.Envoy.Dir = envoyDir(t, envoyFile) })
 	ask := func(token string, r *ratelimitv3.RateLimitRequest) codes.Code {
-		ctx := context.Context(t.Context())
-		if token != "" {
-			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-		}
-		_, err := envoyClient(t, n).ShouldRateLimit(ctx, r)
+		_, err := envoyClient(t, n).ShouldRateLimit(bearer(t, token), r)
 		return status.Code(err)
 	}
 	expect.Equal(t, ask("", envoyRequest("user", "a")), codes.Unauthenticated, "without a token")

@@ -1,15 +1,12 @@
 package node
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/limit"
@@ -26,11 +23,7 @@ quota_buckets:
 
 func quotaStream(t *testing.T, n *Node) quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient {
 	t.Helper()
-	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	stream := must.Value(quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(t.Context()))(t)
-	return stream
+	return must.Value(quotav3.NewRateLimitQuotaServiceClient(dialed(t, n)).StreamRateLimitQuotas(t.Context()))(t)
 }
 
 // quotaOf reports a first request of a bucket, and returns the bucket that is assigned.
@@ -52,16 +45,7 @@ func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQ
 func TestEnvoyQuotaCluster(t *testing.T) {
 	t.Parallel()
 	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
-	var nodes []*Node
-	for i := range 3 {
-		cfg := testConfig(t, fmt.Sprint("n", i))
-		cfg.Envoy.Dir, cfg.PolicyFile = envoyDir(t, quotaFile), policies
-		if i > 0 {
-			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
-		}
-		nodes = append(nodes, mustStart(t, cfg))
-	}
-	awaitSettled(t, nodes...)
+	nodes := startCluster(t, "n0 n1 n2", func(_ int, cfg *Config) { cfg.Envoy.Dir, cfg.PolicyFile = envoyDir(t, quotaFile), policies })
 	for _, tenant := range []string{"a", "b", "c", "d"} { // of which each node owns some, or none
 		var lent int64
 		for _, n := range nodes[:2] {
@@ -91,6 +75,7 @@ func TestEnvoyQuotaCluster(t *testing.T) {
 
 // TestEnvoyQuotaMisuse: what no data plane sends ends the stream, or is ignored.
 func TestEnvoyQuotaMisuse(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "n0")
 	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
 	n := mustStart(t, cfg)
@@ -109,6 +94,7 @@ func TestEnvoyQuotaMisuse(t *testing.T) {
 
 // TestEnvoyQuotaFile: a policy that cannot be divided is a mistake with a position.
 func TestEnvoyQuotaFile(t *testing.T) {
+	t.Parallel()
 	policies := testkit.WriteFile(t, "policies.yaml", `
 policies:
 - {name: leaky, algorithm: leaky_bucket, limit: 10, window: 1s}

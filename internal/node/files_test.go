@@ -22,6 +22,7 @@ func swapForPipe(t *testing.T, file string) {
 // TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
 // file that comes back, and stops.
 func TestFilesReplacedByPipes(t *testing.T) {
+	t.Parallel()
 	var book testkit.Buffer
 	ca := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
@@ -62,6 +63,7 @@ func TestFilesReplacedByPipes(t *testing.T) {
 // TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and when one
 // is replaced, and starts all the same.
 func TestKeyFilesReadableByOthers(t *testing.T) {
+	t.Parallel()
 	var book testkit.Buffer
 	ca := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")

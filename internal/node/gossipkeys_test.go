@@ -14,9 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -43,12 +41,10 @@ func gossipText(keys ...byte) string {
 // encryptedCluster starts three nodes whose gossip is encrypted with key 1, and that prove themselves to each other.
 func encryptedCluster(t *testing.T, log *slog.Logger) []*Node {
 	t.Helper()
-	nodes := secureCluster(t, log, certstest.NewAuthority(t, "a"), func(_ int, cfg *Config) {
+	return secureCluster(t, log, certstest.NewAuthority(t, "a"), func(_ int, cfg *Config) {
 		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
 		cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))
 	})
-	awaitSettled(t, nodes...)
-	return nodes
 }
 
 // askAll sends checks through all nodes until stop is called, which waits; one that is not decided by its owner fails the
@@ -102,8 +98,7 @@ func TestRotateByCommand(t *testing.T) {
 	nodes := encryptedCluster(t, book.Logger())
 	count, stop := askAll(t, nodes)
 	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
-	conn := dialed(t, nodes[1])
-	admin := weirv1.NewAdminClient(conn)
+	admin := weirv1.NewAdminClient(dialed(t, nodes[1]))
 	step := func(action weirv1.KeyAction, id string, key []byte) (string, error) {
 		t.Helper()
 		from := count.Load()
@@ -218,6 +213,7 @@ func TestRotateByFile(t *testing.T) {
 // TestAKeyOfTheOperators: what the file once said of a key is forgotten with the key: one that an operator adds again stays when
 // the file changes.
 func TestAKeyOfTheOperators(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))
 	n := mustSettle(t, cfg)
@@ -237,6 +233,7 @@ func TestAKeyOfTheOperators(t *testing.T) {
 // TestKeysInPlainText: a key is not taken where it could have been read on its way, and strangers on a port between nodes
 // change none.
 func TestKeysInPlainText(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))
 	n := mustSettle(t, cfg)
@@ -262,10 +259,7 @@ func TestKeysInPlainText(t *testing.T) {
 
 	// And where there is nothing to change.
 	plain := mustStart(t, testConfig(t, "plain"))
-	conn, err := grpc.NewClient(addrOf(plain.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	defer conn.Close()
-	_, err = weirv1.NewAdminClient(conn).GossipKeys(t.Context(), &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
+	_, err := weirv1.NewAdminClient(dialed(t, plain)).GossipKeys(t.Context(), &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
 	expect.True(t, status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "plain text"),
 		"without keys: %v", err)
 }

@@ -1,14 +1,11 @@
 package node
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
@@ -22,15 +19,11 @@ import (
 func TestGubernatorAccess(t *testing.T) {
 	n, shop, all, _ := withAccess(t, nil)
 	ask := func(token string, change func(*pb.RateLimitReq)) (string, codes.Code) {
-		ctx := context.Context(t.Context())
-		if token != "" {
-			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-		}
 		r := &pb.RateLimitReq{Name: "requests", UniqueKey: "k", Hits: 1, Limit: 10, Duration: 60_000}
 		if change != nil {
 			change(r)
 		}
-		out, err := pb.NewV1Client(dialed(t, n)).GetRateLimits(ctx, &pb.GetRateLimitsReq{Requests: []*pb.RateLimitReq{r}})
+		out, err := pb.NewV1Client(dialed(t, n)).GetRateLimits(bearer(t, token), &pb.GetRateLimitsReq{Requests: []*pb.RateLimitReq{r}})
 		if err != nil {
 			return "", status.Code(err)
 		}
@@ -68,21 +61,6 @@ func TestGubernatorAccess(t *testing.T) {
 		expect.True(t, strings.Contains(spec, "\n  "+r.Path+":\n"),
 			"openapi.yaml has no %s", r.Path)
 	}
-}
-
-// TestGubernatorManyElements: the elements of a request are counted before there is anything for each of them.
-func TestGubernatorManyElements(t *testing.T) {
-	n, _, all, _ := withAccess(t, nil)
-	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
-	many := []byte(strings.Repeat("\x0a\x00", 2<<20-100)) // empty requests
-	took := allocated(func() {
-		var out []byte
-		err := conn.Invoke(ctx, "/pb.gubernator.V1/GetRateLimits", many, &out)
-		expect.ErrorContains(t, err, "has more than 65536 elements", "two million requests")
-	})
-	expect.True(t, took <= 32<<20,
-		"two million requests took %d MiB", took>>20) // 4 MiB at each end, some of it in more than one buffer
 }
 
 // TestOwnersAreForTopology: which node decides for a key is told to callers with the role topology, and without an access file to

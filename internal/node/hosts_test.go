@@ -12,6 +12,7 @@ import (
 // TestDNSRebinding: a page under a name of its own gets nothing from a node on loopback, whatever it asks; names that are
 // configured are answered for, there and elsewhere.
 func TestDNSRebinding(t *testing.T) {
+	t.Parallel()
 	ask := func(n *Node, path, host string) int {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addrOf(n.listeners.http)+path, nil)
@@ -51,6 +52,7 @@ func TestDNSRebinding(t *testing.T) {
 
 // TestForwardAuthFlags: what keys may be taken from is checked before anything is opened.
 func TestForwardAuthFlags(t *testing.T) {
+	t.Parallel()
 	cfg := Config{ForwardAuthHeaders: []string{"x-api-key"}, TrustedProxies: []string{"10.0.0.0/8", "2001:db8::1"}}
 	f, err := cfg.forwardAuth()
 	expect.True(t, err == nil && f.Headers[0] == "X-Api-Key" && len(f.TrustedProxies) == 2, "%+v, %v", f, err)

@@ -11,9 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -29,6 +27,7 @@ import (
 // TestMaxConnections: an authenticated connection too many is closed and counted, and one of a source with its share too; there is
 // room again when one ends.
 func TestMaxConnections(t *testing.T) {
+	t.Parallel()
 	for name, limits := range map[string]Limits{
 		"of all": {MaxConnections: 2, MaxConnectionsPerSource: 100}, "of a source": {MaxConnections: 100, MaxConnectionsPerSource: 2},
 	} {
@@ -147,6 +146,7 @@ func settingsOf(t *testing.T, addr string) map[http2.SettingID]uint32 {
 
 // TestSizes: streams, bodies and headers beyond their bounds.
 func TestSizes(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	cfg.Limits = Limits{MaxStreams: 7, MaxMessageSize: 10_000, MaxHeaderSize: 4096}
 	n := mustSettle(t, cfg)
@@ -156,11 +156,9 @@ func TestSizes(t *testing.T) {
 	got = settingsOf(t, addrOf(n.listeners.peer))
 	expect.True(t, got[http2.SettingMaxConcurrentStreams] == maxPeerStreams &&
 		got[http2.SettingMaxHeaderListSize] == 4096, "between nodes: %v", got)
-	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	defer conn.Close()
+	conn := dialed(t, n)
 	long := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: strings.Repeat("k", 20_000)}}}}
-	_, err = weirv1.NewLimiterClient(conn).Check(t.Context(), long)
+	_, err := weirv1.NewLimiterClient(conn).Check(t.Context(), long)
 	expect.True(t, status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"),
 		"a large message: %v", err)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-large", strings.Repeat("x", 5000))
@@ -189,6 +187,7 @@ func TestSizes(t *testing.T) {
 // TestClientBeyondMemory: the Go client of a node that has no memory for its connection, or for its stream, is told that the node cannot
 // take it, and answers by its fail policy: no caller takes it for its own mistake.
 func TestClientBeyondMemory(t *testing.T) {
+	t.Parallel()
 	for what, test := range map[string]struct {
 		free   int64
 		reason string

@@ -15,20 +15,12 @@ import (
 func TestStatusOfLoans(t *testing.T) {
 	t.Parallel()
 	const lendable = "policies:\n  - {name: login, algorithm: sliding_log, limit: 1000, window: 1h}\n"
-	cfgs := []Config{testConfig(t, "a"), testConfig(t, "b")}
-	for i := range cfgs {
-		cfgs[i].PolicyFile = testkit.WriteFile(t, "policies.yaml", lendable)
-	}
-	a := mustStart(t, cfgs[0])
-	cfgs[1].Join = []string{a.view().Self.GossipAddr}
-	b := mustStart(t, cfgs[1])
-	awaitSettled(t, a, b)
-
+	nodes := startCluster(t, "a b", func(_ int, cfg *Config) { cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", lendable) })
 	b1 := limit.Borrow{Target: limit.Target{Policy: "login", Key: "alice"}, ID: algo.LoanID{Borrower: 7}, Want: 16}
 	// lend makes another loan, as those before may have ended, and returns its owner.
 	lend := func() (owner *Node) {
 		b1.ID.Number++
-		for _, n := range []*Node{a, b} {
+		for _, n := range nodes {
 			out := make([]limit.Lent, 1)
 			wait := must.Value(n.limiter.Lend(t.Context(), []limit.Borrow{b1}, out))(t)
 			if wait != nil {
@@ -46,7 +38,7 @@ func TestStatusOfLoans(t *testing.T) {
 		if owner == nil {
 			return false
 		}
-		for _, n := range []*Node{a, b} {
+		for _, n := range nodes {
 			for _, m := range n.Status(t.Context()).Members {
 				l := m.Loans
 				if l == nil || m.Name == owner.cfg.Name && !want(l) { // nil: it did not answer in time

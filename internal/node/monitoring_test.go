@@ -277,6 +277,7 @@ func (page exposed) mistakes(query string) []string {
 // TestMonitoringAsksForWhatThereIs: every metric and label in an alert or on the dashboard is one that a node shows, and
 // the documentation has all of them and no other.
 func TestMonitoringAsksForWhatThereIs(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "a")
 	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
 	n := mustSettle(t, cfg)

@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/weirlimit/weir/client"
@@ -34,9 +32,9 @@ const onePolicy = "policies:\n  - {name: login, algorithm: sliding_log, limit: %
 // strictPolicy can only be decided by nodes with voters.
 const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}\n"
 
-// TestMain has clusters wait side by side.
+// TestMain has nodes, most of which wait, run side by side.
 func TestMain(m *testing.M) {
-	testkit.Parallel(3)
+	testkit.Parallel(8)
 	os.Exit(m.Run())
 }
 
@@ -62,6 +60,23 @@ func mustSettle(t *testing.T, cfg Config) *Node {
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	return n
+}
+
+// startCluster starts nodes of these names, as change has them, of which all but the first join it, and waits until they are ready.
+func startCluster(t *testing.T, names string, change func(i int, cfg *Config)) (nodes []*Node) {
+	t.Helper()
+	for i, name := range strings.Fields(names) {
+		cfg := testConfig(t, name)
+		if i > 0 {
+			cfg.Join = []string{nodes[0].GossipAddr()}
+		}
+		if change != nil {
+			change(i, &cfg)
+		}
+		nodes = append(nodes, mustStart(t, cfg))
+	}
+	awaitSettled(t, nodes...)
+	return nodes
 }
 
 func awaitSettled(t *testing.T, nodes ...*Node) {
@@ -122,24 +137,20 @@ func check(t *testing.T, n *Node, key string) limit.Decision {
 
 func TestTwoNodes(t *testing.T) {
 	leavesNothing(t, func() {
-		a := mustStart(t, testConfig(t, "a"))
-		cfg := testConfig(t, "b")
-		cfg.Join = []string{a.view().Self.GossipAddr}
-		b := mustStart(t, cfg)
-		awaitSettled(t, a, b)
-
+		nodes := startCluster(t, "a b", nil)
+		a, b := nodes[0], nodes[1]
 		line := regexp.MustCompile(`^weir ready name=b http=127\.0\.0\.1:\d+ grpc=127\.0\.0\.1:\d+ gossip=127\.0\.0\.1:\d+ peer=127\.0\.0\.1:\d+$`)
 		if !line.MatchString(b.ReadyLine()) {
 			t.Errorf("ready line: %s", b.ReadyLine())
 		}
 		for k := range 20 {
 			for i := range 8 {
-				n := []*Node{a, b}[(i+k)%2]
+				n := nodes[(i+k)%2]
 				d := check(t, n, fmt.Sprint("key-", k))
 				expect.True(t, d.Allowed == (i < 5) && !d.FailedOpen, "key %d, check %d: %+v", k, i, d)
 			}
 		}
-		for _, n := range []*Node{a, b} {
+		for _, n := range nodes {
 			st := n.Status(t.Context())
 			expect.True(t, st.Ready && len(st.Members) == 2 &&
 				st.Members[0].Partitions+st.Members[1].Partitions == st.Partitions, "status of %s: %v", n.cfg.Name, st)
@@ -239,6 +250,7 @@ func TestStartNodeErrors(t *testing.T) {
 }
 
 func TestAnyPortIfTaken(t *testing.T) {
+	t.Parallel()
 	busy := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer busy.Close()
 	cfg := testConfig(t, "node")
@@ -264,10 +276,7 @@ func TestStop(t *testing.T) {
 		must.NoError(t, err)
 		defer c.Close()
 		must.NoError(t, c.Ready(t.Context()))
-		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-		must.NoError(t, err)
-		defer conn.Close()
-		watch := must.Value(healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{}))(t)
+		watch := must.Value(healthv1.NewHealthClient(dialed(t, n)).Watch(t.Context(), &healthv1.HealthCheckRequest{}))(t)
 		r, err := watch.Recv()
 		expect.True(t, err == nil && r.Status == healthv1.HealthCheckResponse_SERVING, "health: %v, %v", r, err)
 		asked := time.Now()
@@ -333,6 +342,7 @@ func TestSettle(t *testing.T) {
 
 // TestStopWhileSettling stops nodes at the moment they become ready: what they said last must be that they are not.
 func TestStopWhileSettling(t *testing.T) {
+	t.Parallel()
 	for i := range 20 {
 		cfg := testConfig(t, "node")
 		cfg.GossipPort, cfg.PeerPort = PortOff, PortOff
@@ -349,6 +359,7 @@ func TestStopWhileSettling(t *testing.T) {
 // TestConnectionsEndWithAnswers: whoever keeps a connection over HTTP hears with an answer that the node stops, before the connection
 // is closed.
 func TestConnectionsEndWithAnswers(t *testing.T) {
+	t.Parallel()
 	n := mustSettle(t, testConfig(t, "node"))
 	closes := func() bool {
 		t.Helper()
@@ -363,6 +374,7 @@ func TestConnectionsEndWithAnswers(t *testing.T) {
 
 // TestRoomForCopies: a member of a cluster leaves the last sixteenth of its keys to copies of others' partitions.
 func TestRoomForCopies(t *testing.T) {
+	t.Parallel()
 	const keys, shares = 1600, 40 // few policies, or callers, may not take all that there is
 	cfg := testConfig(t, "node")
 	text := "policies:\n"
@@ -385,6 +397,7 @@ func TestRoomForCopies(t *testing.T) {
 
 // TestInStep: a member that keeps another ring, or that cannot be asked, is not in step.
 func TestInStep(t *testing.T) {
+	t.Parallel()
 	n := mustSettle(t, testConfig(t, "a"))
 	expect.True(t, n.inStep(t.Context()), "a node alone is not in step with itself")
 	members := []cluster.Member{*n.view().Self, {Name: "b", Boot: 7, State: cluster.Active, PeerAddr: "127.0.0.1:1"}}
@@ -404,6 +417,7 @@ func TestInStep(t *testing.T) {
 
 // TestReload: what changes in the policy file reaches the limiter, and a mistake in it those who look.
 func TestReload(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	n := mustSettle(t, cfg)
 	put := func(content string) {

@@ -16,7 +16,6 @@ import (
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -116,18 +115,9 @@ func post(t *testing.T, n *Node, body, header, value string) *http.Response {
 func TestTraceOverTwoNodes(t *testing.T) {
 	t.Parallel()
 	c, url := startCollector(t)
-	cfg := testConfig(t, "a")
-	cfg.OTLPEndpoint, cfg.TraceCallerRate = url, 1000
-	a := mustStart(t, cfg)
-	cfg = testConfig(t, "b")
-	cfg.OTLPEndpoint, cfg.TraceCallerRate = url, 1000
-	cfg.Join = []string{a.view().Self.GossipAddr}
-	b := mustStart(t, cfg)
-	awaitSettled(t, a, b)
-
-	conn, err := grpc.NewClient(addrOf(a.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	defer conn.Close()
+	nodes := startCluster(t, "a b", func(_ int, cfg *Config) { cfg.OTLPEndpoint, cfg.TraceCallerRate = url, 1000 })
+	a, b := nodes[0], nodes[1]
+	conn := dialed(t, a)
 	const (
 		webTrace, web = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 		rpcTrace, rpc = "1af7651916cd43dd8448eb211c80319c", "c7ad6b7169203331"
@@ -200,13 +190,12 @@ func TestTraceOverTwoNodes(t *testing.T) {
 
 // TestCallErrors: an error over gRPC has an id, which the log has too, and is counted; none of it says the key.
 func TestCallErrors(t *testing.T) {
+	t.Parallel()
 	var log testkit.Buffer
 	cfg := testConfig(t, "a")
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	n := mustSettle(t, cfg)
-	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	defer conn.Close()
+	conn := dialed(t, n)
 	for given, kept := range map[string]bool{"my-id": true, "": false, "not sane": false} {
 		ctx := t.Context()
 		if given != "" {

@@ -54,6 +54,7 @@ func override(t *testing.T, n *Node, body string) (has, durable int) {
 // TestOverridesOfACluster: what is set on one node is in force on all when it is answered, for keys that any of them owns; a node that
 // joins has it before it is ready; a reload of the file leaves it in force; what the file does not suit is kept and shown as inactive.
 func TestOverridesOfACluster(t *testing.T) {
+	t.Parallel()
 	file := testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5))
 	start := func(name string, join ...string) *Node {
 		cfg := testConfig(t, name)
@@ -146,6 +147,7 @@ func TestOverridesOfACluster(t *testing.T) {
 
 // TestOverridesInFile: they are there again after a restart, and a file that is none keeps the node from starting.
 func TestOverridesInFile(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "a")
 	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
 	n := mustSettle(t, cfg)
@@ -174,6 +176,7 @@ func TestOverridesInFile(t *testing.T) {
 
 // TestOverridesByRole: who has the role for a policy changes and sees its overrides, and each change is in the audit log.
 func TestOverridesByRole(t *testing.T) {
+	t.Parallel()
 	shop, ops, reader := auth.NewToken(), auth.NewToken(), auth.NewToken()
 	cfg := testConfig(t, "a")
 	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)+"  - {name: partner-x, algorithm: sliding_log, limit: 1, window: 1m}\n")
@@ -230,6 +233,7 @@ callers:
 
 // TestOverridesByClient sets and lists overrides by the Go client, over more than one page.
 func TestOverridesByClient(t *testing.T) {
+	t.Parallel()
 	n := mustSettle(t, testConfig(t, "a"))
 	c := must.Value(client.Dial(t.Context(), n.GRPCAddr()))(t)
 	defer c.Close()
@@ -292,6 +296,7 @@ func TestOverridesByClient(t *testing.T) {
 
 // TestDataDirOfTwo: a second node does not start in the directory of another that runs.
 func TestDataDirOfTwo(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "a")
 	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
 	n := mustStart(t, cfg)

@@ -100,32 +100,10 @@ func TestPatience(t *testing.T) {
 			n.held.Add(1)
 			n.want(t, false, "the first")
 		}
-		time.Sleep(patience)
+		time.Sleep(patience - 2*time.Second)
+		n.held.Add(-2) // some have gone to another that came, which is no progress, nor is it when some come back
+		n.want(t, false, "the first")
+		n.held.Add(2)
 		n.want(t, true, "")
 	})
-}
-
-// A node that is a member waits for what is missing for as long as that comes, and then not for ever.
-func TestWaiting(t *testing.T) {
-	start := time.Now()
-	var w waiting
-	for _, step := range []struct {
-		after  time.Duration
-		member bool
-		held   int
-		want   bool
-	}{
-		{0, false, 0, false},
-		{60 * time.Second, false, 0, false}, // it is not a member yet
-		{69 * time.Second, true, 0, false},
-		{70 * time.Second, true, 1, false}, // the first partition
-		{79 * time.Second, true, 900, false},
-		{88 * time.Second, true, 800, false}, // some have gone to another that came: no progress
-		{89 * time.Second, true, 900, false},
-		{89*time.Second + time.Millisecond, true, 900, true},
-		{89*time.Second + 2*time.Millisecond, true, 901, false}, // had it gone on waiting
-	} {
-		expect.Equal(t, w.enough(start.Add(step.after), step.member, step.held), step.want,
-			"after %v, member %t, %d held: enough", step.after, step.member, step.held)
-	}
 }

@@ -10,10 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/client"
@@ -43,15 +40,9 @@ func TestReadSecret(t *testing.T) {
 // topologyOf asks a node who owns which keys.
 func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, error) {
 	t.Helper()
-	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	defer conn.Close()
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(bearer(t, token))
 	defer cancel()
-	if token != "" {
-		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
-	}
-	stream := must.Value(weirv1.NewLimiterClient(conn).CheckStream(ctx))(t)
+	stream := must.Value(weirv1.NewLimiterClient(dialed(t, n)).CheckStream(ctx))(t)
 	must.NoError(t, stream.Send(&weirv1.CheckStreamRequest{Topology: true}))
 	out, err := stream.Recv()
 	if err == nil && out.Error != nil {
@@ -83,6 +74,7 @@ func TestHashKeyIsToldToWhoMayKnow(t *testing.T) {
 
 // Without gossip a node needs no secret for keys that nobody can aim.
 func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
+	t.Parallel()
 	var keys []string
 	for _, gossip := range []Port{PortOff, PortOff, PortAny} {
 		cfg := testConfig(t, "node")
@@ -102,17 +94,11 @@ func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
 func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 	t.Parallel()
 	file := testkit.WriteFile(t, "secret", "0123456789abcdef0123456789abcdef")
-	cfg := testConfig(t, "a")
-	cfg.Security.ClusterSecretFile = file
-	a := mustStart(t, cfg)
-	cfg = testConfig(t, "b")
-	cfg.Security.ClusterSecretFile, cfg.Join = file, []string{a.view().Self.GossipAddr}
-	b := mustStart(t, cfg)
-	awaitSettled(t, a, b)
-	c := must.Value(client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc), client.WithTimeout(testkit.Patience)))(t)
+	nodes := startCluster(t, "a b", func(_ int, cfg *Config) { cfg.Security.ClusterSecretFile = file })
+	c := must.Value(client.Dial(t.Context(), nodes[0].GRPCAddr()+","+nodes[1].GRPCAddr(), client.WithTimeout(testkit.Patience)))(t)
 	t.Cleanup(func() { c.Close() })
 	forwarded := func() (sum float64) {
-		for _, n := range []*Node{a, b} {
+		for _, n := range nodes {
 			for _, m := range regexp.MustCompile(`(?m)^weir_forwarded_total{answered="true"} (.*)$`).FindAllStringSubmatch(metricsOf(t, n), -1) {
 				v := must.Value(strconv.ParseFloat(m[1], 64))(t)
 				sum += v

@@ -35,6 +35,7 @@ func made(dir string) Security {
 // TestSecureBeyondLoopback: a node whose ports others can reach starts with all that keeps strangers out, or says each flag that
 // is missing, or is told that it need not.
 func TestSecureBeyondLoopback(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "made")
 	makeSecrets(t, dir)
 	const (
@@ -91,27 +92,20 @@ func TestStolenGossipKey(t *testing.T) {
 	t.Parallel()
 	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
 	makeSecrets(t, dir, other)
-	cfg := testConfig(t, "a")
-	cfg.Security = made(dir)
-	a := mustStart(t, cfg)
-	join := []string{a.view().Self.GossipAddr}
-	cfg = testConfig(t, "b")
-	cfg.Security, cfg.Join = made(dir), join
-	b := mustStart(t, cfg)
-	awaitSettled(t, a, b)
-	cfg = testConfig(t, "thief")
-	cfg.Security, cfg.Join = made(dir), join
+	nodes := startCluster(t, "a b", func(_ int, cfg *Config) { cfg.Security = made(dir) })
+	cfg := testConfig(t, "thief")
+	cfg.Security, cfg.Join = made(dir), []string{nodes[0].GossipAddr()}
 	others := made(other)
 	cfg.Security.usePeerTLS(others.peerTLS(), "weir-node")
 	thief := mustStart(t, cfg)
 	testkit.Eventually(t, "a has asked the thief in vain", func() bool { // who therefore does not tell of it
-		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="unverified"}`)
+		return strings.Contains(metricsOf(t, nodes[0]), `weir_access_denied_total{listener="gossip",reason="unverified"}`)
 	})
 	testkit.Eventually(t, "the thief says why it is not ready", func() bool {
 		ready, why := thief.Ready()
 		return !ready && strings.Contains(why, "none has answered on its peer port")
 	})
-	for _, n := range []*Node{a, b} {
+	for _, n := range nodes {
 		v := n.view()
 		expect.True(t, v.Member("thief") == nil && len(v.Members) == 2, "%s has members %+v", n.cfg.Name, v.Members)
 		select {

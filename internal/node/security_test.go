@@ -102,6 +102,7 @@ func (w *pageWriter) WriteHeader(int) {}
 
 // TestTLS: callers over TLS, without certificates of their own.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Security.useTLS(filesOf(t, a, testLeaf))
@@ -137,6 +138,7 @@ func TestTLS(t *testing.T) {
 
 // TestTLSOnPlainPort: whoever begins with TLS where plain text is spoken is cut off, counted and logged.
 func TestTLSOnPlainPort(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
@@ -156,6 +158,7 @@ func TestTLSOnPlainPort(t *testing.T) {
 
 // TestClientCertificates: without an access file callers must present a certificate, but for what is open to probes.
 func TestClientCertificates(t *testing.T) {
+	t.Parallel()
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	cfg := testConfig(t, "node")
 	cfg.Security.useTLS(filesOf(t, a, testLeaf))
@@ -195,20 +198,13 @@ func TestClientCertificates(t *testing.T) {
 // secureCluster starts three nodes that prove themselves to each other.
 func secureCluster(t *testing.T, log *slog.Logger, a *certstest.Authority, change func(i int, cfg *Config)) []*Node {
 	t.Helper()
-	var nodes []*Node
-	for i := range 3 {
-		cfg := testConfig(t, fmt.Sprintf("node-%d", i))
+	return startCluster(t, "node-0 node-1 node-2", func(i int, cfg *Config) {
 		cfg.Security.usePeerTLS(filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName)
 		cfg.Logger = log.With("node", cfg.Name)
-		if i > 0 {
-			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
-		}
 		if change != nil {
-			change(i, &cfg)
+			change(i, cfg)
 		}
-		nodes = append(nodes, mustStart(t, cfg))
-	}
-	return nodes
+	})
 }
 
 const peerName = "spiffe://weir.test/cluster"
@@ -219,7 +215,6 @@ func TestPeerTLS(t *testing.T) {
 	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, nil)
-	awaitSettled(t, nodes...)
 	for i := range 20 {
 		for _, n := range nodes {
 			d := check(t, n, fmt.Sprint("key-", i))
@@ -256,7 +251,6 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
 		files = append(files, cfg.Security)
 	})
-	awaitSettled(t, nodes...)
 	pool := a.Pool()
 	pool.AppendCertsFromPEM(b.PEM)
 	stop := make(chan struct{})
@@ -345,6 +339,7 @@ func taken(t *testing.T, n *Node, file string) string {
 }
 
 func TestSecurityWarning(t *testing.T) {
+	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	for _, c := range []struct {
 		name   string
@@ -379,6 +374,7 @@ func TestSecurityWarning(t *testing.T) {
 
 // TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
+	t.Parallel()
 	var book testkit.Buffer
 	s := must.Value(openSecurity(&Config{Logger: book.Logger()}))(t)
 	defer s.close()
@@ -398,6 +394,7 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 
 // TestPeerCertificateThatOthersRefuse: a node does not start with one, and does not take one later; it says so.
 func TestPeerCertificateThatOthersRefuse(t *testing.T) {
+	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	dir := t.TempDir()
 	write := func(name string) reload.CertFiles {
@@ -446,6 +443,7 @@ func (r *recorder) recorded() []byte {
 
 // TestReplay: what a node has said to another, recorded and said again, is worth nothing: the handshake fails.
 func TestReplay(t *testing.T) {
+	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Security.usePeerTLS(filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName)
@@ -472,6 +470,7 @@ func TestReplay(t *testing.T) {
 
 // TestGoAways: whoever makes net/http complain as often as it likes does not fill the log.
 func TestGoAways(t *testing.T) {
+	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Security.useTLS(filesOf(t, a, testLeaf))

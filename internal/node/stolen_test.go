@@ -26,6 +26,7 @@ import (
 // TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on the peer port,
 // and nobody on the ports for callers; its process is no member.
 func TestStolenNodeCertificate(t *testing.T) {
+	t.Parallel()
 	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
 	makeSecrets(t, dir, other)
 	cfg := testConfig(t, "a")

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding/gzip"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -54,9 +53,9 @@ var emptyChecks = bytes.Repeat([]byte{10, 0}, 4<<20/2-1)
 // TestCompressedRequests: a stranger's requests of 4 KiB that hold 4 MiB, and two million checks, are not inflated; nor are those
 // of a caller.
 func TestCompressedRequests(t *testing.T) {
-	n, shop, _, _ := withAccess(t, nil)
+	n, shop, _, _ := startAccess(t, nil)
 	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.UseCompressor(gzip.Name)))
-	for _, ctx := range []context.Context{t.Context(), metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)} {
+	for _, ctx := range []context.Context{t.Context(), bearer(t, shop)} {
 		took := allocated(func() {
 			for range 4 {
 				var out []byte
@@ -87,7 +86,7 @@ func TestDeniedBeforeRead(t *testing.T) {
 func TestFirstMessage(t *testing.T) {
 	n, _, all, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessageTimeout = 100 * time.Millisecond })
 	conn := dialed(t, n)
-	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all), time.Hour)
+	ctx, cancel := context.WithTimeout(bearer(t, all), time.Hour)
 	defer cancel()
 	for _, method := range []string{
 		checkMethod, weirv1.Limiter_CheckStream_FullMethodName, "/grpc.health.v1.Health/Check",
