@@ -80,7 +80,7 @@ func TestStopWhileAwaited(t *testing.T) {
 	calls.Registrar(server).RegisterService(&broken, nil)
 	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(NewListener(l, ListenerConfig{})) }()
+	go func() { served <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
 	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
 	for _, method := range []string{"/broken.Service/Unary", "/broken.Service/Stream"} {

@@ -40,7 +40,6 @@ type Buffers struct {
 	pool              mem.BufferPool
 	used              atomic.Int64
 	filling           atomic.Int64 // counts how often the memory has begun to fill: to be more than half of soft
-	closed            atomic.Uint64
 	full              func(from net.Addr)
 
 	mu     sync.Mutex
@@ -69,9 +68,6 @@ const smallest = 1152
 
 // Used returns how many bytes are in use.
 func (b *Buffers) Used() int64 { return b.used.Load() }
-
-// Closed returns how many connections were closed for want of room, ever.
-func (b *Buffers) Closed() uint64 { return b.closed.Load() }
 
 // Get implements mem.BufferPool.
 func (b *Buffers) Get(length int) *[]byte {
@@ -193,7 +189,6 @@ func (c *conn) wait() bool {
 // relieve closes connections that have brought the most, if there is no room still.
 func (b *Buffers) relieve(now time.Time) {
 	for _, c := range b.heaviest(now) {
-		b.closed.Add(1)
 		_ = c.Close() // its server sees it end, and frees what it held
 		b.full(c.RemoteAddr())
 	}

@@ -90,7 +90,7 @@ func TestAge(t *testing.T) {
 	calls.Registrar(server).RegisterService(&waits, nil)
 	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(NewListener(l, ListenerConfig{})) }()
+	go func() { ended <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
 	defer func() {
 		server.Stop()
 		expect.NoError(t, <-ended)

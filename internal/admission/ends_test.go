@@ -69,7 +69,7 @@ func TestCallsEndOnce(t *testing.T) {
 	calls.Registrar(server).RegisterService(&echo, nil)
 	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(NewListener(l, ListenerConfig{})) }()
+	go func() { served <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
 	var mu sync.Mutex
 	seen := make(map[codes.Code]int)
 	call := func(conn *grpc.ClientConn, who, text string) codes.Code {

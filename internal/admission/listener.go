@@ -12,7 +12,7 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// ListenerConfig configures a Listener. Zero bounds stand for none, unless a default is named.
+// ListenerConfig configures a Listener. Zero bounds stand for none.
 type ListenerConfig struct {
 	// MaxConnections bounds the authenticated connections, MaxPerSource those of one source: an IPv4 address or an IPv6 /64. Of
 	// MaxConnections no caller has more than are free once half are taken (fairshare.Places).
@@ -21,7 +21,7 @@ type ListenerConfig struct {
 	// of it from when it is authenticated. Nil: any number.
 	Memory    *fairshare.Places
 	ConnBytes int
-	// MaxAnonymous bounds the connections that are served and not authenticated yet. 0: DefaultMaxAnonymous.
+	// MaxAnonymous bounds the connections that are served and not authenticated yet, each of which takes up to 100 KiB over gRPC. Required.
 	MaxAnonymous int
 	// WriteTimeout bounds a single write: the time that a caller has who does not read. Not for net/http, which sets deadlines.
 	WriteTimeout time.Duration
@@ -34,9 +34,6 @@ type ListenerConfig struct {
 	// Rejected, when set, is called for each connection that a bound closes, with the Rejection.
 	Rejected func(from net.Addr, why Rejection)
 }
-
-// DefaultMaxAnonymous is the default of ListenerConfig.MaxAnonymous. A connection over gRPC takes up to 100 KiB.
-const DefaultMaxAnonymous = 128
 
 const (
 	// maxWaiting bounds the connections that wait to be served. They cost a file descriptor each, and hardly any memory.
@@ -103,9 +100,6 @@ type source struct {
 
 // NewListener returns a Listener that accepts from l.
 func NewListener(l net.Listener, cfg ListenerConfig) *Listener {
-	if cfg.MaxAnonymous == 0 {
-		cfg.MaxAnonymous = DefaultMaxAnonymous
-	}
 	if cfg.Memory == nil {
 		cfg.Memory = fairshare.New(0)
 	}

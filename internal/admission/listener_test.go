@@ -289,7 +289,7 @@ func TestOneCallerTakesNotAllConnections(t *testing.T) {
 // on for as long as they like.
 func TestAnonymousBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(ListenerConfig{})
+		h := newHarness(ListenerConfig{MaxAnonymous: 128})
 		defer h.close(t)
 		send := func(address string, n int) *Conn {
 			there := h.pipes.dial(address)
@@ -332,7 +332,7 @@ func TestAnonymousBytes(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slowest = 30 * time.Second
-		h := newHarness(ListenerConfig{WriteTimeout: slowest})
+		h := newHarness(ListenerConfig{MaxAnonymous: 128, WriteTimeout: slowest})
 		defer h.close(t)
 		there := h.pipes.dial("192.0.2.1:1")
 		c := h.conn("192.0.2.1:1")
@@ -354,7 +354,7 @@ func TestSlowReader(t *testing.T) {
 // TestCheckWith: nothing is read or written once the check fails.
 func TestCheckWith(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(ListenerConfig{})
+		h := newHarness(ListenerConfig{MaxAnonymous: 128})
 		defer h.close(t)
 		bad := errors.New("no longer valid")
 		for i, use := range []func(c *Conn) error{
@@ -379,7 +379,7 @@ func TestCheckWith(t *testing.T) {
 func TestForeign(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		h := newHarness(ListenerConfig{Foreign: func(from net.Addr) { told = append(told, from.String()) }})
+		h := newHarness(ListenerConfig{MaxAnonymous: 128, Foreign: func(from net.Addr) { told = append(told, from.String()) }})
 		defer h.close(t)
 		there := h.pipes.dial("192.0.2.1:1")
 		go func() {

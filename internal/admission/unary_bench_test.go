@@ -45,12 +45,12 @@ func BenchmarkUnary(b *testing.B) {
 			if bounded {
 				calls := NewCalls(CallsConfig{
 					Authorize:    func(ctx context.Context, _ string) (context.Context, error) { return ctx, nil },
-					MaxAnonymous: DefaultMaxAnonymous, FirstMessage: 10 * time.Second, MaxCalls: 1000,
+					MaxAnonymous: 128, FirstMessage: 10 * time.Second, MaxCalls: 1000,
 					Caller: func(context.Context) (string, bool) { return "caller", true },
 				})
 				server = grpc.NewServer(calls.Options()...)
 				services = calls.Registrar(server)
-				l = NewListener(l, ListenerConfig{MaxConnections: 1000})
+				l = NewListener(l, ListenerConfig{MaxConnections: 1000, MaxAnonymous: 128})
 			}
 			services.RegisterService(&desc, nil)
 			served := make(chan error, 1)

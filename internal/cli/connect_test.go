@@ -143,6 +143,7 @@ func TestConnect(t *testing.T) {
 		{connection{addr: "127.0.0.1:1", timeout: time.Minute}, "addr: no node answers gRPC at 127.0.0.1:1"},
 		{connection{addr: "192.0.2.1:1", timeout: time.Minute, tls: token}, "token-file: "},
 	} {
+		c.node.output = "text"
 		err := c.node.connect(t.Context(), ask)
 		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.want), "%+v: %v, want %s", c.node, err, c.want)
 	}
@@ -168,7 +169,7 @@ func TestPlainTextAtATLSPort(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	addr := server.Listener.Addr().String()
-	n := connection{addr: addr, timeout: 10 * time.Second}
+	n := connection{addr: addr, timeout: 10 * time.Second, output: "text"}
 	err := n.connect(t.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 		_, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
 		return err

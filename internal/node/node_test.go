@@ -34,9 +34,12 @@ const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1,
 
 // TestMain has nodes, most of which wait, run side by side.
 func TestMain(m *testing.M) {
-	testkit.Parallel(8)
+	testkit.Parallel(6)
 	os.Exit(m.Run())
 }
+
+// clusters has two clusters at a time: nodes that get no processor time for seconds are taken for dead, rightly.
+var clusters = make(chan struct{}, 2)
 
 // testConfig is a node on free loopback ports.
 func testConfig(t *testing.T, name string) Config {
@@ -65,6 +68,8 @@ func mustSettle(t *testing.T, cfg Config) *Node {
 // startCluster starts nodes of these names, as change has them, of which all but the first join it, and waits until they are ready.
 func startCluster(t *testing.T, names string, change func(i int, cfg *Config)) (nodes []*Node) {
 	t.Helper()
+	clusters <- struct{}{}
+	t.Cleanup(func() { <-clusters })
 	for i, name := range strings.Fields(names) {
 		cfg := testConfig(t, name)
 		if i > 0 {
@@ -276,7 +281,9 @@ func TestStop(t *testing.T) {
 		must.NoError(t, err)
 		defer c.Close()
 		must.NoError(t, c.Ready(t.Context()))
-		watch := must.Value(healthv1.NewHealthClient(dialed(t, n)).Watch(t.Context(), &healthv1.HealthCheckRequest{}))(t)
+		conn := dialed(t, n)
+		defer conn.Close()
+		watch := must.Value(healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{}))(t)
 		r, err := watch.Recv()
 		expect.True(t, err == nil && r.Status == healthv1.HealthCheckResponse_SERVING, "health: %v, %v", r, err)
 		asked := time.Now()

@@ -178,7 +178,7 @@ func (r *TopKeys) Top(now int64, by weirv1.KeyOrder, n int, wanted func(scope st
 			}
 		}
 	} else {
-		for _, c := range from.Top(heavyhitters.MaxCounters) {
+		for _, c := range from.Top() {
 			if wanted == nil || wanted(c.Item.scope) {
 				rows = append(rows, r.row(c.Item))
 			}
