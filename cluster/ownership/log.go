@@ -25,8 +25,9 @@ const (
 	window = 2 * blockBytes
 	// maxEarly bounds the blocks that wait at the receiver for one that they have overtaken.
 	maxEarly = 8
-	// maxRefusals bounds what a receiver keeps of them; fewer entries are in flight.
-	maxRefusals = 1 << 14
+	// maxRefusals bounds what a receiver keeps of them, but for those of one block: as many as a BlockAck has room for.
+	// About as many entries are in flight.
+	maxRefusals = 1 << 13
 )
 
 // outlog is the log to one process.

@@ -10,45 +10,36 @@ func Bulk(m Message) bool {
 	return ok
 }
 
-// What an entry and a refusal take on their way, apart from a chunk and a name.
-const (
-	entryBytes   = 64
-	refusalBytes = 96
-)
+// entryBytes is what an entry takes in memory, apart from its chunk.
+const entryBytes = 64
 
 // Weight estimates the bytes that a message takes in memory. It is at least its encoded length.
 func Weight(m Message) int {
 	const (
-		fixed     = 128         // what is not in a list or a chunk, names of nodes left out
-		item      = 128         // an item of a list, names of nodes left out
-		partition = 5           // a partition in a list of just that
-		names     = 2 * MaxName // of a message or an item
+		item      = 128 + 2*MaxName // of a list, or the message without its lists and chunks
+		refusal   = 96 + MaxName
+		partition = 5 // in a list of just that
 	)
+	n := item
 	switch m := m.(type) {
 	case *Query:
-		return fixed + partition*len(m.Partitions)
+		n += partition * len(m.Partitions)
 	case *QueryReply:
-		return fixed + (item+names)*len(m.Infos)
+		n += item * len(m.Infos)
 	case *Block:
-		n := fixed
 		for i := range m.Entries {
 			n += entryBytes + len(m.Entries[i].Chunk)
 		}
-		return n
 	case *BlockAck:
-		n := fixed
-		for i := range m.Refusals {
-			n += refusalBytes + len(m.Refusals[i].Holder.Name)
-		}
-		return n
+		n += refusal * len(m.Refusals)
 	case *Commit:
-		return fixed + names + len(m.Chunk)
+		n += len(m.Chunk)
 	case *GrantRequest:
-		return fixed + (item+names)*len(m.Items)
+		n += item * len(m.Items)
 	case *GrantReply:
-		return fixed + (item+names)*len(m.Items)
+		n += item * len(m.Items)
 	case *Records:
-		return fixed + (item+names)*len(m.Records)
+		n += item * len(m.Records)
 	}
-	return fixed + names
+	return n
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -108,7 +107,8 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 		return &peerv1.ItemReply{Error: wire.ProtoError(out.Err)}
 	case out.NotHolder != nil:
 		r := out.NotHolder
-		return &peerv1.ItemReply{NotHolder: &peerv1.NotHolder{Holder: r.Node.Name, Boot: r.Node.Boot, Term: transport.ProtoTerm(r.Term)}}
+		term := &peerv1.Term{Epoch: r.Term.Epoch, N: r.Term.N}
+		return &peerv1.ItemReply{NotHolder: &peerv1.NotHolder{Holder: r.Node.Name, Boot: r.Node.Boot, Term: term}}
 	case out.Unreachable:
 		// Not an Error of any Kind: the node that was asked first answers by on_error.
 		return &peerv1.ItemReply{Error: &weirv1.Error{Code: int32(codes.DeadlineExceeded), Message: "the holder could not be reached from here either"}}
@@ -146,7 +146,8 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 		op.Outcome.Err, fits = limit.NewError(k, e.Field, e.Message), k != 0
 	case to != nil:
 		op.Outcome.NotHolder = &ownership.Route{
-			Standing: ownership.Elsewhere, Node: ownership.Node{Name: to.Holder, Boot: to.Boot}, Term: transport.Term(to.Term),
+			Standing: ownership.Elsewhere, Node: ownership.Node{Name: to.Holder, Boot: to.Boot},
+			Term: ownership.Term{Epoch: to.Term.GetEpoch(), N: to.Term.GetN()},
 		}
 		fits = true
 	default:

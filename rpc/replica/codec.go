@@ -1,14 +1,21 @@
 package replica
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
+	"math/bits"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
-	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/internal/varint"
 )
+
+// This file is the form that messages of the ownership protocol have on the wire: a byte for the kind, then all fields
+// in the order of message. The same functions write and read. Numbers are unsigned varints, bytes come after their
+// length, a list after the number of its items, and flags are bits of one byte. A node without a name is none.
 
 const (
 	// maxWeight bounds one message between cores, as ownership.Weight counts it. Lists have an entry for each partition at most, and
@@ -16,313 +23,260 @@ const (
 	maxWeight = 2 << 20
 	// maxEntries bounds the entries in a block, and the refusals in an answer to one.
 	maxEntries = 1 << 15
+	// maxItems bounds the items of the lists in one frame. The most that is sent is two messages that name every partition.
+	maxItems = 1 << 16
 	// maxWait bounds the durations that a core is told. Leases last for seconds.
 	maxWait = time.Hour
 )
 
-// protoMessage returns nil for a type of message that it does not know.
-func protoMessage(m ownership.Message) *peerv1.Message {
-	switch m := m.(type) {
-	case *ownership.Query:
-		q := &peerv1.Query{Id: m.ID, Partitions: protoList(m.Partitions, func(p int) uint32 { return uint32(p) })}
-		return &peerv1.Message{Body: &peerv1.Message_Query{Query: q}}
-	case *ownership.QueryReply:
-		r := &peerv1.QueryReply{Id: m.ID, Infos: protoList(m.Infos, protoInfo)}
-		return &peerv1.Message{Body: &peerv1.Message_QueryReply{QueryReply: r}}
-	case *ownership.Entrust:
-		e := &peerv1.Entrust{Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term)}
-		return &peerv1.Message{Body: &peerv1.Message_Entrust{Entrust: e}}
-	case *ownership.Offer:
-		o := &peerv1.Offer{Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term)}
-		return &peerv1.Message{Body: &peerv1.Message_Offer{Offer: o}}
-	case *ownership.OfferReply:
-		r := &peerv1.OfferReply{Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Verdict: peerv1.Verdict(m.Verdict)}
-		return &peerv1.Message{Body: &peerv1.Message_OfferReply{OfferReply: r}}
-	case *ownership.Block:
-		b := &peerv1.Block{Log: m.Log, Position: m.Position, Heard: m.Heard, Entries: appendEntries(make([]byte, 0, ownership.Weight(m)), m.Entries), Sum: m.Sum}
-		return &peerv1.Message{Body: &peerv1.Message_Block{Block: b}}
-	case *ownership.BlockAck:
-		a := &peerv1.BlockAck{Log: m.Log, Position: m.Position, Lost: m.Lost, Refusals: protoList(m.Refusals, protoRefusal)}
-		return &peerv1.Message{Body: &peerv1.Message_BlockAck{BlockAck: a}}
-	case *ownership.Commit:
-		c := &peerv1.Commit{
-			Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Attachment: m.Attachment, Chunk: m.Chunk, Sum: m.Sum,
-			Known: transport.ProtoTerm(m.Known), Release: protoNode(m.Release), Merge: m.Merge, Granted: m.Granted,
-		}
-		return &peerv1.Message{Body: &peerv1.Message_Commit{Commit: c}}
-	case *ownership.CommitAck:
-		a := &peerv1.CommitAck{
-			Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term), Outcome: peerv1.Outcome(m.Outcome),
-			New: transport.ProtoTerm(m.New), Keep: m.Keep, Attachment: m.Attachment, Known: transport.ProtoTerm(m.Known), Holder: protoNode(m.Holder),
-		}
-		return &peerv1.Message{Body: &peerv1.Message_CommitAck{CommitAck: a}}
-	case *ownership.Forget:
-		f := &peerv1.Forget{Partition: uint32(m.Partition), Term: transport.ProtoTerm(m.Term)}
-		return &peerv1.Message{Body: &peerv1.Message_Forget{Forget: f}}
-	case *ownership.GrantRequest:
-		r := &peerv1.GrantRequest{Id: m.ID, Items: protoList(m.Items, protoGrantItem)}
-		return &peerv1.Message{Body: &peerv1.Message_GrantRequest{GrantRequest: r}}
-	case *ownership.GrantReply:
-		r := &peerv1.GrantReply{Id: m.ID, Epoch: m.Epoch, Items: protoList(m.Items, protoGrantAnswer)}
-		return &peerv1.Message{Body: &peerv1.Message_GrantReply{GrantReply: r}}
-	case *ownership.ReadRecords:
-		return &peerv1.Message{Body: &peerv1.Message_ReadRecords{ReadRecords: &peerv1.ReadRecords{Id: m.ID}}}
-	case *ownership.Records:
-		r := &peerv1.Records{Id: m.ID, Read: m.Read, Epoch: m.Epoch, Fresh: m.Fresh, Records: protoList(m.Records, protoRecord)}
-		return &peerv1.Message{Body: &peerv1.Message_Records{Records: r}}
-	}
-	return nil
+// kinds has a message of each kind, at the number of the kind.
+var kinds = [...]ownership.Message{
+	(*ownership.Query)(nil), (*ownership.QueryReply)(nil), (*ownership.Entrust)(nil), (*ownership.Offer)(nil),
+	(*ownership.OfferReply)(nil), (*ownership.Block)(nil), (*ownership.BlockAck)(nil), (*ownership.Commit)(nil),
+	(*ownership.CommitAck)(nil), (*ownership.Forget)(nil), (*ownership.GrantRequest)(nil), (*ownership.GrantReply)(nil),
+	(*ownership.ReadRecords)(nil), (*ownership.Records)(nil),
 }
 
-// protoList converts a list, none to none.
-func protoList[T, P any](list []T, convert func(T) P) []P {
-	if len(list) == 0 {
-		return nil
-	}
-	to := make([]P, len(list))
-	for i, item := range list {
-		to[i] = convert(item)
-	}
-	return to
+// Append appends a message as a Messenger sends it. It keeps nothing of it.
+func Append(to []byte, m ownership.Message) []byte {
+	kind := slices.IndexFunc(kinds[:], func(k ownership.Message) bool { return reflect.TypeOf(k) == reflect.TypeOf(m) })
+	c := coder{out: append(to, byte(kind))}
+	c.message(m)
+	return c.out
 }
 
-func protoNode(n ownership.Node) *peerv1.Node {
-	if n == (ownership.Node{}) {
-		return nil
-	}
-	return &peerv1.Node{Name: n.Name, Boot: n.Boot}
+// Read reads a message as a Messenger of a cluster with so many partitions takes it in. Chunks are parts of data.
+func Read(data []byte, partitions int) (ownership.Message, error) {
+	c := coder{reading: true, partitions: partitions, items: maxItems}
+	return c.read(data)
 }
 
-func protoInfo(i ownership.Info) *peerv1.Info {
-	to := &peerv1.Info{
-		Partition: uint32(i.Partition), Held: i.Held, Claiming: i.Claiming, Term: transport.ProtoTerm(i.Term), Holder: protoNode(i.Holder),
-	}
-	if i.Copy != (ownership.Position{}) {
-		to.Copy = &peerv1.Position{Term: transport.ProtoTerm(i.Copy.Term), Attachment: i.Copy.Attachment}
-	}
-	return to
-}
+// coder writes messages, or reads them. Whether what it has read makes sense is for the core to say: it only sees that
+// partitions and outcomes exist, and that nothing is longer than an honest peer would make it.
+type coder struct {
+	out []byte // that is written
 
-func protoRefusal(r ownership.Refusal) *peerv1.Refusal {
-	return &peerv1.Refusal{
-		Position: r.Position, Partition: uint32(r.Partition), Attachment: r.Attachment, Outcome: peerv1.Outcome(r.Outcome), Known: transport.ProtoTerm(r.Known),
-		Holder: protoNode(r.Holder),
-	}
-}
-
-func protoGrantItem(i ownership.GrantItem) *peerv1.GrantItem {
-	to := &peerv1.GrantItem{Partition: uint32(i.Partition), Term: transport.ProtoTerm(i.Term), Backup: protoNode(i.Backup)}
-	if i.Release != (ownership.Release{}) {
-		to.Release = &peerv1.Release{Node: protoNode(i.Release.Node), Term: transport.ProtoTerm(i.Release.Term)}
-	}
-	return to
-}
-
-func protoGrantAnswer(a ownership.GrantAnswer) *peerv1.GrantAnswer {
-	to := &peerv1.GrantAnswer{
-		Partition: uint32(a.Partition), Term: transport.ProtoTerm(a.Term), Granted: a.Granted, WaitNs: uint64(max(0, a.Wait)),
-	}
-	if a.Recorded != (ownership.Record{}) {
-		to.Recorded = protoRecord(a.Recorded)
-	}
-	return to
-}
-
-func protoRecord(r ownership.Record) *peerv1.Record {
-	return &peerv1.Record{
-		Partition: uint32(r.Partition), Term: transport.ProtoTerm(r.Term), Node: protoNode(r.Node), Backup: protoNode(r.Backup),
-		Request: r.ID,
-	}
-}
-
-// messageReader converts what a peer sent and checks it: what a core is given names partitions and outcomes that exist,
-// and is no longer than an honest peer would make it. Whether it makes sense is for the core to say.
-type messageReader struct {
+	reading    bool
+	in         varint.Reader[[]byte]
 	partitions int
+	items      int   // that lists may still have
 	err        error // the first mistake
+
+	before ownership.Term // of the entry before
 }
 
-// read returns an error that names the field which is wrong.
-func (r *messageReader) read(from *peerv1.Message) (ownership.Message, error) {
-	r.err = nil
-	var m ownership.Message
-	switch b := from.GetBody().(type) {
-	case *peerv1.Message_Query:
-		m = &ownership.Query{ID: b.Query.GetId(), Partitions: readList(r, "query.partitions", b.Query.GetPartitions(), r.asked)}
-	case *peerv1.Message_QueryReply:
-		m = &ownership.QueryReply{ID: b.QueryReply.GetId(), Infos: readList(r, "query_reply.infos", b.QueryReply.GetInfos(), r.info)}
-	case *peerv1.Message_Entrust:
-		m = &ownership.Entrust{Partition: r.partition("entrust.partition", b.Entrust.GetPartition()), Term: transport.Term(b.Entrust.GetTerm())}
-	case *peerv1.Message_Offer:
-		m = &ownership.Offer{Partition: r.partition("offer.partition", b.Offer.GetPartition()), Term: transport.Term(b.Offer.GetTerm())}
-	case *peerv1.Message_OfferReply:
-		o := b.OfferReply
-		m = &ownership.OfferReply{
-			Partition: r.partition("offer_reply.partition", o.GetPartition()), Term: transport.Term(o.GetTerm()),
-			Verdict: r.verdict("offer_reply.verdict", o.GetVerdict()),
-		}
-	case *peerv1.Message_Block:
-		c := b.Block
-		m = &ownership.Block{
-			Log: c.GetLog(), Position: c.GetPosition(), Heard: c.GetHeard(), Entries: r.entries(c.GetEntries()), Sum: c.GetSum(),
-		}
-	case *peerv1.Message_BlockAck:
-		a := b.BlockAck
-		m = &ownership.BlockAck{
-			Log: a.GetLog(), Position: a.GetPosition(), Lost: a.GetLost(),
-			Refusals: readLong(r, "block_ack.refusals", a.GetRefusals(), maxEntries, r.refusal),
-		}
-	case *peerv1.Message_Commit:
-		m = r.commit(b.Commit)
-	case *peerv1.Message_CommitAck:
-		a := b.CommitAck
-		m = &ownership.CommitAck{
-			Partition: r.partition("commit_ack.partition", a.GetPartition()), Term: transport.Term(a.GetTerm()),
-			Outcome: r.outcome("commit_ack.outcome", a.GetOutcome()), New: transport.Term(a.GetNew()), Keep: a.GetKeep(),
-			Attachment: a.GetAttachment(), Known: transport.Term(a.GetKnown()), Holder: r.node("commit_ack.holder", a.GetHolder()),
-		}
-	case *peerv1.Message_Forget:
-		m = &ownership.Forget{Partition: r.partition("forget.partition", b.Forget.GetPartition()), Term: transport.Term(b.Forget.GetTerm())}
-	case *peerv1.Message_GrantRequest:
-		m = &ownership.GrantRequest{ID: b.GrantRequest.GetId(), Items: readList(r, "grant_request.items", b.GrantRequest.GetItems(), r.grantItem)}
-	case *peerv1.Message_GrantReply:
-		g := b.GrantReply
-		m = &ownership.GrantReply{ID: g.GetId(), Epoch: g.GetEpoch(), Items: readList(r, "grant_reply.items", g.GetItems(), r.grantAnswer)}
-	case *peerv1.Message_ReadRecords:
-		m = &ownership.ReadRecords{ID: b.ReadRecords.GetId()}
-	case *peerv1.Message_Records:
-		l := b.Records
-		m = &ownership.Records{
-			ID: l.GetId(), Read: l.GetRead(), Epoch: l.GetEpoch(), Fresh: l.GetFresh(),
-			// Of each partition two: the record, and the one that it has replaced.
-			Records: readLong(r, "records.records", l.GetRecords(), 2*r.partitions, r.record),
-		}
-	default:
-		r.fail("body", "is missing or of a kind that this node does not know")
+func (c *coder) read(data []byte) (ownership.Message, error) {
+	c.in, c.err = varint.Of(data), nil
+	kind := int(c.in.Byte())
+	if kind >= len(kinds) {
+		return nil, fmt.Errorf("kind: %d is unknown", kind)
 	}
-	if r.err != nil {
-		return nil, r.err
+	m := reflect.New(reflect.TypeOf(kinds[kind]).Elem()).Interface().(ownership.Message)
+	c.message(m)
+	if c.in.Failed() || len(c.in.Rest) > 0 {
+		c.fail("length", "%d bytes are too many or too few", len(data))
+	}
+	if c.err != nil {
+		return nil, fmt.Errorf("%s: %w", reflect.TypeOf(m).Elem().Name(), c.err)
 	}
 	return m, nil
 }
 
-func (r *messageReader) fail(field, problem string, args ...any) {
-	if r.err == nil {
-		r.err = fmt.Errorf("%s: %s", field, fmt.Sprintf(problem, args...))
+func (c *coder) fail(field, problem string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf("%s: %s", field, fmt.Sprintf(problem, args...))
+	}
+	c.in.Fail()
+}
+
+// message names the fields of each kind of message.
+func (c *coder) message(m ownership.Message) {
+	switch m := m.(type) {
+	case *ownership.Query:
+		c.numbers(&m.ID)
+		list(c, "partitions", &m.Partitions, c.partitions, (*coder).partition)
+	case *ownership.QueryReply:
+		c.numbers(&m.ID)
+		list(c, "infos", &m.Infos, c.partitions, (*coder).info)
+	case *ownership.Entrust:
+		c.of(&m.Partition, &m.Term)
+	case *ownership.Offer:
+		c.of(&m.Partition, &m.Term)
+	case *ownership.OfferReply:
+		c.of(&m.Partition, &m.Term)
+		number(c, "verdict", &m.Verdict, ownership.Accepted, ownership.Refused)
+	case *ownership.Block:
+		c.numbers(&m.Log, &m.Position, &m.Heard)
+		number(c, "sum", &m.Sum, 0, math.MaxUint32)
+		c.before = ownership.Term{}
+		list(c, "entries", &m.Entries, maxEntries, (*coder).entry)
+	case *ownership.BlockAck:
+		c.numbers(&m.Log, &m.Position)
+		c.flags(&m.Lost)
+		list(c, "refusals", &m.Refusals, maxEntries, (*coder).refusal)
+	case *ownership.Commit:
+		c.of(&m.Partition, &m.Term)
+		c.numbers(&m.Attachment)
+		c.chunk(&m.Chunk)
+		number(c, "sum", &m.Sum, 0, math.MaxUint32)
+		c.term(&m.Known)
+		c.node(&m.Release)
+		c.flags(&m.Merge, &m.Granted)
+	case *ownership.CommitAck:
+		c.of(&m.Partition, &m.Term)
+		number(c, "outcome", &m.Outcome, ownership.Done, ownership.Full)
+		c.term(&m.New)
+		c.flags(&m.Keep)
+		c.numbers(&m.Attachment)
+		c.term(&m.Known)
+		c.node(&m.Holder)
+	case *ownership.Forget:
+		c.of(&m.Partition, &m.Term)
+	case *ownership.GrantRequest:
+		c.numbers(&m.ID)
+		list(c, "items", &m.Items, c.partitions, (*coder).grantItem)
+	case *ownership.GrantReply:
+		c.numbers(&m.ID, &m.Epoch)
+		list(c, "items", &m.Items, c.partitions, (*coder).grantAnswer)
+	case *ownership.ReadRecords:
+		c.numbers(&m.ID)
+	case *ownership.Records:
+		c.numbers(&m.ID, &m.Epoch)
+		c.flags(&m.Read, &m.Fresh)
+		list(c, "records", &m.Records, 2*c.partitions, (*coder).record) // of a partition also the one that was replaced
 	}
 }
 
-// readList converts a list, none to none, of as many items as there are partitions at most. It stops at a mistake.
-func readList[P, T any](r *messageReader, field string, from []P, convert func(P) T) []T {
-	return readLong(r, field, from, r.partitions, convert)
+func (c *coder) info(i *ownership.Info) {
+	c.of(&i.Partition, &i.Term)
+	c.flags(&i.Held, &i.Claiming)
+	c.node(&i.Holder)
+	c.term(&i.Copy.Term)
+	c.numbers(&i.Copy.Attachment)
 }
 
-// readLong is readList with another bound.
-func readLong[P, T any](r *messageReader, field string, from []P, most int, convert func(P) T) []T {
-	if len(from) > most {
-		r.fail(field, "%d items for %d partitions", len(from), r.partitions)
+func (c *coder) refusal(r *ownership.Refusal) {
+	c.numbers(&r.Position)
+	c.of(&r.Partition, &r.Known)
+	c.numbers(&r.Attachment)
+	number(c, "outcome", &r.Outcome, ownership.Done, ownership.Full)
+	c.node(&r.Holder)
+}
+
+func (c *coder) grantItem(i *ownership.GrantItem) {
+	c.of(&i.Partition, &i.Term)
+	c.node(&i.Backup)
+	c.node(&i.Release.Node)
+	c.term(&i.Release.Term)
+}
+
+func (c *coder) grantAnswer(a *ownership.GrantAnswer) {
+	c.of(&a.Partition, &a.Term)
+	c.flags(&a.Granted)
+	c.record(&a.Recorded)
+	number(c, "wait", &a.Wait, 0, maxWait)
+}
+
+func (c *coder) record(r *ownership.Record) {
+	c.of(&r.Partition, &r.Term)
+	c.node(&r.Node)
+	c.node(&r.Backup)
+	c.numbers(&r.ID)
+}
+
+// entry leaves out a term that is that of the entry before. The highest bit of an attachment says which follower it is,
+// above a small number.
+func (c *coder) entry(e *ownership.Entry) {
+	same, attachment := e.Term == c.before, bits.RotateLeft64(e.Attachment, 1)
+	c.flags(&same, &e.Begin, &e.Complete, &e.More)
+	c.partition(&e.Partition)
+	if !same {
+		c.term(&e.Term)
+		c.before = e.Term
 	}
-	if len(from) == 0 || r.err != nil {
-		return nil
+	c.numbers(&attachment)
+	c.chunk(&e.Chunk)
+	if c.reading {
+		e.Term, e.Attachment = c.before, bits.RotateLeft64(attachment, -1)
 	}
-	list := make([]T, len(from))
-	for i, item := range from {
-		if list[i] = convert(item); r.err != nil {
-			return nil
+}
+
+// number carries a number, which a reader takes only between two others.
+func number[T ~int | ~int64 | ~uint8 | ~uint32 | ~uint64](c *coder, field string, v *T, least, most T) {
+	if !c.reading {
+		c.out = binary.AppendUvarint(c.out, uint64(*v))
+		return
+	}
+	n := c.in.Uvarint()
+	if *v = T(n); (n < uint64(least) || n > uint64(most)) && !c.in.Failed() {
+		c.fail(field, "%d is not one of %d to %d", n, least, most)
+	}
+}
+
+// list carries a list. None and an empty one are the same.
+func list[T any](c *coder, field string, l *[]T, most int, item func(*coder, *T)) {
+	n := len(*l)
+	number(c, field, &n, 0, most)
+	if c.reading && n > min(c.items, len(c.in.Rest)) {
+		c.fail(field, "%d items are too many for the frame", n)
+	}
+	if c.reading && n > 0 && c.err == nil {
+		c.items -= n
+		*l = make([]T, n)
+	}
+	for i := range *l {
+		item(c, &(*l)[i])
+	}
+}
+
+func (c *coder) numbers(list ...*uint64) {
+	for _, v := range list {
+		number(c, "", v, 0, math.MaxUint64)
+	}
+}
+
+func (c *coder) partition(p *int) { number(c, "partition", p, 0, c.partitions-1) }
+
+func (c *coder) term(t *ownership.Term) { c.numbers(&t.Epoch, &t.N) }
+
+func (c *coder) of(p *int, t *ownership.Term) {
+	c.partition(p)
+	c.term(t)
+}
+
+func (c *coder) flags(flags ...*bool) {
+	var set byte
+	for i, f := range flags {
+		if *f {
+			set |= 1 << i
 		}
 	}
-	return list
-}
-
-func (r *messageReader) partition(field string, p uint32) int {
-	if uint64(p) >= uint64(r.partitions) {
-		r.fail(field, "%d is not one of %d partitions", p, r.partitions)
-		return 0
-	}
-	return int(p)
-}
-
-func (r *messageReader) asked(p uint32) int { return r.partition("query.partitions", p) }
-
-func (r *messageReader) node(field string, n *peerv1.Node) ownership.Node {
-	if n == nil {
-		return ownership.Node{}
-	}
-	if len(n.Name) == 0 || len(n.Name) > ownership.MaxName {
-		r.fail(field, "a name has 1 to %d bytes, not %d", ownership.MaxName, len(n.Name))
-		return ownership.Node{}
-	}
-	return ownership.Node{Name: n.Name, Boot: n.Boot}
-}
-
-func (r *messageReader) verdict(field string, v peerv1.Verdict) ownership.Verdict {
-	if v < peerv1.Verdict_VERDICT_ACCEPTED || v > peerv1.Verdict_VERDICT_REFUSED {
-		r.fail(field, "%d is none", v)
-		return 0
-	}
-	return ownership.Verdict(v)
-}
-
-func (r *messageReader) outcome(field string, o peerv1.Outcome) ownership.Outcome {
-	if o < peerv1.Outcome_OUTCOME_DONE || o > peerv1.Outcome_OUTCOME_FULL {
-		r.fail(field, "%d is none", o)
-		return 0
-	}
-	return ownership.Outcome(o)
-}
-
-func (r *messageReader) info(i *peerv1.Info) ownership.Info {
-	return ownership.Info{
-		Partition: r.partition("info.partition", i.GetPartition()), Held: i.GetHeld(), Claiming: i.GetClaiming(),
-		Term: transport.Term(i.GetTerm()), Holder: r.node("info.holder", i.GetHolder()),
-		Copy: ownership.Position{Term: transport.Term(i.GetCopy().GetTerm()), Attachment: i.GetCopy().GetAttachment()},
+	number(c, "flags", &set, 0, 1<<len(flags)-1)
+	for i, f := range flags {
+		if c.reading {
+			*f = set>>i&1 != 0
+		}
 	}
 }
 
-func (r *messageReader) commit(c *peerv1.Commit) *ownership.Commit {
-	if len(c.GetChunk()) > maxWeight {
-		r.fail("commit.chunk", "holds %d bytes, more than %d", len(c.GetChunk()), maxWeight)
+func (c *coder) node(n *ownership.Node) {
+	length := len(n.Name)
+	number(c, "name", &length, 0, ownership.MaxName)
+	switch {
+	case length == 0 || c.err != nil:
+		return
+	case c.reading:
+		n.Name = string(c.in.Take(uint64(length)))
+	default:
+		c.out = append(c.out, n.Name...)
 	}
-	return &ownership.Commit{
-		Partition: r.partition("commit.partition", c.GetPartition()), Term: transport.Term(c.GetTerm()),
-		Attachment: c.GetAttachment(), Chunk: c.GetChunk(), Sum: c.GetSum(), Known: transport.Term(c.GetKnown()),
-		Release: r.node("commit.release", c.GetRelease()), Merge: c.GetMerge(), Granted: c.GetGranted(),
-	}
+	c.numbers(&n.Boot)
 }
 
-func (r *messageReader) refusal(f *peerv1.Refusal) ownership.Refusal {
-	return ownership.Refusal{
-		Position: f.GetPosition(), Partition: r.partition("refusal.partition", f.GetPartition()), Attachment: f.GetAttachment(),
-		Outcome: r.outcome("refusal.outcome", f.GetOutcome()), Known: transport.Term(f.GetKnown()),
-		Holder: r.node("refusal.holder", f.GetHolder()),
-	}
-}
-
-func (r *messageReader) grantItem(i *peerv1.GrantItem) ownership.GrantItem {
-	return ownership.GrantItem{
-		Partition: r.partition("grant_item.partition", i.GetPartition()), Term: transport.Term(i.GetTerm()),
-		Backup: r.node("grant_item.backup", i.GetBackup()),
-		Release: ownership.Release{
-			Node: r.node("grant_item.release.node", i.GetRelease().GetNode()), Term: transport.Term(i.GetRelease().GetTerm()),
-		},
-	}
-}
-
-func (r *messageReader) grantAnswer(a *peerv1.GrantAnswer) ownership.GrantAnswer {
-	if a.GetWaitNs() > uint64(maxWait) {
-		r.fail("grant_answer.wait_ns", "%v is more than %v", time.Duration(min(a.GetWaitNs(), math.MaxInt64)), maxWait)
-		return ownership.GrantAnswer{}
-	}
-	return ownership.GrantAnswer{
-		Partition: r.partition("grant_answer.partition", a.GetPartition()), Term: transport.Term(a.GetTerm()), Granted: a.GetGranted(),
-		Recorded: r.record(a.GetRecorded()), Wait: time.Duration(a.GetWaitNs()),
-	}
-}
-
-func (r *messageReader) record(e *peerv1.Record) ownership.Record {
-	return ownership.Record{
-		Partition: r.partition("record.partition", e.GetPartition()), Term: transport.Term(e.GetTerm()),
-		Node: r.node("record.node", e.GetNode()), Backup: r.node("record.backup", e.GetBackup()),
-		ID: e.GetRequest(),
+func (c *coder) chunk(chunk *[]byte) {
+	if !c.reading {
+		c.out = varint.AppendText(c.out, *chunk)
+	} else if b := c.in.Text(maxWeight); len(b) > 0 {
+		*chunk = slices.Clip(b)
 	}
 }

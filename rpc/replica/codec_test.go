@@ -1,8 +1,8 @@
 package replica
 
 import (
-	"encoding/binary"
 	"encoding/hex"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -14,10 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/weirlimit/weir/cluster/ownership"
-	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -52,14 +49,7 @@ func TestEveryMessageIsCarried(t *testing.T) {
 	slices.Sort(have)
 	want := messageTypes(t)
 	expect.True(t, slices.Equal(have, want), "these tests know %v, package ownership has %v", have, want)
-	var known []string
-	bodies := (&peerv1.Message{}).ProtoReflect().Descriptor().Oneofs().ByName("body").Fields()
-	for i := range bodies.Len() {
-		known = append(known, string(bodies.Get(i).Message().Name()))
-	}
-	if slices.Sort(known); !slices.Equal(have, known) {
-		t.Errorf("ownership.proto has %v, package ownership %v", known, have)
-	}
+	expect.Equal(t, len(kinds), len(want), "kinds")
 }
 
 const testPartitions = 7
@@ -122,12 +112,8 @@ func fillMessage(rng *rand.Rand, v reflect.Value, sparse bool) {
 // carryMessage returns what arrives of a message.
 func carryMessage(t *testing.T, m ownership.Message) (got ownership.Message, length int) {
 	t.Helper()
-	data, err := proto.Marshal(protoMessage(m))
-	must.NoError(t, err)
-	var p peerv1.Message
-	must.NoError(t, proto.Unmarshal(data, &p))
-	r := messageReader{partitions: testPartitions}
-	got, err = r.read(&p)
+	data := Append(nil, m)
+	got, err := Read(data, testPartitions)
 	must.NoError(t, err, "%+v", m)
 	return got, len(data)
 }
@@ -183,89 +169,74 @@ func TestWeightIsEnough(t *testing.T) {
 		}, 1000)},
 		&ownership.Records{ID: math.MaxUint64, Read: true, Epoch: math.MaxUint64, Records: slices.Repeat([]ownership.Record{record}, 1000)},
 	} {
-		if n := proto.Size(protoMessage(m)); n > ownership.Weight(m) {
+		if n := len(Append(nil, m)); n > ownership.Weight(m) {
 			t.Errorf("%T has %d bytes and a weight of %d", m, n, ownership.Weight(m))
 		}
 	}
 }
 
 func TestMessagesRefused(t *testing.T) {
-	block := func(entries []byte) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_Block{Block: &peerv1.Block{Entries: entries}}}
-	}
-	good := appendEntries(nil, []ownership.Entry{{Partition: 6, Term: ownership.Term{N: 1}, Chunk: []byte("c")}, {Begin: true}})
-	acks := func(f *peerv1.Refusal) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_BlockAck{BlockAck: &peerv1.BlockAck{Refusals: []*peerv1.Refusal{f}}}}
-	}
-	grants := func(a *peerv1.GrantAnswer) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_GrantReply{GrantReply: &peerv1.GrantReply{Items: []*peerv1.GrantAnswer{{}, a}}}}
-	}
-	asks := func(i *peerv1.GrantItem) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_GrantRequest{GrantRequest: &peerv1.GrantRequest{Items: []*peerv1.GrantItem{i}}}}
-	}
-	records := func(r ...*peerv1.Record) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_Records{Records: &peerv1.Records{Records: r}}}
-	}
-	infos := func(i ...*peerv1.Info) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_QueryReply{QueryReply: &peerv1.QueryReply{Infos: i}}}
-	}
-	long := &peerv1.Node{Name: strings.Repeat("n", ownership.MaxName+1)}
-	nameless := &peerv1.Node{Boot: 1}
-	for want, m := range map[string]*peerv1.Message{
-		"body": {},
-		"query.partitions: 7 is not one of 7 partitions":  {Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: []uint32{6, 7}}}},
-		"query.partitions: 8 items":                       {Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: make([]uint32, 8)}}},
-		"query_reply.infos: 8 items":                      infos(make([]*peerv1.Info, 8)...),
-		"info.partition":                                  infos(&peerv1.Info{Partition: 7}),
-		"info.holder":                                     infos(&peerv1.Info{Holder: nameless}),
-		"entrust.partition":                               {Body: &peerv1.Message_Entrust{Entrust: &peerv1.Entrust{Partition: math.MaxUint32}}},
-		"offer.partition":                                 {Body: &peerv1.Message_Offer{Offer: &peerv1.Offer{Partition: 7}}},
-		"offer_reply.verdict: 0":                          {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{}}},
-		"offer_reply.verdict: 4":                          {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 4}}},
-		"offer_reply.verdict: 257":                        {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 257}}},
-		"offer_reply.partition":                           {Body: &peerv1.Message_OfferReply{OfferReply: &peerv1.OfferReply{Verdict: 1, Partition: 7}}},
-		"block.partition: 7 is not one of 7":              block(appendEntries(nil, []ownership.Entry{{Partition: 7}})),
-		"block.entries: are too many, or too few bytes":   block(nil),
-		"block.entries: are too many, or too few bytes ":  block(append(binary.AppendUvarint(nil, maxEntries+1), make([]byte, 1<<20)...)),
-		"block.entries: are too many, or too few bytes  ": block(append([]byte{4}, make([]byte, 15)...)),
-		"block.entries: are malformed":                    block(good[:len(good)-1]),
-		"block.entries: are malformed ":                   block(append(slices.Clone(good), 0)),
-		"block.entries: are malformed  ":                  block([]byte{1, entryFlags + 1, 0, 0, 0}),
-		"block.entries: are malformed   ":                 block([]byte{1, entryTerm, 0, 0x80, 0x80}),
-		"block.entries: are malformed    ":                block([]byte{1, 0, 0, 0, 5, 1}),
-		"refusal.partition":                               acks(&peerv1.Refusal{Partition: 7, Outcome: 2}),
-		"refusal.outcome: 6":                              acks(&peerv1.Refusal{Outcome: 6}),
-		"refusal.outcome: -1":                             acks(&peerv1.Refusal{Outcome: -1}),
-		"refusal.holder":                                  acks(&peerv1.Refusal{Outcome: 2, Holder: long}),
-		"block_ack.refusals: 32769 items":                 {Body: &peerv1.Message_BlockAck{BlockAck: &peerv1.BlockAck{Refusals: make([]*peerv1.Refusal, maxEntries+1)}}},
-		"commit.partition":                                {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Partition: 7}}},
-		"commit.chunk: holds 2097153 bytes":               {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Chunk: make([]byte, maxWeight+1)}}},
-		"commit.release":                                  {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Release: long}}},
-		"forget.partition":                                {Body: &peerv1.Message_Forget{Forget: &peerv1.Forget{Partition: 7}}},
-		"commit_ack.partition":                            {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{Partition: 7, Outcome: 1}}},
-		"commit_ack.outcome: 0":                           {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{}}},
-		"commit_ack.holder":                               {Body: &peerv1.Message_CommitAck{CommitAck: &peerv1.CommitAck{Outcome: 1, Holder: nameless}}},
-		"grant_request.items: 8 items":                    {Body: &peerv1.Message_GrantRequest{GrantRequest: &peerv1.GrantRequest{Items: make([]*peerv1.GrantItem, 8)}}},
-		"grant_item.partition":                            asks(&peerv1.GrantItem{Partition: 7}),
-		"grant_item.backup":                               asks(&peerv1.GrantItem{Backup: nameless}),
-		"grant_item.release.node":                         asks(&peerv1.GrantItem{Release: &peerv1.Release{Node: long}}),
-		"grant_reply.items: 8 items":                      {Body: &peerv1.Message_GrantReply{GrantReply: &peerv1.GrantReply{Items: make([]*peerv1.GrantAnswer, 8)}}},
-		"grant_answer.partition":                          grants(&peerv1.GrantAnswer{Partition: 7}),
-		"grant_answer.wait_ns: 1h0m0.000000001s is more":  grants(&peerv1.GrantAnswer{WaitNs: uint64(maxWait) + 1}),
-		"grant_answer.wait_ns: 2562047h47m16.854775807s":  grants(&peerv1.GrantAnswer{WaitNs: math.MaxUint64}),
-		"record.partition":                                grants(&peerv1.GrantAnswer{Recorded: &peerv1.Record{Partition: 7}}),
-		"records.records: 15 items":                       records(make([]*peerv1.Record, 15)...),
-		"record.node":                                     records(&peerv1.Record{Node: long}),
-		"record.backup":                                   records(&peerv1.Record{}, &peerv1.Record{Backup: nameless}),
-	} {
-		r := messageReader{partitions: testPartitions}
-		got, err := r.read(m)
-		expect.True(t, err != nil && got == nil && strings.HasPrefix(err.Error(), strings.TrimSpace(want)),
-			"want %q: got %+v, %v", want, got, err)
-		// A reader is used again after a mistake.
-		_, err = r.read(block(good))
+	long, high := ownership.Node{Name: strings.Repeat("n", ownership.MaxName+1)}, ownership.Term{N: math.MaxUint64}
+	good := Append(nil, &ownership.Block{Entries: []ownership.Entry{{Partition: 6, Term: high, Chunk: []byte("c")}, {Begin: true}}})
+	const outside = " is not one of 0 to 6"
+	c := coder{reading: true, partitions: testPartitions}
+	refused := func(want string, data []byte) {
+		t.Helper()
+		c.items = maxItems
+		got, err := c.read(data)
+		expect.True(t, err != nil && got == nil && strings.HasPrefix(fmt.Sprint(err), want), "want %q: got %+v, %v", want, got, err)
+		_, err = c.read(good) // after a mistake
 		expect.NoError(t, err, "after %q", want)
 	}
+	for _, test := range []struct {
+		want string
+		m    ownership.Message
+	}{
+		{"Query: partition: 7" + outside, &ownership.Query{Partitions: []int{6, 7}}},
+		{"Query: partitions: 8 is not one of 0 to 7", &ownership.Query{Partitions: make([]int, 8)}},
+		{"QueryReply: infos: 8", &ownership.QueryReply{Infos: make([]ownership.Info, 8)}},
+		{"QueryReply: partition: 7" + outside, &ownership.QueryReply{Infos: []ownership.Info{{Partition: 7}}}},
+		{"QueryReply: name: 64 is not one of 0 to 63", &ownership.QueryReply{Infos: []ownership.Info{{Holder: long}}}},
+		{"Entrust: partition: 4294967295", &ownership.Entrust{Partition: math.MaxUint32}},
+		{"Offer: partition: 7" + outside, &ownership.Offer{Partition: 7}},
+		{"OfferReply: verdict: 0 is not one of 1 to 3", &ownership.OfferReply{}},
+		{"OfferReply: verdict: 4", &ownership.OfferReply{Verdict: 4}},
+		{"OfferReply: partition: 7", &ownership.OfferReply{Verdict: 1, Partition: 7}},
+		{"Block: partition: 7", &ownership.Block{Entries: []ownership.Entry{{Partition: 7}}}},
+		{"Block: entries: 32769 is not one of 0 to 32768", &ownership.Block{Entries: make([]ownership.Entry, maxEntries+1)}},
+		{"BlockAck: partition: 7", &ownership.BlockAck{Refusals: []ownership.Refusal{{Partition: 7, Outcome: 2}}}},
+		{"BlockAck: outcome: 6 is not one of 1 to 5", &ownership.BlockAck{Refusals: []ownership.Refusal{{Outcome: 6}}}},
+		{"BlockAck: name", &ownership.BlockAck{Refusals: []ownership.Refusal{{Outcome: 2, Holder: long}}}},
+		{"BlockAck: refusals: 32769", &ownership.BlockAck{Refusals: make([]ownership.Refusal, maxEntries+1)}},
+		{"Commit: partition", &ownership.Commit{Partition: 7}},
+		{"Commit: length: ", &ownership.Commit{Chunk: make([]byte, maxWeight+1)}},
+		{"Commit: name", &ownership.Commit{Release: long}},
+		{"Forget: partition", &ownership.Forget{Partition: 7}},
+		{"CommitAck: partition", &ownership.CommitAck{Partition: 7, Outcome: 1}},
+		{"CommitAck: outcome: 0", &ownership.CommitAck{}},
+		{"CommitAck: name", &ownership.CommitAck{Outcome: 1, Holder: long}},
+		{"GrantRequest: items: 8", &ownership.GrantRequest{Items: make([]ownership.GrantItem, 8)}},
+		{"GrantRequest: partition", &ownership.GrantRequest{Items: []ownership.GrantItem{{Partition: 7}}}},
+		{"GrantRequest: name", &ownership.GrantRequest{Items: []ownership.GrantItem{{Backup: long}}}},
+		{"GrantRequest: name", &ownership.GrantRequest{Items: []ownership.GrantItem{{Release: ownership.Release{Node: long}}}}},
+		{"GrantReply: items: 8", &ownership.GrantReply{Items: make([]ownership.GrantAnswer, 8)}},
+		{"GrantReply: partition", &ownership.GrantReply{Items: []ownership.GrantAnswer{{}, {Partition: 7}}}},
+		{"GrantReply: wait: 1h0m0.000000001s", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: maxWait + 1}}}},
+		{"GrantReply: wait: ", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: -1}}}},
+		{"GrantReply: partition", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Recorded: ownership.Record{Partition: 7}}}}},
+		{"Records: records: 15 is not one of 0 to 14", &ownership.Records{Records: make([]ownership.Record, 15)}},
+		{"Records: name", &ownership.Records{Records: []ownership.Record{{}, {Backup: long}}}},
+	} {
+		refused(test.want, Append(nil, test.m))
+	}
+	refused("kind", nil)
+	refused("kind", []byte{byte(len(kinds))})
+	refused("kind", Append(nil, nil))
+	refused("Block: length", good[:len(good)-1])
+	refused("Block: length", append(slices.Clone(good), 0))
+	refused("Block: entries: 20 items are too many", append([]byte{5, 0, 0, 0, 0, 20}, make([]byte, 19)...))
+	refused("Block: flags: 16 is not one of 0 to 15", []byte{5, 0, 0, 0, 0, 1, 16, 0, 0, 0})
+	refused("Block: sum: 4294967296", []byte{5, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x10, 0})
 }
 
 // checkMessage fails when a message has something in it that could be a mistake of a reader: it walks all of it.
@@ -320,16 +291,10 @@ func FuzzMessage(f *testing.F) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, m := range coreMessages() {
 		fillMessage(rng, reflect.ValueOf(m).Elem(), false)
-		data := must.Value(proto.Marshal(protoMessage(m)))(f)
-		f.Add(data)
+		f.Add(Append(nil, m))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var p peerv1.Message
-		if err := proto.Unmarshal(data, &p); err != nil {
-			return
-		}
-		r := messageReader{partitions: testPartitions}
-		m, err := r.read(&p)
+		m, err := Read(data, testPartitions)
 		if err != nil {
 			return
 		}
@@ -339,20 +304,17 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// TestMostRecords: a voter tells of every partition two records, and any outcome is told.
-func TestMostRecords(t *testing.T) {
-	r := messageReader{partitions: 7}
-	for n, ok := range map[int]bool{14: true, 15: false} {
-		_, err := r.read(protoMessage(&ownership.Records{Records: make([]ownership.Record, n)}))
-		expect.Equal(t, (err == nil), ok, "%d records of 7 partitions: %v", n, err)
-	}
-	for o := ownership.Done; o <= ownership.Full; o++ {
-		_, err := r.read(protoMessage(&ownership.CommitAck{Outcome: o}))
-		expect.NoError(t, err, "outcome %d", o)
+// TestMostItems: the lists of one frame have a bound together.
+func TestMostItems(t *testing.T) {
+	half := Append(nil, &ownership.Query{Partitions: make([]int, maxItems/2)})
+	c := coder{reading: true, partitions: maxItems, items: maxItems}
+	for i, ok := range []bool{true, true, false} {
+		_, err := c.read(half)
+		expect.Equal(t, err == nil, ok, "list %d: %v", i, err)
 	}
 }
 
-// TestBlockBytes: the format of a block's entries.
+// TestBlockBytes: the format of a block.
 func TestBlockBytes(t *testing.T) {
 	held, raised := ownership.Term{N: 1<<16 | 0xabcd}, ownership.Term{Epoch: 2, N: 2<<16 | 0xabcd}
 	list := []ownership.Entry{
@@ -360,14 +322,12 @@ func TestBlockBytes(t *testing.T) {
 		{Partition: 4, Term: held, Attachment: 300, Begin: true, More: true, Chunk: []byte("unk")},
 		{Partition: 5, Term: raised, Attachment: 1<<63 | 1, Complete: true},
 	}
-	want := "03" + "0103" + "00cdd706" + "0f" + "026368" + "0a04" + "d804" + "03756e6b" + "0505" + "02cdd70a" + "03" + "00"
-	data := appendEntries(nil, list)
-	got := hex.EncodeToString(data)
-	expect.True(t, got == want, "got  %s\nwant %s", got, want)
-	r := messageReader{partitions: testPartitions}
-	if got := r.entries(data); r.err != nil || !reflect.DeepEqual(got, list) {
-		t.Errorf("%+v, %v", got, r.err)
-	}
+	want := "05" + "010200" + "07" + "03" +
+		"0003" + "00cdd706" + "0f" + "026368" + "0b04" + "d804" + "03756e6b" + "0405" + "02cdd70a" + "03" + "00"
+	data := Append(nil, &ownership.Block{Log: 1, Position: 2, Sum: 7, Entries: list})
+	expect.Equal(t, hex.EncodeToString(data), want, "bytes")
+	got := must.Value(Read(data, testPartitions))(t)
+	expect.True(t, reflect.DeepEqual(got.(*ownership.Block).Entries, list), "%+v", got)
 }
 
 // BenchmarkBlock is a block of 1000 entries, from a message to bytes and back.
@@ -381,11 +341,8 @@ func BenchmarkBlock(b *testing.B) {
 	var data []byte
 	b.ReportAllocs()
 	for b.Loop() {
-		var err error
-		if data, err = AppendFrame(data[:0], []ownership.Message{block}); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := ReadFrame(data, testPartitions); err != nil {
+		data = Append(data[:0], block)
+		if _, err := Read(data, testPartitions); err != nil {
 			b.Fatal(err)
 		}
 	}

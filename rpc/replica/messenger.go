@@ -132,6 +132,7 @@ type queue struct {
 
 	// Of the goroutine that writes.
 	frame []ownership.Message // the array of the last frame
+	room  []byte              // of its messages
 }
 
 // add queues messages, all for its node.
@@ -209,7 +210,7 @@ func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.H
 		return nil, nil, err
 	}
 	// An error of Send only says that there is one: Recv tells which.
-	_ = s.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello}})
+	_ = s.Send(&peerv1.ConverseRequest{Hello: hello})
 	first, err := s.Recv()
 	nothing := func(*peerv1.ConverseReply) error { return nil } // comes but the end
 	return first.GetWelcome(), func(end func()) error { return stream.Run(s, end, q.wake, q.next, nothing) }, err
@@ -222,8 +223,14 @@ func (q *queue) next() *peerv1.ConverseRequest {
 		return nil
 	}
 	q.m.sent.Add(uint64(len(msgs)))
-	frame := &peerv1.Frame{Messages: protoList(msgs, protoMessage)}
-	return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: frame}}
+	frame := &peerv1.ConverseRequest{Messages: make([][]byte, len(msgs))}
+	q.room = q.room[:0]
+	for i, m := range msgs {
+		from := len(q.room)
+		q.room = Append(q.room, m)
+		frame.Messages[i] = q.room[from:]
+	}
+	return frame
 }
 
 // Broken implements transport.Queue. What waits is for the next stream.
@@ -266,7 +273,7 @@ func (m *Messenger) Converse(s peerv1.Ownership_ConverseServer) error {
 
 // serve passes on what arrives until the stream ends. An error is the sender's fault.
 func (m *Messenger) serve(stream peerv1.Ownership_ConverseServer, from ownership.Node) error {
-	in := intake{m: m, from: from, r: messageReader{partitions: m.cfg.Partitions}}
+	in := intake{m: m, from: from, coder: coder{reading: true, partitions: m.cfg.Partitions}}
 	for {
 		next, err := stream.Recv()
 		switch {
@@ -275,46 +282,44 @@ func (m *Messenger) serve(stream peerv1.Ownership_ConverseServer, from ownership
 		case err != nil:
 			return err // malformed
 		}
-		frame := next.GetFrame()
-		if frame == nil {
-			return status.Error(codes.InvalidArgument, "a Frame was expected")
+		if next.Hello != nil {
+			return status.Error(codes.InvalidArgument, "hello: only the first message has one")
 		}
-		if len(frame.Messages) > maxFrameMessages {
-			return status.Errorf(codes.ResourceExhausted, "messages: a frame holds at most %d, not %d", maxFrameMessages, len(frame.Messages))
+		if len(next.Messages) > maxFrameMessages {
+			return status.Errorf(codes.ResourceExhausted, "messages: a frame holds at most %d, not %d", maxFrameMessages, len(next.Messages))
 		}
-		in.take(frame)
+		in.take(next.Messages)
 	}
 }
 
 // intake is what one stream brings.
 type intake struct {
-	m    *Messenger
-	from ownership.Node
-	r    messageReader
-	told bool                 // of a message that was dropped
-	list []ownership.Envelope // the array of the last frame's
+	m     *Messenger
+	from  ownership.Node
+	coder coder
+	told  bool                 // of a message that was dropped
+	list  []ownership.Envelope // the array of the last frame's
 }
 
-// take passes on the messages of a frame.
-func (in *intake) take(frame *peerv1.Frame) {
-	in.list = in.list[:0]
-	in.r.frame(frame, in.add, in.refuse)
+// take passes on the messages of a frame. It drops a message that is malformed, and logs the first of a stream: the
+// others may be all right, and be waited for.
+func (in *intake) take(frame [][]byte) {
+	in.list, in.coder.items = in.list[:0], maxItems
+	for _, data := range frame {
+		m, err := in.coder.read(data)
+		if err == nil {
+			in.list = append(in.list, ownership.Envelope{From: in.from, To: in.m.cfg.Self, Message: m})
+			continue
+		}
+		in.m.invalid.Add(1)
+		if !in.told {
+			in.told = true
+			in.m.cfg.Logger.Error("peer message dropped", "peer", in.from.Name, "error", err)
+		}
+	}
 	in.m.received.Add(uint64(len(in.list)))
 	if len(in.list) > 0 {
 		in.m.cfg.Receive(in.list)
 		clear(in.list) // the array lives on, the messages need not
-	}
-}
-
-func (in *intake) add(m ownership.Message) {
-	in.list = append(in.list, ownership.Envelope{From: in.from, To: in.m.cfg.Self, Message: m})
-}
-
-// refuse counts a message that is dropped, and logs the first of a stream.
-func (in *intake) refuse(err error) {
-	in.m.invalid.Add(1)
-	if !in.told {
-		in.told = true
-		in.m.cfg.Logger.Error("peer message dropped", "peer", in.from.Name, "error", err)
 	}
 }

@@ -139,17 +139,17 @@ func TestMessengerRefuses(t *testing.T) {
 	hello := func(change func(*peerv1.Hello)) *peerv1.ConverseRequest {
 		h := hello()
 		change(h)
-		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: h}}
+		return &peerv1.ConverseRequest{Hello: h}
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
-		"FailedPrecondition protocol: this node speaks 5, not 6": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol: this node speaks 6, not 7": hello(func(h *peerv1.Hello) { h.Protocol++ }),
 		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
 		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
 		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),
 		"InvalidArgument from_name: must have 1 to 63":           hello(func(h *peerv1.Hello) { h.FromName = "" }),
 		"InvalidArgument from_name":                              hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
 		"InvalidArgument from: is this process":                  hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
-		"InvalidArgument hello":                                  {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
+		"InvalidArgument hello":                                  {Messages: [][]byte{{0}}},
 	} {
 		t.Run(want, func(t *testing.T) {
 			noLeaks(t)
@@ -169,14 +169,14 @@ func converse(t testing.TB, addr string) peerv1.Ownership_ConverseClient {
 	t.Helper()
 	stream, err := peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience))
 	must.NoError(t, err)
-	must.NoError(t, stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello()}}))
+	must.NoError(t, stream.Send(&peerv1.ConverseRequest{Hello: hello()}))
 	in, err := stream.Recv()
 	must.True(t, err == nil && in.GetWelcome().GetProtocol() == transport.Protocol, "no welcome: %v, %v", in, err)
 	return stream
 }
 
-func frame(messages ...*peerv1.Message) *peerv1.ConverseRequest {
-	return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{Messages: messages}}}
+func frame(messages ...[]byte) *peerv1.ConverseRequest {
+	return &peerv1.ConverseRequest{Messages: messages}
 }
 
 // TestMessengerDropsWhatMakesNoSense: a bad message is the loss of one message, a bad stream that of the stream.
@@ -187,8 +187,8 @@ func TestMessengerDropsWhatMakesNoSense(t *testing.T) {
 	m := newMessenger(t, bob, nil, into(arrived), func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	addr := serveMessenger(t, m)
 	stream := converse(t, addr)
-	bad := &peerv1.Message{Body: &peerv1.Message_Offer{Offer: &peerv1.Offer{Partition: testPartitions}}}
-	for _, f := range []*peerv1.ConverseRequest{frame(bad, protoMessage(numbered(1))), frame(bad, bad), frame(protoMessage(numbered(2)))} {
+	bad := Append(nil, &ownership.Offer{Partition: testPartitions})
+	for _, f := range []*peerv1.ConverseRequest{frame(bad, Append(nil, numbered(1))), frame(bad, bad), frame(Append(nil, numbered(2)))} {
 		must.NoError(t, stream.Send(f))
 	}
 	for i := 1; i <= 2; i++ {
@@ -197,11 +197,11 @@ func TestMessengerDropsWhatMakesNoSense(t *testing.T) {
 	}
 	s := m.Stats()
 	expect.True(t, s.Invalid == 3 && s.Received == 2, "%+v", s)
-	n := strings.Count(log.String(), "offer.partition")
+	n := strings.Count(log.String(), "Offer: partition")
 	expect.True(t, n == 1, "logged %d times:\n%s", n, log.String())
 	for want, f := range map[string]*peerv1.ConverseRequest{
-		"Frame":   {Body: &peerv1.ConverseRequest_Hello{Hello: hello()}},
-		"at most": frame(make([]*peerv1.Message, maxFrameMessages+1)...),
+		"hello":   {Hello: hello()},
+		"at most": frame(make([][]byte, maxFrameMessages+1)...),
 	} {
 		stream := converse(t, addr)
 		must.NoError(t, stream.Send(f))
@@ -266,15 +266,15 @@ func block(position, bytes int) ownership.Message {
 }
 
 // messagesOf are the messages of a frame.
-func messagesOf(t testing.TB, f *peerv1.Frame) (list []ownership.Message) {
+func messagesOf(t testing.TB, frame [][]byte) (list []ownership.Message) {
 	t.Helper()
 	m := &Messenger{cfg: MessengerConfig{Config: transport.Config{Self: bob}, Receive: func(got []ownership.Envelope) {
 		for _, e := range got {
 			list = append(list, e.Message)
 		}
 	}}}
-	in := intake{m: m, r: messageReader{partitions: testPartitions}, told: true}
-	in.take(f)
+	in := intake{m: m, coder: coder{reading: true, partitions: testPartitions}, told: true}
+	in.take(frame)
 	n := m.invalid.Load()
 	expect.True(t, n <= 0, "%d messages make no sense", n)
 	return list
@@ -296,7 +296,7 @@ func TestMessengerBatches(t *testing.T) {
 				return nil
 			}
 			frames.Add(1)
-			arrived.Add(int64(len(messagesOf(t, in.GetFrame()))))
+			arrived.Add(int64(len(messagesOf(t, in.Messages))))
 			largest.Store(max(largest.Load(), int64(proto.Size(in))))
 		}
 	})
@@ -329,8 +329,8 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 			if err != nil {
 				return nil
 			}
-			for _, m := range in.GetFrame().GetMessages() {
-				last <- int(m.GetBlock().GetPosition())
+			for _, m := range messagesOf(t, in.Messages) {
+				last <- int(m.(*ownership.Block).Position)
 			}
 		}
 	})

@@ -20,13 +20,12 @@ import (
 )
 
 // Protocol is the version of the peer protocol that this build speaks. Nodes of different versions reject each other's streams.
-const Protocol = 5
+const Protocol = 6
 
 const (
 	// MaxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.
 	MaxMessage = 8 << 20
-	// maxParts bounds the parts of a message between peers (see wire.Parts). The most that is sent is a full frame and two messages that
-	// name every partition.
+	// maxParts bounds the parts of a message between peers (see wire.Parts).
 	maxParts = 1 << 16
 )
 

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"bytes"
-	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +27,7 @@ func messages() []proto.Message {
 		&weirv1.Decision{Policy: "p", RetryAfterNs: proto.Int64(0), Limits: []*weirv1.LimitStatus{{Limit: -1}, {RetryAfterNs: proto.Int64(-1)}}},
 		&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Sequence: 1, Checks: &weirv1.CheckStreamRequest{Keys: []byte(long)}}}},
 		&peerv1.Item{Hops: 3, Target: check.Checks[1].Target, RequestId: "r"},
-		&peerv1.Frame{Messages: []*peerv1.Message{{Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{Chunk: []byte(long), Sum: 1 << 31}}}}},
+		&peerv1.ConverseRequest{Messages: [][]byte{[]byte(long), {}}},
 		&healthv1.HealthCheckRequest{Service: "s"},
 	}
 }
@@ -102,11 +101,9 @@ func TestServerCodec(t *testing.T) {
 		}
 		return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
 	}
-	frame := func(n int, m *peerv1.Message) *peerv1.ConverseRequest {
-		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{Messages: slices.Repeat([]*peerv1.Message{m}, n)}}}
-	}
-	query := func(n int) *peerv1.Message {
-		return &peerv1.Message{Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: make([]uint32, n)}}}
+	lengths := func(n int) *peerv1.ForwardRequest {
+		b := &peerv1.Batch{Checks: &weirv1.CheckStreamRequest{KeyLengths: make([]uint32, n)}, Flags: make([]uint32, n)}
+		return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
 	}
 	for _, test := range []struct {
 		name string
@@ -115,11 +112,10 @@ func TestServerCodec(t *testing.T) {
 	}{
 		{"targets", targets(most - 2), true},
 		{"more targets", targets(most - 1), false},
-		{"messages", frame(most-1, &peerv1.Message{}), true},
-		{"more messages", frame(most, &peerv1.Message{}), false},
-		{"partitions", frame(1, query(most-3)), true},
-		{"more partitions", frame(1, query(most-2)), false},
-		{"in several messages", frame(10, query(most/10)), false},
+		{"messages", &peerv1.ConverseRequest{Messages: make([][]byte, most)}, true},
+		{"more messages", &peerv1.ConverseRequest{Messages: make([][]byte, most+1)}, false},
+		{"numbers", lengths(most/2 - 1), true},
+		{"more numbers", lengths(most / 2), false},
 		{"bytes", &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Checks: &weirv1.CheckStreamRequest{Keys: make([]byte, 10*most)}}}}, true},
 	} {
 		data, err := c.Marshal(test.in)

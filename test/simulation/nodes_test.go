@@ -342,16 +342,11 @@ func (c *nodes) lost(from, to string, of ...string) bool {
 // Send implements runner.Sender: messages for one process are one frame, which arrives as long as that process runs.
 func (n *node) Send(list []ownership.Envelope) {
 	c := n.c
-	by := make(map[ownership.Node][]ownership.Message)
+	by := make(map[ownership.Node][][]byte)
 	for _, e := range list {
-		by[e.To] = append(by[e.To], e.Message)
+		by[e.To] = append(by[e.To], replica.Append(nil, e.Message))
 	}
 	for to, msgs := range by {
-		frame, err := replica.AppendFrame(nil, msgs)
-		if err != nil {
-			c.t.Errorf("seed %d: a frame that cannot be written: %v", c.seed, err)
-			continue
-		}
 		go func() {
 			c.travel(n.self.Name, to.Name, "frame")
 			q := c.named(to.Name)
@@ -361,10 +356,10 @@ func (n *node) Send(list []ownership.Envelope) {
 			if q == nil || q.self != to || cut {
 				return
 			}
-			read, err := replica.ReadFrame(frame, ring.Partitions)
-			expect.NoError(c.t, err, "seed %d: a frame that its reader refuses", c.seed)
-			envelopes := make([]ownership.Envelope, len(read))
-			for i, m := range read {
+			envelopes := make([]ownership.Envelope, len(msgs))
+			for i, data := range msgs {
+				m, err := replica.Read(data, ring.Partitions)
+				expect.NoError(c.t, err, "seed %d: a message that its reader refuses", c.seed)
 				envelopes[i] = ownership.Envelope{From: n.self, To: to, Message: m}
 			}
 			q.inbox.Receive(envelopes)

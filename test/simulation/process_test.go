@@ -184,38 +184,19 @@ func (p *process) carryOut(eff ownership.Effects) {
 	}
 }
 
-// carried are messages as they arrive: those for one process go through the codec in one frame, as in a Messenger. Each is then lost or late by itself, as if it had come alone.
+// carried are messages as they arrive: through the codec, as in a Messenger.
 func (p *process) carried(list []ownership.Envelope) []ownership.Envelope {
 	w := p.w
 	list = slices.Clone(list)
 	for i := range list {
-		if slices.ContainsFunc(list[:i], func(e ownership.Envelope) bool { return e.To == list[i].To }) {
-			continue
-		}
-		w.outgoing = w.outgoing[:0]
-		for _, e := range list[i:] {
-			if e.To == list[i].To {
-				w.outgoing = append(w.outgoing, e.Message)
-			}
-		}
-		var err error
-		var read []ownership.Message
-		if w.frame, err = replica.AppendFrame(w.frame[:0], w.outgoing); err == nil {
-			// A copy: what is read refers to it.
-			read, err = replica.ReadFrame(slices.Clone(w.frame), w.partitions)
-		}
-		if err != nil || len(read) != len(w.outgoing) {
+		read, err := replica.Read(replica.Append(nil, list[i].Message), w.partitions)
+		if err != nil {
 			w.proto.Violations = append(w.proto.Violations, checker.Violation{
-				Rule: "a message that its reader refuses", Text: fmt.Sprintf("%v: %d of %d arrive: %v", time.Duration(w.now), len(read), len(w.outgoing), err),
+				Rule: "a message that its reader refuses", Text: fmt.Sprintf("%v: %T: %v", time.Duration(w.now), list[i].Message, err),
 			})
 			continue
 		}
-		to := list[i].To
-		for j := i; j < len(list); j++ {
-			if list[j].To == to {
-				list[j].Message, read = read[0], read[1:]
-			}
-		}
+		list[i].Message = read
 	}
 	return list
 }

@@ -86,9 +86,6 @@ type world struct {
 	history   checker.History
 	seen      int // violations of proto that have been said
 
-	outgoing []ownership.Message // of a frame that is being written
-	frame    []byte
-
 	hash    uint64
 	verbose bool
 	lines   []string

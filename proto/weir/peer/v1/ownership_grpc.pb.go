@@ -32,7 +32,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type OwnershipClient interface {
 	// Converse carries messages from one node's core to another's: one stream for each pair of nodes and direction. The
-	// first message is a Hello, answered by a Welcome; then Frames, which are not answered: an answer is a message of its
+	// first message is a Hello, answered by a Welcome; then frames, which are not answered: an answer is a message of its
 	// own, on the stream of the other direction. What is in flight when a stream breaks is lost, and nothing repeats it
 	// but a core that wants to.
 	Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseReply], error)
@@ -64,7 +64,7 @@ type Ownership_ConverseClient = grpc.BidiStreamingClient[ConverseRequest, Conver
 // for forward compatibility.
 type OwnershipServer interface {
 	// Converse carries messages from one node's core to another's: one stream for each pair of nodes and direction. The
-	// first message is a Hello, answered by a Welcome; then Frames, which are not answered: an answer is a message of its
+	// first message is a Hello, answered by a Welcome; then frames, which are not answered: an answer is a message of its
 	// own, on the stream of the other direction. What is in flight when a stream breaks is lost, and nothing repeats it
 	// but a core that wants to.
 	Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseReply]) error
