@@ -60,9 +60,8 @@ const (
 	askAgain    = int64(time.Second)           // a question about a partition that another process holds
 	retryAfter  = int64(200 * time.Millisecond)
 	patience    = int64(5 * time.Second) // a claim goes on without a member that does not answer
-	fullAgain   = int64(time.Second)     // a process that had no room for a copy; twice as long each time, up to fullMost
-	fullMost    = int64(8 * time.Second)
-	stall       = int64(time.Second) // a backup that does not answer is dropped
+	fullAgain   = int64(4 * time.Second) // a process that had no room for a copy
+	stall       = int64(time.Second)     // a backup that does not answer is dropped
 	idleAfter   = int64(3 * time.Second)
 	lookEvery   = int64(100 * time.Millisecond) // between two looks at all partitions
 )
@@ -174,7 +173,7 @@ type Core struct {
 	strangers, departed map[Node]int64
 	// newcomers are processes that have come into the ring less than newcomerFor ago, and when they did. See newcomer.
 	newcomers map[Node]int64
-	full      map[Node]*fullness // processes that had no room for a copy
+	full      map[Node]int64 // processes that had no room for a copy, and when to begin one there again
 	parts     []part
 	out       Effects
 	taken     Effects   // by the last Take; the next Take uses its arrays again
@@ -257,7 +256,7 @@ func New(cfg Config, now Now) *Core {
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
 		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64), words: make(map[Node]int64),
-		asked: make(map[uint64]int64), full: make(map[Node]*fullness), received: make(map[Node]*inlog),
+		asked: make(map[uint64]int64), full: make(map[Node]int64), received: make(map[Node]*inlog),
 	}
 	// Apart from parts: they are large, and most work reads none of them.
 	stricts := make([]strictness, cfg.Partitions)
@@ -316,18 +315,15 @@ func (c *Core) review(p int) {
 	if !pt.held {
 		return
 	}
-	if m := pt.move; m != nil && !c.lives(m.to) {
-		if pt.standing == Frozen && m.commit == nil {
-			c.endMove(p)
-			c.raise(p)
-		} else if pt.standing == Frozen {
-			// The receiver may have taken the partition and admitted on it before it was lost. So this is an unplanned claim.
-			c.note("receiver of a committed move was lost", p, m.to, "")
-			c.endMove(p)
-			c.claim(p)
-		} else {
-			c.endMove(p)
-		}
+	switch m := pt.move; {
+	case m == nil || c.lives(m.to):
+	case m.commit == nil:
+		c.abandon(p)
+	default:
+		// The receiver may have taken the partition and admitted on it before it was lost. So this is an unplanned claim.
+		c.note("receiver of a committed move was lost", p, m.to, "")
+		c.endMove(p)
+		c.claim(p)
 	}
 	for s := range pt.followers {
 		if f := &pt.followers[s]; f.node != (Node{}) && !c.lives(f.node) {
@@ -589,14 +585,6 @@ func (c *Core) send(to Node, m Message) {
 	c.out.Messages = append(c.out.Messages, Envelope{From: c.cfg.Self, To: to, Message: m})
 }
 
-// sendAgain repeats a message that has not been answered in time.
-func (c *Core) sendAgain(to Node, m Message) {
-	c.send(to, m)
-	if n := len(c.out.Messages); to != c.cfg.Self {
-		c.out.Messages[n-1].Again = true
-	}
-}
-
 func (c *Core) note(what string, p int, other Node, detail string) {
 	c.noteBefore(what, p, Term{}, other, detail)
 }
@@ -742,7 +730,7 @@ func (c *Core) Status(now Now) Status {
 			}
 			if !pt.followers[Backup].caught {
 				st.Degraded++
-				if c.full[c.member(c.view.Backups, p)] != nil {
+				if _, full := c.full[c.member(c.view.Backups, p)]; full {
 					st.NoRoom++
 				}
 			}

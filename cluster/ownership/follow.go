@@ -290,48 +290,27 @@ func (c *Core) proceed(p int) {
 	}
 }
 
-// fullness says when to try again at a process that had no room for a copy.
-type fullness struct {
-	until int64 // no copy is begun there before
-	wait  int64 // between two attempts; doubles up to fullMost
-	tried bool  // a copy was begun since until was set
-}
-
 // mayHaveRoom reports whether a copy may be begun at a process. At a process that had no room one copy at a time is tried, until it has
 // taken a whole one.
 func (c *Core) mayHaveRoom(n Node) bool {
-	r := c.full[n]
-	if r == nil {
-		return true
+	until, full := c.full[n]
+	if full && c.t >= until {
+		c.full[n] = c.t + fullAgain
 	}
-	if c.t < r.until {
-		return false
-	}
-	r.until, r.tried = c.t+r.wait, true
-	return true
+	return !full || c.t >= until
 }
 
 // noRoom drops a follower that has no room. A copy is tried again later.
 func (c *Core) noRoom(p int, s Slot) {
 	pt := &c.parts[p]
 	n := pt.followers[s].node
-	r := c.full[n]
-	switch {
-	case r == nil:
-		r = &fullness{wait: fullAgain}
-		c.full[n] = r
+	if _, full := c.full[n]; !full {
 		c.note("no room for copies", p, n, "")
-	case r.tried:
-		r.wait = min(2*r.wait, fullMost)
 	}
-	r.until, r.tried = c.t+r.wait, false
+	c.full[n] = c.t + fullAgain
 	if pt.move != nil && pt.move.commit == nil && pt.move.slot == s {
-		frozen := pt.standing == Frozen
-		c.endMove(p)
-		pt.askAt = c.t + r.wait
-		if frozen {
-			c.raise(p)
-		}
+		pt.askAt = c.t + fullAgain
+		c.abandon(p)
 	}
 	if pt.followers[s].node == n {
 		c.dropFollower(p, s, "no room")
@@ -348,9 +327,7 @@ func (c *Core) restart(p int, s Slot) {
 		return
 	}
 	if pt.standing == Frozen {
-		// The move has to begin anew as well, and checks must not wait for that long. Nothing was committed yet.
-		c.endMove(p)
-		c.raise(p)
+		c.abandon(p) // the move has to begin anew as well, and checks must not wait for that long
 	}
 	c.dropFollower(p, s, "its copy has a gap")
 	if pt.move != nil || s == Backup {

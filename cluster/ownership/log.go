@@ -120,7 +120,7 @@ func (c *Core) resend() {
 			l.at = c.t
 			l.tries++
 			for _, b := range l.blocks[:l.sent] {
-				c.sendAgain(l.to, b.Block)
+				c.send(l.to, b.Block)
 			}
 		}
 	}

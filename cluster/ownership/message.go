@@ -16,7 +16,6 @@ type Message interface{ message() }
 type Envelope struct {
 	From, To Node
 	Message  Message
-	Again    bool // the same Message was sent before, and may still wait in a queue
 }
 
 // Query asks a member what it knows of partitions that the sender is about to claim.

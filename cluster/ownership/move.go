@@ -158,7 +158,7 @@ func (c *Core) tendMove(p int) {
 	case m.commit != nil:
 		if c.t-m.sent >= commitAgain {
 			m.sent = c.t
-			c.sendAgain(m.to, m.commit)
+			c.send(m.to, m.commit)
 		}
 	case !m.accepted:
 		if c.owner(p) != m.to {
@@ -168,11 +168,7 @@ func (c *Core) tendMove(p int) {
 		}
 	case pt.followers[m.slot].node != m.to, pt.standing == Owned && c.owner(p) != m.to:
 		// The receiver was dropped as a follower, or the ring does not name it any more.
-		frozen := pt.standing == Frozen
-		c.endMove(p)
-		if frozen {
-			c.raise(p) // nothing was committed, so no other process decides
-		}
+		c.abandon(p)
 	case pt.standing == Owned:
 		if c.upToDate(p) {
 			c.freeze(p)
@@ -238,6 +234,14 @@ func (c *Core) endMove(p int) {
 	}
 }
 
+// abandon ends a move of which nothing was committed, so that no other process decides.
+func (c *Core) abandon(p int) {
+	frozen := c.parts[p].standing == Frozen
+	if c.endMove(p); frozen {
+		c.raise(p)
+	}
+}
+
 // onCommit takes a partition over.
 func (c *Core) onCommit(from Node, m *Commit) {
 	p := m.Partition
@@ -248,7 +252,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 			late.Keep = false // its copy is not followed up any more
 			c.send(from, &late)
 		} else {
-			c.sendAgain(from, ack)
+			c.send(from, ack)
 		}
 		return
 	}

@@ -139,8 +139,8 @@ func TestBrokenChunk(t *testing.T) {
 	}
 }
 
-// TestNoRoom: a copy that finds no room is answered so and dropped, and begun again after a second, and then later and later, one at a
-// time; meanwhile answers are not waited for. As soon as there is room all is as before.
+// TestNoRoom: a copy that finds no room is answered so and dropped, and begun again every four seconds, one at a time; meanwhile answers
+// are not waited for. As soon as there is room all is as before.
 func TestNoRoom(t *testing.T) {
 	t.Run("receiver", func(t *testing.T) {
 		l := newAlone(t)

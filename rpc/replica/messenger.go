@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -140,16 +139,9 @@ func (q *queue) add(envelopes []ownership.Envelope) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, e := range envelopes {
-		if !e.Again || !q.holdsLocked(e.Message) {
-			q.addLocked(e.Message)
-		}
+		q.addLocked(e.Message)
 	}
 	q.wake.Set()
-}
-
-// holdsLocked says whether the very same message is waiting. Only what a core has not had an answer to is sent again.
-func (q *queue) holdsLocked(msg ownership.Message) bool {
-	return slices.Contains(q.list.Items(), msg)
 }
 
 // addLocked queues a message. When too much waits, the oldest gives way: if it is still of interest, it is going to be

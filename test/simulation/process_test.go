@@ -169,7 +169,7 @@ func (p *process) carryOut(eff ownership.Effects) {
 		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep && p.labels[a.Partition].Less(a.New) { // it may be the answer again
 			p.labels[a.Partition] = a.New
 		}
-		if b, ok := e.Message.(*ownership.Block); ok && !e.Again {
+		if b, ok := e.Message.(*ownership.Block); ok {
 			p.blocks = append(p.blocks, sentBlock{e.To, b})
 		}
 		w.mix(uint64(w.now), uint64(p.host.index), uint64(to.index), uint64(len(kind)))
