@@ -389,7 +389,7 @@ func (c *Core) claim(p int) {
 	c.endIncoming(p)
 	t := c.next(p)
 	c.data.TakeOver(p, c.now.Instant)
-	*pt.strict = strictness{earlier: earlier, virgin: !earlier, copy: pt.copy, from: pt.copyFrom}
+	*pt.strict = strictness{earlier: earlier, copy: pt.copy, from: pt.copyFrom}
 	if earlier && !fresh {
 		c.data.Cold(p, c.now.Instant)
 	}

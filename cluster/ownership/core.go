@@ -626,6 +626,13 @@ func (c *Core) learn(p int, t Term, by Node) {
 	}
 }
 
+// exceed makes the next term that this node takes be above another one.
+func (pt *part) exceed(t Term) {
+	if pt.known.Less(t) {
+		pt.known = t
+	}
+}
+
 // publish makes the caller read the partition's Route again.
 func (c *Core) publish(p int) { c.out.Routes = append(c.out.Routes, p) }
 

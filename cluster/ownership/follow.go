@@ -264,9 +264,7 @@ func (c *Core) onRefusal(l *outlog, r *Refusal) {
 			c.dropFollower(p, Slot(s), "it holds the partition too")
 			pt.strict.followAt = c.t + askAgain
 		case Superseded:
-			if pt.known.Less(r.Known) {
-				pt.known = r.Known
-			}
+			pt.exceed(r.Known)
 			c.dropFollower(p, Slot(s), "a higher term is known")
 			pt.strict.followAt = c.t + askAgain
 			if pt.standing == Owned && pt.term.Less(pt.known) && (!c.lives(r.Holder) || r.Holder == c.cfg.Self) {

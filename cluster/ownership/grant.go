@@ -53,15 +53,12 @@ type strictness struct {
 	// grant, by the fields below, which say how the partition came here.
 	whole        bool
 	since        int64    // by Core.awake: when this process began to hold it, or raised its term
-	earlier      bool     // another process is known to have held it before
+	earlier      bool     // a process is known to have held it before this one, or this one has had a grant
 	copy         Position // of the copy that it was claimed from
 	from         Node     // the holder that sent that copy
 	release      Release  // with which it was handed over
 	releaseWhole bool     // the giver had it whole
-	selfWhole    bool     // it was whole under an earlier term of this process
-	selfEpoch    uint64   // the epoch of that term
-	selfTerm     Term     // the last such term
-	virgin       bool     // it was claimed as never held before, and nothing has been granted since
+	wholeUnder   Term     // the last term of this process under which it was whole
 	// replaced is, by voter that supports this term, the record of another process that the voter has given up for it.
 	replaced [maxVoters]Record
 
@@ -81,8 +78,6 @@ type closed struct {
 
 // raised prepares for a higher term of the same process: no grant counts any more.
 func (s *strictness) raised() {
-	s.selfWhole = s.selfWhole || s.whole
-	s.earlier = true
 	s.whole, s.until, s.unguarded, s.closed = false, 0, false, nil
 	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}
 	s.replaced = [maxVoters]Record{}
@@ -232,9 +227,7 @@ func (c *Core) refused(p int, epoch uint64, a *GrantAnswer) {
 	case pt.term.Epoch < epoch:
 		c.raise(p)
 	case a.Recorded.Node != (Node{}) && a.Recorded.Node != c.cfg.Self && !a.Recorded.Term.Less(pt.term):
-		if pt.known.Less(a.Recorded.Term) {
-			pt.known = a.Recorded.Term
-		}
+		pt.exceed(a.Recorded.Term)
 		if a.Wait <= 0 && !c.lives(a.Recorded.Node) {
 			c.raise(p)
 		}
@@ -354,13 +347,12 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	epoch := c.parts[p].term.Epoch
 	cold, takenOver := "", false
 	switch {
-	case s.selfWhole && s.selfEpoch == epoch:
-		// It was whole under another term of this process, of the same epoch.
-		if old.Node != (Node{}) && s.selfTerm.Less(old.Term) && (s.release != Release{old.Node, old.Term} || !s.releaseWhole) {
+	case s.wholeUnder != (Term{}) && s.wholeUnder.Epoch == epoch:
+		if old.Node != (Node{}) && s.wholeUnder.Less(old.Term) && (s.release != Release{old.Node, old.Term} || !s.releaseWhole) {
 			cold = "another process held it since"
 		}
 	case old.Node == (Node{}):
-		if s.earlier && !s.virgin {
+		if s.earlier {
 			cold = "the voters have no record of who held it"
 		}
 	case old.Term.Epoch != epoch:
@@ -379,7 +371,7 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 		c.data.ColdStrict(p, c.now.Instant)
 		c.note("strict keys start full", p, old.Node, cold)
 	}
-	s.whole, s.virgin, s.selfEpoch, s.selfTerm = true, false, epoch, c.parts[p].term
+	s.whole, s.earlier, s.wholeUnder = true, true, c.parts[p].term
 	if f := &c.parts[p].followers[Backup]; cold != "" || takenOver || !f.named {
 		f.relabel = true // the backup must have this change before the voters record it
 		c.attend(p)

@@ -167,8 +167,7 @@ func TestWhole(t *testing.T) {
 		cold     string
 		taken    bool
 	}{
-		{"new", strictness{virgin: true}, nil, "", false},
-		{"new, and raised", strictness{virgin: true, earlier: true}, nil, "", false},
+		{"new", strictness{}, nil, "", false},
 		{"nobody knows", strictness{earlier: true}, nil, "the voters have no record of who held it", false},
 		{"another epoch", strictness{earlier: true, release: Release{peerX, term(5)}, releaseWhole: true}, []Record{{Term: term(5), Node: peerX}}, "the voters have begun a new epoch since", false},
 		{"handed over", strictness{earlier: true, release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "", false},
@@ -177,11 +176,11 @@ func TestWhole(t *testing.T) {
 		{"claimed without one", strictness{earlier: true}, []Record{x5}, "another process held it and its copy is not here", false},
 		{"two backups of an earlier term", strictness{earlier: true, copy: Position{at(5), 1}, from: peerX},
 			[]Record{{Term: at(4), Node: peerY}, {Term: at(4), Node: peerY, Backup: peerX}, x5}, "", true},
-		{"known before", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(6)}, []Record{x5}, "", false},
-		{"known before, in another epoch", strictness{earlier: true, selfWhole: true, selfEpoch: epoch - 1, selfTerm: at(6)}, nil, "the voters have no record of who held it", false},
-		{"known before, and another held it", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(4)}, []Record{x5}, "another process held it since", false},
-		{"known before, and merged", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(4), release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "", false},
-		{"known before, and merged incomplete", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(4), release: Release{peerX, at(5)}}, []Record{x5}, "another process held it since", false},
+		{"known before", strictness{earlier: true, wholeUnder: at(6)}, []Record{x5}, "", false},
+		{"known before, in another epoch", strictness{earlier: true, wholeUnder: Term{Epoch: epoch - 1, N: at(6).N}}, nil, "the voters have no record of who held it", false},
+		{"known before, and another held it", strictness{earlier: true, wholeUnder: at(4)}, []Record{x5}, "another process held it since", false},
+		{"known before, and merged", strictness{earlier: true, wholeUnder: at(4), release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "", false},
+		{"known before, and merged incomplete", strictness{earlier: true, wholeUnder: at(4), release: Release{peerX, at(5)}}, []Record{x5}, "another process held it since", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newAlone(t, "v1", "v2", "v3", "v4", "v5")
@@ -204,7 +203,7 @@ func TestWhole(t *testing.T) {
 			expect.Equal(t, pt.followers[Backup].relabel, c.cold != "" || c.taken,
 				"the backup is told of what has changed")
 			s := pt.strict
-			expect.True(t, s.whole && !s.virgin && s.selfTerm == pt.term && s.selfEpoch == epoch, "afterwards: %+v", s)
+			expect.True(t, s.whole && s.earlier && s.wholeUnder == pt.term, "afterwards: %+v", s)
 		})
 	}
 }

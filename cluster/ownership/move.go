@@ -88,8 +88,8 @@ func (c *Core) onOffer(from Node, o *Offer) {
 	}
 	if !pt.held {
 		c.learn(p, o.Term, from)
-	} else if pt.known.Less(o.Term) {
-		pt.known = o.Term // this node's next term must be above it in any case
+	} else {
+		pt.exceed(o.Term)
 	}
 	if verdict != Refused {
 		if pt.incoming.from == (Node{}) {
@@ -328,9 +328,7 @@ func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 		return Again
 	}
 	c.endIncoming(p)
-	if pt.known.Less(m.Known) {
-		pt.known = m.Known
-	}
+	pt.exceed(m.Known)
 	c.raise(p)
 	pt.strict.release, pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, m.Granted
 	c.noteBefore("merged", p, m.Term, from, "")
@@ -350,9 +348,7 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 	case Again, Superseded, Conflict:
 		// The receiver has not taken the partition. A message of this attempt may still be on its way; the new term keeps the receiver
 		// from taking the partition by it later.
-		if pt.known.Less(a.Known) {
-			pt.known = a.Known
-		}
+		pt.exceed(a.Known)
 		slot := m.slot
 		c.endMove(p)
 		if slot == Backup {

@@ -322,7 +322,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a content is not whole any more after two higher terms", grant,
-		[]edit{{"s.selfWhole = s.selfWhole || s.whole", "s.selfWhole = s.whole"}},
+		[]edit{{"	s.whole, s.until, s.unguarded, s.closed = false, 0, false, nil\n", "	if !s.whole {\n		s.wholeUnder = Term{}\n	}\n	s.whole, s.until, s.unguarded, s.closed = false, 0, false, nil\n"}},
 		ownership + "TestRaisedAgain$", "s, strict keys start full: true",
 	},
 	{
@@ -362,7 +362,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: the term of a refusal is forgotten", grant,
-		[]edit{{"\t\tif pt.known.Less(a.Recorded.Term) {\n\t\t\tpt.known = a.Recorded.Term\n\t\t}\n\t\tif a.Wait", "\t\tif a.Wait"}},
+		[]edit{{"\t\tpt.exceed(a.Recorded.Term)\n", ""}},
 		ownership + "TestRefusedGrant$", "gone: the next term is",
 	},
 	{
