@@ -234,7 +234,7 @@ func update(term Term, attachment uint64, chunk []byte) *Entry {
 
 // commits is a Commit with the last changes of a copy; the highest known term is the giver's.
 func commits(from Node, term Term, attachment uint64, chunk []byte) *Commit {
-	return &Commit{Term: term, Attachment: attachment, Chunk: chunk, Sum: sum(chunk), Known: term, Release: from}
+	return &Commit{Term: term, Attachment: attachment, Chunk: chunk, Sum: sum(chunk), Known: term}
 }
 
 // has says what it would tell of its copy.

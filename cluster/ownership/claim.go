@@ -42,11 +42,16 @@ import (
 type round struct {
 	id      uint64
 	parts   []int
-	infos   map[int][]Info // by partition
-	sources map[int][]Node // of infos: the member that sent each
+	told    map[int][]told // by partition
 	missing map[Node]bool  // members that have not answered
 	begun   int64          // by Core.awake
 	sent    int64
+}
+
+// told is an Info and the member that has sent it.
+type told struct {
+	Info
+	from Node
 }
 
 // mayClaim reports whether this node should ask after a partition now.
@@ -153,8 +158,7 @@ func (c *Core) ask(parts []int) {
 	}
 	c.queries++
 	r := &round{
-		id: c.queries, parts: parts, infos: make(map[int][]Info), sources: make(map[int][]Node),
-		missing: make(map[Node]bool), begun: c.awake,
+		id: c.queries, parts: parts, told: make(map[int][]told), missing: make(map[Node]bool), begun: c.awake,
 	}
 	for n := range c.alive {
 		if n != c.cfg.Self {
@@ -284,8 +288,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 	}
 	delete(r.missing, from)
 	for _, i := range q.Infos {
-		r.infos[i.Partition] = append(r.infos[i.Partition], i)
-		r.sources[i.Partition] = append(r.sources[i.Partition], from)
+		r.told[i.Partition] = append(r.told[i.Partition], told{i, from})
 	}
 	if len(r.missing) == 0 {
 		c.conclude()
@@ -306,12 +309,12 @@ func (c *Core) conclude() {
 // decideClaim decides about a partition by what the other members have answered: leave it to its holder, ask again later, entrust the
 // member with the newest copy, or claim it.
 func (c *Core) decideClaim(p int, r *round) {
-	pt, infos, sources := &c.parts[p], r.infos[p], r.sources[p]
+	pt, answers := &c.parts[p], r.told[p]
 	best, from := pt.copy, c.cfg.Self
 	var held *Info
 	yield := int64(0)
-	for i := range infos {
-		info, source := &infos[i], sources[i]
+	for i := range answers {
+		info, source := &answers[i].Info, answers[i].from
 		switch {
 		case info.Held:
 			if held == nil || held.Term.Less(info.Term) {
@@ -335,8 +338,8 @@ func (c *Core) decideClaim(p int, r *round) {
 	// The last known holder has to say itself that it does not hold the partition, unless it was asked and did not answer. It may have claimed
 	// it after its answer, which has a lower term than the known one then, or have become a member after the others were asked.
 	late := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
-	for i := range infos {
-		late = late && (sources[i] != pt.holder || infos[i].Term.Less(pt.known))
+	for _, t := range answers {
+		late = late && (t.from != pt.holder || t.Term.Less(pt.known))
 	}
 	switch {
 	case held != nil:

@@ -210,7 +210,7 @@ type Core struct {
 }
 
 // part is what a Core knows of one partition. There are thousands, so fields that replication reads lie together: first those that a
-// holder reads, last those that the owner of a copy reads.
+// holder reads, last those that the owner of a copy reads, which begin a cache line.
 type part struct {
 	standing        Standing // of a held partition: Owned or Frozen
 	held            bool
@@ -221,19 +221,18 @@ type part struct {
 	followers       [2]follower
 	attached        uint64 // how many followers were attached
 
-	committed []commitment // the last Commit of each live process that this node has taken, and its answer
-	askAt     int64        // no question, claim or move before
-	hintView  int          // the number of the view in which known and holder were learned
-	_         [24]byte     // so that the fields below begin a cache line
+	committed map[Node]*CommitAck // the answer to the last Commit of each live process that this node has taken
+	askAt     int64               // no question, claim or move before
 
 	// The highest term that is known to have been held, and its holder.
-	known  Term
-	holder Node
+	known    Term
+	holder   Node
+	hintView int // the number of the view in which known and holder were learned
 	// The copy of a partition that another process holds. copyFrom sent it. The position is zero unless the copy is complete.
 	copyFrom Node
 	copy     Position
 	incoming incoming
-	_        [32]byte
+	_        [24]byte
 }
 
 // New returns the Core of a node that has just started.

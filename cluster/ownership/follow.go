@@ -21,10 +21,9 @@ type follower struct {
 	node       Node
 	log        *outlog // to node
 	attachment uint64
-	last       uint64 // position in log of the last entry
+	last       uint64 // position in log of the last entry; 0: none yet
 	version    uint64 // confirmed with that entry
 	all        bool
-	begun      bool // the first entry of the whole copy is in the log
 	complete   bool // the last entry of the whole copy is in the log
 	caught     bool // the last entry of the whole copy is acknowledged
 	relabel    bool // the copy must learn of a new term, even if nothing else has changed
@@ -58,7 +57,7 @@ func (pt *part) attach(s Slot) uint64 {
 func (c *Core) followCurrent(p int, n Node) {
 	pt := &c.parts[p]
 	pt.followers[Backup] = follower{
-		node: n, log: c.logTo(n), attachment: pt.attach(Backup), begun: true, complete: true, caught: true,
+		node: n, log: c.logTo(n), attachment: pt.attach(Backup), complete: true, caught: true,
 	}
 	c.data.AttachCurrent(p, Backup, false)
 	c.data.Unguarded(p, false)
@@ -151,7 +150,7 @@ func (c *Core) drain(p int, s Slot) {
 // load adds a chunk to a follower's log. last says that no other change is pending.
 func (c *Core) load(p int, f *follower, chunk []byte, version uint64, last bool) {
 	f.version, f.relabel, f.urgent = version, false, false
-	begin := !f.begun
+	begin := f.last == 0 && !f.complete
 	for more := true; more; {
 		piece := chunk[:min(len(chunk), pieceBytes)]
 		chunk = chunk[len(piece):]
@@ -161,7 +160,7 @@ func (c *Core) load(p int, f *follower, chunk []byte, version uint64, last bool)
 			Begin: begin, Complete: last && !f.complete && !more, More: more,
 		})
 	}
-	f.begun, f.complete = true, f.complete || last
+	f.complete = f.complete || last
 }
 
 // onEntry takes in an entry of another process's log.
@@ -175,7 +174,7 @@ func (c *Core) onEntry(from Node, e *Entry) Outcome {
 		c.released(p, &CommitAck{New: e.Term, Keep: true, Attachment: e.Attachment})
 	}
 	switch {
-	case pt.held && !(in.from == from && in.merge):
+	case pt.held && in.from != from:
 		return Conflict
 	case !pt.held && e.Term.Less(pt.known):
 		if in.from == from {

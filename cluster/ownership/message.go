@@ -125,8 +125,8 @@ const (
 	Full       Outcome = 5 // the receiver has no room for the copy, and keeps none: begin anew later
 )
 
-// Commit hands a partition over: the sender has stopped deciding and gives up its present term. The receiver holds the partition under a
-// higher term from the moment it has this message. The sender repeats it until it is answered.
+// Commit hands a partition over: the sender has stopped deciding and gives up its present term, which sender and term prove to voters. The
+// receiver holds the partition under a higher term from the moment it has this message. The sender repeats it until it is answered.
 type Commit struct {
 	Partition  int
 	Term       Term
@@ -134,7 +134,6 @@ type Commit struct {
 	Chunk      []byte // the last changes
 	Sum        uint32 // CRC-32C of Chunk
 	Known      Term   // the highest term the sender knows of
-	Release    Node   // proof of release together with Term: exactly this process gives up exactly this term
 	Merge      bool   // the receiver has said that it holds the partition too
 	Granted    bool   // the sender had a grant for its strict rules, so its content is whole for them
 }
@@ -147,8 +146,7 @@ type CommitAck struct {
 	New        Term   // with Done: the receiver's
 	Keep       bool   // with Done: the sender is the receiver's backup and keeps its copy
 	Attachment uint64 // with Keep: of that copy
-	Known      Term   // with Superseded
-	Holder     Node
+	Known      Term   // with Superseded and Conflict: the higher term
 }
 
 // Forget tells a follower that its copy is not needed any more.

@@ -1,6 +1,6 @@
 package ownership
 
-import "slices"
+import "maps"
 
 // This file hands a partition over to another process, and merges one that both processes hold after a split.
 //
@@ -27,22 +27,13 @@ type move struct {
 	commit   *Commit // nil until the partition is frozen and everything else is sent; repeated until it is answered
 }
 
-// commitment is a Commit that was taken, and its answer. A repeated Commit gets the same answer, even after the partition has been handed
-// on: otherwise the giver would decide again.
-type commitment struct {
-	from Node
-	term Term
-	ack  *CommitAck
-}
-
 // incoming is a move or a copy in progress, at the receiver.
 type incoming struct {
 	sender     Node   // of the entries that are being received
 	attachment uint64 // of these entries
 	staged     bool   // entries go into the staging area
 	complete   bool   // the staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content
-	merge      bool   // this node holds the partition too
-	from       Node   // of an accepted offer; the zero Node: none. Another process may send a copy meanwhile
+	from       Node   // of an accepted offer; the zero Node: none. Another process may send a copy meanwhile. A holder merges
 	word       int64  // when from last offered, or sent an entry, by Core.awake
 }
 
@@ -95,7 +86,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 		if pt.incoming.from == (Node{}) {
 			c.arriving++
 		}
-		pt.incoming.from, pt.incoming.merge, pt.incoming.word = from, pt.held, c.awake
+		pt.incoming.from, pt.incoming.word = from, c.awake
 	}
 	c.send(from, &OfferReply{Partition: p, Term: o.Term, Verdict: verdict})
 }
@@ -117,7 +108,7 @@ func (c *Core) endOffer(p int) {
 		c.endIncoming(p)
 	} else if in.from != (Node{}) {
 		c.arriving--
-		in.from, in.merge = Node{}, false
+		in.from = Node{}
 	}
 }
 
@@ -212,7 +203,7 @@ func (c *Core) commit(p int) {
 	}
 	m.commit = &Commit{
 		Partition: p, Term: pt.term, Attachment: f.attachment, Chunk: chunk, Sum: sum(chunk),
-		Known: pt.known, Release: c.cfg.Self, Merge: m.merge, Granted: pt.strict.whole,
+		Known: pt.known, Merge: m.merge, Granted: pt.strict.whole,
 	}
 	// If the receiver is lost at once, this node's next claim must be above the term that it took.
 	pt.known = c.next(p)
@@ -246,7 +237,7 @@ func (c *Core) abandon(p int) {
 func (c *Core) onCommit(from Node, m *Commit) {
 	p := m.Partition
 	pt := &c.parts[p]
-	if ack := pt.answered(from, m.Term); ack != nil {
+	if ack := pt.committed[from]; ack != nil && ack.Term == m.Term {
 		if ack.Keep && !(pt.held && pt.followers[Backup].node == from) {
 			late := *ack
 			late.Keep = false // its copy is not followed up any more
@@ -260,15 +251,15 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	ack := &CommitAck{Partition: p, Term: m.Term}
 	fits := in.sender == from && m.Attachment == in.attachment && m.Sum == sum(m.Chunk)
 	switch {
-	case pt.held && !(in.from == from && in.merge && m.Merge):
-		ack.Outcome, ack.Known, ack.Holder = Conflict, pt.term, c.cfg.Self
+	case pt.held && !(in.from == from && m.Merge):
+		ack.Outcome, ack.Known = Conflict, pt.term
 	case pt.held && (pt.standing == Frozen || !in.complete || !fits):
 		ack.Outcome = Again
 	case pt.held:
 		ack.Outcome = c.absorb(p, from, m)
 	case m.Term.Less(pt.known) && m.Known.Less(pt.known):
 		// The giver does not know of the highest term, so it could not tell which term this node would take.
-		ack.Outcome, ack.Known, ack.Holder = Superseded, pt.known, pt.holder
+		ack.Outcome, ack.Known = Superseded, pt.known
 	case !fits || pt.copyFrom != from || pt.copy == (Position{}) || m.Merge:
 		ack.Outcome = Again
 	case len(m.Chunk) > 0 && c.data.Apply(p, false, c.now.Instant, m.Chunk) != nil:
@@ -276,7 +267,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		c.dropCopy(p)
 	default:
 		ack.Outcome = Done
-		*pt.strict = strictness{earlier: true, release: Release{Node: m.Release, Term: m.Term}, releaseWhole: m.Granted}
+		*pt.strict = strictness{earlier: true, release: Release{Node: from, Term: m.Term}, releaseWhole: m.Granted}
 		c.learn(p, m.Known, Node{})
 		c.learn(p, m.Term, from)
 		c.endIncoming(p)
@@ -296,29 +287,21 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		}
 		c.open(p)
 		c.wantBackup(p)
-	}
-	if ack.Outcome == Done {
-		c.remember(p, commitment{from: from, term: m.Term, ack: ack})
+		c.remember(p, from, ack)
 	}
 	c.send(from, ack)
 }
 
-// answered is the answer that this node has given to a Commit; nil when it has given none.
-func (pt *part) answered(from Node, term Term) *CommitAck {
-	for i := range pt.committed {
-		if e := &pt.committed[i]; e.from == from && e.term == term {
-			return e.ack
-		}
-	}
-	return nil
-}
-
 // remember keeps the answer to a Commit while it may be repeated: until its giver sends another Commit, which it does only after an
-// answer, or is lost.
-func (c *Core) remember(p int, e commitment) {
+// answer, or is lost. A repeated Commit gets the same answer, even after the partition has been handed on: otherwise the giver would decide
+// again.
+func (c *Core) remember(p int, giver Node, ack *CommitAck) {
 	pt := &c.parts[p]
-	pt.committed = slices.DeleteFunc(pt.committed, func(old commitment) bool { return old.from == e.from || !c.lives(old.from) })
-	pt.committed = append(pt.committed, e)
+	maps.DeleteFunc(pt.committed, func(n Node, _ *CommitAck) bool { return !c.lives(n) })
+	if pt.committed == nil {
+		pt.committed = make(map[Node]*CommitAck)
+	}
+	pt.committed[giver] = ack
 }
 
 // absorb merges a staged copy, which the Commit brings up to its holder's last change, into a partition that this node holds as well.
@@ -330,7 +313,7 @@ func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	c.endIncoming(p)
 	pt.exceed(m.Known)
 	c.raise(p)
-	pt.strict.release, pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, m.Granted
+	pt.strict.release, pt.strict.releaseWhole = Release{Node: from, Term: m.Term}, m.Granted
 	c.noteBefore("merged", p, m.Term, from, "")
 	return Done
 }

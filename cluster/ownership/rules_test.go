@@ -129,7 +129,7 @@ func TestBrokenChunk(t *testing.T) {
 			must.Equal(t, r.Verdict, Merging, "offer")
 			l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 			l.data.parts[0].broken, l.data.parts[0].stuck = chunk != nil, chunk == nil
-			l.get(peerX, &Commit{Term: term(1), Attachment: 10, Chunk: chunk, Sum: sum(chunk), Known: term(1), Release: peerX, Merge: true})
+			l.get(peerX, &Commit{Term: term(1), Attachment: 10, Chunk: chunk, Sum: sum(chunk), Known: term(1), Merge: true})
 			a := last[*CommitAck](l, peerX)
 			expect.Equal(t, a.Outcome, Again, "a broken merge is answered")
 			if l.route().Term != before {
@@ -589,7 +589,7 @@ func TestGivenTerm(t *testing.T) {
 		}
 		l.get(peerX, &Offer{Term: term(1)})
 		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
-		l.get(peerX, &Commit{Term: term(1), Attachment: 10, Known: term(900), Release: peerX, Merge: merge})
+		l.get(peerX, &Commit{Term: term(1), Attachment: 10, Known: term(900), Merge: merge})
 		a := last[*CommitAck](l, peerX)
 		expect.True(t, a.Outcome == Done && term(900).Less(a.New) && a.New == l.route().Term, "merge %v: %+v", merge, a)
 		if s := l.core.parts[0].strict; s.releaseWhole || s.release != (Release{peerX, term(1)}) {

@@ -44,10 +44,6 @@ type reading struct {
 // voters that start together share one.
 const epochTurn = int64(500 * time.Millisecond)
 
-// lateAnswers is how many questions later an answer is still taken. A question is sent each retryAfter, and a voter that is far away or short
-// of CPU answers later than that. All questions are sent after the abstention, so each answer is recent enough.
-const lateAnswers = 5
-
 func newVoter(c *Core) *voter {
 	v := &voter{
 		c: c, at: slices.Index(c.cfg.Voters, c.cfg.Self.Name), records: make([]record, c.cfg.Partitions),
@@ -183,8 +179,9 @@ func (v *voter) onRead(from Node, m *ReadRecords) {
 	v.c.send(from, r)
 }
 
+// onRecords takes in an answer to any question: all were sent after the abstention, so each answer is recent enough.
 func (v *voter) onRecords(from Node, m *Records) {
-	if v.read || m.ID == 0 || m.ID > v.asks || v.asks-m.ID > lateAnswers || !slices.Contains(v.c.cfg.Voters, from.Name) {
+	if v.read || m.ID == 0 || m.ID > v.asks || !slices.Contains(v.c.cfg.Voters, from.Name) {
 		return
 	}
 	if r, ok := v.replies[from.Name]; ok && m.ID < r.ID {

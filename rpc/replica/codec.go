@@ -120,7 +120,6 @@ func (c *coder) message(m ownership.Message) {
 		c.chunk(&m.Chunk)
 		number(c, "sum", &m.Sum, 0, math.MaxUint32)
 		c.term(&m.Known)
-		c.node(&m.Release)
 		c.flags(&m.Merge, &m.Granted)
 	case *ownership.CommitAck:
 		c.of(&m.Partition, &m.Term)
@@ -129,7 +128,6 @@ func (c *coder) message(m ownership.Message) {
 		c.flags(&m.Keep)
 		c.numbers(&m.Attachment)
 		c.term(&m.Known)
-		c.node(&m.Holder)
 	case *ownership.Forget:
 		c.of(&m.Partition, &m.Term)
 	case *ownership.GrantRequest:

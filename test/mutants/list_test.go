@@ -207,7 +207,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a voter takes no answer to an earlier question", vote,
-		[]edit{{"v.asks-m.ID > lateAnswers", "m.ID != v.asks"}},
+		[]edit{{"m.ID > v.asks ||", "m.ID != v.asks ||"}},
 		ownership + "TestLateRecords", "does not read what is answered 400 ms later",
 	},
 	{
@@ -482,7 +482,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a copy is completed a second time", follow,
-		[]edit{{"f.begun, f.complete = true, f.complete || last", "f.begun, f.complete = true, last"}},
+		[]edit{{"f.complete = f.complete || last", "f.complete = last"}},
 		ownership + "TestAcknowledged$", "a backup that is current gets",
 	},
 	{
@@ -577,7 +577,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: what a process holds that came during a round is claimed", claim,
-		[]edit{{"!r.missing[pt.holder]\n", "!r.missing[pt.holder] && slices.Contains(sources, pt.holder)\n"}},
+		[]edit{{"!r.missing[pt.holder]\n", "!r.missing[pt.holder] && slices.ContainsFunc(answers, func(t told) bool { return t.from == pt.holder })\n"}},
 		ownership + "TestHolderOfARound", "owned: true, want false",
 	},
 	{

@@ -31,8 +31,8 @@ func describe(m ownership.Message) string {
 			text += fmt.Sprintf(" %d bytes;", len(e.Chunk))
 		}
 	case *ownership.Commit:
-		text = fmt.Sprintf("%d at %v #%x %d bytes, known %v, released %v, merge %v, granted %v",
-			m.Partition, m.Term, m.Attachment, len(m.Chunk), m.Known, m.Release, m.Merge, m.Granted)
+		text = fmt.Sprintf("%d at %v #%x %d bytes, known %v, merge %v, granted %v",
+			m.Partition, m.Term, m.Attachment, len(m.Chunk), m.Known, m.Merge, m.Granted)
 	default:
 		text = strings.TrimPrefix(fmt.Sprintf("%+v", m), "&")
 	}
