@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -290,11 +291,8 @@ func (c *Core) SetView(now Now, v View) {
 		c.alive[m.Node] = int32(i)
 		c.named[m.Name] = m.Node
 	}
-	for n := range c.full {
-		if _, ok := c.alive[n]; !ok {
-			delete(c.full, n)
-		}
-	}
+	maps.DeleteFunc(c.full, func(n Node, _ int64) bool { return !c.lives(n) })
+	maps.DeleteFunc(c.received, func(n Node, _ *inlog) bool { return !c.lives(n) })
 	c.acquaint(before)
 	for p := range c.parts {
 		c.review(p)
@@ -493,7 +491,6 @@ func (c *Core) lookAtAll() {
 	c.stir, c.settled = false, true
 	c.copying = 0
 	c.getUsedTo()
-	c.forgetLogs()
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
 			c.copying++

@@ -16,7 +16,7 @@ import (
 // An entry that is refused ends its attachment alone. A BlockAck repeats each refusal until the sender has said that it
 // knows it (Block.Heard): otherwise a lost BlockAck and a later one would confirm what was refused.
 //
-// The log ends with the process at either end, and where the receiver has forgotten it (Lost).
+// The log ends where either end takes the other for gone. A receiver that has forgotten it says so (Lost).
 
 const (
 	blockBytes = pieceBytes + entryBytes // in one block
@@ -194,15 +194,6 @@ type inlog struct {
 	pieces   []byte           // of an incomplete chunk
 	torn     bool             // there was no room for one of them
 	early    [maxEarly]*Block // by position modulo maxEarly: blocks that have overtaken others
-}
-
-// forgetLogs forgets the logs of processes that left some time ago.
-func (c *Core) forgetLogs() {
-	for n := range c.received {
-		if at, ok := c.departed[n]; !c.lives(n) && (!ok || c.awake-at > strangerFor) {
-			delete(c.received, n)
-		}
-	}
 }
 
 // buffered is the bytes of incomplete chunks.

@@ -214,15 +214,14 @@ func TestRefusals(t *testing.T) {
 	expect.True(t, len(a.Refusals) == 0, "when the sender knows: %+v", a)
 }
 
-// TestForgottenLog: a log is forgotten some time after its sender has left, and not at once.
+// TestForgottenLog: a log is forgotten with the view in which its sender is gone. When the sender is back it begins another one.
 func TestForgottenLog(t *testing.T) {
 	l := newAlone(t)
 	l.see(peerX, Node{}, peerX)
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.see(peerY, Node{}, peerY)
-	l.see(peerX, Node{}, peerX)
-	expect.Equal(t, l.give(peerX, update(term(1), 10, ids(2))), Done, "after a short absence")
-	l.see(peerY, Node{}, peerY)
-	l.wait(time.Duration(strangerFor + 2*lookEvery))
 	expect.True(t, len(l.core.received) == 0, "the log of a process that is gone is kept")
+	l.see(peerX, Node{}, peerX)
+	l.get(peerX, &Block{Log: 1, Position: 2})
+	expect.True(t, last[*BlockAck](l, peerX).Lost, "a sender that is back is not told that its log is forgotten")
 }

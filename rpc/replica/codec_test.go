@@ -219,7 +219,7 @@ func TestMessagesRefused(t *testing.T) {
 		{"GrantRequest: name", &ownership.GrantRequest{Items: []ownership.GrantItem{{Release: ownership.Release{Node: long}}}}},
 		{"GrantReply: items: 8", &ownership.GrantReply{Items: make([]ownership.GrantAnswer, 8)}},
 		{"GrantReply: partition", &ownership.GrantReply{Items: []ownership.GrantAnswer{{}, {Partition: 7}}}},
-		{"GrantReply: wait: 1h0m0.000000001s", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: maxWait + 1}}}},
+		{"GrantReply: wait: 3600000000001 is not", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: maxWait + 1}}}},
 		{"GrantReply: wait: ", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Wait: -1}}}},
 		{"GrantReply: partition", &ownership.GrantReply{Items: []ownership.GrantAnswer{{Recorded: ownership.Record{Partition: 7}}}}},
 		{"Records: records: 15 is not one of 0 to 14", &ownership.Records{Records: make([]ownership.Record, 15)}},
@@ -227,7 +227,7 @@ func TestMessagesRefused(t *testing.T) {
 	} {
 		refused(test.want, Append(nil, test.m))
 	}
-	refused("kind", nil)
+	refused("Query: length", nil)
 	refused("kind", []byte{byte(len(kinds))})
 	refused("kind", Append(nil, nil))
 	refused("Block: length", good[:len(good)-1])

@@ -392,8 +392,9 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 	s := m.Stats()
 	expect.True(t, s.Dropped == 2 && strings.Count(log.String(), "too large") == 1, "%+v\n%s", s, log.String())
 	// The largest that there may be does arrive.
-	m.Send(to(bob, block(0, maxWeight-192)))
-	if got, ok := receive(t, arrived).Message.(*ownership.Block); !ok || len(got.Entries[0].Chunk) != maxWeight-192 {
+	most := maxWeight - ownership.Weight(block(0, 0))
+	m.Send(to(bob, block(0, most)))
+	if got, ok := receive(t, arrived).Message.(*ownership.Block); !ok || len(got.Entries[0].Chunk) != most {
 		t.Error("not arrived")
 	}
 }

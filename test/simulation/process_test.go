@@ -189,7 +189,10 @@ func (p *process) carried(list []ownership.Envelope) []ownership.Envelope {
 	w := p.w
 	list = slices.Clone(list)
 	for i := range list {
-		read, err := replica.Read(replica.Append(nil, list[i].Message), w.partitions)
+		data := replica.Append(nil, list[i].Message)
+		w.sent.messages++
+		w.sent.bytes += len(data)
+		read, err := replica.Read(data, w.partitions)
 		if err != nil {
 			w.proto.Violations = append(w.proto.Violations, checker.Violation{
 				Rule: "a message that its reader refuses", Text: fmt.Sprintf("%v: %T: %v", time.Duration(w.now), list[i].Message, err),

@@ -85,6 +85,7 @@ type world struct {
 	proto     checker.Protocol
 	history   checker.History
 	seen      int // violations of proto that have been said
+	sent      volume
 
 	hash    uint64
 	verbose bool
