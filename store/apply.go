@@ -185,7 +185,7 @@ func (a *apply) reservation() error {
 	e.until = a.now.Mono + r.int(maxAge)
 	e.once, e.release = r.bool(), r.bool()
 	caller := string(r.bytes(maxCaller))
-	if r.Failed() {
+	if r.Failed() || e.id == (ReservationID{}) {
 		return ErrChunk
 	}
 	switch p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); {

@@ -1,9 +1,10 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
-	"sync"
+	"slices"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -72,51 +73,22 @@ func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant, most int) (c
 		if slot == ownership.Backup {
 			sh.giveBack(part, now)
 		}
-		room := &s.chunks
-		room.mu.Lock()
-		defer room.mu.Unlock()
-		d := drain{sh: sh, part: part, f: f, slot: slot, now: now, most: most, room: room}
+		d := drain{sh: sh, part: part, f: f, slot: slot, now: now, most: most, out: sh.chunk[:0]}
 		d.run()
-		chunk, version, more = room.cut(d.out), f.contained, f.left(part.extras) > 0
+		if len(d.out) > 0 {
+			chunk = bytes.Clone(d.out)
+		}
+		if cap(d.out) <= chunkRoom {
+			sh.chunk = d.out
+		}
+		version, more = f.contained, f.left(part.extras) > 0
 		part.recount()
 	})
 	return chunk, version, more
 }
 
-// chunkRoom is memory for chunks that is used again: to allocate it for each chunk of a few keys would cost more than
-// the keys do. Its lock is taken after a shard's.
-type chunkRoom struct {
-	mu sync.Mutex
-	// slab is what small chunks are cut from. It stays in memory while one of them is in use.
-	slab []byte
-}
-
-const (
-	// smallChunk is the longest chunk, by a guess, that is cut from a slab.
-	smallChunk = 1 << 10
-	slabBytes  = 16 << 10
-)
-
-// begin returns room for a chunk of about so many bytes.
-func (c *chunkRoom) begin(guess int) []byte {
-	if guess > smallChunk {
-		return make([]byte, 0, guess)
-	}
-	if len(c.slab) < guess {
-		c.slab = make([]byte, slabBytes)
-	}
-	return c.slab[:0]
-}
-
-// cut takes a finished chunk off the slab, if it is a part of that.
-func (c *chunkRoom) cut(chunk []byte) []byte {
-	if len(chunk) == 0 || len(c.slab) == 0 || &chunk[0] != &c.slab[0] {
-		return chunk
-	}
-	n := len(chunk)
-	c.slab = c.slab[n:]
-	return chunk[:n:n]
-}
+// chunkRoom is how much memory a shard keeps for writing chunks.
+const chunkRoom = 16 << 10
 
 // drain is one Drain in progress.
 type drain struct {
@@ -127,18 +99,13 @@ type drain struct {
 	now   algo.Instant
 	most  int
 	out   []byte
-	rules uint64
-	first uint32            // the spec of the first rule
-	other map[uint32]uint64 // by the number of a spec, the index of its rule, of the others
-	room  *chunkRoom
+	specs []uint32 // of the chunk's rules
 	slots [4]uint32
 }
 
 // full begins the chunk, if it has not begun, and reports whether it is long enough.
 func (d *drain) full() bool {
-	if d.out == nil {
-		guess := 64 + 96*d.f.keys.len() + 64*int(d.part.extras.answers.end-d.f.answers)
-		d.out = d.room.begin(min(max(d.most, 64)+1024, guess))
+	if len(d.out) == 0 {
 		d.out = append(d.out, chunkVersion)
 	}
 	return len(d.out) > 1 && len(d.out) >= d.most
@@ -146,7 +113,7 @@ func (d *drain) full() bool {
 
 func (d *drain) run() {
 	d.changes()
-	if d.out != nil {
+	if len(d.out) > 0 {
 		d.out = append(d.out, itemVersion)
 		d.out = appendUint(d.out, d.f.contained)
 	}
@@ -160,29 +127,11 @@ func (d *drain) changes() {
 		d.cold()
 		f.cold = false
 	}
-	for len(f.resets) > 0 {
+	for f.events.Len() > 0 {
 		if d.full() {
 			return
 		}
-		reset := f.resets[0]
-		d.out = append(d.out, itemReset)
-		d.out = appendWord(d.out, reset.hash)
-		d.identity(reset.of)
-		if f.resets = f.resets[1:]; len(f.resets) == 0 {
-			f.resets = nil
-		}
-		b.Give(reset.bytes())
-	}
-	for len(f.reservations) > 0 {
-		if d.full() {
-			return
-		}
-		of := f.reservations[0]
-		d.reservation(of)
-		if f.reservations = f.reservations[1:]; len(f.reservations) == 0 {
-			f.reservations = nil
-		}
-		b.Give(of.bytes())
+		d.event(f.popEvent(b))
 	}
 	// A copy that knows the id of a charge has the charge, and a copy that has a refund knows its id. So after a loss
 	// between two chunks a repeated charge may be charged again, but is not answered without a charge, and a repeated
@@ -196,7 +145,7 @@ func (d *drain) changes() {
 			if d.full() {
 				return
 			}
-			d.key(f.keys.pop(b))
+			d.key(f.pop(b))
 		}
 		if !d.requestIDs(&f.answers, f.pass.answers, false) {
 			return
@@ -254,7 +203,13 @@ func (d *drain) requestID(m *remembered) {
 	d.out = varint.AppendText(d.out, m.of.account.label)
 }
 
-func (d *drain) reservation(k reservationKey) {
+func (d *drain) event(e event) {
+	if e.id == (ReservationID{}) {
+		d.out = appendWord(append(d.out, itemReset), e.hash)
+		d.identity(e.of)
+		return
+	}
+	k := e.reservationKey
 	p, i, ok := d.part.extras.reservations.get(k, d.now.Mono)
 	if !ok && (p == nil || i < 0 || !p.list[i].release) {
 		d.out = append(d.out, itemSettled)
@@ -276,31 +231,19 @@ func (d *drain) identity(of stateID) {
 	d.out = varint.AppendText(varint.AppendText(d.out, of.scope), of.key)
 }
 
-// rule returns the index of a record's rule. It writes the rule, if the chunk does not have it yet.
+// rule returns the index of a record's rule. It writes the rule, unless it is one of the last few that the chunk has.
 func (d *drain) rule(r record) uint64 {
-	number := uint32(r.words[1] >> 32)
-	if d.rules > 0 && number == d.first {
-		return 0
-	}
-	if index, known := d.other[number]; known {
-		return index
+	number, old := uint32(r.words[1]>>32), max(len(d.specs)-16, 0)
+	if i := slices.Index(d.specs[old:], number); i >= 0 {
+		return uint64(old + i)
 	}
 	rule := r.spec.rule
 	d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
 	d.out = varint.AppendText(varint.AppendText(append(d.out, itemRule), rule.Scope), r.spec.caller.label)
 	d.out = append(varint.AppendText(d.out, d.sh.buffer), byte(rule.Durability))
 	d.out = appendUint(appendBool(d.out, rule.Strict), uint64(rule.Ban))
-	index := d.rules
-	d.rules++
-	if index == 0 {
-		d.first = number
-		return 0
-	}
-	if d.other == nil {
-		d.other = make(map[uint32]uint64)
-	}
-	d.other[number] = index
-	return index
+	d.specs = append(d.specs, number)
+	return uint64(len(d.specs) - 1)
 }
 
 func (d *drain) head(kind byte, r record) {

@@ -192,7 +192,7 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	sh.budget.Give(advanceBytes + of.size())
 	if f := part.backup(); f != nil {
 		part.extras.bump()
-		f.keys.push(turn{hash: hash}, &sh.budget)
+		f.push(turn{hash: hash}, &sh.budget)
 		part.recount()
 	}
 }

@@ -2,10 +2,10 @@ package store
 
 import (
 	"math/bits"
-	"slices"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/fifo"
 )
 
 // The holder of a partition keeps one follower for each process with a copy of it. One mechanism brings copies up to
@@ -27,7 +27,7 @@ type follower struct {
 	all     bool // it gets what is kept under a durability of None, too
 	current bool
 	cold    bool // what is lost (see Store.Cold) is to be told
-	keys    queue
+	keys    fifo.Queue[turn]
 	// pass is what was pending at one instant. When Drain has taken all of it, the follower has been sent everything up
 	// to the version of that instant.
 	pass struct {
@@ -39,63 +39,46 @@ type follower struct {
 	confirmed uint64
 	answers   uint64 // the follower knows all answers with a turn before this one, except refunds
 	refunds   uint64 // the same of refunds
-	resets    []resetKey
-	// reservations that were made, changed or ended.
-	reservations []reservationKey
-	_            [48]byte // to whole cache lines
+	events    fifo.Queue[event]
+	_         [32]byte // to whole cache lines
 }
 
-// resetKey is a state that was reset.
-type resetKey struct {
+// event is what happened to a reservation: it was made, changed or ended. Without an id it is a reset of the state.
+type event struct {
+	reservationKey
 	hash uint64
-	of   stateID
 }
 
-func (k *resetKey) bytes() int { return 40 + k.of.size() }
+const eventBytes = 64
 
-// turn is the place of a pending record in a queue.
+// turn is the place of a pending record in the queue of keys.
 type turn struct{ hash, mark uint64 }
 
 const turnBytes = 16
 
-// queue is a first-in first-out list of turns. Its memory is counted and never refused.
-type queue struct {
-	turns []turn
-	head  int
+// push adds a turn. The memory of both queues is counted and never refused.
+func (f *follower) push(t turn, b *shardBudget) {
+	before := f.keys.Cap()
+	f.keys.Push(t)
+	b.count((f.keys.Cap() - before) * turnBytes)
 }
 
-func (q *queue) len() int { return len(q.turns) - q.head }
-
-func (q *queue) push(t turn, b *shardBudget) {
-	if len(q.turns) == cap(q.turns) {
-		before := cap(q.turns)
-		if q.head > len(q.turns)/2 {
-			q.turns = q.turns[:copy(q.turns, q.turns[q.head:])]
-			q.head = 0
-		} else {
-			q.turns = slices.Grow(q.turns, 1)
-		}
-		b.count((cap(q.turns) - before) * turnBytes)
-	}
-	q.turns = append(q.turns, t)
-}
-
-func (q *queue) pop(b *shardBudget) turn {
-	t := q.turns[q.head]
-	if q.head++; q.head == len(q.turns) {
-		const keep = 256 // turns for which memory is kept ready
-		if cap(q.turns) > keep {
-			q.free(b)
-		} else {
-			q.turns, q.head = q.turns[:0], 0
-		}
-	}
+func (f *follower) pop(b *shardBudget) turn {
+	before := f.keys.Cap()
+	t := f.keys.Pop()
+	b.Give((before - f.keys.Cap()) * turnBytes)
 	return t
 }
 
-func (q *queue) free(b *shardBudget) {
-	b.Give(cap(q.turns) * turnBytes)
-	*q = queue{}
+func (f *follower) pushEvent(e event, b *shardBudget) {
+	f.events.Push(e)
+	b.count(eventBytes + e.of.size())
+}
+
+func (f *follower) popEvent(b *shardBudget) event {
+	e := f.events.Pop()
+	b.Give(eventBytes + e.of.size())
+	return e
 }
 
 // knows reports whether changes of what is kept under the rule are told to the follower.
@@ -103,7 +86,7 @@ func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.
 
 // begin begins a pass with all that is pending.
 func (f *follower) begin(a *extras) {
-	f.pass.version, f.pass.answers, f.pass.keys = a.version, a.answers.end, f.keys.len()
+	f.pass.version, f.pass.answers, f.pass.keys = a.version, a.answers.end, f.keys.Len()
 }
 
 // tells reports whether a follower may have to be told of changes under the rule. It reads no follower: under a
@@ -112,7 +95,7 @@ func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p
 
 // left is the number of pending items.
 func (f *follower) left(a *extras) int {
-	n := f.keys.len() + len(f.resets) + len(f.reservations)
+	n := f.keys.Len() + f.events.Len()
 	if a.answers.pending(min(f.answers, f.refunds)) {
 		n++
 	}
@@ -170,7 +153,7 @@ func (sh *shard) note(part *partition, r record, mark uint64) {
 		if mark == 0 {
 			r.set(wholeFlag << i)
 		}
-		f.keys.push(turn{r.hash(), mark}, &sh.budget)
+		f.push(turn{r.hash(), mark}, &sh.budget)
 		part.setPending(ownership.Slot(i), part.pending[i].Load()+1)
 	}
 }
@@ -181,19 +164,14 @@ func (a *extras) bump() {
 	}
 }
 
-// noteReset makes it pending that a key's record, request ids and reservations are gone.
-func (p *partition) noteReset(k resetKey, b *shardBudget) {
-	p.eachFollower(func(f *follower) {
-		f.resets = append(f.resets, k)
-		b.count(k.bytes())
-	})
+// noteEvent makes an event pending.
+func (p *partition) noteEvent(e event, b *shardBudget) {
+	p.eachFollower(func(f *follower) { f.pushEvent(e, b) })
 }
 
+// noteReservation makes it pending what happened to a reservation.
 func (p *partition) noteReservation(k reservationKey, b *shardBudget) {
-	p.eachFollower(func(f *follower) {
-		f.reservations = append(f.reservations, k)
-		b.count(k.bytes())
-	})
+	p.noteEvent(event{reservationKey: k}, b)
 }
 
 // noteCold makes it pending what is lost of the partition, see Cold and ColdStrict.
@@ -230,8 +208,7 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 // noteContent makes all reservations and records pending as a whole for one follower.
 func (sh *shard) noteContent(part *partition, slot ownership.Slot, f *follower) {
 	part.extras.reservations.each(func(k reservationKey) {
-		f.reservations = append(f.reservations, k)
-		sh.budget.count(k.bytes())
+		f.pushEvent(event{reservationKey: k}, &sh.budget)
 	})
 	sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
 }
@@ -274,12 +251,6 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 // noteAll makes each record for which wanted is true pending as a whole for one follower.
 func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(record) bool) {
 	f, t := part.role.followers[slot], &part.table
-	// The queue grows once, to about the size that it will have: append would copy it again and again.
-	if q := &f.keys; t.count > cap(q.turns)-len(q.turns) {
-		before := cap(q.turns)
-		q.turns = slices.Grow(q.turns, t.count)
-		sh.budget.count((cap(q.turns) - before) * turnBytes)
-	}
 	sh.eachRecord(t, func(r record) {
 		if !wanted(r) {
 			return
@@ -287,7 +258,7 @@ func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(recor
 		r.set(wholeFlag << slot)
 		if !r.has(pendingFlag << slot) {
 			r.set(pendingFlag << slot)
-			f.keys.push(turn{hash: r.hash()}, &sh.budget)
+			f.push(turn{hash: r.hash()}, &sh.budget)
 		}
 	})
 	part.extras.version++
@@ -329,17 +300,14 @@ func (sh *shard) detach(part *partition, slot ownership.Slot) {
 		part.role.advances.free(&sh.budget)
 	}
 	var room [4]uint32
-	for f.keys.len() > 0 {
-		for _, i := range sh.ofHash(&part.table, f.keys.pop(&sh.budget).hash, room[:0]) {
+	for f.keys.Len() > 0 {
+		for _, i := range sh.ofHash(&part.table, f.pop(&sh.budget).hash, room[:0]) {
 			sh.record(part.ref(i)).clear((pendingFlag | wholeFlag) << slot)
 		}
 	}
-	f.keys.free(&sh.budget)
-	for i := range f.resets {
-		sh.budget.Give(f.resets[i].bytes())
-	}
-	for i := range f.reservations {
-		sh.budget.Give(f.reservations[i].bytes())
+	sh.budget.Give(f.keys.Cap() * turnBytes)
+	for f.events.Len() > 0 {
+		f.popEvent(&sh.budget)
 	}
 	part.role.followers[slot] = nil
 	part.setPending(slot, 0)

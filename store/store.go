@@ -237,13 +237,10 @@ type Store struct {
 	expired atomic.Uint64
 	// Calls answered ErrShareFull.
 	shareFull atomic.Uint64
-	// Mono instants until which it is not worth looking for idle states again: for a call that finds the store full,
-	// and for one that finds its share full, so that the latter never keeps the former from looking.
-	barren, shareBarren atomic.Int64
-	swept               atomic.Uint64 // idle states dropped
+	barren    atomic.Int64  // the Mono instant until which it is not worth looking for idle states again
+	swept     atomic.Uint64 // idle states dropped
 	// A bit for each partition: something has come to be pending, see Changed.
 	changed []atomic.Uint64
-	chunks  chunkRoom
 
 	reclaimMu sync.Mutex
 	hand      hand // guarded by reclaimMu
@@ -376,13 +373,13 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
 	// may not be enough for a page to become free: each time twice as many are looked for.
 	for enough := 1; ; enough *= 2 {
-		if barren := s.barrenFor(err); now.Mono < barren.Load() {
+		if now.Mono < s.barren.Load() {
 			return s.refusedRoom(err, rule, call.Caller)
 		}
 		freed := s.sweep(now, reclaimScan, math.MaxInt, enough)
 		trimmed := s.trim()
 		if freed == 0 && !trimmed || enough > reclaimScan {
-			s.barrenFor(err).Store(now.Mono + int64(reclaimPause))
+			s.barren.Store(now.Mono + int64(reclaimPause))
 			continue
 		}
 		*a = Answer{}
@@ -409,14 +406,6 @@ func (s *Store) refusedRoom(err error, rule *Rule, caller string) error {
 	}
 	s.shares.refused(rule.Scope, caller)
 	return ErrShareFull
-}
-
-// barrenFor returns the instant until which a call that found no room does not look for idle states.
-func (s *Store) barrenFor(err error) *atomic.Int64 {
-	if err == errShare {
-		return &s.shareBarren
-	}
-	return &s.barren
 }
 
 // Reconcile gives every state the rule that now applies to it, so that a changed policy takes effect at the moment of

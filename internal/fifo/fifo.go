@@ -6,7 +6,7 @@ package fifo
 import "slices"
 
 // keep is for how many items an empty queue keeps room.
-const keep = 4096
+const keep = 256
 
 // Queue holds items in the order in which they came. The zero value is an empty queue. It is not safe for concurrent use, and does not
 // bound its items: its owner does both. The oldest item is taken from a head that moves, and items are moved to the front where there is no
@@ -18,6 +18,9 @@ type Queue[T any] struct {
 
 // Len returns the number of items.
 func (q *Queue[T]) Len() int { return len(q.items) - q.head }
+
+// Cap returns the number of items that its array has room for.
+func (q *Queue[T]) Cap() int { return cap(q.items) }
 
 // Items returns the items, the oldest first. They are the queue's: good until it is changed, and not to be changed.
 func (q *Queue[T]) Items() []T { return q.items[q.head:] }
