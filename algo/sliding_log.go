@@ -14,34 +14,42 @@ import (
 // fresh log are multiples of their length; in a log that has been moved they are where they were before, in terms of age,
 // until it has been empty.
 //
-// The log is a chain of segments, blocks of 32-bit entries in the Arena. An entry is
+// The log is a chain of segments, blocks of the Arena with entries of 32-bit words. An entry is
 //
-//	tick                              one unit
-//	tick | run, count                 several units at one tick
-//	tick | run, 0, count low, high    more than 32 bits of them
+//	tick                      one unit
+//	tick, more|n              1 + n units at one tick, n below 1<<31
+//	tick, more|low, more|high beyond that, 31 bits in each word
 //
 // where tick is the lowest 31 bits of the instant in ticks: since no two entries are 1<<31 ticks apart, that and the
-// newest entry's whole instant tell every other's. Runs are used from two units on, so no unit takes more than one
-// 32-bit word. With headers, room left in segments and pages, and the Arena's tables, a full log of single units takes,
-// for each of them, 8.1 bytes when its limit is 5, 5.9 at 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond
-// (TestLogMemory); besides the words of the state.
+// newest entry's whole instant tell every other's. The bit more tells a count from a tick, so that the newest entry can be
+// found from the end of its segment. No unit takes more than one 32-bit word. With headers, room left in segments and
+// pages, and the Arena's tables, a full log of single units takes, for each of them, 8.1 bytes when its limit is 5, 5.9 at
+// 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond (TestLogMemory); besides the words of the state.
 //
-// Words: instant of the newest entry in nanoseconds; units; oldest and newest segment; what slidingLogTail holds. All are
-// zero when the log is empty.
+// Words: instant of the newest entry in nanoseconds; units; oldest and newest segment; words of all segments (32 bits) and
+// where in its segment the oldest entry begins (32).
+//
+// Invariants: all words are zero when the log is empty. Otherwise the oldest segment has an entry; others may have none.
+// Entries are in the order of their instants. Each segment counts its units, and their sum is that of the log.
+//
+// What happens to an admission: reserve makes room in the newest segment, and charge writes it there (add). advance removes
+// it when it has expired, from the oldest segment on (expire). Before that refund may take it as one of the oldest units, or
+// takeAt as one of the units of its instant, when a reservation is cancelled. wait looks for the unit whose expiry makes
+// room (unitAt). entries writes it into a snapshot, or into what a copy is told, and readEntries reads it there.
 type slidingLog struct{}
 
 const (
 	logNewest = iota
 	logUnits
 	logChain
-	logTail
+	logPlace
 	logWords
 )
 
 const (
 	tickBits    = 31
 	tickMask    = 1<<tickBits - 1
-	runFlag     = 1 << tickBits
+	moreFlag    = 1 << tickBits
 	longestTick = 1 << 24 // of MaxWindow, in nanoseconds
 )
 
@@ -99,80 +107,47 @@ func (g segment) capacity() int { return 2 * (len(g) - segmentHeader) }
 func (g segment) setNext(r Ref)  { g[0] = g[0]&0xffff_ffff | uint64(r)<<32 }
 func (g segment) setEnd(end int) { g[0] = g[0]&^0xffff | uint64(end) }
 
-func (g segment) get(i int) uint32 { return uint32(g[segmentHeader+i/2] >> (i % 2 * 32)) }
+func (g segment) get(i int) uint32 { return uint32(g[segmentHeader+i>>1] >> (uint(i) & 1 * 32)) }
 
 func (g segment) set(i int, v uint32) {
-	w, shift := &g[segmentHeader+i/2], i%2*32
+	w, shift := &g[segmentHeader+i>>1], uint(i)&1*32
 	*w = *w&^(0xffff_ffff<<shift) | uint64(v)<<shift
 }
 
 // entry returns the entry at i and the number of 32-bit words it takes.
 func (g segment) entry(i int) (tick uint32, n int64, size int) {
-	tick = g.get(i)
-	if tick&runFlag == 0 {
-		return tick, 1, 1
+	tick, n, size = g.get(i), 1, 1
+	for end := g.end(); i+size < end && g.get(i+size)&moreFlag != 0; size++ {
+		n += int64(g.get(i+size)&tickMask) << (tickBits * (size - 1))
 	}
-	tick &= tickMask
-	if n := g.get(i + 1); n != 0 {
-		return tick, int64(n), 2
+	return tick, n, size
+}
+
+// setUnits makes the entry at i one of n units, in the size words that it takes.
+func (g segment) setUnits(i, size int, n int64) {
+	n--
+	for k := 1; k < size; k++ {
+		g.set(i+k, uint32(n&tickMask)|moreFlag)
+		n >>= tickBits
 	}
-	return tick, int64(g.get(i+2)) | int64(g.get(i+3))<<32, 4
 }
 
-// setCount changes the count of the run at i that takes size words, and reports whether it fits.
-func (g segment) setCount(i, size int, n int64) bool {
-	if size == 4 {
-		g.set(i+2, uint32(n))
-		g.set(i+3, uint32(n>>32))
-		return true
+// entrySize is the number of 32-bit words that an entry of n units takes.
+func entrySize(n int64) int {
+	switch {
+	case n == 1:
+		return 1
+	case (n-1)>>tickBits == 0:
+		return 2
 	}
-	if n>>32 != 0 {
-		return false
-	}
-	g.set(i+1, uint32(n))
-	return true
+	return 3
 }
 
-// setRun writes a run of n units that takes size words at i.
-func (g segment) setRun(i, size int, tick uint32, n int64) {
-	g.set(i, tick|runFlag)
-	g.set(i+1, 0)
-	g.setCount(i, size, n)
-}
-
-// runSize is the number of 32-bit words a run of n units takes.
-func runSize(n int64) int {
-	if n>>32 != 0 {
-		return 4
-	}
-	return 2
-}
-
-// logTail unpacked. The newest entries can only be told from what precedes them by knowing what they are.
-type slidingLogTail struct {
-	held  int     // words in all segments
-	pos   int     // of the oldest entry in its segment
-	merge newKind // what the newest segment ends with
-}
-
-// newKind says what a segment's entries at the newest tick are, as far as they can be merged with more of them.
-type newKind int
-
-const (
-	newNothing newKind = iota
-	newUnit            // one unit
-	newRun             // a run of two words
-	newLongRun         // a run of four words
-)
-
-func tailOf(s []uint64) slidingLogTail {
-	w := s[logTail]
-	return slidingLogTail{held: int(w >> 16), merge: newKind(w >> 12 & 15), pos: int(w & 0xfff)}
-}
-
-func (t slidingLogTail) put(s []uint64) {
-	s[logTail] = uint64(t.held)<<16 | uint64(t.merge)<<12 | uint64(t.pos)
-}
+// pos is where the oldest entry begins in its segment, and held the words of all segments.
+func (slidingLog) pos(s []uint64) int           { return int(uint32(s[logPlace])) }
+func (slidingLog) held(s []uint64) int          { return int(s[logPlace] >> 32) }
+func (slidingLog) setPos(s []uint64, pos int)   { s[logPlace] = s[logPlace]&^0xffff_ffff | uint64(pos) }
+func (slidingLog) addHeld(s []uint64, more int) { s[logPlace] += uint64(more) << 32 }
 
 func (slidingLog) oldest(s []uint64) Ref { return Ref(s[logChain] >> 32) }
 func (slidingLog) newest(s []uint64) Ref { return Ref(s[logChain]) }
@@ -193,14 +168,23 @@ func (c slidingLog) free(_ *Limit, a *Arena, s []uint64) {
 
 // dropSegment frees the oldest segment with all that is in it; there must be a next.
 func (c slidingLog) dropSegment(a *Arena, s []uint64, g segment) {
-	t := tailOf(s)
-	t.held -= g.size()
-	t.pos = 0
-	t.put(s)
+	c.addHeld(s, -g.size())
+	c.setPos(s, 0)
 	s[logUnits] -= g[1]
 	next := g.next()
 	a.Free(c.oldest(s), g.size())
 	c.setChain(s, next, c.newest(s))
+}
+
+// dropEmpty frees the oldest segments that have no entry any more, of a log that has some.
+func (c slidingLog) dropEmpty(a *Arena, s []uint64) {
+	for {
+		g := segmentAt(a, c.oldest(s))
+		if c.pos(s) < g.end() {
+			return
+		}
+		c.dropSegment(a, s, g)
+	}
 }
 
 func (c slidingLog) advance(l *Limit, a *Arena, s []uint64, now Instant) {
@@ -211,64 +195,34 @@ func (c slidingLog) advance(l *Limit, a *Arena, s []uint64, now Instant) {
 
 // expire removes what is not later than horizon from a log that is not empty.
 func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, horizon int64) {
-	t, g := tailOf(s), segmentAt(a, c.oldest(s))
-	if instantOf(s, g.get(t.pos)&tickMask, k) > horizon {
+	if g := segmentAt(a, c.oldest(s)); instantOf(s, g.get(c.pos(s)), k) > horizon {
 		return
 	}
 	if int64(s[logNewest]) <= horizon {
 		c.free(l, a, s)
 		return
 	}
-	// What precedes an expired entry has expired: so whole segments first, for a log that was full and then left alone.
-	for next := g.next(); next != 0; next = g.next() {
-		h := segmentAt(a, next)
-		if h.end() == 0 || instantOf(s, h.get(0)&tickMask, k) > horizon {
-			break
+	for {
+		g, pos := segmentAt(a, c.oldest(s)), c.pos(s)
+		// What precedes an expired entry has expired: so whole segments first, for a log that was full and then left alone.
+		if next := g.next(); next != 0 {
+			if h := segmentAt(a, next); h.end() > 0 && instantOf(s, h.get(0), k) <= horizon {
+				c.dropSegment(a, s, g)
+				continue
+			}
+		}
+		for pos < g.end() {
+			tick, n, size := g.entry(pos)
+			if instantOf(s, tick, k) > horizon {
+				c.setPos(s, pos)
+				return
+			}
+			pos += size
+			g[1] -= uint64(n)
+			s[logUnits] -= uint64(n)
 		}
 		c.dropSegment(a, s, g)
-		g = h
 	}
-	t = tailOf(s)
-	for t.pos < g.end() {
-		tick, n, size := g.entry(t.pos)
-		if instantOf(s, tick, k) > horizon {
-			break
-		}
-		t.pos += size
-		g[1] -= uint64(n)
-		s[logUnits] -= uint64(n)
-	}
-	t.put(s)
-	c.tidy(a, s, g)
-}
-
-// tidy restores what the removal of entries from the oldest segment, g, may have disturbed in a log that is not empty:
-// that segment has an entry, and it is not much larger than its entries need when it is the only one.
-func (c slidingLog) tidy(a *Arena, s []uint64, g segment) {
-	t := tailOf(s)
-	if t.pos == g.end() {
-		c.dropSegment(a, s, g)
-		return
-	}
-	left := g.end() - t.pos
-	if g.next() != 0 || g.capacity() < 32 || left > g.capacity()/4 {
-		return
-	}
-	words := 1 << bits.Len(uint(segmentHeader+left))
-	r, ok := newSegment(a, words)
-	if !ok {
-		return
-	}
-	h := segmentAt(a, r)
-	for i := range left {
-		h.set(i, g.get(t.pos+i))
-	}
-	h.setEnd(left)
-	h[1] = g[1]
-	a.Free(c.oldest(s), g.size())
-	c.setChain(s, r, r)
-	t.held, t.pos = words, 0
-	t.put(s)
 }
 
 func (slidingLog) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[logUnits]) }
@@ -290,18 +244,13 @@ func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.D
 // keys are; later ones are such that the half-empty ones at both ends and the headers of those between weigh about the
 // same: the root of twice what the log holds, as a power of two, for these use up pages without remainder.
 func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
-	need := 1
-	if n > 1 {
-		need = runSize(n)
-	}
 	last := c.newest(s)
 	if last != 0 {
-		if g := segmentAt(a, last); g.end()+need <= g.capacity() {
+		if g := segmentAt(a, last); g.end()+entrySize(max(n, 1)) <= g.capacity() {
 			return true
 		}
 	}
-	t := tailOf(s)
-	words := min(max(4, 1<<(bits.Len(uint(2*t.held))/2)), MaxBlock)
+	words := min(max(4, 1<<(bits.Len(uint(2*c.held(s)))/2)), MaxBlock)
 	switch {
 	case last != 0:
 	case l.Limit <= 2 && n <= 2:
@@ -313,9 +262,7 @@ func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	if !ok {
 		return false
 	}
-	t.held += words
-	t.merge = newNothing
-	t.put(s)
+	c.addHeld(s, words)
 	if last == 0 {
 		c.setChain(s, r, r)
 		return true
@@ -334,53 +281,25 @@ func (c slidingLog) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
 	c.add(a, s, instant, k, n)
 }
 
-// add writes n units at an instant on a tick that is not before the newest entry's.
+// add writes n units at an instant on a tick that is not before the newest entry's. Units of that tick join the newest entry if it is in the
+// newest segment. It then takes no more words in addition than an entry of n units has.
 func (c slidingLog) add(a *Arena, s []uint64, instant int64, k int, n int64) {
-	g, t, tick := segmentAt(a, c.newest(s)), tailOf(s), tickOf(instant, k)
-	if s[logUnits] == 0 || instant != int64(s[logNewest]) {
-		t.merge = newNothing
+	g := segmentAt(a, c.newest(s))
+	at := g.end()
+	g[1] += uint64(n)
+	s[logUnits] += uint64(n)
+	if at > 0 && instant == int64(s[logNewest]) {
+		for at--; g.get(at)&moreFlag != 0; {
+			at--
+		}
+		_, have, _ := g.entry(at)
+		n += have
 	}
 	s[logNewest] = uint64(instant)
-	s[logUnits] += uint64(n)
-	g[1] += uint64(n)
-	c.write(g, &t, tick, n)
-	t.put(s)
-}
-
-// write puts n units at tick at the end of g, or merges them with what is there.
-func (slidingLog) write(g segment, t *slidingLogTail, tick uint32, n int64) {
-	end := g.end()
-	switch t.merge {
-	case newRun, newLongRun:
-		size := 2
-		if t.merge == newLongRun {
-			size = 4
-		}
-		if _, have, _ := g.entry(end - size); g.setCount(end-size, size, have+n) {
-			return
-		}
-	case newUnit:
-		// Rewritten together with the new ones if there is room.
-		if end-1+runSize(n+1) <= g.capacity() {
-			end--
-			n++
-		}
-	}
-	switch {
-	case n == 1:
-		g.set(end, tick)
-		end++
-		t.merge = newUnit
-	default:
-		size := runSize(n)
-		g.setRun(end, size, tick, n)
-		end += size
-		t.merge = newRun
-		if size == 4 {
-			t.merge = newLongRun
-		}
-	}
-	g.setEnd(end)
+	size := entrySize(n)
+	g.set(at, tickOf(instant, k))
+	g.setUnits(at, size, n)
+	g.setEnd(at + size)
 }
 
 func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) int64 {
@@ -393,24 +312,22 @@ func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) i
 	g := segmentAt(a, c.oldest(s))
 	for left >= int64(g[1]) {
 		left -= int64(g[1])
-		next := g.next()
 		c.dropSegment(a, s, g)
-		g = segmentAt(a, next)
+		g = segmentAt(a, c.oldest(s))
 	}
-	t := tailOf(s)
 	g[1] -= uint64(left)
 	s[logUnits] -= uint64(left)
+	pos := c.pos(s)
 	for left > 0 {
-		_, have, size := g.entry(t.pos)
+		_, have, size := g.entry(pos)
 		if left < have {
-			g.setCount(t.pos, size, have-left)
+			g.setUnits(pos, size, have-left)
 			break
 		}
 		left -= have
-		t.pos += size
+		pos += size
 	}
-	t.put(s)
-	c.tidy(a, s, g)
+	c.setPos(s, pos)
 	return n
 }
 
@@ -430,13 +347,13 @@ func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Lim
 	newest := roundUp(int64(t[logNewest]), k2)
 	// The oldest instant that the new ticks reach. Beyond it is only what the longer ticks of before had rounded up.
 	oldest := newest - tickMask<<k2
-	pos := tailOf(t).pos
+	pos := c.pos(t)
 	for r := c.oldest(t); r != 0; pos = 0 {
 		g := segmentAt(a, r)
 		for pos < g.end() {
 			tick, _, size := g.entry(pos)
 			instant := max(roundUp(instantOf(t, tick, k), k2), oldest)
-			g.set(pos, g.get(pos)&runFlag|tickOf(instant, k2))
+			g.set(pos, tickOf(instant, k2))
 			pos += size
 		}
 		r = g.next()
@@ -589,21 +506,19 @@ func (slidingLog) horizon(l *Limit) time.Duration { return l.Window + 1<<l.tickS
 
 // logReader reads a log's entries from the oldest to the newest.
 type logReader struct {
-	a           *Arena
-	s           []uint64
-	k           int
-	before, ref Ref // the segment before that of the present entry, 0 if there is none, and its own
-	g           segment
-	pos, size   int   // of the entry
-	at, n       int64 // its instant and units; n is 0 after the newest entry
+	a         *Arena
+	s         []uint64
+	k         int
+	g         segment // that the present entry is in
+	pos, size int     // of the entry
+	at, n     int64   // its instant and units; n is 0 after the newest entry
 }
 
 // read returns a reader that is at the oldest entry.
 func (c slidingLog) read(a *Arena, s []uint64, k int) logReader {
 	r := logReader{a: a, s: s, k: k}
 	if s[logUnits] != 0 {
-		r.ref = c.oldest(s)
-		r.g, r.pos = segmentAt(a, r.ref), tailOf(s).pos
+		r.g, r.pos = segmentAt(a, c.oldest(s)), c.pos(s)
 		r.load()
 	}
 	return r
@@ -630,8 +545,7 @@ func (r *logReader) load() {
 
 // segment goes to the beginning of the next segment, which must exist.
 func (r *logReader) segment() {
-	r.before, r.ref = r.ref, r.g.next()
-	r.g, r.pos = segmentAt(r.a, r.ref), 0
+	r.g, r.pos = segmentAt(r.a, r.g.next()), 0
 }
 
 // pass reads past so many units from the oldest entry, of which there must be more. Of an entry that it passes in part, n is the rest.
@@ -669,7 +583,7 @@ func (r *logReader) skip(instant int64) (n int64) {
 
 // unitAt is the instant of the i-th oldest unit, counted from 1.
 func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
-	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
+	g, pos := segmentAt(a, c.oldest(s)), c.pos(s)
 	for i > int64(g[1]) {
 		i -= int64(g[1])
 		g, pos = segmentAt(a, g.next()), 0
@@ -691,7 +605,7 @@ func (c slidingLog) find(a *Arena, s []uint64, k int, at int64) (r logReader, ol
 	}
 	r = c.read(a, s, k)
 	for r.g.next() != 0 {
-		if h := segmentAt(a, r.g.next()); h.end() == 0 || instantOf(s, h.get(0)&tickMask, k) >= at {
+		if h := segmentAt(a, r.g.next()); h.end() == 0 || instantOf(s, h.get(0), k) >= at {
 			break
 		}
 		older += int64(r.g[1])
@@ -715,7 +629,7 @@ func (c slidingLog) takeAt(a *Arena, s []uint64, k int, at, n int64) (taken int6
 		r.g[1] -= uint64(m)
 		s[logUnits] -= uint64(m)
 		if m < r.n {
-			r.g.setCount(r.pos, r.size, r.n-m)
+			r.g.setUnits(r.pos, r.size, r.n-m)
 			break
 		}
 		if s[logUnits] == 0 {
@@ -727,38 +641,9 @@ func (c slidingLog) takeAt(a *Arena, s []uint64, k int, at, n int64) (taken int6
 			r.g.set(i, r.g.get(i+r.size))
 		}
 		r.g.setEnd(end)
-		if start := tailOf(s).pos; end == 0 || end == start && r.before == 0 {
-			c.unlink(&r)
-		} else {
-			r.load()
-		}
-	}
-	t := tailOf(s)
-	t.merge = newNothing
-	t.put(s)
-	s[logNewest] = uint64(c.unitAt(a, s, k, int64(s[logUnits])))
-	c.tidy(a, s, segmentAt(a, c.oldest(s)))
-	return taken
-}
-
-// unlink frees the segment of a reader, which has no entry, of a log that has some, and goes to the next.
-func (c slidingLog) unlink(r *logReader) {
-	next, size, t := r.g.next(), r.g.size(), tailOf(r.s)
-	t.held -= size
-	oldest, newest := c.oldest(r.s), c.newest(r.s)
-	if r.before == 0 {
-		oldest, t.pos = next, 0
-	} else {
-		segmentAt(r.a, r.before).setNext(next)
-	}
-	if next == 0 {
-		newest = r.before
-	}
-	t.put(r.s)
-	c.setChain(r.s, oldest, newest)
-	r.a.Free(r.ref, size)
-	if r.ref, r.n = next, 0; next != 0 {
-		r.g, r.pos = segmentAt(r.a, next), 0
 		r.load()
 	}
+	c.dropEmpty(a, s)
+	s[logNewest] = uint64(c.unitAt(a, s, k, int64(s[logUnits])))
+	return taken
 }
