@@ -93,7 +93,7 @@ func ParsePeriod(name string) (Period, bool) {
 
 // Instant is one reading of the deciding process's clock. Everything but calendar windows reads Mono alone.
 type Instant struct {
-	Mono int64 // nanoseconds on a clock that never steps; its origin is arbitrary but the same for every state of a process
+	Mono int64 // nanoseconds on a clock that never steps, whose origin is the same for every state of a process
 	Wall int64 // nanoseconds since 1970-01-01 UTC; may step
 }
 
@@ -186,13 +186,14 @@ type Request struct {
 	HeldFor time.Duration
 }
 
-// Decision is the answer to a Request. Durations count from the instant of the decision.
+// Decision is the answer to a Request. Durations count from the instant of the decision. RetryAfter of concurrency is the time until the first
+// lease expires.
 type Decision struct {
 	Allowed    bool
-	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, units charged
+	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, charged
 	Limit      int64         // of the limit that decided (capacity for buckets); Unlimited
 	Remaining  int64         // units that would pass now, after this decision; Unlimited when Limit is
-	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted (concurrency: until the first lease expires); Never
+	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted; Never
 	ResetAfter time.Duration // until the state equals a new one (concurrency: at most)
 	Delay      time.Duration // leaky_bucket: until the admitted request may go
 	Lease      uint64        // concurrency: the lease; never 0 when one was given

@@ -27,58 +27,33 @@ func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
 	return nil
 }
 
-// Fill makes s a state whose limits were all used up at now, in place of admissions that may have been lost. No room comes back earlier than that of
-// units that were admitted now, and a window begins at now, unless it is one of the calendar. Leases stay, so that their holders can renew and
-// release them, beside units of the whole limit that belong to no lease.
+// Fill makes s a state whose limits were all used up at now, in place of admissions that may have been lost: what is in use counts as if
+// admitted now, and is brought up to the limit. No room comes back earlier than that of units that were admitted now, and a window begins
+// at now, unless it is one of the calendar. Leases stay, so that their holders can renew and release them, beside units of the whole limit
+// that belong to no lease.
 //
 // The only error is ErrNoMemory, and s is as it was then.
 func (ls Limits) Fill(a *Arena, s State, now Instant) error {
 	now = s.tick(now)
-	fresh := make(State, len(s))
-	ls.Init(fresh, now)
-	each := func(do func(l *Limit, c counter, t, u []uint64, anew bool)) {
-		ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-			anew := true
-			switch c.(type) {
-			case calendarWindow, concurrency:
-				anew = false
-			case bucket:
-				anew = c.used(&ls[i], a, t, now) <= ls[i].holds() // one that owes more goes on owing it
-			}
-			at := ls.place(i)
-			do(&ls[i], c, t, fresh[at:at+len(t)], anew)
-		})
-	}
-	units := func(l *Limit, c counter, t []uint64, anew bool) int64 {
-		if _, leases := c.(concurrency); leases || anew {
-			return min(l.holds(), MaxLimit-c.used(l, a, t, now))
+	var charges [MaxLimits]int64
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		charges[i] = max(c.used(&ls[i], a, t, now), ls[i].holds())
+		if _, leases := c.(concurrency); leases {
+			charges[i] = min(ls[i].holds(), MaxLimit-c.used(&ls[i], a, t, now))
 		}
-		return l.room(c, a, t, now)
-	}
-	ok := true
-	each(func(l *Limit, c counter, t, u []uint64, anew bool) {
-		if anew {
-			t = u
-		}
-		n := units(l, c, t, anew)
-		ok = ok && (n <= 0 || c.reserve(l, a, t, n))
 	})
-	if !ok {
-		ls.Free(a, fresh)
-		ls.trim(a, s)
+	if !ls.reserve(a, s, &charges) {
 		return ErrNoMemory
 	}
-	each(func(l *Limit, c counter, t, u []uint64, anew bool) {
-		start, inUse := int64(t[0]), c.used(l, a, t, now) > 0
-		if anew {
-			c.free(l, a, t)
-			copy(t, u)
-		}
-		if n := units(l, c, t, anew); n > 0 {
-			c.charge(l, a, t, now, n)
-		}
-		if c, ok := c.(slidingCounter); ok && inUse {
-			c.meet(t, start) // where that is later, units that were in use would have counted for longer
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		used := c.used(&ls[i], a, t, now)
+		switch c.(type) {
+		case slidingLog, slidingCounter: // a refund of all would free what was reserved, and forget when windows begin
+			c.charge(&ls[i], a, t, now, charges[i])
+			c.refund(&ls[i], a, t, now, used)
+		default:
+			c.refund(&ls[i], a, t, now, used)
+			c.charge(&ls[i], a, t, now, charges[i])
 		}
 	})
 	if p := ls.position(s); p != nil {

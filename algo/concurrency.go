@@ -485,8 +485,7 @@ const (
 	chunkLen   = 1 << chunkBits
 	branchBits = 9
 	branches   = 1 << branchBits
-	oneLevel   = chunkLen * branches // pairs under one level
-	twoLevels  = oneLevel * branches // as many as MaxLeases
+	oneLevel   = chunkLen * branches // pairs under one level; under two as many as MaxLeases
 )
 
 func (v vector) root() Ref   { return Ref(*v.word >> 32) }
@@ -494,14 +493,27 @@ func (v vector) len() uint32 { return uint32(*v.word) }
 
 func (v vector) set(root Ref, n uint32) { *v.word = uint64(root)<<32 | uint64(n) }
 
+// levels is the number of levels above the chunks.
+func (v vector) levels() int {
+	switch n := v.len(); {
+	case n <= chunkLen:
+		return 0
+	case n == oneLevel:
+		return 1
+	}
+	return 2
+}
+
+// branch is the word of a block of the tree, at a level from 1 on, that names the block below it with pair i.
+func branch(a *Arena, r Ref, level int, i uint32) *uint64 {
+	return &a.Block(r, branches)[i>>(chunkBits+branchBits*(level-1))&(branches-1)]
+}
+
 // chunk returns the block that holds pair i, which is below len; 0 when it is missing.
 func (v vector) chunk(a *Arena, i uint32) Ref {
 	r := v.root()
-	if v.len() > oneLevel {
-		r = Ref(a.Block(r, branches)[i>>(chunkBits+branchBits)])
-	}
-	if v.len() > chunkLen && r != 0 {
-		r = Ref(a.Block(r, branches)[i>>chunkBits&(branches-1)])
+	for level := v.levels(); level > 0 && r != 0; level-- {
+		r = Ref(*branch(a, r, level, i))
 	}
 	return r
 }
@@ -522,28 +534,21 @@ func (v vector) ensure(a *Arena, i uint32) bool {
 			return false
 		}
 	}
-	if v.len() <= chunkLen {
-		return true
-	}
-	branch := v.root()
-	if v.len() > oneLevel {
-		top := a.Block(branch, branches)
-		branch = Ref(top[i>>(chunkBits+branchBits)])
-		if branch == 0 {
-			var ok bool
-			if branch, ok = a.Alloc(branches); !ok {
+	r := v.root()
+	for level := v.levels(); level > 0; level-- {
+		below := branch(a, r, level, i)
+		if *below == 0 {
+			words := branches
+			if level == 1 {
+				words = 2 * chunkLen
+			}
+			fresh, ok := a.Alloc(words)
+			if !ok {
 				return false
 			}
-			top[i>>(chunkBits+branchBits)] = uint64(branch)
+			*below = uint64(fresh)
 		}
-	}
-	leaf := &a.Block(branch, branches)[i>>chunkBits&(branches-1)]
-	if *leaf == 0 {
-		r, ok := a.Alloc(2 * chunkLen)
-		if !ok {
-			return false
-		}
-		*leaf = uint64(r)
+		r = Ref(*below)
 	}
 	return true
 }
@@ -565,39 +570,30 @@ func (v vector) grow(a *Arena) bool {
 		copy(a.Block(r, words), a.Block(v.root(), int(2*n)))
 		a.Free(v.root(), int(2*n))
 		v.set(r, 2*n)
-	case n == chunkLen:
-		a.Block(r, words)[0] = uint64(v.root())
-		v.set(r, oneLevel)
 	default:
 		a.Block(r, words)[0] = uint64(v.root())
-		v.set(r, twoLevels)
+		v.set(r, n*branches)
 	}
 	return true
 }
 
 func (v vector) free(a *Arena) {
-	switch n := v.len(); {
-	case n == 0:
-	case n <= chunkLen:
-		a.Free(v.root(), int(2*n))
-	case n == oneLevel:
-		freeBranch(a, v.root())
-	default:
-		for _, r := range a.Block(v.root(), branches) {
-			if r != 0 {
-				freeBranch(a, Ref(r))
-			}
-		}
-		a.Free(v.root(), branches)
+	if n := v.len(); n > 0 {
+		freeTree(a, v.root(), v.levels(), 2*int(min(n, chunkLen)))
 	}
 	*v.word = 0
 }
 
-func freeBranch(a *Arena, branch Ref) {
-	for _, r := range a.Block(branch, branches) {
-		if r != 0 {
-			a.Free(Ref(r), 2*chunkLen)
+// freeTree frees a block with so many levels below it, of which the last has chunks of so many words.
+func freeTree(a *Arena, r Ref, levels, words int) {
+	if levels == 0 {
+		a.Free(r, words)
+		return
+	}
+	for _, below := range a.Block(r, branches) {
+		if below != 0 {
+			freeTree(a, Ref(below), levels-1, words)
 		}
 	}
-	a.Free(branch, branches)
+	a.Free(r, branches)
 }

@@ -263,7 +263,8 @@ func (l *Limit) windowOf(sec int64) (start, end int64) {
 // the calendar are a day or longer: they are counted by their dates, also one that a zone has skipped.
 func (l *Limit) windowsBetween(from, to int64) int64 {
 	if l.Period == Epoch {
-		return (to - from) / int64(l.Window/time.Second) // where windows have become shorter, from counts as the beginning of one
+		// Where windows have become shorter, from counts as the beginning of one.
+		return (to - from) / int64(l.Window/time.Second)
 	}
 	first, _ := datesOf(l.Period, l.zone(), l.anchor(), from)
 	last, _ := datesOf(l.Period, l.zone(), l.anchor(), to)

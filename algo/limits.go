@@ -279,12 +279,12 @@ func days(d time.Duration) string {
 // are several limits, its field is like "limits[1].window".
 func (ls Limits) Validate() error {
 	if len(ls) < 1 || len(ls) > MaxLimits {
-		return &FieldError{Field: "limits", Message: fmt.Sprintf("must be between 1 and %d; there are %d", MaxLimits, len(ls))}
+		return invalid("limits", "must be between 1 and %d; there are %d", MaxLimits, len(ls))
 	}
 	for i, l := range ls {
 		err := l.Validate()
 		if err == nil && l.Algorithm == Concurrency && len(ls) > 1 {
-			err = &FieldError{Field: "algorithm", Message: fmt.Sprintf("%v cannot be combined with other limits", Concurrency)}
+			err = invalid("algorithm", "%v cannot be combined with other limits", Concurrency)
 		}
 		if err == nil {
 			continue
@@ -525,25 +525,22 @@ func sameKind(l, m *Limit) bool {
 // heirs says for each limit of to which one of ls it takes over from, -1 for none: the one at its place if that is of
 // its kind and window, else the first such that is left, else the one at its place if that is left.
 func (ls Limits) heirs(to Limits) (from [MaxLimits]int) {
+	for j := range from {
+		from[j] = -1
+	}
 	var taken [MaxLimits]bool
 	alike := func(i, j int) bool { return sameKind(&ls[i], &to[j]) && ls[i].Window == to[j].Window }
-	take := func(i, j int) { from[j], taken[i] = i, true }
-	for j := range to {
-		from[j] = -1
-		if j < len(ls) && alike(j, j) {
-			take(j, j)
-		}
-	}
-	for j := range to {
-		for i := 0; i < len(ls) && from[j] < 0; i++ {
-			if !taken[i] && alike(i, j) {
-				take(i, j)
+	for _, fits := range []func(i, j int) bool{
+		func(i, j int) bool { return i == j && alike(i, j) },
+		alike,
+		func(i, j int) bool { return i == j },
+	} {
+		for j := range to {
+			for i := range ls {
+				if from[j] < 0 && !taken[i] && fits(i, j) {
+					from[j], taken[i] = i, true
+				}
 			}
-		}
-	}
-	for j := range to {
-		if from[j] < 0 && j < len(ls) && !taken[j] {
-			take(j, j)
 		}
 	}
 	return from

@@ -138,9 +138,9 @@ func (ls Limits) Quotable() error {
 		switch l := &ls[i]; {
 		case l.Limit == Unlimited:
 		case l.Algorithm == LeakyBucket || l.Algorithm == Concurrency:
-			err = &FieldError{Field: "algorithm", Message: l.Algorithm.String() + " cannot be divided among data planes"}
+			err = invalid("algorithm", "%v cannot be divided among data planes", l.Algorithm)
 		case l.CountDenied:
-			err = &FieldError{Field: "count_denied", Message: "cannot be divided among data planes, which do not report each refusal"}
+			err = invalid("count_denied", "cannot be divided among data planes, which do not report each refusal")
 		}
 		if err != nil {
 			return inLimits(err, i, len(ls))

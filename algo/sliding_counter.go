@@ -112,15 +112,5 @@ func (c slidingCounter) join(l *Limit, a *Arena, s, t []uint64, now Instant, u [
 	return true
 }
 
-// meet moves what s holds to the later of its own windows and those that begin at other, less than a Window from them.
-// No unit counts for less than before at any later instant, nor for as much for more than a Window longer.
-func (slidingCounter) meet(s []uint64, other int64) {
-	if int64(s[0]) > other {
-		s[1], s[2] = 0, min(s[1]+s[2], uint64(MaxLimit))
-	} else {
-		s[0] = uint64(other)
-	}
-}
-
 // horizon: at the longest, a present window and then a previous one.
 func (slidingCounter) horizon(l *Limit) time.Duration { return 2 * l.Window }
