@@ -7,8 +7,8 @@ package algo
 //	Ref    the page's index above the block's first word in the page (10 bits)
 //
 // Invariants: page 0 has no memory, so that the zero Ref names no block. The pages of a class that have room for another block are a list, of
-// which room has the first. A page without blocks in use goes back to its source, except for one page of each of up to maxSpares classes
-// (spare). Blocks that were freed are a list within their page: the first word of each is 1 + the index of the next.
+// which room has the first. A page without blocks in use becomes a spare page, which any class may take next; where there are more than
+// maxSpares, all of them go back to the runtime. Blocks that were freed are a list within their page: the first word of each is 1 + the index of the next.
 
 // Ref names a block of words in an Arena. The zero Ref names no block.
 type Ref uint32
@@ -21,14 +21,6 @@ type Budget interface {
 	Give(bytes int)
 }
 
-// Pages is a source of pages in place of the runtime. Arenas take pages from it and give them back.
-type Pages interface {
-	// Get returns a page, with any content, and a number that the caller must pass to Put.
-	Get() (mem *Page, number int32)
-	// Put takes back a page that Get returned.
-	Put(mem *Page, number int32)
-}
-
 // Page is the unit in which an Arena takes memory and gives it back. It holds no pointers.
 type Page [pageWords]uint64
 
@@ -39,7 +31,8 @@ const (
 	PageBytes = pageWords * 8
 	// MaxBlock is the largest block an Arena hands out, in words.
 	MaxBlock = pageWords
-	// maxSpares bounds the pages without a block in use that an Arena keeps.
+	// maxSpares bounds the pages without a block in use that an Arena keeps, so that a state that comes and goes does not take a page from the
+	// runtime each time.
 	maxSpares = 4
 )
 
@@ -64,17 +57,16 @@ var classFor = func() (t [MaxBlock + 1]uint8) {
 
 // page describes a page: a run of words, cut into blocks of one class.
 type page struct {
-	held       bool // false when the page has been given back
+	held       bool // by a class
 	class      uint8
 	live       uint16 // blocks in use
 	carved     uint16 // blocks that have ever been in use; those above have not
 	free       uint16 // 1 + index of the first freed block; the block's first word continues the list
 	prev, next int32  // neighbours in the class's list of pages with room, -1 at an end
-	number     int32  // the page's number in Pages
 }
 
 // Arena is memory for states: blocks of 64-bit words in pages without pointers, so that the work of the garbage collector grows with the number
-// of pages (8 KiB each) and not with the number of keys. A page all of whose blocks are free goes back to its source, so that memory that was
+// of pages (8 KiB each) and not with the number of keys. A page all of whose blocks are free can be given back, so that memory that was
 // taken for one size of block does not stay bound to it.
 //
 // An Arena does not lock: its user does. The zero value is not ready for use, see NewArena.
@@ -85,22 +77,17 @@ type Arena struct {
 	pages  []page
 	vacant []int32                  // indexes of pages that were given back
 	room   [len(blockClasses)]int32 // per class, first page with room, -1 when there is none
-	spare  [len(blockClasses)]int32 // per class, the page kept although all its blocks are free, -1 when there is none
-	spares int                      // the number of pages in spare
+	spares []int32                  // pages without a block in use, of no class
 	budget Budget
-	source Pages // nil: the runtime
 	bytes  int
 	inUse  int // words of the blocks in use
 }
 
 // NewArena returns an empty Arena that asks budget, which may be nil, before it grows.
-func NewArena(budget Budget) *Arena { return NewArenaFrom(nil, budget) }
-
-// NewArenaFrom is NewArena with another source of pages than the runtime.
-func NewArenaFrom(source Pages, budget Budget) *Arena {
-	a := &Arena{budget: budget, source: source}
+func NewArena(budget Budget) *Arena {
+	a := &Arena{budget: budget}
 	for i := range a.room {
-		a.room[i], a.spare[i] = -1, -1
+		a.room[i] = -1
 	}
 	// Page 0 stays empty, so that no block is ever named by the zero Ref.
 	a.pages = append(a.pages, page{prev: -1, next: -1})
@@ -130,9 +117,6 @@ func (a *Arena) Alloc(words int) (Ref, bool) {
 		}
 	}
 	p, mem := &a.pages[pi], a.mem[pi]
-	if a.spare[c] == pi {
-		a.unspare(c)
-	}
 	var index uint16
 	if p.free != 0 {
 		index = p.free - 1
@@ -171,17 +155,11 @@ func (a *Arena) Free(r Ref, words int) {
 	if p.live > 0 {
 		return
 	}
-	// The last page with room of a class stays, so that a state that comes and goes does not take a page from the source each time. At most
-	// maxSpares pages stay, and grow gives them back when the budget is used up.
-	if p.prev >= 0 || p.next >= 0 {
-		a.release(pi)
-		return
+	a.unlink(pi)
+	p.held = false
+	if a.spares = append(a.spares, pi); len(a.spares) > maxSpares {
+		a.Trim()
 	}
-	if a.spares == maxSpares {
-		a.releaseSpare()
-	}
-	a.spare[p.class] = pi
-	a.spares++
 }
 
 // Block returns the first words of a block: a view that stays valid until the block is freed, also while other blocks are allocated.
@@ -193,74 +171,50 @@ func (a *Arena) Block(r Ref, words int) []uint64 {
 // Tail is a view of a block and what follows it in its page, for a block that says itself how long it is.
 func (a *Arena) Tail(r Ref) []uint64 { return a.mem[r>>pageBits][int(r)&(pageWords-1):] }
 
+// grow gives a class another page: a spare one, or a new one.
 func (a *Arena) grow(class uint8) (int32, bool) {
-	if len(a.vacant) == 0 && len(a.pages) >= 1<<(32-pageBits) {
-		return 0, false
-	}
-	for a.budget != nil && !a.budget.Take(PageBytes) {
-		if !a.releaseSpare() {
+	var pi int32
+	if n := len(a.spares); n > 0 {
+		pi = a.spares[n-1]
+		a.spares = a.spares[:n-1]
+	} else {
+		if len(a.vacant) == 0 && len(a.pages) >= 1<<(32-pageBits) || a.budget != nil && !a.budget.Take(PageBytes) {
 			return 0, false
 		}
+		pi = a.take()
 	}
-	a.bytes += PageBytes
-	fresh := page{held: true, class: class, prev: -1, next: -1}
-	var mem *Page
-	if a.source != nil {
-		mem, fresh.number = a.source.Get()
-	} else {
-		mem = new(Page)
-	}
-	var pi int32
-	if n := len(a.vacant); n > 0 {
-		pi = a.vacant[n-1]
-		a.vacant = a.vacant[:n-1]
-		a.pages[pi], a.mem[pi] = fresh, mem
-	} else {
-		pi = int32(len(a.pages))
-		a.pages, a.mem = append(a.pages, fresh), append(a.mem, mem)
-	}
+	a.pages[pi] = page{held: true, class: class, prev: -1, next: -1}
 	a.link(pi)
 	return pi, true
 }
 
-// Trim gives back the pages that have no block in use, and reports whether there were any.
-func (a *Arena) Trim() bool {
-	trimmed := false
-	for a.releaseSpare() {
-		trimmed = true
+// take takes a page from the runtime.
+func (a *Arena) take() (pi int32) {
+	if n := len(a.vacant); n > 0 {
+		pi = a.vacant[n-1]
+		a.vacant = a.vacant[:n-1]
+	} else {
+		pi = int32(len(a.pages))
+		a.pages, a.mem = append(a.pages, page{}), append(a.mem, nil)
 	}
-	return trimmed
+	a.mem[pi] = new(Page)
+	a.bytes += PageBytes
+	return pi
 }
 
-// unspare takes a class's page out of spare.
-func (a *Arena) unspare(class uint8) {
-	a.spare[class] = -1
-	a.spares--
-}
-
-// releaseSpare gives back a page of spare, and reports whether there was one.
-func (a *Arena) releaseSpare() bool {
-	for c, pi := range a.spare {
-		if pi >= 0 {
-			a.unspare(uint8(c))
-			a.release(pi)
-			return true
+// Trim gives the spare pages back, and reports whether there were any.
+func (a *Arena) Trim() bool {
+	spares := a.spares
+	for _, pi := range spares {
+		a.mem[pi] = nil
+		a.bytes -= PageBytes
+		if a.budget != nil {
+			a.budget.Give(PageBytes)
 		}
 	}
-	return false
-}
-
-func (a *Arena) release(pi int32) {
-	a.unlink(pi)
-	if a.source != nil {
-		a.source.Put(a.mem[pi], a.pages[pi].number)
-	}
-	a.pages[pi], a.mem[pi] = page{prev: -1, next: -1}, nil
-	a.vacant = append(a.vacant, pi)
-	a.bytes -= PageBytes
-	if a.budget != nil {
-		a.budget.Give(PageBytes)
-	}
+	a.vacant = append(a.vacant, spares...)
+	a.spares = a.spares[:0]
+	return len(spares) > 0
 }
 
 func (a *Arena) link(pi int32) {

@@ -226,22 +226,22 @@ func (ls Limits) Lendable() error {
 		var err error
 		switch {
 		case l.Algorithm == LeakyBucket || l.Algorithm == Concurrency:
-			err = &FieldError{Field: "algorithm", Message: l.Algorithm.String() + " cannot be lent"}
+			err = invalid("algorithm", "%v cannot be lent", l.Algorithm)
 		case l.CountDenied:
-			err = &FieldError{Field: "count_denied", Message: "cannot be together with loans"}
+			err = invalid("count_denied", "cannot be together with loans")
 		case l.holds() < 4*LeastLoan:
-			err = &FieldError{Field: "limit", Message: "is too small to be lent"}
+			err = invalid("limit", "is too small to be lent")
 		case !l.aligned() && l.Window/loanShare < leastTerm:
-			err = &FieldError{Field: "window", Message: "is too short to be lent"}
+			err = invalid("window", "is too short to be lent")
 		case l.isBucket() && mul(l.holds(), int64(l.Window)).less(mul(l.Limit, int64(loanInterval))):
-			err = &FieldError{Field: "capacity", Message: "is too small for its rate to be lent"}
+			err = invalid("capacity", "is too small for its rate to be lent")
 		}
 		if err != nil {
 			return inLimits(err, i, len(ls))
 		}
 	}
 	if !counted {
-		return &FieldError{Field: "limit", Message: "is unlimited: there is nothing to lend"}
+		return invalid("limit", "is unlimited: there is nothing to lend")
 	}
 	return nil
 }
@@ -286,103 +286,69 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 	return n, true, nil
 }
 
-// Report takes in a borrower's totals of a loan, and returns how many units it charges for them at now. The caller must have ended the loans
-// whose Until has passed (Expire).
+// Report takes in a borrower's totals of a loan. It returns the loan and how many units it charges for them at now. The caller must have ended
+// the loans whose Until has passed (Expire).
 //
 // known is the number of spent units that owners have confirmed to the borrower. If the loan is not known here, because its owner was lost before
-// a copy had it, Report charges t.Spent - known, beyond the limit if need be, and holds what the borrower has left for LoanTerm.
+// a copy had it, Report charges t.Spent - known, beyond the limit if need be, and holds what the borrower has left for LoanTerm. Without keep, for
+// want of memory or of a place, it ends such a loan: it charges what the borrower has left as well, and keeps nothing of it.
 //
 // Totals that no borrower can have count as none. A borrower may report more than is known to be lent, after the loss of an owner; Report believes
 // it only until units in use and held are twice a limit. Otherwise a caller that may borrow could make a key owe any number of units.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
-func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (n int64, err error) {
-	return ls.report(a, s, now, u, id, t, known, MaxLoans)
-}
-
-// report is Report where there are places for so many loans.
-func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64, most int) (n int64, err error) {
+func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64, keep bool) (l Loan, n int64, err error) {
 	if !t.valid() {
-		return 0, nil
+		return Loan{ID: id}, 0, nil
 	}
-	known = max(min(known, t.Spent), 0)
-	i := u.find(id)
-	var had Loan
+	i, had := u.find(id), Loan{ID: id, Totals: Totals{Spent: max(min(known, t.Spent), 0)}}
 	if i >= 0 {
 		had = u.list[i]
-	} else {
-		had = Loan{ID: id, Totals: Totals{Spent: known}}
 	}
-	var covered int64 // units that are held for the loan
-	if i >= 0 && !had.Ended {
+	l = had
+	l.Totals = had.unite(t)
+	left, covered := l.Left(), int64(0) // covered: units that are held for the loan
+	if had.Ended {
+		left = 0
+	} else if i >= 0 {
 		covered = had.Left()
 	}
 	n = max(t.Spent-had.Spent, 0)
-	more := had
-	more.Totals = had.unite(t)
-	left := more.Left()
-	if had.Ended {
-		left = 0
-	}
 	if beyond := n + left - covered; beyond > 0 {
 		// Units that were spent are believed before units that are left.
 		believed := min(beyond, ls.believable(a, s, now, u))
 		n = min(n, covered+believed)
 		left = min(left, covered+believed-n)
 	}
-	charged, err := ls.chargeLent(a, s, now, n)
-	if err != nil {
-		return 0, err
-	}
 	// Each check has spent at least one unit; lateChecks of the units charged before may have had their checks reported later.
-	more.Checks = max(had.Checks, min(t.Checks, had.Checks+n+min(had.Spent-had.Checks, lateChecks)))
-	if had.Ended {
-		l := &u.list[i]
-		l.Spent, l.Checks = more.Spent, more.Checks
-		l.Granted = max(l.Granted, l.Spent+l.Returned)
-		return charged, nil
-	}
-	if more.Left() > left {
-		more.Granted = more.Spent + more.Returned + left
-	}
-	if i < 0 {
-		if t == (Totals{}) || len(u.list) >= most {
-			return charged, nil
-		}
-		more.Until = now.Mono + owned(LoanTerm)
-		u.list = append(u.list, more)
-	} else {
-		if more.Granted > had.Granted {
-			// An owner that was lost granted these units before a copy knew of them.
-			more.Until = max(more.Until, now.Mono+owned(LoanTerm))
-		}
-		u.list[i] = more
-	}
-	u.count()
-	return charged, nil
-}
-
-// ReportLast is Report for a store that has no memory or no place to keep the loan: it ends the loan at once, charges what the borrower may have
-// left as well, and keeps nothing of it. It returns the loan as it has ended, zero except for its id if the totals are not valid, and how many
-// units it charged.
-//
-// The only error is ErrNoMemory: of the charge of what was left, after which the loan is as Report leaves it.
-func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (l Loan, n int64, err error) {
-	n, err = ls.report(a, s, now, u, id, t, known, math.MaxInt)
-	i := u.find(id)
-	if err != nil || i < 0 {
-		return Loan{ID: id}, n, err
-	}
-	l = u.list[i]
-	if !l.Ended {
-		left, err := ls.chargeLent(a, s, now, l.Left())
-		if err != nil {
-			return l, n, err
-		}
+	l.Checks = max(had.Checks, min(t.Checks, had.Checks+n+min(had.Spent-had.Checks, lateChecks)))
+	ends := i < 0 && (!keep || len(u.list) >= MaxLoans)
+	if ends {
 		n += left
-		u.end(&l, now.Mono)
 	}
-	u.list = slices.Delete(u.list, i, i+1)
+	if n, err = ls.chargeLent(a, s, now, n); err != nil {
+		return had, 0, err
+	}
+	switch {
+	case had.Ended:
+		l.Returned = had.Returned
+		l.Granted = max(had.Granted, l.Spent+l.Returned)
+	case l.Left() > left:
+		l.Granted = l.Spent + l.Returned + left
+	}
+	switch {
+	case ends:
+		u.end(&l, now.Mono)
+	case i < 0 && t != (Totals{}):
+		l.Until = now.Mono + owned(LoanTerm)
+		u.list = append(u.list, l)
+	case i >= 0:
+		if !l.Ended && l.Granted > had.Granted {
+			// An owner that was lost granted these units before a copy knew of them.
+			l.Until = max(l.Until, now.Mono+owned(LoanTerm))
+		}
+		u.list[i] = l
+	}
 	u.count()
 	return l, n, nil
 }
@@ -564,7 +530,7 @@ func ReadLoans(now Instant, data []byte) (u Loans, rest []byte, err error) {
 	u.due = r.uint(MaxLimit)
 	for range n {
 		l := Loan{ID: LoanID{r.word(), r.word()}}
-		l.Granted, l.Spent, l.Returned, l.Checks = r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)
+		l.Totals = Totals{r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)}
 		l.Until = now.Mono + r.uint(int64(MaxQuotaTerm))
 		l.Ended = r.uint(1) == 1
 		l.Rate, l.Wants, l.Kept = r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)

@@ -152,7 +152,7 @@ func (l *lending) send(m message) {
 
 func (l *lending) hear(id LoanID, t Totals, known int64) {
 	l.expire()
-	n, err := l.ls.Report(l.a, l.s, l.instant(), &l.u, id, t, known)
+	_, n, err := l.ls.Report(l.a, l.s, l.instant(), &l.u, id, t, known, true)
 	if err != nil {
 		l.fatalf("%v", err)
 	}
@@ -457,7 +457,7 @@ func TestLoanEnds(t *testing.T) {
 		{500 * time.Millisecond, &other, first, 10, 500 * time.Millisecond, 700 * time.Millisecond},
 	} {
 		now := Instant{Mono: int64(line.at)}
-		_, err := ls.Report(a, s, now, line.side, LoanID{line.id, 1}, Totals{Granted: line.granted}, 0)
+		_, _, err := ls.Report(a, s, now, line.side, LoanID{line.id, 1}, Totals{Granted: line.granted}, 0, true)
 		must.NoError(t, err)
 		loan, _ := line.side.Get(LoanID{line.id, 1})
 		ends := loan.Until - owned(LoanTerm)

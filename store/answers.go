@@ -17,8 +17,7 @@ import (
 // and settlements, by state, id and kind. An answer is in three places: the map by, the order of the partition, in
 // which followers are told, and the queue of its caller, the oldest of which makes way.
 //
-// Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, by the dynamic thresholds in
-// fits. An answer is remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room
+// Bounds, per partition: MaxRequestIDs answers. Of the whole store: an eighth of MaxBytes, divided as in share.go (fits). An answer is remembered for the longest window, at least 1 minute and at most 5. An answer that finds no room
 // is given and not remembered.
 
 // stateID is what a state is: a key in its scope. A hash finds one, and is never taken for it.
@@ -256,18 +255,17 @@ func (m *answers) greediest(of *asker) *asker {
 	return most
 }
 
-// fits says whether a caller may have so many bytes more. There are bounds of what all partitions have together, and
-// each can only forget what it has itself: so a caller may have seven times what is free, and some is always left for
-// others. These are the dynamic thresholds of Choudhury and Hahne, see internal/fairshare.
+// fits says whether a caller may have so many bytes more. There are bounds of what all partitions have together, and each can only forget
+// what it has itself.
 func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) bool {
 	if most.share == 0 {
 		return true
 	}
-	used := b.answers.Load() + int64(size)
-	if of.account.label == "" && b.sh.store.shares.callers.n.Load() == 0 {
-		return used <= most.share || m.bytes+size <= most.even
+	used, callers := b.answers.Load()+int64(size), b.sh.store.shares.callers.n.Load()
+	if used > most.share {
+		return callers == 0 && m.bytes+size <= most.even
 	}
-	return of.account.ids.Load()+int64(size) <= (answerShare-1)*(most.share-used)
+	return !greedy(of.account.ids.Load()+int64(size), used, most.share, callers+1)
 }
 
 // dropOldest forgets a caller's oldest answer, and reports whether there was one.

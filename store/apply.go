@@ -95,7 +95,7 @@ func (a *apply) some(at *reader) error {
 	a.to = &a.part.content
 	switch {
 	case a.staged:
-		a.to = &a.part.duties().staging
+		a.to = &a.part.ensureRole().staging
 	case a.part.open:
 		return ErrHeld
 	}
@@ -381,7 +381,7 @@ func (a *apply) loans(r record, data []byte) error {
 	if err != nil || len(rest) > 0 {
 		return ErrChunk
 	}
-	l := a.to.lend(r)
+	l := a.to.ensureLoans(r)
 	l.Loans = loans
 	a.to.keepLent(r, l, &a.sh.budget)
 	return nil
@@ -397,8 +397,7 @@ func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 	} else {
 		// A rule that is equal stays: a process that decides would change it back with its next check.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
-			_, err = a.sh.adopt(t, slot, rule, a.now)
-			a.to.lose(a.sh.record(t.ref(slot))) // where the units of reservations are now comes with the state
+			_, err = a.sh.adopt(a.to, slot, rule, a.now) // where the units of reservations are now comes with the state
 		}
 	}
 	if err != nil {

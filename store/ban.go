@@ -73,7 +73,8 @@ func (sh *shard) refuseBanned(p *plan, answer *Answer) {
 		if room := limits.Room(sh.arena, p.r.state, p.now); room-look.Held >= pass {
 			look.Cost = 0 // it would pass: a peek says the same and charges nothing
 		}
-		_ = limits.DecideTo(sh.arena, p.r.state, p.now, &look, p.each, &answer.Decision) // neither a peek nor a refusal needs memory
+		// Neither a peek nor a refusal needs memory.
+		_ = limits.DecideTo(sh.arena, p.r.state, p.now, &look, p.each, &answer.Decision)
 	})
 	answer.banned(p.banned, false)
 }
@@ -132,8 +133,7 @@ func (m *merge) ban(slot uint32, r record) error {
 	}
 	to := m.sh.record(m.base.ref(slot))
 	if to.spec.rule.Ban == 0 {
-		m.base.lose(to)
-		if _, err := m.sh.adopt(&m.base.table, slot, r.spec.rule, m.now); err != nil {
+		if _, err := m.sh.adopt(m.base, slot, r.spec.rule, m.now); err != nil {
 			return err
 		}
 		to = m.sh.record(m.base.ref(slot))

@@ -75,11 +75,11 @@ func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant, most int) (c
 		}
 		d := drain{sh: sh, part: part, f: f, slot: slot, now: now, most: most, out: sh.chunk[:0]}
 		d.run()
-		if len(d.out) > 0 {
-			chunk = bytes.Clone(d.out)
-		}
-		if cap(d.out) <= chunkRoom {
-			sh.chunk = d.out
+		switch {
+		case cap(d.out) > chunkRoom:
+			chunk = d.out
+		case len(d.out) > 0:
+			chunk, sh.chunk = bytes.Clone(d.out), d.out
 		}
 		version, more = f.contained, f.left(part.extras) > 0
 		part.recount()
@@ -87,7 +87,7 @@ func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant, most int) (c
 	return chunk, version, more
 }
 
-// chunkRoom is how much memory a shard keeps for writing chunks.
+// chunkRoom is how much memory a shard keeps for writing chunks. A chunk that needs more has memory of its own.
 const chunkRoom = 16 << 10
 
 // drain is one Drain in progress.
@@ -151,7 +151,7 @@ func (d *drain) changes() {
 			return
 		}
 		f.contained = f.pass.version
-		f.begin(a)
+		f.startPass(a)
 	}
 	if d.slot == ownership.Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
 		d.spent()
@@ -327,7 +327,7 @@ func (d *drain) holds(r record) {
 // loans writes a record's loans.
 func (d *drain) loans(r record) {
 	d.sh.buffer = d.sh.buffer[:0]
-	if l := d.part.lentOf(r); l != nil {
+	if l := d.part.loansOf(r); l != nil {
 		d.sh.buffer = l.Append(d.sh.buffer, d.now)
 	}
 	d.out = varint.AppendText(d.out, d.sh.buffer)

@@ -47,8 +47,8 @@ type coldness struct {
 	at algo.Instant
 }
 
-// begin makes a new key's state: fresh, or filled where what was counted before is lost and matters.
-func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) error {
+// makeState makes a new key's state: fresh, or filled where what was counted before is lost and matters.
+func (sh *shard) makeState(part *partition, rule *Rule, state algo.State, now algo.Instant) error {
 	if lost := part.lostOf(rule, now); lost.is {
 		rule.Limits.Init(state, lost.at)
 		return rule.Limits.Fill(sh.arena, state, lost.at)

@@ -16,7 +16,7 @@ const freeHold = 256
 func (s *Store) Stage(p int) {
 	var old content
 	s.with(p, func(_ *shard, part *partition) {
-		r := part.duties()
+		r := part.ensureRole()
 		old, r.staging = r.staging, content{}
 	})
 	s.release(p, old)
@@ -26,7 +26,7 @@ func (s *Store) Stage(p int) {
 func (s *Store) Promote(p int) {
 	var old content
 	s.with(p, func(sh *shard, part *partition) {
-		old = sh.replace(part, part.duties().staging)
+		old = sh.replace(part, part.ensureRole().staging)
 		part.role.staging = content{}
 	})
 	s.release(p, old)
@@ -45,7 +45,7 @@ func (s *Store) Discard(p int) {
 
 // replace makes by the content of a partition and returns the former one.
 func (sh *shard) replace(part *partition, by content) (old content) {
-	role := part.duties()
+	role := part.ensureRole()
 	if part.extras != nil {
 		role.floor = max(role.floor, part.extras.version)
 	}
@@ -53,7 +53,7 @@ func (sh *shard) replace(part *partition, by content) (old content) {
 		sh.detach(part, ownership.Slot(slot))
 	}
 	old, part.content = part.content, by
-	part.retrace()
+	part.updateFollowed()
 	return old
 }
 
@@ -101,10 +101,8 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 		if found && sh.record(part.ref(slot)).spec.rule.Strict == strict {
 			r := sh.record(part.ref(slot))
 			part.lower(r.spec.rule.Limits, r.state, of, now)
-			sh.forced(func() {
-				// Charge asks for no room, and memory is not refused here: there is no error.
-				sh.counted(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
-			})
+			// Charge asks for no room, and memory is not refused here: there is no error.
+			sh.forcedOn(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
 			r.clear(owedFlag)
 			delete(part.extras.owed, of)
 			sh.note(part, r, 0)

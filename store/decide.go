@@ -46,8 +46,9 @@ import (
 //     whose time was over. A refund and an extension are answered in before, too, by other calls of decide.
 //   - content.lower precedes every operation that may charge a state: reservations then know how many of their units
 //     are still there.
-//   - What a state takes from the arena between begins and ends, or within counted, is counted to the record's spec (share.go). begin is
-//     another thing: it makes a new state, which is full if an earlier holder's count is lost (cold.go).
+//   - What a state takes from the arena is counted to the record's spec (share.go): between setTaker and endTaker, where the share's bounds
+//     hold, or within counted, where they do not.
+//   - A new key's state comes from makeState, which fills it if an earlier holder's count is lost (cold.go).
 //   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be
 //     sent.
 
@@ -55,7 +56,7 @@ import (
 type concerns uint16
 
 const (
-	concernGate        concerns = 1 << iota // gate.go, escrow.go: the rule needs a lease, or its answers wait for the backup
+	concernGate        concerns = 1 << iota // gate.go, escrow.go: the rule needs a lease, or answers wait for the backup
 	concernCopy                             // follower.go: the partition has a follower
 	concernID                               // answers.go: the call has a request id
 	concernReservation                      // reservation.go: what the call charges is a reservation
@@ -156,9 +157,9 @@ func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r 
 	if state == nil {
 		return false
 	}
-	used := sh.begins(number)
+	used := sh.setTaker(number)
 	err := rule.Limits.DecideTo(sh.arena, state, now, r, each, d)
-	sh.ends(number, used)
+	sh.endTaker(number, used)
 	return err == nil && (d.Allowed || rule.Ban == 0)
 }
 
@@ -223,12 +224,12 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	limits := p.rule.Limits
 	number := uint32(p.r.words[1] >> 32)
-	used := sh.begins(number)
+	used := sh.setTaker(number)
 	if p.has(concernPending) {
 		p.part.lower(limits, p.r.state, p.id(), p.now)
 	}
 	err := limits.DecideTo(sh.arena, p.r.state, p.now, &p.request, p.each, d)
-	sh.ends(number, used)
+	sh.endTaker(number, used)
 	if err != nil {
 		err = sh.noRoom(number)
 	}
@@ -273,7 +274,7 @@ func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Ca
 		sh.scratch = make(algo.State, algo.MaxBlock)
 	}
 	state := sh.scratch[:rule.Limits.Words()]
-	if err := sh.begin(part, rule, state, now); err != nil {
+	if err := sh.makeState(part, rule, state, now); err != nil {
 		rule.Limits.Free(sh.arena, state)
 		return algo.Decision{}, errNoRoom
 	}
@@ -288,7 +289,7 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 		return 0, err
 	}
 	r := sh.record(part.ref(slot))
-	sh.counted(r, func() { err = sh.begin(part, rule, r.state, now) })
+	sh.counted(r, func() { err = sh.makeState(part, rule, r.state, now) })
 	if err != nil {
 		sh.drop(&part.table, slot)
 		return 0, errNoRoom
@@ -312,7 +313,7 @@ func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Inst
 	if r.spec.rule == rule {
 		return r, nil
 	}
-	changed, err := sh.adoptState(part, slot, rule, now)
+	changed, err := sh.adopt(&part.content, slot, rule, now)
 	if r = sh.record(part.ref(slot)); changed {
 		sh.note(part, r, 0)
 	}

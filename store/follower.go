@@ -40,7 +40,6 @@ type follower struct {
 	answers   uint64 // the follower knows all answers with a turn before this one, except refunds
 	refunds   uint64 // the same of refunds
 	events    fifo.Queue[event]
-	_         [32]byte // to whole cache lines
 }
 
 // event is what happened to a reservation: it was made, changed or ended. Without an id it is a reset of the state.
@@ -84,8 +83,8 @@ func (f *follower) popEvent(b *shardBudget) event {
 // knows reports whether changes of what is kept under the rule are told to the follower.
 func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.all }
 
-// begin begins a pass with all that is pending.
-func (f *follower) begin(a *extras) {
+// startPass starts a pass with all that is pending.
+func (f *follower) startPass(a *extras) {
 	f.pass.version, f.pass.answers, f.pass.keys = a.version, a.answers.end, f.keys.Len()
 }
 
@@ -234,16 +233,16 @@ func (p *partition) tellReservations(slot ownership.Slot, told bool) {
 // attach makes a follower for which nothing is pending.
 func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *follower {
 	sh.detach(part, slot)
-	r := part.duties()
+	r := part.ensureRole()
 	r.changed, r.bit, r.tell = &sh.store.changed[p/64], 1<<(p%64), sh.store.cfg.Changed
 	part.raise()
 	a := part.ensureExtras()
 	a.version++
 	f := &follower{all: all, answers: a.answers.end, refunds: a.answers.end}
 	f.contained = a.version
-	f.begin(a)
+	f.startPass(a)
 	part.role.followers[slot] = f
-	part.retrace()
+	part.updateFollowed()
 	part.recount()
 	return f
 }
@@ -271,7 +270,7 @@ func (s *Store) Widen(p int, slot ownership.Slot) {
 	s.with(p, func(sh *shard, part *partition) {
 		if f := part.follower(slot); f != nil && !f.all {
 			f.all = true
-			part.retrace()
+			part.updateFollowed()
 			sh.noteAll(part, slot, func(r record) bool { return r.spec.rule.Durability == None })
 		}
 	})
@@ -311,7 +310,7 @@ func (sh *shard) detach(part *partition, slot ownership.Slot) {
 	}
 	part.role.followers[slot] = nil
 	part.setPending(slot, 0)
-	part.retrace()
+	part.updateFollowed()
 	if part.open {
 		part.extras.bump() // see Open
 	}
@@ -379,8 +378,8 @@ func (p *partition) await() {
 	}
 }
 
-// quiet ends what has expired in a partition: answers, reservations, loans and allowances.
-func (sh *shard) quiet(part *partition, now algo.Instant) {
+// expireAll ends what has expired in a partition: answers, reservations, loans and allowances.
+func (sh *shard) expireAll(part *partition, now algo.Instant) {
 	if a := part.extras; a != nil {
 		a.answers.expire(now.Mono, &sh.budget)
 		sh.expireReservations(part, now)

@@ -24,12 +24,12 @@ func (s *Store) Shut(p int) {
 
 // Lease lets strict rules be decided until the given instant of the boot clock, and not at all from then on.
 func (s *Store) Lease(p int, until int64) {
-	s.with(p, func(_ *shard, part *partition) { part.duties().lease = until })
+	s.with(p, func(_ *shard, part *partition) { part.ensureRole().lease = until })
 }
 
 // Unguarded says whether strict rules may be decided while no backup is current.
 func (s *Store) Unguarded(p int, may bool) {
-	s.with(p, func(_ *shard, part *partition) { part.duties().unguarded = may })
+	s.with(p, func(_ *shard, part *partition) { part.ensureRole().unguarded = may })
 }
 
 // with calls f under the lock of the partition's shard.

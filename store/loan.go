@@ -38,17 +38,17 @@ func (l *lent) recount(b *shardBudget) {
 	l.counted = size
 }
 
-// lentOf are the loans of a record that is marked for them.
-func (c *content) lentOf(r record) *lent {
+// loansOf returns the loans of a record that is marked for them.
+func (c *content) loansOf(r record) *lent {
 	if !r.has(lentFlag) {
 		return nil
 	}
 	return c.extras.lent[stateID{r.spec.rule.Scope, string(r.key)}]
 }
 
-// lend returns the loans of a record, made if need be. They are to be kept afterwards, see keepLent.
-func (c *content) lend(r record) *lent {
-	if l := c.lentOf(r); l != nil {
+// ensureLoans returns the loans of a record, made if need be. They are to be kept afterwards, see keepLent.
+func (c *content) ensureLoans(r record) *lent {
+	if l := c.loansOf(r); l != nil {
 		return l
 	}
 	side := c.ensureExtras()
@@ -88,7 +88,7 @@ func (c *content) dropLent(of stateID, b *shardBudget) bool {
 
 // expireLoans ends the loans of a record that are due, and returns those that it has: nil where there are none.
 func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent {
-	l := part.lentOf(r)
+	l := part.loansOf(r)
 	if l == nil {
 		return nil
 	}
@@ -98,10 +98,7 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 		part.lower(limits, r.state, l.of, now)
 		var n int64
 		var ok bool
-		sh.forced(func() {
-			// What was lent is charged whatever memory there is.
-			sh.counted(r, func() { n, ok, _ = limits.Expire(sh.arena, r.state, now, &l.Loans) })
-		})
+		sh.forcedOn(r, func() { n, ok, _ = limits.Expire(sh.arena, r.state, now, &l.Loans) })
 		if !ok {
 			break
 		}
@@ -138,7 +135,7 @@ func (m *merge) uniteLent() {
 			continue
 		}
 		r := m.sh.record(m.base.ref(slot))
-		to := m.base.lend(r)
+		to := m.base.ensureLoans(r)
 		to.Unite(&l.Loans)
 		m.base.keepLent(r, to, &m.sh.budget)
 	}
@@ -238,7 +235,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		want, quota.Demand = 0, 0 // a Quota that is not known here is prolonged all the same: its borrower has it
 	}
 	sh.expireLoans(part, r, now)
-	l := part.lend(r)
+	l := part.ensureLoans(r)
 	before, known := l.Get(b.ID)
 	last := false // there is no memory or place to keep what is reported
 	if !known && (asks || reports) && (!l.Fits(b.Caller) || !sh.budget.mayLend()) {
@@ -277,21 +274,16 @@ func (sh *shard) tellBorrower(r record, l *lent, now algo.Instant, a *Lent) {
 	if len(limits) > 1 {
 		a.Each = make([]algo.Decision, len(limits))
 	}
-	a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), a.Each) // a peek takes no memory
+	// A peek takes no memory.
+	a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), a.Each)
 }
 
 // report takes in what a borrower reports of a loan. last says that the loan ends with it.
 func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b *Borrow, last bool, a *Lent) {
 	limits, mark := r.spec.rule.Limits, sh.markOf(part, r)
 	part.lower(limits, r.state, l.of, now)
-	sh.forced(func() {
-		sh.counted(r, func() {
-			if last {
-				a.Loan, a.Charged, _ = limits.ReportLast(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
-			} else {
-				a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
-			}
-		})
+	sh.forcedOn(r, func() {
+		a.Loan, a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known, !last)
 	})
 	if a.Charged > 0 {
 		sh.note(part, r, mark)
@@ -402,7 +394,7 @@ func (s *Store) Lending(k Key, scope string, now algo.Instant) (room int64, loan
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
 			r := sh.record(part.ref(slot))
-			if l := part.lentOf(r); l != nil {
+			if l := part.loansOf(r); l != nil {
 				room, loans = r.spec.rule.Limits.Room(sh.arena, r.state, now), l.All()
 			}
 		}

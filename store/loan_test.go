@@ -17,7 +17,7 @@ import (
 func holderLoan(s *Store, k Key, scope string, id algo.LoanID) (loan algo.Loan, ok bool) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
-			if l := part.lentOf(sh.record(part.ref(slot))); l != nil {
+			if l := part.loansOf(sh.record(part.ref(slot))); l != nil {
 				loan, ok = l.Get(id)
 			}
 		}
@@ -36,7 +36,7 @@ func heldOf(s *Store, scope string) (n int64) {
 	k := s.key(scope, "k")
 	s.with(0, func(sh *shard, part *partition) {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
-			if l := part.lentOf(sh.record(part.ref(slot))); l != nil {
+			if l := part.loansOf(sh.record(part.ref(slot))); l != nil {
 				n = l.Held()
 			}
 		}

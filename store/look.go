@@ -16,7 +16,7 @@ func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo
 		err := sh.existing(part, k, rule, now, func(r record) bool {
 			known, banned = true, r.banLeft(now)
 			var peek algo.Request
-			if l := part.lentOf(r); l != nil {
+			if l := part.loansOf(r); l != nil {
 				peek = l.beside(peek, now)
 			}
 			_, err := rule.Limits.Decide(sh.arena, r.state, now, peek, each)

@@ -18,7 +18,7 @@ import (
 func (s *Store) Merge(p int, now algo.Instant) (err error) {
 	var staged content
 	s.with(p, func(sh *shard, part *partition) {
-		m := merge{sh: sh, now: now, base: &part.content, add: part.duties().staging}
+		m := merge{sh: sh, now: now, base: &part.content, add: part.ensureRole().staging}
 		part.role.staging = content{}
 		m.base.ensureExtras()
 		m.add.ensureExtras()

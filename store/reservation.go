@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/binary"
+	"errors"
 	"math"
 	"slices"
 	"strings"
@@ -42,8 +43,6 @@ type reservationKey struct {
 	of stateID
 	id ReservationID
 }
-
-func (k *reservationKey) bytes() int { return reservationBytes + k.of.size() }
 
 // reservation is a charge of which units may still be given back.
 type reservation struct {
@@ -264,27 +263,22 @@ func (sh *shard) beforeReservation(p *plan, call *Call) error {
 			ofKey = len(p.list)
 		}
 	}
-	if ofKey >= sh.store.cfg.MaxKeyReservations && !call.ReserveOnce {
-		sh.budget.reservationsRejected.Add(1)
-		return ErrKeyReservations
-	}
-	n := int(sh.budget.reservations.Load())
-	if n >= most-most/reserve && sh.store.shares.greedy(call.Caller, most) {
-		sh.budget.reservationsRejected.Add(1)
+	n, bytes := int(sh.budget.reservations.Load()), reservationBytes+stateID{rule.Scope, k.Key}.size()
+	err := sh.store.shares.mayReserve(call.Caller, int64(n), int64(most), sh.budget.used.Load())
+	switch {
+	case ofKey >= sh.store.cfg.MaxKeyReservations && !call.ReserveOnce:
+		err = ErrKeyReservations
+	case err == ErrShareReservations:
 		sh.store.shares.refused(rule.Scope, call.Caller)
-		return ErrShareReservations
-	}
-	if n >= most {
-		sh.budget.reservationsRejected.Add(1)
-		return ErrReservations
-	}
-	if !sh.budget.has(reservationBytes + stateID{rule.Scope, k.Key}.size()) {
+	case n >= most:
+		err = ErrReservations
+	case !sh.budget.has(bytes):
 		return errNoRoom
 	}
-	if sh.store.shares.crowds(call.Caller, sh.budget.used.Load()) {
-		return errShare
+	if errors.Is(err, ErrReservations) {
+		sh.budget.reservationsRejected.Add(1)
 	}
-	return nil
+	return err
 }
 
 // inFlight reports whether some reservations belong to atomic checks, which may still be refused.

@@ -111,6 +111,11 @@ func (sh *shard) forced(f func()) {
 	sh.budget.taker = 0
 }
 
+// forcedOn changes a record's state by f in that way.
+func (sh *shard) forcedOn(r record, f func()) {
+	sh.forced(func() { sh.counted(r, f) })
+}
+
 // partition is what a shard keeps of one partition. There are thousands of them, most of which have little besides
 // their records: so the rest is behind pointers that are nil while there is nothing to say.
 type partition struct {
@@ -165,7 +170,7 @@ type role struct {
 	_         [8]byte // to whole cache lines
 }
 
-// side returns the extras, made if need be.
+// ensureExtras returns the extras, made if need be.
 func (c *content) ensureExtras() *extras {
 	if c.extras == nil {
 		c.extras = &extras{}
@@ -173,15 +178,15 @@ func (c *content) ensureExtras() *extras {
 	return c.extras
 }
 
-func (p *partition) duties() *role {
+func (p *partition) ensureRole() *role {
 	if p.role == nil {
 		p.role = &role{}
 	}
 	return p.role
 }
 
-// retrace brings followed and wide up to date.
-func (p *partition) retrace() {
+// updateFollowed brings followed and wide up to date.
+func (p *partition) updateFollowed() {
 	p.followed, p.wide = false, false
 	if p.role != nil {
 		for _, f := range p.role.followers {
@@ -375,10 +380,10 @@ func (sh *shard) discard(ref algo.Ref) {
 	sh.unref(number)
 }
 
-// adopt brings the record at slot under the given rule when it is under another one, and reports whether that changed
-// anything about it. The table keeps its shape.
-func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
-	old := t.ref(slot)
+// adopt brings the record at a slot of c under the given rule when it is under another one, and reports whether that changed anything about it.
+// The table keeps its shape. Reservations lose where their units are if the limits are others.
+func (sh *shard) adopt(c *content, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
+	old := c.ref(slot)
 	r := sh.record(old)
 	if r.spec.rule == rule {
 		return false, nil
@@ -387,18 +392,20 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (cha
 		r.spec.rule = rule // the same in other words: the next comparison is one of pointers
 		return false, nil
 	}
-	k := Key{Hash: r.words[0], Key: string(r.key)}
+	k := Key{Hash: r.hash(), Key: string(r.key)}
 	ref, err := sh.place(k, rule, r.spec.caller.label, false)
 	if err != nil {
 		return false, err
 	}
 	r, fresh := sh.record(old), sh.record(ref) // anew, for place may have moved the specs
-	used := sh.arena.InUse()
-	err = r.spec.rule.Limits.Convert(sh.arena, r.state, now, rule.Limits, fresh.state)
-	r.spec.count(0, sh.arena.InUse()-used)
+	before := r.spec.rule
+	sh.counted(r, func() { err = before.Limits.Convert(sh.arena, r.state, now, rule.Limits, fresh.state) })
 	if err != nil {
 		sh.discard(ref)
 		return false, errNoRoom
+	}
+	if !sameLimits(before.Limits, rule.Limits) {
+		c.lose(r)
 	}
 	fresh.set(r.words[1] & flagMask)
 	switch {
@@ -406,25 +413,11 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (cha
 		fresh.lift()
 	case r.has(bannedFlag):
 		fresh.ban(r.banEnd())
-		fresh.changeBan(r.spec.rule.Ban, now)
+		fresh.changeBan(before.Ban, now)
 	}
 	sh.discard(old)
-	t.index[slot] = entry(uint32(k.Hash>>32), ref)
+	c.index[slot] = entry(uint32(k.Hash>>32), ref)
 	return true, nil
-}
-
-// adoptState is adopt for the content's own state at a slot, of which reservations know where their units are.
-func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
-	r := sh.record(part.ref(slot))
-	old := r.spec.rule
-	if old == rule {
-		return false, nil
-	}
-	changed, err = sh.adopt(&part.table, slot, rule, now)
-	if changed && !sameLimits(old.Limits, rule.Limits) {
-		part.lose(sh.record(part.ref(slot)))
-	}
-	return changed, err
 }
 
 // same reports whether two rules of one scope are the same in all that a record's spec stands for.

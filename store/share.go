@@ -177,16 +177,21 @@ func (s *shares) refused(scope, caller string) {
 	s.callers.find(caller).refused.Add(1)
 }
 
-// fair reports whether a caller, or where it is not known a share, may take more memory: always, unless the store is
-// short of it and they have more than a fair part. Inline shares have one together, because callers can make them up;
-// each has a portion of that, which counts earlier, so that there is something left of it.
+// greedy reports whether one of several claimants of a resource, of which so many of most are used, may take no more of it: only the last part of
+// it is left, and the claimant has mine, more than a fair part.
+func greedy(mine, used, most, claimants int64) bool {
+	return most > 0 && used > most-most/reserve && mine > most/claimants
+}
+
+// fair reports whether a caller, or where it is not known a share, may take more memory. Inline shares have one fair part together, because
+// callers can make them up; each has a portion of that, which counts earlier, so that there is something left of it.
 func (s *shares) fair(sp *spec, keys, bytes int64) bool {
-	over := func(a *account, reserves, claimants int64) bool {
-		return s.maxKeys > 0 && keys > s.maxKeys-s.maxKeys/reserve*reserves && a.keys.Load() > s.maxKeys/claimants ||
-			s.maxBytes > 0 && bytes > s.maxBytes-s.maxBytes/reserve*reserves && a.bytes.Load() > s.maxBytes/claimants
+	over := func(a *account, ahead, claimants int64) bool {
+		return greedy(a.keys.Load(), keys+s.maxKeys/reserve*ahead, s.maxKeys, claimants) ||
+			greedy(a.bytes.Load(), bytes+s.maxBytes/reserve*ahead, s.maxBytes, claimants)
 	}
 	if sp.caller.label != "" {
-		return !over(sp.caller, 1, s.callers.n.Load()+1)
+		return !over(sp.caller, 0, s.callers.n.Load()+1)
 	}
 	active := s.policies.n.Load()
 	if s.inline.keys.Load() > 0 {
@@ -197,9 +202,9 @@ func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	case claimants < 2:
 		return true // there is no other claimant, and can be none
 	case sp.share.inline == nil:
-		return !over(sp.share, 1, claimants)
+		return !over(sp.share, 0, claimants)
 	}
-	return !over(&s.inline, 1, claimants) && !over(sp.share, 2, claimants*(s.inlines.n.Load()+1))
+	return !over(&s.inline, 0, claimants) && !over(sp.share, 1, claimants*(s.inlines.n.Load()+1))
 }
 
 // short reports whether the store has no room but its reserve.
@@ -207,23 +212,21 @@ func (s *shares) short(keys, bytes int64) bool {
 	return s.maxKeys > 0 && keys >= s.maxKeys-s.maxKeys/reserve || s.maxBytes > 0 && bytes >= s.maxBytes-s.maxBytes/reserve
 }
 
-// greedy reports whether a caller has more than a fair part of most reservations, of which the last are for the others.
-func (s *shares) greedy(caller string, most int) bool {
+// mayReserve says whether a caller may make one more reservation beside so many, of most, in a store of which so many bytes are used. The error
+// is ErrShareReservations or errShare.
+func (s *shares) mayReserve(caller string, reservations, most, bytes int64) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	of := s.callers.by[caller]
-	return of != nil && of.reserved.Load() > int64(most/(len(s.callers.by)+1))
-}
-
-// crowds reports whether a caller has more than a fair part of the bytes, of which the last are for the others.
-func (s *shares) crowds(caller string, used int64) bool {
-	if s.maxBytes == 0 || used <= s.maxBytes-s.maxBytes/reserve {
-		return false
+	of, claimants := s.callers.by[caller], s.callers.n.Load()+1
+	switch {
+	case of == nil:
+		return nil
+	case greedy(of.reserved.Load(), reservations+1, most, claimants):
+		return ErrShareReservations
+	case greedy(of.bytes.Load(), bytes, s.maxBytes, claimants):
+		return errShare
 	}
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	of := s.callers.by[caller]
-	return of != nil && of.bytes.Load() > s.maxBytes/int64(len(s.callers.by)+1)
+	return nil
 }
 
 // takeReservation counts one more reservation of a caller, which takes so many bytes, and returns the caller's account.
@@ -281,15 +284,14 @@ func (sh *shard) shareGrows(number uint32) bool {
 	return sh.store.shares.fair(sp, 0, sh.budget.used.Load())
 }
 
-// begins begins a change of a state under the spec of that number, which ends counts. What the state takes meanwhile is
-// bounded by the bounds of its share.
-func (sh *shard) begins(number uint32) (used int) {
+// setTaker says that what the arena is asked for is for a state under the spec of that number, until endTaker: the bounds of its share hold for it.
+func (sh *shard) setTaker(number uint32) (used int) {
 	sh.budget.taker = number + 1
 	return sh.arena.InUse()
 }
 
-// ends counts what a state has taken or given back since begins.
-func (sh *shard) ends(number uint32, used int) {
+// endTaker counts what the state has taken or given back since setTaker, which returned used.
+func (sh *shard) endTaker(number uint32, used int) {
 	sh.budget.taker = 0
 	if d := sh.arena.InUse() - used; d != 0 {
 		sh.specs[number].count(0, d)
@@ -324,7 +326,7 @@ func (s *Store) SetShares(n int) { s.shares.groups.Store(int64(n)) }
 // Share is what a share, or a caller, has in a Store.
 type Share struct {
 	Name        string // empty: the rest of them, which are counted together, or a caller that is not known
-	Keys, Bytes int64  // Bytes of the states, and of a caller's reservations, without tables and what is unused of pages
+	Keys, Bytes int64  // Bytes of the states, and of a caller's reservations, without tables and unused parts of pages
 	Refused     uint64 // calls answered ErrShareFull, since there have been keys without a break
 	// IDBytes is what a caller's remembered request ids take, RequestIDsLost those that were not remembered, or not for
 	// as long as they should be, for want of room, counted like Refused.

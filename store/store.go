@@ -1,9 +1,8 @@
 // Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
 // swept of states that equal new ones.
 //
-// States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and are found
-// through open-addressed tables of 64-bit words, so that neither the garbage collector's work nor the bytes a key costs
-// depend on how many strings and structs would have been needed otherwise.
+// States live in pages without pointers (see algo.Arena), and are found through open-addressed tables of 64-bit words, so
+// that neither the garbage collector's work nor the bytes of a key depend on strings and structs.
 //
 // A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps
 // up to date by chunks of what has changed; and a staging area, in which a copy is received that replaces the content
@@ -110,7 +109,7 @@ type Answer struct {
 	Degraded bool  // decided without the current backup that the rule's durability asks for
 	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
 	Pending  bool  // reservations on the key are waiting for their Settle
-	Banned   bool  // the key is banned, see Rule.Ban: it is for that, and perhaps for its limits, that the request is refused
+	Banned   bool  // the key is banned, see Rule.Ban: for that, and perhaps for its limits, the request is refused
 	Bans     bool  // the key is banned from now on
 	Free     int64 // of a key that is banned: what Remaining would be without the ban
 	// OnLoan is how many units are on loan, where a request was refused that passes at some time, see also Whole:
@@ -228,7 +227,6 @@ type Store struct {
 	shards []shard
 	shift  int // log₂ of the number of shards
 	budget budget
-	pages  pages
 	zones  timezone.Cache // of limits in chunks
 	keys   atomic.Int64
 	shares shares
@@ -268,7 +266,7 @@ func New(cfg Config) *Store {
 		sh := &s.shards[i]
 		sh.store = s
 		sh.budget.budget, sh.budget.sh = &s.budget, sh
-		sh.arena = algo.NewArenaFrom(&s.pages, &sh.budget)
+		sh.arena = algo.NewArena(&sh.budget)
 		// Partition p lives in shard p mod n, at index p div n.
 		sh.partitions = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[specKey][]uint32)
@@ -423,7 +421,8 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 			}
 			r := sh.record(part.ref(slot))
 			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
-				_, _ = sh.adopted(part, slot, rule, at) // for want of memory the state keeps its old rule until its next check
+				// For want of memory the state keeps its old rule until its next check.
+				_, _ = sh.adopted(part, slot, rule, at)
 			}
 			return false
 		})
@@ -499,7 +498,7 @@ func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *parti
 	for ; h.part < len(sh.partitions); h.part, h.slot = h.part+1, 0 {
 		part := &sh.partitions[h.part]
 		if h.slot == 0 {
-			sh.quiet(part, now)
+			sh.expireAll(part, now)
 		}
 		for h.slot < uint32(len(part.index)) {
 			if part.index[h.slot] == 0 {

@@ -52,7 +52,7 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 	if before, ok := o.u.Get(id); ok && !before.Ended && r.Totals.Granted > before.Granted {
 		o.t.Fatalf("a borrower says %+v, of which %d were granted", r, before.Granted)
 	}
-	_, err := o.ls.Report(o.a, o.s, at, &o.u, id, r.Totals, r.Known)
+	_, _, err := o.ls.Report(o.a, o.s, at, &o.u, id, r.Totals, r.Known, true)
 	must.NoError(o.t, err)
 	loan := o.ls.Lend(o.a, o.s, at, &o.u, id, r.Want, math.MaxInt64)
 	again := 250 * time.Millisecond

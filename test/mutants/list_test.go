@@ -627,7 +627,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a reservation gives back units of a state that was converted", "store/shard.go",
-		[]edit{{"		part.lose(sh.record(part.ref(slot)))\n", ""}},
+		[]edit{{"		c.lose(r)\n", ""}},
 		"./store -run TestUndoAcrossStores", "Returned",
 	},
 	{
@@ -732,7 +732,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a report is charged before it came", "algo/loan.go",
-		[]edit{{"	charged, err := ls.chargeLent(a, s, now, n)", "	charged, err := ls.chargeLent(a, s, now, 0)"}},
+		[]edit{{"	if n, err = ls.chargeLent(a, s, now, n)", "	if n, err = ls.chargeLent(a, s, now, 0)"}},
 		"./algo -run TestLoans$", "were admitted in one window",
 	},
 	{
@@ -752,7 +752,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: copies know of none", "store/chunk.go",
-		[]edit{{"	if l := d.part.lentOf(r); l != nil {", "	if l := d.part.lentOf(r); l != nil && false {"}},
+		[]edit{{"	if l := d.part.loansOf(r); l != nil {", "	if l := d.part.loansOf(r); l != nil && false {"}},
 		"./store -run TestLoanMoves", "FAIL",
 	},
 	{
@@ -772,7 +772,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: more is returned than there was", "algo/loan.go",
-		[]edit{{"	more.Totals = had.unite(t)\n", "	more.Totals = had.unite(t)\n	more.Returned += t.Returned / 2\n"}},
+		[]edit{{"	l.Totals = had.unite(t)\n", "	l.Totals = had.unite(t)\n	l.Returned += t.Returned / 2\n"}},
 		loans, "totals of a loan that fell",
 	},
 	{
@@ -872,7 +872,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: more granted than known does not put off the end", "algo/loan.go",
-		[]edit{{"more.Until = max(more.Until, now.Mono+owned(LoanTerm))", "_ = now"}},
+		[]edit{{"l.Until = max(l.Until, now.Mono+owned(LoanTerm))", "_ = now"}},
 		"./algo -run TestLoanEnds", "it ends a term after",
 	},
 	{
