@@ -1,11 +1,6 @@
 package httpapi
 
-import (
-	"context"
-	"io"
-
-	"github.com/weirlimit/weir/limit"
-)
+import "io"
 
 // What requests take while they are carried out, in bytes, about.
 const (
@@ -19,52 +14,45 @@ const (
 
 // countedBody counts the bytes of a body as they come in.
 type countedBody struct {
-	api  *api
-	s    *scratch
+	x    *exchange
 	from io.Reader
 }
 
 // Read implements io.Reader.
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.from.Read(p)
-	b.api.keep(b.s, 2*int64(n)) // the buffer doubles
+	b.x.keep(2 * int64(n)) // the buffer doubles
 	return n, err
 }
 
 // keep counts bytes of a request that waits for the network.
-func (a *api) keep(s *scratch, bytes int64) {
-	if a.Buffers == nil || bytes == 0 {
+func (x *exchange) keep(bytes int64) {
+	if x.Buffers == nil || bytes == 0 {
 		return
 	}
-	s.held += bytes
+	x.held += bytes
 	if bytes > 0 {
-		a.Buffers.Hold(bytes)
+		x.Buffers.Hold(bytes)
 	} else {
-		a.Buffers.Release(-bytes)
+		x.Buffers.Release(-bytes)
 	}
 }
 
-// admit waits until there is room to carry out a request whose body has been read.
-func (a *api) admit(ctx context.Context, s *scratch) error {
-	size := int64(s.in.Len())
-	return a.admitBytes(ctx, s, size*perByte+min(size/leastCheck, limit.MaxBatch)*perCheck)
-}
-
-// admitBytes is admit for a request that needs so many bytes.
-func (a *api) admitBytes(ctx context.Context, s *scratch, need int64) error {
+// admit waits until there is room to carry out a request that needs so many bytes and whose body has been read.
+func (x *exchange) admit(need int64) error {
 	if need <= lightRequest {
 		return nil
 	}
-	taken, err := a.Requests.Enter(ctx, need)
-	s.taken = taken
-	a.keep(s, -s.held) // need has it
+	taken, err := x.Requests.Enter(x.r.Context(), need)
+	x.taken = taken
+	x.keep(-x.held) // need has it
 	return err
 }
 
 // answering is called when all that is left of a request is to write its answer: it makes way for others, and what it keeps
 // counts as waiting for the network: that many bytes.
-func (a *api) answering(s *scratch, kept int64) {
-	a.keep(s, kept)
-	a.Requests.Leave(s.taken)
-	s.taken = 0
+func (x *exchange) answering(kept int64) {
+	x.keep(kept)
+	x.Requests.Leave(x.taken)
+	x.taken = 0
 }

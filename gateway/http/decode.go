@@ -171,24 +171,25 @@ func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most
 }
 
 // decode reads the request's body into v, which holds the values of fields that are left out.
-func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) *problem {
-	if p := mediaType(r.Header); p != nil {
+func (x *exchange) decode(v any) *problem {
+	if p := mediaType(x.r.Header); p != nil {
 		return p
 	}
-	if r.ContentLength > a.MaxBody { // not a byte of it has to be waited for
-		return a.tooLarge()
+	if x.r.ContentLength > x.MaxBody { // not a byte of it has to be waited for
+		return x.tooLarge()
 	}
-	s.in.Reset()
-	if _, err := s.in.ReadFrom(&countedBody{a, s, http.MaxBytesReader(w, r.Body, a.MaxBody)}); err != nil {
-		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			return a.tooLarge()
+	x.in.Reset()
+	if _, err := x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, x.MaxBody)}); err != nil {
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+			return x.tooLarge()
 		}
 		return invalid("", "the body could not be read to its end")
 	}
-	if err := a.admit(r.Context(), s); err != nil {
+	size := int64(x.in.Len())
+	if err := x.admit(size*perByte + min(size/leastCheck, limit.MaxBatch)*perCheck); err != nil {
 		return problemOf(err)
 	}
-	body := s.in.Bytes()
+	body := x.in.Bytes()
 	if len(bytes.TrimSpace(body)) == 0 {
 		return invalid("", "the body is empty; it must be a JSON object")
 	}
@@ -205,7 +206,8 @@ func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) 
 }
 
 func (a *api) tooLarge() *problem {
-	return &problem{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)}
+	message := fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)
+	return &problem{status: http.StatusRequestEntityTooLarge, message: message}
 }
 
 // mediaType accepts application/json, in UTF-8 if it says so.

@@ -27,30 +27,28 @@ type Foreign struct {
 
 // foreign is the handler of another front end's route. There is room to carry out what the body may be decoded into, until the answer begins.
 func (a *api) foreign(f Foreign) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		s := a.scratch()
-		defer a.recycle(s)
-		s.in.Reset()
+	return a.handler(func(x *exchange) {
+		x.in.Reset()
 		var err error
 		if f.Method == http.MethodPost {
-			if p := fromPage(r.Header); p != nil {
-				a.writeProblem(w, r, p)
+			if p := fromPage(x.r.Header); p != nil {
+				x.problem(p)
 				return
 			}
 			err = &http.MaxBytesError{Limit: maxForeignBody}
-			if r.ContentLength <= maxForeignBody { // of a larger one nothing has to be waited for
-				_, err = s.in.ReadFrom(&countedBody{a, s, http.MaxBytesReader(w, r.Body, maxForeignBody)})
+			if x.r.ContentLength <= maxForeignBody { // of a larger one nothing has to be waited for
+				_, err = x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, maxForeignBody)})
 			}
 		}
 		if err == nil {
-			err = a.admitBytes(r.Context(), s, int64(s.in.Len())*(perByte+perForeignByte))
+			err = x.admit(int64(x.in.Len()) * (perByte + perForeignByte))
 		}
-		status, contentType, answer := f.Answer(r.Context(), s.in.Bytes(), err)
-		a.answering(s, int64(s.in.Len()+len(answer)))
-		w.Header().Set("Content-Type", contentType)
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		a.write(w, r, status, answer)
-	}
+		status, contentType, answer := f.Answer(x.r.Context(), x.in.Bytes(), err)
+		x.answering(int64(x.in.Len() + len(answer)))
+		x.w.Header().Set("Content-Type", contentType)
+		x.w.Header().Set("X-Content-Type-Options", "nosniff")
+		x.write(status, answer)
+	})
 }
 
 // fromPage says what is wrong with a request that a browser sends for a page. Other front ends' callers may leave the Content-Type out. A

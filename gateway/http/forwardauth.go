@@ -142,53 +142,51 @@ func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *proble
 	return key, nil, false
 }
 
-// handleForwardAuth answers gateways that ask about each request before they pass it on. The method and the body are those of
+// forwardAuth answers gateways that ask about each request before they pass it on. The method and the body are those of
 // the request that it is about, or whatever the gateway sends in their place: neither matters.
-func (a *api) handleForwardAuth(w http.ResponseWriter, r *http.Request) {
-	h := w.Header()
+func (x *exchange) forwardAuth() {
+	h := x.w.Header()
 	h["Cache-Control"] = []string{"no-store"} // a GET that charges
-	q, p := parseForwardQuery(r.URL.RawQuery)
+	q, p := parseForwardQuery(x.r.URL.RawQuery)
 	if p != nil {
-		a.writeProblem(w, r, p)
+		x.problem(p)
 		return
 	}
-	key, p, callers := a.keyOf(r, &q)
+	key, p, callers := x.keyOf(x.r, &q)
 	if p != nil {
 		if callers {
 			setResult(h, quotaheader.BadKey, p.status)
 			if q.denyStatus != 0 {
-				w.WriteHeader(q.denyStatus)
+				x.w.WriteHeader(q.denyStatus)
 				return
 			}
 		}
-		a.writeProblem(w, r, p)
+		x.problem(p)
 		return
 	}
-	s := a.scratch()
-	defer a.recycle(s)
-	if d := a.decide(w, r, s, limit.Check{Target: limit.Target{Policy: q.policy, Key: key}, Cost: q.cost}); d != nil {
-		a.writeForwardAuth(w, r, s, d, q.denyStatus)
+	if d := x.decide(limit.Check{Target: limit.Target{Policy: q.policy, Key: key}, Cost: q.cost}); d != nil {
+		x.forwarded(d, q.denyStatus)
 	}
 }
 
-// writeForwardAuth writes a decision for a gateway: what it admits without a body, and what it refuses with a problem document,
+// forwarded writes a decision for a gateway: what it admits without a body, and what it refuses with a problem document,
 // which most gateways pass on to their caller, or under deny_status, of which they pass on nothing, without a body too.
-func (a *api) writeForwardAuth(w http.ResponseWriter, r *http.Request, s *scratch, d *limit.Decision, denyStatus int) {
-	h := w.Header()
-	s.out = quotaheader.Set(h, s.out, d)
+func (x *exchange) forwarded(d *limit.Decision, denyStatus int) {
+	h := x.w.Header()
+	x.out = quotaheader.Set(h, x.out, d)
 	quotaheader.SetRetryAfter(h, d)
 	status := statusOf(d, false)
 	setResult(h, quotaheader.ResultOf(d), status)
 	switch {
 	case status == http.StatusOK:
-		w.WriteHeader(status)
+		x.w.WriteHeader(status)
 	case denyStatus != 0:
-		w.WriteHeader(denyStatus)
+		x.w.WriteHeader(denyStatus)
 	default:
 		h["X-Content-Type-Options"] = []string{"nosniff"}
-		identify(w)
+		identify(x.w)
 		b := (&problem{status: status, message: refusalDetail(d)}).body()
-		a.writeJSON(w, r, status, "application/problem+json", &b)
+		x.json(status, "application/problem+json", &b)
 	}
 }
 

@@ -104,12 +104,15 @@ type Buffers interface {
 // api is the state behind the handler; all of it is safe for concurrent use.
 type api struct {
 	Config
-	scratches sync.Pool // of *scratch
+	exchanges sync.Pool // of *exchange
 	zones     timezone.Cache
 }
 
-// scratch is the memory that a request needs from its first byte to its last and no longer.
-type scratch struct {
+// exchange is a request and its answer, with the memory that they need, which the next ones use again.
+type exchange struct {
+	*api
+	w     http.ResponseWriter
+	r     *http.Request
 	in    bytes.Buffer
 	out   []byte
 	check checkBody
@@ -118,35 +121,45 @@ type scratch struct {
 	held, taken int64 // of Buffers and of Requests
 }
 
-// keepScratch is the size in bytes beyond which a buffer is left to the garbage collector.
-const keepScratch = 64 << 10
+// keepBuffer is the size in bytes beyond which a buffer is left to the garbage collector.
+const keepBuffer = 64 << 10
 
-func (a *api) scratch() *scratch { return a.scratches.Get().(*scratch) }
-
-func (a *api) recycle(s *scratch) {
-	a.Requests.Leave(s.taken)
-	a.keep(s, -s.held)
-	s.taken = 0
-	if s.in.Cap() > keepScratch || cap(s.out) > keepScratch {
-		return
+// handler is a handler of requests that f answers.
+func (a *api) handler(f func(*exchange)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		x, ok := a.exchanges.Get().(*exchange)
+		if !ok {
+			x = &exchange{api: a}
+		}
+		x.w, x.r = w, r
+		defer x.end()
+		f(x)
 	}
-	a.scratches.Put(s)
+}
+
+func (x *exchange) end() {
+	x.Requests.Leave(x.taken)
+	x.keep(-x.held)
+	x.taken, x.w, x.r = 0, nil, nil
+	if x.in.Cap() <= keepBuffer && cap(x.out) <= keepBuffer {
+		x.exchanges.Put(x)
+	}
 }
 
 // routes are all that the handler answers; requests for forward-auth are like the one that they are about: of any method, with its header.
 func (a *api) routes() []Route {
 	list := slices.Concat(a.leases(), a.reservations(), a.adjustments(), []Route{
-		{"POST", "/v1/check", auth.RoleCheck, a.handleCheck},
-		{"POST", "/v1/checks", auth.RoleCheck, a.handleChecks},
-		{"GET", forwardAuthPath, auth.RoleCheck, a.handleForwardAuth},
-		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies},
-		{"GET", "/v1/status", auth.RoleRead, a.handleStatus},
+		{"POST", "/v1/check", auth.RoleCheck, a.handler((*exchange).checkOne)},
+		{"POST", "/v1/checks", auth.RoleCheck, a.handler((*exchange).checkAll)},
+		{"GET", forwardAuthPath, auth.RoleCheck, a.handler((*exchange).forwardAuth)},
+		{"GET", "/v1/policies", auth.RoleRead, a.handler((*exchange).policies)},
+		{"GET", "/v1/status", auth.RoleRead, a.handler((*exchange).status)},
 		{"GET", "/v1/overrides", auth.RoleOverrides, queried(a, listOf, a.Overrides.List, func(_ *weirv1.ListOverridesRequest, list *weirv1.ListOverridesResponse) any {
 			return overridesBodyOf(list)
 		})},
 		{"PUT", "/v1/overrides", auth.RoleOverrides, operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
 			return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key, Prefix: b.Prefix, Settings: string(b.Settings)}}
-		}, a.Overrides.Set, inJSON(a, changeBodyOf))},
+		}, a.Overrides.Set, inJSON(changeBodyOf))},
 		{"DELETE", "/v1/overrides", auth.RoleOverrides, queried(a, func(raw string) (*weirv1.DeleteOverrideRequest, *problem) {
 			query, p := queryOf(raw, "policy", "key", "prefix")
 			return &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]}, p
@@ -156,13 +169,13 @@ func (a *api) routes() []Route {
 		})},
 		{"POST", "/v1/keys/describe", auth.RoleKeys, operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
 			return a.Describe(ctx, &t)
-		}, inJSON(a, keyStateOf))},
-		{"GET", "/healthz", auth.RoleOpen, a.handleHealth},
-		{"GET", "/readyz", auth.RoleOpen, a.handleReady},
-		{"GET", "/healthcheck", auth.RoleOpen, a.handleReady}, // as envoyproxy/ratelimit has it
+		}, inJSON(keyStateOf))},
+		{"GET", "/healthz", auth.RoleOpen, a.handler((*exchange).health)},
+		{"GET", "/readyz", auth.RoleOpen, a.handler((*exchange).ready)},
+		{"GET", "/healthcheck", auth.RoleOpen, a.handler((*exchange).ready)}, // as envoyproxy/ratelimit has it
 		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP},
 		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI},
-		{"GET", "/", auth.RoleOpen, a.handleIndex},
+		{"GET", "/", auth.RoleOpen, a.handler((*exchange).index)},
 	})
 	for _, f := range a.Foreign {
 		list = append(list, Route{f.Method, f.Path, f.Role, a.foreign(f)})
@@ -183,7 +196,6 @@ func New(cfg Config) http.Handler {
 		cfg.MaxBody = DefaultMaxBody
 	}
 	a := &api{Config: cfg}
-	a.scratches.New = func() any { return new(scratch) }
 
 	mux := http.NewServeMux()
 	allow := make(map[string][]string)
@@ -206,17 +218,20 @@ func New(cfg Config) http.Handler {
 		slices.Sort(methods)
 		mux.HandleFunc(pattern, a.methodNotAllowed(strings.Join(methods, ", ")))
 	}
-	mux.HandleFunc("/", a.notFound)
+	notFound := a.handler((*exchange).notFound)
+	mux.HandleFunc("/", notFound)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		echoRequestID(w, r)
 		if a.Host != nil && !a.Host(hostName(r.Host)) {
-			a.writeProblem(w, r, &problem{status: http.StatusMisdirectedRequest,
-				message: "this node does not answer for " + clip(strconv.Quote(hostName(r.Host))) + ": ask for it by an IP address, localhost or a name among its http-hosts"})
+			a.handler(func(x *exchange) {
+				x.problem(&problem{status: http.StatusMisdirectedRequest, message: "this node does not answer for " +
+					clip(strconv.Quote(hostName(r.Host))) + ": ask for it by an IP address, localhost or a name among its http-hosts"})
+			})(w, r)
 			return
 		}
 		// The mux would answer with a redirect and without a body, which a client that posts JSON has no use for.
 		if !isClean(r.URL.EscapedPath()) {
-			a.notFound(w, r)
+			notFound(w, r)
 			return
 		}
 		mux.ServeHTTP(w, r)
@@ -248,15 +263,15 @@ func (a *api) authorized(rt Route) http.HandlerFunc {
 				there.Message += " (here the token is in " + gatewayCredentials + ")"
 				denial = &there
 			}
-			a.writeDenial(w, r, denial)
+			a.handler(func(x *exchange) { x.denied(denial) })(w, r)
 			return
 		}
 		rt.Handler(w, r.WithContext(ctx))
 	}
 }
 
-// writeDenial answers with the challenges of RFC 6750, 3.
-func (a *api) writeDenial(w http.ResponseWriter, r *http.Request, d *auth.Denial) {
+// denied answers with the challenges of RFC 6750, 3.
+func (x *exchange) denied(d *auth.Denial) {
 	p := &problem{status: http.StatusForbidden, message: d.Message}
 	challenge := `Bearer realm="weir", error="insufficient_scope"`
 	if !d.Authenticated {
@@ -266,8 +281,8 @@ func (a *api) writeDenial(w http.ResponseWriter, r *http.Request, d *auth.Denial
 			challenge += `, error="invalid_token"`
 		}
 	}
-	w.Header().Set("WWW-Authenticate", challenge)
-	a.writeProblem(w, r, p)
+	x.w.Header().Set("WWW-Authenticate", challenge)
+	x.problem(p)
 }
 
 // isClean says whether the mux takes a path as it is: rooted, without empty segments and without dots.
@@ -277,16 +292,14 @@ func isClean(p string) bool {
 }
 
 func (a *api) methodNotAllowed(allow string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Allow", allow)
-		a.writeProblem(w, r, &problem{status: http.StatusMethodNotAllowed,
-			message: r.URL.Path + " takes " + allow + ", not " + clip(r.Method)})
-	}
+	return a.handler(func(x *exchange) {
+		x.w.Header().Set("Allow", allow)
+		x.problem(&problem{status: http.StatusMethodNotAllowed, message: x.r.URL.Path + " takes " + allow + ", not " + clip(x.r.Method)})
+	})
 }
 
-func (a *api) notFound(w http.ResponseWriter, r *http.Request) {
-	a.writeProblem(w, r, &problem{status: http.StatusNotFound,
-		message: "there is nothing at " + clip(r.URL.Path) + "; /openapi.yaml lists what there is"})
+func (x *exchange) notFound() {
+	x.problem(&problem{status: http.StatusNotFound, message: "there is nothing at " + clip(x.r.URL.Path) + "; /openapi.yaml lists what there is"})
 }
 
 // indexPage is the index for people. Nothing in it comes from a request.
@@ -304,30 +317,31 @@ var indexPage = template.Must(template.New("index").Parse(`<!doctype html>
 </html>
 `))
 
-func (a *api) handleIndex(w http.ResponseWriter, r *http.Request) {
+func (x *exchange) index() {
 	page := struct {
 		Console string
 		Routes  []string
-	}{Console: a.Console}
-	for _, rt := range a.routes() {
+	}{Console: x.Console}
+	for _, rt := range x.routes() {
 		page.Routes = append(page.Routes, rt.Method+" "+rt.Path)
 	}
-	h := w.Header()
-	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
+	h := x.w.Header()
+	if !strings.Contains(x.r.Header.Get("Accept"), "text/html") {
 		h.Set("Content-Type", "text/plain; charset=utf-8")
-		a.write(w, r, http.StatusOK, []byte("Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n"+strings.Join(page.Routes, "\n")+"\n"))
+		const title = "Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n"
+		x.write(http.StatusOK, []byte(title+strings.Join(page.Routes, "\n")+"\n"))
 		return
 	}
 	var b bytes.Buffer
 	if err := indexPage.Execute(&b, &page); err != nil {
-		a.unwritten(w, r, err)
+		x.unwritten(err)
 		return
 	}
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Vary", "Accept")
-	a.write(w, r, http.StatusOK, b.Bytes())
+	x.write(http.StatusOK, b.Bytes())
 }
 
 // NewServer returns a server for the handler with bounds on what a slow or hostile peer can hold on to. Its own

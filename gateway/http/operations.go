@@ -14,57 +14,50 @@ import (
 
 // operation is the handler of an operation of the Service: read makes its question of a body, which begins as absent, ask has it
 // answered, and write writes the answer. Of a body with a problem nothing is asked.
-func operation[B, Q, A any](a *api, absent B, read func(*form, *B) Q, ask func(context.Context, Q) (A, error),
-	write func(http.ResponseWriter, *http.Request, *scratch, A)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		s := a.scratch()
-		defer a.recycle(s)
+func operation[B, Q, A any](
+	a *api, absent B, read func(*form, *B) Q, ask func(context.Context, Q) (A, error), write func(*exchange, A),
+) http.HandlerFunc {
+	return a.handler(func(x *exchange) {
 		body, f := absent, form{api: a}
 		var question Q
-		if f.problem = a.decode(w, r, s, &body); f.problem == nil {
+		if f.problem = x.decode(&body); f.problem == nil {
 			question = read(&f, &body)
 		}
-		if f.problem != nil {
-			a.writeProblem(w, r, f.problem)
-			return
-		}
-		answer, err := ask(r.Context(), question)
-		if err != nil {
-			a.writeProblem(w, r, problemOf(err))
-			return
-		}
-		write(w, r, s, answer)
-	}
+		asked(x, question, f.problem, ask, write)
+	})
 }
 
 // queried is the handler of a question that the query of a URL holds, of which body is the answer's JSON.
-func queried[Q, A any](a *api, read func(raw string) (Q, *problem), ask func(context.Context, Q) (A, error), body func(Q, A) any) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		question, p := read(r.URL.RawQuery)
-		if p != nil {
-			a.writeProblem(w, r, p)
-			return
-		}
-		answer, err := ask(r.Context(), question)
-		if err != nil {
-			a.writeProblem(w, r, problemOf(err))
-			return
-		}
-		a.writeJSON(w, r, http.StatusOK, jsonType[0], body(question, answer))
+func queried[Q, A any](
+	a *api, read func(raw string) (Q, *problem), ask func(context.Context, Q) (A, error), body func(Q, A) any,
+) http.HandlerFunc {
+	return a.handler(func(x *exchange) {
+		question, p := read(x.r.URL.RawQuery)
+		asked(x, question, p, ask, inJSON(func(answer A) any { return body(question, answer) }))
+	})
+}
+
+// asked has a question answered, unless there is a problem with it.
+func asked[Q, A any](x *exchange, question Q, p *problem, ask func(context.Context, Q) (A, error), write func(*exchange, A)) {
+	if p != nil {
+		x.problem(p)
+		return
 	}
+	answer, err := ask(x.r.Context(), question)
+	if err != nil {
+		x.problem(problemOf(err))
+		return
+	}
+	write(x, answer)
 }
 
 // inJSON writes an answer as body has it.
-func inJSON[A any](a *api, body func(A) any) func(http.ResponseWriter, *http.Request, *scratch, A) {
-	return func(w http.ResponseWriter, r *http.Request, _ *scratch, answer A) {
-		a.writeJSON(w, r, http.StatusOK, jsonType[0], body(answer))
-	}
+func inJSON[A any](body func(A) any) func(*exchange, A) {
+	return func(x *exchange, answer A) { x.json(http.StatusOK, jsonType[0], body(answer)) }
 }
 
-// writeDecided writes a decision, of which a refusal has a status of its own.
-func (a *api) writeDecided(w http.ResponseWriter, r *http.Request, s *scratch, d limit.Decision) {
-	a.writeDecision(w, r, s, &d, false)
-}
+// decided writes a decision, of which a refusal has a status of its own.
+func (x *exchange) decided(d limit.Decision) { x.decision(&d, false) }
 
 // form reads the fields of a body, and keeps the first problem with them. What it returns after that is good for nothing.
 type form struct {
@@ -179,12 +172,12 @@ func (a *api) leases() []Route {
 			return limit.Acquire{
 				Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
 			}
-		}, a.Service.Acquire, a.writeDecided)},
+		}, a.Service.Acquire, (*exchange).decided)},
 		{"POST", "/v1/renew", auth.RoleCheck, operation(a, renewBody{}, func(f *form, b *renewBody) heldCall {
 			return heldCall{f.target(&b.targetBody), f.leaseID(b.LeaseID), f.ttl(b.TTL)}
 		}, func(ctx context.Context, q heldCall) (time.Duration, error) {
 			return a.Service.Renew(ctx, q.Target, q.id, q.ttl)
-		}, inJSON(a, func(lives time.Duration) any {
+		}, inJSON(func(lives time.Duration) any {
 			// Rounded down, unlike every other duration here: whoever believes it must stop before the lease ends.
 			return map[string]int64{"expires_in_ms": int64(lives / time.Millisecond)}
 		}))},
@@ -192,35 +185,35 @@ func (a *api) leases() []Route {
 			return heldCall{Target: f.target(&b.targetBody), id: f.leaseID(b.LeaseID)}
 		}, func(ctx context.Context, q heldCall) (bool, error) {
 			return a.Service.Release(ctx, q.Target, q.id)
-		}, inJSON(a, func(released bool) any { return map[string]bool{"released": released} }))},
+		}, inJSON(func(released bool) any { return map[string]bool{"released": released} }))},
 	}
 }
 
 // reservations are the routes of reservations.
 func (a *api) reservations() []Route {
 	return []Route{
-		{"POST", "/v1/reserve", auth.RoleCheck, operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, a.writeDecided)},
+		{"POST", "/v1/reserve", auth.RoleCheck, operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, (*exchange).decided)},
 		{"POST", "/v1/reserves", auth.RoleCheck, operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
 			return elementsOf(f, "reserves", b.Reserves, (*form).reserve)
-		}, a.Service.ReserveAll, a.writeAll)},
-		{"POST", "/v1/extend", auth.RoleCheck, operation(a, extendBody{}, (*form).extend, a.Service.Extend, a.writeDecided)},
+		}, a.Service.ReserveAll, (*exchange).all)},
+		{"POST", "/v1/extend", auth.RoleCheck, operation(a, extendBody{}, (*form).extend, a.Service.Extend, (*exchange).decided)},
 		{"POST", "/v1/extends", auth.RoleCheck, operation(a, extendsBody{}, func(f *form, b *extendsBody) []limit.Extend {
 			return elementsOf(f, "extends", b.Extends, (*form).extend)
-		}, a.Service.ExtendEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.Result) {
-			a.writeEach(w, r, s, "extends", len(results), func(b []byte, i int) ([]byte, error) {
+		}, a.Service.ExtendEach, func(x *exchange, results []limit.Result) {
+			x.each("extends", len(results), func(b []byte, i int) ([]byte, error) {
 				return appendDecision(b, &results[i].Decision), results[i].Err
 			})
 		})},
 		{"POST", "/v1/commit", auth.RoleCheck, operation(a, commitBody{}, (*form).commit, a.Service.Commit,
-			func(w http.ResponseWriter, r *http.Request, s *scratch, got limit.Settled) {
-				w.Header()["Content-Type"] = jsonType
-				s.out = appendSettled(s.out[:0], &got)
-				a.write(w, r, http.StatusOK, s.out)
+			func(x *exchange, got limit.Settled) {
+				x.w.Header()["Content-Type"] = jsonType
+				x.out = appendSettled(x.out[:0], &got)
+				x.write(http.StatusOK, x.out)
 			})},
 		{"POST", "/v1/commits", auth.RoleCheck, operation(a, commitsBody{}, func(f *form, b *commitsBody) []limit.Commit {
 			return elementsOf(f, "commits", b.Commits, (*form).commit)
-		}, a.Service.CommitEach, func(w http.ResponseWriter, r *http.Request, s *scratch, results []limit.SettledResult) {
-			a.writeEach(w, r, s, "commits", len(results), func(b []byte, i int) ([]byte, error) {
+		}, a.Service.CommitEach, func(x *exchange, results []limit.SettledResult) {
+			x.each("commits", len(results), func(b []byte, i int) ([]byte, error) {
 				return appendSettled(b, &results[i].Settled), results[i].Err
 			})
 		})},
@@ -228,7 +221,7 @@ func (a *api) reservations() []Route {
 			return heldCall{Target: f.target(&b.targetBody), id: f.reservationID(b.ReservationID)}
 		}, func(ctx context.Context, q heldCall) (int64, error) {
 			return a.Service.Cancel(ctx, q.Target, q.id)
-		}, inJSON(a, refunded))},
+		}, inJSON(refunded))},
 	}
 }
 
@@ -237,17 +230,17 @@ func (a *api) adjustments() []Route {
 	return []Route{
 		{"POST", "/v1/charge", auth.RoleCharge, operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
 			return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), RequestID: f.requestID(b.RequestID)}
-		}, a.Service.Charge, func(w http.ResponseWriter, r *http.Request, s *scratch, d limit.Decision) {
-			a.writeDecision(w, r, s, &d, true) // it was charged, whether or not it fits
+		}, a.Service.Charge, func(x *exchange, d limit.Decision) {
+			x.decision(&d, true) // it was charged, whether or not it fits
 		})},
 		{"POST", "/v1/refund", auth.RoleRefund, operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
 			return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
 		}, func(ctx context.Context, q limit.Check) (int64, error) {
 			return a.Service.Refund(ctx, q.Target, q.Cost, q.RequestID)
-		}, inJSON(a, refunded))},
+		}, inJSON(refunded))},
 		{"POST", "/v1/reset", auth.RoleRefund, operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
 			return true, a.Service.Reset(ctx, t)
-		}, inJSON(a, func(reset bool) any { return map[string]bool{"reset": reset} }))},
+		}, inJSON(func(reset bool) any { return map[string]bool{"reset": reset} }))},
 	}
 }
 
@@ -278,27 +271,27 @@ func (f *form) extend(b *extendBody) limit.Extend {
 	}
 }
 
-// writeEach writes the results of the elements of a list. one appends a result, or returns an error that stands in its place.
-func (a *api) writeEach(w http.ResponseWriter, r *http.Request, s *scratch, list string, n int, one func([]byte, int) ([]byte, error)) {
-	a.writeList(w, r, s, append(s.out[:0], `{"results":[`...), list, n, one)
+// each writes the results of the elements of a list. one appends a result, or returns an error that stands in its place.
+func (x *exchange) each(list string, n int, one func([]byte, int) ([]byte, error)) {
+	x.list(append(x.out[:0], `{"results":[`...), list, n, one)
 }
 
-// writeList writes an object whose last member is a list of n elements, after its beginning b. one is as for writeEach.
-func (a *api) writeList(w http.ResponseWriter, r *http.Request, s *scratch, b []byte, list string, n int, one func([]byte, int) ([]byte, error)) {
+// list writes an object whose last member is a list of n elements, after its beginning b. one is as for each.
+func (x *exchange) list(b []byte, list string, n int, one func([]byte, int) ([]byte, error)) {
 	for i := range n {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		out, err := one(b, i)
 		if err != nil {
-			out = a.appendItemError(b, w, r, err, list, i)
+			out = x.appendItemError(b, err, list, i)
 		}
 		b = out
 	}
-	s.out = append(b, "]}"...)
-	w.Header()["Content-Type"] = jsonType
-	a.answering(s, s.taken)
-	a.write(w, r, http.StatusOK, s.out)
+	x.out = append(b, "]}"...)
+	x.w.Header()["Content-Type"] = jsonType
+	x.answering(x.taken)
+	x.write(http.StatusOK, x.out)
 }
 
 // commit reads how one reservation ends.

@@ -109,12 +109,12 @@ func unbatched(err error) error {
 	return limit.NewError(e.Kind, field, e.Message)
 }
 
-func (a *api) writeProblem(w http.ResponseWriter, r *http.Request, p *problem) {
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	if a.Problem != nil {
-		a.Problem(p.status)
+func (x *exchange) problem(p *problem) {
+	x.w.Header().Set("X-Content-Type-Options", "nosniff")
+	if x.Problem != nil {
+		x.Problem(p.status)
 	}
-	a.logProblem(w, r, p)
+	x.logProblem(p)
 	b := p.body()
-	a.writeJSON(w, r, p.status, "application/problem+json", &b)
+	x.json(p.status, "application/problem+json", &b)
 }

@@ -38,21 +38,21 @@ func identify(w http.ResponseWriter) string {
 
 // logProblem writes down why a request got no decision. What callers get wrong is for who looks into it: at debug, since
 // otherwise they could fill the log.
-func (a *api) logProblem(w http.ResponseWriter, r *http.Request, p *problem) {
-	id := identify(w)
+func (x *exchange) logProblem(p *problem) {
+	id := identify(x.w)
 	level, message := slog.LevelDebug, "http request rejected"
 	if p.cause != nil {
 		level, message = slog.LevelError, "http request failed"
 	}
-	if !a.Logger.Enabled(r.Context(), level) {
+	if !x.Logger.Enabled(x.r.Context(), level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("request_id", id), slog.Int("status", p.status), slog.String("endpoint", r.Pattern)}
+	attrs := []slog.Attr{slog.String("request_id", id), slog.Int("status", p.status), slog.String("endpoint", x.r.Pattern)}
 	if p.field != "" {
 		attrs = append(attrs, slog.String("field", p.field))
 	}
 	if p.cause != nil {
 		attrs = append(attrs, slog.Any("error", p.cause))
 	}
-	a.Logger.LogAttrs(r.Context(), level, message, attrs...)
+	x.Logger.LogAttrs(x.r.Context(), level, message, attrs...)
 }

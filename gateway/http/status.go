@@ -34,9 +34,9 @@ type Policy struct {
 	OnError   string       `json:"on_error"` // "open", "closed" or "share"
 }
 
-func (a *api) handlePolicies(w http.ResponseWriter, r *http.Request) {
-	listing := a.Policies()
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], &listing)
+func (x *exchange) policies() {
+	listing := x.Policies()
+	x.json(http.StatusOK, jsonType[0], &listing)
 }
 
 // MarshalPolicies returns policies in the JSON of GET /v1/policies.
@@ -81,15 +81,15 @@ type reachedBody struct {
 	Ownership *weirv1.Ownership `json:"ownership,omitempty"`
 }
 
-func (a *api) handleStatus(w http.ResponseWriter, r *http.Request) {
-	st, err := a.Status(r.Context())
+func (x *exchange) status() {
+	st, err := x.Status(x.r.Context())
 	if err != nil {
-		a.Logger.WarnContext(r.Context(), "status unavailable", "error", err)
-		a.writeProblem(w, r, &problem{status: http.StatusServiceUnavailable,
+		x.Logger.WarnContext(x.r.Context(), "status unavailable", "error", err)
+		x.problem(&problem{status: http.StatusServiceUnavailable,
 			message: "the node cannot describe the cluster at the moment: " + clip(err.Error())})
 		return
 	}
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], statusBodyOf(st))
+	x.json(http.StatusOK, jsonType[0], statusBodyOf(st))
 }
 
 // MarshalStatus returns a status in the JSON of GET /v1/status.
@@ -116,22 +116,22 @@ func memberOf(m *weirv1.Member) memberBody {
 	return b
 }
 
-func (a *api) handleHealth(w http.ResponseWriter, r *http.Request) {
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], &struct {
+func (x *exchange) health() {
+	x.json(http.StatusOK, jsonType[0], &struct {
 		Alive bool `json:"alive"`
 	}{true})
 }
 
-func (a *api) handleReady(w http.ResponseWriter, r *http.Request) {
-	ready, detail := a.Ready()
-	if a.HasRole != nil && !a.HasRole(r, auth.RoleRead) {
+func (x *exchange) ready() {
+	ready, detail := x.Ready()
+	if x.HasRole != nil && !x.HasRole(x.r, auth.RoleRead) {
 		detail = "" // names members, files and what is in them
 	}
 	status := http.StatusOK
 	if !ready {
 		status = http.StatusServiceUnavailable
 	}
-	a.writeJSON(w, r, status, jsonType[0], &struct {
+	x.json(status, jsonType[0], &struct {
 		Ready  bool   `json:"ready"`
 		Detail string `json:"detail,omitempty"`
 	}{ready, detail})
