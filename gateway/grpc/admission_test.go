@@ -12,7 +12,6 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
-	"github.com/weirlimit/weir/test/testkit"
 )
 
 // Requests of many checks wait where those that are being carried out take all the memory that there is for them; those of few
@@ -30,9 +29,7 @@ func TestRequestsShareMemory(t *testing.T) {
 	}
 	most := int64(full("far").SizeVT())*perByte + limit.MaxBatch*perCheck + lightRequest
 	gate := admission.NewGate(most)
-	s := NewServer(ServerConfig{Service: d, Requests: gate})
-	t.Cleanup(s.Close)
-	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
+	c := client(t, ServerConfig{Service: d, Requests: gate})
 	first, second, light := openStream(t, c), openStream(t, c), openStream(t, c)
 	must.NoError(t, first.Send(full("far")))
 	out := nextOf(t, first)
@@ -71,9 +68,7 @@ func TestDefinitionsByBytes(t *testing.T) {
 		expect.Equal(t, taken, 0, "bytes are taken without streams")
 	})
 	client := func(caller string) weirv1.LimiterClient {
-		s := NewServer(ServerConfig{Service: &distant{}, Kept: kept, Caller: func(context.Context) string { return caller }})
-		t.Cleanup(s.Close)
-		return weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
+		return client(t, ServerConfig{Service: &distant{}, Kept: kept, Caller: func(context.Context) string { return caller }})
 	}
 	define := func(c weirv1.LimiterClient, number uint32) bool {
 		in := streamed(1, "near")
@@ -113,14 +108,12 @@ func TestLoansShareMemory(t *testing.T) {
 	need := int64(in.SizeVT())*perByte + limit.MaxBatch*perCheck
 	gate := admission.NewGate(need + 1)
 	lends := make(chan error, 2)
-	s := NewServer(ServerConfig{Service: &distant{}, Requests: gate, Lender: lenderFunc(func([]limit.Borrow, []limit.Lent) {
+	stream := openLoans(t, connect(t, ServerConfig{Service: &distant{}, Requests: gate, Lender: lenderFunc(func([]limit.Borrow, []limit.Lent) {
 		none, cancel := context.WithCancel(context.Background())
 		cancel()
 		_, err := gate.Enter(none, 2)
 		lends <- err
-	})})
-	t.Cleanup(s.Close)
-	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
+	})}))
 	for range 2 {
 		must.NoError(t, stream.Send(in))
 		out, err := stream.Recv()

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"runtime"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/admission"
@@ -20,10 +18,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
-	"github.com/weirlimit/weir/test/testkit"
 )
 
 // borrower opens a stream to a node that lends from the policy p: 100 an hour.
@@ -33,28 +29,12 @@ func borrowing(t *testing.T, lends bool) (loanStream, *limiter.Limiter) {
 	set, err := policy.Parse("p.yaml", []byte("policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"))
 	must.NoError(t, err)
 	l := limiter.New(limiter.Config{Policies: set})
+	t.Cleanup(l.Close)
 	cfg := ServerConfig{Service: l}
 	if lends {
 		cfg.Lender = l
 	}
-	server := NewServer(cfg)
-	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
-	server.Register(s)
-	on := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = s.Serve(on)
-	}()
-	conn := must.Value(grpc.NewClient(on.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() {
-		_ = conn.Close()
-		s.Stop()
-		<-done
-		server.Close()
-		l.Close()
-	})
-	return openLoans(t, conn), l
+	return openLoans(t, connect(t, cfg)), l
 }
 
 // loanStream is a CheckStream for loans alone.
@@ -196,9 +176,7 @@ func TestBorrowersAreTheirCallersOwn(t *testing.T) {
 				lender.opened <- in[0].ID.Borrower
 			}
 		}
-		s := NewServer(ServerConfig{Service: &distant{}, Lender: lender, Caller: func(context.Context) string { return caller }})
-		t.Cleanup(s.Close)
-		stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
+		stream := openLoans(t, connect(t, ServerConfig{Service: &distant{}, Lender: lender, Caller: func(context.Context) string { return caller }}))
 		must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: drawn, Loans: []*weirv1.LoanReport{report(16)}}))
 		opened, reported := <-lender.opened, <-lender.opened
 		expect.True(t, opened == reported && opened != drawn, "%q opens %x and reports as %x", caller, opened, reported)
@@ -237,9 +215,7 @@ func (*slowLender) OpenBorrower(uint64, func(limit.Recall)) func() { return func
 func TestReturnsDoNotWait(t *testing.T) {
 	noLeaks(t)
 	lender := &slowLender{took: make(chan limit.Borrow, 100), answer: make(chan struct{})}
-	s := NewServer(ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: lender})
-	t.Cleanup(s.Close)
-	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register)))
+	stream := openLoans(t, connect(t, ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: lender}))
 	send := func(sent, want int64) {
 		t.Helper()
 		r := report(want)
@@ -273,15 +249,14 @@ func (*mistakenLender) Lend(context.Context, []limit.Borrow, []limit.Lent) (func
 // TestPanicInAWait: a panic in what an answer waits for ends its stream, when the borrower reports again, and not the process.
 func TestPanicInAWait(t *testing.T) {
 	noLeaks(t)
-	s := NewServer(ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: &mistakenLender{}})
-	t.Cleanup(s.Close)
 	ended := make(chan error, 1)
-	stream := openLoans(t, testkit.Dial(t, serve(t, s.Register, grpc.StreamInterceptor(
+	cfg := ServerConfig{Service: &distant{}, Requests: admission.NewGate(1 << 20), Lender: &mistakenLender{}}
+	stream := openLoans(t, connect(t, cfg, grpc.StreamInterceptor(
 		func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 			ended <- handle(srv, stream)
 			return status.Error(codes.Internal, "a mistake")
 		},
-	))))
+	)))
 	for stream.Send(&weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}) == nil {
 		runtime.Gosched()
 	}

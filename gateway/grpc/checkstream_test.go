@@ -104,13 +104,11 @@ func TestCheckStreamIsCheck(t *testing.T) {
 	node := func() weirv1.LimiterClient {
 		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: 1e9, Wall: 1e18} }})
 		t.Cleanup(l.Close)
-		s := NewServer(ServerConfig{Service: l, Observe: func(_ time.Duration, failed codes.Code) {
+		return client(t, ServerConfig{Service: l, Observe: func(_ time.Duration, failed codes.Code) {
 			if observed.Add(1); failed != codes.OK {
 				failures.Add(1)
 			}
 		}})
-		t.Cleanup(s.Close)
-		return weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
 	}
 	noLeaks(t)
 	unary, stream := node(), openStream(t, node())
@@ -257,9 +255,9 @@ func TestCheckStreamMalformed(t *testing.T) {
 }
 
 func TestCheckStreamNotProtobuf(t *testing.T) {
-	addr, _ := serveLimiter(t, localLimiter(t))
+	conn, _ := serveLimiter(t, localLimiter(t))
 	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
-	stream, err := testkit.Dial(t, addr).NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName, grpc.ForceCodec(testkit.RawCodec{}))
+	stream, err := conn.NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName, grpc.ForceCodec(testkit.RawCodec{}))
 	must.NoError(t, err)
 	must.NoError(t, stream.SendMsg(&[]byte{0xff}))
 	wantStatus(t, stream.RecvMsg(new([]byte)), codes.InvalidArgument, "malformed message")
@@ -391,6 +389,7 @@ func TestCheckStreamTimeouts(t *testing.T) {
 
 // Each check belongs to its own caller's trace, of which a part ends here with the check's answer.
 func TestCheckStreamTraces(t *testing.T) {
+	noLeaks(t)
 	type part struct {
 		parent string
 		code   codes.Code
@@ -400,7 +399,7 @@ func TestCheckStreamTraces(t *testing.T) {
 	var begun int
 	var ended []part
 	d := &distant{answer: make(chan struct{}), traces: make(chan []string, 1)}
-	s := NewServer(ServerConfig{Service: d, Trace: func(parent string) (string, func(codes.Code)) {
+	stream := openStream(t, client(t, ServerConfig{Service: d, Trace: func(parent string) (string, func(codes.Code)) {
 		mu.Lock()
 		defer mu.Unlock()
 		if begun++; parent == "" {
@@ -411,10 +410,7 @@ func TestCheckStreamTraces(t *testing.T) {
 			defer mu.Unlock()
 			ended = append(ended, part{parent, code})
 		}
-	}})
-	noLeaks(t)
-	t.Cleanup(s.Close)
-	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
+	}}))
 	in := streamed(1, "far 1", "near 1", "far 2", "near 2")
 	in.TraceContexts = [][]byte{[]byte(id("a")), []byte(id("b")), []byte("too short to be one"), []byte(id("c"))}
 	exchange(t, stream, in)
@@ -542,10 +538,7 @@ func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
 	d := &distant{answer: make(chan struct{})}
 	close(d.answer)
 	reads := make(chan struct{})
-	slow := grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		return handle(srv, stuck{stream, reads})
-	})
-	_, c := serveLimiter(t, d, slow)
+	_, c := serveLimiter(t, d, through(func(s grpc.ServerStream) grpc.ServerStream { return stuck{s, reads} }, nil))
 	t.Cleanup(sync.OnceFunc(func() { close(reads) }))
 	stream := openStream(t, c)
 	must.NoError(t, stream.Send(streamed(1, "near", "far")))
@@ -563,15 +556,8 @@ func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
 	noLeaks(t)
 	d := &distant{answer: make(chan struct{})}
 	close(d.answer)
-	s := NewServer(ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond})
-	t.Cleanup(s.Close)
 	served := make(chan error, 1)
-	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		err := handle(srv, stream)
-		served <- err
-		return err
-	}))
-	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, addr)))
+	stream := openStream(t, client(t, ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond}, through(nil, served)))
 	in := streamed(1, slices.Concat([]string{"far"}, slices.Repeat([]string{"near"}, limit.MaxBatch-1))...)
 	for i := range limit.MaxBatch {
 		in.Costs = append(in.Costs, int64(1+i))
@@ -594,18 +580,13 @@ func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
 func TestCheckStreamEndsWhenNobodyReadsTheRest(t *testing.T) {
 	noLeaks(t)
 	d := &distant{answer: make(chan struct{})}
-	s := NewServer(ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond})
-	t.Cleanup(s.Close)
 	served, end := make(chan error, 1), make(chan struct{})
 	reads := make(chan struct{})
-	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		err := handle(srv, halfClosed{stuck{stream, reads}, end})
-		served <- err
-		return err
-	}))
+	half := func(s grpc.ServerStream) grpc.ServerStream { return halfClosed{stuck{s, reads}, end} }
+	c := client(t, ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond}, through(half, served))
 	freed := sync.OnceFunc(func() { close(reads) })
 	t.Cleanup(freed)
-	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, addr)))
+	stream := openStream(t, c)
 	must.NoError(t, stream.Send(streamed(1, "far")))
 	reads <- struct{}{}
 	must.NoError(t, stream.CloseSend())
@@ -679,11 +660,8 @@ func (s stuck) SendMsg(m any) error {
 func TestCheckStreamEndsWithNode(t *testing.T) {
 	stop, stopped := context.WithCancel(context.Background())
 	t.Cleanup(stopped)
-	until := grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		return handle(srv, stoppable{stream, stop})
-	})
 	d := &distant{answer: make(chan struct{})}
-	_, c := serveLimiter(t, d, until)
+	_, c := serveLimiter(t, d, through(func(s grpc.ServerStream) grpc.ServerStream { return contextStream{s, stop} }, nil))
 	stream := openStream(t, c)
 	exchange(t, stream, streamed(1, "far"))
 	stopped()
@@ -693,13 +671,6 @@ func TestCheckStreamEndsWithNode(t *testing.T) {
 	out, err := stream.Recv()
 	expect.ErrorIs(t, err, io.EOF, "%v", out)
 }
-
-type stoppable struct {
-	grpc.ServerStream
-	ctx context.Context
-}
-
-func (s stoppable) Context() context.Context { return s.ctx }
 
 // Topology is told at once, and again when it has changed, but for its version.
 func TestTopology(t *testing.T) {
@@ -711,16 +682,14 @@ func TestTopology(t *testing.T) {
 	}
 	var mu sync.Mutex
 	at, next := 0, make(chan struct{})
-	s := NewServer(ServerConfig{Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
+	stream := openStream(t, client(t, ServerConfig{Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if at < 0 {
 			return nil, nil, &limit.Error{Kind: limit.Denied, Message: "not for you"}
 		}
 		return views[at], next, nil
-	}})
-	t.Cleanup(s.Close)
-	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
+	}}))
 	out := exchange(t, stream, &weirv1.CheckStreamRequest{Topology: true})
 	must.True(t, proto.Equal(out.Topology, views[0]), "%v", out)
 	change := func(to int) {
@@ -749,13 +718,11 @@ func TestReady(t *testing.T) {
 	noLeaks(t)
 	var mu sync.Mutex
 	ready, changed := false, make(chan struct{})
-	s := NewServer(ServerConfig{Ready: func() (bool, <-chan struct{}) {
+	stream := openStream(t, client(t, ServerConfig{Ready: func() (bool, <-chan struct{}) {
 		mu.Lock()
 		defer mu.Unlock()
 		return ready, changed
-	}})
-	t.Cleanup(s.Close)
-	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
+	}}))
 	out := exchange(t, stream, &weirv1.CheckStreamRequest{Ready: true})
 	must.True(t, out.Ready != nil && !out.Ready.Ready, "%v", out)
 	mu.Lock()

@@ -16,7 +16,6 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/store"
-	"github.com/weirlimit/weir/test/testkit"
 )
 
 // halves is a view in which every second partition is another node's.
@@ -63,9 +62,7 @@ func TestAnswersDoNotCross(t *testing.T) {
 	for p := range ring.Partitions {
 		states.Open(p)
 	}
-	s := NewServer(ServerConfig{Service: l})
-	t.Cleanup(s.Close)
-	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
+	c := client(t, ServerConfig{Service: l})
 
 	const kinds = 30
 	limitOf := func(n uint32) *weirv1.Limit {

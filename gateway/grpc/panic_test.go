@@ -21,7 +21,6 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/scripted"
-	"github.com/weirlimit/weir/test/testkit"
 )
 
 // mistaken is a service with mistakes: it panics when it begins a check of "begin", and when it finishes one of "finish".
@@ -50,8 +49,6 @@ func (*mistaken) Finish(_ context.Context, b *limiter.Batch, open []int) {
 // TestCheckStreamPanics: a panic in a request of a stream ends the stream, wherever it happens, and is handed to the interceptor.
 func TestCheckStreamPanics(t *testing.T) {
 	noLeaks(t)
-	s := NewServer(ServerConfig{Service: new(mistaken)})
-	t.Cleanup(s.Close)
 	told := make(chan any, 1)
 	intercept := func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 		err := handle(srv, stream)
@@ -61,7 +58,7 @@ func TestCheckStreamPanics(t *testing.T) {
 		}
 		return err
 	}
-	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register, grpc.StreamInterceptor(intercept))))
+	c := client(t, ServerConfig{Service: new(mistaken)}, grpc.StreamInterceptor(intercept))
 	for _, key := range []string{"begin", "finish"} {
 		stream := openStream(t, c)
 		must.NoError(t, stream.Send(streamed(1, key)))

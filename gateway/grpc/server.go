@@ -236,7 +236,8 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 		c.checks[i] = limit.Check{Target: t, Cost: wire.Cost(check.Cost), Partial: check.Partial, RequestID: check.RequestId}
 	}
 	atomic := in.Atomic
-	if c.in = nil; cap(in.Checks) <= 2*limit.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
+	// append takes more room than it needs. What holds more checks than a batch may have is not kept.
+	if c.in = nil; cap(in.Checks) <= 2*limit.MaxBatch {
 		in.ReturnToVTPool()
 	}
 	if atomic {

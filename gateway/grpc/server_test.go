@@ -24,16 +24,11 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-func serveLimiter(t *testing.T, svc limiter.BatchService, opts ...grpc.ServerOption) (string, weirv1.LimiterClient) {
+func serveLimiter(t *testing.T, svc limiter.BatchService, opts ...grpc.ServerOption) (*grpc.ClientConn, weirv1.LimiterClient) {
 	t.Helper()
 	noLeaks(t)
-	s := NewServer(ServerConfig{
-		Service: svc,
-		Status:  func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "me"} },
-	})
-	t.Cleanup(s.Close)
-	addr := serve(t, s.Register, opts...)
-	return addr, weirv1.NewLimiterClient(testkit.Dial(t, addr))
+	conn := connect(t, ServerConfig{Service: svc}, opts...)
+	return conn, weirv1.NewLimiterClient(conn)
 }
 
 func localLimiter(t *testing.T) *limiter.Limiter {
@@ -120,8 +115,7 @@ func TestBadRequests(t *testing.T) {
 }
 
 func TestMalformedMessages(t *testing.T) {
-	addr, c := serveLimiter(t, localLimiter(t))
-	conn := testkit.Dial(t, addr)
+	conn, c := serveLimiter(t, localLimiter(t))
 	field := func(number protowire.Number, b []byte) []byte {
 		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), b)
 	}

@@ -29,7 +29,8 @@ func TestStreamsThatNobodyReadsEnd(t *testing.T) {
 	always := make(chan struct{})
 	close(always)
 	s := NewServer(ServerConfig{
-		WriteTimeout: 300 * time.Millisecond, // in which a message to a caller who reads is sent, however busy the machine is
+		// A message to a caller who reads is sent within that, however busy the machine is.
+		WriteTimeout: 300 * time.Millisecond,
 		Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -160,17 +161,10 @@ func TestStreamsEndWithTheirContexts(t *testing.T) {
 	noLeaks(t)
 	l := limiter.New(limiter.Config{})
 	t.Cleanup(l.Close)
-	s := NewServer(ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour})
-	t.Cleanup(s.Close)
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	addr := serve(t, func(r grpc.ServiceRegistrar) { s.Register(r) }, grpc.ChainStreamInterceptor(
-		func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-			err := handle(srv, contextStream{stream, ctx})
-			served <- err
-			return err
-		}, s.EndUnread))
-	stream := openLoans(t, testkit.Dial(t, addr))
+	until := func(s grpc.ServerStream) grpc.ServerStream { return contextStream{s, ctx} }
+	stream := openLoans(t, connect(t, ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour}, through(until, served)))
 	must.NoError(t, stream.Send(&weirv1.BorrowRequest{Borrower: 1}))
 	_, err := stream.Recv()
 	must.NoError(t, err)
