@@ -14,6 +14,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
@@ -222,6 +223,8 @@ func parseCall(t *testing.T, text, prefix, id string) call {
 	switch of {
 	case "LONG":
 		c.key = prefix + strings.Repeat("k", 2000)
+	case "LONGEST":
+		c.key = prefix + strings.Repeat("k", limit.MaxKey-len(prefix))
 	case "HUGE":
 		c.key = strings.Repeat("k", 9<<20)
 	case "", "NOTEXT", "LONGNOTEXT":

@@ -52,6 +52,7 @@ func protocols(t *testing.T, nodes []*node.Node) []*protocol {
 		{name: "gubernator", anyKey: true, noKinds: true, ask: g.gubernator},
 		{name: "gubernator-json", anyKey: true, noKinds: true, ask: gubernatorJSON},
 		{name: "envoy", anyKey: true, noRest: true, ask: g.envoy},
+		{name: "envoy-json", anyKey: true, noKinds: true, noRest: true, ask: envoyJSON},
 	}
 }
 
@@ -420,7 +421,8 @@ func gubernatorJSON(t *testing.T, n *node.Node, calls []call) []answer {
 	return rateLimited(out.Responses)
 }
 
-func (g *rpc) envoy(t *testing.T, n *node.Node, calls []call) []answer {
+// descriptors are a request of Envoy's, in which a policy is a key.
+func descriptors(calls []call) *ratelimitv3.RateLimitRequest {
 	in := &ratelimitv3.RateLimitRequest{Domain: "edge"}
 	for i := range calls {
 		c := &calls[i]
@@ -428,11 +430,27 @@ func (g *rpc) envoy(t *testing.T, n *node.Node, calls []call) []answer {
 			Entries: []*common.RateLimitDescriptor_Entry{{Key: c.policy, Value: c.key}}, HitsAddend: wrapperspb.UInt64(uint64(c.amount())),
 		})
 	}
-	out, err := ratelimitv3.NewRateLimitServiceClient(g.conns[n]).ShouldRateLimit(g.as(t, &calls[0]), in)
-	return one(err, func() (answers []answer) {
-		for _, s := range out.Statuses {
-			answers = append(answers, decided(s.Code == ratelimitv3.RateLimitResponse_OK, int64(s.LimitRemaining), ""))
-		}
-		return answers
-	})
+	return in
+}
+
+func statuses(out *ratelimitv3.RateLimitResponse) (answers []answer) {
+	for _, s := range out.Statuses {
+		answers = append(answers, decided(s.Code == ratelimitv3.RateLimitResponse_OK, int64(s.LimitRemaining), ""))
+	}
+	return answers
+}
+
+func (g *rpc) envoy(t *testing.T, n *node.Node, calls []call) []answer {
+	out, err := ratelimitv3.NewRateLimitServiceClient(g.conns[n]).ShouldRateLimit(g.as(t, &calls[0]), descriptors(calls))
+	return one(err, func() []answer { return statuses(out) })
+}
+
+func envoyJSON(t *testing.T, n *node.Node, calls []call) []answer {
+	code, text := post(t, n, "/json", calls[0].as, must.Value(protojson.Marshal(descriptors(calls)))(t))
+	if code != http.StatusOK && code != http.StatusTooManyRequests {
+		return failed(kinds[code], "")
+	}
+	out := new(ratelimitv3.RateLimitResponse)
+	must.NoError(t, protojson.Unmarshal(text, out))
+	return statuses(out)
 }
