@@ -20,8 +20,9 @@ type Role uint8
 
 // The roles. RoleOpen is that of methods and paths that need no authentication.
 const (
-	RoleOpen     Role = 0
-	RoleCheck    Role = 1 << 0 // check, acquire, renew, release, reserve, extend, commit, cancel, with the policies that are given
+	RoleOpen Role = 0
+	// RoleCheck is to check, acquire, renew, release, reserve, extend, commit and cancel, with the policies that are given.
+	RoleCheck    Role = 1 << 0
 	RoleRefund   Role = 1 << 1 // give back what others were charged: refund and reset, with the policies that are given
 	RoleRead     Role = 1 << 2 // status, policies, metrics
 	RoleTopology Role = 1 << 3 // the ring with its hash key, which lets a client aim at partitions
@@ -29,7 +30,8 @@ const (
 	RoleKeys     Role = 1 << 5 // see which keys are used, with the policies that are given: keys are the callers' data
 	// RoleOverrides is to see and change the overrides of the policies that are given, while nodes run.
 	RoleOverrides Role = 1 << 7
-	RoleCharge    Role = 1 << 6 // charge costs without being refused, which can bring anybody's key into debt, with the policies that are given
+	// RoleCharge is to charge costs without being refused, which can bring anybody's key into debt, with the policies that are given.
+	RoleCharge Role = 1 << 6
 )
 
 // roleNames are the roles' names in an access file.

@@ -23,8 +23,9 @@ type Event struct {
 	Units  int64  // of a refund: how many were asked for
 	Result int64  // of a refund: how many were given back
 	Reason string // of a denial: one of its reasons
-	What   string // of a denial: its message; of a changed gossip key: the step, and the key's id; of a changed override: what it is and was
-	Err    error  // why it was not done, if it was not
+	// What is of a denial: its message; of a changed gossip key: the step, and the key's id; of a changed override: what it is and was.
+	What string
+	Err  error // why it was not done, if it was not
 }
 
 // Action is what an Event is about.

@@ -285,7 +285,8 @@ func (c *Console) send(ctx context.Context, w http.ResponseWriter, control *http
 	if !ok {
 		return false
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // where that is not supported the server's own time ends the stream
+	// Where no deadline is supported the server's own time ends the stream.
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	// In three parts, for a copy of the body would stay for as long as the network takes.
 	return c.write(w, []byte("event: snapshot\ndata: ")) && c.write(w, body) && c.write(w, []byte("\n\n")) && control.Flush() == nil
 }

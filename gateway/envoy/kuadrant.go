@@ -171,7 +171,8 @@ func (k *kuadrant) settle(ctx context.Context, list []limit.Target, id string, a
 		times := len(list) - len(others)
 		cost := limit.Amount{Cost: clamp(uint64(times) * uint64(amount))}
 		_, err := k.cfg.Service.Commit(ctx, limit.Commit{Target: t, Amount: cost, ReservationID: id})
-		if e, is := errors.AsType[*limit.Error](err); is && e.Field == "reservation_id" { // it has ended, or there was none
+		// An error about the id says that the reservation has ended, or that there was none.
+		if e, is := errors.AsType[*limit.Error](err); is && e.Field == "reservation_id" {
 			rest = append(rest, slices.Repeat(list[:1], times)...)
 		} else if err != nil {
 			return nil, wire.Status(err)

@@ -100,7 +100,8 @@ func (c *conn) do(s *scratch, command *spec, args []string) {
 		c.wrongArity(s, command.name)
 		return
 	}
-	if !command.open && (c.ctx == nil || !command.decided) && !c.isAuthenticated() { // who is authenticated is authorized for each check
+	// Who is authenticated is authorized for each check.
+	if !command.open && (c.ctx == nil || !command.decided) && !c.isAuthenticated() {
 		c.failed(s, "NOAUTH", "Authentication required.")
 		return
 	}
