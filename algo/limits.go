@@ -452,7 +452,7 @@ func (ls Limits) Free(a *Arena, s State) {
 }
 
 // Convert makes t, uninitialised and to.Words() long, the state of the limits that replace ls, and s unusable. Its
-// blocks move over or are freed.
+// blocks move over or are freed: it owns none then.
 //
 // Each new limit takes over from one old limit: from the one with the same algorithm and window or period, first at its own
 // place, then anywhere; or else from the one at its own place, unless another limit takes over from that; or else it begins
@@ -492,27 +492,20 @@ func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) err
 			return ErrNoMemory
 		}
 	}
-	var kept [MaxLimits]bool
 	for j := range to {
-		l := &to[j]
+		l, v := &to[j], words(to, t, j)
 		switch {
 		case moved[j]:
-			i := from[j]
-			kept[i] = true
-			v := words(to, t, j)
-			l.counter().convert(&ls[i], a, words(ls, s, i), now, l, v)
+			u := words(ls, s, from[j])
+			l.counter().convert(&ls[from[j]], a, u, now, l, v)
+			clear(u) // its blocks have moved
 			l.counter().advance(l, a, v, now)
 		case carried[j] > 0:
-			v := words(to, t, j)
 			l.counter().advance(l, a, v, now)
 			l.counter().charge(l, a, v, now, carried[j])
 		}
 	}
-	for i := range ls {
-		if c := ls[i].counter(); c != nil && !kept[i] {
-			c.free(&ls[i], a, words(ls, s, i))
-		}
-	}
+	ls.Free(a, s)
 	return nil
 }
 

@@ -64,8 +64,7 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 		// The item for which there was no room is taken in again when other records have made room.
 		a.r = before
 		tried++
-		freed := s.sweep(now, reclaimScan, math.MaxInt, tried)
-		if trimmed := s.trim(); freed == 0 && !trimmed || tried > 10 {
+		if !s.makeRoom(now, tried) || tried > 10 {
 			s.full.Add(1)
 			return ErrCopyFull
 		}
@@ -141,7 +140,7 @@ func (a *apply) item() error {
 		return a.reservation()
 	case itemSettled:
 		k := reservationKey{of: r.identity(), id: r.reservation()}
-		if p, i, _ := side.reservations.get(k, 0); p != nil && i >= 0 && !r.Failed() {
+		if p, i, _ := side.reservations.get(k, 0); i >= 0 && !r.Failed() {
 			side.reservations.remove(p, i, b)
 		}
 	case itemRule:
@@ -189,7 +188,7 @@ func (a *apply) reservation() error {
 		return ErrChunk
 	}
 	switch p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); {
-	case p != nil && i >= 0:
+	case i >= 0:
 		e.caller = p.list[i].caller
 		p.list[i] = e
 		side.reservations.first = min(side.reservations.first, e.until)

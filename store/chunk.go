@@ -211,7 +211,7 @@ func (d *drain) event(e event) {
 	}
 	k := e.reservationKey
 	p, i, ok := d.part.extras.reservations.get(k, d.now.Mono)
-	if !ok && (p == nil || i < 0 || !p.list[i].release) {
+	if !ok && (i < 0 || !p.list[i].release) {
 		d.out = append(d.out, itemSettled)
 		d.identity(k.of)
 		d.out = append(d.out, k.id[:]...)
@@ -246,14 +246,6 @@ func (d *drain) rule(r record) uint64 {
 	return uint64(len(d.specs) - 1)
 }
 
-func (d *drain) head(kind byte, r record) {
-	index := d.rule(r)
-	d.out = append(d.out, kind)
-	d.out = appendUint(d.out, index)
-	d.out = appendWord(d.out, r.hash())
-	d.out = varint.AppendText(d.out, r.key)
-}
-
 // state writes what a state was charged since the mark, or the whole of it.
 func (d *drain) state(r record, mark uint64, alone bool) {
 	if r.has(wholeFlag<<d.slot) || !alone {
@@ -277,7 +269,9 @@ func (d *drain) key(t turn) {
 			continue
 		}
 		told = true
-		d.head(itemKey, r)
+		index := d.rule(r) // which may write the rule
+		d.out = appendUint(append(d.out, itemKey), index)
+		d.out = varint.AppendText(appendWord(d.out, r.hash()), r.key)
 		var o owing
 		if r.has(owedFlag) {
 			o = d.part.extras.owed[stateID{r.spec.rule.Scope, string(r.key)}]

@@ -90,11 +90,7 @@ func (m *merge) join(to, r record) (err error) {
 	limits, old, state := to.spec.rule.Limits, r.spec.rule.Limits, r.state
 	if !sameLimits(limits, old) {
 		state = make(algo.State, limits.Words())
-		m.sh.counted(r, func() {
-			if err = old.Convert(m.sh.arena, r.state, m.now, limits, state); err == nil {
-				old.Init(r.state, m.now) // its blocks have moved
-			}
-		})
+		m.sh.counted(r, func() { err = old.Convert(m.sh.arena, r.state, m.now, limits, state) })
 		if err != nil {
 			return err
 		}
@@ -143,7 +139,7 @@ func (m *merge) uniteReservations() {
 func (m *merge) putReservations(p *pending) {
 	base := &m.base.extras.reservations
 	for _, e := range p.list {
-		if known, i, _ := base.get(reservationKey{p.of, e.id}, 0); known == nil || i < 0 {
+		if _, i, _ := base.get(reservationKey{p.of, e.id}, 0); i < 0 {
 			base.put(p.of, p.hash, e, e.caller.label, algo.Hold{}, &m.sh.budget)
 		}
 	}

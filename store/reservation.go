@@ -76,7 +76,7 @@ type pending struct {
 // at now.
 func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok bool) {
 	if p = r.by[k.of]; p == nil {
-		return nil, 0, false
+		return nil, -1, false
 	}
 	i = slices.IndexFunc(p.list, func(e reservation) bool { return e.id == k.id })
 	return p, i, i >= 0 && now < p.list[i].until
@@ -113,7 +113,7 @@ func (r *reservations) of(of stateID, hash uint64) *pending {
 
 // put adds the newest reservation of a state. beforeReservation has made sure that there may be one more.
 func (r *reservations) put(of stateID, hash uint64, e reservation, caller string, hold algo.Hold, b *shardBudget) *pending {
-	if p, i, _ := r.get(reservationKey{of, e.id}, 0); p != nil && i >= 0 {
+	if p, i, _ := r.get(reservationKey{of, e.id}, 0); i >= 0 {
 		r.remove(p, i, b)
 	}
 	if r.count == 0 || e.until < r.first {

@@ -374,9 +374,7 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 		if now.Mono < s.barren.Load() {
 			return s.refusedRoom(err, rule, call.Caller)
 		}
-		freed := s.sweep(now, reclaimScan, math.MaxInt, enough)
-		trimmed := s.trim()
-		if freed == 0 && !trimmed || enough > reclaimScan {
+		if !s.makeRoom(now, enough) || enough > reclaimScan {
 			s.barren.Store(now.Mono + int64(reclaimPause))
 			continue
 		}
@@ -441,14 +439,14 @@ func (s *Store) Sweep(now algo.Instant, steps int) int {
 	return s.sweep(now, math.MaxInt, s.cfg.Partitions/steps+1, math.MaxInt)
 }
 
-// trim gives back the pages that shards keep in reserve, and reports whether there were any.
-func (s *Store) trim() bool {
-	trimmed := false
+// makeRoom drops some idle records, gives back the pages that shards keep spare, and reports whether there were any of either.
+func (s *Store) makeRoom(now algo.Instant, enough int) bool {
+	made := s.sweep(now, reclaimScan, math.MaxInt, enough) > 0
 	for i := range s.shards {
 		sh := &s.shards[i]
-		sh.locked(func() { trimmed = sh.arena.Trim() || trimmed })
+		sh.locked(func() { made = sh.arena.Trim() || made })
 	}
-	return trimmed
+	return made
 }
 
 // sweep looks at records until it has seen so many, has come through so many partitions, or has dropped enough; at each
