@@ -19,22 +19,19 @@ import (
 // answers a renewal or release of a moved lease, or of one that has ended, in time proportional to its leases, until it has been empty.
 //
 // Words: units in use; number of leases and, above 32 bits, 1 + the first slot of the list of free ones; an instant that no lease outlives;
-// the first chunk of slots that may not exist and movedFlag; two vectors: the slots (nonce and place in the heap, units) and the heap (expiry,
-// home and slot). All are zero when there are no leases.
+// whether there may be leases that are not at home; two vectors: the slots (nonce and place in the heap, units) and the heap (expiry, home and
+// slot). All are zero when there are no leases.
 type concurrency struct{}
 
 const (
 	leaseUnits = iota
 	leaseCount
 	leaseLatest
-	leaseChunk
+	leaseMoved
 	leaseSlots
 	leaseHeap
 	leaseWords
 )
-
-// movedFlag, above the chunk, says that there may be leases that are not at home.
-const movedFlag = 1 << 32
 
 const (
 	slotBits  = 24 // MaxLeases
@@ -109,27 +106,19 @@ func (c concurrency) reserve(_ *Limit, a *Arena, s []uint64, _ int64) bool {
 	if c.freeSlot(s) != 0 {
 		return true
 	}
-	// No existing slot is free: the next chunk of slots is made.
-	slots := vector{&s[leaseSlots]}
-	from := uint32(s[leaseChunk])
-	if slots.len() >= chunkLen {
-		for from < MaxLeases && slots.has(a, from) {
-			from += chunkLen
-		}
+	// No existing slot is free, so there are as many as leases. The next chunk of slots is made: behind them, or where it was restored with gaps,
+	// further on. (A state restored with more than half of MaxLeases may find none there.)
+	slots, from := vector{&s[leaseSlots]}, uint32(c.count(s))
+	for from < MaxLeases && slots.has(a, from) {
+		from += chunkLen
 	}
 	if from >= MaxLeases || !slots.ensure(a, from) {
 		return false
 	}
-	until := min(from+chunkLen, slots.len()) // less than a chunk while the only one grows
-	c.setChunk(s, until)
-	for i := until; i > from; i-- {
+	for i := min(from+chunkLen, slots.len()); i > from; i-- { // less than a chunk while the only one grows
 		c.putFree(a, s, i-1)
 	}
 	return true
-}
-
-func (concurrency) setChunk(s []uint64, chunk uint32) {
-	s[leaseChunk] = s[leaseChunk]&^0xffff_ffff | uint64(chunk)
 }
 
 // putFree puts a slot on the list of free ones. Having no units tells it from one in use.
@@ -171,7 +160,7 @@ func (c concurrency) insert(a *Arena, s []uint64, id uint64, slot uint32, expiry
 	}
 	home := id & slotMask
 	if home != uint64(slot) {
-		s[leaseChunk] |= movedFlag
+		s[leaseMoved] = 1
 	}
 	e := c.slot(a, s, slot)
 	e[0], e[1] = id&^slotMask, uint64(n)
@@ -198,7 +187,7 @@ func (c concurrency) find(a *Arena, s []uint64, id uint64) (uint32, bool) {
 			return home, true
 		}
 	}
-	if s[leaseChunk]&movedFlag == 0 {
+	if s[leaseMoved] == 0 {
 		return 0, false
 	}
 	for i := range c.count(s) {
@@ -366,9 +355,6 @@ func (concurrency) ensure(a *Arena, s []uint64, slot uint32) bool {
 // linkFree puts all slots that exist and have no lease on the list of free ones, which is empty.
 func (c concurrency) linkFree(a *Arena, s []uint64) {
 	slots := vector{&s[leaseSlots]}
-	if n := slots.len(); n < chunkLen {
-		c.setChunk(s, n)
-	}
 	for i := slots.len(); i > 0; {
 		if i%chunkLen == 0 && !slots.has(a, i-1) {
 			i -= chunkLen
