@@ -106,6 +106,9 @@ type drain struct {
 // full begins the chunk, if it has not begun, and reports whether it is long enough.
 func (d *drain) full() bool {
 	if len(d.out) == 0 {
+		if guess := min(max(d.most, 64)+1024, 96*d.f.keys.Len()); guess > chunkRoom {
+			d.out = make([]byte, 0, guess)
+		}
 		d.out = append(d.out, chunkVersion)
 	}
 	return len(d.out) > 1 && len(d.out) >= d.most

@@ -53,7 +53,10 @@ const eventBytes = 64
 // turn is the place of a pending record in the queue of keys.
 type turn struct{ hash, mark uint64 }
 
-const turnBytes = 16
+const (
+	turnBytes = 16
+	keepTurns = 256 // for how many an empty queue keeps room
+)
 
 // push adds a turn. The memory of both queues is counted and never refused.
 func (f *follower) push(t turn, b *shardBudget) {
@@ -63,8 +66,10 @@ func (f *follower) push(t turn, b *shardBudget) {
 }
 
 func (f *follower) pop(b *shardBudget) turn {
-	before := f.keys.Cap()
-	t := f.keys.Pop()
+	before, t := f.keys.Cap(), f.keys.Pop()
+	if f.keys.Len() == 0 && f.keys.Cap() > keepTurns {
+		f.keys = fifo.Queue[turn]{}
+	}
 	b.Give((before - f.keys.Cap()) * turnBytes)
 	return t
 }
@@ -250,6 +255,9 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 // noteAll makes each record for which wanted is true pending as a whole for one follower.
 func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(record) bool) {
 	f, t := part.role.followers[slot], &part.table
+	before := f.keys.Cap()
+	f.keys.Grow(t.count) // once: to add turn after turn would copy it again and again
+	sh.budget.count((f.keys.Cap() - before) * turnBytes)
 	sh.eachRecord(t, func(r record) {
 		if !wanted(r) {
 			return

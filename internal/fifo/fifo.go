@@ -6,7 +6,7 @@ package fifo
 import "slices"
 
 // keep is for how many items an empty queue keeps room.
-const keep = 256
+const keep = 4096
 
 // Queue holds items in the order in which they came. The zero value is an empty queue. It is not safe for concurrent use, and does not
 // bound its items: its owner does both. The oldest item is taken from a head that moves, and items are moved to the front where there is no
@@ -21,6 +21,9 @@ func (q *Queue[T]) Len() int { return len(q.items) - q.head }
 
 // Cap returns the number of items that its array has room for.
 func (q *Queue[T]) Cap() int { return cap(q.items) }
+
+// Grow makes room for n more items.
+func (q *Queue[T]) Grow(n int) { q.items = slices.Grow(q.items, n) }
 
 // Items returns the items, the oldest first. They are the queue's: good until it is changed, and not to be changed.
 func (q *Queue[T]) Items() []T { return q.items[q.head:] }
