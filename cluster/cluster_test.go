@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -26,8 +27,10 @@ import (
 
 const patience = testkit.Patience // before a test gives up waiting for a condition
 
-// TestMain checks that closed clusters leave no goroutine behind.
+// TestMain has members, which wait for each other most of the time, run side by side, and checks that closed clusters leave no goroutine
+// behind.
 func TestMain(m *testing.M) {
+	testkit.Parallel(6)
 	code := m.Run()
 	if code == 0 {
 		var left string

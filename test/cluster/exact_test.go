@@ -145,6 +145,7 @@ func wantEach(t *testing.T, got map[string]int, want int) {
 // TestExactOverHTTP is the promise of the README: 300 concurrent checks of a limit of 100, spread over three nodes, are
 // 100 admissions and 200 refusals, for 50 keys at once.
 func TestExactOverHTTP(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
 	for _, name := range exactAlgorithms {
 		t.Run(name, func(t *testing.T) {

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	testkit.Parallel(4) // clusters of processes, most of which wait
+	testkit.Parallel(6) // clusters of processes, most of which wait
 	os.Exit(run(m))
 }
 

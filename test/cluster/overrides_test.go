@@ -22,6 +22,7 @@ import (
 // meanwhile has them when it is ready again; of concurrent changes all nodes end up with the same one; and after all nodes were killed
 // they are there again.
 func TestOverrides(t *testing.T) {
+	t.Parallel()
 	file, dirs := writeFile(t, "policies.yaml", limitOf(5)), t.TempDir()
 	start := func(i int, join ...string) *process {
 		return startNode(t, "--name", fmt.Sprintf("n%d", i), "--policies", file, "--data-dir", filepath.Join(dirs, fmt.Sprint(i)), "--join", strings.Join(join, ","))

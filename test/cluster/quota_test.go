@@ -36,8 +36,8 @@ const (
 	quotaWindow = 20 * time.Second
 	quotaReport = 5 * time.Second
 	// quotaKeyEvery is how often a new key comes up, and quotaKeys how many are asked about.
-	quotaKeyEvery = 7 * time.Second
-	quotaKeys     = 4
+	quotaKeyEvery = 4 * time.Second
+	quotaKeys     = 6
 )
 
 // quotaPolicies are of a window and of every durability, and of a bucket, whose rate is lent. Strict policies are not divided.
@@ -346,7 +346,7 @@ func TestQuota(t *testing.T) {
 			eventually(t, 3*waitTimeout, fmt.Sprintf("data plane %d admits and denies", i), func() bool { return p.admitted.Load() >= admitted && p.denied.Load() >= denied })
 		}
 	}
-	goesOn(400)
+	goesOn(300)
 
 	victim, rest := n[2], n[:2]
 	served := planes[2].connected.Load()
@@ -357,7 +357,7 @@ func TestQuota(t *testing.T) {
 	l.tellDecided(rest[0])
 	l.grab(rest[0])
 	t.Logf("calm after %v", f.calm(rest...).Round(time.Millisecond))
-	goesOn(400)
+	goesOn(300)
 	expect.True(t, planes[2].connected.Load() != served,
 		"the data plane whose stream was to the node that was killed has no other one")
 	f.start(victim)
@@ -371,7 +371,7 @@ func TestQuota(t *testing.T) {
 	f.start(n[0])
 	t.Logf("%s left within %v, and is back: calm after %v", n[0].name, left.Round(time.Millisecond), f.calm(n...).Round(time.Millisecond))
 	l.grab(victim)
-	goesOn(400)
+	goesOn(300)
 	l.end()
 
 	l.calms = append(l.calms, l.now())
