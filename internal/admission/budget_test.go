@@ -49,9 +49,8 @@ func TestRefit(t *testing.T) {
 	before := b.State
 	b.Unread += 10 * mib
 	b.Refit()
-	if b.State != before-10*mib || b.Sum() > b.Limit {
-		t.Errorf("state is %d after %d, the sum %d of %d", b.State, before, b.Sum(), b.Limit)
-	}
+	expect.True(t, b.State == before-10*mib && b.Sum() <= b.Limit,
+		"state is %d after %d, the sum %d of %d", b.State, before, b.Sum(), b.Limit)
 	b.Unread += 1024 * mib
 	b.Refit()
 	expect.True(t, b.State == LeastState && b.Sum() > b.Limit, "state is %d", b.State)

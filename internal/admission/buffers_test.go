@@ -55,9 +55,8 @@ func TestPool(t *testing.T) {
 	b := NewBuffers(most, 10, nil)
 	for _, n := range []int{0, 1, 100, 1024, 1025, 5000, 16 << 10, 9 << 20} {
 		buf := b.Get(n)
-		if len(*buf) != n || mem.IsBelowBufferPoolingThreshold(cap(*buf)) || b.Used() != int64(cap(*buf)) {
-			t.Errorf("%d: length %d, capacity %d, counted %d", n, len(*buf), cap(*buf), b.Used())
-		}
+		expect.True(t, len(*buf) == n && !mem.IsBelowBufferPoolingThreshold(cap(*buf)) && b.Used() == int64(cap(*buf)),
+			"%d: length %d, capacity %d, counted %d", n, len(*buf), cap(*buf), b.Used())
 		mem.NewBuffer(buf, b).Free()
 		expect.True(t, b.Used() == 0, "%d: %d are left", n, b.Used())
 	}

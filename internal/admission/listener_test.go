@@ -207,9 +207,8 @@ func TestAuthenticatedStay(t *testing.T) {
 		if !known("192.0.2.1:1") || !known("192.0.2.1:2") || known("192.0.2.1:3") || !known("192.0.2.2:1") || known("192.0.2.3:1") {
 			t.Errorf("served: %v", h.served())
 		}
-		if !slices.Equal(h.why(), []Rejection{TooManyConnections, TooManyConnections}) {
-			t.Errorf("rejected: %v", h.why())
-		}
+		expect.True(t, slices.Equal(h.why(), []Rejection{TooManyConnections, TooManyConnections}),
+			"rejected: %v", h.why())
 		for port := range 100 {
 			h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
 			time.Sleep(anonymousGrace)
@@ -303,9 +302,7 @@ func TestAnonymousBytes(t *testing.T) {
 		c := send("192.0.2.1:1", len(all))
 		n, err := io.ReadFull(c, all)
 		expect.True(t, n == anonymousBytes && errors.Is(err, errBytes), "read %d: %v", n, err)
-		if !slices.Equal(h.why(), []Rejection{TooManyBytes}) {
-			t.Errorf("rejected: %v", h.why())
-		}
+		expect.True(t, slices.Equal(h.why(), []Rejection{TooManyBytes}), "rejected: %v", h.why())
 		c = send("192.0.2.1:2", len(all))
 		go func() {
 			time.Sleep(authenticationPatience / 2)
@@ -396,9 +393,7 @@ func TestSourceOf(t *testing.T) {
 		{"192.0.2.1:1", "[::ffff:192.0.2.1]:2"}, {"[2001:db8::1]:1", "[2001:db8::ffff:0:0:2]:2"}, {"[fe80::1%eth0]:1", "[fe80::2]:1"},
 	} {
 		a, b := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.a)), net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.b))
-		if sourceOf(a) != sourceOf(b) {
-			t.Errorf("%s and %s: %v, %v", c.a, c.b, sourceOf(a), sourceOf(b))
-		}
+		expect.True(t, sourceOf(a) == sourceOf(b), "%s and %s: %v, %v", c.a, c.b, sourceOf(a), sourceOf(b))
 	}
 	expect.True(t, sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8::1]:1"))) != sourceOf(net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[2001:db8:0:1::1]:1"))),
 		"two networks are one source")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
@@ -67,9 +68,7 @@ func TestFill(t *testing.T) {
 			maps.Copy(want, c.want)
 			must.NoError(t, fs.Parse(append(c.args, "--config", testkit.WriteFile(t, "weir.yaml", c.file))))
 			must.NoError(t, fillFlags(fs, lookup(c.env)))
-			if !maps.Equal(got(), want) {
-				t.Errorf("got  %v\nwant %v", got(), want)
-			}
+			expect.True(t, maps.Equal(got(), want), "got  %v\nwant %v", got(), want)
 		})
 	}
 }

@@ -248,9 +248,7 @@ func TestOldDeletionsAreForgotten(t *testing.T) {
 		_, err := merge(reverse, page)
 		must.NoError(t, err)
 	}
-	if b.Digest() != reverse.Digest() {
-		t.Errorf("%+v %+v", b.Stats(), reverse.Stats())
-	}
+	expect.True(t, b.Digest() == reverse.Digest(), "%+v %+v", b.Stats(), reverse.Stats())
 	long := strings.Repeat("k", 1000)
 	for i := range entries[:5000] {
 		entries[i].Key = long + fmt.Sprint(i)

@@ -205,9 +205,8 @@ func TestReplicator(t *testing.T) {
 			"those that reach each other differ, or all are equal")
 		c.setCut(last, false)
 		time.Sleep(maxDelay + time.Second)
-		if !c.equal() || first.Unequal(false) != 0 {
-			t.Errorf("%d, %d and %d entries", len(contentOf(c.book(0))), len(contentOf(c.book(1))), len(contentOf(c.book(2))))
-		}
+		expect.True(t, c.equal() && first.Unequal(false) == 0,
+			"%d, %d and %d entries", len(contentOf(c.book(0))), len(contentOf(c.book(1))), len(contentOf(c.book(2))))
 		if got, _ := c.book(1).Get(ID{Policy: "login", Key: "bob"}); got == nil {
 			t.Error("what the one that was cut off changed is lost")
 		}

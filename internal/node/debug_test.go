@@ -5,6 +5,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // The debug port shows profiles on loopback, and the port for callers does not.
@@ -17,25 +20,17 @@ func TestDebugPort(t *testing.T) {
 		get := func(addr, path, host string) (int, string) {
 			t.Helper()
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			r.Host = host
 			resp, err := http.DefaultClient.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			return resp.StatusCode, string(body)
 		}
 		addr := n.debugAddr
-		if !strings.HasPrefix(addr, "127.0.0.1:") {
-			t.Errorf("listens on %s", addr)
-		}
+		expect.True(t, strings.HasPrefix(addr, "127.0.0.1:"), "listens on %s", addr)
 		if status, body := get(addr, "/debug/pprof/goroutine?debug=1", ""); status != http.StatusOK || !strings.Contains(body, "goroutine profile") {
 			t.Errorf("%d %.80s", status, body)
 		}

@@ -36,9 +36,7 @@ func TestFilesReplacedByPipes(t *testing.T) {
 		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLSKeyFile, "peer_certificates": cfg.Security.PeerTLSCAFile,
 		"access": cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
 	}
-	if len(n.files()) != len(files) {
-		t.Fatalf("%d files are followed, %d tested", len(n.files()), len(files))
-	}
+	must.True(t, len(n.files()) == len(files), "%d files are followed, %d tested", len(n.files()), len(files))
 	for _, f := range n.files() {
 		name := files[f.name]
 		before := must.Value(os.ReadFile(name))(t)

@@ -70,9 +70,7 @@ func TestMaxConnections(t *testing.T) {
 			end()
 			testkit.Eventually(t, "room for one", func() bool { return known(l) == 1 })
 			testkit.Eventually(t, "it to be taken", func() bool { return third() == nil })
-			if known(l) != 2 {
-				t.Errorf("%s, %s: %d are counted", name, listener, known(l))
-			}
+			expect.True(t, known(l) == 2, "%s, %s: %d are counted", name, listener, known(l))
 		}
 	}
 }

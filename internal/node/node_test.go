@@ -145,9 +145,7 @@ func TestTwoNodes(t *testing.T) {
 		nodes := startCluster(t, "a b", nil)
 		a, b := nodes[0], nodes[1]
 		line := regexp.MustCompile(`^weir ready name=b http=127\.0\.0\.1:\d+ grpc=127\.0\.0\.1:\d+ gossip=127\.0\.0\.1:\d+ peer=127\.0\.0\.1:\d+$`)
-		if !line.MatchString(b.ReadyLine()) {
-			t.Errorf("ready line: %s", b.ReadyLine())
-		}
+		expect.True(t, line.MatchString(b.ReadyLine()), "ready line: %s", b.ReadyLine())
 		for k := range 20 {
 			for i := range 8 {
 				n := nodes[(i+k)%2]

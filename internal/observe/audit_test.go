@@ -136,9 +136,7 @@ func TestFile(t *testing.T) {
 	expect.NoError(t, l.Reopen())
 	l.Record(auth.Event{Action: auth.ActionReset})
 	expect.NoError(t, l.Close())
-	if count(name+".1") != 3 || count(name) != 1 {
-		t.Errorf("%d lines, and %d", count(name+".1"), count(name))
-	}
+	expect.True(t, count(name+".1") == 3 && count(name) == 1, "%d lines, and %d", count(name+".1"), count(name))
 	_, err := OpenAudit(AuditConfig{Name: filepath.Join(name, "x")})
 	expect.True(t, err != nil, "a file in a file")
 }

@@ -69,9 +69,7 @@ func TestStall(t *testing.T) {
 			expect.True(t, (err != nil) == want && (!want || errors.Is(err, ErrFull)), "line %d: %v", i, err)
 			synctest.Wait()
 		}
-		if q.Dropped() != 40 || len(told) != 0 {
-			t.Errorf("%d dropped, told %d times", q.Dropped(), len(told))
-		}
+		expect.True(t, q.Dropped() == 40 && len(told) == 0, "%d dropped, told %d times", q.Dropped(), len(told))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		close(g.open)

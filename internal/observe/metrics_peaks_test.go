@@ -61,9 +61,8 @@ func TestScraperOf(t *testing.T) {
 	r.Header.Set("User-Agent", "Prometheus/3.0"+strings.Repeat("x", 1000))
 	one := scraperOf(r)
 	r.RemoteAddr = "[2001:db8::1]:999"
-	if scraperOf(r) != one || len(one) > 80 || !strings.HasPrefix(one, "2001:db8::1 Prometheus/3.0") {
-		t.Errorf("%q, then %q", one, scraperOf(r))
-	}
+	expect.True(t, scraperOf(r) == one && len(one) <= 80 && strings.HasPrefix(one, "2001:db8::1 Prometheus/3.0"),
+		"%q, then %q", one, scraperOf(r))
 	r.Header.Set("User-Agent", "curl")
 	expect.True(t, scraperOf(r) != one, "two programs of one host are not told apart")
 }

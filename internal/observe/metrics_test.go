@@ -178,9 +178,7 @@ weir_refusals_remembered_total{policy="login"} 0
 		for _, s := range f.Metric {
 			labels := s.Label[0].GetValue() + " " + s.Label[1].GetValue()
 			want := map[string]float64{"login allowed": 1, "login refused": 1, "(inline) allowed": 1}[labels]
-			if s.Counter.GetValue() != want {
-				t.Errorf("%s: %v, want %v", labels, s.Counter.GetValue(), want)
-			}
+			expect.True(t, s.Counter.GetValue() == want, "%s: %v, want %v", labels, s.Counter.GetValue(), want)
 		}
 	}
 	problems := must.Value(testutil.GatherAndLint(m.pageFor("a test")))(t)

@@ -62,9 +62,8 @@ func TestOrders(t *testing.T) {
 		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, -1, nil, ""},
 	} {
 		rows, since := r.Top(int64(4*time.Second), tt.by, tt.n, tt.wanted)
-		if names(rows) != tt.want || since != 4*time.Second {
-			t.Errorf("%s, %d: %s since %v, want %s", tt.by, tt.n, names(rows), since, tt.want)
-		}
+		expect.True(t, names(rows) == tt.want && since == 4*time.Second,
+			"%s, %d: %s since %v, want %s", tt.by, tt.n, names(rows), since, tt.want)
 	}
 	row, _ := r.Top(0, weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil)
 	want := &peerv1.KeyActivity{Scope: "p", Key: "busy", Decisions: 10, Algorithm: weirv1.Algorithm(algo.SlidingLog), WindowNs: int64(time.Minute), Limit: 100, Used: 40}

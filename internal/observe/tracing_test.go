@@ -158,14 +158,11 @@ func TestTracedCallsAreBounded(t *testing.T) {
 	served := false
 	h := tracer.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served = true }))
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/check", nil))
-	if !served || len(sent()) != 0 || tracer.calls.Load() != maxCalls {
-		t.Errorf("served %t, %d spans, %d calls", served, len(sent()), tracer.calls.Load())
-	}
+	expect.True(t, served && len(sent()) == 0 && tracer.calls.Load() == maxCalls,
+		"served %t, %d spans, %d calls", served, len(sent()), tracer.calls.Load())
 	tracer.calls.Store(maxCalls - 1)
 	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/check", nil))
-	if len(sent()) != 1 {
-		t.Errorf("%d spans", len(sent()))
-	}
+	expect.True(t, len(sent()) == 1, "%d spans", len(sent()))
 }
 
 // TestAcrossNodes: the spans of a forward hang together.

@@ -237,9 +237,7 @@ func TestCertsReload(t *testing.T) {
 	}
 	with(ofA, UnknownAuthority)
 	with(ofB, "")
-	if !s.Expiry().Equal(soon) {
-		t.Errorf("expires at %v, want %v", s.Expiry(), soon)
-	}
+	expect.True(t, s.Expiry().Equal(soon), "expires at %v, want %v", s.Expiry(), soon)
 }
 
 func TestOpenErrors(t *testing.T) {

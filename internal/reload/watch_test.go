@@ -398,9 +398,7 @@ func TestWatchHang(t *testing.T) {
 		w.Reload()
 		w.failure("does not answer")
 	}
-	if w.Current() != 1 || w.Timeouts() != 1 {
-		t.Errorf("value %d, %d timeouts", w.Current(), w.Timeouts())
-	}
+	expect.True(t, w.Current() == 1 && w.Timeouts() == 1, "value %d, %d timeouts", w.Current(), w.Timeouts())
 	fs.end()
 	w.change(2)
 	expect.Equal(t, fs.peak(), 1, "reads at a time")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -30,9 +31,8 @@ func TestCallersInPython(t *testing.T) {
 	for _, program := range programs {
 		for _, want := range []string{`^\(True, 0\.0\)\n$`, `^\(True, 0\.0\)\n$`, `^\(False, [1-5]?[0-9]\.[0-9]+\)\n$`} {
 			out, err := exec.Command(debianPython, "-c", ports.Replace(program[1])).CombinedOutput()
-			if err != nil || !regexp.MustCompile(want).Match(out) {
-				t.Errorf("%v: %s, want %s, of\n%s", err, out, want, program[1])
-			}
+			expect.True(t, err == nil && regexp.MustCompile(want).Match(out),
+				"%v: %s, want %s, of\n%s", err, out, want, program[1])
 		}
 	}
 }

@@ -119,9 +119,7 @@ func startGateway(t *testing.T, nodes []*process, token string, e example) *gate
 			found = found || strings.Contains(text, replace[i])
 			texts[name] = strings.ReplaceAll(text, replace[i], replace[i+1])
 		}
-		if !found {
-			t.Fatalf("the example does not say %q", replace[i])
-		}
+		must.True(t, found, "the example does not say %q", replace[i])
 	}
 	for name, text := range texts {
 		must.NoError(t, os.WriteFile(filepath.Join(work, name), []byte(here.Replace(text)), 0o600))

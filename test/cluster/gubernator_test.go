@@ -127,9 +127,8 @@ func TestGubernator(t *testing.T) {
 	var keys []string
 	for i, a := range answers {
 		owner := a.Metadata["owner"]
-		if a.Error != "" || a.Remaining != 16 || owner == entry.grpc || owner != "" && !addresses[owner] {
-			t.Errorf("%s: %v", requests[i].UniqueKey, a)
-		}
+		expect.True(t, a.Error == "" && a.Remaining == 16 && owner != entry.grpc && (owner == "" || addresses[owner]),
+			"%s: %v", requests[i].UniqueKey, a)
 		if owner != "" {
 			keys = append(keys, requests[i].UniqueKey)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -188,9 +189,7 @@ func (p *protocol) run(t *testing.T, nodes []*node.Node, prefix, lines string) {
 		if p.noKinds {
 			got, wanted = withoutKinds(got), withoutKinds(wanted)
 		}
-		if got != wanted {
-			t.Errorf("line %d: %s\nanswered %s\nwant     %s", i+1, asked, got, wanted)
-		}
+		expect.True(t, got == wanted, "line %d: %s\nanswered %s\nwant     %s", i+1, asked, got, wanted)
 	}
 }
 

@@ -239,26 +239,19 @@ func TestImports(t *testing.T) {
 	all := packages(t)
 	for _, p := range all {
 		allowed, listed := mayImport[p.name()]
-		if !listed {
-			t.Errorf("%s is new: say in mayImport what it may import", p.name())
-		}
+		expect.True(t, listed, "%s is new: say in mayImport what it may import", p.name())
 		for _, i := range p.Imports {
 			if ours := nameOf(i); ours != i && allowed != everything && !slices.Contains(strings.Fields(allowed), ours) {
 				t.Errorf("%s must not import %s: see mayImport, and ARCHITECTURE.md for why", p.name(), ours)
 			}
-			if slices.Contains(pure, p.name()) && impure.MatchString(i) {
-				t.Errorf("%s must not import %s: it is to be a pure function of what it is given", p.name(), i)
-			}
+			expect.True(t, !slices.Contains(pure, p.name()) || !impure.MatchString(i),
+				"%s must not import %s: it is to be a pure function of what it is given", p.name(), i)
 		}
 		for _, i := range slices.Concat(p.TestImports, p.XTestImports) {
-			if i == module+"internal/cli" {
-				t.Errorf("the tests of %s must not import internal/cli", p.name())
-			}
+			expect.True(t, i != module+"internal/cli", "the tests of %s must not import internal/cli", p.name())
 		}
 		generated := strings.HasPrefix(p.name(), "proto/weir/") // package proto speaks for them
-		if p.Doc == "" && len(p.GoFiles) > 0 && !generated {
-			t.Errorf("%s has no package comment", p.name())
-		}
+		expect.True(t, p.Doc != "" || len(p.GoFiles) <= 0 || generated, "%s has no package comment", p.name())
 	}
 	for name := range mayImport {
 		expect.True(t, slices.ContainsFunc(all, func(p pkg) bool { return p.name() == name }),
@@ -395,13 +388,9 @@ func parse(t *testing.T, file string) *ast.File {
 func compare(t *testing.T, extra, missing string, found, allowed []string) {
 	t.Helper()
 	for _, f := range slices.Compact(slices.Sorted(slices.Values(found))) {
-		if !slices.Contains(allowed, f) {
-			t.Errorf(extra, f)
-		}
+		expect.True(t, slices.Contains(allowed, f), extra, f)
 	}
 	for _, a := range allowed {
-		if !slices.Contains(found, a) {
-			t.Errorf(missing, a)
-		}
+		expect.True(t, slices.Contains(found, a), missing, a)
 	}
 }
