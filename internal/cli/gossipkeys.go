@@ -17,10 +17,7 @@ import (
 )
 
 func newGossipKeys() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "gossip-keys",
-		Short: "Show and change the keys that encrypt the gossip, on all members",
-		Long: `Show and change the keys that encrypt the gossip, on all members, while they run. A key is changed in three steps. A step
+	return group("gossip-keys", "Show and change the keys that encrypt the gossip, on all members", `Show and change the keys that encrypt the gossip, on all members, while they run. A key is changed in three steps. A step
 that would cut a member off is rejected:
 
   openssl rand -base64 32 > new.key
@@ -31,23 +28,19 @@ that would cut a member off is rejected:
 Keys changed like this are forgotten when a process ends: put the new key into the nodes' --gossip-key-file as well. Changing
 that file on all nodes does the three steps by itself.
 Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
-		Args: noCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newKeyStep("list", "Show which members have which keys", func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
-	}))
-	cmd.AddCommand(newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input", func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
-		key, err := readKey(args[0], stdin)
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
-	}))
-	cmd.AddCommand(newKeyStep("use ID", "Have all members encrypt with a key that all have", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
-	}))
-	cmd.AddCommand(newKeyStep("remove ID", "Have all members forget a key that none uses", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
-		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
-	}))
-	return cmd
+		newKeyStep("list", "Show which members have which keys", func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
+			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
+		}),
+		newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input", func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
+			key, err := readKey(args[0], stdin)
+			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
+		}),
+		newKeyStep("use ID", "Have all members encrypt with a key that all have", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
+		}),
+		newKeyStep("remove ID", "Have all members forget a key that none uses", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
+		}))
 }
 
 // newKeyStep is one step of a change of keys.

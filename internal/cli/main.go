@@ -67,23 +67,16 @@ func run(args []string, stdout, stderr io.Writer) int {
 }
 
 func newRoot() *cobra.Command {
-	root := &cobra.Command{
-		Use:   "weir",
-		Short: "A distributed rate limiter that needs no Redis",
-		Long: `Weir is a distributed rate limiter. Nodes form a cluster by gossip, every key has one owner, and the
+	root := group("weir", "A distributed rate limiter that needs no Redis", `Weir is a distributed rate limiter. Nodes form a cluster by gossip, every key has one owner, and the
 owner decides in memory, on one clock.
 
 Start with:  weir dev`,
-		Version:       build(),
-		Args:          noCommand,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
+		newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(),
+		newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys(), newOverride(),
+		&cobra.Command{Use: "version", Short: "Print version, commit, Go release and platform", Args: namedArgs,
+			Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "weir", build()) }})
+	root.Version, root.SilenceUsage, root.SilenceErrors = build(), true, true
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(), newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys(), newOverride())
-	root.AddCommand(&cobra.Command{Use: "version", Short: "Print version, commit, Go release and platform", Args: namedArgs,
-		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "weir", build()) }})
 	root.InitDefaultCompletionCmd()
 	if completion, _, err := root.Find([]string{"completion"}); err == nil {
 		completion.RunE = root.RunE // without it cobra succeeds whatever comes after the command
@@ -108,6 +101,13 @@ func newHelp() *cobra.Command {
 			return about.Help()
 		},
 	}
+}
+
+// group makes a command that is only the name of others.
+func group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: noCommand, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(commands...)
+	return cmd
 }
 
 // namedArgs takes the arguments that a command's Use names.

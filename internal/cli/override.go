@@ -16,10 +16,7 @@ import (
 )
 
 func newOverride() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "override",
-		Short: "Give keys other limits than their policy has, on all members, while they run",
-		Long: `Give keys, or all keys with a prefix, other limits than their policy has, on all members of the cluster, while they run.
+	return group("override", "Give keys other limits than their policy has, on all members, while they run", `Give keys, or all keys with a prefix, other limits than their policy has, on all members of the cluster, while they run.
 
   weir override set login alice '{"limit":500}'
   weir override set --prefix api partner- '{"limits":["10/1s","1000/1h"]}'
@@ -29,10 +26,6 @@ func newOverride() *cobra.Command {
 
 SETTINGS are the fields of an override in a policy file, as a JSON object. With an access file it takes a token with the role overrides.
 Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with nothing changed.`,
-		Args: noCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(
 		newOverrideChange("set POLICY KEY SETTINGS", "Give a key other limits",
 			func(ctx context.Context, c weirv1.OverridesClient, key, prefix string, args []string) (*weirv1.OverrideChange, error) {
 				return c.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: args[0], Key: key, Prefix: prefix, Settings: args[2]}})
@@ -42,7 +35,6 @@ Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with noth
 				return c.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: args[0], Key: key, Prefix: prefix})
 			}),
 		newOverrideList())
-	return cmd
 }
 
 // changeOverride asks a node to change the override of a key or a prefix.

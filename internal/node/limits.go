@@ -67,21 +67,13 @@ func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budge
 	return m, over, nil
 }
 
-// connBytes is what a connection of a caller takes while it is idle.
-func (c *Limits) connBytes(tls bool) int {
-	if tls {
-		return admission.PerConnection + admission.PerTLS
-	}
-	return admission.PerConnection
-}
-
 // listener returns the configuration of a listener (http, grpc or peer).
 func (c *Limits) listener(name string, s *security, callers *fairshare.Places) admission.ListenerConfig {
 	if name == "peer" {
 		callers = nil
 	}
 	cfg := admission.ListenerConfig{
-		Memory: callers, ConnBytes: c.connBytes(!s.plain(name)),
+		Memory: callers, ConnBytes: admission.PerConnection,
 		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxConnectionsPerSource, 0), MaxAnonymous: c.MaxAnonymousConnections,
 		Rejected: func(from net.Addr, why admission.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
 	}
@@ -98,6 +90,8 @@ func (c *Limits) listener(name string, s *security, callers *fairshare.Places) a
 		cfg.Foreign = func(from net.Addr) {
 			s.denials.note(name, "tls_on_plain_port", from, "TLS where plain text is spoken")
 		}
+	} else {
+		cfg.ConnBytes += admission.PerTLS
 	}
 	return cfg
 }

@@ -30,9 +30,5 @@ func readSecret(secretFile string) (ring.HashKey, error) {
 	if err != nil {
 		return ring.HashKey{}, fmt.Errorf("cluster-secret-file: %w", err)
 	}
-	key, err := ring.ParseHashKey(derived)
-	if err != nil {
-		return ring.HashKey{}, fmt.Errorf("cluster-secret-file: %w", err)
-	}
-	return key, nil
+	return ring.ParseHashKey(derived) // which takes a key of this size
 }
