@@ -29,6 +29,7 @@ import (
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // cluster is limiters that decide for the keys that the ring gives them, behind gRPC servers of their own, and forward the rest to
@@ -226,7 +227,7 @@ func TestAllGoesToTheOwnerOfMost(t *testing.T) {
 		n := c.calls[node].Load() - asked
 		expect.True(t, n == 1, "node %d was asked %d times, want once", node, n)
 		// The reservation of the one key that is another's, and behind the answer its settlement.
-		wait(t, "two operations to be forwarded", func() bool { return c.forwarded.Load()-before >= 2 })
+		testkit.Eventually(t, "two operations to be forwarded", func() bool { return c.forwarded.Load()-before >= 2 })
 		n = c.forwarded.Load() - before
 		expect.True(t, n == 2, "node %d forwarded %d operations, want 2", node, n)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // TestConformance holds both backends to the same behaviour.
@@ -401,7 +402,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			return l
 		}
 		l = short()
-		wait(t, "a renewal", func() bool {
+		testkit.Eventually(t, "a renewal", func() bool {
 			if isLost(l) {
 				b.expire("b")
 				l = short()

@@ -12,6 +12,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // cable is the way of a Client to its nodes. While it is cut nothing that is sent arrives, and nobody is told.
@@ -90,7 +91,7 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 							"%+v, %v", d, err)
 						return d, d.Allowed && !d.FailedOpen
 					}
-					wait(t, "units are borrowed", func() bool {
+					testkit.Eventually(t, "units are borrowed", func() bool {
 						ask()
 						_, held := state()
 						return held > 50
@@ -113,7 +114,7 @@ func TestLoanOfAClientThatIsCutOff(t *testing.T) {
 						"%+v", d)
 					_, lent = ask()
 					must.True(t, !lent, "admitted as of a loan that there is not any more")
-					wait(t, "nothing is on loan", func() bool {
+					testkit.Eventually(t, "nothing is on loan", func() bool {
 						_, held := state()
 						return held == 0
 					})

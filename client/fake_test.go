@@ -714,16 +714,3 @@ func noLeaks(t testing.TB) {
 	t.Helper()
 	testkit.NoLeaks(t, "weir/client.(*Lease)", "weir/client.(*Client)", "weir/client.(*loan", "transport.(*http2Client)")
 }
-
-// wait waits until cond holds, and fails the test if that takes more than 10 s.
-func wait(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !cond() {
-		if time.Now().After(deadline) {
-			t.Errorf("waited in vain for %s", what)
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-}

@@ -15,6 +15,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // members returns c's nodes.
@@ -33,7 +34,7 @@ func three(t *testing.T, opts ...Option) ([]*node, *Client) {
 		all, addrs = append(all, n), append(addrs, addr)
 	}
 	c := dial(t, strings.Join(addrs, ","), opts...)
-	wait(t, "all nodes to be asked", func() bool {
+	testkit.Eventually(t, "all nodes to be asked", func() bool {
 		failedOpen(t, c)
 		return all[0].asked.Load() > 0 && all[1].asked.Load() > 0 && all[2].asked.Load() > 0
 	})
@@ -74,14 +75,14 @@ func TestHungNode(t *testing.T) {
 	n := last.probed.Load()
 	expect.True(t, n == 0, "probed %d times before the cooldown had passed", n)
 
-	wait(t, "the node to say that it is ready on another stream", func() bool { return m.state.Load() == ready })
+	testkit.Eventually(t, "the node to say that it is ready on another stream", func() bool { return m.state.Load() == ready })
 	for want := range int64(3) {
 		before := last.asked.Load()
 		cooled(m)
 		for range 30 {
 			expect.True(t, !failedOpen(t, c), "a question went unanswered")
 		}
-		wait(t, "the probe to fail", func() bool {
+		testkit.Eventually(t, "the probe to fail", func() bool {
 			m.breaker.mu.Lock()
 			defer m.breaker.mu.Unlock()
 			return !m.breaker.probing && m.breaker.retry.After(time.Now())
@@ -95,7 +96,7 @@ func TestHungNode(t *testing.T) {
 	last.hung.Store(false)
 	cooled(m)
 	before = last.asked.Load()
-	wait(t, "the node to be asked again", func() bool {
+	testkit.Eventually(t, "the node to be asked again", func() bool {
 		expect.True(t, !failedOpen(t, c), "a question went unanswered")
 		return last.asked.Load() > before
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 var testKey, _ = ring.ParseHashKey([]byte("key of the tests"))
@@ -57,7 +58,7 @@ func ringOf(t *testing.T, n int, opts ...Option) (all []*node, addrs []string, t
 // reaches waits until c knows the owners at these addresses, and no others.
 func reaches(t *testing.T, c *Client, addrs ...string) {
 	t.Helper()
-	wait(t, "the owners to be known and connected", func() bool {
+	testkit.Eventually(t, "the owners to be known and connected", func() bool {
 		o := c.remote.nodes.owners.Load()
 		if o == nil {
 			return len(addrs) == 0
@@ -175,7 +176,7 @@ func TestOwnerIsLost(t *testing.T) {
 		}
 	}
 	before := all[2].asked.Load()
-	wait(t, "the owner to be asked again", func() bool {
+	testkit.Eventually(t, "the owner to be asked again", func() bool {
 		_, err := c.Policy("five").Peek(t.Context(), key)
 		expect.NoError(t, err)
 		return all[2].asked.Load() > before
@@ -206,12 +207,12 @@ func TestOneStreamToANode(t *testing.T) {
 	table := tell(all, addrs, 0, 1, 2)
 	c := dial(t, addrs[0], WithTimeout(time.Minute))
 	ns := c.remote.nodes
-	wait(t, "the ring to be known", func() bool { return ns.owners.Load() != nil })
+	testkit.Eventually(t, "the ring to be known", func() bool { return ns.owners.Load() != nil })
 	key := "key 0"
 	for i := 0; owner(table, "five", key) != 1; i++ {
 		key = fmt.Sprint("key ", i)
 	}
-	wait(t, "the owner to be asked", func() bool {
+	testkit.Eventually(t, "the owner to be asked", func() bool {
 		_, err := c.Policy("five").Peek(t.Context(), key)
 		expect.NoError(t, err)
 		return all[1].asked.Load() > 0

@@ -12,6 +12,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // lendingNode lends as much of every key as it is told to, and keeps what borrowers report.
@@ -58,7 +59,7 @@ func lent(t *testing.T, n *lendingNode) (ask func(), number uint64) {
 		d, err := l.Allow(t.Context(), "k")
 		must.True(t, err == nil && d.Allowed && !d.FailedOpen, "%v %v", d, err)
 	}
-	wait(t, "a loan of which some is spent", func() bool {
+	testkit.Eventually(t, "a loan of which some is spent", func() bool {
 		ask()
 		return n.reported(func(r limit.Borrow) bool { number = r.ID.Number; return r.Totals.Spent > 0 })
 	})
@@ -75,7 +76,7 @@ func TestRecall(t *testing.T) {
 	recall := n.recall
 	n.mu.Unlock()
 	recall(limit.Recall{Number: number, Granted: granted + besides})
-	wait(t, "all of it to be returned", func() bool {
+	testkit.Eventually(t, "all of it to be returned", func() bool {
 		ask()
 		return n.reported(func(r limit.Borrow) bool {
 			return r.ID.Number == number && r.Totals.Returned > 0 && r.Totals.Returned+r.Totals.Spent == granted+besides
@@ -87,7 +88,7 @@ func TestRecall(t *testing.T) {
 func TestKnown(t *testing.T) {
 	n := &lendingNode{granted: 1 << 20}
 	ask, number := lent(t, n)
-	wait(t, "a report of what is known", func() bool {
+	testkit.Eventually(t, "a report of what is known", func() bool {
 		ask()
 		return n.reported(func(r limit.Borrow) bool { return r.ID.Number == number && r.Known > 0 && r.Known <= r.Totals.Spent })
 	})

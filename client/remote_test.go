@@ -18,6 +18,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // One by one, each code of a node's answer becomes the client's error, or the fail policy's answer.
@@ -101,7 +102,7 @@ func TestFailover(t *testing.T) {
 		d, err := c.Policy("five").Peek(t.Context(), "a")
 		expect.True(t, err == nil && d.Allowed && !d.FailedOpen, "%+v, %v", d, err)
 	}
-	wait(t, "both nodes to be asked", func() bool {
+	testkit.Eventually(t, "both nodes to be asked", func() bool {
 		ask()
 		return a.asked.Load() > 0 && b.asked.Load() > 0
 	})
@@ -154,7 +155,7 @@ func TestRetryElsewhere(t *testing.T) {
 		<-arrived
 		stopA()
 	}()
-	wait(t, "the node that hangs to be asked", func() bool {
+	testkit.Eventually(t, "the node that hangs to be asked", func() bool {
 		mu.Lock()
 		ids = nil
 		mu.Unlock()
@@ -184,12 +185,12 @@ func TestHungNodeAmongOthers(t *testing.T) {
 		d, err := c.Policy("five").Peek(t.Context(), "a")
 		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
 	}
-	wait(t, "both nodes to be connected", func() bool {
+	testkit.Eventually(t, "both nodes to be connected", func() bool {
 		ask()
 		return a.asked.Load() > 0 && b.asked.Load() > 0
 	})
 	hung.Store(true)
-	wait(t, "the node that hangs to be asked", func() bool {
+	testkit.Eventually(t, "the node that hangs to be asked", func() bool {
 		ask()
 		return met.Load()
 	})
@@ -230,7 +231,7 @@ func TestNobodyThenSomebody(t *testing.T) {
 	}
 	newNode(nil).serve(t, l)
 	expect.NoError(t, c.Ready(t.Context()), "Ready")
-	wait(t, "the breaker to close", func() bool {
+	testkit.Eventually(t, "the breaker to close", func() bool {
 		d, err := c.Policy("five").Allow(t.Context(), "a")
 		expect.NoError(t, err)
 		return !d.FailedOpen
@@ -273,12 +274,12 @@ func TestNotReady(t *testing.T) {
 		d, err := c.Policy("five").Peek(t.Context(), "a")
 		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
 	}
-	wait(t, "both nodes to be asked", func() bool {
+	testkit.Eventually(t, "both nodes to be asked", func() bool {
 		ask()
 		return a.asked.Load() > 0 && b.asked.Load() > 0
 	})
 	a.ready.set(false)
-	wait(t, "the node to be left alone", func() bool {
+	testkit.Eventually(t, "the node to be left alone", func() bool {
 		before := a.asked.Load()
 		for range 10 {
 			ask()
@@ -286,7 +287,7 @@ func TestNotReady(t *testing.T) {
 		return a.asked.Load() == before
 	})
 	a.ready.set(true)
-	wait(t, "the node to be asked again", func() bool {
+	testkit.Eventually(t, "the node to be asked again", func() bool {
 		before := a.asked.Load()
 		ask()
 		return a.asked.Load() > before

@@ -17,6 +17,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // What is asked while a message is in flight shares the next ones, and an answer is its caller's own.
@@ -36,7 +37,7 @@ func TestCallersShareMessages(t *testing.T) {
 		})
 	}
 	l := members(c)[0]
-	wait(t, "all to have asked", func() bool {
+	testkit.Eventually(t, "all to have asked", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.waiting == callers
@@ -46,7 +47,7 @@ func TestCallersShareMessages(t *testing.T) {
 	// Each message is as large as all before it that are in flight: some ten for the held ones, one or two for the rest.
 	m := n.messages.Load()
 	expect.True(t, m <= 30, "%d messages for %d callers", m, callers)
-	wait(t, "the counts to be even", func() bool {
+	testkit.Eventually(t, "the counts to be even", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.waiting == 0 && l.inFlight == 0 && l.queued == 0
@@ -78,7 +79,7 @@ func TestOneRefusedMessage(t *testing.T) {
 		})
 	}
 	l := members(c)[0]
-	wait(t, "all to have asked", func() bool {
+	testkit.Eventually(t, "all to have asked", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.waiting+int(refused.Load()) == 100 // some may be refused before the node holds the others
@@ -121,7 +122,7 @@ func TestLimitIsTheCallersOwn(t *testing.T) {
 		var asked sync.WaitGroup
 		asked.Go(func() { _, _ = c.Check(ctx, checks) }) // given up
 		var f *request
-		wait(t, "the questions to be queued", func() bool {
+		testkit.Eventually(t, "the questions to be queued", func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			if l.queue.Len() > 0 {
@@ -175,7 +176,7 @@ func TestStuckNode(t *testing.T) {
 			expect.Equal(t, err, context.Canceled)
 		})
 	}
-	wait(t, "the link to be full", func() bool {
+	testkit.Eventually(t, "the link to be full", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.waiting == maxWaiting
@@ -184,7 +185,7 @@ func TestStuckNode(t *testing.T) {
 	cancel()
 	wg.Wait()
 	n.cancel() // it answers what it was asked
-	wait(t, "what nobody waits for to be forgotten", func() bool {
+	testkit.Eventually(t, "what nobody waits for to be forgotten", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.waiting == 0 && l.queued == 0 && l.queue.Len() == 0
@@ -197,7 +198,7 @@ func TestNodeStops(t *testing.T) {
 	addrA, _ := serve(t, a)
 	addrB, _ := serve(t, b)
 	c := dial(t, addrA+","+addrB, WithTimeout(time.Minute))
-	wait(t, "both nodes to be asked", func() bool {
+	testkit.Eventually(t, "both nodes to be asked", func() bool {
 		failedOpen(t, c)
 		return a.asked.Load() > 0 && b.asked.Load() > 0
 	})
@@ -249,7 +250,7 @@ func BenchmarkAllow(b *testing.B) {
 	for _, callers := range []int{1, 256} {
 		b.Run(fmt.Sprint(callers, " callers"), func(b *testing.B) {
 			c := dial(b, addr, WithTimeout(time.Minute))
-			wait(b, "the node to be connected", func() bool {
+			testkit.Eventually(b, "the node to be connected", func() bool {
 				d, err := c.Inline("", limit).Peek(b.Context(), "key")
 				return err == nil && !d.FailedOpen
 			})

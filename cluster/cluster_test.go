@@ -167,12 +167,6 @@ func (n testNode) Close() error {
 	return n.Cluster.Close()
 }
 
-// waitFor waits until a condition holds.
-func waitFor(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	must.True(t, within(patience, condition), "after %v still not: %s", patience, what)
-}
-
 // agree waits until all nodes have the same ring, of these nodes and no others.
 func agree(t *testing.T, nodes ...testNode) {
 	t.Helper()
@@ -181,7 +175,7 @@ func agree(t *testing.T, nodes ...testNode) {
 		names = append(names, n.View().Self.Name)
 	}
 	want := ring.Build(names)
-	waitFor(t, fmt.Sprintf("a ring of %q everywhere", names), func() bool {
+	testkit.Eventually(t, fmt.Sprintf("a ring of %q everywhere", names), func() bool {
 		return !slices.ContainsFunc(nodes, func(n testNode) bool {
 			return n.View().Ring.Fingerprint() != want.Fingerprint()
 		})
@@ -240,7 +234,7 @@ func TestThreeNodes(t *testing.T) {
 	c := startNode(t, config("c", a.gossip()))
 	agree(t, a, b, c)
 	for _, n := range []testNode{a, b, c} {
-		waitFor(t, "ready", func() bool { ready, detail := n.Ready(); return ready && detail == "" })
+		testkit.Eventually(t, "ready", func() bool { ready, detail := n.Ready(); return ready && detail == "" })
 	}
 	v := b.View()
 	for p := range ring.Partitions {
@@ -253,7 +247,7 @@ func TestThreeNodes(t *testing.T) {
 	b.SetPolicyHash(4711)
 	<-v.Replaced()
 	for _, n := range []testNode{a, b, c} {
-		waitFor(t, "the policies' hash is known", func() bool { return n.View().Member("b").PolicyHash == 4711 })
+		testkit.Eventually(t, "the policies' hash is known", func() bool { return n.View().Member("b").PolicyHash == 4711 })
 	}
 	expect.True(t, b.View().Ring == v.Ring && b.View().Version > v.Version,
 		"news without a change of the ring changed the ring, or not the version")
@@ -306,7 +300,7 @@ func TestLeave(t *testing.T) {
 	expect.True(t, m != nil && m.State == Leaving, "a leaving node is no member any more: %+v", m)
 	expect.NoError(t, b.Leave(t.Context()), "leaving again")
 	expect.NoError(t, b.Close())
-	waitFor(t, "b is gone", func() bool { return a.View().Member("b") == nil && c.View().Member("b") == nil })
+	testkit.Eventually(t, "b is gone", func() bool { return a.View().Member("b") == nil && c.View().Member("b") == nil })
 	expect.NoError(t, b.Close(), "closing again")
 	expect.ErrorIs(t, b.Leave(t.Context()), errClosed, "leaving after Close")
 	expect.True(t, !strings.Contains(a.log.String(), "member lost"), "a took b, which had left, for dead")
@@ -327,7 +321,7 @@ func TestLeaveTogether(t *testing.T) {
 		})
 	}
 	leaving.Wait()
-	waitFor(t, "everybody to have heard of every leave", func() bool {
+	testkit.Eventually(t, "everybody to have heard of every leave", func() bool {
 		for _, n := range nodes {
 			if len(n.View().Ring.Members()) != 1 {
 				return false
@@ -345,7 +339,7 @@ func TestLeaveIsBounded(t *testing.T) {
 	cancel()
 	err := b.Leave(ctx)
 	expect.True(t, err == nil || errors.Is(err, context.Canceled), "%v", err)
-	waitFor(t, "b leaves all the same", func() bool { return a.View().Member("b").State == Leaving })
+	testkit.Eventually(t, "b leaves all the same", func() bool { return a.View().Member("b").State == Leaving })
 }
 
 // A crash is seen in about 2 s with the default timing; the bound here allows for a busy machine.
@@ -391,12 +385,12 @@ func TestDoubt(t *testing.T) {
 	views := []*View{nodes[0].View(), nodes[1].View()}
 	cable.cut(local(ports[2]))
 	for _, n := range nodes[:2] {
-		waitFor(t, "gossip takes c for dead", func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
+		testkit.Eventually(t, "gossip takes c for dead", func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
 	}
 	cable.cut()
 	// Dead to the list, it is up again once it has refuted that.
 	for _, n := range nodes[:2] {
-		waitFor(t, "c is listed again", func() bool {
+		testkit.Eventually(t, "c is listed again", func() bool {
 			n.prober.mu.Lock()
 			defer n.prober.mu.Unlock()
 			_, listed := n.prober.listed[nodes[2].self.identity]
@@ -422,14 +416,14 @@ func TestRestartInPlace(t *testing.T) {
 	// The gossip's pace hangs on the same setting, so news travel by joining only; two nodes are enough for that.
 	a := startNode(t, slow(config("a")))
 	b := startNode(t, slow(config("b", a.gossip())))
-	waitFor(t, "b is active", func() bool { return b.View().Self.State == Active })
+	testkit.Eventually(t, "b is active", func() bool { return b.View().Self.State == Active })
 	port := netip.MustParseAddrPort(b.gossip()).Port()
 	old := b.View().Self.Boot
 	b.crash()
 	cfg := slow(config("b", a.gossip()))
 	cfg.GossipPort = int(port)
 	again := startNode(t, cfg)
-	waitFor(t, "b is active again", func() bool { return again.View().Self.State == Active })
+	testkit.Eventually(t, "b is active again", func() bool { return again.View().Self.State == Active })
 	boot := again.View().Self.Boot
 	expect.True(t, boot != old, "the boot is that of before")
 	if again.View().Owner(0) == nil || again.View().Member("b") != again.View().Self {
@@ -450,7 +444,7 @@ func TestRestartInPlaceSeenByOthers(t *testing.T) {
 		b = startNode(t, cfg)
 		boot := b.View().Self.Boot
 		for _, n := range []testNode{a, c} {
-			waitFor(t, "the new b is active everywhere", func() bool {
+			testkit.Eventually(t, "the new b is active everywhere", func() bool {
 				m := n.View().Member("b")
 				return m != nil && m.Boot == boot && m.State == Active
 			})
@@ -469,7 +463,7 @@ func TestRestartElsewhere(t *testing.T) {
 	b = startNode(t, config("b", a.gossip()))
 	boot := b.View().Self.Boot
 	agree(t, a, b)
-	waitFor(t, "a knows the new b", func() bool { return a.View().Member("b").Boot == boot })
+	testkit.Eventually(t, "a knows the new b", func() bool { return a.View().Member("b").Boot == boot })
 	noFatal(t, a, b)
 }
 
@@ -480,7 +474,7 @@ func TestNameInUse(t *testing.T) {
 	agree(t, a, b)
 	thief := startNode(t, config("b", a.gossip()))
 	want := fmt.Sprintf("name b is in use by %s; give this node another one", b.gossip())
-	waitFor(t, "the newcomer says what is wrong", func() bool {
+	testkit.Eventually(t, "the newcomer says what is wrong", func() bool {
 		ready, detail := thief.Ready()
 		return !ready && strings.Contains(detail, want)
 	})
@@ -489,7 +483,7 @@ func TestNameInUse(t *testing.T) {
 		t.Errorf("the newcomer is %v", v.Self.State)
 	}
 	thief.Close()
-	waitFor(t, "a knows one b", func() bool { return a.View().Member("b").Boot == b.View().Self.Boot })
+	testkit.Eventually(t, "a knows one b", func() bool { return a.View().Member("b").Boot == b.View().Self.Boot })
 	agree(t, a, b)
 	noFatal(t, a, b)
 }
@@ -546,8 +540,8 @@ func TestOtherSettings(t *testing.T) {
 	}
 	v := stranger.View()
 	expect.True(t, v.Self.State == Joining && len(v.Members) == 1, "the stranger has view %+v", v)
-	waitFor(t, "a logs the rejection", func() bool { return strings.Contains(a.log.String(), `msg="node rejected"`) })
-	waitFor(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
+	testkit.Eventually(t, "a logs the rejection", func() bool { return strings.Contains(a.log.String(), `msg="node rejected"`) })
+	testkit.Eventually(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
 	n := strings.Count(a.log.String(), "level=ERROR")
 	expect.True(t, n == 1, "the rejection is logged %d times", n)
 	v = a.View()
@@ -586,7 +580,7 @@ func TestKeys(t *testing.T) {
 // says why.
 func (n testNode) staysOut(t *testing.T, why ...string) {
 	t.Helper()
-	waitFor(t, "the time for the seeds to answer is over", func() bool {
+	testkit.Eventually(t, "the time for the seeds to answer is over", func() bool {
 		silence := make(chan bool, 1)
 		n.post(func() { silence <- n.roster.silence })
 		return <-silence
@@ -685,7 +679,7 @@ func TestSplitHeals(t *testing.T) {
 	cable.cut(seeds[1])
 	agree(t, nodes[0], nodes[2], nodes[3])
 	agree(t, nodes[1])
-	waitFor(t, "n1 says that it is alone", func() bool {
+	testkit.Eventually(t, "n1 says that it is alone", func() bool {
 		ready, detail := nodes[1].Ready()
 		return ready && nodes[1].View().Alone && strings.Contains(detail, "alone")
 	})
@@ -721,8 +715,8 @@ func TestSilentSeeds(t *testing.T) {
 	cfg.GossipPort = port
 	a := startNode(t, cfg)
 	agree(t, a, b)
-	waitFor(t, "all is well", func() bool { ready, detail := b.Ready(); return ready && detail == "" })
-	waitFor(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed reached") })
+	testkit.Eventually(t, "all is well", func() bool { ready, detail := b.Ready(); return ready && detail == "" })
+	testkit.Eventually(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed reached") })
 	n := strings.Count(b.log.String(), "does not resolve")
 	expect.True(t, n == 1, "the name that does not resolve is logged %d times", n)
 	noFatal(t, a, b)
@@ -733,7 +727,7 @@ func TestSeedsWithoutAddress(t *testing.T) {
 	cfg := config("a", "no-such-host.invalid:7946")
 	cfg.SeedTimeout = time.Millisecond
 	a := startNode(t, cfg)
-	waitFor(t, "the node says that it has nobody to ask", func() bool {
+	testkit.Eventually(t, "the node says that it has nobody to ask", func() bool {
 		ready, detail := a.Ready()
 		return !ready && strings.Contains(detail, "none of their names stands for an address")
 	})
@@ -756,7 +750,7 @@ func TestForeignGossip(t *testing.T) {
 	defer foreign.Shutdown()
 	_, err = foreign.Join([]string{a.gossip()})
 	must.NoError(t, err)
-	waitFor(t, "the rejection is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
+	testkit.Eventually(t, "the rejection is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
 	expect.Equal(t, len(a.View().Members), 1, "members")
 	noFatal(t, a)
 }

@@ -20,9 +20,11 @@ import (
 
 	"github.com/hashicorp/go-msgpack/v2/codec"
 	"github.com/hashicorp/memberlist"
+
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // message packs what the gossip library calls one.
@@ -116,7 +118,7 @@ func TestInventedMembers(t *testing.T) {
 			pace := time.NewTicker(10 * time.Millisecond)
 			defer pace.Stop()
 			i := 0
-			waitFor(t, "all invented members have been asked in vain", func() bool {
+			testkit.Eventually(t, "all invented members have been asked in vain", func() bool {
 				<-pace.C       // a flood that fills the socket's buffer is another matter
 				for range 10 { // again and again: packets get lost, and a thief is persistent
 					n := invented(fmt.Sprint("x", i%many), 1<<63, fmt.Sprintf("127.0.%d.%d:7946", 1+i%many/250, 1+i%many%250))
@@ -173,7 +175,7 @@ func TestGossipEndsNobody(t *testing.T) {
 		defer a.prober.mu.Unlock()
 		return a.prober.v.candidates[namesake.claim()].failed() + a.prober.v.candidates[atB.claim()].failed()
 	}
-	waitFor(t, "the namesake has been looked for at both places", func() bool {
+	testkit.Eventually(t, "the namesake has been looked for at both places", func() bool {
 		for i, n := range []node{namesake, atOurs, atB, foreign, ourselves} {
 			send(aliveMessage(n, uint32(100+i)))
 		}
@@ -189,12 +191,12 @@ func TestGossipEndsNobody(t *testing.T) {
 	cfg = config("c", local(freePorts(t, 1)[0]))
 	c := startNode(t, cfg)
 	send = c.sender(t, nil)
-	waitFor(t, "it has heard of the refusal", func() bool {
+	testkit.Eventually(t, "it has heard of the refusal", func() bool {
 		send(aliveMessage(foreign, 1))
 		_, detail := c.Ready()
 		return strings.Contains(detail, "another cluster secret")
 	})
-	waitFor(t, "and, when it hears no more of it, goes its way", func() bool { return c.View().Self.State == Active })
+	testkit.Eventually(t, "and, when it hears no more of it, goes its way", func() bool { return c.View().Self.State == Active })
 	noFatal(t, c)
 }
 
@@ -215,9 +217,9 @@ func TestRivalThatIsGone(t *testing.T) {
 	cfg.ConflictTimeout = 3 * time.Second
 	cfg.SeedTimeout = patience
 	second := startNode(t, cfg)
-	waitFor(t, "the second sees the first", func() bool { _, detail := second.Ready(); return strings.Contains(detail, "in use") })
+	testkit.Eventually(t, "the second sees the first", func() bool { _, detail := second.Ready(); return strings.Contains(detail, "in use") })
 	answerAt(b.cfg.PeerPort, nil) // though its gossip goes on
-	waitFor(t, "the second takes the name", func() bool { return second.View().Self.State == Active })
+	testkit.Eventually(t, "the second takes the name", func() bool { return second.View().Self.State == Active })
 	noFatal(t, second)
 }
 
@@ -231,7 +233,7 @@ func TestVerifiedWithoutGossip(t *testing.T) {
 	x.view.Store(newView(nil, n.member(), nil))
 	answerAt(int(n.peer), x)
 	send := a.sender(t, nil)
-	waitFor(t, "it has answered, and could not be taken in", func() bool {
+	testkit.Eventually(t, "it has answered, and could not be taken in", func() bool {
 		a.prober.mu.Lock()
 		defer a.prober.mu.Unlock()
 		if v := a.prober.v; !v.isMember(n.claim()) && v.candidates[n.claim()] == nil {
@@ -303,12 +305,12 @@ func TestHostileConnections(t *testing.T) {
 				})
 			}
 			for i := range 5 {
-				waitFor(t, "more hostile connections", func() bool {
+				testkit.Eventually(t, "more hostile connections", func() bool {
 					most.Store(max(most.Load(), heap()-before))
 					return opened.Load() > int64(400*(i+1))
 				})
 				b.SetPolicyHash(uint32(1000 + i))
-				waitFor(t, "news pass", func() bool { m := a.View().Member("b"); return m != nil && m.PolicyHash == uint32(1000+i) })
+				testkit.Eventually(t, "news pass", func() bool { m := a.View().Member("b"); return m != nil && m.PolicyHash == uint32(1000+i) })
 			}
 			c := startNode(t, with(config("c", a.gossip())))
 			agree(t, a, b, c)
@@ -317,7 +319,7 @@ func TestHostileConnections(t *testing.T) {
 			t.Logf("%d connections sent %d MiB; the heap grew by %d MiB at most", opened.Load(), sent.Load()>>20, most.Load()>>20)
 			expect.True(t, most.Load() <= 64<<20, "the heap grew by %d MiB", most.Load()>>20)
 			noFatal(t, a, b, c)
-			waitFor(t, "their places are free again", func() bool {
+			testkit.Eventually(t, "their places are free again", func() bool {
 				tr := a.transportOf()
 				tr.mu.Lock()
 				defer tr.mu.Unlock()
@@ -400,7 +402,7 @@ func TestPlaces(t *testing.T) {
 	for _, c := range taken {
 		c.Close()
 	}
-	waitFor(t, "all places are free", func() bool {
+	testkit.Eventually(t, "all places are free", func() bool {
 		tr.mu.Lock()
 		defer tr.mu.Unlock()
 		return tr.strangers == 0 && tr.members == 0 && len(tr.open) == 0

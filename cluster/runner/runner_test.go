@@ -26,21 +26,10 @@ import (
 // patience is how long a test waits for what must happen. It is never waited for when all is well.
 const patience = testkit.Patience
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	testkit.Eventually(t, what, ok)
-}
-
 // noLeaks looks for goroutines of this package.
 func noLeaks(t testing.TB) {
 	t.Helper()
 	testkit.NoLeaks(t, "weir/cluster/runner.")
-}
-
-func within(t testing.TB, d time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	t.Cleanup(cancel)
-	return ctx
 }
 
 // ended is a context that is over.
@@ -206,7 +195,7 @@ func TestRoutes(t *testing.T) {
 	const waiters = 20
 	got := make(chan *ownership.Route, waiters)
 	for range waiters {
-		go func() { got <- k.Await(within(t, patience), 7, first) }()
+		go func() { got <- k.Await(testkit.Within(t, patience), 7, first) }()
 	}
 	c.route(8, owned) // wakes nobody who waits for another one
 	c.route(7, owned)
@@ -224,7 +213,7 @@ func TestRoutes(t *testing.T) {
 	// What has not changed is the same one still.
 	c.route(7, owned)
 	c.route(9, owned)
-	eventually(t, "the last is there", func() bool { return *k.Route(9) == owned })
+	testkit.Eventually(t, "the last is there", func() bool { return *k.Route(9) == owned })
 	expect.Equal(t, k.Route(7), second, "published anew without a change")
 }
 
@@ -268,7 +257,7 @@ func TestProgress(t *testing.T) {
 		step.progress.Partition = 3
 		c.confirm(step.progress)
 		c.confirm(ownership.Progress{Partition: 4, Version: uint64(i + 1)}) // known only after the other
-		eventually(t, "it is known", func() bool {
+		testkit.Eventually(t, "it is known", func() bool {
 			_, ok := k.AwaitProgress(ended(), 4, uint64(i+1), true)
 			return ok
 		})
@@ -286,14 +275,14 @@ func TestProgressWakes(t *testing.T) {
 	var waiting sync.WaitGroup
 	for i := range waiters {
 		waiting.Go(func() {
-			degraded, ok := k.AwaitProgress(within(t, patience), 3, uint64(i+1), i%2 == 0)
+			degraded, ok := k.AwaitProgress(testkit.Within(t, patience), 3, uint64(i+1), i%2 == 0)
 			expect.True(t, !degraded && ok, "%d: %v, %v", i, degraded, ok)
 			given.Add(1)
 		})
 	}
 	c.confirm(ownership.Progress{Partition: 4, Version: 100})
 	c.confirm(ownership.Progress{Partition: 3, Version: 20})
-	eventually(t, "twenty are told", func() bool { return given.Load() == 20 })
+	testkit.Eventually(t, "twenty are told", func() bool { return given.Load() == 20 })
 	c.confirm(ownership.Progress{Partition: 3, Version: waiters})
 	waiting.Wait()
 }
@@ -318,14 +307,14 @@ func TestUrgent(t *testing.T) {
 		c.do(func() { list = slices.Clone(c.urgent) })
 		return list
 	}
-	eventually(t, "all are told", func() bool {
+	testkit.Eventually(t, "all are told", func() bool {
 		list := slices.Sorted(slices.Values(all()))
 		return slices.Equal(slices.Compact(list), []int{0, 63, 64, partitions - 1})
 	})
 	n := len(all())
 	expect.True(t, n <= 8, "told %d times", n) // one was perhaps in flight when the rest came
 	k.Urgent(5)
-	eventually(t, "one more is told", func() bool { return slices.Contains(all(), 5) })
+	testkit.Eventually(t, "one more is told", func() bool { return slices.Contains(all(), 5) })
 }
 
 // TestMailIsBounded: a core that is busy for long loses messages and keeps its memory.
@@ -342,7 +331,7 @@ func TestMailIsBounded(t *testing.T) {
 	kept := messages - lost
 	expect.True(t, kept >= maxMail>>20-1 && kept <= maxMail>>20+mailAtOnce, "%d were kept", kept)
 	c.gate.Unlock()
-	eventually(t, "the rest is received", func() (all bool) {
+	testkit.Eventually(t, "the rest is received", func() (all bool) {
 		c.do(func() { all = len(c.mail) == messages-lost })
 		return all
 	})
@@ -352,7 +341,7 @@ func TestMailIsBounded(t *testing.T) {
 	}
 	// There is room again.
 	k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
-	eventually(t, "it is received", func() (all bool) {
+	testkit.Eventually(t, "it is received", func() (all bool) {
 		c.do(func() { all = len(c.mail) == messages-lost+1 })
 		return all
 	})
@@ -400,7 +389,7 @@ func TestTicksGoOn(t *testing.T) {
 	var urgent int
 	for i := range 5 {
 		k.Urgent(i)
-		eventually(t, "a tick and what is urgent", func() (ok bool) {
+		testkit.Eventually(t, "a tick and what is urgent", func() (ok bool) {
 			c.do(func() {
 				ok = c.ticks > i && len(c.urgent) > i
 				urgent = len(c.urgent)
@@ -422,7 +411,7 @@ func TestClocks(t *testing.T) {
 		k.Urgent(i % partitions)
 		k.SetView(ownership.View{})
 	}
-	eventually(t, "all has arrived", func() (ok bool) {
+	testkit.Eventually(t, "all has arrived", func() (ok bool) {
 		c.do(func() { ok = len(c.mail) == messages && len(c.views) > 0 && len(c.urgent) > 0 })
 		return ok
 	})
@@ -441,7 +430,7 @@ func TestBootTime(t *testing.T) {
 	start := time.Now()
 	before := BootTime()
 	expect.True(t, before > 0, "%v", before)
-	eventually(t, "it goes on", func() bool { return BootTime()-before >= int64(5*time.Millisecond) })
+	testkit.Eventually(t, "it goes on", func() bool { return BootTime()-before >= int64(5*time.Millisecond) })
 	took := time.Since(start)
 	expect.True(t, took >= 4*time.Millisecond && took <= patience/2, "5 ms took %v", took)
 }
@@ -461,7 +450,7 @@ func TestMessagesAndNotes(t *testing.T) {
 		}
 		c.effects.Notes = append(c.effects.Notes, ownership.Note{What: "handed over", Partition: 7, Term: moved, Other: other})
 	})
-	eventually(t, "the notes are taken in", func() bool { return k.Stats().Events["handed over"] == 1 })
+	testkit.Eventually(t, "the notes are taken in", func() bool { return k.Stats().Events["handed over"] == 1 })
 	expect.True(t, !strings.Contains(log.String(), "ownership changed"),
 		"notes are logged before others can have come that say the same")
 	k.Close() // which writes what is held
@@ -530,7 +519,7 @@ func TestStatus(t *testing.T) {
 	st, ok := k.Status()
 	expect.True(t, ok && st.Held == 5 && !st.Settled && !k.Settled(), "%+v", st)
 	c.do(func() { c.settled = true })
-	eventually(t, "it is settled", k.Settled)
+	testkit.Eventually(t, "it is settled", k.Settled)
 	st, ok = k.Status()
 	expect.True(t, ok && st.Settled, "%+v", st)
 }
@@ -555,7 +544,7 @@ func TestViews(t *testing.T) {
 	}
 	k.SetView(view(active(self), active(other)))
 	c.gate.Unlock()
-	eventually(t, "the last view is seen", func() bool { return len(last().Members) == 2 })
+	testkit.Eventually(t, "the last view is seen", func() bool { return len(last().Members) == 2 })
 	if n := len(c.views); n > 3 || last().Leaving {
 		t.Errorf("%d views, %+v", n, last())
 	}
@@ -576,7 +565,7 @@ func TestDrain(t *testing.T) {
 	hold := func(t *testing.T, k *Runner, c *puppet) {
 		c.route(1, owned)
 		c.route(2, ownership.Route{Standing: ownership.Frozen})
-		eventually(t, "two are held", func() bool { return k.held.Load() == 2 })
+		testkit.Eventually(t, "two are held", func() bool { return k.held.Load() == 2 })
 	}
 	wait := func(t *testing.T, got <-chan error) error {
 		t.Helper()
@@ -597,17 +586,17 @@ func TestDrain(t *testing.T) {
 			expect.True(t, len(c.views) == 0, "the core was given a view that nobody has: %+v", c.views)
 		})
 		k.SetView(view(active(self), active(other)))
-		eventually(t, "the core knows", func() bool { return leaving(c) })
+		testkit.Eventually(t, "the core knows", func() bool { return leaving(c) })
 	})
 	t.Run("all is given away", func(t *testing.T) {
 		k, c := newPuppet(t)
 		k.SetView(view(active(self), active(other)))
 		hold(t, k, c)
-		got := drain(k, within(t, patience))
-		eventually(t, "the core knows", func() bool { return leaving(c) })
+		got := drain(k, testkit.Within(t, patience))
+		testkit.Eventually(t, "the core knows", func() bool { return leaving(c) })
 		c.route(1, ownership.Route{Standing: ownership.Elsewhere, Node: other})
 		k.SetView(view(active(self), active(other), active(ownership.Node{Name: "third", Boot: 3})))
-		eventually(t, "the core knows of the third", func() (yes bool) {
+		testkit.Eventually(t, "the core knows of the third", func() (yes bool) {
 			c.do(func() { yes = len(c.views[len(c.views)-1].Members) == 3 })
 			return yes
 		})
@@ -619,7 +608,7 @@ func TestDrain(t *testing.T) {
 			var ticks int
 			c.do(func() { c.left, ticks = left, c.ticks })
 			c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
-			eventually(t, "the runner has looked", func() (yes bool) {
+			testkit.Eventually(t, "the runner has looked", func() (yes bool) {
 				k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
 				c.do(func() { yes = c.ticks > ticks+2 })
 				return yes && k.held.Load() == 0
@@ -633,18 +622,18 @@ func TestDrain(t *testing.T) {
 	t.Run("nothing is held", func(t *testing.T) {
 		k, _ := newPuppet(t)
 		k.SetView(view(active(self), active(other)))
-		expect.NoError(t, wait(t, drain(k, within(t, patience))))
+		expect.NoError(t, wait(t, drain(k, testkit.Within(t, patience))))
 	})
 	t.Run("no view yet", func(t *testing.T) {
 		k, _ := newPuppet(t)
-		expect.NoError(t, wait(t, drain(k, within(t, patience))))
+		expect.NoError(t, wait(t, drain(k, testkit.Within(t, patience))))
 	})
 	t.Run("nobody is there", func(t *testing.T) {
 		k, c := newPuppet(t)
 		k.SetView(view(active(self), active(other)))
 		hold(t, k, c)
-		got := drain(k, within(t, patience))
-		eventually(t, "the core knows", func() bool { return leaving(c) })
+		got := drain(k, testkit.Within(t, patience))
+		testkit.Eventually(t, "the core knows", func() bool { return leaving(c) })
 		k.SetView(view(active(self), ownership.Member{Node: other})) // it leaves, too
 		err := wait(t, got)
 		expect.True(t, errors.Is(err, ErrNobody) && strings.Contains(err.Error(), "2 are still held"), "%v", err)
@@ -655,7 +644,7 @@ func TestDrain(t *testing.T) {
 		hold(t, k, c)
 		ctx, cancel := context.WithCancel(context.Background())
 		got := drain(k, ctx)
-		eventually(t, "the core knows", func() bool { return leaving(c) })
+		testkit.Eventually(t, "the core knows", func() bool { return leaving(c) })
 		cancel()
 		err := wait(t, got)
 		expect.True(t, errors.Is(err, context.Canceled) && strings.Contains(err.Error(), "2 partitions"), "%v", err)
@@ -664,8 +653,8 @@ func TestDrain(t *testing.T) {
 		k, c := newPuppet(t)
 		k.SetView(view(active(self), active(other)))
 		hold(t, k, c)
-		got := drain(k, within(t, patience))
-		eventually(t, "the core knows", func() bool { return leaving(c) })
+		got := drain(k, testkit.Within(t, patience))
+		testkit.Eventually(t, "the core knows", func() bool { return leaving(c) })
 		k.Close()
 		err := wait(t, got)
 		expect.True(t, err != nil && !errors.Is(err, ErrNobody), "%v", err)
@@ -683,8 +672,8 @@ func TestCloseReleases(t *testing.T) {
 			began.Done()
 			if i%2 == 0 {
 				old := k.Route(i)
-				expect.Equal(t, k.Await(within(t, time.Hour), i, old), old)
-			} else if _, ok := k.AwaitProgress(within(t, time.Hour), i, 1, false); ok {
+				expect.Equal(t, k.Await(testkit.Within(t, time.Hour), i, old), old)
+			} else if _, ok := k.AwaitProgress(testkit.Within(t, time.Hour), i, 1, false); ok {
 				t.Error("given")
 			}
 		})
@@ -809,20 +798,20 @@ func TestRealCores(t *testing.T) {
 
 	before := a.Route(5)
 	a.SetView(share(func(int) int32 { return 0 }, true))
-	r := a.Await(within(t, patience), 5, before)
+	r := a.Await(testkit.Within(t, patience), 5, before)
 	expect.Equal(t, r.Standing, ownership.Owned, "%+v", r)
-	eventually(t, "a is settled", a.Settled)
+	testkit.Eventually(t, "a is settled", a.Settled)
 	expect.Equal(t, a.held.Load(), partitions, "are held")
 	half := func(p int) int32 { return int32(p % 2) }
 	a.SetView(share(half, true, true))
 	b.SetView(share(half, true, true))
-	eventually(t, "both are settled", func() bool { return a.Settled() && b.Settled() })
+	testkit.Eventually(t, "both are settled", func() bool { return a.Settled() && b.Settled() })
 	r = a.Route(5)
 	expect.True(t, r.Standing == ownership.Elsewhere && r.Node == other, "%+v", r)
 	all := func(int) int32 { return 1 }
 	a.SetView(share(all, false, true))
 	b.SetView(share(all, false, true))
-	must.NoError(t, a.Drain(within(t, patience)))
+	must.NoError(t, a.Drain(testkit.Within(t, patience)))
 	for p := range partitions {
 		must.True(t, dataB.open[p].Load() && !dataA.open[p].Load(), "%d is not where it should be", p)
 	}
@@ -975,7 +964,7 @@ func TestViewsComeFirst(t *testing.T) {
 		c.do(func() { got = slices.Clone(c.order) })
 		return got
 	}
-	eventually(t, "all is received", func() bool { return len(order()) == 2 })
+	testkit.Eventually(t, "all is received", func() bool { return len(order()) == 2 })
 	got := order()
 	expect.True(t, slices.Equal(got, []string{"view", "message"}), "received in the order %v", got)
 }
