@@ -37,6 +37,14 @@ type entry struct {
 	bucket
 	id    *quotav3.BucketId
 	bytes fairshare.Taken
+	told  *usage // by the message that is being handled; nil: nothing
+}
+
+// errand is a task for a bucket, and what is asked.
+type errand struct {
+	task
+	e   *entry
+	ask limit.Quota
 }
 
 // errDomain is answered to a stream whose messages do not name one domain.
@@ -59,55 +67,48 @@ func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageRep
 	if s.domain == "" || in.GetDomain() != "" && in.GetDomain() != s.domain {
 		return nil, errDomain
 	}
-	used := make(map[*entry]*usage)
 	var order []*entry
 	for _, r := range in.GetBucketQuotaUsages() {
 		e := s.entry(r.GetBucketId())
 		if e == nil {
 			continue
 		}
-		u := used[e]
-		if u == nil {
-			u = new(usage)
-			used[e], order = u, append(order, e)
+		if e.told == nil {
+			e.told, order = new(usage), append(order, e)
 		}
 		// Some count in uint64; nothing is counted beyond MaxLimit. The time that the data plane says has passed does not matter.
-		u.allowed = min(u.allowed+saturate(r.GetNumRequestsAllowed()), algo.MaxLimit)
-		u.denied = min(u.denied+saturate(r.GetNumRequestsDenied()), algo.MaxLimit)
+		e.told.allowed = min(e.told.allowed+saturate(r.GetNumRequestsAllowed()), algo.MaxLimit)
+		e.told.denied = min(e.told.denied+saturate(r.GetNumRequestsDenied()), algo.MaxLimit)
 	}
-	return s.answer(ctx, order, used), nil
+	return s.answer(ctx, order), nil
 }
 
 func saturate(n uint64) int64 { return int64(min(n, uint64(algo.MaxLimit))) }
 
 // answer asks the owners of the buckets' keys.
-func (s *session) answer(ctx context.Context, order []*entry, used map[*entry]*usage) *quotav3.RateLimitQuotaResponse {
+func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimitQuotaResponse {
 	out := new(quotav3.RateLimitQuotaResponse)
 	now := s.service.cfg.Now()
-	var tasks []task
-	var asks []limit.Quota
-	of := make(map[*bucket]*entry, len(order))
+	var errands []errand
 	for _, e := range order {
-		of[&e.bucket] = e
-		u := used[e]
-		if excess := e.report(now, *u); excess > 0 {
+		u := *e.told
+		e.told = nil
+		if excess := e.report(now, u); excess > 0 {
 			s.service.charge(ctx, &e.target, excess)
 		}
 		s.service.count.allowed.Add(float64(u.allowed))
 		s.service.count.denied.Add(float64(u.denied))
 		for _, t := range e.tells(now) {
-			tasks, asks = append(tasks, t), append(asks, e.quota(t.l, now, false))
+			errands = append(errands, errand{t, e, e.quota(t.l, now, false)})
 		}
 		told, l := e.ask(now)
 		s.service.append(out, e.id, told)
 		if l != nil {
-			tasks, asks = append(tasks, task{b: &e.bucket, l: l, asks: true}), append(asks, e.quota(l, now, true))
+			errands = append(errands, errand{task{b: &e.bucket, l: l, asks: true}, e, e.quota(l, now, true)})
 		}
 	}
-	for len(tasks) > 0 {
-		n := min(len(tasks), limit.MaxBatch)
-		s.ask(ctx, out, of, tasks[:n], asks[:n])
-		tasks, asks = tasks[n:], asks[n:]
+	for some := range slices.Chunk(errands, limit.MaxBatch) {
+		s.ask(ctx, out, some)
 	}
 	s.forget()
 	if len(out.BucketAction) == 0 {
@@ -116,14 +117,17 @@ func (s *session) answer(ctx context.Context, order []*entry, used map[*entry]*u
 	return out
 }
 
-// ask carries out tasks.
-func (s *session) ask(ctx context.Context, out *quotav3.RateLimitQuotaResponse, of map[*bucket]*entry, tasks []task, asks []limit.Quota) {
-	answers := make([]limit.QuotaLent, len(tasks))
+// ask carries out errands.
+func (s *session) ask(ctx context.Context, out *quotav3.RateLimitQuotaResponse, errands []errand) {
+	asks, answers := make([]limit.Quota, len(errands)), make([]limit.QuotaLent, len(errands))
+	for i := range errands {
+		asks[i] = errands[i].ask
+	}
 	within, cancel := context.WithTimeout(ctx, askMost)
 	err := s.service.cfg.Quotas.Quota(within, asks, answers)
 	cancel()
 	now := s.service.cfg.Now()
-	for i, t := range tasks {
+	for i, one := range errands {
 		a := &answers[i]
 		if err != nil {
 			*a = limit.QuotaLent{Err: err}
@@ -131,7 +135,7 @@ func (s *session) ask(ctx context.Context, out *quotav3.RateLimitQuotaResponse, 
 		if a.Err != nil {
 			s.service.failed(&asks[i].Target, a.Err)
 		}
-		s.service.append(out, of[t.b].id, t.answered(now, a))
+		s.service.append(out, one.e.id, one.answered(now, a))
 	}
 }
 
