@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -138,55 +136,4 @@ func TestMalformedMessages(t *testing.T) {
 	wantStatus(t, err, codes.ResourceExhausted, "")
 	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: "k"}, Cost: new(int64)}}})
 	expect.True(t, err == nil && out.Results[0].GetDecision().GetRemaining() == 10, "%v, %v", out, err)
-}
-
-// What a call takes is used again, for calls of other sizes and kinds, by several callers at a time: nothing of one is in the answer to
-// another.
-func TestCallsUsedAgain(t *testing.T) {
-	_, c := serveLimiter(t, localLimiter(t))
-	var callers sync.WaitGroup
-	for caller := range 4 {
-		callers.Go(func() {
-			for n := range 50 {
-				key := fmt.Sprintf("%d %d", caller, n)
-				in := &weirv1.CheckRequest{Atomic: n%5 == 4}
-				for i := range 1 + n*7%9 {
-					check := &weirv1.Check{Target: &weirv1.Target{Policy: "p", Key: key}, Cost: proto.Int64(1)}
-					if n%3 == 0 && i == 1 && !in.Atomic {
-						check.Target.Policy = "none"
-					}
-					in.Checks = append(in.Checks, check)
-				}
-				if n%4 == 1 {
-					in.Checks[0].RequestId = key
-				}
-				out, err := c.Check(t.Context(), in)
-				invalid := in.Atomic && in.Checks[0].RequestId != ""
-				expect.True(t, invalid == (err != nil), "invalid %v: %v", invalid, err)
-				if err != nil {
-					continue
-				}
-				allowed, charged := true, int64(0)
-				for i, check := range in.Checks {
-					d := out.Results[i].GetDecision()
-					if check.Target.Policy == "none" {
-						allowed = false
-						if e := out.Results[i].GetError(); e == nil || d != nil {
-							t.Errorf("an unknown policy: %v", out.Results[i])
-						}
-						continue
-					}
-					if charged++; in.Atomic {
-						charged = int64(len(in.Checks))
-					}
-					expect.True(t, d != nil && d.Allowed && d.Granted == 1 && d.Remaining == 10-charged &&
-						d.Policy == "p" && d.RequestId == check.RequestId,
-						"%d of %d, %d charged: %v", i, len(in.Checks), charged, d)
-				}
-				expect.True(t, out.Allowed == allowed && len(out.Results) == len(in.Checks),
-					"%d checks, allowed %v: %v", len(in.Checks), allowed, out)
-			}
-		})
-	}
-	callers.Wait()
 }

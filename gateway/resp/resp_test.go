@@ -85,14 +85,19 @@ func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clo
 	return listener.Addr().String(), s, at
 }
 
-// withTokens has a Server know the callers of an access file.
+// withTokens has a Server know the callers of an access file, and tells why it denies some.
 func withTokens(t testing.TB, denied *[]string) func(*Config) {
 	list := must.Value(auth.Parse("access", []byte(`callers:
   - {name: web, tokens: [`+auth.Hash("secret-of-web")+`], roles: [check], policies: [login], namespaces: [redis]}
   - {name: eye, tokens: [`+auth.Hash("secret-of-eye")+`], roles: [read]}
 `)))(t)
+	return withCallers(func() *auth.Callers { return list }, denied)
+}
+
+// withCallers is withTokens for callers that may change.
+func withCallers(callers func() *auth.Callers, denied *[]string) func(*Config) {
 	var mu sync.Mutex
-	a := auth.New(auth.Config{Callers: func() *auth.Callers { return list }, Denied: func(_, reason string, _ net.Addr, _ string) {
+	a := auth.New(auth.Config{Callers: callers, Denied: func(_, reason string, _ net.Addr, _ string) {
 		mu.Lock()
 		defer mu.Unlock()
 		if denied != nil {
@@ -112,18 +117,11 @@ func withTokens(t testing.TB, denied *[]string) func(*Config) {
 func TestWithdrawnToken(t *testing.T) {
 	var list atomic.Pointer[auth.Callers]
 	access := func(token string) {
-		parsed := must.Value(auth.Parse("access", []byte("callers: [{name: web, tokens: ["+auth.Hash(token)+"], roles: [check], policies: [login]}]")))(t)
-		list.Store(parsed)
+		text := "callers: [{name: web, tokens: [" + auth.Hash(token) + "], roles: [check], policies: [login]}]"
+		list.Store(must.Value(auth.Parse("access", []byte(text)))(t))
 	}
 	access("secret-of-web")
-	a := auth.New(auth.Config{Callers: list.Load, Denied: func(string, string, net.Addr, string) {}})
-	address, _, _ := serve(t, func(c *Config) {
-		c.Tokens = true
-		c.Authenticate = func(ctx context.Context, cr auth.Credentials) (context.Context, *auth.Denial) {
-			return a.Authorize(ctx, "resp", auth.RoleOpen, cr)
-		}
-		c.Current = func(ctx context.Context) bool { return a.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil }
-	})
+	address, _, _ := serve(t, withCallers(list.Load, nil))
 	conn := must.Value(net.Dial("tcp", address))(t)
 	defer conn.Close()
 	in := bufio.NewReader(conn)
