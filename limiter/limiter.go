@@ -76,6 +76,7 @@ type Config struct {
 	Policies      *policy.Set // nil: none
 	UnknownPolicy Unknown     // zero: UnknownError
 	NoInline      bool        // refuse limits sent along with a request
+	Disk          bool        // Store's partitions are followed by a disk, for policies with Persist
 	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket may take to come back; 0: no
 	// bound. InlineMaxKeys and InlineMaxMemory bound the keys of each namespace, and the bytes of their states; 0: no bound.
 	InlineMaxWindow                time.Duration

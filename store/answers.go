@@ -74,6 +74,7 @@ type answered struct {
 	excess        int64 // of a reservation: charged beyond what it was of
 	over          bool  // charged though there was no room
 	strict        bool  // under a strict rule
+	persist       bool  // under a rule with Persist
 	delay         time.Duration
 	lease         uint64
 	reservation   ReservationID
@@ -361,7 +362,7 @@ func (sh *shard) beforeID(p *plan, call *Call, answer *Answer) (answered bool, e
 	}
 	if p.rule.Durability >= Escrow {
 		// The first answer may still be waiting for the backup.
-		answer.Ticket = sh.wait(p.part, p.k.Partition)
+		answer.Ticket = sh.wait(p.part, p.k.Partition, p.rule)
 	}
 	return true, nil
 }
@@ -379,11 +380,14 @@ func (sh *shard) afterID(p *plan, call *Call, answer *Answer) {
 
 // rememberAnswer keeps what was answered to a request.
 func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id, caller string, rule *Rule, now algo.Instant, m answered) {
-	m.strict, m.until = rule.Strict, now.Mono+int64(keepFor(rule.Limits))
+	m.strict, m.persist, m.until = rule.Strict, rule.Persist, now.Mono+int64(keepFor(rule.Limits))
 	k := answerKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
-	part.ensureExtras().answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
-	if part.followed {
+	answers := &part.ensureExtras().answers
+	before := answers.end
+	answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
+	if part.followed || part.saved {
 		part.extras.bump()
+		part.skipAnswer(rule, before)
 		part.recount()
 	}
 }

@@ -106,8 +106,8 @@ func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 	answer.banned(p.rule.Ban, false)
 	answer.Bans = true
 	sh.note(p.part, p.r, 0)
-	if p.rule.Durability >= Escrow && !answer.Degraded {
-		answer.Ticket = max(answer.Ticket, sh.wait(p.part, p.k.Partition))
+	if p.rule.Durability >= Escrow {
+		answer.Ticket = max(answer.Ticket, sh.wait(p.part, p.k.Partition, p.rule))
 	}
 }
 

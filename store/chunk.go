@@ -11,12 +11,12 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder sends a follower at a time. It begins with a byte for the version of the format, 7. Items
+// A chunk is what a holder sends a follower at a time. It begins with a byte for the version of the format, 8. Items
 // follow, each of which begins with a byte for its kind. Numbers are unsigned varints unless something else is said.
 // Hashes and ids have eight bytes. Strings come after their length. An instant is written as its age, or as the time
 // that is left, in nanoseconds. The reader adds it to its own present: so things expire late, by the time that the
 // chunk was in flight, and never early.
-const chunkVersion = 7
+const chunkVersion = 8
 
 // The kinds of items, and what follows.
 const (
@@ -34,8 +34,8 @@ const (
 	// its expiry gives its units back, caller. itemSettled: scope, key, id. The reservation has ended.
 	itemReservation = 5
 	itemSettled     = 6
-	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, ban. The first has
-	// index 0.
+	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, whether it is kept on
+	// disk, ban. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, what is owed in advance and inherited, state; number of its reservations,
 	// their ids, and where their units are (algo.Limits.AppendHolds); length of its loans, and these
@@ -179,7 +179,7 @@ func (d *drain) cold() {
 // and moves the turn. It reports false when the chunk is full before.
 func (d *drain) requestIDs(turn *uint64, end uint64, refunds bool) bool {
 	for e := range d.part.extras.answers.from(*turn) {
-		if e.turn >= end || e.gaveBack() != refunds {
+		if e.turn >= end || e.gaveBack() != refunds || d.f.disk && !e.persist {
 			continue
 		}
 		if *turn = e.turn; d.full() {
@@ -244,7 +244,7 @@ func (d *drain) rule(r record) uint64 {
 	d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
 	d.out = varint.AppendText(varint.AppendText(append(d.out, itemRule), rule.Scope), r.spec.caller.label)
 	d.out = append(varint.AppendText(d.out, d.sh.buffer), byte(rule.Durability))
-	d.out = appendUint(appendBool(d.out, rule.Strict), uint64(rule.Ban))
+	d.out = appendUint(appendBool(appendBool(d.out, rule.Strict), rule.Persist), uint64(rule.Ban))
 	d.specs = append(d.specs, number)
 	return uint64(len(d.specs) - 1)
 }
@@ -295,6 +295,9 @@ func (d *drain) key(t turn) {
 	}
 	d.out = append(d.out, itemGone)
 	d.out = appendWord(d.out, t.hash)
+	slots = slices.DeleteFunc(slots, func(slot uint32) bool {
+		return d.f.disk && !d.f.knows(d.sh.record(d.part.ref(slot)).spec.rule)
+	})
 	d.out = appendUint(d.out, uint64(len(slots)))
 	for _, slot := range slots {
 		r := d.sh.record(d.part.ref(slot))

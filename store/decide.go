@@ -94,7 +94,7 @@ func (p *partition) concerns(rule *Rule) (of concerns) {
 	if rule.Guarded() {
 		of |= concernGate
 	}
-	if p.followed {
+	if p.followed || p.saved && rule.Persist {
 		of |= concernCopy
 	}
 	if p.extras != nil && p.extras.reservations.count > 0 {
@@ -313,9 +313,13 @@ func (sh *shard) adopted(part *partition, slot uint32, rule *Rule, now algo.Inst
 	if r.spec.rule == rule {
 		return r, nil
 	}
+	persisted := r.spec.rule.Persist
 	changed, err := sh.adopt(&part.content, slot, rule, now)
 	if r = sh.record(part.ref(slot)); changed {
 		sh.note(part, r, 0)
+	}
+	if changed && persisted && !rule.Persist {
+		sh.unsave(part, r)
 	}
 	return r, err
 }

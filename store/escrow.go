@@ -17,6 +17,8 @@ import (
 // Changes go out with every drain, like all others. Once half of an allowance is used up the drain is asked for at
 // once, so that in the ordinary case no answer waits. What a key has not used for a while is given back: the key
 // becomes pending, and its message allows nothing. That is looked for by Drain and by Sweep.
+//
+// Under a rule with Persist there are no allowances: each answer waits for the disk, which takes longer than the backup.
 
 // quietAfter is how long after its last grant a key's allowance is given back.
 const quietAfter = time.Second
@@ -123,7 +125,7 @@ func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, u
 	a.settle(part.backup().confirmed)
 	switch covered := a.covered(); {
 	case a.granted > covered:
-		return sh.wait(part, k.Partition)
+		return sh.wait(part, k.Partition, rule)
 	case a.granted > a.covers[a.n-1].granted-chunkOf(rule.Limits):
 		sh.urge(k.Partition)
 	}
@@ -141,7 +143,7 @@ func (part *partition) allow(r record, now algo.Instant) int64 {
 		return 0
 	}
 	var allowed int64
-	if part.open && now.Mono-a.last < int64(quietAfter) && r.spec.rule.Durability == Escrow {
+	if part.open && now.Mono-a.last < int64(quietAfter) && r.spec.rule.Durability == Escrow && !r.spec.rule.Persist {
 		allowed = 2 * chunkOf(r.spec.rule.Limits)
 	}
 	a.settle(f.confirmed)
@@ -201,13 +203,13 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 // reservation that the caller has been told of must be in the copy. The reservation of an atomic check is not told to
 // the caller.
 func (sh *shard) afterGate(p *plan, call *Call, answer *Answer) {
-	if p.rule.Durability < Escrow || answer.Degraded {
+	if p.rule.Durability < Escrow || answer.Degraded && !p.rule.Persist {
 		return
 	}
-	if p.rule.Durability == Escrow {
+	if p.rule.Durability == Escrow && !p.rule.Persist {
 		answer.Ticket = sh.advance(p.part, p.k, p.rule, p.now, answer.Granted)
 	}
-	if p.rule.Durability == Sync || p.has(concernID) || p.has(concernReservation) && !call.ReserveOnce {
-		answer.Ticket = sh.wait(p.part, p.k.Partition)
+	if p.rule.Durability == Sync || p.rule.Persist || p.has(concernID) || p.has(concernReservation) && !call.ReserveOnce {
+		answer.Ticket = sh.wait(p.part, p.k.Partition, p.rule)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // up to it.
 
 // slots is how many followers a partition's holder can have.
-const slots = 2
+const slots = int(ownership.Disk) + 1
 
 // follower is what a partition's holder knows of a process that has a copy of it.
 //
@@ -25,6 +25,7 @@ const slots = 2
 // Most changes touch the first cache line alone.
 type follower struct {
 	all     bool // it gets what is kept under a durability of None, too
+	disk    bool // it is the disk, and gets what is kept under a rule with Persist
 	current bool
 	cold    bool // what is lost (see Store.Cold) is to be told
 	keys    fifo.Queue[turn]
@@ -86,7 +87,12 @@ func (f *follower) popEvent(b *shardBudget) event {
 }
 
 // knows reports whether changes of what is kept under the rule are told to the follower.
-func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.all }
+func (f *follower) knows(rule *Rule) bool {
+	if f.disk {
+		return rule.Persist
+	}
+	return rule.Durability != None || f.all
+}
 
 // startPass starts a pass with all that is pending.
 func (f *follower) startPass(a *extras) {
@@ -95,7 +101,9 @@ func (f *follower) startPass(a *extras) {
 
 // tells reports whether a follower may have to be told of changes under the rule. It reads no follower: under a
 // durability of None that would be most of what a decision waits for.
-func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p.wide }
+func (p *partition) tells(rule *Rule) bool {
+	return p.followed && (rule.Durability != None || p.wide) || p.saved && rule.Persist
+}
 
 // left is the number of pending items.
 func (f *follower) left(a *extras) int {
@@ -124,7 +132,7 @@ func (p *partition) recount() {
 // markOf returns the mark of a record's state, to be read before a change and given to note after it; 0 where no
 // follower has all of the state.
 func (sh *shard) markOf(part *partition, r record) uint64 {
-	if !part.followed || !part.tells(r.spec.rule) {
+	if !part.tells(r.spec.rule) {
 		return 0
 	}
 	for i, f := range part.role.followers {
@@ -139,7 +147,7 @@ func (sh *shard) markOf(part *partition, r record) uint64 {
 // note makes a record's change pending for all followers that know the record. mark is the state's Mark from before the
 // change, or 0 when the state has to be told as a whole. Where the record is pending already, mark is not used.
 func (sh *shard) note(part *partition, r record, mark uint64) {
-	if !part.followed {
+	if !part.followed && !part.saved {
 		return
 	}
 	part.extras.bump()
@@ -185,7 +193,7 @@ func (p *partition) noteCold() {
 
 // eachFollower calls do, which makes something pending, for each follower.
 func (p *partition) eachFollower(do func(*follower)) {
-	if !p.followed {
+	if !p.followed && !p.saved {
 		return
 	}
 	p.extras.bump()
@@ -243,7 +251,7 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	part.raise()
 	a := part.ensureExtras()
 	a.version++
-	f := &follower{all: all, answers: a.answers.end, refunds: a.answers.end}
+	f := &follower{all: all, disk: slot == ownership.Disk, answers: a.answers.end, refunds: a.answers.end}
 	f.contained = a.version
 	f.startPass(a)
 	part.role.followers[slot] = f
@@ -366,23 +374,23 @@ func (s *Store) Confirm(p int, slot ownership.Slot, version uint64) {
 		if f := part.follower(slot); f != nil {
 			f.confirmed = max(f.confirmed, version)
 			if len(part.role.advances.by) == 0 {
-				part.awaited.Store(false)
+				part.role.awaited.Store(false)
 			}
 		}
 	})
 }
 
 // Awaited reports whether an answer or an allowance waits for what followers have confirmed. While none does, Confirm
-// may be left out: the next call says more. It takes no lock.
+// may be left out: the next call says more. It takes no lock, and is for the goroutine that attaches followers.
 func (s *Store) Awaited(p int) bool {
 	_, part := s.at(p)
-	return part.awaited.Load()
+	return part.role != nil && part.role.awaited.Load()
 }
 
 // await notes that an answer or an allowance waits for what followers have confirmed.
 func (p *partition) await() {
-	if !p.awaited.Load() {
-		p.awaited.Store(true)
+	if !p.role.awaited.Load() {
+		p.role.awaited.Store(true)
 	}
 }
 

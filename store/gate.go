@@ -121,13 +121,16 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 		}
 		a.Until = p.role.lease
 	}
-	a.Degraded = !guarded
+	a.Degraded = !guarded && (rule.Durability >= Escrow || rule.Strict) || rule.Persist && !p.keeps(rule)
 	return nil
 }
 
-// wait makes an answer wait for what has been charged so far, if there is a current backup. The call need not have
-// changed anything itself. It returns 0 when the backup has confirmed everything.
-func (sh *shard) wait(part *partition, p int) uint64 {
+// wait makes an answer wait for what has been charged so far, if there is a current backup, and under a rule with
+// Persist for the disk. The call need not have changed anything itself. It returns 0 when they have confirmed everything.
+func (sh *shard) wait(part *partition, p int, rule *Rule) uint64 {
+	if rule.Persist && part.saved {
+		return sh.waitSaved(part, p)
+	}
 	f := part.backup()
 	if f == nil {
 		return 0

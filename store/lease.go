@@ -22,7 +22,7 @@ func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl tim
 			return n.Alive
 		})
 		if n.Alive && rule.Durability >= Escrow {
-			n.Ticket = sh.wait(part, k.Partition)
+			n.Ticket = sh.wait(part, k.Partition, rule)
 		}
 	})
 	return n, s.refusedRoom(err, rule, "")

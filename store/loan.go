@@ -263,7 +263,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		sh.tellBorrower(r, l, now, &a)
 	}
 	if a.Term > 0 && rule.Durability >= Escrow {
-		a.Ticket = sh.wait(part, k.Partition)
+		a.Ticket = sh.wait(part, k.Partition, rule)
 	}
 	return a, nil
 }

@@ -58,8 +58,8 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 			}
 		}
 		answer.Reservation = call.Reservation
-		if p.rule.Durability >= Escrow && !answer.Degraded {
-			answer.Ticket = sh.wait(part, p.k.Partition)
+		if p.rule.Durability >= Escrow {
+			answer.Ticket = sh.wait(part, p.k.Partition, p.rule)
 		}
 	}
 	return nil
@@ -153,8 +153,8 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 			answered{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
 	}
 	// A copy that takes over without knowing of the commit would give back what is kept.
-	if (out.Excess > 0 || release && how.Keep > 0) && rule.Durability >= Escrow && !out.Degraded {
-		out.Ticket = sh.wait(part, k.Partition)
+	if (out.Excess > 0 || release && how.Keep > 0) && rule.Durability >= Escrow {
+		out.Ticket = sh.wait(part, k.Partition, rule)
 	}
 	return out, nil
 }
@@ -168,7 +168,7 @@ func (sh *shard) settledBefore(part *partition, k Key, rule *Rule, now algo.Inst
 	}
 	out = Settled{Known: true, Returned: m.granted, Excess: m.excess, Over: m.over}
 	if (m.excess > 0 || rule.ReleaseExpired && how.Keep > 0) && rule.Durability >= Escrow {
-		out.Ticket = sh.wait(part, k.Partition)
+		out.Ticket = sh.wait(part, k.Partition, rule)
 	}
 	return out
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // errNoRoom asks the Store to make room and try again, which a shard cannot do under its own lock. It is errShare where
@@ -32,11 +33,11 @@ const maxKey = 1<<16 - 1
 
 // The flags of a record.
 const (
-	pendingFlag = 1 << 16 // its change is pending for the first follower; shifted by one, for the second
-	wholeFlag   = 1 << 18 // and its state must be told as a whole, in the same way
-	owedFlag    = 1 << 20 // the content's extras knows what is owed on it
-	lentFlag    = 1 << 21 // units of it are on loan: the content's extras knows which
-	bannedFlag  = 1 << 22 // its key is banned, or was when it was looked at last
+	pendingFlag = 1 << 16 // its change is pending for the first follower; shifted by one, for the second; by two, for the third
+	wholeFlag   = 1 << 19 // and its state must be told as a whole, in the same way
+	owedFlag    = 1 << 22 // the content's extras knows what is owed on it
+	lentFlag    = 1 << 23 // units of it are on loan: the content's extras knows which
+	bannedFlag  = 1 << 24 // its key is banned, or was when it was looked at last
 	flagMask    = 0xffff << 16
 )
 
@@ -122,10 +123,10 @@ type partition struct {
 	content
 	role    *role
 	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
-	awaited atomic.Bool         // what Awaited returns; changed under the shard's lock
 	open    bool
-	// followed says that there is a follower. Plain decisions look at nothing else of all this.
+	// followed says that another process follows. Plain decisions look at nothing else of all this.
 	followed bool
+	saved    bool // the disk follows
 	wide     bool // some follower is told of everything, also of what is kept under a durability of None
 }
 
@@ -164,10 +165,10 @@ type role struct {
 	tell      func() // Config.Changed
 	lease     int64  // boot-clock instant until which strict rules are decided
 	unguarded bool
-	advances  advances // told to the backup
+	awaited   atomic.Bool // what Awaited returns; changed under the shard's lock
+	advances  advances    // told to the backup
 	staging   content
-	floor     uint64  // no version below it may be given out again
-	_         [8]byte // to whole cache lines
+	floor     uint64 // no version below it may be given out again
 }
 
 // ensureExtras returns the extras, made if need be.
@@ -185,11 +186,12 @@ func (p *partition) ensureRole() *role {
 	return p.role
 }
 
-// updateFollowed brings followed and wide up to date.
+// updateFollowed brings followed, saved and wide up to date.
 func (p *partition) updateFollowed() {
-	p.followed, p.wide = false, false
+	p.followed, p.saved, p.wide = false, false, false
 	if p.role != nil {
-		for _, f := range p.role.followers {
+		p.saved = p.role.followers[ownership.Disk] != nil
+		for _, f := range p.role.followers[:ownership.Disk] {
 			p.followed = p.followed || f != nil
 			p.wide = p.wide || f != nil && f.all
 		}
@@ -422,7 +424,7 @@ func (sh *shard) adopt(c *content, slot uint32, rule *Rule, now algo.Instant) (c
 
 // same reports whether two rules of one scope are the same in all that a record's spec stands for.
 func same(a, b *Rule) bool {
-	return a.Durability == b.Durability && a.Strict == b.Strict && a.Ban == b.Ban && sameLimits(a.Limits, b.Limits)
+	return a.Durability == b.Durability && a.Strict == b.Strict && a.Persist == b.Persist && a.Ban == b.Ban && sameLimits(a.Limits, b.Limits)
 }
 
 // sameLimits compares limits with their time zones by name: what has come from another process has zones of its own.

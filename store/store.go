@@ -8,7 +8,7 @@
 // up to date by chunks of what has changed; and a staging area, in which a copy is received that replaces the content
 // or is joined with it.
 //
-// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (others decide
+// What it does not promise: durability (what a disk gets, package disk writes), any knowledge of the cluster (others decide
 // when the gate is open and who follows), or order between callers other than that of the lock.
 package store
 
@@ -40,6 +40,8 @@ type Rule struct {
 	// Ban is how long a key is refused after it has been refused; 0: no longer than its limits say. Not beside limits
 	// with CountDenied.
 	Ban time.Duration
+	// Persist says that the disk is told of the keys, too, if there is one (ownership.Disk).
+	Persist bool
 	// ReleaseExpired says that a reservation gives back its units when its ttl ends without a Settle, as if it were
 	// settled with nothing to keep. Otherwise they stay charged. It holds for reservations and extensions that are made
 	// under the rule; ReserveOnce is not affected. Not part of the rule's identity.
@@ -53,8 +55,8 @@ type Rule struct {
 	MaxKeys, MaxBytes int64
 }
 
-// Guarded says that the rule needs a lease, or that its answers may have to wait for the backup.
-func (r *Rule) Guarded() bool { return r.Durability >= Escrow || r.Strict }
+// Guarded says that the rule needs a lease, or that its answers may have to wait for the backup or the disk, or are degraded without them.
+func (r *Rule) Guarded() bool { return r.Durability >= Escrow || r.Strict || r.Persist }
 
 // Durability says what an answer waits for, so that what it admitted outlives this process.
 type Durability uint8
@@ -104,9 +106,9 @@ type Call struct {
 type Answer struct {
 	algo.Decision
 	// Ticket is 0 when the answer may be given at once. Otherwise it is the partition's version that its backup must
-	// have confirmed before.
+	// have confirmed before; with ownership.Saved in it the disk as well.
 	Ticket   uint64
-	Degraded bool  // decided without the current backup that the rule's durability asks for
+	Degraded bool  // decided without the current backup that the rule's durability asks for, or the disk that Persist asks for
 	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
 	Pending  bool  // reservations on the key are waiting for their Settle
 	Banned   bool  // the key is banned, see Rule.Ban: for that, and perhaps for its limits, the request is refused

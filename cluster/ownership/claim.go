@@ -57,7 +57,7 @@ type told struct {
 // mayClaim reports whether this node should ask after a partition now.
 func (c *Core) mayClaim(p int) bool {
 	pt := &c.parts[p]
-	return !pt.held && c.mine(p) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
+	return !pt.held && c.mine(p) && !c.awaitsMembers() && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
 		!c.strange(pt.holder)
 }
 
@@ -212,7 +212,7 @@ func (c *Core) onQuery(from Node, q *Query) {
 		}
 		if pt.held {
 			// pt.known may be another process's term; the receiver would take it for this node's.
-			info.Held, info.Term, info.Holder = true, pt.term, c.cfg.Self
+			info.Held, info.Term, info.Holder, info.Copy = true, pt.term, c.cfg.Self, Position{Term: pt.saved}
 		}
 		reply.Infos = append(reply.Infos, info)
 	}
@@ -264,19 +264,22 @@ func (c *Core) holdings(partitions []int) *QueryReply {
 	news := &QueryReply{}
 	for _, p := range partitions {
 		if pt := &c.parts[p]; pt.held {
-			news.Infos = append(news.Infos, Info{Partition: p, Held: true, Term: pt.term, Holder: c.cfg.Self})
+			news.Infos = append(news.Infos, Info{Partition: p, Held: true, Term: pt.term, Holder: c.cfg.Self, Copy: Position{Term: pt.saved}})
 		}
 	}
 	return news
 }
 
 func (c *Core) onQueryReply(from Node, q *QueryReply) {
+	for i := range q.Infos {
+		c.heardHeld(from, &q.Infos[i])
+	}
 	if q.ID == 0 {
 		delete(c.strangers, from) // its own word counts from now
 		c.meet(from)
-		for _, i := range q.Infos {
-			if !c.parts[i.Partition].held {
-				c.learn(i.Partition, i.Term, from)
+		for i := range q.Infos {
+			if info := &q.Infos[i]; !c.parts[info.Partition].held {
+				c.learn(info.Partition, info.Term, from)
 			}
 		}
 		return
@@ -392,7 +395,13 @@ func (c *Core) claim(p int) {
 	c.endIncoming(p)
 	t := c.next(p)
 	c.data.TakeOver(p, c.now.Instant)
-	*pt.strict = strictness{earlier: earlier, copy: pt.copy, from: pt.copyFrom}
+	restored := pt.restored
+	c.endRestored(p)
+	if !fresh || restored && len(c.absent) > 0 {
+		pt.origin = t // copies of other origins may come, and are joined
+	}
+	// Voters that do not know of the holder before a restored copy have stopped as well.
+	*pt.strict = strictness{earlier: earlier && !(restored && fresh), copy: pt.copy, from: pt.copyFrom}
 	if earlier && !fresh {
 		c.data.Cold(p, c.now.Instant)
 	}
@@ -402,6 +411,8 @@ func (c *Core) claim(p int) {
 	switch {
 	case !earlier:
 		c.note("claimed", p, Node{}, "new")
+	case restored:
+		c.noteBefore("claimed", p, was, Node{}, "from the disk")
 	case fresh:
 		c.noteBefore("claimed", p, was, Node{}, "from a copy")
 	default:

@@ -18,6 +18,7 @@ import (
 //	grant.go   the holder's side of grants, under which strict rules are decided
 //	vote.go    the voter's side
 //	leave.go   how a leaving node finds out which of its copies are still needed
+//	disk.go    the disk, and the copies that it had when the process started
 //
 // Words: the holder decides for a partition under a term. Its followers are the backup, which claims the partition when the holder is lost,
 // and the target, which receives it in a move. The content is what the holder decides on; a copy is what a follower has of it.
@@ -49,6 +50,7 @@ type Config struct {
 	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. Only a key whose state is larger than a
 	// message comes in several pieces: one that does not fit never moves here.
 	MaxBuffered int
+	Restore     RestoreConfig
 }
 
 // Time-outs of the protocol. All say when something is tried again, except patience and stall: after those this node goes on without a
@@ -141,6 +143,8 @@ type Progress struct {
 	// Unguarded: there is no backup to wait for. Answers are given as degraded; those under strict rules only with StrictToo.
 	Unguarded bool
 	StrictToo bool
+	// Saved: it is about answers that wait for the disk as well. With Unguarded, one of the two that were waited for is not there any more.
+	Saved bool
 }
 
 // Note is something that an operator may want to know.
@@ -208,6 +212,9 @@ type Core struct {
 	tended  []int            // the other array of busy: tendBusy swaps them
 	grants  grants
 	voter   *voter // nil: not one
+
+	absent      []string // members that the disk knows and that have not been seen
+	absentUntil int64    // boot time until which claims wait for them
 }
 
 // part is what a Core knows of one partition. There are thousands, so fields that replication reads lie together: first those that a
@@ -219,7 +226,7 @@ type part struct {
 	term            Term // while held
 	move            *move
 	strict          *strictness
-	followers       [2]follower
+	followers       [3]follower
 	attached        uint64 // how many followers were attached
 
 	committed map[Node]*CommitAck // the answer to the last Commit of each live process that this node has taken
@@ -233,7 +240,10 @@ type part struct {
 	copyFrom Node
 	copy     Position
 	incoming incoming
-	_        [24]byte
+	origin   Term // of the content or the copy: the term that its history began with
+	saved    Term // of what the disk has of the partition, as a whole; zero: nothing
+	restored bool // the copy was on the disk when this process started, and this process or another is to take it in
+	bringTo  Node // the process that said last that it holds the partition, while restored
 }
 
 // New returns the Core of a node that has just started.
@@ -265,6 +275,7 @@ func New(cfg Config, now Now) *Core {
 	}
 	c.ticked = now.Boot
 	c.at(now)
+	c.restore()
 	c.grants.voters = len(cfg.Voters)
 	if slices.Contains(cfg.Voters, cfg.Self.Name) {
 		c.voter = newVoter(c)
@@ -291,6 +302,7 @@ func (c *Core) SetView(now Now, v View) {
 		c.alive[m.Node] = int32(i)
 		c.named[m.Name] = m.Node
 	}
+	c.absent = slices.DeleteFunc(c.absent, func(name string) bool { return c.named[name] != (Node{}) })
 	maps.DeleteFunc(c.full, func(n Node, _ int64) bool { return !c.lives(n) })
 	maps.DeleteFunc(c.received, func(n Node, _ *inlog) bool { return !c.lives(n) })
 	c.acquaint(before)
@@ -310,6 +322,9 @@ func (c *Core) review(p int) {
 		c.endOffer(p)
 	}
 	if !pt.held {
+		if f := &pt.followers[Target]; f.node != (Node{}) && !c.lives(f.node) {
+			c.dropFollower(p, Target, "")
+		}
 		return
 	}
 	switch m := pt.move; {
@@ -341,8 +356,10 @@ func (c *Core) Tick(now Now) {
 func (c *Core) Urgent(now Now, p int) {
 	c.at(now)
 	if pt := &c.parts[p]; pt.held {
-		pt.followers[Backup].urgent = true
-		c.pump(p, Backup)
+		for _, s := range [...]Slot{Backup, Disk} {
+			pt.followers[s].urgent = true
+			c.pump(p, s)
+		}
 	}
 	c.deliverOwn()
 }
@@ -513,6 +530,7 @@ func (c *Core) lookAtAll() {
 			}
 			continue
 		}
+		c.tendRestored(p)
 		if c.mayClaim(p) {
 			ask = append(ask, p)
 		}
@@ -590,7 +608,7 @@ func (c *Core) noteBefore(what string, p int, before Term, other Node, detail st
 }
 
 func (c *Core) lives(n Node) bool {
-	if n == c.heard && n != (Node{}) {
+	if n == c.heard && n != (Node{}) || n == DiskNode() {
 		return true
 	}
 	_, ok := c.alive[n]
@@ -669,7 +687,9 @@ func (c *Core) hold(p int, t Term) {
 }
 
 func (c *Core) open(p int) {
+	c.save(p)
 	c.data.Open(p)
+	c.pump(p, Disk)
 	c.publish(p)
 }
 
@@ -710,6 +730,9 @@ type Status struct {
 	Degraded int  // held partitions without a current copy elsewhere
 	NoRoom   int  // of them: because the backup has no room for the copy
 	Pending  int  // keys with changes that have not been sent to a backup yet
+	Unsaved  int  // held partitions with changes that the disk has not confirmed
+	Restored int  // copies from the disk that no process has taken in yet
+	Kept     int  // partitions that the disk has and other processes hold, whose disks may not have them
 	Granted  int  // held partitions under a live grant; 0 without voters
 	Highest  Term // held
 	Voter    bool // this node is a voter
@@ -738,6 +761,9 @@ func (c *Core) Status(now Now) Status {
 				}
 			}
 			st.Pending += c.data.Pending(p, Backup)
+			if c.unsaved(p) {
+				st.Unsaved++
+			}
 			if pt.strict.until > c.t {
 				st.Granted++
 			}
@@ -749,7 +775,13 @@ func (c *Core) Status(now Now) Status {
 		case pt.copy != (Position{}):
 			st.Copies++
 		}
-		if !pt.held && pt.copy != (Position{}) && !c.present(pt.copyFrom) && !c.present(pt.holder) {
+		if pt.restored {
+			st.Restored++
+		}
+		if !pt.held && pt.saved != (Term{}) {
+			st.Kept++
+		}
+		if !pt.held && !pt.restored && pt.copy != (Position{}) && !c.present(pt.copyFrom) && !c.present(pt.holder) {
 			st.Stranded++
 		}
 	}

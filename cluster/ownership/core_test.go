@@ -36,7 +36,7 @@ type page struct {
 	content, staged map[int]bool
 	cold            bool
 	version         uint64
-	follower        [2]struct {
+	follower        [3]struct {
 		attached, caught bool
 		all              bool
 		pending          map[int]bool
@@ -76,11 +76,16 @@ func (n *notebook) Caught(p int, s Slot)       { n.parts[p].follower[s].caught =
 func (n *notebook) Pending(p int, s Slot) int  { return len(n.parts[p].follower[s].pending) }
 func (n *notebook) Stage(p int)                { n.parts[p].staged = map[int]bool{} }
 func (n *notebook) Awaited(int) bool           { return true }
+func (n *notebook) Safe(int) uint64            { return 0 }
 func (n *notebook) Cold(p int, _ algo.Instant) { n.parts[p].cold = true }
 
 func (n *notebook) Changed(do func(p int)) {
 	for p := range n.parts {
-		if len(n.parts[p].follower[Backup].pending)+len(n.parts[p].follower[Target].pending) > 0 {
+		pending := 0
+		for s := range n.parts[p].follower {
+			pending += len(n.parts[p].follower[s].pending)
+		}
+		if pending > 0 {
 			do(p)
 		}
 	}

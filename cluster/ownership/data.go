@@ -13,6 +13,7 @@ type Slot int
 const (
 	Backup Slot = 0 // the process that claims the partition when its holder is lost
 	Target Slot = 1 // the receiver of a move, when it is not the backup
+	Disk   Slot = 2 // the disk of the holder's process, see disk.go
 )
 
 // ErrFull is what Data.Apply returns, or wraps, when there is no room for the copy.
@@ -52,6 +53,8 @@ type Data interface {
 	// Confirm says that the follower has everything up to a version. While Awaited is false the Core may leave a Confirm out, since the
 	// next one covers it.
 	Confirm(p int, s Slot, version uint64)
+	// Safe is the version up to which the disk has confirmed everything, and the current backup, if there is one.
+	Safe(p int) uint64
 	Awaited(p int) bool
 
 	// Stage empties the staging area. Apply adds a chunk to it or to the content; an error leaves the copy useless.

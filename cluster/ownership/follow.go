@@ -115,6 +115,7 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 		c.note("backup dropped", p, n, why)
 	}
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: true})
+	c.progressSaved(p, true)
 	c.evaluate(p)
 	c.unguard(p)
 }
@@ -143,22 +144,30 @@ func (c *Core) drain(p int, s Slot) {
 	f := &pt.followers[s]
 	chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
 	c.drained += len(chunk)
-	f.clean = !more && c.grants.voters > 0 && pt.strict.whole
+	f.clean = !more && (s == Disk || c.grants.voters > 0 && pt.strict.whole)
 	c.load(p, f, chunk, version, !more)
 }
 
 // load adds a chunk to a follower's log. last says that no other change is pending.
 func (c *Core) load(p int, f *follower, chunk []byte, version uint64, last bool) {
+	pt := &c.parts[p]
 	f.version, f.relabel, f.urgent = version, false, false
 	begin := f.last == 0 && !f.complete
 	for more := true; more; {
 		piece := chunk[:min(len(chunk), pieceBytes)]
 		chunk = chunk[len(piece):]
 		more = len(chunk) > 0
-		f.last = f.log.add(Entry{
-			Partition: p, Term: c.parts[p].term, Attachment: f.attachment, Chunk: piece,
+		e := Entry{
+			Partition: p, Term: pt.term, Attachment: f.attachment, Chunk: piece,
 			Begin: begin, Complete: last && !f.complete && !more, More: more,
-		})
+		}
+		if begin {
+			e.Origin = pt.origin
+		}
+		if pt.restored {
+			e.Term, e.Join = pt.copy.Term, true
+		}
+		f.last = f.log.add(e)
 	}
 	f.complete = f.complete || last
 }
@@ -174,7 +183,9 @@ func (c *Core) onEntry(from Node, e *Entry) Outcome {
 		c.released(p, &CommitAck{New: e.Term, Keep: true, Attachment: e.Attachment})
 	}
 	switch {
-	case pt.held && in.from != from:
+	case e.Join:
+		return c.takeJoin(p, from, e)
+	case pt.restored, pt.held && in.from != from:
 		return Conflict
 	case !pt.held && e.Term.Less(pt.known):
 		if in.from == from {
@@ -204,7 +215,7 @@ func (c *Core) takeIn(p int, from Node, e *Entry) Outcome {
 	in := &pt.incoming
 	switch {
 	case e.Begin:
-		in.sender, in.attachment, in.staged, in.complete = from, e.Attachment, true, false
+		in.sender, in.attachment, in.origin, in.staged, in.complete = from, e.Attachment, e.Origin, true, false
 		c.data.Stage(p)
 	case in.sender != from || in.attachment != e.Attachment:
 		return Again
@@ -225,7 +236,7 @@ func (c *Core) takeIn(p int, from Node, e *Entry) Outcome {
 		if !pt.held {
 			c.data.Promote(p)
 			in.staged, in.complete = false, false
-			pt.copyFrom = from
+			pt.copyFrom, pt.origin = from, in.origin
 		}
 	}
 	if !pt.held && !in.staged {
@@ -253,6 +264,10 @@ func (c *Core) onRefusal(l *outlog, r *Refusal) {
 	for s := range pt.followers {
 		if f := &pt.followers[s]; f.log != l || f.attachment != r.Attachment {
 			continue
+		}
+		if pt.restored {
+			c.onRestoredRefusal(p, r.Outcome)
+			return
 		}
 		switch r.Outcome {
 		case Again:
@@ -319,6 +334,10 @@ func (c *Core) restart(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
 	n, all := f.node, f.all
+	if s == Disk {
+		c.resave(p)
+		return
+	}
 	if pt.move != nil && pt.move.commit != nil {
 		c.dropFollower(p, s, "its copy has a gap") // the receiver may have taken over by now
 		return
@@ -341,8 +360,13 @@ func (c *Core) acknowledged(p int, s Slot) {
 	if closed != nil && s == Backup && f.last > closed.position {
 		closed.confirmed = true
 	}
-	// A confirmation that does not count for strict answers yet is passed on now: the partition may not change again.
-	if s == Backup && !c.vouched(p) || c.data.Awaited(p) {
+	if pt.restored && f.complete {
+		c.forgetRestored(p)
+		return
+	}
+	// A confirmation that does not count for strict answers yet is passed on now: the partition may not change again. Where there is a
+	// disk, Safe counts on all of them.
+	if s == Backup && !c.vouched(p) || pt.followers[Disk].node != (Node{}) || c.data.Awaited(p) {
 		c.data.Confirm(p, s, f.version)
 	}
 	if f.complete && !f.caught {
@@ -362,6 +386,12 @@ func (c *Core) acknowledged(p int, s Slot) {
 			f.named = true
 			c.grants.urgent = true
 		}
+	}
+	if s == Disk {
+		c.acknowledgedSaved(p)
+	}
+	if s != Target {
+		c.progressSaved(p, false)
 	}
 	switch {
 	case c.upToDate(p):

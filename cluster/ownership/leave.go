@@ -19,18 +19,21 @@ func (c *Core) present(n Node) bool {
 	return !c.view.Leaving || n == c.cfg.Self || heard && c.t-at < wordFor
 }
 
-// askForWords makes a leaving node ask the holders of the partitions that it has copies of.
+// askForWords makes a leaving node ask the holders of the partitions that it has copies of, and of all that only its disk may have.
 func (c *Core) askForWords() {
 	if !c.view.Leaving || c.t-c.askedAt < resendAfter {
 		return
 	}
 	c.askedAt = c.t
 	maps.DeleteFunc(c.asked, func(_ uint64, at int64) bool { return c.t-at >= wordFor })
-	asked := make(map[Node]bool)
+	asked, kept := make(map[Node]bool), make(map[Node][]int)
 	for p := range c.parts {
 		pt := &c.parts[p]
-		if pt.held || pt.copy == (Position{}) {
+		if pt.held || pt.copy == (Position{}) && pt.saved == (Term{}) {
 			continue
+		}
+		if pt.saved != (Term{}) && c.lives(pt.holder) {
+			kept[pt.holder] = append(kept[pt.holder], p)
 		}
 		for _, n := range [...]Node{pt.copyFrom, pt.holder} {
 			if c.lives(n) && n != c.cfg.Self && !asked[n] {
@@ -39,6 +42,12 @@ func (c *Core) askForWords() {
 				c.asked[c.queries] = c.t
 				c.send(n, &Query{ID: c.queries, Partitions: []int{p}}) // of no round: only its answer counts
 			}
+		}
+	}
+	for _, m := range c.view.Members {
+		if parts := kept[m.Node]; len(parts) > 0 {
+			c.queries++
+			c.send(m.Node, &Query{ID: c.queries, Partitions: parts})
 		}
 	}
 }

@@ -127,6 +127,10 @@ func (c *Core) resend() {
 }
 
 func (c *Core) onBlockAck(from Node, a *BlockAck) {
+	if a.Lost && from == DiskNode() {
+		c.diskLost()
+		return
+	}
 	at := slices.IndexFunc(c.logs, func(l *outlog) bool { return l.to == from && l.number == a.Log })
 	if at < 0 {
 		return

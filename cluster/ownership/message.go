@@ -37,7 +37,7 @@ type Info struct {
 	Claiming  bool     // the sender is about to claim it as well
 	Term      Term     // the highest known to have been held
 	Holder    Node     // its holder; may be the zero Node
-	Copy      Position // of a complete copy; zero when there is none
+	Copy      Position // of a complete copy; with Held of that on the sender's disk; zero when there is none
 }
 
 // Position says how new a copy is: the term under which its holder last changed it, and the attachment that it was sent in.
@@ -92,6 +92,8 @@ type Entry struct {
 	Begin      bool   // of an attachment's first chunk: a whole copy begins, which is staged until Complete
 	Complete   bool   // with this entry the whole copy is complete
 	More       bool   // the chunk goes on in the next entry of the log
+	Join       bool   // of a copy that was restored: to be joined with the receiver's content
+	Origin     Term   // with Begin: the term that the history of the content began with
 	Chunk      []byte
 }
 

@@ -32,6 +32,7 @@ type incoming struct {
 	sender     Node   // of the entries that are being received
 	attachment uint64 // of these entries
 	staged     bool   // entries go into the staging area
+	origin     Term   // of the content of these entries
 	complete   bool   // the staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content
 	from       Node   // of an accepted offer; the zero Node: none. Another process may send a copy meanwhile. A holder merges
 	word       int64  // when from last offered, or sent an entry, by Core.awake
@@ -61,7 +62,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 	pt := &c.parts[p]
 	verdict := Accepted
 	switch {
-	case !c.mine(p) || c.view.Leaving || !c.lives(from):
+	case !c.mine(p) || pt.restored || c.view.Leaving || !c.lives(from):
 		verdict = Refused
 	case !pt.held && o.Term.Less(pt.known) && pt.holder != from && c.lives(pt.holder):
 		verdict = Refused // the live holder of the higher term comes first; this content is merged into that one's
@@ -164,7 +165,7 @@ func (c *Core) tendMove(p int) {
 		if c.upToDate(p) {
 			c.freeze(p)
 		}
-	case !pt.followers[m.slot].inFlight() && (m.slot == Backup || !c.confirmFirst(p)):
+	case !pt.followers[m.slot].inFlight() && (m.slot == Backup || !c.confirmFirst(p)) && !c.saveFirst(p):
 		c.commit(p)
 	}
 }
@@ -352,10 +353,13 @@ func (c *Core) released(p int, a *CommitAck) {
 	b := &pt.followers[Backup]
 	strict := c.grants.voters == 0 || b.named && b.node == to
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: !strict})
+	if pt.followers[Disk].node != (Node{}) {
+		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Saved: true, Unguarded: c.unsaved(p)})
+	}
 	c.endMove(p)
 	for s := range pt.followers {
 		if f := &pt.followers[s]; f.node != (Node{}) {
-			if f.node != to {
+			if f.node != to && Slot(s) != Disk {
 				c.send(f.node, &Forget{Partition: p, Term: pt.term})
 			}
 			c.data.Detach(p, Slot(s))

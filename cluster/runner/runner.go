@@ -36,11 +36,19 @@ type Sender interface {
 	Send([]ownership.Envelope)
 }
 
-// Config is what a Runner needs. All fields but Inbox are required.
+// Disk takes the blocks for the disk of this process; see disk.Disk. Send must not block. Once Err returns an error nothing is written
+// any more.
+type Disk interface {
+	Send(*ownership.Block)
+	Err() error
+}
+
+// Config is what a Runner needs. All fields but Inbox and Disk are required.
 type Config struct {
 	Core   ownership.Config
 	Sender Sender
 	Inbox  *Inbox              // what others leave for the Runner; nil: one of its own
+	Disk   Disk                // nil: there is none
 	Now    func() algo.Instant // the clock of decisions: the very one that the limiter reads
 	Boot   func() int64        // the clock of leases: BootTime, other than in tests
 	// Version returns the highest ticket that has been given for an answer of a partition, or more. It never falls. It is
@@ -108,6 +116,8 @@ type progress struct {
 	confirmed atomic.Uint64 // a copy has them
 	strict    atomic.Uint64 // degraded: there is no copy, and that is on record
 	unguarded atomic.Uint64 // degraded, but for strict rules: there is no copy
+	saved     atomic.Uint64 // of tickets with ownership.Saved: a copy, if there is one, and the disk have them
+	bare      atomic.Uint64 // the same, degraded: the copy or the disk is not there any more
 	waiting   atomic.Pointer[chan struct{}]
 }
 
@@ -126,7 +136,11 @@ func (p *progress) wait() <-chan struct{} {
 
 // verdict says whether the answer with a ticket may be given, and whether it is degraded then.
 func (p *progress) verdict(version uint64, strict bool) (degraded, ok bool) {
+	ticket := version &^ ownership.Saved
 	switch {
+	case ticket != version:
+		saved := ticket <= p.saved.Load()
+		return !saved, saved || ticket <= p.bare.Load()
 	case version <= p.confirmed.Load():
 		return false, true
 	case version <= p.strict.Load() || !strict && version <= p.unguarded.Load():
@@ -346,6 +360,10 @@ func (k *Runner) tick() {
 	if !k.journal.empty() {
 		k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
 	}
+	if d := k.cfg.Disk; d != nil && d.Err() != nil {
+		k.cfg.Disk = nil
+		k.core.Receive(k.now(), ownership.Envelope{From: ownership.DiskNode(), Message: &ownership.BlockAck{Lost: true}})
+	}
 	k.core.Tick(k.now())
 	k.carryOut()
 	k.post()
@@ -425,7 +443,14 @@ func (k *Runner) carryOut() {
 	for _, pr := range out.Confirmed {
 		k.confirm(pr)
 	}
-	k.outbox = append(k.outbox, out.Messages...)
+	for i := range out.Messages {
+		e := out.Messages[i]
+		if b, ok := e.Message.(*ownership.Block); ok && e.To == ownership.DiskNode() && k.cfg.Disk != nil {
+			k.cfg.Disk.Send(b)
+		} else {
+			k.outbox = append(k.outbox, e)
+		}
+	}
 	if len(out.Notes) > 0 {
 		k.record(out.Notes)
 	}
@@ -474,6 +499,10 @@ func (k *Runner) confirm(c ownership.Progress) {
 	pr := &k.progress[c.Partition]
 	number := &pr.unguarded
 	switch {
+	case c.Saved && c.Unguarded:
+		number = &pr.bare
+	case c.Saved:
+		number = &pr.saved
 	case !c.Unguarded:
 		number = &pr.confirmed
 	case c.StrictToo:

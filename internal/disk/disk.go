@@ -66,8 +66,9 @@ type Disk struct {
 	logs map[int]*diskLog // by partition; the writer's
 	next uint64           // number of the next entry; the writer's
 
-	headMu sync.Mutex
-	head   head
+	headMu      sync.Mutex
+	head        head
+	headChanged bool // since it was written
 
 	wake     fifo.Signal
 	mu       sync.Mutex
@@ -189,15 +190,29 @@ func (d *Disk) Members() []string {
 	return d.head.Members
 }
 
-// SetMembers keeps the names of the cluster's members.
-func (d *Disk) SetMembers(names []string) error {
+// SetMembers keeps the names of the cluster's members. They are written with what is written next.
+func (d *Disk) SetMembers(names []string) {
 	d.headMu.Lock()
 	defer d.headMu.Unlock()
-	if slices.Equal(names, d.head.Members) || d.Err() != nil {
-		return d.Err()
+	if !slices.Equal(names, d.head.Members) {
+		d.head.Members, d.headChanged = slices.Clone(names), true
+		d.wake.Set()
 	}
-	d.head.Members = slices.Clone(names)
-	return d.save()
+}
+
+// changedHead is the head if it is to be written, or nil.
+func (d *Disk) changedHead() []byte {
+	d.headMu.Lock()
+	defer d.headMu.Unlock()
+	if !d.headChanged {
+		return nil
+	}
+	d.headChanged = false
+	text, err := json.Marshal(d.head)
+	if err != nil {
+		d.fail(err)
+	}
+	return text
 }
 
 // Key keeps a key for a node alone, which has no secret: the first that it was called with.
@@ -242,7 +257,7 @@ func (d *Disk) run() {
 		blocks := d.queue
 		d.queue = nil
 		d.mu.Unlock()
-		if ack := d.write(blocks); ack != nil && d.Err() == nil {
+		if ack := d.Write(blocks); ack != nil && d.Err() == nil {
 			d.deliver(ack)
 		}
 	}

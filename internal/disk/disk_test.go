@@ -68,9 +68,10 @@ func (r *rig) close() { must.NoError(r.t, r.d.Close()) }
 // kept restores and lists what there is, as "partition term/attachment: chunk@age".
 func (r *rig) kept() (all []string) {
 	r.t.Helper()
-	must.NoError(r.t, r.d.Restore(func(p int, at ownership.Position, chunks []Chunk) error {
-		s := fmt.Sprintf("%d %d/%d:", p, at.Term.N, at.Attachment)
-		for _, c := range chunks {
+	must.NoError(r.t, r.d.Restore(func(of Copy) error {
+		s := fmt.Sprintf("%d %d/%d:", of.Partition, of.Position.Term.N, of.Position.Attachment)
+		expect.Equal(r.t, of.Origin.N, uint64(9), "origin")
+		for _, c := range of.Chunks {
 			s += fmt.Sprintf(" %s@%v", c.Data, time.Duration(c.Age))
 		}
 		all = append(all, s)
@@ -86,7 +87,7 @@ func (r *rig) expect(want ...string) {
 
 func entry(p int, term uint64, flags, chunk string) ownership.Entry {
 	return ownership.Entry{
-		Partition: p, Term: ownership.Term{N: term}, Attachment: 7, Chunk: []byte(chunk),
+		Partition: p, Term: ownership.Term{N: term}, Attachment: 7, Origin: ownership.Term{N: 9}, Chunk: []byte(chunk),
 		Begin: strings.Contains(flags, "b"), Complete: strings.Contains(flags, "c"), More: strings.Contains(flags, "m"),
 	}
 }
@@ -99,8 +100,8 @@ func TestRestore(t *testing.T) {
 	r.now += int64(time.Minute)
 	r.send(entry(3, 1, "m", "two"))
 	r.send(entry(3, 1, "c", "-and-a-half"))
+	r.d.SetMembers([]string{"a", "b"})
 	r.send(entry(3, 2, "", ""), entry(5, 1, "b", "never whole"))
-	must.NoError(t, r.d.SetMembers([]string{"a", "b"}))
 	r.close()
 
 	r.now += int64(time.Second)
@@ -233,8 +234,9 @@ func TestCrash(t *testing.T) {
 		r.close()
 		again := newRig(t, lost).open()
 		found := 0
-		must.NoError(t, again.d.Restore(func(p int, at ownership.Position, chunks []Chunk) error {
+		must.NoError(t, again.d.Restore(func(of Copy) error {
 			found++
+			p, at, chunks := of.Partition, of.Position, of.Chunks
 			expect.Equal(t, string(chunks[len(chunks)-1].Data), fmt.Sprint("n", confirmed[p]), "seed %d, partition %d", seed, p)
 			expect.Equal(t, at.Term.N, uint64(confirmed[p]))
 			return nil
@@ -302,7 +304,7 @@ func TestBitFlips(t *testing.T) {
 	must.True(t, flipped, "nothing to damage")
 	d, err := Open(r.cfg)
 	if err == nil {
-		err = d.Restore(func(int, ownership.Position, []Chunk) error { return nil })
+		err = d.Restore(func(Copy) error { return nil })
 		must.NoError(t, d.Close())
 	}
 	expect.True(t, err != nil, "damage was not noticed")

@@ -7,10 +7,11 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/varint"
 )
 
 // An entry's key is its partition and its number, which rises. Its value is a byte of flags, then, as varints, the position of the copy
-// that the entry belongs to and the entry's instant by the disk's clock, then the chunk.
+// that the entry belongs to and the entry's instant by the disk's clock, with flagBegin the origin of the content, then the chunk.
 const (
 	flagMore     = 1 << iota // the chunk goes on in the next entry
 	flagBegin                // a whole copy begins
@@ -30,8 +31,9 @@ func entryKey(p int, number uint64) []byte {
 	return binary.BigEndian.AppendUint64(key, number)
 }
 
-// write writes blocks with one sync, and returns what confirms them.
-func (d *Disk) write(blocks []*ownership.Block) *ownership.BlockAck {
+// Write writes blocks with one sync, and returns what confirms them; nil when nothing does. It is what Start calls for blocks that are sent,
+// and for tests with a clock of their own.
+func (d *Disk) Write(blocks []*ownership.Block) *ownership.BlockAck {
 	batch := d.db.NewBatch()
 	defer func() { _ = batch.Close() }() // it has been applied, or the disk is at its end
 	now := d.cfg.Now()
@@ -52,6 +54,9 @@ func (d *Disk) write(blocks []*ownership.Block) *ownership.BlockAck {
 		}
 	}
 	d.set(batch, clockKey, binary.BigEndian.AppendUint64(nil, uint64(now+d.head.Offset)))
+	if head := d.changedHead(); head != nil {
+		d.set(batch, headKey, head)
+	}
 	if err := d.db.Apply(batch, pebble.Sync); err != nil {
 		d.fail(err)
 	}
@@ -127,6 +132,9 @@ func appendEntry(to []byte, e *ownership.Entry, begins bool, at int64) []byte {
 	for _, n := range [...]uint64{e.Term.Epoch, e.Term.N, e.Attachment, uint64(at)} {
 		to = binary.AppendUvarint(to, n)
 	}
+	if begins {
+		to = binary.AppendUvarint(binary.AppendUvarint(to, e.Origin.Epoch), e.Origin.N)
+	}
 	return append(to, e.Chunk...)
 }
 
@@ -136,18 +144,23 @@ type Chunk struct {
 	Data []byte
 }
 
-// Restore gives what was kept of each partition, in the order in which it is to be applied, with the position of its copy. The data is the
-// caller's. An error is the caller's, or says that the disk is damaged.
-func (d *Disk) Restore(take func(p int, at ownership.Position, chunks []Chunk) error) error {
+// Copy is what was kept of a partition. Its chunks are in the order in which they are to be applied, and are the caller's.
+type Copy struct {
+	ownership.Restored
+	Chunks []Chunk
+}
+
+// Restore gives what was kept of each partition. An error is the caller's, or says that the disk is damaged.
+func (d *Disk) Restore(take func(Copy) error) error {
 	it, err := d.db.NewIter(&pebble.IterOptions{LowerBound: []byte{'p'}, UpperBound: []byte{'p' + 1}})
 	if err != nil {
-		return damaged(err)
+		return Damaged(err)
 	}
 	var r restoring
 	for ok := it.First(); ok && err == nil; ok = it.Next() {
 		key := it.Key()
 		if len(key) != 11 {
-			err = damaged(errors.New("a key is too short"))
+			err = Damaged(errors.New("a key is too short"))
 			break
 		}
 		if p := int(binary.BigEndian.Uint16(key[1:])); r.log == nil || p != r.partition {
@@ -160,7 +173,7 @@ func (d *Disk) Restore(take func(p int, at ownership.Position, chunks []Chunk) e
 		d.next = max(d.next, binary.BigEndian.Uint64(key[3:])+1)
 	}
 	if bad := it.Error(); bad != nil {
-		err = errors.Join(err, damaged(bad))
+		err = errors.Join(err, Damaged(bad))
 	}
 	if err == nil {
 		err = d.end(&r, take)
@@ -168,12 +181,13 @@ func (d *Disk) Restore(take func(p int, at ownership.Position, chunks []Chunk) e
 	return errors.Join(err, it.Close(), d.Err())
 }
 
-func damaged(err error) error {
+// Damaged is the error for a directory whose content makes no sense, for the given reason.
+func Damaged(err error) error {
 	return errors.Join(errors.New("the counters are damaged; remove their folder to start without them"), err)
 }
 
 // end gives what was read of one partition. What was never whole is not given.
-func (d *Disk) end(r *restoring, take func(int, ownership.Position, []Chunk) error) error {
+func (d *Disk) end(r *restoring, take func(Copy) error) error {
 	if r.log == nil {
 		return nil
 	}
@@ -182,7 +196,7 @@ func (d *Disk) end(r *restoring, take func(int, ownership.Position, []Chunk) err
 	if r.at == (ownership.Position{}) {
 		return nil
 	}
-	return take(r.partition, r.at, r.chunks)
+	return take(Copy{ownership.Restored{Partition: r.partition, Position: r.at, Origin: r.origin}, r.chunks})
 }
 
 // restoring is the log of one partition as it is read.
@@ -193,42 +207,43 @@ type restoring struct {
 	partition int
 	log       *diskLog
 	at        ownership.Position
+	origin    ownership.Term
+	begun     ownership.Term // the origin of the copy that was begun last
 	chunks    []Chunk
 	open      []byte // of a chunk that goes on
 }
 
 func (r *restoring) add(number uint64, value []byte, now int64) error {
-	var n [4]uint64
-	rest := value
-	for i := range n {
-		var width int
-		if i == 0 {
-			rest = rest[min(1, len(rest)):]
-		}
-		if n[i], width = binary.Uvarint(rest); width <= 0 {
-			return damaged(errors.New("an entry is too short"))
-		}
-		rest = rest[width:]
+	in := varint.Of(value)
+	flags := in.Byte()
+	term := ownership.Term{Epoch: in.Uvarint(), N: in.Uvarint()}
+	attachment, at := in.Uvarint(), in.Uvarint()
+	if flags&flagBegin != 0 {
+		r.begun = ownership.Term{Epoch: in.Uvarint(), N: in.Uvarint()}
 	}
-	l, flags := r.log, value[0]
+	if in.Failed() {
+		return Damaged(errors.New("an entry is too short"))
+	}
+	l := r.log
 	if flags&flagBegin != 0 {
 		l.begin, l.building, l.tail, r.open = number, true, 0, nil
 	} else if number == l.first {
-		return damaged(errors.New("the beginning of a log is not there"))
+		return Damaged(errors.New("the beginning of a log is not there"))
 	}
 	l.tail += len(value)
-	r.open = append(r.open, rest...)
+	r.open = append(r.open, in.Rest...)
 	if flags&flagMore != 0 {
 		return nil
 	}
 	if flags&flagComplete != 0 {
 		l.building, l.base, l.tail = false, l.tail, 0
+		r.origin = r.begun
 	}
 	if !l.building {
-		r.at = ownership.Position{Term: ownership.Term{Epoch: n[0], N: n[1]}, Attachment: n[2]}
+		r.at = ownership.Position{Term: term, Attachment: attachment}
 	}
 	if len(r.open) > 0 {
-		r.chunks = append(r.chunks, Chunk{Age: max(now-int64(n[3]), 0), Data: r.open})
+		r.chunks = append(r.chunks, Chunk{Age: max(now-int64(at), 0), Data: r.open})
 	}
 	r.open = nil
 	return nil

@@ -186,11 +186,15 @@ func (c *coder) record(r *ownership.Record) {
 // above a small number.
 func (c *coder) entry(e *ownership.Entry) {
 	same, attachment := e.Term == c.before, bits.RotateLeft64(e.Attachment, 1)
-	c.flags(&same, &e.Begin, &e.Complete, &e.More)
+	origin := e.Origin != ownership.Term{}
+	c.flags(&same, &e.Begin, &e.Complete, &e.More, &e.Join, &origin)
 	c.partition(&e.Partition)
 	if !same {
 		c.term(&e.Term)
 		c.before = e.Term
+	}
+	if origin {
+		c.term(&e.Origin)
 	}
 	c.numbers(&attachment)
 	c.chunk(&e.Chunk)

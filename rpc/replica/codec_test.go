@@ -233,7 +233,7 @@ func TestMessagesRefused(t *testing.T) {
 	refused("Block: length", good[:len(good)-1])
 	refused("Block: length", append(slices.Clone(good), 0))
 	refused("Block: entries: 20 items are too many", append([]byte{5, 0, 0, 0, 0, 20}, make([]byte, 19)...))
-	refused("Block: flags: 16 is not one of 0 to 15", []byte{5, 0, 0, 0, 0, 1, 16, 0, 0, 0})
+	refused("Block: flags: 64 is not one of 0 to 63", []byte{5, 0, 0, 0, 0, 1, 64, 0, 0, 0})
 	refused("Block: sum: 4294967296", []byte{5, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x10, 0})
 }
 

@@ -6,6 +6,7 @@ const (
 	loans     = "./test/simulation -run TestLoanSeeds$ -most 1"
 	calls     = "./test/simulation -run TestCallSeeds$ -most 1 -calls 30 -weather "
 	scenario  = "./test/simulation -run TestScenarios/"
+	stops     = "./test/simulation -run TestStopSeeds$"
 	ownership = "./cluster/ownership -run "
 )
 
@@ -17,6 +18,7 @@ const (
 	grant   = "cluster/ownership/grant.go"
 	move    = "cluster/ownership/move.go"
 	vote    = "cluster/ownership/vote.go"
+	disk    = "cluster/ownership/disk.go"
 	service = "test/simulation/service_test.go" // what the simulator has in the place of limiter
 )
 
@@ -1079,5 +1081,30 @@ var mutants = []mutant{
 		"client: the clock of loans stands still while the machine is suspended", "client/loans.go",
 		[]edit{{"return clock.Read(read())", "_ = clock; mono, _ := read(); return mono"}},
 		"./client -run TestLoanOverASuspension$", "while the machine was suspended",
+	},
+	{
+		"store: an answer does not wait for the disk", "store/saved.go",
+		[]edit{{"	if part.safe() == version {", "	if true {"}},
+		stops, "admitted beyond the limit",
+	},
+	{
+		"disk: entries are dated by the time since the process began", "internal/disk/disk.go",
+		[]edit{{"	if was.Boot != d.cfg.Boot || was.Boot == \"\" || now+was.Offset < last {", "	if false {"}},
+		"./internal/disk -run TestRestore$", "4/7",
+	},
+	{
+		"ownership: the disk forgets a partition before the next holder's disk has it", disk,
+		[]edit{{" && pt.saved.Less(i.Copy.Term) && ", " && "}},
+		stops, "admitted beyond the limit",
+	},
+	{
+		"ownership: a restored copy takes the place of the holder's content", disk,
+		[]edit{{"	if c.data.Merge(p, c.now.Instant) != nil {\n		return Conflict\n	}\n", "	c.data.Shut(p)\n	c.data.Promote(p)\n	pt.followers = [3]follower{}\n"}},
+		"./cluster/ownership -run TestJoin$", "joined",
+	},
+	{
+		"ownership: the disk keeps a partition of which another process has joined the copy", disk,
+		[]edit{{"	case e.Begin && e.Origin == pt.origin:\n		return Superseded\n", ""}},
+		"./cluster/ownership -run TestOlderCopy$", "joined",
 	},
 }

@@ -23,8 +23,10 @@ type content struct {
 	caughtAt     int64
 	flushed      int64
 	drained      []drain
-	there        bool // there is a content, own or a whole copy
-	number       int  // of the content: another one does not have what this one counts
+	there        bool  // there is a content, own or a whole copy
+	number       int   // of the content: another one does not have what this one counts
+	saved        int64 // what was changed up to this instant is on the disk
+	writing      []drain
 }
 
 // drain is what had been changed at an instant.
@@ -36,7 +38,7 @@ type drain struct {
 func newData(p *process) *data {
 	d := &data{p: p, parts: make([]content, p.w.partitions)}
 	for i := range d.parts {
-		d.parts[i].flushed = -1
+		d.parts[i].flushed, d.parts[i].saved = -1, -1
 	}
 	var maxKeys int64
 	if p.w.maxKeys != nil {
@@ -111,6 +113,9 @@ func (d *data) Detach(part int, s ownership.Slot) {
 		c := &d.parts[part]
 		c.caught, c.flushed, c.drained = false, -1, nil
 	}
+	if s == ownership.Disk {
+		d.parts[part].saved, d.parts[part].writing = -1, nil
+	}
 	d.Store.Detach(part, s)
 }
 
@@ -121,6 +126,8 @@ func (d *data) Drain(part int, s ownership.Slot, now algo.Instant, most int) ([]
 	chunk, version, more := d.Store.Drain(part, s, now, most)
 	if c := &d.parts[part]; s == ownership.Backup && !more {
 		c.drained = append(c.drained, drain{version, d.p.w.now})
+	} else if s == ownership.Disk && !more {
+		c.writing = append(c.writing, drain{version, d.p.w.now})
 	}
 	return chunk, version, more
 }
@@ -129,6 +136,11 @@ func (d *data) Confirm(part int, s ownership.Slot, version uint64) {
 	if c := &d.parts[part]; s == ownership.Backup {
 		for len(c.drained) > 0 && c.drained[0].version <= version {
 			c.flushed, c.drained = c.drained[0].at-1, c.drained[1:]
+		}
+	}
+	if c := &d.parts[part]; s == ownership.Disk {
+		for len(c.writing) > 0 && c.writing[0].version <= version {
+			c.saved, c.writing = c.writing[0].at-1, c.writing[1:]
 		}
 	}
 	d.Store.Confirm(part, s, version)

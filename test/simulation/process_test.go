@@ -60,6 +60,7 @@ type process struct {
 	syncing []int // the array that sync uses
 
 	lender lender
+	disk   *hostDisk // nil: it has none
 }
 
 // sight is what a process believes of another.
@@ -89,6 +90,9 @@ func (w *world) start(h *host) *process {
 	}
 	cfg := ownership.Config{
 		Self: p.self, Partitions: w.partitions, Data: p.data, Voters: voters, Flush: w.flush,
+	}
+	if w.disks {
+		cfg.Restore = p.openDisk()
 	}
 	p.core = ownership.New(cfg, h.clock())
 	h.proc = p
@@ -164,6 +168,10 @@ func (p *process) carryOut(eff ownership.Effects) {
 		p.confirmed(c)
 	}
 	for _, e := range p.carried(eff.Messages) {
+		if e.To == ownership.DiskNode() {
+			p.disk.send(e.Message.(*ownership.Block))
+			continue
+		}
 		to := w.host(e.To.Name)
 		kind := kindOf(e.Message)
 		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep && p.labels[a.Partition].Less(a.New) { // it may be the answer again
@@ -189,6 +197,9 @@ func (p *process) carried(list []ownership.Envelope) []ownership.Envelope {
 	w := p.w
 	list = slices.Clone(list)
 	for i := range list {
+		if list[i].To == ownership.DiskNode() {
+			continue
+		}
 		data := replica.Append(nil, list[i].Message)
 		w.sent.messages++
 		w.sent.bytes += len(data)
@@ -326,18 +337,23 @@ func (p *process) crash() {
 	for _, pol := range w.policies {
 		for i := range pol.keys {
 			k := &pol.keys[i]
-			f.Flushed[k.Key] = p.data.parts[k.Partition].flushed
+			d := &p.data.parts[k.Partition]
+			if f.Flushed[k.Key] = d.flushed; w.disks {
+				f.Flushed[k.Key] = min(d.flushed, d.saved) // the copy may be lost as well, before it is claimed
+			}
 		}
 	}
 	w.history.Crashes = append(w.history.Crashes, f)
 	w.mix(uint64(w.now), uint64(p.host.index), 0xdead)
 	p.end()
+	p.host.left = false
 	w.memorize()
 }
 
 func (p *process) end() {
 	p.ended = true
-	p.host.proc = nil
+	p.host.proc, p.host.left = nil, p.left
+	p.disk.crash()
 	p.w.proto.Gone(p.holder())
 }
 
@@ -355,7 +371,7 @@ func (p *process) leave() {
 			switch {
 			case !p.agreed() && p.w.now < p.stateAt+agreeFor:
 				p.later(20*millisecond, wait)
-			case p.core.Settled() && p.settled && !p.handling() && (p.core.Status(p.clock()).Stranded == 0 || p.alone()):
+			case p.core.Settled() && p.settled && !p.handling() && (p.core.Status(p.clock()).Stranded == 0 || p.alone()) && p.disk.needless(until):
 				p.w.say("%s has left", p.self.Name)
 				p.left = true
 				p.end()

@@ -379,7 +379,7 @@ func (p *process) decided(a *ask, dec store.Answer, leased bool) {
 	}
 	w.mix(uint64(w.now), o.id, uint64(dec.Remaining), dec.Ticket)
 	// A copy may have had it for long: a node remembers up to where its copies have confirmed.
-	if part := o.key.Partition; dec.Ticket <= p.copied[part] {
+	if part := o.key.Partition; dec.Ticket <= p.copied[part] || p.disk.has(part, dec.Ticket) {
 		p.tell(a, ans)
 	} else {
 		p.waiting[part] = append(p.waiting[part], waiter{a: a, ans: ans, ticket: dec.Ticket})
@@ -435,12 +435,21 @@ func (p *process) settle(a *ask) {
 
 // confirmed gives the answers that need not wait any longer.
 func (p *process) confirmed(c ownership.Progress) {
-	if !c.Unguarded && c.Version != math.MaxUint64 { // which says nothing of answers to come
+	if c.Saved {
+		p.disk.confirmed(c)
+	} else if !c.Unguarded && c.Version != math.MaxUint64 { // which says nothing of answers to come
 		p.copied[c.Partition] = max(p.copied[c.Partition], c.Version)
 	}
 	kept := p.waiting[c.Partition][:0]
 	for _, x := range p.waiting[c.Partition] {
 		switch {
+		case c.Saved != (x.ticket&ownership.Saved != 0):
+			kept = append(kept, x)
+		case c.Saved && x.ticket&^ownership.Saved > c.Version:
+			kept = append(kept, x)
+		case c.Saved:
+			x.ans.decision.Degraded = x.ans.decision.Degraded || c.Unguarded
+			p.tell(x.a, x.ans)
 		case x.lent != nil && c.Unguarded: // no copy knows of it
 		case x.lent != nil && x.ticket <= c.Version:
 			x.lent()

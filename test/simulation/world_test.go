@@ -47,6 +47,7 @@ type settings struct {
 	leaveFor int64   // how long SIGTERM waits
 	maxKeys  []int64 // by host: what a store holds; nil: no bound
 	chunk    int     // bytes of a chunk at most; 0: as many as the protocol allows
+	disks    bool    // hosts have disks (disk_test.go)
 }
 
 func calm(seed uint64) settings {
@@ -102,6 +103,8 @@ type host struct {
 	asleep int64 // how long it has been suspended, on its own clock
 	skew   int64 // the error of its wall clock
 	lag    int64 // how much later than others it hears of who is there
+	drive  drive
+	left   bool // its last process has said goodbye
 	proc   *process
 }
 

@@ -1,0 +1,161 @@
+package ownership
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/test/expect"
+)
+
+// diskOf is a core with a disk, which has a copy at a term if that is not 0.
+func diskOf(t *testing.T, n uint64, members ...string) *alone {
+	cfg := Config{Partitions: 1, Restore: RestoreConfig{Disk: true, Members: members, Wait: 10 * time.Second}}
+	if n > 0 {
+		cfg.Restore.Copies = []Restored{{Position: Position{Term: term(n), Attachment: 1}, Origin: term(1)}}
+	}
+	l := newAloneWith(t, cfg)
+	if n > 0 {
+		l.data.parts[0].content = map[int]bool{1: true, 2: true}
+	}
+	return l
+}
+
+// brings is the first entry of a restored copy of another process.
+func brings(n, origin uint64, chunk []byte, complete bool) *Entry {
+	return &Entry{Term: term(n), Attachment: 1, Origin: term(origin), Begin: true, Complete: complete, Join: true, Chunk: chunk}
+}
+
+// TestRestoredClaim: a copy from the disk is claimed once the members that the disk knows have been seen, or after a while.
+func TestRestoredClaim(t *testing.T) {
+	for _, seen := range []bool{true, false} {
+		l := diskOf(t, 5, self.Name, peerB.Name)
+		l.see(self, Node{})
+		l.wait(9 * time.Second)
+		l.owned(false)
+		if seen {
+			l.see(self, Node{}, peerB)
+			l.wait(150 * time.Millisecond)
+			l.answer(func(Node) Info { return Info{} })
+		} else {
+			l.wait(2 * time.Second)
+		}
+		l.owned(true)
+		e := l.entry(DiskNode())
+		expect.True(t, term(5).Less(e.Term) && e.Begin && e.Complete && string(e.Chunk) == string(ids(1, 2)), "%+v", e)
+		expect.Equal(t, e.Origin == term(1), seen, "origin %v; all are seen: %v", e.Origin, seen)
+	}
+}
+
+// TestJoin: a copy of another origin is joined with what the holder has, under a term above both.
+func TestJoin(t *testing.T) {
+	l := diskOf(t, 0)
+	l.claims(self, Node{}, peerB)
+	l.data.admit(0, 7)
+	l.acks(DiskNode())
+	expect.Equal(t, l.give(peerB, brings(77, 3, nil, false)), Done, "the first entry")
+	expect.Equal(t, l.give(peerB, &Entry{Term: term(77), Attachment: 1, Join: true, Complete: true, Chunk: ids(1, 2)}), Done, "the rest")
+	l.owned(true)
+	expect.True(t, len(l.data.parts[0].content) == 3, "joined: %v", l.data.parts[0].content)
+	expect.True(t, term(77).Less(l.route().Term), "the term is %v", l.route().Term)
+	l.wait(20 * time.Millisecond)
+	e := l.entry(DiskNode())
+	expect.True(t, e.Term == l.route().Term && string(e.Chunk) == string(ids(1, 2, 7)), "the disk gets %+v", e)
+}
+
+// TestOlderCopy: a copy of the holder's own history is an older state of it, and is not joined; nor is any while the holder cannot.
+func TestOlderCopy(t *testing.T) {
+	l := diskOf(t, 0)
+	expect.Equal(t, l.give(peerB, brings(5, 1, ids(1), true)), Outcome(0), "from a process that is not there")
+	l.see(peerB, Node{}, peerB)
+	l.given[peerB] = 0
+	expect.Equal(t, l.give(peerB, brings(5, 1, ids(1), true)), Conflict, "to a process that does not hold the partition")
+	l = diskOf(t, 5)
+	l.claims(self, Node{}, peerB)
+	l.acks(DiskNode())
+	expect.Equal(t, l.give(peerB, brings(5, 1, ids(9), true)), Superseded, "an older state")
+	expect.True(t, !l.data.parts[0].content[9], "joined")
+	l.data.parts[0].stuck = true
+	expect.Equal(t, l.give(peerB, brings(5, 3, ids(9), true)), Conflict, "there is no room")
+}
+
+// TestBring: a process brings a restored copy to the holder, takes nothing else before, and its disk keeps the copy until the holder's disk
+// has the partition.
+func TestBring(t *testing.T) {
+	for _, older := range []bool{true, false} {
+		l := diskOf(t, 5)
+		l.see(self, Node{}, peerB)
+		held := Info{Held: true, Term: term(6), Holder: peerB}
+		l.get(peerB, &QueryReply{Infos: []Info{held}})
+		l.get(peerB, &Offer{Term: term(6)})
+		expect.Equal(t, last[*OfferReply](l, peerB).Verdict, Refused, "a move comes before")
+		expect.Equal(t, l.give(peerB, wholeCopy(term(6), 2, ids(3))), Conflict, "a copy comes before")
+		l.wait(200 * time.Millisecond)
+		first := l.entry(peerB)
+		expect.True(t, first.Join && first.Begin && !first.Complete && len(first.Chunk) == 0 && first.Term == term(5) && first.Origin == term(1), "%+v", first)
+		if older {
+			l.refuse(peerB, first, Superseded)
+		} else {
+			l.ack(peerB)
+			rest := l.entry(peerB)
+			expect.True(t, rest.Join && rest.Complete && string(rest.Chunk) == string(ids(1, 2)), "%+v", rest)
+			l.ack(peerB)
+		}
+		expect.True(t, len(l.data.parts[0].content) == 0 && l.core.Status(l.time()).Kept == 1, "%v", l.data.parts[0].content)
+		for _, safe := range []Term{{}, term(5), term(6)} {
+			held.Copy.Term = safe
+			l.get(peerB, &QueryReply{Infos: []Info{held}})
+			deleted := slices.ContainsFunc(l.entries(DiskNode()), func(e *Entry) bool { return e.Begin && e.Complete && e.Term == (Term{}) })
+			expect.Equal(t, deleted, safe == term(6), "the holder's disk has the partition at %v", safe)
+		}
+		expect.Equal(t, l.give(peerB, wholeCopy(term(6), 2, ids(3))), Done, "a copy comes afterwards")
+	}
+}
+
+// TestSavedHandOver: a partition is committed to its next holder once the disk has confirmed what was decided, and is deleted from the disk
+// when that one's disk has it.
+func TestSavedHandOver(t *testing.T) {
+	l := diskOf(t, 0)
+	l.claims(peerB, peerB, peerB)
+	l.acks(Node{})
+	l.wait(100 * time.Millisecond)
+	l.data.admit(0, 1)
+	l.get(peerB, &OfferReply{Term: last[*Offer](l, peerB).Term, Verdict: Accepted})
+	l.acks(peerB)
+	l.wait(50 * time.Millisecond)
+	expect.Equal(t, len(said[*Commit](l, peerB)), 0, "committed before the disk has the last change")
+	l.acks(Node{})
+	l.wait(50 * time.Millisecond)
+	c := last[*Commit](l, peerB)
+	l.confirmed = nil
+	l.get(peerB, &CommitAck{Term: c.Term, Outcome: Done, New: term(9)})
+	expect.True(t, slices.Contains(l.confirmed, Progress{Version: versionsDone, Saved: true}), "%+v", l.confirmed)
+	expect.Equal(t, len(l.entries(DiskNode())), 0, "deleted from the disk")
+	expect.Equal(t, l.core.Status(l.time()).Kept, 1)
+}
+
+// TestDiskLost: when the disk fails, what waits for it is answered as degraded, and the core goes on.
+func TestDiskLost(t *testing.T) {
+	l := diskOf(t, 0)
+	l.claims(self, Node{}, peerB)
+	l.entry(DiskNode())
+	l.confirmed = nil
+	l.get(DiskNode(), &BlockAck{Lost: true})
+	expect.True(t, slices.Contains(l.confirmed, Progress{Version: versionsDone, Saved: true, Unguarded: true}), "%+v", l.confirmed)
+	l.data.admit(0, 1)
+	l.wait(time.Second)
+	expect.Equal(t, len(l.entries(DiskNode())), 0, "still sent to the disk")
+	l.owned(true)
+}
+
+// TestDiskBeginsAnew: a disk that refuses an entry gets a new whole copy.
+func TestDiskBeginsAnew(t *testing.T) {
+	l := diskOf(t, 0)
+	l.claims(self, Node{}, peerB)
+	l.acks(DiskNode())
+	l.data.admit(0, 1)
+	l.wait(50 * time.Millisecond)
+	l.refuse(DiskNode(), l.entry(DiskNode()), Again)
+	e := l.entry(DiskNode())
+	expect.True(t, e.Begin && e.Complete && string(e.Chunk) == string(ids(1)) && l.data.parts[0].follower[Disk].caught, "%+v", e)
+}

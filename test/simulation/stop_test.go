@@ -1,0 +1,194 @@
+package simulation
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/checker"
+)
+
+// TestStopSeeds stops all nodes at random instants of their lives, by kill -9 and otherwise, and starts them again: policies with Persist go
+// on counting from their disks. Nodes crash alone, leave and come back before; hosts are rebooted, and disks lose what was not synced.
+func TestStopSeeds(t *testing.T) {
+	from, count := *firstOf, uint64(*allSeeds)
+	if *oneSeed >= 0 {
+		from, count = uint64(*oneSeed), 1
+	}
+	seeds := make(chan uint64)
+	var work sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		work.Go(func() {
+			for seed := range seeds {
+				r := playStops(seed, *oneSeed >= 0 && testing.Verbose())
+				if r.verbose {
+					fmt.Println(strings.Join(r.lines, "\n"))
+				}
+				if vs := r.violations(); len(vs) > 0 {
+					t.Errorf("seed %d: %d violations, such as %v%s\n%s", seed, len(vs), vs[0], replay(t, seed), strings.Join(r.lines, "\n"))
+				}
+			}
+		})
+	}
+	for seed := from; seed < from+count && !t.Failed(); seed++ {
+		seeds <- seed
+	}
+	close(seeds)
+	work.Wait()
+}
+
+// stopper is a run of TestStopSeeds.
+type stopper struct {
+	*run
+	singles bool // nodes crash alone, too
+	reboots bool
+	down    bool // all are, and none starts yet
+}
+
+func playStops(seed uint64, verbose bool) *run {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	s := calm(seed)
+	s.disks = true
+	s.hosts, s.partitions = 1+rng.IntN(4), 2+rng.IntN(6)
+	s.jitter, s.internal = rng.Int64N(5*millisecond), 200_000
+	s.detect, s.discover = [2]int64{second, 3 * second}, [2]int64{50 * millisecond, 500 * millisecond}
+	s.settle = 700 * millisecond
+	s.spread, s.rates = 100*int64(time.Hour), 1_000_000
+	if rng.IntN(3) == 0 {
+		s.chunk = 1 << (7 + rng.IntN(5))
+	}
+	r := &stopper{run: &run{weather: stormy, climate: temperate()}, singles: rng.IntN(2) == 0, reboots: rng.IntN(3) == 0}
+	s.policies = persistent(rng, s.partitions, !r.singles)
+	r.world = newWorld(s)
+	r.verbose = verbose
+	r.history.Flush = 40*time.Millisecond + time.Duration(s.tick) + 45*time.Millisecond // two writes of the disk, and the codec
+	r.history.Late = 500 * time.Millisecond
+	if r.reboots {
+		r.history.Late += time.Minute // the time in between counts as nothing
+	}
+	r.live()
+	return r.run
+}
+
+// persistent draws policies with Persist, of each durability.
+func persistent(rng *rand.Rand, partitions int, none bool) (all []*policy) {
+	algorithms := []algo.Algorithm{algo.SlidingLog, algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow, algo.SlidingCounter, algo.LeakyBucket, algo.Concurrency}
+	for d := checker.Async; d <= checker.Sync; d++ {
+		for _, a := range []algo.Algorithm{algo.SlidingLog, algorithms[rng.IntN(len(algorithms))]} {
+			if a == algo.Concurrency && d == checker.Escrow {
+				a = algo.SlidingLog
+			}
+			limit := algo.Limit{Algorithm: a, Limit: 10 + rng.Int64N(100), Window: time.Duration(10+rng.IntN(50)) * time.Second}
+			p := newPolicy(fmt.Sprintf("p%d", len(all)), limit, d, false, false, 1+rng.IntN(2), partitions)
+			if p.rule.Persist = true; none && d == checker.Async && rng.IntN(2) == 0 {
+				p.rule.Durability = store.None // the disk is told of it all the same
+			}
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (r *stopper) live() {
+	w := r.world
+	w.say("seed %d: %d nodes, %d partitions, nodes crash alone: %v, reboots: %v", w.seed, len(w.hosts), w.partitions, r.singles, r.reboots)
+	for _, p := range w.policies {
+		w.trace("%s: %v %d in %v, durability %d", p.Name, p.rule.Limits[0].Algorithm, p.Limit, p.Window, p.Durability)
+	}
+	for _, h := range w.hosts {
+		w.after(w.rng.Int64N(second), func() { w.start(h) })
+	}
+	w.run(second)
+	r.converge("at the start")
+	r.until = never
+	w.after(0, r.traffic)
+	for range 1 + w.rng.IntN(3) {
+		r.trouble()
+		r.stopAll()
+		if !w.chance(0.3) {
+			r.converge("after a stop")
+			w.run(w.now + w.rng.Int64N(10*second))
+		}
+	}
+	r.converge("at the end")
+	w.run(w.now + 3*second)
+	r.until = w.now
+	w.run(w.now + 2*second)
+	w.record()
+}
+
+// trouble lets something happen, the consequences of which may go on.
+func (r *stopper) trouble() {
+	w := r.world
+	w.run(w.now + w.rng.Int64N(5*second))
+	p := r.any()
+	switch w.rng.IntN(3) {
+	case 0:
+		if r.singles && len(w.running()) > 1 {
+			p.crash()
+			w.say("%s crashes alone", p.self.Name)
+			w.after(w.rng.Int64N(4*second), func() { r.back(p.host) })
+		}
+	case 1:
+		if len(w.running()) > 1 {
+			w.say("%s is to leave", p.self.Name)
+			p.leave()
+			w.after(w.rng.Int64N(10*second), func() { r.back(p.host) })
+		}
+	}
+	w.run(w.now + w.rng.Int64N(4*second))
+}
+
+// back starts a host, unless all are down.
+func (r *stopper) back(h *host) {
+	if !r.down {
+		r.open(h)
+	}
+}
+
+// stopAll stops all processes within a moment, and starts them again.
+func (r *stopper) stopAll() {
+	w := r.world
+	spread := []int64{1, 20 * millisecond, 500 * millisecond}[w.rng.IntN(3)]
+	for _, p := range w.running() {
+		w.after(w.rng.Int64N(spread), func() {
+			if !p.ended {
+				p.stop()
+			}
+		})
+	}
+	r.down = true
+	w.run(w.now + spread)
+	w.say("all have stopped")
+	down := w.rng.Int64N(20 * second)
+	for _, h := range w.hosts {
+		if r.reboots && w.chance(0.5) {
+			h.drive.boot++
+		}
+		w.after(down+w.rng.Int64N(3*second), func() {
+			r.down = false
+			r.open(h)
+		})
+	}
+	w.run(w.now + down + 3*second)
+}
+
+// stop is a crash of a process whose disk stays.
+func (p *process) stop() {
+	w := p.w
+	p.crash()
+	f := &w.history.Crashes[len(w.history.Crashes)-1]
+	f.Copied = true
+	for _, pol := range w.policies {
+		for i := range pol.keys {
+			k := &pol.keys[i]
+			f.Flushed[k.Key] = p.data.parts[k.Partition].saved
+		}
+	}
+}
