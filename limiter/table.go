@@ -94,7 +94,7 @@ func (l *Limiter) compilePolicy(t *table, p *policy.Policy) *entry {
 	for _, of := range p.Rules() {
 		r := &rule{
 			Rule: store.Rule{
-				Scope: p.Name, Limits: of.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
+				Scope: p.Name, Limits: of.Limits, Durability: durabilities[p.Durability], Strict: p.Strict, Persist: p.Persist && l.cfg.Disk,
 				ColdClosed: p.ColdStart == policy.ColdClosed, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory, Ban: p.Ban,
 				ReleaseExpired: p.ReleaseExpired,
 			},

@@ -26,7 +26,7 @@ var (
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	limitFields      = append(slices.Clone(limitParameters), "limits")
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate", "on_expiry"})
+		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency", "durability", "persist", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate", "on_expiry"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -684,6 +684,7 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	if start == "closed" {
 		p.ColdStart = ColdClosed
 	}
+	d.persist(f, p)
 	if p.Concurrency && p.Durability == Escrow {
 		d.Fail(durability.Node, durability.Path, "escrow is not for concurrency: leases used up ahead could never be released: use sync")
 	}
@@ -704,5 +705,21 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 		d.Fail(consistency.Node, consistency.Path, "strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
 	case copies == "none", copies == "async":
 		d.Fail(durability.Node, durability.Path, "%s is too little for consistency: strict: use %s", copies, enough)
+	}
+}
+
+// persist reads whether a policy's counters are kept on disk. guarantees has filled in p.Strict.
+func (d *decoder) persist(f strictyaml.Fields, p *Policy) {
+	one, given := f.Get("persist")
+	if !given {
+		return
+	}
+	if p.Persist, _ = d.Boolean(one); !p.Persist {
+		return
+	}
+	p.persist = &Error{File: d.File, Line: one.Node.Line, Column: one.Node.Column, Field: one.Path,
+		Message: "true needs a data directory, in which this node keeps counters: give data-dir, or leave persist out"}
+	if p.Strict {
+		d.Fail(one.Node, one.Path, "true is not for consistency: strict: which disk has the last counts is not known there; leave one of the two out")
 	}
 }

@@ -320,6 +320,16 @@ policies.yaml:6:18: policies[3].consistency: strict needs voters: give all nodes
 	expect.True(t, got == nil, "no policies: %v", got)
 }
 
+// TestNeedDirectory: the persistent policies, where they say so.
+func TestNeedDirectory(t *testing.T) {
+	s := mustParse(t, "policies:\n  - {name: b, limits: [1/1s], persist: false}\n  - {name: a, limits: [1/1s], persist: true}\n")
+	expect.True(t, !mustGet(t, s, "b").Persist && mustGet(t, s, "a").Persist, "persist is not what the file says")
+	const want = "policies.yaml:3:40: policies[1].persist: true needs a data directory, in which this node keeps counters: give data-dir, or leave persist out"
+	expect.Equal(t, s.NeedDirectory().Error(), want)
+	without := mustParse(t, "policies: [{name: b, limits: [1/1s]}, {name: a, limits: [1/1s]}]")
+	expect.True(t, without.Hash() != s.Hash(), "persist is no part of the hash")
+}
+
 // TestMeaning: what a policy's fields compile to.
 func TestMeaning(t *testing.T) {
 	log := func(limit int64, window time.Duration) algo.Limit {

@@ -105,6 +105,8 @@ type Policy struct {
 	Durability Durability
 	ColdStart  ColdStart
 	Strict     bool
+	// Persist says that the counters are kept on the disks of the nodes, so that they outlive a stop of all nodes.
+	Persist bool
 	// MaxKeys and MaxMemory bound what the keys of the policy take on each node, copies included: keys, and bytes for their
 	// states. 0: no bound of their own.
 	MaxKeys, MaxMemory int64
@@ -123,6 +125,7 @@ type Policy struct {
 	Line        int // of the policy's first field in its file, counted from 1
 
 	strict    *Error // where a Strict policy says so, as NeedVoters reports it
+	persist   *Error // where a Persist policy says so, as NeedDirectory reports it
 	own       Rule
 	fields    strictyaml.Fields // of its limits, from which overrides take what they do not say
 	file      *Policy           // of WithOverrides: the policy as its file has it
@@ -270,10 +273,15 @@ func (s *Set) Policies() []*Policy {
 
 // NeedVoters lists what is wrong with the set on a node that has no voters: every Strict policy, in the order of the
 // file, with the position of the field that makes it so.
-func (s *Set) NeedVoters() Errors {
+func (s *Set) NeedVoters() Errors { return s.needs(func(p *Policy) *Error { return p.strict }) }
+
+// NeedDirectory lists what is wrong with the set on a node that has no data directory: every Persist policy, in the order of the file.
+func (s *Set) NeedDirectory() Errors { return s.needs(func(p *Policy) *Error { return p.persist }) }
+
+func (s *Set) needs(of func(*Policy) *Error) Errors {
 	m := new(strictyaml.Mistakes)
 	for _, p := range s.Policies() {
-		if e := p.strict; e != nil {
+		if e := of(p); e != nil {
 			m.File = e.File
 			m.Add(e.Line, e.Column, e.Field, e.Message)
 		}

@@ -152,6 +152,8 @@ func TestStatusIsWhole(t *testing.T) {
 	fillFields(member)
 	member.Ownership = &weirv1.Ownership{}
 	fillFields(member.Ownership)
+	member.Ownership.Disk = &weirv1.Disk{}
+	fillFields(member.Ownership.Disk)
 	d := newAPI(t, new(scripted.Service), func(c *Config) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
 	})
@@ -160,7 +162,9 @@ func TestStatusIsWhole(t *testing.T) {
 	wantFields(t, status, got)
 	first := got["members"].([]any)[0].(map[string]any)
 	wantFields(t, member, first)
-	wantFields(t, member.Ownership, first["ownership"].(map[string]any))
+	ownership := first["ownership"].(map[string]any)
+	wantFields(t, member.Ownership, ownership)
+	wantFields(t, member.Ownership.Disk, ownership["disk"].(map[string]any))
 }
 
 // fillFields gives every scalar field a value that is not its zero.

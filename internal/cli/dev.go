@@ -95,7 +95,7 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 	base := node.Config{
 		Version: cfg.Version, Bind: "127.0.0.1", Voters: voters, Policies: set, PolicyFile: cfg.Policies,
 		HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
-		Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
+		KeepNothing: true, Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
 	}
 	var nodes []*node.Node
 	watching, enough := context.WithCancel(ctx)

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -102,11 +104,31 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 	if err != nil {
 		return err
 	}
+	if err := printDisks(w, st); err != nil {
+		return err
+	}
 	fmt.Fprintln(w)
 	return columns(w, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS", func(t io.Writer) {
 		for _, m := range st.Members {
 			if l := m.Loans; l != nil {
 				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered, l.Expired)
+			}
+		}
+	})
+}
+
+// printDisks prints how the members keep the counters of persistent policies, if any do.
+func printDisks(w io.Writer, st *weirv1.StatusResponse) error {
+	kept := func(m *weirv1.Member) bool { return m.Ownership.GetDisk() != nil }
+	if !slices.ContainsFunc(st.Members, kept) {
+		return nil
+	}
+	fmt.Fprintln(w)
+	return columns(w, "NAME\tON DISK\tLAST SYNC\tUNSAVED\tRESTORED\tERROR", func(t io.Writer) {
+		for _, m := range st.Members {
+			if d := m.Ownership.GetDisk(); d != nil {
+				fmt.Fprintf(t, "%s\t%s\t%v ago\t%d\t%d\t%s\n", m.Name, humanize.IBytes(d.Bytes), time.Duration(d.SyncedMs)*time.Millisecond,
+					d.Unsaved, d.Restored, cmp.Or(d.Error, "-"))
 			}
 		}
 	})

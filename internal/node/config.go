@@ -53,8 +53,10 @@ type Config struct {
 	MaxMembers int      `flag:"max-members" default:"256" range:"1..10000" help:"largest number of nodes in the cluster, 1 to 10000; gossip about more is ignored"`
 	Voters     []string `flag:"voters" help:"names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet"`
 
-	PolicyFile string `flag:"policies" help:"policy file (YAML), read again when it changes"`
-	DataDir    string `flag:"data-dir" help:"directory, of this node alone, that keeps overrides set while nodes run; empty: they are lost when no member of the cluster runs"`
+	PolicyFile  string        `flag:"policies" help:"policy file (YAML), read again when it changes"`
+	DataDir     string        `flag:"data-dir" help:"directory, of this node alone, that keeps overrides set while nodes run and the counters of policies with persist: true; empty: both are lost when no member of the cluster runs"`
+	RestoreWait time.Duration `flag:"restore-wait" default:"10s" range:"1ms..1h" help:"how long a node that starts with counters on its disk waits for the members of the cluster that it knew, whose disks may have newer ones"`
+	KeepNothing bool          // policies with persist: true are allowed without a data directory, and kept in memory
 
 	Timeout time.Duration `flag:"timeout" default:"1s" range:"1ms..1m" help:"longest time for a check that another node decides"`
 	Grace   time.Duration `flag:"grace" default:"10s" range:"1ns.." help:"longest time for a graceful stop"`
@@ -230,10 +232,14 @@ func (c *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
 	return f, nil
 }
 
-// checkPolicies rejects strict policies on a node without voters: none of their checks could ever be decided.
+// checkPolicies rejects strict policies on a node without voters, none of whose checks could ever be decided, and persistent ones on a node
+// without a directory.
 func (c *Config) checkPolicies(set *policy.Set) error {
 	if strict := set.NeedVoters(); len(c.Voters) == 0 && len(strict) > 0 {
 		return strict
+	}
+	if persistent := set.NeedDirectory(); c.DataDir == "" && !c.KeepNothing && len(persistent) > 0 {
+		return persistent
 	}
 	return nil
 }

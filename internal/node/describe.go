@@ -35,6 +35,7 @@ func (n *Node) inspect() *peerv1.InspectResponse {
 	}
 	if st, ok := n.runner.Status(); ok {
 		r.Ownership = protoOwnership(st)
+		r.Ownership.Disk = n.protoDisk(st)
 	}
 	return r
 }
@@ -43,6 +44,18 @@ func protoLoans(st limiter.LoanStats) *weirv1.Loans {
 	return &weirv1.Loans{
 		OnLoan: uint64(st.OnLoan), Borrowers: uint32(st.Borrowers), Recalls: st.Recalled, Unanswered: st.Unanswered, Expired: st.Expired,
 	}
+}
+
+func (n *Node) protoDisk(st runner.Status) *weirv1.Disk {
+	if n.disk == nil {
+		return nil
+	}
+	d := n.disk.Stats()
+	to := &weirv1.Disk{Bytes: d.Bytes, SyncedMs: uint32(d.Synced.Milliseconds()), Unsaved: uint32(st.Unsaved), Restored: uint32(st.Restored)}
+	if d.Err != nil {
+		to.Error = d.Err.Error()
+	}
+	return to
 }
 
 func protoOwnership(st runner.Status) *weirv1.Ownership {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const (
@@ -280,6 +281,8 @@ func TestMonitoringAsksForWhatThereIs(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig(t, "a")
 	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
+	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)+"  - {name: kept, limits: [1/1m], persist: true}\n")
+	cfg.DataDir = t.TempDir()
 	n := mustSettle(t, cfg)
 	check(t, n, "alice")
 	page := scrape(t, n)

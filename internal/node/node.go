@@ -26,6 +26,7 @@ import (
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/control"
+	"github.com/weirlimit/weir/internal/disk"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/limit"
@@ -37,6 +38,7 @@ import (
 	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/rpc/replica"
 	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/store"
 )
 
 // Node is one running node.
@@ -52,7 +54,12 @@ type Node struct {
 	debugAddr     string                                               // that profiles are served at; empty: off
 	cluster       *cluster.Cluster                                     // nil: a node alone for good
 	limiter       *limiter.Limiter
+	states        *store.Store
+	inbox         *runner.Inbox
+	disk          *disk.Disk // nil: no policy was persistent when the node started
+	restore       ownership.RestoreConfig
 	clock         func() algo.Instant // of decisions
+	bootClock     func() int64
 	recorder      *activityRecorder
 	console       *console.Console // nil: off
 	runner        *runner.Runner

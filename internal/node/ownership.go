@@ -97,7 +97,9 @@ func aloneView(self ownership.Node) ownership.View {
 
 // handOver gives everything to the others. That there are none is no error.
 func (n *Node) handOver(ctx context.Context) error {
-	if err := n.runner.Drain(ctx); err != nil {
+	err := n.runner.Drain(ctx)
+	n.awaitSaved(ctx)
+	if err != nil {
 		n.log.Info("hand-over incomplete", "reason", err)
 		if errors.Is(err, runner.ErrNobody) {
 			return nil

@@ -28,7 +28,6 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/rpc/replica"
-	"github.com/weirlimit/weir/store"
 )
 
 // Start starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
@@ -41,7 +40,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.openReadiness()
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	for _, open := range []func() error{
-		n.cfg.Validate, n.divideMemory, n.openSecurity, n.openPolicies, n.openEnvoy, n.openHashKey, n.openListeners, n.join, n.openTracer,
+		n.cfg.Validate, n.divideMemory, n.openSecurity, n.openPolicies, n.openEnvoy, n.openHashKey, n.openStates, n.openListeners, n.join, n.openTracer,
 		n.openLimiter, n.openConsole, n.openMetrics, n.openKeys, n.serve, n.follow,
 	} {
 		if err := open(); err != nil {
@@ -148,7 +147,7 @@ func (n *Node) openPolicies() (err error) {
 	policies := n.cfg.Policies
 	if n.cfg.PolicyFile != "" {
 		n.watcher, err = policy.NewWatcher(n.cfg.PolicyFile, policy.WatchConfig{
-			Check: n.cfg.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
+			Check: n.checkReload, OnChange: n.policiesChanged, OnError: n.policiesRejected,
 		})
 		if err != nil {
 			return fmt.Errorf("policies: %w", err)
@@ -266,23 +265,22 @@ func (n *Node) openLimiter() (err error) {
 	if n.recorder, err = newActivityRecorder(); err != nil {
 		return err
 	}
-	cfg, self, inbox := &n.cfg, n.self(), runner.NewInbox(ring.Partitions)
-	clock, leases := clocks()
-	states := limiter.NewStore(store.Config{
-		MaxKeys: max(cfg.MaxKeys, 0), MaxBytes: max(cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent, Changed: inbox.Changed,
-		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations, Copies: n.cluster != nil,
-	}, false)
-	n.clock, n.hops = clock, observe.NewHops()
+	cfg, self, states := &n.cfg, n.self(), n.states
+	n.hops = observe.NewHops()
 	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: n.hops.Forwarded})
-	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: inbox.Receive})
-	n.runner = runner.New(runner.Config{
-		Core:   ownership.Config{Self: self, Partitions: ring.Partitions, Data: states, Voters: cfg.Voters},
-		Sender: n.messenger, Inbox: inbox, Now: clock, Boot: leases, Version: states.Version, Logger: n.log,
-	})
+	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: n.inbox.Receive})
+	run := runner.Config{
+		Core:   ownership.Config{Self: self, Partitions: ring.Partitions, Data: states, Voters: cfg.Voters, Restore: n.restore},
+		Sender: n.messenger, Inbox: n.inbox, Now: n.clock, Boot: n.bootClock, Version: states.Version, Logger: n.log,
+	}
+	if n.disk != nil {
+		run.Disk = n.disk
+	}
+	n.runner = runner.New(run)
 	work := limiter.Config{
 		Self: self, Member: n.memberOf,
-		Store: states, Ownership: n.runner, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
-		Policies: n.effective(), UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
+		Store: states, Ownership: n.runner, Peers: n.peers, Clock: n.clock, BootClock: n.bootClock, Recorder: n.recorder, Members: n.members,
+		Policies: n.effective(), UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline, Disk: n.disk != nil,
 		InlineMaxWindow: max(cfg.InlineMaxWindow, 0), InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 		Panicked: func(p *panics.Error) { n.panicked("background")("work behind an answer", p) },
@@ -295,6 +293,9 @@ func (n *Node) openLimiter() (err error) {
 	n.recorder.follow(n.limiter)
 	n.closing(func(context.Context) { n.limiter.Close() })
 	n.closing(func(context.Context) { n.runner.Close() })
+	if n.disk != nil {
+		n.closing(n.saveAll)
+	}
 	n.closing(n.closePeers)
 	return nil
 }
@@ -302,7 +303,7 @@ func (n *Node) openLimiter() (err error) {
 // openMetrics opens the metrics, which count what changed files do, and follows the files from then on.
 func (n *Node) openMetrics() error {
 	collectors := append(n.envoyCollectors(), n.security.metrics, n.hops)
-	collectors = append(collectors, n.roomCollectors()...)
+	collectors = append(append(collectors, n.roomCollectors()...), n.diskCollectors()...)
 	collectors = append(collectors, control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...)
 	n.metrics = observe.NewMetrics(observe.MetricsConfig{
 		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
@@ -335,6 +336,9 @@ func (n *Node) follow() error {
 		return nil
 	}
 	n.work.Go(n.retainMembers)
+	if n.disk != nil {
+		n.work.Go(n.keepMembers)
+	}
 	n.work.Go(func() { steer(n.ctx, n.cluster.View, (*cluster.View).Replaced, n.runner.SetView) })
 	n.work.Go(func() { n.keys.Follow(n.ctx, n.security.keysChanged) })
 	return nil

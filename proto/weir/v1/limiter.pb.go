@@ -4368,6 +4368,7 @@ type Ownership struct {
 	HighestTerm   string                 `protobuf:"bytes,8,opt,name=highest_term,json=highestTerm,proto3" json:"highest_term,omitempty"` // of the partitions held
 	Voter         string                 `protobuf:"bytes,9,opt,name=voter,proto3" json:"voter,omitempty"`                                // voting, abstaining (just started), or none
 	Settled       bool                   `protobuf:"varint,10,opt,name=settled,proto3" json:"settled,omitempty"`                          // it holds what the ring gives it and nothing else
+	Disk          *Disk                  `protobuf:"bytes,11,opt,name=disk,proto3" json:"disk,omitempty"`                                 // with persistent policies
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4470,6 +4471,90 @@ func (x *Ownership) GetSettled() bool {
 		return x.Settled
 	}
 	return false
+}
+
+func (x *Ownership) GetDisk() *Disk {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
+}
+
+// Disk says how a member keeps the counters of persistent policies.
+type Disk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bytes         uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	SyncedMs      uint32                 `protobuf:"varint,2,opt,name=synced_ms,json=syncedMs,proto3" json:"synced_ms,omitempty"` // since the last write was confirmed
+	Unsaved       uint32                 `protobuf:"varint,3,opt,name=unsaved,proto3" json:"unsaved,omitempty"`                   // held partitions with changes that are not confirmed
+	Restored      uint32                 `protobuf:"varint,4,opt,name=restored,proto3" json:"restored,omitempty"`                 // partitions that were there at the start and that no member has taken in yet
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                        // why nothing is written any more; empty while it is
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Disk) Reset() {
+	*x = Disk{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Disk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Disk) ProtoMessage() {}
+
+func (x *Disk) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Disk.ProtoReflect.Descriptor instead.
+func (*Disk) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *Disk) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Disk) GetSyncedMs() uint32 {
+	if x != nil {
+		return x.SyncedMs
+	}
+	return 0
+}
+
+func (x *Disk) GetUnsaved() uint32 {
+	if x != nil {
+		return x.Unsaved
+	}
+	return 0
+}
+
+func (x *Disk) GetRestored() uint32 {
+	if x != nil {
+		return x.Restored
+	}
+	return 0
+}
+
+func (x *Disk) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
 }
 
 var File_weir_v1_limiter_proto protoreflect.FileDescriptor
@@ -4845,7 +4930,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\n" +
 	"unanswered\x18\x04 \x01(\x04R\n" +
 	"unanswered\x12\x18\n" +
-	"\aexpired\x18\x05 \x01(\x04R\aexpired\"\x8c\x02\n" +
+	"\aexpired\x18\x05 \x01(\x04R\aexpired\"\xaf\x02\n" +
 	"\tOwnership\x12\x12\n" +
 	"\x04held\x18\x01 \x01(\rR\x04held\x12\x16\n" +
 	"\x06moving\x18\x02 \x01(\rR\x06moving\x12\x18\n" +
@@ -4857,7 +4942,14 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\fhighest_term\x18\b \x01(\tR\vhighestTerm\x12\x14\n" +
 	"\x05voter\x18\t \x01(\tR\x05voter\x12\x18\n" +
 	"\asettled\x18\n" +
-	" \x01(\bR\asettled*\xed\x01\n" +
+	" \x01(\bR\asettled\x12!\n" +
+	"\x04disk\x18\v \x01(\v2\r.weir.v1.DiskR\x04disk\"\x85\x01\n" +
+	"\x04Disk\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1b\n" +
+	"\tsynced_ms\x18\x02 \x01(\rR\bsyncedMs\x12\x18\n" +
+	"\aunsaved\x18\x03 \x01(\rR\aunsaved\x12\x1a\n" +
+	"\brestored\x18\x04 \x01(\rR\brestored\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error*\xed\x01\n" +
 	"\tAlgorithm\x12\x19\n" +
 	"\x15ALGORITHM_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16ALGORITHM_FIXED_WINDOW\x10\x01\x12\x1c\n" +
@@ -4932,7 +5024,7 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 }
 
 var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_weir_v1_limiter_proto_goTypes = []any{
 	(Algorithm)(0),              // 0: weir.v1.Algorithm
 	(Period)(0),                 // 1: weir.v1.Period
@@ -4993,10 +5085,11 @@ var file_weir_v1_limiter_proto_goTypes = []any{
 	(*Member)(nil),              // 56: weir.v1.Member
 	(*Loans)(nil),               // 57: weir.v1.Loans
 	(*Ownership)(nil),           // 58: weir.v1.Ownership
-	nil,                         // 59: weir.v1.ReserveRequest.UsageEntry
-	nil,                         // 60: weir.v1.ExtendRequest.UsageEntry
-	nil,                         // 61: weir.v1.CommitRequest.UsageEntry
-	nil,                         // 62: weir.v1.ChargeRequest.UsageEntry
+	(*Disk)(nil),                // 59: weir.v1.Disk
+	nil,                         // 60: weir.v1.ReserveRequest.UsageEntry
+	nil,                         // 61: weir.v1.ExtendRequest.UsageEntry
+	nil,                         // 62: weir.v1.CommitRequest.UsageEntry
+	nil,                         // 63: weir.v1.ChargeRequest.UsageEntry
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
@@ -5029,22 +5122,22 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	6,  // 27: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
 	6,  // 28: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
 	6,  // 29: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	59, // 30: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
+	60, // 30: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
 	32, // 31: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
 	12, // 32: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
 	6,  // 33: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
-	60, // 34: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
+	61, // 34: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
 	35, // 35: weir.v1.ExtendEachRequest.extends:type_name -> weir.v1.ExtendRequest
 	10, // 36: weir.v1.ExtendEachResponse.results:type_name -> weir.v1.Result
 	6,  // 37: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
 	3,  // 38: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
-	61, // 39: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
+	62, // 39: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
 	38, // 40: weir.v1.CommitEachRequest.commits:type_name -> weir.v1.CommitRequest
 	42, // 41: weir.v1.CommitEachResponse.results:type_name -> weir.v1.CommitResult
 	39, // 42: weir.v1.CommitResult.settled:type_name -> weir.v1.CommitResponse
 	11, // 43: weir.v1.CommitResult.error:type_name -> weir.v1.Error
 	6,  // 44: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
-	62, // 45: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
+	63, // 45: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
 	6,  // 46: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
 	6,  // 47: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
 	6,  // 48: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
@@ -5055,45 +5148,46 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	56, // 53: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
 	58, // 54: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
 	57, // 55: weir.v1.Member.loans:type_name -> weir.v1.Loans
-	8,  // 56: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	27, // 57: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	28, // 58: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	30, // 59: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	32, // 60: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	33, // 61: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
-	35, // 62: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
-	36, // 63: weir.v1.Limiter.ExtendEach:input_type -> weir.v1.ExtendEachRequest
-	38, // 64: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	40, // 65: weir.v1.Limiter.CommitEach:input_type -> weir.v1.CommitEachRequest
-	44, // 66: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	43, // 67: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
-	46, // 68: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	48, // 69: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	54, // 70: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	50, // 71: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
-	13, // 72: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	9,  // 73: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	12, // 74: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	29, // 75: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	31, // 76: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	12, // 77: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	34, // 78: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
-	12, // 79: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
-	37, // 80: weir.v1.Limiter.ExtendEach:output_type -> weir.v1.ExtendEachResponse
-	39, // 81: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	41, // 82: weir.v1.Limiter.CommitEach:output_type -> weir.v1.CommitEachResponse
-	45, // 83: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	12, // 84: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
-	47, // 85: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	49, // 86: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	55, // 87: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	51, // 88: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
-	15, // 89: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	73, // [73:90] is the sub-list for method output_type
-	56, // [56:73] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	59, // 56: weir.v1.Ownership.disk:type_name -> weir.v1.Disk
+	8,  // 57: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	27, // 58: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	28, // 59: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	30, // 60: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	32, // 61: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	33, // 62: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
+	35, // 63: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
+	36, // 64: weir.v1.Limiter.ExtendEach:input_type -> weir.v1.ExtendEachRequest
+	38, // 65: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	40, // 66: weir.v1.Limiter.CommitEach:input_type -> weir.v1.CommitEachRequest
+	44, // 67: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	43, // 68: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
+	46, // 69: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	48, // 70: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	54, // 71: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	50, // 72: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	13, // 73: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	9,  // 74: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	12, // 75: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	29, // 76: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	31, // 77: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	12, // 78: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	34, // 79: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
+	12, // 80: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
+	37, // 81: weir.v1.Limiter.ExtendEach:output_type -> weir.v1.ExtendEachResponse
+	39, // 82: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	41, // 83: weir.v1.Limiter.CommitEach:output_type -> weir.v1.CommitEachResponse
+	45, // 84: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	12, // 85: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
+	47, // 86: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	49, // 87: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	55, // 88: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	51, // 89: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	15, // 90: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	74, // [74:91] is the sub-list for method output_type
+	57, // [57:74] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -5124,7 +5218,7 @@ func file_weir_v1_limiter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   58,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

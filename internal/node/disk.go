@@ -1,0 +1,205 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/cluster/runner"
+	"github.com/weirlimit/weir/internal/disk"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
+)
+
+// openStates makes the store. If a policy is persistent it opens the disk, and loads the counters that are there, before the node is a
+// member: others ask a member what it has.
+func (n *Node) openStates() error {
+	cfg := &n.cfg
+	n.inbox = runner.NewInbox(ring.Partitions)
+	n.clock, n.bootClock = clocks()
+	n.states = limiter.NewStore(store.Config{
+		MaxKeys: max(cfg.MaxKeys, 0), MaxBytes: max(cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: n.inbox.Urgent,
+		Changed: n.inbox.Changed, MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
+		Copies: cfg.GossipPort != PortOff,
+	}, false)
+	if cfg.DataDir == "" || len(n.effective().NeedDirectory()) == 0 {
+		return nil
+	}
+	if err := n.openDisk(); err != nil {
+		return fmt.Errorf("data-dir: %w", err)
+	}
+	return nil
+}
+
+func (n *Node) openDisk() (err error) {
+	alone := n.cfg.GossipPort == PortOff && n.cfg.Security.ClusterSecretFile == ""
+	of := fmt.Sprintf("%016x", n.settings)
+	if alone {
+		of = "none" // the key is on the disk
+	}
+	n.disk, err = disk.Open(disk.Config{Dir: n.cfg.DataDir, Cluster: of, Name: n.cfg.Name, Boot: hostBoot(), Now: n.bootClock, Logger: n.log})
+	if err != nil {
+		return err
+	}
+	n.closing(func(context.Context) {
+		if err := n.disk.Close(); err != nil {
+			n.log.Warn("counters not closed", "error", err)
+		}
+	})
+	if alone {
+		key, err := n.disk.Key(n.hashKey.Bytes())
+		if err != nil {
+			return err
+		}
+		if n.hashKey, err = ring.ParseHashKey(key); err != nil {
+			return err
+		}
+		n.settings = ring.SettingsFingerprint(n.hashKey)
+	}
+	n.restore = ownership.RestoreConfig{Disk: true, Members: n.disk.Members(), Wait: n.cfg.RestoreWait}
+	if err := n.disk.Restore(n.load); err != nil {
+		return err
+	}
+	n.log.Info("counters read", "partitions", len(n.restore.Copies), "keys", n.states.Stats().Keys, "members", n.restore.Members)
+	n.disk.Start(func(a *ownership.BlockAck) {
+		n.inbox.Receive([]ownership.Envelope{{From: ownership.DiskNode(), Message: a}})
+	})
+	return nil
+}
+
+// load puts what the disk has of a partition into the store.
+func (n *Node) load(of disk.Copy) error {
+	for _, c := range of.Chunks {
+		at := n.clock()
+		at.Mono -= c.Age
+		if err := n.states.Apply(of.Partition, false, at, c.Data); errors.Is(err, store.ErrFull) {
+			return fmt.Errorf("the counters there need more memory than max-memory and max-keys allow, or remove their folder %q to start without them: %w",
+				disk.Folder, err)
+		} else if err != nil {
+			return fmt.Errorf("partition %d: %w", of.Partition, disk.Damaged(err))
+		}
+	}
+	n.restore.Copies = append(n.restore.Copies, of.Restored)
+	return nil
+}
+
+// hostBoot names the boot of the host; empty where that is not known.
+func hostBoot() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+}
+
+// checkReload is checkPolicies for a file that has changed.
+func (n *Node) checkReload(set *policy.Set) error {
+	if err := n.cfg.checkPolicies(set); err != nil {
+		return err
+	}
+	first := set.NeedDirectory()
+	if n.states == nil || n.disk != nil || n.cfg.DataDir == "" || len(first) == 0 {
+		return nil
+	}
+	for i := range first {
+		first[i].Message = "true is new, and takes a restart: this node has not opened its counters, since no policy was persistent when it started"
+	}
+	return first
+}
+
+// keepMembers keeps the names of the members on the disk, once this node knows them. A member that is lost is still waited for at the next
+// start: the counters on its disk may be nowhere else. One that has left has seen to that they are.
+func (n *Node) keepMembers() {
+	select {
+	case <-n.Settled():
+	case <-n.ctx.Done():
+		return
+	}
+	states := make(map[string]cluster.State)
+	for v := n.cluster.View(); n.ctx.Err() == nil; v = n.cluster.View() {
+		maps.DeleteFunc(states, func(name string, last cluster.State) bool { return last == cluster.Leaving && v.Member(name) == nil })
+		for i := range v.Members {
+			states[v.Members[i].Name] = v.Members[i].State
+		}
+		n.disk.SetMembers(slices.Sorted(maps.Keys(states)))
+		select {
+		case <-v.Replaced():
+		case <-n.ctx.Done():
+		}
+	}
+}
+
+// awaitSaved waits, on a node that leaves, until the disks of others have what its own disk has.
+func (n *Node) awaitSaved(ctx context.Context) {
+	if n.disk == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, agreeFor)
+	defer cancel()
+	for {
+		st, ok := n.runner.Status()
+		if !ok || st.Held > 0 || st.Kept == 0 {
+			return
+		}
+		if !pause(ctx) {
+			n.log.Warn("counters may be on this disk alone", "partitions", st.Kept)
+			return
+		}
+	}
+}
+
+// saveAll waits until the disk has everything that this node holds. Nothing is decided any more.
+func (n *Node) saveAll(ctx context.Context) {
+	for {
+		st, ok := n.runner.Status()
+		switch {
+		case !ok:
+			return
+		case n.disk.Err() != nil || st.Unsaved > 0 && !pause(ctx):
+			n.log.Warn("counters not saved", "partitions", st.Unsaved)
+			return
+		case st.Unsaved == 0:
+			if st.Held > 0 {
+				n.log.Info("counters saved", "partitions", st.Held)
+			}
+			return
+		}
+	}
+}
+
+// diskCollectors are the metrics of the disk.
+func (n *Node) diskCollectors() (all []prometheus.Collector) {
+	if n.disk == nil {
+		return nil
+	}
+	gauge := func(name, help string, value func() float64) {
+		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+	}
+	gauge("weir_disk_bytes", "Bytes on disk of the counters of persistent policies.", func() float64 { return float64(n.disk.Stats().Bytes) })
+	gauge("weir_disk_synced_seconds", "Time since the disk last confirmed a write.", func() float64 { return n.disk.Stats().Synced.Seconds() })
+	gauge("weir_disk_failed", "1 when counters cannot be written to disk any more.", func() float64 {
+		if n.disk.Err() != nil {
+			return 1
+		}
+		return 0
+	})
+	gauge("weir_disk_unsaved_partitions", "Held partitions with changes that the disk has not confirmed.", func() float64 {
+		st, _ := n.runner.Status()
+		return float64(st.Unsaved)
+	})
+	gauge("weir_disk_restored_partitions", "Partitions that were on disk at the start and that no node has taken in yet.", func() float64 {
+		st, _ := n.runner.Status()
+		return float64(st.Restored)
+	})
+	return all
+}

@@ -1,0 +1,221 @@
+package clustertest
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
+)
+
+var (
+	stops    = flag.Int("stops", 2, "how often TestStop kills all nodes")
+	stopsDir = flag.String("stops-dir", "/dev/shm", "where its nodes keep their counters; a directory of its own is made there")
+)
+
+// stopLimit is more than what is asked for, so that how much of it is in use tells all that has been counted.
+const stopLimit = 1_000_000_000
+
+// counted is a key, what its callers were told, and when.
+type counted struct {
+	durability, key string
+	lent            bool // units of it are lent, and count until their loans end
+
+	mu       sync.Mutex
+	sent     int64       // units that may have been charged
+	admitted []time.Time // of each unit, when its caller had the answer
+}
+
+func (c *counted) target() *weirv1.Target {
+	return targetOf(fmt.Sprint(c.durability, "-", c.lent), c.key)
+}
+
+// stopper is a fleet with disks, and load on it.
+type stopper struct {
+	*fleet
+	dir  string
+	keys []*counted
+}
+
+func newStopper(t *testing.T) *stopper {
+	var file strings.Builder
+	file.WriteString("policies:\n")
+	s := &stopper{dir: t.TempDir()}
+	if info, err := os.Stat(*stopsDir); err == nil && info.IsDir() {
+		s.dir = must.Value(os.MkdirTemp(*stopsDir, "weir-stop-"))(t)
+		t.Cleanup(func() { _ = os.RemoveAll(s.dir) })
+	}
+	for _, d := range []string{"none", "async", "escrow", "sync"} {
+		for _, lent := range []bool{false, true} {
+			fmt.Fprintf(&file, "  - {name: %s-%v, algorithm: fixed_window, limit: %d, window: 24h, durability: %s, lend: %v, persist: true, on_error: closed}\n",
+				d, lent, stopLimit, d, lent)
+			for i := range 5 {
+				s.keys = append(s.keys, &counted{durability: d, key: fmt.Sprint("key-", i), lent: lent})
+			}
+		}
+	}
+	s.fleet = newFleet(t, 3, file.String(), nil)
+	return s
+}
+
+// open starts all nodes, and waits until every key is decided.
+func (s *stopper) open() {
+	s.t.Helper()
+	for _, m := range s.members {
+		s.launch(m, "--data-dir", filepath.Join(s.dir, m.name))
+	}
+	for _, m := range s.members {
+		m.awaitReady()
+	}
+}
+
+// load asks until ctx ends.
+func (s *stopper) load(ctx context.Context) {
+	var callers sync.WaitGroup
+	for i := range 24 {
+		callers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), uint64(time.Now().UnixNano())))
+			for ctx.Err() == nil {
+				c := s.keys[rng.IntN(len(s.keys))]
+				c.ask(ctx, s.members[rng.IntN(len(s.members))])
+			}
+		})
+	}
+	callers.Wait()
+}
+
+func (c *counted) ask(ctx context.Context, m *member) {
+	c.mu.Lock()
+	c.sent++
+	c.mu.Unlock()
+	out, err := m.limiter.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: c.target()}}})
+	if err != nil || out.Results[0].GetError() != nil {
+		return
+	}
+	if d := out.Results[0].GetDecision(); d.Allowed && !d.Degraded {
+		c.mu.Lock()
+		c.admitted = append(c.admitted, time.Now())
+		c.mu.Unlock()
+	}
+}
+
+// judge compares what the nodes count with what callers were told, and returns for how long before the stop something was forgotten.
+func (s *stopper) judge(stopped time.Time) map[string]time.Duration {
+	s.t.Helper()
+	reach := make(map[string]time.Duration)
+	for _, c := range s.keys {
+		used := int64(-1)
+		s.members[0].eventually(startTimeout, c.key+" is decided", func() bool {
+			out, err := s.members[0].limiter.Check(s.t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: c.target(), Cost: new(int64)}}})
+			if err == nil && out.Results[0].GetDecision() != nil && !out.Results[0].GetDecision().FailedClosed {
+				used = stopLimit - out.Results[0].GetDecision().Remaining
+			}
+			return used >= 0
+		})
+		told := int64(len(c.admitted))
+		expect.True(s.t, used <= c.sent || c.lent, "%s/%s: %d are counted, and %d were asked for", c.durability, c.key, used, c.sent)
+		if used < told {
+			slices.SortFunc(c.admitted, time.Time.Compare)
+			reach[c.durability] = max(reach[c.durability], stopped.Sub(c.admitted[used]))
+			c.admitted = c.admitted[:used]
+		}
+	}
+	return reach
+}
+
+// TestStop kills all nodes at once under load, again and again: what callers were told under escrow and sync is counted afterwards, and of
+// the rest all but the last moments.
+func TestStop(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	s := newStopper(t)
+	s.open()
+	s.calm(s.members...)
+	worst := make(map[string]time.Duration)
+	for range *stops {
+		ctx, cancel := context.WithCancel(t.Context())
+		var load sync.WaitGroup
+		load.Go(func() { s.load(ctx) })
+		time.Sleep(500*time.Millisecond + rand.N(time.Second)) // the instant of the stop is at random
+		stopped := time.Now()
+		for _, m := range s.members {
+			m.signal(syscall.SIGKILL)
+		}
+		for _, m := range s.members {
+			m.exit(stopTimeout)
+		}
+		cancel()
+		load.Wait()
+		s.open()
+		for d, of := range s.judge(stopped) {
+			worst[d] = max(worst[d], of)
+		}
+		expect.True(t, worst["escrow"] == 0 && worst["sync"] == 0, "forgotten under escrow: %v, sync: %v", worst["escrow"], worst["sync"])
+		if t.Failed() {
+			return
+		}
+	}
+	var units int
+	for _, c := range s.keys {
+		units += len(c.admitted)
+	}
+	t.Logf("%d stops, %d units admitted; forgotten before a stop: none %v, async %v", *stops, units, worst["none"], worst["async"])
+	if *quiet {
+		expect.True(t, max(worst["none"], worst["async"]) <= 100*time.Millisecond, "that is more than is promised")
+	}
+}
+
+// TestStopInGoodOrder ends all nodes by SIGTERM, all at once and one after the other: nothing is forgotten.
+func TestStopInGoodOrder(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	s := newStopper(t)
+	for _, together := range []bool{true, false} {
+		s.open()
+		s.calm(s.members...)
+		ctx, cancel := context.WithCancel(t.Context())
+		var load sync.WaitGroup
+		load.Go(func() { s.load(ctx) })
+		asked := func() (n int) {
+			for _, c := range s.keys {
+				c.mu.Lock()
+				n += len(c.admitted)
+				c.mu.Unlock()
+			}
+			return n
+		}
+		before := asked()
+		eventually(t, waitTimeout, "a thousand units are admitted", func() bool { return asked() > before+1000 })
+		if together {
+			s.leave(s.members...)
+		}
+		for _, m := range s.members {
+			if !together {
+				s.leave(m)
+			}
+		}
+		cancel()
+		load.Wait()
+		saved := 0
+		for _, m := range s.members {
+			saved += strings.Count(m.stderr.String(), "counters saved")
+		}
+		expect.True(t, saved > 0, "no node says that it has saved its counters")
+		s.open()
+		for d, of := range s.judge(time.Now()) {
+			t.Errorf("together: %v: under %s what was admitted up to %v before is forgotten", together, d, of)
+		}
+		s.leave(s.members...)
+	}
+}
