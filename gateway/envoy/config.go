@@ -269,10 +269,12 @@ func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
 	return name, true
 }
 
-// text reads a string. The reference takes what YAML has for a number or a truth value, such as value: 404, for the text that was
-// written. It does not load a file with a date, which must be quoted.
+// plainTags are those of scalars that the reference takes for the text that was written, such as value: 404.
+var plainTags = []string{"!!int", "!!float", "!!bool", "!!timestamp"}
+
+// text reads a string.
 func (r *reader) text(f strictyaml.Field) (string, bool) {
-	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && slices.Contains([]string{"!!int", "!!float", "!!bool"}, n.Tag) && n.Style&yaml.TaggedStyle == 0 {
+	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && slices.Contains(plainTags, n.Tag) && n.Style&yaml.TaggedStyle == 0 {
 		return n.Value, true
 	}
 	return r.Text(f)

@@ -93,6 +93,9 @@ descriptors:
   - key: code
     value: 404
     rate_limit: {unit: second, requests_per_unit: 10}
+  - key: day
+    value: 2026-03-01
+    rate_limit: {unit: second, requests_per_unit: 16}
   - key: free
   - key: path
     value: "/v1/*/items/*"
@@ -144,6 +147,7 @@ func TestMatch(t *testing.T) {
 		{[]string{"plain", "v", "more", "x"}, 0, 0},                  // deeper than the configuration
 		{[]string{"files", "files/a"}, 9, time.Second},
 		{[]string{"code", "404"}, 10, time.Second}, // a number is the text that was written
+		{[]string{"day", "2026-03-01"}, 16, time.Second},
 		{[]string{"free", "x"}, 0, 0},
 		{[]string{"none", "x"}, 0, 0},
 		// An * stands for any text, anywhere in the value, and the first pattern of the file that matches counts.
