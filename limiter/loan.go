@@ -425,6 +425,8 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 	}
 	for i := range r.unasked {
 		ls.silence(r.unasked[i].ID, now+int64(silentFor))
+		ls.recalled.Add(1)
+		ls.unanswered.Add(1)
 	}
 	ls.end(of, r)
 }
@@ -517,8 +519,8 @@ type LoanStats struct {
 	Streams  int    // clients that can be asked to return their loans
 	Granted  uint64 // loans granted or renewed
 	Spent    uint64 // units that borrowers have reported as spent
-	Recalled uint64 // loans whose borrowers were asked to return what is left
-	// Unanswered counts those of Recalled whose borrowers did not answer in time.
+	Recalled uint64 // loans whose borrowers were asked to return what is left, or could not be asked in time
+	// Unanswered counts those of Recalled whose borrowers did not answer in time, or could not be asked.
 	Unanswered uint64
 }
 

@@ -441,8 +441,13 @@ func TestBorrowerComesToARecall(t *testing.T) {
 			}
 			d := check(t, l, "p", 100)
 			expect.True(t, d.Allowed, "late %v: refused before all on loan was asked for: %+v", late, d)
+			want := "1 asked, 0 silent"
+			if late { // the first round has waited for it in vain
+				want = "2 asked, 1 silent"
+			}
 			s := l.Loans()
-			expect.True(t, s.Recalled == 1 && s.Unanswered == 0 && s.OnLoan == 0, "late %v: %+v", late, s)
+			expect.Equal(t, fmt.Sprintf("%d asked, %d silent", s.Recalled, s.Unanswered), want, "late %v: %+v", late, s)
+			expect.Equal(t, s.OnLoan, 0, "units on loan, late %v", late)
 		})
 	}
 }
