@@ -95,12 +95,6 @@ func (i *Interceptors) admit(ctx context.Context, method string) (metadata.MD, e
 		return md, refusal(codes.ResourceExhausted, "the call can never pass its rate limit", 0)
 	case !d.Allowed:
 		return md, refusal(codes.ResourceExhausted, "the rate limit is used up", d.RetryAfter)
-	case d.Delay > 0:
-		select {
-		case <-time.After(d.Delay):
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		}
 	}
 	return md, nil
 }

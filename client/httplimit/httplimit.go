@@ -10,7 +10,6 @@
 package httplimit
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -69,9 +68,6 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	quotaheader.Set(w.Header(), nil, d)
 	w.Header().Set(quotaheader.Result, quotaheader.ResultOf(d))
 	if d.Allowed {
-		if d.Delay > 0 && !sleep(r.Context(), d.Delay) {
-			return
-		}
 		next.ServeHTTP(w, r)
 		return
 	}
@@ -102,16 +98,6 @@ func writeProblem(w http.ResponseWriter, status int, title, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the caller may be gone
-}
-
-// sleep waits, and reports false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // ClientIP limits by the caller's address: that of the connection, or, where that is one of the trusted proxies, the last

@@ -81,7 +81,7 @@ func New[R any](cfg Config[R], key func(R) string) *Gate[R] {
 	return &Gate[R]{cfg: cfg}
 }
 
-// Ask asks about a request. limited is false for one that is not limited.
+// Ask asks about a request, and waits for the Delay of one that is admitted. limited is false for one that is not limited.
 func (g *Gate[R]) Ask(ctx context.Context, r R) (v Verdict, limited bool) {
 	c := &g.cfg
 	if c.Skip != nil && c.Skip(r) {
@@ -137,7 +137,7 @@ func (g *Gate[R]) refuse(bad *limit.Error) Verdict {
 	return Verdict{BadKey: bad}
 }
 
-// decided turns an error into the answer of OnError.
+// decided turns an error into the answer of OnError. It waits for the moment that a leaky_bucket has given a request.
 func (g *Gate[R]) decided(ctx context.Context, d client.Decision, err error) Verdict {
 	if err != nil && ctx.Err() != nil {
 		return Verdict{Gone: true}
@@ -149,6 +149,13 @@ func (g *Gate[R]) decided(ctx context.Context, d client.Decision, err error) Ver
 	g.counter.Count(&d, err)
 	if d.FailedOpen || d.FailedClosed {
 		g.log(ctx, &d, err)
+	}
+	if d.Allowed && d.Delay > 0 {
+		select {
+		case <-time.After(d.Delay):
+		case <-ctx.Done():
+			return Verdict{Gone: true}
+		}
 	}
 	return Verdict{Decision: d}
 }
