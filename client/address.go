@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/weirlimit/weir/internal/netaddr"
-	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -41,15 +40,15 @@ func parseAddress(s string) (a address, err error) {
 		}
 		return a, nil
 	case strings.Contains(s, "://"):
-		return a, limit.NewError(ErrInvalid, "address", fmt.Sprintf("must be host:port, without %q", scheme+"://"))
+		return a, invalid("address", "must be host:port, without %q", scheme+"://")
 	}
 	for part := range strings.SplitSeq(s, ",") {
 		host, port, err := net.SplitHostPort(strings.TrimSpace(part))
 		if err != nil || host == "" {
-			return a, limit.NewError(ErrInvalid, "address", fmt.Sprintf("must be host:port, or several separated by commas, not %q", part))
+			return a, invalid("address", "must be host:port, or several separated by commas, not %q", part)
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return a, limit.NewError(ErrInvalid, "address", fmt.Sprintf("the port must be 1 to 65535, not %q", port))
+			return a, invalid("address", "the port must be 1 to 65535, not %q", port)
 		}
 		a.host, a.port = host, port
 		a.nodes = append(a.nodes, net.JoinHostPort(host, port))

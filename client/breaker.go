@@ -1,7 +1,7 @@
 package client
 
 import (
-	"sync"
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -15,61 +15,41 @@ const (
 	unknown                   // the caller gave up too early to tell
 )
 
-// breaker refuses calls for a while after several failures in a row, then lets one at a time through until one is
-// answered. It is safe for concurrent use.
+// breaker refuses calls for a while after several failures in a row, then lets one at a time through until one is answered. It is
+// safe for concurrent use. Instants are those of one clock that never runs backwards.
 type breaker struct {
-	threshold int           // failures in a row that open it; 0 keeps it closed for ever
+	threshold int64         // failures in a row that open it; 0 keeps it closed for ever
 	cooldown  time.Duration // from opening, or from the last failed probe, to the next probe
 
-	trouble atomic.Bool // open, or closed with failures: otherwise calls need not take the lock
-
-	mu       sync.Mutex
-	failures int       // in a row, while closed
-	open     bool      // refuses calls
-	retry    time.Time // when open: the earliest moment of the next probe
-	probing  bool      // a probe is in flight
+	failures atomic.Int64 // in a row
+	retry    atomic.Int64 // the earliest instant of the next probe, or probing; 0: it is closed
 }
 
+const probing = math.MaxInt64 // a probe is in flight
+
 // allow tells whether a call may be made. A caller that is told so reports to done, with the same probe.
-func (b *breaker) allow() (probe, ok bool) {
-	if !b.trouble.Load() {
+func (b *breaker) allow(now time.Duration) (probe, ok bool) {
+	retry := b.retry.Load()
+	if retry == 0 {
 		return false, true
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.open {
-		return false, true
-	}
-	if b.probing || time.Now().Before(b.retry) {
-		return false, false
-	}
-	b.probing = true
-	return true, true
+	probe = int64(now) >= retry && b.retry.CompareAndSwap(retry, probing)
+	return probe, probe
 }
 
 // done takes in the outcome of a call that allow let through.
-func (b *breaker) done(probe bool, o outcome) {
-	if b.threshold == 0 || o == answered && !b.trouble.Load() {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	defer func() { b.trouble.Store(b.open || b.failures > 0) }()
-	if probe {
-		b.probing = false
-	}
-	switch o {
-	case answered:
+func (b *breaker) done(now time.Duration, probe bool, o outcome) {
+	switch {
+	case o == answered && b.failures.Load() == 0:
+	case o == answered:
 		// Even from a call that began before the breaker opened: a node answers.
-		b.failures, b.open = 0, false
-	case unanswered:
-		switch {
-		case probe:
-			b.retry = time.Now().Add(b.cooldown)
-		case !b.open:
-			if b.failures++; b.failures >= b.threshold {
-				b.open, b.retry = true, time.Now().Add(b.cooldown)
-			}
-		}
+		b.failures.Store(0)
+		b.retry.Store(0)
+	case probe && o == unknown:
+		b.retry.CompareAndSwap(probing, int64(now))
+	case probe:
+		b.retry.CompareAndSwap(probing, int64(now+b.cooldown))
+	case o == unanswered && b.threshold > 0 && b.failures.Add(1) >= b.threshold:
+		b.retry.CompareAndSwap(0, int64(now+b.cooldown))
 	}
 }

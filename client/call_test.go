@@ -9,7 +9,6 @@ import (
 
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
-	"github.com/weirlimit/weir/test/must"
 )
 
 // unreachable is what a node that cannot be reached answers.
@@ -220,24 +219,23 @@ func TestBreakerIgnores(t *testing.T) {
 
 // A probe whose caller goes away leaves the next one to try.
 func TestBreakerProbeAbandoned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := breaker{threshold: 1, cooldown: time.Second}
-		probe, ok := b.allow()
-		must.True(t, !probe && ok, "closed")
-		b.done(false, unanswered)
-		_, ok = b.allow()
-		expect.True(t, !ok, "open")
-		time.Sleep(time.Second)
-		for range 3 {
-			probe, ok := b.allow()
-			expect.True(t, probe && ok, "no probe")
-			b.done(true, unknown)
-		}
-		// A late answer to a question from before is as good as a probe's.
-		b.done(false, answered)
-		probe, ok = b.allow()
-		expect.True(t, !probe && ok, "still open")
-	})
+	b := breaker{threshold: 1, cooldown: time.Second}
+	allow := func(now time.Duration, wantProbe, want bool, what string) {
+		t.Helper()
+		probe, ok := b.allow(now)
+		expect.True(t, probe == wantProbe && ok == want, "%s: probe %v, ok %v", what, probe, ok)
+	}
+	allow(0, false, true, "closed")
+	b.done(1, false, unanswered)
+	allow(time.Second, false, false, "open")
+	for range 3 {
+		allow(time.Second+1, true, true, "cooled down")
+		allow(time.Second+1, false, false, "beside a probe")
+		b.done(time.Second+1, true, unknown)
+	}
+	// A late answer to a question from before is as good as a probe's.
+	b.done(time.Second+1, false, answered)
+	allow(time.Second+1, false, true, "answered")
 }
 
 func TestOptions(t *testing.T) {

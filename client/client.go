@@ -15,8 +15,8 @@ import (
 // Client decides checks of any number of policies and keys, by a cluster (Dial) or by a Service in this process (New). It is safe
 // for concurrent use, and one is enough for a program. Close it when done.
 type Client struct {
-	svc      limit.Service  // what decides
-	remote   *remote        // svc of Dial, which asks nodes; nil: svc decides in this process
+	svc      service        // what decides
+	nodes    *nodes         // svc of Dial, which asks nodes; nil: svc decides in this process
 	preparer limit.Preparer // of New, where its Service has prepared handles
 	stop     func()         // ends svc
 	timeout  time.Duration  // of a call; 0: none
@@ -29,10 +29,11 @@ type Client struct {
 	settling settling
 	counter  *Counter // nil: nothing is counted or observed
 	observer func(Observed)
-	rooms    sync.Pool // of *room
-	start    time.Time // what now counts from
+	rooms    sync.Pool            // of *room
+	now      func() time.Duration // see stopwatch
 
-	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given.
+	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given, to a request id or to
+	// a reservation.
 	ids    string
 	lastID atomic.Uint64
 
@@ -41,10 +42,9 @@ type Client struct {
 	cancel context.CancelFunc
 
 	mu     sync.RWMutex
-	closed bool
-	ended  atomic.Bool // closed, for calls that running does not count
-	// running counts the calls in flight and the goroutines that renew leases. Add it with mu held and closed false, or from a call that it
-	// counts already.
+	closed atomic.Bool // changed with mu held
+	// running counts the calls in flight and the goroutines that renew leases. Add to it with mu held and closed false, or from a call that
+	// it counts already.
 	running sync.WaitGroup
 }
 
@@ -56,17 +56,42 @@ func New(svc limit.Service, stop func()) *Client {
 	return c
 }
 
+// service is what a Client asks.
+type service interface {
+	limit.Service
+	// CheckTo is that of a limit.Preparer.
+	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []Result) error
+}
+
+// plain is a Service that has no CheckTo.
+type plain struct{ limit.Service }
+
+func (p plain) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []Result) error {
+	if at, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, at)
+		defer cancel()
+	}
+	got, err := p.Check(ctx, checks)
+	copy(results, got)
+	return err
+}
+
 func newClient(svc limit.Service, stop func(), o options) *Client {
+	decides, ok := svc.(service)
+	if !ok {
+		decides = plain{svc}
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Client{
-		svc:      svc,
+		svc:      decides,
 		stop:     stop,
 		timeout:  o.timeout,
 		onError:  o.onError,
 		retry:    o.retry,
-		breaker:  breaker{threshold: o.failures, cooldown: o.cooldown},
+		breaker:  breaker{threshold: int64(o.failures), cooldown: o.cooldown},
 		outage:   outage{log: o.log, onError: o.onError},
-		start:    time.Now(),
+		now:      stopwatch(),
 		ids:      rand.Text() + ".",
 		ctx:      ctx,
 		cancel:   cancel,
@@ -79,8 +104,11 @@ func newClient(svc limit.Service, stop func(), o options) *Client {
 	return c
 }
 
-// now is the time since the client was made, by a clock that never runs backwards.
-func (c *Client) now() time.Duration { return time.Since(c.start) }
+// stopwatch returns a clock that counts from now on and never runs backwards.
+func stopwatch() func() time.Duration {
+	start := time.Now()
+	return func() time.Duration { return time.Since(start) }
+}
 
 // Policy returns the handle to the policy of that name. It asks no node: whether the policy exists is for the first call
 // to find out, which fails with ErrNotFound if it does not.
@@ -142,10 +170,10 @@ func (c *Client) Ready(ctx context.Context) error {
 		return err
 	}
 	defer c.running.Done()
-	if c.remote == nil {
+	if c.nodes == nil {
 		return nil
 	}
-	return c.verdict(c.ctx, c.remote.ready(ctx))
+	return c.verdict(c.ctx, c.nodes.ready(ctx))
 }
 
 // Close ends the calls in flight, which return ErrClosed, stops the renewal of leases, waits for all of them and frees
@@ -153,9 +181,7 @@ func (c *Client) Ready(ctx context.Context) error {
 // Leases that were not released stay taken until their time to live has passed. Closing again returns ErrClosed.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	closed := c.closed
-	c.closed = true
-	c.ended.Store(true)
+	closed := c.closed.Swap(true)
 	c.mu.Unlock()
 	if closed {
 		return ErrClosed
@@ -174,7 +200,7 @@ func (c *Client) begin(ctx context.Context) error {
 	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.closed {
+	if c.closed.Load() {
 		return ErrClosed
 	}
 	c.running.Add(1)
@@ -189,7 +215,7 @@ func (c *Client) begin(ctx context.Context) error {
 // policy answers it, and what it charged, if it did, stays.
 func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 	if len(checks) == 0 {
-		return AllDecision{}, limit.NewError(ErrInvalid, "checks", "must not be empty")
+		return AllDecision{}, invalid("checks", "must not be empty")
 	}
 	cs, err := checksOf(checks, (*Check).atomic)
 	if err != nil {

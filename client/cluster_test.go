@@ -302,12 +302,12 @@ func TestTraces(t *testing.T) {
 	var p packer
 	m := &message{}
 	for _, of := range []string{"", "", "x", "", "y", ""} {
-		m.slots = append(m.slots, slot{&request{checks: []limit.Check{{Target: limit.Target{Policy: "log", Key: "k"}}}, trace: of}, 0})
+		m.checks = append(m.checks, pending{&request{checks: []limit.Check{{Target: limit.Target{Policy: "log", Key: "k"}}}, trace: of}, 0})
 	}
 	got := p.pack(m, 0).TraceContexts
 	expect.True(t, slices.EqualFunc(got, []string{"", "", "x", "", "y", ""},
 		func(a []byte, b string) bool { return string(a) == b }), "%q", got)
-	m.slots = m.slots[:2]
+	m.checks = m.checks[:2]
 	if in := p.pack(m, 0); len(in.TraceContexts) != 0 {
 		t.Errorf("%q", in.TraceContexts)
 	}

@@ -44,13 +44,13 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		five := c.Policy("five")
 		d := must.Value(five.Allow(ctx, "a"))(t)
 		expect.True(t, d.Allowed && d.Granted == 1 && d.Remaining == 4 && d.Limit == 5 && d.Policy == "five" &&
-			d.Window == time.Minute, "Allow = %+v", d)
+			d.Window == time.Hour, "Allow = %+v", d)
 		d = must.Value(five.Peek(ctx, "a"))(t)
 		expect.True(t, d.Allowed && d.Granted == 0 && d.Remaining == 4, "Peek = %+v", d)
 		d = must.Value(five.AllowN(ctx, "a", 4))(t)
 		expect.True(t, d.Allowed && d.Granted == 4 && d.Remaining == 0, "AllowN 4 = %+v", d)
 		d = must.Value(five.Allow(ctx, "a"))(t)
-		expect.True(t, !d.Allowed && d.Granted == 0 && d.RetryAfter == 250*time.Millisecond, "refused Allow = %+v", d)
+		expect.True(t, !d.Allowed && d.Granted == 0 && d.RetryAfter > 0, "refused Allow = %+v", d)
 		d = must.Value(five.AllowN(ctx, "b", 6))(t)
 		expect.True(t, !d.Allowed && d.RetryAfter == Never, "AllowN above the limit = %+v", d)
 	})
@@ -118,7 +118,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		must.True(t, err == nil && len(results) == 6, "%d results, %v", len(results), err)
 		r := results[0]
 		expect.True(t, r.Err == nil && r.Allowed && r.Granted == 1, "0: %+v", r)
-		wantError(t, results[1].Err, ErrNotFound, "policy", `"missing" is not known here`)
+		wantError(t, results[1].Err, ErrNotFound, "policy", noPolicy)
 		r = results[2]
 		expect.True(t, r.Err == nil && r.Allowed && r.Granted == 4, "2: %+v", r)
 		r = results[3]
@@ -132,13 +132,13 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		_, err = c.Check(ctx, make([]Check, 1001))
 		expect.ErrorIs(t, err, ErrTooLarge, "1001 checks")
 		_, err = c.Check(ctx, []Check{{Policy: "missing", Key: "a"}, {Policy: "missing", Key: "b"}})
-		wantError(t, err, ErrNotFound, "policy", `"missing" is not known here`)
+		wantError(t, err, ErrNotFound, "policy", noPolicy)
 		_, err = c.Check(ctx, []Check{{Policy: "five"}})
 		wantError(t, err, ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
 		results, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Policy: "jobs", Key: "a"}})
 		expect.True(t, err == nil && results[0].Err == nil && results[0].Allowed,
 			"beside one that cannot be asked: %+v, %v", results, err)
-		wantError(t, results[1].Err, ErrInvalid, "cost", "could not be released")
+		wantError(t, results[1].Err, ErrInvalid, "policy", noLease)
 		_, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Limit: &algo.Limit{Algorithm: algo.SlidingLog}, Key: "b"}})
 		expect.True(t, errors.Is(err, ErrInvalid) && strings.Contains(err.Error(), "checks[1].limit.limit"),
 			"a limit that cannot be: %v", err)
@@ -148,14 +148,15 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 
 	t.Run("all", func(t *testing.T) {
 		c := open(t, newBook())
+		must.Value(c.Policy("queue").Allow(ctx, "a"))(t)
 		all, err := c.All(ctx, []Check{{Policy: "five", Key: "a", Cost: 2}, {Policy: "queue", Key: "a"}})
-		expect.True(t, err == nil && all.Allowed && all.Delay == 10*time.Second && len(all.Decisions) == 2 &&
-			all.Decisions[0].Granted == 2 && all.Decisions[1].Delay == 10*time.Second, "%+v, %v", all, err)
-		all, err = c.All(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "a", Cost: 4}})
-		expect.True(t, err == nil && !all.Allowed && all.Decisions[0].Allowed &&
-			all.Decisions[1].RetryAfter == 250*time.Millisecond, "refused: %+v, %v", all, err)
+		expect.True(t, err == nil && all.Allowed && all.Delay > 0 && len(all.Decisions) == 2 &&
+			all.Decisions[0].Granted == 2 && all.Decisions[1].Delay == all.Delay, "%+v, %v", all, err)
+		all, err = c.All(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b", Cost: 6}})
+		expect.True(t, err == nil && !all.Allowed && all.Decisions[0].Allowed && all.Decisions[1].RetryAfter == Never,
+			"refused: %+v, %v", all, err)
 		_, err = c.All(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "missing", Key: "a"}})
-		wantError(t, err, ErrNotFound, "checks[1].policy", `"missing" is not known here`)
+		wantError(t, err, ErrNotFound, "checks[1].policy", noPolicy)
 		all, err = c.All(ctx, []Check{{Policy: "five", Key: "b"}, {Policy: "down", Key: "a", Cost: 3}})
 		expect.True(t, err == nil && all.Allowed && all.Decisions[1].FailedOpen && all.Decisions[1].Granted == 3,
 			"nobody to be asked: %+v, %v", all, err)
@@ -184,7 +185,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		if r, d, err := five.Reserve(ctx, "a"); err != nil || r == nil || d.Granted != 1 {
 			t.Errorf("Reserve: %+v, %+v, %v", r, d, err)
 		}
-		if r, d, err := five.ReserveN(ctx, "a", 2, 0); err != nil || r != nil || d.Allowed || d.RetryAfter != 250*time.Millisecond {
+		if r, d, err := five.ReserveN(ctx, "a", 2, 0); err != nil || r != nil || d.Allowed || d.RetryAfter <= 0 {
 			t.Errorf("refused: %+v, %+v, %v", r, d, err)
 		}
 		for _, cost := range []int64{-1, 1<<53 + 1} {
@@ -196,7 +197,6 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		d = must.Value(five.Peek(ctx, "a"))(t)
 		expect.Equal(t, d.Remaining, 1, "left")
 		r, _, _ = five.ReserveN(ctx, "b", 4, 0)
-		b.reserved = b.reserved[1:]
 		expect.NoError(t, r.Cancel())
 		d = must.Value(five.Peek(ctx, "b"))(t)
 		expect.Equal(t, d.Remaining, 5, "left after a cancel")
@@ -246,13 +246,13 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		expect.ErrorIs(t, err, ErrNotFound, "extended after it was settled")
 
 		r, _, err = five.ReserveWork(ctx, "u", Work{Usage: Usage{"input": 2}})
-		expect.True(t, err == nil && b.reserved[0].Usage["input"] == 2 && !b.reserved[0].Estimate &&
-			b.reserved[0].Cost == 0, "%+v, %v", b.reserved, err)
+		expect.True(t, err == nil && b.reserved[1].Usage["input"] == 2 && !b.reserved[1].Estimate &&
+			b.reserved[1].Cost == 0, "%+v, %v", b.reserved, err)
 		_, err = r.CommitUsage(Usage{"output": 3})
 		expect.True(t, err == nil && b.committed[1].Usage["output"] == 3, "%+v, %v", b.committed, err)
 
 		d, err = five.ChargeWithID(ctx, "a", 9, "id")
-		expect.True(t, err == nil && !d.Allowed && d.Granted == 9 && b.charges[0].Cost == 9 &&
+		expect.True(t, err == nil && !d.Allowed && d.Granted > 0 && b.charges[0].Cost == 9 &&
 			b.charges[0].RequestID == "id", "%+v, %v: %+v", d, err, b.charges)
 		_, err = five.ChargeUsage(ctx, "a", Usage{"input": 4}, "")
 		expect.True(t, err == nil && b.charges[1].Usage["input"] == 4, "%v: %+v", err, b.charges)
@@ -355,13 +355,13 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 	t.Run("errors", func(t *testing.T) {
 		c := open(t, newBook())
 		_, err := c.Policy("missing").Allow(ctx, "a")
-		wantError(t, err, ErrNotFound, "policy", `"missing" is not known here`)
+		wantError(t, err, ErrNotFound, "policy", noPolicy)
 		_, err = c.Policy("missing").Wait(ctx, "a")
-		wantError(t, err, ErrNotFound, "policy", `"missing" is not known here`)
+		wantError(t, err, ErrNotFound, "policy", noPolicy)
 		_, _, err = c.Policy("missing").Acquire(ctx, "a")
-		wantError(t, err, ErrNotFound, "policy", `"missing" is not known here`)
+		wantError(t, err, ErrNotFound, "policy", noPolicy)
 		_, err = c.Policy("jobs").Allow(ctx, "a")
-		wantError(t, err, ErrInvalid, "cost", "could not be released")
+		wantError(t, err, ErrInvalid, "policy", noLease)
 		_, err = c.Policy("down").Refund(ctx, "a", 1)
 		wantError(t, err, ErrUnavailable, "", "the owner cannot be reached")
 		wantError(t, c.Policy("down").Reset(ctx, "a"), ErrUnavailable, "", "the owner cannot be reached")
@@ -383,7 +383,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		jobs := c.Policy("jobs")
 		l, d, err := jobs.Acquire(ctx, "a")
 		must.True(t, err == nil && l != nil && d.Allowed && d.Granted == 1, "Acquire = %v, %+v, %v", l, d, err)
-		if l, d, err := jobs.Acquire(ctx, "a"); l != nil || d.Allowed || err != nil || d.RetryAfter != 30*time.Second {
+		if l, d, err := jobs.Acquire(ctx, "a"); l != nil || d.Allowed || err != nil || d.RetryAfter <= 0 {
 			t.Errorf("second Acquire = %v, %+v, %v", l, d, err)
 		}
 		for range 2 {
@@ -404,14 +404,13 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		l = short()
 		testkit.Eventually(t, "a renewal", func() bool {
 			if isLost(l) {
-				b.expire("b")
 				l = short()
 			}
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			return b.renewed["lease of b"]
+			return b.renewed > 0
 		})
-		b.expire("b")
+		must.NoError(t, b.Limiter.Reset(ctx, limit.Target{Policy: "jobs", Key: "b"})) // which ends the lease
 		<-l.Lost()
 		expect.NoError(t, l.Release(), "Release of a lost lease")
 	})
@@ -444,6 +443,12 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		}
 	})
 }
+
+// What a limiter says of a policy that it does not know, and of a check under one of concurrency.
+const (
+	noPolicy = "there is no policy named missing on the node that decides for this key"
+	noLease  = "is a concurrency limit: acquire a lease in place of a check, which could not be released"
+)
 
 func wantError(t *testing.T, err, kind error, field, message string) {
 	t.Helper()

@@ -19,9 +19,12 @@ func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) erro
 	var asked map[loanKey]struct{}
 	now := c.now()
 	for i := range cs {
-		ck, k := &cs[i], keyOf(&cs[i].Target)
-		if _, before := asked[k]; !before && (c.lent(ck, &rs[i].Decision) || c.memory.recall(ck, &rs[i].Decision, now)) {
-			continue
+		ck, d, k := &cs[i], &rs[i].Decision, keyOf(&cs[i].Target)
+		// A check under its caller's request id is for the node that remembers the id.
+		if _, before := asked[k]; !before && ck.RequestID == "" {
+			if c.lent(&ck.Target, ck.Key, ck.Cost, d) || c.memory.recall(ck, d, now) || len(cs) == 1 && c.awaitLoan(ctx, ck, d) {
+				continue
+			}
 		}
 		open = append(open, i)
 		if len(cs) > 1 && c.loans.has(k) {
@@ -43,16 +46,6 @@ func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) erro
 		}
 	}
 	return nil
-}
-
-// lent answers a check from a loan, and reports whether it did. A check under its caller's request id is answered by the node that
-// remembers the id.
-func (c *Client) lent(ck *limit.Check, d *Decision) bool {
-	if ck.RequestID != "" || !c.loans.take(&ck.Target, ck.Key, ck.Cost, d) {
-		return false
-	}
-	c.memory.admitted(&ck.Target)
-	return true
 }
 
 // room is what a single check and its answer take.
@@ -86,113 +79,137 @@ func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []
 		}
 		again = again && (cs[i].Cost == 0 || cs[i].RequestID != "") // a second try cannot charge twice
 	}
-	why, err := c.askOnce(ctx, again, cs, rs, open)
+	err := c.grant(ctx, again, cs, rs, open, func(left []int, within time.Duration) error {
+		return c.check(ctx, cs, rs, left, within)
+	})
 	came := c.now()
 	for k, i := range open {
 		if err != nil {
 			c.memory.admitted(&cs[i].Target)
 			continue
 		}
-		failed := why
-		if failed == nil && unavailable(rs[i].Err) {
-			failed = rs[i].Err
-		}
-		if failed != nil {
-			rs[i] = Result{Decision: c.fallback(&cs[i], failed)}
-		}
 		c.memory.remember(&cs[i], &rs[i], marks[k], sent, came)
 	}
 	return err
 }
 
-// askOnce is the part of ask within the timeout and the breaker. why is set when the fail policy is to answer all checks.
-func (c *Client) askOnce(ctx context.Context, again bool, cs []limit.Check, rs []Result, open []int) (why, err error) {
-	probe, ok := c.breaker.allow()
-	if !ok {
-		return errOpen, nil
-	}
-	left := open
-	o, err := c.attempt(ctx, again, func(within time.Duration) error {
-		err := c.check(ctx, cs, rs, left, within)
-		if unavailable(err) {
-			for _, i := range left {
-				rs[i] = Result{Err: err}
-			}
-			return err
-		}
-		var silent []int
-		for _, i := range left {
-			if err == nil && unavailable(rs[i].Err) {
-				silent = append(silent, i)
-			}
-		}
-		if left = silent; err == nil && len(left) > 0 {
-			err = rs[left[0]].Err
-		}
-		return err
-	})
-	if unavailable(err) && len(left) < len(open) {
-		// Some nodes have answered: the fail policy answers the rest alone, and the breaker counts no failure.
-		o, err = answered, nil
-	}
-	c.breaker.done(probe, o)
-	if unavailable(err) {
-		return err, nil
-	}
-	return nil, err
-}
-
 var errOpen = limit.NewError(ErrUnavailable, "", "the circuit breaker is open: nodes left several calls in a row unanswered")
 
-// check has the service answer the checks at the open places, within a time; 0: as long as it takes.
-func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result, open []int, within time.Duration) error {
-	if c.remote != nil {
-		c.remote.check(ctx, cs, rs, open, within)
-		return nil
-	}
-	if len(open) < len(cs) {
-		some := make([]limit.Check, len(open))
-		for k, i := range open {
-			some[k] = cs[i]
-		}
-		cs = some
-	}
-	if within > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, within)
-		defer cancel()
-	}
-	got, err := c.svc.Check(ctx, cs)
-	for k := range got {
-		rs[open[k]] = got[k]
-	}
-	return err
-}
+// asking asks the service about the checks at some places, within a time; 0: as long as it takes.
+type asking func(places []int, within time.Duration) error
 
-// call is attempt for what goes by a context.
-func (c *Client) call(ctx context.Context, again bool, f func(context.Context) error) (outcome, error) {
-	return c.attempt(ctx, again, func(within time.Duration) error {
-		if within == 0 {
-			return f(ctx)
-		}
-		ctx, cancel := context.WithTimeout(ctx, within)
-		defer cancel()
-		return f(ctx)
-	})
-}
+// together decides about several checks as one.
+type together func(context.Context) (AllDecision, error)
 
-// carryOut counts a call in and runs it, where no fail policy can answer in the cluster's place.
-func (c *Client) carryOut(ctx context.Context, again bool, f func(context.Context) error) error {
-	if err := c.begin(ctx); err != nil {
+// grant has f ask the service about the checks at the open places, unless the breaker is open, and the fail policy answers those that no
+// node has answered. f is given the places that are left, and the time it has, see attempt.
+func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, open []int, f asking) error {
+	left, err := open, error(errOpen)
+	if probe, ok := c.breaker.allow(c.now()); ok {
+		var o outcome
+		o, err = c.attempt(ctx, again, func(within time.Duration) error {
+			err := f(left, within)
+			if err == nil {
+				left, err = silent(rs, left)
+			}
+			return err
+		})
+		if unavailable(err) && len(left) < len(open) {
+			o = answered // by some of the nodes
+		}
+		c.breaker.done(c.now(), probe, o)
+	}
+	if !unavailable(err) {
 		return err
 	}
-	defer c.running.Done()
-	_, err := c.call(ctx, again, f)
+	for _, i := range left {
+		rs[i] = Result{Decision: c.fallback(&cs[i], err)}
+	}
+	return nil
+}
+
+// silent returns those of some places whose checks no node has answered, and why the first has no answer.
+func silent(rs []Result, places []int) (left []int, why error) {
+	for _, i := range places {
+		if unavailable(rs[i].Err) {
+			if left = append(left, i); why == nil {
+				why = rs[i].Err
+			}
+		}
+	}
+	return left, why
+}
+
+// check has the service answer the checks at some places within a time.
+func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result, places []int, within time.Duration) error {
+	if within > 0 {
+		ctx = patient(ctx, within)
+	}
+	if len(places) == len(cs) {
+		return c.svc.CheckTo(ctx, cs, nil, rs)
+	}
+	some, results := make([]limit.Check, len(places)), make([]Result, len(places))
+	for k, i := range places {
+		some[k] = cs[i]
+	}
+	err := c.svc.CheckTo(ctx, some, nil, results)
+	for k, i := range places {
+		rs[i] = results[k]
+	}
 	return err
 }
 
-// grant is grantAll for one check.
-func (c *Client) grant(ctx context.Context, ck *limit.Check, f func(context.Context) (Decision, error)) (Decision, error) {
+// deadline is a context that says until when a CheckTo may take, without a timer of its own.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// patient returns a context whose Deadline is a time from now.
+func patient(ctx context.Context, within time.Duration) context.Context {
+	return deadline{ctx, time.Now().Add(within)}
+}
+
+// Deadline implements context.Context.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
+
+// grantAll has f decide about checks together, or the fail policy in its place. again says that a second try cannot charge twice. The
+// caller must have called begin.
+func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f together) (all AllDecision, err error) {
+	rs := make([]Result, len(cs))
+	all.Allowed = c.onError == FailOpen
+	err = c.grant(ctx, again, cs, rs, places(len(cs)), func(_ []int, within time.Duration) error {
+		ctx, cancel := limited(ctx, within)
+		defer cancel()
+		got, err := f(ctx)
+		if err == nil {
+			all = got
+		}
+		return err
+	})
+	if err == nil && all.Decisions == nil {
+		for i := range rs {
+			all.Decisions = append(all.Decisions, rs[i].Decision)
+		}
+	}
+	for i := range cs {
+		if err != nil || all.Allowed {
+			c.memory.admitted(&cs[i].Target)
+		}
+		if err != nil {
+			c.observe(&cs[i], &Decision{}, err)
+		} else {
+			c.observe(&cs[i], &all.Decisions[i], nil)
+		}
+	}
+	if err != nil {
+		return AllDecision{}, err
+	}
+	return all, nil
+}
+
+// grantOne is grantAll for one check.
+func (c *Client) grantOne(ctx context.Context, ck *limit.Check, f func(context.Context) (Decision, error)) (Decision, error) {
 	all, err := c.grantAll(ctx, []limit.Check{*ck}, c.retry, func(ctx context.Context) (AllDecision, error) {
 		d, err := f(ctx)
 		return AllDecision{Allowed: d.Allowed, Decisions: []Decision{d}}, err
@@ -203,50 +220,47 @@ func (c *Client) grant(ctx context.Context, ck *limit.Check, f func(context.Cont
 	return all.Decisions[0], nil
 }
 
-// grantAll has f decide about checks together, or the fail policy in its place. again says that a second try cannot charge twice. The
-// caller must have called begin.
-func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
-	err = errOpen
-	if probe, ok := c.breaker.allow(); ok {
-		var o outcome
-		o, err = c.call(ctx, again, func(ctx context.Context) (err error) {
-			all, err = f(ctx)
-			return err
-		})
-		c.breaker.done(probe, o)
+// places are those of n checks.
+func places(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = i
 	}
-	failed := unavailable(err)
-	if err != nil {
-		all = AllDecision{Allowed: failed && c.onError == FailOpen, Decisions: make([]Decision, len(cs))}
+	return out
+}
+
+// limited is a context that ends after a time; 0: with ctx.
+func limited(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+	if within == 0 {
+		return ctx, func() {}
 	}
-	for i := range cs {
-		if failed {
-			all.Decisions[i] = c.fallback(&cs[i], err)
-		}
-		if err != nil || all.Allowed {
-			c.memory.admitted(&cs[i].Target)
-		}
+	return context.WithTimeout(ctx, within)
+}
+
+// call is attempt for what goes by a context.
+func (c *Client) call(ctx context.Context, again bool, f func(context.Context) error) error {
+	_, err := c.attempt(ctx, again, func(within time.Duration) error {
+		ctx, cancel := limited(ctx, within)
+		defer cancel()
+		return f(ctx)
+	})
+	return err
+}
+
+// carryOut counts a call in and runs it, where no fail policy can answer in the cluster's place.
+func (c *Client) carryOut(ctx context.Context, again bool, f func(context.Context) error) error {
+	if err := c.begin(ctx); err != nil {
+		return err
 	}
-	if failed {
-		err = nil
-	}
-	for i := range cs {
-		c.observe(&cs[i], &all.Decisions[i], err)
-	}
-	if err != nil {
-		return AllDecision{}, err
-	}
-	return all, nil
+	defer c.running.Done()
+	return c.call(ctx, again, f)
 }
 
 // attempt runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to
 // a second run, for when no node answers the first. Without a timeout f is given 0.
 func (c *Client) attempt(ctx context.Context, again bool, f func(within time.Duration) error) (outcome, error) {
-	if c.timeout == 0 {
-		return c.judge(ctx, f(0))
-	}
 	budget, hurried := c.timeout, false
-	if deadline, ok := ctx.Deadline(); ok {
+	if deadline, ok := ctx.Deadline(); ok && budget > 0 {
 		// The tenth is for the caller to act on the answer.
 		if left := time.Until(deadline) / 10 * 9; left < budget {
 			budget, hurried = max(left, 1), true // the end of ctx tells that there is no time
@@ -254,38 +268,26 @@ func (c *Client) attempt(ctx context.Context, again bool, f func(within time.Dur
 	}
 	start := c.now()
 	first := budget
-	if again {
+	if again && budget > 0 {
 		first = max(budget/2, 1)
 	}
 	err := f(first)
 	left := budget - (c.now() - start)
-	if again && errors.Is(err, ErrUnavailable) && left > 0 && ctx.Err() == nil && c.ctx.Err() == nil {
+	if again && unavailable(err) && left > 0 && ctx.Err() == nil && c.ctx.Err() == nil {
 		err = f(left)
 		left = budget - (c.now() - start)
 	}
-	o, err := c.judge(ctx, err)
-	switch {
-	case o == answered:
-		c.outage.answered(c.now())
-	case o == unanswered && hurried && left <= 0:
-		o = unknown
-	}
-	return o, err
-}
-
-// judge returns what err, of a call under ctx, tells about the cluster, and the error to return for it.
-func (c *Client) judge(ctx context.Context, err error) (outcome, error) {
 	err = c.verdict(ctx, err)
 	switch {
-	case err == nil:
-		return answered, nil
-	case errors.Is(err, ErrClosed), ctx.Err() != nil:
+	case errors.Is(err, ErrClosed), err != nil && ctx.Err() != nil:
 		return unknown, err
-	case errors.Is(err, ErrUnavailable):
+	case unavailable(err) && hurried && left <= 0:
+		return unknown, err
+	case unavailable(err):
 		return unanswered, err
-	default:
-		return answered, err
 	}
+	c.outage.answered(c.now())
+	return answered, err
 }
 
 // verdict returns the error to return for err: when the client is closed or ctx has ended, that is the reason.

@@ -71,7 +71,7 @@ func (ck *Check) check() (limit.Check, error) {
 	case !ck.Peek && c.Cost == 0:
 		c.Cost = 1
 	case ck.Peek && c.Cost != 0:
-		return c, limit.NewError(ErrInvalid, "cost", "must be 0 when peeking")
+		return c, invalid("cost", "must be 0 when peeking")
 	}
 	if ck.Limit != nil {
 		own := *ck.Limit
@@ -84,11 +84,11 @@ func (ck *Check) check() (limit.Check, error) {
 func (ck *Check) atomic() *Error {
 	switch {
 	case ck.Partial:
-		return limit.NewError(ErrInvalid, "partial", "must not be set in an atomic check")
+		return invalid("partial", "must not be set in an atomic check")
 	case ck.Peek:
-		return limit.NewError(ErrInvalid, "cost", "must not be 0 in an atomic check: it cannot peek")
+		return invalid("cost", "must not be 0 in an atomic check: it cannot peek")
 	case ck.RequestID != "":
-		return limit.NewError(ErrInvalid, "request_id", "must not be given in an atomic check")
+		return invalid("request_id", "must not be given in an atomic check")
 	}
 	return nil
 }

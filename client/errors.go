@@ -2,6 +2,7 @@ package client
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/weirlimit/weir/limit"
 )
@@ -36,6 +37,11 @@ var (
 // Error is a request that failed for a reason of its own. Its Kind is one of the constants above. Its Field names what is wrong in the
 // request, such as "key" or "checks[3].limit.window", and is empty when no field is to blame.
 type Error = limit.Error
+
+// invalid is the error of a field of a request, or of an option.
+func invalid(field, format string, args ...any) *Error {
+	return limit.NewError(ErrInvalid, field, fmt.Sprintf(format, args...))
+}
 
 // in returns err, of element i of a batch of n checks, with the field named so.
 func in(i, n int, err error) error {

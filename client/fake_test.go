@@ -1,8 +1,8 @@
 package client
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -23,65 +23,61 @@ import (
 	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
 
-// book is a limiter.Service that does what the names of its policies say.
-//
-//	five     admits 5 units of a key, ever
-//	full     answers with a decision that has every field set
-//	queue    admits with a Delay of 10 s
-//	jobs     leases 1 unit of a key, for 30 s; a renewal gives them anew
-//	down     nobody can be asked
-//	missing  does not exist
-//
-// Limits sent along admit their Limit units, ever.
+// book is a limiter with the policies below, which remembers what it was asked. Nobody can be asked about the policy down, and full is
+// answered with a decision that has every field set. Its refusals may not be remembered.
 type book struct {
-	mu      sync.Mutex
-	used    map[string]int64
-	leases  map[string]string // key → lease
-	charged map[string]int64  // key and request id → cost
-	targets []limit.Target    // of every question, in order
-	ids     []string          // the request ids of every question, in order
-	renewed map[string]bool   // leases that were renewed
-	// reserved is what was asked for, in order; reservations are settled in that order.
+	*limiter.Limiter
+
+	mu        sync.Mutex
+	targets   []limit.Target // of every question, in order
 	reserved  []limit.Reserve
 	extended  []limit.Extend
 	committed []limit.Commit
 	charges   []limit.Charge
+	renewed   int
 	stopped   bool
 }
 
+const bookPolicies = `policies:
+  - {name: five, algorithm: sliding_log, limit: 5, window: 1h, prices: {input: 1, output: 1}}
+  - {name: queue, algorithm: leaky_bucket, limit: 6, window: 1m}
+  - {name: jobs, algorithm: concurrency, limit: 1, ttl: 30s}
+`
+
 func newBook() *book {
-	return &book{
-		used:    make(map[string]int64),
-		leases:  make(map[string]string),
-		charged: make(map[string]int64),
-		renewed: make(map[string]bool),
+	set, err := policy.Parse("book.yaml", []byte(bookPolicies))
+	if err != nil {
+		panic(err)
 	}
+	return &book{Limiter: limiter.New(limiter.Config{Policies: set})}
 }
 
 func (b *book) stop() {
+	b.Close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.stopped = true
 }
 
-func (b *book) fail(t limit.Target) error {
+// asked notes a question about a target, and has f answer it.
+func asked[A any](b *book, t limit.Target, note func(), f func() (A, error)) (none A, err error) {
+	b.mu.Lock()
 	b.targets = append(b.targets, t)
-	switch t.Policy {
-	case "missing":
-		return limit.NewError(limit.NotFound, "policy", `"missing" is not known here`)
-	case "down":
-		return &limit.Error{Kind: limit.Unavailable, Message: "the owner cannot be reached"}
+	if note != nil {
+		note()
 	}
-	if t.Limit != nil && t.Limit.Limit == 0 {
-		return limit.NewError(limit.Invalid, "limit.limit", "must not be 0")
+	b.mu.Unlock()
+	if t.Policy == "down" {
+		return none, &limit.Error{Kind: limit.Unavailable, Message: "the owner cannot be reached"}
 	}
-	return nil
+	return f()
 }
 
 // fullDecision has every field set.
@@ -94,253 +90,79 @@ var fullDecision = limit.Decision{
 	},
 }
 
-func (b *book) Check(_ context.Context, checks []limit.Check) ([]limit.Result, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (b *book) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
 	results := make([]limit.Result, len(checks))
-	for i, ck := range checks {
-		b.ids = append(b.ids, ck.RequestID)
-		if ck.Policy == "jobs" {
-			results[i].Err = limit.NewError(limit.Invalid, "cost", "could not be released")
-			continue
-		}
-		if err := b.fail(ck.Target); err != nil {
-			results[i].Err = err
-			continue
-		}
-		results[i].Decision = b.decide(ck)
-	}
-	return results, nil
+	return results, b.CheckTo(ctx, checks, nil, results)
 }
 
-func (b *book) decide(ck limit.Check) limit.Decision {
-	lim, name := int64(5), ck.Policy
-	switch {
-	case name == "full":
-		return fullDecision
-	case name == "queue":
-		return limit.Decision{Policy: name, Allowed: true, Granted: ck.Cost, Limit: lim, Delay: 10 * time.Second}
-	case ck.Limit != nil:
-		lim, name = ck.Limit.Limit, "inline"
-	}
-	state := fmt.Sprintf("%q %q %q", ck.Policy, ck.Namespace, ck.Key)
-	d := limit.Decision{Policy: name, Limit: lim, Window: time.Minute}
-	left := lim - b.used[state]
-	want := max(ck.Cost, 1)
-	if ck.Partial {
-		want = min(want, max(left, 1))
-	}
-	cost, repeated := b.charged[state+ck.RequestID]
-	switch {
-	case repeated && ck.RequestID != "":
-		d.Allowed, d.Granted = true, cost
-	case want > lim:
-		d.RetryAfter = algo.Never
-	case want > left:
-		d.RetryAfter = 250 * time.Millisecond
-	default:
-		d.Allowed = true
-		if ck.Cost > 0 {
-			d.Granted = want
-			b.used[state] += want
-			b.charged[state+ck.RequestID] = want
-		}
-	}
-	d.Remaining = lim - b.used[state]
-	return d
-}
-
-// CheckAll charges as it goes, which is well enough for a fake: the first refusal refuses the rest.
-func (b *book) CheckAll(_ context.Context, checks []limit.Check) (limit.AllDecision, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	all := limit.AllDecision{Allowed: true, Decisions: make([]limit.Decision, len(checks))}
-	for i, ck := range checks {
-		if err := b.fail(ck.Target); err != nil {
-			return limit.AllDecision{}, err.(*limit.Error).In(i, len(checks))
-		}
-		d := b.decide(ck)
-		all.Decisions[i] = d
-		all.Allowed = all.Allowed && d.Allowed
-		all.Delay = max(all.Delay, d.Delay)
-	}
-	return all, nil
-}
-
-func (b *book) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.fail(r.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	d := b.decide(limit.Check{Target: r.Target, Cost: r.Cost})
-	if d.Allowed {
-		d.ReservationID = fmt.Sprintf("reservation of %s for %v", r.Key, r.TTL)
-		b.leases[d.ReservationID] = r.Key
-		b.reserved = append(b.reserved, r)
-	}
-	return d, nil
-}
-
-// ReserveAll makes one reservation for each, and none where one is refused.
-func (b *book) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	all := limit.AllDecision{Allowed: true}
-	for _, r := range rs {
-		d, err := b.Reserve(ctx, r)
-		if err != nil {
-			return limit.AllDecision{}, err
-		}
-		all.Allowed = all.Allowed && d.Allowed
-		all.Decisions = append(all.Decisions, d)
-	}
-	for i := range all.Decisions {
-		if d := &all.Decisions[i]; !all.Allowed && d.Allowed {
-			if _, err := b.Cancel(ctx, rs[i].Target, d.ReservationID); err != nil {
-				return limit.AllDecision{}, err
+func (b *book) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) error {
+	for i := range checks {
+		results[i].Decision, results[i].Err = asked(b, checks[i].Target, nil, func() (limit.Decision, error) {
+			if checks[i].Policy == "full" {
+				return fullDecision, nil
 			}
-			d.ReservationID = ""
-		}
+			one := make([]limit.Result, 1)
+			err := b.Limiter.CheckTo(context.WithoutCancel(ctx), checks[i:i+1], nil, one) // also while the node is stopped
+			one[0].RememberFor = 0
+			return one[0].Decision, cmp.Or(err, one[0].Err)
+		})
 	}
-	return all, nil
-}
-
-func (b *book) Extend(_ context.Context, e limit.Extend) (limit.Decision, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.ids = append(b.ids, e.RequestID)
-	if err := b.fail(e.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	if b.leases[e.ReservationID] != e.Key {
-		return limit.Decision{}, limit.NewError(limit.NotFound, "reservation_id", "is not pending")
-	}
-	d := b.decide(limit.Check{Target: e.Target, Cost: e.Cost})
-	if d.Allowed {
-		b.reserved[0].Cost += e.Cost
-		b.extended = append(b.extended, e)
-	}
-	return d, nil
-}
-
-func (b *book) Charge(_ context.Context, c limit.Charge) (limit.Decision, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.ids = append(b.ids, c.RequestID)
-	if err := b.fail(c.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	b.charges = append(b.charges, c)
-	return limit.Decision{Policy: c.Policy, Granted: c.Cost, Limit: 5}, nil
-}
-
-func (b *book) Commit(_ context.Context, c limit.Commit) (limit.Settled, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t := c.Target
-	if err := b.fail(t); err != nil {
-		return limit.Settled{}, err
-	}
-	if b.leases[c.ReservationID] != t.Key {
-		return limit.Settled{}, limit.NewError(limit.NotFound, "reservation_id", "is not pending")
-	}
-	delete(b.leases, c.ReservationID)
-	b.committed = append(b.committed, c)
-	state := fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key)
-	back := b.reserved[0].Cost - c.Cost
-	b.reserved = b.reserved[1:]
-	b.used[state] -= back
-	return limit.Settled{Refunded: max(back, 0), Excess: max(-back, 0), Over: b.used[state] > 5}, nil
-}
-
-func (b *book) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
-	results := make([]limit.SettledResult, len(cs))
-	for i := range cs {
-		results[i].Settled, results[i].Err = b.Commit(ctx, cs[i])
-	}
-	return results, nil
-}
-
-func (b *book) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
-	results := make([]limit.Result, len(es))
-	for i := range es {
-		results[i].Decision, results[i].Err = b.Extend(ctx, es[i])
-	}
-	return results, nil
-}
-
-func (b *book) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
-	got, err := b.Commit(ctx, limit.Commit{Target: t, ReservationID: id})
-	return got.Refunded, err
-}
-
-func (b *book) Acquire(_ context.Context, a limit.Acquire) (limit.Decision, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.ids = append(b.ids, a.RequestID)
-	if err := b.fail(a.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	d := limit.Decision{Policy: a.Policy, Limit: 1, Window: 30 * time.Second}
-	if b.leases[a.Key] != "" {
-		d.RetryAfter = 30 * time.Second
-		return d, nil
-	}
-	d.LeaseID = "lease of " + a.Key
-	b.leases[a.Key] = d.LeaseID
-	d.Allowed, d.Granted = true, a.Cost
-	return d, nil
-}
-
-func (b *book) Renew(_ context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.leases[t.Key] != id {
-		return 0, limit.NewError(limit.NotFound, "lease_id", "has ended")
-	}
-	b.renewed[id] = true
-	if ttl == 0 {
-		ttl = 30 * time.Second
-	}
-	return ttl, nil
-}
-
-func (b *book) Release(_ context.Context, t limit.Target, id string) (bool, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.leases[t.Key] != id {
-		return false, nil
-	}
-	delete(b.leases, t.Key)
-	return true, nil
-}
-
-func (b *book) Refund(_ context.Context, t limit.Target, units int64, _ string) (int64, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.fail(t); err != nil {
-		return 0, err
-	}
-	state := fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key)
-	units = min(units, b.used[state])
-	b.used[state] -= units
-	return units, nil
-}
-
-func (b *book) Reset(_ context.Context, t limit.Target) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.fail(t); err != nil {
-		return err
-	}
-	delete(b.used, fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key))
 	return nil
 }
 
-// expire ends the lease of key.
-func (b *book) expire(key string) {
+// Prepare implements limit.Preparer: it has no handles.
+func (b *book) Prepare(*limit.Target, limit.Prepared) limit.Prepared { return nil }
+
+func (b *book) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
+	last := len(checks) - 1
+	return asked(b, checks[last].Target, nil, func() (limit.AllDecision, error) { return b.Limiter.CheckAll(ctx, checks) })
+}
+
+func (b *book) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
+	note := func() { b.reserved = append(b.reserved, r) }
+	return asked(b, r.Target, note, func() (limit.Decision, error) { return b.Limiter.Reserve(ctx, r) })
+}
+
+func (b *book) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
+	return asked(b, rs[0].Target, nil, func() (limit.AllDecision, error) { return b.Limiter.ReserveAll(ctx, rs) })
+}
+
+func (b *book) Extend(ctx context.Context, e limit.Extend) (limit.Decision, error) {
+	note := func() { b.extended = append(b.extended, e) }
+	return asked(b, e.Target, note, func() (limit.Decision, error) { return b.Limiter.Extend(ctx, e) })
+}
+
+func (b *book) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
+	note := func() { b.charges = append(b.charges, c) }
+	return asked(b, c.Target, note, func() (limit.Decision, error) { return b.Limiter.Charge(ctx, c) })
+}
+
+func (b *book) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
+	note := func() { b.committed = append(b.committed, c) }
+	return asked(b, c.Target, note, func() (limit.Settled, error) { return b.Limiter.Commit(ctx, c) })
+}
+
+func (b *book) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
+	return asked(b, a.Target, nil, func() (limit.Decision, error) { return b.Limiter.Acquire(ctx, a) })
+}
+
+func (b *book) Renew(ctx context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
+	left, err := asked(b, t, nil, func() (time.Duration, error) { return b.Limiter.Renew(ctx, t, id, ttl) })
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.leases, key)
+	if err == nil {
+		b.renewed++
+	}
+	return left, err
+}
+
+func (b *book) Refund(ctx context.Context, t limit.Target, units int64, id string) (int64, error) {
+	return asked(b, t, nil, func() (int64, error) { return b.Limiter.Refund(ctx, t, units, id) })
+}
+
+func (b *book) Reset(ctx context.Context, t limit.Target) error {
+	_, err := asked(b, t, nil, func() (int, error) { return 0, b.Limiter.Reset(ctx, t) })
+	return err
 }
 
 // node is a node's gRPC service over a book, which counts the checks it is asked and can do worse than answer.
@@ -684,6 +506,9 @@ func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
 		n.cancel()
 		s.Stop()
 		<-done
+		if b, ok := n.svc.(*book); ok {
+			b.Close()
+		}
 	}
 	t.Cleanup(stop)
 	return stop
@@ -694,6 +519,33 @@ func serve(t testing.TB, n *node) (addr string, stop func()) {
 	t.Helper()
 	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	return l.Addr().String(), n.serve(t, l)
+}
+
+// several serves n nodes.
+func several(t testing.TB, n int) (all []*node, addrs []string) {
+	t.Helper()
+	for range n {
+		one := newNode(nil)
+		addr, _ := serve(t, one)
+		all, addrs = append(all, one), append(addrs, addr)
+	}
+	return all, addrs
+}
+
+// peek asks a question that a node answers.
+func peek(t testing.TB, c *Client) {
+	t.Helper()
+	d, err := c.Policy("five").Peek(t.Context(), "a")
+	expect.True(t, err == nil && d.Allowed && !d.FailedOpen, "%+v, %v", d, err)
+}
+
+// askAll asks until each of some nodes has been asked.
+func askAll(t testing.TB, c *Client, all ...*node) {
+	t.Helper()
+	testkit.Eventually(t, "all nodes to be asked", func() bool {
+		peek(t, c)
+		return !slices.ContainsFunc(all, func(n *node) bool { return n.asked.Load() == 0 })
+	})
 }
 
 // dial returns a Client that is closed at the end of the test, which then fails if goroutines are left over.

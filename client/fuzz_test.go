@@ -34,7 +34,7 @@ func FuzzAnswers(f *testing.F) {
 			m.add(fl)
 		}
 		l.sent[1] = m
-		l.waiting, l.inFlight = len(m.slots), len(m.slots)
+		l.waiting, l.inFlight = len(m.checks), len(m.checks)
 		for _, data := range [][]byte{first, second} {
 			out := new(weirv1.CheckStreamResponse)
 			if out.UnmarshalVT(data) != nil {

@@ -74,7 +74,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 			return
 		}
 		var left time.Duration
-		_, err := l.c.call(ctx, true, func(ctx context.Context) (err error) {
+		err := l.c.call(ctx, true, func(ctx context.Context) (err error) {
 			ctx, cancel := context.WithDeadline(ctx, expiry)
 			defer cancel()
 			left, err = l.c.svc.Renew(ctx, l.target, l.id, l.ttl)
@@ -123,7 +123,7 @@ func (l *Lease) Release() error {
 		return ErrClosed
 	}
 	defer l.c.running.Done()
-	_, err := l.c.call(l.c.ctx, true, func(ctx context.Context) error {
+	err := l.c.call(l.c.ctx, true, func(ctx context.Context) error {
 		_, err := l.c.svc.Release(ctx, l.target, l.id)
 		return err
 	})

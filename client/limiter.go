@@ -13,11 +13,11 @@ import (
 
 // How a check is decided (Allow, AllowN; Check takes the same steps for many, Wait repeats them):
 //
-//	borrowed       admits it from a loan that the client has (loans.go); awaitLoan waits a moment for one that is on its way
+//	lent           admits it from a loan that the client has (loans.go)
 //	allowPrepared  asks the Service of this process, in a client that New made (prepared.go)
-//	decide         answers from a loan, or repeats a refusal that the memory has (decide.go, memory.go)
-//	askOnce        asks the Service, unless the circuit breaker is open; attempt gives it a time and a second try (decide.go, breaker.go)
-//	route          chooses the node: the owner of the key, if the ring is known (topology.go), or else one that is well (nodes.go)
+//	decide         repeats a refusal that the memory has (memory.go), or waits a moment for a loan that is on its way (awaitLoan)
+//	grant          asks the Service, unless the circuit breaker is open; attempt gives it a time and a second try (decide.go, breaker.go)
+//	sendAll        chooses the node: the owner of the key, if the ring is known (topology.go), or else one that is well (nodes.go)
 //	send           puts it on the stream to that node, and await waits for the answer (member.go, remote.go)
 //	fallback       is the fail policy's answer, when no node has answered in time
 //
@@ -48,20 +48,16 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, 
 
 // decide is AllowN with the answer in *d, which is zero before: a Decision is large to copy.
 func (l *Limiter) decide(ctx context.Context, key string, n int64, d *Decision) (err error) {
-	if !l.borrowed(ctx, key, n, d) && !l.allowPrepared(ctx, key, n, d) {
+	now := !l.c.closed.Load() && ctx.Err() == nil
+	if !(now && (l.c.lent(&l.target, key, n, d) || l.allowPrepared(ctx, key, n, d))) {
 		err = l.allow(ctx, key, n, d)
 	}
 	l.c.observeOne(&l.target, key, n, d, err)
 	return err
 }
 
-// allow is decide for what neither a loan nor allowPrepared answers.
+// allow is decide for what neither lent nor allowPrepared answers.
 func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) error {
-	if l.c.preparer != nil {
-		if done, err := l.checkPrepared(ctx, key, n, d); done {
-			return err
-		}
-	}
 	ck := l.check(key, n)
 	if err := valid(ck); err != nil {
 		return err
@@ -70,9 +66,7 @@ func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) e
 		return err
 	}
 	defer l.c.running.Done()
-	if l.awaitLoan(ctx, key, n, d) {
-		return nil
-	}
+	l.prepare()
 	return l.c.decideOne(ctx, ck, d)
 }
 
@@ -88,8 +82,10 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Decision, error) {
 
 // Bounds of how long WaitN sleeps longer than RetryAfter says.
 const (
-	minSleep  = time.Millisecond       // so that a limit of many units per second is not asked in a busy loop
-	maxSpread = 100 * time.Millisecond // added at random, up to an eighth of the sleep, so that those who were refused together do not come back together
+	// minSleep keeps a limit of many units per second from being asked in a busy loop.
+	minSleep = time.Millisecond
+	// maxSpread is added at random, up to an eighth of the sleep, so that those who were refused together do not come back together.
+	maxSpread = 100 * time.Millisecond
 )
 
 // WaitN blocks until n units for key are admitted, and through the Delay of a leaky_bucket, and returns the decision that
@@ -114,10 +110,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 	defer l.c.running.Done()
 	for {
 		var d Decision
-		var err error
-		if !l.borrowed(ctx, key, n, &d) && !l.awaitLoan(ctx, key, n, &d) {
-			err = l.c.decideOne(ctx, ck, &d)
-		}
+		err := l.c.decideOne(ctx, ck, &d)
 		if l.c.observe(ck, &d, err); err != nil {
 			return d, err
 		}
@@ -158,7 +151,7 @@ func (l *Limiter) waitDelay(ctx context.Context, ck *limit.Check, d Decision) er
 	if deadline, ok := ctx.Deadline(); ok {
 		if left := time.Until(deadline); left < d.Delay {
 			// If this fails the place stays empty, which admits less, not more.
-			_, _ = l.c.call(ctx, false, func(ctx context.Context) error {
+			_ = l.c.call(ctx, false, func(ctx context.Context) error {
 				_, err := l.c.svc.Refund(ctx, ck.Target, d.Granted, "")
 				return err
 			})
@@ -195,7 +188,7 @@ func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, request
 	ck := l.check(key, n)
 	ck.RequestID = requestID
 	if n < 1 {
-		return 0, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
+		return 0, invalid("cost", "must be at least 1, not %d", n)
 	}
 	if err := valid(ck); err != nil {
 		return 0, err
@@ -236,9 +229,9 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 	ck := l.check(key, n)
 	switch {
 	case n < 1:
-		return nil, Decision{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
+		return nil, Decision{}, invalid("cost", "must be at least 1, not %d", n)
 	case ttl != 0 && (ttl < algo.MinWindow || ttl > algo.MaxWindow):
-		return nil, Decision{}, limit.NewError(ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, algo.MaxWindow, ttl))
+		return nil, Decision{}, invalid("ttl", "must be 0 or %v to %v, not %v", algo.MinWindow, algo.MaxWindow, ttl)
 	}
 	if err := valid(ck); err != nil {
 		return nil, Decision{}, err
@@ -249,7 +242,7 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 	defer l.c.running.Done()
 	ck.RequestID = l.c.requestID()
 	asked := time.Now()
-	got, err := l.c.grant(ctx, ck, func(ctx context.Context) (Decision, error) {
+	got, err := l.c.grantOne(ctx, ck, func(ctx context.Context) (Decision, error) {
 		return l.c.svc.Acquire(ctx, limit.Acquire{Target: ck.Target, Cost: n, TTL: ttl, RequestID: ck.RequestID})
 	})
 	if err != nil || !got.Allowed {

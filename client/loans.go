@@ -20,8 +20,6 @@ import (
 const (
 	// barredFor is how long a node that lends nothing is left alone.
 	barredFor = time.Minute
-	// overloadedFor is the same for a node that has no room for the stream.
-	overloadedFor = 5 * time.Second
 	// returnTimeout bounds how long Close waits for loans to be returned.
 	returnTimeout = 100 * time.Millisecond
 )
@@ -122,29 +120,27 @@ func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 	return true
 }
 
-// borrowed answers a check from a loan, and reports whether it did. A key with a loan is a valid one.
-func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision) bool {
-	if l.c.loans == nil || l.c.ended.Load() || ctx.Err() != nil || !l.c.loans.take(&l.target, key, n, d) {
+// lent answers a check of n units of a key from a loan, whatever t's Key, and reports whether it did.
+func (c *Client) lent(t *limit.Target, key string, n int64, d *Decision) bool {
+	if !c.loans.take(t, key, n, d) {
 		return false
 	}
-	if m := l.c.memory; m != nil && m.refusals.Used() {
-		m.admitted(&l.check(key, n).Target)
+	if m := c.memory; m != nil && m.refusals.Used() {
+		m.admitted(&limit.Target{Policy: t.Policy, Namespace: t.Namespace, Key: key})
 	}
 	return true
 }
 
 // awaitLoan waits, for lend.Patience at most, for units that an owner is about to lend, answers a check from them, and reports whether it did.
 // All callers that wait need one message together.
-func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decision) bool {
-	b := l.c.loans
-	if b == nil || n <= 0 || b.book.Loans() == 0 {
+func (c *Client) awaitLoan(ctx context.Context, ck *limit.Check, d *Decision) bool {
+	b := c.loans
+	if b == nil || ck.Cost <= 0 || b.book.Loans() == 0 {
 		return false
 	}
-	k := keyOf(&l.target)
-	k.key = key
 	var patience *time.Timer
 	for over := false; !over; {
-		coming := b.book.Pending(k, n, b.clock())
+		coming := b.book.Pending(keyOf(&ck.Target), ck.Cost, b.clock())
 		if coming == nil {
 			return false
 		}
@@ -159,7 +155,7 @@ func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decisio
 		case <-ctx.Done():
 			return false
 		}
-		if l.borrowed(ctx, key, n, d) {
+		if c.lent(&ck.Target, ck.Key, ck.Cost, d) {
 			return true
 		}
 	}
@@ -184,35 +180,22 @@ func (l *loans) run(ctx context.Context) { l.book.Run(ctx, l.kick, l.clock, l.re
 
 // report sends the book's reports, made at the instant sent, to the nodes that hold their keys. The book repeats a report that cannot be sent.
 func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
-	if len(reports) == 0 {
-		return
-	}
-	by := make(map[*member]*weirv1.BorrowRequest)
-	var unsent []lend.Answer[*member]
+	by := make(map[*member][]*weirv1.LoanReport)
 	for i := range reports {
 		r := &reports[i]
 		t := r.Key.target()
 		m := r.Node
-		if m == nil || l.barred(m) || m.state.Load() != ready {
-			m = l.owner(&t)
+		if !l.tellable(m) {
+			m = l.holder(&t, r.Totals.Granted > 0)
 		}
-		if m == nil && r.Totals.Granted > 0 {
-			m = l.forwarder()
-		}
-		if m == nil {
-			unsent = append(unsent, lend.Answer[*member]{Number: r.Number, Lent: limit.Lent{Unheard: true}})
-			continue
-		}
-		if by[m] == nil {
-			by[m] = &weirv1.BorrowRequest{Borrower: l.id, Sent: sent}
-		}
-		by[m].Loans = append(by[m].Loans, wire.ProtoBorrow(&limit.Borrow{
+		by[m] = append(by[m], wire.ProtoBorrow(&limit.Borrow{
 			Target: t, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
 		}))
 	}
-	for m, in := range by {
-		for some := range slices.Chunk(in.Loans, limit.MaxBatch) {
-			if m.report(&weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: some}) {
+	var unsent []lend.Answer[*member]
+	for m, all := range by {
+		for some := range slices.Chunk(all, limit.MaxBatch) {
+			if m != nil && m.report(&weirv1.BorrowRequest{Borrower: l.id, Sent: sent, Loans: some}) {
 				continue
 			}
 			for _, r := range some {
@@ -220,33 +203,24 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 			}
 		}
 	}
-	if unsent != nil {
-		l.book.Answered(sent, sent, unsent)
-	}
+	l.book.Answered(sent, sent, unsent)
 }
 
-// barred tells whether a node is left alone about loans for now.
-func (l *loans) barred(m *member) bool { return l.clock() < m.barred.Load() }
-
-// owner is the node to borrow from, as long as no other one is known to hold the key: its owner, or the only node that there is.
-func (l *loans) owner(t *limit.Target) *member {
-	var m *member
-	if owners := l.nodes.owners.Load(); owners != nil {
-		m = owners.of(t)
-	} else if list, _, _ := l.nodes.members(); len(list) == 1 {
-		m = list[0]
-	}
-	if m == nil || m.state.Load() != ready || l.barred(m) {
-		return nil
-	}
-	return m
+// tellable says whether a node can be told of loans now.
+func (l *loans) tellable(m *member) bool {
+	return m != nil && m.state.Load() == ready && l.clock() >= m.barred.Load()
 }
 
-// forwarder is a node to tell what its holder should know when there is no way to that: it passes reports on.
-func (l *loans) forwarder() *member {
+// holder is the node to tell of a key, as long as no other one is known to hold it: its owner, or the only node that there is. Where that
+// cannot be told, another node passes on what its holder should know of a loan that has been granted.
+func (l *loans) holder(t *limit.Target, granted bool) *member {
 	list, _, _ := l.nodes.members()
+	owners := l.nodes.owners.Load()
+	if m := owners.owner(t); l.tellable(m) {
+		return m
+	}
 	for _, m := range list {
-		if m.usable() && !l.barred(m) {
+		if l.tellable(m) && (owners == nil && len(list) == 1 || granted && m.usable()) {
 			return m
 		}
 	}
@@ -263,17 +237,11 @@ func (l *loans) returnAll() {
 	l.book.Return(ctx)
 }
 
-// lost is told that the stream to a node has ended: what was reported on it is reported again. A node that had no room for the stream is
-// left alone for a while.
-func (l *loans) lost(m *member, overloaded bool) {
-	if l == nil {
-		return
+// lost is told that the stream to a node has ended: what was reported on it is reported again.
+func (l *loans) lost(m *member) {
+	if l != nil {
+		l.book.Lost(m, l.clock())
 	}
-	now := l.clock()
-	if overloaded {
-		m.barred.Store(now + int64(overloadedFor))
-	}
-	l.book.Lost(m, now)
 }
 
 // rejected is told that a node has not taken in a report. One that lends nothing to this caller is left alone for a while.
@@ -281,12 +249,11 @@ func (l *loans) rejected(m *member, e *weirv1.Error) {
 	if l == nil {
 		return
 	}
-	now := l.clock()
 	switch codes.Code(e.GetCode()) {
 	case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
-		m.barred.Store(now + int64(barredFor))
+		m.barred.Store(l.clock() + int64(barredFor))
 	}
-	l.book.Lost(m, now)
+	l.lost(m)
 }
 
 // answered takes in what a node says about loans.

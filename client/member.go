@@ -67,7 +67,7 @@ type member struct {
 	waiting  int // checks in queue, and in messages without the last of their answers
 	inFlight int // checks in messages that are in flight: sent, and not answered for the first time
 	reports  []*weirv1.BorrowRequest
-	sent     map[uint64]*message // on the open stream, without the last of their answers, by sequence; nil: no stream is open
+	sent     map[uint64]*message // on the open stream, by sequence, without the last answer; nil: no stream is open
 	sequence uint64              // of the last message
 	renumber bool                // the node may not know the numbers that it was told
 
@@ -80,7 +80,8 @@ type member struct {
 const (
 	untold  int32 = iota // nothing yet: it is not wanted, or being connected
 	ready                // it is ready
-	unready              // it says that it is not, but answers as well as it can
+	hung                 // it is ready, and left a call unanswered lately; only of nodes.best
+	unready              // it says that it is not ready, but answers as well as it can
 	failed               // it has no stream
 )
 
@@ -92,7 +93,7 @@ func (m *member) want() {
 }
 
 // usable tells whether a node is ready, and has not failed lately.
-func (m *member) usable() bool { return m.state.Load() == ready && !m.breaker.trouble.Load() }
+func (m *member) usable() bool { return m.state.Load() == ready && m.breaker.failures.Load() == 0 }
 
 // well returns a member that is usable, otherwise nil. A member that is not connected is connected, for the next check.
 func (m *member) well() *member {
@@ -179,7 +180,7 @@ func (m *member) ended(err error, lasted bool) {
 	for _, f := range queue.Items() {
 		f.fail(err, true)
 	}
-	m.nodes.loans.lost(m, overloaded(err))
+	m.nodes.loans.lost(m)
 	others, _, _ := m.nodes.members()
 	m.nodes.unfollow(m, others)
 }
@@ -269,10 +270,10 @@ func (m *member) takeLocked() *message {
 		return nil
 	}
 	x := &message{}
-	for m.queue.Len() > 0 && len(x.slots)+len(m.queue.First().checks) <= limit.MaxBatch {
+	for m.queue.Len() > 0 && len(x.checks)+len(m.queue.First().checks) <= limit.MaxBatch {
 		f := m.queue.Pop()
 		m.queued -= len(f.checks)
-		if f.state.Load() == abandoned {
+		if f.gone.Load() {
 			m.waiting -= len(f.checks)
 		} else {
 			x.add(f)
@@ -324,11 +325,11 @@ func (m *member) answered(out *weirv1.CheckStreamResponse) error {
 	}
 	if !x.answered {
 		x.answered = true
-		m.inFlight -= len(x.slots)
+		m.inFlight -= len(x.checks)
 	}
 	if !out.More {
 		delete(m.sent, out.Sequence)
-		m.waiting -= len(x.slots)
+		m.waiting -= len(x.checks)
 	}
 	m.stirLocked()
 	if out.Error != nil {

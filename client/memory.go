@@ -12,7 +12,7 @@ import (
 // memory answers checks that were refused a moment ago. Its methods are safe for concurrent use; those of nil do
 // nothing. Instants are those of Client.now.
 type memory struct {
-	hash     func([3]string) uint64 // of policy, namespace and key: it leaves the limit out, and is equal for equal states
+	hash     func([3]string) uint64 // of policy, namespace and key, without the limit: equal for equal states
 	refusals lend.Refusals[subject, Decision]
 }
 
@@ -39,10 +39,9 @@ func (m *memory) hashOf(t *limit.Target) uint64 {
 	return m.hash([3]string{t.Policy, t.Namespace, t.Key})
 }
 
-// recall answers a check, if it knows the answer. A check under its caller's request id is not answered: what was admitted under the id
-// is to be admitted again.
+// recall answers a check that has no request id, if it knows the answer: what was admitted under an id is to be admitted again.
 func (m *memory) recall(ck *limit.Check, d *Decision, now time.Duration) bool {
-	if m == nil || ck.Cost <= 0 || ck.Partial || ck.RequestID != "" {
+	if m == nil || ck.Cost <= 0 || ck.Partial {
 		return false
 	}
 	r, _, ok := m.refusals.Find(m.hashOf(&ck.Target), subjectOf(&ck.Target), ck.Cost, int64(now))

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -29,10 +31,13 @@ const (
 	lookUpPause = 2 * time.Second
 )
 
-// nodes are the nodes behind an address, and those of the ring that they tell.
+// nodes is the limit.Service of a cluster: the nodes behind an address, and those of the ring that they tell. It asks them over gRPC, the
+// owner of a key first (remote.go). Its errors are *Error, or a gRPC status that no node should answer with. Limits sent along must not
+// change while a call uses them.
 type nodes struct {
 	address  address
 	dial     []grpc.DialOption // for each connection
+	requests sync.Pool         // of *request
 	timeout  time.Duration     // of a call
 	cooldown time.Duration     // from a failure of a node to the probe whether it answers again
 
@@ -58,11 +63,10 @@ type nodes struct {
 }
 
 // newNodes returns the nodes behind an address. Close them when done.
-func newNodes(a address, dial []grpc.DialOption, o options) (*nodes, error) {
-	start := time.Now()
+func newNodes(a address, o options) (*nodes, error) {
 	ns := &nodes{
-		address: a, dial: dial, timeout: o.timeout, cooldown: o.cooldown, changed: make(chan struct{}), unreached: fifo.NewSignal(),
-		now: func() time.Duration { return time.Since(start) },
+		address: a, dial: dialSettings(&o), timeout: o.timeout, cooldown: o.cooldown, now: stopwatch(),
+		requests: sync.Pool{New: func() any { return newRequest() }}, changed: make(chan struct{}), unreached: fifo.NewSignal(),
 	}
 	if o.loans {
 		ns.loans = newLoans(ns, systemClocks())
@@ -76,6 +80,9 @@ func newNodes(a address, dial []grpc.DialOption, o options) (*nodes, error) {
 	conn, err := ns.connect("localhost:1")
 	if err != nil {
 		return nil, err
+	}
+	if o.loans {
+		ns.running.Go(func() { ns.loans.run(ns.ctx) })
 	}
 	if a.host == "" {
 		ns.find(a.nodes, nil)
@@ -97,8 +104,9 @@ func (ns *nodes) connect(addr string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr, dial...)
 }
 
-// close ends the calls in flight and closes the connections.
+// close returns loans, ends the calls in flight and closes the connections.
 func (ns *nodes) close() {
+	ns.loans.returnAll()
 	ns.change(ns.cancel)
 	ns.running.Wait()
 }
@@ -222,84 +230,77 @@ func (ns *nodes) count() (all, well int) {
 // have, not its whole share, until the first of them has told.
 //
 // When all of them failed lately the same goes for those. When not one is well it connects one more, and another one whenever that has
-// failed or takes long, and waits for them; if all failed, asking any tells the reason.
+// failed or takes long, and waits for them until ctx's Deadline; if all failed, asking any tells the reason.
 func (ns *nodes) pick(ctx context.Context) (*member, error) {
+	left := widenAfter
 	for {
-		m, changed, err := ns.choose()
-		if m != nil || err != nil {
-			return m, err
+		list, changed, err := ns.members()
+		if len(list) == 0 && err != nil {
+			return nil, status.Error(codes.Unavailable, "cannot resolve the address: "+err.Error())
+		}
+		turn := ns.next.Add(1)
+		best := ns.best(list, turn)
+		if best[ready] != nil {
+			return best[ready], nil
+		}
+		if best[untold] == nil && len(list) > 0 {
+			return cmp.Or(best[hung], best[unready], best[failed]), nil
+		}
+		ns.widen(list, turn)
+		if at, ok := ctx.Deadline(); ok {
+			left = min(time.Until(at), widenAfter)
+		}
+		if left <= 0 || ctx.Err() != nil {
+			return nil, status.Error(codes.DeadlineExceeded, "not connected to any node in time")
 		}
 		select {
 		case <-changed:
-		case <-time.After(widenAfter):
+		case <-time.After(left):
 		case <-ctx.Done():
-			return nil, status.Error(status.FromContextError(ctx.Err()).Code(), "not connected to any node in time")
 		case <-ns.ctx.Done():
 			return nil, status.FromContextError(ns.ctx.Err()).Err()
 		}
 	}
 }
 
-// choose is pick without waiting: when there is nothing to return yet, changed tells when to look again.
-func (ns *nodes) choose() (m *member, changed <-chan struct{}, err error) {
-	list, changed, err := ns.members()
-	if len(list) == 0 && err != nil {
-		return nil, nil, status.Error(codes.Unavailable, "cannot resolve the address: "+err.Error())
-	}
-	var best [failed + 1]*member // by how well they are: ready, hung, unready, failed
-	const hung = untold
-	var spare *member
-	trying := len(list) == 0
-	turn := ns.next.Add(1)
+// best returns the nodes to ask, the one in turn first among equals, by what is known of them.
+func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	for i := range list {
 		m := list[(turn+uint64(i))%uint64(len(list))]
 		state := m.state.Load()
-		switch {
-		case state == ready:
-			probe, ok := m.breaker.allow()
+		if state == ready {
+			probe, ok := m.breaker.allow(ns.now())
 			if probe {
 				ns.probe(m)
 			}
 			if probe || !ok {
 				state = hung
 			}
-		case state == untold && m.wanted.Load():
-			trying = true
-			continue
-		case state == untold:
-			spare = m
-			continue
 		}
 		if best[state] == nil || m.out.Load() < best[state].out.Load() {
 			best[state] = m
 		}
 	}
-	switch {
-	case best[ready] != nil:
-		return best[ready], nil, nil
-	case ns.widen(spare, trying) || trying:
-		return nil, changed, nil
-	case best[hung] != nil:
-		return best[hung], nil, nil
-	case best[unready] != nil:
-		return best[unready], nil, nil
-	}
-	return best[failed], nil, nil
+	return best
 }
 
-// widen connects one more node, at once where no other one is being tried, otherwise if the last one takes long. It reports whether
-// there is one that is worth waiting for.
-func (ns *nodes) widen(spare *member, trying bool) bool {
-	if spare == nil {
-		return false
-	}
+// widen connects one more node, if there is one: at once where no other one is being tried, otherwise if the last one takes long.
+func (ns *nodes) widen(list []*member, turn uint64) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
-	if now := ns.now(); !trying || now-ns.widened >= widenAfter {
+	var spare *member
+	trying := false
+	for i := range list {
+		if m := list[(turn+uint64(i))%uint64(len(list))]; !m.wanted.Load() {
+			spare = m
+		} else if m.state.Load() == untold {
+			trying = true
+		}
+	}
+	if now := ns.now(); spare != nil && (!trying || now-ns.widened >= widenAfter) {
 		ns.widened = now
 		spare.want()
 	}
-	return true
 }
 
 // connectAll connects all nodes, now and in the future: without the ring, all nodes share the load.
@@ -322,30 +323,25 @@ func (ns *nodes) probe(m *member) {
 	ns.running.Go(func() {
 		ctx, cancel := context.WithTimeout(ns.ctx, ns.timeout)
 		defer cancel()
-		_, err := weirv1.NewLimiterClient(m.conn).Status(ctx, &weirv1.StatusRequest{})
-		switch status.Code(err) {
-		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-			m.breaker.done(true, unanswered)
-		default:
-			m.breaker.done(true, answered)
+		o := answered
+		if _, err := weirv1.NewLimiterClient(m.conn).Status(ctx, &weirv1.StatusRequest{}); unavailable(statusError(err)) {
+			o = unanswered
 		}
+		m.breaker.done(ns.now(), true, o)
 	})
 }
 
-// anyNode makes unary calls to whichever node can be asked.
-func (ns *nodes) anyNode() preferring { return preferring{ns, func() *member { return nil }} }
-
-// preferring makes unary calls, to the node that prefer names, as long as there is one, otherwise to one that pick returns.
+// preferring makes unary calls about targets, to the node that owns the most of them, or to one that pick returns.
 type preferring struct {
 	*nodes
-	prefer func() *member
+	targets []limit.Target
 }
 
 // Invoke makes a call to a node.
 func (p preferring) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	ctx = withTrace(ctx)
 	for tries := 1; ; tries++ {
-		m := p.prefer()
+		m := p.owners.Load().of(p.targets...)
 		if m == nil {
 			var err error
 			if m, err = p.pick(ctx); err != nil {
@@ -391,5 +387,5 @@ func (m *member) heard(ctx context.Context, err error, o outcome, took time.Dura
 			o = unanswered
 		}
 	}
-	m.breaker.done(false, o)
+	m.breaker.done(m.nodes.now(), false, o)
 }

@@ -20,24 +20,15 @@ import (
 
 // members returns c's nodes.
 func members(c *Client) []*member {
-	list, _, _ := c.remote.nodes.members()
+	list, _, _ := c.nodes.members()
 	return list
 }
 
 // three returns three nodes and a client of them that has asked each.
 func three(t *testing.T, opts ...Option) ([]*node, *Client) {
-	var all []*node
-	var addrs []string
-	for range 3 {
-		n := newNode(nil)
-		addr, _ := serve(t, n)
-		all, addrs = append(all, n), append(addrs, addr)
-	}
+	all, addrs := several(t, 3)
 	c := dial(t, strings.Join(addrs, ","), opts...)
-	testkit.Eventually(t, "all nodes to be asked", func() bool {
-		failedOpen(t, c)
-		return all[0].asked.Load() > 0 && all[1].asked.Load() > 0 && all[2].asked.Load() > 0
-	})
+	askAll(t, c, all...)
 	return all, c
 }
 
@@ -51,9 +42,7 @@ func failedOpen(t *testing.T, c *Client) bool {
 
 // cooled lets the cooldown of m pass.
 func cooled(m *member) {
-	m.breaker.mu.Lock()
-	defer m.breaker.mu.Unlock()
-	m.breaker.retry = time.Now()
+	m.breaker.retry.Store(1)
 }
 
 // A node that hangs costs one question of a caller that asks one after the other. After the cooldown it is asked whether
@@ -83,9 +72,8 @@ func TestHungNode(t *testing.T) {
 			expect.True(t, !failedOpen(t, c), "a question went unanswered")
 		}
 		testkit.Eventually(t, "the probe to fail", func() bool {
-			m.breaker.mu.Lock()
-			defer m.breaker.mu.Unlock()
-			return !m.breaker.probing && m.breaker.retry.After(time.Now())
+			retry := m.breaker.retry.Load()
+			return retry != probing && retry > int64(c.now())
 		})
 		n := last.probed.Load()
 		expect.True(t, n == want+1, "probed %d times, want %d", n, want+1)
@@ -163,10 +151,7 @@ func TestNotHung(t *testing.T) {
 	defer cancel()
 	d, err := c.Policy("five").Allow(ctx, "slow")
 	expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
-	m := members(c)[0]
-	m.breaker.mu.Lock()
-	defer m.breaker.mu.Unlock()
-	expect.True(t, !m.breaker.open, "the node is taken for one that hangs")
+	expect.True(t, members(c)[0].usable(), "the node is taken for one that hangs")
 }
 
 // A name may be given in any of gRPC's ways.
@@ -205,7 +190,7 @@ func TestNamesChange(t *testing.T) {
 	go func() { done <- failedOpen(t, c) }()
 	<-arrived
 
-	ns := c.remote.nodes
+	ns := c.nodes
 	ns.find(nil, errors.New("no such host"))
 	expect.Equal(t, len(members(c)), 1, "nodes after a name was lost, want the one before")
 	ns.find([]string{addrB, addrB}, nil)

@@ -91,11 +91,11 @@ type Stats struct {
 
 // Stats returns what the Client has answered so far. All of it is zero for a Client that decides in this process.
 func (c *Client) Stats() Stats {
-	if c.remote == nil {
+	if c.nodes == nil {
 		return Stats{}
 	}
 	s := Stats{Counts: c.counter.Counts(), Unanswered: c.outage.answers.Load()}
-	s.Nodes, s.Ready = c.remote.nodes.count()
+	s.Nodes, s.Ready = c.nodes.count()
 	s.Settling, s.Unsettled = int(c.settling.now.Load()), c.settling.unsettled.Load()
 	s.WithoutNode, s.Reason = c.outage.state()
 	return s

@@ -2,13 +2,10 @@ package client
 
 import (
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"time"
 
 	"google.golang.org/grpc"
-
-	"github.com/weirlimit/weir/limit"
 )
 
 // OnError is a fail policy: the answer when no node can be reached.
@@ -113,15 +110,15 @@ func dialOptions(opts []Option) (options, error) {
 	}
 	switch {
 	case o.log == nil:
-		return o, limit.NewError(ErrInvalid, "WithLogger", "must not be nil: slog.DiscardHandler discards")
+		return o, invalid("WithLogger", "must not be nil: slog.DiscardHandler discards")
 	case o.timeout <= 0:
-		return o, limit.NewError(ErrInvalid, "WithTimeout", fmt.Sprintf("must be positive, not %v", o.timeout))
+		return o, invalid("WithTimeout", "must be positive, not %v", o.timeout)
 	case o.onError > FailClosed:
-		return o, limit.NewError(ErrInvalid, "WithOnError", fmt.Sprintf("must be FailOpen or FailClosed, not %d", o.onError))
+		return o, invalid("WithOnError", "must be FailOpen or FailClosed, not %d", o.onError)
 	case o.failures < 0:
-		return o, limit.NewError(ErrInvalid, "WithBreaker", fmt.Sprintf("failures must not be negative, not %d", o.failures))
+		return o, invalid("WithBreaker", "failures must not be negative, not %d", o.failures)
 	case o.failures > 0 && o.cooldown <= 0:
-		return o, limit.NewError(ErrInvalid, "WithBreaker", fmt.Sprintf("cooldown must be positive, not %v", o.cooldown))
+		return o, invalid("WithBreaker", "cooldown must be positive, not %v", o.cooldown)
 	}
 	return o, nil
 }

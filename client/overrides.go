@@ -5,7 +5,6 @@ import (
 	"iter"
 	"time"
 
-	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -23,12 +22,13 @@ type Override struct {
 	Version   string
 	ChangedBy string    // the caller's name in the access file
 	ChangedAt time.Time // by the clock of the node that was asked
-	Inactive  string    // why it is not in force on the node that answers, such as that it has no such policy; empty: it is
+	Inactive  string    // why it is not in force on the node that answers, such as that it has no such policy
 }
 
 // OverrideChange is what a change of an override has come to.
 type OverrideChange struct {
-	Override Override  // as it is now; of a deletion without Settings. It is another change if that was made at the same time and counts
+	// Override is as it is now, of a deletion without Settings. It is another change if that was made at the same time and counts.
+	Override Override
 	Before   *Override // as it was; nil: there was none
 	// Members are all members of the cluster, by name. Those that do not have the change get it when they can be reached.
 	Members []OverrideMember
@@ -47,49 +47,18 @@ type OverrideMember struct {
 // repeated: after an ErrUnavailable the change may have been made. The token or certificate needs the role overrides for the policy. A
 // Client that decides in this process has no overrides: ErrInvalid.
 func (c *Client) SetOverride(ctx context.Context, o Override) (OverrideChange, error) {
-	return c.changeOverride(ctx, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
-		return api.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: o.Policy, Key: o.Key, Prefix: o.Prefix, Settings: o.Settings}})
-	})
+	return changeOf(overrides(ctx, c, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
+		set := &weirv1.Override{Policy: o.Policy, Key: o.Key, Prefix: o.Prefix, Settings: o.Settings}
+		return api.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: set})
+	}))
 }
 
 // DeleteOverride takes away what SetOverride has set for the Key or Prefix of a policy: what the policy file says applies again.
 // ErrNotFound when there is nothing. It is otherwise as SetOverride.
 func (c *Client) DeleteOverride(ctx context.Context, o Override) (OverrideChange, error) {
-	return c.changeOverride(ctx, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
+	return changeOf(overrides(ctx, c, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
 		return api.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: o.Policy, Key: o.Key, Prefix: o.Prefix})
-	})
-}
-
-// overrides returns what calls the cluster about overrides. The caller counts the call out, unless there is an error.
-func (c *Client) overrides(ctx context.Context) (weirv1.OverridesClient, error) {
-	if c.remote == nil {
-		return nil, limit.NewError(ErrInvalid, "", "a client that decides in this process has no overrides but those of its policies")
-	}
-	if err := c.begin(ctx); err != nil {
-		return nil, err
-	}
-	return weirv1.NewOverridesClient(c.remote.nodes.anyNode()), nil
-}
-
-func (c *Client) changeOverride(ctx context.Context, call func(weirv1.OverridesClient) (*weirv1.OverrideChange, error)) (out OverrideChange, err error) {
-	api, err := c.overrides(ctx)
-	if err != nil {
-		return out, err
-	}
-	defer c.running.Done()
-	change, err := call(api)
-	if err != nil {
-		return out, c.verdict(ctx, statusError(err))
-	}
-	out.Override = overrideOf(change.GetOverride())
-	if change.Before != nil {
-		before := overrideOf(change.Before)
-		out.Before = &before
-	}
-	for _, m := range change.Members {
-		out.Members = append(out.Members, OverrideMember{m.GetName(), m.GetHas(), m.GetDurable(), m.GetError()})
-	}
-	return out, nil
+	}))
 }
 
 // Overrides lists the overrides that SetOverride has set, of one policy or, where its name is empty, of all that the role overrides is for,
@@ -97,8 +66,10 @@ func (c *Client) changeOverride(ctx context.Context, call func(weirv1.OverridesC
 func (c *Client) Overrides(ctx context.Context, policy string) iter.Seq2[Override, error] {
 	return func(yield func(Override, error) bool) {
 		req := &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
-		for {
-			page, err := c.overridesPage(ctx, req)
+		for more := true; more; more = req.PageToken != "" {
+			page, err := overrides(ctx, c, func(api weirv1.OverridesClient) (*weirv1.ListOverridesResponse, error) {
+				return api.ListOverrides(ctx, req)
+			})
 			if err != nil {
 				yield(Override{}, err)
 				return
@@ -108,24 +79,37 @@ func (c *Client) Overrides(ctx context.Context, policy string) iter.Seq2[Overrid
 					return
 				}
 			}
-			if req.PageToken = page.NextPageToken; req.PageToken == "" {
-				return
-			}
+			req.PageToken = page.NextPageToken
 		}
 	}
 }
 
-func (c *Client) overridesPage(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
-	api, err := c.overrides(ctx)
-	if err != nil {
-		return nil, err
+// overrides asks any node about overrides.
+func overrides[M any](ctx context.Context, c *Client, call func(weirv1.OverridesClient) (M, error)) (M, error) {
+	var none M
+	if c.nodes == nil {
+		return none, invalid("", "a client that decides in this process has no overrides but those of its policies")
+	}
+	if err := c.begin(ctx); err != nil {
+		return none, err
 	}
 	defer c.running.Done()
-	page, err := api.ListOverrides(ctx, req)
+	out, err := call(weirv1.NewOverridesClient(preferring{c.nodes, nil}))
+	return out, c.verdict(ctx, statusError(err))
+}
+
+func changeOf(change *weirv1.OverrideChange, err error) (out OverrideChange, _ error) {
 	if err != nil {
-		return nil, c.verdict(ctx, statusError(err))
+		return out, err
 	}
-	return page, nil
+	out.Override = overrideOf(change.GetOverride())
+	if change.Before != nil {
+		out.Before = new(overrideOf(change.Before))
+	}
+	for _, m := range change.Members {
+		out.Members = append(out.Members, OverrideMember{m.GetName(), m.GetHas(), m.GetDurable(), m.GetError()})
+	}
+	return out, nil
 }
 
 func overrideOf(o *weirv1.Override) Override {

@@ -40,11 +40,7 @@ func tell(all []*node, addrs []string, members ...int) *ring.Table {
 
 // ringOf returns nodes that form a ring, and a Client of the first that knows it.
 func ringOf(t *testing.T, n int, opts ...Option) (all []*node, addrs []string, table *ring.Table, c *Client) {
-	for range n {
-		nd := newNode(nil)
-		addr, _ := serve(t, nd)
-		all, addrs = append(all, nd), append(addrs, addr)
-	}
+	all, addrs = several(t, n)
 	var members []int
 	for i := range n {
 		members = append(members, i)
@@ -59,7 +55,7 @@ func ringOf(t *testing.T, n int, opts ...Option) (all []*node, addrs []string, t
 func reaches(t *testing.T, c *Client, addrs ...string) {
 	t.Helper()
 	testkit.Eventually(t, "the owners to be known and connected", func() bool {
-		o := c.remote.nodes.owners.Load()
+		o := c.nodes.owners.Load()
 		if o == nil {
 			return len(addrs) == 0
 		}
@@ -83,7 +79,7 @@ func owner(table *ring.Table, scope, key string) int {
 // Questions go to the owners of their keys, although only one node was named; those of one call, side by side.
 func TestOwnersAreAsked(t *testing.T) {
 	all, _, table, c := ringOf(t, 3)
-	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
+	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Hour}
 	var want, before [3]int64
 	for i, n := range all {
 		before[i] = n.asked.Load()
@@ -197,16 +193,10 @@ func TestRingIsSecret(t *testing.T) {
 // TestOneStreamToANode: a client has one stream to each node that it has asked for a key, and to the node that tells it the ring, and not
 // even a connection to the others.
 func TestOneStreamToANode(t *testing.T) {
-	var all []*node
-	var addrs []string
-	for range 3 {
-		n := newNode(nil)
-		addr, _ := serve(t, n)
-		all, addrs = append(all, n), append(addrs, addr)
-	}
+	all, addrs := several(t, 3)
 	table := tell(all, addrs, 0, 1, 2)
 	c := dial(t, addrs[0], WithTimeout(time.Minute))
-	ns := c.remote.nodes
+	ns := c.nodes
 	testkit.Eventually(t, "the ring to be known", func() bool { return ns.owners.Load() != nil })
 	key := "key 0"
 	for i := 0; owner(table, "five", key) != 1; i++ {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -39,28 +38,7 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRemote(address, o)
-	if err != nil {
-		return nil, err
-	}
-	c := newClient(r, r.close, o)
-	c.remote, c.loans = r, r.loans
-	c.counter, c.observer = new(Counter), o.observer
-	return c, nil
-}
-
-// remote is the limit.Service of a cluster: it asks the nodes over gRPC, of which an owner of the key comes first. Its errors are *Error,
-// or a gRPC status that no node should answer with. Limits sent along must not change while a call uses them.
-type remote struct {
-	nodes    *nodes
-	requests sync.Pool // of *request
-	loans    *loans    // nil: none
-}
-
-var _ limit.Service = (*remote)(nil)
-
-func newRemote(target string, o options) (*remote, error) {
-	a, err := parseAddress(target)
+	a, err := parseAddress(address)
 	if err != nil {
 		return nil, err
 	}
@@ -70,48 +48,58 @@ func newRemote(target string, o options) (*remote, error) {
 	if o.tls != nil && o.tls.ServerName != "" {
 		a.name = o.tls.ServerName
 	}
-	ns, err := newNodes(a, dialSettings(&o), o)
+	ns, err := newNodes(a, o)
 	if err != nil {
-		return nil, limit.NewError(ErrInvalid, "address", err.Error())
+		return nil, invalid("address", "%v", err)
 	}
-	r := &remote{nodes: ns, requests: sync.Pool{New: func() any { return newRequest() }}, loans: ns.loans}
-	if o.loans {
-		ns.running.Go(func() { ns.loans.run(ns.ctx) })
-	}
-	return r, nil
+	c := newClient(ns, ns.close, o)
+	c.nodes, c.loans, c.now = ns, ns.loans, ns.now
+	c.counter, c.observer = new(Counter), o.observer
+	return c, nil
 }
 
-// Check implements limit.Service. It asks until ctx ends, or for the client's timeout.
-func (r *remote) Check(ctx context.Context, checks []limit.Check) ([]Result, error) {
-	results, open := make([]Result, len(checks)), make([]int, len(checks))
+var _ limit.Service = (*nodes)(nil)
+
+// Check implements limit.Service.
+func (ns *nodes) Check(ctx context.Context, checks []limit.Check) ([]Result, error) {
 	for i := range checks {
-		open[i] = i
 		if err := valid(&checks[i]); err != nil {
 			return nil, in(i, len(checks), err)
 		}
 		if checks[i].Always {
-			return nil, limit.NewError(ErrInvalid, "always", "goes with a charge only").In(i, len(checks))
+			return nil, invalid("always", "goes with a charge only").In(i, len(checks))
 		}
 	}
-	r.check(ctx, checks, results, open, r.nodes.timeout)
-	return results, ctx.Err()
+	results := make([]Result, len(checks))
+	return results, ns.CheckTo(ctx, checks, nil, results)
 }
 
-// check asks the owners of the keys, side by side, about the checks at the open places, within a time.
-func (r *remote) check(ctx context.Context, cs []limit.Check, rs []Result, open []int, within time.Duration) {
-	until := r.nodes.now() + within
+// CheckTo implements limit.Preparer. It asks the owners of the keys, side by side, until ctx's Deadline, or for the client's timeout.
+// Where a node does not carry out a check, it asks another one. Checks that are not valid may not be answered.
+func (ns *nodes) CheckTo(ctx context.Context, cs []limit.Check, _ limit.Denials, rs []Result) error {
+	var one [1]int
+	open := one[:0]
+	for i := range cs {
+		open = append(open, i)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		ctx = patient(ctx, ns.timeout)
+	}
 	var room [1]*request
 	for tries := 1; len(open) > 0; tries++ {
-		sent, err := r.sendAll(ctx, cs, open, until, room[:0])
+		sent, err := ns.sendAll(ctx, cs, open, room[:0])
 		if err != nil {
 			for _, i := range open {
 				rs[i] = Result{Err: statusError(err)}
 			}
-			return
+			break
 		}
 		open = nil
 		for _, f := range sent {
-			err, unsent := r.await(ctx, f)
+			err, unsent := ns.await(ctx, f)
 			for j, i := range f.places {
 				switch {
 				case err == nil:
@@ -124,37 +112,30 @@ func (r *remote) check(ctx context.Context, cs []limit.Check, rs []Result, open 
 			}
 			if err == nil && len(f.checks) == 1 {
 				f.reset()
-				r.requests.Put(f)
+				ns.requests.Put(f)
 			}
 		}
 	}
-}
-
-// route returns the node to ask about a target: the owner of its key, if that is known and well.
-func (r *remote) route(ctx context.Context, t *limit.Target, until time.Duration) (*member, error) {
-	if m := r.nodes.owners.Load().of(t); m != nil {
-		return m, nil
-	}
-	if m, _, err := r.nodes.choose(); m != nil || err != nil {
-		return m, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, until-r.nodes.now())
-	defer cancel()
-	return r.nodes.pick(ctx)
+	return nil
 }
 
 // sendAll sends the checks at the open places to the nodes that are to be asked, one request to each.
-func (r *remote) sendAll(ctx context.Context, cs []limit.Check, open []int, until time.Duration, requests []*request) ([]*request, error) {
+func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requests []*request) ([]*request, error) {
 	trace := traceOf(ctx)
+	at, _ := ctx.Deadline()
+	until := ns.now() + time.Until(at)
 	for _, i := range open {
-		m, err := r.route(ctx, &cs[i].Target, until)
-		if err != nil {
-			return nil, err
+		m := ns.owners.Load().owner(&cs[i].Target)
+		if m == nil {
+			var err error
+			if m, err = ns.pick(ctx); err != nil {
+				return nil, err
+			}
 		}
 		at := slices.IndexFunc(requests, func(f *request) bool { return f.to == m })
 		if at < 0 {
 			at = len(requests)
-			f := r.requests.Get().(*request)
+			f := ns.requests.Get().(*request)
 			f.to, f.until, f.trace = m, until, trace
 			requests = append(requests, f)
 		}
@@ -170,41 +151,31 @@ func (r *remote) sendAll(ctx context.Context, cs []limit.Check, open []int, unti
 
 // await waits for a request, and tells the node's breaker. Of an error, unsent says that nothing was carried out, so that
 // another node may be asked.
-func (r *remote) await(ctx context.Context, f *request) (err error, unsent bool) {
-	sent := r.nodes.now()
+func (ns *nodes) await(ctx context.Context, f *request) (err error, unsent bool) {
+	sent := ns.now()
 	f.timer.Reset(f.until - sent)
 	select {
 	case <-f.done:
+		err, unsent = f.err, f.unsent
 	case <-f.timer.C:
 		err = status.Error(codes.DeadlineExceeded, "no answer in time")
 	case <-ctx.Done():
 		err = status.FromContextError(ctx.Err()).Err()
 	}
 	f.timer.Stop()
-	if err != nil && !f.abandon() {
-		<-f.done // it has ended meanwhile
-		err = nil
-	}
 	f.to.out.Add(-int64(len(f.checks)))
 	o := answered
-	if err == nil {
-		err, unsent = f.err, f.unsent
-	}
 	if err != nil {
+		f.gone.Store(true)
 		o = unknown // what the end of a stream means for a node, its state tells
 	}
-	f.to.heard(ctx, err, o, r.nodes.now()-sent)
+	f.to.heard(ctx, err, o, ns.now()-sent)
 	return err, unsent
 }
 
-// at makes calls about what t names: its owner is asked first.
-func (r *remote) at(t *limit.Target) weirv1.LimiterClient {
-	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().of(t) }})
-}
-
-// atMost makes calls about n targets: the node that has the fewest of them to ask others about is asked first.
-func (r *remote) atMost(n int, at func(i int) *limit.Target) weirv1.LimiterClient {
-	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().ofMost(n, at) }})
+// at makes unary calls about targets: the node that owns the most of them is asked first, and for none any node.
+func (ns *nodes) at(targets ...limit.Target) weirv1.LimiterClient {
+	return weirv1.NewLimiterClient(preferring{ns, targets})
 }
 
 // decided is a node's decision, or its error.
@@ -218,49 +189,62 @@ func decided(d *weirv1.Decision, err error) (Decision, error) {
 	return wire.Decision(d), nil
 }
 
-// allOf reads the answer to requests that were decided together.
-func allOf[M any](n int, allowed bool, delay int64, results []*M, err error, decision func(*M) *weirv1.Decision) (AllDecision, error) {
-	odd := false
-	decisions, err := eachOf(n, results, err, func(m *M) Decision {
-		if decision(m) == nil {
-			odd = true
-			return Decision{}
-		}
-		return wire.Decision(decision(m))
-	})
-	if err == nil && odd {
-		err = errors.New("client: a node left a request without a decision")
-	}
-	if err != nil {
+// allOf reads the answer to n requests that were decided together.
+func allOf(n int, allowed bool, delay int64, decisions []*weirv1.Decision, err error) (AllDecision, error) {
+	all := AllDecision{Allowed: allowed, Delay: time.Duration(delay)}
+	if all.Decisions, err = eachOf(n, decisions, err, decided); err != nil {
 		return AllDecision{}, err
 	}
-	return AllDecision{Allowed: allowed, Delay: time.Duration(delay), Decisions: decisions}, nil
+	return all, nil
+}
+
+// eachOf reads the answers to n requests in one call.
+func eachOf[M, A any](n int, results []M, err error, read func(M, error) (A, error)) ([]A, error) {
+	if err != nil {
+		return nil, statusError(err)
+	}
+	if len(results) != n {
+		return nil, fmt.Errorf("client: a node answered %d requests with %d results", n, len(results))
+	}
+	out := make([]A, n)
+	for i := range results {
+		if out[i], err = read(results[i], nil); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // CheckAll and the methods after it are those of a limit.Service.
-func (r *remote) CheckAll(ctx context.Context, checks []limit.Check) (AllDecision, error) {
-	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(checks)), Atomic: true}
+func (ns *nodes) CheckAll(ctx context.Context, checks []limit.Check) (AllDecision, error) {
+	req := &weirv1.CheckRequest{Atomic: true}
+	var targets []limit.Target
 	for i := range checks {
 		c := &checks[i]
-		req.Checks[i] = &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost, Partial: c.Partial, RequestId: c.RequestID}
+		targets = append(targets, c.Target)
+		req.Checks = append(req.Checks, &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost, Partial: c.Partial, RequestId: c.RequestID})
 	}
-	resp, err := r.atMost(len(checks), func(i int) *limit.Target { return &checks[i].Target }).Check(ctx, req)
-	return allOf(len(checks), resp.GetAllowed(), resp.GetDelayNs(), resp.GetResults(), err, (*weirv1.Result).GetDecision)
+	resp, err := ns.at(targets...).Check(ctx, req)
+	var decisions []*weirv1.Decision
+	for _, res := range resp.GetResults() {
+		decisions = append(decisions, res.GetDecision())
+	}
+	return allOf(len(checks), resp.GetAllowed(), resp.GetDelayNs(), decisions, err)
 }
 
-func (r *remote) Acquire(ctx context.Context, a limit.Acquire) (Decision, error) {
-	return decided(r.at(&a.Target).Acquire(ctx, &weirv1.AcquireRequest{
+func (ns *nodes) Acquire(ctx context.Context, a limit.Acquire) (Decision, error) {
+	return decided(ns.at(a.Target).Acquire(ctx, &weirv1.AcquireRequest{
 		Target: wire.ProtoTarget(a.Target), Cost: &a.Cost, TtlNs: int64(a.TTL), RequestId: a.RequestID,
 	}))
 }
 
-func (r *remote) Renew(ctx context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
-	resp, err := r.at(&t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t), LeaseId: id, TtlNs: int64(ttl)})
+func (ns *nodes) Renew(ctx context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
+	resp, err := ns.at(t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t), LeaseId: id, TtlNs: int64(ttl)})
 	return time.Duration(resp.GetExpiresInNs()), statusError(err)
 }
 
-func (r *remote) Release(ctx context.Context, t limit.Target, id string) (bool, error) {
-	resp, err := r.at(&t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t), LeaseId: id})
+func (ns *nodes) Release(ctx context.Context, t limit.Target, id string) (bool, error) {
+	resp, err := ns.at(t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t), LeaseId: id})
 	return resp.GetReleased(), statusError(err)
 }
 
@@ -282,17 +266,18 @@ func protoReserve(r *limit.Reserve) *weirv1.ReserveRequest {
 	return out
 }
 
-func (r *remote) Reserve(ctx context.Context, ask limit.Reserve) (Decision, error) {
-	return decided(r.at(&ask.Target).Reserve(ctx, protoReserve(&ask)))
+func (ns *nodes) Reserve(ctx context.Context, ask limit.Reserve) (Decision, error) {
+	return decided(ns.at(ask.Target).Reserve(ctx, protoReserve(&ask)))
 }
 
-func (r *remote) ReserveAll(ctx context.Context, asks []limit.Reserve) (AllDecision, error) {
+func (ns *nodes) ReserveAll(ctx context.Context, asks []limit.Reserve) (AllDecision, error) {
 	req := &weirv1.ReserveAllRequest{}
+	var targets []limit.Target
 	for i := range asks {
-		req.Reserves = append(req.Reserves, protoReserve(&asks[i]))
+		targets, req.Reserves = append(targets, asks[i].Target), append(req.Reserves, protoReserve(&asks[i]))
 	}
-	resp, err := r.atMost(len(asks), func(i int) *limit.Target { return &asks[i].Target }).ReserveAll(ctx, req)
-	all, err := allOf(len(asks), resp.GetAllowed(), resp.GetDelayNs(), resp.GetDecisions(), err, func(d *weirv1.Decision) *weirv1.Decision { return d })
+	resp, err := ns.at(targets...).ReserveAll(ctx, req)
+	all, err := allOf(len(asks), resp.GetAllowed(), resp.GetDelayNs(), resp.GetDecisions(), err)
 	all.ReservationID = resp.GetReservationId()
 	return all, err
 }
@@ -303,52 +288,40 @@ func protoExtend(e *limit.Extend) *weirv1.ExtendRequest {
 	}
 }
 
-func (r *remote) Extend(ctx context.Context, e limit.Extend) (Decision, error) {
-	return decided(r.at(&e.Target).Extend(ctx, protoExtend(&e)))
+func (ns *nodes) Extend(ctx context.Context, e limit.Extend) (Decision, error) {
+	return decided(ns.at(e.Target).Extend(ctx, protoExtend(&e)))
 }
 
-func (r *remote) ExtendEach(ctx context.Context, es []limit.Extend) ([]Result, error) {
+func (ns *nodes) ExtendEach(ctx context.Context, es []limit.Extend) ([]Result, error) {
 	req := &weirv1.ExtendEachRequest{}
+	var targets []limit.Target
 	for i := range es {
-		req.Extends = append(req.Extends, protoExtend(&es[i]))
+		targets, req.Extends = append(targets, es[i].Target), append(req.Extends, protoExtend(&es[i]))
 	}
-	resp, err := r.atMost(len(es), func(i int) *limit.Target { return &es[i].Target }).ExtendEach(ctx, req)
-	return eachOf(len(es), resp.GetResults(), err, func(res *weirv1.Result) Result {
-		if e := res.GetError(); e != nil {
-			return Result{Err: errorOf(e)}
+	resp, err := ns.at(targets...).ExtendEach(ctx, req)
+	return eachOf(len(es), resp.GetResults(), err, func(res *weirv1.Result, _ error) (a Result, _ error) {
+		if a.Err = errorOf(res.GetError()); a.Err == nil {
+			a.Decision, a.Err = decided(res.GetDecision(), nil)
 		}
-		d, err := decided(res.GetDecision(), nil)
-		return Result{Decision: d, Err: err}
+		return a, nil
 	})
 }
 
-// eachOf reads the answers to n requests in one call.
-func eachOf[M, A any](n int, results []*M, err error, read func(*M) A) ([]A, error) {
-	if err != nil {
-		return nil, statusError(err)
-	}
-	if len(results) != n {
-		return nil, fmt.Errorf("client: a node answered %d requests with %d results", n, len(results))
-	}
-	out := make([]A, n)
-	for i, res := range results {
-		out[i] = read(res)
-	}
-	return out, nil
-}
-
-// errorOf is the error of one request of several.
+// errorOf is the error of one request of several, or nil.
 func errorOf(e *weirv1.Error) error {
+	if e == nil {
+		return nil
+	}
 	return codeError(codes.Code(e.GetCode()), e.GetField(), e.GetMessage())
 }
 
-func (r *remote) Commit(ctx context.Context, c limit.Commit) (Settled, error) {
-	got, err := r.at(&c.Target).Commit(ctx, protoCommit(&c))
+func (ns *nodes) Commit(ctx context.Context, c limit.Commit) (Settled, error) {
+	got, err := ns.at(c.Target).Commit(ctx, protoCommit(&c))
 	return settledOf(got), statusError(err)
 }
 
-func (r *remote) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
-	got, err := r.Commit(ctx, limit.Commit{Target: t, ReservationID: id})
+func (ns *nodes) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
+	got, err := ns.Commit(ctx, limit.Commit{Target: t, ReservationID: id})
 	return got.Refunded, err
 }
 
@@ -362,71 +335,61 @@ func settledOf(got *weirv1.CommitResponse) Settled {
 	return Settled{Refunded: got.GetRefunded(), Excess: got.GetExcess(), Over: got.GetOverLimit()}
 }
 
-func (r *remote) CommitEach(ctx context.Context, cs []limit.Commit) ([]SettledResult, error) {
+func (ns *nodes) CommitEach(ctx context.Context, cs []limit.Commit) ([]SettledResult, error) {
 	req := &weirv1.CommitEachRequest{}
+	var targets []limit.Target
 	for i := range cs {
-		req.Commits = append(req.Commits, protoCommit(&cs[i]))
+		targets, req.Commits = append(targets, cs[i].Target), append(req.Commits, protoCommit(&cs[i]))
 	}
-	resp, err := r.atMost(len(cs), func(i int) *limit.Target { return &cs[i].Target }).CommitEach(ctx, req)
-	return eachOf(len(cs), resp.GetResults(), err, func(res *weirv1.CommitResult) SettledResult {
-		if e := res.GetError(); e != nil {
-			return SettledResult{Err: errorOf(e)}
-		}
-		return SettledResult{Settled: settledOf(res.GetSettled())}
+	resp, err := ns.at(targets...).CommitEach(ctx, req)
+	return eachOf(len(cs), resp.GetResults(), err, func(res *weirv1.CommitResult, _ error) (SettledResult, error) {
+		return SettledResult{Settled: settledOf(res.GetSettled()), Err: errorOf(res.GetError())}, nil
 	})
 }
 
-func (r *remote) Charge(ctx context.Context, c limit.Charge) (Decision, error) {
-	return decided(r.at(&c.Target).Charge(ctx, &weirv1.ChargeRequest{
+func (ns *nodes) Charge(ctx context.Context, c limit.Charge) (Decision, error) {
+	return decided(ns.at(c.Target).Charge(ctx, &weirv1.ChargeRequest{
 		Target: wire.ProtoTarget(c.Target), Cost: costOf(&c.Amount), Usage: c.Usage, RequestId: c.RequestID,
 	}))
 }
 
-func (r *remote) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
-	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: wire.ProtoTarget(t), Cost: &units, RequestId: requestID})
+func (ns *nodes) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
+	resp, err := ns.at(t).Refund(ctx, &weirv1.RefundRequest{Target: wire.ProtoTarget(t), Cost: &units, RequestId: requestID})
 	return resp.GetRefunded(), statusError(err)
 }
 
-func (r *remote) Reset(ctx context.Context, t limit.Target) error {
-	_, err := r.at(&t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t)})
+func (ns *nodes) Reset(ctx context.Context, t limit.Target) error {
+	_, err := ns.at(t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t)})
 	return statusError(err)
 }
 
-func (r *remote) ready(ctx context.Context) error {
-	api := weirv1.NewLimiterClient(r.nodes.anyNode())
+func (ns *nodes) ready(ctx context.Context) error {
+	api := ns.at()
 	var last error
 	for {
-		_, changed, _ := r.nodes.members()
 		// No checks are an error, which unlike a mere connection tells that a node of Weir listens there, and that this caller may
 		// check. A node that hangs is not to keep the others from telling.
-		try, cancel := context.WithTimeout(ctx, r.nodes.timeout)
+		try, cancel := context.WithTimeout(ctx, ns.timeout)
 		_, err := api.Check(try, &weirv1.CheckRequest{})
 		cancel()
 		if status.Code(err) == codes.InvalidArgument {
 			return nil
 		}
-		err = statusError(err)
-		if !errors.Is(err, ErrUnavailable) {
+		if err = statusError(err); !unavailable(err) {
 			return err
 		}
 		if last == nil || ctx.Err() == nil {
 			last = err // not that ctx ended, if there is a better reason
 		}
 		select {
-		case <-changed:
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-		case <-r.nodes.ctx.Done():
+		case <-ns.ctx.Done():
 		}
-		if ctx.Err() != nil || r.nodes.ctx.Err() != nil {
+		if ctx.Err() != nil || ns.ctx.Err() != nil {
 			return last
 		}
 	}
-}
-
-func (r *remote) close() {
-	r.loans.returnAll()
-	r.nodes.close()
 }
 
 // statusError turns the error of a gRPC call into the client's.

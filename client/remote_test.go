@@ -97,22 +97,14 @@ func TestFailover(t *testing.T) {
 	addrA, stopA := serve(t, a)
 	addrB, _ := serve(t, b)
 	c := dial(t, addrA+", "+addrB, WithTimeout(time.Minute))
-	ask := func() {
-		t.Helper()
-		d, err := c.Policy("five").Peek(t.Context(), "a")
-		expect.True(t, err == nil && d.Allowed && !d.FailedOpen, "%+v, %v", d, err)
-	}
-	testkit.Eventually(t, "both nodes to be asked", func() bool {
-		ask()
-		return a.asked.Load() > 0 && b.asked.Load() > 0
-	})
+	askAll(t, c, a, b)
 
 	// Some are on their way when it happens.
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for range 200 {
-				ask()
+				peek(t, c)
 			}
 		})
 	}
@@ -121,7 +113,7 @@ func TestFailover(t *testing.T) {
 
 	before := b.asked.Load()
 	for range 10 {
-		ask()
+		peek(t, c)
 	}
 	expect.Equal(t, b.asked.Load()-before, 10, "questions of 10 went to the node that lives")
 }
@@ -180,18 +172,10 @@ func TestHungNodeAmongOthers(t *testing.T) {
 	addrA, _ := serve(t, a)
 	addrB, _ := serve(t, b)
 	c := dial(t, addrA+","+addrB, WithTimeout(4*time.Second))
-	ask := func() {
-		t.Helper()
-		d, err := c.Policy("five").Peek(t.Context(), "a")
-		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
-	}
-	testkit.Eventually(t, "both nodes to be connected", func() bool {
-		ask()
-		return a.asked.Load() > 0 && b.asked.Load() > 0
-	})
+	askAll(t, c, a, b)
 	hung.Store(true)
 	testkit.Eventually(t, "the node that hangs to be asked", func() bool {
-		ask()
+		peek(t, c)
 		return met.Load()
 	})
 }
@@ -265,31 +249,21 @@ func TestCloseEndsCalls(t *testing.T) {
 
 // A node that says that it is not ready is left alone.
 func TestNotReady(t *testing.T) {
-	a, b := newNode(nil), newNode(nil)
-	addrA, _ := serve(t, a)
-	addrB, _ := serve(t, b)
-	c := dial(t, addrA+","+addrB, WithTimeout(time.Minute))
-	ask := func() {
-		t.Helper()
-		d, err := c.Policy("five").Peek(t.Context(), "a")
-		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
-	}
-	testkit.Eventually(t, "both nodes to be asked", func() bool {
-		ask()
-		return a.asked.Load() > 0 && b.asked.Load() > 0
-	})
+	all, addrs := several(t, 2)
+	a, c := all[0], dial(t, strings.Join(addrs, ","), WithTimeout(time.Minute))
+	askAll(t, c, all...)
 	a.ready.set(false)
 	testkit.Eventually(t, "the node to be left alone", func() bool {
 		before := a.asked.Load()
 		for range 10 {
-			ask()
+			peek(t, c)
 		}
 		return a.asked.Load() == before
 	})
 	a.ready.set(true)
 	testkit.Eventually(t, "the node to be asked again", func() bool {
 		before := a.asked.Load()
-		ask()
+		peek(t, c)
 		return a.asked.Load() > before
 	})
 }

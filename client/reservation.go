@@ -41,6 +41,7 @@ type Reservation struct {
 	target limit.Target
 	class  string
 	id     string // empty: nothing is held, and there is nothing to settle
+	number uint64 // of its Client's; callers lock several in this order
 
 	mu      sync.Mutex    // held while extending and settling
 	units   int64         // that are charged
@@ -57,7 +58,7 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, Decisi
 // ReserveN is ReserveWork for work that costs at most n units, n being at least 1, with a ttl.
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Duration) (*Reservation, Decision, error) {
 	if n < 1 {
-		return nil, Decision{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
+		return nil, Decision{}, invalid("cost", "must be at least 1, not %d", n)
 	}
 	return l.ReserveWork(ctx, key, Work{Cost: n, TTL: ttl})
 }
@@ -80,7 +81,7 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 	defer l.c.running.Done()
 	ask.RequestID = l.c.requestID()
 	asked := l.c.now()
-	got, err := l.c.grant(ctx, ck, func(ctx context.Context) (Decision, error) { return l.c.svc.Reserve(ctx, ask) })
+	got, err := l.c.grantOne(ctx, ck, func(ctx context.Context) (Decision, error) { return l.c.svc.Reserve(ctx, ask) })
 	if err != nil || !got.Allowed {
 		return nil, got, err
 	}
@@ -98,7 +99,7 @@ func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, error)
 	switch {
 	case err != nil:
 	case w.Cost != 0 && w.Usage != nil:
-		err = limit.NewError(ErrInvalid, "usage", "must not be given together with cost")
+		err = invalid("usage", "must not be given together with cost")
 	case len(w.Class) > limit.MaxClass:
 		err = limit.NewError(ErrTooLarge, "class", fmt.Sprintf("must be at most %d bytes long, not %d", limit.MaxClass, len(w.Class)))
 	default:
@@ -109,7 +110,7 @@ func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, error)
 
 func validTTL(ttl time.Duration) error {
 	if ttl != 0 && (ttl < algo.MinWindow || ttl > limit.MaxReservation) {
-		return limit.NewError(ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl))
+		return invalid("ttl", "must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl)
 	}
 	return nil
 }
@@ -130,7 +131,7 @@ type Claim struct {
 // fail open.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
 	if len(claims) == 0 || len(claims) > limit.MaxBatch {
-		return nil, AllDecision{}, limit.NewError(ErrInvalid, "reserves", fmt.Sprintf("must be 1 to %d, not %d", limit.MaxBatch, len(claims)))
+		return nil, AllDecision{}, invalid("reserves", "must be 1 to %d, not %d", limit.MaxBatch, len(claims))
 	}
 	cs, asks := make([]limit.Check, len(claims)), make([]limit.Reserve, len(claims))
 	for i := range claims {
@@ -175,27 +176,27 @@ func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, er
 // answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes).
 func (l *Limiter) ChargeWithID(ctx context.Context, key string, n int64, requestID string) (Decision, error) {
 	if n < 1 {
-		return Decision{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n))
+		return Decision{}, invalid("cost", "must be at least 1, not %d", n)
 	}
-	return l.charge(ctx, key, n, nil, requestID)
+	return l.charge(ctx, key, limit.Amount{Cost: n}, requestID)
 }
 
 // ChargeUsage is ChargeWithID for tokens of which the policy has the prices.
 func (l *Limiter) ChargeUsage(ctx context.Context, key string, use Usage, requestID string) (Decision, error) {
 	if len(use) == 0 {
-		return Decision{}, limit.NewError(ErrInvalid, "usage", "must not be empty")
+		return Decision{}, invalid("usage", "must not be empty")
 	}
-	return l.charge(ctx, key, 0, use, requestID)
+	return l.charge(ctx, key, limit.Amount{Usage: use}, requestID)
 }
 
-func (l *Limiter) charge(ctx context.Context, key string, n int64, use Usage, requestID string) (d Decision, err error) {
-	ck := l.check(key, n)
+func (l *Limiter) charge(ctx context.Context, key string, a limit.Amount, requestID string) (d Decision, err error) {
+	ck := l.check(key, a.Cost)
 	ck.RequestID = requestID
 	if err := valid(ck); err != nil {
 		return d, err
 	}
 	err = l.c.carryOut(ctx, requestID != "", func(ctx context.Context) (err error) {
-		d, err = l.c.svc.Charge(ctx, limit.Charge{Target: ck.Target, Amount: limit.Amount{Cost: n, Usage: use}, RequestID: requestID})
+		d, err = l.c.svc.Charge(ctx, limit.Charge{Target: ck.Target, Amount: a, RequestID: requestID})
 		return err
 	})
 	l.c.observe(ck, &d, err)
@@ -207,24 +208,24 @@ func (l *Limiter) charge(ctx context.Context, key string, n int64, use Usage, re
 // the reservation has run out. Under FailOpen, when no node can be asked, the Decision is FailedOpen, and what is used beyond the
 // reservation is charged by Commit.
 func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (Decision, error) {
-	return r.extend(ctx, n, nil, ttl)
+	return r.extend(ctx, limit.Amount{Cost: n}, ttl)
 }
 
 // ExtendUsage is Extend by tokens of which the policy has the prices.
 func (r *Reservation) ExtendUsage(ctx context.Context, use Usage, ttl time.Duration) (Decision, error) {
 	if len(use) == 0 {
-		return Decision{}, limit.NewError(ErrInvalid, "usage", "must not be empty")
+		return Decision{}, invalid("usage", "must not be empty")
 	}
-	return r.extend(ctx, 0, use, ttl)
+	return r.extend(ctx, limit.Amount{Usage: use}, ttl)
 }
 
-func (r *Reservation) extend(ctx context.Context, n int64, use Usage, ttl time.Duration) (d Decision, err error) {
+func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Duration) (d Decision, err error) {
 	if r == nil || r.id == "" {
-		return Decision{Allowed: true, Granted: n, Limit: Unlimited, Remaining: Unlimited}, nil
+		return Decision{Allowed: true, Granted: a.Cost, Limit: Unlimited, Remaining: Unlimited}, nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ck := &limit.Check{Target: r.target, Cost: n, RequestID: r.c.requestID()}
+	ck := &limit.Check{Target: r.target, Cost: a.Cost, RequestID: r.c.requestID()}
 	if err := valid(ck); err != nil {
 		return d, err
 	}
@@ -234,18 +235,16 @@ func (r *Reservation) extend(ctx context.Context, n int64, use Usage, ttl time.D
 	switch {
 	case r.settled:
 		return d, limit.NewError(ErrNotFound, "reservation_id", "has been settled")
-	case n == 0 && use == nil && ttl == 0:
-		return d, limit.NewError(ErrInvalid, "cost", "must not be 0 when the ttl is 0")
+	case a.Cost == 0 && a.Usage == nil && ttl == 0:
+		return d, invalid("cost", "must not be 0 when the ttl is 0")
 	}
 	if err := r.c.begin(ctx); err != nil {
 		return d, err
 	}
 	defer r.c.running.Done()
 	asked, extended := r.c.now(), false
-	d, err = r.c.grant(ctx, ck, func(ctx context.Context) (Decision, error) {
-		d, err := r.c.svc.Extend(ctx, limit.Extend{
-			Target: r.target, Amount: limit.Amount{Cost: n, Usage: use}, ReservationID: r.id, TTL: ttl, RequestID: ck.RequestID,
-		})
+	d, err = r.c.grantOne(ctx, ck, func(ctx context.Context) (Decision, error) {
+		d, err := r.c.svc.Extend(ctx, limit.Extend{Target: r.target, Amount: a, ReservationID: r.id, TTL: ttl, RequestID: ck.RequestID})
 		extended = err == nil && d.Allowed
 		return d, err
 	})
@@ -271,7 +270,7 @@ func (r *Reservation) Commit(cost int64) error {
 // CommitCost is Commit, and says what it has changed: nothing as long as no node has answered.
 func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 	if cost < 0 || cost > algo.MaxLimit {
-		return Settled{}, limit.NewError(ErrInvalid, "cost", fmt.Sprintf("must be 0 to 2^53, not %d", cost))
+		return Settled{}, invalid("cost", "must be 0 to 2^53, not %d", cost)
 	}
 	return r.settle(limit.Amount{Cost: cost})
 }
@@ -279,7 +278,7 @@ func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 // CommitUsage is Commit for tokens of which the policy has the prices.
 func (r *Reservation) CommitUsage(use Usage) (Settled, error) {
 	if len(use) == 0 {
-		return Settled{}, limit.NewError(ErrInvalid, "usage", "must not be empty")
+		return Settled{}, invalid("usage", "must not be empty")
 	}
 	return r.settle(limit.Amount{Usage: use})
 }
@@ -341,20 +340,21 @@ type SettledResult = limit.SettledResult
 // place, or goes on in the background as Commit does. An error of the whole means that the costs are not valid, or ErrClosed.
 func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
-		return nil, limit.NewError(ErrInvalid, "commits", fmt.Sprintf("must be at most %d, not %d", limit.MaxBatch, len(costs)))
+		return nil, invalid("commits", "must be at most %d, not %d", limit.MaxBatch, len(costs))
 	}
 	results, open := make([]SettledResult, len(costs)), make([]int, 0, len(costs))
 	for i, cost := range costs {
 		switch r := cost.Reservation; {
+		case r != nil && r.c != c:
+			return nil, invalid(fmt.Sprintf("commits[%d]", i), "is of another Client")
 		case cost.Units < 0 || cost.Units > algo.MaxLimit, cost.Units > 0 && cost.Usage != nil:
-			return nil, limit.NewError(ErrInvalid, fmt.Sprintf("commits[%d].cost", i), "must be 0 to 2^53, and 0 beside usage")
+			return nil, invalid(fmt.Sprintf("commits[%d].cost", i), "must be 0 to 2^53, and 0 beside usage")
 		case r == nil || r.id == "" || slices.ContainsFunc(open, func(j int) bool { return costs[j].Reservation == r }):
 		default:
 			open = append(open, i)
 		}
 	}
-	// All callers lock reservations in one order.
-	slices.SortFunc(open, func(i, j int) int { return costs[i].Reservation.compare(costs[j].Reservation) })
+	slices.SortFunc(open, func(i, j int) int { return cmp.Compare(costs[i].Reservation.number, costs[j].Reservation.number) })
 	for _, i := range open {
 		costs[i].Reservation.mu.Lock()
 		defer costs[i].Reservation.mu.Unlock()
@@ -379,7 +379,7 @@ func (c *Client) settleEach(costs []Cost, open []int, results []SettledResult) e
 		asks[k] = r.commit(limit.Amount{Cost: costs[i].Units, Usage: costs[i].Usage})
 	}
 	var got []SettledResult
-	_, err := c.call(c.ctx, true, func(ctx context.Context) (err error) {
+	err := c.call(c.ctx, true, func(ctx context.Context) (err error) {
 		got, err = c.commitEach(ctx, asks)
 		for k, i := range open {
 			if r := costs[i].Reservation; unavailable(err) || err == nil && unavailable(got[k].Err) {
@@ -418,16 +418,13 @@ func (r *Reservation) sameAs(t *limit.Target) bool {
 	return r.target.Key == t.Key && scopeOf(&r.target) == scopeOf(t)
 }
 
-// compare orders reservations.
-func (r *Reservation) compare(other *Reservation) int {
-	return cmp.Or(cmp.Compare(r.id, other.id), cmp.Compare(scopeOf(&r.target), scopeOf(&other.target)), cmp.Compare(r.target.Key, other.target.Key))
-}
-
 // newReservation is what ask, sent at asked, was given. The owner reckons its life from a later moment than this one does.
 func newReservation(c *Client, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
 	ttl := ask.TTL
 	if ttl == 0 {
 		ttl = limit.DefaultReservation
 	}
-	return &Reservation{c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl)}
+	return &Reservation{
+		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, number: c.lastID.Add(1), units: got.Granted, safe: asked + limit.Shortened(ttl),
+	}
 }

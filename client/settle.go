@@ -58,11 +58,12 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 		if c.now() >= until {
 			return false
 		}
-		_, err := c.call(c.ctx, true, func(ctx context.Context) error {
+		err := c.call(c.ctx, true, func(ctx context.Context) error {
 			_, err := c.svc.Commit(ctx, ask)
 			return err
 		})
-		if err == nil || errors.Is(err, ErrNotFound) { // one that is gone before its time was settled by an attempt that was not answered
+		// A reservation that is gone before its time was settled by an attempt that was not answered.
+		if err == nil || errors.Is(err, ErrNotFound) {
 			c.memory.forget(&ask.Target)
 			return true
 		}

@@ -3,8 +3,6 @@ package client
 import (
 	"context"
 	"strings"
-
-	"github.com/weirlimit/weir/limit"
 )
 
 // WithToken presents a token with every call, for clusters with an access file. It goes with WithTLS, unless all addresses
@@ -31,9 +29,9 @@ func checkToken(o *options, a *address) error {
 	case o.token == "":
 		return nil
 	case strings.ContainsFunc(o.token, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
-		return limit.NewError(ErrInvalid, "WithToken", "must be printable ASCII without spaces")
+		return invalid("WithToken", "must be printable ASCII without spaces")
 	case o.tls == nil && !a.local():
-		return limit.NewError(ErrInvalid, "WithToken", "goes with WithTLS: the token could be read on its way to another host")
+		return invalid("WithToken", "goes with WithTLS: the token could be read on its way to another host")
 	}
 	return nil
 }

@@ -62,8 +62,27 @@ func (t *topology) owners(list []*member) *owners {
 	return o
 }
 
-// of returns the node that owns what t names, or nil when it is not known, or not well.
-func (o *owners) of(t *limit.Target) *member {
+// of returns the node that owns the most of some targets, or nil when none of their owners is known and well.
+func (o *owners) of(targets ...limit.Target) (most *member) {
+	if o == nil {
+		return nil
+	}
+	if len(targets) == 1 {
+		return o.owner(&targets[0])
+	}
+	shares := make(map[*member]int)
+	for i := range targets {
+		if m := o.owner(&targets[i]); m != nil {
+			if shares[m]++; shares[m] > shares[most] {
+				most = m
+			}
+		}
+	}
+	return most
+}
+
+// owner returns the node that owns what t names, or nil when it is not known, or not well.
+func (o *owners) owner(t *limit.Target) *member {
 	if o == nil {
 		return nil
 	}
@@ -87,23 +106,6 @@ func (o *owners) named(name string) *member {
 		return o.members[i].well()
 	}
 	return nil
-}
-
-// ofMost returns the node that owns more of n targets than any other does, among equals the one that comes first; nil when not one
-// of the owners is known and well.
-func (o *owners) ofMost(n int, at func(i int) *limit.Target) (most *member) {
-	shares := make(map[*member]int)
-	for i := range n {
-		if m := o.of(at(i)); m != nil {
-			shares[m]++
-		}
-	}
-	for i := range n {
-		if m := o.of(at(i)); m != nil && shares[m] > shares[most] {
-			most = m
-		}
-	}
-	return most
 }
 
 // follow tells whether a member is to tell the topology: one does at a time, the first that is connected.

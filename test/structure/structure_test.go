@@ -113,15 +113,14 @@ var impure = regexp.MustCompile(`^(context|log(/.*)?|net(/.*)?|os(/.*)?|sync(/.*
 // passed the instant from there on. A function that is missing here is a new reader: if it can be passed an instant, do
 // that; if it only bounds a wait or shows a duration, add it.
 var clocks = []string{
-	"client/breaker.go allow",
-	"client/breaker.go done",
+	"client/client.go stopwatch",
 	"client/decide.go attempt",
-	"client/client.go newClient",
-	"client/client.go now",
+	"client/decide.go patient",
 	"client/lease.go renew",
 	"client/limiter.go AcquireN",
 	"client/loans.go systemClocks",
-	"client/nodes.go newNodes",
+	"client/nodes.go pick",
+	"client/remote.go sendAll",
 	"client/limiter.go WaitN",
 	"client/limiter.go waitDelay",
 	"cluster/prober.go now", // back-off
