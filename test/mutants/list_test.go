@@ -635,7 +635,7 @@ var mutants = []mutant{
 	{
 		"store: a bucket's low is not lowered before a charge", "store/reservation.go",
 		[]edit{{"		limits.Lower(state, now, p.holds)\n", "		_ = p\n"}},
-		"./store -run TestUndoAcrossStores", "has room for",
+		"./store -run TestUndoAcrossStores", ", want [{",
 	},
 	{
 		"store: a commit gives back all", "store/settle.go",
