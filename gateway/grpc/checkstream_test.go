@@ -342,10 +342,13 @@ func TestCheckStreamTimeouts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hurried{until: make(map[string]time.Duration)}
 		s := NewServer(ServerConfig{Service: h})
-		stream := &pipe{in: make(chan *weirv1.CheckStreamRequest), out: make(chan *weirv1.CheckStreamResponse, 10), ctx: t.Context()}
+		answers := make(chan *weirv1.CheckStreamResponse, 10)
+		stream := &givenStream{ctx: t.Context(), requests: make(chan proto.Message), sent: func(m any) {
+			answers <- proto.Clone(m.(proto.Message)).(*weirv1.CheckStreamResponse)
+		}}
 		var done sync.WaitGroup
 		done.Go(func() {
-			expect.NoError(t, s.CheckStream(stream))
+			expect.NoError(t, stream.checkWith(s))
 		})
 		ms := time.Millisecond
 		for _, test := range []struct {
@@ -363,12 +366,12 @@ func TestCheckStreamTimeouts(t *testing.T) {
 			in := streamed(1, "a", "b", "c", "d")
 			in.TimeoutMs, in.TimeoutsMs = test.timeout, test.timeouts
 			began := time.Now()
-			stream.in <- in
-			out := <-stream.out
+			stream.requests <- in
+			out := <-answers
 			expect.True(t, out.More && len(out.Checks) == 0, "%v: at first %v", test, out)
 			groups := 0
 			for more := true; more; groups++ {
-				out := <-stream.out
+				out := <-answers
 				more = out.More
 				for i, check := range out.Checks {
 					took := time.Since(began)
@@ -381,7 +384,7 @@ func TestCheckStreamTimeouts(t *testing.T) {
 				expect.Equal(t, h.until[key], test.want[i], "%v: %s is waited for for", test, key)
 			}
 		}
-		close(stream.in)
+		close(stream.requests)
 		done.Wait()
 		s.Close()
 	})
@@ -455,34 +458,6 @@ func TestCheckStreamGroupsAreBounded(t *testing.T) {
 		}
 	}
 	expect.True(t, len(groups) <= 80 && n == limit.MaxBatch, "%d groups of %d checks", len(groups), n)
-}
-
-// pipe is a stream within this process.
-type pipe struct {
-	weirv1.Limiter_CheckStreamServer
-	in  chan *weirv1.CheckStreamRequest
-	out chan *weirv1.CheckStreamResponse
-	ctx context.Context
-}
-
-func (p *pipe) Context() context.Context { return p.ctx }
-
-func (p *pipe) RecvMsg(m any) error {
-	in, ok := <-p.in
-	if !ok {
-		return io.EOF
-	}
-	to := m.(*wire.Lenient)
-	if err := to.Admit(proto.Size(in)); err != nil {
-		return err
-	}
-	proto.Merge(to.Message, in)
-	return nil
-}
-
-func (p *pipe) Send(out *weirv1.CheckStreamResponse) error {
-	p.out <- proto.Clone(out).(*weirv1.CheckStreamResponse)
-	return nil
 }
 
 // What has to be asked of other nodes holds up neither what is in the same request nor what comes after.

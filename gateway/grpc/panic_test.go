@@ -85,6 +85,11 @@ type givenStream struct {
 	sent     func(m any) // nil: nothing is done with what is sent
 }
 
+// checkWith has a server carry the stream out as one of checks.
+func (s *givenStream) checkWith(server *Server) error {
+	return server.CheckStream(&grpc.GenericServerStream[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]{ServerStream: s})
+}
+
 func (s *givenStream) Context() context.Context { return s.ctx }
 
 func (s *givenStream) RecvMsg(m any) error {
@@ -148,9 +153,7 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			return nil
 		})
 	}
-	checkStream := func(s *Server, stream *givenStream) error {
-		return s.CheckStream(&grpc.GenericServerStream[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]{ServerStream: stream})
-	}
+	checkStream := func(s *Server, stream *givenStream) error { return stream.checkWith(s) }
 	far, good := streamed(1, "far"), streamed(1, "good")
 	loan := &weirv1.CheckStreamRequest{Borrow: &weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}}
 	for _, c := range []struct {
