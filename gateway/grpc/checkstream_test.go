@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/algo"
@@ -183,52 +184,16 @@ func TestCheckStreamIsCheck(t *testing.T) {
 func TestCheckStreamMalformed(t *testing.T) {
 	_, c := serveLimiter(t, localLimiter(t))
 	stream := openStream(t, c)
-	inlineLimit := func(change func(*weirv1.Limit)) *weirv1.Limit {
-		l := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_SLIDING_LOG, Limit: 1, WindowNs: 1e9}
-		change(l)
-		return l
-	}
-	for i, bad := range []struct {
-		field  string
-		code   codes.Code
-		change func(*weirv1.CheckStreamRequest)
-	}{
-		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Keys, in.KeyLengths = nil, nil }},
-		{"key_lengths", codes.ResourceExhausted, func(in *weirv1.CheckStreamRequest) { in.KeyLengths = make([]uint32, 1001) }},
-		{"keys", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Keys = append(in.Keys, 'x') }},
-		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.KeyLengths[2] = 2 }},
-		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.KeyLengths[0] = 1<<32 - 1 }},
-		{"targets", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Targets = []uint32{1} }},
-		{"targets", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Targets = []uint32{0, 0, 1<<32 - 1} }},
-		{"targets", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Targets = []uint32{0, 0} }},
-		{"costs", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Costs = []int64{1, 1} }},
-		{"partial", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Partial = make([]bool, 4) }},
-		{"request_ids", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.RequestIds = make([]string, 2) }},
-		{"timeouts_ms", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.TimeoutsMs = make([]uint32, 2) }},
-		{"define[1].number", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
-			in.Define = append(in.Define, &weirv1.StreamTarget{Number: 1024, Policy: "p"})
-		}},
-		{"define[0].policy", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Policy = "" }},
-		{"define[0].policy", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Policy = strings.Repeat("p", 129) }},
-		{"define[0].namespace", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Namespace = "n" }},
-		{"define[0].limit", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Limit = inlineLimit(func(*weirv1.Limit) {}) }},
-		{"define[0].limit.algorithm", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
-			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(l *weirv1.Limit) { l.Algorithm = 99 })}
-		}},
-		{"define[0].limit.time_zone", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
-			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(l *weirv1.Limit) { l.TimeZone = "Mars" })}
-		}},
-		{"define[0].namespace", codes.ResourceExhausted, func(in *weirv1.CheckStreamRequest) {
-			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(*weirv1.Limit) {}), Namespace: strings.Repeat("n", 257)}
-		}},
-	} {
-		in := streamed(uint64(i), "a", "b", "c")
-		bad.change(in)
+	words := strings.NewReplacer("MANY", strings.TrimSuffix(strings.Repeat("1,", 1001), ","), "P129", strings.Repeat("p", 129), "N257", strings.Repeat("n", 257),
+		"LIMIT", "algorithm:ALGORITHM_SLIDING_LOG limit:1 window_ns:1000000000")
+	testkit.Table(t, "testdata/malformed.txt", func(t *testing.T, text, want string) {
+		in := new(weirv1.CheckStreamRequest)
+		must.NoError(t, prototext.Unmarshal([]byte(words.Replace(text)), in))
 		out := exchange(t, stream, in)
 		e := out.Error
-		expect.True(t, out.Sequence == in.Sequence && e.GetField() == bad.field &&
-			codes.Code(e.GetCode()) == bad.code && e.GetMessage() != "", "%s: %v", bad.field, out)
-	}
+		expect.Equal(t, fmt.Sprint(codes.Code(e.GetCode()), " ", e.GetField()), want)
+		expect.True(t, out.Sequence == in.Sequence && e.GetMessage() != "", "%v", out)
+	})
 	// A number whose definition failed stands for nothing.
 	in := streamed(1, "a")
 	in.Define = nil
