@@ -143,9 +143,10 @@ func limitBodyOf(l *algo.Limit) limitBody {
 		if l.Zone != nil {
 			b.TimeZone = l.Zone.String()
 		}
+	case l.Window == 0:
 	case l.Algorithm == algo.Concurrency:
 		b.TTL = formatDuration(l.Window)
-	case l.Window != 0:
+	default:
 		b.Window = formatDuration(l.Window)
 	}
 	return b
