@@ -55,8 +55,8 @@ type Config struct {
 	Policies []byte
 	// PolicyFile is the name of a policy file, which is read again when it changes. Empty: no policies but Policies.
 	PolicyFile string
-	// DataDir is the directory, of this member alone, that keeps the overrides which operators set while members run. Empty: they are
-	// lost when no member runs.
+	// DataDir is the directory, of this member alone, that keeps the overrides which operators set while members run, and the
+	// counters of policies with persist: true, which need it. Empty: overrides are lost when no member runs.
 	DataDir string
 	// NoInline rejects inline limits: limits that are sent along with a check.
 	NoInline bool
