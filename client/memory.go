@@ -44,7 +44,7 @@ func (m *memory) recall(ck *limit.Check, d *Decision, now time.Duration) bool {
 	if m == nil || ck.Cost <= 0 || ck.Partial {
 		return false
 	}
-	r, _, ok := m.refusals.Find(m.hashOf(&ck.Target), subjectOf(&ck.Target), ck.Cost, int64(now))
+	r, ok := m.refusals.Find(m.hashOf(&ck.Target), subjectOf(&ck.Target), ck.Cost, int64(now))
 	if ok {
 		*d = r.Decision
 		d.Age(now - time.Duration(r.Came))

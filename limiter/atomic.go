@@ -9,6 +9,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
+	"golang.org/x/sync/errgroup"
 )
 
 // An atomic check is a reservation at the owner of each of its targets, under ids that this node, its coordinator, has
@@ -22,19 +23,21 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if err := limit.ValidBatch(len(checks)); err != nil {
 		return limit.AllDecision{}, err
 	}
-	all, bad := l.together(checks)
+	all, bad := l.gather("checks", len(checks), func(i int) (*Op, *limit.Error) {
+		op := NewOp(OpReserve, checks[i], Extra{TTL: l.hold(), Atomic: true})
+		return op, suitsAtomic(op, checks[0].Always)
+	})
 	if bad != nil {
 		return limit.AllDecision{}, bad
+	}
+	if len(all.ops) > 1 { // one state decides by itself: there is nothing to settle
+		all.reserve(newReservationID())
 	}
 	if err := l.expired(ctx, len(all.ops)); err != nil {
 		return limit.AllDecision{}, err
 	}
-	costs := make([]int64, len(checks))
-	for i := range checks {
-		costs[i] = checks[i].Cost
-	}
 	if l.allBorrowed(all) {
-		return all.decision(costs, true), nil
+		return all.decision(true), nil
 	}
 	l.run(ctx, all.ops...)
 	err := all.err()
@@ -55,34 +58,51 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 			}
 		}
 	}
-	out := all.decision(costs, charged)
+	out := all.decision(charged)
 	out.Allowed = allowed
 	return out, nil
 }
 
-// together is the checks of one atomic check, or what one reservation of several targets is made of.
+// hold is for how long an atomic check reserves: longer than this node takes to settle it.
+func (l *Limiter) hold() time.Duration { return min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) }
+
+// together is the elements of one atomic check, or of one reservation of several targets. Those that are about the same state are one operation.
 type together struct {
-	ops   []*Op // one for each target
-	of    []int // of each check, its op
-	first []int // of each op, the first of its checks, which an error names
-	list  string
+	list  string  // the name of the elements in errors
+	costs []int64 // of each element
+	of    []int   // of each element, its op
+	ops   []*Op
+	first []int         // of each op, the first of its elements, which an error names
 	known map[state]int // ops by what they are about
 }
 
-// newTogether is for n elements of a list, which errors name.
-func newTogether(n int, list string) *together {
-	return &together{of: make([]int, n), list: list, known: make(map[state]int)}
+// gather plans n elements, which element returns, and sums up those that are about the same state. All that can be wrong with one without deciding it
+// is an error here.
+func (l *Limiter) gather(list string, n int, element func(i int) (*Op, *limit.Error)) (*together, *limit.Error) {
+	a := &together{list: list, costs: make([]int64, n), of: make([]int, n), known: make(map[state]int)}
+	t := l.table.Load()
+	for i := range n {
+		op, err := element(i)
+		a.costs[i] = op.Cost
+		if err == nil {
+			err = l.plan(t, op)
+		}
+		if err == nil {
+			err = a.add(i, op)
+		}
+		if err != nil {
+			return nil, a.about(err, i)
+		}
+	}
+	return a, nil
 }
 
-// add adds the operation of element i, which is prepared, to those before it that are about the same state.
+// add adds the operation of element i, which is planned, to those before it that are about the same state.
 func (a *together) add(i int, op *Op) *limit.Error {
-	s := op.state()
-	at, repeated := a.known[s]
+	at, repeated := a.known[op.state()]
 	if !repeated {
-		a.known[s] = len(a.ops)
-		a.of[i] = len(a.ops)
-		a.ops = append(a.ops, op)
-		a.first = append(a.first, i)
+		a.known[op.state()], a.of[i] = len(a.ops), len(a.ops)
+		a.ops, a.first = append(a.ops, op), append(a.first, i)
 		return nil
 	}
 	sum := a.ops[at]
@@ -98,32 +118,19 @@ func (a *together) add(i int, op *Op) *limit.Error {
 	return nil
 }
 
-// together sums up the checks that are about the same state. All that can be wrong with one without knowing its policy
-// is an error here.
-func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
-	all := newTogether(len(checks), "checks")
-	hold := min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) // longer than this node takes to settle
-	t := l.table.Load()
-	for i := range checks {
-		op := NewOp(OpReserve, checks[i], Extra{TTL: hold, Atomic: true})
-		err := suitsAtomic(op, checks[0].Always)
-		if err == nil {
-			err = l.plan(t, op)
-		}
-		if err == nil {
-			err = all.add(i, op)
-		}
-		if err != nil {
-			return nil, err.In(i, len(checks))
-		}
+// about returns an error of element i as one of the list. A batch of one check is not spoken of as a list.
+func (a *together) about(err *limit.Error, i int) *limit.Error {
+	if a.list == "checks" {
+		return err.In(i, len(a.of))
 	}
-	if len(all.ops) == 1 {
-		return all, nil // one state decides by itself: there is nothing to settle
+	return err.InList(a.list, i)
+}
+
+// reserve has all operations charge under one id, to be settled later.
+func (a *together) reserve(id ReservationID) {
+	for _, op := range a.ops {
+		op.Reservation = id
 	}
-	for _, op := range all.ops {
-		op.Reservation = newReservationID()
-	}
-	return all, nil
 }
 
 // suitsAtomic says what an atomic check cannot hold, of which all are charges (Always) or none is.
@@ -142,16 +149,11 @@ func suitsAtomic(op *Op, always bool) *limit.Error {
 	return nil
 }
 
-// err is the error of the first check that could not be decided.
+// err is the error of the first element that could not be decided.
 func (a *together) err() error {
-	for i := range a.ops {
-		err := a.ops[i].Outcome.Err
-		switch {
-		case err == nil:
-		case a.list == "checks":
-			return err.In(a.first[i], len(a.of))
-		default:
-			return err.InList(a.list, a.first[i])
+	for i, op := range a.ops {
+		if err := op.Outcome.Err; err != nil {
+			return a.about(err, a.first[i])
 		}
 	}
 	return nil
@@ -177,9 +179,9 @@ func (a *together) allowed() bool {
 	return true
 }
 
-// decision is the answer, when everything has been heard, to elements of such costs.
-func (a *together) decision(costs []int64, allowed bool) limit.AllDecision {
-	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(costs))}
+// decision is the answer, when everything has been heard.
+func (a *together) decision(allowed bool) limit.AllDecision {
+	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(a.of))}
 	for _, op := range a.ops {
 		d := op.Decision
 		if held := d.ReservationID != ""; held && !allowed {
@@ -190,11 +192,11 @@ func (a *together) decision(costs []int64, allowed bool) limit.AllDecision {
 			d.ReservationID = "" // it is not for the caller to settle, or has been cancelled
 		}
 	}
-	for i := range costs {
+	for i := range a.of {
 		d := &out.Decisions[i]
 		*d = *a.ops[a.of[i]].Decision
 		if d.Granted = 0; allowed {
-			d.Granted = costs[i]
+			d.Granted = a.costs[i]
 			out.Delay = max(out.Delay, d.Delay)
 		} else {
 			d.Delay = 0
@@ -218,13 +220,15 @@ func giveBack(d *limit.Decision, units int64) {
 	}
 }
 
-// settleAll settles the reservations of an atomic check: keeping all or nothing.
+// settleAll settles the reservations of an atomic check: keeping all or nothing. It waits for the nodes that hold what is given back, and for no
+// others: a commit changes no answer.
 func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
-	var here, elsewhere, lost []*Op
+	var held, behind []*Op
 	for _, op := range ops {
 		d := op.Decision
-		if op.Reservation == (ReservationID{}) {
-			continue
+		holds := d.ReservationID != ""
+		if op.Reservation == (ReservationID{}) || !holds && (keep || !d.FailedOpen && !d.FailedClosed) {
+			continue // it has charged nothing
 		}
 		settle := NewOp(OpSettle, *op.Check, Extra{Reservation: op.Reservation})
 		settle.subject, settle.partition, settle.owed = op.subject, op.partition, true
@@ -232,37 +236,29 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 		if !keep {
 			settle.Cost = 0
 		}
-		switch held := d.ReservationID != ""; {
-		case held && l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned:
-			here = append(here, settle)
-		case held:
-			elsewhere = append(elsewhere, settle)
-		case !keep && (d.FailedOpen || d.FailedClosed):
-			lost = append(lost, settle) // it may have been charged without our hearing of it
+		if holds && (!keep || l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned) {
+			held = append(held, settle)
+		} else {
+			behind = append(behind, settle) // without a holder's answer it may have been charged all the same
 		}
 	}
 	// The caller's time may be over, and what is charged is to be given back all the same.
-	behind := context.WithoutCancel(ctx)
-	if len(here) > 0 {
-		l.run(behind, here...)
+	later := context.WithoutCancel(ctx)
+	if len(behind) > 0 {
+		l.settling.start(func() { l.run(later, behind...) })
 	}
-	if len(lost) > 0 {
-		l.settling.start(func() { l.run(behind, lost...) })
-	}
-	if len(elsewhere) == 0 {
+	if len(held) == 0 {
 		return
 	}
 	heard := make(chan struct{})
-	started := l.settling.start(func() {
+	if l.settling.start(func() {
 		defer close(heard)
-		l.run(behind, elsewhere...)
-	})
-	if keep || !started {
-		return
-	}
-	select {
-	case <-heard:
-	case <-ctx.Done():
+		l.run(later, held...)
+	}) {
+		select {
+		case <-heard:
+		case <-ctx.Done():
+		}
 	}
 }
 
@@ -272,31 +268,21 @@ const maxBackground = 10_000
 
 // background is goroutines that are waited for once.
 type background struct {
-	running  sync.WaitGroup
 	panicked func(*panics.Error) // see Config
 
-	mu     sync.Mutex
-	count  int
-	closed bool
+	mu      sync.Mutex
+	closed  bool
+	running errgroup.Group
 }
 
 // start runs f in a goroutine, unless there are too many or it is too late. A panic of f ends f alone.
 func (b *background) start(f func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.count >= maxBackground {
-		return false
-	}
-	b.count++
-	b.running.Go(func() {
-		defer func() {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.count--
-		}()
+	return !b.closed && b.running.TryGo(func() error {
 		panics.Tell(b.panicked, f)
+		return nil
 	})
-	return true
 }
 
 // close waits for what was started, and starts nothing more.
@@ -304,5 +290,5 @@ func (b *background) close() {
 	b.mu.Lock()
 	b.closed = true
 	b.mu.Unlock()
-	b.running.Wait()
+	_ = b.running.Wait()
 }

@@ -276,15 +276,11 @@ func TestAtomicTakesNoPlaces(t *testing.T) {
 func TestReservationsOutliveTheirCall(t *testing.T) {
 	l := New(Config{Policies: policies(t, atomicPolicies), Timeout: 3 * time.Second})
 	t.Cleanup(l.Close)
-	all, err := l.together([]limit.Check{named("a", "k", 1), named("a", "l", 1)})
-	expect.True(t, err == nil && all.ops[0].TTL > 2*3*time.Second && all.ops[1].TTL > 2*3*time.Second,
-		"%+v, %v", all.ops, err)
-	sum := newTogether(2, "reserves")
-	for i, ttl := range []time.Duration{time.Minute, time.Second} {
-		op := NewOp(OpReserve, named("a", "k", 1), Extra{TTL: ttl})
-		must.Equal(t, l.plan(l.table.Load(), op), nil)
-		must.Equal(t, sum.add(i, op), nil)
-	}
+	expect.True(t, l.hold() > 2*3*time.Second, "%v", l.hold())
+	sum, err := l.gather("reserves", 2, func(i int) (*Op, *limit.Error) {
+		return NewOp(OpReserve, named("a", "k", 1), Extra{TTL: []time.Duration{time.Minute, time.Second}[i]}), nil
+	})
+	must.Equal(t, err, nil)
 	expect.True(t, len(sum.ops) == 1 && sum.ops[0].TTL == time.Minute && sum.ops[0].Cost == 2, "%+v", sum.ops)
 }
 
@@ -318,49 +314,6 @@ func TestAtomicOfACallerWhoLeaves(t *testing.T) {
 		c.nodes[0].Close()
 		c.tamper(nil)
 		c.wantLeft(checks, 10, 10, 10)
-	})
-}
-
-// TestAtomicUnderConcurrentCallers has many atomic checks of overlapping keys at once: what was admitted is what is
-// charged, no limit is passed, and none waits for another.
-func TestAtomicUnderConcurrentCallers(t *testing.T) {
-	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		names := []string{"sliding_log", "token_bucket", "fixed_window", "sliding_window", "several", "sliding_counter"}
-		var admitted [6]atomic.Int64
-		var yes, no atomic.Int64
-		var callers sync.WaitGroup
-		for i := range 90 {
-			callers.Go(func() {
-				random := rand.New(rand.NewPCG(uint64(i), 0))
-				for range 10 {
-					var checks []limit.Check
-					for _, p := range random.Perm(len(names))[:1+random.IntN(4)] {
-						checks = append(checks, named(names[p], "k", 1+random.Int64N(5)))
-					}
-					all := c.nodes[random.IntN(3)].all(t, checks...)
-					if !all.Allowed {
-						no.Add(1)
-						continue
-					}
-					yes.Add(1)
-					for _, q := range checks {
-						for p, name := range names {
-							if name == q.Policy {
-								admitted[p].Add(q.Cost)
-							}
-						}
-					}
-				}
-			})
-		}
-		callers.Wait()
-		for p, name := range names {
-			left := c.nodes[0].left(t, limit.Target{Policy: name, Key: "k"})
-			n := admitted[p].Load()
-			expect.True(t, n <= 100 && n == 100-left, "%s: %d admitted, %d left", name, n, left)
-		}
-		expect.True(t, yes.Load() >= 20 && no.Load() >= 20,
-			"%d admitted, %d refused: the test shows little", yes.Load(), no.Load())
 	})
 }
 

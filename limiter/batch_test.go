@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -188,10 +189,10 @@ func TestFewChecksKeepLittle(t *testing.T) {
 	for range 20 {
 		for _, n := range []int{limit.MaxBatch, 2} {
 			must.NoError(t, l.CheckTo(t.Context(), checks[:n], nil, results[:n]))
-			b := l.take(checks[:n], results[:n])
-			must.True(t, cap(b.ops) <= 2*n && cap(b.away) <= 2*n,
-				"%d checks have room for %d operations, %d of which wait", n, cap(b.ops), cap(b.away))
-			l.put(b)
+			pool := &l.batches[bits.Len(uint(n-1))]
+			b := pool.Get().(*Batch)
+			must.True(t, cap(b.room) <= 2*n && cap(b.ops) <= 2*n, "%d checks have room for %d operations", n, cap(b.room))
+			pool.Put(b)
 		}
 	}
 }

@@ -1,9 +1,6 @@
 package limiter
 
 import (
-	"context"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -12,22 +9,17 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// This file has what happens on the node that was asked before another node decides a check, and after: before answers from borrowed
-// units and from remembered refusals, inquire chooses one check to ask about a key that was just refused, conclude remembers the answer.
+// This file has what happens on the node that was asked before another node decides a check, and after: before answers from borrowed units and
+// from remembered refusals, end remembers the other node's answer.
 //
-// Route.go must call conclude for every operation that inquire has seen, before it waits for another caller's inquiry: a check that others
-// wait for ends their waiting there. Two batches can each lead an inquiry that the other one waits for.
+// A refusal is remembered as the answer to checks of the same cost (internal/lend), counted from the instant at which its check was sent (away.sent).
+// What this node sends in between, and what may charge or give back units, makes it void (away.mark).
 
 // away is what a node keeps of an operation while it asks other nodes for its decision.
 type away struct {
-	charges  bool   // elsewhere, unless it is refused
-	remember bool   // a refusal of it may be remembered
-	mark     uint64 // of the refusals' memory, from before it was sent
-	sent     int64  // Mono
-
-	// inquiry is of a key that was refused a moment ago: this check leads it, or waits for the answer to the check that does.
-	inquiry chan struct{}
-	leads   bool
+	asked bool   // another node was asked
+	mark  uint64 // of the refusals' memory, from before it was asked last
+	sent  int64  // the Mono instant of that
 
 	// hint is the route to ask by next in place of this node's own, if not nil; followed is the highest term under which a node was asked.
 	hint     *ownership.Route
@@ -36,49 +28,11 @@ type away struct {
 
 // refusalKey is a key under one version of its limits, as far as this node knows them.
 type refusalKey struct {
-	rule        *rule // a new one with each table of policies
-	policy, key string
+	rule *rule // a new one with each table of policies
+	state
 }
 
-func (op *Op) refusalKey() refusalKey { return refusalKey{op.rule, op.Policy, op.Key} }
-
-// inquiries are the keys that were refused a moment ago and are being asked about again. When a refusal that was remembered
-// ends, all callers that want the key would ask at once, and nearly all be refused: so the first one asks, and the others look
-// into the memory again when it has its answer. The zero value is ready for use.
-type inquiries struct {
-	mu    sync.Mutex
-	under map[state]inquiry
-}
-
-type inquiry struct {
-	answered chan struct{}
-	until    int64 // the latest Mono instant of the answer, unless the leader has panicked
-}
-
-// join returns a channel that is closed when the leader has been answered about the state, within most, and whether the caller leads.
-func (q *inquiries) join(s state, now int64, most time.Duration) (answered chan struct{}, leads bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if of, ok := q.under[s]; ok && now < of.until {
-		return of.answered, false
-	}
-	if q.under == nil {
-		q.under = make(map[state]inquiry)
-	}
-	answered = make(chan struct{})
-	q.under[s] = inquiry{answered, now + int64(most)}
-	return answered, true
-}
-
-// end lets those go on that have joined.
-func (q *inquiries) end(s state, answered chan struct{}) {
-	q.mu.Lock()
-	if q.under[s].answered == answered {
-		delete(q.under, s)
-	}
-	q.mu.Unlock()
-	close(answered)
-}
+func (op *Op) refusalKey() refusalKey { return refusalKey{op.rule, op.state()} }
 
 // isPlain says that a refusal of the check says nothing but that there is no room for it, and charges nothing.
 func isPlain(c *limit.Check) bool { return c.Cost > 0 && !c.Partial && !c.Always }
@@ -95,120 +49,60 @@ func (l *Limiter) before(op *Op, r *ownership.Route, now *moment) (done bool) {
 	case r.Standing != ownership.Elsewhere || !isPlain(op.Check) || op.RequestID != "":
 		return false
 	}
-	_, _, done = l.refused(op, now.Mono)
-	return done
+	return l.refused(op, now.Mono)
 }
 
-// inquire notes that other nodes are to be asked for operations, each of which gets one place of room, and returns those to ask at once, and
-// those that wait for the inquiry of another caller.
-func (l *Limiter) inquire(ops []*Op, room []away) (ask, behind []*Op) {
-	now := l.clock().Mono
-	ask = ops[:0]
-	for i, op := range ops {
-		if op.Outcome.ticket != 0 {
-			ask = append(ask, op) // it has been decided, and waits for a copy
-			continue
-		}
-		op.away = &room[i]
-		if l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Elsewhere && l.inquireOne(op, now) {
-			continue
-		}
-		if a := op.away; a.inquiry != nil && !a.leads {
-			behind = append(behind, op)
-		} else {
-			ask = append(ask, op)
-		}
-	}
-	return ask, behind
-}
-
-// inquireOne is inquire for an operation that another node decides. It reports whether it has answered the operation from memory.
-func (l *Limiter) inquireOne(op *Op, now int64) (done bool) {
-	a := op.away
-	a.charges = op.Cost > 0 && (op.Kind == OpCheck || op.Kind == OpReserve || op.Kind == OpExtend)
-	if op.Kind != OpCheck || !isPlain(op.Check) {
-		return false
-	}
-	a.remember, a.sent = true, now
-	if op.RequestID != "" {
-		a.mark = l.refusals.Mark(op.hash)
-		return false
-	}
-	var ended int64
-	switch a.mark, ended, done = l.refused(op, now); {
-	case done:
-		op.away = nil
-	case ended != 0 && now-ended < int64(limit.MaxRemember):
-		a.inquiry, a.leads = l.inquiries.join(op.state(), now, 2*l.cfg.Timeout)
-	}
-	return done
-}
-
-// unanswered waits until what other callers have asked is answered, or until ctx is done, and returns the operations that this
-// does not answer.
-func (l *Limiter) unanswered(ctx context.Context, ops []*Op) (rest []*Op) {
-	for _, op := range ops {
-		select {
-		case <-op.away.inquiry:
-		case <-ctx.Done():
-		}
-	}
-	now := l.clock().Mono
-	for _, op := range ops {
-		mark, _, done := l.refused(op, now)
-		if *op.away = (away{charges: true, remember: true, mark: mark, sent: now}); done {
-			op.away = nil
-		} else {
-			rest = append(rest, op)
-		}
-	}
-	return rest
-}
-
-// refused answers a check from memory, and reports whether it did; mark and ended are Find's.
-func (l *Limiter) refused(op *Op, now int64) (mark uint64, ended int64, ok bool) {
-	r, mark, ok := l.refusals.Find(op.hash, op.refusalKey(), op.Cost, now)
+// refused answers a check from memory, and reports whether it did.
+func (l *Limiter) refused(op *Op, now int64) bool {
+	r, ok := l.refusals.Find(op.hash, op.refusalKey(), op.Cost, now)
 	if !ok {
-		return mark, r.Until, false
+		return false
 	}
 	d := op.Decision
 	*d = r.Decision
 	d.Age(time.Duration(now - r.Came))
 	d.RememberFor = time.Duration(r.Until - now)
 	op.rule.stats.countBanned(d)
-	op.rule.stats.mine().remembered.Add(1)
+	op.rule.stats.mine()[resultRemembered].Add(1)
 	var tightest *algo.Limit
 	if op.rule.Limits != nil && !d.Banned { // a ban refuses whatever is in use
 		tightest = tightestOf(op.rule.Limits, d)
 	}
 	l.count(op, tightest)
-	return mark, 0, true
+	return true
 }
 
-// conclude does what is left to be done when an operation has its Outcome. end is read only where an answer is under a lease.
-func (l *Limiter) conclude(op *Op, end *moment) {
-	if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
-		l.unreachable(op) // another node may decide by now, and know nothing of this
-	}
-	a := op.away
-	switch {
-	case op.givesBack():
-		l.refusals.Forget(op.hash) // also after an error: an answer may have been lost
-	case a != nil && a.charges:
-		l.remember(op)
-	}
-	if a != nil && a.leads {
-		l.inquiries.end(op.state(), a.inquiry)
+// end does what is left to be done when an operation has its Outcome. end is read only where an answer is under a lease.
+func (l *Limiter) end(op *Op, end *moment) {
+	out, a := &op.Outcome, op.away
+	if out.until == 0 && a == nil && !op.givesBack() {
+		return // as nearly all that this node decides
 	}
 	op.away = nil
+	if out.until != 0 {
+		out.Lease = time.Duration(out.until - end.bootTime())
+	}
+	switch late := out.until != 0 && out.Lease <= 0; {
+	case op.Hops > 0: // the node that was asked does what else there is to be done
+		if late {
+			*out = Outcome{Unreachable: true}
+		}
+		return
+	case late:
+		l.unreachable(op) // another node may decide by now, and know nothing of this
+	}
+	if op.givesBack() {
+		l.refusals.Forget(op.hash) // also after an error: an answer may have been lost
+	} else if a != nil && a.asked && op.asks() && op.Cost > 0 {
+		l.remember(op, a)
+	}
 }
 
-// ending is the moment at which a batch is concluded, of which only the boot clock is read, once, and only if an
-// answer is under a lease.
+// ending is the moment at which operations end, of which only the boot clock is read, once, and only if an answer is under a lease.
 func (l *Limiter) ending() moment { return moment{l: l} }
 
-// remember keeps the answer to what was forwarded, if it is a refusal that may be kept.
-func (l *Limiter) remember(op *Op) {
+// remember keeps the answer of another node, if it is a refusal that may be kept.
+func (l *Limiter) remember(op *Op, a *away) {
 	d := op.Decision
 	if op.Outcome.Err == nil && op.Kind == OpCheck {
 		l.borrowing.missed(op)
@@ -217,16 +111,14 @@ func (l *Limiter) remember(op *Op) {
 		l.refusals.Admitted(op.hash)
 		return
 	}
-	if !op.away.remember || op.Outcome.Err != nil || d.RememberFor <= 0 {
+	if op.Outcome.Err != nil || d.RememberFor <= 0 {
 		return
 	}
 	kept := *d
 	kept.RequestID = ""
-	about := op.refusalKey()
-	about.policy, about.key = strings.Clone(about.policy), strings.Clone(about.key) // they may be parts of a larger text
-	l.refusals.Remember(op.hash, about, op.away.mark, lend.Refusal[limit.Decision]{
+	l.refusals.Remember(op.hash, refusalKey{op.rule, op.state().own()}, a.mark, lend.Refusal[limit.Decision]{
 		Decision: kept, Cost: op.Cost,
-		Came: l.clock().Mono, Until: op.away.sent + int64(limit.Remembered(d.RememberFor)),
+		Came: l.clock().Mono, Until: a.sent + int64(limit.Remembered(d.RememberFor)),
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,97 +94,6 @@ func TestARefusalIsRememberedForItsRetryAfter(t *testing.T) {
 		c.advance(time.Millisecond + 100)
 		d := n.check(t, named("short", key, 1))
 		expect.True(t, d.Allowed, "%+v", d)
-	})
-}
-
-// When a refusal that was remembered ends, one asks, and the others go by what it hears: a refusal answers them too, after
-// an admission they ask for themselves.
-func TestOneAsksForAll(t *testing.T) {
-	for name, test := range map[string]struct {
-		policy   string
-		use      int64
-		after    time.Duration
-		messages int
-		allowed  int64
-	}{
-		"refused again": {"log", 5, time.Second, 1, 0},
-		"admitted":      {"short", 1, 101 * time.Millisecond, 1 + 2, 1},
-		"long ago":      {"log", 5, 2 * time.Second, 2, 0}, // by then nobody asks for it all the time
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-				key, n := c.owned(test.policy, 1, 0), c.nodes[0]
-				n.check(t, named(test.policy, key, test.use))
-				n.check(t, named(test.policy, key, 1)) // remembered for a second at most
-				c.advance(test.after)
-				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
-					<-time.After(time.Millisecond) // so that all have asked before one is answered
-					deliver()
-				})
-				var allowed atomic.Int64
-				c.wantMessages(test.messages, "asked by two at once", func() {
-					var all sync.WaitGroup
-					for range 2 {
-						all.Go(func() {
-							checks := make([]limit.Check, 10)
-							for i := range checks {
-								checks[i] = named(test.policy, key, 1)
-							}
-							results, err := n.Check(t.Context(), checks)
-							expect.NoError(t, err)
-							for i := range results {
-								if results[i].Allowed {
-									allowed.Add(1)
-								} else if results[i].RetryAfter <= 0 || results[i].FailedClosed {
-									t.Errorf("%+v", results[i])
-								}
-							}
-						})
-					}
-					all.Wait()
-				})
-				expect.Equal(t, allowed.Load(), test.allowed, "admitted")
-				c.wantMessages(0, "what was heard last, asked once more", func() {
-					d := n.check(t, named(test.policy, key, 1))
-					expect.True(t, !d.Allowed, "%+v", d)
-				})
-				expect.Equal(t, len(n.inquiries.under), 0, "inquiries are left behind")
-			})
-		})
-	}
-}
-
-// TestWhoAsksForAllMayGetNoAnswer has the message lost of the one who asks: the others have time left to ask themselves.
-func TestWhoAsksForAllMayGetNoAnswer(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		q, n := named("log", c.owned("log", 1, 0), 5), c.nodes[0]
-		n.check(t, q)
-		n.check(t, q) // remembered for a second at most
-		c.advance(time.Second)
-		var asked atomic.Int64
-		c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
-			if asked.Add(1) > 1 && ctx.Err() == nil {
-				deliver()
-				return
-			}
-			<-ctx.Done()
-			for _, op := range ops {
-				op.Outcome.Unreachable = true
-			}
-		})
-		var first sync.WaitGroup
-		first.Go(func() { n.check(t, q) })
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		start := time.Now()
-		results := must.Value(n.Check(ctx, []limit.Check{q}))(t)
-		if waited := time.Since(start); waited != 40*time.Millisecond {
-			t.Errorf("another's answer was waited for %v, which is not half of the time until on_error answers", waited)
-		}
-		d := results[0].Decision
-		expect.True(t, !d.Allowed && !d.FailedOpen && !d.FailedClosed, "%+v, though the owner can be asked", d)
-		first.Wait()
 	})
 }
 

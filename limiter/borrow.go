@@ -2,7 +2,7 @@ package limiter
 
 import (
 	"context"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,16 +48,16 @@ type LoanCall struct {
 	Known     bool         // the answer to OpRecall: the borrower has such a loan
 	Lent      limit.Lent   // the answer to OpBorrow
 
-	copied unconfirmed // the copy that the answer to OpBorrow waits for, if Outcome has a ticket
+	without limit.Lent // the answer if the copy does not confirm the loan: nothing is granted
 }
 
 // borrowing is this node as a borrower of units of keys that other nodes decide for. nil: it borrows nothing.
 //
-// Each report goes to the node that holds the partition when the report is sent. That node knows the loan however often the partition has moved,
-// because a key's loans move with its state.
+// Each report goes to the node that holds the partition when the report is sent, by the same way as a check (route.go). That node knows the loan
+// however often the partition has moved, because a key's loans move with its state.
 type borrowing struct {
 	l     *Limiter
-	book  *lend.Book[loanKey, toldNode]
+	book  *lend.Book[loanKey, struct{}]
 	clock func() int64 // goes on while the machine is suspended
 	kick  fifo.Signal  // set when there may be something to report
 
@@ -67,42 +67,27 @@ type borrowing struct {
 
 // loanKey identifies a key in the book, under the limits as this node knows them.
 type loanKey struct {
-	inline      *rule // the rule of a limit sent along, in place of policy
-	policy, key string
+	inline *rule // the rule of a limit sent along; nil: the scope is a policy
+	state
 }
 
 func (op *Op) loanKey() loanKey {
+	k := loanKey{state: op.state()}
 	if op.Limit != nil {
-		return loanKey{inline: op.rule, key: op.Key}
+		k.inline = op.rule
 	}
-	return loanKey{policy: op.Policy, key: op.Key}
-}
-
-// own returns a copy whose texts are not parts of a larger message, for the book to keep.
-func (k loanKey) own() loanKey {
-	k.policy, k.key = strings.Clone(k.policy), strings.Clone(k.key)
 	return k
 }
 
+// own returns a copy for the book to keep.
+func (k loanKey) own() loanKey { return loanKey{k.inline, k.state.own()} }
+
 func (k loanKey) target() limit.Target {
-	t := limit.Target{Policy: k.policy, Key: k.key}
-	if k.inline != nil {
-		t.Limit, t.Namespace, t.Configured = &k.inline.Limits[0], k.inline.namespace, limit.Reserved(k.inline.namespace)
+	if k.inline == nil {
+		return limit.Target{Policy: k.scope, Key: k.key}
 	}
-	return t
-}
-
-// toldNode is the node that a loan's reports go to for as long as this node's route to the key stays the same: the node of the route, or the
-// holder that the node of the route has named in a NotHolder, since that node may learn of a move before this one does.
-type toldNode struct {
-	route ownership.Route
-	node  ownership.Node
-}
-
-// report is a report as an operation, and the node that it goes to.
-type report struct {
-	op *Op
-	to toldNode
+	of := k.inline
+	return limit.Target{Limit: &of.Limits[0], Namespace: of.namespace, Configured: limit.Reserved(of.namespace), Key: k.key}
 }
 
 // startBorrowing starts the goroutine that reports loans. It runs until stop.
@@ -111,11 +96,11 @@ func startBorrowing(l *Limiter) *borrowing {
 	if b.clock == nil {
 		b.clock = func() int64 { return l.clock().Mono }
 	}
-	b.book = lend.NewBook[loanKey, toldNode](b.kick.Set, l.cfg.Random)
+	b.book = lend.NewBook[loanKey, struct{}](b.kick.Set, l.cfg.Random)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.running.Go(func() {
-		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []lend.Report[loanKey, toldNode]) {
+		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []lend.Report[loanKey, struct{}]) {
 			panics.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // after a panic the book repeats the reports
 		})
 	})
@@ -164,7 +149,7 @@ func (l *Limiter) allBorrowed(all *together) bool {
 	if b == nil || b.book.Loans() == 0 {
 		return false
 	}
-	parts := make([]lend.Part[loanKey, toldNode], len(all.ops))
+	parts := make([]lend.Part[loanKey, struct{}], len(all.ops))
 	for i, op := range all.ops {
 		p := &parts[i]
 		p.Key, p.Units = op.loanKey(), op.Cost
@@ -214,89 +199,48 @@ func (b *borrowing) missed(op *Op) {
 	}
 }
 
-// report sends the book's reports, made at the instant sent, to the nodes that decide for their keys, one exchange for each node. The book
+// report sends the book's reports, made at the instant sent, to the nodes that decide for their keys, those for one node together. The book
 // repeats a report that cannot be sent.
-func (b *borrowing) report(ctx context.Context, sent int64, reports []lend.Report[loanKey, toldNode]) {
-	if len(reports) == 0 {
-		return
-	}
-	var here []report
-	by := make(map[ownership.Node][]report)
-	now := b.l.moment()
+func (b *borrowing) report(ctx context.Context, sent int64, reports []lend.Report[loanKey, struct{}]) {
+	to := asks{most: len(reports)}
 	for i := range reports {
-		r := b.reportOf(&reports[i])
-		switch node := r.to.node; {
-		case r.op.Outcome.Err != nil:
-		case r.to.route.Standing == ownership.Owned:
-			// The partition has moved to this node, and its loans with it, so that this node now lends to itself: it asks for no more.
-			r.op.Loan.Report.Want = 0
-			b.l.decide(r.op, &now)
-		case node.Name == "" || node == b.l.cfg.Self:
-			r.op.Outcome.NotHolder = &ownership.Route{} // no node decides at the moment
-		default:
-			by[node] = append(by[node], r)
+		r := &reports[i]
+		op := NewOp(OpBorrow, limit.Check{Target: r.Key.target()}, Extra{Loan: &LoanCall{Report: limit.Borrow{
+			ID: algo.LoanID{Borrower: b.l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
+		}}})
+		op.owed = true
+		if op.Outcome.Err = b.l.plan(b.l.table.Load(), op); op.Outcome.Err != nil {
+			b.answered(sent, []*Op{op})
 			continue
 		}
-		here = append(here, r)
+		route := b.l.cfg.Ownership.Route(int(op.partition))
+		to.add(way{route.Standing, route.Node}, op)
 	}
-	b.answered(sent, here)
-	for node, reports := range by {
-		b.running.Go(func() { b.send(ctx, sent, node, reports) })
+	for _, g := range to.groups {
+		b.running.Go(func() {
+			panics.Tell(b.l.cfg.Panicked, func() { // after a panic the book repeats the reports
+				ctx, cancel := context.WithTimeout(ctx, exchangeMost)
+				defer cancel()
+				b.l.wait(ctx, b.l.takeIn(slices.Clone(g.ops)))
+				b.answered(sent, g.ops)
+			})
+		})
 	}
-}
-
-// reportOf makes an operation of a report, and finds the node that it goes to.
-func (b *borrowing) reportOf(r *lend.Report[loanKey, toldNode]) report {
-	l := b.l
-	op := NewOp(OpBorrow, limit.Check{Target: r.Key.target()}, Extra{Loan: &LoanCall{Report: limit.Borrow{
-		ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
-	}}})
-	op.Hops = 1
-	if op.Outcome.Err = l.plan(l.table.Load(), op); op.Outcome.Err != nil {
-		return report{op: op}
-	}
-	to := toldNode{route: *l.cfg.Ownership.Route(int(op.partition))}
-	if to.node = to.route.Node; to.route == r.Node.route {
-		to.node = r.Node.node
-	}
-	return report{op, to}
-}
-
-// send sends a node its reports, and takes in the answers.
-func (b *borrowing) send(ctx context.Context, sent int64, node ownership.Node, reports []report) {
-	ctx, cancel := context.WithTimeout(ctx, exchangeMost)
-	defer cancel()
-	ops := make([]*Op, len(reports))
-	for i := range reports {
-		ops[i] = reports[i].op
-	}
-	panics.Tell(b.l.cfg.Panicked, func() { b.l.cfg.Peers.Forward(ctx, node, ops) })
-	panics.Tell(b.l.cfg.Panicked, func() { b.answered(sent, reports) })
 }
 
 // answered gives the book the answers to reports that were sent at the instant sent.
-func (b *borrowing) answered(sent int64, reports []report) {
-	answers := make([]lend.Answer[toldNode], 0, len(reports))
-	for _, r := range reports {
-		a := lend.Answer[toldNode]{Number: r.op.Loan.Report.ID.Number, From: r.to}
-		switch out := &r.op.Outcome; {
-		case out.Unreachable:
-			a.Unheard = true
-		case out.NotHolder != nil:
-			a.Unheard = true
-			if h := out.NotHolder; h.Node.Name != "" && !h.Term.Less(r.to.route.Term) {
-				a.To = toldNode{r.to.route, h.Node}
-			}
-		case out.Err != nil:
-			a.Ended, a.Again = true, neverAgain // the holder rejects the target: limits sent along are turned off, for example
-		default:
-			a.Lent = r.op.Loan.Lent
+func (b *borrowing) answered(sent int64, ops []*Op) {
+	answers := make([]lend.Answer[struct{}], len(ops))
+	for i, op := range ops {
+		a := &answers[i]
+		a.Lent = op.Loan.Lent
+		if err := op.Outcome.Err; err != nil {
+			// Not Unavailable: the holder rejects the target, such as when limits sent along are turned off.
+			a.Lent = limit.Lent{Unheard: err.Kind == limit.Unavailable, Ended: err.Kind != limit.Unavailable, Again: neverAgain}
 		}
-		answers = append(answers, a)
+		a.Number = op.Loan.Report.ID.Number
 	}
-	if len(answers) > 0 {
-		b.book.Answered(sent, b.clock(), answers)
-	}
+	b.book.Answered(sent, b.clock(), answers)
 }
 
 // answerRecall gives up what is left of a loan of this node, and answers with the loan's totals.
@@ -309,25 +253,6 @@ func (l *Limiter) answerRecall(op *Op) {
 	r, ok := b.book.Recalled(asked.Number, asked.Granted, b.clock())
 	op.Loan.Known = ok
 	op.Loan.Report = limit.Borrow{ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: asked.Number}, Totals: r.Totals, Known: r.Known}
-}
-
-// carryLoan carries out an OpBorrow: it takes in a node's report of a loan, and lends.
-func (l *Limiter) carryLoan(op *Op, now *moment) {
-	if op.Loan == nil {
-		op.Outcome.Err = limit.NewError(limit.Invalid, "", "a report of a loan without the loan")
-		return
-	}
-	op.Loan.Report.Target = op.Target
-	if op.Loan.Forwarded {
-		op.Loan.Report.Want = 0
-	}
-	a, copied := l.lend(&op.subject, &op.Loan.Report, now)
-	if a.Unheard {
-		op.Outcome.NotHolder = l.cfg.Ownership.Route(int(op.partition)) // the borrower asks the holder next
-		return
-	}
-	op.Loan.Lent, op.Loan.copied, op.Outcome.ticket = a, copied, copied.ticket
-	op.Loan.copied.answer = &op.Loan.Lent
 }
 
 // askNode recalls the loans of a key that a node has (OpRecall), and takes in the reports with which it answers.
@@ -351,8 +276,10 @@ func (l *Limiter) askNode(node ownership.Node, of subject, target limit.Target, 
 		if out := &op.Outcome; out.Unreachable || out.Err != nil || out.NotHolder != nil || !op.Loan.Known {
 			continue
 		}
-		report := op.Loan.Report
-		report.Target, report.ID, report.Want, report.Counted = target, loans[i].ID, 0, true
-		l.lend(&of, &report, &now)
+		report := NewOp(OpBorrow, limit.Check{Target: target}, Extra{Loan: &LoanCall{Report: op.Loan.Report}})
+		report.subject, report.partition = of, int32(l.partition(of.hash))
+		r := &report.Loan.Report
+		r.ID, r.Want, r.Counted = loans[i].ID, 0, true
+		l.lend(report, &now)
 	}
 }

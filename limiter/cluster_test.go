@@ -243,7 +243,9 @@ func sent(from ownership.Node, ops []*Op) []*Op {
 // bringBack is the answer to operations as messages carry it.
 func bringBack(ops, there []*Op) {
 	for i, op := range ops {
-		op.Outcome, *op.Decision = there[i].Outcome, *there[i].Decision
+		out := &there[i].Outcome
+		op.Outcome = Outcome{Err: out.Err, NotHolder: out.NotHolder, Lease: out.Lease, Unreachable: out.Unreachable}
+		*op.Decision = *there[i].Decision
 		if op.Extra == nil {
 			continue
 		}

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/collision"
@@ -165,29 +163,6 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 				expect.True(t, d.Allowed, "%+v: %+v", other, d)
 			})
 		}
-
-		// Two keys whose refusals have ended at once: each is asked for by itself, and nobody waits for the other's answer.
-		entry.check(t, named("log", "b", 4))
-		entry.check(t, named("log", "a", 1)) // the admission has made it forgotten
-		entry.check(t, named("log", "b", 1))
-		c.advance(limit.MaxRemember)
-		release := make(chan struct{})
-		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
-			if ops[0].Key == "a" {
-				<-release
-			}
-			deliver()
-		})
-		done := make(chan limit.Decision)
-		go func() { done <- entry.check(t, named("log", "a", 1)) }()
-		synctest.Wait()
-		expect.Equal(t, len(entry.inquiries.under), 1, "inquiries in flight, want that of the first key")
-		asked := time.Now()
-		c.wantMessages(1, "another key while the first is asked for", func() { entry.check(t, named("log", "b", 1)) })
-		waited := time.Since(asked)
-		expect.True(t, waited == 0, "it waited %v for the first", waited)
-		close(release)
-		<-done
 	})
 }
 

@@ -84,12 +84,12 @@ func TestAnswerAtTheEndOfALease(t *testing.T) {
 		must.Equal(t, l.plan(l.table.Load(), op), nil)
 		op.Decision.Allowed, op.Outcome.until = true, until
 		end := l.ending()
-		if l.conclude(op, &end); op.Decision.Allowed != used {
+		if l.end(op, &end); op.Decision.Allowed != used {
 			t.Errorf("at 7 an answer until %d: %+v", until, op.Decision)
 		}
 		// A peer is not told of none left: that would be for ever.
-		told := &Op{Kind: OpCheck, Outcome: Outcome{until: until}}
-		if l.limitUse([]*Op{told}, &end); told.Outcome.Unreachable == used || told.Outcome.Lease > 0 != used {
+		told := &Op{Kind: OpCheck, Hops: 1, Outcome: Outcome{until: until}}
+		if l.end(told, &end); told.Outcome.Unreachable == used || told.Outcome.Lease > 0 != used {
 			t.Errorf("at 7 a peer is told of an answer until %d: %+v", until, told.Outcome)
 		}
 	}

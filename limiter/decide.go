@@ -41,44 +41,40 @@ func (m *moment) bootTime() int64 {
 // decide carries out an operation on this node's own state at the given moment, and counts it. The Outcome is NotHolder
 // when the partition turns out not to be open here, and has a ticket when the answer may not be given yet.
 func (l *Limiter) decide(op *Op, now *moment) {
+	r := op.rule
+	if op.Kind != OpCheck || r.concurrency {
+		op.Outcome.Err = suits(op)
+	}
 	switch {
-	case op.Kind == OpCheck && op.rule.ordinary && op.Cost >= 0:
-		l.admit(op, now)
+	case op.Outcome.Err != nil:
 	case op.Kind == OpBorrow:
-		l.carryLoan(op, now)
+		l.lend(op, now)
 	case op.Kind == OpQuota:
 		l.quota(op, now)
+	case r.Limits == nil:
+		l.answer(op)
+	case op.Kind == OpCheck && op.Cost >= 0:
+		l.admit(op, now)
+	case op.givesBack() && op.Kind != OpSettle && !op.recalled && l.store.OnLoan(op.storeKey(), r.Scope) > 0:
+		op.Outcome.onLoan = true // a borrower may have spent what it has not reported
 	default:
-		l.carryOut(op, now)
+		l.change(op, op.storeKey(), now)
 	}
 	if op.Outcome.Err != nil {
 		l.countError(op)
 	}
 }
 
-// countError counts the error of an operation that asks for units, if there is one.
+// countError counts the error of an operation that asks for units.
 func (l *Limiter) countError(op *Op) {
-	if op.Outcome.Err != nil && op.asks() {
-		op.rule.stats.mine().errors.Add(1)
+	if op.asks() {
+		op.rule.stats.mine()[resultError].Add(1)
 	}
 }
 
-func (l *Limiter) carryOut(op *Op, now *moment) {
+// change carries out an operation that is no ordinary check.
+func (l *Limiter) change(op *Op, k store.Key, now *moment) {
 	r := op.rule
-	if op.Kind != OpCheck || r.concurrency {
-		if op.Outcome.Err = suits(op); op.Outcome.Err != nil {
-			return
-		}
-	}
-	if r.Limits == nil {
-		l.answer(op)
-		return
-	}
-	k := op.storeKey()
-	if op.givesBack() && op.Kind != OpSettle && !op.recalled && l.store.OnLoan(k, r.Scope) > 0 {
-		op.Outcome.onLoan = true // a borrower may have spent what it has not reported
-		return
-	}
 	switch op.Kind {
 	case OpCheck, OpAcquire, OpReserve, OpExtend:
 		l.admit(op, now)
@@ -143,7 +139,7 @@ func (l *Limiter) answer(op *Op) {
 	case op.Kind == OpRenew:
 		op.Outcome.Err = limit.NewError(limit.NotFound, "lease_id", "has ended: the key has no limit to hold a lease on")
 	case op.Kind == OpSettle:
-		op.Outcome.Err = notPending()
+		op.Outcome.Err = storeError(store.ErrNotPending)
 	case op.Kind == OpReset:
 		// The key may have a state from before it had this rule, and would come back to it.
 		l.failed(op, l.store.Reset(op.storeKey(), r.Scope))
@@ -173,8 +169,7 @@ func (l *Limiter) admit(op *Op, now *moment) {
 	r, c := op.rule, op.Check
 	k := op.storeKey()
 	call := store.Call{
-		Request:   algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always, Bounded: c.Bounded},
-		RequestID: requestID(c), Spent: c.Spent, Whole: !op.recalled, Caller: c.Caller,
+		Request: requestOf(c), RequestID: requestID(c), Spent: c.Spent, Whole: !op.recalled, Caller: c.Caller,
 	}
 	if op.Kind != OpCheck {
 		if op.Outcome.Err = l.complete(op, &call); op.Outcome.Err != nil {
@@ -206,6 +201,10 @@ func (l *Limiter) admit(op *Op, now *moment) {
 	l.conclusion(op, &got, each)
 }
 
+func requestOf(c *limit.Check) algo.Request {
+	return algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always, Bounded: c.Bounded}
+}
+
 // complete adds to a call what operations other than checks ask for.
 func (l *Limiter) complete(op *Op, call *store.Call) *limit.Error {
 	call.TTL = op.TTL
@@ -226,10 +225,7 @@ func (l *Limiter) tryCandidate(r *rule, k *store.Key, now algo.Instant, call *st
 	if call.Cost == 0 {
 		return
 	}
-	again := store.Call{
-		Request:   algo.Request{Cost: call.Cost, Partial: call.Partial, Always: call.Always, Bounded: call.Bounded},
-		RequestID: call.RequestID, Spent: call.Spent, Caller: call.Caller,
-	}
+	again := store.Call{Request: call.Request, RequestID: call.RequestID, Spent: call.Spent, Caller: call.Caller}
 	var got store.Answer
 	if l.store.DecideTo(k, r.candidate, now, &again, nil, &got) == nil && call.Cost > 0 { // otherwise it has no room for the key
 		r.stats.candidate.count(got.Allowed, allowed)
@@ -348,11 +344,7 @@ func (l *Limiter) failed(op *Op, err error) {
 		op.Outcome.NotHolder, op.Outcome.shut = &ownership.Route{}, true // nothing was done: the present holder is to be asked
 	case op.asks() && errors.Is(err, store.ErrNoGrant):
 		op.Outcome.ungranted = true
-	case errors.Is(err, store.ErrNotPending):
-		op.Outcome.Err = notPending()
-	case errors.Is(err, store.ErrReservations) && !(op.Kind != OpCheck && op.Atomic):
-		op.Outcome.Err = reservationsError(err)
-	case op.asks() && errors.Is(err, store.ErrFull):
+	case op.asks() && errors.Is(err, store.ErrFull) && (!errors.Is(err, store.ErrReservations) || op.Kind != OpCheck && op.Atomic):
 		l.fail(op)
 	default:
 		op.Outcome.Err = storeError(err)
@@ -388,25 +380,27 @@ func quotaWindow(l *algo.Limit) time.Duration {
 	return time.Duration(q)
 }
 
-// reservationsError says which bound a reservation, or what extends one, has met.
-func reservationsError(err error) *limit.Error {
-	switch {
-	case errors.Is(err, store.ErrKeyReservations):
-		return limit.NewError(limit.Unavailable, "key", "has as many pending reservations and extensions as a key may have (max-key-reservations): commit or cancel some")
-	case errors.Is(err, store.ErrShareReservations):
-		return limit.NewError(limit.Unavailable, "", "the caller has more than its part of the pending reservations of the node that decides for this key (max-reservations): commit or cancel some")
-	}
-	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has as many pending reservations as it may have (max-reservations): commit or cancel some")
+// storeErrors are what callers are told of the store's errors, the more particular ones first.
+var storeErrors = []struct {
+	err            error
+	kind           limit.Kind
+	field, message string
+}{
+	{store.ErrNotPending, limit.NotFound, "reservation_id", "is not pending here: it was ended in another way before, or its ttl has passed and all that it charged stays charged"},
+	{store.ErrReserved, limit.Invalid, "cost", "is above what was reserved, and nothing was changed: extend the reservation first, or let the excess be charged"},
+	{store.ErrExcess, limit.Invalid, "cost", "is above what was reserved by more than the largest limit, and nothing was changed: to charge as much takes the role charge"},
+	{store.ErrKeyReservations, limit.Unavailable, "key", "has as many pending reservations and extensions as a key may have (max-key-reservations): commit or cancel some"},
+	{store.ErrShareReservations, limit.Unavailable, "", "the caller has more than its part of the pending reservations of the node that decides for this key (max-reservations): commit or cancel some"},
+	{store.ErrReservations, limit.Unavailable, "", "the node that decides for this key has as many pending reservations as it may have (max-reservations): commit or cancel some"},
+	{store.ErrRequestID, limit.Invalid, "request_id", "was used before with another cost, or for another operation: use a fresh one"},
+	{store.ErrNoGrant, limit.Unavailable, "", "the node that decides for this key may not do so at the moment: it has no grant, or no copy of what it counts"},
 }
 
 func storeError(err error) *limit.Error {
-	switch {
-	case errors.Is(err, store.ErrRequestID):
-		return limit.NewError(limit.Invalid, "request_id", "was used before with another cost, or for another operation: use a fresh one")
-	case errors.Is(err, store.ErrReserved):
-		return limit.NewError(limit.Invalid, "cost", "is more than was reserved")
-	case errors.Is(err, store.ErrNoGrant):
-		return limit.NewError(limit.Unavailable, "", "the node that decides for this key may not do so at the moment: it has no grant, or no copy of what it counts")
+	for _, e := range storeErrors {
+		if errors.Is(err, e.err) {
+			return limit.NewError(e.kind, e.field, e.message)
+		}
 	}
 	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has no memory left for it")
 }

@@ -90,27 +90,6 @@ func TestExactlyTheLimitUnderConcurrentCallers(t *testing.T) {
 	}
 }
 
-// TestInlineAlgorithms does the same with limits sent along.
-func TestInlineUnderConcurrentCallers(t *testing.T) {
-	inBubble(t, 3, Config{}, func(t *testing.T, c *testCluster) {
-		for a := algo.FixedWindow; a < algo.Concurrency; a++ {
-			target := limit.Target{Limit: &algo.Limit{Algorithm: a, Limit: 100, Window: 24 * time.Hour}, Key: "k"}
-			var admitted atomic.Int64
-			var wg sync.WaitGroup
-			for i := range 300 {
-				wg.Go(func() {
-					if d := c.nodes[i%3].check(t, limit.Check{Target: target, Cost: 1}); d.Allowed && d.Policy == "inline" {
-						admitted.Add(1)
-					}
-				})
-			}
-			wg.Wait()
-			n := admitted.Load()
-			expect.True(t, n == 100, "%v: %d admitted", a, n)
-		}
-	})
-}
-
 func TestSeveralLimitsListEach(t *testing.T) {
 	const text = `policies: [{name: p, algorithm: sliding_log, limits: [2/1s, 3/1m]}]`
 	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {

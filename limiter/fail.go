@@ -33,7 +33,7 @@ func (l *Limiter) fail(op *Op) {
 	}
 	switch {
 	case r.share:
-		l.failByPart(op)
+		l.failByShare(op)
 	case r.closed && !r.shadow:
 		d.FailedClosed, d.RetryAfter = true, failedRetry
 	default:
@@ -47,11 +47,43 @@ func (l *Limiter) fail(op *Op) {
 // What on_error: share counts is kept in a small store of its own, of which no other node hears. These are its bounds: beyond them keys that
 // it does not know are refused.
 const (
-	maxParts     = 16 << 10
-	maxPartBytes = 16 << 20
+	maxShares     = 16 << 10
+	maxShareBytes = 16 << 20
 )
 
-// divided returns limits of which each is one of n equal parts, rounded down; nil when one of them would be nothing.
+// newShares returns the store of what on_error: share counts.
+func newShares() *store.Store {
+	return store.New(store.Config{Partitions: 1, MaxKeys: maxShares, MaxBytes: maxShareBytes})
+}
+
+// failByShare answers an operation by this node's share of its rule's limits, one of as many as the cluster has members. It refuses where there is no
+// memory, or a share would be nothing.
+func (l *Limiter) failByShare(op *Op) {
+	members := 1
+	if l.cfg.Members != nil {
+		members = max(l.cfg.Members(), 1)
+	}
+	r, d := op.rule, op.Decision
+	got := store.Answer{Decision: algo.Decision{RetryAfter: algo.Never}}
+	if limits := divided(r.Limits, members); limits != nil {
+		share := store.Rule{Scope: r.Scope, Limits: limits, Durability: store.None}
+		call := store.Call{Request: requestOf(op.Check)}
+		if answer, err := l.shares.Decide(store.Key{Hash: op.hash, Key: op.Key}, &share, l.clock(), call, nil); err == nil {
+			got = answer
+		}
+	}
+	d.Allowed, d.Granted, d.Remaining, d.Delay, d.ResetAfter = got.Allowed, got.Granted, got.Remaining, got.Delay, got.ResetAfter
+	switch {
+	case d.Allowed:
+	case r.shadow:
+		shadow(d, op.Cost)
+	default:
+		d.FailedClosed, d.RetryAfter = true, failedRetry // the node that decides may be back before a share has room again
+	}
+	d.FailedOpen = d.Allowed
+}
+
+// divided returns limits of which each is one of n equal shares, rounded down; nil when one of them would be nothing.
 func divided(limits algo.Limits, n int) algo.Limits {
 	out := slices.Clone(limits)
 	for i := range out {
@@ -67,44 +99,4 @@ func divided(limits algo.Limits, n int) algo.Limits {
 		}
 	}
 	return out
-}
-
-// newParts returns the store of parts.
-func newParts() *store.Store {
-	return store.New(store.Config{Partitions: 1, MaxKeys: maxParts, MaxBytes: maxPartBytes})
-}
-
-// decidePart decides a request by one of n equal parts of the rule's limits. It refuses what cannot be decided, because there is no memory
-// or a part would be nothing.
-func (r *rule) decidePart(parts *store.Store, n int, k store.Key, now algo.Instant, request algo.Request) algo.Decision {
-	if limits := divided(r.Limits, max(n, 1)); limits != nil {
-		part := store.Rule{Scope: r.Scope, Limits: limits, Durability: store.None}
-		if got, err := parts.Decide(k, &part, now, store.Call{Request: request}, nil); err == nil {
-			return got.Decision
-		}
-	}
-	return algo.Decision{Limit: r.Limits[0].Limit, RetryAfter: algo.Never}
-}
-
-// failByPart answers an operation by this node's part of its rule's limits.
-func (l *Limiter) failByPart(op *Op) {
-	members := 1
-	if l.cfg.Members != nil {
-		members = l.cfg.Members()
-	}
-	r, d := op.rule, op.Decision
-	request := algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always, Bounded: op.Bounded}
-	got := r.decidePart(l.parts, members, store.Key{Hash: op.hash, Key: op.Key}, l.clock(), request)
-	d.Allowed, d.Granted, d.Remaining, d.Delay = got.Allowed, got.Granted, got.Remaining, got.Delay
-	d.RetryAfter, d.ResetAfter = got.RetryAfter, got.ResetAfter
-	d.FailedOpen, d.FailedClosed = d.Allowed, !d.Allowed
-	switch {
-	case d.FailedOpen:
-	case r.shadow:
-		shadow(d, op.Cost)
-		d.FailedOpen, d.FailedClosed = true, false
-	default:
-		// The node that decides may be back before a part has room again.
-		d.RetryAfter = failedRetry
-	}
 }

@@ -55,23 +55,21 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*rule, *limit.Er
 	if err := limit.ValidLimit(&own); err != nil {
 		return nil, err
 	}
-	// What the operator has configured is bounded like a policy: not by what is for callers' limits.
-	bounds := store.Rule{MaxKeys: r.maxKeys, MaxBytes: r.maxBytes}
-	if limit.Reserved(namespace) {
-		bounds = store.Rule{}
-	} else if err := r.tooLong(&own); err != nil {
-		return nil, err
-	}
 	scope := limit.InlineScope(namespace, &own)
 	fresh := &rule{
-		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: bounds.MaxKeys, MaxBytes: bounds.MaxBytes},
+		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: r.maxKeys, MaxBytes: r.maxBytes},
 		namespace: namespace, hash: r.hashKey.Scope(scope), stats: r.stats,
 		concurrency: own.Algorithm == algo.Concurrency, lendable: true,
+	}
+	// What the operator has configured is bounded like a policy: not by what is for callers' limits.
+	if limit.Reserved(namespace) {
+		fresh.MaxKeys, fresh.MaxBytes = 0, 0
+	} else if err := r.tooLong(&own); err != nil {
+		return nil, err
 	}
 	if own.Limit == algo.Unlimited {
 		fresh.Limits, fresh.units = nil, algo.Unlimited
 	}
-	fresh.ordinary = fresh.Limits != nil && !fresh.concurrency
 	r.mu.Lock()
 	if r.by == nil || len(r.by) >= maxInlineRules {
 		r.by = make(map[inlineKey]*rule)

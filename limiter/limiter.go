@@ -121,13 +121,11 @@ type Limiter struct {
 	sample sampler
 	load   load
 	inline inlineRules
-	parts  *store.Store // of on_error: share
+	shares *store.Store // of on_error: share
 
 	batches [11]sync.Pool // of *Batch, for CheckTo: by the least power of two that is not below their checks, the last for 1024
-	asks    sync.Pool     // of *asks
 
 	refusals  lend.Refusals[refusalKey, limit.Decision] // of checks that other nodes decide
-	inquiries inquiries                                 // about these keys
 	settling  background
 	estimates estimator // of policies that learn how much to reserve
 	loans     loans
@@ -161,7 +159,7 @@ func New(cfg Config) *Limiter {
 	l := &Limiter{
 		cfg:     cfg,
 		store:   cfg.Store,
-		parts:   newParts(),
+		shares:  newShares(),
 		clock:   cfg.Clock,
 		log:     cfg.Logger,
 		stats:   newStatsByPolicy(),
@@ -170,6 +168,8 @@ func New(cfg Config) *Limiter {
 		done:    make(chan struct{}),
 	}
 	l.settling.panicked = cfg.Panicked
+	l.settling.running.SetLimit(maxBackground)
+	l.loans.start()
 	l.inline.hashKey, l.inline.stats = cfg.HashKey, l.stats.inline
 	l.inline.longest, l.inline.maxKeys, l.inline.maxBytes = cfg.InlineMaxWindow, cfg.InlineMaxKeys, cfg.InlineMaxMemory
 	l.load.places = fairshare.New(cfg.MaxInFlight)
@@ -177,7 +177,6 @@ func New(cfg Config) *Limiter {
 	for i := range l.batches {
 		l.batches[i].New = func() any { return new(Batch) }
 	}
-	l.asks.New = func() any { return new(asks) }
 	if cfg.Ownership == nil {
 		l.cfg.Ownership, l.alone = &alone{Standing: ownership.Owned}, true
 	}
@@ -245,7 +244,7 @@ func (l *Limiter) tend() {
 		case <-tick.C:
 			now := l.clock()
 			l.store.Sweep(now, sweepParts)
-			l.parts.Sweep(now, sweepParts)
+			l.shares.Sweep(now, sweepParts)
 			l.sample.tick(now.Mono)
 			st := l.store.Stats()
 			if quiet++; st.Full+st.ShareFull > full+shares && quiet >= sweepsAMinute {

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 )
@@ -30,7 +28,7 @@ import (
 // later rounds do not wait for it for silentFor, the longest term of a loan.
 //
 // While a round is in progress, and until the checks that waited for it are decided, lend grants nothing of the key: what comes back is for them.
-// No answer that grants units, or a longer term, is sent before the copy has the loan (unconfirmed), where the policy's durability asks for that.
+// No answer that grants units, or a longer term, is sent before the copy has the loan (LoanCall.without), where the policy's durability asks for that.
 
 const (
 	// recallMost is how long a check waits for units that are recalled.
@@ -50,7 +48,7 @@ const (
 	maxReported = 1 << 20
 )
 
-// loans has the ways to ask borrowers, and the rounds. The loans themselves are in the store. The zero value is ready for use.
+// loans has the ways to ask borrowers, and the rounds. The loans themselves are in the store.
 type loans struct {
 	mu        sync.Mutex
 	borrowers map[uint64]map[*borrower]struct{} // by the borrower's id
@@ -75,14 +73,17 @@ type round struct {
 	done    chan struct{}            // closed when the round ends: all borrowers that were asked have answered, or giveUp was called
 }
 
+// start makes the maps.
+func (ls *loans) start() {
+	ls.borrowers, ls.rounds = make(map[uint64]map[*borrower]struct{}), make(map[state]*round)
+	ls.deciding, ls.silent = make(map[state]int), make(map[uint64]map[uint64]int64)
+}
+
 // OpenBorrower implements limit.Lender.
 func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()) {
 	b, all := &borrower{recall}, &l.loans
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	if all.borrowers == nil {
-		all.borrowers = make(map[uint64]map[*borrower]struct{})
-	}
 	if all.borrowers[id] == nil {
 		all.borrowers[id] = make(map[*borrower]struct{})
 	}
@@ -115,146 +116,102 @@ func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
 	b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
 }
 
-// Lend implements limit.Lender. A report of a loan whose key another node holds is forwarded to that node, once, and is granted nothing. The
+// Lend implements limit.Lender. A report of a loan whose key another node holds is forwarded to that node, and is granted nothing. The
 // borrower may not be able to reach the holder yet, since clients connect to it only when it is ready; without the forwarded report its loan
 // would end meanwhile, and its units be charged. Where there is no loan yet, the answer is Unheard, and names the holder.
 func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	t, now := l.table.Load(), l.moment()
-	var copies []unconfirmed
-	var others []forwarded
+	var waits []*Op
+	var places []int
 	for i := range in {
-		var s subject
-		if l.identify(t, &in[i].Target, &s) != nil {
+		op := NewOp(OpBorrow, limit.Check{Target: in[i].Target}, Extra{Loan: &LoanCall{Report: in[i]}})
+		if l.plan(t, op) != nil {
 			out[i] = limit.Lent{Ended: true, Again: neverAgain}
 			continue
 		}
-		a, copied := l.lend(&s, &in[i], &now)
-		if out[i] = a; copied.ticket != 0 {
-			copied.answer = &out[i]
-			copies = append(copies, copied)
+		op.owed = true
+		r := l.cfg.Ownership.Route(int(op.partition))
+		if r.Standing == ownership.Owned {
+			l.decide(op, &now)
 		}
-		if a.Unheard && a.Holder != "" && in[i].Totals.Granted > 0 {
-			others = append(others, l.forwardReport(&in[i], &out[i]))
+		switch {
+		case r.Standing != ownership.Owned:
+			out[i] = limit.Lent{Unheard: true, Holder: r.Node.Name}
+			op.Loan.Forwarded = true
+			if in[i].Totals.Granted == 0 || r.Node.Name == "" || r.Node == l.cfg.Self {
+				continue
+			}
+		case op.Outcome.NotHolder != nil:
+			out[i] = limit.Lent{Unheard: true}
+			continue
+		case op.Outcome.ticket == 0:
+			out[i] = op.Loan.Lent
+			continue
+		default:
+			out[i] = op.Loan.without
 		}
+		waits, places = append(waits, op), append(places, i)
 	}
-	if copies == nil && others == nil {
+	if waits == nil {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lendMost)
 	return func() {
 		defer cancel()
-		var told panics.Group
-		if others != nil {
-			told.Go(func() { l.tellHolders(ctx, others) })
+		l.wait(ctx, l.takeIn(slices.Clone(waits)))
+		for i, op := range waits {
+			if to := &out[places[i]]; op.Outcome.Err == nil {
+				op.Loan.Lent.Holder = to.Holder
+				*to = op.Loan.Lent
+			}
 		}
-		for i := range copies {
-			l.awaitLent(ctx, &copies[i])
-		}
-		told.Wait()
 	}, nil
 }
 
-// forwarded is a client's report that this node sends on to the holder.
-type forwarded struct {
-	op     *Op
-	answer *limit.Lent
-}
-
-func (l *Limiter) forwardReport(b *limit.Borrow, answer *limit.Lent) forwarded {
-	op := NewOp(OpBorrow, limit.Check{Target: b.Target}, Extra{Loan: &LoanCall{Report: *b, Forwarded: true}})
-	return forwarded{op, answer}
-}
-
-// tellHolders forwards reports to the holders of their keys, those for one node together, and fills in the answers.
-func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
-	to := l.asks.Get().(*asks)
-	for _, r := range reports {
-		if r.op.Outcome.Err = l.plan(l.table.Load(), r.op); r.op.Outcome.Err != nil {
-			continue
-		}
-		route := l.cfg.Ownership.Route(int(r.op.partition))
-		if route.Standing == ownership.Owned || route.Node.Name == "" || route.Node == l.cfg.Self {
-			r.op.Outcome.NotHolder = &ownership.Route{} // the partition has moved to this node, or is moving
-			continue
-		}
-		to.add(way{ownership.Elsewhere, route.Node}, r.op)
+// lend carries out an OpBorrow: it takes in a borrower's report of a loan, and lends. A forwarded report asks for nothing, and neither does this node
+// as the borrower of a partition that has moved to it.
+func (l *Limiter) lend(op *Op, now *moment) {
+	b, r, key := &op.Loan.Report, op.rule, op.state()
+	a := &op.Loan.Lent
+	if *a = (limit.Lent{Ended: true, Again: neverAgain}); r.Limits == nil {
+		return
 	}
-	l.askAll(ctx, to)
-	to.reset()
-	l.asks.Put(to) // as in forward
-	for _, r := range reports {
-		if out := &r.op.Outcome; out.Err == nil && out.NotHolder == nil && !out.Unreachable {
-			holder := r.answer.Holder
-			*r.answer = r.op.Loan.Lent
-			r.answer.Holder = holder
-		}
-	}
-}
-
-// unconfirmed is an answer that grants a loan, or a longer term of one, and that must not be sent before the copy has the loan.
-type unconfirmed struct {
-	partition int
-	ticket    uint64 // the copy's progress to wait for; 0: none
-	strict    bool
-	answer    *limit.Lent
-	without   limit.Lent // the answer if the copy does not confirm: nothing is granted
-}
-
-// awaitLent waits for the copy to confirm a loan. If it does not, the answer becomes one that grants nothing.
-func (l *Limiter) awaitLent(ctx context.Context, u *unconfirmed) {
-	if degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, u.partition, u.ticket, u.strict); degraded || !ok {
-		*u.answer = u.without
-	}
-}
-
-// lend takes in a borrower's report of a loan of a key, and lends. copied has a ticket if the answer must wait for the copy.
-func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, copied unconfirmed) {
-	r := s.rule
-	if r.Limits == nil {
-		return limit.Lent{Ended: true, Again: neverAgain}, copied
-	}
-	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: b.Key}
-	if route := l.cfg.Ownership.Route(k.Partition); route.Standing != ownership.Owned {
-		return limit.Lent{Unheard: true, Holder: route.Node.Name}, copied
-	}
+	call := store.Borrow{ID: b.ID, Totals: b.Totals, Known: b.Known, Want: b.Want, Caller: op.Caller, Boot: r.boot(now)}
 	again := lendAgain
-	call := store.Borrow{ID: b.ID, Totals: b.Totals, Known: b.Known, Want: b.Want, Caller: b.Caller}
-	if !r.lendable || r.Limits.Lendable() != nil {
-		call.Want, again = 0, neverAgain
-	} else if l.loans.recalling(state{r.Scope, b.Key}) {
-		call.Want = 0 // units that come back are for the checks that wait for the round
-	}
-	call.Boot = r.boot(now)
-	lent, err := l.store.Lend(k, &r.Rule, now.Instant, call)
 	switch {
-	case errors.Is(err, store.ErrShut):
-		return limit.Lent{Unheard: true}, copied
-	case err != nil:
-		return limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}, copied
+	case !r.lendable || r.Limits.Lendable() != nil:
+		call.Want, again = 0, neverAgain
+	case op.Loan.Forwarded || l.borrowing != nil && b.ID.Borrower == l.cfg.Self.Boot || l.loans.recalling(key):
+		call.Want = 0 // during a round the units that come back are for the checks that wait for it
+	}
+	lent, err := l.store.Lend(op.storeKey(), &r.Rule, now.Instant, call)
+	*a = limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}
+	if errors.Is(err, store.ErrShut) {
+		l.failed(op, err)
+	}
+	if err != nil {
+		return
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
 	if !b.Counted {
-		l.countSpent(r, b.Key, &lent)
+		l.countSpent(r, op.Key, &lent)
 	}
-	l.loans.heard(state{r.Scope, b.Key}, b.ID, lent.Ended || lent.Left() == 0)
-	if lent.Ticket != 0 {
-		copied = unconfirmed{
-			partition: k.Partition, ticket: lent.Ticket, strict: r.Strict,
-			without: limit.Lent{Granted: b.Totals.Granted, Spent: lent.Spent, Again: again},
-		}
-	}
+	l.loans.heard(key, b.ID, lent.Ended || lent.Left() == 0)
+	a.Spent = lent.Spent
+	op.Loan.without, op.Outcome.ticket = *a, lent.Ticket
 	if lent.Term != 0 {
 		l.loans.granted.Add(1)
-		return r.granted(&lent), copied
+		*a = r.granted(&lent)
+		return
 	}
 	switch {
 	case again == neverAgain:
 	case call.Want == 0:
-		again = recallAgain // the borrower asked for nothing, or a round is in progress
+		a.Again = recallAgain // the borrower asked for nothing, or a round is in progress
 	case lent.OnLoan > 0:
-		again = returnAgain
+		a.Again = returnAgain
 	}
-	return limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Again: again}, copied
+	a.Granted, a.Ended = lent.Granted, lent.Ended
 }
 
 // granted is the answer to a borrower that has been granted units: the loan, and what the borrower tells its callers of the key's limits.
@@ -275,7 +232,7 @@ func (r *rule) granted(lent *store.Lent) limit.Lent {
 // countSpent counts the checks that a report says the borrower has admitted, maxReported at most.
 func (l *Limiter) countSpent(r *rule, key string, lent *store.Lent) {
 	checks := min(lent.Checked, maxReported)
-	r.stats.mine().allowed.Add(uint64(checks))
+	r.stats.mine()[resultAllowed].Add(uint64(checks))
 	r.stats.borrowed.Add(uint64(checks))
 	l.sample.spent(&r.Rule, key, checks, &lent.Decision)
 }
@@ -306,9 +263,6 @@ func (ls *loans) recalling(of state) bool {
 func (ls *loans) wait(of state, n int) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if ls.deciding == nil {
-		ls.deciding = make(map[state]int)
-	}
 	if ls.deciding[of] += n; ls.deciding[of] == 0 {
 		delete(ls.deciding, of)
 	}
@@ -330,18 +284,18 @@ func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	}
 }
 
-// callBack begins a round for a key, or returns the one in progress. It asks the borrowers for what they have left; OpenBorrower asks those that
-// cannot be asked now, as after a move or while a client reconnects. It returns nil when there is no borrower to wait for.
-func (l *Limiter) callBack(of state, k store.Key, op *Op, now int64) *round {
-	lent, err := l.store.Recall(k, of.scope, l.clock())
-	r, nodes := l.openRound(of, lent, err, now)
-	if len(nodes) > 0 {
-		// askNode may run for longer than op's texts are valid.
+// callBack begins a round for an operation's key, or returns the one in progress. It asks the borrowers for what they have left; OpenBorrower asks
+// those that cannot be asked now, as after a move or while a client reconnects. It returns nil when there is no borrower to wait for.
+func (l *Limiter) callBack(op *Op, of state) *round {
+	now := l.clock()
+	lent, err := l.store.Recall(op.storeKey(), of.scope, now)
+	r, nodes := l.openRound(of, lent, err, now.Mono)
+	for node, loans := range nodes {
 		target, subject := op.Target, op.subject
-		target.Policy, target.Key = strings.Clone(target.Policy), strings.Clone(target.Key)
-		for node, loans := range nodes {
-			l.settling.start(func() { l.askNode(node, subject, target, loans) })
+		if target.Key = of.key; target.Policy != "" { // the goroutine may run for longer than op's texts are valid
+			target.Policy = of.scope
 		}
+		l.settling.start(func() { l.askNode(node, subject, target, loans) })
 	}
 	return r
 }
@@ -356,20 +310,14 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 	if r != nil || err != nil {
 		return r, nil
 	}
-	r = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})}
+	r, nodes = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})}, make(map[ownership.Node][]algo.Loan)
 	for i := range lent {
 		loan := &lent[i]
-		if until, silent := all.silent[loan.ID.Borrower][loan.ID.Number]; silent {
-			if now < until {
-				continue
-			}
-			delete(all.silent[loan.ID.Borrower], loan.ID.Number)
+		if now < all.silent[loan.ID.Borrower][loan.ID.Number] {
+			continue
 		}
 		to := all.borrowers[loan.ID.Borrower]
 		if node, ok := l.member(loan.ID.Borrower); ok {
-			if nodes == nil {
-				nodes = make(map[ownership.Node][]algo.Loan)
-			}
 			nodes[node] = append(nodes[node], *loan)
 			r.asked[loan.ID] = struct{}{}
 			all.recalled.Add(1)
@@ -382,9 +330,6 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 	}
 	if len(r.asked) == 0 && len(r.unasked) == 0 {
 		return nil, nil
-	}
-	if all.rounds == nil {
-		all.rounds = make(map[state]*round)
 	}
 	all.rounds[of] = r
 	// The round has a timer of its own, because the callers that wait for it may have less time than recallMost.
@@ -419,27 +364,18 @@ func (ls *loans) giveUp(of state, r *round, now int64) {
 		}
 		ls.sweep = now + int64(silentFor)
 	}
-	for id := range r.asked {
-		ls.silence(id, now+int64(silentFor))
-		ls.unanswered.Add(1)
-	}
+	ls.recalled.Add(uint64(len(r.unasked)))
 	for i := range r.unasked {
-		ls.silence(r.unasked[i].ID, now+int64(silentFor))
-		ls.recalled.Add(1)
-		ls.unanswered.Add(1)
+		r.asked[r.unasked[i].ID] = struct{}{}
+	}
+	ls.unanswered.Add(uint64(len(r.asked)))
+	for id := range r.asked {
+		if ls.silent[id.Borrower] == nil {
+			ls.silent[id.Borrower] = make(map[uint64]int64)
+		}
+		ls.silent[id.Borrower][id.Number] = now + int64(silentFor)
 	}
 	ls.end(of, r)
-}
-
-// silence has rounds not wait for the borrower of a loan up to an instant. The caller holds mu.
-func (ls *loans) silence(id algo.LoanID, until int64) {
-	if ls.silent == nil {
-		ls.silent = make(map[uint64]map[uint64]int64)
-	}
-	if ls.silent[id.Borrower] == nil {
-		ls.silent[id.Borrower] = make(map[uint64]int64)
-	}
-	ls.silent[id.Borrower][id.Number] = until
 }
 
 // end ends a round. The caller holds mu.
@@ -450,65 +386,55 @@ func (ls *loans) end(of state, r *round) {
 }
 
 // awaitRecalls decides operations once more whose Outcome is onLoan: checks that were refused for want of units on loan, and operations that give
-// units back. It does so when the borrowers have returned what they have left, or after recallMost: the operations are final then.
+// units back. It does so when the borrowers have returned what they have left, or after recallMost: the operations are final then. While there is
+// time they are not: another node may have lent the units again, and then they are recalled once more.
 func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
-	type waiting struct {
-		op    *Op
-		of    state
-		round *round
-	}
-	var rest []waiting // the operations that are not decided yet
-	defer func() {     // after a panic, so that their keys can be lent again
-		for _, w := range rest {
-			if w.round != nil {
-				l.loans.giveUp(w.of, w.round, l.clock().Mono)
-			}
-			l.loans.wait(w.of, -1)
+	var late *time.Timer
+	var kept []state // keys of which nothing is lent until all are decided
+	defer func() {
+		for _, of := range kept {
+			l.loans.wait(of, -1)
 		}
 	}()
-	var late *time.Timer
 	for over := false; ; {
+		var rest []*Op
+		var rounds []*round
 		for _, op := range ops {
 			if op.Outcome.onLoan {
-				of := op.state()
+				of := op.state().own()
 				l.loans.wait(of, 1)
-				rest = append(rest, waiting{op: op, of: of})
-				rest[len(rest)-1].round = l.callBack(of, op.storeKey(), op, l.clock().Mono)
+				kept, rest = append(kept, of), append(rest, op)
+				rounds = append(rounds, l.callBack(op, of))
 			}
 		}
-		if len(rest) == 0 {
+		if rest == nil {
 			return
 		}
 		if late == nil {
 			late = time.NewTimer(recallMost)
 			defer late.Stop()
 		}
+		for _, r := range rounds {
+			if r != nil && !over {
+				select { // others may wait for the round for longer: it ends by its own time
+				case <-r.done:
+				case <-late.C:
+					over = true
+				case <-ctx.Done():
+					over = true
+				}
+			}
+		}
 		select {
 		case <-late.C:
 			over = true
 		default:
 		}
-		for _, w := range rest {
-			if w.round == nil || over {
-				continue
-			}
-			select { // others may wait for the round for longer: it ends by its own time
-			case <-w.round.done:
-			case <-late.C:
-				over = true
-			case <-ctx.Done():
-				over = true
-			}
-		}
 		now := l.moment()
-		for len(rest) > 0 {
-			w := rest[0]
-			// Not final while there is time: another node may have lent the units again, and then they are recalled once more.
-			w.op.recalled = over || w.round == nil
-			l.decideLater(w.op, &now)
-			w.op.recalled = false
-			rest = rest[1:]
-			l.loans.wait(w.of, -1)
+		for i, op := range rest {
+			op.recalled = over || rounds[i] == nil
+			l.decideLater(op, &now)
+			op.recalled = false
 		}
 	}
 }

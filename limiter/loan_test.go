@@ -539,7 +539,7 @@ func TestAskedNext(t *testing.T) {
 					}()
 				})()
 			}
-			l.loans.silence(algo.LoanID{Borrower: 1, Number: 1}, l.clock().Mono+int64(10*time.Millisecond))
+			l.loans.silent[1] = map[uint64]int64{1: l.clock().Mono + int64(10*time.Millisecond)}
 			d := check(t, l, "p", 100)
 			expect.True(t, d.Allowed != late, "late %v: %+v", late, d)
 			synctest.Wait() // until the round is over, as the check's time is
@@ -627,7 +627,7 @@ func TestAskedAnew(t *testing.T) {
 				}()
 			})()
 		}
-		l.loans.silence(algo.LoanID{Borrower: 1, Number: 1}, l.clock().Mono+int64(recallMost+10*time.Millisecond))
+		l.loans.silent[1] = map[uint64]int64{1: l.clock().Mono + int64(recallMost+10*time.Millisecond)}
 		if d := check(t, l, "p", 80); !d.Allowed {
 			t.Errorf("%+v, %+v", d, l.Loans())
 		}
@@ -675,6 +675,7 @@ func TestALaterRecallHasItsTime(t *testing.T) {
 // over is removed then.
 func TestSilentBorrowersAreSweptOnce(t *testing.T) {
 	var all loans
+	all.start()
 	giveUp := func(number uint64, now int64) {
 		of := state{key: fmt.Sprint(number)}
 		r := &round{asked: map[algo.LoanID]struct{}{{Borrower: 1, Number: number}: {}}, late: time.NewTimer(time.Hour), done: make(chan struct{})}

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -51,9 +52,9 @@ type Op struct {
 	Left      time.Duration // of an operation from a peer: how long its sender waits for the answer; 0: not said
 	partition int32
 	Kind      OpKind
-	Hops      uint8 // how often it has been forwarded; reports of loans are forwarded once at most, whatever this says
+	Hops      uint8 // how often it has been forwarded: 0 on the node that a caller has asked
 	recalled  bool  // what is on loan of its key has been called back: a refusal is final now
-	owed      bool  // it settles what was charged before, and is carried out however many operations wait
+	owed      bool  // it tells of units that are charged already, and is carried out however many operations wait
 
 	Outcome Outcome
 	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
@@ -168,6 +169,9 @@ func (out *Outcome) pending() bool {
 type state struct{ scope, key string }
 
 func (op *Op) state() state { return state{op.scope(), op.Key} }
+
+// own returns a copy whose texts are not parts of a larger message.
+func (s state) own() state { return state{strings.Clone(s.scope), strings.Clone(s.key)} }
 
 func (op *Op) scope() string {
 	if op.rule.missing {

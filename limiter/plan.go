@@ -6,16 +6,24 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// The path of one operation, whether it comes alone, in a batch, from a stream or from a peer:
+// The path of one operation, whether it comes alone, in a batch, from a stream or from a peer. batch.go has the executor, which takes operations
+// through these steps:
 //
 //	plan    validates it, hashes its key and finds its rule, which says what else concerns it (this file)
 //	before  answers it from units that this node has borrowed, or from a refusal that it remembers (before.go)
 //	decide  decides it by this node's own store (decide.go)
-//	ask     has another node decide it, or waits until some node can (route.go)
-//	after   ends it: whether its answer may still be used, and what this node remembers of it (before.go)
+//	wait    has another node decide it, or waits until some node can (route.go)
+//	end     ends it: whether its answer may still be used, and what this node remembers of it (before.go)
 //
-// on_error answers (fail.go) where no node could be asked in time, where this node has no room for a new key, and where more operations wait
-// than it takes in (shed.go).
+// A check is forwarded (route.go) when another node holds its key's partition: the node that the caller has asked sends it to the holder, with the
+// other checks that go there. A receiver that is not the holder sends it on once, or answers NotHolder, and the first node asks again.
+//
+// A check whose key is on loan (loan.go) is decided like any other while there is room besides what is on loan. Before its holder refuses it for want
+// of those units, the holder asks the borrowers to return what they have left, and decides once more, after 50 ms at most.
+//
+// on_error answers (fail.go) on the node that the caller has asked: where no node has decided within the caller's time or Config.Timeout, where an
+// answer came under a lease that has ended, and where more operations wait than this node takes in (shed.go). On the holder it answers where the store
+// has no room for a new key.
 //
 // Words: a table is the policies in force, worked out for deciding; an entry is one policy of it, and a rule decides one key's checks (table.go). A rule
 // is missing if this node does not know the policy. A Target names a policy or has a Limit of its own, sent along; it is Configured if that Limit
@@ -56,47 +64,36 @@ func (l *Limiter) replan(op *Op) {
 	}
 }
 
-// planAll plans a batch: ops, which are zero before, become the operations of checks, with their decisions in results. A check that is denied, or
-// not valid, has its error in results and no operation. bad is the place of the first check that is not valid, or -1.
-func (l *Limiter) planAll(ops []Op, checks []limit.Check, denied limit.Denials, results []limit.Result) (bad int) {
+// planAll plans operations under one table. What is wrong with one is its Outcome's error, and bad is the place of the first of these, or -1. One that
+// has an error before is left as it is.
+func (l *Limiter) planAll(ops []*Op) (bad int) {
 	t := l.table.Load()
+	var last *Op // most are under the same limit as the one before
 	bad = -1
-	for i := range checks {
-		op := &ops[i]
-		op.Kind, op.Check, op.Decision = OpCheck, &checks[i], &results[i].Decision
-		if len(denied) > 0 && denied[i] != nil {
-			results[i] = limit.Result{Err: denied[i]}
+	for i, op := range ops {
+		switch {
+		case op.Outcome.Err != nil || op.Kind == OpRecall:
 			continue
+		case last != nil && op.follows(last):
+			op.partition = int32(l.partition(op.hash))
+		default:
+			op.Outcome.Err = l.plan(t, op)
 		}
-		var last *Op
-		if i > 0 {
-			last = &ops[i-1]
-		}
-		if err := l.planAfter(t, op, last); err != nil {
-			results[i] = limit.Result{Err: err}
-			if op.rule = nil; bad < 0 {
-				bad = i
-			}
+		if op.Outcome.Err == nil {
+			last = op
+		} else if bad < 0 {
+			bad = i
 		}
 	}
 	return bad
-}
-
-// planAfter is plan for an operation that came after another one, last; nil: it is the first. Most are under the same limit as the one before.
-func (l *Limiter) planAfter(t *table, op, last *Op) *limit.Error {
-	if last == nil || op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || !op.follows(last) {
-		return l.plan(t, op)
-	}
-	op.partition = int32(l.partition(op.hash))
-	return nil
 }
 
 // follows plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has
 // done nothing, for other checks.
 func (op *Op) follows(last *Op) bool {
 	c, before := op.Check, last.Check
-	if c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
-		last.rule == nil || last.rule.missing || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
+	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
+		last.rule.missing || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
 		return false
 	}
 	op.rule = last.rule
@@ -166,6 +163,10 @@ func (op *Op) validExtra() *limit.Error {
 			return limit.NewError(limit.Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0")
 		}
 		op.lease = id
+	case OpBorrow:
+		if op.Loan == nil {
+			return limit.NewError(limit.Invalid, "", "a report of a loan without the loan")
+		}
 	case OpReserve, OpExtend:
 		if op.TTL > limit.MaxReservation {
 			return limit.NewError(limit.Invalid, "ttl", "is longer than the longest for a reservation, 1h")

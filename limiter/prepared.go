@@ -90,6 +90,12 @@ func (s *prepared) Check(ctx context.Context, key string, cost int64) (b limit.B
 func (s *prepared) Count(b limit.Brief, cost int64) {
 	s.rule.stats.saw(b.Limit, b.Remaining)
 	if cost > 0 {
-		s.rule.stats.mine().tally(b.Allowed, b.Shadow, b.NearLimit)
+		of := resultRefused
+		if b.Shadow {
+			of = resultShadow
+		} else if b.Allowed {
+			of = resultAllowed
+		}
+		s.rule.stats.mine().add(of, b.NearLimit)
 	}
 }

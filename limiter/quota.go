@@ -23,28 +23,14 @@ type QuotaOp struct {
 
 // Quota implements limit.Quotas.
 func (l *Limiter) Quota(ctx context.Context, in []limit.Quota, out []limit.QuotaLent) error {
-	var ops []*Op
-	var places []int
-	t := l.table.Load()
-	for i := range in {
+	return l.each(ctx, len(in), func(i int) (*Op, *limit.Error) {
 		q := &in[i]
-		op := NewOp(OpQuota, limit.Check{Target: q.Target}, Extra{Quota: &QuotaOp{ID: q.ID, Totals: q.Totals, Known: q.Known, Ask: q.Ask}})
-		if err := l.plan(t, op); err != nil {
+		return NewOp(OpQuota, limit.Check{Target: q.Target}, Extra{Quota: &QuotaOp{ID: q.ID, Totals: q.Totals, Known: q.Known, Ask: q.Ask}}), nil
+	}, func(i int, op *Op, err error) {
+		if out[i] = op.Quota.Lent; err != nil {
 			out[i] = limit.QuotaLent{Err: err}
-			continue
 		}
-		ops, places = append(ops, op), append(places, i)
-	}
-	if err := l.expired(ctx, len(ops)); err != nil {
-		return err
-	}
-	l.run(ctx, ops...)
-	for j, i := range places {
-		if out[i] = ops[j].Quota.Lent; ops[j].Outcome.Err != nil {
-			out[i] = limit.QuotaLent{Err: ops[j].Outcome.Err}
-		}
-	}
-	return nil
+	})
 }
 
 // quota carries out an operation of the kind OpQuota.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"unicode/utf8"
 
 	"github.com/weirlimit/weir/limit"
@@ -83,25 +82,18 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	case len(rs) > limit.MaxBatch:
 		return limit.AllDecision{}, limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
 	}
-	all := newTogether(len(rs), "reserves")
-	id, t := newReservationID(), l.table.Load()
-	costs := make([]int64, len(rs))
-	for i := range rs {
+	all, bad := l.gather("reserves", len(rs), func(i int) (*Op, *limit.Error) {
 		op, err := l.reserveOp(&rs[i])
-		op.Reservation, costs[i] = id, op.Cost
 		if rs[i].RequestID != "" {
 			err = limit.NewError(limit.Invalid, "request_id", "cannot be given in a reservation of several targets, which is not remembered")
 		}
-		if err == nil {
-			err = l.plan(t, op)
-		}
-		if err == nil {
-			err = all.add(i, op)
-		}
-		if err != nil {
-			return limit.AllDecision{}, err.InList("reserves", i)
-		}
+		return op, err
+	})
+	if bad != nil {
+		return limit.AllDecision{}, bad
 	}
+	id := newReservationID()
+	all.reserve(id)
 	if err := l.expired(ctx, len(all.ops)); err != nil {
 		return limit.AllDecision{}, err
 	}
@@ -115,7 +107,7 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 		return limit.AllDecision{}, err
 	}
 	held := allowed && all.held()
-	out := all.decision(costs, allowed)
+	out := all.decision(allowed)
 	if held {
 		out.ReservationID = hex.EncodeToString(id[:])
 	}
@@ -143,8 +135,11 @@ func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 
 // ExtendEach implements Service.
 func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Result, error) {
+	if err := limit.ValidEach("extends", len(es)); err != nil {
+		return nil, err
+	}
 	results := make([]limit.Result, len(es))
-	err := l.each(ctx, "extends", len(es), func(i int) (*Op, *limit.Error) { return l.extendOp(&es[i]) }, func(i int, op *Op, err error) {
+	err := l.each(ctx, len(es), func(i int) (*Op, *limit.Error) { return l.extendOp(&es[i]) }, func(i int, op *Op, err error) {
 		results[i] = limit.Result{Decision: *op.Decision, Err: err}
 	})
 	return results, err
@@ -152,30 +147,19 @@ func (l *Limiter) ExtendEach(ctx context.Context, es []limit.Extend) ([]limit.Re
 
 // each carries out n operations, each by itself. opOf returns the i-th operation, and what is wrong with it; each calls done with every
 // operation and its error.
-func (l *Limiter) each(ctx context.Context, list string, n int, opOf func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
-	if err := limit.ValidEach(list, n); err != nil {
-		return err
-	}
+func (l *Limiter) each(ctx context.Context, n int, opOf func(int) (*Op, *limit.Error), done func(int, *Op, error)) error {
 	if err := l.expired(ctx, n); err != nil {
 		return err
 	}
-	var ops []*Op
-	var places []int
-	t := l.table.Load()
-	for i := range n {
+	ops := make([]*Op, n)
+	for i := range ops {
 		op, bad := opOf(i)
-		if bad == nil {
-			bad = l.plan(t, op)
-		}
-		if bad != nil {
-			done(i, op, bad)
-		} else {
-			ops, places = append(ops, op), append(places, i)
-		}
+		op.Outcome.Err, ops[i] = bad, op
 	}
+	l.planAll(ops)
 	l.run(ctx, ops...)
 	for i, op := range ops {
-		done(places[i], op, op.err())
+		done(i, op, op.err())
 	}
 	return nil
 }
@@ -191,8 +175,11 @@ func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 
 // CommitEach implements Service.
 func (l *Limiter) CommitEach(ctx context.Context, cs []limit.Commit) ([]limit.SettledResult, error) {
+	if err := limit.ValidEach("commits", len(cs)); err != nil {
+		return nil, err
+	}
 	results := make([]limit.SettledResult, len(cs))
-	err := l.each(ctx, "commits", len(cs), func(i int) (*Op, *limit.Error) { return l.commitOp(&cs[i]) }, func(i int, op *Op, err error) {
+	err := l.each(ctx, len(cs), func(i int) (*Op, *limit.Error) { return l.commitOp(&cs[i]) }, func(i int, op *Op, err error) {
 		if results[i].Err = err; err == nil {
 			results[i].Settled = l.committed(&cs[i], op)
 		}
@@ -236,24 +223,16 @@ func (l *Limiter) settle(op *Op, k store.Key, now *moment) {
 	}
 	got, err := l.store.Settle(k, &op.rule.Rule, now.Instant, how)
 	switch {
-	case errors.Is(err, store.ErrReserved):
-		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved, and nothing was changed: extend the reservation first, or let the excess be charged")
-	case errors.Is(err, store.ErrExcess):
-		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved by more than the largest limit, and nothing was changed: to charge as much takes the role charge")
 	case err != nil:
 		l.failed(op, err)
 	case !got.Known:
-		op.Outcome.Err = notPending()
+		op.Outcome.Err = storeError(store.ErrNotPending)
 	case got.OnLoan > 0:
 		op.Outcome.onLoan = true
 	default:
 		op.Reply.Refunded, op.Reply.Excess, op.Reply.Over = got.Returned, got.Excess, got.Over
 		op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
 	}
-}
-
-func notPending() *limit.Error {
-	return limit.NewError(limit.NotFound, "reservation_id", "is not pending here: it was ended in another way before, or its ttl has passed and all that it charged stays charged")
 }
 
 // cost returns an Amount in units, by the policy's prices if it gives usage.

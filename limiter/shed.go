@@ -47,52 +47,55 @@ func (l *Limiter) Load() LoadStats {
 	return LoadStats{InFlight: taken, MaxInFlight: most, Full: l.load.full.Load(), Late: l.load.late.Load()}
 }
 
-// admitted are the places of operations that were taken in. owed counts those that are never turned away: the commits and cancels of an atomic
-// check that has been decided (Op.owed).
+// admitted are operations that were taken in, and their places. owed counts those that are never turned away (Op.owed).
 type admitted struct {
+	ops   []*Op
 	owed  int
-	taken fairshare.Taken
+	taken []fairshare.Taken
 }
 
 // done gives places back.
-func (l *load) done(a admitted) {
+func (l *load) done(a *admitted) {
 	l.places.Release(a.owed)
-	l.places.Give(a.taken)
+	for _, t := range a.taken {
+		l.places.Give(t)
+	}
 }
 
-// takeIn gives places to operations of one caller that have to wait, and returns those that got one; the caller must call done for them. on_error
-// answers the others, as if no node could be asked.
-func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
-	owed := 0
-	for _, op := range rest {
-		if op.owed {
-			owed++
+// takeIn gives places to operations that have to wait, for wait, and turns the others away, as if no node could be asked. Operations of one caller are
+// beside each other, and get places together. A caller that asks all nodes at once is held to its share of a node's places here as well, for what
+// those nodes forward.
+func (l *Limiter) takeIn(ops []*Op) *admitted {
+	in := &admitted{ops: ops[:0]}
+	for len(ops) > 0 {
+		n := 1
+		for n < len(ops) && ops[n].Caller == ops[0].Caller && ops[n].owed == ops[0].owed {
+			n++
 		}
-	}
-	l.load.places.Force(owed)
-	taken := l.load.take(rest[0].Caller, len(rest)-owed)
-	got = admitted{owed, taken}
-	free := taken.N
-	if free+owed == len(rest) {
-		return rest, got
-	}
-	in = make([]*Op, 0, free+owed)
-	for _, op := range rest {
-		switch {
-		case op.owed:
-			in = append(in, op)
-		case free > 0:
-			free--
-			in = append(in, op)
-		default:
+		free := n
+		if ops[0].owed {
+			l.load.places.Force(n)
+			in.owed += n
+		} else {
+			t := l.load.take(ops[0].Caller, n)
+			in.taken = append(in.taken, t)
+			free = t.N
+		}
+		for _, op := range ops[free:n] {
 			l.turnAway(op)
 		}
+		in.ops, ops = append(in.ops, ops[:free]...), ops[n:]
 	}
-	return in, got
+	return in
 }
 
-// turnAway answers an operation that got no place. One that was decided here and would only have waited for its copy stays charged.
+// turnAway answers an operation that got no place. One that was decided here and would only have waited for its copy stays charged. One of a peer is
+// answered by the node that its caller has asked.
 func (l *Limiter) turnAway(op *Op) {
+	if op.Hops > 0 {
+		op.Outcome = Outcome{Unreachable: true}
+		return
+	}
 	if op.stands() {
 		op.Outcome.ticket = 0
 		op.rule.stats.mine().count(op.Decision)

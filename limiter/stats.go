@@ -48,13 +48,39 @@ func (s *candidateStats) count(candidate, policy bool) {
 	}
 }
 
+// result is what is counted of a decision.
+type result uint8
+
+const (
+	resultAllowed result = iota
+	resultRefused
+	resultShadow // admitted by shadow mode alone
+	resultFailedOpen
+	resultFailedClosed
+	resultError      // an error
+	resultRemembered // those refused that were answered without asking the owner
+	resultNearLimit  // those allowed, refused and shadowed
+	results
+)
+
+// resultOf is how a decision is counted.
+func resultOf(d *limit.Decision) result {
+	switch {
+	case d.FailedOpen:
+		return resultFailedOpen
+	case d.FailedClosed:
+		return resultFailedClosed
+	case d.Shadow:
+		return resultShadow
+	case d.Allowed:
+		return resultAllowed
+	}
+	return resultRefused
+}
+
 // stripe is a part of a policy's counters in one cache line, so that goroutines on different processors do not wait for each other's line.
 // A reading adds the stripes up.
-type stripe struct {
-	allowed, refused, shadowed, failedOpen, failedClosed, errors atomic.Uint64
-	remembered                                                   atomic.Uint64 // those of refused that were answered without asking the owner
-	nearLimit                                                    atomic.Uint64 // those of allowed, refused and shadowed
-}
+type stripe [results]atomic.Uint64
 
 const stripes = 16 // a stripe is chosen by four bits, see mine
 
@@ -67,27 +93,15 @@ func (s *policyStats) mine() *stripe {
 
 // count counts a decision, and returns its number among those of this stripe with the same result, from 1 on: sampler.weight takes it.
 func (s *stripe) count(d *limit.Decision) uint64 {
-	switch {
-	case d.FailedOpen:
-		return s.failedOpen.Add(1)
-	case d.FailedClosed:
-		return s.failedClosed.Add(1)
-	}
-	return s.tally(d.Allowed, d.Shadow, d.NearLimit)
+	return s.add(resultOf(d), d.NearLimit && !d.FailedOpen && !d.FailedClosed)
 }
 
-// tally is count for a decision that on_error has not answered.
-func (s *stripe) tally(allowed, shadow, nearLimit bool) uint64 {
-	if nearLimit {
-		s.nearLimit.Add(1)
+// add is count for a decision of which this is known.
+func (s *stripe) add(r result, near bool) uint64 {
+	if near {
+		s[resultNearLimit].Add(1)
 	}
-	switch {
-	case shadow:
-		return s.shadowed.Add(1)
-	case allowed:
-		return s.allowed.Add(1)
-	}
-	return s.refused.Add(1)
+	return s[r].Add(1)
 }
 
 // saw notes how full a key's state was after a decision.
@@ -193,16 +207,16 @@ func (s *policyStats) counted(policy string) PolicyStats {
 		CandidateDisagreed: s.candidate.disagreed.Load(), Borrowed: s.borrowed.Load(),
 		Banned: s.banned.Load(), Bans: s.bans.Load(),
 	}
-	for i := range s.counts {
-		c := &s.counts[i]
-		out.Allowed += c.allowed.Load()
-		out.Refused += c.refused.Load()
-		out.Shadowed += c.shadowed.Load()
-		out.FailedOpen += c.failedOpen.Load()
-		out.FailedClosed += c.failedClosed.Load()
-		out.Errors += c.errors.Load()
-		out.Remembered += c.remembered.Load()
-		out.NearLimit += c.nearLimit.Load()
+	for _, one := range []struct {
+		of result
+		to *uint64
+	}{
+		{resultAllowed, &out.Allowed}, {resultRefused, &out.Refused}, {resultShadow, &out.Shadowed}, {resultFailedOpen, &out.FailedOpen}, {resultFailedClosed, &out.FailedClosed},
+		{resultError, &out.Errors}, {resultRemembered, &out.Remembered}, {resultNearLimit, &out.NearLimit},
+	} {
+		for i := range s.counts {
+			*one.to += s.counts[i][one.of].Load()
+		}
 	}
 	return out
 }

@@ -41,7 +41,6 @@ type rule struct {
 	// candidate is what checks are decided by as well, to be counted only; nil: nothing.
 	candidate   *store.Rule
 	warnAt      int64 // see policy.Policy
-	ordinary    bool  // its Limits decide, and not of leases
 	shadow      bool
 	concurrency bool
 	lendable    bool // units of its keys may be on loan as far as the policy goes
@@ -107,7 +106,6 @@ func (l *Limiter) compilePolicy(t *table, p *policy.Policy) *entry {
 		} else if of.Blocked {
 			r.Limits = nil
 		}
-		r.ordinary = r.Limits != nil && !r.concurrency
 		e.rules[of] = r
 	}
 	e.own = p.Rules()[0]

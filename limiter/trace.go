@@ -45,63 +45,88 @@ type Traced struct {
 }
 
 const (
-	// maxTraced bounds how many checks of a traced batch are in its trace.
-	maxTraced = 16
-	// maxTracedReceived bounds the traced operations of a peer's message, which has operations of several callers.
-	maxTracedReceived = 64
+	maxTraced = 16 // operations that a span tells of
+	maxSpans  = 64 // of a message between nodes, which has operations of several callers
 )
 
-// endSpan ends the span of a call.
-func (l *Limiter) endSpan(span Span, ops []Op) {
-	var each []Traced
-	for i := range ops[:min(len(ops), maxTraced)] {
-		if ops[i].rule != nil {
-			each = append(each, l.traced(&ops[i]))
-		}
-	}
-	span.End(each)
+// spanOf is a span with the operations that it is about.
+type spanOf struct {
+	Span
+	ops   []*Op
+	above string // the operations' Trace without the span
 }
 
-// endSpans ends the span of a call of other operations than checks.
-func (l *Limiter) endSpans(span Span, ops []*Op) {
-	var each []Traced
-	for _, op := range ops[:min(len(ops), maxTraced)] {
-		each = append(each, l.traced(op))
-	}
-	span.End(each)
-}
+type traces []spanOf
 
-// traceForward begins the span of a question to a peer, and sets it as the operations' Trace. The caller must call end after the answer.
-func (l *Limiter) traceForward(ctx context.Context, to ownership.Node, ops []*Op) (end func()) {
-	_, span := l.cfg.Tracer.Start(ctx, "forward")
+// traceCall begins the span of a call, and sets it as the Trace of the first operations. The result is nil if the call is not traced.
+func (l *Limiter) traceCall(ctx context.Context, ops []*Op) traces {
+	if l.cfg.Tracer == nil {
+		return nil
+	}
+	_, span := l.cfg.Tracer.Start(ctx, "decide")
 	if span == nil {
-		return l.traceForwardEach(to, ops)
+		return nil
 	}
-	span.Peer(to.Name)
-	for _, op := range ops[:min(len(ops), maxTraced)] {
+	ops = ops[:min(len(ops), maxTraced)]
+	for _, op := range ops {
 		op.Trace = span.Context()
 	}
-	return func() { span.End(nil) }
+	return traces{{Span: span, ops: ops}}
 }
 
-// traceForwardEach is traceForward for operations of several callers, some of which may be traced.
-func (l *Limiter) traceForwardEach(to ownership.Node, ops []*Op) (end func()) {
-	var spans []continuedSpan
-	var below []string // each operation's Trace before its span
+// trace begins spans below the Traces of operations, and sets them as their Trace. Operations beside each other with the same Trace share a span. An
+// operation that gets no span is not traced any further.
+func (l *Limiter) trace(ops []*Op, begin func(t Tracer, parent, name string) Span, name string) (all traces) {
+	if l.cfg.Tracer == nil {
+		return nil
+	}
 	for _, op := range ops {
-		if op.Trace == "" || len(spans) == maxTracedReceived {
+		if op.Trace == "" {
 			continue
 		}
-		if span := l.cfg.Tracer.Below(op.Trace, "forward"); span != nil {
-			span.Peer(to.Name)
-			spans, below = append(spans, continuedSpan{op, span}), append(below, op.Trace)
-			op.Trace = span.Context()
+		if n := len(all); n == 0 || all[n-1].above != op.Trace {
+			if n == maxSpans {
+				op.Trace = ""
+				continue
+			}
+			span := begin(l.cfg.Tracer, op.Trace, name)
+			if span == nil {
+				op.Trace = ""
+				continue
+			}
+			all = append(all, spanOf{Span: span, above: op.Trace})
 		}
+		s := &all[len(all)-1]
+		s.ops = append(s.ops, op)
+		op.Trace = s.Context()
+	}
+	return all
+}
+
+// end ends the spans. They tell what came of the first of their operations.
+func (s traces) end(l *Limiter) {
+	for i := range s {
+		of := &s[i]
+		var each []Traced
+		for _, op := range of.ops[:min(len(of.ops), maxTraced)] {
+			each = append(each, l.traced(op))
+		}
+		of.End(each)
+	}
+}
+
+// traceForward begins the spans of a question to a peer. The caller must call end after the answer: the next question has spans of its own.
+func (l *Limiter) traceForward(to ownership.Node, ops []*Op) (end func()) {
+	all := l.trace(ops, Tracer.Below, "forward")
+	for i := range all {
+		all[i].Peer(to.Name)
 	}
 	return func() {
-		for i, s := range spans {
-			s.op.Trace = below[i] // the next question to a node has a span of its own
-			s.span.End(nil)
+		for i := range all {
+			for _, op := range all[i].ops {
+				op.Trace = all[i].above
+			}
+			all[i].End(nil)
 		}
 	}
 }
@@ -119,42 +144,6 @@ func (b *Batch) trace(l *Limiter) {
 		if span := l.cfg.Tracer.Below(parent, "decide"); span != nil {
 			b.spans[i], b.ops[i].Trace = span, span.Context()
 		}
-	}
-}
-
-// continued are the spans of operations that a peer has sent.
-type continued []continuedSpan
-
-type continuedSpan struct {
-	op   *Op
-	span Span
-}
-
-// traceReceived begins the span of each operation from a peer that is traced there, and sets it as the operation's Trace.
-func (l *Limiter) traceReceived(ops []*Op) continued {
-	var spans continued
-	for _, op := range ops {
-		if op.Trace == "" {
-			continue
-		}
-		var span Span
-		if len(spans) < maxTracedReceived {
-			span = l.cfg.Tracer.Continue(op.Trace, "decide")
-		}
-		if span == nil {
-			op.Trace = ""
-			continue
-		}
-		op.Trace = span.Context()
-		spans = append(spans, continuedSpan{op, span})
-	}
-	return spans
-}
-
-// end ends the spans.
-func (c continued) end(l *Limiter) {
-	for _, s := range c {
-		s.span.End([]Traced{l.traced(s.op)})
 	}
 }
 
@@ -187,7 +176,7 @@ func (k OpKind) String() string {
 // result is the Result of an operation.
 func (op *Op) result() string {
 	out := &op.Outcome
-	switch d := op.Decision; {
+	switch {
 	case out.Err != nil:
 		return "error"
 	case out.NotHolder != nil:
@@ -196,14 +185,6 @@ func (op *Op) result() string {
 		return "unreachable"
 	case !op.asks():
 		return "ok"
-	case d.FailedOpen:
-		return "failed_open"
-	case d.FailedClosed:
-		return "failed_closed"
-	case d.Shadow:
-		return "shadow"
-	case d.Allowed:
-		return "allowed"
 	}
-	return "refused"
+	return [...]string{"allowed", "refused", "shadow", "failed_open", "failed_closed"}[resultOf(op.Decision)]
 }

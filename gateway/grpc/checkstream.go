@@ -230,7 +230,7 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 	groups := byPatience(in, open)
 	rest := &remainder{stream: c, batch: b, admission: a, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
 	rest.packing.Store(int32(len(groups)))
-	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
+	// Finished at once, whether or not this caller reads what it is sent: the batch is needed for others.
 	for _, g := range groups {
 		c.waiting.Go(func() { panics.Tell(c.panicked, func() { rest.finish(g) }) })
 	}

@@ -57,31 +57,27 @@ func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
 
 func setOf(hash uint64) int { return int(hash / shardCount % sets) }
 
-// Find returns the refusal that answers a cost, if one is remembered. Otherwise the caller asks the owner and passes mark to Remember with the
-// answer; found.Until is then that of a refusal of this cost that has ended, or 0. It takes no lock where no refusal can be.
-func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], mark uint64, ok bool) {
+// Find returns the refusal that answers a cost, if one is remembered. It takes no lock where no refusal can be.
+func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], ok bool) {
 	s := r.shard(hash)
 	if s.kept.Load()&(1<<setOf(hash)) == 0 {
-		return found, s.mark.Load(), false
+		return found, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set := s.set(hash)
 	for i := range set {
-		if e := &set[i]; e.hash == hash && e.Cost == cost && e.key == k {
-			if now < e.Until {
-				return e.Refusal, s.mark.Load(), true
-			}
-			found.Until = e.Until
+		if e := &set[i]; e.hash == hash && e.Cost == cost && e.key == k && now < e.Until {
+			return e.Refusal, true
 		}
 	}
-	return found, s.mark.Load(), false
+	return found, false
 }
 
-// Mark returns the mark that Find would, for a check that goes to the owner in any case.
+// Mark returns what is to be passed to Remember with the answer to a check that is sent to the owner next.
 func (r *Refusals[K, D]) Mark(hash uint64) uint64 { return r.shard(hash).mark.Load() }
 
-// Remember keeps a refusal. The mark says when its check was sent: if anything was forgotten since, the refusal may be older than what made it
+// Remember keeps a refusal. The mark is Mark's, from before its check was sent: if anything was forgotten since, the refusal may be older than what made it
 // void, and is not kept.
 func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal[D]) {
 	if refusal.Until <= refusal.Came {

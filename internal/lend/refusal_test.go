@@ -30,8 +30,8 @@ func TestKeepsToWhatItWasTold(t *testing.T) {
 			switch random.IntN(5) {
 			case 0, 1:
 				cost := 1 + random.Int64N(4)
-				got, mark, ok := r.Find(h, key, cost, now)
-				marks[key] = mark
+				got, ok := r.Find(h, key, cost, now)
+				marks[key] = r.Mark(h)
 				if ok && !slices.ContainsFunc(known, func(e entry) bool {
 					return e.key == key && e.Refusal == got && e.Cost == cost && now < e.Until
 				}) {
@@ -43,7 +43,7 @@ func TestKeepsToWhatItWasTold(t *testing.T) {
 				e := entry{key, Refusal[int]{step, cost, now, now + random.Int64N(10)}}
 				r.Remember(h, key, mark, e.Refusal)
 				keep := mark == r.Mark(h) && e.Until > now
-				got, _, ok := r.Find(h, key, cost, now)
+				got, ok := r.Find(h, key, cost, now)
 				must.True(t, (!keep || ok && got == e.Refusal) && (keep || !ok || got != e.Refusal),
 					"seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
 				if keep {
@@ -72,38 +72,38 @@ func TestReplacesWhatEndsFirst(t *testing.T) {
 	}
 	r.Remember(uint64(ways*set), ways, 0, Refusal[int]{9, 1, 0, 50})
 	for i := range ways + 1 {
-		_, _, ok := r.Find(uint64(i*set), i, 1, 1)
+		_, ok := r.Find(uint64(i*set), i, 1, 1)
 		want := i != ways-1
 		expect.Equal(t, ok, want, "%d is remembered", i)
 	}
 }
 
-// TestEqualHashes: keys with one hash have a place each; and of a refusal that has ended is said when.
+// TestEqualHashes: keys with one hash have a place each.
 func TestEqualHashes(t *testing.T) {
 	var r Refusals[int, int]
 	for key := range 2 {
 		r.Remember(1, key, 0, Refusal[int]{key, 1, 0, int64(100 + key)})
 	}
 	for key := range 2 {
-		got, _, ok := r.Find(1, key, 1, 99)
+		got, ok := r.Find(1, key, 1, 99)
 		expect.True(t, ok && got.Decision == key, "key %d: %+v, %v", key, got, ok)
-		got, _, ok = r.Find(1, key, 1, 101)
-		expect.True(t, !ok && got.Until == int64(100+key), "key %d, which has ended: %+v, %v", key, got, ok)
+		got, ok = r.Find(1, key, 1, 101)
+		expect.True(t, !ok, "key %d, which has ended: %+v", key, got)
 	}
 }
 
 // TestAdmittedKeepsWhatIsInFlight: a refusal that is on its way while something is admitted is no less true for that.
 func TestAdmittedKeepsWhatIsInFlight(t *testing.T) {
 	var r Refusals[int, int]
-	_, mark, _ := r.Find(1, 1, 1, 0)
+	mark := r.Mark(1)
 	r.Remember(1, 1, mark, Refusal[int]{1, 9, 0, 100}) // of another cost, so that there is something to forget
 	r.Admitted(1)
 	r.Remember(1, 1, mark, Refusal[int]{1, 1, 0, 100})
-	_, _, ok := r.Find(1, 1, 1, 1)
+	_, ok := r.Find(1, 1, 1, 1)
 	expect.True(t, ok, "what came after an admission is not remembered")
 	r.Forget(1)
 	r.Remember(1, 1, mark, Refusal[int]{1, 1, 0, 100})
-	_, _, ok = r.Find(1, 1, 1, 1)
+	_, ok = r.Find(1, 1, 1, 1)
 	expect.True(t, !ok, "what was asked before something was given back is remembered")
 }
 
@@ -112,7 +112,7 @@ func TestFindAllocatesNothing(t *testing.T) {
 	const k = "k"
 	r.Remember(1, k, 0, Refusal[[30]int64]{Cost: 2, Until: 100})
 	allocs := testing.AllocsPerRun(100, func() {
-		if _, _, ok := r.Find(1, k, 2, 50); !ok {
+		if _, ok := r.Find(1, k, 2, 50); !ok {
 			t.Error("forgotten")
 		}
 	})

@@ -649,27 +649,27 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: late strict answers are used", "limiter/before.go",
-		[]edit{{"op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until", "false"}},
+		[]edit{{"out.until != 0 && out.Lease <= 0;", "false;"}},
 		"./limiter -run TestAnswersUnderLease", "1.001s back",
 	},
 	{
 		"limiter: a lease is not shortened by the error of clocks", "limiter/route.go",
-		[]edit{{"sent + int64(limit.Shortened(out.Lease))", "sent + int64(out.Lease)"}},
+		[]edit{{"boot + int64(limit.Shortened(out.Lease))", "boot + int64(out.Lease)"}},
 		"./limiter -run TestAnswersUnderLease", "999ms back",
 	},
 	{
 		"limiter: a lease counts from receipt", "limiter/route.go",
-		[]edit{{"sent + int64(limit.Shortened(out.Lease))", "l.cfg.BootClock() + int64(limit.Shortened(out.Lease)) + sent*0"}},
+		[]edit{{"boot + int64(limit.Shortened(out.Lease))", "l.cfg.BootClock() + int64(limit.Shortened(out.Lease)) + boot*0"}},
 		"./limiter -run TestAnswersUnderLease", "300ms back",
 	},
 	{
-		"limiter: a peer is told nothing of leases", "limiter/route.go",
-		[]edit{{"if out := &op.Outcome; out.until != 0 {", "if out := &op.Outcome; false {"}},
+		"limiter: a peer is told nothing of leases", "limiter/before.go",
+		[]edit{{"	if out.until != 0 {", "	if out.until != 0 && op.Hops == 0 {"}, {"out.until != 0 && out.Lease <= 0;", "op.Hops == 0 && out.until != 0 && out.Lease <= 0;"}},
 		"./limiter -run TestAnswersUnderLease", "300ms back",
 	},
 	{
 		"limiter: a refusal is remembered from its arrival", "limiter/before.go",
-		[]edit{{"Until: op.away.sent + int64(limit.Remembered(d.RememberFor)),", "Until: l.clock().Mono + int64(limit.Remembered(d.RememberFor)),"}},
+		[]edit{{"Until: a.sent + int64(limit.Remembered(d.RememberFor)),", "Until: l.clock().Mono + int64(limit.Remembered(d.RememberFor)),"}},
 		calls + "calmly", "refused without need",
 	},
 	{
@@ -679,12 +679,12 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: a recall ends with the time of one caller", "limiter/loan.go",
-		[]edit{{"			case <-ctx.Done():\n				over = true\n", "			case <-ctx.Done():\n				over = true\n				l.loans.giveUp(w.of, w.round, l.clock().Mono)\n"}},
+		[]edit{{"				case <-ctx.Done():\n", "				case <-ctx.Done():\n					l.loans.giveUp(kept[0], r, l.clock().Mono)\n"}},
 		"./limiter -run TestHastyCaller", "alone false: refused before all on loan was asked for",
 	},
 	{
 		"limiter: a part of a limit is all of it", "limiter/fail.go",
-		[]edit{{"divided(r.Limits, max(n, 1)); limits", "divided(r.Limits, 1); limits"}},
+		[]edit{{"divided(r.Limits, members); limits", "divided(r.Limits, min(members, 1)); limits"}},
 		calls + "losing", "by its part: admitted beyond the limit",
 	},
 	{
@@ -859,12 +859,12 @@ var mutants = []mutant{
 	},
 	{
 		"loan: nobody is asked after the first round", "limiter/loan.go",
-		[]edit{{"w.op.recalled = over || w.round == nil", "w.op.recalled = true"}},
+		[]edit{{"op.recalled = over || rounds[i] == nil", "op.recalled = i >= 0"}},
 		"./limiter -run TestAskedNext$", "want 2 asked",
 	},
 	{
 		"loan: a strict rule lends without a lease", "limiter/loan.go",
-		[]edit{{"	call.Boot = r.boot(now)\n", ""}},
+		[]edit{{"Caller: op.Caller, Boot: r.boot(now)}", "Caller: op.Caller}"}},
 		"./limiter -run TestLoansWaitForTheirCopy$", "with a lease until 500ms",
 	},
 	{
@@ -894,22 +894,22 @@ var mutants = []mutant{
 	},
 	{
 		"loan: what no copy has confirmed is lent", "limiter/loan.go",
-		[]edit{{"without: limit.Lent{Granted: b.Totals.Granted, Spent", "without: limit.Lent{Granted: lent.Granted, Spent"}},
+		[]edit{{"	a.Spent = lent.Spent\n", "	a.Granted, a.Spent = lent.Granted, lent.Spent\n"}},
 		"./limiter -run TestLoansWaitForTheirCopy$", "a copy that does not answer: {Granted:16",
 	},
 	{
-		"loan: units are lent where there is no copy any more", "limiter/loan.go",
-		[]edit{{"degraded || !ok {\n\t\t*u.answer", "degraded && !ok || !ok {\n\t\t*u.answer"}},
+		"loan: units are lent where there is no copy any more", "limiter/route.go",
+		[]edit{{"degraded || !ok {\n\t\t\top.Loan.Lent", "degraded && !ok || !ok {\n\t\t\top.Loan.Lent"}},
 		"./limiter -run TestLoansWaitForTheirCopy$", "no copy any more: {Granted:16",
 	},
 	{
 		"loan: a loan waits for no copy", "limiter/loan.go",
-		[]edit{{"\tif lent.Ticket != 0 {\n", "\tif false {\n"}},
+		[]edit{{"op.Outcome.ticket = *a, lent.Ticket\n", "op.Outcome.ticket = *a, 0\n"}},
 		"./limiter -run TestLoansWaitForTheirCopy$", "0 waited",
 	},
 	{
 		"loan: units are lent while those on loan are called back", "limiter/loan.go",
-		[]edit{{"else if l.loans.recalling(state{r.Scope, b.Key}) {", "else if false {"}},
+		[]edit{{" || l.loans.recalling(key):", ":"}},
 		"./limiter -run TestLentAfterRecall$", "while somebody is about to decide",
 	},
 	{
@@ -949,7 +949,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a check that has waited for a recall never does again", "limiter/loan.go",
-		[]edit{{"\t\t\tw.op.recalled = false\n", ""}},
+		[]edit{{"\t\t\top.recalled = false\n", ""}},
 		"./limiter -run TestAskedAnew$", "loan_test.go",
 	},
 	{
@@ -999,12 +999,12 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: strict answers are given without a copy", "limiter/route.go",
-		[]edit{{"out.ticket, out.until != 0)", "out.ticket, false)"}},
+		[]edit{{"out.ticket, op.rule.Strict)", "out.ticket, false)"}},
 		"./limiter -run TestAnswersSayHowTheyWaited$", "strict:",
 	},
 	{
 		"limiter: an answer is used at the end of its lease", "limiter/before.go",
-		[]edit{{"end.bootTime() >= op.Outcome.until {", "end.bootTime() > op.Outcome.until {"}},
+		[]edit{{"out.until != 0 && out.Lease <= 0;", "out.until != 0 && out.Lease < 0;"}},
 		"./limiter -run TestAnswerAtTheEndOfALease$", "an answer until 7",
 	},
 	{
