@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const batchPolicies = `policies:
@@ -103,7 +104,7 @@ func TestBatchesFromLoans(t *testing.T) {
 				return units[0].Load() + units[1].Load(), late, expired
 			}
 			n, late, expired := count()
-			for until := time.Now().Add(10 * time.Second); n+late < 2*most && !t.Failed() && time.Now().Before(until); n, late, expired = count() {
+			for until := time.Now().Add(testkit.Patience); n+late < 2*most && !t.Failed() && time.Now().Before(until); n, late, expired = count() {
 				spend(asker, 1)
 			}
 			expect.True(t, n+late+expired >= 2*most, "%d were admitted of %d, %d taken too late, %d at most in loans that have ended", n, 2*most, late, expired)
