@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -111,6 +112,9 @@ func Open(cfg Config) (_ *Disk, err error) {
 	fresh := false
 	if d.db, err = pebble.Open(dir, options()); err == nil {
 		fresh, err = d.identify()
+	}
+	if err == nil && cfg.FS == nil {
+		err = os.Chmod(dir, 0o700) // whoever knows a reservation's id can end it, and the engine makes files that everybody may read
 	}
 	// The engine's first log of a directory is of an older format, in which it takes damage for the end of the log.
 	if fresh && err == nil {

@@ -310,6 +310,16 @@ func TestBitFlips(t *testing.T) {
 	expect.True(t, err != nil, "damage was not noticed")
 }
 
+// TestForTheNodeAlone: other users of the host read no counters, although they may look into the data directory.
+func TestForTheNodeAlone(t *testing.T) {
+	r := newRig(t, nil)
+	r.cfg.Dir = t.TempDir()
+	must.NoError(t, os.Chmod(r.cfg.Dir, 0o755))
+	r.open().close()
+	info := must.Value(os.Stat(filepath.Join(r.cfg.Dir, Folder)))(t)
+	expect.Equal(t, info.Mode().Perm(), 0o700, "permissions")
+}
+
 // TestHead: the head is plain JSON, so that an operator can read whose directory it is.
 func TestHead(t *testing.T) {
 	r := newRig(t, vfs.NewMem()).open()
