@@ -181,9 +181,13 @@ func (p *partition) noteEvent(e event, b *shardBudget) {
 	p.eachFollower(func(f *follower) { f.pushEvent(e, b) })
 }
 
-// noteReservation makes it pending what happened to a reservation.
-func (p *partition) noteReservation(k reservationKey, b *shardBudget) {
-	p.noteEvent(event{reservationKey: k}, b)
+// noteReservation makes it pending what happened to a reservation. The disk is told of those that persist.
+func (p *partition) noteReservation(k reservationKey, persist bool, b *shardBudget) {
+	p.eachFollower(func(f *follower) {
+		if persist || !f.disk {
+			f.pushEvent(event{reservationKey: k}, b)
+		}
+	})
 }
 
 // noteCold makes it pending what is lost of the partition, see Cold and ColdStrict.

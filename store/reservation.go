@@ -197,7 +197,7 @@ func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Inst
 		case e.release:
 			sh.releaseExpired(part, p, i, now)
 			all.remove(p, i, &sh.budget)
-			part.noteReservation(reservationKey{p.of, e.id}, &sh.budget)
+			part.noteReservation(reservationKey{p.of, e.id}, true, &sh.budget)
 		default:
 			all.remove(p, i, &sh.budget)
 		}
@@ -304,6 +304,6 @@ func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
 	hold := p.rule.Limits.NewHold(p.r.state, exact)
 	held := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
-	p.part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
+	p.part.noteReservation(reservationKey{held.of, e.id}, p.rule.Persist, &sh.budget)
 	answer.Reservation = call.Reservation
 }

@@ -3,7 +3,7 @@ package store
 import "github.com/weirlimit/weir/cluster/ownership"
 
 // The disk follows a partition like a process with a copy, and is told of the keys of rules with Persist. It is told of
-// every reset and reservation: those are few, and what it does not know of a key does not harm.
+// every reset, and of every reservation that expires and gives its units back: those are few.
 
 // disk is the follower that writes to the disk; nil: there is none.
 func (p *partition) disk() *follower { return p.follower(ownership.Disk) }

@@ -119,7 +119,7 @@ func TestDiskForgets(t *testing.T) {
 	has("p/a")
 }
 
-// TestDiskSkipsAnswers: request ids of rules without Persist cost the disk nothing, and those with it are told.
+// TestDiskSkipsAnswers: request ids and reservations of rules without Persist cost the disk nothing, and those with it are told.
 func TestDiskSkipsAnswers(t *testing.T) {
 	d := &disked{Store: New(Config{}), t: t}
 	with, without := rule("with", window(9, time.Minute)), rule("without", window(9, time.Minute))
@@ -131,6 +131,11 @@ func TestDiskSkipsAnswers(t *testing.T) {
 		answer(t, d.Store, r, "k", at(0), c)
 	}
 	call(without, "one")
+	reserve := cost(1)
+	reserve.Reservation, reserve.ReserveFor = reservationOf(1), time.Minute
+	answer(t, d.Store, without, "k", at(0), reserve)
+	_, err := d.Settle(d.key(without.Scope, "k"), without, at(0), Settlement{ID: reservationOf(1)})
+	expect.NoError(t, err)
 	expect.Equal(t, d.Pending(0, ownership.Disk), 0, "pending")
 	call(with, "two")
 	call(without, "three")

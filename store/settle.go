@@ -54,7 +54,7 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 			if held.list[i].until != until {
 				held.list[i].until = until
 				all.first = min(all.first, until)
-				part.noteReservation(reservationKey{held.of, held.list[i].id}, &sh.budget)
+				part.noteReservation(reservationKey{held.of, held.list[i].id}, p.rule.Persist, &sh.budget)
 			}
 		}
 		answer.Reservation = call.Reservation
@@ -146,7 +146,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	for _, i := range slices.Backward(charges) {
 		id := held.list[i].id
 		all.remove(held, i, &sh.budget)
-		part.noteReservation(reservationKey{held.of, id}, &sh.budget)
+		part.noteReservation(reservationKey{held.of, id}, rule.Persist, &sh.budget)
 	}
 	if !once {
 		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,
