@@ -3,7 +3,7 @@
 // crash, pause, restart, leave and join, and clocks that differ by hours and run at different rates.
 //
 // It holds nothing but tests. TestSeeds makes a run of each number: everything in it follows from that number, so that a
-// run that fails can be looked at again, and runs every one twice to show that this is so. TestScenarios runs the scripts
+// run that fails can be looked at again, and runs every fourth one twice to show that this is so. TestScenarios runs the scripts
 // in testdata, whose expected output is to be read. Package mutants breaks rules and wants these tests to notice.
 //
 //	go test ./test/simulation                                           a spread of seeds, all scenarios
