@@ -34,12 +34,18 @@ const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1,
 
 // TestMain has nodes, most of which wait, run side by side.
 func TestMain(m *testing.M) {
-	testkit.Parallel(6)
+	clusters = make(chan struct{}, max(testkit.Parallel(6)/3, 1))
 	os.Exit(m.Run())
 }
 
-// clusters has two clusters at a time: nodes that get no processor time for seconds are taken for dead, rightly.
-var clusters = make(chan struct{}, 2)
+// clusters has a place for each cluster that may run at a time: nodes that get no processor time for seconds are taken for dead, rightly.
+var clusters chan struct{}
+
+// awaitTurn waits until a test may have a cluster, to its end.
+func awaitTurn(t *testing.T) {
+	clusters <- struct{}{}
+	t.Cleanup(func() { <-clusters })
+}
 
 // testConfig is a node on free loopback ports.
 func testConfig(t *testing.T, name string) Config {
@@ -68,8 +74,7 @@ func mustSettle(t *testing.T, cfg Config) *Node {
 // startCluster starts nodes of these names, as change has them, of which all but the first join it, and waits until they are ready.
 func startCluster(t *testing.T, names string, change func(i int, cfg *Config)) (nodes []*Node) {
 	t.Helper()
-	clusters <- struct{}{}
-	t.Cleanup(func() { <-clusters })
+	awaitTurn(t)
 	for i, name := range strings.Fields(names) {
 		cfg := testConfig(t, name)
 		if i > 0 {

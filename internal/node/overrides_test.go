@@ -55,6 +55,7 @@ func override(t *testing.T, n *Node, body string) (has, durable int) {
 // joins has it before it is ready; a reload of the file leaves it in force; what the file does not suit is kept and shown as inactive.
 func TestOverridesOfACluster(t *testing.T) {
 	t.Parallel()
+	awaitTurn(t)
 	file := testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5))
 	start := func(name string, join ...string) *Node {
 		cfg := testConfig(t, name)

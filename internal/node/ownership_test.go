@@ -128,6 +128,7 @@ func TestSteerThroughReloads(t *testing.T) {
 // TestReadyOnceVoting: a voter of strict policies is not ready while it abstains, unless there is no majority of the voters; others are.
 func TestReadyOnceVoting(t *testing.T) {
 	t.Parallel()
+	awaitTurn(t)
 	strict := func(name string, voters ...string) Config {
 		cfg := testConfig(t, name)
 		cfg.PolicyFile = testkit.WriteFile(t, "strict.yaml", "policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")

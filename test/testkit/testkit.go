@@ -18,15 +18,17 @@ import (
 // all is well.
 const Patience = time.Minute
 
-// Parallel lets n tests at a time run that call t.Parallel, where -parallel does not say how many. It is for a TestMain whose tests wait
-// more than they compute, of which as many as there are processors would leave these idle.
-func Parallel(n int) {
+// Parallel lets n tests at a time run that call t.Parallel, where -parallel does not say how many, and returns how many it is. It is for a
+// TestMain whose tests wait more than they compute, of which as many as there are processors would leave these idle.
+func Parallel(n int) int {
 	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		_ = flag.Set("test.parallel", strconv.Itoa(n)) // which every test has, and takes a number
-	}
+	flag.Visit(func(f *flag.Flag) {
+		if f.Name == "test.parallel" {
+			n = f.Value.(flag.Getter).Get().(int)
+		}
+	})
+	_ = flag.Set("test.parallel", strconv.Itoa(n)) // which every test has, and takes a number
+	return n
 }
 
 // until calls ok every millisecond until it returns true, for Patience at most.
