@@ -167,8 +167,8 @@ func TestSilentBorrower(t *testing.T) {
 	if d := ask(90); d.Allowed || d.RememberFor != 0 || d.RetryAfter <= 0 || !d.RetryAfterEstimated {
 		t.Errorf("there is nobody to ask: %+v", d)
 	}
-	s := l.Loans()
-	expect.Equal(t, s.Recalled, 0, "%+v", s)
+	s := l.Loans() // before or after the round is over, which counts a recall that could not be made
+	expect.True(t, s.Recalled == s.Unanswered && s.Recalled <= 1, "%+v", s)
 	defer l.OpenBorrower(1, func(limit.Recall) {})()
 	for range 50 {
 		d := ask(90)
@@ -176,7 +176,7 @@ func TestSilentBorrower(t *testing.T) {
 	}
 	// Fifty that each waited take longer than a silent borrower is left alone.
 	s = l.Loans()
-	expect.True(t, s.Recalled != 0 && s.Recalled <= 2 && s.Unanswered == s.Recalled, "%+v", s)
+	expect.True(t, s.Recalled != 0 && s.Recalled <= 3 && s.Unanswered == s.Recalled, "%+v", s)
 	// It was alive all the time.
 	b.Totals, b.Want = algo.Totals{Granted: 16, Spent: 0, Returned: 16}, 0
 	a = lent(t, l, b)
