@@ -219,3 +219,28 @@ func TestStopInGoodOrder(t *testing.T) {
 		s.leave(s.members...)
 	}
 }
+
+// TestFullDisk: a node whose disk is full goes on, says so, and answers as degraded.
+func TestFullDisk(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=8m"); err != nil {
+		t.Skipf("a small file system takes root: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	policies := writeFile(t, "policies.yaml", "policies: [{name: p, algorithm: fixed_window, limit: 5, window: 24h, persist: true}]")
+	p := startNode(t, "--policies", policies, "--data-dir", dir, "--gossip-port=", "--peer-port=").awaitReady()
+	c := weirv1.NewLimiterClient(p.connect())
+	n := 0
+	for degraded := false; !degraded; n++ {
+		must.True(t, n < 100_000, "the disk of 8 MiB is not full after %d keys", n)
+		degraded = decide(t, c, "p", strings.Repeat("k", 900)+fmt.Sprint(n), "").Degraded
+	}
+	t.Logf("full after %d keys", n)
+	expect.True(t, strings.Contains(p.stderr.String(), "counters not written any more") && strings.Contains(p.stderr.String(), "no space left"), "nothing in the log")
+	_, page, err := p.fetch("/v1/status")
+	expect.True(t, err == nil && strings.Contains(string(page), "no space left"), "the status: %s, %v", page, err)
+	expect.True(t, decide(t, c, "p", "another", "").Allowed, "refused")
+	p.terminate()
+}
