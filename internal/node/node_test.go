@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// clusters has a place for each cluster that may run at a time: nodes that get no processor time for seconds are taken for dead, rightly.
+// clusters has a place for each cluster that may run at a time. Nodes that get no processor time for seconds are taken for dead, rightly.
 var clusters chan struct{}
 
 // awaitTurn waits until a test may have a cluster, to its end.
