@@ -43,7 +43,7 @@ func TestCosts(t *testing.T) {
 			from := w.sent
 			w.run(w.now + rest*second)
 			messages, bytes := w.sent.since(from, rest*c.nodes)
-			t.Logf("a node sends %.1f messages of %.0f bytes in an idle second", messages, bytes)
+			t.Logf("a node sends %.1f messages and %.0f bytes in an idle second", messages, bytes)
 			expect.True(t, messages <= c.idle, "a node sends %.1f messages in an idle second, more than %.1f", messages, c.idle)
 
 			decided, until := 0, w.now+load*second
@@ -61,7 +61,7 @@ func TestCosts(t *testing.T) {
 			ask()
 			w.run(until + second)
 			messages, bytes = w.sent.since(from, decided)
-			t.Logf("%d decisions take %.2f messages of %.0f bytes each", decided, messages, bytes)
+			t.Logf("%d decisions take %.2f messages and %.0f bytes each", decided, messages, bytes)
 			expect.True(t, messages <= c.decided, "a decision takes %.2f messages, more than %.1f", messages, c.decided)
 		})
 	}
