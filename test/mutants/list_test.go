@@ -134,7 +134,7 @@ var mutants = []mutant{
 	},
 	{
 		"limiter, in the simulator: an answer does not wait for the copy", service,
-		[]edit{{"dec.Ticket <= p.copied[part] {", "part >= 0 {"}},
+		[]edit{{"dec.Ticket <= p.copied[part] || p.disk.has(part, dec.Ticket) {", "part >= 0 {"}},
 		scenario + "ticket", "admitted beyond the limit",
 	},
 	{
@@ -434,7 +434,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a partition is given away before its backup has confirmed", move,
-		[]edit{{"inFlight() && (m.slot == Backup || !c.confirmFirst(p)):", "inFlight():"}},
+		[]edit{{"inFlight() && (m.slot == Backup || !c.confirmFirst(p)) &&", "inFlight() &&"}},
 		ownership + "TestMoveConfirmsFirst$", "and given away before the backup has confirmed what was decided",
 	},
 	{
@@ -474,7 +474,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a backup is named with the first chunk", follow,
-		[]edit{{"f.clean = !more && c.grants", "f.clean = c.grants"}},
+		[]edit{{"f.clean = !more && (s", "f.clean = (s"}},
 		ownership + "TestLostBackup$", "a backup that has the first chunk",
 	},
 	{
@@ -974,7 +974,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a charge with a request id does not wait under escrow", "store/escrow.go",
-		[]edit{{"if p.rule.Durability == Sync || p.has(concernID) ||", "if p.rule.Durability == Sync ||"}},
+		[]edit{{"p.rule.Persist || p.has(concernID) ||", "p.rule.Persist ||"}},
 		"./store -run TestIDsOverACrash$", "again, want at most",
 	},
 	{
@@ -1034,7 +1034,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: rules of the same limits but another ban are the same to a copy", "store/apply.go",
-		[]edit{{"sp.rule.Strict != strict || int64(sp.rule.Ban) != ban {", "sp.rule.Strict != strict {"}},
+		[]edit{{" || int64(sp.rule.Ban) != ban {", " {"}},
 		"./store -run TestCopiedRuleOfAnotherBan$", "1h0m0s: the copy holds",
 	},
 	{
