@@ -354,6 +354,7 @@ func TestPanicDuringARecall(t *testing.T) {
 			})
 			p, ok := errors.AsType[*panics.Error](err)
 			must.True(t, ok && p.Value == "mistake", "waits %t: %v", waits, err)
+			synctest.Wait() // the round ends at the instant at which the check has waited for long enough
 			expect.True(t, !l.loans.recalling(state{scope: "p", key: "k"}),
 				"waits %t: the key is taken to be called back for ever", waits)
 		})
