@@ -9,10 +9,10 @@ import (
 // slidingLog keeps the instant of every admission of the last l.Window, and so knows exactly how many there were in any
 // half-open interval of that length. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
 //
-// An instant is kept in ticks: the power of two of nanoseconds for which the window, and one tick more, are fewer than
-// 1<<31 of them. It is rounded up to its tick, so that it expires late by less than a tick, and never early. Ticks of a
-// fresh log are multiples of their length; in a log that has been moved they are where they were before, in terms of age,
-// until it has been empty.
+// The log counts instants in ticks. A tick is the shortest power of two of nanoseconds for which the window and one tick
+// more are at most 1<<31 ticks. An instant is rounded up to its tick, so that it expires late by less than a tick, and
+// never early. Ticks of a fresh log are multiples of their length; in a log that has been moved they are where they were
+// before, in terms of age, until it has been empty.
 //
 // The log is a chain of segments, blocks of the Arena with entries of 32-bit words. An entry is
 //
@@ -433,8 +433,8 @@ func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reade
 }
 
 // readEntries adds what entries wrote, so many units, to the end of the log. An empty log takes over the writer's
-// ticks. Another keeps its own, and what lies between two of them is put late; so is what came faster than the entries
-// before it and would be older than they.
+// ticks. A log with entries keeps its own, and an entry between two ticks gets the later one. An entry that would be older
+// than the newest one, because its message travelled faster, gets the newest one's instant.
 func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *reader, units int64) error {
 	k, empty := l.tickShift(), s[logUnits] == 0
 	age := r.int(2 * int64(MaxWindow))

@@ -225,12 +225,12 @@ func (ns *nodes) count() (all, well int) {
 	return len(list), well
 }
 
-// pick returns the node to ask: of those that are connected, well, and did not fail lately, the one with the fewest calls
-// in flight, and in turn among equals. The fewest, because a node that hangs then draws one call more than the others
-// have, not its whole share, until the first of them has told.
+// pick returns the node to ask: the ready one with the fewest calls in flight, and in turn among equals. So a node that
+// hangs gets at most one call more than each other node until its first call times out.
 //
-// When all of them failed lately the same goes for those. When not one is well it connects one more, and another one whenever that has
-// failed or takes long, and waits for them until ctx's Deadline; if all failed, asking any tells the reason.
+// If no node is ready and some have not been tried, pick connects one more, and another one whenever that fails or takes long, and waits
+// for them until ctx's Deadline. If all have been tried, pick returns a hung node, else an unready one, else a failed one: its error says
+// why.
 func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	left := widenAfter
 	for {
@@ -376,7 +376,8 @@ func (preferring) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.C
 	return nil, errors.ErrUnsupported
 }
 
-// heard tells the breaker of a node how a call ended that took so long: as o says, but for one whose time was over.
+// heard reports the outcome of a call, which took so long, to the node's breaker. A call that ran out of time counts as unanswered only if
+// it had a tenth of the client's timeout, since the caller's own deadline may have been short.
 func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
 	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
 		// The time may have been a hurried caller's, but others are better off with another node, so that a part of

@@ -30,15 +30,14 @@ import (
 //
 //   - A key with units on loan has lentFlag, and so is never decided by plain. Units on loan are neither in use nor
 //     free: beforeLoan puts them into request.Held, so that the limits grant what is left beside them. A refusal that
-//     depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. A call
-//     with Whole, to which returned units could grant more, is answered in that way by beforeLoan, and nothing is
-//     charged.
+//     depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. If a call
+//     has Whole and returned units could grant it more, beforeLoan refuses it with OnLoan and charges nothing.
 //   - A banned key is refused by beforeBan, unless the call has Always. A ban begins in afterBan, with a refusal of a
 //     known key for want of room; not while units of the key are on loan.
 //   - A follower is told of every change of a record, except under a durability of None, where it is told when the
 //     partition moves. note, called in after, only marks the record as pending, under the lock; Drain sends it some
-//     milliseconds later. The caller of DecideTo waits for that if the answer has a Ticket (afterGate), and for nothing
-//     otherwise.
+//     milliseconds later. If afterGate has set answer.Ticket, the caller of DecideTo waits until the followers have
+//     confirmed the change. Without a Ticket it does not wait.
 //
 // Other files must keep:
 //
@@ -79,7 +78,7 @@ type plan struct {
 	request algo.Request  // the call's, which beforeLoan changes
 	slot    uint32        // of the record in the partition's table
 	r       record        // set by locate, like mark
-	mark    uint64        // 0: followers need the whole state, or have changes of it pending already
+	mark    uint64        // 0: no follower has all of the state, or each has changes of it pending
 	made    bool          // the record was made for this call
 	denied  bool          // the state has counted a refusal
 	banned  time.Duration // what is left of the key's ban

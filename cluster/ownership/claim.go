@@ -23,7 +23,8 @@ import (
 //   - Only the ring's owner asks. Where views of the ring differ, both askers see Info.Claiming: the one with the lower name goes on, the
 //     other waits for retryAfter and asks again.
 //   - Only the newest copy claims, and an Entrust below a known term is dropped.
-//   - A process that this node does not see as a member yet (strange) is taken to hold what it, or a member that sees it, says it holds.
+//   - A process that this node does not see as a member yet (strange) may report that it holds the partition, or a member that sees it
+//     may. This node then treats it as the holder.
 //
 // None of this is exact while members cannot hear each other. Then both sides may hold the partition, under different terms, until they
 // meet and merge (move.go). Strict rules stay closed on a side without a grant of a majority of voters (grant.go).
@@ -338,8 +339,9 @@ func (c *Core) decideClaim(p int, r *round) {
 			best, from = info.Copy, source
 		}
 	}
-	// The last known holder has to say itself that it does not hold the partition, unless it was asked and did not answer. It may have claimed
-	// it after its answer, which has a lower term than the known one then, or have become a member after the others were asked.
+	// This node asks again if the last known holder is alive and has not denied that it holds the partition: it became a member after the
+	// others were asked, or claimed after it had answered, and its answer has a lower term than the known one. A holder that was asked and
+	// did not answer is not waited for.
 	late := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
 	for _, t := range answers {
 		late = late && (t.from != pt.holder || t.Term.Less(pt.known))
@@ -382,7 +384,7 @@ func (c *Core) onEntrust(_ Node, e *Entrust) {
 
 // claim makes this node the holder of a partition that no process hands over, under a term above every known one. The content is the
 // copy that is here. fresh says that this copy is of the highest known term, so that nothing of an earlier holder is missing beyond what
-// its durability allows. Without such a copy the partition is Cold: what an earlier holder counted is lost.
+// its durability allows. Without such a copy a partition that had a holder is Cold: what that one counted is lost.
 func (c *Core) claim(p int) {
 	pt := &c.parts[p]
 	earlier := pt.known != (Term{})
