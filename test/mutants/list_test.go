@@ -210,7 +210,7 @@ var mutants = []mutant{
 	{
 		"ownership: a voter takes no answer to an earlier question", vote,
 		[]edit{{"m.ID > v.asks ||", "m.ID != v.asks ||"}},
-		ownership + "TestLateRecords", "does not read what is answered 400 ms later",
+		ownership + "TestLateRecords", "does not read what is answered 1.4 s later",
 	},
 	{
 		"ownership: what a voter has answered undoes what it answered later", vote,
@@ -760,7 +760,7 @@ var mutants = []mutant{
 	{
 		"loan: copies drop what they are told of them", "store/apply.go",
 		[]edit{{"	l.Loans = loans\n", "	_ = loans\n"}},
-		loans, "admitted beyond the limit",
+		loans, "units on loan that their owner does not hold",
 	},
 	{
 		"loan: who takes over a partition forgets them", "store/content.go",
@@ -944,7 +944,7 @@ var mutants = []mutant{
 	},
 	{
 		"overrides: each change is put into force by itself", "internal/control/replicator.go",
-		[]edit{{"ended.Add(max(commitPace, restFactor*ended.Sub(began)))", "ended.Add(time.Millisecond)"}},
+		[]edit{{"ended.Add(max(commitPace, restFactor*ended.Sub(began)))", "ended.Add(time.Millisecond + 0*ended.Sub(began))"}},
 		"./internal/control -run TestChangesAreCoalesced$", "changes were put into force in",
 	},
 	{
