@@ -492,6 +492,7 @@ func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
 		r.Fail(one.Node, one.Path, "must be a map, not %s", strictyaml.Kind(one.Node))
 		return nil
 	}
+	textKeys(one.Node)
 	var v map[string]any
 	err := one.Node.Decode(&v)
 	text, bad := json.Marshal(v)
@@ -506,4 +507,14 @@ func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
 		r.Fail(one.Node, one.Path, "has %d bytes in JSON, at most %d are taken", len(text), maxMetadata)
 	}
 	return out
+}
+
+// textKeys makes keys of maps that are numbers or truth values the text that was written, which is what they are in JSON.
+func textKeys(n *yaml.Node) {
+	for i, c := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 0 && slices.Contains(plainTags, c.Tag) {
+			c.Tag = "!!str"
+		}
+		textKeys(c)
+	}
 }
