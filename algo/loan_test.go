@@ -120,8 +120,8 @@ func (l *lending) judge() {
 			l.fatalf("a loan has more spent and returned than granted: %+v", k)
 		}
 	}
-	if held != l.u.Held() {
-		l.fatalf("%d are held, and %d are said to be", held, l.u.Held())
+	if held != l.u.OnLoan() {
+		l.fatalf("%d are held, and %d are said to be", held, l.u.OnLoan())
 	}
 	for i, used := range l.used() {
 		if l.ls[i].Limit != Unlimited && used+held > l.ls[i].holds() {
@@ -210,7 +210,7 @@ func (l *lending) ask(b *borrowing, want int64) {
 func (l *lending) check(n int64) {
 	l.expire()
 	decide := func() bool {
-		d, err := l.ls.Decide(l.a, l.s, l.instant(), Request{Cost: n, Held: l.u.Held(), HeldFor: l.u.HeldFor(l.instant())}, nil)
+		d, err := l.ls.Decide(l.a, l.s, l.instant(), Request{Cost: n, OnLoan: l.u.OnLoan(), OnLoanFor: l.u.OnLoanFor(l.instant())}, nil)
 		if err != nil {
 			l.fatalf("%v", err)
 		}
@@ -228,7 +228,7 @@ func (l *lending) check(n int64) {
 		return true
 	}
 	allowed := decide()
-	if !allowed && l.u.Held() > 0 && fits() {
+	if !allowed && l.u.OnLoan() > 0 && fits() {
 		l.recalls++
 		l.u.Recall()
 		for _, b := range l.who {
@@ -257,7 +257,7 @@ func (l *lending) check(n int64) {
 			l.fatalf("%d were refused, in use are %v, and %d held by one who answers", n, l.used(), k.Left())
 		}
 	}
-	if l.u.Held() == 0 {
+	if l.u.OnLoan() == 0 {
 		l.fatalf("%d were refused though nothing is held and %v are in use", n, l.used())
 	}
 }
@@ -420,7 +420,7 @@ func TestLoans(t *testing.T) {
 				}
 				l.now += int64(owned(LoanTerm))
 				l.expire()
-				expect.Equal(t, l.u.Held(), 0, "are held when all loans are over")
+				expect.Equal(t, l.u.OnLoan(), 0, "are held when all loans are over")
 				l.now += int64(loanGrace)
 				if l.expire(); l.u.Len() != 0 {
 					t.Errorf("%d loans are known when all are long over", l.u.Len())
@@ -462,7 +462,7 @@ func TestLoanEnds(t *testing.T) {
 		loan, _ := line.side.Get(LoanID{line.id, 1})
 		ends := loan.Until - owned(LoanTerm)
 		expect.Equal(t, ends, int64(line.ends), "%+v: it ends a term after %v", line, time.Duration(ends))
-		expect.Equal(t, line.side.HeldFor(now)+line.at-time.Duration(owned(LoanTerm)), line.held,
+		expect.Equal(t, line.side.OnLoanFor(now)+line.at-time.Duration(owned(LoanTerm)), line.held,
 			"%+v: units are held until a term after", line)
 	}
 	u.Unite(&other)

@@ -184,7 +184,7 @@ func (a *together) decision(allowed bool) limit.AllDecision {
 	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(a.of))}
 	for _, op := range a.ops {
 		d := op.Decision
-		if held := d.ReservationID != ""; held && !allowed {
+		if d.ReservationID != "" && !allowed {
 			giveBack(d, d.Granted)
 		}
 		d.RememberFor = 0
@@ -223,11 +223,11 @@ func giveBack(d *limit.Decision, units int64) {
 // settleAll settles the reservations of an atomic check: keeping all or nothing. It waits for the nodes that hold what is given back, and for no
 // others: a commit changes no answer.
 func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
-	var held, behind []*Op
+	var awaited, behind []*Op
 	for _, op := range ops {
 		d := op.Decision
-		holds := d.ReservationID != ""
-		if op.Reservation == (ReservationID{}) || !holds && (keep || !d.FailedOpen && !d.FailedClosed) {
+		reserved := d.ReservationID != ""
+		if op.Reservation == (ReservationID{}) || !reserved && (keep || !d.FailedOpen && !d.FailedClosed) {
 			continue // it has charged nothing
 		}
 		settle := NewOp(OpSettle, *op.Check, Extra{Reservation: op.Reservation})
@@ -236,8 +236,8 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 		if !keep {
 			settle.Cost = 0
 		}
-		if holds && (!keep || l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned) {
-			held = append(held, settle)
+		if reserved && (!keep || l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned) {
+			awaited = append(awaited, settle)
 		} else {
 			behind = append(behind, settle) // without a holder's answer it may have been charged all the same
 		}
@@ -247,13 +247,13 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 	if len(behind) > 0 {
 		l.settling.start(func() { l.run(later, behind...) })
 	}
-	if len(held) == 0 {
+	if len(awaited) == 0 {
 		return
 	}
 	heard := make(chan struct{})
 	if l.settling.start(func() {
 		defer close(heard)
-		l.run(later, held...)
+		l.run(later, awaited...)
 	}) {
 		select {
 		case <-heard:

@@ -269,7 +269,7 @@ func (ls *loans) wait(of state, n int) {
 }
 
 // heard notes that a borrower has reported, and ends the round of the key if all borrowers that were asked have answered. returned says that
-// none of the loan's units are held any more, which is the answer to a recall.
+// nothing is left of the loan, which is the answer to a recall.
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

@@ -74,7 +74,7 @@ func (l *Limiter) planAll(ops []*Op) (bad int) {
 		switch {
 		case op.Outcome.Err != nil || op.Kind == OpRecall:
 			continue
-		case last != nil && op.follows(last):
+		case last != nil && op.planLike(last):
 			op.partition = int32(l.partition(op.hash))
 		default:
 			op.Outcome.Err = l.plan(t, op)
@@ -88,9 +88,9 @@ func (l *Limiter) planAll(ops []*Op) (bad int) {
 	return bad
 }
 
-// follows plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has
-// done nothing, for other checks.
-func (op *Op) follows(last *Op) bool {
+// planLike plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has
+// done nothing, for all other operations.
+func (op *Op) planLike(last *Op) bool {
 	c, before := op.Check, last.Check
 	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
 		last.rule.missing || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
@@ -140,7 +140,7 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	case c.Always && kind == OpReserve && c.Cost < 0:
 		return limit.NewError(limit.Invalid, "always", "does not go with a negative cost in an atomic check: send a refund")
 	case c.Always && kind != OpCheck && kind != OpReserve:
-		return limit.NewError(limit.Invalid, "partial", "cannot be set where all is charged always")
+		return limit.NewError(limit.Invalid, "always", "is for checks and for atomic checks only")
 	case c.Cost < 0 && kind == OpRefund:
 		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")
 	case c.Cost < 0 && kind == OpSettle:

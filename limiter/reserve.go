@@ -106,9 +106,9 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	if err != nil {
 		return limit.AllDecision{}, err
 	}
-	held := allowed && all.held()
+	reserved := allowed && all.reserved()
 	out := all.decision(allowed)
-	if held {
+	if reserved {
 		out.ReservationID = hex.EncodeToString(id[:])
 	}
 	return out, nil
@@ -296,8 +296,8 @@ func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	}
 }
 
-// held reports whether at least one of the operations holds a reservation. One for a key without a limit holds none.
-func (a *together) held() bool {
+// reserved reports whether at least one of the operations has made a reservation. One for a key without a limit makes none.
+func (a *together) reserved() bool {
 	for _, op := range a.ops {
 		if op.Decision.ReservationID != "" {
 			return true

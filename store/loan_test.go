@@ -37,7 +37,7 @@ func heldOf(s *Store, scope string) (n int64) {
 	s.with(0, func(sh *shard, part *partition) {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
 			if l := part.loansOf(sh.record(part.ref(slot))); l != nil {
-				n = l.Held()
+				n = l.OnLoan()
 			}
 		}
 	})
@@ -54,7 +54,7 @@ func loansCounted(t *testing.T, s *Store) {
 			s.shards[i].locked(func() {
 				if part := &s.shards[i].partitions[j]; part.open && part.extras != nil {
 					for _, l := range part.extras.lent {
-						want.OnLoan += l.Held()
+						want.OnLoan += l.OnLoan()
 						for _, b := range l.Borrowers(nil) {
 							borrowers[b] = true
 						}

@@ -363,7 +363,7 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
 	defer sh.unlock()
-	return part.open && part.concerns(rule)&^concernBan == 0 && sh.plain(part, k, rule, now, r, nil, d)
+	return part.open && part.concernsOf(rule)&^concernBan == 0 && sh.plain(part, k, rule, now, r, nil, d)
 }
 
 // decideFull is DecideTo for a call that has found no room, for the reason err: in the store (errNoRoom) or in its

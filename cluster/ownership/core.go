@@ -292,7 +292,7 @@ func (c *Core) at(now Now) {
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
 	before := c.alive
-	c.welcome(v)
+	c.noteNewcomers(v)
 	c.view = v
 	c.views++
 	c.stir = true
@@ -305,7 +305,7 @@ func (c *Core) SetView(now Now, v View) {
 	c.absent = slices.DeleteFunc(c.absent, func(name string) bool { return c.named[name] != (Node{}) })
 	maps.DeleteFunc(c.full, func(n Node, _ int64) bool { return !c.lives(n) })
 	maps.DeleteFunc(c.received, func(n Node, _ *inlog) bool { return !c.lives(n) })
-	c.acquaint(before)
+	c.noteDeparted(before)
 	for p := range c.parts {
 		c.review(p)
 		c.publish(p)
@@ -507,7 +507,7 @@ func (c *Core) lookAtAll() {
 	c.lookAt = c.t + lookEvery
 	c.stir, c.settled = false, true
 	c.copying = 0
-	c.getUsedTo()
+	c.expireNewcomers()
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
 			c.copying++
