@@ -189,8 +189,9 @@ type Request struct {
 // Decision is the answer to a Request. Durations count from the instant of the decision. RetryAfter of concurrency is the time until the first
 // lease expires.
 type Decision struct {
-	Allowed    bool
-	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, charged
+	Allowed bool
+	// Units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, charged.
+	Granted    int64
 	Limit      int64         // of the limit that decided (capacity for buckets); Unlimited
 	Remaining  int64         // units that would pass now, after this decision; Unlimited when Limit is
 	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted; Never

@@ -109,9 +109,9 @@ func (a *together) add(i int, op *Op) *limit.Error {
 	a.of[i] = at
 	switch {
 	case op.rule != sum.rule && op.Limit != nil && *op.Limit != *sum.Limit:
-		return limit.NewError(limit.Invalid, "limit", "differs from an earlier element's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
+		return invalid("limit", "differs from an earlier element's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
 	case op.Cost > algo.MaxLimit-sum.Cost:
-		return limit.NewError(limit.Invalid, "cost", "and the costs of the earlier elements of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
+		return invalid("cost", "and the costs of the earlier elements of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
 	}
 	sum.Cost += op.Cost
 	sum.TTL = max(sum.TTL, op.TTL)
@@ -137,14 +137,14 @@ func (a *together) reserve(id ReservationID) {
 func suitsAtomic(op *Op, always bool) *limit.Error {
 	switch {
 	case op.Always != always:
-		return limit.NewError(limit.Invalid, "always", "must be set in all elements of an atomic check, or in none")
+		return invalid("always", "must be set in all elements of an atomic check, or in none")
 	case op.Partial:
-		return limit.NewError(limit.Invalid, "partial", "cannot be set in an atomic check, which is all or nothing")
+		return invalid("partial", "cannot be set in an atomic check, which is all or nothing")
 	case op.Cost == 0:
-		return limit.NewError(limit.Invalid, "cost", "is 0: a peek cannot be part of an atomic check")
+		return invalid("cost", "is 0: a peek cannot be part of an atomic check")
 	case op.RequestID != "":
 		// What was admitted under an id is admitted again, but of an atomic check it may have been cancelled since.
-		return limit.NewError(limit.Invalid, "request_id", "cannot be given in an atomic check, which is not remembered")
+		return invalid("request_id", "cannot be given in an atomic check, which is not remembered")
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (a *together) err() error {
 func (a *together) unasked() error {
 	for _, op := range a.ops {
 		if d := op.Decision; d.FailedOpen || d.FailedClosed {
-			return limit.NewError(limit.Unavailable, "",
+			return unavailable(
 				"a node that decides for one of these keys cannot be reached, or has no memory left for it; what the others have charged is given back")
 		}
 	}

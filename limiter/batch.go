@@ -154,8 +154,9 @@ func (l *Limiter) carryOut(ctx context.Context, ops []*Op) {
 }
 
 const (
-	aheadOf  = 32 // operations for which memory is fetched at a time: what that fills is still there when it is looked at
-	aheadMin = 4  // operations below which there is nothing to be gained
+	// Operations for which memory is fetched at a time: what that fills is still there when it is looked at.
+	aheadOf  = 32
+	aheadMin = 4 // operations below which there is nothing to be gained
 )
 
 // begin carries out planned operations as far as this node can do so at once, and appends the places of the others to open.

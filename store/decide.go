@@ -55,7 +55,7 @@ import (
 type concernSet uint16
 
 const (
-	concernGate        concernSet = 1 << iota // gate.go, escrow.go: the rule needs a lease, or answers wait for the backup
+	concernGate        concernSet = 1 << iota // gate.go, escrow.go: a lease is needed, or answers wait for the backup
 	concernCopy                               // follower.go: the partition has a follower
 	concernID                                 // answers.go: the call has a request id
 	concernReservation                        // reservation.go: what the call charges is a reservation
@@ -232,7 +232,7 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	if err != nil {
 		err = sh.noRoom(number)
 	}
-	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(limits)
+	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && limits.CountsDenied()
 	if p.made && (err != nil || d.Granted == 0) && (!p.denied || sh.idle(p.r, p.now)) {
 		sh.drop(&p.part.table, p.slot)
 		p.denied = false
@@ -294,16 +294,6 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 		return 0, errNoRoom
 	}
 	return slot, nil
-}
-
-// countsDenied reports whether a refusal changes a state.
-func countsDenied(limits algo.Limits) bool {
-	for i := range limits {
-		if limits[i].CountDenied {
-			return true
-		}
-	}
-	return false
 }
 
 // adopted returns the record at a slot, brought under the given rule.

@@ -382,7 +382,7 @@ func (c *Call) wantsBack(room, onLoan int64) bool {
 // only their borrowers know. Such a refusal begins no ban, because borrowers could still admit during it.
 func (p *plan) afterLoan(call *Call, answer *Answer) {
 	d := &answer.Decision
-	if d.Allowed || call.Always || d.RetryAfter == algo.Never || countsDenied(p.rule.Limits) {
+	if d.Allowed || call.Always || d.RetryAfter == algo.Never || p.rule.Limits.CountsDenied() {
 		return
 	}
 	answer.OnLoan, answer.OnLoanFor = p.request.OnLoan, p.request.OnLoanFor

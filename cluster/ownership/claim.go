@@ -332,7 +332,8 @@ func (c *Core) decideClaim(p int, r *round) {
 			yield = max(yield, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
-		if _, replaced := c.named[info.Holder.Name]; !replaced { // by a later process of that name, which the member does not see yet
+		// The member may not see yet that a later process of that name has replaced the holder.
+		if _, replaced := c.named[info.Holder.Name]; !replaced {
 			c.noteStranger(info.Holder)
 		}
 		if best.before(info.Copy) && c.lives(source) {
