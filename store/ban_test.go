@@ -287,7 +287,7 @@ func TestExcessAndBan(t *testing.T) {
 	r.Ban = 5 * minute
 	s := New(Config{})
 	reserve := func(key string, n int64) {
-		decide(t, s, r, key, at(0), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(1), ReserveFor: minute})
+		decide(t, s, r, key, at(0), reserveFor(1, n, minute))
 	}
 	reserve("over", 1)
 	out, err := s.Settle(s.key("p", "over"), r, at(0), Settlement{ID: reservationOf(1), Keep: 9})
@@ -329,7 +329,7 @@ func TestNoBan(t *testing.T) {
 	decide(t, s, r, "atomic", at(0), once)
 	wantBan("while an atomic check is in flight", "atomic", 0, false)
 	wantBan("when its time is over", "atomic", time.Second, true)
-	reserve := Call{Request: algo.Request{Cost: 2}, Reservation: reservationOf(2), ReserveFor: time.Second}
+	reserve := reserveFor(2, 2, time.Second)
 	decide(t, s, r, "reserved", at(0), reserve)
 	wantBan("beside a reservation", "reserved", 0, true)
 	_, known, err := settle(s, s.key("p", "reserved"), r, at(0), reservationOf(2), 1)
@@ -375,10 +375,8 @@ func TestBanIsCopied(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
 		r := rule("p", log(1, minute))
 		r.Ban, r.Durability = 5*minute, durability
-		holder, copy := New(Config{}), New(Config{Shut: true})
-		l := newLink(holder, copy, ownership.Backup)
+		holder, copy, l := followed(t)
 		l.offset = 0
-		l.sync(t, 0, true)
 		k := holder.key("p", "k")
 		for range 2 {
 			_, err := holder.Decide(k, r, at(0), cost(1), nil)

@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// escrowed is a holder of one partition under escrow, and a copy.
-func escrowed(t *testing.T) (holder, copied *Store, l *link) {
+// followed is a holder of one partition, and a backup that has all of it.
+func followed(t *testing.T) (holder, copied *Store, l *link) {
 	t.Helper()
 	holder, copied = New(Config{}), New(Config{Shut: true})
 	l = newLink(holder, copied, ownership.Backup)
@@ -45,7 +45,7 @@ func spend(t *testing.T, s *Store, r *Rule, now time.Duration) (n int64) {
 func TestAllowance(t *testing.T) {
 	r := rule("p", window(10000, time.Hour), window(100, minute))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	n := spend(t, holder, r, 0)
@@ -57,7 +57,7 @@ func TestAllowance(t *testing.T) {
 func TestAllowanceOfReset(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
@@ -72,7 +72,7 @@ func TestAllowanceOfReset(t *testing.T) {
 func TestAllowanceOfGone(t *testing.T) {
 	r := rule("p", window(100, time.Second/2))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	now := quietAfter + time.Second/2
@@ -135,7 +135,7 @@ func TestMergeRequestIDs(t *testing.T) {
 func TestAllowanceAtShut(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	spend(t, holder, r, 0)
@@ -150,7 +150,7 @@ func TestAllowanceAtShut(t *testing.T) {
 func TestInheritedAtShut(t *testing.T) {
 	strict, plain := rule("strict", window(100, minute)), rule("plain", window(100, minute))
 	strict.Durability, strict.Strict, plain.Durability = Escrow, true, Escrow
-	holder, claimant, l := escrowed(t)
+	holder, claimant, l := followed(t)
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, strict, 0)
 	l.sync(t, 0, false)
@@ -179,7 +179,7 @@ func TestInheritedAtShut(t *testing.T) {
 func TestGivenBackWithRecord(t *testing.T) {
 	r := rule("p", window(100, time.Second/2))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	now := quietAfter / 2
@@ -198,7 +198,7 @@ func TestGivenBackWithRecord(t *testing.T) {
 func TestAllowanceAfterSplit(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability, r.Strict = Escrow, true
-	holder, backup, l := escrowed(t)
+	holder, backup, l := followed(t)
 	receiver := New(Config{Shut: true})
 	m := newLink(holder, receiver, ownership.Target)
 	holder.Lease(0, int64(time.Hour))
@@ -240,7 +240,7 @@ func TestAllowanceIsOfTheCapacity(t *testing.T) {
 func TestAllowanceLater(t *testing.T) {
 	r := rule("p", window(100, time.Hour))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	const now = 30 * time.Minute
 	spend(t, holder, r, now)
 	l.sync(t, now, false)
@@ -256,7 +256,7 @@ func TestAllowanceLater(t *testing.T) {
 func TestNoAllowanceOfOthers(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	receiver := New(Config{Shut: true})
@@ -275,7 +275,7 @@ func TestNoAllowanceOfOthers(t *testing.T) {
 func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	decide(t, holder, r, "k", at(0), cost(1))
 	of := stateID{"p", "k"}
 	change(t, holder, r, "k", func(part *partition, rec record) {
@@ -291,10 +291,10 @@ func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 func TestOwedIsChargedBesideReservations(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability, r.Strict = Escrow, true
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	l.offset = 0
 	holder.Lease(0, int64(time.Hour))
-	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute})
+	decide(t, holder, r, "k", at(0), reserveFor(1, 1, minute))
 	l.sync(t, 0, false)
 	copied.TakeOver(0, at(5*time.Second))
 	copied.Open(0)
@@ -316,7 +316,7 @@ func TestOwedIsChargedBesideReservations(t *testing.T) {
 func TestNothingOwedAfterALoss(t *testing.T) {
 	r := rule("p", log(100, minute))
 	r.Durability, r.Strict = Escrow, true
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	l.offset = 0
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, r, 0)

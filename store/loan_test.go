@@ -606,7 +606,7 @@ func TestChargeBesideLoans(t *testing.T) {
 	other := s.key("p", "other")
 	_, err := s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16})
 	must.NoError(t, err)
-	call := Call{Request: algo.Request{Cost: 80}, Reservation: reservationOf(1), ReserveFor: minute}
+	call := reserveFor(1, 80, minute)
 	a, err := s.Decide(other, r, at(0), call, nil)
 	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90, Whole: true})
@@ -699,9 +699,7 @@ func TestLoanChecks(t *testing.T) {
 // TestEndedLoansOnCopies: a copy neither ends a loan by itself nor keeps one that its holder has forgotten.
 func TestEndedLoansOnCopies(t *testing.T) {
 	for _, spent := range []int64{0, 16} {
-		holder, copied := New(Config{}), New(Config{Shut: true})
-		l := newLink(holder, copied, ownership.Backup)
-		l.sync(t, 0, true)
+		holder, copied, l := followed(t)
 		r := rule("p", log(100, time.Hour))
 		a := borrow(t, holder, r, 0, Borrow{ID: loanID, Want: 16})
 		borrow(t, holder, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: spent}})
