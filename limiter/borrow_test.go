@@ -49,7 +49,7 @@ func (c *testCluster) heat(n *testNode, q limit.Check) (used int64) {
 // held is what is on loan of a policy's key, at its owner.
 func (c *testCluster) held(n *testNode, policy, key string) int64 {
 	c.t.Helper()
-	is, holds, err := n.Describe(&limit.Target{Policy: policy, Key: key})
+	is, holds, err := n.Describe(new(onPolicy(policy, key)))
 	must.True(c.t, err == nil && holds, "%v %v", holds, err)
 	return is.OnLoan
 }
@@ -94,13 +94,13 @@ func TestNodeBorrows(t *testing.T) {
 			for _, q := range []limit.Check{
 				{Cost: 0}, {Cost: 1, Always: true}, {Cost: 1, RequestID: "r"},
 			} {
-				q.Target = limit.Target{Policy: "p", Key: key}
+				q.Target = onPolicy("p", key)
 				node.check(t, q)
 				used += q.Cost
 			}
 		})
 		expect.Equal(t, c.messages(func() {
-			d := node.check(t, limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: 1, Partial: true})
+			d := node.check(t, limit.Check{Target: onPolicy("p", key), Cost: 1, Partial: true})
 			expect.Equal(t, d.Granted, 1, "%+v", d)
 			used++
 		}), 0,
@@ -132,7 +132,7 @@ func TestNodeBorrows(t *testing.T) {
 func TestReservationsBesideLoans(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		owner, node := c.nodes[0], c.nodes[1]
-		target := limit.Target{Policy: "p", Key: c.owned("p", 0, 0)}
+		target := onPolicy("p", c.owned("p", 0, 0))
 		c.heat(node, named("p", target.Key, 2))
 		state := func() limit.KeyState {
 			is, _, err := owner.Describe(&target)
@@ -140,12 +140,12 @@ func TestReservationsBesideLoans(t *testing.T) {
 			return is
 		}
 		before := state()
-		d, err := node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 2}})
+		d, err := node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(2)})
 		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-2 {
 			t.Errorf("with 2 reserved: %+v, before: %+v", is, before)
 		}
-		s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: 1}, ReservationID: d.ReservationID})
+		s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: units(1), ReservationID: d.ReservationID})
 		expect.NoError(t, err, "%+v", s)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-1 {
 			t.Errorf("with 1 of 2 committed: %+v, before: %+v", is, before)
@@ -276,7 +276,7 @@ func TestRecallsLendNothing(t *testing.T) {
 		owner, node := c.nodes[0], c.nodes[1]
 		key := c.owned("p", 0, 0)
 		id := algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 7}
-		lent(t, owner.Limiter, limit.Borrow{Target: limit.Target{Policy: "p", Key: key}, ID: id, Want: 16})
+		lent(t, owner.Limiter, limit.Borrow{Target: onPolicy("p", key), ID: id, Want: 16})
 		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 			deliver()
 			ops[0].Loan.Known, ops[0].Loan.Report = true, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}
@@ -296,7 +296,7 @@ func TestPartialRecalls(t *testing.T) {
 		c.pass(20 * time.Millisecond)
 		held := c.held(c.nodes[0], "small", key)
 		must.True(t, held != 0, "nothing is on loan")
-		all := limit.Check{Target: limit.Target{Policy: "small", Key: key}, Cost: 5000, Partial: true}
+		all := limit.Check{Target: onPolicy("small", key), Cost: 5000, Partial: true}
 		part := all
 		part.Cost = 1000 - used - held - 10 // less than is free
 		d := c.nodes[0].check(t, part)
@@ -696,7 +696,7 @@ func TestReportsAreForwarded(t *testing.T) {
 		key := c.owned("p", 0, 0)
 		lend := func(n int, b limit.Borrow) limit.Lent {
 			t.Helper()
-			b.Target, b.ID = limit.Target{Policy: "p", Key: key}, algo.LoanID{Borrower: 77, Number: 1}
+			b.Target, b.ID = onPolicy("p", key), algo.LoanID{Borrower: 77, Number: 1}
 			out := make([]limit.Lent, 1)
 			wait := must.Value(c.nodes[n].Lend(t.Context(), []limit.Borrow{b}, out))(t)
 			if wait != nil {
@@ -731,7 +731,7 @@ func TestReportsAreForwarded(t *testing.T) {
 func TestReportsAreNotHandedOn(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		key := c.owned("p", 0, 0)
-		op := NewOp(OpBorrow, limit.Check{Target: limit.Target{Policy: "p", Key: key}}, Extra{Loan: &LoanCall{Report: limit.Borrow{Want: 16}}})
+		op := NewOp(OpBorrow, limit.Check{Target: onPolicy("p", key)}, Extra{Loan: &LoanCall{Report: limit.Borrow{Want: 16}}})
 		op.Hops = 1
 		if rest := c.nodes[1].Receive([]*Op{op}); rest != nil {
 			rest(t.Context())

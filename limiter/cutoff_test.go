@@ -61,7 +61,7 @@ func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
 					if d := owner.check(t, named(policy, key, 0)); d.Remaining != free || c.held(owner, policy, key) != 0 {
 						t.Errorf("%d are left, %d on loan: want %d left", d.Remaining, c.held(owner, policy, key), free)
 					}
-					d := node.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: free + 1})
+					d := node.check(t, limit.Check{Target: onPolicy(policy, key), Cost: free + 1})
 					expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "more than the limit: %+v", d)
 					d = node.check(t, named(policy, key, free))
 					expect.True(t, d.Allowed && !d.FailedOpen, "what is left: %+v", d)

@@ -35,14 +35,14 @@ func TestBadInput(t *testing.T) {
 			field  string
 		}{
 			{limit.Target{Policy: "p"}, limit.Invalid, "key"},
-			{limit.Target{Policy: "p", Key: strings.Repeat("k", limit.MaxKey+1)}, limit.TooLarge, "key"},
-			{limit.Target{Policy: "p", Key: "\xff"}, limit.Invalid, "key"},
-			{limit.Target{Policy: "p", Key: "k\xc3"}, limit.Invalid, "key"},
+			{onPolicy("p", strings.Repeat("k", limit.MaxKey+1)), limit.TooLarge, "key"},
+			{onPolicy("p", "\xff"), limit.Invalid, "key"},
+			{onPolicy("p", "k\xc3"), limit.Invalid, "key"},
 			{limit.Target{Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: "p/q", Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: "inline/4/1", Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: " ", Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: "\xff", Key: "k"}, limit.Invalid, "policy"},
+			{onPolicy("p/q", "k"), limit.Invalid, "policy"},
+			{onPolicy("inline/4/1", "k"), limit.Invalid, "policy"},
+			{onPolicy(" ", "k"), limit.Invalid, "policy"},
+			{onPolicy("\xff", "k"), limit.Invalid, "policy"},
 			{limit.Target{Policy: strings.Repeat("p", 129), Key: "k"}, limit.Invalid, "policy"},
 			{limit.Target{Policy: "p", Namespace: "n", Key: "k"}, limit.Invalid, "namespace"},
 			{limit.Target{Policy: "p", Limit: inlineLimit(func(*algo.Limit) {}), Key: "k"}, limit.Invalid, "limit"},
@@ -82,7 +82,7 @@ func TestBadInput(t *testing.T) {
 			wantError(t, err, test.kind, "checks[1]."+test.field)
 		}
 
-		p, leases := limit.Target{Policy: "p", Key: "k"}, limit.Target{Policy: "c", Key: "k"}
+		p, leases := onPolicy("p", "k"), onPolicy("c", "k")
 		for i, bad := range []struct {
 			cost int64
 			id   string
@@ -134,7 +134,7 @@ func TestBadInput(t *testing.T) {
 		wantError(t, err, limit.TooLarge, "checks")
 
 		// What is just within the bounds is taken.
-		q := limit.Check{Target: limit.Target{Policy: "p", Key: strings.Repeat("é", limit.MaxKey/2)}, Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
+		q := limit.Check{Target: onPolicy("p", strings.Repeat("é", limit.MaxKey/2)), Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
 		d := c.nodes[0].check(t, q)
 		expect.True(t, !d.Allowed, "%+v", d)
 		q.Target = limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace), Key: "\x00"}

@@ -40,7 +40,7 @@ func lent(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 
 func check(t *testing.T, l *Limiter, policy string, cost int64) limit.Decision {
 	t.Helper()
-	got, err := l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: policy, Key: "k"}, Cost: cost}})
+	got, err := l.Check(t.Context(), []limit.Check{{Target: onPolicy(policy, "k"), Cost: cost}})
 	must.True(t, err == nil && got[0].Err == nil, "%v %v", got, err)
 	return got[0].Decision
 }
@@ -48,7 +48,7 @@ func check(t *testing.T, l *Limiter, policy string, cost int64) limit.Decision {
 func TestRecallBeforeRefusal(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	target := onPolicy("p", "k")
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 	a := lent(t, l, first)
 	must.True(t, a.Granted == 16 && a.Term == algo.LoanTerm && a.Limit == 100 && a.Remaining == 84 &&
@@ -84,8 +84,8 @@ func TestRecallBeforeCharge(t *testing.T) {
 	for _, what := range []string{"charge", "commit"} {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
-		target := limit.Target{Policy: "p", Key: "k"}
-		loan := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		target := onPolicy("p", "k")
+		loan := limit.Borrow{Target: target, ID: loanID, Want: 16}
 		a := lent(t, l, loan)
 		must.Equal(t, a.Granted, 16, "%+v", a)
 		end := l.OpenBorrower(1, func(r limit.Recall) {
@@ -98,9 +98,9 @@ func TestRecallBeforeCharge(t *testing.T) {
 			got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 17, Always: true}})
 			expect.True(t, err == nil && got[0].Allowed && got[0].Granted == 17, "%s: %+v, %v", what, got, err)
 		} else {
-			d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 80}})
+			d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(80)})
 			must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
-			got, err := l.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 97}})
+			got, err := l.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(97)})
 			expect.True(t, err == nil && !got.Over && got.Excess == 17, "%s: %+v, %v", what, got, err)
 		}
 		s := l.Loans()
@@ -113,7 +113,7 @@ func TestRecallBeforeCharge(t *testing.T) {
 func TestLentAfterRecall(t *testing.T) {
 	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	target := onPolicy("p", "k")
 	check(t, l, "p", 8000)
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
 	a := lent(t, l, first)
@@ -191,15 +191,15 @@ func TestSilentBorrower(t *testing.T) {
 func TestAlwaysBesideLoans(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
-	lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	target := onPolicy("p", "k")
+	lent(t, l, limit.Borrow{Target: target, ID: loanID, Want: 16})
 	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 90, Always: true}})
 	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 90, "%+v, %v", got, err)
 	d := check(t, l, "p", 0)
 	expect.Equal(t, d.Remaining, 0, "%+v", d)
 	got, err = l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
 	must.True(t, err == nil && got[0].Granted == 5, "%+v, %v", got, err)
-	lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Returned: 16}})
+	lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Returned: 16}})
 	d = check(t, l, "p", 0)
 	expect.Equal(t, d.Remaining, 5, "%+v", d)
 }
@@ -209,8 +209,8 @@ func TestAlwaysBesideLoans(t *testing.T) {
 func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
-	id := algo.LoanID{Borrower: 1, Number: 1}
+	target := onPolicy("p", "k")
+	id := loanID
 	a := lent(t, l, limit.Borrow{Target: target, ID: id, Want: 16})
 	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
@@ -225,8 +225,8 @@ func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
 func TestPartialBesideSilentBorrower(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
-	a := lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	target := onPolicy("p", "k")
+	a := lent(t, l, limit.Borrow{Target: target, ID: loanID, Want: 16})
 	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
 	for _, want := range []int64{4, 0} {
@@ -241,15 +241,15 @@ func TestReportWithoutRoom(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies), Store: NewStore(store.Config{MaxKeys: 1}, true)})
 	defer l.Close()
 	check(t, l, "kept", 1)
-	target := limit.Target{Policy: "p", Key: "k"}
-	a := lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
+	target := onPolicy("p", "k")
+	a := lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
 	expect.True(t, a.Granted == 16 && a.Spent == 4 && !a.Ended && a.Term == 0 && a.Again > 0, "%+v", a)
 }
 
 func TestGivingBackRecalls(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	target := onPolicy("p", "k")
 	give := map[string]func() error{
 		"refund": func() error {
 			n, err := l.Refund(t.Context(), target, 4, "")
@@ -292,7 +292,7 @@ func TestWhatIsNotLent(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
 	for _, policy := range []string{"kept", "shadow", "small", "free", "tried", "unknown", ""} {
-		a := lent(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+		a := lent(t, l, limit.Borrow{Target: onPolicy(policy, "k"), ID: loanID, Want: 16})
 		expect.True(t, a.Granted == 0 && a.Term == 0 && a.Again >= time.Second, "of %q: %+v", policy, a)
 	}
 }
@@ -312,9 +312,9 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 		counted bool
 		want    uint64
 	}{
-		{limit.Target{Policy: "p", Key: "k"}, false, 5},
-		{limit.Target{Policy: "p", Key: "l"}, true, 0},
-		{limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, Key: "k"}, false, 5},
+		{onPolicy("p", "k"), false, 5},
+		{onPolicy("p", "l"), true, 0},
+		{inlineTarget(algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, "k"), false, 5},
 	} {
 		before := counted()
 		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16, Counted: c.counted}
@@ -341,7 +341,7 @@ func TestPanicDuringARecall(t *testing.T) {
 				return process()
 			}})
 			defer l.Close()
-			lent(t, l, limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+			lent(t, l, limit.Borrow{Target: onPolicy("p", "k"), ID: loanID, Want: 16})
 			defer l.OpenBorrower(1, func(limit.Recall) {
 				if !waits {
 					panic("mistake")
@@ -366,8 +366,8 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
-		target := limit.Target{Policy: "p", Key: "k"}
-		known := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		target := onPolicy("p", "k")
+		known := limit.Borrow{Target: target, ID: loanID, Want: 16}
 		newcomer := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16}
 		lent(t, l, known)
 		lent(t, l, newcomer)
@@ -396,7 +396,7 @@ func TestQuotaIsNotRecalled(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
 		out := make([]limit.QuotaLent, 1)
-		q := limit.Quota{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
+		q := limit.Quota{Target: onPolicy("p", "k"), ID: loanID, Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
 		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil || out[0].Granted == 0 {
 			t.Fatal(out[0], err)
 		}
@@ -413,7 +413,7 @@ func TestBorrowerComesToARecall(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := New(Config{Policies: policies(t, loanPolicies)})
 			defer l.Close()
-			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+			b := limit.Borrow{Target: onPolicy("p", "k"), ID: loanID, Want: 16}
 			lent(t, l, b)
 			open := func() {
 				l.OpenBorrower(1, func(r limit.Recall) {
@@ -458,7 +458,7 @@ func TestReportDuringARecall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
-		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 		lent(t, l, b)
 		defer l.OpenBorrower(1, func(r limit.Recall) {
 			go func() {
@@ -483,7 +483,7 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
-		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 		lent(t, l, b)
 		answers := false
 		defer l.OpenBorrower(1, func(r limit.Recall) {
@@ -527,7 +527,7 @@ func TestAskedNext(t *testing.T) {
 			l := New(Config{Policies: policies(t, loanPolicies)})
 			defer l.Close()
 			for borrower := range uint64(2) {
-				b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
+				b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
 				lent(t, l, b)
 				defer l.OpenBorrower(borrower, func(r limit.Recall) {
 					if late {
@@ -560,7 +560,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := New(Config{Policies: policies(t, loanPolicies)})
 			defer l.Close()
-			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+			b := limit.Borrow{Target: onPolicy("p", "k"), ID: loanID, Want: 16}
 			lent(t, l, b)
 			l.OpenBorrower(1, func(r limit.Recall) {
 				go func() {
@@ -590,7 +590,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // it ends by itself when nobody waits for it
 		l := New(Config{Policies: policies(t, loanPolicies)})
 		defer l.Close()
-		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		b := limit.Borrow{Target: onPolicy("p", "k"), ID: loanID, Want: 16}
 		lent(t, l, b)
 		l.OpenBorrower(1, func(limit.Recall) {})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
@@ -613,7 +613,7 @@ func TestAskedAnew(t *testing.T) {
 		defer l.Close()
 		partition := l.partition(l.table.Load().by["p"].hash.Hash("k"))
 		for borrower := range uint64(2) {
-			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
+			b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
 			lent(t, l, b)
 			defer l.OpenBorrower(borrower, func(r limit.Recall) {
 				go func() {
@@ -643,7 +643,7 @@ func TestALaterRecallHasItsTime(t *testing.T) {
 		defer l.Close()
 		report := func(borrower uint64, totals algo.Totals, want int64) {
 			lent(t, l, limit.Borrow{
-				Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Totals: totals, Want: want,
+				Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: borrower, Number: 1}, Totals: totals, Want: want,
 			})
 		}
 		open := func(borrower uint64, wait time.Duration) {

@@ -255,11 +255,11 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 		}{
 			{limit.Target{Policy: "open"}, open(10, time.Minute)},
 			{limit.Target{Policy: "closed"}, limit.Decision{FailedClosed: true, Limit: 20, Window: 2 * time.Minute, RetryAfter: time.Second}},
-			{limit.Target{Policy: "closed", Key: "few"}, limit.Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
+			{onPolicy("closed", "few"), limit.Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
 			// What needs no state needs no owner.
-			{limit.Target{Policy: "closed", Key: "free"}, limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
-			{limit.Target{Policy: "closed", Key: "bad"}, limit.Decision{RetryAfter: algo.Never}},
-			{limit.Target{Policy: "bans", Key: "bad"}, limit.Decision{RetryAfter: algo.Never}},
+			{onPolicy("closed", "free"), limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+			{onPolicy("closed", "bad"), limit.Decision{RetryAfter: algo.Never}},
+			{onPolicy("bans", "bad"), limit.Decision{RetryAfter: algo.Never}},
 			{limit.Target{Policy: "bans"}, open(10, time.Minute)},
 			// A policy in shadow mode admits whatever happens.
 			{limit.Target{Policy: "shadow"}, limit.Decision{Allowed: true, Granted: 2, FailedOpen: true, Shadow: true, Limit: 10, Window: time.Minute}},
@@ -337,7 +337,7 @@ func TestCallsWithoutOnError(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 		c.tamper(lost)
 		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 1) })
-		n, open, leases := c.nodes[0], limit.Target{Policy: "open", Key: "k"}, limit.Target{Policy: "leases", Key: "k"}
+		n, open, leases := c.nodes[0], onPolicy("open", "k"), onPolicy("leases", "k")
 		_, err := n.Refund(t.Context(), open, 1, "")
 		wantError(t, err, limit.Unavailable, "")
 		wantError(t, n.Reset(t.Context(), open), limit.Unavailable, "")
@@ -345,12 +345,12 @@ func TestCallsWithoutOnError(t *testing.T) {
 		wantError(t, err, limit.Unavailable, "")
 		_, err = n.Release(t.Context(), leases, "0000000000000001")
 		wantError(t, err, limit.Unavailable, "")
-		_, err = n.Release(t.Context(), limit.Target{Policy: "unknown", Key: "k"}, "0000000000000001")
+		_, err = n.Release(t.Context(), onPolicy("unknown", "k"), "0000000000000001")
 		wantError(t, err, limit.Unavailable, "")
 		// Acquire has its on_error. A lease is not made up.
 		d, err := n.Acquire(t.Context(), limit.Acquire{Target: leases, Cost: 1})
 		expect.True(t, err == nil && !d.Allowed && d.FailedClosed && d.LeaseID == "", "%+v, %v", d, err)
-		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, Key: "k"}
+		inline := inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, "k")
 		d, err = n.Acquire(t.Context(), limit.Acquire{Target: inline, Cost: 1})
 		expect.True(t, err == nil && d.Allowed && d.FailedOpen && d.LeaseID == "", "%+v, %v", d, err)
 		// What this node knows to be wrong is wrong with and without an owner.

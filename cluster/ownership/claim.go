@@ -186,21 +186,11 @@ func (c *Core) sendRound() {
 
 // asking reports whether this node is about to claim a partition.
 func (c *Core) asking(p int) bool {
-	return c.round != nil && c.mayClaim(p) && contains(c.round.parts, p)
-}
-
-// contains reports whether p is in a sorted list.
-func contains(rising []int, p int) bool {
-	low, high := 0, len(rising)
-	for low < high {
-		mid := (low + high) / 2
-		if rising[mid] < p {
-			low = mid + 1
-		} else {
-			high = mid
-		}
+	if c.round == nil || !c.mayClaim(p) {
+		return false
 	}
-	return low < len(rising) && rising[low] == p
+	_, asked := slices.BinarySearch(c.round.parts, p)
+	return asked
 }
 
 func (c *Core) onQuery(from Node, q *Query) {
