@@ -45,7 +45,7 @@ func TestPolicyChangeAppliesToLiveState(t *testing.T) {
 // TestReconcile: a key that nobody asks about is brought under the new policy at the change and not at its next check,
 // when what the new algorithm counts as if admitted now would be dated too late.
 func TestReconcile(t *testing.T) {
-	inBubble(t, 1, Config{Policies: policies(t, `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`)}, func(t *testing.T, c *testCluster) {
+	inBubble(t, 1, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
 		inline := inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, "k")
 		n.check(t, limit.Check{Target: inline, Cost: 6})

@@ -61,77 +61,59 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 
 func TestReservations(t *testing.T) {
 	target := onPolicy("sliding_log", "k")
+	type end func(t *testing.T, c *testCluster, id string) error
+	cancel := func(t *testing.T, c *testCluster, id string) error {
+		_, err := c.nodes[1].Cancel(t.Context(), target, id)
+		return err
+	}
+	keep := func(cost int64) end {
+		return func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].commit(t, target, id, cost)
+			return err
+		}
+	}
 	for _, test := range []struct {
-		name string
-		run  func(t *testing.T, c *testCluster, id string) error
-		kind limit.Kind // of the error; 0: none
-		what string
-		left int64
+		name  string
+		after time.Duration
+		end   end
+		kind  limit.Kind // of the error; 0: none
+		what  string
+		left  int64
 	}{
-		{name: "cancel", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			refunded, err := c.nodes[1].Cancel(t.Context(), target, id)
-			expect.Equal(t, refunded, 10, "refunded")
-			return err
-		}},
-		{name: "commit of nothing", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 0)
-			return err
-		}},
-		{name: "commit of all", left: 90, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 10)
-			return err
-		}},
-		{name: "commit of more", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 11)
-			return err
-		}},
-		{name: "commit of more, then of less", left: 95, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 11)
-			wantError(t, err, limit.Invalid, "cost")
-			_, err = c.nodes[1].commit(t, target, id, 5)
-			return err
-		}},
-		{name: "commit of less than nothing", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, -1)
-			return err
-		}},
-		{name: "in time", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			c.advance(19 * time.Second)
-			_, err := c.nodes[1].Cancel(t.Context(), target, id)
-			return err
-		}},
-		{name: "too late", left: 90, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			c.advance(21 * time.Second)
-			_, err := c.nodes[1].Cancel(t.Context(), target, id)
-			return err
-		}},
-		{name: "of another key", left: 90, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+		{"cancel", 19 * time.Second, cancel, 0, "", 100},
+		{"too late", 21 * time.Second, cancel, limit.NotFound, "reservation_id", 90},
+		{"commit of nothing", 0, keep(0), 0, "", 100},
+		{"commit of all", 0, keep(10), 0, "", 90},
+		{"commit of more", 0, keep(11), limit.Invalid, "cost", 90},
+		{"commit of less than nothing", 0, keep(-1), limit.Invalid, "cost", 90},
+		{"commit of more, then of less", 0, func(t *testing.T, c *testCluster, id string) error {
+			wantError(t, keep(11)(t, c, id), limit.Invalid, "cost")
+			return keep(5)(t, c, id)
+		}, 0, "", 95},
+		{"of another key", 0, func(t *testing.T, c *testCluster, id string) error {
 			_, err := c.nodes[1].Cancel(t.Context(), onPolicy("sliding_log", "other"), id)
 			return err
-		}},
-		{name: "not an id", left: 90, kind: limit.Invalid, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Cancel(t.Context(), target, "0000000000000000")
-			return err
-		}},
-		{name: "after a reset", left: 100, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			if err := c.nodes[1].Reset(t.Context(), target); err != nil {
-				return err
-			}
-			_, err := c.nodes[1].Cancel(t.Context(), target, id)
-			return err
-		}},
-		{name: "after the units have left the window", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
+		}, limit.NotFound, "reservation_id", 90},
+		{"not an id", 0, func(t *testing.T, c *testCluster, _ string) error {
+			return cancel(t, c, "0000000000000000")
+		}, limit.Invalid, "reservation_id", 90},
+		{"after a reset", 0, func(t *testing.T, c *testCluster, id string) error {
+			must.NoError(t, c.nodes[1].Reset(t.Context(), target))
+			return cancel(t, c, id)
+		}, limit.NotFound, "reservation_id", 100},
+		{"after the units have left the window", 0, func(t *testing.T, c *testCluster, _ string) error {
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10), TTL: time.Hour})
 			c.advance(2 * time.Minute)
 			refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 5)
 			expect.Equal(t, refunded, 0, "refunded")
 			return err
-		}},
+		}, 0, "", 100},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 				d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10), TTL: 20 * time.Second})
-				err := test.run(t, c, d.ReservationID)
+				c.advance(test.after)
+				err := test.end(t, c, d.ReservationID)
 				if test.kind == 0 && err != nil {
 					t.Error(err)
 				} else if test.kind != 0 {
