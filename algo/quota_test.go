@@ -101,17 +101,17 @@ func TestQuotaShares(t *testing.T) {
 		return ls.LendQuota(a, s, now, &u, LoanID{borrower, number}, Quota{Demand: demand, Ahead: time.Hour, Share: 80, Term: time.Minute})
 	}
 	if l := lend(1, 1, 600); l.Granted != 600 || u.OnLoan() != 600 {
-		t.Fatalf("%+v, %d held", l, u.OnLoan())
+		t.Fatalf("%+v, %d on loan", l, u.OnLoan())
 	}
 	again := lend(1, 1, 700)
 	must.True(t, again.Granted == 600 && u.OnLoan() == 600, "repeated: %+v", again)
 	l := lend(2, 1, 600)
 	must.Equal(t, l.Granted, 200, "no more than the share of 800: %+v", l)
 	l = lend(3, 1, 1200)
-	must.True(t, l.Granted == 0 && l.Kept == 400 && u.OnLoan() == 1000+200, "its part is kept: %+v, %d held", l, u.OnLoan())
+	must.True(t, l.Granted == 0 && l.Kept == 400 && u.OnLoan() == 1000+200, "its part is kept: %+v, %d on loan", l, u.OnLoan())
 	_, _, err := ls.Report(a, s, now, &u, LoanID{1, 1}, Totals{Granted: 600, Spent: 100, Returned: 500}, 0, true)
 	must.NoError(t, err)
 	ls.Lend(a, s, now, &u, LoanID{1, 1}, 0, math.MaxInt64)
 	l = lend(3, 2, 1200)
-	must.True(t, l.Granted == 533 && u.OnLoan() == 733, "two thirds of what all want: %+v, %d held", l, u.OnLoan())
+	must.True(t, l.Granted == 533 && u.OnLoan() == 733, "two thirds of what all want: %+v, %d on loan", l, u.OnLoan())
 }

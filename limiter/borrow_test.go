@@ -45,8 +45,8 @@ func (c *testCluster) heat(n *testNode, q limit.Check) (used int64) {
 	return 0
 }
 
-// held is what is on loan of a policy's key, at its owner.
-func (c *testCluster) held(n *testNode, policy, key string) int64 {
+// onLoan is what is on loan of a policy's key, at its owner.
+func (c *testCluster) onLoan(n *testNode, policy, key string) int64 {
 	c.t.Helper()
 	is, holds, err := n.Describe(new(onPolicy(policy, key)))
 	must.True(c.t, err == nil && holds, "%v %v", holds, err)
@@ -119,7 +119,7 @@ func TestNodeBorrows(t *testing.T) {
 		}()
 		c.pass(250 * time.Millisecond)
 		<-returned
-		if n := c.held(owner, "p", key); n != 0 || node.borrowing.book.Loans() != 0 {
+		if n := c.onLoan(owner, "p", key); n != 0 || node.borrowing.book.Loans() != 0 {
 			t.Errorf("%d are on loan after the node has stopped", n)
 		}
 		d := node.check(t, named("p", key, 0))
@@ -165,7 +165,7 @@ func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {
 			d := n.check(c.t, *large)
 			must.True(c.t, !d.Allowed && d.RememberFor != 0, "%+v", d)
 			for range 1000 {
-				if c.pass(time.Millisecond); c.held(c.nodes[1], "p", large.Key) > 60 {
+				if c.pass(time.Millisecond); c.onLoan(c.nodes[1], "p", large.Key) > 60 {
 					break
 				}
 			}
@@ -219,7 +219,7 @@ func TestNodeIsRecalled(t *testing.T) {
 		key := c.owned("small", 0, 0)
 		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
 		c.pass(20 * time.Millisecond)
-		must.True(t, c.held(c.nodes[0], "small", key) != 0, "nothing is on loan")
+		must.True(t, c.onLoan(c.nodes[0], "small", key) != 0, "nothing is on loan")
 		for range 3 { // which it tells when it is asked
 			c.nodes[1].check(t, named("small", key, 1))
 			used++
@@ -283,7 +283,7 @@ func TestRecallsLendNothing(t *testing.T) {
 		op := &Op{Check: new(named("p", key, 1))}
 		must.Equal(t, owner.plan(owner.table.Load(), op), nil)
 		owner.askNode(node.cfg.Self, op.subject, op.Target, []algo.Loan{{ID: id, Totals: algo.Totals{Granted: 16}}})
-		expect.Equal(t, c.held(owner, "p", key), 12, "are on loan after 4 of 16 were told of")
+		expect.Equal(t, c.onLoan(owner, "p", key), 12, "are on loan after 4 of 16 were told of")
 	})
 }
 
@@ -293,15 +293,15 @@ func TestPartialRecalls(t *testing.T) {
 		key := c.owned("small", 0, 0)
 		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
 		c.pass(20 * time.Millisecond)
-		held := c.held(c.nodes[0], "small", key)
-		must.True(t, held != 0, "nothing is on loan")
+		onLoan := c.onLoan(c.nodes[0], "small", key)
+		must.True(t, onLoan != 0, "nothing is on loan")
 		all := limit.Check{Target: onPolicy("small", key), Cost: 5000, Partial: true}
 		part := all
-		part.Cost = 1000 - used - held - 10 // less than is free
+		part.Cost = 1000 - used - onLoan - 10 // less than is free
 		d := c.nodes[0].check(t, part)
-		expect.True(t, d.Granted == part.Cost && c.held(c.nodes[0], "small", key) == held, "of what is free: %+v", d)
-		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != held+10 || d.Remaining != 0 {
-			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, held, d)
+		expect.True(t, d.Granted == part.Cost && c.onLoan(c.nodes[0], "small", key) == onLoan, "of what is free: %+v", d)
+		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != onLoan+10 || d.Remaining != 0 {
+			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, onLoan, d)
 		}
 		d = c.nodes[1].check(t, all)
 		expect.True(t, !d.Allowed && d.Granted == 0, "more than the limit: %+v", d)
@@ -340,7 +340,7 @@ func TestAllFromLoans(t *testing.T) {
 			}
 		}), 0, "messages for atomic checks that loans cover")
 		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about all.
-		held := c.held(c.nodes[0], "small", a)
+		onLoan := c.onLoan(c.nodes[0], "small", a)
 		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1), "of its own": named("p", c.owned("p", 2, 0), 1)} {
 			n := c.messages(func() {
 				must.True(t, ask(append(checks, other)...), "refused")
@@ -348,8 +348,8 @@ func TestAllFromLoans(t *testing.T) {
 			})
 			expect.True(t, n != 0, "with a key %s: no message", what)
 		}
-		if n := c.held(c.nodes[0], "small", a); n != held {
-			t.Errorf("%d are on loan, and were %d before checks that were not answered from loans", n, held)
+		if n := c.onLoan(c.nodes[0], "small", a); n != onLoan {
+			t.Errorf("%d are on loan, and were %d before checks that were not answered from loans", n, onLoan)
 		}
 		for refused := 0; refused < 3; {
 			if ask(checks...) {
@@ -552,10 +552,10 @@ func TestLoanedPartitionMoves(t *testing.T) {
 						used++
 						c.pass(5 * time.Millisecond)
 					}
-					expect.Equal(t, c.held(c.nodes[1], "p", key), 0, "are on loan to who decides")
+					expect.Equal(t, c.onLoan(c.nodes[1], "p", key), 0, "are on loan to who decides")
 				}
 				c.pass(3 * time.Second)
-				expect.Equal(t, c.held(c.nodes[to], "p", key), 0, "are on loan")
+				expect.Equal(t, c.onLoan(c.nodes[to], "p", key), 0, "are on loan")
 				d := c.nodes[to].check(t, named("p", key, 0))
 				expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
 			})
@@ -680,7 +680,7 @@ func TestLoansOverMoves(t *testing.T) {
 			expect.True(t, s.Expired <= 0, "n%d has charged %d units of loans that ended", i, s.Expired)
 		}
 		c.pass(time.Second)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 0, "are on loan")
 		d := c.nodes[0].check(t, named("p", key, 0))
 		expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
 		s := c.stats("p")
@@ -710,10 +710,10 @@ func TestReportsAreForwarded(t *testing.T) {
 		a = lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5}, Want: 16})
 		expect.True(t, !a.Unheard && !a.Ended && a.Granted == 16 && a.Spent == 5 && a.Term == 0 && a.Holder == "n0",
 			"told another node: %+v", a)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 11, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 11, "are on loan")
 		a = lend(2, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}, Known: 5})
 		expect.True(t, !a.Unheard && a.Term == 0, "returned through another node: %+v", a)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 0, "are on loan")
 		c.pass(2 * time.Second)
 		s := c.nodes[0].Loans()
 		expect.True(t, s.Expired <= 0, "%d units of loans that ended were charged", s.Expired)
@@ -737,7 +737,7 @@ func TestReportsAreNotHandedOn(t *testing.T) {
 		}
 		expect.True(t, op.Outcome.NotHolder != nil && op.Outcome.NotHolder.Node.Name == "n0" &&
 			op.Loan.Lent.Granted == 0, "%+v, %+v", op.Outcome, op.Loan)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 0, "are on loan")
 	})
 }
 

@@ -45,7 +45,7 @@ func TestResetBesideLoanIsCopied(t *testing.T) {
 	l.sync(t, 0, false)
 	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
 	l.sync(t, 0, false)
-	expect.Equal(t, heldOf(copied, "p"), 16, "are held on the copy, of 16")
+	expect.Equal(t, onLoanOf(copied, "p"), 16, "are on loan on the copy, of 16")
 	l.same(t, "after a reset", 0)
 	accounted(t, holder)
 	accounted(t, copied)

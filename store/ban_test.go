@@ -258,14 +258,14 @@ func TestBanBesideLoans(t *testing.T) {
 	quota := algo.Quota{Demand: 3600 * 20, Ahead: time.Second, Term: time.Second}
 	a = borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 4, Number: 1}, Quota: quota})
 	expect.Equal(t, a.Granted, 0, "a quota of a banned key: %+v", a)
-	expect.Equal(t, heldOf(s, "p"), 0, "are held of a banned key")
-	// One that was lent by an owner that is lost is held as long as its borrower has it.
+	expect.Equal(t, onLoanOf(s, "p"), 0, "are on loan of a banned key")
+	// One that was lent by an owner that is lost stays on loan as long as its borrower has it.
 	left := algo.Totals{Granted: 10, Spent: 4}
 	a = borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 5, Number: 1}, Totals: left, Known: 4, Quota: quota})
 	expect.True(t, a.Granted == 10 && !a.Ended, "a quota that a lost owner lent: %+v", a)
 	_, loans := s.Lending(s.key("p", "k"), "p", at(2*minute))
-	expect.True(t, heldOf(s, "p") == 6 && loans[len(loans)-1].Until >= int64(2*minute+time.Second),
-		"it is held as %+v", loans)
+	expect.True(t, onLoanOf(s, "p") == 6 && loans[len(loans)-1].Until >= int64(2*minute+time.Second),
+		"it is on loan as %+v", loans)
 	a = borrow(t, s, r, 5*minute, Borrow{ID: algo.LoanID{Borrower: 3, Number: 1}, Want: 20})
 	expect.True(t, a.Granted != 0, "not lent after the ban: %+v", a)
 }
@@ -364,7 +364,7 @@ func TestResetOfABanBesideLoans(t *testing.T) {
 	d := decide(t, s, r, "k", at(0), cost(1))
 	must.True(t, !d.Allowed, "%v", d)
 	borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}})
-	must.Equal(t, heldOf(s, "p"), 16, "are held of what a lost owner lent")
+	must.Equal(t, onLoanOf(s, "p"), 16, "are on loan of what a lost owner lent")
 	must.NoError(t, s.Reset(s.key("p", "k"), "p"))
 	d = decide(t, s, r, "k", at(0), cost(1))
 	expect.True(t, d.Allowed && d.Remaining == 3, "%+v, want 3 left of 20 beside 16 on loan", d)

@@ -644,7 +644,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a cancel leaves a unit behind", "store/settle.go",
-		[]edit{{"reserved.holds, i, n, part", "held.holds, i, max(n-1, 0), part"}},
+		[]edit{{"reserved.holds, i, n, part", "reserved.holds, i, max(n-1, 0), part"}},
 		seeds + "fair", "refused without need",
 	},
 	{
