@@ -227,18 +227,22 @@ func TestEverythingAtOnce(t *testing.T) {
 	})
 }
 
+// decideAll measures a call with these checks.
+func decideAll(b *testing.B, l *Limiter, checks []limit.Check) {
+	results := make([]limit.Result, len(checks))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := l.CheckTo(b.Context(), checks, nil, results); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // BenchmarkCheck is the local path: one check of a named policy that this node decides.
 func BenchmarkCheck(b *testing.B) {
 	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	defer l.Close()
-	ctx, checks := b.Context(), []limit.Check{named("p", "some-user-4711", 1)}
-	results := make([]limit.Result, len(checks))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-			b.Fatal(err)
-		}
-	}
+	decideAll(b, l, []limit.Check{named("p", "some-user-4711", 1)})
 }
 
 func BenchmarkCheckParallel(b *testing.B) {
@@ -259,32 +263,18 @@ func BenchmarkCheckParallel(b *testing.B) {
 func BenchmarkCheckInline(b *testing.B) {
 	l := New(Config{})
 	defer l.Close()
-	ctx := b.Context()
 	checks := []limit.Check{{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, "some-user-4711"), Cost: 1}}
-	results := make([]limit.Result, len(checks))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-			b.Fatal(err)
-		}
-	}
+	decideAll(b, l, checks)
 }
 
 func BenchmarkBatch100(b *testing.B) {
 	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	defer l.Close()
-	ctx := b.Context()
 	var checks []limit.Check
 	for i := range 100 {
 		checks = append(checks, named("p", keys[i], 1))
 	}
-	results := make([]limit.Result, len(checks))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-			b.Fatal(err)
-		}
-	}
+	decideAll(b, l, checks)
 }
 
 var keys = func() (list []string) {
