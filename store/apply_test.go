@@ -53,11 +53,7 @@ func TestResetBesideLoanIsCopied(t *testing.T) {
 
 // TestNothingOwedOnGone: what a holder may have admitted ahead on a key whose record it has dropped is not charged to a later one.
 func TestNothingOwedOnGone(t *testing.T) {
-	r := rule("p", window(100, time.Second/2))
-	r.Durability = Escrow
-	holder, copied, l := followed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, time.Second/2)
 	now := quietAfter / 2
 	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	l.sync(t, now, false)
@@ -71,11 +67,7 @@ func TestNothingOwedOnGone(t *testing.T) {
 
 // TestNothingOwedIsSwept: a copy whose holder has taken its allowance back keeps an idle record no longer than others.
 func TestNothingOwedIsSwept(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := followed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	_, _, copied, l := allowed(t, minute)
 	copied.Sweep(l.there(minute), 1)
 	expect.Equal(t, copied.Stats().Keys, 1, "keys are left on the copy, on one of which something is owed")
 	for now := time.Duration(0); now < 3*quietAfter; now += quietAfter {

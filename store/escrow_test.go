@@ -41,6 +41,17 @@ func spend(t *testing.T, s *Store, r *Rule, now time.Duration) (n int64) {
 	}
 }
 
+// allowed is a holder whose key k, with 100 units a window under escrow, has an allowance.
+func allowed(t *testing.T, w time.Duration) (r *Rule, holder, copied *Store, l *link) {
+	t.Helper()
+	r = rule("p", window(100, w))
+	r.Durability = Escrow
+	holder, copied, l = followed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	return r, holder, copied, l
+}
+
 // TestAllowance: what may be admitted ahead of the copy is two twentieths of the smallest limit, and the copy charges it.
 func TestAllowance(t *testing.T) {
 	r := rule("p", window(10000, time.Hour), window(100, minute))
@@ -55,11 +66,7 @@ func TestAllowance(t *testing.T) {
 
 // TestAllowanceOfReset: a key that was reset has none, for the copy has forgotten it.
 func TestAllowanceOfReset(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := followed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, minute)
 	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
 	l.sync(t, 0, false)
 	n := spend(t, holder, r, 0)
@@ -70,11 +77,7 @@ func TestAllowanceOfReset(t *testing.T) {
 
 // TestAllowanceOfGone: neither has a key whose record was dropped, once the copy has been told.
 func TestAllowanceOfGone(t *testing.T) {
-	r := rule("p", window(100, time.Second/2))
-	r.Durability = Escrow
-	holder, copied, l := followed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, time.Second/2)
 	now := quietAfter + time.Second/2
 	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	l.sync(t, now, false)
@@ -133,11 +136,7 @@ func TestMergeRequestIDs(t *testing.T) {
 
 // TestAllowanceAtShut: the last chunk of a partition that is shut ends every allowance, for it has every state as it is.
 func TestAllowanceAtShut(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := followed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, minute)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	holder.Shut(0)
@@ -177,11 +176,7 @@ func TestInheritedAtShut(t *testing.T) {
 
 // TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance, so that it does not keep it.
 func TestGivenBackWithRecord(t *testing.T) {
-	r := rule("p", window(100, time.Second/2))
-	r.Durability = Escrow
-	holder, copied, l := followed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	_, holder, copied, l := allowed(t, time.Second/2)
 	now := quietAfter / 2
 	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	must.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending")
@@ -254,11 +249,7 @@ func TestAllowanceLater(t *testing.T) {
 
 // TestNoAllowanceOfOthers: neither who gets the partition by a move is told of allowances nor a copy of keys that have come under another durability.
 func TestNoAllowanceOfOthers(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := followed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, minute)
 	receiver := New(Config{Shut: true})
 	m := newLink(holder, receiver, ownership.Target)
 	m.sync(t, 0, true)
