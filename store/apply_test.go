@@ -51,20 +51,6 @@ func TestResetBesideLoanIsCopied(t *testing.T) {
 	accounted(t, copied)
 }
 
-// TestNothingOwedOnGone: what a holder may have admitted ahead on a key whose record it has dropped is not charged to a later one.
-func TestNothingOwedOnGone(t *testing.T) {
-	r, holder, copied, l := allowed(t, time.Second/2)
-	now := quietAfter / 2
-	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
-	l.sync(t, now, false)
-	copied.TakeOver(0, l.there(now))
-	copied.Open(0)
-	decide(t, copied, r, "k", l.there(now), cost(1))
-	copied.TakeOver(0, l.there(now))
-	d := decide(t, copied, r, "k", l.there(now), cost(0))
-	expect.Equal(t, d.Remaining, 99, "are left of 100 after 1")
-}
-
 // TestNothingOwedIsSwept: a copy whose holder has taken its allowance back keeps an idle record no longer than others.
 func TestNothingOwedIsSwept(t *testing.T) {
 	_, _, copied, l := allowed(t, minute)

@@ -174,9 +174,9 @@ func TestInheritedAtShut(t *testing.T) {
 	}
 }
 
-// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance, so that it does not keep it.
+// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance. It keeps neither, and charges nothing to a later record.
 func TestGivenBackWithRecord(t *testing.T) {
-	_, holder, copied, l := allowed(t, time.Second/2)
+	r, holder, copied, l := allowed(t, time.Second/2)
 	now := quietAfter / 2
 	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	must.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending")
@@ -185,6 +185,10 @@ func TestGivenBackWithRecord(t *testing.T) {
 	expect.True(t, n == 0, "the copy keeps %d keys", n)
 	accounted(t, holder)
 	accounted(t, copied)
+	copied.TakeOver(0, l.there(now))
+	copied.Open(0)
+	decide(t, copied, r, "k", l.there(now), cost(1))
+	expect.Equal(t, left(t, copied, r, now, l), 99, "are left of 100 after 1")
 }
 
 // TestAllowanceAfterSplit: what a lost holder may have admitted to strict rules ahead of its backup's copy counts as well once the
