@@ -125,7 +125,7 @@ func (l *lending) judge() {
 	}
 	for i, used := range l.used() {
 		if l.ls[i].Limit != Unlimited && used+onLoan > l.ls[i].holds() {
-			l.fatalf("%d in use and %d on loan are more than the limit %d of %v", used, onLoan, l.ls[i].holds(), l.ls[i].Algorithm)
+			l.fatalf("%d in use and %d on loan are more than %d of %v", used, onLoan, l.ls[i].holds(), l.ls[i].Algorithm)
 		}
 	}
 	for _, b := range l.who {
@@ -210,7 +210,8 @@ func (l *lending) ask(b *borrowing, want int64) {
 func (l *lending) check(n int64) {
 	l.expire()
 	decide := func() bool {
-		d, err := l.ls.Decide(l.a, l.s, l.instant(), Request{Cost: n, OnLoan: l.u.OnLoan(), OnLoanFor: l.u.OnLoanFor(l.instant())}, nil)
+		now := l.instant()
+		d, err := l.ls.Decide(l.a, l.s, now, Request{Cost: n, OnLoan: l.u.OnLoan(), OnLoanFor: l.u.OnLoanFor(now)}, nil)
 		if err != nil {
 			l.fatalf("%v", err)
 		}
