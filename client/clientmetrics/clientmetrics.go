@@ -20,20 +20,20 @@ import (
 //	weir_client_unsettled_total          reservations that no node could be told about in time, and stay charged in full
 //	weir_client_without_node             1 while the Client's fail policy answers
 func Client(c *client.Client) prometheus.Collector {
-	return collector{[]*prometheus.Desc{clientDecisions, unanswered, nodes, settling, unsettled, withoutNode}, func(ch chan<- prometheus.Metric) {
+	return collector(func(ch chan<- prometheus.Metric) {
 		s := c.Stats()
-		decisions(ch, clientDecisions, s.Counts)
-		ch <- prometheus.MustNewConstMetric(unanswered, prometheus.CounterValue, float64(s.Unanswered))
-		ch <- prometheus.MustNewConstMetric(nodes, prometheus.GaugeValue, float64(s.Nodes), "known")
-		ch <- prometheus.MustNewConstMetric(nodes, prometheus.GaugeValue, float64(s.Ready), "ready")
-		ch <- prometheus.MustNewConstMetric(settling, prometheus.GaugeValue, float64(s.Settling))
-		ch <- prometheus.MustNewConstMetric(unsettled, prometheus.CounterValue, float64(s.Unsettled))
 		without := 0.0
 		if s.WithoutNode {
 			without = 1
 		}
-		ch <- prometheus.MustNewConstMetric(withoutNode, prometheus.GaugeValue, without)
-	}}
+		sendCounts(ch, clientDecisions, s.Counts)
+		send(ch, unanswered, prometheus.CounterValue, float64(s.Unanswered))
+		send(ch, nodes, prometheus.GaugeValue, float64(s.Nodes), "known")
+		send(ch, nodes, prometheus.GaugeValue, float64(s.Ready), "ready")
+		send(ch, settling, prometheus.GaugeValue, float64(s.Settling))
+		send(ch, unsettled, prometheus.CounterValue, float64(s.Unsettled))
+		send(ch, withoutNode, prometheus.GaugeValue, without)
+	})
 }
 
 // Middleware returns a collector of what a middleware of httplimit or grpclimit counts:
@@ -44,38 +44,39 @@ func Client(c *client.Client) prometheus.Collector {
 func Middleware(name string, counts func() client.Counts) prometheus.Collector {
 	desc := prometheus.NewDesc("weir_client_middleware_decisions_total", "Requests that a middleware has limited, by result.",
 		[]string{"result"}, prometheus.Labels{"middleware": name})
-	return collector{[]*prometheus.Desc{desc}, func(ch chan<- prometheus.Metric) { decisions(ch, desc, counts()) }}
+	return collector(func(ch chan<- prometheus.Metric) { sendCounts(ch, desc, counts()) })
 }
 
 var (
-	clientDecisions = prometheus.NewDesc("weir_client_decisions_total", "Decisions of the client, by result.", []string{"result"}, nil)
-	unanswered      = prometheus.NewDesc("weir_client_unanswered_total", "Decisions of the client's fail policy, because no node answered.", nil, nil)
-	nodes           = prometheus.NewDesc("weir_client_nodes", "Nodes that the client knows, and that it can ask.", []string{"state"}, nil)
-	settling        = prometheus.NewDesc("weir_client_settling", "Reservations that the client settles in the background.", nil, nil)
-	unsettled       = prometheus.NewDesc("weir_client_unsettled_total", "Reservations that no node could be told about in time.", nil, nil)
-	withoutNode     = prometheus.NewDesc("weir_client_without_node", "1 while the client's fail policy answers.", nil, nil)
+	clientDecisions = describe("decisions_total", "Decisions of the client, by result.", "result")
+	unanswered      = describe("unanswered_total", "Decisions of the client's fail policy, because no node answered.")
+	nodes           = describe("nodes", "Nodes that the client knows, and that it can ask.", "state")
+	settling        = describe("settling", "Reservations that the client settles in the background.")
+	unsettled       = describe("unsettled_total", "Reservations that no node could be told about in time.")
+	withoutNode     = describe("without_node", "1 while the client's fail policy answers.")
 )
 
-func decisions(ch chan<- prometheus.Metric, desc *prometheus.Desc, c client.Counts) {
-	for _, r := range []struct {
-		result string
-		n      uint64
-	}{{"admitted", c.Admitted}, {"refused", c.Refused}, {"failed_open", c.FailedOpen}, {"failed_closed", c.FailedClosed}, {"error", c.Errors}} {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(r.n), r.result)
-	}
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("weir_client_"+name, help, labels, nil)
 }
 
-type collector struct {
-	descs   []*prometheus.Desc
-	collect func(chan<- prometheus.Metric)
+func send(ch chan<- prometheus.Metric, desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(desc, kind, value, labels...)
 }
+
+func sendCounts(ch chan<- prometheus.Metric, desc *prometheus.Desc, c client.Counts) {
+	send(ch, desc, prometheus.CounterValue, float64(c.Admitted), "admitted")
+	send(ch, desc, prometheus.CounterValue, float64(c.Refused), "refused")
+	send(ch, desc, prometheus.CounterValue, float64(c.FailedOpen), "failed_open")
+	send(ch, desc, prometheus.CounterValue, float64(c.FailedClosed), "failed_closed")
+	send(ch, desc, prometheus.CounterValue, float64(c.Errors), "error")
+}
+
+// collector sends the metrics of one scrape.
+type collector func(chan<- prometheus.Metric)
 
 // Describe implements prometheus.Collector.
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range c.descs {
-		ch <- d
-	}
-}
+func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
 
 // Collect implements prometheus.Collector.
-func (c collector) Collect(ch chan<- prometheus.Metric) { c.collect(ch) }
+func (c collector) Collect(ch chan<- prometheus.Metric) { c(ch) }
