@@ -15,9 +15,8 @@ import (
 // Client decides checks of any number of policies and keys, by a cluster (Dial) or by a Service in this process (New). It is safe
 // for concurrent use, and one is enough for a program. Close it when done.
 type Client struct {
-	svc      service        // what decides
+	svc      limit.Preparer // what decides
 	nodes    *nodes         // svc of Dial, which asks nodes; nil: svc decides in this process
-	preparer limit.Preparer // of New, where its Service has prepared handles
 	stop     func()         // ends svc
 	timeout  time.Duration  // of a call; 0: none
 	onError  OnError
@@ -32,8 +31,7 @@ type Client struct {
 	rooms    sync.Pool            // of *room
 	now      func() time.Duration // see stopwatch
 
-	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given, to a request id or to
-	// a reservation.
+	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given.
 	ids    string
 	lastID atomic.Uint64
 
@@ -50,41 +48,13 @@ type Client struct {
 
 // New returns a Client that asks svc, a Service in this process, and calls stop when it is closed. It has no timeout, no retry
 // and no breaker: nothing here can be slow or out of reach. Package client/local makes a Service of policies alone.
-func New(svc limit.Service, stop func()) *Client {
-	c := newClient(svc, stop, options{})
-	c.preparer, _ = svc.(limit.Preparer)
-	return c
-}
+func New(svc limit.Preparer, stop func()) *Client { return newClient(svc, stop, options{}) }
 
-// service is what a Client asks.
-type service interface {
-	limit.Service
-	// CheckTo is that of a limit.Preparer.
-	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []Result) error
-}
-
-// plain is a Service that has no CheckTo.
-type plain struct{ limit.Service }
-
-func (p plain) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []Result) error {
-	if at, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, at)
-		defer cancel()
-	}
-	got, err := p.Check(ctx, checks)
-	copy(results, got)
-	return err
-}
-
-func newClient(svc limit.Service, stop func(), o options) *Client {
-	decides, ok := svc.(service)
-	if !ok {
-		decides = plain{svc}
-	}
+// newClient returns a Client of svc. With a timeout, svc must end each call at its context's Deadline, which no timer of the Client ends.
+func newClient(svc limit.Preparer, stop func(), o options) *Client {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Client{
-		svc:      decides,
+		svc:      svc,
 		stop:     stop,
 		timeout:  o.timeout,
 		onError:  o.onError,
@@ -195,13 +165,13 @@ func (c *Client) Close() error {
 
 // begin counts one call in, unless the client is closed or ctx has ended. The caller counts it out.
 func (c *Client) begin(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.closed.Load() {
 		return ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	c.running.Add(1)
 	return nil

@@ -10,42 +10,40 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// What a Client does with checks before and after a Service answers them (limiter.go has the whole path):
+//
+//	decide    answers from loans and from the memory of refusals; ask and grantAll have the rest answered
+//	grant     asks unless the circuit breaker is open, and has the fail policy answer where no node does
+//	attempt   gives a call its time, and a second try
+//	fallback  is the fail policy's answer
+
 // decide answers checks that are well formed: from what is on loan, from the memory of refusals, or by the service; by the fail policy
 // where no node answers. Checks of a key on loan are decided in their order: behind one that is asked about, all are. The caller must
 // have called begin.
 func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) error {
 	var one [1]int
-	open := one[:0] // places of the checks to be asked about
-	var asked map[loanKey]struct{}
+	open := one[:0]            // places of the checks to be asked about
+	var asked map[loanKey]bool // keys on loan of which a check is to be asked about
 	now := c.now()
 	for i := range cs {
 		ck, d, k := &cs[i], &rs[i].Decision, keyOf(&cs[i].Target)
 		// A check under its caller's request id is for the node that remembers the id.
-		if _, before := asked[k]; !before && ck.RequestID == "" {
-			if c.lent(&ck.Target, ck.Key, ck.Cost, d) || c.memory.recall(ck, d, now) || len(cs) == 1 && c.awaitLoan(ctx, ck, d) {
-				continue
-			}
+		if ck.RequestID == "" && !asked[k] &&
+			(c.lent(&ck.Target, ck.Key, ck.Cost, d) || c.memory.recall(ck, d, now) || len(cs) == 1 && c.awaitLoan(ctx, ck, d)) {
+			continue
 		}
 		open = append(open, i)
 		if len(cs) > 1 && c.loans.has(k) {
 			if asked == nil {
-				asked = make(map[loanKey]struct{})
+				asked = make(map[loanKey]bool)
 			}
-			asked[k] = struct{}{}
+			asked[k] = true
 		}
 	}
 	if len(open) == 0 {
 		return nil
 	}
-	if err := c.ask(ctx, cs, rs, open); err != nil {
-		return err
-	}
-	for _, i := range open {
-		if c.ownID(cs[i].RequestID) {
-			c.loans.missed(keyOf(&cs[i].Target), cs[i].Cost, &rs[i].Decision, rs[i].Err == nil)
-		}
-	}
-	return nil
+	return c.ask(ctx, cs, rs, open)
 }
 
 // room is what a single check and its answer take.
@@ -67,54 +65,45 @@ func (c *Client) decideOne(ctx context.Context, ck *limit.Check, d *Decision) er
 	return err
 }
 
+// errOpen is the error of a check that no node has answered, until there is another one.
+var errOpen = limit.NewError(ErrUnavailable, "", "the circuit breaker is open: nodes left several calls in a row unanswered")
+
 // ask has the service answer the checks at the open places.
 func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []int) error {
 	var one [1]uint64
 	marks := one[:0] // of memory
 	sent, again := c.now(), true
 	for _, i := range open {
+		rs[i].Err = errOpen
 		marks = append(marks, c.memory.mark(&cs[i].Target))
 		if cs[i].Cost > 0 && cs[i].RequestID == "" {
 			cs[i].RequestID = c.requestID()
 		}
 		again = again && (cs[i].Cost == 0 || cs[i].RequestID != "") // a second try cannot charge twice
 	}
-	err := c.grant(ctx, again, cs, rs, open, func(left []int, within time.Duration) error {
-		return c.check(ctx, cs, rs, left, within)
-	})
+	err := c.grant(ctx, again, cs, rs, len(open), func(ctx context.Context) error { return c.check(ctx, cs, rs) })
 	came := c.now()
 	for k, i := range open {
+		ck, r := &cs[i], &rs[i]
 		if err != nil {
-			c.memory.admitted(&cs[i].Target)
+			c.memory.admitted(&ck.Target)
 			continue
 		}
-		c.memory.remember(&cs[i], &rs[i], marks[k], sent, came)
+		c.memory.remember(ck, r, marks[k], sent, came)
+		if c.ownID(ck.RequestID) {
+			c.loans.missed(keyOf(&ck.Target), ck.Cost, &r.Decision, r.Err == nil)
+		}
 	}
 	return err
 }
 
-var errOpen = limit.NewError(ErrUnavailable, "", "the circuit breaker is open: nodes left several calls in a row unanswered")
-
-// asking asks the service about the checks at some places, within a time; 0: as long as it takes.
-type asking func(places []int, within time.Duration) error
-
-// together decides about several checks as one.
-type together func(context.Context) (AllDecision, error)
-
-// grant has f ask the service about the checks at the open places, unless the breaker is open, and the fail policy answers those that no
-// node has answered. f is given the places that are left, and the time it has, see attempt.
-func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, open []int, f asking) error {
-	left, err := open, error(errOpen)
+// grant has f ask the service about checks, n of which have no answer, unless the breaker is open. The fail policy answers those that no
+// node has answered then.
+func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, n int, f func(context.Context) error) error {
+	err := error(errOpen)
 	if probe, ok := c.breaker.allow(c.now()); ok {
 		var o outcome
-		o, err = c.attempt(ctx, again, func(within time.Duration) error {
-			err := f(left, within)
-			if err == nil {
-				left, err = silent(rs, left)
-			}
-			return err
-		})
-		if unavailable(err) && len(left) < len(open) {
+		if o, err = c.attempt(ctx, again, f); unavailable(err) && len(unansweredOf(rs)) < n {
 			o = answered // by some of the nodes
 		}
 		c.breaker.done(c.now(), probe, o)
@@ -122,65 +111,55 @@ func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []R
 	if !unavailable(err) {
 		return err
 	}
-	for _, i := range left {
+	for _, i := range unansweredOf(rs) {
 		rs[i] = Result{Decision: c.fallback(&cs[i], err)}
 	}
 	return nil
 }
 
-// silent returns those of some places whose checks no node has answered, and why the first has no answer.
-func silent(rs []Result, places []int) (left []int, why error) {
-	for _, i := range places {
+// unansweredOf returns the places of the results that no node has answered.
+func unansweredOf(rs []Result) (places []int) {
+	for i := range rs {
 		if unavailable(rs[i].Err) {
-			if left = append(left, i); why == nil {
-				why = rs[i].Err
-			}
+			places = append(places, i)
 		}
 	}
-	return left, why
+	return places
 }
 
-// check has the service answer the checks at some places within a time.
-func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result, places []int, within time.Duration) error {
-	if within > 0 {
-		ctx = patient(ctx, within)
-	}
-	if len(places) == len(cs) {
-		return c.svc.CheckTo(ctx, cs, nil, rs)
-	}
-	some, results := make([]limit.Check, len(places)), make([]Result, len(places))
-	for k, i := range places {
-		some[k] = cs[i]
+// check has the service answer the checks that no node has answered. The error is that of the whole, or the first that no node has answered.
+func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error {
+	places := unansweredOf(rs)
+	some, results := cs, rs
+	if len(places) < len(cs) {
+		some, results = make([]limit.Check, len(places)), make([]Result, len(places))
+		for k, i := range places {
+			some[k] = cs[i]
+		}
 	}
 	err := c.svc.CheckTo(ctx, some, nil, results)
+	first := err
 	for k, i := range places {
 		rs[i] = results[k]
+		if err != nil {
+			rs[i] = Result{Err: err}
+		}
+		if first == nil && unavailable(rs[i].Err) {
+			first = rs[i].Err
+		}
 	}
-	return err
+	return first
 }
-
-// deadline is a context that says until when a CheckTo may take, without a timer of its own.
-type deadline struct {
-	context.Context
-	at time.Time
-}
-
-// patient returns a context whose Deadline is a time from now.
-func patient(ctx context.Context, within time.Duration) context.Context {
-	return deadline{ctx, time.Now().Add(within)}
-}
-
-// Deadline implements context.Context.
-func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
 // grantAll has f decide about checks together, or the fail policy in its place. again says that a second try cannot charge twice. The
 // caller must have called begin.
-func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f together) (all AllDecision, err error) {
+func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
 	rs := make([]Result, len(cs))
+	for i := range rs {
+		rs[i].Err = errOpen
+	}
 	all.Allowed = c.onError == FailOpen
-	err = c.grant(ctx, again, cs, rs, places(len(cs)), func(_ []int, within time.Duration) error {
-		ctx, cancel := limited(ctx, within)
-		defer cancel()
+	err = c.grant(ctx, again, cs, rs, len(cs), func(ctx context.Context) error {
 		got, err := f(ctx)
 		if err == nil {
 			all = got
@@ -220,68 +199,52 @@ func (c *Client) grantOne(ctx context.Context, ck *limit.Check, f func(context.C
 	return all.Decisions[0], nil
 }
 
-// places are those of n checks.
-func places(n int) []int {
-	out := make([]int, n)
-	for i := range out {
-		out[i] = i
-	}
-	return out
-}
-
-// limited is a context that ends after a time; 0: with ctx.
-func limited(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
-	if within == 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, within)
-}
-
-// call is attempt for what goes by a context.
-func (c *Client) call(ctx context.Context, again bool, f func(context.Context) error) error {
-	_, err := c.attempt(ctx, again, func(within time.Duration) error {
-		ctx, cancel := limited(ctx, within)
-		defer cancel()
-		return f(ctx)
-	})
-	return err
-}
-
 // carryOut counts a call in and runs it, where no fail policy can answer in the cluster's place.
 func (c *Client) carryOut(ctx context.Context, again bool, f func(context.Context) error) error {
 	if err := c.begin(ctx); err != nil {
 		return err
 	}
 	defer c.running.Done()
-	return c.call(ctx, again, f)
+	_, err := c.attempt(ctx, again, f)
+	return err
 }
 
-// attempt runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to
-// a second run, for when no node answers the first. Without a timeout f is given 0.
-func (c *Client) attempt(ctx context.Context, again bool, f func(within time.Duration) error) (outcome, error) {
-	budget, hurried := c.timeout, false
-	if deadline, ok := ctx.Deadline(); ok && budget > 0 {
+// deadline is a context with another Deadline, which no timer ends: what is given it looks at the Deadline.
+type deadline struct {
+	context.Context
+	at time.Time
+}
+
+// Deadline implements context.Context.
+func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
+
+// attempt runs f within the client's timeout and nine tenths of what ctx leaves: until the deadline of the context that f is given. If again is
+// set it leaves half of that to a second run, for when no node answers the first.
+func (c *Client) attempt(ctx context.Context, again bool, f func(context.Context) error) (outcome, error) {
+	if c.timeout == 0 {
+		return answered, c.verdict(ctx, f(ctx))
+	}
+	now, budget, hurried := time.Now(), c.timeout, false
+	if at, ok := ctx.Deadline(); ok {
 		// The tenth is for the caller to act on the answer.
-		if left := time.Until(deadline) / 10 * 9; left < budget {
-			budget, hurried = max(left, 1), true // the end of ctx tells that there is no time
+		if left := at.Sub(now) / 10 * 9; left < budget {
+			budget, hurried = max(left, 0), true
 		}
 	}
-	start := c.now()
-	first := budget
-	if again && budget > 0 {
-		first = max(budget/2, 1)
+	end := now.Add(budget)
+	first := end
+	if again {
+		first = now.Add(budget / 2)
 	}
-	err := f(first)
-	left := budget - (c.now() - start)
-	if again && unavailable(err) && left > 0 && ctx.Err() == nil && c.ctx.Err() == nil {
-		err = f(left)
-		left = budget - (c.now() - start)
+	err := f(deadline{ctx, first})
+	if again && unavailable(err) && time.Until(end) > 0 && ctx.Err() == nil && c.ctx.Err() == nil {
+		err = f(deadline{ctx, end})
 	}
 	err = c.verdict(ctx, err)
 	switch {
 	case errors.Is(err, ErrClosed), err != nil && ctx.Err() != nil:
 		return unknown, err
-	case unavailable(err) && hurried && left <= 0:
+	case unavailable(err) && hurried && time.Until(end) <= 0:
 		return unknown, err
 	case unavailable(err):
 		return unanswered, err

@@ -62,7 +62,7 @@ type Check struct {
 }
 
 // check returns ck as nodes are asked it, or an *Error. It keeps nothing of ck's Limit, which the caller may change afterwards.
-func (ck *Check) check() (limit.Check, error) {
+func (ck *Check) check() (limit.Check, *Error) {
 	c := limit.Check{
 		Target: limit.Target{Policy: ck.Policy, Limit: ck.Limit, Namespace: ck.Namespace, Key: ck.Key},
 		Cost:   ck.Cost, Partial: ck.Partial, RequestID: ck.RequestID,
@@ -94,7 +94,7 @@ func (ck *Check) atomic() *Error {
 }
 
 // valid refuses what no node would accept, so that it costs no call, and nothing of what is sent along with it.
-func valid(c *limit.Check) error {
+func valid(c *limit.Check) *Error {
 	err := c.ValidCost()
 	if err == nil {
 		err = c.Valid()
@@ -106,10 +106,7 @@ func valid(c *limit.Check) error {
 			_, err = wire.Zone(own.Zone.String())
 		}
 	}
-	if err != nil {
-		return err
-	}
-	return nil
+	return err
 }
 
 // checksOf returns checks as nodes are asked them. allowed, if not nil, says what else is wrong with one.
@@ -121,12 +118,10 @@ func checksOf(checks []Check, allowed func(*Check) *Error) ([]limit.Check, error
 	for i := range checks {
 		c, err := checks[i].check()
 		if err == nil && allowed != nil {
-			if bad := allowed(&checks[i]); bad != nil {
-				err = bad
-			}
+			err = allowed(&checks[i])
 		}
 		if err != nil {
-			return nil, in(i, len(checks), err)
+			return nil, err.In(i, len(checks))
 		}
 		out[i] = c
 	}

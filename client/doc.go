@@ -62,7 +62,7 @@
 // less, not more). WithRetry gives every charge one.
 //
 // A node that leaves a call unanswered is avoided as long as another can be asked: by default for a second (the cooldown of
-// WithBreaker). After that the client probes it once a second, and gives it its share again when it answers. So a node that hangs
+// WithBreaker). After that the client sends it a probe, and gives it its share again when it answers that, or a call. So a node that hangs
 // costs the calls in flight to it when the first of them timed out. They are few, because of the healthy nodes the one with the
 // fewest calls in flight is asked; a program that asks one check after the other loses a single one. Each is sent elsewhere
 // within the timeout, as above, or answered by the fail policy at its end. A caller with a short deadline marks a node as hanging for the

@@ -43,13 +43,5 @@ func invalid(field, format string, args ...any) *Error {
 	return limit.NewError(ErrInvalid, field, fmt.Sprintf(format, args...))
 }
 
-// in returns err, of element i of a batch of n checks, with the field named so.
-func in(i, n int, err error) error {
-	if e, ok := errors.AsType[*Error](err); ok {
-		return e.In(i, n)
-	}
-	return err
-}
-
-// unavailable tells whether an error means that no node has answered.
+// unavailable says whether an error means that no node has answered.
 func unavailable(err error) bool { return err != nil && errors.Is(err, ErrUnavailable) }

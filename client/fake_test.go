@@ -183,8 +183,8 @@ type node struct {
 	before func(context.Context, *weirv1.CheckRequest) error
 	asked  atomic.Int64
 	ready  *readiness
-	hung   atomic.Bool  // answers nothing that begins from now on
-	probed atomic.Int64 // times that its status was asked for
+	hung   atomic.Pointer[chan struct{}] // closed when it answers probes again; nil: it does not hang
+	probed atomic.Int64                  // probes that have come
 }
 
 func newNode(before func(context.Context, *weirv1.CheckRequest) error) *node {
@@ -303,6 +303,16 @@ func (f *failing) RecvMsg(m any) error {
 	err := f.Limiter_CheckStreamServer.RecvMsg(m)
 	if f.node.stops.Load() {
 		return io.EOF
+	}
+	in, ok := m.(*wire.Lenient).Message.(*weirv1.CheckStreamRequest)
+	if err == nil && ok && len(in.KeyLengths) == 0 && !in.Ready && !in.Topology && in.Borrow == nil {
+		f.node.probed.Add(1)
+		if hung := f.node.hung.Load(); hung != nil {
+			select {
+			case <-*hung:
+			case <-f.ctx.Done():
+			}
+		}
 	}
 	return err
 }
@@ -426,6 +436,16 @@ func (n *node) hold() (release func()) {
 	}
 }
 
+// hang keeps the node from answering what comes from now on, until it resumes.
+func (n *node) hang() (resume func()) {
+	hung := make(chan struct{})
+	n.hung.Store(&hung)
+	return func() {
+		n.hung.Store(nil)
+		close(hung)
+	}
+}
+
 // steps are the methods of a node that a limiter.BatchService has and a Service has not.
 type steps interface {
 	CheckTo(context.Context, []limit.Check, limit.Denials, []limit.Result) error
@@ -435,7 +455,7 @@ type steps interface {
 
 // ask does what comes before an answer.
 func (n *node) ask(ctx context.Context, req *weirv1.CheckRequest) error {
-	if n.hung.Load() {
+	if n.hung.Load() != nil {
 		n.asked.Add(1)
 		<-n.ctx.Done() // its stream stays open, too
 		return n.ctx.Err()
@@ -455,15 +475,6 @@ func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.Che
 		return nil, err
 	}
 	return n.LimiterServer.Check(ctx, req)
-}
-
-func (n *node) Status(ctx context.Context, req *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
-	n.probed.Add(1)
-	if n.hung.Load() {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	return n.LimiterServer.Status(ctx, req)
 }
 
 // serviceRegistrar is what a service is registered with.

@@ -74,7 +74,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 			return
 		}
 		var left time.Duration
-		err := l.c.call(ctx, true, func(ctx context.Context) (err error) {
+		_, err := l.c.attempt(ctx, true, func(ctx context.Context) (err error) {
 			ctx, cancel := context.WithDeadline(ctx, expiry)
 			defer cancel()
 			left, err = l.c.svc.Renew(ctx, l.target, l.id, l.ttl)
@@ -119,11 +119,7 @@ func (l *Lease) Release() error {
 	if l.released {
 		return nil
 	}
-	if err := l.c.begin(l.c.ctx); err != nil {
-		return ErrClosed
-	}
-	defer l.c.running.Done()
-	err := l.c.call(l.c.ctx, true, func(ctx context.Context) error {
+	err := l.c.carryOut(l.c.ctx, true, func(ctx context.Context) error {
 		_, err := l.c.svc.Release(ctx, l.target, l.id)
 		return err
 	})

@@ -14,7 +14,7 @@ import (
 // How a check is decided (Allow, AllowN; Check takes the same steps for many, Wait repeats them):
 //
 //	lent           admits it from a loan that the client has (loans.go)
-//	allowPrepared  asks the Service of this process, in a client that New made (prepared.go)
+//	allowPrepared  asks the Service of this process, in a client that New made, by a prepared handle
 //	decide         repeats a refusal that the memory has (memory.go), or waits a moment for a loan that is on its way (awaitLoan)
 //	grant          asks the Service, unless the circuit breaker is open; attempt gives it a time and a second try (decide.go, breaker.go)
 //	sendAll        chooses the node: the owner of the key, if the ring is known (topology.go), or else one that is well (nodes.go)
@@ -27,10 +27,9 @@ import (
 // concurrent use. One that is kept for many calls remembers its policy, which saves a client that decides in this process half
 // of the time of a check. Client.Policy and Client.Inline make one.
 type Limiter struct {
-	c      *Client
-	target limit.Target // without a key
-	// prepared is the latest handle; only where the Client has a preparer.
-	prepared atomic.Pointer[prepared]
+	c        *Client
+	target   limit.Target                   // without a key
+	prepared atomic.Pointer[limit.Prepared] // the latest prepared handle; only of New
 }
 
 // Allow is short for AllowN(ctx, key, 1).
@@ -48,15 +47,52 @@ func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, 
 
 // decide is AllowN with the answer in *d, which is zero before: a Decision is large to copy.
 func (l *Limiter) decide(ctx context.Context, key string, n int64, d *Decision) (err error) {
-	now := !l.c.closed.Load() && ctx.Err() == nil
-	if !(now && (l.c.lent(&l.target, key, n, d) || l.allowPrepared(ctx, key, n, d))) {
+	open := !l.c.closed.Load() && ctx.Err() == nil
+	if !(open && (l.c.lent(&l.target, key, n, d) || l.allowPrepared(ctx, key, n, d))) {
 		err = l.allow(ctx, key, n, d)
 	}
 	l.c.observeOne(&l.target, key, n, d, err)
 	return err
 }
 
-// allow is decide for what neither lent nor allowPrepared answers.
+// allowPrepared answers the plainest check: one of a policy and a key that the Service of this process has a prepared handle for and knows.
+// It reports false, and nothing is charged, where there is more to it or something to say about the call.
+func (l *Limiter) allowPrepared(ctx context.Context, key string, n int64, d *Decision) bool {
+	h := l.handle()
+	if h == nil {
+		return false
+	}
+	b, ok := h.Check(ctx, key, n)
+	if !ok {
+		return false
+	}
+	d.Policy, d.Allowed, d.Granted, d.Shadow = nameOf(&l.target), b.Allowed, b.Granted, b.Shadow
+	d.Limit, d.Window, d.Remaining, d.NearLimit = b.Limit, b.Window, b.Remaining, b.NearLimit
+	d.RetryAfter, d.ResetAfter, d.Delay = b.RetryAfter, b.ResetAfter, b.Delay
+	h.Count(b, n)
+	return true
+}
+
+// handle returns the latest prepared handle, or nil.
+func (l *Limiter) handle() limit.Prepared {
+	if h := l.prepared.Load(); h != nil {
+		return *h
+	}
+	return nil
+}
+
+// prepare brings the prepared handle up to date, for the next check.
+func (l *Limiter) prepare() {
+	if l.c.nodes != nil {
+		return // they have none
+	}
+	target, last := l.target, l.handle()
+	if next := l.c.svc.Prepare(&target, last); next != last {
+		l.prepared.Store(&next)
+	}
+}
+
+// allow is decide for what neither a loan nor the prepared handle answers.
 func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) error {
 	ck := l.check(key, n)
 	if err := valid(ck); err != nil {
@@ -151,7 +187,7 @@ func (l *Limiter) waitDelay(ctx context.Context, ck *limit.Check, d Decision) er
 	if deadline, ok := ctx.Deadline(); ok {
 		if left := time.Until(deadline); left < d.Delay {
 			// If this fails the place stays empty, which admits less, not more.
-			_ = l.c.call(ctx, false, func(ctx context.Context) error {
+			_, _ = l.c.attempt(ctx, false, func(ctx context.Context) error {
 				_, err := l.c.svc.Refund(ctx, ck.Target, d.Granted, "")
 				return err
 			})

@@ -17,6 +17,13 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// The path of a loan, in the client of a cluster (internal/lend has the rules):
+//
+//	missed    counts a check that a node has admitted: keys with many of them are worth a loan
+//	report    sends what the book wants said, on the stream of the node that holds the key
+//	answered  gives the book a node's answers and recalls
+//	lent      admits a check from a loan; allOf several together; awaitLoan waits for one that is about to come
+
 const (
 	// barredFor is how long a node that lends nothing is left alone.
 	barredFor = time.Minute
@@ -71,21 +78,6 @@ func systemClocks() func() (mono, wall int64) {
 	}
 }
 
-// take answers a check of n units of a key from a loan, whatever t's Key, and reports whether it did.
-func (l *loans) take(t *limit.Target, key string, n int64, d *Decision) bool {
-	if l == nil || n <= 0 || l.book.Loans() == 0 {
-		return false
-	}
-	k := keyOf(t)
-	k.key = key
-	terms, left, ok := l.book.Take(k, n, l.clock)
-	if ok {
-		d.Policy = nameOf(t)
-		lend.Admit(d, terms, n, left)
-	}
-	return ok
-}
-
 // nameOf is what a Decision calls the limit of a target.
 func nameOf(t *limit.Target) string {
 	if t.Limit != nil {
@@ -122,9 +114,18 @@ func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 
 // lent answers a check of n units of a key from a loan, whatever t's Key, and reports whether it did.
 func (c *Client) lent(t *limit.Target, key string, n int64, d *Decision) bool {
-	if !c.loans.take(t, key, n, d) {
+	l := c.loans
+	if l == nil || n <= 0 || l.book.Loans() == 0 {
 		return false
 	}
+	k := keyOf(t)
+	k.key = key
+	terms, left, ok := l.book.Take(k, n, l.clock)
+	if !ok {
+		return false
+	}
+	d.Policy = nameOf(t)
+	lend.Admit(d, terms, n, left)
 	if m := c.memory; m != nil && m.refusals.Used() {
 		m.admitted(&limit.Target{Policy: t.Policy, Namespace: t.Namespace, Key: key})
 	}
@@ -185,7 +186,7 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 		r := &reports[i]
 		t := r.Key.target()
 		m := r.Node
-		if !l.tellable(m) {
+		if !l.reportable(m) {
 			m = l.holder(&t, r.Totals.Granted > 0)
 		}
 		by[m] = append(by[m], wire.ProtoBorrow(&limit.Borrow{
@@ -206,21 +207,21 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	l.book.Answered(sent, sent, unsent)
 }
 
-// tellable says whether a node can be told of loans now.
-func (l *loans) tellable(m *member) bool {
+// reportable says whether loans can be reported to a node now.
+func (l *loans) reportable(m *member) bool {
 	return m != nil && m.state.Load() == ready && l.clock() >= m.barred.Load()
 }
 
-// holder is the node to tell of a key, as long as no other one is known to hold it: its owner, or the only node that there is. Where that
-// cannot be told, another node passes on what its holder should know of a loan that has been granted.
+// holder is the node to report a key's loan to, as long as no other one is known to hold the key: its owner, or the only node that there is.
+// Where neither can be reached, another node passes on the report of a loan that has been granted.
 func (l *loans) holder(t *limit.Target, granted bool) *member {
 	list, _, _ := l.nodes.members()
 	owners := l.nodes.owners.Load()
-	if m := owners.owner(t); l.tellable(m) {
+	if m := owners.owner(t); l.reportable(m) {
 		return m
 	}
 	for _, m := range list {
-		if l.tellable(m) && (owners == nil && len(list) == 1 || granted && m.usable()) {
+		if l.reportable(m) && (granted || owners == nil && len(list) == 1) {
 			return m
 		}
 	}
@@ -275,7 +276,7 @@ func (l *loans) answered(m *member, out *weirv1.BorrowResponse) {
 		if holder := l.nodes.owners.Load().named(lent.Holder); lent.Unheard {
 			answers[i].To = holder
 		} else if lent.Holder != "" {
-			answers[i].From = holder // which has taken it in; nil: the owner is told next
+			answers[i].From = holder // which has taken it in; nil: the next report goes to the owner
 		}
 	}
 	l.book.Answered(out.GetSent(), now, answers)

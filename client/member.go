@@ -38,7 +38,13 @@ const (
 )
 
 // member is one node: a connection with a single stream for everything that the client has with the node, opened once the node is wanted and
-// whenever it has ended. One goroutine opens streams and writes; one more for each stream reads.
+// whenever it has ended. One goroutine opens streams and writes; one more for each stream reads:
+//
+//	run, talk  open streams, with a pause after one that did not last
+//	send       queues a request
+//	next       makes a message of what has gathered
+//	received   takes in what the node sends; answered what it answers to checks
+//	ended      ends what waits for a stream that has ended
 //
 // Checks gather in a queue. The queue is sent when nothing is in flight, or when it has at least as many checks as are in flight. So a lone caller does
 // not wait for others, nor does a second one; many callers have a few large messages in flight, which saves CPU, because a message costs as much as
@@ -46,19 +52,18 @@ const (
 //
 // Its methods are safe for concurrent use.
 type member struct {
-	nodes   *nodes
-	addr    string
-	conn    *grpc.ClientConn
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wanted  atomic.Bool
-	start   chan struct{} // closed when it is wanted
-	wake    fifo.Signal   // of the writer
-	hurry   fifo.Signal   // set when a check waits for a stream to be opened
-	state   atomic.Int32  // what is known of the node: one of the constants below
-	out     atomic.Int64  // calls and checks in flight
-	breaker breaker       // opens with the first failure: others can be asked
-	barred  atomic.Int64  // by the clock of loans: until when it is told nothing of them
+	nodes  *nodes
+	addr   string
+	conn   *grpc.ClientConn
+	ctx    context.Context
+	cancel context.CancelFunc
+	wanted atomic.Bool
+	start  chan struct{} // closed when it is wanted
+	wake   fifo.Signal   // of the writer
+	hurry  fifo.Signal   // set when a check waits for a stream to be opened
+	state  atomic.Int32  // what is known of the node: one of the constants below
+	out    atomic.Int64  // calls and checks in flight
+	barred atomic.Int64  // by the clock of loans: until when it gets no reports of them
 
 	mu       sync.Mutex
 	err      error // why the last stream has ended
@@ -67,23 +72,30 @@ type member struct {
 	waiting  int // checks in queue, and in messages without the last of their answers
 	inFlight int // checks in messages that are in flight: sent, and not answered for the first time
 	reports  []*weirv1.BorrowRequest
+	probing  bool                // a probe is to be sent
 	sent     map[uint64]*message // on the open stream, by sequence, without the last answer; nil: no stream is open
 	sequence uint64              // of the last message
-	renumber bool                // the node may not know the numbers that it was told
+	renumber bool                // the node may not know the numbers that messages have defined
 
-	// Only for the writer: what the stream was asked to tell, and what packs its messages.
+	// Only for the writer: what the node was asked to send besides answers, and what packs messages.
 	greeted, follows bool
 	packer           packer
 }
 
 // What is known of a node.
 const (
-	untold  int32 = iota // nothing yet: it is not wanted, or being connected
-	ready                // it is ready
-	hung                 // it is ready, and left a call unanswered lately; only of nodes.best
-	unready              // it says that it is not ready, but answers as well as it can
-	failed               // it has no stream
+	connecting int32 = iota // nothing yet: it is not wanted, or being connected
+	ready                   // it is ready
+	hung                    // it was ready, and has left a call unanswered since
+	unready                 // it says that it is not ready, but answers as well as it can
+	failed                  // it has no stream
 )
+
+func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
+	m := &member{nodes: ns, addr: addr, conn: conn, start: make(chan struct{}), wake: fifo.NewSignal(), hurry: fifo.NewSignal(), err: errNoStream}
+	m.ctx, m.cancel = context.WithCancel(ns.ctx)
+	return m
+}
 
 // want has a node connected, from now on.
 func (m *member) want() {
@@ -92,12 +104,9 @@ func (m *member) want() {
 	}
 }
 
-// usable tells whether a node is ready, and has not failed lately.
-func (m *member) usable() bool { return m.state.Load() == ready && m.breaker.failures.Load() == 0 }
-
-// well returns a member that is usable, otherwise nil. A member that is not connected is connected, for the next check.
+// well returns a member that is ready, otherwise nil. A member that is not connected is connected, for the next check.
 func (m *member) well() *member {
-	if m == nil || m.usable() {
+	if m == nil || m.state.Load() == ready {
 		return m
 	}
 	m.want()
@@ -113,7 +122,7 @@ func (m *member) run() {
 		return
 	}
 	for pause := time.Duration(0); m.ctx.Err() == nil; {
-		m.become(untold)
+		m.become(connecting)
 		began := m.nodes.now()
 		err := m.talk()
 		lasted := m.nodes.now()-began >= soon
@@ -167,10 +176,10 @@ func (m *member) ended(err error, lasted bool) {
 	m.mu.Lock()
 	sent, queue := m.sent, m.queue
 	m.sent, m.queue, m.reports, m.err = nil, fifo.Queue[*request]{}, nil, err
-	m.queued, m.waiting, m.inFlight = 0, 0, 0
+	m.queued, m.waiting, m.inFlight, m.probing = 0, 0, 0, false
 	m.mu.Unlock()
 	if lasted {
-		m.become(untold) // the next stream is opened at once
+		m.become(connecting) // the next stream is opened at once
 	} else {
 		m.become(failed)
 	}
@@ -224,7 +233,7 @@ var (
 	errNoStream = status.Error(codes.Unavailable, "the node is not connected")
 )
 
-// dueLocked tells whether the checks that have gathered are to be sent.
+// dueLocked says whether the checks that have gathered are to be sent.
 func (m *member) dueLocked() bool {
 	return m.queued > 0 && m.queued >= min(m.inFlight, limit.MaxBatch) && len(m.sent) < maxUnanswered
 }
@@ -236,7 +245,7 @@ func (m *member) stirLocked() {
 	}
 }
 
-// next returns the next message to send, nil when there is none: the request to be told of readiness and topology, reports of loans, checks.
+// next returns the next message to send, nil when there is none: the request for readiness and topology, reports of loans, a probe, checks.
 func (m *member) next() *weirv1.CheckStreamRequest {
 	if follow := !m.follows && m.nodes.follow(m); follow || !m.greeted {
 		m.greeted, m.follows = true, follow
@@ -252,7 +261,7 @@ func (m *member) next() *weirv1.CheckStreamRequest {
 	return nil
 }
 
-// take returns the next report, or a message of the checks that have gathered, or neither.
+// take returns the next report, or the next message: a probe, which has no checks, or the checks that have gathered. Or neither.
 func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -261,26 +270,11 @@ func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 		m.reports = m.reports[1:]
 		return report, nil
 	}
-	return nil, m.takeLocked()
-}
-
-// takeLocked makes a message of the checks that have gathered and are still waited for; nil: there is none to be sent.
-func (m *member) takeLocked() *message {
-	if !m.dueLocked() {
-		return nil
-	}
-	x := &message{}
-	for m.queue.Len() > 0 && len(x.checks)+len(m.queue.First().checks) <= limit.MaxBatch {
-		f := m.queue.Pop()
-		m.queued -= len(f.checks)
-		if f.gone.Load() {
-			m.waiting -= len(f.checks)
-		} else {
-			x.add(f)
-		}
-	}
-	if x.open == 0 {
-		return nil
+	x = &message{}
+	if m.probing {
+		m.probing = false
+	} else if m.gatherLocked(x); x.open == 0 {
+		return nil, nil
 	}
 	if m.renumber {
 		m.renumber = false
@@ -290,7 +284,23 @@ func (m *member) takeLocked() *message {
 	m.sequence++
 	x.sequence = m.sequence
 	m.sent[x.sequence] = x
-	return x
+	return nil, x
+}
+
+// gatherLocked adds to a message the checks that have gathered and are still waited for, if they are to be sent.
+func (m *member) gatherLocked(x *message) {
+	if !m.dueLocked() {
+		return
+	}
+	for m.queue.Len() > 0 && len(x.checks)+len(m.queue.First().checks) <= limit.MaxBatch {
+		f := m.queue.Pop()
+		m.queued -= len(f.checks)
+		if f.gone.Load() {
+			m.waiting -= len(f.checks)
+		} else {
+			x.add(f)
+		}
+	}
 }
 
 // received takes in a response. An error says that it is none that a node gives.
@@ -336,6 +346,10 @@ func (m *member) answered(out *weirv1.CheckStreamResponse) error {
 		m.renumber = true // what it defined may not have been taken in
 	}
 	m.mu.Unlock()
+	if len(x.checks) == 0 { // it was a probe
+		m.state.CompareAndSwap(hung, ready)
+		return nil
+	}
 	if e := out.Error; e != nil {
 		// Nothing of the message was carried out. Its checks are sent again, in other messages.
 		x.fail(status.Error(codes.Code(e.GetCode()), strings.TrimPrefix(e.GetField()+": "+e.GetMessage(), ": ")), true)
@@ -346,4 +360,35 @@ func (m *member) answered(out *weirv1.CheckStreamResponse) error {
 		x.fail(err, false) // the stream's end does not find it any more
 	}
 	return err
+}
+
+// heard takes in the outcome of a call to the node, which took so long. A node that has left a call unanswered is taken for hung until it answers
+// a call, or the probe that is sent after the cooldown. A call that ran out of time counts as unanswered only if it had a tenth of the client's
+// timeout, since the caller's own deadline may have been short.
+func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
+	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
+		// The time may have been a hurried caller's, but others are better off with another node, so that a part of
+		// what a caller without a deadline has is enough. It is more than a node that is well takes, which
+		// answers before the deadline that it was sent even when the owner it asks does not.
+		o = unknown
+		if took >= m.nodes.timeout/10 {
+			o = unanswered
+		}
+	}
+	switch {
+	case o == answered && m.state.Load() == hung:
+		m.state.CompareAndSwap(hung, ready)
+	case o == unanswered && m.state.CompareAndSwap(ready, hung):
+		time.AfterFunc(m.nodes.cooldown, m.probe)
+	}
+}
+
+// probe has a message without checks sent to a node that hangs, which a node answers at once.
+func (m *member) probe() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sent != nil && m.state.Load() == hung {
+		m.probing = true
+		m.wake.Set()
+	}
 }

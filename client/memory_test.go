@@ -284,7 +284,6 @@ func TestReservationsThatAreNotAnswered(t *testing.T) {
 	}{
 		{name: "at once", answers: []error{nil}, calls: []error{nil, nil}},
 		{name: "run out", answers: []error{gone, gone}, calls: []error{ErrNotFound, ErrNotFound}},
-		{name: "the first attempt did it", answers: []error{down, gone}, calls: []error{nil}},
 		{name: "the first call did it", answers: []error{down, down, gone}, calls: []error{nil, nil}},
 		{name: "perhaps it has run out", answers: []error{down, gone}, before: time.Minute, calls: []error{ErrNotFound}},
 	} {

@@ -11,6 +11,13 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// From a request to its answers, on the stream of one node:
+//
+//	add     puts the checks of a request into a message; a message has those of many callers
+//	pack    writes the message as it is sent
+//	answer  hands on the answers of a response to the requests; fail ends those that get none
+//	end     wakes the caller of a request whose checks all have answers
+
 var errOddAnswer = errors.New("client: a node answered a stream with what was not asked for")
 
 // request is the checks of one call that go to one node. The node's stream ends it once. A caller that is gone before does not use it again.
@@ -145,52 +152,57 @@ func timeoutMs(left time.Duration, n int) uint32 {
 	return ms - ms%(1<<max(bits.Len32(ms/8)-1, 0))
 }
 
-// answer hands on the answers of a response. An error says that it is none that a node gives.
+// answer hands on the answers of a response. An error says that it is none that a node gives: what was not handed on has no answer then.
 func (m *message) answer(out *weirv1.CheckStreamResponse) error {
-	n, all := len(out.Checks), len(out.Checks) == 0 && !out.More
-	if all {
+	n := len(out.Checks)
+	at := func(i int) *pending { return m.at(out.Checks[i]) }
+	if n == 0 && !out.More { // the answers are those to all checks, in order
 		n = len(m.checks)
+		at = func(i int) *pending { return m.at(uint32(i)) }
 	}
 	if !wire.DecisionsFit(out, n) {
 		return errOddAnswer
 	}
-	odd := false
-	at := func(place int) pending {
-		if place < len(m.checks) && m.checks[place].f != nil {
-			return m.checks[place]
-		}
-		odd = true // there is an answer already, or there is no such check
-		return pending{f: &request{checks: make([]limit.Check, 1), answers: make([]Result, 1)}}
-	}
-	place := func(i int) int {
-		if all {
-			return i
-		}
-		return int(out.Checks[i])
-	}
 	for i := range n {
-		s := at(place(i))
+		s := at(i)
+		if s == nil {
+			return errOddAnswer
+		}
 		q, a := &s.f.checks[s.i], &s.f.answers[s.i]
 		wire.ReadDecision(out, i, &a.Decision)
 		a.Policy, a.RequestID = nameOf(&q.Target), q.RequestID
 	}
 	for _, e := range out.Errors {
-		s := at(int(e.Check))
-		odd = odd || e.Error == nil
+		s := m.at(e.Check)
+		if s == nil || e.Error == nil {
+			return errOddAnswer
+		}
 		s.f.answers[s.i] = Result{Err: errorOf(e.Error)}
 	}
 	for _, l := range out.Limits {
-		s := at(int(l.Check))
+		s := m.at(l.Check)
+		if s == nil {
+			return errOddAnswer
+		}
 		s.f.answers[s.i].Limits = wire.Limits(l.Limits)
 	}
 	for i := range n {
-		if at(place(i)); odd { // also where a check is named twice
+		s := at(i)
+		if s == nil { // a check is named twice
 			return errOddAnswer
 		}
-		m.answeredAt(&m.checks[place(i)])
+		m.answeredAt(s)
 	}
-	if odd || !out.More && m.open > 0 {
+	if !out.More && m.open > 0 {
 		return errOddAnswer
+	}
+	return nil
+}
+
+// at returns the check at a place of the message, if it has no answer yet, otherwise nil.
+func (m *message) at(place uint32) *pending {
+	if uint64(place) < uint64(len(m.checks)) && m.checks[place].f != nil {
+		return &m.checks[place]
 	}
 	return nil
 }

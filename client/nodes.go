@@ -3,7 +3,6 @@ package client
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -13,14 +12,17 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/fifo"
-	"github.com/weirlimit/weir/limit"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
+
+// Which nodes there are, and which one is asked:
+//
+//	lookUp, find  find the nodes behind the address; learned (topology.go) finds those of the ring
+//	renewLocked   makes a member of each (member.go), which connects when it is first wanted
+//	owners        has the owner of a key, if it is ready (topology.go)
+//	pick          returns another node where the owner is not known or not ready, and connects nodes while none is ready
 
 const (
 	// maxTries is how many nodes are asked when the first could not carry out a check.
@@ -39,7 +41,7 @@ type nodes struct {
 	dial     []grpc.DialOption // for each connection
 	requests sync.Pool         // of *request
 	timeout  time.Duration     // of a call
-	cooldown time.Duration     // from a failure of a node to the probe whether it answers again
+	cooldown time.Duration     // from a call that a node left unanswered to the probe whether it answers again
 
 	ctx       context.Context // ends with close
 	cancel    context.CancelFunc
@@ -59,7 +61,7 @@ type nodes struct {
 	ring    *topology     // nil: not known
 
 	owners atomic.Pointer[owners] // by ring; nil: not known
-	teller atomic.Pointer[member] // tells the topology; nil: the next one that is connected
+	source atomic.Pointer[member] // sends the topology; nil: the next one that is connected
 }
 
 // newNodes returns the nodes behind an address. Close them when done.
@@ -144,7 +146,7 @@ func (ns *nodes) find(addrs []string, err error) {
 	})
 }
 
-// change changes what is guarded by the lock, and tells those that wait for a node.
+// change changes what is guarded by the lock, and wakes those that wait for a node.
 func (ns *nodes) change(f func()) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -174,11 +176,7 @@ func (ns *nodes) renewLocked() {
 				ns.err = err
 				continue
 			}
-			m = &member{
-				nodes: ns, addr: addr, conn: conn, start: make(chan struct{}), wake: fifo.NewSignal(), hurry: fifo.NewSignal(),
-				breaker: breaker{threshold: 1, cooldown: ns.cooldown}, err: errNoStream,
-			}
-			m.ctx, m.cancel = context.WithCancel(ns.ctx)
+			m = newMember(ns, addr, conn)
 			ns.running.Go(m.run)
 		}
 		if list = append(list, m); ns.wide {
@@ -192,7 +190,7 @@ func (ns *nodes) renewLocked() {
 			ns.unfollow(m, list)
 		}
 	}
-	if len(list) > 0 && ns.teller.Load() == nil {
+	if len(list) > 0 && ns.source.Load() == nil {
 		list[ns.next.Load()%uint64(len(list))].want() // so that the ring is known, and the first check finds a node
 	}
 	ns.list = list
@@ -218,7 +216,7 @@ func (ns *nodes) members() ([]*member, <-chan struct{}, error) {
 func (ns *nodes) count() (all, well int) {
 	list, _, _ := ns.members()
 	for _, m := range list {
-		if m.usable() {
+		if m.state.Load() == ready {
 			well++
 		}
 	}
@@ -232,7 +230,6 @@ func (ns *nodes) count() (all, well int) {
 // for them until ctx's Deadline. If all have been tried, pick returns a hung node, else an unready one, else a failed one: its error says
 // why.
 func (ns *nodes) pick(ctx context.Context) (*member, error) {
-	left := widenAfter
 	for {
 		list, changed, err := ns.members()
 		if len(list) == 0 && err != nil {
@@ -243,19 +240,23 @@ func (ns *nodes) pick(ctx context.Context) (*member, error) {
 		if best[ready] != nil {
 			return best[ready], nil
 		}
-		if best[untold] == nil && len(list) > 0 {
+		if best[connecting] == nil && len(list) > 0 {
 			return cmp.Or(best[hung], best[unready], best[failed]), nil
 		}
 		ns.widen(list, turn)
+		wait := widenAfter
 		if at, ok := ctx.Deadline(); ok {
-			left = min(time.Until(at), widenAfter)
+			wait = min(time.Until(at), wait)
 		}
-		if left <= 0 || ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
+			return nil, status.FromContextError(ctx.Err()).Err()
+		case wait <= 0:
 			return nil, status.Error(codes.DeadlineExceeded, "not connected to any node in time")
 		}
 		select {
 		case <-changed:
-		case <-time.After(left):
+		case <-time.After(wait):
 		case <-ctx.Done():
 		case <-ns.ctx.Done():
 			return nil, status.FromContextError(ns.ctx.Err()).Err()
@@ -268,15 +269,6 @@ func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	for i := range list {
 		m := list[(turn+uint64(i))%uint64(len(list))]
 		state := m.state.Load()
-		if state == ready {
-			probe, ok := m.breaker.allow(ns.now())
-			if probe {
-				ns.probe(m)
-			}
-			if probe || !ok {
-				state = hung
-			}
-		}
 		if best[state] == nil || m.out.Load() < best[state].out.Load() {
 			best[state] = m
 		}
@@ -293,7 +285,7 @@ func (ns *nodes) widen(list []*member, turn uint64) {
 	for i := range list {
 		if m := list[(turn+uint64(i))%uint64(len(list))]; !m.wanted.Load() {
 			spare = m
-		} else if m.state.Load() == untold {
+		} else if m.state.Load() == connecting {
 			trying = true
 		}
 	}
@@ -311,82 +303,4 @@ func (ns *nodes) connectAll() {
 	for _, m := range ns.list {
 		m.want()
 	}
-}
-
-// probe finds out whether m, whose breaker let this probe through, answers again. No caller waits for that.
-func (ns *nodes) probe(m *member) {
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	if ns.ctx.Err() != nil {
-		return
-	}
-	ns.running.Go(func() {
-		ctx, cancel := context.WithTimeout(ns.ctx, ns.timeout)
-		defer cancel()
-		o := answered
-		if _, err := weirv1.NewLimiterClient(m.conn).Status(ctx, &weirv1.StatusRequest{}); unavailable(statusError(err)) {
-			o = unanswered
-		}
-		m.breaker.done(ns.now(), true, o)
-	})
-}
-
-// preferring makes unary calls about targets, to the node that owns the most of them, or to one that pick returns.
-type preferring struct {
-	*nodes
-	targets []limit.Target
-}
-
-// Invoke makes a call to a node.
-func (p preferring) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	ctx = withTrace(ctx)
-	for tries := 1; ; tries++ {
-		m := p.owners.Load().of(p.targets...)
-		if m == nil {
-			var err error
-			if m, err = p.pick(ctx); err != nil {
-				return err
-			}
-		}
-		var trailer metadata.MD
-		var at peer.Peer
-		sent, state := p.now(), m.state.Load()
-		m.out.Add(1)
-		err := m.conn.Invoke(ctx, method, args, reply, slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
-		m.out.Add(-1)
-
-		// What a node itself says comes with a trailer.
-		rejected, o := overloaded(err), answered
-		silent := rejected || status.Code(err) == codes.Unavailable && len(trailer) == 0
-		if silent {
-			o = unanswered
-		}
-		m.heard(ctx, err, o, p.now()-sent)
-		// A call that was not sent, because the connection broke after it was picked, or that the node did not read, is safe to repeat at
-		// another node.
-		if silent && (rejected || at.Addr == nil) && state != failed && ctx.Err() == nil && tries < maxTries {
-			continue
-		}
-		return err
-	}
-}
-
-// NewStream implements grpc.ClientConnInterface. Streams are the members' own.
-func (preferring) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	return nil, errors.ErrUnsupported
-}
-
-// heard reports the outcome of a call, which took so long, to the node's breaker. A call that ran out of time counts as unanswered only if
-// it had a tenth of the client's timeout, since the caller's own deadline may have been short.
-func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
-	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
-		// The time may have been a hurried caller's, but others are better off with another node, so that a part of
-		// what a caller without a deadline has is enough to tell. It is more than a node that is well takes, which
-		// answers before the deadline it is told even when the owner it asks does not.
-		o = unknown
-		if took >= m.nodes.timeout/10 {
-			o = unanswered
-		}
-	}
-	m.breaker.done(m.nodes.now(), false, o)
 }

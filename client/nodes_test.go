@@ -40,53 +40,34 @@ func failedOpen(t *testing.T, c *Client) bool {
 	return d.FailedOpen
 }
 
-// cooled lets the cooldown of m pass.
-func cooled(m *member) {
-	m.breaker.retry.Store(1)
-}
-
-// A node that hangs costs one question of a caller that asks one after the other. After the cooldown it is asked whether
-// it answers, once and while nobody waits for that, and it gets questions again when it does.
+// A node that hangs costs one question of a caller that asks one after the other. After the cooldown it gets a probe, which nobody waits for,
+// and questions again when it answers that.
 func TestHungNode(t *testing.T) {
 	all, c := three(t, WithTimeout(500*time.Millisecond), WithBreaker(5, time.Hour))
 	last, m := all[2], members(c)[2]
-
-	last.hung.Store(true)
-	before, failed := last.asked.Load(), 0
-	for range 60 {
-		if failedOpen(t, c) {
-			failed++
-		}
-	}
-	if n := last.asked.Load() - before; n != 1 || failed != 1 {
-		t.Errorf("the node that hangs was asked %d times, %d questions went unanswered; want 1 and 1", n, failed)
-	}
-	n := last.probed.Load()
-	expect.True(t, n == 0, "probed %d times before the cooldown had passed", n)
-
-	testkit.Eventually(t, "the node to say that it is ready on another stream", func() bool { return m.state.Load() == ready })
-	for want := range int64(3) {
+	asked := func(n int) (times int64, failed int) {
 		before := last.asked.Load()
-		cooled(m)
-		for range 30 {
-			expect.True(t, !failedOpen(t, c), "a question went unanswered")
+		for range n {
+			if failedOpen(t, c) {
+				failed++
+			}
 		}
-		testkit.Eventually(t, "the probe to fail", func() bool {
-			retry := m.breaker.retry.Load()
-			return retry != probing && retry > int64(c.now())
-		})
-		n := last.probed.Load()
-		expect.True(t, n == want+1, "probed %d times, want %d", n, want+1)
-		n = last.asked.Load() - before
-		expect.True(t, n == 0, "asked %d times although the probe failed", n)
+		return last.asked.Load() - before, failed
 	}
 
-	last.hung.Store(false)
-	cooled(m)
-	before = last.asked.Load()
+	resume := last.hang()
+	n, failed := asked(60)
+	expect.True(t, n == 1 && failed == 1, "the node that hangs was asked %d times, %d questions went unanswered; want 1 and 1", n, failed)
+	expect.Equal(t, last.probed.Load(), 0, "probes before the cooldown had passed")
+	m.probe() // as after the cooldown
+	testkit.Eventually(t, "the probe to come", func() bool { return last.probed.Load() == 1 })
+	n, failed = asked(30)
+	expect.True(t, n == 0 && failed == 0, "asked %d times without an answer to the probe, %d questions went unanswered", n, failed)
+	resume()
 	testkit.Eventually(t, "the node to be asked again", func() bool {
-		expect.True(t, !failedOpen(t, c), "a question went unanswered")
-		return last.asked.Load() > before
+		n, failed := asked(1)
+		expect.Equal(t, failed, 0, "questions without an answer")
+		return n > 0
 	})
 }
 
@@ -94,7 +75,7 @@ func TestHungNode(t *testing.T) {
 func TestHungNodeManyCallers(t *testing.T) {
 	all, c := three(t, WithTimeout(500*time.Millisecond), WithBreaker(0, time.Hour))
 	last := all[2]
-	last.hung.Store(true)
+	last.hang()
 	before := last.asked.Load()
 	const callers = 12
 	done := make(chan int)
@@ -125,7 +106,7 @@ func TestAllHung(t *testing.T) {
 	all, c := three(t, WithTimeout(100*time.Millisecond), WithBreaker(6, time.Hour))
 	var before int64
 	for _, n := range all {
-		n.hung.Store(true)
+		n.hang()
 		before += n.asked.Load()
 	}
 	for range 20 {
@@ -151,7 +132,7 @@ func TestNotHung(t *testing.T) {
 	defer cancel()
 	d, err := c.Policy("five").Allow(ctx, "slow")
 	expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
-	expect.True(t, members(c)[0].usable(), "the node is taken for one that hangs")
+	expect.True(t, members(c)[0].state.Load() == ready, "the node is taken for one that hangs")
 }
 
 // A name may be given in any of gRPC's ways.

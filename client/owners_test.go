@@ -158,19 +158,15 @@ func TestOwnerIsLost(t *testing.T) {
 	for i := 0; owner(table, "five", key) != 2; i++ {
 		key = fmt.Sprint("key ", i)
 	}
-	all[2].hung.Store(true)
+	resume := all[2].hang()
 	for range 5 {
 		d, err := c.Policy("five").Allow(t.Context(), key)
 		expect.True(t, err == nil && !d.FailedOpen, "%+v, %v", d, err)
 	}
 	n := all[2].probed.Load()
 	expect.True(t, n == 0, "probed %d times before the cooldown had passed", n)
-	all[2].hung.Store(false)
-	for _, m := range members(c) {
-		if m.addr == addrs[2] {
-			cooled(m)
-		}
-	}
+	resume()
+	memberAt(members(c), addrs[2]).probe() // as after the cooldown
 	before := all[2].asked.Load()
 	testkit.Eventually(t, "the owner to be asked again", func() bool {
 		_, err := c.Policy("five").Peek(t.Context(), key)

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,9 +11,16 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/limit"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
+
+// How the nodes of a cluster answer checks (the steps before are in limiter.go):
+//
+//	CheckTo  takes the checks of a call, and asks again where a node has not carried out what it was asked
+//	sendAll  makes a request for each node that owns some of the keys, or of one node that pick returns (nodes.go)
+//	send     queues a request at its node, whose writer makes messages of the queue (member.go)
+//	answer   hands on what the node has answered (message.go)
+//	await    waits for the end of a request, until its caller's time is over
 
 // Dial returns a Client of the cluster at address: the host:port of a node's gRPC listener, several of them separated by
 // commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
@@ -58,13 +64,14 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 	return c, nil
 }
 
-var _ limit.Service = (*nodes)(nil)
+// Prepare implements limit.Preparer: a cluster has no prepared handles.
+func (ns *nodes) Prepare(*limit.Target, limit.Prepared) limit.Prepared { return nil }
 
 // Check implements limit.Service.
 func (ns *nodes) Check(ctx context.Context, checks []limit.Check) ([]Result, error) {
 	for i := range checks {
 		if err := valid(&checks[i]); err != nil {
-			return nil, in(i, len(checks), err)
+			return nil, err.In(i, len(checks))
 		}
 		if checks[i].Always {
 			return nil, invalid("always", "goes with a charge only").In(i, len(checks))
@@ -86,7 +93,7 @@ func (ns *nodes) CheckTo(ctx context.Context, cs []limit.Check, _ limit.Denials,
 		return err
 	}
 	if _, ok := ctx.Deadline(); !ok {
-		ctx = patient(ctx, ns.timeout)
+		ctx = deadline{ctx, time.Now().Add(ns.timeout)}
 	}
 	var room [1]*request
 	for tries := 1; len(open) > 0; tries++ {
@@ -149,7 +156,7 @@ func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requ
 	return requests, nil
 }
 
-// await waits for a request, and tells the node's breaker. Of an error, unsent says that nothing was carried out, so that
+// await waits for a request, and notes what that says of the node. Of an error, unsent says that nothing was carried out, so that
 // another node may be asked.
 func (ns *nodes) await(ctx context.Context, f *request) (err error, unsent bool) {
 	sent := ns.now()
@@ -167,229 +174,10 @@ func (ns *nodes) await(ctx context.Context, f *request) (err error, unsent bool)
 	o := answered
 	if err != nil {
 		f.gone.Store(true)
-		o = unknown // what the end of a stream means for a node, its state tells
+		o = unknown // the member knows what the end of its stream means
 	}
 	f.to.heard(ctx, err, o, ns.now()-sent)
 	return err, unsent
-}
-
-// at makes unary calls about targets: the node that owns the most of them is asked first, and for none any node.
-func (ns *nodes) at(targets ...limit.Target) weirv1.LimiterClient {
-	return weirv1.NewLimiterClient(preferring{ns, targets})
-}
-
-// decided is a node's decision, or its error.
-func decided(d *weirv1.Decision, err error) (Decision, error) {
-	switch {
-	case err != nil:
-		return Decision{}, statusError(err)
-	case d == nil:
-		return Decision{}, errors.New("client: a node left a request without a decision")
-	}
-	return wire.Decision(d), nil
-}
-
-// allOf reads the answer to n requests that were decided together.
-func allOf(n int, allowed bool, delay int64, decisions []*weirv1.Decision, err error) (AllDecision, error) {
-	all := AllDecision{Allowed: allowed, Delay: time.Duration(delay)}
-	if all.Decisions, err = eachOf(n, decisions, err, decided); err != nil {
-		return AllDecision{}, err
-	}
-	return all, nil
-}
-
-// eachOf reads the answers to n requests in one call.
-func eachOf[M, A any](n int, results []M, err error, read func(M, error) (A, error)) ([]A, error) {
-	if err != nil {
-		return nil, statusError(err)
-	}
-	if len(results) != n {
-		return nil, fmt.Errorf("client: a node answered %d requests with %d results", n, len(results))
-	}
-	out := make([]A, n)
-	for i := range results {
-		if out[i], err = read(results[i], nil); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// CheckAll and the methods after it are those of a limit.Service.
-func (ns *nodes) CheckAll(ctx context.Context, checks []limit.Check) (AllDecision, error) {
-	req := &weirv1.CheckRequest{Atomic: true}
-	var targets []limit.Target
-	for i := range checks {
-		c := &checks[i]
-		targets = append(targets, c.Target)
-		req.Checks = append(req.Checks, &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost, Partial: c.Partial, RequestId: c.RequestID})
-	}
-	resp, err := ns.at(targets...).Check(ctx, req)
-	var decisions []*weirv1.Decision
-	for _, res := range resp.GetResults() {
-		decisions = append(decisions, res.GetDecision())
-	}
-	return allOf(len(checks), resp.GetAllowed(), resp.GetDelayNs(), decisions, err)
-}
-
-func (ns *nodes) Acquire(ctx context.Context, a limit.Acquire) (Decision, error) {
-	return decided(ns.at(a.Target).Acquire(ctx, &weirv1.AcquireRequest{
-		Target: wire.ProtoTarget(a.Target), Cost: &a.Cost, TtlNs: int64(a.TTL), RequestId: a.RequestID,
-	}))
-}
-
-func (ns *nodes) Renew(ctx context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
-	resp, err := ns.at(t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t), LeaseId: id, TtlNs: int64(ttl)})
-	return time.Duration(resp.GetExpiresInNs()), statusError(err)
-}
-
-func (ns *nodes) Release(ctx context.Context, t limit.Target, id string) (bool, error) {
-	resp, err := ns.at(t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t), LeaseId: id})
-	return resp.GetReleased(), statusError(err)
-}
-
-// costOf is a cost as messages have it: absent beside a usage.
-func costOf(a *limit.Amount) *int64 {
-	if a.Usage != nil {
-		return nil
-	}
-	return &a.Cost
-}
-
-func protoReserve(r *limit.Reserve) *weirv1.ReserveRequest {
-	out := &weirv1.ReserveRequest{
-		Target: wire.ProtoTarget(r.Target), Cost: costOf(&r.Amount), Usage: r.Usage, Class: r.Class, TtlNs: int64(r.TTL), RequestId: r.RequestID,
-	}
-	if r.Estimate {
-		out.Cost = nil
-	}
-	return out
-}
-
-func (ns *nodes) Reserve(ctx context.Context, ask limit.Reserve) (Decision, error) {
-	return decided(ns.at(ask.Target).Reserve(ctx, protoReserve(&ask)))
-}
-
-func (ns *nodes) ReserveAll(ctx context.Context, asks []limit.Reserve) (AllDecision, error) {
-	req := &weirv1.ReserveAllRequest{}
-	var targets []limit.Target
-	for i := range asks {
-		targets, req.Reserves = append(targets, asks[i].Target), append(req.Reserves, protoReserve(&asks[i]))
-	}
-	resp, err := ns.at(targets...).ReserveAll(ctx, req)
-	all, err := allOf(len(asks), resp.GetAllowed(), resp.GetDelayNs(), resp.GetDecisions(), err)
-	all.ReservationID = resp.GetReservationId()
-	return all, err
-}
-
-func protoExtend(e *limit.Extend) *weirv1.ExtendRequest {
-	return &weirv1.ExtendRequest{
-		Target: wire.ProtoTarget(e.Target), ReservationId: e.ReservationID, Cost: costOf(&e.Amount), Usage: e.Usage, TtlNs: int64(e.TTL), RequestId: e.RequestID,
-	}
-}
-
-func (ns *nodes) Extend(ctx context.Context, e limit.Extend) (Decision, error) {
-	return decided(ns.at(e.Target).Extend(ctx, protoExtend(&e)))
-}
-
-func (ns *nodes) ExtendEach(ctx context.Context, es []limit.Extend) ([]Result, error) {
-	req := &weirv1.ExtendEachRequest{}
-	var targets []limit.Target
-	for i := range es {
-		targets, req.Extends = append(targets, es[i].Target), append(req.Extends, protoExtend(&es[i]))
-	}
-	resp, err := ns.at(targets...).ExtendEach(ctx, req)
-	return eachOf(len(es), resp.GetResults(), err, func(res *weirv1.Result, _ error) (a Result, _ error) {
-		if a.Err = errorOf(res.GetError()); a.Err == nil {
-			a.Decision, a.Err = decided(res.GetDecision(), nil)
-		}
-		return a, nil
-	})
-}
-
-// errorOf is the error of one request of several, or nil.
-func errorOf(e *weirv1.Error) error {
-	if e == nil {
-		return nil
-	}
-	return codeError(codes.Code(e.GetCode()), e.GetField(), e.GetMessage())
-}
-
-func (ns *nodes) Commit(ctx context.Context, c limit.Commit) (Settled, error) {
-	got, err := ns.at(c.Target).Commit(ctx, protoCommit(&c))
-	return settledOf(got), statusError(err)
-}
-
-func (ns *nodes) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
-	got, err := ns.Commit(ctx, limit.Commit{Target: t, ReservationID: id})
-	return got.Refunded, err
-}
-
-func protoCommit(c *limit.Commit) *weirv1.CommitRequest {
-	return &weirv1.CommitRequest{
-		Target: wire.ProtoTarget(c.Target), ReservationId: c.ReservationID, Cost: costOf(&c.Amount), Usage: c.Usage, Class: c.Class,
-	}
-}
-
-func settledOf(got *weirv1.CommitResponse) Settled {
-	return Settled{Refunded: got.GetRefunded(), Excess: got.GetExcess(), Over: got.GetOverLimit()}
-}
-
-func (ns *nodes) CommitEach(ctx context.Context, cs []limit.Commit) ([]SettledResult, error) {
-	req := &weirv1.CommitEachRequest{}
-	var targets []limit.Target
-	for i := range cs {
-		targets, req.Commits = append(targets, cs[i].Target), append(req.Commits, protoCommit(&cs[i]))
-	}
-	resp, err := ns.at(targets...).CommitEach(ctx, req)
-	return eachOf(len(cs), resp.GetResults(), err, func(res *weirv1.CommitResult, _ error) (SettledResult, error) {
-		return SettledResult{Settled: settledOf(res.GetSettled()), Err: errorOf(res.GetError())}, nil
-	})
-}
-
-func (ns *nodes) Charge(ctx context.Context, c limit.Charge) (Decision, error) {
-	return decided(ns.at(c.Target).Charge(ctx, &weirv1.ChargeRequest{
-		Target: wire.ProtoTarget(c.Target), Cost: costOf(&c.Amount), Usage: c.Usage, RequestId: c.RequestID,
-	}))
-}
-
-func (ns *nodes) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
-	resp, err := ns.at(t).Refund(ctx, &weirv1.RefundRequest{Target: wire.ProtoTarget(t), Cost: &units, RequestId: requestID})
-	return resp.GetRefunded(), statusError(err)
-}
-
-func (ns *nodes) Reset(ctx context.Context, t limit.Target) error {
-	_, err := ns.at(t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t)})
-	return statusError(err)
-}
-
-func (ns *nodes) ready(ctx context.Context) error {
-	api := ns.at()
-	var last error
-	for {
-		// No checks are an error, which unlike a mere connection tells that a node of Weir listens there, and that this caller may
-		// check. A node that hangs is not to keep the others from telling.
-		try, cancel := context.WithTimeout(ctx, ns.timeout)
-		_, err := api.Check(try, &weirv1.CheckRequest{})
-		cancel()
-		if status.Code(err) == codes.InvalidArgument {
-			return nil
-		}
-		if err = statusError(err); !unavailable(err) {
-			return err
-		}
-		if last == nil || ctx.Err() == nil {
-			last = err // not that ctx ended, if there is a better reason
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-		case <-ns.ctx.Done():
-		}
-		if ctx.Err() != nil || ns.ctx.Err() != nil {
-			return last
-		}
-	}
 }
 
 // statusError turns the error of a gRPC call into the client's.
@@ -408,7 +196,7 @@ func statusError(err error) error {
 	return codeError(code, field, message)
 }
 
-// overloaded tells whether a node has rejected a call or a stream as a whole, for want of room, before it read anything of it. What is
+// overloaded says whether a node has rejected a call or a stream as a whole, for want of room, before it read anything of it. What is
 // too large has the same code, and names its field, or is found out by gRPC.
 func overloaded(err error) bool {
 	s, _ := status.FromError(err)

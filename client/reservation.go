@@ -1,17 +1,17 @@
 package client
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 )
+
+// The life of a reservation: Reserve or ReserveAll makes it, Extend adds to it, CommitEach ends it (Commit and Cancel are CommitEach of one).
+// What no node answers then is settled in the background (settle.go). Charge is for work without a reservation.
 
 // Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies that have prices for them.
 type Usage = limit.Usage
@@ -41,13 +41,11 @@ type Reservation struct {
 	target limit.Target
 	class  string
 	id     string // empty: nothing is held, and there is nothing to settle
-	number uint64 // of its Client's; callers lock several in this order
 
-	mu      sync.Mutex    // held while extending and settling
+	mu      sync.Mutex
 	units   int64         // that are charged
 	safe    time.Duration // of Client.now: before, the reservation has surely not run out
-	settled bool
-	unheard bool // an attempt was not answered, and may have settled it
+	settled bool          // or being settled
 }
 
 // Reserve is short for ReserveN(ctx, key, 1, 0).
@@ -71,9 +69,9 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 // Under FailOpen, when no node can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
 // nothing, and extending it is admitted.
 func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
-	ck, ask, err := l.work(key, &w)
-	if err != nil {
-		return nil, Decision{}, err
+	ck, ask, bad := l.work(key, &w)
+	if bad != nil {
+		return nil, Decision{}, bad
 	}
 	if err := l.c.begin(ctx); err != nil {
 		return nil, Decision{}, err
@@ -89,7 +87,7 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 }
 
 // work is a Work as a check, and as it is sent.
-func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, error) {
+func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, *Error) {
 	ck := l.check(key, w.Cost)
 	ask := limit.Reserve{Target: ck.Target, Amount: limit.Amount{Cost: w.Cost, Usage: w.Usage}, Class: w.Class, TTL: w.TTL}
 	if w.Cost == 0 && w.Usage == nil {
@@ -108,7 +106,7 @@ func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, error)
 	return ck, ask, err
 }
 
-func validTTL(ttl time.Duration) error {
+func validTTL(ttl time.Duration) *Error {
 	if ttl != 0 && (ttl < algo.MinWindow || ttl > limit.MaxReservation) {
 		return invalid("ttl", "must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl)
 	}
@@ -135,9 +133,9 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	}
 	cs, asks := make([]limit.Check, len(claims)), make([]limit.Reserve, len(claims))
 	for i := range claims {
-		ck, ask, err := claims[i].Limiter.work(claims[i].Key, &claims[i].Work)
-		if err != nil {
-			return nil, AllDecision{}, err
+		ck, ask, bad := claims[i].Limiter.work(claims[i].Key, &claims[i].Work)
+		if bad != nil {
+			return nil, AllDecision{}, bad
 		}
 		cs[i], asks[i] = *ck, ask
 	}
@@ -223,8 +221,6 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	if r == nil || r.id == "" {
 		return Decision{Allowed: true, Granted: a.Cost, Limit: Unlimited, Remaining: Unlimited}, nil
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	ck := &limit.Check{Target: r.target, Cost: a.Cost, RequestID: r.c.requestID()}
 	if err := valid(ck); err != nil {
 		return d, err
@@ -232,11 +228,14 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	if err := validTTL(ttl); err != nil {
 		return d, err
 	}
-	switch {
-	case r.settled:
-		return d, limit.NewError(ErrNotFound, "reservation_id", "has been settled")
-	case a.Cost == 0 && a.Usage == nil && ttl == 0:
+	if a.Cost == 0 && a.Usage == nil && ttl == 0 {
 		return d, invalid("cost", "must not be 0 when the ttl is 0")
+	}
+	r.mu.Lock()
+	settled := r.settled
+	r.mu.Unlock()
+	if settled {
+		return d, limit.NewError(ErrNotFound, "reservation_id", "has been settled")
 	}
 	if err := r.c.begin(ctx); err != nil {
 		return d, err
@@ -249,6 +248,8 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 		return d, err
 	})
 	if extended {
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		r.units += d.Granted
 		if ttl != 0 && !d.FailedOpen {
 			r.safe = asked + limit.Shortened(ttl)
@@ -272,7 +273,7 @@ func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 	if cost < 0 || cost > algo.MaxLimit {
 		return Settled{}, invalid("cost", "must be 0 to 2^53, not %d", cost)
 	}
-	return r.settle(limit.Amount{Cost: cost})
+	return r.end(limit.Amount{Cost: cost})
 }
 
 // CommitUsage is Commit for tokens of which the policy has the prices.
@@ -280,7 +281,7 @@ func (r *Reservation) CommitUsage(use Usage) (Settled, error) {
 	if len(use) == 0 {
 		return Settled{}, invalid("usage", "must not be empty")
 	}
-	return r.settle(limit.Amount{Usage: use})
+	return r.end(limit.Amount{Usage: use})
 }
 
 // Units returns how many units are reserved.
@@ -295,11 +296,11 @@ func (r *Reservation) Units() int64 {
 
 // Cancel ends the reservation and gives back all of it. It takes as long, and fails for the same reasons, as Commit.
 func (r *Reservation) Cancel() error {
-	_, err := r.settle(limit.Amount{})
+	_, err := r.end(limit.Amount{})
 	return err
 }
 
-func (r *Reservation) settle(a limit.Amount) (Settled, error) {
+func (r *Reservation) end(a limit.Amount) (Settled, error) {
 	if r == nil || r.id == "" {
 		return Settled{}, nil
 	}
@@ -319,11 +320,23 @@ func (r *Reservation) commit(a limit.Amount) limit.Commit {
 	return ask
 }
 
-// ended notes how an attempt to settle the reservation came out, and reports whether it is settled.
-func (r *Reservation) ended(err error) bool {
-	// A reservation that is gone before its time was settled by the attempt whose answer did not come.
-	r.settled = err == nil || errors.Is(err, ErrNotFound) && r.unheard && r.c.now() < r.safe
-	return r.settled
+// settle says that the reservation is being settled from now on, and reports false where that is so already, or nothing is held.
+func (r *Reservation) settle() bool {
+	if r == nil || r.id == "" {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first := !r.settled
+	r.settled = true
+	return first
+}
+
+// unsettled says that settling the reservation has failed.
+func (r *Reservation) unsettled() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settled = false
 }
 
 // Cost is what the work of a reservation has cost.
@@ -342,75 +355,63 @@ func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
 		return nil, invalid("commits", "must be at most %d, not %d", limit.MaxBatch, len(costs))
 	}
-	results, open := make([]SettledResult, len(costs)), make([]int, 0, len(costs))
 	for i, cost := range costs {
 		switch r := cost.Reservation; {
 		case r != nil && r.c != c:
 			return nil, invalid(fmt.Sprintf("commits[%d]", i), "is of another Client")
 		case cost.Units < 0 || cost.Units > algo.MaxLimit, cost.Units > 0 && cost.Usage != nil:
 			return nil, invalid(fmt.Sprintf("commits[%d].cost", i), "must be 0 to 2^53, and 0 beside usage")
-		case r == nil || r.id == "" || slices.ContainsFunc(open, func(j int) bool { return costs[j].Reservation == r }):
-		default:
-			open = append(open, i)
 		}
 	}
-	slices.SortFunc(open, func(i, j int) int { return cmp.Compare(costs[i].Reservation.number, costs[j].Reservation.number) })
-	for _, i := range open {
-		costs[i].Reservation.mu.Lock()
-		defer costs[i].Reservation.mu.Unlock()
+	var open []int // the reservations that this call settles
+	var asks []limit.Commit
+	for i, cost := range costs {
+		if r := cost.Reservation; r.settle() {
+			defer c.memory.forget(&r.target)
+			open, asks = append(open, i), append(asks, r.commit(limit.Amount{Cost: cost.Units, Usage: cost.Usage}))
+		}
 	}
-	open = slices.DeleteFunc(open, func(i int) bool { return costs[i].Reservation.settled })
+	results := make([]SettledResult, len(costs))
 	if len(open) == 0 {
 		return results, nil
 	}
-	return results, c.settleEach(costs, open, results)
-}
-
-// settleEach commits the reservations at some places, which are locked.
-func (c *Client) settleEach(costs []Cost, open []int, results []SettledResult) error {
-	if err := c.begin(c.ctx); err != nil {
-		return ErrClosed
-	}
-	defer c.running.Done()
-	asks := make([]limit.Commit, len(open))
-	for k, i := range open {
-		r := costs[i].Reservation
-		defer c.memory.forget(&r.target)
-		asks[k] = r.commit(limit.Amount{Cost: costs[i].Units, Usage: costs[i].Usage})
-	}
 	var got []SettledResult
-	err := c.call(c.ctx, true, func(ctx context.Context) (err error) {
-		got, err = c.commitEach(ctx, asks)
-		for k, i := range open {
-			if r := costs[i].Reservation; unavailable(err) || err == nil && unavailable(got[k].Err) {
-				r.unheard = true
-			}
-		}
-		return err
-	})
-	if err != nil && len(open) > 1 && !unavailable(err) {
-		return err
+	err := c.begin(c.ctx)
+	if err == nil {
+		defer c.running.Done()
+		_, err = c.attempt(c.ctx, true, func(ctx context.Context) (err error) {
+			got, err = c.commitEach(ctx, asks)
+			return err
+		})
 	}
 	for k, i := range open {
-		results[i].Err = err
-		if err == nil {
-			results[i] = got[k]
+		r, result := costs[i].Reservation, &results[i]
+		if result.Err = err; err == nil {
+			*result = got[k]
 		}
-		r := costs[i].Reservation
-		if r.ended(results[i].Err) || unavailable(results[i].Err) && c.settleLater(r, asks[k]) {
-			r.settled, results[i].Err = true, nil
+		if unavailable(result.Err) && c.settleLater(r, asks[k]) {
+			result.Err = nil
+		}
+		if result.Err != nil {
+			r.unsettled()
 		}
 	}
-	return nil
+	if unavailable(err) {
+		err = nil // the results have it
+	}
+	return results, err
 }
 
-// commitEach commits one reservation or several. The error of one is that of the whole.
+// commitEach commits one reservation or several. That no node answers for the only one is an error of the whole.
 func (c *Client) commitEach(ctx context.Context, asks []limit.Commit) ([]SettledResult, error) {
 	if len(asks) > 1 {
 		return c.svc.CommitEach(ctx, asks)
 	}
 	got, err := c.svc.Commit(ctx, asks[0])
-	return []SettledResult{{Settled: got}}, err
+	if unavailable(err) || ctx.Err() != nil {
+		return nil, err
+	}
+	return []SettledResult{{Settled: got, Err: err}}, nil
 }
 
 // sameAs tells whether the reservation is of a limit and key.
@@ -425,6 +426,6 @@ func newReservation(c *Client, got *Decision, ask *limit.Reserve, asked time.Dur
 		ttl = limit.DefaultReservation
 	}
 	return &Reservation{
-		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, number: c.lastID.Add(1), units: got.Granted, safe: asked + limit.Shortened(ttl),
+		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl),
 	}
 }

@@ -29,7 +29,10 @@ type settling struct {
 
 // settleLater settles a reservation in the background, and reports false where too many are. The caller is counted in.
 func (c *Client) settleLater(r *Reservation, ask limit.Commit) bool {
-	s, until := &c.settling, r.safe
+	r.mu.Lock()
+	until := r.safe
+	r.mu.Unlock()
+	s := &c.settling
 	if s.now.Add(1) > maxSettling {
 		s.now.Add(-1)
 		return false
@@ -58,7 +61,7 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 		if c.now() >= until {
 			return false
 		}
-		err := c.call(c.ctx, true, func(ctx context.Context) error {
+		_, err := c.attempt(c.ctx, true, func(ctx context.Context) error {
 			_, err := c.svc.Commit(ctx, ask)
 			return err
 		})

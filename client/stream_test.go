@@ -162,7 +162,7 @@ func TestStuckNode(t *testing.T) {
 	addr, _ := serve(t, n)
 	c := dial(t, addr, WithTimeout(time.Minute), WithBreaker(0, time.Hour))
 	must.NoError(t, c.Ready(t.Context()))
-	n.hung.Store(true)
+	n.hang()
 	l := members(c)[0]
 	ctx, cancel := context.WithCancel(t.Context())
 	var checks []Check

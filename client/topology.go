@@ -8,7 +8,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// topology is the ring and its members, as a node has told them.
+// topology is the ring and its members, as a node has sent them.
 type topology struct {
 	hashKey   ring.HashKey
 	table     *ring.Table
@@ -108,20 +108,20 @@ func (o *owners) named(name string) *member {
 	return nil
 }
 
-// follow tells whether a member is to tell the topology: one does at a time, the first that is connected.
-func (ns *nodes) follow(m *member) bool { return ns.teller.CompareAndSwap(nil, m) }
+// follow says whether a member is to send the topology: one does at a time, the first that is connected.
+func (ns *nodes) follow(m *member) bool { return ns.source.CompareAndSwap(nil, m) }
 
-// unfollow has one of the others tell the topology in m's place. What was learned stays until then: a node that does not own a key, or
+// unfollow has one of the others send the topology in m's place. What was learned stays until then: a node that does not own a key, or
 // cannot be reached, costs a detour.
 func (ns *nodes) unfollow(m *member, others []*member) {
-	if ns.teller.CompareAndSwap(m, nil) {
+	if ns.source.CompareAndSwap(m, nil) {
 		for _, o := range others {
 			o.wake.Set()
 		}
 	}
 }
 
-// learned takes in what a node has told.
+// learned takes in the topology that a node has sent.
 func (ns *nodes) learned(t *weirv1.TopologyResponse) {
 	ns.mu.Lock()
 	before := ns.ring

@@ -26,16 +26,28 @@ type script struct {
 	reset   func(ctx context.Context) error
 }
 
-func (s *script) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
-	results := make([]limit.Result, len(checks))
+// CheckTo is ended by ctx's Deadline, as that of a cluster.
+func (s *script) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) (err error) {
+	ctx, cancel := timed(ctx)
+	defer cancel()
 	for i, ck := range checks {
-		d, err := s.check(ctx, ck)
-		if err != nil {
-			return nil, err
+		results[i] = limit.Result{}
+		if results[i].Decision, err = s.check(ctx, ck); err != nil {
+			return err
 		}
-		results[i].Decision = d
 	}
-	return results, nil
+	return nil
+}
+
+// Prepare implements limit.Preparer: it has no handles.
+func (s *script) Prepare(*limit.Target, limit.Prepared) limit.Prepared { return nil }
+
+// timed returns a context that ends at its Deadline.
+func timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if at, ok := ctx.Deadline(); ok {
+		return context.WithDeadline(ctx, at)
+	}
+	return ctx, func() {}
 }
 
 func (s *script) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
@@ -43,6 +55,8 @@ func (s *script) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, 
 }
 
 func (s *script) Renew(ctx context.Context, _ limit.Target, id string, ttl time.Duration) (time.Duration, error) {
+	ctx, cancel := timed(ctx)
+	defer cancel()
 	return s.renew(ctx, id, ttl)
 }
 

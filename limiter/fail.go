@@ -78,8 +78,7 @@ func (l *Limiter) failByShare(op *Op) {
 	case r.shadow:
 		shadow(d, op.Cost)
 	default:
-		// The node that decides may be back before a share has room again.
-		d.FailedClosed, d.RetryAfter = true, failedRetry
+		d.FailedClosed, d.RetryAfter = true, failedRetry // the node that decides may be back before a share has room again
 	}
 	d.FailedOpen = d.Allowed
 }

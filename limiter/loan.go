@@ -70,8 +70,7 @@ type round struct {
 	asked   map[algo.LoanID]struct{} // loans whose borrowers were asked and have not answered
 	unasked []algo.Loan              // loans whose borrowers cannot be asked, unless OpenBorrower comes in time
 	late    *time.Timer              // calls giveUp after recallMost
-	// Closed when the round ends: all borrowers that were asked have answered, or giveUp was called.
-	done chan struct{}
+	done    chan struct{}            // closed when the round ends: all borrowers that were asked have answered, or giveUp was called
 }
 
 // start makes the maps.
@@ -270,7 +269,7 @@ func (ls *loans) wait(of state, n int) {
 }
 
 // heard notes that a borrower has reported, and ends the round of the key if all borrowers that were asked have answered. returned says that
-// nothing is left of the loan, which is the answer to a recall.
+// none of the loan's units are held any more, which is the answer to a recall.
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -456,8 +455,5 @@ func (l *Limiter) Loans() LoanStats {
 	all, kept := &l.loans, l.store.Loans()
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return LoanStats{
-		LoanStats: kept, Streams: len(all.borrowers), Granted: all.granted.Load(), Spent: all.spent.Load(),
-		Recalled: all.recalled.Load(), Unanswered: all.unanswered.Load(),
-	}
+	return LoanStats{LoanStats: kept, Streams: len(all.borrowers), Granted: all.granted.Load(), Spent: all.spent.Load(), Recalled: all.recalled.Load(), Unanswered: all.unanswered.Load()}
 }

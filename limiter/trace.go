@@ -39,8 +39,7 @@ const TraceContext = 16 + 8
 type Traced struct {
 	Operation string // such as "check"
 	Policy    string // "inline" for a limit sent along; empty when it is not a policy's name
-	// As in weir_requests_total; also "unreachable", "not_holder"; "ok" for operations other than checks, acquires and reserves.
-	Result    string
+	Result    string // as in weir_requests_total; also "unreachable", "not_holder"; "ok" for operations other than checks, acquires and reserves
 	Partition int
 	Term      string // the term under which this node decides for the partition; empty when another node does
 }

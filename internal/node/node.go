@@ -398,7 +398,7 @@ func (n *Node) RESPAddr() string { return addrOf(n.listeners.resp) }
 func (n *Node) PeerAddr() string { return addrOf(n.listeners.peer) }
 
 // Service answers questions of this process, to which no access file applies.
-func (n *Node) Service() limit.Service { return n.limiter }
+func (n *Node) Service() limit.Preparer { return n.limiter }
 
 // Policies are those in force.
 func (n *Node) Policies() *policy.Set { return n.limiter.Policies() }

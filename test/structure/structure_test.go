@@ -115,11 +115,11 @@ var impure = regexp.MustCompile(`^(context|log(/.*)?|net(/.*)?|os(/.*)?|sync(/.*
 var clocks = []string{
 	"client/client.go stopwatch",
 	"client/decide.go attempt",
-	"client/decide.go patient",
 	"client/lease.go renew",
 	"client/limiter.go AcquireN",
 	"client/loans.go systemClocks",
 	"client/nodes.go pick",
+	"client/remote.go CheckTo",
 	"client/remote.go sendAll",
 	"client/limiter.go WaitN",
 	"client/limiter.go waitDelay",
