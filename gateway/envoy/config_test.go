@@ -188,6 +188,7 @@ func TestStateKeys(t *testing.T) {
 	if a, b := key("files", "files/a"), key("files", "files/b"); a != b || a != "files=files/*" {
 		t.Errorf("%s, %s", a, b)
 	}
+	expect.Equal(t, key("files", "files/*"), "files=files/*", "a caller that sends the pattern")
 	if a, b := key("path", "a.css"), key("path", "b.css"); a != b || a != "path=*.css" {
 		t.Errorf("%s, %s", a, b)
 	}

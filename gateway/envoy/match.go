@@ -40,11 +40,11 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 	var patterns []string // by level, of wildcards that share a threshold; nil: none
 	for i, e := range entries {
 		composite := e.GetKey() + "_" + e.GetValue()
-		next, wildcard := at.children[composite], false
+		next := at.children[composite]
 		if next == nil {
 			for i := range at.wildcards {
 				if at.wildcards[i].matches(composite) {
-					next, wildcard = at.wildcards[i].node, true
+					next = at.wildcards[i].node
 					break
 				}
 			}
@@ -57,7 +57,7 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 		}
 		path = append(path, next)
 		byValue = byValue || next.byValue
-		if wildcard && next.pattern != "" {
+		if next.pattern != "" {
 			if patterns == nil {
 				patterns = make([]string, len(entries))
 			}
