@@ -207,7 +207,7 @@ func (c *Core) onQuery(from Node, q *Query) {
 	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
 	for _, p := range q.Partitions {
 		pt := &c.parts[p]
-		info := Info{Partition: p, Claiming: c.asking(p), Term: pt.known, Copy: pt.copy}
+		info := Info{Partition: p, Claiming: c.asking(p) || c.awaitsCopies(p), Term: pt.known, Copy: pt.copy}
 		if c.lives(pt.holder) {
 			info.Holder = pt.holder
 		}

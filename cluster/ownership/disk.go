@@ -50,6 +50,10 @@ func (c *Core) restore() {
 // awaitsMembers reports whether members that the disk knows may still come, with newer copies.
 func (c *Core) awaitsMembers() bool { return len(c.absent) > 0 && c.t < c.absentUntil }
 
+// awaitsCopies reports whether the newest copy of a partition may be on the disk of such a member. Others must not claim it meanwhile: they
+// may be new and know no members. If a process has held it since this one started, its copy is the one that counts.
+func (c *Core) awaitsCopies(p int) bool { return c.awaitsMembers() && c.parts[p].holder == (Node{}) }
+
 // save attaches the disk to a held partition.
 func (c *Core) save(p int) {
 	if f := &c.parts[p].followers[Disk]; c.cfg.Restore.Disk && f.node == (Node{}) {

@@ -47,6 +47,25 @@ func TestRestoredClaim(t *testing.T) {
 	}
 }
 
+// TestNewcomersWait: while a process waits for members whose disks may have newer copies, nobody else claims what was not held since.
+func TestNewcomersWait(t *testing.T) {
+	claiming := func(l *alone) bool {
+		l.get(peerA, &Query{ID: 1, Partitions: []int{0}})
+		return last[*QueryReply](l, peerA).Infos[0].Claiming
+	}
+	for _, n := range []uint64{0, 5} {
+		l := diskOf(t, n, self.Name, peerB.Name)
+		l.see(peerA, Node{}, peerA)
+		expect.True(t, claiming(l), "others may claim before the disk of b is there")
+		l.wait(10 * time.Second)
+		expect.True(t, !claiming(l), "others may not claim after the wait")
+	}
+	l := diskOf(t, 5, self.Name, peerB.Name)
+	l.see(peerA, Node{}, peerA, peerX)
+	l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(6), Holder: peerX}}})
+	expect.True(t, !claiming(l), "others may not claim what x has held")
+}
+
 // TestJoin: a copy of another origin is joined with what the holder has, under a term above both.
 func TestJoin(t *testing.T) {
 	l := diskOf(t, 0)

@@ -34,7 +34,7 @@ type QueryReply struct {
 type Info struct {
 	Partition int
 	Held      bool     // by the sender, under Term
-	Claiming  bool     // the sender is about to claim it as well
+	Claiming  bool     // the sender is about to claim it as well, or awaits disks that may have it
 	Term      Term     // the highest known to have been held
 	Holder    Node     // its holder; may be the zero Node
 	Copy      Position // of a complete copy; with Held of that on the sender's disk; zero when there is none
