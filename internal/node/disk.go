@@ -117,8 +117,7 @@ func (n *Node) checkReload(set *policy.Set) error {
 	return first
 }
 
-// keepMembers keeps the names of the members on the disk, once this node knows them. A member that is lost is still waited for at the next
-// start: the counters on its disk may be nowhere else. One that has left has seen to that they are.
+// keepMembers keeps the names of the members on the disk, once this node knows them.
 func (n *Node) keepMembers() {
 	select {
 	case <-n.Settled():
@@ -127,16 +126,25 @@ func (n *Node) keepMembers() {
 	}
 	states := make(map[string]cluster.State)
 	for v := n.cluster.View(); n.ctx.Err() == nil; v = n.cluster.View() {
-		maps.DeleteFunc(states, func(name string, last cluster.State) bool { return last == cluster.Leaving && v.Member(name) == nil })
-		for i := range v.Members {
-			states[v.Members[i].Name] = v.Members[i].State
-		}
-		n.disk.SetMembers(slices.Sorted(maps.Keys(states)))
+		n.disk.SetMembers(toAwait(states, v))
 		select {
 		case <-v.Replaced():
 		case <-n.ctx.Done():
 		}
 	}
+}
+
+// toAwait takes a view into the last states of members, and returns the names of those to wait for at the next start. A member that is lost is
+// one: the counters on its disk may be nowhere else. One that has left has seen to that they are, unless this node leaves as well: there may
+// have been nobody to take them.
+func toAwait(states map[string]cluster.State, v *cluster.View) []string {
+	maps.DeleteFunc(states, func(name string, last cluster.State) bool {
+		return last == cluster.Leaving && v.Member(name) == nil && v.Self.State != cluster.Leaving
+	})
+	for i := range v.Members {
+		states[v.Members[i].Name] = v.Members[i].State
+	}
+	return slices.Sorted(maps.Keys(states))
 }
 
 // awaitSaved waits, on a node that leaves, until the disks of others have what its own disk has.

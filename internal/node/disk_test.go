@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/disk"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
@@ -109,4 +110,23 @@ func overfill(t *testing.T, cfg Config) {
 	for i := range 2000 {
 		check(t, n, strings.Repeat("k", 200)+fmt.Sprint(i))
 	}
+}
+
+// TestToAwait: a node waits at its next start for members that it has lost, and for those that left while it left.
+func TestToAwait(t *testing.T) {
+	states := make(map[string]cluster.State)
+	sees := func(want string, members ...cluster.Member) {
+		t.Helper()
+		v := &cluster.View{Members: members, Self: &members[0]}
+		expect.Equal(t, strings.Join(toAwait(states, v), " "), want)
+	}
+	a, b, c, d := cluster.Member{Name: "a"}, cluster.Member{Name: "b"}, cluster.Member{Name: "c"}, cluster.Member{Name: "d"}
+	a.State, b.State, c.State, d.State = cluster.Active, cluster.Active, cluster.Leaving, cluster.Active
+	sees("a b c d", a, b, c, d)
+	sees("a b d", a, b, d)
+	sees("a b d", a, b)
+	b.State = cluster.Leaving
+	sees("a b d", a, b)
+	a.State = cluster.Leaving
+	sees("a b d", a)
 }
