@@ -274,6 +274,7 @@ var ErrFull = errors.New("the overrides are full")
 // Step is a part of a Commit: a change of this member, or the entries of another one.
 type Step struct {
 	Merge  []Entry // of another member
+	Taken  []Entry // those of Merge that were newer than the book's own
 	Change *Entry  // of this one, without a version; Commit gives it one
 	// Before is what there was before the Change; nil: nothing. A deletion of what there is not changes nothing and gets no version.
 	Before *Entry
@@ -377,6 +378,7 @@ func (c *contents) merge(s *Step, known uint64) {
 			wrong = fmt.Errorf("%w, with those of other members", ErrFull)
 		default:
 			c.put(e)
+			s.Taken = append(s.Taken, one)
 			continue
 		}
 		if s.Err == nil {

@@ -299,8 +299,14 @@ func (r *Replicator) pull(ctx context.Context, m ownership.Node) (theirs book, e
 	if theirs.entries, err = parse("book of "+m.Name, answer.Book); err != nil {
 		return theirs, err
 	}
-	if theirs.left = r.commit(Step{Merge: theirs.entries}).Err; theirs.left != nil {
+	step := r.commit(Step{Merge: theirs.entries}).Step
+	if theirs.left = step.Err; theirs.left != nil {
 		r.cfg.Logger.Warn("overrides of another member not taken", "member", m.Name, "error", theirs.left)
+	}
+	if n := len(step.Taken); n > 0 {
+		newest := slices.MaxFunc(step.Taken, func(a, b Entry) int { return cmp.Compare(a.Counter, b.Counter) })
+		r.cfg.Logger.Info("overrides of another member taken", "member", m.Name, "overrides", n, "newest", newest.Version.String(),
+			"policy", newest.Policy, "settings", newest.Settings, "caller", newest.By)
 	}
 	return theirs, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -27,6 +26,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // fakeCluster is members that call each other directly.
@@ -38,6 +38,7 @@ type fakeCluster struct {
 	cut     map[ownership.Node]bool // reaches nobody, and nobody reaches it
 	delay   func() time.Duration    // of a message; nil: none
 	calls   atomic.Int64
+	log     testkit.Buffer // of all members
 }
 
 var errCut = errors.New("cut off")
@@ -95,7 +96,7 @@ func newFakeCluster(t *testing.T, size int) *fakeCluster {
 // start begins a member anew, with a book.
 func (c *fakeCluster) start(m ownership.Node, b *Book) {
 	c.all[m] = NewReplicator(ReplicatorConfig{
-		Self: m, Book: b, Peers: from{c, m}, Apply: func() { c.applied[m].Add(1) }, Now: time.Now, Logger: slog.New(slog.DiscardHandler),
+		Self: m, Book: b, Peers: from{c, m}, Apply: func() { c.applied[m].Add(1) }, Now: time.Now, Logger: c.log.Logger(),
 		Members: func() ([]ownership.Node, <-chan struct{}) { return c.members, nil },
 	})
 }
@@ -188,6 +189,8 @@ func TestReplicator(t *testing.T) {
 			expect.True(t, m.Has && !m.Durable && m.Error == "", "%+v", m)
 		}
 		expect.True(t, c.equal(), "the change is not with all")
+		line := `msg="overrides of another member taken" member=n0 overrides=1 newest=1@n0 policy=login settings="{\"limit\":1}" caller=`
+		expect.Equal(t, strings.Count(c.log.String(), line), 2, "lines of those that took it")
 
 		last, first := c.members[2], c.all[c.members[0]]
 		c.setCut(last, true)
