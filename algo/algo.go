@@ -172,7 +172,7 @@ type Request struct {
 	Partial bool
 	// Always charges Cost whether or not there is room for it; see Limits.Decide. Not for concurrency, nor with Partial.
 	Always bool
-	// Bounded, with Always, charges each limit only as far as its units in use, and those that are Held, come to MaxDebt units
+	// Bounded, with Always, charges each limit only as far as its units in use, and those on loan, come to MaxDebt units
 	// beyond it. It is as if the limit had this MaxDebt, where its own is not less.
 	Bounded bool
 	MaxDebt int64 // of Bounded
@@ -180,17 +180,18 @@ type Request struct {
 	Nonce uint64
 	// TTL is the life of the lease, at most the limit's Window; 0 stands for the limit's Window.
 	TTL time.Duration
-	// Held is the number of units that are on loan (see Loans): they are neither in use nor free.
-	Held int64
-	// HeldFor is the time until none of them is on loan any more.
-	HeldFor time.Duration
+	// OnLoan is the number of units on loan (see Loans): they are neither in use nor free.
+	OnLoan int64
+	// OnLoanFor is the time until none of them is on loan any more.
+	OnLoanFor time.Duration
 }
 
 // Decision is the answer to a Request. Durations count from the instant of the decision. RetryAfter of concurrency is the time until the first
 // lease expires.
 type Decision struct {
-	Allowed    bool
-	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, charged
+	Allowed bool
+	// Units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, charged.
+	Granted    int64
 	Limit      int64         // of the limit that decided (capacity for buckets); Unlimited
 	Remaining  int64         // units that would pass now, after this decision; Unlimited when Limit is
 	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted; Never

@@ -57,7 +57,7 @@ var classFor = func() (t [MaxBlock + 1]uint8) {
 
 // page describes a page: a run of words, cut into blocks of one class.
 type page struct {
-	held       bool // by a class
+	used       bool // by a class
 	class      uint8
 	live       uint16 // blocks in use
 	carved     uint16 // blocks that have ever been in use; those above have not
@@ -95,7 +95,7 @@ func NewArena(budget Budget) *Arena {
 	return a
 }
 
-// Bytes is the memory held in pages, used or not.
+// Bytes is the memory of the pages, in use or not.
 func (a *Arena) Bytes() int { return a.bytes }
 
 // InUse is the memory of the blocks that were allocated and not freed, in bytes, their sizes rounded up to those of their classes.
@@ -140,7 +140,7 @@ func (a *Arena) Free(r Ref, words int) {
 	pi := int32(r >> pageBits)
 	p := &a.pages[pi]
 	size := blockClasses[p.class]
-	if !p.held || p.live == 0 || classFor[words] != p.class {
+	if !p.used || p.live == 0 || classFor[words] != p.class {
 		panic("algo: block freed twice or with another size")
 	}
 	full := p.free == 0 && int(p.carved)+1 > pageWords/int(size)
@@ -156,7 +156,7 @@ func (a *Arena) Free(r Ref, words int) {
 		return
 	}
 	a.unlink(pi)
-	p.held = false
+	p.used = false
 	if a.spares = append(a.spares, pi); len(a.spares) > maxSpares {
 		a.Trim()
 	}
@@ -183,7 +183,7 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 		}
 		pi = a.take()
 	}
-	a.pages[pi] = page{held: true, class: class, prev: -1, next: -1}
+	a.pages[pi] = page{used: true, class: class, prev: -1, next: -1}
 	a.link(pi)
 	return pi, true
 }

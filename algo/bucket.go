@@ -46,8 +46,8 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	full, owed := mul(capacity, window), c.owed(l, s, now)
 	var room int64
 	// An empty bucket, which a busy key over its limit has, needs no division.
-	if r.Held > 0 {
-		full = mul(max(capacity-r.Held, 0), window)
+	if r.OnLoan > 0 {
+		full = mul(max(capacity-r.OnLoan, 0), window)
 	}
 	if left := full.sub(owed); !full.less(owed) && !left.less(u128{lo: uint64(window)}) {
 		room, _ = left.div(window)
@@ -70,13 +70,13 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	default:
 		switch {
 		case room >= pass:
-		case r.Held > 0:
+		case r.OnLoan > 0:
 			d.RetryAfter = r.wait(c, l, nil, s, now, l.room(c, nil, s, now), pass)
 		default:
 			d.RetryAfter = c.wait(l, nil, s, now, pass)
 		}
 	}
-	d.Remaining, d.ResetAfter = room, max(c.resetAfter(l, nil, s, now), r.HeldFor)
+	d.Remaining, d.ResetAfter = room, max(c.resetAfter(l, nil, s, now), r.OnLoanFor)
 }
 
 // used does not exceed MaxLimit, the most that a state counts.

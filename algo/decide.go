@@ -17,7 +17,7 @@ import "time"
 // RetryAfter is the instant from which it would if nothing else were charged, exact to the nanosecond: the longest that
 // any limit asks for. Limits with CountDenied count a refused request, up to their limit, and then RetryAfter says when
 // it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted.
-// Units that are Held cannot be charged, and Remaining is without them. When a request does not pass because of them, RetryAfter
+// Units on loan (Request.OnLoan) cannot be charged, and Remaining is without them. When a request does not pass because of them, RetryAfter
 // is an estimate: the request may pass earlier, when they are returned, or not even then, when they are spent. A negative
 // cost without Always never passes. A cost above what a limit holds never passes as a whole; with Partial a part may.
 //
@@ -104,7 +104,7 @@ func (ls Limits) planAlways(a *Arena, s State, now Instant, r *Request, p *plan)
 			p.charges[i] = max(min(p.cost, r.most(l)-used), 0)
 			p.granted = max(p.granted, p.charges[i])
 		case p.cost == 0:
-			p.fits[i] = used <= l.holds()-r.Held
+			p.fits[i] = used <= l.holds()-r.OnLoan
 		default:
 			p.fits[i] = true
 		}
@@ -144,7 +144,7 @@ func (ls Limits) carryOut(a *Arena, s State, now Instant, r *Request, p *plan, e
 			}
 			d.Allowed, d.Limit = p.fits[i], l.holds()
 			room := l.holds() - c.used(l, a, t, now)
-			d.Remaining, d.ResetAfter = r.spare(room), max(c.resetAfter(l, a, t, now), r.HeldFor)
+			d.Remaining, d.ResetAfter = r.spare(room), max(c.resetAfter(l, a, t, now), r.OnLoanFor)
 			if !p.allowed {
 				d.RetryAfter = r.wait(c, l, a, t, now, room, p.pass)
 			}
@@ -188,11 +188,11 @@ func (r *Request) needs() (cost, pass int64) {
 	return cost, cost
 }
 
-// spare is what of a room is not held. A room below 0 is none.
-func (r *Request) spare(room int64) int64 { return max(room-r.Held, 0) }
+// spare is the part of a room that is not on loan. A room below 0 is none.
+func (r *Request) spare(room int64) int64 { return max(room-r.OnLoan, 0) }
 
-// wait is the time until a limit, which has so much room, has room for n beside what is held, or Never. The owner does not know when held units will be
-// spent or returned. So when they stand in the way, the time is at most that until their loans have ended, and at least the
+// wait is the time until a limit, which has so much room, has room for n beside what is on loan, or Never. The owner does not know when
+// units on loan will be spent or returned. So when they stand in the way, the time is at most that until their loans have ended, and at least the
 // wait without them.
 func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, room, n int64) time.Duration {
 	if n > l.holds() {
@@ -203,12 +203,12 @@ func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, r
 		without = c.wait(l, a, s, now, n)
 	}
 	switch {
-	case r.Held <= 0:
+	case r.OnLoan <= 0:
 		return without
-	case n > l.holds()-r.Held:
-		return max(without, r.HeldFor)
+	case n > l.holds()-r.OnLoan:
+		return max(without, r.OnLoanFor)
 	}
-	return max(without, min(l.wait(c, a, s, now, n+r.Held), r.HeldFor))
+	return max(without, min(l.wait(c, a, s, now, n+r.OnLoan), r.OnLoanFor))
 }
 
 // tighter reports whether d says more than e about why a request was refused, or how near it came.
@@ -244,7 +244,7 @@ func (ls Limits) reserve(a *Arena, s State, charges *[MaxLimits]int64) bool {
 // most is the number of units that a request with Always can bring in use.
 func (r *Request) most(l *Limit) int64 {
 	if r.Bounded {
-		return min(l.most(), l.holds()+r.MaxDebt-r.Held)
+		return min(l.most(), l.holds()+r.MaxDebt-r.OnLoan)
 	}
 	return l.most()
 }

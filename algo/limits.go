@@ -163,6 +163,16 @@ func (ls Limits) Highest() int64 {
 	return most
 }
 
+// CountsDenied reports whether a refused request changes a state.
+func (ls Limits) CountsDenied() bool {
+	for i := range ls { // a Limit is large to copy
+		if ls[i].CountDenied {
+			return true
+		}
+	}
+	return false
+}
+
 // Validate reports what makes the limit impossible as a *FieldError, or returns nil.
 func (l Limit) Validate() error {
 	switch {

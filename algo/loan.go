@@ -8,7 +8,7 @@ import (
 )
 
 // The owner of a state may lend some of its units to a borrower, which admits from them without asking. A unit on loan is
-// neither in use nor free: it is held. A held unit counts in full, does not age and is not repaid. It is held until
+// neither in use nor free: it counts in full, does not age and is not repaid. It is on loan until
 //
 //   - the borrower reports it spent: it is charged when the report arrives;
 //   - the borrower returns it: it is free;
@@ -16,10 +16,10 @@ import (
 //
 // The invariant, at every instant and whatever borrowers do within their loans (lowered limits excepted), is
 //
-//	units in use + units held ≤ limit
+//	units in use + units on loan ≤ limit
 //
 // So each algorithm that can be lent keeps its guarantee for all admissions together, at the instants at which they were made: a
-// unit that was spent at a is, at each x ≥ a, either held, or charged at an instant from a to x. A charge dated at the grant
+// unit that was spent at a is, at each x ≥ a, either on loan, or charged at an instant from a to x. A charge dated at the grant
 // would be forgotten too early: a loan of the whole limit, made at 0 and spent just before the end of a Window, would leave
 // an empty log at the next instant.
 //
@@ -85,7 +85,8 @@ type Loan struct {
 	// Caller is the name of the borrower's caller, see Loans.Borrowed; empty if it is not known. Append does not write it.
 	Caller string
 	// Of a Quota: Rate is the part of a token bucket's rate that is lent, in units per hour. Wants is what the borrower asked for, in units, or
-	// of a token bucket in units per hour; it is never 0. Kept are units that are not lent, but held until the borrower asks again.
+	// of a token bucket in units per hour; it is never 0. Kept are units that are kept for the borrower until it asks again: they
+	// count as on loan.
 	Rate, Wants, Kept int64
 	// Term is for how long the borrower may spend, from the instant on its clock at which it sent what Lend answers; 0 when
 	// nothing was granted and it should return what it has. Only in what Lend returns.
@@ -94,8 +95,8 @@ type Loan struct {
 
 // Loans are the loans of one state. The zero value has none. One goroutine may use them at a time.
 type Loans struct {
-	list []Loan
-	held int64
+	list   []Loan
+	onLoan int64
 	// near is the number of borrowers among which free units are shared after a recall; nothing is lent until each would get
 	// nearLoan. 0: no recall, or there has been room since.
 	near int64
@@ -106,11 +107,11 @@ type Loans struct {
 // Len is the number of loans that are known, those that have ended among them.
 func (u *Loans) Len() int { return len(u.list) }
 
-// Held is the number of units that are held.
-func (u *Loans) Held() int64 { return u.held }
+// OnLoan is the number of units that are on loan.
+func (u *Loans) OnLoan() int64 { return u.onLoan }
 
-// HeldFor is the time until nothing is held any more, if no loan is renewed.
-func (u *Loans) HeldFor(now Instant) time.Duration {
+// OnLoanFor is the time until nothing is on loan any more, if no loan is renewed.
+func (u *Loans) OnLoanFor(now Instant) time.Duration {
 	var last int64 = math.MinInt64
 	for i := range u.list {
 		if l := &u.list[i]; !l.Ended && l.Left() > 0 {
@@ -153,7 +154,7 @@ func (u *Loans) Fits(caller string) bool {
 	return free > 0
 }
 
-// Most returns the loans of which something is held, those with the most first.
+// Most returns the loans of which something is left, those with the most first.
 func (u *Loans) Most() []Loan {
 	list := slices.DeleteFunc(slices.Clone(u.list), func(l Loan) bool { return l.Ended || l.Left() == 0 })
 	slices.SortFunc(list, func(l, m Loan) int {
@@ -162,7 +163,7 @@ func (u *Loans) Most() []Loan {
 	return list
 }
 
-// Borrowers appends the borrower of each loan of which anything is held: of several ones, several times.
+// Borrowers appends the borrower of each loan of which anything is left: of several ones, several times.
 func (u *Loans) Borrowers(dst []uint64) []uint64 {
 	for i := range u.list {
 		if l := &u.list[i]; !l.Ended && (l.Left() > 0 || l.Rate > 0 || l.Kept > 0) {
@@ -175,7 +176,7 @@ func (u *Loans) Borrowers(dst []uint64) []uint64 {
 // All returns the loans that are known, those that have ended among them.
 func (u *Loans) All() []Loan { return slices.Clone(u.list) }
 
-// Recall notes that a request needs units that are held. Until a quarter of each limit is free, all known borrowers, also
+// Recall notes that a request needs units that are on loan. Until a quarter of each limit is free, all known borrowers, also
 // those whose loans have ended, get equal parts of what comes back. When that is too little nothing is lent, and no loan is
 // renewed.
 func (u *Loans) Recall() {
@@ -190,20 +191,20 @@ func (u *Loans) find(id LoanID) int {
 	return slices.IndexFunc(u.list, func(l Loan) bool { return l.ID == id })
 }
 
-// count brings held up to date.
+// count brings onLoan up to date.
 func (u *Loans) count() {
-	u.held = u.due
+	u.onLoan = u.due
 	if u.rate > 0 {
-		u.held++ // what has come of it since is less than a unit
+		u.onLoan++ // what has come of it since is less than a unit
 	}
 	for i := range u.list {
 		if l := &u.list[i]; !l.Ended {
-			u.held = min(u.held+l.Left()+l.Kept, MaxLimit)
+			u.onLoan = min(u.onLoan+l.Left()+l.Kept, MaxLimit)
 		}
 	}
 }
 
-// end ends a loan, what was held of which has been charged or returned.
+// end ends a loan. The caller has charged what was left of it, or its borrower has returned that.
 func (u *Loans) end(l *Loan, at int64) {
 	l.Spent, l.Ended, l.Until = l.Granted-l.Returned, true, at+int64(loanGrace)
 	u.rerate(at)
@@ -253,7 +254,7 @@ func owned(term time.Duration) int64 { return int64(term) + 3*int64(term)/loanDr
 // within is the longest term that is over on a borrower's clock before so much time has passed on the owner's.
 func within(left time.Duration) time.Duration { return left - left/loanDrift*4 }
 
-// Expire ends the first loan whose Until has passed, and returns how many of its units were still held. They are charged at the
+// Expire ends the first loan whose Until has passed, and returns how many of its units were left. They are charged at the
 // instant Until. Before that, Expire charges the units of the rate of Quotas. ok is false when there was nothing to do; call
 // Expire until then. Expire also forgets loans that ended more than loanGrace ago.
 //
@@ -290,11 +291,11 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 // the loans whose Until has passed (Expire).
 //
 // known is the number of spent units that owners have confirmed to the borrower. If the loan is not known here, because its owner was lost before
-// a copy had it, Report charges t.Spent - known, beyond the limit if need be, and holds what the borrower has left for LoanTerm. Without keep, for
+// a copy had it, Report charges t.Spent - known, beyond the limit if need be, and what the borrower has left is on loan for LoanTerm. Without keep, for
 // want of memory or of a place, it ends such a loan: it charges what the borrower has left as well, and keeps nothing of it.
 //
 // Totals that no borrower can have count as none. A borrower may report more than is known to be lent, after the loss of an owner; Report believes
-// it only until units in use and held are twice a limit. Otherwise a caller that may borrow could make a key owe any number of units.
+// it only until units in use and on loan are twice a limit. Otherwise a caller that may borrow could make a key owe any number of units.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64, keep bool) (l Loan, n int64, err error) {
@@ -307,7 +308,7 @@ func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	}
 	l = had
 	l.Totals = had.unite(t)
-	left, covered := l.Left(), int64(0) // covered: units that are held for the loan
+	left, covered := l.Left(), int64(0) // covered: units that are on loan already
 	if had.Ended {
 		left = 0
 	} else if i >= 0 {
@@ -367,7 +368,7 @@ func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 	now = s.tick(now)
 	most := MaxLimit
 	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
-		most = min(most, 2*ls[i].holds()-c.used(&ls[i], a, t, now)-u.held)
+		most = min(most, 2*ls[i].holds()-c.used(&ls[i], a, t, now)-u.onLoan)
 	})
 	return max(most, 0)
 }
@@ -395,7 +396,7 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 		room, least = min(room, l.room(c, a, t, now)), min(least, l.holds())
 		term = min(term, l.loanTerm(t, now))
 	})
-	free := room - u.held
+	free := room - u.onLoan
 	if free >= least/4 {
 		u.near = 0
 	}

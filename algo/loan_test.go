@@ -82,7 +82,7 @@ func (l *lending) expire() {
 			return
 		}
 		l.ends++
-		l.note("a loan ends with %d held", n)
+		l.note("a loan ends with %d on loan", n)
 	}
 }
 
@@ -111,21 +111,21 @@ func (l *lending) used() []int64 {
 
 // judge checks what must hold at every instant.
 func (l *lending) judge() {
-	var held int64
+	var onLoan int64
 	for _, k := range l.u.list {
 		if !k.Ended {
-			held += k.Left()
+			onLoan += k.Left()
 		}
 		if k.Spent+k.Returned > k.Granted {
 			l.fatalf("a loan has more spent and returned than granted: %+v", k)
 		}
 	}
-	if held != l.u.Held() {
-		l.fatalf("%d are held, and %d are said to be", held, l.u.Held())
+	if onLoan != l.u.OnLoan() {
+		l.fatalf("%d are on loan, and %d are said to be", onLoan, l.u.OnLoan())
 	}
 	for i, used := range l.used() {
-		if l.ls[i].Limit != Unlimited && used+held > l.ls[i].holds() {
-			l.fatalf("%d in use and %d held are more than the limit %d of %v", used, held, l.ls[i].holds(), l.ls[i].Algorithm)
+		if l.ls[i].Limit != Unlimited && used+onLoan > l.ls[i].holds() {
+			l.fatalf("%d in use and %d on loan are more than the limit of %v", used, onLoan, l.ls[i])
 		}
 	}
 	for _, b := range l.who {
@@ -210,7 +210,8 @@ func (l *lending) ask(b *borrowing, want int64) {
 func (l *lending) check(n int64) {
 	l.expire()
 	decide := func() bool {
-		d, err := l.ls.Decide(l.a, l.s, l.instant(), Request{Cost: n, Held: l.u.Held(), HeldFor: l.u.HeldFor(l.instant())}, nil)
+		now := l.instant()
+		d, err := l.ls.Decide(l.a, l.s, now, Request{Cost: n, OnLoan: l.u.OnLoan(), OnLoanFor: l.u.OnLoanFor(now)}, nil)
 		if err != nil {
 			l.fatalf("%v", err)
 		}
@@ -228,7 +229,7 @@ func (l *lending) check(n int64) {
 		return true
 	}
 	allowed := decide()
-	if !allowed && l.u.Held() > 0 && fits() {
+	if !allowed && l.u.OnLoan() > 0 && fits() {
 		l.recalls++
 		l.u.Recall()
 		for _, b := range l.who {
@@ -254,11 +255,11 @@ func (l *lending) check(n int64) {
 	}
 	for _, b := range l.who {
 		if k, ok := l.u.Get(LoanID{b.boot, b.number}); ok && !b.silent && !k.Ended && k.Left() > 0 {
-			l.fatalf("%d were refused, in use are %v, and %d held by one who answers", n, l.used(), k.Left())
+			l.fatalf("%d were refused, in use are %v, and %d on loan to one who answers", n, l.used(), k.Left())
 		}
 	}
-	if l.u.Held() == 0 {
-		l.fatalf("%d were refused though nothing is held and %v are in use", n, l.used())
+	if l.u.OnLoan() == 0 {
+		l.fatalf("%d were refused though nothing is on loan and %v are in use", n, l.used())
 	}
 }
 
@@ -420,7 +421,7 @@ func TestLoans(t *testing.T) {
 				}
 				l.now += int64(owned(LoanTerm))
 				l.expire()
-				expect.Equal(t, l.u.Held(), 0, "are held when all loans are over")
+				expect.Equal(t, l.u.OnLoan(), 0, "are on loan when all loans are over")
 				l.now += int64(loanGrace)
 				if l.expire(); l.u.Len() != 0 {
 					t.Errorf("%d loans are known when all are long over", l.u.Len())
@@ -433,7 +434,7 @@ func TestLoans(t *testing.T) {
 	}
 }
 
-// TestLoanEnds: units are held until the last of their loans ends. A report of more than is known to be granted puts the end of its loan off: an
+// TestLoanEnds: units are on loan until the last of their loans ends. A report of more than is known to be granted puts the end of its loan off: an
 // owner that was lost may have renewed it. Of the ends that two sides know the later counts.
 func TestLoanEnds(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 1000, Window: time.Minute}}
@@ -447,7 +448,7 @@ func TestLoanEnds(t *testing.T) {
 		id      uint64
 		granted int64
 		ends    time.Duration // of that loan
-		held    time.Duration // the last end on that side
+		until   time.Duration // the last end on that side
 	}{
 		{0, &u, first, 10, 0, 0},
 		{400 * time.Millisecond, &u, second, 10, 400 * time.Millisecond, 400 * time.Millisecond},
@@ -462,8 +463,8 @@ func TestLoanEnds(t *testing.T) {
 		loan, _ := line.side.Get(LoanID{line.id, 1})
 		ends := loan.Until - owned(LoanTerm)
 		expect.Equal(t, ends, int64(line.ends), "%+v: it ends a term after %v", line, time.Duration(ends))
-		expect.Equal(t, line.side.HeldFor(now)+line.at-time.Duration(owned(LoanTerm)), line.held,
-			"%+v: units are held until a term after", line)
+		expect.Equal(t, line.side.OnLoanFor(now)+line.at-time.Duration(owned(LoanTerm)), line.until,
+			"%+v: units are on loan until a term after", line)
 	}
 	u.Unite(&other)
 	for id, want := range map[uint64]time.Duration{first: 600 * time.Millisecond, second: 700 * time.Millisecond} {

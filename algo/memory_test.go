@@ -95,13 +95,13 @@ func TestLogShrinks(t *testing.T) {
 		now.Mono += 1e6
 		decide(1)
 	}
-	held := slidingLog{}.held(s[1:])
+	held := slidingLog{}.size(s[1:])
 	must.True(t, held >= 50_000, "%d words held", held)
 	now.Mono += int64(2 * time.Second)
 	d := decide(0)
 	must.Equal(t, d.Remaining, 1<<20-3, "%+v", d)
 	g := segmentAt(a, slidingLog{}.oldest(s[1:]))
-	held = slidingLog{}.held(s[1:])
+	held = slidingLog{}.size(s[1:])
 	expect.True(t, held == g.size() && held <= 256, "three entries hold %d words", held)
 	d = decide(1)
 	expect.Equal(t, d.Remaining, 1<<20-4, "%+v", d)
@@ -116,7 +116,7 @@ func TestRunsAreCompact(t *testing.T) {
 		d, err := ls.Decide(a, s, Instant{Mono: 64}, Request{Cost: 1 + i%3}, nil)
 		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 	}
-	held := slidingLog{}.held(s[1:])
+	held := slidingLog{}.size(s[1:])
 	expect.True(t, held <= 4, "one instant holds %d words", held)
 }
 

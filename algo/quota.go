@@ -8,10 +8,10 @@ import (
 // A Quota is a loan to a borrower that reports rarely and returns nothing when it is asked to, such as a proxy. The loan has a
 // fixed size and a fixed end. The owner sets the end late enough for the borrower to have stopped by then.
 //
-// The units of a Quota are held, as those of any loan. A Quota of a token bucket also has a part of the rate: while the loan
+// The units of a Quota are on loan, as those of any loan. A Quota of a token bucket also has a part of the rate: while the loan
 // lasts the bucket fills more slowly by that part, whether or not the borrower uses it. The borrower never has more than
 // its units left, and gets new ones at its rate. So in any interval of length t it admits at most units + rate·t. The owner
-// holds the units, and charges them when the loan ends; it charges what the rate comes to as it comes. So all admissions
+// charges the units that are left when the loan ends; it charges what the rate comes to as it comes. So all admissions
 // together keep the bucket's bound, capacity + rate·t.
 //
 // A new loan replaces the earlier loans of the same Borrower. The owner does not know when the borrower begins to use the
@@ -227,7 +227,7 @@ func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, 
 	} else {
 		want = min(l.Wants, others.fair(min(lend, room), l.Wants))
 	}
-	if l.Granted = max(min(want, lend-others.lent, room-u.held), 0); l.Granted == 0 {
+	if l.Granted = max(min(want, lend-others.lent, room-u.onLoan), 0); l.Granted == 0 {
 		l.Rate, l.Kept = 0, want
 		l.Until = min(l.Until, now.Mono+int64(quotaKept))
 	}

@@ -47,7 +47,7 @@ func TestQuotaRate(t *testing.T) {
 					break
 				}
 			}
-			got := u.Held()
+			got := u.OnLoan()
 			must.True(t, got >= 0, "%v", got)
 			switch i := r.IntN(len(planes)); r.IntN(12) {
 			case 0:
@@ -61,13 +61,13 @@ func TestQuotaRate(t *testing.T) {
 				if r.IntN(3) == 0 {
 					data := u.Append(nil, instant())
 					v, rest, err := ReadLoans(instant(), data)
-					must.True(t, err == nil && len(rest) == 0 && v.Held() == u.Held() && v.rate == u.rate &&
+					must.True(t, err == nil && len(rest) == 0 && v.OnLoan() == u.OnLoan() && v.rate == u.rate &&
 						(v.since == u.since || u.rate <= 0), "%v, %+v, want %+v", err, v, u)
 					u = v
 				}
 			case 2, 3, 4, 5: // others
 				for range r.IntN(30) {
-					d := must.Value(ls.Decide(a, s, instant(), Request{Cost: 1, Held: u.Held(), HeldFor: u.HeldFor(instant())}, nil))(t)
+					d := must.Value(ls.Decide(a, s, instant(), Request{Cost: 1, OnLoan: u.OnLoan(), OnLoanFor: u.OnLoanFor(instant())}, nil))(t)
 					if d.Allowed {
 						direct++
 						admit()
@@ -100,18 +100,18 @@ func TestQuotaShares(t *testing.T) {
 	lend := func(borrower, number uint64, demand int64) Loan {
 		return ls.LendQuota(a, s, now, &u, LoanID{borrower, number}, Quota{Demand: demand, Ahead: time.Hour, Share: 80, Term: time.Minute})
 	}
-	if l := lend(1, 1, 600); l.Granted != 600 || u.Held() != 600 {
-		t.Fatalf("%+v, %d held", l, u.Held())
+	if l := lend(1, 1, 600); l.Granted != 600 || u.OnLoan() != 600 {
+		t.Fatalf("%+v, %d on loan", l, u.OnLoan())
 	}
 	again := lend(1, 1, 700)
-	must.True(t, again.Granted == 600 && u.Held() == 600, "repeated: %+v", again)
+	must.True(t, again.Granted == 600 && u.OnLoan() == 600, "repeated: %+v", again)
 	l := lend(2, 1, 600)
 	must.Equal(t, l.Granted, 200, "no more than the share of 800: %+v", l)
 	l = lend(3, 1, 1200)
-	must.True(t, l.Granted == 0 && l.Kept == 400 && u.Held() == 1000+200, "its part is kept: %+v, %d held", l, u.Held())
+	must.True(t, l.Granted == 0 && l.Kept == 400 && u.OnLoan() == 1000+200, "its part is kept: %+v", l)
 	_, _, err := ls.Report(a, s, now, &u, LoanID{1, 1}, Totals{Granted: 600, Spent: 100, Returned: 500}, 0, true)
 	must.NoError(t, err)
 	ls.Lend(a, s, now, &u, LoanID{1, 1}, 0, math.MaxInt64)
 	l = lend(3, 2, 1200)
-	must.True(t, l.Granted == 533 && u.Held() == 733, "two thirds of what all want: %+v, %d held", l, u.Held())
+	must.True(t, l.Granted == 533 && u.OnLoan() == 733, "two thirds of what all want: %+v, %d on loan", l, u.OnLoan())
 }

@@ -143,11 +143,11 @@ func entrySize(n int64) int {
 	return 3
 }
 
-// pos is where the oldest entry begins in its segment, and held the words of all segments.
+// pos is where the oldest entry begins in its segment, and size the words of all segments.
 func (slidingLog) pos(s []uint64) int           { return int(uint32(s[logPlace])) }
-func (slidingLog) held(s []uint64) int          { return int(s[logPlace] >> 32) }
+func (slidingLog) size(s []uint64) int          { return int(s[logPlace] >> 32) }
 func (slidingLog) setPos(s []uint64, pos int)   { s[logPlace] = s[logPlace]&^0xffff_ffff | uint64(pos) }
-func (slidingLog) addHeld(s []uint64, more int) { s[logPlace] += uint64(more) << 32 }
+func (slidingLog) addSize(s []uint64, more int) { s[logPlace] += uint64(more) << 32 }
 
 func (slidingLog) oldest(s []uint64) Ref { return Ref(s[logChain] >> 32) }
 func (slidingLog) newest(s []uint64) Ref { return Ref(s[logChain]) }
@@ -168,7 +168,7 @@ func (c slidingLog) free(_ *Limit, a *Arena, s []uint64) {
 
 // dropSegment frees the oldest segment with all that is in it; there must be a next.
 func (c slidingLog) dropSegment(a *Arena, s []uint64, g segment) {
-	c.addHeld(s, -g.size())
+	c.addSize(s, -g.size())
 	c.setPos(s, 0)
 	s[logUnits] -= g[1]
 	next := g.next()
@@ -250,7 +250,7 @@ func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 			return true
 		}
 	}
-	words := min(max(4, 1<<(bits.Len(uint(2*c.held(s)))/2)), MaxBlock)
+	words := min(max(4, 1<<(bits.Len(uint(2*c.size(s)))/2)), MaxBlock)
 	switch {
 	case last != 0:
 	case l.Limit <= 2 && n <= 2:
@@ -262,7 +262,7 @@ func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	if !ok {
 		return false
 	}
-	c.addHeld(s, words)
+	c.addSize(s, words)
 	if last == 0 {
 		c.setChain(s, r, r)
 		return true

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -314,7 +315,7 @@ func (b *bench) durabilities() []workload {
 		{"own-paced", "20,000 checks/s in calls of 100, 50,000 keys", batchCallers, batchSize, keySpace, 200},
 	} {
 		work := workload{name: w.name, title: "Durability: one node of two, " + w.title}
-		for _, d := range []string{"none", "async", "escrow", "sync"} {
+		for _, d := range []string{"none", "async", "escrow", "sync", "saved-async", "saved-escrow", "saved-sync"} {
 			ask := func(s *system) asking {
 				own := s.ownedBy(s.nodes[0], true, d, b.keys)
 				return checks(d, w.batch, among(own[:min(len(own), w.keys)]))
@@ -323,7 +324,11 @@ func (b *bench) durabilities() []workload {
 			if w.perSecond > 0 {
 				drive = b.paced(w.callers, w.batch, w.perSecond)
 			}
-			work.rows = append(work.rows, drivenIn("weir-"+d, drive, b.weirTwo, first, ask))
+			start := b.weirTwo
+			if strings.HasPrefix(d, "saved-") {
+				start = b.savedTwo
+			}
+			work.rows = append(work.rows, drivenIn("weir-"+d, drive, start, first, ask))
 		}
 		all = append(all, work)
 	}

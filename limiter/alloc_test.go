@@ -57,7 +57,7 @@ func TestNoAllocations(t *testing.T) {
 
 // What others decide takes memory for the call, and none for each check.
 func TestForwardedAllocations(t *testing.T) {
-	l := New(Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+	l := New(Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, nine)})
 	defer l.Close()
 	for _, n := range []int{1, 10, 1000} {
 		checks, results := make([]limit.Check, n), make([]limit.Result, n)

@@ -20,7 +20,7 @@ func always(target limit.Target, cost int64) limit.Check {
 func TestAlways(t *testing.T) {
 	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
 		for n := range 3 {
-			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
 			for i, step := range []struct {
 				cost      int64
 				allowed   bool
@@ -53,7 +53,7 @@ func TestAlways(t *testing.T) {
 // charge without room is never answered from memory.
 func TestAlwaysEndsRememberedRefusals(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := limit.Target{Policy: "fixed_window", Key: c.owned("fixed_window", 1, 0)}
+		target := onPolicy("fixed_window", c.owned("fixed_window", 1, 0))
 		entry := c.nodes[0]
 		entry.check(t, always(target, 101))
 		plain := limit.Check{Target: target, Cost: 1}
@@ -73,7 +73,7 @@ func TestAlwaysEndsRememberedRefusals(t *testing.T) {
 // TestAlwaysRequestIDs: a charge and a refund under an id are made once, and their repetition gets the same verdict.
 func TestAlwaysRequestIDs(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := limit.Target{Policy: "fixed_window", Key: c.owned("fixed_window", 1, 0)}
+		target := onPolicy("fixed_window", c.owned("fixed_window", 1, 0))
 		ask := func(cost int64, id string) limit.Decision {
 			q := always(target, cost)
 			q.RequestID = id
@@ -116,17 +116,17 @@ func TestAlwaysDebt(t *testing.T) {
 
 func TestAlwaysBadInput(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		n, target := c.nodes[0], limit.Target{Policy: "fixed_window", Key: "k"}
+		n, target := c.nodes[0], onPolicy("fixed_window", "k")
 		partial := always(target, 1)
 		partial.Partial = true
 		n.checkError(t, partial, limit.Invalid, "partial")
 		n.checkError(t, always(target, algo.MaxLimit+1), limit.Invalid, "cost")
 		n.checkError(t, always(target, -algo.MaxLimit-1), limit.Invalid, "cost")
 		n.checkError(t, limit.Check{Target: target, Cost: -1}, limit.Invalid, "cost")
-		n.checkError(t, always(limit.Target{Policy: "concurrency", Key: "k"}, 0), limit.Invalid, "policy")
+		n.checkError(t, always(onPolicy("concurrency", "k"), 0), limit.Invalid, "policy")
 		for _, checks := range [][]limit.Check{
-			{always(target, 1), {Target: limit.Target{Policy: "sliding_log", Key: "k"}, Cost: 1}},
-			{{Target: limit.Target{Policy: "sliding_log", Key: "k"}, Cost: 1}, always(target, 1)},
+			{always(target, 1), {Target: onPolicy("sliding_log", "k"), Cost: 1}},
+			{{Target: onPolicy("sliding_log", "k"), Cost: 1}, always(target, 1)},
 		} {
 			_, err := n.CheckAll(t.Context(), checks)
 			wantError(t, err, limit.Invalid, "checks[1].always")
@@ -135,7 +135,7 @@ func TestAlwaysBadInput(t *testing.T) {
 		wantError(t, err, limit.Invalid, "always")
 		_, err = n.CheckAll(t.Context(), []limit.Check{always(target, 0)})
 		wantError(t, err, limit.Invalid, "cost")
-		_, err = n.CheckAll(t.Context(), []limit.Check{always(limit.Target{Policy: "concurrency", Key: "k"}, 1)})
+		_, err = n.CheckAll(t.Context(), []limit.Check{always(onPolicy("concurrency", "k"), 1)})
 		wantError(t, err, limit.Invalid, "policy")
 	})
 }
@@ -166,7 +166,7 @@ func TestReservedNamespaces(t *testing.T) {
 func TestAlwaysBounded(t *testing.T) {
 	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
 		for n := range 3 {
-			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
 			for i, step := range []struct{ cost, granted, remaining int64 }{{60, 60, 40}, {1 << 53, 40, 0}, {1 << 53, 0, 0}, {1, 0, 0}} {
 				q := always(target, step.cost)
 				q.Bounded = true

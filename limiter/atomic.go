@@ -109,9 +109,9 @@ func (a *together) add(i int, op *Op) *limit.Error {
 	a.of[i] = at
 	switch {
 	case op.rule != sum.rule && op.Limit != nil && *op.Limit != *sum.Limit:
-		return limit.NewError(limit.Invalid, "limit", "differs from an earlier element's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
+		return invalid("limit", "differs from an earlier element's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
 	case op.Cost > algo.MaxLimit-sum.Cost:
-		return limit.NewError(limit.Invalid, "cost", "and the costs of the earlier elements of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
+		return invalid("cost", "and the costs of the earlier elements of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
 	}
 	sum.Cost += op.Cost
 	sum.TTL = max(sum.TTL, op.TTL)
@@ -137,14 +137,14 @@ func (a *together) reserve(id ReservationID) {
 func suitsAtomic(op *Op, always bool) *limit.Error {
 	switch {
 	case op.Always != always:
-		return limit.NewError(limit.Invalid, "always", "must be set in all elements of an atomic check, or in none")
+		return invalid("always", "must be set in all elements of an atomic check, or in none")
 	case op.Partial:
-		return limit.NewError(limit.Invalid, "partial", "cannot be set in an atomic check, which is all or nothing")
+		return invalid("partial", "cannot be set in an atomic check, which is all or nothing")
 	case op.Cost == 0:
-		return limit.NewError(limit.Invalid, "cost", "is 0: a peek cannot be part of an atomic check")
+		return invalid("cost", "is 0: a peek cannot be part of an atomic check")
 	case op.RequestID != "":
 		// What was admitted under an id is admitted again, but of an atomic check it may have been cancelled since.
-		return limit.NewError(limit.Invalid, "request_id", "cannot be given in an atomic check, which is not remembered")
+		return invalid("request_id", "cannot be given in an atomic check, which is not remembered")
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (a *together) err() error {
 func (a *together) unasked() error {
 	for _, op := range a.ops {
 		if d := op.Decision; d.FailedOpen || d.FailedClosed {
-			return limit.NewError(limit.Unavailable, "",
+			return unavailable(
 				"a node that decides for one of these keys cannot be reached, or has no memory left for it; what the others have charged is given back")
 		}
 	}
@@ -184,7 +184,7 @@ func (a *together) decision(allowed bool) limit.AllDecision {
 	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(a.of))}
 	for _, op := range a.ops {
 		d := op.Decision
-		if held := d.ReservationID != ""; held && !allowed {
+		if d.ReservationID != "" && !allowed {
 			giveBack(d, d.Granted)
 		}
 		d.RememberFor = 0
@@ -223,11 +223,11 @@ func giveBack(d *limit.Decision, units int64) {
 // settleAll settles the reservations of an atomic check: keeping all or nothing. It waits for the nodes that hold what is given back, and for no
 // others: a commit changes no answer.
 func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
-	var held, behind []*Op
+	var awaited, behind []*Op
 	for _, op := range ops {
 		d := op.Decision
-		holds := d.ReservationID != ""
-		if op.Reservation == (ReservationID{}) || !holds && (keep || !d.FailedOpen && !d.FailedClosed) {
+		reserved := d.ReservationID != ""
+		if op.Reservation == (ReservationID{}) || !reserved && (keep || !d.FailedOpen && !d.FailedClosed) {
 			continue // it has charged nothing
 		}
 		settle := NewOp(OpSettle, *op.Check, Extra{Reservation: op.Reservation})
@@ -236,8 +236,8 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 		if !keep {
 			settle.Cost = 0
 		}
-		if holds && (!keep || l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned) {
-			held = append(held, settle)
+		if reserved && (!keep || l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned) {
+			awaited = append(awaited, settle)
 		} else {
 			behind = append(behind, settle) // without a holder's answer it may have been charged all the same
 		}
@@ -247,13 +247,13 @@ func (l *Limiter) settleAll(ctx context.Context, ops []*Op, keep bool) {
 	if len(behind) > 0 {
 		l.settling.start(func() { l.run(later, behind...) })
 	}
-	if len(held) == 0 {
+	if len(awaited) == 0 {
 		return
 	}
 	heard := make(chan struct{})
 	if l.settling.start(func() {
 		defer close(heard)
-		l.run(later, held...)
+		l.run(later, awaited...)
 	}) {
 		select {
 		case <-heard:

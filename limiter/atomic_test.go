@@ -125,7 +125,7 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 		})
 		c.wantLeft([]limit.Check{y}, 6)
 		inline := func(lim, cost int64) limit.Check {
-			return limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, Key: "k"}, Cost: cost}
+			return limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, "k"), Cost: cost}
 		}
 		all = c.nodes[0].all(t, inline(5, 2), inline(5, 2), y)
 		expect.True(t, all.Allowed && all.Decisions[0].Remaining == 1, "%+v", all)
@@ -365,7 +365,7 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 			for _, p := range []string{"a", "b", "c"} {
 				for i := range 3 {
 					key := c.owned(p, i, 0)
-					used := 60 - c.nodes[0].left(t, limit.Target{Policy: p, Key: key})
+					used := 60 - c.nodes[0].left(t, onPolicy(p, key))
 					got := admitted[fmt.Sprint(p, " ", key)]
 					expect.True(t, got <= used, "seed %d: %s %s: %d admitted, %d charged", seed, p, key, got, used)
 				}

@@ -22,7 +22,7 @@ const banning = `policies:
 func TestBan(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, banning)}, func(t *testing.T, c *testCluster) {
 		key, n := c.owned("login", 1, 0), c.nodes[0]
-		login := limit.Target{Policy: "login", Key: key}
+		login := onPolicy("login", key)
 		n.check(t, named("login", key, 2))
 		first := n.check(t, named("login", key, 1))
 		must.True(t, !first.Allowed && first.Banned && first.RetryAfter == time.Hour &&
@@ -58,7 +58,7 @@ func TestBan(t *testing.T) {
 		expect.True(t, err == nil && holds && state.Banned == time.Hour-58*time.Minute-500*time.Millisecond,
 			"described as %+v, %v", state, err)
 		// Work that is done is charged, and neither refused nor held against the key.
-		d, err = n.Charge(t.Context(), limit.Charge{Target: login, Amount: limit.Amount{Cost: 1}})
+		d, err = n.Charge(t.Context(), limit.Charge{Target: login, Amount: units(1)})
 		expect.True(t, err == nil && d.Allowed && d.Granted == 1 && d.Banned, "a charge: %+v, %v", d, err)
 		c.advance(2*time.Minute - 500*time.Millisecond - 1)
 		d = n.check(t, named("login", key, 1))
@@ -71,10 +71,10 @@ func TestBan(t *testing.T) {
 		expect.True(t, got.Refused == 172 && got.Banned == got.Refused && got.Bans == 1, "counted %+v", got)
 
 		// What can never pass says nothing of the key. A charge that goes beyond the limit refuses nobody; the next check is refused.
-		other := limit.Target{Policy: "login", Key: "other"}
+		other := onPolicy("login", "other")
 		d = n.check(t, named("login", "other", 3))
 		expect.True(t, !d.Banned && d.RetryAfter == algo.Never, "never: %+v", d)
-		d, err = n.Charge(t.Context(), limit.Charge{Target: other, Amount: limit.Amount{Cost: 3}})
+		d, err = n.Charge(t.Context(), limit.Charge{Target: other, Amount: units(3)})
 		expect.True(t, err == nil && !d.Allowed && !d.Banned, "a charge beyond the limit: %+v, %v", d, err)
 		d = n.check(t, limit.Check{Target: other, Cost: 1, Always: true})
 		expect.True(t, !d.Allowed && d.Banned && (d.Granted == 0 || d.Granted == 1),
@@ -116,10 +116,10 @@ func TestBanEndsWhenItsMemoryDoes(t *testing.T) {
 func TestBanOfOtherCalls(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, banning)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		login := limit.Target{Policy: "login", Key: "r"}
-		held, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: limit.Amount{Cost: 1}})
+		login := onPolicy("login", "r")
+		held, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: units(1)})
 		must.True(t, err == nil && held.Allowed, "%v %v", held, err)
-		d, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: limit.Amount{Cost: 2}})
+		d, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: units(2)})
 		must.True(t, err == nil && !d.Allowed && d.Banned && d.ReservationID == "", "%v %v", d, err)
 		extend := limit.Extend{Target: login, ReservationID: held.ReservationID, TTL: time.Minute}
 		d, err = n.Extend(t.Context(), extend)
@@ -127,10 +127,10 @@ func TestBanOfOtherCalls(t *testing.T) {
 		extend.Cost = 1
 		d, err = n.Extend(t.Context(), extend)
 		expect.True(t, err == nil && !d.Allowed && d.Banned, "extended: %+v, %v", d, err)
-		got, err := n.Commit(t.Context(), limit.Commit{Target: login, ReservationID: held.ReservationID, Amount: limit.Amount{Cost: 2}})
+		got, err := n.Commit(t.Context(), limit.Commit{Target: login, ReservationID: held.ReservationID, Amount: units(2)})
 		expect.True(t, err == nil && got.Excess == 1 && !got.Over, "committed: %+v, %v", got, err)
 
-		job := limit.Target{Policy: "jobs", Key: "j"}
+		job := onPolicy("jobs", "j")
 		lease, err := n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1})
 		must.True(t, err == nil && lease.Allowed, "%v %v", lease, err)
 		d, err = n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1})
@@ -143,7 +143,7 @@ func TestBanOfOtherCalls(t *testing.T) {
 		expect.True(t, err == nil && !d.Allowed && d.Banned && d.LeaseID == "", "released: %+v, %v", d, err)
 
 		// A request id that was admitted before is admitted again.
-		once := limit.Check{Target: limit.Target{Policy: "login", Key: "i"}, Cost: 1, RequestID: "one"}
+		once := limit.Check{Target: onPolicy("login", "i"), Cost: 1, RequestID: "one"}
 		n.check(t, once)
 		n.check(t, named("login", "i", 2))
 		d = n.check(t, once)

@@ -164,7 +164,7 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 			}
 		}
 		// A check that is not acceptable is so wherever it stands.
-		good := limit.Check{Target: limit.Target{Policy: "fixed_window", Key: "k"}, Cost: 1}
+		good := limit.Check{Target: onPolicy("fixed_window", "k"), Cost: 1}
 		for _, change := range []func(*limit.Check){
 			func(c *limit.Check) { c.Key = "" }, func(c *limit.Check) { c.Key = "\xff" }, func(c *limit.Check) { c.Cost = -1 },
 			func(c *limit.Check) { c.Cost = algo.MaxLimit + 1 }, func(c *limit.Check) { c.Namespace = "n" },
@@ -180,7 +180,7 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 
 // TestFewChecksKeepLittle: checks that wait for another node keep no more room than twice as many would, whatever came before them.
 func TestFewChecksKeepLittle(t *testing.T) {
-	l := New(Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+	l := New(Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, nine)})
 	defer l.Close()
 	checks, results := make([]limit.Check, limit.MaxBatch), make([]limit.Result, limit.MaxBatch)
 	for i := range checks {

@@ -123,7 +123,7 @@ func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
 
 func TestWhatIsNotRemembered(t *testing.T) {
 	reserve := func(t *testing.T, n *testNode, target limit.Target) string {
-		d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
+		d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
 		must.True(t, err == nil && d.Allowed && d.ReservationID != "", "%+v, %v", d, err)
 		return d.ReservationID
 	}
@@ -156,7 +156,7 @@ func TestWhatIsNotRemembered(t *testing.T) {
 			expect.NoError(t, err)
 		}},
 		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
+			d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
 			expect.True(t, err == nil && !d.Allowed && d.RememberFor == 0, "%+v, %v", d, err)
 		}},
 		{name: "reservation pending", policy: "log", cost: 4, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
@@ -168,7 +168,7 @@ func TestWhatIsNotRemembered(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 				n := c.nodes[0]
-				target := limit.Target{Policy: test.policy, Key: c.owned(test.policy, 1, 0)}
+				target := onPolicy(test.policy, c.owned(test.policy, 1, 0))
 				if test.name == "reservation pending" {
 					reserve(t, n, target)
 				}
@@ -187,7 +187,7 @@ func TestWhatIsNotRemembered(t *testing.T) {
 
 func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, q := c.nodes[0], limit.Check{Target: limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}, Cost: 5, RequestID: "r"}
+		n, q := c.nodes[0], limit.Check{Target: onPolicy("log", c.owned("log", 1, 0)), Cost: 5, RequestID: "r"}
 		n.check(t, q)
 		other := q
 		other.RequestID = ""
@@ -201,7 +201,7 @@ func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 // TestARefusalUnderARequestIDIsRemembered: also where something has been forgotten before.
 func TestARefusalUnderARequestIDIsRemembered(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, q := c.nodes[0], limit.Check{Target: limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}, Cost: 5}
+		n, q := c.nodes[0], limit.Check{Target: onPolicy("log", c.owned("log", 1, 0)), Cost: 5}
 		n.check(t, q)
 		_, err := n.Refund(t.Context(), q.Target, 1, "")
 		must.NoError(t, err)
@@ -276,7 +276,7 @@ func TestWhatGivesBackForgets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-				target := limit.Target{Policy: "log", Key: c.owned("log", 2, 0)}
+				target := onPolicy("log", c.owned("log", 2, 0))
 				one, five := limit.Check{Target: target, Cost: 1}, limit.Check{Target: target, Cost: 5}
 				c.nodes[0].check(t, five)
 				for _, n := range c.nodes {
@@ -301,16 +301,16 @@ func TestWhatGivesBackForgets(t *testing.T) {
 // not know.
 func TestAnExtensionForgetsRefusals(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		target := limit.Target{Policy: "log", Key: c.owned("log", 2, 0)}
+		target := onPolicy("log", c.owned("log", 2, 0))
 		n, more := c.nodes[0], limit.Check{Target: target, Cost: 5}
 		n.check(t, limit.Check{Target: target, Cost: 1})
 		if d := n.check(t, more); d.Allowed || d.RememberFor == 0 {
 			t.Fatalf("%+v", d)
 		}
-		d, err := c.nodes[1].Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}, TTL: time.Minute})
+		d, err := c.nodes[1].Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1), TTL: time.Minute})
 		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		c.wantMessages(0, "asked again", func() { n.check(t, more) })
-		d, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 1}})
+		d, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(1)})
 		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		c.wantMessages(1, "asked after the extension", func() { n.check(t, more) })
 	})
@@ -319,7 +319,7 @@ func TestAnExtensionForgetsRefusals(t *testing.T) {
 // TestARefusalInFlightIsForgotten has units given back between the decision and the arrival of its answer.
 func TestARefusalInFlightIsForgotten(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
+		n, target := c.nodes[0], onPolicy("log", c.owned("log", 1, 0))
 		n.check(t, limit.Check{Target: target, Cost: 5})
 		c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 			deliver()
@@ -365,7 +365,7 @@ func TestANewPolicyForgetsRefusals(t *testing.T) {
 func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
 		q := func(lim int64) limit.Check {
-			return limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, Key: "k1"}, Cost: 1}
+			return limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, "k1"), Cost: 1}
 		}
 		n, op := c.nodes[0], Op{Kind: OpCheck, Check: new(q(1))}
 		must.Equal(t, n.plan(n.table.Load(), &op), nil)
@@ -396,7 +396,7 @@ func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
 					for i := range 4000 {
 						c.advance(time.Duration(random.ExpFloat64() * float64(40*time.Millisecond)))
 						cost := 1 + random.Int64N(3)
-						would := owner.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}}).Remaining >= cost
+						would := owner.check(t, limit.Check{Target: onPolicy(policy, key)}).Remaining >= cost
 						var d limit.Decision
 						if c.messages(func() { d = c.nodes[i%2].check(t, named(policy, key, cost)) }) == 0 {
 							remembered++
@@ -442,7 +442,7 @@ func TestALateRefusalIsNotWrong(t *testing.T) {
 						late = nil
 					}
 					cost := 1 + random.Int64N(2)
-					would := owner.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}}).Remaining >= cost
+					would := owner.check(t, limit.Check{Target: onPolicy(policy, key)}).Remaining >= cost
 					var d limit.Decision
 					if c.messages(func() { d = entry.check(t, named(policy, key, cost)) }) == 0 && late == nil && admitted {
 						remembered++
@@ -484,7 +484,7 @@ func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
 						case 1:
 							q.RequestID = fmt.Sprint(i)
 						case 2:
-							_, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: limit.Amount{Cost: q.Cost}, TTL: time.Millisecond})
+							_, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: units(q.Cost), TTL: time.Millisecond})
 							must.NoError(t, err)
 							continue
 						}

@@ -101,7 +101,8 @@ func startBorrowing(l *Limiter) *borrowing {
 	b.cancel = cancel
 	b.running.Go(func() {
 		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []lend.Report[loanKey, struct{}]) {
-			panics.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // after a panic the book repeats the reports
+			// After a panic the book repeats the reports.
+			panics.Tell(l.cfg.Panicked, func() { b.report(ctx, now, reports) })
 		})
 	})
 	return b

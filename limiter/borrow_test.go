@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -46,10 +45,10 @@ func (c *testCluster) heat(n *testNode, q limit.Check) (used int64) {
 	return 0
 }
 
-// held is what is on loan of a policy's key, at its owner.
-func (c *testCluster) held(n *testNode, policy, key string) int64 {
+// onLoan is what is on loan of a policy's key, at its owner.
+func (c *testCluster) onLoan(n *testNode, policy, key string) int64 {
 	c.t.Helper()
-	is, holds, err := n.Describe(&limit.Target{Policy: policy, Key: key})
+	is, holds, err := n.Describe(new(onPolicy(policy, key)))
 	must.True(c.t, err == nil && holds, "%v %v", holds, err)
 	return is.OnLoan
 }
@@ -94,13 +93,13 @@ func TestNodeBorrows(t *testing.T) {
 			for _, q := range []limit.Check{
 				{Cost: 0}, {Cost: 1, Always: true}, {Cost: 1, RequestID: "r"},
 			} {
-				q.Target = limit.Target{Policy: "p", Key: key}
+				q.Target = onPolicy("p", key)
 				node.check(t, q)
 				used += q.Cost
 			}
 		})
 		expect.Equal(t, c.messages(func() {
-			d := node.check(t, limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: 1, Partial: true})
+			d := node.check(t, limit.Check{Target: onPolicy("p", key), Cost: 1, Partial: true})
 			expect.Equal(t, d.Granted, 1, "%+v", d)
 			used++
 		}), 0,
@@ -120,7 +119,7 @@ func TestNodeBorrows(t *testing.T) {
 		}()
 		c.pass(250 * time.Millisecond)
 		<-returned
-		if n := c.held(owner, "p", key); n != 0 || node.borrowing.book.Loans() != 0 {
+		if n := c.onLoan(owner, "p", key); n != 0 || node.borrowing.book.Loans() != 0 {
 			t.Errorf("%d are on loan after the node has stopped", n)
 		}
 		d := node.check(t, named("p", key, 0))
@@ -132,7 +131,7 @@ func TestNodeBorrows(t *testing.T) {
 func TestReservationsBesideLoans(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		owner, node := c.nodes[0], c.nodes[1]
-		target := limit.Target{Policy: "p", Key: c.owned("p", 0, 0)}
+		target := onPolicy("p", c.owned("p", 0, 0))
 		c.heat(node, named("p", target.Key, 2))
 		state := func() limit.KeyState {
 			is, _, err := owner.Describe(&target)
@@ -140,12 +139,12 @@ func TestReservationsBesideLoans(t *testing.T) {
 			return is
 		}
 		before := state()
-		d, err := node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 2}})
+		d, err := node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(2)})
 		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-2 {
 			t.Errorf("with 2 reserved: %+v, before: %+v", is, before)
 		}
-		s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: 1}, ReservationID: d.ReservationID})
+		s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: units(1), ReservationID: d.ReservationID})
 		expect.NoError(t, err, "%+v", s)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-1 {
 			t.Errorf("with 1 of 2 committed: %+v, before: %+v", is, before)
@@ -166,7 +165,7 @@ func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {
 			d := n.check(c.t, *large)
 			must.True(c.t, !d.Allowed && d.RememberFor != 0, "%+v", d)
 			for range 1000 {
-				if c.pass(time.Millisecond); c.held(c.nodes[1], "p", large.Key) > 60 {
+				if c.pass(time.Millisecond); c.onLoan(c.nodes[1], "p", large.Key) > 60 {
 					break
 				}
 			}
@@ -220,7 +219,7 @@ func TestNodeIsRecalled(t *testing.T) {
 		key := c.owned("small", 0, 0)
 		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
 		c.pass(20 * time.Millisecond)
-		must.True(t, c.held(c.nodes[0], "small", key) != 0, "nothing is on loan")
+		must.True(t, c.onLoan(c.nodes[0], "small", key) != 0, "nothing is on loan")
 		for range 3 { // which it tells when it is asked
 			c.nodes[1].check(t, named("small", key, 1))
 			used++
@@ -276,7 +275,7 @@ func TestRecallsLendNothing(t *testing.T) {
 		owner, node := c.nodes[0], c.nodes[1]
 		key := c.owned("p", 0, 0)
 		id := algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 7}
-		lent(t, owner.Limiter, limit.Borrow{Target: limit.Target{Policy: "p", Key: key}, ID: id, Want: 16})
+		lent(t, owner.Limiter, limit.Borrow{Target: onPolicy("p", key), ID: id, Want: 16})
 		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 			deliver()
 			ops[0].Loan.Known, ops[0].Loan.Report = true, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 100}
@@ -284,7 +283,7 @@ func TestRecallsLendNothing(t *testing.T) {
 		op := &Op{Check: new(named("p", key, 1))}
 		must.Equal(t, owner.plan(owner.table.Load(), op), nil)
 		owner.askNode(node.cfg.Self, op.subject, op.Target, []algo.Loan{{ID: id, Totals: algo.Totals{Granted: 16}}})
-		expect.Equal(t, c.held(owner, "p", key), 12, "are on loan after 4 of 16 were told of")
+		expect.Equal(t, c.onLoan(owner, "p", key), 12, "are on loan after 4 of 16 were told of")
 	})
 }
 
@@ -294,15 +293,15 @@ func TestPartialRecalls(t *testing.T) {
 		key := c.owned("small", 0, 0)
 		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
 		c.pass(20 * time.Millisecond)
-		held := c.held(c.nodes[0], "small", key)
-		must.True(t, held != 0, "nothing is on loan")
-		all := limit.Check{Target: limit.Target{Policy: "small", Key: key}, Cost: 5000, Partial: true}
+		onLoan := c.onLoan(c.nodes[0], "small", key)
+		must.True(t, onLoan != 0, "nothing is on loan")
+		all := limit.Check{Target: onPolicy("small", key), Cost: 5000, Partial: true}
 		part := all
-		part.Cost = 1000 - used - held - 10 // less than is free
+		part.Cost = 1000 - used - onLoan - 10 // less than is free
 		d := c.nodes[0].check(t, part)
-		expect.True(t, d.Granted == part.Cost && c.held(c.nodes[0], "small", key) == held, "of what is free: %+v", d)
-		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != held+10 || d.Remaining != 0 {
-			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, held, d)
+		expect.True(t, d.Granted == part.Cost && c.onLoan(c.nodes[0], "small", key) == onLoan, "of what is free: %+v", d)
+		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != onLoan+10 || d.Remaining != 0 {
+			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, onLoan, d)
 		}
 		d = c.nodes[1].check(t, all)
 		expect.True(t, !d.Allowed && d.Granted == 0, "more than the limit: %+v", d)
@@ -341,7 +340,7 @@ func TestAllFromLoans(t *testing.T) {
 			}
 		}), 0, "messages for atomic checks that loans cover")
 		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about all.
-		held := c.held(c.nodes[0], "small", a)
+		onLoan := c.onLoan(c.nodes[0], "small", a)
 		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1), "of its own": named("p", c.owned("p", 2, 0), 1)} {
 			n := c.messages(func() {
 				must.True(t, ask(append(checks, other)...), "refused")
@@ -349,8 +348,8 @@ func TestAllFromLoans(t *testing.T) {
 			})
 			expect.True(t, n != 0, "with a key %s: no message", what)
 		}
-		if n := c.held(c.nodes[0], "small", a); n != held {
-			t.Errorf("%d are on loan, and were %d before checks that were not answered from loans", n, held)
+		if n := c.onLoan(c.nodes[0], "small", a); n != onLoan {
+			t.Errorf("%d are on loan, and were %d before checks that were not answered from loans", n, onLoan)
 		}
 		for refused := 0; refused < 3; {
 			if ask(checks...) {
@@ -553,10 +552,10 @@ func TestLoanedPartitionMoves(t *testing.T) {
 						used++
 						c.pass(5 * time.Millisecond)
 					}
-					expect.Equal(t, c.held(c.nodes[1], "p", key), 0, "are on loan to who decides")
+					expect.Equal(t, c.onLoan(c.nodes[1], "p", key), 0, "are on loan to who decides")
 				}
 				c.pass(3 * time.Second)
-				expect.Equal(t, c.held(c.nodes[to], "p", key), 0, "are on loan")
+				expect.Equal(t, c.onLoan(c.nodes[to], "p", key), 0, "are on loan")
 				d := c.nodes[to].check(t, named("p", key, 0))
 				expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
 			})
@@ -681,7 +680,7 @@ func TestLoansOverMoves(t *testing.T) {
 			expect.True(t, s.Expired <= 0, "n%d has charged %d units of loans that ended", i, s.Expired)
 		}
 		c.pass(time.Second)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 0, "are on loan")
 		d := c.nodes[0].check(t, named("p", key, 0))
 		expect.Equal(t, d.Remaining, 10000-used, "%+v, want %d used", d, used)
 		s := c.stats("p")
@@ -696,7 +695,7 @@ func TestReportsAreForwarded(t *testing.T) {
 		key := c.owned("p", 0, 0)
 		lend := func(n int, b limit.Borrow) limit.Lent {
 			t.Helper()
-			b.Target, b.ID = limit.Target{Policy: "p", Key: key}, algo.LoanID{Borrower: 77, Number: 1}
+			b.Target, b.ID = onPolicy("p", key), algo.LoanID{Borrower: 77, Number: 1}
 			out := make([]limit.Lent, 1)
 			wait := must.Value(c.nodes[n].Lend(t.Context(), []limit.Borrow{b}, out))(t)
 			if wait != nil {
@@ -711,10 +710,10 @@ func TestReportsAreForwarded(t *testing.T) {
 		a = lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5}, Want: 16})
 		expect.True(t, !a.Unheard && !a.Ended && a.Granted == 16 && a.Spent == 5 && a.Term == 0 && a.Holder == "n0",
 			"told another node: %+v", a)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 11, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 11, "are on loan")
 		a = lend(2, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}, Known: 5})
 		expect.True(t, !a.Unheard && a.Term == 0, "returned through another node: %+v", a)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 0, "are on loan")
 		c.pass(2 * time.Second)
 		s := c.nodes[0].Loans()
 		expect.True(t, s.Expired <= 0, "%d units of loans that ended were charged", s.Expired)
@@ -731,14 +730,14 @@ func TestReportsAreForwarded(t *testing.T) {
 func TestReportsAreNotHandedOn(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		key := c.owned("p", 0, 0)
-		op := NewOp(OpBorrow, limit.Check{Target: limit.Target{Policy: "p", Key: key}}, Extra{Loan: &LoanCall{Report: limit.Borrow{Want: 16}}})
+		op := NewOp(OpBorrow, limit.Check{Target: onPolicy("p", key)}, Extra{Loan: &LoanCall{Report: limit.Borrow{Want: 16}}})
 		op.Hops = 1
 		if rest := c.nodes[1].Receive([]*Op{op}); rest != nil {
 			rest(t.Context())
 		}
 		expect.True(t, op.Outcome.NotHolder != nil && op.Outcome.NotHolder.Node.Name == "n0" &&
 			op.Loan.Lent.Granted == 0, "%+v, %+v", op.Outcome, op.Loan)
-		expect.Equal(t, c.held(c.nodes[0], "p", key), 0, "are on loan")
+		expect.Equal(t, c.onLoan(c.nodes[0], "p", key), 0, "are on loan")
 	})
 }
 
@@ -756,112 +755,4 @@ func move(t *testing.T, from, to *Limiter, part int) {
 	to.store.Shut(part)
 	to.store.Promote(part)
 	to.store.Open(part)
-}
-
-// TestNodesAdmitNoMoreThanTheLimit has two nodes borrow from an owner, by messages that are late and lost, with a node that is killed, one
-// whose clock is fast, and an owner that cannot be reached for a while. By when the checks were admitted, no window has more than the limit;
-// and when all is well nothing is refused that there is room for.
-func TestNodesAdmitNoMoreThanTheLimit(t *testing.T) {
-	const all, window = 2000, 4 * time.Second
-	for _, l := range []struct {
-		text string
-		most func(span time.Duration) int64 // that a span of time may have
-	}{
-		{"algorithm: sliding_log, limit: 2000, window: 4s", nil},
-		{"algorithm: sliding_window, limit: 2000, window: 4s", nil},
-		{"algorithm: token_bucket, limit: 2000, window: 4s", func(span time.Duration) int64 { return all + all*int64(span)/int64(window) + 1 }},
-		{"algorithm: fixed_window, limit: 2000, window: 4s", nil},
-		{"algorithm: sliding_counter, limit: 2000, window: 4s", nil},
-	} {
-		for seed := range uint64(3) {
-			t.Run(fmt.Sprint(l.text, " ", seed), func(t *testing.T) {
-				inBubble(t, 3, Config{Policies: policies(t, "policies: [{name: p, "+l.text+"}]"), Timeout: 300 * time.Millisecond}, func(t *testing.T, c *testCluster) {
-					rng, weather := rand.New(rand.NewPCG(seed, 5)), rand.New(rand.NewPCG(seed, 6)) // this one guarded by c.mu
-					key := c.owned("p", 0, 0)
-					c.nodes[1].rate.Store(1)
-					c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
-						c.mu.Lock()
-						loan := ops[0].Extra != nil && ops[0].Loan != nil
-						lost, before, late := weather.IntN(10) == 0, weather.IntN(2) == 0, time.Duration(weather.Int64N(int64(3*time.Millisecond)))
-						dead := c.gone[from.cfg.Self.Boot]
-						c.mu.Unlock()
-						if dead || loan && lost && before {
-							<-ctx.Done()
-							return
-						}
-						time.Sleep(late)
-						deliver()
-						if loan && lost { // the answer
-							<-ctx.Done()
-							for _, op := range ops {
-								op.Outcome = Outcome{Unreachable: true}
-							}
-						}
-					})
-					var admitted []admission
-					end := c.mono.Load() + int64(3*window)
-					for c.mono.Load() < end {
-						c.pass(time.Millisecond)
-						at := c.mono.Load()
-						for i, n := range c.nodes {
-							if c.gone[uint64(i+1)] || i == 0 && rng.IntN(10) > 0 {
-								continue
-							}
-							for range rng.IntN(4) {
-								cost := 1 + rng.Int64N(2)
-								d := limit.Decision{}
-								if rng.IntN(4) > 0 {
-									d = n.check(t, named("p", key, cost))
-								} else {
-									d = n.all(t, named("p", key, cost)).Decisions[0]
-								}
-								if d.Allowed && !d.FailedOpen {
-									admitted = append(admitted, admission{c.mono.Load(), d.Granted})
-								}
-							}
-						}
-						if at > end-int64(window) && !c.gone[3] {
-							c.mu.Lock()
-							c.gone = map[uint64]bool{3: true} // killed, with what it has
-							c.mu.Unlock()
-						}
-					}
-					must.True(t, c.nodes[0].Loans().Granted != 0, "nothing was lent")
-					judge(t, admitted, all, window, l.text, l.most)
-				})
-			})
-		}
-	}
-}
-
-// admission is when a check was admitted, and its units.
-type admission struct{ at, n int64 }
-
-// judge compares what was admitted with what the algorithm promises.
-func judge(t *testing.T, admitted []admission, all int64, window time.Duration, text string, most func(time.Duration) int64) {
-	t.Helper()
-	slices.SortFunc(admitted, func(a, b admission) int { return int(a.at - b.at) })
-	bound := all
-	if text[:23] == "algorithm: fixed_window" || text[:26] == "algorithm: sliding_counter" {
-		bound = 2 * all // across a boundary
-	}
-	var sum int64
-	first := 0
-	for _, e := range admitted {
-		for sum += e.n; admitted[first].at <= e.at-int64(window); first++ {
-			sum -= admitted[first].n
-		}
-		must.True(t, most != nil || sum <= bound, "%d were admitted in one window", sum)
-	}
-	if most == nil {
-		return
-	}
-	for i := 0; i < len(admitted); i += 50 {
-		sum = 0
-		for _, e := range admitted[i:] {
-			if sum += e.n; sum > most(time.Duration(e.at-admitted[i].at)) {
-				t.Fatalf("%d were admitted in %v", sum, time.Duration(e.at-admitted[i].at))
-			}
-		}
-	}
 }

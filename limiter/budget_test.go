@@ -24,12 +24,12 @@ func TestEachByItself(t *testing.T) {
 		var extends []limit.Extend
 		var commits []limit.Commit
 		for n := range 3 {
-			target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", n, 0)}
+			target := onPolicy("sliding_log", c.owned("sliding_log", n, 0))
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(40)})
 			extends = append(extends, limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(int64(30 * (n + 1)))})
 			commits = append(commits, limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)})
 		}
-		unknown := limit.Target{Policy: "nothing", Key: "k"}
+		unknown := onPolicy("nothing", "k")
 		extends = append(extends, limit.Extend{Target: unknown, ReservationID: extends[0].ReservationID, Amount: units(1)})
 		extended, err := c.nodes[1].ExtendEach(t.Context(), extends)
 		must.True(t, err == nil && len(extended) == 4, "%v %v", extended, err)
@@ -68,7 +68,7 @@ func TestEachByItself(t *testing.T) {
 func TestACommitBeyondTheReservation(t *testing.T) {
 	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
 		for n := range 3 {
-			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
 			commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(80)}
 			for i := range 2 {
@@ -93,7 +93,7 @@ func TestACommitBeyondTheReservation(t *testing.T) {
 func TestExtend(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		for n := range 3 {
-			target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", n, 0)}
+			target := onPolicy("sliding_log", c.owned("sliding_log", n, 0))
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(40), TTL: 20 * time.Second})
 			e := limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(30), RequestID: "once"}
 			for i := range 2 {
@@ -118,7 +118,7 @@ func TestExtend(t *testing.T) {
 			_, err := c.nodes[2].Extend(t.Context(), e)
 			wantError(t, err, limit.NotFound, "reservation_id")
 		}
-		log := limit.Target{Policy: "sliding_log", Key: "k"}
+		log := onPolicy("sliding_log", "k")
 		id := c.nodes[0].reserve(t, limit.Reserve{Target: log, Amount: units(1)}).ReservationID
 		for _, test := range []struct {
 			e    limit.Extend
@@ -133,8 +133,8 @@ func TestExtend(t *testing.T) {
 			{limit.Extend{Target: log, ReservationID: id, Amount: limit.Amount{Usage: limit.Usage{"input": 1}}}, limit.Invalid, "usage"},
 			{limit.Extend{Target: log, ReservationID: id[:24] + "00000001", Amount: units(1)}, limit.Invalid, "reservation_id"},
 			{limit.Extend{Target: log, Amount: units(1)}, limit.Invalid, "reservation_id"},
-			{limit.Extend{Target: limit.Target{Policy: "nope", Key: "k"}, ReservationID: id, Amount: units(1)}, limit.NotFound, "policy"},
-			{limit.Extend{Target: limit.Target{Policy: "concurrency", Key: "k"}, ReservationID: id, Amount: units(1)}, limit.Invalid, "policy"},
+			{limit.Extend{Target: onPolicy("nope", "k"), ReservationID: id, Amount: units(1)}, limit.NotFound, "policy"},
+			{limit.Extend{Target: onPolicy("concurrency", "k"), ReservationID: id, Amount: units(1)}, limit.Invalid, "policy"},
 		} {
 			for _, n := range c.nodes {
 				_, err := n.Extend(t.Context(), test.e)
@@ -156,7 +156,7 @@ func TestCharge(t *testing.T) {
 		}
 		t.Run(p.Name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, debts)}, func(t *testing.T, c *testCluster) {
-				target := limit.Target{Policy: p.Name, Key: "k"}
+				target := onPolicy(p.Name, "k")
 				charge := limit.Charge{Target: target, Amount: units(70), RequestID: "a"}
 				for i := range 3 {
 					d, err := c.nodes[i].Charge(t.Context(), charge)
@@ -187,7 +187,7 @@ func TestCharge(t *testing.T) {
 		})
 	}
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		log := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
+		log := onPolicy("sliding_log", c.owned("sliding_log", 1, 0))
 		for _, test := range []struct {
 			c    limit.Charge
 			kind limit.Kind
@@ -196,8 +196,8 @@ func TestCharge(t *testing.T) {
 			{limit.Charge{Target: log}, limit.Invalid, "cost"},
 			{limit.Charge{Target: log, Amount: units(-1)}, limit.Invalid, "cost"},
 			{limit.Charge{Target: log, Amount: units(1 << 60)}, limit.Invalid, "cost"},
-			{limit.Charge{Target: limit.Target{Policy: "concurrency", Key: "k"}, Amount: units(1)}, limit.Invalid, "policy"},
-			{limit.Charge{Target: limit.Target{Policy: "nope", Key: "k"}, Amount: units(1)}, limit.NotFound, "policy"},
+			{limit.Charge{Target: onPolicy("concurrency", "k"), Amount: units(1)}, limit.Invalid, "policy"},
+			{limit.Charge{Target: onPolicy("nope", "k"), Amount: units(1)}, limit.NotFound, "policy"},
 		} {
 			_, err := c.nodes[0].Charge(t.Context(), test.c)
 			wantError(t, err, test.kind, test.what)
@@ -213,7 +213,7 @@ func TestReserveAll(t *testing.T) {
 		var rs []limit.Reserve
 		for n := range 3 { // of three owners
 			for _, policy := range []string{"sliding_log", "token_bucket", "calendar", "several"} {
-				rs = append(rs, limit.Reserve{Target: limit.Target{Policy: policy, Key: c.owned(policy, n, 0)}, Amount: units(60)})
+				rs = append(rs, limit.Reserve{Target: onPolicy(policy, c.owned(policy, n, 0)), Amount: units(60)})
 			}
 		}
 		left := func(want int64) {
@@ -248,7 +248,7 @@ func TestReserveAll(t *testing.T) {
 		rs[3].RequestID, rs[4].Key = "", ""
 		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
 		wantError(t, err, limit.Invalid, "reserves[4].key")
-		rs[4] = limit.Reserve{Target: limit.Target{Policy: "concurrency", Key: "k"}, Amount: units(1)}
+		rs[4] = limit.Reserve{Target: onPolicy("concurrency", "k"), Amount: units(1)}
 		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
 		wantError(t, err, limit.Invalid, "reserves[4].policy")
 		rs = slices.Delete(rs, 4, 5)
@@ -273,7 +273,7 @@ const tokens = `policies:
 
 func TestPricesAndEstimates(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, tokens)}, func(t *testing.T, c *testCluster) {
-		n, target := c.nodes[0], limit.Target{Policy: "tokens", Key: c.owned("tokens", 1, 0)}
+		n, target := c.nodes[0], onPolicy("tokens", c.owned("tokens", 1, 0))
 		used := func(u limit.Usage) limit.Amount { return limit.Amount{Usage: u} }
 		d := n.reserve(t, limit.Reserve{Target: target, Amount: used(limit.Usage{"input": 100, "cached": 1 << 40, "output": 10})})
 		expect.Equal(t, d.Granted, 450, "%+v", d)
@@ -299,13 +299,13 @@ func TestPricesAndEstimates(t *testing.T) {
 			{"tokens", used(limit.Usage{"a\nb": 5}), `usage."a\nb"`},
 			{"tokens", limit.Amount{Cost: 1, Usage: limit.Usage{"input": 1}}, "usage"},
 		} {
-			_, err := n.Reserve(t.Context(), limit.Reserve{Target: limit.Target{Policy: test.policy, Key: "k"}, Amount: test.amount})
+			_, err := n.Reserve(t.Context(), limit.Reserve{Target: onPolicy(test.policy, "k"), Amount: test.amount})
 			wantError(t, err, limit.Invalid, test.what)
 		}
 
 		estimate := func(policy, key, class string) int64 {
 			t.Helper()
-			target := limit.Target{Policy: policy, Key: key}
+			target := onPolicy(policy, key)
 			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: class})
 			_, err := n.Cancel(t.Context(), target, d.ReservationID)
 			expect.NoError(t, err)
@@ -341,7 +341,7 @@ func TestReservationsAreBounded(t *testing.T) {
 	bounds := store.Config{MaxReservations: 6, MaxKeyReservations: 3}
 	inBubbleWithin(t, 2, bounds, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
+		target := onPolicy("sliding_log", c.owned("sliding_log", 1, 0))
 		id := n.reserve(t, limit.Reserve{Target: target, Amount: units(1)}).ReservationID
 		n.reserve(t, limit.Reserve{Target: target, Amount: units(1)})
 		if _, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: id, Amount: units(1)}); err != nil {
@@ -353,9 +353,9 @@ func TestReservationsAreBounded(t *testing.T) {
 		wantError(t, err, limit.Unavailable, "key")
 		expect.Equal(t, n.left(t, target), 97, "left: a rejected reservation has charged")
 		for i := range 3 {
-			n.reserve(t, limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, i+1)}, Amount: units(1)})
+			n.reserve(t, limit.Reserve{Target: onPolicy("sliding_log", c.owned("sliding_log", 1, i+1)), Amount: units(1)})
 		}
-		other := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 9)}
+		other := onPolicy("sliding_log", c.owned("sliding_log", 1, 9))
 		_, err = n.Reserve(t.Context(), limit.Reserve{Target: other, Amount: units(1)})
 		wantError(t, err, limit.Unavailable, "")
 		_, err = n.Cancel(t.Context(), target, id)
@@ -411,7 +411,7 @@ func TestBudgets(t *testing.T) {
 			by := make(map[limit.Target]*history)
 			var targets []limit.Target
 			for n := range 3 {
-				org, user := limit.Target{Policy: "org", Key: c.owned("org", n, 0)}, limit.Target{Policy: "user", Key: c.owned("user", n, 0)}
+				org, user := onPolicy("org", c.owned("org", n, 0)), onPolicy("user", c.owned("user", n, 0))
 				by[org] = &history{limit: 60, most: 120, window: 9995 * time.Millisecond}
 				by[user] = &history{limit: 30, most: 40, window: 4995 * time.Millisecond}
 				targets = append(targets, org, user)
@@ -523,15 +523,15 @@ func TestBudgets(t *testing.T) {
 func TestCommitBeyondWhatABucketOwes(t *testing.T) {
 	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: token_bucket, limit: 100, window: 10s}]")})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	target := onPolicy("p", "k")
 	ids := make([]string, 5)
 	for i := range ids {
-		d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
+		d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
 		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
 		ids[i] = d.ReservationID
 	}
 	for _, id := range ids[:4] {
-		_, err := l.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: algo.MaxLimit}, ReservationID: id})
+		_, err := l.Commit(t.Context(), limit.Commit{Target: target, Amount: units(algo.MaxLimit), ReservationID: id})
 		must.NoError(t, err)
 	}
 	_, err := l.Cancel(t.Context(), target, ids[4])
@@ -545,7 +545,7 @@ func TestCommitBeyondWhatABucketOwes(t *testing.T) {
 func TestBoundedCommit(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		for n := range 2 {
-			target := limit.Target{Policy: "fixed_window", Key: c.owned("fixed_window", n, 0)}
+			target := onPolicy("fixed_window", c.owned("fixed_window", n, 0))
 			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
 			commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(161), Bounded: true}
 			var bad *limit.Error

@@ -54,17 +54,17 @@ func TestCandidate(t *testing.T) {
 			switch random.IntN(20) {
 			case 0:
 				for _, policy := range []string{"tried", "plain", "other"} {
-					_, err := n.Refund(t.Context(), limit.Target{Policy: policy, Key: key}, 2, "")
+					_, err := n.Refund(t.Context(), onPolicy(policy, key), 2, "")
 					must.NoError(t, err)
 				}
 			case 1:
 				for _, policy := range []string{"tried", "plain", "other"} {
-					must.NoError(t, n.Reset(t.Context(), limit.Target{Policy: policy, Key: key}))
+					must.NoError(t, n.Reset(t.Context(), onPolicy(policy, key)))
 				}
 			default:
 				partial := cost > 0 && random.IntN(2) == 0
 				ask := func(policy string) limit.Decision {
-					return n.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: cost, Partial: partial})
+					return n.check(t, limit.Check{Target: onPolicy(policy, key), Cost: cost, Partial: partial})
 				}
 				got, want, other := ask("tried"), ask("plain"), ask("other")
 				if cost > 0 && got.Allowed != other.Allowed {

@@ -270,8 +270,14 @@ func policies(t testing.TB, text string) *policy.Set {
 	return set
 }
 
+var loanID = algo.LoanID{Borrower: 1, Number: 1}
+
+func onPolicy(policy, key string) limit.Target { return limit.Target{Policy: policy, Key: key} }
+
+func inlineTarget(l algo.Limit, key string) limit.Target { return limit.Target{Limit: &l, Key: key} }
+
 func named(policy, key string, cost int64) limit.Check {
-	return limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: cost}
+	return limit.Check{Target: onPolicy(policy, key), Cost: cost}
 }
 
 // check asks one question and expects a decision.

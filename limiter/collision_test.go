@@ -49,7 +49,7 @@ func TestEqualHashes(t *testing.T) {
 				for step := range 20000 {
 					c.advance(time.Duration(random.ExpFloat64() * float64(30*time.Millisecond)))
 					entry, at := c.nodes[random.IntN(3)], anything()
-					job := limit.Target{Policy: "jobs", Key: at.Key}
+					job := onPolicy("jobs", at.Key)
 					id := ""
 					if random.IntN(4) == 0 {
 						id = fmt.Sprintf("request-%d", random.IntN(20))
@@ -79,7 +79,7 @@ func TestEqualHashes(t *testing.T) {
 						got, want = said(0, entry.Reset(t.Context(), at)), said(0, oracle.Reset(t.Context(), at))
 						gaveBack = true
 					case 2, 3:
-						r := limit.Reserve{Target: at, Amount: limit.Amount{Cost: 1 + random.Int64N(2)}, TTL: time.Minute, RequestID: id}
+						r := limit.Reserve{Target: at, Amount: units(1 + random.Int64N(2)), TTL: time.Minute, RequestID: id}
 						d, err := entry.Reserve(t.Context(), r)
 						o, wrong := oracle.Reserve(t.Context(), r)
 						what, got, want = fmt.Sprintf("reserve %+v", r), said(d.Granted, err), said(o.Granted, wrong)
@@ -94,7 +94,7 @@ func TestEqualHashes(t *testing.T) {
 						r := reservations[max(len(reservations)-1-random.IntN(8), 0)]
 						keep := random.Int64N(4)
 						commit := func(id string) limit.Commit {
-							return limit.Commit{Target: at, ReservationID: id, Amount: limit.Amount{Cost: keep}}
+							return limit.Commit{Target: at, ReservationID: id, Amount: units(keep)}
 						}
 						what = fmt.Sprintf("commit %+v %s %d", at, r[0], keep)
 						got, want = said(entry.Commit(t.Context(), commit(r[0]))), said(oracle.Commit(t.Context(), commit(r[1])))

@@ -65,7 +65,7 @@ func TestAnswersSayHowTheyWaited(t *testing.T) {
 	}
 	for _, own.lost = range []bool{true, false} {
 		q := limit.Quota{
-			Target: limit.Target{Policy: "bucket", Key: fmt.Sprint(own.lost)}, ID: algo.LoanID{Borrower: 1, Number: 1},
+			Target: onPolicy("bucket", fmt.Sprint(own.lost)), ID: loanID,
 			Ask: algo.Quota{Demand: 7200, Term: time.Minute},
 		}
 		out := make([]limit.QuotaLent, 1)
@@ -166,7 +166,7 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	expect.Equal(t, fmt.Sprint(sum.Allowed, sum.Refused, sum.FailedClosed), "3 1 1",
 		"counted allowed, refused, failed closed")
 
-	jobs := limit.Target{Policy: "leases", Key: "k"}
+	jobs := onPolicy("leases", "k")
 	lease, err := l.Acquire(t.Context(), limit.Acquire{Target: jobs, Cost: 1})
 	must.NoError(t, err)
 	confirm()
@@ -174,10 +174,10 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	_, err = l.Renew(t.Context(), jobs, lease.LeaseID, time.Hour)
 	expect.NoError(t, err)
 	waits(1, "a renewal")
-	held := must.Value(l.Reserve(t.Context(), limit.Reserve{Target: limit.Target{Policy: "sync", Key: "held"}, Amount: limit.Amount{Cost: 1}}))(t)
+	held := must.Value(l.Reserve(t.Context(), limit.Reserve{Target: onPolicy("sync", "held"), Amount: units(1)}))(t)
 	confirm()
 	own.tickets = 0
-	_, err = l.Commit(t.Context(), limit.Commit{Target: limit.Target{Policy: "sync", Key: "held"}, ReservationID: held.ReservationID, Amount: limit.Amount{Cost: 3}})
+	_, err = l.Commit(t.Context(), limit.Commit{Target: onPolicy("sync", "held"), ReservationID: held.ReservationID, Amount: units(3)})
 	expect.NoError(t, err)
 	waits(1, "a commit of more than was reserved")
 
@@ -216,7 +216,7 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
   - {name: strict, algorithm: sliding_log, limit: 100, window: 1h, durability: sync, consistency: strict}`)})
 	t.Cleanup(l.Close)
 	for i, policy := range []string{"sync", "strict"} {
-		b := limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16}
+		b := limit.Borrow{Target: onPolicy(policy, "k"), ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16}
 		own.tickets, own.strict = 0, 0
 		for _, c := range []struct {
 			what         string
@@ -237,7 +237,7 @@ func TestLoansWaitForTheirCopy(t *testing.T) {
 	}
 	for now, granted := range map[time.Duration]int64{until / 5: 16, until - time.Millisecond: 0, until: 0} {
 		boot = int64(now)
-		b := limit.Borrow{Target: limit.Target{Policy: "strict", Key: "other"}, ID: algo.LoanID{Borrower: 2, Number: uint64(now)}, Want: 16}
+		b := limit.Borrow{Target: onPolicy("strict", "other"), ID: algo.LoanID{Borrower: 2, Number: uint64(now)}, Want: 16}
 		a := lent(t, l, b)
 		expect.True(t, a.Granted == granted && a.Term <= until-now, "at %v, with a lease until 500ms: %+v", now, a)
 	}

@@ -32,7 +32,7 @@ func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
 					key := c.owned(policy, 0, 0)
 					c.heat(node, named(policy, key, 1))
 					c.pass(20 * time.Millisecond)
-					free, held := owner.check(t, named(policy, key, 0)).Remaining, c.held(owner, policy, key)
+					free, held := owner.check(t, named(policy, key, 0)).Remaining, c.onLoan(owner, policy, key)
 					c.tamper(refused)
 					var lent int64
 					last := node.check(t, named(policy, key, 1))
@@ -58,10 +58,10 @@ func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
 					expect.Equal(t, open, want, "on_error admitted")
 					c.tamper(nil)
 					c.pass(1300 * time.Millisecond) // in which all is reported, or the owner's record of it ends
-					if d := owner.check(t, named(policy, key, 0)); d.Remaining != free || c.held(owner, policy, key) != 0 {
-						t.Errorf("%d are left, %d on loan: want %d left", d.Remaining, c.held(owner, policy, key), free)
+					if d := owner.check(t, named(policy, key, 0)); d.Remaining != free || c.onLoan(owner, policy, key) != 0 {
+						t.Errorf("%d are left, %d on loan: want %d left", d.Remaining, c.onLoan(owner, policy, key), free)
 					}
-					d := node.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: free + 1})
+					d := node.check(t, limit.Check{Target: onPolicy(policy, key), Cost: free + 1})
 					expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "more than the limit: %+v", d)
 					d = node.check(t, named(policy, key, free))
 					expect.True(t, d.Allowed && !d.FailedOpen, "what is left: %+v", d)
@@ -92,7 +92,7 @@ func TestLoansOverReload(t *testing.T) {
 				key := c.owned("p", 0, 0)
 				used := c.heat(node, named("p", key, 1))
 				c.pass(10 * time.Millisecond)
-				held := c.held(owner, "p", key)
+				held := c.onLoan(owner, "p", key)
 				must.True(t, held != 0, "nothing is on loan")
 				c.setPolicies(fmt.Sprintf(limited, test.to))
 				var admitted, late int64 // since then, and after the loans' terms
@@ -111,7 +111,7 @@ func TestLoansOverReload(t *testing.T) {
 					"%d were admitted of %d, beside %d on loan", used+admitted, test.most, held)
 				expect.Equal(t, test.most <= used+900, late == 0,
 					"%d were admitted after the loans' terms, of %d in all", late, admitted)
-				n := c.held(owner, "p", key)
+				n := c.onLoan(owner, "p", key)
 				expect.Equal(t, test.ends, n == 0, "%d are on loan", n)
 			})
 		})

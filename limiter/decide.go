@@ -87,7 +87,8 @@ func (l *Limiter) change(op *Op, k store.Key, now *moment) {
 	case OpRefund:
 		n, err := l.store.Refund(k, &r.Rule, now.Instant, op.Cost, requestID(op.Check), op.Caller)
 		if r.candidate != nil && err == nil {
-			_, _ = l.store.Refund(k, r.candidate, now.Instant, op.Cost, requestID(op.Check), op.Caller) // callers are not told of candidates
+			// Callers are not told of candidates.
+			_, _ = l.store.Refund(k, r.candidate, now.Instant, op.Cost, requestID(op.Check), op.Caller)
 		}
 		op.Reply.Refunded = n
 		l.failed(op, err)
@@ -159,7 +160,7 @@ func (l *Limiter) count(op *Op, tightest *algo.Limit) {
 // ttlFits says whether the life asked for a lease is within its limit's.
 func ttlFits(op *Op) *limit.Error {
 	if longest := op.rule.Limits[0].Window; op.TTL > longest {
-		return limit.NewError(limit.Invalid, "ttl", "is longer than the limit's, "+longest.String())
+		return invalid("ttl", "is longer than the limit's, "+longest.String())
 	}
 	return nil
 }
@@ -227,7 +228,8 @@ func (l *Limiter) tryCandidate(r *rule, k *store.Key, now algo.Instant, call *st
 	}
 	again := store.Call{Request: call.Request, RequestID: call.RequestID, Spent: call.Spent, Caller: call.Caller}
 	var got store.Answer
-	if l.store.DecideTo(k, r.candidate, now, &again, nil, &got) == nil && call.Cost > 0 { // otherwise it has no room for the key
+	// An error says that there is no room for the key.
+	if l.store.DecideTo(k, r.candidate, now, &again, nil, &got) == nil && call.Cost > 0 {
 		r.stats.candidate.count(got.Allowed, allowed)
 	}
 }
@@ -290,7 +292,7 @@ func (l *Limiter) conclusion(op *Op, got *store.Answer, each []algo.Decision) {
 // ban. A candidate is asked each time.
 func (op *Op) rememberable(got *store.Answer) bool {
 	return op.Kind == OpCheck && op.rule.candidate == nil &&
-		(got.Banned || !got.Pending && got.OnLoan == 0 && !countsDenied(op.rule.Limits))
+		(got.Banned || !got.Pending && got.OnLoan == 0 && !op.rule.Limits.CountsDenied())
 }
 
 // ids are the ids of a lease and of a reservation, as callers are told them.
@@ -341,7 +343,8 @@ func (l *Limiter) failed(op *Op, err error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, store.ErrShut):
-		op.Outcome.NotHolder, op.Outcome.shut = &ownership.Route{}, true // nothing was done: the present holder is to be asked
+		// Nothing was done: the present holder is to be asked.
+		op.Outcome.NotHolder, op.Outcome.shut = &ownership.Route{}, true
 	case op.asks() && errors.Is(err, store.ErrNoGrant):
 		op.Outcome.ungranted = true
 	case op.asks() && errors.Is(err, store.ErrFull) && (!errors.Is(err, store.ErrReservations) || op.Kind != OpCheck && op.Atomic):
@@ -402,5 +405,5 @@ func storeError(err error) *limit.Error {
 			return limit.NewError(e.kind, e.field, e.message)
 		}
 	}
-	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has no memory left for it")
+	return unavailable("the node that decides for this key has no memory left for it")
 }

@@ -30,7 +30,7 @@ const hundred = `policies:
 // ask takes one unit, by the call that suits the policy.
 func ask(ctx context.Context, n *testNode, policy, key string) (limit.Decision, error) {
 	if policy == "concurrency" {
-		return n.Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: policy, Key: key}, Cost: 1})
+		return n.Acquire(ctx, limit.Acquire{Target: onPolicy(policy, key), Cost: 1})
 	}
 	got, err := n.Check(ctx, []limit.Check{named(policy, key, 1)})
 	if err != nil {
@@ -124,8 +124,8 @@ func TestCosts(t *testing.T) {
 			{named("p", "k", 0), true, 0, 10, 0},
 			{named("p", "k", 7), true, 7, 3, 0},
 			{named("p", "k", 4), false, 0, 3, time.Minute},
-			{limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, true, 3, 0, 0},
-			{limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, false, 0, 0, time.Minute},
+			{limit.Check{Target: onPolicy("p", "k"), Cost: 4, Partial: true}, true, 3, 0, 0},
+			{limit.Check{Target: onPolicy("p", "k"), Cost: 4, Partial: true}, false, 0, 0, time.Minute},
 			{named("p", "k", 0), false, 0, 0, time.Minute},
 			{named("p", "k", 11), false, 0, 0, algo.Never},
 			{named("p", "k", algo.MaxLimit), false, 0, 0, algo.Never},
@@ -134,12 +134,12 @@ func TestCosts(t *testing.T) {
 			expect.True(t, d.Allowed == step.allowed && d.Granted == step.granted && d.Remaining == step.left &&
 				d.RetryAfter == step.retry, "step %d: %+v, want %+v", i, d, step)
 		}
-		n, err := c.nodes[0].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 4, "")
+		n, err := c.nodes[0].Refund(t.Context(), onPolicy("p", "k"), 4, "")
 		expect.True(t, n == 4 && err == nil, "refunded %d, %v", n, err)
-		n, err = c.nodes[1].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 40, "")
+		n, err = c.nodes[1].Refund(t.Context(), onPolicy("p", "k"), 40, "")
 		expect.True(t, n == 6 && err == nil, "refunded %d, %v", n, err)
 		c.nodes[0].check(t, named("p", "k", 9))
-		expect.NoError(t, c.nodes[1].Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}))
+		expect.NoError(t, c.nodes[1].Reset(t.Context(), onPolicy("p", "k")))
 		d := c.nodes[0].check(t, named("p", "k", 0))
 		expect.Equal(t, d.Remaining, 10, "after the reset %+v", d)
 		for i := range 12 {
@@ -207,7 +207,7 @@ func TestResetOfStatelessKey(t *testing.T) {
 		n := c.nodes[0]
 		n.check(t, named("p", "k", 2))
 		c.setPolicies(free)
-		expect.NoError(t, n.Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}))
+		expect.NoError(t, n.Reset(t.Context(), onPolicy("p", "k")))
 		c.setPolicies(limited)
 		d := n.check(t, named("p", "k", 0))
 		expect.Equal(t, d.Remaining, 2, "%+v", d)
@@ -251,12 +251,12 @@ func TestRequestIDs(t *testing.T) {
 		expect.True(t, !d.Allowed && d.Granted == 0, "%+v", d)
 		lease := ""
 		for i := range 6 {
-			d, err := c.nodes[i%3].Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 2, RequestID: "a"})
+			d, err := c.nodes[i%3].Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", "k"), Cost: 2, RequestID: "a"})
 			expect.True(t, err == nil && d.Allowed && d.Granted == 2 && d.Remaining == 1 && d.LeaseID != "" &&
 				(lease == "" || d.LeaseID == lease), "acquired %+v, %v; the lease was %q", d, err, lease)
 			lease = d.LeaseID
 		}
-		_, err := c.nodes[2].Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 1, RequestID: "a"})
+		_, err := c.nodes[2].Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", "k"), Cost: 1, RequestID: "a"})
 		wantError(t, err, limit.Invalid, "request_id")
 		// An id is forgotten after a minute at the earliest.
 		c.advance(59 * time.Second)
@@ -309,7 +309,7 @@ func TestRequestIDsAreTheCallersOwn(t *testing.T) {
 
 func TestUnknownPolicy(t *testing.T) {
 	const text = `policies: [{name: p, algorithm: sliding_log, limit: 2, window: 1m}]`
-	target := limit.Target{Policy: "nope", Key: "k"}
+	target := onPolicy("nope", "k")
 	for _, unknown := range []Unknown{UnknownError, UnknownAllow, UnknownDeny} {
 		inBubble(t, 2, Config{Policies: policies(t, text), UnknownPolicy: unknown}, func(t *testing.T, c *testCluster) {
 			for _, n := range c.nodes {
@@ -364,10 +364,10 @@ func TestConcurrency(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 		ctx := t.Context()
 		n := c.nodes
-		leases := limit.Target{Policy: "c", Key: "k"}
-		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: 30 * time.Second}, Key: "k"}
-		window := limit.Target{Policy: "w", Key: "k"}
-		inlineWindow := limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: 30 * time.Second}, Key: "k"}
+		leases := onPolicy("c", "k")
+		inline := inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: 30 * time.Second}, "k")
+		window := onPolicy("w", "k")
+		inlineWindow := inlineTarget(algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: 30 * time.Second}, "k")
 
 		// What does not suit the kind of limit.
 		for i, target := range []limit.Target{leases, inline, {Policy: "c", Key: "free"}, {Policy: "c", Key: "bad"}} {
@@ -422,14 +422,14 @@ func TestConcurrency(t *testing.T) {
 		}
 
 		// Keys that hold nothing.
-		d, err := n[0].Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: "c", Key: "free"}, Cost: 9})
+		d, err := n[0].Acquire(ctx, limit.Acquire{Target: onPolicy("c", "free"), Cost: 9})
 		expect.True(t, err == nil && d.Allowed && d.LeaseID == "", "%+v, %v", d, err)
-		d, err = n[0].Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: "c", Key: "bad"}, Cost: 9})
+		d, err = n[0].Acquire(ctx, limit.Acquire{Target: onPolicy("c", "bad"), Cost: 9})
 		expect.True(t, err == nil && !d.Allowed && d.RetryAfter == algo.Never, "%+v, %v", d, err)
 		for _, key := range []string{"free", "bad"} {
-			_, err = n[1].Renew(ctx, limit.Target{Policy: "c", Key: key}, "0000000000000001", 0)
+			_, err = n[1].Renew(ctx, onPolicy("c", key), "0000000000000001", 0)
 			wantError(t, err, limit.NotFound, "lease_id")
-			ok, err := n[1].Release(ctx, limit.Target{Policy: "c", Key: key}, "0000000000000001")
+			ok, err := n[1].Release(ctx, onPolicy("c", key), "0000000000000001")
 			expect.True(t, !ok && err == nil, "released %v, %v", ok, err)
 		}
 	})
@@ -494,10 +494,10 @@ func TestInlineIdentity(t *testing.T) {
 func TestInlineCache(t *testing.T) {
 	inBubble(t, 1, Config{}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		target := limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		target := inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, "k")
 		n.check(t, limit.Check{Target: target, Cost: 4})
 		for i := range 3 * maxInlineRules / 2 {
-			n.check(t, limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, Key: "k"}})
+			n.check(t, limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, "k")})
 			must.True(t, len(n.inline.by) <= maxInlineRules, "%d rules kept", len(n.inline.by))
 		}
 		d := n.check(t, limit.Check{Target: target})
@@ -507,7 +507,7 @@ func TestInlineCache(t *testing.T) {
 
 func TestNoInline(t *testing.T) {
 	inBubble(t, 2, Config{NoInline: true, Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		target := inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, "k")
 		for _, n := range c.nodes {
 			n.checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "limit")
 			n.check(t, named("sliding_log", "k", 1))

@@ -78,7 +78,8 @@ func (l *Limiter) failByShare(op *Op) {
 	case r.shadow:
 		shadow(d, op.Cost)
 	default:
-		d.FailedClosed, d.RetryAfter = true, failedRetry // the node that decides may be back before a share has room again
+		// The node that decides may be back before a share has room again.
+		d.FailedClosed, d.RetryAfter = true, failedRetry
 	}
 	d.FailedOpen = d.Allowed
 }

@@ -26,7 +26,7 @@ func TestStrictWaitsForGrant(t *testing.T) {
 		held.Unguarded(part, true)
 		ask := func(n *testNode) (limit.Decision, time.Duration) {
 			began := time.Now()
-			r, err := n.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "p", Key: key}, Cost: 1}})
+			r, err := n.Check(t.Context(), []limit.Check{{Target: onPolicy("p", key), Cost: 1}})
 			if err != nil || r[0].Err != nil {
 				t.Fatal(err, r[0].Err)
 			}
@@ -61,10 +61,10 @@ func TestRenewalsUnderLease(t *testing.T) {
   - {name: jobs, algorithm: concurrency, limit: 9, ttl: 1m, durability: sync, consistency: strict}
   - {name: p, limits: [9/1m], durability: sync, consistency: strict}`)
 		time.Sleep(time.Second)
-		jobs, units := limit.Target{Policy: "jobs", Key: c.owned("jobs", 0, 0)}, limit.Target{Policy: "p", Key: c.owned("p", 0, 0)}
+		jobs, window := onPolicy("jobs", c.owned("jobs", 0, 0)), onPolicy("p", c.owned("p", 0, 0))
 		held := c.nodes[0].store
 		grant := func(until time.Duration) {
-			for _, target := range []limit.Target{jobs, units} {
+			for _, target := range []limit.Target{jobs, window} {
 				part := ring.Partition(ring.Hash(testKey, target.Policy, target.Key))
 				held.Unguarded(part, true)
 				held.Lease(part, int64(time.Since(start)+until))
@@ -80,9 +80,9 @@ func TestRenewalsUnderLease(t *testing.T) {
 				return err
 			},
 			"commit": func() error {
-				reserved, err := n.Reserve(t.Context(), limit.Reserve{Target: units, Amount: limit.Amount{Cost: 1}})
+				reserved, err := n.Reserve(t.Context(), limit.Reserve{Target: window, Amount: units(1)})
 				must.True(t, err == nil && reserved.Allowed, "%v %v", reserved, err)
-				_, err = n.Commit(t.Context(), limit.Commit{Target: units, ReservationID: reserved.ReservationID, Amount: limit.Amount{Cost: 2}})
+				_, err = n.Commit(t.Context(), limit.Commit{Target: window, ReservationID: reserved.ReservationID, Amount: units(2)})
 				return err
 			},
 		}
@@ -147,7 +147,7 @@ func TestAnswersUnderLease(t *testing.T) {
 				deliver()
 				time.Sleep(way.back)
 			})
-			r, err := c.nodes[1].Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "p", Key: key}, Cost: 1}})
+			r, err := c.nodes[1].Check(t.Context(), []limit.Check{{Target: onPolicy("p", key), Cost: 1}})
 			if err != nil || r[0].Err != nil {
 				t.Fatal(err, r[0].Err)
 			}

@@ -28,6 +28,7 @@ func TestBadInput(t *testing.T) {
 			change(&l)
 			return &l
 		}
+		along := func(change func(*algo.Limit)) limit.Target { return limit.Target{Limit: inlineLimit(change), Key: "k"} }
 		// Of targets, at all methods.
 		for _, test := range []struct {
 			target limit.Target
@@ -35,35 +36,35 @@ func TestBadInput(t *testing.T) {
 			field  string
 		}{
 			{limit.Target{Policy: "p"}, limit.Invalid, "key"},
-			{limit.Target{Policy: "p", Key: strings.Repeat("k", limit.MaxKey+1)}, limit.TooLarge, "key"},
-			{limit.Target{Policy: "p", Key: "\xff"}, limit.Invalid, "key"},
-			{limit.Target{Policy: "p", Key: "k\xc3"}, limit.Invalid, "key"},
+			{onPolicy("p", strings.Repeat("k", limit.MaxKey+1)), limit.TooLarge, "key"},
+			{onPolicy("p", "\xff"), limit.Invalid, "key"},
+			{onPolicy("p", "k\xc3"), limit.Invalid, "key"},
 			{limit.Target{Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: "p/q", Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: "inline/4/1", Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: " ", Key: "k"}, limit.Invalid, "policy"},
-			{limit.Target{Policy: "\xff", Key: "k"}, limit.Invalid, "policy"},
+			{onPolicy("p/q", "k"), limit.Invalid, "policy"},
+			{onPolicy("inline/4/1", "k"), limit.Invalid, "policy"},
+			{onPolicy(" ", "k"), limit.Invalid, "policy"},
+			{onPolicy("\xff", "k"), limit.Invalid, "policy"},
 			{limit.Target{Policy: strings.Repeat("p", 129), Key: "k"}, limit.Invalid, "policy"},
 			{limit.Target{Policy: "p", Namespace: "n", Key: "k"}, limit.Invalid, "namespace"},
 			{limit.Target{Policy: "p", Limit: inlineLimit(func(*algo.Limit) {}), Key: "k"}, limit.Invalid, "limit"},
 			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace+1), Key: "k"}, limit.TooLarge, "namespace"},
 			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: "\xff", Key: "k"}, limit.Invalid, "namespace"},
 			{limit.Target{Limit: new(algo.Limit), Key: "k"}, limit.Invalid, "limit.algorithm"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Algorithm = 8 }), Key: "k"}, limit.Invalid, "limit.algorithm"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Limit = 0 }), Key: "k"}, limit.Invalid, "limit.limit"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Limit = -2 }), Key: "k"}, limit.Invalid, "limit.limit"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Limit = algo.MaxLimit + 1 }), Key: "k"}, limit.Invalid, "limit.limit"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Algorithm, l.Limit, l.MaxLog = algo.SlidingLog, 1<<30, 1<<31 }), Key: "k"}, limit.Invalid, "limit.limit"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = 0 }), Key: "k"}, limit.Invalid, "limit.window"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = -1 }), Key: "k"}, limit.Invalid, "limit.window"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = math.MaxInt64 }), Key: "k"}, limit.Invalid, "limit.window"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period = algo.Epoch + 1 }), Key: "k"}, limit.Invalid, "limit.period"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period, l.Window = algo.Day, 0 }), Key: "k"}, limit.Invalid, "limit.align"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = 101 }), Key: "k"}, limit.Invalid, "limit.slots"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = -1 }), Key: "k"}, limit.Invalid, "limit.slots"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Capacity = 1 }), Key: "k"}, limit.Invalid, "limit.capacity"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Zone = time.UTC }), Key: "k"}, limit.Invalid, "limit.time_zone"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Algorithm, l.CountDenied = algo.TokenBucket, true }), Key: "k"}, limit.Invalid, "limit.count_denied"},
+			{along(func(l *algo.Limit) { l.Algorithm = 8 }), limit.Invalid, "limit.algorithm"},
+			{along(func(l *algo.Limit) { l.Limit = 0 }), limit.Invalid, "limit.limit"},
+			{along(func(l *algo.Limit) { l.Limit = -2 }), limit.Invalid, "limit.limit"},
+			{along(func(l *algo.Limit) { l.Limit = algo.MaxLimit + 1 }), limit.Invalid, "limit.limit"},
+			{along(func(l *algo.Limit) { l.Algorithm, l.Limit, l.MaxLog = algo.SlidingLog, 1<<30, 1<<31 }), limit.Invalid, "limit.limit"},
+			{along(func(l *algo.Limit) { l.Window = 0 }), limit.Invalid, "limit.window"},
+			{along(func(l *algo.Limit) { l.Window = -1 }), limit.Invalid, "limit.window"},
+			{along(func(l *algo.Limit) { l.Window = math.MaxInt64 }), limit.Invalid, "limit.window"},
+			{along(func(l *algo.Limit) { l.Period = algo.Epoch + 1 }), limit.Invalid, "limit.period"},
+			{along(func(l *algo.Limit) { l.Period, l.Window = algo.Day, 0 }), limit.Invalid, "limit.align"},
+			{along(func(l *algo.Limit) { l.Slots = 101 }), limit.Invalid, "limit.slots"},
+			{along(func(l *algo.Limit) { l.Slots = -1 }), limit.Invalid, "limit.slots"},
+			{along(func(l *algo.Limit) { l.Capacity = 1 }), limit.Invalid, "limit.capacity"},
+			{along(func(l *algo.Limit) { l.Zone = time.UTC }), limit.Invalid, "limit.time_zone"},
+			{along(func(l *algo.Limit) { l.Algorithm, l.CountDenied = algo.TokenBucket, true }), limit.Invalid, "limit.count_denied"},
 		} {
 			n := c.nodes[0]
 			n.checkError(t, limit.Check{Target: test.target, Cost: 1}, test.kind, test.field)
@@ -82,7 +83,7 @@ func TestBadInput(t *testing.T) {
 			wantError(t, err, test.kind, "checks[1]."+test.field)
 		}
 
-		p, leases := limit.Target{Policy: "p", Key: "k"}, limit.Target{Policy: "c", Key: "k"}
+		p, leases := onPolicy("p", "k"), onPolicy("c", "k")
 		for i, bad := range []struct {
 			cost int64
 			id   string
@@ -122,7 +123,9 @@ func TestBadInput(t *testing.T) {
 		wantError(t, err, limit.Invalid, "cost")
 		_, err = c.nodes[0].Refund(ctx, p, 0, "")
 		wantError(t, err, limit.Invalid, "cost")
-		for _, id := range []string{"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef", "+123456789abcdef", "0x23456789abcdef", "\xff"} {
+		for _, id := range []string{
+			"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef", "+123456789abcdef", "0x23456789abcdef", "\xff",
+		} {
 			_, err = c.nodes[0].Renew(ctx, leases, id, 0)
 			wantError(t, err, limit.Invalid, "lease_id")
 			_, err = c.nodes[1].Release(ctx, leases, id)
@@ -134,14 +137,14 @@ func TestBadInput(t *testing.T) {
 		wantError(t, err, limit.TooLarge, "checks")
 
 		// What is just within the bounds is taken.
-		q := limit.Check{Target: limit.Target{Policy: "p", Key: strings.Repeat("é", limit.MaxKey/2)}, Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
+		q := limit.Check{Target: onPolicy("p", strings.Repeat("é", limit.MaxKey/2)), Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
 		d := c.nodes[0].check(t, q)
 		expect.True(t, !d.Allowed, "%+v", d)
 		q.Target = limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace), Key: "\x00"}
 		c.nodes[1].check(t, q)
 
 		for _, n := range c.nodes {
-			for _, target := range []limit.Target{p, leases, {Limit: inlineLimit(func(*algo.Limit) {}), Key: "k"}} {
+			for _, target := range []limit.Target{p, leases, along(func(*algo.Limit) {})} {
 				d := n.check(t, limit.Check{Target: target})
 				expect.Equal(t, d.Remaining, 10, "something was charged: %+v", d)
 			}

@@ -110,20 +110,22 @@ type Config struct {
 // Limiter is a node's service. Its methods are safe for concurrent use. Close ends its two lasting goroutines: one sweeps
 // idle states and brings live ones under changed policies, the other reports what this node has on loan.
 type Limiter struct {
-	cfg    Config
-	store  *store.Store
-	clock  func() algo.Instant
-	log    *slog.Logger
-	table  atomic.Pointer[table]
-	alone  bool                              // no other node is known
-	routes interface{ Ahead(partition int) } // to have a route fetched that is going to be asked for; nil: there is no need
+	cfg   Config
+	store *store.Store
+	clock func() algo.Instant
+	log   *slog.Logger
+	table atomic.Pointer[table]
+	alone bool // no other node is known
+	// Ahead has the processor fetch a route that is going to be asked for; nil: there is no need.
+	routes interface{ Ahead(partition int) }
 	stats  *statsByPolicy
 	sample sampler
 	load   load
 	inline inlineRules
 	shares *store.Store // of on_error: share
 
-	batches [11]sync.Pool // of *Batch, for CheckTo: by the least power of two that is not below their checks, the last for 1024
+	// Of *Batch, for CheckTo, by size: the least power of two that is not below their checks, the last for 1024.
+	batches [11]sync.Pool
 
 	refusals  lend.Refusals[refusalKey, limit.Decision] // of checks that other nodes decide
 	settling  background

@@ -45,9 +45,9 @@ func TestPolicyChangeAppliesToLiveState(t *testing.T) {
 // TestReconcile: a key that nobody asks about is brought under the new policy at the change and not at its next check,
 // when what the new algorithm counts as if admitted now would be dated too late.
 func TestReconcile(t *testing.T) {
-	inBubble(t, 1, Config{Policies: policies(t, `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`)}, func(t *testing.T, c *testCluster) {
+	inBubble(t, 1, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		inline := inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, "k")
 		n.check(t, limit.Check{Target: inline, Cost: 6})
 		n.check(t, named("p", "k", 6))
 		c.setPolicies(`policies: [{name: p, algorithm: fixed_window, limit: 10, window: 1m}]`)
@@ -109,7 +109,7 @@ func TestFullStore(t *testing.T) {
 				expect.True(t, d.Allowed && d.Granted == 1 && !d.FailedClosed, "%+v", d)
 				d = n.check(t, named("closed", key("closed", 0), 1))
 				expect.True(t, !d.Allowed && d.FailedClosed && d.RetryAfter == time.Second, "%+v", d)
-				d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: key("c", 0)}, Cost: 1})
+				d, err := n.Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", key("c", 0)), Cost: 1})
 				expect.True(t, err == nil && d.FailedClosed && d.LeaseID == "", "%+v, %v", d, err)
 				// Peeks need no state; states that are there stay and are decided on.
 				d = n.check(t, named("closed", key("closed", 0), 0))
@@ -139,7 +139,7 @@ func TestStatsAndPeaks(t *testing.T) {
 		n.check(t, named("p", "b", 9))
 		n.check(t, named("p", "c", 0))
 		n.check(t, named("q", "c", 10))
-		n.check(t, limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 4, Window: time.Hour}, Key: "k"}, Cost: 1})
+		n.check(t, limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.FixedWindow, Limit: 4, Window: time.Hour}, "k"), Cost: 1})
 		n.checkError(t, named("z", "c", 1), limit.NotFound, "policy")
 		want := map[string]PolicyStats{
 			"p":         {Policy: "p", Allowed: 3, Refused: 1, PeakCount: 7, PeakUtilization: 0.7},
@@ -210,13 +210,13 @@ func TestEverythingAtOnce(t *testing.T) {
 						n.ReadStats()
 						n.Store()
 					case 4, 5:
-						d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: key}, Cost: 1})
+						d, err := n.Acquire(t.Context(), limit.Acquire{Target: onPolicy("c", key), Cost: 1})
 						if err == nil && d.LeaseID != "" {
-							_, _ = c.nodes[i%3].Renew(t.Context(), limit.Target{Policy: "c", Key: key}, d.LeaseID, 0)
-							_, _ = c.nodes[i%3].Release(t.Context(), limit.Target{Policy: "c", Key: key}, d.LeaseID)
+							_, _ = c.nodes[i%3].Renew(t.Context(), onPolicy("c", key), d.LeaseID, 0)
+							_, _ = c.nodes[i%3].Release(t.Context(), onPolicy("c", key), d.LeaseID)
 						}
 					default:
-						inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingWindow, Limit: int64(i + 1), Window: time.Second}, Key: key}, Cost: 1}
+						inline := limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingWindow, Limit: int64(i + 1), Window: time.Second}, key), Cost: 1}
 						got, err := n.Check(t.Context(), []limit.Check{named("p", key, 1), inline, named("p", key+"x", 1)})
 						expect.True(t, err == nil && len(got) == 3, "%v %v", got, err)
 					}
@@ -227,18 +227,22 @@ func TestEverythingAtOnce(t *testing.T) {
 	})
 }
 
+// decideAll measures a call with these checks.
+func decideAll(b *testing.B, l *Limiter, checks []limit.Check) {
+	results := make([]limit.Result, len(checks))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := l.CheckTo(b.Context(), checks, nil, results); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // BenchmarkCheck is the local path: one check of a named policy that this node decides.
 func BenchmarkCheck(b *testing.B) {
 	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	defer l.Close()
-	ctx, checks := b.Context(), []limit.Check{named("p", "some-user-4711", 1)}
-	results := make([]limit.Result, len(checks))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-			b.Fatal(err)
-		}
-	}
+	decideAll(b, l, []limit.Check{named("p", "some-user-4711", 1)})
 }
 
 func BenchmarkCheckParallel(b *testing.B) {
@@ -259,32 +263,18 @@ func BenchmarkCheckParallel(b *testing.B) {
 func BenchmarkCheckInline(b *testing.B) {
 	l := New(Config{})
 	defer l.Close()
-	ctx := b.Context()
-	checks := []limit.Check{{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, Key: "some-user-4711"}, Cost: 1}}
-	results := make([]limit.Result, len(checks))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-			b.Fatal(err)
-		}
-	}
+	checks := []limit.Check{{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, "some-user-4711"), Cost: 1}}
+	decideAll(b, l, checks)
 }
 
 func BenchmarkBatch100(b *testing.B) {
 	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	defer l.Close()
-	ctx := b.Context()
 	var checks []limit.Check
 	for i := range 100 {
 		checks = append(checks, named("p", keys[i], 1))
 	}
-	results := make([]limit.Result, len(checks))
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
-			b.Fatal(err)
-		}
-	}
+	decideAll(b, l, checks)
 }
 
 var keys = func() (list []string) {
@@ -300,7 +290,7 @@ func BenchmarkBegin100(b *testing.B) {
 	defer l.Close()
 	var batch Batch
 	for i := range 100 {
-		batch.Checks = append(batch.Checks, limit.Check{Target: limit.Target{Policy: "p", Key: fmt.Sprintf("user:%d", i)}, Cost: 1})
+		batch.Checks = append(batch.Checks, limit.Check{Target: onPolicy("p", fmt.Sprintf("user:%d", i)), Cost: 1})
 	}
 	b.ReportAllocs()
 	for b.Loop() {

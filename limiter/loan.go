@@ -70,7 +70,8 @@ type round struct {
 	asked   map[algo.LoanID]struct{} // loans whose borrowers were asked and have not answered
 	unasked []algo.Loan              // loans whose borrowers cannot be asked, unless OpenBorrower comes in time
 	late    *time.Timer              // calls giveUp after recallMost
-	done    chan struct{}            // closed when the round ends: all borrowers that were asked have answered, or giveUp was called
+	// Closed when the round ends: all borrowers that were asked have answered, or giveUp was called.
+	done chan struct{}
 }
 
 // start makes the maps.
@@ -269,7 +270,7 @@ func (ls *loans) wait(of state, n int) {
 }
 
 // heard notes that a borrower has reported, and ends the round of the key if all borrowers that were asked have answered. returned says that
-// none of the loan's units are held any more, which is the answer to a recall.
+// nothing is left of the loan, which is the answer to a recall.
 func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -455,5 +456,8 @@ func (l *Limiter) Loans() LoanStats {
 	all, kept := &l.loans, l.store.Loans()
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return LoanStats{LoanStats: kept, Streams: len(all.borrowers), Granted: all.granted.Load(), Spent: all.spent.Load(), Recalled: all.recalled.Load(), Unanswered: all.unanswered.Load()}
+	return LoanStats{
+		LoanStats: kept, Streams: len(all.borrowers), Granted: all.granted.Load(), Spent: all.spent.Load(),
+		Recalled: all.recalled.Load(), Unanswered: all.unanswered.Load(),
+	}
 }

@@ -38,17 +38,39 @@ func lent(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 	return out[0]
 }
 
+// lender is a node alone that lends.
+func lender(t *testing.T) *Limiter {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	t.Cleanup(l.Close)
+	return l
+}
+
+// wants asks for the first loan of the key k under the policy p.
+func wants(borrower uint64) limit.Borrow {
+	return limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
+}
+
+// returnsAll has a borrower return all of a loan, some time after it was asked to.
+func returnsAll(t *testing.T, l *Limiter, b *limit.Borrow, after time.Duration) (end func()) {
+	return l.OpenBorrower(b.ID.Borrower, func(r limit.Recall) {
+		go func() {
+			time.Sleep(after)
+			b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+			lent(t, l, *b)
+		}()
+	})
+}
+
 func check(t *testing.T, l *Limiter, policy string, cost int64) limit.Decision {
 	t.Helper()
-	got, err := l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: policy, Key: "k"}, Cost: cost}})
+	got, err := l.Check(t.Context(), []limit.Check{{Target: onPolicy(policy, "k"), Cost: cost}})
 	must.True(t, err == nil && got[0].Err == nil, "%v %v", got, err)
 	return got[0].Decision
 }
 
 func TestRecallBeforeRefusal(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	l := lender(t)
+	target := onPolicy("p", "k")
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 	a := lent(t, l, first)
 	must.True(t, a.Granted == 16 && a.Term == algo.LoanTerm && a.Limit == 100 && a.Remaining == 84 &&
@@ -82,10 +104,9 @@ func TestRecallBeforeRefusal(t *testing.T) {
 // TestRecallBeforeCharge: a charge, and the excess of a commit, say that there was no room only after what is on loan has been asked for.
 func TestRecallBeforeCharge(t *testing.T) {
 	for _, what := range []string{"charge", "commit"} {
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
-		target := limit.Target{Policy: "p", Key: "k"}
-		loan := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		l := lender(t)
+		target := onPolicy("p", "k")
+		loan := wants(1)
 		a := lent(t, l, loan)
 		must.Equal(t, a.Granted, 16, "%+v", a)
 		end := l.OpenBorrower(1, func(r limit.Recall) {
@@ -98,9 +119,9 @@ func TestRecallBeforeCharge(t *testing.T) {
 			got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 17, Always: true}})
 			expect.True(t, err == nil && got[0].Allowed && got[0].Granted == 17, "%s: %+v, %v", what, got, err)
 		} else {
-			d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 80}})
+			d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(80)})
 			must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
-			got, err := l.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 97}})
+			got, err := l.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(97)})
 			expect.True(t, err == nil && !got.Over && got.Excess == 17, "%s: %+v, %v", what, got, err)
 		}
 		s := l.Loans()
@@ -108,12 +129,11 @@ func TestRecallBeforeCharge(t *testing.T) {
 	}
 }
 
-// A borrower that does not answer is waited for once, and then no more for a while.
 // TestLentAfterRecall: of what comes back those who wait for it are the first to have some, and the rest is lent again as long as that is worth it.
 func TestLentAfterRecall(t *testing.T) {
 	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	target := onPolicy("p", "k")
 	check(t, l, "p", 8000)
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
 	a := lent(t, l, first)
@@ -149,9 +169,9 @@ func TestLentAfterRecall(t *testing.T) {
 	expect.True(t, a.Granted == 0 && a.Again == lendAgain, "with 10 free and nothing on loan: %+v", a)
 }
 
+// TestSilentBorrower: a borrower that does not answer is waited for once, and then no more for a while.
 func TestSilentBorrower(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
+	l := lender(t)
 	inline := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}
 	target := limit.Target{Limit: inline, Key: "k"}
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
@@ -189,28 +209,25 @@ func TestSilentBorrower(t *testing.T) {
 
 // A charge that asks for no room is made once, whatever is on loan.
 func TestAlwaysBesideLoans(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
-	lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	l := lender(t)
+	target := onPolicy("p", "k")
+	lent(t, l, wants(1))
 	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 90, Always: true}})
 	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 90, "%+v, %v", got, err)
 	d := check(t, l, "p", 0)
 	expect.Equal(t, d.Remaining, 0, "%+v", d)
 	got, err = l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
 	must.True(t, err == nil && got[0].Granted == 5, "%+v, %v", got, err)
-	lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Returned: 16}})
+	lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Returned: 16}})
 	d = check(t, l, "p", 0)
 	expect.Equal(t, d.Remaining, 5, "%+v", d)
 }
 
-// What a borrower has spent and not reported is there to be refunded, and a reset leaves nothing of it.
 // TestAlwaysWhereThereIsRoomBesideLoans: it is made once, also where it would have been admitted without the loans.
 func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
-	id := algo.LoanID{Borrower: 1, Number: 1}
+	l := lender(t)
+	target := onPolicy("p", "k")
+	id := loanID
 	a := lent(t, l, limit.Borrow{Target: target, ID: id, Want: 16})
 	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
@@ -223,10 +240,9 @@ func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
 
 // TestPartialBesideSilentBorrower: what is free is granted once nothing more can be had back.
 func TestPartialBesideSilentBorrower(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
-	a := lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	l := lender(t)
+	target := onPolicy("p", "k")
+	a := lent(t, l, wants(1))
 	must.Equal(t, a.Granted, 16, "%+v", a)
 	check(t, l, "p", 80)
 	for _, want := range []int64{4, 0} {
@@ -241,15 +257,15 @@ func TestReportWithoutRoom(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies), Store: NewStore(store.Config{MaxKeys: 1}, true)})
 	defer l.Close()
 	check(t, l, "kept", 1)
-	target := limit.Target{Policy: "p", Key: "k"}
-	a := lent(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
+	target := onPolicy("p", "k")
+	a := lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
 	expect.True(t, a.Granted == 16 && a.Spent == 4 && !a.Ended && a.Term == 0 && a.Again > 0, "%+v", a)
 }
 
+// TestGivingBackRecalls: what a borrower has spent and not reported is there to be refunded, and a reset leaves nothing of it.
 func TestGivingBackRecalls(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	l := lender(t)
+	target := onPolicy("p", "k")
 	give := map[string]func() error{
 		"refund": func() error {
 			n, err := l.Refund(t.Context(), target, 4, "")
@@ -289,18 +305,16 @@ func TestGivingBackRecalls(t *testing.T) {
 }
 
 func TestWhatIsNotLent(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
+	l := lender(t)
 	for _, policy := range []string{"kept", "shadow", "small", "free", "tried", "unknown", ""} {
-		a := lent(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+		a := lent(t, l, limit.Borrow{Target: onPolicy(policy, "k"), ID: loanID, Want: 16})
 		expect.True(t, a.Granted == 0 && a.Term == 0 && a.Again >= time.Second, "of %q: %+v", policy, a)
 	}
 }
 
 // TestLoanDecisionsAreCounted: what a borrower admits is counted where it is reported, once, unless the borrower has counted it.
 func TestLoanDecisionsAreCounted(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	defer l.Close()
+	l := lender(t)
 	counted := func() (n uint64) {
 		for _, s := range l.Counts() {
 			n += s.Allowed
@@ -312,9 +326,9 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 		counted bool
 		want    uint64
 	}{
-		{limit.Target{Policy: "p", Key: "k"}, false, 5},
-		{limit.Target{Policy: "p", Key: "l"}, true, 0},
-		{limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, Key: "k"}, false, 5},
+		{onPolicy("p", "k"), false, 5},
+		{onPolicy("p", "l"), true, 0},
+		{inlineTarget(algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, "k"), false, 5},
 	} {
 		before := counted()
 		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16, Counted: c.counted}
@@ -341,7 +355,7 @@ func TestPanicDuringARecall(t *testing.T) {
 				return process()
 			}})
 			defer l.Close()
-			lent(t, l, limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+			lent(t, l, wants(1))
 			defer l.OpenBorrower(1, func(limit.Recall) {
 				if !waits {
 					panic("mistake")
@@ -364,23 +378,15 @@ func TestPanicDuringARecall(t *testing.T) {
 // TestBorrowerComesDuringARecall: who opens a way to be asked while another one is waited for is asked, too.
 func TestBorrowerComesDuringARecall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
-		target := limit.Target{Policy: "p", Key: "k"}
-		known := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
-		newcomer := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16}
+		l := lender(t)
+		known := wants(1)
+		newcomer := wants(2)
 		lent(t, l, known)
 		lent(t, l, newcomer)
 		defer l.OpenBorrower(1, func(limit.Recall) {})() // it never answers
 		go func() {
 			time.Sleep(10 * time.Millisecond)
-			l.OpenBorrower(2, func(r limit.Recall) {
-				go func() {
-					time.Sleep(20 * time.Millisecond)
-					newcomer.Want, newcomer.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-					lent(t, l, newcomer)
-				}()
-			})
+			returnsAll(t, l, &newcomer, 20*time.Millisecond)
 		}()
 		d := check(t, l, "p", 84)
 		expect.True(t, d.Allowed, "refused before all on loan was asked for: %+v", d)
@@ -393,10 +399,9 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 // TestQuotaIsNotRecalled: nobody waits for units of a Quota.
 func TestQuotaIsNotRecalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
+		l := lender(t)
 		out := make([]limit.QuotaLent, 1)
-		q := limit.Quota{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
+		q := limit.Quota{Target: onPolicy("p", "k"), ID: loanID, Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
 		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil || out[0].Granted == 0 {
 			t.Fatal(out[0], err)
 		}
@@ -411,18 +416,11 @@ func TestQuotaIsNotRecalled(t *testing.T) {
 func TestBorrowerComesToARecall(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			l := New(Config{Policies: policies(t, loanPolicies)})
-			defer l.Close()
-			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+			l := lender(t)
+			b := wants(1)
 			lent(t, l, b)
 			open := func() {
-				l.OpenBorrower(1, func(r limit.Recall) {
-					go func() {
-						time.Sleep(5 * time.Millisecond)
-						b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-						lent(t, l, b)
-					}()
-				})
+				returnsAll(t, l, &b, 5*time.Millisecond)
 			}
 			if late {
 				for i, most := range []time.Duration{recallMost, 0} {
@@ -456,9 +454,8 @@ func TestBorrowerComesToARecall(t *testing.T) {
 // TestReportDuringARecall: a borrower that reports and keeps what it has is waited for still.
 func TestReportDuringARecall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
-		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+		l := lender(t)
+		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 		lent(t, l, b)
 		defer l.OpenBorrower(1, func(r limit.Recall) {
 			go func() {
@@ -481,9 +478,8 @@ func TestReportDuringARecall(t *testing.T) {
 // round take it for silent once.
 func TestSilentBorrowerIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
-		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+		l := lender(t)
+		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 		lent(t, l, b)
 		answers := false
 		defer l.OpenBorrower(1, func(r limit.Recall) {
@@ -524,10 +520,9 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 func TestAskedNext(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			l := New(Config{Policies: policies(t, loanPolicies)})
-			defer l.Close()
+			l := lender(t)
 			for borrower := range uint64(2) {
-				b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
+				b := wants(borrower)
 				lent(t, l, b)
 				defer l.OpenBorrower(borrower, func(r limit.Recall) {
 					if late {
@@ -558,17 +553,10 @@ func TestAskedNext(t *testing.T) {
 func TestHastyCallerDuringARecall(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			l := New(Config{Policies: policies(t, loanPolicies)})
-			defer l.Close()
-			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+			l := lender(t)
+			b := wants(1)
 			lent(t, l, b)
-			l.OpenBorrower(1, func(r limit.Recall) {
-				go func() {
-					time.Sleep(20 * time.Millisecond)
-					b.Want, b.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
-					lent(t, l, b)
-				}()
-			})
+			returnsAll(t, l, &b, 20*time.Millisecond)
 			hasty := func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 				defer cancel()
@@ -588,9 +576,8 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // it ends by itself when nobody waits for it
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
-		b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		l := lender(t)
+		b := wants(1)
 		lent(t, l, b)
 		l.OpenBorrower(1, func(limit.Recall) {})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
@@ -609,11 +596,10 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 // TestAskedAnew: a check that has waited for a recall, and found its partition gone meanwhile, has units called back once it is decided after all.
 func TestAskedAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
+		l := lender(t)
 		partition := l.partition(l.table.Load().by["p"].hash.Hash("k"))
 		for borrower := range uint64(2) {
-			b := limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Want: 16}
+			b := wants(borrower)
 			lent(t, l, b)
 			defer l.OpenBorrower(borrower, func(r limit.Recall) {
 				go func() {
@@ -639,11 +625,10 @@ func TestAskedAnew(t *testing.T) {
 // wait for it, and who was not asked yet comes in time for them.
 func TestALaterRecallHasItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Policies: policies(t, loanPolicies)})
-		defer l.Close()
+		l := lender(t)
 		report := func(borrower uint64, totals algo.Totals, want int64) {
 			lent(t, l, limit.Borrow{
-				Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: borrower, Number: 1}, Totals: totals, Want: want,
+				Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: borrower, Number: 1}, Totals: totals, Want: want,
 			})
 		}
 		open := func(borrower uint64, wait time.Duration) {

@@ -104,7 +104,7 @@ func TestLoanSaysWhenToWarn(t *testing.T) {
 	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: fixed_window, limit: 1001, window: 1m, warn_at: 0.8}, {name: q, algorithm: fixed_window, limit: 1001, window: 1m}]")})
 	defer l.Close()
 	for policy, want := range map[string]int64{"p": 801, "q": 0} {
-		in := []limit.Borrow{{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 20}}
+		in := []limit.Borrow{{Target: onPolicy(policy, "k"), ID: loanID, Want: 20}}
 		out := make([]limit.Lent, 1)
 		if _, err := l.Lend(t.Context(), in, out); err != nil || out[0].Granted == 0 || out[0].WarnAt != want {
 			t.Errorf("%s: %+v, %v", policy, out[0], err)

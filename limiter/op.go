@@ -88,8 +88,9 @@ type Reply struct {
 
 // Outcome says whether an operation was carried out. Nothing was done where Err, NotHolder or Unreachable is set.
 type Outcome struct {
-	Err       *limit.Error
-	NotHolder *ownership.Route // the receiver does not decide for the partition; the route names the node that does, as far as it knows
+	Err *limit.Error
+	// The receiver does not decide for the partition; the route names the node that does, as far as it knows.
+	NotHolder *ownership.Route
 
 	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for: when
 	// the decider's lease runs out another node may decide, and know nothing of this. 0: without end.
@@ -101,8 +102,9 @@ type Outcome struct {
 	Unreachable bool // no answer came; whether it was carried out is not known
 	parked      bool // with NotHolder: this node waited, and there is a holder now
 	shut        bool // with NotHolder: this node turned out not to be the holder
-	ungranted   bool // nothing was done: this node holds the partition, and has no grant for a strict rule at the moment
-	onLoan      bool // nothing was done: units on loan have to be called back first
+	// Nothing was done: this node holds the partition, and has no grant for a strict rule at the moment.
+	ungranted bool
+	onLoan    bool // nothing was done: units on loan have to be called back first
 }
 
 // NewOp returns an operation with a check, a decision and an Extra of its own, in one allocation.
@@ -117,6 +119,11 @@ func NewOp(kind OpKind, c limit.Check, x Extra) *Op {
 	op.Kind, op.Check, op.Decision, op.Extra = kind, &room.check, &room.decision, &room.extra
 	return op
 }
+
+func invalid(field, message string) *limit.Error {
+	return limit.NewError(limit.Invalid, field, message)
+}
+func unavailable(message string) *limit.Error { return limit.NewError(limit.Unavailable, "", message) }
 
 // err is the operation's error, or nil.
 func (op *Op) err() error {

@@ -74,7 +74,7 @@ func (l *Limiter) planAll(ops []*Op) (bad int) {
 		switch {
 		case op.Outcome.Err != nil || op.Kind == OpRecall:
 			continue
-		case last != nil && op.follows(last):
+		case last != nil && op.planLike(last):
 			op.partition = int32(l.partition(op.hash))
 		default:
 			op.Outcome.Err = l.plan(t, op)
@@ -88,9 +88,9 @@ func (l *Limiter) planAll(ops []*Op) (bad int) {
 	return bad
 }
 
-// follows plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has
-// done nothing, for other checks.
-func (op *Op) follows(last *Op) bool {
+// planLike plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has
+// done nothing, for all other operations.
+func (op *Op) planLike(last *Op) bool {
 	c, before := op.Check, last.Check
 	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
 		last.rule.missing || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
@@ -121,10 +121,10 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 		return nil
 	}
 	if target.Configured != limit.Reserved(target.Namespace) {
-		return limit.NewError(limit.Invalid, "namespace", "is reserved for limits of the nodes' configuration: use one that does not begin with "+limit.EnvoyNamespace)
+		return invalid("namespace", "is reserved for limits of the nodes' configuration: use one that does not begin with "+limit.EnvoyNamespace)
 	}
 	if l.cfg.NoInline && !target.Configured {
-		return limit.NewError(limit.Invalid, "limit", "limits sent along are turned off on this node (no-inline): name a policy")
+		return invalid("limit", "limits sent along are turned off on this node (no-inline): name a policy")
 	}
 	rule, err := l.inline.rule(target.Namespace, target.Limit)
 	if err != nil {
@@ -138,15 +138,15 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	switch {
 	case c.Always && kind == OpReserve && c.Cost < 0:
-		return limit.NewError(limit.Invalid, "always", "does not go with a negative cost in an atomic check: send a refund")
+		return invalid("always", "does not go with a negative cost in an atomic check: send a refund")
 	case c.Always && kind != OpCheck && kind != OpReserve:
-		return limit.NewError(limit.Invalid, "partial", "cannot be set where all is charged always")
+		return invalid("always", "is for checks and for atomic checks only")
 	case c.Cost < 0 && kind == OpRefund:
-		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")
+		return invalid("cost", "is negative: a refund says how many units to give back")
 	case c.Cost < 0 && kind == OpSettle:
-		return limit.NewError(limit.Invalid, "cost", "is negative: it must be at least 0")
+		return invalid("cost", "is negative: it must be at least 0")
 	case c.Cost == 0 && (kind == OpAcquire || kind == OpReserve || kind == OpRefund):
-		return limit.NewError(limit.Invalid, "cost", "is 0: it must be at least 1 here")
+		return invalid("cost", "is 0: it must be at least 1 here")
 	}
 	return c.ValidCost()
 }
@@ -154,32 +154,32 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 // validExtra validates the fields of operations other than checks, and fills in defaults.
 func (op *Op) validExtra() *limit.Error {
 	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
-		return limit.NewError(limit.Invalid, "ttl", "is below the shortest one, 1ms")
+		return invalid("ttl", "is below the shortest one, 1ms")
 	}
 	switch op.Kind {
 	case OpRenew, OpRelease:
 		id, ok := parseID(op.LeaseID)
 		if !ok {
-			return limit.NewError(limit.Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0")
+			return invalid("lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0")
 		}
 		op.lease = id
 	case OpBorrow:
 		if op.Loan == nil {
-			return limit.NewError(limit.Invalid, "", "a report of a loan without the loan")
+			return invalid("", "a report of a loan without the loan")
 		}
 	case OpReserve, OpExtend:
 		if op.TTL > limit.MaxReservation {
-			return limit.NewError(limit.Invalid, "ttl", "is longer than the longest for a reservation, 1h")
+			return invalid("ttl", "is longer than the longest for a reservation, 1h")
 		}
 		if op.TTL == 0 && op.Kind == OpReserve {
 			op.TTL = limit.DefaultReservation
 		}
 	}
 	if op.Reservation != op.Reservation.Whole() || op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
-		return limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave")
+		return invalid("reservation_id", "is not one that reserve gave")
 	}
 	if (op.Quota != nil) != (op.Kind == OpQuota) {
-		return limit.NewError(limit.Invalid, "quota", "is missing")
+		return invalid("quota", "is missing")
 	}
 	return nil
 }
@@ -191,37 +191,28 @@ func suits(op *Op) *limit.Error {
 	if op.Limit != nil {
 		field = "limit"
 	}
-	invalid := func(message string) *limit.Error { return limit.NewError(limit.Invalid, field, message) }
+	unsuited := func(message string) *limit.Error { return invalid(field, message) }
 	r := op.rule
 	switch {
 	case r.missing:
 	case !r.concurrency && op.Kind == OpAcquire:
-		return invalid("is not a concurrency limit: check it in place of acquiring")
+		return unsuited("is not a concurrency limit: check it in place of acquiring")
 	case !r.concurrency && (op.Kind == OpRenew || op.Kind == OpRelease):
-		return invalid("is not a concurrency limit: it has no leases")
-	case !r.concurrency && op.Kind == OpReserve && op.Atomic && !op.Always && countsDenied(r.Limits):
+		return unsuited("is not a concurrency limit: it has no leases")
+	case !r.concurrency && op.Kind == OpReserve && op.Atomic && !op.Always && r.Limits.CountsDenied():
 		// The store cannot tell a refusal from a charge that was cancelled because another part of the check was refused.
-		return invalid("has count_denied set, and cannot be part of an atomic check")
+		return unsuited("has count_denied set, and cannot be part of an atomic check")
 	case !r.concurrency:
 	case op.Kind == OpCheck && (op.Cost > 0 || op.Always):
-		return invalid("is a concurrency limit: acquire a lease in place of a check, which could not be released")
+		return unsuited("is a concurrency limit: acquire a lease in place of a check, which could not be released")
 	case op.Kind == OpRefund:
-		return invalid("is a concurrency limit, which has no refund: release the lease")
+		return unsuited("is a concurrency limit, which has no refund: release the lease")
 	case op.Kind == OpReserve && op.Atomic:
-		return invalid("is a concurrency limit, which cannot be part of an atomic check: acquire a lease")
+		return unsuited("is a concurrency limit, which cannot be part of an atomic check: acquire a lease")
 	case op.Kind == OpReserve:
-		return invalid("is a concurrency limit, which has no reservations: acquire a lease")
+		return unsuited("is a concurrency limit, which has no reservations: acquire a lease")
 	case op.Kind == OpSettle || op.Kind == OpExtend:
-		return invalid("is a concurrency limit, which has no reservations: release the lease")
+		return unsuited("is a concurrency limit, which has no reservations: release the lease")
 	}
 	return nil
-}
-
-func countsDenied(limits algo.Limits) bool {
-	for i := range limits { // a Limit is large to copy
-		if limits[i].CountDenied {
-			return true
-		}
-	}
-	return false
 }

@@ -29,7 +29,7 @@ func TestReloadFailsNothing(t *testing.T) {
 		for i := range 12 {
 			work.Go(func() {
 				for n := i; time.Now().Before(end); n++ {
-					checks := []limit.Check{{Target: limit.Target{Policy: "p", Key: fmt.Sprintf("key-%d", n%50)}, Cost: 1}}
+					checks := []limit.Check{{Target: onPolicy("p", fmt.Sprintf("key-%d", n%50)), Cost: 1}}
 					answers, err := c.nodes[n%3].Check(t.Context(), checks)
 					if err != nil || answers[0].Err != nil || answers[0].Decision.FailedClosed || answers[0].Decision.FailedOpen {
 						t.Errorf("after %d checks: %+v, %v", asked.Load(), answers, err)

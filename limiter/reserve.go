@@ -19,10 +19,10 @@ import (
 func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
 	cost, bad := l.cost(&c.Target, c.Amount)
 	if bad == nil && cost == 0 {
-		bad = limit.NewError(limit.Invalid, costField(c.Amount), "comes to 0 units: there is nothing to charge")
+		bad = invalid(costField(c.Amount), "comes to 0 units: there is nothing to charge")
 	}
 	if bad == nil && cost < 0 {
-		bad = limit.NewError(limit.Invalid, "cost", "is negative: to give units back, send a refund")
+		bad = invalid("cost", "is negative: to give units back, send a refund")
 	}
 	if bad != nil {
 		return limit.Decision{}, bad
@@ -30,7 +30,7 @@ func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, e
 	check := limit.Check{Target: c.Target, Cost: cost, Always: true, Spent: true, RequestID: c.RequestID}
 	d, err := l.decided(ctx, NewOp(OpCheck, check, Extra{}), nil)
 	if d.FailedOpen || d.FailedClosed {
-		return limit.Decision{}, limit.NewError(limit.Unavailable, "",
+		return limit.Decision{}, unavailable(
 			"the node that decides for this key cannot be reached, or has no memory left for it; whether the cost was charged is not known: charge again, under the same request_id")
 	}
 	return d, err
@@ -54,7 +54,7 @@ func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
 		cost = l.estimate(&r.Target, r.Class, cost)
 	}
 	if bad == nil && cost == 0 && r.Usage != nil {
-		bad = limit.NewError(limit.Invalid, "usage", "comes to 0 units: there is nothing to reserve")
+		bad = invalid("usage", "comes to 0 units: there is nothing to reserve")
 	}
 	return NewOp(OpReserve, limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, Extra{TTL: r.TTL}), bad
 }
@@ -69,7 +69,7 @@ func parseReservation(s string) (ReservationID, *limit.Error) {
 	var id ReservationID
 	n, err := hex.Decode(id[:], []byte(s[:min(len(s), 2*len(id))]))
 	if err != nil || n != len(id) || len(s) != 2*n || id == (ReservationID{}) || id != id.Whole() {
-		return id, limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave: 24 hexadecimal digits, not all of them 0, and 8 zeros")
+		return id, invalid("reservation_id", "is not one that reserve gave: 24 hexadecimal digits, not all of them 0, and 8 zeros")
 	}
 	return id, nil
 }
@@ -78,14 +78,14 @@ func parseReservation(s string) (ReservationID, *limit.Error) {
 func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
 	switch {
 	case len(rs) == 0:
-		return limit.AllDecision{}, limit.NewError(limit.Invalid, "reserves", "is empty: name at least one target")
+		return limit.AllDecision{}, invalid("reserves", "is empty: name at least one target")
 	case len(rs) > limit.MaxBatch:
 		return limit.AllDecision{}, limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
 	}
 	all, bad := l.gather("reserves", len(rs), func(i int) (*Op, *limit.Error) {
 		op, err := l.reserveOp(&rs[i])
 		if rs[i].RequestID != "" {
-			err = limit.NewError(limit.Invalid, "request_id", "cannot be given in a reservation of several targets, which is not remembered")
+			err = invalid("request_id", "cannot be given in a reservation of several targets, which is not remembered")
 		}
 		return op, err
 	})
@@ -106,9 +106,9 @@ func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.All
 	if err != nil {
 		return limit.AllDecision{}, err
 	}
-	held := allowed && all.held()
+	reserved := allowed && all.reserved()
 	out := all.decision(allowed)
-	if held {
+	if reserved {
 		out.ReservationID = hex.EncodeToString(id[:])
 	}
 	return out, nil
@@ -128,7 +128,7 @@ func (l *Limiter) extendOp(e *limit.Extend) (*Op, *limit.Error) {
 		cost, bad = l.cost(&e.Target, e.Amount)
 	}
 	if bad == nil && cost == 0 && e.TTL == 0 {
-		bad = limit.NewError(limit.Invalid, costField(e.Amount), "is 0 and no ttl is given: say how many units more, for how long, or both")
+		bad = invalid(costField(e.Amount), "is 0 and no ttl is given: say how many units more, for how long, or both")
 	}
 	return NewOp(OpExtend, limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Extra{Reservation: id, TTL: e.TTL}), bad
 }
@@ -241,9 +241,9 @@ func (l *Limiter) cost(t *limit.Target, a limit.Amount) (int64, *limit.Error) {
 	case a.Usage == nil:
 		return a.Cost, nil
 	case a.Cost != 0:
-		return 0, limit.NewError(limit.Invalid, "usage", "is given beside cost: send one of them")
+		return 0, invalid("usage", "is given beside cost: send one of them")
 	case t.Policy == "":
-		return 0, limit.NewError(limit.Invalid, "usage", "is for policies with prices: of a limit sent along, say the cost")
+		return 0, invalid("usage", "is for policies with prices: of a limit sent along, say the cost")
 	}
 	e := l.table.Load().by[t.Policy]
 	if e == nil {
@@ -265,7 +265,7 @@ func validClass(class string) *limit.Error {
 	case len(class) > limit.MaxClass:
 		return limit.NewError(limit.TooLarge, "class", "is longer than 128 bytes")
 	case !utf8.ValidString(class):
-		return limit.NewError(limit.Invalid, "class", "is not valid UTF-8")
+		return invalid("class", "is not valid UTF-8")
 	}
 	return nil
 }
@@ -296,8 +296,8 @@ func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
 	}
 }
 
-// held reports whether at least one of the operations holds a reservation. One for a key without a limit holds none.
-func (a *together) held() bool {
+// reserved reports whether at least one of the operations has made a reservation. One for a key without a limit makes none.
+func (a *together) reserved() bool {
 	for _, op := range a.ops {
 		if op.Decision.ReservationID != "" {
 			return true

@@ -23,7 +23,7 @@ func (n *testNode) reserve(t testing.TB, r limit.Reserve) limit.Decision {
 
 // commit ends a reservation with a cost that is to be no more than what was reserved.
 func (n *testNode) commit(t testing.TB, target limit.Target, id string, cost int64) (int64, error) {
-	got, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: id, Amount: limit.Amount{Cost: cost}, Exact: true})
+	got, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: id, Amount: units(cost), Exact: true})
 	return got.Refunded, err
 }
 
@@ -36,8 +36,8 @@ func (n *testNode) left(t testing.TB, target limit.Target) int64 {
 func TestACommitKeepsTheActualCost(t *testing.T) {
 	forEachRate(t, hundred, func(t *testing.T, c *testCluster, p *policy.Policy) {
 		for n := range 3 {
-			target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 60}})
+			target := onPolicy(p.Name, c.owned(p.Name, n, 0))
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
 			must.True(t, d.Allowed && d.Granted == 60 && d.Remaining == 40 && len(d.ReservationID) == 32,
 				"%+v", d)
 			if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
@@ -60,78 +60,60 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 }
 
 func TestReservations(t *testing.T) {
-	target := limit.Target{Policy: "sliding_log", Key: "k"}
+	target := onPolicy("sliding_log", "k")
+	type end func(t *testing.T, c *testCluster, id string) error
+	cancel := func(t *testing.T, c *testCluster, id string) error {
+		_, err := c.nodes[1].Cancel(t.Context(), target, id)
+		return err
+	}
+	keep := func(cost int64) end {
+		return func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].commit(t, target, id, cost)
+			return err
+		}
+	}
 	for _, test := range []struct {
-		name string
-		run  func(t *testing.T, c *testCluster, id string) error
-		kind limit.Kind // of the error; 0: none
-		what string
-		left int64
+		name  string
+		after time.Duration
+		end   end
+		kind  limit.Kind // of the error; 0: none
+		what  string
+		left  int64
 	}{
-		{name: "cancel", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			refunded, err := c.nodes[1].Cancel(t.Context(), target, id)
-			expect.Equal(t, refunded, 10, "refunded")
+		{"cancel", 19 * time.Second, cancel, 0, "", 100},
+		{"too late", 21 * time.Second, cancel, limit.NotFound, "reservation_id", 90},
+		{"commit of nothing", 0, keep(0), 0, "", 100},
+		{"commit of all", 0, keep(10), 0, "", 90},
+		{"commit of more", 0, keep(11), limit.Invalid, "cost", 90},
+		{"commit of less than nothing", 0, keep(-1), limit.Invalid, "cost", 90},
+		{"commit of more, then of less", 0, func(t *testing.T, c *testCluster, id string) error {
+			wantError(t, keep(11)(t, c, id), limit.Invalid, "cost")
+			return keep(5)(t, c, id)
+		}, 0, "", 95},
+		{"of another key", 0, func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Cancel(t.Context(), onPolicy("sliding_log", "other"), id)
 			return err
-		}},
-		{name: "commit of nothing", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 0)
-			return err
-		}},
-		{name: "commit of all", left: 90, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 10)
-			return err
-		}},
-		{name: "commit of more", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 11)
-			return err
-		}},
-		{name: "commit of more, then of less", left: 95, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, 11)
-			wantError(t, err, limit.Invalid, "cost")
-			_, err = c.nodes[1].commit(t, target, id, 5)
-			return err
-		}},
-		{name: "commit of less than nothing", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].commit(t, target, id, -1)
-			return err
-		}},
-		{name: "in time", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			c.advance(19 * time.Second)
-			_, err := c.nodes[1].Cancel(t.Context(), target, id)
-			return err
-		}},
-		{name: "too late", left: 90, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			c.advance(21 * time.Second)
-			_, err := c.nodes[1].Cancel(t.Context(), target, id)
-			return err
-		}},
-		{name: "of another key", left: 90, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Cancel(t.Context(), limit.Target{Policy: "sliding_log", Key: "other"}, id)
-			return err
-		}},
-		{name: "not an id", left: 90, kind: limit.Invalid, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Cancel(t.Context(), target, "0000000000000000")
-			return err
-		}},
-		{name: "after a reset", left: 100, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			if err := c.nodes[1].Reset(t.Context(), target); err != nil {
-				return err
-			}
-			_, err := c.nodes[1].Cancel(t.Context(), target, id)
-			return err
-		}},
-		{name: "after the units have left the window", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 10}, TTL: time.Hour})
+		}, limit.NotFound, "reservation_id", 90},
+		{"not an id", 0, func(t *testing.T, c *testCluster, _ string) error {
+			return cancel(t, c, "0000000000000000")
+		}, limit.Invalid, "reservation_id", 90},
+		{"after a reset", 0, func(t *testing.T, c *testCluster, id string) error {
+			must.NoError(t, c.nodes[1].Reset(t.Context(), target))
+			return cancel(t, c, id)
+		}, limit.NotFound, "reservation_id", 100},
+		{"after the units have left the window", 0, func(t *testing.T, c *testCluster, _ string) error {
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10), TTL: time.Hour})
 			c.advance(2 * time.Minute)
 			refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 5)
 			expect.Equal(t, refunded, 0, "refunded")
 			return err
-		}},
+		}, 0, "", 100},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 10}, TTL: 20 * time.Second})
-				err := test.run(t, c, d.ReservationID)
+				d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10), TTL: 20 * time.Second})
+				c.advance(test.after)
+				err := test.end(t, c, d.ReservationID)
 				if test.kind == 0 && err != nil {
 					t.Error(err)
 				} else if test.kind != 0 {
@@ -145,27 +127,27 @@ func TestReservations(t *testing.T) {
 
 func TestWhatCannotBeReserved(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		log := limit.Target{Policy: "sliding_log", Key: "k"}
+		log := onPolicy("sliding_log", "k")
 		for _, test := range []struct {
 			r    limit.Reserve
 			kind limit.Kind
 			what string
 		}{
 			{limit.Reserve{Target: log}, limit.Invalid, "cost"},
-			{limit.Reserve{Target: log, Amount: limit.Amount{Cost: -1}}, limit.Invalid, "cost"},
-			{limit.Reserve{Target: log, Amount: limit.Amount{Cost: 1}, TTL: time.Hour + 1}, limit.Invalid, "ttl"},
-			{limit.Reserve{Target: log, Amount: limit.Amount{Cost: 1}, TTL: 1}, limit.Invalid, "ttl"},
-			{limit.Reserve{Target: limit.Target{Policy: "sliding_log"}, Amount: limit.Amount{Cost: 1}}, limit.Invalid, "key"},
-			{limit.Reserve{Target: limit.Target{Policy: "nope", Key: "k"}, Amount: limit.Amount{Cost: 1}}, limit.NotFound, "policy"},
-			{limit.Reserve{Target: limit.Target{Policy: "concurrency", Key: "k"}, Amount: limit.Amount{Cost: 1}}, limit.Invalid, "policy"},
-			{limit.Reserve{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, Key: "k"}, Amount: limit.Amount{Cost: 1}}, limit.Invalid, "limit"},
+			{limit.Reserve{Target: log, Amount: units(-1)}, limit.Invalid, "cost"},
+			{limit.Reserve{Target: log, Amount: units(1), TTL: time.Hour + 1}, limit.Invalid, "ttl"},
+			{limit.Reserve{Target: log, Amount: units(1), TTL: 1}, limit.Invalid, "ttl"},
+			{limit.Reserve{Target: limit.Target{Policy: "sliding_log"}, Amount: units(1)}, limit.Invalid, "key"},
+			{limit.Reserve{Target: onPolicy("nope", "k"), Amount: units(1)}, limit.NotFound, "policy"},
+			{limit.Reserve{Target: onPolicy("concurrency", "k"), Amount: units(1)}, limit.Invalid, "policy"},
+			{limit.Reserve{Target: inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, "k"), Amount: units(1)}, limit.Invalid, "limit"},
 		} {
 			for _, n := range c.nodes {
 				_, err := n.Reserve(t.Context(), test.r)
 				wantError(t, err, test.kind, test.what)
 			}
 		}
-		_, err := c.nodes[0].commit(t, limit.Target{Policy: "concurrency", Key: "k"}, "00000000000000000000000100000000", 1)
+		_, err := c.nodes[0].commit(t, onPolicy("concurrency", "k"), "00000000000000000000000100000000", 1)
 		wantError(t, err, limit.Invalid, "policy")
 	})
 }
@@ -191,11 +173,11 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 				c.tamper(refused)
 				key = c.owned(policy, 1, 0)
 			}
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: limit.Target{Policy: policy, Key: key}, Amount: limit.Amount{Cost: cost}})
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: onPolicy(policy, key), Amount: units(cost)})
 			expect.True(t, d.Allowed == want.Allowed && d.Shadow == want.Shadow && d.FailedOpen == want.FailedOpen &&
 				d.FailedClosed == want.FailedClosed && d.ReservationID == "", "%s: %+v", policy, d)
 			c.tamper(nil)
-			_, err := c.nodes[0].Cancel(t.Context(), limit.Target{Policy: policy, Key: key}, "00000000000000000000000100000000")
+			_, err := c.nodes[0].Cancel(t.Context(), onPolicy(policy, key), "00000000000000000000000100000000")
 			wantError(t, err, limit.NotFound, "reservation_id")
 		}
 	})
@@ -203,7 +185,7 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 
 func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		r := limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: "k"}, Amount: limit.Amount{Cost: 10}, RequestID: "r"}
+		r := limit.Reserve{Target: onPolicy("sliding_log", "k"), Amount: units(10), RequestID: "r"}
 		first := c.nodes[0].reserve(t, r)
 		again := c.nodes[1].reserve(t, r)
 		expect.True(t, again.ReservationID == first.ReservationID && first.ReservationID != "" &&
@@ -220,8 +202,8 @@ func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 
 func TestACommitForgetsRefusals(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
-		d := n.reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 5}})
+		n, target := c.nodes[0], onPolicy("log", c.owned("log", 1, 0))
+		d := n.reserve(t, limit.Reserve{Target: target, Amount: units(5)})
 		n.check(t, limit.Check{Target: target, Cost: 1})
 		_, err := n.commit(t, target, d.ReservationID, 3)
 		must.NoError(t, err)
@@ -237,7 +219,7 @@ func TestACommitForgetsRefusals(t *testing.T) {
 func TestReservationsUnderConcurrentCallers(t *testing.T) {
 	for _, policy := range []string{"sliding_log", "token_bucket", "fixed_window"} {
 		inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-			target := limit.Target{Policy: policy, Key: "k"}
+			target := onPolicy(policy, "k")
 			var kept, held atomic.Int64
 			var callers sync.WaitGroup
 			for i := range 60 {
@@ -246,7 +228,7 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 					n, other := c.nodes[i%3], c.nodes[(i+1)%3]
 					for range 20 {
 						cost := 1 + random.Int64N(10)
-						d := n.reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: cost}})
+						d := n.reserve(t, limit.Reserve{Target: target, Amount: units(cost)})
 						if !d.Allowed {
 							continue
 						}
@@ -273,8 +255,8 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 
 func TestSettlingWhereNobodyAnswers(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
-		d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 10}})
+		target := onPolicy("sliding_log", c.owned("sliding_log", 1, 0))
+		d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(10)})
 		c.tamper(lost)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()

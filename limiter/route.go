@@ -251,7 +251,8 @@ func (l *Limiter) park(ctx context.Context, ops []*Op) {
 			case ctx.Err() != nil:
 				op.Outcome.Unreachable = true
 			case !op.returned(&ownership.Route{Standing: ownership.Elsewhere, Node: r.Node, Term: r.Term}):
-				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op}) // the receiver of the hand-over, under the same term
+				// The receiver of the hand-over, under the same term.
+				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op})
 			}
 		})
 	}
@@ -328,6 +329,6 @@ func (l *Limiter) unreachable(op *Op) {
 	case op.asks():
 		l.fail(op)
 	default:
-		op.Outcome.Err = limit.NewError(limit.Unavailable, "", "the node that decides for this key cannot be reached; whether the call was carried out is not known")
+		op.Outcome.Err = unavailable("the node that decides for this key cannot be reached; whether the call was carried out is not known")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +19,8 @@ import (
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
+
+const nine = `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`
 
 const plain = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`
 
@@ -50,7 +53,8 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 			both.Wait()
 			deliver()
 		})
-		got := must.Value(c.nodes[0].Check(t.Context(), []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)}))(t)
+		checks := []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)}
+		got := must.Value(c.nodes[0].Check(t.Context(), checks))(t)
 		for i := range got {
 			expect.True(t, got[i].Allowed && !got[i].FailedOpen, "check %d: %+v", i, got[i])
 		}
@@ -255,11 +259,11 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 		}{
 			{limit.Target{Policy: "open"}, open(10, time.Minute)},
 			{limit.Target{Policy: "closed"}, limit.Decision{FailedClosed: true, Limit: 20, Window: 2 * time.Minute, RetryAfter: time.Second}},
-			{limit.Target{Policy: "closed", Key: "few"}, limit.Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
+			{onPolicy("closed", "few"), limit.Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
 			// What needs no state needs no owner.
-			{limit.Target{Policy: "closed", Key: "free"}, limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
-			{limit.Target{Policy: "closed", Key: "bad"}, limit.Decision{RetryAfter: algo.Never}},
-			{limit.Target{Policy: "bans", Key: "bad"}, limit.Decision{RetryAfter: algo.Never}},
+			{onPolicy("closed", "free"), limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+			{onPolicy("closed", "bad"), limit.Decision{RetryAfter: algo.Never}},
+			{onPolicy("bans", "bad"), limit.Decision{RetryAfter: algo.Never}},
 			{limit.Target{Policy: "bans"}, open(10, time.Minute)},
 			// A policy in shadow mode admits whatever happens.
 			{limit.Target{Policy: "shadow"}, limit.Decision{Allowed: true, Granted: 2, FailedOpen: true, Shadow: true, Limit: 10, Window: time.Minute}},
@@ -315,10 +319,8 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 }
 
 func sameDecision(a, b limit.Decision) bool {
-	return a.Limits == nil && b.Limits == nil && a.Policy == b.Policy && a.Allowed == b.Allowed && a.Granted == b.Granted && a.Limit == b.Limit &&
-		a.Window == b.Window && a.Remaining == b.Remaining && a.RetryAfter == b.RetryAfter && a.ResetAfter == b.ResetAfter && a.Delay == b.Delay &&
-		a.LeaseID == b.LeaseID && a.RequestID == b.RequestID && a.Shadow == b.Shadow && a.Degraded == b.Degraded &&
-		a.FailedOpen == b.FailedOpen && a.FailedClosed == b.FailedClosed
+	a.RememberFor, b.RememberFor = 0, 0
+	return reflect.DeepEqual(a, b)
 }
 
 func TestUnknownPolicyOfAnUnreachableOwner(t *testing.T) {
@@ -337,7 +339,7 @@ func TestCallsWithoutOnError(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 		c.tamper(lost)
 		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 1) })
-		n, open, leases := c.nodes[0], limit.Target{Policy: "open", Key: "k"}, limit.Target{Policy: "leases", Key: "k"}
+		n, open, leases := c.nodes[0], onPolicy("open", "k"), onPolicy("leases", "k")
 		_, err := n.Refund(t.Context(), open, 1, "")
 		wantError(t, err, limit.Unavailable, "")
 		wantError(t, n.Reset(t.Context(), open), limit.Unavailable, "")
@@ -345,12 +347,12 @@ func TestCallsWithoutOnError(t *testing.T) {
 		wantError(t, err, limit.Unavailable, "")
 		_, err = n.Release(t.Context(), leases, "0000000000000001")
 		wantError(t, err, limit.Unavailable, "")
-		_, err = n.Release(t.Context(), limit.Target{Policy: "unknown", Key: "k"}, "0000000000000001")
+		_, err = n.Release(t.Context(), onPolicy("unknown", "k"), "0000000000000001")
 		wantError(t, err, limit.Unavailable, "")
 		// Acquire has its on_error. A lease is not made up.
 		d, err := n.Acquire(t.Context(), limit.Acquire{Target: leases, Cost: 1})
 		expect.True(t, err == nil && !d.Allowed && d.FailedClosed && d.LeaseID == "", "%+v, %v", d, err)
-		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, Key: "k"}
+		inline := inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, "k")
 		d, err = n.Acquire(t.Context(), limit.Acquire{Target: inline, Cost: 1})
 		expect.True(t, err == nil && d.Allowed && d.FailedOpen && d.LeaseID == "", "%+v, %v", d, err)
 		// What this node knows to be wrong is wrong with and without an owner.
@@ -528,22 +530,28 @@ func (prompt) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
 	}
 }
 
-// mistaken are peers who panic when they are asked about a key.
-type mistaken struct{ asked map[string]int }
+// mistaken are peers who panic when they are asked about the key panic. They count what they are asked about.
+type mistaken struct {
+	prompt
+	mu    sync.Mutex
+	asked map[string]int
+}
 
-func (m mistaken) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
+func (m *mistaken) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, op := range ops {
 		if m.asked[op.Key]++; op.Key == "panic" {
 			panic(op.Key)
 		}
-		*op.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
 	}
+	m.prompt.Forward(ctx, to, ops)
 }
 
 // TestPanicsLeaveNothingBehind: what a call had forwarded that ended with a panic is not forwarded again with the next one.
 func TestPanicsLeaveNothingBehind(t *testing.T) {
-	peers := mistaken{make(map[string]int)}
-	l := New(Config{Ownership: newTwoOthers(), Peers: peers, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+	peers := &mistaken{asked: make(map[string]int)}
+	l := New(Config{Ownership: newTwoOthers(), Peers: peers, Policies: policies(t, nine)})
 	defer l.Close()
 	for range 20 { // a pool may forget what it has
 		err := panics.Call(func() error { _, err := l.Check(t.Context(), []limit.Check{named("p", "panic", 1)}); return err })
@@ -553,16 +561,6 @@ func TestPanicsLeaveNothingBehind(t *testing.T) {
 		must.True(t, err == nil && got[0].Allowed, "%v %v", got, err)
 	}
 	expect.True(t, peers.asked["panic"] == 20 && peers.asked["k"] == 20, "asked %v", peers.asked)
-}
-
-// mistakenly are peers who panic when they are asked about a key.
-type mistakenly struct{ prompt }
-
-func (m mistakenly) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
-	if slices.ContainsFunc(ops, func(op *Op) bool { return op.Key == "panic" }) {
-		panic("panic")
-	}
-	m.prompt.Forward(ctx, to, ops)
 }
 
 // changing is a view in which all partitions have another standing than two others', and one more once that has been waited for.
@@ -605,7 +603,7 @@ func TestPanicsBesideACall(t *testing.T) {
 			l.Receive([]*Op{{Kind: OpCheck, Check: &check, Hops: 1, Left: time.Second}})(t.Context())
 		}},
 	} {
-		l := New(Config{Ownership: test.owners, Peers: mistakenly{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+		l := New(Config{Ownership: test.owners, Peers: &mistaken{asked: make(map[string]int)}, Policies: policies(t, nine)})
 		err := panics.Call(func() error { test.call(l); return nil })
 		p, ok := errors.AsType[*panics.Error](err)
 		expect.True(t, ok && p.Value == "panic", "%s: %v", name, err)

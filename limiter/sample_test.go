@@ -61,7 +61,7 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 				{"blocked", func() { n.check(t, named("blocked", key, 1)) }, Sample{Scope: "blocked", Key: key, Weight: 1, Refused: true}},
 				{"several limits", func() { n.check(t, named("two", short, 1)) }, Sample{Scope: "two", Key: short, Weight: 1, Algorithm: algo.SlidingLog, Window: 10 * time.Second, Limit: 5, Remaining: 4}},
 				{"lease", func() { acquire(t, n, short) }, Sample{Scope: "jobs", Key: short, Weight: 1, Algorithm: algo.Concurrency, Limit: 5, Remaining: 4}},
-				{"reset", func() { _ = n.Reset(t.Context(), limit.Target{Policy: "jobs", Key: short}) }, Sample{}},
+				{"reset", func() { _ = n.Reset(t.Context(), onPolicy("jobs", short)) }, Sample{}},
 				{"inline", func() {
 					n.check(t, limit.Check{Target: limit.Target{Limit: inline, Namespace: "api", Key: key}, Cost: 3})
 				},
@@ -94,7 +94,7 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 
 func acquire(t *testing.T, n *testNode, key string) {
 	t.Helper()
-	d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "jobs", Key: key}, Cost: 1})
+	d, err := n.Acquire(t.Context(), limit.Acquire{Target: onPolicy("jobs", key), Cost: 1})
 	expect.True(t, err == nil && d.Allowed, "%v %v", d, err)
 }
 
@@ -167,7 +167,7 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 	heard := new(tape)
 	l := New(Config{Policies: policies(t, loanPolicies), Recorder: heard})
 	defer l.Close()
-	target := limit.Target{Policy: "p", Key: "k"}
+	target := onPolicy("p", "k")
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 	lent(t, l, b)
 	if got := heard.take(); len(got) != 0 {
@@ -190,7 +190,7 @@ func TestReportCountsNoMoreThanABorrowerCanAdmit(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies), Recorder: heard})
 	defer l.Close()
 	const many = 1 << 52
-	target := limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: many, Window: time.Hour}, Key: "k"}
+	target := inlineTarget(algo.Limit{Algorithm: algo.TokenBucket, Limit: many, Window: time.Hour}, "k")
 	id := algo.LoanID{Borrower: 1, Number: 5}
 	lent(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: many, Spent: many, Checks: many}})
 	got := heard.take()

@@ -104,7 +104,7 @@ func (l *Limiter) turnAway(op *Op) {
 	done := op.Outcome.ticket != 0
 	l.unreachable(op)
 	if !op.asks() && op.Outcome.Err != nil && op.Outcome.Err.Kind == limit.Unavailable && !done {
-		op.Outcome.Err = limit.NewError(limit.Unavailable, "", "this node has more to do than it takes in; nothing was done")
+		op.Outcome.Err = unavailable("this node has more to do than it takes in; nothing was done")
 	}
 }
 

@@ -51,7 +51,7 @@ func TestMaxInFlight(t *testing.T) {
 		got, err := n.Check(t.Context(), []limit.Check{away("closed", 4), away("open", 1), named("closed", c.owned("closed", 0, 0), 1)})
 		expect.True(t, err == nil && got[0].FailedClosed && got[1].FailedOpen && got[2].Allowed &&
 			!got[2].FailedOpen && got[2].Remaining == 9, "%+v, %v", got, err)
-		_, err = n.Release(t.Context(), limit.Target{Policy: "leases", Key: c.owned("leases", 1, 0)}, "0000000000000001")
+		_, err = n.Release(t.Context(), onPolicy("leases", c.owned("leases", 1, 0)), "0000000000000001")
 		wantError(t, err, limit.Unavailable, "")
 		d, err := n.CheckAll(t.Context(), []limit.Check{away("closed", 5), away("closed", 6)})
 		expect.True(t, err == nil && !d.Allowed, "%+v, %v", d, err)
@@ -99,7 +99,7 @@ func TestSettlingIsNotTurnedAway(t *testing.T) {
 		expect.True(t, err == nil && !d.Allowed, "%+v, %v", d, err)
 		n.load.places.Release(2)
 		open()
-		if d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: charged}}); d.Remaining != 10 || !settling {
+		if d := n.check(t, limit.Check{Target: onPolicy("closed", charged)}); d.Remaining != 10 || !settling {
 			t.Errorf("%+v, settled %t", d, settling)
 		}
 	})
@@ -123,12 +123,12 @@ func TestExpiredCallsAreNotDecided(t *testing.T) {
 			want error
 		}{{over, context.DeadlineExceeded}, {untold{t.Context()}, context.DeadlineExceeded}, {gone, context.Canceled}} {
 			for owner := range c.nodes {
-				target := limit.Target{Policy: "closed", Key: c.owned("closed", owner, 0)}
+				target := onPolicy("closed", c.owned("closed", owner, 0))
 				ask := []limit.Check{{Target: target, Cost: 1}, {Target: target, Cost: 1}}
 				before := n.Load().Late
 				results, err := n.Check(test.ctx, ask)
 				_, err2 := n.CheckAll(test.ctx, ask)
-				_, err3 := n.Reserve(test.ctx, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
+				_, err3 := n.Reserve(test.ctx, limit.Reserve{Target: target, Amount: units(1)})
 				err4 := n.Reset(test.ctx, target)
 				for i, err := range []error{err, err2, err3, err4} {
 					expect.ErrorIs(t, err, test.want, "call %d", i)
@@ -165,7 +165,7 @@ func TestReceivedLate(t *testing.T) {
 			<-done
 			out := &op.Outcome
 			expect.True(t, op.Decision.Allowed == decided && (out.Unreachable || out.NotHolder != nil) != decided, "%+v", out)
-			d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: "k"}})
+			d := n.check(t, limit.Check{Target: onPolicy("closed", "k")})
 			expect.True(t, d.Remaining == 9 == decided, "%+v", d)
 		})
 	}

@@ -153,7 +153,8 @@ func (s *statsByPolicy) of(policy string) *policyStats {
 
 // PolicyStats is a reading of one policy's counters on this node.
 type PolicyStats struct {
-	Policy                                                       string // "(inline)" for limits sent along, "(unknown)" for policies that do not exist
+	// "(inline)" for limits sent along, "(unknown)" for policies that do not exist.
+	Policy                                                       string
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
 	// CandidateAllowed and CandidateRefused count the decisions of the policy's candidate, CandidateDisagreed those that differ from the
 	// policy's.

@@ -39,7 +39,8 @@ const TraceContext = 16 + 8
 type Traced struct {
 	Operation string // such as "check"
 	Policy    string // "inline" for a limit sent along; empty when it is not a policy's name
-	Result    string // as in weir_requests_total; also "unreachable", "not_holder"; "ok" for operations other than checks, acquires and reserves
+	// As in weir_requests_total; also "unreachable", "not_holder"; "ok" for operations other than checks, acquires and reserves.
+	Result    string
 	Partition int
 	Term      string // the term under which this node decides for the partition; empty when another node does
 }

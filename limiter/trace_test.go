@@ -29,7 +29,7 @@ func TestUntracedCallsCostNothing(t *testing.T) {
 	allocations := func(tracer Tracer) float64 {
 		l := New(Config{Policies: set, Tracer: tracer})
 		defer l.Close()
-		checks := []limit.Check{{Target: limit.Target{Policy: "p", Key: "alice"}, Cost: 1}}
+		checks := []limit.Check{{Target: onPolicy("p", "alice"), Cost: 1}}
 		ops := []*Op{{Kind: OpCheck, Check: new(checks[0])}}
 		return testing.AllocsPerRun(500, func() {
 			if r, err := l.Check(t.Context(), checks); err != nil || !r[0].Allowed {
@@ -95,7 +95,7 @@ func TestTraced(t *testing.T) {
 	l := New(Config{Policies: set, Tracer: s})
 	defer l.Close()
 	check := func(policy string) limit.Check {
-		return limit.Check{Target: limit.Target{Policy: policy, Key: "alice"}, Cost: 1}
+		return limit.Check{Target: onPolicy(policy, "alice"), Cost: 1}
 	}
 
 	_, err = l.Check(t.Context(), []limit.Check{check("p"), check("p"), check("none")})

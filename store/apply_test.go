@@ -38,46 +38,22 @@ func TestApplyToWhatIsOpen(t *testing.T) {
 
 // TestResetBesideLoanIsCopied: a key that is reset keeps its loans on the copy, too, and no more than these.
 func TestResetBesideLoanIsCopied(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	l.sync(t, 0, true)
+	holder, copied, l := followed(t)
 	r := rule("p", log(100, minute))
 	decide(t, holder, r, "k", at(0), cost(50))
 	borrow(t, holder, r, 0, Borrow{ID: loanID, Want: 16})
 	l.sync(t, 0, false)
 	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
 	l.sync(t, 0, false)
-	expect.Equal(t, heldOf(copied, "p"), 16, "are held on the copy, of 16")
+	expect.Equal(t, onLoanOf(copied, "p"), 16, "are on loan on the copy, of 16")
 	l.same(t, "after a reset", 0)
 	accounted(t, holder)
 	accounted(t, copied)
 }
 
-// TestNothingOwedOnGone: what a holder may have admitted ahead on a key whose record it has dropped is not charged to a later one.
-func TestNothingOwedOnGone(t *testing.T) {
-	r := rule("p", window(100, time.Second/2))
-	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
-	now := quietAfter / 2
-	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
-	l.sync(t, now, false)
-	copied.TakeOver(0, l.there(now))
-	copied.Open(0)
-	decide(t, copied, r, "k", l.there(now), cost(1))
-	copied.TakeOver(0, l.there(now))
-	d := decide(t, copied, r, "k", l.there(now), cost(0))
-	expect.Equal(t, d.Remaining, 99, "are left of 100 after 1")
-}
-
 // TestNothingOwedIsSwept: a copy whose holder has taken its allowance back keeps an idle record no longer than others.
 func TestNothingOwedIsSwept(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	_, _, copied, l := allowed(t, minute)
 	copied.Sweep(l.there(minute), 1)
 	expect.Equal(t, copied.Stats().Keys, 1, "keys are left on the copy, on one of which something is owed")
 	for now := time.Duration(0); now < 3*quietAfter; now += quietAfter {
@@ -91,12 +67,10 @@ func TestNothingOwedIsSwept(t *testing.T) {
 // the copy.
 func TestSweptStateIsLost(t *testing.T) {
 	for _, copied := range []bool{false, true} {
-		holder, copy := New(Config{}), New(Config{Shut: true})
-		l := newLink(holder, copy, ownership.Backup)
+		holder, copy, l := followed(t)
 		l.offset = 0
-		l.sync(t, 0, true)
 		r := rule("p", window(10, minute))
-		decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+		decide(t, holder, r, "k", at(0), reserveFor(1, 3, minute))
 		l.sync(t, 0, false)
 		n, err := holder.Refund(holder.key("p", "k"), r, at(0), 3, "", "")
 		must.True(t, n == 3 && err == nil, "%v %v", n, err)
@@ -136,9 +110,7 @@ func TestCopiedBanIsBounded(t *testing.T) {
 
 // TestCopiedRuleOfAnotherBan: rules that differ in their ban alone are not taken for each other.
 func TestCopiedRuleOfAnotherBan(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	l.sync(t, 0, true)
+	holder, _, l := followed(t)
 	for _, ban := range []time.Duration{time.Minute, time.Hour} {
 		r := rule("p", log(1, minute))
 		r.Ban = ban
@@ -159,7 +131,7 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	r := rule("p", log(100, minute))
 	reserve := func(s *Store, key string, id uint64, now time.Duration, n int64) {
 		t.Helper()
-		a, err := s.Decide(s.key("p", key), r, at(now), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: minute}, nil)
+		a, err := s.Decide(s.key("p", key), r, at(now), reserveFor(id, n, minute), nil)
 		must.True(t, err == nil && a.Allowed, "%v %v", a, err)
 	}
 	for i, key := range []string{"other", "k", "k"} {
@@ -216,13 +188,13 @@ func TestSmallChunks(t *testing.T) {
 	l.most = 1
 	for i, key := range keys {
 		must.NoError(t, holder.Reset(holder.key("p", key), "p"))
-		decide(t, holder, r, "d", at(0), Call{Request: algo.Request{Cost: 1}, RequestID: key})
-		decide(t, holder, r, "d", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: minute})
+		decide(t, holder, r, "d", at(0), withID(1, key))
+		decide(t, holder, r, "d", at(0), reserveFor(uint64(i+1), 1, minute))
 	}
 	l.sync(t, 0, false)
 	l.same(t, "all", 0)
 	for _, key := range keys {
-		decide(t, holder, r, "e", at(0), Call{Request: algo.Request{Cost: 1}, RequestID: "again " + key})
+		decide(t, holder, r, "e", at(0), withID(1, "again "+key))
 	}
 	l.sync(t, 0, false)
 	l.same(t, "what is new", 0)
@@ -230,9 +202,7 @@ func TestSmallChunks(t *testing.T) {
 
 // TestTurnOfAFormerRecord: a record that was pending and is gone, and one that has come in its place, are told as what they are.
 func TestTurnOfAFormerRecord(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	l.sync(t, 0, true)
+	holder, _, l := followed(t)
 	r := rule("p", log(100, minute))
 	charge := func(times int, now time.Duration) {
 		for range times {
@@ -289,11 +259,9 @@ func TestCallersAreCopied(t *testing.T) {
 
 // TestFollowerThatHadReservations: a reservation that the new backup has already is taken back there, too.
 func TestFollowerThatHadReservations(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	l.sync(t, 0, true)
+	holder, _, l := followed(t)
 	r := rule("p", log(100, minute))
-	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+	decide(t, holder, r, "k", at(0), reserveFor(1, 3, minute))
 	l.sync(t, 0, false)
 	holder.Detach(0, ownership.Backup)
 	holder.AttachCurrent(0, ownership.Backup, true)
@@ -318,7 +286,7 @@ func TestLossIsCopied(t *testing.T) {
 	}
 	holder.TakeOver(0, at(0))
 	open(holder)
-	reserved := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}
+	reserved := reserveFor(1, 1, minute)
 	decide(t, holder, strict, "known", at(0), reserved)
 	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)

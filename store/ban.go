@@ -70,7 +70,7 @@ func (sh *shard) refuseBanned(p *plan, answer *Answer) {
 		if look.Partial {
 			pass = 1
 		}
-		if room := limits.Room(sh.arena, p.r.state, p.now); room-look.Held >= pass {
+		if room := limits.Room(sh.arena, p.r.state, p.now); room-look.OnLoan >= pass {
 			look.Cost = 0 // it would pass: a peek says the same and charges nothing
 		}
 		// Neither a peek nor a refusal needs memory.
@@ -115,14 +115,14 @@ func (sh *shard) afterBan(p *plan, call *Call, answer *Answer) {
 // while a part of what is in use may turn out not to be: on loan, of an atomic check that is in flight, or put in the
 // place of what was lost.
 func (p *plan) bans(call *Call, d *algo.Decision) bool {
-	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.Held > 0 || p.part.lostOf(p.rule, p.now).is {
+	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.OnLoan > 0 || p.part.lostOf(p.rule, p.now).is {
 		return false
 	}
 	if !p.has(concernPending) {
 		return true
 	}
-	held := p.part.extras.reservations.by[p.id()]
-	return held == nil || !held.inFlight(p.now.Mono)
+	reserved := p.part.extras.reservations.by[p.id()]
+	return reserved == nil || !reserved.inFlight(p.now.Mono)
 }
 
 // ban gives the record at a slot of the base the ban of a record of add, where that ends later.

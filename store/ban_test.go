@@ -258,14 +258,14 @@ func TestBanBesideLoans(t *testing.T) {
 	quota := algo.Quota{Demand: 3600 * 20, Ahead: time.Second, Term: time.Second}
 	a = borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 4, Number: 1}, Quota: quota})
 	expect.Equal(t, a.Granted, 0, "a quota of a banned key: %+v", a)
-	expect.Equal(t, heldOf(s, "p"), 0, "are held of a banned key")
-	// One that was lent by an owner that is lost is held as long as its borrower has it.
+	expect.Equal(t, onLoanOf(s, "p"), 0, "are on loan of a banned key")
+	// One that was lent by an owner that is lost stays on loan as long as its borrower has it.
 	left := algo.Totals{Granted: 10, Spent: 4}
 	a = borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 5, Number: 1}, Totals: left, Known: 4, Quota: quota})
 	expect.True(t, a.Granted == 10 && !a.Ended, "a quota that a lost owner lent: %+v", a)
 	_, loans := s.Lending(s.key("p", "k"), "p", at(2*minute))
-	expect.True(t, heldOf(s, "p") == 6 && loans[len(loans)-1].Until >= int64(2*minute+time.Second),
-		"it is held as %+v", loans)
+	expect.True(t, onLoanOf(s, "p") == 6 && loans[len(loans)-1].Until >= int64(2*minute+time.Second),
+		"it is on loan as %+v", loans)
 	a = borrow(t, s, r, 5*minute, Borrow{ID: algo.LoanID{Borrower: 3, Number: 1}, Want: 20})
 	expect.True(t, a.Granted != 0, "not lent after the ban: %+v", a)
 }
@@ -287,7 +287,7 @@ func TestExcessAndBan(t *testing.T) {
 	r.Ban = 5 * minute
 	s := New(Config{})
 	reserve := func(key string, n int64) {
-		decide(t, s, r, key, at(0), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(1), ReserveFor: minute})
+		decide(t, s, r, key, at(0), reserveFor(1, n, minute))
 	}
 	reserve("over", 1)
 	out, err := s.Settle(s.key("p", "over"), r, at(0), Settlement{ID: reservationOf(1), Keep: 9})
@@ -329,7 +329,7 @@ func TestNoBan(t *testing.T) {
 	decide(t, s, r, "atomic", at(0), once)
 	wantBan("while an atomic check is in flight", "atomic", 0, false)
 	wantBan("when its time is over", "atomic", time.Second, true)
-	reserve := Call{Request: algo.Request{Cost: 2}, Reservation: reservationOf(2), ReserveFor: time.Second}
+	reserve := reserveFor(2, 2, time.Second)
 	decide(t, s, r, "reserved", at(0), reserve)
 	wantBan("beside a reservation", "reserved", 0, true)
 	_, known, err := settle(s, s.key("p", "reserved"), r, at(0), reservationOf(2), 1)
@@ -364,7 +364,7 @@ func TestResetOfABanBesideLoans(t *testing.T) {
 	d := decide(t, s, r, "k", at(0), cost(1))
 	must.True(t, !d.Allowed, "%v", d)
 	borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}})
-	must.Equal(t, heldOf(s, "p"), 16, "are held of what a lost owner lent")
+	must.Equal(t, onLoanOf(s, "p"), 16, "are on loan of what a lost owner lent")
 	must.NoError(t, s.Reset(s.key("p", "k"), "p"))
 	d = decide(t, s, r, "k", at(0), cost(1))
 	expect.True(t, d.Allowed && d.Remaining == 3, "%+v, want 3 left of 20 beside 16 on loan", d)
@@ -375,10 +375,8 @@ func TestBanIsCopied(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
 		r := rule("p", log(1, minute))
 		r.Ban, r.Durability = 5*minute, durability
-		holder, copy := New(Config{}), New(Config{Shut: true})
-		l := newLink(holder, copy, ownership.Backup)
+		holder, copy, l := followed(t)
 		l.offset = 0
-		l.sync(t, 0, true)
 		k := holder.key("p", "k")
 		for range 2 {
 			_, err := holder.Decide(k, r, at(0), cost(1), nil)

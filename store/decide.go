@@ -29,7 +29,7 @@ import (
 // Where the concerns cross:
 //
 //   - A key with units on loan has lentFlag, and so is never decided by plain. Units on loan are neither in use nor
-//     free: beforeLoan puts them into request.Held, so that the limits grant what is left beside them. A refusal that
+//     free: beforeLoan puts them into request.OnLoan, so that the limits grant what is left beside them. A refusal that
 //     depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. If a call
 //     has Whole and returned units could grant it more, beforeLoan refuses it with OnLoan and charges nothing.
 //   - A banned key is refused by beforeBan, unless the call has Always. A ban begins in afterBan, with a refusal of a
@@ -51,24 +51,24 @@ import (
 //   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be
 //     sent.
 
-// concerns is a set of concerns.
-type concerns uint16
+// concernSet is a set of concerns.
+type concernSet uint16
 
 const (
-	concernGate        concerns = 1 << iota // gate.go, escrow.go: the rule needs a lease, or answers wait for the backup
-	concernCopy                             // follower.go: the partition has a follower
-	concernID                               // answers.go: the call has a request id
-	concernReservation                      // reservation.go: what the call charges is a reservation
-	concernPending                          // reservation.go: reservations are pending in the partition
-	concernBan                              // ban.go: the rule has a Ban
-	concernRefund                           // refund.go: the cost is negative
-	concernExtension                        // settle.go: the call adds to a reservation
+	concernGate        concernSet = 1 << iota // gate.go, escrow.go: a lease is needed, or answers wait for the backup
+	concernCopy                               // follower.go: the partition has a follower
+	concernID                                 // answers.go: the call has a request id
+	concernReservation                        // reservation.go: what the call charges is a reservation
+	concernPending                            // reservation.go: reservations are pending in the partition
+	concernBan                                // ban.go: the rule has a Ban
+	concernRefund                             // refund.go: the cost is negative
+	concernExtension                          // settle.go: the call adds to a reservation
 )
 
 // plan is one call on its way through decide. The Call and the Answer are arguments beside it: the compiler would move
 // them to the heap if one struct held them together with a state.
 type plan struct {
-	concerns concerns
+	concerns concernSet
 	part     *partition
 	k        Key
 	rule     *Rule
@@ -84,12 +84,12 @@ type plan struct {
 	banned  time.Duration // what is left of the key's ban
 }
 
-func (p *plan) has(c concerns) bool { return p.concerns&c != 0 }
+func (p *plan) has(c concernSet) bool { return p.concerns&c != 0 }
 
 func (p *plan) id() stateID { return stateID{p.rule.Scope, p.k.Key} }
 
-// concerns returns the concerns that every call under a rule has in this partition.
-func (p *partition) concerns(rule *Rule) (of concerns) {
+// concernsOf returns the concerns that every call under a rule has in this partition.
+func (p *partition) concernsOf(rule *Rule) (of concernSet) {
 	if rule.Guarded() {
 		of |= concernGate
 	}
@@ -105,8 +105,8 @@ func (p *partition) concerns(rule *Rule) (of concerns) {
 	return of
 }
 
-// concerns returns the concerns that the call itself brings.
-func (c *Call) concerns() (of concerns) {
+// ownConcerns returns the concerns that the call itself brings.
+func (c *Call) ownConcerns() (of concernSet) {
 	if c.RequestID != "" {
 		of |= concernID
 	}
@@ -127,7 +127,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if !part.open {
 		return ErrShut
 	}
-	of := part.concerns(rule) | call.concerns()
+	of := part.concernsOf(rule) | call.ownConcerns()
 	if of&^concernBan == 0 && sh.plain(part, k, rule, now, &call.Request, each, &answer.Decision) {
 		return nil
 	}
@@ -232,7 +232,7 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	if err != nil {
 		err = sh.noRoom(number)
 	}
-	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(limits)
+	p.denied = err == nil && !d.Allowed && call.Cost != 0 && !call.Always && limits.CountsDenied()
 	if p.made && (err != nil || d.Granted == 0) && (!p.denied || sh.idle(p.r, p.now)) {
 		sh.drop(&p.part.table, p.slot)
 		p.denied = false
@@ -259,7 +259,7 @@ func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	if p.has(concernPending | concernReservation) {
 		answer.Pending = p.part.awaits(p.id(), p.now.Mono)
 	}
-	if p.request.Held > 0 {
+	if p.request.OnLoan > 0 {
 		p.afterLoan(call, answer)
 	}
 	if p.has(concernBan) {
@@ -294,16 +294,6 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 		return 0, errNoRoom
 	}
 	return slot, nil
-}
-
-// countsDenied reports whether a refusal changes a state.
-func countsDenied(limits algo.Limits) bool {
-	for i := range limits {
-		if limits[i].CountDenied {
-			return true
-		}
-	}
-	return false
 }
 
 // adopted returns the record at a slot, brought under the given rule.

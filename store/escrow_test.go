@@ -10,8 +10,8 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// escrowed is a holder of one partition under escrow, and a copy.
-func escrowed(t *testing.T) (holder, copied *Store, l *link) {
+// followed is a holder of one partition, and a backup that has all of it.
+func followed(t *testing.T) (holder, copied *Store, l *link) {
 	t.Helper()
 	holder, copied = New(Config{}), New(Config{Shut: true})
 	l = newLink(holder, copied, ownership.Backup)
@@ -41,11 +41,22 @@ func spend(t *testing.T, s *Store, r *Rule, now time.Duration) (n int64) {
 	}
 }
 
+// allowed is a holder whose key k, with 100 units a window under escrow, has an allowance.
+func allowed(t *testing.T, w time.Duration) (r *Rule, holder, copied *Store, l *link) {
+	t.Helper()
+	r = rule("p", window(100, w))
+	r.Durability = Escrow
+	holder, copied, l = followed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	return r, holder, copied, l
+}
+
 // TestAllowance: what may be admitted ahead of the copy is two twentieths of the smallest limit, and the copy charges it.
 func TestAllowance(t *testing.T) {
 	r := rule("p", window(10000, time.Hour), window(100, minute))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	n := spend(t, holder, r, 0)
@@ -55,11 +66,7 @@ func TestAllowance(t *testing.T) {
 
 // TestAllowanceOfReset: a key that was reset has none, for the copy has forgotten it.
 func TestAllowanceOfReset(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, minute)
 	must.NoError(t, holder.Reset(holder.key("p", "k"), "p"))
 	l.sync(t, 0, false)
 	n := spend(t, holder, r, 0)
@@ -70,11 +77,7 @@ func TestAllowanceOfReset(t *testing.T) {
 
 // TestAllowanceOfGone: neither has a key whose record was dropped, once the copy has been told.
 func TestAllowanceOfGone(t *testing.T) {
-	r := rule("p", window(100, time.Second/2))
-	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, time.Second/2)
 	now := quietAfter + time.Second/2
 	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	l.sync(t, now, false)
@@ -133,11 +136,7 @@ func TestMergeRequestIDs(t *testing.T) {
 
 // TestAllowanceAtShut: the last chunk of a partition that is shut ends every allowance, for it has every state as it is.
 func TestAllowanceAtShut(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, minute)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	holder.Shut(0)
@@ -150,7 +149,7 @@ func TestAllowanceAtShut(t *testing.T) {
 func TestInheritedAtShut(t *testing.T) {
 	strict, plain := rule("strict", window(100, minute)), rule("plain", window(100, minute))
 	strict.Durability, strict.Strict, plain.Durability = Escrow, true, Escrow
-	holder, claimant, l := escrowed(t)
+	holder, claimant, l := followed(t)
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, strict, 0)
 	l.sync(t, 0, false)
@@ -175,13 +174,9 @@ func TestInheritedAtShut(t *testing.T) {
 	}
 }
 
-// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance, so that it does not keep it.
+// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance. It keeps neither, and charges nothing to a later record.
 func TestGivenBackWithRecord(t *testing.T) {
-	r := rule("p", window(100, time.Second/2))
-	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, time.Second/2)
 	now := quietAfter / 2
 	must.Equal(t, holder.Sweep(at(now), 1), 1, "the record is not dropped")
 	must.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending")
@@ -190,6 +185,10 @@ func TestGivenBackWithRecord(t *testing.T) {
 	expect.True(t, n == 0, "the copy keeps %d keys", n)
 	accounted(t, holder)
 	accounted(t, copied)
+	copied.TakeOver(0, l.there(now))
+	copied.Open(0)
+	decide(t, copied, r, "k", l.there(now), cost(1))
+	expect.Equal(t, left(t, copied, r, now, l), 99, "are left of 100 after 1")
 }
 
 // TestAllowanceAfterSplit: what a lost holder may have admitted to strict rules ahead of its backup's copy counts as well once the
@@ -198,7 +197,7 @@ func TestGivenBackWithRecord(t *testing.T) {
 func TestAllowanceAfterSplit(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability, r.Strict = Escrow, true
-	holder, backup, l := escrowed(t)
+	holder, backup, l := followed(t)
 	receiver := New(Config{Shut: true})
 	m := newLink(holder, receiver, ownership.Target)
 	holder.Lease(0, int64(time.Hour))
@@ -240,7 +239,7 @@ func TestAllowanceIsOfTheCapacity(t *testing.T) {
 func TestAllowanceLater(t *testing.T) {
 	r := rule("p", window(100, time.Hour))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	const now = 30 * time.Minute
 	spend(t, holder, r, now)
 	l.sync(t, now, false)
@@ -254,11 +253,7 @@ func TestAllowanceLater(t *testing.T) {
 
 // TestNoAllowanceOfOthers: neither who gets the partition by a move is told of allowances nor a copy of keys that have come under another durability.
 func TestNoAllowanceOfOthers(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
+	r, holder, copied, l := allowed(t, minute)
 	receiver := New(Config{Shut: true})
 	m := newLink(holder, receiver, ownership.Target)
 	m.sync(t, 0, true)
@@ -275,7 +270,7 @@ func TestNoAllowanceOfOthers(t *testing.T) {
 func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability = Escrow
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	decide(t, holder, r, "k", at(0), cost(1))
 	of := stateID{"p", "k"}
 	change(t, holder, r, "k", func(part *partition, rec record) {
@@ -291,10 +286,10 @@ func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 func TestOwedIsChargedBesideReservations(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability, r.Strict = Escrow, true
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	l.offset = 0
 	holder.Lease(0, int64(time.Hour))
-	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute})
+	decide(t, holder, r, "k", at(0), reserveFor(1, 1, minute))
 	l.sync(t, 0, false)
 	copied.TakeOver(0, at(5*time.Second))
 	copied.Open(0)
@@ -316,7 +311,7 @@ func TestOwedIsChargedBesideReservations(t *testing.T) {
 func TestNothingOwedAfterALoss(t *testing.T) {
 	r := rule("p", log(100, minute))
 	r.Durability, r.Strict = Escrow, true
-	holder, copied, l := escrowed(t)
+	holder, copied, l := followed(t)
 	l.offset = 0
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, r, 0)

@@ -15,11 +15,6 @@ func releasing(d Durability, limits ...algo.Limit) *Rule {
 	return &Rule{Scope: "p", Limits: limits, Durability: d, ReleaseExpired: true}
 }
 
-// reserveFor makes a reservation.
-func reserveFor(id uint64, units int64, ttl time.Duration) Call {
-	return Call{Request: algo.Request{Cost: units}, Reservation: reservationOf(id), ReserveFor: ttl}
-}
-
 // wantUsed checks how many units of a limit of 10 are in use.
 func wantUsed(t *testing.T, what string, s *Store, r *Rule, now algo.Instant, want int64) {
 	t.Helper()
@@ -90,10 +85,7 @@ func TestReleaseWhereTheUnitsAre(t *testing.T) {
 func TestReleaseByTheHolder(t *testing.T) {
 	for _, d := range []Durability{Async, Escrow, Sync} {
 		for _, told := range []bool{false, true} {
-			holder, copied := New(Config{}), New(Config{Shut: true})
-			l := newLink(holder, copied, ownership.Backup)
-			holder.TakeOver(0, at(0))
-			l.sync(t, 0, true)
+			holder, copied, l := followed(t)
 			r := releasing(d, log(10, time.Hour))
 			decide(t, holder, r, "k", at(0), cost(2))
 			decide(t, holder, r, "k", at(0), reserveFor(1, 3, time.Second))
@@ -163,10 +155,7 @@ func TestReleaseAfterMerge(t *testing.T) {
 func TestCommitWaitsUnderRelease(t *testing.T) {
 	for _, d := range []Durability{Async, Escrow, Sync} {
 		for _, keep := range []int64{0, 2} {
-			holder, copied := New(Config{}), New(Config{Shut: true})
-			l := newLink(holder, copied, ownership.Backup)
-			holder.TakeOver(0, at(0))
-			l.sync(t, 0, true)
+			holder, _, l := followed(t)
 			r := releasing(d, log(10, minute))
 			decide(t, holder, r, "k", at(0), reserveFor(1, 3, time.Second))
 			l.sync(t, 0, false)

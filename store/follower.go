@@ -240,9 +240,9 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 
 // tellReservations notes whether a follower has the states with the units of the reservations in them.
 func (p *partition) tellReservations(slot ownership.Slot, told bool) {
-	for _, held := range p.extras.reservations.by {
-		for i := range held.list {
-			held.list[i].told[slot] = told
+	for _, reserved := range p.extras.reservations.by {
+		for i := range reserved.list {
+			reserved.list[i].told[slot] = told
 		}
 	}
 }

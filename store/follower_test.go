@@ -850,7 +850,7 @@ func TestReservations(t *testing.T) {
 	r := rule("p", log(10, minute))
 	k := s.key("p", "k")
 	reserve := func(id uint64, n int64, now time.Duration) (Answer, error) {
-		return s.Decide(k, r, at(now), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: 10 * time.Second}, nil)
+		return s.Decide(k, r, at(now), reserveFor(id, n, 10*time.Second), nil)
 	}
 	for id := uint64(1); id <= 2; id++ {
 		a, err := reserve(id, 3, 0)
@@ -895,7 +895,7 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		k := a.key("p", "k")
 		reserve := func(id uint64, n int64, ttl time.Duration) {
 			t.Helper()
-			call := Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: ttl}
+			call := reserveFor(id, n, ttl)
 			got, err := a.Decide(k, r, at(0), call, nil)
 			must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
 		}
@@ -1008,7 +1008,7 @@ func TestCountedRefusalWhereTheCountIsLost(t *testing.T) {
 // for what is on loan.
 func TestResetOfWhatIsOwed(t *testing.T) {
 	for _, lent := range []int64{0, 16} {
-		holder, copied, l := escrowed(t)
+		holder, copied, l := followed(t)
 		r := rule("p", log(100, minute))
 		r.Strict, r.Durability = true, Escrow
 		holder.Lease(0, int64(time.Hour))
@@ -1033,10 +1033,7 @@ func TestResetOfWhatIsOwed(t *testing.T) {
 
 // TestTakeOverStrict charges what is owed once, and to strict rules when it is asked for.
 func TestTakeOverStrict(t *testing.T) {
-	holder, copy := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copy, ownership.Backup)
-	holder.TakeOver(0, at(0))
-	l.sync(t, 0, true)
+	holder, copy, l := followed(t)
 	holder.Lease(0, 100)
 	rules := []*Rule{rule("available", log(100, minute)), rule("strict", log(100, minute))}
 	for _, r := range rules {

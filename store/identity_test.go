@@ -12,102 +12,6 @@ import (
 	"github.com/weirlimit/weir/test/must"
 )
 
-// sharing returns two keys of one hash.
-func sharing(s *Store) (a, b Key) {
-	a = s.key("p", "a")
-	b = a
-	b.Key = "b"
-	return a, b
-}
-
-// What belongs to one key is not found under another one of the same hash.
-func TestAHashIsNoIdentity(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", log(5, minute))
-	a, b := sharing(s)
-	charge := func(k Key, call Call) Answer {
-		t.Helper()
-		got := must.Value(s.Decide(k, r, at(0), call, nil))(t)
-		return got
-	}
-	charge(b, cost(5))
-	reserved := cost(3)
-	reserved.Reservation, reserved.ReserveFor, reserved.RequestID = reservationOf(1), minute, "r"
-	must.True(t, charge(a, reserved).Allowed, "not reserved")
-	_, known, err := settle(s, b, r, at(0), reservationOf(1), 0)
-	expect.True(t, !known && err == nil, "cancelled under another key: %v, %v", known, err)
-	repeated := reserved
-	repeated.Reservation = reservationOf(2) // of a retry, which draws another one
-	got := charge(b, repeated)
-	expect.True(t, !got.Allowed && !got.Pending, "another key's request id admits: %+v", got)
-	n, err := s.Refund(a, r, at(0), 1, "back", "")
-	must.True(t, n == 1 && err == nil, "refund: %d, %v", n, err)
-	n, err = s.Refund(a, r, at(0), 1, "back", "")
-	expect.True(t, n == 1 && err == nil, "refund, repeated: %d, %v", n, err)
-	_, err = s.Refund(a, r, at(0), 2, "back", "")
-	expect.Equal(t, err, ErrRequestID, "refund of another number under the same id")
-	got = charge(a, cost(0))
-	expect.Equal(t, got.Remaining, 3, "remain of 5, of which 3 are used and 1 was refunded")
-	n, err = s.Refund(b, r, at(0), 1, "back", "")
-	expect.True(t, n == 1 && err == nil, "refund of another key under the same id: %d, %v", n, err)
-	must.NoError(t, s.Reset(b, "p"))
-	got = charge(a, cost(0))
-	expect.True(t, got.Remaining == 3 && got.Pending, "after another key's reset: %+v", got)
-	got = charge(a, repeated)
-	expect.True(t, got.Allowed && got.Reservation == reservationOf(1), "after another key's reset, repeated: %+v", got)
-}
-
-// The same on a copy: what was reset or dropped is gone there, and what shares its hash is not.
-func TestAHashIsNoIdentityOnCopies(t *testing.T) {
-	s, c := New(Config{}), New(Config{Shut: true})
-	r := rule("p", log(5, minute))
-	r.Durability = Escrow
-	s.Attach(0, ownership.Backup, true)
-	a, b := sharing(s)
-	pass := func(now time.Duration) {
-		t.Helper()
-		for more := true; more; {
-			var chunk []byte
-			chunk, _, more = s.Drain(0, ownership.Backup, at(now), 64)
-			must.NoError(t, c.Apply(0, false, at(now), chunk))
-		}
-	}
-	call := func(n int64, id string) Call {
-		return Call{Request: algo.Request{Cost: n}, RequestID: id, Reservation: reservationOf(uint64(n)), ReserveFor: minute}
-	}
-	decide := func(k Key, call Call) {
-		t.Helper()
-		got, err := s.Decide(k, r, at(0), call, nil)
-		must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
-	}
-	decide(a, call(3, "r"))
-	decide(b, call(4, "r"))
-	pass(0)
-	must.NoError(t, s.Reset(a, "p"))
-	pass(0)
-	decide(a, cost(1))
-	pass(0)
-	// Charged and given back, and dropped before that is told.
-	_, err := s.Refund(a, r, at(0), 1, "", "")
-	must.NoError(t, err)
-	s.Sweep(at(0), 10)
-	pass(0)
-	c.TakeOver(0, at(0))
-	c.Open(0)
-	look := func(k Key, remaining int64, pending bool) {
-		t.Helper()
-		got, err := c.Decide(k, r, at(0), cost(0), nil)
-		expect.True(t, err == nil && got.Remaining == remaining && got.Pending == pending,
-			"%s: %+v, %v; want %d left", k.Key, got, err, remaining)
-	}
-	look(a, 5, false)
-	look(b, 1, true)
-	_, known, _ := settle(c, a, r, at(0), reservationOf(4), 0)
-	expect.True(t, !known, "cancelled under another key")
-	n, known, err := settle(c, b, r, at(0), reservationOf(4), 1)
-	expect.True(t, n == 3 && known && err == nil, "commit: %d, %v, %v", n, known, err)
-}
-
 func TestRequestIDsLost(t *testing.T) {
 	r := rule("p", log(1000, minute))
 	use := func(s *Store, n int, now time.Duration) {
@@ -131,7 +35,8 @@ func TestRequestIDsLost(t *testing.T) {
 	}
 }
 
-// TestEqualHashesAcrossStores does the same at random to stores whose 60 states have 16 hashes between them and to stores whose
+// TestEqualHashesAcrossStores: what belongs to one key is not found under another one of the same hash, on copies neither. It does the same at
+// random to stores whose 60 states have 16 hashes between them and to stores whose
 // hashes differ, while the partition is copied, moved, claimed from its copy and merged, and compares all answers.
 func TestEqualHashesAcrossStores(t *testing.T) {
 	rules := []*Rule{
@@ -198,6 +103,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				released, wrong := s.Release(k, r, at(now), lease)
 				got = fmt.Sprint(renewed.Alive, err, released, wrong)
 			case op == 11:
+				s.Sweep(at(now), 1) // what is dropped has to be told apart from what shares its hash
 				pass(holder, false)
 			case op == 12: // a move
 				s.Shut(0)

@@ -154,7 +154,7 @@ func (a *asks) do(t *testing.T, s *Store, r *Rule, now algo.Instant, draw Reserv
 		a.tickets = [2]uint64{held.Ticket, done.Ticket}
 		return a.units + a.excess
 	default:
-		a.tickets[0] = answer(t, s, r, a.key, now, Call{Request: algo.Request{Cost: a.units}, RequestID: a.id}).Ticket
+		a.tickets[0] = answer(t, s, r, a.key, now, withID(a.units, a.id)).Ticket
 		return a.units
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // The loans of one key are in extras.lent, and its record has lentFlag. algo.Loans has the rule: a unit on loan is
-// held, so it is neither in use nor free. Lend takes a borrower's report and lends anew; Recall stops lending until
+// neither in use nor free. Lend takes a borrower's report and lends anew; Recall stops lending until
 // there is room again. expireLoans charges what ended loans did not return: beforeLoan, Lend, Recall and the sweep call
 // it first.
 //
@@ -249,7 +249,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	} else if !last {
 		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want, left)
 	}
-	a.Checked, a.OnLoan = a.Checks-before.Checks, l.Held()
+	a.Checked, a.OnLoan = a.Checks-before.Checks, l.OnLoan()
 	l.Borrowed(b.ID, b.Caller)
 	after, known := l.Get(b.ID)
 	after.Caller = before.Caller // which the copies do not have
@@ -290,7 +290,7 @@ func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b 
 	}
 }
 
-// Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are
+// Recall returns the loans of a key of which units are on loan, those with the most first, and sees to it that no more are
 // lent before there is room again: a request needs them. What their borrowers return is told by Lend.
 func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan, err error) {
 	err = s.ifOpen(k.Partition, func(sh *shard, part *partition) error {
@@ -306,16 +306,16 @@ func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan
 }
 
 // OnLoan is how many units of a key are on loan.
-func (s *Store) OnLoan(k Key, scope string) (held int64) {
+func (s *Store) OnLoan(k Key, scope string) (units int64) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if part.extras == nil || len(part.extras.lent) == 0 {
 			return
 		}
 		if l := part.extras.lent[stateID{scope, k.Key}]; l != nil {
-			held = l.Held()
+			units = l.OnLoan()
 		}
 	})
-	return held
+	return units
 }
 
 // LoanStats are the loans of all keys that a Store decides for.
@@ -334,7 +334,7 @@ func (s *Store) Loans() LoanStats {
 			return
 		}
 		for _, l := range part.extras.lent {
-			st.OnLoan += l.Held()
+			st.OnLoan += l.OnLoan()
 			of = l.Borrowers(of[:0])
 			for _, b := range of {
 				borrowers[b] = true
@@ -347,7 +347,7 @@ func (s *Store) Loans() LoanStats {
 
 // beside makes a request one that knows of the units of its state that are on loan.
 func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
-	r.Held, r.HeldFor = l.Held(), l.HeldFor(now)
+	r.OnLoan, r.OnLoanFor = l.OnLoan(), l.OnLoanFor(now)
 	return r
 }
 
@@ -359,22 +359,22 @@ func (sh *shard) beforeLoan(p *plan, call *Call, answer *Answer) (answered bool)
 		return false
 	}
 	p.request = l.beside(p.request, p.now)
-	held := p.request.Held
-	if !call.Whole || held == 0 || !call.wantsBack(p.rule.Limits.Room(sh.arena, p.r.state, p.now), held) {
+	onLoan := p.request.OnLoan
+	if !call.Whole || onLoan == 0 || !call.wantsBack(p.rule.Limits.Room(sh.arena, p.r.state, p.now), onLoan) {
 		return false
 	}
-	answer.OnLoan, answer.OnLoanFor = held, p.request.HeldFor
+	answer.OnLoan, answer.OnLoanFor = onLoan, p.request.OnLoanFor
 	return true
 }
 
 // wantsBack reports whether units on loan, returned, would let a call grant more, or find room for what it charges. A
 // call that is refused without them does not need to ask before.
-func (c *Call) wantsBack(room, held int64) bool {
+func (c *Call) wantsBack(room, onLoan int64) bool {
 	least := c.Cost
 	if c.Partial {
 		least = 1
 	}
-	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-held
+	return (c.Partial || c.Always) && c.Cost > 0 && room >= least && c.Cost > room-onLoan
 }
 
 // afterLoan tells a refusal how many units on loan it depends on, and for how long at most: they stand between the
@@ -382,10 +382,10 @@ func (c *Call) wantsBack(room, held int64) bool {
 // only their borrowers know. Such a refusal begins no ban, because borrowers could still admit during it.
 func (p *plan) afterLoan(call *Call, answer *Answer) {
 	d := &answer.Decision
-	if d.Allowed || call.Always || d.RetryAfter == algo.Never || countsDenied(p.rule.Limits) {
+	if d.Allowed || call.Always || d.RetryAfter == algo.Never || p.rule.Limits.CountsDenied() {
 		return
 	}
-	answer.OnLoan, answer.OnLoanFor = p.request.Held, p.request.HeldFor
+	answer.OnLoan, answer.OnLoanFor = p.request.OnLoan, p.request.OnLoanFor
 }
 
 // Lending is how much of a key could be in use if nothing were on loan, which is its room, and its loans, those that

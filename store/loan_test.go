@@ -31,13 +31,13 @@ func borrow(t *testing.T, s *Store, r *Rule, now time.Duration, b Borrow) Lent {
 	return a
 }
 
-// heldOf is what is on loan of the key k.
-func heldOf(s *Store, scope string) (n int64) {
+// onLoanOf is what is on loan of the key k.
+func onLoanOf(s *Store, scope string) (n int64) {
 	k := s.key(scope, "k")
 	s.with(0, func(sh *shard, part *partition) {
 		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
 			if l := part.loansOf(sh.record(part.ref(slot))); l != nil {
-				n = l.Held()
+				n = l.OnLoan()
 			}
 		}
 	})
@@ -54,7 +54,7 @@ func loansCounted(t *testing.T, s *Store) {
 			s.shards[i].locked(func() {
 				if part := &s.shards[i].partitions[j]; part.open && part.extras != nil {
 					for _, l := range part.extras.lent {
-						want.OnLoan += l.Held()
+						want.OnLoan += l.OnLoan()
 						for _, b := range l.Borrowers(nil) {
 							borrowers[b] = true
 						}
@@ -211,7 +211,7 @@ func TestLoanExpires(t *testing.T) {
 			for range 2 {
 				s.Sweep(at(5*time.Second), 1)
 			}
-			expect.Equal(t, heldOf(s, "p"), 0, "the sweep has not ended the loan")
+			expect.Equal(t, onLoanOf(s, "p"), 0, "the sweep has not ended the loan")
 		}
 		d := decide(t, s, r, "k", at(until+10*time.Second-1), cost(85))
 		must.True(t, !d.Allowed && d.RetryAfter <= 64, "%+v", d)
@@ -226,16 +226,16 @@ func TestLoansStay(t *testing.T) {
 	r := rule("p", log(100, 10*time.Second))
 	borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
 	s.Sweep(at(time.Second/2), 1)
-	expect.Equal(t, heldOf(s, "p"), 16, "are held after a sweep")
+	expect.Equal(t, onLoanOf(s, "p"), 16, "are on loan after a sweep")
 	decide(t, s, r, "k", at(0), cost(50))
 	must.NoError(t, s.Reset(s.key("p", "k"), "p"))
-	if d := decide(t, s, r, "k", at(time.Second/2), cost(0)); heldOf(s, "p") != 16 || d.Remaining != 84 {
-		t.Errorf("%d are held after a reset, %+v", heldOf(s, "p"), d)
+	if d := decide(t, s, r, "k", at(time.Second/2), cost(0)); onLoanOf(s, "p") != 16 || d.Remaining != 84 {
+		t.Errorf("%d are on loan after a reset, %+v", onLoanOf(s, "p"), d)
 	}
 	// Under a lower limit, and another algorithm.
 	for _, l := range []algo.Limit{log(64, 10*time.Second), {Algorithm: algo.TokenBucket, Limit: 64, Window: 10 * time.Second}, {Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}} {
-		if d := decide(t, s, rule("p", l), "k", at(time.Second/2), cost(0)); heldOf(s, "p") != 16 || d.Remaining != 48 {
-			t.Errorf("under %v %d are held, %+v", l, heldOf(s, "p"), d)
+		if d := decide(t, s, rule("p", l), "k", at(time.Second/2), cost(0)); onLoanOf(s, "p") != 16 || d.Remaining != 48 {
+			t.Errorf("under %v %d are on loan, %+v", l, onLoanOf(s, "p"), d)
 		}
 	}
 	a := borrow(t, s, rule("p", algo.Limit{Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}), time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 3}, Want: 30})
@@ -269,8 +269,8 @@ func TestLoanMoves(t *testing.T) {
 	a, err := to.Decide(k, r, l.there(0), cost(0), nil)
 	must.True(t, err == nil && a.Remaining == 100-6-16, "%+v, %v", a, err)
 	lent, err := to.Lend(k, r, l.there(time.Second/2), Borrow{ID: loanID, Totals: algo.Totals{Granted: 22, Spent: 9, Returned: 13}})
-	if err != nil || lent.Charged != 3 || !lent.Ended || heldOf(to, "p") != 0 {
-		t.Fatalf("%+v, %v; %d held", lent, err, heldOf(to, "p"))
+	if err != nil || lent.Charged != 3 || !lent.Ended || onLoanOf(to, "p") != 0 {
+		t.Fatalf("%+v, %v; %d on loan", lent, err, onLoanOf(to, "p"))
 	}
 	accounted(t, from)
 	accounted(t, to)
@@ -282,13 +282,13 @@ func TestLoanIsNotKnown(t *testing.T) {
 	r := rule("p", log(100, 10*time.Second))
 	for i, want := range []int64{6, 0} {
 		a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3}, Known: 6})
-		if a.Charged != want || heldOf(s, "p") != 5 {
-			t.Fatalf("report %d: %+v, %d held", i, a, heldOf(s, "p"))
+		if a.Charged != want || onLoanOf(s, "p") != 5 {
+			t.Fatalf("report %d: %+v, %d on loan", i, a, onLoanOf(s, "p"))
 		}
 	}
 	for _, bad := range []algo.Totals{{Granted: 1, Spent: 2}, {Granted: -1}, {Granted: 1 << 60}, {Granted: 5, Spent: 3, Returned: 3}, {Spent: -1}} {
-		if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8}, Totals: bad}); a.Charged != 0 || heldOf(s, "p") != 5 {
-			t.Errorf("of %+v: %+v, %d held", bad, a, heldOf(s, "p"))
+		if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8}, Totals: bad}); a.Charged != 0 || onLoanOf(s, "p") != 5 {
+			t.Errorf("of %+v: %+v, %d on loan", bad, a, onLoanOf(s, "p"))
 		}
 	}
 	accounted(t, s)
@@ -347,9 +347,9 @@ func TestLoansMerge(t *testing.T) {
 	granted, _ := holderLoan(a, a.key("p", "k"), "p", loanID)
 	expect.True(t, granted.Spent == 6 && granted.Returned == 2 && !granted.Ended, "%+v", granted)
 	d := decide(t, a, r, "k", at(0), cost(0))
-	held := heldOf(a, "p")
-	expect.True(t, d.Remaining == 100-6-held && held == granted.Left(), "%d held, %+v", held, d)
-	expect.Equal(t, heldOf(a, "q"), 16, "are held of the key that one side alone knew")
+	onLoan := onLoanOf(a, "p")
+	expect.True(t, d.Remaining == 100-6-onLoan && onLoan == granted.Left(), "%d on loan, %+v", onLoan, d)
+	expect.Equal(t, onLoanOf(a, "q"), 16, "are on loan of the key that one side alone knew")
 	a.Sweep(at(time.Hour), 1)
 	accounted(t, a)
 	accounted(t, b)
@@ -463,8 +463,8 @@ func TestLoanCrash(t *testing.T) {
 				}
 			}
 			waits = nil // their answers are lost with the holder
-			held := heldOf(copy, "p")
-			if held > 0 {
+			onLoan := onLoanOf(copy, "p")
+			if onLoan > 0 {
 				survived++
 			}
 			confirmed = 1 << 62
@@ -472,8 +472,8 @@ func TestLoanCrash(t *testing.T) {
 			r = rule("p", log(limit, w))
 			r.Durability = Async
 			copy.TakeOver(0, instant())
-			if left := heldOf(copy, "p"); left != held {
-				t.Fatalf("durability %d, seed %d: %d of %d are on loan after the takeover", d, seed, left, held)
+			if left := onLoanOf(copy, "p"); left != onLoan {
+				t.Fatalf("durability %d, seed %d: %d of %d are on loan after the takeover", d, seed, left, onLoan)
 			}
 			copy.Open(0)
 			for range 300 {
@@ -513,12 +513,12 @@ func TestLoanReportsAreBounded(t *testing.T) {
 			claim := func(id algo.LoanID, totals algo.Totals) {
 				t.Helper()
 				charged += borrow(t, s, r, 0, Borrow{ID: id, Totals: totals}).Charged
-				held := heldOf(s, "p")
-				must.True(t, charged+held <= 2*all, "%d charged and %d held after %+v", charged, held, totals)
+				onLoan := onLoanOf(s, "p")
+				must.True(t, charged+onLoan <= 2*all, "%d charged and %d on loan after %+v", charged, onLoan, totals)
 			}
 			claim(loanID, algo.Totals{Granted: 40, Spent: 20}) // by an owner that was lost
-			held := heldOf(s, "p")
-			must.True(t, charged == 20 && held == 20, "%d charged and %d held", charged, held)
+			onLoan := onLoanOf(s, "p")
+			must.True(t, charged == 20 && onLoan == 20, "%d charged and %d on loan", charged, onLoan)
 			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: 30})
 			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit - 1})
 			for i := range uint64(5) {
@@ -548,8 +548,8 @@ func TestLoanWithoutMemory(t *testing.T) {
 	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3}, Known: 6})
 	expect.True(t, a.Charged == 6+5 && a.Ended && a.Spent == 17 && a.Term == 0 && a.ID == loanID,
 		"%+v, want 6 that were spent and 5 that are left charged", a)
-	if _, ok := holderLoan(s, s.key("p", "k"), "p", loanID); ok || heldOf(s, "p") != 0 {
-		t.Errorf("the loan is kept, %d held", heldOf(s, "p"))
+	if _, ok := holderLoan(s, s.key("p", "k"), "p", loanID); ok || onLoanOf(s, "p") != 0 {
+		t.Errorf("the loan is kept, %d on loan", onLoanOf(s, "p"))
 	}
 	// Who heard that and reports it again is charged nothing.
 	a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 17, Returned: 3}, Known: 17})
@@ -606,7 +606,7 @@ func TestChargeBesideLoans(t *testing.T) {
 	other := s.key("p", "other")
 	_, err := s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16})
 	must.NoError(t, err)
-	call := Call{Request: algo.Request{Cost: 80}, Reservation: reservationOf(1), ReserveFor: minute}
+	call := reserveFor(1, 80, minute)
 	a, err := s.Decide(other, r, at(0), call, nil)
 	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90, Whole: true})
@@ -625,7 +625,7 @@ func TestLoanBecomesConcurrency(t *testing.T) {
 	borrow(t, s, before, 0, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16})
 	a := borrow(t, s, leases, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}})
 	expect.Equal(t, a.Charged, 0, "%+v", a)
-	expect.Equal(t, heldOf(s, "p"), 16, "are on loan")
+	expect.Equal(t, onLoanOf(s, "p"), 16, "are on loan")
 	d := decide(t, s, leases, "k", at(2*time.Second), cost(0))
 	expect.Equal(t, d.Remaining, 20, "leases are free of 20, of which nobody has one")
 	bucket := rule("q", algo.Limit{Algorithm: algo.TokenBucket, Limit: 3600, Window: time.Hour})
@@ -699,16 +699,14 @@ func TestLoanChecks(t *testing.T) {
 // TestEndedLoansOnCopies: a copy neither ends a loan by itself nor keeps one that its holder has forgotten.
 func TestEndedLoansOnCopies(t *testing.T) {
 	for _, spent := range []int64{0, 16} {
-		holder, copied := New(Config{}), New(Config{Shut: true})
-		l := newLink(holder, copied, ownership.Backup)
-		l.sync(t, 0, true)
+		holder, copied, l := followed(t)
 		r := rule("p", log(100, time.Hour))
 		a := borrow(t, holder, r, 0, Borrow{ID: loanID, Want: 16})
 		borrow(t, holder, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: spent}})
 		l.sync(t, 0, false)
 		now := time.Duration(a.Until) + time.Millisecond
 		copied.Sweep(l.there(now), 1)
-		expect.Equal(t, heldOf(copied, "p"), 16-spent, "are held on the copy are left")
+		expect.Equal(t, onLoanOf(copied, "p"), 16-spent, "are on loan on the copy are left")
 		for ; now < 30*time.Second; now += 5 * time.Second {
 			holder.Sweep(at(now), 1)
 			if holder.Pending(0, ownership.Backup) > 0 {
@@ -739,7 +737,7 @@ func TestLoanBecomesStrict(t *testing.T) {
 		expect.True(t, a.Until <= assigned.Until && a.Rate <= assigned.Rate, "a lease until %v: a quota %+v becomes %+v", until, assigned, a)
 	}
 	s.Sweep(at(30*time.Second), 1)
-	expect.Equal(t, heldOf(s, "p"), 0, "are on loan after all terms")
+	expect.Equal(t, onLoanOf(s, "p"), 0, "are on loan after all terms")
 }
 
 // TestLendToAnUnknownKey: its record stays if something was lent or charged, and otherwise not.

@@ -251,7 +251,7 @@ func TestMergeOfReservations(t *testing.T) {
 		s.claim(1)
 		for i := range 2 {
 			for _, key := range []string{"both", fmt.Sprint(i)} {
-				decide(t, s.parties[i].store, r, key, at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: minute})
+				decide(t, s.parties[i].store, r, key, at(0), reserveFor(uint64(i+1), 3, minute))
 			}
 		}
 		s.merge(from, 1-from)
@@ -274,7 +274,7 @@ func TestMergeOfOneReservation(t *testing.T) {
 	for from := range 2 {
 		s := newSplit(t, 2, r)
 		s.claim(0)
-		decide(t, s.parties[0].store, r, "k", at(s.now), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+		decide(t, s.parties[0].store, r, "k", at(s.now), reserveFor(1, 3, minute))
 		s.replicate(0, 1)
 		s.claim(1)
 		s.merge(from, 1-from)
@@ -305,8 +305,8 @@ func TestMergeFollowers(t *testing.T) {
 		l.sync(t, s.now, true)
 		for i := range 2 {
 			s.admit(i, s.rules[0], fmt.Sprint(i))
-			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(i)})
-			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: minute})
+			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), withID(1, fmt.Sprint(i)))
+			decide(t, s.parties[i].store, s.rules[0], fmt.Sprint(i), at(s.now), reserveFor(uint64(i+1), 1, minute))
 		}
 		must.NoError(t, s.parties[0].store.Reset(s.parties[0].store.key("p", "gone"), "p"))
 		if told {
@@ -331,7 +331,7 @@ func TestMergeForgetsStrictIDs(t *testing.T) {
 		s := newSplit(t, 2, r)
 		charge := func(i int, id string) {
 			t.Helper()
-			decide(t, s.parties[i].store, r, "k", at(s.now), Call{Request: algo.Request{Cost: 1}, RequestID: id})
+			decide(t, s.parties[i].store, r, "k", at(s.now), withID(1, id))
 		}
 		decides := func(i int) {
 			s.claim(i)
@@ -370,7 +370,7 @@ func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
 		s := newSplit(t, 2, r)
 		charge := func(i int, id string) {
 			t.Helper()
-			decide(t, s.parties[i].store, r, "k", at(s.now), Call{Request: algo.Request{Cost: 1}, RequestID: id})
+			decide(t, s.parties[i].store, r, "k", at(s.now), withID(1, id))
 		}
 		for i := range 2 {
 			s.claim(i)
@@ -433,7 +433,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 			for n := 0; n < rounds; {
 				r, k := rng.IntN(3), rng.IntN(keys)
 				s := stores[rng.IntN(2)]
-				d, err := s.Decide(s.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(rng.Uint64())}, nil)
+				d, err := s.Decide(s.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), withID(1, fmt.Sprint(rng.Uint64())), nil)
 				switch {
 				case errors.Is(err, ErrShut):
 				case err != nil || !d.Allowed:

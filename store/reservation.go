@@ -291,8 +291,8 @@ func (p *partition) awaits(of stateID, now int64) bool {
 	if p.extras == nil || p.extras.reservations.count == 0 {
 		return false
 	}
-	held := p.extras.reservations.by[of]
-	return held != nil && slices.ContainsFunc(held.list, func(e reservation) bool { return now < e.until })
+	reserved := p.extras.reservations.by[of]
+	return reserved != nil && slices.ContainsFunc(reserved.list, func(e reservation) bool { return now < e.until })
 }
 
 // afterReservation keeps a charge as a reservation.
@@ -303,7 +303,7 @@ func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	// A charge without room may have charged each limit another number of units.
 	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1
 	hold := p.rule.Limits.NewHold(p.r.state, exact)
-	held := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
-	p.part.noteReservation(reservationKey{held.of, e.id}, p.rule.Persist, &sh.budget)
+	reserved := p.part.ensureExtras().reservations.put(p.id(), p.k.Hash, e, call.Caller, hold, &sh.budget)
+	p.part.noteReservation(reservationKey{reserved.of, e.id}, p.rule.Persist, &sh.budget)
 	answer.Reservation = call.Reservation
 }

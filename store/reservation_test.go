@@ -68,10 +68,7 @@ func TestSettledOnce(t *testing.T) {
 
 // TestExtensionIsCopied: the copy keeps a reservation for as long as it was prolonged.
 func TestExtensionIsCopied(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	holder.TakeOver(0, at(0))
-	l.sync(t, 0, true)
+	holder, copied, l := followed(t)
 	r, id := rule("p", log(10, minute)), reservationOf(1)
 	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 2}, Reservation: id, ReserveFor: 10 * time.Second})
 	l.sync(t, 0, false)
@@ -90,7 +87,7 @@ func TestRefundBesideReservation(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Hour})
 	decide(t, s, r, "k", at(0), cost(5))
-	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+	decide(t, s, r, "k", at(0), reserveFor(1, 3, minute))
 	n, err := s.Refund(s.key("p", "k"), r, at(0), 4, "", "")
 	must.True(t, n == 4 && err == nil, "%v %v", n, err)
 	n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0)
@@ -106,7 +103,7 @@ func TestCancelOfCarriedDebt(t *testing.T) {
 	for _, requestID := range []string{"", "a"} {
 		s := New(Config{})
 		decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 15, Always: true}, Reservation: reservationOf(1), ReserveFor: 10 * minute})
-		d := decide(t, s, r, "k", at(70*time.Second), Call{Request: algo.Request{Cost: 8}, RequestID: requestID})
+		d := decide(t, s, r, "k", at(70*time.Second), withID(8, requestID))
 		must.True(t, !d.Allowed && d.Remaining == 0, "%+v", d)
 		n, known, err := settle(s, s.key("p", "k"), r, at(80*time.Second), reservationOf(1), 0)
 		expect.True(t, n == 0 && known && err == nil,
@@ -132,7 +129,7 @@ func TestSettleBeyondReserved(t *testing.T) {
 		s := New(Config{})
 		r := rule("p", tt.limit)
 		k := s.key("p", "k")
-		a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute}, nil)
+		a, err := s.Decide(k, r, at(0), reserveFor(1, 3, minute), nil)
 		must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 		if tt.other > 0 {
 			decide(t, s, r, "k", at(0), cost(tt.other))
@@ -194,7 +191,7 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 	extend := func(n uint64) func(*testing.T, *Store, Key) Call {
 		return func(t *testing.T, s *Store, k Key) Call {
 			t.Helper()
-			pending := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(n), ReserveFor: minute}
+			pending := reserveFor(n, 1, minute)
 			c := Call{Reservation: pending.Reservation, Extend: true}
 			if _, err := s.Decide(k, r, at(0), c, nil); err == nil {
 				return c // it is pending already
@@ -295,7 +292,7 @@ func TestBoundedCommitsTogether(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 20, Window: 20 * time.Second})
 	k := s.key("p", "k")
 	for i := range uint64(20) {
-		a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute}, nil)
+		a, err := s.Decide(k, r, at(0), reserveFor(i+1, 1, minute), nil)
 		must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	}
 	var excess int64
@@ -314,13 +311,13 @@ func TestReservationsExpire(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(10, time.Hour))
 	for i, d := range []time.Duration{50, 10, 20, 30} {
-		decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(uint64(i + 1)), ReserveFor: d * time.Second})
+		decide(t, s, r, "k", at(0), reserveFor(uint64(i+1), 1, d*time.Second))
 	}
 	for i, d := range []time.Duration{10, 20, 30, 50} {
 		s.Sweep(at(d*time.Second), 1)
 		expect.Equal(t, s.budget.reservations.Load(), int64(3-i), "reservations are pending at %ds", d)
 	}
-	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(9), ReserveFor: time.Second})
+	decide(t, s, r, "k", at(0), reserveFor(9, 1, time.Second))
 	_, known, err := settle(s, s.key("p", "k"), r, at(time.Second), reservationOf(9), 0)
 	expect.True(t, !known && err == nil, "pending at its end: %v, %v", known, err)
 }
@@ -342,7 +339,7 @@ func TestAnswersAreKept(t *testing.T) {
 	} {
 		s := New(Config{})
 		r := rule("p", log(100, time.Second), log(100, window))
-		call := Call{Request: algo.Request{Cost: 9}, RequestID: "a"}
+		call := withID(9, "a")
 		decide(t, s, r, "k", at(0), call)
 		for i, now := range []time.Duration{want - 1, want} {
 			charges := int64(i) * 9
@@ -382,9 +379,7 @@ func TestAnswersOfOneID(t *testing.T) {
 // TestAnswersAfterAllHaveEnded: a follower is told of an answer with which nothing has changed, and of the first one after all others have been
 // forgotten.
 func TestAnswersAfterAllHaveEnded(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	l.sync(t, 0, true)
+	holder, _, l := followed(t)
 	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: minute, MaxDebt: 1})
 	for i, now := range []time.Duration{0, 0, 10 * minute} {
 		holder.Sweep(at(now), 1)

@@ -35,7 +35,7 @@ func (s *Store) Reset(k Key, scope string) error {
 			part.noteEvent(event{reservationKey{of: stateID{scope, strings.Clone(k.Key)}}, k.Hash}, &sh.budget)
 		}
 		if lent {
-			// What is on loan is not known to be spent, and stays held.
+			// What is on loan is not known to be spent, and stays on loan.
 			r := sh.record(part.ref(slot))
 			r.clear(owedFlag)
 			r.lift()

@@ -20,11 +20,11 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 		return ErrNotPending
 	}
 	all, key := &part.extras.reservations, reservationKey{p.id(), call.Reservation}
-	held, charges := all.charges(key, now.Mono)
+	reserved, charges := all.charges(key, now.Mono)
 	if len(charges) == 0 {
 		return ErrNotPending
 	}
-	until := held.list[charges[0]].until
+	until := reserved.list[charges[0]].until
 	if call.ReserveFor > 0 {
 		until = now.Mono + int64(call.ReserveFor)
 	}
@@ -35,7 +35,7 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 	} else {
 		var last uint32
 		for _, i := range charges {
-			last = max(last, held.list[i].id.extension())
+			last = max(last, reserved.list[i].id.extension())
 		}
 		if last == math.MaxUint32 {
 			return ErrKeyReservations
@@ -49,12 +49,12 @@ func (sh *shard) extend(p *plan, call *Call, answer *Answer) error {
 		answer.Allowed, answer.RetryAfter = true, 0
 	}
 	if answer.Allowed {
-		held, charges = all.charges(key, now.Mono)
+		reserved, charges = all.charges(key, now.Mono)
 		for _, i := range charges {
-			if held.list[i].until != until {
-				held.list[i].until = until
+			if reserved.list[i].until != until {
+				reserved.list[i].until = until
 				all.first = min(all.first, until)
-				part.noteReservation(reservationKey{held.of, held.list[i].id}, p.rule.Persist, &sh.budget)
+				part.noteReservation(reservationKey{reserved.of, reserved.list[i].id}, p.rule.Persist, &sh.budget)
 			}
 		}
 		answer.Reservation = call.Reservation
@@ -112,16 +112,16 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	of := stateID{rule.Scope, k.Key}
 	sh.expireReservationsOn(part, &k, rule, now)
 	all := &part.extras.reservations
-	held, charges := all.charges(reservationKey{of, how.ID}, now.Mono)
+	reserved, charges := all.charges(reservationKey{of, how.ID}, now.Mono)
 	if len(charges) == 0 {
 		return sh.settledBefore(part, k, rule, now, how), nil
 	}
 	out.Known = true
 	var units int64
-	once, release, caller := false, false, held.list[charges[0]].caller.label
+	once, release, caller := false, false, reserved.list[charges[0]].caller.label
 	for _, i := range charges {
-		units += held.list[i].units
-		once, release = once || held.list[i].once, release || held.list[i].release
+		units += reserved.list[i].units
+		once, release = once || reserved.list[i].once, release || reserved.list[i].release
 	}
 	if how.Keep < 0 || how.Keep > units && how.Exact {
 		return out, ErrReserved
@@ -134,9 +134,9 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	err = sh.existing(part, k, rule, now, func(r record) bool {
 		left := max(units-how.Keep, 0)
 		for _, i := range slices.Backward(charges) {
-			n := min(left, held.list[i].units)
+			n := min(left, reserved.list[i].units)
 			left -= n
-			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, held.holds, i, n, part.toldOf(r, &held.list[i]))
+			out.Returned += rule.Limits.GiveBack(sh.arena, r.state, now, reserved.holds, i, n, part.toldOf(r, &reserved.list[i]))
 		}
 		return out.Returned > 0
 	})
@@ -144,9 +144,9 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		return out, err
 	}
 	for _, i := range slices.Backward(charges) {
-		id := held.list[i].id
-		all.remove(held, i, &sh.budget)
-		part.noteReservation(reservationKey{held.of, id}, rule.Persist, &sh.budget)
+		id := reserved.list[i].id
+		all.remove(reserved, i, &sh.budget)
+		part.noteReservation(reservationKey{reserved.of, id}, rule.Persist, &sh.budget)
 	}
 	if !once {
 		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,

@@ -33,7 +33,8 @@ const maxKey = 1<<16 - 1
 
 // The flags of a record.
 const (
-	pendingFlag = 1 << 16 // its change is pending for the first follower; shifted by one, for the second; by two, for the third
+	// Its change is pending for the first follower; shifted by one, for the second; by two, for the third.
+	pendingFlag = 1 << 16
 	wholeFlag   = 1 << 19 // and its state must be told as a whole, in the same way
 	owedFlag    = 1 << 22 // the content's extras knows what is owed on it
 	lentFlag    = 1 << 23 // units of it are on loan: the content's extras knows which

@@ -107,8 +107,9 @@ type Answer struct {
 	algo.Decision
 	// Ticket is 0 when the answer may be given at once. Otherwise it is the partition's version that its backup must
 	// have confirmed before; with ownership.Saved in it the disk as well.
-	Ticket   uint64
-	Degraded bool  // decided without the current backup that the rule's durability asks for, or the disk that Persist asks for
+	Ticket uint64
+	// Decided without the current backup that the rule's durability asks for, or the disk that Persist asks for.
+	Degraded bool
 	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
 	Pending  bool  // reservations on the key are waiting for their Settle
 	Banned   bool  // the key is banned, see Rule.Ban: for that, and perhaps for its limits, the request is refused
@@ -363,7 +364,7 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
 	defer sh.unlock()
-	return part.open && part.concerns(rule)&^concernBan == 0 && sh.plain(part, k, rule, now, r, nil, d)
+	return part.open && part.concernsOf(rule)&^concernBan == 0 && sh.plain(part, k, rule, now, r, nil, d)
 }
 
 // decideFull is DecideTo for a call that has found no room, for the reason err: in the store (errNoRoom) or in its

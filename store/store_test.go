@@ -39,6 +39,12 @@ func at(d time.Duration) algo.Instant { return algo.Instant{Mono: int64(d)} }
 
 func cost(n int64) Call { return Call{Request: algo.Request{Cost: n}} }
 
+func withID(n int64, id string) Call { return Call{Request: algo.Request{Cost: n}, RequestID: id} }
+
+func reserveFor(id uint64, n int64, ttl time.Duration) Call {
+	return Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: ttl}
+}
+
 func rule(scope string, limits ...algo.Limit) *Rule { return &Rule{Scope: scope, Limits: limits} }
 
 func log(n int64, w time.Duration) algo.Limit {
@@ -352,7 +358,7 @@ func TestTablesShrink(t *testing.T) {
 func TestRequestIDs(t *testing.T) {
 	s := New(Config{Partitions: 3, MaxRequestIDs: 2})
 	r := rule("p", log(3, minute))
-	with := func(id uint64, n int64) Call { return Call{Request: algo.Request{Cost: n}, RequestID: fmt.Sprint(id)} }
+	with := func(id uint64, n int64) Call { return withID(n, fmt.Sprint(id)) }
 
 	d := decide(t, s, r, "k", at(0), with(1, 2))
 	must.True(t, d.Allowed && d.Remaining == 1, "first: %+v", d)
@@ -498,9 +504,7 @@ func TestReconcile(t *testing.T) {
 
 // TestReconcileOfCopies: records are converted by who decides about them, and its follower is told.
 func TestReconcileOfCopies(t *testing.T) {
-	holder, copied := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copied, ownership.Backup)
-	l.sync(t, 0, true)
+	holder, copied, l := followed(t)
 	old, fresh := rule("p", log(10, minute)), rule("p", log(20, time.Hour))
 	decide(t, holder, old, "k", at(0), cost(1))
 	l.sync(t, 0, false)
@@ -538,7 +542,7 @@ func TestDecideKnown(t *testing.T) {
 		{"a partition that is followed", plain, func(s *Store, k Key) { s.Attach(0, ownership.Backup, true) }, 1, false},
 		{"beside reservations", plain, func(s *Store, k Key) {
 			other := s.key("p", "other")
-			a, err := s.Decide(other, plain, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute}, nil)
+			a, err := s.Decide(other, plain, at(0), reserveFor(1, 1, minute), nil)
 			must.True(t, err == nil && a.Allowed, "%v %v", a, err)
 		}, 1, false},
 	} {

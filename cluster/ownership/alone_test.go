@@ -125,6 +125,41 @@ func (l *alone) claims(owner, backup Node, others ...Node) {
 	l.see(owner, backup, others...)
 }
 
+// claimed is a node that has claimed, before its view names an owner and a backup.
+func claimed(t *testing.T, owner, backup Node, others ...Node) *alone {
+	t.Helper()
+	l := newAlone(t)
+	l.claims(owner, backup, others...)
+	return l
+}
+
+// asks is a node that has asked the others about the partition, and has no answer yet.
+func asks(t *testing.T, others ...Node) *alone {
+	t.Helper()
+	l := newAlone(t)
+	l.see(self, Node{}, others...)
+	l.wait(150 * time.Millisecond)
+	return l
+}
+
+// hold has a process say that it holds the partition.
+func (l *alone) hold(n Node, t Term) {
+	l.get(n, &QueryReply{Infos: []Info{{Held: true, Term: t, Holder: n}}})
+}
+
+// offers has a process offer the partition, and send a whole copy of it.
+func (l *alone) offers(n Node, t Term) {
+	l.t.Helper()
+	l.get(n, &Offer{Term: t})
+	l.give(n, wholeCopy(t, 10, ids(1)))
+}
+
+// accepts has a process accept the last offer.
+func (l *alone) accepts(n Node) {
+	l.t.Helper()
+	l.get(n, &OfferReply{Term: last[*Offer](l, n).Term, Verdict: Accepted})
+}
+
 // answer answers what was asked last.
 func (l *alone) answer(info func(Node) Info) {
 	for _, e := range slices.Clone(l.mail) {

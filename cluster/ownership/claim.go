@@ -43,14 +43,14 @@ import (
 type round struct {
 	id      uint64
 	parts   []int
-	told    map[int][]told // by partition
-	missing map[Node]bool  // members that have not answered
-	begun   int64          // by Core.awake
+	answers map[int][]answer // by partition
+	missing map[Node]bool    // members that have not answered
+	begun   int64            // by Core.awake
 	sent    int64
 }
 
-// told is an Info and the member that has sent it.
-type told struct {
+// answer is an Info and the member that has sent it.
+type answer struct {
 	Info
 	from Node
 }
@@ -65,16 +65,16 @@ func (c *Core) mayClaim(p int) bool {
 // strangerFor is how long this node waits for a process that holds something to become a member in its own view.
 const strangerFor = 2 * int64(time.Second)
 
-// strange reports whether a process holds something and is not in this node's view yet (meet). Of two nodes that start at the same time,
+// strange reports whether a process holds something and is not in this node's view yet (noteStranger). Of two nodes that start at the same time,
 // one may hear of the other's claims before gossip tells it of the other. Those partitions are not lost, so it must not claim them.
 func (c *Core) strange(n Node) bool {
 	at, ok := c.strangers[n]
 	return ok && c.awake-at < strangerFor
 }
 
-// meet notes a process that holds a partition, by its own word or that of a member that sees it, and that is not in this node's view yet.
+// noteStranger notes a process that holds a partition, by its own word or that of a member that sees it, and that is not in this node's view yet.
 // Words of members do not extend strangerFor: this node may never see a process that they see, and then claims.
-func (c *Core) meet(n Node) {
+func (c *Core) noteStranger(n Node) {
 	_, departed := c.departed[n]
 	_, met := c.strangers[n]
 	if n != (Node{}) && !departed && !met && !c.lives(n) {
@@ -93,8 +93,8 @@ func (c *Core) newcomer(n Node) bool {
 	return ok
 }
 
-// welcome notes the processes that come into the ring with a view. The first view brings none: there this node is the newcomer.
-func (c *Core) welcome(v View) {
+// noteNewcomers notes the processes that come into the ring with a view. The first view brings none: there this node is the newcomer.
+func (c *Core) noteNewcomers(v View) {
 	if c.views == 0 {
 		return
 	}
@@ -105,8 +105,8 @@ func (c *Core) welcome(v View) {
 	}
 }
 
-// getUsedTo drops newcomers after newcomerFor.
-func (c *Core) getUsedTo() {
+// expireNewcomers drops newcomers after newcomerFor.
+func (c *Core) expireNewcomers() {
 	ended := false
 	for n, at := range c.newcomers {
 		if c.awake-at > newcomerFor {
@@ -119,8 +119,8 @@ func (c *Core) getUsedTo() {
 	}
 }
 
-// acquaint updates departed and strangers for a new view.
-func (c *Core) acquaint(before map[Node]int32) {
+// noteDeparted updates departed and strangers for a new view.
+func (c *Core) noteDeparted(before map[Node]int32) {
 	for n := range before {
 		if _, ok := c.alive[n]; !ok {
 			c.departed[n] = c.awake
@@ -159,7 +159,7 @@ func (c *Core) ask(parts []int) {
 	}
 	c.queries++
 	r := &round{
-		id: c.queries, parts: parts, told: make(map[int][]told), missing: make(map[Node]bool), begun: c.awake,
+		id: c.queries, parts: parts, answers: make(map[int][]answer), missing: make(map[Node]bool), begun: c.awake,
 	}
 	for n := range c.alive {
 		if n != c.cfg.Self {
@@ -186,21 +186,11 @@ func (c *Core) sendRound() {
 
 // asking reports whether this node is about to claim a partition.
 func (c *Core) asking(p int) bool {
-	return c.round != nil && c.mayClaim(p) && contains(c.round.parts, p)
-}
-
-// contains reports whether p is in a sorted list.
-func contains(rising []int, p int) bool {
-	low, high := 0, len(rising)
-	for low < high {
-		mid := (low + high) / 2
-		if rising[mid] < p {
-			low = mid + 1
-		} else {
-			high = mid
-		}
+	if c.round == nil || !c.mayClaim(p) {
+		return false
 	}
-	return low < len(rising) && rising[low] == p
+	_, asked := slices.BinarySearch(c.round.parts, p)
+	return asked
 }
 
 func (c *Core) onQuery(from Node, q *Query) {
@@ -277,7 +267,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 	}
 	if q.ID == 0 {
 		delete(c.strangers, from) // its own word counts from now
-		c.meet(from)
+		c.noteStranger(from)
 		for i := range q.Infos {
 			if info := &q.Infos[i]; !c.parts[info.Partition].held {
 				c.learn(info.Partition, info.Term, from)
@@ -292,7 +282,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 	}
 	delete(r.missing, from)
 	for _, i := range q.Infos {
-		r.told[i.Partition] = append(r.told[i.Partition], told{i, from})
+		r.answers[i.Partition] = append(r.answers[i.Partition], answer{i, from})
 	}
 	if len(r.missing) == 0 {
 		c.conclude()
@@ -313,7 +303,7 @@ func (c *Core) conclude() {
 // decideClaim decides about a partition by what the other members have answered: leave it to its holder, ask again later, entrust the
 // member with the newest copy, or claim it.
 func (c *Core) decideClaim(p int, r *round) {
-	pt, answers := &c.parts[p], r.told[p]
+	pt, answers := &c.parts[p], r.answers[p]
 	best, from := pt.copy, c.cfg.Self
 	var held *Info
 	yield := int64(0)
@@ -332,8 +322,9 @@ func (c *Core) decideClaim(p int, r *round) {
 			yield = max(yield, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
-		if _, replaced := c.named[info.Holder.Name]; !replaced { // by a later process of that name, which the member does not see yet
-			c.meet(info.Holder)
+		// The member may not see yet that a later process of that name has replaced the holder.
+		if _, replaced := c.named[info.Holder.Name]; !replaced {
+			c.noteStranger(info.Holder)
 		}
 		if best.before(info.Copy) && c.lives(source) {
 			best, from = info.Copy, source
@@ -343,8 +334,8 @@ func (c *Core) decideClaim(p int, r *round) {
 	// others were asked, or claimed after it had answered, and its answer has a lower term than the known one. A holder that was asked and
 	// did not answer is not waited for.
 	late := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
-	for _, t := range answers {
-		late = late && (t.from != pt.holder || t.Term.Less(pt.known))
+	for _, a := range answers {
+		late = late && (a.from != pt.holder || a.Term.Less(pt.known))
 	}
 	switch {
 	case held != nil:
@@ -418,7 +409,7 @@ func (c *Core) claim(p int) {
 	case fresh:
 		c.noteBefore("claimed", p, was, Node{}, "from a copy")
 	default:
-		c.noteBefore("claimed", p, was, Node{}, "without a copy")
+		c.noteBefore("claimed", p, was, Node{}, "without a current copy")
 	}
 	c.wantBackup(p)
 }

@@ -28,8 +28,9 @@ import (
 
 // Now is one reading of a node's clocks.
 type Now struct {
-	algo.Instant       // the clock of decisions
-	Boot         int64 // nanoseconds on a clock that goes on through a suspend (CLOCK_BOOTTIME); leases and time-outs read it
+	algo.Instant // the clock of decisions
+	// Nanoseconds on a clock that goes on through a suspend (CLOCK_BOOTTIME); leases and time-outs read it.
+	Boot int64
 }
 
 // Config is what a Core needs. A zero duration means its default.
@@ -56,7 +57,8 @@ type Config struct {
 // Time-outs of the protocol. All say when something is tried again, except patience and stall: after those this node goes on without a
 // member that does not answer.
 const (
-	resendAfter = int64(100 * time.Millisecond) // a message without an answer; twice as long each time, up to resendMost
+	// A message without an answer; twice as long each time, up to resendMost.
+	resendAfter = int64(100 * time.Millisecond)
 	resendMost  = int64(time.Second)
 	confirmMost = int64(20 * time.Millisecond) // the longest wait for a replaced backup's last confirmation
 	commitAgain = int64(30 * time.Millisecond) // a Commit without an answer, while checks are parked
@@ -73,11 +75,12 @@ const (
 const awakeMost = int64(200 * time.Millisecond)
 
 const (
-	chunkBytes   = 192 << 10 // drained at a time
-	flushBytes   = 256 << 10 // drained in one Tick, some milliseconds, before messages that have arrived are received
-	pieceBytes   = 256 << 10 // of a chunk, in one entry of a log
-	maxCopying   = 64        // backups that get their first whole copy at a time; changes of other partitions are sent first
-	freezeBelow  = 256       // keys left to send when a move freezes its partition
+	chunkBytes = 192 << 10 // drained at a time
+	flushBytes = 256 << 10 // drained in one Tick, some milliseconds, before messages that have arrived are received
+	pieceBytes = 256 << 10 // of a chunk, in one entry of a log
+	// Backups that get their first whole copy at a time; changes of other partitions are sent first.
+	maxCopying   = 64
+	freezeBelow  = 256 // keys left to send when a move freezes its partition
 	versionsDone = math.MaxUint64
 )
 
@@ -169,9 +172,10 @@ type Core struct {
 	awake, ran, ticked int64
 
 	view  View
-	views int             // how many there have been
-	alive map[Node]int32  // index into view.Members
-	heard Node            // the process that lives found alive last, so that it need not look again; zero after a new view
+	views int            // how many there have been
+	alive map[Node]int32 // index into view.Members
+	// The process that lives found alive last, so that it need not look again; zero after a new view.
+	heard Node
 	named map[string]Node // the live process of a ring name
 	// strangers are processes that hold something and are not in the view yet, and when this node heard so. departed are processes that
 	// have been in a view and are not any more, and since when. See strange.
@@ -203,9 +207,10 @@ type Core struct {
 	pending []int // those of dirty that still have pending changes after that
 	drained int   // bytes, ever
 	lookAt  int64
-	stir    bool             // the next work looks at all partitions
-	settled bool             // what Settled says, as of the last look at all partitions
-	words   map[Node]int64   // on a leaving node: when the last question was sent that each process has answered (leave.go)
+	stir    bool // the next work looks at all partitions
+	settled bool // what Settled says, as of the last look at all partitions
+	// On a leaving node: when the last question was sent that each process has answered (leave.go).
+	words   map[Node]int64
 	asked   map[uint64]int64 // on a leaving node: unanswered questions, and when each was sent
 	askedAt int64            // when the last of them was sent
 	busy    []int            // partitions with something in progress
@@ -292,7 +297,7 @@ func (c *Core) at(now Now) {
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
 	before := c.alive
-	c.welcome(v)
+	c.noteNewcomers(v)
 	c.view = v
 	c.views++
 	c.stir = true
@@ -305,7 +310,7 @@ func (c *Core) SetView(now Now, v View) {
 	c.absent = slices.DeleteFunc(c.absent, func(name string) bool { return c.named[name] != (Node{}) })
 	maps.DeleteFunc(c.full, func(n Node, _ int64) bool { return !c.lives(n) })
 	maps.DeleteFunc(c.received, func(n Node, _ *inlog) bool { return !c.lives(n) })
-	c.acquaint(before)
+	c.noteDeparted(before)
 	for p := range c.parts {
 		c.review(p)
 		c.publish(p)
@@ -507,7 +512,7 @@ func (c *Core) lookAtAll() {
 	c.lookAt = c.t + lookEvery
 	c.stir, c.settled = false, true
 	c.copying = 0
-	c.getUsedTo()
+	c.expireNewcomers()
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
 			c.copying++

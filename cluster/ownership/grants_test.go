@@ -414,8 +414,7 @@ func TestLostBackup(t *testing.T) {
 func (l *alone) leaveTo(n Node) {
 	l.view(View{Leaving: true, Settled: true}, n, peerX, peerX, peerY, voter1, voter2, voter3)
 	l.wait(20 * time.Millisecond)
-	o := last[*Offer](l, n)
-	l.get(n, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.accepts(n)
 	l.acks(n)
 	l.wait(10 * time.Millisecond)
 }

@@ -86,14 +86,15 @@ type Block struct {
 
 // Entry changes one copy.
 type Entry struct {
-	Partition  int
-	Term       Term
-	Attachment uint64 // numbers the holder's attachments of followers: no two of a partition and a holder share a number
-	Begin      bool   // of an attachment's first chunk: a whole copy begins, which is staged until Complete
-	Complete   bool   // with this entry the whole copy is complete
-	More       bool   // the chunk goes on in the next entry of the log
-	Join       bool   // of a copy that was restored: to be joined with the receiver's content
-	Origin     Term   // with Begin: the term that the history of the content began with
+	Partition int
+	Term      Term
+	// Numbers the holder's attachments of followers: no two of a partition and a holder share a number.
+	Attachment uint64
+	Begin      bool // of an attachment's first chunk: a whole copy begins, which is staged until Complete
+	Complete   bool // with this entry the whole copy is complete
+	More       bool // the chunk goes on in the next entry of the log
+	Join       bool // of a copy that was restored: to be joined with the receiver's content
+	Origin     Term // with Begin: the term that the history of the content began with
 	Chunk      []byte
 }
 

@@ -33,9 +33,11 @@ type incoming struct {
 	attachment uint64 // of these entries
 	staged     bool   // entries go into the staging area
 	origin     Term   // of the content of these entries
-	complete   bool   // the staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content
-	from       Node   // of an accepted offer; the zero Node: none. Another process may send a copy meanwhile. A holder merges
-	word       int64  // when from last offered, or sent an entry, by Core.awake
+	// The staging area holds a whole copy, of a merge; in other moves the whole copy becomes the content.
+	complete bool
+	// Of an accepted offer; the zero Node: none. Another process may send a copy meanwhile. A holder merges.
+	from Node
+	word int64 // when from last offered, or sent an entry, by Core.awake
 }
 
 // considerMove begins to give away a partition that another member should hold.

@@ -19,7 +19,7 @@ func TestLateClaim(t *testing.T) {
 	l.wait(150 * time.Millisecond)
 	q := last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1)}}})
-	l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerX}}})
+	l.hold(peerX, term(2))
 	l.give(peerX, wholeCopy(term(2), 9, ids(1)))
 	l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1)}}})
 	l.owned(false)
@@ -35,9 +35,7 @@ func TestLateClaim(t *testing.T) {
 // lower name first, for whom the other then waits.
 func TestYield(t *testing.T) {
 	for _, other := range []Node{peerA, peerX} {
-		l := newAlone(t)
-		l.see(self, Node{}, other)
-		l.wait(150 * time.Millisecond)
+		l := asks(t, other)
 		l.answer(func(Node) Info { return Info{Claiming: true} })
 		l.owned(false)
 		l.wait(time.Duration(retryAfter/2+lookEvery) - 20*time.Millisecond)
@@ -57,7 +55,7 @@ func TestStaleCommit(t *testing.T) {
 	r := last[*OfferReply](l, peerX)
 	must.Equal(t, r.Verdict, Accepted, "offer")
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
-	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
+	l.hold(peerY, term(2))
 	l.get(peerX, commits(peerX, term(1), 10, nil))
 	a := last[*CommitAck](l, peerX)
 	expect.Equal(t, a.Outcome, Superseded, "a stale commit is answered")
@@ -68,8 +66,7 @@ func TestStaleCommit(t *testing.T) {
 func (l *alone) gives(to Node) *Commit {
 	l.t.Helper()
 	l.wait(150 * time.Millisecond)
-	o := last[*Offer](l, to)
-	l.get(to, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.accepts(to)
 	l.acks(to)
 	l.wait(50 * time.Millisecond)
 	l.acks(to)
@@ -86,8 +83,7 @@ func (l *alone) gives(to Node) *Commit {
 
 // TestFailedMove: one that was not taken goes on under a higher term, so that a late copy of the commit changes nothing.
 func TestFailedMove(t *testing.T) {
-	l := newAlone(t)
-	l.claims(peerX, peerX, peerX)
+	l := claimed(t, peerX, peerX, peerX)
 	before := l.route().Term
 	c := l.gives(peerX)
 	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Again})
@@ -109,8 +105,7 @@ func TestBrokenChunk(t *testing.T) {
 	t.Run("commit", func(t *testing.T) {
 		l := newAlone(t)
 		l.see(self, peerX, peerX)
-		l.get(peerX, &Offer{Term: term(1)})
-		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.offers(peerX, term(1))
 		l.data.parts[0].broken = true
 		l.get(peerX, commits(peerX, term(1), 10, ids(2)))
 		a := last[*CommitAck](l, peerX)
@@ -121,8 +116,7 @@ func TestBrokenChunk(t *testing.T) {
 	})
 	for _, chunk := range [][]byte{ids(2), nil} { // to be applied, or only merged
 		t.Run("merge", func(t *testing.T) {
-			l := newAlone(t)
-			l.claims(self, peerX, peerX)
+			l := claimed(t, self, peerX, peerX)
 			before := l.route().Term
 			l.get(peerX, &Offer{Term: term(1)})
 			r := last[*OfferReply](l, peerX)
@@ -152,8 +146,7 @@ func TestNoRoom(t *testing.T) {
 		expect.Equal(t, i.Copy, Position{}, "a copy that lacks a chunk is at")
 	})
 	t.Run("holder", func(t *testing.T) {
-		l := newAlone(t)
-		l.claims(self, peerX, peerX)
+		l := claimed(t, self, peerX, peerX)
 		l.wait(time.Second)
 		var began []time.Duration
 		start, refused := l.now, 0
@@ -222,8 +215,7 @@ func TestKeep(t *testing.T) {
 	t.Run("receiver", func(t *testing.T) {
 		l := newAlone(t)
 		l.see(self, peerX, peerX)
-		l.get(peerX, &Offer{Term: term(1)})
-		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.offers(peerX, term(1))
 		l.data.parts[0].unguarded = true // as it was when this node held it before
 		l.get(peerX, commits(peerX, term(1), 10, nil))
 		a := last[*CommitAck](l, peerX)
@@ -235,8 +227,7 @@ func TestKeep(t *testing.T) {
 		expect.True(t, !m.Begin && m.Attachment == a.Attachment, "the first entry is %+v; the giver was told %+v", m, a)
 	})
 	t.Run("giver without an answer", func(t *testing.T) {
-		l := newAlone(t)
-		l.claims(peerX, peerX, peerX)
+		l := claimed(t, peerX, peerX, peerX)
 		l.data.admit(0, 1)
 		c := l.gives(peerX)
 		m := update(c.Known.after(peerX.Boot).after(peerX.Boot), 500, ids(2))
@@ -263,16 +254,14 @@ func TestForget(t *testing.T) {
 // TestOldBackups are told to forget their copies.
 func TestOldBackups(t *testing.T) {
 	t.Run("another one", func(t *testing.T) {
-		l := newAlone(t)
-		l.claims(self, peerX, peerX, peerY)
+		l := claimed(t, self, peerX, peerX, peerY)
 		l.acks(peerX)
 		l.see(self, peerY, peerX, peerY)
 		l.wait(500 * time.Millisecond)
 		last[*Forget](l, peerX)
 	})
 	t.Run("handed over", func(t *testing.T) {
-		l := newAlone(t)
-		l.claims(peerY, peerX, peerX, peerY)
+		l := claimed(t, peerY, peerX, peerX, peerY)
 		l.acks(peerX)
 		c := l.gives(peerY)
 		l.get(peerY, &CommitAck{Term: c.Term, Outcome: Done, New: c.Known.after(peerY.Boot)})
@@ -371,8 +360,7 @@ func TestLateCommit(t *testing.T) {
 
 // TestNewsOnce: of a partition that has got several terms the others are told once. A reader refuses more than there are partitions.
 func TestNewsOnce(t *testing.T) {
-	l := newAlone(t)
-	l.claims(self, peerX, peerX)
+	l := claimed(t, self, peerX, peerX)
 	l.wait(time.Second)
 	said[*QueryReply](l, Node{})
 	for range 3 {
@@ -462,8 +450,7 @@ func TestBuffered(t *testing.T) {
 
 // TestAcknowledged: what a follower confirms is what is in flight to it.
 func TestAcknowledged(t *testing.T) {
-	l := newAlone(t)
-	l.claims(self, peerX, peerX, peerY)
+	l := claimed(t, self, peerX, peerX, peerY)
 	l.acks(peerX)
 	l.data.admit(0, 1)
 	l.wait(100 * time.Millisecond)
@@ -491,8 +478,7 @@ func TestAcknowledged(t *testing.T) {
 
 // TestAnotherAttachment: no two copies that a process is sent share numbers.
 func TestAnotherAttachment(t *testing.T) {
-	l := newAlone(t)
-	l.claims(self, peerX, peerX)
+	l := claimed(t, self, peerX, peerX)
 	first := l.entry(peerX)
 	l.refuse(peerX, first, Again)
 	if second := l.entry(peerX); !second.Begin || second.Attachment <= first.Attachment {
@@ -542,8 +528,7 @@ func TestFrozen(t *testing.T) {
 		"an answer to an earlier commit": func(l *alone, c *Commit) { l.get(peerY, &CommitAck{Term: Term{N: 1}, Outcome: Again}) },
 		"another one's answer":           func(l *alone, c *Commit) { l.get(peerX, &CommitAck{Term: c.Term, Outcome: Again}) },
 	} {
-		l := newAlone(t)
-		l.claims(peerY, peerX, peerX, peerY)
+		l := claimed(t, peerY, peerX, peerX, peerY)
 		l.acks(peerX)
 		l.data.admit(0, 1)
 		l.wait(50 * time.Millisecond) // which the backup does not answer
@@ -558,8 +543,7 @@ func TestFrozen(t *testing.T) {
 
 // TestFailedCommit: who has not taken a partition gets the whole copy again, and the next term is above all that it knows of.
 func TestFailedCommit(t *testing.T) {
-	l := newAlone(t)
-	l.claims(peerX, peerX, peerX)
+	l := claimed(t, peerX, peerX, peerX)
 	c := l.gives(peerX)
 	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Superseded, Known: term(900)})
 	l.owned(true)
@@ -574,8 +558,7 @@ func TestFailedCommit(t *testing.T) {
 
 // TestGivenTerm: a commit names the highest term that the giver knows of, and the receiver's is above it, whoever holds what.
 func TestGivenTerm(t *testing.T) {
-	l := newAlone(t)
-	l.claims(peerX, peerX, peerX)
+	l := claimed(t, peerX, peerX, peerX)
 	l.core.parts[0].known = term(900)
 	if c := l.gives(peerX); c.Known != term(900) || !term(900).Less(l.core.parts[0].known) {
 		t.Errorf("known: %v, and afterwards %v", c.Known, l.core.parts[0].known)
@@ -587,8 +570,7 @@ func TestGivenTerm(t *testing.T) {
 		} else {
 			l.see(self, peerX, peerX)
 		}
-		l.get(peerX, &Offer{Term: term(1)})
-		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.offers(peerX, term(1))
 		l.get(peerX, &Commit{Term: term(1), Attachment: 10, Known: term(900), Merge: merge})
 		a := last[*CommitAck](l, peerX)
 		expect.True(t, a.Outcome == Done && term(900).Less(a.New) && a.New == l.route().Term, "merge %v: %+v", merge, a)
@@ -596,8 +578,7 @@ func TestGivenTerm(t *testing.T) {
 			t.Errorf("merge %v: what was not whole is taken over as %+v", merge, s)
 		}
 	}
-	l = newAlone(t)
-	l.claims(self, peerX, peerX)
+	l = claimed(t, self, peerX, peerX)
 	l.get(peerX, &Offer{Term: term(900)})
 	got := l.core.next(0)
 	expect.True(t, term(900).Less(got), "after an offer under a higher term the next is %v", got)
@@ -629,8 +610,7 @@ func TestUnfitCommit(t *testing.T) {
 	} {
 		l := newAlone(t)
 		l.see(self, peerX, peerX, peerY)
-		l.get(peerX, &Offer{Term: term(2)})
-		l.give(peerX, wholeCopy(term(2), 10, ids(1)))
+		l.offers(peerX, term(2))
 		if c.prep != nil {
 			c.prep(l)
 		}
@@ -647,8 +627,7 @@ func TestUnfitCommit(t *testing.T) {
 		complete, merge bool
 		want            Outcome
 	}{{"whole", true, true, Done}, {"unfinished", false, true, Again}, {"not to be merged", true, false, Conflict}} {
-		l := newAlone(t)
-		l.claims(self, peerX, peerX)
+		l := claimed(t, self, peerX, peerX)
 		l.get(peerX, &Offer{Term: term(2)})
 		m := wholeCopy(term(2), 10, ids(1))
 		m.Complete = c.complete
@@ -661,8 +640,7 @@ func TestUnfitCommit(t *testing.T) {
 	}
 	l := newAlone(t) // whose backup is another one
 	l.see(self, peerY, peerX, peerY)
-	l.get(peerX, &Offer{Term: term(2)})
-	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
+	l.offers(peerX, term(2))
 	l.get(peerX, commit(10))
 	a := last[*CommitAck](l, peerX)
 	expect.True(t, a.Outcome == Done && !a.Keep, "who is not the backup is told %+v", a)
@@ -704,12 +682,12 @@ func TestArriving(t *testing.T) {
 	expect.True(t, l.data.parts[0].content[1] && l.core.parts[0].copy != (Position{}),
 		"a copy that is on its way to become the partition is forgotten")
 	arriving(1)
-	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(4), Holder: peerY}}})
+	l.hold(peerY, term(4))
 	l.give(peerX, update(term(2), 11, ids(2)))
 	arriving(0)
 
 	l.see(self, peerX, peerX, peerY)
-	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(5), Holder: peerY}}})
+	l.hold(peerY, term(5))
 	l.get(peerX, &Offer{Term: term(3)})
 	r = last[*OfferReply](l, peerX)
 	expect.Equal(t, r.Verdict, Refused, "an offer under a lower term than another's is answered")
@@ -717,8 +695,7 @@ func TestArriving(t *testing.T) {
 
 // TestMoveEnds: a move ends when another is to have the partition, and leaves nothing behind.
 func TestMoveEnds(t *testing.T) {
-	l := newAlone(t)
-	l.claims(peerY, peerX, peerX, peerY)
+	l := claimed(t, peerY, peerX, peerX, peerY)
 	l.acks(peerX)
 	l.wait(150 * time.Millisecond)
 	o := last[*Offer](l, peerY)
@@ -734,8 +711,7 @@ func TestMoveEnds(t *testing.T) {
 	}
 	l.owned(true)
 
-	l = newAlone(t)
-	l.claims(peerX, peerX, peerX)
+	l = claimed(t, peerX, peerX, peerX)
 	l.acks(peerX)
 	l.wait(150 * time.Millisecond)
 	o = last[*Offer](l, peerX)
@@ -744,16 +720,14 @@ func TestMoveEnds(t *testing.T) {
 		t.Errorf("who holds the partition as well is taken for a backup: %+v", f)
 	}
 
-	l = newAlone(t) // its backup is to have it
-	l.claims(peerX, peerX, peerX, peerY)
+	l = claimed(t, peerX, peerX, peerX, peerY) // its backup is to have it
 	l.wait(150 * time.Millisecond)
 	o = last[*Offer](l, peerX)
 	l.core.raise(0)
 	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
 	expect.True(t, !l.core.parts[0].move.accepted, "an answer to an earlier offer is taken for one to the last")
 	l.wait(300 * time.Millisecond)
-	o = last[*Offer](l, peerX)
-	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.accepts(peerX)
 	l.see(peerX, peerY, peerX, peerY)
 	m := l.entry(peerX)
 	n := l.core.parts[0].followers[Backup].node
@@ -787,18 +761,14 @@ func TestClaimFrom(t *testing.T) {
 		expect.True(t, c.entrusted || l.info(peerX).Copy == (Position{}), "%s: who holds it tells of a copy", c.name)
 	}
 
-	l := newAlone(t) // who has the best copy is lost before all have answered
-	l.see(self, Node{}, peerX, peerY)
-	l.wait(150 * time.Millisecond)
+	l := asks(t, peerX, peerY) // who has the best copy is lost before all have answered
 	q := last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1), Copy: Position{term(1), 5}}}})
 	l.see(self, Node{}, peerY)
 	l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{}}})
 	l.owned(true)
 
-	l = newAlone(t) // who has not answered is lost
-	l.see(self, Node{}, peerX, peerY)
-	l.wait(150 * time.Millisecond)
+	l = asks(t, peerX, peerY) // who has not answered is lost
 	q = last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{}}})
 	l.see(self, Node{}, peerX)
@@ -812,23 +782,17 @@ func TestClaimFrom(t *testing.T) {
 	l.wait(400 * time.Millisecond)
 	l.owned(true)
 
-	l = newAlone(t) // another is to have it meanwhile
-	l.see(self, Node{}, peerX, peerY)
-	l.wait(150 * time.Millisecond)
+	l = asks(t, peerX, peerY) // another is to have it meanwhile
 	l.see(peerY, Node{}, peerX, peerY)
 	l.answer(func(Node) Info { return Info{} })
 	l.owned(false)
 
-	l = newAlone(t) // an answer to an earlier question
-	l.see(self, Node{}, peerX)
-	l.wait(150 * time.Millisecond)
+	l = asks(t, peerX) // an answer to an earlier question
 	q = last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID + 1, Infos: []Info{{}}})
 	l.owned(false)
 
-	l = newAlone(t) // of two who hold it the one with the higher term counts
-	l.see(self, Node{}, peerX, peerY)
-	l.wait(150 * time.Millisecond)
+	l = asks(t, peerX, peerY) // of two who hold it the one with the higher term counts
 	q = last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(9), Holder: peerX}}})
 	l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
@@ -846,9 +810,7 @@ func TestClaimFrom(t *testing.T) {
 // once, and not at all for one that it has seen leave, whose name another process has, or that the member does not see either.
 func TestUnseenHolder(t *testing.T) {
 	held := func(Node) Info { return Info{Term: term(1), Holder: peerY} }
-	l := newAlone(t)
-	l.see(self, Node{}, peerX)
-	l.wait(150 * time.Millisecond)
+	l := asks(t, peerX)
 	l.answer(held)
 	l.owned(false)
 	l.see(self, Node{}, peerX, peerY)
@@ -858,9 +820,7 @@ func TestUnseenHolder(t *testing.T) {
 		t.Errorf("the holder is seen by now, and checks go to %+v", r)
 	}
 
-	l = newAlone(t)
-	l.see(self, Node{}, peerX)
-	l.wait(150 * time.Millisecond)
+	l = asks(t, peerX)
 	l.answer(held)
 	l.wait(time.Duration(strangerFor) + 300*time.Millisecond)
 	l.answer(held)
@@ -873,15 +833,13 @@ func TestUnseenHolder(t *testing.T) {
 	l.answer(held)
 	l.owned(true)
 
-	l = newAlone(t)
-	l.see(self, Node{}, peerX)
-	l.wait(150 * time.Millisecond)
+	l = asks(t, peerX)
 	l.answer(func(Node) Info { return Info{Term: term(1), Holder: Node{self.Name, 77}} })
 	l.owned(true)
 
 	l = newAlone(t)
 	l.see(peerX, Node{}, peerX, peerY)
-	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerY}}})
+	l.hold(peerY, term(1))
 	expect.Equal(t, l.info(peerX).Holder, peerY, "the holder it tells of")
 	l.see(peerX, Node{}, peerX)
 	expect.Equal(t, l.info(peerX).Holder, Node{}, "the holder it tells of, which is lost")
@@ -890,11 +848,9 @@ func TestUnseenHolder(t *testing.T) {
 // TestHolderOfARound: a node claims nothing that a member holds which came after the others were asked; it asks that member, too, and claims
 // without its answer when that does not come.
 func TestHolderOfARound(t *testing.T) {
-	l := newAlone(t)
-	l.see(self, Node{}, peerX)
-	l.wait(150 * time.Millisecond)
+	l := asks(t, peerX)
 	q := last[*Query](l, peerX)
-	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerY}}})
+	l.hold(peerY, term(1))
 	l.see(self, Node{}, peerX, peerY)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1), Holder: peerY}}})
 	l.owned(false)
@@ -929,7 +885,7 @@ func TestClaimWithout(t *testing.T) {
 			l.data.parts[0].content[1] = true
 		}
 		if c.heard != (Term{}) {
-			l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: c.heard, Holder: peerX}}})
+			l.hold(peerX, c.heard)
 		}
 		l.see(self, Node{})
 		l.wait(150 * time.Millisecond)
@@ -966,8 +922,7 @@ func TestEntrusted(t *testing.T) {
 
 // TestToldOfHolder: who is asked about a partition that it holds tells its own term, whatever higher one it has heard of.
 func TestToldOfHolder(t *testing.T) {
-	l := newAlone(t)
-	l.claims(self, Node{}, peerX)
+	l := claimed(t, self, Node{}, peerX)
 	held := l.route().Term
 	l.core.parts[0].known = term(900)
 	i := l.info(peerX)
@@ -978,8 +933,7 @@ func TestToldOfHolder(t *testing.T) {
 // if it lives.
 func TestSupersededHolder(t *testing.T) {
 	for _, by := range []Node{peerB, self, peerY} {
-		l := newAlone(t)
-		l.claims(self, peerX, peerX, peerY)
+		l := claimed(t, self, peerX, peerX, peerY)
 		m, held := l.entry(peerX), l.route().Term
 		l.get(peerX, &BlockAck{Log: 1, Refusals: []Refusal{{Attachment: m.Attachment, Outcome: Superseded, Known: term(900), Holder: by}}})
 		if raised := l.route().Term != held; raised != (by != peerY) {
@@ -1013,8 +967,7 @@ func TestLargeChunk(t *testing.T) {
 // TestLastChanges: a partition is given away with all that was admitted, in as many messages as that takes, and only to one that has
 // a whole copy.
 func TestLastChanges(t *testing.T) {
-	l := newAlone(t)
-	l.claims(peerY, peerX, peerX, peerY)
+	l := claimed(t, peerY, peerX, peerX, peerY)
 	l.acks(peerX)
 	for id := range 450 {
 		l.data.admit(0, id)
@@ -1030,8 +983,7 @@ func TestLastChanges(t *testing.T) {
 		}
 	}
 	l.wait(150 * time.Millisecond)
-	o := last[*Offer](l, peerY)
-	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.accepts(peerY)
 	more := 250
 	for range 20 {
 		for _, m := range l.entries(peerY) {

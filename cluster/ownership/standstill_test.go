@@ -19,8 +19,7 @@ func (l *alone) standsStill(d time.Duration) {
 func TestStandstill(t *testing.T) {
 	t.Run("backup", func(t *testing.T) {
 		for _, viewFirst := range []bool{false, true} {
-			l := newAlone(t)
-			l.claims(self, peerX, peerX)
+			l := claimed(t, self, peerX, peerX)
 			l.acks(peerX)
 			l.data.admit(0, 1)
 			l.wait(100 * time.Millisecond)
@@ -39,8 +38,7 @@ func TestStandstill(t *testing.T) {
 		}
 	})
 	t.Run("slow ticks", func(t *testing.T) {
-		l := newAlone(t)
-		l.claims(self, peerX, peerX)
+		l := claimed(t, self, peerX, peerX)
 		l.acks(peerX)
 		l.data.admit(0, 1)
 		l.wait(100 * time.Millisecond)
@@ -55,9 +53,7 @@ func TestStandstill(t *testing.T) {
 		expect.True(t, dropped(), "a node that runs now and then waits for a backup without end")
 	})
 	t.Run("claim", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(self, Node{}, peerX, peerY)
-		l.wait(150 * time.Millisecond)
+		l := asks(t, peerX, peerY)
 		l.standsStill(20 * time.Second)
 		l.owned(false)
 		l.answer(func(n Node) Info { return Info{Held: n == peerX, Term: term(1), Holder: peerX} })
@@ -77,7 +73,7 @@ func TestStandstill(t *testing.T) {
 	})
 	t.Run("stranger", func(t *testing.T) {
 		l := newAlone(t)
-		l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerX}}})
+		l.hold(peerX, term(1))
 		l.see(self, Node{}, peerY)
 		l.standsStill(20 * time.Second)
 		l.wait(150 * time.Millisecond)
@@ -90,7 +86,7 @@ func TestStandstill(t *testing.T) {
 		l.see(peerY, Node{}, peerY)
 		l.now += int64(20 * time.Second)
 		l.see(peerY, Node{}, peerY)
-		l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerX}}})
+		l.hold(peerX, term(1))
 		l.see(self, Node{}, peerY)
 		l.wait(150 * time.Millisecond)
 		expect.True(t, len(said[*Query](l, peerY)) != 0, "a lost process is taken for one that is about to come")
@@ -98,7 +94,7 @@ func TestStandstill(t *testing.T) {
 	t.Run("newcomer", func(t *testing.T) {
 		l := newAlone(t)
 		l.see(peerY, Node{}, peerY)
-		l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerY}}})
+		l.hold(peerY, term(1))
 		l.see(peerX, Node{}, peerX, peerY)
 		l.standsStill(20 * time.Second)
 		r := l.route()
@@ -155,7 +151,7 @@ func TestStandstill(t *testing.T) {
 		l.wait(200 * time.Millisecond)
 		replies(last[*Query](l, peerX))
 		expect.True(t, !stranded(), "a copy whose holder has answered once more is stranded")
-		l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
+		l.hold(peerY, term(2))
 		l.wait(600 * time.Millisecond)
 		expect.True(t, stranded(), "a copy of which neither sender nor holder answers is not stranded")
 		q := last[*Query](l, peerY)

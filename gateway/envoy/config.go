@@ -66,6 +66,7 @@ type node struct {
 	children  map[string]*node
 	wildcards []pattern // those of children that have an *, in the order of the files
 	limit     *rule     // nil: none
+	value     string    // that the file names; empty: none
 	pattern   string    // of a wildcard with share_threshold: what stands for the value in the state's key
 	byValue   bool      // value_to_metric
 	file      string
@@ -329,15 +330,14 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 		r.Fail(key.Node, key.Path, "is empty: name the key of the descriptor's entry")
 		ok = false
 	}
-	entry := name
+	own := &node{children: make(map[string]*node), file: r.File, line: f.At.Line}
 	if value, given := f.Get("value"); given {
 		text, good := r.text(value)
 		if ok = ok && good; text != "" {
-			name += "_" + text
+			own.value, name = text, name+"_"+text
 		}
 	}
 	fullKey := parent + "." + name
-	own := &node{children: make(map[string]*node), file: r.File, line: f.At.Line}
 	if ok {
 		if twice := into.children[name]; twice != nil {
 			where := fmt.Sprintf("line %d", twice.line)
@@ -356,7 +356,7 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 	own.byValue = r.flag(f, "value_to_metric")
 	if share := f.Field("share_threshold"); r.flag(f, "share_threshold") && ok {
 		if strings.Contains(name, "*") {
-			own.pattern = strings.TrimPrefix(name, entry+"_")
+			own.pattern = cmp.Or(own.value, name)
 		} else {
 			r.Fail(share.Key, share.Path, "is for values with an *, and this descriptor's composite key is %s", strictyaml.Show(name))
 		}
@@ -492,6 +492,7 @@ func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
 		r.Fail(one.Node, one.Path, "must be a map, not %s", strictyaml.Kind(one.Node))
 		return nil
 	}
+	textKeys(one.Node)
 	var v map[string]any
 	err := one.Node.Decode(&v)
 	text, bad := json.Marshal(v)
@@ -506,4 +507,14 @@ func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
 		r.Fail(one.Node, one.Path, "has %d bytes in JSON, at most %d are taken", len(text), maxMetadata)
 	}
 	return out
+}
+
+// textKeys makes keys of maps that are numbers or truth values the text that was written, which is what they are in JSON.
+func textKeys(n *yaml.Node) {
+	for i, c := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 0 && slices.Contains(plainTags, c.Tag) {
+			c.Tag = "!!str"
+		}
+		textKeys(c)
+	}
 }

@@ -239,16 +239,21 @@ descriptors:
     descriptors: [{key: c, rate_limit: {unit: second, requests_per_unit: 1}}, {key: e, value: f, rate_limit: {unit: second, requests_per_unit: 1}}]
   - {key: g, value: "x/*", share_threshold: true, detailed_metric: true, rate_limit: {unit: second, requests_per_unit: 1}}
   - {key: h, value: "x/*", rate_limit: {unit: second, requests_per_unit: 1}}
+  - {key: i, value: "x/*", descriptors: [{key: j, value_to_metric: true, rate_limit: {unit: second, requests_per_unit: 1}}]}
+  - {key: k, value: "x/*", share_threshold: true, descriptors: [{key: l, value_to_metric: true, rate_limit: {unit: second, requests_per_unit: 1}}]}
 `).domain("d")
 	for _, test := range []struct {
 		entries []string
 		want    string
 	}{
 		{[]string{"a", "1"}, "d.a_1"},
+		{[]string{"a", ""}, "d.a_"},
 		{[]string{"b", "1", "c", "2"}, "d.b_1.c"},
 		{[]string{"b", "1", "e", "f"}, "d.b_1.e_f"},
 		{[]string{"g", "x/y"}, "d.g_x/*"},
 		{[]string{"h", "x/y"}, "d.h_x/*"},
+		{[]string{"i", "x/y", "j", "1"}, "d.i_x/*.j_1"},
+		{[]string{"k", "x/y", "l", "1"}, "d.k_x/*.l_1"},
 	} {
 		if m, err := d.match(entriesOf(test.entries...)); err != nil || m.metric != test.want {
 			t.Errorf("%q: %q, %v, want %q", test.entries, m.metric, err, test.want)

@@ -83,24 +83,24 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 }
 
 // detail is the name in metrics of a limit that has values of the request in it: with detailed_metric all, otherwise those of
-// descriptors with value_to_metric and those that the configuration names. The value of a shared threshold is its pattern.
+// descriptors with value_to_metric, beside those that the configuration names. The value of a shared threshold is its pattern.
 func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*node, all bool, patterns []string) string {
 	var b strings.Builder
 	b.WriteString(d.name)
-	at := &d.node
 	for i, e := range entries {
+		value := path[i].value
+		if all || path[i].byValue {
+			value = e.GetValue()
+		}
+		if patterns != nil && patterns[i] != "" {
+			value = patterns[i]
+		}
 		b.WriteByte('.')
 		b.WriteString(e.GetKey())
-		value := e.GetValue()
-		_, named := at.children[e.GetKey()+"_"+value]
-		if patterns != nil && patterns[i] != "" {
-			value, named = patterns[i], all || path[i].byValue
-		}
-		if value != "" && (all || named || path[i].byValue) {
+		if value != "" || all && patterns == nil { // as the reference has it
 			b.WriteByte('_')
 			b.WriteString(value)
 		}
-		at = path[i]
 	}
 	return b.String()
 }

@@ -280,7 +280,7 @@ func TestQuota(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
-  - {key: a, quota_mode: true, metadata: {go: {to: a}, n: 1, 7: seven}, rate_limit: {unit: minute, requests_per_unit: 1}}
+  - {key: a, quota_mode: true, metadata: {go: {to: a, 429: wait}, n: 1, 7: seven}, rate_limit: {unit: minute, requests_per_unit: 1}}
   - {key: b, quota_mode: true, metadata: {go: {or: b}, n: 2}, rate_limit: {unit: minute, requests_per_unit: 2}}
   - {key: c, rate_limit: {unit: minute, requests_per_unit: 4}}
 `, func(c *ServiceConfig) { c.Metadata = true })
@@ -292,7 +292,8 @@ descriptors:
 	m := metadata(out).(map[string]any)
 	// Of limits that were not exceeded: structs become one, and of anything else the first stays.
 	g := m["go"].(map[string]any)
-	expect.True(t, out.OverallCode == ok && g["to"] == "a" && g["or"] == "b" && m["n"] == 1.0 && m["7"] == "seven", "%v", m)
+	expect.True(t, out.OverallCode == ok && g["to"] == "a" && g["or"] == "b" && m["n"] == 1.0 && m["7"] == "seven" &&
+		g["429"] == "wait", "%v", m)
 	out = ab()
 	g = metadata(out).(map[string]any)["go"].(map[string]any)
 	expect.True(t, out.OverallCode == ok && out.Statuses[0].Code == over && g["to"] == nil && g["or"] == "b", "%v", out)

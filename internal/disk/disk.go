@@ -103,7 +103,7 @@ func Open(cfg Config) (_ *Disk, err error) {
 	defer cache.Unref()
 	options := func() *pebble.Options {
 		return &pebble.Options{
-			FS: cfg.FS, Cache: cache, MemTableSize: 4 << 20, MaxOpenFiles: 256, FormatMajorVersion: pebble.FormatWALSyncChunks,
+			FS: cfg.FS, Cache: cache, MemTableSize: 16 << 20, MaxOpenFiles: 256, FormatMajorVersion: pebble.FormatWALSyncChunks,
 			Logger: engineLog{d}, EventListener: &pebble.EventListener{
 				BackgroundError: d.fail, DataCorruption: func(i pebble.DataCorruptionInfo) { d.fail(i.Details) },
 			},

@@ -38,7 +38,7 @@ func (o *owner) expire(now int64) {
 func (o *owner) check(now, n int64) bool {
 	o.expire(now)
 	at := algo.Instant{Mono: now, Wall: now}
-	d, err := o.ls.Decide(o.a, o.s, at, algo.Request{Cost: n, Held: o.u.Held(), HeldFor: o.u.HeldFor(at)}, nil)
+	d, err := o.ls.Decide(o.a, o.s, at, algo.Request{Cost: n, OnLoan: o.u.OnLoan(), OnLoanFor: o.u.OnLoanFor(at)}, nil)
 	must.NoError(o.t, err)
 	return d.Allowed
 }
@@ -58,7 +58,7 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 	again := 250 * time.Millisecond
 	if r.Want == 0 {
 		again = 5 * time.Millisecond
-	} else if o.u.Held() > 0 {
+	} else if o.u.OnLoan() > 0 {
 		again = 20 * time.Millisecond
 	}
 	return Answer[int]{Number: r.Number, Lent: limit.Lent{Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: again}}
@@ -153,7 +153,7 @@ func TestBook(t *testing.T) {
 						continue
 					}
 					refused++
-					if rng.IntN(4) == 0 && o.u.Held() > 0 {
+					if rng.IntN(4) == 0 && o.u.OnLoan() > 0 {
 						recalls++
 						o.u.Recall()
 						for _, l := range o.u.Most() {
@@ -175,7 +175,7 @@ func TestBook(t *testing.T) {
 				}
 			}
 			o.expire(now)
-			if held := o.u.Held(); held > 0 {
+			if held := o.u.OnLoan(); held > 0 {
 				at := algo.Instant{Mono: now, Wall: now}
 				room := o.ls.Room(o.a, o.s, at)
 				must.True(t, held <= room, "seed %d: %d are held, where there is room for %d", seed, held, room)
@@ -188,7 +188,7 @@ func TestBook(t *testing.T) {
 		for range 1500 {
 			step(false)
 		}
-		held := o.u.Held()
+		held := o.u.OnLoan()
 		expect.True(t, held == 0, "seed %d: %d are held when the load has been over for a while", seed, held)
 		for i, b := range books {
 			n := b.Loans()

@@ -260,7 +260,7 @@ func (p *play) decide(answer func(admitted bool)) {
 		return
 	}
 	at := algo.Instant{Mono: p.now, Wall: p.now}
-	if o.u.Held() == 0 || o.ls.Room(o.a, o.s, at) < 1 {
+	if o.u.OnLoan() == 0 || o.ls.Room(o.a, o.s, at) < 1 {
 		answer(false)
 		return
 	}

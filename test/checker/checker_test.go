@@ -50,6 +50,33 @@ func borrowed(seconds ...float64) []Operation {
 	return ops
 }
 
+// run is a history of operations, faults, observations and settings.
+func run(parts ...any) (h History) {
+	for _, part := range parts {
+		switch part := part.(type) {
+		case Operation:
+			h.Operations = append(h.Operations, part)
+		case []Operation:
+			h.Operations = append(h.Operations, part...)
+		case []Crash:
+			h.Crashes = part
+		case []Split:
+			h.Splits = part
+		case []QuorumLoss:
+			h.QuorumLosses = part
+		case []Hidden:
+			h.Hidden = part
+		case []Usage:
+			h.Usages = part
+		case func(*History):
+			part(&h)
+		default:
+			panic(part)
+		}
+	}
+	return h
+}
+
 func moment(s float64) int64 { return int64(s * float64(second)) }
 
 func rules(vs []Violation) string {
@@ -123,6 +150,14 @@ func TestCheck(t *testing.T) {
 		return ops
 	}
 
+	forgot := func(from, to float64) []QuorumLoss { return []QuorumLoss{{moment(from), moment(to)}} }
+	type set = func(*History)
+	drift := func(n int64) set { return func(h *History) { h.Drift = n } }
+	skew := func(d time.Duration) set { return func(h *History) { h.Skew = d } }
+	flush := func(d time.Duration) set { return func(h *History) { h.Flush = d } }
+	claim := func(d time.Duration) set { return func(h *History) { h.Claim = d } }
+	late := func(d time.Duration) set { return func(h *History) { h.Late = d } }
+
 	tests := []struct {
 		name   string
 		policy func(*Policy)
@@ -130,156 +165,156 @@ func TestCheck(t *testing.T) {
 		want   string
 	}{
 		// Admissions without faults.
-		{"at the limit", none, History{Operations: at(Admitted, 1, 2, 3, 11.001, 12.001, 13.001)}, ""},
-		{"one too many", none, History{Operations: at(Admitted, 1, 2, 3, 10.9)}, Beyond},
-		{"out of order", none, History{Operations: at(Admitted, 10.9, 3, 2, 1)}, Beyond},
-		{"half-open window", none, History{Operations: at(Admitted, 1, 2, 3, 11)}, ""},
-		{"clocks that differ", none, History{Drift: 1000, Operations: at(Admitted, 1, 2, 3, 10.981)}, ""},
-		{"more than clocks differ", none, History{Drift: 1000, Operations: at(Admitted, 1, 2, 3, 10.979)}, Beyond},
-		{"cost", none, History{Operations: append(at(Admitted, 1, 2), cost(at(Admitted, 3)[0], 2)...)}, Beyond},
-		{"two keys", none, History{Operations: append(at(Admitted, 1, 2, 3), Operation{Policy: "p", Key: "l", Cost: 3, Sent: 4, Answered: 4, Result: Admitted})}, ""},
-		{"failed are not admitted", none, History{Operations: append(at(Admitted, 1, 2, 3), at(Failed, 4)...)}, ""},
-		{"partly outside any window", none, History{Operations: append(at(Admitted, 1, 2, 3), between(Admitted, 4, 11.5))}, ""},
-		{"wholly inside a window", none, History{Operations: append(at(Admitted, 1, 2, 3), between(Admitted, 4, 10.5))}, Beyond},
-		{"answers cross", none, History{Operations: append(at(Admitted, 4, 5), between(Admitted, 3.9, 15), between(Admitted, 4.1, 4.2), between(Admitted, 4.2, 4.3))}, Beyond},
-		{"fixed window's boundary", fixed, History{Operations: at(Admitted, 9, 9, 9, 11, 11, 11)}, ""},
-		{"more than a boundary explains", fixed, History{Operations: at(Admitted, 9, 9, 9, 11, 11, 11, 12)}, Beyond},
-		{"bucket", bucket, History{Operations: at(Admitted, 1, 1, 1, 4.4, 7.8, 11.2)}, ""},
-		{"bucket that refills too fast", bucket, History{Operations: at(Admitted, 1, 1, 1, 2, 3, 4)}, Beyond},
+		{"at the limit", none, run(at(Admitted, 1, 2, 3, 11.001, 12.001, 13.001)), ""},
+		{"one too many", none, run(at(Admitted, 1, 2, 3, 10.9)), Beyond},
+		{"out of order", none, run(at(Admitted, 10.9, 3, 2, 1)), Beyond},
+		{"half-open window", none, run(at(Admitted, 1, 2, 3, 11)), ""},
+		{"clocks that differ", none, run(drift(1000), at(Admitted, 1, 2, 3, 10.981)), ""},
+		{"more than clocks differ", none, run(drift(1000), at(Admitted, 1, 2, 3, 10.979)), Beyond},
+		{"cost", none, run(at(Admitted, 1, 2), cost(at(Admitted, 3)[0], 2)), Beyond},
+		{"two keys", none, run(at(Admitted, 1, 2, 3), Operation{Policy: "p", Key: "l", Cost: 3, Sent: 4, Answered: 4, Result: Admitted}), ""},
+		{"failed are not admitted", none, run(at(Admitted, 1, 2, 3), at(Failed, 4)), ""},
+		{"partly outside any window", none, run(at(Admitted, 1, 2, 3), between(Admitted, 4, 11.5)), ""},
+		{"wholly inside a window", none, run(at(Admitted, 1, 2, 3), between(Admitted, 4, 10.5)), Beyond},
+		{"answers cross", none, run(at(Admitted, 4, 5), between(Admitted, 3.9, 15), between(Admitted, 4.1, 4.2), between(Admitted, 4.2, 4.3)), Beyond},
+		{"fixed window's boundary", fixed, run(at(Admitted, 9, 9, 9, 11, 11, 11)), ""},
+		{"more than a boundary explains", fixed, run(at(Admitted, 9, 9, 9, 11, 11, 11, 12)), Beyond},
+		{"bucket", bucket, run(at(Admitted, 1, 1, 1, 4.4, 7.8, 11.2)), ""},
+		{"bucket that refills too fast", bucket, run(at(Admitted, 1, 1, 1, 2, 3, 4)), Beyond},
 
 		// Crashes.
-		{"none, a crash", durable(None), History{Crashes: crash(4, true), Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
-		{"none, beyond a crash", durable(None), History{Crashes: crash(4, true), Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
-		{"none, after a crash", durable(None), History{Crashes: crash(0.5, true), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"lent, spent after a crash", lent, History{Crashes: crash(0.5, false), Operations: slices.Concat(borrowed(1, 1.4), at(Admitted, 2, 3, 5))}, ""},
-		{"lent, more than was spent after a crash", lent, History{Crashes: crash(0.5, false), Operations: slices.Concat(borrowed(1, 1.4), at(Admitted, 2, 3, 5, 6))}, Beyond},
-		{"lent, spent when its term was over", lent, History{Crashes: crash(0.5, false), Operations: slices.Concat(borrowed(1.6, 1.7), at(Admitted, 2, 3))}, Beyond},
-		{"lent, a crash with copies", lent, History{Crashes: crash(0.5, true), Operations: slices.Concat(borrowed(1, 1.4), at(Admitted, 2, 3))}, Beyond},
-		{"lent, decided by a node after a crash", lent, History{Crashes: crash(0.5, false), Operations: at(Admitted, 1, 1.4, 2, 3)}, Beyond},
-		{"async, unflushed", none, History{Crashes: flushed(4, 2.5), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
-		{"async, flushed", none, History{Crashes: flushed(4, 3.5), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"async, another node's", none, History{Crashes: []Crash{{At: moment(4), Node: "b", Copied: true, Flushed: map[string]int64{"k": 0}}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"async, within the interval", none, History{Flush: 50 * time.Millisecond, Crashes: crash(3.04, true), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
-		{"async, before the interval", none, History{Flush: 50 * time.Millisecond, Crashes: crash(3.06, true), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"async, no copy", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
-		{"escrow", durable(Escrow), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"sync", durable(Sync), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"sync, the copy out of reach", durable(Sync), History{Claim: 2 * time.Second, Crashes: flushed(4, 0), Splits: split(5, 6, 2), Operations: at(Admitted, 1, 2, 3, 7), Usages: left(8, 2)}, ""},
-		{"sync, the copy out of reach later", durable(Sync), History{Claim: 2 * time.Second, Crashes: flushed(4, 0), Splits: split(7, 8, 2), Operations: sides(2), Usages: left(9, 2)}, Forgotten},
-		{"sync, degraded", durable(Sync), History{Crashes: flushed(4, 2.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, ""},
-		{"sync, degraded and flushed", durable(Sync), History{Crashes: flushed(4, 3.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, Beyond},
-		{"sync, no copy", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
-		{"sync, no copy once", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
-		{"strict, no copy", strict, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"strict, no copy and no voters", strict, History{Crashes: crash(4, false), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, ""},
-		{"strict, a copy and no voters", strict, History{Crashes: crash(4, true), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"strict, a copy out of reach and no voters", strict, History{Claim: 2 * time.Second, Crashes: crash(4, true), Splits: split(5, 6, 2), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, ""},
-		{"strict, a copy out of reach later", strict, History{Claim: 2 * time.Second, Crashes: crash(4, true), Splits: split(7, 8, 2), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"strict, a copy out of reach and voters", strict, History{Claim: 2 * time.Second, Crashes: crash(4, true), Splits: split(5, 6, 2), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"none, a crash", durable(None), run(crash(4, true), at(Admitted, 1, 2, 3, 5, 6, 7)), ""},
+		{"none, beyond a crash", durable(None), run(crash(4, true), at(Admitted, 1, 2, 3, 5, 6, 7, 8)), Beyond},
+		{"none, after a crash", durable(None), run(crash(0.5, true), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"lent, spent after a crash", lent, run(crash(0.5, false), borrowed(1, 1.4), at(Admitted, 2, 3, 5)), ""},
+		{"lent, more than was spent after a crash", lent, run(crash(0.5, false), borrowed(1, 1.4), at(Admitted, 2, 3, 5, 6)), Beyond},
+		{"lent, spent when its term was over", lent, run(crash(0.5, false), borrowed(1.6, 1.7), at(Admitted, 2, 3)), Beyond},
+		{"lent, a crash with copies", lent, run(crash(0.5, true), borrowed(1, 1.4), at(Admitted, 2, 3)), Beyond},
+		{"lent, decided by a node after a crash", lent, run(crash(0.5, false), at(Admitted, 1, 1.4, 2, 3)), Beyond},
+		{"async, unflushed", none, run(flushed(4, 2.5), at(Admitted, 1, 2, 3, 5)), ""},
+		{"async, flushed", none, run(flushed(4, 3.5), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"async, another node's", none, run([]Crash{{At: moment(4), Node: "b", Copied: true, Flushed: map[string]int64{"k": 0}}}, at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"async, within the interval", none, run(flush(50*time.Millisecond), crash(3.04, true), at(Admitted, 1, 2, 3, 5)), ""},
+		{"async, before the interval", none, run(flush(50*time.Millisecond), crash(3.06, true), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"async, no copy", none, run(crash(4, false), at(Admitted, 1, 2, 3, 5, 6, 7)), ""},
+		{"escrow", durable(Escrow), run(flushed(4, 0), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"sync", durable(Sync), run(flushed(4, 0), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"sync, the copy out of reach", durable(Sync), run(claim(2*time.Second), flushed(4, 0), split(5, 6, 2), at(Admitted, 1, 2, 3, 7), left(8, 2)), ""},
+		{"sync, the copy out of reach later", durable(Sync), run(claim(2*time.Second), flushed(4, 0), split(7, 8, 2), sides(2), left(9, 2)), Forgotten},
+		{"sync, degraded", durable(Sync), run(flushed(4, 2.5), at(Admitted, 1, 2, 5), degraded(3)), ""},
+		{"sync, degraded and flushed", durable(Sync), run(flushed(4, 3.5), at(Admitted, 1, 2, 5), degraded(3)), Beyond},
+		{"sync, no copy", durable(Sync), run(crash(4, false), at(Admitted, 1, 2, 3, 5)), ""},
+		{"sync, no copy once", durable(Sync), run(crash(4, false), at(Admitted, 1, 2, 3, 5, 6, 7, 8)), Beyond},
+		{"strict, no copy", strict, run(crash(4, false), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"strict, no copy and no voters", strict, run(crash(4, false), forgot(4, 9), at(Admitted, 1, 2, 3, 5)), ""},
+		{"strict, a copy and no voters", strict, run(crash(4, true), forgot(4, 9), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"strict, a copy out of reach and no voters", strict, run(claim(2*time.Second), crash(4, true), split(5, 6, 2), forgot(4, 9), at(Admitted, 1, 2, 3, 5)), ""},
+		{"strict, a copy out of reach later", strict, run(claim(2*time.Second), crash(4, true), split(7, 8, 2), forgot(4, 9), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"strict, a copy out of reach and voters", strict, run(claim(2*time.Second), crash(4, true), split(5, 6, 2), at(Admitted, 1, 2, 3, 5)), Beyond},
 
 		// Splits.
-		{"two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3)}, ""},
-		{"more than two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4)}, Beyond},
-		{"three sides", none, History{Splits: split(0, 20, 3), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4)}, ""},
-		{"two sides, no copy", durable(None), History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4, 4, 5)}, ""},
-		{"more than two sides, no copy", durable(None), History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)}, Beyond},
-		{"after a split", none, History{Splits: split(0, 1.5, 2), Operations: at(Admitted, 2, 2, 3, 3)}, Beyond},
-		{"strict in a split", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2)}, Beyond},
-		{"strict is strict about the limit only", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2)}, ""},
-		{"strict, an owner out of sight", strict, History{Hidden: hidden(4, "k"), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"strict, an owner out of sight of voters that forgot", strict, History{Hidden: hidden(4, "k"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
-		{"strict, more than twice the limit by that", strict, History{Hidden: hidden(4, "k"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
-		{"strict, another key's owner out of sight", strict, History{Hidden: hidden(4, "other"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"strict, an owner out of sight after it", strict, History{Hidden: hidden(6, "k"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"two sides", none, run(split(0, 20, 2), at(Admitted, 1, 1, 2, 2, 3, 3)), ""},
+		{"more than two sides", none, run(split(0, 20, 2), at(Admitted, 1, 1, 2, 2, 3, 3, 4)), Beyond},
+		{"three sides", none, run(split(0, 20, 3), at(Admitted, 1, 1, 2, 2, 3, 3, 4)), ""},
+		{"two sides, no copy", durable(None), run(split(0, 20, 2), at(Admitted, 1, 1, 2, 2, 3, 3, 4, 4, 5)), ""},
+		{"more than two sides, no copy", durable(None), run(split(0, 20, 2), at(Admitted, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)), Beyond},
+		{"after a split", none, run(split(0, 1.5, 2), at(Admitted, 2, 2, 3, 3)), Beyond},
+		{"strict in a split", strict, run(split(0, 20, 2), at(Admitted, 1, 1, 2, 2)), Beyond},
+		{"strict is strict about the limit only", strict, run(split(0, 20, 2), at(Admitted, 1, 1, 2)), ""},
+		{"strict, an owner out of sight", strict, run(hidden(4, "k"), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"strict, an owner out of sight of voters that forgot", strict, run(hidden(4, "k"), forgot(4, 9), at(Admitted, 1, 2, 3, 5, 6, 7)), ""},
+		{"strict, more than twice the limit by that", strict, run(hidden(4, "k"), forgot(4, 9), at(Admitted, 1, 2, 3, 5, 6, 7, 8)), Beyond},
+		{"strict, another key's owner out of sight", strict, run(hidden(4, "other"), forgot(4, 9), at(Admitted, 1, 2, 3, 5)), Beyond},
+		{"strict, an owner out of sight after it", strict, run(hidden(6, "k"), forgot(4, 9), at(Admitted, 1, 2, 3, 5)), Beyond},
 
 		// Refusals.
-		{"refused at the limit", none, History{Operations: append(at(Admitted, 1, 2, 3), at(Refused, 4, 10.9)...)}, ""},
-		{"refused below it", none, History{Operations: append(at(Admitted, 1, 2), at(Refused, 4)...)}, Unjustified},
-		{"refused too late", none, History{Operations: append(at(Admitted, 1, 2, 3), at(Refused, 11.2)...)}, Unjustified},
-		{"late ages", none, History{Late: time.Second, Operations: append(at(Admitted, 1, 2, 3), at(Refused, 11.2)...)}, ""},
-		{"coarse slots", func(p *Policy) { p.Coarse = time.Second }, History{Operations: append(at(Admitted, 1, 2, 3), at(Refused, 11.2)...)}, ""},
-		{"may have been charged", none, History{Operations: append(append(at(Admitted, 1, 2), at(Failed, 3)...), at(Refused, 4)...)}, ""},
-		{"can never pass", none, History{Operations: cost(at(Refused, 1)[0], 4)}, ""},
-		{"cost too high for the room", none, History{Operations: append(at(Admitted, 1, 2), cost(at(Refused, 3)[0], 2)...)}, ""},
-		{"refused by an escrow", durable(Escrow), History{Crashes: crash(4, true), Operations: append(at(Admitted, 1), at(Refused, 5)...)}, ""},
-		{"refused by more than an escrow", durable(Escrow), History{Crashes: crash(4, true), Operations: at(Refused, 5)}, Unjustified},
-		{"an escrow charged late", durable(Escrow), History{Claim: 4 * time.Second, Crashes: crash(4, true), Operations: append(at(Admitted, 14), at(Refused, 15)...)}, ""},
-		{"an escrow long ago", durable(Escrow), History{Crashes: crash(4, true), Operations: append(at(Admitted, 14), at(Refused, 15)...)}, Unjustified},
-		{"cold start", func(p *Policy) { p.ColdClosed = true }, History{Crashes: crash(4, false), Operations: at(Refused, 5)}, ""},
-		{"no reason to start cold", none, History{Crashes: crash(4, false), Operations: at(Refused, 5)}, Unjustified},
-		{"voters forgot", strict, History{QuorumLosses: []QuorumLoss{{0, moment(2)}}, Operations: at(Refused, 5)}, ""},
-		{"voters forgot long ago", strict, History{QuorumLosses: []QuorumLoss{{0, moment(2)}}, Operations: at(Refused, 13)}, Unjustified},
-		{"voters matter to strict rules only", none, History{QuorumLosses: []QuorumLoss{{0, moment(2)}}, Operations: at(Refused, 5)}, Unjustified},
-		{"bucket empty", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 3)...)}, ""},
-		{"bucket refilled", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 9)...)}, Unjustified},
+		{"refused at the limit", none, run(at(Admitted, 1, 2, 3), at(Refused, 4, 10.9)), ""},
+		{"refused below it", none, run(at(Admitted, 1, 2), at(Refused, 4)), Unjustified},
+		{"refused too late", none, run(at(Admitted, 1, 2, 3), at(Refused, 11.2)), Unjustified},
+		{"late ages", none, run(late(time.Second), at(Admitted, 1, 2, 3), at(Refused, 11.2)), ""},
+		{"coarse slots", func(p *Policy) { p.Coarse = time.Second }, run(at(Admitted, 1, 2, 3), at(Refused, 11.2)), ""},
+		{"may have been charged", none, run(at(Admitted, 1, 2), at(Failed, 3), at(Refused, 4)), ""},
+		{"can never pass", none, run(cost(at(Refused, 1)[0], 4)), ""},
+		{"cost too high for the room", none, run(at(Admitted, 1, 2), cost(at(Refused, 3)[0], 2)), ""},
+		{"refused by an escrow", durable(Escrow), run(crash(4, true), at(Admitted, 1), at(Refused, 5)), ""},
+		{"refused by more than an escrow", durable(Escrow), run(crash(4, true), at(Refused, 5)), Unjustified},
+		{"an escrow charged late", durable(Escrow), run(claim(4*time.Second), crash(4, true), at(Admitted, 14), at(Refused, 15)), ""},
+		{"an escrow long ago", durable(Escrow), run(crash(4, true), at(Admitted, 14), at(Refused, 15)), Unjustified},
+		{"cold start", func(p *Policy) { p.ColdClosed = true }, run(crash(4, false), at(Refused, 5)), ""},
+		{"no reason to start cold", none, run(crash(4, false), at(Refused, 5)), Unjustified},
+		{"voters forgot", strict, run(forgot(0, 2), at(Refused, 5)), ""},
+		{"voters forgot long ago", strict, run(forgot(0, 2), at(Refused, 13)), Unjustified},
+		{"voters matter to strict rules only", none, run(forgot(0, 2), at(Refused, 5)), Unjustified},
+		{"bucket empty", bucket, run(at(Admitted, 1, 1, 1), at(Refused, 3)), ""},
+		{"bucket refilled", bucket, run(at(Admitted, 1, 1, 1), at(Refused, 9)), Unjustified},
 
 		// Units that were given back.
-		{"given back", none, History{Operations: returned(1, 2, at(Admitted, 1, 2, 3, 4)...)}, ""},
-		{"more than was given back", none, History{Operations: returned(1, 2, at(Admitted, 1, 2, 3, 4, 5)...)}, Beyond},
-		{"refused for what was given back", none, History{Operations: returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, Unjustified},
-		{"refused before it was", none, History{Operations: returned(1, 6, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, ""},
-		{"what a crash may have undone", durable(Sync), History{Crashes: crash(4.5, true), Operations: returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, ""},
-		{"bucket that refills while it is asked", bucket, History{Operations: append(at(Admitted, 1, 1, 1), between(Refused, 3, 9))}, ""},
-		{"bucket refilled before it is asked", bucket, History{Operations: append(at(Admitted, 1, 1, 1), between(Refused, 8, 9))}, Unjustified},
-		{"a bucket that was given back to", bucket, History{Operations: returned(1, 2, append(at(Admitted, 1, 1, 1), at(Refused, 3)...)...)}, Unjustified},
-		{"given back before a merge", none, History{Splits: split(0, 5, 2), Operations: returned(1, 2, at(Admitted, 1, 1)...), Usages: left(6, 2)}, ""},
+		{"given back", none, run(returned(1, 2, at(Admitted, 1, 2, 3, 4)...)), ""},
+		{"more than was given back", none, run(returned(1, 2, at(Admitted, 1, 2, 3, 4, 5)...)), Beyond},
+		{"refused for what was given back", none, run(returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)), Unjustified},
+		{"refused before it was", none, run(returned(1, 6, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)), ""},
+		{"what a crash may have undone", durable(Sync), run(crash(4.5, true), returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)), ""},
+		{"bucket that refills while it is asked", bucket, run(at(Admitted, 1, 1, 1), between(Refused, 3, 9)), ""},
+		{"bucket refilled before it is asked", bucket, run(at(Admitted, 1, 1, 1), between(Refused, 8, 9)), Unjustified},
+		{"a bucket that was given back to", bucket, run(returned(1, 2, append(at(Admitted, 1, 1, 1), at(Refused, 3)...)...)), Unjustified},
+		{"given back before a merge", none, run(split(0, 5, 2), returned(1, 2, at(Admitted, 1, 1)...), left(6, 2)), ""},
 
 		// Leases.
-		{"leases at the limit", leases, History{Operations: at(Admitted, 1, 2, 3, 11, 12, 13)}, ""},
-		{"one lease too many", leases, History{Operations: at(Admitted, 1, 2, 3, 10.9)}, Beyond},
-		{"a lease that was released", leases, History{Operations: lease(0, 0, 5, at(Admitted, 1, 2, 3, 5.1)...)}, ""},
-		{"a lease that is released later", leases, History{Operations: lease(0, 0, 6, at(Admitted, 1, 2, 3, 5.1)...)}, Beyond},
-		{"a lease that was renewed", leases, History{Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, Beyond},
-		{"a lease that may have been", leases, History{Operations: lease(0, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, ""},
-		{"refused for a lease that may have been", leases, History{Operations: lease(0, 9, 0, append(at(Admitted, 1), append(at(Admitted, 9, 9), at(Refused, 18)...)...)...)}, ""},
-		{"refused for one that was released", leases, History{Operations: lease(0, 0, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, Unjustified},
-		{"leases merged by maximum", leases, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 2)}, Forgotten},
-		{"an async crash forgets a renewal", leases, History{Crashes: flushed(9.5, 8), Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, ""},
-		{"a renewal that another node made", leases, History{Crashes: flushed(9.5, 8), Operations: renewedBy("a", lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)...)}, ""},
-		{"a renewal that the lost node did not make", leases, History{Crashes: flushed(9.5, 8), Operations: renewedBy("c", lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)...)}, Beyond},
-		{"a sync one does not", func(p *Policy) { p.Kind, p.Durability = Leases, Sync }, History{Crashes: flushed(9.5, 8), Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, Beyond},
+		{"leases at the limit", leases, run(at(Admitted, 1, 2, 3, 11, 12, 13)), ""},
+		{"one lease too many", leases, run(at(Admitted, 1, 2, 3, 10.9)), Beyond},
+		{"a lease that was released", leases, run(lease(0, 0, 5, at(Admitted, 1, 2, 3, 5.1)...)), ""},
+		{"a lease that is released later", leases, run(lease(0, 0, 6, at(Admitted, 1, 2, 3, 5.1)...)), Beyond},
+		{"a lease that was renewed", leases, run(lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)), Beyond},
+		{"a lease that may have been", leases, run(lease(0, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)), ""},
+		{"refused for a lease that may have been", leases, run(lease(0, 9, 0, append(at(Admitted, 1), append(at(Admitted, 9, 9), at(Refused, 18)...)...)...)), ""},
+		{"refused for one that was released", leases, run(lease(0, 0, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)), Unjustified},
+		{"leases merged by maximum", leases, run(split(0, 5, 2), at(Admitted, 1, 1), left(6, 2)), Forgotten},
+		{"an async crash forgets a renewal", leases, run(flushed(9.5, 8), lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)), ""},
+		{"a renewal that another node made", leases, run(flushed(9.5, 8), renewedBy("a", lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)...)), ""},
+		{"a renewal that the lost node did not make", leases, run(flushed(9.5, 8), renewedBy("c", lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)...)), Beyond},
+		{"a sync one does not", func(p *Policy) { p.Kind, p.Durability = Leases, Sync }, run(flushed(9.5, 8), lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)), Beyond},
 
 		// Merges.
-		{"merged", none, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 1)}, ""},
-		{"merged, the smaller side won", none, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 2)}, Forgotten},
-		{"merged, strict", strict, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(6, 1)}, Forgotten},
-		{"merged long before", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 16, 17), Usages: left(18, 2)}, Forgotten},
-		{"merged, and what was admitted before is gone", none, History{Splits: split(3, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 2)}, Forgotten},
-		{"merged, and what was admitted afterwards is gone", none, History{Splits: split(3, 5, 2), Operations: append(sides(1), at(Admitted, 6)...), Usages: left(7, 2)}, Forgotten},
-		{"merged and expired", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(11, 3)}, ""},
-		{"forgotten by a crash", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 1), Usages: left(6, 3)}, ""},
-		{"merged bucket", bucket, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(1.5, 1)}, ""},
-		{"merged bucket, the smaller side won", bucket, History{Splits: split(0, 5, 2), Operations: sides(1, 2), Usages: left(1.5, 2)}, Forgotten},
+		{"merged", none, run(split(0, 5, 2), sides(1, 2), left(6, 1)), ""},
+		{"merged, the smaller side won", none, run(split(0, 5, 2), sides(1, 2), left(6, 2)), Forgotten},
+		{"merged, strict", strict, run(split(0, 5, 2), sides(1, 2), left(6, 1)), Forgotten},
+		{"merged long before", none, run(split(0, 5, 2), at(Admitted, 16, 17), left(18, 2)), Forgotten},
+		{"merged, and what was admitted before is gone", none, run(split(3, 5, 2), at(Admitted, 1, 1), left(6, 2)), Forgotten},
+		{"merged, and what was admitted afterwards is gone", none, run(split(3, 5, 2), sides(1), at(Admitted, 6), left(7, 2)), Forgotten},
+		{"merged and expired", none, run(split(0, 5, 2), at(Admitted, 1, 1), left(11, 3)), ""},
+		{"forgotten by a crash", none, run(crash(4, false), at(Admitted, 1, 1), left(6, 3)), ""},
+		{"merged bucket", bucket, run(split(0, 5, 2), sides(1, 2), left(1.5, 1)), ""},
+		{"merged bucket, the smaller side won", bucket, run(split(0, 5, 2), sides(1, 2), left(1.5, 2)), Forgotten},
 
 		// Bans.
-		{"banned", none, History{Operations: banned(0, 20, at(Admitted, 1, 2, 3, 24.001)...)}, ""},
-		{"admitted during a ban", none, History{Operations: banned(0, 20, at(Admitted, 1, 2, 3, 23.9)...)}, Banned},
-		{"admitted at the instant of a ban", none, History{Operations: banned(0, 20, at(Admitted, 1, 2, 4)...)}, ""},
-		{"during a ban, by clocks that differ", none, History{Drift: 1000, Operations: banned(0, 20, at(Admitted, 1, 2, 3, 23.97)...)}, ""},
-		{"banned without need", none, History{Operations: banned(0, 20, at(Admitted, 1)...)}, Unjustified},
-		{"refused by a ban", none, History{Operations: banned(15, 20, at(Admitted, 1, 2, 3)...)}, ""},
-		{"a ban forgotten in a crash", none, History{Crashes: crash(5, true), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, ""},
-		{"a ban kept in a crash", durable(Sync), History{Crashes: crash(5, true), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, Banned},
-		{"a ban of another side", none, History{Splits: split(0, 6, 2), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, ""},
-		{"a ban under a strict rule", strict, History{Splits: split(0, 6, 2), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, Banned},
+		{"banned", none, run(banned(0, 20, at(Admitted, 1, 2, 3, 24.001)...)), ""},
+		{"admitted during a ban", none, run(banned(0, 20, at(Admitted, 1, 2, 3, 23.9)...)), Banned},
+		{"admitted at the instant of a ban", none, run(banned(0, 20, at(Admitted, 1, 2, 4)...)), ""},
+		{"during a ban, by clocks that differ", none, run(drift(1000), banned(0, 20, at(Admitted, 1, 2, 3, 23.97)...)), ""},
+		{"banned without need", none, run(banned(0, 20, at(Admitted, 1)...)), Unjustified},
+		{"refused by a ban", none, run(banned(15, 20, at(Admitted, 1, 2, 3)...)), ""},
+		{"a ban forgotten in a crash", none, run(crash(5, true), banned(0, 20, at(Admitted, 1, 2, 3, 20)...)), ""},
+		{"a ban kept in a crash", durable(Sync), run(crash(5, true), banned(0, 20, at(Admitted, 1, 2, 3, 20)...)), Banned},
+		{"a ban of another side", none, run(split(0, 6, 2), banned(0, 20, at(Admitted, 1, 2, 3, 20)...)), ""},
+		{"a ban under a strict rule", strict, run(split(0, 6, 2), banned(0, 20, at(Admitted, 1, 2, 3, 20)...)), Banned},
 
-		{"a window of the wall clock", aligned, History{Operations: at(Admitted, 8, 9, 9.5, 10.5, 11, 12)}, ""},
-		{"too many in a window of the wall clock", aligned, History{Operations: at(Admitted, 11, 12, 18, 19)}, Beyond},
-		{"near the end of one", aligned, History{Skew: 2 * time.Second, Operations: at(Admitted, 13, 14, 15, 19)}, ""},
-		{"of both sides", aligned, History{Splits: split(10, 12, 2), Operations: at(Admitted, 11, 12, 18, 19)}, ""},
-		{"windows that open", opens, History{Operations: at(Admitted, 8, 9, 9.5, 18.5, 19, 20)}, ""},
-		{"windows that open too soon", opens, History{Operations: at(Admitted, 8, 9, 9.5, 17, 19, 20)}, Beyond},
-		{"a window that may have been longer", opens, History{Operations: at(Admitted, 1, 12, 13, 24, 25, 26)}, ""},
-		{"a window without its beginning", opens, History{Operations: append(at(Failed, 1), at(Admitted, 10, 10.5, 12, 13, 20)...)}, ""},
-		{"a window that may have begun later", opens, History{Operations: append(at(Failed, 1), at(Admitted, 2, 3, 4, 12, 13, 14)...)}, ""},
-		{"a window with its beginning", opens, History{Operations: at(Admitted, 10, 10.5, 12, 13)}, Beyond},
-		{"a window forgotten in a crash", opens, History{Crashes: crash(5, false), Operations: at(Admitted, 1, 2, 3, 6, 7, 8)}, ""},
-		{"a window kept in a crash", func(p *Policy) { opens(p); p.Durability = Sync }, History{Crashes: crash(5, true), Operations: at(Admitted, 1, 2, 3, 6)}, Beyond},
-		{"a window emptied", opens, History{Operations: append(returned(1, 2, at(Admitted, 1)...), at(Admitted, 9, 9.5, 10, 19.5)...)}, ""},
+		{"a window of the wall clock", aligned, run(at(Admitted, 8, 9, 9.5, 10.5, 11, 12)), ""},
+		{"too many in a window of the wall clock", aligned, run(at(Admitted, 11, 12, 18, 19)), Beyond},
+		{"near the end of one", aligned, run(skew(2*time.Second), at(Admitted, 13, 14, 15, 19)), ""},
+		{"of both sides", aligned, run(split(10, 12, 2), at(Admitted, 11, 12, 18, 19)), ""},
+		{"windows that open", opens, run(at(Admitted, 8, 9, 9.5, 18.5, 19, 20)), ""},
+		{"windows that open too soon", opens, run(at(Admitted, 8, 9, 9.5, 17, 19, 20)), Beyond},
+		{"a window that may have been longer", opens, run(at(Admitted, 1, 12, 13, 24, 25, 26)), ""},
+		{"a window without its beginning", opens, run(at(Failed, 1), at(Admitted, 10, 10.5, 12, 13, 20)), ""},
+		{"a window that may have begun later", opens, run(at(Failed, 1), at(Admitted, 2, 3, 4, 12, 13, 14)), ""},
+		{"a window with its beginning", opens, run(at(Admitted, 10, 10.5, 12, 13)), Beyond},
+		{"a window forgotten in a crash", opens, run(crash(5, false), at(Admitted, 1, 2, 3, 6, 7, 8)), ""},
+		{"a window kept in a crash", func(p *Policy) { opens(p); p.Durability = Sync }, run(crash(5, true), at(Admitted, 1, 2, 3, 6)), Beyond},
+		{"a window emptied", opens, run(returned(1, 2, at(Admitted, 1)...), at(Admitted, 9, 9.5, 10, 19.5)), ""},
 
 		// What cannot be judged.
-		{"unknown policy", none, History{Operations: []Operation{{Policy: "q", Key: "k", Cost: 1, Result: Admitted}}}, Malformed},
-		{"answered before it was sent", none, History{Operations: []Operation{between(Admitted, 2, 1)}}, Malformed},
+		{"unknown policy", none, run(Operation{Policy: "q", Key: "k", Cost: 1, Result: Admitted}), Malformed},
+		{"answered before it was sent", none, run(between(Admitted, 2, 1)), Malformed},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -579,7 +579,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: what a process holds that came during a round is claimed", claim,
-		[]edit{{"!r.missing[pt.holder]\n", "!r.missing[pt.holder] && slices.ContainsFunc(answers, func(t told) bool { return t.from == pt.holder })\n"}},
+		[]edit{{"!r.missing[pt.holder]\n", "!r.missing[pt.holder] && slices.ContainsFunc(answers, func(a answer) bool { return a.from == pt.holder })\n"}},
 		ownership + "TestHolderOfARound", "owned: true, want false",
 	},
 	{
@@ -639,12 +639,12 @@ var mutants = []mutant{
 	},
 	{
 		"store: a commit gives back all", "store/settle.go",
-		[]edit{{"held.holds, i, n, part", "held.holds, i, held.list[i].units, part"}},
+		[]edit{{"reserved.holds, i, n, part", "reserved.holds, i, reserved.list[i].units, part"}},
 		seeds + "fair", "admitted beyond the limit",
 	},
 	{
 		"store: a cancel leaves a unit behind", "store/settle.go",
-		[]edit{{"held.holds, i, n, part", "held.holds, i, max(n-1, 0), part"}},
+		[]edit{{"reserved.holds, i, n, part", "reserved.holds, i, max(n-1, 0), part"}},
 		seeds + "fair", "refused without need",
 	},
 	{
@@ -714,12 +714,12 @@ var mutants = []mutant{
 	},
 	{
 		"loan: what is on loan is free", "algo/decide.go",
-		[]edit{{"return max(room-r.Held, 0)", "return room"}},
+		[]edit{{"return max(room-r.OnLoan, 0)", "return room"}},
 		"./algo -run TestLoans$", "are more than the limit",
 	},
 	{
 		"loan: what is on loan of a bucket is free", "algo/bucket.go",
-		[]edit{{"	if r.Held > 0 {", "	if false {"}},
+		[]edit{{"	if r.OnLoan > 0 {", "	if false {"}},
 		"./algo -run TestLoans$", "are more than the limit",
 	},
 	{
@@ -784,7 +784,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a refusal does not say that units are on loan", "store/loan.go",
-		[]edit{{"answer.OnLoanFor = p.request.Held, p.request.HeldFor\n", "answer.OnLoanFor = 0, 0\n"}},
+		[]edit{{"answer.OnLoanFor = p.request.OnLoan, p.request.OnLoanFor\n", "answer.OnLoanFor = 0, 0\n"}},
 		loans, "refused before all on loan was asked for",
 	},
 	{
@@ -794,7 +794,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: what a bucket has on loan is repaid", "algo/bucket.go",
-		[]edit{{"		full = mul(max(capacity-r.Held, 0), window)", "		full = mul(max(capacity-r.Held/2, 0), window)"}},
+		[]edit{{"		full = mul(max(capacity-r.OnLoan, 0), window)", "		full = mul(max(capacity-r.OnLoan/2, 0), window)"}},
 		"./algo -run TestLoans$/token_bucket", "FAIL",
 	},
 	{
@@ -1029,7 +1029,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: the fast path decides in a partition that is shut", "store/store.go",
-		[]edit{{"return part.open && part.concerns", "return part.concerns"}},
+		[]edit{{"return part.open && part.concernsOf", "return part.concernsOf"}},
 		"./store -run TestDecideKnown$", "a partition that is shut is decided",
 	},
 	{
