@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -263,11 +262,8 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Lease, Decision, er
 // releasing it does nothing.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Duration) (*Lease, Decision, error) {
 	ck := l.check(key, n)
-	switch {
-	case n < 1:
+	if n < 1 {
 		return nil, Decision{}, invalid("cost", "must be at least 1, not %d", n)
-	case ttl != 0 && (ttl < algo.MinWindow || ttl > algo.MaxWindow):
-		return nil, Decision{}, invalid("ttl", "must be 0 or %v to %v, not %v", algo.MinWindow, algo.MaxWindow, ttl)
 	}
 	if err := valid(ck); err != nil {
 		return nil, Decision{}, err

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -94,23 +93,10 @@ func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, *Error
 		ck.Cost, ask.Cost, ask.Estimate = 1, 1, true
 	}
 	err := valid(ck)
-	switch {
-	case err != nil:
-	case w.Cost != 0 && w.Usage != nil:
+	if err == nil && w.Cost != 0 && w.Usage != nil {
 		err = invalid("usage", "must not be given together with cost")
-	case len(w.Class) > limit.MaxClass:
-		err = limit.NewError(ErrTooLarge, "class", fmt.Sprintf("must be at most %d bytes long, not %d", limit.MaxClass, len(w.Class)))
-	default:
-		err = validTTL(w.TTL)
 	}
 	return ck, ask, err
-}
-
-func validTTL(ttl time.Duration) *Error {
-	if ttl != 0 && (ttl < algo.MinWindow || ttl > limit.MaxReservation) {
-		return invalid("ttl", "must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl)
-	}
-	return nil
 }
 
 // Claim is one part of what ReserveAll reserves.
@@ -173,17 +159,11 @@ func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, er
 // ChargeWithID is a Charge that may be repeated: under the same requestID, of at most 128 bytes, units are charged once, and the
 // answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes).
 func (l *Limiter) ChargeWithID(ctx context.Context, key string, n int64, requestID string) (Decision, error) {
-	if n < 1 {
-		return Decision{}, invalid("cost", "must be at least 1, not %d", n)
-	}
 	return l.charge(ctx, key, limit.Amount{Cost: n}, requestID)
 }
 
 // ChargeUsage is ChargeWithID for tokens of which the policy has the prices.
 func (l *Limiter) ChargeUsage(ctx context.Context, key string, use Usage, requestID string) (Decision, error) {
-	if len(use) == 0 {
-		return Decision{}, invalid("usage", "must not be empty")
-	}
 	return l.charge(ctx, key, limit.Amount{Usage: use}, requestID)
 }
 
@@ -192,6 +172,9 @@ func (l *Limiter) charge(ctx context.Context, key string, a limit.Amount, reques
 	ck.RequestID = requestID
 	if err := valid(ck); err != nil {
 		return d, err
+	}
+	if a.Cost == 0 && len(a.Usage) == 0 {
+		return d, invalid("cost", "must be at least 1, or a usage")
 	}
 	err = l.c.carryOut(ctx, requestID != "", func(ctx context.Context) (err error) {
 		d, err = l.c.svc.Charge(ctx, limit.Charge{Target: ck.Target, Amount: a, RequestID: requestID})
@@ -211,9 +194,6 @@ func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (D
 
 // ExtendUsage is Extend by tokens of which the policy has the prices.
 func (r *Reservation) ExtendUsage(ctx context.Context, use Usage, ttl time.Duration) (Decision, error) {
-	if len(use) == 0 {
-		return Decision{}, invalid("usage", "must not be empty")
-	}
 	return r.extend(ctx, limit.Amount{Usage: use}, ttl)
 }
 
@@ -225,10 +205,7 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	if err := valid(ck); err != nil {
 		return d, err
 	}
-	if err := validTTL(ttl); err != nil {
-		return d, err
-	}
-	if a.Cost == 0 && a.Usage == nil && ttl == 0 {
+	if a.Cost == 0 && len(a.Usage) == 0 && ttl == 0 {
 		return d, invalid("cost", "must not be 0 when the ttl is 0")
 	}
 	r.mu.Lock()
@@ -270,9 +247,6 @@ func (r *Reservation) Commit(cost int64) error {
 
 // CommitCost is Commit, and says what it has changed: nothing as long as no node has answered.
 func (r *Reservation) CommitCost(cost int64) (Settled, error) {
-	if cost < 0 || cost > algo.MaxLimit {
-		return Settled{}, invalid("cost", "must be 0 to 2^53, not %d", cost)
-	}
 	return r.end(limit.Amount{Cost: cost})
 }
 
@@ -355,12 +329,16 @@ func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
 		return nil, invalid("commits", "must be at most %d, not %d", limit.MaxBatch, len(costs))
 	}
+	list := "" // as an error names it
+	if len(costs) > 1 {
+		list = "commits"
+	}
 	for i, cost := range costs {
 		switch r := cost.Reservation; {
 		case r != nil && r.c != c:
-			return nil, invalid(fmt.Sprintf("commits[%d]", i), "is of another Client")
+			return nil, invalid("reservation", "is of another Client").InList(list, i)
 		case cost.Units < 0 || cost.Units > algo.MaxLimit, cost.Units > 0 && cost.Usage != nil:
-			return nil, invalid(fmt.Sprintf("commits[%d].cost", i), "must be 0 to 2^53, and 0 beside usage")
+			return nil, invalid("cost", "must be 0 to 2^53, and 0 beside usage").InList(list, i)
 		}
 	}
 	var open []int // the reservations that this call settles
