@@ -151,9 +151,12 @@ func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error
 	return first
 }
 
-// grantAll has f decide about checks together, or the fail policy in its place. again says that a second try cannot charge twice. The
-// caller must have called begin.
+// grantAll has f decide about checks together, or the fail policy in its place. again says that a second try cannot charge twice.
 func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
+	if err := c.begin(ctx); err != nil {
+		return AllDecision{}, err
+	}
+	defer c.running.Done()
 	rs := make([]Result, len(cs))
 	for i := range rs {
 		rs[i].Err = errOpen

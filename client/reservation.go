@@ -72,10 +72,6 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 	if bad != nil {
 		return nil, Decision{}, bad
 	}
-	if err := l.c.begin(ctx); err != nil {
-		return nil, Decision{}, err
-	}
-	defer l.c.running.Done()
 	ask.RequestID = l.c.requestID()
 	asked := l.c.now()
 	got, err := l.c.grantOne(ctx, ck, func(ctx context.Context) (Decision, error) { return l.c.svc.Reserve(ctx, ask) })
@@ -125,10 +121,6 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 		}
 		cs[i], asks[i] = *ck, ask
 	}
-	if err := c.begin(ctx); err != nil {
-		return nil, AllDecision{}, err
-	}
-	defer c.running.Done()
 	asked := c.now()
 	all, err := c.grantAll(ctx, cs, false, func(ctx context.Context) (AllDecision, error) { return c.svc.ReserveAll(ctx, asks) })
 	if err != nil || !all.Allowed {
@@ -214,10 +206,6 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	if settled {
 		return d, limit.NewError(ErrNotFound, "reservation_id", "has been settled")
 	}
-	if err := r.c.begin(ctx); err != nil {
-		return d, err
-	}
-	defer r.c.running.Done()
 	asked, extended := r.c.now(), false
 	d, err = r.c.grantOne(ctx, ck, func(ctx context.Context) (Decision, error) {
 		d, err := r.c.svc.Extend(ctx, limit.Extend{Target: r.target, Amount: a, ReservationID: r.id, TTL: ttl, RequestID: ck.RequestID})
