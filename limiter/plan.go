@@ -16,7 +16,8 @@ import (
 //	end     ends it: whether its answer may still be used, and what this node remembers of it (before.go)
 //
 // A check is forwarded (route.go) when another node holds its key's partition: the node that the caller has asked sends it to the holder, with the
-// other checks that go there. A receiver that is not the holder sends it on once, or answers NotHolder, and the first node asks again.
+// other checks that go there. A receiver that is not the holder sends the check on, once, to the holder that it knows. If it knows none, or the check
+// was sent on before (Op.Hops), it answers NotHolder: nothing was charged, and the first node asks again.
 //
 // A check whose key is on loan (loan.go) is decided like any other while there is room besides what is on loan. Before its holder refuses it for want
 // of those units, the holder asks the borrowers to return what they have left, and decides once more, after 50 ms at most.

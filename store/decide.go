@@ -37,7 +37,8 @@ import (
 //   - A follower is told of every change of a record, except under a durability of None, where it is told when the
 //     partition moves. note, called in after, only marks the record as pending, under the lock; Drain sends it some
 //     milliseconds later. If afterGate has set answer.Ticket, the caller of DecideTo waits until the followers have
-//     confirmed the change. Without a Ticket it does not wait.
+//     confirmed the change: always under Sync and Persist; under Escrow for a request id, for a reservation, and where
+//     the backup does not allow for the units yet. Without a Ticket it does not wait.
 //
 // Other files must keep:
 //
