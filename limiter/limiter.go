@@ -248,8 +248,8 @@ func (l *Limiter) tend() {
 			l.store.Sweep(now, sweepParts)
 			l.shares.Sweep(now, sweepParts)
 			l.sample.tick(now.Mono)
-			st := l.store.Stats()
-			if quiet++; st.Full+st.ShareFull > full+shares && quiet >= sweepsAMinute {
+			if quiet++; quiet >= sweepsAMinute && l.store.Refused() > full+shares {
+				st := l.store.Stats()
 				l.log.Warn("store full", append([]any{"hint", "checks of new keys are answered by on_error", "calls", st.Full - full, "calls_over_share", st.ShareFull - shares, "keys", st.Keys,
 					"max_keys", st.MaxKeys, "bytes", st.Bytes, "max_bytes", st.MaxBytes}, l.largest()...)...)
 				full, shares, quiet = st.Full, st.ShareFull, 0

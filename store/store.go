@@ -322,6 +322,9 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
+// Refused is the sum of Full and ShareFull, without the look at all partitions that Stats takes.
+func (s *Store) Refused() uint64 { return s.full.Load() + s.shareFull.Load() }
+
 // eachPartition calls f for every partition, under the lock of its shard.
 func (s *Store) eachPartition(f func(*partition)) {
 	for i := range s.shards {

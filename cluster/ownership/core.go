@@ -69,6 +69,7 @@ const (
 	stall       = int64(time.Second)     // a backup that does not answer is dropped
 	idleAfter   = int64(3 * time.Second)
 	lookEvery   = int64(100 * time.Millisecond) // between two looks at all partitions
+	restEvery   = int64(time.Second)            // the same while the node rests
 )
 
 // awakeMost is the most by which Core.awake advances from one tick to the next. Leases and a voter's abstention read boot time instead.
@@ -422,7 +423,7 @@ func (c *Core) receive(from Node, m Message) {
 }
 
 // work does what the time asks for. It looks at all partitions, which takes 0.1 ms, after a new view, after a move has ended, and every
-// lookEvery. Otherwise it looks at the busy ones, and in a flush at those with pending changes.
+// lookEvery, or restEvery while the node rests. Otherwise it looks at the busy ones, and in a flush at those with pending changes.
 func (c *Core) work() {
 	if c.voter != nil {
 		c.voter.tick()
@@ -443,7 +444,13 @@ func (c *Core) work() {
 	c.askForWords()
 	c.tell()
 	c.deliverOwn()
+	if !c.rests() {
+		c.lookSoon()
+	}
 }
+
+// lookSoon has all partitions looked at within lookEvery.
+func (c *Core) lookSoon() { c.lookAt = min(c.lookAt, c.t+lookEvery) }
 
 // attend makes tendBusy tend a partition until nothing is in progress there.
 func (c *Core) attend(p int) {
@@ -474,9 +481,14 @@ func (c *Core) Behind() bool { return c.flushed < len(c.dirty) }
 // message, a view, an urgent or any other change comes first.
 func (c *Core) Idle() bool {
 	g := &c.grants
-	return c.flushAt == c.t+int64(c.cfg.Flush) && len(c.dirty)+len(c.pending)+len(c.busy)+len(c.gained) == 0 && c.round == nil &&
-		!slices.ContainsFunc(c.logs, (*outlog).pending) && c.Settled() && !c.view.Leaving && c.arriving == 0 && (g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
+	return c.flushAt == c.t+int64(c.cfg.Flush) && c.rests() && len(c.dirty)+len(c.pending)+len(c.gained) == 0 && c.round == nil &&
+		!slices.ContainsFunc(c.logs, (*outlog).pending) && (g.voters == 0 || !g.urgent && g.hasty == [maxVoters]bool{}) &&
 		(c.voter == nil || c.voter.ready())
+}
+
+// rests reports whether nothing is in progress that a look at all partitions would take further.
+func (c *Core) rests() bool {
+	return c.Settled() && !c.view.Leaving && len(c.busy)+len(c.newcomers)+c.arriving == 0 && !slices.ContainsFunc(c.logs, c.late)
 }
 
 // flush sends followers pending changes that no answer waits for, at most flushBytes in one call. After a change of all keys' limits much
@@ -509,7 +521,7 @@ func (c *Core) flush() {
 }
 
 func (c *Core) lookAtAll() {
-	c.lookAt = c.t + lookEvery
+	c.lookAt = c.t + restEvery
 	c.stir, c.settled = false, true
 	c.copying = 0
 	c.expireNewcomers()
@@ -719,8 +731,8 @@ func (c *Core) next(p int) Term {
 	return t
 }
 
-// Settled reports whether this node holds exactly the partitions that the view gives it. It is as of the last look at all partitions, at
-// most 100 ms ago; a partition that it has got since and should not hold counts at once.
+// Settled reports whether this node holds exactly the partitions that the view gives it. It is as of the last look at all partitions;
+// a partition that it has got since and should not hold counts at once.
 func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 
 // Status is a summary of what a Core holds and does.

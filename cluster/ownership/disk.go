@@ -141,6 +141,7 @@ func (c *Core) tendRestored(p int) {
 	if !pt.restored {
 		return
 	}
+	c.lookSoon() // to try again
 	to := pt.bringTo
 	for _, other := range [...]Node{pt.holder, c.owner(p)} {
 		if !c.lives(to) || to == c.cfg.Self {

@@ -92,6 +92,9 @@ func (c *Core) wantBackup(p int) {
 		c.dropFollower(p, Backup, "")
 	}
 	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt || c.copying >= maxCopying || !c.mayHaveRoom(want) {
+		if want != (Node{}) {
+			c.lookSoon() // to try again
+		}
 		c.unguard(p)
 		return
 	}
@@ -107,6 +110,7 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 	n, caught := f.node, f.caught
 	*f = follower{}
 	c.data.Detach(p, s)
+	c.lookSoon()
 	if s != Backup {
 		return
 	}

@@ -386,4 +386,5 @@ func (c *Core) unguard(p int) {
 		return
 	}
 	c.grants.urgent = true
+	c.lookSoon() // to try again
 }

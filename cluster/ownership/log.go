@@ -56,7 +56,8 @@ type heavyBlock struct {
 func (l *outlog) full() bool    { return l.queued >= window }
 func (l *outlog) pending() bool { return l.queued > 0 }
 
-// stalled reports whether the receiver has not answered for too long.
+// late reports whether the receiver has not answered for longer than is usual, and stalled whether that is too long.
+func (c *Core) late(l *outlog) bool    { return l.sent > 0 && c.awake-l.since >= resendAfter }
 func (c *Core) stalled(l *outlog) bool { return l.sent > 0 && c.awake-l.since >= stall }
 
 // logTo returns the log to a process.
