@@ -193,14 +193,22 @@ func (l *Limiter) beginOne(op *Op, now *moment) bool {
 	return op.returned(r.Handed())
 }
 
-// ahead has the processor fetch what the next decisions will look at.
+// ahead has the processor fetch what the next decisions of this node will look at.
 func (l *Limiter) ahead(ops []*Op) {
-	for step := range store.AheadSteps {
+	if l.routes != nil {
 		for _, op := range ops {
-			if step == 0 && l.routes != nil {
-				l.routes.Ahead(int(op.partition))
-			}
-			l.store.Ahead(step, op.hash, int(op.partition))
+			l.routes.Ahead(int(op.partition))
+		}
+	}
+	here := make([]*Op, 0, aheadOf)
+	for _, op := range ops {
+		if op.rule != nil && l.cfg.Ownership.Route(int(op.partition)).Standing == ownership.Owned {
+			here = append(here, op)
+		}
+	}
+	for step := range store.AheadSteps {
+		for _, op := range here {
+			l.store.Ahead(step, op.hash, int(op.partition), &op.rule.Rule)
 		}
 	}
 }

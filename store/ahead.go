@@ -4,16 +4,18 @@ import (
 	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/prefetch"
 )
 
 // AheadSteps is the number of steps of Ahead.
 const AheadSteps = 3
 
-// Ahead has the processor fetch what a decision about a key, of such a hash, will look at, in steps from 0 on of which
-// each needs what the one before has fetched: for batches, whose keys are each in no cache. Each step is to be done for
-// some tens of keys before the next. It changes nothing and does not block: a shard that is in use is left out.
-func (s *Store) Ahead(step int, hash uint64, partition int) {
+// Ahead has the processor fetch what a decision about a key, of such a hash, will look at under a rule, in steps from 0
+// on of which each needs what the one before has fetched: for batches, whose keys are each in no cache. Each step is to
+// be done for some tens of keys before the next. It changes nothing and does not block: a shard that is in use is left
+// out.
+func (s *Store) Ahead(step int, hash uint64, partition int, rule *Rule) {
 	sh, part := s.at(partition)
 	if step == 0 {
 		prefetch.Line(unsafe.Pointer(sh))
@@ -33,7 +35,14 @@ func (s *Store) Ahead(step int, hash uint64, partition int) {
 		if part.extras != nil {
 			prefetch.Line(unsafe.Pointer(&part.extras.reservations.count))
 		}
+		if part.tells(rule) {
+			prefetch.Line(unsafe.Pointer(part.extras))
+			prefetch.Line(unsafe.Pointer(part.role))
+		}
 		return
+	}
+	if part.tells(rule) {
+		prefetch.Line(unsafe.Pointer(part.role.followers[ownership.Backup]))
 	}
 	for slot := tag & mask; part.index[slot] != 0; slot = (slot + 1) & mask {
 		if e := part.index[slot]; uint32(e>>32) == tag {

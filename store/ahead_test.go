@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/test/must"
 )
 
@@ -14,13 +15,14 @@ import (
 func TestAhead(t *testing.T) {
 	s := New(Config{Partitions: 3})
 	r := rule("p", log(3, time.Minute))
+	s.Attach(1, ownership.Backup, false)
 	var beside sync.WaitGroup
 	for range 2 {
 		beside.Go(func() {
 			for i := range 2000 {
 				for step := range AheadSteps {
 					k := s.key("p", fmt.Sprint(i%300))
-					s.Ahead(step, k.Hash, k.Partition)
+					s.Ahead(step, k.Hash, k.Partition, r)
 				}
 			}
 		})

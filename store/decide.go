@@ -57,7 +57,7 @@ type concernSet uint16
 
 const (
 	concernGate        concernSet = 1 << iota // gate.go, escrow.go: a lease is needed, or answers wait for the backup
-	concernCopy                               // follower.go: the partition has a follower
+	concernCopy                               // follower.go: a follower has to be told
 	concernID                                 // answers.go: the call has a request id
 	concernReservation                        // reservation.go: what the call charges is a reservation
 	concernPending                            // reservation.go: reservations are pending in the partition
@@ -79,7 +79,7 @@ type plan struct {
 	request algo.Request  // the call's, which beforeLoan changes
 	slot    uint32        // of the record in the partition's table
 	r       record        // set by locate, like mark
-	mark    uint64        // 0: no follower has all of the state, or each has changes of it pending
+	mark    uint64        // 0: the state has no log, or no follower is told of it
 	made    bool          // the record was made for this call
 	denied  bool          // the state has counted a refusal
 	banned  time.Duration // what is left of the key's ban
@@ -94,7 +94,7 @@ func (p *partition) concernsOf(rule *Rule) (of concernSet) {
 	if rule.Guarded() {
 		of |= concernGate
 	}
-	if p.followed || p.saved && rule.Persist {
+	if p.tells(rule) {
 		of |= concernCopy
 	}
 	if p.extras != nil && p.extras.reservations.count > 0 {
@@ -216,7 +216,7 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	if p.r.has(bannedFlag) && sh.beforeBan(p, call, answer) {
 		return true, nil
 	}
-	p.mark = sh.markOf(p.part, p.r)
+	p.mark = p.part.markOf(p.r)
 	return false, nil
 }
 
@@ -325,7 +325,7 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	if err != nil {
 		return err
 	}
-	mark, changed := sh.markOf(part, r), false
+	mark, changed := part.markOf(r), false
 	sh.counted(r, func() { changed = f(r) })
 	if changed {
 		sh.note(part, r, mark)

@@ -129,19 +129,12 @@ func (p *partition) recount() {
 	}
 }
 
-// markOf returns the mark of a record's state, to be read before a change and given to note after it; 0 where no
-// follower has all of the state.
-func (sh *shard) markOf(part *partition, r record) uint64 {
-	if !part.tells(r.spec.rule) {
+// markOf returns the mark of a record's state, to be read before a change and given to note after it.
+func (p *partition) markOf(r record) uint64 {
+	if !p.tells(r.spec.rule) {
 		return 0
 	}
-	for i, f := range part.role.followers {
-		// The follower is read last, because it may not be in the cache.
-		if !r.has(pendingFlag<<i) && f != nil && f.knows(r.spec.rule) {
-			return r.spec.rule.Limits.Mark(r.state)
-		}
-	}
-	return 0
+	return r.spec.rule.Limits.Mark(r.state)
 }
 
 // note makes a record's change pending for all followers that know the record. mark is the state's Mark from before the

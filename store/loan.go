@@ -94,7 +94,7 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 	}
 	limits, before := r.spec.rule.Limits, l.Len()
 	for {
-		mark := sh.markOf(part, r)
+		mark := part.markOf(r)
 		part.lower(limits, r.state, l.of, now)
 		var n int64
 		var ok bool
@@ -107,7 +107,7 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 	}
 	if l.Len() != before {
 		part.keepLent(r, l, &sh.budget)
-		sh.note(part, r, sh.markOf(part, r))
+		sh.note(part, r, part.markOf(r))
 		if l.Len() == 0 {
 			return nil
 		}
@@ -242,7 +242,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		want, quota, last = 0, algo.Quota{}, reports
 	}
 	sh.report(part, r, l, now, b, last, &a)
-	mark := sh.markOf(part, r)
+	mark := part.markOf(r)
 	if limits := r.spec.rule.Limits; quota.Term > 0 {
 		a.Loan = limits.LendQuota(sh.arena, r.state, now, &l.Loans, b.ID, quota)
 		a.Term = quota.Term
@@ -280,7 +280,7 @@ func (sh *shard) tellBorrower(r record, l *lent, now algo.Instant, a *Lent) {
 
 // report takes in what a borrower reports of a loan. last says that the loan ends with it.
 func (sh *shard) report(part *partition, r record, l *lent, now algo.Instant, b *Borrow, last bool, a *Lent) {
-	limits, mark := r.spec.rule.Limits, sh.markOf(part, r)
+	limits, mark := r.spec.rule.Limits, part.markOf(r)
 	part.lower(limits, r.state, l.of, now)
 	sh.forcedOn(r, func() {
 		a.Loan, a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known, !last)

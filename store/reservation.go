@@ -212,7 +212,7 @@ func (sh *shard) releaseExpired(part *partition, p *pending, i int, now algo.Ins
 		return
 	}
 	r, e := sh.record(part.ref(slot)), &p.list[i]
-	mark := sh.markOf(part, r)
+	mark := part.markOf(r)
 	var n int64
 	sh.counted(r, func() {
 		n = r.spec.rule.Limits.GiveBack(sh.arena, r.state, now, p.holds, i, e.units, part.toldOf(r, e))

@@ -125,7 +125,7 @@ type partition struct {
 	role    *role
 	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
 	open    bool
-	// followed says that another process follows. Plain decisions look at nothing else of all this.
+	// followed says that another process follows. Plain decisions look at nothing but these flags of all this.
 	followed bool
 	saved    bool // the disk follows
 	wide     bool // some follower is told of everything, also of what is kept under a durability of None
