@@ -52,9 +52,10 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 		return limit.AllDecision{}, err
 	}
 	if allowed {
+		end := l.ending()
 		for _, op := range all.ops {
 			if l.cfg.Ownership.Route(int(op.partition)).Standing != ownership.Owned {
-				l.borrowing.missed(op)
+				l.borrowing.missed(op, &end)
 			}
 		}
 	}

@@ -72,7 +72,7 @@ func (l *Limiter) refused(op *Op, now int64) bool {
 	return true
 }
 
-// end does what is left to be done when an operation has its Outcome. end is read only where an answer is under a lease.
+// end does what is left to be done when an operation has its Outcome. end is read only for what is under a lease or may be lent.
 func (l *Limiter) end(op *Op, end *moment) {
 	out, a := &op.Outcome, op.away
 	if out.until == 0 && a == nil && !op.givesBack() {
@@ -94,18 +94,18 @@ func (l *Limiter) end(op *Op, end *moment) {
 	if op.givesBack() {
 		l.refusals.Forget(op.hash) // also after an error: an answer may have been lost
 	} else if a != nil && a.asked && op.asks() && op.Cost > 0 {
-		l.remember(op, a)
+		l.remember(op, a, end)
 	}
 }
 
-// ending is the moment at which operations end, of which only the boot clock is read, once, and only if an answer is under a lease.
+// ending is the moment at which operations end, of which only the boot clock is read, once, and only if one needs it.
 func (l *Limiter) ending() moment { return moment{l: l} }
 
 // remember keeps the answer of another node, if it is a refusal that may be kept.
-func (l *Limiter) remember(op *Op, a *away) {
+func (l *Limiter) remember(op *Op, a *away, end *moment) {
 	d := op.Decision
 	if op.Outcome.Err == nil && op.Kind == OpCheck {
-		l.borrowing.missed(op)
+		l.borrowing.missed(op, end)
 	}
 	if d.Allowed || d.FailedClosed || op.Always { // it has charged, or may have and its answer was lost
 		l.refusals.Admitted(op.hash)

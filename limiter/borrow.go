@@ -93,9 +93,6 @@ func (k loanKey) target() limit.Target {
 // startBorrowing starts the goroutine that reports loans. It runs until stop.
 func startBorrowing(l *Limiter) *borrowing {
 	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: fifo.NewSignal()}
-	if b.clock == nil {
-		b.clock = func() int64 { return l.clock().Mono }
-	}
 	b.book = lend.NewBook[loanKey, struct{}](b.kick.Set, l.cfg.Random)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
@@ -194,9 +191,9 @@ func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 }
 
 // missed counts a check, or a part of an atomic one, that another node has admitted: a loan would have saved the message.
-func (b *borrowing) missed(op *Op) {
+func (b *borrowing) missed(op *Op, end *moment) {
 	if b != nil && op.fromLoans() && lend.Lendable(op.Decision) {
-		b.book.Missed(op.loanKey(), op.Cost, b.clock, loanKey.own)
+		b.book.Missed(op.loanKey(), op.Cost, end.bootTime, loanKey.own)
 	}
 }
 

@@ -32,7 +32,7 @@ func (l *Limiter) moment() moment { return moment{Instant: l.clock(), l: l} }
 
 // bootTime is read when it is first needed: it is a system call, and only strict policies need it.
 func (m *moment) bootTime() int64 {
-	if m.boot == 0 && m.l.cfg.BootClock != nil {
+	if m.boot == 0 {
 		m.boot = m.l.cfg.BootClock()
 	}
 	return m.boot

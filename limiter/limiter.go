@@ -90,8 +90,7 @@ type Config struct {
 	Logger      *slog.Logger // nil: none
 	// Clock is read once for each batch and owner. Nil stands for ProcessClock().
 	Clock func() algo.Instant
-	// BootClock is the clock of leases, which goes on while the machine is suspended; only read for strict policies, which
-	// are not decided without it.
+	// BootClock is the clock of leases and loans, which goes on while the machine is suspended. Nil stands for the Mono of Clock.
 	BootClock func() int64
 	// Random draws the sample of checks by which keys are found that are worth a loan. It is called by several goroutines at a time. Nil:
 	// rand.Uint32.
@@ -154,6 +153,9 @@ func New(cfg Config) *Limiter {
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = ProcessClock()
+	}
+	if cfg.BootClock == nil {
+		cfg.BootClock = func() int64 { return cfg.Clock().Mono }
 	}
 	if cfg.Store == nil {
 		cfg.Store = NewStore(store.Config{}, cfg.Ownership == nil)

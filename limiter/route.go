@@ -297,10 +297,7 @@ func (l *Limiter) askHere(ctx context.Context, ops []*Op) {
 
 // askPeer has operations decided by another node.
 func (l *Limiter) askPeer(ctx context.Context, node ownership.Node, ops []*Op) {
-	sent, boot := l.clock().Mono, int64(0)
-	if l.cfg.BootClock != nil {
-		boot = l.cfg.BootClock()
-	}
+	sent, boot := l.clock().Mono, l.cfg.BootClock()
 	for _, op := range ops {
 		op.Hops++
 		op.away.asked, op.away.mark, op.away.sent = true, l.refusals.Mark(op.hash), sent
@@ -311,7 +308,7 @@ func (l *Limiter) askPeer(ctx context.Context, node ownership.Node, ops []*Op) {
 	l.cfg.Peers.Forward(ctx, node, ops)
 	for _, op := range ops {
 		op.Hops--
-		if out := &op.Outcome; out.Lease > 0 && l.cfg.BootClock != nil {
+		if out := &op.Outcome; out.Lease > 0 {
 			// Counted from before the question was sent, so from before the answerer read its clock.
 			out.until = boot + int64(limit.Shortened(out.Lease))
 		}

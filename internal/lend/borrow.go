@@ -10,6 +10,7 @@ package lend
 
 import (
 	"cmp"
+	"hash/maphash"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -18,7 +19,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/heavyhitters"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -45,8 +45,10 @@ const (
 	sampled = 4
 	samples = 2048
 	fewest  = often / sampled
-	// counters is the size of the sketch that finds busy keys.
-	counters = 512
+	// A key with less than one in share of all questions is not worth a loan.
+	share = 256
+	// counters bounds the keys whose questions are counted in one interval.
+	counters = 2 * samples
 	// maxLoans bounds the loans of a Book.
 	maxLoans = 1024
 	// A loan that is not used for quiet is returned, and forgotten after forgotten.
@@ -123,11 +125,17 @@ type Book[K, N comparable] struct {
 	every  atomic.Uint32 // one question in every is counted; a power of two
 
 	mu       sync.Mutex
-	seen     *heavyhitters.Window[K] // the counted questions, each as every
-	turned   int64                   // the instant at which seen was turned last
-	counted  int64                   // questions counted since turned
-	numbers  uint64                  // the number of the newest loan
+	seed     maphash.Seed
+	seen     [2]questions // of this interval and of the last
+	turned   int64        // the instant at which this interval began
+	numbers  uint64       // the number of the newest loan
 	byNumber map[uint64]*loan[K, N]
+}
+
+// questions are those of an interval that were counted, each as every: all of them, and by the hash of their key.
+type questions struct {
+	all int64
+	of  map[uint64]int64
 }
 
 // loan is one key's loan. It has no units until an owner has answered a report.
@@ -177,11 +185,10 @@ func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	if random == nil {
 		random = rand.Uint32
 	}
-	seen, err := heavyhitters.NewWindow[K](2, counters)
-	if err != nil {
-		panic("lend: " + err.Error()) // the sizes are constants
+	b := &Book[K, N]{wake: wake, random: random, seed: maphash.MakeSeed(), byNumber: make(map[uint64]*loan[K, N])}
+	for i := range b.seen {
+		b.seen[i].of = make(map[uint64]int64)
 	}
-	b := &Book[K, N]{wake: wake, random: random, seen: seen, byNumber: make(map[uint64]*loan[K, N])}
 	b.loans.Store(new(map[K]*loan[K, N]))
 	b.every.Store(sampled)
 	return b
@@ -267,9 +274,7 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	defer b.mu.Unlock()
 	now := clock()
 	b.turnLocked(now)
-	b.counted++
-	b.seen.Add(k, int64(every), keep)
-	if low, _ := b.seen.Count(k); low < max(often, fewest*int64(every)) || len(b.byNumber) >= maxLoans {
+	if of, all := b.countLocked(k, int64(every)); of < max(often, fewest*int64(every), all/share) || len(b.byNumber) >= maxLoans {
 		return
 	}
 	if (*b.loans.Load())[k] != nil {
@@ -285,23 +290,38 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	b.wake()
 }
 
-// turnLocked makes the sketch forget questions older than two intervals, and sets every by the rate of questions.
+// countLocked counts n questions of a key, and returns how many of this interval and the last are of the key, and how many there are. Keys with one
+// hash are counted together: the worst of that is a loan that is not used.
+func (b *Book[K, N]) countLocked(k K, n int64) (of, all int64) {
+	hash := maphash.Comparable(b.seed, k)
+	now, before := &b.seen[0], &b.seen[1]
+	now.all += n
+	if n += now.of[hash]; len(now.of) < counters || now.of[hash] > 0 {
+		now.of[hash] = n
+	}
+	return n + before.of[hash], now.all + before.all
+}
+
+// turnLocked forgets questions older than two intervals, and sets every by the rate of questions.
 func (b *Book[K, N]) turnLocked(now int64) {
 	passed := now - b.turned
 	if passed < int64(interval) {
 		return
 	}
+	rate := float64(b.seen[0].all) * float64(interval) / float64(passed)
 	if passed >= int64(2*interval) {
-		b.seen.Turn()
+		b.seen[0].all = 0
+		clear(b.seen[0].of)
 	}
-	b.seen.Turn()
-	questions := float64(b.counted) * float64(b.every.Load()) * float64(interval) / float64(passed)
+	b.seen[0], b.seen[1] = b.seen[1], b.seen[0]
+	b.seen[0].all = 0
+	clear(b.seen[0].of)
 	every := uint32(sampled)
-	for every < 1<<16 && questions > samples*float64(every) {
+	for every < 1<<16 && rate > samples*float64(every) {
 		every *= 2
 	}
 	b.every.Store(every)
-	b.turned, b.counted = now, 0
+	b.turned = now
 }
 
 // Pending is for a caller that would rather wait for a loan than ask the owner. It returns a channel that is closed when the owner has answered a

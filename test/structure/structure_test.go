@@ -59,7 +59,7 @@ var mayImport = map[string]string{
 	"internal/fairshare":              "",
 	"internal/fifo":                   "",
 	"internal/heavyhitters":           "",
-	"internal/lend":                   "algo internal/fifo internal/heavyhitters limit",
+	"internal/lend":                   "algo internal/fifo limit",
 	"internal/load":                   "algo client proto/weir/v1",
 	"internal/netaddr":                "",
 	"internal/node":                   everything,
@@ -182,7 +182,6 @@ var panics = []string{
 	"internal/node/observe.go recovering", // again, in net/http's way
 	"client/middleware/middleware.go New",
 	"gateway/http/http.go New",
-	"internal/lend/borrow.go NewBook",
 	"internal/panics/panics.go Wait", // again, where it is recovered
 	"internal/simulate/candidate.go alloc",
 	"policy/policy.go hashOf", // of a field that JSON has no form for
