@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -144,4 +145,26 @@ func TestDiskSkipsAnswers(t *testing.T) {
 	text := strings.Join(contents(disk, at(0)), "\n")
 	expect.True(t, strings.Contains(text, "two") && !strings.Contains(text, "one") && !strings.Contains(text, "three"), "%s", text)
 	expect.Equal(t, d.Pending(0, ownership.Disk), 0, "pending")
+}
+
+// TestRestoreMuch: the disk may have more keys than there is room for, because it is not told which ones are swept.
+func TestRestoreMuch(t *testing.T) {
+	d := &disked{Store: New(Config{}), t: t}
+	short, long := rule("short", window(9, time.Second)), rule("long", window(9, time.Hour))
+	short.Persist, long.Persist = true, true
+	d.attach(ownership.Disk)
+	for i := range 1000 {
+		r := short
+		if i%10 == 0 {
+			r = long
+		}
+		answer(t, d.Store, r, fmt.Sprint("k", i), at(0), cost(1))
+	}
+	chunk := d.drain(ownership.Disk)
+	restored := New(Config{MaxKeys: 200, Shut: true})
+	expect.NoError(t, restored.Restore(0, at(2*time.Second), int64(2*time.Second), chunk))
+	expect.Equal(t, restored.Stats().Keys, int64(100))
+	accounted(t, restored)
+	restored = New(Config{MaxKeys: 200, Shut: true})
+	expect.ErrorIs(t, restored.Restore(0, at(2*time.Second), int64(time.Millisecond), chunk), ErrFull, "all of them are in use")
 }

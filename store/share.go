@@ -319,6 +319,11 @@ func (sh *shard) idle(r record, now algo.Instant) (is bool) {
 	return is
 }
 
+// dispensable reports whether a record is as good as none.
+func (sh *shard) dispensable(r record, now algo.Instant) bool {
+	return !r.has(owedFlag|lentFlag) && r.banLeft(now) <= 0 && sh.idle(r, now)
+}
+
 // SetShares says how many shares there can be at a time, of which those that are inline count as one: a store is not
 // kept for others where there can be one alone. 0: shares have no fair part, but callers do.
 func (s *Store) SetShares(n int) { s.shares.groups.Store(int64(n)) }

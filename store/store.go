@@ -469,7 +469,7 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 			if part.open && r.has(lentFlag) {
 				sh.expireLoans(part, r, now)
 			}
-			if r.has(owedFlag|lentFlag) || r.banLeft(now) > 0 || !sh.idle(r, now) {
+			if !sh.dispensable(r, now) {
 				return false
 			}
 			if part.role != nil && len(part.role.advances.by) > 0 {
