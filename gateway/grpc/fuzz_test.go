@@ -5,9 +5,11 @@ import (
 	"io"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -35,6 +37,10 @@ func (r *bytesStream) RecvMsg(m any) error {
 	}
 	data := r.requests[0]
 	r.requests = r.requests[1:]
+	return decoded(data, m)
+}
+
+func decoded(data []byte, m any) error {
 	return wire.Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, m)
 }
 
@@ -101,4 +107,52 @@ func answersTo(t *testing.T, request []byte) int {
 		return 0
 	}
 	return 1
+}
+
+// methods is a registrar that keeps what a service's methods are called by.
+type methods struct {
+	list    []grpc.MethodDesc
+	handler any
+}
+
+func (m *methods) RegisterService(desc *grpc.ServiceDesc, handler any) {
+	m.list, m.handler = append(m.list, desc.Methods...), handler
+}
+
+// FuzzCalls: whatever bytes a method is sent, it answers with a message or a status that blames the caller, and what is not answered with a
+// message has charged nothing.
+func FuzzCalls(f *testing.F) {
+	cost, target := int64(3), &weirv1.Target{Policy: "p", Key: "k"}
+	reserve := &weirv1.ReserveRequest{Target: target, Cost: &cost, TtlNs: 1e9}
+	for i, m := range []proto.Message{
+		&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &cost}, {Target: target}}, Atomic: true}, reserve,
+		&weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{reserve, {Target: target, Usage: map[string]int64{"a": 1}}}},
+		&weirv1.CommitEachRequest{Commits: []*weirv1.CommitRequest{{Target: target, ReservationId: "1-2", Cost: &cost}}},
+		&weirv1.RefundRequest{Target: target, Cost: &cost, RequestId: "r"}, &weirv1.AcquireRequest{Target: &weirv1.Target{Policy: "c", Key: "k"}},
+	} {
+		f.Add(uint8(i), must.Value(proto.Marshal(m))(f))
+	}
+	f.Fuzz(func(t *testing.T, number uint8, data []byte) {
+		l := localLimiter(t)
+		m := new(methods)
+		NewServer(ServerConfig{
+			Service: l, Status: func(context.Context) *weirv1.StatusResponse { return new(weirv1.StatusResponse) },
+			TopKeys: func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
+				return new(weirv1.TopKeysResponse), nil
+			},
+		}).Register(m)
+		method := m.list[int(number)%len(m.list)]
+		out, err := method.Handler(m.handler, t.Context(), func(in any) error { return decoded(data, in) }, nil)
+		if err == nil {
+			must.Value(wire.Codec().Marshal(out))(t)
+			return
+		}
+		switch status.Code(err) {
+		case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted:
+		default:
+			t.Errorf("%s: %v", method.MethodName, err)
+		}
+		left := must.Value(l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}}}))(t)
+		expect.Equal(t, left[0].Remaining, int64(10), "what is left after %s: %v", method.MethodName, err)
+	})
 }
