@@ -654,7 +654,7 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: a lease is not shortened by the error of clocks", "limiter/route.go",
-		[]edit{{"boot + int64(limit.Shortened(out.Lease))", "boot + int64(out.Lease)"}},
+		[]edit{{"boot + int64(limit.Shortened(out.Lease))", "boot + int64(out.Lease+0*limit.Shortened(out.Lease))"}},
 		"./limiter -run TestAnswersUnderLease", "999ms back",
 	},
 	{
