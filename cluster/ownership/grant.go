@@ -385,6 +385,6 @@ func (c *Core) unguard(p int) {
 	if c.grants.voters == 0 || pt.strict.unguarded {
 		return
 	}
-	c.grants.urgent = true
 	c.lookSoon() // to try again
+	c.grants.urgent = true
 }
