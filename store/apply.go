@@ -30,23 +30,11 @@ const (
 // Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrCopyFull, or ErrHeld when the
 // content is open. After an error the copy is of no use. Nothing in the chunk is trusted.
 func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error {
-	return s.apply(p, staged, now, nil, chunk)
-}
-
-// Restore is Apply of a chunk that was written that many nanoseconds before now. Records that have become idle meanwhile are left out: the disk
-// is not told which ones are swept, and may have more of them than there is room for.
-func (s *Store) Restore(p int, now algo.Instant, age int64, chunk []byte) error {
-	at := now
-	at.Mono -= age
-	return s.apply(p, false, at, &now, chunk)
-}
-
-func (s *Store) apply(p int, staged bool, at algo.Instant, restored *algo.Instant, chunk []byte) error {
 	if len(chunk) == 0 {
 		return nil
 	}
 	sh, part := s.at(p)
-	a := apply{sh: sh, part: part, staged: staged, now: at, restored: restored, r: reader{varint.Of(chunk)}}
+	a := apply{sh: sh, part: part, staged: staged, now: now, r: reader{varint.Of(chunk)}}
 	a.rules = a.first[:0]
 	if a.r.Byte() != chunkVersion {
 		return ErrChunk
@@ -76,7 +64,7 @@ func (s *Store) apply(p int, staged bool, at algo.Instant, restored *algo.Instan
 		// The item for which there was no room is taken in again when other records have made room.
 		a.r = before
 		tried++
-		if !s.makeRoom(at, tried) || tried > 10 {
+		if !s.makeRoom(now, tried) || tried > 10 {
 			s.full.Add(1)
 			return ErrCopyFull
 		}
@@ -94,13 +82,11 @@ type apply struct {
 	sh     *shard
 	part   *partition
 	staged bool
-	now    algo.Instant // when the chunk was written
-	// restored is the present instant, if the chunk is from the disk; otherwise nil.
-	restored *algo.Instant
-	r        reader
-	rules    []kept
-	first    [2]kept // room for rules
-	to       *content
+	now    algo.Instant
+	r      reader
+	rules  []kept
+	first  [2]kept // room for rules
+	to     *content
 }
 
 // some takes in up to applyHold items. After an error, at is where the item begins that failed.
@@ -344,10 +330,6 @@ func (a *apply) key() error {
 	}
 	if o.hash = k.Hash; !o.none() || rec.has(owedFlag) {
 		a.sh.owe(a.to, stateID{rule.rule.Scope, k.Key}, o)
-	}
-	if a.restored != nil && a.sh.dispensable(rec, *a.restored) {
-		a.to.lose(rec)
-		a.sh.dropState(&a.to.table, k.Hash, stateID{rule.rule.Scope, k.Key})
 	}
 	return nil
 }

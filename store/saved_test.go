@@ -147,7 +147,7 @@ func TestDiskSkipsAnswers(t *testing.T) {
 	expect.Equal(t, d.Pending(0, ownership.Disk), 0, "pending")
 }
 
-// TestRestoreMuch: the disk may have more keys than there is room for, because it is not told which ones are swept.
+// TestRestoreMuch: of a restored partition the keys that were over long ago are dropped.
 func TestRestoreMuch(t *testing.T) {
 	d := &disked{Store: New(Config{}), t: t}
 	short, long := rule("short", window(9, time.Second)), rule("long", window(9, time.Hour))
@@ -161,10 +161,9 @@ func TestRestoreMuch(t *testing.T) {
 		answer(t, d.Store, r, fmt.Sprint("k", i), at(0), cost(1))
 	}
 	chunk := d.drain(ownership.Disk)
-	restored := New(Config{MaxKeys: 200, Shut: true})
-	expect.NoError(t, restored.Restore(0, at(2*time.Second), int64(2*time.Second), chunk))
+	restored := New(Config{Shut: true})
+	expect.NoError(t, restored.Apply(0, false, at(0), chunk))
+	restored.DropIdle(0, at(2*time.Second))
 	expect.Equal(t, restored.Stats().Keys, int64(100))
 	accounted(t, restored)
-	restored = New(Config{MaxKeys: 200, Shut: true})
-	expect.ErrorIs(t, restored.Restore(0, at(2*time.Second), int64(time.Millisecond), chunk), ErrFull, "all of them are in use")
 }

@@ -445,6 +445,23 @@ func (s *Store) Sweep(now algo.Instant, steps int) int {
 	return s.sweep(now, math.MaxInt, s.cfg.Partitions/steps+1, math.MaxInt)
 }
 
+// DropIdle drops the records of a partition that are as good as new. A restored partition needs it once it is whole: the disk is not told which
+// records are swept, and may have more of them than there is room for. It advances the states that stay to now.
+func (s *Store) DropIdle(p int, now algo.Instant) {
+	sh, part := s.at(p)
+	sh.locked(func() {
+		for slot := uint32(0); slot < uint32(len(part.index)); {
+			if part.index[slot] == 0 || !sh.dispensable(sh.record(part.ref(slot)), now) {
+				slot++
+				continue
+			}
+			part.lose(sh.record(part.ref(slot)))
+			sh.drop(&part.table, slot) // another record may take its place
+		}
+		part.shrink(&sh.budget)
+	})
+}
+
 // makeRoom drops some idle records, gives back the pages that shards keep spare, and reports whether there were any of either.
 func (s *Store) makeRoom(now algo.Instant, enough int) bool {
 	made := s.sweep(now, reclaimScan, math.MaxInt, enough) > 0

@@ -80,13 +80,16 @@ func (n *Node) openDisk() (err error) {
 // load puts what the disk has of a partition into the store.
 func (n *Node) load(of disk.Copy) error {
 	for _, c := range of.Chunks {
-		if err := n.states.Restore(of.Partition, n.clock(), c.Age, c.Data); errors.Is(err, store.ErrFull) {
+		at := n.clock()
+		at.Mono -= c.Age
+		if err := n.states.Apply(of.Partition, false, at, c.Data); errors.Is(err, store.ErrFull) {
 			return fmt.Errorf("the counters there need more memory than max-memory and max-keys allow, or remove their folder %q to start without them: %w",
 				disk.Folder, err)
 		} else if err != nil {
 			return fmt.Errorf("partition %d: %w", of.Partition, disk.Damaged(err))
 		}
 	}
+	n.states.DropIdle(of.Partition, n.clock())
 	n.restore.Copies = append(n.restore.Copies, of.Restored)
 	return nil
 }

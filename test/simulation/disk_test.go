@@ -57,10 +57,13 @@ func (p *process) openDisk() ownership.RestoreConfig {
 	r := ownership.RestoreConfig{Disk: true, Members: d.disk.Members(), Wait: 10 * time.Second}
 	err = d.disk.Restore(func(of disk.Copy) error {
 		for _, c := range of.Chunks {
-			if err := p.data.Restore(of.Partition, h.clock().Instant, c.Age, c.Data); err != nil {
+			at := h.clock().Instant
+			at.Mono -= c.Age
+			if err := p.data.Apply(of.Partition, false, at, c.Data); err != nil {
 				return err
 			}
 		}
+		p.data.DropIdle(of.Partition, h.clock().Instant)
 		p.data.parts[of.Partition].there = true
 		r.Copies = append(r.Copies, of.Restored)
 		return nil
