@@ -39,6 +39,9 @@ func (id stateID) compare(other stateID) int {
 	return cmp.Or(strings.Compare(id.scope, other.scope), strings.Compare(id.key, other.key))
 }
 
+// clone is a copy whose texts are its own.
+func (id stateID) clone() stateID { return stateID{strings.Clone(id.scope), strings.Clone(id.key)} }
+
 // size is the number of bytes that the texts take.
 func (id stateID) size() int { return len(id.scope) + len(id.key) }
 
@@ -385,10 +388,15 @@ func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id
 	answers := &part.ensureExtras().answers
 	before := answers.end
 	answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
-	if part.followed || part.saved {
-		part.extras.bump()
-		part.skipAnswer(rule, before)
-		part.recount()
+	part.noteAnswer(m.persist, before)
+}
+
+// noteAnswer makes the newest answer pending, whose turn is next if it is remembered.
+func (p *partition) noteAnswer(persist bool, next uint64) {
+	if p.followed || p.saved {
+		p.extras.bump()
+		p.skipAnswer(persist, next)
+		p.recount()
 	}
 }
 

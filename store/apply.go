@@ -120,13 +120,19 @@ func (a *apply) item() error {
 	r, side, b := &a.r, a.to.ensureExtras(), &a.sh.budget
 	switch r.Byte() {
 	case itemVersion:
+		if !a.staged {
+			a.part.keepFloor()
+		}
 		side.version = r.Uint(math.MaxInt64)
 	case itemCold:
 		return a.cold()
 	case itemReset:
-		hash, of := r.Fixed64(), r.identity()
+		hash, of := r.Fixed64(), r.identity().clone()
 		if r.Failed() {
 			return ErrChunk
+		}
+		if !a.staged {
+			a.part.noteEvent(event{reservationKey{of: of}, hash}, b)
 		}
 		if a.sh.dropState(&a.to.table, hash, of) {
 			delete(side.owed, of)
@@ -141,6 +147,8 @@ func (a *apply) item() error {
 	case itemSettled:
 		k := reservationKey{of: r.identity(), id: r.reservation()}
 		if p, i, _ := side.reservations.get(k, 0); i >= 0 && !r.Failed() {
+			k.of = p.of
+			a.noteReservation(k, p.list[i].persist)
 			side.reservations.remove(p, i, b)
 		}
 	case itemRule:
@@ -165,15 +173,19 @@ func (a *apply) requestID() error {
 	k := answerKey{of: r.identity()}
 	k.id, k.kind = string(r.bytes(maxRequestID)), answerKind(r.Byte())
 	m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge))}
-	m.excess, m.over, m.strict, m.lease = r.int(algo.MaxLimit), r.bool(), r.bool(), r.Fixed64()
+	m.excess, m.over, m.strict, m.persist, m.lease = r.int(algo.MaxLimit), r.bool(), r.bool(), r.bool(), r.Fixed64()
 	m.reservation = r.reservation()
 	m.until = a.now.Mono + r.int(int64(10*time.Minute))
 	caller := string(r.bytes(maxCaller))
 	if r.Failed() || k.kind == 0 || k.kind >= answerKinds {
 		return ErrChunk
 	}
-	k.of = stateID{strings.Clone(k.of.scope), strings.Clone(k.of.key)}
+	k.of = k.of.clone()
+	before := side.answers.end
 	side.answers.put(k, m, caller, a.now.Mono, a.sh.store.answerBounds(), b)
+	if !a.staged {
+		a.part.noteAnswer(m.persist, before)
+	}
 	return nil
 }
 
@@ -182,7 +194,7 @@ func (a *apply) reservation() error {
 	hash, of := r.Fixed64(), r.identity()
 	e := reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 	e.until = a.now.Mono + r.int(maxAge)
-	e.once, e.release = r.bool(), r.bool()
+	e.once, e.release, e.persist = r.bool(), r.bool(), r.bool()
 	caller := string(r.bytes(maxCaller))
 	if r.Failed() || e.id == (ReservationID{}) {
 		return ErrChunk
@@ -196,7 +208,15 @@ func (a *apply) reservation() error {
 		of.scope = strings.Clone(of.scope)
 		side.reservations.put(of, hash, e, caller, algo.Hold{}, b) // the item of the record says where its units are
 	}
+	a.noteReservation(reservationKey{of.clone(), e.id}, e.persist)
 	return nil
+}
+
+// noteReservation has the disk, where one follows the copy, told of a reservation.
+func (a *apply) noteReservation(k reservationKey, persist bool) {
+	if !a.staged {
+		a.part.noteReservation(k, persist, &a.sh.budget)
+	}
 }
 
 // gone drops the records of a hash, except those that the chunk names.
@@ -222,6 +242,9 @@ func (a *apply) gone() error {
 		delete(a.to.extras.owed, r.id())
 		a.to.lose(r)
 		a.to.dropLent(r.id(), &a.sh.budget)
+		if !a.staged {
+			a.sh.unsave(a.part, r)
+		}
 		a.sh.drop(&a.to.table, slots[i]) // which may move the others
 	}
 }
@@ -239,6 +262,9 @@ func (a *apply) cold() error {
 		return ErrChunk
 	}
 	a.to.extras.cold, a.to.extras.coldStrict = cold[0], cold[1]
+	if !a.staged {
+		a.part.noteCold()
+	}
 	return nil
 }
 
@@ -331,6 +357,9 @@ func (a *apply) key() error {
 	if o.hash = k.Hash; !o.none() || rec.has(owedFlag) {
 		a.sh.owe(a.to, stateID{rule.rule.Scope, k.Key}, o)
 	}
+	if !a.staged {
+		a.sh.note(a.part, rec, 0)
+	}
 	return nil
 }
 
@@ -397,6 +426,9 @@ func (a *apply) state(of kept, k Key, data []byte) (record, error) {
 		// A rule that is equal stays: a process that decides would change it back with its next check.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
 			_, err = a.sh.adopt(a.to, slot, rule, a.now) // where the units of reservations are now comes with the state
+			if err == nil && !a.staged && old.Persist && !rule.Persist {
+				a.sh.unsave(a.part, a.sh.record(t.ref(slot)))
+			}
 		}
 	}
 	if err != nil {

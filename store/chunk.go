@@ -11,12 +11,12 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder sends a follower at a time. It begins with a byte for the version of the format, 8. Items
+// A chunk is what a holder sends a follower at a time. It begins with a byte for the version of the format, 9. Items
 // follow, each of which begins with a byte for its kind. Numbers are unsigned varints unless something else is said.
 // Hashes and ids have eight bytes. Strings come after their length. An instant is written as its age, or as the time
 // that is left, in nanoseconds. The reader adds it to its own present: so things expire late, by the time that the
 // chunk was in flight, and never early.
-const chunkVersion = 8
+const chunkVersion = 9
 
 // The kinds of items, and what follows.
 const (
@@ -27,11 +27,11 @@ const (
 	itemCold = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
-	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, lease,
-	// reservation (16 bytes), time left, caller.
+	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, whether its
+	// rule was strict, whether it is kept on disk, lease, reservation (16 bytes), time left, caller.
 	itemRequestID = 4
 	// itemReservation: hash, scope, key, id (16 bytes), units, time left, whether its end is not remembered, whether
-	// its expiry gives its units back, caller. itemSettled: scope, key, id. The reservation has ended.
+	// its expiry gives its units back, whether it is kept on disk, caller. itemSettled: scope, key, id. The reservation has ended.
 	itemReservation = 5
 	itemSettled     = 6
 	// itemRule: scope, the caller whose keys it is about, limits, durability, whether it is strict, whether it is kept on
@@ -201,7 +201,8 @@ func (d *drain) requestID(m *remembered) {
 	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay), m.excess} {
 		d.out = appendUint(d.out, uint64(n))
 	}
-	d.out = append(appendWord(appendBool(appendBool(d.out, m.over), m.strict), m.lease), m.reservation[:]...)
+	d.out = appendBool(appendBool(appendBool(d.out, m.over), m.strict), m.persist)
+	d.out = append(appendWord(d.out, m.lease), m.reservation[:]...)
 	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
 	d.out = varint.AppendText(d.out, m.of.account.label)
 }
@@ -226,7 +227,8 @@ func (d *drain) event(e event) {
 	d.out = append(d.out, k.id[:]...)
 	d.out = appendUint(d.out, uint64(r.units))
 	d.out = appendUint(d.out, uint64(max(r.until-d.now.Mono, 0)))
-	d.out = varint.AppendText(appendBool(appendBool(d.out, r.once), r.release), r.caller.label)
+	d.out = appendBool(appendBool(appendBool(d.out, r.once), r.release), r.persist)
+	d.out = varint.AppendText(d.out, r.caller.label)
 }
 
 // identity writes the scope and key of a state.

@@ -46,9 +46,7 @@ func (s *Store) Discard(p int) {
 // replace makes by the content of a partition and returns the former one.
 func (sh *shard) replace(part *partition, by content) (old content) {
 	role := part.ensureRole()
-	if part.extras != nil {
-		role.floor = max(role.floor, part.extras.version)
-	}
+	part.keepFloor()
 	for slot := range role.followers {
 		sh.detach(part, ownership.Slot(slot))
 	}

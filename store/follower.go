@@ -216,8 +216,10 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 
 // noteContent makes all reservations and records pending as a whole for one follower.
 func (sh *shard) noteContent(part *partition, slot ownership.Slot, f *follower) {
-	part.extras.reservations.each(func(k reservationKey) {
-		f.pushEvent(event{reservationKey: k}, &sh.budget)
+	part.extras.reservations.each(func(k reservationKey, persist bool) {
+		if persist || !f.disk {
+			f.pushEvent(event{reservationKey: k}, &sh.budget)
+		}
 	})
 	sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
 }

@@ -21,6 +21,7 @@ import (
 type link struct {
 	from, to *Store
 	slot     ownership.Slot
+	shift    time.Duration // of the holder's clock
 	offset   time.Duration // of the follower's clock
 	most     int
 	queue    []message
@@ -50,7 +51,7 @@ func (l *link) attach(all bool) {
 
 // drain sends one chunk.
 func (l *link) drain(now time.Duration) {
-	chunk, version, more := l.from.Drain(0, l.slot, algo.Instant{Mono: int64(now), Wall: int64(now)}, l.most)
+	chunk, version, more := l.from.Drain(0, l.slot, algo.Instant{Mono: int64(now + l.shift), Wall: int64(now)}, l.most)
 	l.queue = append(l.queue, message{chunk, version, l.whole && !more})
 	if !more {
 		l.whole = false
@@ -152,7 +153,8 @@ func accounted(t *testing.T, s *Store) {
 	expect.Equal(t, len(sh.specOf), 0, "specs are left: %v", sh.specOf)
 }
 
-// TestCopyEquals makes random calls on a holder and compares both sides whenever everything has been delivered.
+// TestCopyEquals makes random calls on a holder and compares both sides whenever everything has been delivered: where all rules have Persist,
+// also what is on the disk that follows the copy.
 func TestCopyEquals(t *testing.T) {
 	limits := []algo.Limits{
 		{log(20, minute)}, {log(30, minute), log(5, time.Second)}, {window(10, minute)}, {log(12, 2*minute)},
@@ -167,6 +169,9 @@ func TestCopyEquals(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		holder, copy := New(Config{}), New(Config{Shut: true})
 		l := newLink(holder, copy, ownership.Slot(rng.IntN(2)))
+		persist, disk := seed%3 == 0, New(Config{Shut: true})
+		saved := &link{from: copy, to: disk, slot: ownership.Disk, shift: l.offset, offset: 2 * l.offset, most: 1 << 20}
+		leases.Persist = persist
 		now := time.Duration(0)
 		holder.TakeOver(0, at(now))
 		if seed%2 == 1 {
@@ -174,6 +179,7 @@ func TestCopyEquals(t *testing.T) {
 		}
 		l.most = 1 << (4 + rng.IntN(10))
 		l.sync(t, now, true)
+		saved.sync(t, now, true)
 		for step := range 1500 {
 			now += time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
 			if rng.IntN(100) == 0 {
@@ -182,7 +188,7 @@ func TestCopyEquals(t *testing.T) {
 			instant := algo.Instant{Mono: int64(now), Wall: int64(now)}
 			scope := rng.IntN(6)
 			r := rule(fmt.Sprint("p", scope), limits[(scope+rng.IntN(20)/19)%len(limits)]...)
-			r.Durability = []Durability{Async, Sync, Escrow, None}[scope%4]
+			r.Durability, r.Persist = []Durability{Async, Sync, Escrow, None}[scope%4], persist
 			if scope < 2 {
 				r.Ban = time.Duration(1+rng.IntN(20)/19) * 10 * time.Second
 			}
@@ -211,7 +217,7 @@ func TestCopyEquals(t *testing.T) {
 			case 16, 17, 18:
 				i := rng.IntN(len(lendable))
 				r := rule(fmt.Sprint("lent", i), lendable[i]...)
-				r.Durability = Durability(rng.IntN(4))
+				r.Durability, r.Persist = Durability(rng.IntN(4)), persist
 				k := holder.key(r.Scope, fmt.Sprint(rng.IntN(3)))
 				b := Borrow{ID: algo.LoanID{Borrower: rng.Uint64N(3)}, Want: rng.Int64N(60)}
 				if known, ok := holderLoan(holder, k, r.Scope, b.ID); ok {
@@ -242,13 +248,20 @@ func TestCopyEquals(t *testing.T) {
 			if rng.IntN(10) > 0 {
 				continue
 			}
-			l.sync(t, now, rng.IntN(50) == 0)
+			whole := rng.IntN(50) == 0
+			l.sync(t, now, whole)
 			want, got := contents(holder, instant), contents(copy, l.there(now))
 			for i, w := range want {
 				if i >= len(got) || got[i] != w {
 					t.Fatalf("seed %d step %d: item %d of %d is\n%q\nat the holder, of %d\n%q\nat the copy", seed, step, i, len(want), w, len(got), got[min(i, len(got)-1)])
 				}
 			}
+			if saved.sync(t, now, whole); persist {
+				expect.Equal(t, strings.Join(contents(disk, saved.there(now)), "\n"), strings.Join(want, "\n"), "seed %d step %d: on the disk", seed, step)
+			} else {
+				expect.Equal(t, len(contents(disk, saved.there(now))), 0, "seed %d step %d: on the disk", seed, step)
+			}
+			must.True(t, !t.Failed(), "the disk of the copy")
 		}
 		accounted(t, holder)
 		accounted(t, copy)

@@ -95,6 +95,13 @@ func (p *partition) raise() {
 	p.role.floor = a.version
 }
 
+// keepFloor has the content's version count as given out.
+func (p *partition) keepFloor() {
+	if p.role != nil && p.extras != nil {
+		p.role.floor = max(p.role.floor, p.extras.version)
+	}
+}
+
 // backup is the follower that answers wait for, nil while it is not current.
 func (p *partition) backup() *follower {
 	if p.role == nil {

@@ -52,6 +52,7 @@ type reservation struct {
 	once  bool  // the answer to its commit or cancel is not remembered
 	// release says that its units are given back at the end of its ttl. Otherwise they stay charged.
 	release bool
+	persist bool        // it was made under a rule with Persist
 	caller  *account    // of the caller that made it
 	told    [slots]bool // the follower of the slot has been told of the state since the charge
 }
@@ -197,7 +198,7 @@ func (sh *shard) expireReservationsOf(part *partition, p *pending, now algo.Inst
 		case e.release:
 			sh.releaseExpired(part, p, i, now)
 			all.remove(p, i, &sh.budget)
-			part.noteReservation(reservationKey{p.of, e.id}, true, &sh.budget)
+			part.noteReservation(reservationKey{p.of, e.id}, e.persist, &sh.budget)
 		default:
 			all.remove(p, i, &sh.budget)
 		}
@@ -235,10 +236,10 @@ func (r *reservations) forget(of stateID, b *shardBudget) bool {
 }
 
 // each calls do for every reservation.
-func (r *reservations) each(do func(reservationKey)) {
+func (r *reservations) each(do func(k reservationKey, persist bool)) {
 	for of, p := range ordered(r.by) {
 		for i := range p.list {
-			do(reservationKey{of, p.list[i].id})
+			do(reservationKey{of, p.list[i].id}, p.list[i].persist)
 		}
 	}
 }
@@ -298,7 +299,8 @@ func (p *partition) awaits(of stateID, now int64) bool {
 // afterReservation keeps a charge as a reservation.
 func (sh *shard) afterReservation(p *plan, call *Call, answer *Answer) {
 	d := &answer.Decision
-	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, release: p.rule.ReleaseExpired && !call.ReserveOnce}
+	e := reservation{id: call.Reservation, units: d.Granted, once: call.ReserveOnce, persist: p.rule.Persist}
+	e.release = p.rule.ReleaseExpired && !call.ReserveOnce
 	e.until = p.now.Mono + int64(max(call.ReserveFor, 0))
 	// A charge without room may have charged each limit another number of units.
 	exact := d.Allowed || !call.Always || len(p.rule.Limits) == 1

@@ -2,8 +2,8 @@ package store
 
 import "github.com/weirlimit/weir/cluster/ownership"
 
-// The disk follows a partition like a process with a copy, and is told of the keys of rules with Persist. It is told of
-// every reset, and of every reservation that expires and gives its units back: those are few.
+// The disk follows a content, the holder's own or a copy, like a process with a copy, and is told of what is kept under
+// rules with Persist, and of every reset.
 
 // disk is the follower that writes to the disk; nil: there is none.
 func (p *partition) disk() *follower { return p.follower(ownership.Disk) }
@@ -64,8 +64,8 @@ func (sh *shard) unsave(part *partition, r record) {
 
 // skipAnswer has the disk pass over the newest answer, whose turn is next if it is remembered, where its rule has no
 // Persist and no earlier one is pending: such answers cost the disk nothing.
-func (p *partition) skipAnswer(rule *Rule, next uint64) {
-	if f := p.disk(); f != nil && !rule.Persist && min(f.answers, f.refunds) >= next {
+func (p *partition) skipAnswer(persist bool, next uint64) {
+	if f := p.disk(); f != nil && !persist && min(f.answers, f.refunds) >= next {
 		f.answers, f.refunds = p.extras.answers.end, p.extras.answers.end
 	}
 }

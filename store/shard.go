@@ -141,8 +141,8 @@ type content struct {
 type extras struct {
 	// What every change reads comes first, in one cache line.
 
-	// version counts the changes made while there is a follower, or says how far a copy has come: a copy counts nothing
-	// itself, or it would seem to have changes that its holder counts under the same numbers.
+	// version counts the changes made while there is a follower. A copy's says how far it has come by its holder's count,
+	// and counts what the disk is to be told until the next chunk.
 	version uint64
 	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.

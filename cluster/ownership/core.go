@@ -247,7 +247,7 @@ type part struct {
 	copy     Position
 	incoming incoming
 	origin   Term // of the content or the copy: the term that its history began with
-	saved    Term // of what the disk has of the partition, as a whole; zero: nothing
+	saved    Term // under which this process has held what its disk has; zero: nothing, or the disk of a later holder has it
 	restored bool // the copy was on the disk when this process started, and this process or another is to take it in
 	bringTo  Node // the process that said last that it holds the partition, while restored
 }
@@ -509,7 +509,7 @@ func (c *Core) flush() {
 		pt := &c.parts[p]
 		pt.dirty = false
 		for s := range pt.followers {
-			if pt.held && pt.followers[s].node != (Node{}) {
+			if pt.followers[s].node != (Node{}) {
 				c.pump(p, Slot(s))
 				pt.dirty = pt.dirty || c.data.Pending(p, Slot(s)) > 0
 			}
@@ -694,6 +694,10 @@ func (c *Core) Route(p int) Route {
 // content between the two, because decisions begin inside open.
 func (c *Core) hold(p int, t Term) {
 	pt := &c.parts[p]
+	if f := &pt.followers[Disk]; f.node != (Node{}) && (!pt.held || !f.caught) {
+		// A copy that the disk does not have as a whole yet would keep its former position, and must not be taken for the holder's.
+		c.dropFollower(p, Disk, "")
+	}
 	pt.held, pt.standing, pt.term = true, Owned, t
 	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
 	pt.copy, pt.copyFrom = Position{}, Node{}
@@ -747,7 +751,7 @@ type Status struct {
 	Degraded int  // held partitions without a current copy elsewhere
 	NoRoom   int  // of them: because the backup has no room for the copy
 	Pending  int  // keys with changes that have not been sent to a backup yet
-	Unsaved  int  // held partitions with changes that the disk has not confirmed
+	Unsaved  int  // partitions, held or backed up, with changes that the disk has not confirmed
 	Restored int  // copies from the disk that no process has taken in yet
 	Kept     int  // partitions that the disk has and other processes hold, whose disks may not have them
 	Granted  int  // held partitions under a live grant; 0 without voters
@@ -778,9 +782,6 @@ func (c *Core) Status(now Now) Status {
 				}
 			}
 			st.Pending += c.data.Pending(p, Backup)
-			if c.unsaved(p) {
-				st.Unsaved++
-			}
 			if pt.strict.until > c.t {
 				st.Granted++
 			}
@@ -791,6 +792,9 @@ func (c *Core) Status(now Now) Status {
 			st.Awaited++
 		case pt.copy != (Position{}):
 			st.Copies++
+		}
+		if c.unsaved(p) {
+			st.Unsaved++
 		}
 		if pt.restored {
 			st.Restored++

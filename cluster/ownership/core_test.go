@@ -150,6 +150,11 @@ func (n *notebook) Apply(p int, staged bool, _ algo.Instant, chunk []byte) error
 	}
 	for _, id := range ids {
 		to[id] = true
+		for s := range n.parts[p].follower {
+			if f := &n.parts[p].follower[s]; f.attached && !staged {
+				f.pending[id] = true
+			}
+		}
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ type Slot int
 const (
 	Backup Slot = 0 // the process that claims the partition when its holder is lost
 	Target Slot = 1 // the receiver of a move, when it is not the backup
-	Disk   Slot = 2 // the disk of the holder's process, see disk.go
+	Disk   Slot = 2 // the disk of this process, the holder's or the backup's, see disk.go
 )
 
 // ErrFull is what Data.Apply returns, or wraps, when there is no room for the copy.
@@ -57,7 +57,8 @@ type Data interface {
 	Safe(p int) uint64
 	Awaited(p int) bool
 
-	// Stage empties the staging area. Apply adds a chunk to it or to the content; an error leaves the copy useless.
+	// Stage empties the staging area. Apply adds a chunk to it or to the content, where what has changed becomes pending for a disk that
+	// follows; an error leaves the copy useless.
 	Stage(p int)
 	Apply(p int, staged bool, now algo.Instant, chunk []byte) error
 	// Promote makes the staging area the content, in place of what that was.

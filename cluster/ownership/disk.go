@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// This file is about the disk, on which a process keeps the partitions that it holds, and about the copies that it had there when it
-// started. DESIGN.md, "The disk", gives the reasons.
+// This file is about the disk, on which a process keeps the partitions that it holds or backs up, and about the copies that it had there
+// when it started. DESIGN.md, "The disk", gives the reasons.
 //
-// The disk is the follower of the Slot Disk. It gets a log like a process does, and DiskNode stands for it in Envelopes. Its confirmations
-// are Progress with Saved.
+// The disk is the follower of the Slot Disk. It gets a log like a process does, and DiskNode stands for it in Envelopes. A holder's answers
+// wait for its confirmations, which are Progress with Saved. Nothing waits for those of a backup.
 //
 // A copy that was restored is a copy without a holder (part.restored). Either this process claims the partition from it (claim.go), or
 // another process holds the partition. Then bring sends the copy there, in entries with Join: the holder joins it with its content
@@ -54,7 +54,7 @@ func (c *Core) awaitsMembers() bool { return len(c.absent) > 0 && c.t < c.absent
 // may be new and know no members. If a process has held it since this one started, its copy is the one that counts.
 func (c *Core) awaitsCopies(p int) bool { return c.awaitsMembers() && c.parts[p].holder == (Node{}) }
 
-// save attaches the disk to a held partition.
+// save attaches the disk to a partition that is held or backed up.
 func (c *Core) save(p int) {
 	if f := &c.parts[p].followers[Disk]; c.cfg.Restore.Disk && f.node == (Node{}) {
 		c.follow(p, Disk, DiskNode(), false)
@@ -87,25 +87,54 @@ func (c *Core) saveFirst(p int) bool {
 	return f.inFlight()
 }
 
-// unsaved reports whether a held partition has changes that the disk has not confirmed.
+// saveBackup has the disk follow a backup's copy, which is whole, from its beginning: the disk's copy gets its position when it is whole.
+func (c *Core) saveBackup(p int) {
+	if c.parts[p].copy.Attachment&backupBit != 0 {
+		c.resave(p)
+	}
+}
+
+// unsaveBackup ends that. The disk forgets the copy, unless it may be the only one to have the partition.
+func (c *Core) unsaveBackup(p int) {
+	pt := &c.parts[p]
+	if pt.followers[Disk].node != (Node{}) {
+		c.dropFollower(p, Disk, "")
+		c.forgetSaved(p)
+	}
+}
+
+// forgetSaved has the disk forget a partition that is neither held nor backed up, unless it may be the only one to have it.
+func (c *Core) forgetSaved(p int) {
+	if pt := &c.parts[p]; pt.saved == (Term{}) && pt.followers[Disk].node == (Node{}) && c.cfg.Restore.Disk {
+		c.logTo(DiskNode()).add(Entry{Partition: p, Begin: true, Complete: true})
+	}
+}
+
+// unsaved reports whether a partition has changes that the disk has not confirmed.
 func (c *Core) unsaved(p int) bool {
 	f := &c.parts[p].followers[Disk]
 	return f.node != (Node{}) && (!f.caught || f.inFlight() || c.data.Pending(p, Disk) > 0)
 }
 
-// progressSaved lets answers be given that the disk and the backup have confirmed. degraded says that one of them is not there any more.
-func (c *Core) progressSaved(p int, degraded bool) {
-	if c.parts[p].followers[Disk].node != (Node{}) {
-		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: c.data.Safe(p), Saved: true, Unguarded: degraded})
-	}
-}
-
-// acknowledgedSaved notes how far the disk has come. Others are told, so that they delete what their disks have of the partition.
-func (c *Core) acknowledgedSaved(p int) {
+// progressSaved lets answers be given that the disk and the backup have confirmed. Others are told once the disk has all of the partition, so
+// that they delete what their disks have of it.
+func (c *Core) progressSaved(p int) {
 	pt := &c.parts[p]
-	if f := &pt.followers[Disk]; f.caught && f.clean && !f.relabel && pt.saved != pt.term {
+	f := &pt.followers[Disk]
+	if !pt.held || f.node == (Node{}) {
+		return
+	}
+	if f.caught && f.clean && !f.relabel && !f.inFlight() && pt.saved != pt.term {
 		pt.saved = pt.term
 		c.gained = append(c.gained, p)
+	}
+	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: c.data.Safe(p), Saved: true})
+}
+
+// degradeSaved lets the answers be given that wait for the disk and the backup, one of which is not there any more.
+func (c *Core) degradeSaved(p int) {
+	if c.parts[p].held {
+		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Saved: true, Unguarded: true})
 	}
 }
 
@@ -115,23 +144,23 @@ func (c *Core) diskLost() {
 	for p := range c.parts {
 		if pt := &c.parts[p]; pt.followers[Disk].node != (Node{}) {
 			c.dropFollower(p, Disk, "")
-			c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Saved: true, Unguarded: true})
+			c.degradeSaved(p)
 			c.proceed(p)
 		}
 	}
 	c.logs = slices.DeleteFunc(c.logs, func(l *outlog) bool { return l.to == DiskNode() })
 }
 
-// heardHeld notes who holds a partition: a restored copy is brought there. It deletes what the disk has of the partition, once the holder's
-// disk has it.
+// heardHeld notes who holds a partition: a restored copy is brought there. Once the holder's disk has the partition, this disk keeps it for
+// a backup only.
 func (c *Core) heardHeld(from Node, i *Info) {
 	pt := &c.parts[i.Partition]
 	if i.Held && pt.restored {
 		pt.bringTo = from
 	}
-	if i.Held && !pt.held && !pt.restored && pt.saved != (Term{}) && pt.saved.Less(i.Copy.Term) && c.cfg.Restore.Disk {
+	if i.Held && !pt.held && !pt.restored && pt.saved != (Term{}) && pt.saved.Less(i.Copy.Term) {
 		pt.saved = Term{}
-		c.logTo(DiskNode()).add(Entry{Partition: i.Partition, Begin: true, Complete: true})
+		c.forgetSaved(i.Partition)
 	}
 }
 
@@ -187,7 +216,7 @@ func (c *Core) takeJoin(p int, from Node, e *Entry) Outcome {
 	switch {
 	case !pt.held || pt.standing == Frozen || in.from != (Node{}) || !e.Begin && (in.sender != from || in.attachment != e.Attachment):
 		return Conflict
-	case e.Begin && e.Origin == pt.origin:
+	case e.Begin && e.Origin == pt.origin && !pt.term.Less(e.Term):
 		return Superseded
 	case e.Begin:
 		in.sender, in.attachment, in.staged = from, e.Attachment, true

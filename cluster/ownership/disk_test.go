@@ -178,3 +178,82 @@ func TestDiskBeginsAnew(t *testing.T) {
 	e := l.entry(DiskNode())
 	expect.True(t, e.Begin && e.Complete && string(e.Chunk) == string(ids(1)) && l.data.parts[0].follower[Disk].caught, "%+v", e)
 }
+
+// TestSavedBackup: the disk follows a backup's copy, under the position of that, begins anew with each of the holder's terms, and forgets the
+// copy when it is not needed any more. Nothing waits for it.
+func TestSavedBackup(t *testing.T) {
+	const backup = backupBit | 2
+	l := diskOf(t, 0)
+	l.see(peerB, self, peerB)
+	expect.Equal(t, l.give(peerB, wholeCopy(term(6), 3, ids(1))), Done, "the copy of a move")
+	expect.Equal(t, len(l.entries(DiskNode())), 0, "entries for the disk of a move's copy")
+	copied := wholeCopy(term(6), backup, ids(1))
+	copied.Origin = term(4)
+	expect.Equal(t, l.give(peerB, copied), Done, "the backup's copy")
+	saved := func(term Term, begin bool, chunk []byte) {
+		t.Helper()
+		l.wait(50 * time.Millisecond)
+		e := l.entry(DiskNode())
+		expect.True(t, e.Term == term && e.Attachment == 2 && e.Begin == begin && e.Complete == begin && string(e.Chunk) == string(chunk), "%+v", e)
+		expect.True(t, !begin || e.Origin == copied.Origin, "%+v", e)
+		expect.Equal(t, l.core.Status(l.time()).Unsaved, 1, "before the disk confirms")
+		l.ack(DiskNode())
+		expect.Equal(t, l.core.Status(l.time()).Unsaved, 0, "unsaved")
+	}
+	saved(term(6), true, ids(1))
+	expect.Equal(t, l.give(peerB, update(term(6), backup, ids(2))), Done, "a change")
+	saved(term(6), false, ids(2))
+	expect.Equal(t, l.give(peerB, update(term(7), backup, ids(3))), Done, "a change under a higher term")
+	saved(term(7), true, ids(1, 2, 3))
+	expect.Equal(t, l.give(peerB, update(term(7), backup, ids(4))), Done, "a change")
+	l.wait(50 * time.Millisecond)
+	l.refuse(DiskNode(), l.entry(DiskNode()), Again)
+	saved(term(7), true, ids(1, 2, 3, 4))
+	expect.True(t, len(l.confirmed) == 0 && l.core.Status(l.time()).Kept == 0, "%+v", l.confirmed)
+
+	// The copy is claimed: the disk begins anew, and is the holder's.
+	l.see(self, Node{})
+	l.wait(150 * time.Millisecond)
+	l.owned(true)
+	e := l.entry(DiskNode())
+	expect.True(t, e.Begin && e.Term == l.route().Term && e.Attachment&holderBit != 0, "%+v", e)
+
+	l = diskOf(t, 0)
+	l.see(peerB, self, peerB)
+	expect.Equal(t, l.give(peerB, copied), Done, "the backup's copy")
+	l.acks(DiskNode())
+	l.get(peerB, &Forget{Term: term(6)})
+	l.wait(50 * time.Millisecond)
+	e = l.entry(DiskNode())
+	expect.True(t, e.Begin && e.Complete && e.Term == (Term{}), "not deleted: %+v", e)
+}
+
+// TestPositionsOfDisks: of copies under one term, a backup's in memory is the best, then the holder's disk, then the later backup's disk.
+func TestPositionsOfDisks(t *testing.T) {
+	pt := &part{held: true}
+	holders := pt.attach(Disk)
+	first, second := pt.attach(Backup), pt.attach(Backup)
+	disk := func(of uint64) Position {
+		return Position{term(1), (&part{copy: Position{term(1), of}}).attach(Disk)}
+	}
+	rising := []Position{disk(first), disk(second), {term(1), holders}, {term(1), first}, {term(2), 0}}
+	for i := range len(rising) - 1 {
+		expect.True(t, rising[i].before(rising[i+1]), "%+v is not below %+v", rising[i], rising[i+1])
+	}
+}
+
+// TestKnownOrigin: a process takes a backup's copy in place of a restored one of the same origin, all of which the holder has.
+func TestKnownOrigin(t *testing.T) {
+	for _, origin := range []Term{term(1), term(3)} {
+		l := diskOf(t, 5)
+		l.see(peerB, self, peerB)
+		e := wholeCopy(term(6), backupBit|2, ids(3))
+		e.Origin = origin
+		want := Conflict
+		if origin == term(1) {
+			want = Done
+		}
+		expect.Equal(t, l.give(peerB, e), want, "origin %v", origin)
+		expect.Equal(t, l.core.Status(l.time()).Restored, map[Outcome]int{Done: 0, Conflict: 1}[want], "restored copies")
+	}
+}

@@ -43,12 +43,24 @@ func (c *Core) follow(p int, s Slot, n Node, all bool) {
 	c.data.Attach(p, s, all)
 }
 
-// attach returns the number of a new attachment. A backup's are above a target's: answers wait for the backup's copy,
-// so it is the better one when the holder is lost.
+// backupBit and holderBit order attachments, see attach.
+const (
+	backupBit = 1 << 63
+	holderBit = 1 << 62
+)
+
+// attach returns the number of a new attachment. Of copies under one term, a backup's is the best when the holder is lost: answers wait for
+// it, and it has what is not persistent. Then comes the holder's disk, for which answers wait too, then all others. A backup's disk keeps
+// the order of the backups.
 func (pt *part) attach(s Slot) uint64 {
 	pt.attached++
-	if s == Backup {
-		return pt.attached | 1<<63
+	switch {
+	case s == Backup:
+		return pt.attached | backupBit
+	case s == Disk && pt.held:
+		return pt.attached | holderBit
+	case s == Disk:
+		return pt.copy.Attachment &^ backupBit
 	}
 	return pt.attached
 }
@@ -119,7 +131,7 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 		c.note("backup dropped", p, n, why)
 	}
 	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: true})
-	c.progressSaved(p, true)
+	c.degradeSaved(p)
 	c.evaluate(p)
 	c.unguard(p)
 }
@@ -168,8 +180,8 @@ func (c *Core) load(p int, f *follower, chunk []byte, version uint64, last bool)
 		if begin {
 			e.Origin = pt.origin
 		}
-		if pt.restored {
-			e.Term, e.Join = pt.copy.Term, true
+		if !pt.held {
+			e.Term, e.Join = pt.copy.Term, pt.restored
 		}
 		f.last = f.log.add(e)
 	}
@@ -185,6 +197,9 @@ func (c *Core) onEntry(from Node, e *Entry) Outcome {
 		// The receiver of this node's commit has taken the partition and uses this node as its backup. Only its CommitAck has not come
 		// yet.
 		c.released(p, &CommitAck{New: e.Term, Keep: true, Attachment: e.Attachment})
+	}
+	if pt.restored && e.Begin && !e.Join && e.Origin == pt.origin && !e.Term.Less(pt.known) {
+		c.forgetRestored(p) // the holder has all of it
 	}
 	switch {
 	case e.Join:
@@ -244,8 +259,12 @@ func (c *Core) takeIn(p int, from Node, e *Entry) Outcome {
 		}
 	}
 	if !pt.held && !in.staged {
+		fresh := e.Complete || pt.copy.Term != e.Term
 		pt.copy = Position{Term: e.Term, Attachment: e.Attachment}
 		c.learn(p, e.Term, from)
+		if fresh {
+			c.saveBackup(p)
+		}
 	}
 	return Done
 }
@@ -391,11 +410,8 @@ func (c *Core) acknowledged(p int, s Slot) {
 			c.grants.urgent = true
 		}
 	}
-	if s == Disk {
-		c.acknowledgedSaved(p)
-	}
 	if s != Target {
-		c.progressSaved(p, false)
+		c.progressSaved(p)
 	}
 	switch {
 	case c.upToDate(p):

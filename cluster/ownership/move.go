@@ -375,6 +375,7 @@ func (c *Core) released(p int, a *CommitAck) {
 		pt.copy, pt.copyFrom = Position{Term: a.New, Attachment: a.Attachment}, to
 		c.endIncoming(p)
 		pt.incoming.sender, pt.incoming.attachment = to, a.Attachment
+		c.saveBackup(p)
 	} else {
 		c.dropCopy(p)
 	}
@@ -387,4 +388,5 @@ func (c *Core) dropCopy(p int) {
 	pt := &c.parts[p]
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	c.data.Discard(p)
+	c.unsaveBackup(p)
 }

@@ -117,7 +117,7 @@ type progress struct {
 	strict    atomic.Uint64 // degraded: there is no copy, and that is on record
 	unguarded atomic.Uint64 // degraded, but for strict rules: there is no copy
 	saved     atomic.Uint64 // of tickets with ownership.Saved: a copy, if there is one, and the disk have them
-	bare      atomic.Uint64 // the same, degraded: the copy or the disk is not there any more
+	bare      atomic.Uint64 // of the same: degraded, because the copy or the disk is not there any more
 	waiting   atomic.Pointer[chan struct{}]
 }
 
@@ -139,8 +139,9 @@ func (p *progress) verdict(version uint64, strict bool) (degraded, ok bool) {
 	ticket := version &^ ownership.Saved
 	switch {
 	case ticket != version:
-		saved := ticket <= p.saved.Load()
-		return !saved, saved || ticket <= p.bare.Load()
+		saved := ticket <= p.saved.Load() // read first: bare is raised before what is left of the two confirms more
+		degraded = ticket <= p.bare.Load()
+		return degraded, saved || degraded
 	case version <= p.confirmed.Load():
 		return false, true
 	case version <= p.strict.Load() || !strict && version <= p.unguarded.Load():

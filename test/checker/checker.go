@@ -110,6 +110,8 @@ type Crash struct {
 	// Flushed is, by key, the instant up to which changes are known to have reached the copy. A key that is not in it had
 	// everything but the last History.Flush copied.
 	Flushed map[string]int64
+	// Lost: whatever had changed since Flushed is lost, of all nodes and whatever the durability.
+	Lost bool
 }
 
 // Split is a time in which nodes may have taken each other for gone: a cut network, a false suspicion, a pause for longer
@@ -292,8 +294,8 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	}
 	var n int64
 	for _, op := range k.admitted {
-		here := op.Node == "" || op.Node == f.Node || op.Borrowed || op.Renewed > since && op.Renewer == f.Node
-		if here && max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (k.Durability == Async || op.Degraded) {
+		here := f.Lost || op.Node == "" || op.Node == f.Node || op.Borrowed || op.Renewed > since && op.Renewer == f.Node
+		if here && max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (k.Durability == Async || op.Degraded || f.Lost) {
 			n += op.Cost
 		}
 	}
@@ -572,8 +574,8 @@ func (c *check) slack(k *history, from, to int64) (slack int64, sure bool) {
 		if f.At > to || f.At < from-int64(c.Claim) {
 			continue
 		}
-		if !f.Copied && (k.Strict || k.ColdClosed) {
-			return 0, false
+		if !f.Copied && (k.Strict || k.ColdClosed) || f.Lost {
+			return 0, false // of Lost, a copy that comes late is joined, as after a split
 		}
 		if k.Durability == Escrow {
 			slack += 2 * max(1, k.most()/20)

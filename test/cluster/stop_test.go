@@ -187,16 +187,8 @@ func TestStopInGoodOrder(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var load sync.WaitGroup
 		load.Go(func() { s.load(ctx) })
-		asked := func() (n int) {
-			for _, c := range s.keys {
-				c.mu.Lock()
-				n += len(c.admitted)
-				c.mu.Unlock()
-			}
-			return n
-		}
-		before := asked()
-		eventually(t, waitTimeout, "a thousand units are admitted", func() bool { return asked() > before+1000 })
+		before := s.admitted()
+		eventually(t, waitTimeout, "a thousand units are admitted", func() bool { return s.admitted() > before+1000 })
 		if together {
 			s.leave(s.members...)
 		}
@@ -218,6 +210,64 @@ func TestStopInGoodOrder(t *testing.T) {
 		}
 		s.leave(s.members...)
 	}
+}
+
+// TestLostDisk kills all nodes and starts them with one data directory less, each in turn: what was answered under escrow and sync is counted,
+// because the disks of backups have it, too.
+func TestLostDisk(t *testing.T) {
+	plainOnly(t)
+	t.Parallel()
+	s := newStopper(t)
+	s.open()
+	for _, lost := range s.members {
+		s.calm(s.members...)
+		ctx, cancel := context.WithCancel(t.Context())
+		var load sync.WaitGroup
+		load.Go(func() { s.load(ctx) })
+		before := s.admitted()
+		eventually(t, waitTimeout, "a thousand units are admitted", func() bool { return s.admitted() > before+1000 })
+		cancel()
+		load.Wait()
+		for _, m := range s.members {
+			m.eventually(waitTimeout, "the disk has everything", func() bool {
+				_, page, err := m.fetch("/metrics")
+				return err == nil && strings.Contains(string(page), "\nweir_disk_unsaved_partitions 0\n")
+			})
+		}
+		for _, m := range s.members {
+			m.signal(syscall.SIGKILL)
+		}
+		for _, m := range s.members {
+			m.exit(stopTimeout)
+		}
+		must.NoError(t, os.RemoveAll(filepath.Join(s.dir, lost.name)))
+		// The others first: a node that knows nothing, and is alone, claims all keys as new.
+		for _, m := range s.members {
+			if m != lost {
+				s.launch(m, "--data-dir", filepath.Join(s.dir, m.name))
+				m.eventually(startTimeout, "it is up", func() bool {
+					_, _, err := m.fetch("/healthz")
+					return err == nil
+				})
+			}
+		}
+		s.launch(lost, "--data-dir", filepath.Join(s.dir, lost.name))
+		for _, m := range s.members {
+			m.awaitReady()
+		}
+		reach := s.judge(time.Now())
+		expect.True(t, reach["escrow"] == 0 && reach["sync"] == 0, "without the disk of %s, forgotten: %v", lost.name, reach)
+	}
+}
+
+// admitted is the number of units that callers were told of.
+func (s *stopper) admitted() (n int) {
+	for _, c := range s.keys {
+		c.mu.Lock()
+		n += len(c.admitted)
+		c.mu.Unlock()
+	}
+	return n
 }
 
 // TestFullDisk: a node whose disk is full goes on, says so, and answers as degraded.

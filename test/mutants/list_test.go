@@ -194,7 +194,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a backup's attachment is not above a receiver's", follow,
-		[]edit{{"	if s == Backup {\n		return pt.attached | 1<<63\n	}\n", ""}},
+		[]edit{{"	case s == Backup:\n		return pt.attached | backupBit\n", ""}},
 		ownership + "TestAttachments", "is not above a move's receiver's",
 	},
 	{
@@ -1094,8 +1094,8 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: the disk forgets a partition before the next holder's disk has it", disk,
-		[]edit{{" && pt.saved.Less(i.Copy.Term) && ", " && "}},
-		stops, "admitted beyond the limit",
+		[]edit{{" && pt.saved.Less(i.Copy.Term) {", " {"}},
+		"./cluster/ownership -run TestBring$", "the holder's disk has the partition at",
 	},
 	{
 		"ownership: a restored copy takes the place of the holder's content", disk,
@@ -1104,7 +1104,22 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: the disk keeps a partition of which another process has joined the copy", disk,
-		[]edit{{"	case e.Begin && e.Origin == pt.origin:\n		return Superseded\n", ""}},
+		[]edit{{"	case e.Begin && e.Origin == pt.origin && !pt.term.Less(e.Term):\n		return Superseded\n", ""}},
 		"./cluster/ownership -run TestOlderCopy$", "joined",
+	},
+	{
+		"ownership: a backup's disk has a term before it has the content", follow,
+		[]edit{{"fresh := e.Complete || pt.copy.Term != e.Term", "fresh := e.Complete"}},
+		"./cluster/ownership -run TestSavedBackup$", "Begin:false",
+	},
+	{
+		"ownership: a backup's disk comes before the holder's", follow,
+		[]edit{{"return pt.attached | holderBit", "return pt.attached"}},
+		"./cluster/ownership -run TestPositionsOfDisks$", "is not below",
+	},
+	{
+		"store: the disk is not told what a copy takes in", "store/apply.go",
+		[]edit{{"		a.sh.note(a.part, rec, 0)\n", ""}},
+		"./store -run TestCopyEquals$", "on the disk",
 	},
 }

@@ -25,7 +25,7 @@ type content struct {
 	drained      []drain
 	there        bool  // there is a content, own or a whole copy
 	number       int   // of the content: another one does not have what this one counts
-	saved        int64 // what was changed up to this instant is on the disk
+	saved        int64 // what was changed up to this instant, by whoever holds the partition, is on the disk
 	writing      []drain
 }
 
@@ -127,9 +127,23 @@ func (d *data) Drain(part int, s ownership.Slot, now algo.Instant, most int) ([]
 	if c := &d.parts[part]; s == ownership.Backup && !more {
 		c.drained = append(c.drained, drain{version, d.p.w.now})
 	} else if s == ownership.Disk && !more {
-		c.writing = append(c.writing, drain{version, d.p.w.now})
+		c.writing = append(c.writing, drain{version, d.p.w.contained(d.p, part) + 1})
 	}
 	return chunk, version, more
+}
+
+// contained is the instant up to which a process, the holder or its backup, surely has what was changed.
+func (w *world) contained(p *process, part int) int64 {
+	for _, q := range w.running() {
+		switch c := &q.data.parts[part]; {
+		case !q.owns(part):
+		case q == p:
+			return w.now - 1
+		case c.caught && c.caughtAt < w.now:
+			return c.flushed
+		}
+	}
+	return -1
 }
 
 func (d *data) Confirm(part int, s ownership.Slot, version uint64) {

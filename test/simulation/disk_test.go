@@ -16,6 +16,8 @@ import (
 	"github.com/weirlimit/weir/test/checker"
 )
 
+const restoreWait = 10 * second
+
 // drive is what is left of a host's disk when a process ends.
 type drive struct {
 	fs   *vfs.MemFS // what was synced, and perhaps a part of what was not
@@ -54,7 +56,7 @@ func (p *process) openDisk() ownership.RestoreConfig {
 		fail(err)
 		return ownership.RestoreConfig{}
 	}
-	r := ownership.RestoreConfig{Disk: true, Members: d.disk.Members(), Wait: 10 * time.Second}
+	r := ownership.RestoreConfig{Disk: true, Members: d.disk.Members(), Wait: time.Duration(restoreWait)}
 	err = d.disk.Restore(func(of disk.Copy) error {
 		for _, c := range of.Chunks {
 			at := h.clock().Instant

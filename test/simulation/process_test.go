@@ -12,6 +12,7 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/rpc/replica"
+	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -292,6 +293,9 @@ func (p *process) watches(q *process) bool {
 }
 
 func (p *process) note(n ownership.Note) {
+	if n.What == "joined" { // of which reservations give nothing back
+		p.w.lose(func(*policy, *store.Key) int64 { return p.w.now })
+	}
 	if n.What == "claimed" {
 		p.w.claimed(p, n.Partition, n.Detail == "new")
 	}

@@ -15,7 +15,8 @@ import (
 )
 
 // TestStopSeeds stops all nodes at random instants of their lives, by kill -9 and otherwise, and starts them again: policies with Persist go
-// on counting from their disks. Nodes crash alone, leave and come back before; hosts are rebooted, and disks lose what was not synced.
+// on counting from their disks. Nodes crash alone, leave and come back before; hosts are rebooted, disks lose what was not synced, all they
+// had, or come late.
 func TestStopSeeds(t *testing.T) {
 	from, count := *firstOf, uint64(*allSeeds)
 	if *oneSeed >= 0 {
@@ -48,6 +49,7 @@ type stopper struct {
 	*run
 	singles bool // nodes crash alone, too
 	reboots bool
+	loses   bool // disks
 	down    bool // all are, and none starts yet
 }
 
@@ -63,14 +65,14 @@ func playStops(seed uint64, verbose bool) *run {
 	if rng.IntN(3) == 0 {
 		s.chunk = 1 << (7 + rng.IntN(5))
 	}
-	r := &stopper{run: &run{weather: stormy, climate: temperate()}, singles: rng.IntN(2) == 0, reboots: rng.IntN(3) == 0}
+	r := &stopper{run: &run{weather: stormy, climate: temperate()}, singles: rng.IntN(2) == 0, reboots: rng.IntN(3) == 0, loses: rng.IntN(3) == 0}
 	s.policies = persistent(rng, s.partitions, !r.singles)
 	r.world = newWorld(s)
 	r.verbose = verbose
 	r.history.Flush = 40*time.Millisecond + time.Duration(s.tick) + 45*time.Millisecond // two writes of the disk, and the codec
 	r.history.Late = 500 * time.Millisecond
 	if r.reboots {
-		r.history.Late += time.Minute // the time in between counts as nothing
+		r.history.Late += 2 * time.Minute // the time in between counts as nothing: three times 36 s for a host that comes late
 	}
 	r.live()
 	return r.run
@@ -97,7 +99,8 @@ func persistent(rng *rand.Rand, partitions int, none bool) (all []*policy) {
 
 func (r *stopper) live() {
 	w := r.world
-	w.say("seed %d: %d nodes, %d partitions, nodes crash alone: %v, reboots: %v", w.seed, len(w.hosts), w.partitions, r.singles, r.reboots)
+	w.say("seed %d: %d nodes, %d partitions, nodes crash alone: %v, reboots: %v, disks are lost: %v",
+		w.seed, len(w.hosts), w.partitions, r.singles, r.reboots, r.loses)
 	for _, p := range w.policies {
 		w.trace("%s: %v %d in %v, durability %d", p.Name, p.rule.Limits[0].Algorithm, p.Limit, p.Window, p.Durability)
 	}
@@ -121,6 +124,9 @@ func (r *stopper) live() {
 	r.until = w.now
 	w.run(w.now + 2*second)
 	w.record()
+	for _, p := range w.running() {
+		_ = p.disk.disk.Close() // its memory is that of a hundred seeds otherwise
+	}
 }
 
 // trouble lets something happen, the consequences of which may go on.
@@ -152,9 +158,13 @@ func (r *stopper) back(h *host) {
 	}
 }
 
-// stopAll stops all processes within a moment, and starts them again.
+// stopAll stops all processes within a moment, and starts them again: some of them without what was on their disks, or too late to be waited
+// for.
 func (r *stopper) stopAll() {
 	w := r.world
+	for _, h := range w.hosts {
+		h.kept = nil
+	}
 	spread := []int64{1, 20 * millisecond, 500 * millisecond}[w.rng.IntN(3)]
 	for _, p := range w.running() {
 		w.after(w.rng.Int64N(spread), func() {
@@ -166,22 +176,79 @@ func (r *stopper) stopAll() {
 	r.down = true
 	w.run(w.now + spread)
 	w.say("all have stopped")
-	down := w.rng.Int64N(20 * second)
+	down, last := w.rng.Int64N(20*second), 3*second
+	missing := r.miss()
 	for _, h := range w.hosts {
 		if r.reboots && w.chance(0.5) {
 			h.drive.boot++
 		}
-		w.after(down+w.rng.Int64N(3*second), func() {
+		after := w.rng.Int64N(3 * second)
+		if missing[h] {
+			after += 3 * second
+			if h.drive.fs != nil {
+				after += restoreWait
+			}
+			last = 6*second + restoreWait
+		}
+		w.after(down+after, func() {
 			r.down = false
 			r.open(h)
 		})
 	}
-	w.run(w.now + down + 3*second)
+	w.run(w.now + down + last)
+}
+
+// miss draws the hosts whose disks are lost, or come after the others have claimed. What was on their disks only may be forgotten: for each
+// key, what was changed after the last instant that another disk has. (A late disk brings it back, but as much may be admitted meanwhile.)
+// The other hosts start first: one with an empty disk that is alone claims all partitions, as new.
+func (r *stopper) miss() map[*host]bool {
+	w := r.world
+	missing := make(map[*host]bool)
+	for _, h := range w.hosts {
+		if !r.loses || len(missing) == len(w.hosts)-1 || !w.chance(0.5) {
+			continue
+		}
+		missing[h] = true
+		late := w.chance(0.4)
+		if !late {
+			h.drive.fs = nil
+		}
+		w.say("the disk of %s is missing; late: %v", h.name, late)
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	w.lose(func(pol *policy, k *store.Key) int64 {
+		since := int64(-1)
+		for _, h := range w.hosts {
+			if h.kept != nil && !missing[h] && (h.kept[k.Partition].held || pol.rule.Durability != store.None) {
+				since = max(since, h.kept[k.Partition].saved)
+			}
+		}
+		w.trace("%s: others have it up to %v", k.Key, time.Duration(since))
+		return since
+	})
+	return missing
+}
+
+// lose notes that of each key what has changed since an instant may be forgotten, by whichever node it was decided.
+func (w *world) lose(since func(*policy, *store.Key) int64) {
+	f := checker.Crash{At: w.now, Copied: true, Lost: true, Flushed: make(map[string]int64)}
+	for _, pol := range w.policies {
+		for i := range pol.keys {
+			f.Flushed[pol.keys[i].Key] = since(pol, &pol.keys[i])
+		}
+	}
+	w.history.Crashes = append(w.history.Crashes, f)
 }
 
 // stop is a crash of a process whose disk stays.
 func (p *process) stop() {
 	w := p.w
+	held := make([]bool, w.partitions)
+	for part := range held {
+		held[part] = p.owns(part)
+	}
 	p.crash()
 	f := &w.history.Crashes[len(w.history.Crashes)-1]
 	f.Copied = true
@@ -191,4 +258,14 @@ func (p *process) stop() {
 			f.Flushed[k.Key] = p.data.parts[k.Partition].saved
 		}
 	}
+	p.host.kept = make([]kept, w.partitions)
+	for part := range p.host.kept {
+		p.host.kept[part] = kept{p.data.parts[part].saved, held[part]}
+	}
+}
+
+// kept is what a disk has of a partition.
+type kept struct {
+	saved int64 // what was changed up to this instant
+	held  bool  // it is the holder's: a backup gets nothing of durability none
 }

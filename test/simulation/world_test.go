@@ -104,7 +104,8 @@ type host struct {
 	skew   int64 // the error of its wall clock
 	lag    int64 // how much later than others it hears of who is there
 	drive  drive
-	left   bool // its last process has said goodbye
+	kept   []kept // by partition, when its process stopped
+	left   bool   // its last process has said goodbye
 	proc   *process
 }
 

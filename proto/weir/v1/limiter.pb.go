@@ -4485,7 +4485,7 @@ type Disk struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Bytes         uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	SyncedMs      uint32                 `protobuf:"varint,2,opt,name=synced_ms,json=syncedMs,proto3" json:"synced_ms,omitempty"` // since the last write was confirmed
-	Unsaved       uint32                 `protobuf:"varint,3,opt,name=unsaved,proto3" json:"unsaved,omitempty"`                   // held partitions with changes that are not confirmed
+	Unsaved       uint32                 `protobuf:"varint,3,opt,name=unsaved,proto3" json:"unsaved,omitempty"`                   // partitions with changes that are not confirmed
 	Restored      uint32                 `protobuf:"varint,4,opt,name=restored,proto3" json:"restored,omitempty"`                 // partitions that were there at the start and that no member has taken in yet
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`                        // why nothing is written any more; empty while it is
 	unknownFields protoimpl.UnknownFields
