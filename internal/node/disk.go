@@ -155,35 +155,30 @@ func (n *Node) awaitSaved(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, agreeFor)
 	defer cancel()
-	for {
-		st, ok := n.runner.Status()
-		if !ok || st.Held > 0 || st.Kept == 0 {
-			return
-		}
-		if !pause(ctx) {
-			n.log.Warn("counters may be on this disk alone", "partitions", st.Kept)
-			return
-		}
+	if st := n.await(ctx, func(st runner.Status) bool { return st.Held > 0 || st.Kept == 0 }); st.Held == 0 && st.Kept > 0 {
+		n.log.Warn("counters may be on this disk alone", "partitions", st.Kept)
 	}
 }
 
-// saveAll waits until the disk has everything that this node holds. Nothing is decided any more.
+// saveAll waits until the disk has everything that this node holds or backs up. Nothing is decided any more.
 func (n *Node) saveAll(ctx context.Context) {
-	for {
-		st, ok := n.runner.Status()
-		switch {
-		case !ok:
-			return
-		case n.disk.Err() != nil || st.Unsaved > 0 && !pause(ctx):
-			n.log.Warn("counters not saved", "partitions", st.Unsaved)
-			return
-		case st.Unsaved == 0:
-			if st.Held > 0 {
-				n.log.Info("counters saved", "partitions", st.Held)
-			}
-			return
+	st := n.await(ctx, func(st runner.Status) bool { return st.Unsaved == 0 || n.disk.Err() != nil })
+	switch {
+	case st.Unsaved > 0 || n.disk.Err() != nil:
+		n.log.Warn("counters not saved", "partitions", st.Unsaved)
+	case st.Held > 0:
+		n.log.Info("counters saved", "partitions", st.Held)
+	}
+}
+
+// await waits until done, until ctx ends, or until the runner is closed, and returns the last status; of a closed runner, the zero Status.
+func (n *Node) await(ctx context.Context, done func(runner.Status) bool) (st runner.Status) {
+	for ok := true; ok; {
+		if st, ok = n.runner.Status(); ok {
+			ok = !done(st) && pause(ctx)
 		}
 	}
+	return st
 }
 
 // diskCollectors are the metrics of the disk.
@@ -202,7 +197,7 @@ func (n *Node) diskCollectors() (all []prometheus.Collector) {
 		}
 		return 0
 	})
-	gauge("weir_disk_unsaved_partitions", "Held partitions with changes that the disk has not confirmed.", func() float64 {
+	gauge("weir_disk_unsaved_partitions", "Partitions, held or backed up, with changes that the disk has not confirmed.", func() float64 {
 		st, _ := n.runner.Status()
 		return float64(st.Unsaved)
 	})
