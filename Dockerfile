@@ -12,12 +12,14 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
     CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
     go build -trimpath -buildvcs=false \
     -ldflags "-s -w -X github.com/weirlimit/weir/internal/cli.release=$VERSION -X github.com/weirlimit/weir/internal/cli.commit=$COMMIT" \
-    -o /weir ./cmd/node
+    -o /weir ./cmd/node && mkdir /data
 
 # The binary holds all it needs, time zones included.
 FROM scratch
 COPY --from=build /weir /weir
 COPY LICENSE NOTICE /
+# For --data-dir: a new volume there belongs to the node.
+COPY --from=build --chown=65532:65532 /data /var/lib/weir
 USER 65532:65532
 # HTTP, gRPC, gossip, between nodes. No HEALTHCHECK: with TLS it takes a certificate to ask; Kubernetes and Compose have
 # checks of their own.

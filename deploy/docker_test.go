@@ -125,6 +125,17 @@ func TestDocker(t *testing.T) {
 		t.Errorf("after its return %d more are admitted", n)
 	}
 
+	// All stop, and go on counting from their volumes.
+	if got := e.docker(t, "exec", container("weir-0"), "/weir", "check", "team", "--policy", "tokens", "--cost", "1000000"); !strings.Contains(got, "allowed") {
+		t.Errorf("a month's tokens are answered %q", got)
+	}
+	e.compose(t, "down")
+	e.compose(t, "up", "-d", "--no-build", "weir-0", "weir-1", "weir-2", "prometheus")
+	eventually(t, "all are back", func() error { return e.settled(t, container("weir-0"), 3) })
+	if got := e.docker(t, "exec", container("weir-0"), "/weir", "check", "team", "--policy", "tokens", "--cost", "0"); !strings.Contains(got, "remaining=0") {
+		t.Errorf("after all nodes stopped: %q", got)
+	}
+
 	eventually(t, "Prometheus scrapes all three", func() error {
 		got := e.curl(t, "http://127.0.0.1:9090/api/v1/query", "--data-urlencode", `query=count(up{job="weir"} == 1)`)
 		if !strings.Contains(got, `"3"`) {

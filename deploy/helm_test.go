@@ -270,21 +270,25 @@ func TestChartGateways(t *testing.T) {
 	}
 }
 
-// A volume for overrides is one for each pod, which the node may write to.
-func TestChartPersistence(t *testing.T) {
-	m := helm(t, "persistence: {enabled: true, size: 1Gi, storageClass: fast}")
-	s := podSettings(t, m.node(t))
-	s.takes(t)
-	claims := object[appsv1.StatefulSet](t, m, "weir").Spec.VolumeClaimTemplates
-	if len(claims) != 1 || claims[0].Spec.Resources.Requests.Storage().String() != "1Gi" || *claims[0].Spec.StorageClassName != "fast" {
-		t.Fatalf("the claims are %+v", claims)
-	}
-	for _, mount := range m.node(t).VolumeMounts {
-		if mount.MountPath == s["data-dir"] && mount.Name == claims[0].Name && !mount.ReadOnly {
-			return
+// A volume for overrides and counters is one for each pod, which the node may write to.
+func TestDataVolumes(t *testing.T) {
+	chart := helm(t, "persistence: {enabled: true, size: 1Gi, storageClass: fast}")
+	for name, m := range map[string]manifests{"chart": chart, "component": persistent(t, "k8s/overlays/development")} {
+		s := podSettings(t, m.node(t))
+		s.takes(t)
+		claims := object[appsv1.StatefulSet](t, m, "weir").Spec.VolumeClaimTemplates
+		if len(claims) != 1 || claims[0].Spec.Resources.Requests.Storage().String() != "1Gi" {
+			t.Fatalf("%s: the claims are %+v", name, claims)
+		}
+		if !slices.ContainsFunc(m.node(t).VolumeMounts, func(mount corev1.VolumeMount) bool {
+			return mount.MountPath == s["data-dir"] && mount.Name == claims[0].Name && !mount.ReadOnly
+		}) {
+			t.Errorf("%s: --data-dir %s is not on the claim", name, s["data-dir"])
 		}
 	}
-	t.Errorf("--data-dir %s is not on the claim", s["data-dir"])
+	if class := object[appsv1.StatefulSet](t, chart, "weir").Spec.VolumeClaimTemplates[0].Spec.StorageClassName; *class != "fast" {
+		t.Errorf("the storage class is %s", *class)
+	}
 }
 
 // Wrong values are refused, with their names.

@@ -147,6 +147,7 @@ type composition struct {
 	Volumes  map[string]any `json:"volumes"`
 	Node     any            `json:"x-node"`
 	Settings any            `json:"x-settings"`
+	Policies any            `json:"x-policies"`
 }
 
 func compose(t *testing.T) composition {
@@ -196,8 +197,8 @@ func TestCompose(t *testing.T) {
 			t.Errorf("%s: the health check: %v\n%s", name, err, out)
 		}
 		from, to, _ := strings.Cut(strings.TrimSuffix(n.Volumes[0], ":ro"), ":")
-		if len(n.Volumes) != 1 || to != filepath.Dir(s["policies"]) {
-			t.Errorf("%s: the volumes are %q, --policies %s", name, n.Volumes, s["policies"])
+		if len(n.Volumes) != 2 || to != filepath.Dir(s["policies"]) || n.Volumes[1] != name+":"+s["data-dir"] {
+			t.Errorf("%s: the volumes are %q, --policies %s, --data-dir %s", name, n.Volumes, s["policies"], s["data-dir"])
 		}
 		validate(t, string(readFile(t, filepath.Join("..", from, filepath.Base(s["policies"])))))
 	}

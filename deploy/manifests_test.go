@@ -305,7 +305,8 @@ func TestSettings(t *testing.T) {
 				used[volume.Name] = true
 			}
 		}
-		if volumes := object[appsv1.StatefulSet](t, m, "weir").Spec.Template.Spec.Volumes; len(used) != len(volumes) || len(c.VolumeMounts) != len(volumes) {
+		set := object[appsv1.StatefulSet](t, m, "weir").Spec
+		if volumes, claims := set.Template.Spec.Volumes, set.VolumeClaimTemplates; len(used) != len(volumes) || len(c.VolumeMounts) != len(volumes)+len(claims) {
 			t.Errorf("settings name files of the volumes %v; there are %d, %d of them mounted", slices.Sorted(maps.Keys(used)), len(volumes), len(c.VolumeMounts))
 		}
 		if voters, ok := strings.CutPrefix(s["voters"], "ordinals:"); ok {

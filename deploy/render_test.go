@@ -7,9 +7,11 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -146,10 +148,29 @@ func installations(t *testing.T) map[string]manifests {
 		"kustomize base":        kustomize(t, "k8s/base"),
 		"kustomize development": kustomize(t, "k8s/overlays/development"),
 		"kustomize production":  kustomize(t, "k8s/overlays/production"),
+		"kustomize persistence": persistent(t, "k8s/overlays/production"),
 		"helm":                  helm(t),
 		"helm development":      helm(t, valuesFile(t, "values-development.yaml")),
 		"helm production":       helm(t, valuesFile(t, "values-production.yaml")),
 	}
+}
+
+// persistent is an overlay with the component of volumes.
+func persistent(t *testing.T, overlay string) manifests {
+	t.Helper()
+	dir := t.TempDir()
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if here, err = filepath.Rel(dir, here); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("resources: [%s/%s]\ncomponents: [%[1]s/k8s/components/persistence]\n", here, overlay)
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kustomize(t, dir)
 }
 
 // Each file is read by a kustomization, and none says anything twice, which kustomize would not mind.
