@@ -490,12 +490,12 @@ func (l *lending) rises(p *process, name told, loan algo.Loan) {
 	p.lender.told[name] = loan
 }
 
-// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or a borrower that is silent, or that
-// was not asked when what is on loan was asked for last.
+// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or a borrower that is silent or was
+// when the check asked for what is on loan, or one that was not asked.
 func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	o := a.op
 	l.look(o.policy, o.key)
-	if dec.Allowed || o.cost == 0 {
+	if dec.Allowed || o.cost == 0 || a.recalled {
 		return
 	}
 	room, loans := p.data.Lending(*o.key, o.policy.Name, p.clock().Instant)
