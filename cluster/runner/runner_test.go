@@ -579,9 +579,8 @@ func TestDrain(t *testing.T) {
 	}
 	t.Run("before there is a view", func(t *testing.T) {
 		k, c := newPuppet(t)
-		err := k.Drain(ended())
-		expect.True(t, err != nil, "drained before anything is known")
-		k.Status() // it has had its turn
+		_ = k.Drain(ended()) // it ends without an error if the core has had a turn before that: no member is there to take anything
+		k.Status()           // it has had its turn
 		c.do(func() {
 			expect.True(t, len(c.views) == 0, "the core was given a view that nobody has: %+v", c.views)
 		})

@@ -419,7 +419,7 @@ func TestCloseHanging(t *testing.T) {
 	var fs hang
 	failed := make(chan error, 1)
 	w := must.Value(Open([]string{name}, Config[int]{
-		Parse: parse, Read: fs.read, Poll: time.Millisecond, Timeout: time.Millisecond, OnError: func(err error) { failed <- err },
+		Parse: parse, Read: fs.read, Poll: time.Millisecond, Timeout: 100 * time.Millisecond, OnError: func(err error) { failed <- err },
 	}))(t)
 	fs.begin()
 	w.Watch()
