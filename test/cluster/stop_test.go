@@ -95,6 +95,34 @@ func (s *stopper) load(ctx context.Context) {
 	callers.Wait()
 }
 
+// startLoad puts load on the nodes until end is called.
+func (s *stopper) startLoad() (end func()) {
+	ctx, cancel := context.WithCancel(s.t.Context())
+	var load sync.WaitGroup
+	load.Go(func() { s.load(ctx) })
+	return func() {
+		cancel()
+		load.Wait()
+	}
+}
+
+// awaitAdmitted waits until so many units more than now are admitted.
+func (s *stopper) awaitAdmitted(units int) {
+	s.t.Helper()
+	before := s.admitted()
+	eventually(s.t, waitTimeout, fmt.Sprint(units, " units are admitted"), func() bool { return s.admitted() > before+units })
+}
+
+// kill ends all nodes by SIGKILL.
+func (s *stopper) kill() {
+	for _, m := range s.members {
+		m.signal(syscall.SIGKILL)
+	}
+	for _, m := range s.members {
+		m.exit(stopTimeout)
+	}
+}
+
 func (c *counted) ask(ctx context.Context, m *member) {
 	c.mu.Lock()
 	c.sent++
@@ -144,19 +172,11 @@ func TestStop(t *testing.T) {
 	s.calm(s.members...)
 	worst := make(map[string]time.Duration)
 	for range *stops {
-		ctx, cancel := context.WithCancel(t.Context())
-		var load sync.WaitGroup
-		load.Go(func() { s.load(ctx) })
+		end := s.startLoad()
 		time.Sleep(500*time.Millisecond + rand.N(time.Second)) // the instant of the stop is at random
 		stopped := time.Now()
-		for _, m := range s.members {
-			m.signal(syscall.SIGKILL)
-		}
-		for _, m := range s.members {
-			m.exit(stopTimeout)
-		}
-		cancel()
-		load.Wait()
+		s.kill()
+		end()
 		s.open()
 		for d, of := range s.judge(stopped) {
 			worst[d] = max(worst[d], of)
@@ -184,11 +204,8 @@ func TestStopInGoodOrder(t *testing.T) {
 	for _, together := range []bool{true, false} {
 		s.open()
 		s.calm(s.members...)
-		ctx, cancel := context.WithCancel(t.Context())
-		var load sync.WaitGroup
-		load.Go(func() { s.load(ctx) })
-		before := s.admitted()
-		eventually(t, waitTimeout, "a thousand units are admitted", func() bool { return s.admitted() > before+1000 })
+		end := s.startLoad()
+		s.awaitAdmitted(1000)
 		if together {
 			s.leave(s.members...)
 		}
@@ -197,8 +214,7 @@ func TestStopInGoodOrder(t *testing.T) {
 				s.leave(m)
 			}
 		}
-		cancel()
-		load.Wait()
+		end()
 		saved := 0
 		for _, m := range s.members {
 			saved += strings.Count(m.stderr.String(), "counters saved")
@@ -221,25 +237,16 @@ func TestLostDisk(t *testing.T) {
 	s.open()
 	for _, lost := range s.members {
 		s.calm(s.members...)
-		ctx, cancel := context.WithCancel(t.Context())
-		var load sync.WaitGroup
-		load.Go(func() { s.load(ctx) })
-		before := s.admitted()
-		eventually(t, waitTimeout, "a thousand units are admitted", func() bool { return s.admitted() > before+1000 })
-		cancel()
-		load.Wait()
+		end := s.startLoad()
+		s.awaitAdmitted(1000)
+		end()
 		for _, m := range s.members {
 			m.eventually(waitTimeout, "the disk has everything", func() bool {
 				_, page, err := m.fetch("/metrics")
 				return err == nil && strings.Contains(string(page), "\nweir_disk_unsaved_partitions 0\n")
 			})
 		}
-		for _, m := range s.members {
-			m.signal(syscall.SIGKILL)
-		}
-		for _, m := range s.members {
-			m.exit(stopTimeout)
-		}
+		s.kill()
 		must.NoError(t, os.RemoveAll(filepath.Join(s.dir, lost.name)))
 		// The others first: a node that knows nothing, and is alone, claims all keys as new.
 		for _, m := range s.members {
