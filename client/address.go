@@ -70,6 +70,9 @@ func (a *address) local() bool {
 	return true
 }
 
+// window is the receive window of a stream in bytes: the answers to some thousand checks, or a topology.
+const window = 256 << 10
+
 // dialSettings are the options of gRPC for each connection.
 func dialSettings(o *options) []grpc.DialOption {
 	creds := insecure.NewCredentials()
@@ -80,6 +83,8 @@ func dialSettings(o *options) []grpc.DialOption {
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(connect),
 		grpc.WithDisableServiceConfig(),
+		// Windows of a fixed size: gRPC would measure the delay of the connection all the time, with pings.
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(2 * window),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
 		// A node that comes back is found within seconds; gRPC's default would be minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
