@@ -118,17 +118,21 @@ func (n *Node) checkReload(set *policy.Set) error {
 	return first
 }
 
-// keepMembers keeps the names of the members on the disk, once this node knows them.
+// keepMembers keeps the names of the members on the disk. A node that is not settled yet may not see all of them, and adds those that it sees: a
+// holder that it sees may give it a copy.
 func (n *Node) keepMembers() {
-	select {
-	case <-n.Settled():
-	case <-n.ctx.Done():
-		return
-	}
 	states := make(map[string]cluster.State)
-	for v := n.cluster.View(); n.ctx.Err() == nil; v = n.cluster.View() {
+	for _, name := range n.disk.Members() {
+		states[name] = cluster.Active
+	}
+	settled := n.Settled()
+	for n.ctx.Err() == nil {
+		v := n.cluster.View()
 		n.disk.SetMembers(toAwait(states, v))
 		select {
+		case <-settled:
+			settled = nil
+			clear(states)
 		case <-v.Replaced():
 		case <-n.ctx.Done():
 		}

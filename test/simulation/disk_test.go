@@ -32,7 +32,8 @@ type hostDisk struct {
 	disk    *disk.Disk
 	queue   []*ownership.Block
 	writing bool
-	members map[string]bool // that have been seen since the process was settled
+	members map[string]bool // see names
+	settled bool            // the process has been
 	saved   []uint64        // by partition: the version up to which everything is confirmed
 }
 
@@ -93,6 +94,7 @@ func (d *hostDisk) write() {
 	d.writing = false
 	blocks := d.queue
 	d.queue = nil
+	d.disk.SetMembers(d.names())
 	if ack := d.disk.Write(blocks); ack != nil {
 		p.core.Receive(p.clock(), ownership.Envelope{From: ownership.DiskNode(), To: p.self, Message: ack})
 		p.flush()
@@ -108,15 +110,17 @@ func (d *hostDisk) keepMembers() {
 	d.p.later(200*millisecond, d.keepMembers)
 }
 
-// names are the members that are to be waited for at the next start, as in internal/node: those that are seen, once this process is
-// settled, and those that are lost, unless they have left.
+// names are the members that are to be waited for at the next start, as in internal/node: those that are seen, and those that are lost, unless
+// they have left; until this process is settled also those that the disk knew.
 func (d *hostDisk) names() []string {
 	p := d.p
-	if p.state != active || !p.core.Settled() && d.members == nil {
-		return d.disk.Members()
-	}
-	if d.members == nil {
-		d.members = make(map[string]bool)
+	if settled := p.state == active && p.core.Settled(); d.members == nil || settled && !d.settled {
+		d.members, d.settled = make(map[string]bool), settled
+		if !settled {
+			for _, name := range d.disk.Members() {
+				d.members[name] = true
+			}
+		}
 	}
 	for _, m := range p.view.Members {
 		d.members[m.Name] = true
