@@ -172,7 +172,7 @@ func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most
 
 // decode reads the request's body into v, which holds the values of fields that are left out.
 func (x *exchange) decode(v any) *problem {
-	if p := mediaType(x.r.Header); p != nil {
+	if p := cmp.Or(encoding(x.r.Header), mediaType(x.r.Header)); p != nil {
 		return p
 	}
 	if x.r.ContentLength > x.MaxBody { // not a byte of it has to be waited for
@@ -210,28 +210,36 @@ func (a *api) tooLarge() *problem {
 	return &problem{status: http.StatusRequestEntityTooLarge, message: message}
 }
 
+func unsupported(message string) *problem {
+	return &problem{status: http.StatusUnsupportedMediaType, message: message}
+}
+
+// encoding accepts a body as it is: in no content coding, whichever of the header's fields names one.
+func encoding(h http.Header) *problem {
+	for _, e := range h["Content-Encoding"] {
+		if e != "" && !strings.EqualFold(e, "identity") {
+			return unsupported("the body must not be compressed: Content-Encoding is " + clip(strconv.Quote(e)))
+		}
+	}
+	return nil
+}
+
 // mediaType accepts application/json, in UTF-8 if it says so.
 func mediaType(h http.Header) *problem {
-	refuse := func(message string) *problem {
-		return &problem{status: http.StatusUnsupportedMediaType, message: message}
-	}
-	if e := h.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
-		return refuse("the body must not be compressed: Content-Encoding is " + clip(strconv.Quote(e)))
-	}
 	values := h["Content-Type"]
 	if len(values) == 1 && values[0] == "application/json" {
 		return nil
 	}
 	const help = "; send it with -H 'Content-Type: application/json'"
 	if len(values) != 1 {
-		return refuse("the body needs exactly one Content-Type" + help)
+		return unsupported("the body needs exactly one Content-Type" + help)
 	}
 	kind, params, err := mime.ParseMediaType(values[0])
 	if err != nil || kind != "application/json" {
-		return refuse("the body's Content-Type is " + clip(strconv.Quote(values[0])) + help)
+		return unsupported("the body's Content-Type is " + clip(strconv.Quote(values[0])) + help)
 	}
 	if c, ok := params["charset"]; ok && !strings.EqualFold(c, "utf-8") {
-		return refuse("the body has to be UTF-8, not " + clip(strconv.Quote(c)))
+		return unsupported("the body has to be UTF-8, not " + clip(strconv.Quote(c)))
 	}
 	return nil
 }

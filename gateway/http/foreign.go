@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
@@ -31,7 +32,7 @@ func (a *api) foreign(f Foreign) http.HandlerFunc {
 		x.in.Reset()
 		var err error
 		if f.Method == http.MethodPost {
-			if p := fromPage(x.r.Header); p != nil {
+			if p := cmp.Or(encoding(x.r.Header), fromPage(x.r.Header)); p != nil {
 				x.problem(p)
 				return
 			}

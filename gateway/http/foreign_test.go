@@ -103,6 +103,21 @@ func TestForeignBodyTooLong(t *testing.T) {
 	}
 }
 
+// TestForeignBodyCompressed: a compressed body is answered as by Weir's own routes.
+func TestForeignBodyCompressed(t *testing.T) {
+	asked := 0
+	api := newAPI(t, &scripted.Service{}, func(cfg *Config) {
+		cfg.Foreign = []Foreign{{"POST", "/json", auth.RoleCheck, func(context.Context, []byte, error) (int, string, []byte) {
+			asked++
+			return http.StatusBadRequest, "text/plain; charset=utf-8", []byte("asked")
+		}}}
+	})
+	wantProblem(t, api.do("POST", "/json", "{}", "Content-Encoding", "identity", "Content-Encoding", "gzip"), 415, "", "compressed")
+	expect.Equal(t, asked, 0)
+	expect.Equal(t, api.do("POST", "/json", "{}", "Content-Encoding", "Identity").StatusCode, 400)
+	expect.Equal(t, asked, 1)
+}
+
 // TestPagesOfOtherSites: a page can have a browser send text, a form or nothing to any address without asking first. What another front
 // end's callers may send with any Content-Type is rejected where a browser says that it is for a page, and not carried out.
 func TestPagesOfOtherSites(t *testing.T) {

@@ -421,6 +421,8 @@ func TestMediaType(t *testing.T) {
 		{[]string{"Content-Type", "application/json; charset=latin1"}, "UTF-8"},
 		{[]string{"Content-Type", "application/json", "Content-Type", "text/plain"}, "exactly one"},
 		{[]string{"Content-Type", "application/json", "Content-Encoding", "gzip"}, "compressed"},
+		{[]string{"Content-Type", "application/json", "Content-Encoding", "identity", "Content-Encoding", "gzip"}, "compressed"},
+		{[]string{"Content-Type", "application/json", "Content-Encoding", "", "Content-Encoding", "br"}, "compressed"},
 	} {
 		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}}
 		d := newAPI(t, service, nil)
