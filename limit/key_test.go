@@ -18,8 +18,9 @@ func TestKeyOf(t *testing.T) {
 	expect.Equal(t, KeyOf(longest+"k"), want, "KeyOf of 1025 bytes")
 	expect.True(t, KeyOf(longest+"a") != KeyOf(longest+"b"), "two long values have one key")
 	for _, value := range []string{"\xff", longest + "\xff", longest + strings.Repeat("k", 400) + "\xff"} {
-		if got := KeyOf(value); got != value || ValidKey(got) == nil {
-			t.Errorf("KeyOf(%d bytes that are not UTF-8) = %.20q, want no key", len(value), got)
+		got := KeyOf(value)
+		if err := ValidKey(got); got != value || err == nil || err.Message != "is not valid UTF-8" {
+			t.Errorf("KeyOf(%d bytes that are not UTF-8) = %.20q, %v, want no key", len(value), got, err)
 		}
 	}
 	// A rune of three bytes stands across the 128th byte.

@@ -13,10 +13,10 @@ func ValidKey(key string) *Error {
 	switch {
 	case key == "":
 		return NewError(Invalid, "key", "is empty or missing: name what is limited, such as a user or an address")
-	case len(key) > MaxKey:
-		return NewError(TooLarge, "key", "has "+strconv.Itoa(len(key))+" bytes, at most "+strconv.Itoa(MaxKey)+" are taken")
 	case !utf8.ValidString(key):
 		return NewError(Invalid, "key", "is not valid UTF-8")
+	case len(key) > MaxKey:
+		return NewError(TooLarge, "key", "has "+strconv.Itoa(len(key))+" bytes, at most "+strconv.Itoa(MaxKey)+" are taken")
 	}
 	return nil
 }
