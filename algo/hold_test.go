@@ -31,6 +31,12 @@ type holdEvent struct {
 	back int64 // cancelled
 }
 
+// holdCopy is a copy of the state, and the mark of what it has.
+type holdCopy struct {
+	s    State
+	mark uint64
+}
+
 // holdWorld is one history of TestGiveBack.
 type holdWorld struct {
 	t     *testing.T
@@ -48,8 +54,7 @@ type holdWorld struct {
 	events    []*holdEvent
 	holds     Holds
 	of        []*holdEvent // of holds
-	copied    State        // of a process that follows
-	mark      uint64
+	copies    [2]holdCopy  // of processes that follow
 	told      []bool
 	refunded  [MaxLimits]int64 // units that refunds found
 	different bool             // some cancel was not exact
@@ -177,22 +182,25 @@ func (w *holdWorld) move() {
 	}
 	w.say("move")
 	w.s, w.now, w.holds = next, there, hs
-	w.ls.Free(w.a, w.copied)
-	w.ls.Init(w.copied, there)
-	w.mark = 0
+	for i := range w.copies {
+		w.ls.Free(w.a, w.copies[i].s)
+		w.ls.Init(w.copies[i].s, there)
+		w.copies[i].mark = 0
+	}
 }
 
-// tell brings the copy up to date.
+// tell brings one of the copies up to date.
 func (w *holdWorld) tell() {
-	data := w.ls.AppendSince(nil, w.a, w.s, w.now, w.mark)
-	if rest, err := w.ls.Extend(w.a, w.copied, w.now, data); err != nil || len(rest) > 0 {
+	to := &w.copies[w.rng.IntN(len(w.copies))]
+	data := w.ls.AppendSince(nil, w.a, w.s, w.now, to.mark)
+	if rest, err := w.ls.Extend(w.a, to.s, w.now, data); err != nil || len(rest) > 0 {
 		w.fail("%v, %d bytes left", err, len(rest))
 	}
-	w.mark = w.ls.Mark(w.s)
+	to.mark = w.ls.Mark(w.s)
 	for i := range w.told {
 		w.told[i] = true
 	}
-	got, want := standings(w.ls, w.a, w.copied, w.now), standings(w.ls, w.a, w.s, w.now)
+	got, want := standings(w.ls, w.a, to.s, w.now), standings(w.ls, w.a, w.s, w.now)
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		w.fail("the copy %v\nis not %v", got, want)
 	}
@@ -368,7 +376,7 @@ func TestGiveBack(t *testing.T) {
 func holdHistory(t *testing.T, ls Limits, mode holdMode, rng *rand.Rand, exact bool) {
 	now := Instant{Mono: 1e12 + rng.Int64N(1e10), Wall: 1_800_000_000e9 + rng.Int64N(1e11)}
 	w := &holdWorld{t: t, rng: rng, mode: mode, ls: ls, a: NewArena(nil), start: now, now: now}
-	w.s, w.copied = make(State, ls.Words()), make(State, ls.Words())
+	w.s = make(State, ls.Words())
 	for i := range ls {
 		w.scale, w.phase = max(w.scale, int64(ls[i].longest())), 1
 		switch c := ls[i].counter().(type) {
@@ -384,7 +392,10 @@ func holdHistory(t *testing.T, ls Limits, mode holdMode, rng *rand.Rand, exact b
 		w.phase = int64(3 * time.Second)
 	}
 	ls.Init(w.s, now)
-	ls.Init(w.copied, now)
+	for i := range w.copies {
+		w.copies[i].s = make(State, ls.Words())
+		ls.Init(w.copies[i].s, now)
+	}
 	for range 30 {
 		w.step()
 	}
@@ -392,7 +403,9 @@ func holdHistory(t *testing.T, ls Limits, mode holdMode, rng *rand.Rand, exact b
 		w.fail("a cancel has left a trace")
 	}
 	ls.Free(w.a, w.s)
-	ls.Free(w.a, w.copied)
+	for i := range w.copies {
+		ls.Free(w.a, w.copies[i].s)
+	}
 	if w.a.InUse() != 0 {
 		w.fail("%d bytes are in use", w.a.InUse())
 	}
