@@ -59,10 +59,10 @@ func (r replica) contents(now Instant) string {
 // logEvents are a log's entries by their instants, those at the same one together.
 func logEvents(l *Limit, a *Arena, s []uint64) (events []event) {
 	for r := (slidingLog{}).read(a, s, l.tickShift()); r.n != 0; r.next() {
-		if n := len(events); n > 0 && events[n-1].at == r.at {
+		if n := len(events); n > 0 && events[n-1].at == r.instant {
 			events[n-1].n += r.n
 		} else {
-			events = append(events, event{r.at, r.n})
+			events = append(events, event{r.instant, r.n})
 		}
 	}
 	return events

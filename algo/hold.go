@@ -249,7 +249,7 @@ func (ls Limits) AppendHolds(dst []byte, a *Arena, s State, now Instant, hs Hold
 			case slidingLog:
 				rank := int64(0)
 				if r, older, ok := c.find(a, t, ls[k].tickShift(), m.n); ok {
-					rank = 1 + int64(t[logUnits]) - older - r.skip(r.at)
+					rank = 1 + int64(t[logUnits]) - older - r.passInstant(r.instant)
 				}
 				dst = appendUint(dst, rank)
 			case calendarWindow:

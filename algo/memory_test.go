@@ -273,3 +273,31 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 	})
 }
+
+// TestLogAfterCancels: reservations that were cancelled leave no segments, though an old unit stays in the log.
+func TestLogAfterCancels(t *testing.T) {
+	const batch = 300
+	for _, kept := range []int{0, 1, 100} { // of each batch
+		ls, a := Limits{{Algorithm: SlidingLog, Limit: 100_000, Window: time.Hour}}, NewArena(nil)
+		s, now := make(State, ls.Words()), Instant{Mono: 1}
+		ls.Init(s, now)
+		must.NoError(t, ls.Charge(a, s, now, 1))
+		for range 50 {
+			var hs Holds
+			for range batch {
+				now.Mono += 1000
+				must.NoError(t, ls.Charge(a, s, now, 1))
+				hs = append(hs, ls.NewHold(s, true))
+			}
+			for i := range hs {
+				if i%batch >= kept {
+					expect.Equal(t, ls.GiveBack(a, s, now, hs, i, 1, true), 1, "given back")
+				}
+			}
+		}
+		units := 1 + 50*kept
+		expect.Equal(t, ls.Used(a, s, now, 0), int64(units), "units")
+		most := 1024 + 16*units // a full segment has two units in a word of 8 bytes
+		expect.True(t, a.InUse() <= most, "%d bytes for %d units, want at most %d", a.InUse(), units, most)
+	}
+}

@@ -9,40 +9,56 @@ import (
 // slidingLog keeps the instant of every admission of the last l.Window, and so knows exactly how many there were in any
 // half-open interval of that length. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
 //
-// The log counts instants in ticks. A tick is the shortest power of two of nanoseconds for which the window and one tick
-// more are at most 1<<31 ticks. An instant is rounded up to its tick, so that it expires late by less than a tick, and
-// never early. Ticks of a fresh log are multiples of their length; in a log that has been moved they are where they were
-// before, in terms of age, until it has been empty.
+// The path of an admission:
 //
-// The log is a chain of segments, blocks of the Arena with entries of 32-bit words. An entry is
+//  1. advance removes the units that have expired, from the oldest segment on (expire).
+//  2. The request is refused if used is too high. wait then looks for the unit whose expiry makes room (unitAt).
+//  3. reserve makes room in the newest segment, and charge writes the units there (add).
+//  4. snapshot and since write them into snapshots and copies (entries), and readEntries reads them there.
+//  5. They leave by expire, by refund with the oldest, or by takeAt from the place of a cancelled reservation.
+//
+// Words:
+//
+//	word     64 bits, of the state and of the Arena; sizes of segments are in words
+//	cell     32 bits; ends, positions and capacities are in cells
+//	instant  nanoseconds of Instant.Mono
+//	tick     the unit in which entries count instants; also the lowest 31 bits of an instant, counted in ticks
+//	entry    a tick and the units at it, in 1 to 3 cells
+//	segment  a block of the Arena with entries; a log is a chain of segments
+//	newest   the instant of the newest entry; of a segment, the last in the chain
+//
+// A tick is the shortest power of two of nanoseconds for which the window and one tick more are at most 1<<31 ticks. An
+// instant is rounded up to its tick, so that it expires late by less than a tick, and never early. Ticks of a fresh log
+// are multiples of their length. A log that another process takes over keeps the ages of its ticks until it is empty.
+//
+// The cells of an entry are
 //
 //	tick                      one unit
-//	tick, more|n              1 + n units at one tick, n below 1<<31
-//	tick, more|low, more|high beyond that, 31 bits in each word
+//	tick, more|n              1 + n units, n below 1<<31
+//	tick, more|low, more|high beyond that, 31 bits in each cell
 //
-// where tick is the lowest 31 bits of the instant in ticks: since no two entries are 1<<31 ticks apart, that and the
-// newest entry's whole instant tell every other's. The bit more tells a count from a tick, so that the newest entry can be
-// found from the end of its segment. No unit takes more than one 32-bit word. With headers, room left in segments and
-// pages, and the Arena's tables, a full log of single units takes, for each of them, 8.1 bytes when its limit is 5, 5.9 at
-// 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond (TestLogMemory); besides the words of the state.
+// No two entries are 1<<31 ticks apart, so a tick and the newest instant tell an entry's instant. The bit more tells a
+// count from a tick, so that the newest entry can be found from the end of its segment. A charge writes at most one cell
+// for each unit. An entry from which refund or takeAt has taken units keeps its cells. With headers, room left in segments
+// and pages, and the Arena's tables, a full log of single units takes, for each of them, 8.1 bytes when its limit is 5, 5.9
+// at 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond (TestLogMemory); besides the words of the state.
 //
-// Words: instant of the newest entry in nanoseconds; units; oldest and newest segment; words of all segments (32 bits) and
-// where in its segment the oldest entry begins (32).
+// Invariants:
 //
-// Invariants: all words are zero when the log is empty. Otherwise the oldest segment has an entry; others may have none.
-// Entries are in the order of their instants. Each segment counts its units, and their sum is that of the log.
-//
-// What happens to an admission: reserve makes room in the newest segment, and charge writes it there (add). advance removes
-// it when it has expired, from the oldest segment on (expire). Before that refund may take it as one of the oldest units, or
-// takeAt as one of the units of its instant, when a reservation is cancelled. wait looks for the unit whose expiry makes
-// room (unitAt). entries writes it into a snapshot, or into what a copy is told, and readEntries reads it there.
+//   - All words of the state are zero when the log is empty. Otherwise the oldest segment has an entry; others may have none.
+//   - Entries are in the order of their instants. Several neighbours may have the same one.
+//   - Each segment counts its units, and their sum is that of the log.
+//   - After takeAt no two neighbours fit into the first of them, the newest segment aside (merge). So cancelled
+//     reservations leave at most half of a log's cells without use.
+//   - Other files change a log by counter's methods and takeAt only. They move the position (extend.go) with each change that
+//     is not the removal of the oldest units.
 type slidingLog struct{}
 
 const (
-	logNewest = iota
+	logNewest = iota // the newest instant
 	logUnits
-	logChain
-	logPlace
+	logChain // the Refs of the oldest and the newest segment, 32 bits each
+	logPlace // the words of all segments, and the cell of the oldest segment where the oldest entry begins, 32 bits each
 	logWords
 )
 
@@ -76,13 +92,13 @@ func instantOf(s []uint64, tick uint32, k int) int64 {
 	return newest - int64((tickOf(newest, k)-tick)&tickMask)<<k
 }
 
-// roundUp is the first multiple of a tick that is not before now.
-func roundUp(now int64, k int) int64 { return (now + 1<<k - 1) >> k << k }
+// roundUp is the first multiple of a tick that is not before an instant.
+func roundUp(instant int64, k int) int64 { return (instant + 1<<k - 1) >> k << k }
 
 // segment is a block of the log: two words of header, then entries.
 //
-// Word 0 holds the next segment's Ref (32 bits), the words of the block (16) and the entries' end (16), counted in
-// 32-bit words. Word 1 holds the number of units in the segment.
+// Word 0 holds the next segment's Ref (32 bits), the words of the block (16) and the cell at which the entries end (16).
+// Word 1 holds the number of units in the segment.
 type segment []uint64
 
 const segmentHeader = 2
@@ -114,26 +130,26 @@ func (g segment) set(i int, v uint32) {
 	*w = *w&^(0xffff_ffff<<shift) | uint64(v)<<shift
 }
 
-// entry returns the entry at i and the number of 32-bit words it takes.
-func (g segment) entry(i int) (tick uint32, n int64, size int) {
-	tick, n, size = g.get(i), 1, 1
-	for end := g.end(); i+size < end && g.get(i+size)&moreFlag != 0; size++ {
-		n += int64(g.get(i+size)&tickMask) << (tickBits * (size - 1))
+// entry returns the entry that begins at cell i, and how many cells it has.
+func (g segment) entry(i int) (tick uint32, n int64, cells int) {
+	tick, n, cells = g.get(i), 1, 1
+	for end := g.end(); i+cells < end && g.get(i+cells)&moreFlag != 0; cells++ {
+		n += int64(g.get(i+cells)&tickMask) << (tickBits * (cells - 1))
 	}
-	return tick, n, size
+	return tick, n, cells
 }
 
-// setUnits makes the entry at i one of n units, in the size words that it takes.
-func (g segment) setUnits(i, size int, n int64) {
+// setUnits makes the entry at cell i, which has so many cells, one of n units.
+func (g segment) setUnits(i, cells int, n int64) {
 	n--
-	for k := 1; k < size; k++ {
-		g.set(i+k, uint32(n&tickMask)|moreFlag)
+	for end := i + cells; i+1 < end; i++ {
+		g.set(i+1, uint32(n&tickMask)|moreFlag)
 		n >>= tickBits
 	}
 }
 
-// entrySize is the number of 32-bit words that an entry of n units takes.
-func entrySize(n int64) int {
+// cellsFor is the number of cells that a new entry of n units gets.
+func cellsFor(n int64) int {
 	switch {
 	case n == 1:
 		return 1
@@ -143,7 +159,6 @@ func entrySize(n int64) int {
 	return 3
 }
 
-// pos is where the oldest entry begins in its segment, and size the words of all segments.
 func (slidingLog) pos(s []uint64) int           { return int(uint32(s[logPlace])) }
 func (slidingLog) size(s []uint64) int          { return int(s[logPlace] >> 32) }
 func (slidingLog) setPos(s []uint64, pos int)   { s[logPlace] = s[logPlace]&^0xffff_ffff | uint64(pos) }
@@ -166,7 +181,7 @@ func (c slidingLog) free(_ *Limit, a *Arena, s []uint64) {
 	clear(s)
 }
 
-// dropSegment frees the oldest segment with all that is in it; there must be a next.
+// dropSegment frees the oldest segment, which is g, with all that is in it; there must be a next.
 func (c slidingLog) dropSegment(a *Arena, s []uint64, g segment) {
 	c.addSize(s, -g.size())
 	c.setPos(s, 0)
@@ -176,7 +191,7 @@ func (c slidingLog) dropSegment(a *Arena, s []uint64, g segment) {
 	c.setChain(s, next, c.newest(s))
 }
 
-// dropEmpty frees the oldest segments that have no entry any more, of a log that has some.
+// dropEmpty frees the oldest segments that have no entry any more. The log must have one.
 func (c slidingLog) dropEmpty(a *Arena, s []uint64) {
 	for {
 		g := segmentAt(a, c.oldest(s))
@@ -193,31 +208,32 @@ func (c slidingLog) advance(l *Limit, a *Arena, s []uint64, now Instant) {
 	}
 }
 
-// expire removes what is not later than horizon from a log that is not empty.
-func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, horizon int64) {
-	if g := segmentAt(a, c.oldest(s)); instantOf(s, g.get(c.pos(s)), k) > horizon {
+// expire removes the entries that are not later than the instant cutoff from a log that is not empty.
+func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, cutoff int64) {
+	if g := segmentAt(a, c.oldest(s)); instantOf(s, g.get(c.pos(s)), k) > cutoff {
 		return
 	}
-	if int64(s[logNewest]) <= horizon {
+	if int64(s[logNewest]) <= cutoff {
 		c.free(l, a, s)
 		return
 	}
 	for {
 		g, pos := segmentAt(a, c.oldest(s)), c.pos(s)
-		// What precedes an expired entry has expired: so whole segments first, for a log that was full and then left alone.
+		// If the next segment begins with an expired entry, all of this one has expired. So a log that was full and then left
+		// alone is freed without reading its entries.
 		if next := g.next(); next != 0 {
-			if h := segmentAt(a, next); h.end() > 0 && instantOf(s, h.get(0), k) <= horizon {
+			if h := segmentAt(a, next); h.end() > 0 && instantOf(s, h.get(0), k) <= cutoff {
 				c.dropSegment(a, s, g)
 				continue
 			}
 		}
 		for pos < g.end() {
-			tick, n, size := g.entry(pos)
-			if instantOf(s, tick, k) > horizon {
+			tick, n, cells := g.entry(pos)
+			if instantOf(s, tick, k) > cutoff {
 				c.setPos(s, pos)
 				return
 			}
-			pos += size
+			pos += cells
 			g[1] -= uint64(n)
 			s[logUnits] -= uint64(n)
 		}
@@ -240,13 +256,13 @@ func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.D
 	return time.Duration(int64(s[logNewest])-now.Mono) + l.Window
 }
 
-// reserve makes sure that the newest segment has room for what charge may write. The first segments are small, for most
-// keys are; later ones are such that the half-empty ones at both ends and the headers of those between weigh about the
-// same: the root of twice what the log holds, as a power of two, for these use up pages without remainder.
+// reserve makes sure that the newest segment has room for what charge may write. The first segments are small, because
+// most logs are. The words of a later one are the root of twice the log's: then the unused cells of the oldest and the newest
+// segment take about as much as all headers. They are a power of two, because such blocks use up a page without a rest.
 func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	last := c.newest(s)
 	if last != 0 {
-		if g := segmentAt(a, last); g.end()+entrySize(max(n, 1)) <= g.capacity() {
+		if g := segmentAt(a, last); g.end()+cellsFor(max(n, 1)) <= g.capacity() {
 			return true
 		}
 	}
@@ -281,27 +297,28 @@ func (c slidingLog) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
 	c.add(a, s, instant, k, n)
 }
 
-// add writes n units at an instant on a tick that is not before the newest entry's. Units of that tick join the newest entry if it is in the
-// newest segment. It then takes no more words in addition than an entry of n units has.
+// add writes n units at an instant on a tick that is not before the newest one. Units of the newest instant join the newest
+// entry, if it is in the newest segment. That entry then gets no more than the cells of an entry of n units in addition.
 func (c slidingLog) add(a *Arena, s []uint64, instant int64, k int, n int64) {
 	g := segmentAt(a, c.newest(s))
-	at := g.end()
+	i := g.end()
 	g[1] += uint64(n)
 	s[logUnits] += uint64(n)
-	if at > 0 && instant == int64(s[logNewest]) {
-		for at--; g.get(at)&moreFlag != 0; {
-			at--
+	if i > 0 && instant == int64(s[logNewest]) {
+		for i--; g.get(i)&moreFlag != 0; {
+			i--
 		}
-		_, have, _ := g.entry(at)
+		_, have, _ := g.entry(i)
 		n += have
 	}
 	s[logNewest] = uint64(instant)
-	size := entrySize(n)
-	g.set(at, tickOf(instant, k))
-	g.setUnits(at, size, n)
-	g.setEnd(at + size)
+	cells := cellsFor(n)
+	g.set(i, tickOf(instant, k))
+	g.setUnits(i, cells, n)
+	g.setEnd(i + cells)
 }
 
+// refund removes the oldest n units.
 func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) int64 {
 	n = min(n, int64(s[logUnits]))
 	if n == int64(s[logUnits]) {
@@ -319,55 +336,54 @@ func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) i
 	s[logUnits] -= uint64(left)
 	pos := c.pos(s)
 	for left > 0 {
-		_, have, size := g.entry(pos)
+		_, have, cells := g.entry(pos)
 		if left < have {
-			g.setUnits(pos, size, have-left)
+			g.setUnits(pos, cells, have-left)
 			break
 		}
 		left -= have
-		pos += size
+		pos += cells
 	}
 	c.setPos(s, pos)
 	return n
 }
 
-// convert moves the chain. When the ticks change it rewrites each in its place, rounded up; entries that come to share a
-// tick need not be merged.
+// convert gives the chain of s to t. If the ticks change, it rounds each entry's instant up to the new ones, in its place.
 func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
 	copy(t, s)
 	k, k2 := l.tickShift(), to.tickShift()
 	if k == k2 || t[logUnits] == 0 {
 		return
 	}
-	// What a shorter window does not hold goes first: the new ticks could not tell it from the rest.
+	// Entries that a shorter window does not hold are removed first, because the new ticks may not reach back to them.
 	c.expire(l, a, t, k, now.Mono-int64(min(l.Window, to.Window)))
 	if t[logUnits] == 0 {
 		return
 	}
 	newest := roundUp(int64(t[logNewest]), k2)
-	// The oldest instant that the new ticks reach. Beyond it is only what the longer ticks of before had rounded up.
+	// The new ticks reach back to oldest. Only an entry that the longer ticks had rounded up can be before that.
 	oldest := newest - tickMask<<k2
 	pos := c.pos(t)
 	for r := c.oldest(t); r != 0; pos = 0 {
 		g := segmentAt(a, r)
 		for pos < g.end() {
-			tick, _, size := g.entry(pos)
+			tick, _, cells := g.entry(pos)
 			instant := max(roundUp(instantOf(t, tick, k), k2), oldest)
 			g.set(pos, tickOf(instant, k2))
-			pos += size
+			pos += cells
 		}
 		r = g.next()
 	}
 	t[logNewest] = uint64(newest)
 }
 
-// snapshot is written from the oldest to the newest, as restore adds them.
 func (c slidingLog) snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte {
 	dst = appendUint(dst, int64(s[logUnits]))
 	return c.entries(dst, l, a, s, now, 0)
 }
 
-// since writes what extend needs to bring a copy up to s that has all but the newest n units: all units and those.
+// since writes what extend needs to bring a copy up to s that has all but the newest n units: the number of all units, n, and
+// the newest n units.
 func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, n int64) []byte {
 	units := int64(s[logUnits])
 	n = min(n, units)
@@ -379,25 +395,27 @@ func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instan
 	return c.entries(dst, l, a, s, now, units-n)
 }
 
-// entries writes all units but the given number of oldest ones, of which there must be more.
-func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, skip int64) []byte {
+// entries writes all units but so many of the oldest ones, of which there must be more, from the oldest to the newest: the age of
+// the newest, the ticks from the first unit to the newest, and each entry's ticks since the one before, with its units if
+// there are several.
+func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, without int64) []byte {
 	r, newest := c.read(a, s, l.tickShift()), int64(s[logNewest])
-	r.pass(skip)
+	r.pass(without)
 	dst = appendInt(dst, now.Mono-newest)
-	dst = appendUint(dst, (newest-r.at)>>r.k)
-	last, g, pos := tickOf(r.at, r.k), r.g, r.pos
-	_, skip, _ = g.entry(pos)
-	skip -= r.n
-	for { // without the reader, which works out instants: a snapshot would take half as long again
+	dst = appendUint(dst, (newest-r.instant)>>r.k)
+	last, g, pos := tickOf(r.instant, r.k), r.g, r.pos
+	_, passed, _ := g.entry(pos)
+	passed -= r.n // units of the first entry that are not written
+	for {         // without the reader, which works out instants: a snapshot would take half as long again
 		for pos < g.end() {
-			tick, n, size := g.entry(pos)
-			n, skip = n-skip, 0
-			since := int64((tick - last) & tickMask)
-			if last, pos = tick, pos+size; n == 1 {
-				dst = appendUint(dst, since<<1)
+			tick, n, cells := g.entry(pos)
+			n, passed = n-passed, 0
+			ticks := int64((tick - last) & tickMask)
+			if last, pos = tick, pos+cells; n == 1 {
+				dst = appendUint(dst, ticks<<1)
 				continue
 			}
-			dst = appendUint(dst, since<<1|1)
+			dst = appendUint(dst, ticks<<1|1)
 			dst = appendUint(dst, n)
 		}
 		if g.next() == 0 {
@@ -415,8 +433,10 @@ func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *read
 	return c.readEntries(l, a, s, now, r, units)
 }
 
-// extend reads what since wrote into a copy of the log that it is about. A log loses nothing but its oldest units, by
-// whatever it loses them: so the copy keeps as many of its newest as the log still had besides those that follow.
+// extend reads what since wrote, into a copy of that log. Since the mark that the copy has, the log must have lost only its
+// oldest units, and units that it was charged after the mark. The copy then keeps its newest units, as many as the log has
+// besides those that follow. If the log lost others, AppendSince writes a snapshot in place of this: GiveBack, which calls
+// takeAt, begins a new generation if a copy may have been told of the units that it takes.
 func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
 	units := r.uint(MaxLimit)
 	n := r.uint(units)
@@ -433,8 +453,8 @@ func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reade
 }
 
 // readEntries adds what entries wrote, so many units, to the end of the log. An empty log takes over the writer's
-// ticks. A log with entries keeps its own, and an entry between two ticks gets the later one. An entry that would be older
-// than the newest one, because its message travelled faster, gets the newest one's instant.
+// ticks. A log with entries keeps its own, and an entry between two ticks gets the later one. If an entry would be older
+// than the newest one, because its message took less time, it gets the newest instant.
 func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *reader, units int64) error {
 	k, empty := l.tickShift(), s[logUnits] == 0
 	age := r.int(2 * int64(MaxWindow))
@@ -444,11 +464,11 @@ func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *
 	newest := now.Mono - age
 	span := r.uint(tickMask)
 	for units > 0 && r.err == nil {
-		step, n := r.uint(tickMask<<1|1), int64(1)
-		if step&1 != 0 {
+		ticks, n := r.uint(tickMask<<1|1), int64(1)
+		if ticks&1 != 0 {
 			n = r.uint(units)
 		}
-		span -= step >> 1
+		span -= ticks >> 1
 		units -= n
 		if r.err != nil || n == 0 || span < 0 || units < 0 {
 			return ErrSnapshot
@@ -468,27 +488,28 @@ func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *
 	return r.err
 }
 
-// onTick is the first tick of a log that is not empty which is neither before an instant nor before the newest entry.
+// onTick is the instant of the first tick that is neither before an instant nor before the newest entry. The log must not be
+// empty.
 func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
 	newest := int64(s[logNewest])
 	return newest + roundUp(max(instant-newest, 0), k)
 }
 
-// join compares suffix counts: from each instant to now, the larger number. It goes on with the ticks of the side that has the
-// newest entry. Entries of the other side expire late, by less than a tick, where the two have different ones.
+// join makes u the log that has, from each instant to now, as many units as the one of s and t with more of them. u has the
+// ticks of the side with the newest entry. If the other side has other ticks, its entries expire late, by less than a tick.
 func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if s[logUnits] == 0 || int64(s[logNewest]) < int64(t[logNewest]) {
 		s, t = t, s
 	}
 	k, newest := l.tickShift(), int64(s[logNewest])
-	// What the ticks before newest reach. Beyond it is only what longer ticks, of a former window, had rounded up.
+	// The ticks reach back to oldest. Only an entry that longer ticks, of a former window, had rounded up can be before that.
 	oldest := newest - tickMask<<k
 	x, y := c.read(a, s, k), c.read(a, t, k)
-	mine, other := int64(s[logUnits]), int64(t[logUnits]) // units that are not before the instant
+	mine, other := int64(s[logUnits]), int64(t[logUnits]) // units that have not been passed
 	for x.n != 0 || y.n != 0 {
-		instant, before := min(x.instant(), y.instant()), max(mine, other)
-		mine -= x.skip(instant)
-		other -= y.skip(instant)
+		instant, before := min(x.instant, y.instant), max(mine, other)
+		mine -= x.passInstant(instant)
+		other -= y.passInstant(instant)
 		n := before - max(mine, other)
 		if n == 0 {
 			continue
@@ -501,22 +522,24 @@ func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint6
 	return true
 }
 
-// horizon: an instant is rounded up to a tick.
+// horizon is longer than the window by the tick to which an instant is rounded up.
 func (slidingLog) horizon(l *Limit) time.Duration { return l.Window + 1<<l.tickShift() }
 
 // logReader reads a log's entries from the oldest to the newest.
 type logReader struct {
-	a         *Arena
-	s         []uint64
-	k         int
-	g         segment // that the present entry is in
-	pos, size int     // of the entry
-	at, n     int64   // its instant and units; n is 0 after the newest entry
+	a          *Arena
+	s          []uint64
+	k          int
+	before     segment // the one before g; nil: g is the oldest
+	g          segment // that the entry is in
+	pos, cells int     // of the entry
+	n          int64   // units of the entry that have not been passed; 0 after the newest entry
+	instant    int64   // of the entry; after the newest one, later than all
 }
 
 // read returns a reader that is at the oldest entry.
 func (c slidingLog) read(a *Arena, s []uint64, k int) logReader {
-	r := logReader{a: a, s: s, k: k}
+	r := logReader{a: a, s: s, k: k, instant: math.MaxInt64}
 	if s[logUnits] != 0 {
 		r.g, r.pos = segmentAt(a, c.oldest(s)), c.pos(s)
 		r.load()
@@ -525,7 +548,7 @@ func (c slidingLog) read(a *Arena, s []uint64, k int) logReader {
 }
 
 func (r *logReader) next() {
-	r.pos += r.size
+	r.pos += r.cells
 	r.load()
 }
 
@@ -533,55 +556,48 @@ func (r *logReader) next() {
 func (r *logReader) load() {
 	for r.pos == r.g.end() {
 		if r.g.next() == 0 {
-			r.n = 0
+			r.n, r.instant = 0, math.MaxInt64
 			return
 		}
-		r.segment()
+		r.nextSegment()
 	}
 	var tick uint32
-	tick, r.n, r.size = r.g.entry(r.pos)
-	r.at = instantOf(r.s, tick, r.k)
+	tick, r.n, r.cells = r.g.entry(r.pos)
+	r.instant = instantOf(r.s, tick, r.k)
 }
 
-// segment goes to the beginning of the next segment, which must exist.
-func (r *logReader) segment() {
-	r.g, r.pos = segmentAt(r.a, r.g.next()), 0
+// nextSegment goes to the beginning of the next segment, which must exist. It does not read an entry.
+func (r *logReader) nextSegment() {
+	r.before, r.g, r.pos = r.g, segmentAt(r.a, r.g.next()), 0
 }
 
-// pass reads past so many units from the oldest entry, of which there must be more. Of an entry that it passes in part, n is the rest.
+// pass passes the oldest units, so many, of which there must be more.
 func (r *logReader) pass(units int64) {
 	for units >= int64(r.g[1]) {
 		units -= int64(r.g[1])
-		r.segment()
+		r.nextSegment()
 	}
 	for {
-		_, n, size := r.g.entry(r.pos)
+		_, n, cells := r.g.entry(r.pos)
 		if units < n {
 			break
 		}
-		units, r.pos = units-n, r.pos+size
+		units, r.pos = units-n, r.pos+cells
 	}
 	r.load()
 	r.n -= units
 }
 
-// instant is that of the present entry; after the newest, one that is later than all.
-func (r *logReader) instant() int64 {
-	if r.n == 0 {
-		return math.MaxInt64
-	}
-	return r.at
-}
-
-// skip reads past the entries of an instant and returns their units.
-func (r *logReader) skip(instant int64) (n int64) {
-	for ; r.n != 0 && r.at == instant; r.next() {
+// passInstant passes the entries of an instant, if the reader is at it, and returns their units.
+func (r *logReader) passInstant(instant int64) (n int64) {
+	for ; r.n != 0 && r.instant == instant; r.next() {
 		n += r.n
 	}
 	return n
 }
 
-// unitAt is the instant of the i-th oldest unit, counted from 1.
+// unitAt is the instant of the i-th oldest unit, counted from 1. It uses no reader, because a refusal would take half as long
+// again.
 func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
 	g, pos := segmentAt(a, c.oldest(s)), c.pos(s)
 	for i > int64(g[1]) {
@@ -589,61 +605,89 @@ func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
 		g, pos = segmentAt(a, g.next()), 0
 	}
 	for {
-		tick, n, size := g.entry(pos)
+		tick, n, cells := g.entry(pos)
 		if i <= n {
 			return instantOf(s, tick, k)
 		}
 		i -= n
-		pos += size
+		pos += cells
 	}
 }
 
-// find returns a reader at the oldest entry that is not before an instant and less than a tick after it, and how many units are older.
-func (c slidingLog) find(a *Arena, s []uint64, k int, at int64) (r logReader, older int64, ok bool) {
-	if s[logUnits] == 0 || at > int64(s[logNewest]) {
+// find returns a reader at the oldest entry that is not before an instant and less than a tick after it, and how many units
+// are older.
+func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (r logReader, older int64, ok bool) {
+	if s[logUnits] == 0 || instant > int64(s[logNewest]) {
 		return r, 0, false
 	}
 	r = c.read(a, s, k)
 	for r.g.next() != 0 {
-		if h := segmentAt(a, r.g.next()); h.end() == 0 || instantOf(s, h.get(0), k) >= at {
+		if h := segmentAt(a, r.g.next()); h.end() == 0 || instantOf(s, h.get(0), k) >= instant {
 			break
 		}
 		older += int64(r.g[1])
-		r.segment()
+		r.nextSegment()
 	}
-	for r.load(); r.at < at; r.next() {
+	for r.load(); r.instant < instant; r.next() {
 		older += r.n
 	}
-	return r, older, r.at < at+1<<k
+	return r, older, r.instant < instant+1<<k
 }
 
-// takeAt takes up to n units off the entries at the first tick from an instant on, and returns how many there were.
-func (c slidingLog) takeAt(a *Arena, s []uint64, k int, at, n int64) (taken int64) {
-	r, _, ok := c.find(a, s, k, at)
+// takeAt takes up to n units from the entries at the first tick that is not before an instant, if that is less than a tick
+// after it. It returns how many it took.
+func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken int64) {
+	r, _, ok := c.find(a, s, k, instant)
 	if !ok {
 		return 0
 	}
-	for target := r.at; taken < n && r.n != 0 && r.at == target; {
+	first := r.g
+	if r.before != nil {
+		first = r.before
+	}
+	for target := r.instant; taken < n && r.n != 0 && r.instant == target; {
 		m := min(r.n, n-taken)
 		taken += m
 		r.g[1] -= uint64(m)
 		s[logUnits] -= uint64(m)
 		if m < r.n {
-			r.g.setUnits(r.pos, r.size, r.n-m)
+			r.g.setUnits(r.pos, r.cells, r.n-m)
 			break
 		}
 		if s[logUnits] == 0 {
 			c.free(nil, a, s)
 			return taken
 		}
-		end := r.g.end() - r.size
+		end := r.g.end() - r.cells
 		for i := r.pos; i < end; i++ {
-			r.g.set(i, r.g.get(i+r.size))
+			r.g.set(i, r.g.get(i+r.cells))
 		}
 		r.g.setEnd(end)
 		r.load()
 	}
+	c.merge(a, s, first)
 	c.dropEmpty(a, s)
 	s[logNewest] = uint64(c.unitAt(a, s, k, int64(s[logUnits])))
 	return taken
+}
+
+// merge moves the entries of each segment after g into the one before it, if they fit there, and frees the empty one. The
+// newest segment stays, because the next charge may go there.
+func (c slidingLog) merge(a *Arena, s []uint64, g segment) {
+	for g.next() != 0 {
+		r, end := g.next(), g.end()
+		h := segmentAt(a, r)
+		if h.next() == 0 || end+h.end() > g.capacity() {
+			g = h
+			continue
+		}
+		for i := range h.end() {
+			g.set(end+i, h.get(i))
+		}
+		g.setEnd(end + h.end())
+		g[1] += h[1]
+		g.setNext(h.next())
+		c.addSize(s, -h.size())
+		a.Free(r, h.size())
+	}
 }
