@@ -11,7 +11,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // kuadrant implements Limitador's service for gateways that ask before a request, or reserve what it may cost, and report what it has
@@ -61,7 +60,7 @@ func (k *kuadrant) Report(ctx context.Context, in *ratelimitv3.RateLimitRequest)
 		return nil, err
 	}
 	hits := int64(max(in.GetHitsAddend(), 1))
-	if err := k.charge(ctx, targets(all), hits); err != nil {
+	if err := k.charge(ctx, counted(all), hits); err != nil {
 		return nil, err
 	}
 	k.tally(all, hits)
@@ -125,7 +124,7 @@ func (k *kuadrant) hold(ctx context.Context, list []*asked, amount int64, ttl ti
 	d, err := k.cfg.Service.ReserveAll(ctx, reserves)
 	k.expiry.add(d.ReservationID, held, ttl, bytes)
 	if err != nil {
-		return "", wire.Status(err)
+		return "", statusOf(err, list)
 	}
 	for i := range d.Decisions {
 		list[i].over = !d.Decisions[i].Allowed
@@ -145,7 +144,7 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 		return nil, err
 	}
 	amount := clamp(in.GetActualAmount())
-	rest := targets(all)
+	rest := counted(all)
 	if in.GetReservationId() != "" {
 		held := len(rest)
 		if rest, err = k.settle(ctx, rest, in.GetReservationId(), amount); err != nil {
@@ -163,19 +162,19 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 	return out, nil
 }
 
-// settle commits what a reservation holds of targets: an amount for each time that one is among them. It returns those of which nothing is held.
-func (k *kuadrant) settle(ctx context.Context, list []limit.Target, id string, amount int64) (rest []limit.Target, err error) {
+// settle commits what a reservation holds of limits: an amount for each time that one is among them. It returns those of which nothing is held.
+func (k *kuadrant) settle(ctx context.Context, list []*asked, id string, amount int64) (rest []*asked, err error) {
 	for len(list) > 0 {
-		t := list[0]
-		others := slices.DeleteFunc(slices.Clone(list), func(o limit.Target) bool { return same(&o, &t) })
+		a := list[0]
+		others := slices.DeleteFunc(slices.Clone(list), func(o *asked) bool { return same(&o.target, &a.target) })
 		times := len(list) - len(others)
 		cost := limit.Amount{Cost: clamp(uint64(times) * uint64(amount))}
-		_, err := k.cfg.Service.Commit(ctx, limit.Commit{Target: t, Amount: cost, ReservationID: id})
+		_, err := k.cfg.Service.Commit(ctx, limit.Commit{Target: a.target, Amount: cost, ReservationID: id})
 		// An error about the id says that the reservation has ended, or that there was none.
 		if e, is := errors.AsType[*limit.Error](err); is && e.Field == "reservation_id" {
 			rest = append(rest, slices.Repeat(list[:1], times)...)
 		} else if err != nil {
-			return nil, wire.Status(err)
+			return nil, statusOf(err, list[:1])
 		}
 		list = others
 	}
@@ -187,17 +186,17 @@ func same(a, b *limit.Target) bool {
 	return a.Key == b.Key && a.Policy == b.Policy && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }
 
-// charge charges all targets, or none.
-func (k *kuadrant) charge(ctx context.Context, list []limit.Target, cost int64) error {
+// charge charges all limits, or none.
+func (k *kuadrant) charge(ctx context.Context, list []*asked, cost int64) error {
 	if len(list) == 0 {
 		return nil
 	}
 	checks := make([]limit.Check, len(list))
-	for i, t := range list {
-		checks[i] = limit.Check{Target: t, Cost: cost, Always: true}
+	for i, a := range list {
+		checks[i] = limit.Check{Target: a.target, Cost: cost, Always: true}
 	}
 	if _, err := k.cfg.Service.CheckAll(ctx, checks); err != nil {
-		return wire.Status(err)
+		return statusOf(err, list)
 	}
 	return nil
 }
@@ -213,12 +212,12 @@ func (k *kuadrant) look(ctx context.Context, list []*asked, always bool, amount 
 	}
 	results, err := k.cfg.Service.Check(ctx, checks)
 	if err != nil {
-		return wire.Status(err)
+		return statusOf(err, list)
 	}
 	for i, a := range list {
 		d := &results[i]
 		if d.Err != nil {
-			return wire.Status(d.Err)
+			return statusOf(d.Err, list[i:i+1])
 		}
 		lacking := a.zero() && d.Remaining < 1 || d.Limit != algo.Unlimited && d.Remaining < amount
 		a.over = (!d.Allowed || lacking && !d.FailedOpen) && !a.shadow
@@ -235,11 +234,11 @@ func (k *kuadrant) tally(all []asked, hits int64) {
 	}
 }
 
-// targets are what the limits of a request count.
-func targets(all []asked) (list []limit.Target) {
+// counted are the limits of a request that have a state.
+func counted(all []asked) (list []*asked) {
 	for i := range all {
 		if a := &all[i]; a.counts() {
-			list = append(list, a.target)
+			list = append(list, a)
 		}
 	}
 	return list

@@ -94,6 +94,19 @@ func TestKuadrant(t *testing.T) {
 	answers("a descriptor that is there twice counts twice", report, ok, "d", 5, entriesOf("minute", "twice"), entriesOf("minute", "twice"))
 	answers("a descriptor that is there twice counts twice", check, over, "d", 1, entriesOf("minute", "twice"))
 
+	// The descriptor is named by its place in the request, of which the first has no limit.
+	kuadrant := &kuadrant{Service: b.Service}
+	lost := []*common.RateLimitDescriptor{entriesOf("free", "u"), entriesOf("minute", "named"), entriesOf("lost", "named")}
+	_, checked := kuadrant.CheckRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: lost})
+	_, reported := kuadrant.Report(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: lost})
+	_, reserved := kuadrant.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Descriptors: lost})
+	_, committed := kuadrant.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: lost})
+	_, settled := kuadrant.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, ReservationId: "no id", Descriptors: lost})
+	for _, err := range []error{checked, reported, reserved, committed, settled} {
+		message := status.Convert(err).Message()
+		expect.True(t, strings.HasPrefix(message, "descriptors[2].policy: there is no policy named lost"), "%v", err)
+	}
+
 	// A policy as the limit: its state is what every other front end counts.
 	answers("a policy", report, ok, "d", 9, entriesOf("shared", "u"))
 	answers("a policy", check, over, "d", 1, entriesOf("shared", "u"))
