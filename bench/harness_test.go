@@ -130,7 +130,7 @@ func fakeScale() []*series {
 		return s
 	}
 	return []*series{
-		of("one", 2, 100_000), of("three", 4, 60_000), of("beside-one", 2, 100_000), of("beside-three", 8, 40_000),
+		of("one", 2, 100_000), of("many", 4, 60_000), of("beside-one", 2, 100_000), of("beside-many", 8, 40_000),
 	}
 }
 
@@ -143,10 +143,10 @@ func testReport() *report {
 		&series{"unary", "One node", row{system: "gubernator"}, nil, errors.New("gubernator cannot be built")},
 		&series{"in-process", "In process", row{system: "weir-local"}, map[int]sample{
 			0: {nsOne: 400, bytesPerKey: 80}}, nil},
-		&series{idleWork, "", row{system: "three"}, map[int]sample{0: {idleCPU: 3.5}}, nil},
+		&series{idleWork, "", row{system: "many"}, map[int]sample{0: {idleCPU: 3.5}}, nil},
 	)
 	r := &report{
-		Date: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Rounds: 2, Measured: "3s",
+		Date: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Rounds: 2, Nodes: 5, Measured: "3s",
 		Machine: machine{CPU: "Abacus", Cores: 2, Weir: "abc"},
 	}
 	r.fill(all)
@@ -162,7 +162,7 @@ func TestMarkdown(t *testing.T) {
 		"2026-01-02 03:04 UTC · Abacus, 2 cores",
 		"| unary/weir | unary/echo | rate | 0.953 (0.926–0.98) |",
 		"| Go client, 256 goroutines | `async` | 3 (2–4) | 6 (4–8) | 0.5 | ≥ 0.5 | 3 (2–4) | 12 (8–16) | 0.25 | 1.5 |",
-		"takes 3.5 % of a core (goal: at most 1); of the other build – %",
+		"A node of 5 without callers takes 3.5 % of a core (goal: at most 1); of the other build – %",
 		"| echo | 52 k (50 k–54 k) | 19.5 (19–20) |",
 		"| weir-local | 400 | – | – | – | 80 | – |",
 		"- unary/gubernator: gubernator cannot be built",
@@ -213,7 +213,7 @@ func TestRowsHaveNames(t *testing.T) {
 		}
 	}
 	for _, r := range scaledRows() {
-		for _, system := range []string{"one", "three", "beside-one", "beside-three"} {
+		for _, system := range []string{"one", "many", "beside-one", "beside-many"} {
 			if !known[r.work()+"/"+system] {
 				t.Errorf("%s/%s is not measured", r.work(), system)
 			}
@@ -228,7 +228,7 @@ func TestFlags(t *testing.T) {
 		fault  string
 	}{
 		{"", 5, ""}, {"-short", 1, ""}, {"-short -rounds 7", 7, ""}, {"-rounds 3 -beside /bin/sh", 3, ""},
-		{"-rounds 0", 0, "-rounds"}, {"-only (", 0, "-only"}, {"-beside /none", 0, "-beside"}, {"extra", 0, "extra"},
+		{"-rounds 0", 0, "-rounds"}, {"-nodes 1", 0, "-nodes"}, {"-only (", 0, "-only"}, {"-beside /none", 0, "-beside"}, {"extra", 0, "extra"},
 	} {
 		s, err := parse(strings.Fields(c.args), io.Discard)
 		switch {

@@ -3,7 +3,7 @@
 // medians over several rounds, and their ratios. See docs/performance.md for what each row means.
 //
 //	cd bench && go run . [-short] [-rounds 5] [-only regexp] [-json FILE] [-md FILE]
-//	    [-gubernator PATH] [-weir PATH] [-beside PATH]
+//	    [-gubernator PATH] [-weir PATH] [-beside PATH] [-nodes 3]
 //
 // It runs on Linux, whose /proc it reads the servers' accounts from. Everything listens on loopback, is bounded in time
 // and count, and is ended by its own pid, also when the harness is interrupted. The exit status is 0 when everything
@@ -55,7 +55,7 @@ func child(args []string) error {
 // settings are what the command line says.
 type settings struct {
 	short                                        bool
-	rounds                                       int
+	rounds, nodes                                int
 	only                                         *regexp.Regexp
 	jsonFile, mdFile, gubernator, weirAt, beside string
 }
@@ -72,6 +72,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	fs.SetOutput(stderr)
 	fs.BoolVar(&s.short, "short", false, "brief measurements, 1 round unless -rounds says otherwise: a first look")
 	fs.IntVar(&s.rounds, "rounds", 5, "how often everything is measured")
+	fs.IntVar(&s.nodes, "nodes", 3, "how many nodes a cluster of the rows scale- has, 3, 5 or 9 say")
 	only := fs.String("only", "", "measure only rows that this `regexp` matches, such as '^unary/weir$' or '^scale-'")
 	fs.StringVar(&s.jsonFile, "json", "", "`file` to write the figures to")
 	fs.StringVar(&s.mdFile, "md", "", "`file` to write the report to, besides standard output")
@@ -91,6 +92,9 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	}
 	if s.rounds < 1 || s.rounds > 100 {
 		return s, fmt.Errorf("-rounds: %d is not between 1 and 100", s.rounds)
+	}
+	if s.nodes < 2 || s.nodes > 20 {
+		return s, fmt.Errorf("-nodes: %d is not between 2 and 20", s.nodes)
 	}
 	var err error
 	if s.only, err = regexp.Compile(*only); err != nil {
@@ -135,7 +139,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("ended early: %w", err)
 	}
-	r := report{Date: time.Now(), Machine: describeMachine(ctx, s.weirAt), Short: s.short, Rounds: s.rounds}
+	r := report{Date: time.Now(), Machine: describeMachine(ctx, s.weirAt), Short: s.short, Rounds: s.rounds, Nodes: s.nodes}
 	r.Measured = b.measure.String()
 	r.fill(all)
 	err = errors.Join(writeFile(s.jsonFile, r.writeJSON), writeFile(s.mdFile, r.writeMarkdown))

@@ -17,6 +17,7 @@ type report struct {
 	Machine  machine   `json:"machine"`
 	Short    bool      `json:"short"`
 	Rounds   int       `json:"rounds"`
+	Nodes    int       `json:"nodes"`    // of a cluster of the rows scale-
 	Measured string    `json:"measured"` // how long each measurement counts, warming up apart
 	Figures  []figures `json:"figures"`
 	Ratios   []ratio   `json:"ratios"`

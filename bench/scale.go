@@ -9,8 +9,8 @@ import (
 )
 
 // What a cluster costs beside one node: E is the CPU of a decision on one node divided by the CPU of a decision on
-// three, summed over them, both with their callers on this machine. 1 would mean that three nodes carry three times as
-// much.
+// many, summed over them, both with their callers on this machine. Many are three unless -nodes says otherwise. 1 would
+// mean that three nodes carry three times as much.
 
 const (
 	scaleKeys = 10_000 // alike
@@ -54,24 +54,24 @@ func (r scaled) ask(keys []string) (callers int, ask asking) {
 	}
 }
 
-// scale measures one node and three of this build, and of the other build if there is one, all with default flags.
+// scale measures one node and many of this build, and of the other build if there is one, all with default flags.
 func (b *bench) scale() []workload {
 	var all []workload
 	for _, r := range scaledRows() {
 		callers, ask := r.ask(b.keys[:min(len(b.keys), scaleKeys)])
 		w := workload{r.work(), "Scale: " + r.title + ", `" + r.durability + "`", []row{
-			b.driven("one", callers, b.plainOne, ask), b.driven("three", callers, b.weirThree, ask),
+			b.driven("one", callers, b.plainOne, ask), b.driven("many", callers, b.plainMany, ask),
 		}}
 		if b.beside != "" {
 			w.rows = append(w.rows,
 				b.driven("beside-one", callers, b.besideOne, ask),
-				b.driven("beside-three", callers, b.besideThree, ask))
+				b.driven("beside-many", callers, b.besideMany, ask))
 		}
 		all = append(all, w)
 	}
-	idle := workload{idleWork, "Scale: three nodes without callers", []row{b.idle("three", b.idleThree)}}
+	idle := workload{idleWork, "Scale: many nodes without callers", []row{b.idle("many", b.idleMany)}}
 	if b.beside != "" {
-		idle.rows = append(idle.rows, b.idle("beside-three", b.besideIdleThree))
+		idle.rows = append(idle.rows, b.idle("beside-many", b.besideIdleMany))
 	}
 	return append(all, idle)
 }
@@ -101,9 +101,9 @@ func (b *bench) idle(name string, start starter) row {
 
 // An efficiency is what came of one scaled row for one build: CPU of a decision in µs, and E.
 type efficiency struct {
-	One   *spread `json:"one_us,omitempty"`
-	Three *spread `json:"three_us,omitempty"`
-	E     *spread `json:"e,omitempty"`
+	One  *spread `json:"one_us,omitempty"`
+	Many *spread `json:"many_us,omitempty"`
+	E    *spread `json:"e,omitempty"`
 }
 
 // A scaling is what came of one scaled row.
@@ -113,7 +113,7 @@ type scaling struct {
 	Goal       float64    `json:"goal,omitempty"`
 	This       efficiency `json:"this"`
 	Beside     efficiency `json:"beside"`
-	// RateToBeside is decisions a second of three nodes, by those of the other build's three.
+	// RateToBeside is decisions a second of many nodes, by those of the other build's.
 	RateToBeside *spread `json:"rate_to_beside,omitempty"`
 }
 
@@ -123,13 +123,13 @@ func scalings(all map[string]*series) []scaling {
 	for _, r := range scaledRows() {
 		name := r.work() + "/"
 		build := func(prefix string) efficiency {
-			one, three := name+prefix+"one", name+prefix+"three"
-			e := ratioOf(all, one, three, serverCPU)
-			return efficiency{figureOf(all, one, serverCPU), figureOf(all, three, serverCPU), e}
+			one, many := name+prefix+"one", name+prefix+"many"
+			e := ratioOf(all, one, many, serverCPU)
+			return efficiency{figureOf(all, one, serverCPU), figureOf(all, many, serverCPU), e}
 		}
 		s := scaling{r.title, r.durability, r.goal, build(""), build("beside-"), nil}
-		s.RateToBeside = ratioOf(all, name+"three", name+"beside-three", rate)
-		if s.This.One != nil || s.This.Three != nil {
+		s.RateToBeside = ratioOf(all, name+"many", name+"beside-many", rate)
+		if s.This.One != nil || s.This.Many != nil {
 			out = append(out, s)
 		}
 	}
@@ -138,19 +138,20 @@ func scalings(all map[string]*series) []scaling {
 
 // writeScale prints E.
 func (r *report) writeScale(m *markdown) {
+	nodes := fmt.Sprint(r.Nodes, " nodes")
 	if len(r.Scale) > 0 {
-		m.printf("\n## Three nodes beside one\n\nCPU of all nodes for a decision, µs, %d keys. E is that of one node "+
-			"by that of three, taken within each round; beside it the same of the other build.\n\n", scaleKeys)
-		m.row("callers", "durability", "one node", "three nodes", "E", "goal",
-			"beside: one node", "three nodes", "E", "rate of three, by beside's")
+		m.printf("\n## %d nodes beside one\n\nCPU of all nodes for a decision, µs, %d keys. E is that of one node "+
+			"by that of %[1]d, taken within each round; beside it the same of the other build.\n\n", r.Nodes, scaleKeys)
+		m.row("callers", "durability", "one node", nodes, "E", "goal",
+			"beside: one node", nodes, "E", "rate of "+nodes+", by beside's")
 		m.row("---", "---", "---:", "---:", "---:", "---:", "---:", "---:", "---:", "---:")
 		for _, s := range r.Scale {
 			goal := "–"
 			if s.Goal > 0 {
 				goal = "≥ " + number(s.Goal)
 			}
-			m.row(s.Callers, "`"+s.Durability+"`", cell(s.This.One), cell(s.This.Three), cell(s.This.E), goal,
-				cell(s.Beside.One), cell(s.Beside.Three), cell(s.Beside.E), cell(s.RateToBeside))
+			m.row(s.Callers, "`"+s.Durability+"`", cell(s.This.One), cell(s.This.Many), cell(s.This.E), goal,
+				cell(s.Beside.One), cell(s.Beside.Many), cell(s.Beside.E), cell(s.RateToBeside))
 		}
 	}
 	idle := func(system string) *spread {
@@ -161,9 +162,9 @@ func (r *report) writeScale(m *markdown) {
 		}
 		return nil
 	}
-	if this := idle("three"); this != nil {
-		m.printf("\nA node of three without callers takes %s %% of a core (goal: at most %d); ", this, idleGoal)
-		m.printf("of the other build %s %%.\n", cell(idle("beside-three")))
+	if this := idle("many"); this != nil {
+		m.printf("\nA node of %d without callers takes %s %% of a core (goal: at most %d); ", r.Nodes, this, idleGoal)
+		m.printf("of the other build %s %%.\n", cell(idle("beside-many")))
 	}
 }
 

@@ -45,12 +45,12 @@ type bench struct {
 	keys          []string
 	beside        string // another build of Weir; empty: none
 
-	echo, forward, echoHTTP                 starter
-	weirOne, weirTwo, savedTwo, weirThree   starter
-	plainOne, idleThree                     starter // with default flags, as the next
-	besideOne, besideThree, besideIdleThree starter
-	gubOne, gubThree, redis                 starter
-	freshOne, freshGubOne                   starter // without a key
+	echo, forward, echoHTTP               starter
+	weirOne, weirTwo, savedTwo, weirThree starter
+	plainOne, plainMany, idleMany         starter // with default flags, as the next
+	besideOne, besideMany, besideIdleMany starter
+	gubOne, gubThree, redis               starter
+	freshOne, freshGubOne                 starter // without a key
 }
 
 // keySpace is the number of keys that callers of all systems choose from at random.
@@ -89,8 +89,8 @@ func newBench(ctx context.Context, s settings, dir, weir string) (*bench, error)
 	b.weirOne = ofWeir(weir, 1, "--resp-port", "0", "--envoy-config", b.envoyFiles())
 	b.weirTwo, b.weirThree = ofWeir(weir, 2), ofWeir(weir, 3)
 	b.savedTwo = ofWeir(weir, 2, "--policies", b.savedPolicies(), "--data-dir", filepath.Join(dir, nodePlace))
-	b.plainOne, b.idleThree = ofWeir(weir, 1), ofWeir(weir, 3)
-	b.besideOne, b.besideThree, b.besideIdleThree = ofWeir(s.beside, 1), ofWeir(s.beside, 3), ofWeir(s.beside, 3)
+	b.plainOne, b.plainMany, b.idleMany = ofWeir(weir, 1), ofWeir(weir, s.nodes), ofWeir(weir, s.nodes)
+	b.besideOne, b.besideMany, b.besideIdleMany = ofWeir(s.beside, 1), ofWeir(s.beside, s.nodes), ofWeir(s.beside, s.nodes)
 	gubernator := sync.OnceValues(func() (string, error) {
 		if s.gubernator != "" {
 			return exec.LookPath(s.gubernator)
