@@ -17,8 +17,8 @@ import (
 )
 
 // BenchmarkObservation is what top keys, activity, traces and metrics cost a node at full load: batches of 100 checks of 10,000 keys, in
-// turns with and without. It prints the CPU time of a check and the median quotient: `go test ./internal/node -run '^$' -bench Observation
-// -benchtime 40x`.
+// turns with and without, and without once more as a control. It prints the CPU time of a check and the median quotients:
+// `go test ./internal/node -run '^$' -bench Observation -benchtime 40x`.
 func BenchmarkObservation(b *testing.B) {
 	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]"))
 	if err != nil {
@@ -33,10 +33,17 @@ func BenchmarkObservation(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer func() { _ = tracer.Close(context.Background()) }()
-	plain, seen := limiter.New(limiter.Config{Policies: set}), limiter.New(limiter.Config{Policies: set, Recorder: recorder, Tracer: tracer})
-	defer plain.Close()
-	defer seen.Close()
-	recorder.follow(seen)
+	names := []string{"plain", "observed", "control"}
+	limiters := make([]*limiter.Limiter, len(names))
+	for i, name := range names {
+		cfg := limiter.Config{Policies: set}
+		if name == "observed" {
+			cfg.Recorder, cfg.Tracer = recorder, tracer
+		}
+		limiters[i] = limiter.New(cfg)
+		defer limiters[i].Close()
+	}
+	recorder.follow(limiters[1])
 	calls := observe.NewMetrics(observe.MetricsConfig{})
 
 	const keys, batch, turn = 10_000, 100, 200 * time.Millisecond
@@ -62,12 +69,20 @@ func BenchmarkObservation(b *testing.B) {
 		}
 		return float64(cpuTime()-before) / float64(n)
 	}
-	var without, with, quotients []float64
-	for b.Loop() {
-		p, s := run(plain, false), run(seen, true)
-		without, with, quotients = append(without, p), append(with, s), append(quotients, s/p)
+	lists := make(map[string][]float64)
+	for turns := 0; b.Loop(); turns++ {
+		var took [3]float64
+		for i := range names { // another one first each time
+			i = (i + turns) % len(names)
+			took[i] = run(limiters[i], names[i] == "observed")
+		}
+		for i, name := range names {
+			lists[name+"-ns/check"] = append(lists[name+"-ns/check"], took[i])
+			lists[name+"/plain"] = append(lists[name+"/plain"], took[i]/took[0])
+		}
 	}
-	for unit, list := range map[string][]float64{"ns/check": without, "observed-ns/check": with, "observed/plain": quotients} {
+	delete(lists, "plain/plain")
+	for unit, list := range lists {
 		slices.Sort(list)
 		b.ReportMetric(list[len(list)/2], unit)
 	}
