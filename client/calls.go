@@ -31,7 +31,8 @@ type preferring struct {
 	targets []limit.Target
 }
 
-// Invoke makes a call to a node, which ctx's Deadline ends.
+// Invoke makes a call to a node, which ctx's Deadline ends. A context of package client may have a Deadline without a timer, and gRPC
+// ends a call only when its context is done: Invoke sets the timer.
 func (p preferring) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if at, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc

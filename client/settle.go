@@ -65,7 +65,8 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 			_, err := c.svc.Commit(ctx, ask)
 			return err
 		})
-		// A reservation that is gone before its time was settled by an attempt that was not answered.
+		// A reservation that is gone before its time was settled by an attempt that was not answered, or was forgotten in a crash of its
+		// owner, as the policy's durability allows.
 		if err == nil || errors.Is(err, ErrNotFound) {
 			c.memory.forget(&ask.Target)
 			return true
