@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -118,18 +119,28 @@ func connect(ctx context.Context, addr string) (net.Conn, error) {
 // greetedConn is a connection whose first bytes may reject it.
 type greetedConn struct {
 	net.Conn
-	heard bool // only for the reader
+	heard atomic.Bool // something that does not reject it
 }
 
 // Read implements net.Conn. What a node says that rejects the connection is an error.
 func (c *greetedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if c.heard || n == 0 {
+	if n == 0 || c.heard.Load() {
 		return n, err
 	}
-	c.heard = true
 	if why, ok := rejection(b[:n]); ok {
 		return 0, fmt.Errorf("the node rejects the connection: %s", why)
+	}
+	c.heard.Store(true)
+	return n, err
+}
+
+// Write implements net.Conn. Until the node has said something else an error is left to Read, since a node that rejects the connection
+// closes it at once, and what is written after that fails.
+func (c *greetedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil && !c.heard.Load() {
+		return len(b), nil
 	}
 	return n, err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,4 +77,30 @@ func TestRejection(t *testing.T) {
 		bad[n] = 255
 		rejection(bad)
 	}
+}
+
+// brokenConn is a connection on which a node has said something and that it has closed.
+type brokenConn struct {
+	net.Conn
+	said []byte
+}
+
+func (c *brokenConn) Read(b []byte) (int, error) { return copy(b, c.said), nil }
+
+func (c *brokenConn) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+// TestRejectionIsHeard: what the client writes to a connection that the node has rejected fails; the reason is what the node has said.
+func TestRejectionIsHeard(t *testing.T) {
+	preface, b := []byte("PRI * HTTP/2.0"), make([]byte, 100)
+	rejected := &greetedConn{Conn: &brokenConn{said: append([]byte{0, 0, 11, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11}, "why"...)}}
+	for range 2 { // what is written before and after the first Read
+		n, err := rejected.Write(preface)
+		expect.True(t, n == len(preface) && err == nil, "%d, %v", n, err)
+		_, err = rejected.Read(b)
+		expect.True(t, err != nil && strings.Contains(err.Error(), "why"), "%v", err)
+	}
+	broken := &greetedConn{Conn: &brokenConn{said: []byte{0, 0, 0, 4, 0, 0, 0, 0, 0}}}
+	must.Value(broken.Read(b))(t)
+	_, err := broken.Write(preface)
+	expect.ErrorIs(t, err, syscall.EPIPE)
 }
