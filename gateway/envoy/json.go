@@ -13,28 +13,28 @@ import (
 )
 
 // AnswerJSON answers the request that is a POST's body in JSON, as the reference's /json does: 200 within the limits, 429 over one of
-// them, each with the response; 400, in plain text, what cannot be read or decided. Beyond the reference, it answers 413 bodies that
-// are too large, 403 what the caller may not ask and 503 what cannot be decided now. err says why there is no body.
+// them, each with the response; 400, in plain text, what cannot be read or decided. Beyond the reference, it says why, and answers 413
+// bodies that are too large, 403 what the caller may not ask and 503 what cannot be decided now. err says why there is no body.
 func (s *Service) AnswerJSON(ctx context.Context, body []byte, err error) (code int, contentType string, answer []byte) {
 	in := new(ratelimitv3.RateLimitRequest)
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return fail(http.StatusRequestEntityTooLarge)
+		return fail(http.StatusRequestEntityTooLarge, nil)
 	}
 	if err != nil || !utf8.Valid(body) || protojson.Unmarshal(body, in) != nil {
-		return fail(http.StatusBadRequest)
+		return fail(http.StatusBadRequest, nil)
 	}
 	out, err := s.ShouldRateLimit(ctx, in)
 	switch status.Code(err) {
 	case codes.OK:
 	case codes.PermissionDenied:
-		return fail(http.StatusForbidden)
+		return fail(http.StatusForbidden, err)
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return fail(http.StatusServiceUnavailable)
+		return fail(http.StatusServiceUnavailable, err)
 	default:
-		return fail(http.StatusBadRequest)
+		return fail(http.StatusBadRequest, err)
 	}
 	if answer, err = protojson.Marshal(out); err != nil {
-		return fail(http.StatusInternalServerError)
+		return fail(http.StatusInternalServerError, nil)
 	}
 	if code = http.StatusOK; out.OverallCode == ratelimitv3.RateLimitResponse_OVER_LIMIT {
 		code = http.StatusTooManyRequests
@@ -42,6 +42,11 @@ func (s *Service) AnswerJSON(ctx context.Context, body []byte, err error) (code 
 	return code, "application/json", answer
 }
 
-func fail(status int) (code int, contentType string, answer []byte) {
-	return status, "text/plain; charset=utf-8", []byte(http.StatusText(status) + "\n")
+// fail is a failure's answer, with what the service says of it, if it says something.
+func fail(code int, why error) (int, string, []byte) {
+	text := http.StatusText(code)
+	if why != nil {
+		text = status.Convert(why).Message()
+	}
+	return code, "text/plain; charset=utf-8", []byte(text + "\n")
 }
