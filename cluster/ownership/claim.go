@@ -390,7 +390,7 @@ func (c *Core) claim(p int) {
 	c.data.TakeOver(p, c.now.Instant)
 	restored := pt.restored
 	c.endRestored(p)
-	if !fresh || restored && len(c.absent) > 0 {
+	if !fresh || restored && len(c.absent) > 0 || pt.origin == (Term{}) {
 		pt.origin = t // copies of other origins may come, and are joined
 	}
 	// Voters that do not know of the holder before a restored copy have stopped as well.

@@ -19,7 +19,7 @@ import (
 )
 
 // notebook is a Data whose states are sets of numbered admissions, so that what is lost or comes from nowhere shows by
-// itself.
+// itself. Negative numbers stand for what is kept under a durability of None.
 type notebook struct {
 	parts []page
 }
@@ -71,7 +71,6 @@ func (n *notebook) Open(p int)                 { n.parts[p].open = true }
 func (n *notebook) Shut(p int)                 { n.parts[p].open = false }
 func (n *notebook) Lease(p int, until int64)   { n.parts[p].lease = until }
 func (n *notebook) Unguarded(p int, may bool)  { n.parts[p].unguarded = may }
-func (n *notebook) Widen(p int, s Slot)        { n.parts[p].follower[s].all = true }
 func (n *notebook) Caught(p int, s Slot)       { n.parts[p].follower[s].caught = true }
 func (n *notebook) Pending(p int, s Slot) int  { return len(n.parts[p].follower[s].pending) }
 func (n *notebook) Stage(p int)                { n.parts[p].staged = map[int]bool{} }
@@ -98,6 +97,16 @@ func (n *notebook) Attach(p int, s Slot, all bool) {
 
 func (n *notebook) AttachCurrent(p int, s Slot, _ bool) {
 	n.parts[p].follower[s].attached, n.parts[p].follower[s].pending = true, map[int]bool{}
+}
+
+func (n *notebook) Widen(p int, s Slot) {
+	f := &n.parts[p].follower[s]
+	f.all = true
+	for id := range n.parts[p].content {
+		if id < 0 {
+			f.pending[id] = true
+		}
+	}
 }
 
 func (n *notebook) Detach(p int, s Slot) {

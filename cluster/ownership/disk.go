@@ -13,7 +13,7 @@ import (
 //
 // A copy that was restored is a copy without a holder (part.restored). Either this process claims the partition from it (claim.go), or
 // another process holds the partition. Then bring sends the copy there, in entries with Join: the holder joins it with its content
-// (takeJoin), or refuses it because its content has the same origin, and so has all that the copy has.
+// (takeJoin), or refuses it because its content has the same origin, and so has all that the copy has but what backups do not have (bringRest).
 
 // Saved, in a version, says that the disk must have confirmed it as well as the backup.
 const Saved = 1 << 63
@@ -182,8 +182,27 @@ func (c *Core) tendRestored(p int) {
 		return
 	}
 	pt.askAt = c.t + askAgain
+	if pt.origin == (Term{}) {
+		c.bringRest(p, to)
+		return
+	}
 	c.follow(p, Target, to, true)
 	c.load(p, &pt.followers[Target], nil, 0, false) // its answer tells whether the copy is needed
+}
+
+// bringRest brings a restored copy to a holder whose content has the same origin: of that, only what is kept under a durability of None, which
+// the holder lacks if it was the backup. The copy counts as of no origin from then on.
+func (c *Core) bringRest(p int, to Node) {
+	pt := &c.parts[p]
+	pt.origin = Term{}
+	pt.followers[Target] = follower{node: to, log: c.logTo(to), attachment: pt.attach(Target)}
+	c.data.AttachCurrent(p, Target, false)
+	c.data.Widen(p, Target)
+	if c.data.Pending(p, Target) == 0 {
+		c.forgetRestored(p)
+		return
+	}
+	c.pump(p, Target)
 }
 
 // forgetRestored drops a restored copy, all of which the holder has. The disk keeps it until the holder's disk has it.
@@ -202,11 +221,13 @@ func (c *Core) endRestored(p int) {
 
 // onRestoredRefusal acts on the answer of a process that a restored copy was brought to.
 func (c *Core) onRestoredRefusal(p int, o Outcome) {
+	pt := &c.parts[p]
+	to := pt.followers[Target].node
 	c.dropFollower(p, Target, "")
+	pt.askAt = c.t + askAgain
 	if o == Superseded {
-		c.forgetRestored(p)
+		c.bringRest(p, to)
 	}
-	c.parts[p].askAt = c.t + askAgain
 }
 
 // takeJoin takes in an entry of a copy that was restored elsewhere, and joins the copy with the content once it is whole.
@@ -236,6 +257,7 @@ func (c *Core) takeJoin(p int, from Node, e *Entry) Outcome {
 	if pt.known.Less(e.Term) {
 		pt.known = e.Term
 	}
+	pt.saved = Term{} // the disk does not have what the copy has: the sender's disk must keep it
 	c.raise(p)
 	c.noteBefore("joined", p, e.Term, from, "from its disk")
 	return Done

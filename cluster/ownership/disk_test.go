@@ -80,6 +80,44 @@ func TestJoin(t *testing.T) {
 	l.wait(20 * time.Millisecond)
 	e := l.entry(DiskNode())
 	expect.True(t, e.Term == l.route().Term && string(e.Chunk) == string(ids(1, 2, 7)), "the disk gets %+v", e)
+	saved := func() Position {
+		l.get(peerB, &Query{ID: 1, Partitions: []int{0}})
+		return last[*QueryReply](l, peerB).Infos[0].Copy
+	}
+	expect.Equal(t, saved(), Position{}, "others may delete what this disk does not have")
+	l.ack(DiskNode())
+	l.wait(100 * time.Millisecond)
+	l.acks(DiskNode())
+	expect.Equal(t, saved(), Position{Term: l.route().Term}, "after the disk has it")
+}
+
+// TestBringRest: to a holder that has the same origin, a restored copy brings what no backup has, before the process takes a copy.
+func TestBringRest(t *testing.T) {
+	for _, refused := range []bool{true, false} {
+		l := diskOf(t, 5)
+		l.data.parts[0].content[-3] = true
+		l.see(peerB, Node{}, peerB)
+		l.get(peerB, &QueryReply{Infos: []Info{{Held: true, Term: term(6), Holder: peerB}}})
+		copied := wholeCopy(term(6), backupBit|2, ids(4))
+		copied.Origin = term(1)
+		if refused {
+			l.wait(200 * time.Millisecond)
+			l.refuse(peerB, l.entry(peerB), Superseded)
+		} else {
+			expect.Equal(t, l.give(peerB, copied), Conflict, "a copy comes before")
+		}
+		l.wait(20 * time.Millisecond)
+		e := l.entry(peerB)
+		expect.True(t, e.Join && e.Begin && e.Complete && e.Origin == (Term{}) && string(e.Chunk) == string(ids(-3)), "%+v", e)
+		expect.Equal(t, l.core.Status(l.time()).Restored, 1, "before it is taken in")
+		l.refuse(peerB, e, Conflict)
+		l.wait(2 * time.Second)
+		e = l.entry(peerB)
+		expect.True(t, e.Complete && string(e.Chunk) == string(ids(-3)), "again: %+v", e)
+		l.ack(peerB)
+		expect.Equal(t, l.core.Status(l.time()).Restored, 0, "after it is taken in")
+		expect.Equal(t, l.give(peerB, copied), Done, "a copy comes afterwards")
+	}
 }
 
 // TestOlderCopy: a copy of the holder's own history is an older state of it, and is not joined; nor is any while the holder cannot.

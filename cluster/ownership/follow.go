@@ -199,7 +199,7 @@ func (c *Core) onEntry(from Node, e *Entry) Outcome {
 		c.released(p, &CommitAck{New: e.Term, Keep: true, Attachment: e.Attachment})
 	}
 	if pt.restored && e.Begin && !e.Join && e.Origin == pt.origin && !e.Term.Less(pt.known) {
-		c.forgetRestored(p) // the holder has all of it
+		c.bringRest(p, from)
 	}
 	switch {
 	case e.Join:

@@ -1108,6 +1108,16 @@ var mutants = []mutant{
 		"./cluster/ownership -run TestOlderCopy$", "joined",
 	},
 	{
+		"ownership: a disk forgets what it has brought before the holder's disk has it", disk,
+		[]edit{{"	pt.saved = Term{} // the disk does not", "	// the disk does not"}},
+		"./cluster/ownership -run TestJoin$", "others may delete",
+	},
+	{
+		"ownership: an owner that comes back does not bring what its backup lacked", disk,
+		[]edit{{"	if c.data.Pending(p, Target) == 0 {", "	if true {"}},
+		"./test/simulation -run TestOwnerKilledBefore$", "got 10, want 3",
+	},
+	{
 		"ownership: a backup's disk has a term before it has the content", follow,
 		[]edit{{"fresh := e.Complete || pt.copy.Term != e.Term", "fresh := e.Complete"}},
 		"./cluster/ownership -run TestSavedBackup$", "Begin:false",

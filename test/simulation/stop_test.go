@@ -12,6 +12,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/checker"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestStopSeeds stops all nodes at random instants of their lives, by kill -9 and otherwise, and starts them again: policies with Persist go
@@ -268,4 +270,53 @@ func (p *process) stop() {
 type kept struct {
 	saved int64 // what was changed up to this instant
 	held  bool  // it is the holder's: a backup gets nothing of durability none
+}
+
+// TestOwnerKilledBefore kills the owner of a key of durability none alone, whose backup knows nothing of the key and claims its partition, and
+// perhaps all others soon after. Once the owner's disk is there, what was counted before is counted again, and what was reset stays reset
+// where the backup knew of it.
+func TestOwnerKilledBefore(t *testing.T) {
+	for _, all := range []bool{false, true} {
+		s := calm(1)
+		s.disks = true
+		w := newWorld(s)
+		limit := algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Hour}
+		pol := newPolicy("p", limit, checker.Async, false, false, 1, 1)
+		pol.rule.Persist = true
+		none := *pol.rule
+		none.Scope, none.Durability = "none", store.None
+		left := func(rule *store.Rule, cost int64) int64 {
+			p := w.target(0)
+			a, err := p.data.Decide(pol.keys[0], rule, p.clock().Instant, store.Call{Request: algo.Request{Cost: cost}}, nil)
+			must.NoError(t, err)
+			w.run(w.now + second)
+			return a.Remaining
+		}
+		start := func() {
+			for _, h := range w.hosts {
+				if h.proc == nil {
+					w.start(h)
+				}
+			}
+			must.True(t, w.until(w.now+30*second, w.quiet), "not settled")
+		}
+		start()
+		left(pol.rule, 4)
+		left(&none, 7)
+		first := w.target(0)
+		first.crash()
+		must.True(t, w.until(w.now+10*second, func() bool { return w.target(0).owns(0) }), "nobody claims")
+		must.NoError(t, w.target(0).data.Reset(pol.keys[0], pol.rule.Scope))
+		w.run(w.now + second)
+		if all {
+			for _, p := range w.running() {
+				p.crash()
+			}
+		}
+		start()
+		w.run(w.now + 3*second)
+		expect.Equal(t, left(&none, 0), int64(3), "all were killed: %v", all)
+		expect.Equal(t, left(pol.rule, 0), int64(10), "after a reset; all were killed: %v", all)
+		expect.Equal(t, len(w.violations()), 0, "violations")
+	}
 }
