@@ -118,7 +118,7 @@ func (p *plan) bans(call *Call, d *algo.Decision) bool {
 	if p.made || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || p.request.OnLoan > 0 || p.part.lostOf(p.rule, p.now).is {
 		return false
 	}
-	if !p.has(concernPending) {
+	if !p.has(concernHolds) {
 		return true
 	}
 	reserved := p.part.extras.reservations.by[p.id()]

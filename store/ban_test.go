@@ -401,3 +401,27 @@ func TestBanIsCopied(t *testing.T) {
 			"%v, after the holder was lost: %+v, %v", durability, got, err)
 	}
 }
+
+// TestRefusalOfANewKey: a new key that is refused leaves no record, whatever concerns the call has, and its answer waits for nobody.
+func TestRefusalOfANewKey(t *testing.T) {
+	for _, denied := range []bool{false, true} {
+		l := log(5, minute)
+		l.CountDenied = denied
+		r := rule("p", l)
+		if r.Durability = Sync; !denied {
+			r.Ban = minute
+		}
+		s, to := New(Config{}), New(Config{Shut: true})
+		link := newLink(s, to, ownership.Backup)
+		link.attach(true)
+		link.sync(t, 0, true)
+		s.Caught(0, ownership.Backup)
+		call := Call{Request: algo.Request{Cost: 6}, RequestID: "id", Reservation: reservationOf(1), ReserveFor: time.Minute}
+		a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil)
+		must.True(t, err == nil && !a.Allowed && a.Granted == 0 && a.Ticket == 0 && !a.Degraded && !a.Banned, "%+v, %v", a, err)
+		expect.Equal(t, s.Pending(0, ownership.Backup) > 0, denied, "something is to be told")
+		a, err = s.Decide(s.key("p", "k"), r, at(1), cost(5), nil)
+		expect.True(t, err == nil && a.Allowed != denied, "%+v, %v", a, err)
+		expect.Equal(t, a.Ticket == 0, denied, "an admission waits for the backup, a refusal does not")
+	}
+}

@@ -6,17 +6,20 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// The path of one check, under the lock of its shard:
+// This file decides a call on one key, under the lock of the key's shard.
 //
-//  1. decide makes the plan: the call's key and rule, and a bit for each concern that the call has.
-//  2. plain decides a call without a concern on a known key. Nothing else has to be recorded, so the path ends here.
-//  3. before and locate ask the plan's concerns: each may answer the call, fail it, or change its request.
-//  4. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
-//  5. after tells the plan's concerns what was charged: each records it, or adds to the answer.
+// The path of one call:
+//
+//  1. decide notes a bit for each concern that the call has. Without one, or with concernBan alone, plain decides a call on a known
+//     key. If it can, the path ends here.
+//  2. before and locate ask the plan's concerns: each may answer the call, fail it, or change its request.
+//  3. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
+//  4. after tells the plan's concerns what was charged: each records it, or adds to the answer.
+//  5. DecideTo's caller waits for the answer's Ticket, if it has one.
 //
 // Words:
 //
-//	plan      one call on its way through the five steps
+//	plan      one call on its way through these steps; p in functions that have one
 //	concern   something that some calls need besides a decision; its file has a before function, an after function, or both
 //	record    one key's state with its head, see shard.go; a view of it is valid until a record is made or dropped
 //	spec      a rule under which the shard has records, with the accounts that their keys and bytes count to; records have its number
@@ -25,6 +28,10 @@ import (
 //	follower  a process with a copy of the partition, which replication keeps up to date by Drain
 //	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to it is sent only the rest
 //	peek      a call with a cost of 0: it charges nothing
+//	pending   of a reservation: it was neither settled nor has its time ended; what followers have not been sent is told in follower.go
+//	guard     what a rule with Rule.Guarded demands: a grant to decide (Store.Lease), or a current backup or disk. A gate is what Open and
+//	          Shut move, a lease is a caller's, under a concurrency limit
+//	denied    the state has counted a refusal, because of count_denied
 //
 // Where the concerns cross:
 //
@@ -35,10 +42,12 @@ import (
 //   - A banned key is refused by beforeBan, unless the call has Always. A ban begins in afterBan, with a refusal of a
 //     known key for want of room; not while units of the key are on loan.
 //   - A follower is told of every change of a record, except under a durability of None, where it is told when the
-//     partition moves. note, called in after, only marks the record as pending, under the lock; Drain sends it some
-//     milliseconds later. If afterGate has set answer.Ticket, the caller of DecideTo waits until the followers have
-//     confirmed the change: always under Sync and Persist; under Escrow for a request id, for a reservation, and where
-//     the backup does not allow for the units yet. Without a Ticket it does not wait.
+//     partition moves. note, called in after, only queues the record for the follower; Drain sends it some milliseconds later.
+//   - If the answer has a Ticket, the caller of DecideTo waits until the backup or the disk has confirmed the change. afterGuard
+//     gives one to a grant: each under Sync and Persist; under Escrow that of a request id or of a reservation, and one
+//     that the backup does not allow for yet. afterBan gives one to a refusal that begins a ban. Other refusals have
+//     none, though count_denied or another rule may have changed the state: what is lost of those admits no more than
+//     if they had not been sent.
 //
 // Other files must keep:
 //
@@ -51,16 +60,18 @@ import (
 //   - A new key's state comes from makeState, which fills it if an earlier holder's count is lost (cold.go).
 //   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be
 //     sent.
+//   - A rule with a Ban has no limit with CountDenied (policy sees to that): plain would count a refusal, and charge would count it again.
+//   - charge may drop the record. An after function uses p.r only after a grant, or if p.denied is set or p.made is not.
 
 // concernSet is a set of concerns.
 type concernSet uint16
 
 const (
-	concernGate        concernSet = 1 << iota // gate.go, escrow.go: a lease is needed, or answers wait for the backup
+	concernGuard       concernSet = 1 << iota // gate.go, escrow.go: the rule is Guarded
 	concernCopy                               // follower.go: a follower has to be told
 	concernID                                 // answers.go: the call has a request id
 	concernReservation                        // reservation.go: what the call charges is a reservation
-	concernPending                            // reservation.go: reservations are pending in the partition
+	concernHolds                              // reservation.go: the partition has pending reservations, and holds of them (algo.Hold)
 	concernBan                                // ban.go: the rule has a Ban
 	concernRefund                             // refund.go: the cost is negative
 	concernExtension                          // settle.go: the call adds to a reservation
@@ -77,7 +88,7 @@ type plan struct {
 	each     []algo.Decision
 
 	request algo.Request  // the call's, which beforeLoan changes
-	slot    uint32        // of the record in the partition's table
+	slot    uint32        // of the record in the partition's table, if it was made for this call
 	r       record        // set by locate, like mark
 	mark    uint64        // 0: the state has no log, or no follower is told of it
 	made    bool          // the record was made for this call
@@ -90,15 +101,15 @@ func (p *plan) has(c concernSet) bool { return p.concerns&c != 0 }
 func (p *plan) id() stateID { return stateID{p.rule.Scope, p.k.Key} }
 
 // concernsOf returns the concerns that every call under a rule has in this partition.
-func (p *partition) concernsOf(rule *Rule) (of concernSet) {
+func (part *partition) concernsOf(rule *Rule) (of concernSet) {
 	if rule.Guarded() {
-		of |= concernGate
+		of |= concernGuard
 	}
-	if p.tells(rule) {
+	if part.tells(rule) {
 		of |= concernCopy
 	}
-	if p.extras != nil && p.extras.reservations.count > 0 {
-		of |= concernPending
+	if part.extras != nil && part.extras.reservations.count > 0 {
+		of |= concernHolds
 	}
 	if rule.Ban > 0 {
 		of |= concernBan
@@ -146,12 +157,11 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	return nil
 }
 
-// plain decides a request without a concern but a rule's Ban. It returns false, and has charged nothing, where the long
-// path must decide: the key has no record under this very rule, is banned or on loan, there is no memory, or the
-// refusal may begin a ban.
+// plain decides a request that has no concern, or concernBan alone. It returns false, and has charged nothing, if the rest of decide
+// must: the key has no record under this very rule, is banned or on loan, there is no memory, or the refusal may begin a ban.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
-		return false // a request with Always is charged even if it is refused, and the long path would charge it again
+		return false // a request with Always is charged even if it is refused, and charge would charge it again
 	}
 	state, number := sh.stateOf(&part.table, k, rule)
 	if state == nil {
@@ -163,9 +173,14 @@ func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r 
 	return err == nil && (d.Allowed || rule.Ban == 0)
 }
 
-// before asks the concerns that need no record. A refund and an extension are carried out by other calls of decide.
+// before asks the concerns that need no record, in this order:
+//
+//   - What has expired goes first, because a refund must not give it back again.
+//   - A refund and an extension come before the guard: refundCall asks it, and the call of decide in extend does.
+//   - The guard comes before the request id, because a repeated answer, too, is given under a grant only.
+//   - The request id comes before the reservation, because a repetition needs no room for another reservation.
 func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err error) {
-	if p.has(concernPending) {
+	if p.has(concernHolds) {
 		sh.expireReservationsOn(p.part, &p.k, p.rule, p.now)
 	}
 	switch {
@@ -174,7 +189,7 @@ func (sh *shard) before(p *plan, call *Call, answer *Answer) (answered bool, err
 	case p.has(concernExtension):
 		return true, sh.extend(p, call, answer)
 	}
-	if p.has(concernGate) {
+	if p.has(concernGuard) {
 		if err := p.part.guard(p.rule, call.Boot, answer); err != nil {
 			return false, err
 		}
@@ -220,12 +235,12 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// charge lets the limits decide. A record that was made for the call is dropped again if nothing was charged to it.
+// charge lets the limits decide. It drops a record that was made for the call if nothing was charged to it; p.r is not valid then.
 func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	limits := p.rule.Limits
 	number := uint32(p.r.words[1] >> 32)
 	used := sh.setTaker(number)
-	if p.has(concernPending) {
+	if p.has(concernHolds) {
 		p.part.lower(limits, p.r.state, p.id(), p.now)
 	}
 	err := limits.DecideTo(sh.arena, p.r.state, p.now, &p.request, p.each, d)
@@ -241,8 +256,8 @@ func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	return err
 }
 
-// after tells the concerns what was charged. The order matters: afterGate's ticket covers what the concerns above it
-// have made pending, and afterBan, which may make one more change, raises the ticket itself.
+// after tells the concerns what was charged. The order matters: afterGuard's ticket covers what note, afterID and afterReservation have
+// queued for the followers. afterBan may make one more change, and raises the ticket itself.
 func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	granted := answer.Granted > 0
 	if p.has(concernCopy) && (granted || p.denied) {
@@ -254,10 +269,10 @@ func (sh *shard) after(p *plan, call *Call, answer *Answer) {
 	if p.has(concernReservation) && granted {
 		sh.afterReservation(p, call, answer)
 	}
-	if p.has(concernGate) && granted {
-		sh.afterGate(p, call, answer)
+	if p.has(concernGuard) && granted {
+		sh.afterGuard(p, call, answer)
 	}
-	if p.has(concernPending | concernReservation) {
+	if p.has(concernHolds | concernReservation) {
 		answer.Pending = p.part.awaits(p.id(), p.now.Mono)
 	}
 	if p.request.OnLoan > 0 {

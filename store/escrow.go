@@ -199,10 +199,10 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	}
 }
 
-// afterGate gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or a
+// afterGuard gives the answer to a grant the ticket that it needs. An allowance stands for units only: a request id or a
 // reservation that the caller has been told of must be in the copy. The reservation of an atomic check is not told to
 // the caller.
-func (sh *shard) afterGate(p *plan, call *Call, answer *Answer) {
+func (sh *shard) afterGuard(p *plan, call *Call, answer *Answer) {
 	if p.rule.Durability < Escrow || answer.Degraded && !p.rule.Persist {
 		return
 	}

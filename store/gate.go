@@ -24,7 +24,7 @@ func (s *Store) Shut(p int) {
 
 // Lease lets strict rules be decided until the given instant of the boot clock, and not at all from then on.
 func (s *Store) Lease(p int, until int64) {
-	s.with(p, func(_ *shard, part *partition) { part.ensureRole().lease = until })
+	s.with(p, func(_ *shard, part *partition) { part.ensureRole().granted = until })
 }
 
 // Unguarded says whether strict rules may be decided while no backup is current.
@@ -123,10 +123,10 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	}
 	guarded := p.backup() != nil
 	if rule.Strict {
-		if p.role == nil || boot >= p.role.lease || !guarded && !p.role.unguarded {
+		if p.role == nil || boot >= p.role.granted || !guarded && !p.role.unguarded {
 			return ErrNoGrant
 		}
-		a.Until = p.role.lease
+		a.Until = p.role.granted
 	}
 	a.Degraded = !guarded && (rule.Durability >= Escrow || rule.Strict) || rule.Persist && !p.keeps(rule)
 	return nil

@@ -41,7 +41,7 @@ func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, un
 
 // refundCall answers a call of a negative cost.
 func (sh *shard) refundCall(p *plan, call *Call, answer *Answer) error {
-	if p.has(concernGate) {
+	if p.has(concernGuard) {
 		// What is given back needs no lease, but the answer does: nothing is done without it.
 		if err := p.part.guard(p.rule, call.Boot, answer); err != nil {
 			return err

@@ -260,8 +260,8 @@ func (sh *shard) beforeReservation(p *plan, call *Call) error {
 	most, ofKey := sh.store.cfg.MaxReservations, 0
 	if part.extras != nil {
 		sh.expireReservations(part, now)
-		if p := part.extras.reservations.by[stateID{rule.Scope, k.Key}]; p != nil {
-			ofKey = len(p.list)
+		if reserved := part.extras.reservations.by[stateID{rule.Scope, k.Key}]; reserved != nil {
+			ofKey = len(reserved.list)
 		}
 	}
 	n, bytes := int(sh.budget.reservations.Load()), reservationBytes+stateID{rule.Scope, k.Key}.size()

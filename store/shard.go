@@ -164,7 +164,7 @@ type role struct {
 	changed   *atomic.Uint64
 	bit       uint64
 	tell      func() // Config.Changed
-	lease     int64  // boot-clock instant until which strict rules are decided
+	granted   int64  // boot-clock instant until which strict rules are decided
 	unguarded bool
 	awaited   atomic.Bool // what Awaited returns; changed under the shard's lock
 	advances  advances    // told to the backup
