@@ -14,12 +14,30 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// This file decides operations by this node's own store, and makes of the store's answers what callers are told. Outcomes that are pending
-// (Outcome.pending) are not answers: route.go waits, and has the operation decided once more or the answer confirmed.
+// This file decides operations by this node's own store, and makes of the store's answers what callers are told.
 //
-// A check whose key is on loan: when the store refuses it, and units that borrowers hold would let it pass, its Outcome is onLoan.
-// awaitRecalls (loan.go) then asks the borrowers for what they have left, and has the check decided again with recalled set, which makes the
-// refusal final. Operations that give units back wait for the borrowers before they are carried out.
+// The path of one operation:
+//
+//  1. decide looks whether its kind suits the limit (suits), and chooses what carries it out.
+//  2. A check and what else asks for units goes to admit, which asks store.DecideTo; all others go to change.
+//  3. failed turns an error of the store into the Outcome.
+//  4. conclusion makes the caller's Decision of the store's Answer, and counts it.
+//  5. An Outcome that is pending is not an answer yet. route.go waits, and has the operation decided again or the answer confirmed.
+//
+// Words:
+//
+//	pending   of an Outcome: it has a ticket, NotHolder, ungranted or onLoan (Outcome.pending); of an Answer: of a key with reservations
+//	ticket    the change of the partition that the backup or the disk must confirm before the answer is given
+//	onLoan    units that borrowers hold stand in the way: awaitRecalls (loan.go) asks the borrowers for what they have left, and has the
+//	          operation decided again with recalled set, which makes a refusal final
+//	tightest  the limit, of several, that a Decision speaks of
+//	rule      as in plan.go; candidate: limits that are tried beside it, of which callers are not told
+//
+// A refund, a reset and a check with a negative cost wait for the borrowers before they are carried out, because a borrower may have spent units
+// that it has not reported. A settlement does not: it gives back units of its own reservation only.
+//
+// Other files must keep: plan has been called; no Decision is used while the Outcome is pending, but to see that it refuses for a ban
+// (Op.stands).
 
 // moment is one reading of the clocks, for a whole batch.
 type moment struct {
@@ -56,7 +74,7 @@ func (l *Limiter) decide(op *Op, now *moment) {
 	case op.Kind == OpCheck && op.Cost >= 0:
 		l.admit(op, now)
 	case op.givesBack() && op.Kind != OpSettle && !op.recalled && l.store.OnLoan(op.storeKey(), r.Scope) > 0:
-		op.Outcome.onLoan = true // a borrower may have spent what it has not reported
+		op.Outcome.onLoan = true
 	default:
 		l.change(op, op.storeKey(), now)
 	}
@@ -72,7 +90,7 @@ func (l *Limiter) countError(op *Op) {
 	}
 }
 
-// change carries out an operation that is no ordinary check.
+// change carries out an operation that is no ordinary check. A check with a negative cost is one of them.
 func (l *Limiter) change(op *Op, k store.Key, now *moment) {
 	r := op.rule
 	switch op.Kind {
@@ -147,7 +165,7 @@ func (l *Limiter) answer(op *Op) {
 	}
 }
 
-// count counts an operation's decision, unless it was a peek. tightest is the limit that the decision speaks of, nil where none does.
+// count counts an operation's decision, unless its cost is 0 or negative. tightest is nil if the decision speaks of no limit.
 func (l *Limiter) count(op *Op, tightest *algo.Limit) {
 	if op.Cost <= 0 {
 		return
@@ -165,7 +183,7 @@ func ttlFits(op *Op) *limit.Error {
 	return nil
 }
 
-// admit decides an operation that asks for units.
+// admit decides an operation that asks for units, and a check with a negative cost, which gives units back if it has Always.
 func (l *Limiter) admit(op *Op, now *moment) {
 	r, c := op.rule, op.Check
 	k := op.storeKey()

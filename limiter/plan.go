@@ -6,6 +6,8 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
+// This file checks an operation before it is decided, and finds the rule that decides it.
+//
 // The path of one operation, whether it comes alone, in a batch, from a stream or from a peer. batch.go has the executor, which takes operations
 // through these steps:
 //
@@ -22,13 +24,22 @@ import (
 // A check whose key is on loan (loan.go) is decided like any other while there is room besides what is on loan. Before its holder refuses it for want
 // of those units, the holder asks the borrowers to return what they have left, and decides once more, after 50 ms at most.
 //
-// on_error answers (fail.go) on the node that the caller has asked: where no node has decided within the caller's time or Config.Timeout, where an
-// answer came under a lease that has ended, and where more operations wait than this node takes in (shed.go). On the holder it answers where the store
-// has no room for a new key.
+// on_error answers (fail.go) on the node that the caller has asked in three cases: no node has decided within the caller's time or Config.Timeout; the
+// answer came under a grant that has ended; more operations wait than this node takes in (shed.go). On the holder it answers if the store has no
+// room: for a new key, or, of a part of an atomic check, for one more reservation.
 //
-// Words: a table is the policies in force, worked out for deciding; an entry is one policy of it, and a rule decides one key's checks (table.go). A rule
-// is missing if this node does not know the policy. A Target names a policy or has a Limit of its own, sent along; it is Configured if that Limit
-// comes from this node's own files for Envoy. Extra has the fields of operations other than checks (op.go).
+// Words:
+//
+//	table       the policies in force, worked out for deciding (table.go)
+//	entry       one policy of the table
+//	rule        what decides one key's checks; it is missing if this node does not know the policy
+//	Target      names a policy, or has a Limit of its own, sent along
+//	Configured  of a Target: its Limit comes from the nodes' own files for Envoy
+//	Extra       the fields of operations other than checks (op.go)
+//	grant       what lets a holder decide under strict policies; a lease is a caller's, under a concurrency limit, but for Outcome.Lease
+//
+// Other files must keep: an operation has been planned before any other step; one that comes from a peer, too. decide calls suits, because only
+// the node that decides is sure to know the policy.
 
 // subject is what an operation is about: its key's hash, and the rule of its key in this node's own policies.
 type subject struct {
@@ -36,8 +47,8 @@ type subject struct {
 	rule *rule
 }
 
-// plan checks everything about an operation that can be checked without deciding it, hashes its key and finds its rule. Operations of a
-// peer go through it as well: nothing that comes over a network is trusted.
+// plan checks all about an operation that does not depend on its policy, hashes its key and finds its rule. Operations of a peer
+// are planned as well, because nothing that comes over a network is trusted.
 func (l *Limiter) plan(t *table, op *Op) *limit.Error {
 	if err := l.identify(t, &op.Target, &op.subject); err != nil {
 		return err
@@ -65,11 +76,11 @@ func (l *Limiter) replan(op *Op) {
 	}
 }
 
-// planAll plans operations under one table. What is wrong with one is its Outcome's error, and bad is the place of the first of these, or -1. One that
-// has an error before is left as it is.
+// planAll plans operations under one table. An error is that of the operation's Outcome; bad is the place of the first operation that got one, or -1.
+// Operations that had an error before are left as they are.
 func (l *Limiter) planAll(ops []*Op) (bad int) {
 	t := l.table.Load()
-	var last *Op // most are under the same limit as the one before
+	var last *Op // the last without an error: most operations are under the same limit as the one before
 	bad = -1
 	for i, op := range ops {
 		switch {
@@ -122,7 +133,7 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 		return nil
 	}
 	if target.Configured != limit.Reserved(target.Namespace) {
-		return invalid("namespace", "is reserved for limits of the nodes' configuration: use one that does not begin with "+limit.EnvoyNamespace)
+		return invalid("namespace", "begins with "+limit.EnvoyNamespace+" for limits of the nodes' configuration, and for no others")
 	}
 	if l.cfg.NoInline && !target.Configured {
 		return invalid("limit", "limits sent along are turned off on this node (no-inline): name a policy")
@@ -180,13 +191,13 @@ func (op *Op) validExtra() *limit.Error {
 		return invalid("reservation_id", "is not one that reserve gave")
 	}
 	if (op.Quota != nil) != (op.Kind == OpQuota) {
-		return invalid("quota", "is missing")
+		return invalid("quota", "goes with a report on a quota, and with nothing else")
 	}
 	return nil
 }
 
-// suits says whether an operation's kind goes with its key's limit: leases only with concurrency, for example. A node that does not know the
-// policy leaves that to the node that decides.
+// suits says whether an operation's kind goes with its key's limit: leases only with concurrency, for example. decide calls it. If this node does
+// not know the policy, it says nothing.
 func suits(op *Op) *limit.Error {
 	field := "policy"
 	if op.Limit != nil {
