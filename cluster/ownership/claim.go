@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// This file takes partitions that no process hands over: their holder is lost, or they never had one.
+// This file takes partitions that no process hands over: their holder is lost or silent, or they never had one.
 //
 // The path of a claim:
 //
@@ -20,24 +20,28 @@ import (
 //
 // What stops two claims of one partition:
 //
-//   - Only the ring's owner asks. Where views of the ring differ, both askers see Info.Claiming: the one with the lower name goes on, the
-//     other waits for retryAfter and asks again.
+//   - Only the ring's owner asks. If views of the ring differ, two nodes may ask, and each sees Info.Claiming of the other. Both ask again
+//     later: the one with the lower name after retryAfter/2, the other after retryAfter. So the lower name has claimed by then.
 //   - Only the newest copy claims, and an Entrust below a known term is dropped.
 //   - A process that this node does not see as a member yet (strange) may report that it holds the partition, or a member that sees it
 //     may. This node then treats it as the holder.
 //
-// None of this is exact while members cannot hear each other. Then both sides may hold the partition, under different terms, until they
-// meet and merge (move.go). Strict rules stay closed on a side without a grant of a majority of voters (grant.go).
+// None of this is exact while members cannot hear each other, or if the holder is alive and silent for longer than patience. Then two
+// processes may hold the partition, under different terms, until they meet and merge (move.go). Strict rules stay closed on a side without
+// a grant of a majority of voters (grant.go).
 //
 // Words (core.go has the types, the time-outs and the two clocks, t and awake):
 //
 //	known, holder  the highest term of a partition that this node has heard of, and the process that held it; learn raises them
-//	copy           this node's copy of a partition that another process holds: its position, (term, sequence), or zero if it is not complete
+//	copy           this node's copy of a partition that another process holds: its Position, or zero if it is not complete. Of two copies
+//	               the one of the higher term is newer; of one term, that of the later attachment
 //	incoming       a move of the partition to this node that is in progress
 //	askAt          the time before which this node does not ask about the partition again
 //	settled        this node has joined, and its view has not changed for a moment (View.Settled)
 //	alive          the processes of this node's view; lives looks one up
 //	mine           the ring gives the partition to this node
+//
+// Other files must keep: only next makes terms, each above every known one; pt.copy is zero until the copy is complete.
 
 // round is one Query to all members, and what they have answered.
 type round struct {
@@ -72,8 +76,8 @@ func (c *Core) strange(n Node) bool {
 	return ok && c.awake-at < strangerFor
 }
 
-// noteStranger notes a process that holds a partition, by its own word or that of a member that sees it, and that is not in this node's view yet.
-// Words of members do not extend strangerFor: this node may never see a process that they see, and then claims.
+// noteStranger notes a process that holds a partition and is not in this node's view yet. The process itself says so, or a member that sees it.
+// What members say does not extend strangerFor: this node may never see a process that they see, and then it must claim.
 func (c *Core) noteStranger(n Node) {
 	_, departed := c.departed[n]
 	_, met := c.strangers[n]
@@ -266,7 +270,7 @@ func (c *Core) onQueryReply(from Node, q *QueryReply) {
 		c.heardHeld(from, &q.Infos[i])
 	}
 	if q.ID == 0 {
-		delete(c.strangers, from) // its own word counts from now
+		delete(c.strangers, from) // strangerFor counts anew, because the process itself says so
 		c.noteStranger(from)
 		for i := range q.Infos {
 			if info := &q.Infos[i]; !c.parts[info.Partition].held {
@@ -318,7 +322,7 @@ func (c *Core) decideClaim(p int, r *round) {
 		case info.Claiming && source.Name < c.cfg.Self.Name:
 			yield = retryAfter
 		case info.Claiming:
-			// The other yields only if it has heard that this node claims. So both ask again, this node first.
+			// The other waits only if it has heard that this node claims. So this node waits as well, for a shorter time.
 			yield = max(yield, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
@@ -330,12 +334,12 @@ func (c *Core) decideClaim(p int, r *round) {
 			best, from = info.Copy, source
 		}
 	}
-	// This node asks again if the last known holder is alive and has not denied that it holds the partition: it became a member after the
-	// others were asked, or claimed after it had answered, and its answer has a lower term than the known one. A holder that was asked and
-	// did not answer is not waited for.
-	late := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
+	// This node asks again if the last known holder is alive and has not denied that it holds the partition. Then it became a member after
+	// the others were asked, or it claimed after it had answered, so that its answer has a lower term than the known one. This node does not
+	// wait for a holder that was asked and did not answer.
+	undenied := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
 	for _, a := range answers {
-		late = late && (a.from != pt.holder || a.Term.Less(pt.known))
+		undenied = undenied && (a.from != pt.holder || a.Term.Less(pt.known))
 	}
 	switch {
 	case held != nil:
@@ -343,7 +347,7 @@ func (c *Core) decideClaim(p int, r *round) {
 		pt.askAt = c.t + askAgain
 	case yield > 0:
 		pt.askAt = c.t + yield
-	case late || c.strange(pt.holder):
+	case undenied || c.strange(pt.holder):
 		pt.askAt = c.t + retryAfter
 	case from != c.cfg.Self:
 		pt.askAt = c.t + retryAfter
@@ -364,7 +368,7 @@ func (a Position) before(b Position) bool {
 func (c *Core) onEntrust(_ Node, e *Entrust) {
 	pt := &c.parts[e.Partition]
 	if e.Term.Less(pt.known) {
-		return // late: another process has held it since
+		return // another process has held it since
 	}
 	c.learn(e.Partition, e.Term, Node{})
 	// A leaving node claims as well: no other process has this copy. It hands the partition over afterwards.

@@ -574,7 +574,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: what a process holds that only members see is claimed", claim,
-		[]edit{{"	case late || c.strange(pt.holder):", "	case late:"}},
+		[]edit{{"	case undenied || c.strange(pt.holder):", "	case undenied:"}},
 		ownership + "TestUnseenHolder", "owned: true, want false",
 	},
 	{
