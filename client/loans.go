@@ -21,7 +21,7 @@ import (
 //
 //	missed    counts a check that a node has admitted: keys with many of them are worth a loan
 //	report    sends what the book wants said, on the stream of the node that holds the key
-//	answered  gives the book a node's answers and recalls
+//	onAnswer  gives the book a node's answers and recalls
 //	lent      admits a check from a loan; allOf several together; awaitLoan waits for one that is about to come
 
 const (
@@ -257,8 +257,8 @@ func (l *loans) rejected(m *member, e *weirv1.Error) {
 	l.lost(m)
 }
 
-// answered takes in what a node says about loans.
-func (l *loans) answered(m *member, out *weirv1.BorrowResponse) {
+// onAnswer takes in what a node says about loans.
+func (l *loans) onAnswer(m *member, out *weirv1.BorrowResponse) {
 	if l == nil {
 		return
 	}
@@ -273,7 +273,7 @@ func (l *loans) answered(m *member, out *weirv1.BorrowResponse) {
 	for i, a := range out.GetLoans() {
 		lent := wire.Lent(a)
 		answers[i] = lend.Answer[*member]{Number: a.GetNumber(), Lent: lent, From: m}
-		if holder := l.nodes.owners.Load().named(lent.Holder); lent.Unheard {
+		if holder := l.nodes.owners.Load().byName(lent.Holder); lent.Unheard {
 			answers[i].To = holder
 		} else if lent.Holder != "" {
 			answers[i].From = holder // which has taken it in; nil: the next report goes to the owner

@@ -30,8 +30,8 @@ const (
 	// maxUnanswered bounds the messages of checks without the last of their answers. A node reads no further message of a stream of which
 	// 64 wait for others. A report of loans must get through: those checks may be waiting for what it returns.
 	maxUnanswered = 48
-	// soon is how long a stream must last. After one that ended before, the next one waits: gRPC connects again at once when a connection
-	// ends that had been set up, so that a client that a node rejects would connect a thousand times a second.
+	// soon is how long a stream must last. After one that ended before, the next one waits, unless a check hurries it: gRPC connects again at
+	// once when a connection ends that had been set up, so that a client that a node rejects would connect a thousand times a second.
 	soon = 5 * time.Second
 	// minPace is the first wait; each further one is twice as long, up to maxPace.
 	minPace, maxPace = 200 * time.Millisecond, 15 * time.Second
@@ -43,12 +43,24 @@ const (
 //	run, talk  open streams, with a pause after one that did not last
 //	send       queues a request
 //	next       makes a message of what has gathered
-//	received   takes in what the node sends; answered what it answers to checks
+//	received   takes in what the node sends; onAnswer what it answers to checks
 //	ended      ends what waits for a stream that has ended
 //
 // Checks gather in a queue. The queue is sent when nothing is in flight, or when it has at least as many checks as are in flight. So a lone caller does
 // not wait for others, nor does a second one; many callers have a few large messages in flight, which saves CPU, because a message costs as much as
 // some tens of checks; and a check waits for one round trip at most.
+//
+// Words:
+//
+//	request    the checks of one call that go to this node
+//	message    what is sent at once: checks of several requests (message.go); a probe is a message without checks
+//	sent       messages on the open stream without the last of their answers
+//	in flight  of a check: its message is sent, and has no answer yet, not even its first
+//	hung       the node was ready, and left a call unanswered; it gets checks only if no other node is ready
+//	untried    of an error: the node carried out nothing, so that another may be asked
+//	answered, unanswered, unknown  the outcome of a call, for the breaker and for heard (breaker.go)
+//
+// Other files must keep: a request that was sent to a member ends once (message.go), and is not used by its caller after that with an error.
 //
 // Its methods are safe for concurrent use.
 type member struct {
@@ -60,7 +72,7 @@ type member struct {
 	wanted atomic.Bool
 	start  chan struct{} // closed when it is wanted
 	wake   fifo.Signal   // of the writer
-	hurry  fifo.Signal   // set when a check waits for a stream to be opened
+	hurry  fifo.Signal   // set when a check waits for a stream to be opened; it ends the pause
 	state  atomic.Int32  // what is known of the node: one of the constants below
 	out    atomic.Int64  // calls and checks in flight
 	barred atomic.Int64  // by the clock of loans: until when it gets no reports of them
@@ -104,8 +116,8 @@ func (m *member) want() {
 	}
 }
 
-// well returns a member that is ready, otherwise nil. A member that is not connected is connected, for the next check.
-func (m *member) well() *member {
+// ifReady returns a member that is ready, otherwise nil. It connects one that is not connected, for the next check.
+func (m *member) ifReady() *member {
 	if m == nil || m.state.Load() == ready {
 		return m
 	}
@@ -113,7 +125,8 @@ func (m *member) well() *member {
 	return nil
 }
 
-// run opens streams until the member is given up. It waits after one that did not last; where there is no connection, for gRPC's back-off.
+// run opens streams until the member is given up. Without a connection it waits for gRPC's back-off. Otherwise, after a stream that did not last, it
+// pauses, until a check waits for a stream (hurry).
 func (m *member) run() {
 	defer m.conn.Close()
 	select {
@@ -169,9 +182,9 @@ func (m *member) talk() error {
 // ended ends what waits for a stream that has ended, or could not be opened.
 func (m *member) ended(err error, lasted bool) {
 	// A stream that the node ended by itself has carried out no more than it has answered, and one that it rejected nothing.
-	unsent := overloaded(err)
+	untried := overloaded(err)
 	if errors.Is(err, io.EOF) {
-		unsent, err = true, status.Error(codes.Unavailable, "the node takes no more checks")
+		untried, err = true, status.Error(codes.Unavailable, "the node takes no more checks")
 	}
 	m.mu.Lock()
 	sent, queue := m.sent, m.queue
@@ -184,7 +197,7 @@ func (m *member) ended(err error, lasted bool) {
 		m.become(failed)
 	}
 	for _, x := range sent {
-		x.fail(err, unsent)
+		x.fail(err, untried)
 	}
 	for _, f := range queue.Items() {
 		f.fail(err, true)
@@ -303,7 +316,7 @@ func (m *member) gatherLocked(x *message) {
 	}
 }
 
-// received takes in a response. An error says that it is none that a node gives.
+// received takes in a response. The error says that no node gives such a response.
 func (m *member) received(out *weirv1.CheckStreamResponse) error {
 	field := out.Error.GetField()
 	switch {
@@ -318,23 +331,23 @@ func (m *member) received(out *weirv1.CheckStreamResponse) error {
 	case strings.HasPrefix(field, "borrow."):
 		m.nodes.loans.rejected(m, out.Error)
 	case out.Borrow != nil:
-		m.nodes.loans.answered(m, out.Borrow)
+		m.nodes.loans.onAnswer(m, out.Borrow)
 	default:
-		return m.answered(out)
+		return m.onAnswer(out)
 	}
 	return nil
 }
 
-// answered takes in a response to checks.
-func (m *member) answered(out *weirv1.CheckStreamResponse) error {
+// onAnswer takes in a response to checks.
+func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
 	m.mu.Lock()
 	x := m.sent[out.Sequence]
 	if x == nil {
 		m.mu.Unlock()
 		return errOddAnswer
 	}
-	if !x.answered {
-		x.answered = true
+	if !x.begun {
+		x.begun = true
 		m.inFlight -= len(x.checks)
 	}
 	if !out.More {
@@ -362,14 +375,13 @@ func (m *member) answered(out *weirv1.CheckStreamResponse) error {
 	return err
 }
 
-// heard takes in the outcome of a call to the node, which took so long. A node that has left a call unanswered is taken for hung until it answers
+// heard takes in the outcome of a call to the node, and how long it took. A node that has left a call unanswered is taken for hung until it answers
 // a call, or the probe that is sent after the cooldown. A call that ran out of time counts as unanswered only if it had a tenth of the client's
 // timeout, since the caller's own deadline may have been short.
 func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
 	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
-		// The time may have been a hurried caller's, but others are better off with another node, so that a part of
-		// what a caller without a deadline has is enough. It is more than a node that is well takes, which
-		// answers before the deadline that it was sent even when the owner it asks does not.
+		// The caller's time may have been short. A tenth of what a caller without a deadline has is more than a sound node takes: it
+		// answers before the deadline that it was sent, even if the owner that it asks does not.
 		o = unknown
 		if took >= m.nodes.timeout/10 {
 			o = unanswered

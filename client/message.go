@@ -34,8 +34,8 @@ type request struct {
 	done chan struct{} // holds a token once ended
 	open int           // checks without an answer; only one goroutine at a time uses it
 	// What became of the request as a whole; set before it ends.
-	err    error // the status of a call, or nil
-	unsent bool  // with err: nothing was carried out
+	err     error // the status of a call, or nil
+	untried bool  // with err: the node carried out nothing
 }
 
 func newRequest() *request {
@@ -52,8 +52,8 @@ func (f *request) reset() {
 }
 
 // fail ends a request that is part of no message, unless its caller has given it up.
-func (f *request) fail(err error, unsent bool) {
-	f.err, f.unsent = err, unsent
+func (f *request) fail(err error, untried bool) {
+	f.err, f.untried = err, untried
 	f.end()
 }
 
@@ -64,7 +64,7 @@ type message struct {
 	sequence uint64
 	checks   []pending // by place in the message
 	open     int       // checks without an answer
-	answered bool      // for the first time
+	begun    bool      // the first answer is there
 }
 
 // pending is a check of a message, and where its answer goes.
@@ -92,7 +92,7 @@ func (m *message) answeredAt(s *pending) {
 }
 
 // fail ends what a message carries and has no answer. A request of which no check has one ends with the error as a whole.
-func (m *message) fail(err error, unsent bool) {
+func (m *message) fail(err error, untried bool) {
 	failed := statusError(err)
 	for i := range m.checks {
 		s := &m.checks[i]
@@ -100,7 +100,7 @@ func (m *message) fail(err error, unsent bool) {
 			continue
 		}
 		if s.f.open == len(s.f.checks) {
-			s.f.err, s.f.unsent = err, unsent
+			s.f.err, s.f.untried = err, untried
 		}
 		s.f.answers[s.i].Err = failed
 		m.answeredAt(s)

@@ -17,12 +17,26 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// Which nodes there are, and which one is asked:
+// This file knows which nodes there are, and picks the one that is asked.
+//
+// The path of a check to its node:
 //
 //	lookUp, find  find the nodes behind the address; learned (topology.go) finds those of the ring
 //	renewLocked   makes a member of each (member.go), which connects when it is first wanted
 //	owners        has the owner of a key, if it is ready (topology.go)
 //	pick          returns another node where the owner is not known or not ready, and connects nodes while none is ready
+//	send          queues the check for that node (member.go); remote.go waits for the answer, or asks another node
+//
+// Words:
+//
+//	given    the addresses of the nodes behind the address that the program gave
+//	ring     the cluster's own list of nodes, with the owner of each key
+//	member   one node of either; its state is one of the constants in member.go
+//	wanted   of a member: it is to be connected
+//	changed  is closed when the list, err or a member's state has changed, but not when a ready node becomes hung or a hung one ready
+//
+// Other files must keep: list is replaced under mu and never modified; a member's state is set by become, so that pick wakes, except between ready
+// and hung (heard, onAnswer): pick waits for a node only while some are connecting and none is ready, and it looks again after widenAfter.
 
 const (
 	// maxTries is how many nodes are asked when the first could not carry out a check.
@@ -54,10 +68,10 @@ type nodes struct {
 	mu      sync.Mutex
 	wide    bool          // all nodes are to be connected, not only those that are asked
 	widened time.Duration // when a node was connected last because no other one could be asked
-	named   []string      // the addresses of the nodes behind address
-	list    []*member     // of named, and of the ring; replaced, never modified
-	err     error         // why nothing is in list; nil while that is being found out
-	changed chan struct{} // closed, and replaced, when list, err or the state of a node has changed
+	given   []string      // the addresses of the nodes behind address
+	list    []*member     // of given, and of the ring; replaced, never modified
+	err     error         // of the last look-up, or of an address that cannot be connected to; list may have nodes all the same
+	changed chan struct{} // closed, and replaced, by change
 	ring    *topology     // nil: not known
 
 	owners atomic.Pointer[owners] // by ring; nil: not known
@@ -136,17 +150,17 @@ func (ns *nodes) lookUp() {
 	}
 }
 
-// find takes in which nodes there are behind the address, or why none was found. Those that were found before stay then.
+// find takes in which nodes there are behind the address. With an error, those that were found before stay.
 func (ns *nodes) find(addrs []string, err error) {
 	ns.change(func() {
 		if ns.err = err; err == nil {
-			ns.named = addrs
+			ns.given = addrs
 			ns.renewLocked()
 		}
 	})
 }
 
-// change changes what is guarded by the lock, and wakes those that wait for a node.
+// change calls f under the lock, and wakes those that wait for a node.
 func (ns *nodes) change(f func()) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -160,7 +174,7 @@ func (ns *nodes) renewLocked() {
 	if ns.ctx.Err() != nil {
 		return
 	}
-	wanted := ns.named
+	wanted := ns.given
 	if ns.ring != nil {
 		wanted = slices.Concat(wanted, ns.ring.addresses)
 	}
@@ -185,7 +199,7 @@ func (ns *nodes) renewLocked() {
 	}
 	for _, m := range ns.list {
 		if !slices.Contains(list, m) {
-			// Calls in flight, when it was only the name that lost this address, are given the time they have.
+			// The node may be alive, and only the name has lost its address. So calls in flight have their time.
 			time.AfterFunc(ns.timeout, m.cancel)
 			ns.unfollow(m, list)
 		}
@@ -212,15 +226,15 @@ func (ns *nodes) members() ([]*member, <-chan struct{}, error) {
 	return ns.list, ns.changed, ns.err
 }
 
-// count returns how many nodes there are, and how many of them are well.
-func (ns *nodes) count() (all, well int) {
+// count returns how many nodes there are, and how many of them are ready.
+func (ns *nodes) count() (all, able int) {
 	list, _, _ := ns.members()
 	for _, m := range list {
 		if m.state.Load() == ready {
-			well++
+			able++
 		}
 	}
-	return len(list), well
+	return len(list), able
 }
 
 // pick returns the node to ask: the ready one with the fewest calls in flight, and in turn among equals. So a node that
@@ -264,7 +278,7 @@ func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	}
 }
 
-// best returns the nodes to ask, the one in turn first among equals, by what is known of them.
+// best returns, for each state, the member with the fewest calls in flight, the first in turn among equals; nil if there is none.
 func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	for i := range list {
 		m := list[(turn+uint64(i))%uint64(len(list))]

@@ -61,7 +61,7 @@ func reaches(t *testing.T, c *Client, addrs ...string) {
 		}
 		var known []string
 		for _, m := range o.members {
-			if m.well() != nil {
+			if m.ifReady() != nil {
 				known = append(known, m.addr)
 			}
 		}

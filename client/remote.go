@@ -106,12 +106,12 @@ func (ns *nodes) CheckTo(ctx context.Context, cs []limit.Check, _ limit.Denials,
 		}
 		open = nil
 		for _, f := range sent {
-			err, unsent := ns.await(ctx, f)
+			err, untried := ns.await(ctx, f)
 			for j, i := range f.places {
 				switch {
 				case err == nil:
 					rs[i] = f.answers[j]
-				case unsent && tries < maxTries:
+				case untried && tries < maxTries:
 					open = append(open, i)
 				default:
 					rs[i] = Result{Err: statusError(err)}
@@ -156,14 +156,14 @@ func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requ
 	return requests, nil
 }
 
-// await waits for a request, and notes what that says of the node. Of an error, unsent says that nothing was carried out, so that
+// await waits for a request, and notes what that says of the node. Of an error, untried says that nothing was carried out, so that
 // another node may be asked.
-func (ns *nodes) await(ctx context.Context, f *request) (err error, unsent bool) {
+func (ns *nodes) await(ctx context.Context, f *request) (err error, untried bool) {
 	sent := ns.now()
 	f.timer.Reset(f.until - sent)
 	select {
 	case <-f.done:
-		err, unsent = f.err, f.unsent
+		err, untried = f.err, f.untried
 	case <-f.timer.C:
 		err = status.Error(codes.DeadlineExceeded, "no answer in time")
 	case <-ctx.Done():
@@ -177,7 +177,7 @@ func (ns *nodes) await(ctx context.Context, f *request) (err error, unsent bool)
 		o = unknown // the member knows what the end of its stream means
 	}
 	f.to.heard(ctx, err, o, ns.now()-sent)
-	return err, unsent
+	return err, untried
 }
 
 // statusError turns the error of a gRPC call into the client's.

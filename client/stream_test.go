@@ -313,7 +313,7 @@ func TestReportsPassChecks(t *testing.T) {
 	var messages []*message
 	for m := ask(); m != nil && len(messages) < 100; m = ask() {
 		messages = append(messages, m)
-		must.NoError(t, l.answered(&weirv1.CheckStreamResponse{Sequence: m.sequence, More: true}))
+		must.NoError(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: m.sequence, More: true}))
 	}
 	must.Equal(t, len(messages), maxUnanswered, "messages wait for answers")
 	must.True(t, l.report(&weirv1.BorrowRequest{Borrower: 1}), "the report is not sent")
@@ -323,7 +323,7 @@ func TestReportsPassChecks(t *testing.T) {
 	case <-l.wake:
 	default:
 	}
-	must.NoError(t, l.answered(&weirv1.CheckStreamResponse{Sequence: messages[7].sequence, Checks: []uint32{0}}))
+	must.NoError(t, l.onAnswer(&weirv1.CheckStreamResponse{Sequence: messages[7].sequence, Checks: []uint32{0}}))
 	select {
 	case <-l.wake:
 	default:

@@ -86,7 +86,7 @@ func (o *owners) owner(t *limit.Target) *member {
 	if o == nil {
 		return nil
 	}
-	return o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scopeOf(t), t.Key)))].well()
+	return o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scopeOf(t), t.Key)))].ifReady()
 }
 
 // scopeOf is the scope of a target's state.
@@ -97,13 +97,13 @@ func scopeOf(t *limit.Target) string {
 	return t.Policy
 }
 
-// named returns the member of the ring with a name, or nil when it is not known, or not well.
-func (o *owners) named(name string) *member {
+// byName returns the member of the ring with a name, or nil when it is not known, or not ready.
+func (o *owners) byName(name string) *member {
 	if o == nil {
 		return nil
 	}
 	if i, ok := slices.BinarySearch(o.table.Members(), name); ok {
-		return o.members[i].well()
+		return o.members[i].ifReady()
 	}
 	return nil
 }
