@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // AnswerJSON answers the request that is a POST's body in JSON, as the reference's /json does: 200 within the limits, 429 over one of
@@ -20,8 +22,11 @@ func (s *Service) AnswerJSON(ctx context.Context, body []byte, err error) (code 
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return fail(http.StatusRequestEntityTooLarge, nil)
 	}
-	if err != nil || !utf8.Valid(body) || protojson.Unmarshal(body, in) != nil {
-		return fail(http.StatusBadRequest, nil)
+	if err != nil || !utf8.Valid(body) {
+		return fail(http.StatusBadRequest, errors.New("the body cannot be read as UTF-8"))
+	}
+	if bad := protojson.Unmarshal(body, in); bad != nil {
+		return fail(http.StatusBadRequest, errors.New("the body is not a RateLimitRequest in JSON: "+wire.Reason(bad)))
 	}
 	out, err := s.ShouldRateLimit(ctx, in)
 	switch status.Code(err) {

@@ -438,11 +438,11 @@ func TestJSON(t *testing.T) {
 		{`{"domain":"","descriptors":[{}]}`, 400, "rate limit domain must not be empty\n"},
 		{`{"domain":"d"}`, 400, "rate limit descriptor list must not be empty\n"},
 		{`{"domain":"d","descriptors":[{},{"limit":{"requestsPerUnit":1}}]}`, 400, "descriptors[1].limit.unit: is missing or unknown\n"},
-		{``, 400, "Bad Request\n"},
-		{`[]`, 400, "Bad Request\n"},
-		{`{"domain":7}`, 400, "Bad Request\n"},
-		{`{"domain":"d","no":1}`, 400, "Bad Request\n"},
-		{`{"domain":"d` + "\xff" + `"}`, 400, "Bad Request\n"},
+		{``, 400, "the body is not a RateLimitRequest in JSON: syntax error (line 1:1): unexpected token\n"},
+		{`[]`, 400, "the body is not a RateLimitRequest in JSON: syntax error (line 1:1): unexpected token [\n"},
+		{`{"domain":7}`, 400, "the body is not a RateLimitRequest in JSON: (line 1:11): invalid value for string field domain: 7\n"},
+		{`{"domain":"d","no":1}`, 400, "the body is not a RateLimitRequest in JSON: (line 1:15): unknown field \"no\"\n"},
+		{`{"domain":"d` + "\xff" + `"}`, 400, "the body cannot be read as UTF-8\n"},
 	} {
 		code, contentType, answer := b.AnswerJSON(t.Context(), []byte(test.body), nil)
 		body := string(answer)

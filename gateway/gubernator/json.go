@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // Gubernator's gateway takes fields that it does not know, writes names as the protocol has them, and all of them.
@@ -38,7 +38,7 @@ func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte, err error
 		err = malformed("the body is not valid UTF-8")
 	default:
 		if bad := read.Unmarshal(body, in); bad != nil {
-			err = malformed("the body is not a GetRateLimitsReq in JSON: " + reason(bad))
+			err = malformed("the body is not a GetRateLimitsReq in JSON: " + wire.Reason(bad))
 		}
 	}
 	var out proto.Message
@@ -49,16 +49,6 @@ func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte, err error
 }
 
 func malformed(message string) error { return status.Error(codes.InvalidArgument, message) }
-
-// reason is what the parser says, and where, cut to what helps: it may repeat what the caller sent. Its prefix ends in one blank or another.
-func reason(err error) string {
-	const most = 200
-	text := strings.TrimSpace(strings.TrimPrefix(err.Error(), "proto:"))
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
-	}
-	return text
-}
 
 var errBody = errors.New("the body is larger than 256 KiB")
 

@@ -59,3 +59,14 @@ func FieldOf(name string) string {
 	}
 	return name
 }
+
+// Reason is what protojson says is wrong with JSON, and where, cut to what helps: it may repeat what the caller sent. Its prefix ends in one
+// blank or another.
+func Reason(err error) string {
+	const most = 200
+	text := strings.TrimSpace(strings.TrimPrefix(err.Error(), "proto:"))
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
+}

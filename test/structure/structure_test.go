@@ -48,7 +48,7 @@ var mayImport = map[string]string{
 	"gateway/envoy/kuadrantpb":        "",
 	"gateway/envoyquota":              "algo gateway/envoy internal/admission internal/fairshare limit rpc/wire",
 	"gateway/grpc":                    "algo internal/admission internal/fairshare internal/fifo internal/panics limit limiter proto/weir/v1 rpc/wire",
-	"gateway/gubernator":              "algo gateway/gubernator/gubernatorpb limit limiter ring",
+	"gateway/gubernator":              "algo gateway/gubernator/gubernatorpb limit limiter ring rpc/wire",
 	"gateway/gubernator/gubernatorpb": "",
 	"gateway/http":                    "algo auth internal/admission internal/netaddr internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":                    "algo auth internal/admission internal/panics internal/quotaheader limit",
