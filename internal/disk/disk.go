@@ -77,6 +77,7 @@ type Disk struct {
 	deliver  func(*ownership.BlockAck)
 	failOnce sync.Once
 	failed   atomic.Pointer[error]
+	lost     chan struct{} // closed after it has failed
 	stop     chan struct{}
 	work     sync.WaitGroup
 
@@ -97,7 +98,7 @@ type diskLog struct {
 
 // Open opens the counters of a data directory, which it makes if need be. The errors say what is wrong with it.
 func Open(cfg Config) (_ *Disk, err error) {
-	d := &Disk{cfg: cfg, logs: make(map[int]*diskLog), wake: fifo.NewSignal(), stop: make(chan struct{})}
+	d := &Disk{cfg: cfg, logs: make(map[int]*diskLog), wake: fifo.NewSignal(), stop: make(chan struct{}), lost: make(chan struct{})}
 	dir := filepath.Join(cfg.Dir, Folder)
 	cache := pebble.NewCache(8 << 20)
 	defer cache.Unref()
@@ -110,7 +111,7 @@ func Open(cfg Config) (_ *Disk, err error) {
 		}
 	}
 	fresh := false
-	if d.db, err = pebble.Open(dir, options()); err == nil {
+	if d.db, err = d.engine(dir, options()); err == nil {
 		fresh, err = d.identify()
 	}
 	if err == nil && cfg.FS == nil {
@@ -119,16 +120,38 @@ func Open(cfg Config) (_ *Disk, err error) {
 	// The engine's first log of a directory is of an older format, in which it takes damage for the end of the log.
 	if fresh && err == nil {
 		if err = d.db.Close(); err == nil {
-			d.db, err = pebble.Open(dir, options())
+			d.db, err = d.engine(dir, options())
 		}
 	}
-	if err = errors.Join(err, d.Err()); err == nil {
+	if err == nil {
+		err = d.Err()
+	}
+	if err == nil {
 		return d, nil
 	}
 	if d.db != nil && d.Err() == nil {
 		err = errors.Join(err, d.db.Close())
 	}
 	return nil, fmt.Errorf("%s: %w", dir, err)
+}
+
+// engine opens the engine. On a full disk the engine tries again and again to write what was in its log: it is left to that.
+func (d *Disk) engine(dir string, options *pebble.Options) (*pebble.DB, error) {
+	type result struct {
+		db  *pebble.DB
+		err error
+	}
+	opened := make(chan result, 1)
+	go func() {
+		db, err := pebble.Open(dir, options)
+		opened <- result{db, err}
+	}()
+	select {
+	case r := <-opened:
+		return r.db, r.err
+	case <-d.lost:
+		return nil, d.Err()
+	}
 }
 
 // identify checks whose directory this is, and sets the disk's clock. fresh says that it is new.
@@ -288,7 +311,8 @@ func (d *Disk) Err() error {
 func (d *Disk) fail(err error) {
 	d.failOnce.Do(func() {
 		d.failed.Store(&err)
-		d.cfg.Logger.Error("counters not written any more", "error", err, "hint", "a full stop loses what is counted from now on; mend the disk and restart the node")
+		close(d.lost)
+		d.cfg.Logger.Error("counters not written any more", "error", err.Error(), "hint", "a full stop loses what is counted from now on; mend the disk and restart the node")
 		if d.cfg.Failed != nil {
 			d.cfg.Failed(err)
 		}

@@ -310,6 +310,84 @@ func TestBitFlips(t *testing.T) {
 	expect.True(t, err != nil, "damage was not noticed")
 }
 
+// TestTableDamage: of a flipped bit in a table either an error tells, or everything is there.
+func TestTableDamage(t *testing.T) {
+	r := newRig(t, nil)
+	r.cfg.Dir = t.TempDir()
+	r.open().start()
+	r.send(entry(3, 1, "bc", "one"), entry(4, 1, "bc", strings.Repeat("four", 2000)))
+	r.send(entry(3, 1, "", "two"))
+	r.close()
+	r.open().close() // which writes what is in the log to a table
+	files := must.Value(filepath.Glob(filepath.Join(r.cfg.Dir, Folder, "*.sst")))(t)
+	must.True(t, len(files) > 0, "no table")
+	told := 0
+	for _, name := range files {
+		data := must.Value(os.ReadFile(name))(t)
+		for i := range 40 {
+			at := i * len(data) / 40
+			data[at] ^= 0x10
+			must.NoError(t, os.WriteFile(name, data, 0o600))
+			data[at] ^= 0x10
+			d, err := Open(r.cfg)
+			sum := 0
+			if err == nil {
+				err = d.Restore(func(of Copy) error {
+					for _, c := range of.Chunks {
+						sum += of.Partition * len(c.Data)
+					}
+					return nil
+				})
+				must.NoError(t, d.Close())
+			}
+			if told++; err == nil {
+				told--
+				expect.Equal(t, sum, 3*6+4*8000, "byte %d of %d", at, len(data))
+			}
+			must.NoError(t, os.WriteFile(name, data, 0o600))
+		}
+	}
+	expect.True(t, told > 10, "only %d flips are told", told)
+}
+
+// TestClockBehind: under a clock that is behind what was written on the same boot, entries are as old as they were, and age from then on.
+func TestClockBehind(t *testing.T) {
+	r := newRig(t, vfs.NewMem()).open()
+	r.start()
+	r.send(entry(3, 1, "bc", "one"))
+	r.now += int64(time.Minute)
+	r.send(entry(3, 1, "", "two"))
+	r.close()
+	r.now -= int64(time.Hour) / 2
+	r.open()
+	r.expect("3 1/7: one@1m0s two@0s")
+	r.now += int64(time.Second)
+	r.close()
+	r.open()
+	r.expect("3 1/7: one@1m1s two@1s")
+	r.close()
+}
+
+// TestFullAtStart: a disk on which the engine cannot write its log to a table is an error at the start.
+func TestFullAtStart(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	r := newRig(t, mem).open()
+	r.start()
+	r.send(entry(3, 1, "bc", "one"))
+	var mended atomic.Bool
+	left := mem.CrashClone(vfs.CrashCloneCfg{})
+	r.close()
+	r = newRig(t, errorfs.Wrap(left, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if !mended.Load() && strings.HasSuffix(op.Path, ".sst") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return syscall.ENOSPC
+		}
+		return nil
+	})))
+	_, err := Open(r.cfg)
+	expect.ErrorIs(t, err, syscall.ENOSPC)
+	mended.Store(true) // so that the engine ends its attempts
+}
+
 // TestForTheNodeAlone: other users of the host read no counters, although they may look into the data directory.
 func TestForTheNodeAlone(t *testing.T) {
 	r := newRig(t, nil)
