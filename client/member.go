@@ -183,8 +183,8 @@ func (m *member) talk() error {
 func (m *member) ended(err error, lasted bool) {
 	// A stream that the node ended by itself has carried out no more than it has answered, and one that it rejected nothing.
 	untried := overloaded(err)
-	if errors.Is(err, io.EOF) {
-		untried, err = true, status.Error(codes.Unavailable, "the node takes no more checks")
+	if errors.Is(err, io.EOF) { // so it has not failed, as at its max-connection-age
+		untried, lasted, err = true, true, status.Error(codes.Unavailable, "the node takes no more checks")
 	}
 	m.mu.Lock()
 	sent, queue := m.sent, m.queue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -205,6 +206,17 @@ func TestNodeStops(t *testing.T) {
 	a.stops.Store(true) // ends its streams, and carries out nothing more
 	for range 20 {
 		expect.True(t, !failedOpen(t, c), "a question went unanswered")
+	}
+}
+
+// TestEndOfAStream: a node that ends a stream in good order has not failed, however short the stream was: callers wait for the next one.
+func TestEndOfAStream(t *testing.T) {
+	c := must.Value(Dial(t.Context(), "127.0.0.1:1"))(t)
+	defer c.Close()
+	list, _, _ := c.nodes.members()
+	for err, want := range map[error]int32{io.EOF: connecting, io.ErrUnexpectedEOF: failed} {
+		list[0].ended(err, false)
+		expect.Equal(t, list[0].state.Load(), want, "%v", err)
 	}
 }
 
