@@ -10,27 +10,31 @@ import (
 //
 // The path of one call:
 //
-//  1. decide notes a bit for each concern that the call has. Without one, or with concernBan alone, plain decides a call on a known
-//     key. If it can, the path ends here.
+//  1. decide notes a bit for each concern that the call has. Without one, or with concernBan alone, plain decides a call on a key that has
+//     a record under this rule and is neither banned nor on loan. If it can, the path ends here.
 //  2. before and locate ask the plan's concerns: each may answer the call, fail it, or change its request.
 //  3. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
 //  4. after tells the plan's concerns what was charged: each records it, or adds to the answer.
-//  5. DecideTo's caller waits for the answer's Ticket, if it has one.
+//  5. The caller of Store.DecideTo waits for the answer's Ticket, if it has one.
 //
 // Words:
 //
 //	plan      one call on its way through these steps; p in functions that have one
-//	concern   something that some calls need besides a decision; its file has a before function, an after function, or both
+//	concern   something that some calls need besides a decision; before, locate and after call its functions. A loan is a concern without a
+//	          bit: the record has lentFlag
 //	record    one key's state with its head, see shard.go; a view of it is valid until a record is made or dropped
 //	spec      a rule under which the shard has records, with the accounts that their keys and bytes count to; records have its number
 //	slot      the place of a record in the partition's table
 //	scope     the policy's name, or what stands for it; (scope, key) identifies a record, a hash only finds it
-//	follower  a process with a copy of the partition, which replication keeps up to date by Drain
-//	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to it is sent only the rest
+//	follower  a process with a copy of the partition, or this process's disk; replication keeps it up to date by Drain. The backup is the
+//	          follower that claims the partition when the holder is lost
+//	mark      the position of a state's log before the charge (algo.Limits.Mark); a follower that has everything up to it is sent only the rest.
+//	          note sends the whole state if mark is 0
 //	peek      a call with a cost of 0: it charges nothing
-//	pending   of a reservation: it was neither settled nor has its time ended; what followers have not been sent is told in follower.go
-//	guard     what a rule with Rule.Guarded demands: a grant to decide (Store.Lease), or a current backup or disk. A gate is what Open and
-//	          Shut move, a lease is a caller's, under a concurrency limit
+//	pending   of a reservation: it is pending until it is settled or expires
+//	guard     what a rule with Rule.Guarded demands: a grant to decide (Store.Lease), or a current backup or disk
+//	gate      what Store.Open opens and Store.Shut shuts: calls on a partition are decided only while it is open
+//	lease     a unit of a concurrency limit that a caller has taken (lease.go); the lease of Store.Lease is a grant
 //	denied    the state has counted a refusal, because of count_denied
 //
 // Where the concerns cross:
@@ -38,28 +42,29 @@ import (
 //   - A key with units on loan has lentFlag, and so is never decided by plain. Units on loan are neither in use nor
 //     free: beforeLoan puts them into request.OnLoan, so that the limits grant what is left beside them. A refusal that
 //     depends on them has answer.OnLoan (afterLoan); the limiter then recalls the loans and calls once more. If a call
-//     has Whole and returned units could grant it more, beforeLoan refuses it with OnLoan and charges nothing.
-//   - A banned key is refused by beforeBan, unless the call has Always. A ban begins in afterBan, with a refusal of a
-//     known key for want of room; not while units of the key are on loan.
-//   - A follower is told of every change of a record, except under a durability of None, where it is told when the
-//     partition moves. note, called in after, only queues the record for the follower; Drain sends it some milliseconds later.
-//   - If the answer has a Ticket, the caller of DecideTo waits until the backup or the disk has confirmed the change. afterGuard
-//     gives one to a grant: each under Sync and Persist; under Escrow that of a request id or of a reservation, and one
-//     that the backup does not allow for yet. afterBan gives one to a refusal that begins a ban. Other refusals have
-//     none, though count_denied or another rule may have changed the state: what is lost of those admits no more than
-//     if they had not been sent.
+//     has Call.Whole and returned units could grant it more, beforeLoan refuses it with OnLoan and charges nothing.
+//   - beforeBan refuses a call on a banned key, unless the call has Always. afterBan begins a ban when the limits refuse a key that had a
+//     record before the call, for want of room. plan.bans says when it begins none, such as while units of the key are on loan.
+//   - note queues every changed record; Drain sends it to the followers some milliseconds later. Under a durability of None, another process
+//     gets it only when the partition moves.
+//   - If the answer has a Ticket, the caller of Store.DecideTo waits until the backup or the disk has confirmed the change.
+//   - Under Sync, and under Escrow with Persist, afterGuard gives every grant a Ticket, unless everything has been confirmed.
+//   - Under Escrow without Persist, afterGuard gives one to a grant with a request id, to a grant that makes a reservation (but not for an
+//     atomic check), and to a grant beyond the escrowed amount: the units that the backup has been told to take for spent (escrow.go).
+//   - Under Escrow and Sync, afterBan gives one to a refusal that begins a ban, beforeID to a repeated answer, and extend to an extension.
+//   - Other refusals have none, although count_denied or a changed rule may have changed the state. If such a change is lost, the followers
+//     admit as much as if the refused call had never been made.
 //
 // Other files must keep:
 //
 //   - A before function that answers or fails a call has charged nothing. It may have ended loans and reservations
-//     whose time was over. A refund and an extension are answered in before, too, by other calls of decide.
+//     whose time was over. refundCall and extend are exceptions: they answer in before, and do change the state.
 //   - content.lower precedes every operation that may charge a state: reservations then know how many of their units
 //     are still there.
 //   - What a state takes from the arena is counted to the record's spec (share.go): between setTaker and endTaker, where the share's bounds
 //     hold, or within counted, where they do not.
 //   - A new key's state comes from makeState, which fills it if an earlier holder's count is lost (cold.go).
-//   - A change of a record is followed by note, with the mark from before the change, or 0 if the whole state must be
-//     sent.
+//   - A change of a record is followed by note, with the mark from before the change, or with 0 if the whole state must be sent.
 //   - A rule with a Ban has no limit with CountDenied (policy sees to that): plain would count a refusal, and charge would count it again.
 //   - charge may drop the record. An after function uses p.r only after a grant, or if p.denied is set or p.made is not.
 
@@ -71,9 +76,9 @@ const (
 	concernCopy                               // follower.go: a follower has to be told
 	concernID                                 // answers.go: the call has a request id
 	concernReservation                        // reservation.go: what the call charges is a reservation
-	concernHolds                              // reservation.go: the partition has pending reservations, and holds of them (algo.Hold)
+	concernHolds                              // reservation.go: the partition has pending reservations
 	concernBan                                // ban.go: the rule has a Ban
-	concernRefund                             // refund.go: the cost is negative
+	concernRefund                             // refund.go: the call has a negative cost and Always
 	concernExtension                          // settle.go: the call adds to a reservation
 )
 
@@ -90,7 +95,7 @@ type plan struct {
 	request algo.Request  // the call's, which beforeLoan changes
 	slot    uint32        // of the record in the partition's table, if it was made for this call
 	r       record        // set by locate, like mark
-	mark    uint64        // 0: the state has no log, or no follower is told of it
+	mark    uint64        // 0: the state has no log, or no follower is told; note sends the whole state if mark is 0
 	made    bool          // the record was made for this call
 	denied  bool          // the state has counted a refusal
 	banned  time.Duration // what is left of the key's ban
@@ -158,10 +163,11 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 }
 
 // plain decides a request that has no concern, or concernBan alone. It returns false, and has charged nothing, if the rest of decide
-// must: the key has no record under this very rule, is banned or on loan, there is no memory, or the refusal may begin a ban.
+// must: the key has no record under this very rule, is banned or on loan (stateOf tests all of these, the last two by the record's flags),
+// there is no memory, the refusal may begin a ban, or the rule has a Ban and the request has Always.
 func (sh *shard) plain(part *partition, k *Key, rule *Rule, now algo.Instant, r *algo.Request, each []algo.Decision, d *algo.Decision) bool {
 	if rule.Ban > 0 && r.Always {
-		return false // a request with Always is charged even if it is refused, and charge would charge it again
+		return false // plain would charge an Always request that is refused, and charge would charge it again
 	}
 	state, number := sh.stateOf(&part.table, k, rule)
 	if state == nil {
@@ -235,7 +241,8 @@ func (sh *shard) locate(p *plan, call *Call, answer *Answer) (answered bool, err
 	return false, nil
 }
 
-// charge lets the limits decide. It drops a record that was made for the call if nothing was charged to it; p.r is not valid then.
+// charge lets the limits decide. It drops a record that was made for the call if the limits fail or grant nothing, unless they have counted
+// the refusal and the state is not as good as new. p.r is not valid then, so charge resets p.denied: otherwise after would give p.r to note.
 func (sh *shard) charge(p *plan, call *Call, d *algo.Decision) error {
 	limits := p.rule.Limits
 	number := uint32(p.r.words[1] >> 32)
