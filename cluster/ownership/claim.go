@@ -14,17 +14,19 @@ import (
 //  2. Each member answers with an Info per partition: whether it holds it, whether it is about to claim it as well, the highest term that
 //     it knows, and the position of its copy.
 //  3. When all live members have answered, or after patience, conclude calls decideClaim for each partition.
-//  4. If a member holds the partition, that member will move it here. Otherwise the member with the newest copy claims it, whatever the
-//     ring says: this node (claim), or another one that it asks to (Entrust).
+//  4. If a member holds the partition, that member will move it here. Otherwise the member whose copy is the newest among the answers and this
+//     node's own claims it, whatever the ring says: this node (claim), or another one that it asks to (Entrust). If no member has a copy,
+//     this node claims.
 //  5. claim takes a term above every known one, opens the content, and asks for grants and a backup.
 //
 // What stops two claims of one partition:
 //
-//   - Only the ring's owner asks. If views of the ring differ, two nodes may ask, and each sees Info.Claiming of the other. Both ask again
-//     later: the one with the lower name after retryAfter/2, the other after retryAfter. So the lower name has claimed by then.
-//   - Only the newest copy claims, and an Entrust below a known term is dropped.
-//   - A process that this node does not see as a member yet (strange) may report that it holds the partition, or a member that sees it
-//     may. This node then treats it as the holder.
+//   - Only the ring's owner asks. If views of the ring differ, two nodes may ask, and each sees Info.Claiming of the other. The node with the
+//     lower name asks again after retryAfter/2, the other after retryAfter. The node with the lower name has claimed by then, if its round
+//     takes less than retryAfter/2.
+//   - Only the member with the newest copy claims, and an Entrust below a known term is dropped.
+//   - A process that this node does not see as a member yet may report that it holds the partition, or a member that sees it may name it.
+//     This node does not claim from such a strange holder for strangerFor; after that it may.
 //
 // None of this is exact while members cannot hear each other, or if the holder is alive and silent for longer than patience. Then two
 // processes may hold the partition, under different terms, until they meet and merge (move.go). Strict rules stay closed on a side without
@@ -59,7 +61,8 @@ type answer struct {
 	from Node
 }
 
-// mayClaim reports whether this node should ask after a partition now.
+// mayClaim reports whether this node should ask after a partition now. It should not while members that the disk knows may still come with
+// newer copies (awaitsMembers, disk.go).
 func (c *Core) mayClaim(p int) bool {
 	pt := &c.parts[p]
 	return !pt.held && c.mine(p) && !c.awaitsMembers() && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
@@ -86,12 +89,12 @@ func (c *Core) noteStranger(n Node) {
 	}
 }
 
-// newcomerFor is how long this node assumes that a process that has come into the ring does not know the holders of its partitions yet.
-// Each holder tells it once it sees it.
+// newcomerFor is how long this node assumes that a newcomer, a process that has come into the ring, has not heard of the holders of its
+// partitions yet. Each holder tells the newcomer when it sees the newcomer (tellNew).
 const newcomerFor = strangerFor
 
-// newcomer reports whether a process has come into the ring less than newcomerFor ago. Until it says that it holds a partition, checks go
-// to the last known holder: the newcomer would let them wait until it has heard of that holder.
+// newcomer reports whether a process has come into the ring less than newcomerFor ago. In that time, checks go to the last known holder until
+// the newcomer says that it holds the partition: the newcomer would let them wait until it has heard of that holder.
 func (c *Core) newcomer(n Node) bool {
 	_, ok := c.newcomers[n]
 	return ok
@@ -142,7 +145,8 @@ func (c *Core) noteDeparted(before map[Node]int32) {
 	}
 }
 
-// ask begins a round about the given partitions, or continues the one in progress. There is one round at a time.
+// ask begins a round about the given partitions, which must be sorted, because asking searches them. There is one round at a time: while one
+// is in progress, ask continues it and ignores parts.
 func (c *Core) ask(parts []int) {
 	if r := c.round; r != nil {
 		for n := range r.missing {
@@ -197,6 +201,8 @@ func (c *Core) asking(p int) bool {
 	return asked
 }
 
+// onQuery answers a Query. The answer claims a partition as well if this node is asking about it, or if the newest copy may be on the disk of
+// a member that has yet to come (awaitsCopies, disk.go).
 func (c *Core) onQuery(from Node, q *Query) {
 	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
 	for _, p := range q.Partitions {
@@ -217,8 +223,8 @@ func (c *Core) onQuery(from Node, q *Query) {
 // tellEvery is the least time between two messages that tell all members of newly held partitions.
 const tellEvery = 500 * int64(time.Millisecond)
 
-// tell sends all members the partitions that this node has come to hold. When a holder and its copy are both lost, the next claimant
-// then knows that the partition was held, and lets keys start full where their policy asks for that (Data.Cold).
+// tell sends all members the partitions that this node has come to hold, so that every member knows that they were held. If a holder and all
+// copies are lost, the claimant then calls Data.Cold, which lets keys start full where their policy asks for that.
 func (c *Core) tell() {
 	if len(c.gained) == 0 || c.t < c.tellAt {
 		return
@@ -322,7 +328,7 @@ func (c *Core) decideClaim(p int, r *round) {
 		case info.Claiming && source.Name < c.cfg.Self.Name:
 			yield = retryAfter
 		case info.Claiming:
-			// The other waits only if it has heard that this node claims. So this node waits as well, for a shorter time.
+			// The node with the higher name waits only if it has heard that this node claims. So this node waits as well, for a shorter time.
 			yield = max(yield, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
@@ -334,9 +340,8 @@ func (c *Core) decideClaim(p int, r *round) {
 			best, from = info.Copy, source
 		}
 	}
-	// This node asks again if the last known holder is alive and has not denied that it holds the partition. Then it became a member after
-	// the others were asked, or it claimed after it had answered, so that its answer has a lower term than the known one. This node does not
-	// wait for a holder that was asked and did not answer.
+	// This node asks again if the last known holder is alive, and its answer, if there is one, is older than its term. That holder became a
+	// member after the others were asked, or claimed after it had answered. This node does not wait for a holder that was asked and is silent.
 	undenied := pt.holder != c.cfg.Self && c.lives(pt.holder) && !r.missing[pt.holder]
 	for _, a := range answers {
 		undenied = undenied && (a.from != pt.holder || a.Term.Less(pt.known))
@@ -378,8 +383,9 @@ func (c *Core) onEntrust(_ Node, e *Entrust) {
 }
 
 // claim makes this node the holder of a partition that no process hands over, under a term above every known one. The content is the
-// copy that is here. fresh says that this copy is of the highest known term, so that nothing of an earlier holder is missing beyond what
-// its durability allows. Without such a copy a partition that had a holder is Cold: what that one counted is lost.
+// copy that is here. fresh is true if this node still holds the partition, or its copy has the highest known term: then nothing of an earlier
+// holder is missing beyond what its durability allows. If fresh is false and the partition had a holder, claim calls Data.Cold: what that
+// holder counted is lost.
 func (c *Core) claim(p int) {
 	pt := &c.parts[p]
 	earlier := pt.known != (Term{})
@@ -395,9 +401,12 @@ func (c *Core) claim(p int) {
 	restored := pt.restored
 	c.endRestored(p)
 	if !fresh || restored && len(c.absent) > 0 || pt.origin == (Term{}) {
-		pt.origin = t // copies of other origins may come, and are joined
+		// The origin is the term that the history of a content began with. A copy from a disk that comes later is joined with this content if
+		// its origin is another one, and dropped as an older state of this content if it is the same (takeJoin).
+		pt.origin = t
 	}
-	// Voters that do not know of the holder before a restored copy have stopped as well.
+	// earlier is false for a fresh restored copy: if then no voter has a record of an earlier holder, the voters have been restarted as well,
+	// and resolve takes the copy for whole. If earlier were true, resolve would let all keys of strict rules start full.
 	*pt.strict = strictness{earlier: earlier && !(restored && fresh), copy: pt.copy, from: pt.copyFrom}
 	if earlier && !fresh {
 		c.data.Cold(p, c.now.Instant)
