@@ -21,25 +21,27 @@ import (
 // other checks that go there. A receiver that is not the holder sends the check on, once, to the holder that it knows. If it knows none, or the check
 // was sent on before (Op.Hops), it answers NotHolder: nothing was charged, and the first node asks again.
 //
-// A check whose key is on loan (loan.go) is decided like any other while there is room besides what is on loan. Before its holder refuses it for want
-// of those units, the holder asks the borrowers to return what they have left, and decides once more, after 50 ms at most.
+// The holder decides a check whose key is on loan (loan.go) by the slow path of store/decide.go, and grants what is not on loan. Before it
+// refuses the check for want of units on loan, it asks the borrowers to return what they have left, and decides once more, after 50 ms at most.
 //
-// on_error answers (fail.go) on the node that the caller has asked in three cases: no node has decided within the caller's time or Config.Timeout; the
-// answer came under a grant that has ended; more operations wait than this node takes in (shed.go). On the holder it answers if the store has no
-// room: for a new key, or, of a part of an atomic check, for one more reservation.
+// on_error answers (fail.go) on the node that the caller has asked in three cases: no node has decided within the caller's time or
+// Config.Timeout; the deciding node's grant had ended when its answer came; more operations wait than this node takes in (shed.go). The
+// holder uses on_error if the store has no memory for the key, new or known, or no place for the reservation of a part of an atomic check.
 //
 // Words:
 //
+//	holder      the node that decides for a partition now (Config.Ownership)
 //	table       the policies in force, worked out for deciding (table.go)
 //	entry       one policy of the table
 //	rule        what decides one key's checks; it is missing if this node does not know the policy
 //	Target      names a policy, or has a Limit of its own, sent along
 //	Configured  of a Target: its Limit comes from the nodes' own files for Envoy
 //	Extra       the fields of operations other than checks (op.go)
-//	grant       what lets a holder decide under strict policies; a lease is a caller's, under a concurrency limit, but for Outcome.Lease
+//	grant       what lets a holder decide under strict policies
+//	lease       a unit of a concurrency limit that a caller has taken; Outcome.Lease is how long an answer given under a grant may be used
 //
-// Other files must keep: an operation has been planned before any other step; one that comes from a peer, too. decide calls suits, because only
-// the node that decides is sure to know the policy.
+// Other files must keep: every operation but OpRecall is planned first, also one that comes from a peer; OpRecall has no Target to plan by.
+// decide calls suits, because only the node that decides is sure to know the policy.
 
 // subject is what an operation is about: its key's hash, and the rule of its key in this node's own policies.
 type subject struct {
@@ -77,7 +79,7 @@ func (l *Limiter) replan(op *Op) {
 }
 
 // planAll plans operations under one table. An error is that of the operation's Outcome; bad is the place of the first operation that got one, or -1.
-// Operations that had an error before are left as they are.
+// planAll leaves each OpRecall, and each operation that had an error before, as it is.
 func (l *Limiter) planAll(ops []*Op) (bad int) {
 	t := l.table.Load()
 	var last *Op // the last without an error: most operations are under the same limit as the one before
@@ -101,7 +103,9 @@ func (l *Limiter) planAll(ops []*Op) (bad int) {
 }
 
 // planLike plans a valid check under the same policy or limit as last, the operation before it, with less work than plan. It reports false, and has
-// done nothing, for all other operations.
+// done nothing, for all other operations. Only plan allocates a Decision or an Extra, so op must be a check with a Decision. If both have the
+// same Limit, Policy, Namespace and Configured, what plan has validated of them for last holds for op as well: only the key and the cost are
+// left to validate. The rule of an unknown policy has no hash, so last.rule must not be missing.
 func (op *Op) planLike(last *Op) bool {
 	c, before := op.Check, last.Check
 	if op.Kind != OpCheck || last.Kind != OpCheck || op.Decision == nil || c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
@@ -146,7 +150,7 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 	return nil
 }
 
-// validCost checks the cost and the request id of a check, or of another operation that has them.
+// validCost checks the cost and Always of an operation by what its kind allows; Check.ValidCost checks the rest, which all kinds have in common.
 func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	switch {
 	case c.Always && kind == OpReserve && c.Cost < 0:
@@ -163,7 +167,8 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	return c.ValidCost()
 }
 
-// validExtra validates the fields of operations other than checks, and fills in defaults.
+// validExtra validates the fields of operations other than checks, and fills in defaults. A reservation's id must be one that callers have:
+// without the number of an extension (ReservationID.Whole, which has nothing to do with store.Call.Whole).
 func (op *Op) validExtra() *limit.Error {
 	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
 		return invalid("ttl", "is below the shortest one, 1ms")
@@ -206,7 +211,7 @@ func suits(op *Op) *limit.Error {
 	unsuited := func(message string) *limit.Error { return invalid(field, message) }
 	r := op.rule
 	switch {
-	case r.missing:
+	case r.missing: // this node does not know the limit
 	case !r.concurrency && op.Kind == OpAcquire:
 		return unsuited("is not a concurrency limit: check it in place of acquiring")
 	case !r.concurrency && (op.Kind == OpRenew || op.Kind == OpRelease):
@@ -214,7 +219,7 @@ func suits(op *Op) *limit.Error {
 	case !r.concurrency && op.Kind == OpReserve && op.Atomic && !op.Always && r.Limits.CountsDenied():
 		// The store cannot tell a refusal from a charge that was cancelled because another part of the check was refused.
 		return unsuited("has count_denied set, and cannot be part of an atomic check")
-	case !r.concurrency:
+	case !r.concurrency: // all other kinds suit it; the cases below are about concurrency limits
 	case op.Kind == OpCheck && (op.Cost > 0 || op.Always):
 		return unsuited("is a concurrency limit: acquire a lease in place of a check, which could not be released")
 	case op.Kind == OpRefund:
