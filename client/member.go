@@ -27,13 +27,13 @@ const (
 	// maxWaiting bounds the checks that wait for one node: beyond it they go unanswered at once, which keeps the memory
 	// of a program bounded while a node is stuck.
 	maxWaiting = 20_000
-	// maxUnanswered bounds the messages of checks without the last of their answers. A node reads no further message of a stream of which
-	// 64 wait for others. A report of loans must get through: those checks may be waiting for what it returns.
+	// maxUnanswered bounds the messages of checks without the last of their answers. A node stops reading a stream while 64 of its messages
+	// wait for other nodes; the client stops at 48, so that a report of loans can still be read: those checks may wait for what it returns.
 	maxUnanswered = 48
 	// soon is how long a stream must last. After one that ended before, the next one waits, unless a check hurries it: gRPC connects again at
 	// once when a connection ends that had been set up, so that a client that a node rejects would connect a thousand times a second.
 	soon = 5 * time.Second
-	// minPace is the first wait; each further one is twice as long, up to maxPace.
+	// minPace is the first pause; each further one is twice as long, up to maxPace. Each wait is random, from half of pause to pause.
 	minPace, maxPace = 200 * time.Millisecond, 15 * time.Second
 )
 
@@ -46,21 +46,23 @@ const (
 //	received   takes in what the node sends; onAnswer what it answers to checks
 //	ended      ends what waits for a stream that has ended
 //
-// Checks gather in a queue. The queue is sent when nothing is in flight, or when it has at least as many checks as are in flight. So a lone caller does
-// not wait for others, nor does a second one; many callers have a few large messages in flight, which saves CPU, because a message costs as much as
-// some tens of checks; and a check waits for one round trip at most.
+// Checks gather in a queue. The queue is sent when it has as many checks as are in flight, or MaxBatch, and fewer than maxUnanswered messages
+// lack their last answer. So a lone caller does not wait for others, nor does a second one; many callers have a few large messages in flight,
+// which saves CPU, because a message costs as much as some tens of checks; and a check waits for one round trip at most, below maxUnanswered.
 //
 // Words:
 //
 //	request    the checks of one call that go to this node
 //	message    what is sent at once: checks of several requests (message.go); a probe is a message without checks
 //	sent       messages on the open stream without the last of their answers
-//	in flight  of a check: its message is sent, and has no answer yet, not even its first
-//	hung       the node was ready, and left a call unanswered; it gets checks only if no other node is ready
-//	untried    of an error: the node carried out nothing, so that another may be asked
+//	in flight  of a check in inFlight: its message is sent, and has no answer yet, not even its first; out and pick count more, see out
+//	hung       the node was ready, and left a call unanswered; it gets checks only if pick finds none ready or connecting
+//	untried    of an error: the node carried out nothing, so that another may be asked. send fails errFull as not untried, although the node got
+//	           nothing, so that no other node is asked: beyond maxWaiting, checks go unanswered at once
 //	answered, unanswered, unknown  the outcome of a call, for the breaker and for heard (breaker.go)
 //
-// Other files must keep: a request that was sent to a member ends once (message.go), and is not used by its caller after that with an error.
+// Other files must keep: every request given to send ends exactly once (message.go), except that gatherLocked drops it if its caller has gone. A
+// caller uses a request again only if it has ended without an error.
 //
 // Its methods are safe for concurrent use.
 type member struct {
@@ -74,7 +76,7 @@ type member struct {
 	wake   fifo.Signal   // of the writer
 	hurry  fifo.Signal   // set when a check waits for a stream to be opened; it ends the pause
 	state  atomic.Int32  // what is known of the node: one of the constants below
-	out    atomic.Int64  // calls and checks in flight
+	out    atomic.Int64  // calls and checks whose callers wait for this node, also those in the queue
 	barred atomic.Int64  // by the clock of loans: until when it gets no reports of them
 
 	mu       sync.Mutex
@@ -96,11 +98,11 @@ type member struct {
 
 // What is known of a node.
 const (
-	connecting int32 = iota // nothing yet: it is not wanted, or being connected
+	connecting int32 = iota // nothing yet: it is not wanted, or a stream is being opened
 	ready                   // it is ready
 	hung                    // it was ready, and has left a call unanswered since
 	unready                 // it says that it is not ready, but answers as well as it can
-	failed                  // it has no stream
+	failed                  // its last stream could not be opened, or broke before soon; the next is not begun
 )
 
 func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
@@ -181,7 +183,7 @@ func (m *member) talk() error {
 
 // ended ends what waits for a stream that has ended, or could not be opened.
 func (m *member) ended(err error, lasted bool) {
-	// A stream that the node ended by itself has carried out no more than it has answered, and one that it rejected nothing.
+	// If the node closed the stream (EOF), it carried out only what it answered. If it rejected the stream (overloaded), it carried out nothing.
 	untried := overloaded(err)
 	if errors.Is(err, io.EOF) { // so it has not failed, as at its max-connection-age
 		untried, lasted, err = true, true, status.Error(codes.Unavailable, "the node takes no more checks")
@@ -293,7 +295,7 @@ func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 		m.renumber = false
 		m.packer.numbers.Reset()
 	}
-	m.inFlight += x.open
+	m.inFlight += x.open // all of x.checks: none has an answer yet; onAnswer subtracts len(x.checks) at the first one
 	m.sequence++
 	x.sequence = m.sequence
 	m.sent[x.sequence] = x
@@ -316,7 +318,7 @@ func (m *member) gatherLocked(x *message) {
 	}
 }
 
-// received takes in a response. The error says that no node gives such a response.
+// received takes in a response, and returns an error if the response is invalid.
 func (m *member) received(out *weirv1.CheckStreamResponse) error {
 	field := out.Error.GetField()
 	switch {
@@ -375,9 +377,10 @@ func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
 	return err
 }
 
-// heard takes in the outcome of a call to the node, and how long it took. A node that has left a call unanswered is taken for hung until it answers
-// a call, or the probe that is sent after the cooldown. A call that ran out of time counts as unanswered only if it had a tenth of the client's
-// timeout, since the caller's own deadline may have been short.
+// heard takes in the outcome of a call to the node, and how long it took. A node that has left a call unanswered is taken for hung until a call
+// or the probe is answered, the node says whether it is ready, or the stream ends. The probe is sent once, after the cooldown. A call that ran
+// out of time, or that its caller cancelled, counts as unanswered only if it took a tenth of the client's timeout, since the caller's own
+// deadline may have been short.
 func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
 	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
 		// The caller's time may have been short. A tenth of what a caller without a deadline has is more than a sound node takes: it
@@ -395,7 +398,7 @@ func (m *member) heard(ctx context.Context, err error, o outcome, took time.Dura
 	}
 }
 
-// probe has a message without checks sent to a node that hangs, which a node answers at once.
+// probe sends a hung node an empty message. A healthy node answers an empty message at once.
 func (m *member) probe() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

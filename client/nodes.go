@@ -35,8 +35,9 @@ import (
 //	wanted   of a member: it is to be connected
 //	changed  is closed when the list, err or a member's state has changed, but not when a ready node becomes hung or a hung one ready
 //
-// Other files must keep: list is replaced under mu and never modified; a member's state is set by become, so that pick wakes, except between ready
-// and hung (heard, onAnswer): pick waits for a node only while some are connecting and none is ready, and it looks again after widenAfter.
+// Other files must keep: list is replaced under mu and never modified; a member's state is set by become, so that pick wakes, except between
+// ready and hung (heard, onAnswer). pick waits for a node only while none is ready and some are connecting, or while the list is empty without an
+// error, and it looks again after widenAfter.
 
 const (
 	// maxTries is how many nodes are asked when the first could not carry out a check.
@@ -48,8 +49,8 @@ const (
 )
 
 // nodes is the limit.Service of a cluster: the nodes behind an address, and those of the ring that they tell. It asks them over gRPC, the
-// owner of a key first (remote.go). Its errors are *Error, or a gRPC status that no node should answer with. Limits sent along must not
-// change while a call uses them.
+// owner of a key first (remote.go). Its errors are *Error, or wrap a gRPC status that no node should answer with (AlreadyExists,
+// FailedPrecondition, OutOfRange, Unimplemented or DataLoss, see codeError). Limits sent along must not change while a call uses them.
 type nodes struct {
 	address  address
 	dial     []grpc.DialOption // for each connection
@@ -60,14 +61,14 @@ type nodes struct {
 	ctx       context.Context // ends with close
 	cancel    context.CancelFunc
 	now       func() time.Duration
-	next      atomic.Uint64 // the turn
+	next      atomic.Uint64 // the turn: pick starts at list[next], modulo the list's length, and raises next each time
 	running   sync.WaitGroup
 	loans     *loans      // nil: none
 	unreached fifo.Signal // set when a node cannot be reached: perhaps the host name stands for others
 
 	mu      sync.Mutex
-	wide    bool          // all nodes are to be connected, not only those that are asked
-	widened time.Duration // when a node was connected last because no other one could be asked
+	wide    bool          // set by connectAll: all nodes are to be connected, not only those that are asked
+	widened time.Duration // when widen last connected one more node, because none was ready
 	given   []string      // the addresses of the nodes behind address
 	list    []*member     // of given, and of the ring; replaced, never modified
 	err     error         // of the last look-up, or of an address that cannot be connected to; list may have nodes all the same
@@ -92,7 +93,7 @@ func newNodes(a address, o options) (*nodes, error) {
 		ns.cooldown = DefaultBreakerCooldown
 	}
 	ns.ctx, ns.cancel = context.WithCancel(context.Background())
-	// Options that cannot be are to be found out now, not once a name is resolved.
+	// newNodes fails at once if an option is invalid. Otherwise that would be found out only once a name is resolved.
 	conn, err := ns.connect("localhost:1")
 	if err != nil {
 		return nil, err
@@ -112,7 +113,7 @@ func newNodes(a address, o options) (*nodes, error) {
 func (ns *nodes) connect(addr string) (*grpc.ClientConn, error) {
 	dial := ns.dial
 	if !slices.Contains(ns.address.nodes, addr) {
-		// Its certificate is checked against the name that it was called by.
+		// TLS checks the node's certificate against the name in the program's address, because this address came from the ring or a look-up.
 		dial = slices.Concat([]grpc.DialOption{grpc.WithAuthority(ns.address.name)}, dial)
 	} else if ns.address.target {
 		return grpc.NewClient(addr, dial...)
@@ -199,7 +200,8 @@ func (ns *nodes) renewLocked() {
 	}
 	for _, m := range ns.list {
 		if !slices.Contains(list, m) {
-			// The node may be alive, and only the name has lost its address. So calls in flight have their time.
+			// The node may be alive, and only the name has lost its address. So calls in flight have their time. cancel then ends m.run, which
+			// closes the connection.
 			time.AfterFunc(ns.timeout, m.cancel)
 			ns.unfollow(m, list)
 		}
@@ -237,12 +239,13 @@ func (ns *nodes) count() (all, able int) {
 	return len(list), able
 }
 
-// pick returns the node to ask: the ready one with the fewest calls in flight, and in turn among equals. So a node that
-// hangs gets at most one call more than each other node until its first call times out.
+// pick returns the node to ask: the ready one with the fewest calls in flight, and in turn among equals. So until its first call times out,
+// pick gives a node that hangs a call only while it has at most as many in flight as each other ready node, and it then has at most one call
+// more in flight. That does not hold for checks that owners gives to the owner of their keys.
 //
-// If no node is ready and some have not been tried, pick connects one more, and another one whenever that fails or takes long, and waits
-// for them until ctx's Deadline. If all have been tried, pick returns a hung node, else an unready one, else a failed one: its error says
-// why.
+// If no node is ready and some are not wanted yet, or are being connected (again), pick connects one more, and another one whenever that
+// fails or takes long, and waits for them until ctx's Deadline. If all are hung, unready or failed, pick returns a hung one, else an unready
+// one, else a failed one: send then fails with that member's err, unless its connection still stands.
 func (ns *nodes) pick(ctx context.Context) (*member, error) {
 	for {
 		list, changed, err := ns.members()
@@ -290,7 +293,8 @@ func (ns *nodes) best(list []*member, turn uint64) (best [failed + 1]*member) {
 	return best
 }
 
-// widen connects one more node, if there is one: at once where no other one is being tried, otherwise if the last one takes long.
+// widen connects one more node, if one is not wanted yet: at once where no other one is being tried, otherwise widenAfter after the last time
+// (widened). It does not set wide, with which all nodes are connected.
 func (ns *nodes) widen(list []*member, turn uint64) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
