@@ -6,16 +6,17 @@ import (
 	"time"
 )
 
-// slidingLog keeps the instant of every admission of the last l.Window, and so knows exactly how many there were in any
-// half-open interval of that length. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
+// slidingLog keeps the instant of every admission of the last l.Window, rounded up to a tick. So it counts the units of the last window: a unit
+// leaves up to one tick late, never early. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
 //
 // The path of an admission:
 //
 //  1. advance removes the units that have expired, from the oldest segment on (expire).
 //  2. The request is refused if used is too high. wait then looks for the unit whose expiry makes room (unitAt).
-//  3. reserve makes room in the newest segment, and charge writes the units there (add).
+//  3. reserve, which has nothing to do with reservations, adds a segment if the newest has no room. charge writes the units there (add).
 //  4. snapshot and since write them into snapshots and copies (entries), and readEntries reads them there.
-//  5. They leave by expire, by refund with the oldest, or by takeAt from the place of a cancelled reservation.
+//  5. They leave by expire, by refund with the oldest, or by takeAt from the place of a cancelled reservation. A log that no call touches keeps
+//     its segments until something asks whether it is idle, such as the store's sweep: advance then frees them.
 //
 // Words:
 //
@@ -25,7 +26,9 @@ import (
 //	tick     the unit in which entries count instants; also the lowest 31 bits of an instant, counted in ticks
 //	entry    a tick and the units at it, in 1 to 3 cells
 //	segment  a block of the Arena with entries; a log is a chain of segments
-//	newest   the instant of the newest entry; of a segment, the last in the chain
+//	newest   the instant of the newest entry (logNewest, and variables of that name); the method newest returns the Ref of the last segment
+//	         of the chain, which is the newest segment
+//	size     words: of a segment, those of its block; of a log, those of all its segments
 //
 // A tick is the shortest power of two of nanoseconds for which the window and one tick more are at most 1<<31 ticks. An
 // instant is rounded up to its tick, so that it expires late by less than a tick, and never early. Ticks of a fresh log
@@ -50,8 +53,8 @@ import (
 //   - Each segment counts its units, and their sum is that of the log.
 //   - After takeAt no two neighbours fit into the first of them, the newest segment aside (merge). So cancelled
 //     reservations leave at most half of a log's cells without use.
-//   - Other files change a log by counter's methods and takeAt only. They move the position (extend.go) with each change that
-//     is not the removal of the oldest units.
+//   - Other files change a log by the methods of the interface counter (limits.go) and by takeAt only. With each change but the removal of the
+//     oldest units, they move the state's position, of which Mark returns a reading (extend.go).
 type slidingLog struct{}
 
 const (
@@ -191,7 +194,7 @@ func (c slidingLog) dropSegment(a *Arena, s []uint64, g segment) {
 	c.setChain(s, next, c.newest(s))
 }
 
-// dropEmpty frees the oldest segments that have no entry any more. The log must have one.
+// dropEmpty frees the oldest segments that have no entry any more. The log must have an entry.
 func (c slidingLog) dropEmpty(a *Arena, s []uint64) {
 	for {
 		g := segmentAt(a, c.oldest(s))
@@ -256,9 +259,12 @@ func (slidingLog) resetAfter(l *Limit, _ *Arena, s []uint64, now Instant) time.D
 	return time.Duration(int64(s[logNewest])-now.Mono) + l.Window
 }
 
-// reserve makes sure that the newest segment has room for what charge may write. The first segments are small, because
-// most logs are. The words of a later one are the root of twice the log's: then the unused cells of the oldest and the newest
-// segment take about as much as all headers. They are a power of two, because such blocks use up a page without a rest.
+// reserve makes sure that the newest segment has room for what charge may write. There are three sizes of segments:
+//
+//   - The first segment has 4 words, because most logs are small. For limits 3 and 4 it holds the whole log of single units.
+//   - The first segment for limits 1, 2, 5 and 6 has just the words that the whole log of single units takes.
+//   - A later segment has about sqrt(2 × words of the log), as a power of two, 4 to MaxBlock. Then the unused cells of the oldest and the newest
+//     segment take about as much as all headers. Blocks of a power of two use up a page without a rest.
 func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	last := c.newest(s)
 	if last != 0 {
@@ -270,7 +276,7 @@ func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	switch {
 	case last != 0:
 	case l.Limit <= 2 && n <= 2:
-		words = segmentHeader + 1 // the whole log, as below
+		words = segmentHeader + 1 // this segment holds the whole log; the next case does the same for limits 5 and 6
 	case l.Limit == 5 || l.Limit == 6:
 		words = segmentHeader + 3
 	}
@@ -298,7 +304,7 @@ func (c slidingLog) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
 }
 
 // add writes n units at an instant on a tick that is not before the newest one. Units of the newest instant join the newest
-// entry, if it is in the newest segment. That entry then gets no more than the cells of an entry of n units in addition.
+// entry, if it is in the newest segment. The joined entry grows by at most cellsFor(n), so what reserve made is enough.
 func (c slidingLog) add(a *Arena, s []uint64, instant int64, k int, n int64) {
 	g := segmentAt(a, c.newest(s))
 	i := g.end()
@@ -348,7 +354,8 @@ func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) i
 	return n
 }
 
-// convert gives the chain of s to t. If the ticks change, it rounds each entry's instant up to the new ones, in its place.
+// convert gives the chain of s to t; the caller must clear s and not free it. If the ticks change, convert rounds each entry's instant up to the
+// new ones, in its place.
 func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
 	copy(t, s)
 	k, k2 := l.tickShift(), to.tickShift()
@@ -382,8 +389,8 @@ func (c slidingLog) snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Ins
 	return c.entries(dst, l, a, s, now, 0)
 }
 
-// since writes what extend needs to bring a copy up to s that has all but the newest n units: the number of all units, n, and
-// the newest n units.
+// since writes what extend needs to bring a copy up to s. The copy has every unit of s but the newest n; since writes the number of all units, n,
+// and those n.
 func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, n int64) []byte {
 	units := int64(s[logUnits])
 	n = min(n, units)
@@ -395,9 +402,9 @@ func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instan
 	return c.entries(dst, l, a, s, now, units-n)
 }
 
-// entries writes all units but so many of the oldest ones, of which there must be more, from the oldest to the newest: the age of
-// the newest, the ticks from the first unit to the newest, and each entry's ticks since the one before, with its units if
-// there are several.
+// entries skips the `without` oldest units, and writes the others from the oldest to the newest; the log must have more than `without`. It writes
+// the age of the newest, the ticks from the first unit to the newest, and each entry's ticks since the one before, with its units if there are
+// several.
 func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, without int64) []byte {
 	r, newest := c.read(a, s, l.tickShift()), int64(s[logNewest])
 	r.pass(without)
@@ -406,7 +413,7 @@ func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Inst
 	last, g, pos := tickOf(r.instant, r.k), r.g, r.pos
 	_, passed, _ := g.entry(pos)
 	passed -= r.n // units of the first entry that are not written
-	for {         // without the reader, which works out instants: a snapshot would take half as long again
+	for {         // without the reader, which works out instants: with it, a snapshot would take 1.5 times as long
 		for pos < g.end() {
 			tick, n, cells := g.entry(pos)
 			n, passed = n-passed, 0
@@ -433,10 +440,12 @@ func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *read
 	return c.readEntries(l, a, s, now, r, units)
 }
 
-// extend reads what since wrote, into a copy of that log. Since the mark that the copy has, the log must have lost only its
-// oldest units, and units that it was charged after the mark. The copy then keeps its newest units, as many as the log has
-// besides those that follow. If the log lost others, AppendSince writes a snapshot in place of this: GiveBack, which calls
-// takeAt, begins a new generation if a copy may have been told of the units that it takes.
+// extend reads what since wrote, into a copy of that log. The copy keeps its newest units, as many as the log has besides the n units that
+// follow. That is right only if the log has lost no other units since the copy's mark than its oldest ones, and units that it was charged after
+// the mark.
+//
+// AppendSince sends a snapshot in place of this if the mark is of an earlier generation of positions. GiveBack, which calls takeAt, begins a new
+// generation if a copy may have been told of the units that it takes, since these may be others.
 func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
 	units := r.uint(MaxLimit)
 	n := r.uint(units)
@@ -453,8 +462,8 @@ func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reade
 }
 
 // readEntries adds what entries wrote, so many units, to the end of the log. An empty log takes over the writer's
-// ticks. A log with entries keeps its own, and an entry between two ticks gets the later one. If an entry would be older
-// than the newest one, because its message took less time, it gets the newest instant.
+// ticks. A log with entries keeps its own, and an entry between two ticks gets the later one. There, an instant after now counts as now. If an
+// entry would be older than the newest one, because its message took less time, it gets the newest instant.
 func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *reader, units int64) error {
 	k, empty := l.tickShift(), s[logUnits] == 0
 	age := r.int(2 * int64(MaxWindow))
@@ -495,8 +504,9 @@ func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
 	return newest + roundUp(max(instant-newest, 0), k)
 }
 
-// join makes u the log that has, from each instant to now, as many units as the one of s and t with more of them. u has the
-// ticks of the side with the newest entry. If the other side has other ticks, its entries expire late, by less than a tick.
+// join makes u the log that has, from each instant to now, as many units as the one of s and t with more of them. It passes the instants of both
+// from the oldest on. At each, u gets n units: those by which the larger of the two counts, from the instant to now, falls when the instant is
+// passed. u has the ticks of the side with the newest entry. If the other side has other ticks, its entries expire late, by less than a tick.
 func (c slidingLog) join(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	if s[logUnits] == 0 || int64(s[logNewest]) < int64(t[logNewest]) {
 		s, t = t, s
@@ -571,7 +581,7 @@ func (r *logReader) nextSegment() {
 	r.before, r.g, r.pos = r.g, segmentAt(r.a, r.g.next()), 0
 }
 
-// pass passes the oldest units, so many, of which there must be more.
+// pass skips the `units` oldest units; the log must have more than `units`.
 func (r *logReader) pass(units int64) {
 	for units >= int64(r.g[1]) {
 		units -= int64(r.g[1])
@@ -596,8 +606,7 @@ func (r *logReader) passInstant(instant int64) (n int64) {
 	return n
 }
 
-// unitAt is the instant of the i-th oldest unit, counted from 1. It uses no reader, because a refusal would take half as long
-// again.
+// unitAt is the instant of the i-th oldest unit, counted from 1. It uses no reader: with a reader, a refusal would take 1.5 times as long.
 func (c slidingLog) unitAt(a *Arena, s []uint64, k int, i int64) int64 {
 	g, pos := segmentAt(a, c.oldest(s)), c.pos(s)
 	for i > int64(g[1]) {
@@ -634,8 +643,8 @@ func (c slidingLog) find(a *Arena, s []uint64, k int, instant int64) (r logReade
 	return r, older, r.instant < instant+1<<k
 }
 
-// takeAt takes up to n units from the entries at the first tick that is not before an instant, if that is less than a tick
-// after it. It returns how many it took.
+// takeAt takes up to n units from the entries at the instant of the oldest entry not before `instant`, if that is less than a tick after
+// `instant`. It returns how many it took.
 func (c slidingLog) takeAt(a *Arena, s []uint64, k int, instant, n int64) (taken int64) {
 	r, _, ok := c.find(a, s, k, instant)
 	if !ok {
