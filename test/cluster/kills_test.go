@@ -29,7 +29,7 @@ type asked struct {
 // ask asks through a member.
 func (q *asked) ask(ctx context.Context, m *member) (d *weirv1.Decision, err error) {
 	if q.reserve {
-		return m.limiter.Reserve(ctx, &weirv1.ReserveRequest{Target: q.target, RequestId: q.id})
+		return m.limiter.Reserve(ctx, &weirv1.ReserveRequest{Target: q.target, RequestId: q.id, TtlNs: int64(time.Hour)})
 	}
 	out, err := m.limiter.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: q.target, RequestId: q.id}}})
 	if err != nil {
