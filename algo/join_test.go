@@ -127,12 +127,12 @@ func TestJoinLattice(t *testing.T) {
 // its instant no more than the larger of them.
 func TestJoinBounds(t *testing.T) {
 	for i, ls := range joinLimits() {
-		for seed := range uint64(60) {
+		for seed := range uint64(30) {
 			rng := rand.New(rand.NewPCG(seed, uint64(i)))
 			apart := seed%2 == 1
 			a, s, now := sides(t, rng, ls, 2, apart)
 			u := joined(t, ls, a, now, s...)
-			for at := now; at.Mono < now.Mono+3*int64(time.Minute); at = later(at, time.Duration(1+rng.Int64N(int64(time.Second)))) {
+			for at := now; at.Mono < now.Mono+3*int64(time.Minute); at = later(at, time.Duration(1+rng.Int64N(int64(2*time.Second)))) {
 				for k := range ls {
 					used := func(s State, at Instant) int64 { return usedLater(t, ls, a, s, now, at, k) }
 					x, y, got := used(s[0], at), used(s[1], at), used(u, at)

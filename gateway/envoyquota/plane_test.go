@@ -41,7 +41,7 @@ func TestBounds(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			for i, profile := range profiles {
 				t.Run(profile.name, func(t *testing.T) {
-					for seed := range uint64(9) {
+					for seed := range uint64(5) {
 						w := newWorld(t, seed*100+uint64(i), p.text)
 						w.weather(i, int(seed))
 						p.judge(w)

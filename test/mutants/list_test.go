@@ -2,11 +2,11 @@ package mutants
 
 // What notices a mutant.
 const (
-	seeds     = "./test/simulation -run TestSeeds$ -most 1 -weather "
-	loans     = "./test/simulation -run TestLoanSeeds$ -most 1"
+	seeds     = "./test/simulation -run TestSeeds$ -seeds 300 -most 1 -weather "
+	loans     = "./test/simulation -run TestLoanSeeds$ -seeds 300 -most 1"
 	calls     = "./test/simulation -run TestCallSeeds$ -most 1 -calls 30 -weather "
 	scenario  = "./test/simulation -run TestScenarios/"
-	stops     = "./test/simulation -run TestStopSeeds$"
+	stops     = "./test/simulation -run TestStopSeeds$ -seeds 900"
 	ownership = "./cluster/ownership -run "
 )
 
