@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"regexp"
@@ -46,23 +47,17 @@ func ParseDuration(s string) (time.Duration, error) {
 	case s == "" || !durationShape.MatchString(s):
 		return 0, fmt.Errorf("%s is not a duration: %s", strictyaml.Show(s), durationHint)
 	}
-	// What has the shape of a duration and is none does not fit the type.
-	tooLong := fmt.Errorf("%s is too long for a duration", strictyaml.Show(s))
-	var days, rest time.Duration
-	var err error
 	number, tail, hasDays := strings.Cut(s, "d")
 	if !hasDays {
-		tail = s
-	} else if days, err = time.ParseDuration(number + "h"); err != nil || days > math.MaxInt64/24 {
-		return 0, tooLong
+		number, tail = "0", s
 	}
-	days *= 24
-	if tail != "" {
-		if rest, err = time.ParseDuration(tail); err != nil || rest > math.MaxInt64-days {
-			return 0, tooLong
-		}
+	days, err := time.ParseDuration(number + "h")
+	rest, restErr := time.ParseDuration(cmp.Or(tail, "0"))
+	// What has the shape of a duration and is none does not fit the type.
+	if err != nil || restErr != nil || days > math.MaxInt64/24 || rest > math.MaxInt64-24*days {
+		return 0, fmt.Errorf("%s is too long for a duration", strictyaml.Show(s))
 	}
-	return days + rest, nil
+	return 24*days + rest, nil
 }
 
 var durationShape = func() *regexp.Regexp {

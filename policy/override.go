@@ -141,7 +141,7 @@ func (p *Policy) with(list []Override, indexes []int, earlier *Policy, refused [
 		earlier = nil
 	}
 	out := *p
-	out.file, out.exact, out.prefixes = p, nil, nil
+	out.file = p
 	rules := make([]Rule, 0, len(indexes))
 	replaced := make(map[[2]string]bool, len(indexes))
 	for _, i := range indexes {
@@ -175,13 +175,8 @@ func (p *Policy) overrideOf(key, prefix string) *Rule {
 	if p == nil {
 		return nil
 	}
-	if prefix == "" {
-		return p.exact[key]
+	if prefix != "" {
+		return p.prefixes[prefix]
 	}
-	if i, ok := slices.BinarySearchFunc(p.prefixes, prefix, comparePrefix); ok {
-		return p.prefixes[i].rule
-	}
-	return nil
+	return p.exact[key]
 }
-
-func comparePrefix(p prefix, text string) int { return strings.Compare(p.text, text) }

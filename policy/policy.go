@@ -17,8 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
-	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -131,14 +129,8 @@ type Policy struct {
 	file      *Policy           // of WithOverrides: the policy as its file has it
 	overrides []Rule            // in the order of the file, then those set by operators; exact and prefixes point into it
 	exact     map[string]*Rule  // by key
-	prefixes  []prefix          // sorted by text
-}
-
-// prefix is one element of the sorted list in which the longest matching prefix is looked up.
-type prefix struct {
-	text   string
-	parent int32 // index of the longest other element that text begins with, -1 when there is none
-	rule   *Rule
+	prefixes  map[string]*Rule  // by prefix
+	lengths   []int             // of prefixes, each once, the longest first
 }
 
 // Rule is what applies to one key of a policy.
@@ -164,16 +156,11 @@ func (p *Policy) Rule(key string) *Rule {
 	if r, ok := p.exact[key]; ok {
 		return r
 	}
-	// Whatever sorts between a prefix of key and key itself begins with that prefix too. So the prefixes of key that
-	// are in the list are all among the greatest element not above key and its chain of parents.
-	at := sort.Search(len(p.prefixes), func(i int) bool { return p.prefixes[i].text > key }) - 1
-	if at < 0 {
-		return &p.own
-	}
-	shared := commonLength(p.prefixes[at].text, key)
-	for i := int32(at); i >= 0; i = p.prefixes[i].parent {
-		if len(p.prefixes[i].text) <= shared {
-			return p.prefixes[i].rule
+	for _, n := range p.lengths { // a few, as prefixes are made by one scheme
+		if n <= len(key) {
+			if r, ok := p.prefixes[key[:n]]; ok {
+				return r
+			}
 		}
 	}
 	return &p.own
@@ -205,35 +192,17 @@ func (p *Policy) Rules() []*Rule {
 
 // index prepares the look-up of overrides, whose keys and prefixes are known to be different from each other.
 func (p *Policy) index() {
+	p.exact, p.prefixes, p.lengths = make(map[string]*Rule), make(map[string]*Rule), nil
 	for i := range p.overrides {
-		r := &p.overrides[i]
-		if r.Prefix != "" {
-			p.prefixes = append(p.prefixes, prefix{text: r.Prefix, rule: r})
-			continue
-		}
-		if p.exact == nil {
-			p.exact = make(map[string]*Rule)
-		}
-		p.exact[r.Key] = r
-	}
-	slices.SortFunc(p.prefixes, func(a, b prefix) int { return cmp.Compare(a.text, b.text) })
-	for i := range p.prefixes {
-		parent := int32(i) - 1
-		for parent >= 0 && !strings.HasPrefix(p.prefixes[i].text, p.prefixes[parent].text) {
-			parent = p.prefixes[parent].parent
-		}
-		p.prefixes[i].parent = parent
-	}
-}
-
-func commonLength(a, b string) int {
-	n := min(len(a), len(b))
-	for i := range n {
-		if a[i] != b[i] {
-			return i
+		if r := &p.overrides[i]; r.Prefix != "" {
+			p.prefixes[r.Prefix] = r
+			p.lengths = append(p.lengths, len(r.Prefix))
+		} else {
+			p.exact[r.Key] = r
 		}
 	}
-	return n
+	slices.SortFunc(p.lengths, func(a, b int) int { return b - a })
+	p.lengths = slices.Compact(p.lengths)
 }
 
 // Set is the policies of one file, and with WithOverrides the overrides set beside it. It is immutable. A nil *Set and the zero Set hold no policies.

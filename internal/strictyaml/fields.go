@@ -315,7 +315,7 @@ func clip(name string) string {
 // suggestion is ": did you mean …?" when there is something to suggest.
 func (d *Decoder) suggestion(word string, known []string) string {
 	best, least := "", 3
-	if len(word) > 2*maxWord {
+	if len(word) > 32 {
 		return ""
 	}
 	if d.OtherName != nil {
@@ -335,30 +335,23 @@ func (d *Decoder) suggestion(word string, known []string) string {
 	return ": did you mean " + best + "?"
 }
 
-// maxWord is above the length of every field and word there is.
-const maxWord = 16
-
-// distance is the number of letters to insert, remove, replace or swap with their neighbour to get from a to b.
+// distance is the number of letters to insert, remove or replace to get from a to b (Levenshtein 1965).
 func distance(a, b string) int {
-	var before, last, row [maxWord*2 + 1]int
-	for j := range len(b) + 1 {
-		last[j] = j
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
 	}
 	for i := range len(a) {
+		diagonal := row[0]
 		row[0] = i + 1
 		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
+			if a[i] != b[j] {
+				diagonal = min(diagonal, row[j], row[j+1]) + 1
 			}
-			row[j+1] = min(last[j]+cost, last[j+1]+1, row[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				row[j+1] = min(row[j+1], before[j-1]+1)
-			}
+			diagonal, row[j+1] = row[j+1], diagonal
 		}
-		before, last = last, row
 	}
-	return last[len(b)]
+	return row[len(b)]
 }
 
 // ParseInteger reads a whole decimal number, with underscores between digits where they help the eye (1_000_000).

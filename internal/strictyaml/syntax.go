@@ -132,31 +132,16 @@ func locate(data []byte, message string) (offset int, found bool) {
 }
 
 func invalidOffset(data []byte) int {
-	for i := 0; i < len(data); {
-		r, size := utf8.DecodeRune(data[i:])
-		if r == utf8.RuneError && size == 1 {
+	for i, r := range string(data) {
+		if r == utf8.RuneError && !bytes.HasPrefix(data[i:], []byte("\ufffd")) {
 			return i
 		}
-		i += size
 	}
 	return len(data)
 }
 
-// Position turns an offset into a line and a column as the YAML library counts them: every line break of YAML 1.1 ends
-// a line, and a column is a character.
+// Position turns an offset into a line and a column, in characters. Lines end in a line feed.
 func Position(data []byte, offset int) (line, column int) {
-	line, column = 1, 1
-	for i := 0; i < offset; {
-		r, size := utf8.DecodeRune(data[i:])
-		i += size
-		switch {
-		case r == '\r' && i < len(data) && data[i] == '\n':
-			// Counted with the line feed.
-		case r == '\r', r == '\n', r == '\u0085', r == '\u2028', r == '\u2029':
-			line, column = line+1, 1
-		default:
-			column++
-		}
-	}
-	return line, column
+	before := data[:offset]
+	return 1 + bytes.Count(before, []byte{'\n'}), 1 + utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])
 }
