@@ -28,11 +28,8 @@ type candidate struct {
 	arena  *algo.Arena
 	states []keyState
 
-	admitted, refused, admittedUnits, refusedUnits, impossible, touched int64
-
-	longest  time.Duration
+	out      Candidate // what has been counted so far
 	line     timeline
-	worst    Worst
 	worstKey uint32
 	kept     int // admissions that all states remember
 }
@@ -45,8 +42,7 @@ type keyState struct {
 	begun             bool
 	banned            int64 // Mono instant at which the key's ban ends
 	admitted, refused uint32
-	recent            []admission // those of the last window, from head on
-	head              int
+	recent            []admission // those of the last window
 	sum               int64
 }
 
@@ -63,24 +59,13 @@ func newCandidate(p *policy.Policy) *candidate {
 	return c
 }
 
-// span is the length of a limit's window; for one of the calendar, the longest that it can be.
+// span is the length of a limit's window; for one of the calendar, the longest that it can be while no clock is changed.
 func span(l *algo.Limit) time.Duration {
-	const day = 24 * time.Hour
-	switch l.Period {
-	case algo.Minute:
-		return time.Minute
-	case algo.Hour:
-		return time.Hour
-	case algo.Day:
-		return 25 * time.Hour // with a change of the clocks
-	case algo.Week:
-		return 7*day + time.Hour
-	case algo.Month:
-		return 31*day + time.Hour
-	case algo.Year:
-		return 366 * day
+	if l.Period == 0 {
+		return l.Window
 	}
-	return l.Window
+	start, end := l.Period.Around(time.Date(2024, time.July, 1, 0, 0, 0, 0, time.UTC))
+	return end.Sub(start)
 }
 
 func (c *candidate) take(b *batch) {
@@ -138,23 +123,22 @@ func (c *candidate) decide(e *entry) {
 	}
 	c.line.add(e.at, d.Allowed)
 	if d.Allowed {
-		c.admitted++
-		c.admittedUnits += d.Granted
+		c.out.Admitted++
+		c.out.AdmittedUnits += d.Granted
 		k.admitted++
-		c.longest = max(c.longest, d.Delay)
+		c.out.LongestWait = max(c.out.LongestWait, d.Delay)
 		c.saw(k, e, d.Granted)
 		return
 	}
-	c.refused++
-	c.refusedUnits += e.cost
-	if k.refused == 0 {
-		c.touched++
+	c.out.Refused++
+	c.out.RefusedUnits += e.cost
+	if k.refused++; k.refused == 1 {
+		c.out.CallersTouched++
 	}
-	k.refused++
 	if d.RetryAfter == algo.Never {
-		c.impossible++
+		c.out.Impossible++
 	} else {
-		c.longest = max(c.longest, d.RetryAfter)
+		c.out.LongestWait = max(c.out.LongestWait, d.RetryAfter)
 	}
 }
 
@@ -171,16 +155,12 @@ func (c *candidate) saw(k *keyState, e *entry, units int64) {
 	if c.window == 0 || c.kept < 0 {
 		return
 	}
-	for k.head < len(k.recent) && k.recent[k.head].at <= e.at-c.window {
-		k.sum -= k.recent[k.head].units
-		k.head++
+	for len(k.recent) > 0 && k.recent[0].at <= e.at-c.window {
+		k.sum -= k.recent[0].units
+		k.recent = k.recent[1:]
 		c.kept--
 	}
-	if k.head > 32 && k.head > len(k.recent)/2 {
-		k.recent = slices.Delete(k.recent, 0, k.head)
-		k.head = 0
-	}
-	if n := len(k.recent); n > k.head && k.recent[n-1].at == e.at {
+	if n := len(k.recent); n > 0 && k.recent[n-1].at == e.at {
 		k.recent[n-1].units += units
 	} else {
 		if c.kept++; c.kept > mostKept {
@@ -189,9 +169,9 @@ func (c *candidate) saw(k *keyState, e *entry, units int64) {
 		}
 		k.recent = append(k.recent, admission{e.at, units})
 	}
-	if k.sum += units; k.sum > c.worst.Units {
-		c.worst.Units, c.worstKey = k.sum, e.key
-		c.worst.End = time.Unix(0, c.from+e.at).UTC()
+	if k.sum += units; k.sum > c.out.Worst.Units {
+		c.out.Worst.Units, c.worstKey = k.sum, e.key
+		c.out.Worst.End = time.Unix(0, c.from+e.at).UTC()
 	}
 }
 
@@ -200,22 +180,19 @@ func (c *candidate) forget() {
 	for i := range c.states {
 		c.states[i].recent = nil
 	}
-	c.kept, c.worst.Incomplete = -1, true
+	c.kept, c.out.Worst.Incomplete = -1, true
 }
 
 func (c *candidate) result(names []string) Candidate {
-	r := Candidate{
-		Policy: c.policy.Name, Algorithm: algorithms(c.policy.Limits), Limits: Describe(c.policy.Limits),
-		Admitted: c.admitted, Refused: c.refused, AdmittedUnits: c.admittedUnits, RefusedUnits: c.refusedUnits, Impossible: c.impossible,
-		Worst: c.worst, CallersTouched: int(c.touched), LongestWait: c.longest, StateBytes: int64(c.arena.Bytes()),
-		Timeline: c.line.bins, MostDenied: []KeyRefusal{},
-	}
+	r := c.out
+	r.Policy, r.Algorithm, r.Limits = c.policy.Name, algorithms(c.policy.Limits), Describe(c.policy.Limits)
+	r.StateBytes, r.Timeline, r.MostDenied = int64(c.arena.Bytes()), c.line.bins, []KeyRefusal{}
 	r.Worst.Window = time.Duration(c.window)
-	if c.worst.Units > 0 {
+	if r.Worst.Units > 0 {
 		r.Worst.Key = names[c.worstKey]
 	}
 	if len(names) > 0 {
-		r.ShareTouched = float64(c.touched) / float64(len(names))
+		r.ShareTouched = float64(r.CallersTouched) / float64(len(names))
 	}
 	order := make([]uint32, 0, 4*mostRefused)
 	fewest := func(a, b uint32) int {

@@ -59,13 +59,14 @@ type Log struct {
 	lines  *bufio.Reader
 	closer func()
 	buf    []byte
+	record bytes.Reader // a line of CSV
+	csv    *csv.Reader  // of record
 
 	number    int64
 	malformed int64
 	shown     []BadLine
 
 	column struct{ time, key, cost, most int }
-	fields [][]byte
 }
 
 // NewLog returns a Log that reads from r. The error says what r is, where it is no log.
@@ -136,6 +137,8 @@ func detect(line []byte) Format {
 
 // columns reads a head line of a CSV file, if the first line is one; it is not an event then.
 func (l *Log) columns(first []byte) {
+	l.csv = csv.NewReader(&l.record)
+	l.csv.TrimLeadingSpace, l.csv.ReuseRecord, l.csv.FieldsPerRecord = true, true, -1
 	l.column.time, l.column.key, l.column.cost, l.column.most = 0, 1, 2, 3
 	names := strings.Split(strings.ToLower(string(bytes.TrimSpace(first))), ",")
 	at := map[string]int{}
@@ -176,7 +179,7 @@ func (l *Log) Read(e *Event) error {
 		case Combined:
 			bad = l.combined(line, e)
 		case CSV:
-			bad = l.csv(line, e)
+			bad = l.fields(line, e)
 		case JSON:
 			bad = l.json(line, e)
 		}
@@ -339,53 +342,40 @@ func quoted(s []byte) (text, rest []byte, ok bool) {
 // nanoseconds reports whether t can be told in 64 bits of nanoseconds.
 func nanoseconds(t time.Time) bool { return t.Year() > 1700 && t.Year() < 2250 }
 
-func (l *Log) csv(line []byte, e *Event) string {
-	l.fields = l.fields[:0]
-	if bytes.IndexByte(line, '"') >= 0 {
-		// Quotes are rare in such files: slow and right.
-		list, err := csv.NewReader(bytes.NewReader(line)).Read()
-		if err != nil {
-			return "has a quote that does not end, or is in the middle of a field"
-		}
-		for _, f := range list {
-			l.fields = append(l.fields, []byte(f))
-		}
-	} else {
-		for rest, more := line, true; more; {
-			var f []byte
-			f, rest, more = bytes.Cut(rest, []byte{','})
-			l.fields = append(l.fields, bytes.TrimSpace(f))
-		}
-	}
-	if len(l.fields) <= max(l.column.time, l.column.key) {
+// fields reads a line of CSV.
+func (l *Log) fields(line []byte, e *Event) string {
+	l.record.Reset(line)
+	fields, err := l.csv.Read()
+	switch {
+	case err != nil:
+		return "has a quote that does not end, or is in the middle of a field"
+	case len(fields) <= max(l.column.time, l.column.key):
 		return "has fewer fields than time,key"
-	}
-	if len(l.fields) > l.column.most {
-		return fmt.Sprintf("has %d fields, expected at most %d: a key with commas must be in quotes", len(l.fields), l.column.most)
+	case len(fields) > l.column.most:
+		return fmt.Sprintf("has %d fields, expected at most %d: a key with commas must be in quotes", len(fields), l.column.most)
 	}
 	var ok bool
-	if e.At, ok = parseTime(l.fields[l.column.time]); !ok {
+	if e.At, ok = parseTime(strings.TrimSpace(fields[l.column.time])); !ok {
 		return "has a time that is neither seconds since 1970 nor RFC 3339"
 	}
-	e.Key = l.fields[l.column.key]
-	if i := l.column.cost; i >= 0 && i < len(l.fields) && len(l.fields[i]) > 0 {
-		cost, err := strconv.ParseInt(string(l.fields[i]), 10, 64)
-		if err != nil {
+	l.buf = append(l.buf[:0], strings.TrimSpace(fields[l.column.key])...)
+	e.Key = l.buf
+	if i := l.column.cost; i >= 0 && i < len(fields) && fields[i] != "" {
+		if e.Cost, err = strconv.ParseInt(strings.TrimSpace(fields[i]), 10, 64); err != nil {
 			return "has a cost that is not a whole number"
 		}
-		e.Cost = cost
 	}
 	return ""
 }
 
 // parseTime reads seconds since 1970 with up to nine decimals, exactly, or an RFC 3339 time.
-func parseTime(s []byte) (int64, bool) {
+func parseTime(s string) (int64, bool) {
 	if len(s) > 10 && s[4] == '-' {
-		t, err := time.Parse(time.RFC3339Nano, string(s))
+		t, err := time.Parse(time.RFC3339Nano, s)
 		return t.UnixNano(), err == nil && nanoseconds(t)
 	}
-	seconds, err := time.ParseDuration(string(s) + "s")
-	return int64(seconds), err == nil && len(bytes.Trim(s, "-.0123456789")) == 0
+	seconds, err := time.ParseDuration(s + "s")
+	return int64(seconds), err == nil && strings.Trim(s, "-.0123456789") == ""
 }
 
 func (l *Log) json(line []byte, e *Event) string {
@@ -397,12 +387,8 @@ func (l *Log) json(line []byte, e *Event) string {
 	if err := json.Unmarshal(line, &in); err != nil {
 		return "is not a JSON object with time, key and cost: " + shorten(err.Error())
 	}
-	when := []byte(in.Time)
-	if in.Time.Kind() == '"' {
-		when, _ = jsontext.AppendUnquote(nil, when)
-	}
 	var ok bool
-	if e.At, ok = parseTime(when); !ok {
+	if e.At, ok = parseTime(strings.Trim(string(in.Time), `"`)); !ok {
 		return "has a time that is neither seconds since 1970 nor RFC 3339"
 	}
 	if in.Cost != nil {

@@ -51,18 +51,9 @@ const DefaultMaxEvents = 40 << 20
 
 // Share is a bound on what a limit may touch.
 type Share struct {
-	Of   ShareOf
-	Most float64 // 0 to 1
+	Requests bool    // of the requests; otherwise of the callers, of which those are touched that were refused at least once
+	Most     float64 // 0 to 1
 }
-
-// ShareOf says what is counted.
-type ShareOf uint8
-
-// What a Share is of.
-const (
-	Callers  ShareOf = 0 // keys that were refused at least once
-	Requests ShareOf = 1 // requests that were refused
-)
 
 // Result is what a replay found.
 type Result struct {
@@ -94,7 +85,7 @@ type Candidate struct {
 	// window, and where it ended.
 	Worst Worst `json:"worst"`
 
-	CallersTouched int     `json:"callers_touched"` // keys refused at least once
+	CallersTouched int64   `json:"callers_touched"` // keys refused at least once
 	ShareTouched   float64 `json:"share_touched"`
 	// LongestWait is the largest retry_after of a refusal that can pass, or the largest delay of a leaky bucket.
 	LongestWait time.Duration `json:"longest_wait_ns"`

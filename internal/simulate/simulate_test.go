@@ -135,7 +135,7 @@ func TestFindings(t *testing.T) {
 		refused  int64
 	}
 	keys := map[string]*key{}
-	newest, late, touched := events[0].At, int64(0), 0
+	newest, late, touched := events[0].At, int64(0), int64(0)
 	var longest time.Duration
 	for _, e := range events {
 		if e.At < newest {
@@ -209,7 +209,7 @@ func TestSuggest(t *testing.T) {
   - {name: blocked, algorithm: sliding_log, limit: 7, window: 3s, overrides: [{key: k2, blocked: true}]}
 `)
 	events := traffic(3, 300)
-	for _, share := range []Share{{Callers, 0}, {Callers, 0.3}, {Requests, 0.02}, {Requests, 1}} {
+	for _, share := range []Share{{false, 0}, {false, 0.3}, {true, 0.02}, {true, 1}} {
 		src := list(events)
 		res := must.Value(Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &share}))(t)
 		for _, c := range res.Candidates {
@@ -225,7 +225,7 @@ func TestSuggest(t *testing.T) {
 				src := list(events)
 				one := must.Value(Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}}))(t)
 				x := one.Candidates[0]
-				if share.Of == Callers && x.ShareTouched <= share.Most || share.Of == Requests && float64(x.Refused) <= share.Most*float64(res.Events) {
+				if !share.Requests && x.ShareTouched <= share.Most || share.Requests && float64(x.Refused) <= share.Most*float64(res.Events) {
 					want = l
 				}
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/bits"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,7 +69,7 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	scaled := own
 	scaled.Limit = limit
 	if own.Capacity != 0 {
-		scaled.Capacity = scale(own.Capacity, limit, own.Limit)
+		scaled.Capacity = int64(min(max(1, float64(own.Capacity)*float64(limit)/float64(own.Limit)), float64(algo.MaxLimit)))
 	}
 	if (algo.Limits{scaled}).Validate() != nil {
 		return nil
@@ -80,9 +79,9 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	for _, name := range in.names {
 		p.meet(name)
 	}
-	count, most := &p.touched, int64(share.Most*float64(len(in.names)))
-	if share.Of == Requests {
-		count, most = &p.refused, int64(share.Most*float64(len(in.kept)))
+	count, most := &p.out.CallersTouched, int64(share.Most*float64(len(in.names)))
+	if share.Requests {
+		count, most = &p.out.Refused, int64(share.Most*float64(len(in.kept)))
 	}
 	for i, e := range in.kept {
 		p.decide(&entry{e.at, int64(e.cost), e.key})
@@ -95,18 +94,8 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	}
 	return &Suggestion{
 		Limit:   limit,
-		Callers: float64(p.touched) / float64(len(in.names)), Requests: float64(p.refused) / float64(len(in.kept)),
+		Callers: float64(p.out.CallersTouched) / float64(len(in.names)), Requests: float64(p.out.Refused) / float64(len(in.kept)),
 	}
-}
-
-// scale is v times n/d, rounded down, and at least 1.
-func scale(v, n, d int64) int64 {
-	hi, lo := bits.Mul64(uint64(v), uint64(n))
-	if hi >= uint64(d) {
-		return algo.MaxLimit
-	}
-	q, _ := bits.Div64(hi, lo, uint64(d))
-	return max(1, min(int64(min(q, uint64(algo.MaxLimit))), algo.MaxLimit))
 }
 
 // Candidates returns the policies of a file to replay: those of the names, or all but those that cannot be, of which it warns.
@@ -140,12 +129,7 @@ func ParseShare(s string) (*Share, error) {
 		return nil, nil
 	}
 	of, most, _ := strings.Cut(s, "=")
-	share := &Share{}
-	switch of {
-	case "callers":
-	case "requests":
-		share.Of = Requests
-	default:
+	if of != "callers" && of != "requests" {
 		return nil, fmt.Errorf("suggest: %q is not like callers=1%% or requests=0.1%%", s)
 	}
 	number, percent := strings.CutSuffix(most, "%")
@@ -156,6 +140,5 @@ func ParseShare(s string) (*Share, error) {
 	if err != nil || !(v >= 0 && v <= 1) {
 		return nil, fmt.Errorf("suggest: %q is not a share from 0%% to 100%%", most)
 	}
-	share.Most = v
-	return share, nil
+	return &Share{of == "requests", v}, nil
 }
