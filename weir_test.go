@@ -213,7 +213,7 @@ func TestStartErrors(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir")
 	busy := start(t, member("busy"))
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_keys", Help: "Keys with live state on this node."}, func() float64 { return 0 }))
+	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_call_errors_total"}, func() float64 { return 0 }))
 	registered := len(gathered(t, registry))
 	for _, c := range []struct {
 		want  string

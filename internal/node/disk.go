@@ -9,12 +9,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/cluster/runner"
 	"github.com/weirlimit/weir/internal/disk"
+	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -185,29 +184,16 @@ func (n *Node) await(ctx context.Context, done func(runner.Status) bool) (st run
 	return st
 }
 
-// diskCollectors are the metrics of the disk.
-func (n *Node) diskCollectors() (all []prometheus.Collector) {
+// readDisk shows the state of the disk, if there is one.
+func (n *Node) readDisk(to observe.Lines) {
 	if n.disk == nil {
-		return nil
+		return
 	}
-	gauge := func(name, help string, value func() float64) {
-		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
-	}
-	gauge("weir_disk_bytes", "Bytes on disk of the counters of persistent policies.", func() float64 { return float64(n.disk.Stats().Bytes) })
-	gauge("weir_disk_synced_seconds", "Time since the disk last confirmed a write.", func() float64 { return n.disk.Stats().Synced.Seconds() })
-	gauge("weir_disk_failed", "1 when counters cannot be written to disk any more.", func() float64 {
-		if n.disk.Err() != nil {
-			return 1
-		}
-		return 0
-	})
-	gauge("weir_disk_unsaved_partitions", "Partitions, held or backed up, with changes that the disk has not confirmed.", func() float64 {
-		st, _ := n.runner.Status()
-		return float64(st.Unsaved)
-	})
-	gauge("weir_disk_restored_partitions", "Partitions that were on disk at the start and that no node has taken in yet.", func() float64 {
-		st, _ := n.runner.Status()
-		return float64(st.Restored)
-	})
-	return all
+	disk := n.disk.Stats()
+	is, _ := n.runner.Status()
+	to.Gauge("weir_disk_bytes", "Bytes on disk of the counters of persistent policies.", float64(disk.Bytes))
+	to.Gauge("weir_disk_synced_seconds", "Time since the disk last confirmed a write.", disk.Synced.Seconds())
+	to.Gauge("weir_disk_failed", "1 when counters cannot be written to disk any more.", observe.Truth(disk.Err != nil))
+	to.Gauge("weir_disk_unsaved_partitions", "Partitions with changes that the disk has not confirmed.", float64(is.Unsaved))
+	to.Gauge("weir_disk_restored_partitions", "Partitions from the disk that no node has taken in yet.", float64(is.Restored))
 }

@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/observe"
 )
 
 const (
@@ -185,54 +185,25 @@ func callersMemory(l *Limits, most int64) *fairshare.Places {
 	return fairshare.New(int(most))
 }
 
-// roomCollectors return the metrics of how many connections, calls and streams callers have, and of their memory, beside how much they
-// may have.
-func (n *Node) roomCollectors() []prometheus.Collector {
-	var all []prometheus.Collector
-	gauge := func(name, help, label, value string, f func() int) {
-		opts := prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{label: value}}
-		all = append(all, prometheus.NewGaugeFunc(opts, func() float64 { return float64(f()) }))
-	}
-	for _, l := range []struct {
-		name string
-		of   *admission.Listener
-	}{{"http", n.listeners.http}, {"grpc", n.listeners.grpc}, {"resp", n.listeners.resp}} {
-		if l.of == nil {
-			continue
+// readRoom shows how many connections, calls and streams callers have, and their memory, beside how much they may have.
+func (n *Node) readRoom(to observe.Lines) {
+	connections := to.Gauges("weir_connections", "Connections of authenticated callers, by listener.", "listener")
+	most := to.Gauges("weir_connections_max", "The most connections of authenticated callers; 0: any number.", "listener")
+	for name, l := range map[string]*admission.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "resp": n.listeners.resp} {
+		if l != nil {
+			authenticated, _, _ := l.Connections()
+			connections(float64(authenticated), name)
+			most(float64(max(n.limits.MaxConnections, 0)), name)
 		}
-		gauge("weir_connections", "Connections of authenticated callers, by listener.", "listener", l.name, func() int {
-			authenticated, _, _ := l.of.Connections()
-			return authenticated
-		})
-		gauge("weir_connections_max", "The most connections of authenticated callers, by listener; 0: any number.", "listener", l.name,
-			func() int { return max(n.limits.MaxConnections, 0) })
 	}
-	for i, g := range []struct{ name, help string }{
-		{"weir_callers_bytes", "Memory of callers' connections and streams while they are idle."},
-		{"weir_callers_bytes_max", "The most such memory; 0: any."},
-	} {
-		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: g.name, Help: g.help}, func() float64 {
-			taken, most := n.callersMemory.InUse()
-			return float64([]int64{taken, most}[i])
-		}))
+	taken, all := n.callersMemory.InUse()
+	to.Gauge("weir_callers_bytes", "Memory of callers' connections and streams while they are idle.", float64(taken))
+	to.Gauge("weir_callers_bytes_max", "The most such memory; 0: any.", float64(all))
+	if c := n.calls.Load(); c != nil {
+		unary, streams := c.InUse()
+		calls := to.Gauges("weir_calls", "Calls of callers over gRPC that are carried out, by kind (unary, stream).", "kind")
+		calls(float64(unary), "unary")
+		calls(float64(streams), "stream")
+		to.Gauges("weir_calls_max", "The most unary calls at a time.", "kind")(float64(n.cfg.Memory.MaxCalls), "unary")
 	}
-	if n.listeners.grpc == nil {
-		return all
-	}
-	inUse := func(streams bool) int {
-		c := n.calls.Load()
-		if c == nil {
-			return 0
-		}
-		calls, open := c.InUse()
-		if streams {
-			return open
-		}
-		return calls
-	}
-	const help = "Calls of callers over gRPC that are carried out, by kind (unary, stream)."
-	gauge("weir_calls", help, "kind", "unary", func() int { return inUse(false) })
-	gauge("weir_calls", help, "kind", "stream", func() int { return inUse(true) })
-	gauge("weir_calls_max", "The most unary calls at a time. Streams have weir_callers_bytes_max.", "kind", "unary", func() int { return n.cfg.Memory.MaxCalls })
-	return all
 }

@@ -302,9 +302,8 @@ func (n *Node) openLimiter() (err error) {
 
 // openMetrics opens the metrics, which count what changed files do, and follows the files from then on.
 func (n *Node) openMetrics() error {
-	collectors := append(n.envoyCollectors(), n.security.metrics, n.hops)
-	collectors = append(append(collectors, n.roomCollectors()...), n.diskCollectors()...)
-	collectors = append(collectors, control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...)
+	collectors := append(n.envoyCollectors(), n.security.metrics, n.hops, observe.Reading(n.readRoom), observe.Reading(n.readDisk),
+		control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator))
 	n.metrics = observe.NewMetrics(observe.MetricsConfig{
 		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
 		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,

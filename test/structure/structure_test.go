@@ -54,7 +54,7 @@ var mayImport = map[string]string{
 	"gateway/resp":                    "algo auth internal/admission internal/panics internal/quotaheader limit",
 	"internal/admission":              "internal/fairshare internal/fifo internal/panics",
 	"internal/cli":                    "algo auth client cluster gateway/envoy gateway/http internal/admission internal/control internal/load internal/netaddr internal/node internal/observe internal/reload internal/simulate internal/strictyaml limiter policy proto/weir/v1 rpc/wire",
-	"internal/control":                "auth cluster cluster/ownership internal/fifo internal/netaddr internal/panics internal/reload internal/strictyaml limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
+	"internal/control":                "auth cluster cluster/ownership internal/fifo internal/netaddr internal/observe internal/panics internal/reload internal/strictyaml limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
 	"internal/disk":                   "cluster/ownership internal/fifo internal/varint",
 	"internal/fairshare":              "",
 	"internal/fifo":                   "",
@@ -160,7 +160,8 @@ var clocks = []string{
 	"internal/admission/frames.go awaitTurn",
 	"internal/admission/listener.go serveLocked",
 	"internal/load/load.go now",
-	"client/middleware/middleware.go log", // paces log lines
+	"client/middleware/middleware.go log",       // paces log lines
+	"internal/observe/metrics.go readDecisions", // for how long a peak is shown
 	"internal/observe/metrics_calls.go HTTP",
 	"internal/observe/metrics_calls.go UnaryInterceptor",
 	"gateway/grpc/checkstream.go observe",
