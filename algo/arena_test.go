@@ -138,8 +138,7 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 			s := make(State, ls.Words())
 			ls.Init(s, Instant{})
 			for i := range before {
-				_, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e6}, Request{Cost: 1}, nil)
-				must.NoError(t, err)
+				must.Value(ls.Decide(a, s, Instant{Mono: int64(i) * 1e6}, Request{Cost: 1}, nil))(t)
 			}
 			used := make([]int64, len(ls))
 			now := Instant{Mono: int64(before) * 1e6}
@@ -217,8 +216,7 @@ func TestNoMemoryConvert(t *testing.T) {
 	a := NewArena(&testBudget{2 * PageBytes})
 	s, u := make(State, from.Words()), make(State, to.Words())
 	from.Init(s, Instant{})
-	_, err := from.Decide(a, s, Instant{}, Request{Cost: 7}, nil)
-	must.NoError(t, err)
+	must.Value(from.Decide(a, s, Instant{}, Request{Cost: 7}, nil))(t)
 	before := fmt.Sprintf("%x", from.Append(nil, a, s, Instant{}))
 	undo := fill(a)
 	must.Equal(t, from.Convert(a, s, Instant{}, to, u), ErrNoMemory)

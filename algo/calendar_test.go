@@ -127,8 +127,7 @@ func TestCalendarStepsBack(t *testing.T) {
 
 	// Neither by a move to a node whose clock is behind.
 	data := ls.Append(nil, a, s, Instant{Wall: noon.UnixNano()})
-	_, err := ls.Restore(a, s, Instant{Wall: noon.UnixNano()}, data)
-	must.NoError(t, err)
+	must.Value(ls.Restore(a, s, Instant{Wall: noon.UnixNano()}, data))(t)
 	decide(0, noon, false, 34*time.Hour)
 
 	// Nor is the window before that one: though nothing has been charged since it ended, the state tells of its end until every
@@ -144,8 +143,7 @@ func TestCalendarStepsBack(t *testing.T) {
 		must.True(t, !ls.Idle(a, ahead, now), "idle at the end of a window")
 		data := move(ahead, now)
 		now.Wall -= int64(2 * time.Second)
-		_, err := ls.Restore(a, s, now, data)
-		must.NoError(t, err)
+		must.Value(ls.Restore(a, s, now, data))(t)
 		decide(0, end.Add(-2*time.Second), true, 0)
 		decide(0, end, true, 0)
 		decide(0, end, false, 24*time.Hour)

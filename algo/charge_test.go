@@ -140,8 +140,7 @@ func TestChargeSaturates(t *testing.T) {
 func transplant(t testing.TB, r, u replica, now Instant) State {
 	t.Helper()
 	s := make(State, r.ls.Words())
-	_, err := r.ls.Restore(r.a, s, now, u.ls.Append(nil, u.a, u.s, now))
-	must.NoError(t, err)
+	must.Value(r.ls.Restore(r.a, s, now, u.ls.Append(nil, u.a, u.s, now)))(t)
 	return s
 }
 

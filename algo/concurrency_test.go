@@ -224,8 +224,7 @@ func TestManyLeases(t *testing.T) {
 	data := ls.Append(nil, a, s, Instant{Mono: n})
 	expect.True(t, len(data) <= 20*len(ids), "%d bytes for %d leases", len(data), len(ids))
 	ls.Free(a, s)
-	_, err := ls.Restore(a, s, Instant{Mono: n}, data)
-	must.NoError(t, err)
+	must.Value(ls.Restore(a, s, Instant{Mono: n}, data))(t)
 	// The chunks that are missing now are found again.
 	for i := range n {
 		acquire(n + i)

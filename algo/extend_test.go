@@ -34,8 +34,7 @@ func (r replica) extend(t testing.TB, now Instant, data []byte) {
 func (r replica) clone(t testing.TB, now Instant) replica {
 	t.Helper()
 	c := newReplica(r.ls, now)
-	_, err := c.ls.Restore(c.a, c.s, now, r.ls.Append(nil, r.a, r.s, now))
-	must.NoError(t, err)
+	must.Value(c.ls.Restore(c.a, c.s, now, r.ls.Append(nil, r.a, r.s, now)))(t)
 	return c
 }
 
@@ -72,8 +71,7 @@ func logEvents(l *Limit, a *Arena, s []uint64) (events []event) {
 func (r replica) ask(t testing.TB, now Instant, cost int64) []Decision {
 	t.Helper()
 	each := make([]Decision, len(r.ls))
-	_, err := r.ls.Decide(r.a, r.s, now, Request{Cost: cost}, each)
-	must.NoError(t, err)
+	must.Value(r.ls.Decide(r.a, r.s, now, Request{Cost: cost}, each))(t)
 	return each
 }
 
@@ -419,8 +417,7 @@ func TestExtendAfterUnequalCharges(t *testing.T) {
 	ls.Init(copied, Instant{})
 	var mark uint64
 	for _, step := range []struct{ cost, room int64 }{{2, 8}, {3, 5}} {
-		_, err := ls.Decide(a, s, Instant{}, Request{Cost: step.cost, Always: true}, nil)
-		must.NoError(t, err)
+		must.Value(ls.Decide(a, s, Instant{}, Request{Cost: step.cost, Always: true}, nil))(t)
 		rest, err := ls.Extend(a, copied, Instant{}, ls.AppendSince(nil, a, s, Instant{}, mark))
 		must.True(t, err == nil && len(rest) == 0, "%v %v", rest, err)
 		mark = ls.Mark(s)

@@ -167,8 +167,7 @@ func TestJoinBounds(t *testing.T) {
 func usedLater(t *testing.T, ls Limits, a *Arena, s State, now, at Instant, k int) int64 {
 	t.Helper()
 	u := make(State, len(s))
-	_, err := ls.Restore(a, u, now, ls.Append(nil, a, s, now))
-	must.NoError(t, err)
+	must.Value(ls.Restore(a, u, now, ls.Append(nil, a, s, now)))(t)
 	defer ls.Free(a, u)
 	return ls.Used(a, u, at, k)
 }
@@ -184,8 +183,7 @@ func TestJoinWindows(t *testing.T) {
 			ls.Init(s, there)
 			must.NoError(t, ls.Charge(a, s, there, units))
 			u := make(State, ls.Words())
-			_, err := ls.Restore(a, u, Instant{Mono: at}, ls.Append(nil, a, s, there))
-			must.NoError(t, err)
+			must.Value(ls.Restore(a, u, Instant{Mono: at}, ls.Append(nil, a, s, there)))(t)
 			return u
 		}
 		early, late := charged(7e9, 5), charged(7.6e9, 2)
@@ -236,10 +234,8 @@ func TestJoinTicks(t *testing.T) {
 	}
 	// What was at 160 there is at 167 here.
 	u := make(State, ls.Words())
-	_, err := ls.Restore(r.a, u, Instant{Mono: 167}, ls.Append(nil, there.a, there.s, Instant{Mono: 160}))
-	must.NoError(t, err)
-	_, err = ls.Decide(r.a, u, Instant{Mono: 190}, Request{Cost: 1}, nil)
-	must.NoError(t, err) // 199
+	must.Value(ls.Restore(r.a, u, Instant{Mono: 167}, ls.Append(nil, there.a, there.s, Instant{Mono: 160})))(t)
+	must.Value(ls.Decide(r.a, u, Instant{Mono: 190}, Request{Cost: 1}, nil))(t) // 199
 	must.NoError(t, ls.Join(r.a, r.s, Instant{Mono: 191}, u))
 	got := logEvents(&ls[0], r.a, r.s[1:])
 	want := "[{71 2} {135 1} {167 1} {199 1}]"
@@ -288,8 +284,7 @@ func TestJoinSeveral(t *testing.T) {
 	ls.Init(u, Instant{})
 	for i := range 3000 {
 		for _, v := range []State{s, u} {
-			_, err := ls.Decide(a, v, Instant{Mono: int64(i) * 1e4}, Request{Cost: 1}, nil)
-			must.NoError(t, err)
+			must.Value(ls.Decide(a, v, Instant{Mono: int64(i) * 1e4}, Request{Cost: 1}, nil))(t)
 		}
 	}
 	now := Instant{Mono: 30e6}
@@ -391,8 +386,7 @@ func TestJoinLeases(t *testing.T) {
 			// The other side begins as a copy, or as nothing.
 			y := newSide()
 			if r.IntN(3) > 0 {
-				_, err := ls.Restore(a, y.s, now, ls.Append(nil, a, x.s, now))
-				must.NoError(t, err)
+				must.Value(ls.Restore(a, y.s, now, ls.Append(nil, a, x.s, now)))(t)
 				for id, e := range x.live {
 					y.live[id] = e
 				}
@@ -414,8 +408,7 @@ func TestJoinLeases(t *testing.T) {
 				data := ls.Append(nil, a, x.s, now)
 				ls.Free(a, x.s)
 				must.Equal(t, liveBlocks(a), 0, "blocks are nobody's")
-				_, err := ls.Restore(a, x.s, now, data)
-				must.NoError(t, err)
+				must.Value(ls.Restore(a, x.s, now, data))(t)
 				judge(x)
 			}
 			act(x, crowd)

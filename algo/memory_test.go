@@ -98,13 +98,11 @@ func TestLogShrinks(t *testing.T) {
 	held := slidingLog{}.size(s[1:])
 	must.True(t, held >= 50_000, "%d words held", held)
 	now.Mono += int64(2 * time.Second)
-	d := decide(0)
-	must.Equal(t, d.Remaining, 1<<20-3, "%+v", d)
+	must.Equal(t, decide(0).Remaining, 1<<20-3)
 	g := segmentAt(a, slidingLog{}.oldest(s[1:]))
 	held = slidingLog{}.size(s[1:])
 	expect.True(t, held == g.size() && held <= 256, "three entries hold %d words", held)
-	d = decide(1)
-	expect.Equal(t, d.Remaining, 1<<20-4, "%+v", d)
+	expect.Equal(t, decide(1).Remaining, 1<<20-4)
 }
 
 // TestRunsAreCompact: many units at one tick take one entry.

@@ -30,11 +30,9 @@ func TestReturns(t *testing.T) {
 			later := func(d time.Duration) Instant { return Instant{now.Mono + int64(d), now.Wall + int64(d)} }
 			s := make(State, ls.Words())
 			ls.Init(s, now)
-			got := ls.Returns(a, s, now, 0, 100)
-			expect.True(t, got == nil, "of a fresh state: %v", got)
+			expect.True(t, ls.Returns(a, s, now, 0, 100) == nil, "of a fresh state")
 			for _, cost := range []int64{1, 3, 1, 2, l.holds()} {
-				_, err := ls.Decide(a, s, now, Request{Cost: cost, Partial: true}, nil)
-				must.NoError(t, err)
+				must.Value(ls.Decide(a, s, now, Request{Cost: cost, Partial: true}, nil))(t)
 				now = later(1234567 * time.Microsecond)
 				list := ls.Returns(a, s, now, 0, 1000)
 				peek, _ := ls.Decide(a, s, now, Request{}, nil)
@@ -51,8 +49,7 @@ func TestReturns(t *testing.T) {
 							continue
 						}
 						u := make(State, ls.Words())
-						_, err := ls.Restore(a, u, now, snapshot)
-						must.NoError(t, err)
+						must.Value(ls.Restore(a, u, now, snapshot))(t)
 						d, _ := ls.Decide(a, u, later(tt.after), Request{}, nil)
 						expect.True(t, d.Remaining == tt.want,
 							"%v of %v: %d are free %v later, want %d", r, list, d.Remaining, tt.after, tt.want)
@@ -72,19 +69,15 @@ func TestReturnsOfOthers(t *testing.T) {
 	ls := Limits{{Algorithm: FixedWindow, Limit: 3, Window: time.Second}, {Algorithm: SlidingLog, Limit: 5, Window: time.Minute}}
 	a, s, now := NewArena(nil), make(State, ls.Words()), Instant{Mono: 1e9}
 	ls.Init(s, now)
-	_, err := ls.Decide(a, s, now, Request{Cost: 2}, nil)
-	must.NoError(t, err)
+	must.Value(ls.Decide(a, s, now, Request{Cost: 2}, nil))(t)
 	got := ls.Returns(a, s, now, 0, 9)
 	expect.True(t, len(got) == 1 && got[0] == (Return{2, time.Second}), "%v", got)
 	got = ls.Returns(a, s, now, 1, 9)
 	expect.True(t, len(got) == 1 && got[0].Units == 2 && got[0].After >= time.Minute, "%v", got)
-	got = ls.Returns(a, s, now, 2, 9)
-	expect.True(t, got == nil, "of a limit that there is not: %v", got)
+	expect.True(t, ls.Returns(a, s, now, 2, 9) == nil, "of a limit that there is not")
 	leases := Limits{{Algorithm: Concurrency, Limit: 2, Window: time.Minute}}
 	s = make(State, leases.Words())
 	leases.Init(s, now)
-	_, err = leases.Decide(a, s, now, Request{Cost: 1, TTL: time.Second}, nil)
-	must.NoError(t, err)
-	got = leases.Returns(a, s, now, 0, 9)
-	expect.True(t, got == nil, "of leases: %v", got)
+	must.Value(leases.Decide(a, s, now, Request{Cost: 1, TTL: time.Second}, nil))(t)
+	expect.True(t, leases.Returns(a, s, now, 0, 9) == nil, "of leases")
 }

@@ -81,11 +81,9 @@ func TestSnapshotLate(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
 	a, s := NewArena(nil), make(State, ls.Words())
 	ls.Init(s, Instant{})
-	_, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil)
-	must.NoError(t, err)
+	must.Value(ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil))(t)
 	data := ls.Append(nil, a, s, Instant{Mono: 1e8})
-	_, err = ls.Restore(a, s, Instant{Mono: 4e8}, data)
-	must.NoError(t, err)
+	must.Value(ls.Restore(a, s, Instant{Mono: 4e8}, data))(t)
 	d, err := ls.Decide(a, s, Instant{Mono: 4e8}, Request{Cost: 1}, nil)
 	expect.True(t, err == nil && d.RetryAfter == 900*time.Millisecond, "%+v, %v", d, err)
 }
@@ -111,8 +109,7 @@ func TestBucketClamp(t *testing.T) {
 	a, s, u := NewArena(nil), make(State, from.Words()), make(State, to.Words())
 	now := Instant{Mono: int64(MaxFill)}
 	from.Init(s, now)
-	_, err := from.Decide(a, s, now, Request{Cost: MaxLimit}, nil)
-	must.NoError(t, err)
+	must.Value(from.Decide(a, s, now, Request{Cost: MaxLimit}, nil))(t)
 	must.NoError(t, from.Convert(a, s, now, to, u))
 	d, err := to.Decide(a, u, now, Request{Cost: 1}, nil)
 	expect.True(t, err == nil && !d.Allowed && d.ResetAfter == MaxFill, "%+v, %v", d, err)

@@ -310,9 +310,8 @@ func TestRevoked(t *testing.T) {
 	svc := w.Service("grpc", next)
 	ctx := w.come(t, shop, RoleCheck)
 	login := []limit.Check{{Target: limit.Target{Policy: "login", Key: "a"}}}
-	if _, err := svc.Check(ctx, login); err != nil {
-		t.Fatal(err)
-	}
+	_, err := svc.Check(ctx, login)
+	must.NoError(t, err)
 	before := w.list
 	empty, err := Parse("a", nil)
 	must.NoError(t, err)
@@ -320,8 +319,7 @@ func TestRevoked(t *testing.T) {
 	_, err = svc.Check(ctx, login)
 	expect.True(t, isDenied(err, "") && len(next.Calls()) == 1, "%v, asked %v", err, next.Calls())
 	w.list = before
-	_, err = svc.Check(ctx, login)
-	expect.NoError(t, err)
+	expect.NoError(t, expect.Err(svc.Check(ctx, login)))
 }
 
 // TestExpiredToken: a token ends to count while it is used, with the next call or check, and the next message of a stream.
@@ -340,11 +338,10 @@ func TestExpiredToken(t *testing.T) {
 	svc := w.Service("grpc", next)
 	ctx := w.come(t, "weir_brief", RoleCheck)
 	login := []limit.Check{{Target: limit.Target{Policy: "login", Key: "a"}}}
-	if _, err := svc.Check(ctx, login); err != nil {
-		t.Fatal(err)
-	}
+	_, err := svc.Check(ctx, login)
+	must.NoError(t, err)
 	stream := &news{ctx: metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_brief"))}
-	err := w.Stream(nil, stream, &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
+	err = w.Stream(nil, stream, &grpc.StreamServerInfo{FullMethod: "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
 		expect.NoError(t, s.SendMsg("first"))
 		now = day
 		return s.SendMsg("second")
@@ -363,15 +360,14 @@ func TestRolesPerPolicy(t *testing.T) {
 	w.list = parse(t, fmt.Sprintf("  - {name: both, tokens: [%s], roles: [check], policies: [\"*\"], grants: [{roles: [refund], policies: [login]}]}\n", Hash("weir_both")))
 	svc := w.Service("http", &scripted.Service{})
 	ctx := w.come(t, "weir_both", RoleRefund)
-	_, err := svc.Refund(ctx, limit.Target{Policy: "login", Key: "a"}, 1, "")
-	expect.NoError(t, err)
+	expect.NoError(t, expect.Err(svc.Refund(ctx, limit.Target{Policy: "login", Key: "a"}, 1, "")))
 	for what, err := range map[string]error{
 		"refund": func() error { _, err := svc.Refund(ctx, limit.Target{Policy: "payout", Key: "a"}, 1, ""); return err }(),
 		"reset":  svc.Reset(ctx, limit.Target{Policy: "payout", Key: "a"}),
 	} {
 		expect.True(t, isDenied(err, "policy"), "%s: %v", what, err)
 	}
-	_, err = svc.Check(ctx, []limit.Check{{Target: limit.Target{Policy: "payout", Key: "a"}, Cost: 1}})
+	_, err := svc.Check(ctx, []limit.Check{{Target: limit.Target{Policy: "payout", Key: "a"}, Cost: 1}})
 	expect.NoError(t, err)
 }
 
@@ -444,9 +440,8 @@ func TestCheckToAllocatesNothing(t *testing.T) {
 	checks := []limit.Check{{Target: limit.Target{Policy: "login", Key: "k"}, Cost: 1}}
 	results := make([]limit.Result, 1)
 	expect.Equal(t, testing.AllocsPerRun(100, func() {
-		if err := svc.CheckTo(ctx, checks, nil, results); err != nil {
-			t.Fatal(err)
-		}
+		err := svc.CheckTo(ctx, checks, nil, results)
+		must.NoError(t, err)
 	}), 0, "allocations")
 	// What a service in front has refused stays so.
 	own := &limit.Error{Kind: limit.TooLarge}

@@ -424,8 +424,7 @@ func TestRestartInPlace(t *testing.T) {
 	cfg.GossipPort = int(port)
 	again := startNode(t, cfg)
 	testkit.Eventually(t, "b is active again", func() bool { return again.View().Self.State == Active })
-	boot := again.View().Self.Boot
-	expect.True(t, boot != old, "the boot is that of before")
+	expect.True(t, again.View().Self.Boot != old, "the boot is that of before")
 	if again.View().Owner(0) == nil || again.View().Member("b") != again.View().Self {
 		t.Errorf("the process that counts for b is %+v, not itself", again.View().Member("b"))
 	}
@@ -479,9 +478,8 @@ func TestNameInUse(t *testing.T) {
 		return !ready && strings.Contains(detail, want)
 	})
 	expect.Equal(t, thief.waitFatal(t), want, "fatal error")
-	if v := thief.View(); v.Self.State != Joining || v.Owner(0) == v.Self {
-		t.Errorf("the newcomer is %v", v.Self.State)
-	}
+	v := thief.View()
+	expect.True(t, v.Self.State == Joining && v.Owner(0) != v.Self, "the newcomer is %v", v.Self.State)
 	thief.Close()
 	testkit.Eventually(t, "a knows one b", func() bool { return a.View().Member("b").Boot == b.View().Self.Boot })
 	agree(t, a, b)
@@ -523,8 +521,7 @@ func TestOtherVoters(t *testing.T) {
 		got := startNode(t, cfg).waitFatal(t)
 		expect.True(t, strings.Contains(got, "another list of voters"), "with voters %v: %q", voters, got)
 	}
-	v := a.View()
-	expect.Equal(t, v.Member("d"), nil, "one with other voters is a member")
+	expect.Equal(t, a.View().Member("d"), nil, "one with other voters is a member")
 }
 
 func TestOtherSettings(t *testing.T) {
@@ -544,8 +541,7 @@ func TestOtherSettings(t *testing.T) {
 	testkit.Eventually(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
 	n := strings.Count(a.log.String(), "level=ERROR")
 	expect.True(t, n == 1, "the rejection is logged %d times", n)
-	v = a.View()
-	expect.Equal(t, v.Member("c"), nil, "the stranger is a member")
+	expect.Equal(t, a.View().Member("c"), nil, "the stranger is a member")
 	agree(t, a, b)
 	noFatal(t, a, b)
 }
@@ -748,8 +744,7 @@ func TestForeignGossip(t *testing.T) {
 	foreign, err := memberlist.Create(conf)
 	must.NoError(t, err)
 	defer foreign.Shutdown()
-	_, err = foreign.Join([]string{a.gossip()})
-	must.NoError(t, err)
+	must.Value(foreign.Join([]string{a.gossip()}))(t)
 	testkit.Eventually(t, "the rejection is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
 	expect.Equal(t, len(a.View().Members), 1, "members")
 	noFatal(t, a)

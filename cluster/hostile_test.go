@@ -85,8 +85,7 @@ func (n testNode) sender(t *testing.T, key []byte) func([]byte) {
 	c := must.Value(net.Dial("udp", n.gossip()))(t)
 	t.Cleanup(func() { c.Close() })
 	return func(b []byte) {
-		_, err := c.Write(seal(key, b, nil, sealVersion))
-		expect.NoError(t, err)
+		expect.NoError(t, expect.Err(c.Write(seal(key, b, nil, sealVersion))))
 	}
 }
 
@@ -182,9 +181,8 @@ func TestGossipEndsNobody(t *testing.T) {
 		return failures() >= 4
 	})
 	agree(t, a, b)
-	if v := a.View(); v.Self.State != Active || v.Detail != "" {
-		t.Errorf("a is %v, %q", v.Self.State, v.Detail)
-	}
+	v := a.View()
+	expect.True(t, v.Self.State == Active && v.Detail == "", "a is %v, %q", v.Self.State, v.Detail)
 	noFatal(t, a, b)
 
 	// A node that is joining is told that it is refused, by one that is not there: it joins when it can.

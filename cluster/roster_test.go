@@ -53,8 +53,7 @@ func TestRefusedAmongOthers(t *testing.T) {
 	err := r.refused(Active, errors.New("no"), true)
 	expect.True(t, err == nil && r.refusal == nil, "refused although another member is there: %v, %v", err, r.refusal)
 	r.down(b.identity)
-	err = r.refused(Active, errors.New("no"), true)
-	expect.True(t, err != nil, "not refused when nobody else is there")
+	expect.True(t, r.refused(Active, errors.New("no"), true) != nil, "not refused when nobody else is there")
 }
 
 // What becomes of a node that is joining, step by step.

@@ -136,9 +136,8 @@ func TestVerifierSuccessors(t *testing.T) {
 	next := claimed("next", 3, 2)
 	next.addr = netip.AddrPortFrom(b.addr.Addr(), b.addr.Port()+1)
 	v.heard(next, now)
-	if v.asks(now, yes); v.isMember(b) || !v.isMember(next) {
-		t.Error("two are at one endpoint")
-	}
+	v.asks(now, yes)
+	expect.True(t, !v.isMember(b) && v.isMember(next), "two are at one endpoint")
 	moved := next
 	moved.http++
 	v.heard(moved, now)

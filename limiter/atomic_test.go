@@ -120,8 +120,7 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 		// All of one key is one check, for which nothing needs to be settled. What was refused before is, behind its answer.
 		synctest.Wait()
 		c.wantMessages(1, "one key", func() {
-			all := c.nodes[0].all(t, y, y, y)
-			expect.True(t, all.Allowed, "%+v", all)
+			expect.True(t, c.nodes[0].all(t, y, y, y).Allowed, "refused")
 		})
 		c.wantLeft([]limit.Check{y}, 6)
 		inline := func(lim, cost int64) limit.Check {
@@ -182,13 +181,11 @@ func TestAtomicErrors(t *testing.T) {
 			for _, n := range c.nodes {
 				_, err := n.CheckAll(t.Context(), []limit.Check{good, test.q})
 				wantError(t, err, test.kind, "checks[1]."+test.field)
-				_, err = n.CheckAll(t.Context(), []limit.Check{test.q})
-				wantError(t, err, test.kind, test.field)
+				wantError(t, expect.Err(n.CheckAll(t.Context(), []limit.Check{test.q})), test.kind, test.field)
 			}
 		}
-		_, err := c.nodes[0].CheckAll(t.Context(), nil)
-		wantError(t, err, limit.Invalid, "checks")
-		_, err = c.nodes[0].CheckAll(t.Context(), make([]limit.Check, limit.MaxBatch+1))
+		wantError(t, expect.Err(c.nodes[0].CheckAll(t.Context(), nil)), limit.Invalid, "checks")
+		_, err := c.nodes[0].CheckAll(t.Context(), make([]limit.Check, limit.MaxBatch+1))
 		wantError(t, err, limit.TooLarge, "checks")
 		c.wantLeft([]limit.Check{good}, 10)
 	})
@@ -380,11 +377,9 @@ func TestAtomicOfManyChecks(t *testing.T) {
 		for i := range checks {
 			checks[i] = named("a", fmt.Sprintf("key-%d", i), 1)
 		}
-		all := c.nodes[0].all(t, checks...)
-		expect.True(t, all.Allowed, "refused")
+		expect.True(t, c.nodes[0].all(t, checks...).Allowed, "refused")
 		checks[limit.MaxBatch-1].Cost = math.MaxInt32
-		all = c.nodes[0].all(t, checks...)
-		expect.True(t, !all.Allowed, "admitted")
+		expect.True(t, !c.nodes[0].all(t, checks...).Allowed, "admitted")
 		expect.Equal(t, c.nodes[1].left(t, checks[0].Target), 9, "left")
 	})
 }
@@ -412,8 +407,7 @@ func TestARefusedAtomicCheckLeavesNoTrace(t *testing.T) {
 					n.check(t, first)
 					for range 60 {
 						c.advance(100 * time.Millisecond)
-						all := n.all(t, user, tenant)
-						must.True(t, !all.Allowed, "admitted beyond the tenant's limit")
+						must.True(t, !n.all(t, user, tenant).Allowed, "admitted beyond the tenant's limit")
 					}
 					expect.Equal(t, n.left(t, user.Target), 10, "left of 10, of which none was used in the last window")
 				})

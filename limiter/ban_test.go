@@ -38,9 +38,8 @@ func TestBan(t *testing.T) {
 		c.stats("login") // whose peaks begin anew
 		c.advance(2 * time.Minute)
 		n.check(t, named("login", key, 1))
-		if got := c.stats("login"); got.PeakCount != 0 || got.PeakUtilization != 0 {
-			t.Errorf("a banned key whose window is empty: %+v", got)
-		}
+		got := c.stats("login")
+		expect.True(t, got.PeakCount == 0 && got.PeakUtilization == 0, "a banned key whose window is empty: %+v", got)
 		// Nothing makes it longer, and no unit that comes back ends it.
 		for range 56 {
 			c.advance(time.Minute)
@@ -67,7 +66,7 @@ func TestBan(t *testing.T) {
 		d = n.check(t, named("login", key, 1))
 		expect.True(t, d.Allowed && !d.Banned, "after the ban: %+v", d)
 		// 1 at first, 1 from memory, 1 after two minutes, 3 a minute, and 1 at the end.
-		got := c.stats("login")
+		got = c.stats("login")
 		expect.True(t, got.Refused == 172 && got.Banned == got.Refused && got.Bans == 1, "counted %+v", got)
 
 		// What can never pass says nothing of the key. A charge that goes beyond the limit refuses nobody; the next check is refused.
@@ -80,12 +79,10 @@ func TestBan(t *testing.T) {
 		expect.True(t, !d.Allowed && d.Banned && (d.Granted == 0 || d.Granted == 1),
 			"a check that charges always: %+v", d)
 		must.NoError(t, n.Reset(t.Context(), other))
-		d = n.check(t, named("login", "other", 1))
-		expect.True(t, d.Allowed, "after a reset: %+v", d)
+		expect.True(t, n.check(t, named("login", "other", 1)).Allowed, "after a reset")
 		for key, limit := range map[string]int64{"vip": 100, "free": 1000} {
 			n.check(t, named("login", key, limit))
-			d := n.check(t, named("login", key, 1))
-			expect.Equal(t, d.Banned, key == "vip", "%s: %+v", key, d)
+			expect.Equal(t, n.check(t, named("login", key, 1)).Banned, key == "vip", "%s", key)
 		}
 	})
 }
@@ -101,8 +98,7 @@ func TestBanEndsWhenItsMemoryDoes(t *testing.T) {
 		c.advance(490 * time.Millisecond)
 		c.wantMessages(0, "before its end", func() { n.check(t, named("short", key, 1)) })
 		c.advance(10 * time.Millisecond)
-		d = n.check(t, named("short", key, 1))
-		expect.True(t, d.Allowed, "%+v", d)
+		expect.True(t, n.check(t, named("short", key, 1)).Allowed, "refused")
 		// A window that has no room for longer than the ban: the same check passes then, and not before.
 		c.advance(100 * time.Millisecond)
 		d = n.check(t, named("short", key, 1))
@@ -154,8 +150,7 @@ func TestBanOfOtherCalls(t *testing.T) {
 		all, err := n.CheckAll(t.Context(), checks)
 		expect.True(t, err == nil && !all.Allowed && !all.Decisions[0].Banned && all.Decisions[1].Banned,
 			"%+v, %v", all, err)
-		d = n.check(t, named("login", "a", 2))
-		expect.True(t, d.Allowed, "the other one: %+v", d)
+		expect.True(t, n.check(t, named("login", "a", 2)).Allowed, "the other one")
 	})
 }
 
@@ -184,11 +179,10 @@ func TestBanBesideOthers(t *testing.T) {
 		n.check(t, named("login", "k", 2))
 		n.check(t, named("login", "k", 1))
 		c.setPolicies("policies: [{name: login, algorithm: sliding_log, limit: 2, window: 1m, ban: 10m}]")
-		d := n.check(t, named("login", "k", 1))
-		expect.Equal(t, d.RetryAfter, 10*time.Minute, "shortened: %+v", d)
+		expect.Equal(t, n.check(t, named("login", "k", 1)).RetryAfter, 10*time.Minute, "shortened")
 		c.advance(2 * time.Minute)
 		c.setPolicies("policies: [{name: login, algorithm: sliding_log, limit: 2, window: 1m}]")
-		d = n.check(t, named("login", "k", 1))
+		d := n.check(t, named("login", "k", 1))
 		expect.True(t, d.Allowed && !d.Banned, "lifted: %+v", d)
 	})
 }

@@ -67,8 +67,7 @@ func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
 		c.wantMessages(1, "of more", func() { n.check(t, named("log", key, 5)) })
 		c.wantMessages(0, "of as many, again", func() { n.check(t, named("log", key, 2)) })
 		c.wantMessages(1, "of less", func() {
-			d := n.check(t, named("log", key, 1))
-			expect.True(t, d.Allowed, "%+v", d)
+			expect.True(t, n.check(t, named("log", key, 1)).Allowed, "refused")
 		})
 		c.wantMessages(1, "of what can never pass", func() {
 			d := n.check(t, named("log", key, 6))
@@ -92,8 +91,7 @@ func TestARefusalIsRememberedForItsRetryAfter(t *testing.T) {
 		c.advance(99 * time.Millisecond)
 		c.wantMessages(0, "before", func() { n.check(t, named("short", key, 1)) })
 		c.advance(time.Millisecond + 100)
-		d := n.check(t, named("short", key, 1))
-		expect.True(t, d.Allowed, "%+v", d)
+		expect.True(t, n.check(t, named("short", key, 1)).Allowed, "refused")
 	})
 }
 
@@ -152,8 +150,7 @@ func TestWhatIsNotRemembered(t *testing.T) {
 			n.check(t, limit.Check{Target: target, Cost: 1, RequestID: "r"})
 		}},
 		{name: "lease", policy: "jobs", again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			_, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 5})
-			expect.NoError(t, err)
+			expect.NoError(t, expect.Err(n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 5})))
 		}},
 		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
 			d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
@@ -191,9 +188,8 @@ func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 		n.check(t, q)
 		other := q
 		other.RequestID = ""
-		d := n.check(t, other)
-		must.True(t, !d.Allowed, "%+v", d)
-		d = n.check(t, q)
+		must.True(t, !n.check(t, other).Allowed, "admitted")
+		d := n.check(t, q)
 		expect.True(t, d.Allowed && d.Granted == 5, "repeated: %+v", d)
 	})
 }
@@ -203,12 +199,10 @@ func TestARefusalUnderARequestIDIsRemembered(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		n, q := c.nodes[0], limit.Check{Target: onPolicy("log", c.owned("log", 1, 0)), Cost: 5}
 		n.check(t, q)
-		_, err := n.Refund(t.Context(), q.Target, 1, "")
-		must.NoError(t, err)
+		must.Value(n.Refund(t.Context(), q.Target, 1, ""))(t)
 		named := q
 		named.RequestID = "r"
-		d := n.check(t, named)
-		must.True(t, !d.Allowed, "%+v", d)
+		must.True(t, !n.check(t, named).Allowed, "admitted")
 		c.wantMessages(0, "another check of the same cost", func() {
 			d := n.check(t, q)
 			expect.True(t, !d.Allowed && d.RequestID == "", "%+v", d)
@@ -237,8 +231,7 @@ func TestWhatMayBeChargedForgets(t *testing.T) {
 			} else {
 				charge.Cost, charge.Always = 2, true
 			}
-			d = n.check(t, charge)
-			must.True(t, !d.Allowed, "%+v", d)
+			must.True(t, !n.check(t, charge).Allowed, "admitted")
 			c.tamper(nil)
 			d = n.check(t, named("p", key, 5))
 			expect.True(t, !d.Allowed && d.RetryAfter >= 9*time.Second, "after a charge %s: %+v", what, d)
@@ -280,18 +273,15 @@ func TestWhatGivesBackForgets(t *testing.T) {
 				one, five := limit.Check{Target: target, Cost: 1}, limit.Check{Target: target, Cost: 5}
 				c.nodes[0].check(t, five)
 				for _, n := range c.nodes {
-					d := n.check(t, one)
-					must.True(t, !d.Allowed, "not exhausted")
+					must.True(t, !n.check(t, one).Allowed, "not exhausted")
 				}
 				must.NoError(t, give(c.nodes[0], target))
 				// What another node gave back is found out within the second.
-				d := c.nodes[1].check(t, one)
-				expect.True(t, !d.Allowed, "another node knew")
+				expect.True(t, !c.nodes[1].check(t, one).Allowed, "another node knew")
 				c.advance(time.Second)
-				d = c.nodes[1].check(t, limit.Check{Target: target})
+				d := c.nodes[1].check(t, limit.Check{Target: target})
 				expect.True(t, d.Allowed, "a second later another node does not know")
-				d = c.nodes[0].check(t, one)
-				expect.True(t, d.Allowed, "the node that gave back did not know")
+				expect.True(t, c.nodes[0].check(t, one).Allowed, "the node that gave back did not know")
 			})
 		})
 	}
@@ -304,9 +294,8 @@ func TestAnExtensionForgetsRefusals(t *testing.T) {
 		target := onPolicy("log", c.owned("log", 2, 0))
 		n, more := c.nodes[0], limit.Check{Target: target, Cost: 5}
 		n.check(t, limit.Check{Target: target, Cost: 1})
-		if d := n.check(t, more); d.Allowed || d.RememberFor == 0 {
-			t.Fatalf("%+v", d)
-		}
+		d := n.check(t, more)
+		must.True(t, !d.Allowed && d.RememberFor != 0, "%+v", d)
 		d, err := c.nodes[1].Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1), TTL: time.Minute})
 		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
 		c.wantMessages(0, "asked again", func() { n.check(t, more) })
@@ -324,12 +313,10 @@ func TestARefusalInFlightIsForgotten(t *testing.T) {
 		c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 			deliver()
 			c.tamper(nil)
-			_, err := n.Refund(ctx, target, 5, "")
-			expect.NoError(t, err)
+			expect.NoError(t, expect.Err(n.Refund(ctx, target, 5, "")))
 		})
+		must.True(t, !n.check(t, limit.Check{Target: target, Cost: 1}).Allowed, "not exhausted")
 		d := n.check(t, limit.Check{Target: target, Cost: 1})
-		must.True(t, !d.Allowed, "not exhausted")
-		d = n.check(t, limit.Check{Target: target, Cost: 1})
 		expect.True(t, d.Allowed, "an answer older than the refund was remembered: %+v", d)
 	})
 }
@@ -357,8 +344,7 @@ func TestANewPolicyForgetsRefusals(t *testing.T) {
 		n.check(t, q)
 		n.check(t, q)
 		c.setPolicies(`policies: [{name: log, algorithm: sliding_log, limit: 10, window: 10s}]`)
-		d := n.check(t, q)
-		expect.True(t, d.Allowed, "%+v", d)
+		expect.True(t, n.check(t, q).Allowed, "refused")
 	})
 }
 
@@ -375,8 +361,7 @@ func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 		n.check(t, q(1))
 		n.check(t, q(1))
 		c.wantMessages(0, "again", func() { n.check(t, q(1)) })
-		d := n.check(t, q(2))
-		expect.True(t, d.Allowed, "a larger limit: %+v", d)
+		expect.True(t, n.check(t, q(2)).Allowed, "a larger limit")
 	})
 }
 

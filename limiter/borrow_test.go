@@ -30,8 +30,7 @@ func (c *testCluster) pass(d time.Duration) {
 func (c *testCluster) heat(n *testNode, q limit.Check) (used int64) {
 	c.t.Helper()
 	for range 1000 {
-		d := n.check(c.t, q)
-		must.True(c.t, d.Allowed, "%+v", d)
+		must.True(c.t, n.check(c.t, q).Allowed, "refused")
 		used += q.Cost
 		if n.borrowing.book.Loans() > 0 {
 			c.pass(5 * time.Millisecond)
@@ -99,8 +98,7 @@ func TestNodeBorrows(t *testing.T) {
 			}
 		})
 		expect.Equal(t, c.messages(func() {
-			d := node.check(t, limit.Check{Target: onPolicy("p", key), Cost: 1, Partial: true})
-			expect.Equal(t, d.Granted, 1, "%+v", d)
+			expect.Equal(t, node.check(t, limit.Check{Target: onPolicy("p", key), Cost: 1, Partial: true}).Granted, 1)
 			used++
 		}), 0,
 			"messages for a partial check that the loan covers")
@@ -226,8 +224,7 @@ func TestNodeIsRecalled(t *testing.T) {
 		}
 		d := c.nodes[0].check(t, named("small", key, 1000-used))
 		must.True(t, d.Allowed && d.Remaining == 0, "%d were used: %+v", used, d)
-		s := c.stats("small")
-		expect.Equal(t, s.Allowed, uint64(used)+1, "checks are counted, want %d", used+1)
+		expect.Equal(t, c.stats("small").Allowed, uint64(used)+1, "checks are counted, want %d", used+1)
 		var after time.Duration
 		for _, n := range c.nodes {
 			d := n.check(t, named("small", key, 1))
@@ -239,11 +236,9 @@ func TestNodeIsRecalled(t *testing.T) {
 		}
 		// All is returned, so that it is known when there is room again.
 		c.advance(after - 10*time.Microsecond)
-		d = c.nodes[0].check(t, named("small", key, 1))
-		expect.True(t, !d.Allowed, "before %v: %+v", after, d)
+		expect.True(t, !c.nodes[0].check(t, named("small", key, 1)).Allowed, "before %v", after)
 		c.advance(10 * time.Microsecond)
-		d = c.nodes[0].check(t, named("small", key, 1))
-		expect.True(t, d.Allowed, "after %v: %+v", after, d)
+		expect.True(t, c.nodes[0].check(t, named("small", key, 1)).Allowed, "after %v", after)
 	})
 }
 
@@ -254,8 +249,7 @@ func TestBorrowingInANodesName(t *testing.T) {
 		owner, node := c.nodes[0], c.nodes[1]
 		q := named("p", c.owned("p", 0, 0), 1)
 		forged := limit.Borrow{Target: q.Target, ID: algo.LoanID{Borrower: node.cfg.Self.Boot, Number: 1}, Totals: algo.Totals{Granted: 1e9, Returned: 1e9}, Want: 16}
-		_, err := owner.Lend(t.Context(), []limit.Borrow{forged}, make([]limit.Lent, 1))
-		must.NoError(t, err)
+		must.Value(owner.Lend(t.Context(), []limit.Borrow{forged}, make([]limit.Lent, 1)))(t)
 		admitted := c.heat(node, q)
 		for range 10_000 {
 			if d := node.check(t, q); d.Allowed {
@@ -471,8 +465,7 @@ func TestInlineLimitsAreLent(t *testing.T) {
 			got, err := node.Check(t.Context(), []limit.Check{check(), check()})
 			expect.True(t, err == nil && got[0].Allowed && got[1].Allowed && got[1].Policy == "inline" &&
 				got[1].Limit == 10000, "%+v, %v", got, err)
-			all := node.all(t, check(), check())
-			expect.True(t, all.Allowed, "%+v", all)
+			expect.True(t, node.all(t, check(), check()).Allowed, "refused")
 		}), 0, "messages for checks that a loan covers")
 	})
 }
@@ -487,8 +480,7 @@ func TestSeveralLimitsAreLent(t *testing.T) {
 			key := c.owned("p", 0, 0)
 			used := int64(0)
 			for range spent {
-				d := owner.check(t, named("p", key, 140))
-				must.True(t, d.Allowed, "%+v", d)
+				must.True(t, owner.check(t, named("p", key, 140)).Allowed, "refused")
 				used += 140
 				c.pass(1100 * time.Millisecond)
 			}
@@ -513,8 +505,7 @@ func TestSeveralLimitsAreLent(t *testing.T) {
 			d := node.check(t, named("p", key, 200-lately+1))
 			expect.True(t, !d.Allowed && d.Limits[0].RetryAfter == 0 && d.Limits[1].RetryAfter != 0,
 				"more than the second limit: %+v", d)
-			d = node.check(t, named("p", key, 200-lately))
-			expect.True(t, d.Allowed, "all that is left of it: %+v", d)
+			expect.True(t, node.check(t, named("p", key, 200-lately)).Allowed, "all that is left of it")
 		})
 	}
 }
@@ -721,8 +712,7 @@ func TestReportsAreForwarded(t *testing.T) {
 		expect.Equal(t, d.Remaining, 10000-5, "%+v, want 5 used", d)
 		// Nobody can be told: the client asks again.
 		c.see(c.nodes[1], func(int) ownership.Route { return ownership.Route{Standing: ownership.Unclaimed} })
-		a = lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16}})
-		expect.True(t, a.Unheard, "nobody holds the key: %+v", a)
+		expect.True(t, lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16}}).Unheard, "nobody holds the key")
 	})
 }
 

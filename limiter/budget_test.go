@@ -107,16 +107,14 @@ func TestExtend(t *testing.T) {
 			}
 			c.advance(19 * time.Second)
 			e.Amount, e.TTL = units(0), 40*time.Second
-			if got, err := c.nodes[2].Extend(t.Context(), e); err != nil || !got.Allowed {
-				t.Errorf("time: %+v, %v", got, err)
-			}
+			got, err := c.nodes[2].Extend(t.Context(), e)
+			expect.True(t, err == nil && got.Allowed, "time: %+v, %v", got, err)
 			c.advance(39 * time.Second)
 			if got, err := c.nodes[2].Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)}); err != nil || got.Refunded != 20 {
 				t.Errorf("%+v, %v", got, err)
 			}
 			expect.Equal(t, c.nodes[1].left(t, target), 50, "left")
-			_, err := c.nodes[2].Extend(t.Context(), e)
-			wantError(t, err, limit.NotFound, "reservation_id")
+			wantError(t, expect.Err(c.nodes[2].Extend(t.Context(), e)), limit.NotFound, "reservation_id")
 		}
 		log := onPolicy("sliding_log", "k")
 		id := c.nodes[0].reserve(t, limit.Reserve{Target: log, Amount: units(1)}).ReservationID
@@ -137,8 +135,7 @@ func TestExtend(t *testing.T) {
 			{limit.Extend{Target: onPolicy("concurrency", "k"), ReservationID: id, Amount: units(1)}, limit.Invalid, "policy"},
 		} {
 			for _, n := range c.nodes {
-				_, err := n.Extend(t.Context(), test.e)
-				wantError(t, err, test.kind, test.what)
+				wantError(t, expect.Err(n.Extend(t.Context(), test.e)), test.kind, test.what)
 			}
 		}
 	})
@@ -173,8 +170,7 @@ func TestCharge(t *testing.T) {
 						"beyond the limit: %+v, %v", d, err)
 				}
 				charge.Cost = 71
-				_, err := c.nodes[0].Charge(t.Context(), charge)
-				wantError(t, err, limit.Invalid, "request_id")
+				wantError(t, expect.Err(c.nodes[0].Charge(t.Context(), charge)), limit.Invalid, "request_id")
 				d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 1})
 				must.True(t, !d.Allowed && d.RetryAfter > 0, "%+v", d)
 				c.advance(d.RetryAfter - time.Microsecond) // a tick of the log's clock and more
@@ -199,8 +195,7 @@ func TestCharge(t *testing.T) {
 			{limit.Charge{Target: onPolicy("concurrency", "k"), Amount: units(1)}, limit.Invalid, "policy"},
 			{limit.Charge{Target: onPolicy("nope", "k"), Amount: units(1)}, limit.NotFound, "policy"},
 		} {
-			_, err := c.nodes[0].Charge(t.Context(), test.c)
-			wantError(t, err, test.kind, test.what)
+			wantError(t, expect.Err(c.nodes[0].Charge(t.Context(), test.c)), test.kind, test.what)
 		}
 		c.tamper(lost)
 		_, err := c.nodes[0].Charge(t.Context(), limit.Charge{Target: log, Amount: units(1)})
@@ -240,17 +235,13 @@ func TestReserveAll(t *testing.T) {
 		}
 		left(90)
 
-		_, err = c.nodes[0].ReserveAll(t.Context(), nil)
-		wantError(t, err, limit.Invalid, "reserves")
+		wantError(t, expect.Err(c.nodes[0].ReserveAll(t.Context(), nil)), limit.Invalid, "reserves")
 		rs[3].RequestID = "r"
-		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
-		wantError(t, err, limit.Invalid, "reserves[3].request_id")
+		wantError(t, expect.Err(c.nodes[0].ReserveAll(t.Context(), rs)), limit.Invalid, "reserves[3].request_id")
 		rs[3].RequestID, rs[4].Key = "", ""
-		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
-		wantError(t, err, limit.Invalid, "reserves[4].key")
+		wantError(t, expect.Err(c.nodes[0].ReserveAll(t.Context(), rs)), limit.Invalid, "reserves[4].key")
 		rs[4] = limit.Reserve{Target: onPolicy("concurrency", "k"), Amount: units(1)}
-		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
-		wantError(t, err, limit.Invalid, "reserves[4].policy")
+		wantError(t, expect.Err(c.nodes[0].ReserveAll(t.Context(), rs)), limit.Invalid, "reserves[4].policy")
 		rs = slices.Delete(rs, 4, 5)
 		left(90)
 	})
@@ -307,8 +298,7 @@ func TestPricesAndEstimates(t *testing.T) {
 			t.Helper()
 			target := onPolicy(policy, key)
 			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: class})
-			_, err := n.Cancel(t.Context(), target, d.ReservationID)
-			expect.NoError(t, err)
+			expect.NoError(t, expect.Err(n.Cancel(t.Context(), target, d.ReservationID)))
 			return d.Granted
 		}
 		for _, test := range []struct {
@@ -344,10 +334,9 @@ func TestReservationsAreBounded(t *testing.T) {
 		target := onPolicy("sliding_log", c.owned("sliding_log", 1, 0))
 		id := n.reserve(t, limit.Reserve{Target: target, Amount: units(1)}).ReservationID
 		n.reserve(t, limit.Reserve{Target: target, Amount: units(1)})
-		if _, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: id, Amount: units(1)}); err != nil {
-			t.Error(err)
-		}
-		_, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
+		_, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: id, Amount: units(1)})
+		expect.NoError(t, err)
+		_, err = n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
 		wantError(t, err, limit.Unavailable, "key")
 		_, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: id, Amount: units(1)})
 		wantError(t, err, limit.Unavailable, "key")
@@ -358,8 +347,7 @@ func TestReservationsAreBounded(t *testing.T) {
 		other := onPolicy("sliding_log", c.owned("sliding_log", 1, 9))
 		_, err = n.Reserve(t.Context(), limit.Reserve{Target: other, Amount: units(1)})
 		wantError(t, err, limit.Unavailable, "")
-		_, err = n.Cancel(t.Context(), target, id)
-		expect.NoError(t, err)
+		expect.NoError(t, expect.Err(n.Cancel(t.Context(), target, id)))
 		n.reserve(t, limit.Reserve{Target: other, Amount: units(1)})
 	})
 }
@@ -534,10 +522,8 @@ func TestCommitBeyondWhatABucketOwes(t *testing.T) {
 		_, err := l.Commit(t.Context(), limit.Commit{Target: target, Amount: units(algo.MaxLimit), ReservationID: id})
 		must.NoError(t, err)
 	}
-	_, err := l.Cancel(t.Context(), target, ids[4])
-	must.NoError(t, err)
-	_, err = l.Refund(t.Context(), target, algo.MaxLimit, "")
-	must.NoError(t, err)
+	must.Value(l.Cancel(t.Context(), target, ids[4]))(t)
+	must.Value(l.Refund(t.Context(), target, algo.MaxLimit, ""))(t)
 }
 
 // TestBoundedCommit: a caller who may not charge commits no more beyond a reservation than the largest limit, whichever node is

@@ -54,8 +54,7 @@ func TestCandidate(t *testing.T) {
 			switch random.IntN(20) {
 			case 0:
 				for _, policy := range []string{"tried", "plain", "other"} {
-					_, err := n.Refund(t.Context(), onPolicy(policy, key), 2, "")
-					must.NoError(t, err)
+					must.Value(n.Refund(t.Context(), onPolicy(policy, key), 2, ""))(t)
 				}
 			case 1:
 				for _, policy := range []string{"tried", "plain", "other"} {
@@ -97,7 +96,6 @@ func TestCandidate(t *testing.T) {
 		// A policy without one counts no more.
 		c.setPolicies("policies: [{name: mixed, algorithm: sliding_log, limit: 2, window: 1m}]")
 		c.nodes[0].check(t, named("mixed", "key", 1))
-		got = c.sumOf("mixed")
-		expect.Equal(t, got.CandidateAllowed, 5, "without a candidate: %+v", got)
+		expect.Equal(t, c.sumOf("mixed").CandidateAllowed, 5, "without a candidate")
 	})
 }

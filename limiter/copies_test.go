@@ -84,9 +84,8 @@ func TestAnswerAtTheEndOfALease(t *testing.T) {
 		must.Equal(t, l.plan(l.table.Load(), op), nil)
 		op.Decision.Allowed, op.Outcome.until = true, until
 		end := l.ending()
-		if l.end(op, &end); op.Decision.Allowed != used {
-			t.Errorf("at 7 an answer until %d: %+v", until, op.Decision)
-		}
+		l.end(op, &end)
+		expect.True(t, op.Decision.Allowed == used, "at 7 an answer until %d: %+v", until, op.Decision)
 		// A peer is not told of none left: that would be for ever.
 		told := &Op{Kind: OpCheck, Hops: 1, Outcome: Outcome{until: until}}
 		if l.end(told, &end); told.Outcome.Unreachable == used || told.Outcome.Lease > 0 != used {
@@ -171,8 +170,7 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	must.NoError(t, err)
 	confirm()
 	own.tickets = 0
-	_, err = l.Renew(t.Context(), jobs, lease.LeaseID, time.Hour)
-	expect.NoError(t, err)
+	expect.NoError(t, expect.Err(l.Renew(t.Context(), jobs, lease.LeaseID, time.Hour)))
 	waits(1, "a renewal")
 	held := must.Value(l.Reserve(t.Context(), limit.Reserve{Target: onPolicy("sync", "held"), Amount: units(1)}))(t)
 	confirm()

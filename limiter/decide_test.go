@@ -140,8 +140,7 @@ func TestCosts(t *testing.T) {
 		expect.True(t, n == 6 && err == nil, "refunded %d, %v", n, err)
 		c.nodes[0].check(t, named("p", "k", 9))
 		expect.NoError(t, c.nodes[1].Reset(t.Context(), onPolicy("p", "k")))
-		d := c.nodes[0].check(t, named("p", "k", 0))
-		expect.Equal(t, d.Remaining, 10, "after the reset %+v", d)
+		expect.Equal(t, c.nodes[0].check(t, named("p", "k", 0)).Remaining, 10, "after the reset")
 		for i := range 12 {
 			d := c.nodes[i%2].check(t, named("leaky", "k", 1))
 			want := time.Duration(i) * 250 * time.Millisecond
@@ -209,8 +208,7 @@ func TestResetOfStatelessKey(t *testing.T) {
 		c.setPolicies(free)
 		expect.NoError(t, n.Reset(t.Context(), onPolicy("p", "k")))
 		c.setPolicies(limited)
-		d := n.check(t, named("p", "k", 0))
-		expect.Equal(t, d.Remaining, 2, "%+v", d)
+		expect.Equal(t, n.check(t, named("p", "k", 0)).Remaining, 2)
 	})
 }
 
@@ -235,10 +233,9 @@ func TestRequestIDs(t *testing.T) {
 		}
 		c.nodes[1].checkError(t, with("p", 2, "b", false), limit.Invalid, "request_id")
 		// Refusals are decided afresh.
-		d := c.nodes[2].check(t, with("p", 6, "c", false))
-		expect.True(t, !d.Allowed, "%+v", d)
+		expect.True(t, !c.nodes[2].check(t, with("p", 6, "c", false)).Allowed, "admitted")
 		c.advance(time.Second)
-		d = c.nodes[0].check(t, with("p", 6, "c", false))
+		d := c.nodes[0].check(t, with("p", 6, "c", false))
 		expect.True(t, d.Allowed && d.Remaining == 0, "%+v", d)
 		// A partial admission is repeated as it was. Another policy's ids are others.
 		c.nodes[1].check(t, with("q", 8, "b", false))
@@ -292,8 +289,7 @@ func TestRequestIDsAreTheCallersOwn(t *testing.T) {
 			}
 			victim, thief := reserve(0, "shop", 60), reserve(1, "thief", 10)
 			must.True(t, victim.ReservationID != thief.ReservationID, "the thief has the victim's reservation")
-			again := reserve(2, "shop", 60)
-			expect.Equal(t, again.ReservationID, victim.ReservationID, "the victim's own repetition: %+v", again)
+			expect.Equal(t, reserve(2, "shop", 60).ReservationID, victim.ReservationID, "the victim's own repetition")
 			back, err := c.nodes[1].Cancel(t.Context(), of("fixed_window", "thief"), thief.ReservationID)
 			expect.True(t, err == nil && back == 10, "the thief's own reservation: %d, %v", back, err)
 			expect.Equal(t, c.nodes[0].left(t, of("fixed_window", "shop")), 40, "left beside the victim's reservation")
@@ -329,12 +325,9 @@ func TestUnknownPolicy(t *testing.T) {
 					d, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1})
 					expect.True(t, !d.Allowed && err == nil, "%+v, %v", d, err)
 				}
-				_, err := n.Refund(t.Context(), target, 1, "")
-				wantError(t, err, limit.NotFound, "policy")
-				_, err = n.Renew(t.Context(), target, "0000000000000001", 0)
-				wantError(t, err, limit.NotFound, "policy")
-				_, err = n.Release(t.Context(), target, "0000000000000001")
-				wantError(t, err, limit.NotFound, "policy")
+				wantError(t, expect.Err(n.Refund(t.Context(), target, 1, "")), limit.NotFound, "policy")
+				wantError(t, expect.Err(n.Renew(t.Context(), target, "0000000000000001", 0)), limit.NotFound, "policy")
+				wantError(t, expect.Err(n.Release(t.Context(), target, "0000000000000001")), limit.NotFound, "policy")
 				wantError(t, n.Reset(t.Context(), target), limit.NotFound, "policy")
 			}
 			want := PolicyStats{Policy: "(unknown)"}
@@ -373,26 +366,21 @@ func TestConcurrency(t *testing.T) {
 		for i, target := range []limit.Target{leases, inline, {Policy: "c", Key: "free"}, {Policy: "c", Key: "bad"}} {
 			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
 			n[i%3].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, field)
-			_, err := n[i%3].Refund(ctx, target, 1, "")
-			wantError(t, err, limit.Invalid, field)
+			wantError(t, expect.Err(n[i%3].Refund(ctx, target, 1, "")), limit.Invalid, field)
 		}
 		for i, target := range []limit.Target{window, inlineWindow} {
 			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
-			_, err := n[i].Acquire(ctx, limit.Acquire{Target: target, Cost: 1})
-			wantError(t, err, limit.Invalid, field)
-			_, err = n[i].Renew(ctx, target, "0000000000000001", 0)
-			wantError(t, err, limit.Invalid, field)
-			_, err = n[i].Release(ctx, target, "0000000000000001")
-			wantError(t, err, limit.Invalid, field)
+			wantError(t, expect.Err(n[i].Acquire(ctx, limit.Acquire{Target: target, Cost: 1})), limit.Invalid, field)
+			wantError(t, expect.Err(n[i].Renew(ctx, target, "0000000000000001", 0)), limit.Invalid, field)
+			wantError(t, expect.Err(n[i].Release(ctx, target, "0000000000000001")), limit.Invalid, field)
 		}
 		c.wantStats(PolicyStats{Policy: "c", Errors: 3})
 		c.wantStats(PolicyStats{Policy: "w", Errors: 1})
 		c.wantStats(PolicyStats{Policy: "(inline)", Errors: 2})
 
 		for _, target := range []limit.Target{leases, inline} {
-			if d := n[0].check(t, limit.Check{Target: target}); !d.Allowed || d.Remaining != 3 {
-				t.Errorf("peek %+v", d)
-			}
+			d := n[0].check(t, limit.Check{Target: target})
+			expect.True(t, d.Allowed && d.Remaining == 3, "peek %+v", d)
 			d, err := n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 2, TTL: 10 * time.Second})
 			must.True(t, err == nil && d.Allowed && d.LeaseID != "", "%+v, %v", d, err)
 			e, err := n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 2})
@@ -400,8 +388,7 @@ func TestConcurrency(t *testing.T) {
 				"%+v, %v", e, err)
 			_, err = n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 1, TTL: 31 * time.Second})
 			wantError(t, err, limit.Invalid, "ttl")
-			_, err = n[1].Renew(ctx, target, d.LeaseID, 31*time.Second)
-			wantError(t, err, limit.Invalid, "ttl")
+			wantError(t, expect.Err(n[1].Renew(ctx, target, d.LeaseID, 31*time.Second)), limit.Invalid, "ttl")
 			c.advance(9 * time.Second)
 			left, err := n[2].Renew(ctx, target, d.LeaseID, 0)
 			expect.True(t, left == 30*time.Second && err == nil, "%v, %v", left, err)
@@ -411,8 +398,7 @@ func TestConcurrency(t *testing.T) {
 				ok, err := n[i].Release(ctx, target, d.LeaseID)
 				expect.True(t, ok == want && err == nil, "released %v, %v", ok, err)
 			}
-			_, err = n[0].Renew(ctx, target, d.LeaseID, 0)
-			wantError(t, err, limit.NotFound, "lease_id")
+			wantError(t, expect.Err(n[0].Renew(ctx, target, d.LeaseID, 0)), limit.NotFound, "lease_id")
 			d, _ = n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 3})
 			c.advance(30 * time.Second)
 			ok, err := n[1].Release(ctx, target, d.LeaseID)
@@ -500,8 +486,7 @@ func TestInlineCache(t *testing.T) {
 			n.check(t, limit.Check{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, "k")})
 			must.True(t, len(n.inline.by) <= maxInlineRules, "%d rules kept", len(n.inline.by))
 		}
-		d := n.check(t, limit.Check{Target: target})
-		expect.Equal(t, d.Remaining, 6, "%+v", d)
+		expect.Equal(t, n.check(t, limit.Check{Target: target}).Remaining, 6)
 	})
 }
 

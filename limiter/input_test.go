@@ -69,17 +69,13 @@ func TestBadInput(t *testing.T) {
 			n := c.nodes[0]
 			n.checkError(t, limit.Check{Target: test.target, Cost: 1}, test.kind, test.field)
 			n.checkError(t, limit.Check{Target: test.target}, test.kind, test.field) // a peek is checked as well
-			_, err := n.Acquire(ctx, limit.Acquire{Target: test.target, Cost: 1})
-			wantError(t, err, test.kind, test.field)
-			_, err = n.Renew(ctx, test.target, lease, 0)
-			wantError(t, err, test.kind, test.field)
-			_, err = n.Release(ctx, test.target, lease)
-			wantError(t, err, test.kind, test.field)
-			_, err = n.Refund(ctx, test.target, 1, "")
-			wantError(t, err, test.kind, test.field)
+			wantError(t, expect.Err(n.Acquire(ctx, limit.Acquire{Target: test.target, Cost: 1})), test.kind, test.field)
+			wantError(t, expect.Err(n.Renew(ctx, test.target, lease, 0)), test.kind, test.field)
+			wantError(t, expect.Err(n.Release(ctx, test.target, lease)), test.kind, test.field)
+			wantError(t, expect.Err(n.Refund(ctx, test.target, 1, "")), test.kind, test.field)
 			wantError(t, n.Reset(ctx, test.target), test.kind, test.field)
 			// In a batch the error names the element, and nothing of it is charged.
-			_, err = n.Check(ctx, []limit.Check{named("p", "k", 1), {Target: test.target, Cost: 1}, named("p", "k", 1)})
+			_, err := n.Check(ctx, []limit.Check{named("p", "k", 1), {Target: test.target, Cost: 1}, named("p", "k", 1)})
 			wantError(t, err, test.kind, "checks[1]."+test.field)
 		}
 
@@ -119,34 +115,28 @@ func TestBadInput(t *testing.T) {
 				wantError(t, err, bad.kind, bad.want)
 			}
 		}
-		_, err := c.nodes[0].Acquire(ctx, limit.Acquire{Target: leases})
-		wantError(t, err, limit.Invalid, "cost")
-		_, err = c.nodes[0].Refund(ctx, p, 0, "")
+		wantError(t, expect.Err(c.nodes[0].Acquire(ctx, limit.Acquire{Target: leases})), limit.Invalid, "cost")
+		_, err := c.nodes[0].Refund(ctx, p, 0, "")
 		wantError(t, err, limit.Invalid, "cost")
 		for _, id := range []string{
 			"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef", "+123456789abcdef", "0x23456789abcdef", "\xff",
 		} {
-			_, err = c.nodes[0].Renew(ctx, leases, id, 0)
-			wantError(t, err, limit.Invalid, "lease_id")
+			wantError(t, expect.Err(c.nodes[0].Renew(ctx, leases, id, 0)), limit.Invalid, "lease_id")
 			_, err = c.nodes[1].Release(ctx, leases, id)
 			wantError(t, err, limit.Invalid, "lease_id")
 		}
-		_, err = c.nodes[0].Check(ctx, nil)
-		wantError(t, err, limit.Invalid, "checks")
-		_, err = c.nodes[0].Check(ctx, make([]limit.Check, limit.MaxBatch+1))
-		wantError(t, err, limit.TooLarge, "checks")
+		wantError(t, expect.Err(c.nodes[0].Check(ctx, nil)), limit.Invalid, "checks")
+		wantError(t, expect.Err(c.nodes[0].Check(ctx, make([]limit.Check, limit.MaxBatch+1))), limit.TooLarge, "checks")
 
 		// What is just within the bounds is taken.
 		q := limit.Check{Target: onPolicy("p", strings.Repeat("é", limit.MaxKey/2)), Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
-		d := c.nodes[0].check(t, q)
-		expect.True(t, !d.Allowed, "%+v", d)
+		expect.True(t, !c.nodes[0].check(t, q).Allowed, "admitted")
 		q.Target = limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace), Key: "\x00"}
 		c.nodes[1].check(t, q)
 
 		for _, n := range c.nodes {
 			for _, target := range []limit.Target{p, leases, along(func(*algo.Limit) {})} {
-				d := n.check(t, limit.Check{Target: target})
-				expect.Equal(t, d.Remaining, 10, "something was charged: %+v", d)
+				expect.Equal(t, n.check(t, limit.Check{Target: target}).Remaining, 10, "something was charged")
 			}
 		}
 		for _, n := range c.nodes {
@@ -197,8 +187,7 @@ func FuzzOp(f *testing.F) {
 			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: lim, Window: time.Duration(window), Capacity: capacity,
 				Slots: slots, Period: algo.Period(period), CountDenied: flag, CarryDebt: flag, MaxDebt: ttl}
 		}
-		rest := l.Receive([]*Op{op})
-		must.True(t, rest == nil, "handed on to nobody")
+		must.True(t, l.Receive([]*Op{op}) == nil, "handed on to nobody")
 		p := op.partition
 		must.True(t, p >= 0 && p < ring.Partitions, "partition %d", p)
 		out := op.Outcome
@@ -234,8 +223,7 @@ func TestRefused(t *testing.T) {
 					(refused || r.Remaining == want), "check %d: %+v", i, r)
 			}
 			checks[3].Key = ""
-			err := l.CheckTo(t.Context(), checks, limit.Denials{0: own}, results)
-			wantError(t, err, limit.Invalid, "checks[3].key")
+			wantError(t, l.CheckTo(t.Context(), checks, limit.Denials{0: own}, results), limit.Invalid, "checks[3].key")
 		})
 	}
 }

@@ -97,8 +97,7 @@ func TestRecallBeforeRefusal(t *testing.T) {
 	expect.True(t, s.Recalled == 1 && s.Unanswered == 0 && s.Spent == 3 && s.Streams == 1 && s.OnLoan == 0 &&
 		s.Borrowers == 0, "%+v", s)
 	end()
-	s = l.Loans()
-	expect.Equal(t, s.Streams, 0, "%+v", s)
+	expect.Equal(t, l.Loans().Streams, 0)
 }
 
 // TestRecallBeforeCharge: a charge, and the excess of a commit, say that there was no room only after what is on loan has been asked for.
@@ -107,8 +106,7 @@ func TestRecallBeforeCharge(t *testing.T) {
 		l := lender(t)
 		target := onPolicy("p", "k")
 		loan := wants(1)
-		a := lent(t, l, loan)
-		must.Equal(t, a.Granted, 16, "%+v", a)
+		must.Equal(t, lent(t, l, loan).Granted, 16)
 		end := l.OpenBorrower(1, func(r limit.Recall) {
 			back := []limit.Borrow{{Target: target, ID: loan.ID, Totals: algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}}}
 			go func() { _, _ = l.Lend(context.Background(), back, make([]limit.Lent, 1)) }()
@@ -136,8 +134,7 @@ func TestLentAfterRecall(t *testing.T) {
 	target := onPolicy("p", "k")
 	check(t, l, "p", 8000)
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
-	a := lent(t, l, first)
-	must.Equal(t, a.Granted, 1000, "%+v", a)
+	must.Equal(t, lent(t, l, first).Granted, 1000)
 	returned := make(chan limit.Lent, 1)
 	end := l.OpenBorrower(1, func(r limit.Recall) {
 		go func() {
@@ -146,9 +143,8 @@ func TestLentAfterRecall(t *testing.T) {
 		}()
 	})
 	defer end()
-	d := check(t, l, "p", 1500)
-	must.True(t, d.Allowed, "%+v", d)
-	a = <-returned
+	must.True(t, check(t, l, "p", 1500).Allowed, "refused")
+	a := <-returned
 	expect.True(t, a.Ended && a.Again == recallAgain, "who returned a loan is told %+v", a)
 
 	second := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 100}
@@ -175,8 +171,7 @@ func TestSilentBorrower(t *testing.T) {
 	inline := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}
 	target := limit.Target{Limit: inline, Key: "k"}
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
-	a := lent(t, l, b)
-	must.Equal(t, a.Granted, 16, "%+v", a)
+	must.Equal(t, lent(t, l, b).Granted, 16)
 	ask := func(cost int64) limit.Decision {
 		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: cost}})
 		must.True(t, err == nil && got[0].Err == nil, "%v %v", got, err)
@@ -199,7 +194,7 @@ func TestSilentBorrower(t *testing.T) {
 	expect.True(t, s.Recalled != 0 && s.Recalled <= 3 && s.Unanswered == s.Recalled, "%+v", s)
 	// It was alive all the time.
 	b.Totals, b.Want = algo.Totals{Granted: 16, Spent: 0, Returned: 16}, 0
-	a = lent(t, l, b)
+	a := lent(t, l, b)
 	expect.True(t, a.Ended, "%+v", a)
 	d = ask(90)
 	expect.True(t, d.Allowed && !d.RetryAfterEstimated, "%+v", d)
@@ -214,13 +209,11 @@ func TestAlwaysBesideLoans(t *testing.T) {
 	lent(t, l, wants(1))
 	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 90, Always: true}})
 	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 90, "%+v, %v", got, err)
-	d := check(t, l, "p", 0)
-	expect.Equal(t, d.Remaining, 0, "%+v", d)
+	expect.Equal(t, check(t, l, "p", 0).Remaining, 0)
 	got, err = l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
 	must.True(t, err == nil && got[0].Granted == 5, "%+v, %v", got, err)
 	lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Returned: 16}})
-	d = check(t, l, "p", 0)
-	expect.Equal(t, d.Remaining, 5, "%+v", d)
+	expect.Equal(t, check(t, l, "p", 0).Remaining, 5)
 }
 
 // TestAlwaysWhereThereIsRoomBesideLoans: it is made once, also where it would have been admitted without the loans.
@@ -228,22 +221,19 @@ func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
 	l := lender(t)
 	target := onPolicy("p", "k")
 	id := loanID
-	a := lent(t, l, limit.Borrow{Target: target, ID: id, Want: 16})
-	must.Equal(t, a.Granted, 16, "%+v", a)
+	must.Equal(t, lent(t, l, limit.Borrow{Target: target, ID: id, Want: 16}).Granted, 16)
 	check(t, l, "p", 80)
 	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
 	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 5, "%+v, %v", got, err)
 	lent(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: 16, Returned: 16}})
-	d := check(t, l, "p", 0)
-	expect.Equal(t, d.Remaining, 15, "%+v", d)
+	expect.Equal(t, check(t, l, "p", 0).Remaining, 15)
 }
 
 // TestPartialBesideSilentBorrower: what is free is granted once nothing more can be had back.
 func TestPartialBesideSilentBorrower(t *testing.T) {
 	l := lender(t)
 	target := onPolicy("p", "k")
-	a := lent(t, l, wants(1))
-	must.Equal(t, a.Granted, 16, "%+v", a)
+	must.Equal(t, lent(t, l, wants(1)).Granted, 16)
 	check(t, l, "p", 80)
 	for _, want := range []int64{4, 0} {
 		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 10, Partial: true}})
@@ -299,8 +289,7 @@ func TestGivingBackRecalls(t *testing.T) {
 		must.NoError(t, do())
 		<-done
 		end()
-		d := check(t, l, "p", 0)
-		expect.Equal(t, d.Remaining, 100, "after a %s: %+v", name, d)
+		expect.Equal(t, check(t, l, "p", 0).Remaining, 100, "after a %s", name)
 	}
 }
 
@@ -332,8 +321,7 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 	} {
 		before := counted()
 		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16, Counted: c.counted}
-		a := lent(t, l, b)
-		must.Equal(t, a.Granted, 16, "%+v", a)
+		must.Equal(t, lent(t, l, b).Granted, 16)
 		b.Totals = algo.Totals{Granted: 16, Spent: 9, Checks: 5}
 		lent(t, l, b)
 		lent(t, l, b) // its answer was lost
@@ -388,8 +376,7 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 			returnsAll(t, l, &newcomer, 20*time.Millisecond)
 		}()
-		d := check(t, l, "p", 84)
-		expect.True(t, d.Allowed, "refused before all on loan was asked for: %+v", d)
+		expect.True(t, check(t, l, "p", 84).Allowed, "refused before all on loan was asked for")
 		synctest.Wait() // the round ends in the same instant as the check's wait
 		s := l.Loans()
 		expect.True(t, s.Recalled == 2 && s.Unanswered == 1 && s.OnLoan == 16, "%+v", s)
@@ -425,8 +412,7 @@ func TestBorrowerComesToARecall(t *testing.T) {
 			if late {
 				for i, most := range []time.Duration{recallMost, 0} {
 					begun := time.Now()
-					d := check(t, l, "p", 100)
-					expect.True(t, !d.Allowed, "units on loan are admitted: %+v", d)
+					expect.True(t, !check(t, l, "p", 100).Allowed, "units on loan are admitted")
 					if waited := time.Since(begun); waited != most {
 						t.Errorf("check %d waits for %v for who does not come, want %v", i, waited, most)
 					}
@@ -438,8 +424,7 @@ func TestBorrowerComesToARecall(t *testing.T) {
 					open()
 				}()
 			}
-			d := check(t, l, "p", 100)
-			expect.True(t, d.Allowed, "late %v: refused before all on loan was asked for: %+v", late, d)
+			expect.True(t, check(t, l, "p", 100).Allowed, "late %v: refused before all on loan was asked for", late)
 			want := "1 asked, 0 silent"
 			if late { // the first round has waited for it in vain
 				want = "2 asked, 1 silent"
@@ -467,8 +452,7 @@ func TestReportDuringARecall(t *testing.T) {
 				lent(t, l, back)
 			}()
 		})()
-		d := check(t, l, "p", 97)
-		expect.True(t, d.Allowed, "%+v", d)
+		expect.True(t, check(t, l, "p", 97).Allowed, "refused")
 		s := l.Loans()
 		expect.True(t, s.Recalled == 1 && s.Unanswered == 0, "asked, and unanswered: %+v", s)
 	})
@@ -536,8 +520,7 @@ func TestAskedNext(t *testing.T) {
 				})()
 			}
 			l.loans.silent[1] = map[uint64]int64{1: l.clock().Mono + int64(10*time.Millisecond)}
-			d := check(t, l, "p", 100)
-			expect.True(t, d.Allowed != late, "late %v: %+v", late, d)
+			expect.True(t, check(t, l, "p", 100).Allowed != late, "late %v", late)
 			synctest.Wait() // until the round is over, as the check's time is
 			want := "2 asked, 0 silent"
 			if late {
@@ -569,8 +552,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 				go hasty()
 				synctest.Wait()
 			}
-			d := check(t, l, "p", 100)
-			expect.True(t, d.Allowed, "alone %v: refused before all on loan was asked for: %+v", alone, d)
+			expect.True(t, check(t, l, "p", 100).Allowed, "alone %v: refused before all on loan was asked for", alone)
 			s := l.Loans()
 			expect.True(t, s.Recalled == 1 && s.Unanswered == 0 && s.OnLoan == 0, "alone %v: %+v", alone, s)
 		})
@@ -582,8 +564,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 		l.OpenBorrower(1, func(limit.Recall) {})
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer cancel()
-		_, err := l.Check(ctx, []limit.Check{{Target: b.Target, Cost: 100}})
-		must.NoError(t, err)
+		must.Value(l.Check(ctx, []limit.Check{{Target: b.Target, Cost: 100}}))(t)
 		of := state{"p", "k"}
 		expect.True(t, l.loans.recalling(of), "a recall ends with the caller who began it")
 		time.Sleep(recallMost)
@@ -643,8 +624,7 @@ func TestALaterRecallHasItsTime(t *testing.T) {
 		report(2, algo.Totals{}, 16)
 		open(1, 25*time.Millisecond) // the other one has no stream yet
 		go func() {
-			d := check(t, l, "p", 100)
-			expect.True(t, !d.Allowed, "%+v", d)
+			expect.True(t, !check(t, l, "p", 100).Allowed, "admitted")
 		}()
 		time.Sleep(30 * time.Millisecond)
 		go func() {

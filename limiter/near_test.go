@@ -29,8 +29,7 @@ func TestNearLimit(t *testing.T) {
 			t.Helper()
 			turn++
 			n := c.nodes[turn%len(c.nodes)]
-			d := n.check(t, named(policy, key, cost))
-			expect.Equal(t, d.NearLimit, want, "%s %s, cost %d: %+v", policy, key, cost, d)
+			expect.Equal(t, n.check(t, named(policy, key, cost)).NearLimit, want, "%s %s, cost %d", policy, key, cost)
 		}
 		near("one", "k", 7, false)
 		near("one", "k", 1, true)
@@ -42,8 +41,7 @@ func TestNearLimit(t *testing.T) {
 		near("one", "large", 1, true)
 		near("one", "free", 1000, false)
 		near("one", "shut", 1, false)
-		got := c.stats("one")
-		expect.Equal(t, got.NearLimit, 4, "counted")
+		expect.Equal(t, c.stats("one").NearLimit, 4, "counted")
 
 		// Of several limits any, also where another one is the tightest.
 		for range 5 {
@@ -58,7 +56,7 @@ func TestNearLimit(t *testing.T) {
 		near("bucket", "k", 1, true)
 		near("tried", "k", 2, true)
 		near("tried", "k", 1, true)
-		got = c.stats("tried")
+		got := c.stats("tried")
 		expect.True(t, got.Shadowed == 1 && got.NearLimit == 2, "in shadow mode: %+v", got)
 		near("never", "k", 1, false)
 		near("never", "k", 1, false)

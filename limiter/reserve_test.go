@@ -43,14 +43,12 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 			if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
 				t.Errorf("admitted beside a reservation: %+v", d)
 			}
-			if refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
-				t.Errorf("commit: %d, %v", refunded, err)
-			}
+			refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 25)
+			expect.True(t, refunded == 35 && err == nil, "commit: %d, %v", refunded, err)
 			expect.Equal(t, c.nodes[2].left(t, target), 75, "left")
-			if refunded, err := c.nodes[2].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
-				t.Errorf("commit, repeated: %d, %v", refunded, err)
-			}
-			_, err := c.nodes[2].commit(t, target, d.ReservationID, 24)
+			refunded, err = c.nodes[2].commit(t, target, d.ReservationID, 25)
+			expect.True(t, refunded == 35 && err == nil, "commit, repeated: %d, %v", refunded, err)
+			_, err = c.nodes[2].commit(t, target, d.ReservationID, 24)
 			wantError(t, err, limit.NotFound, "reservation_id")
 			_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
 			wantError(t, err, limit.NotFound, "reservation_id")
@@ -143,8 +141,7 @@ func TestWhatCannotBeReserved(t *testing.T) {
 			{limit.Reserve{Target: inlineTarget(algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, "k"), Amount: units(1)}, limit.Invalid, "limit"},
 		} {
 			for _, n := range c.nodes {
-				_, err := n.Reserve(t.Context(), test.r)
-				wantError(t, err, test.kind, test.what)
+				wantError(t, expect.Err(n.Reserve(t.Context(), test.r)), test.kind, test.what)
 			}
 		}
 		_, err := c.nodes[0].commit(t, onPolicy("concurrency", "k"), "00000000000000000000000100000000", 1)
@@ -194,8 +191,7 @@ func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 		other.RequestID = "s"
 		d := c.nodes[2].reserve(t, other)
 		expect.True(t, d.ReservationID != first.ReservationID, "another request has the same reservation")
-		_, err := c.nodes[2].commit(t, r.Target, first.ReservationID, 4)
-		expect.NoError(t, err)
+		expect.NoError(t, expect.Err(c.nodes[2].commit(t, r.Target, first.ReservationID, 4)))
 		expect.Equal(t, c.nodes[0].left(t, r.Target), 86, "left")
 	})
 }
@@ -205,11 +201,9 @@ func TestACommitForgetsRefusals(t *testing.T) {
 		n, target := c.nodes[0], onPolicy("log", c.owned("log", 1, 0))
 		d := n.reserve(t, limit.Reserve{Target: target, Amount: units(5)})
 		n.check(t, limit.Check{Target: target, Cost: 1})
-		_, err := n.commit(t, target, d.ReservationID, 3)
-		must.NoError(t, err)
+		must.Value(n.commit(t, target, d.ReservationID, 3))(t)
 		for range 2 { // the same cost: of another it was never said that it is refused
-			d := n.check(t, limit.Check{Target: target, Cost: 1})
-			expect.True(t, d.Allowed, "%+v", d)
+			expect.True(t, n.check(t, limit.Check{Target: target, Cost: 1}).Allowed, "refused")
 		}
 	})
 }
@@ -260,7 +254,6 @@ func TestSettlingWhereNobodyAnswers(t *testing.T) {
 		c.tamper(lost)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		_, err := c.nodes[0].Cancel(ctx, target, d.ReservationID)
-		wantError(t, err, limit.Unavailable, "")
+		wantError(t, expect.Err(c.nodes[0].Cancel(ctx, target, d.ReservationID)), limit.Unavailable, "")
 	})
 }

@@ -170,9 +170,7 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 	target := onPolicy("p", "k")
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 	lent(t, l, b)
-	if got := heard.take(); len(got) != 0 {
-		t.Errorf("of a loan that nothing was spent of: %+v", got)
-	}
+	expect.True(t, len(heard.take()) == 0, "of a loan that nothing was spent of")
 	is, holds, err := l.Describe(&target)
 	expect.True(t, err == nil && holds && is.OnLoan == 16, "%+v, %t, %v, want 16 on loan", is, holds, err)
 	b.Want, b.Totals = 0, algo.Totals{Granted: 16, Spent: 9, Checks: 3}

@@ -65,8 +65,7 @@ func TestMaxInFlight(t *testing.T) {
 		expect.Equal(t, n.Load(), LoadStats{MaxInFlight: 3, Full: 7})
 		// Nothing was charged for what was turned away.
 		for i, want := range []int64{9, 9, 9, 10, 10, 10, 10} {
-			d := n.check(t, limit.Check{Target: away("closed", i).Target})
-			expect.Equal(t, d.Remaining, want, "key %d: %+v left", i, d)
+			expect.Equal(t, n.check(t, limit.Check{Target: away("closed", i).Target}).Remaining, want, "key %d left", i)
 		}
 		if d := n.check(t, limit.Check{Target: away("open", 1).Target}); d.Remaining != 10 {
 			t.Errorf("%+v", d)
@@ -135,8 +134,7 @@ func TestExpiredCallsAreNotDecided(t *testing.T) {
 				}
 				expect.True(t, results == nil, "%+v", results)
 				expect.Equal(t, n.Load().Late-before, 5, "counted") // the atomic check is of one state
-				d := n.check(t, limit.Check{Target: target})
-				expect.Equal(t, d.Remaining, 10, "charged: %+v", d)
+				expect.Equal(t, n.check(t, limit.Check{Target: target}).Remaining, 10, "charged")
 			}
 		}
 		// What is wrong with a call is said before.
@@ -263,8 +261,7 @@ func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
 		for _, rest := range all {
 			rest(t.Context())
 		}
-		got := n.Load()
-		expect.Equal(t, got.InFlight, 0, "%+v", got)
+		expect.Equal(t, n.Load().InFlight, 0)
 	})
 }
 
@@ -307,7 +304,6 @@ func TestOneCallerTakesNotAllPlaces(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		got = n.Load()
-		expect.Equal(t, got.InFlight, 0, "%+v", got)
+		expect.Equal(t, n.Load().InFlight, 0)
 	})
 }

@@ -42,9 +42,8 @@ func TestWatch(t *testing.T) {
 		OnError:  func(err error) { errs <- err },
 	}
 	write(t, file, content(10))
-	if _, err := NewWatcher(file, cfg); err == nil || err.Error() != "10 is too much" {
-		t.Fatalf("begins with 10: %v", err)
-	}
+	_, err := NewWatcher(file, cfg)
+	must.True(t, err != nil && err.Error() == "10 is too much", "begins with 10: %v", err)
 	write(t, file, content(1))
 	w, err := NewWatcher(file, cfg)
 	must.NoError(t, err)

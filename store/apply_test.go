@@ -146,9 +146,8 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	n, known, err = settle(copied, copied.key("p", "k"), r, at(5*time.Second), reservationOf(4), 0)
 	expect.True(t, n == 5 && known && err == nil, "%d were given back of 5 (%v, %v)", n, known, err)
 	// The units of the one that is not known are in use for as long as they would be without it.
-	d := decide(t, copied, r, "k", at(62*time.Second-1), cost(0))
-	expect.Equal(t, d.Remaining, 70, "are left of 100 beside 30")
-	d = decide(t, copied, r, "k", at(62*time.Second), cost(0))
+	expect.Equal(t, decide(t, copied, r, "k", at(62*time.Second-1), cost(0)).Remaining, 70, "are left of 100 beside 30")
+	d := decide(t, copied, r, "k", at(62*time.Second), cost(0))
 	expect.Equal(t, d.Remaining, 100, "are left of 100 beside none")
 }
 

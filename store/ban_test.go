@@ -213,8 +213,7 @@ func TestBanMerged(t *testing.T) {
 				}
 			}
 			s.now += 8 * minute
-			d := decide(t, end, r, "one", at(s.now), cost(1))
-			expect.True(t, d.Allowed, "after the ban: %+v", d)
+			expect.True(t, decide(t, end, r, "one", at(s.now), cost(1)).Allowed, "after the ban")
 		}
 	}
 }
@@ -242,8 +241,7 @@ func TestBanBesideLoans(t *testing.T) {
 	r := rule("p", log(200, minute))
 	r.Ban = 5 * minute
 	s := New(Config{})
-	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20})
-	must.Equal(t, a.Granted, 20, "%+v", a)
+	must.Equal(t, borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20}).Granted, 20)
 	decide(t, s, r, "k", at(0), cost(180))
 	// Whatever is on loan it would be refused, but whoever has a loan could go on.
 	got, err := s.Decide(s.key("p", "k"), r, at(0), cost(50), nil)
@@ -253,7 +251,7 @@ func TestBanBesideLoans(t *testing.T) {
 	got, err = s.Decide(s.key("p", "k"), r, at(0), cost(50), nil)
 	must.True(t, err == nil && !got.Allowed && got.Banned && got.Bans && got.OnLoan == 0,
 		"afterwards: %+v, %v", got, err)
-	a = borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 20})
+	a := borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 20})
 	expect.Equal(t, a.Granted, 0, "lent of a banned key: %+v", a)
 	quota := algo.Quota{Demand: 3600 * 20, Ahead: time.Second, Term: time.Second}
 	a = borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 4, Number: 1}, Quota: quota})
@@ -309,8 +307,7 @@ func TestRepeatDuringBan(t *testing.T) {
 	c := cost(1)
 	c.RequestID = "id"
 	decide(t, s, r, "k", at(0), c)
-	d := decide(t, s, r, "k", at(0), cost(1))
-	must.True(t, !d.Allowed, "%+v", d)
+	must.True(t, !decide(t, s, r, "k", at(0), cost(1)).Allowed, "admitted")
 	a, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
 	expect.True(t, err == nil && a.Allowed && !a.Banned && a.RetryAfter == 0, "%+v, %v", a, err)
 }
@@ -338,8 +335,7 @@ func TestNoBan(t *testing.T) {
 	s.Cold(0, at(10*minute))
 	wantBan("what was counted is lost, of a known key", "known", 10*minute, false)
 	wantBan("what was counted is lost", "cold", 10*minute, false)
-	d := decide(t, s, r, "cold", at(11*minute), cost(1))
-	expect.True(t, d.Allowed, "once it does not matter any more: %+v", d)
+	expect.True(t, decide(t, s, r, "cold", at(11*minute), cost(1)).Allowed, "once it does not matter any more")
 }
 
 // TestBanUnderOtherLimits: a ban that lasts differently after a reload does so also where the limits have changed with it.
@@ -361,12 +357,11 @@ func TestResetOfABanBesideLoans(t *testing.T) {
 	r := rule("p", log(20, minute))
 	r.Ban = time.Hour
 	decide(t, s, r, "k", at(0), cost(20))
-	d := decide(t, s, r, "k", at(0), cost(1))
-	must.True(t, !d.Allowed, "%v", d)
+	must.True(t, !decide(t, s, r, "k", at(0), cost(1)).Allowed, "admitted")
 	borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}})
 	must.Equal(t, onLoanOf(s, "p"), 16, "are on loan of what a lost owner lent")
 	must.NoError(t, s.Reset(s.key("p", "k"), "p"))
-	d = decide(t, s, r, "k", at(0), cost(1))
+	d := decide(t, s, r, "k", at(0), cost(1))
 	expect.True(t, d.Allowed && d.Remaining == 3, "%+v, want 3 left of 20 beside 16 on loan", d)
 }
 
@@ -379,17 +374,15 @@ func TestBanIsCopied(t *testing.T) {
 		l.offset = 0
 		k := holder.key("p", "k")
 		for range 2 {
-			_, err := holder.Decide(k, r, at(0), cost(1), nil)
-			must.NoError(t, err)
+			must.Value(holder.Decide(k, r, at(0), cost(1), nil))(t)
 			l.sync(t, 0, false)
 		}
 		holder.Reset(k, "p")
 		l.sync(t, 0, false)
-		if got, err := holder.Decide(k, r, at(0), cost(1), nil); err != nil || !got.Allowed {
-			t.Fatal(got, err)
-		}
-		l.sync(t, 0, false)
 		got, err := holder.Decide(k, r, at(0), cost(1), nil)
+		must.True(t, err == nil && got.Allowed, "%v %v", got, err)
+		l.sync(t, 0, false)
+		got, err = holder.Decide(k, r, at(0), cost(1), nil)
 		expect.True(t, err == nil && got.Bans && got.Ticket != 0, "%v: %+v, %v", durability, got, err)
 		l.sync(t, time.Second, false)
 		got, err = holder.Decide(k, r, at(time.Second), cost(1), nil)

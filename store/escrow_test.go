@@ -59,8 +59,7 @@ func TestAllowance(t *testing.T) {
 	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
-	n := spend(t, holder, r, 0)
-	expect.Equal(t, n, 10, "were admitted ahead")
+	expect.Equal(t, spend(t, holder, r, 0), 10, "were admitted ahead")
 	expect.Equal(t, left(t, copied, r, 0, l), 100-1-10, "are left of 100 after 1 and an allowance of 10")
 }
 

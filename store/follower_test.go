@@ -638,8 +638,7 @@ func TestChunksStayApart(t *testing.T) {
 	var chunks, copies [][]byte
 	for i := range 3000 {
 		k := s.key("p", name(i))
-		_, err := s.Decide(k, r, at(0), cost(1), nil)
-		must.NoError(t, err)
+		must.Value(s.Decide(k, r, at(0), cost(1), nil))(t)
 		if i%7 > 0 {
 			continue // some chunks have several keys
 		}
@@ -700,8 +699,7 @@ func TestStrict(t *testing.T) {
 	}
 	refused := func(what string, boot int64) {
 		t.Helper()
-		_, err := ask(boot)
-		expect.ErrorIs(t, err, ErrNoGrant, "%s", what)
+		expect.ErrorIs(t, expect.Err(ask(boot)), ErrNoGrant, "%s", what)
 	}
 	refused("without anything", 0)
 	s.Lease(0, 100)
@@ -712,9 +710,8 @@ func TestStrict(t *testing.T) {
 	}
 	refused("after the lease", 100)
 	giveBack := Call{Request: algo.Request{Cost: -1, Always: true}, Boot: 100}
-	if _, err := s.Decide(s.key("p", "k"), r, at(0), giveBack, nil); !errors.Is(err, ErrNoGrant) {
-		t.Errorf("a negative cost after the lease: %v", err)
-	}
+	_, err := s.Decide(s.key("p", "k"), r, at(0), giveBack, nil)
+	expect.True(t, errors.Is(err, ErrNoGrant), "a negative cost after the lease: %v", err)
 	d := decide(t, s, r, "k", at(0), cost(0))
 	expect.Equal(t, d.Remaining, 49, "are left of 50 after 1, of which nothing is to be given back without an answer")
 	s.Unguarded(0, false)
@@ -869,21 +866,17 @@ func TestReservations(t *testing.T) {
 		a, err := reserve(id, 3, 0)
 		must.True(t, err == nil && a.Allowed && a.Pending, "%+v, %v", a, err)
 	}
-	if _, err := reserve(3, 3, 0); !errors.Is(err, ErrFull) {
-		t.Errorf("beyond the bound: %v", err)
-	}
+	_, err := reserve(3, 3, 0)
+	expect.True(t, errors.Is(err, ErrFull), "beyond the bound: %v", err)
 	d := decide(t, s, r, "k", at(0), cost(0))
 	expect.Equal(t, d.Remaining, 4, "remain of 10 after two reservations of 3 and one refused")
-	if _, known, err := settle(s, k, r, at(0), reservationOf(1), 4); !known || !errors.Is(err, ErrReserved) {
-		t.Errorf("more than reserved: %v, %v", known, err)
-	}
-	if n, known, err := settle(s, k, r, at(0), reservationOf(1), 1); n != 2 || !known || err != nil {
-		t.Errorf("commit: %d, %v, %v", n, known, err)
-	}
-	if n, known, err := settle(s, k, r, at(time.Second), reservationOf(1), 1); n != 2 || !known || err != nil {
-		t.Errorf("commit, repeated: %d, %v, %v", n, known, err)
-	}
-	_, known, _ := settle(s, k, r, at(time.Second), reservationOf(1), 0)
+	_, known, err := settle(s, k, r, at(0), reservationOf(1), 4)
+	expect.True(t, known && errors.Is(err, ErrReserved), "more than reserved: %v, %v", known, err)
+	n, known, err := settle(s, k, r, at(0), reservationOf(1), 1)
+	expect.True(t, n == 2 && known && err == nil, "commit: %d, %v, %v", n, known, err)
+	n, known, err = settle(s, k, r, at(time.Second), reservationOf(1), 1)
+	expect.True(t, n == 2 && known && err == nil, "commit, repeated: %d, %v, %v", n, known, err)
+	_, known, _ = settle(s, k, r, at(time.Second), reservationOf(1), 0)
 	expect.True(t, !known, "cancelled after a commit")
 	// The other expires, and its charge stays.
 	_, known, _ = settle(s, k, r, at(10*time.Second), reservationOf(2), 0)
@@ -1011,10 +1004,8 @@ func TestCountedRefusalWhereTheCountIsLost(t *testing.T) {
 	const now = 90 * time.Second
 	free := decide(t, s, r, "k", at(now), cost(0)).Remaining
 	must.True(t, free != 0 && free != 10, "%d are left of 10", free)
-	d := decide(t, s, r, "k", at(now), cost(free+1))
-	must.True(t, !d.Allowed, "%v", d)
-	d = decide(t, s, r, "k", at(now), cost(1))
-	expect.True(t, !d.Allowed, "a counted refusal is forgotten: %+v", d)
+	must.True(t, !decide(t, s, r, "k", at(now), cost(free+1)).Allowed, "admitted")
+	expect.True(t, !decide(t, s, r, "k", at(now), cost(1)).Allowed, "a counted refusal is forgotten")
 }
 
 // TestResetOfWhatIsOwed: what a lost holder may have admitted to a strict rule ahead of its copy is reset like the rest, also where the record stays
@@ -1119,17 +1110,14 @@ func sampleChunk(tb testing.TB) []byte {
 	ban := rule("banned", log(1, minute))
 	ban.Ban = time.Hour
 	for range 2 {
-		_, err := s.Decide(s.key("banned", "k"), ban, at(0), cost(1), nil)
-		must.NoError(tb, err)
+		must.Value(s.Decide(s.key("banned", "k"), ban, at(0), cost(1), nil))(tb)
 	}
 	loan := rule("lent", log(500, minute))
-	_, err := s.Lend(s.key("lent", "k"), loan, at(0), Borrow{ID: algo.LoanID{Borrower: 1, Number: 2}, Want: 20})
-	must.NoError(tb, err)
+	must.Value(s.Lend(s.key("lent", "k"), loan, at(0), Borrow{ID: algo.LoanID{Borrower: 1, Number: 2}, Want: 20}))(tb)
 	use := func(id uint64) {
 		for _, r := range rules {
 			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: fmt.Sprint(id), Reservation: reservationOf(id), ReserveFor: minute}
-			_, err := s.Decide(s.key(r.Scope, "k"), r, at(0), call, nil)
-			must.NoError(tb, err)
+			must.Value(s.Decide(s.key(r.Scope, "k"), r, at(0), call, nil))(tb)
 		}
 	}
 	use(1)
@@ -1180,8 +1168,7 @@ func TestCopyZones(t *testing.T) {
 		l.attach(true)
 		r := rule("day", algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: tt.zone})
 		k := holder.key("day", "k")
-		_, err := holder.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 2}}, nil)
-		must.NoError(t, err)
+		must.Value(holder.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 2}}, nil))(t)
 		l.drain(0)
 		expect.Equal(t, copy.Apply(0, true, l.there(0), l.queue[0].chunk), tt.err, "%v", tt.zone)
 		if tt.err == nil {
@@ -1213,6 +1200,5 @@ func TestReloadTellsKeptKeys(t *testing.T) {
 	l.sync(t, 0, false)
 	backup.TakeOver(0, at(0))
 	backup.Open(0)
-	d := decide(t, backup, kept, "k", at(0), cost(0))
-	expect.Equal(t, d.Remaining, 80, "are left on the backup")
+	expect.Equal(t, decide(t, backup, kept, "k", at(0), cost(0)).Remaining, 80, "are left on the backup")
 }

@@ -122,16 +122,14 @@ func TestLoansAreCounted(t *testing.T) {
 					other.TakeOver(0, instant()) // which then knows more than the holder
 				}
 				other.Open(0)
-				_, err := other.Lend(k, r, instant(), Borrow{ID: algo.LoanID{Borrower: 9, Number: seed}, Want: 50})
-				must.NoError(t, err)
+				must.Value(other.Lend(k, r, instant(), Borrow{ID: algo.LoanID{Borrower: 9, Number: seed}, Want: 50}))(t)
 				loansCounted(t, other)
 				other.Shut(0)
 				carry(other, s)
 				must.NoError(t, s.Merge(0, instant()))
 				other.Discard(0)
 			case 5, 6, 7:
-				_, err := s.Decide(k, r, instant(), cost(rng.Int64N(20)), nil)
-				must.NoError(t, err)
+				must.Value(s.Decide(k, r, instant(), cost(rng.Int64N(20)), nil))(t)
 			default:
 				b := Borrow{ID: algo.LoanID{Borrower: 1 + rng.Uint64N(4), Number: rng.Uint64N(3)}, Want: rng.Int64N(80)}
 				if known, ok := holderLoan(s, k, r.Scope, b.ID); ok && !known.Ended {
@@ -142,8 +140,7 @@ func TestLoansAreCounted(t *testing.T) {
 				if r == bucket && rng.IntN(3) == 0 {
 					b.Quota = algo.Quota{Term: time.Duration(1+rng.IntN(5)) * time.Second, Demand: rng.Int64N(20_000), Ahead: time.Second}
 				}
-				_, err := s.Lend(k, r, instant(), b)
-				must.NoError(t, err)
+				must.Value(s.Lend(k, r, instant(), b))(t)
 			}
 			for _, s := range stores {
 				loansCounted(t, s)
@@ -189,8 +186,7 @@ func TestLend(t *testing.T) {
 	must.True(t, d.Allowed && d.Remaining == 0, "what was returned: %+v", d)
 	d = decide(t, s, r, "k", at(10*time.Second), cost(81))
 	must.True(t, !d.Allowed && d.RetryAfter == time.Second/2, "dated before the report: %+v", d)
-	d = decide(t, s, r, "k", at(10*time.Second), cost(80))
-	must.True(t, d.Allowed, "%+v", d)
+	must.True(t, decide(t, s, r, "k", at(10*time.Second), cost(80)).Allowed, "refused")
 	accounted(t, s)
 }
 
@@ -215,8 +211,7 @@ func TestLoanExpires(t *testing.T) {
 		}
 		d := decide(t, s, r, "k", at(until+10*time.Second-1), cost(85))
 		must.True(t, !d.Allowed && d.RetryAfter <= 64, "%+v", d)
-		d = decide(t, s, r, "k", at(until+10*time.Second+32), cost(85))
-		must.True(t, d.Allowed, "%+v", d)
+		must.True(t, decide(t, s, r, "k", at(until+10*time.Second+32), cost(85)).Allowed, "refused")
 		accounted(t, s)
 	}
 }
@@ -243,8 +238,7 @@ func TestLoansStay(t *testing.T) {
 	for range 3 {
 		s.Sweep(at(20*time.Second), 1)
 	}
-	st := s.Stats()
-	expect.Equal(t, st.Keys, 0, "keys are left when all is over")
+	expect.Equal(t, s.Stats().Keys, 0, "keys are left when all is over")
 	accounted(t, s)
 }
 
@@ -263,9 +257,8 @@ func TestLoanMoves(t *testing.T) {
 	l.sync(t, 0, false)
 	to.Open(0)
 	k := to.key("p", "k")
-	if _, known, err := settle(to, k, r, l.there(0), reservationOf(1), 0); err != nil || !known {
-		t.Fatal(known, err)
-	}
+	_, known, err := settle(to, k, r, l.there(0), reservationOf(1), 0)
+	must.True(t, err == nil && known, "%v %v", known, err)
 	a, err := to.Decide(k, r, l.there(0), cost(0), nil)
 	must.True(t, err == nil && a.Remaining == 100-6-16, "%+v, %v", a, err)
 	lent, err := to.Lend(k, r, l.there(time.Second/2), Borrow{ID: loanID, Totals: algo.Totals{Granted: 22, Spent: 9, Returned: 13}})
@@ -299,12 +292,11 @@ func TestLendOnlyWhatIsCopied(t *testing.T) {
 		s, copy := New(Config{}), New(Config{Shut: true})
 		r := rule("p", log(100, 10*time.Second))
 		r.Durability = d
-		if a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16}); a.Term != 0 || a.Granted != 0 {
-			t.Errorf("lent without a backup: %+v", a)
-		}
+		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+		expect.True(t, a.Term == 0 && a.Granted == 0, "lent without a backup: %+v", a)
 		l := newLink(s, copy, ownership.Backup)
 		l.sync(t, 0, true)
-		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+		a = borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
 		expect.True(t, a.Granted == 16 && a.Ticket != 0, "lent before the copy knows: %+v", a)
 		l.sync(t, 0, false)
 		// What renews a loan must be known, too; what reports it alone need not be waited for.
@@ -312,8 +304,7 @@ func TestLendOnlyWhatIsCopied(t *testing.T) {
 		expect.True(t, a.Granted == 16 && a.Ticket != 0, "renewed before the copy knows: %+v", a)
 		r.Strict = true
 		s2 := New(Config{})
-		a = borrow(t, s2, r, 0, Borrow{ID: loanID, Want: 16, Boot: 5})
-		expect.Equal(t, a.Term, 0, "lent without a lease: %+v", a)
+		expect.Equal(t, borrow(t, s2, r, 0, Borrow{ID: loanID, Want: 16, Boot: 5}).Term, 0, "lent without a lease")
 		accounted(t, s)
 	}
 }
@@ -562,8 +553,7 @@ func TestLoanWithoutMemory(t *testing.T) {
 	now := s.budget.used.Load()
 	expect.True(t, now < used+20*loanBytes, "%d bytes more are used", now-used)
 	s.budget.Give(taken)
-	d := decide(t, s, r, "k", at(2*10*time.Second), cost(100))
-	expect.True(t, d.Allowed, "two windows later: %+v", d)
+	expect.True(t, decide(t, s, r, "k", at(2*10*time.Second), cost(100)).Allowed, "two windows later")
 	accounted(t, s)
 }
 
@@ -604,8 +594,7 @@ func TestChargeBesideLoans(t *testing.T) {
 			"%+v: %+v, %v", test, a, err)
 	}
 	other := s.key("p", "other")
-	_, err := s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16})
-	must.NoError(t, err)
+	must.Value(s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16}))(t)
 	call := reserveFor(1, 80, minute)
 	a, err := s.Decide(other, r, at(0), call, nil)
 	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
@@ -634,8 +623,7 @@ func TestLoanBecomesConcurrency(t *testing.T) {
 	must.True(t, a.Rate != 0 && a.Granted != 0, "%+v", a)
 	leases = rule("q", leases.Limits[0])
 	decide(t, s, leases, "k", at(10*time.Second), cost(0))
-	d = decide(t, s, leases, "k", at(minute), cost(0))
-	expect.Equal(t, d.Remaining, 20, "leases are free of 20 after a Quota")
+	expect.Equal(t, decide(t, s, leases, "k", at(minute), cost(0)).Remaining, 20, "leases are free of 20 after a Quota")
 	accounted(t, s)
 }
 
@@ -745,20 +733,16 @@ func TestLendToAnUnknownKey(t *testing.T) {
 	s := New(Config{})
 	strict := rule("strict", log(100, minute))
 	strict.Strict = true
-	a := borrow(t, s, strict, 0, Borrow{ID: loanID, Want: 16})
-	expect.Equal(t, a.Granted, 0, "lent without a lease: %+v", a)
+	expect.Equal(t, borrow(t, s, strict, 0, Borrow{ID: loanID, Want: 16}).Granted, 0, "lent without a lease")
 	expect.Equal(t, s.Stats().Keys, 0, "keys are left where nothing was lent")
 	s.Cold(0, at(0))
 	closed := rule("closed", log(100, minute))
 	closed.ColdClosed = true
-	a = borrow(t, s, closed, 0, Borrow{ID: loanID, Want: 16})
-	expect.Equal(t, a.Granted, 0, "lent what is taken for used up: %+v", a)
+	expect.Equal(t, borrow(t, s, closed, 0, Borrow{ID: loanID, Want: 16}).Granted, 0, "lent what is taken for used up")
 	expect.Equal(t, s.Stats().Keys, 0, "keys are left where nothing could be lent")
 	r := rule("p", log(100, minute))
-	a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 5, Spent: 5}})
-	expect.Equal(t, a.Charged, 5, "%+v", a)
-	d := decide(t, s, r, "k", at(0), cost(0))
-	expect.Equal(t, d.Remaining, 95, "are left of 100 after 5 that were reported")
+	expect.Equal(t, borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 5, Spent: 5}}).Charged, 5)
+	expect.Equal(t, decide(t, s, r, "k", at(0), cost(0)).Remaining, 95, "are left of 100 after 5 that were reported")
 }
 
 // TestRecallEndsRenewal: a loan of what a request needs is not renewed.

@@ -66,8 +66,7 @@ func fill(tb testing.TB, limit algo.Limit, keys int) *Store {
 	r := &Rule{Scope: "p", Limits: algo.Limits{limit}}
 	for i := range keys {
 		call := Call{Request: algo.Request{Cost: 1, Nonce: uint64(i) + 1}}
-		_, err := s.Decide(s.key("p", name(i)), r, algo.Instant{Mono: int64(i)}, call, nil)
-		must.NoError(tb, err)
+		must.Value(s.Decide(s.key("p", name(i)), r, algo.Instant{Mono: int64(i)}, call, nil))(tb)
 	}
 	return s
 }

@@ -21,8 +21,7 @@ func TestExtend(t *testing.T) {
 		return Call{Request: algo.Request{Cost: cost}, Reservation: id, ReserveFor: ttl, Extend: true}
 	}
 	extend := func(now time.Duration, c Call) (Answer, error) { return s.Decide(k, r, at(now), c, nil) }
-	_, err := extend(0, call(1, 0))
-	expect.ErrorIs(t, err, ErrNotPending, "of none")
+	expect.ErrorIs(t, expect.Err(extend(0, call(1, 0))), ErrNotPending, "of none")
 	a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 4}, Reservation: id, ReserveFor: 10 * time.Second}, nil)
 	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	a, err = extend(time.Second, call(7, time.Minute))
@@ -46,8 +45,7 @@ func TestExtend(t *testing.T) {
 	expect.True(t, err == nil && !out.Known, "settled by the id of a part: %+v, %v", out, err)
 	out, err = s.Settle(k, r, at(119*time.Second), Settlement{ID: id, Keep: 5})
 	expect.True(t, err == nil && out.Known && out.Returned == 3 && out.Excess == 0, "%+v, %v", out, err)
-	d := decide(t, s, r, "k", at(119*time.Second), cost(0))
-	expect.Equal(t, d.Remaining, 5, "remain of 10 with 5 kept")
+	expect.Equal(t, decide(t, s, r, "k", at(119*time.Second), cost(0)).Remaining, 5, "remain of 10 with 5 kept")
 	expect.Equal(t, s.budget.reservations.Load(), 0, "reservations are left")
 	accounted(t, s)
 }
@@ -92,8 +90,7 @@ func TestRefundBesideReservation(t *testing.T) {
 	must.True(t, n == 4 && err == nil, "%v %v", n, err)
 	n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0)
 	expect.True(t, n == 3 && known && err == nil, "%d were given back of 3 (%v, %v)", n, known, err)
-	d := decide(t, s, r, "k", at(0), cost(0))
-	expect.Equal(t, d.Remaining, 9, "are left of 10 after 1")
+	expect.Equal(t, decide(t, s, r, "k", at(0), cost(0)).Remaining, 9, "are left of 10 after 1")
 }
 
 // TestCancelOfCarriedDebt: a cancel gives nothing back of a window that has ended, neither the debt that is carried nor the refusals that are
@@ -135,8 +132,7 @@ func TestSettleBeyondReserved(t *testing.T) {
 			decide(t, s, r, "k", at(0), cost(tt.other))
 		}
 		how := Settlement{ID: reservationOf(1), Keep: 8, Exact: true}
-		_, err = s.Settle(k, r, at(1), how)
-		expect.ErrorIs(t, err, ErrReserved, "%s: exactly", tt.name)
+		expect.ErrorIs(t, expect.Err(s.Settle(k, r, at(1), how)), ErrReserved, "%s: exactly", tt.name)
 		for range 2 { // repeated it charges nothing
 			how.Exact = false
 			out, err := s.Settle(k, r, at(1), how)
@@ -385,10 +381,8 @@ func TestAnswersAfterAllHaveEnded(t *testing.T) {
 		holder.Sweep(at(now), 1)
 		// The second is refused beyond all debt.
 		charge := Call{Request: algo.Request{Cost: 2, Always: true}, RequestID: string(rune('a' + i))}
-		d := decide(t, holder, r, "k", at(now), charge)
-		must.Equal(t, (d.Granted == 0), i == 1, "%v", d)
-		n := holder.Pending(0, ownership.Backup)
-		expect.True(t, n != 0, "nothing is pending after answer %d", i)
+		must.Equal(t, (decide(t, holder, r, "k", at(now), charge).Granted == 0), i == 1)
+		expect.True(t, holder.Pending(0, ownership.Backup) != 0, "nothing is pending after answer %d", i)
 		l.sync(t, now, false)
 		l.same(t, charge.RequestID, now)
 	}

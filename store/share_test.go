@@ -203,8 +203,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 				if c.Cost > 0 && rng.IntN(4) == 0 {
 					c.RequestID = fmt.Sprint(rng.Uint64())
 				}
-				_, err := store.Decide(k, r, at(s.now), c, nil)
-				must.NoError(t, err)
+				must.Value(store.Decide(k, r, at(s.now), c, nil))(t)
 			case n == 14:
 				store.Sweep(at(s.now), 100)
 				for _, id := range reserved { // whoever's they are: of one key some are its
@@ -212,8 +211,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 					must.NoError(t, err)
 				}
 			case n == 15:
-				_, err := store.Refund(k, r, at(s.now), 2, "", "")
-				must.NoError(t, err)
+				must.Value(store.Refund(k, r, at(s.now), 2, "", ""))(t)
 			case n == 16:
 				must.NoError(t, store.Reset(k, r.Scope))
 			case n == 17:
@@ -296,16 +294,14 @@ func TestFullShare(t *testing.T) {
 	must.True(t, errors.Is(err, ErrShareFull) && errors.Is(err, ErrFull), "%v", err)
 	d := decide(t, s, full, "1", at(2), cost(1))
 	expect.True(t, d.Allowed && d.Remaining == 3, "%+v", d)
-	d = decide(t, s, full, "4", at(3), cost(0))
-	expect.Equal(t, d.Remaining, 5, "a peek needs no room: %+v", d)
+	expect.Equal(t, decide(t, s, full, "4", at(3), cost(0)).Remaining, 5, "a peek needs no room")
 	for i := range 10 {
 		decide(t, s, other, fmt.Sprint(i), at(4), cost(1))
 	}
 	policies, _, _ := s.Shares()
 	expect.True(t, len(policies) == 2 && policies[0].Name == "other" && policies[0].Keys == 10 &&
 		policies[1].Keys == 3 && policies[1].Refused == 1, "%+v", policies)
-	d = decide(t, s, full, "3", at(time.Hour), cost(1))
-	expect.True(t, d.Allowed, "%+v", d)
+	expect.True(t, decide(t, s, full, "3", at(time.Hour), cost(1)).Allowed, "refused")
 	st := s.Stats()
 	expect.True(t, st.Full == 0 && st.ShareFull == 1, "%+v", st)
 	// A larger bound counts at once.
@@ -572,17 +568,12 @@ func TestReservationsLeaveRoomForKeys(t *testing.T) {
 		for i := 0; i < 10_000 && err == nil; i++ {
 			err = reserve("greedy", fmt.Sprint(strings.Repeat("x", 900), i%keys))
 		}
-		if !errors.Is(err, ErrShareFull) || n < 1000 {
-			t.Fatalf("after %d: %v", n, err)
-		}
+		must.True(t, errors.Is(err, ErrShareFull) && n >= 1000, "after %d: %v", n, err)
 		for i := range 100 {
-			if err := reserve("modest", fmt.Sprint("modest", i)); err != nil {
-				t.Fatalf("reservation %d of another caller: %v", i, err)
-			}
+			must.True(t, reserve("modest", fmt.Sprint("modest", i)) == nil, "reservation %d of another caller", i)
 		}
 		s.Sweep(at(time.Hour), 1)
-		if _, _, callers := s.Shares(); len(callers) != 0 {
-			t.Errorf("callers have something when all is over: %+v", callers)
-		}
+		_, _, callers := s.Shares()
+		expect.True(t, len(callers) == 0, "callers have something when all is over: %+v", callers)
 	}
 }

@@ -232,8 +232,7 @@ func TestNothingLeftByRefusals(t *testing.T) {
 	denied.CountDenied = true
 	r = rule("p", denied)
 	decide(t, s, r, "k", at(0), cost(3))
-	d = decide(t, s, r, "k", at(0), cost(1))
-	expect.True(t, !d.Allowed, "a counted denial was forgotten: %+v", d)
+	expect.True(t, !decide(t, s, r, "k", at(0), cost(1)).Allowed, "a counted denial was forgotten")
 }
 
 func TestMaxKeys(t *testing.T) {
@@ -243,8 +242,7 @@ func TestMaxKeys(t *testing.T) {
 		decide(t, s, short, fmt.Sprint("s", i), at(0), cost(1))
 		decide(t, s, long, fmt.Sprint("l", i), at(0), cost(1))
 	}
-	_, err := s.Decide(s.key("long", "new"), long, at(0), cost(1), nil)
-	must.ErrorIs(t, err, ErrFull, "at the bound")
+	must.ErrorIs(t, expect.Err(s.Decide(s.key("long", "new"), long, at(0), cost(1), nil)), ErrFull, "at the bound")
 	d, err := s.Decide(s.key("long", "new"), long, at(0), cost(0), nil)
 	expect.True(t, err == nil && d.Allowed, "a peek needs no room: %+v, %v", d, err)
 	if d := decide(t, s, long, "l3", at(0), cost(1)); d.Allowed {
@@ -254,8 +252,7 @@ func TestMaxKeys(t *testing.T) {
 	expect.True(t, got.Full == 1 && got.Keys == 50, "stats: %+v", got)
 	// Once the short ones are as good as new they make way, all 25 of them and not one of the others.
 	for i := range 25 {
-		d := decide(t, s, long, fmt.Sprint("n", i), at(2*time.Second), cost(1))
-		expect.True(t, d.Allowed, "new key %d: %+v", i, d)
+		expect.True(t, decide(t, s, long, fmt.Sprint("n", i), at(2*time.Second), cost(1)).Allowed, "new key %d", i)
 	}
 	_, err = s.Decide(s.key("long", "more"), long, at(2*time.Second), cost(1), nil)
 	expect.ErrorIs(t, err, ErrFull, "at the bound again")
@@ -290,8 +287,7 @@ func testMaxBytes(t *testing.T, most int64, config Config) {
 	// Nothing of the refused one was charged, and what is there still counts.
 	d := decide(t, s, r, "k", at(time.Duration(admitted)*100), cost(0))
 	expect.Equal(t, d.Remaining, 1<<20-admitted, "remain after %d of %d", admitted, 1<<20)
-	d = decide(t, s, r, "k", at(2*minute), cost(1))
-	expect.True(t, d.Allowed, "after the window: %+v", d)
+	expect.True(t, decide(t, s, r, "k", at(2*minute), cost(1)).Allowed, "after the window")
 }
 
 // TestMemoryComesBack fills a small store, lets everything expire, and fills it again with other keys and states of other
@@ -366,13 +362,10 @@ func TestRequestIDs(t *testing.T) {
 	expect.True(t, d.Allowed && d.Granted == 2 && d.Remaining == 1, "repeated: %+v", d)
 	_, err := s.Decide(s.key("p", "k"), r, at(0), with(1, 1), nil)
 	expect.ErrorIs(t, err, ErrRequestID, "with another cost")
-	d = decide(t, s, r, "other", at(0), with(1, 3))
-	expect.True(t, d.Allowed, "the same id for another key: %+v", d)
+	expect.True(t, decide(t, s, r, "other", at(0), with(1, 3)).Allowed, "the same id for another key")
 	// A refusal is not remembered: the same id passes later.
-	d = decide(t, s, r, "k", at(time.Second), with(2, 2))
-	expect.True(t, !d.Allowed, "over the limit: %+v", d)
-	d = decide(t, s, r, "k", at(61*time.Second), with(2, 2))
-	expect.True(t, d.Allowed, "the refused id later: %+v", d)
+	expect.True(t, !decide(t, s, r, "k", at(time.Second), with(2, 2)).Allowed, "over the limit")
+	expect.True(t, decide(t, s, r, "k", at(61*time.Second), with(2, 2)).Allowed, "the refused id later")
 	// Forgotten after max(window, 1 min): charged again.
 	d = decide(t, s, r, "k", at(122*time.Second), with(1, 2))
 	expect.True(t, d.Allowed && d.Remaining == 1, "after its time: %+v", d)
@@ -385,14 +378,11 @@ func TestRequestIDs(t *testing.T) {
 	for id := uint64(1); id <= 3; id++ {
 		decide(t, one, r, "k", at(0), with(id, 1))
 	}
-	d = decide(t, one, r, "k", at(0), with(3, 1))
-	expect.True(t, d.Allowed, "the newest id is not remembered: %+v", d)
-	d = decide(t, one, r, "k", at(0), with(1, 1))
-	expect.True(t, !d.Allowed, "the oldest id of three is remembered: %+v", d)
+	expect.True(t, decide(t, one, r, "k", at(0), with(3, 1)).Allowed, "the newest id is not remembered")
+	expect.True(t, !decide(t, one, r, "k", at(0), with(1, 1)).Allowed, "the oldest id of three is remembered")
 	none := New(Config{Partitions: 1, MaxRequestIDs: -1})
 	decide(t, none, r, "k", at(0), with(1, 1))
-	d = decide(t, none, r, "k", at(0), with(1, 1))
-	expect.Equal(t, d.Remaining, 1, "with none remembered: %+v", d)
+	expect.Equal(t, decide(t, none, r, "k", at(0), with(1, 1)).Remaining, 1, "with none remembered")
 }
 
 // TestRepeatedAnswers: all that the first answer said of the charge is said again, here and where the partition goes.
@@ -495,9 +485,8 @@ func TestReconcile(t *testing.T) {
 	expect.Equal(t, seen, 400, "states were looked at")
 	// One second at the old rate gave one unit back, four at the new one forty: not five seconds at either.
 	for i := range 200 {
-		d := decide(t, s, fresh, fmt.Sprint(i), at(5*time.Second), cost(0))
-		must.Equal(t, d.Remaining, 41, "key %d: %+v", i, d)
-		d = decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(5*time.Second), cost(0))
+		must.Equal(t, decide(t, s, fresh, fmt.Sprint(i), at(5*time.Second), cost(0)).Remaining, 41, "key %d", i)
+		d := decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(5*time.Second), cost(0))
 		must.Equal(t, d.Remaining, 5, "untouched key %d: %+v", i, d)
 	}
 }
@@ -514,8 +503,7 @@ func TestReconcileOfCopies(t *testing.T) {
 	reconcile(copied, l.there(0))
 	l.same(t, "a copy, reconciled", 0)
 	reconcile(holder, at(0))
-	n := holder.Pending(0, ownership.Backup)
-	expect.True(t, n != 0, "the follower is not told what was converted")
+	expect.True(t, holder.Pending(0, ownership.Backup) != 0, "the follower is not told what was converted")
 	l.sync(t, 0, false)
 	l.same(t, "its holder, reconciled", 0)
 }

@@ -40,8 +40,7 @@ func TestACancelLeavesNoTrace(t *testing.T) {
 				got, want := look(s, now+time.Millisecond), look(never, now+time.Millisecond)
 				must.True(t, got == want, "%v: %+v, without the reservations %+v", now, got, want)
 			}
-			got := look(s, 6*time.Second)
-			expect.Equal(t, got.Remaining, 10, "remain of 10")
+			expect.Equal(t, look(s, 6*time.Second).Remaining, 10, "remain of 10")
 		})
 	}
 }
@@ -375,14 +374,12 @@ func TestACancelledChargeOfSeveralLimits(t *testing.T) {
 		t.Helper()
 		call := cost(int64(units))
 		call.Reservation, call.ReserveFor, call.Always = reservationOf(n), minute, always
-		_, err := s.Decide(k, r, at(0), call, nil)
-		must.NoError(t, err)
+		must.Value(s.Decide(k, r, at(0), call, nil))(t)
 	}
 	left := func(want ...int64) {
 		t.Helper()
 		each := make([]algo.Decision, len(limits))
-		_, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Always: true}}, each)
-		must.NoError(t, err)
+		must.Value(s.Decide(k, r, at(0), Call{Request: algo.Request{Always: true}}, each))(t)
 		for i := range each {
 			expect.Equal(t, each[i].Remaining, want[i], "left of limit %d", i)
 		}

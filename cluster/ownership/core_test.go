@@ -358,8 +358,7 @@ func (w *town) settled() {
 		}
 	}
 	for p := range w.partitions {
-		h := w.holders(p)
-		expect.Equal(w.t, len(h), 1, "partition %d is held by", p)
+		expect.Equal(w.t, len(w.holders(p)), 1, "partition %d is held by", p)
 	}
 }
 
@@ -602,8 +601,7 @@ func TestStrangerIsNotClaimedFrom(t *testing.T) {
 	held := func(n *citizen) int { return n.core.Status(w.time()).Held }
 	w.see(a, false, a, b)
 	w.run(time.Second, nil)
-	first := held(a)
-	must.True(t, first != 0, "a holds nothing")
+	must.True(t, held(a) != 0, "a holds nothing")
 	w.see(a, false, a)
 	w.run(200*time.Millisecond, nil)
 	w.see(a, false, a, b) // a tells b of all that it holds

@@ -73,8 +73,7 @@ func TestResend(t *testing.T) {
 	l.get(peerX, &BlockAck{Log: first[1].Log, Position: first[1].Position})
 	expect.Equal(t, len(l.confirmed), 2, "the last answer confirms %+v", l.confirmed)
 	l.wait(time.Second)
-	again = said[*Block](l, peerX)
-	expect.True(t, len(again) == 0, "sent again after the answer: %v", again)
+	expect.True(t, len(said[*Block](l, peerX)) == 0, "sent again after the answer")
 }
 
 // TestWindow: so much is in flight, and no more until it is answered; but for what is urgent, nothing is added to a full log.
@@ -177,15 +176,12 @@ func TestBlockOrder(t *testing.T) {
 			t.Errorf("block %d: answered %+v; the copy has %v", i, a, l.data.parts[0].content)
 		}
 	}
-	if l.get(peerX, &earlier); len(said[*BlockAck](l, peerX)) > 0 {
-		t.Error("a block of an earlier log is answered")
-	}
-	if l.get(peerX, &later); !last[*BlockAck](l, peerX).Lost {
-		t.Error("a log without its first block is taken in")
-	}
-	if l.get(peerX, block(5, update(term(1), 10, nil))); last[*BlockAck](l, peerX).Position != 5 {
-		t.Error("a block of a later log ends this one")
-	}
+	l.get(peerX, &earlier)
+	expect.True(t, len(said[*BlockAck](l, peerX)) <= 0, "a block of an earlier log is answered")
+	l.get(peerX, &later)
+	expect.True(t, last[*BlockAck](l, peerX).Lost, "a log without its first block is taken in")
+	l.get(peerX, block(5, update(term(1), 10, nil)))
+	expect.True(t, last[*BlockAck](l, peerX).Position == 5, "a block of a later log ends this one")
 }
 
 // TestRefusals: a refusal is told with each answer until the sender says that it knows it, and others' entries are taken in meanwhile.
@@ -210,8 +206,7 @@ func TestRefusals(t *testing.T) {
 	expect.True(t, l.data.parts[0].content[3], "what follows a refused entry is not taken in")
 	a = send(1, update(term(1), 10, nil))
 	expect.True(t, slices.Equal(a.Refusals, []Refusal{unknown}) && a.Position == 3, "before the sender knows: %+v", a)
-	a = send(2, update(term(1), 10, nil))
-	expect.True(t, len(a.Refusals) == 0, "when the sender knows: %+v", a)
+	expect.True(t, len(send(2, update(term(1), 10, nil)).Refusals) == 0, "when the sender knows")
 }
 
 // TestForgottenLog: a log is forgotten with the view in which its sender is gone. When the sender is back it begins another one.

@@ -52,13 +52,11 @@ func TestStaleCommit(t *testing.T) {
 	l := newAlone(t)
 	l.see(self, peerY, peerX, peerY)
 	l.get(peerX, &Offer{Term: term(1)})
-	r := last[*OfferReply](l, peerX)
-	must.Equal(t, r.Verdict, Accepted, "offer")
+	must.Equal(t, last[*OfferReply](l, peerX).Verdict, Accepted, "offer")
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.hold(peerY, term(2))
 	l.get(peerX, commits(peerX, term(1), 10, nil))
-	a := last[*CommitAck](l, peerX)
-	expect.Equal(t, a.Outcome, Superseded, "a stale commit is answered")
+	expect.Equal(t, last[*CommitAck](l, peerX).Outcome, Superseded, "a stale commit is answered")
 	l.owned(false)
 }
 
@@ -99,8 +97,7 @@ func TestBrokenChunk(t *testing.T) {
 		l.see(peerX, Node{}, peerX)
 		l.data.parts[0].broken = true
 		expect.Equal(t, l.give(peerX, wholeCopy(term(1), 10, ids(1))), Again, "a broken chunk is answered")
-		i := l.info(peerX)
-		expect.Equal(t, i.Copy, Position{}, "a broken copy is at")
+		expect.Equal(t, l.info(peerX).Copy, Position{}, "a broken copy is at")
 	})
 	t.Run("commit", func(t *testing.T) {
 		l := newAlone(t)
@@ -108,24 +105,20 @@ func TestBrokenChunk(t *testing.T) {
 		l.offers(peerX, term(1))
 		l.data.parts[0].broken = true
 		l.get(peerX, commits(peerX, term(1), 10, ids(2)))
-		a := last[*CommitAck](l, peerX)
-		expect.Equal(t, a.Outcome, Again, "a broken commit is answered")
+		expect.Equal(t, last[*CommitAck](l, peerX).Outcome, Again, "a broken commit is answered")
 		l.owned(false)
-		i := l.info(peerX)
-		expect.Equal(t, i.Copy, Position{}, "a copy that lacks a commit's changes is at")
+		expect.Equal(t, l.info(peerX).Copy, Position{}, "a copy that lacks a commit's changes is at")
 	})
 	for _, chunk := range [][]byte{ids(2), nil} { // to be applied, or only merged
 		t.Run("merge", func(t *testing.T) {
 			l := claimed(t, self, peerX, peerX)
 			before := l.route().Term
 			l.get(peerX, &Offer{Term: term(1)})
-			r := last[*OfferReply](l, peerX)
-			must.Equal(t, r.Verdict, Merging, "offer")
+			must.Equal(t, last[*OfferReply](l, peerX).Verdict, Merging, "offer")
 			l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 			l.data.parts[0].broken, l.data.parts[0].stuck = chunk != nil, chunk == nil
 			l.get(peerX, &Commit{Term: term(1), Attachment: 10, Chunk: chunk, Sum: sum(chunk), Known: term(1), Merge: true})
-			a := last[*CommitAck](l, peerX)
-			expect.Equal(t, a.Outcome, Again, "a broken merge is answered")
+			expect.Equal(t, last[*CommitAck](l, peerX).Outcome, Again, "a broken merge is answered")
 			if l.route().Term != before {
 				t.Errorf("a broken merge ends with %v", l.route())
 			}
@@ -142,8 +135,7 @@ func TestNoRoom(t *testing.T) {
 		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.data.parts[0].full = true
 		expect.Equal(t, l.give(peerX, update(term(1), 10, ids(2))), Full, "a chunk without room is answered")
-		i := l.info(peerX)
-		expect.Equal(t, i.Copy, Position{}, "a copy that lacks a chunk is at")
+		expect.Equal(t, l.info(peerX).Copy, Position{}, "a copy that lacks a chunk is at")
 	})
 	t.Run("holder", func(t *testing.T) {
 		l := claimed(t, self, peerX, peerX)
@@ -160,8 +152,7 @@ func TestNoRoom(t *testing.T) {
 			must.True(t, refused <= 0 || st.Degraded == 1 && st.NoRoom == 1, "after %d attempts: %+v", refused, st)
 			l.wait(10 * time.Millisecond)
 		}
-		began = slices.Compact(began)
-		expect.Equal(t, len(began), 5, "a copy was begun after %v", began) // the first message was repeated
+		expect.Equal(t, len(slices.Compact(began)), 5, "a copy was begun after") // the first message was repeated
 		l.wait(8 * time.Second)
 		l.acks(peerX)
 		st := l.core.Status(l.time())
@@ -178,8 +169,7 @@ func TestPieces(t *testing.T) {
 		e := &Entry{Term: term(1), Attachment: 10, Begin: true, Complete: i == 2, More: i < 2, Chunk: piece}
 		must.Equal(t, l.give(peerX, e), Done, "piece %d is answered", i)
 	}
-	got := l.data.parts[0].content
-	expect.Equal(t, len(got), 3, "the copy has %v", got)
+	expect.Equal(t, len(l.data.parts[0].content), 3, "the copy has")
 }
 
 // TestAttachments: what comes from an earlier attachment changes nothing, and a later one counts, however their numbers compare.
@@ -196,8 +186,7 @@ func TestAttachments(t *testing.T) {
 		"a backup's copy, at %#x, is not above a move's receiver's, at %#x", backup1, target3)
 	has := func(want int) {
 		t.Helper()
-		got := l.data.parts[0].content
-		expect.Equal(t, len(got), want, "the copy has %v", got)
+		expect.Equal(t, len(l.data.parts[0].content), want, "the copy has")
 	}
 	l.give(peerX, wholeCopy(term(1), backup1, ids(1)))
 	has(1)
@@ -300,8 +289,7 @@ func TestIdleOfferBesideCopy(t *testing.T) {
 	l := newAlone(t)
 	l.see(self, peerX, peerX, peerY)
 	l.get(peerY, &Offer{Term: term(1)})
-	r := last[*OfferReply](l, peerY)
-	must.Equal(t, r.Verdict, Accepted, "an offer is answered")
+	must.Equal(t, last[*OfferReply](l, peerY).Verdict, Accepted, "an offer is answered")
 	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 	l.wait(time.Duration(idleAfter) - time.Second)
 	l.give(peerX, update(term(2), 10, nil))
@@ -309,11 +297,10 @@ func TestIdleOfferBesideCopy(t *testing.T) {
 	expect.Equal(t, l.give(peerX, update(term(2), 10, nil)), Done,
 		"a message after the other's offer has ended is answered")
 	l.get(peerX, &Offer{Term: term(2)})
-	r = last[*OfferReply](l, peerX)
+	r := last[*OfferReply](l, peerX)
 	expect.True(t, r.Verdict == Accepted, "an offer is answered %v while another sends nothing", r.Verdict)
 	l.get(peerX, commits(peerX, term(2), 10, nil))
-	a := last[*CommitAck](l, peerX)
-	expect.Equal(t, a.Outcome, Done, "its commit is answered")
+	expect.Equal(t, last[*CommitAck](l, peerX).Outcome, Done, "its commit is answered")
 }
 
 // TestLateCommit: a Commit that comes again is answered as it was, also when the partition has been handed on since: the giver has
@@ -327,8 +314,7 @@ func TestLateCommit(t *testing.T) {
 		l.give(from, wholeCopy(held, 10, ids(1)))
 		m := commits(from, held, 10, nil)
 		l.get(from, m)
-		a := last[*CommitAck](l, from)
-		must.Equal(t, a.Outcome, Done, "%+v", a)
+		must.Equal(t, last[*CommitAck](l, from).Outcome, Done)
 		return m
 	}
 	gives := func(to Node) Term {
@@ -405,14 +391,12 @@ func TestUnfinishedCopy(t *testing.T) {
 	l := newAlone(t)
 	l.see(peerX, Node{}, peerX)
 	l.give(peerX, begins(10, ids(1)))
-	i := l.info(peerX)
-	expect.Equal(t, i.Copy, Position{}, "an unfinished copy is at")
+	expect.Equal(t, l.info(peerX).Copy, Position{}, "an unfinished copy is at")
 	l.give(peerX, wholeCopy(term(2), 20, ids(1)))
 	l.give(peerX, begins(30, ids(2)))
 	l.data.parts[0].broken = true
 	l.give(peerX, update(term(2), 30, ids(3)))
-	i = l.info(peerX)
-	expect.Equal(t, i.Copy, (Position{term(2), 20}), "when a new copy is broken, the old one is at")
+	expect.Equal(t, l.info(peerX).Copy, (Position{term(2), 20}), "when a new copy is broken, the old one is at")
 }
 
 // TestBuffered: the room that pieces of a chunk take is given back when the chunk is complete or its sender lost, and a chunk for which
@@ -516,8 +500,7 @@ func TestFrozen(t *testing.T) {
 		"an offer": func(l *alone, c *Commit) {
 			l.see(self, peerX, peerX, peerY)
 			l.get(peerX, &Offer{Term: term(9)})
-			r := last[*OfferReply](l, peerX)
-			expect.Equal(l.t, r.Verdict, Refused, "an offer is answered")
+			expect.Equal(l.t, last[*OfferReply](l, peerX).Verdict, Refused, "an offer is answered")
 		},
 		"another backup": func(l *alone, c *Commit) { l.see(peerY, peerA, peerX, peerY, peerA) },
 		"a gap in the backup's copy": func(l *alone, c *Commit) {
@@ -550,8 +533,7 @@ func TestFailedCommit(t *testing.T) {
 	got := l.route().Term
 	expect.True(t, term(900).Less(got), "held at %v", got)
 	l.wait(400 * time.Millisecond)
-	m := l.entry(peerX)
-	expect.True(t, m.Begin, "it is sent %+v", m)
+	expect.True(t, l.entry(peerX).Begin, "it is sent")
 	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: term(901)}) // a late one
 	l.owned(true)
 }
@@ -661,8 +643,7 @@ func TestArriving(t *testing.T) {
 	l.wait(500 * time.Millisecond)
 	arriving(1)
 	l.get(peerY, &Offer{Term: term(2)})
-	r := last[*OfferReply](l, peerY)
-	expect.Equal(t, r.Verdict, Refused, "another one's offer is answered")
+	expect.Equal(t, last[*OfferReply](l, peerY).Verdict, Refused, "another one's offer is answered")
 	m := wholeCopy(term(2), 10, ids(1))
 	m.Complete = false
 	l.give(peerX, m)
@@ -689,7 +670,7 @@ func TestArriving(t *testing.T) {
 	l.see(self, peerX, peerX, peerY)
 	l.hold(peerY, term(5))
 	l.get(peerX, &Offer{Term: term(3)})
-	r = last[*OfferReply](l, peerX)
+	r := last[*OfferReply](l, peerX)
 	expect.Equal(t, r.Verdict, Refused, "an offer under a lower term than another's is answered")
 }
 
@@ -799,11 +780,9 @@ func TestClaimFrom(t *testing.T) {
 	r := l.route()
 	expect.True(t, r.Node == peerX && r.Term == term(9), "held by two, it is asked at %+v", r)
 	l.see(peerY, Node{}, peerY)
-	r = l.route()
-	expect.Equal(t, r.Node, peerY, "whose holder is lost, it is asked at %+v", r)
+	expect.Equal(t, l.route().Node, peerY, "whose holder is lost, it is asked at")
 	l.see(self, Node{}, peerY)
-	r = l.route()
-	expect.Equal(t, r.Standing, Unclaimed, "whose holder is lost, and that is this node's, it is %+v", r)
+	expect.Equal(t, l.route().Standing, Unclaimed, "whose holder is lost, and that is this node's, it is")
 }
 
 // TestUnseenHolder: a node claims nothing that a process holds which a member sees and this node does not see yet. It waits for that process
@@ -816,9 +795,8 @@ func TestUnseenHolder(t *testing.T) {
 	l.see(self, Node{}, peerX, peerY)
 	l.wait(300 * time.Millisecond)
 	l.answer(func(n Node) Info { return Info{Held: n == peerY, Term: term(1), Holder: peerY} })
-	if r := l.route(); r.Standing != Elsewhere || r.Node != peerY {
-		t.Errorf("the holder is seen by now, and checks go to %+v", r)
-	}
+	r := l.route()
+	expect.True(t, r.Standing == Elsewhere && r.Node == peerY, "the holder is seen by now, and checks go to %+v", r)
 
 	l = asks(t, peerX)
 	l.answer(held)

@@ -43,8 +43,7 @@ func TestLateRequest(t *testing.T) {
 	a := l.ask(peerX, 7, GrantItem{Term: term(5), Backup: peerY})
 	expect.True(t, !a.Granted && a.Recorded.Backup == (Node{}) && a.Recorded.ID == 9,
 		"a late request is answered %+v", a)
-	a = l.ask(peerX, 10, GrantItem{Term: term(5), Backup: peerY})
-	expect.True(t, a.Granted, "a new request is answered %+v", a)
+	expect.True(t, l.ask(peerX, 10, GrantItem{Term: term(5), Backup: peerY}).Granted, "a new request is answered")
 	l.get(peerX, &GrantRequest{ID: 10, Items: []GrantItem{{Term: term(5), Backup: peerY}}})
 	if again := said[*GrantReply](l, peerX); len(again) > 0 {
 		t.Errorf("a request that came twice is answered again: %+v", again[0])

@@ -797,15 +797,14 @@ func TestRealCores(t *testing.T) {
 
 	before := a.Route(5)
 	a.SetView(share(func(int) int32 { return 0 }, true))
-	r := a.Await(testkit.Within(t, patience), 5, before)
-	expect.Equal(t, r.Standing, ownership.Owned, "%+v", r)
+	expect.Equal(t, a.Await(testkit.Within(t, patience), 5, before).Standing, ownership.Owned)
 	testkit.Eventually(t, "a is settled", a.Settled)
 	expect.Equal(t, a.held.Load(), partitions, "are held")
 	half := func(p int) int32 { return int32(p % 2) }
 	a.SetView(share(half, true, true))
 	b.SetView(share(half, true, true))
 	testkit.Eventually(t, "both are settled", func() bool { return a.Settled() && b.Settled() })
-	r = a.Route(5)
+	r := a.Route(5)
 	expect.True(t, r.Standing == ownership.Elsewhere && r.Node == other, "%+v", r)
 	all := func(int) int32 { return 1 }
 	a.SetView(share(all, false, true))

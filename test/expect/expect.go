@@ -66,6 +66,9 @@ func NoDiff(t testing.TB, diff string, which ...any) bool {
 	return diff == ""
 }
 
+// Err returns the error of a call whose value is of no interest, as in expect.ErrorIs(t, expect.Err(os.ReadFile(name)), fs.ErrNotExist).
+func Err[T any](_ T, err error) error { return err }
+
 func prefix(which []any) string {
 	if len(which) == 0 {
 		return ""

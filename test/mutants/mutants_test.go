@@ -38,9 +38,7 @@ func TestMutants(t *testing.T) {
 		t.Skip("the tests that are run are others, without the race detector")
 	}
 	root := must.Value(filepath.Abs("../.."))(t)
-	if *parts < 1 || *part < 0 || *part >= *parts {
-		t.Fatalf("there is no part %d of %d", *part, *parts)
-	}
+	must.True(t, *parts >= 1 && *part >= 0 && *part < *parts, "there is no part %d of %d", *part, *parts)
 	for i, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()

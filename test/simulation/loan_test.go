@@ -571,8 +571,7 @@ func TestLoanSeeds(t *testing.T) {
 			}
 		}
 		if repeats(seed) {
-			again := play(false)
-			expect.Equal(t, again.hash, r.hash, "seed %d: another run of it differs%s", seed, replay(t, seed))
+			expect.Equal(t, play(false).hash, r.hash, "seed %d: another run of it differs%s", seed, replay(t, seed))
 		}
 		granted, recalls, silent, spent = granted+r.lending.granted, recalls+r.lending.recalls, silent+r.lending.silent, spent+r.lending.spent
 		if vs := r.violations(); len(vs) > 0 {
