@@ -87,9 +87,31 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limi
 	if err := l.expired(ctx, len(checks)); err != nil {
 		return err
 	}
-	if len(checks) == 1 && len(denied) == 0 && l.cfg.Tracer == nil {
-		return l.checkOne(ctx, &checks[0], &results[0])
+	if len(checks) != 1 || len(denied) > 0 || l.cfg.Tracer != nil {
+		return l.checkBatch(ctx, checks, denied, results)
 	}
+	// The operation of a check alone stays on the stack unless it has to wait: 237 ns, against 305 with room from a pool.
+	r := &results[0]
+	op := Op{Kind: OpCheck, Check: &checks[0], Decision: &r.Decision}
+	if err := l.plan(l.table.Load(), &op); err != nil {
+		return err
+	}
+	now := l.moment()
+	if !l.beginOne(&op, &now) {
+		waits := op
+		l.finish(ctx, []*Op{&waits}, []int{0})
+		op = waits
+	}
+	end := l.ending()
+	l.end(&op, &end)
+	if r.Err = nil; op.Outcome.Err != nil {
+		*r = limit.Result{Err: op.Outcome.Err}
+	}
+	return nil
+}
+
+// checkBatch is CheckTo for several checks, or for a call with a trace.
+func (l *Limiter) checkBatch(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
 	pool := &l.batches[bits.Len(uint(len(checks)-1))] // few checks that wait for others do not keep the room of many
 	b := pool.Get().(*Batch)
 	b.Checks, b.Denied, b.Results = checks, denied, results
@@ -111,26 +133,6 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limi
 	b.reset()
 	pool.Put(b) // not after a panic: another goroutine may still use it
 	return err
-}
-
-// checkOne is CheckTo for a check alone. Its operation stays on the stack unless it has to wait: 237 ns, against 305 with room from a pool.
-func (l *Limiter) checkOne(ctx context.Context, c *limit.Check, r *limit.Result) error {
-	op := Op{Kind: OpCheck, Check: c, Decision: &r.Decision}
-	if err := l.plan(l.table.Load(), &op); err != nil {
-		return err
-	}
-	now := l.moment()
-	if !l.beginOne(&op, &now) {
-		waits := op
-		l.finish(ctx, []*Op{&waits}, []int{0})
-		op = waits
-	}
-	end := l.ending()
-	l.end(&op, &end)
-	if r.Err = nil; op.Outcome.Err != nil {
-		*r = limit.Result{Err: op.Outcome.Err}
-	}
-	return nil
 }
 
 // run carries out planned operations of a call wherever they are decided, and fills in every Outcome: with a decision by on_error where no node

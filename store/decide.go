@@ -10,9 +10,9 @@ import (
 //
 // The path of one call:
 //
-//  1. decide notes a bit for each concern that the call has. Without one, or with concernBan alone, plain decides a call on a key that has
-//     a record under this rule and is neither banned nor on loan. If it can, the path ends here.
-//  2. before and locate ask the plan's concerns: each may answer the call, fail it, or change its request.
+//  1. Store.DecideTo notes a bit for each concern that the call has. Without one, or with concernBan alone, plain decides a call on a key that
+//     has a record under this rule and is neither banned nor on loan. If it can, the path ends here.
+//  2. decide makes a plan. before and locate ask the plan's concerns: each may answer the call, fail it, or change its request.
 //  3. charge calls algo.Limits.DecideTo, which decides and charges the state of the key's record.
 //  4. after tells the plan's concerns what was charged: each records it, or adds to the answer.
 //  5. The caller of Store.DecideTo waits for the answer's Ticket, if it has one.
@@ -139,15 +139,12 @@ func (c *Call) ownConcerns() (of concernSet) {
 	return of
 }
 
-// decide is Store.DecideTo under the lock. answer must be zero; after an error its contents mean nothing.
+// decide is Store.DecideTo under the lock, for a call that plain has not decided. answer must be zero; after an error its contents mean nothing.
 func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	if !part.open {
 		return ErrShut
 	}
 	of := part.concernsOf(rule) | call.ownConcerns()
-	if of&^concernBan == 0 && sh.plain(part, k, rule, now, &call.Request, each, &answer.Decision) {
-		return nil
-	}
 	p := plan{concerns: of, part: part, k: *k, rule: rule, now: now, each: each, request: call.Request}
 	if answered, err := sh.before(&p, call, answer); answered || err != nil {
 		return err

@@ -1,9 +1,6 @@
 package store
 
-import (
-	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/cluster/ownership"
-)
+import "github.com/weirlimit/weir/cluster/ownership"
 
 // Open lets calls on the partition be decided.
 func (s *Store) Open(p int) {
@@ -63,13 +60,6 @@ func (sh *shard) locked(f func()) {
 func (sh *shard) unlock() {
 	sh.budget.taker = 0
 	sh.mu.Unlock()
-}
-
-// decideLocking takes the lock and calls decide.
-func (sh *shard) decideLocking(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
-	sh.mu.Lock()
-	defer sh.unlock()
-	return sh.decide(part, k, rule, now, call, each, answer)
 }
 
 // Version is at least every ticket that has been given for an answer of the partition, and never falls.

@@ -351,13 +351,19 @@ func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []al
 
 // DecideTo is Decide with the answer in *a, which is to be zero before and is of no use when there is an error; see
 // algo.Limits.DecideTo. Nothing is kept of what is pointed to.
-func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer) error {
+func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer) (err error) {
 	sh, part := s.at(k.Partition)
-	err := sh.decideLocking(part, k, rule, now, call, each, a)
-	if err == errNoRoom || err == errShare {
-		return s.decideFull(k, rule, now, call, each, a, err)
+	sh.mu.Lock()
+	defer func() {
+		if sh.unlock(); err == errNoRoom || err == errShare {
+			err = s.decideFull(k, rule, now, call, each, a, err)
+		}
+	}()
+	of := part.concernsOf(rule) | call.ownConcerns()
+	if part.open && of&^concernBan == 0 && sh.plain(part, k, rule, now, &call.Request, each, &a.Decision) {
+		return nil
 	}
-	return err
+	return sh.decide(part, k, rule, now, call, each, a)
 }
 
 // DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose
@@ -385,7 +391,7 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 			continue
 		}
 		*a = Answer{}
-		err = sh.decideLocking(part, k, rule, now, call, each, a)
+		sh.locked(func() { err = sh.decide(part, k, rule, now, call, each, a) })
 		if err != errNoRoom && err != errShare {
 			return err
 		}

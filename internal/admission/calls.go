@@ -42,7 +42,10 @@ type CallsConfig struct {
 	// its connection counts as such then, and no caller has all of MaxCalls or Memory (see fairshare). An empty name: it is not
 	// known which one it is. Nil: all callers are authenticated, and not told apart.
 	Caller func(ctx context.Context) (name string, authenticated bool)
-	// Panicked is called with each panic of a handler, which was recovered. It must not hold secrets of the request's back.
+	// Ended is called after each handler of a unary call that did not panic, with what Authorize returned, the time that reading and
+	// answering took, and the handler's error. Nil: nothing is called.
+	Ended func(ctx context.Context, method string, took time.Duration, err error)
+	// Panicked is called with each panic of a handler, which was recovered. The panic's value may hold secrets of the request.
 	Panicked func(method string, p *panics.Error)
 }
 
@@ -287,7 +290,12 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 		if err := k.begin(ctx); err != nil {
 			return nil, err
 		}
-		return handler(srv, ctx, k.receive, i)
+		began := time.Now()
+		out, err := handler(srv, ctx, k.receive, i)
+		if c.cfg.Ended != nil {
+			c.cfg.Ended(ctx, method, time.Since(began), err)
+		}
+		return out, err
 	}
 }
 

@@ -81,13 +81,12 @@ func (n *Node) panicked(listener string) func(method string, p *panics.Error) {
 	}
 }
 
-// unaryInterceptors are the same for gRPC.
-func (n *Node) unaryInterceptors() []grpc.UnaryServerInterceptor {
-	chain := []grpc.UnaryServerInterceptor{n.observeUnary}
-	if n.tracer != nil {
-		chain = append(chain, n.tracer.UnaryInterceptor)
+// traceUnary has unary calls traced.
+func (n *Node) traceUnary() grpc.ServerOption {
+	if n.tracer == nil {
+		return grpc.EmptyServerOption{}
 	}
-	return chain
+	return grpc.UnaryInterceptor(n.tracer.UnaryInterceptor)
 }
 
 // traceStreamed is the same for each check that comes over a stream; nil without traces.
@@ -103,12 +102,12 @@ func (n *Node) traceStreamed() func(parent string) (below string, end func(codes
 // requestIDKey carries the name by which the log and the caller call a call.
 const requestIDKey = "x-request-id"
 
-// observeUnary measures a call, gives one that ends with an error an id, the caller's own or a fresh one, and writes it down: at debug, like
+// ended counts a unary call. It gives one that ends with an error an id, the caller's own or a fresh one, and logs it: at debug, like
 // the HTTP API does, unless the mistake is this node's.
-func (n *Node) observeUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	out, err := n.metrics.UnaryInterceptor(ctx, req, info, handle)
+func (n *Node) ended(ctx context.Context, method string, took time.Duration, err error) {
+	n.metrics.GRPC(method, took, err)
 	if err == nil {
-		return out, nil
+		return
 	}
 	given := ""
 	if values := metadata.ValueFromIncomingContext(ctx, requestIDKey); len(values) == 1 {
@@ -121,6 +120,5 @@ func (n *Node) observeUnary(ctx context.Context, req any, info *grpc.UnaryServer
 		level = slog.LevelError
 	}
 	// Not the error's text, which repeats what the caller sent.
-	n.log.Log(ctx, level, "grpc call failed", "request_id", id, "method", info.FullMethod, "code", code.String())
-	return out, err
+	n.log.Log(ctx, level, "grpc call failed", "request_id", id, "method", method, "code", code.String())
 }

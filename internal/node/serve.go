@@ -107,7 +107,7 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 	})
 	calls := admission.NewCalls(admission.CallsConfig{
 		Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
-		MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
+		MaxAge: n.limits.streamAge(), Ended: n.ended, Panicked: n.panicked("grpc"),
 		MaxCalls: n.cfg.Memory.MaxCalls, Memory: n.callersMemory, StreamBytes: admission.PerStream, Caller: n.security.caller,
 	})
 	n.calls.Store(calls)
@@ -118,7 +118,7 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 		// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 		// minutes would cut them off for it.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.ChainStreamInterceptor(n.endWithNode, callers.EndUnread), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
+		grpc.ChainStreamInterceptor(n.endWithNode, callers.EndUnread), n.traceUnary(),
 	)...)
 	n.grpcServer = server
 	n.registerGRPC(calls.Registrar(server), callers)

@@ -1,7 +1,6 @@
 package observe
 
 import (
-	"context"
 	"net/http"
 	"strconv"
 	"strings"
@@ -9,7 +8,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -73,18 +71,15 @@ func (m *Metrics) RESP(took time.Duration) { m.calls.resp.Observe(took.Seconds()
 // RESPFailed notes that a command of the Redis protocol was answered with an error, by its first word.
 func (m *Metrics) RESPFailed(code string) { m.calls.errors.WithLabelValues("resp", code).Inc() }
 
-// UnaryInterceptor notes how long callers' calls take, and which end with an error.
-func (m *Metrics) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") && !strings.HasPrefix(info.FullMethod, "/envoy.service.ratelimit.v3.") || info.FullMethod == "/weir.v1.Limiter/Status" {
-		return handle(ctx, req)
+// GRPC notes how long a unary call took, and its error, if it is a caller's.
+func (m *Metrics) GRPC(method string, took time.Duration, err error) {
+	if !strings.HasPrefix(method, "/weir.v1.Limiter/") && !strings.HasPrefix(method, "/envoy.service.ratelimit.v3.") || method == "/weir.v1.Limiter/Status" {
+		return
 	}
-	began := time.Now()
-	out, err := handle(ctx, req)
-	m.calls.grpc.Observe(time.Since(began).Seconds())
+	m.calls.grpc.Observe(took.Seconds())
 	if err != nil {
 		m.calls.errors.WithLabelValues("grpc", status.Code(err).String()).Inc()
 	}
-	return out, err
 }
 
 // Hops counts messages to other nodes. It is among MetricsConfig.Collectors, and safe for concurrent use.

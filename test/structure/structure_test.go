@@ -154,6 +154,7 @@ var clocks = []string{
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
 	"internal/admission/calls.go age",
+	"internal/admission/calls.go unary", // for how long calls take
 	"internal/admission/conn.go Write",
 	"internal/admission/conn.go allowance",
 	"internal/admission/conn.go reject", // bounds a write
@@ -163,7 +164,6 @@ var clocks = []string{
 	"client/middleware/middleware.go log",       // paces log lines
 	"internal/observe/metrics.go readDecisions", // for how long a peak is shown
 	"internal/observe/metrics_calls.go HTTP",
-	"internal/observe/metrics_calls.go UnaryInterceptor",
 	"gateway/grpc/checkstream.go observe",
 	"rpc/peer/forwarder.go Forward",
 	"rpc/peer/forwarder.go forgetLocked",
