@@ -31,7 +31,7 @@ func TestCommandsWithPipes(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		code := run(args, &out, &errs)
-		expect.True(t, code == exitError && strings.Contains(errs.String(), "not a regular file but a pipe"),
+		expect.True(t, code == exitError && strings.Contains(errs.String(), "not a regular file: its mode is prw"),
 			"%s: exit status %d, %s", args, code, errs.String())
 	}
 }

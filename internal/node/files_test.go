@@ -1,11 +1,13 @@
 package node
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/weirlimit/weir/internal/reload"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
@@ -42,11 +44,11 @@ func TestFilesReplacedByPipes(t *testing.T) {
 		before := must.Value(os.ReadFile(name))(t)
 		swapForPipe(t, name)
 		n.Reload()
-		testkit.Eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
+		testkit.Eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && errors.Is(f.Err(), reload.ErrNotRegular) })
 		ready, detail := n.Ready()
 		expect.True(t, ready && strings.Contains(detail, f.what+" rejected: ") && strings.Contains(detail, name),
 			"ready: %t, %s", ready, detail)
-		testkit.Eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })
+		testkit.Eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file: its mode is prw") })
 		must.NoError(t, os.Remove(name))
 		must.NoError(t, os.WriteFile(name, before, 0o600))
 		testkit.Eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })

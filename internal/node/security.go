@@ -120,8 +120,7 @@ func (s *security) close() {
 func (s *security) openAccess() (*reload.Watcher[*auth.Callers], error) {
 	s.metrics.Watching("access")
 	return reload.Start([]string{s.cfg.AccessFile}, reload.Config[*auth.Callers]{
-		Parse:   func(contents [][]byte) (*auth.Callers, error) { return auth.Parse(s.cfg.AccessFile, contents[0]) },
-		MaxSize: auth.MaxFile,
+		Parse: func(contents [][]byte) (*auth.Callers, error) { return auth.Parse(s.cfg.AccessFile, contents[0]) },
 		OnChange: func(l *auth.Callers) {
 			s.metrics.Reloaded("access", true)
 			s.log.Info("security file changed", "what", "access", "callers", l.Len())

@@ -404,7 +404,7 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	var book testkit.Buffer
 	cfg := Config{Logger: book.Logger()}
 	cfg.Security.usePeerTLS(write("another"), "weir.test")
-	if s, err := openSecurity(&cfg); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file: ") || !strings.Contains(err.Error(), "peer-tls-ca-file") {
+	if s, err := openSecurity(&cfg); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file, ") || !strings.Contains(err.Error(), "peer-tls-ca-file") {
 		t.Errorf("%v", err)
 		if err == nil {
 			s.close()

@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -89,26 +90,11 @@ func OpenCerts(files CertFiles, cfg CertConfig) (*Certs, error) {
 		}
 	}
 	var err error
-	s.Watcher, err = Start(names, Config[*certContent]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
-	if err != nil {
-		var wrong *flagError
-		if !errors.As(err, &wrong) { // a file that cannot be read
-			err = fmt.Errorf("%s: %w", strings.Join(flags, ", "), err)
-		}
-		return nil, err
+	if s.Watcher, err = Start(names, Config[*certContent]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError}); err != nil {
+		return nil, fmt.Errorf("%s: %w", strings.Join(flags, ", "), err)
 	}
 	return s, nil
 }
-
-// flagError is a mistake in a file, which names the flag.
-type flagError struct {
-	flag, file string
-	err        error
-}
-
-func (e *flagError) Error() string { return fmt.Sprintf("%s: %s: %v", e.flag, e.file, e.err) }
-
-func (e *flagError) Unwrap() error { return e.err }
 
 // parse reads what the files hold. No part of a key is ever in its errors.
 func (s *Certs) parse(contents [][]byte) (*certContent, error) {
@@ -116,10 +102,10 @@ func (s *Certs) parse(contents [][]byte) (*certContent, error) {
 	if s.files.Cert != "" {
 		cert, err := tls.X509KeyPair(contents[0], contents[1])
 		if err != nil {
-			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, err}
+			return nil, fmt.Errorf("%s: %w", s.files.Cert, err)
 		}
 		if s.cfg.Now().After(cert.Leaf.NotAfter) {
-			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, fmt.Errorf("the certificate has expired at %s", cert.Leaf.NotAfter.Format(time.RFC3339))}
+			return nil, fmt.Errorf("%s: the certificate has expired at %v", s.files.Cert, cert.Leaf.NotAfter)
 		}
 		c.cert = &cert
 		contents = contents[2:]
@@ -127,12 +113,12 @@ func (s *Certs) parse(contents [][]byte) (*certContent, error) {
 	if s.files.CA != "" {
 		var err error
 		if c.roots, err = Authorities(contents[0]); err != nil {
-			return nil, &flagError{s.cfg.Flags.CA, s.files.CA, err}
+			return nil, fmt.Errorf("%s: %w", s.files.CA, err)
 		}
 	}
 	if s.cfg.OwnName != "" {
 		if err := s.usable(c); err != nil {
-			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, fmt.Errorf("others with the same %s and name would reject it: %w", s.cfg.Flags.CA, err)}
+			return nil, fmt.Errorf("%s: others with this %s would reject it: %w", s.files.Cert, s.cfg.Flags.CA, err)
 		}
 	}
 	return c, nil
@@ -143,13 +129,9 @@ func (s *Certs) usable(c *certContent) error {
 	if c.cert == nil {
 		return errors.New("there is no certificate")
 	}
-	var chain []*x509.Certificate
-	for i, der := range c.cert.Certificate {
-		cert, err := x509.ParseCertificate(der)
-		if err != nil {
-			return fmt.Errorf("certificate %d: %w", i+1, err)
-		}
-		chain = append(chain, cert)
+	chain, err := c.chain()
+	if err != nil {
+		return err
 	}
 	now := s.cfg.Now()
 	if begins := chain[0].NotBefore; begins.After(now) {
@@ -161,6 +143,11 @@ func (s *Certs) usable(c *certContent) error {
 		}
 	}
 	return nil
+}
+
+// chain is the certificate with those that lead up to its authority.
+func (c *certContent) chain() ([]*x509.Certificate, error) {
+	return x509.ParseCertificates(slices.Concat(c.cert.Certificate...))
 }
 
 // Authorities reads certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it passes over nothing: an authority that is left out without a
@@ -189,17 +176,18 @@ func Authorities(data []byte) (*x509.CertPool, error) {
 
 // Expiry is when the first of the certificates in force that this side presents expires, or zero without one.
 func (s *Certs) Expiry() time.Time {
-	var first time.Time
 	c := s.Current()
 	if c.cert == nil {
-		return first
+		return time.Time{}
 	}
-	for _, der := range c.cert.Certificate {
-		if cert, err := x509.ParseCertificate(der); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
-			first = cert.NotAfter
+	chain, _ := c.chain() // which crypto/tls has taken
+	first := c.cert.Leaf
+	for _, cert := range chain {
+		if cert.NotAfter.Before(first.NotAfter) {
+			first = cert
 		}
 	}
-	return first
+	return first.NotAfter
 }
 
 // Demand is what the other side has to present.
@@ -331,8 +319,7 @@ type boundConn struct {
 func (c *boundConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		if err := c.check(); err != nil {
-			_ = c.Close() // the error says why
+		if err := c.checked(); err != nil {
 			return 0, err
 		}
 	}
@@ -341,42 +328,25 @@ func (c *boundConn) Read(p []byte) (int, error) {
 
 // Write implements net.Conn.
 func (c *boundConn) Write(p []byte) (int, error) {
-	if err := c.check(); err != nil {
-		_ = c.Close() // the error says why
+	if err := c.checked(); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(p)
 }
 
-// validity is whether a certificate that was good still is. It is safe for concurrent use.
-type validity struct {
-	verify func(*certContent) (until time.Time, err error)
-	last   atomic.Pointer[verdict]
-	mu     sync.Mutex // held while it is verified anew
+func (c *boundConn) checked() error {
+	err := c.check()
+	if err != nil {
+		_ = c.Close() // the error says why
+	}
+	return err
 }
 
-// verdict is what was found when the certificate was verified.
+// verdict is what was found when a certificate was verified.
 type verdict struct {
 	content *certContent // the authorities were in
 	until   time.Time    // when the first certificate on the way to an authority expires
 	err     error
-}
-
-// check is a comparison as long as neither the authorities change nor anything expires.
-func (v *validity) check(content *certContent, now time.Time) error {
-	holds := func(d *verdict) bool { return d.err != nil || d.content == content && !now.After(d.until) }
-	if d := v.last.Load(); holds(d) {
-		return d.err
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	d := v.last.Load()
-	if !holds(d) {
-		d = &verdict{content: content}
-		d.until, d.err = v.verify(content)
-		v.last.Store(d)
-	}
-	return d.err
 }
 
 // verify is the one place where certificates are looked at. check says later whether the certificate is still good; it is nil where
@@ -394,15 +364,28 @@ func (s *Certs) verify(state tls.ConnectionState, rules Rules, from net.Addr, us
 		}
 		return nil, refused(&RejectedError{NoCertificate, errors.New("no certificate was presented")})
 	}
-	v := &validity{verify: func(c *certContent) (time.Time, error) {
-		until, err := verified(state.PeerCertificates, c.roots, s.cfg.Now(), rules.Name, usage)
-		if err != nil {
-			return until, refused(err)
+	var last atomic.Pointer[verdict]
+	last.Store(&verdict{}) // of no content: nothing has been verified
+	var mu sync.Mutex      // held while it is verified anew
+	check = func() error { // a comparison as long as neither the authorities change nor anything expires
+		content, now := s.Current(), s.cfg.Now()
+		holds := func(d *verdict) bool { return d.err != nil || d.content == content && !now.After(d.until) }
+		if d := last.Load(); holds(d) {
+			return d.err
 		}
-		return until, nil
-	}}
-	check = func() error { return v.check(s.Current(), s.cfg.Now()) }
-	v.last.Store(&verdict{}) // of no content: nothing has been verified
+		mu.Lock()
+		defer mu.Unlock()
+		if d := last.Load(); holds(d) {
+			return d.err
+		}
+		d := &verdict{content: content}
+		until, err := verified(state.PeerCertificates, content.roots, now, rules.Name, usage)
+		if d.until = until; err != nil {
+			d.err = refused(err)
+		}
+		last.Store(d)
+		return d.err
+	}
 	if err := check(); err != nil {
 		return nil, err
 	}
@@ -461,14 +444,5 @@ func names(cert *x509.Certificate) []string {
 
 // describe names a certificate in a message. What is in it was made by somebody who may not be trusted.
 func describe(cert *x509.Certificate) string {
-	const most = 200
-	all := names(cert)
-	text := fmt.Sprintf("%q", all)
-	if len(all) == 0 {
-		text = fmt.Sprintf("%q", cert.Subject.CommonName)
-	}
-	if len(text) > most {
-		text = text[:most] + "…"
-	}
-	return text
+	return fmt.Sprintf("%.200q", cmp.Or(strings.Join(names(cert), " "), cert.Subject.CommonName))
 }

@@ -224,7 +224,7 @@ func TestCertsReload(t *testing.T) {
 	before := s.Expiry()
 	must.NoError(t, os.WriteFile(key, []byte("no key"), 0o600))
 	err = <-failed
-	expect.True(t, strings.HasPrefix(err.Error(), "cert: "+cert) && s.Err() != nil, "%v", err)
+	expect.True(t, strings.HasPrefix(err.Error(), cert+": ") && s.Err() != nil, "%v", err)
 	with(ofA, "")
 
 	soon := time.Now().Add(time.Hour).Truncate(time.Second)
@@ -254,8 +254,8 @@ func TestOpenErrors(t *testing.T) {
 	}{
 		{CertFiles{Cert: cert}, "cert: goes with key"},
 		{CertFiles{Key: key}, "key: goes with cert"},
-		{CertFiles{Cert: cert, Key: otherKey}, "cert: " + cert + ": tls: private key does not match public key"},
-		{CertFiles{Cert: cert, Key: empty}, "cert: " + cert},
+		{CertFiles{Cert: cert, Key: otherKey}, "cert, key: " + cert + ": tls: private key does not match public key"},
+		{CertFiles{Cert: cert, Key: empty}, "cert, key: " + cert},
 		{CertFiles{Cert: oldCert, Key: oldKey}, "the certificate has expired"},
 		{CertFiles{Cert: cert, Key: filepath.Join(dir, "none")}, "cert, key: open "},
 		{CertFiles{CA: filepath.Join(dir, "none")}, "ca: open "},
@@ -307,7 +307,7 @@ func TestOwnName(t *testing.T) {
 			s.Close()
 		}
 		want = strings.TrimSpace(want)
-		expect.True(t, err != nil && strings.HasPrefix(err.Error(), "cert: ") &&
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), "cert, key, ca: ") &&
 			strings.Contains(err.Error(), want) && strings.Contains(err.Error(), "ca"), "%v, want %s", err, want)
 	}
 	cert, key, _ := a.Write(t.TempDir(), good)

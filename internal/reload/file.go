@@ -36,32 +36,13 @@ func ReadPrefix(name string, limit int64) (content []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := regular(name, info); err != nil {
-		return nil, err
+	if info.IsDir() {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: ErrDirectory}
+	}
+	if mode := info.Mode(); !mode.IsRegular() {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w: its mode is %v", ErrNotRegular, mode)}
 	}
 	return io.ReadAll(io.LimitReader(f, limit))
-}
-
-func regular(name string, info fs.FileInfo) error {
-	switch {
-	case info.Mode().IsRegular():
-		return nil
-	case info.IsDir():
-		return &fs.PathError{Op: "read", Path: name, Err: ErrDirectory}
-	}
-	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w but a %s", ErrNotRegular, kind(info.Mode()))}
-}
-
-func kind(mode fs.FileMode) string {
-	switch {
-	case mode&fs.ModeNamedPipe != 0:
-		return "pipe"
-	case mode&fs.ModeSocket != 0:
-		return "socket"
-	case mode&fs.ModeDevice != 0:
-		return "device"
-	}
-	return "special file"
 }
 
 // ReadFile returns the content of a regular file, as ReadPrefix reads it. A file of more than limit bytes is an error, as is one
@@ -120,5 +101,5 @@ func TimeoutError(name string, after time.Duration) error {
 
 // SizeError is the error for a file of more than limit bytes.
 func SizeError(name string, limit int64) error {
-	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("is too large: more than the %d bytes that are allowed", limit)}
+	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("is too large: more than %d bytes", limit)}
 }

@@ -25,7 +25,7 @@ func TestRead(t *testing.T) {
 	}
 	_, err := ReadFile(name, 4)
 	expect.True(t, err != nil && strings.Contains(err.Error(), name) &&
-		strings.Contains(err.Error(), "than the 4 bytes"), "one byte more than allowed: %v", err)
+		strings.Contains(err.Error(), "than 4 bytes"), "one byte more than allowed: %v", err)
 	got, err := ReadPrefix(name, 3)
 	expect.True(t, err == nil && string(got) == "123", "prefix: %q, %v", got, err)
 	_, err = ReadFile(filepath.Join(dir, "none"), 5)
@@ -37,7 +37,7 @@ func TestNotRegular(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	must.NoError(t, syscall.Mkfifo(pipe, 0o600))
-	for name, kind := range map[string]string{pipe: "pipe", dir: "directory", os.DevNull: "device"} {
+	for name, kind := range map[string]string{pipe: "prw", dir: "directory", os.DevNull: "Dcrw"} {
 		_, err := ReadFile(name, 5)
 		expect.True(t, errors.Is(err, ErrNotRegular) && strings.Contains(err.Error(), kind) &&
 			strings.Contains(err.Error(), name), "%s: %v", name, err)

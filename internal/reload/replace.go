@@ -6,36 +6,27 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
-	"time"
 )
 
 // Replacer replaces a file as a whole. Its methods are safe for concurrent use.
 type Replacer struct {
-	Name    string
-	Perm    fs.FileMode
-	Timeout time.Duration // see Replace
+	Name string
+	Perm fs.FileMode
 
 	mu sync.Mutex // held by the one call that writes, also by one that was left behind
 }
 
 // Replace gives the file a new content, and makes the file where there is none. When it returns nil, the content is on disk. With an error
 // the file has this content or the one before, whole in any case, also when the machine loses power meanwhile. A file system that does
-// not answer within Timeout is an error that leaves the call behind: later calls wait for it.
+// not answer within Timeout is an error that leaves the call behind: until it ends, later calls fail at once.
 func (r *Replacer) Replace(content []byte) error {
-	var abandoned atomic.Bool
-	_, err := within(r.Name, r.Timeout, func() (struct{}, error) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if abandoned.Load() {
-			return struct{}{}, nil // a later call has a newer content
-		}
-		return struct{}{}, replace(r.Name, content, r.Perm)
-	})
-	if errors.Is(err, ErrTimeout) {
-		abandoned.Store(true)
+	if !r.mu.TryLock() {
 		return &fs.PathError{Op: "write", Path: r.Name, Err: ErrTimeout}
 	}
+	_, err := within(r.Name, Timeout, func() (struct{}, error) {
+		defer r.mu.Unlock()
+		return struct{}{}, replace(r.Name, content, r.Perm)
+	})
 	return err
 }
 

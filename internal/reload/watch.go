@@ -13,7 +13,7 @@ package reload
 import (
 	"cmp"
 	"crypto/sha256"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +21,7 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// Config says what files hold, how they are watched and who is told.
+// Config says what files hold and who is told.
 type Config[T any] struct {
 	// Parse makes a value of what the files hold, in their order. It may be called several times for one content, and must
 	// not keep it. Required.
@@ -36,43 +36,33 @@ type Config[T any] struct {
 	// ErrTimeout) or Parse rejects what the files hold, once for as long as they stay the same. The value in force
 	// stays. May be nil.
 	OnError func(error)
-	// Timeout is how long reading the files may take before it is reported: 0 stands for 5 s.
-	Timeout time.Duration
-	// MaxSize bounds what is read of each file, in bytes: Parse sees one byte more of a larger one, and rejects it. 0 stands
-	// for 1 MiB, and has larger files rejected without Parse.
+	// MaxSize bounds the bytes of each file: 0 stands for 1 MiB.
 	MaxSize int64
-	// Settle is how long the content must stay the same before it is taken, so that a file that is just being written
-	// is not: 0 stands for 50 ms. An empty file, which may be one that was truncated to be written anew, has to stay
-	// for ten times as long.
-	Settle time.Duration
-	// Poll is how often the files are read: 0 stands for 500 ms.
-	Poll time.Duration
+
+	poll    time.Duration // how often the files are read: 0 stands for 500 ms
+	timeout time.Duration // how long that may take before it is reported: 0 stands for Timeout
 }
 
 const (
-	defaultSettle = 50 * time.Millisecond
-	defaultPoll   = 500 * time.Millisecond
-	// emptySettle is how many times longer an empty file has to stay.
-	emptySettle = 10
+	defaultPoll = 500 * time.Millisecond
 	defaultSize = 1 << 20
 )
 
-// Watcher keeps a value up to date with files. One goroutine, which Close waits for, makes the calls of Config, one at a
-// time; these must therefore not call Close. Another reads the files, one read at a time: Close does not wait for a read
-// that has timed out or is still in progress, which ends by itself when the file system answers.
+// Watcher keeps a value up to date with files. A content is taken when two reads in a row have found it, so that a file that is just being
+// written, or was emptied for that, is not. One goroutine, which Close waits for, makes the calls of Config, one at a time; these must
+// therefore not call Close. Another reads the files, one read at a time: Close does not wait for a read that is in progress, which ends by
+// itself when the file system answers.
 type Watcher[T any] struct {
 	files    []string
 	cfg      Config[T]
 	value    atomic.Pointer[T]
 	failed   atomic.Pointer[error] // why the files are not in force, nil when they are
-	timeouts atomic.Uint64         // reads that took longer than Config.Timeout
+	timeouts atomic.Uint64         // reads that took longer than Config.timeout
 
 	reload fifo.Signal // asks for a reload
 	stop   chan struct{}
 	once   sync.Once // closes stop
 	work   sync.WaitGroup
-
-	reading atomic.Pointer[string] // the file that is being read
 
 	// What follows is only touched by Open and then by the goroutine that makes the calls.
 	looks   chan look // holds the outcome of the read in progress
@@ -80,8 +70,7 @@ type Watcher[T any] struct {
 	late    bool      // and has timed out
 	taken   seen      // the content of the value
 	handled seen      // what was last taken or reported
-	pending seen      // what was found since, and must be found again
-	again   int       // how often pending has been found again
+	last    seen      // what was found last
 }
 
 // look is the outcome of a read of the files.
@@ -110,29 +99,29 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 // back.
 func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	w := &Watcher[T]{files: files, cfg: cfg, looks: make(chan look, 1), reload: fifo.NewSignal(), stop: make(chan struct{})}
-	w.cfg.Settle, w.cfg.Timeout, w.cfg.Poll = cmp.Or(cfg.Settle, defaultSettle), cmp.Or(cfg.Timeout, Timeout), cmp.Or(cfg.Poll, defaultPoll)
+	w.cfg.MaxSize, w.cfg.poll = cmp.Or(cfg.MaxSize, defaultSize), cmp.Or(cfg.poll, defaultPoll)
+	w.cfg.timeout = cmp.Or(cfg.timeout, Timeout)
 	if cfg.Read == nil {
 		w.cfg.Read = ReadPrefix
 	}
-	w.look()
-	var l look
-	select {
-	case l = <-w.looks:
-		w.busy = false
-	case <-time.After(w.cfg.Timeout):
-		l.err = w.timeout()
+	first, err := within(w.names(), w.cfg.timeout, func() (look, error) {
+		l := w.read()
+		return l, l.err
+	})
+	if err != nil {
+		return nil, err
 	}
-	var value T
-	if l.err == nil {
-		value, l.err = w.cfg.Parse(l.contents)
-	}
-	if l.err != nil {
-		return nil, l.err
+	value, err := w.cfg.Parse(first.contents)
+	if err != nil {
+		return nil, err
 	}
 	w.value.Store(&value)
-	w.taken, w.handled = l.found, l.found
+	w.taken, w.handled, w.last = first.found, first.found, first.found
 	return w, nil
 }
+
+// names are those of the files, for an error about all of them.
+func (w *Watcher[T]) names() string { return strings.Join(w.files, ", ") }
 
 // Watch has the files watched until Close. Of what has changed since they were loaded, it is told of too. It is called once, and not
 // after Close.
@@ -149,11 +138,11 @@ func (w *Watcher[T]) Err() error {
 	return nil
 }
 
-// Timeouts returns how many reads have taken longer than Config.Timeout.
+// Timeouts returns how many reads have taken too long.
 func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
 
-// Reload looks at the files at once, without waiting for the next poll, and reports what is wrong with
-// them even if that has been reported. It does not wait for that to be done.
+// Reload looks at the files at once, without waiting for the next poll, and reports what is wrong with them even if that has been
+// reported. It does not wait for that to be done.
 func (w *Watcher[T]) Reload() { w.reload.Set() }
 
 // Close ends the watch and waits until no call of Config is in progress. Current and Err keep their last values.
@@ -163,48 +152,43 @@ func (w *Watcher[T]) Close() {
 }
 
 func (w *Watcher[T]) run() {
-	next := time.NewTimer(w.cfg.Poll) // of the next look; while one is in progress it does not run
-	defer next.Stop()
-	var timeout <-chan time.Time // of the look in progress
+	poll := time.NewTicker(w.cfg.poll)
+	defer poll.Stop()
 	for {
 		select {
 		case <-w.stop:
 			return
-		case <-next.C:
-			w.look()
-			timeout = time.After(w.cfg.Timeout)
-		case l := <-w.looks:
-			timeout = nil
-			// What a late look read is as old as that. The next one is at what there is now.
-			if w.late || w.handle(l) {
-				next.Reset(w.cfg.Settle)
-			} else {
-				next.Reset(w.cfg.Poll)
-			}
-			w.busy, w.late = false, false
-		case <-timeout:
-			w.late = true
-			err := w.timeout()
-			w.handled, w.pending = seen{fail: err.Error()}, seen{}
-			w.fail(err)
+		case <-poll.C:
+			w.look(false)
 		case <-w.reload:
-			if w.late {
-				w.fail(*w.failed.Load())
-				continue
-			}
-			// As if it had never been looked at, so that a mistake that stayed is reported again.
-			w.handled = seen{}
-			if !w.busy {
-				next.Reset(0)
-			}
+			w.look(true)
 		}
 	}
 }
 
-// timeout counts a read that takes too long, and returns the error for it.
-func (w *Watcher[T]) timeout() error {
-	w.timeouts.Add(1)
-	return TimeoutError(*w.reading.Load(), w.cfg.Timeout)
+// look reads the files, unless a read is still in progress, and handles what is found.
+func (w *Watcher[T]) look(asked bool) {
+	patience := w.cfg.timeout
+	if !w.busy {
+		w.busy, w.late = true, false
+		go func() { w.looks <- w.read() }()
+	} else {
+		patience = 0 // it is late
+	}
+	select {
+	case <-w.stop:
+	case l := <-w.looks:
+		w.busy = false
+		w.handle(l, asked)
+	case <-time.After(patience):
+		if !w.late {
+			w.timeouts.Add(1)
+		}
+		if !w.late || asked {
+			w.fail(TimeoutError(w.names(), w.cfg.timeout))
+		}
+		w.late, w.handled, w.last = true, seen{}, seen{}
+	}
 }
 
 // fail reports why the files are not in force.
@@ -215,30 +199,23 @@ func (w *Watcher[T]) fail(err error) {
 	}
 }
 
-// handle takes in what was found, and acts on it when the same has been found often enough. It reports whether to look
-// again after the time to settle.
-func (w *Watcher[T]) handle(l look) (more bool) {
-	if l.found == w.handled {
-		w.pending = seen{}
-		return false
+// handle acts on what was found when it is new, as everything is when it was asked for, and was found twice.
+func (w *Watcher[T]) handle(l look, asked bool) {
+	before := w.last
+	if w.last = l.found; asked {
+		w.handled = seen{}
 	}
-	if l.found != w.pending {
-		w.pending, w.again = l.found, 0
-		return true
+	if l.found == w.handled || l.found != before {
+		return
 	}
-	w.again++
-	empty := func(b []byte) bool { return len(b) == 0 }
-	if l.err == nil && slices.ContainsFunc(l.contents, empty) && w.again < emptySettle {
-		return true
-	}
-	w.handled, w.pending = l.found, seen{}
+	w.handled = l.found
 	var value T
 	if l.err == nil {
 		value, l.err = w.cfg.Parse(l.contents)
 	}
 	if l.err != nil {
 		w.fail(l.err)
-		return false
+		return
 	}
 	w.failed.Store(nil)
 	if l.found != w.taken {
@@ -248,22 +225,17 @@ func (w *Watcher[T]) handle(l look) (more bool) {
 			w.cfg.OnChange(value)
 		}
 	}
-	return false
 }
 
-// look begins to read the files, in a goroutine that ends when the file system has answered.
-func (w *Watcher[T]) look() {
-	w.busy = true
-	w.reading.Store(&w.files[0])
-	go func() { w.looks <- w.readAll() }()
-}
-
-func (w *Watcher[T]) readAll() look {
+// read reads the files.
+func (w *Watcher[T]) read() look {
 	all := sha256.New()
 	contents := make([][]byte, len(w.files))
 	for i, name := range w.files {
-		w.reading.Store(&w.files[i])
-		content, err := w.readOne(name)
+		content, err := w.cfg.Read(name, w.cfg.MaxSize+1)
+		if err == nil && int64(len(content)) > w.cfg.MaxSize {
+			err = SizeError(name, w.cfg.MaxSize)
+		}
 		if err != nil {
 			return look{found: seen{fail: err.Error()}, err: err}
 		}
@@ -272,12 +244,4 @@ func (w *Watcher[T]) readAll() look {
 		all.Write(sum[:])
 	}
 	return look{found: seen{sum: [sha256.Size]byte(all.Sum(nil))}, contents: contents}
-}
-
-func (w *Watcher[T]) readOne(name string) ([]byte, error) {
-	content, err := w.cfg.Read(name, cmp.Or(w.cfg.MaxSize, defaultSize)+1)
-	if err == nil && w.cfg.MaxSize == 0 && len(content) > defaultSize {
-		return nil, SizeError(name, defaultSize)
-	}
-	return content, err
 }

@@ -57,7 +57,7 @@ type watched struct {
 func watch(t *testing.T, name string, cfg Config[int]) *watched {
 	t.Helper()
 	w := &watched{t: t, changes: make(chan int, 100), errs: make(chan error, 100)}
-	cfg.Parse, cfg.Poll = parse, cmp.Or(cfg.Poll, 20*time.Millisecond)
+	cfg.Parse, cfg.poll = parse, cmp.Or(cfg.poll, 20*time.Millisecond)
 	cfg.OnChange = func(s int) { w.changes <- s }
 	cfg.OnError = func(err error) { w.errs <- err }
 	w.Watcher = must.Value(Start([]string{name}, cfg))(t)
@@ -221,11 +221,11 @@ func TestWatchDirectoryReplaced(t *testing.T) {
 	w.change(2)
 }
 
-// TestReload: a reload needs no poll, and says again what is wrong.
+// TestReload: a reload says again what is wrong.
 func TestReload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
-	w := watch(t, file, Config[int]{Poll: time.Hour})
+	w := watch(t, file, Config[int]{})
 	write(t, file, content(2))
 	w.Reload()
 	w.change(2)
@@ -249,48 +249,39 @@ func TestSettling(t *testing.T) {
 	write(t, file, content(1))
 	var reported []error
 	w := must.Value(Open([]string{file}, Config[int]{Parse: parse, OnError: func(err error) { reported = append(reported, err) }}))(t)
-	step := func(wantMore bool, want, wantErrors int) {
+	step := func(text string, want, wantErrors int) {
 		t.Helper()
-		if more := w.handle(w.readAll()); more != wantMore || w.Current() != want || len(reported) != wantErrors {
-			t.Fatalf("more %t, value %d, errors %d; want %t, %d, %d", more, w.Current(), len(reported), wantMore, want, wantErrors)
-		}
+		write(t, file, text)
+		w.handle(w.read(), false)
+		must.True(t, w.Current() == want && len(reported) == wantErrors, "value %d, errors %d", w.Current(), len(reported))
 	}
-	step(false, 1, 0)
+	step(content(1), 1, 0)
 
-	// A write that is seen in pieces: broken, valid with another value, whole.
-	write(t, file, "numb")
-	step(true, 1, 0)
-	write(t, file, content(0))
-	step(true, 1, 0)
-	write(t, file, content(2))
-	step(true, 1, 0)
-	step(false, 2, 0)
-	step(false, 2, 0)
+	// A write that is seen in pieces: broken, emptied, valid with another value, whole.
+	step("numb", 1, 0)
+	step("", 1, 0)
+	step(content(0), 1, 0)
+	step(content(2), 1, 0)
+	step(content(2), 2, 0)
 
-	// One that returns to what is in force before it settled.
-	write(t, file, "x")
-	step(true, 2, 0)
-	write(t, file, content(2))
-	step(false, 2, 0)
-	// The broken content has to settle from the beginning then.
-	write(t, file, "x")
-	step(true, 2, 0)
-	step(false, 2, 1)
-	step(false, 2, 1)
-
-	// Emptied, which may be the first half of a slow write.
-	write(t, file, "")
-	for range emptySettle {
-		step(true, 2, 1)
-	}
-	step(false, 0, 1)
+	// One that returns to what is in force before it settled. The broken content has to settle from the beginning then.
+	step("x", 2, 0)
+	step(content(2), 2, 0)
+	step("x", 2, 0)
+	step("x", 2, 1)
+	step("x", 2, 1)
 
 	// A file that is away for a moment, while it is replaced.
 	must.NoError(t, os.Remove(file))
-	step(true, 0, 1)
-	write(t, file, content(3))
-	step(true, 0, 1)
-	step(false, 3, 1)
+	w.handle(w.read(), false)
+	step(content(3), 2, 1)
+	step(content(3), 3, 1)
+
+	// What is asked for is reported again.
+	step("x", 3, 1)
+	step("x", 3, 2)
+	w.handle(w.read(), true)
+	step("x", 3, 3)
 }
 
 func TestStartRefuses(t *testing.T) {
@@ -305,23 +296,18 @@ func TestStartRefuses(t *testing.T) {
 	}
 }
 
-// TestSize: of a file that is too large one byte more is read than allowed, so that Parse can tell.
+// TestSize: a file that is too large is refused and not cut.
 func TestSize(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "large")
-	write(t, file, strings.Repeat("x", 100))
-	length := 0
-	cfg := Config[int]{MaxSize: 10, Parse: func(contents [][]byte) (int, error) { length = len(contents[0]); return 0, nil }}
-	w := must.Value(Start([]string{file}, cfg))(t)
-	w.Close()
-	expect.Equal(t, length, 11, "bytes were read")
-}
-
-// TestDefaultSize: without a size of its own, a file that is too large is refused and not cut.
-func TestDefaultSize(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "large")
-	write(t, file, strings.Repeat("x", defaultSize+1))
-	_, err := Start([]string{file}, Config[int]{Parse: func([][]byte) (int, error) { return 0, nil }})
-	expect.ErrorContains(t, err, "too large")
+	for size, cfg := range map[int]Config[int]{10: {MaxSize: 10}, defaultSize: {}} {
+		cfg.Parse = func([][]byte) (int, error) { return 0, nil }
+		write(t, file, strings.Repeat("x", size))
+		_, err := Open([]string{file}, cfg)
+		expect.NoError(t, err, "%d bytes", size)
+		write(t, file, strings.Repeat("x", size+1))
+		_, err = Open([]string{file}, cfg)
+		expect.ErrorContains(t, err, "too large", "%d bytes more", size)
+	}
 }
 
 // TestPipe: a file that is replaced by a pipe, which nobody writes to, is reported like any other mistake, and the file
@@ -332,11 +318,11 @@ func TestPipe(t *testing.T) {
 	w := watch(t, file, Config[int]{})
 	must.NoError(t, os.Remove(file))
 	must.NoError(t, syscall.Mkfifo(file, 0o600))
-	if err := w.failure("pipe"); errors.Is(err, os.ErrNotExist) {
-		w.failure("pipe") // the moment between the two was seen
+	if err := w.failure("mode is prw"); errors.Is(err, os.ErrNotExist) {
+		w.failure("mode is prw") // the moment between the two was seen
 	}
 	w.Reload()
-	w.failure("pipe") // again, because it was asked for
+	w.failure("mode is prw") // again, because it was asked for
 	must.NoError(t, os.Remove(file))
 	write(t, file, content(2))
 	w.change(2)
@@ -390,7 +376,7 @@ func TestWatchHang(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "file")
 	write(t, name, content(1))
 	var fs hang
-	w := watch(t, name, Config[int]{Read: fs.read, Poll: time.Millisecond, Timeout: 20 * time.Millisecond, Settle: time.Millisecond})
+	w := watch(t, name, Config[int]{Read: fs.read, poll: time.Millisecond, timeout: 20 * time.Millisecond})
 	fs.begin()
 	write(t, name, content(2))
 	must.ErrorIs(t, w.failure(name), ErrTimeout)
@@ -419,7 +405,7 @@ func TestCloseHanging(t *testing.T) {
 	var fs hang
 	failed := make(chan error, 1)
 	w := must.Value(Open([]string{name}, Config[int]{
-		Parse: parse, Read: fs.read, Poll: time.Millisecond, Timeout: 100 * time.Millisecond, OnError: func(err error) { failed <- err },
+		Parse: parse, Read: fs.read, poll: time.Millisecond, timeout: 100 * time.Millisecond, OnError: func(err error) { failed <- err },
 	}))(t)
 	fs.begin()
 	w.Watch()
@@ -435,7 +421,7 @@ func TestCloseHanging(t *testing.T) {
 func TestStartHanging(t *testing.T) {
 	var fs hang
 	fs.begin()
-	_, err := Open([]string{"file"}, Config[int]{Parse: parse, Read: fs.read, Timeout: time.Millisecond})
+	_, err := Open([]string{"file"}, Config[int]{Parse: parse, Read: fs.read, timeout: time.Millisecond})
 	expect.True(t, errors.Is(err, ErrTimeout) && strings.Contains(err.Error(), "file"), "got %v", err)
 	fs.end()
 }
@@ -446,7 +432,7 @@ func TestSeveral(t *testing.T) {
 	write(t, a, content(1))
 	write(t, b, content(10))
 	changes := make(chan int, 10)
-	w, err := Start([]string{a, b}, Config[int]{Parse: parse, Poll: 20 * time.Millisecond, OnChange: func(n int) { changes <- n }})
+	w, err := Start([]string{a, b}, Config[int]{Parse: parse, poll: 20 * time.Millisecond, OnChange: func(n int) { changes <- n }})
 	must.NoError(t, err)
 	write(t, a, content(2))
 	expect.Equal(t, <-changes, 12, "a changed")
