@@ -57,12 +57,9 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 	}
 	policies, age := n.recorder.history.Load().Read(now)
 	out := &peerv1.ActivityResponse{AgeNs: int64(age)}
-	var lists [][]*peerv1.KeyActivity
-	for _, order := range r.Orders[:min(len(r.Orders), len(weirv1.KeyOrder_name))] {
-		rows, counted := n.recorder.Top(now, order, int(min(r.Keys, maxTopKeys)), wanted)
-		lists, out.CountedNs = append(lists, rows), int64(counted)
-	}
-	out.Keys = observe.UnionRows(lists...)
+	orders := r.Orders[:min(len(r.Orders), len(weirv1.KeyOrder_name))]
+	rows, counted := n.recorder.Top(now, int(min(r.Keys, maxTopKeys)), wanted, orders...)
+	out.Keys, out.CountedNs = rows, int64(counted)
 	for _, p := range policies {
 		h := &peerv1.PolicyHistory{Policy: p.Name}
 		for _, c := range p.Steps {

@@ -3,7 +3,6 @@ package observe
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -60,14 +59,13 @@ type AuditLog struct {
 
 	mu      sync.Mutex
 	denied  *rate.Limiter
-	leftOut int
-	due     *time.Timer // writes how many were left out; nil while none are
+	leftOut int // denied calls since the last line that says how many; above 0 only while flush is due
 	closed  bool
 }
 
 // OpenAudit returns an AuditLog, whose file is there.
 func OpenAudit(cfg AuditConfig) (*AuditLog, error) {
-	out := &output{cfg: cfg}
+	out := &output{cfg: cfg, to: cfg.Stderr}
 	if err := out.open(); err != nil {
 		return nil, err
 	}
@@ -108,13 +106,16 @@ func (l *AuditLog) Close() error {
 		l.mu.Unlock()
 		return nil
 	}
-	l.closed = true
 	l.flushLocked()
+	l.closed = true
 	l.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := l.queue.Close(ctx)
-	return errors.Join(err, l.out.close())
+	if err := l.queue.Close(ctx); err != nil {
+		return err // a write goes on that may never end
+	}
+	l.out.turn()
+	return l.out.close()
 }
 
 // Record writes an event.
@@ -128,15 +129,15 @@ func (l *AuditLog) Record(e auth.Event) {
 		return
 	}
 	if e.Action == auth.ActionDenied && !l.denied.AllowN(l.cfg.Now(), 1) {
-		if l.leftOut++; l.due == nil {
-			l.due = time.AfterFunc(time.Second, l.flush)
+		if l.leftOut++; l.leftOut == 1 {
+			time.AfterFunc(time.Second, l.flush)
 		}
 		return
 	}
 	l.write(l.lines, string(e.Action), attributes(&e)...)
 }
 
-// flush writes how many denied calls were left out, which are none once the AuditLog is closed.
+// flush writes how many denied calls were left out.
 func (l *AuditLog) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,10 +145,6 @@ func (l *AuditLog) flush() {
 }
 
 func (l *AuditLog) flushLocked() {
-	if l.due != nil {
-		l.due.Stop()
-		l.due = nil
-	}
 	if l.leftOut > 0 {
 		l.write(l.lines, "denied calls omitted", slog.Int("count", l.leftOut))
 		l.leftOut = 0
@@ -194,11 +191,13 @@ func attributes(e *auth.Event) (attrs []slog.Attr) {
 // output is the file, or standard error. One goroutine writes.
 type output struct {
 	cfg    AuditConfig
-	file   atomic.Pointer[os.File] // nil: standard error, or closed
+	to     io.Writer
+	file   *os.File                // that to is; nil: standard error
+	next   atomic.Pointer[os.File] // to be written from now on; nil: no other
 	failed bool                    // the last write
 }
 
-// open opens the file anew. A write to the one that was open before, which may not end, is not waited for.
+// open opens the file anew. A write to the one that is open, which may not end, is not waited for.
 func (o *output) open() error {
 	if o.cfg.Name == AuditStderr {
 		return nil
@@ -207,31 +206,31 @@ func (o *output) open() error {
 	if err != nil {
 		return err
 	}
-	if before := o.file.Swap(now); before != nil {
-		return before.Close()
+	if unused := o.next.Swap(now); unused != nil {
+		return unused.Close()
 	}
 	return nil
+}
+
+// turn turns to the file that was opened last.
+func (o *output) turn() {
+	if next := o.next.Swap(nil); next != nil {
+		_ = o.close() // of the one before, which has all that was written to it
+		o.to, o.file = next, next
+	}
 }
 
 func (o *output) close() error {
-	if open := o.file.Swap(nil); open != nil {
-		return open.Close()
+	if o.file == nil {
+		return nil
 	}
-	return nil
+	return o.file.Close()
 }
 
 // Write implements io.Writer.
-func (o *output) Write(line []byte) (n int, err error) {
-	if o.cfg.Name == AuditStderr {
-		n, err = o.cfg.Stderr.Write(line)
-	} else {
-		for {
-			open := o.file.Load()
-			if n, err = open.Write(line); !errors.Is(err, os.ErrClosed) || open == o.file.Load() {
-				break
-			} // otherwise it has been opened anew meanwhile
-		}
-	}
+func (o *output) Write(line []byte) (int, error) {
+	o.turn()
+	n, err := o.to.Write(line)
 	if err != nil && !o.failed {
 		o.cfg.OnError(fmt.Errorf("audit log: %w", err))
 	}

@@ -37,21 +37,26 @@ type LogQueue struct {
 	cfg  LogQueueConfig
 	done chan struct{} // closed once the goroutine that writes has ended
 
-	mu       sync.Mutex
-	wake     fifo.Signal   // set when there is something to do
-	written  chan struct{} // closed, and made anew, when a line has been written
-	lines    fifo.Queue[[]byte]
-	bytes    int    // of lines, and of the one that is being written
-	put, out uint64 // lines that were ever queued; of these, those that are no longer
-	dropped  uint64
-	told     uint64 // of dropped, those that OnDropped has been told of
-	stalled  bool   // somebody has waited in vain, and nothing has been written since
-	closed   bool
+	mu      sync.Mutex
+	changed *sync.Cond // there is something to do
+	lines   fifo.Queue[queued]
+	bytes   int // of lines, and of the one that is being written
+	dropped uint64
+	told    uint64 // of dropped, those that OnDropped has been told of
+	stalled bool   // somebody has waited in vain, and nothing has been written since
+	closed  bool
+}
+
+// queued is a line, and what is closed once it has been written.
+type queued struct {
+	text    []byte
+	written chan struct{}
 }
 
 // NewLogQueue returns a LogQueue that writes each line to w by one call of Write. Close ends it.
 func NewLogQueue(w io.Writer, cfg LogQueueConfig) *LogQueue {
-	q := &LogQueue{w: w, cfg: cfg, done: make(chan struct{}), wake: fifo.NewSignal(), written: make(chan struct{})}
+	q := &LogQueue{w: w, cfg: cfg, done: make(chan struct{})}
+	q.changed = sync.NewCond(&q.mu)
 	go q.run()
 	return q
 }
@@ -67,29 +72,29 @@ func (q *LogQueue) Write(line []byte) (int, error) {
 // WriteThrough queues a line and waits until it has been written, LogQueueConfig.Wait at most. While the writer is stalled it waits no
 // longer: of several that log one after the other only the first one waits.
 func (q *LogQueue) WriteThrough(line []byte) (int, error) {
-	turn, err := q.add(line)
+	written, err := q.add(line)
 	if err != nil {
 		return 0, err
 	}
-	timeout := time.After(q.cfg.Wait)
-	for {
+	if written == nil {
+		return len(line), nil
+	}
+	select {
+	case <-written:
+	case <-time.After(q.cfg.Wait):
 		q.mu.Lock()
-		written, over := q.written, q.out >= turn || q.stalled
-		q.mu.Unlock()
-		if over {
-			return len(line), nil
-		}
+		defer q.mu.Unlock()
 		select {
 		case <-written:
-		case <-timeout:
-			q.mu.Lock()
-			q.stalled = q.out < turn
-			q.mu.Unlock()
+		default:
+			q.stalled = true
 		}
 	}
+	return len(line), nil
 }
 
-func (q *LogQueue) add(line []byte) (turn uint64, err error) {
+// add queues a line, and returns what is closed once it has been written; nil while the writer is stalled.
+func (q *LogQueue) add(line []byte) (written chan struct{}, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
@@ -100,63 +105,52 @@ func (q *LogQueue) add(line []byte) (turn uint64, err error) {
 	}
 	if err != nil {
 		q.dropped++
-		return 0, err
+		return nil, err
 	}
-	q.lines.Push(bytes.Clone(line))
+	l := queued{bytes.Clone(line), make(chan struct{})}
+	q.lines.Push(l)
 	q.bytes += len(line)
-	q.put++
-	q.wake.Set()
-	return q.put, nil
+	q.changed.Signal()
+	if q.stalled {
+		return nil, nil
+	}
+	return l.written, nil
 }
 
 // run writes lines until the queue is closed and empty.
 func (q *LogQueue) run() {
 	defer close(q.done)
-	for range q.wake {
-		for {
-			line, dropped, ended := q.next()
-			if ended {
-				return
-			}
-			if dropped > 0 && q.cfg.OnDropped != nil {
-				q.cfg.OnDropped(dropped)
-				continue
-			}
-			if line == nil {
-				break
-			}
-			_, err := q.w.Write(line)
-			q.wrote(len(line), err)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		switch untold := q.dropped - q.told; {
+		case q.lines.Len() > 0:
+			q.write(q.lines.Pop())
+		case q.closed:
+			return
+		case untold > 0 && q.cfg.OnDropped != nil:
+			q.told = q.dropped
+			q.mu.Unlock()
+			q.cfg.OnDropped(untold)
+			q.mu.Lock()
+		default:
+			q.changed.Wait()
 		}
 	}
 }
 
-// next returns the next line to be written, or where there is none, how many have been dropped.
-func (q *LogQueue) next() (line []byte, dropped uint64, ended bool) {
+// write writes a line, for a holder of mu, who lets go of it meanwhile.
+func (q *LogQueue) write(l queued) {
+	q.mu.Unlock()
+	_, err := q.w.Write(l.text)
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.lines.Len() > 0 {
-		return q.lines.Pop(), 0, false
-	}
-	if q.closed {
-		return nil, 0, true
-	}
-	dropped, q.told = q.dropped-q.told, q.dropped
-	return nil, dropped, false
-}
-
-func (q *LogQueue) wrote(bytes int, err error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.bytes -= bytes
-	q.out++
+	q.bytes -= len(l.text)
 	q.stalled = false
 	if err != nil {
 		q.dropped++
 		q.told++ // whoever is told would write another one that fails
 	}
-	close(q.written)
-	q.written = make(chan struct{})
+	close(l.written)
 }
 
 // Dropped returns how many lines have been dropped or could not be written.
@@ -170,7 +164,7 @@ func (q *LogQueue) Dropped() uint64 {
 func (q *LogQueue) Close(ctx context.Context) error {
 	q.mu.Lock()
 	q.closed = true
-	q.wake.Set()
+	q.changed.Signal()
 	q.mu.Unlock()
 	select {
 	case <-q.done:

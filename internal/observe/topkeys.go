@@ -2,6 +2,7 @@ package observe
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -24,12 +25,8 @@ const (
 // counters is the size of each sketch: a key is found that has 0.7 % of a generation's decisions (or refusals).
 const counters = 512
 
-// Of maxStates keys it is known how full they are. When there are more, those stay that are fullest, and some that are busiest.
-const (
-	maxStates   = 1024
-	keepFullest = 384
-	keepBusiest = 256
-)
+// Of maxStates keys it is known how full they are. When there are more, keepFullest stay. A busy key is back with its next decision.
+const maxStates, keepFullest = 1024, 640
 
 // fullness is how full a key is: 0 to 1, and more where a limit was lowered.
 func fullness(used, limit int64) float64 {
@@ -48,8 +45,7 @@ type state struct {
 	algorithm   algo.Algorithm
 	window      time.Duration
 	limit, used int64
-	turn        int   // when it was seen
-	decisions   int64 // since it is kept, older ones at half their weight
+	turn        int // when it was seen
 }
 
 // TopKeys records decisions. It is safe for concurrent use.
@@ -68,8 +64,9 @@ type TopKeys struct {
 	refused *heavyhitters.Window[id]
 	states  map[id]*state
 	started bool
-	began   [generations]int64 // of each generation, Mono; [0] is the present one
-	turns   int                // how many there have been
+	first   int64 // when the first generation began, Mono
+	began   int64 // when the present one did
+	turns   int   // how many there have been
 }
 
 var _ limiter.Recorder = (*TopKeys)(nil)
@@ -105,7 +102,6 @@ func (r *TopKeys) Record(s *limiter.Sample) {
 		st = new(state)
 		r.states[k.clone()] = st
 	}
-	st.decisions += s.Weight
 	st.turn = r.turns
 	if s.Limit > 0 {
 		st.algorithm, st.window, st.limit, st.used = s.Algorithm, s.Window, s.Limit, s.Limit-s.Remaining
@@ -114,23 +110,10 @@ func (r *TopKeys) Record(s *limiter.Sample) {
 
 // dropStates makes room for others.
 func (r *TopKeys) dropStates() {
-	type ranked struct {
-		id
-		utilization float64
-		decisions   int64
-	}
-	list := make([]ranked, 0, len(r.states))
-	for k, st := range r.states {
-		list = append(list, ranked{k, fullness(st.used, st.limit), st.decisions})
-	}
-	busier := func(a, b ranked) int { return cmp.Compare(b.decisions, a.decisions) }
-	slices.SortFunc(list, func(a, b ranked) int { // the fullest first, and of those the busiest
-		return cmp.Or(cmp.Compare(b.utilization, a.utilization), busier(a, b))
-	})
-	list = list[keepFullest:]
-	slices.SortFunc(list, busier)
-	for _, k := range list[keepBusiest:] {
-		delete(r.states, k.id)
+	full := func(k id) float64 { return fullness(r.states[k].used, r.states[k].limit) }
+	all := slices.SortedFunc(maps.Keys(r.states), func(a, b id) int { return cmp.Compare(full(b), full(a)) })
+	for _, k := range all[keepFullest:] {
+		delete(r.states, k)
 	}
 }
 
@@ -139,53 +122,62 @@ func (r *TopKeys) Tick(mono int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.started {
-		r.started, r.began[0] = true, mono
-		return
+		r.started, r.first, r.began = true, mono, mono
 	}
-	for mono-r.began[0] >= int64(generation) {
-		if mono-r.began[0] >= int64(2*TopWindow) {
-			r.began[0] = mono - int64(TopWindow) // the clock has stood still for us: what was before is forgotten in a few turns
-		}
-		copy(r.began[1:], r.began[:])
-		r.began[0] += int64(generation)
+	if mono-r.began >= int64(2*TopWindow) {
+		r.began = mono - int64(TopWindow) // the clock has stood still for us: what was before is forgotten in a few turns
+	}
+	for ; mono-r.began >= int64(generation); r.began += int64(generation) {
 		r.turns++
 		r.all.Turn()
 		r.refused.Turn()
-		for k, st := range r.states {
-			if st.decisions /= 2; r.turns-st.turn >= generations {
-				delete(r.states, k)
-			}
-		}
+		maps.DeleteFunc(r.states, func(_ id, st *state) bool { return r.turns-st.turn >= generations })
 	}
 }
 
-// Top returns the n first keys by an order, of those whose scope is wanted (nil: all), and for how long their decisions have been
-// counted. now is the time as Tick is told it.
-func (r *TopKeys) Top(now int64, by weirv1.KeyOrder, n int, wanted func(scope string) bool) (rows []*peerv1.KeyActivity, since time.Duration) {
+// Top returns the n first keys by each of the orders, in no order and each key once, of those whose scope is wanted (nil: all), and for how
+// long their decisions have been counted. now is the time as Tick is told it.
+func (r *TopKeys) Top(now int64, n int, wanted func(scope string) bool, orders ...weirv1.KeyOrder) (rows []*peerv1.KeyActivity, since time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	seen := make(map[id]bool)
+	for _, by := range orders {
+		list := r.rows(by, wanted)
+		SortRows(list, by)
+		for _, row := range list[:min(max(n, 0), len(list))] {
+			if k := (id{row.Scope, row.Key}); !seen[k] {
+				seen[k], rows = true, append(rows, row)
+			}
+		}
+	}
 	if r.started {
-		since = time.Duration(now - r.began[min(r.turns, generations-1)])
+		since = time.Duration(now - max(r.first, r.began-int64(TopWindow-generation)))
 	}
-	from := r.all
-	if by == weirv1.KeyOrder_KEY_ORDER_REFUSED {
-		from = r.refused
+	return rows, since
+}
+
+// rows are what is known of the keys that are kept for an order.
+func (r *TopKeys) rows(by weirv1.KeyOrder, wanted func(scope string) bool) (rows []*peerv1.KeyActivity) {
+	add := func(k id) {
+		if wanted == nil || wanted(k.scope) {
+			rows = append(rows, r.row(k))
+		}
 	}
-	if by == weirv1.KeyOrder_KEY_ORDER_FULLEST {
+	switch by {
+	case weirv1.KeyOrder_KEY_ORDER_FULLEST:
 		for k := range r.states {
-			if wanted == nil || wanted(k.scope) {
-				rows = append(rows, r.row(k))
-			}
+			add(k)
 		}
-	} else {
-		for _, c := range from.Top() {
-			if wanted == nil || wanted(c.Item.scope) {
-				rows = append(rows, r.row(c.Item))
-			}
+	case weirv1.KeyOrder_KEY_ORDER_REFUSED:
+		for _, c := range r.refused.Top() {
+			add(c.Item)
+		}
+	default:
+		for _, c := range r.all.Top() {
+			add(c.Item)
 		}
 	}
-	SortRows(rows, by)
-	return rows[:min(max(n, 0), len(rows))], since
+	return rows
 }
 
 // row is what is known of a key. Its counts are estimates of the numbers since the window's beginning; the true ones are at most the error
@@ -223,21 +215,6 @@ func SortRows(rows []*peerv1.KeyActivity, by weirv1.KeyOrder) {
 		}
 		return cmp.Or(busier, refused, fuller, named)
 	})
-}
-
-// UnionRows returns the rows of lists of one TopKeys, each key once.
-func UnionRows(lists ...[]*peerv1.KeyActivity) (out []*peerv1.KeyActivity) {
-	seen := make(map[id]struct{})
-	for _, list := range lists {
-		for _, row := range list {
-			k := id{row.Scope, row.Key}
-			if _, ok := seen[k]; !ok {
-				seen[k] = struct{}{}
-				out = append(out, row)
-			}
-		}
-	}
-	return out
 }
 
 // MergeRows adds up what several nodes know of their keys. Of a key that several have seen, the limit is of the one that has counted

@@ -61,11 +61,13 @@ func TestOrders(t *testing.T) {
 		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, 0, nil, ""},
 		{weirv1.KeyOrder_KEY_ORDER_BUSIEST, -1, nil, ""},
 	} {
-		rows, since := r.Top(int64(4*time.Second), tt.by, tt.n, tt.wanted)
+		rows, since := r.Top(int64(4*time.Second), tt.n, tt.wanted, tt.by)
 		expect.True(t, names(rows) == tt.want && since == 4*time.Second,
 			"%s, %d: %s since %v, want %s", tt.by, tt.n, names(rows), since, tt.want)
 	}
-	row, _ := r.Top(0, weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil)
+	row, _ := r.Top(0, 1, nil, weirv1.KeyOrder_KEY_ORDER_BUSIEST)
+	several, _ := r.Top(0, 2, nil, weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_FULLEST)
+	expect.Equal(t, names(several), "p/busy 10 0 0.40;p/refused 4 3 1.00;q/full 1 0 0.90;", "by two orders, each key once")
 	want := &peerv1.KeyActivity{Scope: "p", Key: "busy", Decisions: 10, Algorithm: weirv1.Algorithm(algo.SlidingLog), WindowNs: int64(time.Minute), Limit: 100, Used: 40}
 	expect.NoDiff(t, cmp.Diff(want, row[0], protocmp.Transform()))
 }
@@ -78,8 +80,8 @@ func TestForgets(t *testing.T) {
 		seen := 0
 		for now := step; now <= 2*TopWindow+time.Hour; now += step {
 			r.Tick(int64(now))
-			rows, since := r.Top(int64(now), weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil)
-			full, _ := r.Top(int64(now), weirv1.KeyOrder_KEY_ORDER_FULLEST, 1, nil)
+			rows, since := r.Top(int64(now), 1, nil, weirv1.KeyOrder_KEY_ORDER_BUSIEST)
+			full, _ := r.Top(int64(now), 1, nil, weirv1.KeyOrder_KEY_ORDER_FULLEST)
 			must.Equal(t, len(rows) > 0, (len(full) > 0), "after %v: %d busiest, %d fullest", now, len(rows), len(full))
 			if len(rows) > 0 {
 				seen++
@@ -108,17 +110,17 @@ func TestManyKeys(t *testing.T) {
 			r.Record(sample("p", "busy", 1, i%100 == 0, 100, 50))
 		}
 	}
-	rows, _ := r.Top(0, weirv1.KeyOrder_KEY_ORDER_BUSIEST, 1, nil)
+	rows, _ := r.Top(0, 1, nil, weirv1.KeyOrder_KEY_ORDER_BUSIEST)
 	b := rows[0]
 	expect.True(t, b.Key == "busy" && b.Decisions >= others/50 && b.Decisions-b.DecisionsError <= others/50 &&
 		b.Limit == 100, "busiest: %+v", b)
-	rows, _ = r.Top(0, weirv1.KeyOrder_KEY_ORDER_REFUSED, 1, nil)
+	rows, _ = r.Top(0, 1, nil, weirv1.KeyOrder_KEY_ORDER_REFUSED)
 	b = rows[0]
 	expect.True(t, b.Key == "busy" && b.Refused == others/100 && b.RefusedError == 0, "refused: %+v", b)
-	rows, _ = r.Top(0, weirv1.KeyOrder_KEY_ORDER_FULLEST, 1, nil)
+	rows, _ = r.Top(0, 1, nil, weirv1.KeyOrder_KEY_ORDER_FULLEST)
 	expect.True(t, rows[0].Key == "full" && rows[0].Used == 99, "fullest: %+v", rows[0])
 	expect.True(t, len(r.states) <= maxStates, "%d states", len(r.states))
-	rows, _ = r.Top(0, weirv1.KeyOrder_KEY_ORDER_BUSIEST, others, nil)
+	rows, _ = r.Top(0, others, nil, weirv1.KeyOrder_KEY_ORDER_BUSIEST)
 	expect.True(t, len(rows) <= counters, "%d rows", len(rows))
 }
 
@@ -147,7 +149,7 @@ func TestKeepsCopies(t *testing.T) {
 	r.Record(s)
 	copy(text, "xxxxx")
 	for _, by := range []weirv1.KeyOrder{weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_REFUSED, weirv1.KeyOrder_KEY_ORDER_FULLEST} {
-		rows, _ := r.Top(0, by, 1, nil)
+		rows, _ := r.Top(0, 1, nil, by)
 		expect.True(t, len(rows) == 1 && rows[0].Key == "alice" && rows[0].Decisions == 1, "%s: %+v", by, rows)
 	}
 }
