@@ -13,7 +13,6 @@ package control
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
@@ -86,16 +85,10 @@ func (e *Entry) Override() policy.Override {
 }
 
 // newer orders entries of one ID. A member that has lost its file may use a counter twice: then the rest of the entry decides, the same
-// on all members, a deletion before everything else.
+// on all members, a deletion, which has no settings, before everything else.
 func (e *Entry) newer(other *Entry) bool {
-	deleted := func(e *Entry) int {
-		if e.Deleted() {
-			return 1
-		}
-		return 0
-	}
-	return cmp.Or(cmp.Compare(e.Counter, other.Counter), strings.Compare(e.Node, other.Node), cmp.Compare(deleted(e), deleted(other)),
-		strings.Compare(e.Settings, other.Settings), strings.Compare(e.By, other.By), e.At.Compare(other.At)) > 0
+	return cmp.Or(cmp.Compare(e.Counter, other.Counter), strings.Compare(e.Node, other.Node), strings.Compare(other.Settings, e.Settings),
+		strings.Compare(e.By, other.By), e.At.Compare(other.At)) > 0
 }
 
 // bytes is what an entry counts for: as much as it can take of a file.
@@ -110,17 +103,6 @@ func (e *Entry) bytes() int {
 		}
 	}
 	return n
-}
-
-// sum is a hash of all that an entry says.
-func (e *Entry) sum() [sha256.Size]byte {
-	var b []byte
-	for _, text := range []string{e.Policy, e.Key, e.Prefix, e.Node, e.Settings, e.By} {
-		b = binary.AppendUvarint(b, uint64(len(text)))
-		b = append(b, text...)
-	}
-	b = binary.AppendUvarint(b, e.Counter)
-	return sha256.Sum256(binary.AppendVarint(b, e.At.UnixMilli()))
 }
 
 // valid says what is wrong with an entry of a file or of another member. The error names the field. Settings are not read: another
@@ -154,7 +136,7 @@ func inMillis(t time.Time) time.Time { return time.UnixMilli(t.UnixMilli()).UTC(
 // maxMillis is the end of the year 9999 in milliseconds since 1970, beyond which RFC 3339 has no time.
 const maxMillis = 253402300799999
 
-// Digest stands for the content of a Book: members whose digests are equal have the same entries.
+// Digest stands for the content of a Book, of whose file it is the SHA-256: members whose digests are equal have the same entries.
 type Digest [sha256.Size]byte
 
 // Book is one member's overrides. Its methods are safe for concurrent use.
@@ -163,20 +145,20 @@ type Book struct {
 
 	change sync.Mutex // held while a change is written: one at a time
 	now    atomic.Pointer[contents]
+
+	writes, writesFailed atomic.Uint64
 }
 
-// contents are a book's entries, and how it stands with its file. Those of a Book are not changed, but replaced by a changed clone.
+// contents are a book's entries, and how it stands with its file. Those of a Book are sealed, and not changed, but replaced by a changed clone.
 type contents struct {
 	entries       map[ID]*Entry
-	sorted        []*Entry // nil: not worked out
-	text          []byte   // the file that they make
 	live, deleted sums
 	counter       uint64 // the highest
-	digest        Digest
 
-	dirty  bool // the file lacks entries of other members that are in force
-	failed error
-	writes struct{ done, failed uint64 }
+	sorted []*Entry
+	text   []byte // the file that they make
+	digest Digest
+	failed error // why the file lacks entries of other members that are in force; nil: it does not
 }
 
 // OpenBook returns the book in the file, which is made at the first change. An empty name is a book without one. A file that is not a
@@ -184,7 +166,7 @@ type contents struct {
 func OpenBook(name string) (*Book, error) {
 	b, all := new(Book), &contents{entries: make(map[ID]*Entry)}
 	if name != "" {
-		b.file = &reload.Replacer{Name: name, Perm: 0o600, Timeout: reload.Timeout}
+		b.file = &reload.Replacer{Name: name, Perm: 0o600}
 		entries, err := load(name)
 		if err != nil {
 			return nil, err
@@ -193,10 +175,8 @@ func OpenBook(name string) (*Book, error) {
 			all.put(&entries[i])
 		}
 	}
-	text, err := encode(all.sort())
-	all.text = text
 	b.now.Store(all)
-	return b, err
+	return b, all.seal()
 }
 
 // sums are of the overrides there are, or of the deletions.
@@ -219,16 +199,12 @@ func (c *contents) remove(id ID) {
 
 // count adds or takes away what an entry is in the sums.
 func (c *contents) count(e *Entry, sign int) {
-	c.sorted = nil
 	of := &c.live
 	if e.Deleted() {
 		of = &c.deleted
 	}
 	of.entries += sign
 	of.bytes += sign * e.bytes()
-	for i, x := range e.sum() {
-		c.digest[i] ^= x
-	}
 }
 
 // clone returns a copy to make a change in.
@@ -261,11 +237,13 @@ func (c *contents) forget() {
 	}
 }
 
-func (c *contents) sort() []*Entry {
-	if c.sorted == nil {
-		c.sorted = slices.SortedFunc(maps.Values(c.entries), func(a, b *Entry) int { return a.Compare(b.ID) })
-	}
-	return c.sorted
+// seal forgets what there is too much of, and works out what the entries make.
+func (c *contents) seal() (err error) {
+	c.forget()
+	c.sorted = slices.SortedFunc(maps.Values(c.entries), func(a, b *Entry) int { return a.Compare(b.ID) })
+	c.text, err = encode(c.sorted)
+	c.digest = sha256.Sum256(c.text)
+	return err
 }
 
 // ErrFull is wrapped by the error for more overrides than a Book takes.
@@ -293,29 +271,29 @@ func (b *Book) Commit(node string, steps ...*Step) (changed bool) {
 	for _, s := range steps {
 		next.merge(s, was.counter)
 	}
-	next.forget()
 	merged := next.clone()
 	for _, s := range steps {
 		if s.Change != nil {
 			s.Err = next.change(s, node)
 		}
 	}
-	next.forget()
-	if next.digest == was.digest {
+	err := next.seal()
+	if err == nil && next.digest == was.digest {
 		return false
 	}
-	err := b.write(next)
-	if err != nil && next.digest != merged.digest {
+	if err == nil {
+		err = b.write(next.text)
+	}
+	if err != nil {
 		for _, s := range steps {
-			if s.Change != nil && s.Err == nil {
-				s.Err = err
+			if s.Change != nil {
+				s.Err = cmp.Or(s.Err, err)
 			}
 		}
-		merged.writes = next.writes
-		next = merged // to be written again: the file may have the changes
-		next.text, _ = encode(next.sort())
+		next = merged   // to be written again: the file may have the changes
+		_ = next.seal() // all of it was encoded before, by this member or another
 	}
-	next.dirty, next.failed = err != nil, err
+	next.failed = err
 	b.now.Store(next)
 	return next.digest != was.digest
 }
@@ -345,8 +323,7 @@ func (c *contents) change(s *Step, node string) error {
 		if had != nil {
 			c.put(had)
 		}
-		return fmt.Errorf("%w: there may be %d, with %d bytes, and one policy may not have more than are free: delete some, or put them into the policy file",
-			ErrFull, MaxOverrides, MaxBytes)
+		return fmt.Errorf("%w: there may be %d, with %d bytes, and a policy may have no more than are free", ErrFull, MaxOverrides, MaxBytes)
 	}
 	s.Change, s.Before = &e, before
 	return nil
@@ -362,14 +339,13 @@ func (c *contents) of(policy string) (n sums) {
 	return n
 }
 
-// merge takes in the entries of another member that are newer than those there are. known is the highest counter of the book. Those that
-// are invalid, and those that there is no room for, are left out.
+// merge takes in the entries of another member, which are valid, that are newer than those there are. known is the highest counter of the
+// book. Those of versions that are too high, and those that there is no room for, are left out.
 func (c *contents) merge(s *Step, known uint64) {
 	for _, one := range s.Merge {
 		e := &one
-		wrong := e.valid()
+		var wrong error
 		switch has := c.entries[e.ID]; {
-		case wrong != nil:
 		case has != nil && !e.newer(has):
 			continue
 		case e.Counter > known+maxStep:
@@ -387,14 +363,15 @@ func (c *contents) merge(s *Step, known uint64) {
 	}
 }
 
-// write makes the text of contents, and writes it to the file if there is one.
-func (b *Book) write(c *contents) (err error) {
-	if c.text, err = encode(c.sort()); err != nil || b.file == nil {
-		return err
+// write writes the file, if there is one.
+func (b *Book) write(text []byte) error {
+	if b.file == nil {
+		return nil
 	}
-	c.writes.done++
-	if err = b.file.Replace(c.text); err != nil {
-		c.writes.failed++
+	b.writes.Add(1)
+	err := b.file.Replace(text)
+	if err != nil {
+		b.writesFailed.Add(1)
 	}
 	return err
 }
@@ -403,18 +380,17 @@ func (b *Book) write(c *contents) (err error) {
 func (b *Book) Retry() error {
 	b.change.Lock()
 	defer b.change.Unlock()
-	if !b.now.Load().dirty {
+	next := *b.now.Load()
+	if next.failed == nil {
 		return nil
 	}
-	next := b.now.Load().clone()
-	next.failed = b.write(next)
-	next.dirty = next.failed != nil
-	b.now.Store(next)
+	next.failed = b.write(next.text)
+	b.now.Store(&next)
 	return next.failed
 }
 
 // Durable reports whether all entries are in the book's file. A book without a file never is.
-func (b *Book) Durable() bool { return b.file != nil && !b.now.Load().dirty }
+func (b *Book) Durable() bool { return b.file != nil && b.now.Load().failed == nil }
 
 // Digest returns what stands for the content.
 func (b *Book) Digest() Digest { return b.now.Load().digest }
@@ -431,8 +407,8 @@ type BookStats struct {
 func (b *Book) Stats() BookStats {
 	c := b.now.Load()
 	return BookStats{
-		Overrides: c.live.entries, Deleted: c.deleted.entries, Bytes: c.live.bytes, Durable: b.file != nil && !c.dirty,
-		WriteError: c.failed, Writes: c.writes.done, WritesFailed: c.writes.failed,
+		Overrides: c.live.entries, Deleted: c.deleted.entries, Bytes: c.live.bytes, Durable: b.file != nil && c.failed == nil,
+		WriteError: c.failed, Writes: b.writes.Load(), WritesFailed: b.writesFailed.Load(),
 	}
 }
 

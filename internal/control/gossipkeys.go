@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -220,31 +221,27 @@ func (k *GossipKeys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysReque
 	refuse := func(format string, args ...any) (*weirv1.GossipKeysResponse, error) {
 		return nil, status.Errorf(codes.FailedPrecondition, format, args...)
 	}
-	if changes := req.Action == weirv1.KeyAction_KEY_ACTION_USE || req.Action == weirv1.KeyAction_KEY_ACTION_REMOVE; changes && req.Id == "" {
-		return nil, status.Error(codes.InvalidArgument, "id: is missing: a list of the keys shows it")
-	}
 	switch req.Action {
 	case weirv1.KeyAction_KEY_ACTION_LIST:
 		req = list
 	case weirv1.KeyAction_KEY_ACTION_ADD:
 		switch {
 		case len(req.Key) != 16 && len(req.Key) != 24 && len(req.Key) != 32:
-			return nil, status.Errorf(codes.InvalidArgument, "key: has %d bytes; it must have 16, 24 or 32", len(req.Key))
+			return nil, status.Errorf(codes.InvalidArgument, "key: it must have 16, 24 or 32 bytes, not %d", len(req.Key))
 		case !isPrivate(ctx):
-			return refuse("key: came in plain text from another host, and may be known by now: take another one, and use TLS")
+			return refuse("key: came in plain text from another host: take another one, and use TLS")
 		case !k.cfg.Private():
-			return refuse("nodes talk to each other in plain text, where the key could be read: start them with peer-tls-cert-file, or put the key into their gossip-key-file")
+			return refuse("nodes talk in plain text: give them peer-tls-cert-file, or the key in their gossip-key-file")
 		}
 		if who := objection(k.all(ctx, list), req.Action, ""); who != "" {
 			return refuse("%s", who)
 		}
-	case weirv1.KeyAction_KEY_ACTION_USE:
-		if who := objection(k.all(ctx, list), req.Action, req.Id); who != "" {
-			return refuse("id: key %.40q is not used, %s: it would be cut off", req.Id, who)
+	case weirv1.KeyAction_KEY_ACTION_USE, weirv1.KeyAction_KEY_ACTION_REMOVE:
+		if req.Id == "" {
+			return nil, status.Error(codes.InvalidArgument, "id: is missing: a list of the keys shows it")
 		}
-	case weirv1.KeyAction_KEY_ACTION_REMOVE:
 		if who := objection(k.all(ctx, list), req.Action, req.Id); who != "" {
-			return refuse("id: key %.40q is not removed, %s: it would be cut off", req.Id, who)
+			return refuse("id: key %.40q: no %s while %s: it would be cut off", req.Id, actionOf(req), who)
 		}
 	default:
 		return nil, status.Error(codes.InvalidArgument, "action: is missing or unknown")
@@ -365,31 +362,31 @@ func (k *GossipKeys) step(ctx context.Context, file [][]byte, ours map[string]bo
 	}
 	first := cluster.KeyID(file[0])
 	all := k.all(ctx, &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
+	take := func(action weirv1.KeyAction, id string) (waits string) {
+		req := &weirv1.GossipKeysRequest{Action: action, Id: id}
+		what := actionOf(req) + " " + id
+		if who := objection(all, action, id); who != "" {
+			return what + ": " + who
+		}
+		if wrong := k.changeOwn(req).Error; wrong != "" {
+			return wrong
+		}
+		record(what)
+		return ""
+	}
 	for _, key := range k.cfg.Ring.Keys() {
 		if key.ID == first && !key.Used {
-			if who := objection(all, weirv1.KeyAction_KEY_ACTION_USE, first); who != "" {
-				return "using key " + first + ": " + who
-			}
-			if err := k.cfg.Ring.UseKey(first); err != nil {
-				return err.Error()
-			}
-			k.cfg.Logger.Info("gossip key changed", "step", "use", "key", first)
-			record("use " + first)
-			return "the others to use key " + first // which is looked at anew
+			// What the others use is looked at anew.
+			return cmp.Or(take(weirv1.KeyAction_KEY_ACTION_USE, first), "the others to use key "+first)
 		}
 	}
 	for _, key := range k.cfg.Ring.Keys() {
 		if inFile[key.ID] || !ours[key.ID] {
 			continue
 		}
-		if who := objection(all, weirv1.KeyAction_KEY_ACTION_REMOVE, key.ID); who != "" {
-			return "removing key " + key.ID + ": " + who
+		if waits := take(weirv1.KeyAction_KEY_ACTION_REMOVE, key.ID); waits != "" {
+			return waits
 		}
-		if err := k.cfg.Ring.RemoveKey(key.ID); err != nil {
-			return err.Error()
-		}
-		k.cfg.Logger.Info("gossip key changed", "step", "remove", "key", key.ID)
-		record("remove " + key.ID)
 	}
 	return ""
 }

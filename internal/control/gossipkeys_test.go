@@ -189,7 +189,7 @@ func TestSteps(t *testing.T) {
 		{"an unknown action", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: 9}, codes.InvalidArgument, "action: is missing or unknown", one + " | " + one},
 		{"used without an id", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: use}, codes.InvalidArgument, "id: is missing", one + " | " + one},
 		{"removed without an id", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: remove}, codes.InvalidArgument, "id: is missing", one + " | " + one},
-		{"a short key", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)[:15]}, codes.InvalidArgument, "15 bytes", one + " | " + one},
+		{"a short key", true, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)[:15]}, codes.InvalidArgument, "not 15", one + " | " + one},
 		{"in plain text", true, "192.0.2.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.FailedPrecondition, "plain text", one + " | " + one},
 		{"to others in plain text", false, "127.0.0.1", "", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.FailedPrecondition, "plain text", one + " | " + one},
 		{"with a member away", true, "127.0.0.1", "b", &weirv1.GossipKeysRequest{Action: add, Key: key(2)}, codes.FailedPrecondition, "b cannot be asked: no answer", one + " | " + one},

@@ -5,10 +5,9 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"slices"
-	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"google.golang.org/grpc"
 
@@ -52,7 +51,12 @@ func (s *Overrides) subject(ctx context.Context, id ID) error {
 	if err := o.Valid(); err != nil {
 		return err
 	}
-	if denied := s.cfg.Auth.Demand(ctx, auth.RoleOverrides, limit.Target{Policy: id.Policy}); denied != nil {
+	return s.demand(ctx, id.Policy)
+}
+
+// demand checks whether the caller may change overrides of a policy.
+func (s *Overrides) demand(ctx context.Context, policy string) error {
+	if denied := s.cfg.Auth.Demand(ctx, auth.RoleOverrides, limit.Target{Policy: policy}); denied != nil {
 		return denied
 	}
 	return nil
@@ -70,8 +74,8 @@ func (s *Overrides) List(ctx context.Context, req *weirv1.ListOverridesRequest) 
 		if !limit.ValidPolicyName(req.Policy) {
 			return nil, limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		}
-		if denied := s.cfg.Auth.Demand(ctx, auth.RoleOverrides, limit.Target{Policy: req.Policy}); denied != nil {
-			return nil, denied
+		if err := s.demand(ctx, req.Policy); err != nil {
+			return nil, err
 		}
 	}
 	if req.PageSize > maxPage {
@@ -116,13 +120,8 @@ func (s *Overrides) Set(ctx context.Context, req *weirv1.SetOverrideRequest) (*w
 	if err := s.subject(ctx, id); err != nil {
 		return nil, err
 	}
-	for _, answer := range []struct {
-		field string
-		given bool
-	}{{"version", in.Version != ""}, {"changed_by", in.ChangedBy != ""}, {"changed_at_unix_ms", in.ChangedAtUnixMs != 0}, {"inactive", in.Inactive != ""}} {
-		if answer.given {
-			return nil, limit.NewError(limit.Invalid, answer.field, "is part of answers: leave it out")
-		}
+	if in.Version != "" || in.ChangedBy != "" || in.ChangedAtUnixMs != 0 || in.Inactive != "" {
+		return nil, limit.NewError(limit.Invalid, "version", "is of answers, like changed_by, changed_at_unix_ms and inactive")
 	}
 	settings, err := compact(in.Settings)
 	if err != nil {
@@ -140,22 +139,16 @@ func compact(settings string) (string, *limit.Error) {
 	if len(settings) > policy.MaxOverrideSettings {
 		return "", limit.NewError(limit.TooLarge, "settings", "have more than the 4096 bytes that are allowed")
 	}
-	if strings.TrimSpace(settings) == "" {
-		return "", limit.NewError(limit.Invalid, "settings", `are missing: give them as a JSON object, such as {"limit":500}`)
-	}
 	value := jsontext.Value(settings)
-	if err := value.Format(jsontext.AllowDuplicateNames(false), jsontext.AllowInvalidUTF8(false)); err != nil {
-		var syntactic *jsontext.SyntacticError
-		switch {
-		case errors.Is(err, jsontext.ErrDuplicateName) && errors.As(err, &syntactic):
-			return "", limit.NewError(limit.Invalid, "settings."+syntactic.JSONPointer.LastToken(), "is given twice")
-		case errors.As(err, &syntactic) && syntactic.Err != nil:
-			return "", limit.NewError(limit.Invalid, "settings", "are not valid JSON: "+syntactic.Err.Error())
-		}
-		return "", limit.NewError(limit.Invalid, "settings", "are not valid JSON: "+err.Error())
-	}
 	if value.Kind() != '{' {
 		return "", limit.NewError(limit.Invalid, "settings", `are not a JSON object, such as {"limit":500}`)
+	}
+	if err := value.Format(jsontext.AllowDuplicateNames(false), jsontext.AllowInvalidUTF8(false)); err != nil {
+		field, message := "settings", "are not valid JSON: "+err.Error()
+		if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok && errors.Is(err, jsontext.ErrDuplicateName) {
+			field, message = "settings."+syntactic.JSONPointer.LastToken(), "is given twice"
+		}
+		return "", limit.NewError(limit.Invalid, field, message)
 	}
 	return string(value), nil
 }
@@ -194,18 +187,21 @@ func (s *Overrides) change(ctx context.Context, e Entry) (*weirv1.OverrideChange
 // made makes a change once this member's book has been compared with those of all others: before that it might be older than what they have,
 // and be lost.
 func (s *Overrides) made(ctx context.Context, e Entry) (Step, error) {
+	unavailable := func(why string) error {
+		return limit.NewError(limit.Unavailable, "", "the override was not changed, because this node "+why)
+	}
 	if ok, why := s.cfg.Ready(); !ok {
-		return Step{}, limit.NewError(limit.Unavailable, "", "the override was not changed, because this node is not ready: "+why)
+		return Step{}, unavailable("is not ready: " + why)
 	}
 	if !s.cfg.Replicator.awaitMet(ctx) {
-		return Step{}, limit.NewError(limit.Unavailable, "", "the override was not changed, because this node has not compared its overrides with all members yet: ask another node, or again")
+		return Step{}, unavailable("has not compared its overrides with all members yet: ask another node, or again")
 	}
 	step := s.cfg.Replicator.commit(Step{Change: &e}).Step
 	switch {
 	case errors.Is(step.Err, ErrFull):
 		return step, limit.NewError(limit.TooLarge, "", step.Err.Error())
 	case step.Err != nil:
-		return step, limit.NewError(limit.Unavailable, "", "the override was not changed, because this node could not write it: "+step.Err.Error())
+		return step, unavailable("could not write it: " + step.Err.Error())
 	case step.Change.Version == (Version{}):
 		return step, limit.NewError(limit.NotFound, field(e.ID), "there is no override for it")
 	}
@@ -250,7 +246,8 @@ func protoOverride(e *Entry, policies *policy.Set) *weirv1.Override {
 
 // token is a page's, with the last ID before the next one.
 func token(id ID) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(id.Policy + "\x00" + field(id) + "\x00" + id.Key + id.Prefix))
+	text, _ := json.Marshal(id) // of valid UTF-8
+	return base64.RawURLEncoding.EncodeToString(text)
 }
 
 func parseToken(text string) (id ID, _ *limit.Error) {
@@ -258,14 +255,8 @@ func parseToken(text string) (id ID, _ *limit.Error) {
 		return id, nil
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(text)
-	parts := strings.SplitN(string(raw), "\x00", 3)
-	if err != nil || len(parts) != 3 || !slices.Contains([]string{"key", "prefix"}, parts[1]) {
+	if err != nil || json.Unmarshal(raw, &id) != nil {
 		return id, limit.NewError(limit.Invalid, "page_token", "is not one that a list has returned")
-	}
-	if id.Policy = parts[0]; parts[1] == "key" {
-		id.Key = parts[2]
-	} else {
-		id.Prefix = parts[2]
 	}
 	return id, nil
 }

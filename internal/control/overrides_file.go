@@ -3,6 +3,7 @@ package control
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,12 +44,9 @@ type fileEntry struct {
 	At       time.Time      `json:"at"`
 }
 
-// Directory is a data directory that is this node's as long as it is open.
-type Directory struct{ lock *os.File }
-
-// OpenDirectory makes a directory if need be. It is an error if no files can be written there, or if another node has it open. What an
-// earlier process has left behind of a file that it was writing is removed.
-func OpenDirectory(name string) (_ *Directory, err error) {
+// OpenDirectory makes a data directory if need be. It is this node's until what is returned is closed. It is an error if no files can be
+// written there, or if another node has it open. What an earlier process has left behind of a file that it was writing is removed.
+func OpenDirectory(name string) (_ io.Closer, err error) {
 	if err := os.MkdirAll(name, 0o700); err != nil {
 		return nil, err
 	}
@@ -56,10 +54,9 @@ func OpenDirectory(name string) (_ *Directory, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Directory{lock: lock}
 	defer func() {
 		if err != nil {
-			_ = d.Close() // the error is about what went wrong before
+			_ = lock.Close() // the error is about what went wrong before
 		}
 	}()
 	// The kernel takes it away from a process that ends, however that ends.
@@ -80,11 +77,8 @@ func OpenDirectory(name string) (_ *Directory, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return d, errors.Join(probe.Close(), os.Remove(probe.Name()))
+	return lock, errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
-
-// Close gives the directory to others.
-func (d *Directory) Close() error { return d.lock.Close() }
 
 // load reads a file; one that is not there has no entries.
 func load(name string) ([]Entry, error) {
@@ -107,12 +101,10 @@ func load(name string) ([]Entry, error) {
 func parse(name string, data []byte) ([]Entry, error) {
 	var body fileBody
 	if err := json.Unmarshal(data, &body, json.RejectUnknownMembers(true)); err != nil {
-		var syntactic *jsontext.SyntacticError
-		var semantic *json.SemanticError
 		offset := int64(0)
-		if errors.As(err, &syntactic) {
+		if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 			offset = syntactic.ByteOffset
-		} else if errors.As(err, &semantic) {
+		} else if semantic, ok := errors.AsType[*json.SemanticError](err); ok {
 			offset = semantic.ByteOffset
 		}
 		line, column := strictyaml.Position(data, int(offset))

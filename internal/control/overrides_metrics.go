@@ -6,11 +6,11 @@ import "github.com/weirlimit/weir/internal/observe"
 func OverrideMetrics(book *Book, inactive func() int, replicator *Replicator) observe.Reading {
 	return func(to observe.Lines) {
 		st, off := book.Stats(), inactive()
-		states := to.Gauges("weir_overrides", "Overrides set while nodes run, by state on this node (active, inactive).", "state")
+		states := to.Gauges("weir_overrides", "Overrides set while nodes run, by state (active, inactive).", "state")
 		states(float64(max(st.Overrides-off, 0)), "active")
 		states(float64(off), "inactive")
-		to.Gauge("weir_overrides_durable", "1 while the data directory has all overrides in force.", observe.Truth(st.Durable))
-		to.Gauge("weir_overrides_members_unequal", "Members not known to have equal overrides.", float64(replicator.Unequal(false)))
+		to.Gauge("weir_overrides_durable", "1 while the data directory has all overrides.", observe.Truth(st.Durable))
+		to.Gauge("weir_overrides_members_unequal", "Members with other overrides.", float64(replicator.Unequal(false)))
 		writes := to.Counters("weir_overrides_writes_total", "Writes of the overrides to the data directory.", "result")
 		writes(st.Writes-st.WritesFailed, "done")
 		writes(st.WritesFailed, "failed")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/panics"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -23,11 +23,11 @@ import (
 const (
 	notifyTimeout  = time.Second            // how long who changes an override waits for the other members
 	compareTimeout = 10 * time.Second       // for the books of two members
-	pace           = 250 * time.Millisecond // from a change until books are compared: until then members have been notified, as a rule
+	pace           = 250 * time.Millisecond // between looks at what is to be compared
 	commitPace     = 100 * time.Millisecond // between commits at least, and restFactor times what the last one took
 	restFactor     = 4
 	again          = 30 * time.Second       // after which books that were equal are compared again
-	minDelay       = 500 * time.Millisecond // from a comparison that failed until the next one with this member, doubled each time
+	minDelay       = 500 * time.Millisecond // after a comparison that failed, doubled each time
 	maxDelay       = 15 * time.Second
 	atOnce         = 16 // members that are asked at a time
 )
@@ -42,8 +42,8 @@ type Peers interface {
 type ReplicatorConfig struct {
 	Self ownership.Node
 	Book *Book
-	// Members returns all members, this one included, in order of their names, and what is closed when that changes; nil: it never does.
-	Members func() ([]ownership.Node, <-chan struct{})
+	// Members returns all members, this one included, in order of their names.
+	Members func() []ownership.Node
 	Peers   Peers
 	// Apply puts the book into force. It is called after each change of it, and not twice at a time.
 	Apply  func()
@@ -54,8 +54,7 @@ type ReplicatorConfig struct {
 // Replicator keeps a member's book like those of the others. Its methods are safe for concurrent use.
 type Replicator struct {
 	peerv1.UnimplementedOverridesServer
-	cfg  ReplicatorConfig
-	kick fifo.Signal // set when the book has changed
+	cfg ReplicatorConfig
 
 	mu     sync.Mutex
 	others map[ownership.Node]*other
@@ -77,14 +76,13 @@ type other struct {
 	pull  chan struct{} // full while its book is taken in
 	met   bool          // books were compared at least once
 	equal Digest        // of both books, when they were last found equal
-	at    time.Time
 	delay time.Duration // after the last attempt, which failed; 0: it did not
-	due   time.Time     // of the next attempt then
+	due   time.Time     // of the next attempt, unless the book changes before
 }
 
 // NewReplicator returns the Replicator of a member that starts; Run is what it lives by.
 func NewReplicator(cfg ReplicatorConfig) *Replicator {
-	r := &Replicator{cfg: cfg, kick: fifo.NewSignal(), turn: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
+	r := &Replicator{cfg: cfg, turn: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
 	r.force.Store(cfg.Book.now.Load())
 	return r
 }
@@ -106,7 +104,7 @@ func (r *Replicator) found(m ownership.Node, theirs Digest, err error) {
 	defer r.mu.Unlock()
 	o, now := r.other(m), r.cfg.Now()
 	if err == nil && theirs == own {
-		o.met, o.equal, o.at, o.delay = true, own, now, 0
+		o.met, o.equal, o.delay, o.due = true, own, 0, now.Add(again)
 		return
 	}
 	o.met = o.met || err == nil
@@ -133,11 +131,10 @@ func (r *Replicator) awaitMet(ctx context.Context) (met bool) {
 
 // Unequal is the number of other members whose books are not known to equal this one; with never, of those with which none was compared.
 func (r *Replicator) Unequal(never bool) (n int) {
-	members, _ := r.cfg.Members()
 	own := r.cfg.Book.Digest()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, m := range members {
+	for _, m := range r.cfg.Members() {
 		if o := r.others[m]; m != r.cfg.Self && (o == nil || !o.met || !never && o.equal != own) {
 			n++
 		}
@@ -147,73 +144,39 @@ func (r *Replicator) Unequal(never bool) (n int) {
 
 // Run compares books with the other members until ctx ends: after changes, with members that come, and now and then.
 func (r *Replicator) Run(ctx context.Context) {
-	for {
-		members, replaced := r.cfg.Members()
-		r.retain(members)
+	var retry time.Time // of a write that failed
+	for ctx.Err() == nil {
 		var group panics.Group
 		group.SetLimit(atOnce)
-		due, next := r.due(members)
-		for _, m := range due {
+		for _, m := range r.due() {
 			group.Go(func() { r.compare(ctx, m) })
 		}
 		group.Wait()
-		if len(due) > 0 {
-			_, next = r.due(members)
-		}
-		if err := r.cfg.Book.Retry(); err != nil {
-			r.cfg.Logger.Error("overrides not written", "error", err)
-			next = min(next, maxDelay)
+		if now := r.cfg.Now(); now.After(retry) {
+			if err := r.cfg.Book.Retry(); err != nil {
+				r.cfg.Logger.Error("overrides not written", "error", err)
+				retry = now.Add(maxDelay)
+			}
 		}
 		select {
 		case <-ctx.Done():
-			return
-		case <-replaced:
-		case <-r.kick:
-			select {
-			case <-time.After(pace):
-			case <-ctx.Done():
-				return
-			}
-		case <-time.After(max(next, pace)):
+		case <-time.After(pace):
 		}
 	}
 }
 
-// retain forgets members that are gone.
-func (r *Replicator) retain(members []ownership.Node) {
+// due returns the members to compare books with now, and forgets those that are gone.
+func (r *Replicator) due() (list []ownership.Node) {
+	own, now, members := r.cfg.Book.Digest(), r.cfg.Now(), r.cfg.Members()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for m := range r.others {
-		if !slices.Contains(members, m) {
-			delete(r.others, m)
-		}
-	}
-}
-
-// due returns the members to compare books with, and how long from now the next one is due.
-func (r *Replicator) due(members []ownership.Node) (now []ownership.Node, next time.Duration) {
-	own, t := r.cfg.Book.Digest(), r.cfg.Now()
-	next = again
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	maps.DeleteFunc(r.others, func(m ownership.Node, _ *other) bool { return !slices.Contains(members, m) })
 	for _, m := range members {
-		if m == r.cfg.Self {
-			continue
+		if o := r.other(m); m != r.cfg.Self && (!now.Before(o.due) || o.delay == 0 && o.equal != own) {
+			list = append(list, m)
 		}
-		o := r.other(m)
-		var wait time.Duration
-		switch {
-		case o.delay > 0:
-			wait = o.due.Sub(t)
-		case o.met && o.equal == own:
-			wait = o.at.Add(again).Sub(t)
-		}
-		if wait <= 0 {
-			now = append(now, m)
-		}
-		next = min(next, max(wait, 0))
 	}
-	return now, next
+	return list
 }
 
 // commit has the book take a step, together with others that wait, and puts it into force. Commits are rare, however many changes there are:
@@ -242,7 +205,6 @@ func (r *Replicator) commit(step Step) *pending {
 	if r.cfg.Book.Commit(r.cfg.Self.Name, steps...) {
 		r.cfg.Apply()
 		r.force.Store(r.cfg.Book.now.Load())
-		r.kick.Set()
 		ended := r.cfg.Now()
 		r.resume = ended.Add(max(commitPace, restFactor*ended.Sub(began)))
 	}
@@ -323,7 +285,7 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 	// The change is made, whether or not the caller still waits.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), notifyTimeout)
 	defer cancel()
-	members, _ := r.cfg.Members()
+	members := r.cfg.Members()
 	all := make([]*weirv1.OverrideMember, len(members))
 	var group panics.Group
 	group.SetLimit(4 * atOnce)
@@ -355,10 +317,8 @@ func (r *Replicator) tell(ctx context.Context, m ownership.Node, e *Entry, out *
 		var theirs book
 		if theirs, err = r.pull(ctx, m); err == nil && theirs.entries != nil {
 			there = nil
-			for i := range theirs.entries {
-				if theirs.entries[i].ID == e.ID {
-					there = &theirs.entries[i]
-				}
+			if i := slices.IndexFunc(theirs.entries, func(t Entry) bool { return t.ID == e.ID }); i >= 0 {
+				there = &theirs.entries[i]
 			}
 		} else { // it is the same by now
 			there = r.force.Load().entries[e.ID]
@@ -384,7 +344,7 @@ func stand(out *weirv1.OverrideMember, e, there *Entry) {
 // Notify implements peerv1.OverridesServer. It believes nothing but that there may be something to pull from a member.
 func (r *Replicator) Notify(ctx context.Context, req *peerv1.NotifyOverridesRequest) (*peerv1.NotifyOverridesResponse, error) {
 	from := ownership.Node{Name: req.GetName(), Boot: req.GetBoot()}
-	if members, _ := r.cfg.Members(); from == r.cfg.Self || !slices.Contains(members, from) {
+	if from == r.cfg.Self || !slices.Contains(r.cfg.Members(), from) {
 		return nil, status.Error(codes.FailedPrecondition, "who notifies is no other member, as this node sees it")
 	}
 	ctx, cancel := context.WithTimeout(ctx, compareTimeout)

@@ -97,7 +97,7 @@ func newFakeCluster(t *testing.T, size int) *fakeCluster {
 func (c *fakeCluster) start(m ownership.Node, b *Book) {
 	c.all[m] = NewReplicator(ReplicatorConfig{
 		Self: m, Book: b, Peers: from{c, m}, Apply: func() { c.applied[m].Add(1) }, Now: time.Now, Logger: c.log.Logger(),
-		Members: func() ([]ownership.Node, <-chan struct{}) { return c.members, nil },
+		Members: func() []ownership.Node { return c.members },
 	})
 }
 

@@ -34,7 +34,7 @@ var (
 // SecretsConfig says what the secrets are for.
 type SecretsConfig struct {
 	Namespace string   // of the cluster in Kubernetes
-	Service   string   // of Kubernetes that callers use; the headless one is SERVICE-headless, and Secrets begin with it
+	Service   string   // of Kubernetes for callers; beside it is SERVICE-headless, and Secrets begin with it
 	Names     []string // more host names and addresses that callers reach nodes at
 	PeerName  string   // in every node's certificate
 	Days      int      // that certificates are good for, 1 to 3650; authorities are good for ten times as long
@@ -100,7 +100,7 @@ func WriteSecrets(directory string, c SecretsConfig, now time.Time, overwrite bo
 		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 			return nil, err
 		}
-		if err := (&reload.Replacer{Name: name, Perm: 0o600, Timeout: reload.Timeout}).Replace(one.content); err != nil {
+		if err := (&reload.Replacer{Name: name, Perm: 0o600}).Replace(one.content); err != nil {
 			return nil, err
 		}
 	}
@@ -120,15 +120,16 @@ func (c *SecretsConfig) make(now time.Time) ([]secretFile, error) {
 	caller, operator, prometheus := auth.NewToken(), auth.NewToken(), auth.NewToken()
 	access := fmt.Sprintf(accessTemplate, auth.Hash(caller), auth.Hash(prometheus), auth.Hash(operator))
 	secret := func(name string) string { return c.Service + "-" + name }
+	callersTLS, nodesTLS := secret("callers-tls"), secret("nodes-tls")
 	files := []secretFile{
 		{"authorities/callers.crt", callers.pem}, {"authorities/callers.key", callers.keyPEM},
 		{"authorities/nodes.crt", nodes.pem}, {"authorities/nodes.key", nodes.keyPEM},
 		{"tokens/caller", []byte(caller)}, {"tokens/operator", []byte(operator)},
 		{secret("access") + "/access.yaml", []byte(access)},
-		{secret("callers-tls") + "/ca.crt", callers.pem}, {secret("callers-tls") + "/tls.crt", callers.issued}, {secret("callers-tls") + "/tls.key", callers.issuedKey},
+		{callersTLS + "/ca.crt", callers.pem}, {callersTLS + "/tls.crt", callers.issued}, {callersTLS + "/tls.key", callers.issuedKey},
 		{secret("cluster") + "/gossip-keys", randomLine()}, {secret("cluster") + "/secret", randomLine()},
 		{secret("metrics") + "/token", []byte(prometheus)},
-		{secret("nodes-tls") + "/ca.crt", nodes.pem}, {secret("nodes-tls") + "/tls.crt", nodes.issued}, {secret("nodes-tls") + "/tls.key", nodes.issuedKey},
+		{nodesTLS + "/ca.crt", nodes.pem}, {nodesTLS + "/tls.crt", nodes.issued}, {nodesTLS + "/tls.key", nodes.issuedKey},
 	}
 	return append(files, secretFile{"kustomization.yaml", c.kustomization(files)},
 		secretFile{"namespace.yaml", fmt.Appendf(nil, "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n", c.Namespace)}), nil
@@ -199,7 +200,8 @@ func (a *authority) sign(template *x509.Certificate, now time.Time, days int) (c
 	if err != nil {
 		return nil, nil, err
 	}
-	template.NotBefore, template.NotAfter = now.Add(-5*time.Minute), now.AddDate(0, 0, days) // other hosts' clocks may be behind
+	// Other hosts' clocks may be behind.
+	template.NotBefore, template.NotAfter = now.Add(-5*time.Minute), now.AddDate(0, 0, days)
 	parent, signer := a.cert, a.key
 	if parent == nil {
 		parent, signer = template, k

@@ -5,7 +5,6 @@ import (
 	"net"
 
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/internal/netaddr"
 	"github.com/weirlimit/weir/internal/reload"
@@ -42,10 +41,7 @@ func (s *security) fileKeys() [][]byte {
 func (n *Node) openKeys() error {
 	cfg := control.GossipKeysConfig{
 		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.audit.Record, Logger: n.log,
-		Members: func() []ownership.Node {
-			all, _ := n.memberNodes()
-			return all
-		},
+		Members: n.memberNodes,
 		Denied: func(from net.Addr, reason string) {
 			n.security.denials.note("peer", reason, from, "a change of the gossip keys")
 		},

@@ -314,16 +314,16 @@ func (n *Node) self() ownership.Node {
 	return ownership.Node{Name: n.cfg.Name}
 }
 
-// memberNodes are all members, this one included, by name, and what is closed when they change; nil: they never do.
-func (n *Node) memberNodes() (all []ownership.Node, replaced <-chan struct{}) {
+// memberNodes are all members, this one included, by name.
+func (n *Node) memberNodes() (all []ownership.Node) {
 	v := n.view()
 	if v == nil {
-		return []ownership.Node{n.self()}, nil
+		return []ownership.Node{n.self()}
 	}
 	for i := range v.Members {
 		all = append(all, nodeOf(&v.Members[i]))
 	}
-	return all, v.Replaced()
+	return all
 }
 
 // memberOf is the member that a boot is of.

@@ -54,7 +54,7 @@ var mayImport = map[string]string{
 	"gateway/resp":                    "algo auth internal/admission internal/panics internal/quotaheader limit",
 	"internal/admission":              "internal/fairshare internal/fifo internal/panics",
 	"internal/cli":                    "algo auth client cluster gateway/envoy gateway/http internal/admission internal/control internal/load internal/netaddr internal/node internal/observe internal/reload internal/simulate internal/strictyaml limiter policy proto/weir/v1 rpc/wire",
-	"internal/control":                "auth cluster cluster/ownership internal/fifo internal/netaddr internal/observe internal/panics internal/reload internal/strictyaml limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
+	"internal/control":                "auth cluster cluster/ownership internal/netaddr internal/observe internal/panics internal/reload internal/strictyaml limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
 	"internal/disk":                   "cluster/ownership internal/fifo internal/varint",
 	"internal/fairshare":              "",
 	"internal/fifo":                   "",
