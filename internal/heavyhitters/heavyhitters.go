@@ -10,18 +10,12 @@
 package heavyhitters
 
 import (
-	"cmp"
 	"hash/maphash"
-	"slices"
+	"iter"
+	"maps"
 
 	"github.com/apache/datasketches-go/frequencies"
 )
-
-// Count is an item with the bounds of its count: Low ≤ true count ≤ High.
-type Count[K comparable] struct {
-	Item      K
-	Low, High int64
-}
 
 // hasher places items by a hash of this process's own, so that nobody outside can choose items that share a place.
 type hasher[K comparable] struct{ seed maphash.Seed }
@@ -46,14 +40,13 @@ func NewWindow[K comparable](generations, counters int) (*Window[K], error) {
 	return w, nil
 }
 
-// Add counts an item n times in the youngest generation; n below 1 counts nothing. The window keeps the item: keep, when not nil, is called
-// for one that the generation does not have yet and returns what to keep in its place, equal to it, such as a copy of what is part of
-// something larger.
+// Add counts an item n times in the youngest generation; n below 1 counts nothing. The window keeps the item: keep is called for one that the
+// generation does not have yet and returns what to keep in its place, equal to it, such as a copy of what is part of something larger.
 func (w *Window[K]) Add(item K, n int64, keep func(K) K) {
 	if n < 1 {
 		return
 	}
-	if low, _ := w.generations[0].GetLowerBound(item); low == 0 && keep != nil { // no item has an error
+	if low, _ := w.generations[0].GetLowerBound(item); low == 0 { // no item has an error
 		item = keep(item)
 	}
 	_ = w.generations[0].UpdateMany(item, n) // fails for negative counts only
@@ -77,21 +70,14 @@ func (w *Window[K]) Count(item K) (low, high int64) {
 	return low, high
 }
 
-// Top returns the items that are kept, by the upper bounds of their counts, the most frequent first.
-func (w *Window[K]) Top() (out []Count[K]) {
+// Items returns the items that are kept, in no order.
+func (w *Window[K]) Items() iter.Seq[K] {
 	seen := make(map[K]struct{})
 	for _, s := range w.generations {
 		rows, _ := s.GetFrequentItemsWithThreshold(0, frequencies.ErrorTypeEnum.NoFalseNegatives)
 		for _, r := range rows {
-			item := r.GetItem()
-			if _, ok := seen[item]; ok {
-				continue
-			}
-			seen[item] = struct{}{}
-			low, high := w.Count(item)
-			out = append(out, Count[K]{item, low, high})
+			seen[r.GetItem()] = struct{}{}
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Count[K]) int { return cmp.Compare(b.High, a.High) })
-	return out
+	return maps.Keys(seen)
 }

@@ -35,7 +35,7 @@ func TestPanicsDoNotFillTheLog(t *testing.T) {
 		expect.True(t, strings.Contains(out.String(), "unlogged=99"),
 			"the log does not say how many it leaves out:\n%s", &out)
 		want := `
-# HELP weir_panics_total Panics of handlers, and of work behind answers (background).
+# HELP weir_panics_total Panics of handlers and of work behind answers.
 # TYPE weir_panics_total counter
 weir_panics_total{listener="background"} 0
 weir_panics_total{listener="grpc"} 3

@@ -48,8 +48,9 @@ func (c *StepCounts) Total() uint64 {
 
 // PolicyHistory is what one policy did.
 type PolicyHistory struct {
-	Name  string       // as limiter.PolicyStats has it
-	Steps []StepCounts // the present one, which is not complete, and then backwards; as many as there have been, at most HistorySteps+1
+	Name string // as limiter.PolicyStats has it
+	// Steps are the present one, which is not complete, and then backwards; as many as there have been, at most HistorySteps+1.
+	Steps []StepCounts
 }
 
 // History is what a node's policies did. It is safe for concurrent use.

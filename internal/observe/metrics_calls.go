@@ -14,26 +14,25 @@ import (
 
 // calls are the figures of callers' calls, by protocol.
 type calls struct {
-	durations          *prometheus.HistogramVec
-	errors             *prometheus.CounterVec
-	http, grpc, stream prometheus.Observer
-	resp               prometheus.Observer
+	durations                *prometheus.HistogramVec
+	errors                   *prometheus.CounterVec
+	http, grpc, stream, resp prometheus.Observer
 }
 
 func newCalls() calls {
 	d := calls{
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_call_duration_seconds",
-			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream: a request of a CheckStream, resp: commands of the Redis protocol that came together). Pages for operators are not counted.",
+			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream, resp).",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
 		}, []string{"protocol"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_call_errors_total",
-			Help: "Calls answered by an error in place of a decision, by protocol (http, grpc, stream, resp) and code: the status of HTTP, the code of gRPC, the first word of an error of the Redis protocol.",
+			Help: "Calls answered by an error in place of a decision, by protocol and code.",
 		}, []string{"protocol", "code"}),
 	}
-	d.http, d.grpc, d.stream = d.durations.WithLabelValues("http"), d.durations.WithLabelValues("grpc"), d.durations.WithLabelValues("stream")
-	d.resp = d.durations.WithLabelValues("resp")
+	of := d.durations.WithLabelValues
+	d.http, d.grpc, d.stream, d.resp = of("http"), of("grpc"), of("stream"), of("resp")
 	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // so that there is a line before the first
 	d.errors.WithLabelValues("grpc", "InvalidArgument")
 	return d
@@ -104,7 +103,7 @@ func NewHops() *Hops {
 	}, []string{"hop", "answered"})
 	items := promauto.With(registry).NewCounterVec(prometheus.CounterOpts{
 		Name: "weir_forwarded_total",
-		Help: "Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.",
+		Help: "Operations sent to the node that decides, by whether they were answered.",
 	}, []string{"answered"})
 	return &Hops{
 		Collector: registry,

@@ -23,12 +23,12 @@ func NewSecurity(expiries func() map[string]time.Time) *Security {
 	}
 	s := &Security{
 		Collector: registry,
-		denied:    counters("weir_access_denied_total", "Connections and requests denied or rejected.", "listener", "reason"),
-		reloads:   counters("weir_security_reloads_total", "Changes of the files that access depends on.", "file", "result"),
-		panics:    counters("weir_panics_total", "Panics of handlers, and of work behind answers (background).", "listener"),
+		denied:    counters("weir_access_denied_total", "Connections and requests denied.", "listener", "reason"),
+		reloads:   counters("weir_security_reloads_total", "Changes of files that access depends on.", "file", "result"),
+		panics:    counters("weir_panics_total", "Panics of handlers and of work behind answers.", "listener"),
 	}
 	registry.MustRegister(Reading(func(to Lines) {
-		expiry := to.Gauges("weir_certificate_expiry_timestamp_seconds", "When the first of this node's certificates expires.", "use")
+		expiry := to.Gauges("weir_certificate_expiry_timestamp_seconds", "When the first of them expires.", "use")
 		for use, at := range expiries() {
 			expiry(float64(at.Unix()), use)
 		}

@@ -2,6 +2,7 @@ package observe
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -125,7 +126,7 @@ func (r *TopKeys) Tick(mono int64) {
 		r.started, r.first, r.began = true, mono, mono
 	}
 	if mono-r.began >= int64(2*TopWindow) {
-		r.began = mono - int64(TopWindow) // the clock has stood still for us: what was before is forgotten in a few turns
+		r.began = mono - int64(TopWindow) // the clock has stood still for us: forget what was before in a few turns
 	}
 	for ; mono-r.began >= int64(generation); r.began += int64(generation) {
 		r.turns++
@@ -158,23 +159,18 @@ func (r *TopKeys) Top(now int64, n int, wanted func(scope string) bool, orders .
 
 // rows are what is known of the keys that are kept for an order.
 func (r *TopKeys) rows(by weirv1.KeyOrder, wanted func(scope string) bool) (rows []*peerv1.KeyActivity) {
-	add := func(k id) {
-		if wanted == nil || wanted(k.scope) {
-			rows = append(rows, r.row(k))
-		}
-	}
+	var keys iter.Seq[id]
 	switch by {
 	case weirv1.KeyOrder_KEY_ORDER_FULLEST:
-		for k := range r.states {
-			add(k)
-		}
+		keys = maps.Keys(r.states)
 	case weirv1.KeyOrder_KEY_ORDER_REFUSED:
-		for _, c := range r.refused.Top() {
-			add(c.Item)
-		}
+		keys = r.refused.Items()
 	default:
-		for _, c := range r.all.Top() {
-			add(c.Item)
+		keys = r.all.Items()
+	}
+	for k := range keys {
+		if wanted == nil || wanted(k.scope) {
+			rows = append(rows, r.row(k))
 		}
 	}
 	return rows

@@ -76,7 +76,7 @@ var _ limiter.Tracer = (*Tracer)(nil)
 func (c *TracingConfig) Check() error {
 	u, err := url.Parse(c.Endpoint) // whose text is not repeated: it may hold a password
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
-		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC")
+		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector")
 	}
 	return c.CheckRates()
 }
@@ -87,7 +87,7 @@ func (c *TracingConfig) CheckRates() error {
 		return fmt.Errorf("trace-sample: %v is not a share from 0 to 1", c.Sample)
 	}
 	if !(c.CallerRate >= 0 && c.CallerRate <= maxCallerRate) {
-		return fmt.Errorf("trace-caller-rate: %v is not a number of calls a second from 0 to %d", c.CallerRate, maxCallerRate)
+		return fmt.Errorf("trace-caller-rate: %v is not a number of calls a second, 0 to %d", c.CallerRate, maxCallerRate)
 	}
 	return nil
 }
@@ -268,11 +268,10 @@ func parentOf(ctx context.Context, value string) trace.SpanContext {
 // HTTP returns a handler that traces calls of the API: what is not a POST is for operators.
 func (t *Tracer) HTTP(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodPost {
-			next.ServeHTTP(w, r)
-			return
+		ctx, s := r.Context(), trace.Span(nil)
+		if r.Method == http.MethodPost {
+			ctx, s = t.begin(ctx, parentOf(ctx, r.Header.Get("Traceparent")), "POST")
 		}
-		ctx, s := t.begin(r.Context(), parentOf(r.Context(), r.Header.Get("Traceparent")), "POST")
 		if s == nil {
 			next.ServeHTTP(w, r)
 			return
