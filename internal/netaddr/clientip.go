@@ -63,23 +63,15 @@ func (r *Resolver) Caller(remoteAddr string, header http.Header) (key string, na
 	}
 	if r.trusts(from) {
 		named = false
-		hops := header["X-Forwarded-For"]
-	walk:
-		for i := len(hops) - 1; i >= 0; i-- {
-			for rest := hops[i]; rest != ""; {
-				hop := rest
-				if j := strings.LastIndexByte(rest, ','); j >= 0 {
-					rest, hop = rest[:j], rest[j+1:]
-				} else {
-					rest = ""
-				}
-				a, ok := parse(strings.TrimSpace(hop))
-				if named = ok; !ok {
-					break walk // the proxy that let this through is as far as it can be known
-				}
-				if from = a; !r.trusts(a) {
-					break walk
-				}
+		for hops := strings.Join(header["X-Forwarded-For"], ","); hops != ""; {
+			last := strings.LastIndexByte(hops, ',')
+			a, ok := parse(strings.TrimSpace(hops[last+1:]))
+			hops = hops[:max(last, 0)]
+			if named = ok; !ok {
+				break // the proxy that let this through is as far as it can be known
+			}
+			if from = a; !r.trusts(a) {
+				break
 			}
 		}
 	}
