@@ -62,8 +62,8 @@ func methodRoles() map[string]Role {
 		// Probes present neither a token nor a certificate.
 		"grpc.health.v1.Health": {"Check": RoleOpen, "List": RoleOpen, "Watch": RoleOpen},
 		"weir.v1.Limiter": {
-			"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
-			"Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck, "ExtendEach": RoleCheck,
+			"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck,
+			"Release": RoleCheck, "Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck, "ExtendEach": RoleCheck,
 			"Commit": RoleCheck, "CommitEach": RoleCheck, "Cancel": RoleCheck,
 			"Charge": RoleCharge, "Refund": RoleRefund, "Reset": RoleRefund, "Status": RoleRead, "TopKeys": RoleKeys,
 		},
@@ -140,7 +140,7 @@ func (a *Authorizer) callers() *Callers {
 func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller, expires time.Time, denial *Denial) {
 	if list == nil {
 		if a.cfg.NeedCertificate && !e.certified() {
-			return nil, expires, &Denial{Reason: NoCredentials, Message: "present a client certificate"}
+			return nil, expires, unauthenticated(NoCredentials, "present a client certificate")
 		}
 		return a.all, expires, nil
 	}
@@ -149,24 +149,24 @@ func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller
 		// A token takes precedence over a certificate, which may be that of a proxy or a whole host.
 		scheme, token, ok := strings.Cut(e.Authorization[0], " ")
 		if len(e.Authorization) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") {
-			return nil, expires, &Denial{Reason: BadToken, Message: "authorization: must be one, Bearer and a token"}
+			return nil, expires, unauthenticated(BadToken, "authorization: must be one, Bearer and a token")
 		}
 		caller, expires := list.ByToken(strings.TrimLeft(token, " "))
 		switch {
 		case caller == nil:
-			return nil, expires, &Denial{Reason: BadToken, Message: "authorization: unknown token"}
+			return nil, expires, unauthenticated(BadToken, "authorization: unknown token")
 		case a.over(expires):
-			return nil, expires, &Denial{Reason: ExpiredToken, Message: "authorization: the token of " + caller.Name + " has expired"}
+			return nil, expires, unauthenticated(ExpiredToken, "authorization: the token of "+caller.Name+" has expired")
 		}
 		return caller, expires, nil
 	case e.certified():
 		caller := list.ByIdentities(Identities(e.TLS.PeerCertificates[0]))
 		if caller == nil {
-			return nil, expires, &Denial{Authenticated: true, Reason: UnknownIdentity, Message: "no caller has the names in this certificate"}
+			return nil, expires, forbidden(UnknownIdentity, "no caller has the names in this certificate")
 		}
 		return caller, expires, nil
 	}
-	return nil, expires, &Denial{Reason: NoCredentials, Message: "authenticate with a token, as Authorization: Bearer TOKEN, or with a client certificate"}
+	return nil, expires, unauthenticated(NoCredentials, "authenticate with a token (Bearer TOKEN) or a client certificate")
 }
 
 // over reports whether the time has come.
@@ -253,9 +253,9 @@ func (a *Authorizer) MayUse(ctx context.Context, role Role) func(policy, namespa
 func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credentials) *Denial {
 	switch {
 	case !caller.Has(role):
-		return &Denial{Authenticated: true, Reason: WrongRole, Message: caller.Name + " does not have the role " + role.String()}
+		return forbidden(WrongRole, caller.Name+" does not have the role "+role.String())
 	case list == nil && role&(RoleAdmin|RoleOverrides) != 0 && !e.certified() && !e.local():
-		return &Denial{Authenticated: true, Reason: WrongPlace, Message: "without an access file, the role " + role.String() + " is for callers on this host, and for those with a certificate"}
+		return forbidden(WrongPlace, "without an access file, the role "+role.String()+" is for this host, and for certificates")
 	}
 	return nil
 }
@@ -333,7 +333,7 @@ func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, 
 	}
 	if !listed {
 		// Deny by default: who registers a service lists its methods in methodRoles, and a test checks it.
-		a.denied("grpc", &Denial{Reason: WrongRole, Message: "method without a role"}, nil, e, limit.Target{})
+		a.denied("grpc", unauthenticated(WrongRole, "method without a role"), nil, e, limit.Target{})
 		return nil, status.Error(codes.PermissionDenied, "this method is denied to everybody")
 	}
 	if a.cfg.Callers != nil { // who else looks at it

@@ -198,6 +198,12 @@ type Denial struct {
 	Message       string // for the caller: holds no secret
 }
 
+func unauthenticated(reason, message string) *Denial {
+	return &Denial{Reason: reason, Message: message}
+}
+
+func forbidden(reason, message string) *Denial { return &Denial{true, reason, message} }
+
 // The reasons of a Denial.
 const (
 	NoCredentials   = "no_credentials"   // neither a token nor a certificate

@@ -104,7 +104,7 @@ func (p *parser) caller(f strictyaml.Fields) {
 	if known == 0 {
 		p.Fail(f.At, f.Path, "has neither tokens nor identities: nobody could be this caller")
 	}
-	for grant := range p.Maps(f.Field("grants"), "grants: roles, and the policies and namespaces that they are for", grantFields) {
+	for grant := range p.Maps(f.Field("grants"), "grants: roles and what they are for", grantFields) {
 		p.grant(c, grant)
 	}
 	if own := f.Only(grantFields); len(own) > 0 || len(c.grants) == 0 {
@@ -130,9 +130,9 @@ func (p *parser) grant(c *Caller, f strictyaml.Fields) {
 	case g.roles == 0:
 		p.Fail(f.At, f.Path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
 	case scoped && len(g.policies)+len(g.namespaces) == 0:
-		p.Fail(f.At, f.Path+".policies", `is missing: say which policies the caller may use, by their names or how they begin ("login", "partner-*", "*"), or namespaces of limits that it sends along`)
+		p.Fail(f.At, f.Path+".policies", `is missing: give policies ("login", "partner-*", "*"), or namespaces of inline limits`)
 	case !scoped && len(g.policies)+len(g.namespaces) != 0:
-		p.Fail(f.At, f.Path+".roles", "has none that uses policies or namespaces: add check, refund, keys, charge or overrides, or leave them out")
+		p.Fail(f.At, f.Path+".roles", "has none that uses policies or namespaces: leave those out")
 	}
 	c.Roles |= g.roles
 	c.grants = append(c.grants, g)
@@ -154,10 +154,12 @@ func (p *parser) token(c *Caller, one strictyaml.Field) {
 	}
 	var sum [sha256.Size]byte
 	digits, ok := strings.CutPrefix(text, hashPrefix)
-	if n, err := hex.Decode(sum[:], []byte(digits[:min(len(digits), 2*len(sum))])); !ok || err != nil || n != len(sum) || len(digits) != 2*len(sum) {
-		p.Fail(one.Node, one.Path, "must be the hash of a token, sha256: and 64 hexadecimal digits, as weir token prints it; the token itself does not belong here")
+	raw, err := hex.DecodeString(digits)
+	if !ok || err != nil || len(raw) != len(sum) {
+		p.Fail(one.Node, one.Path, "must be the hash of a token, as weir token prints it, and not the token itself")
 		return
 	}
+	copy(sum[:], raw)
 	if line, twice := p.hashes[sum]; twice {
 		p.Fail(one.Node, one.Path, "is given twice, first on line %d", line)
 		return
@@ -182,7 +184,7 @@ func (p *parser) instant(f strictyaml.Field) time.Time {
 			return t
 		}
 	}
-	p.Fail(f.Node, f.Path, "must be an instant such as 2027-01-31T12:00:00Z, or a date such as 2027-01-31, from whose beginning in UTC on the token does not count")
+	p.Fail(f.Node, f.Path, "must be an instant such as 2027-01-31T12:00:00Z, or a date such as 2027-01-31")
 	return time.Time{}
 }
 
@@ -202,11 +204,11 @@ func (p *parser) identity(index int, one strictyaml.Field) {
 		}
 	}
 	if !slices.Contains([]string{"dns", "uri", "cn"}, kind) || name == "" {
-		p.Fail(one.Node, one.Path, `must begin with dns: or uri: (a subject alternative name), cn: (the subject's common name) or spiffe://, as in "dns:checkout.shop.svc"`)
+		p.Fail(one.Node, one.Path, `must begin with dns:, uri:, cn: or spiffe://, as in "dns:checkout.shop.svc"`)
 		return
 	}
 	if strings.Contains(name, "*") {
-		p.Fail(one.Node, one.Path, "names one identity; * stands for itself in a certificate and would match nothing else")
+		p.Fail(one.Node, one.Path, "names one identity: * in a certificate stands for itself")
 		return
 	}
 	if _, twice := p.list.identities[text]; twice {

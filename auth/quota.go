@@ -24,13 +24,9 @@ type quotaLending struct {
 func (l *quotaLending) Quota(ctx context.Context, in []limit.Quota, out []limit.QuotaLent) error {
 	target := func(q *limit.Quota) *limit.Target { return &q.Target }
 	failed := func(err *limit.Error) limit.QuotaLent { return limit.QuotaLent{Err: err} }
-	may, answers, give, denied := permitted(ctx, &l.service, in, out, target, failed)
-	if denied != nil {
-		return denied
+	next := func(ctx context.Context, in []limit.Quota, out []limit.QuotaLent) (func(), error) {
+		return nil, l.next.Quota(ctx, in, out)
 	}
-	if err := l.next.Quota(ctx, may, answers); err != nil {
-		return err
-	}
-	give()
-	return nil
+	_, err := permitted(ctx, &l.service, in, out, target, failed, next)
+	return err
 }

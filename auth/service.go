@@ -57,8 +57,8 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 		return nil
 	}
 	from, _ := ctx.Value(sessionKey{}).(*session)
-	denial := &Denial{Authenticated: true, Reason: WrongPolicy, Message: what}
-	s.authorizer.denied(s.listener, denial, c, &from.credentials, limit.Target{Policy: t.Policy, Limit: t.Limit, Namespace: t.Namespace})
+	about := limit.Target{Policy: t.Policy, Limit: t.Limit, Namespace: t.Namespace}
+	s.authorizer.denied(s.listener, forbidden(WrongPolicy, what), c, &from.credentials, about)
 	return &limit.Error{Kind: limit.Denied, Field: field, Message: what}
 }
 
@@ -334,30 +334,16 @@ type lending struct {
 func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	target := func(b *limit.Borrow) *limit.Target { return &b.Target }
 	over := func(*limit.Error) limit.Lent { return limit.Lent{Ended: true, Again: time.Minute} }
-	may, answers, give, denied := permitted(ctx, &l.service, in, out, target, over)
-	if denied != nil {
-		return nil, denied
-	}
-	waiting, err := l.Lender.Lend(ctx, may, answers)
-	if err != nil {
-		return nil, err
-	}
-	if waiting == nil {
-		give()
-		return nil, nil
-	}
-	return func() {
-		waiting()
-		give()
-	}, nil
+	return permitted(ctx, &l.service, in, out, target, over, l.Lender.Lend)
 }
 
-// permitted returns the elements of a list whose targets the caller may use, room for their answers, and what gives these to out. The
-// other elements are answered at once, by what deny makes of their errors.
-func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out, target func(*In) *limit.Target, deny func(*limit.Error) Out) (may []In, answers []Out, give func(), denied *limit.Error) {
+// permitted calls next with the elements of a list whose targets the caller may use, and gives its answers to out. The other elements are
+// answered at once, by what deny makes of their errors. wait is that of a limit.Lender.
+func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out, target func(*In) *limit.Target,
+	deny func(*limit.Error) Out, next func(context.Context, []In, []Out) (func(), error)) (wait func(), err error) {
 	c, denied := s.caller(ctx, RoleCheck)
 	if denied != nil {
-		return nil, nil, nil, denied
+		return nil, denied
 	}
 	may, places := make([]In, 0, len(in)), make([]int, 0, len(in))
 	for i := range in {
@@ -367,10 +353,22 @@ func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out,
 		}
 		may, places = append(may, in[i]), append(places, i)
 	}
-	answers = make([]Out, len(may))
-	return may, answers, func() {
+	answers := make([]Out, len(may))
+	wait, err = next(ctx, may, answers)
+	if err != nil {
+		return nil, err
+	}
+	give := func() {
 		for j, i := range places {
 			out[i] = answers[j]
 		}
+	}
+	if wait == nil {
+		give()
+		return nil, nil
+	}
+	return func() {
+		wait()
+		give()
 	}, nil
 }
