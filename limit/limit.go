@@ -74,12 +74,12 @@ type Decision struct {
 	Allowed    bool
 	Granted    int64         // units charged: with Always whatever Allowed says, and negative for what was given back
 	Limit      int64         // algo.Unlimited when there is none; 0 for a blocked key
-	Window     time.Duration // in which Limit units come back, for front ends that state it; 0 when there is none (calendar, unlimited)
+	Window     time.Duration // in which Limit units come back; 0 when there is none (calendar, unlimited)
 	Remaining  int64
 	RetryAfter time.Duration // 0 when allowed; algo.Never when this request can never pass
 	ResetAfter time.Duration // until the state is as new
 	Delay      time.Duration // leaky_bucket: wait this long before going ahead
-	LeaseID    string        // Acquire: what Renew and Release take; empty when nothing is held (refused, unlimited, failed open)
+	LeaseID    string        // Acquire: what Renew and Release take; empty when nothing is held
 	// ReservationID is what Extend, Commit and Cancel take; only of Reserve and Extend, and empty when nothing is held (refused, unlimited,
 	// failed open, shadow).
 	ReservationID string
@@ -93,7 +93,8 @@ type Decision struct {
 	Degraded     bool // decided with less protection than the policy asks for
 	FailedOpen   bool // the owner could not be asked; admitted by on_error, or because of shadow mode
 	FailedClosed bool // the owner could not be asked; refused by on_error
-	Banned       bool // the policy's ban has refused the key: a check that it would have refused began it. RetryAfter is its end, or later
+	// Banned: the policy's ban has refused the key: a check that it would have refused began it. RetryAfter is its end, or later.
+	Banned bool
 	// RetryAfterEstimated: units of the key are on loan to a borrower that did not return them in time, or that cannot be asked to. RetryAfter is
 	// then no longer than until its loan has ended: the check may pass before, when they are returned, or not even then, as what of
 	// them is not returned is charged.
@@ -227,7 +228,7 @@ const (
 	NotFound    Kind = 2 // unknown policy, lease or reservation (404, NOT_FOUND)
 	TooLarge    Kind = 3 // key, batch or body too large (413, RESOURCE_EXHAUSTED)
 	Unavailable Kind = 4 // the owner could not be reached, and there is no on_error for such a call (503, UNAVAILABLE)
-	Denied      Kind = 5 // the caller may not do this, or not with this policy (403, PERMISSION_DENIED); see package auth
+	Denied      Kind = 5 // the caller may not do this, or not with this policy (403, PERMISSION_DENIED)
 	// Unauthenticated: the nodes do not accept the token or certificate, or want one (401, UNAUTHENTICATED). Only a Service that asks other
 	// nodes as a client has it.
 	Unauthenticated Kind = 6

@@ -3,7 +3,6 @@ package admission
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -81,9 +80,8 @@ func (c *Calls) InUse() (calls, streams int) {
 // Options returns the options of the server. Interceptors that authorize streams are given here, and come after the checks and
 // before the bounds of Calls; others come later.
 func (c *Calls) Options(authorize ...grpc.StreamServerInterceptor) []grpc.ServerOption {
-	return []grpc.ServerOption{
-		grpc.InTapHandle(tapped), grpc.ChainStreamInterceptor(slices.Concat([]grpc.StreamServerInterceptor{c.check}, authorize, []grpc.StreamServerInterceptor{c.bound})...),
-	}
+	streams := append(append([]grpc.StreamServerInterceptor{c.check}, authorize...), c.bound)
+	return []grpc.ServerOption{grpc.InTapHandle(tapped), grpc.ChainStreamInterceptor(streams...)}
 }
 
 // tapped counts a call of an anonymous connection.
@@ -123,8 +121,7 @@ var (
 	tooManyAnonymous = status.New(codes.Unavailable, "too many calls of callers who are not authenticated")
 	tooOld           = status.New(codes.Unavailable, "the connection is too old")
 	errAge           = tooOld.Err()
-	errFull          = status.Error(codes.Unavailable, "this node has as many calls or streams at a time as it has memory for")
-	errShare         = status.Error(codes.Unavailable, "this caller has its share of this node's memory for calls, connections and streams")
+	errFull          = status.Error(codes.Unavailable, "this node, or the caller, has as many calls as it has memory for")
 	errTooMany       = status.Error(codes.Unavailable, "this node has too many connections: max-connections, max-connections-per-source, or its memory")
 )
 
@@ -142,9 +139,10 @@ func (k *call) begin(ctx context.Context) error {
 	if authenticated && !conn.Authenticated(name) {
 		return errTooMany
 	}
-	if err := k.room.take(k, name); err != nil {
-		return err
+	if k.place, k.began = k.room.places.TakeAll(name, k.room.each); !k.began {
+		return errFull
 	}
+	k.room.open.Add(1)
 	if c.cfg.MaxAnonymous > 0 && !conn.IsAuthenticated() {
 		k.leave = c.anonymous.enter(k, conn.source.prefix, c.cfg.MaxAnonymous)
 	}
@@ -226,18 +224,6 @@ type room struct {
 	open   atomic.Int64
 }
 
-// take counts a call of a caller, until it is done.
-func (r *room) take(k *call, caller string) error {
-	if k.place, k.began = r.places.TakeAll(caller, r.each); k.began {
-		r.open.Add(1)
-		return nil
-	}
-	if taken, most := r.places.InUse(); taken+int64(r.each) > most {
-		return errFull
-	}
-	return errShare
-}
-
 // answerPanic turns the panic of a handler into INTERNAL, its own or one that it returns. It is to be deferred.
 func (c *Calls) answerPanic(method string, err *error) {
 	p := panics.From(recover())
@@ -267,7 +253,8 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	checked := *desc
 	checked.Methods = make([]grpc.MethodDesc, len(desc.Methods))
 	for i, m := range desc.Methods {
-		checked.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: r.calls.unary("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)}
+		m.Handler = r.calls.unary("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
+		checked.Methods[i] = m
 	}
 	r.to.RegisterService(&checked, impl)
 }

@@ -62,7 +62,7 @@ type Rejection string
 // The rejections.
 const (
 	TooManyConnections Rejection = "too_many_connections" // authenticated ones, of all or of the source
-	TooManyAnonymous   Rejection = "too_many_anonymous"   // closed in favour of one that waited, or one too many that waited
+	TooManyAnonymous   Rejection = "too_many_anonymous"   // closed for one that waited, or one too many that waited
 	TooManyBytes       Rejection = "too_many_bytes"       // before authentication
 )
 

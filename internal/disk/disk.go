@@ -115,7 +115,8 @@ func Open(cfg Config) (_ *Disk, err error) {
 		fresh, err = d.identify()
 	}
 	if err == nil && cfg.FS == nil {
-		err = os.Chmod(dir, 0o700) // whoever knows a reservation's id can end it, and the engine makes files that everybody may read
+		// Whoever knows a reservation's id can end it, and the engine makes files that everybody may read.
+		err = os.Chmod(dir, 0o700)
 	}
 	// The engine's first log of a directory is of an older format, in which it takes damage for the end of the log.
 	if fresh && err == nil {
