@@ -238,16 +238,16 @@ func (l *Listener) takeLocked(c *Conn, caller string) bool {
 	}
 	var fits bool
 	if c.memory, fits = l.cfg.Memory.TakeAll(caller, l.cfg.ConnBytes); !fits {
-		l.places.Give(c.place)
-		c.place = fairshare.Taken{}
+		l.giveLocked(c)
 	}
 	return fits
 }
 
-// giveLocked gives back what takeLocked has taken.
+// giveLocked gives back what takeLocked has taken, once.
 func (l *Listener) giveLocked(c *Conn) {
 	l.places.Give(c.place)
 	l.cfg.Memory.Give(c.memory)
+	c.place, c.memory = fairshare.Taken{}, fairshare.Taken{}
 }
 
 // largestLocked returns the oldest connection of the source that has most of a kind, of which there is one.

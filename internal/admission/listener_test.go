@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 )
@@ -252,7 +253,8 @@ func TestOneCallerTakesNotAllConnections(t *testing.T) {
 	for _, handshake := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			const most = 40
-			h := newHarness(ListenerConfig{MaxConnections: most, MaxAnonymous: 1000})
+			memory := fairshare.New(0)
+			h := newHarness(ListenerConfig{MaxConnections: most, MaxAnonymous: 1000, Memory: memory, ConnBytes: 10})
 			defer h.close(t)
 			n := 0
 			open := func(caller string) bool {
@@ -280,6 +282,8 @@ func TestOneCallerTakesNotAllConnections(t *testing.T) {
 			}
 			authenticated, _, _ := h.Connections()
 			expect.True(t, authenticated == got+3, "%d are counted of %d", authenticated, got+3)
+			bytes, _ := memory.InUse()
+			expect.Equal(t, bytes, 10*int64(got+3), "bytes of %d connections", got+3)
 		})
 	}
 }
