@@ -19,24 +19,13 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/runner"
 	"github.com/weirlimit/weir/limiter"
-	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
-// MeasuredLimiter is what is read of the service.
-type MeasuredLimiter interface {
-	ReadStats() []limiter.PolicyStats
-	Store() store.Stats
-	Shares() (policies, namespaces, callers []store.Share)
-	Load() limiter.LoadStats
-	Loans() limiter.LoanStats
-	Policies() *policy.Set
-}
-
 // MetricsConfig says where the figures come from. All fields but LogsDropped and Collectors are required.
 type MetricsConfig struct {
-	Limiter MeasuredLimiter
+	Limiter *limiter.Limiter
 	View    func() *cluster.View // nil View: a node without a cluster
 	Ready   func() bool
 	// Ownership returns what the node holds, and false when that cannot be told any more; Happened what has happened with
