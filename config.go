@@ -186,9 +186,8 @@ func (e *configError) Error() string { return e.text }
 // Unwrap returns the node's error.
 func (e *configError) Unwrap() error { return e.err }
 
-// settings matches names of settings in an error: at the beginning of a line any, elsewhere those of several words that are neither
-// quoted nor part of a path.
-var settings = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|(?m:^)[a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)*)*: | [a-z]+(?:-[a-z]+)+\b`)
+// settings matches the names of settings that a line of an error begins with.
+var settings = regexp.MustCompile(`(?m)^[a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)*)*: `)
 
 // fieldError returns an error of a node that begins with settings as one that begins with fields.
 func fieldError(err error) error {
@@ -204,24 +203,13 @@ func fieldError(err error) error {
 		}
 	}
 	text := settings.ReplaceAllStringFunc(err.Error(), func(found string) string {
-		names, rest, colon := strings.Cut(found, ": ")
-		names, inside := strings.CutPrefix(names, " ")
-		list := strings.Split(names, ", ")
+		list := strings.Split(strings.TrimSuffix(found, ": "), ", ")
 		for i, name := range list {
-			field := fields[strings.ReplaceAll(name, "-", "")]
-			if field == "" {
+			if list[i] = fields[strings.ReplaceAll(name, "-", "")]; list[i] == "" {
 				return found
 			}
-			list[i] = field
 		}
-		names = strings.Join(list, ", ")
-		if colon {
-			names += ": " + rest
-		}
-		if inside {
-			names = " " + names
-		}
-		return names
+		return strings.Join(list, ", ") + ": "
 	})
 	return &configError{text, err}
 }
