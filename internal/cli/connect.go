@@ -2,13 +2,14 @@ package cli
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -62,26 +63,17 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 	switch {
 	case err == nil || !answered:
 		return err
-	case s.Code() == codes.Unavailable && !r.tls.encrypted() && speaksTLS(ctx, r.addr):
-		return fmt.Errorf("addr: %s speaks TLS: give tls-ca-file, with the authority of its certificate", r.addr)
 	case s.Code() == codes.Unavailable:
-		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr, s.Message())
+		how := "in plain text (where it speaks TLS, give tls-ca-file; "
+		if r.tls.encrypted() {
+			how = "over TLS ("
+		}
+		return fmt.Errorf("addr: no node answers gRPC at %s %sits port is 8081 unless set otherwise): %s", r.addr, how, s.Message())
 	case s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("addr: no answer from %s within %v (timeout)", r.addr, r.timeout)
 	default:
 		return errors.New(ownNames(s.Message()))
 	}
-}
-
-// speaksTLS reports whether who listens at an address answers a TLS handshake. Nothing is sent to it after that.
-func speaksTLS(ctx context.Context, addr string) bool {
-	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // it is told of, and not trusted
-	conn, err := dialer.DialContext(ctx, "tcp", addr)
-	if err == nil {
-		_ = conn.Close() // which has nothing to say
-	}
-	_, alert := errors.AsType[tls.AlertError](err)
-	return err == nil || alert
 }
 
 // ownNames is a node's message with the field that it begins with named as commands name it: target.key as key, ttl_ns as ttl.
@@ -106,6 +98,15 @@ func (r *connection) register(fs *pflag.FlagSet) {
 		return
 	}
 	fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text or json")
+}
+
+// command makes a command that asks the node by f, which prints the answer to out.
+func (r *connection) command(use, short string, f func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: namedArgs, RunE: func(cmd *cobra.Command, args []string) error {
+		return r.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error { return f(ctx, conn, args, cmd.OutOrStdout()) })
+	}}
+	r.register(cmd.Flags())
+	return cmd
 }
 
 // ask calls f with the node's service.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -98,16 +99,15 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 		KeepNothing: true, Grace: 5 * time.Second, Memory: admission.Divide(admission.OwnBudget().Usable / int64(cfg.Nodes)),
 	}
 	var nodes []*node.Node
-	watching, enough := context.WithCancel(ctx)
+	running, fail := context.WithCancelCause(ctx)
 	var watchers sync.WaitGroup
 	defer func() {
-		enough()
+		fail(nil)
 		watchers.Wait()
-		for i := len(nodes) - 1; i >= 0; i-- {
-			nodes[i].Stop()
+		for _, n := range slices.Backward(nodes) {
+			n.Stop()
 		}
 	}()
-	failed := make(chan error, cfg.Nodes)
 	for i, name := range names {
 		own := base
 		own.Name, own.Logger = name, cfg.Logger.With("node", name)
@@ -124,28 +124,26 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 		watchers.Go(func() {
 			select {
 			case <-n.Failed():
-				failed <- n.Err()
-			case <-watching.Done():
+				fail(n.Err())
+			case <-running.Done():
 			}
 		})
 	}
 	for _, n := range nodes {
 		select {
 		case <-n.Settled():
-		case err := <-failed:
-			return err
-		case <-ctx.Done():
-			return nil
+		case <-running.Done():
 		}
 	}
-	printExamples(stdout, nodes, cfg.Command)
-	select {
-	case <-ctx.Done():
-		fmt.Fprintln(stdout, "\nstopping")
-		return nil
-	case err := <-failed:
-		return err
+	if running.Err() == nil {
+		printExamples(stdout, nodes, cfg.Command)
 	}
+	<-running.Done()
+	if ctx.Err() == nil {
+		return context.Cause(running)
+	}
+	fmt.Fprintln(stdout, "\nstopping")
+	return nil
 }
 
 // devNames are the names of nodes, and as many of them as can be voters, so that strict policies can be tried.

@@ -28,50 +28,38 @@ that would cut a member off is rejected:
 Keys changed like this are forgotten when a process ends: put the new key into the nodes' --gossip-key-file as well. Changing
 that file on all nodes does the three steps by itself.
 Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
-		newKeyStep("list", "Show which members have which keys", func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
-			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
-		}),
-		newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input", func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
-			key, err := readKey(args[0], stdin)
-			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
-		}),
-		newKeyStep("use ID", "Have all members encrypt with a key that all have", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
-			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
-		}),
-		newKeyStep("remove ID", "Have all members forget a key that none uses", func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
-			return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
-		}))
+		newKeyStep("list", "Show which members have which keys", weirv1.KeyAction_KEY_ACTION_LIST),
+		newKeyStep("add FILE", "Give all members a key, in base64 in a file, or - for standard input", weirv1.KeyAction_KEY_ACTION_ADD),
+		newKeyStep("use ID", "Have all members encrypt with a key that all have", weirv1.KeyAction_KEY_ACTION_USE),
+		newKeyStep("remove ID", "Have all members forget a key that none uses", weirv1.KeyAction_KEY_ACTION_REMOVE))
 }
 
 // newKeyStep is one step of a change of keys.
-func newKeyStep(use, short string, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) *cobra.Command {
+func newKeyStep(use, short string, action weirv1.KeyAction) (cmd *cobra.Command) {
 	var f connection
-	cmd := &cobra.Command{
-		Use: use, Short: short, Args: namedArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			req, err := request(args, cmd.InOrStdin())
-			if err != nil {
+	cmd = f.command(use, short, func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) (err error) {
+		req := &weirv1.GossipKeysRequest{Action: action}
+		switch action {
+		case weirv1.KeyAction_KEY_ACTION_LIST:
+		case weirv1.KeyAction_KEY_ACTION_ADD:
+			if req.Key, err = readKey(args[0], cmd.InOrStdin()); err != nil {
 				return err
 			}
-			if len(req.Key) > 0 && !f.private() {
+			if !f.private() {
 				return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.addr)
 			}
-			return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
-				resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
-				if err != nil {
-					return err
-				}
-				if err := printGossipKeys(cmd.OutOrStdout(), resp, f.output == "json"); err != nil {
-					return err
-				}
-				if slices.ContainsFunc(resp.Members, func(m *weirv1.MemberKeys) bool { return m.Error != "" }) {
-					return errNegative // a member did not follow
-				}
-				return nil
-			})
-		},
-	}
-	f.register(cmd.Flags())
+		default:
+			req.Id = args[0]
+		}
+		resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
+		if err == nil {
+			err = printGossipKeys(out, resp, f.output == "json")
+		}
+		if err == nil && slices.ContainsFunc(resp.Members, func(m *weirv1.MemberKeys) bool { return m.Error != "" }) {
+			return errNegative // a member did not follow
+		}
+		return err
+	})
 	return cmd
 }
 

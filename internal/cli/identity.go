@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -53,12 +52,9 @@ func (c *identity) token(addr string) (string, error) {
 	return token, nil
 }
 
-// maxPEM is the size in bytes of the largest file of a client with a token, certificates or a key.
-const maxPEM = 1 << 20
-
 // readToken reads a token from a file of its own.
 func readToken(name string) (string, error) {
-	data, err := reload.ReadFile(name, maxPEM)
+	data, err := reload.ReadFile(name, 1<<20)
 	if err != nil {
 		return "", err
 	}
@@ -86,33 +82,9 @@ func (c *identity) config() (*tls.Config, error) {
 	if !c.encrypted() {
 		return nil, nil
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.Name}
-	if c.CA != "" {
-		data, err := reload.ReadFile(c.CA, maxPEM)
-		if err != nil {
-			return nil, fmt.Errorf("tls-ca-file: %w", err)
-		}
-		if config.RootCAs, err = reload.Authorities(data); err != nil {
-			return nil, fmt.Errorf("tls-ca-file: %s: %w", c.CA, err)
-		}
+	config, err := reload.CertFiles{Cert: c.Cert, Key: c.Key, CA: c.CA}.Client(reload.CertFiles{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-ca-file"})
+	if err == nil {
+		config.ServerName = c.Name
 	}
-	if (c.Cert == "") != (c.Key == "") {
-		return nil, errors.New("tls-cert-file, tls-key-file: give both or neither")
-	}
-	if c.Cert != "" {
-		cert, err := reload.ReadFile(c.Cert, maxPEM)
-		if err != nil {
-			return nil, fmt.Errorf("tls-cert-file: %w", err)
-		}
-		key, err := reload.ReadFile(c.Key, maxPEM)
-		if err != nil {
-			return nil, fmt.Errorf("tls-key-file: %w", err)
-		}
-		pair, err := tls.X509KeyPair(cert, key)
-		if err != nil {
-			return nil, fmt.Errorf("tls-cert-file, tls-key-file: %w", err)
-		}
-		config.Certificates = []tls.Certificate{pair}
-	}
-	return config, nil
+	return config, err
 }

@@ -44,19 +44,10 @@ type limitadorRate struct {
 	Requests   *int64 `yaml:"requests_per_unit,omitempty"`
 }
 
-// looksLikeLimitador reports whether a file is one of these: a list of maps, the first of which has a namespace.
+// looksLikeLimitador reports whether a file is one of these: a list. All other files are maps.
 func looksLikeLimitador(data []byte) bool {
 	root := strictyaml.New("", data).Root()
-	if root == nil || root.Kind != yaml.SequenceNode || len(root.Content) == 0 {
-		return false
-	}
-	first := strictyaml.Value(root.Content[0])
-	for i := 0; first.Kind == yaml.MappingNode && i < len(first.Content); i += 2 {
-		if first.Content[i].Value == "namespace" {
-			return true
-		}
-	}
-	return false
+	return root != nil && root.Kind == yaml.SequenceNode
 }
 
 var fields = []string{"id", "namespace", "name", "max_value", "seconds", "conditions", "variables"}

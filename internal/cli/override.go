@@ -43,26 +43,20 @@ type changeOverride func(ctx context.Context, c weirv1.OverridesClient, key, pre
 func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
 	var f connection
 	var isPrefix bool
-	cmd := &cobra.Command{
-		Use: use, Short: short, Args: namedArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			key, prefix := args[1], ""
-			if isPrefix {
-				key, prefix = "", args[1]
-			}
-			return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
-				resp, err := ask(ctx, weirv1.NewOverridesClient(conn), key, prefix, args)
-				if err == nil {
-					err = printOverrideChange(cmd.OutOrStdout(), resp, f.output == "json")
-				}
-				if err == nil && slices.ContainsFunc(resp.Members, func(m *weirv1.OverrideMember) bool { return !m.Has }) {
-					return errNegative
-				}
-				return err
-			})
-		},
-	}
-	f.register(cmd.Flags())
+	cmd := f.command(use, short, func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error {
+		key, prefix := args[1], ""
+		if isPrefix {
+			key, prefix = "", args[1]
+		}
+		resp, err := ask(ctx, weirv1.NewOverridesClient(conn), key, prefix, args)
+		if err == nil {
+			err = printOverrideChange(out, resp, f.output == "json")
+		}
+		if err == nil && slices.ContainsFunc(resp.Members, func(m *weirv1.OverrideMember) bool { return !m.Has }) {
+			return errNegative
+		}
+		return err
+	})
 	cmd.Flags().BoolVar(&isPrefix, "prefix", false, "for all keys that begin with KEY")
 	return cmd
 }
@@ -70,25 +64,19 @@ func newOverrideChange(use, short string, ask changeOverride) *cobra.Command {
 func newOverrideList() *cobra.Command {
 	var f connection
 	var policy string
-	cmd := &cobra.Command{
-		Use: "list", Short: "Show the overrides that were set while nodes run", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
-				all, page := new(weirv1.ListOverridesResponse), &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
-				for {
-					resp, err := weirv1.NewOverridesClient(conn).ListOverrides(ctx, page)
-					if err != nil {
-						return err
-					}
-					all.Overrides = append(all.Overrides, resp.Overrides...)
-					if page.PageToken = resp.NextPageToken; page.PageToken == "" {
-						return printOverrides(cmd.OutOrStdout(), all, f.output == "json")
-					}
-				}
-			})
-		},
-	}
-	f.register(cmd.Flags())
+	cmd := f.command("list", "Show the overrides that were set while nodes run", func(ctx context.Context, conn *grpc.ClientConn, _ []string, out io.Writer) error {
+		all, page := new(weirv1.ListOverridesResponse), &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
+		for {
+			resp, err := weirv1.NewOverridesClient(conn).ListOverrides(ctx, page)
+			if err != nil {
+				return err
+			}
+			all.Overrides = append(all.Overrides, resp.Overrides...)
+			if page.PageToken = resp.NextPageToken; page.PageToken == "" {
+				return printOverrides(out, all, f.output == "json")
+			}
+		}
+	})
 	cmd.Flags().StringVar(&policy, "policy", "", "only overrides of this policy")
 	return cmd
 }

@@ -86,7 +86,13 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 	}
 	report := simulate.Report{}
 	var log *simulate.Log
-	progress := &printedReplay{progressLine: newProgressLine(stderr)}
+	line, shown := newProgressLine(stderr), int64(0)
+	cfg.Progress = func(events int64) {
+		if events-shown >= progressEvery {
+			shown = events
+			line.Show("%s events", humanize.Comma(events))
+		}
+	}
 	if f.generate != "" {
 		g, err := simulate.NewGenerator(simulate.PatternConfig{
 			Pattern: simulate.Pattern(f.generate), Rate: f.rate, For: f.length, Keys: f.keys, Seed: f.seed,
@@ -96,7 +102,7 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 		}
 		cfg.Source, report.Input = g, f.generate
 	} else {
-		in, closeInput, err := f.open(stdin, progress)
+		in, closeInput, err := f.open(stdin)
 		if err != nil {
 			return err
 		}
@@ -105,9 +111,8 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 		defer log.Close()
 		cfg.Source, report.Input = log, f.input
 	}
-	cfg.Progress = progress.Events
 	report.Result, err = simulate.Run(ctx, cfg)
-	progress.Clear()
+	line.Clear()
 	if err != nil {
 		return fmt.Errorf("input: %s: %w", report.Input, err)
 	}
@@ -118,7 +123,7 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 }
 
 // open opens the input; errors name the flag to blame.
-func (f *simulateFlags) open(stdin io.Reader, p *printedReplay) (*simulate.Log, func() error, error) {
+func (f *simulateFlags) open(stdin io.Reader) (*simulate.Log, func() error, error) {
 	cfg := simulate.LogConfig{Format: simulate.Format(f.format), Field: f.key, Name: f.input}
 	if f.keyRegexp != "" {
 		re, err := regexp.Compile(f.keyRegexp)
@@ -133,10 +138,7 @@ func (f *simulateFlags) open(stdin io.Reader, p *printedReplay) (*simulate.Log, 
 		if err != nil {
 			return nil, nil, fmt.Errorf("input: %w", err)
 		}
-		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
-			p.Total = info.Size()
-		}
-		in, closeInput = p.Reading(file), file.Close
+		in, closeInput = file, file.Close
 	}
 	log, err := simulate.NewLog(in, cfg)
 	if err != nil {
@@ -145,37 +147,5 @@ func (f *simulateFlags) open(stdin io.Reader, p *printedReplay) (*simulate.Log, 
 	return log, closeInput, nil
 }
 
-// printedReplay is a line on a terminal that tells how far a replay is.
-type printedReplay struct {
-	progressLine
-	Total int64 // bytes of the input; 0: unknown
-	read  byteCount
-	last  int64
-}
-
 // progressEvery is how many events pass between two updates of the line.
 const progressEvery = 200_000
-
-// Events notes how many events there were so far.
-func (p *printedReplay) Events(n int64) {
-	if n-p.last < progressEvery {
-		return
-	}
-	p.last = n
-	if p.Total > 0 {
-		p.Show("[%s] %3d %%  %s events", bar(int64(p.read), p.Total), min(int64(p.read)*100/p.Total, 100), humanize.Comma(n))
-		return
-	}
-	p.Show("%s events", humanize.Comma(n))
-}
-
-// Reading returns a reader of the input that tells how much of it was read. Both are used by one goroutine.
-func (p *printedReplay) Reading(input io.Reader) io.Reader { return io.TeeReader(input, &p.read) }
-
-type byteCount int64
-
-// Write implements io.Writer.
-func (c *byteCount) Write(p []byte) (int, error) {
-	*c += byteCount(len(p))
-	return len(p), nil
-}

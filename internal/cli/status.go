@@ -14,6 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -21,22 +22,14 @@ import (
 
 func newStatus() *cobra.Command {
 	var f connection
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show the cluster: members, who owns how much, policies, versions",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
-				st, err := c.Status(ctx, &weirv1.StatusRequest{})
-				if err != nil {
-					return err
-				}
-				return printStatus(cmd.OutOrStdout(), st, f.output == "json")
-			})
-		},
-	}
-	f.register(cmd.Flags())
-	return cmd
+	return f.command("status", "Show the cluster: members, who owns how much, policies, versions",
+		func(ctx context.Context, conn *grpc.ClientConn, _ []string, out io.Writer) error {
+			st, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			return printStatus(out, st, f.output == "json")
+		})
 }
 
 // indented prints the JSON of a message for eyes.

@@ -96,6 +96,24 @@ func OpenCerts(files CertFiles, cfg CertConfig) (*Certs, error) {
 	return s, nil
 }
 
+// Client reads the files once, for a client of servers whose certificates it verifies as crypto/tls does. Errors name the setting.
+func (f CertFiles) Client(settings CertFiles) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if f == (CertFiles{}) {
+		return config, nil
+	}
+	s, err := OpenCerts(f, CertConfig{Flags: settings})
+	if err != nil {
+		return nil, err
+	}
+	s.Close()
+	content := s.Current()
+	if config.RootCAs = content.roots; content.cert != nil {
+		config.Certificates = []tls.Certificate{*content.cert}
+	}
+	return config, nil
+}
+
 // parse reads what the files hold. No part of a key is ever in its errors.
 func (s *Certs) parse(contents [][]byte) (*certContent, error) {
 	c := new(certContent)
