@@ -115,7 +115,8 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 	return out
 }
 
-// merge adds up what members have answered; the first is this node.
+// merge adds up what members have answered; the first is this node. Members' steps begin at different times: a step of the sum is up to
+// one step off for each of them.
 func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 	lists := make([][]*peerv1.KeyActivity, 0, len(answers))
 	by := make(map[string][]observe.StepCounts)
@@ -123,26 +124,15 @@ func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 	for _, a := range answers {
 		lists = append(lists, a.Keys)
 		c.counted = max(c.counted, time.Duration(a.CountedNs))
-		// Members' steps begin at different times: each is added to the one of ours that it shares most time with.
-		shift := 0
-		if d := time.Duration(a.AgeNs) - c.age; d > observe.HistoryStep/2 {
-			shift = 1
-		} else if d < -observe.HistoryStep/2 {
-			shift = -1
-		}
 		for _, p := range a.Policies {
-			for i, use := range p.Steps {
-				at := max(i+shift, 0)
-				if at > observe.HistorySteps {
-					break
-				}
-				steps := by[p.Policy]
-				for len(steps) <= at {
+			steps := by[p.Policy]
+			for i, use := range p.Steps[:min(len(p.Steps), observe.HistorySteps+1)] {
+				if i == len(steps) {
 					steps = append(steps, observe.StepCounts{})
 				}
-				steps[at].Add(countsOf(use))
-				by[p.Policy] = steps
+				steps[i].Add(countsOf(use))
 			}
+			by[p.Policy] = steps
 		}
 	}
 	c.rows = observe.MergeRows(lists...)

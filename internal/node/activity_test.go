@@ -14,7 +14,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/limit"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -201,7 +200,7 @@ func TestDescribeOfThree(t *testing.T) {
 	}
 }
 
-// Steps of members that began at other times are added to those that they share most time with.
+// Steps of members are added up one by one, with those that only one of them has.
 func TestMergeActivity(t *testing.T) {
 	step := func(n ...uint64) *peerv1.PolicyHistory {
 		h := &peerv1.PolicyHistory{Policy: "p"}
@@ -210,23 +209,14 @@ func TestMergeActivity(t *testing.T) {
 		}
 		return h
 	}
-	for _, tt := range []struct {
-		own, other time.Duration // ages
-		want       []uint64
-	}{
-		{time.Second, 2 * time.Second, []uint64{11, 22, 33}},
-		{0, observe.HistoryStep - 1, []uint64{1, 12, 23, 30}},
-		{observe.HistoryStep - 1, 0, []uint64{31, 32, 3}},
-	} {
-		var c clusterActivity
-		c.merge([]*peerv1.ActivityResponse{
-			{AgeNs: int64(tt.own), Policies: []*peerv1.PolicyHistory{step(1, 2, 3)}},
-			{AgeNs: int64(tt.other), Policies: []*peerv1.PolicyHistory{step(10, 20, 30)}},
-		})
-		var got []uint64
-		for _, s := range c.policies[0].Steps {
-			got = append(got, s.Allowed)
-		}
-		expect.True(t, slices.Equal(got, tt.want), "%v and %v: %v, want %v", tt.own, tt.other, got, tt.want)
+	var c clusterActivity
+	c.merge([]*peerv1.ActivityResponse{
+		{AgeNs: int64(time.Second), Policies: []*peerv1.PolicyHistory{step(1, 2)}},
+		{AgeNs: int64(2 * time.Second), Policies: []*peerv1.PolicyHistory{step(10, 20, 30)}},
+	})
+	var got []uint64
+	for _, s := range c.policies[0].Steps {
+		got = append(got, s.Allowed)
 	}
+	expect.True(t, slices.Equal(got, []uint64{11, 22, 30}) && c.age == time.Second, "%v, %v", got, c.age)
 }

@@ -17,9 +17,6 @@ import (
 // debugRequests is how many requests the debug port answers at a time: a profile costs the node something while it is taken.
 const debugRequests = 2
 
-// longestProfile is how long a profile may be taken for.
-const longestProfile = time.Minute
-
 // debugServer serves the runtime's profiles at /debug/pprof/. It is a server of its own, for loopback alone, so that nothing
 // that faces callers can be made to show them: a profile tells what a node does, and a heap dump's labels what it holds.
 // Of what net/http/pprof has, the command line and the look-up of symbols are left out.
@@ -28,24 +25,13 @@ func debugServer(log *slog.Logger) *http.Server {
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	for _, left := range []string{"cmdline", "symbol"} {
-		mux.HandleFunc("GET /debug/pprof/"+left, http.NotFound)
-	}
 	busy := make(chan struct{}, debugRequests)
-	seconds := strconv.Itoa(int(longestProfile / time.Second))
 	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !namesThisHost(r.Host) {
+			if !netaddr.LoopbackHostPort(r.Host) {
 				// A page in a browser on this machine may have been given this address under a name of its own.
 				http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusForbidden)
 				return
-			}
-			if text := r.URL.Query().Get("seconds"); text != "" {
-				// The package moves the server's deadline by whatever it is asked for.
-				if n, err := strconv.ParseFloat(text, 64); err != nil || !(n >= 0 && n <= longestProfile.Seconds()) {
-					http.Error(w, "seconds must be from 0 to "+seconds, http.StatusBadRequest)
-					return
-				}
 			}
 			select {
 			case busy <- struct{}{}:
@@ -61,15 +47,6 @@ func debugServer(log *slog.Logger) *http.Server {
 		MaxHeaderBytes: 8 << 10,
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
-}
-
-// namesThisHost says whether a Host header names this machine to itself.
-func namesThisHost(hostport string) bool {
-	host, _, err := net.SplitHostPort(hostport)
-	if err != nil {
-		host = hostport
-	}
-	return netaddr.LoopbackHost(host)
 }
 
 // openDebug serves the debug port, whatever address the other ports are bound to. The node does not fail with it. It ends after all that

@@ -40,8 +40,6 @@ func TestDebugPort(t *testing.T) {
 		}{
 			{addr, "/debug/pprof/", "localhost:1", http.StatusOK},
 			{addr, "/debug/pprof/", "weir.example", http.StatusForbidden},
-			{addr, "/debug/pprof/profile?seconds=61", "", http.StatusBadRequest},
-			{addr, "/debug/pprof/trace?seconds=NaN", "", http.StatusBadRequest},
 			{addr, "/debug/pprof/cmdline", "", http.StatusNotFound},
 			{addr, "/debug/pprof/symbol", "", http.StatusNotFound},
 			{addr, "/v1/policies", "", http.StatusNotFound},

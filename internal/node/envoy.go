@@ -16,7 +16,6 @@ import (
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/panics"
-	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 )
 
@@ -91,9 +90,9 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	return service
 }
 
-// quotable reports why a policy cannot be divided among data planes.
+// quotable reports why a policy of the file cannot be divided among data planes. Operators may override it at any time.
 func (n *Node) quotable(name string) error {
-	p, known := n.currentPolicies().Get(name)
+	p, known := n.filePolicies().Get(name)
 	if !known {
 		return fmt.Errorf("names the policy %q, which there is not", name)
 	}
@@ -106,17 +105,6 @@ func (n *Node) quotable(name string) error {
 		}
 	}
 	return nil
-}
-
-// currentPolicies are those that the limiter has, or is about to get.
-func (n *Node) currentPolicies() *policy.Set {
-	switch {
-	case n.limiter != nil:
-		return n.limiter.Policies()
-	case n.watcher != nil:
-		return n.watcher.Current()
-	}
-	return n.cfg.Policies
 }
 
 // quotaService returns Envoy's rate limit quota service; nil where there are no files for Envoy.

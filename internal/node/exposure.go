@@ -67,17 +67,11 @@ func hostCheck(bind string, names []string) func(host string) bool {
 	if len(names) == 0 && !netaddr.LoopbackHost(bind) {
 		return nil
 	}
-	names = slices.Clone(names)
-	for i := range names {
-		names[i] = strings.ToLower(names[i])
-	}
 	return func(host string) bool {
-		host = strings.ToLower(strings.TrimSuffix(host, "."))
-		if host == "" || host == "localhost" || slices.Contains(names, host) { // without one it was no browser
-			return true
-		}
+		host = strings.TrimSuffix(host, ".")
+		is := func(name string) bool { return strings.EqualFold(name, host) }
 		_, err := netip.ParseAddr(host)
-		return err == nil
+		return host == "" || err == nil || is("localhost") || slices.ContainsFunc(names, is) // without one it was no browser
 	}
 }
 

@@ -1,33 +1,11 @@
 package node
 
 import (
-	"fmt"
 	"net"
 
-	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/control"
 	"github.com/weirlimit/weir/internal/netaddr"
-	"github.com/weirlimit/weir/internal/reload"
 )
-
-// openGossipKeys reads the keys and keeps watching their file.
-func (s *security) openGossipKeys() (*reload.Watcher[[][]byte], error) {
-	s.metrics.Watching("gossip_keys")
-	file := s.cfg.GossipKeyFile
-	w, err := reload.Start([]string{file}, reload.Config[[][]byte]{
-		Parse: func(contents [][]byte) ([][]byte, error) { return cluster.ParseKeys(file, contents[0]) },
-		OnChange: func([][]byte) {
-			s.metrics.Reloaded("gossip_keys", true)
-			s.warnReadable(s.cfg.GossipKeyFile)
-			s.keysChanged.Set()
-		},
-		OnError: s.reloadFailed("gossip_keys"),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("gossip-key-file: %w", err)
-	}
-	return w, nil
-}
 
 // fileKeys are the keys in the file, none without one.
 func (s *security) fileKeys() [][]byte {

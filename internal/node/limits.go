@@ -153,24 +153,10 @@ func (c *Limits) streamAge() time.Duration {
 	return c.MaxConnectionAge + c.MaxConnectionAge/10 + time.Second
 }
 
-// aged asks callers over HTTP whose connection has reached MaxConnectionAge to open another one, with the answer to a request.
-func (c *Limits) aged(handler http.Handler) http.Handler {
-	if c.MaxConnectionAge <= 0 {
-		return handler
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if conn := admission.FromContext(r.Context()); conn != nil && time.Since(conn.Served()) > c.MaxConnectionAge {
-			w.Header().Set("Connection", "close") // over HTTP/2 net/http makes a GOAWAY of it
-		}
-		handler.ServeHTTP(w, r)
-	})
-}
-
 // httpServer has a server keep to the limits, beside the times that it has.
 func (c *Limits) httpServer(s *http.Server) *http.Server {
 	s.MaxHeaderBytes = int(c.MaxHeaderSize)
 	s.ConnContext = admission.ConnContext
-	s.Handler = c.aged(s.Handler)
 	// What a connection has received and nobody has read counts, unlike with gRPC, until it is.
 	const window = 64 << 10
 	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams, MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window}

@@ -87,9 +87,8 @@ type Node struct {
 	peerServer  *grpc.Server // for other nodes; nil: off
 	peerService *peer.Server // of peerServer
 
-	failed   chan struct{} // closed by fail, after failure was set
-	failure  error
-	failOnce sync.Once
+	failing  context.Context // ends when the node cannot go on, for its cause
+	fail     context.CancelCauseFunc
 	ctx      context.Context
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
@@ -122,26 +121,11 @@ func (n *Node) identity() *peerv1.IdentifyResponse {
 	}
 }
 
-// fail notes why the node cannot go on. One reason is enough.
-func (n *Node) fail(err error) {
-	n.failOnce.Do(func() {
-		n.failure = err
-		close(n.failed)
-	})
-}
-
 // Failed is closed when the node cannot go on, for the reason that Err gives.
-func (n *Node) Failed() <-chan struct{} { return n.failed }
+func (n *Node) Failed() <-chan struct{} { return n.failing.Done() }
 
 // Err is why the node cannot go on; nil as long as it can.
-func (n *Node) Err() error {
-	select {
-	case <-n.failed:
-		return n.failure
-	default:
-		return nil
-	}
-}
+func (n *Node) Err() error { return context.Cause(n.failing) }
 
 // Settled is closed once the node has become ready.
 func (n *Node) Settled() <-chan struct{} { return n.readiness.Became() }

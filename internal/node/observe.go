@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/observe"
 	"github.com/weirlimit/weir/internal/panics"
 )
@@ -45,12 +46,13 @@ func (n *Node) observed(api http.Handler) http.Handler {
 	return n.recovering(n.metrics.HTTP(n.closesConnections(api)))
 }
 
-// closesConnections has connections over HTTP end with the answers that a node gives while it stops: callers who keep connections then make
-// their next one to another node. What is idle when the server ends is closed without a word, and a request that is on its way to
-// it at that moment is lost.
+// closesConnections asks callers over HTTP to open another connection, with the answer to a request: when theirs has reached
+// MaxConnectionAge, and while the node stops, so that their next one is to another node. What is idle when the server ends is closed
+// without a word, and a request that is on its way to it at that moment is lost.
 func (n *Node) closesConnections(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if n.readiness.Stopping() {
+		conn, most := admission.FromContext(r.Context()), n.limits.MaxConnectionAge
+		if n.readiness.Stopping() || most > 0 && conn != nil && time.Since(conn.Served()) > most {
 			w.Header().Set("Connection", "close") // of HTTP/2 net/http makes a GOAWAY
 		}
 		handler.ServeHTTP(w, r)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/weirlimit/weir/internal/control"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -79,12 +81,12 @@ func (n *Node) filePolicies() *policy.Set {
 // setPolicies puts the policies of a changed file into force, under the overrides that operators have set.
 func (n *Node) setPolicies(file *policy.Set) {
 	n.overrides.mu.Lock()
-	defer n.overrides.mu.Unlock()
 	n.overrides.file = file
-	n.limiter.SetPolicies(n.policiesLocked(n.limiter.Policies()))
+	n.overrides.mu.Unlock()
+	n.applyOverrides()
 }
 
-// applyOverrides puts changed overrides into force.
+// applyOverrides puts changed overrides, or policies, into force.
 func (n *Node) applyOverrides() {
 	n.overrides.mu.Lock()
 	defer n.overrides.mu.Unlock()
@@ -96,13 +98,11 @@ func (n *Node) applyOverrides() {
 func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
 	list := n.overrides.book.Overrides()
 	set, refused := n.overrides.file.WithOverrides(list, before)
-	inactive, first := 0, -1
-	for i, err := range refused {
-		if err == nil {
-			continue
-		}
-		if inactive++; first < 0 {
-			first = i
+	first := slices.IndexFunc(refused, func(err *limit.Error) bool { return err != nil })
+	inactive := 0
+	for _, err := range refused {
+		if err != nil {
+			inactive++
 		}
 	}
 	if inactive != n.overrides.inactive && inactive > 0 {

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -29,13 +28,6 @@ type condition struct {
 	Holds func(ctx context.Context) bool
 }
 
-// The phases of a node's life. None comes back.
-const (
-	starting int32 = iota
-	ready
-	stopping
-)
-
 // readiness is that of one node. Its methods are safe for concurrent use.
 //
 // A node is ready for traffic once it is a member and each of its conditions holds; or, as a member, once nothing has changed for a while,
@@ -43,16 +35,17 @@ const (
 // the conditions.
 type readiness struct {
 	cfg     readinessConfig
-	phase   atomic.Int32
 	awaited atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
 	became  chan struct{}
-	stopped chan struct{} // closed by Stop
-	stop    sync.Once
+	stopped context.Context // ends with Stop
+	stop    context.CancelFunc
 }
 
 // newReadiness returns the readiness of a node that starts.
 func newReadiness(cfg readinessConfig) *readiness {
-	return &readiness{cfg: cfg, became: make(chan struct{}), stopped: make(chan struct{})}
+	r := &readiness{cfg: cfg, became: make(chan struct{})}
+	r.stopped, r.stop = context.WithCancel(context.Background())
+	return r
 }
 
 // patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
@@ -92,7 +85,7 @@ func (r *readiness) Settle(ctx context.Context) {
 			return
 		}
 	}
-	if r.phase.CompareAndSwap(starting, ready) { // otherwise it is stopping already
+	if !r.Stopping() {
 		r.cfg.Became()
 		close(r.became)
 	}
@@ -112,45 +105,47 @@ func (r *readiness) awaits(ctx context.Context) string {
 }
 
 // Stop has the node be ready no more.
-func (r *readiness) Stop() {
-	r.phase.Store(stopping)
-	r.stop.Do(func() { close(r.stopped) })
-}
+func (r *readiness) Stop() { r.stop() }
 
 // Stopping reports whether Stop was called.
-func (r *readiness) Stopping() bool { return r.phase.Load() == stopping }
+func (r *readiness) Stopping() bool { return r.stopped.Err() != nil }
 
 // Became is closed once the node has become ready.
 func (r *readiness) Became() <-chan struct{} { return r.became }
 
 // Follow is Settled, with a channel that is closed when that changes.
 func (r *readiness) Follow() (settled bool, changed <-chan struct{}) {
-	switch r.phase.Load() {
-	case starting:
-		return false, r.became
-	case ready:
-		return true, r.stopped
-	default:
+	if r.Stopping() {
 		return false, nil
+	}
+	select {
+	case <-r.became:
+		return true, r.stopped.Done()
+	default:
+		return false, r.became
 	}
 }
 
 // Settled reports whether the node has become ready and is not stopping.
-func (r *readiness) Settled() bool { return r.phase.Load() == ready }
+func (r *readiness) Settled() bool {
+	settled, _ := r.Follow()
+	return settled
+}
 
 // Ready reports whether the node is ready, or why not.
 func (r *readiness) Ready() (ok bool, why string) {
 	member, why := r.cfg.Joined()
-	switch phase := r.phase.Load(); {
-	case why != "":
-	case phase == starting:
+	ready := r.Settled()
+	switch {
+	case why != "" || ready:
+	case r.Stopping():
+		why = "stopping"
+	default:
 		if what := r.awaited.Load(); what != nil {
 			why = *what
 		}
-	case phase == stopping:
-		why = "stopping"
 	}
-	return member && r.Settled(), why
+	return member && ready, why
 }
 
 // pause waits a moment before something is looked at again. It returns false at once when ctx is done.

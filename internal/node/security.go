@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/observe"
@@ -71,14 +72,12 @@ func openSecurity(of *Config) (_ *security, err error) {
 			return nil, fmt.Errorf("access-file: %w", err)
 		}
 		authConfig.Callers = s.access.Current
-		s.follows(s.access, "access")
 	}
 	s.auth = auth.New(authConfig)
 	if cfg.GossipKeyFile != "" {
 		if s.gossipKeys, err = s.openGossipKeys(); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("gossip-key-file: %w", err)
 		}
-		s.follows(s.gossipKeys, "gossip_keys")
 	}
 	s.warnReadable(cfg.TLSKeyFile, cfg.PeerTLSKeyFile, cfg.GossipKeyFile, cfg.ClusterSecretFile)
 	return s, nil
@@ -118,15 +117,36 @@ func (s *security) close() {
 }
 
 func (s *security) openAccess() (*reload.Watcher[*auth.Callers], error) {
-	s.metrics.Watching("access")
-	return reload.Start([]string{s.cfg.AccessFile}, reload.Config[*auth.Callers]{
-		Parse: func(contents [][]byte) (*auth.Callers, error) { return auth.Parse(s.cfg.AccessFile, contents[0]) },
-		OnChange: func(l *auth.Callers) {
-			s.metrics.Reloaded("access", true)
-			s.log.Info("security file changed", "what", "access", "callers", l.Len())
-		},
-		OnError: s.reloadFailed("access"),
-	})
+	parse := func(contents [][]byte) (*auth.Callers, error) { return auth.Parse(s.cfg.AccessFile, contents[0]) }
+	return watch(s, "access", s.cfg.AccessFile, reload.Config[*auth.Callers]{Parse: parse})
+}
+
+// openGossipKeys reads the keys and keeps watching their file.
+func (s *security) openGossipKeys() (*reload.Watcher[[][]byte], error) {
+	parse := func(contents [][]byte) ([][]byte, error) { return cluster.ParseKeys(s.cfg.GossipKeyFile, contents[0]) }
+	changed := func([][]byte) {
+		s.warnReadable(s.cfg.GossipKeyFile)
+		s.keysChanged.Set()
+	}
+	return watch(s, "gossip_keys", s.cfg.GossipKeyFile, reload.Config[[][]byte]{Parse: parse, OnChange: changed})
+}
+
+// watch reads a file and keeps watching it.
+func watch[T any](s *security, what, file string, cfg reload.Config[T]) (*reload.Watcher[T], error) {
+	s.metrics.Watching(what)
+	changed := cfg.OnChange
+	cfg.OnError, cfg.OnChange = s.reloadFailed(what), func(v T) {
+		s.metrics.Reloaded(what, true)
+		s.log.Info("security file changed", "what", what)
+		if changed != nil {
+			changed(v)
+		}
+	}
+	w, err := reload.Start([]string{file}, cfg)
+	if err == nil {
+		s.follows(w, what)
+	}
+	return w, err
 }
 
 // openCerts opens certificates; ownName is what this side's own must have where it presents what it demands.

@@ -2,8 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -36,7 +34,8 @@ import (
 // Each step opens one part of the node and tells with closing how the part ends. A part uses only parts of earlier steps, so stop
 // ends them in the reverse order.
 func Start(ctx context.Context, cfg Config) (n *Node, err error) {
-	n = &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), failed: make(chan struct{}), health: health.NewServer()}
+	n = &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), health: health.NewServer()}
+	n.failing, n.fail = context.WithCancelCause(context.Background())
 	n.openReadiness()
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	for _, open := range []func() error{
@@ -253,11 +252,8 @@ func portOf(l *admission.Listener) int {
 
 // shortHash is the policies' hash as gossip carries it.
 func shortHash(s *policy.Set) uint32 {
-	b, err := hex.DecodeString(s.Hash())
-	if err != nil || len(b) < 4 {
-		return 0
-	}
-	return binary.BigEndian.Uint32(b)
+	hash, _ := strconv.ParseUint(s.Hash()[:8], 16, 32) // it is of hexadecimal digits
+	return uint32(hash)
 }
 
 // openLimiter opens what decides: the states, the ownership of partitions, the ways to other nodes, and the limiter on top of them.

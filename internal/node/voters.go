@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,9 +20,9 @@ func ParseVoters(list []string, name string) ([]string, error) {
 	if !ok {
 		return list, nil
 	}
-	prefix, err := ordinalPrefix(name)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", list[0], err)
+	prefix := ordinal.FindStringSubmatch(name)
+	if prefix == nil {
+		return nil, fmt.Errorf("%s: name %s does not end in an ordinal, as weir-0 does: list the voters' names", list[0], name)
 	}
 	n, err := strconv.ParseUint(count, 10, 8)
 	if err != nil || !IsVoterCount(int(n)) {
@@ -29,7 +30,7 @@ func ParseVoters(list []string, name string) ([]string, error) {
 	}
 	voters := make([]string, n)
 	for i := range voters {
-		voters[i] = prefix + strconv.Itoa(i)
+		voters[i] = prefix[1] + strconv.Itoa(i)
 	}
 	return voters, nil
 }
@@ -53,12 +54,5 @@ func checkVoters(voters []string) error {
 // IsVoterCount reports whether a cluster can have so many voters: an even number of voters survives no more losses than one less.
 func IsVoterCount(n int) bool { return n == 1 || n == 3 || n == 5 }
 
-// ordinalPrefix is a pod's name up to its ordinal, which a StatefulSet puts behind the last hyphen.
-func ordinalPrefix(name string) (string, error) {
-	cut := strings.LastIndexByte(name, '-') + 1
-	ordinal := name[cut:]
-	if n, err := strconv.ParseUint(ordinal, 10, 31); cut < 2 || err != nil || strconv.FormatUint(n, 10) != ordinal {
-		return "", fmt.Errorf("name %s does not end in an ordinal, as weir-0 does: list the voters' names", name)
-	}
-	return name[:cut], nil
-}
+// ordinal matches a pod's name: the ordinal, which a StatefulSet puts behind the last hyphen, and what is before it.
+var ordinal = regexp.MustCompile(`^(.+-)(0|[1-9][0-9]{0,8})$`)

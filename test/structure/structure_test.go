@@ -131,7 +131,7 @@ var clocks = []string{
 	"internal/reload/certs.go OpenCerts", // certificates expire by the time of day
 	"test/testkit/certstest/certstest.go Issue",
 	"test/testkit/certstest/certstest.go NewAuthority",
-	"internal/node/limits.go aged",
+	"internal/node/observe.go closesConnections",
 	"internal/node/node.go openReadiness", // paces a wait
 	"internal/node/start.go Start",
 	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
