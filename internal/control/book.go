@@ -166,7 +166,7 @@ type contents struct {
 func OpenBook(name string) (*Book, error) {
 	b, all := new(Book), &contents{entries: make(map[ID]*Entry)}
 	if name != "" {
-		b.file = &reload.Replacer{Name: name, Perm: 0o600}
+		b.file = &reload.Replacer{Name: name}
 		entries, err := load(name)
 		if err != nil {
 			return nil, err

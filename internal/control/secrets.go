@@ -100,7 +100,7 @@ func WriteSecrets(directory string, c SecretsConfig, now time.Time, overwrite bo
 		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 			return nil, err
 		}
-		if err := (&reload.Replacer{Name: name, Perm: 0o600}).Replace(one.content); err != nil {
+		if err := (&reload.Replacer{Name: name}).Replace(one.content); err != nil {
 			return nil, err
 		}
 	}

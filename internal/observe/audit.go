@@ -202,7 +202,7 @@ func (o *output) open() error {
 	if o.cfg.Name == AuditStderr {
 		return nil
 	}
-	now, err := reload.OpenAppend(o.cfg.Name, 0o600)
+	now, err := reload.OpenAppend(o.cfg.Name)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/internal/heavyhitters"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -52,7 +51,7 @@ type state struct {
 // TopKeys records decisions. It is safe for concurrent use.
 //
 // It is fed with a sample of a limiter's decisions and forgets them after about a minute. Its counts are estimates, for
-// two reasons: heavy hitters are counted within bounds (see internal/heavyhitters), which a row tells, and where a node decides more
+// two reasons: heavy hitters are counted within bounds (see window), which a row tells, and where a node decides more
 // than 10,000 checks a second each decision that is recorded stands for several, which adds an error of about √(n·w) to a count
 // of n where it stands for w.
 //
@@ -61,8 +60,8 @@ type state struct {
 // from memory. Admissions from loans count when borrowers report them.
 type TopKeys struct {
 	mu      sync.Mutex
-	all     *heavyhitters.Window[id]
-	refused *heavyhitters.Window[id]
+	all     window
+	refused window
 	states  map[id]*state
 	started bool
 	first   int64 // when the first generation began, Mono
@@ -76,10 +75,10 @@ var _ limiter.Recorder = (*TopKeys)(nil)
 func NewTopKeys() (*TopKeys, error) {
 	r := &TopKeys{states: make(map[id]*state)}
 	var err error
-	if r.all, err = heavyhitters.NewWindow[id](generations, counters); err != nil {
+	if r.all, err = newWindow(); err != nil {
 		return nil, err
 	}
-	r.refused, err = heavyhitters.NewWindow[id](generations, counters)
+	r.refused, err = newWindow()
 	return r, err
 }
 
@@ -88,9 +87,9 @@ func (r *TopKeys) Record(s *limiter.Sample) {
 	k := id{s.Scope, s.Key}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.all.Add(k, s.Weight, id.clone)
+	r.all.add(k, s.Weight)
 	if s.Refused {
-		r.refused.Add(k, s.Weight, id.clone)
+		r.refused.add(k, s.Weight)
 	}
 	st := r.states[k]
 	if st == nil {
@@ -130,8 +129,8 @@ func (r *TopKeys) Tick(mono int64) {
 	}
 	for ; mono-r.began >= int64(generation); r.began += int64(generation) {
 		r.turns++
-		r.all.Turn()
-		r.refused.Turn()
+		r.all.turn()
+		r.refused.turn()
 		maps.DeleteFunc(r.states, func(_ id, st *state) bool { return r.turns-st.turn >= generations })
 	}
 }
@@ -164,9 +163,9 @@ func (r *TopKeys) rows(by weirv1.KeyOrder, wanted func(scope string) bool) (rows
 	case weirv1.KeyOrder_KEY_ORDER_FULLEST:
 		keys = maps.Keys(r.states)
 	case weirv1.KeyOrder_KEY_ORDER_REFUSED:
-		keys = r.refused.Items()
+		keys = r.refused.keys()
 	default:
-		keys = r.all.Items()
+		keys = r.all.keys()
 	}
 	for k := range keys {
 		if wanted == nil || wanted(k.scope) {
@@ -180,8 +179,8 @@ func (r *TopKeys) rows(by weirv1.KeyOrder, wanted func(scope string) bool) (rows
 // away, but for the error of sampling. Its limit is the one that left least room when the key was last seen, 0 when that is not known.
 func (r *TopKeys) row(k id) *peerv1.KeyActivity {
 	row := &peerv1.KeyActivity{Scope: k.scope, Key: k.key}
-	row.Decisions, row.DecisionsError = estimate(r.all, k)
-	row.Refused, row.RefusedError = estimate(r.refused, k)
+	row.Decisions, row.DecisionsError = estimate(&r.all, k)
+	row.Refused, row.RefusedError = estimate(&r.refused, k)
 	row.Decisions = max(row.Decisions, row.Refused)
 	if st := r.states[k]; st != nil {
 		row.Algorithm, row.WindowNs, row.Limit, row.Used = weirv1.Algorithm(st.algorithm), int64(st.window), st.limit, st.used
@@ -189,8 +188,8 @@ func (r *TopKeys) row(k id) *peerv1.KeyActivity {
 	return row
 }
 
-func estimate(w *heavyhitters.Window[id], k id) (n, within int64) {
-	low, high := w.Count(k)
+func estimate(w *window, k id) (n, within int64) {
+	low, high := w.count(k)
 	if low == 0 {
 		return 0, high // it is not kept, and may never have been there
 	}

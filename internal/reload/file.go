@@ -67,11 +67,11 @@ func ReadableByOthers(name string) (bool, error) {
 	})
 }
 
-// OpenAppend opens a file to be appended to, and makes it where there is none. A pipe that nobody reads is an error, as is a file system
+// OpenAppend opens a file to be appended to, and makes it, for its owner alone, where there is none. A pipe that nobody reads is an error, as is a file system
 // that does not answer within Timeout. Writes to what is returned may still wait for as long as it pleases whoever takes them.
-func OpenAppend(name string, perm fs.FileMode) (*os.File, error) {
+func OpenAppend(name string) (*os.File, error) {
 	return within(name, Timeout, func() (*os.File, error) {
-		return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, perm)
+		return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, 0o600)
 	})
 }
 
@@ -94,9 +94,9 @@ func within[T any](name string, timeout time.Duration, read func() (T, error)) (
 	}
 }
 
-// TimeoutError is the error for a file that has not been read in time.
+// TimeoutError is the error for a file that has not been reached in time.
 func TimeoutError(name string, after time.Duration) error {
-	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w within %v", ErrTimeout, after)}
+	return &fs.PathError{Op: "reach", Path: name, Err: fmt.Errorf("%w within %v", ErrTimeout, after)}
 }
 
 // SizeError is the error for a file of more than limit bytes.

@@ -8,10 +8,9 @@ import (
 	"sync"
 )
 
-// Replacer replaces a file as a whole. Its methods are safe for concurrent use.
+// Replacer replaces a file, for its owner alone, as a whole. Its methods are safe for concurrent use.
 type Replacer struct {
 	Name string
-	Perm fs.FileMode
 
 	mu sync.Mutex // held by the one call that writes, also by one that was left behind
 }
@@ -25,12 +24,12 @@ func (r *Replacer) Replace(content []byte) error {
 	}
 	_, err := within(r.Name, Timeout, func() (struct{}, error) {
 		defer r.mu.Unlock()
-		return struct{}{}, replace(r.Name, content, r.Perm)
+		return struct{}{}, replace(r.Name, content)
 	})
 	return err
 }
 
-func replace(name string, content []byte, perm fs.FileMode) (err error) {
+func replace(name string, content []byte) (err error) {
 	directory := filepath.Dir(name)
 	f, err := os.CreateTemp(directory, "."+filepath.Base(name)+"-*")
 	if err != nil {
@@ -42,7 +41,7 @@ func replace(name string, content []byte, perm fs.FileMode) (err error) {
 		}
 	}()
 	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(perm), f.Sync(), f.Close()); err != nil {
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	if err := os.Rename(f.Name(), name); err != nil {
