@@ -81,8 +81,7 @@ func TestSweptStateIsLost(t *testing.T) {
 			s = copy
 			n := s.Stats().Keys
 			must.True(t, n == 0, "the copy keeps %d keys", n)
-			s.TakeOver(0, at(0))
-			s.Open(0)
+			take(s, at(0))
 		}
 		decide(t, s, r, "k", at(0), cost(4))
 		if n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0); n != 0 || !known || err != nil {
@@ -97,8 +96,7 @@ func TestSweptStateIsLost(t *testing.T) {
 func TestCopiedBanIsBounded(t *testing.T) {
 	holder, copied := New(Config{}), New(Config{Shut: true})
 	l := newLink(holder, copied, ownership.Backup)
-	r := rule("p", log(1, minute))
-	r.Ban = time.Hour
+	r := rule("p", log(1, minute)).banning(time.Hour)
 	decide(t, holder, r, "k", at(0), cost(1))
 	change(t, holder, r, "k", func(_ *partition, rec record) { rec.ban(int64(100 * time.Hour)) })
 	l.sync(t, 0, true)
@@ -112,8 +110,7 @@ func TestCopiedBanIsBounded(t *testing.T) {
 func TestCopiedRuleOfAnotherBan(t *testing.T) {
 	holder, _, l := followed(t)
 	for _, ban := range []time.Duration{time.Minute, time.Hour} {
-		r := rule("p", log(1, minute))
-		r.Ban = ban
+		r := rule("p", log(1, minute)).banning(ban)
 		for range 2 {
 			decide(t, holder, r, ban.String(), at(0), cost(1))
 		}
@@ -138,8 +135,7 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 		reserve(holder, key, uint64(i+1), time.Duration(i)*time.Second, int64(10*(i+1)))
 		l.sync(t, time.Duration(i)*time.Second, false)
 	}
-	copied.TakeOver(0, at(3*time.Second))
-	copied.Open(0)
+	take(copied, at(3*time.Second))
 	n, known, err := settle(copied, copied.key("p", "other"), r, at(3*time.Second), reservationOf(1), 0)
 	must.True(t, n == 10 && known && err == nil, "%v %v %v", n, known, err)
 	reserve(copied, "k", 4, 4*time.Second, 5)
@@ -280,8 +276,7 @@ func TestLossIsCopied(t *testing.T) {
 	closed.ColdClosed, strict.Strict = true, true
 	open := func(s *Store) {
 		s.Open(0)
-		s.Lease(0, int64(time.Hour))
-		s.Unguarded(0, true)
+		grant(s)
 	}
 	holder.TakeOver(0, at(0))
 	open(holder)
@@ -318,14 +313,8 @@ func TestLossIsCopied(t *testing.T) {
 func TestVersionOfEachChange(t *testing.T) {
 	s, other := New(Config{}), New(Config{})
 	r := rule("p", log(5, minute))
-	l := newLink(other, s, ownership.Target)
-	l.offset = 0
 	decide(t, other, r, "k", at(0), cost(1))
-	stage := func() {
-		l.attach(true)
-		l.drain(0)
-		must.NoError(t, s.Apply(0, true, at(0), l.queue[0].chunk))
-	}
+	stage := func() { stage(t, other, s, at(0), 1<<20) }
 	own := func() uint64 { return s.shards[0].partitions[0].extras.version }
 	decide(t, s, r, "k", at(0), cost(1))
 	before := uint64(0)
@@ -342,17 +331,11 @@ func TestVersionOfEachChange(t *testing.T) {
 		{"Detach again", func() { s.Detach(0, ownership.Backup) }},
 		{"TakeOver", func() { s.TakeOver(0, at(0)) }},
 		{"Open", func() { s.Shut(0); s.Open(0) }},
-		{"Merge", func() {
-			stage()
-			must.NoError(t, s.Merge(0, at(0)))
-		}},
+		{"Merge", func() { stage(); must.NoError(t, s.Merge(0, at(0))) }},
 		{"Attach to what was promoted", func() { stage(); s.Promote(0); s.Attach(0, ownership.Backup, true) }},
 		{"Open of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.Open(0) }},
 		{"TakeOver of what was promoted", func() { s.Shut(0); stage(); s.Promote(0); s.TakeOver(0, at(0)) }},
-		{"Merge after that", func() {
-			stage()
-			must.NoError(t, s.Merge(0, at(0)))
-		}},
+		{"Merge after that", func() { stage(); must.NoError(t, s.Merge(0, at(0))) }},
 	} {
 		if step.do(); i > 0 && own() <= before {
 			t.Errorf("%s: version %d, after %d", step.name, own(), before)

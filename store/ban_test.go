@@ -180,10 +180,8 @@ func TestBan(t *testing.T) {
 func TestBanMerged(t *testing.T) {
 	for _, limits := range []algo.Limits{{log(2, minute)}, {{Algorithm: algo.TokenBucket, Limit: 2, Window: minute}}, {{Algorithm: algo.Concurrency, Limit: 2, Window: minute}}} {
 		for from := range 2 {
-			r := rule("p", limits...)
-			r.Ban = 10 * minute
+			r := rule("p", limits...).banning(10 * minute)
 			s := newSplit(t, 2, r)
-			s.claim(0)
 			refuse := func(i int, key string) {
 				t.Helper()
 				for range 3 {
@@ -193,8 +191,7 @@ func TestBanMerged(t *testing.T) {
 				must.True(t, err == nil && left != 0, "not banned %v %v", left, err)
 			}
 			refuse(0, "before")
-			s.replicate(0, 1)
-			s.claim(1)
+			s.fork(0, 1)
 			s.now += time.Second
 			refuse(0, "zero")
 			refuse(1, "both")
@@ -223,10 +220,8 @@ func TestBanMergedIsBounded(t *testing.T) {
 	long, short := rule("p", log(1, minute)), rule("p", log(1, minute))
 	long.Ban, short.Ban = time.Hour, 10*minute
 	s := newSplit(t, 2, long)
-	s.claim(0)
 	decide(t, s.parties[0].store, long, "k", at(s.now), cost(1))
-	s.replicate(0, 1)
-	s.claim(1)
+	s.fork(0, 1)
 	decide(t, s.parties[1].store, long, "k", at(s.now), cost(1))
 	end := s.parties[0].store
 	decide(t, end, short, "k", at(s.now), cost(0))
@@ -238,8 +233,7 @@ func TestBanMergedIsBounded(t *testing.T) {
 
 // TestBanBesideLoans: before a ban begins all that is on loan is called back, and nothing is lent while it lasts.
 func TestBanBesideLoans(t *testing.T) {
-	r := rule("p", log(200, minute))
-	r.Ban = 5 * minute
+	r := rule("p", log(200, minute)).banning(5 * minute)
 	s := New(Config{})
 	must.Equal(t, borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20}).Granted, 20)
 	decide(t, s, r, "k", at(0), cost(180))
@@ -270,8 +264,7 @@ func TestBanBesideLoans(t *testing.T) {
 
 // TestBanCountsFromTheNewestInstant: a call that read its clock before another one, and came after it, makes no ban shorter.
 func TestBanCountsFromTheNewestInstant(t *testing.T) {
-	r := rule("p", log(1, minute))
-	r.Ban = 5 * minute
+	r := rule("p", log(1, minute)).banning(5 * minute)
 	s := New(Config{})
 	decide(t, s, r, "k", at(time.Second), cost(1))
 	decide(t, s, r, "k", at(time.Second/2), cost(1))
@@ -281,8 +274,7 @@ func TestBanCountsFromTheNewestInstant(t *testing.T) {
 
 // TestExcessAndBan: the excess of a commit begins no ban, and during one its answer says whether the limits had room.
 func TestExcessAndBan(t *testing.T) {
-	r := rule("p", log(5, minute))
-	r.Ban = 5 * minute
+	r := rule("p", log(5, minute)).banning(5 * minute)
 	s := New(Config{})
 	reserve := func(key string, n int64) {
 		decide(t, s, r, key, at(0), reserveFor(1, n, minute))
@@ -301,8 +293,7 @@ func TestExcessAndBan(t *testing.T) {
 
 // TestRepeatDuringBan: what was admitted before the ban is admitted again under its request id, and is not the ban's.
 func TestRepeatDuringBan(t *testing.T) {
-	r := rule("p", log(1, minute))
-	r.Ban = 5 * minute
+	r := rule("p", log(1, minute)).banning(5 * minute)
 	s := New(Config{})
 	c := cost(1)
 	c.RequestID = "id"
@@ -354,8 +345,7 @@ func TestBanUnderOtherLimits(t *testing.T) {
 // TestResetOfABanBesideLoans: a reset ends a ban also of a key whose record stays for what is on loan.
 func TestResetOfABanBesideLoans(t *testing.T) {
 	s := New(Config{})
-	r := rule("p", log(20, minute))
-	r.Ban = time.Hour
+	r := rule("p", log(20, minute)).banning(time.Hour)
 	decide(t, s, r, "k", at(0), cost(20))
 	must.True(t, !decide(t, s, r, "k", at(0), cost(1)).Allowed, "admitted")
 	borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16}})
@@ -368,8 +358,7 @@ func TestResetOfABanBesideLoans(t *testing.T) {
 // TestBanIsCopied: where the durability asks for it, the refusal that begins a ban waits for the copy to know of it; those after it do not.
 func TestBanIsCopied(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
-		r := rule("p", log(1, minute))
-		r.Ban, r.Durability = 5*minute, durability
+		r := rule("p", log(1, minute)).banning(5 * minute).under(durability)
 		holder, copy, l := followed(t)
 		l.offset = 0
 		k := holder.key("p", "k")
@@ -387,8 +376,7 @@ func TestBanIsCopied(t *testing.T) {
 		l.sync(t, time.Second, false)
 		got, err = holder.Decide(k, r, at(time.Second), cost(1), nil)
 		expect.True(t, err == nil && got.Banned && got.Ticket == 0, "%v, the next one: %+v, %v", durability, got, err)
-		copy.TakeOver(0, at(2*time.Second))
-		copy.Open(0)
+		take(copy, at(2*time.Second))
 		got, err = copy.Decide(k, r, at(2*minute), cost(1), nil)
 		expect.True(t, err == nil && got.Banned && got.RetryAfter >= 3*minute,
 			"%v, after the holder was lost: %+v, %v", durability, got, err)

@@ -23,8 +23,7 @@ func followed(t *testing.T) (holder, copied *Store, l *link) {
 // left is what a key has left once its holder is lost.
 func left(t *testing.T, copied *Store, r *Rule, now time.Duration, l *link) int64 {
 	t.Helper()
-	copied.TakeOver(0, l.there(now))
-	copied.Open(0)
+	take(copied, l.there(now))
 	a := must.Value(copied.Decide(copied.key(r.Scope, "k"), r, l.there(now), cost(0), nil))(t)
 	return a.Remaining
 }
@@ -44,8 +43,7 @@ func spend(t *testing.T, s *Store, r *Rule, now time.Duration) (n int64) {
 // allowed is a holder whose key k, with 100 units a window under escrow, has an allowance.
 func allowed(t *testing.T, w time.Duration) (r *Rule, holder, copied *Store, l *link) {
 	t.Helper()
-	r = rule("p", window(100, w))
-	r.Durability = Escrow
+	r = rule("p", window(100, w)).under(Escrow)
 	holder, copied, l = followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
@@ -54,8 +52,7 @@ func allowed(t *testing.T, w time.Duration) (r *Rule, holder, copied *Store, l *
 
 // TestAllowance: what may be admitted ahead of the copy is two twentieths of the smallest limit, and the copy charges it.
 func TestAllowance(t *testing.T) {
-	r := rule("p", window(10000, time.Hour), window(100, minute))
-	r.Durability = Escrow
+	r := rule("p", window(10000, time.Hour), window(100, minute)).under(Escrow)
 	holder, copied, l := followed(t)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
@@ -88,8 +85,7 @@ func TestAllowanceOfGone(t *testing.T) {
 
 // TestVersionsRise: a ticket of an earlier content is not given again for a later one.
 func TestVersionsRise(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Sync
+	r := rule("p", window(100, minute)).under(Sync)
 	s := New(Config{})
 	var last uint64
 	for range 3 {
@@ -111,9 +107,7 @@ func TestVersionsRise(t *testing.T) {
 func TestMergeRequestIDs(t *testing.T) {
 	r := rule("p", log(10, minute))
 	s := newSplit(t, 2, r)
-	s.claim(0)
-	s.replicate(0, 1)
-	s.claim(1)
+	s.fork(0, 1)
 	call := Call{RequestID: "id"}
 	call.Cost = 3
 	for i := range 2 { // both may lose
@@ -133,16 +127,6 @@ func TestMergeRequestIDs(t *testing.T) {
 	}
 }
 
-// TestAllowanceAtShut: the last chunk of a partition that is shut ends every allowance, for it has every state as it is.
-func TestAllowanceAtShut(t *testing.T) {
-	r, holder, copied, l := allowed(t, minute)
-	spend(t, holder, r, 0)
-	l.sync(t, 0, false)
-	holder.Shut(0)
-	l.sync(t, 0, false)
-	expect.Equal(t, left(t, copied, r, 0, l), 100-12, "are left of 100 after 12")
-}
-
 // TestInheritedAtShut: what a lost holder may have admitted to strict rules stays owed, also to the backup of who has handed the
 // partition over, until it is certain that it admits no more.
 func TestInheritedAtShut(t *testing.T) {
@@ -152,8 +136,7 @@ func TestInheritedAtShut(t *testing.T) {
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, strict, 0)
 	l.sync(t, 0, false)
-	claimant.TakeOver(0, l.there(0))
-	claimant.Open(0)
+	take(claimant, l.there(0))
 	backup := New(Config{Shut: true})
 	m := newLink(claimant, backup, ownership.Backup)
 	m.offset = 0
@@ -165,8 +148,7 @@ func TestInheritedAtShut(t *testing.T) {
 	backup.TakeOver(0, l.there(0))
 	backup.TakeOverStrict(0, l.there(0))
 	backup.Open(0)
-	backup.Lease(0, int64(time.Hour))
-	backup.Unguarded(0, true)
+	grant(backup)
 	for r, want := range map[*Rule]int64{strict: 100 - 1 - 10, plain: 100 - 1} {
 		d := decide(t, backup, r, "k", l.there(0), cost(0))
 		expect.True(t, d.Remaining == want, "%s: %d are left, want %d", r.Scope, d.Remaining, want)
@@ -184,8 +166,7 @@ func TestGivenBackWithRecord(t *testing.T) {
 	expect.True(t, n == 0, "the copy keeps %d keys", n)
 	accounted(t, holder)
 	accounted(t, copied)
-	copied.TakeOver(0, l.there(now))
-	copied.Open(0)
+	take(copied, l.there(now))
 	decide(t, copied, r, "k", l.there(now), cost(1))
 	expect.Equal(t, left(t, copied, r, now, l), 99, "are left of 100 after 1")
 }
@@ -194,34 +175,23 @@ func TestGivenBackWithRecord(t *testing.T) {
 // backup, which has charged it, is merged with a process that had claimed the partition by a copy that came without an allowance:
 // the receiver of a move that was in flight.
 func TestAllowanceAfterSplit(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability, r.Strict = Escrow, true
+	r := rule("p", window(100, minute)).under(Escrow).strict()
 	holder, backup, l := followed(t)
 	receiver := New(Config{Shut: true})
 	m := newLink(holder, receiver, ownership.Target)
-	holder.Lease(0, int64(time.Hour))
-	holder.Unguarded(0, true)
+	grant(holder)
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
 	m.sync(t, 0, true)
 	l.sync(t, 0, false)
-	receiver.TakeOver(0, l.there(0))
-	receiver.Open(0)
+	take(receiver, l.there(0))
 	ahead := spend(t, holder, r, 0) // and it is lost
 	must.True(t, ahead != 0, "nothing was admitted ahead")
 	backup.TakeOver(0, l.there(0))
 	backup.TakeOverStrict(0, l.there(0))
-	n := newLink(backup, receiver, ownership.Target)
-	n.offset = 0
-	n.attach(true)
-	for more := true; more; {
-		var chunk []byte
-		chunk, _, more = backup.Drain(0, ownership.Target, l.there(0), n.most)
-		must.NoError(t, receiver.Apply(0, true, l.there(0), chunk))
-	}
+	stage(t, backup, receiver, l.there(0), 1<<20)
 	must.NoError(t, receiver.Merge(0, l.there(0)))
-	receiver.Lease(0, int64(time.Hour))
-	receiver.Unguarded(0, true)
+	grant(receiver)
 	a := must.Value(receiver.Decide(receiver.key("p", "k"), r, l.there(0), cost(0), nil))(t)
 	spent := 1 + ahead
 	expect.True(t, a.Remaining <= 100-spent, "%d are left of 100, of which %d were admitted", a.Remaining, spent)
@@ -236,8 +206,7 @@ func TestAllowanceIsOfTheCapacity(t *testing.T) {
 
 // TestAllowanceLater: a key that is in use keeps its allowance, whatever the time.
 func TestAllowanceLater(t *testing.T) {
-	r := rule("p", window(100, time.Hour))
-	r.Durability = Escrow
+	r := rule("p", window(100, time.Hour)).under(Escrow)
 	holder, copied, l := followed(t)
 	const now = 30 * time.Minute
 	spend(t, holder, r, now)
@@ -258,8 +227,7 @@ func TestNoAllowanceOfOthers(t *testing.T) {
 	m.sync(t, 0, true)
 	l.sync(t, 0, false)
 	expect.Equal(t, left(t, receiver, r, 0, m), 99, "are left of 100 after 1, at the receiver of a move")
-	waits := rule("p", window(100, minute))
-	waits.Durability = Sync
+	waits := rule("p", window(100, minute)).under(Sync)
 	decide(t, holder, waits, "k", at(0), cost(1))
 	l.sync(t, 0, false)
 	expect.Equal(t, left(t, copied, waits, 0, l), 98, "are left of 100 after 2, of which none was admitted ahead")
@@ -267,8 +235,7 @@ func TestNoAllowanceOfOthers(t *testing.T) {
 
 // TestAllowanceBesideWhatIsOwed: a backup that takes over charges what its holder may have admitted and what one before that may have, too.
 func TestAllowanceBesideWhatIsOwed(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability = Escrow
+	r := rule("p", window(100, minute)).under(Escrow)
 	holder, copied, l := followed(t)
 	decide(t, holder, r, "k", at(0), cost(1))
 	of := stateID{"p", "k"}
@@ -283,15 +250,13 @@ func TestAllowanceBesideWhatIsOwed(t *testing.T) {
 // TestOwedIsChargedBesideReservations: a cancel takes nothing of what was charged because it may have been admitted, and the followers of who has taken
 // over hear of that charge.
 func TestOwedIsChargedBesideReservations(t *testing.T) {
-	r := rule("p", window(100, minute))
-	r.Durability, r.Strict = Escrow, true
+	r := rule("p", window(100, minute)).under(Escrow).strict()
 	holder, copied, l := followed(t)
 	l.offset = 0
 	holder.Lease(0, int64(time.Hour))
 	decide(t, holder, r, "k", at(0), reserveFor(1, 1, minute))
 	l.sync(t, 0, false)
-	copied.TakeOver(0, at(5*time.Second))
-	copied.Open(0)
+	take(copied, at(5*time.Second))
 	copied.Lease(0, int64(time.Hour))
 	backup := New(Config{Shut: true})
 	m := newLink(copied, backup, ownership.Backup)
@@ -308,17 +273,14 @@ func TestOwedIsChargedBesideReservations(t *testing.T) {
 
 // TestNothingOwedAfterALoss: who takes every key of strict rules for used up charges nothing besides.
 func TestNothingOwedAfterALoss(t *testing.T) {
-	r := rule("p", log(100, minute))
-	r.Durability, r.Strict = Escrow, true
+	r := rule("p", log(100, minute)).under(Escrow).strict()
 	holder, copied, l := followed(t)
 	l.offset = 0
 	holder.Lease(0, int64(time.Hour))
 	spend(t, holder, r, 0)
 	l.sync(t, 0, false)
-	copied.TakeOver(0, at(0))
-	copied.Open(0)
-	copied.Lease(0, int64(time.Hour))
-	copied.Unguarded(0, true)
+	take(copied, at(0))
+	grant(copied)
 	copied.ColdStrict(0, at(time.Second))
 	copied.TakeOverStrict(0, at(30*time.Second))
 	d := decide(t, copied, r, "k", at(30*time.Second), cost(0))

@@ -100,8 +100,7 @@ func TestReleaseByTheHolder(t *testing.T) {
 				n := copied.Stats().Reservations
 				expect.True(t, n == 0, "%v: the copy has %d reservations after it was told", d, n)
 			}
-			copied.TakeOver(0, l.there(2*time.Second))
-			copied.Open(0)
+			take(copied, l.there(2*time.Second))
 			if d == Escrow { // what the holder may have admitted ahead of its copy is charged
 				got := decide(t, copied, r, "k", l.there(2*time.Second), cost(0))
 				expect.True(t, got.Remaining >= 6, "%+v", got)
@@ -139,10 +138,8 @@ func TestReleaseAfterMerge(t *testing.T) {
 	r := releasing(Async, log(10, minute))
 	for from := range 2 {
 		s := newSplit(t, 2, r)
-		s.claim(0)
 		decide(t, s.parties[0].store, r, "k", at(s.now), reserveFor(1, 3, time.Second))
-		s.replicate(0, 1)
-		s.claim(1)
+		s.fork(0, 1)
 		s.merge(from, 1-from)
 		p := s.parties[1-from].store
 		wantUsed(t, "joined", p, r, at(s.now+2*time.Second), 3)

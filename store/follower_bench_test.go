@@ -29,8 +29,7 @@ func BenchmarkReplicate(b *testing.B) {
 			for _, hot := range []bool{false, true} {
 				b.Run(fmt.Sprintf("%s/%s/hot=%v", a.name, d.name, hot), func(b *testing.B) {
 					s := New(Config{Urgent: func(int) {}})
-					r := rule("p", a.limit)
-					r.Durability = d.durability
+					r := rule("p", a.limit).under(d.durability)
 					ks := make([]Key, keys)
 					for i := range ks {
 						ks[i] = s.key("p", name(i))
@@ -69,22 +68,5 @@ func BenchmarkReplicate(b *testing.B) {
 				})
 			}
 		}
-	}
-}
-
-// BenchmarkAttach is what making a partition of 25,000 keys pending holds the shard's lock for.
-func BenchmarkAttach(b *testing.B) {
-	s := New(Config{})
-	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour})
-	for i := range 25_000 {
-		if _, err := s.Decide(s.key("p", name(i)), r, at(0), cost(1), nil); err != nil {
-			b.Fatal(err)
-		}
-	}
-	for b.Loop() {
-		s.Attach(0, ownership.Backup, true)
-		b.StopTimer()
-		s.Detach(0, ownership.Backup)
-		b.StartTimer()
 	}
 }

@@ -367,8 +367,7 @@ func TestCrash(t *testing.T) {
 			copy := New(Config{Shut: true})
 			l := newLink(holder, copy, ownership.Backup)
 			l.most = 1 << (4 + rng.IntN(8))
-			r := rule("p", log(limit, w))
-			r.Durability = d
+			r := rule("p", log(limit, w)).under(d)
 			now := time.Duration(0)
 			holder.TakeOver(0, at(now))
 			l.sync(t, now, true)
@@ -440,8 +439,7 @@ func TestCrash(t *testing.T) {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
 				l.deliver(t, now, &staged)
 			}
-			copy.TakeOver(0, l.there(now))
-			copy.Open(0)
+			take(copy, l.there(now))
 			for range 400 {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
 				k := keys[rng.IntN(3)]
@@ -476,8 +474,7 @@ func TestEscrowSeldomWaits(t *testing.T) {
 	l := newLink(holder, copy, ownership.Backup)
 	holder.TakeOver(0, at(0))
 	l.sync(t, 0, true)
-	r := rule("p", log(1000, minute))
-	r.Durability = Escrow
+	r := rule("p", log(1000, minute)).under(Escrow)
 	waited, drains := 0, 0
 	now := time.Duration(0)
 	for range 1000 {
@@ -536,8 +533,6 @@ func TestVersions(t *testing.T) {
 	s.Caught(0, ownership.Backup)
 	_, before, more := s.Drain(0, ownership.Backup, at(0), 1<<20)
 	expect.True(t, !more, "something is pending for a current follower")
-	sync := rule("p", log(5, minute))
-	sync.Durability = Sync
 	for i := range 100 {
 		decide(t, s, r, fmt.Sprint(i), at(0), cost(1))
 	}
@@ -567,7 +562,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestLogGrowsByWhatIsNew: of a long log only the new units travel.
+// TestAwaited: who waits for a confirmation is known.
 func TestAwaited(t *testing.T) {
 	s := New(Config{})
 	async := rule("async", window(100, time.Minute))
@@ -610,8 +605,7 @@ func TestAwaited(t *testing.T) {
 // TestLateConfirm: a confirmation that comes after a later one takes nothing back.
 func TestLateConfirm(t *testing.T) {
 	s := New(Config{})
-	r := rule("p", window(100, time.Minute))
-	r.Durability = Sync
+	r := rule("p", window(100, time.Minute)).under(Sync)
 	s.Attach(0, ownership.Backup, true)
 	s.Caught(0, ownership.Backup)
 	call := cost(1)
@@ -650,19 +644,6 @@ func TestChunksStayApart(t *testing.T) {
 	}
 }
 
-func TestLogGrowsByWhatIsNew(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", log(1<<20, time.Hour))
-	s.Attach(0, ownership.Backup, true)
-	for flush := range 20 {
-		for i := range 100 {
-			decide(t, s, r, "k", at(time.Duration(flush*100+i)*time.Millisecond), cost(1))
-		}
-		chunk, _, _ := s.Drain(0, ownership.Backup, at(2*time.Second), 1<<20)
-		must.True(t, len(chunk) <= 600, "%d bytes for 100 units, in drain %d", len(chunk), flush)
-	}
-}
-
 func TestGate(t *testing.T) {
 	s := New(Config{Shut: true})
 	r := rule("p", log(5, minute))
@@ -690,8 +671,7 @@ func TestGate(t *testing.T) {
 
 func TestStrict(t *testing.T) {
 	s := New(Config{})
-	r := rule("p", log(50, minute))
-	r.Strict, r.Durability = true, Sync
+	r := rule("p", log(50, minute)).under(Sync).strict()
 	ask := func(boot int64) (Answer, error) {
 		c := cost(1)
 		c.Boot = boot
@@ -731,8 +711,7 @@ func TestStrict(t *testing.T) {
 func TestRepeatWaitsToo(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
 		s := New(Config{})
-		r := rule("p", log(50, minute))
-		r.Durability = durability
+		r := rule("p", log(50, minute)).under(durability)
 		s.AttachCurrent(0, ownership.Backup, true)
 		s.Caught(0, ownership.Backup)
 		c := cost(1)
@@ -752,8 +731,7 @@ func TestRepeatWaitsToo(t *testing.T) {
 // has everything.
 func TestRepeatAfterMove(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {
-		r := rule("p", log(50, minute))
-		r.Durability = durability
+		r := rule("p", log(50, minute)).under(durability)
 		from, to := New(Config{}), New(Config{})
 		c := cost(1)
 		c.RequestID = "5"
@@ -815,8 +793,7 @@ func TestOtherAnswersWait(t *testing.T) {
 func TestDurabilityNone(t *testing.T) {
 	holder, copy := New(Config{}), New(Config{Shut: true})
 	l := newLink(holder, copy, ownership.Target)
-	kept, none := rule("kept", log(5, minute)), rule("none", log(5, minute))
-	none.Durability = None
+	kept, none := rule("kept", log(5, minute)), rule("none", log(5, minute)).under(None)
 	both := func(key string) {
 		decide(t, holder, kept, key, at(0), cost(1))
 		decide(t, holder, none, key, at(0), cost(1))
@@ -896,8 +873,7 @@ func TestReservations(t *testing.T) {
 func TestReservationEndsWithHolders(t *testing.T) {
 	for _, d := range []Durability{None, Sync} {
 		a, b := New(Config{}), New(Config{Shut: true})
-		r := rule("p", log(10, minute))
-		r.Durability = d
+		r := rule("p", log(10, minute)).under(d)
 		k := a.key("p", "k")
 		reserve := func(id uint64, n int64, ttl time.Duration) {
 			t.Helper()
@@ -939,8 +915,7 @@ func TestCold(t *testing.T) {
 	s := New(Config{Shut: true})
 	s.Cold(0, at(0))
 	s.ColdStrict(0, at(20*time.Second))
-	s.TakeOver(0, at(20*time.Second))
-	s.Open(0)
+	take(s, at(20*time.Second))
 	s.Lease(0, 1)
 	s.Unguarded(0, true)
 	remaining := func(r *Rule, now time.Duration) int64 {
@@ -1013,16 +988,13 @@ func TestCountedRefusalWhereTheCountIsLost(t *testing.T) {
 func TestResetOfWhatIsOwed(t *testing.T) {
 	for _, lent := range []int64{0, 16} {
 		holder, copied, l := followed(t)
-		r := rule("p", log(100, minute))
-		r.Strict, r.Durability = true, Escrow
+		r := rule("p", log(100, minute)).under(Escrow).strict()
 		holder.Lease(0, int64(time.Hour))
 		borrow(t, holder, r, 0, Borrow{ID: loanID, Want: lent})
 		spend(t, holder, r, 0)
 		l.sync(t, 0, false)
-		copied.TakeOver(0, l.there(0))
-		copied.Open(0)
-		copied.Lease(0, int64(time.Hour))
-		copied.Unguarded(0, true)
+		take(copied, l.there(0))
+		grant(copied)
 		must.NoError(t, copied.Reset(copied.key("p", "k"), "p"))
 		decide(t, copied, r, "k", l.there(0), cost(1))
 		copied.TakeOverStrict(0, l.there(0))
@@ -1107,8 +1079,7 @@ func sampleChunk(tb testing.TB) []byte {
 		rule("bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute}),
 	}
 	rules[1].Durability = Escrow
-	ban := rule("banned", log(1, minute))
-	ban.Ban = time.Hour
+	ban := rule("banned", log(1, minute)).banning(time.Hour)
 	for range 2 {
 		must.Value(s.Decide(s.key("banned", "k"), ban, at(0), cost(1), nil))(tb)
 	}
@@ -1198,7 +1169,6 @@ func TestReloadTellsKeptKeys(t *testing.T) {
 	must.True(t, n == 0, "the backup has %d keys under none", n)
 	holder.Reconcile(func() algo.Instant { return at(0) }, func(string, []byte) *Rule { return kept })
 	l.sync(t, 0, false)
-	backup.TakeOver(0, at(0))
-	backup.Open(0)
+	take(backup, at(0))
 	expect.Equal(t, decide(t, backup, kept, "k", at(0), cost(0)).Remaining, 80, "are left on the backup")
 }

@@ -116,8 +116,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				holder = 1 - holder
 				claims++
 				next := stores[holder]
-				next.TakeOver(0, at(now))
-				next.Open(0)
+				take(next, at(now))
 				s.Attach(0, ownership.Backup, true)
 				s.Shut(0)
 				next.Stage(0)

@@ -17,8 +17,7 @@ import (
 // send. Whatever has arrived, all answers of both nodes together admit the limit and no more.
 func TestBurstOfIDs(t *testing.T) {
 	const burst = 1000
-	r := rule("p", log(burst, minute))
-	r.Durability = Sync
+	r := rule("p", log(burst, minute)).under(Sync)
 	key := strings.Repeat("k", 1024)
 	check := func(i int) Call { return Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint("id", i)} }
 	for arrived, chunks := 0, 1; arrived <= chunks; arrived++ {
@@ -38,8 +37,7 @@ func TestBurstOfIDs(t *testing.T) {
 			confirmed = l.queue[0].version
 			l.deliver(t, 0, &staged)
 		}
-		copied.TakeOver(0, l.there(0))
-		copied.Open(0)
+		take(copied, l.there(0))
 		admitted := 0
 		for i, ticket := range tickets {
 			before := decide(t, copied, r, key, l.there(0), cost(0)).Remaining
@@ -102,8 +100,7 @@ func TestIDsOverACrash(t *testing.T) {
 			confirmed = max(confirmed, l.queue[0].version)
 			l.deliver(t, 0, new(bool))
 		}
-		copied.TakeOver(0, l.there(0))
-		copied.Open(0)
+		take(copied, l.there(0))
 		for i, a := range asked {
 			before := decide(t, copied, r, a.key, l.there(0), cost(0)).Remaining
 			most := a.again(confirmed)

@@ -81,13 +81,7 @@ func TestLoansAreCounted(t *testing.T) {
 		instant := func() algo.Instant { return at(now) }
 		// carry brings all that one store has to the staging area of the other.
 		carry := func(from, to *Store) {
-			from.Attach(0, ownership.Target, true)
-			to.Stage(0)
-			for more := true; more; {
-				var chunk []byte
-				chunk, _, more = from.Drain(0, ownership.Target, instant(), 1<<16)
-				must.NoError(t, to.Apply(0, true, instant(), chunk))
-			}
+			stage(t, from, to, instant(), 1<<16)
 			from.Detach(0, ownership.Target)
 		}
 		for range 300 {
@@ -290,8 +284,7 @@ func TestLoanIsNotKnown(t *testing.T) {
 func TestLendOnlyWhatIsCopied(t *testing.T) {
 	for _, d := range []Durability{Escrow, Sync} {
 		s, copy := New(Config{}), New(Config{Shut: true})
-		r := rule("p", log(100, 10*time.Second))
-		r.Durability = d
+		r := rule("p", log(100, 10*time.Second)).under(d)
 		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
 		expect.True(t, a.Term == 0 && a.Granted == 0, "lent without a backup: %+v", a)
 		l := newLink(s, copy, ownership.Backup)
@@ -314,27 +307,13 @@ func TestLoansMerge(t *testing.T) {
 	rules := []*Rule{rule("p", log(100, 10*time.Second)), rule("q", log(100, 10*time.Second))}
 	p := newSplit(t, 2, rules...)
 	a, b := p.parties[0].store, p.parties[1].store
-	a.TakeOver(0, at(0))
-	a.Open(0)
 	r := rules[0]
 	borrow(t, a, r, 0, Borrow{ID: loanID, Want: 16})
-	p.replicate(0, 1)
-	b.TakeOver(0, at(0))
-	b.Open(0)
+	p.fork(0, 1)
 	borrow(t, a, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 16})
 	borrow(t, b, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 6, Returned: 2}, Want: 16})
 	borrow(t, b, rules[1], 0, Borrow{ID: loanID, Want: 16}) // of a key that one side alone knows
-	b.Shut(0)
-	l := newLink(b, a, ownership.Target)
-	l.offset = 0
-	l.from.Attach(0, ownership.Target, true)
-	a.Stage(0)
-	for more := true; more; {
-		var chunk []byte
-		chunk, _, more = b.Drain(0, ownership.Target, at(0), 1<<20)
-		must.NoError(t, a.Apply(0, true, at(0), chunk))
-	}
-	must.NoError(t, a.Merge(0, at(0)))
+	p.merge(1, 0)
 	granted, _ := holderLoan(a, a.key("p", "k"), "p", loanID)
 	expect.True(t, granted.Spent == 6 && granted.Returned == 2 && !granted.Ended, "%+v", granted)
 	d := decide(t, a, r, "k", at(0), cost(0))
@@ -384,8 +363,7 @@ func TestLoanCrash(t *testing.T) {
 			copy := New(Config{Shut: true})
 			l := newLink(holder, copy, ownership.Backup)
 			l.most = 1 << (4 + rng.IntN(8))
-			r := rule("p", log(limit, w))
-			r.Durability = d
+			r := rule("p", log(limit, w)).under(d)
 			now, offset := time.Duration(0), time.Duration(0)
 			l.sync(t, now, true)
 			staged, confirmed := false, uint64(0)
@@ -460,8 +438,7 @@ func TestLoanCrash(t *testing.T) {
 			}
 			confirmed = 1 << 62
 			owner, offset = copy, l.offset
-			r = rule("p", log(limit, w))
-			r.Durability = Async
+			r = rule("p", log(limit, w)).under(Async)
 			copy.TakeOver(0, instant())
 			if left := onLoanOf(copy, "p"); left != onLoan {
 				t.Fatalf("durability %d, seed %d: %d of %d are on loan after the takeover", d, seed, left, onLoan)
@@ -709,8 +686,7 @@ func TestEndedLoansOnCopies(t *testing.T) {
 func TestLoanBecomesStrict(t *testing.T) {
 	s := New(Config{})
 	before := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 3600, Window: time.Hour})
-	strict := rule("p", before.Limits[0])
-	strict.Strict = true
+	strict := rule("p", before.Limits[0]).strict()
 	quota := Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Quota: algo.Quota{Demand: 3600, Term: 28 * time.Second}}
 	lent, assigned := borrow(t, s, before, 0, Borrow{ID: loanID, Want: 16}), borrow(t, s, before, 0, quota)
 	must.True(t, lent.Term > 0 && assigned.Term > 0, "%+v, %+v", lent, assigned)
@@ -731,8 +707,7 @@ func TestLoanBecomesStrict(t *testing.T) {
 // TestLendToAnUnknownKey: its record stays if something was lent or charged, and otherwise not.
 func TestLendToAnUnknownKey(t *testing.T) {
 	s := New(Config{})
-	strict := rule("strict", log(100, minute))
-	strict.Strict = true
+	strict := rule("strict", log(100, minute)).strict()
 	expect.Equal(t, borrow(t, s, strict, 0, Borrow{ID: loanID, Want: 16}).Granted, 0, "lent without a lease")
 	expect.Equal(t, s.Stats().Keys, 0, "keys are left where nothing was lent")
 	s.Cold(0, at(0))

@@ -89,37 +89,6 @@ func BenchmarkBytesPerKey(b *testing.B) {
 	}
 }
 
-// BenchmarkGC shows what a collection costs with so many keys in the store, beside a map with a struct a key: the
-// store's cost does not grow with the keys.
-func BenchmarkGC(b *testing.B) {
-	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}
-	for _, keys := range []int{1000, 1_000_000} {
-		b.Run(fmt.Sprintf("store/keys=%d", keys), func(b *testing.B) {
-			s := fill(b, limit, keys)
-			runtime.GC()
-			for b.Loop() {
-				runtime.GC()
-			}
-			runtime.KeepAlive(s)
-		})
-		b.Run(fmt.Sprintf("map/keys=%d", keys), func(b *testing.B) {
-			type bucket struct {
-				level float64
-				last  time.Time
-			}
-			m, start := make(map[string]*bucket), time.Now()
-			for i := range keys {
-				m[name(i)] = &bucket{level: 100, last: start}
-			}
-			runtime.GC()
-			for b.Loop() {
-				runtime.GC()
-			}
-			runtime.KeepAlive(m)
-		})
-	}
-}
-
 // BenchmarkDecide is one decision for one of a million keys, in random order.
 func BenchmarkDecide(b *testing.B) {
 	const keys = 1_000_000

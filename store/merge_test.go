@@ -32,11 +32,13 @@ type split struct {
 	parties []*party
 }
 
+// newSplit has the first of the parties hold the partition.
 func newSplit(t *testing.T, parties int, rules ...*Rule) *split {
 	s := &split{t: t, rules: rules}
 	for range parties {
 		s.parties = append(s.parties, &party{New(Config{Shut: true}), make(map[string][]time.Duration)})
 	}
+	s.claim(0)
 	return s
 }
 
@@ -63,10 +65,12 @@ func (s *split) replicate(from, to int) {
 	}
 }
 
+// fork has another party claim a copy of what one has.
+func (s *split) fork(from, to int) { s.t.Helper(); s.replicate(from, to); s.claim(to) }
+
 // claim opens a party's content under a claim of its own.
 func (s *split) claim(i int) {
-	s.parties[i].store.TakeOver(0, at(s.now))
-	s.parties[i].store.Open(0)
+	take(s.parties[i].store, at(s.now))
 }
 
 // merge has one party give what it has to another.
@@ -86,13 +90,18 @@ func (s *split) merge(from, to int) {
 // stage brings what one party has into the staging area of another.
 func (s *split) stage(from, to int) {
 	s.t.Helper()
-	a, b := s.parties[from].store, s.parties[to].store
-	l := newLink(a, b, ownership.Target)
-	l.attach(true)
+	stage(s.t, s.parties[from].store, s.parties[to].store, at(s.now), 700)
+}
+
+// stage brings all that a store has into the staging area of another.
+func stage(t *testing.T, from, to *Store, now algo.Instant, most int) {
+	t.Helper()
+	from.Attach(0, ownership.Target, true)
+	to.Stage(0)
 	for more := true; more; {
 		var chunk []byte
-		chunk, _, more = a.Drain(0, ownership.Target, at(s.now), 700)
-		must.NoError(s.t, b.Apply(0, true, at(s.now), chunk))
+		chunk, _, more = from.Drain(0, ownership.Target, now, most)
+		must.NoError(t, to.Apply(0, true, now, chunk))
 	}
 }
 
@@ -149,7 +158,6 @@ func TestMergeAny(t *testing.T) {
 	for seed := range seeds(300) {
 		rng := rand.New(rand.NewPCG(seed, 12))
 		s := newSplit(t, 4, rule("long", log(10_000, minute)), rule("short", log(10_000, 5*time.Second), log(10_000, minute)))
-		s.claim(0)
 		open := []int{0}
 		for range 120 {
 			s.now += time.Duration(rng.Int64N(int64(time.Second)))
@@ -217,8 +225,7 @@ func TestMergeReloaded(t *testing.T) {
 				if known {
 					s.admit(0, first, "k")
 				}
-				s.replicate(0, 1)
-				s.claim(1)
+				s.fork(0, 1)
 				for range 10 {
 					if known {
 						s.admit(0, first, "k")
@@ -245,10 +252,8 @@ func TestMergeOfReservations(t *testing.T) {
 	r := rule("p", log(100, minute))
 	for from := range 2 {
 		s := newSplit(t, 2, r)
-		s.claim(0)
 		s.admit(0, r, "both")
-		s.replicate(0, 1)
-		s.claim(1)
+		s.fork(0, 1)
 		for i := range 2 {
 			for _, key := range []string{"both", fmt.Sprint(i)} {
 				decide(t, s.parties[i].store, r, key, at(0), reserveFor(uint64(i+1), 3, minute))
@@ -273,10 +278,8 @@ func TestMergeOfOneReservation(t *testing.T) {
 	r := rule("p", log(100, minute))
 	for from := range 2 {
 		s := newSplit(t, 2, r)
-		s.claim(0)
 		decide(t, s.parties[0].store, r, "k", at(s.now), reserveFor(1, 3, minute))
-		s.replicate(0, 1)
-		s.claim(1)
+		s.fork(0, 1)
 		s.merge(from, 1-from)
 		p := s.parties[1-from].store
 		expect.Equal(t, p.Stats().Reservations, 1, "reservations")
@@ -291,11 +294,9 @@ func TestMergeFollowers(t *testing.T) {
 	for n := range 4 {
 		claimed, told := n%2 == 1, n >= 2
 		s := newSplit(t, 3, rule("p", log(100, minute)))
-		s.claim(0)
 		s.admit(0, s.rules[0], "0")
 		s.admit(0, s.rules[0], "gone")
-		s.replicate(0, 1)
-		s.claim(1)
+		s.fork(0, 1)
 		winner, loser := 0, 1
 		if claimed {
 			winner, loser = 1, 0
@@ -335,8 +336,7 @@ func TestMergeForgetsStrictIDs(t *testing.T) {
 		}
 		decides := func(i int) {
 			s.claim(i)
-			s.parties[i].store.Lease(0, int64(time.Hour))
-			s.parties[i].store.Unguarded(0, true)
+			grant(s.parties[i].store)
 		}
 		decides(0)
 		charge(0, "both")
@@ -374,8 +374,7 @@ func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
 		}
 		for i := range 2 {
 			s.claim(i)
-			s.parties[i].store.Lease(0, int64(time.Hour))
-			s.parties[i].store.Unguarded(0, true)
+			grant(s.parties[i].store)
 		}
 		charge(0, "unanswered")
 		s.now += 10 * time.Second
@@ -392,7 +391,6 @@ func TestMergeForgetsStrictIDsOfStatesThatEnded(t *testing.T) {
 func TestMergeLeases(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 10, Window: minute})
 	s := newSplit(t, 2, r)
-	s.claim(0)
 	acquire := func(i int, nonce uint64) uint64 {
 		p := s.parties[i].store
 		d, err := p.Decide(p.key("p", "k"), r, at(0), Call{Request: algo.Request{Cost: 1, Nonce: nonce}}, nil)
@@ -400,8 +398,7 @@ func TestMergeLeases(t *testing.T) {
 		return d.Lease
 	}
 	acquire(0, 1)
-	s.replicate(0, 1)
-	s.claim(1)
+	s.fork(0, 1)
 	acquire(0, 2)
 	last := acquire(1, 3)
 	s.merge(0, 1)
@@ -421,8 +418,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 		rounds = 500
 	}
 	stores := [2]*Store{New(Config{Shut: true, Urgent: func(int) {}}), New(Config{Shut: true, Urgent: func(int) {}})}
-	stores[0].TakeOver(0, at(0))
-	stores[0].Open(0)
+	take(stores[0], at(0))
 	rules := []*Rule{rule("a", window(1<<40, time.Hour)), rule("b", window(1<<40, time.Hour)), rule("c", log(1<<20, time.Hour))}
 	rules[1].Durability, rules[2].Durability = Escrow, Sync
 	var admitted [3][keys]atomic.Int64
@@ -456,6 +452,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 			default:
 				for _, s := range stores {
 					s.Sweep(at(1), 1)
+					s.Reconcile(func() algo.Instant { return at(1) }, func(string, []byte) *Rule { return nil })
 					s.Stats()
 					s.Pending(0, ownership.Backup)
 				}
@@ -534,15 +531,9 @@ func TestDecideAgainstEverything(t *testing.T) {
 // were known and others.
 func TestMergeColdStrict(t *testing.T) {
 	for _, order := range [][]int{{1, 2}, {2, 1}} {
-		r := rule("p", log(100, minute))
-		r.Strict, r.Durability = true, Sync
+		r := rule("p", log(100, minute)).under(Sync).strict()
 		s := newSplit(t, 3, r)
-		grant := func(i int) {
-			s.parties[i].store.Lease(0, int64(time.Hour))
-			s.parties[i].store.Unguarded(0, true)
-		}
-		s.claim(0)
-		grant(0)
+		grant(s.parties[0].store)
 		s.admit(0, r, "known")
 		for _, i := range order {
 			s.replicate(0, i)
@@ -551,7 +542,7 @@ func TestMergeColdStrict(t *testing.T) {
 		s.claim(2)
 		s.parties[2].store.ColdStrict(0, at(s.now))
 		s.merge(2, 1)
-		grant(1)
+		grant(s.parties[1].store)
 		for _, key := range []string{"known", "new"} {
 			p := s.parties[1].store
 			d, err := p.Decide(p.key("p", key), r, at(s.now), cost(0), nil)
@@ -568,10 +559,8 @@ func TestMergeOfLosses(t *testing.T) {
 	strict.Strict, closed.ColdClosed = true, true
 	for _, earlier := range []int{0, 1} {
 		s := newSplit(t, 2, strict, closed)
-		s.claim(0)
 		s.admit(0, closed, "known")
-		s.replicate(0, 1)
-		s.claim(1)
+		s.fork(0, 1)
 		s.parties[0].store.Cold(0, at(0))
 		s.parties[earlier].store.ColdStrict(0, at(0))
 		s.parties[1-earlier].store.ColdStrict(0, at(30*time.Second))
@@ -579,8 +568,7 @@ func TestMergeOfLosses(t *testing.T) {
 		s.now = 40 * time.Second
 		s.merge(0, 1)
 		p := s.parties[1].store
-		p.Lease(0, int64(time.Hour))
-		p.Unguarded(0, true)
+		grant(p)
 		for _, step := range []struct {
 			now  time.Duration
 			rule *Rule
@@ -597,20 +585,13 @@ func TestMergeOfLosses(t *testing.T) {
 
 // TestMergeOfWhatIsOwed: of what the lost holders of both sides may have admitted the larger number is owed.
 func TestMergeOfWhatIsOwed(t *testing.T) {
-	r := rule("p", log(100, minute))
-	r.Strict = true
+	r := rule("p", log(100, minute)).strict()
 	for n := range 6 {
 		from, without := n%2, n/2 // by both, or by one
 		s := newSplit(t, 2, r)
-		grant := func(i int) {
-			s.parties[i].store.Lease(0, int64(time.Hour))
-			s.parties[i].store.Unguarded(0, true)
-		}
-		s.claim(0)
-		grant(0)
+		grant(s.parties[0].store)
 		s.admit(0, r, "k")
-		s.replicate(0, 1)
-		s.claim(1)
+		s.fork(0, 1)
 		var owed int64
 		for i, o := range []owing{{advanced: 1, inherited: 10}, {advanced: 2, inherited: 20}} {
 			if i+1 == without {
@@ -624,7 +605,7 @@ func TestMergeOfWhatIsOwed(t *testing.T) {
 			})
 		}
 		s.merge(from, 1-from)
-		grant(1 - from)
+		grant(s.parties[1-from].store)
 		p := s.parties[1-from].store
 		change(t, p, r, "k", func(_ *partition, rec record) {
 			expect.True(t, rec.has(owedFlag), "the record is not marked")

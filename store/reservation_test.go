@@ -74,8 +74,7 @@ func TestExtensionIsCopied(t *testing.T) {
 	if holder.Pending(0, ownership.Backup) > 0 {
 		l.sync(t, time.Second, false)
 	}
-	copied.TakeOver(0, l.there(time.Second))
-	copied.Open(0)
+	take(copied, l.there(time.Second))
 	out, err := copied.Settle(copied.key("p", "k"), r, l.there(20*time.Second), Settlement{ID: id})
 	expect.True(t, err == nil && out.Known && out.Returned == 2, "%+v, %v", out, err)
 }

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +44,15 @@ func reserveFor(id uint64, n int64, ttl time.Duration) Call {
 }
 
 func rule(scope string, limits ...algo.Limit) *Rule { return &Rule{Scope: scope, Limits: limits} }
+
+// under is the rule with a durability, strict and banning with what they are named after.
+func (r *Rule) under(d Durability) *Rule        { r.Durability = d; return r }
+func (r *Rule) strict() *Rule                   { r.Strict = true; return r }
+func (r *Rule) banning(ban time.Duration) *Rule { r.Ban = ban; return r }
+
+// take has a store decide by what it has, grant under strict rules as well.
+func take(s *Store, now algo.Instant) { s.TakeOver(0, now); s.Open(0) }
+func grant(s *Store)                  { s.Lease(0, int64(time.Hour)); s.Unguarded(0, true) }
 
 func log(n int64, w time.Duration) algo.Limit {
 	return algo.Limit{Algorithm: algo.SlidingLog, Limit: n, Window: w}
@@ -202,21 +209,6 @@ func slotOf(t *testing.T, p *partition, tag uint32, ref algo.Ref) uint32 {
 	}
 	t.Fatal("an entry is lost")
 	return 0
-}
-
-func TestScopesAreApart(t *testing.T) {
-	s := New(Config{Partitions: 3})
-	a, b := rule("a", log(1, minute)), rule("b", log(1, minute))
-	expect.True(t, decide(t, s, a, "k", at(0), cost(1)).Allowed && decide(t, s, b, "k", at(0), cost(1)).Allowed,
-		"two scopes share the state of one key")
-	expect.True(t, !decide(t, s, a, "k", at(0), cost(1)).Allowed, "a second unit of one passed")
-	// Even a full collision of hashes does not make two keys one.
-	k := Key{Hash: 42, Partition: 0, Key: "x"}
-	for _, key := range []string{"x", "y"} {
-		k.Key = key
-		d, err := s.Decide(k, a, at(0), cost(1), nil)
-		expect.True(t, err == nil && d.Allowed, "%s: %+v, %v", key, d, err)
-	}
 }
 
 // TestNothingLeftByRefusals shows that a refusal or a peek makes no state.
@@ -420,35 +412,6 @@ func TestRepeatedAnswers(t *testing.T) {
 	}
 }
 
-func TestRequestIDMemory(t *testing.T) {
-	s := New(Config{Partitions: 2, MaxRequestIDs: 100})
-	r := rule("p", log(1<<20, minute))
-	rng := rand.New(rand.NewPCG(5, 6))
-	now := time.Duration(0)
-	for i := range 5000 {
-		now += time.Duration(rng.Int64N(int64(time.Second)))
-		call := Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(rng.Uint64N(300)), Caller: []string{"", "a", "b"}[rng.IntN(3)]}
-		decide(t, s, r, fmt.Sprint("k", rng.IntN(5)), at(now), call)
-		if i%500 == 0 {
-			s.Reset(s.key("p", "k1"), "p")
-		}
-		for j := range s.shards {
-			for p := range s.shards[j].partitions {
-				m := &s.shards[j].partitions[p].ensureExtras().answers
-				listed := 0
-				for range m.from(0) {
-					listed++
-				}
-				must.True(t, m.n <= 100 && len(m.by) <= m.n && listed == m.n,
-					"%d remembered, %d in the order, %d counted", len(m.by), listed, m.n)
-			}
-		}
-	}
-	s.Sweep(at(now+10*minute), 1)
-	pages := s.shards[0].arena.Bytes() + s.shards[1].arena.Bytes()
-	expect.Equal(t, s.Stats().Bytes, int64(pages), "bytes are counted, of which pages hold %d", pages)
-}
-
 func TestLeases(t *testing.T) {
 	s := New(Config{Partitions: 3})
 	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: minute})
@@ -548,51 +511,6 @@ func TestDecideKnown(t *testing.T) {
 		} else if got && (d.Limit != 2 || d.Allowed != (d.Remaining == 0) || d.Allowed != (test.cost == 1)) {
 			t.Errorf("%s: %+v", test.name, d)
 		}
-	}
-}
-
-// TestConcurrent has many callers on few keys while others sweep and reconcile: not one admission too many or too few.
-func TestConcurrent(t *testing.T) {
-	s := New(Config{Partitions: 11})
-	const keys, limit, callers = 20, 500, 8
-	var admitted [keys]atomic.Int64
-	var clock atomic.Int64
-	now := func() algo.Instant { return algo.Instant{Mono: clock.Add(1)} }
-	rules := [2]*Rule{rule("p", log(limit, time.Hour)), rule("p", log(limit, time.Hour))}
-	var work sync.WaitGroup
-	for c := range callers {
-		work.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(c), 3))
-			for range keys * limit * 2 / callers * 2 {
-				k := rng.IntN(keys)
-				d, err := s.Decide(s.key("p", fmt.Sprint(k)), rules[rng.IntN(2)], now(), cost(1), nil)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				admitted[k].Add(d.Granted)
-			}
-		})
-	}
-	stop := make(chan struct{})
-	var others sync.WaitGroup
-	others.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				s.Sweep(now(), 1)
-				s.Reconcile(now, func(string, []byte) *Rule { return rules[0] })
-			}
-		}
-	})
-	work.Wait()
-	close(stop)
-	others.Wait()
-	for k := range admitted {
-		n := admitted[k].Load()
-		expect.True(t, n == limit, "key %d: %d admitted, want %d", k, n, limit)
 	}
 }
 

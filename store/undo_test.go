@@ -315,8 +315,7 @@ func (w *undoWorld) step(id uint64) {
 		before := w.holder
 		w.holder = 1 - w.holder
 		next := w.stores[w.holder]
-		next.TakeOver(0, w.here(w.holder))
-		next.Open(0)
+		take(next, w.here(w.holder))
 		if w.rng.IntN(2) == 0 {
 			s.Attach(0, ownership.Backup, true)
 			s.Shut(0)
