@@ -15,14 +15,13 @@ import (
 // What this node decides by itself takes no memory: admitted or refused, one check or many, of a policy or a limit sent
 // along.
 func TestNoAllocations(t *testing.T) {
-	l := New(Config{Policies: policies(t, `policies:
+	l := started(t, Config{Policies: policies(t, `policies:
   - {name: bucket, algorithm: token_bucket, limit: 1000, window: 1s}
   - {name: log, algorithm: sliding_log, limit: 5, window: 1h}
   - {name: over, algorithm: fixed_window, limit: 5, window: 1h, overrides: [{prefix: "partner:", limit: 7}]}
   - {name: warned, algorithm: fixed_window, limit: 5, window: 1h, warn_at: 0.8}
   - {name: banned, algorithm: sliding_log, limit: 5, window: 1h, ban: 1h}
 `)})
-	defer l.Close()
 	inline := algo.Limit{Algorithm: algo.LeakyBucket, Limit: 3, Window: time.Minute}
 	var batch []limit.Check
 	for _, key := range keys[:100] {
@@ -57,8 +56,7 @@ func TestNoAllocations(t *testing.T) {
 
 // What others decide takes memory for the call, and none for each check.
 func TestForwardedAllocations(t *testing.T) {
-	l := New(Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, nine)})
-	defer l.Close()
+	l := started(t, Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, nine)})
 	for _, n := range []int{1, 10, 1000} {
 		checks, results := make([]limit.Check, n), make([]limit.Result, n)
 		for i := range checks {

@@ -235,9 +235,7 @@ func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
 		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, ops []*Op, deliver func()) {
 			deliver()
 			if to.Name == "n2" && asked.CompareAndSwap(false, true) {
-				for _, op := range ops {
-					op.Outcome = Outcome{NotHolder: nil, Unreachable: true}
-				}
+				unanswered(ops)
 			}
 		})
 		all := c.nodes[0].all(t, good, closed)
@@ -247,47 +245,35 @@ func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
 	})
 }
 
-// TestAtomicTakesNoPlaces: a state that is alone needs no reservation, and those of several are under no bound of their keys.
+// TestAtomicTakesNoPlaces: a state that is alone needs no reservation, and those of several are under no bound of their keys. Where nothing more
+// may be reserved on_error answers, as where the store is full.
 func TestAtomicTakesNoPlaces(t *testing.T) {
 	for _, test := range []struct {
 		cfg  store.Config
 		keys []string
+		open bool
 	}{
-		{store.Config{MaxReservations: -1}, []string{"k", "k"}},
-		{store.Config{MaxKeyReservations: -1}, []string{"k", "l"}},
+		{store.Config{MaxReservations: -1}, []string{"k", "k"}, false},
+		{store.Config{MaxKeyReservations: -1}, []string{"k", "l"}, false},
+		{store.Config{MaxReservations: -1}, []string{"k", "l"}, true},
 	} {
-		l := New(Config{Policies: policies(t, atomicPolicies), Store: NewStore(test.cfg, true)})
-		var checks []limit.Check
-		for _, key := range test.keys {
-			checks = append(checks, named("a", key, 1))
-		}
-		if all, err := l.CheckAll(t.Context(), checks); err != nil || !all.Allowed || all.Decisions[0].FailedOpen {
-			t.Errorf("%v with %+v: %+v, %v", test.keys, test.cfg, all, err)
-		}
-		l.Close()
+		l := started(t, Config{Policies: policies(t, atomicPolicies), Store: NewStore(test.cfg, true)})
+		all, err := l.CheckAll(t.Context(), []limit.Check{named("a", test.keys[0], 1), named("a", test.keys[1], 1)})
+		expect.True(t, err == nil && all.Allowed && all.Decisions[0].FailedOpen == test.open &&
+			all.Decisions[1].FailedOpen == test.open, "%+v: %+v, %v", test, all, err)
 	}
 }
 
 // TestReservationsOutliveTheirCall: what an atomic check reserves is held for longer than this node takes to settle it, and of several
 // elements about one state the longest time counts.
 func TestReservationsOutliveTheirCall(t *testing.T) {
-	l := New(Config{Policies: policies(t, atomicPolicies), Timeout: 3 * time.Second})
-	t.Cleanup(l.Close)
+	l := started(t, Config{Policies: policies(t, atomicPolicies), Timeout: 3 * time.Second})
 	expect.True(t, l.hold() > 2*3*time.Second, "%v", l.hold())
 	sum, err := l.gather("reserves", 2, func(i int) (*Op, *limit.Error) {
 		return NewOp(OpReserve, named("a", "k", 1), Extra{TTL: []time.Duration{time.Minute, time.Second}[i]}), nil
 	})
 	must.Equal(t, err, nil)
 	expect.True(t, len(sum.ops) == 1 && sum.ops[0].TTL == time.Minute && sum.ops[0].Cost == 2, "%+v", sum.ops)
-}
-
-// TestAtomicWithoutPlaces: where nothing more may be reserved on_error answers, as where the store is full.
-func TestAtomicWithoutPlaces(t *testing.T) {
-	l := New(Config{Policies: policies(t, atomicPolicies), Store: NewStore(store.Config{MaxReservations: -1}, true)})
-	t.Cleanup(l.Close)
-	all, err := l.CheckAll(t.Context(), []limit.Check{named("a", "k", 1), named("a", "l", 1)})
-	expect.True(t, err == nil && all.Allowed && all.Decisions[0].FailedOpen && all.Decisions[1].FailedOpen,
-		"%+v, %v", all, err)
 }
 
 func TestAtomicOfACallerWhoLeaves(t *testing.T) {
@@ -336,9 +322,7 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 				case 0: // the message is lost
 				case 1: // the answer is
 					deliver()
-					for _, op := range ops {
-						op.Outcome = Outcome{Unreachable: true}
-					}
+					unanswered(ops)
 				default:
 					deliver()
 				}
@@ -458,10 +442,8 @@ func TestAtomicCharges(t *testing.T) {
 				if !hit || !lost {
 					deliver()
 				}
-				for _, op := range ops {
-					if hit {
-						op.Outcome = Outcome{Unreachable: true}
-					}
+				if hit {
+					unanswered(ops)
 				}
 			})
 			_, err := c.nodes[0].CheckAll(t.Context(), charges(named("a", a.Key, 20), b))

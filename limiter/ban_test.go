@@ -171,7 +171,7 @@ func TestBanBesideOthers(t *testing.T) {
 		}
 		c.advance(2 * time.Minute)
 		n.check(t, named("beside", "k", 1))
-		if got := c.sumOf("beside"); got.CandidateAllowed != 1 || got.CandidateRefused != 3 || got.Refused != 2 {
+		if got := c.stats("beside"); got.CandidateAllowed != 1 || got.CandidateRefused != 3 || got.Refused != 2 {
 			t.Errorf("beside a candidate: %+v", got)
 		}
 

@@ -83,18 +83,6 @@ func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
 	})
 }
 
-func TestARefusalIsRememberedForItsRetryAfter(t *testing.T) {
-	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		key, n := c.owned("short", 1, 0), c.nodes[0]
-		n.check(t, named("short", key, 1))
-		n.check(t, named("short", key, 1))
-		c.advance(99 * time.Millisecond)
-		c.wantMessages(0, "before", func() { n.check(t, named("short", key, 1)) })
-		c.advance(time.Millisecond + 100)
-		expect.True(t, n.check(t, named("short", key, 1)).Allowed, "refused")
-	})
-}
-
 func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		key, n := c.owned("two", 1, 0), c.nodes[0]
@@ -224,9 +212,7 @@ func TestWhatMayBeChargedForgets(t *testing.T) {
 			if lost {
 				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 					deliver()
-					for _, op := range ops {
-						op.Outcome = Outcome{Unreachable: true}
-					}
+					unanswered(ops)
 				})
 			} else {
 				charge.Cost, charge.Always = 2, true
@@ -365,34 +351,40 @@ func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 	})
 }
 
-// TestARefusalFromMemoryIsNeverWrong holds every answer of an entry node, whose clock runs at another rate than the
-// owner's, to a peek at the owner in the same instant.
-func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
+// eachDrift takes 4,000 steps under each policy, with clocks of one owner and one entry node at all rates that are allowed. A step says whether it was
+// answered from memory, as some have to be.
+func eachDrift(t *testing.T, step func(t *testing.T, c *testCluster, dice int, id string, q limit.Check) (remembered bool)) {
 	for _, policy := range []string{"log", "short", "bucket", "two"} {
 		for _, rates := range [][2]int64{{0, 0}, {1, -1}, {-1, 1}} {
 			t.Run(fmt.Sprintf("%s%v", policy, rates), func(t *testing.T) {
 				inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 					random := rand.New(rand.NewPCG(1, 2))
-					owner := c.nodes[2]
-					owner.rate.Store(rates[0])
+					c.nodes[2].rate.Store(rates[0])
 					c.nodes[0].rate.Store(rates[1])
-					key := c.owned(policy, 2, 0)
-					remembered := 0
+					key, remembered := c.owned(policy, 2, 0), 0
 					for i := range 4000 {
 						c.advance(time.Duration(random.ExpFloat64() * float64(40*time.Millisecond)))
-						cost := 1 + random.Int64N(3)
-						would := owner.check(t, limit.Check{Target: onPolicy(policy, key)}).Remaining >= cost
-						var d limit.Decision
-						if c.messages(func() { d = c.nodes[i%2].check(t, named(policy, key, cost)) }) == 0 {
+						if step(t, c, random.IntN(8), fmt.Sprint(i), named(policy, key, 1+random.Int64N(3))) {
 							remembered++
 						}
-						must.True(t, d.Allowed == would, "step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
 					}
 					expect.True(t, remembered >= 50, "only %d answers were from memory", remembered)
 				})
 			})
 		}
 	}
+}
+
+// TestARefusalFromMemoryIsNeverWrong holds every answer of an entry node, whose clock runs at another rate than the
+// owner's, to a peek at the owner in the same instant.
+func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
+	eachDrift(t, func(t *testing.T, c *testCluster, dice int, id string, q limit.Check) bool {
+		would := c.nodes[2].check(t, limit.Check{Target: q.Target}).Remaining >= q.Cost
+		var d limit.Decision
+		n := c.messages(func() { d = c.nodes[dice%2].check(t, q) })
+		must.True(t, d.Allowed == would, "step %s: cost %d: %+v, the owner says %v", id, q.Cost, d, would)
+		return n == 0
+	})
 }
 
 // TestALateRefusalIsNotWrong holds every answer of an entry node to a peek at the owner in the same instant, where answers of that are late: a refusal
@@ -450,45 +442,25 @@ func TestALateRefusalIsNotWrong(t *testing.T) {
 // TestARefusalFromMemoryHasTheRetryAfterOfItsCost holds the retry_after of every refusal by an entry node that alone asks to
 // what the owner says in the same instant to the same check.
 func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
-	for _, policy := range []string{"log", "short", "bucket", "two"} {
-		for _, rates := range [][2]int64{{0, 0}, {1, -1}, {-1, 1}} {
-			t.Run(fmt.Sprintf("%s%v", policy, rates), func(t *testing.T) {
-				inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-					random := rand.New(rand.NewPCG(1, 2))
-					entry, owner := c.nodes[0], c.nodes[1]
-					owner.rate.Store(rates[0])
-					entry.rate.Store(rates[1])
-					key := c.owned(policy, 1, 0)
-					remembered := 0
-					for i := range 4000 {
-						c.advance(time.Duration(random.ExpFloat64() * float64(40*time.Millisecond)))
-						q := named(policy, key, 1+random.Int64N(3))
-						switch random.IntN(8) {
-						case 0:
-							q.Partial = true
-						case 1:
-							q.RequestID = fmt.Sprint(i)
-						case 2:
-							_, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: units(q.Cost), TTL: time.Millisecond})
-							must.NoError(t, err)
-							continue
-						}
-						var d limit.Decision
-						if c.messages(func() { d = entry.check(t, q) }) == 0 {
-							remembered++
-						}
-						if d.Allowed {
-							continue
-						}
-						want := owner.check(t, q).RetryAfter
-						// Each clock is taken to be wrong by a thousandth at most, and no answer is older than a second.
-						must.True(t, d.RetryAfter >= want && (d.RetryAfter <= want+4*time.Millisecond ||
-							d.RetryAfter == want),
-							"step %d: cost %d: retry after %v, the owner says %v", i, q.Cost, d.RetryAfter, want)
-					}
-					expect.True(t, remembered >= 50, "only %d answers were from memory", remembered)
-				})
-			})
+	eachDrift(t, func(t *testing.T, c *testCluster, dice int, id string, q limit.Check) bool {
+		entry, owner := c.nodes[0], c.nodes[2]
+		switch dice {
+		case 0:
+			q.Partial = true
+		case 1:
+			q.RequestID = id
+		case 2:
+			must.Value(entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: units(q.Cost), TTL: time.Millisecond}))(t)
+			return false
 		}
-	}
+		var d limit.Decision
+		n := c.messages(func() { d = entry.check(t, q) })
+		if !d.Allowed {
+			want := owner.check(t, q).RetryAfter
+			// Each clock is taken to be wrong by a thousandth at most, and no answer is older than a second.
+			must.True(t, d.RetryAfter >= want && (d.RetryAfter <= want+4*time.Millisecond || d.RetryAfter == want),
+				"step %s: cost %d: retry after %v, the owner says %v", id, q.Cost, d.RetryAfter, want)
+		}
+		return n == 0
+	})
 }

@@ -687,12 +687,7 @@ func TestReportsAreForwarded(t *testing.T) {
 		lend := func(n int, b limit.Borrow) limit.Lent {
 			t.Helper()
 			b.Target, b.ID = onPolicy("p", key), algo.LoanID{Borrower: 77, Number: 1}
-			out := make([]limit.Lent, 1)
-			wait := must.Value(c.nodes[n].Lend(t.Context(), []limit.Borrow{b}, out))(t)
-			if wait != nil {
-				wait()
-			}
-			return out[0]
+			return lent(t, c.nodes[n].Limiter, b)
 		}
 		a := lend(1, limit.Borrow{Want: 16})
 		expect.True(t, a.Unheard && a.Holder == "n0", "borrowed where nothing is held: %+v", a)

@@ -147,41 +147,34 @@ func TestCharge(t *testing.T) {
   - {name: carried, algorithm: fixed_window, limit: 100, window: 1m, carry_debt: true}
   - {name: bounded, algorithm: token_bucket, limit: 100, window: 1m, max_debt: 20}
 `
-	for _, p := range policies(t, debts).Policies() {
-		if p.Concurrency {
-			continue
+	forEachRate(t, debts, func(t *testing.T, c *testCluster, p *policy.Policy) {
+		target := onPolicy(p.Name, "k")
+		charge := limit.Charge{Target: target, Amount: units(70), RequestID: "a"}
+		for i := range 3 {
+			d, err := c.nodes[i].Charge(t.Context(), charge)
+			expect.True(t, err == nil && d.Allowed && d.Granted == 70 && d.Remaining == 30, "%+v, %v", d, err)
 		}
-		t.Run(p.Name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, debts)}, func(t *testing.T, c *testCluster) {
-				target := onPolicy(p.Name, "k")
-				charge := limit.Charge{Target: target, Amount: units(70), RequestID: "a"}
-				for i := range 3 {
-					d, err := c.nodes[i].Charge(t.Context(), charge)
-					expect.True(t, err == nil && d.Allowed && d.Granted == 70 && d.Remaining == 30, "%+v, %v", d, err)
-				}
-				want := int64(70)
-				if p.Name == "bounded" {
-					want = 50
-				}
-				charge.RequestID = "b"
-				for i := range 3 {
-					d, err := c.nodes[i].Charge(t.Context(), charge)
-					expect.True(t, err == nil && !d.Allowed && d.Granted == want && d.Remaining == 0 && !d.FailedOpen,
-						"beyond the limit: %+v, %v", d, err)
-				}
-				charge.Cost = 71
-				wantError(t, expect.Err(c.nodes[0].Charge(t.Context(), charge)), limit.Invalid, "request_id")
-				d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 1})
-				must.True(t, !d.Allowed && d.RetryAfter > 0, "%+v", d)
-				c.advance(d.RetryAfter - time.Microsecond) // a tick of the log's clock and more
-				again := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
-				expect.True(t, !again.Allowed, "admitted before retry_after (%v): %+v", d.RetryAfter, again)
-				c.advance(limit.MaxRemember) // so long a refusal may be remembered
-				again = c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
-				expect.True(t, again.Allowed, "refused after retry_after (%v): %+v", d.RetryAfter, again)
-			})
-		})
-	}
+		want := int64(70)
+		if p.Name == "bounded" {
+			want = 50
+		}
+		charge.RequestID = "b"
+		for i := range 3 {
+			d, err := c.nodes[i].Charge(t.Context(), charge)
+			expect.True(t, err == nil && !d.Allowed && d.Granted == want && d.Remaining == 0 && !d.FailedOpen,
+				"beyond the limit: %+v, %v", d, err)
+		}
+		charge.Cost = 71
+		wantError(t, expect.Err(c.nodes[0].Charge(t.Context(), charge)), limit.Invalid, "request_id")
+		d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 1})
+		must.True(t, !d.Allowed && d.RetryAfter > 0, "%+v", d)
+		c.advance(d.RetryAfter - time.Microsecond) // a tick of the log's clock and more
+		again := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
+		expect.True(t, !again.Allowed, "admitted before retry_after (%v): %+v", d.RetryAfter, again)
+		c.advance(limit.MaxRemember) // so long a refusal may be remembered
+		again = c.nodes[2].check(t, limit.Check{Target: target, Cost: 1})
+		expect.True(t, again.Allowed, "refused after retry_after (%v): %+v", d.RetryAfter, again)
+	})
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		log := onPolicy("sliding_log", c.owned("sliding_log", 1, 0))
 		for _, test := range []struct {
@@ -509,8 +502,7 @@ func TestBudgets(t *testing.T) {
 
 // A commit of more than a bucket can owe, twice, beside a reservation that is still pending.
 func TestCommitBeyondWhatABucketOwes(t *testing.T) {
-	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: token_bucket, limit: 100, window: 10s}]")})
-	defer l.Close()
+	l := started(t, Config{Policies: policies(t, "policies: [{name: p, algorithm: token_bucket, limit: 100, window: 10s}]")})
 	target := onPolicy("p", "k")
 	ids := make([]string, 5)
 	for i := range ids {

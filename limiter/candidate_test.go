@@ -25,22 +25,6 @@ const tried = `policies:
       - {key: banned, blocked: true}
 `
 
-// sumOf adds up what the nodes have counted for a policy.
-func (c *testCluster) sumOf(policy string) (sum PolicyStats) {
-	for _, n := range c.nodes {
-		for _, s := range n.Counts() {
-			if s.Policy == policy {
-				sum.Allowed += s.Allowed
-				sum.Refused += s.Refused
-				sum.CandidateAllowed += s.CandidateAllowed
-				sum.CandidateRefused += s.CandidateRefused
-				sum.CandidateDisagreed += s.CandidateDisagreed
-			}
-		}
-	}
-	return sum
-}
-
 // TestCandidate: a policy with a candidate answers as one without, and its candidate counts what a policy of these limits that is asked
 // the same would have answered. Refunds and resets are for both.
 func TestCandidate(t *testing.T) {
@@ -74,7 +58,7 @@ func TestCandidate(t *testing.T) {
 					"check %d: %+v, and %+v without a candidate", i, got, want)
 			}
 		}
-		got, want := c.sumOf("tried"), c.sumOf("other")
+		got, want := c.stats("tried"), c.stats("other")
 		expect.True(t, got.CandidateAllowed == want.Allowed && got.CandidateRefused == want.Refused &&
 			got.CandidateDisagreed == disagreed,
 			"the candidate: %+v; asked by itself: %+v, %d other answers", got, want, disagreed)
@@ -85,17 +69,17 @@ func TestCandidate(t *testing.T) {
 		for _, key := range []string{"vip", "banned"} {
 			c.nodes[0].check(t, named("mixed", key, 1))
 		}
-		got = c.sumOf("mixed")
+		got = c.stats("mixed")
 		expect.Equal(t, got.CandidateAllowed+got.CandidateRefused, 0, "keys with an override: %+v", got)
 		for range 6 {
 			c.nodes[0].check(t, named("mixed", "key", 1))
 		}
-		got = c.sumOf("mixed")
+		got = c.stats("mixed")
 		expect.True(t, got.CandidateAllowed == 5 && got.CandidateRefused == 1 && got.CandidateDisagreed == 3,
 			"six checks: %+v", got)
 		// A policy without one counts no more.
 		c.setPolicies("policies: [{name: mixed, algorithm: sliding_log, limit: 2, window: 1m}]")
 		c.nodes[0].check(t, named("mixed", "key", 1))
-		expect.Equal(t, c.sumOf("mixed").CandidateAllowed, 5, "without a candidate")
+		expect.Equal(t, c.stats("mixed").CandidateAllowed, 5, "without a candidate")
 	})
 }

@@ -259,6 +259,20 @@ func bringBack(ops, there []*Op) {
 	}
 }
 
+// started is a node alone, which ends with the test.
+func started(t testing.TB, cfg Config) *Limiter {
+	l := New(cfg)
+	t.Cleanup(l.Close)
+	return l
+}
+
+// unanswered is what becomes of operations whose answer is lost.
+func unanswered(ops []*Op) {
+	for _, op := range ops {
+		op.Outcome = Outcome{Unreachable: true}
+	}
+}
+
 // Wires that fail in different ways.
 func refused(context.Context, *testNode, ownership.Node, []*Op, func()) {}
 
@@ -322,6 +336,9 @@ func (c *testCluster) stats(policy string) PolicyStats {
 				sum.FailedOpen += s.FailedOpen
 				sum.FailedClosed += s.FailedClosed
 				sum.Errors += s.Errors
+				sum.CandidateAllowed += s.CandidateAllowed
+				sum.CandidateRefused += s.CandidateRefused
+				sum.CandidateDisagreed += s.CandidateDisagreed
 				sum.PeakCount = max(sum.PeakCount, s.PeakCount)
 				sum.PeakUtilization = max(sum.PeakUtilization, s.PeakUtilization)
 			}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,8 +30,7 @@ func TestEqualHashes(t *testing.T) {
 			set := policies(t, text)
 			inBubble(t, 3, Config{Policies: set, HashKey: testKey.Truncated(bits)}, func(t *testing.T, c *testCluster) {
 				clock := func() algo.Instant { return algo.Instant{Mono: c.mono.Load(), Wall: 1_800_000_000e9 + c.mono.Load()} }
-				oracle := New(Config{Policies: set, HashKey: testKey, Clock: clock})
-				t.Cleanup(oracle.Close)
+				oracle := started(t, Config{Policies: set, HashKey: testKey, Clock: clock})
 				own := &algo.Limit{Algorithm: algo.SlidingLog, Limit: 2, Window: 3 * time.Second}
 				random := rand.New(rand.NewPCG(1, uint64(bits)))
 				anything := func() (at limit.Target) {
@@ -165,10 +163,9 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 }
 
 // TestCollisionsAreKeysLikeOthers sends 65,536 keys that XXH64 gives one hash: each has a state of its own, found at the price of
-// any other's (BenchmarkCollisions); one by one in a list they would take minutes.
+// any other's; one by one in a list they would take minutes.
 func TestCollisionsAreKeysLikeOthers(t *testing.T) {
-	l := New(Config{HashKey: testKey, Policies: policies(t, `policies: [{name: login, algorithm: fixed_window, limit: 2, window: 1h}]`)})
-	t.Cleanup(l.Close)
+	l := started(t, Config{HashKey: testKey, Policies: policies(t, `policies: [{name: login, algorithm: fixed_window, limit: 2, window: 1h}]`)})
 	partitions := map[int]int{}
 	for round := range int64(2) {
 		for key := range collision.Keys(8+len("login"), 1<<16) {
@@ -182,31 +179,5 @@ func TestCollisionsAreKeysLikeOthers(t *testing.T) {
 		if n > 2*48 { // 16 on the mean, and 4 is the deviation
 			t.Errorf("partition %d has %d of the keys", p, n/2)
 		}
-	}
-}
-
-// BenchmarkCollisions is one check of one of 48,000 keys: such as XXH64 gives one hash, and such as it does not.
-func BenchmarkCollisions(b *testing.B) {
-	for name, keys := range map[string][]string{
-		"colliding": slices.Collect(collision.Keys(8+len("p"), 48000)),
-		"random": slices.Collect(func(yield func(string) bool) {
-			for i := range 48000 {
-				if !yield(fmt.Sprintf("%087d", i)) {
-					return
-				}
-			}
-		}),
-	} {
-		b.Run(name, func(b *testing.B) {
-			l := New(Config{HashKey: testKey, Policies: policies(b, `policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1h}]`)})
-			b.Cleanup(l.Close)
-			i := 0
-			for b.Loop() {
-				if _, err := l.Check(b.Context(), []limit.Check{named("p", keys[i%len(keys)], 1)}); err != nil {
-					b.Fatal(err)
-				}
-				i++
-			}
-		})
 	}
 }

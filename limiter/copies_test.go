@@ -53,11 +53,10 @@ func copiedData() *store.Store {
 // was no copy after all; a quota of which none knows is not given.
 func TestAnswersSayHowTheyWaited(t *testing.T) {
 	own := &copied{alone: alone{Standing: ownership.Owned}, lost: true}
-	l := New(Config{Store: copiedData(), Ownership: own, BootClock: func() int64 { return 1 }, Policies: policies(t, `policies:
+	l := started(t, Config{Store: copiedData(), Ownership: own, BootClock: func() int64 { return 1 }, Policies: policies(t, `policies:
   - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync}
   - {name: strict, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, consistency: strict}
   - {name: bucket, algorithm: token_bucket, limit: 36000, window: 1h, durability: sync}`)})
-	t.Cleanup(l.Close)
 	for i, policy := range []string{"sync", "strict"} {
 		if d := check(t, l, policy, 1); !d.Allowed || !d.Degraded || own.tickets != i+1 || own.strict != i {
 			t.Errorf("%s: %+v, %d waited, %d of them under a strict rule", policy, d, own.tickets, own.strict)
@@ -77,8 +76,7 @@ func TestAnswersSayHowTheyWaited(t *testing.T) {
 
 // TestAnswerAtTheEndOfALease: an answer is not used from the instant on at which its lease ends.
 func TestAnswerAtTheEndOfALease(t *testing.T) {
-	l := New(Config{BootClock: func() int64 { return 7 }, Policies: policies(t, "policies: [{name: p, limits: [9/1m], on_error: closed}]")})
-	t.Cleanup(l.Close)
+	l := started(t, Config{BootClock: func() int64 { return 7 }, Policies: policies(t, "policies: [{name: p, limits: [9/1m], on_error: closed}]")})
 	for until, used := range map[int64]bool{6: false, 7: false, 8: true} {
 		op := &Op{Kind: OpCheck, Check: new(named("p", "k", 1))}
 		must.Equal(t, l.plan(l.table.Load(), op), nil)
@@ -98,13 +96,12 @@ func TestAnswerAtTheEndOfALease(t *testing.T) {
 // on_error when it never gets it; and what need not wait does not.
 func TestAnswersWaitForTheirCopy(t *testing.T) {
 	own, data := &copied{alone: alone{Standing: ownership.Owned}}, NewStore(store.Config{Urgent: func(int) {}}, false)
-	l := New(Config{Store: data, Ownership: own, Policies: policies(t, `policies:
+	l := started(t, Config{Store: data, Ownership: own, Policies: policies(t, `policies:
   - {name: async, algorithm: sliding_log, limit: 10, window: 1h}
   - {name: escrow, algorithm: sliding_log, limit: 1000, window: 1h, durability: escrow}
   - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, on_error: closed}
   - {name: leases, algorithm: concurrency, limit: 10, ttl: 1h, durability: sync}
   - {name: banned, algorithm: sliding_log, limit: 1, window: 1h, durability: sync, ban: 2h}`)})
-	t.Cleanup(l.Close)
 	confirm := func() {
 		for p := range ring.Partitions {
 			if data.Pending(p, ownership.Backup) > 0 {
@@ -209,10 +206,9 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 // for, and without a lease nothing is lent.
 func TestLoansWaitForTheirCopy(t *testing.T) {
 	own, data, boot := &copied{alone: alone{Standing: ownership.Owned}}, copiedData(), int64(1)
-	l := New(Config{Store: data, Ownership: own, BootClock: func() int64 { return boot }, Policies: policies(t, `policies:
+	l := started(t, Config{Store: data, Ownership: own, BootClock: func() int64 { return boot }, Policies: policies(t, `policies:
   - {name: sync, algorithm: sliding_log, limit: 100, window: 1h, durability: sync}
   - {name: strict, algorithm: sliding_log, limit: 100, window: 1h, durability: sync, consistency: strict}`)})
-	t.Cleanup(l.Close)
 	for i, policy := range []string{"sync", "strict"} {
 		b := limit.Borrow{Target: onPolicy(policy, "k"), ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16}
 		own.tickets, own.strict = 0, 0

@@ -172,10 +172,9 @@ func FuzzOp(f *testing.F) {
 	f.Add(uint8(5), "", "k", "n", int64(3), int64(0), "", "", uint8(4), int64(10), int64(time.Minute), int64(0), int32(0), uint8(0), false)
 	f.Add(uint8(6), "", "k", "n//", int64(0), int64(0), "", "", uint8(1), int64(10), int64(0), int64(0), int32(0), uint8(3), false)
 	f.Add(uint8(1), "", "k", "", int64(1)<<53, int64(0), "", "", uint8(6), int64(1)<<53, int64(time.Hour), int64(1), int32(0), uint8(0), true)
-	l := New(Config{HashKey: testKey, Store: NewStore(store.Config{MaxKeys: 1000, MaxBytes: 1 << 20}, true), Policies: policies(f, `policies:
+	l := started(f, Config{HashKey: testKey, Store: NewStore(store.Config{MaxKeys: 1000, MaxBytes: 1 << 20}, true), Policies: policies(f, `policies:
   - {name: p, limits: [10/1s, 20/1m], algorithm: sliding_log}
   - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`)})
-	f.Cleanup(l.Close)
 	f.Fuzz(func(t *testing.T, kind uint8, policy, key, namespace string, cost, ttl int64, id, lease string,
 		algorithm uint8, lim, window, capacity int64, slots int32, period uint8, flag bool) {
 		op := NewOp(OpKind(kind%9+1), limit.Check{
@@ -207,8 +206,7 @@ func FuzzOp(f *testing.F) {
 func TestRefused(t *testing.T) {
 	for name, tracer := range map[string]Tracer{"untraced": nil, "traced": &spans{ended: make(map[string][]Traced)}} {
 		t.Run(name, func(t *testing.T) {
-			l := New(Config{Policies: policies(t, plain), Tracer: tracer})
-			defer l.Close()
+			l := started(t, Config{Policies: policies(t, plain), Tracer: tracer})
 			own := &limit.Error{Kind: limit.Denied, Field: "policy"}
 			checks := []limit.Check{named("p", "", -1), named("p", "k", 1), named("p", "k", 1), named("p", "k", 1)}
 			results := make([]limit.Result, len(checks))

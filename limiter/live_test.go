@@ -235,14 +235,12 @@ func decideAll(b *testing.B, l *Limiter, checks []limit.Check) {
 
 // BenchmarkCheck is the local path: one check of a named policy that this node decides.
 func BenchmarkCheck(b *testing.B) {
-	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
-	defer l.Close()
+	l := started(b, Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	decideAll(b, l, []limit.Check{named("p", "some-user-4711", 1)})
 }
 
 func BenchmarkCheckParallel(b *testing.B) {
-	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]`)})
-	defer l.Close()
+	l := started(b, Config{Policies: policies(b, `policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]`)})
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		ctx, checks, results := b.Context(), []limit.Check{named("p", "some-user", 1)}, make([]limit.Result, 1)
@@ -255,16 +253,8 @@ func BenchmarkCheckParallel(b *testing.B) {
 	})
 }
 
-func BenchmarkCheckInline(b *testing.B) {
-	l := New(Config{})
-	defer l.Close()
-	checks := []limit.Check{{Target: inlineTarget(algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, "some-user-4711"), Cost: 1}}
-	decideAll(b, l, checks)
-}
-
 func BenchmarkBatch100(b *testing.B) {
-	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
-	defer l.Close()
+	l := started(b, Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	var checks []limit.Check
 	for i := range 100 {
 		checks = append(checks, named("p", keys[i], 1))
@@ -278,20 +268,3 @@ var keys = func() (list []string) {
 	}
 	return list
 }()
-
-// The batches of a caller's stream.
-func BenchmarkBegin100(b *testing.B) {
-	l := New(Config{Policies: policies(b, "policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")})
-	defer l.Close()
-	var batch Batch
-	for i := range 100 {
-		batch.Checks = append(batch.Checks, limit.Check{Target: onPolicy("p", fmt.Sprintf("user:%d", i)), Cost: 1})
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if open, err := l.Begin(b.Context(), &batch); err != nil || len(open) > 0 {
-			b.Fatal(open, err)
-		}
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/100, "ns/check")
-}

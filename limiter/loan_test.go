@@ -40,9 +40,13 @@ func lent(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 
 // lender is a node alone that lends.
 func lender(t *testing.T) *Limiter {
-	l := New(Config{Policies: policies(t, loanPolicies)})
-	t.Cleanup(l.Close)
-	return l
+	return started(t, Config{Policies: policies(t, loanPolicies)})
+}
+
+// withLender runs f in a bubble of time with a node alone that lends.
+func withLender(t *testing.T, f func(t *testing.T, l *Limiter)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { f(t, lender(t)) })
 }
 
 // wants asks for the first loan of the key k under the policy p.
@@ -129,8 +133,7 @@ func TestRecallBeforeCharge(t *testing.T) {
 
 // TestLentAfterRecall: of what comes back those who wait for it are the first to have some, and the rest is lent again as long as that is worth it.
 func TestLentAfterRecall(t *testing.T) {
-	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
-	defer l.Close()
+	l := started(t, Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
 	target := onPolicy("p", "k")
 	check(t, l, "p", 8000)
 	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
@@ -202,31 +205,21 @@ func TestSilentBorrower(t *testing.T) {
 	expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "nothing is on loan: %+v", d)
 }
 
-// A charge that asks for no room is made once, whatever is on loan.
+// TestAlwaysBesideLoans: a charge that asks for no room is made once, whatever is on loan, also where it would have been admitted without the loans.
 func TestAlwaysBesideLoans(t *testing.T) {
-	l := lender(t)
-	target := onPolicy("p", "k")
-	lent(t, l, wants(1))
-	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 90, Always: true}})
-	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 90, "%+v, %v", got, err)
-	expect.Equal(t, check(t, l, "p", 0).Remaining, 0)
-	got, err = l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
-	must.True(t, err == nil && got[0].Granted == 5, "%+v, %v", got, err)
-	lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Returned: 16}})
-	expect.Equal(t, check(t, l, "p", 0).Remaining, 5)
-}
-
-// TestAlwaysWhereThereIsRoomBesideLoans: it is made once, also where it would have been admitted without the loans.
-func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
-	l := lender(t)
-	target := onPolicy("p", "k")
-	id := loanID
-	must.Equal(t, lent(t, l, limit.Borrow{Target: target, ID: id, Want: 16}).Granted, 16)
-	check(t, l, "p", 80)
-	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}})
-	must.True(t, err == nil && !got[0].Allowed && got[0].Granted == 5, "%+v, %v", got, err)
-	lent(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: 16, Returned: 16}})
-	expect.Equal(t, check(t, l, "p", 0).Remaining, 15)
+	for _, test := range []struct{ before, cost, left int64 }{{0, 90, 10}, {80, 5, 15}, {90, 5, 5}} {
+		l := lender(t)
+		lent(t, l, wants(1))
+		charge := limit.Check{Target: onPolicy("p", "k"), Cost: test.cost, Always: true}
+		if test.before > 0 {
+			must.Value(l.Check(t.Context(), []limit.Check{{Target: charge.Target, Cost: test.before, Always: true}}))(t)
+		}
+		got, err := l.Check(t.Context(), []limit.Check{charge})
+		must.True(t, err == nil && !got[0].Allowed && got[0].Granted == test.cost, "%+v: %+v, %v", test, got, err)
+		expect.Equal(t, check(t, l, "p", 0).Remaining, 0, "%+v: left beside 16 on loan", test)
+		lent(t, l, limit.Borrow{Target: charge.Target, ID: loanID, Totals: algo.Totals{Granted: 16, Returned: 16}})
+		expect.Equal(t, check(t, l, "p", 0).Remaining, test.left, "%+v: left", test)
+	}
 }
 
 // TestPartialBesideSilentBorrower: what is free is granted once nothing more can be had back.
@@ -244,8 +237,7 @@ func TestPartialBesideSilentBorrower(t *testing.T) {
 
 // TestReportWithoutRoom: where there is no room for the key of a loan, nothing of what is reported is confirmed, so that it is reported again.
 func TestReportWithoutRoom(t *testing.T) {
-	l := New(Config{Policies: policies(t, loanPolicies), Store: NewStore(store.Config{MaxKeys: 1}, true)})
-	defer l.Close()
+	l := started(t, Config{Policies: policies(t, loanPolicies), Store: NewStore(store.Config{MaxKeys: 1}, true)})
 	check(t, l, "kept", 1)
 	target := onPolicy("p", "k")
 	a := lent(t, l, limit.Borrow{Target: target, ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
@@ -336,13 +328,12 @@ func TestPanicDuringARecall(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var mistaken atomic.Bool
 			process := ProcessClock()
-			l := New(Config{Policies: policies(t, loanPolicies), Clock: func() algo.Instant {
+			l := started(t, Config{Policies: policies(t, loanPolicies), Clock: func() algo.Instant {
 				if mistaken.CompareAndSwap(true, false) {
 					panic("mistake")
 				}
 				return process()
 			}})
-			defer l.Close()
 			lent(t, l, wants(1))
 			defer l.OpenBorrower(1, func(limit.Recall) {
 				if !waits {
@@ -365,8 +356,7 @@ func TestPanicDuringARecall(t *testing.T) {
 
 // TestBorrowerComesDuringARecall: who opens a way to be asked while another one is waited for is asked, too.
 func TestBorrowerComesDuringARecall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := lender(t)
+	withLender(t, func(t *testing.T, l *Limiter) {
 		known := wants(1)
 		newcomer := wants(2)
 		lent(t, l, known)
@@ -385,8 +375,7 @@ func TestBorrowerComesDuringARecall(t *testing.T) {
 
 // TestQuotaIsNotRecalled: nobody waits for units of a Quota.
 func TestQuotaIsNotRecalled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := lender(t)
+	withLender(t, func(t *testing.T, l *Limiter) {
 		out := make([]limit.QuotaLent, 1)
 		q := limit.Quota{Target: onPolicy("p", "k"), ID: loanID, Ask: algo.Quota{Demand: 3600, Ahead: 10 * time.Second, Term: 28 * time.Second}}
 		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil || out[0].Granted == 0 {
@@ -402,8 +391,7 @@ func TestQuotaIsNotRecalled(t *testing.T) {
 // about to open one. It is asked then, also when it was not waited for any longer.
 func TestBorrowerComesToARecall(t *testing.T) {
 	for _, late := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			l := lender(t)
+		withLender(t, func(t *testing.T, l *Limiter) {
 			b := wants(1)
 			lent(t, l, b)
 			open := func() {
@@ -438,8 +426,7 @@ func TestBorrowerComesToARecall(t *testing.T) {
 
 // TestReportDuringARecall: a borrower that reports and keeps what it has is waited for still.
 func TestReportDuringARecall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := lender(t)
+	withLender(t, func(t *testing.T, l *Limiter) {
 		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 		lent(t, l, b)
 		defer l.OpenBorrower(1, func(r limit.Recall) {
@@ -461,8 +448,7 @@ func TestReportDuringARecall(t *testing.T) {
 // TestSilentBorrowerIsHeard: a borrower that has not answered is asked again as soon as it has reported; and those who have waited for it in one
 // round take it for silent once.
 func TestSilentBorrowerIsHeard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := lender(t)
+	withLender(t, func(t *testing.T, l *Limiter) {
 		b := limit.Borrow{Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 		lent(t, l, b)
 		answers := false
@@ -503,8 +489,7 @@ func TestSilentBorrowerIsHeard(t *testing.T) {
 // once the time for that is over.
 func TestAskedNext(t *testing.T) {
 	for _, late := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			l := lender(t)
+		withLender(t, func(t *testing.T, l *Limiter) {
 			for borrower := range uint64(2) {
 				b := wants(borrower)
 				lent(t, l, b)
@@ -535,8 +520,7 @@ func TestAskedNext(t *testing.T) {
 // TestHastyCallerDuringARecall: who has less time than a recall takes does not end it for others, nor is the borrower taken for silent.
 func TestHastyCallerDuringARecall(t *testing.T) {
 	for _, alone := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			l := lender(t)
+		withLender(t, func(t *testing.T, l *Limiter) {
 			b := wants(1)
 			lent(t, l, b)
 			returnsAll(t, l, &b, 20*time.Millisecond)
@@ -557,8 +541,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 			expect.True(t, s.Recalled == 1 && s.Unanswered == 0 && s.OnLoan == 0, "alone %v: %+v", alone, s)
 		})
 	}
-	synctest.Test(t, func(t *testing.T) { // it ends by itself when nobody waits for it
-		l := lender(t)
+	withLender(t, func(t *testing.T, l *Limiter) { // it ends by itself when nobody waits for it
 		b := wants(1)
 		lent(t, l, b)
 		l.OpenBorrower(1, func(limit.Recall) {})
@@ -576,8 +559,7 @@ func TestHastyCallerDuringARecall(t *testing.T) {
 
 // TestAskedAnew: a check that has waited for a recall, and found its partition gone meanwhile, has units called back once it is decided after all.
 func TestAskedAnew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := lender(t)
+	withLender(t, func(t *testing.T, l *Limiter) {
 		partition := l.partition(l.table.Load().by["p"].hash.Hash("k"))
 		for borrower := range uint64(2) {
 			b := wants(borrower)
@@ -605,8 +587,7 @@ func TestAskedAnew(t *testing.T) {
 // TestALaterRecallHasItsTime: a round that begins late in one caller's time, as another one has ended first, goes on when that time is over: others
 // wait for it, and who was not asked yet comes in time for them.
 func TestALaterRecallHasItsTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := lender(t)
+	withLender(t, func(t *testing.T, l *Limiter) {
 		report := func(borrower uint64, totals algo.Totals, want int64) {
 			lent(t, l, limit.Borrow{
 				Target: onPolicy("p", "k"), ID: algo.LoanID{Borrower: borrower, Number: 1}, Totals: totals, Want: want,

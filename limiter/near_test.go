@@ -99,13 +99,9 @@ func TestWarnUnits(t *testing.T) {
 
 // TestLoanSaysWhenToWarn: a borrower is told at which use its own decisions are near the limit.
 func TestLoanSaysWhenToWarn(t *testing.T) {
-	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: fixed_window, limit: 1001, window: 1m, warn_at: 0.8}, {name: q, algorithm: fixed_window, limit: 1001, window: 1m}]")})
-	defer l.Close()
+	l := started(t, Config{Policies: policies(t, "policies: [{name: p, algorithm: fixed_window, limit: 1001, window: 1m, warn_at: 0.8}, {name: q, algorithm: fixed_window, limit: 1001, window: 1m}]")})
 	for policy, want := range map[string]int64{"p": 801, "q": 0} {
-		in := []limit.Borrow{{Target: onPolicy(policy, "k"), ID: loanID, Want: 20}}
-		out := make([]limit.Lent, 1)
-		if _, err := l.Lend(t.Context(), in, out); err != nil || out[0].Granted == 0 || out[0].WarnAt != want {
-			t.Errorf("%s: %+v, %v", policy, out[0], err)
-		}
+		a := lent(t, l, limit.Borrow{Target: onPolicy(policy, "k"), ID: loanID, Want: 20})
+		expect.True(t, a.Granted != 0 && a.WarnAt == want, "%s: %+v", policy, a)
 	}
 }

@@ -407,8 +407,7 @@ func TestNobodyIsKnown(t *testing.T) {
 		expect.True(t, d.FailedOpen, "%+v", d)
 		expect.Equal(t, c.carried, 0, "asked nobody")
 	})
-	l := New(Config{Ownership: &alone{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "other"}}})
-	defer l.Close()
+	l := started(t, Config{Ownership: &alone{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "other"}}})
 	got, err := l.Check(t.Context(), []limit.Check{named("open", "k", 1)})
 	expect.True(t, err == nil && got[0].FailedOpen, "%+v, %v", got, err)
 }
@@ -545,8 +544,7 @@ func (m *mistaken) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 // TestPanicsLeaveNothingBehind: what a call had forwarded that ended with a panic is not forwarded again with the next one.
 func TestPanicsLeaveNothingBehind(t *testing.T) {
 	peers := &mistaken{asked: make(map[string]int)}
-	l := New(Config{Ownership: newTwoOthers(), Peers: peers, Policies: policies(t, nine)})
-	defer l.Close()
+	l := started(t, Config{Ownership: newTwoOthers(), Peers: peers, Policies: policies(t, nine)})
 	for range 20 { // a pool may forget what it has
 		err := panics.Call(func() error { _, err := l.Check(t.Context(), []limit.Check{named("p", "panic", 1)}); return err })
 		_, ok := errors.AsType[*panics.Error](err)

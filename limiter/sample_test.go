@@ -165,8 +165,7 @@ func TestSamplerAndPeriods(t *testing.T) {
 // What a borrower has admitted of its loan is recorded when it tells.
 func TestRecorderHearsOfLoans(t *testing.T) {
 	heard := new(tape)
-	l := New(Config{Policies: policies(t, loanPolicies), Recorder: heard})
-	defer l.Close()
+	l := started(t, Config{Policies: policies(t, loanPolicies), Recorder: heard})
 	target := onPolicy("p", "k")
 	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
 	lent(t, l, b)
@@ -185,8 +184,7 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 // the counts of decisions by a number that nobody has admitted.
 func TestReportCountsNoMoreThanABorrowerCanAdmit(t *testing.T) {
 	heard := new(tape)
-	l := New(Config{Policies: policies(t, loanPolicies), Recorder: heard})
-	defer l.Close()
+	l := started(t, Config{Policies: policies(t, loanPolicies), Recorder: heard})
 	const many = 1 << 52
 	target := inlineTarget(algo.Limit{Algorithm: algo.TokenBucket, Limit: many, Window: time.Hour}, "k")
 	id := algo.LoanID{Borrower: 1, Number: 5}

@@ -10,12 +10,11 @@ import (
 // TestRulesOfPolicies: what a policy says of its keys' states is in the rules of its limits, and of its candidate's.
 func TestRulesOfPolicies(t *testing.T) {
 	const candidate = "candidate: {algorithm: sliding_log, limit: 5, window: 1h}"
-	l := New(Config{Policies: policies(t, `policies:
+	l := started(t, Config{Policies: policies(t, `policies:
   - {name: closed, algorithm: sliding_log, limit: 10, window: 1h, cold_start: closed}
   - {name: open, algorithm: sliding_log, limit: 10, window: 1h, cold_start: open}
   - {name: kept, algorithm: sliding_log, limit: 10, window: 1h, `+candidate+`}
   - {name: none, algorithm: sliding_log, limit: 10, window: 1h, durability: none, `+candidate+`}`)})
-	t.Cleanup(l.Close)
 	by := l.table.Load().by
 	expect.True(t, by["closed"].owns.ColdClosed && !by["open"].owns.ColdClosed,
 		"whether states begin full after a loss is not what the policy says")

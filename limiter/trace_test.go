@@ -27,8 +27,7 @@ func (*untraced) Below(string, string) Span    { return nil }
 func TestUntracedCallsCostNothing(t *testing.T) {
 	set := must.Value(policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`)))(t)
 	allocations := func(tracer Tracer) float64 {
-		l := New(Config{Policies: set, Tracer: tracer})
-		defer l.Close()
+		l := started(t, Config{Policies: set, Tracer: tracer})
 		checks := []limit.Check{{Target: onPolicy("p", "alice"), Cost: 1}}
 		ops := []*Op{{Kind: OpCheck, Check: new(checks[0])}}
 		return testing.AllocsPerRun(500, func() {
@@ -92,8 +91,7 @@ func TestTraced(t *testing.T) {
 	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1, window: 1h}]`))
 	must.NoError(t, err)
 	s := &spans{ended: make(map[string][]Traced)}
-	l := New(Config{Policies: set, Tracer: s})
-	defer l.Close()
+	l := started(t, Config{Policies: set, Tracer: s})
 	check := func(policy string) limit.Check {
 		return limit.Check{Target: onPolicy(policy, "alice"), Cost: 1}
 	}
