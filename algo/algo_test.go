@@ -256,9 +256,8 @@ func TestNeverAndNegative(t *testing.T) {
 		s := make(State, ls.Words())
 		ls.Init(s, Instant{})
 		for _, cost := range []int64{-1, l.holds() + 1, MaxLimit + 1, 1<<63 - 1, -1 << 63} {
-			d, err := ls.Decide(a, s, Instant{}, Request{Cost: cost}, nil)
-			must.True(t, err == nil && !d.Allowed && d.Granted == 0 && d.RetryAfter == Never,
-				"%+v: cost %d: %+v, %v", l, cost, d, err)
+			d := must.Value(ls.Decide(a, s, Instant{}, Request{Cost: cost}, nil))(t)
+			must.True(t, !d.Allowed && d.Granted == 0 && d.RetryAfter == Never, "%+v: cost %d: %+v", l, cost, d)
 		}
 		must.Equal(t, ls.Refund(a, s, Instant{}, -5), 0, "%+v: refund of -5 gave back", l)
 		ls.Free(a, s)

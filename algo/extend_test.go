@@ -387,27 +387,6 @@ func TestExtendLongLog(t *testing.T) {
 	expect.Equal(t, got, want, "the copy differs")
 }
 
-func BenchmarkAppendSince(b *testing.B) {
-	ls := Limits{{Algorithm: SlidingLog, Limit: 1_000_000, Window: time.Minute}}
-	r := newReplica(ls, Instant{})
-	var now Instant
-	for range 1_000_000 {
-		now.Mono += int64(time.Minute) / 1_000_001
-		if _, err := ls.Decide(r.a, r.s, now, Request{Cost: 1}, nil); err != nil {
-			b.Fatal(err)
-		}
-	}
-	mark := ls.Mark(r.s) - 100
-	var data []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		data = ls.AppendSince(data[:0], r.a, r.s, now, mark)
-	}
-	if data[0] != extensionVersion {
-		b.Fatal("not an extension")
-	}
-}
-
 // TestExtendAfterUnequalCharges: a charge regardless of room that only the first of two logs can count reaches the copy.
 func TestExtendAfterUnequalCharges(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Second}, {Algorithm: SlidingLog, Limit: 1, Window: time.Second}}

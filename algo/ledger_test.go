@@ -242,8 +242,8 @@ func TestSlidingWindowNarrows(t *testing.T) {
 	a, s, u := NewArena(nil), make(State, from.Words()), make(State, to.Words())
 	from.Init(s, Instant{})
 	for i := range 3 {
-		d, err := from.Decide(a, s, Instant{Mono: int64(i) * int64(6*sec)}, Request{Cost: 1 << 40}, nil)
-		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
+		d := must.Value(from.Decide(a, s, Instant{Mono: int64(i) * int64(6*sec)}, Request{Cost: 1 << 40}, nil))(t)
+		must.True(t, d.Allowed, "%v", d)
 	}
 	must.NoError(t, from.Convert(a, s, Instant{}, to, u))
 	d, err := to.Decide(a, u, Instant{}, Request{Cost: 1}, nil)

@@ -268,16 +268,6 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-func BenchmarkByToken(b *testing.B) {
-	l, err := Parse("a", fmt.Appendf(nil, file, Hash("a"), Hash("b"), Hash("c")))
-	if err != nil {
-		b.Fatal(err)
-	}
-	for b.Loop() {
-		l.ByToken("weir_0123456789012345678901234567890123456789012")
-	}
-}
-
 // TestDocumentation: the example that people copy is right.
 func TestDocumentation(t *testing.T) {
 	page := must.Value(os.ReadFile("../docs/security.md"))(t)
