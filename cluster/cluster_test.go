@@ -137,8 +137,11 @@ func config(name string, seeds ...string) Config {
 	}
 }
 
-func startNode(t *testing.T, cfg Config) testNode {
+func startNode(t *testing.T, cfg Config, changes ...func(*Config)) testNode {
 	t.Helper()
+	for _, change := range changes {
+		change(&cfg)
+	}
 	n := testNode{log: new(testkit.Buffer)}
 	cfg.Logger = slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	n.Cluster = must.Value(Start(cfg))(t)
@@ -217,6 +220,16 @@ func freePorts(t *testing.T, n int) []int {
 	return ports
 }
 
+// freeSeeds are such ports and their addresses.
+func freeSeeds(t *testing.T, n int) (ports []int, seeds []string) {
+	t.Helper()
+	ports = freePorts(t, n)
+	for _, p := range ports {
+		seeds = append(seeds, local(p))
+	}
+	return ports, seeds
+}
+
 func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 
 func TestOneNode(t *testing.T) {
@@ -256,11 +269,7 @@ func TestThreeNodes(t *testing.T) {
 
 // Nodes that all start together, each with the addresses of all, end up in one ring, and none is ever active by itself.
 func TestStartTogether(t *testing.T) {
-	ports := freePorts(t, 5)
-	var seeds []string
-	for _, p := range ports {
-		seeds = append(seeds, local(p))
-	}
+	ports, seeds := freeSeeds(t, 5)
 	nodes := make([]testNode, len(ports))
 	var wg sync.WaitGroup
 	for i, p := range ports {
@@ -363,10 +372,10 @@ func TestDoubt(t *testing.T) {
 	t.Parallel()
 	var cable cable
 	var hangs atomic.Bool
-	ports := freePorts(t, 3)
+	ports, seeds := freeSeeds(t, 3)
 	var nodes []testNode
 	for i, p := range ports {
-		cfg := config(string(rune('a'+i)), local(ports[0]), local(ports[1]), local(ports[2]))
+		cfg := config(string(rune('a'+i)), seeds...)
 		cfg.GossipPort = p
 		cfg.wrapTransport = cable.wrap
 		if i < 2 {
@@ -383,7 +392,7 @@ func TestDoubt(t *testing.T) {
 	}
 	agree(t, nodes...)
 	views := []*View{nodes[0].View(), nodes[1].View()}
-	cable.cut(local(ports[2]))
+	cable.cut(seeds[2])
 	for _, n := range nodes[:2] {
 		testkit.Eventually(t, "gossip takes c for dead", func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
 	}
@@ -403,7 +412,7 @@ func TestDoubt(t *testing.T) {
 		}
 	}
 
-	cable.cut(local(ports[2]))
+	cable.cut(seeds[2])
 	hangs.Store(true)
 	agree(t, nodes[0], nodes[1])
 }
@@ -420,9 +429,7 @@ func TestRestartInPlace(t *testing.T) {
 	port := netip.MustParseAddrPort(b.gossip()).Port()
 	old := b.View().Self.Boot
 	b.crash()
-	cfg := slow(config("b", a.gossip()))
-	cfg.GossipPort = int(port)
-	again := startNode(t, cfg)
+	again := startNode(t, slow(config("b", a.gossip())), func(c *Config) { c.GossipPort = int(port) })
 	testkit.Eventually(t, "b is active again", func() bool { return again.View().Self.State == Active })
 	expect.True(t, again.View().Self.Boot != old, "the boot is that of before")
 	if again.View().Owner(0) == nil || again.View().Member("b") != again.View().Self {
@@ -508,17 +515,13 @@ func TestNameTwiceFromTheStart(t *testing.T) {
 }
 
 func TestOtherVoters(t *testing.T) {
-	cfg := config("a")
-	cfg.Voters = []string{"a", "b", "c"}
-	a := startNode(t, cfg)
-	cfg = config("b", a.gossip())
+	a := startNode(t, config("a"), func(c *Config) { c.Voters = []string{"a", "b", "c"} })
+	cfg := config("b", a.gossip())
 	cfg.Voters = []string{"c", "b", "a"} // the order does not count
 	b := startNode(t, cfg)
 	agree(t, a, b)
 	for _, voters := range [][]string{nil, {"a", "b", "d"}} {
-		cfg := config("d", a.gossip(), b.gossip())
-		cfg.Voters = voters
-		got := startNode(t, cfg).waitFatal(t)
+		got := startNode(t, config("d", a.gossip(), b.gossip()), func(c *Config) { c.Voters = voters }).waitFatal(t)
 		expect.True(t, strings.Contains(got, "another list of voters"), "with voters %v: %q", voters, got)
 	}
 	expect.Equal(t, a.View().Member("d"), nil, "one with other voters is a member")
@@ -653,11 +656,7 @@ func (c *cable) identify(self string) func(context.Context, string) (Identity, e
 func TestSplitHeals(t *testing.T) {
 	t.Parallel()
 	var cable cable
-	ports := freePorts(t, 4)
-	var seeds []string
-	for _, p := range ports {
-		seeds = append(seeds, local(p))
-	}
+	ports, seeds := freeSeeds(t, 4)
 	var nodes []testNode
 	for i, p := range ports {
 		cfg := config(fmt.Sprintf("n%d", i), seeds...)
@@ -686,10 +685,9 @@ func TestSplitHeals(t *testing.T) {
 
 func TestSeedIsSelf(t *testing.T) {
 	t.Parallel()
-	cfg := config("a")
-	cfg.GossipPort = freePorts(t, 1)[0]
-	cfg.Join = []string{local(cfg.GossipPort), fmt.Sprintf("localhost:%d", cfg.GossipPort)}
-	n := startNode(t, cfg)
+	port := freePorts(t, 1)[0]
+	seeds := []string{local(port), fmt.Sprintf("localhost:%d", port)}
+	n := startNode(t, config("a", seeds...), func(c *Config) { c.GossipPort = port })
 	ready, detail := n.Ready()
 	expect.True(t, !ready && strings.Contains(detail, "no seed has answered"), "at once: ready %v, %q", ready, detail)
 	agree(t, n)
@@ -702,14 +700,11 @@ func TestSeedIsSelf(t *testing.T) {
 func TestSilentSeeds(t *testing.T) {
 	t.Parallel()
 	port := freePorts(t, 1)[0]
-	cfg := config("b", local(port), "no-such-host.invalid:7946")
-	b := startNode(t, cfg)
+	b := startNode(t, config("b", local(port), "no-such-host.invalid:7946"))
 	agree(t, b)
 	ready, detail := b.Ready()
 	expect.True(t, ready && strings.Contains(detail, "alone"), "ready %v, %q", ready, detail)
-	cfg = config("a")
-	cfg.GossipPort = port
-	a := startNode(t, cfg)
+	a := startNode(t, config("a"), func(c *Config) { c.GossipPort = port })
 	agree(t, a, b)
 	testkit.Eventually(t, "all is well", func() bool { ready, detail := b.Ready(); return ready && detail == "" })
 	testkit.Eventually(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed reached") })
@@ -720,9 +715,7 @@ func TestSilentSeeds(t *testing.T) {
 
 // TestSeedsWithoutAddress: a node whose seeds' names do not resolve has asked nobody, and so does not go on alone.
 func TestSeedsWithoutAddress(t *testing.T) {
-	cfg := config("a", "no-such-host.invalid:7946")
-	cfg.SeedTimeout = time.Millisecond
-	a := startNode(t, cfg)
+	a := startNode(t, config("a", "no-such-host.invalid:7946"), func(c *Config) { c.SeedTimeout = time.Millisecond })
 	testkit.Eventually(t, "the node says that it has nobody to ask", func() bool {
 		ready, detail := a.Ready()
 		return !ready && strings.Contains(detail, "none of their names stands for an address")
@@ -780,10 +773,7 @@ func TestStartErrors(t *testing.T) {
 }
 
 func TestAdvertise(t *testing.T) {
-	cfg := config("a")
-	cfg.Bind = "0.0.0.0"
-	cfg.Advertise = "localhost"
-	a := startNode(t, cfg)
+	a := startNode(t, config("a"), func(c *Config) { c.Bind = "0.0.0.0"; c.Advertise = "localhost" })
 	host := a.View().Self.Host
 	expect.True(t, host == "127.0.0.1" || host == "::1", "advertised %s", host)
 	b := startNode(t, config("b", a.gossip()))

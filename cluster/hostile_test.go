@@ -66,6 +66,14 @@ func seal(key, b, additional []byte, version byte) []byte {
 	return append(append([]byte{version}, nonce...), gcm.Seal(nil, nonce, b, additional)...)
 }
 
+// keysOf are the keys of a node with this one, or of one in plain text.
+func keysOf(key []byte) (keys [][]byte) {
+	if key != nil {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
 // sealStream does so for a stream.
 func sealStream(key, b []byte, version byte) []byte {
 	head := binary.BigEndian.AppendUint32([]byte{typeEncrypted}, uint32(len(b)+1+sealNonce+sealTag))
@@ -95,22 +103,17 @@ func TestInventedMembers(t *testing.T) {
 	for _, key := range [][]byte{nil, bytes.Repeat([]byte{7}, 32)} {
 		t.Run(fmt.Sprint("encrypted ", key != nil), func(t *testing.T) {
 			t.Parallel()
-			with := func(cfg Config) Config {
-				if key != nil {
-					cfg.Keys = [][]byte{key}
-				}
-				return cfg
-			}
+			keyed := func(c *Config) { c.Keys = keysOf(key) }
 			var refused atomic.Int64
-			cfg := with(config("a"))
+			cfg := config("a")
 			cfg.Rejected = func(reason string) {
 				if reason == Unverified {
 					refused.Add(1)
 				}
 			}
-			a := startNode(t, cfg)
-			b := startNode(t, with(config("b", a.gossip())))
-			c := startNode(t, with(config("c", a.gossip())))
+			a := startNode(t, cfg, keyed)
+			b := startNode(t, config("b", a.gossip()), keyed)
+			c := startNode(t, config("c", a.gossip()), keyed)
 			agree(t, a, b, c)
 			send := a.sender(t, key)
 			const many = 300
@@ -139,7 +142,7 @@ func TestInventedMembers(t *testing.T) {
 			}
 			expect.True(t, lines != 0 && lines <= 2*strangerLines, "%d lines about them", lines)
 			// Members come and go as ever.
-			d := startNode(t, with(config("d", a.gossip())))
+			d := startNode(t, config("d", a.gossip()), keyed)
 			agree(t, a, b, c, d)
 			d.Close()
 			agree(t, a, b, c)
@@ -151,12 +154,8 @@ func TestInventedMembers(t *testing.T) {
 // Nothing that gossip says ends a node: neither that its name is another's, nor that it is refused.
 func TestGossipEndsNobody(t *testing.T) {
 	t.Parallel()
-	cfg := config("a")
-	cfg.ConflictTimeout = 50 * time.Millisecond
-	a := startNode(t, cfg)
-	cfg = config("b", a.gossip())
-	cfg.ConflictTimeout = 50 * time.Millisecond
-	b := startNode(t, cfg)
+	a := startNode(t, config("a"), func(c *Config) { c.ConflictTimeout = 50 * time.Millisecond })
+	b := startNode(t, config("b", a.gossip()), func(c *Config) { c.ConflictTimeout = 50 * time.Millisecond })
 	agree(t, a, b)
 	send := a.sender(t, nil)
 	namesake := invented("a", math.MaxUint64, "127.0.0.9:7946")
@@ -186,8 +185,7 @@ func TestGossipEndsNobody(t *testing.T) {
 	noFatal(t, a, b)
 
 	// A node that is joining is told that it is refused, by one that is not there: it joins when it can.
-	cfg = config("c", local(freePorts(t, 1)[0]))
-	c := startNode(t, cfg)
+	c := startNode(t, config("c", local(freePorts(t, 1)[0])))
 	send = c.sender(t, nil)
 	testkit.Eventually(t, "it has heard of the refusal", func() bool {
 		send(aliveMessage(foreign, 1))
@@ -211,10 +209,7 @@ func TestRivalThatIsGone(t *testing.T) {
 	a := startNode(t, config("a"))
 	b := startNode(t, config("b", a.gossip()))
 	agree(t, a, b)
-	cfg := config("b", a.gossip())
-	cfg.ConflictTimeout = 3 * time.Second
-	cfg.SeedTimeout = patience
-	second := startNode(t, cfg)
+	second := startNode(t, config("b", a.gossip()), func(c *Config) { c.ConflictTimeout, c.SeedTimeout = 3*time.Second, patience })
 	testkit.Eventually(t, "the second sees the first", func() bool { _, detail := second.Ready(); return strings.Contains(detail, "in use") })
 	answerAt(b.cfg.PeerPort, nil) // though its gossip goes on
 	testkit.Eventually(t, "the second takes the name", func() bool { return second.View().Self.State == Active })
@@ -247,9 +242,7 @@ func TestVerifiedWithoutGossip(t *testing.T) {
 func TestSealedNonsense(t *testing.T) {
 	t.Parallel()
 	key := bytes.Repeat([]byte{7}, 32)
-	cfg := config("a")
-	cfg.Keys = [][]byte{key}
-	a := startNode(t, cfg)
+	a := startNode(t, config("a"), func(c *Config) { c.Keys = [][]byte{key} })
 	send := a.sender(t, key)
 	udp := must.Value(net.Dial("udp", a.gossip()))(t)
 	defer udp.Close()
@@ -266,23 +259,16 @@ func TestSealedNonsense(t *testing.T) {
 			c.Close()
 		}
 	}
-	cfg = config("b", a.gossip())
-	cfg.Keys = [][]byte{key}
-	agree(t, a, startNode(t, cfg))
+	agree(t, a, startNode(t, config("b", a.gossip()), func(c *Config) { c.Keys = [][]byte{key} }))
 }
 
 // Strangers at the gossip port take a bounded amount of memory, with a key or without, and members go on.
 func TestHostileConnections(t *testing.T) {
 	for _, key := range [][]byte{nil, bytes.Repeat([]byte{7}, 32)} {
 		t.Run(fmt.Sprint("encrypted ", key != nil), func(t *testing.T) {
-			with := func(cfg Config) Config {
-				if key != nil {
-					cfg.Keys = [][]byte{key}
-				}
-				return cfg
-			}
-			a := startNode(t, with(config("a")))
-			b := startNode(t, with(config("b", a.gossip())))
+			keyed := func(c *Config) { c.Keys = keysOf(key) }
+			a := startNode(t, config("a"), keyed)
+			b := startNode(t, config("b", a.gossip()), keyed)
 			agree(t, a, b)
 			before := heap()
 			var most, sent, opened atomic.Int64
@@ -310,7 +296,7 @@ func TestHostileConnections(t *testing.T) {
 				b.SetPolicyHash(uint32(1000 + i))
 				testkit.Eventually(t, "news pass", func() bool { m := a.View().Member("b"); return m != nil && m.PolicyHash == uint32(1000+i) })
 			}
-			c := startNode(t, with(config("c", a.gossip())))
+			c := startNode(t, config("c", a.gossip()), keyed)
 			agree(t, a, b, c)
 			close(stop)
 			attack.Wait()

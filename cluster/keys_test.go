@@ -15,9 +15,7 @@ func TestKeyring(t *testing.T) {
 	key := func(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 	one, two := KeyID(key(1)), KeyID(key(2))
 	must.True(t, one != two && len(one) == 16 && !strings.Contains(one, "0101"), "ids %s and %s", one, two)
-	cfg := config("a")
-	cfg.Keys = [][]byte{key(1)}
-	c := startNode(t, cfg)
+	c := startNode(t, config("a"), func(c *Config) { c.Keys = [][]byte{key(1)} })
 	want := func(keys ...Key) {
 		t.Helper()
 		got := c.Keys()

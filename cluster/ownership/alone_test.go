@@ -133,11 +133,20 @@ func claimed(t *testing.T, owner, backup Node, others ...Node) *alone {
 	return l
 }
 
+// admits has it admit something, and lets time pass.
+func (l *alone) admits(id int, d time.Duration) { l.data.admit(0, id); l.wait(d) }
+
+// seeing is a node with a view.
+func seeing(t *testing.T, owner, backup Node, others ...Node) *alone {
+	l := newAlone(t)
+	l.see(owner, backup, others...)
+	return l
+}
+
 // asks is a node that has asked the others about the partition, and has no answer yet.
 func asks(t *testing.T, others ...Node) *alone {
 	t.Helper()
-	l := newAlone(t)
-	l.see(self, Node{}, others...)
+	l := seeing(t, self, Node{}, others...)
 	l.wait(150 * time.Millisecond)
 	return l
 }

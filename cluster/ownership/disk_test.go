@@ -199,8 +199,7 @@ func TestDiskLost(t *testing.T) {
 	l.confirmed = nil
 	l.get(DiskNode(), &BlockAck{Lost: true})
 	expect.True(t, slices.Contains(l.confirmed, Progress{Version: versionsDone, Saved: true, Unguarded: true}), "%+v", l.confirmed)
-	l.data.admit(0, 1)
-	l.wait(time.Second)
+	l.admits(1, time.Second)
 	expect.Equal(t, len(l.entries(DiskNode())), 0, "still sent to the disk")
 	l.owned(true)
 }
@@ -210,8 +209,7 @@ func TestDiskBeginsAnew(t *testing.T) {
 	l := diskOf(t, 0)
 	l.claims(self, Node{}, peerB)
 	l.acks(DiskNode())
-	l.data.admit(0, 1)
-	l.wait(50 * time.Millisecond)
+	l.admits(1, 50*time.Millisecond)
 	l.refuse(DiskNode(), l.entry(DiskNode()), Again)
 	e := l.entry(DiskNode())
 	expect.True(t, e.Begin && e.Complete && string(e.Chunk) == string(ids(1)) && l.data.parts[0].follower[Disk].caught, "%+v", e)

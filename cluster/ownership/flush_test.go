@@ -112,8 +112,7 @@ func TestRest(t *testing.T) {
 	l.wait(2 * time.Duration(lookEvery))
 	must.True(t, !soon(), "a core whose copy is whole again looks at its partitions soon")
 
-	l.data.admit(0, 1)
-	l.wait(time.Duration(lookEvery))
+	l.admits(1, time.Duration(lookEvery))
 	expect.True(t, !soon(), "a core whose change has just been sent looks at its partitions soon")
 	l.wait(time.Duration(lookEvery))
 	expect.True(t, soon(), "a core whose change is not confirmed looks at its partitions late")

@@ -81,8 +81,7 @@ func TestLapsed(t *testing.T) {
 			l.acks(peerX)
 			l.confirmed = nil
 		}
-		l.data.admit(0, 1)
-		l.wait(100 * time.Millisecond)
+		l.admits(1, 100*time.Millisecond)
 		l.acks(peerX)
 		must.True(t, len(l.confirmed) != 0, "nothing is confirmed")
 		for _, c := range l.confirmed {
@@ -344,8 +343,7 @@ func TestAnotherBackup(t *testing.T) {
 		l.ack(peerX)
 	}
 	l.wait(time.Second) // the voters are asked, and have not answered
-	l.data.admit(0, 1)
-	l.wait(50 * time.Millisecond)
+	l.admits(1, 50*time.Millisecond)
 	l.entry(peerX)
 	l.data.admit(0, 2)
 	replaced()
@@ -421,8 +419,7 @@ func (l *alone) leaveTo(n Node) {
 // TestMoveConfirmsFirst: a partition is not given away before its backup has confirmed what was decided under strict rules.
 func TestMoveConfirmsFirst(t *testing.T) {
 	l := granted(t)
-	l.data.admit(0, 1)
-	l.wait(50 * time.Millisecond)
+	l.admits(1, 50*time.Millisecond)
 	l.entry(peerX)
 	l.leaveTo(peerY)
 	if r := l.route(); r.Standing != Frozen || len(said[*Commit](l, peerY)) > 0 {
@@ -437,8 +434,7 @@ func TestMoveConfirmsFirst(t *testing.T) {
 func TestLateConfirmation(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		l := granted(t)
-		l.data.admit(0, 1)
-		l.wait(50 * time.Millisecond)
+		l.admits(1, 50*time.Millisecond)
 		l.entry(peerX)
 		lease := l.lease()
 		l.leaveTo(peerY)

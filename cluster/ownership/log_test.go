@@ -117,8 +117,7 @@ func TestWindow(t *testing.T) {
 // TestUnansweredLog: a backup that does not answer is dropped where changes wait for it, in flight or not, and not where nothing does.
 func TestUnansweredLog(t *testing.T) {
 	l := caughtUp(t, 3)
-	l.data.admit(0, 1)
-	l.wait(50 * time.Millisecond)
+	l.admits(1, 50*time.Millisecond)
 	for p := range 2 {
 		l.data.admit(p, 2)
 	}
@@ -150,8 +149,7 @@ func TestLostLog(t *testing.T) {
 
 // TestBlockOrder: blocks are taken in in order, each once, whole and undamaged; an answer says how far.
 func TestBlockOrder(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, Node{}, peerX)
+	l := seeing(t, peerX, Node{}, peerX)
 	block := func(position uint64, e *Entry) *Block {
 		b := &Block{Log: 3, Position: position, Entries: []Entry{*e}}
 		b.Sum = b.sum()
@@ -186,8 +184,7 @@ func TestBlockOrder(t *testing.T) {
 
 // TestRefusals: a refusal is told with each answer until the sender says that it knows it, and others' entries are taken in meanwhile.
 func TestRefusals(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, Node{}, peerX)
+	l := seeing(t, peerX, Node{}, peerX)
 	position := uint64(0)
 	send := func(heard uint64, entries ...*Entry) *BlockAck {
 		position++
@@ -211,8 +208,7 @@ func TestRefusals(t *testing.T) {
 
 // TestForgottenLog: a log is forgotten with the view in which its sender is gone. When the sender is back it begins another one.
 func TestForgottenLog(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, Node{}, peerX)
+	l := seeing(t, peerX, Node{}, peerX)
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.see(peerY, Node{}, peerY)
 	expect.True(t, len(l.core.received) == 0, "the log of a process that is gone is kept")

@@ -14,8 +14,7 @@ import (
 
 // TestLateClaim: who answered that it holds nothing may have been entrusted with the partition since.
 func TestLateClaim(t *testing.T) {
-	l := newAlone(t)
-	l.see(self, peerX, peerX, peerY)
+	l := seeing(t, self, peerX, peerX, peerY)
 	l.wait(150 * time.Millisecond)
 	q := last[*Query](l, peerX)
 	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1)}}})
@@ -49,8 +48,7 @@ func TestYield(t *testing.T) {
 
 // TestStaleCommit: a hand-over under a term that another holder's is above is not taken.
 func TestStaleCommit(t *testing.T) {
-	l := newAlone(t)
-	l.see(self, peerY, peerX, peerY)
+	l := seeing(t, self, peerY, peerX, peerY)
 	l.get(peerX, &Offer{Term: term(1)})
 	must.Equal(t, last[*OfferReply](l, peerX).Verdict, Accepted, "offer")
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
@@ -93,15 +91,13 @@ func TestFailedMove(t *testing.T) {
 // TestBrokenChunk: what could not be taken in is no copy, and not taken over.
 func TestBrokenChunk(t *testing.T) {
 	t.Run("copy", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(peerX, Node{}, peerX)
+		l := seeing(t, peerX, Node{}, peerX)
 		l.data.parts[0].broken = true
 		expect.Equal(t, l.give(peerX, wholeCopy(term(1), 10, ids(1))), Again, "a broken chunk is answered")
 		expect.Equal(t, l.info(peerX).Copy, Position{}, "a broken copy is at")
 	})
 	t.Run("commit", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(self, peerX, peerX)
+		l := seeing(t, self, peerX, peerX)
 		l.offers(peerX, term(1))
 		l.data.parts[0].broken = true
 		l.get(peerX, commits(peerX, term(1), 10, ids(2)))
@@ -130,8 +126,7 @@ func TestBrokenChunk(t *testing.T) {
 // are not waited for. As soon as there is room all is as before.
 func TestNoRoom(t *testing.T) {
 	t.Run("receiver", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(peerX, Node{}, peerX)
+		l := seeing(t, peerX, Node{}, peerX)
 		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.data.parts[0].full = true
 		expect.Equal(t, l.give(peerX, update(term(1), 10, ids(2))), Full, "a chunk without room is answered")
@@ -162,8 +157,7 @@ func TestNoRoom(t *testing.T) {
 
 // TestPieces: a chunk may come in several messages.
 func TestPieces(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, Node{}, peerX)
+	l := seeing(t, peerX, Node{}, peerX)
 	chunk := ids(1, 2, 3)
 	for i, piece := range [][]byte{chunk[:3], chunk[3:5], chunk[5:]} {
 		e := &Entry{Term: term(1), Attachment: 10, Begin: true, Complete: i == 2, More: i < 2, Chunk: piece}
@@ -174,8 +168,7 @@ func TestPieces(t *testing.T) {
 
 // TestAttachments: what comes from an earlier attachment changes nothing, and a later one counts, however their numbers compare.
 func TestAttachments(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, Node{}, peerX)
+	l := seeing(t, peerX, Node{}, peerX)
 	var holder part
 	number := func(attached uint64, s Slot) uint64 {
 		holder.attached = attached
@@ -202,16 +195,14 @@ func TestAttachments(t *testing.T) {
 // TestKeep: the giver keeps its copy, and the receiver's first entry changes it.
 func TestKeep(t *testing.T) {
 	t.Run("receiver", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(self, peerX, peerX)
+		l := seeing(t, self, peerX, peerX)
 		l.offers(peerX, term(1))
 		l.data.parts[0].unguarded = true // as it was when this node held it before
 		l.get(peerX, commits(peerX, term(1), 10, nil))
 		a := last[*CommitAck](l, peerX)
 		must.True(t, a.Outcome == Done && a.Keep, "commit: %+v", a)
 		expect.True(t, !l.data.parts[0].unguarded, "strict rules may be decided without a copy while there is one")
-		l.data.admit(0, 2)
-		l.wait(100 * time.Millisecond)
+		l.admits(2, 100*time.Millisecond)
 		m := l.entry(peerX)
 		expect.True(t, !m.Begin && m.Attachment == a.Attachment, "the first entry is %+v; the giver was told %+v", m, a)
 	})
@@ -230,8 +221,7 @@ func TestKeep(t *testing.T) {
 
 // TestForget: only the holder under whose term a copy is, or a later one of its, makes it forgotten.
 func TestForget(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, Node{}, peerX, peerY)
+	l := seeing(t, peerX, Node{}, peerX, peerY)
 	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 	l.get(peerX, &Forget{Term: term(1)})
 	l.get(peerY, &Forget{Term: term(3)})
@@ -261,8 +251,7 @@ func TestOldBackups(t *testing.T) {
 
 // TestIdleOffer: a process that has been told that its partition is welcome, and does not send it, does not hold up anybody.
 func TestIdleOffer(t *testing.T) {
-	l := newAlone(t)
-	l.see(self, peerX, peerX, peerY)
+	l := seeing(t, self, peerX, peerX, peerY)
 	l.get(peerX, &Offer{Term: term(1)})
 	l.wait(time.Duration(idleAfter+lookEvery) + 50*time.Millisecond)
 	l.get(peerY, &Offer{Term: term(2)})
@@ -272,8 +261,7 @@ func TestIdleOffer(t *testing.T) {
 
 // TestEntrustedWhileLeaving: a node that leaves, and had nothing left, stays for what it is entrusted with, from that moment on.
 func TestEntrustedWhileLeaving(t *testing.T) {
-	l := newAlone(t)
-	l.see(peerX, self, peerX, peerY)
+	l := seeing(t, peerX, self, peerX, peerY)
 	l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 	l.view(View{Leaving: true, Settled: true}, peerY, peerY, peerY)
 	l.wait(200 * time.Millisecond)
@@ -286,8 +274,7 @@ func TestEntrustedWhileLeaving(t *testing.T) {
 // TestIdleOfferBesideCopy: when the offer of a process that sends nothing ends, the copy that another sends meanwhile goes on, and its
 // messages do not make the offer last.
 func TestIdleOfferBesideCopy(t *testing.T) {
-	l := newAlone(t)
-	l.see(self, peerX, peerX, peerY)
+	l := seeing(t, self, peerX, peerX, peerY)
 	l.get(peerY, &Offer{Term: term(1)})
 	must.Equal(t, last[*OfferReply](l, peerY).Verdict, Accepted, "an offer is answered")
 	l.give(peerX, wholeCopy(term(2), 10, ids(1)))
@@ -372,8 +359,7 @@ func TestCopyOf(t *testing.T) {
 		{"an earlier term's", peerY, wholeCopy(term(1), 20, ids(2)), Superseded},
 		{"of a process that is not there", peerB, wholeCopy(term(3), 20, ids(2)), 0},
 	} {
-		l := newAlone(t)
-		l.see(peerX, Node{}, peerX, peerY)
+		l := seeing(t, peerX, Node{}, peerX, peerY)
 		l.give(peerX, wholeCopy(term(2), 10, ids(1)))
 		if got := l.give(c.from, c.e); got != c.want || l.data.parts[0].content[2] != (c.want == Done) {
 			t.Errorf("%s: answered %v, want %v; the copy has %v", c.name, got, c.want, l.data.parts[0].content)
@@ -388,8 +374,7 @@ func TestUnfinishedCopy(t *testing.T) {
 		m.Complete = false
 		return m
 	}
-	l := newAlone(t)
-	l.see(peerX, Node{}, peerX)
+	l := seeing(t, peerX, Node{}, peerX)
 	l.give(peerX, begins(10, ids(1)))
 	expect.Equal(t, l.info(peerX).Copy, Position{}, "an unfinished copy is at")
 	l.give(peerX, wholeCopy(term(2), 20, ids(1)))
@@ -409,8 +394,7 @@ func TestBuffered(t *testing.T) {
 		"whole":       func(l *alone) { l.give(peerX, piece(false, "]")) },
 		"sender lost": func(l *alone) { l.see(self, Node{}); l.wait(time.Duration(strangerFor + 2*lookEvery)) },
 	} {
-		l := newAlone(t)
-		l.see(self, Node{}, peerX)
+		l := seeing(t, self, Node{}, peerX)
 		l.get(peerX, &Offer{Term: term(2)})
 		l.give(peerX, piece(true, "[12"))
 		l.give(peerX, piece(true, ",34"))
@@ -436,8 +420,7 @@ func TestBuffered(t *testing.T) {
 func TestAcknowledged(t *testing.T) {
 	l := claimed(t, self, peerX, peerX, peerY)
 	l.acks(peerX)
-	l.data.admit(0, 1)
-	l.wait(100 * time.Millisecond)
+	l.admits(1, 100*time.Millisecond)
 	l.entry(peerX)
 	b := l.sent[peerX]
 	l.confirmed = nil
@@ -590,8 +573,7 @@ func TestUnfitCommit(t *testing.T) {
 		}},
 		{"of one who is not there", peerX, commit(10), func(l *alone) { l.see(self, peerY, peerY) }},
 	} {
-		l := newAlone(t)
-		l.see(self, peerX, peerX, peerY)
+		l := seeing(t, self, peerX, peerX, peerY)
 		l.offers(peerX, term(2))
 		if c.prep != nil {
 			c.prep(l)
@@ -620,8 +602,7 @@ func TestUnfitCommit(t *testing.T) {
 		a := last[*CommitAck](l, peerX)
 		expect.True(t, a.Outcome == c.want && !a.Keep, "merged, %s: %+v", c.name, a)
 	}
-	l := newAlone(t) // whose backup is another one
-	l.see(self, peerY, peerX, peerY)
+	l := seeing(t, self, peerY, peerX, peerY) // whose backup is another one
 	l.offers(peerX, term(2))
 	l.get(peerX, commit(10))
 	a := last[*CommitAck](l, peerX)
@@ -731,8 +712,7 @@ func TestClaimFrom(t *testing.T) {
 		{"of the same term, later", Position{term(1), 5}, Position{term(1), 100}, true},
 		{"of the same term, earlier", Position{term(1), 100}, Position{term(1), 5}, false},
 	} {
-		l := newAlone(t)
-		l.see(peerY, Node{}, peerX, peerY)
+		l := seeing(t, peerY, Node{}, peerX, peerY)
 		l.give(peerY, wholeCopy(c.own.Term, c.own.Attachment, ids(1)))
 		l.see(self, Node{}, peerX)
 		l.wait(150 * time.Millisecond)
@@ -756,8 +736,7 @@ func TestClaimFrom(t *testing.T) {
 	l.wait(150 * time.Millisecond)
 	l.owned(true)
 
-	l = newAlone(t) // who lives and does not answer is not waited for without end
-	l.see(self, Node{}, peerX)
+	l = seeing(t, self, Node{}, peerX) // who lives and does not answer is not waited for without end
 	l.wait(time.Duration(patience) - 100*time.Millisecond)
 	l.owned(false)
 	l.wait(400 * time.Millisecond)
@@ -804,8 +783,7 @@ func TestUnseenHolder(t *testing.T) {
 	l.answer(held)
 	l.owned(true)
 
-	l = newAlone(t)
-	l.see(peerX, Node{}, peerX, peerY)
+	l = seeing(t, peerX, Node{}, peerX, peerY)
 	l.see(self, Node{}, peerX)
 	l.wait(150 * time.Millisecond)
 	l.answer(held)
@@ -815,8 +793,7 @@ func TestUnseenHolder(t *testing.T) {
 	l.answer(func(Node) Info { return Info{Term: term(1), Holder: Node{self.Name, 77}} })
 	l.owned(true)
 
-	l = newAlone(t)
-	l.see(peerX, Node{}, peerX, peerY)
+	l = seeing(t, peerX, Node{}, peerX, peerY)
 	l.hold(peerY, term(1))
 	expect.Equal(t, l.info(peerX).Holder, peerY, "the holder it tells of")
 	l.see(peerX, Node{}, peerX)
@@ -855,8 +832,7 @@ func TestClaimWithout(t *testing.T) {
 		{"part of a copy", false, term(1), true, 0},
 		{"part of a copy of what nobody held", false, Term{}, false, 0},
 	} {
-		l := newAlone(t)
-		l.see(peerX, Node{}, peerX)
+		l := seeing(t, peerX, Node{}, peerX)
 		if c.copy {
 			l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		} else {
@@ -878,8 +854,7 @@ func TestClaimWithout(t *testing.T) {
 // held it since or is handing it over.
 func TestEntrusted(t *testing.T) {
 	ready := func() *alone {
-		l := newAlone(t)
-		l.see(peerX, Node{}, peerX, peerY)
+		l := seeing(t, peerX, Node{}, peerX, peerY)
 		l.give(peerY, wholeCopy(term(2), 10, ids(1)))
 		return l
 	}

@@ -21,8 +21,7 @@ func TestStandstill(t *testing.T) {
 		for _, viewFirst := range []bool{false, true} {
 			l := claimed(t, self, peerX, peerX)
 			l.acks(peerX)
-			l.data.admit(0, 1)
-			l.wait(100 * time.Millisecond)
+			l.admits(1, 100*time.Millisecond)
 			if viewFirst {
 				l.now += int64(20 * time.Second)
 				l.see(self, peerX, peerX)
@@ -40,8 +39,7 @@ func TestStandstill(t *testing.T) {
 	t.Run("slow ticks", func(t *testing.T) {
 		l := claimed(t, self, peerX, peerX)
 		l.acks(peerX)
-		l.data.admit(0, 1)
-		l.wait(100 * time.Millisecond)
+		l.admits(1, 100*time.Millisecond)
 		dropped := func() bool { return !l.core.parts[0].followers[Backup].caught }
 		for range int(stall/awakeMost) - 3 {
 			l.standsStill(time.Second)
@@ -62,8 +60,7 @@ func TestStandstill(t *testing.T) {
 		expect.True(t, r.Standing == Elsewhere && r.Node == peerX, "the route is %+v", r)
 	})
 	t.Run("offer", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(self, peerX, peerX, peerY)
+		l := seeing(t, self, peerX, peerX, peerY)
 		l.get(peerX, &Offer{Term: term(1)})
 		l.standsStill(20 * time.Second)
 		l.get(peerY, &Offer{Term: term(2)})
@@ -81,8 +78,7 @@ func TestStandstill(t *testing.T) {
 			"asked for what a process holds whose coming this node may have missed")
 	})
 	t.Run("departed", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(peerX, Node{}, peerX, peerY)
+		l := seeing(t, peerX, Node{}, peerX, peerY)
 		l.see(peerY, Node{}, peerY)
 		l.now += int64(20 * time.Second)
 		l.see(peerY, Node{}, peerY)
@@ -92,8 +88,7 @@ func TestStandstill(t *testing.T) {
 		expect.True(t, len(said[*Query](l, peerY)) != 0, "a lost process is taken for one that is about to come")
 	})
 	t.Run("newcomer", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(peerY, Node{}, peerY)
+		l := seeing(t, peerY, Node{}, peerY)
 		l.hold(peerY, term(1))
 		l.see(peerX, Node{}, peerX, peerY)
 		l.standsStill(20 * time.Second)
@@ -122,16 +117,14 @@ func TestStandstill(t *testing.T) {
 	})
 	t.Run("lease", func(t *testing.T) {
 		l := granted(t)
-		l.data.admit(0, 1)
-		l.wait(100 * time.Millisecond)
+		l.admits(1, 100*time.Millisecond)
 		l.standsStill(20 * time.Second)
 		l.acks(peerX)
 		expect.True(t, len(l.confirmed) != 0 && l.confirmed[0].Unguarded,
 			"what is confirmed when the lease is over counts for strict answers: %+v", l.confirmed)
 	})
 	t.Run("leaving", func(t *testing.T) {
-		l := newAlone(t)
-		l.see(peerX, self, peerX, peerY)
+		l := seeing(t, peerX, self, peerX, peerY)
 		l.give(peerX, wholeCopy(term(1), 10, ids(1)))
 		l.view(View{Leaving: true, Settled: true}, peerX, peerY, peerX, peerY)
 		stranded := func() bool { return l.core.Status(l.time()).Stranded > 0 }

@@ -818,39 +818,6 @@ func TestRealCores(t *testing.T) {
 	}
 }
 
-// BenchmarkUrgent measures the way from a signal to the core and back to who waits.
-func BenchmarkUrgent(b *testing.B) {
-	k := newRunner(Config{
-		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
-		Now: func() algo.Instant { return algo.Instant{} }, Boot: BootTime,
-	})
-	k.start(&echo{})
-	defer k.Close()
-	ctx := context.Background()
-	for i := uint64(1); b.Loop(); i++ {
-		k.Urgent(3)
-		if _, ok := k.AwaitProgress(ctx, 3, i, true); !ok {
-			b.Fatal("closed")
-		}
-	}
-}
-
-// echo is a core that confirms whatever is urgent at once.
-type echo struct {
-	puppet
-	version uint64
-}
-
-func (c *echo) Urgent(_ ownership.Now, p int) {
-	c.version++
-	c.confirm(ownership.Progress{Partition: p, Version: c.version})
-}
-
-func (c *echo) Tick(ownership.Now) {}
-
-func (c *echo) Behind() bool { return false }
-func (c *echo) Idle() bool   { return false }
-
 // outlet is a Sender that calls a function.
 type outlet func([]ownership.Envelope)
 
