@@ -113,13 +113,12 @@ func TestBanOfOtherCalls(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, banning)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
 		login := onPolicy("login", "r")
-		held, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: units(1)})
-		must.True(t, err == nil && held.Allowed, "%v %v", held, err)
+		held := must.Value(n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: units(1)}))(t)
+		must.True(t, held.Allowed, "%v", held)
 		d, err := n.Reserve(t.Context(), limit.Reserve{Target: login, Amount: units(2)})
 		must.True(t, err == nil && !d.Allowed && d.Banned && d.ReservationID == "", "%v %v", d, err)
 		extend := limit.Extend{Target: login, ReservationID: held.ReservationID, TTL: time.Minute}
-		d, err = n.Extend(t.Context(), extend)
-		expect.True(t, err == nil && d.Allowed, "prolonged: %+v, %v", d, err)
+		expect.True(t, must.Value(n.Extend(t.Context(), extend))(t).Allowed, "prolonged")
 		extend.Cost = 1
 		d, err = n.Extend(t.Context(), extend)
 		expect.True(t, err == nil && !d.Allowed && d.Banned, "extended: %+v, %v", d, err)
@@ -127,8 +126,8 @@ func TestBanOfOtherCalls(t *testing.T) {
 		expect.True(t, err == nil && got.Excess == 1 && !got.Over, "committed: %+v, %v", got, err)
 
 		job := onPolicy("jobs", "j")
-		lease, err := n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1})
-		must.True(t, err == nil && lease.Allowed, "%v %v", lease, err)
+		lease := must.Value(n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1}))(t)
+		must.True(t, lease.Allowed, "%v", lease)
 		d, err = n.Acquire(t.Context(), limit.Acquire{Target: job, Cost: 1})
 		expect.True(t, err == nil && !d.Allowed && d.RetryAfter == time.Hour, "%+v, %v", d, err)
 		left, err := n.Renew(t.Context(), job, lease.LeaseID, 0)
@@ -147,9 +146,8 @@ func TestBanOfOtherCalls(t *testing.T) {
 
 		checks := []limit.Check{named("login", "a", 2), named("login", "b", 1)}
 		n.check(t, named("login", "b", 2))
-		all, err := n.CheckAll(t.Context(), checks)
-		expect.True(t, err == nil && !all.Allowed && !all.Decisions[0].Banned && all.Decisions[1].Banned,
-			"%+v, %v", all, err)
+		all := must.Value(n.CheckAll(t.Context(), checks))(t)
+		expect.True(t, !all.Allowed && !all.Decisions[0].Banned && all.Decisions[1].Banned, "%+v", all)
 		expect.True(t, n.check(t, named("login", "a", 2)).Allowed, "the other one")
 	})
 }

@@ -137,8 +137,8 @@ func TestReservationsBesideLoans(t *testing.T) {
 			return is
 		}
 		before := state()
-		d, err := node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(2)})
-		must.True(t, err == nil && d.Allowed, "%+v, %v", d, err)
+		d := must.Value(node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(2)}))(t)
+		must.True(t, d.Allowed, "%+v", d)
 		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-2 {
 			t.Errorf("with 2 reserved: %+v, before: %+v", is, before)
 		}
@@ -231,9 +231,8 @@ func TestNodeIsRecalled(t *testing.T) {
 			expect.True(t, !d.Allowed && !d.RetryAfterEstimated, "more than the limit: %+v", d)
 			after = d.RetryAfter
 		}
-		if s := c.nodes[0].Loans(); s.Recalled == 0 || s.Unanswered != 0 {
-			t.Errorf("%+v", s)
-		}
+		s := c.nodes[0].Loans()
+		expect.True(t, s.Recalled != 0 && s.Unanswered == 0, "%+v", s)
 		// All is returned, so that it is known when there is room again.
 		c.advance(after - 10*time.Microsecond)
 		expect.True(t, !c.nodes[0].check(t, named("small", key, 1)).Allowed, "before %v", after)

@@ -107,12 +107,10 @@ func TestExtend(t *testing.T) {
 			}
 			c.advance(19 * time.Second)
 			e.Amount, e.TTL = units(0), 40*time.Second
-			got, err := c.nodes[2].Extend(t.Context(), e)
-			expect.True(t, err == nil && got.Allowed, "time: %+v, %v", got, err)
+			expect.True(t, must.Value(c.nodes[2].Extend(t.Context(), e))(t).Allowed, "time")
 			c.advance(39 * time.Second)
-			if got, err := c.nodes[2].Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)}); err != nil || got.Refunded != 20 {
-				t.Errorf("%+v, %v", got, err)
-			}
+			got, err := c.nodes[2].Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)})
+			expect.True(t, err == nil && got.Refunded == 20, "%+v, %v", got, err)
 			expect.Equal(t, c.nodes[1].left(t, target), 50, "left")
 			wantError(t, expect.Err(c.nodes[2].Extend(t.Context(), e)), limit.NotFound, "reservation_id")
 		}
@@ -506,8 +504,8 @@ func TestCommitBeyondWhatABucketOwes(t *testing.T) {
 	target := onPolicy("p", "k")
 	ids := make([]string, 5)
 	for i := range ids {
-		d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
-		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
+		d := must.Value(l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)}))(t)
+		must.True(t, d.Allowed, "%v", d)
 		ids[i] = d.ReservationID
 	}
 	for _, id := range ids[:4] {

@@ -169,9 +169,8 @@ func TestCollisionsAreKeysLikeOthers(t *testing.T) {
 	partitions := map[int]int{}
 	for round := range int64(2) {
 		for key := range collision.Keys(8+len("login"), 1<<16) {
-			r, err := l.Check(t.Context(), []limit.Check{named("login", key, 1)})
-			must.True(t, err == nil && r[0].Err == nil && r[0].Allowed && r[0].Remaining == 1-round,
-				"%q: %+v, %v", key, r, err)
+			r := must.Value(l.Check(t.Context(), []limit.Check{named("login", key, 1)}))(t)
+			must.True(t, r[0].Err == nil && r[0].Allowed && r[0].Remaining == 1-round, "%q: %+v", key, r)
 			partitions[ring.Partition(ring.Hash(testKey, "login", key))]++
 		}
 	}

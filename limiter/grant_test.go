@@ -72,17 +72,17 @@ func TestRenewalsUnderLease(t *testing.T) {
 		}
 		grant(time.Hour)
 		n := c.nodes[1]
-		lease, err := n.Acquire(t.Context(), limit.Acquire{Target: jobs, Cost: 1})
-		must.True(t, err == nil && lease.Allowed, "%v %v", lease, err)
+		lease := must.Value(n.Acquire(t.Context(), limit.Acquire{Target: jobs, Cost: 1}))(t)
+		must.True(t, lease.Allowed, "%v", lease)
 		call := map[string]func() error{
 			"renewal": func() error {
 				_, err := n.Renew(t.Context(), jobs, lease.LeaseID, time.Minute)
 				return err
 			},
 			"commit": func() error {
-				reserved, err := n.Reserve(t.Context(), limit.Reserve{Target: window, Amount: units(1)})
-				must.True(t, err == nil && reserved.Allowed, "%v %v", reserved, err)
-				_, err = n.Commit(t.Context(), limit.Commit{Target: window, ReservationID: reserved.ReservationID, Amount: units(2)})
+				reserved := must.Value(n.Reserve(t.Context(), limit.Reserve{Target: window, Amount: units(1)}))(t)
+				must.True(t, reserved.Allowed, "%v", reserved)
+				_, err := n.Commit(t.Context(), limit.Commit{Target: window, ReservationID: reserved.ReservationID, Amount: units(2)})
 				return err
 			},
 		}

@@ -94,8 +94,8 @@ func TestRecorderHearsEachDecision(t *testing.T) {
 
 func acquire(t *testing.T, n *testNode, key string) {
 	t.Helper()
-	d, err := n.Acquire(t.Context(), limit.Acquire{Target: onPolicy("jobs", key), Cost: 1})
-	expect.True(t, err == nil && d.Allowed, "%v %v", d, err)
+	d := must.Value(n.Acquire(t.Context(), limit.Acquire{Target: onPolicy("jobs", key), Cost: 1}))(t)
+	expect.True(t, d.Allowed, "%v", d)
 }
 
 // However many decisions there are, few are recorded, and those stand for all; when there are few again, each is recorded.

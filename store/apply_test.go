@@ -128,8 +128,8 @@ func TestReservationsBeyondTheCopysBound(t *testing.T) {
 	r := rule("p", log(100, minute))
 	reserve := func(s *Store, key string, id uint64, now time.Duration, n int64) {
 		t.Helper()
-		a, err := s.Decide(s.key("p", key), r, at(now), reserveFor(id, n, minute), nil)
-		must.True(t, err == nil && a.Allowed, "%v %v", a, err)
+		a := must.Value(s.Decide(s.key("p", key), r, at(now), reserveFor(id, n, minute), nil))(t)
+		must.True(t, a.Allowed, "%v", a)
 	}
 	for i, key := range []string{"other", "k", "k"} {
 		reserve(holder, key, uint64(i+1), time.Duration(i)*time.Second, int64(10*(i+1)))

@@ -238,13 +238,11 @@ func TestBanBesideLoans(t *testing.T) {
 	must.Equal(t, borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20}).Granted, 20)
 	decide(t, s, r, "k", at(0), cost(180))
 	// Whatever is on loan it would be refused, but whoever has a loan could go on.
-	got, err := s.Decide(s.key("p", "k"), r, at(0), cost(50), nil)
-	must.True(t, err == nil && !got.Allowed && !got.Banned && got.OnLoan == 20,
-		"before what is on loan is back: %+v, %v", got, err)
+	got := must.Value(s.Decide(s.key("p", "k"), r, at(0), cost(50), nil))(t)
+	must.True(t, !got.Allowed && !got.Banned && got.OnLoan == 20, "before what is on loan is back: %+v", got)
 	borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Returned: 20}})
-	got, err = s.Decide(s.key("p", "k"), r, at(0), cost(50), nil)
-	must.True(t, err == nil && !got.Allowed && got.Banned && got.Bans && got.OnLoan == 0,
-		"afterwards: %+v, %v", got, err)
+	got = must.Value(s.Decide(s.key("p", "k"), r, at(0), cost(50), nil))(t)
+	must.True(t, !got.Allowed && got.Banned && got.Bans && got.OnLoan == 0, "afterwards: %+v", got)
 	a := borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 20})
 	expect.Equal(t, a.Granted, 0, "lent of a banned key: %+v", a)
 	quota := algo.Quota{Demand: 3600 * 20, Ahead: time.Second, Term: time.Second}
@@ -285,8 +283,8 @@ func TestExcessAndBan(t *testing.T) {
 	_, _, left, err := s.Look(s.key("p", "over"), r, at(0), 1)
 	expect.True(t, err == nil && left == 0, "banned for %v by an excess (%v)", left, err)
 	reserve("banned", 1)
-	a, err := s.Decide(s.key("p", "banned"), r, at(0), cost(5), nil)
-	must.True(t, err == nil && a.Bans, "%+v, %v", a, err)
+	a := must.Value(s.Decide(s.key("p", "banned"), r, at(0), cost(5), nil))(t)
+	must.True(t, a.Bans, "%+v", a)
 	out, err = s.Settle(s.key("p", "banned"), r, at(0), Settlement{ID: reservationOf(1), Keep: 3})
 	expect.True(t, err == nil && out.Excess == 2 && !out.Over, "where there is room, during a ban: %+v, %v", out, err)
 }
@@ -368,18 +366,16 @@ func TestBanIsCopied(t *testing.T) {
 		}
 		holder.Reset(k, "p")
 		l.sync(t, 0, false)
-		got, err := holder.Decide(k, r, at(0), cost(1), nil)
-		must.True(t, err == nil && got.Allowed, "%v %v", got, err)
+		must.True(t, must.Value(holder.Decide(k, r, at(0), cost(1), nil))(t).Allowed, "refused")
 		l.sync(t, 0, false)
-		got, err = holder.Decide(k, r, at(0), cost(1), nil)
+		got, err := holder.Decide(k, r, at(0), cost(1), nil)
 		expect.True(t, err == nil && got.Bans && got.Ticket != 0, "%v: %+v, %v", durability, got, err)
 		l.sync(t, time.Second, false)
 		got, err = holder.Decide(k, r, at(time.Second), cost(1), nil)
 		expect.True(t, err == nil && got.Banned && got.Ticket == 0, "%v, the next one: %+v, %v", durability, got, err)
 		take(copy, at(2*time.Second))
-		got, err = copy.Decide(k, r, at(2*minute), cost(1), nil)
-		expect.True(t, err == nil && got.Banned && got.RetryAfter >= 3*minute,
-			"%v, after the holder was lost: %+v, %v", durability, got, err)
+		got = must.Value(copy.Decide(k, r, at(2*minute), cost(1), nil))(t)
+		expect.True(t, got.Banned && got.RetryAfter >= 3*minute, "%v, after the holder was lost: %+v", durability, got)
 	}
 }
 

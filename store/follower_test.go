@@ -480,8 +480,8 @@ func TestEscrowSeldomWaits(t *testing.T) {
 	for range 1000 {
 		now += time.Millisecond
 		urgent = 0
-		a, err := holder.Decide(holder.key("p", "k"), r, at(now), cost(1), nil)
-		must.True(t, err == nil && a.Allowed, "%v %v", a, err)
+		a := must.Value(holder.Decide(holder.key("p", "k"), r, at(now), cost(1), nil))(t)
+		must.True(t, a.Allowed, "%v", a)
 		if a.Ticket > 0 {
 			waited++
 		}
@@ -783,9 +783,8 @@ func TestOtherAnswersWait(t *testing.T) {
 		}
 		told()
 		for _, what := range []string{"first", "repeated"} {
-			out, err := s.Settle(s.key("units", "k"), units, at(0), Settlement{ID: id, Keep: 6})
-			expect.True(t, err == nil && out.Excess == 5 && out.Ticket != 0,
-				"%v: %s: %+v, %v", durability, what, out, err)
+			out := must.Value(s.Settle(s.key("units", "k"), units, at(0), Settlement{ID: id, Keep: 6}))(t)
+			expect.True(t, out.Excess == 5 && out.Ticket != 0, "%v: %s: %+v", durability, what, out)
 		}
 	}
 }
@@ -860,8 +859,7 @@ func TestReservations(t *testing.T) {
 	expect.True(t, !known, "settled after its time")
 	a, err := s.Decide(k, r, at(10*time.Second), cost(0), nil)
 	expect.True(t, err == nil && a.Remaining == 6 && !a.Pending, "%+v, %v", a, err)
-	a, err = reserve(3, 3, 10*time.Second)
-	expect.True(t, err == nil && a.Allowed, "an expired one is in the way: %+v, %v", a, err)
+	expect.True(t, must.Value(reserve(3, 3, 10*time.Second))(t).Allowed, "an expired one is in the way")
 	must.NoError(t, s.Reset(k, "p"))
 	_, known, _ = settle(s, k, r, at(10*time.Second), reservationOf(3), 0)
 	expect.True(t, !known, "settled after a reset")
@@ -877,9 +875,7 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		k := a.key("p", "k")
 		reserve := func(id uint64, n int64, ttl time.Duration) {
 			t.Helper()
-			call := reserveFor(id, n, ttl)
-			got, err := a.Decide(k, r, at(0), call, nil)
-			must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
+			must.True(t, must.Value(a.Decide(k, r, at(0), reserveFor(id, n, ttl), nil))(t).Allowed, "refused")
 		}
 		a.TakeOver(0, at(0))
 		l := newLink(a, b, ownership.Backup)
@@ -891,8 +887,7 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		l.deliver(t, 9*time.Second, &staged) // late: the first is pending here until 18 s
 		a.Sweep(at(12*time.Second), 100)
 		a.Widen(0, ownership.Backup)
-		got, err := a.Decide(k, r, at(12*time.Second), cost(1), nil)
-		must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
+		must.True(t, must.Value(a.Decide(k, r, at(12*time.Second), cost(1), nil))(t).Allowed, "refused")
 		l.drain(13 * time.Second)
 		a.Shut(0)
 		l.deliver(t, 13*time.Second, &staged)
@@ -903,7 +898,7 @@ func TestReservationEndsWithHolders(t *testing.T) {
 		}
 		n, known, err := settle(b, k, r, there, reservationOf(2), 1)
 		expect.True(t, known && n == 2 && err == nil, "durability %v: commit: %d, %v, %v", d, n, known, err)
-		got, err = b.Decide(k, r, there, cost(0), nil)
+		got, err := b.Decide(k, r, there, cost(0), nil)
 		expect.True(t, err == nil && got.Remaining == 10-2-1-1 && !got.Pending, "durability %v: %+v, %v", d, got, err)
 		n = b.budget.reservations.Load()
 		expect.True(t, n == 0, "durability %v: %d reservations are left", d, n)

@@ -163,9 +163,8 @@ func TestLend(t *testing.T) {
 	got, err = s.Decide(s.key("p", "k"), r, at(0), cost(21), nil)
 	must.True(t, err == nil && !got.Allowed && got.OnLoan == 16 && got.RetryAfter == 10*time.Second,
 		"for longer where units on loan have been spent: %+v, %v", got, err)
-	got, err = s.Decide(s.key("p", "k"), r, at(0), cost(101), nil)
-	must.True(t, err == nil && !got.Allowed && got.OnLoan == 0 && got.RetryAfter == algo.Never,
-		"whatever is on loan: %+v, %v", got, err)
+	got = must.Value(s.Decide(s.key("p", "k"), r, at(0), cost(101), nil))(t)
+	must.True(t, !got.Allowed && got.OnLoan == 0 && got.RetryAfter == algo.Never, "whatever is on loan: %+v", got)
 	always := Call{Request: algo.Request{Cost: 0, Always: true}}
 	got, err = s.Decide(s.key("p", "k"), r, at(0), always, nil)
 	must.True(t, err == nil && got.OnLoan == 0, "asked whether more is in use than the limit: %+v, %v", got, err)
@@ -572,14 +571,11 @@ func TestChargeBesideLoans(t *testing.T) {
 	}
 	other := s.key("p", "other")
 	must.Value(s.Lend(other, r, at(0), Borrow{ID: loanID, Want: 16}))(t)
-	call := reserveFor(1, 80, minute)
-	a, err := s.Decide(other, r, at(0), call, nil)
-	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
+	must.True(t, must.Value(s.Decide(other, r, at(0), reserveFor(1, 80, minute), nil))(t).Allowed, "refused")
 	got, err := s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90, Whole: true})
 	expect.True(t, err == nil && got.Known && got.OnLoan == 16 && got.Excess == 0, "a commit: %+v, %v", got, err)
-	got, err = s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90})
-	expect.True(t, err == nil && got.OnLoan == 0 && got.Excess == 10 && got.Over,
-		"a commit after a recall in vain: %+v, %v", got, err)
+	got = must.Value(s.Settle(other, r, at(0), Settlement{ID: reservationOf(1), Keep: 90}))(t)
+	expect.True(t, got.OnLoan == 0 && got.Excess == 10 && got.Over, "a commit after a recall in vain: %+v", got)
 }
 
 // TestLoanBecomesConcurrency: what was on loan when a policy became one of leases is none of them, whether it is reported, ends, or is of a Quota's

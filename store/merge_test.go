@@ -393,8 +393,8 @@ func TestMergeLeases(t *testing.T) {
 	s := newSplit(t, 2, r)
 	acquire := func(i int, nonce uint64) uint64 {
 		p := s.parties[i].store
-		d, err := p.Decide(p.key("p", "k"), r, at(0), Call{Request: algo.Request{Cost: 1, Nonce: nonce}}, nil)
-		must.True(t, err == nil && d.Allowed, "%v %v", d, err)
+		d := must.Value(p.Decide(p.key("p", "k"), r, at(0), Call{Request: algo.Request{Cost: 1, Nonce: nonce}}, nil))(t)
+		must.True(t, d.Allowed, "%v", d)
 		return d.Lease
 	}
 	acquire(0, 1)
@@ -545,9 +545,8 @@ func TestMergeColdStrict(t *testing.T) {
 		grant(s.parties[1].store)
 		for _, key := range []string{"known", "new"} {
 			p := s.parties[1].store
-			d, err := p.Decide(p.key("p", key), r, at(s.now), cost(0), nil)
-			expect.True(t, err == nil && d.Remaining == 0,
-				"copies in the order %v: %q has %d left: %v", order, key, d.Remaining, err)
+			d := must.Value(p.Decide(p.key("p", key), r, at(s.now), cost(0), nil))(t)
+			expect.True(t, d.Remaining == 0, "copies in the order %v: %q has %d left", order, key, d.Remaining)
 		}
 	}
 }

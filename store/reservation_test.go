@@ -26,23 +26,21 @@ func TestExtend(t *testing.T) {
 	must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
 	a, err = extend(time.Second, call(7, time.Minute))
 	expect.True(t, err == nil && !a.Allowed && a.Granted == 0 && a.RetryAfter > 0, "beyond the limit: %+v, %v", a, err)
-	a, err = extend(time.Second, call(3, 0))
-	expect.True(t, err == nil && a.Allowed && a.Granted == 3 && a.Remaining == 3 && a.Reservation == id,
-		"%+v, %v", a, err)
+	a = must.Value(extend(time.Second, call(3, 0)))(t)
+	expect.True(t, a.Allowed && a.Granted == 3 && a.Remaining == 3 && a.Reservation == id, "%+v", a)
 	_, held := s.at(k.Partition)
 	_, parts := held.extras.reservations.charges(reservationKey{stateID{"p", "k"}, id}, int64(10*time.Second))
 	expect.True(t, len(parts) == 0, "a refused extension, and one without a time, prolonged it")
 	// Time alone, and with units.
-	a, err = extend(9*time.Second, call(0, time.Minute))
-	expect.True(t, err == nil && a.Allowed && a.Granted == 0 && a.Remaining == 3 && a.Reservation == id,
-		"%+v, %v", a, err)
+	a = must.Value(extend(9*time.Second, call(0, time.Minute)))(t)
+	expect.True(t, a.Allowed && a.Granted == 0 && a.Remaining == 3 && a.Reservation == id, "%+v", a)
 	a, err = extend(60*time.Second, call(1, time.Minute))
 	expect.True(t, err == nil && a.Allowed && a.Remaining == 2, "%+v, %v", a, err)
 	_, err = extend(60*time.Second, call(1, time.Minute))
 	expect.True(t, errors.Is(err, ErrKeyReservations) && errors.Is(err, ErrFull), "beyond the bound of a key: %v", err)
 	part := id.numbered(1)
-	out, err := s.Settle(k, r, at(100*time.Second), Settlement{ID: part, Keep: 0})
-	expect.True(t, err == nil && !out.Known, "settled by the id of a part: %+v, %v", out, err)
+	out := must.Value(s.Settle(k, r, at(100*time.Second), Settlement{ID: part, Keep: 0}))(t)
+	expect.True(t, !out.Known, "settled by the id of a part: %+v", out)
 	out, err = s.Settle(k, r, at(119*time.Second), Settlement{ID: id, Keep: 5})
 	expect.True(t, err == nil && out.Known && out.Returned == 3 && out.Excess == 0, "%+v, %v", out, err)
 	expect.Equal(t, decide(t, s, r, "k", at(119*time.Second), cost(0)).Remaining, 5, "remain of 10 with 5 kept")
@@ -125,8 +123,7 @@ func TestSettleBeyondReserved(t *testing.T) {
 		s := New(Config{})
 		r := rule("p", tt.limit)
 		k := s.key("p", "k")
-		a, err := s.Decide(k, r, at(0), reserveFor(1, 3, minute), nil)
-		must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
+		must.True(t, must.Value(s.Decide(k, r, at(0), reserveFor(1, 3, minute), nil))(t).Allowed, "refused")
 		if tt.other > 0 {
 			decide(t, s, r, "k", at(0), cost(tt.other))
 		}
@@ -191,8 +188,7 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 			if _, err := s.Decide(k, r, at(0), c, nil); err == nil {
 				return c // it is pending already
 			}
-			a, err := s.Decide(k, r, at(0), pending, nil)
-			must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
+			must.True(t, must.Value(s.Decide(k, r, at(0), pending, nil))(t).Allowed, "refused")
 			return c
 		}
 	}
@@ -287,13 +283,12 @@ func TestBoundedCommitsTogether(t *testing.T) {
 	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 20, Window: 20 * time.Second})
 	k := s.key("p", "k")
 	for i := range uint64(20) {
-		a, err := s.Decide(k, r, at(0), reserveFor(i+1, 1, minute), nil)
-		must.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
+		must.True(t, must.Value(s.Decide(k, r, at(0), reserveFor(i+1, 1, minute), nil))(t).Allowed, "refused")
 	}
 	var excess int64
 	for i := range uint64(20) {
-		out, err := s.Settle(k, r, at(0), Settlement{ID: reservationOf(i + 1), Keep: 21, Bounded: true})
-		must.True(t, err == nil && out.Known, "%+v, %v", out, err)
+		out := must.Value(s.Settle(k, r, at(0), Settlement{ID: reservationOf(i + 1), Keep: 21, Bounded: true}))(t)
+		must.True(t, out.Known, "%+v", out)
 		excess += out.Excess
 	}
 	expect.Equal(t, excess, 20, "units beyond the limit of 20")
@@ -323,8 +318,7 @@ func TestAtomicBeyondTheKeysBound(t *testing.T) {
 	r := rule("p", log(10, time.Hour))
 	for i := range uint64(3) {
 		once := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(i + 1), ReserveFor: minute, ReserveOnce: true}
-		a, err := s.Decide(s.key("p", "k"), r, at(0), once, nil)
-		expect.True(t, err == nil && a.Allowed, "%d: %+v, %v", i, a, err)
+		expect.True(t, must.Value(s.Decide(s.key("p", "k"), r, at(0), once, nil))(t).Allowed, "%d", i)
 	}
 }
 

@@ -235,8 +235,8 @@ func TestMaxKeys(t *testing.T) {
 		decide(t, s, long, fmt.Sprint("l", i), at(0), cost(1))
 	}
 	must.ErrorIs(t, expect.Err(s.Decide(s.key("long", "new"), long, at(0), cost(1), nil)), ErrFull, "at the bound")
-	d, err := s.Decide(s.key("long", "new"), long, at(0), cost(0), nil)
-	expect.True(t, err == nil && d.Allowed, "a peek needs no room: %+v, %v", d, err)
+	d := must.Value(s.Decide(s.key("long", "new"), long, at(0), cost(0), nil))(t)
+	expect.True(t, d.Allowed, "a peek needs no room: %+v", d)
 	if d := decide(t, s, long, "l3", at(0), cost(1)); d.Allowed {
 		t.Error("a key that is being limited was evicted")
 	}
@@ -246,7 +246,7 @@ func TestMaxKeys(t *testing.T) {
 	for i := range 25 {
 		expect.True(t, decide(t, s, long, fmt.Sprint("n", i), at(2*time.Second), cost(1)).Allowed, "new key %d", i)
 	}
-	_, err = s.Decide(s.key("long", "more"), long, at(2*time.Second), cost(1), nil)
+	_, err := s.Decide(s.key("long", "more"), long, at(2*time.Second), cost(1), nil)
 	expect.ErrorIs(t, err, ErrFull, "at the bound again")
 	for i := range 25 {
 		expect.True(t, !decide(t, s, long, fmt.Sprint("l", i), at(2*time.Second), cost(1)).Allowed,
@@ -493,8 +493,7 @@ func TestDecideKnown(t *testing.T) {
 		{"a partition that is followed", plain, func(s *Store, k Key) { s.Attach(0, ownership.Backup, true) }, 1, false},
 		{"beside reservations", plain, func(s *Store, k Key) {
 			other := s.key("p", "other")
-			a, err := s.Decide(other, plain, at(0), reserveFor(1, 1, minute), nil)
-			must.True(t, err == nil && a.Allowed, "%v %v", a, err)
+			must.True(t, must.Value(s.Decide(other, plain, at(0), reserveFor(1, 1, minute), nil))(t).Allowed, "refused")
 		}, 1, false},
 	} {
 		s := New(Config{})
@@ -541,8 +540,7 @@ func TestAPanicLeavesNoLock(t *testing.T) {
 	good, k := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Second}), s.key("p", "k")
 	decide := func() {
 		t.Helper()
-		a, err := s.Decide(k, good, at(0), cost(1), nil)
-		expect.True(t, err == nil && a.Allowed, "%+v, %v", a, err)
+		expect.True(t, must.Value(s.Decide(k, good, at(0), cost(1), nil))(t).Allowed, "refused")
 	}
 	decide()
 	for name, call := range map[string]func(){

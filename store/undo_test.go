@@ -26,15 +26,13 @@ func TestACancelLeavesNoTrace(t *testing.T) {
 				return got
 			}
 			for _, s := range []*Store{s, never} {
-				got, err := s.Decide(k, r, at(0), cost(9), nil)
-				must.True(t, err == nil && got.Allowed, "%+v, %v", got, err)
+				must.True(t, must.Value(s.Decide(k, r, at(0), cost(9), nil))(t).Allowed, "refused")
 			}
 			for i := range 60 {
 				now := time.Duration(i) * 100 * time.Millisecond
 				call := cost(1)
 				call.Reservation, call.ReserveFor, call.ReserveOnce = reservationOf(1), minute, true
-				got, err := s.Decide(k, r, at(now), call, nil)
-				must.True(t, err == nil && got.Allowed, "%v: %+v, %v", now, got, err)
+				must.True(t, must.Value(s.Decide(k, r, at(now), call, nil))(t).Allowed, "%v", now)
 				n, known, err := settle(s, k, r, at(now+time.Millisecond), reservationOf(1), 0)
 				must.True(t, n == 1 && known && err == nil, "%v: cancel: %d, %v, %v", now, n, known, err)
 				got, want := look(s, now+time.Millisecond), look(never, now+time.Millisecond)
