@@ -82,7 +82,7 @@ func TestIDsOverAKill(t *testing.T) {
 	f.decided(f.members[0], "probe-strict") // before the voters answer, answers say that they are degraded
 	victim, rest := f.members[1], f.members[:1]
 	var all []*asked
-	for i := range 3000 {
+	for i := range 1500 {
 		key := fmt.Sprint(strings.Repeat("k", 900), i)
 		all = append(all, &asked{target: targetOf(policies[i%2].Name, key), id: fmt.Sprint("id-", i), reserve: i%5 == 0})
 	}
