@@ -80,7 +80,8 @@ func Load(name string) (*Set, error) {
 }
 
 // Parse reads a policy file's content. file is its name in errors. Nothing in it, and an empty list of policies, is
-// valid. The error is Errors: every mistake, not only the first; a file that is not YAML has one.
+// valid. The error is Errors: every mistake, not only the first; a file that is not YAML has one. What an override changes of a policy's limit
+// is looked at once that limit is right.
 func Parse(file string, data []byte) (*Set, error) {
 	d := &decoder{Decoder: strictyaml.New(file, data)}
 	d.OtherName = otherName
@@ -333,16 +334,7 @@ func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy st
 		return Rule{}
 	}
 	if !right {
-		// Read what can be understood alone; the rest only after the policy itself is.
-		for _, one := range own {
-			switch one.Name {
-			case "limit":
-				d.units(one)
-			case "capacity":
-				d.Integer(one, 1, algo.MaxLimit)
-			}
-		}
-		return Rule{}
+		return Rule{} // it is read once the policy itself is right
 	}
 	merged := strictyaml.Fields{Path: f.Path, At: f.At, List: own}
 	if number, given := merged.Get("limit"); given && !policy.Has("algorithm") && !isUnlimited(number.Node) {
@@ -654,18 +646,11 @@ func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
 
 // guarantees reads what happens when nodes and the connections between them fail. limitsOf has filled in p.Concurrency.
 func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
-	read := func(name string, words ...string) (one strictyaml.Field, word string, ok bool) {
-		one, given := f.Get(name)
-		if !given {
-			return one, "", true
-		}
-		word, ok = d.Choice(one, words...)
-		return one, word, ok
-	}
-	consistency, level, _ := read("consistency", "available", "strict")
-	durability, copies, durable := read("durability", "none", "async", "escrow", "sync")
-	onError, answer, _ := read("on_error", "open", "closed", "share")
-	_, start, _ := read("cold_start", "open", "closed")
+	consistency, durability, onError := f.Field("consistency"), f.Field("durability"), f.Field("on_error")
+	level, _ := d.Choice(consistency, "available", "strict")
+	copies, _ := d.Choice(durability, "none", "async", "escrow", "sync")
+	answer, _ := d.Choice(onError, "open", "closed", "share")
+	start, _ := d.Choice(f.Field("cold_start"), "open", "closed")
 	p.Strict = level == "strict"
 	for _, v := range []Durability{None, Escrow, Sync} {
 		if copies == v.String() {
@@ -701,7 +686,7 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 		enough = "sync"
 	}
 	switch {
-	case copies == "" && durable:
+	case !f.Has("durability"):
 		d.Fail(consistency.Node, consistency.Path, "strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
 	case copies == "none", copies == "async":
 		d.Fail(durability.Node, durability.Path, "%s is too little for consistency: strict: use %s", copies, enough)
