@@ -194,20 +194,15 @@ func (c *candidate) result(names []string) Candidate {
 	if len(names) > 0 {
 		r.ShareTouched = float64(r.CallersTouched) / float64(len(names))
 	}
-	order := make([]uint32, 0, 4*mostRefused)
-	fewest := func(a, b uint32) int {
-		return cmp.Or(cmp.Compare(c.states[b].refused, c.states[a].refused), cmp.Compare(names[a], names[b]))
-	}
+	var order []uint32
 	for i := range c.states {
-		if c.states[i].refused == 0 {
-			continue
-		}
-		if order = append(order, uint32(i)); len(order) == cap(order) {
-			slices.SortFunc(order, fewest)
-			order = order[:mostRefused]
+		if c.states[i].refused > 0 {
+			order = append(order, uint32(i))
 		}
 	}
-	slices.SortFunc(order, fewest)
+	slices.SortFunc(order, func(a, b uint32) int {
+		return cmp.Or(cmp.Compare(c.states[b].refused, c.states[a].refused), cmp.Compare(names[a], names[b]))
+	})
 	for _, i := range order[:min(len(order), mostRefused)] {
 		k := &c.states[i]
 		r.MostDenied = append(r.MostDenied, KeyRefusal{names[i], int64(k.admitted), int64(k.refused)})

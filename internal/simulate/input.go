@@ -58,7 +58,6 @@ type Log struct {
 	cfg    LogConfig
 	lines  *bufio.Reader
 	closer func()
-	buf    []byte
 	record bytes.Reader // a line of CSV
 	csv    *csv.Reader  // of record
 
@@ -358,8 +357,7 @@ func (l *Log) fields(line []byte, e *Event) string {
 	if e.At, ok = parseTime(strings.TrimSpace(fields[l.column.time])); !ok {
 		return "has a time that is neither seconds since 1970 nor RFC 3339"
 	}
-	l.buf = append(l.buf[:0], strings.TrimSpace(fields[l.column.key])...)
-	e.Key = l.buf
+	e.Key = []byte(strings.TrimSpace(fields[l.column.key]))
 	if i := l.column.cost; i >= 0 && i < len(fields) && fields[i] != "" {
 		if e.Cost, err = strconv.ParseInt(strings.TrimSpace(fields[i]), 10, 64); err != nil {
 			return "has a cost that is not a whole number"
@@ -394,8 +392,7 @@ func (l *Log) json(line []byte, e *Event) string {
 	if in.Cost != nil {
 		e.Cost = *in.Cost
 	}
-	l.buf = append(l.buf[:0], in.Key...)
-	e.Key = l.buf
+	e.Key = []byte(in.Key)
 	return ""
 }
 
