@@ -109,11 +109,6 @@ func (r *connection) command(use, short string, f func(ctx context.Context, conn
 	return cmd
 }
 
-// ask calls f with the node's service.
-func (r *connection) ask(ctx context.Context, f func(context.Context, weirv1.LimiterClient) error) error {
-	return r.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) error { return f(ctx, weirv1.NewLimiterClient(conn)) })
-}
-
 // checkOutput says what is wrong with an --output.
 func checkOutput(output string) error {
 	if output != "text" && output != "json" {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"fmt"
@@ -31,14 +32,6 @@ It ends with Ctrl-C and leaves nothing behind.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
-			}
-			for _, p := range []struct {
-				flag string
-				port node.Port
-			}{{"http-port", f.HTTP}, {"grpc-port", f.GRPC}} {
-				if p.port == node.PortOff {
-					return fmt.Errorf("%s: must not be empty here: 0 stands for any free port", p.flag)
-				}
 			}
 			var err error
 			if f.Logger, err = newLogger(cmd.ErrOrStderr(), "text", f.LogLevel); err != nil {
@@ -112,7 +105,7 @@ func runDev(ctx context.Context, stdout io.Writer, cfg devConfig) error {
 		own := base
 		own.Name, own.Logger = name, cfg.Logger.With("node", name)
 		if i == 0 {
-			own.HTTPPort, own.GRPCPort, own.AnyPortIfTaken = cfg.HTTP, cfg.GRPC, cfg.AnyPort
+			own.HTTPPort, own.GRPCPort, own.AnyPortIfTaken = cmp.Or(cfg.HTTP, node.PortAny), cmp.Or(cfg.GRPC, node.PortAny), cfg.AnyPort
 		} else {
 			own.Join = []string{nodes[0].GossipAddr()}
 		}

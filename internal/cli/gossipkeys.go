@@ -91,7 +91,7 @@ func printGossipKeys(w io.Writer, resp *weirv1.GossipKeysResponse, asJSON bool) 
 		}
 		return err
 	}
-	return columns(w, "MEMBER\tKEY\tUSED\tIN FILE\tERROR", func(t io.Writer) {
+	return table(w, "MEMBER\tKEY\tUSED\tIN FILE\tERROR", func(t io.Writer) {
 		for _, m := range resp.Members {
 			if len(m.Keys) == 0 {
 				fmt.Fprintf(t, "%s\t\t\t\t%s\n", m.Name, m.Error)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -50,34 +51,21 @@ type keyed struct {
 
 // askAbout makes a command that asks f of one key, of which how adds flags. cost is that of amountFlags, nil when it is not given.
 func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
-	f func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   use + " KEY",
-		Short: short,
-		Long:  long,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("KEY: give one key, not %d", len(args))
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			inline, err := k.inline(cmd.Flags())
-			if err != nil {
-				return err
-			}
-			cost, err := k.given(cmd.Flags())
-			if err != nil {
-				return err
-			}
-			return k.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
-				return f(ctx, c, k.message(inline, args[0]), cost, cmd.OutOrStdout())
-			})
-		},
-	}
+	f func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error) (cmd *cobra.Command) {
+	cmd = k.command(use+" KEY", short, func(ctx context.Context, conn *grpc.ClientConn, args []string, out io.Writer) error {
+		inline, err := k.inline(cmd.Flags())
+		if err != nil {
+			return err
+		}
+		cost, err := k.given(cmd.Flags())
+		if err != nil {
+			return err
+		}
+		return f(ctx, weirv1.NewLimiterClient(conn), k.message(inline, args[0]), cost, out)
+	})
+	cmd.Long = long
 	registerSettings(cmd.Flags(), &k.targetFlags)
 	how(cmd.Flags())
-	k.connection.register(cmd.Flags())
 	return cmd
 }
 

@@ -23,17 +23,13 @@ const loadGC = 400
 // loadFlags are those of weir load.
 type loadFlags struct {
 	targetFlags
-	tls          identity
-	addrs        []string
-	over, output string
-	atMost       string
-	connections  int
-	run          load.Config
-	distribution string
+	Connections          int `flag:"connections" default:"1" range:"1..10000" help:"connections to each address, over grpc"`
+	Run                  load.Config
+	tls                  identity
+	addrs                []string
+	over, atMost, output string
+	distribution         string
 }
-
-// defaultLoadCount bounds the checks of a run that says nothing.
-const defaultLoadCount = 10_000_000
 
 func newLoad() *cobra.Command {
 	var f loadFlags
@@ -55,20 +51,11 @@ Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also wh
 	}
 	fs := cmd.Flags()
 	registerSettings(fs, &f.targetFlags)
+	registerSettings(fs, &f)
 	fs.StringVar(&f.over, "over", "grpc", "protocol: grpc (a call for each check), stream (the Go client, which merges checks and knows the owners), http or resp (the Redis protocol, with --policy)")
 	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
-	fs.Float64Var(&f.run.Rate, "rate", 0, "checks a second; 0: as many as the workers get answered")
-	fs.IntVar(&f.run.Concurrency, "concurrency", 64, "workers, and so checks in flight at most")
-	fs.IntVar(&f.connections, "connections", 1, "connections to each address, over grpc")
-	fs.DurationVar(&f.run.Duration, "for", 10*time.Second, "how long to send")
-	fs.Int64Var(&f.run.Count, "count", defaultLoadCount, "checks to send at most")
-	fs.DurationVar(&f.run.Timeout, "timeout", 2*time.Second, "longest time to wait for an answer")
-	fs.Int64Var(&f.run.Cost, "cost", 1, "units of each check")
-	fs.IntVar(&f.run.Keys.Count, "keys", 1000, "number of different keys")
 	fs.StringVar(&f.distribution, "distribution", string(load.Uniform), "distribution of the keys: uniform, zipf, or hot (one key in nine of ten checks)")
-	fs.Float64Var(&f.run.Keys.Skew, "skew", 1.1, "exponent of zipf, above 1")
-	fs.StringVar(&f.run.Keys.Prefix, "key-prefix", "load-", "prefix of all keys")
-	fs.Uint64Var(&f.run.Keys.Seed, "seed", 1, "the same seed asks for the same keys in the same order")
+	fs.Uint64Var(&f.Run.Keys.Seed, "seed", 1, "the same seed asks for the same keys in the same order")
 	fs.StringVar(&f.atMost, "at-most", "", "bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy, twice the limit that the node tells over grpc and stream)")
 	registerSettings(fs, &f.tls)
 	fs.StringVarP(&f.output, "output", "o", "text", "how to print the result: text or json")
@@ -83,7 +70,7 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	if err != nil {
 		return err
 	}
-	cfg := f.run
+	cfg := f.Run
 	cfg.Keys.Distribution = load.Distribution(f.distribution)
 	if cfg.Bound, err = f.bound(inline); err != nil {
 		return err
@@ -93,8 +80,8 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 		return err
 	}
 	nodes := load.Nodes{
-		Over: f.over, Addrs: f.addrs, Connections: f.connections, Concurrency: f.run.Concurrency, Timeout: f.run.Timeout,
-		TLS: config, Token: f.tls.token, Target: f.message(inline, ""), Inline: inline, Cost: f.run.Cost,
+		Over: f.over, Addrs: f.addrs, Connections: f.Connections, Concurrency: cfg.Concurrency, Timeout: cfg.Timeout,
+		TLS: config, Token: f.tls.token, Target: f.message(inline, ""), Inline: inline, Cost: cfg.Cost,
 	}
 	askers, closeAll, err := nodes.Open()
 	if err != nil {
@@ -117,7 +104,7 @@ func (f *loadFlags) do(ctx context.Context, fs *pflag.FlagSet, stdout, stderr io
 	if err != nil {
 		return err
 	}
-	if err := printLoad(stdout, &f.run, f.over, &result, f.output == "json"); err != nil {
+	if err := printLoad(stdout, &f.Run, f.over, &result, f.output == "json"); err != nil {
 		return err
 	}
 	switch {

@@ -86,7 +86,7 @@ func printOverrides(w io.Writer, list *weirv1.ListOverridesResponse, asJSON bool
 	if asJSON {
 		return indented(w, httpapi.MarshalOverrides, list)
 	}
-	return columns(w, "POLICY\tFOR\tSETTINGS\tCHANGED\tBY\tINACTIVE", func(t io.Writer) {
+	return table(w, "POLICY\tFOR\tSETTINGS\tCHANGED\tBY\tINACTIVE", func(t io.Writer) {
 		for _, o := range list.Overrides {
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", o.Policy, subject(o), o.Settings, time.UnixMilli(o.ChangedAtUnixMs).UTC().Format(time.RFC3339), o.ChangedBy, o.Inactive)
 		}

@@ -26,7 +26,7 @@ func topExample() *weirv1.TopKeysResponse {
 
 func TestPrintTop(t *testing.T) {
 	var b bytes.Buffer
-	must.NoError(t, writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, topExample(), 0))
+	must.NoError(t, printTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, topExample(), false))
 	want := `refused keys of the last 10s, as n0 knows from 2 of 3 members
 unreachable, and missing: n2
 
@@ -41,10 +41,10 @@ alice             login         12        2.50       20%      5/5   100%
 	b.Reset()
 	top := topExample()
 	top.Policies[0].Banned = 20
-	err := writeTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, top, 0)
+	err := printTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, top, false)
 	expect.True(t, err == nil && strings.Contains(b.String(), "ERRORS/S  BANNED/S\n"), "with bans: %v\n%s", err, &b)
 	b.Reset()
-	err = writeTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}}, 0)
+	err = printTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}}, false)
 	expect.True(t, err == nil && strings.Contains(b.String(), "no key was decided on\n"), "%v\n%s", err, &b)
 }
 

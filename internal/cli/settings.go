@@ -138,9 +138,6 @@ func flagged(flags *pflag.FlagSet, err error) string {
 	for line := range strings.Lines(err.Error()) {
 		names, rest, _ := strings.Cut(line, ": ")
 		list := strings.Split(names, ", ")
-		if names == "duration" {
-			list[0] = "for" // of weir load, which is called like this in a sentence
-		}
 		if rest != "" && !slices.ContainsFunc(list, func(name string) bool { return flags.Lookup(name) == nil }) {
 			line = "--" + strings.Join(list, ", --") + ": " + rest
 		}

@@ -46,12 +46,20 @@ func indented[M any](w io.Writer, marshal func(M) ([]byte, error), message M) er
 	return err
 }
 
-// columns prints lines of cells with tabs between them as a table.
-func columns(w io.Writer, head string, lines func(t io.Writer)) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+// columns adds lines of cells with tabs between them to b as a table.
+func columns(b *bytes.Buffer, head string, lines func(t io.Writer)) {
+	t := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, head)
 	lines(t)
-	return t.Flush()
+	_ = t.Flush() // a buffer takes everything
+}
+
+// table prints one table.
+func table(w io.Writer, head string, lines func(t io.Writer)) error {
+	var b bytes.Buffer
+	columns(&b, head, lines)
+	_, err := b.WriteTo(w)
+	return err
 }
 
 // printStatus prints the state of a cluster: as tables, or the JSON of GET /v1/status.
@@ -63,13 +71,14 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 	if !st.Ready {
 		ready = "not ready"
 	}
-	fmt.Fprintf(w, "%s sees %s (%s, version %s, ring %s)\n", st.Node, english.Plural(len(st.Members), "member", ""), ready, st.Version, st.Ring)
+	b := new(bytes.Buffer)
+	fmt.Fprintf(b, "%s sees %s (%s, version %s, ring %s)\n", st.Node, english.Plural(len(st.Members), "member", ""), ready, st.Version, st.Ring)
 	if st.ReadyDetail != "" {
-		fmt.Fprintf(w, "note: %s\n", st.ReadyDetail)
+		fmt.Fprintf(b, "note: %s\n", st.ReadyDetail)
 	}
-	fmt.Fprintln(w)
+	fmt.Fprintln(b)
 	head := "NAME\tSTATE\tPARTITIONS\tSHARE\tOWN KEYS\tCOPIED KEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC"
-	err := columns(w, head, func(t io.Writer) {
+	columns(b, head, func(t io.Writer) {
 		for _, m := range st.Members {
 			fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
 			if m.Reachable {
@@ -81,12 +90,9 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 			fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
 		}
 	})
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(w)
+	fmt.Fprintln(b)
 	head = "NAME\tHELD\tMOVING\tAWAITED\tCOPIES\tWITHOUT COPY\tUNSENT KEYS\tGRANTED\tVOTER\tHIGHEST TERM\tSETTLED"
-	err = columns(w, head, func(t io.Writer) { // what is held, and what is in progress
+	columns(b, head, func(t io.Writer) { // what is held, and what is in progress
 		for _, m := range st.Members {
 			if o := m.Ownership; o != nil {
 				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
@@ -94,30 +100,27 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse, asJSON bool) error {
 			}
 		}
 	})
-	if err != nil {
-		return err
-	}
-	if err := printDisks(w, st); err != nil {
-		return err
-	}
-	fmt.Fprintln(w)
-	return columns(w, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS", func(t io.Writer) {
+	printDisks(b, st)
+	fmt.Fprintln(b)
+	columns(b, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS", func(t io.Writer) {
 		for _, m := range st.Members {
 			if l := m.Loans; l != nil {
 				fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered, l.Expired)
 			}
 		}
 	})
+	_, err := b.WriteTo(w)
+	return err
 }
 
 // printDisks prints how the members keep the counters of persistent policies, if any do.
-func printDisks(w io.Writer, st *weirv1.StatusResponse) error {
+func printDisks(b *bytes.Buffer, st *weirv1.StatusResponse) {
 	kept := func(m *weirv1.Member) bool { return m.Ownership.GetDisk() != nil }
 	if !slices.ContainsFunc(st.Members, kept) {
-		return nil
+		return
 	}
-	fmt.Fprintln(w)
-	return columns(w, "NAME\tON DISK\tLAST SYNC\tUNSAVED\tRESTORED\tERROR", func(t io.Writer) {
+	fmt.Fprintln(b)
+	columns(b, "NAME\tON DISK\tLAST SYNC\tUNSAVED\tRESTORED\tERROR", func(t io.Writer) {
 		for _, m := range st.Members {
 			if d := m.Ownership.GetDisk(); d != nil {
 				fmt.Fprintf(t, "%s\t%s\t%v ago\t%d\t%d\t%s\n", m.Name, humanize.IBytes(d.Bytes), time.Duration(d.SyncedMs)*time.Millisecond,

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"google.golang.org/grpc"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -71,8 +72,8 @@ printed once. With an access file it takes a token with the role keys.`,
 }
 
 func (f *topFlags) fetch(ctx context.Context, ask *weirv1.TopKeysRequest) (top *weirv1.TopKeysResponse, err error) {
-	err = f.ask(ctx, func(ctx context.Context, c weirv1.LimiterClient) (err error) {
-		top, err = c.TopKeys(ctx, ask)
+	err = f.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		top, err = weirv1.NewLimiterClient(conn).TopKeys(ctx, ask)
 		return err
 	})
 	return top, err
@@ -149,7 +150,7 @@ func topScreen(order weirv1.KeyOrder, top *weirv1.TopKeysResponse, err error, wi
 	if err != nil {
 		fmt.Fprintf(&b, "weir: %v\n", err)
 	} else {
-		_ = writeTop(&b, order, top, width) // a buffer takes everything
+		writeTop(&b, order, top, width)
 	}
 	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 	lines = lines[:min(len(lines), max(height-2, 1))]
@@ -171,11 +172,14 @@ func printTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, a
 	if asJSON {
 		return indented(w, func(top *weirv1.TopKeysResponse) ([]byte, error) { return httpapi.MarshalTopKeys(order, top) }, top)
 	}
-	return writeTop(w, order, top, 0)
+	var b bytes.Buffer
+	writeTop(&b, order, top, 0)
+	_, err := b.WriteTo(w)
+	return err
 }
 
 // writeTop prints tables of policies and keys. width is that of the terminal, 0 where there is none: keys are then not shortened.
-func writeTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, width int) error {
+func writeTop(w *bytes.Buffer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, width int) {
 	fmt.Fprintf(w, "%s keys of the last %v, as %s knows from %d of %d members\n", httpapi.KeyOrders()[order],
 		time.Duration(top.CountedNs).Truncate(time.Second), top.Node, len(top.Members), len(top.Members)+len(top.Unreachable))
 	if len(top.Unreachable) > 0 {
@@ -188,7 +192,7 @@ func writeTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, w
 		head += "\tBANNED/S"
 	}
 	over := time.Duration(top.PoliciesCountedNs)
-	err := columns(w, head, func(t io.Writer) {
+	columns(w, head, func(t io.Writer) {
 		for _, p := range top.Policies {
 			checks := p.Allowed + p.Refused + p.Shadowed + p.FailedOpen + p.FailedClosed
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s", p.Policy, rate(checks, over), rate(p.Refused, over), part(p.Refused, checks),
@@ -199,12 +203,9 @@ func writeTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, w
 			fmt.Fprintln(t)
 		}
 	})
-	if err != nil {
-		return err
-	}
 	fmt.Fprintln(w)
 	over = time.Duration(top.CountedNs)
-	err = columns(w, "KEY\tPOLICY\tCHECKS/S\tREFUSED/S\tREFUSED\tUSED\tFULL", func(t io.Writer) {
+	columns(w, "KEY\tPOLICY\tCHECKS/S\tREFUSED/S\tREFUSED\tUSED\tFULL", func(t io.Writer) {
 		for _, k := range top.Keys {
 			key, policy := printable(k.Key), k.Policy
 			if width > 0 {
@@ -220,10 +221,9 @@ func writeTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, w
 			fmt.Fprintln(t)
 		}
 	})
-	if err == nil && len(top.Keys) == 0 {
-		_, err = fmt.Fprintln(w, "no key was decided on")
+	if len(top.Keys) == 0 {
+		fmt.Fprintln(w, "no key was decided on")
 	}
-	return err
 }
 
 // besideKey is about how many characters the other columns take beside a key.

@@ -61,12 +61,6 @@ type validateOptions struct {
 	JSON    bool          // print JSON in place of text
 }
 
-// checked is the content of files without mistakes.
-type checked struct {
-	what     string // such as "3 policies"
-	warnings strictyaml.Errors
-}
-
 // checker collects the findings about all files.
 type checker struct {
 	validateOptions
@@ -98,8 +92,8 @@ func validateFiles(w, stderr io.Writer, files []string, opts validateOptions) (o
 	return ok, errors.Join(c.unread...)
 }
 
-// take notes and prints the findings about a file.
-func (c *checker) take(file string, right checked, err error) {
+// take notes and prints the findings about a file. what is the content of one without mistakes, such as "3 policies".
+func (c *checker) take(file, what string, warnings strictyaml.Errors, err error) {
 	var found strictyaml.Errors
 	switch {
 	case errors.As(err, &found):
@@ -110,12 +104,12 @@ func (c *checker) take(file string, right checked, err error) {
 	case err != nil:
 		c.unread = append(c.unread, fmt.Errorf("FILE: %w", err))
 	default:
-		c.warnings = append(c.warnings, right.warnings...)
-		for _, e := range right.warnings {
+		c.warnings = append(c.warnings, warnings...)
+		for _, e := range warnings {
 			fmt.Fprintln(c.stderr, "warning:", e)
 		}
 		if !c.JSON {
-			fmt.Fprintf(c.w, "%s: ok, %s\n", file, right.what)
+			fmt.Fprintf(c.w, "%s: ok, %s\n", file, what)
 		}
 	}
 }
@@ -125,33 +119,34 @@ func (c *checker) check(name string) {
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
 		list, err := envoy.ReadDir(name)
 		if c.forEnvoy = append(c.forEnvoy, list...); err != nil || len(list) == 0 {
-			c.take(name, checked{what: "no files"}, err)
+			c.take(name, "no files", nil, err)
 		}
 		return
 	}
 	data, err := reload.ReadFile(name, strictyaml.MaxFile)
-	var right checked
+	var what string
+	var warnings strictyaml.Errors
 	switch {
 	case err != nil:
 	case envoy.Looks(data):
 		c.forEnvoy = append(c.forEnvoy, envoy.File{Name: name, Data: data})
 		return
 	case looksLikeLimitador(data):
-		right, err = fromLimitador(name, data, c.Convert)
+		what, err = fromLimitador(name, data, c.Convert)
 	default:
 		var set *policy.Set
 		if set, err = policy.Parse(name, data); err == nil {
-			right = checked{english.Plural(len(set.Policies()), "policy", ""), set.NeedVoters()}
+			what, warnings = english.Plural(len(set.Policies()), "policy", ""), set.NeedVoters()
 		}
 	}
-	c.take(name, right, err)
+	c.take(name, what, warnings, err)
 }
 
 // checkEnvoy checks all files for Envoy together.
 func (c *checker) checkEnvoy() {
 	config, err := envoy.Parse(c.forEnvoy, c.Envoy)
 	if err != nil {
-		c.take("", checked{}, err)
+		c.take("", "", nil, err)
 		return
 	}
 	names := make([]string, len(c.forEnvoy))
@@ -163,37 +158,37 @@ func (c *checker) checkEnvoy() {
 	if n := config.Quotas(); n > 0 {
 		what += ", " + english.Plural(n, "quota bucket", "")
 	}
-	c.take(strings.Join(names, ", "), checked{what: what}, nil)
+	c.take(strings.Join(names, ", "), what, nil, nil)
 }
 
 // fromLimitador checks a file of Limitador's, and writes what it says in the format of files for Envoy to dir, if that is not empty.
-func fromLimitador(name string, data []byte, dir string) (checked, error) {
+func fromLimitador(name string, data []byte, dir string) (what string, err error) {
 	read, err := parseLimitador(name, data)
 	if err != nil {
-		return checked{}, err
+		return "", err
 	}
 	for i := range read.Namespaces {
 		n := &read.Namespaces[i]
 		text, err := n.Envoy()
 		if err != nil {
-			return checked{}, err
+			return "", err
 		}
 		path := filepath.Join(dir, n.FileName())
 		// What differs between the formats, such as two descriptors that are one there, shows here.
 		if _, err := envoy.Parse([]envoy.File{{Name: path, Data: text}}, envoy.Options{}); err != nil {
-			return checked{}, err
+			return "", err
 		}
 		if dir == "" {
 			continue
 		}
 		out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err != nil {
-			return checked{}, fmt.Errorf("convert: %w", err)
+			return "", fmt.Errorf("convert: %w", err)
 		}
 		_, err = out.Write(text)
 		if err := errors.Join(err, out.Close()); err != nil {
-			return checked{}, fmt.Errorf("convert: %w", err)
+			return "", fmt.Errorf("convert: %w", err)
 		}
 	}
-	return checked{what: english.Plural(read.Limits, "limit", "") + " of " + english.Plural(len(read.Namespaces), "namespace", "") + " of Limitador"}, nil
+	return english.Plural(read.Limits, "limit", "") + " of " + english.Plural(len(read.Namespaces), "namespace", "") + " of Limitador", nil
 }

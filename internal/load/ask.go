@@ -91,8 +91,6 @@ func (n *Nodes) validate() error {
 		return fmt.Errorf("over: %q is not one of grpc, stream, http and resp", n.Over)
 	case n.Over == "resp" && n.Inline != nil:
 		return errors.New("over: resp takes a policy, and no limit along")
-	case n.Connections < 1 || n.Connections > MaxConcurrency:
-		return fmt.Errorf("connections: must be 1 to %d", MaxConcurrency)
 	}
 	if len(n.Addrs) == 0 {
 		n.Addrs = []string{"127.0.0.1:" + port}

@@ -42,8 +42,6 @@ func TestOpenErrors(t *testing.T) {
 		{"over: ", func(c *Nodes) { c.Over, c.Inline = "resp", &algo.Limit{} }},
 		{"addr: ", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "localhost"} }},
 		{"addr: ", func(c *Nodes) { c.Addrs = []string{":1"} }},
-		{"connections: ", func(c *Nodes) { c.Connections = 0 }},
-		{"connections: ", func(c *Nodes) { c.Connections = MaxConcurrency + 1 }},
 		{"no token for 192.0.2.1:1", func(c *Nodes) { c.Addrs = []string{"127.0.0.1:1", "192.0.2.1:1"} }},
 	} {
 		for _, over := range []string{"grpc", "stream", "http", "resp"} {

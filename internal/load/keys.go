@@ -23,15 +23,12 @@ const (
 // Distributions lists them.
 func Distributions() []Distribution { return []Distribution{Uniform, Zipf, Hot} }
 
-// MaxKeys is how many keys a run may have.
-const MaxKeys = 10_000_000
-
 // Keys says which keys are asked for: Prefix with 1 to Count behind it.
 type Keys struct {
 	Distribution Distribution
-	Prefix       string
-	Count        int
-	Skew         float64 // of Zipf, above 1
+	Prefix       string  `flag:"key-prefix" default:"load-" help:"prefix of all keys"`
+	Count        int     `flag:"keys" default:"1000" range:"1..10000000" help:"number of different keys"`
+	Skew         float64 `flag:"skew" default:"1.1" help:"exponent of zipf, above 1"` // of Zipf
 	Seed         uint64  // the same seed asks for the same keys in the same order
 }
 
@@ -39,8 +36,6 @@ func (k *Keys) validate() error {
 	switch {
 	case !slices.Contains(Distributions(), k.Distribution):
 		return fmt.Errorf("distribution: %q is not one of %v", k.Distribution, Distributions())
-	case k.Count < 1 || k.Count > MaxKeys:
-		return fmt.Errorf("keys: must be 1 to %d", MaxKeys)
 	case k.Distribution == Zipf && !(k.Skew > 1 && k.Skew <= 10):
 		return fmt.Errorf("skew: must be above 1 and at most 10")
 	}

@@ -6,7 +6,6 @@ package load
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -16,12 +15,11 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// The bounds of a Config.
+// The largest rate, number of checks and duration of a Config.
 const (
-	MaxRate        = 1_000_000
-	MaxConcurrency = 10_000
-	MaxDuration    = time.Hour
-	MaxCount       = 50_000_000
+	MaxRate     = 1_000_000
+	MaxCount    = 50_000_000
+	maxDuration = time.Hour
 )
 
 // Answer is what a decision says about one check.
@@ -39,7 +37,7 @@ type Asker interface {
 	Ask(ctx context.Context, key string) (Answer, error)
 }
 
-// Config says what to send.
+// Config says what to send. Its tags are those of weir load's flags, described with node.Setting, which keep to the ranges.
 type Config struct {
 	// Askers send the checks, each those of its share of the workers. At least one is required.
 	Askers []Asker
@@ -47,17 +45,17 @@ type Config struct {
 	Keys Keys
 	// Rate is the number of checks a second, sent at even distances whatever the answers take (open loop). 0 stands for a closed
 	// loop: each worker sends its next check when the last is answered.
-	Rate float64
-	// Concurrency is the number of workers, 1 to MaxConcurrency, and so of checks in flight at most.
-	Concurrency int
-	// Duration and Count bound the checks that are sent: up to MaxDuration and MaxCount. Whichever is reached first ends it.
-	Duration time.Duration
-	Count    int64
+	Rate float64 `flag:"rate" default:"0" help:"checks a second; 0: as many as the workers get answered"`
+	// Concurrency is the number of workers, and so of checks in flight at most.
+	Concurrency int `flag:"concurrency" default:"64" range:"1..10000" help:"workers, and so checks in flight at most"`
+	// Duration and Count bound the checks that are sent. Whichever is reached first ends it.
+	Duration time.Duration `flag:"for" default:"10s" range:"1ns..1h" help:"how long to send"`
+	Count    int64         `flag:"count" default:"10000000" range:"1..50000000" help:"checks to send at most"`
 	// Timeout is how long a check may take, and how long a backlog of an open loop is worked off after Duration.
-	Timeout time.Duration
+	Timeout time.Duration `flag:"timeout" default:"2s" range:"1ns..1h" help:"longest time to wait for an answer"`
 	// Bound is what the answers are held to; nil: nothing. Cost is the units of each check.
 	Bound *Bound
-	Cost  int64
+	Cost  int64 `flag:"cost" default:"1" range:"1.." help:"units of each check"`
 	// Progress, when set, is called about twice a second.
 	Progress func(Progress)
 }
@@ -71,24 +69,8 @@ type Progress struct {
 
 // validate names the setting that cannot be.
 func (c *Config) validate() error {
-	switch {
-	case len(c.Askers) == 0:
-		return errors.New("askers: at least one is needed")
-	case !(c.Rate >= 0 && c.Rate <= MaxRate):
+	if !(c.Rate >= 0 && c.Rate <= MaxRate) {
 		return fmt.Errorf("rate: must be above 0 and at most %d a second, or 0 for a closed loop", MaxRate)
-	case c.Concurrency < 1 || c.Concurrency > MaxConcurrency:
-		return fmt.Errorf("concurrency: must be 1 to %d", MaxConcurrency)
-	case c.Duration <= 0 || c.Duration > MaxDuration:
-		return fmt.Errorf("duration: must be above 0 and at most %v", MaxDuration)
-	case c.Count < 1 || c.Count > MaxCount:
-		return fmt.Errorf("count: must be 1 to %d", MaxCount)
-	case c.Timeout <= 0 || c.Timeout > MaxDuration:
-		return fmt.Errorf("timeout: must be above 0 and at most %v", MaxDuration)
-	case c.Cost < 1:
-		return errors.New("cost: must be at least 1")
-	}
-	if c.Bound != nil && (c.Bound.Units < 0 || c.Bound.Window <= 0) {
-		return errors.New("bound: a number of units and a window are needed")
 	}
 	return c.Keys.validate()
 }
@@ -140,7 +122,7 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	if err := cfg.validate(); err != nil {
 		return Result{}, err
 	}
-	r := &run{Config: cfg, start: now(), planned: cfg.Count, times: hdrhistogram.New(1, int64(2*MaxDuration), 3)}
+	r := &run{Config: cfg, start: now(), planned: cfg.Count, times: hdrhistogram.New(1, int64(2*maxDuration), 3)}
 	if cfg.Rate > 0 {
 		r.planned = min(cfg.Count, int64(math.Ceil(cfg.Rate*cfg.Duration.Seconds())))
 	}

@@ -197,16 +197,8 @@ func TestKeys(t *testing.T) {
 
 func TestBadConfigs(t *testing.T) {
 	for field, change := range map[string]func(*Config){
-		"askers":       func(c *Config) { c.Askers = nil },
 		"rate":         func(c *Config) { c.Rate = -1 },
-		"concurrency":  func(c *Config) { c.Concurrency = 0 },
-		"duration":     func(c *Config) { c.Duration = 2 * MaxDuration },
-		"count":        func(c *Config) { c.Count = MaxCount + 1 },
-		"timeout":      func(c *Config) { c.Timeout = 0 },
-		"cost":         func(c *Config) { c.Cost = 0 },
-		"bound":        func(c *Config) { c.Bound = &Bound{Units: 1} },
 		"distribution": func(c *Config) { c.Keys.Distribution = "even" },
-		"keys":         func(c *Config) { c.Keys.Count = 0 },
 		"skew":         func(c *Config) { c.Keys.Distribution = Zipf; c.Keys.Skew = 1 },
 	} {
 		cfg := config(func(context.Context, string) (Answer, error) { return Answer{}, errors.New("asked") })
