@@ -20,12 +20,12 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// plain reports whether a listener speaks plain text.
-func (s *security) plain(listener string) bool {
+// certs are those of a listener, nil where it speaks plain text.
+func (s *security) certs(listener string) *reload.Certs {
 	if listener == "peer" {
-		return s.peers == nil
+		return s.peers
 	}
-	return s.callers == nil
+	return s.callers
 }
 
 // callerRules are those for callers' certificates at a listener.
@@ -89,27 +89,21 @@ func (s *security) badHandshake(listener string, from net.Addr, err error, plain
 	s.denials.note(listener, reason, from, err.Error())
 }
 
-// grpcServer returns the options of the server for callers.
-func (s *security) grpcServer() []grpc.ServerOption {
-	creds := insecure.NewCredentials()
-	if s.callers != nil {
-		creds = credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
+// grpcServer returns the credentials of the server for callers (grpc), or for other nodes (peer).
+func (s *security) grpcServer(listener string) grpc.ServerOption {
+	creds, rules := insecure.NewCredentials(), s.callerRules(listener)
+	if listener == "peer" {
+		rules = s.peerRules()
 	}
-	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "grpc"})}
+	if certs := s.certs(listener); certs != nil {
+		creds = credentials.NewTLS(certs.Server(rules, "h2"))
+	}
+	return grpc.Creds(watchedCredentials{creds, s, listener})
 }
 
 // peerRules are those for the certificates of other nodes, in both directions.
 func (s *security) peerRules() reload.Rules {
 	return reload.Rules{MinVersion: tls.VersionTLS13, Demand: reload.Required, Name: s.cfg.PeerTLSName, Rejected: s.rejectedCert("peer")}
-}
-
-// peerServer returns the options of the server for other nodes.
-func (s *security) peerServer() []grpc.ServerOption {
-	creds := insecure.NewCredentials()
-	if s.peers != nil {
-		creds = credentials.NewTLS(s.peers.Server(s.peerRules(), "h2"))
-	}
-	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "peer"})}
 }
 
 // peerClient returns how this node proves itself to others, nil where it does not.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net"
@@ -35,29 +36,30 @@ const (
 // chosen.
 func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budget, over []string, err error) {
 	for _, part := range []struct {
-		flag   string
-		chosen int64
-		most   int64
-		set    func()
+		flag         string
+		chosen, most int64
 	}{
-		{"max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.Admit(max(c.MaxConnections, 0)) }},
-		{"max-anonymous-connections", int64(c.MaxAnonymousConnections), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymousConnections }},
-		{"max-streams", int64(c.MaxStreams), math.MaxInt64, func() {}},
-		{"max-in-flight", int64(c.MaxInFlight), math.MaxInt64, func() { m.MaxInFlight = c.MaxInFlight }},
-		{"max-unread", c.MaxUnread, m.Limit, func() { m.Unread = c.MaxUnread }},
-		{"max-message-size", c.MaxMessageSize, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessageSize) }},
-		{"max-memory", state, m.Limit, func() {}},
+		{"max-connections", int64(c.MaxConnections), math.MaxInt64},
+		{"max-anonymous-connections", int64(c.MaxAnonymousConnections), math.MaxInt64},
+		{"max-streams", int64(c.MaxStreams), math.MaxInt64},
+		{"max-in-flight", int64(c.MaxInFlight), math.MaxInt64},
+		{"max-unread", c.MaxUnread, m.Limit},
+		{"max-message-size", c.MaxMessageSize, m.Limit / 4},
+		{"max-memory", state, m.Limit},
 	} {
-		if part.chosen == 0 {
-			continue
-		}
 		if part.chosen > part.most {
 			return m, nil, fmt.Errorf("%s: %s do not fit into what the process may use, %s: %s at most", part.flag,
 				humanize.IBytes(uint64(part.chosen)), humanize.IBytes(uint64(m.Usable)), humanize.IBytes(uint64(part.most)))
 		}
-		over = append(over, part.flag)
-		part.set()
+		if part.chosen != 0 {
+			over = append(over, part.flag)
+		}
 	}
+	if c.MaxConnections != 0 {
+		m.Admit(max(c.MaxConnections, 0))
+	}
+	m.MaxAnonymous, m.MaxInFlight = cmp.Or(c.MaxAnonymousConnections, m.MaxAnonymous), cmp.Or(c.MaxInFlight, m.MaxInFlight)
+	m.Unread, m.Buffers = cmp.Or(c.MaxUnread, m.Unread), max(m.Buffers, 2*c.MaxMessageSize)
 	if m.Refit(); state > 0 {
 		m.State = state
 	}
@@ -86,7 +88,7 @@ func (c *Limits) listener(name string, s *security, callers *fairshare.Places) a
 			return goAway("this node has too many connections: " + rejections[why])
 		}
 	}
-	if s.plain(name) {
+	if s.certs(name) == nil {
 		cfg.Foreign = func(from net.Addr) {
 			s.denials.note(name, "tls_on_plain_port", from, "TLS where plain text is spoken")
 		}
@@ -161,14 +163,6 @@ func (c *Limits) httpServer(s *http.Server) *http.Server {
 	const window = 64 << 10
 	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams, MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window}
 	return s
-}
-
-// callersMemory returns the bytes that connections of callers and streams share; of any number where connections have no bound.
-func callersMemory(l *Limits, most int64) *fairshare.Places {
-	if l.MaxConnections < 0 {
-		most = 0
-	}
-	return fairshare.New(int(most))
 }
 
 // readRoom shows how many connections, calls and streams callers have, and their memory, beside how much they may have.

@@ -67,7 +67,7 @@ func (n *Node) servePeers() {
 	calls := admission.NewCalls(admission.CallsConfig{
 		FirstMessage: n.limits.FirstMessageTimeout, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 	})
-	n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
+	n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.limits.peerServer(n.cfg.Memory)), n.security.grpcServer("peer"),
 		grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ForceServerCodecV2(transport.Codec()))...)
 	services := calls.Registrar(n.peerServer)
@@ -112,7 +112,7 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 	})
 	n.calls.Store(calls)
 	codec := wire.ServerCodec(n.buffers, n.cfg.Memory.MaxParts)
-	server := grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
+	server := grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.limits.grpcServer(n.cfg.Memory)), n.security.grpcServer("grpc"),
 		grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ForceServerCodecV2(codec), experimental.BufferPool(n.buffers),
 		// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5

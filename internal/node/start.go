@@ -127,7 +127,10 @@ func (n *Node) divideMemory() error {
 		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
 	}
 	n.cfg, n.limits, n.kept = cfg, cfg.Limits.withDefaults(fitted), fairshare.New(int(fitted.Kept))
-	n.callersMemory, n.requests = callersMemory(&n.limits, fitted.Callers), admission.NewGate(fitted.Requests)
+	if n.limits.MaxConnections < 0 {
+		fitted.Callers = 0 // of any number
+	}
+	n.callersMemory, n.requests = fairshare.New(int(fitted.Callers)), admission.NewGate(fitted.Requests)
 	n.forwardAuth, err = cfg.forwardAuth()
 	return err
 }
