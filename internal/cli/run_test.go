@@ -108,7 +108,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"dev --log-level loud", `--log-level: "loud"`},
 		{"dev --policies /none", "--policies: "},
 		{"check", "KEY: "},
-		{"check a b --policy p", "KEY: "},
+		{"check a b --policy p", `argument "b": is one too many`},
 		{"check a", "--policy: "},
 		{"check a --policy p --limit 5/1m", "--limit: "},
 		{"check a --policy p --algorithm sliding_log", "--algorithm: "},
