@@ -163,6 +163,7 @@ func (w *Watcher[T]) run() {
 		case <-w.reload:
 			w.look(true)
 		}
+		poll.Reset(w.cfg.poll) // two looks in a row are that far apart
 	}
 }
 
@@ -203,7 +204,7 @@ func (w *Watcher[T]) fail(err error) {
 func (w *Watcher[T]) handle(l look, asked bool) {
 	before := w.last
 	if w.last = l.found; asked {
-		w.handled = seen{}
+		w.handled, before = seen{}, seen{} // the look before may have been a moment ago
 	}
 	if l.found == w.handled || l.found != before {
 		return

@@ -53,11 +53,11 @@ type watched struct {
 	errs    chan error
 }
 
-// watch begins to watch a file, which it reads every 20 ms unless cfg says otherwise, and ends that with the test.
+// watch begins to watch a file, which it reads every 100 ms unless cfg says otherwise, and ends that with the test.
 func watch(t *testing.T, name string, cfg Config[int]) *watched {
 	t.Helper()
 	w := &watched{t: t, changes: make(chan int, 100), errs: make(chan error, 100)}
-	cfg.Parse, cfg.poll = parse, cmp.Or(cfg.poll, 20*time.Millisecond)
+	cfg.Parse, cfg.poll = parse, cmp.Or(cfg.poll, 100*time.Millisecond)
 	cfg.OnChange = func(s int) { w.changes <- s }
 	cfg.OnError = func(err error) { w.errs <- err }
 	w.Watcher = must.Value(Start([]string{name}, cfg))(t)
@@ -282,6 +282,13 @@ func TestSettling(t *testing.T) {
 	step("x", 3, 2)
 	w.handle(w.read(), true)
 	step("x", 3, 3)
+	step("x", 3, 3)
+
+	// Nor is it taken at once: it may have been written a moment ago.
+	step("", 3, 3)
+	w.handle(w.read(), true)
+	expect.Equal(t, w.Current(), 3, "an empty file that was asked for is taken")
+	step("", 0, 3)
 }
 
 func TestStartRefuses(t *testing.T) {
