@@ -135,6 +135,7 @@ func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 	server := grpcapi.NewServer(grpcapi.ServerConfig{
 		Service: c.nodes[i],
 		Lender:  c.nodes[i],
+		Caller:  func(context.Context) string { return "" },
 		Status:  func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
 		Topology: func(context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 			return c.told, nil, nil

@@ -361,6 +361,7 @@ func nodeOver(svc limit.Service, lender ...limit.Lender) *node {
 			limit.Service
 			steps
 		}{svc, n},
+		Caller:   func(context.Context) string { return "" },
 		Status:   describe,
 		Topology: n.topology,
 		Ready:    n.ready.now,

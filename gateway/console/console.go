@@ -9,13 +9,15 @@
 package console
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"io/fs"
 	"log/slog"
 	"net/http"
+	"path"
 	"strings"
 	"sync"
 	"time"
@@ -53,16 +55,14 @@ type Config struct {
 	// Source finds the address of a request's sender.
 	Source netaddr.Resolver
 	// Caller returns the name of the caller in a request's context: once half of MaxStreams are taken, nobody has more than are free
-	// (fairshare.Places). Nil, or empty: callers are not told apart.
+	// (fairshare.Places). Empty: it is not told apart. Required, as Logger is.
 	Caller func(context.Context) string
-	Logger *slog.Logger // nil stands for slog.Default
+	Logger *slog.Logger
 }
 
 // Console is the page with its streams. Its methods are safe for concurrent use.
 type Console struct {
 	cfg    Config
-	assets map[string]asset // by path
-
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	work   sync.WaitGroup // the collecting goroutine
@@ -85,45 +85,15 @@ const pageHeader = "Weir-Console"
 //go:embed assets
 var files embed.FS
 
-// asset is a file of the page.
-type asset struct {
-	contentType string
-	body        []byte
-	tag         string
-}
+// types are those of the files, by their extensions.
+var types = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 // New returns a Console. Close ends it.
-func New(cfg Config) (*Console, error) {
-	if cfg.MaxStreams == 0 {
-		cfg.MaxStreams = DefaultMaxStreams
-	}
-	if cfg.MaxOfSource == 0 {
-		cfg.MaxOfSource = DefaultMaxOfSource
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
-	c := &Console{cfg: cfg, assets: make(map[string]asset), bySource: make(map[source]int), changed: make(chan struct{})}
-	c.streams = fairshare.New(cfg.MaxStreams)
+func New(cfg Config) *Console {
+	cfg.MaxStreams, cfg.MaxOfSource = cmp.Or(cfg.MaxStreams, DefaultMaxStreams), cmp.Or(cfg.MaxOfSource, DefaultMaxOfSource)
+	c := &Console{cfg: cfg, bySource: make(map[source]int), changed: make(chan struct{}), streams: fairshare.New(cfg.MaxStreams)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	types := map[string]string{"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-	entries, err := fs.ReadDir(files, "assets")
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		body, err := fs.ReadFile(files, "assets/"+e.Name())
-		if err != nil {
-			return nil, err
-		}
-		path := Path + "/" + e.Name()
-		if e.Name() == "index.html" {
-			path = Path
-		}
-		sum := sha256.Sum256(body)
-		c.assets[path] = asset{types[e.Name()[strings.LastIndexByte(e.Name(), '.')+1:]], body, `"` + hex.EncodeToString(sum[:8]) + `"`}
-	}
-	return c, nil
+	return c
 }
 
 // Close ends all streams, and waits for the goroutine that collects.
@@ -133,33 +103,38 @@ func (c *Console) Close() {
 }
 
 // Paths are those of the page and its files, which hold nothing secret.
-func (c *Console) Paths() (paths []string) {
-	for path := range c.assets {
-		paths = append(paths, path)
+func (c *Console) Paths() []string {
+	paths := []string{Path}
+	entries, _ := files.ReadDir("assets") // which are part of the program, in the order of their names
+	for _, e := range entries {
+		if e.Name() != page {
+			paths = append(paths, Path+"/"+e.Name())
+		}
 	}
 	return paths
 }
+
+// page is the file at Path.
+const page = "index.html"
 
 // policy is the page's content security policy: nothing but its own files and this node, and no page around it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 // ServeAsset answers GET of one of Paths.
 func (c *Console) ServeAsset(w http.ResponseWriter, r *http.Request) {
-	a, ok := c.assets[r.URL.Path]
-	if !ok {
+	name := cmp.Or(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, Path), "/"), page)
+	body, err := files.ReadFile("assets/" + name)
+	if err != nil {
 		http.NotFound(w, r)
 		return
 	}
 	h := w.Header()
 	secure(h)
-	h.Set("Content-Type", a.contentType)
+	h.Set("Content-Type", types[path.Ext(name)])
 	h.Set("Cache-Control", "no-cache") // ask whether it is the same, so that a page never meets another version's files
-	h.Set("Etag", a.tag)
-	if r.Header.Get("If-None-Match") == a.tag {
-		w.WriteHeader(http.StatusNotModified)
-		return
-	}
-	c.write(w, a.body)
+	sum := sha256.Sum256(body)
+	h.Set("Etag", `"`+hex.EncodeToString(sum[:8])+`"`)
+	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(body))
 }
 
 // secure sets the headers that keep a browser from doing anything but showing the page.
@@ -246,10 +221,7 @@ func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this stream is for the page at "+Path+": it needs the header "+pageHeader, http.StatusForbidden)
 		return
 	}
-	from := source{address: c.cfg.Source.Key(r.RemoteAddr, r.Header)}
-	if c.cfg.Caller != nil {
-		from.caller = c.cfg.Caller(r.Context())
-	}
+	from := source{c.cfg.Source.Key(r.RemoteAddr, r.Header), c.cfg.Caller(r.Context())}
 	place, ok := c.enter(from)
 	if !ok {
 		h.Set("Retry-After", "5")

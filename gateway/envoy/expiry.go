@@ -53,9 +53,6 @@ func (e *expiry) add(id string, targets []limit.Target, ttl time.Duration, bytes
 		e.kept.Give(bytes)
 		return
 	}
-	if e.pending == nil {
-		e.pending = make(map[string]pending)
-	}
 	e.pending[id] = pending{time.AfterFunc(ttl, func() { e.cancel(id, targets) }), bytes}
 }
 

@@ -351,7 +351,7 @@ func TestReservationsOfKuadrantByBytes(t *testing.T) {
 // TestPanicOfAnExpiry: a panic in a cancellation that nobody asked for ends that alone, and is told.
 func TestPanicOfAnExpiry(t *testing.T) {
 	told := make(chan *panics.Error, 1)
-	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), panicked: func(p *panics.Error) { told <- p }}
+	e := &expiry{service: struct{ limit.Service }{}, kept: fairshare.New(0), pending: make(map[string]pending), panicked: func(p *panics.Error) { told <- p }}
 	e.add("id", []limit.Target{{Policy: "p", Key: "k"}}, time.Nanosecond, fairshare.Taken{})
 	<-told
 	e.close()

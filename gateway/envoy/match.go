@@ -4,8 +4,6 @@ import (
 	"strings"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -108,12 +106,11 @@ func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*nod
 // override is the rule of a limit that a request brings along. It has no name, and is never in shadow mode.
 func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*rule, error) {
 	u, known := units[in.GetUnit().String()]
-	if !known || in.GetUnit() == typev3.RateLimitUnit_UNKNOWN {
+	if !known {
 		return nil, errUnit
 	}
 	return &rule{
-		fullKey: d.name + ".override", perUnit: in.GetRequestsPerUnit(), charge: d.charge,
-		unit:  ratelimitv3.RateLimitResponse_RateLimit_Unit(ratelimitv3.RateLimitResponse_RateLimit_Unit_value[in.GetUnit().String()]),
+		fullKey: d.name + ".override", perUnit: in.GetRequestsPerUnit(), charge: d.charge, unit: u.number,
 		limit: &algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Window: u.length, Limit: max(int64(in.GetRequestsPerUnit()), 1)},
 	}, nil
 }

@@ -33,22 +33,22 @@ const (
 	ShadowMode  = "shadow_mode" // over the limit, but admitted: shadow_mode
 )
 
-// ServiceConfig is what a Service stands on.
+// ServiceConfig is what a Service stands on. All but Panicked, Headers, Metadata and Shadow is required.
 type ServiceConfig struct {
-	// Service decides. Required.
+	// Service decides.
 	Service limit.Service
-	// Own decides for the node itself, in whatever context: it cancels what callers have let expire. Nil: Service.
+	// Own decides for the node itself, in whatever context: it cancels what callers have let expire.
 	Own limit.Service
-	// Config returns the configuration in force. Required.
+	// Config returns the configuration in force.
 	Config func() *Config
-	// Kept are bytes, which pending reservations take. Of named callers none has all of them. Nil: any number.
+	// Kept are bytes, which pending reservations take. Of named callers none has all of them.
 	Kept *fairshare.Places
-	// Caller names the authenticated caller; nil: nobody is named.
+	// Caller names the authenticated caller; empty: nobody.
 	Caller func(context.Context) string
-	// Now is the wall clock, for the time until windows that are aligned to the epoch end. Required.
+	// Now is the wall clock, for the time until windows that are aligned to the epoch end.
 	Now func() time.Time
-	// Count, when set, is told how many hits a descriptor's limit got, and what came of them. Values of requests are in the name only
-	// where the configuration asks for that.
+	// Count is told how many hits a descriptor's limit got, and what came of them. Values of requests are in the name only where the
+	// configuration asks for that.
 	Count func(name, result string, hits uint64)
 	// Panicked is called with each panic of a cancellation that nobody asked for, which was recovered. Nil: such a panic is not recovered.
 	Panicked func(*panics.Error)
@@ -69,19 +69,7 @@ type Service struct {
 
 // NewService returns a Service.
 func NewService(cfg ServiceConfig) *Service {
-	if cfg.Count == nil {
-		cfg.Count = func(string, string, uint64) {}
-	}
-	if cfg.Own == nil {
-		cfg.Own = cfg.Service
-	}
-	if cfg.Kept == nil {
-		cfg.Kept = fairshare.New(0)
-	}
-	if cfg.Caller == nil {
-		cfg.Caller = func(context.Context) string { return "" }
-	}
-	return &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept}}
+	return &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept, pending: make(map[string]pending)}}
 }
 
 // Close has reservations stay as they are from then on, and waits for those that are being cancelled.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -136,8 +138,13 @@ func newWorld(t *testing.T, seed uint64, policies string) *world {
 	return w
 }
 
-func (w *world) serve() *Service {
-	return New(Config{Quotas: failing{w}, Service: w.limiter, Config: func() *envoy.Config { return w.files }, Now: w.now.Load})
+func (w *world) serve() *Service { return w.serving(failing{w}, fairshare.New(0)) }
+
+func (w *world) serving(quotas limit.Quotas, kept *fairshare.Places) *Service {
+	return New(Config{
+		Quotas: quotas, Service: w.limiter, Config: func() *envoy.Config { return w.files }, Now: w.now.Load, Kept: kept,
+		Caller: func(context.Context) string { return "" }, Logger: slog.New(slog.DiscardHandler), Metrics: NewMetrics(),
+	})
 }
 
 // restart ends all streams, and has data planes connect to a node that knows nothing of them.

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"sync"
 	"time"
 
 	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,7 +23,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Config is what a Service needs. Quotas, Service, Config and Now are required.
+// Config is what a Service needs. All but Requests is required.
 type Config struct {
 	// Quotas lends; Service charges what data planes have admitted without an assignment.
 	Quotas  limit.Quotas
@@ -32,14 +32,14 @@ type Config struct {
 	Config func() *envoy.Config
 	// Now is this node's monotonic clock, in nanoseconds. It is never 0.
 	Now func() int64
-	// Kept are bytes, which the buckets of all streams take. Of named callers none has all of them. Nil: any number.
+	// Kept are bytes, which the buckets of all streams take. Of named callers none has all of them.
 	Kept *fairshare.Places
-	// Caller names the authenticated caller; nil: nobody is named.
+	// Caller names the authenticated caller; empty: nobody.
 	Caller func(context.Context) string
 	// Requests bounds the bytes that messages take while they are carried out. Nil: any number.
 	Requests *admission.Gate
-	Logger   *slog.Logger // nil: none
-	Metrics  *Metrics     // nil: nobody looks at them
+	Logger   *slog.Logger
+	Metrics  *Metrics
 }
 
 // Service implements quotav3.RateLimitQuotaServiceServer. It is safe for concurrent use.
@@ -47,26 +47,12 @@ type Service struct {
 	quotav3.UnimplementedRateLimitQuotaServiceServer
 	cfg   Config
 	count *Metrics
-
-	mu     sync.Mutex
-	warned map[string]int64 // policies, and when it was logged that something is wrong with one
+	warn  rate.Sometimes
 }
 
 // New returns a Service.
 func New(cfg Config) *Service {
-	if cfg.Kept == nil {
-		cfg.Kept = fairshare.New(0)
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Caller == nil {
-		cfg.Caller = func(context.Context) string { return "" }
-	}
-	if cfg.Metrics == nil {
-		cfg.Metrics = NewMetrics()
-	}
-	return &Service{cfg: cfg, count: cfg.Metrics, warned: make(map[string]int64)}
+	return &Service{cfg: cfg, count: cfg.Metrics, warn: rate.Sometimes{Interval: time.Minute}}
 }
 
 // Register registers the Service.
@@ -152,20 +138,10 @@ func (s *Service) charge(ctx context.Context, t *limit.Target, units int64) {
 	s.count.unassigned.Add(float64(units))
 }
 
-// failed logs, once a minute for a policy, what could not be done.
+// failed counts what could not be done, and logs it once a minute.
 func (s *Service) failed(t *limit.Target, err error) {
 	s.count.errors.Inc()
-	now := s.cfg.Now()
-	s.mu.Lock()
-	last, known := s.warned[t.Policy]
-	due := !known || now-last >= int64(time.Minute)
-	if due && (known || len(s.warned) < 1000) {
-		s.warned[t.Policy] = now
-	}
-	s.mu.Unlock()
-	if due {
-		s.cfg.Logger.Warn("quota assignment failed", "policy", t.Policy, "error", err)
-	}
+	s.warn.Do(func() { s.cfg.Logger.Warn("quota assignment failed", "policy", t.Policy, "error", err) })
 }
 
 // append adds what a data plane is told of a bucket to a response.

@@ -151,7 +151,7 @@ func (refuser) Quota(_ context.Context, _ []limit.Quota, out []limit.QuotaLent) 
 func TestBucketsByBytes(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
 	kept := fairshare.New(16 << 20)
-	s := New(Config{Quotas: refuser{}, Service: w.limiter, Config: w.service.cfg.Config, Now: w.now.Load, Kept: kept}).open("thief")
+	s := w.serving(refuser{}, kept).open("thief")
 	defer s.close()
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -181,7 +181,7 @@ func TestBucketsByBytes(t *testing.T) {
 func TestManyBuckets(t *testing.T) {
 	bytes := bucketBytes + pairBytes + 3*len(appendID(nil, report("a", 0, 1).BucketId))
 	w := newWorld(t, 1, windowPolicy)
-	w.service = New(Config{Quotas: w.limiter, Service: w.limiter, Config: w.service.cfg.Config, Now: w.now.Load, Kept: fairshare.New(10 * bytes)})
+	w.service = w.serving(w.limiter, fairshare.New(10*bytes))
 	first := w.service.open("x")
 	var all []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage
 	for i := range 20 {
@@ -234,7 +234,7 @@ func (c cutConn) Write(b []byte) (int, error) {
 func TestCut(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
 	// Without failing, whose random numbers are one goroutine's: a stream that is cut may still be served when the next one is.
-	w.service = New(Config{Quotas: w.limiter, Service: w.limiter, Config: w.service.cfg.Config, Now: w.now.Load})
+	w.service = w.serving(w.limiter, fairshare.New(0))
 	lis := bufconn.Listen(1 << 16)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	w.service.Register(server)

@@ -1,6 +1,7 @@
 package envoyquota
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -61,9 +62,7 @@ func (s *session) close() {
 
 // handle takes in a message, and returns the response to it; nil: there is nothing to say.
 func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageReports) (*quotav3.RateLimitQuotaResponse, error) {
-	if s.domain == "" {
-		s.domain = in.GetDomain()
-	}
+	s.domain = cmp.Or(s.domain, in.GetDomain())
 	if s.domain == "" || in.GetDomain() != "" && in.GetDomain() != s.domain {
 		return nil, errDomain
 	}
@@ -166,21 +165,15 @@ func (s *session) entry(id *quotav3.BucketId) *entry {
 			return nil
 		}
 		e = &entry{id: &quotav3.BucketId{Bucket: id.GetBucket()}, bytes: bytes} // without what else a message may bring
-		s.begin(e, t)
 		s.buckets[name] = e
 		s.service.count.buckets.Inc()
 	}
 	if e.target.Policy != t.Policy || e.target.Key != t.Key {
-		e.bucket = bucket{} // what it has is of another key, and ends there by itself
-		s.begin(e, t)
+		// What it had is of another key, and ends there by itself.
+		e.bucket = bucket{target: limit.Target{Policy: t.Policy, Key: t.Key}, borrower: rand.Uint64() | 1}
 	}
 	e.share = int64(t.Share)
 	return e
-}
-
-func (s *session) begin(e *entry, t envoy.QuotaTarget) {
-	e.target = limit.Target{Policy: t.Policy, Key: t.Key}
-	e.borrower = rand.Uint64() | 1
 }
 
 // forget drops buckets that were abandoned.

@@ -22,38 +22,22 @@ const (
 	maxUnconfirmed = 64
 )
 
-// borrower is the caller of a stream that has reported loans on it. Once an answer has to wait for copies, a goroutine sends those answers
-// in their order.
+// borrower is the caller of a stream that has reported loans on it.
 type borrower struct {
-	stream *checkStream
-	said   uint64 // the id that the caller has drawn
-	id     uint64 // see borrowerOf
-	end    func() // of the Lender's
-
-	unconfirmed chan unconfirmed // closed when the stream is over; nil until an answer waits
-}
-
-// unconfirmed is a report whose answers wait until copies know of what is lent.
-type unconfirmed struct {
-	in       *weirv1.BorrowRequest
-	sequence uint64
-	answers  []limit.Lent
-	wait     func()
-	admitted *callMemory
+	said uint64 // the id that the caller has drawn
+	id   uint64 // see borrowerOf
+	end  func() // of the Lender's
 }
 
 // borrowerOf is under which id the nodes know a caller's process that draws its own: each caller has ids of its own, the same at every node, and
 // none has a node's. So no caller reports or borrows in the name of another one, or of a node.
 func (s *Server) borrowerOf(ctx context.Context, drawn uint64) uint64 {
-	id := binary.BigEndian.AppendUint64(nil, drawn)
-	if s.cfg.Caller != nil {
-		id = append(id, s.cfg.Caller(ctx)...)
-	}
-	sum := sha256.Sum256(id)
+	sum := sha256.Sum256(append(binary.BigEndian.AppendUint64(nil, drawn), s.cfg.Caller(ctx)...))
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// borrow takes in a report of loans, and answers it at once if that may be. later says that the answer waits, and leaves a then.
+// borrow takes in a report of loans, and answers it at once if that may be. later says that the answer waits until copies know of what is lent,
+// and leaves a then: what reading takes does not wait for that, which is what others may be waiting for who want what is returned.
 func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callMemory) (later bool, err error) {
 	ended := codes.OK
 	answers, wait, bad := c.report(in)
@@ -69,12 +53,15 @@ func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callM
 	if wait == nil {
 		return false, c.sendLent(in, sequence, answers)
 	}
-	b := c.borrower
-	if b.unconfirmed == nil {
-		b.unconfirmed = make(chan unconfirmed, maxUnconfirmed)
-		c.telling.Go(b.confirm)
-	}
-	b.unconfirmed <- unconfirmed{in, sequence, answers, wait, a}
+	c.unconfirmed <- struct{}{}
+	c.waiting.Go(func() {
+		panics.Tell(c.panicked, func() {
+			wait()
+			_ = c.sendLent(in, sequence, answers) // the reader learns of a broken stream, too
+		})
+		a.leave()
+		<-c.unconfirmed
+	})
 	return true, nil
 }
 
@@ -94,8 +81,8 @@ func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wa
 		return nil, nil, invalid("borrower", "must be the same in all requests of a stream")
 	}
 	if c.borrower == nil {
-		b := &borrower{stream: c, said: in.Borrower, id: c.server.borrowerOf(c.stream.Context(), in.Borrower)}
-		b.end = c.server.cfg.Lender.OpenBorrower(b.id, b.recall)
+		b := &borrower{said: in.Borrower, id: c.server.borrowerOf(c.stream.Context(), in.Borrower)}
+		b.end = c.server.cfg.Lender.OpenBorrower(b.id, c.recall)
 		c.borrower = b
 	}
 	reports := make([]limit.Borrow, len(in.Loans))
@@ -110,21 +97,9 @@ func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wa
 	return answers, wait, errorOf(err)
 }
 
-// confirm answers reports that wait for copies, in their order: what reading them takes does not wait for that, which is what others
-// may be waiting for who want what is returned.
-func (b *borrower) confirm() {
-	for u := range b.unconfirmed {
-		panics.Tell(b.stream.panicked, func() {
-			u.wait()
-			_ = b.stream.sendLent(u.in, u.sequence, u.answers) // the reader learns of a broken stream, too
-		})
-		u.admitted.leave()
-	}
-}
-
 // recall asks for what is left of a loan. One that finds no room is as one that is not answered.
-func (b *borrower) recall(r limit.Recall) {
-	b.stream.want(func(t *teller) {
+func (c *checkStream) recall(r limit.Recall) {
+	c.want(func(t *teller) {
 		if len(t.recalls) < maxRecalls {
 			t.recalls = append(t.recalls, &weirv1.LoanRecall{Number: r.Number, Granted: r.Granted})
 		}

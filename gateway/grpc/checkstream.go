@@ -36,86 +36,46 @@ const (
 // checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
 // something is left to ask of other nodes has another one. What it tells besides has one of its own.
 type checkStream struct {
-	server   *Server
+	handling
 	stream   weirv1.Limiter_CheckStreamServer
 	targets  wire.Targets      // only for the reader
 	kept     []fairshare.Taken // bytes of targets, only for the reader
 	borrower *borrower         // only for the reader; nil until a report of loans comes
 	places   chan struct{}     // holds as many as there are requests waiting for other nodes
-	waiting  sync.WaitGroup    // for other nodes
+	waiting  sync.WaitGroup    // for other nodes, and for copies
 	teller   teller
-	telling  sync.WaitGroup // the goroutines of teller and borrower
+	telling  sync.WaitGroup // the goroutine of teller
 	done     chan struct{}  // closed when the reader has ended
+
+	unconfirmed chan struct{} // holds as many as there are reports of loans whose answers wait for copies
 
 	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
 	turn sync.Mutex
 	over bool // guarded by turn: nothing is carried out any more
 
-	sending sync.Mutex         // one response at a time
-	stall   stall              // with the caller who reads, or does not
-	crashed chan *panics.Error // holds the panic of a request that waited for other nodes
+	sending sync.Mutex // one response at a time
 }
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
-	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan *panics.Error, 1)}
-	c.done, c.teller.wake = make(chan struct{}), fifo.NewSignal()
-	s.unread.open(c)
-	defer s.unread.close(c)
-	ended, gone := make(chan error), make(chan struct{})
-	defer close(gone)
-	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it. What waits to be sent fails then, and
-	// not before, also where the caller has nothing more to say.
-	s.readers.Go(func() {
-		err := panics.Call(c.read)
-		c.waiting.Wait()
-		c.finish()
-		select {
-		case ended <- err:
-			return
-		case <-gone:
-			c.endedLate(err)
-		}
-		select {
-		case crashed := <-c.crashed:
-			c.endedLate(crashed)
-		default:
-		}
+	c := &checkStream{
+		handling: s.handling(weirv1.Limiter_CheckStream_FullMethodName), stream: stream, done: make(chan struct{}),
+		places: make(chan struct{}, maxInFlight), unconfirmed: make(chan struct{}, maxUnconfirmed),
+	}
+	c.teller.wake = fifo.NewSignal()
+	left, err := c.run(stream.Context(), func() error {
+		defer c.finish()
+		defer c.waiting.Wait()
+		return c.read()
 	})
-	select {
-	case err := <-ended:
-		select {
-		case crashed := <-c.crashed:
-			c.endedLate(err)
-			err = crashed
-		default:
-		}
+	if !left {
 		return err
-	case <-c.stall.over:
-		return errUnread
-	case crashed := <-c.crashed:
-		return crashed
-	case <-stream.Context().Done(): // the caller is gone, or the node stops
-		c.turn.Lock()
-		c.over = true
-		c.turn.Unlock()
-		c.waiting.Wait()
-		return nil
 	}
-}
-
-// panicked takes the panic of a request that waited for other nodes, which ends the stream.
-func (c *checkStream) panicked(p *panics.Error) {
-	select {
-	case c.crashed <- p:
-	default:
-		c.endedLate(p)
-	}
-}
-
-// endedLate is Server.endedLate of this stream.
-func (c *checkStream) endedLate(err error) {
-	c.server.endedLate(weirv1.Limiter_CheckStream_FullMethodName, err)
+	c.turn.Lock()
+	c.over = true
+	c.turn.Unlock()
+	c.waiting.Wait()
+	return nil
 }
 
 // read carries out requests until there are no more, which is no error.
@@ -157,9 +117,6 @@ func (c *checkStream) finish() {
 	close(c.done)
 	if b := c.borrower; b != nil {
 		b.end()
-		if b.unconfirmed != nil {
-			close(b.unconfirmed)
-		}
 	}
 	c.telling.Wait()
 	c.release()
@@ -305,10 +262,7 @@ type group struct {
 // their time at most, and the number of groups stays small whatever is asked: some 80.
 func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
 	timeout := func(i int) time.Duration {
-		ms := wire.At(in.TimeoutsMs, i, 0)
-		if ms == 0 {
-			ms = in.TimeoutMs
-		}
+		ms := cmp.Or(wire.At(in.TimeoutsMs, i, 0), in.TimeoutMs)
 		if ms == 0 {
 			return maxTimeout
 		}
@@ -411,7 +365,7 @@ func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
 
 func (c *checkStream) sendLocked(out *weirv1.CheckStreamResponse) error {
 	defer out.ReturnToVTPool()
-	return c.stall.with(func() error { return c.stream.Send(out) })
+	return c.patiently(func() error { return c.stream.Send(out) })
 }
 
 // packed is the response that has the results of some checks of a batch; nil stands for all of them.
@@ -445,11 +399,7 @@ func pack(out *weirv1.CheckStreamResponse, i, n, check int, b *limiter.Batch) {
 func (c *checkStream) keep(number int) *limit.Error {
 	more := number + 1 - max(len(c.targets), freeTargets)
 	if kept := c.server.cfg.Kept; kept != nil && more > 0 && number < wire.MaxTargets {
-		caller := ""
-		if c.server.cfg.Caller != nil {
-			caller = c.server.cfg.Caller(c.stream.Context())
-		}
-		bytes, ok := kept.TakeAll(caller, more*targetBytes)
+		bytes, ok := kept.TakeAll(c.server.cfg.Caller(c.stream.Context()), more*targetBytes)
 		if !ok {
 			return limit.NewError(limit.TooLarge, "number", "is one more than this node keeps of this caller's streams: define fewer, or in fewer streams")
 		}

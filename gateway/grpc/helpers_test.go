@@ -1,6 +1,7 @@
 package grpc
 
 import (
+	"context"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -28,6 +29,9 @@ func serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.Serv
 // connect returns a connection to a Server, on a gRPC server with options. All end with the test.
 func connect(t testing.TB, cfg ServerConfig, opts ...grpc.ServerOption) *grpc.ClientConn {
 	t.Helper()
+	if cfg.Caller == nil {
+		cfg.Caller = func(context.Context) string { return "" }
+	}
 	s := NewServer(cfg)
 	t.Cleanup(s.Close)
 	return testkit.Dial(t, serve(t, s.Register, opts...))

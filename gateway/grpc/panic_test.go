@@ -2,7 +2,6 @@ package grpc
 
 import (
 	"context"
-	"errors"
 	"io"
 	"sync"
 	"testing"
@@ -46,19 +45,11 @@ func (*mistaken) Finish(_ context.Context, b *limiter.Batch, open []int) {
 	}
 }
 
-// TestCheckStreamPanics: a panic in a request of a stream ends the stream, wherever it happens, and is handed to the interceptor.
+// TestCheckStreamPanics: a panic in a request of a stream ends the stream, wherever it happens, and is told.
 func TestCheckStreamPanics(t *testing.T) {
 	noLeaks(t)
 	told := make(chan any, 1)
-	intercept := func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		err := handle(srv, stream)
-		if p, ok := errors.AsType[*panics.Error](err); ok {
-			told <- p.Value
-			return status.Error(codes.Internal, "")
-		}
-		return err
-	}
-	c := client(t, ServerConfig{Service: new(mistaken)}, grpc.StreamInterceptor(intercept))
+	c := client(t, ServerConfig{Service: new(mistaken), Panicked: func(_ string, p *panics.Error) { told <- p.Value }})
 	for _, key := range []string{"begin", "finish"} {
 		stream := openStream(t, c)
 		must.NoError(t, stream.Send(streamed(1, key)))
@@ -144,8 +135,7 @@ func (*late) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
 	return func() {}
 }
 
-// TestPanicsBesideHandlers: a panic in what a stream does beside its handler, or when that has returned, ends the stream alone, and is told once:
-// as the error of the handler, or to who is told of what comes later.
+// TestPanicsBesideHandlers: a panic in what a stream does beside its handler, or when that has returned, ends the stream alone, and is told once.
 func TestPanicsBesideHandlers(t *testing.T) {
 	unread := func(s *Server, stream *givenStream) error {
 		return s.EndUnread(s.svc, stream, &grpc.StreamServerInfo{FullMethod: "method"}, func(srv any, _ grpc.ServerStream) error {
@@ -212,16 +202,15 @@ func TestPanicsBesideHandlers(t *testing.T) {
 			noLeaks(t)
 			told := make(chan any, 10)
 			l := &late{begun: make(chan struct{}), may: make(chan struct{})}
-			s := NewServer(ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour, Panicked: func(_ string, p *panics.Error) { told <- p.Value }})
+			s := NewServer(ServerConfig{
+				Service: l, Lender: l, WriteTimeout: time.Hour, Caller: func(context.Context) string { return "" },
+				Panicked: func(_ string, p *panics.Error) { told <- p.Value },
+			})
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
 			stream := &givenStream{ctx: ctx, requests: make(chan proto.Message)}
 			var handling sync.WaitGroup
-			handling.Go(func() {
-				if p, ok := errors.AsType[*panics.Error](c.handle(s, stream)); ok {
-					told <- p.Value
-				}
-			})
+			handling.Go(func() { _ = c.handle(s, stream) })
 			c.run(l, stream, leave)
 			close(stream.requests)
 			handling.Wait()

@@ -33,7 +33,7 @@ type ServerConfig struct {
 	Lender limit.Lender
 	// Kept are bytes, which what streams define takes while they are open. Of named callers none has all of them. Nil: any number.
 	Kept *fairshare.Places
-	// Caller names the authenticated caller, whose borrowers are its own; nil: callers are not told apart.
+	// Caller names the authenticated caller, whose borrowers are its own. It is required with Kept or a Lender.
 	Caller func(context.Context) string
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
@@ -60,8 +60,7 @@ type ServerConfig struct {
 	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
 	// not counted. Nil: any number.
 	Requests *admission.Gate
-	// Panicked, when set, is called with each panic of a stream that came when the stream had ended for its caller. Others are returned to
-	// interceptors as the error of the stream, a *panics.Error.
+	// Panicked is called with each panic of a stream, which ends with admission.ErrPanicked. Required.
 	Panicked func(method string, p *panics.Error)
 }
 
@@ -80,7 +79,8 @@ type Server struct {
 
 // NewServer returns a Server. Close it when done.
 func NewServer(cfg ServerConfig) *Server {
-	s := &Server{svc: cfg.Service, cfg: cfg, traced: grpc.EnableTracing, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
+	s := &Server{svc: cfg.Service, cfg: cfg, traced: grpc.EnableTracing, unread: unread{of: make(map[*checkStream]int64)}}
+	s.batches.New = func() any { return new(limiter.Batch) }
 	s.calls.New = func() any {
 		c := &call{server: s, admission: callMemory{gate: cfg.Requests}}
 		c.request.Admit = c.admit

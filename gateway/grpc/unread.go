@@ -1,7 +1,7 @@
 package grpc
 
 import (
-	"errors"
+	"context"
 	"sync"
 	"time"
 
@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/internal/panics"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -17,23 +17,48 @@ import (
 // errUnread ends a stream whose caller does not read.
 var errUnread = status.Error(codes.Aborted, "the answers are not read")
 
-// stall is how long a stream waits for its caller to read. A connection that is alive may have streams that nobody reads.
-type stall struct {
-	limit time.Duration // 0: for any time
-	over  fifo.Signal   // set when it is
+// handling is the handling of a stream. The stream ends at once, and its handler returns later, where its caller does not read or something
+// panics: a connection that is alive may have streams that nobody reads.
+type handling struct {
+	server *Server
+	method string
+	ends   chan error // holds the error that the stream ends with
 }
 
-func newStall(limit time.Duration) stall { return stall{limit, fifo.NewSignal()} }
+func (s *Server) handling(method string) handling { return handling{s, method, make(chan error, 1)} }
 
-// end says that it is over.
-func (s *stall) end() { s.over.Set() }
+// end ends the stream, unless it is ending.
+func (h *handling) end(why error) {
+	select {
+	case h.ends <- why:
+	default:
+	}
+}
 
-// with sends, for as long as it lasts. What waits then fails when the stream's handler has returned.
-func (s *stall) with(send func() error) error {
-	if s.limit > 0 {
-		defer time.AfterFunc(s.limit, s.end).Stop()
+// panicked tells of a panic, and ends the stream.
+func (h *handling) panicked(p *panics.Error) {
+	h.server.cfg.Panicked(h.method, p)
+	h.end(admission.ErrPanicked)
+}
+
+// patiently sends, for as long as a stream waits for its caller to read. What waits then fails when the stream has ended.
+func (h *handling) patiently(send func() error) error {
+	if d := h.server.cfg.WriteTimeout; d > 0 {
+		defer time.AfterFunc(d, func() { h.end(errUnread) }).Stop()
 	}
 	return send()
+}
+
+// run returns what the stream ends with. left says that its context has ended before: the caller is gone, or the node stops. The handler may
+// be stuck in sending or in receiving until the stream has ended: gRPC has no other way to interrupt it.
+func (h *handling) run(ctx context.Context, handle func() error) (left bool, err error) {
+	h.server.readers.Go(func() { panics.Tell(h.panicked, func() { h.end(handle()) }) })
+	select {
+	case err := <-h.ends:
+		return false, err
+	case <-ctx.Done():
+		return true, status.FromContextError(ctx.Err()).Err()
+	}
 }
 
 // EndUnread is an interceptor of streams: those whose callers do not read what they are sent within WriteTimeout are ended,
@@ -43,44 +68,20 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 	if s.cfg.WriteTimeout == 0 || info.FullMethod == weirv1.Limiter_CheckStream_FullMethodName {
 		return handle(srv, stream)
 	}
-	wait := newStall(s.cfg.WriteTimeout)
-	ended, gone := make(chan error), make(chan struct{})
-	defer close(gone)
-	// The handler is stuck in sending, or in receiving, from which only the end of this function frees it.
-	s.readers.Go(func() {
-		err := panics.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
-		select {
-		case ended <- err:
-		case <-gone:
-			s.endedLate(info.FullMethod, err)
-		}
-	})
-	select {
-	case err := <-ended:
-		return err
-	case <-wait.over:
-		return errUnread
-	case <-stream.Context().Done(): // the caller is gone, or the node stops
-		return status.FromContextError(stream.Context().Err()).Err()
-	}
-}
-
-// endedLate takes the error of a stream that has been ended with another one: a panic is not to pass unnoticed.
-func (s *Server) endedLate(method string, err error) {
-	if p, ok := errors.AsType[*panics.Error](err); ok && s.cfg.Panicked != nil {
-		s.cfg.Panicked(method, p)
-	}
+	h := s.handling(info.FullMethod)
+	_, err := h.run(stream.Context(), func() error { return handle(srv, patientStream{stream, &h}) })
+	return err
 }
 
 // patientStream is a stream that does not wait for ever.
 type patientStream struct {
 	grpc.ServerStream
-	stall *stall
+	handling *handling
 }
 
 // SendMsg implements ServerStream.
 func (s patientStream) SendMsg(m any) error {
-	return s.stall.with(func() error { return s.ServerStream.SendMsg(m) })
+	return s.handling.patiently(func() error { return s.ServerStream.SendMsg(m) })
 }
 
 const (
@@ -94,65 +95,35 @@ const (
 type unread struct {
 	mu  sync.Mutex
 	all int64
-	of  map[*checkStream]int64 // those that are open and have not been told to end
+	of  map[*checkStream]int64 // those of which something waits
 }
 
-func (u *unread) open(c *checkStream) {
+// add counts bytes that wait, or with a negative number wait no more. Where more than most wait in all, if that is not 0, the stream of which
+// the most waits is ended, so that those who read need not suffer from those who do not. What waits of it is counted until it has failed.
+func (u *unread) add(c *checkStream, bytes, most int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.of == nil {
-		u.of = make(map[*checkStream]int64)
+	u.all += bytes
+	if u.of[c] += bytes; u.of[c] == 0 {
+		delete(u.of, c)
 	}
-	u.of[c] = 0
-}
-
-func (u *unread) close(c *checkStream) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.drop(c)
-}
-
-func (u *unread) drop(c *checkStream) {
-	u.all -= u.of[c]
-	delete(u.of, c)
-}
-
-// hold notes that a response with answers to so many checks waits for its caller to read. Where all that waits is more than
-// most, if that is not 0, the stream of which the most waits is ended: so that those who read need not suffer from those who do
-// not.
-func (u *unread) hold(c *checkStream, checks int, most int64) (bytes int64) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if _, ok := u.of[c]; !ok {
-		return 0 // it ends, and what waits with it
+	if bytes <= 0 || most == 0 || u.all <= most {
+		return
 	}
-	bytes = responseSize + int64(checks)*answerSize
-	u.of[c] += bytes
-	if u.all += bytes; most > 0 && u.all > most {
-		fullest := c
-		for other, n := range u.of {
-			if n > u.of[fullest] {
-				fullest = other
-			}
+	fullest := c
+	for other, n := range u.of {
+		if n > u.of[fullest] {
+			fullest = other
 		}
-		u.drop(fullest)
-		fullest.stall.end()
 	}
+	fullest.end(errUnread)
+}
+
+// hold notes that a response with answers to so many checks waits for its caller to read, and letGo that it waits no more.
+func (c *checkStream) hold(checks int) (bytes int64) {
+	bytes = responseSize + int64(checks)*answerSize
+	c.server.unread.add(c, bytes, c.server.cfg.MaxUnread)
 	return bytes
 }
 
-// letGo notes that it waits no more.
-func (u *unread) letGo(c *checkStream, bytes int64) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if _, ok := u.of[c]; ok {
-		u.of[c] -= bytes
-		u.all -= bytes
-	}
-}
-
-func (c *checkStream) hold(checks int) (bytes int64) {
-	return c.server.unread.hold(c, checks, c.server.cfg.MaxUnread)
-}
-
-func (c *checkStream) letGo(bytes int64) { c.server.unread.letGo(c, bytes) }
+func (c *checkStream) letGo(bytes int64) { c.server.unread.add(c, -bytes, 0) }

@@ -114,38 +114,25 @@ func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
 	})
 }
 
-// Of all streams the one of which the most waits is ended, whoever comes last, and nothing of it is counted any more.
+// Of all streams the one of which the most waits is ended, whoever comes last.
 func TestShareOfWhatIsUnread(t *testing.T) {
-	var u unread
-	a, b := &checkStream{stall: newStall(0)}, &checkStream{stall: newStall(0)}
-	const most = 1000*answerSize + 3*responseSize
-	over := func(c *checkStream) bool {
-		select {
-		case <-c.stall.over:
-			return true
-		default:
-			return false
-		}
-	}
-	u.open(a)
-	u.open(b)
-	heldA, heldB := u.hold(a, 900, most), u.hold(b, 100, most)
-	must.True(t, !over(a) && !over(b), "a stream was ended within the bound")
-	again := u.hold(b, 1, most)
-	expect.True(t, over(a) && !over(b) && u.all == heldB+again,
-		"%d bytes are counted, with the fullest stream ended %d", u.all, heldB+again)
-	n := u.hold(a, 500, most)
-	expect.True(t, n == 0 && !over(b), "%d bytes of a stream that ends are counted", n)
-	u.letGo(a, heldA)
-	u.close(a)
-	u.letGo(b, heldB)
-	u.letGo(b, again)
-	expect.True(t, u.all == 0 && len(u.of) == 1, "%d bytes are left", u.all)
-	if u.hold(b, limit.MaxBatch, 1); !over(b) {
+	s := NewServer(ServerConfig{})
+	u := &s.unread
+	a, b := &checkStream{handling: s.handling("")}, &checkStream{handling: s.handling("")}
+	const most = 1000
+	ends := func(c *checkStream) int { return len(c.ends) }
+	u.add(a, 900, most)
+	u.add(b, 100, most)
+	must.True(t, ends(a)+ends(b) == 0, "a stream was ended within the bound")
+	u.add(b, 1, most)
+	u.add(b, 1, most)
+	expect.True(t, ends(a) == 1 && ends(b) == 0, "the fullest stream is not ended, or another one is")
+	u.add(a, -900, most)
+	u.add(b, -102, most)
+	expect.True(t, u.all == 0 && len(u.of) == 0, "%d bytes are left", u.all)
+	if u.add(b, 2, 1); ends(b) == 0 {
 		t.Error("a stream by itself is not ended for what is more than all may have")
 	}
-	u.close(b)
-	expect.True(t, u.all == 0 && len(u.of) == 0, "%d bytes are left", u.all)
 }
 
 // contextStream is a stream with another context.

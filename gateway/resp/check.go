@@ -40,7 +40,6 @@ func (c *conn) queue(s *scratch, check *limit.Check, p pending) {
 func (c *conn) failed(s *scratch, code, text string) {
 	c.flush(s)
 	c.fail(s, code, text)
-	s.answered(1)
 }
 
 // cellError answers an error of CL.THROTTLE as redis-cell words its own.

@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -48,24 +49,8 @@ func specs() []spec {
 	}
 }
 
-// maxCommand is the length of the longest name of a command, or more.
-const maxCommand = 16
-
-// find returns the command of a name, in whatever case; nil where there is none.
-func (s *Server) find(name string) *spec {
-	var low [maxCommand]byte
-	if len(name) > len(low) {
-		return nil
-	}
-	for i := range len(name) {
-		c := name[i]
-		if c >= 'A' && c <= 'Z' {
-			c |= 0x20
-		}
-		low[i] = c
-	}
-	return s.commands[string(low[:len(name)])] // for which nothing is allocated
-}
+// find returns the command of a name, in whatever case; nil where there is none. All names are shorter than 16 bytes.
+func (s *Server) find(name string) *spec { return s.commands[strings.ToLower(shortened(name, 16))] }
 
 // command carries out a command, or has it decided with others.
 func (c *conn) command(s *scratch, args []string) {
@@ -85,9 +70,7 @@ func (c *conn) command(s *scratch, args []string) {
 	}
 	if strings.EqualFold(args[0], "post") || strings.EqualFold(args[0], "host:") {
 		// A browser that a web page has send a request to this port: the rest of it would be taken for commands.
-		if c.server.cfg.Suspicious != nil {
-			c.server.cfg.Suspicious(c.raw.RemoteAddr())
-		}
+		c.server.cfg.Suspicious(c.raw.RemoteAddr())
 		c.ending = true
 		return
 	}
@@ -111,7 +94,6 @@ func (c *conn) do(s *scratch, command *spec, args []string) {
 	}
 	c.flush(s)
 	command.run(c, s, args)
-	s.answered(1)
 }
 
 func (c *conn) wrongArity(s *scratch, name string) {
@@ -157,17 +139,16 @@ func (c *conn) selectCommand(s *scratch, args []string) {
 }
 
 func (c *conn) authCommand(s *scratch, args []string) {
+	user := defaultUser
+	if len(args) > 2 {
+		user = args[1]
+	}
 	switch {
 	case len(args) > 3:
 		c.fail(s, "ERR", "syntax error")
 	case len(args) == 2 && !c.server.cfg.Tokens:
 		c.fail(s, "ERR", "AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?")
-	case len(args) == 2:
-		c.authenticate(s, defaultUser, args[1])
-	default:
-		c.authenticate(s, args[1], args[2])
-	}
-	if n := len(s.out); n == s.mark {
+	case c.authenticate(s, user, args[len(args)-1]):
 		c.ok(s)
 	}
 }
@@ -365,11 +346,7 @@ func appendInfo(b []byte, proto int, one *spec) []byte {
 	if one == nil {
 		return appendNull(b, proto)
 	}
-	arity := int64(one.arity)
-	if arity == 0 {
-		arity = -1
-	}
-	b = appendInt(appendBulk(appendArray(b, 10), one.name), arity)
+	b = appendInt(appendBulk(appendArray(b, 10), one.name), int64(cmp.Or(one.arity, -1)))
 	flags := []string{"fast"}
 	if one.open {
 		flags = append(flags, "no_auth")

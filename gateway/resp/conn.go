@@ -10,7 +10,6 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/admission"
-	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -73,9 +72,6 @@ type scratch struct {
 	pending []pending
 	checks  []limit.Check
 	results []limit.Result
-	next    int // of the commands, the next to look at
-	done    int // commands that are answered
-	mark    int // where in out their answers end
 	// last is what was found out for the commands before: those of a pipeline are mostly alike.
 	last struct {
 		name    string // of a command, as it was sent
@@ -222,7 +218,6 @@ func (c *conn) linger() {
 // error means that the connection is of no use any more.
 func (c *conn) round() (more bool, err error) {
 	s := c.server.scratch.Get().(*scratch)
-	defer c.server.recycle(s)
 	bounds, most := knownBounds, maxRound
 	if c.ctx == nil {
 		bounds, most = openBounds, 1 // which may change the bounds for the next
@@ -234,14 +229,22 @@ func (c *conn) round() (more bool, err error) {
 	if used > 0 {
 		c.piece = time.Time{}
 	}
-	for s.next < len(s.cmds) && !c.ending {
-		panics.Tell(func(p *panics.Error) { c.panicked(s, p) }, func() { c.run(s, text) })
-		if len(s.out) >= maxOut {
+	for _, at := range s.cmds {
+		if c.ending {
+			break
+		}
+		s.argv = s.argv[:0]
+		for _, a := range s.args[at.first : at.first+at.n] {
+			s.argv = append(s.argv, text[a.from:a.to])
+		}
+		if c.command(s, s.argv); len(s.out) >= maxOut {
+			c.flush(s)
 			if err := c.write(s); err != nil {
 				return false, err
 			}
 		}
 	}
+	c.flush(s)
 	if bad != nil && !c.ending {
 		c.fail(s, "ERR", bad.Error())
 		c.ending = true
@@ -252,7 +255,9 @@ func (c *conn) round() (more bool, err error) {
 	if _, over := c.draining(); over {
 		c.ending = true
 	}
-	return len(s.cmds) == most, nil
+	more = len(s.cmds) == most
+	c.server.recycle(s) // not after a panic: others may still be at it
+	return more, nil
 }
 
 // write sends the answers that there are.
@@ -260,12 +265,11 @@ func (c *conn) write(s *scratch) error {
 	if len(s.out) == 0 {
 		return nil
 	}
-	if held := int64(len(s.out)); c.server.cfg.Buffers != nil {
-		c.server.cfg.Buffers.Hold(held)
-		defer c.server.cfg.Buffers.Release(held)
-	}
+	held := int64(len(s.out))
+	c.server.cfg.Buffers.Hold(held)
+	defer c.server.cfg.Buffers.Release(held)
 	_, err := c.Write(s.out)
-	s.out, s.mark = s.out[:0], 0
+	s.out = s.out[:0]
 	return err
 }
 
@@ -284,56 +288,10 @@ func (s *Server) recycle(r *scratch) {
 	s.scratch.Put(r)
 }
 
-// run carries out commands from s.next on.
-func (c *conn) run(s *scratch, text string) {
-	for s.next < len(s.cmds) && !c.ending && len(s.out) < maxOut {
-		at := s.cmds[s.next]
-		s.next++
-		s.argv = s.argv[:0]
-		for _, a := range s.args[at.first : at.first+at.n] {
-			s.argv = append(s.argv, text[a.from:a.to])
-		}
-		c.command(s, s.argv)
-	}
-	c.flush(s)
-}
-
-// answered notes that n more commands are answered.
-func (s *scratch) answered(n int) {
-	s.done += n
-	s.mark = len(s.out)
-}
-
-func (s *Server) panicked(command string, p *panics.Error) {
-	if s.cfg.Panicked != nil {
-		s.cfg.Panicked(command, p)
-	}
-}
-
-// panicked answers the commands that a panic has left without an answer.
-func (c *conn) panicked(s *scratch, p *panics.Error) {
-	name := "unknown"
-	if len(s.argv) > 0 {
-		if known := c.server.find(s.argv[0]); known != nil {
-			name = known.name
-		}
-	}
-	c.server.panicked(name, p)
-	s.out = s.out[:s.mark]
-	lost := s.next - s.done
-	for range lost {
-		c.fail(s, "ERR", "the command could not be carried out because of a mistake in the server")
-	}
-	s.pending, s.checks = s.pending[:0], s.checks[:0]
-	s.answered(lost)
-}
-
 // fail answers a command with an error.
 func (c *conn) fail(s *scratch, code, text string) {
 	s.out = appendError(s.out, code, text)
-	if c.server.cfg.Failed != nil {
-		c.server.cfg.Failed(code)
-	}
+	c.server.cfg.Failed(code)
 }
 
 // isAuthenticated reports whether the caller is authenticated now, by what its connection presents if it has not said more.
@@ -361,11 +319,7 @@ func (c *conn) arrive() {
 // enter has the caller be who it has proved to be. It reports false when there are too many connections of authenticated callers.
 func (c *conn) enter(ctx context.Context) bool {
 	c.ctx = ctx
-	caller := ""
-	if c.server.cfg.Caller != nil {
-		caller = c.server.cfg.Caller(ctx)
-	}
-	if admission.ConnOf(c.raw.RemoteAddr()).Authenticated(caller) {
+	if admission.ConnOf(c.raw.RemoteAddr()).Authenticated(c.server.cfg.Caller(ctx)) {
 		return true
 	}
 	c.ending = true // the connection has been closed
@@ -397,9 +351,6 @@ func (c *conn) flush(s *scratch) {
 	for i := range s.results {
 		c.answer(s, &s.pending[i], &s.results[i])
 	}
-	if c.server.cfg.Decided != nil {
-		c.server.cfg.Decided(time.Since(began))
-	}
+	c.server.cfg.Decided(time.Since(began))
 	s.pending, s.checks = s.pending[:0], s.checks[:0]
-	s.answered(n)
 }

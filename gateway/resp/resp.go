@@ -15,7 +15,6 @@ package resp
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -39,14 +38,14 @@ type Buffers interface {
 	Release(bytes int64)
 }
 
-// Config configures a Server. Service and Authenticate are required.
+// Config configures a Server. All but Handshake and Requests is required.
 type Config struct {
 	Service Service
 	// Authenticate authenticates a caller by its credentials, and returns the context to decide its commands in.
 	Authenticate func(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial)
-	// Current reports whether the caller of a context of Authenticate is still known: its token may have been withdrawn. Required.
+	// Current reports whether the caller of a context of Authenticate is still known: its token may have been withdrawn.
 	Current func(ctx context.Context) bool
-	// Caller returns the name of the caller whom a context of Authenticate is for, to share connections by; nil: they are not told apart.
+	// Caller returns the name of the caller whom a context of Authenticate is for, to share connections by; empty: it is not told apart.
 	Caller func(ctx context.Context) string
 	// Tokens is set where callers may have tokens. Otherwise AUTH is answered as by a Redis without a password.
 	Tokens bool
@@ -59,20 +58,18 @@ type Config struct {
 	CommandTimeout time.Duration
 	// Requests bounds the bytes that batches of checks take while they are decided; those of a few are not counted. Nil: any number.
 	Requests *admission.Gate
-	// Buffers, when set, counts the bytes of answers that are being written.
+	// Buffers counts the bytes of answers that are being written.
 	Buffers Buffers
 	// Version is this program's version, for HELLO and INFO.
 	Version string
-	// Decided, when set, is called with the time that each batch took to decide.
+	// Decided is called with the time that each batch took to decide.
 	Decided func(took time.Duration)
-	// Failed, when set, is called with the code of each error that is answered, such as ERR or NOAUTH.
+	// Failed is called with the code of each error that is answered, such as ERR or NOAUTH.
 	Failed func(code string)
-	// Panicked, when set, is called with each panic of a command, or of a "connection" apart from its commands, which was recovered. It must not
-	// hold secrets of the command's back.
-	Panicked func(command string, p *panics.Error)
-	// Suspicious, when set, is called for a caller who speaks HTTP: a web page that has a browser send commands.
+	// Panicked is called with each panic of a "connection", which ends with it: what has been answered is not known.
+	Panicked func(what string, p *panics.Error)
+	// Suspicious is called for a caller who speaks HTTP: a web page that has a browser send commands.
 	Suspicious func(from net.Addr)
-	Logger     *slog.Logger // nil: none
 }
 
 // Server serves the protocol. Use New. It is safe for concurrent use.
@@ -91,9 +88,6 @@ type Server struct {
 
 // New returns a Server, which Serve has serve.
 func New(cfg Config) *Server {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
 	s := &Server{cfg: cfg, commands: make(map[string]*spec), began: time.Now(), conns: make(map[*conn]struct{})}
 	for _, c := range specs() {
 		s.commands[c.name] = &c
@@ -125,7 +119,7 @@ func (s *Server) Serve(l net.Listener) error {
 				defer s.mu.Unlock()
 				delete(s.conns, c)
 			}()
-			panics.Tell(func(p *panics.Error) { s.panicked("connection", p) }, c.serve)
+			panics.Tell(func(p *panics.Error) { s.cfg.Panicked("connection", p) }, c.serve)
 		})
 		s.mu.Unlock()
 	}

@@ -224,19 +224,19 @@ type room struct {
 	open   atomic.Int64
 }
 
-// answerPanic turns the panic of a handler into INTERNAL, its own or one that it returns. It is to be deferred.
+// ErrPanicked answers a request of which something has panicked.
+var ErrPanicked = status.Error(codes.Internal, "the request could not be carried out because of a mistake in the server")
+
+// answerPanic turns the panic of a handler into INTERNAL. It is to be deferred.
 func (c *Calls) answerPanic(method string, err *error) {
 	p := panics.From(recover())
-	if p == nil && *err != nil {
-		p, _ = errors.AsType[*panics.Error](*err)
-	}
 	if p == nil {
 		return
 	}
 	if c.cfg.Panicked != nil {
 		c.cfg.Panicked(method, p)
 	}
-	*err = status.Error(codes.Internal, "the request could not be carried out because of a mistake in the server")
+	*err = ErrPanicked
 }
 
 // Registrar returns a registrar of services whose unary methods are checked. Streams are checked by the interceptor in Options,

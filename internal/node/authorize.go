@@ -31,14 +31,6 @@ func (s *security) current(ctx context.Context) bool {
 	return s.auth.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil
 }
 
-// callerName returns what tells callers apart by the context of their calls; nil without an access file, when all are one.
-func (s *security) callerName() func(context.Context) string {
-	if s.access == nil {
-		return nil
-	}
-	return auth.CallerName
-}
-
 // nameOf returns the name of the caller who is authenticated in a context; empty where callers are not told apart.
 func (s *security) nameOf(ctx context.Context) string {
 	if s.access == nil {

@@ -30,15 +30,15 @@ const (
 )
 
 // openConsole makes the console, unless it is turned off.
-func (n *Node) openConsole() (err error) {
+func (n *Node) openConsole() error {
 	if n.cfg.NoConsole {
 		return nil
 	}
-	n.console, err = console.New(console.Config{
-		Collect: n.collect, Logger: n.log, Caller: n.security.callerName(), Source: netaddr.Resolver{Trusted: n.forwardAuth.TrustedProxies},
+	n.console = console.New(console.Config{
+		Collect: n.collect, Logger: n.log, Caller: n.security.nameOf, Source: netaddr.Resolver{Trusted: n.forwardAuth.TrustedProxies},
 		MaxStreams: int(min(max(n.cfg.Memory.Limit/perConsoleStream, 4), console.DefaultMaxStreams)),
 	})
-	return err
+	return nil
 }
 
 func (n *Node) consolePath() string {
@@ -53,9 +53,7 @@ func (n *Node) consoleRoutes() (list []httpapi.Route) {
 	if n.console == nil {
 		return nil
 	}
-	paths := n.console.Paths()
-	slices.Sort(paths)
-	for _, path := range paths {
+	for _, path := range n.console.Paths() {
 		list = append(list, httpapi.Route{Method: "GET", Path: path, Role: auth.RoleOpen, Handler: n.console.ServeAsset})
 	}
 	return append(list, httpapi.Route{Method: "GET", Path: console.Path + "/events", Role: auth.RoleRead, Handler: n.console.ServeEvents})

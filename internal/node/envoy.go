@@ -83,7 +83,7 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	s := &n.cfg.Envoy
 	service := envoy.NewService(envoy.ServiceConfig{
 		Service: n.security.auth.Service(listener, n.limiter), Own: n.limiter, Config: n.envoy.files.Current, Now: time.Now, Count: n.envoy.hits.Count,
-		Kept: n.kept, Caller: n.security.callerName(), Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
+		Kept: n.kept, Caller: n.security.nameOf, Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
 		Panicked: func(p *panics.Error) { n.panicked("background")("cancellation of an expired reservation", p) },
 	})
 	n.envoy.services = append(n.envoy.services, service)
@@ -114,7 +114,7 @@ func (n *Node) quotaService(requests *admission.Gate) *envoyquota.Service {
 	}
 	return envoyquota.New(envoyquota.Config{
 		Quotas: n.security.auth.Quotas("grpc", n.limiter), Service: n.security.auth.Service("grpc", n.limiter), Config: n.envoy.files.Current,
-		Now: func() int64 { return n.clock().Mono + 1 }, Caller: n.security.callerName(), Kept: n.kept, Requests: requests, Logger: n.log,
+		Now: func() int64 { return n.clock().Mono + 1 }, Caller: n.security.nameOf, Kept: n.kept, Requests: requests, Logger: n.log,
 		Metrics: n.envoy.quota,
 	})
 }

@@ -100,7 +100,7 @@ func (n *Node) closePeers(ctx context.Context) {
 // serveGRPC serves callers over gRPC, and returns what ends that.
 func (n *Node) serveGRPC() (end func(context.Context)) {
 	callers := grpcapi.NewServer(grpcapi.ServerConfig{
-		Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.callerName(),
+		Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.nameOf,
 		Kept: n.callersMemory, Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Ready: n.readiness.Follow, Observe: n.metrics.Streamed,
 		WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: n.requests,
 		Panicked: n.panicked("grpc"),
@@ -172,7 +172,7 @@ func (n *Node) serveHTTP() (end func(context.Context)) {
 func (n *Node) serveRESP() (end func(context.Context)) {
 	server := resp.New(resp.Config{
 		Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Current: n.security.current,
-		Tokens: n.security.access != nil, Caller: n.security.callerName(),
+		Tokens: n.security.access != nil, Caller: n.security.nameOf,
 		Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessageTimeout,
 		Requests: n.requests, Buffers: n.buffers,
 		Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
