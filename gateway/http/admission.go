@@ -27,7 +27,7 @@ func (b *countedBody) Read(p []byte) (int, error) {
 
 // keep counts bytes of a request that waits for the network.
 func (x *exchange) keep(bytes int64) {
-	if x.Buffers == nil || bytes == 0 {
+	if bytes == 0 {
 		return
 	}
 	x.held += bytes

@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -18,16 +17,10 @@ var jsonType = []string{"application/json"}
 
 func (x *exchange) checkOne() {
 	x.check = checkBody{Cost: 1}
-	f := form{api: x.api}
-	var check limit.Check
-	if f.problem = x.decode(&x.check); f.problem == nil {
-		check = f.check(&x.check)
-	}
-	if f.problem != nil {
-		x.problem(f.problem)
-		return
-	}
-	if d := x.decide(check); d != nil {
+	check, p := question(x, &x.check, (*form).check)
+	if p != nil {
+		x.problem(p)
+	} else if d := x.decide(check); d != nil {
 		x.decision(d, check.Cost == 0)
 	}
 }
@@ -48,30 +41,29 @@ func (x *exchange) decide(check limit.Check) *limit.Decision {
 
 func (x *exchange) checkAll() {
 	var body checksBody
-	f := form{api: x.api}
-	var checks []limit.Check
-	if f.problem = x.decode(&body); f.problem == nil && len(body.Checks) == 0 {
-		f.fail(invalid("checks", "must hold 1 to "+strconv.Itoa(limit.MaxBatch)+" checks"))
+	checks, p := question(x, &body, (*form).checks)
+	if p != nil {
+		x.problem(p)
+		return
 	}
-	if f.problem == nil {
-		checks = elementsOf(&f, "checks", body.Checks, (*form).check)
+	var together limit.AllDecision
+	var results []limit.Result
+	var err error
+	if body.Atomic {
+		together, err = x.Service.CheckAll(x.r.Context(), checks)
+	} else {
+		results, err = x.Service.Check(x.r.Context(), checks)
 	}
-	if f.problem != nil {
-		x.problem(f.problem)
+	if err != nil {
+		p := problemOf(err)
+		if len(checks) == 1 {
+			p.ofElement("checks", 0)
+		}
+		x.problem(p)
 		return
 	}
 	if body.Atomic {
-		all, err := x.Service.CheckAll(x.r.Context(), checks)
-		if err == nil {
-			x.all(all)
-			return
-		}
-		x.batchProblem(err, len(checks))
-		return
-	}
-	results, err := x.Service.Check(x.r.Context(), checks)
-	if err != nil {
-		x.batchProblem(err, len(checks))
+		x.all(together)
 		return
 	}
 	all := true
@@ -95,15 +87,6 @@ func (x *exchange) all(all limit.AllDecision) {
 	x.list(b, "", len(all.Decisions), func(b []byte, i int) ([]byte, error) {
 		return appendDecision(b, &all.Decisions[i]), nil
 	})
-}
-
-// batchProblem writes the problem of a batch of checks as a whole.
-func (x *exchange) batchProblem(err error, checks int) {
-	p := problemOf(err)
-	if checks == 1 {
-		p.ofElement("checks", 0)
-	}
-	x.problem(p)
 }
 
 // appendItemError appends what stands in the place of a decision that could not be had.

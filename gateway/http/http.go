@@ -35,9 +35,6 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// DefaultMaxBody takes a full batch with the longest keys, escaped the way most encoders do.
-const DefaultMaxBody = 4 << 20
-
 // Config is what the API stands on. Every field without a stated default is required.
 type Config struct {
 	// Service decides.
@@ -75,16 +72,16 @@ type Config struct {
 	// ForwardAuth is for GET /v1/forward-auth.
 	ForwardAuth ForwardAuth
 	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses
-	// that could not be written, each with its request id; never of a key. Nil stands for slog.Default.
+	// that could not be written, each with its request id; never of a key.
 	Logger *slog.Logger
-	// Problem, when set, is told the status of every answer that is a problem document.
+	// Problem is told the status of every answer that is a problem document.
 	Problem func(status int)
-	// MaxBody is the largest request body in bytes; 0 stands for DefaultMaxBody.
+	// MaxBody is the largest request body in bytes.
 	MaxBody int64
 	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
 	// not counted. Nil: any number.
 	Requests *admission.Gate
-	// Buffers, when set, counts the bytes of bodies that are being read, and of what answers that are being written keep.
+	// Buffers counts the bytes of bodies that are being read, and of what answers that are being written keep.
 	Buffers Buffers
 }
 
@@ -183,18 +180,8 @@ func (a *api) routes() []Route {
 	return append(list, a.Routes...)
 }
 
-// New returns the handler for a node's HTTP port. It panics when a required field of cfg is missing: that is a mistake
-// in the program, not in its input.
+// New returns the handler for a node's HTTP port.
 func New(cfg Config) http.Handler {
-	if cfg.Service == nil || cfg.Status == nil || cfg.Ready == nil || cfg.Policies == nil || cfg.TopKeys == nil || cfg.Describe == nil || cfg.Overrides == nil || cfg.Metrics == nil {
-		panic("httpapi: Config needs Service, Status, Ready, Policies, TopKeys, Describe, Overrides and Metrics")
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
-	if cfg.MaxBody == 0 {
-		cfg.MaxBody = DefaultMaxBody
-	}
 	a := &api{Config: cfg}
 
 	mux := http.NewServeMux()

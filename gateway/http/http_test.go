@@ -22,6 +22,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/admission"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/expect"
@@ -88,6 +89,7 @@ func newAPI(t testing.TB, service *scripted.Service, change func(*Config)) *test
 		}),
 		Logger:  slog.New(slog.NewTextHandler(d.log, nil)),
 		Foreign: foreignRoutes(),
+		Problem: func(int) {}, Buffers: admission.NewBuffers(1<<30, 1000, nil), MaxBody: 4 << 20,
 	}
 	if change != nil {
 		change(&cfg)
@@ -514,13 +516,6 @@ func TestNoInline(t *testing.T) {
 	wantProblem(t, d.post("/v1/checks", `{"checks":[{`+limit+`}]}`), 400, "checks[0].limit", detail)
 	wantProblem(t, d.post("/v1/acquire", `{`+limit+`}`), 400, "limit", detail)
 	expect.True(t, len(service.Calls()) == 0, "the service was asked")
-}
-
-func TestNewNeedsItsParts(t *testing.T) {
-	defer func() {
-		expect.True(t, recover() != nil, "New took a Config without a Service")
-	}()
-	New(Config{})
 }
 
 // classes are members of a usage.

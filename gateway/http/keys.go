@@ -78,7 +78,8 @@ func MarshalTopKeys(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) ([]byte,
 
 func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysBody {
 	body := &topKeysBody{
-		Node: top.GetNode(), Order: KeyOrders()[max(order, weirv1.KeyOrder_KEY_ORDER_BUSIEST)], CountedMS: top.GetCountedNs() / int64(time.Millisecond),
+		Node: top.GetNode(), Order: KeyOrders()[max(order, weirv1.KeyOrder_KEY_ORDER_BUSIEST)],
+		CountedMS:         top.GetCountedNs() / int64(time.Millisecond),
 		PoliciesCountedMS: top.GetPoliciesCountedNs() / int64(time.Millisecond),
 		Keys:              make([]keyUseBody, len(top.GetKeys())), Policies: make([]policyUseBody, len(top.GetPolicies())),
 		Members: listed(top.GetMembers()), Unreachable: listed(top.GetUnreachable()),

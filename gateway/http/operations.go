@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -18,13 +19,19 @@ func operation[B, Q, A any](
 	a *api, absent B, read func(*form, *B) Q, ask func(context.Context, Q) (A, error), write func(*exchange, A),
 ) http.HandlerFunc {
 	return a.handler(func(x *exchange) {
-		body, f := absent, form{api: a}
-		var question Q
-		if f.problem = x.decode(&body); f.problem == nil {
-			question = read(&f, &body)
-		}
-		asked(x, question, f.problem, ask, write)
+		body := absent
+		q, p := question(x, &body, read)
+		asked(x, q, p, ask, write)
 	})
+}
+
+// question reads a body, which holds the values of fields that are left out, and what it asks. With a problem that is good for nothing.
+func question[B, Q any](x *exchange, body *B, read func(*form, *B) Q) (q Q, p *problem) {
+	f := form{api: x.api}
+	if f.problem = x.decode(body); f.problem == nil {
+		q = read(&f, body)
+	}
+	return q, f.problem
 }
 
 // queried is the handler of a question that the query of a URL holds, of which body is the answer's JSON.
@@ -157,6 +164,14 @@ func (f *form) check(b *checkBody) limit.Check {
 	return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 0), Partial: b.Partial, RequestID: f.requestID(b.RequestID)}
 }
 
+// checks reads a batch of checks.
+func (f *form) checks(b *checksBody) []limit.Check {
+	if len(b.Checks) == 0 {
+		f.fail(invalid("checks", "must hold 1 to "+strconv.Itoa(limit.MaxBatch)+" checks"))
+	}
+	return elementsOf(f, "checks", b.Checks, (*form).check)
+}
+
 // reserve reads one reservation.
 func (f *form) reserve(b *reserveBody) limit.Reserve {
 	return limit.Reserve{
@@ -266,8 +281,8 @@ func elementsOf[B, Q any](f *form, name string, bodies []B, read func(*form, *B)
 // extend reads what is added to one reservation.
 func (f *form) extend(b *extendBody) limit.Extend {
 	return limit.Extend{
-		Target: f.target(&b.targetBody), ReservationID: f.reservationID(b.ReservationID), Amount: f.amount(&b.amountBody, 0, 0),
-		RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
+		Target: f.target(&b.targetBody), ReservationID: f.reservationID(b.ReservationID),
+		Amount: f.amount(&b.amountBody, 0, 0), RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
 	}
 }
 

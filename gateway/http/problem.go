@@ -47,9 +47,9 @@ var problemKinds = map[int]struct{ anchor, title string }{
 
 // statuses are those of the kinds of a Service's errors.
 var statuses = map[limit.Kind]int{
-	limit.Invalid: http.StatusBadRequest, limit.NotFound: http.StatusNotFound, limit.TooLarge: http.StatusRequestEntityTooLarge,
-	limit.Unavailable: http.StatusServiceUnavailable, limit.Denied: http.StatusForbidden,
-	limit.Unauthenticated: http.StatusUnauthorized,
+	limit.Invalid: http.StatusBadRequest, limit.NotFound: http.StatusNotFound,
+	limit.TooLarge: http.StatusRequestEntityTooLarge, limit.Unavailable: http.StatusServiceUnavailable,
+	limit.Denied: http.StatusForbidden, limit.Unauthenticated: http.StatusUnauthorized,
 }
 
 func (p *problem) body() problemBody {
@@ -111,9 +111,7 @@ func unbatched(err error) error {
 
 func (x *exchange) problem(p *problem) {
 	x.w.Header().Set("X-Content-Type-Options", "nosniff")
-	if x.Problem != nil {
-		x.Problem(p.status)
-	}
+	x.Problem(p.status)
 	x.logProblem(p)
 	b := p.body()
 	x.json(p.status, "application/problem+json", &b)

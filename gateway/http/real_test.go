@@ -156,6 +156,6 @@ func TestBoundsAsDocumented(t *testing.T) {
 			t.Errorf("no %q in %q", want, *text)
 		}
 	}
-	expect.True(t, DefaultMaxBody == 4194304 && limit.MaxBatch == 1000 && limit.MaxKey == 1024 &&
+	expect.True(t, limit.MaxBatch == 1000 && limit.MaxKey == 1024 &&
 		limit.MaxNamespace == 256 && limit.MaxRequestID == 128, "openapi.yaml and PROBLEMS.md tell other bounds")
 }

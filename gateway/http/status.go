@@ -117,9 +117,7 @@ func memberOf(m *weirv1.Member) memberBody {
 }
 
 func (x *exchange) health() {
-	x.json(http.StatusOK, jsonType[0], &struct {
-		Alive bool `json:"alive"`
-	}{true})
+	x.json(http.StatusOK, jsonType[0], map[string]bool{"alive": true})
 }
 
 func (x *exchange) ready() {
