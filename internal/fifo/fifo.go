@@ -58,9 +58,3 @@ func (q *Queue[T]) Drop(n int) {
 		}
 	}
 }
-
-// DeleteFunc forgets the items for which gone is true.
-func (q *Queue[T]) DeleteFunc(gone func(T) bool) {
-	q.items = q.items[:q.head+len(slices.DeleteFunc(q.items[q.head:], gone))]
-	q.Drop(0)
-}

@@ -156,7 +156,8 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, e
 		return ops, malformed("flags, hops, callers", "must each have one element for each of the %d checks, one for all, or none", n)
 	}
 	first := len(ops)
-	ops = slices.Grow(ops, n+len(b.Items))[:first+n] // not by append, which would set half a kilobyte of each to zero once more
+	// Not by append, which would set half a kilobyte of each to zero once more.
+	ops = slices.Grow(ops, n+len(b.Items))[:first+n]
 	checks := ops[first:]
 	if err := wire.ReadChecks(in, t.named, func(i int) *limit.Check { return &checks[i].check }); err != nil {
 		return ops, malformed("checks."+err.Field, "%s", err.Message)

@@ -19,9 +19,9 @@ import (
 // protoItem converts an operation that is no check for a peer. left is what remains of the time the caller gave.
 func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
-		Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)), Operation: peerv1.Operation(op.Kind), Target: wire.ProtoTarget(op.Target),
-		Cost: op.Cost, Always: op.Always, Spent: op.Spent, RequestId: op.RequestID, Caller: op.Caller, Trace: []byte(op.Trace),
-		Bounded: op.Bounded,
+		Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)), Operation: peerv1.Operation(op.Kind),
+		Target: wire.ProtoTarget(op.Target), Cost: op.Cost, Always: op.Always, Spent: op.Spent, RequestId: op.RequestID,
+		Caller: op.Caller, Trace: []byte(op.Trace), Bounded: op.Bounded,
 	}
 	if op.Extra == nil {
 		return item
@@ -42,9 +42,9 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	case limiter.OpQuota:
 		q := op.Quota
 		item.Quota = &peerv1.Quota{
-			Borrower: q.ID.Borrower, Number: q.ID.Number,
-			Granted: q.Totals.Granted, Spent: q.Totals.Spent, Returned: q.Totals.Returned, Known: q.Known,
-			Demand: q.Ask.Demand, AheadNs: int64(q.Ask.Ahead), Share: q.Ask.Share, TermNs: int64(q.Ask.Term), Had: q.Ask.Had,
+			Borrower: q.ID.Borrower, Number: q.ID.Number, Granted: q.Totals.Granted, Spent: q.Totals.Spent,
+			Returned: q.Totals.Returned, Known: q.Known, Demand: q.Ask.Demand, AheadNs: int64(q.Ask.Ahead),
+			Share: q.Ask.Share, TermNs: int64(q.Ask.Term), Had: q.Ask.Had,
 		}
 	}
 	return item

@@ -219,11 +219,10 @@ type queue struct {
 	wake   fifo.Signal
 
 	mu       sync.Mutex
-	calls    fifo.Queue[*call]   // not yet part of a message
-	void     int                 // of calls, those that have ended
+	calls    fifo.Queue[*call]   // not yet part of a message; some may have ended
 	sent     map[uint64]*message // made and waited for, by sequence
 	again    []*message          // of a broken stream, to be repeated on the next unless forgotten meanwhile
-	waiting  int                 // operations of the calls that have not ended, and of the messages in sent
+	waiting  int                 // operations of calls, and of the messages in sent
 	sequence uint64              // of the last message made
 	acked    uint64              // no message up to it is waited for
 	closed   bool
@@ -260,16 +259,8 @@ func (q *queue) abandon(c *call) bool {
 		if m.live--; m.live == 0 {
 			q.forgetLocked(m, false)
 		}
-		return true
 	}
-	q.waiting -= c.n
-	// The queue is only long when the peer is stuck, and then all of it is abandoned: one by one, finding each would take
-	// time that grows with the square of its length.
-	if q.void++; q.void*2 > q.calls.Len() {
-		q.calls.DeleteFunc(func(c *call) bool { return c.ended })
-		q.void = 0
-	}
-	return true
+	return true // what is queued keeps its place: the queue is only long when the peer is stuck
 }
 
 // end ends a call that has not ended. The queue's lock is held.
@@ -342,12 +333,12 @@ func (q *queue) Failed(closed bool) {
 	defer q.mu.Unlock()
 	q.closed = closed
 	for _, c := range q.calls.Items() {
+		q.waiting -= c.n
 		if !c.ended {
-			q.waiting -= c.n
 			c.end(false)
 		}
 	}
-	q.calls, q.void, q.again = fifo.Queue[*call]{}, 0, nil
+	q.calls, q.again = fifo.Queue[*call]{}, nil
 	for _, m := range q.sent {
 		q.endLocked(m, false)
 	}
@@ -401,7 +392,7 @@ func (q *queue) take() *message {
 		c := q.calls.Pop()
 		switch {
 		case c.ended:
-			q.void--
+			q.waiting -= c.n
 		case !c.until.After(m.made):
 			// Its caller is about to say so. It could still be charged for, and nobody would hear of it.
 			q.waiting -= c.n

@@ -24,7 +24,8 @@ const (
 	rememberFor = 10 * time.Second
 	// maxSessions bounds the sequence spaces remembered at a time: some for every node of the largest cluster.
 	maxSessions = 1024
-	// maxUnacknowledged bounds the batches of one sender that are being answered or remembered. A sender keeps to it.
+	// maxUnacknowledged is how far the sequence of a batch may be above the acknowledged one, which bounds the batches of one sender that are
+	// being answered or remembered. A sender keeps to it.
 	maxUnacknowledged = 10_000
 	// maxTimeout bounds how long an operation is handed on for, whatever its sender says.
 	maxTimeout = time.Minute
@@ -62,40 +63,17 @@ type Server struct {
 	works sync.Pool // of *work
 
 	replies atomic.Int64 // bytes of those remembered, about
+	waiting atomic.Int64 // batches of which something is waited for beside their streams
 
 	mu       sync.Mutex
 	sessions map[sessionKey]*session // what is over goes when a stream is opened
-	waiting  int                     // batches of which something is waited for beside their streams
-	quiet    chan struct{}           // closed when waiting falls to 0
 }
 
 // Drain waits until every batch that has been taken in is answered, or ctx is done. A node that leaves calls it before it cuts
 // the streams: what it has handed on for others would otherwise be carried out, and nobody be told.
 func (s *Server) Drain(ctx context.Context) {
-	for {
-		s.mu.Lock()
-		waiting, quiet := s.waiting, s.quiet
-		s.mu.Unlock()
-		if waiting == 0 {
-			return
-		}
-		select {
-		case <-quiet:
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// wait counts batches that are waited for.
-func (s *Server) wait(change int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.waiting == 0 {
-		s.quiet = make(chan struct{})
-	}
-	if s.waiting += change; s.waiting == 0 {
-		close(s.quiet)
+	for s.waiting.Load() > 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -290,25 +268,26 @@ func (s *session) over(now time.Time) bool {
 	if s.open > 0 || now.Sub(s.left) <= rememberFor {
 		return false
 	}
-	s.forgetLocked(func(uint64, *answer) bool { return true })
+	s.forgetLocked(func(*answer) bool { return true })
 	return true
 }
 
 // forgetLocked forgets some batches.
-func (s *session) forgetLocked(which func(uint64, *answer) bool) {
-	maps.DeleteFunc(s.answers, func(seq uint64, a *answer) bool {
-		if !which(seq, a) {
-			return false
+func (s *session) forgetLocked(which func(*answer) bool) {
+	for seq, a := range s.answers {
+		if which(a) {
+			s.dropLocked(seq)
 		}
-		s.uncountLocked(a)
-		return true
-	})
+	}
 }
 
-// uncountLocked counts a reply that is forgotten no more.
-func (s *session) uncountLocked(a *answer) {
-	s.replies -= a.size
-	s.all.Add(-a.size)
+// dropLocked forgets a batch, if it is known.
+func (s *session) dropLocked(seq uint64) {
+	if a := s.answers[seq]; a != nil {
+		s.replies -= a.size
+		s.all.Add(-a.size)
+		delete(s.answers, seq)
+	}
 }
 
 func (s *Server) leave(sess *session) {
@@ -323,8 +302,11 @@ func (s *Server) leave(sess *session) {
 func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time) (fresh bool, known *peerv1.Reply, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b.Sequence <= max(s.floor, b.Acknowledged) {
-		return false, nil, status.Errorf(codes.InvalidArgument, "sequence: %d is not above the acknowledged %d", b.Sequence, max(s.floor, b.Acknowledged))
+	switch floor := max(s.floor, b.Acknowledged); {
+	case b.Sequence <= floor:
+		return false, nil, status.Errorf(codes.InvalidArgument, "sequence: %d is not above the acknowledged %d", b.Sequence, floor)
+	case b.Sequence-floor > maxUnacknowledged:
+		return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: %d batches are unacknowledged", b.Sequence-floor)
 	}
 	s.acknowledgeLocked(b.Acknowledged)
 	if a, ok := s.answers[b.Sequence]; ok {
@@ -332,13 +314,10 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time)
 		return false, a.reply, nil
 	}
 	full := func() bool { return most > 0 && s.replies > 0 && s.all.Load() >= most }
-	if len(s.answers) >= maxUnacknowledged || full() {
-		s.forgetLocked(func(_ uint64, a *answer) bool { return a.reply != nil && now.Sub(a.at) > rememberFor })
+	if full() {
+		s.forgetLocked(func(a *answer) bool { return a.reply != nil && now.Sub(a.at) > rememberFor })
 		if full() {
 			return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: unacknowledged replies take %d bytes", s.all.Load())
-		}
-		if len(s.answers) >= maxUnacknowledged {
-			return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: %d batches are unacknowledged", len(s.answers))
 		}
 	}
 	s.answers[b.Sequence] = &answer{to: out}
@@ -350,20 +329,10 @@ func replySize(r *peerv1.Reply) int64 { return 256 + 8*int64(r.SizeVT()) }
 
 // acknowledgeLocked forgets the batches up to a sequence: the sender has their replies, or wants them no more.
 func (s *session) acknowledgeLocked(up uint64) {
-	if up <= s.floor {
-		return
+	for seq := s.floor + 1; seq <= min(up, s.floor+maxUnacknowledged); seq++ { // none is known beyond
+		s.dropLocked(seq)
 	}
-	if up-s.floor > uint64(len(s.answers)) {
-		s.forgetLocked(func(seq uint64, _ *answer) bool { return seq <= up })
-	} else {
-		for seq := s.floor + 1; seq <= up; seq++ {
-			if a, ok := s.answers[seq]; ok {
-				s.uncountLocked(a)
-				delete(s.answers, seq)
-			}
-		}
-	}
-	s.floor = up
+	s.floor = max(s.floor, up)
 }
 
 // finish sends a reply and remembers it, unless the sender has given the batch up.
@@ -391,9 +360,9 @@ func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *s
 		s.done(w)
 		return
 	}
-	s.wait(1)
+	s.waiting.Add(1)
 	handed.Go(func() {
-		defer s.wait(-1)
+		defer s.waiting.Add(-1)
 		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.longest)
 		defer cancel()

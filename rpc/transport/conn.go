@@ -6,6 +6,8 @@
 package transport
 
 import (
+	"cmp"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -44,19 +46,12 @@ func Codec() encoding.CodecV2 { return wire.ServerCodec(nil, maxParts) }
 // Dial returns a connection to a peer service, which is made when it is first needed; in plain text without creds. window is that
 // of each stream, 0 stands for StreamWindow.
 func Dial(addr string, creds credentials.TransportCredentials, window int32, params grpc.ConnectParams) (*grpc.ClientConn, error) {
-	if window == 0 {
-		window = StreamWindow
-	}
-	if creds == nil {
-		creds = insecure.NewCredentials()
-	}
+	window, creds = cmp.Or(window, StreamWindow), cmp.Or(creds, insecure.NewCredentials())
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage), grpc.ForceCodecV2(Codec())),
-		grpc.WithConnectParams(params),
-		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(connectionWindows*window),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithNoProxy(),
+		grpc.WithConnectParams(params), grpc.WithInitialWindowSize(window),
+		grpc.WithInitialConnWindowSize(connectionWindows*window), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
 	)
 }
 

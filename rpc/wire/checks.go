@@ -121,9 +121,9 @@ type number struct {
 // numbers are all of them. wait stands for RetryAfter, which may be Never.
 func numbers(d *limit.Decision, wait *int64, out *weirv1.CheckStreamResponse) [8]number {
 	return [...]number{
-		{&d.Granted, &out.Granted}, {&d.Limit, &out.Limit}, {(*int64)(&d.Window), &out.WindowNs}, {&d.Remaining, &out.Remaining},
-		{wait, &out.RetryAfterNs}, {(*int64)(&d.ResetAfter), &out.ResetAfterNs}, {(*int64)(&d.Delay), &out.DelayNs},
-		{(*int64)(&d.RememberFor), &out.RememberForNs},
+		{&d.Granted, &out.Granted}, {&d.Limit, &out.Limit}, {(*int64)(&d.Window), &out.WindowNs},
+		{&d.Remaining, &out.Remaining}, {wait, &out.RetryAfterNs}, {(*int64)(&d.ResetAfter), &out.ResetAfterNs},
+		{(*int64)(&d.Delay), &out.DelayNs}, {(*int64)(&d.RememberFor), &out.RememberForNs},
 	}
 }
 

@@ -147,10 +147,11 @@ func ProtoLimits(limits []limit.LimitStatus) []*weirv1.LimitStatus {
 func Decision(d *weirv1.Decision) limit.Decision {
 	out := limit.Decision{
 		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
-		RetryAfter: fromRetryAfter(d.RetryAfterNs), ResetAfter: time.Duration(d.ResetAfterNs), Delay: time.Duration(d.DelayNs),
-		LeaseID: d.LeaseId, ReservationID: d.ReservationId, RequestID: d.RequestId, Window: time.Duration(d.WindowNs),
-		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
-		NearLimit: d.NearLimit, Banned: d.Banned, RetryAfterEstimated: d.RetryAfterEstimated, RememberFor: time.Duration(d.RememberForNs),
+		RetryAfter: fromRetryAfter(d.RetryAfterNs), ResetAfter: time.Duration(d.ResetAfterNs),
+		Delay: time.Duration(d.DelayNs), LeaseID: d.LeaseId, ReservationID: d.ReservationId, RequestID: d.RequestId,
+		Window: time.Duration(d.WindowNs), Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen,
+		FailedClosed: d.FailedClosed, NearLimit: d.NearLimit, Banned: d.Banned,
+		RetryAfterEstimated: d.RetryAfterEstimated, RememberFor: time.Duration(d.RememberForNs),
 	}
 	out.Limits = Limits(d.Limits)
 	return out

@@ -31,7 +31,8 @@ func Parts(d protoreflect.MessageDescriptor, data []byte, most int) (n int) {
 		switch {
 		case kind == protowire.BytesType && f.Message() != nil:
 			n++
-			n += Parts(f.Message(), value, most-n) // with nothing left to count it returns at once, however deep the messages are
+			// With nothing left to count it returns at once, however deep the messages are.
+			n += Parts(f.Message(), value, most-n)
 		case kind == protowire.BytesType && f.IsPacked():
 			n += inPacked(f.Kind(), value)
 		case f.IsList():

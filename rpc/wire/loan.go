@@ -30,8 +30,9 @@ func ProtoBorrow(b *limit.Borrow) *weirv1.LoanReport {
 // ProtoLent converts the answer to a report of the loan with a number.
 func ProtoLent(number uint64, a *limit.Lent) *weirv1.LoanAnswer {
 	return &weirv1.LoanAnswer{
-		Number: number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term), AgainNs: int64(a.Again),
-		Limit: a.Limit, WindowNs: int64(a.Window), Remaining: a.Remaining, ResetAfterNs: int64(a.ResetAfter), WarnAt: a.WarnAt, Unheard: a.Unheard, Holder: a.Holder,
+		Number: number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term),
+		AgainNs: int64(a.Again), Limit: a.Limit, WindowNs: int64(a.Window), Remaining: a.Remaining,
+		ResetAfterNs: int64(a.ResetAfter), WarnAt: a.WarnAt, Unheard: a.Unheard, Holder: a.Holder,
 		Limits: ProtoLimits(a.Limits),
 	}
 }
