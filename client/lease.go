@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,18 +34,13 @@ func newLease(c *Client, t limit.Target, got *Decision, ttl time.Duration, asked
 	}
 	// The decision does not say how long the lease lives, only what bounds that from above: the window, or one of them.
 	// The smallest is at most the truth, and the first renewal brings the truth.
-	lives := ttl
-	shorten := func(d time.Duration) {
-		if d > 0 && (lives == 0 || d < lives) {
-			lives = d
-		}
-	}
-	shorten(got.Window)
+	bounds := []time.Duration{ttl, got.Window}
 	for _, s := range got.Limits {
-		shorten(s.Window)
+		bounds = append(bounds, s.Window)
 	}
-	if lives == 0 {
-		lives = time.Second
+	lives := time.Second
+	if bounds = slices.DeleteFunc(bounds, func(d time.Duration) bool { return d <= 0 }); len(bounds) > 0 {
+		lives = slices.Min(bounds)
 	}
 	ctx, stop := context.WithCancel(c.ctx)
 	l.stop, l.stopped = stop, make(chan struct{})

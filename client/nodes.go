@@ -71,7 +71,7 @@ type nodes struct {
 	widened time.Duration // when widen last connected one more node, because none was ready
 	given   []string      // the addresses of the nodes behind address
 	list    []*member     // of given, and of the ring; replaced, never modified
-	err     error         // of the last look-up, or of an address that cannot be connected to; list may have nodes all the same
+	err     error         // of the last look-up, or of an address; list may have nodes all the same
 	changed chan struct{} // closed, and replaced, by change
 	ring    *topology     // nil: not known
 
@@ -226,17 +226,6 @@ func (ns *nodes) members() ([]*member, <-chan struct{}, error) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	return ns.list, ns.changed, ns.err
-}
-
-// count returns how many nodes there are, and how many of them are ready.
-func (ns *nodes) count() (all, able int) {
-	list, _, _ := ns.members()
-	for _, m := range list {
-		if m.state.Load() == ready {
-			able++
-		}
-	}
-	return len(list), able
 }
 
 // pick returns the node to ask: the ready one with the fewest calls in flight, and in turn among equals. So until its first call times out,

@@ -95,7 +95,13 @@ func (c *Client) Stats() Stats {
 		return Stats{}
 	}
 	s := Stats{Counts: c.counter.Counts(), Unanswered: c.outage.answers.Load()}
-	s.Nodes, s.Ready = c.nodes.count()
+	list, _, _ := c.nodes.members()
+	s.Nodes = len(list)
+	for _, m := range list {
+		if m.state.Load() == ready {
+			s.Ready++
+		}
+	}
 	s.Settling, s.Unsettled = int(c.settling.now.Load()), c.settling.unsettled.Load()
 	s.WithoutNode, s.Reason = c.outage.state()
 	return s

@@ -69,14 +69,6 @@ func (ns *nodes) Prepare(*limit.Target, limit.Prepared) limit.Prepared { return 
 
 // Check implements limit.Service.
 func (ns *nodes) Check(ctx context.Context, checks []limit.Check) ([]Result, error) {
-	for i := range checks {
-		if err := valid(&checks[i]); err != nil {
-			return nil, err.In(i, len(checks))
-		}
-		if checks[i].Always {
-			return nil, invalid("always", "goes with a charge only").In(i, len(checks))
-		}
-	}
 	results := make([]Result, len(checks))
 	return results, ns.CheckTo(ctx, checks, nil, results)
 }

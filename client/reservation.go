@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -387,11 +388,8 @@ func (r *Reservation) sameAs(t *limit.Target) bool {
 
 // newReservation is what ask, sent at asked, was given. The owner reckons its life from a later moment than this one does.
 func newReservation(c *Client, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
-	ttl := ask.TTL
-	if ttl == 0 {
-		ttl = limit.DefaultReservation
-	}
 	return &Reservation{
-		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl),
+		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted,
+		safe: asked + limit.Shortened(cmp.Or(ask.TTL, limit.DefaultReservation)),
 	}
 }

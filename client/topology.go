@@ -64,12 +64,6 @@ func (t *topology) owners(list []*member) *owners {
 
 // of returns the node that owns the most of some targets, or nil when none of their owners is known and well.
 func (o *owners) of(targets ...limit.Target) (most *member) {
-	if o == nil {
-		return nil
-	}
-	if len(targets) == 1 {
-		return o.owner(&targets[0])
-	}
 	shares := make(map[*member]int)
 	for i := range targets {
 		if m := o.owner(&targets[i]); m != nil {

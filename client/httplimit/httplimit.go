@@ -10,6 +10,7 @@
 package httplimit
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -154,9 +155,5 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	base := t.Base
-	if base == nil {
-		base = http.DefaultTransport
-	}
-	return base.RoundTrip(r)
+	return cmp.Or(t.Base, http.DefaultTransport).RoundTrip(r)
 }

@@ -5,6 +5,7 @@
 package middleware
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -168,10 +169,7 @@ func (g *Gate[R]) log(ctx context.Context, d *client.Decision, err error) {
 		return
 	}
 	g.silent.Add(-n)
-	log := g.cfg.Logger
-	if log == nil {
-		log = slog.Default()
-	}
+	log := cmp.Or(g.cfg.Logger, slog.Default())
 	on := "open"
 	if d.FailedClosed {
 		on = "closed"

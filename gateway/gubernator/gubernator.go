@@ -239,9 +239,8 @@ func (r *rule) answer(in *pb.RateLimitReq, out *pb.RateLimitResp, asked *limit.C
 	switch {
 	case in.GetAlgorithm() == pb.Algorithm_LEAKY_BUCKET:
 		out.ResetTime = r.leaked(out.Limit-out.Remaining, now)
-	case r.interval != 0:
-		_, end := r.interval.around(now)
-		out.ResetTime = end
+	case r.limit.Period != 0:
+		_, out.ResetTime = around(r.limit.Period, now)
 	case d.ResetAfter > 0:
 		out.ResetTime = millis(now.Add(d.ResetAfter))
 	default: // a window that opens now
@@ -270,8 +269,8 @@ func (r *rule) leaked(units int64, now time.Time) int64 {
 // nothing answers a limit of 0, which no hits pass.
 func (r *rule) nothing(in *pb.RateLimitReq, out *pb.RateLimitResp, now time.Time) {
 	out.Limit, out.ResetTime = in.GetLimit(), millis(now.Add(r.limit.Window))
-	if r.interval != 0 {
-		_, out.ResetTime = r.interval.around(now)
+	if r.limit.Period != 0 {
+		_, out.ResetTime = around(r.limit.Period, now)
 	}
 	if in.GetHits() > 0 {
 		out.Status = pb.Status_OVER_LIMIT

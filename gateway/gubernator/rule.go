@@ -14,23 +14,19 @@ import (
 
 // rule is what a request says of its limit, as Weir has it. It does not change.
 type rule struct {
-	limit     algo.Limit // Limit 0: no hits pass
+	limit     algo.Limit // Limit 0: no hits pass. Period: that of a token bucket by the calendar, in UTC
 	namespace string
 	hash      ring.Scope
-	beyond    int64    // units of the limit, or of the burst, that Weir cannot count
-	interval  interval // of a token bucket by the calendar
-	momentary bool     // the duration is over at once
+	beyond    int64 // units of the limit, or of the burst, that Weir cannot count
+	momentary bool  // the duration is over at once
 }
-
-// interval is a period of the calendar in UTC. The zero value is none.
-type interval algo.Period
 
 // intervals are the values of duration under DURATION_IS_GREGORIAN.
 var intervals = [...]algo.Period{algo.Minute, algo.Hour, algo.Day, algo.Week, algo.Month, algo.Year}
 
 // around returns the length of the interval that t is in, and its last millisecond since 1970.
-func (i interval) around(t time.Time) (length time.Duration, last int64) {
-	start, end := algo.Period(i).Around(t)
+func around(period algo.Period, t time.Time) (length time.Duration, last int64) {
+	start, end := period.Around(t)
 	return end.Sub(start), end.UnixMilli() - 1
 }
 
@@ -73,7 +69,7 @@ func (r *rules) of(in *pb.RateLimitReq, now time.Time) (_ *rule, wrong string) {
 		k.burst = 0
 	case pb.Algorithm_LEAKY_BUCKET:
 		if k.gregorian && k.duration >= 0 && k.duration < int64(len(intervals)) {
-			k.length, _ = interval(intervals[k.duration]).around(now)
+			k.length, _ = around(intervals[k.duration], now)
 		}
 	default:
 		return nil, "invalid rate limit algorithm '" + strconv.Itoa(int(k.algorithm)) + "'"
@@ -118,7 +114,6 @@ func (k *ruleKey) rule() (_ *rule, wrong string) {
 		l.Window = k.length
 	default:
 		l.Period = intervals[k.duration]
-		made.interval = interval(l.Period)
 	}
 	if !leaky {
 		return made, ""

@@ -158,7 +158,7 @@ type loan[K, N comparable] struct {
 	number            uint64
 	granted, returned int64
 	known             int64         // units spent that owners have confirmed
-	asked             int64         // units that reports have asked for and that no answer to the last one has granted or denied
+	asked             int64         // units asked for, and neither granted nor denied by an answer to the last report
 	demand            float64       // units per nanosecond
 	looked            int64         // the instant of the last measure
 	spentThen         int64         // units spent by then
