@@ -181,7 +181,6 @@ var panics = []string{
 	"cluster/runner/boottime_linux.go BootTime",
 	"internal/node/observe.go recovering", // again, in net/http's way
 	"client/middleware/middleware.go New",
-	"gateway/http/http.go New",
 	"internal/panics/panics.go Wait", // again, where it is recovered
 	"internal/simulate/candidate.go alloc",
 	"policy/policy.go hashOf", // of a field that JSON has no form for
