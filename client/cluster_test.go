@@ -309,7 +309,6 @@ func TestTraces(t *testing.T) {
 	expect.True(t, slices.EqualFunc(got, []string{"", "", "x", "", "y", ""},
 		func(a []byte, b string) bool { return string(a) == b }), "%q", got)
 	m.checks = m.checks[:2]
-	if in := p.pack(m, 0); len(in.TraceContexts) != 0 {
-		t.Errorf("%q", in.TraceContexts)
-	}
+	in := p.pack(m, 0)
+	expect.True(t, len(in.TraceContexts) == 0, "%q", in.TraceContexts)
 }

@@ -200,9 +200,8 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		expect.NoError(t, r.Cancel())
 		d = must.Value(five.Peek(ctx, "b"))(t)
 		expect.Equal(t, d.Remaining, 5, "left after a cancel")
-		if r, _, err := c.Policy("missing").Reserve(ctx, "a"); r != nil || !errors.Is(err, ErrNotFound) {
-			t.Errorf("%v, %v", r, err)
-		}
+		r, _, err = c.Policy("missing").Reserve(ctx, "a")
+		expect.True(t, r == nil && errors.Is(err, ErrNotFound), "%v, %v", r, err)
 		r, d, err = c.Policy("down").ReserveN(ctx, "a", 3, 0)
 		expect.True(t, err == nil && r != nil && d.FailedOpen && d.Granted == 3 && r.Commit(2) == nil &&
 			r.Cancel() == nil, "nobody to be asked: %+v, %+v, %v", r, d, err)

@@ -83,9 +83,8 @@ func TestLeaseRenewsAtAThird(t *testing.T) {
 				}
 				expect.NoError(t, l.Release())
 				time.Sleep(time.Hour)
-				if len(renewals) != 3 || isLost(l) {
-					t.Errorf("%d renewals after release, lost %t", len(renewals)-3, isLost(l))
-				}
+				expect.True(t, len(renewals) == 3 && !isLost(l), "%d renewals after release, lost %t", len(renewals)-3,
+					isLost(l))
 			})
 		})
 	}

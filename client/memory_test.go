@@ -47,9 +47,7 @@ func TestARefusalIsRemembered(t *testing.T) {
 			expect.True(t, d.RetryAfter >= left && d.RetryAfter <= left+2*time.Millisecond &&
 				d.Limits[0].RetryAfter == d.RetryAfter && d.Limits[1].RetryAfter == 0,
 				"retry after %v, %+v; want %v", d.RetryAfter, d.Limits, left)
-			if *asked != n {
-				t.Errorf("asked %d times, want %d", *asked, n)
-			}
+			expect.True(t, *asked == n, "asked %d times, want %d", *asked, n)
 		}
 		want(1, 2, 3*time.Second)
 		time.Sleep(300 * time.Millisecond)
@@ -61,9 +59,8 @@ func TestARefusalIsRemembered(t *testing.T) {
 		want(2, 4, 2310*time.Millisecond)
 		want(3, 1, 3*time.Second) // of less
 		want(3, 2, 2010*time.Millisecond)
-		if d, _ := p.AllowN(t.Context(), "b", 2); d.Allowed || *asked != 4 {
-			t.Errorf("another key: %+v, asked %d times", d, *asked)
-		}
+		d, _ := p.AllowN(t.Context(), "b", 2)
+		expect.True(t, !d.Allowed && *asked == 4, "another key: %+v, asked %d times", d, *asked)
 		time.Sleep(time.Second)
 		want(5, 2, 3*time.Second)
 	})
@@ -99,16 +96,13 @@ func TestAdmittedFromALoanIsAskedAgain(t *testing.T) {
 			}
 			p := c.Policy("p")
 			for range 2 {
-				if d, err := p.AllowN(t.Context(), "a", 20); err != nil || d.Allowed || *asked != 1 {
-					t.Fatalf("%+v, %v, asked %d times", d, err, *asked)
-				}
+				d, err := p.AllowN(t.Context(), "a", 20)
+				must.True(t, err == nil && !d.Allowed && *asked == 1, "%+v, %v, asked %d times", d, err, *asked)
 			}
-			if ok, err := admit(c); err != nil || !ok || *asked != 1 {
-				t.Fatalf("%v, %v, asked %d times", ok, err, *asked)
-			}
-			if d, err := p.AllowN(t.Context(), "a", 20); err != nil || d.Allowed || *asked != 2 {
-				t.Fatalf("%+v, %v, asked %d times", d, err, *asked)
-			}
+			ok, err := admit(c)
+			must.True(t, err == nil && ok && *asked == 1, "%v, %v, asked %d times", ok, err, *asked)
+			d, err := p.AllowN(t.Context(), "a", 20)
+			must.True(t, err == nil && !d.Allowed && *asked == 2, "%+v, %v, asked %d times", d, err, *asked)
 		})
 	}
 }
@@ -128,9 +122,7 @@ func TestARefusalIsRememberedFromTheQuestion(t *testing.T) {
 		for i, want := range []int{1, 1, 2} {
 			_, err := p.Allow(t.Context(), "a")
 			expect.NoError(t, err)
-			if *asked != want {
-				t.Errorf("question %d: asked %d times, want %d", i, *asked, want)
-			}
+			expect.True(t, *asked == want, "question %d: asked %d times, want %d", i, *asked, want)
 			time.Sleep(500 * time.Millisecond)
 		}
 	})
@@ -204,9 +196,7 @@ func TestWhatIsAskedAgain(t *testing.T) {
 				c := scripted(t, s, tt.opts...)
 				ask(tt.first)(t, c)
 				tt.do(t, c)
-				if *asked != tt.asked {
-					t.Errorf("asked %d times, want %d", *asked, tt.asked)
-				}
+				expect.True(t, *asked == tt.asked, "asked %d times, want %d", *asked, tt.asked)
 			})
 		})
 	}
@@ -227,9 +217,7 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 				_, err := c.Check(t.Context(), []Check{ck})
 				expect.NoError(t, err)
 			}
-			if *asked != i+1 {
-				t.Errorf("%+v: asked %d times, want %d", ck, *asked, i+1)
-			}
+			expect.True(t, *asked == i+1, "%+v: asked %d times, want %d", ck, *asked, i+1)
 		}
 	})
 }
@@ -249,9 +237,7 @@ func TestARefusalInFlightIsNotRememberedPastARefund(t *testing.T) {
 			_, err := c.Policy("p").Allow(t.Context(), "a")
 			expect.NoError(t, err)
 		}
-		if *asked != 2 {
-			t.Errorf("asked %d times", *asked)
-		}
+		expect.True(t, *asked == 2, "asked %d times", *asked)
 	})
 }
 

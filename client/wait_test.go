@@ -154,9 +154,7 @@ func TestWait(t *testing.T) {
 				last := tt.answers[len(tt.answers)-1]
 				expect.True(t, d.Allowed == last.Allowed && d.Delay == last.Delay &&
 					d.FailedClosed == last.FailedClosed, "the decision is %+v, want %+v", d, last)
-				if len(*asked) != tt.asked {
-					t.Errorf("asked at %v, want %d times", *asked, tt.asked)
-				}
+				expect.True(t, len(*asked) == tt.asked, "asked at %v, want %d times", *asked, tt.asked)
 				expect.True(t, took >= tt.min && took <= tt.max, "took %v, want %v to %v", took, tt.min, tt.max)
 			})
 		})

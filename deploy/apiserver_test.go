@@ -20,17 +20,14 @@ func TestAPIServer(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command("kubectl", append([]string{"--kubeconfig", config}, args...)...)
 		cmd.Stdin = bytes.NewReader(input)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("kubectl %q: %v\n%s", args, err, out)
-		}
+		out, err := cmd.CombinedOutput()
+		expect(t, err == nil, "kubectl %q: %v\n%s", args, err, out)
 	}
 	apply := func(name string, m manifests) {
 		var all bytes.Buffer
 		for _, o := range m.plain {
 			text, err := yaml.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			all.WriteString("---\n" + string(text))
 		}
 		t.Log(name)

@@ -44,9 +44,7 @@ func TestMain(m *testing.M) {
 func runWeir(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	file, err := weir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var out bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), file, args...)
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -84,14 +82,12 @@ func podSettings(t *testing.T, c corev1.Container) settings {
 			}
 			value = podFields[from.FieldRef.FieldPath]
 		}
-		if _, twice := env[e.Name]; twice {
-			t.Errorf("%s is given twice", e.Name)
-		}
+		_, twice := env[e.Name]
+		expect(t, !twice, "%s is given twice", e.Name)
 		env[e.Name] = value
 	}
-	if !slices.Equal(c.Args, []string{"run"}) || c.Command != nil {
-		t.Errorf("the container runs %q %q, want the image's entry point with run", c.Command, c.Args)
-	}
+	expect(t, slices.Equal(c.Args, []string{"run"}) && c.Command == nil,
+		"the container runs %q %q, want the image's entry point with run", c.Command, c.Args)
 	return settingsOf(env)
 }
 
@@ -103,17 +99,15 @@ func (s settings) takes(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(s)) {
 		args = append(args, "--"+name+"="+s[name])
 	}
-	if out, err := runWeir(t, append(args, "--help")...); err != nil {
-		t.Errorf("weir %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	out, err := runWeir(t, append(args, "--help")...)
+	expect(t, err == nil, "weir %s: %v\n%s", strings.Join(args, " "), err, out)
 }
 
 // TestTakes: the check above does fail.
 func TestTakes(t *testing.T) {
 	for _, wrong := range []string{"--no-such-setting=1", "--http-port=http", "--grace=40"} {
-		if out, err := runWeir(t, "run", wrong, "--help"); err == nil {
-			t.Errorf("weir run takes %s:\n%s", wrong, out)
-		}
+		out, err := runWeir(t, "run", wrong, "--help")
+		expect(t, err != nil, "weir run takes %s:\n%s", wrong, out)
 	}
 }
 
@@ -121,22 +115,15 @@ func TestTakes(t *testing.T) {
 func validate(t *testing.T, text string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "policies.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := runWeir(t, "validate", file); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-	if !strings.Contains(text, "- name:") {
-		t.Error("there is no sample policy")
-	}
+	noError(t, os.WriteFile(file, []byte(text), 0o600))
+	out, err := runWeir(t, "validate", file)
+	expect(t, err == nil, "%v\n%s", err, out)
+	expect(t, strings.Contains(text, "- name:"), "there is no sample policy")
 }
 
 func readFile(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return data
 }

@@ -45,9 +45,7 @@ func TestDocker(t *testing.T) {
 	e := startEngine(t)
 
 	from := regexp.MustCompile(`(?m)^FROM .*?(golang:\S+) AS`).FindStringSubmatch(string(readFile(t, "../Dockerfile")))
-	if from == nil {
-		t.Fatal("the Dockerfile does not build from a golang image")
-	}
+	must(t, from != nil, "the Dockerfile does not build from a golang image")
 	goroot := strings.TrimSpace(output(t, "go", "env", "GOROOT"))
 	e.image(t, from[1], []string{"ENV PATH=/usr/local/go/bin:/bin GOTOOLCHAIN=local GOPATH=/go"}, func(w *tar.Writer) {
 		addTree(t, w, goroot, "usr/local/go", func(path string) bool {
@@ -63,13 +61,10 @@ func TestDocker(t *testing.T) {
 
 	image := services["weir-0"].Image
 	e.docker(t, "build", "--build-arg", "VERSION=v0-rehearsal", "--build-arg", "GOPROXY=file:///modules", "-t", image, "..")
-	if got := e.docker(t, "run", "--rm", image, "--version"); !strings.Contains(got, "v0-rehearsal") {
-		t.Errorf("the image's version is %q", got)
-	}
+	got := e.docker(t, "run", "--rm", image, "--version")
+	expect(t, strings.Contains(got, "v0-rehearsal"), "the image's version is %q", got)
 	size, err := strconv.Atoi(strings.TrimSpace(e.docker(t, "image", "inspect", "-f", "{{.Size}}", image)))
-	if err != nil || size > 40<<20 {
-		t.Errorf("the image has %d bytes (%v), want no more than 40 MiB", size, err)
-	}
+	expect(t, err == nil && size <= 40<<20, "the image has %d bytes (%v), want no more than 40 MiB", size, err)
 	t.Logf("the image has %.1f MB", float64(size)/1e6)
 
 	e.compose(t, "up", "-d", "--no-build", "weir-0", "weir-1", "weir-2", "prometheus")
@@ -90,9 +85,8 @@ func TestDocker(t *testing.T) {
 		})
 	}
 	eventually(t, "all members are active and ready", func() error { return e.settled(t, container("weir-0"), 3) })
-	if got := e.docker(t, "exec", container("weir-2"), "/weir", "check", "alice", "--policy", "login"); !strings.Contains(got, "allowed") {
-		t.Errorf("a check of a sample policy is answered %q", got)
-	}
+	got = e.docker(t, "exec", container("weir-2"), "/weir", "check", "alice", "--policy", "login")
+	expect(t, strings.Contains(got, "allowed"), "a check of a sample policy is answered %q", got)
 
 	// 40 keys with five units an hour, asked for by one unit at each node in turn: five are admitted of each, wherever.
 	const keys, limit = 40, 5
@@ -101,40 +95,33 @@ func TestDocker(t *testing.T) {
 	for i := range limit + 4 {
 		admitted += e.checks(t, ports[i%3], keys, limit)
 	}
-	if admitted != keys*limit {
-		t.Errorf("%d admitted over three nodes, want %d", admitted, keys*limit)
-	}
+	expect(t, admitted == keys*limit, "%d admitted over three nodes, want %d", admitted, keys*limit)
 
 	// What is stopped hands over: nothing more is admitted afterwards, and it says good-bye by itself.
 	stopped := container("weir-1")
 	e.compose(t, "stop", "weir-1")
-	if state := strings.TrimSpace(e.docker(t, "inspect", "-f", "{{.State.ExitCode}}", stopped)); state != "0" {
-		t.Errorf("the stopped node ended with status %s", state)
-	}
-	if log := e.docker(t, "logs", stopped); strings.Contains(log, "hand-over incomplete") || !strings.Contains(log, "handed over") {
-		t.Errorf("the stopped node did not hand everything over:\n%s", log)
-	}
+	state := strings.TrimSpace(e.docker(t, "inspect", "-f", "{{.State.ExitCode}}", stopped))
+	expect(t, state == "0", "the stopped node ended with status %s", state)
+	log := e.docker(t, "logs", stopped)
+	expect(t, !strings.Contains(log, "hand-over incomplete") && strings.Contains(log, "handed over"),
+		"the stopped node did not hand everything over:\n%s", log)
 	for _, port := range []string{"8080", "8280"} {
-		if n := e.checks(t, port, keys, limit); n != 0 {
-			t.Errorf("after one node was stopped %d more are admitted at port %s", n, port)
-		}
+		n := e.checks(t, port, keys, limit)
+		expect(t, n == 0, "after one node was stopped %d more are admitted at port %s", n, port)
 	}
 	e.compose(t, "start", "weir-1")
 	eventually(t, "the stopped node is back", func() error { return e.settled(t, container("weir-0"), 3) })
-	if n := e.checks(t, "8180", keys, limit); n != 0 {
-		t.Errorf("after its return %d more are admitted", n)
-	}
+	n := e.checks(t, "8180", keys, limit)
+	expect(t, n == 0, "after its return %d more are admitted", n)
 
 	// All stop, and go on counting from their volumes.
-	if got := e.docker(t, "exec", container("weir-0"), "/weir", "check", "team", "--policy", "tokens", "--cost", "1000000"); !strings.Contains(got, "allowed") {
-		t.Errorf("a month's tokens are answered %q", got)
-	}
+	got = e.docker(t, "exec", container("weir-0"), "/weir", "check", "team", "--policy", "tokens", "--cost", "1000000")
+	expect(t, strings.Contains(got, "allowed"), "a month's tokens are answered %q", got)
 	e.compose(t, "down")
 	e.compose(t, "up", "-d", "--no-build", "weir-0", "weir-1", "weir-2", "prometheus")
 	eventually(t, "all are back", func() error { return e.settled(t, container("weir-0"), 3) })
-	if got := e.docker(t, "exec", container("weir-0"), "/weir", "check", "team", "--policy", "tokens", "--cost", "0"); !strings.Contains(got, "remaining=0") {
-		t.Errorf("after all nodes stopped: %q", got)
-	}
+	got = e.docker(t, "exec", container("weir-0"), "/weir", "check", "team", "--policy", "tokens", "--cost", "0")
+	expect(t, strings.Contains(got, "remaining=0"), "after all nodes stopped: %q", got)
 
 	eventually(t, "Prometheus scrapes all three", func() error {
 		got := e.curl(t, "http://127.0.0.1:9090/api/v1/query", "--data-urlencode", `query=count(up{job="weir"} == 1)`)
@@ -143,9 +130,8 @@ func TestDocker(t *testing.T) {
 		}
 		return nil
 	})
-	if got := e.curl(t, "http://127.0.0.1:9090/api/v1/rules"); !strings.Contains(got, "HighWindowUtilization") {
-		t.Errorf("Prometheus has the rules %s", got)
-	}
+	got = e.curl(t, "http://127.0.0.1:9090/api/v1/rules")
+	expect(t, strings.Contains(got, "HighWindowUtilization"), "Prometheus has the rules %s", got)
 }
 
 // install installs the packages of programs that are missing.
@@ -178,27 +164,20 @@ func finish(t *testing.T, cmd *exec.Cmd) string {
 		cmd.Stdout = &all
 	}
 	cmd.Stderr = &all
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, &all)
-	}
+	err := cmd.Run()
+	must(t, err == nil, "%s: %v\n%s", strings.Join(cmd.Args, " "), err, &all)
 	return all.String()
 }
 
 func startEngine(t *testing.T) *dockerd {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "weir-docker-") // short: a socket's path is
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		err := os.RemoveAll(dir)
+		expect(t, err == nil, "%v", err)
 	})
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := value(os.Create(filepath.Join(dir, "log")))(t)
 	defer log.Close()
 	e := &dockerd{socket: filepath.Join(dir, "docker.sock")}
 	cmd := exec.Command("/bin/sh", "-c", `/usr/sbin/ip link set lo up && exec /usr/sbin/dockerd "$@"`, "dockerd",
@@ -206,23 +185,19 @@ func startEngine(t *testing.T) *dockerd {
 	cmd.Stdout, cmd.Stderr = log, log
 	// The engine's mounts end with it, and its bridge and its firewall are nobody else's.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, cmd.Start())
 	e.pid = cmd.Process.Pid
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Error(err)
-		}
+		err := cmd.Process.Signal(syscall.SIGTERM)
+		expect(t, err == nil, "%v", err)
 		select {
 		case <-ended:
 		case <-time.After(time.Minute):
 			t.Error("dockerd does not end: killing it")
-			if err := cmd.Process.Kill(); err != nil {
-				t.Error(err)
-			}
+			err := cmd.Process.Kill()
+			expect(t, err == nil, "%v", err)
 			<-ended
 		}
 	})
@@ -294,9 +269,7 @@ func (e *dockerd) checks(t *testing.T, port string, keys, limit int) int {
 		batch.Checks = append(batch.Checks, check{map[string]any{"algorithm": "sliding_log", "limit": limit, "window": "1h"}, fmt.Sprintf("key-%d", i)})
 	}
 	body, err := json.Marshal(batch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	text := e.curl(t, "-H", "Content-Type: application/json", "-d", string(body), "http://127.0.0.1:"+port+"/v1/checks")
 	var answer struct {
 		Decisions []struct {
@@ -310,9 +283,7 @@ func (e *dockerd) checks(t *testing.T, port string, keys, limit int) int {
 	}
 	n := 0
 	for i, d := range answer.Decisions {
-		if d.FailedOpen || d.FailedClosed {
-			t.Errorf("key-%d is not decided: %+v", i, d)
-		}
+		expect(t, !d.FailedOpen && !d.FailedClosed, "key-%d is not decided: %+v", i, d)
 		if d.Allowed {
 			n++
 		}
@@ -333,9 +304,8 @@ func (e *dockerd) settled(t *testing.T, container string, members int) error {
 			State string `json:"state"`
 		} `json:"members"`
 	}
-	if err := json.Unmarshal(out, &status); err != nil {
-		t.Fatalf("%v in:\n%s", err, out)
-	}
+	err = json.Unmarshal(out, &status)
+	must(t, err == nil, "%v in:\n%s", err, out)
 	active := 0
 	for _, m := range status.Members {
 		if m.State == "active" {
@@ -357,20 +327,15 @@ func (e *dockerd) image(t *testing.T, name string, changes []string, files func(
 	}
 	cmd := e.command("/usr/bin/docker", append(append([]string{"import"}, args...), "-", name)...)
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, cmd.Start())
 	archive := tar.NewWriter(stdin)
 	add(t, archive, "tmp/", fs.ModeDir|0o777, nil)
 	files(archive)
-	if err := errors.Join(archive.Close(), stdin.Close(), cmd.Wait()); err != nil {
-		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, &said)
-	}
+	err = errors.Join(archive.Close(), stdin.Close(), cmd.Wait())
+	must(t, err == nil, "%s: %v\n%s", strings.Join(cmd.Args, " "), err, &said)
 }
 
 func add(t *testing.T, w *tar.Writer, name string, mode fs.FileMode, data []byte) {
@@ -379,12 +344,9 @@ func add(t *testing.T, w *tar.Writer, name string, mode fs.FileMode, data []byte
 	if mode.IsDir() {
 		h.Typeflag = tar.TypeDir
 	}
-	if err := w.WriteHeader(h); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Write(data); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.WriteHeader(h))
+	_, err = w.Write(data)
+	noError(t, err)
 }
 
 // addTree adds the regular files below a directory, and of it what keep keeps.
@@ -414,9 +376,7 @@ func addTree(t *testing.T, w *tar.Writer, dir, as string, keep func(string) bool
 		add(t, w, as+"/"+filepath.ToSlash(rel), info.Mode(), readFile(t, path))
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 }
 
 // addModules adds what the binary is built from as a module proxy in files.

@@ -33,9 +33,7 @@ func values(t *testing.T, texts ...string) map[string]any {
 	all := make(map[string]any)
 	for _, text := range texts {
 		v, err := chartutil.ReadValues([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		all = chartutil.CoalesceTables(v, all)
 	}
 	return all
@@ -71,9 +69,7 @@ func render(release string, vals map[string]any) ([]byte, error) {
 func helm(t *testing.T, texts ...string) manifests {
 	t.Helper()
 	text, err := render("weir", values(t, texts...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return decode(t, text)
 }
 
@@ -109,9 +105,8 @@ func TestChartIsTheKustomization(t *testing.T) {
 				maps.Copy(want, kustomize(t, dir).plain)
 			}
 			got := helm(t, c.values...).plain
-			if diff := cmp.Diff(alike(t, want), alike(t, got)); diff != "" {
-				t.Errorf("kustomize -, helm +:\n%s", diff)
-			}
+			diff := cmp.Diff(alike(t, want), alike(t, got))
+			expect(t, diff == "", "kustomize -, helm +:\n%s", diff)
 		})
 	}
 }
@@ -157,25 +152,20 @@ func nameOf(v any) string {
 func TestChartNames(t *testing.T) {
 	for release, want := range map[string]string{"weir": "weir", "limits": "limits-weir", "my-weir": "my-weir"} {
 		text, err := render(release, values(t, valuesFile(t, "values-production.yaml"), "monitoring: {enabled: true}"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		m := decode(t, text)
 		set := object[appsv1.StatefulSet](t, m, want)
-		if set.Spec.Selector.MatchLabels["app.kubernetes.io/instance"] != release {
-			t.Errorf("%s: pods are selected by %v", release, set.Spec.Selector.MatchLabels)
-		}
-		if join := podSettings(t, set.Spec.Template.Spec.Containers[0])["join"]; join != want+"-headless:7946" || set.Spec.ServiceName != want+"-headless" {
-			t.Errorf("%s: nodes join %s, the Service is %s", release, join, set.Spec.ServiceName)
-		}
+		expect(t, set.Spec.Selector.MatchLabels["app.kubernetes.io/instance"] == release,
+			"%s: pods are selected by %v", release, set.Spec.Selector.MatchLabels)
+		join := podSettings(t, set.Spec.Template.Spec.Containers[0])["join"]
+		expect(t, join == want+"-headless:7946" && set.Spec.ServiceName == want+"-headless",
+			"%s: nodes join %s, the Service is %s", release, join, set.Spec.ServiceName)
 		for key := range m.typed {
-			if _, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, want) {
-				t.Errorf("%s: there is a %s", release, key)
-			}
+			_, name, _ := strings.Cut(key, " ")
+			expect(t, strings.HasPrefix(name, want), "%s: there is a %s", release, key)
 		}
-		if _, ok := m.typed["ConfigMap "+set.Spec.Template.Spec.Volumes[0].ConfigMap.Name]; !ok {
-			t.Errorf("%s: there is no ConfigMap %s", release, set.Spec.Template.Spec.Volumes[0].ConfigMap.Name)
-		}
+		_, ok := m.typed["ConfigMap "+set.Spec.Template.Spec.Volumes[0].ConfigMap.Name]
+		expect(t, ok, "%s: there is no ConfigMap %s", release, set.Spec.Template.Spec.Volumes[0].ConfigMap.Name)
 	}
 }
 
@@ -200,26 +190,21 @@ podAnnotations: {a: b}
 	pod := set.Spec.Template.Spec
 	s := podSettings(t, c)
 	s.takes(t)
-	if c.Image != "r:t" || c.ImagePullPolicy != corev1.PullAlways || *set.Spec.Replicas != 5 || pod.ImagePullSecrets[0].Name != "pull" ||
-		s["max-keys"] != "10000000" || s["no-inline"] != "true" || s["timeout"] != "500ms" || s["voters"] != "ordinals:3" ||
-		*pod.TerminationGracePeriodSeconds != 38 || c.Lifecycle.PreStop.Sleep.Seconds != 3 ||
-		pod.NodeSelector["disk"] != "none" || pod.Tolerations[0].Key != "a" || pod.Affinity.NodeAffinity == nil ||
-		pod.PriorityClassName != "high" || set.Spec.Template.Annotations["a"] != "b" {
-		t.Errorf("the StatefulSet is %+v", set)
-	}
-	if !slices.Contains(c.Env, corev1.EnvVar{Name: "GODEBUG", Value: "gctrace=1"}) {
-		t.Errorf("the environment is %+v", c.Env)
-	}
-	if text := object[corev1.ConfigMap](t, m, "weir-policies").Data["policies.yaml"]; !strings.Contains(text, "name: other") || strings.Contains(text, "login") {
-		t.Errorf("the policies are\n%s", text)
-	}
-	if _, ok := m.typed["NetworkPolicy weir"]; ok {
-		t.Error("there is a NetworkPolicy")
-	}
+	expect(t, c.Image == "r:t" && c.ImagePullPolicy == corev1.PullAlways && *set.Spec.Replicas == 5 &&
+		pod.ImagePullSecrets[0].Name == "pull" && s["max-keys"] == "10000000" && s["no-inline"] == "true" &&
+		s["timeout"] == "500ms" && s["voters"] == "ordinals:3" && *pod.TerminationGracePeriodSeconds == 38 &&
+		c.Lifecycle.PreStop.Sleep.Seconds == 3 && pod.NodeSelector["disk"] == "none" && pod.Tolerations[0].Key == "a" &&
+		pod.Affinity.NodeAffinity != nil && pod.PriorityClassName == "high" &&
+		set.Spec.Template.Annotations["a"] == "b", "the StatefulSet is %+v", set)
+	expect(t, slices.Contains(c.Env, corev1.EnvVar{Name: "GODEBUG", Value: "gctrace=1"}), "the environment is %+v",
+		c.Env)
+	text := object[corev1.ConfigMap](t, m, "weir-policies").Data["policies.yaml"]
+	expect(t, strings.Contains(text, "name: other") && !strings.Contains(text, "login"), "the policies are\n%s", text)
+	_, ok := m.typed["NetworkPolicy weir"]
+	expect(t, !ok, "there is a NetworkPolicy")
 	extra := helm(t, "networkPolicy: {egress: true, egressExtra: [{ports: [{port: 4317}]}]}")
-	if np := object[networkingv1.NetworkPolicy](t, extra, "weir"); np.Spec.Egress[len(np.Spec.Egress)-1].Ports[0].Port.IntValue() != 4317 {
-		t.Errorf("egress is %+v", np.Spec.Egress)
-	}
+	np := object[networkingv1.NetworkPolicy](t, extra, "weir")
+	expect(t, np.Spec.Egress[len(np.Spec.Egress)-1].Ports[0].Port.IntValue() == 4317, "egress is %+v", np.Spec.Egress)
 }
 
 // The Redis protocol is off unless it is asked for, and then everywhere where callers come in.
@@ -259,15 +244,11 @@ func TestChartGateways(t *testing.T) {
 	s := podSettings(t, m.node(t))
 	s.takes(t)
 	volume, _ := mounted(t, m, s["envoy-config"]+"/shop.yaml")
-	if volume.ConfigMap == nil {
-		t.Fatalf("the files of --envoy-config %s are not mounted", s["envoy-config"])
-	}
-	if got := object[corev1.ConfigMap](t, m, volume.ConfigMap.Name).Data["shop.yaml"]; strings.TrimSpace(got) != strings.TrimSpace(file) {
-		t.Errorf("the file is %q", got)
-	}
-	if s["audit-log"] != "stderr" || s["trusted-proxies"] != "10.0.0.0/8,fd00::/8" || s["forward-auth-headers"] != "X-User" {
-		t.Errorf("the settings are %q", s)
-	}
+	must(t, volume.ConfigMap != nil, "the files of --envoy-config %s are not mounted", s["envoy-config"])
+	got := object[corev1.ConfigMap](t, m, volume.ConfigMap.Name).Data["shop.yaml"]
+	expect(t, strings.TrimSpace(got) == strings.TrimSpace(file), "the file is %q", got)
+	expect(t, s["audit-log"] == "stderr" && s["trusted-proxies"] == "10.0.0.0/8,fd00::/8" &&
+		s["forward-auth-headers"] == "X-User", "the settings are %q", s)
 }
 
 // A volume for overrides and counters is one for each pod, which the node may write to.
@@ -277,18 +258,14 @@ func TestDataVolumes(t *testing.T) {
 		s := podSettings(t, m.node(t))
 		s.takes(t)
 		claims := object[appsv1.StatefulSet](t, m, "weir").Spec.VolumeClaimTemplates
-		if len(claims) != 1 || claims[0].Spec.Resources.Requests.Storage().String() != "1Gi" {
-			t.Fatalf("%s: the claims are %+v", name, claims)
-		}
-		if !slices.ContainsFunc(m.node(t).VolumeMounts, func(mount corev1.VolumeMount) bool {
+		must(t, len(claims) == 1 && claims[0].Spec.Resources.Requests.Storage().String() == "1Gi",
+			"%s: the claims are %+v", name, claims)
+		expect(t, slices.ContainsFunc(m.node(t).VolumeMounts, func(mount corev1.VolumeMount) bool {
 			return mount.MountPath == s["data-dir"] && mount.Name == claims[0].Name && !mount.ReadOnly
-		}) {
-			t.Errorf("%s: --data-dir %s is not on the claim", name, s["data-dir"])
-		}
+		}), "%s: --data-dir %s is not on the claim", name, s["data-dir"])
 	}
-	if class := object[appsv1.StatefulSet](t, chart, "weir").Spec.VolumeClaimTemplates[0].Spec.StorageClassName; *class != "fast" {
-		t.Errorf("the storage class is %s", *class)
-	}
+	class := object[appsv1.StatefulSet](t, chart, "weir").Spec.VolumeClaimTemplates[0].Spec.StorageClassName
+	expect(t, *class == "fast", "the storage class is %s", *class)
 }
 
 // Wrong values are refused, with their names.
@@ -326,9 +303,7 @@ func TestChartLint(t *testing.T) {
 	for _, name := range []string{"values.yaml", "values-development.yaml", "values-production.yaml"} {
 		l := lint.All(chartDir, values(t, valuesFile(t, name)), "weir", true)
 		for _, m := range l.Messages {
-			if m.Severity > support.InfoSev {
-				t.Errorf("%s: %v", name, m)
-			}
+			expect(t, m.Severity <= support.InfoSev, "%s: %v", name, m)
 		}
 	}
 }
@@ -336,25 +311,18 @@ func TestChartLint(t *testing.T) {
 // Every value is documented, in values.yaml by a default, and in the README.
 func TestChartReadme(t *testing.T) {
 	var defaults map[string]any
-	if err := yaml.Unmarshal(readFile(t, filepath.Join(chartDir, "values.yaml")), &defaults); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, yaml.Unmarshal(readFile(t, filepath.Join(chartDir, "values.yaml")), &defaults))
 	readme := valuesFile(t, "README.md")
 	for name := range defaults {
-		if !strings.Contains(readme, "`"+name) {
-			t.Errorf("README.md does not mention %s", name)
-		}
+		expect(t, strings.Contains(readme, "`"+name), "README.md does not mention %s", name)
 	}
 	var schema struct {
 		Properties map[string]any `json:"properties"`
 	}
-	if err := yaml.Unmarshal(readFile(t, filepath.Join(chartDir, "values.schema.json")), &schema); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, yaml.Unmarshal(readFile(t, filepath.Join(chartDir, "values.schema.json")), &schema))
 	delete(schema.Properties, "global") // which helm itself adds
-	if want, got := slices.Sorted(maps.Keys(defaults)), slices.Sorted(maps.Keys(schema.Properties)); !slices.Equal(want, got) {
-		t.Errorf("values.yaml has %q, the schema %q", want, got)
-	}
+	want, got := slices.Sorted(maps.Keys(defaults)), slices.Sorted(maps.Keys(schema.Properties))
+	expect(t, slices.Equal(want, got), "values.yaml has %q, the schema %q", want, got)
 }
 
 // The command takes the chart, too, where it is installed.
@@ -379,9 +347,7 @@ func TestChartFlags(t *testing.T) {
 		}
 	}
 	help, err := runWeir(t, "run", "--help")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	known := make(map[string]bool)
 	for _, m := range regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z0-9-]+)`).FindAllStringSubmatch(help, -1) {
 		flag := m[1]
@@ -391,21 +357,15 @@ func TestChartFlags(t *testing.T) {
 		text, err := render("weir", values(t, fmt.Sprintf("settings: {%s: given}", flag)))
 		switch {
 		case own[flag]:
-			if err == nil {
-				t.Errorf("--%s is the chart's own, and a setting, too", flag)
-			}
+			expect(t, err != nil, "--%s is the chart's own, and a setting, too", flag)
 		case err != nil:
 			t.Errorf("--%s cannot be given: %v", flag, err)
 		case podSettings(t, decode(t, text).node(t))[flag] != "given":
 			t.Errorf("--%s does not arrive", flag)
 		}
 	}
-	if len(known) < 50 {
-		t.Fatalf("weir run --help shows %d flags:\n%s", len(known), help)
-	}
+	must(t, len(known) >= 50, "weir run --help shows %d flags:\n%s", len(known), help)
 	for flag := range own {
-		if !known[flag] {
-			t.Errorf("the chart sets --%s, which weir run does not have", flag)
-		}
+		expect(t, known[flag], "the chart sets --%s, which weir run does not have", flag)
 	}
 }

@@ -20,12 +20,10 @@ import (
 func TestDockerfile(t *testing.T) {
 	data := string(readFile(t, "../Dockerfile"))
 	release := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindSubmatch(readFile(t, "../go.mod"))
-	if release == nil || !strings.Contains(data, " golang:"+string(release[1])+" ") {
-		t.Errorf("the Dockerfile does not build with the Go of go.mod, %s", release)
-	}
-	if !strings.Contains(data, "CGO_ENABLED=0") || !strings.Contains(data, "\nFROM scratch\n") {
-		t.Error("the image is not one static binary")
-	}
+	expect(t, release != nil && strings.Contains(data, " golang:"+string(release[1])+" "),
+		"the Dockerfile does not build with the Go of go.mod, %s", release)
+	expect(t, strings.Contains(data, "CGO_ENABLED=0") && strings.Contains(data, "\nFROM scratch\n"),
+		"the image is not one static binary")
 	var exposed, user []string
 	for line := range strings.Lines(data) {
 		switch f := strings.Fields(line); {
@@ -41,32 +39,26 @@ func TestDockerfile(t *testing.T) {
 		want = append(want, fmt.Sprintf("%d/%s", p.ContainerPort, strings.ToLower(string(protocol(p.Protocol)))))
 	}
 	slices.Sort(exposed)
-	if slices.Sort(want); !slices.Equal(exposed, want) {
-		t.Errorf("the image exposes %q, the container's ports are %q", exposed, want)
-	}
+	slices.Sort(want)
+	expect(t, slices.Equal(exposed, want), "the image exposes %q, the container's ports are %q", exposed, want)
 	s := object[appsv1.StatefulSet](t, base, "weir").Spec.Template.Spec.SecurityContext
-	if id := fmt.Sprintf("%d:%d", *s.RunAsUser, *s.RunAsGroup); len(user) != 1 || user[0] != id {
-		t.Errorf("the image runs as %q, the pods as %s", user, id)
-	}
+	id := fmt.Sprintf("%d:%d", *s.RunAsUser, *s.RunAsGroup)
+	expect(t, len(user) == 1 && user[0] == id, "the image runs as %q, the pods as %s", user, id)
 }
 
 // The chart's appVersion is the one place that names the version of a release.
 func TestVersions(t *testing.T) {
 	var chart struct{ Version, AppVersion string }
-	if err := yaml.Unmarshal(readFile(t, "helm/weir/Chart.yaml"), &chart); err != nil {
-		t.Fatal(err)
-	}
-	if "v"+chart.Version != chart.AppVersion {
-		t.Errorf("the chart's version is %s, its appVersion %s", chart.Version, chart.AppVersion)
-	}
+	noError(t, yaml.Unmarshal(readFile(t, "helm/weir/Chart.yaml"), &chart))
+	expect(t, "v"+chart.Version == chart.AppVersion, "the chart's version is %s, its appVersion %s", chart.Version,
+		chart.AppVersion)
 	for _, where := range []struct{ file, holds string }{
 		{"k8s/base/kustomization.yaml", "newTag: " + chart.AppVersion + "\n"},
 		{"k8s/overlays/production/kustomization.yaml", "newTag: " + chart.AppVersion + "\n"},
 		{"../CHANGELOG.md", "# Changelog\n\n## " + chart.Version + " "},
 	} {
-		if !strings.Contains(string(readFile(t, where.file)), where.holds) {
-			t.Errorf("%s does not hold %q", where.file, where.holds)
-		}
+		expect(t, strings.Contains(string(readFile(t, where.file)), where.holds), "%s does not hold %q", where.file,
+			where.holds)
 	}
 }
 
@@ -74,9 +66,7 @@ func TestVersions(t *testing.T) {
 func TestBuildContext(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "weir")
 	linked := regexp.MustCompile(`-ldflags "([^"]*)"`).FindStringSubmatch(string(readFile(t, "../Dockerfile")))
-	if linked == nil {
-		t.Fatal("the Dockerfile does not say which version it builds")
-	}
+	must(t, linked != nil, "the Dockerfile does not say which version it builds")
 	output(t, "go", "build", "-C", "..", "-ldflags", strings.NewReplacer("$VERSION", "v1.2.3", "$COMMIT", "0123456789abcdef").Replace(linked[1]), "-o", name, "./cmd/node")
 	if got := output(t, name, "--version"); !strings.Contains(got, "v1.2.3 (commit 0123456789ab,") {
 		t.Errorf("a build that is told v1.2.3 and 0123456789abcdef says %q", got)
@@ -84,9 +74,7 @@ func TestBuildContext(t *testing.T) {
 
 	ignored := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(string(readFile(t, "../.dockerignore")), ""))
 	root, err := filepath.Abs("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	list := exec.Command("go", "list", "-C", "..", "-deps", "-json=Dir,Standard,Module,GoFiles,EmbedFiles", "./cmd/node")
 	for dec := json.NewDecoder(strings.NewReader(finish(t, list))); dec.More(); {
 		var p struct {
@@ -95,23 +83,18 @@ func TestBuildContext(t *testing.T) {
 			Module              *struct{ Main bool }
 			GoFiles, EmbedFiles []string
 		}
-		if err := dec.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, dec.Decode(&p))
 		if p.Standard || p.Module == nil || !p.Module.Main {
 			continue
 		}
 		for _, f := range slices.Concat(p.GoFiles, p.EmbedFiles) {
 			file, err := filepath.Rel(root, filepath.Join(p.Dir, f))
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			for _, pattern := range ignored {
 				below, dir := strings.CutPrefix(pattern, "/")
 				match, err := filepath.Match(strings.TrimPrefix(pattern, "**/"), filepath.Base(file))
-				if err != nil || match || dir && strings.HasPrefix(file, below+"/") {
-					t.Errorf(".dockerignore keeps %s from the build by %s (%v)", file, pattern, err)
-				}
+				expect(t, err == nil && !match && (!dir || !strings.HasPrefix(file, below+"/")),
+					".dockerignore keeps %s from the build by %s (%v)", file, pattern, err)
 			}
 		}
 	}
@@ -166,9 +149,7 @@ func TestCompose(t *testing.T) {
 	c := compose(t)
 	base := containerPorts(t, kustomize(t, "k8s/base"))
 	nodes := c.nodes()
-	if len(nodes) != 3 {
-		t.Fatalf("the nodes are %q", nodes)
-	}
+	must(t, len(nodes) == 3, "the nodes are %q", nodes)
 	published := make(map[string]bool)
 	var join []string
 	for _, name := range nodes {
@@ -178,16 +159,12 @@ func TestCompose(t *testing.T) {
 		n := c.Services[name]
 		s := settingsOf(n.Environment)
 		s.takes(t)
-		if s["name"] != name || s["advertise"] != name || s["join"] != strings.Join(join, ",") {
-			t.Errorf("%s: the settings are %v, want its own name and to join %q", name, s, join)
-		}
-		if !slices.Equal(n.Command, []string{"run"}) || !n.ReadOnly || !slices.Equal(n.CapDrop, []string{"ALL"}) {
-			t.Errorf("%s: %+v", name, n)
-		}
+		expect(t, s["name"] == name && s["advertise"] == name && s["join"] == strings.Join(join, ","),
+			"%s: the settings are %v, want its own name and to join %q", name, s, join)
+		expect(t, slices.Equal(n.Command, []string{"run"}) && n.ReadOnly && slices.Equal(n.CapDrop, []string{"ALL"}),
+			"%s: %+v", name, n)
 		grace, err := time.ParseDuration(s["grace"])
-		if err != nil {
-			t.Errorf("%s: --grace: %v", name, err)
-		}
+		expect(t, err == nil, "%s: --grace: %v", name, err)
 		if stop, err := time.ParseDuration(n.StopGracePeriod); err != nil || stop < grace+5*time.Second {
 			t.Errorf("%s: is killed after %v (%v), and may take %v", name, stop, err, grace)
 		}
@@ -197,37 +174,30 @@ func TestCompose(t *testing.T) {
 			t.Errorf("%s: the health check: %v\n%s", name, err, out)
 		}
 		from, to, _ := strings.Cut(strings.TrimSuffix(n.Volumes[0], ":ro"), ":")
-		if len(n.Volumes) != 2 || to != filepath.Dir(s["policies"]) || n.Volumes[1] != name+":"+s["data-dir"] {
-			t.Errorf("%s: the volumes are %q, --policies %s, --data-dir %s", name, n.Volumes, s["policies"], s["data-dir"])
-		}
+		expect(t, len(n.Volumes) == 2 && to == filepath.Dir(s["policies"]) && n.Volumes[1] == name+":"+s["data-dir"],
+			"%s: the volumes are %q, --policies %s, --data-dir %s", name, n.Volumes, s["policies"], s["data-dir"])
 		validate(t, string(readFile(t, filepath.Join("..", from, filepath.Base(s["policies"])))))
 	}
 	for name, s := range c.Services {
 		for _, p := range s.Ports {
 			host, inside, _ := strings.Cut(strings.TrimPrefix(p, "127.0.0.1:"), ":")
-			if !strings.HasPrefix(p, "127.0.0.1:") || published[host] {
-				t.Errorf("%s: port %s is published beyond this machine, or twice", name, p)
-			}
+			expect(t, strings.HasPrefix(p, "127.0.0.1:") && !published[host],
+				"%s: port %s is published beyond this machine, or twice", name, p)
 			published[host] = true
-			if s.Build != nil && inside != fmt.Sprint(base["http"].ContainerPort) && inside != fmt.Sprint(base["grpc"].ContainerPort) {
-				t.Errorf("%s: port %s is not one for callers", name, p)
-			}
+			expect(t, s.Build == nil || inside == fmt.Sprint(base["http"].ContainerPort) ||
+				inside == fmt.Sprint(base["grpc"].ContainerPort), "%s: port %s is not one for callers", name, p)
 		}
 		for _, v := range s.Volumes {
 			from, _, _ := strings.Cut(v, ":")
 			if _, ok := c.Volumes[from]; ok {
 				continue
 			}
-			if !strings.HasSuffix(v, ":ro") {
-				t.Errorf("%s: %s can be written to", name, v)
-			}
-			if matches, err := filepath.Glob(filepath.Join("..", from)); err != nil || len(matches) != 1 {
-				t.Errorf("%s: there is no %s", name, from)
-			}
+			expect(t, strings.HasSuffix(v, ":ro"), "%s: %s can be written to", name, v)
+			matches, err := filepath.Glob(filepath.Join("..", from))
+			expect(t, err == nil && len(matches) == 1, "%s: there is no %s", name, from)
 		}
-		if _, tag, ok := strings.Cut(s.Image, ":"); !ok || tag == "latest" {
-			t.Errorf("%s: the image %s is not pinned", name, s.Image)
-		}
+		_, tag, ok := strings.Cut(s.Image, ":")
+		expect(t, ok && tag != "latest", "%s: the image %s is not pinned", name, s.Image)
 	}
 }
 
@@ -249,9 +219,9 @@ func TestComposeMonitoring(t *testing.T) {
 	for _, name := range c.nodes() {
 		want = append(want, fmt.Sprintf("%s:%d", name, containerPorts(t, kustomize(t, "k8s/base"))["http"].ContainerPort))
 	}
-	if len(p.Scrape) != 1 || p.Scrape[0].Job != "weir" || len(p.Scrape[0].Static) != 1 || !slices.Equal(p.Scrape[0].Static[0].Targets, want) {
-		t.Errorf("Prometheus scrapes %+v, want %q as the job weir", p.Scrape, want)
-	}
+	expect(t, len(p.Scrape) == 1 && p.Scrape[0].Job == "weir" && len(p.Scrape[0].Static) == 1 &&
+		slices.Equal(p.Scrape[0].Static[0].Targets, want), "Prometheus scrapes %+v, want %q as the job weir", p.Scrape,
+		want)
 	inside := func(service, file string) string {
 		for _, v := range c.Services[service].Volumes {
 			if f := strings.Split(v, ":"); len(f) > 1 && f[1] == file {
@@ -262,13 +232,11 @@ func TestComposeMonitoring(t *testing.T) {
 		return ""
 	}
 	for _, f := range p.RuleFiles {
-		if got := inside("prometheus", "/etc/prometheus/"+f); got != "../deploy/monitoring/alerts.yaml" {
-			t.Errorf("Prometheus has the rules %s", got)
-		}
+		got := inside("prometheus", "/etc/prometheus/"+f)
+		expect(t, got == "../deploy/monitoring/alerts.yaml", "Prometheus has the rules %s", got)
 	}
-	if got := inside("prometheus", "/etc/prometheus/prometheus.yml"); got != "../deploy/compose/prometheus.yml" {
-		t.Errorf("Prometheus has the configuration %s", got)
-	}
+	got := inside("prometheus", "/etc/prometheus/prometheus.yml")
+	expect(t, got == "../deploy/compose/prometheus.yml", "Prometheus has the configuration %s", got)
 
 	var sources struct {
 		APIVersion  int `json:"apiVersion"`
@@ -278,23 +246,19 @@ func TestComposeMonitoring(t *testing.T) {
 			JSONData                map[string]any `json:"jsonData"`
 		} `json:"datasources"`
 	}
-	if err := yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/datasources/weir.yaml")), &sources); err != nil {
-		t.Fatal(err)
-	}
-	if d := sources.Datasources; len(d) != 1 || d[0].Type != "prometheus" || d[0].URL != "http://prometheus:9090" || !d[0].IsDefault || d[0].JSONData["timeInterval"] != p.Global["scrape_interval"] {
-		t.Errorf("Grafana's sources are %+v", d)
-	}
+	noError(t, yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/datasources/weir.yaml")), &sources))
+	d := sources.Datasources
+	expect(t, len(d) == 1 && d[0].Type == "prometheus" && d[0].URL == "http://prometheus:9090" && d[0].IsDefault &&
+		d[0].JSONData["timeInterval"] == p.Global["scrape_interval"], "Grafana's sources are %+v", d)
 	var providers struct {
 		Providers []struct {
 			Type    string
 			Options struct{ Path string }
 		} `json:"providers"`
 	}
-	if err := yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/dashboards/weir.yaml")), &providers); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, yaml.Unmarshal(readFile(t, inside("grafana", "/etc/grafana/provisioning/dashboards/weir.yaml")), &providers))
 	home := c.Services["grafana"].Environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-	if len(providers.Providers) != 1 || providers.Providers[0].Options.Path != filepath.Dir(home) || inside("grafana", home) != "../deploy/monitoring/dashboard.json" {
-		t.Errorf("Grafana's dashboards are %+v, its home %s", providers.Providers, home)
-	}
+	expect(t, len(providers.Providers) == 1 && providers.Providers[0].Options.Path == filepath.Dir(home) &&
+		inside("grafana", home) == "../deploy/monitoring/dashboard.json", "Grafana's dashboards are %+v, its home %s",
+		providers.Providers, home)
 }

@@ -50,9 +50,8 @@ func TestSelectors(t *testing.T) {
 		}
 		for name, s := range selectors {
 			sel, err := metav1.LabelSelectorAsSelector(s)
-			if err != nil || sel.Empty() || !sel.Matches(labels.Set(set.Spec.Template.Labels)) {
-				t.Errorf("%s: the selector %q does not match the pods' labels %v (%v)", name, sel, set.Spec.Template.Labels, err)
-			}
+			expect(t, err == nil && !sel.Empty() && sel.Matches(labels.Set(set.Spec.Template.Labels)),
+				"%s: the selector %q does not match the pods' labels %v (%v)", name, sel, set.Spec.Template.Labels, err)
 		}
 	})
 }
@@ -62,9 +61,8 @@ func containerPorts(t *testing.T, m manifests) map[string]corev1.ContainerPort {
 	t.Helper()
 	ports := make(map[string]corev1.ContainerPort)
 	for _, p := range m.node(t).Ports {
-		if _, twice := ports[p.Name]; twice {
-			t.Errorf("two ports are named %s", p.Name)
-		}
+		_, twice := ports[p.Name]
+		expect(t, !twice, "two ports are named %s", p.Name)
 		ports[p.Name] = p
 	}
 	return ports
@@ -81,29 +79,23 @@ func TestServices(t *testing.T) {
 			}
 			for _, p := range service.Spec.Ports {
 				target, ok := container[p.TargetPort.StrVal]
-				if p.TargetPort.Type != intstr.String || !ok || target.ContainerPort != p.Port || protocol(target.Protocol) != protocol(p.Protocol) {
-					t.Errorf("%s: port %s leads to %+v", key, p.Name, target)
-				}
+				expect(t, p.TargetPort.Type == intstr.String && ok && target.ContainerPort == p.Port &&
+					protocol(target.Protocol) == protocol(p.Protocol), "%s: port %s leads to %+v", key, p.Name, target)
 				served[p.TargetPort.StrVal] = true
 			}
 		}
-		if len(served) != len(container) {
-			t.Errorf("Services serve %v of the container's ports %v", slices.Sorted(maps.Keys(served)), slices.Sorted(maps.Keys(container)))
-		}
+		expect(t, len(served) == len(container), "Services serve %v of the container's ports %v",
+			slices.Sorted(maps.Keys(served)), slices.Sorted(maps.Keys(container)))
 
 		set, headless := object[appsv1.StatefulSet](t, m, "weir"), object[corev1.Service](t, m, "weir-headless")
-		if set.Spec.ServiceName != headless.Name || headless.Spec.ClusterIP != corev1.ClusterIPNone {
-			t.Errorf("serviceName is %q, the headless Service %q with clusterIP %q", set.Spec.ServiceName, headless.Name, headless.Spec.ClusterIP)
-		}
-		if !headless.Spec.PublishNotReadyAddresses {
-			t.Error("nodes that are not ready cannot be found")
-		}
-		if clients := object[corev1.Service](t, m, "weir"); clients.Spec.PublishNotReadyAddresses {
-			t.Error("callers are sent to nodes that are not ready")
-		}
-		if set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement {
-			t.Errorf("podManagementPolicy is %q", set.Spec.PodManagementPolicy)
-		}
+		expect(t, set.Spec.ServiceName == headless.Name && headless.Spec.ClusterIP == corev1.ClusterIPNone,
+			"serviceName is %q, the headless Service %q with clusterIP %q", set.Spec.ServiceName, headless.Name,
+			headless.Spec.ClusterIP)
+		expect(t, headless.Spec.PublishNotReadyAddresses, "nodes that are not ready cannot be found")
+		clients := object[corev1.Service](t, m, "weir")
+		expect(t, !clients.Spec.PublishNotReadyAddresses, "callers are sent to nodes that are not ready")
+		expect(t, set.Spec.PodManagementPolicy == appsv1.ParallelPodManagement,
+			"podManagementPolicy is %q", set.Spec.PodManagementPolicy)
 	})
 }
 
@@ -135,9 +127,8 @@ func TestProbes(t *testing.T) {
 			if get.Scheme == "" {
 				get.Scheme = corev1.URISchemeHTTP // what the API server fills in
 			}
-			if get.Path != want.path || get.Port.StrVal != "http" || get.Scheme != scheme {
-				t.Errorf("%s probe is %+v, want %s of port http by %s", name, get, want.path, scheme)
-			}
+			expect(t, get.Path == want.path && get.Port.StrVal == "http" && get.Scheme == scheme,
+				"%s probe is %+v, want %s of port http by %s", name, get, want.path, scheme)
 		}
 	})
 }
@@ -147,27 +138,23 @@ func TestDrain(t *testing.T) {
 	each(t, func(t *testing.T, m manifests) {
 		set, c := object[appsv1.StatefulSet](t, m, "weir"), m.node(t)
 		grace, err := time.ParseDuration(podSettings(t, c)["grace"])
-		if err != nil {
-			t.Fatalf("--grace: %v", err)
-		}
-		if c.Lifecycle == nil || c.Lifecycle.PreStop == nil || c.Lifecycle.PreStop.Sleep == nil || c.Lifecycle.PreStop.Sleep.Seconds < 1 {
-			t.Fatal("preStop does not sleep: the image has nothing to run, and endpoints take a moment to go")
-		}
+		noError(t, err, "--grace")
+		must(t, c.Lifecycle != nil && c.Lifecycle.PreStop != nil && c.Lifecycle.PreStop.Sleep != nil &&
+			c.Lifecycle.PreStop.Sleep.Seconds >= 1,
+			"preStop does not sleep: the image has nothing to run, and endpoints take a moment to go")
 		sleep := time.Duration(c.Lifecycle.PreStop.Sleep.Seconds) * time.Second
 		kill := set.Spec.Template.Spec.TerminationGracePeriodSeconds
-		if kill == nil || time.Duration(*kill)*time.Second < sleep+grace+5*time.Second {
-			t.Errorf("terminationGracePeriodSeconds is %v, want preStop's %v, --grace's %v and 5 s to spare", kill, sleep, grace)
-		}
-		if ready := time.Duration(set.Spec.MinReadySeconds) * time.Second; ready < lease {
-			t.Errorf("minReadySeconds is %v, the lease %v", ready, lease)
-		}
-		if u := set.Spec.UpdateStrategy; u.Type != appsv1.RollingUpdateStatefulSetStrategyType || u.RollingUpdate != nil {
-			t.Errorf("updates are %+v, want one pod at a time", u)
-		}
+		expect(t, kill != nil && time.Duration(*kill)*time.Second >= sleep+grace+5*time.Second,
+			"terminationGracePeriodSeconds is %v, want preStop's %v, --grace's %v and 5 s to spare", kill, sleep, grace)
+		ready := time.Duration(set.Spec.MinReadySeconds) * time.Second
+		expect(t, ready >= lease, "minReadySeconds is %v, the lease %v", ready, lease)
+		u := set.Spec.UpdateStrategy
+		expect(t, u.Type == appsv1.RollingUpdateStatefulSetStrategyType && u.RollingUpdate == nil,
+			"updates are %+v, want one pod at a time", u)
 		budget := object[policyv1.PodDisruptionBudget](t, m, "weir").Spec
-		if budget.MaxUnavailable == nil || budget.MaxUnavailable.IntValue() != 1 || budget.MinAvailable != nil || budget.UnhealthyPodEvictionPolicy != nil {
-			t.Errorf("the disruption budget is %+v, want one pod unavailable at most", budget)
-		}
+		expect(t, budget.MaxUnavailable != nil && budget.MaxUnavailable.IntValue() == 1 && budget.MinAvailable == nil &&
+			budget.UnhealthyPodEvictionPolicy == nil, "the disruption budget is %+v, want one pod unavailable at most",
+			budget)
 	})
 }
 
@@ -175,31 +162,27 @@ func TestDrain(t *testing.T) {
 func TestSecurity(t *testing.T) {
 	each(t, func(t *testing.T, m manifests) {
 		pod, c := object[appsv1.StatefulSet](t, m, "weir").Spec.Template.Spec, m.node(t)
-		if s := pod.SecurityContext; s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || s.RunAsUser == nil || *s.RunAsUser == 0 ||
-			s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-			t.Errorf("the pod's security context is %+v", s)
-		}
+		s := pod.SecurityContext
+		expect(t, s != nil && s.RunAsNonRoot != nil && *s.RunAsNonRoot && s.RunAsUser != nil && *s.RunAsUser != 0 &&
+			s.SeccompProfile != nil && s.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault,
+			"the pod's security context is %+v", s)
 		if s := c.SecurityContext; s == nil || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
 			s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem ||
 			s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || len(s.Capabilities.Add) != 0 {
 			t.Errorf("the container's security context is %+v", s)
 		}
 		for _, v := range pod.Volumes {
-			if v.ConfigMap == nil && v.Secret == nil {
-				t.Errorf("the volume %s is neither a ConfigMap nor a Secret", v.Name)
-			}
+			expect(t, v.ConfigMap != nil || v.Secret != nil, "the volume %s is neither a ConfigMap nor a Secret",
+				v.Name)
 		}
 		account := object[corev1.ServiceAccount](t, m, "weir")
-		if account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken ||
-			pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || pod.ServiceAccountName != account.Name {
-			t.Error("pods get a token for the API server, or run as another account")
-		}
-		if pod.EnableServiceLinks == nil || *pod.EnableServiceLinks {
-			t.Error("Services may set WEIR_ variables")
-		}
-		if r := c.Resources; r.Requests.Cpu().IsZero() || r.Requests.Memory().IsZero() || r.Limits.Memory().IsZero() || !r.Limits.Cpu().IsZero() {
-			t.Errorf("the resources are %+v, want requests, and a limit of memory alone", r)
-		}
+		expect(t, account.AutomountServiceAccountToken != nil && !*account.AutomountServiceAccountToken &&
+			pod.AutomountServiceAccountToken != nil && !*pod.AutomountServiceAccountToken &&
+			pod.ServiceAccountName == account.Name, "pods get a token for the API server, or run as another account")
+		expect(t, pod.EnableServiceLinks != nil && !*pod.EnableServiceLinks, "Services may set WEIR_ variables")
+		r := c.Resources
+		expect(t, !r.Requests.Cpu().IsZero() && !r.Requests.Memory().IsZero() && !r.Limits.Memory().IsZero() &&
+			r.Limits.Cpu().IsZero(), "the resources are %+v, want requests, and a limit of memory alone", r)
 	})
 }
 
@@ -209,13 +192,10 @@ func TestNetworkPolicy(t *testing.T) {
 		set, container := object[appsv1.StatefulSet](t, m, "weir"), containerPorts(t, m)
 		open := make(map[string]bool)
 		np := object[networkingv1.NetworkPolicy](t, m, "weir")
-		if !slices.Contains(np.Spec.PolicyTypes, networkingv1.PolicyTypeIngress) {
-			t.Error("ingress is not limited")
-		}
+		expect(t, slices.Contains(np.Spec.PolicyTypes, networkingv1.PolicyTypeIngress), "ingress is not limited")
 		for i, rule := range np.Spec.Ingress {
-			if len(rule.Ports) == 0 || len(rule.From) == 0 {
-				t.Errorf("ingress[%d] lets everything or everybody in: %+v", i, rule)
-			}
+			expect(t, len(rule.Ports) != 0 && len(rule.From) != 0, "ingress[%d] lets everything or everybody in: %+v",
+				i, rule)
 			nodes := len(rule.From) > 0
 			for _, from := range rule.From {
 				nodes = nodes && from.NamespaceSelector == nil && from.IPBlock == nil && from.PodSelector != nil &&
@@ -223,18 +203,15 @@ func TestNetworkPolicy(t *testing.T) {
 			}
 			for _, p := range rule.Ports {
 				target, ok := container[p.Port.String()]
-				if !ok || p.Protocol == nil || *p.Protocol != protocol(target.Protocol) {
-					t.Errorf("ingress[%d]: there is no port %+v", i, p)
-				}
+				expect(t, ok && p.Protocol != nil && *p.Protocol == protocol(target.Protocol),
+					"ingress[%d]: there is no port %+v", i, p)
 				open[target.Name] = true
-				if (target.Name != "http" && target.Name != "grpc") && !nodes {
-					t.Errorf("ingress[%d] opens %s to others than nodes", i, target.Name)
-				}
+				expect(t, target.Name == "http" || target.Name == "grpc" || nodes,
+					"ingress[%d] opens %s to others than nodes", i, target.Name)
 			}
 		}
-		if len(open) != len(container) {
-			t.Errorf("only %v are reachable of %v", slices.Sorted(maps.Keys(open)), slices.Sorted(maps.Keys(container)))
-		}
+		expect(t, len(open) == len(container),
+			"only %v are reachable of %v", slices.Sorted(maps.Keys(open)), slices.Sorted(maps.Keys(container)))
 	})
 }
 
@@ -246,12 +223,9 @@ func mounted(t *testing.T, m manifests, file string) (corev1.Volume, string) {
 		if mount.MountPath != filepath.Clean(dir) {
 			continue
 		}
-		if mount.SubPath != "" || mount.SubPathExpr != "" {
-			t.Errorf("%s: a file mounted by subPath never changes", mount.MountPath)
-		}
-		if !mount.ReadOnly {
-			t.Errorf("%s can be written to", mount.MountPath)
-		}
+		expect(t, mount.SubPath == "" && mount.SubPathExpr == "", "%s: a file mounted by subPath never changes",
+			mount.MountPath)
+		expect(t, mount.ReadOnly, "%s can be written to", mount.MountPath)
 		for _, v := range object[appsv1.StatefulSet](t, m, "weir").Spec.Template.Spec.Volumes {
 			if v.Name == mount.Name {
 				return v, name
@@ -265,13 +239,9 @@ func mounted(t *testing.T, m manifests, file string) (corev1.Volume, string) {
 func TestPolicies(t *testing.T) {
 	each(t, func(t *testing.T, m manifests) {
 		volume, name := mounted(t, m, podSettings(t, m.node(t))["policies"])
-		if volume.ConfigMap == nil {
-			t.Fatalf("the policies are on the volume %+v", volume)
-		}
+		must(t, volume.ConfigMap != nil, "the policies are on the volume %+v", volume)
 		text, ok := object[corev1.ConfigMap](t, m, volume.ConfigMap.Name).Data[name]
-		if !ok {
-			t.Fatalf("--policies names %s, which is not in the ConfigMap", name)
-		}
+		must(t, ok, "--policies names %s, which is not in the ConfigMap", name)
 		validate(t, text)
 	})
 }
@@ -291,13 +261,9 @@ func TestSettings(t *testing.T) {
 			"join": object[corev1.Service](t, m, "weir-headless").Name + ":" + ports["gossip-tcp"],
 			"name": podFields["metadata.name"], "advertise": podFields["status.podIP"],
 		} {
-			if s[name] != want {
-				t.Errorf("--%s is %s, want %s", name, s[name], want)
-			}
+			expect(t, s[name] == want, "--%s is %q, want %q", name, s[name], want)
 		}
-		if ports["gossip-tcp"] != ports["gossip-udp"] {
-			t.Error("gossip takes the same port of TCP and UDP")
-		}
+		expect(t, ports["gossip-tcp"] == ports["gossip-udp"], "gossip takes the same port of TCP and UDP")
 		used := make(map[string]bool)
 		for name, value := range s {
 			if strings.HasSuffix(name, "-file") || name == "policies" {
@@ -306,14 +272,14 @@ func TestSettings(t *testing.T) {
 			}
 		}
 		set := object[appsv1.StatefulSet](t, m, "weir").Spec
-		if volumes, claims := set.Template.Spec.Volumes, set.VolumeClaimTemplates; len(used) != len(volumes) || len(c.VolumeMounts) != len(volumes)+len(claims) {
-			t.Errorf("settings name files of the volumes %v; there are %d, %d of them mounted", slices.Sorted(maps.Keys(used)), len(volumes), len(c.VolumeMounts))
-		}
+		volumes, claims := set.Template.Spec.Volumes, set.VolumeClaimTemplates
+		expect(t, len(used) == len(volumes) && len(c.VolumeMounts) == len(volumes)+len(claims),
+			"settings name files of the volumes %v; there are %d, %d of them mounted", slices.Sorted(maps.Keys(used)),
+			len(volumes), len(c.VolumeMounts))
 		if voters, ok := strings.CutPrefix(s["voters"], "ordinals:"); ok {
 			n, _ := strconv.Atoi(voters)
-			if r := object[appsv1.StatefulSet](t, m, "weir").Spec.Replicas; r != nil && int(*r) < n {
-				t.Errorf("%d voters among %d replicas", n, *r)
-			}
+			r := object[appsv1.StatefulSet](t, m, "weir").Spec.Replicas
+			expect(t, r == nil || int(*r) >= n, "%d voters among too few replicas", n)
 		}
 	})
 }

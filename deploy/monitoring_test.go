@@ -42,24 +42,19 @@ func TestPrometheusRule(t *testing.T) {
 		text.WriteString(line)
 	}
 	if *update {
-		if err := os.WriteFile(ruleFile, []byte(text.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(ruleFile, []byte(text.String()), 0o644))
 	}
-	if diff := cmp.Diff(text.String(), string(readFile(t, ruleFile))); diff != "" {
-		t.Errorf("%s is not made of %s, alerts -, rule +: run go test . -run TestPrometheusRule -update\n%s", ruleFile, alertsFile, diff)
-	}
+	diff := cmp.Diff(text.String(), string(readFile(t, ruleFile)))
+	expect(t, diff == "", "%s is not made of %s, alerts -, rule +: run go test . -run TestPrometheusRule -update\n%s",
+		ruleFile, alertsFile, diff)
 	var plain monitoringv1.PrometheusRuleSpec
-	if err := yaml.UnmarshalStrict([]byte(alerts), &plain); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, yaml.UnmarshalStrict([]byte(alerts), &plain))
 	for name, m := range map[string]manifests{"kustomize": kustomize(t, "k8s/overlays/monitoring"), "helm": helm(t, "monitoring: {enabled: true}")} {
-		if diff := cmp.Diff(plain, object[monitoringv1.PrometheusRule](t, m, "weir").Spec); diff != "" || len(plain.Groups) == 0 {
-			t.Errorf("%s: alerts -, rule +:\n%s", name, diff)
-		}
-		if got := object[corev1.ConfigMap](t, m, "weir-dashboard").Data["weir.json"]; strings.TrimSpace(got) != strings.TrimSpace(string(readFile(t, "monitoring/dashboard.json"))) {
-			t.Errorf("%s: the dashboard is another one", name)
-		}
+		diff := cmp.Diff(plain, object[monitoringv1.PrometheusRule](t, m, "weir").Spec)
+		expect(t, diff == "" && len(plain.Groups) != 0, "%s: alerts -, rule +:\n%s", name, diff)
+		got := object[corev1.ConfigMap](t, m, "weir-dashboard").Data["weir.json"]
+		expect(t, strings.TrimSpace(got) == strings.TrimSpace(string(readFile(t, "monitoring/dashboard.json"))),
+			"%s: the dashboard is another one", name)
 	}
 }
 
@@ -73,27 +68,22 @@ func TestServiceMonitor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			monitor, service := object[monitoringv1.ServiceMonitor](t, c.monitoring, "weir"), object[corev1.Service](t, c.nodes, "weir")
-			if !labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels).Matches(labels.Set(service.Labels)) {
-				t.Errorf("%v does not select the Service with %v", monitor.Spec.Selector, service.Labels)
-			}
-			if job := service.Labels[monitor.Spec.JobLabel]; job != "weir" {
-				t.Errorf("the job is %q; the alerts have tests for weir", job)
-			}
-			if len(monitor.Spec.Endpoints) != 1 {
-				t.Fatalf("the endpoints are %+v", monitor.Spec.Endpoints)
-			}
+			expect(t, labels.SelectorFromSet(monitor.Spec.Selector.MatchLabels).Matches(labels.Set(service.Labels)),
+				"%v does not select the Service with %v", monitor.Spec.Selector, service.Labels)
+			job := service.Labels[monitor.Spec.JobLabel]
+			expect(t, job == "weir", "the job is %q; the alerts have tests for weir", job)
+			must(t, len(monitor.Spec.Endpoints) == 1, "the endpoints are %+v", monitor.Spec.Endpoints)
 			e := monitor.Spec.Endpoints[0]
 			ports := make(map[string]corev1.ServicePort)
 			for _, p := range service.Spec.Ports {
 				ports[p.Name] = p
 			}
-			if ports[e.Port].TargetPort.StrVal != "http" || e.Path != "/metrics" {
-				t.Errorf("the endpoint is %s of port %s, the Service has %v", e.Path, e.Port, maps.Keys(ports))
-			}
+			expect(t, ports[e.Port].TargetPort.StrVal == "http" && e.Path == "/metrics",
+				"the endpoint is %s of port %s, the Service has %v", e.Path, e.Port, maps.Keys(ports))
 			s := podSettings(t, c.nodes.node(t))
-			if tls := s["tls-cert-file"] != ""; tls != (e.Scheme != nil && e.Scheme.String() == "https") || tls != (e.TLSConfig != nil) {
-				t.Errorf("the scheme is %v, the nodes' certificate %q", e.Scheme, s["tls-cert-file"])
-			}
+			tls := s["tls-cert-file"] != ""
+			expect(t, tls == (e.Scheme != nil && e.Scheme.String() == "https") && tls == (e.TLSConfig != nil),
+				"the scheme is %v, the nodes' certificate %q", e.Scheme, s["tls-cert-file"])
 			if asked := s["access-file"] != ""; asked != (e.Authorization != nil) {
 				t.Errorf("the authorization is %+v, the nodes' access file %q", e.Authorization, s["access-file"])
 			}

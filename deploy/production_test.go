@@ -35,28 +35,25 @@ import (
 func TestAutoscaler(t *testing.T) {
 	m := kustomize(t, "k8s/overlays/production")
 	set, spec := object[appsv1.StatefulSet](t, m, "weir"), object[autoscalingv2.HorizontalPodAutoscaler](t, m, "weir").Spec
-	if r := spec.ScaleTargetRef; r.APIVersion != set.APIVersion || r.Kind != set.Kind || r.Name != set.Name {
-		t.Errorf("it scales %+v", r)
-	}
-	if set.Spec.Replicas != nil {
-		t.Errorf("the StatefulSet has %d replicas: each apply would set the autoscaler's number back", *set.Spec.Replicas)
-	}
-	if voters := podSettings(t, m.node(t))["voters"]; spec.MinReplicas == nil || voters != fmt.Sprintf("ordinals:%d", *spec.MinReplicas) {
-		t.Errorf("there are %v pods at least, and the voters are %s", spec.MinReplicas, voters)
-	}
+	r := spec.ScaleTargetRef
+	expect(t, r.APIVersion == set.APIVersion && r.Kind == set.Kind && r.Name == set.Name, "it scales %+v", r)
+	expect(t, set.Spec.Replicas == nil,
+		"the StatefulSet has replicas: each apply would set the autoscaler's number back")
+	voters := podSettings(t, m.node(t))["voters"]
+	expect(t, spec.MinReplicas != nil && voters == fmt.Sprintf("ordinals:%d", *spec.MinReplicas),
+		"there are %v pods at least, and the voters are %s", spec.MinReplicas, voters)
 	down := spec.Behavior.ScaleDown
 	kill := *set.Spec.Template.Spec.TerminationGracePeriodSeconds
-	if len(down.Policies) != 1 || down.Policies[0].Type != autoscalingv2.PodsScalingPolicy || down.Policies[0].Value != 1 ||
-		int64(down.Policies[0].PeriodSeconds) < kill+60 || *down.StabilizationWindowSeconds < 300 {
-		t.Errorf("pods leave by %+v, and take %d s to end", down, kill)
-	}
-	if up := spec.Behavior.ScaleUp; len(up.Policies) != 1 || up.Policies[0].Type != autoscalingv2.PodsScalingPolicy || up.Policies[0].Value > 2 {
-		t.Errorf("pods come by %+v", up)
-	}
+	expect(t, len(down.Policies) == 1 && down.Policies[0].Type == autoscalingv2.PodsScalingPolicy &&
+		down.Policies[0].Value == 1 && int64(down.Policies[0].PeriodSeconds) >= kill+60 &&
+		*down.StabilizationWindowSeconds >= 300, "pods leave by %+v, and take %d s to end", down, kill)
+	up := spec.Behavior.ScaleUp
+	expect(t, len(up.Policies) == 1 && up.Policies[0].Type == autoscalingv2.PodsScalingPolicy &&
+		up.Policies[0].Value <= 2, "pods come by %+v", up)
 	requests := m.node(t).Resources.Requests
-	if cpu := requests.Cpu(); cpu.IsZero() || len(spec.Metrics) != 1 || spec.Metrics[0].Resource.Name != corev1.ResourceCPU {
-		t.Errorf("it looks at %+v, of requests %v", spec.Metrics, cpu)
-	}
+	cpu := requests.Cpu()
+	expect(t, !cpu.IsZero() && len(spec.Metrics) == 1 && spec.Metrics[0].Resource.Name == corev1.ResourceCPU,
+		"it looks at %+v, of requests %v", spec.Metrics, cpu)
 }
 
 // Nobody gets to a caller's port but those who say that they call, or scrape, and nodes connect to nodes and name servers only.
@@ -64,19 +61,15 @@ func TestProductionNetwork(t *testing.T) {
 	np := object[networkingv1.NetworkPolicy](t, kustomize(t, "k8s/overlays/production"), "weir").Spec
 	for i, rule := range np.Ingress {
 		for _, from := range rule.From {
-			if from.PodSelector == nil && (from.NamespaceSelector == nil || len(from.NamespaceSelector.MatchLabels) == 0) {
-				t.Errorf("ingress[%d] lets all pods in", i)
-			}
+			expect(t, from.PodSelector != nil || from.NamespaceSelector != nil &&
+				len(from.NamespaceSelector.MatchLabels) != 0, "ingress[%d] lets all pods in", i)
 		}
 	}
-	if !slices.Contains(np.PolicyTypes, networkingv1.PolicyTypeEgress) {
-		t.Error("egress is not limited")
-	}
+	expect(t, slices.Contains(np.PolicyTypes, networkingv1.PolicyTypeEgress), "egress is not limited")
 	for i, rule := range np.Egress {
 		for _, p := range rule.Ports {
-			if names := p.Port.IntValue() == 53 || p.Port.IntValue() == 5353; len(rule.To) == 0 && !names {
-				t.Errorf("egress[%d] opens port %v of everybody", i, p.Port)
-			}
+			names := p.Port.IntValue() == 53 || p.Port.IntValue() == 5353
+			expect(t, len(rule.To) != 0 || names, "egress[%d] opens port %v of everybody", i, p.Port)
 		}
 	}
 }
@@ -98,9 +91,7 @@ func podFiles(t *testing.T, m manifests, secrets string) settings {
 		if volume.ConfigMap != nil {
 			files[name] = filepath.Join(t.TempDir(), key)
 			text := object[corev1.ConfigMap](t, m, volume.ConfigMap.Name).Data[key]
-			if err := os.WriteFile(files[name], []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.WriteFile(files[name], []byte(text), 0o600))
 			continue
 		}
 		files[name] = filepath.Join(secrets, volume.Secret.SecretName, key)
@@ -128,9 +119,8 @@ func startPods(t *testing.T, files settings) (nodes []*process) {
 func madeSecrets(t *testing.T, args ...string) string {
 	t.Helper()
 	secrets := filepath.Join(t.TempDir(), "secrets")
-	if out, err := runWeir(t, append([]string{"secrets", secrets}, args...)...); err != nil {
-		t.Fatalf("weir secrets: %v\n%s", err, out)
-	}
+	out, err := runWeir(t, append([]string{"secrets", secrets}, args...)...)
+	must(t, err == nil, "weir secrets: %v\n%s", err, out)
 	return secrets
 }
 
@@ -138,35 +128,25 @@ func madeSecrets(t *testing.T, args ...string) string {
 func TestMadeSecrets(t *testing.T) {
 	dir := madeSecrets(t)
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	made := make(map[string]corev1.Secret)
 	namespace := false
 	for _, r := range built.Resources() {
 		text, err := r.AsYAML()
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if r.GetKind() == "Namespace" {
 			namespace = r.GetName() == "weir"
 			continue
 		}
 		var s corev1.Secret
 		strictly(t, text, &s)
-		if s.Namespace != "weir" {
-			t.Errorf("%s is in namespace %q", s.Name, s.Namespace)
-		}
+		expect(t, s.Namespace == "weir", "%s is in namespace %q", s.Name, s.Namespace)
 		made[s.Name] = s
 	}
-	if !namespace {
-		t.Error("there is no namespace")
-	}
+	expect(t, namespace, "there is no namespace")
 	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"), "weir").Spec.Endpoints[0]
 	for _, s := range []*corev1.SecretKeySelector{monitor.Authorization.Credentials, monitor.TLSConfig.CA.Secret} {
-		if made[s.Name].Data[s.Key] == nil {
-			t.Errorf("there is no %s of %s", s.Key, s.Name)
-		}
+		expect(t, made[s.Name].Data[s.Key] != nil, "there is no %s of %s", s.Key, s.Name)
 	}
 	for _, dir := range []string{"k8s/base", "k8s/overlays/production"} {
 		m := kustomize(t, dir)
@@ -174,9 +154,9 @@ func TestMadeSecrets(t *testing.T) {
 			if !strings.HasPrefix(value, "/") || name == "data-dir" {
 				continue
 			}
-			if volume, key := mounted(t, m, value); volume.Secret != nil && made[volume.Secret.SecretName].Data[key] == nil {
-				t.Errorf("%s: --%s takes %s of %s, which is not made", dir, name, key, volume.Secret.SecretName)
-			}
+			volume, key := mounted(t, m, value)
+			expect(t, volume.Secret == nil || made[volume.Secret.SecretName].Data[key] != nil,
+				"%s: --%s takes %s of %+v, which is not made", dir, name, key, volume)
 		}
 	}
 }
@@ -186,12 +166,8 @@ func TestChartSecrets(t *testing.T) {
 	m, dir := helm(t), t.TempDir()
 	write := func(secret string) {
 		for key, content := range object[corev1.Secret](t, m, secret).Data {
-			if err := os.MkdirAll(filepath.Join(dir, secret), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, secret, key), content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.MkdirAll(filepath.Join(dir, secret), 0o700))
+			noError(t, os.WriteFile(filepath.Join(dir, secret, key), content, 0o600))
 		}
 	}
 	for _, v := range object[appsv1.StatefulSet](t, m, "weir").Spec.Template.Spec.Volumes {
@@ -201,9 +177,8 @@ func TestChartSecrets(t *testing.T) {
 	}
 	nodes := startPods(t, podFiles(t, m, dir))
 	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(readFile(t, filepath.Join(dir, "weir-callers-tls", "ca.crt"))) {
-		t.Fatal("there is no authority of callers")
-	}
+	must(t, roots.AppendCertsFromPEM(readFile(t, filepath.Join(dir, "weir-callers-tls", "ca.crt"))),
+		"there is no authority of callers")
 	trusting := client(&tls.Config{RootCAs: roots, ServerName: "weir.weir.svc"})
 	tokens, scraper := object[corev1.Secret](t, m, "weir-tokens").Data, object[corev1.Secret](t, m, "weir-metrics").Data["token"]
 	for _, c := range []struct {
@@ -216,20 +191,17 @@ func TestChartSecrets(t *testing.T) {
 		{"/metrics", string(scraper), "", http.StatusOK},
 		{"/v1/check", "", `{"policy":"api","key":"a"}`, http.StatusUnauthorized},
 	} {
-		if status, text := ask(t, trusting, "https://"+nodes[0].http+c.path, c.token, c.body); status != c.want {
-			t.Errorf("%s is answered %d, want %d: %s", c.path, status, c.want, text)
-		}
+		status, text := ask(t, trusting, "https://"+nodes[0].http+c.path, c.token, c.body)
+		expect(t, status == c.want, "%s is answered %d, want %d: %s", c.path, status, c.want, text)
 	}
 	// The access file is that of weir secrets, but for the tokens.
 	hashes := regexp.MustCompile(`sha256:[0-9a-f]{64}`)
 	access, made := object[corev1.Secret](t, m, "weir-access").Data["access.yaml"], readFile(t, filepath.Join(madeSecrets(t), "weir-access", "access.yaml"))
-	if got, want := hashes.ReplaceAllString(string(access), "HASH"), hashes.ReplaceAllString(string(made), "HASH"); got != want {
-		t.Errorf("the chart's access file is\n%s\nand that of weir secrets\n%s", got, want)
-	}
+	got, want := hashes.ReplaceAllString(string(access), "HASH"), hashes.ReplaceAllString(string(made), "HASH")
+	expect(t, got == want, "the chart's access file is\n%s\nand that of weir secrets\n%s", got, want)
 	again := object[corev1.Secret](t, helm(t), "weir-cluster").Data
-	if bytes.Equal(again["secret"], object[corev1.Secret](t, m, "weir-cluster").Data["secret"]) {
-		t.Error("two installations have the same secret")
-	}
+	expect(t, !bytes.Equal(again["secret"], object[corev1.Secret](t, m, "weir-cluster").Data["secret"]),
+		"two installations have the same secret")
 }
 
 // TestProduction starts three nodes with the settings of the production overlay's pods and with the Secrets that weir secrets
@@ -244,9 +216,7 @@ func TestProduction(t *testing.T) {
 	nodes := startPods(t, podFiles(t, m, secrets))
 
 	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(secret(*monitor.TLSConfig.CA.Secret)) {
-		t.Fatal("there is no authority of callers")
-	}
+	must(t, roots.AppendCertsFromPEM(secret(*monitor.TLSConfig.CA.Secret)), "there is no authority of callers")
 	trusting := client(&tls.Config{RootCAs: roots, ServerName: *monitor.TLSConfig.ServerName})
 	kubelet := client(&tls.Config{InsecureSkipVerify: true}) // as it is
 	scraper := string(secret(*monitor.Authorization.Credentials))
@@ -257,9 +227,9 @@ func TestProduction(t *testing.T) {
 				t.Errorf("weir-%d: %s is answered %d: %s", i, probe.HTTPGet.Path, status, text)
 			}
 		}
-		if status, text := ask(t, trusting, url+monitor.Path, scraper, ""); status != http.StatusOK || !strings.Contains(text, "weir_ready 1") {
-			t.Errorf("weir-%d: Prometheus is answered %d: %.200s", i, status, text)
-		}
+		status, text := ask(t, trusting, url+monitor.Path, scraper, "")
+		expect(t, status == http.StatusOK && strings.Contains(text, "weir_ready 1"),
+			"weir-%d: Prometheus is answered %d: %.200s", i, status, text)
 		for _, c := range []struct {
 			what, path, token, body string
 			want                    int
@@ -271,27 +241,22 @@ func TestProduction(t *testing.T) {
 			{"a scrape by a caller", monitor.Path, token("caller"), "", http.StatusForbidden},
 			{"a reset by a caller", "/v1/reset", token("caller"), `{"policy":"login","key":"a"}`, http.StatusForbidden},
 		} {
-			if status, text := ask(t, trusting, url+c.path, c.token, c.body); status != c.want {
-				t.Errorf("weir-%d: %s is answered %d, want %d: %s", i, c.what, status, c.want, text)
-			}
+			status, text := ask(t, trusting, url+c.path, c.token, c.body)
+			expect(t, status == c.want, "weir-%d: %s is answered %d, want %d: %s", i, c.what, status, c.want, text)
 		}
 		inline := `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"a"}`
-		if status, text := ask(t, trusting, url+"/v1/check", token("operator"), inline); status < 400 || status >= 500 {
-			t.Errorf("weir-%d: a limit sent along is answered %d: %s", i, status, text)
-		}
-		if status, text := ask(t, http.DefaultClient, "http://"+n.http+"/healthz", "", ""); status != http.StatusBadRequest {
-			t.Errorf("weir-%d answers plain text with %d: %s", i, status, text)
-		}
+		status, text = ask(t, trusting, url+"/v1/check", token("operator"), inline)
+		expect(t, status >= 400 && status < 500, "weir-%d: a limit sent along is answered %d: %s", i, status, text)
+		status, text = ask(t, http.DefaultClient, "http://"+n.http+"/healthz", "", "")
+		expect(t, status == http.StatusBadRequest, "weir-%d answers plain text with %d: %s", i, status, text)
 	}
 
 	// The command, as the README has it.
-	if out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"),
-		"--tls-server-name", "weir", "--token-file", filepath.Join(secrets, "tokens", "operator")); err != nil || strings.Count(out, " active ") != 3 {
-		t.Errorf("weir status: %v\n%s", err, out)
-	}
-	if out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"), "--tls-server-name", "weir"); err == nil {
-		t.Errorf("weir status without a token:\n%s", out)
-	}
+	out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"),
+		"--tls-server-name", "weir", "--token-file", filepath.Join(secrets, "tokens", "operator"))
+	expect(t, err == nil && strings.Count(out, " active ") == 3, "weir status: %v\n%s", err, out)
+	out, err = runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"), "--tls-server-name", "weir")
+	expect(t, err != nil, "weir status without a token:\n%s", out)
 
 	// One limit over all three, which talk over mutual TLS.
 	admitted := 0
@@ -301,32 +266,27 @@ func TestProduction(t *testing.T) {
 			Allowed      bool `json:"allowed"`
 			FailedClosed bool `json:"failed_closed"`
 		}
-		if err := json.Unmarshal([]byte(text), &d); err != nil || d.FailedClosed || status != http.StatusOK && status != http.StatusTooManyRequests {
-			t.Errorf("weir-%d: a check is answered %d: %s (%v)", i%3, status, text, err)
-		}
+		err := json.Unmarshal([]byte(text), &d)
+		expect(t, err == nil && !d.FailedClosed && (status == http.StatusOK || status == http.StatusTooManyRequests),
+			"weir-%d: a check is answered %d: %s (%v)", i%3, status, text, err)
 		if d.Allowed {
 			admitted++
 		}
 	}
-	if admitted != 5 {
-		t.Errorf("%d of 9 admitted, the limit is 5 a minute", admitted)
-	}
+	expect(t, admitted == 5, "%d of 9 admitted, the limit is 5 a minute", admitted)
 
 	// Who has no certificate of the nodes' authority is no node, though it has the gossip's key and the cluster's secret.
 	if conn, err := tls.Dial("tcp", nodes[0].peer, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}); err == nil {
-		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Read(make([]byte, 1)); err == nil {
-			t.Error("a node speaks with one that has no certificate")
-		}
+		noError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+		_, err = conn.Read(make([]byte, 1))
+		expect(t, err != nil, "a node speaks with one that has no certificate")
 		conn.Close()
 	}
 
 	nodes[2].stop(t)
-	if log := nodes[2].log.String(); strings.Contains(log, "hand-over incomplete") || strings.Contains(log, "unknown settings") || strings.Contains(log, "unprotected") {
-		t.Errorf("weir-2 says\n%s", log)
-	}
+	log := nodes[2].log.String()
+	expect(t, !strings.Contains(log, "hand-over incomplete") && !strings.Contains(log, "unknown settings") &&
+		!strings.Contains(log, "unprotected"), "weir-2 says\n%s", log)
 	if status, text := ask(t, trusting, "https://"+nodes[0].http+"/v1/check", token("caller"), `{"policy":"login","key":"alice"}`); status != http.StatusTooManyRequests {
 		t.Errorf("after weir-2 has left, a check beyond the limit is answered %d: %s", status, text)
 	}
@@ -363,21 +323,14 @@ func (b *buffer) String() string {
 func start(t *testing.T, s settings) *process {
 	t.Helper()
 	file, err := weir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	p := &process{cmd: exec.Command(file, "run"), ready: make(chan string, 1), ended: make(chan struct{}), log: new(buffer)}
 	for name, value := range s {
 		p.cmd.Env = append(p.cmd.Env, "WEIR_"+strings.ToUpper(strings.ReplaceAll(name, "-", "_"))+"="+value)
 	}
 	p.cmd.Stderr = p.log
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := value(p.cmd.StdoutPipe())(t)
+	noError(t, p.cmd.Start())
 	go func() {
 		defer close(p.ended)
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
@@ -418,13 +371,10 @@ func (p *process) waitReady(t *testing.T) {
 // stop ends a node as Kubernetes does.
 func (p *process) stop(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	<-p.ended
-	if status := p.cmd.ProcessState.ExitCode(); status != 0 {
-		t.Errorf("it ended with status %d:\n%s", status, p.log)
-	}
+	status := p.cmd.ProcessState.ExitCode()
+	expect(t, status == 0, "it ended with status %d:\n%s", status, p.log)
 }
 
 func client(config *tls.Config) *http.Client {
@@ -439,23 +389,15 @@ func ask(t *testing.T, c *http.Client, url, token, body string) (int, string) {
 		method = http.MethodPost
 	}
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
-	resp, err := c.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := value(c.Do(req))(t)
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := value(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, string(text)
 }

@@ -62,9 +62,7 @@ func decode(t *testing.T, text []byte) manifests {
 		if errors.Is(err, io.EOF) {
 			return m
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		var plain map[string]any
 		if strictly(t, doc, &plain); plain == nil {
 			continue // nothing but a comment
@@ -72,20 +70,14 @@ func decode(t *testing.T, text []byte) manifests {
 		kind, _ := plain["kind"].(string)
 		version, _ := plain["apiVersion"].(string)
 		make, ok := kinds[version+" "+kind]
-		if !ok {
-			t.Fatalf("%s %s is none of the kinds %q", version, kind, slices.Sorted(maps.Keys(kinds)))
-		}
+		must(t, ok, "%s %s is none of the kinds %q", version, kind, slices.Sorted(maps.Keys(kinds)))
 		object := make()
 		strictly(t, doc, object)
 		meta, _ := plain["metadata"].(map[string]any)
 		name, _ := meta["name"].(string)
-		if meta["namespace"] != nil {
-			t.Errorf("%s %s names a namespace: who applies it says where it goes", kind, name)
-		}
+		expect(t, meta["namespace"] == nil, "%s %s names a namespace: who applies it says where it goes", kind, name)
 		key := kind + " " + name
-		if m.typed[key] != nil {
-			t.Errorf("there are two of %s", key)
-		}
+		expect(t, m.typed[key] == nil, "there are two of %s", key)
 		m.typed[key], m.plain[key] = object, plain
 	}
 }
@@ -93,13 +85,10 @@ func decode(t *testing.T, text []byte) manifests {
 func strictly(t *testing.T, doc []byte, v any) {
 	t.Helper()
 	data, err := yaml.YAMLToJSONStrict(doc)
-	if err != nil {
-		t.Fatalf("%v in:\n%s", err, doc)
-	}
+	must(t, err == nil, "%v in:\n%s", err, doc)
 	mistakes, err := json.UnmarshalStrict(data, v)
-	if err := errors.Join(append(mistakes, err)...); err != nil {
-		t.Fatalf("%v in:\n%s", err, doc)
-	}
+	err = errors.Join(append(mistakes, err)...)
+	must(t, err == nil, "%v in:\n%s", err, doc)
 }
 
 // object returns the one object of its type that has the name.
@@ -111,9 +100,7 @@ func object[T any](t *testing.T, m manifests, name string) *T {
 			found = v
 		}
 	}
-	if found == nil {
-		t.Fatalf("there is no %T %s among %q", found, name, slices.Sorted(maps.Keys(m.typed)))
-	}
+	must(t, found != nil, "there is no %T %s among %q", found, name, slices.Sorted(maps.Keys(m.typed)))
 	return found
 }
 
@@ -121,9 +108,8 @@ func object[T any](t *testing.T, m manifests, name string) *T {
 func (m manifests) node(t *testing.T) corev1.Container {
 	t.Helper()
 	pod := object[appsv1.StatefulSet](t, m, "weir").Spec.Template.Spec
-	if len(pod.Containers) != 1 || len(pod.InitContainers) != 0 {
-		t.Fatalf("%d containers and %d before them, want one alone", len(pod.Containers), len(pod.InitContainers))
-	}
+	must(t, len(pod.Containers) == 1 && len(pod.InitContainers) == 0,
+		"%d containers and %d before them, want one alone", len(pod.Containers), len(pod.InitContainers))
 	return pod.Containers[0]
 }
 
@@ -131,13 +117,8 @@ func (m manifests) node(t *testing.T) corev1.Container {
 func kustomize(t *testing.T, dir string) manifests {
 	t.Helper()
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := built.AsYaml()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	text := value(built.AsYaml())(t)
 	return decode(t, text)
 }
 
@@ -160,16 +141,11 @@ func persistent(t *testing.T, overlay string) manifests {
 	t.Helper()
 	dir := t.TempDir()
 	here, err := filepath.Abs(".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if here, err = filepath.Rel(dir, here); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	here, err = filepath.Rel(dir, here)
+	noError(t, err)
 	text := fmt.Sprintf("resources: [%s/%s]\ncomponents: [%[1]s/k8s/components/persistence]\n", here, overlay)
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
 	return kustomize(t, dir)
 }
 
@@ -204,20 +180,14 @@ func TestFiles(t *testing.T) {
 		read[path] = true
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	err = filepath.WalkDir("k8s", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".yaml" {
 			return err
 		}
-		if !read[path] {
-			t.Errorf("%s is part of no kustomization", path)
-		}
+		expect(t, read[path], "%s is part of no kustomization", path)
 		_, err = yaml.YAMLToJSONStrict(readFile(t, path))
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	expect(t, err == nil, "%v", err)
 }

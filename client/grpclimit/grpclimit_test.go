@@ -141,9 +141,8 @@ func TestAll(t *testing.T) {
 	expect.True(t, err == nil && d.Remaining == 1, "%d left, %v", d.Remaining, err)
 	must.NoError(t, c.Close())
 	expect.NoError(t, call())
-	if want := (client.Counts{Admitted: 1, Refused: 1, Errors: 1}); i.Counts() != want {
-		t.Errorf("%+v", i.Counts())
-	}
+	want := (client.Counts{Admitted: 1, Refused: 1, Errors: 1})
+	expect.True(t, i.Counts() == want, "%+v", i.Counts())
 }
 
 func TestPeers(t *testing.T) {
@@ -195,8 +194,6 @@ func TestClient(t *testing.T) {
 }
 
 func TestNoLimiter(t *testing.T) {
-	defer func() {
-		expect.True(t, recover() != nil, "an interceptor without a Limiter")
-	}()
+	defer func() { expect.True(t, recover() != nil, "an interceptor without a Limiter") }()
 	New(Config{})
 }

@@ -57,21 +57,20 @@ func TestHandler(t *testing.T) {
 	h := New(Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key")}).Handler(served)
 	for i, want := range []string{`"api";r=1;t=60`, `"api";r=0;t=60`} {
 		w := get(h, header("X-Api-Key", "a"))
-		if w.Code != 200 || w.Body.String() != "served" || field(w, "RateLimit") != want ||
-			field(w, "RateLimit-Policy") != `"api";q=2;w=60` || field(w, "X-RateLimit-Limit") != "2" || w.Header().Get("Retry-After") != "" {
-			t.Errorf("request %d: %d %q %v", i, w.Code, w.Body, w.Header())
-		}
+		expect.True(t, w.Code == 200 && w.Body.String() == "served" && field(w, "RateLimit") == want &&
+			field(w, "RateLimit-Policy") == `"api";q=2;w=60` && field(w, "X-RateLimit-Limit") == "2" &&
+			w.Header().Get("Retry-After") == "", "request %d: %d %q %v", i, w.Code, w.Body, w.Header())
 	}
 	w := get(h, header("X-Api-Key", "a"))
 	var problem struct {
 		Title, Detail string
 		Status        int
 	}
-	if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil || w.Code != 429 || problem.Status != 429 || problem.Title != "Too many requests" ||
-		!strings.HasSuffix(problem.Detail, " in 60 s") ||
-		w.Header().Get("Content-Type") != "application/problem+json" || w.Header().Get("Retry-After") != "60" || !strings.HasPrefix(field(w, "RateLimit"), `"api";r=0;`) {
-		t.Errorf("%d %q %v %v", w.Code, w.Body, w.Header(), err)
-	}
+	err := json.Unmarshal(w.Body.Bytes(), &problem)
+	expect.True(t, err == nil && w.Code == 429 && problem.Status == 429 && problem.Title == "Too many requests" &&
+		strings.HasSuffix(problem.Detail, " in 60 s") && w.Header().Get("Content-Type") == "application/problem+json" &&
+		w.Header().Get("Retry-After") == "60" && strings.HasPrefix(field(w, "RateLimit"), `"api";r=0;`), "%d %q %v %v",
+		w.Code, w.Body, w.Header(), err)
 	w = get(h, header("X-Api-Key", "b"))
 	expect.Equal(t, w.Code, 200, "another key")
 	if w := get(h); w.Code != 400 || !strings.Contains(w.Body.String(), "nothing to limit it by") {
@@ -85,9 +84,8 @@ func TestKeysOfCallers(t *testing.T) {
 	m := New(Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key"), OnError: client.FailOpen, Logger: log.Logger()})
 	h := m.Handler(served)
 	for _, key := range []string{"", "\xff", strings.Repeat("a", 2000) + "\xff"} {
-		if w := get(h, header("X-Api-Key", key)); w.Code != 400 || field(w, "Weir-Result") != "bad_key" {
-			t.Errorf("%.10q: %d %v", key, w.Code, w.Header())
-		}
+		w := get(h, header("X-Api-Key", key))
+		expect.True(t, w.Code == 400 && field(w, "Weir-Result") == "bad_key", "%.10q: %d %v", key, w.Code, w.Header())
 	}
 	long := strings.Repeat("é", 600)
 	for i := range 100 {
@@ -100,9 +98,8 @@ func TestKeysOfCallers(t *testing.T) {
 	}
 	w := get(h, header("X-Api-Key", long+"x"))
 	expect.Equal(t, w.Code, 200, "another long value")
-	if want := (client.Counts{Admitted: 3, Refused: 98, Errors: 3}); m.Counts() != want || log.String() != "" {
-		t.Errorf("%+v; the log says %q", m.Counts(), log)
-	}
+	want := (client.Counts{Admitted: 3, Refused: 98, Errors: 3})
+	expect.True(t, m.Counts() == want && log.String() == "", "%+v; the log says %q", m.Counts(), log)
 }
 
 // TestNeverSilentlyOpen: requests that are served without a decision say so in a header field, are counted, and are logged: not in a line
@@ -117,9 +114,9 @@ func TestNeverSilentlyOpen(t *testing.T) {
 		log := &testkit.Buffer{}
 		m := New(Config{Limiter: limiter, Logger: log.Logger()})
 		for range 100 {
-			if w := get(m.Handler(served)); w.Code != 200 || field(w, "Weir-Result") != "failed_open" || field(w, "RateLimit") != "" {
-				t.Fatalf("%s: %d %v", name, w.Code, w.Header())
-			}
+			w := get(m.Handler(served))
+			must.True(t, w.Code == 200 && field(w, "Weir-Result") == "failed_open" && field(w, "RateLimit") == "",
+				"%s: %d %v", name, w.Code, w.Header())
 		}
 		c := m.Counts()
 		expect.True(t, c.FailedOpen+c.Errors == 100 && c.Admitted == 0 && strings.Count(log.String(), "\n") == 1,
@@ -145,9 +142,8 @@ func TestChoose(t *testing.T) {
 	}{{"/a", []int{200, 200, 429}}, {"/healthz", []int{200, 200, 200}}, {"/free", []int{200, 200, 200}}} {
 		for i, want := range tt.codes {
 			w := get(m.Handler(served), func(r *http.Request) { r.URL.Path = tt.path })
-			if w.Code != want || (field(w, "Weir-Result") != "") != (tt.path == "/a") {
-				t.Errorf("%s, request %d: %d %v", tt.path, i, w.Code, w.Header())
-			}
+			expect.True(t, w.Code == want && (field(w, "Weir-Result") != "") == (tt.path == "/a"),
+				"%s, request %d: %d %v", tt.path, i, w.Code, w.Header())
 		}
 	}
 }
@@ -174,25 +170,22 @@ func TestAll(t *testing.T) {
 	expect.True(t, err == nil && d.Remaining == 2, "bob has %d left: %v", d.Remaining, err)
 	w := as("ann", "\xff")
 	expect.True(t, w.Code == 400 && strings.Contains(w.Body.String(), "UTF-8"), "%d %s", w.Code, w.Body)
-	if w := get(h, func(r *http.Request) { r.URL.Path = "/free" }); w.Code != 200 || field(w, "Weir-Result") != "" {
-		t.Errorf("without checks: %d %v", w.Code, w.Header())
-	}
+	w = get(h, func(r *http.Request) { r.URL.Path = "/free" })
+	expect.True(t, w.Code == 200 && field(w, "Weir-Result") == "", "without checks: %d %v", w.Code, w.Header())
 }
 
 func TestCost(t *testing.T) {
 	cost := int64(2)
 	h := New(Config{Limiter: open(t).Policy("api"), Cost: func(*http.Request) int64 { return cost }}).Handler(served)
-	if w := get(h); w.Code != 200 || field(w, "X-RateLimit-Remaining") != "0" {
-		t.Errorf("%d %v", w.Code, w.Header())
-	}
+	w := get(h)
+	expect.True(t, w.Code == 200 && field(w, "X-RateLimit-Remaining") == "0", "%d %v", w.Code, w.Header())
 	cost = 3
-	if w := get(h, func(r *http.Request) { r.RemoteAddr = "192.0.2.77:1" }); w.Code != 429 || w.Header().Get("Retry-After") != "" || !strings.Contains(w.Body.String(), "never") {
-		t.Errorf("a cost above the limit: %d %v %s", w.Code, w.Header(), w.Body)
-	}
+	w = get(h, func(r *http.Request) { r.RemoteAddr = "192.0.2.77:1" })
+	expect.True(t, w.Code == 429 && w.Header().Get("Retry-After") == "" && strings.Contains(w.Body.String(), "never"),
+		"a cost above the limit: %d %v %s", w.Code, w.Header(), w.Body)
 	cost = -5 // taken for 1: nobody gets units back by a request
-	if w := get(h, func(r *http.Request) { r.RemoteAddr = "192.0.2.78:1" }); field(w, "X-RateLimit-Remaining") != "1" {
-		t.Errorf("a negative cost: %v", w.Header())
-	}
+	w = get(h, func(r *http.Request) { r.RemoteAddr = "192.0.2.78:1" })
+	expect.True(t, field(w, "X-RateLimit-Remaining") == "1", "a negative cost: %v", w.Header())
 }
 
 func TestOnError(t *testing.T) {
@@ -211,9 +204,8 @@ func TestOnError(t *testing.T) {
 	} {
 		before := len(log.String())
 		w := get(New(Config{Limiter: tt.limiter, OnError: tt.on, Logger: log.Logger()}).Handler(served))
-		if w.Code != tt.code || (w.Header().Get("Retry-After") == "1") != (tt.code == 503) {
-			t.Errorf("%+v: %d %v", tt, w.Code, w.Header())
-		}
+		expect.True(t, w.Code == tt.code && (w.Header().Get("Retry-After") == "1") == (tt.code == 503),
+			"%+v: %d %v", tt, w.Code, w.Header())
 		if said := log.String()[before:]; (said != "") != (tt.logged != "") || !strings.Contains(said, tt.logged) {
 			t.Errorf("%+v: the log says %q", tt, said)
 		}
@@ -307,8 +299,6 @@ func (c *closing) Close() error {
 }
 
 func TestNoLimiter(t *testing.T) {
-	defer func() {
-		expect.True(t, recover() != nil, "a Handler without a Limiter")
-	}()
+	defer func() { expect.True(t, recover() != nil, "a Handler without a Limiter") }()
 	New(Config{All: open(t)})
 }

@@ -6,14 +6,13 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // BenchmarkAllow is one question to a client that decides in this process: of one key, and of any of a million.
 func BenchmarkAllow(b *testing.B) {
 	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
 	for _, keys := range []int{1, 1_000_000} {
 		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
 			c := New(set)
@@ -22,9 +21,8 @@ func BenchmarkAllow(b *testing.B) {
 			names := make([]string, keys)
 			for i := range names {
 				names[i] = fmt.Sprintf("user:%012d", i)
-				if _, err := l.Allow(ctx, names[i]); err != nil {
-					b.Fatal(err)
-				}
+				_, err := l.Allow(ctx, names[i])
+				must.NoError(b, err)
 			}
 			b.ReportAllocs()
 			b.ResetTimer()

@@ -107,22 +107,19 @@ func TestOneCollectorForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, Config{})
 		defer s.Close()
-		if time.Sleep(5 * time.Second); s.taken.Load() != 0 {
-			t.Errorf("%d snapshots for nobody", s.taken.Load())
-		}
+		time.Sleep(5 * time.Second)
+		expect.True(t, s.taken.Load() == 0, "%d snapshots for nobody", s.taken.Load())
 		a := s.watch(t, "10.0.0.1:1")
-		if want := "event: snapshot\ndata: {\"n\":1}\n\n"; a.text() != want || a.Header().Get("Content-Type") != "text/event-stream" || a.Header().Get("Cache-Control") != "no-store" {
-			t.Errorf("%q, %v, want %q at once", a.text(), a.Header(), want)
-		}
+		want := "event: snapshot\ndata: {\"n\":1}\n\n"
+		expect.True(t, a.text() == want && a.Header().Get("Content-Type") == "text/event-stream" &&
+			a.Header().Get("Cache-Control") == "no-store", "%q, %v, want %q at once", a.text(), a.Header(), want)
 		b := s.watch(t, "10.0.0.2:1")
-		if !strings.Contains(b.text(), `{"n":1}`) {
-			t.Errorf("who comes later gets nothing at once: %q", b.text())
-		}
+		expect.True(t, strings.Contains(b.text(), `{"n":1}`), "who comes later gets nothing at once: %q", b.text())
 		time.Sleep(3*time.Second + time.Millisecond)
 		synctest.Wait()
-		if n := s.taken.Load(); n != 4 || strings.Count(a.text(), "event: ") != 4 || strings.Count(b.text(), "event: ") != 4 {
-			t.Errorf("%d snapshots; %q; %q", n, a.text(), b.text())
-		}
+		n := s.taken.Load()
+		expect.True(t, n == 4 && strings.Count(a.text(), "event: ") == 4 && strings.Count(b.text(), "event: ") == 4,
+			"%d snapshots; %q; %q", n, a.text(), b.text())
 		a.cancel()
 		b.cancel()
 		time.Sleep(2 * time.Second)
@@ -132,9 +129,9 @@ func TestOneCollectorForAll(t *testing.T) {
 			t.Errorf("%d snapshots after all have gone", s.taken.Load()-before)
 		}
 		c := s.watch(t, "10.0.0.1:1")
-		if want := fmt.Sprintf(`{"n":%d}`, before+1); !strings.Contains(c.text(), want) || strings.Count(c.text(), "event: ") != 1 {
-			t.Errorf("who comes back sees %q, want %s only", c.text(), want)
-		}
+		want = fmt.Sprintf(`{"n":%d}`, before+1)
+		expect.True(t, strings.Contains(c.text(), want) && strings.Count(c.text(), "event: ") == 1,
+			"who comes back sees %q, want %s only", c.text(), want)
 	})
 }
 
@@ -146,9 +143,8 @@ func TestBoundsOnStreams(t *testing.T) {
 		first := s.watch(t, "10.0.0.1:1")
 		expect.True(t, taken(first) && taken(s.watch(t, "10.0.0.1:2")), "two of one source are not taken")
 		v := s.watch(t, "[::ffff:10.0.0.1]:3")
-		if taken(v) || v.Code != http.StatusServiceUnavailable || v.Header().Get("Retry-After") != "5" || !v.ended() {
-			t.Errorf("the third of one source: %d %v", v.Code, v.Header())
-		}
+		expect.True(t, !taken(v) && v.Code == http.StatusServiceUnavailable && v.Header().Get("Retry-After") == "5" &&
+			v.ended(), "the third of one source: %d %v", v.Code, v.Header())
 		expect.True(t, taken(s.watch(t, "[2001:db8::1]:1")) && taken(s.watch(t, "[2001:db8::2]:1")),
 			"two of another source are not taken")
 		expect.True(t, !taken(s.watch(t, "[2001:db8::3]:1")) && !taken(s.watch(t, "[2001:db8:0:1::1]:1")),
@@ -260,9 +256,8 @@ func TestOtherSitesPages(t *testing.T) {
 			w := httptest.NewRecorder()
 			r := httptest.NewRequestWithContext(t.Context(), "GET", Path+"/events", nil)
 			r.Header = header
-			if s.ServeEvents(w, r); w.Code != http.StatusForbidden || s.taken.Load() != 0 {
-				t.Errorf("%s: %d %s", what, w.Code, w.Body)
-			}
+			s.ServeEvents(w, r)
+			expect.True(t, w.Code == http.StatusForbidden && s.taken.Load() == 0, "%s: %d %s", what, w.Code, w.Body)
 		}
 	})
 }

@@ -185,13 +185,11 @@ func TestStateKeys(t *testing.T) {
 	}
 	expect.Equal(t, key("nest", "1", "inner", "x1"), "nest=1,inner=x1")
 	// The reference: what shares a threshold has one counter, for the pattern.
-	if a, b := key("files", "files/a"), key("files", "files/b"); a != b || a != "files=files/*" {
-		t.Errorf("%s, %s", a, b)
-	}
+	a, b := key("files", "files/a"), key("files", "files/b")
+	expect.True(t, a == b && a == "files=files/*", "%s, %s", a, b)
 	expect.Equal(t, key("files", "files/*"), "files=files/*", "a caller that sends the pattern")
-	if a, b := key("path", "a.css"), key("path", "b.css"); a != b || a != "path=*.css" {
-		t.Errorf("%s, %s", a, b)
-	}
+	a, b = key("path", "a.css"), key("path", "b.css")
+	expect.True(t, a == b && a == "path=*.css", "%s, %s", a, b)
 	// Two descriptors never have one key, whatever is in them; and nothing raw that ends a line.
 	seen := make(map[string][]string)
 	odd := []string{"", "a", "=", ",", "%", "*", "(", ")", "a=b", "a,b=c", "%3D", "\n", "\r", "\x00", "\x7f", "ü", "a*"}
@@ -294,9 +292,8 @@ func TestWatch(t *testing.T) {
 	err = <-errs
 	expect.True(t, strings.Contains(err.Error(),
 		filepath.Join(dir, "c.yaml")+":1:9: domain: is the domain of "+filepath.Join(dir, "b.yml")), "%v", err)
-	if n, _ := w.Current().Domains(); n != 2 || w.Err() == nil {
-		t.Errorf("%d domains, %v", n, w.Err())
-	}
+	n, _ = w.Current().Domains()
+	expect.True(t, n == 2 && w.Err() != nil, "%d domains, %v", n, w.Err())
 	must.NoError(t, errors.Join(os.Remove(filepath.Join(dir, "c.yaml")), os.Remove(filepath.Join(dir, "b.yml"))))
 	for n := 0; n != 1; n, _ = w.Current().Domains() {
 		<-changes

@@ -177,14 +177,12 @@ func TestUnmatched(t *testing.T) {
 	expect.True(t, err == nil && out.OverallCode == ok && out.Statuses[0].Code == ok &&
 		out.Statuses[0].CurrentLimit == nil, "%v, %v", out, err)
 	st := b.ask(1, entriesOf("none", "u")).Statuses[0]
-	if want(t, "no match", st, ok, 0); st.CurrentLimit != nil || st.DurationUntilReset != nil {
-		t.Errorf("%v", st)
-	}
+	want(t, "no match", st, ok, 0)
+	expect.True(t, st.CurrentLimit == nil && st.DurationUntilReset == nil, "%v", st)
 	// Unlimited: OK with MaxUint32 left, and no limit told.
 	st = b.ask(1, entriesOf("free", "u")).Statuses[0]
-	if want(t, "unlimited", st, ok, math.MaxUint32); st.CurrentLimit != nil {
-		t.Errorf("%v", st)
-	}
+	want(t, "unlimited", st, ok, math.MaxUint32)
+	expect.True(t, st.CurrentLimit == nil, "%v", st)
 }
 
 // TestErrors. The reference: an empty domain and a request without descriptors are errors.
@@ -210,9 +208,9 @@ func TestErrors(t *testing.T) {
 			codes.NotFound, "descriptors[2].policy: there is no policy named lost"},
 	} {
 		out, err := b.ShouldRateLimit(t.Context(), test.in)
-		if out != nil || status.Code(err) != test.code || !strings.Contains(status.Convert(err).Message(), test.text) {
-			t.Errorf("%v: %v, want %v with %q", out, err, test.code, test.text)
-		}
+		expect.True(t, out == nil && status.Code(err) == test.code &&
+			strings.Contains(status.Convert(err).Message(), test.text), "%v: %v, want %v with %q", out, err, test.code,
+			test.text)
 	}
 	// A nil descriptor is one without entries.
 	out := b.ask(1, nil)
@@ -271,9 +269,8 @@ descriptors:
 `)
 	for i := range 3 {
 		out := b.ask(1, entriesOf("a", "u"), entriesOf("b", "u"))
-		if want(t, "the other", out.Statuses[1], ok, uint32(4-i)); out.OverallCode != ok || out.Statuses[0].CurrentLimit != nil {
-			t.Errorf("%v", out)
-		}
+		want(t, "the other", out.Statuses[1], ok, uint32(4-i))
+		expect.True(t, out.OverallCode == ok && out.Statuses[0].CurrentLimit == nil, "%v", out)
 	}
 	want(t, "by itself", b.ask(1, entriesOf("a", "u")).Statuses[0], ok, 0)
 }
@@ -361,9 +358,8 @@ func TestOverrideOfARequest(t *testing.T) {
 	d := entriesOf("minute", "u")
 	d.Limit = &common.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: math.MaxUint32, Unit: typev3.RateLimitUnit_MINUTE}
 	st := b.ask(1, d).Statuses[0]
-	if want(t, "override", st, ok, math.MaxUint32-6); st.CurrentLimit.RequestsPerUnit != math.MaxUint32 || st.CurrentLimit.Name != "" {
-		t.Errorf("%v", st)
-	}
+	want(t, "override", st, ok, math.MaxUint32-6)
+	expect.True(t, st.CurrentLimit.RequestsPerUnit == math.MaxUint32 && st.CurrentLimit.Name == "", "%v", st)
 	d.Limit.Unit = typev3.RateLimitUnit_MONTH
 	st = b.ask(1, d).Statuses[0]
 	expect.Equal(t, st.CurrentLimit.Unit, ratelimitv3.RateLimitResponse_RateLimit_MONTH, "%v", st)
@@ -389,9 +385,9 @@ func TestExtensions(t *testing.T) {
 	want(t, "debt paid", b.ask(1, adding(entriesOf("debt", "u"), 0, false)).Statuses[0], ok, 5)
 	// A policy's state, whoever else asks.
 	st := b.ask(2, entriesOf("shared", "u")).Statuses[0]
-	if want(t, "a policy", st, ok, 1); st.CurrentLimit.RequestsPerUnit != 3 || st.CurrentLimit.Unit != ratelimitv3.RateLimitResponse_RateLimit_MINUTE {
-		t.Errorf("%v", st)
-	}
+	want(t, "a policy", st, ok, 1)
+	expect.True(t, st.CurrentLimit.RequestsPerUnit == 3 &&
+		st.CurrentLimit.Unit == ratelimitv3.RateLimitResponse_RateLimit_MINUTE, "%v", st)
 	want(t, "a policy", b.ask(2, entriesOf("shared", "u")).Statuses[0], over, 0)
 }
 
@@ -510,8 +506,7 @@ func BenchmarkShouldRateLimit(b *testing.B) {
 	in := &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("minute", "user-1234567")}}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := s.ShouldRateLimit(b.Context(), in); err != nil {
-			b.Fatal(err)
-		}
+		_, err := s.ShouldRateLimit(b.Context(), in)
+		must.NoError(b, err)
 	}
 }

@@ -97,9 +97,8 @@ func TestExample(t *testing.T) {
 			for _, r := range p.Rules() {
 				expect.NoError(t, r.Limits.Quotable())
 			}
-			if m.GetReportingInterval().AsDuration() != period {
-				t.Errorf("%v: reports every %v", id, m.GetReportingInterval().AsDuration())
-			}
+			expect.True(t, m.GetReportingInterval().AsDuration() == period,
+				"%v: reports every %v", id, m.GetReportingInterval().AsDuration())
 			const denies = typev3.RateLimitStrategy_DENY_ALL
 			none, expired := m.GetNoAssignmentBehavior().GetFallbackRateLimit(), m.GetExpiredAssignmentBehavior().GetFallbackRateLimit()
 			for _, s := range []*typev3.RateLimitStrategy{none, expired} {
@@ -108,7 +107,6 @@ func TestExample(t *testing.T) {
 			}
 		}
 	})
-	if buckets != 2 || files.Quotas() != 2 || last != "envoy.filters.http.router" {
-		t.Errorf("%d buckets of %d, and %s is the last filter", buckets, files.Quotas(), last)
-	}
+	expect.True(t, buckets == 2 && files.Quotas() == 2 && last == "envoy.filters.http.router",
+		"%d buckets of %d, and %s is the last filter", buckets, files.Quotas(), last)
 }

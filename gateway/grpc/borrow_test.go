@@ -96,9 +96,8 @@ func TestBorrow(t *testing.T) {
 	d := <-decided
 	expect.True(t, d.Allowed, "%+v", d)
 	must.NoError(t, stream.CloseSend())
-	if _, err := stream.Recv(); err == nil || l.Loans().Streams != 0 {
-		t.Errorf("%v; %+v", err, l.Loans())
-	}
+	_, err = stream.Recv()
+	expect.True(t, err != nil && l.Loans().Streams == 0, "%v; %+v", err, l.Loans())
 }
 
 // TestNegativeWant: who wants fewer than no units wants none, which renews no loan.

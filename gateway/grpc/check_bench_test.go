@@ -14,6 +14,7 @@ import (
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // registered keeps the service that is registered with it.
@@ -24,9 +25,7 @@ func (r *registered) RegisterService(desc *grpc.ServiceDesc, _ any) { r.desc = d
 // BenchmarkCheck is a Check from the bytes of its request to those of its answer, without gRPC.
 func BenchmarkCheck(b *testing.B) {
 	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
 	s := NewServer(ServerConfig{Service: l, Requests: admission.NewGate(32 << 20)})
@@ -48,20 +47,13 @@ func BenchmarkCheck(b *testing.B) {
 				in.Checks = append(in.Checks, &weirv1.Check{Target: &weirv1.Target{Policy: "p", Key: fmt.Sprintf("user:%012d", i)}})
 			}
 			data, err := proto.Marshal(in)
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.NoError(b, err)
 			read := func(m any) error { return codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, m) }
 			b.ReportAllocs()
 			for b.Loop() {
 				out, err := handle(s, b.Context(), read, intercept)
-				if err != nil {
-					b.Fatal(err)
-				}
-				answer, err := codec.Marshal(out)
-				if err != nil {
-					b.Fatal(err)
-				}
+				must.NoError(b, err)
+				answer := must.Value(codec.Marshal(out))(b)
 				answer.Free()
 			}
 		})

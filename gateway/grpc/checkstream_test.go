@@ -35,8 +35,7 @@ type checkStreamClient = grpc.BidiStreamingClient[weirv1.CheckStreamRequest, wei
 // openStream opens a stream that ends with the test.
 func openStream(t *testing.T, c weirv1.LimiterClient) checkStreamClient {
 	t.Helper()
-	stream, err := c.CheckStream(t.Context())
-	must.NoError(t, err)
+	stream := must.Value(c.CheckStream(t.Context()))(t)
 	return stream
 }
 
@@ -49,8 +48,7 @@ func exchange(t *testing.T, stream checkStreamClient, in *weirv1.CheckStreamRequ
 
 func nextOf(t *testing.T, stream checkStreamClient) *weirv1.CheckStreamResponse {
 	t.Helper()
-	out, err := stream.Recv()
-	must.NoError(t, err)
+	out := must.Value(stream.Recv())(t)
 	return out
 }
 
@@ -93,14 +91,13 @@ func unpacked(out *weirv1.CheckStreamResponse, i int, policy, requestID string) 
 // The stream says what the unary call says, whatever is asked: two nodes with the same policies, at the same instant of a
 // clock that stands still, get the same checks in both ways.
 func TestCheckStreamIsCheck(t *testing.T) {
-	set, err := policy.Parse("test.yaml", []byte(`policies:
+	set := must.Value(policy.Parse("test.yaml", []byte(`policies:
   - {name: log, algorithm: sliding_log, limit: 10, window: 1m}
   - {name: queue, algorithm: leaky_bucket, limit: 10, capacity: 5, window: 1s}
   - {name: two, limits: [4/1s, 6/1m]}
   - {name: shy, algorithm: fixed_window, limit: 3, window: 1m, shadow: true}
   - {name: free, algorithm: fixed_window, limit: 3, window: 1m, overrides: [{key: a, unlimited: true}, {key: b, blocked: true}]}
-  - {name: lease, algorithm: concurrency, limit: 10, ttl: 1m}`))
-	must.NoError(t, err)
+  - {name: lease, algorithm: concurrency, limit: 10, ttl: 1m}`)))(t)
 	var observed, failures atomic.Int64
 	node := func() weirv1.LimiterClient {
 		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: 1e9, Wall: 1e18} }})
@@ -157,9 +154,8 @@ func TestCheckStreamIsCheck(t *testing.T) {
 		must.True(t, out.Sequence == in.Sequence && out.Error == nil && !out.More && len(out.Checks) == 0, "%v", out)
 		for i, w := range want {
 			failed := slices.ContainsFunc(out.Errors, func(e *weirv1.StreamError) bool { return int(e.Check) == i })
-			if failed != (w == nil) {
-				t.Fatalf("round %d, check %d of %v: failed is %v, unary says %v", round, i, req.Checks[i], failed, w)
-			}
+			must.True(t, failed == (w == nil), "round %d, check %d of %v: failed is %v, unary says %v", round, i,
+				req.Checks[i], failed, w)
 			if failed {
 				continue
 			}
@@ -167,9 +163,9 @@ func TestCheckStreamIsCheck(t *testing.T) {
 			if name == "" {
 				name = "inline"
 			}
-			if got := unpacked(out, i, name, req.Checks[i].RequestId); !proto.Equal(got, w.GetDecision()) {
-				t.Fatalf("round %d, check %d of %v:\nstream %v\nunary  %v", round, i, req.Checks[i], got, w.GetDecision())
-			}
+			got := unpacked(out, i, name, req.Checks[i].RequestId)
+			must.True(t, proto.Equal(got, w.GetDecision()),
+				"round %d, check %d of %v:\nstream %v\nunary  %v", round, i, req.Checks[i], got, w.GetDecision())
 		}
 	}
 	for range 2 { // when the second is answered the first has been observed
@@ -222,8 +218,7 @@ func TestCheckStreamMalformed(t *testing.T) {
 func TestCheckStreamNotProtobuf(t *testing.T) {
 	conn, _ := serveLimiter(t, localLimiter(t))
 	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
-	stream, err := conn.NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName, grpc.ForceCodec(testkit.RawCodec{}))
-	must.NoError(t, err)
+	stream := must.Value(conn.NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName, grpc.ForceCodec(testkit.RawCodec{})))(t)
 	must.NoError(t, stream.SendMsg(&[]byte{0xff}))
 	wantStatus(t, stream.RecvMsg(new([]byte)), codes.InvalidArgument, "malformed message")
 }
@@ -312,9 +307,7 @@ func TestCheckStreamTimeouts(t *testing.T) {
 			answers <- proto.Clone(m.(proto.Message)).(*weirv1.CheckStreamResponse)
 		}}
 		var done sync.WaitGroup
-		done.Go(func() {
-			expect.NoError(t, stream.checkWith(s))
-		})
+		done.Go(func() { expect.NoError(t, stream.checkWith(s)) })
 		ms := time.Millisecond
 		for _, test := range []struct {
 			timeout  uint32

@@ -7,6 +7,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // BenchmarkGetRateLimits decides calls of 100 requests, decoding and encoding included.
@@ -17,9 +19,7 @@ func BenchmarkGetRateLimits(b *testing.B) {
 		in.Requests = append(in.Requests, &pb.RateLimitReq{Name: "bucket", UniqueKey: fmt.Sprintf("account:%d", i), Hits: 1, Limit: 1000, Duration: 60_000})
 	}
 	data, err := proto.Marshal(in)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
 	b.ReportAllocs()
 	for b.Loop() {
 		in := new(pb.GetRateLimitsReq)
@@ -27,11 +27,8 @@ func BenchmarkGetRateLimits(b *testing.B) {
 			b.Fatal(err)
 		}
 		out, err := server.GetRateLimits(b.Context(), in)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := proto.Marshal(out); err != nil {
-			b.Fatal(err)
-		}
+		must.NoError(b, err)
+		_, err = proto.Marshal(out)
+		must.NoError(b, err)
 	}
 }

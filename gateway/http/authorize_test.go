@@ -64,9 +64,7 @@ func TestAuthorize(t *testing.T) {
 				strings.Contains(bodyOf(t, resp), c.denial.Message), "%s: %d %v", name, resp.StatusCode, resp.Header)
 		}
 	}
-	if len(d.service.Calls()) != 0 {
-		t.Errorf("the service was asked: %v", d.service.Calls())
-	}
+	expect.True(t, len(d.service.Calls()) == 0, "the service was asked: %v", d.service.Calls())
 }
 
 // TestAuthorizedContext: the service is asked in the context that Authorize returned, and what it denies is a 403.

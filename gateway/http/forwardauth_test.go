@@ -55,9 +55,9 @@ func TestForwardAuthKeys(t *testing.T) {
 		d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, behindGateway)
 		resp := d.do("GET", "/v1/forward-auth?"+c.query, "", c.header...)
 		want := limit.Check{Target: limit.Target{Policy: "web", Key: c.key}, Cost: c.cost}
-		if resp.StatusCode != http.StatusOK || len(d.service.Calls()) != 1 || d.service.Calls()[0].Checks[0] != want {
-			t.Errorf("%s %v: %d %s, asked %+v", c.query, c.header, resp.StatusCode, bodyOf(t, resp), d.service.Calls())
-		}
+		expect.True(t, resp.StatusCode == http.StatusOK && len(d.service.Calls()) == 1 &&
+			d.service.Calls()[0].Checks[0] == want, "%s %v: %d %s, asked %+v", c.query, c.header, resp.StatusCode,
+			bodyOf(t, resp), d.service.Calls())
 	}
 }
 
@@ -148,9 +148,7 @@ func TestForwardAuthNamesNobody(t *testing.T) {
 	for _, hops := range []string{"unknown", "203.0.113.9, unknown", "203.0.113.9, _hidden", ""} {
 		wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", hops), 400, "key_ip", "X-Forwarded-For")
 	}
-	if len(d.service.Calls()) > 0 {
-		t.Errorf("asked %v", d.service.Calls())
-	}
+	expect.True(t, len(d.service.Calls()) <= 0, "asked %v", d.service.Calls())
 }
 
 // TestForwardAuthStrangers: nobody who is no trusted proxy chooses the address that it is limited by.
@@ -158,9 +156,7 @@ func TestForwardAuthStrangers(t *testing.T) {
 	d := newAPI(t, &scripted.Service{Results: []limit.Result{{Decision: admitted}}}, nil)
 	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", "203.0.113.9"), 400, "key_ip", "trusted-proxies")
 	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_header=X-Api-Key", "", "X-Api-Key", "a"), 400, "key_header", "forward-auth-headers")
-	if len(d.service.Calls()) > 0 {
-		t.Errorf("asked %v", d.service.Calls())
-	}
+	expect.True(t, len(d.service.Calls()) <= 0, "asked %v", d.service.Calls())
 }
 
 // TestForwardAuthCredentials: the gateway is who Weir-Authorization says, and Authorization is its caller's.

@@ -45,9 +45,7 @@ func FuzzBody(f *testing.F) {
 		service := &scripted.Service{Results: []limit.Result{{Decision: admitted}}, Decision: admitted, Lives: time.Second}
 		d := newAPI(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
 		resp := d.post(path, body)
-		if resp.StatusCode >= 500 {
-			t.Errorf("%s: %d %s", path, resp.StatusCode, bodyOf(t, resp))
-		}
+		expect.True(t, resp.StatusCode < 500, "%s: %d %s", path, resp.StatusCode, bodyOf(t, resp))
 		if asked := len(service.Calls()) == 1; asked != (resp.StatusCode == 200) || len(service.Calls()) > 1 {
 			t.Errorf("%s: %d, with the service asked %d times", path, resp.StatusCode, len(service.Calls()))
 		}

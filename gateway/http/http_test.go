@@ -430,9 +430,7 @@ func TestMediaType(t *testing.T) {
 		d := newAPI(t, service, nil)
 		resp := d.do("POST", "/v1/check", body, tt.header...)
 		if tt.detail == "" {
-			if resp.StatusCode != 200 {
-				t.Errorf("%q: %d %s", tt.header, resp.StatusCode, bodyOf(t, resp))
-			}
+			expect.True(t, resp.StatusCode == 200, "%q: %d %s", tt.header, resp.StatusCode, bodyOf(t, resp))
 			continue
 		}
 		wantProblem(t, resp, 415, "", tt.detail)
@@ -479,9 +477,9 @@ func TestServiceErrors(t *testing.T) {
 				field = "checks[0]." + field
 			}
 			wantProblem(t, resp, tt.status, field, tt.detail)
-			if strings.Contains(bodyOf(t, resp), "secret") || tt.logged != strings.Contains(d.log.String(), "request failed") {
-				t.Errorf("%s: %v: body %s, log %s", path, tt.err, bodyOf(t, resp), d.log)
-			}
+			expect.True(t, !strings.Contains(bodyOf(t, resp), "secret") &&
+				tt.logged == strings.Contains(d.log.String(), "request failed"), "%s: %v: body %s, log %s", path,
+				tt.err, bodyOf(t, resp), d.log)
 		}
 	}
 

@@ -59,9 +59,7 @@ func TestTopKeys(t *testing.T) {
 	} {
 		resp := d.do("GET", "/v1/keys/top"+query, "")
 		if want == nil {
-			if resp.StatusCode != 400 {
-				t.Errorf("%s: %d %s", query, resp.StatusCode, bodyOf(t, resp))
-			}
+			expect.True(t, resp.StatusCode == 400, "%s: %d %s", query, resp.StatusCode, bodyOf(t, resp))
 			continue
 		}
 		diff := cmp.Diff(want, asked, protocmp.Transform())
@@ -92,8 +90,7 @@ func TestDescribe(t *testing.T) {
 		`{"policy":"p","key":"k","cost":1}`: 400,
 		`{}`:                                400,
 	} {
-		if resp := d.post("/v1/keys/describe", body); resp.StatusCode != status {
-			t.Errorf("%s: %d %s, want %d", body, resp.StatusCode, bodyOf(t, resp), status)
-		}
+		resp := d.post("/v1/keys/describe", body)
+		expect.True(t, resp.StatusCode == status, "%s: %d %s, want %d", body, resp.StatusCode, bodyOf(t, resp), status)
 	}
 }

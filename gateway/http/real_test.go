@@ -119,9 +119,7 @@ func TestExamples(t *testing.T) {
 		want := exampleOf(t, tt.documented, tt.example)
 		var got any
 		must.NoError(t, unmarshal(bodyOf(t, tt.got), &got))
-		if tt.got.StatusCode != tt.status {
-			t.Errorf("%s: %d, want %d", tt.example, tt.got.StatusCode, tt.status)
-		}
+		expect.Equal(t, tt.got.StatusCode, tt.status, "%s", tt.example)
 		expect.NoDiff(t, cmp.Diff(want, got), "%s (-example +sent)", tt.example)
 	}
 
@@ -152,9 +150,7 @@ func exampleOf(t *testing.T, documented *openapi3.Response, name string) any {
 func TestBoundsAsDocumented(t *testing.T) {
 	text := loadSpec(t).doc.Components.Responses["TooLarge"].Value.Description
 	for _, want := range []string{"(4194304 bytes)", "1000 checks", "key (1024 bytes)"} {
-		if !strings.Contains(strings.ReplaceAll(*text, "\n", " "), want) {
-			t.Errorf("no %q in %q", want, *text)
-		}
+		expect.True(t, strings.Contains(strings.ReplaceAll(*text, "\n", " "), want), "no %q in %q", want, *text)
 	}
 	expect.True(t, limit.MaxBatch == 1000 && limit.MaxKey == 1024 &&
 		limit.MaxNamespace == 256 && limit.MaxRequestID == 128, "openapi.yaml and PROBLEMS.md tell other bounds")

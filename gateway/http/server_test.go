@@ -196,9 +196,7 @@ type fixed struct {
 	results []limit.Result
 }
 
-func (f *fixed) Check(context.Context, []limit.Check) ([]limit.Result, error) {
-	return f.results, nil
-}
+func (f *fixed) Check(context.Context, []limit.Check) ([]limit.Result, error) { return f.results, nil }
 
 // discard is a ResponseWriter that costs nothing.
 type discard struct{ header http.Header }

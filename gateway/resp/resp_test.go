@@ -655,22 +655,18 @@ func TestLikeRedis(t *testing.T) {
 func BenchmarkThrottle(b *testing.B) {
 	address, _, _ := serve(b, nil)
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
 	defer conn.Close()
 	const batch = 100
 	in := []byte(strings.Repeat(send("CL.THROTTLE", "user:12345", "999", "1000", "60"), batch))
 	r := bufio.NewReaderSize(conn, 1<<16)
 	b.ReportAllocs()
 	for range (b.N + batch - 1) / batch {
-		if _, err := conn.Write(in); err != nil {
-			b.Fatal(err)
-		}
+		_, err := conn.Write(in)
+		must.NoError(b, err)
 		for range 6 * batch {
-			if _, err := r.ReadSlice('\n'); err != nil {
-				b.Fatal(err)
-			}
+			_, err := r.ReadSlice('\n')
+			must.NoError(b, err)
 		}
 	}
 }

@@ -205,9 +205,8 @@ func TestAuthenticatedStay(t *testing.T) {
 			h.pipes.dial(address)
 			return h.conn(address).Authenticated("")
 		}
-		if !known("192.0.2.1:1") || !known("192.0.2.1:2") || known("192.0.2.1:3") || !known("192.0.2.2:1") || known("192.0.2.3:1") {
-			t.Errorf("served: %v", h.served())
-		}
+		expect.True(t, known("192.0.2.1:1") && known("192.0.2.1:2") && !known("192.0.2.1:3") && known("192.0.2.2:1") &&
+			!known("192.0.2.3:1"), "served: %v", h.served())
 		expect.True(t, slices.Equal(h.why(), []Rejection{TooManyConnections, TooManyConnections}),
 			"rejected: %v", h.why())
 		for port := range 100 {

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/weirlimit/weir/test/must"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // processorTime is what the process has had of the processors so far, of both sides of the calls.
@@ -37,9 +39,7 @@ func BenchmarkUnary(b *testing.B) {
 		name := map[bool]string{false: "without", true: "with"}[bounded]
 		b.Run(name, func(b *testing.B) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.NoError(b, err)
 			server := grpc.NewServer()
 			services := grpc.ServiceRegistrar(server)
 			if bounded {
@@ -55,22 +55,17 @@ func BenchmarkUnary(b *testing.B) {
 			services.RegisterService(&desc, nil)
 			served := make(chan error, 1)
 			go func() { served <- server.Serve(l) }()
-			conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-			if err != nil {
-				b.Fatal(err)
-			}
+			conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(b)
 			before := processorTime(b)
 			for b.Loop() {
-				if err := conn.Invoke(b.Context(), "/bench.Service/Unary", new(emptypb.Empty), new(emptypb.Empty)); err != nil {
-					b.Fatal(err)
-				}
+				err := conn.Invoke(b.Context(), "/bench.Service/Unary", new(emptypb.Empty), new(emptypb.Empty))
+				must.NoError(b, err)
 			}
 			b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
 			_ = conn.Close()
 			server.Stop()
-			if err := <-served; err != nil {
-				b.Error(err)
-			}
+			err = <-served
+			expect.NoError(b, err)
 		})
 	}
 }

@@ -31,9 +31,7 @@ func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string
 	for !strings.Contains(all.String(), "Ctrl-C") {
 		n, err := r.Read(buf)
 		all.Write(buf[:n])
-		if err != nil {
-			t.Fatal(<-ended)
-		}
+		must.True(t, err == nil, "%v", <-ended)
 	}
 	return all.String(), func() (string, error) {
 		cancel()

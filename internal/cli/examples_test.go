@@ -107,7 +107,6 @@ func (e *example) run(t *testing.T, command string) string {
 	resp, err := http.Post(fmt.Sprintf("http://%s%s", e.httpAddr, path), "application/json", strings.NewReader(body))
 	must.NoError(t, err)
 	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	must.NoError(t, err)
+	answer := must.Value(io.ReadAll(resp.Body))(t)
 	return strings.TrimSuffix(string(answer), "\n") + "\n"
 }

@@ -96,9 +96,9 @@ func TestSecrets(t *testing.T) {
 			c.MayUseNamespace(auth.RoleCheck, "any"), "%s is %+v, want the roles %v", name, c, roles)
 	}
 	for _, token := range []string{"tokens/caller", "tokens/operator", "weir-metrics/token"} {
-		if !strings.Contains(file, auth.Hash(contents[at(token)])) || strings.Contains(file, contents[at(token)]) {
-			t.Errorf("the access file lacks the hash of %s, or has the token", token)
-		}
+		expect.True(t, strings.Contains(file, auth.Hash(contents[at(token)])) &&
+			!strings.Contains(file, contents[at(token)]), "the access file lacks the hash of %s, or has the token",
+			token)
 	}
 
 	status, _, stderr = runSecrets(dir, "--force")

@@ -84,9 +84,8 @@ func TestBook(t *testing.T) {
 	expect.True(t, diff == "" && b.Digest() == again.Digest() && again.Stats().Overrides == 2, "%v", diff)
 	e = set(t, again, "n0", "carol", `{"limit":1}`)
 	expect.Equal(t, e.Counter, 6, "the counter went on at")
-	if info, err := os.Stat(name); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("%v %v", info.Mode(), err)
-	}
+	info, err := os.Stat(name)
+	expect.True(t, err == nil && info.Mode().Perm() == 0o600, "%v %v", info.Mode(), err)
 	left, _ := os.ReadDir(filepath.Dir(name))
 	expect.Equal(t, len(left), 1, "left behind: %v", left)
 }
@@ -220,9 +219,9 @@ func TestBounds(t *testing.T) {
 	for i := range entries[:5000] {
 		entries[i].Settings = `{"x":"` + strings.Repeat("s", 4000) + `"}`
 	}
-	if _, err := merge(wide, entries[:5000]); !errors.Is(err, ErrFull) || wide.Stats().Bytes > 2*MaxBytes || wide.Stats().Bytes < 2*MaxBytes-8000 {
-		t.Errorf("%v with %+v", err, wide.Stats())
-	}
+	_, err = merge(wide, entries[:5000])
+	expect.True(t, errors.Is(err, ErrFull) && wide.Stats().Bytes <= 2*MaxBytes && wide.Stats().Bytes >= 2*MaxBytes-8000,
+		"%v with %+v", err, wide.Stats())
 	_, _, err = change(wide, "n0", Entry{ID: other.ID, Settings: `{"limit":1}`, At: epoch})
 	expect.ErrorIs(t, err, ErrFull, "beyond all bytes")
 }
@@ -321,9 +320,9 @@ func TestFarVersion(t *testing.T) {
 		}
 		far := Entry{ID: ID{Policy: "login", Key: "k"}, Version: Version{maxCounter, "n1"}, Settings: `{"limit":1}`, At: epoch}
 		for _, far.Counter = range []uint64{maxCounter, known + maxStep + 1} {
-			if changed, err := merge(b, []Entry{far}); changed || err == nil || !strings.Contains(err.Error(), "counter: ") {
-				t.Errorf("counter %d after %d: %t, %v", far.Counter, known, changed, err)
-			}
+			changed, err := merge(b, []Entry{far})
+			expect.True(t, !changed && err != nil && strings.Contains(err.Error(), "counter: "),
+				"counter %d after %d: %t, %v", far.Counter, known, changed, err)
 		}
 		far.Counter = known + maxStep
 		changed, err := merge(b, []Entry{far})

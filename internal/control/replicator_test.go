@@ -464,8 +464,8 @@ func TestDeletionIsInForce(t *testing.T) {
 		text  string
 	}{{nil, true, ""}, {&deletion, true, ""}, {&later, false, "6@n"}, {&earlier, false, ""}} {
 		var out weirv1.OverrideMember
-		if stand(&out, &deletion, tt.there); out.Has != tt.has || !strings.Contains(out.Error, tt.text) || (out.Error == "") != (tt.text == "") {
-			t.Errorf("beside %+v: %+v", tt.there, &out)
-		}
+		stand(&out, &deletion, tt.there)
+		expect.True(t, out.Has == tt.has && strings.Contains(out.Error, tt.text) &&
+			(out.Error == "") == (tt.text == ""), "beside %+v: %+v", tt.there, &out)
 	}
 }

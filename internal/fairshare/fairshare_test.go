@@ -26,9 +26,10 @@ func TestNobodyTakesAll(t *testing.T) {
 				}
 			}
 			taken, _ := p.InUse()
-			if left := most - taken; left == 0 || greedy == 1 && left < most/4 || piece == 1 && left < most/2/int64(greedy+1) {
-				t.Errorf("%d who take %d at a time leave %d", greedy, piece, left)
-			}
+			left := most - taken
+			expect.True(t, left != 0 && (greedy != 1 || left >= most/4) &&
+				(piece != 1 || left >= most/2/int64(greedy+1)), "%d who take %d at a time leave %d", greedy, piece,
+				left)
 			if late := p.Take("late", 1); late.N != 1 {
 				t.Errorf("%d who take %d at a time leave nothing", greedy, piece)
 			} else {

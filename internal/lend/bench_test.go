@@ -8,6 +8,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // BenchmarkMissed is what a check costs that an owner has admitted, of keys asked all alike by 300,000 checks a second: nothing to lend. The
@@ -26,9 +27,7 @@ func BenchmarkMissed(b *testing.B) {
 		i++
 		book.Missed(names[i%len(names)], 1, clock, strings.Clone)
 	}
-	if book.Loans() > 0 {
-		b.Error("lent what is not asked often")
-	}
+	expect.True(b, book.Loans() <= 0, "lent what is not asked often")
 }
 
 // BenchmarkHotKey is a decision from the loan of a hot key, by one goroutine and by 256.
@@ -42,9 +41,8 @@ func BenchmarkHotKey(b *testing.B) {
 	reports, _ := book.Report(clock())
 	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number, Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour, Limit: algo.MaxLimit}}})
 	take := func(b *testing.B) {
-		if _, _, ok := book.Take("k", 1, clock); !ok {
-			b.Error("not lent")
-		}
+		_, _, ok := book.Take("k", 1, clock)
+		expect.True(b, ok, "not lent")
 	}
 	b.Run("goroutines=1", func(b *testing.B) {
 		b.ReportAllocs()

@@ -254,9 +254,8 @@ func TestTakesNoMoreThanAsked(t *testing.T) {
 	must.True(t, len(r) == 1 && r[0].Totals == (algo.Totals{Granted: 1e9, Spent: 1, Returned: 1e9 - both,
 		Checks: 1}) && r[0].Known <= both, "%+v", r)
 	b.Answered(next, next, []Answer[int]{{Number: first.Number, Lent: limit.Lent{Granted: 1e9 + 1e6, Term: time.Second}}})
-	if _, left, ok := b.Take("k", 1, at(3)); !ok || left != both-2+r[0].Want {
-		t.Errorf("%d left of %d, and %d that were asked for", left, both-1, r[0].Want)
-	}
+	_, left, ok = b.Take("k", 1, at(3))
+	expect.True(t, ok && left == both-2+r[0].Want, "%d left of %d, and %d that were asked for", left, both-1, r[0].Want)
 }
 
 // TestClockIsReadLast: what is taken while the loan ends is not admitted, however late the clock is read.

@@ -358,9 +358,7 @@ func TestSteady(t *testing.T) {
 		var ask func()
 		ask = func() {
 			p.after(time.Second/time.Duration(rate), ask)
-			b.ask(1, func(admitted bool) {
-				expect.True(t, admitted, "refused")
-			})
+			b.ask(1, func(admitted bool) { expect.True(t, admitted, "refused") })
 		}
 		ask()
 		p.run(p.now + int64(2*time.Second))

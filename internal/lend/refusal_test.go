@@ -32,11 +32,9 @@ func TestKeepsToWhatItWasTold(t *testing.T) {
 				cost := 1 + random.Int64N(4)
 				got, ok := r.Find(h, key, cost, now)
 				marks[key] = r.Mark(h)
-				if ok && !slices.ContainsFunc(known, func(e entry) bool {
+				must.True(t, !ok || slices.ContainsFunc(known, func(e entry) bool {
 					return e.key == key && e.Refusal == got && e.Cost == cost && now < e.Until
-				}) {
-					t.Fatalf("seed %d: %s, cost %d at %d: found %+v, known are %+v", seed, key, cost, now, got, known)
-				}
+				}), "seed %d: %s, cost %d at %d: found %+v, known are %+v", seed, key, cost, now, got, known)
 			case 2:
 				mark := marks[key]
 				cost := 1 + random.Int64N(3)
@@ -112,9 +110,8 @@ func TestFindAllocatesNothing(t *testing.T) {
 	const k = "k"
 	r.Remember(1, k, 0, Refusal[[30]int64]{Cost: 2, Until: 100})
 	allocs := testing.AllocsPerRun(100, func() {
-		if _, ok := r.Find(1, k, 2, 50); !ok {
-			t.Error("forgotten")
-		}
+		_, ok := r.Find(1, k, 2, 50)
+		expect.True(t, ok, "forgotten")
 	})
 	expect.Equal(t, allocs, 0, "allocations")
 }

@@ -239,9 +239,7 @@ func TestAccess(t *testing.T) {
 func TestAccessReload(t *testing.T) {
 	n, shop, _, book := withAccess(t, nil)
 	login := `{"policy":"login","key":"a"}`
-	write := func(text string) {
-		must.NoError(t, os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600))
-	}
+	write := func(text string) { must.NoError(t, os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600)) }
 	write("callers: [{name: x}]")
 	testkit.Eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
 	line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "rejected")

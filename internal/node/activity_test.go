@@ -123,9 +123,8 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 		for _, k := range top.Keys {
 			got = append(got, k.Policy+"/"+k.Namespace+"/"+k.Key)
 		}
-		if slices.Sort(got); !slices.Equal(got, want) {
-			t.Errorf("%s sees %v, want %v", name, got, want)
-		}
+		slices.Sort(got)
+		expect.True(t, slices.Equal(got, want), "%s sees %v, want %v", name, got, want)
 		for _, p := range top.Policies {
 			expect.True(t, strings.HasPrefix(p.Policy, "(") || name == "all" || p.Policy == name,
 				"%s sees the policy %s", name, p.Policy)

@@ -22,18 +22,15 @@ func TestDebugPort(t *testing.T) {
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+path, nil)
 			must.NoError(t, err)
 			r.Host = host
-			resp, err := http.DefaultClient.Do(r)
-			must.NoError(t, err)
+			resp := must.Value(http.DefaultClient.Do(r))(t)
 			defer resp.Body.Close()
-			body, err := io.ReadAll(resp.Body)
-			must.NoError(t, err)
+			body := must.Value(io.ReadAll(resp.Body))(t)
 			return resp.StatusCode, string(body)
 		}
 		addr := n.debugAddr
 		expect.True(t, strings.HasPrefix(addr, "127.0.0.1:"), "listens on %s", addr)
-		if status, body := get(addr, "/debug/pprof/goroutine?debug=1", ""); status != http.StatusOK || !strings.Contains(body, "goroutine profile") {
-			t.Errorf("%d %.80s", status, body)
-		}
+		status, body := get(addr, "/debug/pprof/goroutine?debug=1", "")
+		expect.True(t, status == http.StatusOK && strings.Contains(body, "goroutine profile"), "%d %.80s", status, body)
 		for _, tt := range []struct {
 			addr, path, host string
 			want             int
@@ -45,9 +42,8 @@ func TestDebugPort(t *testing.T) {
 			{addr, "/v1/policies", "", http.StatusNotFound},
 			{addrOf(n.listeners.http), "/debug/pprof/", "", http.StatusNotFound},
 		} {
-			if status, body := get(tt.addr, tt.path, tt.host); status != tt.want {
-				t.Errorf("%+v: %d %.80s", tt, status, body)
-			}
+			status, body := get(tt.addr, tt.path, tt.host)
+			expect.True(t, status == tt.want, "%+v: %d %.80s", tt, status, body)
 		}
 	})
 }

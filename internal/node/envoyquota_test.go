@@ -34,9 +34,8 @@ func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQ
 	}}})
 	must.NoError(t, err)
 	in := must.Value(stream.Recv())(t)
-	if len(in.BucketAction) != 2 || in.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() != typev3.RateLimitStrategy_DENY_ALL {
-		t.Fatalf("%v", in)
-	}
+	must.True(t, len(in.BucketAction) == 2 &&
+		in.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() == typev3.RateLimitStrategy_DENY_ALL, "%v", in)
 	return in.BucketAction[1].GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket()
 }
 

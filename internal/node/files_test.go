@@ -82,9 +82,8 @@ func TestKeyFilesReadableByOthers(t *testing.T) {
 		return strings.Count(book.String(), `msg="key file readable by other users" file=`+name)
 	}
 	for i, name := range keys {
-		if want := int(modes[i] & 0o004 / 0o004); said(name) != want {
-			t.Errorf("%s, mode %v: said %d times, want %d", name, modes[i], said(name), want)
-		}
+		want := int(modes[i] & 0o004 / 0o004)
+		expect.True(t, said(name) == want, "%s, mode %v: said %d times, want %d", name, modes[i], said(name), want)
 	}
 	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600))
 	n.Reload()

@@ -75,9 +75,9 @@ func TestAlerts(t *testing.T) {
 	tests := readFile(t, alertsTests)
 	for _, a := range readAlerts(t) {
 		fires := fmt.Sprintf(`alertname="%s",alertstate="firing"`, a.Alert)
-		if !strings.Contains(tests, fires) && !strings.Contains(tests, "alertname: "+a.Alert+"\n        exp_alerts") {
-			t.Errorf("%s: no test in which it fires", a.Alert)
-		}
+		expect.True(t, strings.Contains(tests, fires) ||
+			strings.Contains(tests, "alertname: "+a.Alert+"\n        exp_alerts"), "%s: no test in which it fires",
+			a.Alert)
 	}
 	promtool(t, "check", "rules", alertsFile)
 	promtool(t, "test", "rules", alertsTests)

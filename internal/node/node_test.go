@@ -194,9 +194,8 @@ func TestNodeWithoutGossip(t *testing.T) {
 		n := mustSettle(t, cfg)
 		d := check(t, n, "alice")
 		expect.True(t, d.Allowed, "%+v", d)
-		if want := "weir ready name=alone http=" + addrOf(n.listeners.http) + " grpc= gossip= peer="; n.ReadyLine() != want {
-			t.Errorf("ready line: %s", n.ReadyLine())
-		}
+		want := "weir ready name=alone http=" + addrOf(n.listeners.http) + " grpc= gossip= peer="
+		expect.True(t, n.ReadyLine() == want, "ready line: %s", n.ReadyLine())
 		st := n.Status(t.Context())
 		expect.True(t, len(st.Members) == 1 && st.Members[0].Partitions == st.Partitions && st.Members[0].Reachable,
 			"status: %v", st)

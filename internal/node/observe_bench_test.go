@@ -14,6 +14,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // BenchmarkObservation is what top keys, activity, traces and metrics cost a node at full load: batches of 100 checks of 10,000 keys, in
@@ -21,17 +22,10 @@ import (
 // `go test ./internal/node -run '^$' -bench Observation -benchtime 40x`.
 func BenchmarkObservation(b *testing.B) {
 	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	recorder, err := newActivityRecorder()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
+	recorder := must.Value(newActivityRecorder())(b)
 	tracer, err := observe.NewTracer(observe.TracingConfig{Endpoint: "http://127.0.0.1:1", CallerRate: 10}) // no caller asks for a trace
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
 	defer func() { _ = tracer.Close(context.Background()) }()
 	names := []string{"plain", "observed", "control"}
 	limiters := make([]*limiter.Limiter, len(names))
@@ -60,9 +54,8 @@ func BenchmarkObservation(b *testing.B) {
 				}
 			}
 			at := n % keys
-			if err := l.CheckTo(context.Background(), checks[at:at+batch], nil, results); err != nil {
-				b.Fatal(err)
-			}
+			err := l.CheckTo(context.Background(), checks[at:at+batch], nil, results)
+			must.NoError(b, err)
 			if observed {
 				calls.Streamed(time.Since(began), codes.OK)
 			}

@@ -70,9 +70,7 @@ func startCollector(t *testing.T) (*collector, string) {
 	server := grpc.NewServer()
 	collectorv1.RegisterTraceServiceServer(server, c)
 	var work sync.WaitGroup
-	work.Go(func() {
-		expect.NoError(t, server.Serve(l))
-	})
+	work.Go(func() { expect.NoError(t, server.Serve(l)) })
 	t.Cleanup(func() { server.Stop(); work.Wait() })
 	return c, "http://" + l.Addr().String()
 }

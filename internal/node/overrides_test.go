@@ -209,9 +209,8 @@ callers:
 		}
 	}
 	secret := control.Step{Change: &control.Entry{ID: control.ID{Policy: "login", Key: "secret"}, Settings: `{"limit":1}`, At: time.Now()}}
-	if n.overrides.book.Commit("a", &secret); secret.Err != nil {
-		t.Fatal(secret.Err)
-	}
+	n.overrides.book.Commit("a", &secret)
+	must.NoError(t, secret.Err)
 	_, page := send(t, n, "GET", "/metrics", reader, "")
 	expect.True(t, strings.Contains(page, `weir_access_denied_total{listener="http",reason="wrong_policy"} 3`),
 		"three denials that are not counted")
@@ -244,9 +243,8 @@ func TestOverridesByClient(t *testing.T) {
 		many = append(many, control.Entry{ID: id, Version: control.Version{Counter: 1, Node: "z"}, Settings: `{"limit":1}`, At: time.UnixMilli(5)})
 	}
 	merge := control.Step{Merge: many}
-	if n.overrides.book.Commit("a", &merge); merge.Err != nil {
-		t.Fatal(merge.Err)
-	}
+	n.overrides.book.Commit("a", &merge)
+	must.NoError(t, merge.Err)
 	change, err := c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k0000", Settings: `{"limit": 7}`})
 	expect.True(t, err == nil && change.Before != nil && change.Before.Settings == `{"limit":1}` &&
 		change.Override.Settings == `{"limit":7}` && change.Override.Version == "2@a" && len(change.Members) == 1 &&

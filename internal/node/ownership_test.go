@@ -39,9 +39,8 @@ func TestOwnershipView(t *testing.T) {
 			"partition %d: %s is the owner where a is not", p, backup)
 	}
 	v = threeMembers(cluster.Leaving)
-	if got := ownershipView(v, v.Ring, false); !got.Leaving || got.Members[0].Active {
-		t.Errorf("a node that leaves: %v, %v", got.Leaving, got.Members[0])
-	}
+	got = ownershipView(v, v.Ring, false)
+	expect.True(t, got.Leaving && !got.Members[0].Active, "a node that leaves: %v, %v", got.Leaving, got.Members[0])
 	v.Ring = v.Ring.Without("b").Without("c")
 	if got := ownershipView(v, v.Ring, false); slices.Max(got.Owners) != -1 || slices.Max(got.Backups) != -1 {
 		t.Error("nobody is active, and has partitions")

@@ -19,9 +19,8 @@ func TestRESPSecured(t *testing.T) {
 		cfg.Security.useTLS(filesOf(t, a, testLeaf))
 		cfg.RESPPort = PortAny
 	})
-	if want := " resp=" + addrOf(n.listeners.resp); !strings.HasSuffix(n.ReadyLine(), want) {
-		t.Errorf("the ready line is %q", n.ReadyLine())
-	}
+	want := " resp=" + addrOf(n.listeners.resp)
+	expect.True(t, strings.HasSuffix(n.ReadyLine(), want), "the ready line is %q", n.ReadyLine())
 	ask := func(in string, pairs ...tls.Certificate) (string, error) {
 		conn, err := tls.Dial("tcp", addrOf(n.listeners.resp), &tls.Config{RootCAs: a.Pool(), Certificates: pairs})
 		if err != nil {

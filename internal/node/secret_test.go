@@ -85,9 +85,8 @@ func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
 		told := must.Value(topologyOf(t, n, ""))(t)
 		keys = append(keys, string(told.GetHashKey()))
 	}
-	if len(keys[0]) != ring.HashKeySize || len(keys[1]) != ring.HashKeySize || keys[0] == keys[1] || keys[2] != "" {
-		t.Errorf("%d, %d and %d bytes", len(keys[0]), len(keys[1]), len(keys[2]))
-	}
+	expect.True(t, len(keys[0]) == ring.HashKeySize && len(keys[1]) == ring.HashKeySize && keys[0] != keys[1] &&
+		keys[2] == "", "%d, %d and %d bytes", len(keys[0]), len(keys[1]), len(keys[2]))
 }
 
 // TestClientKnowsOwnersUnderASecret: once it has learned the ring, a client asks owners, and nodes forward nothing.

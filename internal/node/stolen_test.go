@@ -52,9 +52,9 @@ func TestStolenNodeCertificate(t *testing.T) {
 	} {
 		for _, proof := range []string{"", "guessed"} {
 			ctx := metadata.AppendToOutgoingContext(ctx, "weir-gossip-proof-bin", proof)
-			if _, err := peerv1.NewGossipKeysClient(conn).Apply(ctx, add); status.Code(err) != codes.PermissionDenied || len(a.cluster.Keys()) != 1 {
-				t.Errorf("the gossip keys, %s: %v, %v", name, err, a.cluster.Keys())
-			}
+			_, err := peerv1.NewGossipKeysClient(conn).Apply(ctx, add)
+			expect.True(t, status.Code(err) == codes.PermissionDenied && len(a.cluster.Keys()) == 1,
+				"the gossip keys, %s: %v, %v", name, err, a.cluster.Keys())
 		}
 	}
 	refusedAt(t, a, "peer", "no_gossip_key")
@@ -82,9 +82,8 @@ func TestStolenNodeCertificate(t *testing.T) {
 	testkit.Eventually(t, "the thief's gossip to be denied", func() bool {
 		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="gossip_key"}`)
 	})
-	if ready, _ := thief.Ready(); ready || len(a.view().Members) != 1 {
-		t.Errorf("ready %v, members %+v", ready, a.view().Members)
-	}
+	ready, _ := thief.Ready()
+	expect.True(t, !ready && len(a.view().Members) == 1, "ready %v, members %+v", ready, a.view().Members)
 	select {
 	case <-a.Failed():
 		t.Errorf("the node ended: %v", a.Err())

@@ -75,9 +75,8 @@ func TestLines(t *testing.T) {
 		{"msg": "reset", "caller": "support", "credential": "certificate", "identities": "cn:x", "listener": "grpc", "policy": strings.Repeat("p", maxText), "key": "k", "error": "no"},
 		{"msg": "denied", "caller": "", "credential": "none", "listener": "http", "from": "192.0.2.1:99", "reason": "no_credentials", "what": "authenticate"},
 	} {
-		if _, ok := lines[i]["time"]; !ok {
-			t.Errorf("%v has no time", lines[i])
-		}
+		_, ok := lines[i]["time"]
+		expect.True(t, ok, "%v has no time", lines[i])
 		delete(lines[i], "time")
 		delete(lines[i], "level")
 		expect.Equal(t, len(lines[i]), len(want), "%v\nwant %v", lines[i], want)
@@ -168,9 +167,9 @@ func TestAuditStall(t *testing.T) {
 		close(out.let)
 		synctest.Wait()
 		lines := out.lines(t)
-		if last := lines[len(lines)-1]; len(lines) != 101-int(missing) || last["msg"] != "lines dropped" || last["count"] != float64(missing) {
-			t.Errorf("%d lines, the last one %v", len(lines), lines[len(lines)-1])
-		}
+		last := lines[len(lines)-1]
+		expect.True(t, len(lines) == 101-int(missing) && last["msg"] == "lines dropped" &&
+			last["count"] == float64(missing), "%d lines, the last one %v", len(lines), lines[len(lines)-1])
 
 		out.let = make(chan struct{})
 		defer close(out.let)
@@ -193,8 +192,7 @@ func TestAuditWriteErrors(t *testing.T) {
 		want int
 	}{{out.err, 1}, {out.err, 1}, {nil, 1}, {out.err, 2}} {
 		out.err = c.err
-		if l.Record(reset); reported != c.want {
-			t.Errorf("%d reports, want %d", reported, c.want)
-		}
+		l.Record(reset)
+		expect.True(t, reported == c.want, "%d reports, want %d", reported, c.want)
 	}
 }

@@ -47,13 +47,11 @@ func TestOrder(t *testing.T) {
 		n, err := q.Write(line)
 		must.True(t, n == len(line) && err == nil, "%v %v", n, err)
 	}
-	if err := q.Close(t.Context()); err != nil || q.Dropped() != 0 {
-		t.Errorf("%v, %d dropped", err, q.Dropped())
-	}
+	err := q.Close(t.Context())
+	expect.True(t, err == nil && q.Dropped() == 0, "%v, %d dropped", err, q.Dropped())
 	expect.Equal(t, g.buf.String(), want.String(), "%d bytes written, want %d", g.buf.Len(), want.Len())
-	if _, err := q.Write([]byte("late")); !errors.Is(err, ErrClosed) || q.Dropped() != 1 {
-		t.Errorf("after the end: %v, %d dropped", err, q.Dropped())
-	}
+	_, err = q.Write([]byte("late"))
+	expect.True(t, errors.Is(err, ErrClosed) && q.Dropped() == 1, "after the end: %v, %d dropped", err, q.Dropped())
 }
 
 // TestStall: nobody waits for a writer that stalls, no more than the bound is kept, and how much was dropped is told once it works
@@ -110,9 +108,8 @@ func TestWriteThrough(t *testing.T) {
 				t.Errorf("%d, %v after %v, want %v", n, err, time.Since(before), wait)
 			}
 		}
-		if through(0); g.buf.Len() != 1 {
-			t.Error("not written yet")
-		}
+		through(0)
+		expect.True(t, g.buf.Len() == 1, "not written yet")
 		g.open = make(chan struct{})
 		through(time.Second)
 		through(0)
@@ -123,9 +120,8 @@ func TestWriteThrough(t *testing.T) {
 		g.open = make(chan struct{})
 		through(time.Second)
 		close(g.open)
-		if err := q.Close(t.Context()); err != nil || q.Dropped() != 0 {
-			t.Errorf("%v, %d dropped", err, q.Dropped())
-		}
+		err := q.Close(t.Context())
+		expect.True(t, err == nil && q.Dropped() == 0, "%v, %d dropped", err, q.Dropped())
 	})
 }
 
@@ -137,7 +133,6 @@ func TestWriteErrors(t *testing.T) {
 		_, err := q.WriteThrough([]byte("a"))
 		expect.NoError(t, err)
 	}
-	if err := q.Close(t.Context()); err != nil || q.Dropped() != 3 {
-		t.Errorf("%v, %d dropped", err, q.Dropped())
-	}
+	err := q.Close(t.Context())
+	expect.True(t, err == nil && q.Dropped() == 3, "%v, %d dropped", err, q.Dropped())
 }

@@ -156,9 +156,7 @@ func TestKeepsCopies(t *testing.T) {
 
 func BenchmarkRecord(b *testing.B) {
 	r, err := NewTopKeys()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
 	keys := make([]string, 20_000)
 	for i := range keys {
 		keys[i] = fmt.Sprint("key-", i)

@@ -34,9 +34,7 @@ func newTracer(t *testing.T, sample float64) (*Tracer, func() tracetest.SpanStub
 	t.Helper()
 	memory := tracetest.NewInMemoryExporter()
 	tracer := must.Value(NewTracer(TracingConfig{Sample: sample, CallerRate: 1000, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory}))(t)
-	t.Cleanup(func() {
-		expect.NoError(t, tracer.Close(context.WithoutCancel(t.Context())))
-	})
+	t.Cleanup(func() { expect.NoError(t, tracer.Close(context.WithoutCancel(t.Context()))) })
 	return tracer, func() tracetest.SpanStubs {
 		t.Helper()
 		must.NoError(t, tracer.provider.ForceFlush(t.Context()))
@@ -89,9 +87,9 @@ func TestWhatIsTraced(t *testing.T) {
 		var names []string
 		for _, s := range sent() {
 			names = append(names, s.Name)
-			if s.Parent.IsValid() != test.child || test.child && s.Parent.SpanID().String() != "b7ad6b7169203331" {
-				t.Errorf("%+v: %s has the parent %v", test, s.Name, s.Parent)
-			}
+			expect.True(t, s.Parent.IsValid() == test.child &&
+				(!test.child || s.Parent.SpanID().String() == "b7ad6b7169203331"), "%+v: %s has the parent %v", test,
+				s.Name, s.Parent)
 			for _, a := range s.Attributes {
 				expect.True(t, !strings.Contains(a.Value.String(), "secret"), "%s says %s", s.Name, a.Value.String())
 			}
@@ -182,9 +180,9 @@ func TestAcrossNodes(t *testing.T) {
 	spans := sent()
 	must.Equal(t, len(spans), 4, "spans")
 	for i, parent := range []int{1, 2, 3} {
-		if spans[i].Parent.SpanID() != spans[parent].SpanContext.SpanID() || spans[i].Parent.TraceID() != spans[parent].SpanContext.TraceID() {
-			t.Errorf("%s hangs below %v, want %s", spans[i].Name, spans[i].Parent.SpanID(), spans[parent].Name)
-		}
+		expect.True(t, spans[i].Parent.SpanID() == spans[parent].SpanContext.SpanID() &&
+			spans[i].Parent.TraceID() == spans[parent].SpanContext.TraceID(), "%s hangs below %v, want %s",
+			spans[i].Name, spans[i].Parent.SpanID(), spans[parent].Name)
 	}
 	got := map[string]string{}
 	for _, a := range spans[0].Attributes {
@@ -218,9 +216,9 @@ func TestStreamed(t *testing.T) {
 		spans[1].Parent.SpanID() == spans[2].SpanContext.SpanID() &&
 		spans[0].Parent.TraceID() == spans[2].SpanContext.TraceID() && !spans[0].Parent.IsRemote() &&
 		spans[1].Parent.IsRemote(), "%+v", spans)
-	if a := spans[1].Attributes; len(a) != 1 || a[0].Value.String() != "NotFound" || spans[1].SpanKind != trace.SpanKindServer || spans[0].SpanKind != trace.SpanKindInternal {
-		t.Errorf("%+v", spans[1])
-	}
+	a := spans[1].Attributes
+	expect.True(t, len(a) == 1 && a[0].Value.String() == "NotFound" && spans[1].SpanKind == trace.SpanKindServer &&
+		spans[0].SpanKind == trace.SpanKindInternal, "%+v", spans[1])
 	always, sent := newTracer(t, 1)
 	_, end = always.Streamed("stream", "")
 	end(grpccodes.OK)

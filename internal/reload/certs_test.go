@@ -26,9 +26,7 @@ const (
 func open(t *testing.T, files CertFiles) *Certs {
 	t.Helper()
 	s := must.Value(OpenCerts(files, CertConfig{Flags: CertFiles{"cert", "key", "ca"}}))(t)
-	t.Cleanup(func() {
-		s.Close()
-	})
+	t.Cleanup(func() { s.Close() })
 	return s
 }
 

@@ -447,9 +447,8 @@ func TestSeveral(t *testing.T) {
 	expect.Equal(t, <-changes, 22, "b changed")
 	// Contents that change places are a change.
 	write(t, a, content(2)+" ")
-	if n := <-changes; n != 22 || w.Current() != 22 {
-		t.Errorf("%d, %d", n, w.Current())
-	}
+	n := <-changes
+	expect.True(t, n == 22 && w.Current() == 22, "%d, %d", n, w.Current())
 	w.Close()
 }
 

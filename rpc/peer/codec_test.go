@@ -81,9 +81,7 @@ func TestPackedOperations(t *testing.T) {
 			b := overTheWire(t, packedBatch(sent, sequence+1, left, ops...))
 			defined += len(b.GetChecks().GetDefine())
 			got, err := names.unpack(b, nil)
-			if err != nil || len(got) != len(ops) {
-				t.Fatalf("%v, %d operations of %d", err, len(got), len(ops))
-			}
+			must.True(t, err == nil && len(got) == len(ops), "%v, %d operations of %d", err, len(got), len(ops))
 			for i, op := range ops {
 				if op.Left = left; !reflect.DeepEqual(got[i].link(), op) {
 					t.Fatalf("operation %d\n got %+v %+v\nwant %+v %+v", i, got[i].Op, got[i].check, op, op.Check)
@@ -93,9 +91,7 @@ func TestPackedOperations(t *testing.T) {
 		expect.True(t, defined <= 8, "%d definitions of 8 targets", defined)
 	}
 	b := packedBatch(new(wire.Numbers), 1, time.Microsecond, check("k", 1))
-	if b.Checks.TimeoutsMs[0] != 1 {
-		t.Errorf("%v: a time is rounded up", b.Checks)
-	}
+	expect.True(t, b.Checks.TimeoutsMs[0] == 1, "%v: a time is rounded up", b.Checks)
 }
 
 // TestPackedOutcomes: and so are outcomes, of whatever kind.
@@ -110,13 +106,11 @@ func TestPackedOutcomes(t *testing.T) {
 			setOutcome(one, overTheWire(t, protoOutcome(op)))
 			want, got = append(want, one), append(got, again(op))
 		}
-		if r := overTheWire(t, replyOf(1, ops...)).GetReply(); !read(r, got) {
-			t.Fatalf("no reply: %v", r)
-		}
+		r := overTheWire(t, replyOf(1, ops...)).GetReply()
+		must.True(t, read(r, got), "no reply: %v", r)
 		for i := range got {
-			if !reflect.DeepEqual(got[i], want[i]) {
-				t.Fatalf("outcome %d\n got %+v %+v\nwant %+v %+v", i, got[i], got[i].Decision, want[i], want[i].Decision)
-			}
+			must.True(t, reflect.DeepEqual(got[i], want[i]),
+				"outcome %d\n got %+v %+v\nwant %+v %+v", i, got[i], got[i].Decision, want[i], want[i].Decision)
 		}
 	}
 }
@@ -197,13 +191,11 @@ func TestPackedNonsense(t *testing.T) {
 	} {
 		b := packedBatch(new(wire.Numbers), 1, time.Second, check("k", 1), check("k", 1), check("k", 1))
 		change(b)
-		if _, err := new(numberedTargets).unpack(b, nil); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("%s: %v", what, err)
-		}
+		_, err := new(numberedTargets).unpack(b, nil)
+		expect.True(t, status.Code(err) == codes.InvalidArgument, "%s: %v", what, err)
 	}
-	if ops, err := new(numberedTargets).unpack(&peerv1.Batch{}, nil); err != nil || len(ops) != 0 {
-		t.Errorf("a batch of nothing: %v", err)
-	}
+	ops, err := new(numberedTargets).unpack(&peerv1.Batch{}, nil)
+	expect.True(t, err == nil && len(ops) == 0, "a batch of nothing: %v", err)
 	for what, change := range map[string]func(*peerv1.Reply){
 		"nothing":                   func(r *peerv1.Reply) { *r = peerv1.Reply{} },
 		"too few":                   func(r *peerv1.Reply) { r.Answered = 2 },
@@ -217,9 +209,8 @@ func TestPackedNonsense(t *testing.T) {
 	} {
 		ops := []*limiter.Op{check("k", 1), check("k", 1), check("k", 1)}
 		r := replyOf(1, ops...).GetReply()
-		if change(r); read(r, ops) {
-			t.Errorf("reply: %s", what)
-		}
+		change(r)
+		expect.True(t, !read(r, ops), "reply: %s", what)
 	}
 }
 
@@ -232,15 +223,12 @@ func TestTargetsUnknownHere(t *testing.T) {
 		Define: []*weirv1.StreamTarget{{Number: 0, Limit: mars}, {Number: 1, Policy: "p"}},
 		Keys:   []byte("ab"), KeyLengths: []uint32{1, 1}, Targets: []uint32{0, 1},
 	}}, nil)
-	if err != nil || len(ops) != 2 || ops[0].Outcome.Err == nil || ops[0].Outcome.Err.Field != "limit.time_zone" || ops[1].Outcome.Err != nil {
-		t.Fatalf("%v: %+v", err, ops)
-	}
+	must.True(t, err == nil && len(ops) == 2 && ops[0].Outcome.Err != nil &&
+		ops[0].Outcome.Err.Field == "limit.time_zone" && ops[1].Outcome.Err == nil, "%v: %+v", err, ops)
 	ops, err = names.unpack(&peerv1.Batch{Checks: &weirv1.CheckStreamRequest{
 		Define: []*weirv1.StreamTarget{{Number: 0, Policy: "q"}}, Keys: []byte("a"), KeyLengths: []uint32{1},
 	}}, nil)
-	if err != nil || ops[0].check.Policy != "q" || ops[0].Outcome.Err != nil {
-		t.Fatalf("%v: %+v", err, ops)
-	}
+	must.True(t, err == nil && ops[0].check.Policy == "q" && ops[0].Outcome.Err == nil, "%v: %+v", err, ops)
 }
 
 // TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not misread; nor are
@@ -311,29 +299,22 @@ func BenchmarkPack(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		var err error
-		if request, err = packedBatch(numbers, 1, time.Second, ops...).MarshalVT(); err != nil {
-			b.Fatal(err)
-		}
+		request, err = packedBatch(numbers, 1, time.Second, ops...).MarshalVT()
+		must.NoError(b, err)
 		in := peerv1.BatchFromVTPool()
-		if err = in.UnmarshalVT(request); err != nil {
-			b.Fatal(err)
-		}
+		err = in.UnmarshalVT(request)
+		must.NoError(b, err)
 		clear(room[:len(ops)])
-		got, err := names.unpack(in, room)
-		if err != nil {
-			b.Fatal(err)
-		}
+		got := must.Value(names.unpack(in, room))(b)
 		in.ReturnToVTPool()
 		for i := range got {
 			*got[i].link().Decision = *ops[i].Decision
 		}
-		if answer, err = reply(1, got).MarshalVT(); err != nil {
-			b.Fatal(err)
-		}
+		answer, err = reply(1, got).MarshalVT()
+		must.NoError(b, err)
 		out := peerv1.ReplyFromVTPool()
-		if err := out.UnmarshalVT(answer); err != nil || !read(out, ops) {
-			b.Fatal(err)
-		}
+		err = out.UnmarshalVT(answer)
+		must.True(b, err == nil && read(out, ops), "%v", err)
 		out.ReturnToVTPool()
 	}
 	b.ReportMetric(float64(b.Elapsed())/float64(b.N*len(ops)), "ns/check")
@@ -345,9 +326,7 @@ func FuzzPackedOperations(f *testing.F) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for range 10 {
 		b, err := packedBatch(new(wire.Numbers), 1, time.Second, sorted(rng, 3)...).MarshalVT()
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.NoError(f, err)
 		f.Add(b)
 	}
 	l := limiter.New(limiter.Config{Store: limiter.NewStore(store.Config{MaxKeys: 100, MaxBytes: 1 << 20}, true)})
@@ -364,17 +343,12 @@ func FuzzPackedOperations(f *testing.F) {
 		checks := w.good[:checksOf(w.good)]
 		again := packedBatch(new(wire.Numbers), 1, time.Second, checks...)
 		back, err := new(numberedTargets).unpack(again, nil)
-		if err != nil || len(back) != len(checks) {
-			t.Fatalf("%v, %d operations of %d", err, len(back), len(checks))
-		}
+		must.True(t, err == nil && len(back) == len(checks), "%v, %d operations of %d", err, len(back), len(checks))
 		for i, op := range checks {
-			if back[i].Left = op.Left; !reflect.DeepEqual(back[i].link(), op) {
-				t.Fatalf("operation %d\n got %+v\nwant %+v", i, back[i], op)
-			}
+			back[i].Left = op.Left
+			must.True(t, reflect.DeepEqual(back[i].link(), op), "operation %d\n got %+v\nwant %+v", i, back[i], op)
 		}
-		if l.Receive(w.good) != nil {
-			t.Fatal("handed on to nobody")
-		}
+		must.True(t, l.Receive(w.good) == nil, "handed on to nobody")
 		var asked []*limiter.Op
 		for i := range w.ops {
 			op := w.ops[i].link()
@@ -383,9 +357,7 @@ func FuzzPackedOperations(f *testing.F) {
 			}
 			asked = append(asked, limiter.NewOp(op.Kind, *op.Check, limiter.Extra{Quota: new(limiter.QuotaOp), Loan: new(limiter.LoanCall)}))
 		}
-		if !read(reply(1, w.ops), asked) {
-			t.Fatal("what was answered is no answer")
-		}
+		must.True(t, read(reply(1, w.ops), asked), "what was answered is no answer")
 	})
 }
 
@@ -404,9 +376,7 @@ func FuzzPackedOutcomes(f *testing.F) {
 			carryOut(rng, op)
 		}
 		b, err := replyOf(1, ops...).GetReply().MarshalVT()
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.NoError(f, err)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -418,8 +388,7 @@ func FuzzPackedOutcomes(f *testing.F) {
 		if !read(r, got) {
 			return
 		}
-		if !read(replyOf(1, got...).GetReply(), back) || !reflect.DeepEqual(got, back) {
-			t.Fatalf("%+v became %+v", got, back)
-		}
+		must.True(t, read(replyOf(1, got...).GetReply(), back) && reflect.DeepEqual(got, back), "%+v became %+v", got,
+			back)
 	})
 }

@@ -139,8 +139,7 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 // overTheWire returns what arrives of a message.
 func overTheWire[M proto.Message](t testing.TB, m M) M {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	must.NoError(t, err)
+	b := must.Value(proto.Marshal(m))(t)
 	out := m.ProtoReflect().New().Interface()
 	must.NoError(t, proto.Unmarshal(b, out))
 	return out.(M)
@@ -285,8 +284,7 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 func FuzzOperation(f *testing.F) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for _, kind := range kinds {
-		b, err := proto.Marshal(protoItem(carried(rng, kind), time.Second))
-		must.NoError(f, err)
+		b := must.Value(proto.Marshal(protoItem(carried(rng, kind), time.Second)))(f)
 		f.Add(b)
 	}
 	f.Add([]byte{})

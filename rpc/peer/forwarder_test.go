@@ -253,8 +253,7 @@ func TestRefusedStreams(t *testing.T) {
 	})
 	t.Run("nobody listens", func(t *testing.T) {
 		noLeaks(t)
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		must.NoError(t, err)
+		lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 		addr := lis.Addr().String()
 		_ = lis.Close()
 		p := newPeers(t, addr)
@@ -316,8 +315,7 @@ func wantAbandoned(t *testing.T, l *queue) {
 func TestHungPeer(t *testing.T) {
 	hung := map[string]func(*testing.T) (addr string, reached func() bool){
 		"says nothing": func(t *testing.T) (string, func() bool) {
-			lis, err := net.Listen("tcp", "127.0.0.1:0")
-			must.NoError(t, err)
+			lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 			var n atomic.Int64
 			var work sync.WaitGroup
 			work.Go(func() {
@@ -605,9 +603,9 @@ func TestGarbageReplies(t *testing.T) {
 			l, _, _ := p.links.To(bob)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if l.waiting != 0 || len(l.sent) != 0 || l.acked != 3 || observed.Load() != 3 || items.Load() != 3 {
-				t.Errorf("%d waiting, %d sent, %d acknowledged, %d observed with %d items", l.waiting, len(l.sent), l.acked, observed.Load(), items.Load())
-			}
+			expect.True(t, l.waiting == 0 && len(l.sent) == 0 && l.acked == 3 && observed.Load() == 3 &&
+				items.Load() == 3, "%d waiting, %d sent, %d acknowledged, %d observed with %d items", l.waiting,
+				len(l.sent), l.acked, observed.Load(), items.Load())
 			count := strings.HasSuffix(what, "items")
 			expect.Equal(t, (lost.Load() == 1), count, "%d observed as not answered", lost.Load())
 		})
@@ -684,9 +682,8 @@ func TestTimeLeft(t *testing.T) {
 		expect.True(t, !short.answered && long.answered && l.waiting == 0, "%+v, %+v, %d waiting", short, long, l.waiting)
 		queue(time.Second, 1)
 		time.Sleep(2 * time.Second)
-		if m := l.take(); m != nil || l.waiting != 0 {
-			t.Errorf("a message of nothing: %+v, %d waiting", m, l.waiting)
-		}
+		m = l.take()
+		expect.True(t, m == nil && l.waiting == 0, "a message of nothing: %+v, %d waiting", m, l.waiting)
 	})
 }
 
@@ -701,9 +698,8 @@ func TestAbandonedAmongOthers(t *testing.T) {
 	r := replyOf(1, admitted(check("k", 7)), admitted(check("k", 8)), admitted(check("k", 9))).GetReply()
 	l.answered(r)
 	<-stays.done
-	if !stays.answered || !stays.ops[0].Decision.Allowed || its[0].Decision.Allowed || its[1].Decision.Allowed {
-		t.Errorf("%+v, %+v", stays.ops[0].Outcome, its[0].Outcome)
-	}
+	expect.True(t, stays.answered && stays.ops[0].Decision.Allowed && !its[0].Decision.Allowed &&
+		!its[1].Decision.Allowed, "%+v, %+v", stays.ops[0].Outcome, its[0].Outcome)
 	expect.True(t, l.waiting == 0 && l.acked == 1 && len(gone.done) == 0,
 		"%d waiting, %d acknowledged, landed %d times after all", l.waiting, l.acked, len(gone.done))
 }
@@ -762,9 +758,7 @@ func TestWindow(t *testing.T) {
 // BenchmarkForward is what a hop costs, with as many callers as there are in a busy node.
 func BenchmarkForward(b *testing.B) {
 	set, err := policy.Parse("t", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 100, window: 1s}]`))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.NoError(b, err)
 	l := limiter.New(limiter.Config{Policies: set})
 	b.Cleanup(l.Close)
 	for _, callers := range []int{2, 16, 256} {
@@ -782,9 +776,7 @@ func BenchmarkForward(b *testing.B) {
 				for pb.Next() {
 					op := check("some-user-4711", 1)
 					p.Forward(ctx, bob, []*limiter.Op{op})
-					if op.Outcome.Unreachable {
-						b.Error("unreachable")
-					}
+					expect.True(b, !op.Outcome.Unreachable, "unreachable")
 				}
 			})
 			b.ReportMetric(float64(b.N)/float64(max(1, messages.Load())), "items/message")

@@ -17,6 +17,8 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // noLeaks looks for goroutines of this package and of gRPC.
@@ -83,9 +85,7 @@ func localLimiter(t *testing.T) *limiter.Limiter {
 	set, err := policy.Parse("test.yaml", []byte(`policies:
   - {name: p, algorithm: sliding_log, limit: 10, window: 1m}
   - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	l := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(l.Close)
 	return l
@@ -107,16 +107,14 @@ func forward(p *Forwarder, ctx context.Context, cost int64) *limiter.Op {
 
 func wantAnswer(t testing.TB, op *limiter.Op) {
 	t.Helper()
-	if d := op.Decision; op.Outcome.Unreachable || op.Outcome.Err != nil || op.Outcome.NotHolder != nil || !d.Allowed || d.Granted != op.Cost {
-		t.Errorf("no answer to %v: %+v", op.Cost, op.Outcome)
-	}
+	d := op.Decision
+	expect.True(t, !op.Outcome.Unreachable && op.Outcome.Err == nil && op.Outcome.NotHolder == nil && d.Allowed &&
+		d.Granted == op.Cost, "no answer to %v: %+v", op.Cost, op.Outcome)
 }
 
 func wantUnreachable(t testing.TB, op *limiter.Op) {
 	t.Helper()
-	if !op.Outcome.Unreachable {
-		t.Errorf("answered: %+v", op.Outcome)
-	}
+	expect.True(t, op.Outcome.Unreachable, "answered: %+v", op.Outcome)
 }
 
 // bobIs is a peer's Forward in a function, for bobs that do not behave.
@@ -147,9 +145,7 @@ func replyOf(seq uint64, ops ...*limiter.Op) *peerv1.ForwardReply {
 func asked(t testing.TB, names *numberedTargets, b *peerv1.Batch) (ops []*limiter.Op) {
 	t.Helper()
 	list, err := names.unpack(b, nil)
-	if err != nil {
-		t.Error(err)
-	}
+	expect.NoError(t, err)
 	for i := range list {
 		ops = append(ops, list[i].link())
 	}
@@ -170,14 +166,11 @@ func rawStream(t testing.TB, addr string, hello *peerv1.Hello) peerv1.Peer_Forwa
 	conn := testkit.Dial(t, addr)
 	t.Cleanup(cancel)
 	stream, err := peerv1.NewPeerClient(conn).Forward(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	if hello != nil {
 		sendTo(t, stream, &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
-		if in := recv(t, stream); in.GetWelcome().GetProtocol() != transport.Protocol {
-			t.Fatalf("no welcome: %v", in)
-		}
+		in := recv(t, stream)
+		must.True(t, in.GetWelcome().GetProtocol() == transport.Protocol, "no welcome: %v", in)
 	}
 	return stream
 }
@@ -227,17 +220,14 @@ func read(r *peerv1.Reply, ops []*limiter.Op) bool {
 
 func sendTo(t testing.TB, s peerv1.Peer_ForwardClient, m *peerv1.ForwardRequest) {
 	t.Helper()
-	if err := s.Send(m); err != nil {
-		t.Fatal(err)
-	}
+	err := s.Send(m)
+	must.NoError(t, err)
 }
 
 func recv(t testing.TB, s peerv1.Peer_ForwardClient) *peerv1.ForwardReply {
 	t.Helper()
 	in, err := s.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return in
 }
 
@@ -245,13 +235,9 @@ func recv(t testing.TB, s peerv1.Peer_ForwardClient) *peerv1.ForwardReply {
 func wantReply(t testing.TB, s peerv1.Peer_ForwardClient, to *peerv1.ForwardRequest) int64 {
 	t.Helper()
 	r := recv(t, s).GetReply()
-	if r.GetSequence() != to.GetBatch().Sequence {
-		t.Fatalf("reply %v, want to sequence %d", r, to.GetBatch().Sequence)
-	}
+	must.True(t, r.GetSequence() == to.GetBatch().Sequence, "reply %v, want to sequence %d", r, to.GetBatch().Sequence)
 	ops := asked(t, new(numberedTargets), to.GetBatch())
-	if !read(r, ops) {
-		t.Fatalf("malformed: %v", r)
-	}
+	must.True(t, read(r, ops), "malformed: %v", r)
 	if len(ops) == 0 {
 		return 0
 	}

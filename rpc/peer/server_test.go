@@ -124,13 +124,9 @@ func TestGarbageBatches(t *testing.T) {
 		for i := range resets {
 			resets[i] = limiter.NewOp(limiter.OpReset, limit.Check{}, limiter.Extra{})
 		}
-		if !read(recv(t, s).GetReply(), resets) {
-			t.Error("no reply")
-		}
+		expect.True(t, read(recv(t, s).GetReply(), resets), "no reply")
 		for i, op := range resets {
-			if op.Outcome.Err == nil {
-				t.Errorf("item %d: %+v", i, op.Outcome)
-			}
+			expect.True(t, op.Outcome.Err != nil, "item %d: %+v", i, op.Outcome)
 		}
 		// A batch of nothing.
 		ask(t, s, batch(2, 0))
@@ -397,9 +393,7 @@ func TestDrain(t *testing.T) {
 	for range batches {
 		r := recv(t, stream).GetReply()
 		op := check("k", int64(r.GetSequence()))
-		if !read(r, []*limiter.Op{op}) {
-			t.Fatalf("%v", r)
-		}
+		must.True(t, read(r, []*limiter.Op{op}), "%v", r)
 		granted += op.Decision.Granted
 	}
 	expect.Equal(t, granted, 3, "granted")
@@ -421,9 +415,8 @@ func TestLongestLeft(t *testing.T) {
 		p.add(check("k", 1), left)
 	}
 	var w work
-	if err := w.read(b, 1, new(numberedTargets)); err != nil || w.longest != 3*time.Second {
-		t.Errorf("%v, %v", w.longest, err)
-	}
+	err := w.read(b, 1, new(numberedTargets))
+	expect.True(t, err == nil && w.longest == 3*time.Second, "%v, %v", w.longest, err)
 }
 
 // handing has everything handed on, and notes under what.

@@ -126,9 +126,8 @@ func TestMessagesRoundTrip(t *testing.T) {
 			fillMessage(rng, reflect.ValueOf(m).Elem(), sparse)
 			got, length := carryMessage(t, m)
 			must.True(t, reflect.DeepEqual(got, m), "sent    %+v\narrived %+v", m, got)
-			if length > ownership.Weight(m) {
-				t.Fatalf("%T has %d bytes and a weight of %d", m, length, ownership.Weight(m))
-			}
+			must.True(t, length <= ownership.Weight(m), "%T has %d bytes and a weight of %d", m, length,
+				ownership.Weight(m))
 		}
 	}
 }
@@ -169,9 +168,8 @@ func TestWeightIsEnough(t *testing.T) {
 		}, 1000)},
 		&ownership.Records{ID: math.MaxUint64, Read: true, Epoch: math.MaxUint64, Records: slices.Repeat([]ownership.Record{record}, 1000)},
 	} {
-		if n := len(Append(nil, m)); n > ownership.Weight(m) {
-			t.Errorf("%T has %d bytes and a weight of %d", m, n, ownership.Weight(m))
-		}
+		n := len(Append(nil, m))
+		expect.True(t, n <= ownership.Weight(m), "%T has %d bytes and a weight of %d", m, n, ownership.Weight(m))
 	}
 }
 
@@ -276,9 +274,7 @@ func checkMessage(t *testing.T, path string, v reflect.Value) {
 			checkMessage(t, path, v.Index(i))
 		}
 	case reflect.Int: // a partition: there is no other
-		if v.Int() < 0 || v.Int() >= testPartitions {
-			t.Errorf("%s: %d", path, v.Int())
-		}
+		expect.True(t, v.Int() >= 0 && v.Int() < testPartitions, "%s: %d", path, v.Int())
 	case reflect.String:
 		expect.True(t, v.Len() <= ownership.MaxName, "%s: %d bytes", path, v.Len())
 	}
@@ -340,9 +336,8 @@ func BenchmarkBlock(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		data = Append(data[:0], block)
-		if _, err := Read(data, testPartitions); err != nil {
-			b.Fatal(err)
-		}
+		_, err := Read(data, testPartitions)
+		must.NoError(b, err)
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/entries, "ns/entry")
 	b.ReportMetric(float64(len(data))/entries, "bytes/entry")

@@ -11,6 +11,8 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // TestLists: a list is as short as will do, and has every value.
@@ -23,18 +25,14 @@ func TestLists(t *testing.T) {
 		for i, v := range c.values {
 			Add(&list, i, len(c.values), v, 1)
 		}
-		if !slices.Equal(list, c.list) || !Fits(list, len(c.values)) {
-			t.Errorf("%v: %v, want %v", c.values, list, c.list)
-		}
+		expect.True(t, slices.Equal(list, c.list) && Fits(list, len(c.values)), "%v: %v, want %v", c.values, list,
+			c.list)
 		for i, v := range c.values {
-			if got := At(list, i, 1); got != v {
-				t.Errorf("%v: element %d of %v is %d", c.values, i, list, got)
-			}
+			got := At(list, i, 1)
+			expect.True(t, got == v, "%v: element %d of %v is %d", c.values, i, list, got)
 		}
 	}
-	if Fits([]int{1, 2}, 3) {
-		t.Error("two elements do not fit three checks")
-	}
+	expect.True(t, !Fits([]int{1, 2}, 3), "two elements do not fit three checks")
 }
 
 // TestChecksAndDecisions: what is added is read.
@@ -64,19 +62,16 @@ func TestChecksAndDecisions(t *testing.T) {
 			AddCheck(in, i, n, uint32(number), &checks[i])
 			AddDecision(out, i, n, uint32(i), d)
 		}
-		if one && n > 0 && len(in.Costs)+len(in.Targets)+len(in.Partial)+len(in.RequestIds) > 4 || one && len(out.Limit) > 1 {
-			t.Errorf("lists are too long: %v, %v", in, out)
-		}
+		expect.True(t, (!one || n <= 0 || len(in.Costs)+len(in.Targets)+len(in.Partial)+len(in.RequestIds) <= 4) &&
+			(!one || len(out.Limit) <= 1), "lists are too long: %v, %v", in, out)
 		got := make([]limit.Check, n)
-		if err := ReadChecks(in, targets.At, func(i int) *limit.Check { return &got[i] }); err != nil || !DecisionsFit(out, n) {
-			t.Fatal(err, out)
-		}
+		err := ReadChecks(in, targets.At, func(i int) *limit.Check { return &got[i] })
+		must.True(t, err == nil && DecisionsFit(out, n), "%v %v", err, out)
 		back := make([]limit.Decision, n)
 		for i := range back {
 			ReadDecision(out, i, &back[i])
 		}
-		if diff := cmp.Diff(checks, got) + cmp.Diff(decisions, back); diff != "" {
-			t.Fatal(diff)
-		}
+		diff := cmp.Diff(checks, got) + cmp.Diff(decisions, back)
+		must.True(t, diff == "", "%v", diff)
 	}
 }

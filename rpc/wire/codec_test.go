@@ -13,6 +13,10 @@ import (
 
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+
+	"github.com/weirlimit/weir/test/must"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // messages are of every kind that the codec treats in a way of its own: generated marshalling, that with a pool, neither.
@@ -39,34 +43,28 @@ func TestCodec(t *testing.T) {
 	for _, m := range messages() {
 		for _, c := range []struct{ from, to encoding.CodecV2 }{{ours, theirs}, {theirs, ours}, {ours, ours}} {
 			sent, err := c.from.Marshal(m)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.NoError(t, err)
 			got := proto.Clone(m)
 			if r, ok := got.(*weirv1.CheckRequest); ok {
 				r.Checks = append(r.Checks, &weirv1.Check{Target: &weirv1.Target{Policy: "old"}, RequestId: "old"})
 			}
-			if err := c.to.Unmarshal(sent, got); err != nil || !proto.Equal(got, m) {
-				t.Errorf("%T: %v\ngot  %v\nwant %v", m, err, got, m)
-			}
+			err = c.to.Unmarshal(sent, got)
+			expect.True(t, err == nil && proto.Equal(got, m), "%T: %v\ngot  %v\nwant %v", m, err, got, m)
 			sent.Free()
 		}
 	}
-	if _, err := ours.Marshal("no message"); err == nil {
-		t.Error("a string is no message")
-	}
+	_, err := ours.Marshal("no message")
+	expect.True(t, err != nil, "a string is no message")
 }
 
 func TestMalformed(t *testing.T) {
 	bad := mem.BufferSlice{mem.SliceBuffer("\x0a\x7f\x01")}
-	if err := Codec().Unmarshal(bad, &weirv1.CheckRequest{}); err == nil {
-		t.Error("a message that is cut short is no message")
-	}
+	err := Codec().Unmarshal(bad, &weirv1.CheckRequest{})
+	expect.True(t, err != nil, "a message that is cut short is no message")
 	for _, m := range []proto.Message{&weirv1.CheckRequest{}, &healthv1.HealthCheckRequest{}} {
 		l := &Lenient{Message: m}
-		if err := Codec().Unmarshal(bad, l); err != nil || l.Err == nil {
-			t.Errorf("%T: %v, and kept %v", m, err, l.Err)
-		}
+		err := Codec().Unmarshal(bad, l)
+		expect.True(t, err == nil && l.Err != nil, "%T: %v, and kept %v", m, err, l.Err)
 	}
 }
 
@@ -76,16 +74,12 @@ func TestBuffersFit(t *testing.T) {
 	for size := 2 << 10; size <= 8<<20; size = size*3 + 1 {
 		in := &weirv1.CheckStreamRequest{Keys: make([]byte, size)}
 		data, err := c.Marshal(in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n, room := data.Len(), cap(data[0].ReadOnlyData()); len(data) != 1 || room > 2*n {
-			t.Errorf("%d bytes take %d", n, room)
-		}
+		must.NoError(t, err)
+		n, room := data.Len(), cap(data[0].ReadOnlyData())
+		expect.True(t, len(data) == 1 && room <= 2*n, "%d bytes take %d", n, room)
 		var out weirv1.CheckStreamRequest
-		if err := c.Unmarshal(data, &out); err != nil || len(out.Keys) != size {
-			t.Errorf("%d bytes are %d when read: %v", size, len(out.Keys), err)
-		}
+		err = c.Unmarshal(data, &out)
+		expect.True(t, err == nil && len(out.Keys) == size, "%d bytes are %d when read: %v", size, len(out.Keys), err)
 		data.Free()
 	}
 }
@@ -119,21 +113,17 @@ func TestServerCodec(t *testing.T) {
 		{"bytes", &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Checks: &weirv1.CheckStreamRequest{Keys: make([]byte, 10*most)}}}}, true},
 	} {
 		data, err := c.Marshal(test.in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.NoError(t, err)
 		out := test.in.ProtoReflect().New().Interface()
-		if err := c.Unmarshal(data, out); (err == nil) != test.ok || test.ok && !proto.Equal(out, test.in) {
-			t.Errorf("%s: %v", test.name, err)
-		}
+		err = c.Unmarshal(data, out)
+		expect.True(t, (err == nil) == test.ok && (!test.ok || proto.Equal(out, test.in)), "%s: %v", test.name, err)
 	}
 	// One field is given again and again, in the form that is not packed, or cut off.
 	for data, ok := range map[string]bool{
 		strings.Repeat("\x12\x00", most): true, strings.Repeat("\x12\x00", most+1): false, strings.Repeat("\x0a\x00\x12\x00", most): false,
 		strings.Repeat("\x7a\x00", 10*most): true, // no field
 	} {
-		if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, &peerv1.ForwardRequest{}); (err == nil) != ok {
-			t.Errorf("%d bytes: %v", len(data), err)
-		}
+		err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, &peerv1.ForwardRequest{})
+		expect.True(t, (err == nil) == ok, "%d bytes: %v", len(data), err)
 	}
 }

@@ -32,9 +32,8 @@ func TestNumbers(t *testing.T) {
 				same++
 			}
 			got, ok := known.At(uint64(n.Define.Number))
-			if got.Key = list[i].Key; !ok || !SameTarget(&got, &list[i]) {
-				t.Errorf("%s: %+v became %+v", units, list[i], got)
-			}
+			got.Key = list[i].Key
+			expect.True(t, ok && SameTarget(&got, &list[i]), "%s: %+v became %+v", units, list[i], got)
 		}
 		expect.True(t, same == 2, "%s: %d have the number of another", units, same)
 		given.Reset()

@@ -169,9 +169,7 @@ func TestLimitOfVersion2(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			write := func(err error) {
-				must.NoError(t, err)
-			}
+			write := func(err error) { must.NoError(t, err) }
 			dir := t.TempDir()
 			mounted := filepath.Join(dir, "fs")
 			for file, limit := range test.limits {

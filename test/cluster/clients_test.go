@@ -362,9 +362,8 @@ func TestClients(t *testing.T) {
 		expect.True(t, n <= limit, "%s: %d admitted, the limit is %d", key, n, limit)
 	}
 	for i, g := range groups {
-		if n := g.kills(); n > 0 {
-			t.Errorf("%s was killed for its size", f.members[i].name)
-		}
+		n := g.kills()
+		expect.True(t, n <= 0, "%s was killed for its size", f.members[i].name)
 	}
 }
 

@@ -35,9 +35,8 @@ func TestDev(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		out, err := exec.CommandContext(ctx, "bash", "-c", curl[1]).Output()
-		if err != nil || !strings.HasPrefix(string(out), "HTTP/1.1 200 OK") || !strings.Contains(string(out), `"allowed":true`) {
-			t.Errorf("%s: %v\n%s", curl[1], err, out)
-		}
+		expect.True(t, err == nil && strings.HasPrefix(string(out), "HTTP/1.1 200 OK") &&
+			strings.Contains(string(out), `"allowed":true`), "%s: %v\n%s", curl[1], err, out)
 	})
 	p.signal(os.Interrupt)
 	code := p.exit(stopTimeout)

@@ -61,9 +61,7 @@ func serveNames(t *testing.T, n *network, service string, ttl time.Duration) *na
 			expect.NoError(t, server.ActivateAndServe(), "DNS")
 		})
 		<-started
-		t.Cleanup(func() {
-			expect.NoError(t, server.Shutdown(), "DNS")
-		})
+		t.Cleanup(func() { expect.NoError(t, server.Shutdown(), "DNS") })
 	}
 	return s
 }

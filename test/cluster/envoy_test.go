@@ -73,9 +73,10 @@ func TestEnvoy(t *testing.T) {
 	want := func(c ratelimitv3.RateLimitServiceClient, key string, hits int, code ratelimitv3.RateLimitResponse_Code, left uint32) {
 		t.Helper()
 		out := must.Value(rateLimit(t.Context(), c, "user", hits, key))(t)
-		if st := out.Statuses[0]; out.OverallCode != code || st.Code != code || st.LimitRemaining != left || st.CurrentLimit.GetRequestsPerUnit() != 10 {
-			t.Errorf("%s, %d hits: %v, not %v with %d left", key, hits, out, code, left)
-		}
+		st := out.Statuses[0]
+		expect.True(t, out.OverallCode == code && st.Code == code && st.LimitRemaining == left &&
+			st.CurrentLimit.GetRequestsPerUnit() == 10, "%s, %d hits: %v, not %v with %d left", key, hits, out, code,
+			left)
 	}
 	const ok, over = ratelimitv3.RateLimitResponse_OK, ratelimitv3.RateLimitResponse_OVER_LIMIT
 	for _, key := range keys {

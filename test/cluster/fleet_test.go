@@ -212,9 +212,8 @@ func (f *fleet) calm(members ...*member) time.Duration {
 		found++
 		if trouble != "" {
 			found = 0
-			if time.Now().After(deadline) {
-				f.t.Fatalf("waited %v in vain for the cluster to be calm: %s", time.Since(began).Round(time.Second), trouble)
-			}
+			must.True(f.t, !time.Now().After(deadline),
+				"waited %v in vain for the cluster to be calm: %s", time.Since(began).Round(time.Second), trouble)
 		}
 	}
 	return time.Since(began)

@@ -259,9 +259,8 @@ func (k *kubernetes) container(p *pod) []string {
 		}
 	}
 	dir, ok := strings.CutPrefix(k.node.VolumeMounts[0].MountPath, "/etc/")
-	if !ok || len(k.config.Data) != 1 {
-		k.t.Fatalf("the policies are at %s of %v: a pod has one file in /etc here", k.node.VolumeMounts[0].MountPath, k.config.Data)
-	}
+	must.True(k.t, ok && len(k.config.Data) == 1, "the policies are at %s of %v: a pod has one file in /etc here",
+		k.node.VolumeMounts[0].MountPath, k.config.Data)
 	for file := range k.config.Data {
 		write(filepath.Join(dir, file), policyFile())
 	}
@@ -359,9 +358,8 @@ func (k *kubernetes) keep(p *pod) {
 		case <-p.deleted:
 			return
 		case <-p.done:
-			if !p.killed.Load() && k.t.Context().Err() == nil {
-				k.t.Errorf("%s has ended by itself: %v", p.name, p.cmd.ProcessState)
-			}
+			expect.True(k.t, p.killed.Load() || k.t.Context().Err() != nil, "%s has ended by itself: %v", p.name,
+				p.cmd.ProcessState)
 			return
 		case <-k.t.Context().Done():
 			return

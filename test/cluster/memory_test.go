@@ -107,9 +107,8 @@ func testMemoryBound(t *testing.T, size int64) {
 		fl.work.Wait()
 		fl.close()
 		for i, g := range groups {
-			if n := g.kills(); n > 0 {
-				t.Fatalf("%s: %s was killed for its size; counts %v", what, f.members[i].name, fl.all())
-			}
+			n := g.kills()
+			must.True(t, n <= 0, "%s: %s was killed for its size; counts %v", what, f.members[i].name, fl.all())
 		}
 		recovered := eventually(t, recoverWithin, what+": the node to be as before", func() bool {
 			for i := range 50 {

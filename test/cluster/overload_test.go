@@ -133,9 +133,8 @@ func TestOverload(t *testing.T) {
 	}
 	f.calm(f.members...)
 	for key := range spentKeys {
-		if d := f.members[key%3].peekAt("spent", spentKey(key)); d.Remaining != 0 {
-			t.Errorf("%s has %d left again", spentKey(key), d.Remaining)
-		}
+		d := f.members[key%3].peekAt("spent", spentKey(key))
+		expect.True(t, d.Remaining == 0, "%s has %d left again", spentKey(key), d.Remaining)
 	}
 	const spare, spareHeap = 30, 24 << 20
 	for i, m := range f.members {

@@ -129,8 +129,8 @@ func TestPages(t *testing.T) {
 		}
 		expect.True(t, slices.Contains(services, "weir.v1.Limiter") &&
 			slices.Contains(services, "grpc.health.v1.Health"), "services: %v", services)
-		if slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, "weir.peer.") }) {
-			t.Errorf("the protocol between nodes is on the callers' port: %v", services)
-		}
+		expect.True(t,
+			!slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, "weir.peer.") }),
+			"the protocol between nodes is on the callers' port: %v", services)
 	})
 }

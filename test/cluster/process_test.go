@@ -117,9 +117,7 @@ func (p *process) eventually(within time.Duration, what string, holds func() boo
 		}
 		select {
 		case <-p.done:
-			if !holds() {
-				p.t.Fatalf("%s: the process has ended (%v)", what, p.cmd.ProcessState)
-			}
+			must.True(p.t, holds(), "%s: the process has ended (%v)", what, p.cmd.ProcessState)
 			return true
 		default:
 			return false
@@ -202,9 +200,8 @@ func startCluster(t *testing.T, size int, args ...string) []*process {
 		}
 		for _, p := range nodes {
 			p.exit(stopTimeout)
-			if ws := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Exited() && ws.ExitStatus() != 0 {
-				t.Errorf("%s: exit status %d", p.name, ws.ExitStatus())
-			}
+			ws := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+			expect.True(t, !ws.Exited() || ws.ExitStatus() == 0, "%s: exit status %d", p.name, ws.ExitStatus())
 		}
 	})
 	return nodes

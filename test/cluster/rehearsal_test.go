@@ -76,9 +76,9 @@ func (k *kubernetes) perform(name string, planned bool, do func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, lapse := range k.lapses {
-		if lapse.at >= excused {
-			k.t.Errorf("%s: at %s %s said that it was ready and did not decide %d of what it was asked", name, l.clock(lapse.at), lapse.pod.name, lapse.undecided)
-		}
+		expect.True(k.t, lapse.at < excused,
+			"%s: at %s %s said that it was ready and did not decide %d of what it was asked", name, l.clock(lapse.at),
+			lapse.pod.name, lapse.undecided)
 	}
 	k.lapses = nil
 }

@@ -90,15 +90,13 @@ func TestSecondSignal(t *testing.T) {
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v1/check HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n", p.http)
 	answer := make([]byte, 25)
-	if n, err := conn.Read(answer); err != nil || !strings.HasPrefix(string(answer[:n]), "HTTP/1.1 100 ") {
-		t.Fatalf("%q, %v", answer[:n], err)
-	}
+	n, err := conn.Read(answer)
+	must.True(t, err == nil && strings.HasPrefix(string(answer[:n]), "HTTP/1.1 100 "), "%q, %v", answer[:n], err)
 	p.signal(syscall.SIGTERM)
 	p.eventually(stopTimeout, "the log to say that it stops", func() bool { return strings.Contains(p.stderr.String(), `msg="node stopping" grace=10m`) })
 	p.signal(syscall.SIGTERM)
-	if code := p.exit(stopTimeout); code != 2 {
-		t.Errorf("ended with %v", p.cmd.ProcessState)
-	}
+	code := p.exit(stopTimeout)
+	expect.True(t, code == 2, "ended with %v", p.cmd.ProcessState)
 	for _, want := range []string{`msg="stop aborted by another signal" signal=terminated`, "weir: terminated while stopping"} {
 		expect.True(t, strings.Contains(p.stderr.String(), want), "does not say %q", want)
 	}

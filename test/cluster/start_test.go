@@ -66,9 +66,7 @@ func TestBadSettings(t *testing.T) {
 		{"--sideways", "--sideways"},
 		{"now", `"now"`},
 	} {
-		t.Run(c.args, func(t *testing.T) {
-			startNode(t, strings.Fields(c.args)...).wantEnd(stopTimeout, c.says)
-		})
+		t.Run(c.args, func(t *testing.T) { startNode(t, strings.Fields(c.args)...).wantEnd(stopTimeout, c.says) })
 	}
 }
 

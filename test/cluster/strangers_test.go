@@ -127,12 +127,10 @@ func TestManyStrangers(t *testing.T) {
 					}
 				}
 				return call(func(ctx context.Context, conn *grpc.ClientConn) error {
-						_, err := weirv1.NewLimiterClient(conn).Check(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token),
-							&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}, grpc.WaitForReady(true))
-						return err
-					}), func(ctx context.Context) error {
-						return kubeletProbe(ctx, dial, p.http)
-					}
+					_, err := weirv1.NewLimiterClient(conn).Check(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token),
+						&weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}, grpc.WaitForReady(true))
+					return err
+				}), func(ctx context.Context) error { return kubeletProbe(ctx, dial, p.http) }
 			}
 			ask := func(when string) {
 				t.Helper()

@@ -188,9 +188,9 @@ func (f *fleet) decided(m *member, policy string) time.Duration {
 		})
 	}
 	work.Wait()
-	if n := left.Load(); n > 0 {
-		f.t.Errorf("%s: %d partitions have not been decided for %v, asked through %s", policy, n, time.Since(began).Round(time.Second), m.name)
-	}
+	n := left.Load()
+	expect.True(f.t, n <= 0, "%s: %d partitions have not been decided for %v, asked through %s", policy, n,
+		time.Since(began).Round(time.Second), m.name)
 	return time.Since(began)
 }
 

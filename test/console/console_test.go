@@ -172,9 +172,7 @@ func (b *browser) holds(condition string) bool {
 func (b *browser) eventually(what string, ok func() bool) {
 	b.t.Helper()
 	for until := time.Now().Add(30 * time.Second); !ok(); {
-		if time.Now().After(until) {
-			b.t.Fatalf("never happened: %s\n%s", what, b.text("body"))
-		}
+		must.True(b.t, !time.Now().After(until), "never happened: %s\n%s", what, b.text("body"))
 		time.Sleep(50 * time.Millisecond)
 	}
 }
@@ -284,9 +282,9 @@ func TestConsoleAsksForAToken(t *testing.T) {
 	b.do(chromedp.SendKeys("#token", reader+"\r"))
 	b.contains("#link", "Live")
 	b.contains("#keys-none", "takes a token with the role keys")
-	if !b.holds("document.getElementById('try-check').disabled && document.getElementById('try-reset').hidden") {
-		t.Error("a reader may try checks or reset")
-	}
+	expect.True(t,
+		b.holds("document.getElementById('try-check').disabled && document.getElementById('try-reset').hidden"),
+		"a reader may try checks or reset")
 	b.do(chromedp.Click("#token-button"), chromedp.SendKeys("#token", all+"\r"))
 	b.eventually("the form to be open", func() bool { return !b.holds("document.getElementById('try-check').disabled") })
 	b.try("login", "alice", "#try-check")

@@ -9,6 +9,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/weirlimit/weir/test/must"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // Within returns a context that ends after d, or with the test.
@@ -23,18 +27,15 @@ func Soon(t testing.TB, f func()) {
 	t.Helper()
 	start := time.Now()
 	f()
-	if took := time.Since(start); took > Patience/2 {
-		t.Errorf("took %v", took)
-	}
+	took := time.Since(start)
+	expect.True(t, took <= Patience/2, "took %v", took)
 }
 
 // Serve serves gRPC on loopback and returns the address.
 func Serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	server := grpc.NewServer(opts...)
 	register(server)
 	var served sync.WaitGroup
@@ -51,9 +52,7 @@ func Dial(t testing.TB, addr string, options ...grpc.DialOption) *grpc.ClientCon
 	t.Helper()
 	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
 	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -70,9 +69,7 @@ type Proxy struct {
 func NewProxy(t testing.TB, to string) *Proxy {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	p := &Proxy{Addr: lis.Addr().String()}
 	var work sync.WaitGroup
 	work.Go(func() {

@@ -12,6 +12,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/must"
+
+	"github.com/weirlimit/weir/test/expect"
 )
 
 // Patience is how long a test waits for what must happen: long enough for a machine that does much else. It is never waited for when
@@ -46,9 +50,7 @@ func until(ok func() bool) bool {
 // Eventually waits for a condition that other goroutines bring about, and ends the test where it does not come.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	if !until(ok) {
-		t.Fatalf("waited in vain: %s", what)
-	}
+	must.True(t, until(ok), "waited in vain: %s", what)
 }
 
 // NoLeaks fails the test when goroutines whose stacks have one of the texts outlive everything that is cleaned up after this
@@ -71,9 +73,8 @@ func NoLeaks(t testing.TB, texts ...string) {
 		t.Fatalf("goroutines of an earlier test:\n%s", strings.Join(left(), "\n\n"))
 	}
 	t.Cleanup(func() {
-		if !until(func() bool { return len(left()) == 0 }) {
-			t.Errorf("goroutines are left:\n%s", strings.Join(left(), "\n\n"))
-		}
+		expect.True(t, until(func() bool { return len(left()) == 0 }), "goroutines are left:\n%s",
+			strings.Join(left(), "\n\n"))
 	})
 }
 
@@ -81,18 +82,15 @@ func NoLeaks(t testing.TB, texts ...string) {
 func WriteFile(t testing.TB, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	err := os.WriteFile(path, []byte(content), 0o600)
+	must.NoError(t, err)
 	return path
 }
 
 // Table runs a test for each line "left => right" of a file. Empty lines and those that begin with # are left out.
 func Table(t *testing.T, file string, row func(t *testing.T, left, right string)) {
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	rows := 0
 	for n, line := range strings.Split(string(text), "\n") {
 		if left, right, ok := strings.Cut(line, " => "); ok && !strings.HasPrefix(line, "#") {
@@ -102,7 +100,5 @@ func Table(t *testing.T, file string, row func(t *testing.T, left, right string)
 			t.Errorf("%s:%d: no => in %.100s", file, n+1, line)
 		}
 	}
-	if rows == 0 {
-		t.Errorf("%s has no rows", file)
-	}
+	expect.True(t, rows != 0, "%s has no rows", file)
 }

@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/must"
 )
 
 // Authority signs certificates.
@@ -36,13 +38,8 @@ func NewAuthority(t testing.TB, name string) *Authority {
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
+	cert := must.Value(x509.ParseCertificate(der))(t)
 	return &Authority{t: t, cert: cert, key: key, PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
@@ -75,19 +72,12 @@ func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 	}
 	for _, text := range leaf.URIs {
 		u, err := url.Parse(text)
-		if err != nil {
-			a.t.Fatal(err)
-		}
+		must.NoError(a.t, err)
 		template.URIs = append(template.URIs, u)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.NoError(a.t, err)
+	pkcs8 := must.Value(x509.MarshalPKCS8PrivateKey(private))(a.t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
@@ -96,9 +86,7 @@ func (a *Authority) Pair(leaf Leaf) tls.Certificate {
 	a.t.Helper()
 	cert, key := a.Issue(leaf)
 	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.NoError(a.t, err)
 	return pair
 }
 
@@ -116,12 +104,10 @@ func (a *Authority) Write(dir string, leaf Leaf) (cert, key, ca string) {
 	certPEM, keyPEM := a.Issue(leaf)
 	cert, key, ca = filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"), filepath.Join(dir, "ca.crt")
 	for file, content := range map[string][]byte{cert: certPEM, key: keyPEM, ca: a.PEM} {
-		if err := os.WriteFile(file+".new", content, 0o600); err != nil {
-			a.t.Fatal(err)
-		}
-		if err := os.Rename(file+".new", file); err != nil {
-			a.t.Fatal(err)
-		}
+		err := os.WriteFile(file+".new", content, 0o600)
+		must.NoError(a.t, err)
+		err = os.Rename(file+".new", file)
+		must.NoError(a.t, err)
 	}
 	return cert, key, ca
 }
@@ -129,17 +115,13 @@ func (a *Authority) Write(dir string, leaf Leaf) (cert, key, ca string) {
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return key
 }
 
 func serial(t testing.TB) *big.Int {
 	t.Helper()
 	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.NoError(t, err)
 	return n
 }
