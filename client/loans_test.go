@@ -1,15 +1,27 @@
 package client
 
 import (
+	"context"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/lend"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const loanPolicies = `policies:
@@ -153,4 +165,308 @@ func TestLoansGoHome(t *testing.T) {
 		d, err = asker.Policy("hot").Peek(t.Context(), "k")
 	}
 	expect.True(t, err == nil && d.Remaining == limit-used, "%d were used of %d; %+v, %v", used, limit, d, err)
+}
+
+// cable is the way of a Client to its nodes. While it is cut nothing that is sent arrives, and nobody is told.
+type cable struct{ cut atomic.Bool }
+
+type cableConn struct {
+	net.Conn
+	of *cable
+}
+
+func (c *cable) dial(ctx context.Context, addr string) (net.Conn, error) {
+	if c.cut.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return cableConn{conn, c}, nil
+}
+
+func (c cableConn) Read(b []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(b)
+		if err != nil || !c.of.cut.Load() {
+			return n, err
+		}
+	}
+}
+
+func (c cableConn) Write(b []byte) (int, error) {
+	if c.of.cut.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+const cutOffPolicies = `policies: [{name: p, algorithm: sliding_log, limit: 100000, window: 1h}]`
+
+// TestLoanOfAClientThatIsCutOff: a client that reaches no node admits from its loan; once that is used up, or its term is over with units left, by its
+// fail policy. All that was on loan is charged by its owner.
+func TestLoanOfAClientThatIsCutOff(t *testing.T) {
+	for name, onError := range map[string]OnError{"open": FailOpen, "closed": FailClosed} {
+		for _, usedUp := range []bool{true, false} {
+			until := "over"
+			if usedUp {
+				until = "used up"
+			}
+			t.Run(name+", until the loan is "+until, func(t *testing.T) {
+				c, _ := newCluster(t, 2, cutOffPolicies)
+				key := c.key("p", 0, 0)
+				of := limit.Target{Policy: "p", Key: key}
+				state := func() (free, held int64) {
+					t.Helper()
+					got, err := c.nodes[0].Check(t.Context(), []limit.Check{{Target: of}})
+					must.True(t, err == nil && got[0].Err == nil, "%v %v", got, err)
+					is, _, err := c.nodes[0].Describe(&of)
+					must.NoError(t, err)
+					return got[0].Remaining, is.OnLoan
+				}
+				for range 20 {
+					way := new(cable)
+					client := must.Value(Dial(t.Context(), c.addrs[0], WithTimeout(20*time.Millisecond), WithBreaker(0, time.Hour), WithOnError(onError),
+						WithDialOptions(grpc.WithContextDialer(way.dial))))(t)
+					t.Cleanup(func() {
+						way.cut.Store(false) // nobody has to wait for it
+						_ = client.Close()
+					})
+					reaches(t, client, c.addrs...)
+					l := client.Policy("p")
+					ask := func() (d Decision, lent bool) {
+						t.Helper()
+						d, err := l.Allow(t.Context(), key)
+						must.True(t, err == nil && (!d.FailedOpen || !d.FailedClosed) && d.Allowed != d.FailedClosed,
+							"%+v, %v", d, err)
+						return d, d.Allowed && !d.FailedOpen
+					}
+					testkit.Eventually(t, "units are borrowed", func() bool {
+						ask()
+						_, held := state()
+						return held > 50
+					})
+					way.cut.Store(true)
+					free, held := state()
+					var n int64
+					d, lent := ask()
+					for ; lent; d, lent = ask() {
+						n++
+						must.True(t, n <= held, "%d were admitted of %d on loan", n, held)
+						if !usedUp {
+							const pause = 50 * time.Millisecond // so that its term is over first
+							if time.Sleep(pause); time.Duration(n)*pause > algo.LoanTerm+5*pause {
+								t.Fatalf("%d were admitted, the last long after the term was over", n)
+							}
+						}
+					}
+					must.True(t, d.FailedOpen == (onError == FailOpen) && d.FailedClosed == (onError == FailClosed),
+						"%+v", d)
+					_, lent = ask()
+					must.True(t, !lent, "admitted as of a loan that there is not any more")
+					testkit.Eventually(t, "nothing is on loan", func() bool {
+						_, held := state()
+						return held == 0
+					})
+					left, _ := state()
+					must.True(t, left <= free, "%d are left, and were %d beside %d on loan", left, free, held)
+					if n > 0 && (usedUp || n < held) {
+						return
+					}
+					t.Logf("%d were admitted of %d on loan: again", n, held) // its term was over before, or what was left was less than it seemed
+					must.NoError(t, client.Close())
+				}
+				t.Fatal("it was never seen")
+			})
+		}
+	}
+}
+
+// lendingNode lends as much of every key as it is told to, and keeps what borrowers report.
+type lendingNode struct {
+	granted int64
+
+	mu      sync.Mutex
+	recall  func(limit.Recall)
+	reports []limit.Borrow
+}
+
+func (n *lendingNode) Lend(_ context.Context, in []limit.Borrow, out []limit.Lent) (func(), error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reports = append(n.reports, in...)
+	for i, r := range in {
+		out[i] = limit.Lent{Granted: max(r.Totals.Granted, n.granted), Spent: r.Totals.Spent, Term: algo.LoanTerm, Limit: 1 << 30}
+	}
+	return nil, nil
+}
+
+func (n *lendingNode) OpenBorrower(_ uint64, recall func(limit.Recall)) func() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.recall = recall
+	return func() {}
+}
+
+// reported returns whether a report is as f says.
+func (n *lendingNode) reported(f func(limit.Borrow) bool) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.ContainsFunc(n.reports, f)
+}
+
+// lent dials a node that lends, and returns how to ask for its key, and the number of the loan, of which the client has spent some.
+func lent(t *testing.T, n *lendingNode) (ask func(), number uint64) {
+	t.Helper()
+	addr, _ := serve(t, nodeOver(newBook(), n))
+	c := dial(t, addr, WithTimeout(time.Minute))
+	must.NoError(t, c.Ready(t.Context()))
+	l := c.Inline("n", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1 << 30, Window: time.Hour})
+	ask = func() {
+		d, err := l.Allow(t.Context(), "k")
+		must.True(t, err == nil && d.Allowed && !d.FailedOpen, "%v %v", d, err)
+	}
+	testkit.Eventually(t, "a loan of which some is spent", func() bool {
+		ask()
+		return n.reported(func(r limit.Borrow) bool { number = r.ID.Number; return r.Totals.Spent > 0 })
+	})
+	return ask, number
+}
+
+// TestRecall: a client whose loan is recalled returns what it has left at once, although its key is asked about all the time, and what
+// the recall says was granted besides.
+func TestRecall(t *testing.T) {
+	const granted, besides = 1 << 20, 1000
+	n := &lendingNode{granted: granted}
+	ask, number := lent(t, n)
+	n.mu.Lock()
+	recall := n.recall
+	n.mu.Unlock()
+	recall(limit.Recall{Number: number, Granted: granted + besides})
+	testkit.Eventually(t, "all of it to be returned", func() bool {
+		ask()
+		return n.reported(func(r limit.Borrow) bool {
+			return r.ID.Number == number && r.Totals.Returned > 0 && r.Totals.Returned+r.Totals.Spent == granted+besides
+		})
+	})
+}
+
+// TestKnown: a report says what the answers have confirmed, so that who holds the key next knows what was counted.
+func TestKnown(t *testing.T) {
+	n := &lendingNode{granted: 1 << 20}
+	ask, number := lent(t, n)
+	testkit.Eventually(t, "a report of what is known", func() bool {
+		ask()
+		return n.reported(func(r limit.Borrow) bool { return r.ID.Number == number && r.Known > 0 && r.Known <= r.Totals.Spent })
+	})
+}
+
+// TestLoanOverASuspension: nothing is spent of a loan whose term passed while the machine was suspended: Go's monotonic clock does not
+// tell, the wall clock does.
+func TestLoanOverASuspension(t *testing.T) {
+	mono, wall := int64(time.Hour), int64(time.Hour)
+	l := newLoans(nil, func() (int64, int64) { return mono, wall })
+	key := loanKey{of: "p", key: "k"}
+	lendable := Decision{Allowed: true, Limit: 1000}
+	for l.book.Loans() == 0 {
+		l.missed(key, 1, &lendable, true)
+	}
+	reports, _ := l.book.Report(l.clock())
+	l.book.Answered(l.clock(), l.clock(), []lend.Answer[*member]{{Number: reports[0].Number, Lent: limit.Lent{Granted: 100, Term: algo.LoanTerm}}})
+	_, _, ok := l.book.Take(key, 1, l.clock)
+	must.True(t, ok, "nothing is lent")
+	wall += int64(2 * algo.LoanTerm)
+	_, _, ok = l.book.Take(key, 1, l.clock)
+	expect.True(t, !ok, "a unit was spent after its term, which passed while the machine was suspended")
+}
+
+// TestReconnectStorm: a client that a node lets in, over HTTP/2, and turns out again at once, does not come back more often than every
+// few seconds; after a connection that lasted it comes back at once.
+func TestReconnectStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		accepted := make(chan net.Conn, 10_000)
+		dial := func(context.Context, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			accepted <- theirs
+			return ours, nil
+		}
+		c := must.Value(Dial(t.Context(), "127.0.0.1:1", WithDialOptions(grpc.WithContextDialer(dial)), WithLogger(slog.New(slog.DiscardHandler))))(t)
+		lasts := time.Duration(0)
+		n := 0
+		serve := func(until time.Duration) { // as a node that speaks as much of HTTP/2 as it takes, and hangs up
+			end := time.After(until)
+			for {
+				select {
+				case c := <-accepted:
+					n++
+					go func() {
+						for b := make([]byte, 1<<16); ; {
+							if _, err := c.Read(b); err != nil {
+								return
+							}
+						}
+					}()
+					_, _ = c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // SETTINGS
+					synctest.Wait()                                   // the client is connected
+					time.Sleep(lasts)
+					_ = c.Close()
+				case <-end:
+					return
+				}
+			}
+		}
+		serve(time.Minute)
+		expect.True(t, n >= 3 && n <= 20, "%d connections in a minute", n)
+		lasts, n = 2*soon, 0
+		serve(time.Minute)
+		expect.True(t, n >= 3, "%d connections in a minute of connections that last", n)
+		must.NoError(t, c.Close())
+	})
+}
+
+// TestRejection: what a node says that rejects a connection is the reason, and nothing else is taken for it.
+func TestRejection(t *testing.T) {
+	goAway := append([]byte{0, 0, 11, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11}, "why"...)
+	why, ok := rejection(goAway)
+	expect.True(t, ok && why == "why", "%q, %v", why, ok)
+	for _, other := range [][]byte{
+		nil, goAway[:16], {0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		{22, 3, 3, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+	} {
+		why, ok := rejection(other)
+		expect.True(t, !ok, "%v says %q", other, why)
+	}
+	for n := range goAway { // whatever length it gives
+		bad := append([]byte(nil), goAway...)
+		bad[n] = 255
+		rejection(bad)
+	}
+}
+
+// brokenConn is a connection on which a node has said something and that it has closed.
+type brokenConn struct {
+	net.Conn
+	said []byte
+}
+
+func (c *brokenConn) Read(b []byte) (int, error) { return copy(b, c.said), nil }
+
+func (c *brokenConn) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+// TestRejectionIsHeard: what the client writes to a connection that the node has rejected fails; the reason is what the node has said.
+func TestRejectionIsHeard(t *testing.T) {
+	preface, b := []byte("PRI * HTTP/2.0"), make([]byte, 100)
+	rejected := &greetedConn{Conn: &brokenConn{said: append([]byte{0, 0, 11, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11}, "why"...)}}
+	for range 2 { // what is written before and after the first Read
+		n, err := rejected.Write(preface)
+		expect.True(t, n == len(preface) && err == nil, "%d, %v", n, err)
+		_, err = rejected.Read(b)
+		expect.True(t, err != nil && strings.Contains(err.Error(), "why"), "%v", err)
+	}
+	broken := &greetedConn{Conn: &brokenConn{said: []byte{0, 0, 0, 4, 0, 0, 0, 0, 0}}}
+	must.Value(broken.Read(b))(t)
+	_, err := broken.Write(preface)
+	expect.ErrorIs(t, err, syscall.EPIPE)
 }

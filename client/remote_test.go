@@ -202,8 +202,7 @@ func TestNobodyThenSomebody(t *testing.T) {
 	c := dial(t, addr, WithBreaker(2, 10*time.Millisecond))
 	d, err := c.Policy("five").Allow(t.Context(), "a")
 	expect.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
+	ctx := testkit.Within(t, 100*time.Millisecond)
 	err = c.Ready(ctx)
 	expect.True(t, errors.Is(err, ErrUnavailable) && strings.Contains(err.Error(), "refused"), "Ready: %v", err)
 	_, err = c.Policy("five").Refund(t.Context(), "a", 1)
@@ -321,8 +320,7 @@ func TestDialAddress(t *testing.T) {
 func TestTLS(t *testing.T) {
 	addr, _ := serve(t, newNode(nil))
 	c := dial(t, addr, WithTLS(&tls.Config{MinVersion: tls.VersionTLS12}))
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx := testkit.Within(t, 200*time.Millisecond)
 	expect.ErrorIs(t, c.Ready(ctx), ErrUnavailable, "Ready")
 }
 

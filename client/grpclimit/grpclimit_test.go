@@ -169,8 +169,7 @@ func TestOnError(t *testing.T) {
 	err = check(t.Context(), dial(t, Config{Limiter: answer{FailedClosed: true}}))
 	expect.Equal(t, status.Code(err), codes.Unavailable, "%v", err)
 	slow := dial(t, Config{Limiter: answer{Allowed: true, Delay: time.Hour}})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
+	ctx := testkit.Within(t, 50*time.Millisecond)
 	err = check(ctx, slow)
 	expect.Equal(t, status.Code(err), codes.DeadlineExceeded, "%v", err)
 }
@@ -184,8 +183,7 @@ func (a answer) AllowN(context.Context, string, int64) (client.Decision, error) 
 func TestClient(t *testing.T) {
 	l := open(t).Policy("api")
 	h := dial(t, Config{Limiter: answer{Allowed: true}}, grpc.WithUnaryInterceptor(UnaryClient(l, nil)), grpc.WithStreamInterceptor(StreamClient(l, Method)))
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
+	ctx := testkit.Within(t, 10*time.Second)
 	for range 2 {
 		expect.NoError(t, check(ctx, h))
 	}

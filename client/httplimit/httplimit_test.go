@@ -245,8 +245,7 @@ func TestDelay(t *testing.T) {
 		start := time.Now()
 		w := get(h)
 		expect.True(t, w.Code == 200 && time.Since(start) == time.Minute, "%d after %v", w.Code, time.Since(start))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
+		ctx := testkit.Within(t, time.Second)
 		w = get(h, func(r *http.Request) { *r = *r.WithContext(ctx) })
 		expect.True(t, w.Body.Len() == 0, "a caller who does not wait is served: %q", w.Body)
 	})
@@ -276,8 +275,7 @@ func TestTransport(t *testing.T) {
 		res := must.Value(hc.Get(server.URL))(t)
 		res.Body.Close()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
+	ctx := testkit.Within(t, time.Second)
 	body := &closing{Reader: strings.NewReader("x")}
 	r, err := http.NewRequestWithContext(ctx, "POST", server.URL, body)
 	must.NoError(t, err)

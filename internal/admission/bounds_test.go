@@ -2,9 +2,16 @@ package admission
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -13,8 +20,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // TestMaxCalls: calls and streams beyond their bounds are answered UNAVAILABLE, those of the one kind do not count for the
@@ -81,4 +90,221 @@ func TestMaxCalls(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
+}
+
+// broken is a service whose methods panic after they have read a message.
+var broken = grpc.ServiceDesc{
+	ServiceName: "broken.Service", HandlerType: (*any)(nil),
+	Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, _ context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		if err := read(new(emptypb.Empty)); err != nil {
+			return nil, err
+		}
+		panic("unary")
+	}}},
+	Streams: []grpc.StreamDesc{{StreamName: "Stream", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+		if err := s.RecvMsg(new(emptypb.Empty)); err != nil {
+			return err
+		}
+		panic("stream")
+	}}},
+}
+
+// TestPanics: a panic of a handler ends its own call, and is told.
+func TestPanics(t *testing.T) {
+	var unary, stream atomic.Int64
+	calls := NewCalls(CallsConfig{Panicked: func(method string, p *panics.Error) {
+		switch {
+		case method == "/broken.Service/Unary" && p.Value == "unary":
+			unary.Add(1)
+		case method == "/broken.Service/Stream" && p.Value == "stream":
+			stream.Add(1)
+		default:
+			t.Errorf("%s: %v", method, p.Value)
+		}
+	}})
+	server := grpc.NewServer(calls.Options()...)
+	calls.Registrar(server).RegisterService(&broken, nil)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	defer func() {
+		server.Stop()
+		expect.NoError(t, <-ended)
+	}()
+	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	defer conn.Close()
+	for range 2 {
+		if err := conn.Invoke(t.Context(), "/broken.Service/Unary", new(emptypb.Empty), new(emptypb.Empty)); status.Code(err) != codes.Internal {
+			t.Errorf("a unary call: %v", err)
+		}
+		s, err := conn.NewStream(t.Context(), &broken.Streams[0], "/broken.Service/Stream")
+		must.NoError(t, err)
+		must.NoError(t, s.SendMsg(new(emptypb.Empty)))
+		err = s.RecvMsg(new(emptypb.Empty))
+		expect.Equal(t, status.Code(err), codes.Internal, "a stream: %v", err)
+	}
+	expect.True(t, unary.Load() == 2 && stream.Load() == 2, "told of %d and %d", unary.Load(), stream.Load())
+}
+
+// TestAge: a stream of an old connection ends, whether its handler waits for its context or reads.
+func TestAge(t *testing.T) {
+	const age = 50 * time.Millisecond
+	waits := grpc.ServiceDesc{ServiceName: "waits.Service", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
+		{StreamName: "Context", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			<-s.Context().Done()
+			return s.Context().Err()
+		}},
+		{StreamName: "Read", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			return s.RecvMsg(new(emptypb.Empty))
+		}},
+	}}
+	calls := NewCalls(CallsConfig{MaxAge: age})
+	calls.patience = age
+	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
+	calls.Registrar(server).RegisterService(&waits, nil)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
+	defer func() {
+		server.Stop()
+		expect.NoError(t, <-ended)
+	}()
+	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	defer conn.Close()
+	for _, desc := range waits.Streams {
+		s, err := conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName)
+		must.NoError(t, err)
+		err = s.RecvMsg(new(emptypb.Empty))
+		expect.Equal(t, status.Code(err), codes.Unavailable, "%s: %v", desc.StreamName, err)
+	}
+}
+
+// processorTime is what the process has had of the processors so far, of both sides of the calls.
+func processorTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	must.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkUnary is a unary call over loopback, of a server without the bounds of this package and of one with them.
+func BenchmarkUnary(b *testing.B) {
+	desc := grpc.ServiceDesc{
+		ServiceName: "bench.Service", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{{MethodName: "Unary", Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+			in := new(emptypb.Empty)
+			if err := decode(in); err != nil {
+				return nil, err
+			}
+			return in, nil
+		}}},
+	}
+	for _, bounded := range []bool{false, true} {
+		name := map[bool]string{false: "without", true: "with"}[bounded]
+		b.Run(name, func(b *testing.B) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			must.NoError(b, err)
+			server := grpc.NewServer()
+			services := grpc.ServiceRegistrar(server)
+			if bounded {
+				calls := NewCalls(CallsConfig{
+					Authorize:    func(ctx context.Context, _ string) (context.Context, error) { return ctx, nil },
+					MaxAnonymous: 128, FirstMessage: 10 * time.Second, MaxCalls: 1000,
+					Caller: func(context.Context) (string, bool) { return "caller", true },
+				})
+				server = grpc.NewServer(calls.Options()...)
+				services = calls.Registrar(server)
+				l = NewListener(l, ListenerConfig{MaxConnections: 1000, MaxAnonymous: 128})
+			}
+			services.RegisterService(&desc, nil)
+			served := make(chan error, 1)
+			go func() { served <- server.Serve(l) }()
+			conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(b)
+			before := processorTime(b)
+			for b.Loop() {
+				err := conn.Invoke(b.Context(), "/bench.Service/Unary", new(emptypb.Empty), new(emptypb.Empty))
+				must.NoError(b, err)
+			}
+			b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
+			_ = conn.Close()
+			server.Stop()
+			err = <-served
+			expect.NoError(b, err)
+		})
+	}
+}
+
+// endings is when calls were ended, by the number of each.
+type endings struct {
+	mu    sync.Mutex
+	began time.Time
+	all   []string
+}
+
+type ended struct {
+	to *endings
+	n  int
+}
+
+func (ended) RecvCompress() string { return "" }
+
+func (s ended) WriteStatus(st *status.Status) error {
+	s.to.mu.Lock()
+	defer s.to.mu.Unlock()
+	s.to.all = append(s.to.all, fmt.Sprintf("%d after %v: %v", s.n, time.Since(s.to.began), st.Code()))
+	return nil
+}
+
+// TestAwaited: calls end at their deadlines, not those whose messages have come, whichever of them did, or that are over.
+func TestAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const patience = 10 * time.Second
+		e := &endings{began: time.Now()}
+		c := NewCalls(CallsConfig{FirstMessage: patience})
+		var calls []*call
+		add := func() {
+			k := &call{calls: c, stream: ended{e, len(calls)}, read: func(any) error { return nil }, room: &c.calls}
+			must.NoError(t, k.begin(t.Context()))
+			calls = append(calls, k)
+		}
+		for range 5 { // at 0 s, 1 s …
+			add()
+			time.Sleep(time.Second)
+		}
+		for _, came := range []int{0, 2, 2} { // one of them again
+			must.NoError(t, calls[came].receive(nil))
+		}
+		calls[4].done()
+		time.Sleep(55 * time.Second)
+		add() // at 60 s
+		time.Sleep(patience)
+		calls[1].done() // was ended
+		add()
+		calls[6].done()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		want := []string{"1 after 11s: DeadlineExceeded", "3 after 13s: DeadlineExceeded", "5 after 1m10s: DeadlineExceeded"}
+		expect.True(t, slices.Equal(e.all, want), "ended: %v", e.all)
+	})
+}
+
+// TestStopWhileAwaited: a server that stops ends calls whose messages have not come, and leaves no goroutine.
+func TestStopWhileAwaited(t *testing.T) {
+	testkit.NoLeaks(t, "internal/admission.", "google.golang.org/grpc")
+	calls := NewCalls(CallsConfig{FirstMessage: time.Hour})
+	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
+	calls.Registrar(server).RegisterService(&broken, nil)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
+	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	defer conn.Close()
+	for _, method := range []string{"/broken.Service/Unary", "/broken.Service/Stream"} {
+		_, err := conn.NewStream(t.Context(), &broken.Streams[0], method)
+		must.NoError(t, err)
+	}
+	open := func() int64 { return calls.calls.open.Load() + calls.streams.open.Load() }
+	testkit.Eventually(t, "two calls that are awaited", func() bool { return open() == 2 })
+	server.Stop()
+	expect.NoError(t, <-served)
+	expect.Equal(t, open(), 0, "calls are left")
 }

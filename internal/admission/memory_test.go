@@ -2,13 +2,16 @@ package admission
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"runtime/debug"
+	"strings"
 	"testing"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 func TestUsable(t *testing.T) {
@@ -49,4 +52,70 @@ func TestSetLimit(t *testing.T) {
 	t.Setenv("GOMEMLIMIT", "")
 	got = SetMemoryLimit(1000 << 20)
 	expect.True(t, got == 900<<20 && debug.SetMemoryLimit(-1) == got, "the limit is %d, want %d", got, 900<<20)
+}
+
+func TestParse(t *testing.T) {
+	for text, want := range map[string]int64{
+		"auto": 0, "0": -1, "16MiB": 16 << 20, "16777216": 16 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
+	} {
+		got, err := ParseMemory(text)
+		expect.True(t, got == want && err == nil, "%q: %d, %v; want %d", text, got, err, want)
+	}
+	whole := must.Value(ParseMemory("100%"))(t)
+	if half, err := ParseMemory("50%"); err != nil || half <= 0 || half > whole/2 || half < whole/2-100 {
+		t.Errorf("50%% is %d, %v; 100%% is %d", half, err, whole)
+	}
+	for _, text := range []string{
+		"", "%", "0%", "101%", "-1%", "1.5%", "70 %", "-1", "-1GiB", "many", "1MiBs", "15.9MiB", "1", "9EiB", "99999999999999999999",
+	} {
+		got, err := ParseMemory(text)
+		expect.True(t, err != nil && strings.Contains(err.Error(), text), "%q: %d, %v", text, got, err)
+	}
+}
+
+// TestDivide: whatever there is, all parts fit into the runtime's limit together with what the collector needs, and none is too
+// small to work with.
+func TestDivide(t *testing.T) {
+	for _, test := range []struct {
+		usable int64
+		state  int64 // MiB, as documented
+	}{
+		{64 * mib, 12}, {128 * mib, 22}, {256 * mib, 51}, {512 * mib, 108}, {1024 * mib, 224}, {2048 * mib, 454},
+		{4096 * mib, 1007}, {16384 * mib, 9633}, {65536 * mib, 45875},
+	} {
+		b := Divide(test.usable)
+		t.Run(fmt.Sprintf("%dMiB", test.usable/mib), func(t *testing.T) {
+			got := b.State / mib
+			expect.True(t, got == test.state, "state is %d MiB, want %d MiB", got, test.state)
+		})
+	}
+	for usable := int64(64 * mib); usable <= 64<<30; usable += usable / 64 {
+		b := Divide(usable)
+		if got, limit := b.Sum(), b.Limit; got > limit || b.Limit > usable/100*LimitPercent {
+			t.Fatalf("%d: the sum is %d, the limit %d of %d", usable, got, limit, usable/100*LimitPercent)
+		}
+		must.True(t, b.State <= usable/100*70 && b.State >= (b.Limit-base)/100*24, "%d: %d for state", usable, b.State)
+		must.True(t, b.MaxMessage >= mib && b.MaxMessage <= b.Buffers/2 && b.Unread >= mib && b.Replies >= mib/2,
+			"%d: %+v", usable, b)
+		must.True(t, b.MaxInFlight >= 1000 && b.Clients() >= 12 && b.StreamsEach >= 12 && b.MaxCalls >= 6,
+			"%d: %+v", usable, b)
+		must.True(t, b.StreamWindow >= math.MaxUint16 && b.PeerWindow >= math.MaxUint16,
+			"%d: windows of %d and %d", usable, b.StreamWindow, b.PeerWindow) // smaller ones gRPC ignores
+	}
+	b := Divide(16 * mib)
+	expect.True(t, b.State > 0 && b.Clients() >= 1 && b.MaxInFlight >= 1,
+		"%+v", b) // too little: it starts all the same
+}
+
+// TestRefit: what is chosen by hand for other parts is taken from State.
+func TestRefit(t *testing.T) {
+	b := Divide(512 * mib)
+	before := b.State
+	b.Unread += 10 * mib
+	b.Refit()
+	expect.True(t, b.State == before-10*mib && b.Sum() <= b.Limit,
+		"state is %d after %d, the sum %d of %d", b.State, before, b.Sum(), b.Limit)
+	b.Unread += 1024 * mib
+	b.Refit()
+	expect.True(t, b.State == LeastState && b.Sum() > b.Limit, "state is %d", b.State)
 }

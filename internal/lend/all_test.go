@@ -1,7 +1,9 @@
 package lend
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -137,4 +139,76 @@ func TestTakeAllIsUntold(t *testing.T) {
 	for _, r := range <-reported {
 		expect.True(t, r.Totals.Spent == 0, "%s: %d were spent", r.Key, r.Totals.Spent)
 	}
+}
+
+// A clock goes on while the machine is suspended, and whatever is done to the wall clock it never runs slower than the monotonic one.
+func TestClock(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	c := NewClock(5*ms, 1000*ms)
+	for _, s := range []struct {
+		what             string
+		mono, wall, want int64
+	}{
+		{"running", 6 * ms, 1001 * ms, 6 * ms},
+		{"slewed", 106 * ms, 1101*ms + ms/2, 106 * ms},
+		{"suspended for 3 s", 107 * ms, 4102 * ms, 107*ms + 3000*ms},
+		{"running again", 108 * ms, 4103 * ms, 108*ms + 3000*ms},
+		{"set back by 2 s", 109 * ms, 2104 * ms, 109*ms + 3000*ms},
+		{"running again", 110 * ms, 2105 * ms, 110*ms + 3000*ms},
+		{"suspended for 1 s", 111 * ms, 3106 * ms, 111*ms + 4000*ms},
+	} {
+		got := c.Read(s.mono, s.wall)
+		expect.True(t, got == s.want || s.what == "suspended for 3 s" && got > s.want-ms && got <= s.want,
+			"%s: %v, want %v", s.what, time.Duration(got), time.Duration(s.want))
+	}
+}
+
+// BenchmarkMissed is what a check costs that an owner has admitted, of keys asked all alike by 300,000 checks a second: nothing to lend. The
+// keys are as few as the caches hold, for who asks about one has just looked at it.
+func BenchmarkMissed(b *testing.B) {
+	names := make([]string, 1<<14)
+	for i := range names {
+		names[i] = fmt.Sprintf("user:%013d", i)
+	}
+	book := NewBook[string, int](func() {}, nil)
+	now, i := int64(1), 0
+	clock := func() int64 { return now }
+	b.ReportAllocs()
+	for b.Loop() {
+		now += int64(time.Second / 300_000)
+		i++
+		book.Missed(names[i%len(names)], 1, clock, strings.Clone)
+	}
+	expect.True(b, book.Loans() <= 0, "lent what is not asked often")
+}
+
+// BenchmarkHotKey is a decision from the loan of a hot key, by one goroutine and by 256.
+func BenchmarkHotKey(b *testing.B) {
+	book := NewBook[string, int](func() {}, nil)
+	began := time.Now()
+	clock := func() int64 { return int64(time.Since(began)) }
+	for book.Loans() == 0 {
+		book.Missed("k", 1, clock, nil)
+	}
+	reports, _ := book.Report(clock())
+	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number, Lent: limit.Lent{Granted: algo.MaxLimit, Term: time.Hour, Limit: algo.MaxLimit}}})
+	take := func(b *testing.B) {
+		_, _, ok := book.Take("k", 1, clock)
+		expect.True(b, ok, "not lent")
+	}
+	b.Run("goroutines=1", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			take(b)
+		}
+	})
+	b.Run("goroutines=256", func(b *testing.B) {
+		b.SetParallelism(128)
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				take(b)
+			}
+		})
+	})
 }

@@ -1,10 +1,14 @@
 package node
 
 import (
+	"errors"
 	"log/slog"
 	"math"
+	"net/http"
+	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +18,8 @@ import (
 	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // TestConfigMistakes: a bound that makes no sense is an error that begins with its setting, and so is what does not go together.
@@ -137,4 +143,191 @@ func TestNumbers(t *testing.T) {
 			expect.Equal(t, settings[name].number.Int(), before, "%s after a mistake", name)
 		}
 	}
+}
+
+// TestDNSRebinding: a page under a name of its own gets nothing from a node on loopback, whatever it asks; names that are
+// configured are answered for, there and elsewhere.
+func TestDNSRebinding(t *testing.T) {
+	t.Parallel()
+	ask := func(n *Node, path, host string) int {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addrOf(n.listeners.http)+path, nil)
+		must.NoError(t, err)
+		r.Host = host
+		resp := must.Value(http.DefaultClient.Do(r))(t)
+		resp.Body.Close()
+		typ := resp.Header.Get("Content-Type")
+		expect.True(t, resp.StatusCode != http.StatusMisdirectedRequest || typ == "application/problem+json",
+			"answered as %s", typ)
+		return resp.StatusCode
+	}
+	n := mustSettle(t, testConfig(t, "a"))
+	named := testConfig(t, "b")
+	named.HTTPHosts = []string{"Limits.example.com"}
+	b := mustSettle(t, named)
+	for host, want := range map[string]int{
+		"127.0.0.1": 200, "127.0.0.1:8080": 200, "[::1]:8080": 200, "[::1]": 200, "localhost": 200, "LocalHost:8080": 200, "localhost.": 200, "192.0.2.1": 200,
+		"evil.example": 421, "evil.example:8080": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421,
+	} {
+		for _, path := range []string{"/", "/metrics", "/v1/status", "/healthz"} {
+			expect.Equal(t, ask(n, path, host), want, "%s for %s", path, host)
+		}
+		expect.Equal(t, ask(b, "/", host), want, "with names, for %s", host)
+	}
+	for host, want := range map[string]int{"limits.example.com": 200, "limits.example.com:80": 200, "LIMITS.example.com.": 200, "example.com": 421} {
+		expect.Equal(t, ask(b, "/", host), want, "with names, for %s", host)
+	}
+	expect.True(t, hostCheck("0.0.0.0", nil) == nil,
+		"a node that others reach does not know all of its names, and is to answer for any")
+	check := hostCheck("0.0.0.0", []string{"a.example"})
+	expect.True(t, !check("b.example") && check("a.example"), "names that are given count everywhere")
+	for _, bad := range []string{"", "a:80", "*.example.com", "http://a", "a."} {
+		expect.ErrorContains(t, checkHosts([]string{bad}), "is not a host name", "%q", bad)
+	}
+}
+
+// TestForwardAuthFlags: what keys may be taken from is checked before anything is opened.
+func TestForwardAuthFlags(t *testing.T) {
+	t.Parallel()
+	cfg := Config{ForwardAuthHeaders: []string{"x-api-key"}, TrustedProxies: []string{"10.0.0.0/8", "2001:db8::1"}}
+	f, err := cfg.forwardAuth()
+	expect.True(t, err == nil && f.Headers[0] == "X-Api-Key" && len(f.TrustedProxies) == 2, "%+v, %v", f, err)
+	for _, c := range []struct{ header, proxy, flag string }{
+		{"X Api", "10.0.0.0/8", "forward-auth-headers: "}, {"Host", "10.0.0.0/8", "forward-auth-headers: "},
+		{"X-Api", "10.0.0.1/8", "trusted-proxies: "}, {"X-Api", "gateway", "trusted-proxies: "},
+	} {
+		cfg := testConfig(t, "a")
+		cfg.ForwardAuthHeaders, cfg.TrustedProxies = []string{c.header}, []string{c.proxy}
+		n, err := Start(t.Context(), cfg)
+		if err == nil {
+			n.Stop()
+		}
+		expect.True(t, err != nil && strings.HasPrefix(err.Error(), c.flag), "%+v: %v", c, err)
+	}
+}
+
+func TestParseVoters(t *testing.T) {
+	for _, c := range []struct {
+		list, name string
+		want       string
+		says       string // of the error
+	}{
+		{list: "", name: "weir-0", want: ""},
+		{list: "a", name: "weir-0", want: "a"},
+		{list: "a,b,c", name: "weir-0", want: "a b c"},
+		{list: "a,b,c,d,e", name: "z", want: "a b c d e"},
+		{list: "ordinals:1", name: "weir-0", want: "weir-0"},
+		{list: "ordinals:3", name: "weir-7", want: "weir-0 weir-1 weir-2"},
+		{list: "ordinals:5", name: "my-weir-12", want: "my-weir-0 my-weir-1 my-weir-2 my-weir-3 my-weir-4"},
+		{list: "a,b", name: "a", says: "2 voters are given: the number of voters is 1, 3 or 5"},
+		{list: "a,b,c,d", name: "a", says: "4 voters are given"},
+		{list: "a,b,c,d,e,f,g", name: "a", says: "7 voters are given"},
+		{list: "a,b,b", name: "a", says: `"b" is given twice`},
+		{list: "a,,b", name: "a", says: `"" must have 1 to 63 characters`},
+		{list: "a,b,c d", name: "a", says: `"c d" must consist of`},
+		{list: "a,ordinals:3,b", name: "a-0", says: `"ordinals:3" must consist of`},
+		{list: "ordinals:2", name: "weir-0", says: "ordinals:2: the number of voters is 1, 3 or 5"},
+		{list: "ordinals:0", name: "weir-0", says: "ordinals:0: the number"},
+		{list: "ordinals:", name: "weir-0", says: "ordinals:: the number"},
+		{list: "ordinals:-3", name: "weir-0", says: "ordinals:-3: the number"},
+		{list: "ordinals:259", name: "weir-0", says: "ordinals:259: the number"}, // 3, of a byte
+		{list: "ordinals:3", name: "weir", says: "ordinals:3: name weir does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "-1", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-a1", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-01", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-99999999999", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: strings.Repeat("w", 61) + "-123", says: ""},
+	} {
+		var list []string
+		if c.list != "" {
+			list = strings.Split(c.list, ",")
+		}
+		got, err := ParseVoters(list, c.name)
+		if err == nil {
+			err = checkVoters(got)
+		}
+		switch {
+		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s of %s: %q, %v; want %q", c.list, c.name, got, err, c.says)
+		case c.says == "" && c.want != strings.Join(got, " ") && len(c.name) < 64:
+			t.Errorf("%s of %s: %q, %v; want %s", c.list, c.name, got, err, c.want)
+		}
+	}
+}
+
+// swapForPipe puts a pipe, which nobody writes to, in the place of a file.
+func swapForPipe(t *testing.T, file string) {
+	t.Helper()
+	must.NoError(t, os.Remove(file))
+	must.NoError(t, syscall.Mkfifo(file, 0o600))
+}
+
+// TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
+// file that comes back, and stops.
+func TestFilesReplacedByPipes(t *testing.T) {
+	t.Parallel()
+	var book testkit.Buffer
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = book.Logger()
+	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
+	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
+	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", "callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
+	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	n := mustSettle(t, cfg)
+	files := map[string]string{
+		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLSKeyFile, "peer_certificates": cfg.Security.PeerTLSCAFile,
+		"access": cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
+	}
+	must.True(t, len(n.files()) == len(files), "%d files are followed, %d tested", len(n.files()), len(files))
+	for _, f := range n.files() {
+		name := files[f.name]
+		before := must.Value(os.ReadFile(name))(t)
+		swapForPipe(t, name)
+		n.Reload()
+		testkit.Eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && errors.Is(f.Err(), reload.ErrNotRegular) })
+		ready, detail := n.Ready()
+		expect.True(t, ready && strings.Contains(detail, f.what+" rejected: ") && strings.Contains(detail, name),
+			"ready: %t, %s", ready, detail)
+		testkit.Eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file: its mode is prw") })
+		must.NoError(t, os.Remove(name))
+		must.NoError(t, os.WriteFile(name, before, 0o600))
+		testkit.Eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })
+	}
+	for _, name := range files {
+		swapForPipe(t, name)
+	}
+	n.Reload()
+	n.Stop() // which returns
+}
+
+// TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and when one
+// is replaced, and starts all the same.
+func TestKeyFilesReadableByOthers(t *testing.T) {
+	t.Parallel()
+	var book testkit.Buffer
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = book.Logger()
+	cfg.Security.useTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}}))
+	cfg.Security.usePeerTLS(filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test")
+	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	cfg.Security.ClusterSecretFile = testkit.WriteFile(t, "secret", "0123456789abcdef\n")
+	keys := []string{cfg.Security.TLSKeyFile, cfg.Security.PeerTLSKeyFile, cfg.Security.GossipKeyFile, cfg.Security.ClusterSecretFile}
+	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
+	for i, name := range keys {
+		must.NoError(t, os.Chmod(name, modes[i]))
+	}
+	n := mustSettle(t, cfg)
+	said := func(name string) int {
+		return strings.Count(book.String(), `msg="key file readable by other users" file=`+name)
+	}
+	for i, name := range keys {
+		want := int(modes[i] & 0o004 / 0o004)
+		expect.True(t, said(name) == want, "%s, mode %v: said %d times, want %d", name, modes[i], said(name), want)
+	}
+	must.NoError(t, os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600))
+	n.Reload()
+	testkit.Eventually(t, "the changed file to be named again", func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
 }

@@ -1,24 +1,38 @@
 package node
 
 import (
+	"bytes"
+	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding/gzip"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/admission"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
@@ -302,4 +316,247 @@ func TestChosenBounds(t *testing.T) {
 		expect.True(t, (over != nil || got.Sum() <= got.Limit) && (over == nil || fmt.Sprint(over) == test.over) &&
 			(over != nil || test.over == ""), "%s: %v exceed: %d of %d", test.what, over, got.Sum(), got.Limit)
 	}
+}
+
+// TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on the peer port,
+// and nobody on the ports for callers; its process is no member.
+func TestStolenNodeCertificate(t *testing.T) {
+	t.Parallel()
+	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
+	makeSecrets(t, dir, other)
+	cfg := testConfig(t, "a")
+	cfg.Security = made(dir)
+	a := mustSettle(t, cfg)
+
+	ctx := testkit.Within(t, 10*time.Second)
+	if _, err := peer.Identify(ctx, addrOf(a.listeners.peer), credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
+		t.Error("the peer port answers to nobody's certificate")
+	}
+	if id, err := peer.Identify(ctx, addrOf(a.listeners.peer), a.security.peerClient()); err != nil || id.Name != "a" {
+		t.Errorf("the peer port answers %v, %v to a node's certificate", id, err)
+	}
+
+	conn, err := grpc.NewClient(addrOf(a.listeners.peer), grpc.WithTransportCredentials(a.security.peerClient()))
+	must.NoError(t, err)
+	defer conn.Close()
+	for name, add := range map[string]*weirv1.GossipKeysRequest{
+		"a key":        {Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: gossipKey(9)},
+		"no key":       {Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: "0"},
+		"another step": {Action: weirv1.KeyAction_KEY_ACTION_USE, Id: a.cluster.Keys()[0].ID},
+	} {
+		for _, proof := range []string{"", "guessed"} {
+			ctx := metadata.AppendToOutgoingContext(ctx, "weir-gossip-proof-bin", proof)
+			_, err := peerv1.NewGossipKeysClient(conn).Apply(ctx, add)
+			expect.True(t, status.Code(err) == codes.PermissionDenied && len(a.cluster.Keys()) == 1,
+				"the gossip keys, %s: %v, %v", name, err, a.cluster.Keys())
+		}
+	}
+	refusedAt(t, a, "peer", "no_gossip_key")
+
+	pair := must.Value(tls.LoadX509KeyPair(cfg.Security.PeerTLSCertFile, cfg.Security.PeerTLSKeyFile))(t)
+	stolen := &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return &pair, nil // whichever authorities are asked for
+	}}
+	err = askStatus(t, a, credentials.NewTLS(stolen))
+	expect.Equal(t, status.Code(err), codes.Unavailable, "over gRPC: %v", err)
+	refusedAt(t, a, "grpc", "unknown_authority")
+	transport := &http.Transport{TLSClientConfig: stolen, DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" + addrOf(a.listeners.http) + "/v1/status")
+	if err == nil {
+		resp.Body.Close()
+		t.Errorf("over HTTP: %s", resp.Status)
+	}
+	refusedAt(t, a, "http", "unknown_authority")
+
+	cfg = testConfig(t, "thief")
+	cfg.Security, cfg.Join = made(dir), []string{a.view().Self.GossipAddr}
+	cfg.Security.GossipKeyFile = made(other).GossipKeyFile
+	thief := mustStart(t, cfg)
+	testkit.Eventually(t, "the thief's gossip to be denied", func() bool {
+		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="gossip_key"}`)
+	})
+	ready, _ := thief.Ready()
+	expect.True(t, !ready && len(a.view().Members) == 1, "ready %v, members %+v", ready, a.view().Members)
+	select {
+	case <-a.Failed():
+		t.Errorf("the node ended: %v", a.Err())
+	default:
+	}
+}
+
+// raw is a codec of messages that are bytes already.
+type raw struct{}
+
+func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+
+func (raw) Unmarshal(data []byte, v any) error { return nil }
+
+func (raw) Name() string { return "proto" }
+
+// checkMethod is the name of the method that a caller without rights must not be able to have a request of read.
+const checkMethod = weirv1.Limiter_Check_FullMethodName
+
+// dialed connects to a node's gRPC port, in plain text.
+func dialed(t *testing.T, n *Node, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// allocated is how many bytes the process allocates while f runs.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// emptyChecks is a request of two million checks in 4 MiB, less than 5 KiB of which are left by compression.
+var emptyChecks = bytes.Repeat([]byte{10, 0}, 4<<20/2-1)
+
+// TestCompressedRequests: a stranger's requests of 4 KiB that hold 4 MiB, and two million checks, are not inflated; nor are those
+// of a caller.
+func TestCompressedRequests(t *testing.T) {
+	n, shop, _, _ := startAccess(t, nil)
+	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.UseCompressor(gzip.Name)))
+	for _, ctx := range []context.Context{t.Context(), bearer(t, shop)} {
+		took := allocated(func() {
+			for range 4 {
+				var out []byte
+				err := conn.Invoke(ctx, checkMethod, emptyChecks, &out)
+				expect.Equal(t, status.Code(err), codes.Unimplemented, "a compressed request: %v", err)
+			}
+		})
+		expect.True(t, took <= 64<<20,
+			"four compressed requests took %d MiB", took>>20) // some 8 MiB of it are the client's, who compresses
+	}
+}
+
+// TestDeniedBeforeRead: who may not call a method is told so before the request is read.
+func TestDeniedBeforeRead(t *testing.T) {
+	n, _, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessageTimeout = time.Hour })
+	conn := dialed(t, n)
+	ctx := testkit.Within(t, 10*time.Second)
+	for _, method := range []string{checkMethod, weirv1.Limiter_CheckStream_FullMethodName, weirv1.Limiter_Status_FullMethodName} {
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+		must.NoError(t, err)
+		err = s.RecvMsg(&weirv1.CheckResponse{})
+		expect.Equal(t, status.Code(err), codes.Unauthenticated, "%s: %v", method, err)
+	}
+}
+
+// TestFirstMessage: a call ends whose first message does not come, whatever deadline it says it has.
+func TestFirstMessage(t *testing.T) {
+	n, _, all, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessageTimeout = 100 * time.Millisecond })
+	conn := dialed(t, n)
+	ctx, cancel := context.WithTimeout(bearer(t, all), time.Hour)
+	defer cancel()
+	for _, method := range []string{
+		checkMethod, weirv1.Limiter_CheckStream_FullMethodName, "/grpc.health.v1.Health/Check",
+		"/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+	} {
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+		must.NoError(t, err)
+		err = s.RecvMsg(&weirv1.CheckResponse{})
+		expect.Equal(t, status.Code(err), codes.DeadlineExceeded, "%s: %v", method, err)
+	}
+}
+
+// TestEveryMessageIsCounted is an attack on each method of each service that is registered, of callers and of nodes: a message of 4 MiB with
+// millions of empty elements, in each list and map of the request at every depth. The elements are counted before they are decoded.
+func TestEveryMessageIsCounted(t *testing.T) {
+	n, _, all, _ := startAccess(t, func(cfg *Config) {
+		cfg.Envoy.Dir = envoyDir(t, quotaFile)
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
+	})
+	ctx := bearer(t, all)
+	for addr, server := range map[string]*grpc.Server{n.GRPCAddr(): n.grpcServer, n.PeerAddr(): n.peerServer} {
+		conn := must.Value(grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}))))(t)
+		defer conn.Close()
+		attacks := 0
+		for service, info := range server.GetServiceInfo() {
+			d := must.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service)))(t)
+			for _, m := range info.Methods {
+				request := d.(protoreflect.ServiceDescriptor).Methods().ByName(protoreflect.Name(m.Name)).Input()
+				for field, body := range manyElements(request, 4<<20-100) {
+					attacks++
+					var err error
+					took := allocated(func() { err = sendBody(ctx, conn, "/"+service+"/"+m.Name, m.IsClientStream || m.IsServerStream, body) })
+					expect.ErrorContains(t, err, "elements of lists and maps",
+						"%s/%s with many %s", service, m.Name, field)
+					if took > 40<<20 { // 4 MiB at each end, some of it in more than one buffer
+						t.Errorf("%s/%s with many %s took %d MiB", service, m.Name, field, took>>20)
+					}
+				}
+			}
+		}
+		expect.True(t, attacks >= 10, "only %d attacks", attacks)
+	}
+}
+
+// sendBody calls a method with a message that is bytes already.
+func sendBody(ctx context.Context, conn *grpc.ClientConn, method string, stream bool, body []byte) error {
+	var out []byte
+	if !stream {
+		return conn.Invoke(ctx, method, body, &out)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	_ = s.SendMsg(body) // RecvMsg tells what went wrong
+	return s.RecvMsg(&out)
+}
+
+// manyElements returns messages of about that size, by the field that they repeat: each list and map that a message can have, at every depth, in each form.
+func manyElements(d protoreflect.MessageDescriptor, size int) map[string][]byte {
+	all := make(map[string][]byte)
+	var visit func(d protoreflect.MessageDescriptor, path string, within []protoreflect.FieldDescriptor)
+	visit = func(d protoreflect.MessageDescriptor, path string, within []protoreflect.FieldDescriptor) {
+		for i := range d.Fields().Len() {
+			f := d.Fields().Get(i)
+			path := path + "." + string(f.Name())
+			if f.IsList() || f.IsMap() {
+				all[path] = wrapped(within, bytes.Repeat(emptyElement(f), size/len(emptyElement(f))))
+			}
+			if f.IsPacked() {
+				all[path+" packed"] = wrapped(within, inBytes(f, make([]byte, size)))
+			}
+			if f.Message() != nil && len(within) < 6 {
+				visit(f.Message(), path, append(within[:len(within):len(within)], f))
+			}
+		}
+	}
+	visit(d, "", nil)
+	return all
+}
+
+// wrapped puts a message into those around it.
+func wrapped(within []protoreflect.FieldDescriptor, body []byte) []byte {
+	for i := len(within) - 1; i >= 0; i-- {
+		body = inBytes(within[i], body)
+	}
+	return body
+}
+
+func inBytes(f protoreflect.FieldDescriptor, body []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, f.Number(), protowire.BytesType), body)
+}
+
+// emptyElement is the shortest element of a list that is not packed.
+func emptyElement(f protoreflect.FieldDescriptor) []byte {
+	switch f.Kind() {
+	case protoreflect.MessageKind, protoreflect.StringKind, protoreflect.BytesKind:
+		return inBytes(f, nil)
+	case protoreflect.Fixed32Kind, protoreflect.Sfixed32Kind, protoreflect.FloatKind:
+		return protowire.AppendFixed32(protowire.AppendTag(nil, f.Number(), protowire.Fixed32Type), 0)
+	case protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind, protoreflect.DoubleKind:
+		return protowire.AppendFixed64(protowire.AppendTag(nil, f.Number(), protowire.Fixed64Type), 0)
+	}
+	return protowire.AppendVarint(protowire.AppendTag(nil, f.Number(), protowire.VarintType), 0)
 }

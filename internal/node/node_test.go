@@ -1,6 +1,8 @@
 package node
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,14 +14,19 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/admission"
+	"github.com/weirlimit/weir/internal/observe"
+	"github.com/weirlimit/weir/internal/panics"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
@@ -448,4 +455,133 @@ func TestReload(t *testing.T) {
 	expect.Equal(t, d.Limit, 7, "a file that needs voters changed the limit to")
 	put("")
 	testkit.Eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
+}
+
+// node is one whose conditions a test sets.
+type node struct {
+	joined, first, second atomic.Bool
+	held                  atomic.Int64
+	became                atomic.Int32
+	log                   testkit.Buffer
+	*readiness
+}
+
+func newNode() *node {
+	n := &node{}
+	n.readiness = newReadiness(readinessConfig{
+		Joined: func() (bool, string) {
+			if n.joined.Load() {
+				return true, ""
+			}
+			return false, "not a member"
+		},
+		Conditions: []condition{
+			{"the first", func(context.Context) bool { return n.first.Load() }},
+			{"the second", func(context.Context) bool { return n.second.Load() }},
+		},
+		Held: func() int { return int(n.held.Load()) }, Now: time.Now, Became: func() { n.became.Add(1) }, Logger: n.log.Logger(),
+	})
+	return n
+}
+
+func (n *node) want(t *testing.T, ready bool, why string) {
+	t.Helper()
+	time.Sleep(time.Second) // of the bubble
+	synctest.Wait()
+	if got, said := n.Ready(); got != ready || said != why || n.Settled() != ready {
+		t.Errorf("ready %t, %q, settled %t, want %t, %q", got, said, n.Settled(), ready, why)
+	}
+}
+
+// TestReadinessSettle: a node says what it waits for, one thing after the other, becomes ready once, and is not when it stops.
+func TestReadinessSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		go n.Settle(t.Context())
+		n.want(t, false, "not a member")
+		n.joined.Store(true)
+		n.want(t, false, "the first")
+		n.first.Store(true)
+		n.want(t, false, "the second")
+		n.second.Store(true)
+		n.want(t, true, "")
+		<-n.Became()
+		n.first.Store(false) // what held is not looked at again
+		n.want(t, true, "")
+		n.Stop()
+		n.want(t, false, "stopping")
+		expect.True(t, n.became.Load() == 1, "became ready %d times", n.became.Load())
+	})
+}
+
+// TestStopBefore: a node that stops before it was ready never is, though all conditions hold.
+func TestStopBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		go n.Settle(t.Context())
+		n.want(t, false, "not a member")
+		n.Stop()
+		for _, c := range []*atomic.Bool{&n.joined, &n.first, &n.second} {
+			c.Store(true)
+		}
+		n.want(t, false, "stopping")
+		select {
+		case <-n.Became():
+			t.Error("became ready")
+		default:
+		}
+		expect.Equal(t, n.became.Load(), 0, "was said to be ready")
+	})
+}
+
+// TestPatience: a member does not wait for ever for what does not come, but does as long as partitions come.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode()
+		go n.Settle(t.Context())
+		time.Sleep(time.Minute)
+		n.joined.Store(true)
+		for range 5 {
+			time.Sleep(patience - 2*time.Second)
+			n.held.Add(1)
+			n.want(t, false, "the first")
+		}
+		time.Sleep(patience - 2*time.Second)
+		n.held.Add(-2) // some have gone to another that came, which is no progress, nor is it when some come back
+		n.want(t, false, "the first")
+		n.held.Add(2)
+		n.want(t, true, "")
+	})
+}
+
+// TestPanicsDoNotFillTheLog: of panics in a row the log has one stack a second for each listener; all are counted.
+func TestPanicsDoNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		s := &security{log: log, metrics: observe.NewSecurity(func() map[string]time.Time { return nil })}
+		s.denials = newDenials(log, s.metrics)
+		n := &Node{log: log, security: s}
+		for range 3 {
+			for range 100 {
+				n.panicked("http")("/v1/check", &panics.Error{Value: "secret", Stack: []byte("frames")})
+			}
+			n.panicked("grpc")("Check", &panics.Error{Value: "secret", Stack: []byte("frames")})
+			time.Sleep(denialInterval)
+		}
+		got := strings.Count(out.String(), "\n")
+		expect.True(t, got == 6 && !strings.Contains(out.String(), "secret"), "%d lines:\n%s", got, &out)
+		expect.True(t, strings.Contains(out.String(), "unlogged=99"),
+			"the log does not say how many it leaves out:\n%s", &out)
+		want := `
+# HELP weir_panics_total Panics of handlers and of work behind answers.
+# TYPE weir_panics_total counter
+weir_panics_total{listener="background"} 0
+weir_panics_total{listener="grpc"} 3
+weir_panics_total{listener="http"} 300
+weir_panics_total{listener="peer"} 0
+weir_panics_total{listener="resp"} 0
+`
+		expect.NoError(t, testutil.CollectAndCompare(s.metrics, strings.NewReader(want), "weir_panics_total"))
+	})
 }

@@ -1,15 +1,37 @@
 package node
 
 import (
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/control"
+	"github.com/weirlimit/weir/internal/reload"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // makeSecrets makes secrets in directories.
@@ -114,4 +136,202 @@ func TestStolenGossipKey(t *testing.T) {
 		default:
 		}
 	}
+}
+
+// TestCallersCertificateInForce: over HTTP, a unary call and a stream of checks, a caller is answered on an open connection for as long
+// as its certificate is good, and no longer.
+func TestCallersCertificateInForce(t *testing.T) {
+	t.Parallel()
+	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
+	for name, c := range map[string]struct {
+		end    func(t *testing.T, n *Node, skew *atomic.Int64, ca string)
+		reason string
+	}{
+		"expired": {func(_ *testing.T, _ *Node, skew *atomic.Int64, _ string) { skew.Store(int64(2 * time.Hour)) }, reload.Expired},
+		"authority removed": {func(t *testing.T, n *Node, _ *atomic.Int64, ca string) {
+			must.NoError(t, os.WriteFile(ca, b.PEM, 0o600))
+			n.Reload()
+		}, reload.UnknownAuthority},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var skew atomic.Int64
+			cfg := testConfig(t, "node")
+			cfg.Security.useTLS(filesOf(t, a, testLeaf))
+			cfg.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
+			n := mustSettle(t, cfg)
+			pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}, NotAfter: time.Now().Add(time.Hour)})
+			config := &tls.Config{RootCAs: a.Pool(), Certificates: []tls.Certificate{pair}}
+
+			conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
+			defer conn.Close()
+			streaming := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(config))))(t)
+			defer streaming.Close()
+			stream := must.Value(weirv1.NewLimiterClient(streaming).CheckStream(t.Context()))(t)
+			transport := &http.Transport{TLSClientConfig: config.Clone()}
+			defer transport.CloseIdleConnections()
+			web := &http.Client{Transport: transport}
+			ways := map[string]func() error{
+				"unary": func() error {
+					_, err := weirv1.NewLimiterClient(conn).Status(t.Context(), &weirv1.StatusRequest{})
+					return err
+				},
+				"stream": func() error {
+					err := stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}})
+					if err == nil {
+						_, err = stream.Recv()
+					}
+					return err
+				},
+				"http": func() error {
+					resp, err := web.Get("https://" + addrOf(n.listeners.http) + "/v1/status")
+					if err != nil {
+						return err
+					}
+					defer resp.Body.Close()
+					if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+						return fmt.Errorf("%d, %w", resp.StatusCode, err)
+					}
+					return nil
+				},
+			}
+			for range 2 {
+				for way, ask := range ways {
+					must.NoError(t, ask(), "%s", way)
+				}
+			}
+			c.end(t, n, &skew, cfg.Security.TLSClientCAFile)
+			for way, ask := range ways {
+				testkit.Eventually(t, way+" to be cut off", func() bool { return ask() != nil })
+			}
+			refusedAt(t, n, "grpc", c.reason)
+			refusedAt(t, n, "http", c.reason)
+		})
+	}
+}
+
+// TestPeersCertificateInForce: a node goes on with the others on open connections for as long as it takes their certificates to be
+// good, and no longer: neither as the one that asks nor as the one that is asked.
+func TestPeersCertificateInForce(t *testing.T) {
+	t.Parallel()
+	a := certstest.NewAuthority(t, "a")
+	var skew atomic.Int64
+	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(i int, cfg *Config) {
+		cfg.Timeout = time.Second
+		if i == 0 {
+			cfg.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
+		}
+	})
+	// Of so many keys each node has some, and its neighbour asks it.
+	fresh := 0
+	unanswered := func(n *Node) bool {
+		for range 60 {
+			if fresh++; check(t, n, fmt.Sprint("key-", fresh)).FailedOpen {
+				return true
+			}
+		}
+		return false
+	}
+	for _, n := range nodes {
+		must.True(t, !unanswered(n), "%s is not answered", n.cfg.Name)
+	}
+	skew.Store(int64(13 * time.Hour))
+	testkit.Eventually(t, "the first to ask in vain", func() bool { return unanswered(nodes[0]) })
+	testkit.Eventually(t, "the second to ask in vain", func() bool { return unanswered(nodes[1]) })
+	refusedAt(t, nodes[0], "peer", reload.Expired)
+}
+
+func TestReadSecret(t *testing.T) {
+	const secret = "0123456789abcdef0123456789abcdef"
+	key := func(content string) ring.HashKey {
+		t.Helper()
+		k := must.Value(readSecret(testkit.WriteFile(t, "secret", content)))(t)
+		return k
+	}
+	// Nodes of different builds must agree: this value, worked out with another HKDF, never changes.
+	got, want := hex.EncodeToString(key(secret).Bytes()), "2101ffdecc97c08b97fb69c47234600e"
+	expect.True(t, got == want, "%s, was %s", got, want)
+	expect.Equal(t, key(secret), key(" "+secret+"\n"), "space around the secret counts")
+	expect.True(t, key(secret) != key(secret+"0"), "different secrets, one key")
+	_, err := readSecret(testkit.WriteFile(t, "secret", secret[:minSecret-1]))
+	expect.True(t, err != nil && !strings.Contains(err.Error(), secret[:minSecret-1]), "%v", err)
+}
+
+// topologyOf asks a node who owns which keys.
+func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(bearer(t, token))
+	defer cancel()
+	stream := must.Value(weirv1.NewLimiterClient(dialed(t, n)).CheckStream(ctx))(t)
+	must.NoError(t, stream.Send(&weirv1.CheckStreamRequest{Topology: true}))
+	out, err := stream.Recv()
+	if err == nil && out.Error != nil {
+		err = status.Error(codes.Code(out.Error.Code), out.Error.Message)
+	}
+	return out.GetTopology(), err
+}
+
+// The hash key goes to callers with the role topology, and nowhere else.
+func TestHashKeyIsToldToWhoMayKnow(t *testing.T) {
+	const secret = "0123456789abcdef0123456789abcdef"
+	file := testkit.WriteFile(t, "secret", secret)
+	key := must.Value(readSecret(file))(t)
+	n, shop, all, book := withAccess(t, func(cfg *Config) { cfg.Security.ClusterSecretFile = file })
+	told, err := topologyOf(t, n, all)
+	expect.True(t, err == nil && string(told.GetHashKey()) == string(key.Bytes()) &&
+		told.GetRingSettings() == ring.SettingsFingerprint(key), "%v, %v", told, err)
+	told, err = topologyOf(t, n, shop)
+	expect.Equal(t, status.Code(err), codes.PermissionDenied, "%v, %v", told, err)
+	seen := book.String() + metricsOf(t, n)
+	for _, path := range []string{"/v1/status", "/v1/policies", "/readyz", "/healthz"} {
+		_, page := send(t, n, "GET", path, all, "")
+		seen += page
+	}
+	for _, form := range []string{secret, string(key.Bytes()), hex.EncodeToString(key.Bytes()), base64.StdEncoding.EncodeToString(key.Bytes()), fmt.Sprint(key.Bytes())} {
+		expect.True(t, !strings.Contains(seen, form), "%q is in what the node says", form)
+	}
+}
+
+// Without gossip a node needs no secret for keys that nobody can aim.
+func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	var keys []string
+	for _, gossip := range []Port{PortOff, PortOff, PortAny} {
+		cfg := testConfig(t, "node")
+		if cfg.GossipPort = gossip; gossip == PortOff {
+			cfg.PeerPort = PortOff
+		}
+		n := mustSettle(t, cfg)
+		told := must.Value(topologyOf(t, n, ""))(t)
+		keys = append(keys, string(told.GetHashKey()))
+	}
+	expect.True(t, len(keys[0]) == ring.HashKeySize && len(keys[1]) == ring.HashKeySize && keys[0] != keys[1] &&
+		keys[2] == "", "%d, %d and %d bytes", len(keys[0]), len(keys[1]), len(keys[2]))
+}
+
+// TestClientKnowsOwnersUnderASecret: once it has learned the ring, a client asks owners, and nodes forward nothing.
+func TestClientKnowsOwnersUnderASecret(t *testing.T) {
+	t.Parallel()
+	file := testkit.WriteFile(t, "secret", "0123456789abcdef0123456789abcdef")
+	nodes := startCluster(t, "a b", func(_ int, cfg *Config) { cfg.Security.ClusterSecretFile = file })
+	c := must.Value(client.Dial(t.Context(), nodes[0].GRPCAddr()+","+nodes[1].GRPCAddr(), client.WithTimeout(testkit.Patience)))(t)
+	t.Cleanup(func() { c.Close() })
+	forwarded := func() (sum float64) {
+		for _, n := range nodes {
+			for _, m := range regexp.MustCompile(`(?m)^weir_forwarded_total{answered="true"} (.*)$`).FindAllStringSubmatch(metricsOf(t, n), -1) {
+				v := must.Value(strconv.ParseFloat(m[1], 64))(t)
+				sum += v
+			}
+		}
+		return sum
+	}
+	round := 0
+	testkit.Eventually(t, "the owners to be asked", func() bool {
+		before := forwarded()
+		round++
+		for i := range 50 {
+			_, err := c.Policy("login").Allow(t.Context(), fmt.Sprintf("%d-%d", round, i))
+			must.NoError(t, err)
+		}
+		return forwarded() == before
+	})
 }

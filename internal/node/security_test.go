@@ -69,8 +69,7 @@ func askStatus(t *testing.T, n *Node, creds credentials.TransportCredentials, op
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), append(opts, grpc.WithTransportCredentials(creds))...)
 	must.NoError(t, err)
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
+	ctx := testkit.Within(t, 10*time.Second)
 	_, err = weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
 	return err
 }

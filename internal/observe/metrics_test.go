@@ -6,13 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
@@ -199,4 +204,104 @@ func TestShares(t *testing.T) {
 	expect.True(t, len(got) == 1+2*(maxListed+1) && got["inline n00"].Keys == 2*maxListed &&
 		got["caller n19"].Keys == maxListed+1 && got["inline_other "].Keys == rest &&
 		got["caller_other "].Keys == rest+2, "%d lines: %+v", len(got), got)
+}
+
+// TestCalls: what callers ask is counted and timed, what operators read is not.
+func TestCalls(t *testing.T) {
+	m := NewMetrics(MetricsConfig{Logger: slog.New(slog.DiscardHandler)})
+	calls := 0
+	h := m.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls++ }))
+	for _, method := range []string{"POST", "GET", "POST", "HEAD"} {
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(method, "/v1/check", nil))
+	}
+	for method, err := range map[string]error{
+		"/weir.v1.Limiter/Check":               nil,
+		"/weir.v1.Limiter/Acquire":             status.Error(codes.NotFound, "policy"),
+		"/weir.v1.Limiter/Status":              status.Error(codes.Unavailable, "for operators"),
+		"/grpc.health.v1.Health/Check":         status.Error(codes.NotFound, "not of the limiter"),
+		"/weir.v1.LimiterOfSomebodyElse/Check": nil,
+	} {
+		m.GRPC(method, time.Millisecond, err)
+	}
+	expect.Equal(t, calls, 4, "calls went through")
+	m.Streamed(time.Millisecond, codes.OK)
+	m.Streamed(time.Millisecond, codes.InvalidArgument)
+	m.RESP(time.Millisecond)
+	m.RESPFailed("NOAUTH")
+	expect.Equal(t, shown(t, m.calls.errors), `weir_call_errors_total{code="400",protocol="http"} 0
+weir_call_errors_total{code="InvalidArgument",protocol="grpc"} 0
+weir_call_errors_total{code="InvalidArgument",protocol="stream"} 1
+weir_call_errors_total{code="NOAUTH",protocol="resp"} 1
+weir_call_errors_total{code="NotFound",protocol="grpc"} 1
+`)
+	for _, count := range []string{`"http"} 2`, `"grpc"} 2`, `"stream"} 2`, `"resp"} 1`} {
+		line := "weir_call_duration_seconds_count{protocol=" + count
+		expect.True(t, strings.Contains(shown(t, m.calls.durations), line), "no line %s", line)
+	}
+}
+
+// TestPeaks: who reads once a minute sees each peak, whoever reads in between, and none is shown for more than two minutes.
+func TestPeaks(t *testing.T) {
+	var p peaks
+	fullest, now := int64(0), time.Unix(0, 0)
+	read := func(after time.Duration, want int64) {
+		t.Helper()
+		now = now.Add(after)
+		got := p.read(now, func() []limiter.PolicyStats {
+			s := []limiter.PolicyStats{{Policy: "login", PeakCount: fullest, PeakUtilization: float64(fullest) / 100}}
+			fullest = 0 // as ReadStats does
+			return s
+		})
+		expect.True(t, got[0].PeakCount == want && got[0].PeakUtilization == float64(want)/100,
+			"%s: %+v, want a peak of %d", now, got[0], want)
+	}
+	read(0, 0)
+	fullest = 90
+	read(peakTime-1, 90) // at the end of a minute
+	fullest = 20
+	read(1, 90)
+	read(peakTime-1, 90) // by another one, a minute later
+	read(1, 20)
+	read(peakTime, 0)
+	fullest = 50
+	read(time.Hour, 50) // of all the time since somebody read last
+}
+
+func TestHistory(t *testing.T) {
+	stats := map[string]*limiter.PolicyStats{"a": {Policy: "a"}, "b": {Policy: "b"}, "idle": {Policy: "idle", Allowed: 0}}
+	h := NewHistory(func() (list []limiter.PolicyStats) {
+		for _, s := range stats {
+			list = append(list, *s)
+		}
+		return list
+	})
+	if got, _ := h.Read(0); got != nil {
+		t.Errorf("before the first tick: %+v", got)
+	}
+	at := func(d time.Duration, want []PolicyHistory, age time.Duration) {
+		t.Helper()
+		h.Tick(int64(d))
+		got, since := h.Read(int64(d))
+		diff := cmp.Diff(want, got)
+		expect.True(t, diff == "" && since == age, "at %v, %v old: %s", d, since, diff)
+	}
+	at(0, nil, 0)
+	stats["a"].Allowed = 3
+	at(time.Second, []PolicyHistory{{"a", []StepCounts{{Allowed: 3}}}}, time.Second)
+	stats["a"].Refused, stats["b"].FailedOpen = 1, 2
+	at(HistoryStep, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 3, Refused: 1}}}, {"b", []StepCounts{{}, {FailedOpen: 2}}}}, 0)
+	stats["a"].Allowed += 5
+	// Two steps have passed, and nobody has ended the first of them.
+	at(3*HistoryStep+time.Second, []PolicyHistory{{"a", []StepCounts{{}, {Allowed: 5}, {}, {Allowed: 3, Refused: 1}}}, {"b", []StepCounts{{}, {}, {}, {FailedOpen: 2}}}}, time.Second)
+	for i := range HistorySteps {
+		h.Tick(int64(4+i) * int64(HistoryStep))
+	}
+	if got, _ := h.Read(int64(4+HistorySteps) * int64(HistoryStep)); got != nil {
+		t.Errorf("after all steps: %+v", got)
+	}
+	stats["b"].Errors++
+	h.Tick(int64(time.Hour) * 1000) // which takes no more steps than are kept
+	got, age := h.Read(int64(time.Hour) * 1000)
+	expect.True(t, len(h.steps) == HistorySteps && len(got) == 1 && got[0].Steps[1] == (StepCounts{Errors: 1}) &&
+		age < HistoryStep, "after a long time: %d steps, %+v, %v old", len(h.steps), got, age)
 }

@@ -2,21 +2,27 @@ package wire
 
 import (
 	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/encoding"
 	standard "google.golang.org/grpc/encoding/proto"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-
-	"github.com/weirlimit/weir/test/must"
-
 	"github.com/weirlimit/weir/test/expect"
+	"github.com/weirlimit/weir/test/must"
 )
 
 // messages are of every kind that the codec treats in a way of its own: generated marshalling, that with a pool, neither.
@@ -126,4 +132,174 @@ func TestServerCodec(t *testing.T) {
 		err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, &peerv1.ForwardRequest{})
 		expect.True(t, (err == nil) == ok, "%d bytes: %v", len(data), err)
 	}
+}
+
+// TestLists: a list is as short as will do, and has every value.
+func TestLists(t *testing.T) {
+	for _, c := range []struct{ values, list []int }{
+		{nil, nil}, {[]int{1}, nil}, {[]int{1, 1, 1}, nil}, {[]int{2}, []int{2}}, {[]int{2, 2}, []int{2}}, {[]int{0, 0}, []int{0}},
+		{[]int{1, 2}, []int{1, 2}}, {[]int{2, 2, 1}, []int{2, 2, 1}}, {[]int{1, 1, 2, 1}, []int{1, 1, 2, 1}}, {[]int{2, 1, 1}, []int{2, 1, 1}},
+	} {
+		list := []int{7, 7, 7}[:0] // of a message before
+		for i, v := range c.values {
+			Add(&list, i, len(c.values), v, 1)
+		}
+		expect.True(t, slices.Equal(list, c.list) && Fits(list, len(c.values)), "%v: %v, want %v", c.values, list,
+			c.list)
+		for i, v := range c.values {
+			got := At(list, i, 1)
+			expect.True(t, got == v, "%v: element %d of %v is %d", c.values, i, list, got)
+		}
+	}
+	expect.True(t, !Fits([]int{1, 2}, 3), "two elements do not fit three checks")
+}
+
+// TestChecksAndDecisions: what is added is read.
+func TestChecksAndDecisions(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	some := func() int64 { return []int64{0, 1, -1, rng.Int64()}[rng.IntN(4)] }
+	targets := Targets{{Policy: "p"}, {Policy: "q"}}
+	for n := range 40 {
+		in, out := new(weirv1.CheckStreamRequest), new(weirv1.CheckStreamResponse)
+		checks, decisions := make([]limit.Check, n), make([]limit.Decision, n)
+		one := rng.IntN(2) == 0 // all are alike
+		for i := range checks {
+			number := rng.IntN(2)
+			checks[i] = limit.Check{Target: targets[number], Cost: some(), Partial: rng.IntN(2) == 0, RequestID: []string{"", "r"}[rng.IntN(2)]}
+			d := &decisions[i]
+			for _, f := range numbers(d, new(int64), out) {
+				*f.field = some()
+			}
+			for _, f := range truths(d) {
+				*f = rng.IntN(2) == 0
+			}
+			d.RetryAfter = []time.Duration{0, 5, algo.Never}[rng.IntN(3)]
+			if one && i > 0 {
+				checks[i], decisions[i], number = checks[0], decisions[0], slices.Index([]string{"p", "q"}, checks[0].Policy)
+			}
+			checks[i].Key = "k" + string(rune('a'+i))
+			AddCheck(in, i, n, uint32(number), &checks[i])
+			AddDecision(out, i, n, uint32(i), d)
+		}
+		expect.True(t, (!one || n <= 0 || len(in.Costs)+len(in.Targets)+len(in.Partial)+len(in.RequestIds) <= 4) &&
+			(!one || len(out.Limit) <= 1), "lists are too long: %v, %v", in, out)
+		got := make([]limit.Check, n)
+		err := ReadChecks(in, targets.At, func(i int) *limit.Check { return &got[i] })
+		must.True(t, err == nil && DecisionsFit(out, n), "%v %v", err, out)
+		back := make([]limit.Decision, n)
+		for i := range back {
+			ReadDecision(out, i, &back[i])
+		}
+		diff := cmp.Diff(checks, got) + cmp.Diff(decisions, back)
+		must.True(t, diff == "", "%v", diff)
+	}
+}
+
+func TestLimitNonsense(t *testing.T) {
+	for _, test := range []struct {
+		limit *weirv1.Limit
+		field string
+	}{
+		{&weirv1.Limit{}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: -1}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: 8}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: 256 + 4}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: 4, Period: -1}, "limit.period"},
+		{&weirv1.Limit{Algorithm: 4, Period: 8}, "limit.period"},
+		{&weirv1.Limit{Algorithm: 4, Period: 256 + 1}, "limit.period"},
+		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Mars/Olympus"}, "limit.time_zone"},
+		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Local"}, "limit.time_zone"},
+		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "../../etc/passwd"}, "limit.time_zone"},
+	} {
+		_, err := Target(&weirv1.Target{Limit: test.limit, Key: "k"})
+		expect.True(t, err != nil && err.Field == test.field && err.Kind == limit.Invalid && err.Message != "",
+			"%+v: %v", test.limit, err)
+	}
+	got, err := Target(nil)
+	expect.True(t, err == nil && got == (limit.Target{}), "no target at all: %+v, %v", got, err)
+}
+
+// TestField: every name is that of a field in the messages, and comes back.
+func TestField(t *testing.T) {
+	field := func(name string) string { return Named(limit.NewError(limit.Invalid, name, "m")).Field }
+	for name, want := range map[string]string{
+		"key": "target.key", "policy": "target.policy", "namespace": "target.namespace", "limit": "target.limit",
+		"limit.limit": "target.limit.limit", "limit.window": "target.limit.window_ns", "limit.time_zone": "target.limit.time_zone",
+		"limit.capacity": "target.limit.capacity", "limit.slots": "target.limit.slots", "limit.algorithm": "target.limit.algorithm",
+		"limit.count_denied": "target.limit.count_denied", "cost": "cost", "partial": "partial", "request_id": "request_id",
+	} {
+		got := field(name)
+		expect.True(t, got == want && FieldOf(got) == name, "%s: %s, and back %s", name, got, FieldOf(got))
+		for _, list := range []string{"checks", "reserves"} {
+			got := Named(limit.NewError(limit.Invalid, name, "m").InList(list, 3))
+			of, i, _ := got.Element()
+			expect.True(t, got.Field == list+"[3]."+want && FieldOf(got.Field) == list+"[3]."+name && of == list &&
+				i == 3, "%s[3].%s: %s, and back %s", list, name, got.Field, FieldOf(got.Field))
+		}
+		expect.Equal(t, exists((&weirv1.Check{}).ProtoReflect().Descriptor(), want), "", "a Check has no")
+	}
+	for name, want := range map[string]string{"ttl": "ttl_ns", "": "", "checks": "checks", "checks[3].": "checks[3].", "lease_id": "lease_id"} {
+		got := field(name)
+		expect.True(t, got == want && FieldOf(got) == name, "%q: %q, and back %q", name, got, FieldOf(got))
+	}
+	got := field("limit.align")
+	expect.True(t, got == "target.limit.period", "%v", got)
+	field = func(name string) string { return StreamNamed(limit.NewError(limit.Invalid, name, "m")).Field }
+	for name, want := range map[string]string{"checks": "key_lengths", "key": "keys", "cost": "costs", "request_id": "request_ids", "partial": "partial"} {
+		got := field(name)
+		expect.True(t, got == want && FieldOf(got) == name, "%s: %s, and back %s", name, got, FieldOf(got))
+		err := exists((&weirv1.CheckStreamRequest{}).ProtoReflect().Descriptor(), want)
+		expect.True(t, err == "", "a CheckStreamRequest has no %s", err)
+	}
+	got = field("limit.window")
+	expect.True(t, got == "limit.window_ns" && FieldOf(got) == "limit.window", "%v", got)
+}
+
+// exists says which part of a field's name a message lacks.
+func exists(m protoreflect.MessageDescriptor, name string) string {
+	for part := range strings.SplitSeq(name, ".") {
+		f := m.Fields().ByName(protoreflect.Name(part))
+		if f == nil {
+			return part
+		}
+		m = f.Message()
+	}
+	return ""
+}
+
+// TestNumbers: both sides of a stream understand each other, what is the same target has one number, and there are so many.
+func TestNumbers(t *testing.T) {
+	inline := func(units int64) *algo.Limit {
+		return &algo.Limit{Algorithm: algo.SlidingLog, Limit: units, Window: time.Minute}
+	}
+	list := []limit.Target{
+		{Policy: "p", Key: "a"}, {Policy: "p", Key: "b"}, {Policy: "q", Key: "a"}, {Limit: inline(1), Key: "a"}, {Limit: inline(1), Key: "b"},
+		{Limit: inline(2), Key: "a"}, {Limit: inline(2), Namespace: "n", Key: "a"},
+	}
+	var given Numbers
+	var known Targets
+	for _, units := range []string{"first", "after a reset"} {
+		same := 0
+		for i := range list {
+			n, fresh := given.Of(&list[i])
+			if fresh {
+				must.Equal(t, known.Define(n.Define), nil)
+			} else {
+				same++
+			}
+			got, ok := known.At(uint64(n.Define.Number))
+			got.Key = list[i].Key
+			expect.True(t, ok && SameTarget(&got, &list[i]), "%s: %+v became %+v", units, list[i], got)
+		}
+		expect.True(t, same == 2, "%s: %d have the number of another", units, same)
+		given.Reset()
+	}
+	for i := range MaxTargets {
+		n, fresh := given.Of(&limit.Target{Policy: fmt.Sprint("p", i)})
+		must.True(t, n != nil && fresh && n.Define.Number == uint32(i), "%d: %+v", i, n)
+	}
+	n, _ := given.Of(&limit.Target{Policy: "one more"})
+	expect.Equal(t, n, nil)
+	n, fresh := given.Of(&limit.Target{Policy: "p7", Key: "k"})
+	expect.True(t, n != nil && !fresh && n.Define.Number == 7, "%+v", n)
 }
