@@ -87,28 +87,13 @@ func TestNaturalBatching(t *testing.T) {
 	const callers = 3000
 	start := make(chan struct{})
 	var messages, items atomic.Int64
-	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
-		if _, err := s.Recv(); err != nil {
-			return err
-		}
-		if err := s.Send(welcome(transport.Protocol)); err != nil {
-			return err
-		}
+	addr := serveBatches(t, func(s peerv1.Peer_ForwardServer, names *numberedTargets, b *peerv1.Batch) error {
 		<-start
-		var names numberedTargets
-		for {
-			in, err := s.Recv()
-			if err != nil {
-				return nil
-			}
-			messages.Add(1)
-			ops := asked(t, &names, in.GetBatch())
-			items.Add(int64(len(ops)))
-			admit(ops)
-			if err := s.Send(replyOf(in.GetBatch().Sequence, ops...)); err != nil {
-				return nil
-			}
-		}
+		messages.Add(1)
+		ops := asked(t, names, b)
+		items.Add(int64(len(ops)))
+		admit(ops)
+		return s.Send(replyOf(b.Sequence, ops...))
 	})
 	p := newPeers(t, addr)
 	ctx := testkit.Within(t, testkit.Patience)
@@ -237,32 +222,31 @@ func TestRefusedStreams(t *testing.T) {
 			})
 		})
 	}
-	t.Run("another protocol there", func(t *testing.T) {
-		noLeaks(t)
-		addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
-			_ = s.Send(welcome(transport.Protocol + 1))
-			<-s.Context().Done()
-			return nil
+	for what, listen := range map[string]func(*testing.T) (addr string){
+		"another protocol there": func(t *testing.T) string {
+			return serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+				_ = s.Send(welcome(transport.Protocol + 1))
+				<-s.Context().Done()
+				return nil
+			})
+		},
+		"no peer protocol at all": func(t *testing.T) string { return serve(t, func(grpc.ServiceRegistrar) {}) },
+		"nobody listens": func(t *testing.T) string {
+			lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+			_ = lis.Close()
+			return lis.Addr().String()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			noLeaks(t)
+			p := newPeers(t, listen(t))
+			testkit.Soon(t, func() {
+				for range 5 {
+					wantUnreachable(t, forward(p, testkit.Within(t, testkit.Patience), 1))
+				}
+			})
 		})
-		testkit.Soon(t, func() { wantUnreachable(t, forward(newPeers(t, addr), testkit.Within(t, testkit.Patience), 1)) })
-	})
-	t.Run("no peer protocol at all", func(t *testing.T) {
-		noLeaks(t)
-		addr := serve(t, func(grpc.ServiceRegistrar) {})
-		testkit.Soon(t, func() { wantUnreachable(t, forward(newPeers(t, addr), testkit.Within(t, testkit.Patience), 1)) })
-	})
-	t.Run("nobody listens", func(t *testing.T) {
-		noLeaks(t)
-		lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-		addr := lis.Addr().String()
-		_ = lis.Close()
-		p := newPeers(t, addr)
-		testkit.Soon(t, func() {
-			for range 5 {
-				wantUnreachable(t, forward(p, testkit.Within(t, testkit.Patience), 1))
-			}
-		})
-	})
+	}
 	t.Run("nobody knows", func(t *testing.T) {
 		noLeaks(t)
 		p := newPeers(t, "")
@@ -340,17 +324,9 @@ func TestHungPeer(t *testing.T) {
 		},
 		"welcomes": func(t *testing.T) (string, func() bool) {
 			var n atomic.Int64
-			return serveBob(t, func(s peerv1.Peer_ForwardServer) error {
-				_ = s.Send(welcome(transport.Protocol))
-				for {
-					in, err := s.Recv()
-					if err != nil {
-						return nil
-					}
-					if in.GetBatch() != nil {
-						n.Add(1)
-					}
-				}
+			return serveBatches(t, func(peerv1.Peer_ForwardServer, *numberedTargets, *peerv1.Batch) error {
+				n.Add(1)
+				return nil
 			}), func() bool { return n.Load() > 0 }
 		},
 	}
@@ -438,44 +414,17 @@ func TestAbandonedIsNotRepeated(t *testing.T) {
 	noLeaks(t)
 	var mu sync.Mutex
 	var got []*peerv1.Batch
-	var streams int
 	cut := make(chan struct{})
-	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+	addr := serveBatches(t, func(s peerv1.Peer_ForwardServer, names *numberedTargets, b *peerv1.Batch) error {
 		mu.Lock()
-		streams++
-		first := streams == 1
+		got = append(got, b)
+		first := len(got) == 1
 		mu.Unlock()
-		_ = s.Send(welcome(transport.Protocol))
 		if first {
-			go func() {
-				for {
-					in, err := s.Recv()
-					if err != nil {
-						return
-					}
-					if b := in.GetBatch(); b != nil {
-						mu.Lock()
-						got = append(got, b)
-						mu.Unlock()
-					}
-				}
-			}()
 			<-cut
 			return errors.New("cut")
 		}
-		var names numberedTargets
-		for {
-			in, err := s.Recv()
-			if err != nil {
-				return nil
-			}
-			if b := in.GetBatch(); b != nil {
-				mu.Lock()
-				got = append(got, b)
-				mu.Unlock()
-				_ = s.Send(answers(t, &names, b))
-			}
-		}
+		return s.Send(answers(t, names, b))
 	})
 	p := newPeers(t, addr)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -492,7 +441,7 @@ func TestAbandonedIsNotRepeated(t *testing.T) {
 	wantAnswer(t, forward(p, testkit.Within(t, testkit.Patience), 2))
 	mu.Lock()
 	defer mu.Unlock()
-	for _, b := range got[1:] { // the second may have gone out on the stream that was about to break, too
+	for _, b := range got[1:] {
 		expect.True(t, b.Sequence == 2 && b.Acknowledged == 1, "%v", got)
 	}
 }
@@ -501,28 +450,16 @@ func TestAbandonedIsNotRepeated(t *testing.T) {
 func TestPoison(t *testing.T) {
 	noLeaks(t)
 	var tries atomic.Int64
-	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
-		_ = s.Send(welcome(transport.Protocol))
-		var names numberedTargets
-		for {
-			in, err := s.Recv()
-			if err != nil {
-				return nil
+	addr := serveBatches(t, func(s peerv1.Peer_ForwardServer, names *numberedTargets, b *peerv1.Batch) error {
+		ops := asked(t, names, b)
+		for _, op := range ops {
+			if op.Cost == 666 {
+				tries.Add(1)
+				return status.Error(codes.InvalidArgument, "poison")
 			}
-			b := in.GetBatch()
-			if b == nil {
-				continue
-			}
-			ops := asked(t, &names, b)
-			for _, op := range ops {
-				if op.Cost == 666 {
-					tries.Add(1)
-					return status.Error(codes.InvalidArgument, "poison")
-				}
-			}
-			admit(ops)
-			_ = s.Send(replyOf(b.Sequence, ops...))
 		}
+		admit(ops)
+		return s.Send(replyOf(b.Sequence, ops...))
 	})
 	p := newPeers(t, addr)
 	ctx := testkit.Within(t, testkit.Patience)
@@ -537,49 +474,38 @@ func TestPoison(t *testing.T) {
 
 func TestGarbageReplies(t *testing.T) {
 	right := func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, admitted(check("k", 5))) }
+	type replies = []func(*peerv1.Batch) *peerv1.ForwardReply
 	for what, test := range map[string]struct {
-		replies  []func(*peerv1.Batch) *peerv1.ForwardReply
+		replies  replies
 		answered bool
 	}{
-		"too few items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence) }}, false},
-		"lists of odd items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+		"too few items": {replies{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence) }}, false},
+		"lists of odd items": {replies{func(b *peerv1.Batch) *peerv1.ForwardReply {
 			r := right(b)
 			r.GetReply().Checks.Limit = []int64{1, 2}
 			return r
 		}}, false},
-		"too many items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
-		"another kind": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+		"too many items": {replies{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
+		"another kind": {replies{func(b *peerv1.Batch) *peerv1.ForwardReply {
 			r := right(b)
 			r.GetReply().Others = []*peerv1.ItemReply{{Operation: peerv1.Operation_OPERATION_RESET}}
 			return r
 		}}, false},
-		"unknown numbers": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
-		"twice":           {[]func(*peerv1.Batch) *peerv1.ForwardReply{right, right, right}, true},
-		"another welcome": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(transport.Protocol) }, func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, right}, true},
+		"unknown numbers": {replies{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
+		"twice":           {replies{right, right, right}, true},
+		"another welcome": {replies{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(transport.Protocol) }, func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, right}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			noLeaks(t)
-			addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
-				_ = s.Send(welcome(transport.Protocol))
-				var names numberedTargets
-				for {
-					in, err := s.Recv()
-					if err != nil {
-						return nil
-					}
-					b := in.GetBatch()
-					if b == nil {
-						continue
-					}
-					if ops := asked(t, &names, b); ops[0].Cost != 5 {
-						admit(ops)
-						_ = s.Send(replyOf(b.Sequence, ops...))
-						continue
-					}
-					for _, r := range test.replies {
-						_ = s.Send(r(b))
-					}
+			addr := serveBatches(t, func(s peerv1.Peer_ForwardServer, names *numberedTargets, b *peerv1.Batch) error {
+				if ops := asked(t, names, b); ops[0].Cost != 5 {
+					admit(ops)
+					return s.Send(replyOf(b.Sequence, ops...))
 				}
+				for _, r := range test.replies {
+					_ = s.Send(r(b))
+				}
+				return nil
 			})
 			var observed, items, lost atomic.Int64
 			p := newPeers(t, addr, func(c *ForwarderConfig) {

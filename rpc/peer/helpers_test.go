@@ -129,6 +129,25 @@ func serveBob(t testing.TB, forward func(peerv1.Peer_ForwardServer) error) strin
 	return serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterPeerServer(r, bobIs{forward: forward}) })
 }
 
+// serveBatches is a bob who welcomes, and ends a stream when what he does with a batch fails.
+func serveBatches(t testing.TB, do func(peerv1.Peer_ForwardServer, *numberedTargets, *peerv1.Batch) error) string {
+	return serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		_ = s.Send(welcome(transport.Protocol))
+		var names numberedTargets
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			if b := in.GetBatch(); b != nil {
+				if err := do(s, &names, b); err != nil {
+					return err
+				}
+			}
+		}
+	})
+}
+
 func welcome(protocol uint32) *peerv1.ForwardReply {
 	return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Welcome{Welcome: &peerv1.Welcome{Protocol: protocol}}}
 }
@@ -220,15 +239,12 @@ func read(r *peerv1.Reply, ops []*limiter.Op) bool {
 
 func sendTo(t testing.TB, s peerv1.Peer_ForwardClient, m *peerv1.ForwardRequest) {
 	t.Helper()
-	err := s.Send(m)
-	must.NoError(t, err)
+	must.NoError(t, s.Send(m))
 }
 
 func recv(t testing.TB, s peerv1.Peer_ForwardClient) *peerv1.ForwardReply {
 	t.Helper()
-	in, err := s.Recv()
-	must.NoError(t, err)
-	return in
+	return must.Value(s.Recv())(t)
 }
 
 // wantReply receives the reply to a batch and returns what its first operation was granted.
