@@ -345,7 +345,7 @@ func add(t *testing.T, w *tar.Writer, name string, mode fs.FileMode, data []byte
 		h.Typeflag = tar.TypeDir
 	}
 	noError(t, w.WriteHeader(h))
-	_, err = w.Write(data)
+	_, err := w.Write(data)
 	noError(t, err)
 }
 

@@ -1,7 +1,6 @@
 package envoyquota
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +24,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // world is data planes, other callers of the same keys and one owner of these, in virtual time.
@@ -32,8 +32,7 @@ type world struct {
 	t       *testing.T
 	r       *rand.Rand
 	now     atomic.Int64
-	events  events
-	seq     int
+	events  testkit.Timeline
 	limiter *limiter.Limiter
 	files   *envoy.Config
 	// service is that of the node at which data planes arrive next.
@@ -68,42 +67,12 @@ const (
 	afterTheStream quirk = "a response arrives although the stream has ended"
 )
 
-type event struct {
-	at  int64
-	seq int
-	do  func()
-}
-
-type events []event
-
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].seq < e[j].seq
-}
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
-	old := *e
-	x := old[len(old)-1]
-	*e = old[:len(old)-1]
-	return x
-}
-
-func (w *world) at(t int64, do func()) {
-	w.seq++
-	heap.Push(&w.events, event{t, w.seq, do})
-}
+func (w *world) at(t int64, do func()) { w.events.At(t, do) }
 
 func (w *world) after(d time.Duration, do func()) { w.at(w.now.Load()+int64(d), do) }
 
 func (w *world) run(until time.Duration) {
-	end := w.start() + int64(until)
-	for len(w.events) > 0 && w.events[0].at <= end {
-		e := heap.Pop(&w.events).(event)
-		w.now.Store(e.at)
-		e.do()
-	}
-	w.now.Store(end)
+	w.events.Run(w.start()+int64(until), w.now.Store)
 }
 
 func (w *world) start() int64 { return int64(time.Hour) }

@@ -1,7 +1,6 @@
 package lend
 
 import (
-	"container/heap"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -12,6 +11,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // play is borrowers and an owner of one key in virtual time. Messages take their time and are not lost.
@@ -20,8 +20,7 @@ type play struct {
 	owner  *owner
 	node   actor // that the owner is in
 	now    int64
-	events events
-	order  int
+	events testkit.Timeline
 	way    time.Duration // of a message
 	copied time.Duration // how long the owner waits before it answers what it has lent
 
@@ -43,30 +42,7 @@ func newPlay(t *testing.T, l algo.Limit) *play {
 	return &play{t: t, owner: o, now: int64(time.Hour)}
 }
 
-type event struct {
-	at    int64
-	order int
-	do    func()
-}
-
-type events []event
-
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
-}
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
-	last := (*e)[len(*e)-1]
-	*e = (*e)[:len(*e)-1]
-	return last
-}
-
-func (p *play) after(d time.Duration, do func()) {
-	p.order++
-	heap.Push(&p.events, event{p.now + int64(d), p.order, do})
-}
+func (p *play) after(d time.Duration, do func()) { p.events.At(p.now+int64(d), do) }
 
 // actor is a process, which may stand still now and then: what it would do meanwhile it does afterwards.
 type actor struct{ stalled int64 }
@@ -91,12 +67,7 @@ func (p *play) stall(a *actor, every, most time.Duration) {
 }
 
 func (p *play) run(until int64) {
-	for len(p.events) > 0 && p.events[0].at <= until {
-		e := heap.Pop(&p.events).(event)
-		p.now = e.at
-		e.do()
-	}
-	p.now = max(p.now, until)
+	p.events.Run(until, func(now int64) { p.now = max(p.now, now) })
 }
 
 // borrower is one, who reports as clients do.
