@@ -229,8 +229,7 @@ func TestAllGoesToTheOwnerOfMost(t *testing.T) {
 		expect.True(t, n == 1, "node %d was asked %d times, want once", node, n)
 		// The reservation of the one key that is another's, and behind the answer its settlement.
 		testkit.Eventually(t, "two operations to be forwarded", func() bool { return c.forwarded.Load()-before >= 2 })
-		n = c.forwarded.Load() - before
-		expect.True(t, n == 2, "node %d forwarded %d operations, want 2", node, n)
+		expect.Equal(t, c.forwarded.Load()-before, 2, "operations that node %d forwarded", node)
 	}
 }
 

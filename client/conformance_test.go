@@ -86,8 +86,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 	t.Run("inline", func(t *testing.T) {
 		b := newBook()
 		c := open(t, b)
-		berlin, err := time.LoadLocation("Europe/Berlin")
-		must.NoError(t, err)
+		berlin := must.Value(time.LoadLocation("Europe/Berlin"))(t)
 		for _, inline := range []algo.Limit{
 			{Algorithm: algo.SlidingWindow, Limit: 2, Window: time.Minute, Slots: 7, CountDenied: true},
 			{Algorithm: algo.TokenBucket, Limit: 3, Capacity: 4, Window: time.Second},
@@ -101,7 +100,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			}
 			expect.True(t, reflect.DeepEqual(got, want), "sent %+v of %+v, want %+v", got, got.Limit, want)
 		}
-		_, err = c.Inline("", algo.Limit{Algorithm: algo.SlidingLog}).Allow(ctx, "a")
+		_, err := c.Inline("", algo.Limit{Algorithm: algo.SlidingLog}).Allow(ctx, "a")
 		wantError(t, err, ErrInvalid, "limit.limit", "must be between 1 and 9007199254740992, or -1 for unlimited; it is 0")
 	})
 

@@ -22,8 +22,7 @@ import (
 
 // A wrong address admits everything, and the log says so once, with the reason; every decision is counted and observed.
 func TestWrongAddressIsNotSilent(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	addr := l.Addr().String()
 	_ = l.Close()
 	log := &testkit.Buffer{}
@@ -38,7 +37,7 @@ func TestWrongAddressIsNotSilent(t *testing.T) {
 		d, err := c.Policy("five").Allow(t.Context(), "a")
 		must.True(t, err == nil && d.FailedOpen, "%+v, %v", d, err)
 	}
-	_, err = c.All(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}})
+	_, err := c.All(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}})
 	must.NoError(t, err)
 	_, err = c.Check(t.Context(), []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "b"}})
 	must.NoError(t, err)

@@ -138,7 +138,7 @@ func TestDrain(t *testing.T) {
 	each(t, func(t *testing.T, m manifests) {
 		set, c := object[appsv1.StatefulSet](t, m, "weir"), m.node(t)
 		grace, err := time.ParseDuration(podSettings(t, c)["grace"])
-		noError(t, err, "--grace")
+		noError(t, err)
 		must(t, c.Lifecycle != nil && c.Lifecycle.PreStop != nil && c.Lifecycle.PreStop.Sleep != nil &&
 			c.Lifecycle.PreStop.Sleep.Seconds >= 1,
 			"preStop does not sleep: the image has nothing to run, and endpoints take a moment to go")

@@ -277,9 +277,8 @@ func TestTransport(t *testing.T) {
 	}
 	ctx := testkit.Within(t, time.Second)
 	body := &closing{Reader: strings.NewReader("x")}
-	r, err := http.NewRequestWithContext(ctx, "POST", server.URL, body)
-	must.NoError(t, err)
-	_, err = hc.Do(r)
+	r := must.Value(http.NewRequestWithContext(ctx, "POST", server.URL, body))(t)
+	_, err := hc.Do(r)
 	expect.True(t, errors.Is(err, client.ErrDeadline) && body.closed, "%v, body closed: %v", err, body.closed)
 	other := http.Client{Transport: &Transport{Limiter: c.Policy("api"), Key: func(*http.Request) string { return "x" }, Base: http.DefaultTransport}}
 	res := must.Value(other.Get(server.URL))(t)

@@ -24,8 +24,7 @@ import (
 
 func parse(t testing.TB, text string) *Config {
 	t.Helper()
-	c := must.Value(Parse([]File{{"f.yaml", []byte(text)}}, Options{}))(t)
-	return c
+	return must.Value(Parse([]File{{"f.yaml", []byte(text)}}, Options{}))(t)
 }
 
 // TestMistakes: each error that the reference reports when it loads a file, and those beyond it, with a position.
@@ -49,12 +48,11 @@ func TestDuplicateDomain(t *testing.T) {
 	if _, err := Parse([]File{one, two}, Options{}); err == nil || !strings.HasPrefix(err.Error(), "b.yaml:1:9: domain: is the domain of a.yaml, line 1, too") {
 		t.Errorf("%v", err)
 	}
-	c, err := Parse([]File{one, two}, Options{MergeDomains: true})
-	must.NoError(t, err)
+	c := must.Value(Parse([]File{one, two}, Options{MergeDomains: true}))(t)
 	domains, limits := c.Domains()
 	expect.True(t, domains == 1 && limits == 2, "%d domains, %d limits", domains, limits)
 	// The reference: merged domains keep their composite keys apart.
-	_, err = Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true})
+	_, err := Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true})
 	expect.True(t, err != nil && strings.HasPrefix(err.Error(),
 		"c.yaml:2:21: descriptors[0]: is the second descriptor of the composite key") &&
 		strings.Contains(err.Error(), "after that on line 2 of a.yaml: remove one"), "%v", err)
@@ -281,8 +279,7 @@ func TestWatch(t *testing.T) {
 	write("notes.txt", "no YAML: [")
 	must.NoError(t, os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700))
 	changes, errs := make(chan *Config, 10), make(chan error, 10)
-	w, err := NewWatcher(dir, WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }})
-	must.NoError(t, err)
+	w := must.Value(NewWatcher(dir, WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }}))(t)
 	w.Watch()
 	defer w.Close()
 	n, _ := w.Current().Domains()
@@ -291,7 +288,7 @@ func TestWatch(t *testing.T) {
 	n, _ = (<-changes).Domains()
 	expect.Equal(t, n, 2, "domains")
 	write("c.yaml", "domain: b\n")
-	err = <-errs
+	err := <-errs
 	expect.True(t, strings.Contains(err.Error(),
 		filepath.Join(dir, "c.yaml")+":1:9: domain: is the domain of "+filepath.Join(dir, "b.yml")), "%v", err)
 	n, _ = w.Current().Domains()

@@ -34,15 +34,14 @@ func messages(t *testing.T, m proto.Message, f func(proto.Message)) {
 	if err := m.(interface{ ValidateAll() error }).ValidateAll(); err != nil {
 		t.Errorf("%s: %v", m.ProtoReflect().Descriptor().FullName(), err)
 	}
-	err := protorange.Range(m.ProtoReflect(), func(p protopath.Values) error {
+	expect.NoError(t, protorange.Range(m.ProtoReflect(), func(p protopath.Values) error {
 		last := p.Index(-1)
 		if last.Step.Kind() == protopath.AnyExpandStep {
 			messages(t, last.Value.Message().Interface(), f)
 			return protorange.Break
 		}
 		return nil
-	})
-	expect.NoError(t, err)
+	}))
 }
 
 // TestExample holds the example of Envoy's configuration to the types of its API, to what Weir must have Envoy do without an assignment, and to Weir's
@@ -50,8 +49,7 @@ func messages(t *testing.T, m proto.Message, f func(proto.Message)) {
 func TestExample(t *testing.T) {
 	read := func(name string) []byte {
 		t.Helper()
-		data := must.Value(os.ReadFile(filepath.Join(exampleDir, name)))(t)
-		return data
+		return must.Value(os.ReadFile(filepath.Join(exampleDir, name)))(t)
 	}
 	var any any
 	must.NoError(t, yaml.Unmarshal(read("envoy.yaml"), &any))

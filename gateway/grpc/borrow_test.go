@@ -72,8 +72,7 @@ func TestBorrow(t *testing.T) {
 	ask := func(in *weirv1.BorrowRequest) *weirv1.BorrowResponse {
 		t.Helper()
 		must.NoError(t, stream.Send(in))
-		out := must.Value(stream.Recv())(t)
-		return out
+		return must.Value(stream.Recv())(t)
 	}
 	out := ask(&weirv1.BorrowRequest{Borrower: 9, Sent: -7, Loans: []*weirv1.LoanReport{report(16)}})
 	a := out.Loans[0]

@@ -35,8 +35,7 @@ type checkStreamClient = grpc.BidiStreamingClient[weirv1.CheckStreamRequest, wei
 // openStream opens a stream that ends with the test.
 func openStream(t *testing.T, c weirv1.LimiterClient) checkStreamClient {
 	t.Helper()
-	stream := must.Value(c.CheckStream(t.Context()))(t)
-	return stream
+	return must.Value(c.CheckStream(t.Context()))(t)
 }
 
 // exchange sends a request and returns the next response.
@@ -48,8 +47,7 @@ func exchange(t *testing.T, stream checkStreamClient, in *weirv1.CheckStreamRequ
 
 func nextOf(t *testing.T, stream checkStreamClient) *weirv1.CheckStreamResponse {
 	t.Helper()
-	out := must.Value(stream.Recv())(t)
-	return out
+	return must.Value(stream.Recv())(t)
 }
 
 // streamed is a request for n checks of one key each, of the policy p with the number 0.
@@ -565,13 +563,12 @@ func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
 		"request ids": {in: &weirv1.CheckStreamRequest{RequestIds: make([]string, many)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			data, err := test.in.MarshalVT()
-			must.NoError(t, err)
+			data := must.Value(test.in.MarshalVT())(t)
 			if test.cut {
 				data[len(data)-1] = 0x80
 			}
 			got := new(weirv1.CheckStreamRequest)
-			err = got.UnmarshalVT(data)
+			err := got.UnmarshalVT(data)
 			must.Equal(t, (err != nil), test.cut, "%v", err)
 			expect.Equal(t, wire.Small(got), test.kept, "kept")
 		})

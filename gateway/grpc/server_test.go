@@ -394,8 +394,7 @@ func (r *registered) RegisterService(desc *grpc.ServiceDesc, _ any) { r.desc = d
 
 // BenchmarkCheck is a Check from the bytes of its request to those of its answer, without gRPC.
 func BenchmarkCheck(b *testing.B) {
-	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]"))
-	must.NoError(b, err)
+	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")))(b)
 	l := limiter.New(limiter.Config{Policies: set})
 	defer l.Close()
 	s := NewServer(ServerConfig{Service: l, Requests: admission.NewGate(32 << 20)})
@@ -416,13 +415,11 @@ func BenchmarkCheck(b *testing.B) {
 			for i := range n {
 				in.Checks = append(in.Checks, &weirv1.Check{Target: &weirv1.Target{Policy: "p", Key: fmt.Sprintf("user:%012d", i)}})
 			}
-			data, err := proto.Marshal(in)
-			must.NoError(b, err)
+			data := must.Value(proto.Marshal(in))(b)
 			read := func(m any) error { return codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, m) }
 			b.ReportAllocs()
 			for b.Loop() {
-				out, err := handle(s, b.Context(), read, intercept)
-				must.NoError(b, err)
+				out := must.Value(handle(s, b.Context(), read, intercept))(b)
 				answer := must.Value(codec.Marshal(out))(b)
 				answer.Free()
 			}

@@ -343,8 +343,7 @@ func TestPipelined(t *testing.T) {
 				"-ERR policy: there is no policy named nope on the node that decides for this key\r\n")
 		}
 	}
-	got := talk(t, address, in.String())
-	expect.True(t, got == want.String(), "%q\nnot\n%q", got, want.String())
+	expect.Equal(t, talk(t, address, in.String()), want.String())
 	// The reads decide how many batches there are: one for what came in the first packet, if it all did.
 	expect.True(t, b.sizes[0] >= 2, "batches of %v", b.sizes)
 }
@@ -483,8 +482,7 @@ func TestTimeouts(t *testing.T) {
 // TestShutdown: what has come is answered, and nothing that was read is lost; idle connections end at once.
 func TestShutdown(t *testing.T) {
 	address, s, _ := serve(t, nil)
-	idle, err := net.Dial("tcp", address)
-	must.NoError(t, err)
+	idle := must.Value(net.Dial("tcp", address))(t)
 	defer idle.Close()
 	busy := must.Value(net.Dial("tcp", address))(t)
 	defer busy.Close()
@@ -506,7 +504,7 @@ func TestShutdown(t *testing.T) {
 			n++
 		}
 	}()
-	_, err = r.ReadString('\n')
+	_, err := r.ReadString('\n')
 	must.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -654,8 +652,7 @@ func TestLikeRedis(t *testing.T) {
 // BenchmarkThrottle: pipelined commands of one connection, 100 at a time, in the same process.
 func BenchmarkThrottle(b *testing.B) {
 	address, _, _ := serve(b, nil)
-	conn, err := net.Dial("tcp", address)
-	must.NoError(b, err)
+	conn := must.Value(net.Dial("tcp", address))(b)
 	defer conn.Close()
 	const batch = 100
 	in := []byte(strings.Repeat(send("CL.THROTTLE", "user:12345", "999", "1000", "60"), batch))

@@ -137,10 +137,9 @@ func TestPanics(t *testing.T) {
 		if err := conn.Invoke(t.Context(), "/broken.Service/Unary", new(emptypb.Empty), new(emptypb.Empty)); status.Code(err) != codes.Internal {
 			t.Errorf("a unary call: %v", err)
 		}
-		s, err := conn.NewStream(t.Context(), &broken.Streams[0], "/broken.Service/Stream")
-		must.NoError(t, err)
+		s := must.Value(conn.NewStream(t.Context(), &broken.Streams[0], "/broken.Service/Stream"))(t)
 		must.NoError(t, s.SendMsg(new(emptypb.Empty)))
-		err = s.RecvMsg(new(emptypb.Empty))
+		err := s.RecvMsg(new(emptypb.Empty))
 		expect.Equal(t, status.Code(err), codes.Internal, "a stream: %v", err)
 	}
 	expect.True(t, unary.Load() == 2 && stream.Load() == 2, "told of %d and %d", unary.Load(), stream.Load())
@@ -172,9 +171,8 @@ func TestAge(t *testing.T) {
 	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
 	defer conn.Close()
 	for _, desc := range waits.Streams {
-		s, err := conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName)
-		must.NoError(t, err)
-		err = s.RecvMsg(new(emptypb.Empty))
+		s := must.Value(conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName))(t)
+		err := s.RecvMsg(new(emptypb.Empty))
 		expect.Equal(t, status.Code(err), codes.Unavailable, "%s: %v", desc.StreamName, err)
 	}
 }
@@ -227,8 +225,7 @@ func BenchmarkUnary(b *testing.B) {
 			b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
 			_ = conn.Close()
 			server.Stop()
-			err = <-served
-			expect.NoError(b, err)
+			expect.NoError(b, <-served)
 		})
 	}
 }

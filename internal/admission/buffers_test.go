@@ -175,8 +175,7 @@ func TestStep(t *testing.T) {
 	c := b.connect(t)
 	go func() { _, _ = c.there.Write(make([]byte, 10*step)) }()
 	read := func() int {
-		n := must.Value(c.here.Read(make([]byte, 2*step)))(t)
-		return n
+		return must.Value(c.here.Read(make([]byte, 2*step)))(t)
 	}
 	expect.Equal(t, read(), 2*step, "bytes are read")
 	b.Hold(b.soft / 2)

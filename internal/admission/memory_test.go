@@ -85,8 +85,7 @@ func TestDivide(t *testing.T) {
 	} {
 		b := Divide(test.usable)
 		t.Run(fmt.Sprintf("%dMiB", test.usable/mib), func(t *testing.T) {
-			got := b.State / mib
-			expect.True(t, got == test.state, "state is %d MiB, want %d MiB", got, test.state)
+			expect.Equal(t, b.State/mib, test.state, "MiB of state")
 		})
 	}
 	for usable := int64(64 * mib); usable <= 64<<30; usable += usable / 64 {

@@ -171,8 +171,7 @@ func TestSimulate(t *testing.T) {
 	html := filepath.Join(dir, "report.html")
 
 	var out, errs strings.Builder
-	code := run([]string{"simulate", "--input", log, "--policies", policies, "--html", html, "--suggest", "callers=0%"}, &out, &errs)
-	must.True(t, code == exitOK, "exit status %d: %s", code, &errs)
+	must.Equal(t, run([]string{"simulate", "--input", log, "--policies", policies, "--html", html, "--suggest", "callers=0%"}, &out, &errs), exitOK, "exit status: %s", &errs)
 	for _, want := range []string{"5 requests of 2 keys", "malformed lines, left out: 1", "line 5 ", "log", "2 per 10s", "1 (20 %)", "3 (callers 0 %, requests 0 %)"} {
 		expect.True(t, strings.Contains(out.String(), want), "the table lacks %q:\n%s", want, &out)
 	}
@@ -220,8 +219,7 @@ func TestSimulateExample(t *testing.T) {
 	var out, errs strings.Builder
 	args := []string{"simulate", "--generate", "burst", "--rate", "10", "--keys", "1", "--for", "5m",
 		"--policies", "../../docs/examples/candidates.yaml", "--html", html}
-	code := run(args, &out, &errs)
-	must.True(t, code == exitOK, "exit status %d: %s", code, &errs)
+	must.Equal(t, run(args, &out, &errs), exitOK, "exit status: %s", &errs)
 	page := must.Value(os.ReadFile(html))(t)
 	if *updateExamples {
 		must.NoError(t, os.WriteFile(example, page, 0o644))

@@ -87,8 +87,7 @@ n0    300      2          9        1           42
 	for line := range strings.Lines(b.String()) {
 		lines = append(lines, strings.TrimRight(line, " \n")+"\n")
 	}
-	got := strings.Join(lines, "")
-	expect.True(t, got == want, "got\n%s\nwant\n%s", got, want)
+	expect.Equal(t, strings.Join(lines, ""), want)
 
 	b.Reset()
 	must.NoError(t, printStatus(&b, st, true))

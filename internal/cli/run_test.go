@@ -254,8 +254,7 @@ func TestFlagsOfLimits(t *testing.T) {
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 		registerSettings(fs, &f)
 		must.NoError(t, fs.Parse(args))
-		cfg := must.Value(f.nodeConfig(io.Discard))(t)
-		return cfg
+		return must.Value(f.nodeConfig(io.Discard))(t)
 	}
 	want := node.Limits{MaxConnectionAge: time.Hour, IdleTimeout: 10 * time.Minute, MaxHeaderSize: 32 << 10,
 		FirstMessageTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}

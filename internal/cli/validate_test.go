@@ -220,8 +220,7 @@ func TestExamples(t *testing.T) {
 	t.Chdir("../..")
 	for _, page := range examplePages {
 		t.Run(page.doc, func(t *testing.T) {
-			text, err := os.ReadFile(page.doc)
-			must.NoError(t, err)
+			text := must.Value(os.ReadFile(page.doc))(t)
 			command := "\nbin/weir dev --policies " + page.policies + "\n"
 			must.True(t, strings.Contains(string(text), command), "the page does not have %q", command)
 			said, stop := startDev(t, devConfig{Nodes: 3, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler), Policies: page.policies})
@@ -241,7 +240,7 @@ func TestExamples(t *testing.T) {
 				}
 				return out.String() + "```"
 			})
-			_, err = stop()
+			_, err := stop()
 			expect.NoError(t, err)
 			expect.True(t, e.commands >= page.commands, "the page has %d commands", e.commands)
 			if *updateExamples {

@@ -20,8 +20,7 @@ import (
 
 func mustOpen(t testing.TB, name string) *Book {
 	t.Helper()
-	b := must.Value(OpenBook(name))(t)
-	return b
+	return must.Value(OpenBook(name))(t)
 }
 
 // change commits one, and returns it as it was made, with what there was before.
@@ -94,9 +93,8 @@ func TestBook(t *testing.T) {
 // force and written later.
 func TestUnwritable(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "data")
-	d, err := OpenDirectory(directory)
-	must.NoError(t, err)
-	_, err = OpenDirectory(directory)
+	d := must.Value(OpenDirectory(directory))(t)
+	_, err := OpenDirectory(directory)
 	expect.True(t, err != nil, "opened twice")
 	garbage := filepath.Join(directory, ".overrides.json-123")
 	must.NoError(t, os.WriteFile(garbage, nil, 0o600))

@@ -188,11 +188,9 @@ func TestBook(t *testing.T) {
 		for range 1500 {
 			step(false)
 		}
-		held := o.u.OnLoan()
-		expect.True(t, held == 0, "seed %d: %d are held when the load has been over for a while", seed, held)
+		expect.Equal(t, o.u.OnLoan(), 0, "seed %d: units held when the load has been over for a while", seed)
 		for i, b := range books {
-			n := b.Loans()
-			expect.True(t, n == 0, "seed %d: book %d has %d loans when the load has been over for a while", seed, i, n)
+			expect.Equal(t, b.Loans(), 0, "seed %d: loans of book %d when the load has been over for a while", seed, i)
 		}
 		var sum int64
 		first := 0

@@ -221,10 +221,9 @@ func TestAccess(t *testing.T) {
 		{[]client.Option{client.WithToken("weir_wrong")}, "login", client.ErrUnauthenticated},
 		{nil, "login", client.ErrUnauthenticated},
 	} {
-		conn, err := client.Dial(t.Context(), addr, c.opts...)
-		must.NoError(t, err)
+		conn := must.Value(client.Dial(t.Context(), addr, c.opts...))(t)
 		// No permission is no reason to let anybody through: the fail policy has no part in it.
-		_, err = conn.Policy(c.policy).Allow(t.Context(), "b")
+		_, err := conn.Policy(c.policy).Allow(t.Context(), "b")
 		expect.ErrorIs(t, err, c.want, "%s", c.policy)
 		if c.want == nil {
 			expect.ErrorIs(t, conn.Policy(c.policy).Reset(t.Context(), "b"), client.ErrDenied, "reset")
@@ -261,10 +260,9 @@ func TestCertificateOrToken(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Security.useTLS(filesOf(t, a, testLeaf)) })
 	check := func(token string, pairs ...tls.Certificate) error {
-		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs})))
-		must.NoError(t, err)
+		conn := must.Value(grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs}))))(t)
 		defer conn.Close()
-		_, err = weirv1.NewLimiterClient(conn).Check(bearer(t, token), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}})
+		_, err := weirv1.NewLimiterClient(conn).Check(bearer(t, token), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}})
 		return err
 	}
 	for _, c := range []struct {
@@ -336,14 +334,13 @@ func TestCheckDoesNotCharge(t *testing.T) {
 		expect.NoError(t, err)
 	}
 	reports := func(ctx context.Context, key string) {
-		stream, err := quotav3.NewRateLimitQuotaServiceClient(dialed(t, n)).StreamRateLimitQuotas(ctx)
-		must.NoError(t, err)
+		stream := must.Value(quotav3.NewRateLimitQuotaServiceClient(dialed(t, n)).StreamRateLimitQuotas(ctx))(t)
 		usage := &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
 			BucketId: &quotav3.BucketId{Bucket: map[string]string{"user": key}}, NumRequestsAllowed: 1 << 53,
 		}
 		must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge",
 			BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{usage}}))
-		_, err = stream.Recv()
+		_, err := stream.Recv()
 		must.NoError(t, err) // the report was charged before
 	}
 	for name, attack := range map[string]func(ctx context.Context, key string){"hits": hits, "reports": reports} {

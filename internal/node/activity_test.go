@@ -32,8 +32,7 @@ func everybody(t *testing.T, n *Node) context.Context {
 
 func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysResponse {
 	t.Helper()
-	top := must.Value(n.TopKeys(everybody(t, n), r))(t)
-	return top
+	return must.Value(n.TopKeys(everybody(t, n), r))(t)
 }
 
 // Whichever node decides for a key and whichever is asked, its decisions are added up, refusals that were remembered among them;

@@ -19,8 +19,7 @@ func TestDebugPort(t *testing.T) {
 		defer n.Stop()
 		get := func(addr, path, host string) (int, string) {
 			t.Helper()
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+path, nil)
-			must.NoError(t, err)
+			r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+path, nil))(t)
 			r.Host = host
 			resp := must.Value(http.DefaultClient.Do(r))(t)
 			defer resp.Body.Close()

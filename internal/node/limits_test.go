@@ -140,10 +140,9 @@ func TestRejectedClient(t *testing.T) {
 // settingsOf reads what a server of HTTP/2 announces.
 func settingsOf(t *testing.T, addr string) map[http2.SettingID]uint32 {
 	t.Helper()
-	c, err := net.Dial("tcp", addr)
-	must.NoError(t, err)
+	c := must.Value(net.Dial("tcp", addr))(t)
 	defer c.Close()
-	_, err = io.WriteString(c, http2.ClientPreface)
+	_, err := io.WriteString(c, http2.ClientPreface)
 	must.NoError(t, err)
 	f := http2.NewFramer(c, c)
 	must.NoError(t, f.WriteSettings())
@@ -441,9 +440,8 @@ func TestDeniedBeforeRead(t *testing.T) {
 	conn := dialed(t, n)
 	ctx := testkit.Within(t, 10*time.Second)
 	for _, method := range []string{checkMethod, weirv1.Limiter_CheckStream_FullMethodName, weirv1.Limiter_Status_FullMethodName} {
-		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
-		must.NoError(t, err)
-		err = s.RecvMsg(&weirv1.CheckResponse{})
+		s := must.Value(conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method))(t)
+		err := s.RecvMsg(&weirv1.CheckResponse{})
 		expect.Equal(t, status.Code(err), codes.Unauthenticated, "%s: %v", method, err)
 	}
 }
@@ -458,9 +456,8 @@ func TestFirstMessage(t *testing.T) {
 		checkMethod, weirv1.Limiter_CheckStream_FullMethodName, "/grpc.health.v1.Health/Check",
 		"/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 	} {
-		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
-		must.NoError(t, err)
-		err = s.RecvMsg(&weirv1.CheckResponse{})
+		s := must.Value(conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method))(t)
+		err := s.RecvMsg(&weirv1.CheckResponse{})
 		expect.Equal(t, status.Code(err), codes.DeadlineExceeded, "%s: %v", method, err)
 	}
 }

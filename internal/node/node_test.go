@@ -314,11 +314,10 @@ func TestStopCutsOff(t *testing.T) {
 		cfg := testConfig(t, "node")
 		cfg.Grace = 100 * time.Millisecond
 		n := mustSettle(t, cfg)
-		c, err := net.Dial("tcp", addrOf(n.listeners.http))
-		must.NoError(t, err)
+		c := must.Value(net.Dial("tcp", addrOf(n.listeners.http)))(t)
 		defer c.Close()
 		// The node says to go on once the handler reads the body, which never comes.
-		_, err = io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+		_, err := io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
 		must.NoError(t, err)
 		_, err = c.Read(make([]byte, 8))
 		must.NoError(t, err)

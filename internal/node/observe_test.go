@@ -243,8 +243,7 @@ func TestNoCollector(t *testing.T) {
 // turns with and without, and without once more as a control. It prints the CPU time of a check and the median quotients:
 // `go test ./internal/node -run '^$' -bench Observation -benchtime 40x`.
 func BenchmarkObservation(b *testing.B) {
-	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]"))
-	must.NoError(b, err)
+	set := must.Value(policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")))(b)
 	recorder := must.Value(newActivityRecorder())(b)
 	tracer, err := observe.NewTracer(observe.TracingConfig{Endpoint: "http://127.0.0.1:1", CallerRate: 10}) // no caller asks for a trace
 	must.NoError(b, err)
@@ -276,8 +275,7 @@ func BenchmarkObservation(b *testing.B) {
 				}
 			}
 			at := n % keys
-			err := l.CheckTo(context.Background(), checks[at:at+batch], nil, results)
-			must.NoError(b, err)
+			must.NoError(b, l.CheckTo(context.Background(), checks[at:at+batch], nil, results))
 			if observed {
 				calls.Streamed(time.Since(began), codes.OK)
 			}

@@ -165,8 +165,7 @@ func TestOverridesInFile(t *testing.T) {
 	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
 	n := mustSettle(t, cfg)
 	key := "new\nline \u00e9\U0001F600\"\\"
-	body, err := json.Marshal(map[string]any{"policy": "login", "key": key, "settings": map[string]any{"blocked": true}})
-	must.NoError(t, err)
+	body := must.Value(json.Marshal(map[string]any{"policy": "login", "key": key, "settings": map[string]any{"blocked": true}}))(t)
 	has, durable := override(t, n, string(body))
 	expect.True(t, has == 1 && durable == 1, "%d have it, %d on disk", has, durable)
 	n.Stop()
@@ -180,7 +179,7 @@ func TestOverridesInFile(t *testing.T) {
 	n.Stop()
 	file := filepath.Join(cfg.DataDir, control.OverridesFile)
 	must.NoError(t, os.WriteFile(file, []byte("{\"format\": 1,\n \"overrides\": [}"), 0o600))
-	_, err = Start(t.Context(), cfg)
+	_, err := Start(t.Context(), cfg)
 	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "data-dir: "+file+":2:"), "a corrupt file: %v", err)
 	cfg.DataDir = file
 	_, err = Start(t.Context(), cfg)
@@ -443,8 +442,7 @@ func TestRotateByCommand(t *testing.T) {
 	}
 	late := join("late", gossipText(2))
 	awaitSettled(t, late)
-	n := len(late.view().Members)
-	expect.True(t, n == 4, "the late one sees %d members", n)
+	expect.Equal(t, len(late.view().Members), 4, "members that the late one sees")
 	cfg := nodes[0].cfg
 	cfg.Name, cfg.Join = "old", []string{nodes[0].view().Self.GossipAddr}
 	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", gossipText(1))

@@ -157,10 +157,9 @@ func quotaStream(t *testing.T, n *Node) quotav3.RateLimitQuotaService_StreamRate
 // quotaOf reports a first request of a bucket, and returns the bucket that is assigned.
 func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient, tenant string) *typev3.TokenBucket {
 	t.Helper()
-	err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{{
+	must.NoError(t, stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{{
 		BucketId: &quotav3.BucketId{Bucket: map[string]string{"name": "api", "tenant": tenant}}, NumRequestsDenied: 1,
-	}}})
-	must.NoError(t, err)
+	}}}))
 	in := must.Value(stream.Recv())(t)
 	must.True(t, len(in.BucketAction) == 2 &&
 		in.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() == typev3.RateLimitStrategy_DENY_ALL, "%v", in)

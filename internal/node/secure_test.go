@@ -244,8 +244,7 @@ func TestReadSecret(t *testing.T) {
 	const secret = "0123456789abcdef0123456789abcdef"
 	key := func(content string) ring.HashKey {
 		t.Helper()
-		k := must.Value(readSecret(testkit.WriteFile(t, "secret", content)))(t)
-		return k
+		return must.Value(readSecret(testkit.WriteFile(t, "secret", content)))(t)
 	}
 	// Nodes of different builds must agree: this value, worked out with another HKDF, never changes.
 	got, want := hex.EncodeToString(key(secret).Bytes()), "2101ffdecc97c08b97fb69c47234600e"

@@ -115,12 +115,11 @@ func TestTLS(t *testing.T) {
 	expect.NoError(t, askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool()})), "gRPC")
 
 	// Plain text on the ports of TLS.
-	resp, err := http.Get("http://" + addrOf(n.listeners.http) + "/v1/status")
-	must.NoError(t, err)
+	resp := must.Value(http.Get("http://" + addrOf(n.listeners.http) + "/v1/status"))(t)
 	resp.Body.Close()
 	expect.Equal(t, resp.StatusCode, http.StatusBadRequest, "plain HTTP is answered")
 	refusedAt(t, n, "http", "plain_text_on_tls_port")
-	err = askStatus(t, n, insecure.NewCredentials())
+	err := askStatus(t, n, insecure.NewCredentials())
 	expect.Equal(t, status.Code(err), codes.Unavailable, "plain gRPC: %v", err)
 	refusedAt(t, n, "grpc", "plain_text_on_tls_port")
 	// An authority that the caller does not trust: the caller hangs up.
@@ -229,9 +228,8 @@ func TestPeerTLS(t *testing.T) {
 		{reload.WrongIdentity, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{"spiffe://weir.test/other"}})}})},
 		{reload.Expired, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{peerName}, Expired: true})}})},
 	} {
-		conn, err := grpc.NewClient(addrOf(nodes[0].listeners.peer), grpc.WithTransportCredentials(c.creds))
-		must.NoError(t, err)
-		err = conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{}, &peerv1.InspectResponse{})
+		conn := must.Value(grpc.NewClient(addrOf(nodes[0].listeners.peer), grpc.WithTransportCredentials(c.creds)))(t)
+		err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{}, &peerv1.InspectResponse{})
 		expect.Equal(t, status.Code(err), codes.Unavailable, "%s: %v", c.reason, err)
 		conn.Close()
 		refusedAt(t, nodes[0], "peer", c.reason)
@@ -449,19 +447,18 @@ func TestReplay(t *testing.T) {
 	n := mustSettle(t, cfg)
 	addr := addrOf(n.listeners.peer)
 	var sent *recorder
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(n.security.peers.Client(n.security.peerRules()))),
+	conn := must.Value(grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(n.security.peers.Client(n.security.peerRules()))),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			raw, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 			sent = &recorder{Conn: raw}
 			return sent, err
-		}))
-	must.NoError(t, err)
+		})))(t)
 	must.NoError(t, conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{},
 		&peerv1.InspectResponse{}))
 	conn.Close()
 	raw := must.Value(net.Dial("tcp", addr))(t)
 	defer raw.Close()
-	_, err = raw.Write(sent.recorded())
+	_, err := raw.Write(sent.recorded())
 	must.NoError(t, err)
 	_, _ = io.Copy(io.Discard, raw) // until the node hangs up
 	refusedAt(t, n, "peer", "handshake")
@@ -484,9 +481,8 @@ func TestGoAways(t *testing.T) {
 	r.mu.Unlock()
 	var conns []net.Conn
 	for range 30 {
-		conn, err := tls.Dial("tcp", addrOf(n.listeners.http), &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}})
-		must.NoError(t, err)
-		_, err = io.WriteString(conn, http2.ClientPreface)
+		conn := must.Value(tls.Dial("tcp", addrOf(n.listeners.http), &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}}))(t)
+		_, err := io.WriteString(conn, http2.ClientPreface)
 		must.NoError(t, err)
 		f := http2.NewFramer(conn, conn)
 		must.NoError(t, errors.Join(f.WriteSettings(), f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte("why"))))

@@ -52,8 +52,7 @@ func (b *buffer) lines(t *testing.T) (lines []map[string]any) {
 
 func open(t *testing.T, name string, out *buffer) *AuditLog {
 	t.Helper()
-	l := must.Value(OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }}))(t)
-	return l
+	return must.Value(OpenAudit(AuditConfig{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }}))(t)
 }
 
 // TestLines: a line says who, what and from where, and no more than is known.

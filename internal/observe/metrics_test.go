@@ -33,8 +33,7 @@ import (
 
 // TestPage compares what a scrape shows with what was done before it.
 func TestPage(t *testing.T) {
-	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: sliding_log, limit: 4, window: 1m}]`))
-	must.NoError(t, err)
+	set := must.Value(policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: sliding_log, limit: 4, window: 1m}]`)))(t)
 	now := limiter.ProcessClock()() // at which it stays: no loan ends
 	l := limiter.New(limiter.Config{Policies: set, Store: limiter.NewStore(store.Config{MaxKeys: 10}, true), MaxInFlight: 50, Clock: func() algo.Instant { return now }})
 	defer l.Close()
@@ -50,7 +49,7 @@ func TestPage(t *testing.T) {
 		Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, Key: "lent"},
 		ID:     algo.LoanID{Borrower: 1, Number: 1}, Want: 16,
 	}}
-	_, err = l.Lend(t.Context(), lent, make([]limit.Lent, 1))
+	_, err := l.Lend(t.Context(), lent, make([]limit.Lent, 1))
 	must.NoError(t, err)
 	late, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -155,8 +155,7 @@ func TestKeepsCopies(t *testing.T) {
 }
 
 func BenchmarkRecord(b *testing.B) {
-	r, err := NewTopKeys()
-	must.NoError(b, err)
+	r := must.Value(NewTopKeys())(b)
 	keys := make([]string, 20_000)
 	for i := range keys {
 		keys[i] = fmt.Sprint("key-", i)

@@ -99,8 +99,7 @@ func TestWhatIsTraced(t *testing.T) {
 			want = nil
 		}
 		expect.True(t, slices.Equal(names, want), "%+v: spans %q, want %q", test, names, want)
-		n := tracer.calls.Load()
-		expect.True(t, n == 0, "%+v: %d calls are still counted", test, n)
+		expect.Equal(t, tracer.calls.Load(), 0, "%+v: calls that are still counted", test)
 	}
 }
 
@@ -120,8 +119,7 @@ func TestCallersAreBounded(t *testing.T) {
 		} else {
 			tracer.end(s)
 		}
-		got := len(sent()) - 1
-		expect.True(t, got == allowed, "%d are traced, %d may be", got, allowed)
+		expect.Equal(t, len(sent())-1, allowed, "traced")
 	}
 	for _, bad := range []float64{-1, math.NaN(), math.Inf(1), maxCallerRate + 1} {
 		cfg := TracingConfig{Endpoint: "http://localhost:4317", CallerRate: bad}

@@ -31,8 +31,7 @@ func TestRoundUp(t *testing.T) {
 	} {
 		got := RoundUp(tt.d, time.Millisecond)
 		expect.True(t, got == tt.ms, "%v is %d ms, want %d", tt.d, got, tt.ms)
-		got = RoundUp(tt.d, time.Second)
-		expect.True(t, got == tt.secs, "%v is %d s, want %d", tt.d, got, tt.secs)
+		expect.Equal(t, RoundUp(tt.d, time.Second), tt.secs, "seconds of %v", tt.d)
 	}
 }
 

@@ -34,8 +34,7 @@ func (l *list) Read(e *Event) error {
 
 func parse(t testing.TB, text string) *policy.Set {
 	t.Helper()
-	set := must.Value(policy.Parse("p.yaml", []byte(text)))(t)
-	return set
+	return must.Value(policy.Parse("p.yaml", []byte(text)))(t)
 }
 
 const candidates = `policies:
@@ -347,8 +346,7 @@ func TestHTMLReport(t *testing.T) {
 	for _, bad := range []string{"<img", "<b>in", "<i>"} {
 		expect.True(t, !strings.Contains(page, bad), "the page has %q", bad)
 	}
-	n := strings.Count(page, "</script>")
-	expect.True(t, n == 2, "the page ends %d scripts, want 2", n)
+	expect.Equal(t, strings.Count(page, "</script>"), 2, "scripts that the page ends")
 	expect.Equal(t, regexp.MustCompile(`(?i)(src|href)\s*=\s*["']?(https?:)?//|url\(|@import`).FindString(page), "",
 		"the page loads")
 	for _, want := range []string{"default-src 'none'", "66.7 %", "line 3 is bad", `id="one"`} {

@@ -73,8 +73,7 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	for i, op := range many {
 		must.True(t, !op.Outcome.Unreachable && op.Decision.Granted == int64(i%10), "%d: %+v", i, op.Outcome)
 	}
-	client, err := p.Client(bob)
-	must.NoError(t, err)
+	client := must.Value(p.Client(bob))(t)
 	got, err := client.Inspect(ctx, &peerv1.InspectRequest{})
 	expect.True(t, err == nil && got.Version == bob.Name, "%v, %v", got, err)
 	_, err = p.Client(ownership.Node{Name: "nobody", Boot: 1})
@@ -468,8 +467,7 @@ func TestPoison(t *testing.T) {
 		wantUnreachable(t, forward(p, ctx, 666))
 		wantAnswer(t, forward(p, ctx, 2))
 	})
-	n := tries.Load()
-	expect.True(t, n == maxTries, "sent %d times", n)
+	expect.Equal(t, tries.Load(), maxTries, "how often it was sent")
 }
 
 func TestGarbageReplies(t *testing.T) {

@@ -82,10 +82,9 @@ func newPeers(t testing.TB, addr string, change ...func(*ForwarderConfig)) *Forw
 // localLimiter decides everything itself.
 func localLimiter(t *testing.T) *limiter.Limiter {
 	t.Helper()
-	set, err := policy.Parse("test.yaml", []byte(`policies:
+	set := must.Value(policy.Parse("test.yaml", []byte(`policies:
   - {name: p, algorithm: sliding_log, limit: 10, window: 1m}
-  - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`))
-	must.NoError(t, err)
+  - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`)))(t)
 	l := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(l.Close)
 	return l
@@ -184,8 +183,7 @@ func rawStream(t testing.TB, addr string, hello *peerv1.Hello) peerv1.Peer_Forwa
 	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	conn := testkit.Dial(t, addr)
 	t.Cleanup(cancel)
-	stream, err := peerv1.NewPeerClient(conn).Forward(ctx)
-	must.NoError(t, err)
+	stream := must.Value(peerv1.NewPeerClient(conn).Forward(ctx))(t)
 	if hello != nil {
 		sendTo(t, stream, &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
 		in := recv(t, stream)

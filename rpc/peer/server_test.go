@@ -106,11 +106,10 @@ func TestGarbageBatches(t *testing.T) {
 		_, addr := servePeer(t, bob, receiver(admit))
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		s, err := testkit.Dial(t, addr).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/weir.peer.v1.Peer/Forward", grpc.ForceCodec(testkit.RawCodec{}))
-		must.NoError(t, err)
+		s := must.Value(testkit.Dial(t, addr).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/weir.peer.v1.Peer/Forward", grpc.ForceCodec(testkit.RawCodec{})))(t)
 		garbage, out := []byte{0xff, 0xff}, []byte(nil)
 		must.NoError(t, s.SendMsg(&garbage))
-		err = s.RecvMsg(&out)
+		err := s.RecvMsg(&out)
 		expect.Equal(t, status.Code(err), codes.Internal, "%v", err)
 	})
 	t.Run("items without sense", func(t *testing.T) {

@@ -154,10 +154,9 @@ func TestMessengerRefuses(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			noLeaks(t)
 			addr := serveMessenger(t, newMessenger(t, bob, nil, func(e ownership.Envelope) { t.Errorf("received %+v", e) }))
-			stream, err := peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience))
-			must.NoError(t, err)
+			stream := must.Value(peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience)))(t)
 			must.NoError(t, stream.Send(first))
-			_, err = stream.Recv()
+			_, err := stream.Recv()
 			got := fmt.Sprint(status.Code(err), " ", status.Convert(err).Message())
 			expect.True(t, strings.HasPrefix(got, want), "got %q", got)
 		})
@@ -197,8 +196,7 @@ func TestMessengerDropsWhatMakesNoSense(t *testing.T) {
 	}
 	s := m.Stats()
 	expect.True(t, s.Invalid == 3 && s.Received == 2, "%+v", s)
-	n := strings.Count(log.String(), "Offer: partition")
-	expect.True(t, n == 1, "logged %d times:\n%s", n, log.String())
+	expect.Equal(t, strings.Count(log.String(), "Offer: partition"), 1, "how often it is logged:\n%s", log.String())
 	for want, f := range map[string]*peerv1.ConverseRequest{
 		"hello":   {Hello: hello()},
 		"at most": frame(make([][]byte, maxFrameMessages+1)...),
@@ -522,8 +520,7 @@ func TestMessengerGivesUp(t *testing.T) {
 				testkit.Eventually(t, "it is dropped", func() bool { return m.Stats().Dropped == i+1 })
 			}
 			testkit.Eventually(t, "it is said", func() bool { return strings.Contains(log.String(), "unreachable") })
-			n := strings.Count(log.String(), "unreachable")
-			expect.True(t, n == 1, "logged %d times:\n%s", n, log.String())
+			expect.Equal(t, strings.Count(log.String(), "unreachable"), 1, "how often it is logged:\n%s", log.String())
 		})
 	}
 }

@@ -48,13 +48,12 @@ func TestCodec(t *testing.T) {
 	ours, theirs := Codec(), encoding.GetCodecV2(standard.Name)
 	for _, m := range messages() {
 		for _, c := range []struct{ from, to encoding.CodecV2 }{{ours, theirs}, {theirs, ours}, {ours, ours}} {
-			sent, err := c.from.Marshal(m)
-			must.NoError(t, err)
+			sent := must.Value(c.from.Marshal(m))(t)
 			got := proto.Clone(m)
 			if r, ok := got.(*weirv1.CheckRequest); ok {
 				r.Checks = append(r.Checks, &weirv1.Check{Target: &weirv1.Target{Policy: "old"}, RequestId: "old"})
 			}
-			err = c.to.Unmarshal(sent, got)
+			err := c.to.Unmarshal(sent, got)
 			expect.True(t, err == nil && proto.Equal(got, m), "%T: %v\ngot  %v\nwant %v", m, err, got, m)
 			sent.Free()
 		}
@@ -79,12 +78,11 @@ func TestBuffersFit(t *testing.T) {
 	c := Codec()
 	for size := 2 << 10; size <= 8<<20; size = size*3 + 1 {
 		in := &weirv1.CheckStreamRequest{Keys: make([]byte, size)}
-		data, err := c.Marshal(in)
-		must.NoError(t, err)
+		data := must.Value(c.Marshal(in))(t)
 		n, room := data.Len(), cap(data[0].ReadOnlyData())
 		expect.True(t, len(data) == 1 && room <= 2*n, "%d bytes take %d", n, room)
 		var out weirv1.CheckStreamRequest
-		err = c.Unmarshal(data, &out)
+		err := c.Unmarshal(data, &out)
 		expect.True(t, err == nil && len(out.Keys) == size, "%d bytes are %d when read: %v", size, len(out.Keys), err)
 		data.Free()
 	}
@@ -118,10 +116,9 @@ func TestServerCodec(t *testing.T) {
 		{"more numbers", lengths(most / 2), false},
 		{"bytes", &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Checks: &weirv1.CheckStreamRequest{Keys: make([]byte, 10*most)}}}}, true},
 	} {
-		data, err := c.Marshal(test.in)
-		must.NoError(t, err)
+		data := must.Value(c.Marshal(test.in))(t)
 		out := test.in.ProtoReflect().New().Interface()
-		err = c.Unmarshal(data, out)
+		err := c.Unmarshal(data, out)
 		expect.True(t, (err == nil) == test.ok && (!test.ok || proto.Equal(out, test.in)), "%s: %v", test.name, err)
 	}
 	// One field is given again and again, in the form that is not packed, or cut off.
@@ -147,8 +144,7 @@ func TestLists(t *testing.T) {
 		expect.True(t, slices.Equal(list, c.list) && Fits(list, len(c.values)), "%v: %v, want %v", c.values, list,
 			c.list)
 		for i, v := range c.values {
-			got := At(list, i, 1)
-			expect.True(t, got == v, "%v: element %d of %v is %d", c.values, i, list, got)
+			expect.Equal(t, At(list, i, 1), v, "%v: element %d of %v", c.values, i, list)
 		}
 	}
 	expect.True(t, !Fits([]int{1, 2}, 3), "two elements do not fit three checks")
@@ -190,8 +186,7 @@ func TestChecksAndDecisions(t *testing.T) {
 		for i := range back {
 			ReadDecision(out, i, &back[i])
 		}
-		diff := cmp.Diff(checks, got) + cmp.Diff(decisions, back)
-		must.True(t, diff == "", "%v", diff)
+		must.NoDiff(t, cmp.Diff(checks, got)+cmp.Diff(decisions, back))
 	}
 }
 

@@ -406,8 +406,7 @@ func (s *secured) overridesDenied(t *testing.T) {
 			code, answer := s.as("thief", m, try[0], try[1], try[2])
 			expect.True(t, code == http.StatusForbidden, "%v: %d %s", try, code, answer)
 		}
-		n := m.metrics().value("weir_access_denied_total") - before
-		expect.True(t, n == 4, "%s counted %v denials of 4", m.name, n)
+		expect.Equal(t, m.metrics().value("weir_access_denied_total")-before, 4, "denials that %s counted", m.name)
 		log := string(must.Value(os.ReadFile(filepath.Join(s.audit, m.name)))(t))
 		if n := strings.Count(log, `"caller":"thief"`); n < 4 {
 			t.Errorf("the audit log has %d lines of the thief's: %s", n, log)

@@ -184,8 +184,7 @@ func (f *fleet) leave(members ...*member) time.Duration {
 		m.signal(syscall.SIGTERM)
 	}
 	for _, m := range members {
-		code := m.exit(fleetGrace)
-		expect.True(f.t, code == 0, "%s: exit status %d after SIGTERM, want 0", m.name, code)
+		expect.Equal(f.t, m.exit(fleetGrace), 0, "%s: exit status after SIGTERM", m.name)
 	}
 	return time.Since(began)
 }

@@ -83,8 +83,7 @@ var build = sync.OnceValues(func() (string, error) {
 // binary returns the path of the binary under test.
 func binary(t *testing.T) string {
 	t.Helper()
-	path := must.Value(build())(t)
-	return path
+	return must.Value(build())(t)
 }
 
 // lookAtSources looks at every file of the module. The go command remembers which files a test looked at, and runs it

@@ -99,8 +99,7 @@ func TestOverrides(t *testing.T) {
 	nodes = startAll()
 	for _, p := range nodes {
 		decides(p, "vip-", 60)
-		after := list(p)
-		expect.True(t, after == before, "%s has after the restart:\n%s\nbefore it:\n%s", p.name, after, before)
+		expect.Equal(t, list(p), before, "what %s has after the restart", p.name)
 	}
 	for _, p := range nodes {
 		p.terminate()

@@ -162,8 +162,7 @@ func (p *process) exit(within time.Duration) int {
 func (p *process) terminate() {
 	p.t.Helper()
 	p.signal(syscall.SIGTERM)
-	code := p.exit(stopTimeout)
-	expect.True(p.t, code == 0, "%s: exit status %d after SIGTERM, want 0", p.name, code)
+	expect.Equal(p.t, p.exit(stopTimeout), 0, "%s: exit status after SIGTERM", p.name)
 }
 
 // startCluster starts as many nodes as asked for, named n0, n1, …, with the same further arguments, joins them and waits
@@ -312,9 +311,8 @@ func testStatus(t *testing.T, nodes []*process) {
 		eventually(t, waitTimeout, "all members to answer "+p.name, func() bool {
 			here, there = nil, nil
 			code, text, stderr = weir(t, "status", "--addr", p.grpc, "-o", "json")
-			resp, err := http.Get("http://" + p.http + "/v1/status")
-			must.NoError(t, err)
-			err = json.NewDecoder(resp.Body).Decode(&there)
+			resp := must.Value(http.Get("http://" + p.http + "/v1/status"))(t)
+			err := json.NewDecoder(resp.Body).Decode(&there)
 			resp.Body.Close()
 			must.NoError(t, errors.Join(err, json.Unmarshal([]byte(text), &here)))
 			return allReachable(here) && allReachable(there)
@@ -472,8 +470,7 @@ func TestSecondSignal(t *testing.T) {
 	p.signal(syscall.SIGTERM)
 	p.eventually(stopTimeout, "the log to say that it stops", func() bool { return strings.Contains(p.stderr.String(), `msg="node stopping" grace=10m`) })
 	p.signal(syscall.SIGTERM)
-	code := p.exit(stopTimeout)
-	expect.True(t, code == 2, "ended with %v", p.cmd.ProcessState)
+	expect.Equal(t, p.exit(stopTimeout), 2, "ended with %v", p.cmd.ProcessState)
 	for _, want := range []string{`msg="stop aborted by another signal" signal=terminated`, "weir: terminated while stopping"} {
 		expect.True(t, strings.Contains(p.stderr.String(), want), "does not say %q", want)
 	}

@@ -230,8 +230,7 @@ func TestDev(t *testing.T) {
 			strings.Contains(string(out), `"allowed":true`), "%s: %v\n%s", curl[1], err, out)
 	})
 	p.signal(os.Interrupt)
-	code := p.exit(stopTimeout)
-	expect.True(t, code == 0, "exit status %d after SIGINT, want 0", code)
+	expect.Equal(t, p.exit(stopTimeout), 0, "exit status after SIGINT")
 	expect.ErrorIs(t, syscall.Kill(-p.cmd.Process.Pid, 0), syscall.ESRCH, "a process is left behind")
 }
 
@@ -263,14 +262,13 @@ func serveNames(t *testing.T, n *network, service string, ttl time.Duration) *na
 	s := &names{service: service, ttl: ttl, kept: make(map[string]keptAnswer), asked: make(map[string]int)}
 	at := n.hubAddress() + ":53"
 	udp, tcp := &dns.Server{Handler: s}, &dns.Server{Handler: s}
-	err := n.hub.do(func() (err error) {
+	must.NoError(t, n.hub.do(func() (err error) {
 		if udp.PacketConn, err = net.ListenPacket("udp", at); err != nil {
 			return err
 		}
 		tcp.Listener, err = net.Listen("tcp", at)
 		return err
-	})
-	must.NoError(t, err)
+	}))
 	var work sync.WaitGroup
 	t.Cleanup(work.Wait)
 	for _, server := range []*dns.Server{udp, tcp} {

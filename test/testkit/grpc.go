@@ -34,8 +34,7 @@ func Soon(t testing.TB, f func()) {
 // Serve serves gRPC on loopback and returns the address.
 func Serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer(opts...)
 	register(server)
 	var served sync.WaitGroup
@@ -51,8 +50,7 @@ func Serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.Serv
 func Dial(t testing.TB, addr string, options ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
-	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
-	must.NoError(t, err)
+	conn := must.Value(grpc.NewClient("passthrough:///"+addr, options...))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -68,8 +66,7 @@ type Proxy struct {
 
 func NewProxy(t testing.TB, to string) *Proxy {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	must.NoError(t, err)
+	lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	p := &Proxy{Addr: lis.Addr().String()}
 	var work sync.WaitGroup
 	work.Go(func() {

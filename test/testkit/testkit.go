@@ -82,15 +82,13 @@ func NoLeaks(t testing.TB, texts ...string) {
 func WriteFile(t testing.TB, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	err := os.WriteFile(path, []byte(content), 0o600)
-	must.NoError(t, err)
+	must.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
 // Table runs a test for each line "left => right" of a file. Empty lines and those that begin with # are left out.
 func Table(t *testing.T, file string, row func(t *testing.T, left, right string)) {
-	text, err := os.ReadFile(file)
-	must.NoError(t, err)
+	text := must.Value(os.ReadFile(file))(t)
 	rows := 0
 	for n, line := range strings.Split(string(text), "\n") {
 		if left, right, ok := strings.Cut(line, " => "); ok && !strings.HasPrefix(line, "#") {

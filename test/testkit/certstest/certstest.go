@@ -37,8 +37,7 @@ func NewAuthority(t testing.TB, name string) *Authority {
 		SerialNumber: serial(t), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	must.NoError(t, err)
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	cert := must.Value(x509.ParseCertificate(der))(t)
 	return &Authority{t: t, cert: cert, key: key, PEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
@@ -71,12 +70,10 @@ func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 		template.NotAfter = time.Now().Add(-time.Minute)
 	}
 	for _, text := range leaf.URIs {
-		u, err := url.Parse(text)
-		must.NoError(a.t, err)
+		u := must.Value(url.Parse(text))(a.t)
 		template.URIs = append(template.URIs, u)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key)
-	must.NoError(a.t, err)
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key))(a.t)
 	pkcs8 := must.Value(x509.MarshalPKCS8PrivateKey(private))(a.t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
@@ -85,8 +82,7 @@ func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 func (a *Authority) Pair(leaf Leaf) tls.Certificate {
 	a.t.Helper()
 	cert, key := a.Issue(leaf)
-	pair, err := tls.X509KeyPair(cert, key)
-	must.NoError(a.t, err)
+	pair := must.Value(tls.X509KeyPair(cert, key))(a.t)
 	return pair
 }
 
@@ -106,22 +102,19 @@ func (a *Authority) Write(dir string, leaf Leaf) (cert, key, ca string) {
 	for file, content := range map[string][]byte{cert: certPEM, key: keyPEM, ca: a.PEM} {
 		err := os.WriteFile(file+".new", content, 0o600)
 		must.NoError(a.t, err)
-		err = os.Rename(file+".new", file)
-		must.NoError(a.t, err)
+		must.NoError(a.t, os.Rename(file+".new", file))
 	}
 	return cert, key, ca
 }
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must.NoError(t, err)
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	return key
 }
 
 func serial(t testing.TB) *big.Int {
 	t.Helper()
-	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100))
-	must.NoError(t, err)
+	n := must.Value(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)))(t)
 	return n
 }
