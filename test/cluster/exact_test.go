@@ -223,10 +223,11 @@ type traffic struct {
 	work                 sync.WaitGroup
 }
 
-func startTraffic(t *testing.T, nodes []*process) *traffic {
+// startTraffic asks each node about keys of a policy, so many checks at a time.
+func startTraffic(t *testing.T, nodes []*process, policy string, callers int) *traffic {
 	tr := &traffic{quit: make(chan struct{})}
 	for _, p := range nodes {
-		for w := range 4 {
+		for w := range callers {
 			tr.work.Go(func() {
 				for i := 0; ; i++ {
 					select {
@@ -235,7 +236,7 @@ func startTraffic(t *testing.T, nodes []*process) *traffic {
 					default:
 					}
 					asked := time.Now()
-					d, err := p.check(fmt.Sprintf(`{"policy":"sliding_log","key":"key-%d-%d"}`, w, i%50))
+					d, err := p.check(fmt.Sprintf(`{"policy":%q,"key":"key-%d-%d"}`, policy, w, i%50))
 					if err != nil {
 						t.Errorf("after %v: %v", time.Since(asked), err)
 						return
@@ -291,7 +292,7 @@ func ownEverything(t *testing.T, nodes []*process) {
 func TestNodeLeaves(t *testing.T) {
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies), "--grace", "1m")
 	rest := nodes[:2]
-	tr := startTraffic(t, rest)
+	tr := startTraffic(t, rest, "sliding_log", 4)
 	tr.goesOn(t, 200)
 	asked := time.Now()
 	nodes[2].terminate()
@@ -308,7 +309,7 @@ func TestNodeLeaves(t *testing.T) {
 func TestNodeDies(t *testing.T) {
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies), "--timeout", "1s")
 	rest := nodes[:2]
-	tr := startTraffic(t, rest)
+	tr := startTraffic(t, rest, "sliding_log", 4)
 	tr.goesOn(t, 200)
 	nodes[2].signal(syscall.SIGKILL)
 	nodes[2].exit(stopTimeout)

@@ -39,19 +39,24 @@ const (
 
 // loadPolicies are of every durability, and both consistencies, side by side.
 func loadPolicies() []checker.Policy {
-	list := []checker.Policy{
+	return everyDurability(loadLimit, loadWindow,
+		checker.Policy{Name: "fixed", Kind: checker.Fixed, Durability: checker.Escrow},
+		checker.Policy{Name: "slots", Kind: checker.Window, Durability: checker.Async, Coarse: loadWindow / 10},
+		checker.Policy{Name: "strict-escrow", Kind: checker.Window, Durability: checker.Escrow, Strict: true},
+		checker.Policy{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true})
+}
+
+// everyDurability is a window of every durability, a bucket, and more, all of one limit.
+func everyDurability(limit int64, window time.Duration, more ...checker.Policy) []checker.Policy {
+	list := append([]checker.Policy{
 		{Name: "none", Kind: checker.Window, Durability: checker.None},
 		{Name: "async", Kind: checker.Window, Durability: checker.Async},
 		{Name: "escrow", Kind: checker.Window, Durability: checker.Escrow},
 		{Name: "sync", Kind: checker.Window, Durability: checker.Sync},
 		{Name: "bucket", Kind: checker.Bucket, Durability: checker.Sync},
-		{Name: "fixed", Kind: checker.Fixed, Durability: checker.Escrow},
-		{Name: "slots", Kind: checker.Window, Durability: checker.Async, Coarse: loadWindow / 10},
-		{Name: "strict-escrow", Kind: checker.Window, Durability: checker.Escrow, Strict: true},
-		{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true},
-	}
+	}, more...)
 	for i := range list {
-		list[i].Limit, list[i].Window, list[i].Capacity = loadLimit, loadWindow, loadLimit
+		list[i].Limit, list[i].Window, list[i].Capacity = limit, window, limit
 	}
 	return list
 }
@@ -459,6 +464,7 @@ func (l *load) unreachable(members ...*member) (until func(to int64)) {
 
 // history is what there is to be judged.
 func (l *load) history(suffered faults) *checker.History {
+	suffered.splits = append(suffered.splits, l.suspicions()...)
 	h := &checker.History{
 		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, QuorumLosses: suffered.quorumLosses, Usages: l.usages,
 		// The clocks of one machine are one clock. A busy machine is late, to flush as well as to hand over.
@@ -472,21 +478,15 @@ func (l *load) history(suffered faults) *checker.History {
 	return h
 }
 
-// judge ends the load and has the checker look at it.
-func (l *load) judge(suffered faults) {
-	l.t.Helper()
-	l.end()
-	l.calms = append(l.calms, l.now())
-	suffered.splits = append(suffered.splits, l.suspicions()...)
-	h := l.history(suffered)
-	type count struct{ admitted, refused, failed int }
-	counts := make(map[string]*count)
-	for _, p := range l.policies {
-		counts[p.Name] = new(count)
-	}
-	for _, r := range l.records {
-		c := counts[r.Policy]
-		switch r.Result {
+// results counts operations by their results.
+type results struct{ admitted, refused, failed int }
+
+// resultsOf counts those of each policy.
+func resultsOf(operations []checker.Operation) map[string]results {
+	counts := make(map[string]results)
+	for _, op := range operations {
+		c := counts[op.Policy]
+		switch op.Result {
 		case checker.Admitted:
 			c.admitted++
 		case checker.Refused:
@@ -494,7 +494,18 @@ func (l *load) judge(suffered faults) {
 		default:
 			c.failed++
 		}
+		counts[op.Policy] = c
 	}
+	return counts
+}
+
+// judge ends the load and has the checker look at it.
+func (l *load) judge(suffered faults) {
+	l.t.Helper()
+	l.end()
+	l.calms = append(l.calms, l.now())
+	h := l.history(suffered)
+	counts := resultsOf(h.Operations)
 	report := checker.Check(h)
 	for _, p := range l.policies {
 		c := counts[p.Name]

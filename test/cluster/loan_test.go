@@ -45,17 +45,9 @@ const (
 
 // lentPolicies are of a window and of every durability, and of more than a sliding log.
 func lentPolicies(prefix string, window time.Duration) []checker.Policy {
-	list := []checker.Policy{
-		{Name: "none", Kind: checker.Window, Durability: checker.None},
-		{Name: "async", Kind: checker.Window, Durability: checker.Async},
-		{Name: "escrow", Kind: checker.Window, Durability: checker.Escrow},
-		{Name: "sync", Kind: checker.Window, Durability: checker.Sync},
-		{Name: "bucket", Kind: checker.Bucket, Durability: checker.Sync},
-		{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true},
-	}
+	list := everyDurability(lentLimit, window, checker.Policy{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true})
 	for i := range list {
-		list[i].Name = prefix + list[i].Name
-		list[i].Limit, list[i].Window, list[i].Capacity, list[i].Lent = lentLimit, window, lentLimit, min(window/8, time.Second)
+		list[i].Name, list[i].Lent = prefix+list[i].Name, min(window/8, time.Second)
 	}
 	return list
 }
@@ -116,27 +108,13 @@ func (l *lending) goesOn(more float64) {
 // judge has the checker look at what was admitted. What was refused it does not see: faults of borrowers hold back what they had on loan.
 func (l *lending) judge() {
 	l.t.Helper()
-	suffered := l.faults
-	suffered.splits = append(suffered.splits, l.suspicions()...)
-	h := l.history(suffered)
-	type count struct{ admitted, refused, failed int }
-	counts := make(map[string]*count)
-	for _, p := range l.policies {
-		counts[p.Name] = new(count)
-	}
+	h := l.history(l.faults)
+	var all []checker.Operation
 	for _, b := range l.borrowers {
-		for _, op := range b.operations(l.origin) {
-			switch c := counts[op.Policy]; op.Result {
-			case checker.Admitted:
-				c.admitted++
-				h.Operations = append(h.Operations, op)
-			case checker.Refused:
-				c.refused++
-			default:
-				c.failed++
-			}
-		}
+		all = append(all, b.operations(l.origin)...)
 	}
+	counts := resultsOf(all)
+	h.Operations = append(h.Operations, slices.DeleteFunc(all, func(op checker.Operation) bool { return op.Result != checker.Admitted })...)
 	report := checker.Check(h)
 	for _, p := range l.policies {
 		c := counts[p.Name]

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -145,27 +144,8 @@ func TestReload(t *testing.T) {
 	file := writeFile(t, "policies.yaml", limitOf(1000))
 	nodes := startCluster(t, 3, "--policies", file)
 
-	stop := make(chan struct{})
-	var traffic sync.WaitGroup
-	var asked atomic.Int64
-	for _, p := range nodes {
-		traffic.Go(func() {
-			for i := 0; ; i++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if _, err := p.check(fmt.Sprintf(`{"policy":"login","key":"traffic-%d"}`, i%100)); err != nil {
-					t.Error(err)
-					return
-				}
-				asked.Add(1)
-			}
-		})
-	}
-	defer traffic.Wait()
-	defer close(stop)
+	traffic := startTraffic(t, nodes, "login", 1)
+	defer traffic.stop(t, waitTimeout)
 
 	// inForce says whether every node decides by a limit, whichever owns the key and whichever is asked.
 	inForce := func(limit int64) bool {
@@ -180,9 +160,9 @@ func TestReload(t *testing.T) {
 	}
 	applies := func(how string, limit int64) {
 		t.Helper()
-		before := asked.Load()
+		before := traffic.answered.Load()
 		took := eventually(t, waitTimeout, how+" applies", func() bool { return inForce(limit) })
-		t.Logf("%s applied everywhere after %v, %d checks meanwhile", how, took.Round(time.Millisecond), asked.Load()-before)
+		t.Logf("%s applied everywhere after %v, %d checks meanwhile", how, took.Round(time.Millisecond), traffic.answered.Load()-before)
 	}
 	refused := func(times int) {
 		t.Helper()

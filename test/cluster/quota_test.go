@@ -42,15 +42,8 @@ const (
 
 // quotaPolicies are of a window and of every durability, and of a bucket, whose rate is lent. Strict policies are not divided.
 func quotaPolicies() []checker.Policy {
-	list := []checker.Policy{
-		{Name: "none", Kind: checker.Window, Durability: checker.None},
-		{Name: "async", Kind: checker.Window, Durability: checker.Async},
-		{Name: "escrow", Kind: checker.Window, Durability: checker.Escrow},
-		{Name: "sync", Kind: checker.Window, Durability: checker.Sync},
-		{Name: "bucket", Kind: checker.Bucket, Durability: checker.Sync},
-	}
+	list := everyDurability(quotaLimit, quotaWindow)
 	for i := range list {
-		list[i].Limit, list[i].Window, list[i].Capacity = quotaLimit, quotaWindow, quotaLimit
 		list[i].Lent = envoyquota.Life + envoyquota.Delivery
 	}
 	return list
@@ -375,7 +368,6 @@ func TestQuota(t *testing.T) {
 	l.end()
 
 	l.calms = append(l.calms, l.now())
-	suffered.splits = append(suffered.splits, l.suspicions()...)
 	h := l.history(suffered)
 	for _, p := range planes {
 		h.Operations = append(h.Operations, p.operations...)

@@ -104,7 +104,7 @@ func TestUpgrade(t *testing.T) {
 	step := func(m *member, program string) {
 		t.Helper()
 		rest := slices.DeleteFunc(slices.Clone(f.members), func(other *member) bool { return other == m })
-		tr := startTraffic(t, []*process{rest[0].process, rest[1].process})
+		tr := startTraffic(t, []*process{rest[0].process, rest[1].process}, "sliding_log", 4)
 		tr.goesOn(t, 100)
 		f.leave(m)
 		m.program = program
