@@ -248,10 +248,10 @@ func TestSplitAtEveryByte(t *testing.T) {
 	// A write to a pipe returns when it has been read, so that the pieces do come apart.
 	conn, there := net.Pipe()
 	defer conn.Close()
-	pipes := &pipes{conns: make(chan net.Conn, 1), closed: make(chan struct{})}
-	pipes.conns <- there
+	pipes := testkit.NewPipes()
 	served := make(chan error)
 	go func() { served <- s.Serve(pipes) }()
+	pipes.Conns <- there
 	defer func() {
 		pipes.Close()
 		expect.NoError(t, <-served)
@@ -277,28 +277,6 @@ func TestSplitAtEveryByte(t *testing.T) {
 	}
 	expect.Equal(t, ask(strings.Split(in, "")...), whole, "byte by byte")
 }
-
-// pipes is a listener whose connections are pipes.
-type pipes struct {
-	conns  chan net.Conn
-	closed chan struct{}
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error {
-	close(p.closed)
-	return nil
-}
-
-func (*pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // batches is a Service that notes the sizes of batches.
 type batches struct {

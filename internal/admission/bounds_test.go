@@ -15,7 +15,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -25,6 +24,27 @@ import (
 	"github.com/weirlimit/weir/test/must"
 	"github.com/weirlimit/weir/test/testkit"
 )
+
+// serve serves a service on loopback until the test ends, within the bounds of calls if there are any.
+func serve(t testing.TB, calls *Calls, service *grpc.ServiceDesc) (server *grpc.Server, addr string) {
+	t.Helper()
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	if calls == nil {
+		server = grpc.NewServer()
+		server.RegisterService(service, nil)
+	} else {
+		server = grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
+		calls.Registrar(server).RegisterService(service, nil)
+		l = NewListener(l, ListenerConfig{MaxAnonymous: 128})
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		expect.NoError(t, <-served)
+	})
+	return server, l.Addr().String()
+}
 
 // TestMaxCalls: calls and streams beyond their bounds are answered UNAVAILABLE, those of the one kind do not count for the
 // other, and each that ends makes room.
@@ -48,17 +68,8 @@ func TestMaxCalls(t *testing.T) {
 		}}},
 	}
 	calls := NewCalls(CallsConfig{MaxCalls: 2, Memory: fairshare.New(199), StreamBytes: 100})
-	server := grpc.NewServer(calls.Options()...)
-	calls.Registrar(server).RegisterService(&slow, nil)
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-	defer func() {
-		server.Stop()
-		expect.NoError(t, <-served)
-	}()
-	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	defer conn.Close()
+	_, addr := serve(t, calls, &slow)
+	conn := testkit.Dial(t, addr)
 	unary := func() error {
 		return conn.Invoke(t.Context(), "/slow.Service/Unary", new(emptypb.Empty), new(emptypb.Empty))
 	}
@@ -122,17 +133,8 @@ func TestPanics(t *testing.T) {
 			t.Errorf("%s: %v", method, p.Value)
 		}
 	}})
-	server := grpc.NewServer(calls.Options()...)
-	calls.Registrar(server).RegisterService(&broken, nil)
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
-	defer func() {
-		server.Stop()
-		expect.NoError(t, <-ended)
-	}()
-	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	defer conn.Close()
+	_, addr := serve(t, calls, &broken)
+	conn := testkit.Dial(t, addr)
 	for range 2 {
 		if err := conn.Invoke(t.Context(), "/broken.Service/Unary", new(emptypb.Empty), new(emptypb.Empty)); status.Code(err) != codes.Internal {
 			t.Errorf("a unary call: %v", err)
@@ -159,17 +161,8 @@ func TestAge(t *testing.T) {
 	}}
 	calls := NewCalls(CallsConfig{MaxAge: age})
 	calls.patience = age
-	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
-	calls.Registrar(server).RegisterService(&waits, nil)
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
-	defer func() {
-		server.Stop()
-		expect.NoError(t, <-ended)
-	}()
-	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	defer conn.Close()
+	_, addr := serve(t, calls, &waits)
+	conn := testkit.Dial(t, addr)
 	for _, desc := range waits.Streams {
 		s := must.Value(conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName))(t)
 		err := s.RecvMsg(new(emptypb.Empty))
@@ -199,33 +192,22 @@ func BenchmarkUnary(b *testing.B) {
 	for _, bounded := range []bool{false, true} {
 		name := map[bool]string{false: "without", true: "with"}[bounded]
 		b.Run(name, func(b *testing.B) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			must.NoError(b, err)
-			server := grpc.NewServer()
-			services := grpc.ServiceRegistrar(server)
+			var calls *Calls
 			if bounded {
-				calls := NewCalls(CallsConfig{
+				calls = NewCalls(CallsConfig{
 					Authorize:    func(ctx context.Context, _ string) (context.Context, error) { return ctx, nil },
 					MaxAnonymous: 128, FirstMessage: 10 * time.Second, MaxCalls: 1000,
 					Caller: func(context.Context) (string, bool) { return "caller", true },
 				})
-				server = grpc.NewServer(calls.Options()...)
-				services = calls.Registrar(server)
-				l = NewListener(l, ListenerConfig{MaxConnections: 1000, MaxAnonymous: 128})
 			}
-			services.RegisterService(&desc, nil)
-			served := make(chan error, 1)
-			go func() { served <- server.Serve(l) }()
-			conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(b)
+			_, addr := serve(b, calls, &desc)
+			conn := testkit.Dial(b, addr)
 			before := processorTime(b)
 			for b.Loop() {
 				err := conn.Invoke(b.Context(), "/bench.Service/Unary", new(emptypb.Empty), new(emptypb.Empty))
 				must.NoError(b, err)
 			}
 			b.ReportMetric(float64(processorTime(b)-before)/float64(b.N), "cpu-ns/op")
-			_ = conn.Close()
-			server.Stop()
-			expect.NoError(b, <-served)
 		})
 	}
 }
@@ -288,13 +270,8 @@ func TestAwaited(t *testing.T) {
 func TestStopWhileAwaited(t *testing.T) {
 	testkit.NoLeaks(t, "internal/admission.", "google.golang.org/grpc")
 	calls := NewCalls(CallsConfig{FirstMessage: time.Hour})
-	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
-	calls.Registrar(server).RegisterService(&broken, nil)
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
-	conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	defer conn.Close()
+	server, addr := serve(t, calls, &broken)
+	conn := testkit.Dial(t, addr)
 	for _, method := range []string{"/broken.Service/Unary", "/broken.Service/Stream"} {
 		_, err := conn.NewStream(t.Context(), &broken.Streams[0], method)
 		must.NoError(t, err)
@@ -302,6 +279,5 @@ func TestStopWhileAwaited(t *testing.T) {
 	open := func() int64 { return calls.calls.open.Load() + calls.streams.open.Load() }
 	testkit.Eventually(t, "two calls that are awaited", func() bool { return open() == 2 })
 	server.Stop()
-	expect.NoError(t, <-served)
 	expect.Equal(t, open(), 0, "calls are left")
 }

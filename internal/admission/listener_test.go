@@ -19,7 +19,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -27,32 +26,8 @@ import (
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
-
-// pipes is a listener whose connections are pipes.
-type pipes struct {
-	conns  chan net.Conn
-	closed chan struct{}
-	once   sync.Once
-}
-
-func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), closed: make(chan struct{})} }
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error {
-	p.once.Do(func() { close(p.closed) })
-	return nil
-}
-
-func (*pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // from is a connection from an address.
 type from struct {
@@ -63,23 +38,23 @@ type from struct {
 func (f from) RemoteAddr() net.Addr { return f.addr }
 
 // dial connects from an address.
-func (p *pipes) dial(address string) net.Conn {
+func (h *harness) dial(address string) net.Conn {
 	here, there := net.Pipe()
-	p.conns <- from{here, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))}
+	h.pipes.Conns <- from{here, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))}
 	return there
 }
 
 // harness is a Listener under test in a bubble of synctest, with a server that keeps what it accepts.
 type harness struct {
 	*Listener
-	pipes    *pipes
+	pipes    *testkit.Pipes
 	rejected []Rejection
 	mu       sync.Mutex
 	conns    map[string]*Conn // served, by address
 }
 
 func newHarness(cfg ListenerConfig) *harness {
-	h := &harness{pipes: newPipes(), conns: make(map[string]*Conn)}
+	h := &harness{pipes: testkit.NewPipes(), conns: make(map[string]*Conn)}
 	cfg.Rejected = func(_ net.Addr, why Rejection) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -148,12 +123,12 @@ func TestSourcesTakeTurns(t *testing.T) {
 		h := newHarness(ListenerConfig{MaxAnonymous: 4})
 		defer h.close(t)
 		for port := range 20 {
-			h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
+			h.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
 		}
 		got := h.served()
 		must.True(t, slices.Equal(got, []string{"192.0.2.1:10", "192.0.2.1:11", "192.0.2.1:12", "192.0.2.1:13"}),
 			"served: %v", got)
-		h.pipes.dial("192.0.2.2:1")
+		h.dial("192.0.2.2:1")
 		got = h.served()
 		expect.True(t, !slices.Contains(got, "192.0.2.2:1"), "closed before it had its time: %v", got)
 		// When the first ones have had their time, the one of the other source is next but one, and then the newest.
@@ -177,7 +152,7 @@ func TestGraceOfASlowNode(t *testing.T) {
 		address := ""
 		caller := func(i int, takes time.Duration) bool {
 			address = fmt.Sprintf("192.0.2.1:%d", i+10)
-			h.pipes.dial(address)
+			h.dial(address)
 			c := h.conn(address)
 			time.Sleep(takes)
 			return c.Authenticated("caller")
@@ -193,9 +168,9 @@ func TestGraceOfASlowNode(t *testing.T) {
 				expect.True(t, caller(100+j, 0), "caller %d is rejected", j)
 			}
 			slow, next := fmt.Sprintf("192.0.2.2:%d", i+1), fmt.Sprintf("192.0.2.3:%d", i+1)
-			h.pipes.dial(slow)
+			h.dial(slow)
 			synctest.Wait()
-			h.pipes.dial(next)
+			h.dial(next)
 			time.Sleep(test.stays - time.Millisecond)
 			expect.True(t, h.conn(slow) != nil && h.conn(next) == nil, "%d: closed too early: %v", i, h.served())
 			time.Sleep(maxGrace - test.stays + time.Millisecond)
@@ -211,7 +186,7 @@ func TestAuthenticatedStay(t *testing.T) {
 		h := newHarness(ListenerConfig{MaxAnonymous: 2, MaxConnections: 3, MaxPerSource: 2})
 		defer h.close(t)
 		known := func(address string) bool {
-			h.pipes.dial(address)
+			h.dial(address)
 			return h.conn(address).Authenticated("")
 		}
 		expect.True(t, known("192.0.2.1:1") && known("192.0.2.1:2") && !known("192.0.2.1:3") && known("192.0.2.2:1") &&
@@ -219,7 +194,7 @@ func TestAuthenticatedStay(t *testing.T) {
 		expect.True(t, slices.Equal(h.why(), []Rejection{TooManyConnections, TooManyConnections}),
 			"rejected: %v", h.why())
 		for port := range 100 {
-			h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
+			h.dial(fmt.Sprintf("192.0.2.1:%d", port+10))
 			time.Sleep(anonymousGrace)
 		}
 		authenticated, anonymous, _ := h.Connections()
@@ -236,11 +211,11 @@ func TestWaitingBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(ListenerConfig{MaxAnonymous: 1})
 		defer h.close(t)
-		h.pipes.dial("192.0.2.2:1")
-		other := h.pipes.dial("192.0.2.3:1") // waits
+		h.dial("192.0.2.2:1")
+		other := h.dial("192.0.2.3:1") // waits
 		var conns []net.Conn
 		for port := range 3 * maxWaiting {
-			conns = append(conns, h.pipes.dial(fmt.Sprintf("192.0.2.1:%d", port+10)))
+			conns = append(conns, h.dial(fmt.Sprintf("192.0.2.1:%d", port+10)))
 		}
 		synctest.Wait()
 		_, _, waiting := h.Connections()
@@ -268,7 +243,7 @@ func TestOneCallerTakesNotAllConnections(t *testing.T) {
 			open := func(caller string) bool {
 				n++
 				address := fmt.Sprintf("192.0.2.%d:1", n)
-				h.pipes.dial(address)
+				h.dial(address)
 				c := h.conn(address)
 				if handshake && !c.Authenticated("") {
 					return false
@@ -303,7 +278,7 @@ func TestAnonymousBytes(t *testing.T) {
 		h := newHarness(ListenerConfig{MaxAnonymous: 128})
 		defer h.close(t)
 		send := func(address string, n int) *Conn {
-			there := h.pipes.dial(address)
+			there := h.dial(address)
 			go func() {
 				_, _ = there.Write(make([]byte, n)) // ends with the connection
 				_ = there.Close()
@@ -322,7 +297,7 @@ func TestAnonymousBytes(t *testing.T) {
 		}()
 		n, err = io.ReadFull(c, all)
 		expect.True(t, n == len(all), "when it is authenticated meanwhile: read %d: %v", n, err)
-		there := h.pipes.dial("192.0.2.1:3")
+		there := h.dial("192.0.2.1:3")
 		c = h.conn("192.0.2.1:3")
 		go func() {
 			for range 1000 {
@@ -343,7 +318,7 @@ func TestSlowReader(t *testing.T) {
 		const slowest = 30 * time.Second
 		h := newHarness(ListenerConfig{MaxAnonymous: 128, WriteTimeout: slowest})
 		defer h.close(t)
-		there := h.pipes.dial("192.0.2.1:1")
+		there := h.dial("192.0.2.1:1")
 		c := h.conn("192.0.2.1:1")
 		for range 3 { // slow, but reading
 			go func() {
@@ -371,7 +346,7 @@ func TestCheckWith(t *testing.T) {
 			func(c *Conn) error { _, err := c.Read(make([]byte, 1)); return err },
 		} {
 			address := fmt.Sprintf("192.0.2.1:%d", i+1)
-			there := h.pipes.dial(address)
+			there := h.dial(address)
 			go func() {
 				_, _ = there.Write([]byte("x")) // ends with the connection
 			}()
@@ -390,7 +365,7 @@ func TestForeign(t *testing.T) {
 		var told []string
 		h := newHarness(ListenerConfig{MaxAnonymous: 128, Foreign: func(from net.Addr) { told = append(told, from.String()) }})
 		defer h.close(t)
-		there := h.pipes.dial("192.0.2.1:1")
+		there := h.dial("192.0.2.1:1")
 		go func() {
 			_, _ = there.Write([]byte{tlsHandshake}) // ends with the connection
 		}()
@@ -453,11 +428,7 @@ func TestCallsEndOnce(t *testing.T) {
 			return who[0], who[0] != ""
 		},
 	})
-	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
-	calls.Registrar(server).RegisterService(&echo, nil)
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(NewListener(l, ListenerConfig{MaxAnonymous: 128})) }()
+	server, addr := serve(t, calls, &echo)
 	var mu sync.Mutex
 	seen := make(map[codes.Code]int)
 	call := func(conn *grpc.ClientConn, who, text string) codes.Code {
@@ -492,9 +463,7 @@ func TestCallsEndOnce(t *testing.T) {
 	}
 	var conns []*grpc.ClientConn
 	for range 24 {
-		conn := must.Value(grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-		defer conn.Close()
-		conns = append(conns, conn)
+		conns = append(conns, testkit.Dial(t, addr))
 	}
 	for round := 0; round < 20 && len(seen) < 6; round++ { // a busy machine may take a few until too many calls are open at once
 		var callers sync.WaitGroup
@@ -519,7 +488,6 @@ func TestCallsEndOnce(t *testing.T) {
 	}
 	expect.True(t, len(seen) >= 6, "calls ended with %v: too few ways to say anything", seen)
 	server.GracefulStop() // which waits for the handlers
-	expect.NoError(t, <-served)
 	places := int64(0)
 	for _, r := range []*room{&calls.calls, &calls.streams} {
 		taken, _ := r.places.InUse()
