@@ -151,18 +151,8 @@ func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 		c.saw(strings.Join(metadata.ValueFromIncomingContext(ctx, traceparent), " "))
 		return handle(ctx, in)
 	}
-	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), pings, grpc.UnaryInterceptor(count))
-	server.Register(s)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = s.Serve(on)
-	}()
-	t.Cleanup(func() {
-		s.Stop()
-		<-done
-		server.Close()
-	})
+	t.Cleanup(server.Close)
+	testkit.ServeOn(t, on, server.Register, grpc.ForceServerCodecV2(wire.Codec()), pings, grpc.UnaryInterceptor(count))
 }
 
 // key returns the i-th key of a scope that a node owns.

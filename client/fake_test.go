@@ -484,7 +484,7 @@ type serviceRegistrar func(desc *grpc.ServiceDesc, server any)
 func (r serviceRegistrar) RegisterService(desc *grpc.ServiceDesc, server any) { r(desc, server) }
 
 // register adds the node to a gRPC server. A grpcapi.Server has no method for a Check but its handler, which comes after ask then.
-func (n *node) register(s *grpc.Server) {
+func (n *node) register(s grpc.ServiceRegistrar) {
 	desc := weirv1.Limiter_ServiceDesc
 	if server, ok := n.LimiterServer.(*grpcapi.Server); ok {
 		desc.Methods = slices.Clone(desc.Methods)
@@ -507,17 +507,10 @@ func (n *node) register(s *grpc.Server) {
 
 // serve serves on l, and returns a function that stops it at once, which runs at the end of the test in any case.
 func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
-	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), pings)
-	n.register(s)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = s.Serve(l)
-	}()
+	end := testkit.ServeOn(t, l, n.register, grpc.ForceServerCodecV2(wire.Codec()), pings)
 	stop = func() {
 		n.cancel()
-		s.Stop()
-		<-done
+		end()
 		if b, ok := n.svc.(*book); ok {
 			b.Close()
 		}

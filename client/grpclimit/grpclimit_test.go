@@ -2,7 +2,6 @@ package grpclimit
 
 import (
 	"context"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -35,19 +33,10 @@ func open(t *testing.T) *client.Client {
 // dial serves health checks under cfg and returns a client of them.
 func dial(t *testing.T, cfg Config, opts ...grpc.DialOption) healthv1.HealthClient {
 	t.Helper()
-	lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	limits := New(cfg)
-	server := grpc.NewServer(grpc.UnaryInterceptor(limits.Unary), grpc.StreamInterceptor(limits.Stream))
-	healthv1.RegisterHealthServer(server, health.NewServer())
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(lis) }()
-	t.Cleanup(func() {
-		server.Stop()
-		<-done
-	})
-	conn := must.Value(grpc.NewClient(lis.Addr().String(), append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
-	t.Cleanup(func() { _ = conn.Close() })
-	return healthv1.NewHealthClient(conn)
+	register := func(r grpc.ServiceRegistrar) { healthv1.RegisterHealthServer(r, health.NewServer()) }
+	addr := testkit.Serve(t, register, grpc.UnaryInterceptor(limits.Unary), grpc.StreamInterceptor(limits.Stream))
+	return healthv1.NewHealthClient(testkit.Dial(t, addr, opts...))
 }
 
 func check(ctx context.Context, h healthv1.HealthClient) error {

@@ -3,7 +3,6 @@ package envoy
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,7 +12,6 @@ import (
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -23,24 +21,18 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/test/expect"
 	"github.com/weirlimit/weir/test/must"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // TestKuadrant states beside each expectation what Limitador does (limitador-server/src/envoy_rls/kuadrant_service.rs).
 func TestKuadrant(t *testing.T) {
 	b := newBench(t, limits)
-	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	var intercepted []string
-	server := grpc.NewServer(grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	addr := testkit.Serve(t, b.Register, grpc.UnaryInterceptor(func(ctx context.Context, in any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 		intercepted = append(intercepted, info.FullMethod)
 		return h(ctx, in)
 	}))
-	b.Register(server)
-	go server.Serve(listener) //nolint:errcheck // Stop ends it
-	t.Cleanup(server.Stop)
-	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	client := kuadrantpb.NewRateLimitServiceClient(conn)
+	client := kuadrantpb.NewRateLimitServiceClient(testkit.Dial(t, addr))
 	call := func(method string, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 		if method == "Report" {
 			return client.Report(t.Context(), in)

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -288,16 +287,13 @@ func trio(t *testing.T, text string, options ...grpc.ServerOption) []weirv1.Limi
 		own, states := byNumber{i, nodes}, limiter.NewStore(store.Config{}, false)
 		l := limiter.New(limiter.Config{Store: states, Policies: set, Ownership: own, Peers: peers, Timeout: testkit.Patience})
 		own.open(states)
-		server := grpc.NewServer(append(options, grpc.ForceServerCodecV2(transport.Codec()))...)
-		peerv1.RegisterPeerServer(server, peer.NewServer(peer.ServerConfig{Config: streams, Receiver: l}))
-		NewServer(ServerConfig{Service: l}).Register(server)
-		var served sync.WaitGroup
-		served.Go(func() { _ = server.Serve(listeners[i]) }) // ends with Stop
+		testkit.ServeOn(t, listeners[i], func(r grpc.ServiceRegistrar) {
+			peerv1.RegisterPeerServer(r, peer.NewServer(peer.ServerConfig{Config: streams, Receiver: l}))
+			NewServer(ServerConfig{Service: l}).Register(r)
+		}, append(options, grpc.ForceServerCodecV2(transport.Codec()))...)
 		t.Cleanup(func() {
 			l.Close()
 			peers.Close()
-			server.Stop()
-			served.Wait()
 		})
 		clients = append(clients, weirv1.NewLimiterClient(testkit.Dial(t, address[n])))
 	}

@@ -77,14 +77,8 @@ func texts(attributes []*commonv1.KeyValue) map[string]string {
 // startCollector serves a collector until the test ends and returns its URL.
 func startCollector(t *testing.T) (*collector, string) {
 	t.Helper()
-	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	c := new(collector)
-	server := grpc.NewServer()
-	collectorv1.RegisterTraceServiceServer(server, c)
-	var work sync.WaitGroup
-	work.Go(func() { expect.NoError(t, server.Serve(l)) })
-	t.Cleanup(func() { server.Stop(); work.Wait() })
-	return c, "http://" + l.Addr().String()
+	return c, "http://" + testkit.Serve(t, func(r grpc.ServiceRegistrar) { collectorv1.RegisterTraceServiceServer(r, c) })
 }
 
 // path follows a trace from one of its spans up to the caller: "decide b < forward a < decide a < …".

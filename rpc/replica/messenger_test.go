@@ -401,16 +401,8 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 func listenAt(t testing.TB, addr string, m *Messenger) (stop func()) {
 	t.Helper()
 	lis := must.Value(net.Listen("tcp", addr))(t)
-	server := grpc.NewServer(grpc.ForceServerCodecV2(transport.Codec()))
-	peerv1.RegisterOwnershipServer(server, m)
-	var served sync.WaitGroup
-	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop
-	stop = sync.OnceFunc(func() {
-		server.Stop()
-		served.Wait()
-	})
-	t.Cleanup(stop)
-	return stop
+	register := func(r grpc.ServiceRegistrar) { peerv1.RegisterOwnershipServer(r, m) }
+	return testkit.ServeOn(t, lis, register, grpc.ForceServerCodecV2(transport.Codec()))
 }
 
 // freeAddr is an address that nobody listens at.

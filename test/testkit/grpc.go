@@ -35,15 +35,22 @@ func Soon(t testing.TB, f func()) {
 func Serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	t.Helper()
 	lis := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	ServeOn(t, lis, register, opts...)
+	return lis.Addr().String()
+}
+
+// ServeOn serves gRPC on a listener until stop is called, at the test's end at the latest.
+func ServeOn(t testing.TB, lis net.Listener, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) (stop func()) {
 	server := grpc.NewServer(opts...)
 	register(server)
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		server.Stop()
 		served.Wait()
 	})
-	return lis.Addr().String()
+	t.Cleanup(stop)
+	return stop
 }
 
 // Dial connects a client of the test's own.
