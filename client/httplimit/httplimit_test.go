@@ -160,15 +160,14 @@ func TestAll(t *testing.T) {
 	as := func(user, team string) *httptest.ResponseRecorder {
 		return get(h, header("User", user), header("Team", team))
 	}
-	if w := as("ann", strings.Repeat("t", 3000)); w.Code != 200 || field(w, "X-RateLimit-Remaining") != "0" {
-		t.Errorf("%d %v", w.Code, w.Header())
-	}
-	if w := as("bob", strings.Repeat("t", 3000)); w.Code != 429 || w.Header().Get("Retry-After") != "60" || field(w, "Weir-Result") != "refused" {
-		t.Errorf("%d %v", w.Code, w.Header())
-	}
+	w := as("ann", strings.Repeat("t", 3000))
+	expect.True(t, w.Code == 200 && field(w, "X-RateLimit-Remaining") == "0", "%d %v", w.Code, w.Header())
+	w = as("bob", strings.Repeat("t", 3000))
+	expect.True(t, w.Code == 429 && w.Header().Get("Retry-After") == "60" && field(w, "Weir-Result") == "refused",
+		"%d %v", w.Code, w.Header())
 	d, err := c.Policy("api").Peek(t.Context(), "bob")
 	expect.True(t, err == nil && d.Remaining == 2, "bob has %d left: %v", d.Remaining, err)
-	w := as("ann", "\xff")
+	w = as("ann", "\xff")
 	expect.True(t, w.Code == 400 && strings.Contains(w.Body.String(), "UTF-8"), "%d %s", w.Code, w.Body)
 	w = get(h, func(r *http.Request) { r.URL.Path = "/free" })
 	expect.True(t, w.Code == 200 && field(w, "Weir-Result") == "", "without checks: %d %v", w.Code, w.Header())

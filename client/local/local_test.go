@@ -51,18 +51,15 @@ func TestDecides(t *testing.T) {
 	}
 	wg.Wait()
 	expect.Equal(t, admitted.Load(), 5, "admitted")
-	if d, err := c.Policy("login").Allow(ctx, "alice"); err != nil || d.Allowed || d.RetryAfter <= 0 || d.RetryAfter > time.Minute || d.Limit != 5 {
-		t.Errorf("%+v, %v", d, err)
-	}
-	if n, err := c.Policy("login").Refund(ctx, "alice", 2); n != 2 || err != nil {
-		t.Errorf("Refund = %d, %v", n, err)
-	}
-	if d, err := c.Policy("login").AllowN(ctx, "alice", 6); err != nil || d.Allowed || d.RetryAfter != client.Never {
-		t.Errorf("%+v, %v", d, err)
-	}
-	if _, err := c.Policy("login").WaitN(ctx, "alice", 6); !errors.Is(err, client.ErrNever) {
-		t.Errorf("WaitN of more than the limit: %v", err)
-	}
+	d, err := c.Policy("login").Allow(ctx, "alice")
+	expect.True(t, err == nil && !d.Allowed && d.RetryAfter > 0 && d.RetryAfter <= time.Minute && d.Limit == 5,
+		"%+v, %v", d, err)
+	n, err := c.Policy("login").Refund(ctx, "alice", 2)
+	expect.True(t, n == 2 && err == nil, "Refund = %d, %v", n, err)
+	d, err = c.Policy("login").AllowN(ctx, "alice", 6)
+	expect.True(t, err == nil && !d.Allowed && d.RetryAfter == client.Never, "%+v, %v", d, err)
+	_, err = c.Policy("login").WaitN(ctx, "alice", 6)
+	expect.True(t, errors.Is(err, client.ErrNever), "WaitN of more than the limit: %v", err)
 
 	start := time.Now()
 	for range 4 {

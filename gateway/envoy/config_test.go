@@ -45,14 +45,14 @@ func TestMistakes(t *testing.T) {
 func TestDuplicateDomain(t *testing.T) {
 	one := File{"a.yaml", []byte("domain: d\ndescriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 1}}]\n")}
 	two := File{"b.yaml", []byte("domain: d\ndescriptors: [{key: b, rate_limit: {unit: second, requests_per_unit: 2}}]\n")}
-	if _, err := Parse([]File{one, two}, Options{}); err == nil || !strings.HasPrefix(err.Error(), "b.yaml:1:9: domain: is the domain of a.yaml, line 1, too") {
-		t.Errorf("%v", err)
-	}
+	_, err := Parse([]File{one, two}, Options{})
+	expect.True(t, err != nil &&
+		strings.HasPrefix(err.Error(), "b.yaml:1:9: domain: is the domain of a.yaml, line 1, too"), "%v", err)
 	c := must.Value(Parse([]File{one, two}, Options{MergeDomains: true}))(t)
 	domains, limits := c.Domains()
 	expect.True(t, domains == 1 && limits == 2, "%d domains, %d limits", domains, limits)
 	// The reference: merged domains keep their composite keys apart.
-	_, err := Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true})
+	_, err = Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true})
 	expect.True(t, err != nil && strings.HasPrefix(err.Error(),
 		"c.yaml:2:21: descriptors[0]: is the second descriptor of the composite key") &&
 		strings.Contains(err.Error(), "after that on line 2 of a.yaml: remove one"), "%v", err)

@@ -79,7 +79,7 @@ func TestKuadrant(t *testing.T) {
 	answers("the excess is forgotten when the window turns", check, ok, "d", 1, minute)
 
 	// Ours: Limitador charges the limits of a report one after the other, and stops at the first that its storage fails.
-	_, err = call(report, &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: 10, Descriptors: []*common.RateLimitDescriptor{
+	_, err := call(report, &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: 10, Descriptors: []*common.RateLimitDescriptor{
 		entriesOf("minute", "all"), entriesOf("log", "all"), entriesOf("lost", "all")}})
 	expect.Equal(t, status.Code(err), codes.NotFound, "a report of which one limit is lost: %v", err)
 	answers("of a report that fails nothing is counted", check, ok, "d", 1, entriesOf("minute", "all"), entriesOf("log", "all"))

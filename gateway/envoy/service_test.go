@@ -405,13 +405,13 @@ func TestCharge(t *testing.T) {
 	} {
 		t.Run(test.charge, func(t *testing.T) {
 			b := newBench(t, "domain: d\ncharge: "+test.charge+"\n"+two)
-			if out := b.ask(3, entriesOf("a", "u"), entriesOf("b", "u")); out.OverallCode != over || out.Statuses[0].Code != over || out.Statuses[1].Code != ok {
-				t.Errorf("%v", out)
-			}
+			out := b.ask(3, entriesOf("a", "u"), entriesOf("b", "u"))
+			expect.True(t, out.OverallCode == over && out.Statuses[0].Code == over && out.Statuses[1].Code == ok, "%v",
+				out)
 			look := b.ask(0, adding(entriesOf("a", "u"), 0, false), adding(entriesOf("b", "u"), 0, false))
 			want(t, "a", look.Statuses[0], test.afterwards, test.a)
 			want(t, "b", look.Statuses[1], ok, test.b)
-			out := b.ask(1, entriesOf("zero", "u"), entriesOf("b", "v"))
+			out = b.ask(1, entriesOf("zero", "u"), entriesOf("b", "v"))
 			expect.Equal(t, out.OverallCode, over, "%v", out)
 			want(t, "zero", out.Statuses[0], over, 0)
 			left := out.Statuses[1].LimitRemaining

@@ -31,9 +31,8 @@ const exampleDir = "../../deploy/examples/envoy"
 func messages(t *testing.T, m proto.Message, f func(proto.Message)) {
 	t.Helper()
 	f(m)
-	if err := m.(interface{ ValidateAll() error }).ValidateAll(); err != nil {
-		t.Errorf("%s: %v", m.ProtoReflect().Descriptor().FullName(), err)
-	}
+	err := m.(interface{ ValidateAll() error }).ValidateAll()
+	expect.NoError(t, err, "%s", m.ProtoReflect().Descriptor().FullName())
 	expect.NoError(t, protorange.Range(m.ProtoReflect(), func(p protopath.Values) error {
 		last := p.Index(-1)
 		if last.Step.Kind() == protopath.AnyExpandStep {

@@ -191,13 +191,12 @@ func TestCheckStreamMalformed(t *testing.T) {
 	// A number whose definition failed stands for nothing.
 	in := streamed(1, "a")
 	in.Define = nil
-	if out := exchange(t, stream, in); out.Error.GetField() != "targets" {
-		t.Errorf("after a definition that failed: %v", out)
-	}
+	out := exchange(t, stream, in)
+	expect.True(t, out.Error.GetField() == "targets", "after a definition that failed: %v", out)
 	// One check that is not acceptable concerns no other.
 	in = streamed(100, "a", "", "b", "k\xff")
 	in.Costs = []int64{1, 1, -1, 1}
-	out := exchange(t, stream, in)
+	out = exchange(t, stream, in)
 	var fields []string
 	for _, e := range out.Errors {
 		fields = append(fields, fmt.Sprint(e.Check, e.Error.Field))

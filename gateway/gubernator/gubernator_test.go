@@ -173,17 +173,16 @@ func TestBatch(t *testing.T) {
 func TestBoundsOfInlineLimits(t *testing.T) {
 	noText := request(token, 10, 1000)
 	noText.Name = "\xff"
-	if got := newBench(t).ask(noText)[0]; got.Error != "field 'name' is not valid UTF-8" {
-		t.Errorf("a name that is no text: %v", got)
-	}
+	got := newBench(t).ask(noText)[0]
+	expect.True(t, got.Error == "field 'name' is not valid UTF-8", "a name that is no text: %v", got)
 	bounded := newBench(t, func(c *limiter.Config) { c.InlineMaxWindow = time.Hour })
 	r := request(token, 10, 4)
 	r.Behavior = pb.Behavior_DURATION_IS_GREGORIAN
-	if got := bounded.ask(r)[0]; got.Error != "field 'duration' is longer than the longest that this node takes of an inline limit, 1h0m0s (inline-max-window)" {
-		t.Errorf("a month where an hour is the longest: %v", got)
-	}
+	got = bounded.ask(r)[0]
+	expect.True(t,
+		got.Error == "field 'duration' is longer than the longest that this node takes of an inline limit, 1h0m0s (inline-max-window)", "a month where an hour is the longest: %v", got)
 	off := newBench(t, func(c *limiter.Config) { c.NoInline = true })
-	got := off.ask(request(token, 10, 1000))[0]
+	got = off.ask(request(token, 10, 1000))[0]
 	expect.True(t, strings.Contains(got.Error, "no-inline"), "without inline limits: %v", got)
 }
 
@@ -250,11 +249,10 @@ func BenchmarkGetRateLimits(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		in := new(pb.GetRateLimitsReq)
-		if err := proto.Unmarshal(data, in); err != nil {
-			b.Fatal(err)
-		}
+		err := proto.Unmarshal(data, in)
+		must.NoError(b, err)
 		out := must.Value(server.GetRateLimits(b.Context(), in))(b)
-		_, err := proto.Marshal(out)
+		_, err = proto.Marshal(out)
 		must.NoError(b, err)
 	}
 }
@@ -306,7 +304,8 @@ func TestJSON(t *testing.T) {
 		expect.Equal(t, fmt.Sprint(code, " ", string(answer)), want)
 	}
 	code, _, answer := b.AnswerHealthCheck(t.Context(), nil, nil)
-	expect.True(t, code == http.StatusOK && strings.Contains(string(answer), "peer_count"), "HealthCheck: %d %s", code, answer)
+	expect.True(t, code == http.StatusOK && strings.Contains(string(answer), "peer_count"), "HealthCheck: %d %s", code,
+		answer)
 	code, _, answer = b.AnswerLiveCheck(t.Context(), nil, nil)
 	expect.True(t, code == http.StatusOK && string(answer) == "{}", "LiveCheck: %d %s", code, answer)
 }

@@ -130,9 +130,8 @@ func TestWithdrawnToken(t *testing.T) {
 	in := bufio.NewReader(conn)
 	ask := func(command, want string) {
 		t.Helper()
-		if _, err := io.WriteString(conn, command+"\n"); err != nil {
-			t.Fatal(err)
-		}
+		_, err := io.WriteString(conn, command+"\n")
+		must.NoError(t, err)
 		line, err := in.ReadString('\n')
 		expect.True(t, err == nil && strings.HasPrefix(line, want), "%s: %q %v, want %q", command, line, err, want)
 	}

@@ -31,7 +31,9 @@ func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string
 	for !strings.Contains(all.String(), "Ctrl-C") {
 		n, err := r.Read(buf)
 		all.Write(buf[:n])
-		must.True(t, err == nil, "%v", <-ended)
+		if err != nil {
+			t.Fatal(<-ended)
+		}
 	}
 	return all.String(), func() (string, error) {
 		cancel()

@@ -61,12 +61,11 @@ func TestConvert(t *testing.T) {
 	foreign := testkit.WriteFile(t, "limits.yaml", "- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [], variables: [user]}\n")
 	dir := t.TempDir()
 	var out bytes.Buffer
-	if ok, err := validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir}); !ok || err != nil {
-		t.Fatalf("%t, %v\n%s", ok, err, &out)
-	}
+	ok, err := validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir})
+	must.True(t, ok && err == nil, "%t, %v\n%s", ok, err, &out)
 	made := filepath.Join(dir, "shop_eu.yaml")
 	before := must.Value(os.ReadFile(made))(t)
-	ok, err := validateFiles(&out, &out, []string{dir}, validateOptions{})
+	ok, err = validateFiles(&out, &out, []string{dir}, validateOptions{})
 	expect.True(t, ok && err == nil, "what was written: %t, %v\n%s", ok, err, &out)
 	must.NoError(t, os.WriteFile(made, append(before, "# edited\n"...), 0o600))
 	ok, err = validateFiles(&out, &out, []string{foreign}, validateOptions{Convert: dir})

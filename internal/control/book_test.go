@@ -189,9 +189,8 @@ func overridesOf(policy string, n int) []Entry {
 func TestBounds(t *testing.T) {
 	b := mustOpen(t, "")
 	entries := overridesOf("login", 2*MaxOverrides+5)
-	if _, err := merge(b, entries[:MaxOverrides/2]); err != nil || b.Stats().Overrides != MaxOverrides/2 {
-		t.Fatalf("%+v %v", b.Stats(), err)
-	}
+	_, err := merge(b, entries[:MaxOverrides/2])
+	must.True(t, err == nil && b.Stats().Overrides == MaxOverrides/2, "%+v %v", b.Stats(), err)
 	full := b.Digest()
 	for _, id := range []ID{{Policy: "login", Key: "one more"}, {Policy: "login", Key: "7", Prefix: ""}} {
 		e := Entry{ID: id, Settings: `{"limit":1}`, At: epoch}
@@ -203,7 +202,7 @@ func TestBounds(t *testing.T) {
 			"%v: %v", id, err)
 	}
 	other := Entry{ID: ID{Policy: "api", Key: "k"}, Settings: `{"limit":1}`, At: epoch}
-	_, _, err := change(b, "n0", other)
+	_, _, err = change(b, "n0", other)
 	expect.NoError(t, err, "a policy without any, beside one that has its part")
 	if _, err := merge(b, entries); !errors.Is(err, ErrFull) || b.Stats().Overrides != 2*MaxOverrides {
 		t.Errorf("%d overrides, %v", b.Stats().Overrides, err)

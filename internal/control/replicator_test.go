@@ -279,9 +279,9 @@ func TestChangeBeforeBooksAreCompared(t *testing.T) {
 			c.made(t, 1, "k", `{"limit":1}`)
 		}
 		c.start(c.members[0], mustOpen(t, ""))
-		if _, err := c.set(t, 0, settingsOf("k", 7)); kindOf(err) != limit.Unavailable || len(contentOf(c.book(0))) != 0 {
-			t.Errorf("a change by a node that has met nobody: %v, %+v", err, contentOf(c.book(0)))
-		}
+		_, err := c.set(t, 0, settingsOf("k", 7))
+		expect.True(t, kindOf(err) == limit.Unavailable && len(contentOf(c.book(0))) == 0,
+			"a change by a node that has met nobody: %v, %+v", err, contentOf(c.book(0)))
 		// A comparison that failed is none.
 		c.setCut(c.members[2], true)
 		stop := c.run(t)
@@ -289,9 +289,8 @@ func TestChangeBeforeBooksAreCompared(t *testing.T) {
 		if r := c.all[c.members[0]]; r.Met() || r.Unequal(true) != 1 {
 			t.Errorf("met all, but %d, of whom one cannot be reached", r.Unequal(true))
 		}
-		if _, err := c.set(t, 0, settingsOf("k", 7)); kindOf(err) != limit.Unavailable {
-			t.Errorf("a change by a node that has not met one: %v", err)
-		}
+		_, err = c.set(t, 0, settingsOf("k", 7))
+		expect.True(t, kindOf(err) == limit.Unavailable, "a change by a node that has not met one: %v", err)
 		stop()
 		c.setCut(c.members[2], false)
 		c.start(c.members[0], mustOpen(t, ""))

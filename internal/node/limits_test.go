@@ -269,12 +269,10 @@ func TestMaxConnectionAge(t *testing.T) {
 		if open && stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}) == nil {
 			asked++
 		}
-		if d, err := c.Check(t.Context(), []client.Check{{Policy: "login", Key: "k"}}); err != nil || !d[0].Allowed {
-			t.Fatalf("by the client: %+v, %v", d, err)
-		}
-		if _, err := weirv1.NewLimiterClient(unary).Status(t.Context(), &weirv1.StatusRequest{}); err != nil {
-			t.Fatal(err)
-		}
+		d, err := c.Check(t.Context(), []client.Check{{Policy: "login", Key: "k"}})
+		must.True(t, err == nil && d[0].Allowed, "by the client: %+v, %v", d, err)
+		_, err = weirv1.NewLimiterClient(unary).Status(t.Context(), &weirv1.StatusRequest{})
+		must.NoError(t, err)
 		resp, err := (&http.Client{Transport: transport}).Get("http://" + addrOf(n.listeners.http) + "/v1/status")
 		must.NoError(t, err)
 		closed = closed || resp.Close
@@ -328,12 +326,10 @@ func TestStolenNodeCertificate(t *testing.T) {
 	a := mustSettle(t, cfg)
 
 	ctx := testkit.Within(t, 10*time.Second)
-	if _, err := peer.Identify(ctx, addrOf(a.listeners.peer), credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
-		t.Error("the peer port answers to nobody's certificate")
-	}
-	if id, err := peer.Identify(ctx, addrOf(a.listeners.peer), a.security.peerClient()); err != nil || id.Name != "a" {
-		t.Errorf("the peer port answers %v, %v to a node's certificate", id, err)
-	}
+	_, err := peer.Identify(ctx, addrOf(a.listeners.peer), credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}))
+	expect.True(t, err != nil, "the peer port answers to nobody's certificate")
+	id, err := peer.Identify(ctx, addrOf(a.listeners.peer), a.security.peerClient())
+	expect.True(t, err == nil && id.Name == "a", "the peer port answers %v, %v to a node's certificate", id, err)
 
 	conn, err := grpc.NewClient(addrOf(a.listeners.peer), grpc.WithTransportCredentials(a.security.peerClient()))
 	must.NoError(t, err)

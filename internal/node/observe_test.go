@@ -144,10 +144,9 @@ func TestTraceOverTwoNodes(t *testing.T) {
 		ask("")
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+rpcTrace+"-"+rpc+"-01")
 		question := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: key}}}}
-		if _, err := weirv1.NewLimiterClient(conn).Check(ctx, question); err != nil {
-			t.Fatal(err)
-		}
-		err := checks.Send(&weirv1.CheckStreamRequest{
+		_, err := weirv1.NewLimiterClient(conn).Check(ctx, question)
+		must.NoError(t, err)
+		err = checks.Send(&weirv1.CheckStreamRequest{
 			Sequence: uint64(k), Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte(key + key),
 			KeyLengths: []uint32{uint32(len(key)), uint32(len(key))}, TraceContexts: [][]byte{ids, nil},
 		})

@@ -262,9 +262,10 @@ func TestGubernatorAccess(t *testing.T) {
 	}
 	_, code := ask("", nil)
 	expect.Equal(t, code, codes.Unauthenticated, "without a token")
-	if text, code := ask(shop, nil); code != codes.OK || !strings.Contains(text, `field 'name' shop may not use inline limits of the namespace "gubernator/requests"`) {
-		t.Errorf("without the namespace: %q, %v", text, code)
-	}
+	text, code := ask(shop, nil)
+	expect.True(t, code == codes.OK &&
+		strings.Contains(text, `field 'name' shop may not use inline limits of the namespace "gubernator/requests"`),
+		"without the namespace: %q, %v", text, code)
 	reset := func(r *pb.RateLimitReq) { r.Behavior = pb.Behavior_RESET_REMAINING }
 	negative := func(r *pb.RateLimitReq) { r.Hits = -1 }
 	for what, change := range map[string]func(*pb.RateLimitReq){"a reset": reset, "negative hits": negative} {
@@ -279,7 +280,7 @@ func TestGubernatorAccess(t *testing.T) {
 	const body = `{"requests":[{"name":"requests","unique_key":"k","hits":1,"limit":10,"duration":60000}]}`
 	resp, _ := send(t, n, http.MethodPost, "/v1/GetRateLimits", "", body)
 	expect.Equal(t, resp.StatusCode, http.StatusUnauthorized, "as JSON without a token")
-	resp, text := send(t, n, http.MethodPost, "/v1/GetRateLimits", all, body)
+	resp, text = send(t, n, http.MethodPost, "/v1/GetRateLimits", all, body)
 	expect.True(t, resp.StatusCode == http.StatusOK && strings.Contains(text, "UNDER_LIMIT"),
 		"as JSON: %d %s", resp.StatusCode, text)
 	for path, want := range map[string]int{"/v1/LiveCheck": http.StatusOK, "/v1/HealthCheck": http.StatusUnauthorized} {

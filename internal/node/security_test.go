@@ -109,9 +109,8 @@ func TestTLS(t *testing.T) {
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
 	n := mustSettle(t, cfg)
-	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusOK || err != nil {
-		t.Errorf("HTTP: %d, %v", code, err)
-	}
+	code, err := httpsGet(t, n, a, "/v1/status")
+	expect.True(t, code == http.StatusOK && err == nil, "HTTP: %d, %v", code, err)
 	expect.NoError(t, askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool()})), "gRPC")
 
 	// Plain text on the ports of TLS.
@@ -119,7 +118,7 @@ func TestTLS(t *testing.T) {
 	resp.Body.Close()
 	expect.Equal(t, resp.StatusCode, http.StatusBadRequest, "plain HTTP is answered")
 	refusedAt(t, n, "http", "plain_text_on_tls_port")
-	err := askStatus(t, n, insecure.NewCredentials())
+	err = askStatus(t, n, insecure.NewCredentials())
 	expect.Equal(t, status.Code(err), codes.Unavailable, "plain gRPC: %v", err)
 	refusedAt(t, n, "grpc", "plain_text_on_tls_port")
 	// An authority that the caller does not trust: the caller hangs up.

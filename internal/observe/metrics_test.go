@@ -274,9 +274,8 @@ func TestHistory(t *testing.T) {
 		}
 		return list
 	})
-	if got, _ := h.Read(0); got != nil {
-		t.Errorf("before the first tick: %+v", got)
-	}
+	got, _ := h.Read(0)
+	expect.True(t, got == nil, "before the first tick: %+v", got)
 	at := func(d time.Duration, want []PolicyHistory, age time.Duration) {
 		t.Helper()
 		h.Tick(int64(d))
@@ -295,9 +294,8 @@ func TestHistory(t *testing.T) {
 	for i := range HistorySteps {
 		h.Tick(int64(4+i) * int64(HistoryStep))
 	}
-	if got, _ := h.Read(int64(4+HistorySteps) * int64(HistoryStep)); got != nil {
-		t.Errorf("after all steps: %+v", got)
-	}
+	got, _ = h.Read(int64(4+HistorySteps) * int64(HistoryStep))
+	expect.True(t, got == nil, "after all steps: %+v", got)
 	stats["b"].Errors++
 	h.Tick(int64(time.Hour) * 1000) // which takes no more steps than are kept
 	got, age := h.Read(int64(time.Hour) * 1000)

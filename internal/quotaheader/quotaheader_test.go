@@ -29,8 +29,7 @@ func TestRoundUp(t *testing.T) {
 		{time.Second + 1, 1001, 2},
 		{math.MaxInt64, math.MaxInt64/1_000_000 + 1, math.MaxInt64/1_000_000_000 + 1},
 	} {
-		got := RoundUp(tt.d, time.Millisecond)
-		expect.True(t, got == tt.ms, "%v is %d ms, want %d", tt.d, got, tt.ms)
+		expect.Equal(t, RoundUp(tt.d, time.Millisecond), tt.ms, "milliseconds of %v", tt.d)
 		expect.Equal(t, RoundUp(tt.d, time.Second), tt.secs, "seconds of %v", tt.d)
 	}
 }

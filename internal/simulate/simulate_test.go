@@ -240,21 +240,17 @@ func TestRunErrors(t *testing.T) {
 	set := parse(t, "policies: [{name: c, algorithm: concurrency, limit: 1, ttl: 1s}, {name: l, algorithm: sliding_log, limit: 1, window: 1s}]")
 	c, _ := set.Get("c")
 	l, _ := set.Get("l")
-	if _, err := Run(t.Context(), Config{Source: &list{}}); err == nil || !strings.Contains(err.Error(), "policies") {
-		t.Error(err)
-	}
-	if _, err := Run(t.Context(), Config{Source: &list{}, Policies: []*policy.Policy{c}}); err == nil || !strings.Contains(err.Error(), `"c"`) {
-		t.Error(err)
-	}
+	_, err := Run(t.Context(), Config{Source: &list{}})
+	expect.True(t, err != nil && strings.Contains(err.Error(), "policies"), "%v", err)
+	_, err = Run(t.Context(), Config{Source: &list{}, Policies: []*policy.Policy{c}})
+	expect.True(t, err != nil && strings.Contains(err.Error(), `"c"`), "%v", err)
 	three := list{{1, []byte("a"), 1}, {2, []byte("a"), 1}, {3, []byte("a"), 1}}
-	if _, err := Run(t.Context(), Config{Source: &three, Policies: []*policy.Policy{l}, Suggest: &Share{}, MaxEvents: 2}); err == nil || !strings.Contains(err.Error(), "more than 2") {
-		t.Error(err)
-	}
+	_, err = Run(t.Context(), Config{Source: &three, Policies: []*policy.Policy{l}, Suggest: &Share{}, MaxEvents: 2})
+	expect.True(t, err != nil && strings.Contains(err.Error(), "more than 2"), "%v", err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, Config{Source: &three, Policies: []*policy.Policy{l}}); err != context.Canceled {
-		t.Error(err)
-	}
+	_, err = Run(ctx, Config{Source: &three, Policies: []*policy.Policy{l}})
+	expect.True(t, err == context.Canceled, "%v", err)
 	res, err := Run(t.Context(), Config{Source: &list{}, Policies: []*policy.Policy{l}, Suggest: &Share{}})
 	expect.True(t, err == nil && res.Events == 0 && res.From.IsZero() && res.Candidates[0].Suggestion.Reason != "",
 		"no traffic: %+v, %v", res, err)

@@ -46,16 +46,14 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	}
 	window := limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 7}
 	leases := limit.Check{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 2}
-	if d := send(limiter.OpCheck, window, limiter.Extra{}).Decision; !d.Allowed || d.Remaining != 3 {
-		t.Errorf("%+v", d)
-	}
+	d := send(limiter.OpCheck, window, limiter.Extra{}).Decision
+	expect.True(t, d.Allowed && d.Remaining == 3, "%+v", d)
 	window.Cost = 2
 	expect.Equal(t, send(limiter.OpRefund, window, limiter.Extra{}).Reply.Refunded, 2)
 	send(limiter.OpReset, limit.Check{Target: window.Target}, limiter.Extra{})
-	if d := send(limiter.OpCheck, limit.Check{Target: window.Target}, limiter.Extra{}).Decision; d.Remaining != 10 || d.Granted != 0 {
-		t.Errorf("%+v", d)
-	}
-	d := send(limiter.OpAcquire, leases, limiter.Extra{TTL: time.Second}).Decision
+	d = send(limiter.OpCheck, limit.Check{Target: window.Target}, limiter.Extra{}).Decision
+	expect.True(t, d.Remaining == 10 && d.Granted == 0, "%+v", d)
+	d = send(limiter.OpAcquire, leases, limiter.Extra{TTL: time.Second}).Decision
 	lease := limit.Check{Target: leases.Target}
 	expect.Equal(t, send(limiter.OpRenew, lease, limiter.Extra{LeaseID: d.LeaseID, TTL: time.Second}).Reply.ExpiresIn,
 		time.Second)

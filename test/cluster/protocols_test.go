@@ -122,9 +122,8 @@ func TestRESP(t *testing.T) {
 			for range 20 {
 				cmds = append(cmds, throttle(t.Context(), pipe, keys[i], 1))
 			}
-			if _, err := pipe.Exec(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			_, err := pipe.Exec(t.Context())
+			must.NoError(t, err)
 			for n, cmd := range cmds {
 				got, err := cmd.Int64Slice()
 				expect.True(t, err == nil && len(got) == 5 && (got[0] == 0) == (n < 16) && got[1] == 16 &&

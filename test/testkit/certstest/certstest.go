@@ -82,8 +82,7 @@ func (a *Authority) Issue(leaf Leaf) (cert, key []byte) {
 func (a *Authority) Pair(leaf Leaf) tls.Certificate {
 	a.t.Helper()
 	cert, key := a.Issue(leaf)
-	pair := must.Value(tls.X509KeyPair(cert, key))(a.t)
-	return pair
+	return must.Value(tls.X509KeyPair(cert, key))(a.t)
 }
 
 // Pool trusts the authority.
@@ -100,8 +99,7 @@ func (a *Authority) Write(dir string, leaf Leaf) (cert, key, ca string) {
 	certPEM, keyPEM := a.Issue(leaf)
 	cert, key, ca = filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"), filepath.Join(dir, "ca.crt")
 	for file, content := range map[string][]byte{cert: certPEM, key: keyPEM, ca: a.PEM} {
-		err := os.WriteFile(file+".new", content, 0o600)
-		must.NoError(a.t, err)
+		must.NoError(a.t, os.WriteFile(file+".new", content, 0o600))
 		must.NoError(a.t, os.Rename(file+".new", file))
 	}
 	return cert, key, ca
@@ -109,12 +107,10 @@ func (a *Authority) Write(dir string, leaf Leaf) (cert, key, ca string) {
 
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
-	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	return key
+	return must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }
 
 func serial(t testing.TB) *big.Int {
 	t.Helper()
-	n := must.Value(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)))(t)
-	return n
+	return must.Value(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 100)))(t)
 }
