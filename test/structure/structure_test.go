@@ -98,8 +98,8 @@ var mayImport = map[string]string{
 	"test/scripted":                   "limit limiter",
 	"test/simulation":                 "",
 	"test/structure":                  "",
-	"test/testkit":                    "",
-	"test/testkit/certstest":          "",
+	"test/testkit":                    "test/expect test/must",
+	"test/testkit/certstest":          "test/must",
 	"weir":                            "client internal/admission internal/node internal/observe internal/reload limit limiter policy",
 }
 
