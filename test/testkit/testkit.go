@@ -73,8 +73,9 @@ func NoLeaks(t testing.TB, texts ...string) {
 		t.Fatalf("goroutines of an earlier test:\n%s", strings.Join(left(), "\n\n"))
 	}
 	t.Cleanup(func() {
-		expect.True(t, until(func() bool { return len(left()) == 0 }), "goroutines are left:\n%s",
-			strings.Join(left(), "\n\n"))
+		if !until(func() bool { return len(left()) == 0 }) {
+			t.Errorf("goroutines are left:\n%s", strings.Join(left(), "\n\n"))
+		}
 	})
 }
 
