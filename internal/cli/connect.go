@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -63,17 +64,26 @@ func (r *connection) connect(ctx context.Context, f func(context.Context, *grpc.
 	switch {
 	case err == nil || !answered:
 		return err
+	case s.Code() == codes.Unavailable && !r.tls.encrypted() && speaksTLS(ctx, r.addr):
+		return fmt.Errorf("addr: %s speaks TLS: give tls-ca-file, with the authority of its certificate", r.addr)
 	case s.Code() == codes.Unavailable:
-		how := "in plain text (where it speaks TLS, give tls-ca-file; "
-		if r.tls.encrypted() {
-			how = "over TLS ("
-		}
-		return fmt.Errorf("addr: no node answers gRPC at %s %sits port is 8081 unless set otherwise): %s", r.addr, how, s.Message())
+		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr, s.Message())
 	case s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("addr: no answer from %s within %v (timeout)", r.addr, r.timeout)
 	default:
 		return errors.New(ownNames(s.Message()))
 	}
+}
+
+// speaksTLS reports whether who listens at an address answers a TLS handshake. Nothing is sent to it after that.
+func speaksTLS(ctx context.Context, addr string) bool {
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} // it is told of, and not trusted
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err == nil {
+		_ = conn.Close() // which has nothing to say
+	}
+	_, alert := errors.AsType[tls.AlertError](err)
+	return err == nil || alert
 }
 
 // ownNames is a node's message with the field that it begins with named as commands name it: target.key as key, ttl_ns as ttl.
