@@ -536,3 +536,24 @@ func TestCommitsAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// later is a Lender whose answers are there when they have been waited for.
+type later struct{ limit.Lender }
+
+func (later) Lend(_ context.Context, _ []limit.Borrow, out []limit.Lent) (wait func(), err error) {
+	return func() {
+		for i := range out {
+			out[i].Granted = 7
+		}
+	}, nil
+}
+
+// TestLenderThatWaits: answers to loans that wait for copies are given to those who may borrow.
+func TestLenderThatWaits(t *testing.T) {
+	w := watch(t)
+	in := []limit.Borrow{{Target: limit.Target{Policy: "login", Key: "k"}}, {Target: limit.Target{Policy: "payout", Key: "k"}}}
+	out := make([]limit.Lent, len(in))
+	wait := must.Value(w.Lender("grpc", later{}).Lend(w.come(t, shop, RoleCheck), in, out))(t)
+	wait()
+	expect.True(t, out[0].Granted == 7 && out[1].Ended && out[1].Granted == 0, "%+v", out)
+}

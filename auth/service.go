@@ -354,7 +354,7 @@ func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out,
 		may, places = append(may, in[i]), append(places, i)
 	}
 	answers := make([]Out, len(may))
-	wait, err = next(ctx, may, answers)
+	waiting, err := next(ctx, may, answers)
 	if err != nil {
 		return nil, err
 	}
@@ -363,12 +363,12 @@ func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out,
 			out[i] = answers[j]
 		}
 	}
-	if wait == nil {
+	if waiting == nil {
 		give()
 		return nil, nil
 	}
 	return func() {
-		wait()
+		waiting()
 		give()
 	}, nil
 }

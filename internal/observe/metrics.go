@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -52,8 +51,8 @@ type WatchedFile struct {
 // Metrics is a node's metrics page. It is safe for concurrent use.
 //
 // Its own are only the durations and errors of calls, and the reloads: a scrape reads the others where they are kept, so that a decision never
-// looks up a label. Limits that callers send along share one label. weir_current_window_count and weir_window_utilization are of the
-// fullest key of the last minute or two, so that scrapers do not take the peaks away from each other.
+// looks up a label. Limits that callers send along share one label. weir_current_window_count and weir_window_utilization are since
+// the scraper's own last scrape, and scrapers behind one address and of one kind are taken for one.
 type Metrics struct {
 	cfg     MetricsConfig
 	node    *prometheus.Registry // of what is the node's, and not the process's
@@ -78,23 +77,34 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 	for _, result := range []string{"taken", "rejected"} {
 		m.reloads.WithLabelValues(result)
 	}
-	m.node.MustRegister(m.calls.durations, m.calls.errors, m.reloads, Reading(m.read))
+	m.node.MustRegister(m.calls.durations, m.calls.errors, m.reloads)
 	m.node.MustRegister(cfg.Collectors...)
 	return m
 }
 
-// Register shows what is the node's, and not the process's, in a registry of somebody else's until end is called. The error is the
-// registry's.
+// Register shows what is the node's, and not the process's, in a registry of somebody else's until end is called: that is one scraper. The
+// error is the registry's.
 func (m *Metrics) Register(to prometheus.Registerer) (end func(), err error) {
-	return func() { to.Unregister(m.node) }, to.Register(m.node)
+	own := m.pageFor("")
+	own.MustRegister(m.node)
+	return func() { to.Unregister(own) }, to.Register(own)
+}
+
+// pageFor is what is read at a scrape, as one scraper sees it.
+func (m *Metrics) pageFor(scraper string) *prometheus.Registry {
+	page := prometheus.NewRegistry()
+	page.MustRegister(Reading(func(to Lines) { m.read(to, scraper) }))
+	return page
 }
 
 // Handler serves the page.
 func (m *Metrics) Handler() http.Handler {
 	process := prometheus.NewRegistry()
 	process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	errorLog := slog.NewLogLogger(m.cfg.Logger.Handler(), slog.LevelError)
-	return promhttp.HandlerFor(prometheus.Gatherers{process, m.node}, promhttp.HandlerOpts{ErrorLog: errorLog})
+	opts := promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.cfg.Logger.Handler(), slog.LevelError)}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		promhttp.HandlerFor(prometheus.Gatherers{process, m.node, m.pageFor(scraperOf(r))}, opts).ServeHTTP(w, r)
+	})
 }
 
 // Reloaded notes that the policy file changed, and whether it was taken.
@@ -142,8 +152,8 @@ func (l Lines) Counters(name, help string, labels ...string) func(v uint64, valu
 }
 
 // read reads the page.
-func (m *Metrics) read(to Lines) {
-	m.readDecisions(to)
+func (m *Metrics) read(to Lines, scraper string) {
+	m.readDecisions(to, scraper)
 	m.readStore(to)
 	dropped := to.Counters("weir_log_records_dropped_total", "Lines that were not written, by log (log, audit).", "log")
 	for name, n := range m.cfg.LogsDropped {
@@ -172,7 +182,7 @@ func (m *Metrics) read(to Lines) {
 }
 
 // readDecisions reads what was decided by each policy.
-func (m *Metrics) readDecisions(to Lines) {
+func (m *Metrics) readDecisions(to Lines, scraper string) {
 	requests := to.Counters("weir_requests_total", "Checks decided here or by on_error.", "policy", "result")
 	candidates := to.Counters("weir_candidate_total", "Checks that a candidate has decided.", "policy", "result")
 	disagreed := to.Counters("weir_candidate_disagreements_total", "Checks that it answers otherwise.", "policy")
@@ -183,7 +193,7 @@ func (m *Metrics) readDecisions(to Lines) {
 	bans := to.Counters("weir_bans_total", "Bans of keys that a refusal has begun.", "policy")
 	count := to.Gauges("weir_current_window_count", "Units in use of the fullest key decided here lately.", "policy")
 	utilization := to.Gauges("weir_window_utilization", "Share of its limit that such a key uses.", "policy")
-	for _, s := range m.peaks.read(time.Now(), m.cfg.Limiter.ReadStats) {
+	for _, s := range m.peaks.read(scraper, m.cfg.Limiter.ReadStats) {
 		if s.CandidateAllowed+s.CandidateRefused > 0 {
 			candidates(s.CandidateAllowed, s.Policy, "allowed")
 			candidates(s.CandidateRefused, s.Policy, "refused")

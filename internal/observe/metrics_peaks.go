@@ -1,21 +1,29 @@
 package observe
 
 import (
+	"net"
+	"net/http"
 	"sync"
-	"time"
 
 	"github.com/weirlimit/weir/limiter"
 )
 
-// peakTime is how long a peak is shown at least, and twice as long at most.
-const peakTime = time.Minute
+// maxScrapers bounds how many scrapers are told apart. One that comes on top takes the place of the one that has not come
+// for the longest time.
+const maxScrapers = 16
 
-// peaks keeps the fullest keys of the last minute or two, so that two Prometheus servers, or somebody who looks at the page in between, do
-// not take the peaks away from each other. Its methods are safe for concurrent use.
+// peaks gives every scraper the fullest key since its own last scrape, so that two Prometheus servers, or somebody who
+// looks at the page in between, do not take the peaks away from each other. Its methods are safe for concurrent use.
 type peaks struct {
-	mu            sync.Mutex
-	began         time.Time       // of present
-	present, last map[string]peak // by policy
+	mu       sync.Mutex
+	scrapers map[string]*scraper
+	scrapes  uint64
+}
+
+// scraper is one who reads the page.
+type scraper struct {
+	last uint64          // the number of its last scrape
+	owed map[string]peak // by policy: read for others since then
 }
 
 type peak struct {
@@ -25,19 +33,60 @@ type peak struct {
 
 func (p peak) or(q peak) peak { return peak{max(p.count, q.count), max(p.utilization, q.utilization)} }
 
-// read reads the counters, with the peaks.
-func (p *peaks) read(now time.Time, read func() []limiter.PolicyStats) []limiter.PolicyStats {
+// read reads the counters for a scraper. A new one gets the peaks since the last scrape by anybody.
+func (p *peaks) read(from string, read func() []limiter.PolicyStats) []limiter.PolicyStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Sub(p.began) >= peakTime {
-		p.began, p.last, p.present = now, p.present, make(map[string]peak)
+	p.scrapes++
+	own := p.scrapers[from]
+	if own == nil {
+		own = p.admit(from)
 	}
+	own.last = p.scrapes
 	stats := read()
 	for i := range stats {
 		s := &stats[i]
-		p.present[s.Policy] = p.present[s.Policy].or(peak{s.PeakCount, s.PeakUtilization})
-		all := p.present[s.Policy].or(p.last[s.Policy])
+		fresh := peak{s.PeakCount, s.PeakUtilization}
+		for _, other := range p.scrapers {
+			if other != own && fresh != (peak{}) {
+				other.owed[s.Policy] = other.owed[s.Policy].or(fresh)
+			}
+		}
+		all := own.owed[s.Policy].or(fresh)
 		s.PeakCount, s.PeakUtilization = all.count, all.utilization
 	}
+	clear(own.owed)
 	return stats
+}
+
+// admit makes room for a scraper that is not known.
+func (p *peaks) admit(from string) *scraper {
+	if p.scrapers == nil {
+		p.scrapers = make(map[string]*scraper)
+	}
+	if len(p.scrapers) >= maxScrapers {
+		oldest := ""
+		for name, s := range p.scrapers {
+			if oldest == "" || s.last < p.scrapers[oldest].last {
+				oldest = name
+			}
+		}
+		delete(p.scrapers, oldest)
+	}
+	s := &scraper{owed: make(map[string]peak)}
+	p.scrapers[from] = s
+	return s
+}
+
+// maxAgent bounds how much of a scraper's own words is kept.
+const maxAgent = 64
+
+// scraperOf tells scrapers apart, by host and program.
+func scraperOf(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		host = r.RemoteAddr
+	}
+	agent := r.UserAgent()
+	return host + " " + agent[:min(len(agent), maxAgent)]
 }

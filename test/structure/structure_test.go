@@ -160,8 +160,7 @@ var clocks = []string{
 	"internal/admission/frames.go awaitTurn",
 	"internal/admission/listener.go serveLocked",
 	"internal/load/load.go now",
-	"client/middleware/middleware.go log",       // paces log lines
-	"internal/observe/metrics.go readDecisions", // for how long a peak is shown
+	"client/middleware/middleware.go log", // paces log lines
 	"internal/observe/metrics_calls.go HTTP",
 	"gateway/grpc/checkstream.go observe",
 	"rpc/peer/forwarder.go Forward",
