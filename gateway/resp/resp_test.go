@@ -338,18 +338,18 @@ func TestManyAtOnce(t *testing.T) {
 
 // TestPanic: a mistake while commands are carried out ends their connection, and no other.
 func TestPanic(t *testing.T) {
-	var told []string
+	told := make(chan string, 1)
 	address, _, _ := serve(t, func(c *Config) {
 		c.Service = &batches{Service: c.Service, panic: "bad"}
-		c.Panicked = func(name string, p *panics.Error) { told = append(told, fmt.Sprint(name, " ", p.Value)) }
+		c.Panicked = func(name string, p *panics.Error) { told <- fmt.Sprint(name, " ", p.Value) }
 	})
 	conn := must.Value(net.Dial("tcp", address))(t)
 	defer conn.Close()
 	must.Value(io.WriteString(conn, send("WEIR.PEEK", "login", "bad")))(t)
 	_, err := conn.Read(make([]byte, 1))
 	expect.Equal(t, err, io.EOF, "the end")
-	got := talk(t, address, send("PING"))
-	expect.True(t, got == "+PONG\r\n" && slices.Equal(told, []string{"connection a mistake"}), "afterwards: %q, %q", got, told)
+	expect.Equal(t, <-told, "connection a mistake", "told of")
+	expect.Equal(t, talk(t, address, send("PING")), "+PONG\r\n", "afterwards")
 }
 
 // TestPanicOfAConnection: a mistake apart from commands ends its connection, and no other.

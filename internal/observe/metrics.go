@@ -86,14 +86,13 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 // error is the registry's.
 func (m *Metrics) Register(to prometheus.Registerer) (end func(), err error) {
 	own := m.pageFor("")
-	own.MustRegister(m.node)
 	return func() { to.Unregister(own) }, to.Register(own)
 }
 
-// pageFor is what is read at a scrape, as one scraper sees it.
+// pageFor is what is the node's, as one scraper sees it.
 func (m *Metrics) pageFor(scraper string) *prometheus.Registry {
 	page := prometheus.NewRegistry()
-	page.MustRegister(Reading(func(to Lines) { m.read(to, scraper) }))
+	page.MustRegister(m.node, Reading(func(to Lines) { m.read(to, scraper) }))
 	return page
 }
 
@@ -103,7 +102,7 @@ func (m *Metrics) Handler() http.Handler {
 	process.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	opts := promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.cfg.Logger.Handler(), slog.LevelError)}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		promhttp.HandlerFor(prometheus.Gatherers{process, m.node, m.pageFor(scraperOf(r))}, opts).ServeHTTP(w, r)
+		promhttp.HandlerFor(prometheus.Gatherers{process, m.pageFor(scraperOf(r))}, opts).ServeHTTP(w, r)
 	})
 }
 

@@ -119,11 +119,11 @@ weir_requests_total{policy="login",result="allowed"} 1
 weir_requests_total{policy="login",result="refused"} 1
 weir_requests_total{policy="login",result="error"} 0
 `
-	got := shown(t, m.node)
+	got := shown(t, m.pageFor(""))
 	for line := range strings.Lines(page) {
 		expect.True(t, strings.Contains("\n"+got, "\n"+line), "not shown: %s", line)
 	}
-	problems := must.Value(testutil.GatherAndLint(m.node))(t)
+	problems := must.Value(testutil.GatherAndLint(m.pageFor("")))(t)
 	for _, p := range problems {
 		// The one name that dashboards were promised, against the linter's taste.
 		expect.Equal(t, p.Metric, "weir_current_window_count", "%s", p.Text)
@@ -146,7 +146,7 @@ func TestMembers(t *testing.T) {
 		Ownership: func() (runner.Status, bool) { return runner.Status{}, false },
 		Happened:  func() runner.Stats { return runner.Stats{} }, Files: func() []WatchedFile { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
-	got := shown(t, m.node)
+	got := shown(t, m.pageFor(""))
 	for line := range strings.Lines(`weir_envoy_mismatched_members 0
 weir_members{state="active"} 1
 weir_members{state="joining"} 0
