@@ -103,6 +103,8 @@ type Config struct {
 	Registerer prometheus.Registerer
 	// Now tells when certificates expire. Nil: time.Now.
 	Now func() time.Time
+
+	probeInterval time.Duration // see cluster.Config: for tests, whose nodes may get no processor time for seconds
 }
 
 // Security is what keeps a node to those it is meant for. Its files are read again when they change, but for ClusterSecretFile.
@@ -217,7 +219,7 @@ func (c *Config) traces() *observe.TracingConfig {
 func (c *Config) cluster() cluster.Config {
 	return cluster.Config{
 		Name: c.Name, Bind: c.Bind, GossipPort: int(max(c.GossipPort, 0)), Advertise: c.Advertise,
-		Join: c.Join, Logger: c.Logger, MaxMembers: c.MaxMembers,
+		Join: c.Join, Logger: c.Logger, MaxMembers: c.MaxMembers, ProbeInterval: c.probeInterval,
 	}
 }
 

@@ -59,7 +59,7 @@ func testConfig(t *testing.T, name string) Config {
 	return Config{
 		Name: name, Bind: "127.0.0.1", HTTPPort: PortAny, GRPCPort: PortAny, GossipPort: PortAny, PeerPort: PortAny,
 		PolicyFile: testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)),
-		Timeout:    20 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Timeout:    20 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler), probeInterval: 1500 * time.Millisecond,
 	}
 }
 
