@@ -409,8 +409,12 @@ func (p *process) settle(a *ask) {
 		var done store.Settled
 		done, err = p.data.Settle(*o.key, rule, now.Instant, store.Settlement{ID: of.reservation, Keep: o.keep, Exact: true, Boot: now.Boot})
 		o.returned, dec.Allowed = done.Returned, done.Known
-		if dec.Allowed && of.cost-o.keep > of.returned {
-			of.returned = of.cost - o.keep
+		back := of.cost - o.keep
+		if rule.Limits[0].Period != 0 {
+			back = done.Returned // none after the window's end by this node's wall clock; by that of a node it moves to it may go on
+		}
+		if dec.Allowed && back > of.returned {
+			of.returned = back
 			of.history.Returned, of.history.ReturnedAt = of.returned, p.w.now
 		}
 	case release:
