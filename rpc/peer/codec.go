@@ -15,21 +15,22 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// This file has what a Batch and a Reply are made of: checks and decisions in wire's form, with what nodes tell each other besides, and
-// messages for all other operations.
+// This file packs operations into a Batch and outcomes into a Reply, and reads both. Checks and decisions have the form of
+// wire/checks.go, with lists of the fields that only nodes need (flags, hops, callers, leases). All other operations are
+// Items (convert.go).
 
-// packer makes a Batch.
+// packer makes one Batch.
 type packer struct {
 	numbers *wire.Numbers
 	batch   *peerv1.Batch
-	uses    []*weirv1.StreamTarget // all targets that the batch names; Define has those that are new with it
-	checks  int                    // of the batch, when it is complete
+	uses    []*weirv1.StreamTarget // all targets that the batch names; Define has those that the stream has not defined before
+	checks  int                    // number of checks in the complete batch
 
-	target *limit.Target // of the check before
+	target *limit.Target // of the last check
 	number uint32
 }
 
-// newPacker returns a packer for so many checks, whose keys take so many bytes.
+// newPacker returns a packer for a batch of so many checks. keys is the length of their keys in bytes.
 func newPacker(numbers *wire.Numbers, b *peerv1.Batch, checks, keys int) *packer {
 	room := new(struct {
 		in       weirv1.CheckStreamRequest
@@ -44,8 +45,8 @@ func newPacker(numbers *wire.Numbers, b *peerv1.Batch, checks, keys int) *packer
 	return &room.p
 }
 
-// add adds an operation whose caller waits for so long. It reports false when there are no numbers left: they must then be
-// given anew, from this batch's first operation on.
+// add adds an operation whose caller waits for left. It returns false when there is no number left for its target: the batch
+// must then be packed again from its first operation, after numbers.Reset.
 func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	if op.Kind != limiter.OpCheck {
 		p.batch.Items = append(p.batch.Items, protoItem(op, left))
@@ -76,7 +77,8 @@ func flagIf(set bool, f peerv1.CheckFlag) uint32 {
 	return 0
 }
 
-// name finds the number of a target for the checks that follow, and defines it if this stream has not yet.
+// name sets the number for the following checks to that of a target, and defines the number if the stream has not. It
+// returns false when there is no number left.
 func (p *packer) name(t *limit.Target) bool {
 	n, fresh := p.numbers.Of(t)
 	if n == nil {
@@ -93,7 +95,8 @@ func (p *packer) name(t *limit.Target) bool {
 	return true
 }
 
-// numberedTargets are the receiver's side of numbers. A target that this node cannot make sense of is the matter of the checks that name it.
+// numberedTargets are the targets that the sender of a stream has defined, by number. Each check that names an invalid
+// target fails with the error kept in bad; the other checks of the batch do not.
 type numberedTargets struct {
 	wire.Targets
 	bad map[uint32]*limit.Error
@@ -113,7 +116,7 @@ func (t *numberedTargets) define(d *weirv1.StreamTarget) error {
 	return nil
 }
 
-// named is At, and the zero Target with a number of a bad one.
+// named returns the target with a number; for a number in bad, the zero Target and true.
 func (t *numberedTargets) named(number uint64) (limit.Target, bool) {
 	target, ok := t.At(number)
 	return target, ok || t.bad[uint32(min(number, wire.MaxTargets))] != nil
@@ -123,21 +126,21 @@ func malformed(field, problem string, args ...any) error {
 	return status.Error(codes.InvalidArgument, field+": "+fmt.Sprintf(problem, args...))
 }
 
-// received is an operation that has arrived, with what it points to.
+// received is an operation that a peer has sent, with its own check and decision.
 type received struct {
 	limiter.Op
 	check    limit.Check
 	decision limit.Decision
 }
 
-// link points the operation to its own check and decision. It is to be called anew when the operation has been moved.
+// link points the operation to its own check and decision. It must be called again after the operation has been copied.
 func (r *received) link() *limiter.Op {
 	r.Op.Check, r.Op.Decision = &r.check, &r.decision
 	return &r.Op
 }
 
-// unpack appends the operations of a batch to ops, beyond whose end all is zero: its checks, then its items. What it cannot make sense of in one of them gets an Outcome
-// with an Err; an error of its own says that the batch is none.
+// unpack appends the operations of a batch to ops: the checks, then the items. The room of ops beyond its length must be
+// zero. An operation that is invalid gets an Outcome with an Err. An error says that the batch as a whole is malformed.
 func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, error) {
 	in := b.Checks
 	if in == nil {
@@ -156,7 +159,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, e
 		return ops, malformed("flags, hops, callers", "must each have one element for each of the %d checks, one for all, or none", n)
 	}
 	first := len(ops)
-	// Not by append, which would set half a kilobyte of each to zero once more.
+	// append would clear the elements, of half a kilobyte each, a second time.
 	ops = slices.Grow(ops, n+len(b.Items))[:first+n]
 	checks := ops[first:]
 	if err := wire.ReadChecks(in, t.named, func(i int) *limit.Check { return &checks[i].check }); err != nil {
@@ -174,7 +177,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []received) ([]received, e
 	return ops, nil
 }
 
-// readOp reads what a check from a node, which is there, says besides.
+// readOp reads the fields of check i that only nodes send. Its target is read already.
 func (t *numberedTargets) readOp(b *peerv1.Batch, i int, to *received) error {
 	op, in := to.link(), b.Checks
 	if op.Caller = wire.At(b.Callers, i, ""); len(op.Caller) > maxCaller {
@@ -188,24 +191,25 @@ func (t *numberedTargets) readOp(b *peerv1.Batch, i int, to *received) error {
 	if trace := wire.At(in.TraceContexts, i, nil); len(trace) == limiter.TraceContext {
 		op.Trace = string(trace)
 	}
-	op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
+	op.Configured = limit.Reserved(op.Namespace) // the node that the caller asked has rejected reserved namespaces in requests
 	if op.Policy == "" && op.Limit == nil {
 		op.Outcome.Err = t.bad[wire.At(in.Targets, i, 0)]
 	}
 	return nil
 }
 
-// maxCaller is the longest name of a caller, in bytes.
+// maxCaller bounds the name of a caller, in bytes.
 const maxCaller = 1<<8 - 1
 
-// plain says whether what came of a check can be told by a decision in a response's lists.
+// plain says whether the lists of a response can express the outcome of a check: a decision whose texts follow from the
+// check.
 func plain(op *limiter.Op) bool {
 	d := op.Decision
 	return op.Outcome.Err == nil && op.Outcome.NotHolder == nil && !op.Outcome.Unreachable &&
 		d.Policy == op.PolicyName() && d.RequestID == op.RequestID && d.LeaseID == "" && d.ReservationID == ""
 }
 
-// reply makes the Reply to a batch whose operations have their outcomes, in the order of unpack.
+// reply makes the Reply to a batch. ops are in the order of unpack and have their outcomes.
 func reply(sequence uint64, ops []received) *peerv1.Reply {
 	r := &peerv1.Reply{Sequence: sequence, Checks: wire.NewDecisions()}
 	n := len(ops)
@@ -230,15 +234,15 @@ func reply(sequence uint64, ops []received) *peerv1.Reply {
 	return r
 }
 
-// outcomes reads the outcomes of a Reply one by one.
+// outcomes reads the outcomes of a Reply one after another.
 type outcomes struct {
 	*peerv1.Reply
 	limits        []*weirv1.StreamLimits
 	others, items []*peerv1.ItemReply
-	check         int // the next one
+	check         int // index of the next check
 }
 
-// outcomesOf returns nil when the reply is none to so many checks and other operations.
+// outcomesOf returns nil when the reply does not fit a batch of so many checks and items.
 func outcomesOf(r *peerv1.Reply, checks, items int) *outcomes {
 	if r.Checks == nil {
 		r.Checks = new(weirv1.CheckStreamResponse)
@@ -249,7 +253,7 @@ func outcomesOf(r *peerv1.Reply, checks, items int) *outcomes {
 	return &outcomes{Reply: r, limits: r.Checks.Limits, others: r.Others, items: r.Items}
 }
 
-// next fills in the Outcome of an operation. One that does not fit it is none.
+// next sets the Outcome of the next operation: Unreachable, when the reply does not fit it.
 func (r *outcomes) next(op *limiter.Op, isCheck bool) {
 	if op.Outcome = (limiter.Outcome{}); !isCheck {
 		*op.Decision = limit.Decision{}
@@ -274,5 +278,5 @@ func (r *outcomes) next(op *limiter.Op, isCheck bool) {
 	}
 }
 
-// ended says whether all that the reply has belonged to an operation.
+// ended says whether every part of the reply has been read.
 func (r *outcomes) ended() bool { return len(r.limits) == 0 && len(r.others) == 0 && len(r.items) == 0 }

@@ -16,7 +16,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// protoItem converts an operation that is no check for a peer. left is what remains of the time the caller gave.
+// protoItem converts an operation other than a check. left is what remains of the caller's time.
 func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
 		Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)), Operation: peerv1.Operation(op.Kind),
@@ -33,7 +33,7 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	switch op.Kind {
 	case limiter.OpBorrow:
 		item.Loan = wire.ProtoBorrow(&op.Loan.Report)
-		item.Loan.Target = nil // it is the operation's
+		item.Loan.Target = nil // the item has it
 		if op.Loan.Forwarded {
 			item.Borrower = op.Loan.Report.ID.Borrower
 		}
@@ -50,7 +50,8 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	return item
 }
 
-// operation is the inverse of protoItem; op is the zero Op before, but for an empty check. What it cannot make sense of gets an Outcome with an Err.
+// operation is the inverse of protoItem. op must be the zero Op, except for an empty check. An invalid item gives an Outcome
+// with an Err.
 func operation(op *limiter.Op, item *peerv1.Item) {
 	op.Hops, op.Left = hops(item.Hops), time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))
 	if len(item.Trace) == limiter.TraceContext {
@@ -68,22 +69,22 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		return
 	}
 	op.Caller = item.Caller
-	op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
+	op.Configured = limit.Reserved(op.Namespace) // the node that the caller asked has rejected reserved namespaces in requests
 }
 
-// hops is how often an operation has been forwarded, as a peer says it.
+// hops limits a number of hops from a peer to what Op.Hops can hold.
 func hops(n uint32) uint8 { return uint8(min(n, math.MaxUint8)) }
 
-// extra is what an operation that is no check has besides.
+// extra reads the fields of Extra from an item.
 func extra(kind limiter.OpKind, item *peerv1.Item) *limiter.Extra {
 	op := &limiter.Extra{TTL: time.Duration(item.TtlNs), LeaseID: item.LeaseId, Atomic: item.Atomic, Exact: item.Exact}
-	if len(item.Reservation) == len(op.Reservation) { // bytes of any other length are no id
+	if len(item.Reservation) == len(op.Reservation) { // any other length: the zero id
 		copy(op.Reservation[:], item.Reservation)
 	}
 	switch kind {
 	case limiter.OpBorrow:
 		op.Loan = new(limiter.LoanCall)
-		op.Loan.Report, _ = wire.Borrow(item.Borrower, item.Loan) // which has no target
+		op.Loan.Report, _ = wire.Borrow(item.Borrower, item.Loan) // the report has no target: operation reads the item's
 		op.Loan.Forwarded = item.Borrower != 0
 		op.Loan.Report.Counted = !op.Loan.Forwarded
 	case limiter.OpRecall:
@@ -99,7 +100,7 @@ func extra(kind limiter.OpKind, item *peerv1.Item) *limiter.Extra {
 	return op
 }
 
-// protoOutcome converts what came of an operation.
+// protoOutcome converts the outcome of an operation.
 func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	out := &op.Outcome
 	switch {
@@ -110,7 +111,8 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 		term := &peerv1.Term{Epoch: r.Term.Epoch, N: r.Term.N}
 		return &peerv1.ItemReply{NotHolder: &peerv1.NotHolder{Holder: r.Node.Name, Boot: r.Node.Boot, Term: term}}
 	case out.Unreachable:
-		// Not an Error of any Kind: the node that was asked first answers by on_error.
+		// The error has no limit.Kind, so that setOutcome makes Unreachable of it, and the node that the caller asked
+		// answers by on_error.
 		return &peerv1.ItemReply{Error: &weirv1.Error{Code: int32(codes.DeadlineExceeded), Message: "the holder could not be reached from here either"}}
 	}
 	reply := &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Operation: peerv1.Operation(op.Kind)}
@@ -134,10 +136,10 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	return reply
 }
 
-// lease is how long an answer may be used, as a peer says it. Leases last for seconds.
+// lease bounds the duration of a lease that a peer says. Real leases last for seconds.
 func lease(ns uint64) time.Duration { return time.Duration(min(ns, uint64(time.Hour))) }
 
-// setOutcome is the inverse of protoOutcome. A reply that does not fit the operation is none.
+// setOutcome is the inverse of protoOutcome. It sets Unreachable when the reply does not fit the operation.
 func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	fits := false
 	switch e, to := r.GetError(), r.GetNotHolder(); {
@@ -158,7 +160,8 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	}
 }
 
-// setResult takes over what came of an operation that was carried out. It reports false when the reply does not say that.
+// setResult reads the result of an operation that was carried out. It returns false when the reply has none that fits the
+// operation.
 func setResult(op *limiter.Op, r *peerv1.ItemReply) bool {
 	op.Outcome.Lease = lease(r.LeaseNs)
 	if op.Extra != nil {
@@ -176,7 +179,7 @@ func setResult(op *limiter.Op, r *peerv1.ItemReply) bool {
 	case limiter.OpRecall:
 		if r.Recalled != nil && r.Recalled.Number == op.Loan.Recall.Number {
 			op.Loan.Known = true
-			op.Loan.Report, _ = wire.Borrow(0, r.Recalled) // it has no target
+			op.Loan.Report, _ = wire.Borrow(0, r.Recalled) // the report has no target
 		}
 	case limiter.OpQuota:
 		q := r.QuotaLent

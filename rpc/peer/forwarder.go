@@ -1,8 +1,9 @@
-// Package peer has other nodes decide: it forwards operations to the holders of their partitions, over one stream to each, and
-// serves the other end (weir.peer.v1.Peer).
+// Package peer forwards operations to the holders of their partitions, over one stream to each process (Forwarder), and
+// answers operations that other nodes forward to this one (Server): the two sides of weir.peer.v1.Peer.
 //
-// It decides nothing and keeps no state but that of its streams: replies that a peer may still ask for again. What it does not
-// promise: that an operation whose answer did not come was not carried out; that operations to different nodes keep their order.
+// It decides nothing. Its only state belongs to its streams: messages without an answer, and replies that a sender may ask
+// for again. It does not promise that an operation without an answer was not carried out, nor that operations to different
+// nodes keep their order.
 package peer
 
 import (
@@ -28,35 +29,46 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// This file has the sending side. The path of one call:
+//
+//	Forward     finds the queue of the process and cuts the operations into calls of at most maxBatch
+//	send        adds a call to the queue and waits until the queue ends it or the caller's context is done
+//	queue.take  makes a message of the calls that have gathered; stream.Run writes it
+//	answered    fills in the outcomes from the reply, and ends the calls of its message
+//	Broken      has unanswered messages repeated on the next stream, with their sequence
+//
+// Forwarder has one queue for each process, made by transport.Links. Server relies on two rules that take keeps: sequences
+// rise by one, and at most maxUnacknowledged messages are unacknowledged.
+
 const (
 	// maxBatch bounds the items of one Batch message.
 	maxBatch = 1000
-	// maxWaiting bounds the operations that wait for one peer, or are in one message with some that do: beyond it they are
-	// unreachable at once, which keeps the memory of a node bounded while a peer is stuck.
+	// maxWaiting bounds the operations of the calls that one queue holds, queued or sent. Further operations are unreachable
+	// at once, so that a stuck peer does not fill the memory of this node.
 	maxWaiting = 100_000
-	// openTimeout bounds how long a stream may take to be welcomed. It is longer than most callers wait, so that a lost
-	// packet (repeated after 1 s) or a machine under load does not fail a connection that is about to be made.
+	// openTimeout bounds how long a stream waits for its Welcome. It is longer than most callers wait, so that a lost packet
+	// (TCP repeats it after 1 s) or a busy machine does not fail a connection that would have succeeded.
 	openTimeout = 3 * time.Second
-	// maxTries is how often a message is sent at most, each time on another stream because the one before broke.
+	// maxTries is how often a message is sent at most. Each repetition is on a new stream, after the one before broke.
 	maxTries = 3
-	// repeatWithin is the age up to which a message is sent again. The receiver remembers what it answered for longer
-	// (rememberFor): later than that, a repeated message would be carried out a second time.
+	// repeatWithin is the age up to which a message is repeated. It is shorter than rememberFor, because the receiver would
+	// carry out a repeated message whose reply it has forgotten.
 	repeatWithin = rememberFor / 2
-	// maxIdentity bounds what one may say who may not even be a peer.
+	// maxIdentity bounds the answer to Identify, which comes from a process that may not be a node.
 	maxIdentity = 4 << 10
 )
 
-// ForwarderConfig is what a Forwarder needs: see transport.Config.
+// ForwarderConfig is what a Forwarder needs. transport.Config says which of its fields are required.
 type ForwarderConfig struct {
 	transport.Config
-	// Observe, when set, is told how long each message to a peer took to be answered or given up, how many operations it
-	// held, and whether it was answered. It is called with a lock held and must return at once.
+	// Observe, when set, is called when a message is answered or given up: took is the time since it was made, items the
+	// number of its operations, answered whether a reply came. It is called with a lock held and must return at once.
 	Observe func(took time.Duration, items int, answered bool)
 }
 
-// Forwarder is how this node has others decide: one stream to each, opened when first needed. What gathers while a message
-// is being written, or while other goroutines of this process were to run, goes out together in the next one; there is
-// no timer. Its methods are safe for concurrent use.
+// Forwarder sends operations to other nodes: one stream to each process, opened when it is first needed. Calls that arrive
+// while a message is being written, or before the writer's goroutine runs again, share the next message. There is no timer.
+// Its methods are safe for concurrent use.
 type Forwarder struct {
 	cfg   ForwarderConfig
 	links *transport.Links[*queue]
@@ -67,7 +79,7 @@ type Forwarder struct {
 // NewForwarder returns a Forwarder without connections.
 func NewForwarder(cfg ForwarderConfig) *Forwarder {
 	p := &Forwarder{cfg: cfg, calls: sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}}
-	// A peer that was gone for a moment is to be found again in a moment.
+	// The backoff stays short, so that a peer that restarts is reached again within a second or so.
 	p.links = transport.NewLinks(cfg.Config, transport.Dialing{
 		Carries: "operations", Timeout: openTimeout,
 		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
@@ -75,14 +87,17 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 	return p
 }
 
-// Close fails what is in flight, and waits for every goroutine.
+// Close ends all calls without an answer, and waits for every goroutine.
 func (p *Forwarder) Close() { p.links.Close() }
 
-// Retain drops the streams to nodes that keep no longer holds for: what waits for them is unreachable at once.
+// Retain closes the streams to nodes for which keep returns false. Operations that wait for such a node are unreachable at
+// once.
 func (p *Forwarder) Retain(keep func(ownership.Node) bool) { p.links.Retain(keep) }
 
-// Forward implements limiter.Peers. What is for this node itself, which some peer took for the holder, is answered
-// NotHolder: whoever decides here does not send it away.
+// Forward implements limiter.Peers: it sets the Outcome of each operation, and may reorder ops. It returns when all are
+// answered or ctx is done. Without a deadline, an operation has openTimeout to be sent. A hint may name this node as the
+// holder, where a peer's view is old: the answer is NotHolder then, because the Limiter decides its own partitions without
+// this package.
 func (p *Forwarder) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op) {
 	if to == p.cfg.Self {
 		for _, op := range ops {
@@ -107,7 +122,7 @@ func (p *Forwarder) Forward(ctx context.Context, to ownership.Node, ops []*limit
 	}
 }
 
-// isItem is 1 for what a Batch has after its checks.
+// isItem is 0 for a check and 1 for any other operation, which a Batch has after its checks.
 func isItem(op *limiter.Op) int {
 	if op.Kind == limiter.OpCheck {
 		return 0
@@ -115,7 +130,7 @@ func isItem(op *limiter.Op) int {
 	return 1
 }
 
-// send sends operations that fit into one message, the checks first, and waits for what comes of them.
+// send has operations answered that fit into one message, the checks first, and sets their outcomes.
 func (p *Forwarder) send(ctx context.Context, q *queue, ops []*limiter.Op, until time.Time) {
 	c := p.calls.Get().(*call)
 	c.begin(ops, until)
@@ -128,7 +143,7 @@ func (p *Forwarder) send(ctx context.Context, q *queue, ops []*limiter.Op, until
 	case <-ctx.Done():
 		if q.abandon(c) {
 			unreachable(ops)
-			return // the queue may know of the call for some more time
+			return // the queue may still refer to the call, so that it is not used again
 		}
 		<-c.done
 	}
@@ -145,7 +160,7 @@ func unreachable(ops []*limiter.Op) {
 	}
 }
 
-// Client returns what asks a node for what only it knows of itself. It is good until the node is no longer retained.
+// Client returns a client for the unary calls of a node's peer service. It is valid until Retain drops the node.
 func (p *Forwarder) Client(node ownership.Node) (peerv1.PeerClient, error) {
 	_, conn, err := p.links.To(node)
 	if err != nil {
@@ -154,8 +169,8 @@ func (p *Forwarder) Client(node ownership.Node) (peerv1.PeerClient, error) {
 	return peerv1.NewPeerClient(conn), nil
 }
 
-// Identify asks whoever is at a peer address who it is, over a connection of its own: what answers there need not be a node. creds
-// are as in ForwarderConfig. It takes as long as ctx allows when nobody answers.
+// Identify asks the process at a peer address which process it is, over a connection of its own, since the process need not
+// be a node. creds are as in ForwarderConfig. Without an answer it returns when ctx is done.
 func Identify(ctx context.Context, addr string, creds credentials.TransportCredentials) (*peerv1.IdentifyResponse, error) {
 	conn, err := transport.Dial(addr, creds, 0, grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
 	if err != nil {
@@ -165,23 +180,23 @@ func Identify(ctx context.Context, addr string, creds credentials.TransportCrede
 	return peerv1.NewPeerClient(conn).Identify(ctx, &peerv1.IdentifyRequest{}, grpc.MaxCallRecvMsgSize(maxIdentity))
 }
 
-// call is some operations of one caller on their way to a peer. It ends once: ended by the queue, which touches neither it nor
-// its operations after that, or abandoned by its caller.
+// call is the operations of one send, on their way to a peer. It ends once. Either the queue ends it (end), and touches
+// neither the call nor its operations afterwards, or its caller abandons it.
 type call struct {
-	ops []*limiter.Op // with their outcomes, once ended; nil once abandoned
-	n   int           // how many they are
-	// checks is how many of them, the first ones, are checks, and keys how many bytes their keys take.
+	ops []*limiter.Op // with their outcomes, once the call has ended; nil once it is abandoned
+	n   int           // length of ops
+	// checks is how many of ops, from the first on, are checks; keys is the length of their keys in bytes.
 	checks, keys int
-	until        time.Time     // when its caller gives up
-	done         chan struct{} // holds a token once ended
-	// answered says that the outcomes are there; otherwise it is clear that none will come. Set before it ends.
+	until        time.Time     // when the caller gives up
+	done         chan struct{} // receives one value when the queue ends the call
+	// answered says whether the outcomes are set. It is written before done receives its value.
 	answered bool
-	// Guarded by the queue's lock.
-	message *message // that it is part of; nil while it is queued
+	// The queue's lock guards the fields below.
+	message *message // the message that has this call; nil while the call is queued
 	ended   bool     // or abandoned
 }
 
-// begin gives the call its operations.
+// begin sets the fields that follow from the operations.
 func (c *call) begin(ops []*limiter.Op, until time.Time) {
 	c.ops, c.n, c.until = ops, len(ops), until
 	for c.checks, c.keys = 0, 0; c.checks < c.n && isItem(ops[c.checks]) == 0; c.checks++ {
@@ -189,29 +204,30 @@ func (c *call) begin(ops []*limiter.Op, until time.Time) {
 	}
 }
 
-// message is a Batch that was sent or is about to be: one or more calls. It is guarded by the queue's lock, but for what is
-// sent, which is the writer's. That has all that is to be known of the operations, which may be gone when it is repeated.
+// message is a Batch that is about to be sent or was sent. It holds one or more calls. The queue's lock guards its fields,
+// except for request, body and batch, which the writer uses without it. These hold all that a repetition needs, because an
+// abandoned call's operations belong to its caller again.
 type message struct {
 	request peerv1.ForwardRequest
 	body    peerv1.ForwardRequest_Batch
 	batch   peerv1.Batch
 
 	sequence uint64
-	items    int // operations, checks of which are checks
-	checks   int
-	uses     []*weirv1.StreamTarget // what batch names
+	items    int                    // number of operations
+	checks   int                    // number of those that are checks
+	uses     []*weirv1.StreamTarget // all targets that batch names
 	calls    []*call
-	live     int // calls that are still waited for
+	live     int // number of calls that have not ended
 	made     time.Time
 	tries    int // how often it was sent
 }
 
-// queue is what waits for one process of one peer: queued, or sent and not answered. Its messages have numbers in a sequence space
-// that outlives the stream.
+// queue holds the calls to one process: queued, or part of a message that has no answer yet. Its messages are numbered in a
+// sequence space that outlives the stream.
 //
-// A call ends once: with replies, when its message is answered; without, when its caller gives up, no stream can be
-// opened, its message has been sent too often, or the link is closed. A message that nobody waits for any more is
-// forgotten at once: it is not repeated, and its reply is ignored if it comes after all.
+// A call ends with outcomes when its message is answered. It ends without when its caller gives up, no stream can be opened,
+// its message has been sent too often or is too old, or the link is closed. A message without a live call is forgotten at
+// once: it is not repeated, and a late reply to it is ignored.
 type queue struct {
 	cfg    *ForwarderConfig
 	to     ownership.Node
@@ -219,21 +235,21 @@ type queue struct {
 	wake   fifo.Signal
 
 	mu       sync.Mutex
-	calls    fifo.Queue[*call]   // not yet part of a message; some may have ended
-	sent     map[uint64]*message // made and waited for, by sequence
-	again    []*message          // of a broken stream, to be repeated on the next unless forgotten meanwhile
-	waiting  int                 // operations of calls, and of the messages in sent
+	calls    fifo.Queue[*call]   // not yet part of a message; some may have been abandoned
+	sent     map[uint64]*message // messages without an answer, by sequence
+	again    []*message          // messages of a broken stream, to be repeated on the next one unless they are forgotten before
+	waiting  int                 // number of operations in calls and in the messages of sent
 	sequence uint64              // of the last message made
-	acked    uint64              // no message up to it is waited for
+	acked    uint64              // every message up to this sequence is answered or forgotten
 	closed   bool
-	numbers  wire.Numbers // of targets, in the stream that is written to
+	numbers  wire.Numbers // of the targets that the current stream has defined
 }
 
 func newQueue(cfg *ForwarderConfig, to ownership.Node, number uint64, wake fifo.Signal) *queue {
 	return &queue{cfg: cfg, to: to, stream: number, wake: wake, sent: make(map[uint64]*message)}
 }
 
-// add queues a call, or returns false when there is no room for it.
+// add queues a call. It returns false when there is no room for the call, or the link is closed.
 func (q *queue) add(c *call) bool {
 	q.mu.Lock()
 	if q.closed || q.waiting+c.n > maxWaiting {
@@ -247,7 +263,7 @@ func (q *queue) add(c *call) bool {
 	return true
 }
 
-// abandon gives up waiting for a call, and reports false if it has ended.
+// abandon ends a call for its caller. It returns false when the queue has ended the call before.
 func (q *queue) abandon(c *call) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -260,10 +276,10 @@ func (q *queue) abandon(c *call) bool {
 			q.forgetLocked(m, false)
 		}
 	}
-	return true // what is queued keeps its place: the queue is only long when the peer is stuck
+	return true // a queued call stays in calls until take drops it: calls is long only while the peer is stuck
 }
 
-// end ends a call that has not ended. The queue's lock is held.
+// end ends a call that has not ended. The caller holds the queue's lock.
 func (c *call) end(answered bool) {
 	c.ended, c.answered = true, answered
 	if c.message != nil {
@@ -272,7 +288,7 @@ func (c *call) end(answered bool) {
 	c.done <- struct{}{}
 }
 
-// endLocked ends the calls of a message that have not ended, and forgets it.
+// endLocked ends those calls of a message that have not ended, and forgets the message.
 func (q *queue) endLocked(m *message, answered bool) {
 	for _, c := range m.calls {
 		if !c.ended {
@@ -282,7 +298,8 @@ func (q *queue) endLocked(m *message, answered bool) {
 	q.forgetLocked(m, answered)
 }
 
-// forgetLocked takes a message, in which no call is waited for any more, out of what is sent.
+// forgetLocked removes a message without a live call from sent, and wakes the writer when that makes room for another
+// message.
 func (q *queue) forgetLocked(m *message, answered bool) {
 	full := q.fullLocked()
 	delete(q.sent, m.sequence)
@@ -298,7 +315,7 @@ func (q *queue) forgetLocked(m *message, answered bool) {
 	}
 }
 
-// fullLocked says whether the receiver would have to remember more messages than it does, were another one sent.
+// fullLocked says whether another message would have the receiver remember more than maxUnacknowledged replies.
 func (q *queue) fullLocked() bool { return q.sequence-q.acked >= maxUnacknowledged }
 
 // Pending implements transport.Queue.
@@ -315,7 +332,7 @@ func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.H
 		return nil, nil, err
 	}
 	hello.Stream = q.stream
-	// An error of Send only says that there is one: Recv tells which.
+	// When Send fails, Recv returns the stream's error.
 	_ = s.Send(&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
 	first, err := s.Recv()
 	return first.GetWelcome(), func(end func()) error {
@@ -326,8 +343,8 @@ func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.H
 	}, err
 }
 
-// Failed implements transport.Queue: all that waits ends without an answer. A peer that cannot be reached, or rejects the stream, is
-// not asked again for the same operations.
+// Failed implements transport.Queue: it ends all calls without an answer. A later stream does not repeat them, so that
+// callers do not wait for a peer that cannot be reached or rejects the stream.
 func (q *queue) Failed(closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -344,8 +361,9 @@ func (q *queue) Failed(closed bool) {
 	}
 }
 
-// Broken implements transport.Queue: what is unanswered is written again on the next stream, under the same sequence, so that the
-// peer does not carry it out twice, and in order. What was sent too often or too long ago is given up.
+// Broken implements transport.Queue: messages without an answer are repeated on the next stream, in order and with the same
+// sequence, so that the peer carries out none of them twice. A message that was sent maxTries times or is older than
+// repeatWithin is given up.
 func (q *queue) Broken() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -362,7 +380,7 @@ func (q *queue) Broken() {
 	q.wake.Set()
 }
 
-// next makes a message of what has gathered.
+// next is take for stream.Run.
 func (q *queue) next() *peerv1.ForwardRequest {
 	if m := q.take(); m != nil {
 		return &m.request
@@ -370,7 +388,8 @@ func (q *queue) next() *peerv1.ForwardRequest {
 	return nil
 }
 
-// take returns the next message to write, or nil when nothing has gathered.
+// take returns the next message to write: one to be repeated, or a new one of the calls that have gathered. It returns nil
+// when there is none.
 func (q *queue) take() *message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -379,7 +398,8 @@ func (q *queue) take() *message {
 		q.again = q.again[1:]
 		if q.sent[m.sequence] == m {
 			m.tries++
-			// Its numbers are those of an earlier stream. What is new comes after all that is repeated, and has numbers of its own.
+			// The message has numbers of an earlier stream, and defines them again. New messages follow all repeated ones,
+			// and define numbers anew.
 			m.batch.Checks.Define = m.uses
 			return m
 		}
@@ -394,7 +414,8 @@ func (q *queue) take() *message {
 		case c.ended:
 			q.waiting -= c.n
 		case !c.until.After(m.made):
-			// Its caller is about to say so. It could still be charged for, and nobody would hear of it.
+			// The caller is about to give up. If the operations were sent, they could be charged without an answer to
+			// anyone.
 			q.waiting -= c.n
 			c.end(false)
 		default:
@@ -417,14 +438,14 @@ func (q *queue) take() *message {
 	return m
 }
 
-// packLocked packs the operations of a new message, whose keys take so many bytes.
+// packLocked packs the operations of a new message. keys is the length of the keys of its checks in bytes.
 func (q *queue) packLocked(m *message, keys int) {
 	m.batch.Items = nil
 	p := newPacker(&q.numbers, &m.batch, m.checks, keys)
 	for _, c := range m.calls {
 		for _, op := range c.ops {
 			if !p.add(op, c.until.Sub(m.made)) {
-				q.numbers.Reset() // a message has fewer operations than there are numbers
+				q.numbers.Reset() // the second attempt succeeds: maxBatch is below wire.MaxTargets
 				q.packLocked(m, keys)
 				return
 			}
@@ -433,7 +454,7 @@ func (q *queue) packLocked(m *message, keys int) {
 	m.uses = p.uses
 }
 
-// received takes in a reply, or what is none.
+// received processes one message of the peer for stream.Run. A message that is not a Reply is ignored.
 func (q *queue) received(in *peerv1.ForwardReply) error {
 	if r := in.GetReply(); r != nil && q.answered(r) {
 		r.ReturnToVTPool()
@@ -441,7 +462,8 @@ func (q *queue) received(in *peerv1.ForwardReply) error {
 	return nil
 }
 
-// answered takes in a reply, and reports whether its room is worth keeping: that of an answer to a message is not too large.
+// answered processes a reply. It returns true when the memory of the reply is worth keeping, which that of a reply with
+// Others or Items is not.
 func (q *queue) answered(r *peerv1.Reply) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -458,13 +480,13 @@ func (q *queue) answered(r *peerv1.Reply) bool {
 	return len(r.Others)+len(r.Items) == 0
 }
 
-// answer fills in the outcomes of the operations that are waited for. It reports false when the reply is none to this message.
+// answer sets the outcomes of the calls that have not ended. It returns false when the reply does not fit the message.
 func (m *message) answer(r *peerv1.Reply) bool {
 	in := outcomesOf(r, m.checks, m.items-m.checks)
 	if in == nil {
 		return false
 	}
-	var nobodys received // for callers that have gone on
+	var nobodys received // takes the outcomes of abandoned calls
 	for _, c := range m.calls {
 		for i := range c.n {
 			op := nobodys.link()

@@ -19,58 +19,74 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// This file has the receiving side. The path of one Batch:
+//
+//	Forward   checks the Hello and joins the stream to its session, the sender's sequence space
+//	serve     reads batches one after another; work.read makes operations of each
+//	begin     decides whether the batch is new, was answered before (the same reply goes out), or is being carried out
+//	carryOut  has the Receiver carry it out; what waits for another node continues in a goroutine of its own
+//	finish    keeps the reply and writes it to the stream that asked last
+//
+// A batch must never be carried out twice: sessions keep replies for rememberFor after a stream has ended, and a Forwarder
+// repeats messages only for repeatWithin.
+
 const (
-	// rememberFor is how long the reply to a batch is kept for a sender that may ask again: as long as it may retry.
+	// rememberFor is how long the replies of a session are kept after its last stream has ended, and the age from which they
+	// are dropped when MaxReplies is reached. Otherwise a reply is kept until the sender acknowledges it.
 	rememberFor = 10 * time.Second
-	// maxSessions bounds the sequence spaces remembered at a time: some for every node of the largest cluster.
+	// maxSessions bounds the sessions: several for every node of the largest cluster.
 	maxSessions = 1024
-	// maxUnacknowledged is how far the sequence of a batch may be above the acknowledged one, which bounds the batches of one sender that are
-	// being answered or remembered. A sender keeps to it.
+	// maxUnacknowledged bounds the distance from a sender's acknowledged sequence to that of a batch, and so the batches of
+	// one session that are being carried out or remembered. A Forwarder sends no batch beyond it.
 	maxUnacknowledged = 10_000
-	// maxTimeout bounds how long an operation is handed on for, whatever its sender says.
+	// maxTimeout bounds how long an operation may wait for another node, whatever its sender says.
 	maxTimeout = time.Minute
 )
 
-// Receiver carries out operations that peers send: see limiter.Limiter.Receive.
+// Receiver carries out operations of peers, as limiter.Limiter.Receive does: rest waits for what cannot be decided at once,
+// or is nil.
 type Receiver interface {
 	Receive(ops []*limiter.Op) (rest func(context.Context))
 }
 
-// ServerConfig is what a Server needs. All fields are required, but for those that transport.Config says.
+// ServerConfig is what a Server needs. All fields are required unless their comments, or those of transport.Config, say
+// otherwise.
 type ServerConfig struct {
 	transport.Config
-	// MaxReplies is about how many bytes of replies are remembered, of all senders. At it batches are taken only from senders of whom
-	// none is, until they have acknowledged some. 0: any number.
+	// MaxReplies is about how many bytes the remembered replies of all sessions may take; 0: no bound. At the bound, a new
+	// batch of a session with remembered replies ends its stream with RESOURCE_EXHAUSTED, unless the batch acknowledges
+	// them.
 	MaxReplies int64
 	Receiver   Receiver
-	// Inspect tells about this node.
+	// Inspect describes this node, for status pages.
 	Inspect func() *peerv1.InspectResponse
-	// Activity tells what this node has decided lately, and Describe how a key stands that it decides for.
+	// Activity says what this node has decided lately. Describe describes the state of a key for which this node decides.
 	Activity func(*peerv1.ActivityRequest) *peerv1.ActivityResponse
 	Describe func(*peerv1.DescribeRequest) (*peerv1.DescribeResponse, error)
-	// Panicked is called with a panic in handing a batch on. The batch stays without an answer. Nil: such a panic is not recovered.
+	// Panicked, when set, is called with a panic of a batch that waits for other nodes. The batch gets no reply. Nil: the
+	// panic is not recovered.
 	Panicked func(*panics.Error)
-	// Identify tells who this node is.
+	// Identify says which process this is.
 	Identify func() *peerv1.IdentifyResponse
 }
 
-// Server answers other nodes.
+// Server implements peerv1.PeerServer. Its methods are safe for concurrent use.
 type Server struct {
 	peerv1.UnimplementedPeerServer
 	cfg ServerConfig
-	now func() time.Time // tells when replies may be forgotten
+	now func() time.Time // for the age of replies and sessions; a test replaces it
 
 	works sync.Pool // of *work
 
-	replies atomic.Int64 // bytes of those remembered, about
-	waiting atomic.Int64 // batches of which something is waited for beside their streams
+	replies atomic.Int64 // size of all remembered replies, about
+	waiting atomic.Int64 // batches that carryOut has handed to a goroutine and not answered
 
 	mu       sync.Mutex
-	sessions map[sessionKey]*session // what is over goes when a stream is opened
+	sessions map[sessionKey]*session // join deletes those that are over
 }
 
-// Drain waits until every batch that has been taken in is answered, or ctx is done. A node that leaves calls it before it cuts
-// the streams: what it has handed on for others would otherwise be carried out, and nobody be told.
+// Drain waits until every batch that waits for another node is answered, or ctx is done. A leaving node calls it before it
+// closes the streams, so that senders get the answers to operations that this node has forwarded for them.
 func (s *Server) Drain(ctx context.Context) {
 	for s.waiting.Load() > 0 && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
@@ -89,22 +105,22 @@ type sessionKey struct {
 	boot, stream uint64
 }
 
-// session is one sender's sequence space. It outlives the stream it is served on, so that a batch that is sent again
-// after a broken connection gets the reply that was made, and is not carried out a second time.
+// session is one sender's sequence space. It outlives its stream: a sender that repeats a batch after its connection broke
+// gets the same reply, and the batch is not carried out a second time.
 type session struct {
-	mu      sync.Mutex // never held while something is written: a sender that does not read must hold up nobody else
-	open    int        // streams being served; more than one while an old one has yet to notice its end
+	mu      sync.Mutex // never held while a reply is written: a sender that does not read must not delay other streams
+	open    int        // streams of the session; more than one while the server has not noticed that an old one is broken
 	left    time.Time  // when the last stream ended
 	answers map[uint64]*answer
-	replies int64         // bytes of those in answers, about
-	all     *atomic.Int64 // of all sessions
-	floor   uint64        // every batch up to it has been acknowledged
+	replies int64         // size of the replies in answers, about
+	all     *atomic.Int64 // Server.replies
+	floor   uint64        // the sender has acknowledged every batch up to it
 }
 
-// answer is what is known of a batch: that it is being carried out, or its reply.
+// answer is the record of a batch: its reply, or the fact that it is being carried out.
 type answer struct {
 	reply *peerv1.Reply // nil while it is being carried out
-	to    *outlet       // of the stream that asked last
+	to    *outlet       // of the stream on which the batch came last
 	at    time.Time     // of the reply
 	size  int64         // of the reply
 }
@@ -115,8 +131,8 @@ type outlet struct {
 	stream peerv1.Peer_ForwardServer // nil once the stream is no longer served
 }
 
-// send writes a reply. An error needs no handling: the reading side of the stream sees it too, and the sender asks
-// again.
+// send writes a reply, or drops it when the stream is over. It ignores errors: serve sees the broken stream as well, and the
+// sender repeats the batch.
 func (o *outlet) send(r *peerv1.Reply) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -161,7 +177,8 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 	return err
 }
 
-// serve carries out batches of a process until the stream ends. An error is the sender's fault.
+// serve carries out batches of the process with the boot number from until the stream ends. It returns an error when the
+// sender broke a rule.
 func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *session, out *outlet, handed *sync.WaitGroup) error {
 	var in peerv1.ForwardRequest
 	var names numberedTargets
@@ -199,7 +216,7 @@ func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *sess
 	}
 }
 
-// reusable says whether the room of a batch that has been read is worth keeping for another one.
+// reusable says whether a batch that has been read may go back to the pool: its lists are small and common ones.
 func reusable(b *peerv1.Batch) bool {
 	in := b.Checks
 	return in != nil && len(in.Define) == 0 && wire.Small(in) && len(in.RequestIds) == 0 && len(b.Callers) <= 1 && len(b.Items) == 0
@@ -209,11 +226,11 @@ func reusable(b *peerv1.Batch) bool {
 type work struct {
 	sequence uint64
 	ops      []received
-	good     []*limiter.Op // those that can be carried out
-	longest  time.Duration // that somebody waits for one of them
+	good     []*limiter.Op // operations without an Err
+	longest  time.Duration // the longest time that a caller waits for one of them
 }
 
-// done keeps the room of a batch for the next one, of any stream, with nothing in it that would be kept alive.
+// done empties a work and returns it to the pool.
 func (s *Server) done(w *work) {
 	clear(w.ops)
 	clear(w.good)
@@ -221,7 +238,7 @@ func (s *Server) done(w *work) {
 	s.works.Put(w)
 }
 
-// read takes in a batch of a process, and what it defines. An error says that it is none.
+// read unpacks a batch of the process with the boot number from. It returns an error when the batch is malformed.
 func (w *work) read(b *peerv1.Batch, from uint64, names *numberedTargets) error {
 	w.sequence = b.Sequence
 	var err error
@@ -241,7 +258,7 @@ func (w *work) read(b *peerv1.Batch, from uint64, names *numberedTargets) error 
 	return nil
 }
 
-// join finds or makes the session that a stream belongs to.
+// join finds or makes the session of a stream, and deletes sessions that are over.
 func (s *Server) join(k sessionKey) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,7 +278,7 @@ func (s *Server) join(k sessionKey) (*session, error) {
 	return sess, nil
 }
 
-// over tells whether a session can be forgotten. Its replies are not counted from then on.
+// over says whether the session can be deleted. If so, it has dropped its replies.
 func (s *session) over(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -272,7 +289,7 @@ func (s *session) over(now time.Time) bool {
 	return true
 }
 
-// forgetLocked forgets some batches.
+// forgetLocked drops the batches for which which returns true.
 func (s *session) forgetLocked(which func(*answer) bool) {
 	for seq, a := range s.answers {
 		if which(a) {
@@ -281,7 +298,7 @@ func (s *session) forgetLocked(which func(*answer) bool) {
 	}
 }
 
-// dropLocked forgets a batch, if it is known.
+// dropLocked drops a batch, if there is one with that sequence.
 func (s *session) dropLocked(seq uint64) {
 	if a := s.answers[seq]; a != nil {
 		s.replies -= a.size
@@ -297,8 +314,8 @@ func (s *Server) leave(sess *session) {
 	sess.left = s.now()
 }
 
-// begin reports whether a batch is to be carried out. One that was before is answered as it was then: with known, or,
-// when it is still being carried out, by the one who does that.
+// begin says whether a batch is to be carried out (fresh). If the batch was answered before, known is its reply. If it is
+// being carried out, both are zero: finish writes the reply to out.
 func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time) (fresh bool, known *peerv1.Reply, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -324,18 +341,19 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time)
 	return true, nil, nil
 }
 
-// replySize is the most that a reply takes, about, with the map's part: a number of one byte takes eight in a list.
+// replySize is about the most memory that a reply takes with its entry in answers. An element of a list takes up to eight
+// bytes in memory for one on the wire.
 func replySize(r *peerv1.Reply) int64 { return 256 + 8*int64(r.SizeVT()) }
 
-// acknowledgeLocked forgets the batches up to a sequence: the sender has their replies, or wants them no more.
+// acknowledgeLocked drops the batches up to a sequence: the sender has their replies, or no longer needs them.
 func (s *session) acknowledgeLocked(up uint64) {
-	for seq := s.floor + 1; seq <= min(up, s.floor+maxUnacknowledged); seq++ { // none is known beyond
+	for seq := s.floor + 1; seq <= min(up, s.floor+maxUnacknowledged); seq++ { // there is none above
 		s.dropLocked(seq)
 	}
 	s.floor = max(s.floor, up)
 }
 
-// finish sends a reply and remembers it, unless the sender has given the batch up.
+// finish keeps a reply and writes it, unless the sender has acknowledged the batch, that is, given it up.
 func (s *session) finish(r *peerv1.Reply, now time.Time) {
 	s.mu.Lock()
 	a, ok := s.answers[r.Sequence]
@@ -351,8 +369,8 @@ func (s *session) finish(r *peerv1.Reply, now time.Time) {
 	to.send(r)
 }
 
-// carryOut decides a batch and replies. Only what must be asked of yet another node is waited for beside the stream, so
-// that it does not hold up what comes after.
+// carryOut carries out a batch and replies. It waits for other nodes in a goroutine of its own, so that the stream's next
+// batches are not delayed.
 func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *sync.WaitGroup) {
 	rest := s.cfg.Receiver.Receive(w.good)
 	if rest == nil {
@@ -363,7 +381,7 @@ func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *s
 	s.waiting.Add(1)
 	handed.Go(func() {
 		defer s.waiting.Add(-1)
-		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
+		// The work ends even if the stream breaks: the sender may ask for the reply on its next stream.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.longest)
 		defer cancel()
 		panics.Tell(s.cfg.Panicked, func() {
