@@ -1,8 +1,8 @@
-// Package transport is what the streams between nodes have in common: the connection to a process of a node, and the Hello that
-// begins a stream on it.
+// Package transport has what the streams between nodes have in common: the connection to a process, and the Hello that
+// begins a stream.
 //
-// It knows nothing of what a stream carries. What it does not promise: that the process at an address is the one meant; whoever
-// opens a stream learns that from the answer to its Hello, and whoever serves it from the Hello.
+// It does not know what a stream carries. It does not promise that the process at an address is the process that was meant:
+// the opening end learns that from the answer to its Hello, the serving end from the Hello.
 package transport
 
 import (
@@ -21,30 +21,31 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Protocol is the version of the peer protocol that this build speaks. Nodes of different versions reject each other's streams.
+// Protocol is the number of the peer protocol of this build. Nodes with different numbers reject each other's streams.
 const Protocol = 6
 
 const (
-	// MaxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.
+	// MaxMessage bounds a message between peers, in bytes. A thousand checks with the longest keys and answers are smaller.
 	MaxMessage = 8 << 20
 	// maxParts bounds the parts of a message between peers (see wire.Parts).
 	maxParts = 1 << 16
 )
 
-// Windows of the connections between nodes, in bytes: how much of a stream, and of all of them, may be on its way to one who
-// does not read. gRPC would find them out by itself, by asking after every other message how long the way is, which takes a
-// twelfth of a node's time when batches are forwarded. A connection with the larger one carries 1 Gbit/s over 30 ms.
+// Receive windows of the connections between nodes, in bytes: how much a sender may have on its way on one stream, and on
+// one connection. Fixed windows switch gRPC's estimation of them off, which measures a round trip after every other message
+// and takes a twelfth of a node's CPU when batches are forwarded. The connection's window is enough for 1 Gbit/s at a round
+// trip of 30 ms.
 const (
-	StreamWindow      = 1 << 20 // unless a node says otherwise
-	connectionWindows = 4       // of a stream make that of a connection
+	StreamWindow      = 1 << 20 // unless Config.Window says otherwise
+	connectionWindows = 4       // the connection's window in windows of a stream
 )
 
-// Codec returns the codec of the peer service's messages, for both sides of a connection, with a bound on what a message may be decoded
-// into.
+// Codec returns the codec for messages of the peer service, for both ends of a connection. It decodes no message with more
+// than maxParts parts.
 func Codec() encoding.CodecV2 { return wire.ServerCodec(nil, maxParts) }
 
-// Dial returns a connection to a peer service, which is made when it is first needed; in plain text without creds. window is that
-// of each stream, 0 stands for StreamWindow.
+// Dial returns a client connection to a peer service. gRPC connects when the connection is first used. creds nil: plain
+// text. window is the receive window of each stream in bytes; 0: StreamWindow.
 func Dial(addr string, creds credentials.TransportCredentials, window int32, params grpc.ConnectParams) (*grpc.ClientConn, error) {
 	window, creds = cmp.Or(window, StreamWindow), cmp.Or(creds, insecure.NewCredentials())
 	return grpc.NewClient("passthrough:///"+addr,

@@ -17,45 +17,45 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 )
 
-// Config is what both ends of the streams between nodes need. All fields but Credentials are required; the end that serves streams
-// needs no Address.
+// Config is what both ends of the streams between nodes need. All fields but Credentials and Window are required. The
+// serving end needs no Address.
 type Config struct {
 	Self         ownership.Node
 	RingSettings uint64 // fingerprint of the ring's settings; a peer with another one is rejected
-	// Address returns the host:port of a node's peer service, or false when the node is not known (any more). It is called
-	// with a lock held and must not call back.
+	// Address returns the host:port of a node's peer service, and false when the node is not a known member. It is called
+	// with a lock held and must not call methods of Links.
 	Address func(ownership.Node) (string, bool)
 	Logger  *slog.Logger
-	// Credentials, when set, is how the peers prove who they are; nil stands for plain text.
+	// Credentials authenticate the peers; nil: plain text.
 	Credentials credentials.TransportCredentials
-	// Window is the receive window of a stream in bytes; 0 stands for StreamWindow.
+	// Window is the receive window of a stream in bytes; 0: StreamWindow.
 	Window int32
 }
 
-// Dialing is how often and for how long a process is tried to be reached.
+// Dialing says how a link reaches its process.
 type Dialing struct {
-	Carries string         // what the streams carry, for the log
-	Backoff backoff.Config // between connections
-	Timeout time.Duration  // until a stream is welcomed
-	Pause   time.Duration  // between streams; 0: none
+	Carries string         // what the streams carry, for logs
+	Backoff backoff.Config // between attempts to connect
+	Timeout time.Duration  // bounds the wait for a stream's Welcome
+	Pause   time.Duration  // after the end of a stream; 0: none
 }
 
-// Queue is what waits for one process, and takes what comes back. Its methods are called by one goroutine, but for what the
-// function that Open returns is about.
+// Queue holds messages for one process and takes the answers. The link's goroutine calls its methods and the function that
+// Open returns. That function may read from the stream in a second goroutine.
 type Queue interface {
-	// Pending says whether there is anything to write, so that a stream is worth opening.
+	// Pending says whether there is something to write. The link opens a stream only then.
 	Pending() bool
-	// Open opens a stream on a connection, which begins with a Hello, and returns the answer to that and what runs the stream: see
-	// stream.Run, whose end is the function's argument.
+	// Open opens a stream on conn, sends hello and waits for the Welcome. The function that it returns runs the stream until
+	// it ends; calling end ends the stream (see stream.Run).
 	Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error)
-	// Broken is called when a stream has ended that was welcomed: what is unanswered may be worth repeating on another.
+	// Broken is called after a welcomed stream has ended. The queue may repeat unanswered messages on the next one.
 	Broken()
-	// Failed is called when no stream could be opened; and with closed when none will be any more.
+	// Failed is called when no stream could be opened, and with closed when the link is stopped: no stream is opened then.
 	Failed(closed bool)
 }
 
-// Links are the links of this process to others: of each a queue, a connection, and on it a stream at a time, opened when there is
-// something in the queue. Its methods are safe for concurrent use.
+// Links are the links of this process to others. A link is a queue, a connection, and at most one stream on it, opened when
+// the queue has something to write. The methods of Links are safe for concurrent use.
 type Links[Q Queue] struct {
 	cfg     Config
 	dialing Dialing
@@ -67,7 +67,7 @@ type Links[Q Queue] struct {
 	work   sync.WaitGroup
 }
 
-// NewLinks returns Links without connections. queue makes the Queue for a process; whoever adds to it sets wake.
+// NewLinks returns Links without connections. queue makes the Queue for a process. Adding to that Queue must set wake.
 func NewLinks[Q Queue](cfg Config, dialing Dialing, queue func(to ownership.Node, wake fifo.Signal) Q) *Links[Q] {
 	return &Links[Q]{cfg: cfg, dialing: dialing, queue: queue, links: make(map[ownership.Node]*link[Q])}
 }
@@ -83,7 +83,7 @@ func (ls *Links[Q]) Close() {
 	ls.work.Wait()
 }
 
-// Retain ends the links to nodes that keep no longer holds for.
+// Retain stops the links to nodes for which keep returns false.
 func (ls *Links[Q]) Retain(keep func(ownership.Node) bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -95,7 +95,8 @@ func (ls *Links[Q]) Retain(keep func(ownership.Node) bool) {
 	}
 }
 
-// To returns the queue for a process, and the connection to it for other calls. The error says that it cannot be reached now.
+// To returns the queue for a process, and the connection to it for other calls; it makes the link if there is none. It
+// returns an error when the node is this process or not known, the address is invalid, or Links is closed.
 func (ls *Links[Q]) To(node ownership.Node) (q Q, conn *grpc.ClientConn, err error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -120,7 +121,7 @@ func (ls *Links[Q]) To(node ownership.Node) (q Q, conn *grpc.ClientConn, err err
 	return l.queue, conn, nil
 }
 
-// link is the way to one process. One goroutine (run) opens streams and writes; one more for each stream reads.
+// link is the link to one process. One goroutine (run) opens streams and writes; a second one reads from the stream.
 type link[Q Queue] struct {
 	cfg     *Config
 	dialing *Dialing
@@ -132,11 +133,11 @@ type link[Q Queue] struct {
 	stop    context.CancelFunc
 }
 
-// run owns the link until it is stopped.
+// run opens and runs streams, one after another, until the link is stopped.
 func (l *link[Q]) run() {
 	defer l.conn.Close()
 	defer l.queue.Failed(true)
-	down := false // said so in the log, and not been up since
+	down := false // "peer unreachable" has been logged, and no stream has been welcomed since
 	for {
 		select {
 		case <-l.wake:
@@ -174,7 +175,7 @@ func (l *link[Q]) run() {
 
 var errNoWelcome = errors.New("transport: no welcome in time")
 
-// talk opens a stream and runs it until it breaks. It reports whether the peer welcomed it.
+// talk opens a stream and runs it until it ends. It returns whether the peer welcomed the stream.
 func (l *link[Q]) talk() (welcomed bool, err error) {
 	ctx, cancel := context.WithCancelCause(l.ctx)
 	defer cancel(nil)
@@ -196,8 +197,8 @@ func (l *link[Q]) talk() (welcomed bool, err error) {
 	return true, run(func() { cancel(nil) })
 }
 
-// Accept checks the Hello that began a stream: its sender speaks this build's protocol, means this process, shares its idea of the
-// ring, and says who it is. The error, a gRPC status, is logged.
+// Accept checks the Hello of a stream: the sender's protocol and ring settings must be those of this process, the Hello must
+// mean this process, and it must name its sender. It logs the error, a gRPC status.
 func (c *Config) Accept(h *peerv1.Hello) (*peerv1.Welcome, error) {
 	if err := c.accept(h); err != nil {
 		c.Logger.Warn("peer stream rejected", "peer", h.GetFromName(), "error", err)
