@@ -10,11 +10,11 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// This file has the form that many checks and their decisions have on a stream, of a client as of a node: one list for each field, in
-// CheckStreamRequest and CheckStreamResponse. A list has an element for each check; or one, which stands for all; or none, which stands for
-// the default.
+// This file has the form of checks and decisions in CheckStreamRequest and CheckStreamResponse, for clients' streams and
+// nodes' streams: one list for each field. A list has one element for each check, or one element that holds for all checks,
+// or none, in which case the field's default holds for all.
 
-// At is element i of a list, which Fits.
+// At returns element i of a list, or otherwise when the list is empty. The list must fit (Fits) a number of checks above i.
 func At[T any](list []T, i int, otherwise T) T {
 	switch len(list) {
 	case 0:
@@ -25,10 +25,11 @@ func At[T any](list []T, i int, otherwise T) T {
 	return list[i]
 }
 
-// Fits says whether a list is as long as one of n checks may be.
+// Fits says whether a list has a valid length for n checks.
 func Fits[T any](list []T, n int) bool { return len(list) <= 1 || len(list) == n }
 
-// Add adds the value of check i, of n, to a list, which is empty before the first. The list has as few elements as will do.
+// Add adds the value v of check i of n to a list. The calls for one list start at i 0 with an empty list, and leave out no
+// i. The list gets as few elements as its values allow.
 func Add[T comparable](list *[]T, i, n int, v, otherwise T) {
 	l := *list
 	if len(l) == 0 && v == otherwise || len(l) == 1 && i > 0 && l[0] == v {
@@ -50,7 +51,7 @@ func add[T comparable](list []T, i, n int, v, otherwise T) []T {
 	return append(list, v)
 }
 
-// AddCheck adds check i of n, whose target has a number, to a request.
+// AddCheck adds check i of n to a request. number is the number of its target.
 func AddCheck(in *weirv1.CheckStreamRequest, i, n int, number uint32, c *limit.Check) {
 	in.Keys = append(in.Keys, c.Key...)
 	in.KeyLengths = append(in.KeyLengths, uint32(len(c.Key)))
@@ -60,14 +61,15 @@ func AddCheck(in *weirv1.CheckStreamRequest, i, n int, number uint32, c *limit.C
 	Add(&in.RequestIds, i, n, c.RequestID, "")
 }
 
-// AddTrace adds the trace of check i, which most have not, to a request.
+// AddTrace adds the trace context of check i to a request. An empty one takes no room unless an earlier check has one.
 func AddTrace(in *weirv1.CheckStreamRequest, i int, trace string) {
 	if trace != "" || len(in.TraceContexts) > 0 {
 		in.TraceContexts = append(append(in.TraceContexts, make([][]byte, i-len(in.TraceContexts))...), []byte(trace))
 	}
 }
 
-// ReadChecks reads the checks of a request: check i into to(i). target returns the target with a number. The error names the field.
+// ReadChecks reads check i of a request into to(i), for each check. target returns the target with a number. The error names
+// the field.
 func ReadChecks(in *weirv1.CheckStreamRequest, target func(number uint64) (limit.Target, bool), to func(i int) *limit.Check) *limit.Error {
 	n := len(in.KeyLengths)
 	for _, list := range [...]struct {
@@ -81,7 +83,7 @@ func ReadChecks(in *weirv1.CheckStreamRequest, target func(number uint64) (limit
 			return limit.NewError(limit.Invalid, list.field, fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))
 		}
 	}
-	keys := string(in.Keys) // one copy for all: the request's own is used again
+	keys := string(in.Keys) // one copy for all checks, because the request's bytes are reused
 	for i, length := range in.KeyLengths {
 		if uint64(length) > uint64(len(keys)) {
 			return limit.NewError(limit.Invalid, "key_lengths",
@@ -103,22 +105,22 @@ func ReadChecks(in *weirv1.CheckStreamRequest, target func(number uint64) (limit
 	return nil
 }
 
-// Small says whether the room of a request of checks is worth keeping for the next one, of any stream: of what a request may bring, only as
-// much is kept as well-behaved senders need.
+// Small says whether the lists of a request are small enough to be kept for the next request of any stream. Larger lists are
+// left to the garbage collector, so that a few large requests do not hold memory.
 func Small(in *weirv1.CheckStreamRequest) bool {
-	const most, keys = 2 * limit.MaxBatch, 64 << 10 // append takes more than it needs
+	const most, keys = 2 * limit.MaxBatch, 64 << 10 // twice the elements of the largest batch, because append rounds up
 	return cap(in.Define) <= most && cap(in.Keys) <= keys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
 		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most &&
 		cap(in.TimeoutsMs) <= most && len(in.TraceContexts) == 0
 }
 
-// number is a field of a decision that is a number, and its list.
+// number is a field of a decision that holds a number, and its list.
 type number struct {
 	field *int64
 	list  *[]int64
 }
 
-// numbers are all of them. wait stands for RetryAfter, which may be Never.
+// numbers returns all such fields. wait stands for RetryAfter, because Never has a flag of its own.
 func numbers(d *limit.Decision, wait *int64, out *weirv1.CheckStreamResponse) [8]number {
 	return [...]number{
 		{&d.Granted, &out.Granted}, {&d.Limit, &out.Limit}, {(*int64)(&d.Window), &out.WindowNs},
@@ -127,7 +129,7 @@ func numbers(d *limit.Decision, wait *int64, out *weirv1.CheckStreamResponse) [8
 	}
 }
 
-// truths are the fields of a decision that are true or false, in the order of flags.
+// truths returns the boolean fields of a decision, in the order of flags.
 func truths(d *limit.Decision) [8]*bool {
 	return [...]*bool{&d.Allowed, &d.Shadow, &d.Degraded, &d.FailedOpen, &d.FailedClosed, &d.NearLimit, &d.Banned, &d.RetryAfterEstimated}
 }
@@ -138,7 +140,7 @@ var flags = [8]weirv1.StreamFlag{
 	weirv1.StreamFlag_STREAM_FLAG_BANNED, weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED,
 }
 
-// NewDecisions returns an empty response whose lists have room for one element each: most need no more.
+// NewDecisions returns an empty response whose lists have room for one element each. Most lists need no more.
 func NewDecisions() *weirv1.CheckStreamResponse {
 	room := new(struct {
 		out   weirv1.CheckStreamResponse
@@ -154,8 +156,8 @@ func NewDecisions() *weirv1.CheckStreamResponse {
 	return &room.out
 }
 
-// AddDecision adds the decision on a check as element i of n to a response. What a decision says besides its reader knows: the policy's
-// name and the request id. It keeps nothing of d.
+// AddDecision adds the decision on a check as element i of n to a response. check is the check's number in out.Limits. It
+// leaves out the policy's name and the request id, which the reader knows, and keeps no reference to d.
 func AddDecision(out *weirv1.CheckStreamResponse, i, n int, check uint32, d *limit.Decision) {
 	var sum weirv1.StreamFlag
 	for at, set := range truths(d) {
@@ -176,7 +178,7 @@ func AddDecision(out *weirv1.CheckStreamResponse, i, n int, check uint32, d *lim
 	}
 }
 
-// DecisionsFit says whether the lists of a response are as long as those of n decisions may be.
+// DecisionsFit says whether the lists of a response have valid lengths for n decisions.
 func DecisionsFit(out *weirv1.CheckStreamResponse, n int) bool {
 	var d limit.Decision
 	var wait int64
@@ -187,7 +189,7 @@ func DecisionsFit(out *weirv1.CheckStreamResponse, n int) bool {
 	return fit
 }
 
-// ReadDecision reads element i of a response whose lists fit into a decision, but for its Limits.
+// ReadDecision reads element i of a response into d, without its Limits. The response must pass DecisionsFit.
 func ReadDecision(out *weirv1.CheckStreamResponse, i int, d *limit.Decision) {
 	sum := weirv1.StreamFlag(At(out.Flags, i, 0))
 	for at, set := range truths(d) {

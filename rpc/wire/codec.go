@@ -1,9 +1,9 @@
-// Package wire is how Weir's types become messages of gRPC, and messages bytes: conversions between limit's types and weir.v1, which
-// both of its services and the client need, a codec that uses the marshalling generated for Weir's own messages, and the compact
-// form that checks and decisions have in CheckStream.
+// Package wire converts Weir's types to gRPC messages, and messages to bytes. It has conversions between limit's types and
+// weir.v1 for front end, peers and client; a codec that uses the marshalling generated for Weir's messages; and the compact
+// form of checks and decisions in CheckStream.
 //
-// It keeps no state but that of one stream and decides nothing. What it does not promise: that text in a message is UTF-8,
-// which the generated code does not look at; whoever uses a text checks it.
+// Its only state is that of one stream (Numbers, Targets). It does not promise that texts in a message are valid UTF-8,
+// because the generated code does not check that: the users of a text do.
 package wire
 
 import (
@@ -13,20 +13,20 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
-	// Registers gRPC's own codec, which carries what has no generated marshalling.
+	// Registers gRPC's own codec, for messages without generated marshalling.
 	standard "google.golang.org/grpc/encoding/proto"
 
 	"github.com/weirlimit/weir/limit"
 )
 
-// Codec returns gRPC's codec "proto" with the marshalling that is generated for Weir's messages; other messages, such as
-// those of the health service, take gRPC's own way. It is given to a connection (grpc.ForceCodecV2), and not registered, so that a program
-// that links Weir's client keeps its own. The bytes are the same.
+// Codec returns a replacement of gRPC's codec "proto" that uses the generated marshalling of Weir's messages. Other
+// messages, such as those of the health service, go through gRPC's own codec. The bytes are the same. The codec is given to
+// a connection (grpc.ForceCodecV2) and not registered, so that a program that links Weir's client keeps its own.
 func Codec() encoding.CodecV2 { return newCodec() }
 
-// ServerCodec is Codec for a server (grpc.ForceServerCodecV2), and for what a node receives from other nodes. It decodes no message that has
-// more than so many parts: the error of Unmarshal is a *limit.Error. With a pool the bytes of all messages, small ones too, are from it; nil
-// stands for one of its own.
+// ServerCodec is Codec for a server (grpc.ForceServerCodecV2) and for messages from other nodes. Unmarshal returns a
+// *limit.Error for a message with more than parts parts (see Parts); 0: no bound. The codec takes the bytes of all messages
+// from pool. With pool nil, it has a pool of its own and allocates small messages.
 func ServerCodec(pool mem.BufferPool, parts int) encoding.CodecV2 {
 	c := newCodec()
 	c.most = parts
@@ -37,10 +37,11 @@ func ServerCodec(pool mem.BufferPool, parts int) encoding.CodecV2 {
 }
 
 func newCodec() codec {
-	// The sizes are powers of two, so that none takes more than twice what it needs: gRPC's own pool has none between 32 KiB and
-	// 1 MiB, and sets to zero what it hands out, so that a message of 60 KB costs a megabyte of memory and of work.
+	// The sizes are powers of two, so that no buffer is more than twice as large as its message. gRPC's default pool has no
+	// size between 32 KiB and 1 MiB and clears the buffers that it hands out, so that a message of 60 KB costs a megabyte of
+	// memory to allocate and clear.
 	pool, err := mem.NewBinaryTieredBufferPool(10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
-	if err != nil { // on machines whose words cannot count to 8 MiB
+	if err != nil { // where int is too small for 8 MiB
 		pool = mem.DefaultBufferPool()
 	}
 	return codec{other: encoding.GetCodecV2(standard.Name), pool: pool}
@@ -49,11 +50,11 @@ func newCodec() codec {
 type codec struct {
 	other encoding.CodecV2
 	pool  mem.BufferPool
-	all   bool // messages are from the pool; otherwise small ones are not
-	most  int  // parts of a message; 0: no bound
+	all   bool // small messages are from the pool as well
+	most  int  // bounds the parts of a message; 0: no bound
 }
 
-// message is what vtprotobuf generates.
+// message is a message with the code that vtprotobuf generates.
 type message interface {
 	Reset()
 	SizeVT() int
@@ -61,24 +62,24 @@ type message interface {
 	UnmarshalVT([]byte) error
 }
 
-// pooled is a message that keeps its room when it is reset.
+// pooled is a message that ResetVT empties without giving up its memory.
 type pooled interface {
 	ResetVT()
 }
 
-// Recycled is a message whose memory is used again when it has been marshalled. Nobody may look at it afterwards.
+// Recycled is a message whose memory is reused after it has been marshalled. The caller must not use it after Send.
 type Recycled interface {
 	Recycle()
 }
 
-// Lenient is a message that can always be decoded: what is wrong with it is kept in Err, and not returned, because gRPC
-// answers a call by itself as soon as decoding fails, with INTERNAL.
+// Lenient makes decoding of its Message succeed always: the codec puts the error into Err and does not return it, because
+// gRPC would answer the call with INTERNAL.
 type Lenient struct {
 	Message proto.Message
-	// Admit, when set, is given the message's size before anything else is done with it, and waits until it may be decoded. An
-	// error of it is kept in Err, and nothing is decoded. It may set Message.
+	// Admit, when set, is called with the size of the encoded message in bytes before anything is decoded, and may wait.
+	// When it returns an error, Err is set to that and nothing is decoded. Admit may set Message.
 	Admit func(size int) error
-	Err   error // nil when the message is as sent
+	Err   error // from Admit or decoding; nil: Message is decoded
 }
 
 // Name implements encoding.CodecV2.
@@ -109,7 +110,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.NewBuffer(b, c.pool)}, nil
 }
 
-// Unmarshal implements encoding.CodecV2. A message that keeps its room is decoded into the room it has.
+// Unmarshal implements encoding.CodecV2. A pooled message is decoded into the memory that it has.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	lenient, ok := v.(*Lenient)
 	if !ok {
@@ -127,12 +128,12 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 
 func (c codec) unmarshal(data mem.BufferSlice, v any) error {
 	m, generated := v.(message)
-	many := c.most > 0 && data.Len() > c.most // no part takes less than a byte
+	many := c.most > 0 && data.Len() > c.most // each part takes at least a byte
 	if !generated && !many {
 		return c.other.Unmarshal(data, v)
 	}
 	b := data.MaterializeToBuffer(c.pool)
-	defer b.Free() // what decodes copies what it keeps
+	defer b.Free() // decoding copies what a message keeps
 	if p, ok := v.(proto.Message); ok && many && Parts(p.ProtoReflect().Descriptor(), b.ReadOnlyData(), c.most) > c.most {
 		return limit.NewError(limit.TooLarge, "message", "has more than "+strconv.Itoa(c.most)+" elements of lists and maps, at all depths")
 	}

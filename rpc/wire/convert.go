@@ -14,7 +14,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Cost is 1 where the message leaves it out: a missing cost is never a free peek.
+// Cost returns the cost of a message; a missing cost is 1, not a peek.
 func Cost(c *int64) int64 {
 	if c == nil {
 		return 1
@@ -22,7 +22,7 @@ func Cost(c *int64) int64 {
 	return *c
 }
 
-// Target converts the name of a state. The error names the field.
+// Target converts a target. The error names the field.
 func Target(t *weirv1.Target) (limit.Target, *limit.Error) {
 	out := limit.Target{Policy: t.GetPolicy(), Namespace: t.GetNamespace(), Key: t.GetKey()}
 	if l := t.GetLimit(); l != nil {
@@ -60,7 +60,7 @@ func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 	return out, nil
 }
 
-// Zone returns the time zone of a limit sent along.
+// Zone returns the time zone of an inline limit.
 func Zone(name string) (*time.Location, *limit.Error) {
 	zone, err := timeZones.Load(name)
 	if err != nil {
@@ -69,7 +69,7 @@ func Zone(name string) (*time.Location, *limit.Error) {
 	return zone, nil
 }
 
-// timeZones are those that limits sent along have named.
+// timeZones has the time zones that inline limits have named.
 var timeZones timezone.Cache
 
 // ProtoTarget is the inverse of Target.
@@ -88,7 +88,7 @@ func ProtoTarget(t limit.Target) *weirv1.Target {
 	return out
 }
 
-// retryAfter leaves Never out of a message. wait is the room that the message has for a number that may be missing.
+// retryAfter returns the message's value for d: nil for Never, otherwise wait, which it sets.
 func retryAfter(d time.Duration, wait *int64) *int64 {
 	if d == algo.Never {
 		return nil
@@ -111,7 +111,8 @@ func ProtoDecision(d *limit.Decision) *weirv1.Decision {
 	return out
 }
 
-// SetDecision fills in an empty message. It keeps nothing of d; wait is room for retryAfter.
+// SetDecision fills in an empty message. It keeps no reference to d. wait is memory for RetryAfterNs, and belongs to the
+// message.
 func SetDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
 	out.RetryAfterNs = retryAfter(d.RetryAfter, wait)
 	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
@@ -123,7 +124,7 @@ func SetDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
 	out.Limits = ProtoLimits(d.Limits)
 }
 
-// ProtoLimits converts the limits of a policy that has several, none to none.
+// ProtoLimits converts the limits of a policy that has several; without limits it returns nil.
 func ProtoLimits(limits []limit.LimitStatus) []*weirv1.LimitStatus {
 	if len(limits) == 0 {
 		return nil
@@ -168,14 +169,14 @@ func Limits(list []*weirv1.LimitStatus) (out []limit.LimitStatus) {
 	return out
 }
 
-// kindCodes are the gRPC codes of the kinds of errors.
+// kindCodes maps kinds of errors to gRPC codes.
 var kindCodes = [...]codes.Code{
 	limit.Invalid: codes.InvalidArgument, limit.NotFound: codes.NotFound, limit.TooLarge: codes.ResourceExhausted,
 	limit.Unavailable: codes.Unavailable, limit.Denied: codes.PermissionDenied,
 	limit.Unauthenticated: codes.Unauthenticated,
 }
 
-// Code is the gRPC code of a kind of error.
+// Code returns the gRPC code of a kind of error.
 func Code(k limit.Kind) codes.Code {
 	if k == 0 || int(k) >= len(kindCodes) {
 		return codes.Internal
@@ -183,10 +184,11 @@ func Code(k limit.Kind) codes.Code {
 	return kindCodes[k]
 }
 
-// Kind is the inverse of Code, 0 for the code of no Error.
+// Kind is the inverse of Code; 0 for a code that no kind has.
 func Kind(c codes.Code) limit.Kind { return limit.Kind(slices.Index(kindCodes[1:], c) + 1) }
 
-// Status is an error of a limit.Service as a gRPC status, whose message begins with the field; nil for nil.
+// Status converts an error of a limit.Service to a gRPC status. The message of a *limit.Error begins with the field. Nil
+// stays nil.
 func Status(err error) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok {
 		return status.Error(Code(e.Kind), e.Error())
@@ -194,7 +196,7 @@ func Status(err error) error {
 	return status.FromContextError(err).Err()
 }
 
-// ProtoError is an error as nodes tell each other.
+// ProtoError converts an error for another node.
 func ProtoError(e *limit.Error) *weirv1.Error {
 	return &weirv1.Error{Code: int32(Code(e.Kind)), Field: e.Field, Message: e.Message}
 }

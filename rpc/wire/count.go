@@ -5,9 +5,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Parts counts what a message has allocated when it is decoded, from its bytes and without decoding it: the messages in it and the
-// elements of lists and maps, at every depth. So a message of millions of empty elements is denied before they are allocated. Parts stops
-// soon after it has counted more than most. Bytes that are no message are for the decoder to tell: what comes after them is not counted.
+// Parts counts in an encoded message, without decoding it, what a decoder would allocate: messages, and elements of lists
+// and maps, at every depth. A decoder can reject a message of millions of empty elements that way before it allocates them.
+// Parts stops soon after its count has passed most. It does not count beyond malformed bytes, because decoding fails there.
 func Parts(d protoreflect.MessageDescriptor, data []byte, most int) (n int) {
 	fields := d.Fields()
 	for len(data) > 0 && n <= most {
@@ -31,7 +31,7 @@ func Parts(d protoreflect.MessageDescriptor, data []byte, most int) (n int) {
 		switch {
 		case kind == protowire.BytesType && f.Message() != nil:
 			n++
-			// With nothing left to count it returns at once, however deep the messages are.
+			// When the count has passed most, the call returns at once, so that the depth of recursion is bounded.
 			n += Parts(f.Message(), value, most-n)
 		case kind == protowire.BytesType && f.IsPacked():
 			n += inPacked(f.Kind(), value)

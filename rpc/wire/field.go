@@ -6,8 +6,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Named returns an error about a call with the names that fields have in weir.v1's messages: the service's "key" is "target.key", and
-// "limit.window" of the fourth check "checks[3].target.limit.window_ns".
+// Named returns an error of a call with weir.v1's names of fields in place of the service's: "target.key" for "key", and
+// "checks[3].target.limit.window_ns" for "limit.window" of the fourth check.
 func Named(e *limit.Error) *limit.Error {
 	list, i, name := e.Element()
 	switch first, _, _ := strings.Cut(name, "."); first {
@@ -17,19 +17,20 @@ func Named(e *limit.Error) *limit.Error {
 	return limit.NewError(e.Kind, unit(name), e.Message).InList(list, i)
 }
 
-// StreamNamed is Named for an error about a CheckStreamRequest, where each field of all checks is a list.
+// StreamNamed is Named for a CheckStreamRequest, which has a list for each field.
 func StreamNamed(e *limit.Error) *limit.Error {
 	name := unit(e.Field)
 	switch name {
 	case "key", "cost", "request_id":
 		name += "s"
 	case "checks":
-		name = "key_lengths" // the only list that has an element for each
+		name = "key_lengths" // the only list that always has an element for each check
 	}
 	return limit.NewError(e.Kind, name, e.Message)
 }
 
-// unit names the fields that say in which unit they are, and the calendar's, which is a field of its own.
+// unit returns the name in weir.v1 of a field whose name there says the unit, and of limit.align, which is a field of its
+// own there.
 func unit(name string) string {
 	switch {
 	case name == "ttl", strings.HasSuffix(name, "limit.window"):
@@ -42,8 +43,7 @@ func unit(name string) string {
 	return name
 }
 
-// FieldOf returns the service's name of a field that has this one in weir.v1's messages, which may begin with an element of a list. Both the
-// calendar's period and its alignment are the window's.
+// FieldOf returns the service's name of a field in place of weir.v1's name. The name may begin with an element of a list.
 func FieldOf(name string) string {
 	if at := strings.Index(name, "]."); at >= 0 {
 		return name[:at+2] + FieldOf(name[at+2:])
@@ -60,8 +60,8 @@ func FieldOf(name string) string {
 	return name
 }
 
-// Reason is what protojson says is wrong with JSON, and where, cut to what helps: it may repeat what the caller sent. Its prefix ends in one
-// blank or another.
+// Reason returns the message of an error of protojson without its prefix, cut to 200 bytes, since it may repeat the caller's
+// input. The prefix ends in a space or in a no-break space.
 func Reason(err error) string {
 	const most = 200
 	text := strings.TrimSpace(strings.TrimPrefix(err.Error(), "proto:"))

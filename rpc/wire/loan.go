@@ -8,7 +8,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Borrow converts what a borrower reports of a loan. The error names the field.
+// Borrow converts a borrower's report of a loan. A negative Want becomes 0. The error names the field.
 func Borrow(borrower uint64, r *weirv1.LoanReport) (limit.Borrow, *limit.Error) {
 	t, err := Target(r.GetTarget())
 	return limit.Borrow{
@@ -27,7 +27,7 @@ func ProtoBorrow(b *limit.Borrow) *weirv1.LoanReport {
 	}
 }
 
-// ProtoLent converts the answer to a report of the loan with a number.
+// ProtoLent converts the answer to a report of the loan with that number.
 func ProtoLent(number uint64, a *limit.Lent) *weirv1.LoanAnswer {
 	return &weirv1.LoanAnswer{
 		Number: number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term),
@@ -37,7 +37,7 @@ func ProtoLent(number uint64, a *limit.Lent) *weirv1.LoanAnswer {
 	}
 }
 
-// Lent is the inverse of ProtoLent. No term is longer than the longest that there is.
+// Lent is the inverse of ProtoLent. It bounds the term to algo.LoanTerm.
 func Lent(a *weirv1.LoanAnswer) limit.Lent {
 	return limit.Lent{
 		Granted: a.GetGranted(), Spent: a.GetSpent(), Ended: a.GetEnded(),

@@ -6,16 +6,16 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Numbers are those that the sender of a stream has given to targets, keys left out; Targets is the receiver's side. The zero value
-// has given none. It is used by one goroutine at a time.
+// Numbers are the numbers that the sender of a stream has given to targets without their keys; Targets is the receiver's
+// side. The zero value has given none. It is not safe for concurrent use.
 type Numbers struct {
 	given map[unkeyed]*Number
 }
 
-// Number is what one target has been given.
+// Number is the number of one target.
 type Number struct {
-	Define *weirv1.StreamTarget // tells the receiver; never changed
-	Used   uint64               // is the sender's, to note the message that has named it last
+	Define *weirv1.StreamTarget // the definition for the receiver; never changed
+	Used   uint64               // for the sender: the last message that named it
 }
 
 // unkeyed is a Target without its key, by value.
@@ -25,8 +25,8 @@ type unkeyed struct {
 	limit             algo.Limit
 }
 
-// Of returns the number of a target; fresh says that it has just been given, so that the receiver must be told. It returns nil when
-// there is no number left: all must then be given anew, after Reset.
+// Of returns the number of a target. fresh says that the number is new, so that the message must define it. Of returns nil
+// when all MaxTargets numbers are given; the caller may then call Reset and define the targets of the message again.
 func (n *Numbers) Of(t *limit.Target) (number *Number, fresh bool) {
 	of := unkeyed{policy: t.Policy, namespace: t.Namespace}
 	if t.Limit != nil {
@@ -47,10 +47,11 @@ func (n *Numbers) Of(t *limit.Target) (number *Number, fresh bool) {
 	return number, true
 }
 
-// Reset takes all numbers back.
+// Reset forgets all numbers.
 func (n *Numbers) Reset() { clear(n.given) }
 
-// SameTarget says whether two targets have the same number, without looking for it: most follow one that has.
+// SameTarget says whether two targets have the same number, without the look-up of Of: most checks have the target of the
+// check before.
 func SameTarget(a, b *limit.Target) bool {
 	return a.Policy == b.Policy && a.Namespace == b.Namespace && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }
