@@ -13,23 +13,24 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// This file is the form that messages of the ownership protocol have on the wire: a byte for the kind, then all fields
-// in the order of message. The same functions write and read. Numbers are unsigned varints, bytes come after their
-// length, a list after the number of its items, and flags are bits of one byte. A node without a name is none.
+// This file has the wire form of the ownership protocol's messages: a byte for the kind, then the fields in the order of
+// coder.message. The same functions write and read. Numbers are unsigned varints; bytes follow their length, items of a list
+// their number; booleans are the bits of one byte. A node with an empty name is the zero Node.
 
 const (
-	// maxWeight bounds one message between cores, as ownership.Weight counts it. Lists have an entry for each partition at most, and
-	// chunks come in parts.
+	// maxWeight bounds the weight (ownership.Weight) of one message. Cores stay below it: lists have an entry for each
+	// partition, and chunks are sent in parts.
 	maxWeight = 2 << 20
-	// maxEntries bounds the entries in a block, and the refusals in an answer to one.
+	// maxEntries bounds the entries of a Block, and the refusals of a BlockAck.
 	maxEntries = 1 << 15
-	// maxItems bounds the items of the lists in one frame. The most that is sent is two messages that name every partition.
+	// maxItems bounds the items of all lists in one frame, so that a frame of tiny items does not allocate much. Frames of a
+	// Messenger stay below it: they have one message, or weigh at most maxFrame, and no item weighs less than 5.
 	maxItems = 1 << 16
-	// maxWait bounds the durations that a core is told. Leases last for seconds.
+	// maxWait bounds the durations in a message. Leases last for seconds.
 	maxWait = time.Hour
 )
 
-// kinds has a message of each kind, at the number of the kind.
+// kinds has a nil message of each kind. Its index is the kind's number on the wire.
 var kinds = [...]ownership.Message{
 	(*ownership.Query)(nil), (*ownership.QueryReply)(nil), (*ownership.Entrust)(nil), (*ownership.Offer)(nil),
 	(*ownership.OfferReply)(nil), (*ownership.Block)(nil), (*ownership.BlockAck)(nil), (*ownership.Commit)(nil),
@@ -37,7 +38,7 @@ var kinds = [...]ownership.Message{
 	(*ownership.ReadRecords)(nil), (*ownership.Records)(nil),
 }
 
-// Append appends a message as a Messenger sends it. It keeps nothing of it.
+// Append appends the wire form of a message to to. It keeps no reference to m.
 func Append(to []byte, m ownership.Message) []byte {
 	kind := slices.IndexFunc(kinds[:], func(k ownership.Message) bool { return reflect.TypeOf(k) == reflect.TypeOf(m) })
 	c := coder{out: append(to, byte(kind))}
@@ -45,24 +46,24 @@ func Append(to []byte, m ownership.Message) []byte {
 	return c.out
 }
 
-// Read reads a message as a Messenger of a cluster with so many partitions takes it in. Chunks are parts of data.
+// Read reads a message in its wire form, as a Messenger of a cluster with so many partitions does. Chunks are parts of data.
 func Read(data []byte, partitions int) (ownership.Message, error) {
 	c := coder{reading: true, partitions: partitions, items: maxItems}
 	return c.read(data)
 }
 
-// coder writes messages, or reads them. Whether what it has read makes sense is for the core to say: it only sees that
-// partitions and outcomes exist, and that nothing is longer than an honest peer would make it.
+// coder writes or reads messages. A reader checks that partitions and outcomes exist and that lists and texts are no longer
+// than an honest peer makes them. The core checks everything else.
 type coder struct {
-	out []byte // that is written
+	out []byte // what is written
 
 	reading    bool
 	in         varint.Reader[[]byte]
 	partitions int
-	items      int   // that lists may still have
-	err        error // the first mistake
+	items      int   // that the lists of the frame may still have
+	err        error // the first one
 
-	before ownership.Term // of the entry before
+	before ownership.Term // of the last entry
 }
 
 func (c *coder) read(data []byte) (ownership.Message, error) {
@@ -141,7 +142,7 @@ func (c *coder) message(m ownership.Message) {
 	case *ownership.Records:
 		c.numbers(&m.ID, &m.Epoch)
 		c.flags(&m.Read, &m.Fresh)
-		list(c, "records", &m.Records, 2*c.partitions, (*coder).record) // of a partition also the one that was replaced
+		list(c, "records", &m.Records, 2*c.partitions, (*coder).record) // two of a partition when one has replaced another
 	}
 }
 
@@ -182,8 +183,8 @@ func (c *coder) record(r *ownership.Record) {
 	c.numbers(&r.ID)
 }
 
-// entry leaves out a term that is that of the entry before. The highest bit of an attachment says which follower it is,
-// above a small number.
+// entry leaves out a term that equals that of the entry before. It moves an attachment's highest bit, which says which
+// follower it is of, to the lowest place, so that the varint stays short.
 func (c *coder) entry(e *ownership.Entry) {
 	same, attachment := e.Term == c.before, bits.RotateLeft64(e.Attachment, 1)
 	origin := e.Origin != ownership.Term{}
@@ -203,7 +204,7 @@ func (c *coder) entry(e *ownership.Entry) {
 	}
 }
 
-// number carries a number, which a reader takes only between two others.
+// number writes a number, or reads one and checks that it is between least and most.
 func number[T ~int | ~int64 | ~uint8 | ~uint32 | ~uint64](c *coder, field string, v *T, least, most T) {
 	if !c.reading {
 		c.out = binary.AppendUvarint(c.out, uint64(*v))
@@ -215,7 +216,7 @@ func number[T ~int | ~int64 | ~uint8 | ~uint32 | ~uint64](c *coder, field string
 	}
 }
 
-// list carries a list. None and an empty one are the same.
+// list writes or reads a list. Reading makes nil of an empty one.
 func list[T any](c *coder, field string, l *[]T, most int, item func(*coder, *T)) {
 	n := len(*l)
 	number(c, field, &n, 0, most)

@@ -1,8 +1,8 @@
-// Package replica carries the messages of the ownership protocol between nodes (weir.peer.v1.Ownership), the copies of partitions
-// among them.
+// Package replica carries the messages of the ownership protocol between nodes (weir.peer.v1.Ownership), including copies of
+// partitions.
 //
-// What it does not promise: that a message arrives, or that anybody learns of its loss. The protocol's core repeats what
-// must arrive. Messages to one node keep their order.
+// It does not promise that a message arrives, and does not report a loss: the protocol's core repeats messages that must
+// arrive. Messages to one node keep their order.
 package replica
 
 import (
@@ -27,45 +27,45 @@ import (
 )
 
 const (
-	// maxFrame is the weight from which a frame takes no more messages: what comes next waits until it is written, which
-	// takes 2 ms at 1 Gbit/s.
+	// maxFrame is the weight at which a frame takes no more messages. Writing it takes 2 ms at 1 Gbit/s, for which later
+	// messages wait.
 	maxFrame = 256 << 10
 	// maxFrameMessages bounds the messages in one frame.
 	maxFrameMessages = 4096
-	// maxQueued bounds the weight of the messages that wait for one destination: what a network of 1 Gbit/s carries in an
-	// eighth of a second.
+	// maxQueued bounds the weight of the messages that wait for one destination: what 1 Gbit/s carries in an eighth of a
+	// second.
 	maxQueued = 16 << 20
-	// reachWithin is how long messages may wait for a stream before they are dropped. Cores repeat what must be heard.
+	// reachWithin is how long messages may wait for a stream before they are dropped. The core repeats messages that must
+	// arrive.
 	reachWithin = time.Second
-	// reopenAfter is how long a stream that broke, or was rejected, is left alone.
+	// reopenAfter is the pause between the end of a stream, or a failed attempt, and the next attempt.
 	reopenAfter = 50 * time.Millisecond
-	// maxStreams bounds the streams that are served at a time: some for every node of the largest cluster.
+	// maxStreams bounds the streams that are served at a time: several for every node of the largest cluster.
 	maxStreams = 1024
 )
 
-// MessengerConfig is what a Messenger needs. All fields are required, but for those that transport.Config says.
+// MessengerConfig is what a Messenger needs. All fields are required unless transport.Config says otherwise.
 type MessengerConfig struct {
 	transport.Config
-	Partitions int // a message that names a partition beyond them is dropped
-	// Receive is called with what arrives, in order, by one goroutine for each sender. It must return soon, and not keep
-	// the slice.
+	Partitions int // number of partitions; a message that names a partition beyond it is dropped
+	// Receive is called with the messages of each frame, in order, by one goroutine for each stream. It must return soon and
+	// must not keep the slice.
 	Receive func([]ownership.Envelope)
 }
 
 // MessengerStats counts messages since the Messenger was made.
 type MessengerStats struct {
 	Sent     uint64 // handed to a stream
-	Dropped  uint64 // not written: the destination is unknown or unreachable, or too much waits for it
+	Dropped  uint64 // not written: the destination is unknown or unreachable, too much waits for it, or the message is too large
 	Received uint64
-	Invalid  uint64 // arrived, but are no messages of a core of this cluster
+	Invalid  uint64 // arrived, and malformed
 }
 
-// Messenger carries the messages of ownership cores: one stream to each destination, opened when first needed. What
-// gathers while a frame is being written goes out together in the next one; there is no timer. A message may be lost,
-// and nobody is told: that is for the cores to deal with. In place of any bookkeeping of what has arrived there is only
-// a bound on what waits.
+// Messenger carries the messages of ownership cores, over one stream to each destination, opened when it is first needed.
+// Messages that gather while a frame is being written share the next frame. There is no timer. A message may be lost without
+// notice, so the Messenger keeps no record of what has arrived and only bounds what waits.
 //
-// It is also the receiving side, to be registered with the gRPC server of the peer service. Its methods are safe for
+// It also serves the receiving side, to be registered with the gRPC server of the peer service. Its methods are safe for
 // concurrent use.
 type Messenger struct {
 	peerv1.UnimplementedOwnershipServer
@@ -79,8 +79,8 @@ type Messenger struct {
 // NewMessenger returns a Messenger without connections.
 func NewMessenger(cfg MessengerConfig) *Messenger {
 	m := &Messenger{cfg: cfg}
-	// A connection is tried again without regard for the cost: a node that is back is to be found within 100 ms, since
-	// some partitions may wait for it, and one that is not is soon no member any more.
+	// The backoff is short whatever it costs: a node that restarts must be reached within 100 ms, since partitions may wait
+	// for it, and a node that stays away soon stops being a member.
 	m.links = transport.NewLinks(cfg.Config, transport.Dialing{
 		Carries: "ownership messages", Timeout: reachWithin, Pause: reopenAfter,
 		Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
@@ -93,14 +93,14 @@ func (m *Messenger) Stats() MessengerStats {
 	return MessengerStats{Sent: m.sent.Load(), Dropped: m.dropped.Load(), Received: m.received.Load(), Invalid: m.invalid.Load()}
 }
 
-// Close drops what waits and waits for every goroutine of the sending side. Streams from other nodes end with the gRPC
-// server that they are served by.
+// Close drops waiting messages and waits for every goroutine of the sending side. The streams that other nodes have opened
+// end with the gRPC server.
 func (m *Messenger) Close() { m.links.Close() }
 
-// Retain drops the streams to nodes that keep no longer holds for, and what waits for them.
+// Retain closes the streams to nodes for which keep returns false, and drops messages that wait for them.
 func (m *Messenger) Retain(keep func(ownership.Node) bool) { m.links.Retain(keep) }
 
-// Send passes messages on, whatever they say of their sender. It never blocks. Messages to this node itself are dropped.
+// Send queues messages for their destinations (To); it ignores From. It never blocks. It drops messages to this node itself.
 func (m *Messenger) Send(envelopes []ownership.Envelope) {
 	for len(envelopes) > 0 {
 		to := envelopes[0].To
@@ -117,7 +117,7 @@ func (m *Messenger) Send(envelopes []ownership.Envelope) {
 	}
 }
 
-// queue is what waits for one process of one peer.
+// queue holds the messages that wait for one process.
 type queue struct {
 	m    *Messenger
 	to   ownership.Node
@@ -125,16 +125,16 @@ type queue struct {
 
 	mu        sync.Mutex
 	list      fifo.Queue[ownership.Message]
-	weight    int // of list
+	weight    int // of the messages in list
 	closed    bool
-	oversized bool // a message too large to be sent has been logged
+	oversized bool // the first message that was too large has been logged
 
-	// Of the goroutine that writes.
-	frame []ownership.Message // the array of the last frame
-	room  []byte              // of its messages
+	// Only the writing goroutine uses the fields below.
+	frame []ownership.Message // the last frame; the next one uses its array
+	room  []byte              // the encoded messages of the last frame
 }
 
-// add queues messages, all for its node.
+// add queues messages, all for the queue's process.
 func (q *queue) add(envelopes []ownership.Envelope) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -144,8 +144,7 @@ func (q *queue) add(envelopes []ownership.Envelope) {
 	q.wake.Set()
 }
 
-// addLocked queues a message. When too much waits, the oldest gives way: if it is still of interest, it is going to be
-// repeated.
+// addLocked queues a message. When the queue is full it drops the oldest messages: the core repeats those that still matter.
 func (q *queue) addLocked(msg ownership.Message) {
 	w := ownership.Weight(msg)
 	switch {
@@ -167,12 +166,12 @@ func (q *queue) addLocked(msg ownership.Message) {
 	q.weight += w
 }
 
-// take returns the next frame to write, or nil when nothing has gathered. One message finds room in any case: none is so
-// large that the frame would not arrive.
+// take returns the messages of the next frame, none when nothing waits. A frame has at least one message, however large:
+// maxWeight is below transport.MaxMessage.
 func (q *queue) take() []ownership.Message {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	clear(q.frame) // the array lives on, the messages need not
+	clear(q.frame) // so that the array does not keep messages alive
 	frame := q.frame[:0]
 	left := maxFrame
 	for q.list.Len() > 0 && len(frame) < maxFrameMessages {
@@ -201,14 +200,14 @@ func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.H
 	if err != nil {
 		return nil, nil, err
 	}
-	// An error of Send only says that there is one: Recv tells which.
+	// When Send fails, Recv returns the stream's error.
 	_ = s.Send(&peerv1.ConverseRequest{Hello: hello})
 	first, err := s.Recv()
-	nothing := func(*peerv1.ConverseReply) error { return nil } // comes but the end
+	nothing := func(*peerv1.ConverseReply) error { return nil } // a peer sends nothing after its Welcome
 	return first.GetWelcome(), func(end func()) error { return stream.Run(s, end, q.wake, q.next, nothing) }, err
 }
 
-// next makes a message of what has gathered. It counts as sent: if the stream breaks, it may be lost, as any.
+// next encodes the next frame, or returns nil. Its messages count as sent, though they are lost if the stream breaks.
 func (q *queue) next() *peerv1.ConverseRequest {
 	msgs := q.take()
 	if len(msgs) == 0 {
@@ -225,10 +224,10 @@ func (q *queue) next() *peerv1.ConverseRequest {
 	return frame
 }
 
-// Broken implements transport.Queue. What waits is for the next stream.
+// Broken implements transport.Queue. Waiting messages stay for the next stream.
 func (q *queue) Broken() {}
 
-// Failed implements transport.Queue: what waits is dropped.
+// Failed implements transport.Queue: it drops the waiting messages.
 func (q *queue) Failed(closed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -263,7 +262,7 @@ func (m *Messenger) Converse(s peerv1.Ownership_ConverseServer) error {
 	return err
 }
 
-// serve passes on what arrives until the stream ends. An error is the sender's fault.
+// serve passes on the messages of a stream until it ends. It returns an error when the sender broke a rule.
 func (m *Messenger) serve(stream peerv1.Ownership_ConverseServer, from ownership.Node) error {
 	in := intake{m: m, from: from, coder: coder{reading: true, partitions: m.cfg.Partitions}}
 	for {
@@ -284,17 +283,17 @@ func (m *Messenger) serve(stream peerv1.Ownership_ConverseServer, from ownership
 	}
 }
 
-// intake is what one stream brings.
+// intake reads the frames of one stream.
 type intake struct {
 	m     *Messenger
 	from  ownership.Node
 	coder coder
-	told  bool                 // of a message that was dropped
-	list  []ownership.Envelope // the array of the last frame's
+	told  bool                 // a dropped message has been logged
+	list  []ownership.Envelope // the messages of the last frame; the next one uses its array
 }
 
-// take passes on the messages of a frame. It drops a message that is malformed, and logs the first of a stream: the
-// others may be all right, and be waited for.
+// take passes the messages of a frame to Receive. It drops a malformed message, logs the first one of the stream, and goes
+// on, because the other messages may be good and waited for.
 func (in *intake) take(frame [][]byte) {
 	in.list, in.coder.items = in.list[:0], maxItems
 	for _, data := range frame {
@@ -312,6 +311,6 @@ func (in *intake) take(frame [][]byte) {
 	in.m.received.Add(uint64(len(in.list)))
 	if len(in.list) > 0 {
 		in.m.cfg.Receive(in.list)
-		clear(in.list) // the array lives on, the messages need not
+		clear(in.list) // so that the array does not keep messages alive
 	}
 }
