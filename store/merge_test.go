@@ -409,7 +409,7 @@ func TestMergeLeases(t *testing.T) {
 	expect.True(t, ok && err == nil, "a lease got lost: %v, %v", ok, err)
 }
 
-// TestDecideAgainstEverything has callers decide while drains, moves and merges go on: no admission is lost or made
+// TestDecideAgainstEverything has callers decide while drains, moves, merges and reloads go on: no admission is lost or made
 // twice.
 func TestDecideAgainstEverything(t *testing.T) {
 	const callers, keys = 4, 50
@@ -419,8 +419,10 @@ func TestDecideAgainstEverything(t *testing.T) {
 	}
 	stores := [2]*Store{New(Config{Shut: true, Urgent: func(int) {}}), New(Config{Shut: true, Urgent: func(int) {}})}
 	take(stores[0], at(0))
-	rules := []*Rule{rule("a", window(1<<40, time.Hour)), rule("b", window(1<<40, time.Hour)), rule("c", log(1<<20, time.Hour))}
-	rules[1].Durability, rules[2].Durability = Escrow, Sync
+	rulesOf := func(n int64) []*Rule {
+		return []*Rule{rule("a", window(n<<40, time.Hour)), rule("b", window(n<<40, time.Hour)).under(Escrow), rule("c", log(n<<20, time.Hour)).under(Sync)}
+	}
+	rules, reloaded := rulesOf(1), rulesOf(2)
 	var admitted [3][keys]atomic.Int64
 	var work sync.WaitGroup
 	for c := range callers {
@@ -452,7 +454,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 			default:
 				for _, s := range stores {
 					s.Sweep(at(1), 1)
-					s.Reconcile(func() algo.Instant { return at(1) }, func(string, []byte) *Rule { return nil })
+					s.Reconcile(func() algo.Instant { return at(1) }, func(scope string, _ []byte) *Rule { return reloaded[scope[0]-'a'] })
 					s.Stats()
 					s.Pending(0, ownership.Backup)
 				}
