@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -71,7 +72,7 @@ func TestPage(t *testing.T) {
 	hops.Forwarded(time.Millisecond, 3, true)
 	m.Problem(413)
 	m.Reloaded(false)
-	const page = `weir_call_errors_total{code="400",protocol="http"} 0
+	page := `weir_call_errors_total{code="400",protocol="http"} 0
 weir_call_errors_total{code="413",protocol="http"} 1
 weir_call_errors_total{code="InvalidArgument",protocol="grpc"} 0
 weir_decisions_borrowed_total{policy="(inline)"} 0
@@ -111,17 +112,18 @@ weir_policies_reloads_total{result="taken"} 0
 weir_refusals_remembered_total{policy="(inline)"} 0
 weir_refusals_remembered_total{policy="(unknown)"} 0
 weir_refusals_remembered_total{policy="login"} 0
-weir_current_window_count{policy="(inline)"} 16
-weir_current_window_count{policy="(unknown)"} 0
-weir_current_window_count{policy="login"} 3
-weir_requests_total{policy="(inline)",result="allowed"} 1
-weir_requests_total{policy="login",result="allowed"} 1
-weir_requests_total{policy="login",result="refused"} 1
-weir_requests_total{policy="login",result="error"} 0
 `
-	got := shown(t, m.pageFor(""))
-	for line := range strings.Lines(page) {
-		expect.True(t, strings.Contains("\n"+got, "\n"+line), "not shown: %s", line)
+	asked := map[string]int{"(inline) allowed": 1, "login allowed": 1, "login refused": 1}
+	for _, name := range []string{"(inline)", "(unknown)", "login"} {
+		for _, result := range []string{"allowed", "error", "failed_closed", "failed_open", "refused", "shadow"} {
+			page += fmt.Sprintf("weir_requests_total{policy=%q,result=%q} %d\n", name, result, asked[name+" "+result])
+		}
+	}
+	for _, peak := range [][2]int{{16, 3}, {0, 0}} { // which start anew with each scrape, while counters go on
+		wantLines(t, m.pageFor("a"), page+fmt.Sprintf(`weir_current_window_count{policy="(inline)"} %d
+weir_current_window_count{policy="(unknown)"} 0
+weir_current_window_count{policy="login"} %d
+`, peak[0], peak[1]))
 	}
 	problems := must.Value(testutil.GatherAndLint(m.pageFor("")))(t)
 	for _, p := range problems {
@@ -146,17 +148,26 @@ func TestMembers(t *testing.T) {
 		Ownership: func() (runner.Status, bool) { return runner.Status{}, false },
 		Happened:  func() runner.Stats { return runner.Stats{} }, Files: func() []WatchedFile { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
-	got := shown(t, m.pageFor(""))
-	for line := range strings.Lines(`weir_envoy_mismatched_members 0
+	wantLines(t, m.pageFor(""), `weir_envoy_mismatched_members 0
 weir_members{state="active"} 1
 weir_members{state="joining"} 0
 weir_members{state="leaving"} 0
 weir_partitions_owned 4093
 weir_policies_mismatched_members 0
 weir_ready 0
-`) {
-		expect.True(t, strings.Contains("\n"+got, "\n"+line), "not shown: %s", line)
+`)
+}
+
+// wantLines wants a collector to show these lines, and no others of their metrics.
+func wantLines(t *testing.T, c prometheus.Collector, want string) {
+	t.Helper()
+	metric := func(line string) string { return line[:strings.IndexAny(line, "{ ")] }
+	metrics := make(map[string]bool)
+	for line := range strings.Lines(want) {
+		metrics[metric(line)] = true
 	}
+	got := slices.DeleteFunc(slices.Sorted(strings.Lines(shown(t, c))), func(line string) bool { return !metrics[metric(line)] })
+	expect.NoDiff(t, cmp.Diff(slices.Sorted(strings.Lines(want)), got), "-want +shown")
 }
 
 // shown is what a collector shows, without comments.
