@@ -12,28 +12,28 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// What requests take while they are carried out, in bytes, about.
+// The estimates of the memory that a request takes while it is carried out, in bytes.
 const (
-	// perByte is for each byte of a message: it is put together from what was received, in a power of two, decoded, and its
-	// keys are copied.
+	// perByte is for each byte of the message: the bytes received, their copy in a buffer of a power of two, the decoded
+	// message and the copy of its keys.
 	perByte = 6
-	// perCheck is a check of a batch with its operation, its result and its answer.
+	// perCheck is for each check of a batch: the check, its operation, its result and its answer.
 	perCheck = 3 << 9
-	// lightRequest is what a request may take that is not counted: calls are bounded by their number.
+	// lightRequest is the size up to which a request does not enter the gate. The number of calls bounds such requests.
 	lightRequest = 16 << 10
-	// The fewest bytes that a check of a CheckRequest takes, of a CheckStreamRequest, and a loan of a BorrowRequest.
+	// The least bytes of a check in a CheckRequest and in a CheckStreamRequest, and of a loan in a BorrowRequest.
 	leastCheck, leastStreamCheck, leastLoan = 10, 2, 2
 )
 
-// callMemory is what one request takes of a gate.
+// callMemory is what one request holds of a gate.
 type callMemory struct {
 	gate  *admission.Gate
-	size  int // of the message
+	size  int // of the message, in bytes
 	taken int64
 }
 
-// enter waits for room for a message, before it is decoded, in which a check takes so many bytes or more. The message may be anything that
-// the codec decodes.
+// enter waits until the gate has room for a message of size bytes, before it is decoded. least is the least size of a check
+// in the message. Enter assumes the worst that the codec can decode from so many bytes. Its error is a gRPC status.
 func (a *callMemory) enter(ctx context.Context, size, least int) error {
 	a.size = size
 	need := max(a.need(min(size/least, limit.MaxBatch)), a.need(0)+admission.Parts(size))
@@ -50,7 +50,7 @@ func (a *callMemory) enter(ctx context.Context, size, least int) error {
 
 func (a *callMemory) need(checks int) int64 { return int64(a.size)*perByte + int64(checks)*perCheck }
 
-// keep gives back what the message does not take, now that it is decoded and known to have so many checks.
+// keep returns the part that the decoded message does not need, now that its number of checks is known.
 func (a *callMemory) keep(checks int) {
 	if spare := a.taken - a.need(checks); spare > 0 {
 		a.gate.Leave(spare)
@@ -58,14 +58,15 @@ func (a *callMemory) keep(checks int) {
 	}
 }
 
-// leave gives everything back.
+// leave returns everything.
 func (a *callMemory) leave() {
 	a.gate.Leave(a.taken)
 	a.taken = 0
 }
 
-// admitted is the handler of a unary method whose requests wait for room before they are decoded, and keep it until they are answered. A
-// request that cannot be decoded is answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
+// admitted wraps the handler of a unary method: a request waits for room in the gate before it is decoded, and holds it
+// until it is answered. A request that cannot be decoded is answered INVALID_ARGUMENT; gRPC's own answer, INTERNAL, would
+// blame the server.
 func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
 		a := callMemory{gate: gate}
@@ -80,8 +81,8 @@ func admitted(handler grpc.MethodHandler, gate *admission.Gate) grpc.MethodHandl
 	}
 }
 
-// Admitted returns a registrar for unary services of other front ends than Weir's own: their requests wait for room in the gate before
-// they are decoded, and keep it until they are answered, as those of Weir's service do.
+// Admitted returns a registrar for unary services of other front ends. Their requests wait for room in the gate and hold it
+// as those of Weir's service do.
 func Admitted(r grpc.ServiceRegistrar, gate *admission.Gate) grpc.ServiceRegistrar {
 	return registrar{r, gate}
 }

@@ -15,29 +15,31 @@ import (
 )
 
 const (
-	// maxRecalls bounds the recalls that wait to be sent to a borrower: with more it is as one that does not answer.
+	// maxRecalls bounds the recalls that wait to be sent to a borrower. Further recalls are dropped, as if the borrower did
+	// not answer.
 	maxRecalls = 1024
-	// maxUnconfirmed bounds the reports of a borrower whose answers wait for copies. What they say has been taken in; the next one waits
-	// unread, and the checks behind it, until there is room again.
+	// maxUnconfirmed bounds the reports of a stream whose answers wait for copies. At the bound the reader waits, and
+	// further requests of the stream, checks too, stay unread.
 	maxUnconfirmed = 64
 )
 
-// borrower is the caller of a stream that has reported loans on it.
+// borrower is the caller of a stream on which loans were reported.
 type borrower struct {
-	said uint64 // the id that the caller has drawn
-	id   uint64 // see borrowerOf
-	end  func() // of the Lender's
+	said uint64 // the id that the caller has sent
+	id   uint64 // what borrowerOf makes of it
+	end  func() // returned by Lender.OpenBorrower
 }
 
-// borrowerOf is under which id the nodes know a caller's process that draws its own: each caller has ids of its own, the same at every node, and
-// none has a node's. So no caller reports or borrows in the name of another one, or of a node.
+// borrowerOf returns the id under which the nodes know a borrower: a hash of the id that its process has drawn and of the
+// caller's name. It is the same at every node. No caller can borrow or report under the id of another caller's process or of
+// a node.
 func (s *Server) borrowerOf(ctx context.Context, drawn uint64) uint64 {
 	sum := sha256.Sum256(append(binary.BigEndian.AppendUint64(nil, drawn), s.cfg.Caller(ctx)...))
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// borrow takes in a report of loans, and answers it at once if that may be. later says that the answer waits until copies know of what is lent,
-// and leaves a then: what reading takes does not wait for that, which is what others may be waiting for who want what is returned.
+// borrow processes a report of loans and answers it. later says that the answer waits for copies, in a goroutine that leaves
+// a. The reader does not wait for that, since further reports may return units that other borrowers wait for.
 func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callMemory) (later bool, err error) {
 	ended := codes.OK
 	answers, wait, bad := c.report(in)
@@ -57,7 +59,7 @@ func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callM
 	c.waiting.Go(func() {
 		panics.Tell(c.panicked, func() {
 			wait()
-			_ = c.sendLent(in, sequence, answers) // the reader learns of a broken stream, too
+			_ = c.sendLent(in, sequence, answers) // a failed stream is noticed by the reader
 		})
 		a.leave()
 		<-c.unconfirmed
@@ -65,10 +67,11 @@ func (c *checkStream) borrow(in *weirv1.BorrowRequest, sequence uint64, a *callM
 	return true, nil
 }
 
-// borrowField begins the field of the error of a report.
+// borrowField precedes the field of an error in a report.
 const borrowField = "borrow."
 
-// report has the Lender take in a report. Its error names a field of the report.
+// report passes a report to the Lender. wait, if not nil, must return before the answers are sent. bad names a field of the
+// report.
 func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wait func(), bad *limit.Error) {
 	switch n := len(in.Loans); {
 	case c.server.cfg.Lender == nil:
@@ -97,7 +100,7 @@ func (c *checkStream) report(in *weirv1.BorrowRequest) (answers []limit.Lent, wa
 	return answers, wait, errorOf(err)
 }
 
-// recall asks for what is left of a loan. One that finds no room is as one that is not answered.
+// recall sends a recall to the caller, or drops it when maxRecalls wait.
 func (c *checkStream) recall(r limit.Recall) {
 	c.want(func(t *teller) {
 		if len(t.recalls) < maxRecalls {
@@ -106,7 +109,7 @@ func (c *checkStream) recall(r limit.Recall) {
 	})
 }
 
-// sendLent answers a report.
+// sendLent sends the answer to a report.
 func (c *checkStream) sendLent(in *weirv1.BorrowRequest, sequence uint64, answers []limit.Lent) error {
 	lent := &weirv1.BorrowResponse{Sent: in.Sent, Loans: make([]*weirv1.LoanAnswer, len(answers))}
 	for i := range answers {

@@ -22,38 +22,49 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// This file has CheckStream. The path of one request of checks:
+//
+//	read       receives it, within the memory that Requests allows
+//	take       holds turn, so that a stopping node starts no more requests
+//	check      has Begin decide the checks that this node holds, and sends these answers at once
+//	remainder  has Finish carry out the others, in groups of similar time-outs, each in a goroutine, and sends their answers
+//
+// Requests that report loans go to borrow.go, requests to follow the node to follow.go. All responses pass through send.
+// Other files must not call stream.Send themselves.
+
 const (
-	// maxInFlight bounds the requests of one stream that wait for other nodes. Others wait unread.
+	// maxInFlight bounds the requests of one stream that wait for other nodes. Further requests stay unread.
 	maxInFlight = 64
-	// maxTraced bounds the checks of a request that are traced.
+	// maxTraced bounds the traced checks of a request.
 	maxTraced = 64
-	// maxTimeout bounds how long a check is waited for, whatever its caller says.
+	// maxTimeout bounds how long a check may wait for other nodes, whatever its caller says.
 	maxTimeout = time.Minute
-	// freeTargets is how many targets a stream may define that are not counted, and targetBytes what one takes: its limit and its texts.
+	// freeTargets is how many targets a stream may define without taking from Kept; targetBytes is what each further one
+	// takes, in bytes.
 	freeTargets, targetBytes = 8, 512
 )
 
-// checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
-// something is left to ask of other nodes has another one. What it tells besides has one of its own.
+// checkStream is one CheckStream. One goroutine (read) reads requests and decides the checks that this node holds. Each
+// group of checks that waits for other nodes has a goroutine of its own, and so has teller.
 type checkStream struct {
 	handling
 	stream   weirv1.Limiter_CheckStreamServer
-	targets  wire.Targets      // only for the reader
-	kept     []fairshare.Taken // bytes of targets, only for the reader
-	borrower *borrower         // only for the reader; nil until a report of loans comes
-	places   chan struct{}     // holds as many as there are requests waiting for other nodes
-	waiting  sync.WaitGroup    // for other nodes, and for copies
+	targets  wire.Targets      // used by the reader only
+	kept     []fairshare.Taken // bytes of targets taken from Kept; used by the reader only
+	borrower *borrower         // used by the reader only; nil until the first report of loans
+	places   chan struct{}     // has an element for each request that waits for other nodes
+	waiting  sync.WaitGroup    // goroutines that wait for other nodes or for copies
 	teller   teller
 	telling  sync.WaitGroup // the goroutine of teller
 	done     chan struct{}  // closed when the reader has ended
 
-	unconfirmed chan struct{} // holds as many as there are reports of loans whose answers wait for copies
+	unconfirmed chan struct{} // has an element for each report of loans whose answer waits for copies
 
-	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
+	// turn is held by the reader from reading a request until the request is answered or waits in a goroutine.
 	turn sync.Mutex
-	over bool // guarded by turn: nothing is carried out any more
+	over bool // guarded by turn: no further request is carried out
 
-	sending sync.Mutex // one response at a time
+	sending sync.Mutex // held while one response is sent
 }
 
 // CheckStream implements weirv1.LimiterServer.
@@ -78,10 +89,11 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	return nil
 }
 
-// read carries out requests until there are no more, which is no error.
+// read carries out requests until the caller sends no more. It returns an error when a message is malformed or the stream is
+// broken.
 func (c *checkStream) read() error {
 	for {
-		var in *weirv1.CheckStreamRequest // none while nothing comes
+		var in *weirv1.CheckStreamRequest // nil until a message arrives
 		a, m := &callMemory{gate: c.server.cfg.Requests}, new(wire.Lenient)
 		m.Admit = func(size int) error {
 			in = weirv1.CheckStreamRequestFromVTPool()
@@ -101,7 +113,7 @@ func (c *checkStream) read() error {
 			a.leave()
 		}
 		if in != nil && wire.Small(in) {
-			clear(in.RequestIds) // which may be long
+			clear(in.RequestIds) // the texts may be long
 			in.ReturnToVTPool()
 		}
 		if err == io.EOF {
@@ -112,7 +124,7 @@ func (c *checkStream) read() error {
 	}
 }
 
-// finish ends what the stream has besides its requests.
+// finish releases what the stream holds besides its requests.
 func (c *checkStream) finish() {
 	close(c.done)
 	if b := c.borrower; b != nil {
@@ -122,8 +134,8 @@ func (c *checkStream) finish() {
 	c.release()
 }
 
-// take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
-// stream is over. It leaves a when the request is answered.
+// take carries out one request, or starts the part of it that waits. It returns io.EOF when the stream is over. a is left
+// when the request is answered.
 func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *callMemory) (err error) {
 	c.turn.Lock()
 	defer c.turn.Unlock()
@@ -151,7 +163,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *callMemory) (err er
 	}
 }
 
-// check carries out a request of checks. later says that the rest of it is carried out by others, who leave a.
+// check carries out a request of checks. later says that goroutines carry out the rest of it; the last of them leaves a.
 func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later bool, err error) {
 	seen := c.server.observe()
 	b := c.server.batches.Get().(*limiter.Batch)
@@ -187,7 +199,8 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 	groups := byPatience(in, open)
 	rest := &remainder{stream: c, batch: b, admission: a, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
 	rest.packing.Store(int32(len(groups)))
-	// Finished at once, whether or not this caller reads what it is sent: the batch is needed for others.
+	// Finish begins before the first response is sent, so that a caller that does not read does not keep the batch from
+	// others.
 	for _, g := range groups {
 		c.waiting.Go(func() { panics.Tell(c.panicked, func() { rest.finish(g) }) })
 	}
@@ -195,28 +208,28 @@ func (c *checkStream) check(in *weirv1.CheckStreamRequest, a *callMemory) (later
 	err = c.send(first)
 	c.letGo(held)
 	close(rest.told)
-	c.places <- struct{}{} // a request is answered within the bound of a call, or the caller reads nothing
+	c.places <- struct{}{} // blocks at maxInFlight; an earlier request ends within maxTimeout, or with a caller that does not read
 	return true, err
 }
 
-// remainder is what is left of a request when its first response is made.
+// remainder is the part of a request that is left when its first response is made. Its groups share the batch.
 type remainder struct {
 	stream    *checkStream
 	batch     *limiter.Batch
 	admission *callMemory
 	sequence  uint64
-	told      chan struct{} // closed when the first response is sent
-	packing   atomic.Int32  // groups whose answers are still in the batch
-	broken    atomic.Bool   // a group has panicked: the batch is not used again
-	left      int           // groups that are not answered; guarded by the stream's sending
+	told      chan struct{} // closed when the first response has been sent
+	packing   atomic.Int32  // groups whose answers are not packed yet
+	broken    atomic.Bool   // a group has panicked: the batch must not be reused
+	left      int           // groups without an answer; guarded by the stream's sending
 	seen      func(codes.Code)
 	traces    traces
 }
 
-// finish has a group carried out, and sends its answers.
+// finish has a group carried out and sends its answers.
 func (r *remainder) finish(g group) {
 	c := r.stream
-	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
+	// The operations go on when the caller leaves or the node stops.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), g.timeout)
 	defer cancel()
 	var out *weirv1.CheckStreamResponse
@@ -232,7 +245,7 @@ func (r *remainder) finish(g group) {
 		if r.broken.Load() {
 			r.admission.leave()
 		} else {
-			c.server.put(r.batch, r.admission) // before anything waits for a caller: it is much larger than the answers
+			c.server.put(r.batch, r.admission) // before sending: the batch is much larger than the answers, which may wait for the caller
 		}
 	}
 	defer c.letGo(c.hold(len(g.checks)))
@@ -247,19 +260,19 @@ func (r *remainder) finish(g group) {
 	}
 	if out != nil {
 		out.More = r.left > 0
-		_ = c.sendLocked(out) // the reader learns of a broken stream, too
+		_ = c.sendLocked(out) // the reader notices a failed stream
 	}
 }
 
-// group is checks of a request that are waited for about equally long.
+// group is checks of a request with similar time-outs.
 type group struct {
 	checks  []int
 	timeout time.Duration
 }
 
-// byPatience parts checks of a request by how long their callers wait. Each group has the time of the one that waits the
-// shortest, so that nothing is carried out for a caller who has gone because others wait longer; those others lose a ninth of
-// their time at most, and the number of groups stays small whatever is asked: some 80.
+// byPatience divides the open checks of a request by time-out. A group has its shortest time-out, so that no check is
+// carried out after its caller has given up. The others of the group lose at most a ninth of their time. There are at most
+// some 80 groups, whatever is asked.
 func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
 	timeout := func(i int) time.Duration {
 		ms := cmp.Or(wire.At(in.TimeoutsMs, i, 0), in.TimeoutMs)
@@ -282,12 +295,12 @@ func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
 		g.checks = append(g.checks, i)
 	}
 	for _, g := range groups {
-		slices.Sort(g.checks) // what is asked in a batch is decided in its order
+		slices.Sort(g.checks) // checks of one batch are decided in order
 	}
 	return groups
 }
 
-// traces are how the parts of traces that are about a request's checks end; nil: none is traced.
+// traces are the traced checks of a request; nil: none.
 type traces []traced
 
 type traced struct {
@@ -295,7 +308,7 @@ type traced struct {
 	end   func(codes.Code)
 }
 
-// trace begins the traces of a batch's checks.
+// trace begins the spans of a batch's checks.
 func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t traces) {
 	if c.server.cfg.Trace == nil {
 		return nil
@@ -303,7 +316,7 @@ func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t 
 	for i := range b.Checks {
 		from := wire.At(in.TraceContexts, i, nil)
 		if len(from) != limiter.TraceContext {
-			from = nil // none, or nothing to be copied for each check
+			from = nil // absent or malformed
 		}
 		below, end := c.server.cfg.Trace(string(from))
 		if end == nil {
@@ -320,7 +333,7 @@ func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t 
 	return t
 }
 
-// answered ends those of some checks, which have their results; nil stands for all.
+// answered ends the spans of some checks, which have their results; checks nil: of all.
 func (t traces) answered(b *limiter.Batch, checks []int) {
 	for _, one := range t {
 		if checks == nil || slices.Contains(checks, one.check) {
@@ -333,14 +346,14 @@ func (t traces) answered(b *limiter.Batch, checks []int) {
 	}
 }
 
-// end ends all of them with one status.
+// end ends all spans with one code.
 func (t traces) end(code codes.Code) {
 	for _, one := range t {
 		one.end(code)
 	}
 }
 
-// observe begins to take the time of a request, which ends with the code of its answer.
+// observe starts the clock of a request. end reports its time with the code of its answer.
 func (s *Server) observe() (end func(failed codes.Code)) {
 	if s.cfg.Observe == nil {
 		return func(codes.Code) {}
@@ -349,14 +362,14 @@ func (s *Server) observe() (end func(failed codes.Code)) {
 	return func(failed codes.Code) { s.cfg.Observe(time.Since(began), failed) }
 }
 
-// put keeps a batch, emptied, for the next request.
+// put returns a batch, emptied, to its pool, and leaves a.
 func (s *Server) put(b *limiter.Batch, a *callMemory) {
 	b.Reset()
 	s.batches.Put(b)
 	a.leave()
 }
 
-// send writes a response, of which it makes the end.
+// send writes a response and returns it to its pool.
 func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
@@ -368,7 +381,7 @@ func (c *checkStream) sendLocked(out *weirv1.CheckStreamResponse) error {
 	return c.patiently(func() error { return c.stream.Send(out) })
 }
 
-// packed is the response that has the results of some checks of a batch; nil stands for all of them.
+// packed makes the response with the results of some checks of a batch; checks nil: of all.
 func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.CheckStreamResponse {
 	out := weirv1.CheckStreamResponseFromVTPool()
 	out.Sequence, out.More = sequence, more
@@ -384,7 +397,7 @@ func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.
 	return out
 }
 
-// pack adds the result of a check of a batch, as element i of n, to a response.
+// pack adds the result of a check of a batch to a response, as element i of n.
 func pack(out *weirv1.CheckStreamResponse, i, n, check int, b *limiter.Batch) {
 	r := &b.Results[check]
 	d := &r.Decision
@@ -395,7 +408,7 @@ func pack(out *weirv1.CheckStreamResponse, i, n, check int, b *limiter.Batch) {
 	wire.AddDecision(out, i, n, uint32(check), d)
 }
 
-// keep takes the bytes of the targets up to a number, for as long as the stream is open.
+// keep takes the bytes for targets up to a number from Kept, until the stream ends.
 func (c *checkStream) keep(number int) *limit.Error {
 	more := number + 1 - max(len(c.targets), freeTargets)
 	if kept := c.server.cfg.Kept; kept != nil && more > 0 && number < wire.MaxTargets {
@@ -408,14 +421,14 @@ func (c *checkStream) keep(number int) *limit.Error {
 	return nil
 }
 
-// release gives back what keep has taken.
+// release returns the bytes that keep has taken.
 func (c *checkStream) release() {
 	for _, bytes := range c.kept {
 		c.server.cfg.Kept.Give(bytes)
 	}
 }
 
-// unpack adds the checks of a request to a batch, and takes in what it defines. The error names the field.
+// unpack reads a request's definitions, and its checks into a batch. The error names the field.
 func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *limit.Error {
 	for i, d := range in.Define {
 		err := c.keep(int(d.Number))

@@ -7,7 +7,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// statusOf turns an error of the service into a gRPC status, whose message begins with the field's name in weir.v1.
+// statusOf converts an error of the service to a gRPC status. Its message begins with the field's name in weir.v1.
 func statusOf(err error) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok {
 		err = wire.Named(e)
@@ -15,7 +15,8 @@ func statusOf(err error) error {
 	return wire.Status(err)
 }
 
-// inBatch returns the error of check i, of n, for an answer to all of them. One that is about no field may be of any of them.
+// inBatch names the element of a batch in the error of check i of n. It leaves an error without a field as it is, because
+// such an error applies to all.
 func inBatch(err error, i, n int) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok && e.Field != "" {
 		return e.In(i, n)
@@ -23,7 +24,7 @@ func inBatch(err error, i, n int) error {
 	return err
 }
 
-// errorOf returns an error of the service as what it is; nil for nil.
+// errorOf returns an error of the service as a *limit.Error, of kind Unavailable if it is none; nil for nil.
 func errorOf(err error) *limit.Error {
 	if err == nil {
 		return nil

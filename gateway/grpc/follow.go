@@ -11,18 +11,18 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// teller is what a stream's caller is told besides answers: of the node, as far as it follows that, and the loans whose units it is to return.
-// One goroutine tells all of it.
-type teller struct {
+// teller has what a stream's caller is told besides answers: the node's readiness and the topology, if the caller follows
+// them, and recalls of loans. One goroutine (tell) sends all of it.
+type teller struct { // set when a field below changes
 	wake fifo.Signal // set when a field below has changed
 
 	mu              sync.Mutex
-	began           bool
-	ready, topology bool // to be followed from now on
+	began           bool // tell runs
+	ready, topology bool // the caller has asked to follow these; tell has not seen that yet
 	recalls         []*weirv1.LoanRecall
 }
 
-// want changes what is to be told. The goroutine begins with the first call.
+// want changes the fields of teller and wakes tell. The first call starts tell.
 func (c *checkStream) want(change func(*teller)) {
 	t := &c.teller
 	t.mu.Lock()
@@ -35,7 +35,7 @@ func (c *checkStream) want(change func(*teller)) {
 	t.wake.Set()
 }
 
-// take returns what is new since it was called last.
+// take returns the changes since the last call.
 func (t *teller) take() (ready, topology bool, recalls []*weirv1.LoanRecall) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -44,17 +44,17 @@ func (t *teller) take() (ready, topology bool, recalls []*weirv1.LoanRecall) {
 	return ready, topology, recalls
 }
 
-// follow has the caller told of the node until the stream is over: once for each of the two, however often it is asked for.
+// follow has tell send the readiness or the topology until the stream ends. Asking again changes nothing.
 func (c *checkStream) follow(in *weirv1.CheckStreamRequest) {
 	c.want(func(t *teller) { t.ready, t.topology = t.ready || in.Ready, t.topology || in.Topology })
 }
 
-// tell tells until the stream is over, or broken, which the reader learns, too.
+// tell sends until the stream has ended or a send fails; the reader notices a failed stream itself.
 func (c *checkStream) tell() {
-	news := make(chan struct{}) // of what is followed from now on
+	news := make(chan struct{}) // closed: makes the first report of what is followed due
 	close(news)
-	var ready, topology <-chan struct{} // closed when there are news; nil: it is not followed
-	var isReady *weirv1.Readiness       // as told; nil: not yet
+	var ready, topology <-chan struct{} // closed when there is something new; nil: not followed
+	var isReady *weirv1.Readiness       // as sent last; nil: not yet
 	var is *weirv1.TopologyResponse
 	for err := error(nil); err == nil; {
 		select {
@@ -81,7 +81,7 @@ func (c *checkStream) tell() {
 	}
 }
 
-// tellReady tells whether the node is ready, if that is not what was told last.
+// tellReady sends whether the node is ready, if that differs from last. changed is closed when it may differ again.
 func (c *checkStream) tellReady(last *weirv1.Readiness) (now *weirv1.Readiness, changed <-chan struct{}, err error) {
 	now = &weirv1.Readiness{Ready: true}
 	if c.server.cfg.Ready != nil {
@@ -95,7 +95,8 @@ func (c *checkStream) tellReady(last *weirv1.Readiness) (now *weirv1.Readiness, 
 	return now, changed, err
 }
 
-// tellTopology tells who owns which keys, if that is not what was told last and the caller may know it.
+// tellTopology sends the topology, if it differs from last. A caller without the right to it gets an error, and is not told
+// again.
 func (c *checkStream) tellTopology(last *weirv1.TopologyResponse) (now *weirv1.TopologyResponse, changed <-chan struct{}, err error) {
 	now, changed, denied := c.server.cfg.Topology(c.stream.Context())
 	if denied == nil && last != nil && sameTopology(now, last) {
@@ -111,10 +112,10 @@ func (c *checkStream) tellTopology(last *weirv1.TopologyResponse) (now *weirv1.T
 	return now, changed, c.send(out)
 }
 
-// topologyField is the field of the error of a caller that is not to know the topology.
+// topologyField is the field of the error for a caller without the right to the topology.
 const topologyField = "topology"
 
-// sameTopology tells whether two differ in their version at most.
+// sameTopology says whether two topologies differ in nothing but their version.
 func sameTopology(a, b *weirv1.TopologyResponse) bool {
 	return bytes.Equal(a.HashKey, b.HashKey) && a.RingSettings == b.RingSettings && a.Ring == b.Ring &&
 		slices.EqualFunc(a.Members, b.Members, func(a, b *weirv1.TopologyMember) bool {

@@ -9,7 +9,8 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// operate answers a request about a target: ask has the Service answer, and reply makes a message of that. Errors become those of gRPC.
+// operate carries out a request about one target: ask has the Service answer, reply makes a message of the answer. Errors
+// become gRPC statuses.
 func operate[A, M any](about *weirv1.Target, ask func(limit.Target) (A, error), reply func(A) *M) (*M, error) {
 	t, bad := wire.Target(about)
 	if bad != nil {
@@ -22,7 +23,7 @@ func operate[A, M any](about *weirv1.Target, ask func(limit.Target) (A, error), 
 	return reply(answer), nil
 }
 
-// protoError is an error of one element of a list.
+// protoError converts the error of one element of a list.
 func protoError(err error) *weirv1.Error { return wire.ProtoError(wire.Named(errorOf(err))) }
 
 func protoDecision(d limit.Decision) *weirv1.Decision { return wire.ProtoDecision(&d) }
@@ -62,7 +63,7 @@ func (s *Server) Reset(ctx context.Context, in *weirv1.ResetRequest) (*weirv1.Re
 	}, func(done *weirv1.ResetResponse) *weirv1.ResetResponse { return done })
 }
 
-// amount is a cost as a request gives it, which is otherwise where it gives none.
+// amount converts the cost or usage of a request; otherwise is the cost when the request has neither.
 func amount(cost *int64, usage map[string]int64, otherwise int64) limit.Amount {
 	switch {
 	case usage == nil && cost == nil:
@@ -88,8 +89,8 @@ func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv
 	}, protoDecision)
 }
 
-// each answers a request about a list of targets: read reads an element, ask has the Service answer all of them. Errors become those
-// of gRPC.
+// each carries out a request about a list of targets: read converts an element, ask has the Service answer all of them.
+// Errors become gRPC statuses.
 func each[M, Q, A any](
 	ctx context.Context, list string, in []*M, about func(*M) *weirv1.Target,
 	read func(*M, limit.Target) (Q, *limit.Error), ask func(context.Context, []Q) (A, error),
@@ -100,7 +101,7 @@ func each[M, Q, A any](
 	asks := make([]Q, len(in))
 	for i, one := range in {
 		if one == nil {
-			continue // the Service says what it lacks
+			continue // the Service reports the missing fields
 		}
 		t, bad := wire.Target(about(one))
 		if bad == nil {
@@ -160,7 +161,7 @@ func (s *Server) ExtendEach(ctx context.Context, in *weirv1.ExtendEachRequest) (
 	return out, nil
 }
 
-// commitOf reads a commit. A missing cost is an error: what the work did cost is not to be guessed.
+// commitOf converts a commit. A missing cost is an error, because no default is likely to be what the work cost.
 func commitOf(in *weirv1.CommitRequest, t limit.Target) (limit.Commit, *limit.Error) {
 	switch {
 	case in.Cost == nil && in.Usage == nil:

@@ -1,8 +1,8 @@
-// Package grpcapi serves callers over gRPC: weir.v1's Limiter. It turns messages into checks, asks a limiter.BatchService, and turns
-// decisions into messages, for single calls and for CheckStream.
+// Package grpc serves callers over gRPC: the service Limiter of weir.v1. It converts messages to checks, has a
+// limiter.BatchService decide them, and converts the decisions to messages, for unary calls and for CheckStream.
 //
-// It decides nothing. What it does not promise: that a check whose answer did not reach the caller was not carried out; that the
-// answers of a stream come in the order of the checks; that a caller who does not read keeps its stream.
+// It decides nothing. It does not promise that a check without an answer was not carried out, that the answers of a stream
+// have the order of its checks, or that a stream stays open whose caller does not read.
 package grpc
 
 import (
@@ -26,45 +26,46 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// ServerConfig is what a Server needs. Service, Status, TopKeys and Topology are required.
+// ServerConfig is what a Server needs. Service, Status, TopKeys, Topology and Panicked are required.
 type ServerConfig struct {
 	Service limiter.BatchService
-	// Lender lends units to callers; nil: nothing is lent.
+	// Lender lends units to callers; nil: reports of loans are errors.
 	Lender limit.Lender
-	// Kept are bytes, which what streams define takes while they are open. Of named callers none has all of them. Nil: any number.
+	// Kept is a budget in bytes for the targets that open streams have defined, shared among callers by name; nil: no bound.
 	Kept *fairshare.Places
-	// Caller names the authenticated caller, whose borrowers are its own. It is required with Kept or a Lender.
+	// Caller returns the name of the authenticated caller, which separates the borrowers of different callers. Required with
+	// Kept or Lender.
 	Caller func(context.Context) string
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
-	// TopKeys tells which keys are used most. Its error is a *limit.Error.
+	// TopKeys returns the most used keys. Its error is a *limit.Error.
 	TopKeys func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
-	// Topology says who owns which keys, and gives a channel that is closed when that may have changed; or an error for a caller that is
-	// not to know.
+	// Topology returns the owners of all keys, and a channel that is closed when they may have changed. denied is the error
+	// for a caller without the right to know.
 	Topology func(context.Context) (now *weirv1.TopologyResponse, changed <-chan struct{}, denied *limit.Error)
-	// Ready says whether the node is ready to decide, and gives a channel that is closed when that changes. Nil: it always is.
+	// Ready says whether the node can decide, and returns a channel that is closed when that changes. Nil: it always can.
 	Ready func() (ready bool, changed <-chan struct{})
-	// Observe, when set, is told of each request of a CheckStream how long it took until all its answers were sent, and the
-	// code of the error that it got in place of answers. It must return at once.
+	// Observe, when set, is called for each request of checks in a CheckStream: took is the time until its last answer was
+	// sent, failed the code of the error that it got in place of answers, or OK. It must return at once.
 	Observe func(took time.Duration, failed codes.Code)
-	// Trace, when set, is told of each check of a CheckStream what its caller says of a trace that it belongs to: the ids of
-	// trace and span, limiter.TraceContext bytes, or nothing. It returns what is to hang below (see limiter.Batch.Traces), and
-	// how to end the trace's part here with the status of the answer; nil when the check is not traced.
+	// Trace, when set, is called for each check of a CheckStream. parent is the trace context that its caller has sent:
+	// limiter.TraceContext bytes, or empty. below is the context for the spans of the decision (see limiter.Batch.Traces);
+	// end ends the span with the code of the answer, and is nil when the check is not traced.
 	Trace func(parent string) (below string, end func(codes.Code))
-	// WriteTimeout is how long an answer may wait for the caller of a stream to read those before it; then the stream ends. For
-	// streams of other services see EndUnread. 0: any time.
+	// WriteTimeout bounds how long a Send may wait for the caller of a stream to read; after that the stream ends. EndUnread
+	// applies it to streams of other services. 0: no bound.
 	WriteTimeout time.Duration
-	// MaxUnread is about how many bytes of answers of all CheckStreams may wait for their callers to read. Beyond it a stream that
-	// holds more than its share is ended at once. What gRPC has taken is not counted: 64 KiB a stream at most. 0: any number.
+	// MaxUnread is about how many bytes of answers may wait for the callers of all CheckStreams to read. Beyond it the
+	// stream with the most is ended. Answers that gRPC has taken, at most 64 KiB of a stream, are not counted. 0: no bound.
 	MaxUnread int64
-	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
-	// not counted. Nil: any number.
+	// Requests bounds the bytes that requests take from decoding until they are answered. Small requests are not counted.
+	// Nil: no bound.
 	Requests *admission.Gate
-	// Panicked is called with each panic of a stream, which ends with admission.ErrPanicked. Required.
+	// Panicked is called with each panic in a stream. The stream ends with admission.ErrPanicked.
 	Panicked func(method string, p *panics.Error)
 }
 
-// Server answers callers.
+// Server implements weirv1.LimiterServer. Its methods are safe for concurrent use.
 type Server struct {
 	weirv1.UnimplementedLimiterServer
 	svc     limiter.BatchService
@@ -72,8 +73,8 @@ type Server struct {
 	batches sync.Pool // of *limiter.Batch
 	calls   sync.Pool // of *call
 	rooms   rooms
-	traced  bool           // gRPC's traces keep the messages of calls, to write them out when somebody looks at them
-	readers sync.WaitGroup // of CheckStream, and handlers of other streams
+	traced  bool           // golang.org/x/net/trace keeps the messages of calls for its page, so that call must not be reused
+	readers sync.WaitGroup // handlers of streams
 	unread  unread         // of CheckStreams
 }
 
@@ -89,19 +90,19 @@ func NewServer(cfg ServerConfig) *Server {
 	return s
 }
 
-// call is what a Check takes while it is in flight, used again for the next. It is the message that the call is answered with. While its
-// request has not come, as for long it need not, it has no more than this.
+// call holds a unary Check while it is carried out, and is reused. It is the message that answers the call. It has no room
+// until the request has come, because the request may take long.
 type call struct {
 	weirv1.CheckResponse
-	*room     // nil until it is known for how many checks
+	*room     // nil until the number of checks is known
 	server    *Server
 	admission callMemory
 	request   wire.Lenient
-	ctx       context.Context // of the call, while its request is decoded
+	ctx       context.Context // of the call; set while its request is decoded
 	in        *weirv1.CheckRequest
 }
 
-// room is what so many checks and their answers take: 59 KB for 100.
+// room is the memory for a number of checks and their answers: 59 KB for 100.
 type room struct {
 	checks  []limit.Check
 	results []limit.Result
@@ -109,14 +110,14 @@ type room struct {
 	out     []*weirv1.Result
 }
 
-// rooms keep rooms by their size: those for a power of two are for as few checks as no smaller one has room for. So few checks, which no
-// gate counts, do not keep the room of many.
-type rooms [11]sync.Pool // the last for 1024
+// rooms are pools of room by size, a power of two. A call with few checks, which no gate counts, so never holds the memory
+// of many.
+type rooms [11]sync.Pool // the last one is for 1024 checks
 
-// size is the power of two for n checks, at least 1.
+// size is the index of the pool for n checks, n at least 1.
 func (*rooms) size(n int) int { return bits.Len(uint(n - 1)) }
 
-// grow makes room for n checks, at least 1 and at most limit.MaxBatch, and what comes of them.
+// grow takes a room for n checks, 1 to limit.MaxBatch.
 func (c *call) grow(n int) {
 	size := c.server.rooms.size(n)
 	r, ok := c.server.rooms[size].Get().(*room)
@@ -128,7 +129,7 @@ func (c *call) grow(n int) {
 	c.room, c.Results = r, r.out
 }
 
-// Recycle implements wire.Recycled. Nothing is left in c that would be kept alive.
+// Recycle implements wire.Recycled: it empties the call and its room and returns both to their pools.
 func (c *call) Recycle() {
 	if c.server.traced {
 		return
@@ -144,7 +145,7 @@ func (c *call) Recycle() {
 	c.server.calls.Put(c)
 }
 
-// admit waits for room for a request that has come, and gives it that which one before it had.
+// admit waits for room in the gate for a request that has come, and takes a message from the pool to decode it into.
 func (c *call) admit(size int) error {
 	err := c.admission.enter(c.ctx, size, leastCheck)
 	if err == nil {
@@ -165,10 +166,10 @@ func (c *call) decode(ctx context.Context, read func(any) error) error {
 	return err
 }
 
-// Close waits for every goroutine, once the gRPC server that the Server is registered with has been stopped.
+// Close waits for every goroutine of streams. The gRPC server must have been stopped before.
 func (s *Server) Close() { s.readers.Wait() }
 
-// Register adds the Server to a gRPC server, which must have been made with wire.ServerCodec.
+// Register adds the Server to a gRPC server, which must use wire.ServerCodec.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	desc := weirv1.Limiter_ServiceDesc
 	desc.Methods = nil
@@ -182,9 +183,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&desc, s)
 }
 
-// handleCheck returns the generated handler, but for the request, which is used again: as soon as it has been read, for a call may
-// wait long, and 1000 checks take 250 KB in this form; and the answer, which is used again when it has been sent. Interceptors see
-// a *call in place of both.
+// handleCheck returns a handler for Check that reuses memory. The request goes back to its pool as soon as its checks are
+// read, because a call may wait long and 1000 checks take 250 KB in this form; the answer when it has been marshalled.
+// Interceptors see a *call as request and as answer.
 func (s *Server) handleCheck() grpc.MethodHandler {
 	info := &grpc.UnaryServerInfo{Server: s, FullMethod: weirv1.Limiter_Check_FullMethodName}
 	check := s.check // made once
@@ -192,7 +193,7 @@ func (s *Server) handleCheck() grpc.MethodHandler {
 		c := s.calls.Get().(*call)
 		defer func() {
 			if c.admission.leave(); err != nil {
-				c.Recycle() // as the codec does when it has marshalled it
+				c.Recycle() // after a success the codec does so when it has marshalled c
 			}
 		}()
 		if err := c.decode(ctx, dec); err != nil {
@@ -206,7 +207,7 @@ func (s *Server) handleCheck() grpc.MethodHandler {
 	}
 }
 
-// undecoded returns the status for a message that could not be decoded, or nil for one that was.
+// undecoded returns the status of a message that could not be decoded, and nil for a decoded one.
 func undecoded(m *wire.Lenient) error {
 	if m.Err == nil {
 		return nil
@@ -214,13 +215,13 @@ func undecoded(m *wire.Lenient) error {
 	if bad, ok := errors.AsType[*limit.Error](m.Err); ok {
 		return statusOf(bad)
 	}
-	if _, ok := status.FromError(m.Err); ok { // of Admit
+	if _, ok := status.FromError(m.Err); ok { // from Admit
 		return m.Err
 	}
 	return status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
 }
 
-// check carries out a *call, and puts its request back when it has read it.
+// check carries out a *call. It returns the request to its pool when the checks are read.
 func (s *Server) check(ctx context.Context, of any) (any, error) {
 	c := of.(*call)
 	in := c.in
@@ -236,7 +237,7 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 		c.checks[i] = limit.Check{Target: t, Cost: wire.Cost(check.Cost), Partial: check.Partial, RequestID: check.RequestId}
 	}
 	atomic := in.Atomic
-	// append takes more room than it needs. What holds more checks than a batch may have is not kept.
+	// append rounds capacities up. A request with room for more checks than that is left to the garbage collector.
 	if c.in = nil; cap(in.Checks) <= 2*limit.MaxBatch {
 		in.ReturnToVTPool()
 	}
@@ -264,7 +265,7 @@ func (s *Server) check(ctx context.Context, of any) (any, error) {
 	return c, nil
 }
 
-// decided is a Result with a decision, in one piece of memory in place of three.
+// decided is the memory of a Result with a decision, in one allocation in place of three.
 type decided struct {
 	result   weirv1.Result
 	outcome  weirv1.Result_Decision
@@ -281,7 +282,7 @@ func (r *decided) of(d *limit.Decision) *weirv1.Result {
 
 // checkAll carries out an atomic call.
 func (s *Server) checkAll(ctx context.Context, c *call) error {
-	all, err := s.svc.CheckAll(ctx, slices.Clone(c.checks)) // what is left to settle may outlast the call
+	all, err := s.svc.CheckAll(ctx, slices.Clone(c.checks)) // a settlement may outlast the call, which reuses c.checks
 	if err != nil {
 		return statusOf(err)
 	}
@@ -301,7 +302,7 @@ func (s *Server) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.S
 func (s *Server) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
 	out, err := s.cfg.TopKeys(ctx, r)
 	if err != nil {
-		return nil, wire.Status(err) // its fields are the message's
+		return nil, wire.Status(err) // the error has the message's field names already
 	}
 	return out, nil
 }

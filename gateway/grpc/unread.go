@@ -14,20 +14,23 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
+// This file ends streams whose callers do not read. Two rules do so: a Send that takes longer than WriteTimeout (patiently),
+// and more than MaxUnread bytes of answers that wait in all CheckStreams (unread).
+
 // errUnread ends a stream whose caller does not read.
 var errUnread = status.Error(codes.Aborted, "the answers are not read")
 
-// handling is the handling of a stream. The stream ends at once, and its handler returns later, where its caller does not read or something
-// panics: a connection that is alive may have streams that nobody reads.
+// handling runs the handler of a stream in a goroutine of its own, so that the stream can end before the handler returns:
+// when its caller does not read, or a goroutine of it panics. The connection and its other streams stay open.
 type handling struct {
 	server *Server
 	method string
-	ends   chan error // holds the error that the stream ends with
+	ends   chan error // receives the error that the stream ends with
 }
 
 func (s *Server) handling(method string) handling { return handling{s, method, make(chan error, 1)} }
 
-// end ends the stream, unless it is ending.
+// end ends the stream with an error, unless it is ending already.
 func (h *handling) end(why error) {
 	select {
 	case h.ends <- why:
@@ -35,13 +38,13 @@ func (h *handling) end(why error) {
 	}
 }
 
-// panicked tells of a panic, and ends the stream.
+// panicked reports a panic and ends the stream.
 func (h *handling) panicked(p *panics.Error) {
 	h.server.cfg.Panicked(h.method, p)
 	h.end(admission.ErrPanicked)
 }
 
-// patiently sends, for as long as a stream waits for its caller to read. What waits then fails when the stream has ended.
+// patiently calls send, and ends the stream when send takes longer than WriteTimeout. send fails then.
 func (h *handling) patiently(send func() error) error {
 	if d := h.server.cfg.WriteTimeout; d > 0 {
 		defer time.AfterFunc(d, func() { h.end(errUnread) }).Stop()
@@ -49,8 +52,9 @@ func (h *handling) patiently(send func() error) error {
 	return send()
 }
 
-// run returns what the stream ends with. left says that its context has ended before: the caller is gone, or the node stops. The handler may
-// be stuck in sending or in receiving until the stream has ended: gRPC has no other way to interrupt it.
+// run calls handle and returns the error that the stream ends with. left says that the stream's context ended first: the
+// caller is gone, or the node stops. handle may still be running then, blocked in sending or receiving: gRPC unblocks it
+// only after run's caller has returned.
 func (h *handling) run(ctx context.Context, handle func() error) (left bool, err error) {
 	h.server.readers.Go(func() { panics.Tell(h.panicked, func() { h.end(handle()) }) })
 	select {
@@ -61,9 +65,9 @@ func (h *handling) run(ctx context.Context, handle func() error) (left bool, err
 	}
 }
 
-// EndUnread is an interceptor of streams: those whose callers do not read what they are sent within WriteTimeout are ended,
-// whatever service they are of, and so is every one whose context has ended, though its handler waits for its caller's next message.
-// The Server's own CheckStream sees to that itself. Close waits for the handlers.
+// EndUnread is an interceptor for streams of all services. It ends a stream whose caller does not read an answer within
+// WriteTimeout, and one whose context has ended, even while its handler waits for the caller's next message. CheckStream
+// does both itself, and passes through, as every stream does with WriteTimeout 0. Close waits for the handlers.
 func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if s.cfg.WriteTimeout == 0 || info.FullMethod == weirv1.Limiter_CheckStream_FullMethodName {
 		return handle(srv, stream)
@@ -73,7 +77,7 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 	return err
 }
 
-// patientStream is a stream that does not wait for ever.
+// patientStream is a stream whose SendMsg ends the stream after WriteTimeout.
 type patientStream struct {
 	grpc.ServerStream
 	handling *handling
@@ -85,21 +89,23 @@ func (s patientStream) SendMsg(m any) error {
 }
 
 const (
-	// answerSize is about what the answer to a check takes in a response: a list of nine numbers.
+	// answerSize is about what the answer to a check takes in a response, in bytes: nine numbers in lists.
 	answerSize = 128
-	// responseSize is about what a response takes besides that while it waits: a goroutine, a context with its timer.
+	// responseSize is about what else a waiting response takes: a goroutine, a context and its timer.
 	responseSize = 8 << 10
 )
 
-// unread is what waits to be read of all CheckStreams, in bytes, about. It is safe for concurrent use.
+// unread counts the bytes of answers that wait for callers to read, of all CheckStreams, about. It is safe for concurrent
+// use.
 type unread struct {
 	mu  sync.Mutex
 	all int64
-	of  map[*checkStream]int64 // those of which something waits
+	of  map[*checkStream]int64 // streams for which bytes wait
 }
 
-// add counts bytes that wait, or with a negative number wait no more. Where more than most wait in all, if that is not 0, the stream of which
-// the most waits is ended, so that those who read need not suffer from those who do not. What waits of it is counted until it has failed.
+// add adds bytes that wait for the caller of c, or removes them (bytes below 0). When more than most bytes wait in all (most
+// 0: no bound), it ends the stream with the most, so that callers that read keep their streams. The bytes of that stream
+// stay counted until its Send has failed.
 func (u *unread) add(c *checkStream, bytes, most int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -119,7 +125,7 @@ func (u *unread) add(c *checkStream, bytes, most int64) {
 	fullest.end(errUnread)
 }
 
-// hold notes that a response with answers to so many checks waits for its caller to read, and letGo that it waits no more.
+// hold counts a response with so many answers as waiting for the caller; letGo ends that.
 func (c *checkStream) hold(checks int) (bytes int64) {
 	bytes = responseSize + int64(checks)*answerSize
 	c.server.unread.add(c, bytes, c.server.cfg.MaxUnread)
