@@ -29,7 +29,7 @@ import (
 //	check      has Begin decide the checks that this node holds, and sends these answers at once
 //	remainder  has Finish carry out the others, in groups of similar time-outs, each in a goroutine, and sends their answers
 //
-// Requests that report loans go to borrow.go, requests to follow the node to follow.go. All responses pass through send.
+// Requests that report loans go to borrow.go, requests to follow the node to follow.go. All responses pass through sendLocked.
 // Other files must not call stream.Send themselves.
 
 const (
