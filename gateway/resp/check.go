@@ -11,38 +11,39 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// namespace is that of the limits that CL.THROTTLE brings along.
+// namespace is the namespace of CL.THROTTLE's inline limits.
 const namespace = "redis"
 
-// throttle is what CL.THROTTLE says of a limit.
+// throttle is the limit in the arguments of CL.THROTTLE.
 type throttle struct{ burst, count, period int64 }
 
-// bucket is the same as Weir has it. GCRA and a token bucket are the same: what redis-cell keeps, the theoretical arrival time, is the
-// moment when the bucket is full again.
+// bucket is such a limit as a token bucket, to which GCRA is equal: the theoretical arrival time that redis-cell stores is
+// the instant at which the bucket is full.
 type bucket struct {
 	limit algo.Limit
-	fill  time.Duration // what an empty bucket takes to fill: redis-cell's delay variation tolerance
+	fill  time.Duration // time in which an empty bucket fills: redis-cell's delay variation tolerance
 }
 
-// pending is a check that waits for its decision: by CL.THROTTLE, or, without a bucket, by WEIR.CHECK or WEIR.PEEK.
+// pending says how a queued check is answered: as CL.THROTTLE with its bucket, or as WEIR.CHECK and WEIR.PEEK with throttle
+// nil.
 type pending struct {
 	throttle *bucket
 	peek     bool
 }
 
-// queue has a check decided with those that wait.
+// queue adds a check to those that flush decides.
 func (c *conn) queue(s *scratch, check *limit.Check, p pending) {
 	s.checks = append(s.checks, *check)
 	s.pending = append(s.pending, p)
 }
 
-// failed answers a command that is not to be decided with an error, after those that wait.
+// failed answers a command with an error, after the queued checks have been answered.
 func (c *conn) failed(s *scratch, code, text string) {
 	c.flush(s)
 	c.fail(s, code, text)
 }
 
-// cellError answers an error of CL.THROTTLE as redis-cell words its own.
+// cellError answers a CL.THROTTLE with an error in the form of redis-cell's own.
 func (c *conn) cellError(s *scratch, text string) { c.failed(s, "Cell", cellPrefix+text) }
 
 const cellPrefix = "error: Store error: "
@@ -80,7 +81,7 @@ func (c *conn) throttled(s *scratch, args []string) {
 	c.queue(s, &limit.Check{Target: limit.Target{Limit: &b.limit, Namespace: namespace, Key: limit.KeyOf(args[1])}, Cost: quantity}, pending{b, quantity == 0})
 }
 
-// integers parses arguments of CL.THROTTLE, or answers with an error and reports false.
+// integers parses arguments of CL.THROTTLE. It returns false when it has answered with an error.
 func (c *conn) integers(s *scratch, args []string, into ...*int64) bool {
 	for i, a := range args {
 		n, err := strconv.ParseInt(a, 10, 64)
@@ -93,7 +94,7 @@ func (c *conn) integers(s *scratch, args []string, into ...*int64) bool {
 	return true
 }
 
-// newBucket works a limit out, or says what is wrong with it.
+// newBucket converts a limit, or says what is wrong with it.
 func newBucket(t throttle) (_ *bucket, wrong string) {
 	const maxPeriod = int64(algo.MaxWindow / time.Second)
 	switch {
@@ -107,7 +108,7 @@ func newBucket(t throttle) (_ *bucket, wrong string) {
 		return nil, "period: must be between 1 and " + strconv.FormatInt(maxPeriod, 10) + " seconds"
 	}
 	l := algo.Limit{Algorithm: algo.TokenBucket, Limit: t.count, Capacity: t.burst + 1, Window: time.Duration(t.period) * time.Second}
-	if l.Validate() != nil { // all else is checked
+	if l.Validate() != nil { // the other fields are valid by now
 		return nil, "max_burst: takes too long to come back at this rate"
 	}
 	return &bucket{limit: l, fill: algo.Limits{l}.Horizon()}, ""
@@ -135,7 +136,7 @@ func (c *conn) peek(s *scratch, args []string) {
 	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: limit.KeyOf(args[2])}}, pending{peek: true})
 }
 
-// answer answers a check.
+// answer appends the answer to a check.
 func (c *conn) answer(s *scratch, p *pending, r *limit.Result) {
 	e, failed := errors.AsType[*limit.Error](r.Err)
 	switch {
@@ -158,19 +159,19 @@ func (c *conn) answer(s *scratch, p *pending, r *limit.Result) {
 	}
 }
 
-// cellField is an error with its field named as CL.THROTTLE names it.
+// cellField returns an error with CL.THROTTLE's name of its field.
 func cellField(e *limit.Error) *limit.Error {
 	names := map[string]string{"limit.window": "period", "limit.limit": "count per period", "limit.capacity": "max_burst", "cost": "quantity"}
 	return limit.NewError(e.Kind, cmp.Or(names[e.Field], e.Field), e.Message)
 }
 
-// appendThrottle appends the answer of CL.THROTTLE: whether the request is limited, the limit, what remains, the seconds until the same
-// request passes (-1: now, or never), and those until the limit is as new.
+// appendThrottle appends the answer of CL.THROTTLE: whether the request is refused, the limit, what remains, the seconds
+// until the request would be admitted (-1: it was, or never would be), and the seconds until the bucket is full.
 func appendThrottle(b []byte, p *pending, d *limit.Decision) []byte {
 	limited, retryAfter := !d.Allowed, d.RetryAfter
 	if p.peek && !d.FailedOpen {
-		// A quantity of 0 asks for nothing, and passes when nothing remains, but not when more is owed than the bucket holds: the limit
-		// was larger.
+		// A quantity of 0 is admitted even where nothing remains. It is refused only while the debt is larger than the
+		// bucket, which is possible after the limit was lowered.
 		retryAfter = d.ResetAfter - p.throttle.fill
 		limited = retryAfter > 0
 	}
@@ -185,7 +186,7 @@ func appendThrottle(b []byte, p *pending, d *limit.Decision) []byte {
 	return appendInt(b, cellSeconds(d.ResetAfter))
 }
 
-// cellSeconds are whole seconds as redis-cell rounds them: up, but for less than a millisecond.
+// cellSeconds rounds to whole seconds as redis-cell does: up, except for a fraction below a millisecond.
 func cellSeconds(d time.Duration) int64 {
 	return int64((d.Truncate(time.Millisecond) + time.Second - 1) / time.Second)
 }

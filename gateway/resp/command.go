@@ -11,22 +11,22 @@ import (
 	"github.com/weirlimit/weir/auth"
 )
 
-// spec is a command.
+// spec describes a command.
 type spec struct {
 	name    string
-	arity   int // arguments with the name; negative: at least so many; 0: any number
+	arity   int // number of arguments with the name; negative: at least so many; 0: run checks it
 	open    bool
-	keys    [3]int // first, last and step, as COMMAND tells them
-	args    string // for its documentation
+	keys    [3]int // first, last and step, as in COMMAND's answer
+	args    string // for COMMAND DOCS
 	summary string
-	run     func(c *conn, s *scratch, args []string) // answers the command, or has it decided
-	decided bool                                     // run has it decided, or answers for itself
+	run     func(c *conn, s *scratch, args []string) // answers the command, or queues a check
+	decided bool                                     // run queues a check, or answers by failed; queued checks stay queued before run
 }
 
-// redisVersion is the version of Redis whose commands these are. Clients that want to know it do so to find out which of them there are.
+// redisVersion is the version of Redis in HELLO and INFO. Clients use it to find out which commands they may send.
 const redisVersion = "7.2.0"
 
-// specs are all commands.
+// specs returns all commands.
 func specs() []spec {
 	return []spec{
 		{name: "cl.throttle", keys: [3]int{1, 1, 1}, decided: true, run: (*conn).throttled,
@@ -49,10 +49,10 @@ func specs() []spec {
 	}
 }
 
-// find returns the command of a name, in whatever case; nil where there is none. All names are shorter than 16 bytes.
+// find returns the command with a name in any case, or nil. It looks at 16 bytes: all names are shorter.
 func (s *Server) find(name string) *spec { return s.commands[strings.ToLower(shortened(name, 16))] }
 
-// command carries out a command, or has it decided with others.
+// command runs a command.
 func (c *conn) command(s *scratch, args []string) {
 	if c.ctx != nil {
 		c.early = 0
@@ -69,7 +69,7 @@ func (c *conn) command(s *scratch, args []string) {
 		return
 	}
 	if strings.EqualFold(args[0], "post") || strings.EqualFold(args[0], "host:") {
-		// A browser that a web page has send a request to this port: the rest of it would be taken for commands.
+		// A web page has a browser send a request to this port, the body of which could be commands.
 		c.server.cfg.Suspicious(c.raw.RemoteAddr())
 		c.ending = true
 		return
@@ -77,13 +77,13 @@ func (c *conn) command(s *scratch, args []string) {
 	c.failed(s, "ERR", "unknown command '"+shortened(args[0], 128)+"', with args beginning with: "+argsBeginning(args[1:]))
 }
 
-// do carries out a known command.
+// do runs a known command.
 func (c *conn) do(s *scratch, command *spec, args []string) {
 	if n := len(args); command.arity > 0 && n != command.arity || n < -command.arity {
 		c.wrongArity(s, command.name)
 		return
 	}
-	// Who is authenticated is authorized for each check.
+	// A decided command of an authenticated connection is authorized with its check, so that Current need not be called.
 	if !command.open && (c.ctx == nil || !command.decided) && !c.isAuthenticated() {
 		c.failed(s, "NOAUTH", "Authentication required.")
 		return
@@ -153,11 +153,11 @@ func (c *conn) authCommand(s *scratch, args []string) {
 	}
 }
 
-// defaultUser is the name that stands for any caller: the token tells which.
+// defaultUser is the user name that any caller may give, because the token identifies the caller.
 const defaultUser = "default"
 
-// authenticate authenticates the caller by a token, which has to be the user's unless that is the default one. It answers with an error
-// when it does not, and then reports false; whoever was authenticated before stays so.
+// authenticate authenticates the caller by a token. user must be the token's name or defaultUser. It returns false when it
+// has answered with an error; an earlier authentication then stays.
 func (c *conn) authenticate(s *scratch, user, token string) bool {
 	credentials := c.credentials
 	if c.server.cfg.Tokens {
@@ -218,7 +218,7 @@ func (c *conn) hello(s *scratch, args []string) {
 	}
 	c.proto = proto
 	b := appendMap(s.out, proto, 7)
-	b = appendBulk(appendBulk(b, "server"), "redis") // which some clients compare
+	b = appendBulk(appendBulk(b, "server"), "redis") // some clients require this name
 	b = appendBulk(appendBulk(b, "version"), redisVersion)
 	b = appendInt(appendBulk(b, "proto"), int64(proto))
 	b = appendInt(appendBulk(b, "id"), c.id)
@@ -227,20 +227,20 @@ func (c *conn) hello(s *scratch, args []string) {
 	s.out = appendArray(appendBulk(b, "modules"), 0)
 }
 
-// maxName bounds what a caller says of itself: a name, its library and that one's version.
+// maxName bounds the name of a connection, of a library and of its version, in bytes.
 const maxName = 128
 
-// setName names the connection, or answers with an error.
+// setName names the connection. It returns false when it has answered with an error.
 func (c *conn) setName(s *scratch, name string) bool {
 	if !isPlain(name) {
 		c.fail(s, "ERR", "Client names cannot contain spaces, newlines or special characters.")
 		return false
 	}
-	c.name = strings.Clone(name) // not the text that it is part of
+	c.name = strings.Clone(name) // so that the round's text is not kept
 	return true
 }
 
-// isPlain reports whether a caller may say so of itself.
+// isPlain says whether a text is allowed as a name or version of a client.
 func isPlain(s string) bool {
 	return len(s) <= maxName && strings.IndexFunc(s, func(r rune) bool { return r < '!' || r > '~' }) < 0
 }
@@ -288,7 +288,7 @@ func (c *conn) unknownSubcommand(s *scratch, command, what string) {
 	c.fail(s, "ERR", "unknown subcommand '"+shortened(what, 128)+"'. Try "+command+" HELP.")
 }
 
-// named lists the commands of some names; without names all. One that there is not is nil.
+// named returns the commands with some names, nil for an unknown name; without names, all commands.
 func (c *conn) named(names []string) []*spec {
 	var list []*spec
 	if len(names) == 0 {
@@ -341,7 +341,7 @@ func (c *conn) commandCommand(s *scratch, args []string) {
 	}
 }
 
-// appendInfo appends what COMMAND INFO tells of a command, nil for one that there is not.
+// appendInfo appends the entry of a command in COMMAND INFO; nil: an unknown command.
 func appendInfo(b []byte, proto int, one *spec) []byte {
 	if one == nil {
 		return appendNull(b, proto)
@@ -361,11 +361,11 @@ func appendInfo(b []byte, proto int, one *spec) []byte {
 	for _, n := range one.keys {
 		b = appendInt(b, int64(n))
 	}
-	b = appendSet(b, proto, 0)                               // categories of access
+	b = appendSet(b, proto, 0)                               // ACL categories
 	return appendArray(appendArray(appendArray(b, 0), 0), 0) // hints, key specifications, subcommands
 }
 
-// appendDocs appends what COMMAND DOCS tells of a command.
+// appendDocs appends the entry of a command in COMMAND DOCS.
 func appendDocs(b []byte, proto int, one *spec) []byte {
 	b = appendMap(b, proto, 4)
 	b = appendBulk(appendBulk(b, "summary"), one.summary)
@@ -374,7 +374,7 @@ func appendDocs(b []byte, proto int, one *spec) []byte {
 	if one.args == "" {
 		return appendArray(appendBulk(b, "arguments"), 0)
 	}
-	// One argument that stands for all: what is shown is its text.
+	// One argument stands for all, because clients show only its text.
 	b = appendMap(appendArray(appendBulk(b, "arguments"), 1), proto, 3)
 	b = appendBulk(appendBulk(b, "name"), one.args)
 	b = appendBulk(appendBulk(b, "type"), "string")

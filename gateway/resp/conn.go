@@ -14,27 +14,30 @@ import (
 )
 
 const (
-	// firstBuffer is what a connection reads into. It grows while callers send more at once, to knownBounds.size.
+	// firstBuffer is the size of a connection's first buffer for reading. It doubles, up to knownBounds.size, while callers
+	// send more at once.
 	firstBuffer = 4 << 10
-	// maxRound is how many commands are carried out before their answers are written, and maxOut how many bytes of answers there may
-	// be before no more commands are begun: what a connection takes whose caller does not read follows from them.
+	// maxRound bounds the commands of a round; maxOut is the number of bytes of answers at which they are written before the
+	// next command runs. The two bound the memory of a connection whose caller does not read.
 	maxRound = 256
 	maxOut   = 64 << 10
-	// maxEarly is how many commands a connection may send before it is authenticated: a client sends a handful, and each costs the
-	// node more than its sender.
+	// maxEarly bounds the commands of a connection before it is authenticated. Clients send a handful; each costs the node
+	// more than its sender.
 	maxEarly = 100
-	// keepOut is how much room for answers is kept for the next round, of any connection.
+	// keepOut bounds the memory for answers that is kept for another round.
 	keepOut = 2 * maxOut
-	// fewChecks are not counted against Config.Requests. Of more, each takes perCheck bytes, about: the check and its answer.
+	// fewChecks is the number of checks up to which a batch is not counted against Config.Requests. In a larger batch each
+	// check counts as perCheck bytes, about the size of the check and its answer.
 	fewChecks, perCheck = 16, 1 << 10
-	// drainQuiet is how long nothing may come on a connection that is to end, and drainLongest how long it is read at most.
+	// drainQuiet is the silence after which a draining connection ends, and drainLongest how long such a connection is read
+	// at most.
 	drainQuiet, drainLongest = 25 * time.Millisecond, time.Second
-	// lingerTime and lingerBytes bound what is read, and thrown away, after the last answer: a connection that is closed with
-	// something unread is reset, and the other end may lose the answers.
+	// lingerTime and lingerBytes bound what is read and thrown away after the last answer. A connection that is closed with
+	// unread bytes is reset, and the caller may lose answers.
 	lingerTime, lingerBytes = 250 * time.Millisecond, 1 << 20
 )
 
-// conn is a connection. It is its goroutine's, but for drain.
+// conn is a connection. Only its own goroutine (serve) uses it, except for drain.
 type conn struct {
 	server *Server
 	raw    net.Conn // as accepted
@@ -42,29 +45,29 @@ type conn struct {
 	id     int64
 	came   time.Time
 	buf    []byte
-	from   int       // where in buf the next command begins
-	to     int       // where what has been read ends
-	piece  time.Time // since when there is the beginning of a command; zero: there is none
-	ending bool      // no more commands are carried out
+	from   int       // where the next command in buf begins
+	to     int       // where the bytes in buf end
+	piece  time.Time // since when buf has had the beginning of a command; zero: it has none
+	ending bool      // no further command is run
 
-	ctx         context.Context // to decide in; nil: not authenticated
+	ctx         context.Context // for decisions; nil: not authenticated
 	credentials auth.Credentials
-	early       int  // commands since the connection was last authenticated, or came
-	tried       bool // isAuthenticated has been called for what the connection presents
+	early       int  // commands since the connection was opened or last authenticated
+	tried       bool // arrive has called isAuthenticated for the connection's credentials
 	proto       int
 	name        string
 	libName     string
 	libVersion  string
 
 	mu    sync.Mutex
-	until time.Time // when draining ends; zero: not draining
+	until time.Time // when draining ends; zero: drain has not been called
 }
 
 func newConn(s *Server, raw net.Conn) *conn {
 	return &conn{server: s, raw: raw, Conn: raw, id: s.ids.Add(1), came: time.Now(), proto: resp2}
 }
 
-// scratch is what a round takes, and gives back before anything is waited for but decisions.
+// scratch is the memory of a round. The connection holds it until its answers are written.
 type scratch struct {
 	burst
 	argv    []string
@@ -72,16 +75,16 @@ type scratch struct {
 	pending []pending
 	checks  []limit.Check
 	results []limit.Result
-	// last is what was found out for the commands before: those of a pipeline are mostly alike.
+	// last has the results of earlier look-ups in this round, because the commands of a pipeline are mostly alike.
 	last struct {
-		name    string // of a command, as it was sent
+		name    string // of the last command, as sent
 		command *spec
-		limit   [3]string // of CL.THROTTLE, as it was sent
+		limit   [3]string // of the last CL.THROTTLE, as sent
 		bucket  *bucket
 	}
 }
 
-// serve serves the connection until it ends.
+// serve reads and answers commands until the connection ends.
 func (c *conn) serve() {
 	defer c.raw.Close()
 	if !c.shake() {
@@ -109,14 +112,14 @@ func (c *conn) serve() {
 	c.linger()
 }
 
-// shake makes the connection one over TLS, if it is to be.
+// shake does the TLS handshake, if there is one to do.
 func (c *conn) shake() bool {
 	c.credentials.From = c.raw.RemoteAddr()
 	if c.server.cfg.Handshake == nil {
 		return true
 	}
 	if d := c.server.cfg.CommandTimeout; d > 0 {
-		_ = c.raw.SetDeadline(time.Now().Add(d)) // an error shows with the next read
+		_ = c.raw.SetDeadline(time.Now().Add(d)) // an error returns with the next read
 	}
 	secured, credentials, err := c.server.cfg.Handshake(c.raw)
 	if err != nil {
@@ -127,7 +130,7 @@ func (c *conn) shake() bool {
 	return true
 }
 
-// fill reads more.
+// fill reads more bytes into buf.
 func (c *conn) fill() error {
 	switch {
 	case c.from == c.to:
@@ -136,7 +139,7 @@ func (c *conn) fill() error {
 		c.to = copy(c.buf, c.buf[c.from:c.to])
 		c.from = 0
 	}
-	if c.to == len(c.buf) { // of which a round has taken what it could: the rest is one command, shorter than its bound
+	if c.to == len(c.buf) { // round has run all complete commands: what is left is one command, shorter than its bound
 		c.grow()
 	}
 	if err := c.await(time.Now()); err != nil {
@@ -145,7 +148,7 @@ func (c *conn) fill() error {
 	n, err := c.Read(c.buf[c.to:])
 	c.to += n
 	if c.to == len(c.buf) && c.ctx != nil {
-		c.grow() // callers who send more at once get larger batches
+		c.grow() // the next batch may be larger
 	}
 	if n > 0 {
 		return nil
@@ -159,7 +162,7 @@ func (c *conn) grow() {
 	}
 }
 
-// await sets when the next read has to have brought something.
+// await sets the deadline of the next read.
 func (c *conn) await(now time.Time) error {
 	wait, since := c.server.cfg.IdleTimeout, now
 	switch {
@@ -183,16 +186,16 @@ func (c *conn) await(now time.Time) error {
 	return c.SetReadDeadline(at)
 }
 
-// drain has the connection end when what has come is answered.
+// drain has the connection end when it has answered what has come.
 func (c *conn) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
 	c.until = now.Add(drainLongest)
-	_ = c.raw.SetReadDeadline(now.Add(drainQuiet)) // an error shows with the read
+	_ = c.raw.SetReadDeadline(now.Add(drainQuiet)) // an error returns with the read
 }
 
-// draining reports whether drain has been called, and whether the time for that is over.
+// draining says whether drain has been called, and whether drainLongest has passed since.
 func (c *conn) draining() (begun, over bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,10 +203,10 @@ func (c *conn) draining() (begun, over bool) {
 	return begun, begun && time.Now().After(c.until)
 }
 
-// linger ends the connection so that the other end gets all that was written.
+// linger ends the connection in a way that lets the caller receive all that was written.
 func (c *conn) linger() {
 	if s, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		_ = c.SetWriteDeadline(time.Now().Add(lingerTime)) // of TLS; an error shows with what comes next
+		_ = c.SetWriteDeadline(time.Now().Add(lingerTime)) // for TLS; an error returns with CloseWrite
 		if s.CloseWrite() != nil {
 			return
 		}
@@ -211,19 +214,19 @@ func (c *conn) linger() {
 	if admission.ConnOf(c.raw.RemoteAddr()).EndWrites() != nil || c.raw.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
-	_, _ = io.CopyN(io.Discard, c.raw, lingerBytes) // until nothing comes
+	_, _ = io.CopyN(io.Discard, c.raw, lingerBytes) // until nothing comes for lingerTime
 }
 
-// round carries out the commands that have come, up to maxRound, and writes their answers. It reports whether there may be more. An
-// error means that the connection is of no use any more.
+// round runs the commands that have come, at most maxRound, and writes their answers. more says that buf may have further
+// complete commands. An error means that the connection cannot be written to.
 func (c *conn) round() (more bool, err error) {
 	s := c.server.scratch.Get().(*scratch)
 	bounds, most := knownBounds, maxRound
 	if c.ctx == nil {
-		bounds, most = openBounds, 1 // which may change the bounds for the next
+		bounds, most = openBounds, 1 // one command, because it may authenticate the caller and so change the bounds
 	}
 	used, bad := s.parse(c.buf[c.from:c.to], bounds, most)
-	// One copy for all: the buffer is used again, and the keys go on to be asked of other nodes.
+	// One copy for all commands, because buf is reused while keys may still be on their way to other nodes.
 	text := string(c.buf[c.from : c.from+used])
 	c.from += used
 	if used > 0 {
@@ -256,11 +259,11 @@ func (c *conn) round() (more bool, err error) {
 		c.ending = true
 	}
 	more = len(s.cmds) == most
-	c.server.recycle(s) // not after a panic: others may still be at it
+	c.server.recycle(s) // not after a panic, when other goroutines may still use s
 	return more, nil
 }
 
-// write sends the answers that there are.
+// write writes the answers in s.out.
 func (c *conn) write(s *scratch) error {
 	if len(s.out) == 0 {
 		return nil
@@ -273,7 +276,7 @@ func (c *conn) write(s *scratch) error {
 	return err
 }
 
-// recycle keeps the room of a round for another one, and nothing that was in it.
+// recycle empties a scratch and returns it to the pool.
 func (s *Server) recycle(r *scratch) {
 	if cap(r.out) > keepOut {
 		return
@@ -294,7 +297,8 @@ func (c *conn) fail(s *scratch, code, text string) {
 	c.server.cfg.Failed(code)
 }
 
-// isAuthenticated reports whether the caller is authenticated now, by what its connection presents if it has not said more.
+// isAuthenticated says whether the caller is authenticated at this moment. If it is not yet, the credentials of the
+// connection are tried.
 func (c *conn) isAuthenticated() bool {
 	if c.ctx == nil {
 		ctx, denial := c.server.cfg.Authenticate(context.Background(), c.credentials)
@@ -306,8 +310,9 @@ func (c *conn) isAuthenticated() bool {
 	return c.server.cfg.Current(c.ctx)
 }
 
-// arrive authenticates a caller who need not say more than its connection does, when it begins to say something: the bounds on what strangers
-// may send, and on how many of them there may be, are not for it.
+// arrive authenticates, when the first bytes come, a caller whose connection is enough for that: by its certificate, or
+// where callers have no tokens. Such a caller does not count as a stranger, and has the bounds of authenticated ones from
+// its first command on.
 func (c *conn) arrive() {
 	certified := c.credentials.TLS != nil && len(c.credentials.TLS.PeerCertificates) > 0
 	if c.ctx == nil && !c.tried && (certified || !c.server.cfg.Tokens) {
@@ -316,17 +321,18 @@ func (c *conn) arrive() {
 	}
 }
 
-// enter has the caller be who it has proved to be. It reports false when there are too many connections of authenticated callers.
+// enter makes ctx's caller the caller of the connection. It returns false when there are too many connections of
+// authenticated callers.
 func (c *conn) enter(ctx context.Context) bool {
 	c.ctx = ctx
 	if admission.ConnOf(c.raw.RemoteAddr()).Authenticated(c.server.cfg.Caller(ctx)) {
 		return true
 	}
-	c.ending = true // the connection has been closed
+	c.ending = true // Authenticated has closed the connection
 	return false
 }
 
-// flush has the checks that wait decided, and answers them.
+// flush has the queued checks decided, and answers them.
 func (c *conn) flush(s *scratch) {
 	n := len(s.checks)
 	if n == 0 {
@@ -334,14 +340,15 @@ func (c *conn) flush(s *scratch) {
 	}
 	began := time.Now()
 	if n > fewChecks {
-		taken, _ := c.server.cfg.Requests.Enter(context.Background(), int64(n)*perCheck) // whose end is the only error
+		taken, _ := c.server.cfg.Requests.Enter(context.Background(), int64(n)*perCheck) // Enter fails only when the context ends
 		defer c.server.cfg.Requests.Leave(taken)
 	}
 	s.results = slices.Grow(s.results[:0], n)[:n]
 	if err := c.server.cfg.Service.CheckTo(c.ctx, s.checks, nil, s.results); err != nil && n == 1 {
 		s.results[0] = limit.Result{Err: err}
 	} else if err != nil {
-		// Nothing was charged: one of them is not acceptable, which must not be the others' loss.
+		// The error charged nothing. It is about one of the checks, so each is decided by itself, and the others get their
+		// answers.
 		for i := range s.checks {
 			if err := c.server.cfg.Service.CheckTo(c.ctx, s.checks[i:i+1], nil, s.results[i:i+1]); err != nil {
 				s.results[i] = limit.Result{Err: err}

@@ -7,45 +7,47 @@ import (
 	"strings"
 )
 
-// bounds are what a caller may send as one command.
+// bounds bound one command of a caller.
 type bounds struct {
-	args int  // of a command, its name among them
-	size int  // bytes of a command as it is sent
+	args int  // number of arguments, with the name
+	size int  // in bytes, as sent
 	open bool // the caller is not authenticated
 }
 
-// The bounds before authentication and after it. The arguments of an unauthenticated caller are bounded as Redis bounds them. The
-// longest command that there is a use for is a check with a key of 1 KiB, or COMMAND INFO with a list of names.
+// The bounds before and after authentication. An unauthenticated caller may send as many arguments as Redis allows. The
+// longest useful commands are a check with a key of 1 KiB, and COMMAND INFO with a list of names.
 var (
 	openBounds  = bounds{args: 10, size: 16 << 10, open: true}
 	knownBounds = bounds{args: 1024, size: 64 << 10}
 )
 
-// maxLine is the longest line that announces a length: '*' or '$' and a number, without its end.
+// maxLine bounds a line that announces a length: '*' or '$' and a number.
 const maxLine = 32
 
-// protocolError is what a caller sent that is no command. The connection ends with it: what comes next cannot be told apart.
+// protocolError is malformed input. It ends the connection, since the beginning of the next command cannot be found.
 type protocolError string
 
 func (e protocolError) Error() string { return "Protocol error: " + string(e) }
 
-// span is the place of an argument.
+// span is the place of an argument in the parsed bytes.
 type span struct{ from, to int }
 
 // command is the place of a command's arguments in burst.args.
 type command struct{ first, n int }
 
-// burst is the complete commands at the beginning of what has been read: arrays of bulk strings, or lines (inline commands).
+// burst is the complete commands at the beginning of some bytes: arrays of bulk strings, or lines (inline commands).
 type burst struct {
 	cmds []command
 	args []span
 }
 
-// parse takes up to most commands out of b, in place of those that the burst held, and returns how many bytes they take. What follows
-// is the beginning of a command, or one for the next call. An array without elements and a blank line are no commands; Redis ignores
-// them, too. b is written to: an inline argument is unquoted where it stands. With an error the commands before the bad one are there.
+// parse replaces the burst by at most most complete commands at the beginning of b. It returns the length of these commands;
+// behind them comes an incomplete command, or another one for the next call. It skips empty arrays and blank lines, as Redis
+// does. It removes the quotes of inline arguments within b. After an error the burst has the commands before the malformed
+// one.
 //
-// What is parsed again when a command comes in pieces is bounded by the arguments in front of the missing piece, at most bounds.args.
+// A command that arrives in pieces is parsed again with each piece. The work of that is bounded by the arguments before the
+// missing piece, at most bounds.args.
 func (p *burst) parse(b []byte, max bounds, most int) (used int, err error) {
 	p.cmds, p.args = p.cmds[:0], p.args[:0]
 	for used < len(b) && len(p.cmds) < most {
@@ -75,8 +77,8 @@ func tooLong(max bounds) error {
 	return protocolError(fmt.Sprintf("the command is longer than %d bytes", max.size))
 }
 
-// array parses an array of bulk strings at the beginning of b, whose place is at. It returns its length, 0 when b does not hold all
-// of it.
+// array parses the array of bulk strings at the beginning of b; at is the place of b in the parsed bytes. It returns the
+// length of the array, or 0 when b does not hold all of it.
 func (p *burst) array(b []byte, at int, max bounds) (int, error) {
 	count, i, err := length(b, "multibulk")
 	if err != nil || i == 0 {
@@ -118,10 +120,11 @@ func (p *burst) array(b []byte, at int, max bounds) (int, error) {
 	return i, nil
 }
 
-// redisMost is how many elements a command may have for Redis, which takes longer bulk strings than that.
+// redisMost bounds the elements of a command in Redis, and in beyond the lengths to which Redis' error for strangers
+// applies.
 const redisMost = 1 << 20
 
-// beyond is the error about a length that is more than may be sent, in Redis' words.
+// beyond returns Redis' error for a length beyond the bounds.
 func beyond(max bounds, what string, n int64) error {
 	if max.open && n <= redisMost {
 		return protocolError("unauthenticated " + what + " length")
@@ -129,7 +132,7 @@ func beyond(max bounds, what string, n int64) error {
 	return protocolError("invalid " + what + " length")
 }
 
-// quoted is a byte for an error's text, which is a line of printable characters.
+// quoted returns a byte in printable form, for the text of an error.
 func quoted(c byte) string {
 	if c >= ' ' && c <= '~' {
 		return "'" + string(rune(c)) + "'"
@@ -137,10 +140,10 @@ func quoted(c byte) string {
 	return fmt.Sprintf("'\\x%02x'", c)
 }
 
-// length parses the line at the beginning of b that announces how many elements or bytes follow, and returns with it the length of the
-// line; 0 when its end is missing.
+// length parses the line at the beginning of b that announces a number of elements or bytes. used is the length of the line,
+// or 0 when its end is missing.
 func length(b []byte, what string) (n int64, used int, err error) {
-	// Nearly all are of one or two digits.
+	// The common case: one or two digits.
 	if len(b) >= 5 && isDigit(b[1]) {
 		switch {
 		case b[2] == '\r' && b[3] == '\n':
@@ -161,7 +164,7 @@ func length(b []byte, what string) (n int64, used int, err error) {
 	if negative {
 		digits = digits[1:]
 	}
-	if !whole || len(digits) == 0 || len(digits) > 18 { // which fits int64
+	if !whole || len(digits) == 0 || len(digits) > 18 { // up to 18 digits fit int64
 		return 0, 0, protocolError("invalid " + what + " length")
 	}
 	for _, c := range digits {
@@ -176,8 +179,9 @@ func length(b []byte, what string) (n int64, used int, err error) {
 	return n, end + 1, nil
 }
 
-// line parses an inline command at the beginning of b, whose place is at: words with spaces between them, quoted like in a shell, as
-// people and load balancers type them. It returns the length of the line, 0 when its end is missing.
+// line parses the inline command at the beginning of b, as people and load balancers type them: words, separated by spaces,
+// with quotes as in a shell; at is the place of b in the parsed bytes. It returns the length of the line, or 0 when its end
+// is missing.
 func (p *burst) line(b []byte, at int, max bounds) (int, error) {
 	end := bytes.IndexByte(b[:min(len(b), max.size)], '\n')
 	switch {
@@ -210,9 +214,10 @@ func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 
-// unquote reads the word that begins at from, and leaves it there without its quotes. It returns where the rest of the line begins, and
-// where the word now ends; ok is false when a quote is not closed, or something follows a closing one. Within double quotes \n, \r, \t,
-// \b, \a and \xHH are what they are in C, and a backslash before anything else is left out; within single quotes only \' is special.
+// unquote removes the quotes of the word at from, in place. next is where the rest of the line begins, to where the word now
+// ends. ok is false when a quote is not closed or the closing one is not followed by a space. Within double quotes \n, \r,
+// \t, \b, \a and \xHH mean what they mean in C, and a backslash before another character is dropped. Within single quotes
+// only \' has a meaning.
 func unquote(line []byte, from int) (next, to int, ok bool) {
 	to = from
 	quote := byte(0)

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Protocol versions: RESP2 of Redis 2 to 7 as it is unless HELLO asks for RESP3, which has maps, booleans and nulls.
+// Versions of the protocol. A connection uses RESP2 until HELLO asks for RESP3, which adds maps, sets, booleans and nulls.
 const (
 	resp2 = 2
 	resp3 = 3
@@ -25,7 +25,7 @@ func number(b []byte, kind byte, n int64) []byte {
 	return append(strconv.AppendInt(b, n, 10), '\r', '\n')
 }
 
-// appendMap begins a map of n pairs: an array of keys and values under RESP2.
+// appendMap begins a map of n pairs. RESP2 has an array of keys and values in place of it.
 func appendMap(b []byte, proto, n int) []byte {
 	if proto == resp3 {
 		return number(b, '%', int64(n))
@@ -33,7 +33,7 @@ func appendMap(b []byte, proto, n int) []byte {
 	return number(b, '*', 2*int64(n))
 }
 
-// appendSet begins a set of n elements, which RESP2 has as an array.
+// appendSet begins a set of n elements. RESP2 has an array in place of it.
 func appendSet(b []byte, proto, n int) []byte {
 	if proto == resp3 {
 		return number(b, '~', int64(n))
@@ -66,13 +66,13 @@ func appendBulk(b []byte, s string) []byte {
 	return append(append(b, s...), '\r', '\n')
 }
 
-// appendSimple appends a simple string, which holds no line ends.
+// appendSimple appends a simple string. s must not have line ends.
 func appendSimple(b []byte, s string) []byte {
 	b = append(b, '+')
 	return append(append(b, s...), '\r', '\n')
 }
 
-// appendError appends an error. text, which may repeat what the caller sent, is made one line of printable UTF-8.
+// appendError appends an error. It replaces what is not printable UTF-8 in text, which may repeat the caller's input.
 func appendError(b []byte, code, text string) []byte {
 	b = append(append(b, '-'), code...)
 	b = append(b, ' ')
@@ -85,7 +85,7 @@ func appendError(b []byte, code, text string) []byte {
 	return append(b, '\r', '\n')
 }
 
-// shortened is a text of the caller's for an error: at most so many bytes of it.
+// shortened returns at most the first most bytes of a text.
 func shortened(s string, most int) string {
 	if len(s) > most {
 		return s[:most]
@@ -93,7 +93,7 @@ func shortened(s string, most int) string {
 	return s
 }
 
-// argsBeginning are the first arguments of an unknown command, in Redis' way of telling them: quoted, 128 bytes altogether or so.
+// argsBeginning returns the first arguments of an unknown command as Redis quotes them in its error, about 128 bytes.
 func argsBeginning(args []string) string {
 	const most = 128
 	var b strings.Builder
