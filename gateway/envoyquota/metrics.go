@@ -5,7 +5,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// Metrics count what a Service does.
+// Metrics count what a Service does, for Prometheus. NewMetrics makes them.
 type Metrics struct {
 	prometheus.Collector
 	streams, buckets                                         prometheus.Gauge

@@ -9,104 +9,109 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// This file has the state of one bucket of a data plane, as a function of reports, answers and instants. bucket.last is the
+// assignment in effect; a loan outlives its assignment until what was spent of it is known (settle) and the owner has been
+// told (answered).
+
 const (
-	// Delivery is how long a response may take until it is in effect at a data plane, and a report that was made then until it is
-	// received, together. What is said of bounds assumes it.
+	// Delivery bounds the time from sending a response to its effect at the data plane, plus that from a report to its
+	// receipt. The bounds of this package hold where messages are no slower.
 	Delivery = 10 * time.Second
 	// Life is how long an assignment is in effect at a data plane.
 	Life = 15 * time.Second
-	// askMost is how long the owner of a key may take to answer, and a response to be taken by gRPC.
+	// askMost bounds an owner's time to answer, and gRPC's time to take a response.
 	askMost = 2 * time.Second
-	// term is how long the owner of a key holds what an assignment needs.
+	// term is how long an owner holds a loan: the time in which its answer may be used, Delivery, Life and 1 s for clocks.
 	term = askMost + Delivery + Life + time.Second
-	// period is how often Envoy reports.
+	// period is the interval of Envoy's reports.
 	period = 5 * time.Second
-	// renewAfter is the age at which an assignment is renewed: at every second report.
+	// renewAfter is the age at which an assignment is renewed: every second report has passed it.
 	renewAfter = period * 3 / 2
-	// ahead is for how long the units of an assignment suffice that gets no new ones.
+	// ahead is the time for which the units of an assignment should suffice.
 	ahead = period * 11 / 10
-	// maxLoans is how many loans of a bucket are known: one that is reported every period has fewer.
+	// maxLoans bounds the loans of a bucket. A bucket that is reported once a period has fewer, because a loan ends within
+	// term.
 	maxLoans = 8
-	// idleAfter is how long a bucket may go without a request before it is abandoned.
+	// idleAfter is the time without a request after which a bucket is abandoned.
 	idleAfter = 30 * time.Second
 
 	perHour = int64(time.Hour)
-	// firstDemand is what a bucket is taken to need of which nothing is known yet, and leastDemand what is added to what one needs: units per hour.
+	// firstDemand is the least demand assumed for a new bucket; leastDemand is added to every demand. Both in units per
+	// hour.
 	firstDemand, leastDemand = 10 * 3600, 1800
 )
 
-// verdict is what a data plane is told of a bucket.
+// verdict is what a data plane is told about a bucket.
 type verdict uint8
 
 const (
 	nothing verdict = iota
 	denyAll
 	allowAll
-	assign  // DENY_ALL first, so that nothing is left of the bucket before, and then a token bucket
-	abandon // after a denyAll has taken effect
+	assign  // a DENY_ALL, and then a token bucket (see Service.append)
+	abandon // sent Delivery after a denyAll
 )
 
-// action is an answer for one bucket. Units and Rate (units per hour) are of assign.
+// action is the answer for one bucket. assign has units and rate, in units per hour; each verdict of an assignment has life.
 type action struct {
 	verdict     verdict
 	units, rate int64
 	life        time.Duration
 }
 
-// usage is what a data plane has reported of a bucket.
+// usage is the numbers of requests that a data plane has reported for a bucket.
 type usage struct{ allowed, denied int64 }
 
-// bucket is what is known of a bucket of one data plane. It depends on nothing but what its methods are given: instants are
-// nanoseconds of this node's monotonic clock.
+// bucket is the state of one bucket of a data plane. Instants are nanoseconds of this node's monotonic clock.
 type bucket struct {
 	target   limit.Target
 	share    int64
 	borrower uint64
 
-	loans  []*loan // the oldest first; the last one may be what the data plane has
+	loans  []*loan // the oldest first
 	number uint64
 	demand int64 // units per hour
-	seen   int64 // of the last report; 0: none yet
-	used   int64 // of the last report of a request
+	seen   int64 // instant of the last report; 0: none yet
+	used   int64 // instant of the last report with a request; 0: none yet
 	phase  phase
-	closed int64 // since when it is not serving
+	closed int64 // instant at which phase left serving
 
-	free, charged bool // the key has no limit, or one that admits everything and is charged
-	freed         int64
+	free, charged bool  // the key has no limit now; charged: its requests are admitted and charged
+	freed         int64 // instant of the last allowAll
 }
 
 type phase uint8
 
 const (
 	serving phase = iota
-	closing       // told to deny, until that has taken effect
+	closing       // DENY_ALL was sent, and may not be in effect yet
 	gone          // abandoned
 )
 
-// loan is what is lent for one assignment.
+// loan is the loan for one assignment.
 type loan struct {
 	number      uint64
 	units, rate int64
 	wants       int64
 	asked       int64
-	sent        int64 // 0: it is not known what the owner answers, or it was too late to be of use
-	replaced    int64 // when what replaces it was sent; 0: nothing was
-	left        int64 // units that are not known to be spent, if those before were spent first
-	used        int64 // units reported since it was sent
-	mixed       bool  // what was reported may be of a rate, too
+	sent        int64 // instant at which its assignment was sent; 0: not, because the owner has not answered or was too late
+	replaced    int64 // instant at which its assignment was replaced or denied; 0: not
+	left        int64 // units not known to be spent, if reports are attributed to the oldest loans first
+	used        int64 // units reported while it was the last one
+	mixed       bool  // reports may be of units that a rate has added, too
 	known       int64
-	over        bool // nobody spends of it any more
-	told        bool // and the owner knows
+	over        bool // nothing more can be spent of it
+	told        bool // the owner knows that it is over
 }
 
-// task is one thing to be asked of the owner of a bucket's key.
+// task is one question to the owner of a bucket's key.
 type task struct {
 	b    *bucket
 	l    *loan
-	asks bool // for the loan; otherwise it is reported
+	asks bool // asks for the loan; false: reports it
 }
 
-// last is the loan that the data plane has, or is about to; nil: none.
+// last returns the loan whose assignment the data plane has or is about to get; nil: none.
 func (b *bucket) last() *loan {
 	for _, l := range slices.Backward(b.loans) {
 		if l.sent > 0 && l.replaced == 0 && !l.over {
@@ -116,17 +121,17 @@ func (b *bucket) last() *loan {
 	return nil
 }
 
-// per is units in an hour of so many in that time.
+// per converts n units within a time to units per hour.
 func per(n int64, in time.Duration) int64 {
 	return int64(min(float64(n)*float64(perHour)/float64(max(in, time.Second)), float64(algo.MaxLimit)))
 }
 
-// in is units in that time of so many in an hour.
+// in converts a rate in units per hour to the units within t.
 func in(rate int64, t time.Duration) int64 {
 	return int64(min(float64(rate)*float64(t)/float64(perHour), float64(algo.MaxLimit)))
 }
 
-// report takes in what was reported, and returns what has to be charged besides: requests that the data plane has admitted without an
+// report processes a report. excess is what remains to be charged: requests that the data plane has admitted without an
 // assignment.
 func (b *bucket) report(now int64, u usage) (excess int64) {
 	elapsed, n := time.Duration(now-b.seen), min(u.allowed+u.denied, algo.MaxLimit)
@@ -154,7 +159,7 @@ func (b *bucket) report(now int64, u usage) (excess int64) {
 	return excess
 }
 
-// attribute says of what loans the units were that were reported spent, and returns those that were of none.
+// attribute subtracts reported units from the loans, and returns the units that no loan covers.
 func (b *bucket) attribute(units int64, elapsed time.Duration) (excess int64) {
 	var room, rate int64
 	for _, l := range b.loans {
@@ -169,8 +174,8 @@ func (b *bucket) attribute(units int64, elapsed time.Duration) (excess int64) {
 		case rate > 0:
 			l.mixed = true
 		default:
-			// The oldest first: whichever they were of, the sum of what is left is right, and what is left of an old one is returned
-			// only once nothing more can be spent of it.
+			// The oldest loan comes first. Whichever loan the units were of, the sum of what is left is right, and what is
+			// left of a loan is returned only when nothing more can be spent of it.
 			n := min(excess, l.left)
 			l.left -= n
 			excess -= n
@@ -182,8 +187,8 @@ func (b *bucket) attribute(units int64, elapsed time.Duration) (excess int64) {
 	return excess
 }
 
-// settle ends the loans that nobody spends of any more, now that a report has come. All that was spent of a loan which is not in effect since
-// Delivery has been reported.
+// settle marks the loans of which nothing more can be spent, and drops those that have ended at the owner or need not be
+// reported. Delivery after an assignment went out of effect, all that was spent of it has been reported.
 func (b *bucket) settle(now int64) {
 	kept := b.loans[:0]
 	for _, l := range b.loans {
@@ -195,7 +200,7 @@ func (b *bucket) settle(now int64) {
 			if now >= end+int64(Delivery) || l.left == 0 && l.rate == 0 && !l.mixed {
 				l.over = true
 				if l.rate > 0 || l.mixed {
-					l.left = 0 // how much was spent of it is not known
+					l.left = 0 // what was spent of its units cannot be told from what came by the rate
 				}
 			}
 		}
@@ -207,7 +212,7 @@ func (b *bucket) settle(now int64) {
 	b.loans = kept
 }
 
-// totals are what is reported of a loan.
+// totals returns what is reported of the loan.
 func (l *loan) totals() algo.Totals {
 	t := algo.Totals{Granted: l.units, Spent: l.units - l.left}
 	if l.over {
@@ -216,7 +221,7 @@ func (l *loan) totals() algo.Totals {
 	return t
 }
 
-// quota is what is said of a loan at now.
+// quota returns the question to the owner about a loan at now.
 func (b *bucket) quota(l *loan, now int64, asks bool) limit.Quota {
 	q := limit.Quota{Target: b.target, ID: algo.LoanID{Borrower: b.borrower, Number: l.number}, Known: l.known}
 	left := time.Duration(l.asked + int64(term) - now)
@@ -230,7 +235,7 @@ func (b *bucket) quota(l *loan, now int64, asks bool) limit.Quota {
 	return q
 }
 
-// tells are the loans to report.
+// tells returns a task for each loan that is to be reported.
 func (b *bucket) tells(now int64) (tasks []task) {
 	for _, l := range b.loans {
 		if l.units > 0 && (l.sent > 0 || l.over) {
@@ -240,7 +245,7 @@ func (b *bucket) tells(now int64) (tasks []task) {
 	return tasks
 }
 
-// ask says what the data plane is told at once, or returns the loan to ask for; nil: none is needed.
+// ask returns what the data plane is told at once (told), or the loan to ask for (asked); nil: none is needed.
 func (b *bucket) ask(now int64) (told action, asked *loan) {
 	active := b.used == b.seen
 	switch {
@@ -254,7 +259,7 @@ func (b *bucket) ask(now int64) (told action, asked *loan) {
 		}
 		b.phase, b.closed = gone, now
 		return action{verdict: abandon}, nil
-	case b.used == 0: // it is known to the data plane from an earlier stream
+	case b.used == 0: // the data plane knows the bucket from an earlier stream
 		b.phase, b.closed = gone, now
 		return action{verdict: abandon}, nil
 	case now >= b.used+int64(idleAfter):
@@ -276,7 +281,7 @@ func (b *bucket) ask(now int64) (told action, asked *loan) {
 		}
 	}
 	if len(b.loans) >= maxLoans {
-		return action{}, nil // until the first of them end
+		return action{}, nil // a later report asks, when the first of them has ended
 	}
 	b.number++
 	l := &loan{number: b.number, wants: wants, asked: now}
@@ -284,7 +289,7 @@ func (b *bucket) ask(now int64) (told action, asked *loan) {
 	return action{}, l
 }
 
-// replace notes that what the data plane has was replaced at now.
+// replace marks the assignments as replaced at now.
 func (b *bucket) replace(now int64) {
 	for _, l := range b.loans {
 		if l.sent > 0 && l.replaced == 0 {
@@ -293,7 +298,7 @@ func (b *bucket) replace(now int64) {
 	}
 }
 
-// answered takes in what the owner has answered to a task at now, and says what the data plane is told of it at once.
+// answered processes the owner's answer to a task, and returns what the data plane is told at once.
 func (t task) answered(now int64, a *limit.QuotaLent) action {
 	b, l := t.b, t.l
 	if !t.asks {
@@ -304,26 +309,26 @@ func (t task) answered(now int64, a *limit.QuotaLent) action {
 		return action{}
 	}
 	if a.Err != nil || a.Granted == 0 {
-		l.over, l.told = true, true // what may have been lent ends by itself
+		l.over, l.told = true, true // if the owner has lent units, that loan ends by itself
 	}
 	b.free, b.charged = a.Err == nil && a.Free, a.Err == nil && a.Charged
 	switch {
 	case a.Err != nil && unavailable(a.Err):
-		return action{} // what it has ends by itself
+		return action{} // the assignment in effect ends by itself
 	case b.free:
 		b.replace(now)
 		b.freed = now
 		return action{verdict: allowAll, life: Life}
 	case a.Err != nil || a.Granted == 0:
 		if had := b.last(); had != nil && a.Err == nil && now < had.sent+int64(Life-period) && (had.rate > 0 || had.units > had.used) {
-			return action{} // it may go on with that
+			return action{} // the assignment in effect still has units
 		}
 		b.replace(now)
 		return action{verdict: denyAll, life: Life}
 	}
 	l.units, l.rate, l.left = min(a.Granted, algo.MaxLimit), a.Rate, min(a.Granted, algo.MaxLimit)
 	if now > l.asked+int64(askMost) {
-		l.over = true // too late for it to be held until nobody spends of it any more
+		l.over = true // the loan may end at the owner before the assignment would at the data plane
 		return action{}
 	}
 	b.replace(now)
@@ -331,5 +336,5 @@ func (t task) answered(now int64, a *limit.QuotaLent) action {
 	return action{verdict: assign, units: min(l.units, math.MaxUint32), rate: l.rate, life: Life}
 }
 
-// done reports whether nothing has to be known of the bucket any more.
+// done says whether the bucket can be forgotten.
 func (b *bucket) done() bool { return b.phase == gone && len(b.loans) == 0 }

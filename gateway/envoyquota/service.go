@@ -23,20 +23,20 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Config is what a Service needs. All but Requests is required.
+// Config is what a Service needs. All fields but Requests are required.
 type Config struct {
-	// Quotas lends; Service charges what data planes have admitted without an assignment.
+	// Quotas lends units. Service charges requests that data planes have admitted without an assignment.
 	Quotas  limit.Quotas
 	Service limit.Service
-	// Config returns the configuration in force.
+	// Config returns the current configuration.
 	Config func() *envoy.Config
-	// Now is this node's monotonic clock, in nanoseconds. It is never 0.
+	// Now returns this node's monotonic clock in nanoseconds, never 0.
 	Now func() int64
-	// Kept are bytes, which the buckets of all streams take. Of named callers none has all of them.
+	// Kept is a budget in bytes for the buckets of all streams, shared among callers by name.
 	Kept *fairshare.Places
-	// Caller names the authenticated caller; empty: nobody.
+	// Caller returns the name of the authenticated caller; empty: there is none.
 	Caller func(context.Context) string
-	// Requests bounds the bytes that messages take while they are carried out. Nil: any number.
+	// Requests bounds the bytes that messages take while they are carried out. Nil: no bound.
 	Requests *admission.Gate
 	Logger   *slog.Logger
 	Metrics  *Metrics
@@ -75,7 +75,7 @@ func (s *Service) StreamRateLimitQuotas(stream quotav3.RateLimitQuotaService_Str
 	}
 }
 
-// one receives a message and answers it.
+// one receives a message and answers it. more says that the stream goes on.
 func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err error) {
 	in := new(quotav3.RateLimitQuotaUsageReports)
 	var taken int64
@@ -106,7 +106,8 @@ func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err 
 	return true, nil
 }
 
-// perByte is what a byte of a message may take when it is decoded and carried out, beside its elements.
+// perByte is what each byte of a message takes in memory while the message is decoded and carried out. The parts are counted
+// besides.
 const perByte = 8
 
 func statusOf(err error) error {
@@ -125,7 +126,7 @@ func (s *Service) open(caller string) *session {
 	return &session{service: s, caller: caller, buckets: make(map[string]*entry)}
 }
 
-// charge charges what was admitted without an assignment.
+// charge charges units that were admitted without an assignment.
 func (s *Service) charge(ctx context.Context, t *limit.Target, units int64) {
 	results, err := s.cfg.Service.Check(ctx, []limit.Check{{Target: *t, Cost: units, Always: true}})
 	if err == nil {
@@ -138,13 +139,13 @@ func (s *Service) charge(ctx context.Context, t *limit.Target, units int64) {
 	s.count.unassigned.Add(float64(units))
 }
 
-// failed counts what could not be done, and logs it once a minute.
+// failed counts an error of the owner, and logs at most one a minute.
 func (s *Service) failed(t *limit.Target, err error) {
 	s.count.errors.Inc()
 	s.warn.Do(func() { s.cfg.Logger.Warn("quota assignment failed", "policy", t.Policy, "error", err) })
 }
 
-// append adds what a data plane is told of a bucket to a response.
+// append adds the answer for a bucket to a response.
 func (s *Service) append(out *quotav3.RateLimitQuotaResponse, id *quotav3.BucketId, a action) {
 	assignment := func(strategy *typev3.RateLimitStrategy) {
 		out.BucketAction = append(out.BucketAction, &quotav3.RateLimitQuotaResponse_BucketAction{
@@ -164,7 +165,8 @@ func (s *Service) append(out *quotav3.RateLimitQuotaResponse, id *quotav3.Bucket
 	case allowAll:
 		assignment(blanket(typev3.RateLimitStrategy_ALLOW_ALL))
 	case assign:
-		// A bucket that takes the place of another one begins with as much of it left, and one that looks like it is taken for it.
+		// After a DENY_ALL every version of Envoy begins a new bucket full. Without it, some keep the ratio of tokens that
+		// remain, or keep the old bucket where the new one looks like it.
 		assignment(blanket(typev3.RateLimitStrategy_DENY_ALL))
 		assignment(tokenBucket(a.units, a.rate))
 	case abandon:
@@ -182,10 +184,10 @@ func blanket(r typev3.RateLimitStrategy_BlanketRule) *typev3.RateLimitStrategy {
 	return &typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_BlanketRule_{BlanketRule: r}}
 }
 
-// tokenBucket is one that begins with so many units and gets at most so many in an hour. Intervals are whole seconds, as Envoy reads them.
-// A clock that runs fast by up to 2 per mille is allowed for.
+// tokenBucket returns a strategy that begins with units and is filled with at most rate units an hour. Envoy reads intervals
+// in whole seconds. The rate is lowered by 2 per mille, for data planes whose clocks are fast.
 func tokenBucket(units, rate int64) *typev3.RateLimitStrategy {
-	fills, seconds := int64(1), int64(365*24*3600) // nothing
+	fills, seconds := int64(1), int64(365*24*3600) // one token a year stands for none
 	rate -= (rate + 499) / 500
 	for _, in := range []int64{1, 10, 60, 600, 3600} {
 		n := min(rate*in/3600, 1<<31)

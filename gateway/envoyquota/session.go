@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// maxBuckets is how many buckets of a stream are known at most.
+	// maxBuckets bounds the buckets of a stream.
 	maxBuckets = 10_000
-	// bucketBytes is what is kept of a bucket with its loans, and pairBytes what of each pair of its id besides the text, which is kept three
-	// times: as the id, as a name and in the key.
+	// What a bucket takes of Kept: bucketBytes for itself with its loans, pairBytes for each pair of its id, and the length
+	// of its id's text three times, because the id, the name and the key each have it.
 	bucketBytes, pairBytes = 2048, 96
 )
 
-// session is one data plane.
+// session is the stream of one data plane. One goroutine uses it.
 type session struct {
 	service *Service
 	caller  string
@@ -33,25 +33,25 @@ type session struct {
 	buckets map[string]*entry
 }
 
-// entry is a bucket with its id.
+// entry is a bucket with its id and the bytes that it has taken of Kept.
 type entry struct {
 	bucket
 	id    *quotav3.BucketId
 	bytes fairshare.Taken
-	told  *usage // by the message that is being handled; nil: nothing
+	told  *usage // reported by the current message; nil: nothing
 }
 
-// errand is a task for a bucket, and what is asked.
+// errand is a task for a bucket, with the question for the owner.
 type errand struct {
 	task
 	e   *entry
 	ask limit.Quota
 }
 
-// errDomain is answered to a stream whose messages do not name one domain.
+// errDomain is returned for a stream whose messages do not all name one domain.
 var errDomain = &limit.Error{Kind: limit.Invalid, Field: "domain", Message: "must be in the first message, and the same in all"}
 
-// close ends the session. What its data plane has ends by itself, and is held until then.
+// close ends the session. The assignments of its data plane end by themselves, and their loans with them.
 func (s *session) close() {
 	for _, e := range s.buckets {
 		s.service.cfg.Kept.Give(e.bytes)
@@ -60,7 +60,7 @@ func (s *session) close() {
 	s.buckets = nil
 }
 
-// handle takes in a message, and returns the response to it; nil: there is nothing to say.
+// handle processes a message and returns the response; nil: there is nothing to say.
 func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageReports) (*quotav3.RateLimitQuotaResponse, error) {
 	s.domain = cmp.Or(s.domain, in.GetDomain())
 	if s.domain == "" || in.GetDomain() != "" && in.GetDomain() != s.domain {
@@ -75,7 +75,7 @@ func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageRep
 		if e.told == nil {
 			e.told, order = new(usage), append(order, e)
 		}
-		// Some count in uint64; nothing is counted beyond MaxLimit. The time that the data plane says has passed does not matter.
+		// NumRequests fields are uint64; a count stops at MaxLimit. TimeElapsed is ignored, because it cannot be trusted.
 		e.told.allowed = min(e.told.allowed+saturate(r.GetNumRequestsAllowed()), algo.MaxLimit)
 		e.told.denied = min(e.told.denied+saturate(r.GetNumRequestsDenied()), algo.MaxLimit)
 	}
@@ -84,7 +84,7 @@ func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageRep
 
 func saturate(n uint64) int64 { return int64(min(n, uint64(algo.MaxLimit))) }
 
-// answer asks the owners of the buckets' keys.
+// answer processes the reports of the buckets and asks the owners of their keys.
 func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimitQuotaResponse {
 	out := new(quotav3.RateLimitQuotaResponse)
 	now := s.service.cfg.Now()
@@ -116,7 +116,7 @@ func (s *session) answer(ctx context.Context, order []*entry) *quotav3.RateLimit
 	return out
 }
 
-// ask carries out errands.
+// ask has the owners answer errands, and adds what the data plane is told to out.
 func (s *session) ask(ctx context.Context, out *quotav3.RateLimitQuotaResponse, errands []errand) {
 	asks, answers := make([]limit.Quota, len(errands)), make([]limit.QuotaLent, len(errands))
 	for i := range errands {
@@ -138,13 +138,13 @@ func (s *session) ask(ctx context.Context, out *quotav3.RateLimitQuotaResponse, 
 	}
 }
 
-// unavailable reports whether an error says nothing about what was asked for, so that it may be asked for again.
+// unavailable says whether an error leaves open what the owner would have answered. The next report asks again then.
 func unavailable(err error) bool {
 	var e *limit.Error
 	return !errors.As(err, &e) || e.Kind == limit.Unavailable
 }
 
-// entry is a bucket that was reported; nil when it is not limited, or there is no place for it.
+// entry returns the entry of a reported bucket, made if necessary; nil when no file describes it or there is no room for it.
 func (s *session) entry(id *quotav3.BucketId) *entry {
 	if !validID(id) {
 		s.service.count.unmatched.Inc()
@@ -154,7 +154,7 @@ func (s *session) entry(id *quotav3.BucketId) *entry {
 	t, ok := s.service.cfg.Config().Quota(s.domain, id.GetBucket())
 	if !ok {
 		s.service.count.unmatched.Inc()
-		return nil // also when it was limited until the files changed: what it has ends
+		return nil // a bucket that the files no longer describe keeps its assignment until that ends
 	}
 	e := s.buckets[name]
 	if e == nil {
@@ -164,19 +164,19 @@ func (s *session) entry(id *quotav3.BucketId) *entry {
 			s.service.count.rejected.Inc()
 			return nil
 		}
-		e = &entry{id: &quotav3.BucketId{Bucket: id.GetBucket()}, bytes: bytes} // without what else a message may bring
+		e = &entry{id: &quotav3.BucketId{Bucket: id.GetBucket()}, bytes: bytes} // without unknown fields of the message
 		s.buckets[name] = e
 		s.service.count.buckets.Inc()
 	}
 	if e.target.Policy != t.Policy || e.target.Key != t.Key {
-		// What it had is of another key, and ends there by itself.
+		// The bucket's loans are of another key. They end by themselves.
 		e.bucket = bucket{target: limit.Target{Policy: t.Policy, Key: t.Key}, borrower: rand.Uint64() | 1}
 	}
 	e.share = int64(t.Share)
 	return e
 }
 
-// forget drops buckets that were abandoned.
+// forget deletes abandoned buckets.
 func (s *session) forget() {
 	for name, e := range s.buckets {
 		if e.done() {
@@ -187,7 +187,7 @@ func (s *session) forget() {
 	}
 }
 
-// validID reports whether an id is one that a file could describe.
+// validID says whether a file could describe a bucket with this id.
 func validID(id *quotav3.BucketId) bool {
 	entries, bytes := id.GetBucket(), 0
 	for k, v := range entries {
@@ -196,7 +196,7 @@ func validID(id *quotav3.BucketId) bool {
 	return len(entries) > 0 && len(entries) <= envoy.MaxQuotaEntries && bytes <= envoy.MaxQuotaText
 }
 
-// appendID appends what is the same for the same ids only.
+// appendID appends a text that is equal for equal ids only.
 func appendID(dst []byte, id *quotav3.BucketId) []byte {
 	entries := id.GetBucket()
 	for _, k := range slices.Sorted(maps.Keys(entries)) {
