@@ -6,14 +6,14 @@ import (
 	"sync"
 )
 
-// anonymousCalls bounds the calls on connections that are not authenticated: health checks. The zero value is ready for use.
+// anonymousCalls bounds the calls on connections that are not authenticated, such as health checks. The zero value is ready for use.
 type anonymousCalls struct {
 	mu  sync.Mutex
 	all int
 	of  map[netip.Prefix][]*call // by source, the oldest first
 }
 
-// enter counts a call. When there are more than most, the oldest of the source with most of them is ended.
+// enter counts a call. If there are then more than most calls, enter ends the oldest call of the source that has the most calls.
 func (a *anonymousCalls) enter(c *call, from netip.Prefix, most int) (leave func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -39,7 +39,7 @@ func (a *anonymousCalls) enter(c *call, from netip.Prefix, most int) (leave func
 	}
 }
 
-// leaveLocked does nothing for a call that has left.
+// leaveLocked does nothing if the call has left already.
 func (a *anonymousCalls) leaveLocked(c *call, from netip.Prefix) {
 	i := slices.Index(a.of[from], c)
 	if i < 0 {

@@ -13,45 +13,47 @@ import (
 )
 
 const (
-	// patience is how long connections wait for room before one is closed, and the time from one that is closed to the next:
-	// the end of a connection frees its memory within some milliseconds.
+	// patience is how long a connection waits for room before relieve closes connections, and the shortest time between two such closings:
+	// a connection's memory is free some milliseconds after its end.
 	patience = 250 * time.Millisecond
-	// step is how much of a connection is read at a time while the memory fills: net/http reads a body by as much as it has read
-	// already, so that a hundred connections would take it all between two looks.
+	// step is the most that one Read returns while the memory fills. net/http reads a body in pieces as large as what it has read of it
+	// already, so without step a hundred connections would take all room before any of them looks again.
 	step = 8 << 10
-	// brief is how long a connection that brings little waits before it looks again.
+	// brief is how long a connection that has received at most light bytes waits before it looks again.
 	brief = 10 * time.Millisecond
 )
 
-// Buffers is a bound for all connections of a server. Its methods are safe for concurrent use.
+// Buffers bounds the bytes that all connections of a server hold together: received and unread, or to be written. Its methods are safe for
+// concurrent use.
 //
-// gRPC bounds what a stream receives by its window, and by the size of the message that is being read, but not what all streams
-// receive together; the connection's own window is opened again when data arrives, read or not. So the bytes are counted where
-// they are allocated, in the pool of the server's buffers. At the bound, connections that have brought much lately are not read
-// any more until there is room again, which their callers see as a slow network; when there is none for a while, because what
-// takes it is halves of messages, or answers that nobody reads, the connection that has brought the most since the memory began
-// to fill is closed, and twice as much at a time for as long as the others fill the room again at once.
+// gRPC bounds what one stream receives, by its window, and the message that is being read, by its size. It does not bound what all streams
+// receive together: it opens a connection's own window again when data arrives, read or not. So Buffers counts bytes where they are
+// allocated, in the pool of the server's buffers.
 //
-// It does not promise to find the right connection to close, nor anything about what messages take once they are decoded.
+// At soft, connections that have received much lately are not read until there is room again; their callers see a slow network. Room may
+// not come for a while, because halves of messages or unread answers take it. Then Buffers closes the connection that has received the most
+// since the memory began to fill. While other connections fill the room again at once, it closes twice as much each time.
+//
+// Buffers may close a connection that did not cause the shortage. It does not count what messages take once they are decoded.
 type Buffers struct {
-	// At soft, connections that have brought more than light since the memory began to fill wait; at hard all of them do. Between
-	// them there is room for what all connections may bring before they are heavy, and for a read of each that is in progress.
+	// At soft, connections that have received more than light bytes since the memory began to fill wait. At hard, all connections wait. The
+	// bytes between soft and hard are room for light bytes from every connection, and for a read in progress on each.
 	soft, hard, light int64
 	pool              mem.BufferPool
 	used              atomic.Int64
-	filling           atomic.Int64 // counts how often the memory has begun to fill: to be more than half of soft
+	filling           atomic.Int64 // how often the memory has begun to fill, which means: used has risen above half of soft
 	full              func(from net.Addr)
 
 	mu     sync.Mutex
-	room   chan struct{} // closed, and made anew, when used falls below soft
+	room   chan struct{} // closed and replaced when used falls below soft
 	conns  map[*conn]struct{}
-	last   time.Time // when a connection was closed for want of room
-	times  int       // how often that was so since the memory began to fill for the time that during says
+	last   time.Time // when connections were last closed for want of room
+	times  int       // how often connections were closed since filling had the value of during
 	during int64
 }
 
-// NewBuffers returns Buffers of so many bytes for at most so many connections. When connections are closed for want of room, full is
-// told of each.
+// NewBuffers returns Buffers of most bytes for at most so many connections. full is called for each connection that is closed for want of
+// room.
 func NewBuffers(most int64, connections int, full func(from net.Addr)) *Buffers {
 	sizes := []int{smallest}
 	for size := 2 << 10; size <= 8<<20; size *= 2 {
@@ -63,7 +65,7 @@ func NewBuffers(most int64, connections int, full func(from net.Addr)) *Buffers 
 	}
 }
 
-// smallest is the least capacity of a buffer. One that gRPC takes for too small for a pool (1 KiB) does not come back.
+// smallest is the least capacity of a buffer. gRPC does not return buffers of up to 1 KiB to the pool.
 const smallest = 1152
 
 // Used returns how many bytes are in use.
@@ -83,14 +85,14 @@ func (b *Buffers) Put(buf *[]byte) {
 	b.pool.Put(buf)
 }
 
-// Hold counts bytes that a connection takes and that are not of the pool.
+// Hold counts n bytes that a connection takes outside the pool.
 func (b *Buffers) Hold(n int64) {
 	if now := b.used.Add(n); now >= b.soft/2 && now-n < b.soft/2 {
 		b.filling.Add(1)
 	}
 }
 
-// Release counts them no more.
+// Release ends the count of n bytes that Hold or Get has counted.
 func (b *Buffers) Release(n int64) {
 	if now := b.used.Add(-n); now < b.soft && now+n >= b.soft {
 		b.mu.Lock()
@@ -100,7 +102,7 @@ func (b *Buffers) Release(n int64) {
 	}
 }
 
-// Listener returns l, whose connections keep to the bound. They are to be used by a server with b for its buffers.
+// Listener returns l with connections that keep to the bound. The server that uses them must use b as its pool of buffers.
 func (b *Buffers) Listener(l net.Listener) net.Listener { return listener{l, b} }
 
 type listener struct {
@@ -129,11 +131,11 @@ type conn struct {
 	once  sync.Once
 	gone  chan struct{} // closed when the connection is
 
-	// brought is what has been read since the memory began to fill for the time that since says.
+	// brought is how many bytes have been read since filling had the value of since.
 	brought, since atomic.Int64
 }
 
-// Read implements net.Conn. It waits for room.
+// Read implements net.Conn. It waits for room before it reads.
 func (c *conn) Read(p []byte) (int, error) {
 	b := c.bound
 	for used := b.used.Load(); used >= b.hard || used >= b.soft && c.lately() > b.light; used = b.used.Load() {
@@ -153,7 +155,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// lately returns what the connection has brought since the memory last began to fill.
+// lately returns how many bytes the connection has received since the memory last began to fill.
 func (c *conn) lately() int64 {
 	if c.since.Load() != c.bound.filling.Load() {
 		return 0
@@ -161,18 +163,18 @@ func (c *conn) lately() int64 {
 	return c.brought.Load()
 }
 
-// wait waits until there may be room, and reports false when the connection has been closed.
+// wait waits until there may be room. It returns false if the connection has been closed.
 func (c *conn) wait() bool {
 	b := c.bound
 	b.mu.Lock()
 	room := b.room
 	b.mu.Unlock()
 	if b.used.Load() < b.soft {
-		return true // there is, since before room was looked up
+		return true // room may have been replaced after used fell below soft
 	}
 	long := patience
 	if c.lately() <= b.light {
-		long = brief // it needs not wait until there is as much room as others need
+		long = brief // it may read below hard, which room does not tell
 	}
 	timer := time.NewTimer(long)
 	defer timer.Stop()
@@ -186,19 +188,21 @@ func (c *conn) wait() bool {
 	return true
 }
 
-// relieve closes connections that have brought the most, if there is no room still.
+// relieve closes the connections that have received the most, if there is still no room.
 func (b *Buffers) relieve(now time.Time) {
 	for _, c := range b.heaviest(now) {
-		_ = c.Close() // its server sees it end, and frees what it held
+		_ = c.Close() // the server reads the error, and frees what the connection held
 		b.full(c.RemoteAddr())
 	}
 }
 
-// heaviest returns the connections to be closed at an instant: of those that have brought about as much as the one that brought the
-// most, until they have brought half of what is to be freed. Each may have had more written than it brought. Where that has not
-// been enough, because the others took what was freed, it is twice as much the next time, of those that have brought half as much
-// as well, and so on: halves of messages, which wait in the buffers of the callers' systems even when the callers have gone, would
-// take all room for as long as there are any.
+// heaviest returns the connections to close at an instant. It takes connections in the order of the bytes that they have received lately,
+// the most first, until these bytes are half of what must be freed: a connection may also hold bytes that were to be written. It takes only
+// connections that have received more than light bytes, and more than an eighth of the bytes of the first.
+//
+// Each time that this was not enough, because the others took what was freed, it closes twice as much, and includes connections that have
+// received half as much. Otherwise halves of messages would take all room for as long as they arrive; they wait in the buffers of the
+// callers' systems even after the callers have gone.
 func (b *Buffers) heaviest(now time.Time) []*conn {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -230,6 +234,6 @@ func (c *conn) Close() error {
 		defer c.bound.mu.Unlock()
 		delete(c.bound.conns, c)
 	})
-	defer c.ahead.close(c.bound) // from a read in progress on, nothing is kept
+	defer c.ahead.close(c.bound) // a read in progress keeps nothing from now on
 	return c.Conn.Close()
 }

@@ -8,20 +8,20 @@ import (
 	"syscall"
 )
 
-// aheadSize is how much is received at a time for small reads, such as of the header of a frame.
+// aheadSize is how many bytes are received at a time for a small read, such as of a frame's header.
 const aheadSize = 8 << 10
 
-// ahead is what has been received of a connection and not been read. It has a buffer only while there is something, so that an idle
-// connection has none. Its receive is for one goroutine at a time.
+// ahead has the bytes of a connection that were received and not read. It has a buffer only while there are such bytes, so that an idle
+// connection has none. One goroutine at a time may call receive.
 type ahead struct {
-	raw syscall.RawConn // nil: reads are those of the connection below
+	raw syscall.RawConn // nil: receive reads from the connection below
 	mu  sync.Mutex
-	buf *[]byte // of the bound's pool; nil: there is nothing
-	off int     // of it has been read
-	end bool    // the connection is closed, and takes no buffer any more
+	buf *[]byte // from the pool of the Buffers; nil: there are no bytes
+	off int     // how many bytes of buf have been read
+	end bool    // the connection is closed; keep takes no buffer any more
 }
 
-// rawOf returns what a connection is of the system; nil where it is nothing.
+// rawOf returns the system's connection below a net.Conn, or nil if it has none.
 func rawOf(under net.Conn) syscall.RawConn {
 	s, ok := under.(syscall.Conn)
 	if !ok {
@@ -29,12 +29,12 @@ func rawOf(under net.Conn) syscall.RawConn {
 	}
 	raw, err := s.SyscallConn()
 	if err != nil {
-		return nil // reads tell
+		return nil // the reads will fail as well, and return the error
 	}
 	return raw
 }
 
-// receive reads what there is, or waits for it.
+// receive reads the bytes that are there, or waits for some.
 func (c *conn) receive(p []byte) (int, error) {
 	if n := c.ahead.take(c.bound, p); n > 0 || len(p) == 0 {
 		return n, nil
@@ -45,7 +45,7 @@ func (c *conn) receive(p []byte) (int, error) {
 	var buf *[]byte
 	var n int
 	var failed error
-	// Called when there may be something to receive, and until there is.
+	// The function is called when there may be bytes, until it returns true.
 	err := c.ahead.raw.Read(func(fd uintptr) bool {
 		buf = c.bound.Get(aheadSize)
 		for n, failed = syscall.Read(int(fd), *buf); failed == syscall.EINTR; {
@@ -69,7 +69,7 @@ func (c *conn) receive(p []byte) (int, error) {
 	return got, nil
 }
 
-// take reads from the buffer.
+// take copies bytes from the buffer to p.
 func (a *ahead) take(b *Buffers, p []byte) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,7 +84,7 @@ func (a *ahead) take(b *Buffers, p []byte) (n int) {
 	return n
 }
 
-// keep keeps a buffer of n bytes of which off have been read.
+// keep keeps a buffer of n bytes, the first off of which have been read.
 func (a *ahead) keep(b *Buffers, buf *[]byte, off, n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,7 +96,7 @@ func (a *ahead) keep(b *Buffers, buf *[]byte, off, n int) {
 	a.buf, a.off = buf, off
 }
 
-// close gives the buffer back.
+// close returns the buffer to the pool.
 func (a *ahead) close(b *Buffers) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -17,43 +17,50 @@ import (
 	"github.com/weirlimit/weir/internal/panics"
 )
 
-// CallsConfig configures Calls. The zero value of a field turns its check off.
+// CallsConfig configures Calls. A zero field turns its check off.
 type CallsConfig struct {
-	// Authorize authorizes a unary call of a method (its full name) by the incoming context, before anything of the request is
-	// read. It returns the context to carry the call out in, or the status to answer with. For streams an interceptor does.
+	// Authorize authorizes a unary call by its incoming context and its method (the full name), before its request is read. It returns the
+	// context for the handler, or the status to answer. Streams are authorized by an interceptor (see Options).
 	Authorize func(ctx context.Context, method string) (context.Context, error)
-	// MaxAnonymous bounds the calls on connections that are not authenticated, those of methods that are open to everybody. The
-	// oldest of the source with most of them makes room.
+	// MaxAnonymous bounds the calls in progress on anonymous connections; they are of methods that are open to all callers. One more call ends
+	// the oldest call of the source that has the most.
 	MaxAnonymous int
-	// MaxAge is how old a connection may become before the contexts of its streams are done, and EndPatience later their reads fail.
-	// The caller should have been asked for another connection before. See keepalive.ServerParameters.MaxConnectionAge.
+	// MaxAge is the age of a connection at which the contexts of its streams end. Their reads fail EndPatience later. The server should have
+	// asked the caller to open another connection before that. See keepalive.ServerParameters.MaxConnectionAge.
 	MaxAge time.Duration
-	// FirstMessage is how long the first message of a call may take, from its headers on.
+	// FirstMessage bounds the time from a call's headers to its first message.
 	FirstMessage time.Duration
-	// MaxCalls is how many unary calls may be carried out at a time, on all connections together. More are answered UNAVAILABLE before
-	// anything of them is read.
+	// MaxCalls bounds the unary calls in progress, on all connections together. One more is answered UNAVAILABLE before its request is read.
 	MaxCalls int
-	// Memory has the bytes of connections and streams (see ListenerConfig), and StreamBytes is what a stream takes of them. One more than
-	// fits is answered UNAVAILABLE before anything of it is read. Nil: any number.
+	// Memory has the bytes of connections and streams (see ListenerConfig). A stream takes StreamBytes of them. A stream that does not fit is
+	// answered UNAVAILABLE before anything of it is read. Nil: no bound.
 	Memory      *fairshare.Places
 	StreamBytes int
-	// Caller returns the caller of a context that Authorize, or an interceptor of Options, has returned, and whether it is authenticated:
-	// its connection counts as such then, and no caller has all of MaxCalls or Memory (see fairshare). An empty name: it is not
-	// known which one it is. Nil: all callers are authenticated, and not told apart.
+	// Caller returns the caller of a context that Authorize or an interceptor of Options has returned, and whether the caller is
+	// authenticated. If it is, its connection counts as authenticated. No caller gets all of MaxCalls or Memory (see fairshare); an empty
+	// name, of a caller that is not known by name, is not bounded so. Nil: all callers are authenticated, and have no names.
 	Caller func(ctx context.Context) (name string, authenticated bool)
-	// Ended is called after each handler of a unary call that did not panic, with what Authorize returned, the time that reading and
-	// answering took, and the handler's error. Nil: nothing is called.
+	// Ended, if set, is called after each handler of a unary call, unless the handler panicked. It gets the context that Authorize returned,
+	// the time from the first read of the request to the handler's return, and the handler's error.
 	Ended func(ctx context.Context, method string, took time.Duration, err error)
-	// Panicked is called with each panic of a handler, which was recovered. The panic's value may hold secrets of the request.
+	// Panicked, if set, is called with each panic of a handler, which was recovered. The panic's value may hold secrets of the request.
 	Panicked func(method string, p *panics.Error)
 }
 
-// Calls checks the calls of a gRPC server before their messages are read: it authorizes them, answers compressed requests
-// UNIMPLEMENTED whichever compressors the process has registered (a compressed message of 4 KiB can hold 4 MiB), and ends calls
-// whose first message does not come. A handler that panics ends its own call with INTERNAL. It is safe for concurrent use.
+// Calls checks the calls of a gRPC server before their messages are read. It is safe for concurrent use.
 //
-// Calls are not denied in gRPC's tap handle: grpc-go (1.85) keeps the timer of a call that the tap handle denies, and its headers
-// with it, for as long as the caller's grpc-timeout says. A handler that returns before it reads costs no more, and ends the call.
+// The path of a call:
+//
+//	tapped             counts it if its connection is anonymous (Frames uses the count)
+//	unary, check       answers UNIMPLEMENTED if the request is compressed
+//	Authorize          authorizes it; for streams the interceptors that Options was given do
+//	begin              takes its place and memory, and starts the timer for its first message
+//	the handler        runs; a panic becomes INTERNAL
+//	done               gives back its place and memory
+//
+// A compressed message of 4 KiB can hold 4 MiB, so requests must not be compressed, whichever compressors the process has registered. Calls
+// are not denied in gRPC's tap handle: for a call that it denies, grpc-go (1.85) keeps a timer and the headers for as long as the caller's
+// grpc-timeout says. To return from a handler before the first read costs no more, and ends the call.
 type Calls struct {
 	cfg            CallsConfig
 	patience       time.Duration // EndPatience
@@ -61,7 +68,7 @@ type Calls struct {
 	calls, streams room
 }
 
-// NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
+// NewCalls returns Calls. A server needs its Options, and must register its unary services with its Registrar.
 func NewCalls(cfg CallsConfig) *Calls {
 	c := &Calls{cfg: cfg, patience: EndPatience}
 	if cfg.Memory == nil {
@@ -72,50 +79,50 @@ func NewCalls(cfg CallsConfig) *Calls {
 	return c
 }
 
-// InUse returns how many unary calls and streams are carried out.
+// InUse returns how many unary calls and streams are in progress.
 func (c *Calls) InUse() (calls, streams int) {
 	return int(c.calls.open.Load()), int(c.streams.open.Load())
 }
 
-// Options returns the options of the server. Interceptors that authorize streams are given here, and come after the checks and
-// before the bounds of Calls; others come later.
+// Options returns the options of the server. The interceptors in authorize run after check and before bound; they authorize streams.
+// Interceptors that the server adds itself run later.
 func (c *Calls) Options(authorize ...grpc.StreamServerInterceptor) []grpc.ServerOption {
 	streams := append(append([]grpc.StreamServerInterceptor{c.check}, authorize...), c.bound)
 	return []grpc.ServerOption{grpc.InTapHandle(tapped), grpc.ChainStreamInterceptor(streams...)}
 }
 
-// tapped counts a call of an anonymous connection.
+// tapped counts the call if its connection is anonymous.
 func tapped(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if conn := ConnOf(p.Addr); !conn.IsAuthenticated() {
 			conn.callBegan()
-			context.AfterFunc(ctx, conn.callEnded) // gRPC ends it with the call
+			context.AfterFunc(ctx, conn.callEnded) // gRPC ends ctx with the call
 		}
 	}
 	return ctx, nil
 }
 
-// transportStream is what gRPC's stream of a call has beside the methods of grpc.ServerTransportStream.
+// transportStream has the methods of gRPC's stream of a call that grpc.ServerTransportStream lacks.
 type transportStream interface {
 	RecvCompress() string
-	// WriteStatus ends the call for its caller, whatever its handler waits for: reads and writes fail, the context is done, and another
-	// status, such as the handler's, is not sent any more.
+	// WriteStatus ends the call for its caller while the handler runs: reads and writes fail, the context is done, and a later status, such as
+	// the handler's, is not sent.
 	WriteStatus(*status.Status) error
 }
 
-// call is a call that is authorized and carried out.
+// call is an authorized call in progress.
 type call struct {
 	calls  *Calls
 	stream transportStream
-	read   func(any) error // of a unary call
+	read   func(any) error // only of a unary call
 	room   *room
 	place  fairshare.Taken
-	began  bool        // it is counted in the room
-	leave  func()      // those that are anonymous; nil: it is not one
-	late   *time.Timer // ends the call, whose first message has not come; nil: it has all the time
+	began  bool        // room counts it
+	leave  func()      // takes it out of anonymousCalls; nil: its connection is authenticated
+	late   *time.Timer // ends the call if its first message does not come; nil: no bound
 }
 
-// What ends a call, beside its end.
+// The statuses of calls that Calls ends or does not begin.
 var (
 	noMessage        = status.New(codes.DeadlineExceeded, "no message came in time")
 	tooManyAnonymous = status.New(codes.Unavailable, "too many calls of callers who are not authenticated")
@@ -125,7 +132,7 @@ var (
 	errTooMany       = status.Error(codes.Unavailable, "this node has too many connections: max-connections, max-connections-per-source, or its memory")
 )
 
-// begin counts a call that is authorized, before its first message has been read, and ends it if that does not come in time.
+// begin counts an authorized call, before its first message is read, and starts the timer that ends it if this message does not come.
 func (k *call) begin(ctx context.Context) error {
 	c := k.calls
 	var conn *Conn
@@ -152,7 +159,7 @@ func (k *call) begin(ctx context.Context) error {
 	return nil
 }
 
-// receive reads the message of a unary call.
+// receive reads the request of a unary call.
 func (k *call) receive(m any) error {
 	err := k.read(m)
 	k.came()
@@ -166,12 +173,12 @@ func (k *call) came() {
 	}
 }
 
-// end ends a call before its handler does.
+// end ends a call before its handler returns.
 func (k *call) end(why *status.Status) {
-	_ = k.stream.WriteStatus(why) // fails with the connection, and the call with it
+	_ = k.stream.WriteStatus(why) // fails only if the connection has ended, and the call with it
 }
 
-// done gives back what begin has taken.
+// done undoes begin.
 func (k *call) done() {
 	k.came()
 	if k.leave != nil {
@@ -183,12 +190,12 @@ func (k *call) done() {
 	}
 }
 
-// EndPatience is how long a stream whose context is done because of its connection's age may go on before its reads fail: longer
-// than handlers wait for anything.
+// EndPatience is the time from the end of a stream's context, because of its connection's age, to the failure of its reads. It is longer than
+// any handler waits.
 const EndPatience = time.Minute + 5*time.Second
 
-// age returns the context of a stream that ends with the age of its connection. gRPC's own would end reads, and with a read that
-// fails the stream, before the handler has sent what it has yet to send.
+// age returns a context for a stream that ends at MaxAge of its connection. gRPC's own bound, MaxConnectionAgeGrace, closes the connection, so
+// that reads fail before the handler has sent all its answers.
 func (k *call) age(ctx context.Context) (_ context.Context, stop func()) {
 	p, _ := peer.FromContext(ctx)
 	if k.calls.cfg.MaxAge == 0 || p == nil || ConnOf(p.Addr) == nil {
@@ -205,7 +212,7 @@ func (k *call) age(ctx context.Context) (_ context.Context, stop func()) {
 	}
 }
 
-// uncompressed returns the stream of a call, or the error for one whose request is compressed.
+// uncompressed returns the transport's stream of a call, or an error if the request is compressed.
 func uncompressed(ctx context.Context) (transportStream, error) {
 	s, ok := grpc.ServerTransportStreamFromContext(ctx).(transportStream)
 	if !ok {
@@ -217,17 +224,17 @@ func uncompressed(ctx context.Context) (transportStream, error) {
 	return s, nil
 }
 
-// room is for as many calls, or streams, as may be carried out at a time.
+// room bounds the unary calls, or the streams, in progress.
 type room struct {
 	places *fairshare.Places
-	each   int // places that one takes
+	each   int // places that one call or stream takes
 	open   atomic.Int64
 }
 
-// ErrPanicked answers a request of which something has panicked.
+// ErrPanicked answers a request whose handler panicked.
 var ErrPanicked = status.Error(codes.Internal, "the request could not be carried out because of a mistake in the server")
 
-// answerPanic turns the panic of a handler into INTERNAL. It is to be deferred.
+// answerPanic turns the panic of a handler into INTERNAL. The caller must defer it.
 func (c *Calls) answerPanic(method string, err *error) {
 	p := panics.From(recover())
 	if p == nil {
@@ -239,8 +246,8 @@ func (c *Calls) answerPanic(method string, err *error) {
 	*err = ErrPanicked
 }
 
-// Registrar returns a registrar of services whose unary methods are checked. Streams are checked by the interceptor in Options,
-// whoever registers them.
+// Registrar returns a registrar that adds the checks to the unary methods of the services registered with it. The interceptors in Options
+// check streams of all services.
 func (c *Calls) Registrar(r grpc.ServiceRegistrar) grpc.ServiceRegistrar { return registrar{c, r} }
 
 type registrar struct {
@@ -259,7 +266,7 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	r.to.RegisterService(&checked, impl)
 }
 
-// unary is the handler of a unary method with the checks before it.
+// unary returns the handler of a unary method with the checks before it.
 func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (_ any, err error) {
 		defer c.answerPanic(method, &err)
@@ -286,7 +293,7 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 	}
 }
 
-// check is the interceptor of streams that comes before they are authorized.
+// check is the first interceptor of streams, before they are authorized.
 func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	defer c.answerPanic(info.FullMethod, &err)
 	if _, err := uncompressed(s.Context()); err != nil {
@@ -295,7 +302,7 @@ func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
 	return handle(srv, s)
 }
 
-// bound is the interceptor of streams that are authorized.
+// bound is the interceptor of streams after they were authorized.
 func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	stream, err := uncompressed(s.Context())
 	if err != nil {
@@ -314,7 +321,7 @@ func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, ha
 	return err
 }
 
-// boundStream is a stream whose first message is awaited, and which ends with its connection's age.
+// boundStream notes the first message of a stream, and has the context of age.
 type boundStream struct {
 	grpc.ServerStream
 	ctx  context.Context

@@ -12,7 +12,8 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// Conn is a connection of a Listener.
+// Conn is a connection of a Listener: waiting, then served and anonymous, then authenticated (see Listener). The methods that say so may be
+// called for a nil Conn, which stands for a connection of another listener.
 type Conn struct {
 	net.Conn
 	listener *Listener
@@ -22,22 +23,22 @@ type Conn struct {
 
 	known         chan struct{} // closed when the connection is authenticated
 	authenticated atomic.Bool   // written under the listener's lock
-	named         atomic.Bool   // it counts to a caller; the same
+	named         atomic.Bool   // it counts to a caller; written under the listener's lock
 	heard         atomic.Bool   // something has been read
-	bytes         atomic.Int64  // read before it was authenticated
-	calls, begun  atomic.Int64  // over gRPC that began before it was: those that go on, and all
-	fewer         fifo.Signal   // set when a call has ended
+	bytes         atomic.Int64  // read before the connection was authenticated
+	calls, begun  atomic.Int64  // gRPC calls that began while the connection was anonymous: in progress, and all
+	fewer         fifo.Signal   // set when a gRPC call has ended
 	check         atomic.Pointer[func() error]
 
 	// Guarded by the listener's lock.
-	served   time.Time // since when; zero: it waits
+	served   time.Time // when the connection was served; zero: it waits
 	place    fairshare.Taken
 	memory   fairshare.Taken
-	rejected *time.Timer // closes the connection, which is beyond a bound; nil: it is not
-	gone     bool        // counted in nothing any more
+	rejected *time.Timer // closes the connection, which is beyond a bound; nil: the connection is within the bounds
+	gone     bool        // no count contains the connection any more
 }
 
-// addr is the address of a connection's other end, by which those who are given no more than that find the connection.
+// addr is a connection's remote address. ConnOf finds the Conn by it, for code that has only the address, such as gRPC's handlers.
 type addr struct {
 	net.Addr
 	conn *Conn
@@ -46,7 +47,7 @@ type addr struct {
 // RemoteAddr implements net.Conn. ConnOf finds the Conn by it.
 func (c *Conn) RemoteAddr() net.Addr { return addr{c.Conn.RemoteAddr(), c} }
 
-// ConnOf returns the Conn that has an address as its RemoteAddr, such as gRPC's peer.Peer has; nil where there is none.
+// ConnOf returns the Conn whose RemoteAddr returned the address, such as the Addr of gRPC's peer.Peer. It returns nil for any other address.
 func ConnOf(a net.Addr) *Conn {
 	of, _ := a.(addr)
 	return of.conn
@@ -54,20 +55,21 @@ func ConnOf(a net.Addr) *Conn {
 
 type connKey struct{}
 
-// ConnContext is http.Server.ConnContext: requests' contexts have the Conn that FromContext returns.
+// ConnContext is for http.Server.ConnContext: it puts the Conn into the contexts of the connection's requests, for FromContext.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, ConnOf(c.RemoteAddr()))
 }
 
-// FromContext returns the Conn of an HTTP request, nil where there is none.
+// FromContext returns the Conn of an HTTP request's context, or nil if it has none.
 func FromContext(ctx context.Context) *Conn {
 	c, _ := ctx.Value(connKey{}).(*Conn)
 	return c
 }
 
-// Authenticated notes that whoever is at the other end has been authenticated, as that caller (empty: callers are not told apart, or
-// which one it is is not known yet), and reports whether the connection may stay. One beyond the bounds on authenticated
-// connections is closed. It counts to the first caller that is named, and is cheap from then on. A nil Conn may stay.
+// Authenticated notes that the other end of the connection has authenticated as this caller, and reports whether the connection may stay. The
+// caller is empty if callers are not told apart or the name is not known yet. The connection counts to the first named caller; later calls
+// take no lock. If the connection is beyond the bounds on authenticated connections, Authenticated closes it after ListenerConfig.RejectAfter.
+// A nil Conn may stay.
 func (c *Conn) Authenticated(caller string) bool {
 	if c == nil || c.authenticated.Load() && (caller == "" || c.named.Load()) {
 		return true
@@ -88,7 +90,7 @@ func (c *Conn) Authenticated(caller string) bool {
 		full = !l.takeLocked(c, caller)
 	}
 	if full {
-		c.rejected = time.AfterFunc(l.cfg.RejectAfter, func() { _ = c.Close() }) // nobody is there to hear of it
+		c.rejected = time.AfterFunc(l.cfg.RejectAfter, func() { _ = c.Close() }) // the remote end is gone if this fails
 		l.mu.Unlock()
 		if c.note(TooManyConnections); l.cfg.RejectAfter == 0 {
 			_ = c.Close() // before there is an answer
@@ -111,16 +113,16 @@ func (c *Conn) Authenticated(caller string) bool {
 	return true
 }
 
-// IsAuthenticated reports whether Authenticated has been called. It is true for a nil Conn.
+// IsAuthenticated reports whether Authenticated has returned true. It is true for a nil Conn.
 func (c *Conn) IsAuthenticated() bool { return c == nil || c.authenticated.Load() }
 
-// Served returns since when the connection is served.
+// Served returns when the connection was served: when it left the queue of waiting connections.
 func (c *Conn) Served() time.Time { return c.served }
 
-// CheckWith has check called after each read and before each write. The connection ends with its first error.
+// CheckWith sets a function that is called after each read and before each write. The Conn closes itself when check returns an error.
 func (c *Conn) CheckWith(check func() error) { c.check.Store(&check) }
 
-// checked returns the error of CheckWith's function.
+// checked calls the function that CheckWith has set.
 func (c *Conn) checked() error {
 	check := c.check.Load()
 	if check == nil {
@@ -133,17 +135,17 @@ func (c *Conn) checked() error {
 	return err
 }
 
-// reject closes the connection because of a bound. Its other end is told, unless it has said something, which is answered in order.
+// reject closes the connection because of a bound. It sends a Farewell only if nothing was read: an answer to a request must come in order.
 func (c *Conn) reject(why Rejection) {
 	c.note(why)
 	if tell := c.listener.cfg.Farewell; tell != nil && !c.heard.Load() {
 		_ = c.SetWriteDeadline(time.Now().Add(farewellPatience))
 		_, _ = c.Conn.Write(tell(why))
 	}
-	_ = c.Close() // nobody is there to hear of it
+	_ = c.Close() // the remote end is gone if this fails
 }
 
-// note tells of a rejection.
+// note reports a rejection to ListenerConfig.Rejected.
 func (c *Conn) note(why Rejection) {
 	if c.listener.cfg.Rejected != nil {
 		c.listener.cfg.Rejected(c.Conn.RemoteAddr(), why)
@@ -155,7 +157,7 @@ var (
 	errBytes   = errors.New("ingress: too much sent before authentication")
 )
 
-// tlsHandshake is the first byte of a TLS connection (RFC 8446, 5.1), with which neither HTTP nor HTTP/2 begins.
+// tlsHandshake is the first byte of a TLS connection (RFC 8446, 5.1). No HTTP/1 or HTTP/2 connection begins with it.
 const tlsHandshake = 22
 
 // Read implements net.Conn.
@@ -183,8 +185,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// allowance returns how much may be read while the connection is anonymous. When it is used up, the one that authenticates it
-// has a moment to do so: it may not have had the processor yet.
+// allowance returns how many bytes may be read while the connection is anonymous. When it has used them up, allowance waits for a moment,
+// because the goroutine that authenticates the connection may not have run yet.
 func (c *Conn) allowance() (int64, error) {
 	used := c.bytes.Load()
 	if left := anonymousBytes - used; left > 0 {
@@ -235,8 +237,8 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// EndWrites tells the other end that nothing more comes, while what it sends can still be read. It does nothing for a nil Conn, and
-// where the connection cannot do it.
+// EndWrites tells the other end that no more bytes come. The connection can still be read. EndWrites does nothing for a nil Conn, or if the
+// connection has no CloseWrite.
 func (c *Conn) EndWrites() error {
 	if c == nil {
 		return nil
@@ -247,5 +249,5 @@ func (c *Conn) EndWrites() error {
 	return nil
 }
 
-// hear notes that something has been read, and reports whether it is the first time.
+// hear notes that a read has returned, and reports whether it is the first one.
 func (c *Conn) hear() bool { return !c.heard.Load() && !c.heard.Swap(true) }

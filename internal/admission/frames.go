@@ -7,16 +7,16 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// maxConnCalls are the calls that an anonymous connection may have at a time: one to be authorized, beside health checks. A call
-// takes some KiB, and its headers up to 32 KiB, whatever few bytes they were compressed to.
+// maxConnCalls is the most calls that an anonymous connection may have at a time: one to be authorized, and health checks. A call takes some
+// KiB, and its headers up to 32 KiB, however few bytes their compressed form has.
 const maxConnCalls = 4
 
-// anonymousCallBurst calls may begin on an anonymous connection at once, and anonymousCallRate in each second: what is allocated for
-// calls that are denied as fast as they come would make the heap grow before the garbage collector has freed it.
+// On an anonymous connection, anonymousCallBurst calls may begin at once, and anonymousCallRate more in each second. Without this bound,
+// memory for calls that are denied at once would make the heap grow faster than the garbage collector frees it.
 const anonymousCallBurst, anonymousCallRate = 16, 10
 
-// Frames returns conn, on which the frames of HTTP/2 are read in plain text, for a server that has the options of Calls. While raw,
-// the Conn below it, is anonymous, it hands out one frame at a time, and none while there are maxConnCalls calls, or too many have begun.
+// Frames returns conn, from which a server with the options of Calls reads HTTP/2 frames in plain text. raw is the Conn below conn. While raw
+// is anonymous, a Read returns bytes of one frame only, and no frame begins while maxConnCalls calls go on or too many calls have begun.
 func Frames(conn, raw net.Conn) net.Conn {
 	c := ConnOf(raw.RemoteAddr())
 	if c == nil {
@@ -25,13 +25,13 @@ func Frames(conn, raw net.Conn) net.Conn {
 	return &frames{Conn: conn, below: c, left: len(http2.ClientPreface)}
 }
 
-// frames is a connection that is read frame by frame while it is anonymous. It is for one reader.
+// frames is a connection that is read frame by frame while it is anonymous. One goroutine at a time may read from it.
 type frames struct {
 	net.Conn
 	below  *Conn
-	left   int // bytes of the preface, or of a frame's payload
+	left   int // bytes left of the preface, or of a frame's payload
 	header [frameHeader]byte
-	read   int // bytes of the header
+	read   int // bytes of the header that have been read
 }
 
 const frameHeader = 9 // RFC 9113, 4.1

@@ -12,47 +12,48 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// ListenerConfig configures a Listener. Zero bounds stand for none.
+// ListenerConfig configures a Listener. A bound of zero is no bound.
 type ListenerConfig struct {
-	// MaxConnections bounds the authenticated connections, MaxPerSource those of one source: an IPv4 address or an IPv6 /64. Of
-	// MaxConnections no caller has more than are free once half are taken (fairshare.Places).
+	// MaxConnections bounds the authenticated connections. MaxPerSource bounds those of one source: an IPv4 address or an IPv6 /64. Once half
+	// of MaxConnections are taken, a caller may have no more of them than are free (fairshare.Places).
 	MaxConnections, MaxPerSource int
-	// Memory has the bytes that the connections of several listeners share with calls (see CallsConfig), and ConnBytes is what one takes
-	// of it from when it is authenticated. Nil: any number.
+	// Memory has the bytes that the connections of several listeners share with calls (see CallsConfig). A connection takes ConnBytes of them
+	// when it is authenticated. Nil: no bound.
 	Memory    *fairshare.Places
 	ConnBytes int
-	// MaxAnonymous bounds the connections that are served and not authenticated yet, each of which takes up to 100 KiB over gRPC. Required.
+	// MaxAnonymous bounds the connections that are served and not authenticated yet. Each takes up to 100 KiB over gRPC. Required.
 	MaxAnonymous int
-	// WriteTimeout bounds a single write: the time that a caller has who does not read. Not for net/http, which sets deadlines.
+	// WriteTimeout bounds a single write to a caller that does not read. A listener of net/http must leave it zero: net/http sets deadlines.
 	WriteTimeout time.Duration
-	// Foreign, when set, is called for a caller who begins a TLS handshake on a port without TLS. Its connection ends.
+	// Foreign, if set, is called when a caller begins a TLS handshake on a port without TLS. The connection ends.
 	Foreign func(from net.Addr)
-	// Farewell, when set, returns what a connection is told that is rejected before anything of it was read. It must be short.
+	// Farewell, if set, returns what to send on a connection that is rejected before anything of it was read. It must be short.
 	Farewell func(Rejection) []byte
-	// RejectAfter is how long a connection stays that is authenticated and beyond a bound, for the answer that says so.
+	// RejectAfter is how long an authenticated connection beyond a bound stays open, so that the answer that says so reaches the caller.
 	RejectAfter time.Duration
-	// Rejected, when set, is called for each connection that a bound closes, with the Rejection.
+	// Rejected, if set, is called for each connection that the Listener rejects.
 	Rejected func(from net.Addr, why Rejection)
 }
 
 const (
-	// maxWaiting bounds the connections that wait to be served. They cost a file descriptor each, and hardly any memory.
+	// maxWaiting bounds the connections that wait to be served. Each costs a file descriptor, and hardly any memory.
 	maxWaiting = 1024
-	// anonymousGrace is the time that a connection has to authenticate before it can be closed in favour of one that waits: or graceFactor
-	// times as long as callers took lately, up to maxGrace, so that a machine that is short of processor closes none for its own slowness.
+	// A served connection may be closed in favour of a waiting one if it has not authenticated within anonymousGrace, or within graceFactor
+	// times the average time that callers took lately, if that is longer, up to maxGrace. So a node that is short of processor time does not
+	// reject callers because it is slow itself.
 	anonymousGrace, maxGrace = time.Second, 5 * time.Second
 	graceFactor              = 4
-	// anonymousBytes are read from a connection before it is authenticated, and anonymousRate more in each second: enough for a
-	// handshake with a chain of certificates and the first requests, and for probes that share a connection.
+	// anonymousBytes are read from a connection before it is authenticated, and anonymousRate more in each second: enough for a handshake with
+	// a chain of certificates, for the first requests, and for probes that share a connection.
 	anonymousBytes, anonymousRate = 128 << 10, 1 << 10
-	// authenticationPatience is how long a connection that has sent so much waits for the handler that authenticates it.
+	// authenticationPatience is how long a connection that has sent anonymousBytes waits for the handler that authenticates it.
 	authenticationPatience = time.Second
-	// While as many connections are authenticated as may be, new ones are served, unauthenticated, up to spareAnonymous, and spareOfSource
-	// of one source that has as many as it may: for probes, which never authenticate. Others are rejected at once.
+	// Probes never authenticate. So while the authenticated connections are at their bound, new connections are served up to spareAnonymous
+	// anonymous ones in all, or up to spareOfSource of a source that is at its own bound. More are rejected at once.
 	spareAnonymous, spareOfSource = 16, 4
-	// farewellPatience bounds the write of a Farewell, for which the empty buffer of a new connection has room.
+	// farewellPatience bounds the write of a Farewell. The empty send buffer of a new connection has room for it.
 	farewellPatience = 5 * time.Millisecond
-	// silencePatience is how long a connection on which nothing has come stays when its server stops.
+	// silencePatience is how long CloseSilent waits before it closes connections.
 	silencePatience = 250 * time.Millisecond
 )
 
@@ -61,40 +62,47 @@ type Rejection string
 
 // The rejections.
 const (
-	TooManyConnections Rejection = "too_many_connections" // authenticated ones, of all or of the source
-	TooManyAnonymous   Rejection = "too_many_anonymous"   // closed for one that waited, or one too many that waited
-	TooManyBytes       Rejection = "too_many_bytes"       // before authentication
+	TooManyConnections Rejection = "too_many_connections" // too many authenticated connections, in all or of the source
+	TooManyAnonymous   Rejection = "too_many_anonymous"   // closed in favour of a waiting connection, or one of too many that waited
+	TooManyBytes       Rejection = "too_many_bytes"       // too many bytes before authentication
 )
 
-// Listener is a net.Listener that bounds connections by source. A connection is anonymous until Conn.Authenticated is called. Of
-// the anonymous ones a bounded number is served; others wait unread, and are served in turn by source, the newest of a source
-// first, because the oldest has most likely been given up. While connections wait, those that were served for a second without
-// authenticating (for up to maxGrace, when callers take long) are closed: of the source with most of them, the oldest. So a source that
-// floods the port takes turns with itself, and an authenticated connection never makes room. Use NewListener, and Close when done. It is
-// safe for concurrent use.
+// Listener is a net.Listener that bounds connections by source. It is safe for concurrent use. Use NewListener, and call Close when done.
+//
+// The path of a connection:
+//
+//	accept              takes it from the system; it waits, unread
+//	serveLocked         makes it ready for Accept: it is anonymous now
+//	Conn.Authenticated  counts it to its source and caller, or rejects it
+//	Conn.Close          ends its counts, and serves the next one that waits
+//
+// At most MaxAnonymous connections are anonymous. When there is room, the sources with waiting connections take turns, and of a source the
+// newest connection is served first, because the caller has most likely given up the oldest. While connections wait, the Listener closes the
+// oldest anonymous connection of the source that has the most of them, if its time to authenticate (anonymousGrace) is over. So a source that
+// floods the port delays only itself, and no authenticated connection is closed for a new one.
 type Listener struct {
 	net.Listener
 	cfg     ListenerConfig
 	accepts sync.WaitGroup
 
 	mu        sync.Mutex
-	changed   *sync.Cond // ready or closed
+	changed   *sync.Cond // a connection is ready, or the listener is closed
 	sources   map[netip.Prefix]*source
-	turns     []*source // those with waiting connections, in turn
-	ready     []*Conn   // served, and not accepted yet
+	turns     []*source // the sources with waiting connections, in the order of their turns
+	ready     []*Conn   // served, and not yet returned by Accept
 	waiting   int
-	anonymous int               // served
+	anonymous int               // how many connections are served and not authenticated
 	took      time.Duration     // a moving average of the time from being served to being authenticated
-	places    *fairshare.Places // of authenticated ones
-	retry     *time.Timer       // looks again for one to close
-	closed    error             // why Accept fails; nil: open
+	places    *fairshare.Places // of authenticated connections
+	retry     *time.Timer       // calls serveLocked when the next anonymous connection may be closed
+	closed    error             // the error of Accept; nil: the listener is open
 }
 
-// source is an address, with the connections from it.
+// source is an address prefix and its connections.
 type source struct {
 	prefix        netip.Prefix
-	waiting       []*Conn // the newest last
-	anonymous     []*Conn // served, the oldest first
+	waiting       []*Conn // in the order in which they came
+	anonymous     []*Conn // in the order in which they were served
 	authenticated int
 }
 
@@ -120,7 +128,7 @@ func (l *Listener) accept() {
 		raw, err := l.Listener.Accept()
 		var temporary interface{ Temporary() bool }
 		if errors.As(err, &temporary) && temporary.Temporary() && !errors.Is(err, net.ErrClosed) {
-			// Such as too many open files: net/http and gRPC wait in the same way.
+			// Such as too many open files. net/http and gRPC wait in the same way.
 			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
 			time.Sleep(delay)
 			continue
@@ -138,7 +146,7 @@ func (l *Listener) accept() {
 	}
 }
 
-// addLocked has a new connection wait.
+// addLocked adds a new connection to those that wait.
 func (l *Listener) addLocked(raw net.Conn) {
 	prefix := sourceOf(raw.RemoteAddr())
 	s := l.sources[prefix]
@@ -157,23 +165,24 @@ func (l *Listener) addLocked(raw net.Conn) {
 func sourceOf(a net.Addr) netip.Prefix {
 	ap, err := netip.ParseAddrPort(a.String())
 	if err != nil {
-		return netip.Prefix{} // no network that has addresses
+		return netip.Prefix{} // a source of its own, for addresses that are no IP addresses
 	}
 	ip, bits := ap.Addr().Unmap().WithZone(""), 32
 	if ip.Is6() {
 		bits = 64
 	}
-	p, _ := ip.Prefix(bits) // which fits
+	p, _ := ip.Prefix(bits) // cannot fail: bits fits the address
 	return p
 }
 
-// rejected is a connection to be closed, and why.
+// rejected is a connection to close, and why.
 type rejected struct {
 	*Conn
 	why Rejection
 }
 
-// fullLocked reports whether a connection of a source would be one too many if it authenticated, and more are not served for probes.
+// fullLocked reports whether a new connection of this source must be rejected, because an authenticated one would be beyond a bound and the
+// spare ones for probes are taken.
 func (l *Listener) fullLocked(s *source) bool {
 	if l.anonymous >= min(spareAnonymous, l.cfg.MaxAnonymous) {
 		taken, most := l.places.InUse()
@@ -185,7 +194,7 @@ func (l *Listener) fullLocked(s *source) bool {
 	return l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource && len(s.anonymous) >= min(spareOfSource, l.cfg.MaxAnonymous)
 }
 
-// serveLocked serves connections that wait, as far as there is room. It returns those to be closed.
+// serveLocked serves waiting connections while there is room. It returns the connections to close.
 func (l *Listener) serveLocked() (out []rejected) {
 	if l.closed != nil {
 		return nil
@@ -231,7 +240,7 @@ func (l *Listener) serveLocked() (out []rejected) {
 	return out
 }
 
-// takeLocked takes a place for a connection of a caller, and reports whether there is one.
+// takeLocked takes a place and memory for a caller's connection, and reports whether there was room.
 func (l *Listener) takeLocked(c *Conn, caller string) bool {
 	if c.place = l.places.Take(caller, 1); c.place.N == 0 {
 		return false
@@ -243,14 +252,14 @@ func (l *Listener) takeLocked(c *Conn, caller string) bool {
 	return fits
 }
 
-// giveLocked gives back what takeLocked has taken, once.
+// giveLocked gives back what takeLocked has taken. A second call does nothing.
 func (l *Listener) giveLocked(c *Conn) {
 	l.places.Give(c.place)
 	l.cfg.Memory.Give(c.memory)
 	c.place, c.memory = fairshare.Taken{}, fairshare.Taken{}
 }
 
-// largestLocked returns the oldest connection of the source that has most of a kind, of which there is one.
+// largestLocked returns the oldest connection of the source that has the most connections in the list that of returns. There must be one.
 func (l *Listener) largestLocked(of func(*source) []*Conn) *Conn {
 	var most []*Conn
 	for _, s := range l.sources {
@@ -262,7 +271,7 @@ func (l *Listener) largestLocked(of func(*source) []*Conn) *Conn {
 	return most[0]
 }
 
-// forgetLocked takes a connection out of what it is counted in.
+// forgetLocked takes a connection out of all counts. A second call does nothing.
 func (l *Listener) forgetLocked(c *Conn) {
 	s := c.source
 	switch i, j := slices.Index(s.anonymous, c), slices.Index(s.waiting, c); {
@@ -287,7 +296,7 @@ func (l *Listener) forgetLocked(c *Conn) {
 	}
 }
 
-// unlock unlocks and closes connections that were forgotten.
+// unlock unlocks the listener and rejects these connections.
 func (l *Listener) unlock(all []rejected) {
 	l.mu.Unlock()
 	for _, c := range all {
@@ -295,7 +304,7 @@ func (l *Listener) unlock(all []rejected) {
 	}
 }
 
-// Accept implements net.Listener. The connection is a *Conn.
+// Accept implements net.Listener. The connection that it returns is a *Conn.
 func (l *Listener) Accept() (net.Conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -315,7 +324,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener. Connections that have not been accepted are closed, others stay.
+// Close implements net.Listener. It closes the connections that Accept has not returned, and no others.
 func (l *Listener) Close() error {
 	err := l.Listener.Close()
 	l.accepts.Wait()
@@ -329,20 +338,20 @@ func (l *Listener) Close() error {
 	left = slices.Clone(left)
 	l.mu.Unlock()
 	for _, c := range left {
-		_ = c.Close() // nobody is there to hear of it
+		_ = c.Close() // the remote end is gone if this fails
 	}
 	return err
 }
 
-// CloseSilent closes the connections on which nothing has come, after a moment: those of load balancers that try whether the port is
-// open, and of browsers that connect in advance. Servers that are told to stop wait for them, 5 s for HTTP and 2 min for gRPC. It
-// is called when the listener is being closed; the caller stops the timer when the server has ended before.
+// CloseSilent closes, after silencePatience, the connections on which nothing has come: those of load balancers that probe the port, and of
+// browsers that connect in advance. A server that is stopping would wait for them, net/http for 5 s and gRPC for 2 min. Call CloseSilent when
+// the listener is being closed, and stop the timer when the server has ended.
 func (l *Listener) CloseSilent() *time.Timer {
 	return time.AfterFunc(silencePatience, func() {
 		var silent []*Conn
 		l.mu.Lock()
 		for _, s := range l.sources {
-			for _, c := range s.anonymous { // as are all of which nothing was read
+			for _, c := range s.anonymous { // a connection of which nothing was read is anonymous
 				if !c.heard.Load() {
 					silent = append(silent, c)
 				}
@@ -350,12 +359,12 @@ func (l *Listener) CloseSilent() *time.Timer {
 		}
 		l.mu.Unlock()
 		for _, c := range silent {
-			_ = c.Close() // the server sees it end, and forgets it
+			_ = c.Close() // the server reads the error, and forgets the connection
 		}
 	})
 }
 
-// Connections returns how many connections there are: authenticated, served without being so, and waiting.
+// Connections returns how many connections there are: authenticated, served and anonymous, and waiting.
 func (l *Listener) Connections() (authenticated, anonymous, waiting int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

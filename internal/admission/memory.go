@@ -13,17 +13,17 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// LimitPercent is the part of the usable memory that Go's runtime is held to. The rest is for what it does not see: the
+// LimitPercent is the runtime's memory limit in percent of the usable memory. The rest is for what the runtime does not count: the
 // program's own pages, the kernel's buffers and tables.
 const LimitPercent = 90
 
-// UsableMemory returns how many bytes the process may use: the smallest of the limit of its control group (v1 or v2; those above it
-// included), the machine's memory, and, when GOMEMLIMIT is given, the number that that is LimitPercent of.
+// UsableMemory returns how many bytes the process may use: the smallest of the limits of its control group (v1 or v2) and the groups above
+// it, the machine's memory, and, if GOMEMLIMIT is given, the number of which GOMEMLIMIT is LimitPercent.
 func UsableMemory() (int64, error) {
 	return usable(memlimit.FromCgroup, memlimit.FromSystem, debug.SetMemoryLimit(-1))
 }
 
-// OwnBudget is the budget of a node that has the process to itself; of 1 GiB where what the process may use cannot be found out.
+// OwnBudget returns the budget of a node that may use all memory of its process. If UsableMemory fails, it is the budget for 1 GiB.
 func OwnBudget() Budget {
 	usable, err := UsableMemory()
 	if err != nil {
@@ -32,7 +32,7 @@ func OwnBudget() Budget {
 	return Divide(usable)
 }
 
-// usable is UsableMemory of these sources and of the runtime's limit, which is math.MaxInt64 where there is none.
+// usable is UsableMemory for these sources and the runtime's limit, which is math.MaxInt64 if none is set.
 func usable(group, machine memlimit.Provider, limit int64) (int64, error) {
 	most, err := machine()
 	if n, groupErr := group(); groupErr == nil && (err != nil || n < most) {
@@ -49,8 +49,8 @@ func usable(group, machine memlimit.Provider, limit int64) (int64, error) {
 	return int64(min(most, math.MaxInt64)), nil
 }
 
-// SetMemoryLimit sets the runtime's limit of memory to LimitPercent of usable bytes, unless GOMEMLIMIT is given, and returns the limit
-// in force.
+// SetMemoryLimit sets the runtime's memory limit to LimitPercent of usable bytes, unless GOMEMLIMIT is given. It returns the limit in
+// force.
 func SetMemoryLimit(usable int64) int64 {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(usable / 100 * LimitPercent)
@@ -58,7 +58,8 @@ func SetMemoryLimit(usable int64) int64 {
 	return debug.SetMemoryLimit(-1)
 }
 
-// ParseMemory reads an amount of memory, or a share of what the process may use; auto is 0, and no bound -1.
+// ParseMemory parses an amount of memory such as 512MiB, or a share such as 70% of UsableMemory. It returns bytes, 0 for auto and -1 for 0
+// (no bound).
 func ParseMemory(s string) (int64, error) {
 	if s == "auto" {
 		return 0, nil
@@ -87,7 +88,7 @@ func ParseMemory(s string) (int64, error) {
 	return int64(n), nil
 }
 
-// LimitProcess has the garbage collector keep the process within the memory that it may use.
+// LimitProcess sets the runtime's memory limit by UsableMemory, and logs it.
 func LimitProcess(log *slog.Logger) {
 	usable, err := UsableMemory()
 	if err != nil {

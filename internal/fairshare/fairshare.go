@@ -1,11 +1,11 @@
-// Package fairshare divides a number of places among those who take them, so that nobody takes all of them.
+// Package fairshare divides a number of places among callers, so that no caller takes all of them.
 //
-// While half of the places are free, everybody takes as many as they like, and nothing is counted but their number. Beyond that
-// somebody may have no more places than are free: one who takes all that can be had leaves a quarter, and n of them who take one at a
-// time leave as many as each has got of the other half. These are the dynamic thresholds of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
-// switches", IEEE/ACM Transactions on Networking 6(2), 1998, with a factor of 1.
+// While at most half of the places are taken, a caller may take any number, and only their sum is counted. Beyond that, a caller may have no
+// more of the other places than are free. One caller that takes all that it gets leaves a quarter of all places free. If n callers take one
+// place at a time, they leave as many free as each of them has of the second half. These are the dynamic thresholds of Choudhury and Hahne,
+// "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998, with a factor of 1.
 //
-// It promises nobody a number of places, and takes none back.
+// No caller is sure of a number of places, and places are not taken back.
 package fairshare
 
 import (
@@ -13,26 +13,26 @@ import (
 	"sync/atomic"
 )
 
-// Places are a number of places. They are safe for concurrent use.
+// Places is a number of places. It is safe for concurrent use.
 type Places struct {
 	most int64
 	all  atomic.Int64
 
 	mu sync.Mutex
-	of map[string]int64 // those that were taken when half of all were
+	of map[string]int64 // by caller, the places taken while more than half of all were taken
 }
 
-// New returns places; 0 stands for any number.
+// New returns Places for most places; 0 is no bound.
 func New(most int) *Places { return &Places{most: int64(most)} }
 
-// Taken is what somebody has taken. It is to be given back, once.
+// Taken is what a caller has taken. The caller must pass it to Give once.
 type Taken struct {
-	N       int // may be less than was asked for
+	N       int // may be less than the caller asked for
 	who     string
 	counted bool
 }
 
-// Take takes up to n places for somebody. An empty name is nobody's: those without one take what there is.
+// Take takes up to n places for the caller named who. An empty name has no share of its own: it gets what is free.
 func (p *Places) Take(who string, n int) Taken {
 	want := int64(n)
 	all := p.all.Add(want)
@@ -60,7 +60,7 @@ func (p *Places) Take(who string, n int) Taken {
 	return Taken{N: int(got), who: who, counted: got > 0}
 }
 
-// TakeAll takes n places for somebody, or none where that many are not to be had.
+// TakeAll takes n places for the caller named who, or none if it cannot get n.
 func (p *Places) TakeAll(who string, n int) (t Taken, ok bool) {
 	if t = p.Take(who, n); t.N < n {
 		p.Give(t)
@@ -69,7 +69,7 @@ func (p *Places) TakeAll(who string, n int) (t Taken, ok bool) {
 	return t, true
 }
 
-// Give gives back what Take has returned.
+// Give gives back what Take or TakeAll has taken.
 func (p *Places) Give(t Taken) {
 	p.all.Add(-int64(t.N))
 	if !t.counted {
@@ -82,11 +82,11 @@ func (p *Places) Give(t Taken) {
 	}
 }
 
-// Force takes n places, whether or not they are free. They are given back with Release.
+// Force takes n places even if they are not free. The caller must give them back with Release.
 func (p *Places) Force(n int) { p.all.Add(int64(n)) }
 
-// Release gives back what Force has taken.
+// Release gives back n places that Force has taken.
 func (p *Places) Release(n int) { p.all.Add(-int64(n)) }
 
-// InUse returns how many places are taken, and how many there are.
+// InUse returns how many places are taken, and how many there are (0: no bound).
 func (p *Places) InUse() (taken, most int64) { return p.all.Load(), p.most }
