@@ -2,23 +2,23 @@ package lend
 
 import "github.com/weirlimit/weir/limit"
 
-// Part is one key's part of what TakeAll takes: Units, at least 1. TakeAll fills in the rest.
+// Part is one key's part of a TakeAll: the caller sets Key and Units (at least 1), TakeAll sets Terms and Left.
 type Part[K, N comparable] struct {
 	Key   K
 	Units int64
 	Terms *limit.Lent
-	Left  int64 // of its loan
+	Left  int64 // units left of the key's loan
 
 	loan *loan[K, N]
 }
 
-// TakeAll is Take of several keys, which may repeat: all of it is admitted, or nothing. Of what it takes and puts back no report tells in
-// between, which could not be unsaid: neither spent units nor returned ones ever become fewer.
+// TakeAll is Take for several keys, which may repeat: it admits all parts or none. It holds the lock under which reports are made, so that no
+// report counts units as spent that TakeAll puts back: spent and returned must never fall.
 func (b *Book[K, N]) TakeAll(parts []Part[K, N], now func() int64) (ok bool) {
 	if b.closed.Load() || len(parts) == 0 {
 		return false
 	}
-	b.mu.Lock() // reports are made under it
+	b.mu.Lock() // Report takes it too
 	defer b.mu.Unlock()
 	loans := *b.loans.Load()
 	taken := 0

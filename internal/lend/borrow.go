@@ -1,11 +1,11 @@
-// Package lend is what a node or client answers in place of the owner of a key: [Book], the borrower's side of loans (algo.Loans), admits
-// from the loans that it has, finds which keys are worth a loan, and says what is to be reported to their owners; [Refusals] remembers
-// refusals, so that a check that would be refused again is answered without asking.
+// Package lend answers checks on a node or client in place of the owner of their key. [Book] is the borrower's side of loans (algo.Loans): it
+// admits from the loans that it has, finds which keys are worth a loan, and makes the reports to the owners. [Refusals] remembers refusals, so
+// that a check that would be refused again is answered without asking the owner.
 //
-// The package sends nothing and reads no clock of its own; only Run and Return wait. A key need not have a loan: without one the caller asks
-// the owner. The owner holds each unit for longer than the Book spends it, if the caller sends what Report returns at once, passes Answered
-// the instant at which it called Report, and the rates of the two clocks differ by no more than 2 per mille. Refusals holds a fixed number of
-// refusals, and a check of one that it has dropped goes to the owner again.
+// The package sends nothing and reads no clock of its own; only Run and Return wait. If a key has no loan, the caller asks the owner. The
+// owner holds each unit for longer than the Book spends it, if the caller sends what Report returns at once, passes Answered the instant at
+// which it called Report, and the rates of the two clocks differ by no more than 2 per mille. Refusals holds a fixed number of refusals; a
+// check whose refusal it has dropped goes to the owner again.
 package lend
 
 import (
@@ -24,54 +24,54 @@ import (
 
 // The life of a loan:
 //
-//	Missed    counts checks that the owner was asked for. A key with often of them within interval gets a loan, of no units yet
-//	Report    says what the caller must send: totals, and how many units the borrower wants
-//	Answered  takes in the owner's answer: units and a deadline, or that there are none
+//	Missed    counts a check that goes to the owner. A key with often such checks within interval gets a loan, which has no units yet
+//	Report    returns what the caller must send: totals, and how many units the borrower wants
+//	Answered  takes in the owner's answer: units and a deadline, or that the owner lends none
 //	Take      admits a check: one compare-and-swap on the units that are left, then one reading of the clock
-//	Recalled  gives up what is left, because the owner needs it
+//	Recalled  gives up the units that are left, because the owner needs them
 //
-// Rules: a unit is either left, spent or returned, and spent and returned only grow. The deadline counts from when the report was sent, not
-// from when its answer came. Take reads the clock after it has taken the units, so that none is spent after the deadline, whatever happens between two
-// steps.
+// Rules: a unit is left, spent or returned; spent and returned only grow. The deadline counts from when the report was sent, not from when its
+// answer came. Take reads the clock after it has taken the units, so that no unit is spent after the deadline, however long a goroutine stands
+// still between two steps.
 
 const (
-	// Tick is how often Report looks at all loans.
+	// Tick is the longest time between two calls of Report while there are loans.
 	Tick = 50 * time.Millisecond
-	// A key is worth a loan if it is asked for often times within interval.
+	// A key is worth a loan if callers ask for it often times within interval.
 	often    = 16
 	interval = 100 * time.Millisecond
-	// One question in sampled is counted, or fewer, so that about samples are counted within interval. With so many questions, a key that
-	// is busy enough to matter is in more than fewest of them.
+	// Of the questions (calls of Missed for keys without a loan) one in sampled is counted, or fewer, so that about samples are counted within
+	// interval. A key gets a loan only if at least fewest of its questions were counted.
 	sampled = 4
 	samples = 2048
 	fewest  = often / sampled
-	// A key with less than one in share of all questions is not worth a loan.
+	// A key with less than one in share of all questions gets no loan.
 	share = 256
-	// counters bounds the keys whose questions are counted in one interval.
+	// counters bounds the keys whose questions are counted within one interval.
 	counters = 2 * samples
 	// maxLoans bounds the loans of a Book.
 	maxLoans = 1024
-	// A loan that is not used for quiet is returned, and forgotten after forgotten.
+	// A loan that was not used for quiet is returned. It is forgotten when it was not used for forgotten.
 	quiet     = 200 * time.Millisecond
 	forgotten = time.Second
 	// apart is the shortest time between two reports about a key, unless the loan was recalled or callers wait.
 	apart = 20 * time.Millisecond
-	// perTerm is how often a loan with enough left is reported within its term, at most once a Tick. The owner dates spent units by their report,
-	// so later reports would charge them later. Loans with the same term are reported together, so that they share messages and copies.
+	// perTerm is how often a loan with enough left is reported within its term, but no more often than once a Tick. The owner dates spent
+	// units by their report, so later reports would charge them later. Loans with the same term are reported together, so that they share
+	// messages and copies.
 	perTerm = 4
 	// burst is the shortest time over which demand is measured.
 	burst = time.Millisecond
 	// Patience bounds how long a caller waits for units that an owner is about to lend.
 	Patience = 10 * time.Millisecond
-	// unanswered is how long after a report without an answer the report is repeated.
+	// A report without an answer is repeated after unanswered.
 	unanswered = 200 * time.Millisecond
-	// soon is how long after a report that no node took in the report is repeated, twice as long each time up to Tick: a key without a holder
-	// soon has one.
+	// A report that no node took in is repeated after soon, and after twice as long each time up to Tick. A key without a holder soon has one.
 	soon = 5 * time.Millisecond
 )
 
-// Admit fills in a Decision that admits n units from a loan which has left units then, under the terms of an owner's answer. It leaves the
-// Decision's other fields as they are.
+// Admit fills in a Decision that admits n units from a loan, under the terms of the owner's last answer. left is what the loan has left after
+// that. Admit leaves the Decision's other fields as they are.
 func Admit(d *limit.Decision, t *limit.Lent, n, left int64) {
 	d.Allowed, d.Granted = true, n
 	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
@@ -86,16 +86,17 @@ func Admit(d *limit.Decision, t *limit.Lent, n, left int64) {
 	}
 }
 
-// Lendable reports whether a loan could have made an owner's Decision. The caller must tell Book.Missed of these.
+// Lendable reports whether a loan could have made this Decision of an owner. The caller must call Book.Missed for each check with such a
+// Decision.
 func Lendable(d *limit.Decision) bool {
 	return d.Allowed && !d.FailedOpen && !d.Shadow && !d.Degraded && d.Limit > 0
 }
 
-// Report is a report of a loan to the owner of its key.
+// Report is a report of a loan to the owner of its key. Totals, Known and Want are those of algo.Loans.
 type Report[K, N comparable] struct {
 	Key K
-	// Node is the node to send the report to: the one that answered the last report, or the holder that a node named which did not take it in.
-	// The zero value: the node that the caller believes to be the holder.
+	// Node is the node to send the report to: the one that answered the last report, or, if a node did not take the last report in, the holder
+	// that it named. The zero value: the node that the caller believes to be the holder.
 	Node   N
 	Number uint64
 	Totals algo.Totals
@@ -103,17 +104,17 @@ type Report[K, N comparable] struct {
 	Want   int64
 }
 
-// Answer is the answer to the Report of the loan with a Number. A report that could not be sent, or that the node did not take in, has an Answer
-// that is Unheard.
+// Answer is the answer to the Report with the same Number. For a report that could not be sent, or that the node did not take in, the caller
+// makes an Answer that is Unheard.
 type Answer[N comparable] struct {
 	Number uint64
 	limit.Lent
-	// From is the node that answers. To is the node that decides for the key, as an Unheard says. The zero value: not known.
+	// From is the node that answered. To is the node that decides for the key, according to an Unheard answer. The zero value: not known.
 	From, To N
 }
 
-// Book has the loans of one borrower, by key K, which it reports to nodes N. Its methods are safe for concurrent use. Instants are
-// nanoseconds of a clock that never runs backwards, and goes on while the machine is suspended, see Clock.
+// Book has the loans of one borrower, by key K; it reports them to nodes N. Its methods are safe for concurrent use. Instants are nanoseconds
+// of a clock that never runs backwards and goes on while the machine is suspended (see Clock).
 type Book[K, N comparable] struct {
 	wake   func()
 	random func() uint32
@@ -126,13 +127,13 @@ type Book[K, N comparable] struct {
 
 	mu       sync.Mutex
 	seed     maphash.Seed
-	seen     [2]questions // of this interval and of the last
+	seen     [2]questions // of this interval and of the last one
 	turned   int64        // the instant at which this interval began
 	numbers  uint64       // the number of the newest loan
 	byNumber map[uint64]*loan[K, N]
 }
 
-// questions are those of an interval that were counted, each as every: all of them, and by the hash of their key.
+// questions are the counted questions of an interval: their number, and their number by hash of the key. Each counts as every questions.
 type questions struct {
 	all int64
 	of  map[uint64]int64
@@ -140,13 +141,13 @@ type questions struct {
 
 // loan is one key's loan. It has no units until an owner has answered a report.
 type loan[K, N comparable] struct {
-	// The words that Take changes have a cache line of their own. Those that it reads are on others, which stay in every processor's cache.
+	// The words that Take changes have a cache line of their own, so that the words that it only reads stay in every processor's cache.
 	left  atomic.Int64
 	extra atomic.Int64 // units spent beyond one for each check; counted before they are taken
 	_     [48]byte
 
 	deadline atomic.Int64 // Take spends nothing from this instant on
-	low      atomic.Int64 // with less left than this the loan should be renewed
+	low      atomic.Int64 // with fewer units left than this the loan should be renewed
 	stirred  atomic.Bool  // Report should look at the loan soon
 	terms    atomic.Pointer[limit.Lent]
 	missed   atomic.Int64 // units that the loan did not cover
@@ -158,29 +159,29 @@ type loan[K, N comparable] struct {
 	number            uint64
 	granted, returned int64
 	known             int64         // units spent that owners have confirmed
-	asked             int64         // units asked for, and neither granted nor denied by an answer to the last report
+	asked             int64         // units asked for that no answer to the last report has granted or denied
 	demand            float64       // units per nanosecond
 	looked            int64         // the instant of the last measure
 	spentThen         int64         // units spent by then
 	used              int64         // the instant of the last use
-	ends              int64         // no unit that is known to be granted may be spent from this instant on
-	sent              int64         // the instant of the report that is not answered; 0: none
+	ends              int64         // no unit that may have been granted is spent from this instant on
+	sent              int64         // the instant of the report without an answer; 0: there is none
 	last              int64         // the instant of the last report
-	said, told        algo.Totals   // the totals of the last report, and of the last one that was answered
+	said, told        algo.Totals   // the totals of the last report, and of the last report with an answer
 	urgent            bool          // the next report is due at once
 	level             int64         // units left after the last answer
 	term              time.Duration // the term that the last answer gave
 	needs             int64         // units that callers wait for and that no report has asked for
-	awaited           bool          // the last report asks for units that callers wait for
+	awaited           bool          // the last report asked for units that callers wait for
 	coming            chan struct{} // closed with the next answer; nil: no caller waits
-	scarce            int64         // until this instant Pending does not wait for more
+	scarce            int64         // until this instant Pending does not wait
 	node              N             // see Report
 	astray            int           // how many reports in a row no node has taken in
-	again             int64         // no report before this instant
+	again             int64         // no report is made before this instant
 }
 
-// NewBook returns an empty Book. Take and Missed call wake when the caller should call Report soon; it must return at once. random draws the
-// sample of questions that are counted; nil: rand.Uint32. Both are called concurrently.
+// NewBook returns an empty Book. Take and Missed call wake when the caller should call Report soon; wake must return at once. random draws the
+// sample of questions that are counted; nil: rand.Uint32. The Book calls both concurrently.
 func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	if random == nil {
 		random = rand.Uint32
@@ -194,8 +195,9 @@ func NewBook[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	return b
 }
 
-// Take admits n units, at least 1, from the loan of a key, and returns how many are left. ok is false, and nothing was admitted, when there is no
-// loan or it has fewer units left. Take reads now after it has taken the units, so that none is spent after the deadline.
+// Take admits n units, at least 1, from the loan of a key, and returns how many units are left. If there is no loan, or it has fewer units
+// left, or its deadline is over, ok is false and nothing was admitted. Take reads now after it has taken the units, so that none is spent
+// after the deadline.
 func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *limit.Lent, left int64, ok bool) {
 	l := (*b.loans.Load())[k]
 	if l == nil || b.closed.Load() {
@@ -231,7 +233,7 @@ func (l *loan[K, N]) take(n int64) (left int64, ok bool) {
 	}
 }
 
-// untake puts back units that take took. The caller makes sure that no report has told of them meanwhile.
+// untake puts back units that take took. No report may have counted them meanwhile.
 func (l *loan[K, N]) untake(n int64) {
 	l.left.Add(n)
 	if n > 1 {
@@ -239,7 +241,7 @@ func (l *loan[K, N]) untake(n int64) {
 	}
 }
 
-// admit returns the terms of a check that was admitted from a loan, which has left units then.
+// admit returns the terms of a check that was admitted from a loan. left is what the loan has left after that.
 func (b *Book[K, N]) admit(l *loan[K, N], left int64) *limit.Lent {
 	if left < l.low.Load() {
 		b.stir(l)
@@ -254,8 +256,9 @@ func (b *Book[K, N]) stir(l *loan[K, N]) {
 	}
 }
 
-// Missed counts a check of n units of a key that Take did not cover and for which the owner is asked. It reads the clock only for keys with a loan
-// and for questions in the sample. If the Book keeps the key it keeps keep(k), such as a copy of a text that is part of a larger message.
+// Missed counts a check of n units for which the owner is asked, because Take did not admit it. It reads the clock only for keys with a loan
+// and for questions in the sample. If the Book stores the key, it stores keep(k), such as a copy of a string that is part of a larger message.
+// Nil: k itself.
 func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	if l := (*b.loans.Load())[k]; l != nil {
 		l.missed.Add(n)
@@ -269,7 +272,7 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 		return
 	}
 	if !b.mu.TryLock() {
-		return // as if the question were not in the sample
+		return // the question counts as one outside the sample
 	}
 	defer b.mu.Unlock()
 	now := clock()
@@ -290,8 +293,8 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	b.wake()
 }
 
-// countLocked counts n questions of a key, and returns how many of this interval and the last are of the key, and how many there are. Keys with one
-// hash are counted together: the worst of that is a loan that is not used.
+// countLocked counts n questions of a key. It returns how many questions of this interval and the last one concern the key, and how many there
+// are. Keys with equal hashes are counted together; at worst a key gets a loan that is not used.
 func (b *Book[K, N]) countLocked(k K, n int64) (of, all int64) {
 	hash := maphash.Comparable(b.seed, k)
 	now, before := &b.seen[0], &b.seen[1]
@@ -324,9 +327,9 @@ func (b *Book[K, N]) turnLocked(now int64) {
 	b.turned = now
 }
 
-// Pending is for a caller that would rather wait for a loan than ask the owner. It returns a channel that is closed when the owner has answered a
-// report which may bring the n units that Take did not cover. It returns nil where the caller should ask the owner: no units are about to be lent, or
-// that takes too long.
+// Pending is for a caller that would rather wait for a loan than ask the owner. It returns a channel that is closed when the owner has
+// answered a report that may bring the n units that Take did not have. It returns nil if the caller should ask the owner: no units are about
+// to be lent, or they take too long.
 func (b *Book[K, N]) Pending(k K, n, now int64) <-chan struct{} {
 	l := (*b.loans.Load())[k]
 	if l == nil || now < l.after.Load()-int64(Patience)/2 || b.closed.Load() {
@@ -356,7 +359,8 @@ func (l *loan[K, N]) answeredLocked() {
 	}
 }
 
-// renewLocked replaces a loan that is over by another one for the same key. A Take of the old one at this moment finds its deadline over.
+// renewLocked replaces a loan that is over by a new one for the same key. A Take of the old loan at this moment finds that its deadline is
+// over.
 func (b *Book[K, N]) renewLocked(old *loan[K, N]) *loan[K, N] {
 	old.deadline.Store(0)
 	old.answeredLocked()
@@ -369,7 +373,7 @@ func (b *Book[K, N]) renewLocked(old *loan[K, N]) *loan[K, N] {
 	return l
 }
 
-// enterLocked numbers a loan.
+// enterLocked gives a loan its number and adds it to the Book.
 func (b *Book[K, N]) enterLocked(l *loan[K, N]) {
 	b.numbers++
 	l.number = b.numbers
@@ -387,7 +391,7 @@ func (b *Book[K, N]) replaceLocked(change func(map[K]*loan[K, N])) {
 	b.loans.Store(&m)
 }
 
-// giveBack returns the units that are left of a loan, and those of granted, the owner's total, that this Book has not received yet.
+// giveBack returns the units that are left of a loan, and those of granted, the owner's total, that this Book has not taken in yet.
 func (l *loan[K, N]) giveBack(granted int64) {
 	more := max(min(granted, algo.MaxLimit)-l.granted, 0)
 	l.granted += more
@@ -396,19 +400,20 @@ func (l *loan[K, N]) giveBack(granted int64) {
 
 func (l *loan[K, N]) totals() algo.Totals {
 	spent := l.granted - l.returned - l.left.Load()
-	// extra is read after left, so that it has the extra units of every check that spent has; it may also have those of a Take that fails.
+	// extra is read after left, so that it has the extra units of every check that is part of spent; it may also have those of a Take that
+	// fails.
 	l.checks = max(l.checks, spent-l.extra.Load())
 	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: l.checks}
 }
 
-// Close has all loans returned: there are none left once that has been reported and answered.
+// Close has all loans returned. Loans is 0 when the owners have answered the reports.
 func (b *Book[K, N]) Close() {
 	b.closed.Store(true)
 	b.wake()
 }
 
-// Report returns what is to be reported at now, to be sent at once, and when it is to be called again even if wake is not called: next
-// from now on; 0 when there are no loans.
+// Report returns the reports to send at once, at the instant now. The caller must call it again after next, or earlier if wake is called. next
+// is 0 if there are no loans.
 func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -418,7 +423,7 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 	for _, l := range b.inOrder() {
 		l.stirred.Store(false)
 		if l.granted > 0 && now >= l.ends+int64(algo.LoanTerm) {
-			l = b.renewLocked(l) // whoever had lent that has charged it by now
+			l = b.renewLocked(l) // the lender has charged its units by now
 		}
 		l.measure(now)
 		idle := all || now-l.used >= int64(quiet)
@@ -449,17 +454,17 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 	return reports, next
 }
 
-// report returns what is to be said of a loan, if that is due at now, and when callers or the owner want it again. idle: its units are given
-// back; all: those of all loans are.
+// report returns the report of a loan, whether it is due at now, and when to call report again at the latest. idle: the loan was given back,
+// because it was not used; all: the Book is closed.
 func (l *loan[K, N]) report(now int64, idle, all bool) (r Report[K, N], due bool, next time.Duration) {
 	next = Tick
 	t := l.totals()
 	period := max(int64(Tick), int64(l.term)/perTerm)
 	var want int64
 	if after := l.after.Load(); now < after && l.needs > 0 {
-		next = min(next, time.Duration(after-now)) // callers wait for that
+		next = min(next, time.Duration(after-now)) // callers wait for units
 	} else if !idle && now >= after {
-		// Enough for what is asked until the next report but one.
+		// want is enough for the demand until the next report but one.
 		want = max(int64(l.demand*max(1.5*float64(interval), 2.5*float64(period))), algo.LeastLoan, min(2*l.needs, algo.MaxLimit))
 	}
 	low := min(want, l.level) / 3
@@ -484,27 +489,27 @@ func (l *loan[K, N]) report(now int64, idle, all bool) (r Report[K, N], due bool
 		return r, false, next
 	}
 	if l.sent != 0 {
-		l.node = *new(N) // the last one has not answered
+		l.node = *new(N) // the last node has not answered
 	}
 	l.urgent, l.sent, l.last, l.said, l.awaited, l.needs = false, now, now, t, l.needs > 0, 0
 	l.asked = min(l.asked+want, algo.MaxLimit)
 	return Report[K, N]{Key: l.key, Node: l.node, Number: l.number, Totals: t, Known: l.known, Want: want}, true, next
 }
 
-// inOrder returns the loans in the order of their numbers, so that what is done about them does not depend on that of a map.
+// inOrder returns the loans in the order of their numbers, so that no result depends on the order of a map.
 func (b *Book[K, N]) inOrder() []*loan[K, N] {
 	return slices.SortedFunc(maps.Values(b.byNumber), func(l, m *loan[K, N]) int { return cmp.Compare(l.number, m.number) })
 }
 
-// measure updates the demand, which falls by half within an interval at most.
+// measure updates the demand. Within an interval the demand falls by at most half.
 func (l *loan[K, N]) measure(now int64) {
 	spent, missed := l.totals().Spent, l.missed.Load()
 	units := spent - l.spentThen + missed
 	if units > 0 {
 		l.used = now
 	}
-	// A loan that was used up shows less than the whole demand: it is measured again after burst, so that demand can grow by many times within a
-	// few reports.
+	// A loan that was used up shows less than the whole demand. It is measured again after burst, so that the demand can grow by many times
+	// within a few reports.
 	if took := now - l.looked; took >= int64(Tick)/2 || took >= int64(burst) && l.left.Load() <= l.low.Load() {
 		l.demand = max(float64(units)/float64(took), l.demand*(1-min(float64(took)/float64(2*interval), 1)))
 		l.looked, l.spentThen = now, spent
@@ -512,7 +517,7 @@ func (l *loan[K, N]) measure(now int64) {
 	}
 }
 
-// Answered takes in the answers to the reports that Report returned at the instant sent.
+// Answered takes in the answers to the reports that Report returned for the instant sent.
 func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -560,8 +565,9 @@ func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 	}
 }
 
-// unheardLocked has a loan reported again whose last report no node has taken in: at once if the answer names the holder, otherwise, or if that was
-// wrong as well, after a pause. The borrower goes on spending the loan meanwhile: the units are held wherever the key has moved.
+// unheardLocked has a loan reported again whose last report no node took in: at once if the answer names a holder, otherwise after a pause. It
+// also pauses if the report before was not taken in either. The borrower goes on spending the loan, because the owner holds the units wherever
+// the key has moved.
 func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 	l.sent, l.told, l.urgent = 0, algo.Totals{Spent: -1}, true
 	l.node = *new(N)
@@ -578,8 +584,8 @@ func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 	b.wake()
 }
 
-// Lost has loans reported again whose reports a node will not answer, because the connection to it is broken. The node may have taken the reports in,
-// which makes no difference: reports have totals.
+// Lost has the loans reported again whose reports a node will not answer, because the connection to it is broken. The node may have taken the
+// reports in; a repetition changes nothing, because reports have totals.
 func (b *Book[K, N]) Lost(node N, now int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -590,10 +596,10 @@ func (b *Book[K, N]) Lost(node N, now int64) {
 	}
 }
 
-// grant notes the units granted in all, which may be spent until the instant until. The borrower takes no more than it has asked for and returns the
-// rest: an owner lends no more than that, unless another process has reported to it in the borrower's name.
+// grant adds units of granted, the owner's total, which may be spent until the instant until. The borrower takes no more units than it has
+// asked for and returns the rest. An owner lends no more than that, unless another process has reported to it in the borrower's name.
 func (l *loan[K, N]) grant(granted, until, now int64) {
-	l.deadline.Store(max(l.deadline.Load(), until)) // before there is more to spend
+	l.deadline.Store(max(l.deadline.Load(), until)) // before left grows, so that Take finds the new deadline
 	l.ends = max(l.ends, until, now)
 	if more := min(granted, algo.MaxLimit) - l.granted; more > 0 {
 		taken := min(more, l.asked)
@@ -604,8 +610,8 @@ func (l *loan[K, N]) grant(granted, until, now int64) {
 	}
 }
 
-// Recalled gives up what is left of a loan, and returns a report of it; false if there is no such loan. granted is the owner's total. Recalled calls
-// wake, because the loan must be reported at once.
+// Recalled gives up the units that are left of a loan, and returns a report of it. ok is false if there is no such loan. granted is the
+// owner's total. Recalled calls wake, because the loan must be reported at once.
 func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N], ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -622,12 +628,12 @@ func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N]
 	return Report[K, N]{Key: l.key, Number: number, Totals: l.totals(), Known: l.known}, true
 }
 
-// Has reports whether there is a loan of a key, or about to be one.
+// Has reports whether the key has a loan, or is about to get one.
 func (b *Book[K, N]) Has(k K) bool { return (*b.loans.Load())[k] != nil }
 
-// Late counts the units that Take has taken from loans whose deadline was over when it read the clock, as happens to a goroutine that gets no CPU
-// for long. They count as spent, and admitted nothing.
+// Late returns how many units Take took from loans whose deadline was over when it read the clock, because its goroutine stood still. These
+// units count as spent, and admitted nothing.
 func (b *Book[K, N]) Late() int64 { return b.late.Load() }
 
-// Loans is the number of keys with a loan, or that are about to have one.
+// Loans returns how many keys have a loan, or are about to get one.
 func (b *Book[K, N]) Loans() int { return len(*b.loans.Load()) }

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// stepped is by how much the wall clock must run ahead of the other one at once for that to be taken for a suspension.
+// stepped is the least lead over the monotonic clock that the wall clock must gain at once for Read to take it for a suspension.
 const stepped = time.Millisecond
 
-// Clock makes of a monotonic clock, which may stand still while the machine is suspended (as Go's does on Linux), and the wall clock,
-// which does not, one that never stands still: what the wall clock gains on the other one counts as time that has passed. Whoever sets
-// the wall clock forward thereby ends loans early; one that is set back changes nothing. A suspension of less than a millisecond, or
-// during which the wall clock is set back as far, is not noticed. It is safe for concurrent use.
+// Clock is a clock that never stands still. It is made of a monotonic clock, which may stand still while the machine is suspended (as Go's
+// does on Linux), and the wall clock, which does not: what the wall clock gains on the monotonic one counts as time that has passed. So a wall
+// clock that is set forward ends loans early, and one that is set back changes nothing. The Clock does not notice a suspension of less than a
+// millisecond, or one during which the wall clock is set back as far. It is safe for concurrent use.
 type Clock struct {
 	ahead, slept atomic.Int64
 	mu           sync.Mutex
@@ -25,13 +25,13 @@ func NewClock(mono, wall int64) *Clock {
 	return c
 }
 
-// Read makes of readings of the two clocks, in nanoseconds, one of this.
+// Read returns the Clock's instant for readings of the two clocks; all are in nanoseconds.
 func (c *Clock) Read(mono, wall int64) int64 {
 	ahead := wall - mono
 	if gained := ahead - c.ahead.Load(); gained > int64(stepped) || gained < -int64(stepped) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		gained = ahead - c.ahead.Load() // others may have noticed it meanwhile
+		gained = ahead - c.ahead.Load() // another goroutine may have counted it meanwhile
 		if gained > int64(stepped) {
 			c.slept.Add(gained)
 		}

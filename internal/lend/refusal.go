@@ -5,14 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// Refusals remembers refusals, so that a check that is repeated while nothing can have changed is refused without asking the owner. A state that
-// refuses n units until retry_after refuses them until then, also if it admits other checks meanwhile. It may admit fewer units earlier, so a
-// refusal answers checks of its own cost alone. A refusal must depend on nothing but the units in use: K must stand for one state under one set
-// of limits, and the caller leaves out partial checks, peeks, count_denied, leases, and states on which a reservation is pending.
+// Refusals remembers refusals, so that a check that is repeated while nothing can have changed is refused without asking the owner. A state
+// that refuses n units until retry_after refuses them until then, even if it admits other checks meanwhile. It may admit fewer units earlier,
+// so a refusal answers only checks of its own cost. A refusal must depend only on the units in use: K must stand for one state under one set
+// of limits. The caller must not pass refusals of partial checks, peeks, count_denied and leases, nor of states with a pending reservation.
 //
-// It holds a fixed number of refusals; when it needs room it drops one, the first to end of those at the same place. Instants are those of one
-// monotonic clock, in nanoseconds. A hash is that of a state, so that Forget finds all K of the state; two states with one hash are answered by their
-// own K, and forgotten together. The methods are safe for concurrent use. The zero value is ready for use, and takes memory with the first refusal.
+// It holds a fixed number of refusals. When it needs room, it drops the refusal in the same set that ends first. Instants are nanoseconds of
+// one monotonic clock. A hash is that of a state, so that Forget finds all K of the state. Two states with one hash are answered by their own
+// K, and forgotten together. The methods are safe for concurrent use. The zero value is ready for use, and takes memory with the first
+// refusal.
 type Refusals[K comparable, D any] struct {
 	used   atomic.Bool
 	shards [shardCount]shard[K, D]
@@ -20,15 +21,15 @@ type Refusals[K comparable, D any] struct {
 
 const (
 	shardCount = 64 // locks, so that callers do not wait for one another
-	sets       = 32 // of each shard
-	ways       = 4  // places where the refusal of one hash may be
+	sets       = 32 // in each shard
+	ways       = 4  // slots of each set; the refusals of one hash are in one set
 )
 
 type shard[K comparable, D any] struct {
-	kept  atomic.Uint32 // a bit for each set with a refusal; changed under the lock
+	kept  atomic.Uint32 // a bit for each set that has a refusal; changed under the lock
 	mu    sync.Mutex
-	mark  atomic.Uint64 // rises when something is forgotten; changed under the lock
-	slots []slot[K, D]  // nil until the first is remembered
+	mark  atomic.Uint64 // rises with each Forget; changed under the lock
+	slots []slot[K, D]  // nil until the first Remember
 }
 
 type slot[K comparable, D any] struct {
@@ -37,7 +38,7 @@ type slot[K comparable, D any] struct {
 	Refusal[D]
 }
 
-// Refusal is what is remembered: an answer to a cost, from the instant Came at which it arrived until the instant Until.
+// Refusal is an owner's answer to a check of Cost. It arrived at the instant Came and holds until the instant Until.
 type Refusal[D any] struct {
 	Decision    D
 	Cost        int64
@@ -46,7 +47,7 @@ type Refusal[D any] struct {
 
 func (r *Refusals[K, D]) shard(hash uint64) *shard[K, D] { return &r.shards[hash%shardCount] }
 
-// set is where the refusals of a hash may be.
+// set returns the slots for a hash.
 func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
 	if s.slots == nil {
 		return nil
@@ -57,7 +58,7 @@ func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
 
 func setOf(hash uint64) int { return int(hash / shardCount % sets) }
 
-// Find returns the refusal that answers a cost, if one is remembered. It takes no lock where no refusal can be.
+// Find returns the refusal that answers a cost, if one is remembered. It takes no lock if the set has no refusal.
 func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], ok bool) {
 	s := r.shard(hash)
 	if s.kept.Load()&(1<<setOf(hash)) == 0 {
@@ -74,11 +75,11 @@ func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[
 	return found, false
 }
 
-// Mark returns what is to be passed to Remember with the answer to a check that is sent to the owner next.
+// Mark returns the mark for Remember. The caller must call it before it sends the check to the owner.
 func (r *Refusals[K, D]) Mark(hash uint64) uint64 { return r.shard(hash).mark.Load() }
 
-// Remember keeps a refusal. The mark is Mark's, from before its check was sent: if anything was forgotten since, the refusal may be older than what made it
-// void, and is not kept.
+// Remember keeps a refusal. mark is what Mark returned before the check was sent. If Forget was called since, the refusal may be older than
+// the change that made it void, and Remember does not keep it.
 func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal[D]) {
 	if refusal.Until <= refusal.Came {
 		return
@@ -110,7 +111,7 @@ func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal
 	}
 }
 
-// Forget forgets every refusal of a hash, and those that are in progress.
+// Forget forgets all refusals of a hash, and makes Remember drop those whose checks are in progress.
 func (r *Refusals[K, D]) Forget(hash uint64) {
 	s := r.shard(hash)
 	s.mu.Lock()
@@ -119,11 +120,11 @@ func (r *Refusals[K, D]) Forget(hash uint64) {
 	s.forget(hash)
 }
 
-// Used says whether any refusal has ever been remembered: where none was there is nothing to forget.
+// Used reports whether a refusal was ever remembered. If not, the caller need not call Forget.
 func (r *Refusals[K, D]) Used() bool { return r.used.Load() }
 
-// Admitted forgets every refusal of a hash after a charge that was or may have been admitted, because a refused check then has to wait for
-// longer. It takes no lock unless there may be such a refusal.
+// Admitted forgets all refusals of a hash after a charge that was or may have been admitted, because a refused check then has to wait for
+// longer. It takes no lock if the set has no refusal.
 func (r *Refusals[K, D]) Admitted(hash uint64) {
 	s := r.shard(hash)
 	if s.kept.Load()&(1<<setOf(hash)) == 0 {

@@ -7,11 +7,11 @@ import (
 	"github.com/weirlimit/weir/internal/fifo"
 )
 
-// gap is the shortest time between two looks at what is to be reported.
+// gap is the shortest time between two calls of Report by Run.
 const gap = time.Millisecond
 
-// Run has report called with what is to be reported, until ctx ends: with an instant of clock and what Report returns for it, which may be
-// nothing. It looks when kick is set, which is to be done by the wake that the Book was made with, and when Report is due again.
+// Run calls report with an instant of clock and the reports that Report returned for it, of which there may be none, until ctx ends. It does
+// so when kick is set, and when Report has said. The Book's wake must set kick.
 func (b *Book[K, N]) Run(ctx context.Context, kick fifo.Signal, clock func() int64, report func(now int64, reports []Report[K, N])) {
 	tick := time.NewTimer(time.Hour)
 	defer tick.Stop()
@@ -38,7 +38,7 @@ func (b *Book[K, N]) Run(ctx context.Context, kick fifo.Signal, clock func() int
 	}
 }
 
-// Return closes the Book, and waits until all loans have been returned, which Run reports, or ctx ends.
+// Return closes the Book, and waits until all loans have been returned or ctx ends. Run must be running.
 func (b *Book[K, N]) Return(ctx context.Context) {
 	b.Close()
 	for b.Loans() > 0 {
