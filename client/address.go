@@ -21,12 +21,12 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// address is what a Client is told to reach.
+// address is the parsed address of Dial.
 type address struct {
-	nodes      []string // as they are named: host:port; or a target of gRPC
-	target     bool     // it is a target of gRPC
-	host, port string   // set where a single host name is to be looked up, which may stand for several nodes
-	// name is by what nodes are called that are not named one by one: their certificates are checked against it.
+	nodes      []string // host:port, or one target of gRPC
+	target     bool     // nodes has a target of gRPC
+	host, port string   // set if the address is a single host name, which may stand for several nodes
+	// TLS checks a node's certificate against name if the address does not name that node itself.
 	name string
 }
 
@@ -71,10 +71,10 @@ func (a *address) local() bool {
 	return true
 }
 
-// window is the receive window of a stream in bytes: the answers to some thousand checks, or a topology.
+// window is the receive window of a stream in bytes. The answers to some thousand checks fit into it, or a topology.
 const window = 256 << 10
 
-// dialSettings are the options of gRPC for each connection.
+// dialSettings returns gRPC's options for each connection.
 func dialSettings(o *options) []grpc.DialOption {
 	creds := insecure.NewCredentials()
 	if o.tls != nil {
@@ -84,17 +84,16 @@ func dialSettings(o *options) []grpc.DialOption {
 		grpc.WithTransportCredentials(creds),
 		grpc.WithContextDialer(connect),
 		grpc.WithDisableServiceConfig(),
-		// Windows of a fixed size: gRPC would measure the delay of the connection all the time, with pings.
+		// With windows of a fixed size gRPC sends no pings to measure the delay of the connection.
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(2 * window),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
-		// A node that comes back is found within seconds; gRPC's default would be minutes.
+		// The client finds a node that comes back within seconds; gRPC's default would be minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// A node that hangs, or a network that swallows packets, is asked no more once it left a check unanswered; this
-		// ends the connection, which TCP would go on trying to use for a quarter of an hour. Ten seconds is the shortest
-		// that gRPC accepts.
+		// A node that hangs, or behind a network that drops packets, is not asked after it has left a check unanswered. The keepalive ends its
+		// connection; TCP would go on trying to use it for a quarter of an hour. Ten seconds is the shortest Time that gRPC accepts.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}
 	if o.token != "" {
@@ -103,7 +102,7 @@ func dialSettings(o *options) []grpc.DialOption {
 	return append(dial, o.dial...)
 }
 
-// connect connects to an address as gRPC names it.
+// connect connects to an address in gRPC's form.
 func connect(ctx context.Context, addr string) (net.Conn, error) {
 	network := "tcp"
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
@@ -116,13 +115,13 @@ func connect(ctx context.Context, addr string) (net.Conn, error) {
 	return &greetedConn{Conn: conn}, nil
 }
 
-// greetedConn is a connection whose first bytes may reject it.
+// greetedConn is a connection that the node may reject with its first bytes.
 type greetedConn struct {
 	net.Conn
-	heard atomic.Bool // something that does not reject it
+	heard atomic.Bool // the node has sent something other than a rejection
 }
 
-// Read implements net.Conn. What a node says that rejects the connection is an error.
+// Read implements net.Conn. If the node rejects the connection, Read returns its reason as the error.
 func (c *greetedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n == 0 || c.heard.Load() {
@@ -135,8 +134,8 @@ func (c *greetedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write implements net.Conn. Until the node has said something else an error is left to Read, since a node that rejects the connection
-// closes it at once, and what is written after that fails.
+// Write implements net.Conn. It hides errors until the node has sent something other than a rejection, so that Read can return the reason. A
+// node closes the connection at once when it rejects it, and later writes fail.
 func (c *greetedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	if err != nil && !c.heard.Load() {
@@ -145,7 +144,7 @@ func (c *greetedConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// rejection returns the text of a GOAWAY frame (RFC 9113, 6.8), with which no server begins that goes on.
+// rejection returns the text of a GOAWAY frame (RFC 9113, 6.8). A server that accepts the connection does not begin with this frame.
 func rejection(b []byte) (why string, ok bool) {
 	const header, fixed, goAway = 9, 8, 7
 	if len(b) < header+fixed || b[0] != 0 || b[1] != 0 || b[3] != goAway {

@@ -18,21 +18,21 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// The operations of a cluster that are no checks are unary calls, one for each method of limit.Service:
+// The operations of a cluster other than checks are unary calls, one for each method of limit.Service:
 //
-//	at      names the keys that a call is about
-//	Invoke  makes the call to the node that owns most of them, or to one that pick returns (nodes.go), and notes what that says of the node
+//	at      takes the targets of the call
+//	Invoke  makes the call to the node that owns most of them, or to a node that pick returns (nodes.go), and notes the outcome for that node
 //
-// and the method reads the answer.
+// Then the method reads the answer.
 
-// preferring makes unary calls about targets, to the node that owns the most of them, or to one that pick returns.
+// preferring makes unary calls about targets, to the node that owns most of them, or to a node that pick returns.
 type preferring struct {
 	*nodes
 	targets []limit.Target
 }
 
-// Invoke makes a call to a node, which ctx's Deadline ends. A context of package client may have a Deadline without a timer, and gRPC
-// ends a call only when its context is done: Invoke sets the timer.
+// Invoke makes a call to a node and ends it at ctx's Deadline. A context of package client may have a Deadline without a timer (deadline), and
+// gRPC ends a call only when its context is done, so Invoke sets the timer.
 func (p preferring) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	if at, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
@@ -55,15 +55,15 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 		err := m.conn.Invoke(ctx, method, args, reply, slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
 		m.out.Add(-1)
 
-		// What a node itself says comes with a trailer.
+		// An error of the node itself comes with a trailer.
 		rejected, o := overloaded(err), answered
 		silent := rejected || status.Code(err) == codes.Unavailable && len(trailer) == 0
 		if silent {
 			o = unanswered
 		}
 		m.heard(ctx, err, o, p.now()-sent)
-		// A call that was not sent, because the connection broke after it was picked, or that the node did not read, is safe to repeat at
-		// another node.
+		// Invoke asks another node if this one did not get the call, because the connection broke after pick, or did not read it. That cannot
+		// charge twice.
 		if silent && (rejected || at.Addr == nil) && state != failed && ctx.Err() == nil && tries < maxTries {
 			continue
 		}
@@ -71,17 +71,17 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 	}
 }
 
-// NewStream implements grpc.ClientConnInterface. Streams are the members' own.
+// NewStream implements grpc.ClientConnInterface. Only members open streams.
 func (preferring) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, errors.ErrUnsupported
 }
 
-// at makes unary calls about targets: the node that owns the most of them is asked first, and for none any node.
+// at returns an API whose unary calls go to the node that owns most of the targets, or to any node if there are no targets.
 func (ns *nodes) at(targets ...limit.Target) weirv1.LimiterClient {
 	return weirv1.NewLimiterClient(preferring{ns, targets})
 }
 
-// decided is a node's decision, or its error.
+// decided returns a node's decision, or the client's error for err.
 func decided(d *weirv1.Decision, err error) (Decision, error) {
 	switch {
 	case err != nil:
@@ -118,7 +118,7 @@ func eachOf[M, A any](n int, results []M, err error, read func(M, error) (A, err
 	return out, nil
 }
 
-// CheckAll and the methods after it are those of a limit.Service.
+// CheckAll and the methods after it implement limit.Service.
 func (ns *nodes) CheckAll(ctx context.Context, checks []limit.Check) (AllDecision, error) {
 	req := &weirv1.CheckRequest{Atomic: true}
 	var targets []limit.Target
@@ -151,7 +151,7 @@ func (ns *nodes) Release(ctx context.Context, t limit.Target, id string) (bool, 
 	return resp.GetReleased(), statusError(err)
 }
 
-// costOf is a cost as messages have it: absent beside a usage.
+// costOf returns a cost as messages have it: absent beside a usage.
 func costOf(a *limit.Amount) *int64 {
 	if a.Usage != nil {
 		return nil
@@ -210,7 +210,7 @@ func (ns *nodes) ExtendEach(ctx context.Context, es []limit.Extend) ([]Result, e
 	})
 }
 
-// errorOf is the error of one request of several, or nil.
+// errorOf returns the error of one request in a call of several, or nil.
 func errorOf(e *weirv1.Error) error {
 	if e == nil {
 		return nil
@@ -270,8 +270,8 @@ func (ns *nodes) ready(ctx context.Context) error {
 	api := ns.at()
 	var last error
 	for {
-		// No checks are an error, which unlike a mere connection tells that a node of Weir listens there, and that this caller may
-		// check. A node that hangs is not to keep the others from telling.
+		// A request without checks is an error that only a node of Weir gives, and only to a caller that may check; a connection alone would
+		// not say that. The timeout keeps a node that hangs from delaying the answers of others.
 		try, cancel := context.WithTimeout(ctx, ns.timeout)
 		_, err := api.Check(try, &weirv1.CheckRequest{})
 		cancel()
@@ -283,7 +283,7 @@ func (ns *nodes) ready(ctx context.Context) error {
 			return err
 		}
 		if last == nil || code != codes.DeadlineExceeded {
-			last = err // not that the time was over, if there is a better reason
+			last = err // a deadline that has passed is the reason only if there is no better one
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):

@@ -12,11 +12,11 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Client decides checks of any number of policies and keys, by a cluster (Dial) or by a Service in this process (New). It is safe
-// for concurrent use, and one is enough for a program. Close it when done.
+// Client decides checks of any number of policies and keys, by a cluster (Dial) or by a Service in this process (New). It is safe for
+// concurrent use; a program needs only one. Close it when done.
 type Client struct {
-	svc      limit.Preparer // what decides
-	nodes    *nodes         // svc of Dial, which asks nodes; nil: svc decides in this process
+	svc      limit.Preparer // decides the checks
+	nodes    *nodes         // svc of a Client that Dial made; nil: New made it
 	stop     func()         // ends svc
 	timeout  time.Duration  // of a call; 0: none
 	onError  OnError
@@ -31,26 +31,27 @@ type Client struct {
 	rooms    sync.Pool            // of *room
 	now      func() time.Duration // see stopwatch
 
-	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given.
+	// A request id is ids followed by a number. Each Client has other ids. lastID is the last number given.
 	ids    string
 	lastID atomic.Uint64
 
-	// ctx ends with Close. Renewals of leases descend from it.
+	// ctx ends with Close. The renewals of leases use contexts made from it.
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	mu     sync.RWMutex
 	closed atomic.Bool // changed with mu held
-	// running counts the calls in flight and the goroutines that renew leases. Add to it with mu held and closed false, or from a call that
-	// it counts already.
+	// running counts the calls in flight and the goroutines of leases and settlements. Add to it with mu held and closed false, or from a call
+	// that it counts already.
 	running sync.WaitGroup
 }
 
-// New returns a Client that asks svc, a Service in this process, and calls stop when it is closed. It has no timeout, no retry
-// and no breaker: nothing here can be slow or out of reach. Package client/local makes a Service of policies alone.
+// New returns a Client that asks svc, a Service in this process, and calls stop when it is closed. It has no timeout, no retry and no breaker,
+// because svc cannot be slow or unreachable. Package client/local makes a Client of policies.
 func New(svc limit.Preparer, stop func()) *Client { return newClient(svc, stop, options{}) }
 
-// newClient returns a Client of svc. With a timeout, svc must end each call at its context's Deadline, which no timer of the Client ends.
+// newClient returns a Client of svc. If o has a timeout, svc must end each call at the Deadline of its context: the Client sets no timer for
+// it.
 func newClient(svc limit.Preparer, stop func(), o options) *Client {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Client{
@@ -74,34 +75,31 @@ func newClient(svc limit.Preparer, stop func(), o options) *Client {
 	return c
 }
 
-// stopwatch returns a clock that counts from now on and never runs backwards.
+// stopwatch returns a clock that counts from this call and never runs backwards.
 func stopwatch() func() time.Duration {
 	start := time.Now()
 	return func() time.Duration { return time.Since(start) }
 }
 
-// Policy returns the handle to the policy of that name. It asks no node: whether the policy exists is for the first call
-// to find out, which fails with ErrNotFound if it does not.
+// Policy returns a handle to the policy of that name. It asks no node: if the policy does not exist, the first call fails with ErrNotFound.
 func (c *Client) Policy(name string) *Limiter {
 	return &Limiter{c: c, target: limit.Target{Policy: name}}
 }
 
-// Inline returns the handle to a limit that is sent along with every call, in place of a policy. Its state is shared by
-// every call in the cluster with the same namespace, algorithm, window, shape (slots, period, zone) and key; limit and
-// capacity have no part in that and may change from call to call. An empty namespace stands for "default". A limit that
-// cannot be makes the first call fail with ErrInvalid. Limit.MaxLog is the nodes' to set and is not sent.
+// Inline returns a handle to a limit that is sent along with every call, in place of a policy. All calls in the cluster with the same
+// namespace, algorithm, window, shape (slots, period, zone) and key share one state; limit and capacity are not part of that and may change
+// from call to call. An empty namespace stands for "default". If the limit is invalid, the first call fails with ErrInvalid. Limit.MaxLog is
+// not sent: the nodes set it.
 func (c *Client) Inline(namespace string, inline algo.Limit) *Limiter {
 	return &Limiter{c: c, target: limit.Target{Limit: &inline, Namespace: namespace}}
 }
 
-// Check asks for several decisions at once, at most 1000, and returns one Result for each, in order. They are decided one by
-// one: a refusal of one does not keep the others from being charged.
+// Check asks for several decisions at once, at most 1000, and returns one Result for each, in order. They are decided one by one: a refusal of
+// one does not keep the others from being charged. Different nodes may decide in parallel, each node its own checks in order.
 //
-// Different nodes may decide them in parallel, each node its own in order.
-//
-// An error means that none was: one is malformed, which the error's Field names as in "checks[3].key" where there are
-// several; not one could be decided, for the reason that the first could not; or ctx ended. Otherwise the reason why a
-// check could not be decided, such as an unknown policy, is its Result's Err.
+// An error means that no check was decided: a check is malformed (the error's Field names it, as in "checks[3].key" if there are several), ctx
+// has ended, or no check could be decided, for the reason of the first one. Otherwise the reason why a check could not be decided, such as an
+// unknown policy, is the Err of its Result.
 func (c *Client) Check(ctx context.Context, checks []Check) ([]Result, error) {
 	cs, err := checksOf(checks, nil)
 	if err != nil {
@@ -132,9 +130,9 @@ func (c *Client) Check(ctx context.Context, checks []Check) ([]Result, error) {
 	return results, nil
 }
 
-// Ready waits until a node answers that lets this caller check, and returns nil. It fails with ErrUnavailable and the reason for the
-// last failure when ctx ends first, and at once with ErrUnauthenticated or ErrDenied, or if what answers is not a node of Weir. No other
-// call needs it; it serves a program that would rather not start than run on a fail policy because of a mistyped address.
+// Ready waits until a node answers that lets this caller check, and returns nil. If ctx ends first, it fails with ErrUnavailable and the
+// reason of the last failure. It fails at once with ErrUnauthenticated or ErrDenied, or if the server is not a node of Weir. No other call
+// needs Ready. It is for a program that should not start and run on the fail policy because of a mistyped address.
 func (c *Client) Ready(ctx context.Context) error {
 	if err := c.begin(ctx); err != nil {
 		return err
@@ -146,9 +144,9 @@ func (c *Client) Ready(ctx context.Context) error {
 	return c.verdict(c.ctx, c.nodes.ready(ctx))
 }
 
-// Close ends the calls in flight, which return ErrClosed, stops the renewal of leases, waits for all of them and frees
-// the connections. Before that it waits, for a second at most, until the reservations are settled that no node has answered for.
-// Leases that were not released stay taken until their time to live has passed. Closing again returns ErrClosed.
+// Close ends the calls in flight, which return ErrClosed, stops the renewal of leases, waits for all of them, and closes the connections.
+// Before that it waits, for a second at most, for the reservations that are being settled in the background. Leases that were not released
+// stay taken until their time to live has passed. A second Close returns ErrClosed.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	closed := c.closed.Swap(true)
@@ -163,7 +161,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// begin counts one call in, unless the client is closed or ctx has ended. The caller counts it out.
+// begin counts a call in, unless the client is closed or ctx has ended. The caller must call running.Done.
 func (c *Client) begin(ctx context.Context) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -177,12 +175,12 @@ func (c *Client) begin(ctx context.Context) error {
 	return nil
 }
 
-// All asks for one decision of several checks, at most 1000: all are charged, or none is admitted, whichever nodes
-// their keys belong to. Repeats of a policy and key are summed. Checks with Partial, Peek or a RequestID, and limits of
-// concurrency or with count_denied, are errors. Two such calls may both be refused for the last unit.
+// All asks for one decision of several checks, at most 1000: all are charged, or none is admitted, whichever nodes own their keys. Checks of
+// the same policy and key are summed. Checks with Partial, Peek or a RequestID, and limits of concurrency or with count_denied, are errors.
+// Two concurrent calls of All may both be refused for the last unit.
 //
-// An error means that nothing was admitted; its Field names the check. A call that got no answer is not repeated: the fail
-// policy answers it, and what it charged, if it did, stays.
+// An error means that nothing was admitted; its Field names the check. All is not repeated when no node answers: the fail policy answers it,
+// and what a node may have charged stays charged.
 func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 	if len(checks) == 0 {
 		return AllDecision{}, invalid("checks", "must not be empty")

@@ -12,22 +12,22 @@ import (
 
 // What a Client does with checks before and after a Service answers them (limiter.go has the whole path):
 //
-//	decide    answers from loans and from the memory of refusals; ask and grantAll have the rest answered
-//	grant     asks unless the circuit breaker is open, and has the fail policy answer where no node does
+//	decide    answers checks from loans and from memory, and passes the others to ask
+//	grant     asks the Service unless the circuit breaker is open, and then has the fail policy answer the checks that no node has answered
 //	attempt   gives a call its time, and a second try
-//	fallback  is the fail policy's answer
+//	fallback  returns the fail policy's answer
 
-// decide answers checks that are well formed: from what is on loan, from the memory of refusals, or by the service; by the fail policy
-// where no node answers. Checks of a key on loan are decided in their order: behind one that is asked about, all are. The caller must
-// have called begin.
+// decide answers well-formed checks: from loans, from the memory of refusals, by the service, or, if no node answers, by the fail policy.
+// Checks of a key on loan are decided in their order: once one of them goes to the service, the later ones do too. The caller must have called
+// begin.
 func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) error {
 	var one [1]int
-	open := one[:0]            // places of the checks to be asked about
-	var asked map[loanKey]bool // keys on loan of which a check is to be asked about
+	open := one[:0]            // places of the checks that go to the service
+	var asked map[loanKey]bool // keys on loan of which a check goes to the service
 	now := c.now()
 	for i := range cs {
 		ck, d, k := &cs[i], &rs[i].Decision, keyOf(&cs[i].Target)
-		// A check under its caller's request id is for the node that remembers the id.
+		// A check with the caller's request id must go to the node that remembers the id.
 		if ck.RequestID == "" && !asked[k] &&
 			(c.lent(&ck.Target, ck.Key, ck.Cost, d) || c.memory.recall(ck, d, now) || len(cs) == 1 && c.awaitLoan(ctx, ck, d)) {
 			continue
@@ -46,7 +46,7 @@ func (c *Client) decide(ctx context.Context, cs []limit.Check, rs []Result) erro
 	return c.ask(ctx, cs, rs, open)
 }
 
-// room is what a single check and its answer take.
+// room holds a single check and its answer.
 type room struct {
 	check  [1]limit.Check
 	result [1]Result
@@ -65,13 +65,13 @@ func (c *Client) decideOne(ctx context.Context, ck *limit.Check, d *Decision) er
 	return err
 }
 
-// errOpen is the error of a check that no node has answered, until there is another one.
+// errOpen is the error of a check before a node was asked.
 var errOpen = limit.NewError(ErrUnavailable, "", "the circuit breaker is open: nodes left several calls in a row unanswered")
 
-// ask has the service answer the checks at the open places.
+// ask has the service answer the checks at the places in open.
 func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []int) error {
 	var one [1]uint64
-	marks := one[:0] // of memory
+	marks := one[:0] // of memory, one for each place in open
 	sent, again := c.now(), true
 	for _, i := range open {
 		rs[i].Err = errOpen
@@ -97,14 +97,14 @@ func (c *Client) ask(ctx context.Context, cs []limit.Check, rs []Result, open []
 	return err
 }
 
-// grant has f ask the service about checks, n of which have no answer, unless the breaker is open. The fail policy answers those that no
-// node has answered then.
+// grant calls f, which asks the service about checks, unless the breaker is open. n is how many of the checks have no answer yet. Then the
+// fail policy answers the checks that no node has answered.
 func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []Result, n int, f func(context.Context) error) error {
 	err := error(errOpen)
 	if probe, ok := c.breaker.allow(c.now()); ok {
 		var o outcome
 		if o, err = c.attempt(ctx, again, f); unavailable(err) && len(unansweredOf(rs)) < n {
-			o = answered // by some of the nodes
+			o = answered // some of the nodes have answered
 		}
 		c.breaker.done(c.now(), probe, o)
 	}
@@ -117,7 +117,7 @@ func (c *Client) grant(ctx context.Context, again bool, cs []limit.Check, rs []R
 	return nil
 }
 
-// unansweredOf returns the places of the results that no node has answered.
+// unansweredOf returns the places of the results without an answer of a node.
 func unansweredOf(rs []Result) (places []int) {
 	for i := range rs {
 		if unavailable(rs[i].Err) {
@@ -127,7 +127,8 @@ func unansweredOf(rs []Result) (places []int) {
 	return places
 }
 
-// check has the service answer the checks that no node has answered. The error is that of the whole, or the first that no node has answered.
+// check has the service answer the checks that have no answer yet. It returns the error of the call, or else the first error of a check that
+// no node has answered.
 func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error {
 	places := unansweredOf(rs)
 	some, results := cs, rs
@@ -151,7 +152,7 @@ func (c *Client) check(ctx context.Context, cs []limit.Check, rs []Result) error
 	return first
 }
 
-// grantAll has f decide about checks together, or the fail policy in its place. again says that a second try cannot charge twice.
+// grantAll has f decide checks together, or else the fail policy. again means that a second try cannot charge twice.
 func (c *Client) grantAll(ctx context.Context, cs []limit.Check, again bool, f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
 	if err := c.begin(ctx); err != nil {
 		return AllDecision{}, err
@@ -202,7 +203,7 @@ func (c *Client) grantOne(ctx context.Context, ck *limit.Check, f func(context.C
 	return all.Decisions[0], nil
 }
 
-// carryOut counts a call in and runs it, where no fail policy can answer in the cluster's place.
+// carryOut counts a call in and runs it, for calls that no fail policy answers.
 func (c *Client) carryOut(ctx context.Context, again bool, f func(context.Context) error) error {
 	if err := c.begin(ctx); err != nil {
 		return err
@@ -212,7 +213,7 @@ func (c *Client) carryOut(ctx context.Context, again bool, f func(context.Contex
 	return err
 }
 
-// deadline is a context with another Deadline, which no timer ends: what is given it looks at the Deadline.
+// deadline is a context with another Deadline and no timer. A function that gets it must look at its Deadline.
 type deadline struct {
 	context.Context
 	at time.Time
@@ -221,15 +222,15 @@ type deadline struct {
 // Deadline implements context.Context.
 func (d deadline) Deadline() (time.Time, bool) { return d.at, true }
 
-// attempt runs f within the client's timeout and nine tenths of what ctx leaves: until the deadline of the context that f is given. If again is
-// set it leaves half of that to a second run, for when no node answers the first.
+// attempt runs f within the client's timeout and nine tenths of the time that ctx has left. The context that f gets has that Deadline. If
+// again is set, the first run gets half of the time, and f runs a second time if no node answered the first.
 func (c *Client) attempt(ctx context.Context, again bool, f func(context.Context) error) (outcome, error) {
 	if c.timeout == 0 {
 		return answered, c.verdict(ctx, f(ctx))
 	}
 	now, budget, hurried := time.Now(), c.timeout, false
 	if at, ok := ctx.Deadline(); ok {
-		// The tenth is for the caller to act on the answer.
+		// The tenth that is left is for the caller to act on the answer.
 		if left := at.Sub(now) / 10 * 9; left < budget {
 			budget, hurried = max(left, 0), true
 		}
@@ -256,7 +257,7 @@ func (c *Client) attempt(ctx context.Context, again bool, f func(context.Context
 	return answered, err
 }
 
-// verdict returns the error to return for err: when the client is closed or ctx has ended, that is the reason.
+// verdict returns ErrClosed if the client is closed, ctx's error if ctx has ended, and err otherwise. It returns nil if err is nil.
 func (c *Client) verdict(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -270,11 +271,10 @@ func (c *Client) verdict(ctx context.Context, err error) error {
 	}
 }
 
-// failedRetry is the RetryAfter of a check that is refused because no node could be asked. It promises nothing, and is what
-// the HTTP API says in such a case.
+// failedRetry is the RetryAfter of a check that the fail policy refuses. It is the value that the HTTP API gives in this case, and no promise.
 const failedRetry = time.Second
 
-// fallback is the fail policy's answer to a check, which no node answered for a reason.
+// fallback returns the fail policy's answer to a check. why is the reason why no node answered.
 func (c *Client) fallback(ck *limit.Check, why error) Decision {
 	c.outage.failed(c.now(), why)
 	if c.onError == FailClosed {
@@ -283,7 +283,7 @@ func (c *Client) fallback(ck *limit.Check, why error) Decision {
 	return Decision{Policy: ck.Policy, Allowed: true, Granted: ck.Cost, FailedOpen: true}
 }
 
-// requestID returns an id that no other caller uses, or an empty one without WithRetry.
+// requestID returns an id that no other caller uses, or, without WithRetry, an empty one.
 func (c *Client) requestID() string {
 	if !c.retry {
 		return ""
@@ -291,5 +291,5 @@ func (c *Client) requestID() string {
 	return c.ids + strconv.FormatUint(c.lastID.Add(1), 36)
 }
 
-// ownID tells whether a request id is the client's own, or there is none.
+// ownID reports whether a request id is empty or made by this client.
 func (c *Client) ownID(id string) bool { return id == "" || strings.HasPrefix(id, c.ids) }

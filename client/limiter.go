@@ -12,23 +12,23 @@ import (
 
 // How a check is decided (Allow, AllowN; Check takes the same steps for many, Wait repeats them):
 //
-//	lent           admits it from a loan that the client has (loans.go)
+//	lent           admits the check from a loan that the client has (loans.go)
 //	allowPrepared  asks the Service of this process, in a client that New made, by a prepared handle
-//	decide         repeats a refusal that the memory has (memory.go), or waits a moment for a loan that is on its way (awaitLoan)
-//	grant          asks the Service, unless the circuit breaker is open; attempt gives it a time and a second try (decide.go, breaker.go)
-//	sendAll        chooses the node: the owner of the key, if the ring is known (topology.go), or else one that is well (nodes.go)
-//	send           puts it on the stream to that node, and await waits for the answer (member.go, remote.go)
-//	fallback       is the fail policy's answer, when no node has answered in time
+//	decide         repeats a refusal that memory has (memory.go), or waits a moment for a loan that a node is about to grant (awaitLoan)
+//	grant          asks the Service, unless the circuit breaker is open; attempt sets the time and makes a second try (decide.go, breaker.go)
+//	sendAll        chooses the node: the owner of the key, if the ring is known (topology.go), or else the node that pick returns (nodes.go)
+//	send           puts the check on the stream to that node, and await waits for the answer (member.go, remote.go)
+//	fallback       returns the fail policy's answer, if no node has answered in time
 //
 // A request is the checks of one call that go to one node. There is one connection with one stream to each node that the client has asked.
 
-// Limiter is a handle to one limit: a policy, or an inline limit. It holds no counters, is cheap to make, and is safe for
-// concurrent use. One that is kept for many calls remembers its policy, which saves a client that decides in this process half
-// of the time of a check. Client.Policy and Client.Inline make one.
+// Limiter is a handle to one limit: a policy, or an inline limit. Client.Policy and Client.Inline make it. It holds no counters, is cheap to
+// make, and is safe for concurrent use. A Limiter that is kept for many calls remembers its policy, which halves the time of a check in a
+// client that decides in this process.
 type Limiter struct {
 	c        *Client
 	target   limit.Target                   // without a key
-	prepared atomic.Pointer[limit.Prepared] // the latest prepared handle; only of New
+	prepared atomic.Pointer[limit.Prepared] // the latest prepared handle; only with New
 }
 
 // Allow is short for AllowN(ctx, key, 1).
@@ -37,14 +37,14 @@ func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error)
 	return d, err
 }
 
-// AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. An n
-// above the limit is refused with a RetryAfter of Never. Of a concurrency policy only a peek can be asked; see Acquire.
+// AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. If n is above the limit, the
+// Decision refuses with a RetryAfter of Never. A concurrency policy can only be peeked at; see Acquire.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
 	err = l.decide(ctx, key, n, &d)
 	return d, err
 }
 
-// decide is AllowN with the answer in *d, which is zero before: a Decision is large to copy.
+// decide is AllowN with the answer in *d, which must be zero before the call: a Decision is large to copy.
 func (l *Limiter) decide(ctx context.Context, key string, n int64, d *Decision) (err error) {
 	open := !l.c.closed.Load() && ctx.Err() == nil
 	if !(open && (l.c.lent(&l.target, key, n, d) || l.allowPrepared(ctx, key, n, d))) {
@@ -54,8 +54,8 @@ func (l *Limiter) decide(ctx context.Context, key string, n int64, d *Decision) 
 	return err
 }
 
-// allowPrepared answers the plainest check: one of a policy and a key that the Service of this process has a prepared handle for and knows.
-// It reports false, and nothing is charged, where there is more to it or something to say about the call.
+// allowPrepared answers the plainest check: of a policy and a key that the Service of this process knows and has a prepared handle for. If the
+// check or its answer needs more than that, it returns false and charges nothing.
 func (l *Limiter) allowPrepared(ctx context.Context, key string, n int64, d *Decision) bool {
 	h := l.handle()
 	if h == nil {
@@ -80,10 +80,10 @@ func (l *Limiter) handle() limit.Prepared {
 	return nil
 }
 
-// prepare brings the prepared handle up to date, for the next check.
+// prepare renews the prepared handle, for the next check.
 func (l *Limiter) prepare() {
 	if l.c.nodes != nil {
-		return // they have none
+		return // nodes have no prepared handles
 	}
 	target, last := l.target, l.handle()
 	if next := l.c.svc.Prepare(&target, last); next != last {
@@ -91,7 +91,7 @@ func (l *Limiter) prepare() {
 	}
 }
 
-// allow is decide for what neither a loan nor the prepared handle answers.
+// allow is decide for a check that neither a loan nor the prepared handle has answered.
 func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) error {
 	ck := l.check(key, n)
 	if err := valid(ck); err != nil {
@@ -105,7 +105,7 @@ func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) e
 	return l.c.decideOne(ctx, ck, d)
 }
 
-// Peek tells how key stands, and whether an Allow would pass now. It charges nothing.
+// Peek returns the state of key, and whether an Allow would pass now. It charges nothing.
 func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 	return l.AllowN(ctx, key, 0)
 }
@@ -115,25 +115,25 @@ func (l *Limiter) Wait(ctx context.Context, key string) (Decision, error) {
 	return l.WaitN(ctx, key, 1)
 }
 
-// Bounds of how long WaitN sleeps longer than RetryAfter says.
+// WaitN sleeps longer than RetryAfter by these.
 const (
 	// minSleep keeps a limit of many units per second from being asked in a busy loop.
 	minSleep = time.Millisecond
-	// maxSpread is added at random, up to an eighth of the sleep, so that those who were refused together do not come back together.
+	// At random up to maxSpread is added, and up to an eighth of the sleep, so that callers that were refused together do not ask again
+	// together.
 	maxSpread = 100 * time.Millisecond
 )
 
-// WaitN blocks until n units for key are admitted, and through the Delay of a leaky_bucket, and returns the decision that
-// admitted them. An n of 0 waits until 1 would be admitted. Waiters are not served in the order of their arrival, except
-// by a leaky_bucket.
+// WaitN blocks until n units for key are admitted, and through the Delay of a leaky_bucket. It returns the decision that admitted them. An n
+// of 0 waits until 1 would be admitted. Waiters are not served in the order of their arrival, except by a leaky_bucket.
 //
-// It fails at once with ErrNever if the request can never pass, and with ErrDeadline if it would pass only after ctx's
-// deadline; the decision that says so is returned along with the error. It fails with ctx's error when ctx ends. A place
-// in a leaky_bucket's queue that would come after the deadline is given back; one whose Delay is cut short by ctx is left
-// empty, because those behind it have been told their own moments already.
+// WaitN fails at once with ErrNever if the request can never pass, and with ErrDeadline if it would pass only after ctx's deadline; it also
+// returns the decision that says so. It fails with ctx's error when ctx ends. If a place in a leaky_bucket's queue would come after the
+// deadline, WaitN gives it back. If ctx ends during the Delay, the place stays empty, because the callers behind it have been told their own
+// moments already.
 //
-// When no node can be asked it goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable
-// once ctx leaves no time to ask again.
+// If no node answers, WaitN goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable when ctx leaves no time
+// to ask again.
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, error) {
 	ck := l.check(key, n)
 	if err := valid(ck); err != nil {
@@ -169,7 +169,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 			case left < after:
 				return d, fmt.Errorf("%w: %s would pass in %v, the deadline is in %v", ErrDeadline, l, after, left)
 			}
-			// What is added to after is no reason to miss the deadline.
+			// The time that is added to after must not make the caller miss the deadline.
 			sleep = max(min(sleep, left*9/10), after)
 		}
 		if err := l.c.sleep(ctx, sleep); err != nil {
@@ -178,14 +178,14 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 	}
 }
 
-// waitDelay waits for the moment that a leaky bucket gave a check, or gives the place back.
+// waitDelay waits for the moment that a leaky bucket gave a check, or gives the place back if that is after the deadline.
 func (l *Limiter) waitDelay(ctx context.Context, ck *limit.Check, d Decision) error {
 	if d.Delay <= 0 {
 		return nil
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		if left := time.Until(deadline); left < d.Delay {
-			// If this fails the place stays empty, which admits less, not more.
+			// If the refund fails, the place stays empty, which admits less, not more.
 			_, _ = l.c.attempt(ctx, false, func(ctx context.Context) error {
 				_, err := l.c.svc.Refund(ctx, ck.Target, d.Granted, "")
 				return err
@@ -209,16 +209,16 @@ func (c *Client) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Refund gives n units back, the oldest first (the newest of a leaky_bucket's queue), and returns how many that were: never
-// more than key has in use. Unless WithRetry gives it a request id it is not retried, for a refund made twice would admit too
-// much: after an ErrUnavailable it may or may not have been made.
+// Refund gives n units back, the oldest first (of a leaky_bucket's queue the newest first), and returns how many it gave back: at most what
+// key has in use. Without WithRetry a Refund has no request id and is not retried, because a refund made twice would admit too much. After
+// ErrUnavailable it may or may not have been made.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (int64, error) {
 	return l.RefundWithID(ctx, key, n, l.c.requestID())
 }
 
-// RefundWithID is a Refund that may be repeated: under the same requestID, of at most 128 bytes, a key's units are given back
-// once, and the answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes). It is an
-// ErrInvalid when the first was of another number of units. Ids of refunds are apart from those of checks.
+// RefundWithID is a Refund that may be repeated. Under the same requestID, of at most 128 bytes, the units of a key are given back once, and a
+// repetition returns the same answer for as long as the cluster remembers it (the window, 1 to 5 minutes). A repetition with another n is
+// ErrInvalid. Request ids of refunds and of checks are separate.
 func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, requestID string) (int64, error) {
 	ck := l.check(key, n)
 	ck.RequestID = requestID
@@ -237,7 +237,7 @@ func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, request
 	return refunded, err
 }
 
-// Reset makes key's state as new.
+// Reset removes key's state: all its units are free again.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	ck := l.check(key, 0)
 	if err := valid(ck); err != nil {
@@ -252,14 +252,13 @@ func (l *Limiter) Acquire(ctx context.Context, key string) (*Lease, Decision, er
 	return l.AcquireN(ctx, key, 1, 0)
 }
 
-// AcquireN asks a concurrency policy for a lease of n units, n being at least 1. The lease is nil if and only if the
-// decision refuses or the error is not nil. Hold it while the work runs, and Release it.
+// AcquireN asks a concurrency policy for a lease of n units, at least 1. The lease is nil if and only if the decision refuses or the error is
+// not nil. The caller should Release it when the work is done.
 //
-// ttl is how long the lease lives when it is not renewed, as when this process dies: at most the policy's window, and 0
-// stands for it. A lease renews itself until it is released or the Client is closed.
+// ttl is how long the lease lives without a renewal, such as after the end of this process: at most the policy's window; 0 stands for the
+// window. A lease renews itself until it is released or the Client is closed.
 //
-// Under FailOpen, when no node can be asked, the Decision is FailedOpen and the lease an empty one: it is never lost, and
-// releasing it does nothing.
+// If no node answers, under FailOpen the Decision is FailedOpen and the lease is empty: it is never lost, and Release does nothing.
 func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Duration) (*Lease, Decision, error) {
 	ck := l.check(key, n)
 	if n < 1 {
@@ -283,7 +282,7 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 	return newLease(l.c, ck.Target, &got, ttl, asked), got, nil
 }
 
-// String describes the limit for messages.
+// String describes the limit in messages.
 func (l *Limiter) String() string {
 	if l.target.Limit == nil {
 		return "policy " + l.target.Policy
@@ -291,7 +290,7 @@ func (l *Limiter) String() string {
 	return fmt.Sprintf("inline %s limit %d", l.target.Limit.Algorithm, l.target.Limit.Limit)
 }
 
-// check is a check of a key as nodes are asked it.
+// check returns a check of a key.
 func (l *Limiter) check(key string, cost int64) *limit.Check {
 	ck := &limit.Check{Target: l.target, Cost: cost}
 	ck.Key = key
