@@ -10,15 +10,15 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Lease is a number of units of a concurrency policy, held until Release. It renews itself. Its methods are safe for
-// concurrent use; those of a nil *Lease do nothing.
+// Lease is a number of units of a concurrency policy, held until Release. It renews itself. Its methods are safe for concurrent use; those of
+// a nil *Lease do nothing.
 type Lease struct {
 	c      *Client
 	target limit.Target
-	id     string        // empty: nothing is held, and there is nothing to renew or release
+	id     string        // empty: the lease holds nothing
 	ttl    time.Duration // as asked for; 0: the policy's window
 
-	lost    chan struct{}      // closed when the lease can no longer be counted on
+	lost    chan struct{}      // closed when the lease may have ended
 	stop    context.CancelFunc // ends the renewals
 	stopped chan struct{}      // closed when they have ended
 
@@ -26,14 +26,14 @@ type Lease struct {
 	released bool
 }
 
-// newLease starts the renewal of a lease that was asked for at asked. The caller is counted in.
+// newLease returns a Lease and starts its renewal. asked is when the caller asked for it. The caller must have called begin.
 func newLease(c *Client, t limit.Target, got *Decision, ttl time.Duration, asked time.Time) *Lease {
 	l := &Lease{c: c, target: t, id: got.LeaseID, ttl: ttl, lost: make(chan struct{})}
 	if l.id == "" {
 		return l
 	}
-	// The decision does not say how long the lease lives, only what bounds that from above: the window, or one of them.
-	// The smallest is at most the truth, and the first renewal brings the truth.
+	// The decision does not say how long the lease lives. Its windows and ttl are upper bounds, and the life is the smallest of them or
+	// longer. The first renewal returns the true life.
 	bounds := []time.Duration{ttl, got.Window}
 	for _, s := range got.Limits {
 		bounds = append(bounds, s.Window)
@@ -48,11 +48,11 @@ func newLease(c *Client, t limit.Target, got *Decision, ttl time.Duration, asked
 	return l
 }
 
-// renew renews a lease that is known to live until expiry, each time a third of its life has passed. An attempt that
-// no node answers is repeated after a ninth.
+// renew renews a lease that lives until expiry at least, each time when a third of its life has passed. It repeats a renewal that no node has
+// answered after a ninth of its life.
 //
-// expiry is reckoned from the moment a renewal was sent. The owner reckons from a later one, so the lease is given up
-// here before it ends there, never after, as far as the two clocks run at the same rate.
+// expiry counts from the moment before a renewal was sent, and the owner counts from a later one. So the lease is given up here before it ends
+// at the owner, as far as the two clocks run at the same rate.
 func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time) {
 	defer close(l.stopped)
 	defer l.stop()
@@ -60,7 +60,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 	for {
 		if l.c.sleep(ctx, pause) != nil {
 			if l.c.ctx.Err() != nil {
-				close(l.lost) // it is renewed no more
+				close(l.lost) // no renewal follows
 			}
 			return
 		}
@@ -81,7 +81,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 			lives, expiry = left, sent.Add(left)
 			pause = lives / 3
 		case ctx.Err() != nil:
-			pause = 0 // released or closed; the sleep tells which
+			pause = 0 // the lease was released or the client closed; sleep tells which
 		case errors.Is(err, ErrUnavailable):
 			pause = min(lives/9, time.Until(expiry))
 		default:
@@ -91,9 +91,8 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 	}
 }
 
-// Lost returns a channel that is closed when the lease can no longer be counted on although it was not released: its
-// owner says that it has ended, it could not be renewed in time, or the Client was closed. The work it was taken for
-// should then stop. It is nil for a nil *Lease.
+// Lost returns a channel that is closed when the lease may have ended without a Release: its owner says that it has ended, it could not be
+// renewed in time, or the Client was closed. The work should then stop. The channel is nil for a nil *Lease.
 func (l *Lease) Lost() <-chan struct{} {
 	if l == nil {
 		return nil
@@ -101,9 +100,9 @@ func (l *Lease) Lost() <-chan struct{} {
 	return l.lost
 }
 
-// Release gives the units back and ends the renewals. It takes at most the client's timeout. If it fails, with
-// ErrUnavailable or ErrClosed, the units come back when the lease's time to live has passed; calling it again tries
-// again. Releasing what is released or lost is no error.
+// Release gives the units back and ends the renewals. It takes at most the client's timeout. If it fails, with ErrUnavailable or ErrClosed,
+// the units come back when the lease's time to live has passed; the caller may call Release again. A second Release, or one of a lost lease,
+// is no error.
 func (l *Lease) Release() error {
 	if l == nil || l.id == "" {
 		return nil

@@ -19,22 +19,22 @@ import (
 
 // The path of a loan, in the client of a cluster (internal/lend has the rules):
 //
-//	missed    counts a check that a node has admitted: keys with many of them are worth a loan
-//	report    sends what the book wants said, on the stream of the node that holds the key
-//	onAnswer  gives the book a node's answers and recalls
-//	lent      admits a check from a loan; allOf several together; awaitLoan waits for one that is about to come
+//	missed    counts a check that a node has admitted: a key with many such checks gets a loan
+//	report    sends the book's reports, on the stream of the node that holds the key
+//	onAnswer  passes a node's answers and recalls to the book
+//	lent      admits a check from a loan; allOf several together; awaitLoan waits for a loan that a node is about to grant
 
 const (
-	// barredFor is how long a node that lends nothing is left alone.
+	// barredFor is how long a node that lends nothing to this caller gets no reports.
 	barredFor = time.Minute
 	// returnTimeout bounds how long Close waits for loans to be returned.
 	returnTimeout = 100 * time.Millisecond
 )
 
-// loanKey names a key of which units can be on loan.
+// loanKey names a key whose units can be on loan.
 type loanKey struct {
-	of, key string      // of the policy, or the namespace of a limit sent along
-	limit   *algo.Limit // that of a handle; those of two handles are two
+	of, key string      // the policy's name, or the namespace of an inline limit
+	limit   *algo.Limit // of an inline limit, by handle: two handles with equal limits have two loanKeys
 }
 
 func keyOf(t *limit.Target) loanKey {
@@ -51,7 +51,7 @@ func (k *loanKey) target() limit.Target {
 	return limit.Target{Policy: k.of, Key: k.key}
 }
 
-// loans are the units that this Client has borrowed. Its methods are safe for concurrent use; those of nil do nothing.
+// loans holds the units that this Client has borrowed. Its methods are safe for concurrent use; those of a nil *loans do nothing.
 type loans struct {
 	book  *lend.Book[loanKey, *member]
 	nodes *nodes
@@ -60,7 +60,7 @@ type loans struct {
 	clock func() int64
 }
 
-// newLoans returns loans that are timed by what read returns: the monotonic clock and the wall clock, at one instant.
+// newLoans returns loans with a clock made of what read returns: the monotonic clock and the wall clock, at one instant.
 func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
 	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: fifo.NewSignal()}
 	clock := lend.NewClock(read())
@@ -69,7 +69,7 @@ func newLoans(ns *nodes, read func() (mono, wall int64)) *loans {
 	return l
 }
 
-// systemClocks returns what newLoans reads.
+// systemClocks returns the read function of newLoans.
 func systemClocks() func() (mono, wall int64) {
 	began := time.Now()
 	return func() (int64, int64) {
@@ -78,7 +78,7 @@ func systemClocks() func() (mono, wall int64) {
 	}
 }
 
-// nameOf is what a Decision calls the limit of a target.
+// nameOf returns the Policy of a Decision about a target.
 func nameOf(t *limit.Target) string {
 	if t.Limit != nil {
 		return "inline"
@@ -86,10 +86,10 @@ func nameOf(t *limit.Target) string {
 	return t.Policy
 }
 
-// has tells whether a key is on loan.
+// has reports whether a key is on loan.
 func (l *loans) has(k loanKey) bool { return l != nil && l.book.Has(k) }
 
-// allOf answers checks together, if loans cover all of them, and reports whether it did.
+// allOf answers checks together if loans cover all of them, and reports whether they do.
 func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 	if l == nil || l.book.Loans() == 0 {
 		return false
@@ -112,7 +112,7 @@ func (l *loans) allOf(cs []limit.Check, all *AllDecision) bool {
 	return true
 }
 
-// lent answers a check of n units of a key from a loan, whatever t's Key, and reports whether it did.
+// lent answers a check of n units of key from a loan, and reports whether it did. It ignores t's Key.
 func (c *Client) lent(t *limit.Target, key string, n int64, d *Decision) bool {
 	l := c.loans
 	if l == nil || n <= 0 || l.book.Loans() == 0 {
@@ -132,8 +132,8 @@ func (c *Client) lent(t *limit.Target, key string, n int64, d *Decision) bool {
 	return true
 }
 
-// awaitLoan waits, for lend.Patience at most, for units that an owner is about to lend, answers a check from them, and reports whether it did.
-// All callers that wait need one message together.
+// awaitLoan waits, for lend.Patience at most, for units that an owner is about to lend, and answers a check from them. It reports whether it
+// did. All callers that wait share one message to the owner.
 func (c *Client) awaitLoan(ctx context.Context, ck *limit.Check, d *Decision) bool {
 	b := c.loans
 	if b == nil || ck.Cost <= 0 || b.book.Loans() == 0 {
@@ -163,14 +163,14 @@ func (c *Client) awaitLoan(ctx context.Context, ck *limit.Check, d *Decision) bo
 	return false
 }
 
-// missed tells the book of a check of n units that a node was asked for. answered says that d is its answer.
+// missed tells the book that a node was asked for n units. answered means that d is the node's decision.
 func (l *loans) missed(k loanKey, n int64, d *Decision, answered bool) {
 	if l != nil && n > 0 && answered && lend.Lendable(d) {
 		l.book.Missed(k, n, l.clock, ownKey)
 	}
 }
 
-// ownKey returns a copy whose text is no part of a larger message, for the book to keep.
+// ownKey returns a copy of k for the book, whose string is no part of a larger message.
 func ownKey(k loanKey) loanKey {
 	k.key = strings.Clone(k.key)
 	return k
@@ -179,7 +179,7 @@ func ownKey(k loanKey) loanKey {
 // run sends the book's reports until ctx ends.
 func (l *loans) run(ctx context.Context) { l.book.Run(ctx, l.kick, l.clock, l.report) }
 
-// report sends the book's reports, made at the instant sent, to the nodes that hold their keys. The book repeats a report that cannot be sent.
+// report sends the book's reports, made at the instant sent, to the nodes that hold their keys. The book repeats a report that was not sent.
 func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	by := make(map[*member][]*weirv1.LoanReport)
 	for i := range reports {
@@ -207,13 +207,13 @@ func (l *loans) report(sent int64, reports []lend.Report[loanKey, *member]) {
 	l.book.Answered(sent, sent, unsent)
 }
 
-// reportable says whether loans can be reported to a node now.
+// reportable reports whether loans can be reported to a node now.
 func (l *loans) reportable(m *member) bool {
 	return m != nil && m.state.Load() == ready && l.clock() >= m.barred.Load()
 }
 
-// holder is the node to report a key's loan to, as long as no other one is known to hold the key: its owner, or the only node that there is.
-// Where neither can be reached, another node passes on the report of a loan that has been granted.
+// holder returns the node to report a key's loan to, if the book knows none: the key's owner, or the only node that there is. If neither can
+// be reached, it returns any other node for a loan that was granted, because a node passes the report on.
 func (l *loans) holder(t *limit.Target, granted bool) *member {
 	list, _, _ := l.nodes.members()
 	owners := l.nodes.owners.Load()
@@ -228,7 +228,7 @@ func (l *loans) holder(t *limit.Target, granted bool) *member {
 	return nil
 }
 
-// returnAll returns all loans, as far as that takes no longer than returnTimeout.
+// returnAll returns all loans to their owners. It gives up after returnTimeout.
 func (l *loans) returnAll() {
 	if l == nil || l.book.Loans() == 0 {
 		return
@@ -238,14 +238,14 @@ func (l *loans) returnAll() {
 	l.book.Return(ctx)
 }
 
-// lost is told that the stream to a node has ended: what was reported on it is reported again.
+// lost notes that the stream to a node has ended. The book repeats the reports that were sent on it.
 func (l *loans) lost(m *member) {
 	if l != nil {
 		l.book.Lost(m, l.clock())
 	}
 }
 
-// rejected is told that a node has not taken in a report. One that lends nothing to this caller is left alone for a while.
+// rejected notes that a node did not take in a report. If the node lends nothing to this caller, it gets no reports for barredFor.
 func (l *loans) rejected(m *member, e *weirv1.Error) {
 	if l == nil {
 		return
@@ -257,7 +257,7 @@ func (l *loans) rejected(m *member, e *weirv1.Error) {
 	l.lost(m)
 }
 
-// onAnswer takes in what a node says about loans.
+// onAnswer takes in a node's answers to reports, and its recalls.
 func (l *loans) onAnswer(m *member, out *weirv1.BorrowResponse) {
 	if l == nil {
 		return
@@ -276,7 +276,7 @@ func (l *loans) onAnswer(m *member, out *weirv1.BorrowResponse) {
 		if holder := l.nodes.owners.Load().byName(lent.Holder); lent.Unheard {
 			answers[i].To = holder
 		} else if lent.Holder != "" {
-			answers[i].From = holder // which has taken it in; nil: the next report goes to the owner
+			answers[i].From = holder // the holder took the report in; nil: the next report goes to the owner
 		}
 	}
 	l.book.Answered(out.GetSent(), now, answers)

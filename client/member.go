@@ -22,29 +22,30 @@ import (
 )
 
 const (
-	// maxReports is how many reports of loans wait for one node at most: what further ones would say is said again.
+	// maxReports bounds the reports of loans that wait for one node. The book repeats what further ones would say.
 	maxReports = 4
-	// maxWaiting bounds the checks that wait for one node: beyond it they go unanswered at once, which keeps the memory
-	// of a program bounded while a node is stuck.
+	// maxWaiting bounds the checks that wait for one node. Further checks go unanswered at once, which bounds the memory of a program while a
+	// node hangs.
 	maxWaiting = 20_000
-	// maxUnanswered bounds the messages of checks without the last of their answers. A node stops reading a stream while 64 of its messages
-	// wait for other nodes; the client stops at 48, so that a report of loans can still be read: those checks may wait for what it returns.
+	// maxUnanswered bounds the messages of checks without their last answer. A node stops reading a stream while 64 of its messages wait for
+	// other nodes. The client stops at 48, so that the node still reads reports of loans: those checks may wait for the units that a report
+	// returns.
 	maxUnanswered = 48
-	// soon is how long a stream must last. After one that ended before, the next one waits, unless a check hurries it: gRPC connects again at
-	// once when a connection ends that had been set up, so that a client that a node rejects would connect a thousand times a second.
+	// soon is how long a stream must last. After one that ended sooner, the next one waits, unless a check hurries it. gRPC connects again at
+	// once when an established connection ends, so without the pause a client that a node rejects would connect a thousand times a second.
 	soon = 5 * time.Second
-	// minPace is the first pause; each further one is twice as long, up to maxPace. Each wait is random, from half of pause to pause.
+	// The first pause is minPace; each further one is twice as long, up to maxPace. Each wait is random, from half of the pause to the whole.
 	minPace, maxPace = 200 * time.Millisecond, 15 * time.Second
 )
 
-// member is one node: a connection with a single stream for everything that the client has with the node, opened once the node is wanted and
-// whenever it has ended. One goroutine opens streams and writes; one more for each stream reads:
+// member is one node, and a connection to it with a single stream for everything but unary calls. The stream is opened when the node is
+// wanted, and again whenever it has ended. One goroutine opens streams and writes; another one reads each stream:
 //
 //	run, talk  open streams, with a pause after one that did not last
 //	send       queues a request
-//	next       makes a message of what has gathered
-//	received   takes in what the node sends; onAnswer what it answers to checks
-//	ended      ends what waits for a stream that has ended
+//	next       makes a message of the checks that have gathered
+//	received   takes in what the node sends; onAnswer takes in answers to checks
+//	ended      ends the requests that wait for a stream that has ended
 //
 // Checks gather in a queue. The queue is sent when it has as many checks as are in flight, or MaxBatch, and fewer than maxUnanswered messages
 // lack their last answer. So a lone caller does not wait for others, nor does a second one; many callers have a few large messages in flight,
@@ -72,12 +73,12 @@ type member struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wanted atomic.Bool
-	start  chan struct{} // closed when it is wanted
-	wake   fifo.Signal   // of the writer
+	start  chan struct{} // closed when the node is wanted
+	wake   fifo.Signal   // wakes the writer
 	hurry  fifo.Signal   // set when a check waits for a stream to be opened; it ends the pause
 	state  atomic.Int32  // what is known of the node: one of the constants below
 	out    atomic.Int64  // calls and checks whose callers wait for this node, also those in the queue
-	barred atomic.Int64  // by the clock of loans: until when it gets no reports of them
+	barred atomic.Int64  // until when the node gets no reports of loans, by the clock of loans
 
 	mu       sync.Mutex
 	err      error // why the last stream has ended
@@ -91,15 +92,15 @@ type member struct {
 	sequence uint64              // of the last message
 	renumber bool                // the node may not know the numbers that messages have defined
 
-	// Only for the writer: what the node was asked to send besides answers, and what packs messages.
+	// Only for the writer: which requests besides checks the node has got on this stream, and what packs messages.
 	greeted, follows bool
 	packer           packer
 }
 
 // What is known of a node.
 const (
-	connecting int32 = iota // nothing yet: it is not wanted, or a stream is being opened
-	ready                   // it is ready
+	connecting int32 = iota // nothing yet: the node is not wanted, or a stream is being opened
+	ready                   // the node says that it is ready
 	hung                    // it was ready, and has left a call unanswered since
 	unready                 // it says that it is not ready, but answers as well as it can
 	failed                  // its last stream could not be opened, or broke before soon; the next is not begun
@@ -111,14 +112,14 @@ func newMember(ns *nodes, addr string, conn *grpc.ClientConn) *member {
 	return m
 }
 
-// want has a node connected, from now on.
+// want has the node connected, now and from now on.
 func (m *member) want() {
 	if !m.wanted.Load() && m.wanted.CompareAndSwap(false, true) {
 		close(m.start)
 	}
 }
 
-// ifReady returns a member that is ready, otherwise nil. It connects one that is not connected, for the next check.
+// ifReady returns m if it is ready, otherwise nil. If the node is not connected, ifReady has it connected for later checks.
 func (m *member) ifReady() *member {
 	if m == nil || m.state.Load() == ready {
 		return m
@@ -127,8 +128,8 @@ func (m *member) ifReady() *member {
 	return nil
 }
 
-// run opens streams until the member is given up. Without a connection it waits for gRPC's back-off. Otherwise, after a stream that did not last, it
-// pauses, until a check waits for a stream (hurry).
+// run opens streams until the member is given up. Without a connection it waits for gRPC's back-off. Otherwise it pauses after a stream that
+// did not last, but not while a check waits for a stream (hurry).
 func (m *member) run() {
 	defer m.conn.Close()
 	select {
@@ -160,7 +161,7 @@ func (m *member) run() {
 	}
 }
 
-// become notes what is known of the node, for those that wait for one.
+// become notes the state of the node, and wakes the callers that wait for a node.
 func (m *member) become(state int32) {
 	m.state.Store(state)
 	m.nodes.change(func() {})
@@ -181,11 +182,11 @@ func (m *member) talk() error {
 	return stream.Run(s, cancel, m.wake, m.next, m.received)
 }
 
-// ended ends what waits for a stream that has ended, or could not be opened.
+// ended ends the requests that wait for a stream that has ended or could not be opened.
 func (m *member) ended(err error, lasted bool) {
 	// If the node closed the stream (EOF), it carried out only what it answered. If it rejected the stream (overloaded), it carried out nothing.
 	untried := overloaded(err)
-	if errors.Is(err, io.EOF) { // so it has not failed, as at its max-connection-age
+	if errors.Is(err, io.EOF) { // the stream has not failed: so a node ends it at its max-connection-age
 		untried, lasted, err = true, true, status.Error(codes.Unavailable, "the node takes no more checks")
 	}
 	m.mu.Lock()
@@ -209,7 +210,7 @@ func (m *member) ended(err error, lasted bool) {
 	m.nodes.unfollow(m, others)
 }
 
-// report has a report of loans sent, unless too many wait: what they say is said again. It returns false when no stream is open.
+// report has a report of loans sent, unless maxReports wait already, and the book will repeat it. It returns false if no stream is open.
 func (m *member) report(in *weirv1.BorrowRequest) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -223,7 +224,8 @@ func (m *member) report(in *weirv1.BorrowRequest) bool {
 	return true
 }
 
-// send queues a request, or ends it when there is no connection or too much waits. Where only the stream has ended it is opened again at once.
+// send queues a request. It fails the request if there is no connection or too many checks wait. If only the stream has ended, it is opened
+// again at once.
 func (m *member) send(f *request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -248,19 +250,19 @@ var (
 	errNoStream = status.Error(codes.Unavailable, "the node is not connected")
 )
 
-// dueLocked says whether the checks that have gathered are to be sent.
+// dueLocked reports whether the checks that have gathered are to be sent.
 func (m *member) dueLocked() bool {
 	return m.queued > 0 && m.queued >= min(m.inFlight, limit.MaxBatch) && len(m.sent) < maxUnanswered
 }
 
-// stirLocked has the writer send what is to be sent.
+// stirLocked wakes the writer if checks are to be sent.
 func (m *member) stirLocked() {
 	if m.dueLocked() {
 		m.wake.Set()
 	}
 }
 
-// next returns the next message to send, nil when there is none: the request for readiness and topology, reports of loans, a probe, checks.
+// next returns the next message to send, or nil: the request for readiness and topology, a report of loans, a probe, or checks.
 func (m *member) next() *weirv1.CheckStreamRequest {
 	if follow := !m.follows && m.nodes.follow(m); follow || !m.greeted {
 		m.greeted, m.follows = true, follow
@@ -276,7 +278,8 @@ func (m *member) next() *weirv1.CheckStreamRequest {
 	return nil
 }
 
-// take returns the next report, or the next message: a probe, which has no checks, or the checks that have gathered. Or neither.
+// take returns the next report of loans, or else the next message: a probe, which has no checks, or the checks that have gathered. Both are
+// nil if there is neither.
 func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -295,14 +298,14 @@ func (m *member) take() (report *weirv1.BorrowRequest, x *message) {
 		m.renumber = false
 		m.packer.numbers.Reset()
 	}
-	m.inFlight += x.open // all of x.checks: none has an answer yet; onAnswer subtracts len(x.checks) at the first one
+	m.inFlight += x.open // all of x.checks: none has an answer yet; onAnswer subtracts them at the first one
 	m.sequence++
 	x.sequence = m.sequence
 	m.sent[x.sequence] = x
 	return nil, x
 }
 
-// gatherLocked adds to a message the checks that have gathered and are still waited for, if they are to be sent.
+// gatherLocked adds to a message the checks that have gathered, if they are to be sent. It drops those whose callers have gone.
 func (m *member) gatherLocked(x *message) {
 	if !m.dueLocked() {
 		return
@@ -328,7 +331,7 @@ func (m *member) received(out *weirv1.CheckStreamResponse) error {
 		m.become(unready)
 	case out.Topology != nil:
 		m.nodes.learned(out.Topology)
-	case field == "topology": // this caller may not know it
+	case field == "topology": // this caller may not have the topology
 		m.nodes.connectAll()
 	case strings.HasPrefix(field, "borrow."):
 		m.nodes.loans.rejected(m, out.Error)
@@ -358,33 +361,31 @@ func (m *member) onAnswer(out *weirv1.CheckStreamResponse) error {
 	}
 	m.stirLocked()
 	if out.Error != nil {
-		m.renumber = true // what it defined may not have been taken in
+		m.renumber = true // the node may not have taken in the numbers of the message
 	}
 	m.mu.Unlock()
-	if len(x.checks) == 0 { // it was a probe
+	if len(x.checks) == 0 { // a probe
 		m.state.CompareAndSwap(hung, ready)
 		return nil
 	}
 	if e := out.Error; e != nil {
-		// Nothing of the message was carried out. Its checks are sent again, in other messages.
+		// The node carried out nothing of the message. Its checks are sent again, in other messages.
 		x.fail(status.Error(codes.Code(e.GetCode()), strings.TrimPrefix(e.GetField()+": "+e.GetMessage(), ": ")), true)
 		return nil
 	}
 	err := x.answer(out)
 	if err != nil && !out.More {
-		x.fail(err, false) // the stream's end does not find it any more
+		x.fail(err, false) // ended does not find the message any more
 	}
 	return err
 }
 
-// heard takes in the outcome of a call to the node, and how long it took. A node that has left a call unanswered is taken for hung until a call
-// or the probe is answered, the node says whether it is ready, or the stream ends. The probe is sent once, after the cooldown. A call that ran
-// out of time, or that its caller cancelled, counts as unanswered only if it took a tenth of the client's timeout, since the caller's own
-// deadline may have been short.
+// heard takes in the outcome of a call to the node, and how long it took. A node that has left a call unanswered counts as hung until it
+// answers a call or the probe, says whether it is ready, or its stream ends. The probe is sent once, after the cooldown.
 func (m *member) heard(ctx context.Context, err error, o outcome, took time.Duration) {
 	if err != nil && (status.Code(err) == codes.DeadlineExceeded || ctx.Err() != nil) {
-		// The caller's time may have been short. A tenth of what a caller without a deadline has is more than a sound node takes: it
-		// answers before the deadline that it was sent, even if the owner that it asks does not.
+		// The caller's own deadline may have been short, so the call counts as unanswered only if it took a tenth of the client's timeout. A
+		// healthy node takes less: it answers before the deadline that it was sent, even if the owner that it asks does not.
 		o = unknown
 		if took >= m.nodes.timeout/10 {
 			o = unanswered

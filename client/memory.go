@@ -9,17 +9,17 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// memory answers checks that were refused a moment ago. Its methods are safe for concurrent use; those of nil do
-// nothing. Instants are those of Client.now.
+// memory answers checks that were refused a moment ago. Its methods are safe for concurrent use; those of a nil *memory do nothing. Instants
+// are those of Client.now.
 type memory struct {
-	hash     func([3]string) uint64 // of policy, namespace and key, without the limit: equal for equal states
+	hash     func([3]string) uint64 // of policy, namespace and key, without the limit, so that equal states have equal hashes
 	refusals lend.Refusals[subject, Decision]
 }
 
-// subject is what a refusal was about.
+// subject is the state and the limit of a refused check.
 type subject struct {
 	policy, namespace, key string
-	limit                  algo.Limit // the zero value: that of the policy
+	limit                  algo.Limit // of an inline limit; the zero value for a policy
 }
 
 func subjectOf(t *limit.Target) subject {
@@ -39,7 +39,8 @@ func (m *memory) hashOf(t *limit.Target) uint64 {
 	return m.hash([3]string{t.Policy, t.Namespace, t.Key})
 }
 
-// recall answers a check that has no request id, if it knows the answer: what was admitted under an id is to be admitted again.
+// recall answers a check if a refusal is remembered for it. The check must have no request id, because a charge that a node admitted under the
+// id is admitted again.
 func (m *memory) recall(ck *limit.Check, d *Decision, now time.Duration) bool {
 	if m == nil || ck.Cost <= 0 || ck.Partial {
 		return false
@@ -52,7 +53,7 @@ func (m *memory) recall(ck *limit.Check, d *Decision, now time.Duration) bool {
 	return ok
 }
 
-// mark returns what remember needs of a check that is about to be sent.
+// mark returns the mark for remember. The caller must call it before it sends the check.
 func (m *memory) mark(t *limit.Target) uint64 {
 	if m == nil {
 		return 0
@@ -67,7 +68,7 @@ func (m *memory) admitted(t *limit.Target) {
 	}
 }
 
-// remember keeps the answer to a check, which was sent and came then, if it is a refusal that may be kept.
+// remember keeps the answer to a check if it is a refusal that may be kept. sent and came are when the check was sent and its answer came.
 func (m *memory) remember(ck *limit.Check, a *Result, mark uint64, sent, came time.Duration) {
 	if m == nil || a.Err != nil || ck.Cost == 0 {
 		return
@@ -87,7 +88,7 @@ func (m *memory) remember(ck *limit.Check, a *Result, mark uint64, sent, came ti
 	})
 }
 
-// forget forgets what is remembered of a key, and what is in flight: units were given back.
+// forget forgets the refusals of a key, and has remember drop those that are in flight, because units were given back.
 func (m *memory) forget(t *limit.Target) {
 	if m != nil {
 		m.refusals.Forget(m.hashOf(t))

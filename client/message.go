@@ -13,27 +13,28 @@ import (
 
 // From a request to its answers, on the stream of one node:
 //
-//	add     puts the checks of a request into a message; a message has those of many callers
-//	pack    writes the message as it is sent
-//	answer  hands on the answers of a response to the requests; fail ends those that get none
+//	add     puts the checks of a request into a message; one message has checks of many callers
+//	pack    writes the message for the wire
+//	answer  passes the answers of a response to the requests; fail ends the requests that get none
 //	end     wakes the caller of a request whose checks all have answers
 
+// errOddAnswer is the error of a stream on which a node sent an answer that no check asked for.
 var errOddAnswer = errors.New("client: a node answered a stream with what was not asked for")
 
-// request is the checks of one call that go to one node. The node's stream ends it once. A caller that is gone before does not use it again.
+// request is the checks of one call that go to one node. The node's stream ends it once. A caller that has gone before must not use it again.
 type request struct {
 	checks  []limit.Check
-	answers []Result // one for each check, once ended without err
-	places  []int    // the caller's, of the checks
+	answers []Result // one for each check; complete once the request has ended without err
+	places  []int    // the places of the checks in the caller's list
 	trace   string   // the ids of a sampled trace and of a span in it; empty: none
 	to      *member
-	until   time.Duration // by the clock of nodes: the caller waits no longer
+	until   time.Duration // when the caller stops waiting, by the clock of nodes
 	timer   *time.Timer   // of the caller
 
-	gone atomic.Bool   // its caller no longer waits
-	done chan struct{} // holds a token once ended
+	gone atomic.Bool   // the caller no longer waits
+	done chan struct{} // holds a token once the request has ended
 	open int           // checks without an answer; only one goroutine at a time uses it
-	// What became of the request as a whole; set before it ends.
+	// The outcome of the request as a whole; set before it ends.
 	err     error // the status of a call, or nil
 	untried bool  // with err: the node carried out nothing
 }
@@ -44,14 +45,14 @@ func newRequest() *request {
 	return f
 }
 
-// reset makes a request that has ended without an error as new.
+// reset clears a request that has ended without an error, for another call.
 func (f *request) reset() {
 	clear(f.checks)
 	clear(f.answers)
 	f.checks, f.answers, f.places, f.to, f.trace = f.checks[:0], f.answers[:0], f.places[:0], nil, ""
 }
 
-// fail ends a request that is part of no message, unless its caller has given it up.
+// fail ends a request that is in no message.
 func (f *request) fail(err error, untried bool) {
 	f.err, f.untried = err, untried
 	f.end()
@@ -59,18 +60,18 @@ func (f *request) fail(err error, untried bool) {
 
 func (f *request) end() { f.done <- struct{}{} }
 
-// message is requests that are sent together.
+// message is the requests that are sent together.
 type message struct {
 	sequence uint64
-	checks   []pending // by place in the message
+	checks   []pending // in the order of the wire
 	open     int       // checks without an answer
-	begun    bool      // the first answer is there
+	begun    bool      // the first answer has come
 }
 
-// pending is a check of a message, and where its answer goes.
+// pending is a check of a message that waits for its answer.
 type pending struct {
-	f *request // nil once it is there
-	i int32    // of f's checks
+	f *request // nil once the answer has come
+	i int32    // place in f.checks
 }
 
 // add adds the checks of a request.
@@ -81,7 +82,7 @@ func (m *message) add(f *request) {
 	m.open += len(f.checks)
 }
 
-// answeredAt notes that the answer to a check is there. The request is its caller's once it ends.
+// answeredAt notes that the answer to a check has come. When the last one of a request has come, the request belongs to its caller again.
 func (m *message) answeredAt(s *pending) {
 	f := s.f
 	s.f = nil
@@ -91,7 +92,7 @@ func (m *message) answeredAt(s *pending) {
 	}
 }
 
-// fail ends what a message carries and has no answer. A request of which no check has one ends with the error as a whole.
+// fail ends the checks of a message that have no answer. A request without any answer ends with err as a whole.
 func (m *message) fail(err error, untried bool) {
 	failed := statusError(err)
 	for i := range m.checks {
@@ -113,10 +114,10 @@ type packer struct {
 	in      weirv1.CheckStreamRequest
 }
 
-// pack returns a message as it is sent at an instant; it is good until the next one is packed.
+// pack returns a message for the wire at the instant now. It is valid until the next call of pack.
 func (p *packer) pack(m *message, now time.Duration) *weirv1.CheckStreamRequest {
 	in := &p.in
-	in.Define = nil // which are the numbers', and must not be emptied
+	in.Define = nil // numbers owns the definitions, so ResetVT must not empty them
 	in.ResetVT()
 	in.Sequence = m.sequence
 	var last *limit.Target
@@ -126,7 +127,7 @@ func (p *packer) pack(m *message, now time.Duration) *weirv1.CheckStreamRequest 
 		if last == nil || !wire.SameTarget(&q.Target, last) {
 			n, fresh := p.numbers.Of(&q.Target)
 			if n == nil {
-				// The numbers are used up. Those of this message alone are fewer than there are.
+				// The numbers are used up. A single message needs fewer than there are.
 				p.numbers.Reset()
 				return p.pack(m, now)
 			}
@@ -142,8 +143,9 @@ func (p *packer) pack(m *message, now time.Duration) *weirv1.CheckStreamRequest 
 	return in
 }
 
-// timeoutMs is for how long a node is told that the answer to one of n checks is waited for. It charges a check that it decides after its
-// caller has gone, so no check may have more time than its caller. Of several an eighth at most is left out, so that most have the same.
+// timeoutMs returns the timeout that the node is told for one of n checks. A node charges a check that it decides after its caller has gone,
+// so no check may have more time than its caller, rounded up to a millisecond. Of several checks, up to an eighth is cut off, so that most
+// have the same timeout, which the wire has once.
 func timeoutMs(left time.Duration, n int) uint32 {
 	ms := uint32(min(max(left, 0)/time.Millisecond+1, 1<<31))
 	if n == 1 {
@@ -152,11 +154,12 @@ func timeoutMs(left time.Duration, n int) uint32 {
 	return ms - ms%(1<<max(bits.Len32(ms/8)-1, 0))
 }
 
-// answer hands on the answers of a response. An error says that it is none that a node gives: what was not handed on has no answer then.
+// answer passes the answers of a response to the requests. It returns an error if no node would give such a response; the checks that it did
+// not reach stay without an answer.
 func (m *message) answer(out *weirv1.CheckStreamResponse) error {
 	n := len(out.Checks)
 	at := func(i int) *pending { return m.at(out.Checks[i]) }
-	if n == 0 && !out.More { // the answers are those to all checks, in order
+	if n == 0 && !out.More { // the response answers all checks, in order
 		n = len(m.checks)
 		at = func(i int) *pending { return m.at(uint32(i)) }
 	}

@@ -48,7 +48,7 @@ const (
 	lookUpPause = 2 * time.Second
 )
 
-// nodes is the limit.Service of a cluster: the nodes behind an address, and those of the ring that they tell. It asks them over gRPC, the
+// nodes is the limit.Service of a cluster: the nodes behind an address, and those of the ring that they send. It asks them over gRPC, the
 // owner of a key first (remote.go). Its errors are *Error, or wrap a gRPC status that no node should answer with (AlreadyExists,
 // FailedPrecondition, OutOfRange, Unimplemented or DataLoss, see codeError). Limits sent along must not change while a call uses them.
 type nodes struct {
@@ -56,7 +56,7 @@ type nodes struct {
 	dial     []grpc.DialOption // for each connection
 	requests sync.Pool         // of *request
 	timeout  time.Duration     // of a call
-	cooldown time.Duration     // from a call that a node left unanswered to the probe whether it answers again
+	cooldown time.Duration     // from a call that a node left unanswered to the probe of that node
 
 	ctx       context.Context // ends with close
 	cancel    context.CancelFunc
@@ -64,7 +64,7 @@ type nodes struct {
 	next      atomic.Uint64 // the turn: pick starts at list[next], modulo the list's length, and raises next each time
 	running   sync.WaitGroup
 	loans     *loans      // nil: none
-	unreached fifo.Signal // set when a node cannot be reached: perhaps the host name stands for others
+	unreached fifo.Signal // set when a node cannot be reached, because the host name may stand for other nodes now
 
 	mu      sync.Mutex
 	wide    bool          // set by connectAll: all nodes are to be connected, not only those that are asked
@@ -76,10 +76,10 @@ type nodes struct {
 	ring    *topology     // nil: not known
 
 	owners atomic.Pointer[owners] // by ring; nil: not known
-	source atomic.Pointer[member] // sends the topology; nil: the next one that is connected
+	source atomic.Pointer[member] // the member that sends the topology; nil: the next one that is connected
 }
 
-// newNodes returns the nodes behind an address. Close them when done.
+// newNodes returns the nodes behind an address. The caller must close them.
 func newNodes(a address, o options) (*nodes, error) {
 	ns := &nodes{
 		address: a, dial: dialSettings(&o), timeout: o.timeout, cooldown: o.cooldown, now: stopwatch(),
@@ -93,7 +93,7 @@ func newNodes(a address, o options) (*nodes, error) {
 		ns.cooldown = DefaultBreakerCooldown
 	}
 	ns.ctx, ns.cancel = context.WithCancel(context.Background())
-	// newNodes fails at once if an option is invalid. Otherwise that would be found out only once a name is resolved.
+	// Without this connection, an invalid option would be an error only after a name is resolved.
 	conn, err := ns.connect("localhost:1")
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func newNodes(a address, o options) (*nodes, error) {
 	return ns, conn.Close()
 }
 
-// connect returns a connection to an address, which is not made before it is used.
+// connect returns a connection to an address. gRPC connects when the connection is first used.
 func (ns *nodes) connect(addr string) (*grpc.ClientConn, error) {
 	dial := ns.dial
 	if !slices.Contains(ns.address.nodes, addr) {
@@ -128,7 +128,7 @@ func (ns *nodes) close() {
 	ns.running.Wait()
 }
 
-// lookUp finds the nodes that a host name stands for, again and again while one of them cannot be reached.
+// lookUp looks up the nodes that a host name stands for, and again, after lookUpPause, while a node cannot be reached.
 func (ns *nodes) lookUp() {
 	for ns.ctx.Err() == nil {
 		hosts, err := net.DefaultResolver.LookupHost(ns.ctx, ns.address.host)
@@ -151,7 +151,7 @@ func (ns *nodes) lookUp() {
 	}
 }
 
-// find takes in which nodes there are behind the address. With an error, those that were found before stay.
+// find takes in the nodes behind the address. If err is not nil, the nodes that were found before stay.
 func (ns *nodes) find(addrs []string, err error) {
 	ns.change(func() {
 		if ns.err = err; err == nil {
@@ -161,7 +161,7 @@ func (ns *nodes) find(addrs []string, err error) {
 	})
 }
 
-// change calls f under the lock, and wakes those that wait for a node.
+// change calls f under the lock, and wakes the callers that wait for a node.
 func (ns *nodes) change(f func()) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
@@ -170,7 +170,7 @@ func (ns *nodes) change(f func()) {
 	ns.changed = make(chan struct{})
 }
 
-// renewLocked makes the list of what the address and the ring name.
+// renewLocked makes the list of members from the addresses of given and of the ring.
 func (ns *nodes) renewLocked() {
 	if ns.ctx.Err() != nil {
 		return
@@ -200,14 +200,14 @@ func (ns *nodes) renewLocked() {
 	}
 	for _, m := range ns.list {
 		if !slices.Contains(list, m) {
-			// The node may be alive, and only the name has lost its address. So calls in flight have their time. cancel then ends m.run, which
-			// closes the connection.
+			// The node may be alive, and only its address may have left the name. So calls in flight keep their time. Then cancel ends m.run,
+			// which closes the connection.
 			time.AfterFunc(ns.timeout, m.cancel)
 			ns.unfollow(m, list)
 		}
 	}
 	if len(list) > 0 && ns.source.Load() == nil {
-		list[ns.next.Load()%uint64(len(list))].want() // so that the ring is known, and the first check finds a node
+		list[ns.next.Load()%uint64(len(list))].want() // so that the ring is known, and a node is ready, before the first check
 	}
 	ns.list = list
 	ns.owners.Store(ns.ring.owners(list))
@@ -221,7 +221,7 @@ func memberAt(list []*member, addr string) *member {
 	return nil
 }
 
-// members returns the nodes, and what is closed at the next change.
+// members returns the list of nodes, the channel that the next change closes, and the error of the last look-up.
 func (ns *nodes) members() ([]*member, <-chan struct{}, error) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()

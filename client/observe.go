@@ -11,17 +11,17 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// WithLogger sets where the Client logs that its fail policy begins to answer because no node does, with the reason, and that nodes
-// answer again: one WARN line each. Default: slog.Default().
+// WithLogger sets where the Client logs that its fail policy begins to answer because no node does, with the reason, and that nodes answer
+// again. Each is one line at level WARN. Default: slog.Default().
 func WithLogger(log *slog.Logger) Option { return func(o *options) { o.log = log } }
 
-// WithObserver has f called with every decision before it is returned. f is called by many goroutines at once and must return soon.
-// Default: none.
+// WithObserver has f called with every decision before it is returned. f is called by many goroutines at once and must return soon. Default:
+// no observer.
 func WithObserver(f func(Observed)) Option { return func(o *options) { o.observer = f } }
 
-// Observed is a decision, and what it is about.
+// Observed is a decision and its check.
 type Observed struct {
-	Policy   string // empty: a limit sent along
+	Policy   string // empty: an inline limit
 	Key      string
 	Cost     int64 // as asked for; 0: a peek
 	Decision Decision
@@ -31,13 +31,13 @@ type Observed struct {
 // Counts are numbers of decisions by their kind.
 type Counts struct {
 	Admitted, Refused uint64 // by the limit
-	// FailedOpen and FailedClosed were answered by a fail policy: that of the Client, or on_error of the policy.
+	// FailedOpen and FailedClosed were answered by a fail policy: the Client's, or on_error of the policy.
 	FailedOpen, FailedClosed uint64
-	// Errors got no decision, such as those of a policy that does not exist.
+	// Errors counts calls without a decision, such as for a policy that does not exist.
 	Errors uint64
 }
 
-// Counter counts decisions. The zero value is ready for use, by many goroutines at once.
+// Counter counts decisions. The zero value is ready for use. It is safe for concurrent use.
 type Counter struct {
 	stripes [8]struct {
 		of [5]atomic.Uint64 // as in Counts
@@ -45,7 +45,7 @@ type Counter struct {
 	}
 }
 
-// Count counts one decision; err is what was returned in its place, or nil.
+// Count counts one decision, or, if err is not nil, an error.
 func (c *Counter) Count(d *Decision, err error) {
 	kind := 1
 	switch {
@@ -61,7 +61,7 @@ func (c *Counter) Count(d *Decision, err error) {
 	c.stripes[rand.Uint32()%uint32(len(c.stripes))].of[kind].Add(1)
 }
 
-// Counts returns what has been counted.
+// Counts returns the numbers of decisions so far.
 func (c *Counter) Counts() Counts {
 	var sum [5]uint64
 	for i := range c.stripes {
@@ -72,24 +72,25 @@ func (c *Counter) Counts() Counts {
 	return Counts{Admitted: sum[0], Refused: sum[1], FailedOpen: sum[2], FailedClosed: sum[3], Errors: sum[4]}
 }
 
-// Stats says what a Client has answered, and how it stands.
+// Stats has counts of what a Client has answered, and its state.
 type Stats struct {
 	Counts
-	// Unanswered is how many of FailedOpen and FailedClosed the Client answered itself because no node did.
+	// Unanswered is how many decisions of FailedOpen and FailedClosed the Client's fail policy made because no node answered.
 	Unanswered uint64
-	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, because a key of theirs was asked about, ready,
-	// and have answered what they were asked.
+	// Nodes is how many nodes the Client knows. Ready is how many of them are connected, say that they are ready, and have left no call
+	// unanswered since. The Client connects a node when it first needs it.
 	Nodes, Ready int
-	// Settling is how many reservations are being committed or cancelled in the background because no node has answered. Unsettled is how
-	// many were given up, when their ttl had passed or the Client was closed: they stay charged in full.
+	// Settling is how many reservations are being committed or cancelled in the background because no node has answered. Unsettled is how many
+	// were given up, because their ttl passed, a node failed the commit or the Client was closed: the cluster ends them as the policy's
+	// on_expiry says.
 	Settling  int
 	Unsettled uint64
-	// WithoutNode is set while the Client's fail policy answers. Reason says why no node does.
+	// WithoutNode is set while the Client's fail policy answers. Reason is why no node does.
 	WithoutNode bool
 	Reason      string
 }
 
-// Stats returns what the Client has answered so far. All of it is zero for a Client that decides in this process.
+// Stats returns the counts so far. They are all zero for a Client that decides in this process.
 func (c *Client) Stats() Stats {
 	if c.nodes == nil {
 		return Stats{}
@@ -107,7 +108,7 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// observe takes in what is about to be returned for a check.
+// observe counts the answer to a check, and passes it to the observer.
 func (c *Client) observe(ck *limit.Check, d *Decision, err error) {
 	c.observeOne(&ck.Target, ck.Key, ck.Cost, d, err)
 }
@@ -123,20 +124,20 @@ func (c *Client) observeOne(t *limit.Target, key string, cost int64, d *Decision
 	}
 }
 
-// outageQuiet is how long the fail policy must not have answered before the log says that nodes answer again: a cluster that answers
-// only some calls makes two lines in that time, not two for each call.
+// The log says that nodes answer again only after the fail policy has not answered for outageQuiet. So a cluster that answers only some calls
+// makes two log lines in that time, not two for each call.
 const outageQuiet = 5 * time.Second
 
-// outage tells the log when the fail policy begins to answer in the place of nodes, and when nodes answer again.
+// outage logs when the fail policy begins to answer in place of nodes, and when nodes answer again.
 type outage struct {
 	log     *slog.Logger
 	onError OnError
 	on      atomic.Bool
-	answers atomic.Uint64 // of the fail policy, ever
+	answers atomic.Uint64 // of the fail policy, since the Client was made
 
 	mu          sync.Mutex
 	began, last time.Duration
-	before      uint64 // answers when it began
+	before      uint64 // answers at the beginning of the outage
 	reason      string
 }
 
@@ -174,7 +175,7 @@ func (o *outage) answered(now time.Duration) {
 	}
 }
 
-// state tells whether the fail policy answers, and why.
+// state reports whether the fail policy answers, and why.
 func (o *outage) state() (on bool, reason string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -184,7 +185,7 @@ func (o *outage) state() (on bool, reason string) {
 	return true, o.reason
 }
 
-// reasonOf is what an error says besides its kind.
+// reasonOf returns an error's message without its kind.
 func reasonOf(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Message
