@@ -16,26 +16,26 @@ import (
 
 // How the nodes of a cluster answer checks (the steps before are in limiter.go):
 //
-//	CheckTo  takes the checks of a call, and asks again where a node has not carried out what it was asked
-//	sendAll  makes a request for each node that owns some of the keys, or of one node that pick returns (nodes.go)
+//	CheckTo  takes the checks of a call, and asks another node for those that a node did not carry out
+//	sendAll  makes one request for each node: of the checks whose keys it owns, or for which pick returned it (nodes.go)
 //	send     queues a request at its node, whose writer makes messages of the queue (member.go)
-//	answer   hands on what the node has answered (message.go)
-//	await    waits for the end of a request, until its caller's time is over
+//	answer   passes the node's answers to the requests (message.go)
+//	await    waits for the end of a request, or until its caller's time is over
 
 // Dial returns a Client of the cluster at address: the host:port of a node's gRPC listener, several of them separated by
 // commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
 // stand for many nodes.
 //
-// From one of them the Client learns the ring, and asks the node that owns a key about it. Where the nodes do not tell the
-// ring, or the owner cannot be reached from here, says that it is not ready, or left a call unanswered a moment ago, the Client
-// asks the node with the fewest checks in flight: any node can answer any check. The owners' addresses are those that the
-// nodes advertise, with the port of their gRPC listener. The Client keeps a connection, with one stream, to each node that it has asked.
+// The Client learns the ring from one of the nodes, and asks the node that owns a key. If the nodes do not send the ring, or the owner cannot
+// be reached from here, says that it is not ready, or left a call unanswered a moment ago, the Client asks the node with the fewest checks in
+// flight: any node can answer any check. The owners' addresses are those that the nodes advertise, with the port of their gRPC listener. The
+// Client keeps a connection, with one stream, to each node that it has asked.
 //
-// Dial does not wait for a connection, and an address at which there is no node is no error of Dial's: while no node answers the
-// fail policy does, from the first check on, and by default that admits everything. The Client logs a warning with the reason then
-// (WithLogger), Stats counts it, and every such Decision has FailedOpen or FailedClosed set. A program that would rather not start
-// calls Ready first. Credentials that the nodes reject are errors of every call, ErrUnauthenticated and ErrDenied. ctx bounds what Dial
-// itself has to wait for, at present nothing. The errors are *Error of kind ErrInvalid, which names the option or "address".
+// Dial does not wait for a connection and does not fail if no node is at the address. While no node answers, the fail policy does, from the
+// first check on; by default it admits everything. The Client then logs a warning with the reason (WithLogger), Stats counts it, and every
+// such Decision has FailedOpen or FailedClosed set. A program that should not start without nodes calls Ready first. If the nodes reject the
+// credentials, every call returns ErrUnauthenticated or ErrDenied. ctx bounds the time that Dial itself waits; at present it waits for
+// nothing. The errors of Dial are *Error of kind ErrInvalid, whose Field names the option or "address".
 func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 	return c, nil
 }
 
-// Prepare implements limit.Preparer: a cluster has no prepared handles.
+// Prepare implements limit.Preparer. A cluster has no prepared handles.
 func (ns *nodes) Prepare(*limit.Target, limit.Prepared) limit.Prepared { return nil }
 
 // Check implements limit.Service.
@@ -73,8 +73,8 @@ func (ns *nodes) Check(ctx context.Context, checks []limit.Check) ([]Result, err
 	return results, ns.CheckTo(ctx, checks, nil, results)
 }
 
-// CheckTo implements limit.Preparer. It asks the owners of the keys, side by side, until ctx's Deadline, or for the client's timeout.
-// Where a node does not carry out a check, it asks another one. Checks that are not valid may not be answered.
+// CheckTo implements limit.Preparer. It asks the owners of the keys in parallel, until ctx's Deadline or, without one, for the client's
+// timeout. If a node does not carry out a check, it asks another one. The checks must be valid: an invalid one may stay without an answer.
 func (ns *nodes) CheckTo(ctx context.Context, cs []limit.Check, _ limit.Denials, rs []Result) error {
 	var one [1]int
 	open := one[:0]
@@ -118,7 +118,7 @@ func (ns *nodes) CheckTo(ctx context.Context, cs []limit.Check, _ limit.Denials,
 	return nil
 }
 
-// sendAll sends the checks at the open places to the nodes that are to be asked, one request to each.
+// sendAll sends the checks at the places in open to their nodes, one request to each.
 func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requests []*request) ([]*request, error) {
 	trace := traceOf(ctx)
 	at, _ := ctx.Deadline()
@@ -148,8 +148,8 @@ func (ns *nodes) sendAll(ctx context.Context, cs []limit.Check, open []int, requ
 	return requests, nil
 }
 
-// await waits for a request, and notes what that says of the node. Of an error, untried says that nothing was carried out, so that
-// another node may be asked.
+// await waits for the end of a request, and notes the outcome for its node. untried means that the node carried out nothing, so that another
+// one may be asked.
 func (ns *nodes) await(ctx context.Context, f *request) (err error, untried bool) {
 	sent := ns.now()
 	f.timer.Reset(f.until - sent)
@@ -166,13 +166,13 @@ func (ns *nodes) await(ctx context.Context, f *request) (err error, untried bool
 	o := answered
 	if err != nil {
 		f.gone.Store(true)
-		o = unknown // the member knows what the end of its stream means
+		o = unknown // the member notes the end of its stream itself
 	}
 	f.to.heard(ctx, err, o, ns.now()-sent)
 	return err, untried
 }
 
-// statusError turns the error of a gRPC call into the client's.
+// statusError turns the error of a gRPC call into an error of this package.
 func statusError(err error) error {
 	if err == nil {
 		return nil
@@ -188,8 +188,8 @@ func statusError(err error) error {
 	return codeError(code, field, message)
 }
 
-// overloaded says whether a node has rejected a call or a stream as a whole, for want of room, before it read anything of it. What is
-// too large has the same code, and names its field, or is found out by gRPC.
+// overloaded reports whether a node has rejected a call or a stream as a whole for want of room, before it read anything of it. The error for
+// a request that is too large has the same code, but names a field or is gRPC's own.
 func overloaded(err error) bool {
 	s, _ := status.FromError(err)
 	if s.Code() != codes.ResourceExhausted {
@@ -199,9 +199,9 @@ func overloaded(err error) bool {
 	return field == "" && !strings.HasPrefix(message, "grpc: ")
 }
 
-// codeError turns a gRPC code with a message into the client's error. A node that is unwell counts as one that does not answer: a caller
-// must not fail because its limiter does. That the caller is denied or not known will not pass by itself, and the fail policy would hide
-// it for ever.
+// codeError turns a gRPC code with a message into an error of this package. A node's internal failure is ErrUnavailable, so that a caller does
+// not fail because its limiter does. ErrDenied and ErrUnauthenticated stay as they are: they do not end by themselves, and the fail policy
+// would hide them.
 func codeError(code codes.Code, field, message string) error {
 	kind := wire.Kind(code)
 	switch code {
@@ -214,8 +214,8 @@ func codeError(code codes.Code, field, message string) error {
 	return limit.NewError(kind, wire.FieldOf(field), message)
 }
 
-// splitField parts a message that begins with a field's name, as weir.v1 has them, such as "checks[3].key: is empty".
-// Those of gRPC itself begin with "grpc: ".
+// splitField splits a message of weir.v1 that begins with a field's name, such as "checks[3].key: is empty". The messages of gRPC itself begin
+// with "grpc: ".
 func splitField(s string) (field, message string) {
 	field, message, ok := strings.Cut(s, ": ")
 	if !ok || field == "" || field == "grpc" || strings.Trim(field, "abcdefghijklmnopqrstuvwxyz0123456789_.[]") != "" {

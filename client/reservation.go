@@ -11,41 +11,41 @@ import (
 )
 
 // The life of a reservation: Reserve or ReserveAll makes it, Extend adds to it, CommitEach ends it (Commit and Cancel are CommitEach of one).
-// What no node answers then is settled in the background (settle.go). Charge is for work without a reservation.
+// If no node answers, settle.go repeats the commit in the background. Charge is for work without a reservation.
 
-// Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies that have prices for them.
+// Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies with prices for these classes.
 type Usage = limit.Usage
 
-// Work says what a reservation is for.
+// Work is the work that a reservation is for.
 type Work struct {
-	// Cost is the most that the work may cost, in units. 0, with no Usage, leaves it to the policy's estimate; 1 where it has none.
+	// Cost is the most that the work may cost, in units. If Cost is 0 and there is no Usage, the policy's estimate applies, or 1 if the policy
+	// has none.
 	Cost int64
-	// Usage stands in place of Cost.
+	// Usage replaces Cost.
 	Usage Usage
-	// Class is of what kind the work is, such as the name of a model, for policies whose estimate is auto. At most 128 bytes.
+	// Class is the kind of work, such as the name of a model, for policies whose estimate is auto. At most 128 bytes.
 	Class string
-	// TTL is how long the reservation waits for Commit or Cancel: 1 ms to 1 hour, 0 stands for 1 minute. Past that all of it stays
-	// charged.
+	// TTL is how long the reservation waits for Commit or Cancel: 1 ms to 1 hour; 0 stands for 1 minute. After that all of it stays charged,
+	// or is given back if the policy has on_expiry: release.
 	TTL time.Duration
 }
 
-// Settled is what a commit has changed.
+// Settled is the result of a commit.
 type Settled = limit.Settled
 
-// Reservation is a number of units that are charged for work whose cost is known only afterwards, until Commit or
-// Cancel. One that hears neither within its ttl stays charged in full. Its methods are safe for concurrent use; those
-// of a nil *Reservation do nothing. The first Commit or Cancel that succeeds counts, and those after it do nothing, so
-// that Cancel can be deferred.
+// Reservation is a number of units that are charged for work whose cost is known only afterwards, until Commit or Cancel. If neither is called
+// within its ttl, it ends as the policy's on_expiry says (see Work.TTL). Its methods are safe for concurrent use; those of a nil *Reservation
+// do nothing. The first Commit or Cancel that succeeds counts and later ones do nothing, so that Cancel can be deferred.
 type Reservation struct {
 	c      *Client
 	target limit.Target
 	class  string
-	id     string // empty: nothing is held, and there is nothing to settle
+	id     string // empty: the reservation holds nothing
 
 	mu      sync.Mutex
-	units   int64         // that are charged
-	safe    time.Duration // of Client.now: before, the reservation has surely not run out
-	settled bool          // or being settled
+	units   int64         // charged so far
+	safe    time.Duration // by Client.now: the reservation has surely not run out before this
+	settled bool          // settled, or being settled
 }
 
 // Reserve is short for ReserveN(ctx, key, 1, 0).
@@ -53,7 +53,7 @@ func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, Decisi
 	return l.ReserveN(ctx, key, 1, 0)
 }
 
-// ReserveN is ReserveWork for work that costs at most n units, n being at least 1, with a ttl.
+// ReserveN is ReserveWork for work that costs at most n units, at least 1, with a ttl (see Work.TTL).
 func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Duration) (*Reservation, Decision, error) {
 	if n < 1 {
 		return nil, Decision{}, invalid("cost", "must be at least 1, not %d", n)
@@ -61,13 +61,12 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 	return l.ReserveWork(ctx, key, Work{Cost: n, TTL: ttl})
 }
 
-// ReserveWork charges the most that some work may cost. The reservation is nil if and only if the decision refuses or the error is
-// not nil. Commit it with the actual cost, or Cancel it, within its ttl: past that all of it stays charged. Extend it in time when
-// the work takes longer or costs more. Unlike that of golang.org/x/time/rate it does not reserve a moment in the future; a
-// leaky_bucket's Delay is in the Decision.
+// ReserveWork charges the most that some work may cost. The reservation is nil if and only if the decision refuses or the error is not nil.
+// The caller should Commit it with the actual cost, or Cancel it, within its ttl, and Extend it in time if the work takes longer or costs
+// more. Unlike Reserve of golang.org/x/time/rate it does not reserve a moment in the future; a leaky_bucket's Delay is in the Decision.
 //
-// Under FailOpen, when no node can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
-// nothing, and extending it is admitted.
+// If no node answers, under FailOpen the Decision is FailedOpen and the reservation is empty: settling it does nothing, and extending it is
+// admitted.
 func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
 	ck, ask, bad := l.work(key, &w)
 	if bad != nil {
@@ -82,7 +81,7 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 	return newReservation(l.c, &got, &ask, asked), got, nil
 }
 
-// work is a Work as a check, and as it is sent.
+// work returns a Work as a check, and as the message for the Service.
 func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, *Error) {
 	ck := l.check(key, w.Cost)
 	ask := limit.Reserve{Target: ck.Target, Amount: limit.Amount{Cost: w.Cost, Usage: w.Usage}, Class: w.Class, TTL: w.TTL}
@@ -96,20 +95,19 @@ func (l *Limiter) work(key string, w *Work) (*limit.Check, limit.Reserve, *Error
 	return ck, ask, err
 }
 
-// Claim is one part of what ReserveAll reserves.
+// Claim is one part of a ReserveAll.
 type Claim struct {
 	Limiter *Limiter
 	Key     string
 	Work
 }
 
-// ReserveAll reserves several claims together, on whatever nodes, such as those of an organization, a team and a user: all are
-// charged, or none is. The reservations, one for each claim and in its place, are nil if and only if the decision refuses or the
-// error is not nil. Each is extended, committed and cancelled by itself. Claims of the same limit and key are summed into one: the
-// first has the reservation of both, and the others empty ones, for which all calls do nothing.
+// ReserveAll reserves several claims together, whichever nodes own their keys, such as those of an organization, a team and a user: all are
+// charged, or none is. It returns one reservation for each claim, in order; they are nil if and only if the decision refuses or the error is
+// not nil. Each is extended, committed and cancelled by itself. Claims of the same limit and key are summed: the first has the reservation for
+// all of them, and the others are empty, so that their methods do nothing.
 //
-// When no node can be asked the answer is the claims' fail policies' together: admitted, with empty reservations, if all of them
-// fail open.
+// If no node answers, the Client's fail policy does. Under FailOpen all claims are admitted, with empty reservations.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
 	if len(claims) == 0 || len(claims) > limit.MaxBatch {
 		return nil, AllDecision{}, invalid("reserves", "must be 1 to %d, not %d", limit.MaxBatch, len(claims))
@@ -130,7 +128,7 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	out := make([]*Reservation, len(asks))
 	for i := range asks {
 		got := all.Decisions[i]
-		for _, before := range out[:i] { // of the same limit and key
+		for _, before := range out[:i] { // of the same limit and key, if there is one
 			if before.id != "" && before.sameAs(&asks[i].Target) && got.ReservationID != "" {
 				before.units += got.Granted
 				got.ReservationID = ""
@@ -141,21 +139,20 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	return out, all, nil
 }
 
-// Charge adds n units that have already been used, n being at least 1, whether or not there is room for them: the Decision's
-// Allowed says whether there was, and Granted what was charged, which is n but for a max_debt. It takes a role of its own, charge.
-// With WithRetry it is repeated under an id of the client's own. It fails with ErrUnavailable when no node could be asked; no fail
-// policy answers for it.
+// Charge adds n units that have already been used, at least 1, whether or not there is room for them. The Decision's Allowed says whether
+// there was room; Granted is what was charged: n, or less under a max_debt. Charge needs a role of its own, charge. With WithRetry it is
+// repeated under an id that the Client makes. It fails with ErrUnavailable if no node answers; no fail policy answers it.
 func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.ChargeWithID(ctx, key, n, l.c.requestID())
 }
 
-// ChargeWithID is a Charge that may be repeated: under the same requestID, of at most 128 bytes, units are charged once, and the
-// answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes).
+// ChargeWithID is a Charge that may be repeated. Under the same requestID, of at most 128 bytes, units are charged once, and a repetition
+// returns the same answer for as long as the cluster remembers it (the window, 1 to 5 minutes).
 func (l *Limiter) ChargeWithID(ctx context.Context, key string, n int64, requestID string) (Decision, error) {
 	return l.charge(ctx, key, limit.Amount{Cost: n}, requestID)
 }
 
-// ChargeUsage is ChargeWithID for tokens of which the policy has the prices.
+// ChargeUsage is ChargeWithID for tokens, if the policy has prices for them.
 func (l *Limiter) ChargeUsage(ctx context.Context, key string, use Usage, requestID string) (Decision, error) {
 	return l.charge(ctx, key, limit.Amount{Usage: use}, requestID)
 }
@@ -177,15 +174,15 @@ func (l *Limiter) charge(ctx context.Context, key string, a limit.Amount, reques
 	return d, err
 }
 
-// Extend adds n units to the reservation, n being 0 or more, if there is room for them, and lets it wait for ttl from now on; a ttl
-// of 0 leaves that as it was. When the Decision refuses nothing has changed: the work had better end. It fails with ErrNotFound when
-// the reservation has run out. Under FailOpen, when no node can be asked, the Decision is FailedOpen, and what is used beyond the
-// reservation is charged by Commit.
+// Extend adds n units, 0 or more, to the reservation if there is room for them, and has it wait for ttl from now on; a ttl of 0 does not
+// change how long it waits. If the Decision refuses, nothing has changed, and the work should end. Extend fails with ErrNotFound if the
+// reservation has run out. If no node answers, under FailOpen the Decision is FailedOpen, and Commit charges what was used beyond the
+// reservation.
 func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (Decision, error) {
 	return r.extend(ctx, limit.Amount{Cost: n}, ttl)
 }
 
-// ExtendUsage is Extend by tokens of which the policy has the prices.
+// ExtendUsage is Extend by tokens, if the policy has prices for them.
 func (r *Reservation) ExtendUsage(ctx context.Context, use Usage, ttl time.Duration) (Decision, error) {
 	return r.extend(ctx, limit.Amount{Usage: use}, ttl)
 }
@@ -224,22 +221,22 @@ func (r *Reservation) extend(ctx context.Context, a limit.Amount, ttl time.Durat
 	return d, err
 }
 
-// Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is charged, whether
-// or not there is room for it. It takes at most the client's timeout. When no node answers in that time it returns nil, and the Client
-// goes on in the background until the reservation's ttl has passed: Stats says how many it is settling, and how many it has given up,
-// which stay charged in full. It fails with ErrNotFound when the reservation has run out, and with ErrUnavailable, to be called again,
-// when no node answers and 4096 others are being settled.
+// Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is charged, whether or not
+// there is room for it. It takes at most the client's timeout. If no node answers in that time, Commit returns nil, and the Client repeats it
+// in the background until the reservation's ttl has passed. Stats has how many reservations are being settled so, and how many the Client has
+// given up. Commit fails with ErrNotFound if the reservation has run out, and with ErrUnavailable if no node answers and 4096 reservations are
+// being settled; the caller may then call it again.
 func (r *Reservation) Commit(cost int64) error {
 	_, err := r.CommitCost(cost)
 	return err
 }
 
-// CommitCost is Commit, and says what it has changed: nothing as long as no node has answered.
+// CommitCost is Commit, and returns what it has changed: nothing if no node has answered yet.
 func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 	return r.end(limit.Amount{Cost: cost})
 }
 
-// CommitUsage is Commit for tokens of which the policy has the prices.
+// CommitUsage is Commit for tokens, if the policy has prices for them.
 func (r *Reservation) CommitUsage(use Usage) (Settled, error) {
 	if len(use) == 0 {
 		return Settled{}, invalid("usage", "must not be empty")
@@ -257,7 +254,7 @@ func (r *Reservation) Units() int64 {
 	return r.units
 }
 
-// Cancel ends the reservation and gives back all of it. It takes as long, and fails for the same reasons, as Commit.
+// Cancel ends the reservation and gives all of it back. It takes as long as Commit, and fails for the same reasons.
 func (r *Reservation) Cancel() error {
 	_, err := r.end(limit.Amount{})
 	return err
@@ -274,7 +271,7 @@ func (r *Reservation) end(a limit.Amount) (Settled, error) {
 	return got[0].Settled, got[0].Err
 }
 
-// commit is what is sent to end the reservation.
+// commit returns the message that ends the reservation.
 func (r *Reservation) commit(a limit.Amount) limit.Commit {
 	ask := limit.Commit{Target: r.target, Amount: a, ReservationID: r.id}
 	if a.Cost > 0 || a.Usage != nil {
@@ -283,7 +280,7 @@ func (r *Reservation) commit(a limit.Amount) limit.Commit {
 	return ask
 }
 
-// settle says that the reservation is being settled from now on, and reports false where that is so already, or nothing is held.
+// settle marks the reservation as being settled. It returns false if it is marked already, or holds nothing.
 func (r *Reservation) settle() bool {
 	if r == nil || r.id == "" {
 		return false
@@ -295,7 +292,7 @@ func (r *Reservation) settle() bool {
 	return first
 }
 
-// unsettled says that settling the reservation has failed.
+// unsettled ends the mark of settle, because the commit has failed.
 func (r *Reservation) unsettled() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -306,19 +303,19 @@ func (r *Reservation) unsettled() {
 type Cost struct {
 	Reservation *Reservation
 	Units       int64 // 0, with no Usage: the work did not take place
-	Usage       Usage // in place of Units
+	Usage       Usage // replaces Units
 }
 
-// SettledResult is the answer to one commit of several: what it has changed, or its error.
+// SettledResult is the answer to one commit of several: Settled, or an error.
 type SettledResult = limit.SettledResult
 
-// CommitEach is Commit for up to 1000 reservations in one call, such as those of one ReserveAll. Each has a result of its own, in its
-// place, or goes on in the background as Commit does. An error of the whole means that the costs are not valid, or ErrClosed.
+// CommitEach is Commit for up to 1000 reservations in one call, such as those of one ReserveAll. Each has its own result, in order, or is
+// settled in the background as by Commit. The error of the call means that the costs are invalid, or is ErrClosed.
 func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 	if len(costs) > limit.MaxBatch {
 		return nil, invalid("commits", "must be at most %d, not %d", limit.MaxBatch, len(costs))
 	}
-	list := "" // as an error names it
+	list := "" // the prefix of a field in errors
 	if len(costs) > 1 {
 		list = "commits"
 	}
@@ -364,12 +361,12 @@ func (c *Client) CommitEach(costs []Cost) ([]SettledResult, error) {
 		}
 	}
 	if unavailable(err) {
-		err = nil // the results have it
+		err = nil // each result has the error
 	}
 	return results, err
 }
 
-// commitEach commits one reservation or several. That no node answers for the only one is an error of the whole.
+// commitEach commits one reservation or several. If there is only one and no node answers, that is the error of the call.
 func (c *Client) commitEach(ctx context.Context, asks []limit.Commit) ([]SettledResult, error) {
 	if len(asks) > 1 {
 		return c.svc.CommitEach(ctx, asks)
@@ -381,12 +378,13 @@ func (c *Client) commitEach(ctx context.Context, asks []limit.Commit) ([]Settled
 	return []SettledResult{{Settled: got, Err: err}}, nil
 }
 
-// sameAs tells whether the reservation is of a limit and key.
+// sameAs reports whether the reservation is of this limit and key.
 func (r *Reservation) sameAs(t *limit.Target) bool {
 	return r.target.Key == t.Key && scopeOf(&r.target) == scopeOf(t)
 }
 
-// newReservation is what ask, sent at asked, was given. The owner reckons its life from a later moment than this one does.
+// newReservation returns the reservation that the answer to ask granted. asked is when ask was sent; the owner counts the ttl from a later
+// moment.
 func newReservation(c *Client, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
 	return &Reservation{
 		c: c, target: ask.Target, class: ask.Class, id: got.ReservationID, units: got.Granted,

@@ -11,23 +11,24 @@ import (
 )
 
 const (
-	// maxSettling bounds the reservations that are settled in the background, each of some 2 KiB at most and a goroutine.
+	// maxSettling bounds the reservations that are settled in the background. Each takes up to 2 KiB and a goroutine.
 	maxSettling = 4096
 	// minSettlePause is the first pause before an attempt; each further one is twice as long, up to maxSettlePause.
 	minSettlePause, maxSettlePause = 100 * time.Millisecond, time.Second
-	// settleTimeout bounds how long Close waits for what is being settled.
+	// settleTimeout bounds how long Close waits for reservations that are being settled.
 	settleTimeout = time.Second
 )
 
-// settling are the reservations whose Commit or Cancel no node has answered. Each has a goroutine, which Close waits for, and is
-// settled by the same message again and again until a node answers or its ttl has passed: nodes answer a repeated commit as the first.
+// settling has the reservations whose Commit or Cancel no node has answered. Each has a goroutine, which repeats the same message until a node
+// answers or the ttl has passed: nodes answer a repeated commit as the first. Close waits for the goroutines.
 type settling struct {
 	now       atomic.Int64
-	closing   chan struct{} // closed when the Client is
-	unsettled atomic.Uint64 // given up, ever
+	closing   chan struct{} // closed when Close begins
+	unsettled atomic.Uint64 // given up since the Client was made
 }
 
-// settleLater settles a reservation in the background, and reports false where too many are. The caller is counted in.
+// settleLater settles a reservation in the background. It returns false if maxSettling are being settled already. The caller must have called
+// begin.
 func (c *Client) settleLater(r *Reservation, ask limit.Commit) bool {
 	r.mu.Lock()
 	until := r.safe
@@ -46,15 +47,15 @@ func (c *Client) settleLater(r *Reservation, ask limit.Commit) bool {
 	return true
 }
 
-// settleUntil repeats a commit until it is answered, and reports false if it never was, or with another error than that the reservation
-// is settled.
+// settleUntil repeats a commit until a node answers. It returns true if the reservation is settled: not if no node answered before until, or a
+// node's answer was an error other than ErrNotFound.
 func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 	closing := c.settling.closing
 	for pause := minSettlePause; ; pause = min(2*pause, maxSettlePause) {
 		select {
 		case <-time.After(pause/2 + rand.N(pause)):
 		case <-closing:
-			pause, closing = minSettlePause/2, nil // Close does not wait for long
+			pause, closing = minSettlePause/2, nil // Close waits for settleTimeout only
 		case <-c.ctx.Done():
 			return false
 		}
@@ -65,8 +66,8 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 			_, err := c.svc.Commit(ctx, ask)
 			return err
 		})
-		// A reservation that is gone before its time was settled by an attempt that was not answered, or was forgotten in a crash of its
-		// owner, as the policy's durability allows.
+		// If the reservation is gone before its time, an attempt without an answer has settled it, or its owner lost it in a crash, as the
+		// policy's durability allows.
 		if err == nil || errors.Is(err, ErrNotFound) {
 			c.memory.forget(&ask.Target)
 			return true
@@ -77,7 +78,7 @@ func (c *Client) settleUntil(ask limit.Commit, until time.Duration) bool {
 	}
 }
 
-// drain has what is being settled tried once more at once, and waits for it, but not for long.
+// drain has each commit tried once more at once, and waits for settleTimeout at most.
 func (s *settling) drain(now func() time.Duration) {
 	close(s.closing)
 	for end := now() + settleTimeout; s.now.Load() > 0 && now() < end; {

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// WithToken presents a token with every call, for clusters with an access file. It goes with WithTLS, unless all addresses
-// are on this host: a token can be used by all who read it on its way. Default: none.
+// WithToken sends a token with every call, for clusters with an access file. It needs WithTLS, unless all addresses are on this host, because
+// a host on the way could read the token and use it. Default: no token.
 func WithToken(token string) Option { return func(o *options) { o.token = token } }
 
-// bearer is a token as gRPC presents it.
+// bearer is a token in gRPC's form.
 type bearer struct {
 	token string
-	plain bool // may be sent in plain text
+	plain bool // the token may be sent in plain text
 }
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
@@ -23,7 +23,7 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // RequireTransportSecurity implements credentials.PerRPCCredentials.
 func (b bearer) RequireTransportSecurity() bool { return !b.plain }
 
-// checkToken says what is wrong with a token for an address.
+// checkToken returns an error if a token is malformed, or must not be sent to an address.
 func checkToken(o *options, a *address) error {
 	switch {
 	case o.token == "":

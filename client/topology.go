@@ -12,17 +12,17 @@ import (
 type topology struct {
 	hashKey   ring.HashKey
 	table     *ring.Table
-	addresses []string // by the table's members; empty: not to be reached
+	addresses []string // in the order of the table's members; empty: the member cannot be reached
 }
 
-// owners are the nodes to ask about keys.
+// owners has the node to ask about a key.
 type owners struct {
 	*topology
-	members []*member // by the table's members; nil: not to be reached
+	members []*member // in the order of the table's members; nil: the member cannot be reached
 }
 
-// newTopology takes in what a node said, or returns nil where that is of no use: there is only one node, or this build
-// places keys in another way.
+// newTopology returns the topology that a node has sent, or nil if it cannot be used: there is only one node, or this build places keys
+// differently.
 func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 	hashKey, err := ring.ParseHashKey(t.GetHashKey())
 	if err != nil || len(t.GetMembers()) < 2 || t.GetRingSettings() != ring.SettingsFingerprint(hashKey) {
@@ -37,7 +37,7 @@ func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 	slices.Sort(names)
 	out := &topology{hashKey: hashKey}
 	if before != nil && slices.Equal(before.table.Members(), names) {
-		out.table = before.table // to work one out takes a while
+		out.table = before.table // it takes a while to build a table
 	} else {
 		out.table = ring.Build(names)
 	}
@@ -50,7 +50,7 @@ func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 	return out
 }
 
-// owners finds the ring's members among nodes.
+// owners returns the owners of keys among the nodes in list.
 func (t *topology) owners(list []*member) *owners {
 	if t == nil {
 		return nil
@@ -62,7 +62,7 @@ func (t *topology) owners(list []*member) *owners {
 	return o
 }
 
-// of returns the node that owns the most of some targets, or nil when none of their owners is known and well.
+// of returns the node that owns most of the targets, or nil if none of their owners is known and ready.
 func (o *owners) of(targets ...limit.Target) (most *member) {
 	shares := make(map[*member]int)
 	for i := range targets {
@@ -75,7 +75,7 @@ func (o *owners) of(targets ...limit.Target) (most *member) {
 	return most
 }
 
-// owner returns the node that owns what t names, or nil when it is not known, or not well.
+// owner returns the node that owns the target's key, or nil if it is not known or not ready.
 func (o *owners) owner(t *limit.Target) *member {
 	if o == nil {
 		return nil
@@ -83,7 +83,7 @@ func (o *owners) owner(t *limit.Target) *member {
 	return o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scopeOf(t), t.Key)))].ifReady()
 }
 
-// scopeOf is the scope of a target's state.
+// scopeOf returns the scope of a target's state.
 func scopeOf(t *limit.Target) string {
 	if t.Limit != nil {
 		return limit.InlineScope(t.Namespace, t.Limit)
@@ -91,7 +91,7 @@ func scopeOf(t *limit.Target) string {
 	return t.Policy
 }
 
-// byName returns the member of the ring with a name, or nil when it is not known, or not ready.
+// byName returns the ring's member of a name, or nil if it is not known or not ready.
 func (o *owners) byName(name string) *member {
 	if o == nil {
 		return nil
@@ -102,11 +102,11 @@ func (o *owners) byName(name string) *member {
 	return nil
 }
 
-// follow says whether a member is to send the topology: one does at a time, the first that is connected.
+// follow reports whether a member should send the topology. One member does at a time: the first that is connected.
 func (ns *nodes) follow(m *member) bool { return ns.source.CompareAndSwap(nil, m) }
 
-// unfollow has one of the others send the topology in m's place. What was learned stays until then: a node that does not own a key, or
-// cannot be reached, costs a detour.
+// unfollow has another member send the topology if m does. The client keeps the last topology until then: if a node no longer owns a key, or
+// cannot be reached, its checks take a detour.
 func (ns *nodes) unfollow(m *member, others []*member) {
 	if ns.source.CompareAndSwap(m, nil) {
 		for _, o := range others {

@@ -7,11 +7,10 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// traceparent is where a call says which trace it belongs to, as W3C Trace Context has it.
+// traceparent is the header with the trace of a call (W3C Trace Context).
 const traceparent = "traceparent"
 
-// traceOf returns the ids of the trace that ctx belongs to and of the span in it, or nothing where there is none or it is not
-// sampled.
+// traceOf returns the ids of ctx's trace and span, or "" if ctx has none or it is not sampled.
 func traceOf(ctx context.Context) string {
 	c := trace.SpanContextFromContext(ctx)
 	if !c.IsSampled() || !c.IsValid() {
@@ -21,7 +20,7 @@ func traceOf(ctx context.Context) string {
 	return string(append(t[:], s[:]...))
 }
 
-// withTrace adds a unary call's trace to its headers, unless they have one.
+// withTrace adds the trace of ctx to the headers of a unary call, unless they have one.
 func withTrace(ctx context.Context) context.Context {
 	c := trace.SpanContextFromContext(ctx)
 	if !c.IsValid() {

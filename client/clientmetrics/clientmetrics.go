@@ -1,8 +1,8 @@
-// Package clientmetrics exports to Prometheus what a client.Client, and the middlewares that use it, have answered.
+// Package clientmetrics exports to Prometheus the counts of a client.Client, and of the middlewares that use it.
 //
 //	prometheus.MustRegister(clientmetrics.Client(c), clientmetrics.Middleware("api", limits.Counts))
 //
-// It counts nothing itself: it reads Stats and Counts when it is scraped.
+// It counts nothing itself: each scrape reads Stats and Counts.
 package clientmetrics
 
 import (
@@ -15,9 +15,9 @@ import (
 //
 //	weir_client_decisions_total{result}  decisions: admitted, refused, failed_open, failed_closed, error
 //	weir_client_unanswered_total         decisions of the Client's own fail policy, because no node answered
-//	weir_client_nodes{state}             nodes that the Client knows (known), and that it can ask (ready)
+//	weir_client_nodes{state}             nodes: known to the Client (known), ready to be asked (ready)
 //	weir_client_settling                 reservations that are settled in the background, because no node has answered
-//	weir_client_unsettled_total          reservations that no node could be told about in time, and stay charged in full
+//	weir_client_unsettled_total          reservations that the Client gave up: they end as the policy's on_expiry says
 //	weir_client_without_node             1 while the Client's fail policy answers
 func Client(c *client.Client) prometheus.Collector {
 	return collector(func(ch chan<- prometheus.Metric) {
@@ -36,11 +36,11 @@ func Client(c *client.Client) prometheus.Collector {
 	})
 }
 
-// Middleware returns a collector of what a middleware of httplimit or grpclimit counts:
+// Middleware returns a collector of the counts of a middleware of httplimit or grpclimit:
 //
 //	weir_client_middleware_decisions_total{middleware, result}
 //
-// The name tells several middlewares of a program apart.
+// The name distinguishes several middlewares of one program.
 func Middleware(name string, counts func() client.Counts) prometheus.Collector {
 	desc := prometheus.NewDesc("weir_client_middleware_decisions_total", "Requests that a middleware has limited, by result.",
 		[]string{"result"}, prometheus.Labels{"middleware": name})

@@ -1,10 +1,10 @@
-// Package grpclimit limits what a gRPC server takes, and shapes what a gRPC client sends, with package client.
+// Package grpclimit limits the calls that a gRPC server takes, and delays the calls that a gRPC client sends, with package client.
 //
 //	limits := grpclimit.New(grpclimit.Config{Limiter: c.Policy("api")})
 //	grpc.NewServer(grpc.UnaryInterceptor(limits.Unary), grpc.StreamInterceptor(limits.Stream))
 //
-// A refused call ends with RESOURCE_EXHAUSTED and a RetryInfo (google.rpc) that says when it would pass. A stream is limited
-// once, when it begins; its messages are not.
+// A refused call ends with RESOURCE_EXHAUSTED and a RetryInfo (google.rpc) with the time after which it would pass. A stream is limited once,
+// when it begins; its messages are not.
 package grpclimit
 
 import (
@@ -26,28 +26,28 @@ import (
 	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
-// Call is what is known of a call when it begins.
+// Call is a call when it begins.
 type Call struct {
 	Ctx    context.Context
 	Method string // such as "/package.Service/Method"
 }
 
-// KeyFunc returns what a call is limited by, in UTF-8. Empty means that the call has nothing of the kind.
+// KeyFunc returns the key that a call is limited by, in UTF-8. Empty: the call has no such key.
 type KeyFunc = func(Call) string
 
-// Config says how calls are limited. A Key of nil stands for PeerIP.
+// Config configures Interceptors. A nil Key stands for PeerIP.
 type Config = middleware.Config[Call]
 
-// Interceptors limit calls. New makes them. They are safe for concurrent use.
+// Interceptors limit calls. Use New. They are safe for concurrent use.
 type Interceptors struct {
 	gate *middleware.Gate[Call]
 }
 
-// New returns Interceptors. It panics when cfg has nothing that decides.
+// New returns Interceptors. It panics if cfg has no Limiter, Choose or Checks, or Checks without All.
 func New(cfg Config) *Interceptors { return &Interceptors{gate: middleware.New(cfg, PeerIP)} }
 
-// Unary is the interceptor that carries out the unary calls that are admitted. Trailers say what the limit has decided: weir-result
-// (admitted, refused, failed_open, failed_closed or bad_key), ratelimit, ratelimit-policy and x-ratelimit-….
+// Unary is an interceptor that passes on the unary calls that are admitted. It sets trailers: weir-result (admitted, refused, failed_open,
+// failed_closed or bad_key), ratelimit, ratelimit-policy and x-ratelimit-….
 func (i *Interceptors) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	md, err := i.admit(ctx, info.FullMethod)
 	_ = grpc.SetTrailer(ctx, md) // fails outside a server's call, where there are no trailers
@@ -67,10 +67,10 @@ func (i *Interceptors) Stream(srv any, stream grpc.ServerStream, info *grpc.Stre
 	return handler(srv, stream)
 }
 
-// Counts returns what became of calls, but for those that were not limited. Errors are those without a decision or a key.
+// Counts returns the numbers of calls by result, without those that were not limited. Errors are calls without a decision or a key.
 func (i *Interceptors) Counts() client.Counts { return i.gate.Counts() }
 
-// admit returns the trailers of a call, and nil or the status that ends it.
+// admit returns the trailers of a call, and the status that ends it, or nil.
 func (i *Interceptors) admit(ctx context.Context, method string) (metadata.MD, error) {
 	v, limited := i.gate.Ask(ctx, Call{ctx, method})
 	switch {
@@ -99,7 +99,7 @@ func (i *Interceptors) admit(ctx context.Context, method string) (metadata.MD, e
 	return md, nil
 }
 
-// refusal is a status that says when to try again; 0 for never.
+// refusal returns a status with the time after which the call may pass; 0: never.
 func refusal(code codes.Code, message string, after time.Duration) error {
 	st := status.New(code, message)
 	if after > 0 {
@@ -110,17 +110,17 @@ func refusal(code codes.Code, message string, after time.Duration) error {
 	return st.Err()
 }
 
-// PeerIP limits by the address of the connection; IPv6 callers by their /64.
+// PeerIP limits by the address of the connection. IPv6 addresses are limited by their /64.
 func PeerIP(c Call) string {
 	p, ok := peer.FromContext(c.Ctx)
 	if !ok {
 		return ""
 	}
 	var r netaddr.Resolver
-	return r.Key(p.Addr.String(), nil) // nothing is forwarded here
+	return r.Key(p.Addr.String(), nil) // no header says that a call was forwarded
 }
 
-// Metadata limits by the first value of a metadata key. A caller may send any value: use it for what the server has verified.
+// Metadata limits by the first value of a metadata key. A caller may send any value, so use it only for a value that the server has verified.
 func Metadata(name string) KeyFunc {
 	return func(c Call) string {
 		md, _ := metadata.FromIncomingContext(c.Ctx)
@@ -131,11 +131,11 @@ func Metadata(name string) KeyFunc {
 	}
 }
 
-// Method limits by the method alone: all callers together.
+// Method limits by the method alone, all callers together.
 func Method(c Call) string { return c.Method }
 
-// UnaryClient returns an interceptor that sends each unary call once the Waiter admits it. key nil limits by the method. When the
-// wait fails its error is returned and nothing is sent.
+// UnaryClient returns an interceptor that sends each unary call once the Waiter has admitted it. A nil key limits by the method. If the wait
+// fails, the interceptor returns its error and sends nothing.
 func UnaryClient(l client.Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		if err := wait(ctx, l, key, method); err != nil {
@@ -145,7 +145,7 @@ func UnaryClient(l client.Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
 	}
 }
 
-// StreamClient is UnaryClient for streams, each of which waits once, before it begins.
+// StreamClient is UnaryClient for streams. Each waits once, before it begins.
 func StreamClient(l client.Waiter, key KeyFunc) grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		if err := wait(ctx, l, key, method); err != nil {

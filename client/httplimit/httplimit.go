@@ -1,4 +1,4 @@
-// Package httplimit limits what a net/http server takes, and shapes what an http.Client sends, with package client.
+// Package httplimit limits the requests that a net/http server takes, and delays those that an http.Client sends, with package client.
 //
 //	limits := httplimit.New(httplimit.Config{
 //		Limiter: c.Policy("api"),
@@ -6,7 +6,7 @@
 //	})
 //	http.Handle("/", limits.Handler(api))
 //
-// It does not promise fairness between requests that wait (Transport), nor to authenticate a caller: the Key identifies it.
+// It does not authenticate callers: Key returns what the request says. Requests that wait (Transport) are not served in any order.
 package httplimit
 
 import (
@@ -24,32 +24,32 @@ import (
 	"github.com/weirlimit/weir/internal/quotaheader"
 )
 
-// KeyFunc returns what a request is limited by, in UTF-8. Empty means that the request has nothing of the kind.
+// KeyFunc returns the key that a request is limited by, in UTF-8. Empty: the request has no such key.
 type KeyFunc = func(*http.Request) string
 
-// Config says how requests are limited. A Key of nil stands for ClientIP(nil).
+// Config configures a Middleware. A nil Key stands for ClientIP(nil).
 type Config = middleware.Config[*http.Request]
 
-// Middleware limits requests. New makes one. It is safe for concurrent use.
+// Middleware limits requests. Use New. It is safe for concurrent use.
 type Middleware struct {
-	// Refused answers in place of the problem document (RFC 9457) with status 429, or 503 for a decision that failed closed. The
-	// header fields are set already. Nil: the problem document. Set it before the Middleware is used.
+	// Refused, if set, answers refused requests: with status 429, or 503 for a decision that failed closed. The header fields are set already.
+	// Nil: a problem document (RFC 9457). Set it before the Middleware is used.
 	Refused func(http.ResponseWriter, *http.Request, client.Decision)
 	gate    *middleware.Gate[*http.Request]
 }
 
-// New returns a Middleware. It panics when cfg has nothing that decides.
+// New returns a Middleware. It panics if cfg has no Limiter, Choose or Checks, or Checks without All.
 func New(cfg Config) *Middleware { return &Middleware{gate: middleware.New(cfg, ClientIP(nil))} }
 
-// Handler returns a handler that serves next what is admitted. Answers carry the RateLimit header fields
-// (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…, and Weir-Result: admitted, refused, failed_open (served without a
-// decision of a node), failed_closed or bad_key. Refused ones carry Retry-After where waiting helps. A request that a leaky_bucket
-// admits waits for its moment first. As a method value it is the func(http.Handler) http.Handler that routers take.
+// Handler returns a handler that passes the requests that are admitted to next. Answers carry the RateLimit header fields
+// (draft-ietf-httpapi-ratelimit-headers-10) and X-RateLimit-…, and Weir-Result: admitted, refused, failed_open (served without a decision of a
+// node), failed_closed or bad_key. Refusals carry Retry-After if waiting helps. A request that a leaky_bucket admits waits for its moment
+// first. As a method value, Handler is the func(http.Handler) http.Handler that routers take.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 }
 
-// Counts returns what became of requests, but for those that were not limited. Errors are those without a decision or a key.
+// Counts returns the numbers of requests by result, without those that were not limited. Errors are requests without a decision or a key.
 func (m *Middleware) Counts() client.Counts { return m.gate.Counts() }
 
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -86,7 +86,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 }
 
-// writeProblem writes a problem document (RFC 9457) of the type about:blank.
+// writeProblem writes a problem document (RFC 9457) of type about:blank.
 func writeProblem(w http.ResponseWriter, status int, title, detail string) {
 	body, err := json.Marshal(struct {
 		Title  string `json:"title"`
@@ -94,33 +94,33 @@ func writeProblem(w http.ResponseWriter, status int, title, detail string) {
 		Detail string `json:"detail,omitempty"`
 	}{title, status, detail})
 	if err != nil {
-		body = nil // two strings and a number always marshal
+		body = nil // cannot happen for two strings and a number
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the caller may be gone
 }
 
-// ClientIP limits by the caller's address: that of the connection, or, where that is one of the trusted proxies, the last
-// address in X-Forwarded-For that is not. IPv6 callers are limited by their /64.
+// ClientIP limits by the caller's address: the address of the connection, or, if that is a trusted proxy, the last address in X-Forwarded-For
+// that is no trusted proxy. IPv6 addresses are limited by their /64.
 func ClientIP(trusted []netip.Prefix) KeyFunc {
 	r := netaddr.Resolver{Trusted: trusted}
 	return func(req *http.Request) string { return r.Key(req.RemoteAddr, req.Header) }
 }
 
-// Header limits by the value of a header field. Use it for what the server has verified, such as a key that it knows, or
-// FirstOf with ClientIP behind it; a caller may send any value.
+// Header limits by the value of a header field. A caller may send any value, so use it only for a value that the server has verified, such as
+// a key that it knows, or use FirstOf with ClientIP after it.
 func Header(name string) KeyFunc {
 	return func(r *http.Request) string { return r.Header.Get(name) }
 }
 
-// BasicUser limits by the user name of HTTP basic authentication, which another handler has to have verified.
+// BasicUser limits by the user name of HTTP basic authentication. Another handler must have verified it.
 func BasicUser(r *http.Request) string {
 	user, _, _ := r.BasicAuth()
 	return user
 }
 
-// FirstOf limits by the first key that a request has.
+// FirstOf limits by the first of the keys that a request has.
 func FirstOf(keys ...KeyFunc) KeyFunc {
 	return func(r *http.Request) string {
 		for _, k := range keys {
@@ -132,18 +132,18 @@ func FirstOf(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// Transport shapes outgoing requests: each waits until the Limiter admits it, and goes out then. It is safe for concurrent use.
+// Transport delays outgoing requests: each is sent once the Limiter has admitted it. It is safe for concurrent use.
 type Transport struct {
-	// Limiter admits. Required.
+	// Limiter admits requests. Required.
 	Limiter client.Waiter
-	// Key returns what a request is limited by; nil stands for the host that it goes to.
+	// Key returns what a request is limited by. Nil stands for the host of the request's URL.
 	Key KeyFunc
-	// Base sends the requests; nil stands for http.DefaultTransport.
+	// Base sends the requests. Nil stands for http.DefaultTransport.
 	Base http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. When the wait fails (client.ErrNever, client.ErrDeadline, the request's context) its
-// error is returned and nothing is sent.
+// RoundTrip implements http.RoundTripper. If the wait fails (client.ErrNever, client.ErrDeadline, the request's context), it returns the error
+// and sends nothing.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	key := r.URL.Host
 	if t.Key != nil {

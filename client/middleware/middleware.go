@@ -1,7 +1,5 @@
-// Package middleware is what httplimit and grpclimit have in common, and what a middleware for another protocol needs: it checks the key,
-// asks the limiter, answers where there is no decision, counts, and logs.
-//
-// It does not know how an answer is written, and does not promise a log line for each request.
+// Package middleware has what httplimit and grpclimit share, and what a middleware for another protocol needs: it checks the key, asks the
+// limiter, answers if there is no decision, counts, and logs. The protocol's own package writes the answer. It logs at most one line in 10 s.
 package middleware
 
 import (
@@ -15,7 +13,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// logEvery is the time between two log lines about requests that got no decision.
+// logEvery is the least time between two log lines about requests without a decision.
 const logEvery = 10 * time.Second
 
 // AllDecider decides several checks together.
@@ -23,53 +21,53 @@ type AllDecider interface {
 	All(ctx context.Context, checks []client.Check) (client.AllDecision, error)
 }
 
-// Config says how requests of a type R are limited: R is *http.Request in httplimit, Call in grpclimit.
+// Config configures a Gate for requests of type R: *http.Request in httplimit, Call in grpclimit.
 type Config[R any] struct {
 	// Limiter decides. Required, unless Choose or Checks is set.
 	Limiter client.Decider
-	// Choose returns what decides about a request, in place of Limiter, such as the policy of its route or method. Nil from it: the
-	// request is not limited.
+	// Choose returns the Decider for a request, in place of Limiter, such as the policy of its route or method. If it returns nil, the request
+	// is not limited.
 	Choose func(R) client.Decider
-	// Key returns what a request is limited by; nil stands for the address of the caller. A request whose key is empty or not UTF-8 is
-	// rejected whatever OnError says (HTTP status 400, INVALID_ARGUMENT), so that nobody passes by what it leaves out or sends. A value that
-	// is too long for a key is limited by its beginning and its SHA-256.
+	// Key returns the key that a request is limited by. Nil: the address of the caller. A request whose key is empty or not UTF-8 is rejected
+	// (HTTP status 400, INVALID_ARGUMENT), whatever OnError says, so that no caller avoids the limit by such a key. A key that is too long is
+	// replaced by its beginning and its SHA-256.
 	Key func(R) string
-	// Cost returns the units that a request takes, at least 1; nil stands for 1.
+	// Cost returns the units that a request takes, at least 1. Nil: 1.
 	Cost func(R) int64
-	// Checks, with All, returns several checks for a request: all are charged, or the request is refused. They take the place of Limiter,
-	// Choose, Key and Cost. A request without checks is not limited. Header fields and trailers tell of the tightest of the limits.
+	// Checks, with All, returns several checks for a request: all are charged, or the request is refused. It replaces Limiter, Choose, Key and
+	// Cost. A request without checks is not limited. Header fields and trailers describe the tightest of the limits.
 	Checks func(R) []client.Check
 	// All decides Checks: a *client.Client.
 	All AllDecider
-	// Skip, when set, tells of requests that are not limited, such as those of health checks.
+	// Skip, if set, reports whether a request is not limited, such as a health check.
 	Skip func(R) bool
-	// OnError says what happens when there is no decision: the policy is unknown, the caller is denied, the Client is closed.
-	// The zero value, client.FailOpen, serves the request; client.FailClosed rejects it (HTTP status 503, UNAVAILABLE). That no node can be
-	// reached is a decision, by the fail policy of the cluster and the Client.
+	// OnError is the answer if there is no decision: the policy is unknown, the caller is denied, or the Client is closed. The zero value,
+	// client.FailOpen, serves the request; client.FailClosed rejects it (HTTP status 503, UNAVAILABLE). If no node answers, there is a
+	// decision, by the fail policy of the Client.
 	OnError client.OnError
-	// Logger is told of requests that no node has decided about, in at most one line each 10 seconds. Nil stands for slog.Default().
+	// Logger gets at most one line in 10 seconds about requests that no node has decided. Nil: slog.Default().
 	Logger *slog.Logger
 }
 
-// Gate asks for decisions about requests. New makes one. It is safe for concurrent use.
+// Gate asks for decisions about requests. Use New. It is safe for concurrent use.
 type Gate[R any] struct {
 	cfg     Config[R]
 	counter client.Counter
-	logged  atomic.Int64 // when the last line was, in nanoseconds since 1970
-	silent  atomic.Int64 // requests without a decision since then
+	logged  atomic.Int64 // when the last line was logged, in nanoseconds since 1970
+	silent  atomic.Int64 // requests without a decision since the last line
 }
 
-// Verdict is what is to become of a request.
+// Verdict is the result of Ask.
 type Verdict struct {
 	client.Decision
-	// BadKey says what is wrong with the key, which is the caller's mistake; nil where there is a Decision. FailedOpen and FailedClosed
-	// are set where there is none.
+	// BadKey says what is wrong with the request's key; nil if there is a Decision. The Decision has FailedOpen or FailedClosed set if no node
+	// has decided.
 	BadKey *limit.Error
-	// Gone is set when the caller's context has ended: nobody waits for an answer.
+	// Gone is set if the caller's context has ended: an answer would reach no caller.
 	Gone bool
 }
 
-// New returns a Gate, with key in place of a Key that is nil. It panics when cfg has nothing that decides.
+// New returns a Gate. key replaces a nil cfg.Key. New panics if cfg has no Limiter, Choose or Checks, or Checks without All.
 func New[R any](cfg Config[R], key func(R) string) *Gate[R] {
 	switch {
 	case cfg.Checks != nil && cfg.All == nil:
@@ -82,7 +80,7 @@ func New[R any](cfg Config[R], key func(R) string) *Gate[R] {
 	return &Gate[R]{cfg: cfg}
 }
 
-// Ask asks about a request, and waits for the Delay of one that is admitted. limited is false for one that is not limited.
+// Ask asks for a decision about a request. If it is admitted, Ask waits for its Delay. limited is false if the request is not limited.
 func (g *Gate[R]) Ask(ctx context.Context, r R) (v Verdict, limited bool) {
 	c := &g.cfg
 	if c.Skip != nil && c.Skip(r) {
@@ -113,8 +111,8 @@ func (g *Gate[R]) Ask(ctx context.Context, r R) (v Verdict, limited bool) {
 	return g.decided(ctx, d, err), true
 }
 
-// askAll asks for all of several checks, or none. Its Decision is that of the limit that has the least left, or, when it refuses, of
-// the one that refuses for the longest time.
+// askAll asks for all of several checks, or none. Its Decision is that of the limit with the least left or, if it refuses, of the limit that
+// refuses for the longest time.
 func (g *Gate[R]) askAll(ctx context.Context, checks []client.Check) Verdict {
 	for i := range checks {
 		key, bad := keyOf(checks[i].Key)
@@ -127,7 +125,7 @@ func (g *Gate[R]) askAll(ctx context.Context, checks []client.Check) Verdict {
 	return g.decided(ctx, all.Tightest(), err)
 }
 
-// keyOf returns the key for what a request brings, or says why that is none.
+// keyOf returns the key for a value of a request, or an error.
 func keyOf(value string) (string, *limit.Error) {
 	value = limit.KeyOf(value)
 	return value, limit.ValidKey(value)
@@ -138,7 +136,7 @@ func (g *Gate[R]) refuse(bad *limit.Error) Verdict {
 	return Verdict{BadKey: bad}
 }
 
-// decided turns an error into the answer of OnError. It waits for the moment that a leaky_bucket has given a request.
+// decided turns an error into the answer of OnError. It waits for the Delay of a leaky_bucket.
 func (g *Gate[R]) decided(ctx context.Context, d client.Decision, err error) Verdict {
 	if err != nil && ctx.Err() != nil {
 		return Verdict{Gone: true}
@@ -161,7 +159,7 @@ func (g *Gate[R]) decided(ctx context.Context, d client.Decision, err error) Ver
 	return Verdict{Decision: d}
 }
 
-// log writes a line about requests without a decision, unless there was one lately.
+// log writes a line about requests without a decision, unless it wrote one within logEvery.
 func (g *Gate[R]) log(ctx context.Context, d *client.Decision, err error) {
 	n := g.silent.Add(1)
 	now, last := time.Now().UnixNano(), g.logged.Load()
@@ -181,5 +179,5 @@ func (g *Gate[R]) log(ctx context.Context, d *client.Decision, err error) {
 	log.WarnContext(ctx, "rate limit not decided by a node", "on_error", on, "requests", n)
 }
 
-// Counts returns what Ask has answered. Errors are requests for which there was no decision, or no key.
+// Counts returns the numbers of what Ask has answered. Errors are requests without a decision or a key.
 func (g *Gate[R]) Counts() client.Counts { return g.counter.Counts() }
