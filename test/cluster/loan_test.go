@@ -58,6 +58,7 @@ type lending struct {
 	origin    int64
 	borrowers []*borrower
 	faults    faults
+	starved   func() bool
 }
 
 // lend starts the members of a fleet.
@@ -65,7 +66,7 @@ func lend(f *fleet, policies []checker.Policy) *lending {
 	f.start(f.members...)
 	f.calm(f.members...)
 	f.decided(f.members[0], "probe-strict")
-	l := &lending{load: &load{t: f.t, f: f, policies: policies, start: time.Now(), quit: make(chan struct{})}}
+	l := &lending{load: &load{t: f.t, f: f, policies: policies, start: time.Now(), quit: make(chan struct{})}, starved: watchStarving(f.t)}
 	l.origin = monotonic() - l.now()
 	return l
 }
@@ -106,6 +107,7 @@ func (l *lending) goesOn(more float64) {
 }
 
 // judge has the checker look at what was admitted. What was refused it does not see: faults of borrowers hold back what they had on loan.
+// A machine that kept processes waiting may have left time for too few checks to fill a key.
 func (l *lending) judge() {
 	l.t.Helper()
 	h := l.history(l.faults)
@@ -120,7 +122,7 @@ func (l *lending) judge() {
 		c := counts[p.Name]
 		l.t.Logf("%-13s admitted %5d, refused %5d, failed %4d; of one key at most %d beyond the limit of %d", p.Name,
 			c.admitted, c.refused, c.failed, report.Excess[p.Name], p.Limit)
-		expect.True(l.t, c.admitted >= lentLimit && c.refused != 0, "%s: too little was asked to tell anything", p.Name)
+		expect.True(l.t, c.admitted >= lentLimit && c.refused != 0 || l.starved(), "%s: too little was asked to tell anything", p.Name)
 	}
 	tellViolations(l.t, report.Violations)
 }
@@ -218,7 +220,6 @@ func TestRestartsUnderLoans(t *testing.T) {
 	if *longLoans {
 		rounds = 3
 	}
-	starved := watchStarving(t)
 	var expired, unanswered float64
 	// note is called before a node stops, and its counts with it.
 	note := func(m *member) {
@@ -258,7 +259,7 @@ func TestRestartsUnderLoans(t *testing.T) {
 		note(m)
 	}
 	t.Logf("%.0f units on loan were charged when their loans ended, %.0f recalls were not answered in time", expired, unanswered)
-	if !starved() {
+	if !l.starved() {
 		expired = 0
 	}
 	all := make([]checker.Operation, 0, 4*filled)
