@@ -20,13 +20,13 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Bounds on a list of keys.
+// Bounds of a list of keys.
 const (
 	maxTopKeys     = 256
 	defaultTopKeys = 20
 )
 
-// activityRecorder remembers what the limiter decides.
+// activityRecorder keeps what the limiter has decided lately: top keys and the history of policies.
 type activityRecorder struct {
 	*observe.TopKeys
 	history atomic.Pointer[observe.History] // nil until there is a limiter to read from
@@ -45,10 +45,10 @@ func (r *activityRecorder) Tick(mono int64) {
 	}
 }
 
-// follow begins to remember what the policies of a limiter do.
+// follow begins the history of l's policies.
 func (r *activityRecorder) follow(l *limiter.Limiter) { r.history.Store(observe.NewHistory(l.Counts)) }
 
-// activity tells what this node has decided lately, as another asks for it.
+// activity returns what this node has decided lately, for another node that asks.
 func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 	now := n.clock().Mono
 	var wanted func(string) bool
@@ -80,10 +80,10 @@ func countsOf(u *weirv1.PolicyUse) observe.StepCounts {
 		FailedOpen: u.GetFailedOpen(), FailedClosed: u.GetFailedClosed(), Errors: u.GetErrors(), Banned: u.GetBanned()}
 }
 
-// clusterActivity is what the members of a cluster have decided lately, together.
+// clusterActivity is what all members have decided lately, summed.
 type clusterActivity struct {
 	rows                 []*peerv1.KeyActivity // in no order
-	counted              time.Duration         // those of rows
+	counted              time.Duration         // how long the keys of rows were counted
 	policies             []observe.PolicyHistory
 	age                  time.Duration // of the newest complete step of policies
 	members, unreachable []string
@@ -92,7 +92,7 @@ type clusterActivity struct {
 // askedAtOnce bounds the members that are asked at a time.
 const askedAtOnce = 16
 
-// gather asks all members. One that does not answer in time is named, and missing.
+// gather asks all members. A member that does not answer in time is in unreachable, and its counts are missing.
 func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *clusterActivity {
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
@@ -115,8 +115,8 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 	return out
 }
 
-// merge adds up what members have answered; the first is this node. Members' steps begin at different times: a step of the sum is up to
-// one step off for each of them.
+// merge sums the answers of members; the first is this node's. Members' steps begin at different times, so a step of the sum contains up to
+// one step before or after it of each other member.
 func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 	lists := make([][]*peerv1.KeyActivity, 0, len(answers))
 	by := make(map[string][]observe.StepCounts)
@@ -142,7 +142,7 @@ func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 	slices.SortFunc(c.policies, func(a, b observe.PolicyHistory) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// lately adds up the steps of about a minute, and says how long they took.
+// lately sums the steps of about the last minute, and returns how long they took.
 func (c *clusterActivity) lately(p *observe.PolicyHistory) (sum observe.StepCounts, took time.Duration) {
 	steps := p.Steps[:min(len(p.Steps), int(time.Minute/observe.HistoryStep))]
 	for _, s := range steps {
@@ -151,7 +151,7 @@ func (c *clusterActivity) lately(p *observe.PolicyHistory) (sum observe.StepCoun
 	return sum, c.age + time.Duration(len(steps)-1)*observe.HistoryStep
 }
 
-// TopKeys tells which keys of the cluster are used most, of those that the caller in ctx may see. Its error is a *limit.Error.
+// TopKeys returns the keys of the cluster that are used most, of those that the caller in ctx may see. Its error is a *limit.Error.
 func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
 	if _, known := weirv1.KeyOrder_name[int32(r.Order)]; !known {
 		return nil, limit.NewError(limit.Invalid, "order", "is not one of busiest, refused and fullest")
@@ -169,13 +169,13 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 	if denied := n.security.auth.Demand(ctx, auth.RoleKeys, limit.Target{Policy: r.Policy}); denied != nil {
 		return nil, denied
 	}
-	// All that members tell, though fewer are asked for: of the first ones the caller may not see all.
+	// All rows are needed even if fewer are asked for: the caller may not see all of the first ones.
 	all := n.gather(ctx, &peerv1.ActivityRequest{Orders: []weirv1.KeyOrder{r.Order}, Keys: maxTopKeys, Policy: r.Policy})
 	observe.SortRows(all.rows, r.Order)
 	return n.topKeys(all, all.rows, most, r.Policy, n.security.auth.MayUse(ctx, auth.RoleKeys)), nil
 }
 
-// topKeys returns the first rows, and the policies, that a caller may see: of one policy, or of all where its name is empty.
+// topKeys returns the first rows, and the policies, that a caller may see: of one policy, or of all if policy is empty.
 func (n *Node) topKeys(all *clusterActivity, rows []*peerv1.KeyActivity, most int, policy string, mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
 	out := &weirv1.TopKeysResponse{Node: n.cfg.Name, Members: all.members, Unreachable: all.unreachable, CountedNs: int64(all.counted)}
 	for i := range rows {
@@ -202,8 +202,8 @@ func (n *Node) topKeys(all *clusterActivity, rows []*peerv1.KeyActivity, most in
 	return out
 }
 
-// maySeePolicy reports whether what a policy did may be shown. What stands for limits sent along and for unknown policies tells
-// nothing of anybody.
+// maySeePolicy reports whether a caller may see what a policy did. The names that stand for inline limits and for unknown policies are no
+// secret.
 func maySeePolicy(mayUse func(policy, namespace string) bool, name string) bool {
 	return !limit.ValidPolicyName(name) || mayUse(name, "")
 }
@@ -222,7 +222,7 @@ func keyUse(row *peerv1.KeyActivity) *weirv1.KeyUse {
 	return use
 }
 
-// describe tells how a key stands that this node decides for, as another asks for it.
+// describe returns the state of a key that this node decides for, for another node that asks.
 func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, error) {
 	t, bad := wire.Target(r.GetTarget())
 	if bad != nil {
@@ -244,8 +244,8 @@ func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, er
 	return out, nil
 }
 
-// Describe tells how a key stands, which node decides for it, and when what is in use can be used again. The caller in ctx needs the
-// role for keys, and to be allowed to use the target in it. The error is a *limit.Error.
+// Describe returns the state of a key, which node decides for it, and when the units in use come back. The caller in ctx needs the role keys
+// for the target. The error is a *limit.Error.
 func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, error) {
 	if denied := n.security.auth.Demand(ctx, auth.RoleKeys, *t); denied != nil {
 		return nil, denied
@@ -272,14 +272,14 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 	}
 }
 
-// askDescribe asks whoever is taken to decide for a key. holds is false when that is not so.
+// askDescribe asks the node that route names. holds is false if that node does not decide for the key.
 func (n *Node) askDescribe(ctx context.Context, route *ownership.Route, t *limit.Target) (is limit.KeyState, holds bool, err error) {
 	if route.Standing == ownership.Owned {
 		return n.limiter.Describe(t)
 	}
 	peer, err := n.peers.Client(route.Node)
 	if err != nil {
-		return is, false, nil // it has just gone, or is about to come
+		return is, false, nil // the node has just gone, or is about to join
 	}
 	answer, err := peer.Describe(ctx, &peerv1.DescribeRequest{Target: wire.ProtoTarget(*t)})
 	if err != nil {

@@ -16,22 +16,22 @@ import (
 func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 	ctx, denial := s.auth.HTTP(r, role)
 	if denial == nil && auth.Authenticated(ctx) && !admission.FromContext(ctx).Authenticated(s.nameOf(ctx)) {
-		return nil, &auth.Denial{Message: "too many connections"} // which is closed already
+		return nil, &auth.Denial{Message: "too many connections"} // the connection is closed already
 	}
 	return ctx, denial
 }
 
-// authenticateRESP authenticates a connection of the Redis protocol. Its commands demand the roles that they need.
+// authenticateRESP authenticates a connection of the Redis protocol. Each command demands the role that it needs.
 func (s *security) authenticateRESP(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial) {
 	return s.auth.Authorize(ctx, "resp", auth.RoleOpen, c)
 }
 
-// current reports whether the caller of a context is still known, by the access file in force now.
+// current reports whether the access file in force still knows the caller in ctx.
 func (s *security) current(ctx context.Context) bool {
 	return s.auth.Demand(ctx, auth.RoleOpen, limit.Target{}) == nil
 }
 
-// nameOf returns the name of the caller who is authenticated in a context; empty where callers are not told apart.
+// nameOf returns the name of the authenticated caller in ctx, or "" if there is no access file.
 func (s *security) nameOf(ctx context.Context) string {
 	if s.access == nil {
 		return ""
@@ -39,7 +39,7 @@ func (s *security) nameOf(ctx context.Context) string {
 	return auth.CallerName(ctx)
 }
 
-// caller returns the name of the caller of a context, and whether it is authenticated.
+// caller returns the name of the caller in ctx, and whether the caller is authenticated.
 func (s *security) caller(ctx context.Context) (name string, authenticated bool) {
 	return s.nameOf(ctx), auth.Authenticated(ctx)
 }

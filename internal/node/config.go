@@ -29,10 +29,10 @@ const (
 	PortAny Port = -1 // any free one
 )
 
-// Config is what a node is started with. Its tags are described with Setting. Of a field that says nothing of it, the zero value stands
-// for none, and of a number other than a Port for its default. What it points to must not change while the node runs.
+// Config configures a node. Its tags are described with Setting. If the comment of a field does not say otherwise, its zero value means none,
+// or, for a number other than a Port, the default. The caller must not change what its fields point to while the node runs.
 //
-// Errors begin with the setting that is to blame, under the name that operators know it by: of HTTPPort, http-port.
+// Errors begin with the name of the flag: http-port for HTTPPort.
 type Config struct {
 	Name      string `flag:"name" help:"the node's name, stable over restarts and unique in the cluster (default: the host name)"` // required
 	Bind      string `flag:"bind" default:"127.0.0.1" help:"IP address that all ports listen on"`                                  // required
@@ -81,34 +81,34 @@ type Config struct {
 	TraceSample     float64 `flag:"trace-sample" default:"0" help:"share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)"`
 	TraceCallerRate float64 `flag:"trace-caller-rate" default:"10" help:"calls traced a second at most at their callers' request (the sampled flag of a traceparent); 0: none"`
 
-	// What follows has no flag of this form.
+	// The fields below have no flag.
 
-	// Version is that of the program, as the node tells it.
+	// Version is the program's version.
 	Version string
-	// AnyPortIfTaken takes any free port in place of one that is taken.
+	// AnyPortIfTaken has a port that is taken replaced by any free one.
 	AnyPortIfTaken bool
-	// Policies are in force where there is no PolicyFile.
+	// Policies are in force if PolicyFile is empty.
 	Policies *policy.Set
 	// UnknownPolicy is the answer to a check of a policy that does not exist. Zero: an error.
 	UnknownPolicy limiter.Unknown
-	// Memory divides what the node may use. Zero: what the process may use.
+	// Memory is the budget of the node. Zero: that of the whole process.
 	Memory admission.Budget
-	// Logger is told what an operator wants to know. Required.
+	// Logger gets the node's log. Required.
 	Logger *slog.Logger
-	// LogDropped returns how many lines of the log were dropped. Nil: none ever are.
+	// LogDropped returns how many lines of the log were dropped. Nil: no line is dropped.
 	LogDropped func() uint64
-	// Stderr is what the audit log may go to.
+	// Stderr is the writer of an audit log to stderr.
 	Stderr io.Writer
-	// Registerer, when not nil, is where the node's metrics are registered while it runs, besides its own page.
+	// Registerer, if set, gets the node's metrics while it runs, besides the node's own page.
 	Registerer prometheus.Registerer
-	// Now tells when certificates expire. Nil: time.Now.
+	// Now returns the time by which certificates expire. Nil: time.Now.
 	Now func() time.Time
 
 	probeInterval time.Duration // see cluster.Config: for tests, whose nodes may get no processor time for seconds
 }
 
-// Security is what keeps a node to those it is meant for. Its files are read again when they change, but for ClusterSecretFile.
-// Empty: none. weir.Security has the same fields.
+// Security configures authentication and encryption. Its files are read again when they change, except ClusterSecretFile. An empty field means
+// none. weir.Security has the same fields.
 type Security struct {
 	TLSCertFile       string `flag:"tls-cert-file" help:"certificate (PEM, with its chain) for callers over HTTP, gRPC and the Redis protocol, read again when it changes; empty: plain text"`
 	TLSKeyFile        string `flag:"tls-key-file" help:"private key (PEM) of --tls-cert-file"`
@@ -124,17 +124,17 @@ type Security struct {
 	AuditLog          string `flag:"audit-log" help:"file for the audit log, or stderr: refunds, resets, changes of overrides and of gossip keys, and denied calls, with caller and address, as lines of JSON; empty: none"`
 }
 
-// tls are the files for callers; CA: whose certificates callers may present.
+// tls returns the certificate files for callers. CA has the authorities of callers' certificates.
 func (c *Security) tls() reload.CertFiles {
 	return reload.CertFiles{Cert: c.TLSCertFile, Key: c.TLSKeyFile, CA: c.TLSClientCAFile}
 }
 
-// peerTLS are the files between nodes.
+// peerTLS returns the certificate files for other nodes.
 func (c *Security) peerTLS() reload.CertFiles {
 	return reload.CertFiles{Cert: c.PeerTLSCertFile, Key: c.PeerTLSKeyFile, CA: c.PeerTLSCAFile}
 }
 
-// Limits bounds what callers can hold on to, at each listener.
+// Limits bounds what callers can hold of a node, at each listener.
 type Limits struct {
 	MaxConnections          int           `flag:"max-connections" default:"auto" zero:"none" help:"connections of authenticated callers at a time at each port; more are closed; 0: no bound; auto: by the available memory"`
 	MaxConnectionsPerSource int           `flag:"max-connections-per-source" default:"0" help:"such connections from one source, an IPv4 address or an IPv6 /64; 0: half of --max-connections"`
@@ -150,10 +150,10 @@ type Limits struct {
 	MaxUnread               int64         `flag:"max-unread" unit:"size" default:"auto" range:"1MiB..1TiB" help:"unread answers of all streams of checks; beyond it streams with more than their share are ended; auto: by the available memory"`
 }
 
-// Validate reports the first thing that is wrong, of what can be told without opening a file or port. Start calls it.
+// Validate returns the first mistake that it finds without opening a file or port. Start calls it.
 func (c *Config) Validate() error {
 	if c.Bind == "" {
-		// Listeners would take it for all addresses of the host.
+		// net.Listen takes an empty address for all addresses of the host.
 		return errors.New("bind: is empty: give an IP address; 0.0.0.0 stands for all of this host")
 	}
 	if err := checkNumbers(Settings(c)); err != nil {
@@ -185,7 +185,7 @@ func (c *Config) Validate() error {
 	return c.validateTraces()
 }
 
-// validateCluster reports what is wrong with a node's place in its cluster.
+// validateCluster returns a mistake in the settings of the cluster.
 func (c *Config) validateCluster() error {
 	if err := checkVoters(c.Voters); err != nil {
 		return fmt.Errorf("voters: %w", err)
@@ -206,7 +206,7 @@ func (c *Config) validateTraces() error {
 		if c.TraceSample != 0 {
 			return errors.New("trace-sample: needs a collector: give otlp-endpoint")
 		}
-		return c.traces().CheckRates() // a wrong rate is a mistake although it has no effect here
+		return c.traces().CheckRates() // a wrong rate is a mistake, although it has no effect without a collector
 	}
 	return c.traces().Check()
 }
@@ -215,7 +215,7 @@ func (c *Config) traces() *observe.TracingConfig {
 	return &observe.TracingConfig{Endpoint: c.OTLPEndpoint, Sample: c.TraceSample, CallerRate: c.TraceCallerRate, Node: c.Name, Version: c.Version, Logger: c.Logger}
 }
 
-// cluster is what a node says to its cluster of itself, before it has opened a port.
+// cluster returns the cluster's configuration. The ports are added once they are open.
 func (c *Config) cluster() cluster.Config {
 	return cluster.Config{
 		Name: c.Name, Bind: c.Bind, GossipPort: int(max(c.GossipPort, 0)), Advertise: c.Advertise,
@@ -223,7 +223,7 @@ func (c *Config) cluster() cluster.Config {
 	}
 }
 
-// forwardAuth reads what says where /v1/forward-auth may take keys from.
+// forwardAuth parses the settings of /v1/forward-auth.
 func (c *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
 	if f.Headers, err = httpapi.ParseKeyHeaders(c.ForwardAuthHeaders); err != nil {
 		return f, fmt.Errorf("forward-auth-headers: %w", err)
@@ -234,8 +234,8 @@ func (c *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
 	return f, nil
 }
 
-// checkPolicies rejects strict policies on a node without voters, none of whose checks could ever be decided, and persistent ones on a node
-// without a directory.
+// checkPolicies rejects strict policies on a node without voters, which could never decide them, and persistent policies on a node without a
+// data directory.
 func (c *Config) checkPolicies(set *policy.Set) error {
 	if strict := set.NeedVoters(); len(c.Voters) == 0 && len(strict) > 0 {
 		return strict
@@ -246,7 +246,7 @@ func (c *Config) checkPolicies(set *policy.Set) error {
 	return nil
 }
 
-// withDefaults returns c with every zero replaced by its default, but for what follows from the memory.
+// withDefaults returns c with defaults for zeros, except those that depend on the memory.
 func (c Config) withDefaults() Config {
 	setDefaults(Settings(&c))
 	if c.Memory == (admission.Budget{}) {
@@ -255,7 +255,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// withDefaults returns c with every zero replaced by its default.
+// withDefaults returns c with defaults for zeros.
 func (c Limits) withDefaults(m admission.Budget) Limits {
 	setDefaults(Settings(&c))
 	c.MaxConnections = cmp.Or(c.MaxConnections, m.Clients())
@@ -268,13 +268,13 @@ func (c Limits) withDefaults(m admission.Budget) Limits {
 	return c
 }
 
-// callerSettings and peerSettings are the settings of the files for callers, and between nodes.
+// callerSettings and peerSettings have the flags of the certificate files for callers, and for other nodes.
 var (
 	callerSettings = reload.CertFiles{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
 	peerSettings   = reload.CertFiles{Cert: "peer-tls-cert-file", Key: "peer-tls-key-file", CA: "peer-tls-ca-file"}
 )
 
-// validate reports the first thing that is wrong with what is given together.
+// validate returns the first setting that contradicts another one.
 func (c *Security) validate() error {
 	if c.TLSClientCAFile != "" && c.TLSCertFile == "" && c.TLSKeyFile == "" {
 		return errors.New("tls-client-ca-file: callers present certificates over TLS only: give tls-cert-file and tls-key-file")

@@ -20,12 +20,11 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Bounds on what a page of the console shows.
+// Bounds of a page of the console.
 const (
 	consoleKeys     = 20
 	consolePolicies = 100
-	// perConsoleStream is what of a node's memory there must be for each stream: what one shows, with the longest keys there are, takes
-	// a megabyte while the network takes it.
+	// perConsoleStream is the memory of a node for each stream of the console: a page with the longest keys takes a megabyte while it is sent.
 	perConsoleStream = 8 << 20
 )
 
@@ -48,7 +47,7 @@ func (n *Node) consolePath() string {
 	return console.Path
 }
 
-// consoleRoutes are the paths of the console. The page itself tells nothing, so that it can ask for a token.
+// consoleRoutes returns the routes of the console. The page itself needs no role, so that it can ask for a token.
 func (n *Node) consoleRoutes() (list []httpapi.Route) {
 	if n.console == nil {
 		return nil
@@ -59,7 +58,7 @@ func (n *Node) consoleRoutes() (list []httpapi.Route) {
 	return append(list, httpapi.Route{Method: "GET", Path: console.Path + "/events", Role: auth.RoleRead, Handler: n.console.ServeEvents})
 }
 
-// snapshot is what the console shows of a moment.
+// snapshot is the data of the console at one moment.
 type snapshot struct {
 	n        *Node
 	status   *weirv1.StatusResponse
@@ -67,7 +66,7 @@ type snapshot struct {
 	activity *clusterActivity
 }
 
-// collect takes a snapshot for the console; nil after a panic, which ends no more than that.
+// collect takes a snapshot for the console. It returns nil after a panic, which it recovers.
 func (n *Node) collect(ctx context.Context) (s console.Snapshot) {
 	panics.Tell(func(p *panics.Error) { n.panicked("http")("console", p) }, func() { s = n.look(ctx) })
 	return s
@@ -85,22 +84,22 @@ func (n *Node) look(ctx context.Context) console.Snapshot {
 	return s
 }
 
-// page is the JSON of an event.
+// page is the JSON of one event.
 type page struct {
 	Roles    []string       `json:"roles"`
 	Status   jsontext.Value `json:"status"`
 	Policies jsontext.Value `json:"policies"`
 	History  history        `json:"history"`
-	// Top is the JSON of GET /v1/keys/top, by order; absent for those without the role.
+	// Top has the JSON of GET /v1/keys/top, by order; absent for callers without the role keys.
 	Top map[string]jsontext.Value `json:"top,omitempty"`
 }
 
-// history is how often policies decided, by steps: the present one first.
+// history has the decisions of policies by step, the present step first.
 type history struct {
 	StepMS   int64                  `json:"step_ms"`
-	AgeMS    int64                  `json:"age_ms"` // of the end of the newest complete step
+	AgeMS    int64                  `json:"age_ms"` // age of the end of the newest complete step
 	Policies map[string][][6]uint64 `json:"policies"`
-	Left     int                    `json:"left"` // policies that are not among them, for there are too many
+	Left     int                    `json:"left"` // how many policies are not in Policies, because there are more than consolePolicies
 }
 
 // Render implements console.Snapshot.

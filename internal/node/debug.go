@@ -14,12 +14,12 @@ import (
 	"github.com/weirlimit/weir/internal/netaddr"
 )
 
-// debugRequests is how many requests the debug port answers at a time: a profile costs the node something while it is taken.
+// debugRequests is how many requests the debug port answers at a time, because taking a profile slows the node down.
 const debugRequests = 2
 
-// debugServer serves the runtime's profiles at /debug/pprof/. It is a server of its own, for loopback alone, so that nothing
-// that faces callers can be made to show them: a profile tells what a node does, and a heap dump's labels what it holds.
-// Of what net/http/pprof has, the command line and the look-up of symbols are left out.
+// debugServer serves the runtime's profiles at /debug/pprof/. It is a server of its own, on loopback only, so that callers can never get a
+// profile: it shows what a node does, and a heap dump's labels what it holds. The command line and the look-up of symbols of net/http/pprof
+// are left out.
 func debugServer(log *slog.Logger) *http.Server {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -29,7 +29,7 @@ func debugServer(log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if !netaddr.LoopbackHostPort(r.Host) {
-				// A page in a browser on this machine may have been given this address under a name of its own.
+				// A browser on this machine may have found this address under another name (DNS rebinding).
 				http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusForbidden)
 				return
 			}
@@ -42,15 +42,15 @@ func debugServer(log *slog.Logger) *http.Server {
 			}
 		}),
 		ReadTimeout:    5 * time.Second,
-		WriteTimeout:   time.Minute, // and the time that a profile takes
+		WriteTimeout:   time.Minute, // net/http/pprof adds the duration of the profile
 		IdleTimeout:    time.Minute,
 		MaxHeaderBytes: 8 << 10,
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 }
 
-// openDebug serves the debug port, whatever address the other ports are bound to. The node does not fail with it. It ends after all that
-// opens later, so that stopping can be looked at.
+// openDebug serves the debug port, on loopback whatever the address of the other ports. If it fails later, the node goes on. It is closed
+// after all parts that are opened later, so that the stop of the node can be profiled.
 func (n *Node) openDebug() error {
 	if n.cfg.DebugPort == PortOff {
 		return nil

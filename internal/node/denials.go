@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/internal/observe"
 )
 
-// denials counts connections and requests that are denied or rejected, and logs what an operator needs to see of them:
-// the first of its kind, and then one a second at most, so that whoever is denied cannot fill a disk.
+// denials counts denied and rejected connections and requests. It logs the first of a kind, and then at most one in denialInterval, so that a
+// denied caller cannot fill a disk.
 type denials struct {
 	log     *slog.Logger
 	metrics *observe.Security
@@ -20,22 +20,22 @@ type denials struct {
 	last map[denialKind]*denialCount
 }
 
-// denialKind holds nothing that a caller chooses: there are only so many.
+// denialKind has only texts of the program, so that callers cannot make the map grow.
 type denialKind struct{ listener, reason string }
 
 type denialCount struct {
 	logged   time.Time
-	unlogged int // since
+	unlogged int // since logged
 }
 
-// denialInterval is how often a kind of refusal is logged at most.
+// denialInterval is the least time between two log lines of one kind.
 const denialInterval = time.Second
 
 func newDenials(log *slog.Logger, m *observe.Security) *denials {
 	return &denials{log: log, metrics: m, now: time.Now, last: make(map[denialKind]*denialCount)}
 }
 
-// note counts a denial or rejection. what must hold no secret.
+// note counts a denial or rejection, and may log it. what must hold no secret.
 func (r *denials) note(listener, reason string, from net.Addr, what string) {
 	r.metrics.Denied(listener, reason)
 	unlogged, ok := r.turn(denialKind{listener, reason})
@@ -49,14 +49,14 @@ func (r *denials) note(listener, reason string, from net.Addr, what string) {
 	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
 }
 
-// httpError logs what net/http says of a caller, such as that it sent a GOAWAY.
+// httpError logs an error of net/http about a caller, such as that it sent a GOAWAY.
 func (r *denials) httpError(listener, what string) {
 	if unlogged, ok := r.turn(denialKind{listener, "http_error"}); ok {
 		r.log.Warn("http connection failed", "listener", listener, "what", what, "unlogged", unlogged)
 	}
 }
 
-// turn reports whether something of a kind is to be logged, and how much has not been since the last time.
+// turn reports whether an event of this kind is to be logged, and how many were not logged since the last one.
 func (r *denials) turn(k denialKind) (unlogged int, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

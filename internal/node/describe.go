@@ -21,7 +21,7 @@ import (
 // inspectTimeout bounds how long a status page waits for the other members.
 const inspectTimeout = 500 * time.Millisecond
 
-// inspect tells what only this node knows of itself.
+// inspect returns the part of the status that only this node knows.
 func (n *Node) inspect() *peerv1.InspectResponse {
 	stats := n.limiter.Store()
 	set := n.limiter.Policies()
@@ -73,14 +73,14 @@ func protoOwnership(st runner.Status) *weirv1.Ownership {
 	return o
 }
 
-// answer is what a member said when it was asked.
+// answer is a member's answer.
 type answer[T any] struct {
 	member   *cluster.Member
 	response T
-	err      error // it did not answer
+	err      error // the member did not answer
 }
 
-// askOthers asks all other members that are wanted, so many at a time, -1: all.
+// askOthers asks all other members for which wanted returns true, atOnce of them at a time (-1: all).
 func askOthers[T any](ctx context.Context, n *Node, v *cluster.View, atOnce int, wanted func(*cluster.Member) bool, ask func(context.Context, peerv1.PeerClient) (T, error)) []answer[T] {
 	var out []answer[T]
 	for i := range v.Members {
@@ -103,12 +103,12 @@ func askOthers[T any](ctx context.Context, n *Node, v *cluster.View, atOnce int,
 	return out
 }
 
-// nodeOf is a member as the ownership protocol knows it.
+// nodeOf returns the Node of the ownership protocol for a member.
 func nodeOf(m *cluster.Member) ownership.Node { return ownership.Node{Name: m.Name, Boot: m.Boot} }
 
 func anyMember(*cluster.Member) bool { return true }
 
-// inspectOthers asks all other members that are wanted what only they know of themselves; nil where one did not answer.
+// inspectOthers asks all other members for which wanted returns true for their status. A response is nil if the member did not answer.
 func (n *Node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*cluster.Member) bool) []answer[*peerv1.InspectResponse] {
 	return askOthers(ctx, n, v, -1, wanted, func(ctx context.Context, c peerv1.PeerClient) (*peerv1.InspectResponse, error) {
 		return c.Inspect(ctx, &peerv1.InspectRequest{})
@@ -161,8 +161,8 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 	}
 }
 
-// topology tells callers with the role topology who owns which keys. A node alone for good owns all of them, and has no address to
-// tell: its caller has one that works.
+// topology returns the ring and its members, to callers with the role topology. A node without gossip owns all keys; it sends no address,
+// because its caller has one that works.
 func (n *Node) topology(ctx context.Context) (*weirv1.TopologyResponse, <-chan struct{}, *limit.Error) {
 	if denied := n.security.auth.Permit(ctx, auth.RoleTopology); denied != nil {
 		return nil, nil, denied

@@ -20,8 +20,8 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// openStates makes the store. If a policy is persistent it opens the disk, and loads the counters that are there, before the node is a
-// member: others ask a member what it has.
+// openStates makes the store. If a policy is persistent, it opens the disk and loads its counters. The node is no member yet then, because
+// other nodes ask a member at once for what it has.
 func (n *Node) openStates() error {
 	cfg := &n.cfg
 	n.inbox = runner.NewInbox(ring.Partitions)
@@ -44,7 +44,7 @@ func (n *Node) openDisk() (err error) {
 	alone := n.cfg.GossipPort == PortOff && n.cfg.Security.ClusterSecretFile == ""
 	of := fmt.Sprintf("%016x", n.settings)
 	if alone {
-		of = "none" // the key is on the disk
+		of = "none" // without a cluster the disk keeps the hash key
 	}
 	n.disk, err = disk.Open(disk.Config{Dir: n.cfg.DataDir, Cluster: of, Name: n.cfg.Name, Boot: hostBoot(), Now: n.bootClock, Logger: n.log})
 	if err != nil {
@@ -76,7 +76,7 @@ func (n *Node) openDisk() (err error) {
 	return nil
 }
 
-// load puts what the disk has of a partition into the store.
+// load puts a partition's copy on disk into the store.
 func (n *Node) load(of disk.Copy) error {
 	for _, c := range of.Chunks {
 		at := n.clock()
@@ -93,7 +93,7 @@ func (n *Node) load(of disk.Copy) error {
 	return nil
 }
 
-// hostBoot names the boot of the host; empty where that is not known.
+// hostBoot returns the id of the host's boot, or "" if it is not known.
 func hostBoot() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -102,7 +102,7 @@ func hostBoot() string {
 	return strings.TrimSpace(string(id))
 }
 
-// checkReload is checkPolicies for a file that has changed.
+// checkReload is checkPolicies for a changed file. A file may not make the first policy persistent: the disk is opened at the start only.
 func (n *Node) checkReload(set *policy.Set) error {
 	if err := n.cfg.checkPolicies(set); err != nil {
 		return err
@@ -117,8 +117,8 @@ func (n *Node) checkReload(set *policy.Set) error {
 	return first
 }
 
-// keepMembers keeps the names of the members on the disk. A node that is not settled yet may not see all of them, and adds those that it sees: a
-// holder that it sees may give it a copy.
+// keepMembers writes the names of the members to the disk. A node that is not settled may not see all members yet, so it only adds names. It
+// adds members at once, because a holder that it sees may give it a copy.
 func (n *Node) keepMembers() {
 	states := make(map[string]cluster.State)
 	for _, name := range n.disk.Members() {
@@ -138,9 +138,9 @@ func (n *Node) keepMembers() {
 	}
 }
 
-// toAwait takes a view into the last states of members, and returns the names of those to wait for at the next start. A member that is lost is
-// one: the counters on its disk may be nowhere else. One that has left has seen to that they are, unless this node leaves as well: there may
-// have been nobody to take them.
+// toAwait updates the last known states of members from a view, and returns the names of the members to wait for at the next start. These
+// include lost members, whose disks may have the only counters. A member that has left has handed its counters over, unless this node is
+// leaving as well: then no member may have been left to take them.
 func toAwait(states map[string]cluster.State, v *cluster.View) []string {
 	maps.DeleteFunc(states, func(name string, last cluster.State) bool {
 		return last == cluster.Leaving && v.Member(name) == nil && v.Self.State != cluster.Leaving
@@ -151,7 +151,7 @@ func toAwait(states map[string]cluster.State, v *cluster.View) []string {
 	return slices.Sorted(maps.Keys(states))
 }
 
-// awaitSaved waits, on a node that leaves, until the disks of others have what its own disk has.
+// awaitSaved waits, on a leaving node, until the disks of other nodes have what its own disk has.
 func (n *Node) awaitSaved(ctx context.Context) {
 	if n.disk == nil {
 		return
@@ -163,7 +163,7 @@ func (n *Node) awaitSaved(ctx context.Context) {
 	}
 }
 
-// saveAll waits until the disk has everything that this node holds or backs up. Nothing is decided any more.
+// saveAll waits until the disk has everything that this node holds or backs up. The servers have ended, so no check is decided any more.
 func (n *Node) saveAll(ctx context.Context) {
 	st := n.await(ctx, func(st runner.Status) bool { return st.Unsaved == 0 || n.disk.Err() != nil })
 	switch {
@@ -174,7 +174,7 @@ func (n *Node) saveAll(ctx context.Context) {
 	}
 }
 
-// await waits until done, until ctx ends, or until the runner is closed, and returns the last status; of a closed runner, the zero Status.
+// await waits until done returns true, ctx ends, or the runner is closed. It returns the last status, or the zero Status of a closed runner.
 func (n *Node) await(ctx context.Context, done func(runner.Status) bool) (st runner.Status) {
 	for ok := true; ok; {
 		if st, ok = n.runner.Status(); ok {
@@ -184,7 +184,7 @@ func (n *Node) await(ctx context.Context, done func(runner.Status) bool) (st run
 	return st
 }
 
-// readDisk shows the state of the disk, if there is one.
+// readDisk writes the metrics of the disk, if there is one.
 func (n *Node) readDisk(to observe.Lines) {
 	if n.disk == nil {
 		return

@@ -19,7 +19,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// Envoy are those of the front end for Envoy.
+// Envoy has the settings of the front end for Envoy.
 type Envoy struct {
 	Dir          string `flag:"envoy-config" help:"directory with files (*.yaml, *.yml) in the format of envoyproxy/ratelimit, read again when they change: serves Envoy's rate limit service on the gRPC port and POST /json; empty: off"`
 	MergeDomains bool   `flag:"envoy-merge-domains" help:"let several files of --envoy-config describe one domain"`
@@ -28,15 +28,15 @@ type Envoy struct {
 	Shadow       bool   `flag:"envoy-shadow" help:"answer OK to every request of Envoy's, whatever its limits say"`
 }
 
-// envoyFrontEnd is the node's part of the front end for Envoy. The zero value is that of a node without.
+// envoyFrontEnd is the node's part of the front end for Envoy. The zero value: there is no front end for Envoy.
 type envoyFrontEnd struct {
 	files    *envoy.Watcher
 	hits     *envoy.Hits
-	services []*envoy.Service // by listener
+	services []*envoy.Service // one for each listener
 	quota    *envoyquota.Metrics
 }
 
-// openEnvoy reads the configuration files and follows them.
+// openEnvoy reads the configuration files.
 func (n *Node) openEnvoy() (err error) {
 	s := &n.cfg.Envoy
 	if s.Dir == "" {
@@ -52,7 +52,7 @@ func (n *Node) openEnvoy() (err error) {
 	return nil
 }
 
-// envoyHash is the files' hash as gossip carries it; 0 without files.
+// envoyHash returns the files' hash for gossip; 0 without files.
 func (n *Node) envoyHash() uint32 {
 	if n.envoy.files == nil {
 		return 0
@@ -61,7 +61,7 @@ func (n *Node) envoyHash() uint32 {
 	return binary.BigEndian.Uint32(hash[:])
 }
 
-// envoyChanged tells of a changed configuration that is in force.
+// envoyChanged notes that a changed configuration is in force.
 func (n *Node) envoyChanged(c *envoy.Config) {
 	if n.cluster != nil {
 		n.cluster.SetEnvoyHash(n.envoyHash())
@@ -70,12 +70,12 @@ func (n *Node) envoyChanged(c *envoy.Config) {
 	n.log.Info("envoy configuration changed", "domains", domains, "limits", limits, "quotas", c.Quotas())
 }
 
-// envoyRejected reports that a changed configuration cannot be taken.
+// envoyRejected logs that a changed configuration is invalid.
 func (n *Node) envoyRejected(err error) {
 	n.log.Error("envoy configuration rejected", "error", err, "hint", "the previous configuration stays in force")
 }
 
-// envoyService returns the service for a listener, nil where it is off.
+// envoyService returns a service for a listener, or nil without files.
 func (n *Node) envoyService(listener string) *envoy.Service {
 	if n.envoy.files == nil {
 		return nil
@@ -90,7 +90,8 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	return service
 }
 
-// quotable reports why a policy of the file cannot be divided among data planes. Operators may override it at any time.
+// quotable returns why a policy of the file cannot be divided among data planes. It does not look at the overrides that operators may set at
+// any time.
 func (n *Node) quotable(name string) error {
 	p, known := n.filePolicies().Get(name)
 	if !known {
@@ -107,7 +108,7 @@ func (n *Node) quotable(name string) error {
 	return nil
 }
 
-// quotaService returns Envoy's rate limit quota service; nil where there are no files for Envoy.
+// quotaService returns Envoy's rate limit quota service, or nil without files.
 func (n *Node) quotaService(requests *admission.Gate) *envoyquota.Service {
 	if n.envoy.files == nil {
 		return nil
@@ -119,7 +120,7 @@ func (n *Node) quotaService(requests *admission.Gate) *envoyquota.Service {
 	})
 }
 
-// foreignRoutes are those of the front ends for Gubernator and Envoy.
+// foreignRoutes returns the routes of the front ends for Gubernator and Envoy.
 func (n *Node) foreignRoutes() []httpapi.Foreign {
 	v1 := n.gubernatorService("http")
 	list := []httpapi.Foreign{
@@ -133,25 +134,25 @@ func (n *Node) foreignRoutes() []httpapi.Foreign {
 	return list
 }
 
-// envoyCollectors are the metrics of the front end for Envoy.
+// envoyCollectors returns the metrics of the front end for Envoy.
 func (n *Node) envoyCollectors() []prometheus.Collector {
 	switch {
 	case n.envoy.hits == nil:
 		return nil
-	case n.cfg.GRPCPort == PortOff: // that data planes ask at
+	case n.cfg.GRPCPort == PortOff: // data planes ask for quotas over gRPC only
 		return []prometheus.Collector{n.envoy.hits}
 	}
 	return []prometheus.Collector{n.envoy.hits, n.envoy.quota}
 }
 
-// gubernatorService returns the service for a listener.
+// gubernatorService returns a service for a listener.
 func (n *Node) gubernatorService(listener string) *gubernator.Server {
 	return gubernator.New(gubernator.Config{
 		Service: n.security.auth.Service(listener, n.limiter), HashKey: n.hashKey, Owner: n.owners, Health: n.gubernatorHealth, Now: time.Now,
 	})
 }
 
-// owners returns ownerAddress for callers with the role topology. Others could find keys that one node decides for by asking.
+// owners returns ownerAddress for callers with the role topology, and nil for others: they could use it to find keys of one node.
 func (n *Node) owners(ctx context.Context) func(hash uint64) string {
 	if n.security.auth.Roles(ctx)&auth.RoleTopology == 0 {
 		return nil
@@ -159,7 +160,7 @@ func (n *Node) owners(ctx context.Context) func(hash uint64) string {
 	return n.ownerAddress
 }
 
-// ownerAddress is where callers reach the node that decides for a hash; empty where that is this node or not known.
+// ownerAddress returns the gRPC address of the node that decides for a hash; empty: it is this node, or not known.
 func (n *Node) ownerAddress(hash uint64) string {
 	v := n.view()
 	if v == nil {
@@ -172,7 +173,7 @@ func (n *Node) ownerAddress(hash uint64) string {
 	return ""
 }
 
-// gubernatorHealth is the node's health as Gubernator's callers are told it.
+// gubernatorHealth returns the node's health for Gubernator's callers.
 func (n *Node) gubernatorHealth() gubernator.Health {
 	out := gubernator.Health{Peers: n.members(), Address: addrOf(n.listeners.grpc)}
 	if v := n.view(); v != nil {

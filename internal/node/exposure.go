@@ -9,12 +9,12 @@ import (
 	"github.com/weirlimit/weir/internal/netaddr"
 )
 
-// forCallers reports whether there is a port for callers.
+// forCallers reports whether the node has a port for callers.
 func (cfg *Config) forCallers() bool {
 	return cfg.HTTPPort != PortOff || cfg.GRPCPort != PortOff || cfg.RESPPort != PortOff
 }
 
-// exposed lists what keeps strangers out of the ports that others can reach, and is not given: nothing on loopback.
+// exposed returns the settings that keep strangers out of ports that other hosts can reach, and are not given. On loopback it returns nothing.
 func (cfg *Config) exposed() (missing []string) {
 	if netaddr.LoopbackHost(cfg.Bind) {
 		return nil
@@ -35,7 +35,7 @@ func (cfg *Config) exposed() (missing []string) {
 	return missing
 }
 
-// checkExposure reports ports that others reach without what keeps strangers out, unless Insecure allows that.
+// checkExposure returns an error if exposed returns settings, unless Insecure is set.
 func (cfg *Config) checkExposure() error {
 	missing := cfg.exposed()
 	if len(missing) == 0 || cfg.Security.Insecure {
@@ -45,7 +45,7 @@ func (cfg *Config) checkExposure() error {
 		cfg.Bind, strings.Join(missing, "; "))
 }
 
-// warn says once, at the start, what an operator may not have meant.
+// warn logs once, at the start, which protection is missing.
 func (s *security) warn(cfg Config) {
 	if netaddr.LoopbackHost(cfg.Bind) {
 		return
@@ -59,10 +59,9 @@ func (s *security) warn(cfg Config) {
 	}
 }
 
-// hostCheck returns which names in a Host header stand for a node that is bound to an address; nil for any. A page that a
-// browser shows can have a name of its own lead to whatever address its author likes (DNS rebinding), and what is only
-// guarded by being on loopback, or in a network of its own, then answers to that page. Addresses and localhost are no
-// names that an author has.
+// hostCheck returns a function that reports whether a name in a Host header stands for this node; nil: any name does. A web page can make its
+// own name lead to any address (DNS rebinding), and a node that only its address protects (loopback, a private network) would then answer the
+// page's requests. IP addresses and localhost are safe: a page cannot have them as its name.
 func hostCheck(bind string, names []string) func(host string) bool {
 	if len(names) == 0 && !netaddr.LoopbackHost(bind) {
 		return nil
@@ -71,11 +70,11 @@ func hostCheck(bind string, names []string) func(host string) bool {
 		host = strings.TrimSuffix(host, ".")
 		is := func(name string) bool { return strings.EqualFold(name, host) }
 		_, err := netip.ParseAddr(host)
-		return host == "" || err == nil || is("localhost") || slices.ContainsFunc(names, is) // without one it was no browser
+		return host == "" || err == nil || is("localhost") || slices.ContainsFunc(names, is) // without a Host header the caller is no browser
 	}
 }
 
-// checkHosts says what is wrong with names for a Host header.
+// checkHosts returns an error for a name that cannot be in a Host header.
 func checkHosts(names []string) error {
 	for _, name := range names {
 		if name == "" || strings.ContainsAny(name, "/:*[] ") || strings.HasSuffix(name, ".") {

@@ -8,7 +8,7 @@ import (
 	"github.com/weirlimit/weir/internal/observe"
 )
 
-// followed is what follows files: a reload.Watcher or a reload.Certs.
+// followed follows files: a reload.Watcher or a reload.Certs.
 type followed interface {
 	Reload()
 	Err() error
@@ -23,15 +23,15 @@ type followedFile struct {
 	what string // in a sentence
 }
 
-// files are those that the node reads again when they change.
+// files returns the files that the node reads again when they change.
 func (n *Node) files() []followedFile { return slices.Concat(n.ownFiles, n.security.files) }
 
-// follows notes files that access depends on.
+// follows adds files of authentication or encryption to s.files.
 func (s *security) follows(f followed, name string) {
 	s.files = append(s.files, followedFile{f, name, "file of the " + strings.ReplaceAll(name, "_", " ")})
 }
 
-// closeFiles ends the watches of the files that decide. What they held stays in use.
+// closeFiles ends the watches of ownFiles. Their last contents stay in use.
 func (n *Node) closeFiles(context.Context) { closeFiles(n.ownFiles) }
 
 func closeFiles(files []followedFile) {
@@ -40,7 +40,7 @@ func closeFiles(files []followedFile) {
 	}
 }
 
-// fileStates describes the files for metrics.
+// fileStates returns the states of the files, for metrics.
 func (n *Node) fileStates() []observe.WatchedFile {
 	var all []observe.WatchedFile
 	for _, f := range n.files() {

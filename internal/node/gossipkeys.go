@@ -7,7 +7,7 @@ import (
 	"github.com/weirlimit/weir/internal/netaddr"
 )
 
-// fileKeys are the keys in the file, none without one.
+// fileKeys returns the keys in the gossip key file, or nil without a file.
 func (s *security) fileKeys() [][]byte {
 	if s.gossipKeys == nil {
 		return nil
@@ -15,7 +15,7 @@ func (s *security) fileKeys() [][]byte {
 	return s.gossipKeys.Current()
 }
 
-// openKeys makes what changes the gossip keys of all members.
+// openKeys makes the part that changes the gossip keys of all members.
 func (n *Node) openKeys() error {
 	cfg := control.GossipKeysConfig{
 		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.audit.Record, Logger: n.log,
@@ -24,14 +24,14 @@ func (n *Node) openKeys() error {
 			n.security.denials.note("peer", reason, from, "a change of the gossip keys")
 		},
 	}
-	if n.cluster != nil { // or the interface would not be nil
+	if n.cluster != nil { // a nil *cluster.Cluster would make an interface that is not nil
 		cfg.Ring = n.cluster
 	}
 	n.keys = control.NewGossipKeys(cfg)
 	return nil
 }
 
-// peersArePrivate reports whether nobody can read what nodes say to each other.
+// peersArePrivate reports whether all streams between nodes are encrypted or stay on this host. The node must have gossip.
 func (n *Node) peersArePrivate() bool {
 	if n.security.peers != nil {
 		return true

@@ -20,7 +20,7 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// certs are those of a listener, nil where it speaks plain text.
+// certs returns the certificates of a listener, or nil if it uses plain text.
 func (s *security) certs(listener string) *reload.Certs {
 	if listener == "peer" {
 		return s.peers
@@ -28,13 +28,13 @@ func (s *security) certs(listener string) *reload.Certs {
 	return s.callers
 }
 
-// callerRules are those for callers' certificates at a listener.
+// callerRules returns the rules for callers' certificates at a listener.
 func (s *security) callerRules(listener string) reload.Rules {
 	rules := reload.Rules{MinVersion: tls.VersionTLS12, Rejected: s.rejectedCert(listener)}
 	switch {
 	case s.cfg.TLSClientCAFile == "":
 	case listener == "http" || s.cfg.AccessFile != "":
-		// A token may stand in for a certificate, and probes have neither: auth demands one where it is needed.
+		// A caller may send a token in place of a certificate, and a probe has neither. auth demands one of them where it is needed.
 		rules.Demand = reload.IfGiven
 	default:
 		rules.Demand = reload.Required
@@ -58,11 +58,11 @@ func (s *security) serveHTTP(server *http.Server, l net.Listener) error {
 	return server.ServeTLS(l, "", "")
 }
 
-// httpErrors is what net/http writes to its log: a line for each failed handshake, each GOAWAY of a caller, and more that a
-// caller can cause as often as it likes.
+// httpErrors takes net/http's log: a line for each failed handshake and each GOAWAY of a caller. A caller can cause such lines as often as it
+// likes.
 type httpErrors struct{ s *security }
 
-// Write implements io.Writer. net/http hands over one message at a time.
+// Write implements io.Writer. net/http writes one message with each call.
 func (h httpErrors) Write(p []byte) (int, error) {
 	text, ok := strings.CutPrefix(string(p), "http: TLS handshake error from ")
 	if !ok {
@@ -70,7 +70,7 @@ func (h httpErrors) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	from, what, _ := strings.Cut(strings.TrimSpace(text), ": ")
-	if !strings.HasPrefix(what, "certs: ") { // which has been noted
+	if !strings.HasPrefix(what, "certs: ") { // rejectedCert has noted it
 		var addr net.Addr
 		if ap, err := netip.ParseAddrPort(from); err == nil {
 			addr = net.TCPAddrFromAddrPort(ap)
@@ -101,12 +101,12 @@ func (s *security) grpcServer(listener string) grpc.ServerOption {
 	return grpc.Creds(watchedCredentials{creds, s, listener})
 }
 
-// peerRules are those for the certificates of other nodes, in both directions.
+// peerRules returns the rules for other nodes' certificates, as servers and as clients.
 func (s *security) peerRules() reload.Rules {
 	return reload.Rules{MinVersion: tls.VersionTLS13, Demand: reload.Required, Name: s.cfg.PeerTLSName, Rejected: s.rejectedCert("peer")}
 }
 
-// peerClient returns how this node proves itself to others, nil where it does not.
+// peerClient returns the credentials with which this node connects to others, or nil for plain text.
 func (s *security) peerClient() credentials.TransportCredentials {
 	if s.peers == nil {
 		return nil
@@ -114,7 +114,7 @@ func (s *security) peerClient() credentials.TransportCredentials {
 	return boundCredentials{credentials.NewTLS(s.peers.Client(s.peerRules())), s}
 }
 
-// boundCredentials bind connections to other nodes to the certificates that these present.
+// boundCredentials bind a connection to another node to the certificate that the node presented: see reload.Certs.BindClient.
 type boundCredentials struct {
 	credentials.TransportCredentials
 	s *security
@@ -139,8 +139,7 @@ func (b boundCredentials) Clone() credentials.TransportCredentials {
 	return boundCredentials{b.TransportCredentials.Clone(), b.s}
 }
 
-// watchedCredentials notes the handshakes that fail, which gRPC keeps to itself. Connections whose handshake has proved a certificate
-// are authenticated.
+// watchedCredentials note failed handshakes, which gRPC does not report. They mark connections with a proven certificate as authenticated.
 type watchedCredentials struct {
 	credentials.TransportCredentials
 	s        *security
@@ -154,7 +153,7 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		w.s.handshakeFailed(w.listener, raw, err)
 		return conn, info, err
 	}
-	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !admission.ConnOf(raw.RemoteAddr()).Authenticated("") { // whose it is says the first call
+	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !admission.ConnOf(raw.RemoteAddr()).Authenticated("") { // the first call says which caller it is
 		return nil, nil, errTooManyConnections
 	}
 	return admission.Frames(conn, raw), info, nil
@@ -165,7 +164,8 @@ func (w watchedCredentials) Clone() credentials.TransportCredentials {
 	return watchedCredentials{w.TransportCredentials.Clone(), w.s, w.listener}
 }
 
-// handshakeFailed notes a TLS handshake that failed, unless that has been done or it was somebody who tried whether the port is open.
+// handshakeFailed notes a failed TLS handshake, unless it was noted already or the other end has closed the connection, as probes of the port
+// do.
 func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
 	var refused *reload.RejectedError
 	var record tls.RecordHeaderError
@@ -176,7 +176,7 @@ func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
 	}
 }
 
-// respHandshake returns what makes connections of the Redis protocol ones over TLS, nil where that is spoken in plain text.
+// respHandshake returns the function that makes a TLS connection of the Redis protocol, or nil for plain text.
 func (s *security) respHandshake() func(net.Conn) (net.Conn, auth.Credentials, error) {
 	if s.callers == nil {
 		return nil

@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	// streamWorkers are goroutines that carry out callers' calls one after the other: of each new goroutine the stack has to grow, and be
-	// copied, several times on the way to a decision. Calls that find none free get one of their own.
+	// streamWorkers goroutines carry out callers' calls, one call after the other. A new goroutine has to grow and copy its stack several
+	// times on the way to a decision. A call that finds no worker free gets a new goroutine.
 	streamWorkers = 256
-	// callerConnectionWindow is how much of all streams of a caller's connection may be on its way to the node. What has arrived
-	// counts no more, read or not.
+	// callerConnectionWindow bounds the bytes in flight to the node on all streams of a caller's connection. gRPC does not count bytes that
+	// have arrived, read or not.
 	callerConnectionWindow = 1 << 20
 
-	// maxPeerStreams is for a few streams that last and some short calls; each node has a connection of its own.
+	// maxPeerStreams is enough for a few lasting streams and some short calls: each node has its own connection.
 	maxPeerStreams = 100
-	// A connection on which nothing comes is asked whether somebody is there, and ended when nobody answers.
+	// After keepaliveTime without bytes, the node pings a connection. It ends the connection if no answer comes within keepaliveTimeout.
 	keepaliveTime, keepaliveTimeout = time.Minute, 20 * time.Second
 )
 
-// fitted returns a budget with what is chosen by hand in it: c, and bytes for state (0: what the other parts leave; -1: no bound).
-// An error is about a choice that cannot fit whatever the others are. Where all together do not fit, over says which of them are
-// chosen.
+// fitted returns the budget with the settings that an operator has chosen: those in c, and state (the bytes for state; 0: what the other parts
+// leave; -1: no bound). err is about a setting that cannot fit whatever the others are. If the settings together do not fit, over has the
+// chosen ones.
 func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budget, over []string, err error) {
 	for _, part := range []struct {
 		flag         string
@@ -69,7 +69,7 @@ func (c *Limits) fitted(m admission.Budget, state int64) (fitted admission.Budge
 	return m, over, nil
 }
 
-// listener returns the configuration of a listener (http, grpc or peer).
+// listener returns the configuration of a listener: http, grpc, peer or resp.
 func (c *Limits) listener(name string, s *security, callers *fairshare.Places) admission.ListenerConfig {
 	if name == "peer" {
 		callers = nil
@@ -98,18 +98,18 @@ func (c *Limits) listener(name string, s *security, callers *fairshare.Places) a
 	return cfg
 }
 
-// rejectAfter is how long a connection that is one too many stays once its call has been answered so.
+// rejectAfter is how long a connection beyond a bound stays open after the answer that says so.
 const rejectAfter = 100 * time.Millisecond
 
-// goAway returns a frame of HTTP/2 (RFC 9113, 6.8) that tells why a connection is rejected before HTTP/2 is set up on it. A client takes
-// that for a connection that failed, and waits longer each time before it tries again.
+// goAway returns an HTTP/2 frame (RFC 9113, 6.8) that says why a connection is rejected before HTTP/2 is set up on it. A client takes it for a
+// failed connection, and waits longer each time before it connects again.
 func goAway(why string) []byte {
 	const goAwayFrame, enhanceYourCalm = 7, 0xb
 	frame := []byte{0, 0, byte(8 + len(why)), goAwayFrame, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, enhanceYourCalm}
 	return append(frame, why...)
 }
 
-// rejections say which bound a connection was closed for.
+// rejections are the texts of the bounds for which connections are rejected.
 var rejections = map[admission.Rejection]string{
 	admission.TooManyConnections: "max-connections, max-connections-per-source, or the memory for callers",
 	admission.TooManyAnonymous:   "max-anonymous-connections",
@@ -119,7 +119,7 @@ var rejections = map[admission.Rejection]string{
 // grpcServer returns the options of the server for callers.
 func (c *Limits) grpcServer(m admission.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ReadBufferSize(0), // connbuf reads ahead, and TLS does; gRPC's own buffer stays with an idle connection
+		grpc.ReadBufferSize(0), // admission.Buffers and TLS read ahead; gRPC's own buffer would stay with an idle connection
 		grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
 		grpc.MaxRecvMsgSize(int(c.MaxMessageSize)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),
 		c.keepalive(),
@@ -135,9 +135,9 @@ func (c *Limits) peerServer(m admission.Budget) []grpc.ServerOption {
 	}
 }
 
-// keepalive bounds how long a connection over gRPC stays. From MaxConnectionAge on, or a tenth before, the caller is asked to open another
-// one and to begin no more calls. Streams, which may go on for ever, are ended a little later in good order: see
-// admission.CallsConfig.MaxAge. What is still there when all of them have had the time to end is cut off.
+// keepalive bounds the age of a gRPC connection. At MaxConnectionAge, give or take a tenth, gRPC asks the caller to open another connection
+// and to begin no more calls on this one. Streams, which may have no end of their own, are ended a little later, at streamAge (see
+// admission.CallsConfig.MaxAge). gRPC closes the connection when all of them have had the time to end.
 func (c *Limits) keepalive() grpc.ServerOption {
 	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, MaxConnectionIdle: max(c.IdleTimeout, 0)}
 	if c.MaxConnectionAge > 0 {
@@ -146,8 +146,8 @@ func (c *Limits) keepalive() grpc.ServerOption {
 	return grpc.KeepaliveParams(p)
 }
 
-// streamAge is how old a connection may become before its streams are ended: gRPC spreads what it does at MaxConnectionAge over a tenth of it
-// in both directions. 0: any age.
+// streamAge is the age of a connection at which its streams are ended: gRPC acts at a random time within a tenth around MaxConnectionAge, and
+// streamAge is later. 0: any age.
 func (c *Limits) streamAge() time.Duration {
 	if c.MaxConnectionAge <= 0 {
 		return 0
@@ -155,17 +155,17 @@ func (c *Limits) streamAge() time.Duration {
 	return c.MaxConnectionAge + c.MaxConnectionAge/10 + time.Second
 }
 
-// httpServer has a server keep to the limits, beside the times that it has.
+// httpServer sets the limits of an HTTP server, except its timeouts.
 func (c *Limits) httpServer(s *http.Server) *http.Server {
 	s.MaxHeaderBytes = int(c.MaxHeaderSize)
 	s.ConnContext = admission.ConnContext
-	// What a connection has received and nobody has read counts, unlike with gRPC, until it is.
+	// net/http, unlike gRPC, counts received bytes until they are read.
 	const window = 64 << 10
 	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams, MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window}
 	return s
 }
 
-// readRoom shows how many connections, calls and streams callers have, and their memory, beside how much they may have.
+// readRoom writes the metrics of callers' connections, calls, streams and their memory, and their bounds.
 func (n *Node) readRoom(to observe.Lines) {
 	connections := to.Gauges("weir_connections", "Connections of authenticated callers, by listener.", "listener")
 	most := to.Gauges("weir_connections_max", "The most connections of authenticated callers; 0: any number.", "listener")

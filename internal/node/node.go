@@ -1,7 +1,8 @@
-// Package node assembles a node: it builds what listens and what decides from one configuration, runs it, tells when it is ready,
-// reads files again that have changed, and hands everything over before it stops.
+// Package node assembles a node: it builds the listeners, the limiter and all other parts from one configuration, runs them, says when the
+// node is ready, applies files that change, and hands everything over before the node stops. start.go has the order in which the parts are
+// opened.
 //
-// It does not read flags, the environment or signals, and does not set what belongs to the process, such as its memory limit.
+// The package does not read flags, the environment or signals. It does not set properties of the process, such as its memory limit.
 package node
 
 import (
@@ -47,12 +48,12 @@ type Node struct {
 	limits   Limits
 	log      *slog.Logger
 	started  time.Time
-	hashKey  ring.HashKey // zero in a cluster without a secret
+	hashKey  ring.HashKey // zero if the cluster has no secret
 	settings uint64       // fingerprint of the ring's settings
 
-	listeners     struct{ http, grpc, peer, resp *admission.Listener } // nil where off
-	debugAddr     string                                               // that profiles are served at; empty: off
-	cluster       *cluster.Cluster                                     // nil: a node alone for good
+	listeners     struct{ http, grpc, peer, resp *admission.Listener } // nil: the port is off
+	debugAddr     string                                               // the address of the profiles; empty: off
+	cluster       *cluster.Cluster                                     // nil: the node is alone, without gossip
 	limiter       *limiter.Limiter
 	states        *store.Store
 	inbox         *runner.Inbox
@@ -67,8 +68,8 @@ type Node struct {
 	peers         *peer.Forwarder
 	messenger     *replica.Messenger
 	keys          *control.GossipKeys
-	watcher       *policy.Watcher // nil without a policy file
-	ownFiles      []followedFile  // the files that decide
+	watcher       *policy.Watcher // nil: no policy file
+	ownFiles      []followedFile  // the policy file and Envoy's files
 	overrides     overriding
 	envoy         envoyFrontEnd
 	metrics       *observe.Metrics
@@ -76,28 +77,28 @@ type Node struct {
 	tracer        *observe.Tracer // nil: no traces
 	security      *security
 	forwardAuth   httpapi.ForwardAuth
-	buffers       *admission.Buffers              // of callers' connections
-	callersMemory *fairshare.Places               // bytes of their connections and streams
-	kept          *fairshare.Places               // bytes that callers have the node keep besides counters
-	requests      *admission.Gate                 // bytes of requests that are being answered
-	calls         atomic.Pointer[admission.Calls] // of callers over gRPC; nil: none are served yet
+	buffers       *admission.Buffers              // of callers' gRPC connections
+	callersMemory *fairshare.Places               // bytes of callers' connections and streams
+	kept          *fairshare.Places               // bytes that the node keeps for callers besides counters
+	requests      *admission.Gate                 // bytes of requests in progress
+	calls         atomic.Pointer[admission.Calls] // of callers over gRPC; nil: not served yet
 	health        *health.Server
 
 	grpcServer  *grpc.Server // for callers; nil: off
 	peerServer  *grpc.Server // for other nodes; nil: off
 	peerService *peer.Server // of peerServer
 
-	failing  context.Context // ends when the node cannot go on, for its cause
+	failing  context.Context // ends when the node cannot go on; its cause says why
 	fail     context.CancelCauseFunc
 	ctx      context.Context
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
-	closers  []func(context.Context) // end what runs, the last one first
+	closers  []func(context.Context) // end the parts, the last one first
 	stopOnce sync.Once
-	stopErr  error // what was not done in good order
+	stopErr  error // what stop did not complete
 }
 
-// identify asks the process at a peer address who it is.
+// identify asks the process at a peer address for its identity.
 func (n *Node) identify(ctx context.Context, addr string) (cluster.Identity, error) {
 	r, err := peer.Identify(ctx, addr, n.security.peerClient())
 	if err != nil {
@@ -109,7 +110,7 @@ func (n *Node) identify(ctx context.Context, addr string) (cluster.Identity, err
 	}, nil
 }
 
-// identity tells who this node is, to others that ask. A node alone for good is nobody's member.
+// identity returns this node's identity, for other processes that ask. A node without gossip has none.
 func (n *Node) identity() *peerv1.IdentifyResponse {
 	if n.cluster == nil {
 		return &peerv1.IdentifyResponse{}
@@ -121,18 +122,18 @@ func (n *Node) identity() *peerv1.IdentifyResponse {
 	}
 }
 
-// Failed is closed when the node cannot go on, for the reason that Err gives.
+// Failed returns a channel that is closed when the node cannot go on. Err says why.
 func (n *Node) Failed() <-chan struct{} { return n.failing.Done() }
 
-// Err is why the node cannot go on; nil as long as it can.
+// Err returns why the node cannot go on, or nil while it can.
 func (n *Node) Err() error { return context.Cause(n.failing) }
 
-// Settled is closed once the node has become ready.
+// Settled returns a channel that is closed once the node has become ready.
 func (n *Node) Settled() <-chan struct{} { return n.readiness.Became() }
 
-// openReadiness makes what tells when the node is ready: once it is a member, every other member sees the ring as it does, and the
-// partitions that are its own have come, and it has exchanged overrides with them; and a voter once it votes again, because who restarts nodes one by one waits for each to be
-// ready, and without a majority strict policies are decided nowhere.
+// openReadiness makes readiness. A node is ready once it is a member, its own partitions have come, all other members have the same ring, and
+// it has exchanged overrides with them. A voter must vote again as well: a rolling restart waits for each node to be ready, and without a
+// majority of voters no strict policy is decided.
 func (n *Node) openReadiness() {
 	n.readiness = newReadiness(readinessConfig{
 		Joined: n.joined,
@@ -155,9 +156,8 @@ func (n *Node) openReadiness() {
 	})
 }
 
-// votes reports whether this node does what others need it for as a voter, as far as it ever will: a voter that has
-// started first lets all that it may have granted before run out, which takes three seconds. Without strict policies
-// nobody needs it, and without a majority of the voters there is nothing to wait for.
+// votes reports whether readiness need not wait for this node's vote. A voter that has started waits three seconds before it votes, until all
+// that it may have granted before has run out. The node need not wait without strict policies, or if most voters are not members.
 func (n *Node) votes() bool {
 	if len(n.limiter.Policies().NeedVoters()) == 0 || !slices.Contains(n.cfg.Voters, n.cfg.Name) {
 		return true
@@ -186,7 +186,7 @@ func (n *Node) inStep(ctx context.Context) bool {
 	return v == nil || n.agreed(ctx, v)
 }
 
-// agreed reports whether all other active members of a view have its ring, and this node has it still.
+// agreed reports whether all other active members of v have v's ring, and this node still has it.
 func (n *Node) agreed(ctx context.Context, v *cluster.View) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -200,7 +200,7 @@ func (n *Node) agreed(ctx context.Context, v *cluster.View) bool {
 	return n.view().Ring.Fingerprint() == want
 }
 
-// retainMembers keeps the connections to peers in step with the membership until the node stops.
+// retainMembers drops the connections to peers that are no longer members, until the node stops.
 func (n *Node) retainMembers() {
 	for {
 		v := n.cluster.View()
@@ -218,7 +218,7 @@ func (n *Node) retainMembers() {
 	}
 }
 
-// setHealth answers gRPC's health protocol.
+// setHealth sets the answers of gRPC's health protocol.
 func (n *Node) setHealth(serving bool) {
 	status := healthv1.HealthCheckResponse_NOT_SERVING
 	if serving {
@@ -226,10 +226,10 @@ func (n *Node) setHealth(serving bool) {
 	}
 	n.health.SetServingStatus("", status)
 	n.health.SetServingStatus(weirv1.Limiter_ServiceDesc.ServiceName, status)
-	n.health.SetServingStatus("ratelimit", status) // the name that callers of envoyproxy/ratelimit ask for
+	n.health.SetServingStatus("ratelimit", status) // the name that callers of envoyproxy/ratelimit use
 }
 
-// logsDropped are the metrics of logs that drop lines.
+// logsDropped returns, for each log, a function that returns how many lines it has dropped.
 func (n *Node) logsDropped() map[string]func() uint64 {
 	logs := map[string]func() uint64{"log": func() uint64 { return 0 }}
 	if n.cfg.LogDropped != nil {
@@ -241,7 +241,7 @@ func (n *Node) logsDropped() map[string]func() uint64 {
 	return logs
 }
 
-// Reload reads the policy file, and those that access depends on, again at once.
+// Reload reads all followed files again at once, and reopens the audit log.
 func (n *Node) Reload() {
 	for _, f := range n.files() {
 		f.Reload()
@@ -261,13 +261,13 @@ func (n *Node) policiesChanged(set *policy.Set) {
 	n.log.Info("policies changed", "policies", len(set.Policies()), "hash", set.Hash())
 }
 
-// policiesRejected reports that a changed file cannot be taken.
+// policiesRejected logs that a changed file is invalid.
 func (n *Node) policiesRejected(err error) {
 	n.metrics.Reloaded(false)
 	n.log.Error("policy file rejected", "error", err, "hint", "the previous policies stay in force")
 }
 
-// policyError says why the policy file as it is now is not in force, or is empty.
+// policyError returns why the current policy file is not in force, or "".
 func (n *Node) policyError() string {
 	if n.watcher == nil || n.watcher.Err() == nil {
 		return ""
@@ -275,7 +275,7 @@ func (n *Node) policyError() string {
 	return n.watcher.Err().Error()
 }
 
-// view is the membership, nil for a node alone for good.
+// view returns the membership, or nil for a node without gossip.
 func (n *Node) view() *cluster.View {
 	if n.cluster == nil {
 		return nil
@@ -283,7 +283,7 @@ func (n *Node) view() *cluster.View {
 	return n.cluster.View()
 }
 
-// members is the number of active members, at least one.
+// members returns the number of active members, at least one.
 func (n *Node) members() int {
 	if v := n.view(); v != nil {
 		return max(len(v.Ring.Members()), 1)
@@ -298,7 +298,7 @@ func (n *Node) self() ownership.Node {
 	return ownership.Node{Name: n.cfg.Name}
 }
 
-// memberNodes are all members, this one included, by name.
+// memberNodes returns all members, this one included, in order of name.
 func (n *Node) memberNodes() (all []ownership.Node) {
 	v := n.view()
 	if v == nil {
@@ -310,7 +310,7 @@ func (n *Node) memberNodes() (all []ownership.Node) {
 	return all
 }
 
-// memberOf is the member that a boot is of.
+// memberOf returns the member with this boot number.
 func (n *Node) memberOf(boot uint64) (ownership.Node, bool) {
 	if v := n.view(); v != nil {
 		for i := range v.Members {
@@ -322,7 +322,7 @@ func (n *Node) memberOf(boot uint64) (ownership.Node, bool) {
 	return ownership.Node{}, false
 }
 
-// transport is what the streams between nodes need to know of this one.
+// transport returns the configuration of the streams to other nodes.
 func (n *Node) transport() transport.Config {
 	return transport.Config{
 		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log, Credentials: n.security.peerClient(), Window: n.cfg.Memory.PeerWindow,
@@ -337,7 +337,7 @@ func (n *Node) peerAddress(p ownership.Node) (string, bool) {
 	return m.PeerAddr, true
 }
 
-// process is a process among the members of a view; nil where it is none, or another one has its name.
+// process returns the member of v that is this process, or nil: the process is no member, or another process has its name.
 func process(v *cluster.View, p ownership.Node) *cluster.Member {
 	if m := v.Member(p.Name); m != nil && m.Boot == p.Boot {
 		return m
@@ -345,7 +345,7 @@ func process(v *cluster.View, p ownership.Node) *cluster.Member {
 	return nil
 }
 
-// Ready tells whether the node is ready for traffic, why not, or what an operator should know all the same.
+// Ready reports whether the node is ready for traffic. The text says why not, or what else an operator should know.
 func (n *Node) Ready() (bool, string) {
 	ready, detail := n.readiness.Ready()
 	var details []string
@@ -360,8 +360,8 @@ func (n *Node) Ready() (bool, string) {
 	return ready, strings.Join(details, "; ")
 }
 
-// GossipAddr, PeerAddr, HTTPAddr, GRPCAddr and RESPAddr are the addresses that the node has, with the ports that it really listens on; empty where
-// one is off.
+// GossipAddr, PeerAddr, HTTPAddr, GRPCAddr and RESPAddr return the node's addresses, with the ports that it really listens on; empty: the port
+// is off.
 func (n *Node) GossipAddr() string {
 	if v := n.view(); v != nil {
 		return v.Self.GossipAddr
@@ -381,16 +381,16 @@ func (n *Node) RESPAddr() string { return addrOf(n.listeners.resp) }
 // PeerAddr is described with GossipAddr.
 func (n *Node) PeerAddr() string { return addrOf(n.listeners.peer) }
 
-// Service answers questions of this process, to which no access file applies.
+// Service returns the limiter, for callers in this process. No access file applies to it.
 func (n *Node) Service() limit.Preparer { return n.limiter }
 
-// Policies are those in force.
+// Policies returns the policies in force.
 func (n *Node) Policies() *policy.Set { return n.limiter.Policies() }
 
 // Name is the node's name.
 func (n *Node) Name() string { return n.cfg.Name }
 
-// ReadyLine is what a node prints when it is up, with the ports it really has.
+// ReadyLine returns the line that a node prints when it is up, with the ports that it really listens on.
 func (n *Node) ReadyLine() string {
 	line := fmt.Sprintf("weir ready name=%s http=%s grpc=%s gossip=%s peer=%s",
 		n.cfg.Name, n.HTTPAddr(), n.GRPCAddr(), n.GossipAddr(), n.PeerAddr())

@@ -17,10 +17,10 @@ import (
 	"github.com/weirlimit/weir/internal/panics"
 )
 
-// goodbyeToCollector is how long a node that stops waits for the collector at most.
+// goodbyeToCollector bounds how long a stopping node waits for the collector of traces.
 const goodbyeToCollector = 500 * time.Millisecond
 
-// openTracer opens what sends traces, if the node has a collector. It ends after all that makes spans.
+// openTracer opens the exporter of traces, if the node has a collector. It is closed after all parts that make spans.
 func (n *Node) openTracer() (err error) {
 	if n.cfg.OTLPEndpoint == "" {
 		return nil
@@ -38,7 +38,7 @@ func (n *Node) openTracer() (err error) {
 	return nil
 }
 
-// observed is the HTTP API with its figures and traces.
+// observed returns the HTTP API with metrics and traces.
 func (n *Node) observed(api http.Handler) http.Handler {
 	if n.tracer != nil {
 		api = n.tracer.HTTP(api)
@@ -46,20 +46,20 @@ func (n *Node) observed(api http.Handler) http.Handler {
 	return n.recovering(n.metrics.HTTP(n.closesConnections(api)))
 }
 
-// closesConnections asks callers over HTTP to open another connection, with the answer to a request: when theirs has reached
-// MaxConnectionAge, and while the node stops, so that their next one is to another node. What is idle when the server ends is closed
-// without a word, and a request that is on its way to it at that moment is lost.
+// closesConnections tells an HTTP caller, with an answer, to open another connection: at MaxConnectionAge, and while the node stops, so that
+// its next request goes to another node. The server closes idle connections without notice when it ends, and a request that is in flight then
+// is lost.
 func (n *Node) closesConnections(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn, most := admission.FromContext(r.Context()), n.limits.MaxConnectionAge
 		if n.readiness.Stopping() || most > 0 && conn != nil && time.Since(conn.Served()) > most {
-			w.Header().Set("Connection", "close") // of HTTP/2 net/http makes a GOAWAY
+			w.Header().Set("Connection", "close") // net/http sends a GOAWAY over HTTP/2
 		}
 		handler.ServeHTTP(w, r)
 	})
 }
 
-// recovering counts the panics of a handler. Its connection ends: what has been answered is not known.
+// recovering counts the panics of a handler and ends its connection, because the handler may have written part of an answer.
 func (n *Node) recovering(handler http.Handler) http.Handler {
 	panicked := n.panicked("http")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -67,13 +67,13 @@ func (n *Node) recovering(handler http.Handler) http.Handler {
 			if p.Value != http.ErrAbortHandler {
 				panicked(r.Pattern, p)
 			}
-			panic(http.ErrAbortHandler) // which net/http takes for: end the connection, or the stream, without a word
+			panic(http.ErrAbortHandler) // net/http then ends the connection, or the stream, and logs nothing
 		}, func() { handler.ServeHTTP(w, r) })
 	})
 }
 
-// panicked returns what notes the panics of a listener's handlers. The value may hold what the caller sent and is not logged. A stack
-// has kilobytes, and a caller who has found what makes a handler panic can send it again: so one a second is logged of each listener.
+// panicked returns a function that notes the panics of a listener's handlers. It does not log the value, which may hold what the caller sent.
+// It logs at most one stack a second for each listener: a stack has kilobytes, and a caller can send the request that causes a panic again.
 func (n *Node) panicked(listener string) func(method string, p *panics.Error) {
 	return func(method string, p *panics.Error) {
 		n.security.metrics.Panicked(listener)
@@ -83,7 +83,7 @@ func (n *Node) panicked(listener string) func(method string, p *panics.Error) {
 	}
 }
 
-// traceUnary has unary calls traced.
+// traceUnary returns the interceptor that traces unary calls.
 func (n *Node) traceUnary() grpc.ServerOption {
 	if n.tracer == nil {
 		return grpc.EmptyServerOption{}
@@ -91,7 +91,7 @@ func (n *Node) traceUnary() grpc.ServerOption {
 	return grpc.UnaryInterceptor(n.tracer.UnaryInterceptor)
 }
 
-// traceStreamed is the same for each check that comes over a stream; nil without traces.
+// traceStreamed returns the function that traces a check of a stream, or nil without traces.
 func (n *Node) traceStreamed() func(parent string) (below string, end func(codes.Code)) {
 	if n.tracer == nil {
 		return nil
@@ -101,11 +101,11 @@ func (n *Node) traceStreamed() func(parent string) (below string, end func(codes
 	}
 }
 
-// requestIDKey carries the name by which the log and the caller call a call.
+// requestIDKey is the metadata key of a call's id, which the log has as well.
 const requestIDKey = "x-request-id"
 
-// ended counts a unary call. It gives one that ends with an error an id, the caller's own or a fresh one, and logs it: at debug, like
-// the HTTP API does, unless the mistake is this node's.
+// ended counts a unary call. If the call failed, it gets an id (the caller's, or a new one) and is logged: at debug, as the HTTP API does,
+// unless the fault is this node's.
 func (n *Node) ended(ctx context.Context, method string, took time.Duration, err error) {
 	n.metrics.GRPC(method, took, err)
 	if err == nil {
@@ -116,11 +116,11 @@ func (n *Node) ended(ctx context.Context, method string, took time.Duration, err
 		given = values[0]
 	}
 	id := httpapi.RequestID(given)
-	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestIDKey, id)) // fails only where there is no stream to be answered
+	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestIDKey, id)) // fails only if there is no stream
 	level, code := slog.LevelDebug, status.Code(err)
 	if code == codes.Internal || code == codes.Unknown {
 		level = slog.LevelError
 	}
-	// Not the error's text, which repeats what the caller sent.
+	// The error's text is left out, because it repeats what the caller sent.
 	n.log.Log(ctx, level, "grpc call failed", "request_id", id, "method", method, "code", code.String())
 }

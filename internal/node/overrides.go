@@ -13,18 +13,18 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// overriding is what a node has for overrides that operators set.
+// overriding is the node's part for overrides that operators set.
 type overriding struct {
 	book       *control.Book
 	replicator *control.Replicator
 	service    *control.Overrides
 
-	mu       sync.Mutex  // held while policies are put into force, so that the last ones win
+	mu       sync.Mutex  // held while policies are put into force, so that the newest stay
 	file     *policy.Set // the policies of the file
-	inactive int         // overrides that are not in force
+	inactive int         // number of overrides that are not in force
 }
 
-// openOverrides reads the overrides of the data directory, which stand above the policies of the file.
+// openOverrides reads the overrides of the data directory, which take precedence over the policies of the file.
 func (n *Node) openOverrides(file *policy.Set) error {
 	name := ""
 	if n.cfg.DataDir != "" {
@@ -43,7 +43,7 @@ func (n *Node) openOverrides(file *policy.Set) error {
 	if err != nil {
 		return fmt.Errorf("data-dir: %w", err)
 	}
-	n.closing(func(context.Context) { n.work.Wait() }) // for the replicator, which writes the book, and all else that serves
+	n.closing(func(context.Context) { n.work.Wait() }) // before the data directory closes: the replicator writes to it
 	n.overrides.book, n.overrides.file = book, file
 	if st := book.Stats(); st.Overrides > 0 {
 		n.log.Info("overrides read", "file", name, "overrides", st.Overrides)
@@ -51,14 +51,14 @@ func (n *Node) openOverrides(file *policy.Set) error {
 	return nil
 }
 
-// effective returns the policies with the overrides, before any are in force.
+// effective returns the policies with the overrides, for the start of the node.
 func (n *Node) effective() *policy.Set {
 	n.overrides.mu.Lock()
 	defer n.overrides.mu.Unlock()
 	return n.policiesLocked(nil)
 }
 
-// openReplicator makes what compares overrides with other members, and what operators call.
+// openReplicator makes the part that exchanges overrides with other members, and the service for operators.
 func (n *Node) openReplicator() {
 	n.overrides.replicator = control.NewReplicator(control.ReplicatorConfig{
 		Self: n.self(), Book: n.overrides.book, Peers: n.peers, Apply: n.applyOverrides, Now: time.Now, Logger: n.log,
@@ -71,14 +71,14 @@ func (n *Node) openReplicator() {
 	})
 }
 
-// filePolicies are the policies without the overrides that operators have set.
+// filePolicies returns the policies without the overrides that operators have set.
 func (n *Node) filePolicies() *policy.Set {
 	n.overrides.mu.Lock()
 	defer n.overrides.mu.Unlock()
 	return n.overrides.file
 }
 
-// setPolicies puts the policies of a changed file into force, under the overrides that operators have set.
+// setPolicies puts the policies of a changed file into force, with the overrides.
 func (n *Node) setPolicies(file *policy.Set) {
 	n.overrides.mu.Lock()
 	n.overrides.file = file
@@ -86,15 +86,15 @@ func (n *Node) setPolicies(file *policy.Set) {
 	n.applyOverrides()
 }
 
-// applyOverrides puts changed overrides, or policies, into force.
+// applyOverrides puts changed overrides or policies into force.
 func (n *Node) applyOverrides() {
 	n.overrides.mu.Lock()
 	defer n.overrides.mu.Unlock()
 	n.limiter.SetPolicies(n.policiesLocked(n.limiter.Policies()))
 }
 
-// policiesLocked returns the policies of the file under the overrides, and logs when there are others that are not in force. before are the
-// policies in force, or nil.
+// policiesLocked returns the policies of the file with the overrides. It logs how many overrides are not in force if that number has changed.
+// before are the policies in force, or nil.
 func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
 	list := n.overrides.book.Overrides()
 	set, refused := n.overrides.file.WithOverrides(list, before)
@@ -112,7 +112,7 @@ func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
 	return set
 }
 
-// inactiveOverrides is the number of overrides that are not in force.
+// inactiveOverrides returns the number of overrides that are not in force.
 func (n *Node) inactiveOverrides() int {
 	n.overrides.mu.Lock()
 	defer n.overrides.mu.Unlock()

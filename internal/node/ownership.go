@@ -15,18 +15,18 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// settleAfter is how long a view of the membership must have stood before partitions are claimed or moved by it: what
-// changes together is seen together, and a crash takes two seconds to be seen anyway.
+// settleAfter is how long a view of the membership must stand before partitions are claimed or moved by it, so that changes that come together
+// are seen together. (A crash takes two seconds to be seen anyway.)
 const settleAfter = 150 * time.Millisecond
 
-// clocks returns the clock of decisions, one for deciding and for what is decided about, and that of leases, which goes on while
-// the host is suspended: meanwhile others take over.
+// clocks returns the clock of decisions, which is also the clock of stored states, and the clock of leases. The latter goes on while the host
+// is suspended, because other nodes take over meanwhile.
 func clocks() (decisions func() algo.Instant, leases func() int64) {
 	return limiter.ProcessClock(), runner.BootTime
 }
 
-// steer keeps the runner's view in step with the membership until ctx ends. Views that are the same to the ownership protocol, such as after
-// a reload of policies, whose hash the members tell each other, change nothing: each would hold up claims and moves for settleAfter.
+// steer updates the runner's view from the membership until ctx ends. It ignores changes that the ownership protocol does not see, such as of
+// the members' policy hashes: each would delay claims and moves by settleAfter.
 func steer(ctx context.Context, current func() *cluster.View, replaced func(*cluster.View) <-chan struct{}, set func(ownership.View)) {
 	for v := current(); ; {
 		backups := v.Ring.Without(v.Self.Name)
@@ -45,14 +45,14 @@ func steer(ctx context.Context, current func() *cluster.View, replaced func(*clu
 	}
 }
 
-// sameToOwnership says whether two views differ in nothing that ownershipView tells.
+// sameToOwnership reports whether ownershipView returns the same for both views.
 func sameToOwnership(a, b *cluster.View) bool {
 	return a.Self.State == b.Self.State && slices.EqualFunc(a.Members, b.Members, func(a, b cluster.Member) bool {
 		return nodeOf(&a) == nodeOf(&b) && a.State == b.State
 	})
 }
 
-// ownershipView is what the ownership protocol needs to know of a view.
+// ownershipView returns a view in the form of the ownership protocol.
 func ownershipView(v *cluster.View, backups *ring.Table, settled bool) ownership.View {
 	out := ownership.View{
 		Members: make([]ownership.Member, len(v.Members)),
@@ -86,7 +86,7 @@ func fill(owners []int32, t *ring.Table, at map[string]int32) {
 	}
 }
 
-// aloneView is the view of a node that is in no cluster.
+// aloneView returns the view of a node without gossip.
 func aloneView(self ownership.Node) ownership.View {
 	return ownership.View{
 		Members: []ownership.Member{{Node: self, Active: true}},
@@ -95,7 +95,7 @@ func aloneView(self ownership.Node) ownership.View {
 	}
 }
 
-// handOver gives everything to the others. That there are none is no error.
+// handOver hands everything over to the other members. It is no error if there are none.
 func (n *Node) handOver(ctx context.Context) error {
 	err := n.runner.Drain(ctx)
 	n.awaitSaved(ctx)

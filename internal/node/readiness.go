@@ -7,15 +7,15 @@ import (
 	"time"
 )
 
-// readinessConfig says what a node waits for. All fields are required.
+// readinessConfig configures readiness. All fields are required.
 type readinessConfig struct {
 	// Joined reports whether the node is an active member, or why not.
 	Joined func() (ok bool, why string)
-	// Conditions are what a member waits for, looked at in this order.
+	// Conditions are what a member waits for, in this order.
 	Conditions []condition
-	// Held is how many partitions the node holds. As long as they become more, it waits.
+	// Held returns how many partitions the node holds. While the number grows, the node waits.
 	Held func() int
-	// Now tells the time.
+	// Now returns the time.
 	Now func() time.Time
 	// Became is called when the node becomes ready, unless it has begun to stop.
 	Became func()
@@ -24,18 +24,18 @@ type readinessConfig struct {
 
 // condition is something that a node waits for.
 type condition struct {
-	What  string // for an operator: what is waited for
+	What  string // what the node waits for, for an operator
 	Holds func(ctx context.Context) bool
 }
 
-// readiness is that of one node. Its methods are safe for concurrent use.
+// readiness says when a node is ready. Its methods are safe for concurrent use.
 //
-// A node is ready for traffic once it is a member and each of its conditions holds; or, as a member, once nothing has changed for a while,
-// because unreachable members must not delay it for ever. It becomes ready once, and stays so until it begins to stop, whatever becomes of
-// the conditions.
+// A node is ready for traffic once it is a member and each of its conditions holds. It is also ready if, as a member, it has waited for
+// patience without progress, because unreachable members must not delay it for ever. It becomes ready once, and stays so until it begins to
+// stop, even if a condition no longer holds.
 type readiness struct {
 	cfg     readinessConfig
-	awaited atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
+	awaited atomic.Pointer[string] // what the node waited for when Settle last looked
 	became  chan struct{}
 	stopped context.Context // ends with Stop
 	stop    context.CancelFunc
@@ -48,18 +48,17 @@ func newReadiness(cfg readinessConfig) *readiness {
 	return r
 }
 
-// patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
-// view, must not hold it up for ever. But as long as more and more partitions come, it waits: who restarts nodes one by one
-// takes one that is ready for one that holds its share.
+// patience bounds how long a member waits for the others: one that does not answer, or has another view, must not delay it for ever. While the
+// number of its partitions grows, the node goes on waiting, because a rolling restart takes a ready node for one that holds its share.
 const patience = 10 * time.Second
 
-// waiting is how far a node has got in that. The zero value has not begun.
+// waiting is the state of this wait. The zero value: the wait has not begun.
 type waiting struct {
 	until time.Time
 	held  int // the most partitions so far
 }
 
-// enough takes in how things stand, and reports whether the node has waited long enough.
+// enough updates the wait, and reports whether the node has waited long enough.
 func (w *waiting) enough(now time.Time, member bool, held int) bool {
 	if !member || held > w.held || w.until.IsZero() {
 		w.until, w.held = now.Add(patience), max(held, w.held)
@@ -67,7 +66,7 @@ func (w *waiting) enough(now time.Time, member bool, held int) bool {
 	return now.After(w.until)
 }
 
-// Settle makes the node ready when it is time, and returns then, or when ctx ends.
+// Settle makes the node ready once it may be. It returns then, or when ctx ends.
 func (r *readiness) Settle(ctx context.Context) {
 	var w waiting
 	for {
@@ -91,7 +90,7 @@ func (r *readiness) Settle(ctx context.Context) {
 	}
 }
 
-// awaits says what the node has to wait for; nothing when that is empty.
+// awaits returns what the node has to wait for, or "".
 func (r *readiness) awaits(ctx context.Context) string {
 	if member, why := r.cfg.Joined(); !member {
 		return why
@@ -104,16 +103,16 @@ func (r *readiness) awaits(ctx context.Context) string {
 	return ""
 }
 
-// Stop has the node be ready no more.
+// Stop ends the readiness for good.
 func (r *readiness) Stop() { r.stop() }
 
 // Stopping reports whether Stop was called.
 func (r *readiness) Stopping() bool { return r.stopped.Err() != nil }
 
-// Became is closed once the node has become ready.
+// Became returns a channel that is closed once the node has become ready.
 func (r *readiness) Became() <-chan struct{} { return r.became }
 
-// Follow is Settled, with a channel that is closed when that changes.
+// Follow returns Settled, and a channel that is closed when Settled changes.
 func (r *readiness) Follow() (settled bool, changed <-chan struct{}) {
 	if r.Stopping() {
 		return false, nil
@@ -148,7 +147,7 @@ func (r *readiness) Ready() (ok bool, why string) {
 	return member && ready, why
 }
 
-// pause waits a moment before something is looked at again. It returns false at once when ctx is done.
+// pause waits a moment before the caller looks again. It returns false at once when ctx is done.
 func pause(ctx context.Context) bool {
 	select {
 	case <-time.After(25 * time.Millisecond):

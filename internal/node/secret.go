@@ -10,14 +10,14 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// minSecret is the length in bytes of the shortest secret: what cannot be guessed has at least 128 bits.
+// minSecret is the least length of a secret in bytes: 128 bits cannot be guessed.
 const minSecret = 16
 
-// maxSecret is the size in bytes of the largest file with a secret.
+// maxSecret is the largest size of a file with a secret, in bytes.
 const maxSecret = 64 << 10
 
-// readSecret returns the key that places keys, derived from the cluster's secret (HKDF, RFC 5869): without it outsiders cannot
-// work out which keys share a partition. All nodes must have the same.
+// readSecret returns the hash key derived from the cluster's secret (HKDF, RFC 5869). Without the secret, outsiders cannot find out which keys
+// share a partition. All nodes must have the same secret.
 func readSecret(secretFile string) (ring.HashKey, error) {
 	secret, err := reload.ReadFile(secretFile, maxSecret)
 	if err != nil {
@@ -30,5 +30,5 @@ func readSecret(secretFile string) (ring.HashKey, error) {
 	if err != nil {
 		return ring.HashKey{}, fmt.Errorf("cluster-secret-file: %w", err)
 	}
-	return ring.ParseHashKey(derived) // which takes a key of this size
+	return ring.ParseHashKey(derived) // cannot fail: the size is right
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/weirlimit/weir/internal/reload"
 )
 
-// security is what a node has of it while it runs.
+// security is the part of a node that authenticates and encrypts.
 type security struct {
 	cfg     Security
-	now     func() time.Time // tells when certificates expire; nil: time.Now
-	stderr  io.Writer        // that the audit log may go to
+	now     func() time.Time // the time by which certificates expire; nil: time.Now
+	stderr  io.Writer        // for an audit log to stderr
 	log     *slog.Logger
 	metrics *observe.Security
 	denials *denials
@@ -30,10 +30,10 @@ type security struct {
 	files   []followedFile
 
 	gossipKeys  *reload.Watcher[[][]byte] // nil: gossip in plain text
-	keysChanged fifo.Signal               // set when their file has
+	keysChanged fifo.Signal               // set when the gossip key file has changed
 }
 
-// openSecurity reads the files. With an error nothing is left open.
+// openSecurity reads the files. If it fails, nothing is left open.
 func openSecurity(of *Config) (_ *security, err error) {
 	cfg, log := of.Security, of.Logger
 	s := &security{cfg: cfg, now: of.Now, stderr: of.Stderr, log: log, keysChanged: fifo.NewSignal()}
@@ -64,7 +64,7 @@ func openSecurity(of *Config) (_ *security, err error) {
 		Denied:          s.denials.note,
 		Now:             s.denials.now,
 	}
-	if s.audit != nil { // otherwise there is nothing to go through auth for
+	if s.audit != nil { // without an audit log Audit must stay nil
 		authConfig.Audit = s.audit.Record
 	}
 	if cfg.AccessFile != "" {
@@ -83,20 +83,20 @@ func openSecurity(of *Config) (_ *security, err error) {
 	return s, nil
 }
 
-// warnReadable says which of the files with keys other users of the host may read. Their group may: that is how an orchestrator
-// gives a file to a process.
+// warnReadable logs which of the files with keys other users of the host may read. The file's group may read it: orchestrators give files to
+// processes so.
 func (s *security) warnReadable(files ...string) {
 	for _, name := range files {
 		if name == "" {
 			continue
 		}
-		if open, err := reload.ReadableByOthers(name); err == nil && open { // what else is wrong is reported by who reads it
+		if open, err := reload.ReadableByOthers(name); err == nil && open { // other errors are reported where the file is read
 			s.log.Warn("key file readable by other users", "file", name, "hint", "chmod o-r")
 		}
 	}
 }
 
-// openAudit opens the audit log, if there is to be one.
+// openAudit opens the audit log, if the node has one.
 func (s *security) openAudit() (err error) {
 	if s.cfg.AuditLog == "" {
 		return nil
@@ -121,7 +121,7 @@ func (s *security) openAccess() (*reload.Watcher[*auth.Callers], error) {
 	return watch(s, "access", s.cfg.AccessFile, reload.Config[*auth.Callers]{Parse: parse})
 }
 
-// openGossipKeys reads the keys and keeps watching their file.
+// openGossipKeys reads the gossip keys, and watches their file.
 func (s *security) openGossipKeys() (*reload.Watcher[[][]byte], error) {
 	parse := func(contents [][]byte) ([][]byte, error) { return cluster.ParseKeys(s.cfg.GossipKeyFile, contents[0]) }
 	changed := func([][]byte) {
@@ -131,7 +131,7 @@ func (s *security) openGossipKeys() (*reload.Watcher[[][]byte], error) {
 	return watch(s, "gossip_keys", s.cfg.GossipKeyFile, reload.Config[[][]byte]{Parse: parse, OnChange: changed})
 }
 
-// watch reads a file and keeps watching it.
+// watch reads a file and watches it.
 func watch[T any](s *security, what, file string, cfg reload.Config[T]) (*reload.Watcher[T], error) {
 	s.metrics.Watching(what)
 	changed := cfg.OnChange
@@ -149,7 +149,7 @@ func watch[T any](s *security, what, file string, cfg reload.Config[T]) (*reload
 	return w, err
 }
 
-// openCerts opens certificates; ownName is what this side's own must have where it presents what it demands.
+// openCerts opens certificates. If ownName is not empty, this node's own certificate must have that name, as it demands of others.
 func (s *security) openCerts(what string, files, flags reload.CertFiles, ownName string) (*reload.Certs, error) {
 	s.metrics.Watching(what)
 	return reload.OpenCerts(files, reload.CertConfig{
@@ -163,7 +163,7 @@ func (s *security) openCerts(what string, files, flags reload.CertFiles, ownName
 	})
 }
 
-// reloadFailed returns what is to be done when files have changed and cannot be taken.
+// reloadFailed returns the function that notes that changed files are invalid.
 func (s *security) reloadFailed(what string) func(error) {
 	return func(err error) {
 		s.metrics.Reloaded(what, false)
@@ -171,7 +171,7 @@ func (s *security) reloadFailed(what string) func(error) {
 	}
 }
 
-// expiries tells when the certificates in use expire.
+// expiries returns when the certificates in use expire.
 func (s *security) expiries() map[string]time.Time {
 	all := make(map[string]time.Time)
 	if s.callers != nil {

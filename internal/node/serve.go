@@ -28,7 +28,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
+// handshakeTimeout bounds the handshake of a connection: a server that stops waits for it, and gRPC's own bound is 2 min.
 const handshakeTimeout = 5 * time.Second
 
 // serve starts a server on each listener that is open.
@@ -36,7 +36,7 @@ func (n *Node) serve() error {
 	if n.listeners.peer != nil {
 		n.servePeers()
 	}
-	var ends []func(context.Context) // of the servers for callers
+	var ends []func(context.Context) // of the servers of callers
 	if n.listeners.grpc != nil {
 		ends = append(ends, n.serveGRPC())
 	}
@@ -48,9 +48,9 @@ func (n *Node) serve() error {
 	}
 	n.closing(func(ctx context.Context) {
 		if n.console != nil {
-			n.console.Close() // whose streams would last as long as somebody looks
+			n.console.Close() // its streams would last until their browsers close them
 		}
-		var servers sync.WaitGroup // side by side, so that neither uses up the other's time
+		var servers sync.WaitGroup // in parallel, so that no server uses up the time of another
 		for _, end := range ends {
 			servers.Go(func() { end(ctx) })
 		}
@@ -83,21 +83,21 @@ func (n *Node) servePeers() {
 	n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 }
 
-// closePeers ends what goes to other nodes and comes from them.
+// closePeers ends the streams to and from other nodes.
 func (n *Node) closePeers(ctx context.Context) {
 	if n.peerService != nil {
-		n.peerService.Drain(ctx) // what was handed on for other nodes, while it was this one's
+		n.peerService.Drain(ctx) // waits for answers to checks that this node has forwarded since it lost their partitions
 	}
 	n.messenger.Close()
-	n.peers.Close() // before the server, whose handlers may wait for what they handed on
+	n.peers.Close() // before the server, whose handlers may wait for what peers has sent
 	if n.peerServer != nil {
 		silent := n.listeners.peer.CloseSilent()
-		n.peerServer.Stop() // streams between nodes never end by themselves
+		n.peerServer.Stop() // streams between nodes do not end by themselves
 		silent.Stop()
 	}
 }
 
-// serveGRPC serves callers over gRPC, and returns what ends that.
+// serveGRPC serves callers over gRPC, and returns the function that ends the server.
 func (n *Node) serveGRPC() (end func(context.Context)) {
 	callers := grpcapi.NewServer(grpcapi.ServerConfig{
 		Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter), Caller: n.security.nameOf,
@@ -115,8 +115,7 @@ func (n *Node) serveGRPC() (end func(context.Context)) {
 	server := grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.limits.grpcServer(n.cfg.Memory)), n.security.grpcServer("grpc"),
 		grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.ForceServerCodecV2(codec), experimental.BufferPool(n.buffers),
-		// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
-		// minutes would cut them off for it.
+		// Callers may ping every 10 s, as the Go client does. gRPC would end their connections, because its own least interval is 5 minutes.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainStreamInterceptor(n.endWithNode, callers.EndUnread), n.traceUnary(),
 	)...)
@@ -147,7 +146,7 @@ func (n *Node) registerGRPC(services grpc.ServiceRegistrar, callers *grpcapi.Ser
 	n.setHealth(false)
 }
 
-// serveHTTP serves callers over HTTP, and returns what ends that.
+// serveHTTP serves callers over HTTP, and returns the function that ends the server.
 func (n *Node) serveHTTP() (end func(context.Context)) {
 	api := httpapi.New(httpapi.Config{
 		Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
@@ -163,12 +162,12 @@ func (n *Node) serveHTTP() (end func(context.Context)) {
 		defer n.listeners.http.CloseSilent().Stop()
 		if err := server.Shutdown(ctx); err != nil {
 			n.log.Warn("requests aborted", "error", err)
-			_ = server.Close() // what is left is cut off, as said
+			_ = server.Close() // the log has said so
 		}
 	}
 }
 
-// serveRESP serves callers over the Redis protocol, and returns what ends that.
+// serveRESP serves callers over the Redis protocol, and returns the function that ends the server.
 func (n *Node) serveRESP() (end func(context.Context)) {
 	server := resp.New(resp.Config{
 		Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Current: n.security.current,
@@ -182,15 +181,15 @@ func (n *Node) serveRESP() (end func(context.Context)) {
 	})
 	n.work.Go(func() { n.served("resp", server.Serve(n.listeners.resp)) })
 	return func(ctx context.Context) {
-		_ = n.listeners.resp.Close() // an error shows when the server ends
+		_ = n.listeners.resp.Close() // the error of Serve says more
 		if err := server.Shutdown(ctx); err != nil {
 			n.log.Warn("connections aborted", "listener", "resp", "error", err)
 		}
 	}
 }
 
-// endWithNode has streams end when the node does: whoever watches its health would otherwise keep it from stopping until
-// the grace time is over.
+// endWithNode ends streams when the node stops: a caller that watches health would otherwise keep the node running until the grace time is
+// over.
 func (n *Node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -207,7 +206,7 @@ type streamUntil struct {
 // Context implements grpc.ServerStream.
 func (s streamUntil) Context() context.Context { return s.ctx }
 
-// served reports that a server ended, unless it was told to.
+// served has the node fail if a server has ended without being told to.
 func (n *Node) served(what string, err error) {
 	if err != nil && n.ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
 		n.fail(fmt.Errorf("%s server: %w", what, err))

@@ -12,14 +12,14 @@ import (
 	"github.com/weirlimit/weir/internal/admission"
 )
 
-// Auto is the text of a setting that follows from the memory there is.
+// Auto is the text of a setting that follows from the available memory.
 const Auto = "auto"
 
 // Setting is a field of Config, or of a struct that has one, with the tag flag. The tags of a setting are:
 //
 //	flag     its name as a flag; in the environment it is WEIR_NAME
 //	help     what it is for
-//	default  the text that stands for it where nothing is said
+//	default  the text that stands for the default
 //	unit     size, memory or int: how a number is written; a Port and a time.Duration have their own forms
 //	range    the least and the most of a number, as in "1s..1m"
 //	zero     "none": the text 0 stands for no bound or for none, which is the number -1
@@ -35,8 +35,7 @@ type Setting struct {
 	text   string
 }
 
-// Settings returns the settings of the struct that of points to, and of the structs in it, with their defaults in force for the numbers
-// of flags.
+// Settings returns the settings of the struct that of points to, and of the structs in it. The flags of numbers show their defaults.
 func Settings(of any) (all []*Setting) {
 	v := reflect.ValueOf(of).Elem()
 	for i := range v.NumField() {
@@ -55,7 +54,7 @@ func Settings(of any) (all []*Setting) {
 	return all
 }
 
-// Numeric reports whether the setting is a whole number, a time or a port.
+// Numeric reports whether the setting is a whole number, a duration or a port.
 func (s *Setting) Numeric() bool { return s.number.CanInt() }
 
 // Set implements pflag.Value.
@@ -87,7 +86,7 @@ func (s *Setting) Type() string {
 	return "int"
 }
 
-// parse reads a number with its bounds.
+// parse parses a number and checks its range.
 func (s *Setting) parse(text string) (int64, error) {
 	switch kind := s.Type(); {
 	case kind == "port":
@@ -116,7 +115,7 @@ func (s *Setting) parse(text string) (int64, error) {
 	return n, nil
 }
 
-// read reads a number in its unit.
+// read parses a number in the setting's unit.
 func (s *Setting) read(text string) (int64, error) {
 	switch s.Type() {
 	case "duration":
@@ -129,7 +128,7 @@ func (s *Setting) read(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, map[reflect.Kind]int{reflect.Int: 32, reflect.Int64: 64}[s.number.Kind()])
 }
 
-// within reports whether a number keeps to the range.
+// within reports whether a number is in the range.
 func (s *Setting) within(n int64) bool {
 	least, most, _ := strings.Cut(s.tag.Get("range"), "..")
 	if low, err := s.read(least); err == nil && n < low {
@@ -139,7 +138,7 @@ func (s *Setting) within(n int64) bool {
 	return err != nil || n <= high
 }
 
-// mistake is the error for a value that the setting cannot have.
+// mistake returns the error for an invalid value.
 func (s *Setting) mistake(value string) error {
 	what := map[string]string{"port": "a port", "int": "a number", "duration": "a time, such as 1m30s", "size": "a size, such as 64KiB", "memory": "an amount"}[s.Type()]
 	least, most, _ := strings.Cut(s.tag.Get("range"), "..")
@@ -152,7 +151,7 @@ func (s *Setting) mistake(value string) error {
 	return fmt.Errorf("%s is not %s", value, what)
 }
 
-// checkNumbers reports the first number of the settings that is out of its range.
+// checkNumbers returns an error for the first number out of its range.
 func checkNumbers(settings []*Setting) error {
 	for _, s := range settings {
 		if !s.Numeric() {
@@ -169,11 +168,11 @@ func checkNumbers(settings []*Setting) error {
 	return nil
 }
 
-// setDefaults gives numbers that say nothing their defaults, but for those that follow from the memory.
+// setDefaults sets numbers that are zero to their defaults, except those that follow from the memory.
 func setDefaults(settings []*Setting) {
 	for _, s := range settings {
 		if s.Numeric() && s.number.IsZero() && s.Type() != "port" && s.Default != Auto {
-			_ = s.Set(s.Default) // TestDefaults: it is right
+			_ = s.Set(s.Default) // TestDefaults checks that Default is valid
 		}
 	}
 }

@@ -28,11 +28,11 @@ import (
 	"github.com/weirlimit/weir/rpc/replica"
 )
 
-// Start starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
-// error names the flag that is to blame, and leaves nothing running.
+// Start starts a node. It returns once every port is open and served; Settled says when the node is ready for traffic. An error names the flag
+// that is wrong, and leaves nothing running.
 //
-// Each step opens one part of the node and tells with closing how the part ends. A part uses only parts of earlier steps, so stop
-// ends them in the reverse order.
+// Each step opens one part of the node and calls closing with the function that ends the part. A part uses only parts of earlier steps, so
+// stop ends them in the reverse order.
 func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n = &Node{cfg: cfg, log: cfg.Logger, started: time.Now(), health: health.NewServer()}
 	n.failing, n.fail = context.WithCancelCause(context.Background())
@@ -50,15 +50,14 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	return n, nil
 }
 
-// closing has stop call end, before all that has been given to closing earlier.
+// closing has stop call end, before the functions that were given to closing earlier.
 func (n *Node) closing(end func(context.Context)) { n.closers = append(n.closers, end) }
 
-// Stop is StopWithin with the grace time alone. What was not done in good order is in the log.
+// Stop is StopWithin without a bound besides the grace time. The log has what it did not complete.
 func (n *Node) Stop() { _ = n.StopWithin(context.Background()) }
 
-// StopWithin leaves the cluster, hands over what the node holds and ends everything: until ctx is done, within the grace time, and
-// what it takes to say goodbye, some seconds at most. It may be called more than once, and returns when all has ended. The error says what
-// was not done in good order.
+// StopWithin leaves the cluster, hands over what the node holds and ends everything. It takes until ctx is done or the grace time is over, and
+// then some seconds at most to close connections. A second call waits for the first. The error says what was not completed.
 func (n *Node) StopWithin(ctx context.Context) error {
 	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
 	return n.stopErr
@@ -66,7 +65,7 @@ func (n *Node) StopWithin(ctx context.Context) error {
 
 func (n *Node) stop(ctx context.Context) (err error) {
 	n.readiness.Stop()
-	n.health.Shutdown() // for good: readiness may be about to say that all is well
+	n.health.Shutdown() // for good: readiness may set it again otherwise
 	ctx, done := context.WithTimeout(ctx, n.cfg.Grace)
 	defer done()
 	if n.cluster != nil {
@@ -79,12 +78,12 @@ func (n *Node) stop(ctx context.Context) (err error) {
 	return err
 }
 
-// leave gives everything of this node to the other members.
+// leave hands everything of this node over to the other members.
 func (n *Node) leave(ctx context.Context) error {
 	if n.limiter != nil {
-		n.limiter.ReturnLoans(ctx) // which others may want, and would have to wait for
+		n.limiter.ReturnLoans(ctx) // others may need the units, and would have to wait for them
 	}
-	// Before the servers end, so that the others stop sending while this node still answers.
+	// leaveRing comes before the servers end, so that the others stop sending while this node still answers.
 	err := n.leaveRing(ctx)
 	if n.runner != nil {
 		err = errors.Join(err, n.handOver(ctx))
@@ -92,11 +91,11 @@ func (n *Node) leave(ctx context.Context) error {
 	return err
 }
 
-// agreeFor bounds how long a node that leaves stays because others have not heard of that.
+// agreeFor bounds how long a leaving node waits for the other members.
 const agreeFor = 3 * time.Second
 
-// leaveRing takes this node out of the ring, and waits a little until the others have done so too: what they still send
-// until then would go unanswered.
+// leaveRing takes this node out of the ring, and waits until the others have done so too, for agreeFor at most: what they send to a stopped
+// node would stay unanswered.
 func (n *Node) leaveRing(ctx context.Context) error {
 	active, _ := n.joined()
 	if err := n.cluster.Leave(ctx); err != nil {
@@ -104,7 +103,7 @@ func (n *Node) leaveRing(ctx context.Context) error {
 		return err
 	}
 	if !active {
-		return nil // nobody sends to a node that never was in the ring
+		return nil // no node sends to one that was never in the ring
 	}
 	ctx, cancel := context.WithTimeout(ctx, agreeFor)
 	defer cancel()
@@ -113,7 +112,7 @@ func (n *Node) leaveRing(ctx context.Context) error {
 	return nil
 }
 
-// divideMemory divides what the node may use among its parts.
+// divideMemory divides the memory of the node among its parts.
 func (n *Node) divideMemory() error {
 	cfg := n.cfg.withDefaults()
 	fitted, over, err := cfg.Limits.fitted(cfg.Memory, cfg.MaxMemory)
@@ -128,14 +127,14 @@ func (n *Node) divideMemory() error {
 	}
 	n.cfg, n.limits, n.kept = cfg, cfg.Limits.withDefaults(fitted), fairshare.New(int(fitted.Kept))
 	if n.limits.MaxConnections < 0 {
-		fitted.Callers = 0 // of any number
+		fitted.Callers = 0 // no bound
 	}
 	n.callersMemory, n.requests = fairshare.New(int(fitted.Callers)), admission.NewGate(fitted.Requests)
 	n.forwardAuth, err = cfg.forwardAuth()
 	return err
 }
 
-// openSecurity reads the files of authentication and encryption, and follows them.
+// openSecurity reads the files of authentication and encryption, and watches them.
 func (n *Node) openSecurity() (err error) {
 	if n.security, err = openSecurity(&n.cfg); err != nil {
 		return err
@@ -144,7 +143,7 @@ func (n *Node) openSecurity() (err error) {
 	return nil
 }
 
-// openPolicies reads the policy file and the overrides that stand above it.
+// openPolicies reads the policy file and the overrides that operators have set.
 func (n *Node) openPolicies() (err error) {
 	policies := n.cfg.Policies
 	if n.cfg.PolicyFile != "" {
@@ -161,13 +160,13 @@ func (n *Node) openPolicies() (err error) {
 	return n.openOverrides(policies)
 }
 
-// openHashKey takes the key that places keys.
+// openHashKey derives the hash key from the cluster's secret. A node without gossip and secret gets a random one.
 func (n *Node) openHashKey() (err error) {
 	switch {
 	case n.cfg.Security.ClusterSecretFile != "":
 		n.hashKey, err = readSecret(n.cfg.Security.ClusterSecretFile)
 	case n.cfg.GossipPort == PortOff:
-		n.hashKey = ring.RandomHashKey() // no other node has to have the same
+		n.hashKey = ring.RandomHashKey() // no other node needs the same key
 	}
 	n.settings = ring.SettingsFingerprint(n.hashKey)
 	return err
@@ -193,7 +192,7 @@ func (n *Node) openListeners() (err error) {
 			return err
 		}
 		if *l.to != nil {
-			n.closing(func(context.Context) { _ = (*l.to).Close() }) // its server may have closed it
+			n.closing(func(context.Context) { _ = (*l.to).Close() }) // fails if its server has closed it
 		}
 	}
 	n.security.warn(n.cfg)
@@ -224,7 +223,7 @@ func (n *Node) listen(setting string, p Port) (*admission.Listener, error) {
 	return nil, fmt.Errorf("%s: %w", setting, err)
 }
 
-// join starts the gossip, unless the node is alone for good.
+// join starts gossip, unless it is off.
 func (n *Node) join() (err error) {
 	if n.cfg.GossipPort == PortOff {
 		return nil
@@ -253,13 +252,13 @@ func portOf(l *admission.Listener) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// shortHash is the policies' hash as gossip carries it.
+// shortHash returns the first 32 bits of the policies' hash, for gossip.
 func shortHash(s *policy.Set) uint32 {
-	hash, _ := strconv.ParseUint(s.Hash()[:8], 16, 32) // it is of hexadecimal digits
+	hash, _ := strconv.ParseUint(s.Hash()[:8], 16, 32) // Hash returns hexadecimal digits
 	return uint32(hash)
 }
 
-// openLimiter opens what decides: the states, the ownership of partitions, the ways to other nodes, and the limiter on top of them.
+// openLimiter opens the ownership of partitions, the streams to other nodes, and the limiter, which uses them and the store.
 func (n *Node) openLimiter() (err error) {
 	if n.recorder, err = newActivityRecorder(); err != nil {
 		return err
@@ -299,7 +298,7 @@ func (n *Node) openLimiter() (err error) {
 	return nil
 }
 
-// openMetrics opens the metrics, which count what changed files do, and follows the files from then on.
+// openMetrics opens the metrics, and then begins to watch the files: a change of a file is counted in the metrics.
 func (n *Node) openMetrics() error {
 	collectors := append(n.envoyCollectors(), n.security.metrics, n.hops, observe.Reading(n.readRoom), observe.Reading(n.readDisk),
 		control.OverrideMetrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator))
@@ -321,11 +320,11 @@ func (n *Node) openMetrics() error {
 	if n.envoy.files != nil {
 		n.envoy.files.Watch()
 	}
-	n.closing(n.closeFiles) // before the limiter, which a changed file goes to
+	n.closing(n.closeFiles) // before the limiter ends, which a changed file is applied to
 	return nil
 }
 
-// follow has the node follow its cluster, or decide alone.
+// follow starts the goroutines that follow the cluster; without gossip, the node holds all partitions.
 func (n *Node) follow() error {
 	n.work.Go(func() { n.overrides.replicator.Run(n.ctx) })
 	n.work.Go(func() { n.readiness.Settle(n.ctx) })

@@ -10,8 +10,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 )
 
-// ParseVoters returns the names in a list, in which ordinals:N alone stands for the lowest ordinals of the StatefulSet that the node
-// of the given name belongs to.
+// ParseVoters returns the names in a list. A list of ordinals:N alone stands for the N lowest ordinals of the StatefulSet of the node name.
 func ParseVoters(list []string, name string) ([]string, error) {
 	if len(list) != 1 {
 		return list, nil
@@ -35,7 +34,7 @@ func ParseVoters(list []string, name string) ([]string, error) {
 	return voters, nil
 }
 
-// checkVoters says what is wrong with the names of voters.
+// checkVoters returns what is wrong with the names of voters.
 func checkVoters(voters []string) error {
 	if len(voters) > 0 && !IsVoterCount(len(voters)) {
 		return fmt.Errorf("%d voters are given: the number of voters is 1, 3 or 5", len(voters))
@@ -51,8 +50,8 @@ func checkVoters(voters []string) error {
 	return nil
 }
 
-// IsVoterCount reports whether a cluster can have so many voters: an even number of voters survives no more losses than one less.
+// IsVoterCount reports whether a cluster can have n voters. An even number survives no more losses than one voter fewer.
 func IsVoterCount(n int) bool { return n == 1 || n == 3 || n == 5 }
 
-// ordinal matches a pod's name: the ordinal, which a StatefulSet puts behind the last hyphen, and what is before it.
+// ordinal matches a pod's name: the ordinal, which a StatefulSet puts after the last hyphen, and the text before it.
 var ordinal = regexp.MustCompile(`^(.+-)(0|[1-9][0-9]{0,8})$`)
