@@ -22,64 +22,65 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// File is one configuration file. Its Name is for messages.
+// File is one configuration file. Name is for errors.
 type File struct {
 	Name string
 	Data []byte
 }
 
-// Options say how files are read. The zero value is that of the reference.
+// Options say how files are read. The zero value is the reference's behaviour.
 type Options struct {
-	// MergeDomains lets several files describe one domain (the reference's MERGE_DOMAIN_CONFIG). Otherwise that is a mistake.
+	// MergeDomains allows several files to describe one domain (the reference's MERGE_DOMAIN_CONFIG). Otherwise that is an
+	// error.
 	MergeDomains bool
-	// Quotable, when set, reports why a policy's limits cannot be divided among data planes; nil when they can. It is asked about
-	// the policies of quota_buckets.
+	// Quotable, when set, returns an error when the limits of a policy cannot be divided among data planes. It is called for
+	// the policies in quota_buckets.
 	Quotable func(policy string) error
 }
 
-// Config is what configuration files say. It is never changed, and safe for concurrent use.
+// Config is the contents of configuration files. It never changes, and is safe for concurrent use.
 type Config struct {
 	domains map[string]*domain
 	limits  int
 	hash    [sha256.Size]byte
 }
 
-// Hash is the hash of the files: that of nodes with the same files in directories of any name is the same.
+// Hash returns a hash of the files' names and contents. It does not depend on their directory, so that nodes can compare it.
 func (c *Config) Hash() [sha256.Size]byte { return c.hash }
 
 // Domains returns the number of domains, and of limits in them.
 func (c *Config) Domains() (domains, limits int) { return len(c.domains), c.limits }
 
-// domain is the limits of one domain. Of what it is made up it is the root: it has no limit of its own.
+// domain is the limits of one domain. Its node is the root of the descriptors, and has no limit.
 type domain struct {
 	node
 	name, namespace string
-	file            string // of the first file that describes it
+	file            string // the first file that describes it
 	line            int
-	charge          charge // of limits that a request brings along
+	charge          charge // for limits in requests
 	quotas          []quotaBucket
 }
 
 // node is one descriptor of a file.
 type node struct {
-	// children are by key, or by key and value with an underscore between them, as the reference looks them up.
+	// children are by key, or by key and value joined by an underscore, as in the reference.
 	children  map[string]*node
-	wildcards []pattern // those of children that have an *, in the order of the files
+	wildcards []pattern // the children with an *, in the order of the files
 	limit     *rule     // nil: none
-	value     string    // that the file names; empty: none
-	pattern   string    // of a wildcard with share_threshold: what stands for the value in the state's key
+	value     string    // value in the file; empty: none
+	pattern   string    // with share_threshold: the text that replaces the value in the state's key
 	byValue   bool      // value_to_metric
 	file      string
 	line      int
 }
 
-// pattern is a child whose composite key has an *, each of which stands for any text, also for none.
+// pattern is a child whose composite key has one * or more. An * stands for any text, also the empty one.
 type pattern struct {
 	*node
 	parts []string // the texts before, between and after the *
 }
 
-// matches reports whether the pattern stands for a composite key.
+// matches says whether a composite key fits the pattern.
 func (p *pattern) matches(composite string) bool {
 	last := len(p.parts) - 1
 	rest, ok := strings.CutPrefix(composite, p.parts[0])
@@ -97,32 +98,32 @@ func (p *pattern) matches(composite string) bool {
 	return true
 }
 
-// rule is one rate limit of a file, or of a request.
+// rule is one limit of a file or of a request.
 type rule struct {
-	fullKey  string // domain and keys, with dots between them: its name in metrics
+	fullKey  string // domain and keys, joined by dots: the name in metrics
 	name     string
 	replaces []string
 
 	unlimited bool
 	perUnit   uint32
 	unit      ratelimitv3.RateLimitResponse_RateLimit_Unit
-	multiple  uint32 // unit_multiplier as it was given; 0: not
+	multiple  uint32 // unit_multiplier in the file; 0: none
 
-	limit  *algo.Limit // that a state is kept under; nil when unlimited or of a policy
-	policy string      // that decides in place of a limit; empty: none
+	limit  *algo.Limit // of the state; nil when unlimited or a policy's
+	policy string      // name of the policy that decides in place of limit; empty: none
 	charge charge
 
 	shadow, quota, detailed bool
 	metadata                *structpb.Struct
 }
 
-// charge says what is charged of what is refused.
+// charge says what is charged when descriptors are refused.
 type charge uint8
 
 const (
-	chargeAlways      charge = iota // everything, as the reference does
-	chargeIndependent               // of each descriptor, what is admitted
-	chargeAllOrNone                 // nothing, unless all descriptors of the request are admitted
+	chargeAlways      charge = iota // all hits, as in the reference
+	chargeIndependent               // the hits of each descriptor that is admitted
+	chargeAllOrNone                 // nothing unless all descriptors of the request are admitted
 )
 
 var chargeWords = []string{"always", "independent", "all_or_none"}
@@ -133,18 +134,19 @@ var (
 		"value_to_metric", "share_threshold", "metadata"}
 	limitFields = []string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "name", "replaces",
 		"algorithm", "capacity", "carry_debt", "max_debt", "charge", "policy"}
-	// Not leaky_bucket, whose delays the protocol cannot say, nor concurrency, whose leases it cannot end.
+	// Without leaky_bucket, because the protocol cannot express its delays, and concurrency, because it cannot release
+	// leases.
 	algorithmWords = []string{"fixed_window", "sliding_window", "sliding_counter", "sliding_log", "token_bucket"}
 )
 
 // Bounds of what a file may describe.
 const (
 	maxDepth    = 32
-	maxNested   = 32        // levels of a descriptor's metadata
-	maxMetadata = 256 << 10 // bytes of it in JSON
+	maxNested   = 32        // levels of maps and lists in a descriptor's metadata
+	maxMetadata = 256 << 10 // bytes of a descriptor's metadata as JSON
 )
 
-// units are the lengths of the reference's units: months of 30 days and years of 365.
+// units are the reference's units. A month has 30 days, a year 365.
 var units = map[string]struct {
 	number ratelimitv3.RateLimitResponse_RateLimit_Unit
 	length time.Duration
@@ -160,7 +162,7 @@ var units = map[string]struct {
 
 const day = 24 * time.Hour
 
-// hashOf is Config.Hash.
+// hashOf computes Config.Hash.
 func hashOf(files []File) [sha256.Size]byte {
 	plain := make([]File, len(files))
 	for i, f := range files {
@@ -169,8 +171,8 @@ func hashOf(files []File) [sha256.Size]byte {
 	return sha256.Sum256(pack(plain))
 }
 
-// Parse reads configuration files, in their order. The error is strictyaml.Errors: every mistake of all files, with its position.
-// No files, and files without descriptors, are valid.
+// Parse reads configuration files in their order. The error is strictyaml.Errors: every mistake in all files, with its
+// position. No files, and files without descriptors, are valid.
 func Parse(files []File, opts Options) (*Config, error) {
 	c := &Config{domains: make(map[string]*domain), hash: hashOf(files)}
 	var all strictyaml.Errors
@@ -186,7 +188,8 @@ func Parse(files []File, opts Options) (*Config, error) {
 	return c, nil
 }
 
-// Looks reports whether a file is one of these rather than one of policies: whether it has a domain or descriptors.
+// Looks says whether a file looks like one of these and not like a policy file: it has a domain or descriptors, and no
+// policies before.
 func Looks(data []byte) bool {
 	root := strictyaml.New("", data).Root()
 	if root == nil || root.Kind != yaml.MappingNode {
@@ -203,7 +206,7 @@ func Looks(data []byte) bool {
 	return false
 }
 
-// otherName is what other limiters, and this one's policies, call a field.
+// otherName returns the field for a name that other limiters or Weir's policies use.
 func otherName(name string) string {
 	switch name {
 	case "limit", "requests", "rate":
@@ -221,7 +224,7 @@ type reader struct {
 	*strictyaml.Decoder
 	config *Config
 	opts   Options
-	inside []*yaml.Node // the lists of descriptors that are being read
+	inside []*yaml.Node // the lists of descriptors around the current one
 }
 
 func (r *reader) file() {
@@ -270,7 +273,7 @@ func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
 	return name, true
 }
 
-// plainTags are those of scalars that the reference takes for the text that was written, such as value: 404.
+// plainTags are the tags of scalars that the reference reads as text, such as value: 404.
 var plainTags = []string{"!!int", "!!float", "!!bool", "!!timestamp"}
 
 // text reads a string.
@@ -281,7 +284,7 @@ func (r *reader) text(f strictyaml.Field) (string, bool) {
 	return r.Text(f)
 }
 
-// flag reads a truth value, false where it is left out. The reference reads YAML 1.1, in which y, yes and on are true, too.
+// flag reads a boolean; a missing one is false. As in YAML 1.1, which the reference reads, y, yes and on are true.
 func (r *reader) flag(f strictyaml.Fields, name string) bool {
 	one := f.Field(name)
 	if n := one.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Style == 0 {
@@ -303,7 +306,7 @@ func (r *reader) charge(f strictyaml.Fields, otherwise charge) charge {
 	return otherwise
 }
 
-// descriptors reads a list of them into a node.
+// descriptors reads a list of descriptors into a node.
 func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, mode charge, depth int) {
 	switch {
 	case list.Node == nil:
@@ -370,7 +373,7 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 	r.descriptors(f.Field("descriptors"), own, fullKey, mode, depth+1)
 }
 
-// limit reads a rate_limit; nil when it is wrong.
+// limit reads a rate_limit; nil when it is missing or invalid.
 func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 	if at.Node == nil {
 		return nil
@@ -400,7 +403,7 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 	return out
 }
 
-// policyName reads the name of a policy; empty where it is none.
+// policyName reads the name of a policy; empty when it is invalid.
 func (r *reader) policyName(f strictyaml.Field) string {
 	name, ok := r.Text(f)
 	if ok && !limit.ValidPolicyName(name) {
@@ -425,7 +428,7 @@ func (r *reader) replaces(f strictyaml.Fields, out *rule) {
 	}
 }
 
-// policy reads a limit that is that of a policy.
+// policy reads a limit that is a policy's.
 func (r *reader) policy(f strictyaml.Fields, one strictyaml.Field, out *rule) {
 	out.policy = r.policyName(one)
 	for _, beside := range f.Only([]string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "algorithm", "capacity", "carry_debt", "max_debt"}) {
@@ -433,7 +436,7 @@ func (r *reader) policy(f strictyaml.Fields, one strictyaml.Field, out *rule) {
 	}
 }
 
-// rate reads what a limit counts.
+// rate reads a limit that the file defines.
 func (r *reader) rate(f strictyaml.Fields, out *rule) {
 	l := algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch}
 	one := r.Required(f, "unit", "minute")
@@ -462,7 +465,7 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 	l.Capacity, _ = r.Integer(f.Field("capacity"), 1, math.MaxUint32)
 	l.CarryDebt = r.flag(f, "carry_debt")
 	l.MaxDebt, _ = r.Integer(f.Field("max_debt"), 1, algo.MaxLimit)
-	// A limit of 0 admits nothing, but counts what is sent, which a report of 0 hits asks about.
+	// The state of a limit of 0 counts under a limit of 1: see Service.conclude.
 	l.Limit = max(int64(out.perUnit), 1)
 	out.limit = &l
 	if err := l.Validate(); err != nil && l.Window > 0 {
@@ -482,7 +485,7 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 	}
 }
 
-// metadata reads what is told in the response's dynamic metadata: a map of what JSON can say, too.
+// metadata reads a descriptor's part of the dynamic metadata: a map that JSON can express.
 func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
 	one := f.Field("metadata")
 	if one.Node == nil {
@@ -509,7 +512,7 @@ func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
 	return out
 }
 
-// textKeys makes keys of maps that are numbers or truth values the text that was written, which is what they are in JSON.
+// textKeys makes text of the keys of maps that YAML reads as numbers or booleans, since keys in JSON are text.
 func textKeys(n *yaml.Node) {
 	for i, c := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 && slices.Contains(plainTags, c.Tag) {

@@ -11,18 +11,19 @@ import (
 )
 
 const (
-	// expiryMargin is how much longer than its TTL a reservation lives, so that it is there to be cancelled when that is over.
+	// expiryMargin is how much longer a reservation lives than its TTL, so that cancel still finds it.
 	expiryMargin = 10 * time.Second
-	// pendingBytes is what is kept of a reservation, and targetBytes what of each of its targets besides the key.
+	// What a pending reservation takes of Kept, in bytes: pendingBytes for itself, and targetBytes and the key's length for
+	// each target.
 	pendingBytes, targetBytes = 512, 192
 )
 
-// expiry cancels reservations that have not been committed within their TTL: a Service's own stay charged then, those of Kuadrant's
-// protocol do not. One whose node has ended meanwhile stays charged.
+// expiry cancels reservations of Kuadrant's protocol that are not committed within their TTL. The Service alone would leave
+// them charged, as it does with those of a node that has ended.
 type expiry struct {
-	service  limit.Service // of the node: nobody asks
-	panicked func(*panics.Error)
-	kept     *fairshare.Places // bytes
+	service  limit.Service       // in the name of the node, without authorization
+	panicked func(*panics.Error) // budget in bytes
+	kept     *fairshare.Places   // bytes
 
 	mu      sync.Mutex
 	pending map[string]pending // by reservation id
@@ -30,13 +31,14 @@ type expiry struct {
 	running sync.WaitGroup // of cancellations
 }
 
-// pending is a reservation that has not been committed, and the bytes that it takes.
+// pending is a reservation that has not been committed, and the bytes that it has taken.
 type pending struct {
 	timer *time.Timer
 	bytes fairshare.Taken
 }
 
-// room takes the bytes that a caller's reservation of targets takes while it is pending; false where the caller has no more.
+// room takes the bytes for a reservation of some targets from the caller's share. It returns false when the share has no
+// room.
 func (e *expiry) room(caller string, targets []limit.Target) (fairshare.Taken, bool) {
 	bytes := pendingBytes
 	for i := range targets {
@@ -45,7 +47,8 @@ func (e *expiry) room(caller string, targets []limit.Target) (fairshare.Taken, b
 	return e.kept.TakeAll(caller, bytes)
 }
 
-// add has a reservation cancelled when its TTL is over. The bytes that room has taken are given back when it ends; at once without an id.
+// add has a reservation cancelled when its TTL is over. The bytes are given back when the reservation ends, and at once when
+// id is empty.
 func (e *expiry) add(id string, targets []limit.Target, ttl time.Duration, bytes fairshare.Taken) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -56,7 +59,7 @@ func (e *expiry) add(id string, targets []limit.Target, ttl time.Duration, bytes
 	e.pending[id] = pending{time.AfterFunc(ttl, func() { e.cancel(id, targets) }), bytes}
 }
 
-// remove leaves a reservation as it is.
+// remove forgets a reservation without cancelling it.
 func (e *expiry) remove(id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,7 +70,7 @@ func (e *expiry) remove(id string) {
 	}
 }
 
-// cancel cancels a reservation, unless it has been removed.
+// cancel cancels a reservation, unless it was removed.
 func (e *expiry) cancel(id string, targets []limit.Target) {
 	e.mu.Lock()
 	if _, ok := e.pending[id]; !ok {
@@ -80,13 +83,14 @@ func (e *expiry) cancel(id string, targets []limit.Target) {
 	defer e.remove(id)
 	panics.Tell(e.panicked, func() {
 		for _, t := range targets {
-			// What has been committed elsewhere is pending no more. What cannot be cancelled stays charged.
+			// A Commit through another node has ended the reservation: Cancel then does nothing. After other errors the
+			// units stay charged.
 			_, _ = e.service.Cancel(context.Background(), t, id)
 		}
 	})
 }
 
-// close cancels nothing more, and waits for what is being cancelled.
+// close stops all pending cancellations, and waits for those that run.
 func (e *expiry) close() {
 	e.mu.Lock()
 	e.ended = true

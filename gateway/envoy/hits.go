@@ -7,16 +7,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// maxNames bounds the names that Hits counts by: values of requests may be in them.
+// maxNames bounds the names that Hits counts by, because names may have values of requests in them.
 const maxNames = 10_000
 
-// Hits counts hits for Prometheus, by the names of their limits and by what came of them. What comes under new names beyond 10000 is
-// counted as "other". It is a collector, and safe for concurrent use.
+// Hits counts hits for Prometheus by limit and result. Further names after the first 10000 are counted as "other". It is a
+// collector, and safe for concurrent use.
 type Hits struct {
 	*prometheus.CounterVec
 
 	mu    sync.RWMutex
-	names map[string]struct{} // without other
+	names map[string]struct{} // without "other"
 }
 
 // NewHits returns a Hits.
@@ -30,7 +30,7 @@ func NewHits() *Hits {
 	}
 }
 
-// Count is for ServiceConfig.Count.
+// Count counts hits; it is for ServiceConfig.Count.
 func (h *Hits) Count(name, result string, hits uint64) {
 	h.mu.RLock()
 	_, known := h.names[name]
@@ -41,7 +41,7 @@ func (h *Hits) Count(name, result string, hits uint64) {
 	h.WithLabelValues(name, result).Add(float64(hits))
 }
 
-// add makes room for a name; false where there is none.
+// add admits a name. It returns false when there are maxNames already.
 func (h *Hits) add(name string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

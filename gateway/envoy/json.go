@@ -14,9 +14,10 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// AnswerJSON answers the request that is a POST's body in JSON, as the reference's /json does: 200 within the limits, 429 over one of
-// them, each with the response; 400, in plain text, what cannot be read or decided. Beyond the reference, it says why, and answers 413
-// bodies that are too large, 403 what the caller may not ask and 503 what cannot be decided now. err says why there is no body.
+// AnswerJSON answers a POST whose body is a RateLimitRequest in JSON, as the reference's /json does: 200 within the limits
+// and 429 over one of them, each with the response; 400 with plain text for a request that is malformed or cannot be
+// decided. Other than the reference it says why, and answers 413 for a body that is too large, 403 for a denied caller and
+// 503 when no decision can be had now. err is the error of reading the body.
 func (s *Service) AnswerJSON(ctx context.Context, body []byte, err error) (code int, contentType string, answer []byte) {
 	in := new(ratelimitv3.RateLimitRequest)
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
@@ -47,7 +48,7 @@ func (s *Service) AnswerJSON(ctx context.Context, body []byte, err error) (code 
 	return code, "application/json", answer
 }
 
-// fail is a failure's answer, with what the service says of it, if it says something.
+// fail makes the answer for a failure; why nil: the text is the status code's.
 func fail(code int, why error) (int, string, []byte) {
 	text := http.StatusText(code)
 	if why != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// kuadrant implements Limitador's service for gateways that ask before a request, or reserve what it may cost, and report what it has
-// cost when the response has passed.
+// kuadrant implements Kuadrant's service, which is Limitador's: a gateway checks or reserves before a request, and reports
+// or commits the cost when the response has passed.
 type kuadrant struct {
 	kuadrantpb.UnimplementedRateLimitServiceServer
 	*Service
@@ -22,11 +22,11 @@ type kuadrant struct {
 
 const (
 	codeOK      = ratelimitv3.RateLimitResponse_OK
-	codeUnknown = ratelimitv3.RateLimitResponse_UNKNOWN // of a request without a domain
+	codeUnknown = ratelimitv3.RateLimitResponse_UNKNOWN // for a request without a domain
 )
 
-// CheckRateLimit says whether one more hit would be within all limits of a request, and counts nothing. As in the original the
-// request's hits have no part in it, and there are no statuses.
+// CheckRateLimit says whether one more hit would be within all limits of a request, and charges nothing. As in Limitador, it
+// ignores the request's hits and returns no statuses.
 func (k *kuadrant) CheckRateLimit(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
@@ -49,8 +49,8 @@ func (k *kuadrant) CheckRateLimit(ctx context.Context, in *ratelimitv3.RateLimit
 	return &ratelimitv3.RateLimitResponse{OverallCode: k.overall(all)}, nil
 }
 
-// Report adds a request's hits to all its limits, or to none where one of their owners cannot be asked, whether or not there is room for
-// them, and answers OK. As in the original the hits are the request's, and 0 stands for 1.
+// Report charges the request's hits to all its limits, whether or not there is room, and answers OK. If an owner cannot be
+// asked, it charges none. As in Limitador, it ignores the hits of descriptors, and 0 hits are 1.
 func (k *kuadrant) Report(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	if in.GetDomain() == "" {
 		return &ratelimitv3.RateLimitResponse{OverallCode: codeUnknown}, nil
@@ -67,11 +67,11 @@ func (k *kuadrant) Report(ctx context.Context, in *ratelimitv3.RateLimitRequest)
 	return &ratelimitv3.RateLimitResponse{OverallCode: codeOK}, nil
 }
 
-// Reserve holds an amount under all limits of a request, or under none where there is no room for it under one. What is not committed
-// within the TTL is held no more.
+// Reserve reserves an amount under all limits of a request, or under none when one of them has no room. A reservation that
+// is not committed within the TTL is cancelled.
 //
-// Limits in shadow_mode or quota_mode hold nothing. Neither refuses a request alone: the first are not looked at, of the latter one must
-// have room. An amount of 0 holds nothing, and passes as long as no more is in use than the limits.
+// Nothing is reserved under limits in shadow_mode or quota_mode. Limits in shadow_mode are ignored. Limits in quota_mode
+// refuse only when none of them has room. An amount of 0 reserves nothing, and is refused while more is in use than a limit.
 func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (*kuadrantpb.ReserveResponse, error) {
 	if in.GetDomain() == "" {
 		return &kuadrantpb.ReserveResponse{Code: codeUnknown}, nil
@@ -110,7 +110,7 @@ func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (
 	return &kuadrantpb.ReserveResponse{Code: k.overall(all), ReservationId: id}, nil
 }
 
-// hold reserves an amount under limits, all or none, and has it cancelled when its TTL is over.
+// hold reserves an amount under all limits or none, and has expiry cancel it after its TTL.
 func (k *kuadrant) hold(ctx context.Context, list []*asked, amount int64, ttl time.Duration) (id string, err error) {
 	reserves, held := make([]limit.Reserve, len(list)), make([]limit.Target, len(list))
 	for i, a := range list {
@@ -132,8 +132,8 @@ func (k *kuadrant) hold(ctx context.Context, list []*asked, amount int64, ttl ti
 	return d.ReservationID, nil
 }
 
-// Commit adds an amount to all limits of a request, whether or not there is room for it, in place of what its reservation holds. Where
-// nothing is held any more it is a Report.
+// Commit replaces what a reservation holds by the actual amount, which it charges to all limits of the request whether or
+// not there is room. For limits without a reservation it is a Report.
 func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*kuadrantpb.CommitResponse, error) {
 	out := new(kuadrantpb.CommitResponse)
 	if in.GetDomain() == "" {
@@ -154,7 +154,7 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 	}
 	if amount > 0 {
 		if err := k.charge(ctx, rest, amount); err != nil {
-			return nil, err // what is reserved and not committed is cancelled when its TTL is over
+			return nil, err // expiry cancels the part of the reservation that is not committed
 		}
 	}
 	k.expiry.remove(in.GetReservationId())
@@ -162,7 +162,8 @@ func (k *kuadrant) Commit(ctx context.Context, in *kuadrantpb.CommitRequest) (*k
 	return out, nil
 }
 
-// settle commits what a reservation holds of limits: an amount for each time that one is among them. It returns those of which nothing is held.
+// settle commits a reservation: the amount as often as a limit is in the list. rest has the limits under which nothing is
+// reserved.
 func (k *kuadrant) settle(ctx context.Context, list []*asked, id string, amount int64) (rest []*asked, err error) {
 	for len(list) > 0 {
 		a := list[0]
@@ -170,7 +171,7 @@ func (k *kuadrant) settle(ctx context.Context, list []*asked, id string, amount 
 		times := len(list) - len(others)
 		cost := limit.Amount{Cost: clamp(uint64(times) * uint64(amount))}
 		_, err := k.cfg.Service.Commit(ctx, limit.Commit{Target: a.target, Amount: cost, ReservationID: id})
-		// An error about the id says that the reservation has ended, or that there was none.
+		// An error of this field says that the reservation has ended or never was.
 		if e, is := errors.AsType[*limit.Error](err); is && e.Field == "reservation_id" {
 			rest = append(rest, slices.Repeat(list[:1], times)...)
 		} else if err != nil {
@@ -181,12 +182,12 @@ func (k *kuadrant) settle(ctx context.Context, list []*asked, id string, amount 
 	return rest, nil
 }
 
-// same reports whether two targets of a request are one. A limit that a request brings along is another each time.
+// same says whether two targets of a request are the same. Limits that requests bring are compared by value.
 func same(a, b *limit.Target) bool {
 	return a.Key == b.Key && a.Policy == b.Policy && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }
 
-// charge charges all limits, or none.
+// charge charges a cost to all limits, or to none.
 func (k *kuadrant) charge(ctx context.Context, list []*asked, cost int64) error {
 	if len(list) == 0 {
 		return nil
@@ -201,7 +202,7 @@ func (k *kuadrant) charge(ctx context.Context, list []*asked, cost int64) error 
 	return nil
 }
 
-// look finds out which limits have no room for an amount, or are passed.
+// look sets over for the limits that have no room for an amount or, with always, have more in use than they allow.
 func (k *kuadrant) look(ctx context.Context, list []*asked, always bool, amount int64) error {
 	if len(list) == 0 {
 		return nil
@@ -225,7 +226,7 @@ func (k *kuadrant) look(ctx context.Context, list []*asked, always bool, amount 
 	return nil
 }
 
-// tally counts hits that were charged.
+// tally counts hits that were charged, for metrics.
 func (k *kuadrant) tally(all []asked, hits int64) {
 	for i := range all {
 		if a := &all[i]; a.rule != nil {
@@ -234,7 +235,7 @@ func (k *kuadrant) tally(all []asked, hits int64) {
 	}
 }
 
-// counted are the limits of a request that have a state.
+// counted returns the descriptors of a request whose limits have a state.
 func counted(all []asked) (list []*asked) {
 	for i := range all {
 		if a := &all[i]; a.counts() {
@@ -246,7 +247,7 @@ func counted(all []asked) (list []*asked) {
 
 func clamp(amount uint64) int64 { return int64(min(amount, uint64(algo.MaxLimit))) }
 
-// reservationTTL is for how long a request has an amount held. As in the original, one that is missing or makes no sense is a minute.
+// reservationTTL returns how long a request reserves. As in Limitador, a missing or invalid TTL is one minute.
 func reservationTTL(in *kuadrantpb.ReserveRequest) time.Duration {
 	const most = limit.MaxReservation - expiryMargin
 	if in.GetTtl() == nil || !in.GetTtl().IsValid() || in.GetTtl().AsDuration() < 0 {

@@ -9,19 +9,19 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// match is the limit that one descriptor of a request falls under.
+// match is the limit for one descriptor of a request.
 type match struct {
 	*rule
-	key    string // of the state
-	metric string // its name in metrics
+	key    string // of the limit's state
+	metric string // the limit's name in metrics
 }
 
-// domain returns a domain by its name, nil when there is none.
+// domain returns the domain with a name, or nil.
 func (c *Config) domain(name string) *domain { return c.domains[name] }
 
-// match returns the limit for a descriptor, and a nil rule when it falls under none: the limit of the configuration's descriptor
-// that is as deep as the request's. At each level the key with the value comes first, then wildcards in the order of the file, then
-// the key alone. A limit that the request brings along is taken in place of one that is configured. The error is about that.
+// match returns the limit for a descriptor of a request, and a nil rule when there is none. The limit is that of the
+// configured descriptor at the same depth. At each level the key with the value is tried first, then wildcards in the order
+// of the files, then the key alone. A limit in the request replaces the configured one; an error is about that limit.
 func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 	entries := in.GetEntries()
 	if over := in.GetLimit(); over != nil {
@@ -33,9 +33,9 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 	}
 	at := &d.node
 	var found [8]*node // by level
-	path := found[:0]
+	path := found[:0]  // the nodes found, by level
 	byValue := false
-	var patterns []string // by level, of wildcards that share a threshold; nil: none
+	var patterns []string // the patterns of wildcards with share_threshold, by level; nil: none
 	for i, e := range entries {
 		composite := e.GetKey() + "_" + e.GetValue()
 		next := at.children[composite]
@@ -80,8 +80,8 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 	return m, nil
 }
 
-// detail is the name in metrics of a limit that has values of the request in it: with detailed_metric all, otherwise those of
-// descriptors with value_to_metric, beside those that the configuration names. The value of a shared threshold is its pattern.
+// detail returns the name in metrics of a limit whose name has values of the request: all of them with detailed_metric
+// (all), otherwise those of descriptors with value_to_metric. A pattern stands for the values that share a threshold.
 func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*node, all bool, patterns []string) string {
 	var b strings.Builder
 	b.WriteString(d.name)
@@ -95,7 +95,7 @@ func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*nod
 		}
 		b.WriteByte('.')
 		b.WriteString(e.GetKey())
-		if value != "" || all && patterns == nil { // as the reference has it
+		if value != "" || all && patterns == nil { // as in the reference
 			b.WriteByte('_')
 			b.WriteString(value)
 		}
@@ -103,7 +103,7 @@ func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*nod
 	return b.String()
 }
 
-// override is the rule of a limit that a request brings along. It has no name, and is never in shadow mode.
+// override returns the rule of a limit in a request. It has no name and no shadow mode.
 func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*rule, error) {
 	u, known := units[in.GetUnit().String()]
 	if !known {
@@ -115,10 +115,9 @@ func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*ru
 	}, nil
 }
 
-// stateKey is what a descriptor's state is kept under: its entries as key=value, with commas between them. What could be taken for
-// one of these characters, or is not to be read raw, is written as % and two hexadecimal digits, so that two descriptors never
-// have one key; an * stands for itself only in a pattern. Descriptors of more than limit.MaxKey bytes have the key that limit.KeyOf
-// makes of them.
+// stateKey returns the key of a descriptor's state: its entries as key=value, joined by commas. Separators, control
+// characters and other special characters are escaped as % and two hexadecimal digits, so that different descriptors have
+// different keys; an unescaped * is from a pattern. limit.KeyOf shortens a result of more than limit.MaxKey bytes.
 func stateKey(entries []*common.RateLimitDescriptor_Entry, patterns []string) string {
 	if len(entries) == 0 {
 		return "()"

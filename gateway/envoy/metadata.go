@@ -8,8 +8,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// metadataOf is the dynamic metadata of a response: what was asked, the metadata of the limits that were not exceeded, and near_limit
-// and banned where a decision says so.
+// metadataOf returns the dynamic metadata of a response: the request, the metadata of limits that were not exceeded, and
+// near_limit and banned if a decision has them.
 func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct {
 	fields := map[string]*structpb.Value{"domain": structpb.NewStringValue(in.GetDomain())}
 	list := new(structpb.ListValue)
@@ -50,12 +50,12 @@ func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct 
 	return &structpb.Struct{Fields: fields}
 }
 
-// merge adds fields to a struct. Of a field that is there already the first value stays, but for structs, which become one.
+// merge adds fields to a struct. A field that exists keeps its value, except that two structs are merged.
 func merge(to, from *structpb.Struct) {
 	for name, v := range from.GetFields() {
 		have, ok := to.Fields[name]
 		if !ok {
-			to.Fields[name] = proto.Clone(v).(*structpb.Value) // the configuration's own is not to be changed
+			to.Fields[name] = proto.Clone(v).(*structpb.Value) // the original belongs to the configuration
 			continue
 		}
 		if a, b := have.GetStructValue(), v.GetStructValue(); a != nil && b != nil {

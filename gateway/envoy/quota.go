@@ -9,7 +9,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Bounds of the ids of quota buckets.
+// Bounds of the id of a quota bucket.
 const (
 	MaxQuotaEntries = 16   // entries of an id
 	MaxQuotaText    = 1024 // bytes of the keys and values of an id together
@@ -17,25 +17,26 @@ const (
 
 var quotaFields = []string{"bucket", "policy", "key", "share"}
 
-// quotaBucket is one element of quota_buckets: which buckets of a domain are limited by which policy.
+// quotaBucket is one element of quota_buckets: the policy for the buckets with some ids.
 type quotaBucket struct {
-	entries map[string]string // of the id; wildcard stands for any value
+	entries map[string]string // the ids' entries; the value wildcard: any value
 	policy  string
-	key     []string // texts and, at the odd places, names of entries
+	key     []string // texts and, at odd indexes, names of entries
 	share   int
 	line    int
 }
 
-// wildcard is a value that stands for any.
+// wildcard is the value in a file that any value of an id matches.
 const wildcard = "*"
 
-// QuotaTarget is what a bucket counts, and the percentage of the limit that data planes may have together.
+// QuotaTarget is the policy and key for a bucket. Share is the percentage of the limit that all data planes may have
+// together, 1 to 100.
 type QuotaTarget struct {
 	Policy, Key string
 	Share       int
 }
 
-// Quotas returns the number of quota buckets that the files describe, in all domains.
+// Quotas returns the number of quota buckets in the files, of all domains.
 func (c *Config) Quotas() (n int) {
 	for _, d := range c.domains {
 		n += len(d.quotas)
@@ -43,7 +44,7 @@ func (c *Config) Quotas() (n int) {
 	return n
 }
 
-// Quota finds what a bucket counts, by its id. ok is false when no file describes it.
+// Quota returns the policy and key for the bucket with an id. ok is false when no file describes the bucket.
 func (c *Config) Quota(domain string, id map[string]string) (t QuotaTarget, ok bool) {
 	d := c.domains[domain]
 	if d == nil {
@@ -57,7 +58,8 @@ func (c *Config) Quota(domain string, id map[string]string) (t QuotaTarget, ok b
 	return t, false
 }
 
-// matches reports whether an id is one of the bucket's, or, of the entries of another bucket, whether all of its ids are.
+// matches says whether an id is one of the bucket's. With the entries of another quotaBucket it says whether all ids of that
+// are.
 func (b *quotaBucket) matches(id map[string]string) bool {
 	if len(id) != len(b.entries) {
 		return false
@@ -110,7 +112,7 @@ func (r *reader) quota(f strictyaml.Fields, d *domain) {
 		return
 	}
 	for i := range d.quotas {
-		if other := &d.quotas[i]; other.matches(b.entries) { // a wildcard, too: what has that value has any
+		if other := &d.quotas[i]; other.matches(b.entries) { // the value * of b matches only *, which means that other has all values
 			r.Fail(bucket.Key, bucket.Path, "has no bucket left: that of line %d has all of them", other.line)
 			return
 		}
@@ -118,7 +120,7 @@ func (r *reader) quota(f strictyaml.Fields, d *domain) {
 	d.quotas = append(d.quotas, b)
 }
 
-// bucketID reads the entries of a bucket's id.
+// bucketID reads the entries of a bucket's ids.
 func (r *reader) bucketID(at strictyaml.Field) map[string]string {
 	n := at.Node
 	if n == nil {
@@ -157,7 +159,7 @@ func (r *reader) bucketID(at strictyaml.Field) map[string]string {
 	return entries
 }
 
-// keyTemplate reads text in which {name} stands for the value of an entry, and {{ and }} for braces.
+// keyTemplate reads a text in which {name} stands for the value of an entry, and {{ and }} for braces.
 func (r *reader) keyTemplate(at strictyaml.Field, text string, entries map[string]string) (parts []string) {
 	if text == "" {
 		r.Fail(at.Node, at.Path, "is empty: name the key that the policy counts under")

@@ -26,37 +26,37 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// What a descriptor came to, for ServiceConfig.Count.
+// Results for ServiceConfig.Count.
 const (
 	WithinLimit = "within_limit"
 	OverLimit   = "over_limit"
-	ShadowMode  = "shadow_mode" // over the limit, but admitted: shadow_mode
+	ShadowMode  = "shadow_mode" // over the limit, but admitted by shadow_mode
 )
 
-// ServiceConfig is what a Service stands on. All but Panicked, Headers, Metadata and Shadow is required.
+// ServiceConfig is what a Service needs. All fields but Panicked, Headers, Metadata and Shadow are required.
 type ServiceConfig struct {
-	// Service decides.
+	// Service decides for callers.
 	Service limit.Service
-	// Own decides for the node itself, in whatever context: it cancels what callers have let expire.
+	// Own decides for the node itself, without a caller's context: it cancels expired reservations.
 	Own limit.Service
-	// Config returns the configuration in force.
+	// Config returns the current configuration.
 	Config func() *Config
-	// Kept are bytes, which pending reservations take. Of named callers none has all of them.
+	// Kept is a budget in bytes for pending reservations, shared among callers by name.
 	Kept *fairshare.Places
-	// Caller names the authenticated caller; empty: nobody.
+	// Caller returns the name of the authenticated caller; empty: there is none.
 	Caller func(context.Context) string
-	// Now is the wall clock, for the time until windows that are aligned to the epoch end.
+	// Now returns the wall clock's time, for the time until windows that are aligned to the epoch end.
 	Now func() time.Time
-	// Count is told how many hits a descriptor's limit got, and what came of them. Values of requests are in the name only where the
-	// configuration asks for that.
+	// Count is called with the hits of a descriptor, the name of its limit and the result. The name has values of the
+	// request only where the configuration asks for them.
 	Count func(name, result string, hits uint64)
-	// Panicked is called with each panic of a cancellation that nobody asked for, which was recovered. Nil: such a panic is not recovered.
+	// Panicked is called with each recovered panic of a cancellation by expiry. Nil: such a panic is not recovered.
 	Panicked func(*panics.Error)
 	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's LIMIT_RESPONSE_HEADERS_ENABLED).
 	Headers bool
 	// Metadata adds dynamic metadata to responses (RESPONSE_DYNAMIC_METADATA).
 	Metadata bool
-	// Shadow answers OK whatever the statuses say (SHADOW_MODE).
+	// Shadow makes the overall code OK, whatever the statuses are (SHADOW_MODE).
 	Shadow bool
 }
 
@@ -72,10 +72,10 @@ func NewService(cfg ServiceConfig) *Service {
 	return &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked, kept: cfg.Kept, pending: make(map[string]pending)}}
 }
 
-// Close has reservations stay as they are from then on, and waits for those that are being cancelled.
+// Close stops pending cancellations of reservations, and waits for those that run.
 func (s *Service) Close() { s.expiry.close() }
 
-// Register registers the service, and Kuadrant's beside it.
+// Register registers the service and Kuadrant's.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	ratelimitv3.RegisterRateLimitServiceServer(r, s)
 	kuadrantpb.RegisterRateLimitServiceServer(r, &kuadrant{Service: s})
@@ -89,14 +89,14 @@ var (
 	errTooMany     = status.Error(codes.ResourceExhausted, "descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
 )
 
-// asked is one descriptor on its way.
+// asked is one descriptor of a request with its limit and its answer.
 type asked struct {
 	match
-	place  int          // in the request
-	target limit.Target // what the limit counts, of a rule that counts
-	hits   int64        // negative to give back
+	place  int          // index in the request
+	target limit.Target // zero when the limit has no state
+	hits   int64        // negative: to be given back
 	status *ratelimitv3.RateLimitResponse_DescriptorStatus
-	over   bool // before shadow mode has made it OK
+	over   bool // over the limit, and not in shadow mode
 	near   bool // the decision is NearLimit
 	banned bool // the decision is Banned
 }
@@ -109,13 +109,13 @@ func flags(all []asked) (near, banned bool) {
 	return near, banned
 }
 
-// counts reports whether a descriptor falls under a limit that has a state.
+// counts says whether a descriptor has a limit with a state.
 func (a *asked) counts() bool { return a.rule != nil && !a.unlimited }
 
-// zero reports whether the limit admits nothing at all.
+// zero says whether the limit is 0 and admits nothing.
 func (a *asked) zero() bool { return a.limit != nil && a.perUnit == 0 }
 
-// ShouldRateLimit implements the service's only method. Errors are statuses; that a request is over its limit is none.
+// ShouldRateLimit implements the service's only method. Errors are gRPC statuses. A request over its limit is not an error.
 func (s *Service) ShouldRateLimit(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
 	switch {
 	case in.GetDomain() == "":
@@ -133,7 +133,7 @@ func (s *Service) ShouldRateLimit(ctx context.Context, in *ratelimitv3.RateLimit
 	return s.response(in, all), nil
 }
 
-// matches finds the limits of a request's descriptors.
+// matches returns the descriptors of a request with their limits.
 func (s *Service) matches(in *ratelimitv3.RateLimitRequest) ([]asked, error) {
 	if len(in.Descriptors) > limit.MaxBatch {
 		return nil, errTooMany
@@ -160,7 +160,7 @@ func (s *Service) matches(in *ratelimitv3.RateLimitRequest) ([]asked, error) {
 	return all, nil
 }
 
-// hits are those of a descriptor, or else of the request, of which 0 stands for 1.
+// hits returns the hits of a descriptor or, if it has none of its own, of the request, where 0 stands for 1.
 func hits(in *ratelimitv3.RateLimitRequest, d *common.RateLimitDescriptor) int64 {
 	n := uint64(max(in.GetHitsAddend(), 1))
 	if own := d.GetHitsAddend(); own != nil {
@@ -173,7 +173,7 @@ func hits(in *ratelimitv3.RateLimitRequest, d *common.RateLimitDescriptor) int64
 	return int64(n)
 }
 
-// replace drops limits that others of the same request replace.
+// replace removes limits that other limits of the request replace.
 func replace(all []asked) {
 	var names map[string]bool
 	for i := range all {
@@ -194,9 +194,9 @@ func replace(all []asked) {
 	}
 }
 
-// ask has the limits of a request decided and fills in their statuses.
+// ask has the limits of a request decided, and sets their statuses.
 func (s *Service) ask(ctx context.Context, all []asked) error {
-	var each, together []*asked // decided each by itself; all or none
+	var each, together []*asked // decided one by one; all or none of which are charged
 	for i := range all {
 		switch a := &all[i]; {
 		case a.rule == nil:
@@ -218,17 +218,18 @@ func (s *Service) ask(ctx context.Context, all []asked) error {
 	return s.askEach(ctx, each, checksOf(each))
 }
 
-// checksOf are the checks of limits.
+// checksOf returns the checks of descriptors.
 func checksOf(list []*asked) []limit.Check {
 	checks := make([]limit.Check, len(list))
 	for i, a := range list {
-		// What has no hits, or gives some back, charges nothing: it asks whether more is in use than the limit.
+		// A descriptor with 0 or negative hits is not limited by room: with Always, 0 is refused only while more is in use
+		// than the limit.
 		checks[i] = limit.Check{Target: a.target, Cost: a.hits, Always: a.charge == chargeAlways || a.hits <= 0}
 	}
 	return checks
 }
 
-// askEach has limits decided each by itself.
+// askEach has limits decided one by one.
 func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Check) error {
 	if len(list) == 0 {
 		return nil
@@ -246,7 +247,7 @@ func (s *Service) askEach(ctx context.Context, list []*asked, checks []limit.Che
 	return nil
 }
 
-// statusOf is an error of the checks of limits as a status that names the request's descriptor.
+// statusOf converts an error of checks to a gRPC status that names the request's descriptor.
 func statusOf(err error, list []*asked) error {
 	if e, ok := errors.AsType[*limit.Error](err); ok {
 		if of, i, field := e.Element(); (of != "" || len(list) == 1 && field != "") && i < len(list) {
@@ -256,7 +257,8 @@ func statusOf(err error, list []*asked) error {
 	return wire.Status(err)
 }
 
-// askTogether has limits decided of which all are charged or none. Where one of them admits nothing, the others tell how they stand.
+// askTogether has limits decided that are all charged or none. When one of them is 0, nothing is charged, and the others are
+// peeked at.
 func (s *Service) askTogether(ctx context.Context, list []*asked) error {
 	if len(list) == 0 {
 		return nil
@@ -287,17 +289,18 @@ func (s *Service) askTogether(ctx context.Context, list []*asked) error {
 	return nil
 }
 
-// refuse gives a limit of 0 its status, which nobody has to be asked about.
+// refuse sets the status of a limit of 0 without asking its owner.
 func (s *Service) refuse(a *asked) {
 	s.conclude(a, &limit.Decision{Limit: 1})
 	a.over = true
 }
 
-// conclude makes a status of a decision.
+// conclude sets the status of a descriptor from a decision.
 func (s *Service) conclude(a *asked, d *limit.Decision) {
 	over, remaining := !d.Allowed, saturate(d.Remaining)
 	if a.zero() {
-		// The state counts under a limit of 1, and is asked about one of 0: over is whatever was sent before or now.
+		// The state of a limit of 0 counts under a limit of 1, because 0 is no valid limit. Any unit in use or asked for is
+		// over the limit.
 		over = a.hits > 0 || a.hits == 0 && d.Remaining < 1
 		if d.FailedOpen {
 			over = a.hits > 0
@@ -331,20 +334,20 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 	s.cfg.Count(a.metric, result, uint64(max(a.hits, 0)))
 }
 
-// worded is a status and what it points to, made at once.
+// worded is a status and what it points to, in one allocation.
 type worded struct {
 	status ratelimitv3.RateLimitResponse_DescriptorStatus
 	limit  ratelimitv3.RateLimitResponse_RateLimit
 	reset  durationpb.Duration
 }
 
-// currentLimit writes down how a status describes its limit.
+// currentLimit sets a status's description of its limit.
 func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *asked, d *limit.Decision) {
 	out.Name, out.RequestsPerUnit, out.Unit = a.name, a.perUnit, a.unit
 	if a.multiple != 0 {
 		out.UnitMultiplier = wrapperspb.UInt32(a.multiple)
 	}
-	if a.limit == nil { // a policy's
+	if a.limit == nil { // of a policy
 		out.RequestsPerUnit = saturate(d.Limit)
 		for _, u := range units {
 			if u.length == d.Window {
@@ -354,8 +357,8 @@ func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *
 	}
 }
 
-// untilReset is, as in the reference, the time until the window ends, in whole seconds and never 0. Limits that are not aligned to
-// the epoch tell when they are as new.
+// untilReset returns, as the reference does, the seconds until the window ends, rounded up and never 0. For a limit that is
+// not aligned to the epoch it is the time until nothing is in use, which may be 0.
 func (s *Service) untilReset(a *asked, d *limit.Decision) int64 {
 	if a.limit != nil && a.limit.Period == algo.Epoch {
 		length := int64(a.limit.Window / time.Second)
@@ -365,7 +368,7 @@ func (s *Service) untilReset(a *asked, d *limit.Decision) int64 {
 	return int64((max(d.ResetAfter, 0) + time.Second - 1) / time.Second)
 }
 
-// saturate is the most of n that the protocol can say.
+// saturate limits n to what a uint32 can hold. Unlimited becomes the largest.
 func saturate(n int64) uint32 {
 	if n == algo.Unlimited {
 		return math.MaxUint32
@@ -373,7 +376,7 @@ func saturate(n int64) uint32 {
 	return uint32(max(min(n, math.MaxUint32), 0))
 }
 
-// response words the answer.
+// response makes the answer to a request.
 func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratelimitv3.RateLimitResponse {
 	out := &ratelimitv3.RateLimitResponse{Statuses: make([]*ratelimitv3.RateLimitResponse_DescriptorStatus, len(all))}
 	var tightest *ratelimitv3.RateLimitResponse_DescriptorStatus
@@ -410,7 +413,7 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 	return out
 }
 
-// overall is the code of a request as a whole. Only limits that count can be over.
+// overall returns the code of a request as a whole. Only descriptors that count can be over.
 func (s *Service) overall(all []asked) ratelimitv3.RateLimitResponse_Code {
 	over, quotas, quotasOver := false, 0, 0
 	for i := range all {
@@ -426,7 +429,7 @@ func (s *Service) overall(all []asked) ratelimitv3.RateLimitResponse_Code {
 			}
 		}
 	}
-	// Quotas are alternatives: only when all of them are used up there is none left to go to.
+	// Quotas are alternatives: they refuse only when all of them are used up.
 	if (over || quotas > 0 && quotas == quotasOver) && !s.cfg.Shadow {
 		return ratelimitv3.RateLimitResponse_OVER_LIMIT
 	}

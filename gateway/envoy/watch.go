@@ -13,22 +13,23 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// WatchConfig says how a directory is read and who is told. Its zero value is ready for use.
+// WatchConfig configures a Watcher. The zero value is ready for use.
 type WatchConfig struct {
 	Options
-	// OnChange is called with the new configuration after it is in force. May be nil.
+	// OnChange, when set, is called with each new configuration after it has come into force.
 	OnChange func(*Config)
-	// OnError is called when the directory cannot be read or its files have mistakes in them (strictyaml.Errors), once for as long
-	// as they stay the same. The configuration in force stays. May be nil.
+	// OnError, when set, is called when the directory cannot be read or its files have mistakes (strictyaml.Errors). It is
+	// called once while the files stay the same. The configuration in force stays.
 	OnError func(error)
 }
 
-// Watcher keeps the configuration of a directory up to date. The calls of WatchConfig are made by one goroutine, one at a time, and
-// must not call Close, which waits for them.
+// Watcher keeps the configuration of a directory up to date. One goroutine calls OnChange and OnError. They must not call
+// Close, which waits for them.
 type Watcher = reload.Watcher[*Config]
 
-// NewWatcher reads the files of a directory, see ReadDir, and from Watcher.Watch on again whenever one changes, comes or goes, until Close.
-// They must be without mistakes now; later a mistake in any of them leaves all that is in force as it is.
+// NewWatcher reads the files of a directory (see ReadDir). After Watcher.Watch it reads them again whenever one changes,
+// appears or disappears, until Close. A mistake in a file is an error of NewWatcher; later it leaves the whole configuration
+// in force as it is.
 func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 	return reload.Open([]string{dir}, reload.Config[*Config]{
 		Read: func(name string, _ int64) ([]byte, error) {
@@ -36,7 +37,7 @@ func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 			return pack(files), err
 		},
 		Parse: func(contents [][]byte) (*Config, error) { return Parse(unpack(contents[0]), cfg.Options) },
-		// Read bounds the sizes itself.
+		// ReadDir bounds the size of the files.
 		MaxSize: 2 * strictyaml.MaxFile, OnChange: cfg.OnChange, OnError: cfg.OnError,
 	})
 }
@@ -44,8 +45,9 @@ func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 // maxFiles bounds the files of a directory.
 const maxFiles = 1000
 
-// ReadDir reads the files of a directory whose names end in .yaml or .yml and do not begin with a dot, in the order of their names.
-// Directories in it are left out; what else is no regular file, such as a pipe, is an error. All together must be at most strictyaml.MaxFile bytes.
+// ReadDir reads the files of a directory whose names end in .yaml or .yml and do not begin with a dot, sorted by name. It
+// skips directories; any other file that is not regular, such as a pipe, is an error. All files together may have at most
+// strictyaml.MaxFile bytes.
 func ReadDir(dir string) ([]File, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -59,7 +61,7 @@ func ReadDir(dir string) ([]File, error) {
 			continue
 		}
 		data, err := reload.ReadPrefix(name, left+1)
-		switch {
+		switch { // a link to a directory
 		case errors.Is(err, reload.ErrDirectory):
 			continue // a link to one
 		case err != nil:
@@ -76,9 +78,9 @@ func ReadDir(dir string) ([]File, error) {
 	return files, nil
 }
 
-// pack makes one text of files, which a reload.Watcher compares; unpack is its inverse.
+// pack encodes files as the one text that a reload.Watcher compares. unpack is its inverse.
 func pack(files []File) []byte {
-	out := []byte{1} // never empty, as a file may be that is just being written
+	out := []byte{1} // never empty: a Watcher takes an empty file for one that is being written
 	for _, f := range files {
 		out = varint.AppendText(varint.AppendText(out, f.Name), f.Data)
 	}
