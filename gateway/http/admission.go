@@ -2,17 +2,18 @@ package httpapi
 
 import "io"
 
-// What requests take while they are carried out, in bytes, about.
+// The estimates of the memory that a request takes while it is carried out, in bytes.
 const (
-	// perByte is for each byte of a body: it is read into a buffer that doubles, and its texts are copied.
+	// perByte is for each byte of a body: the bytes are in a buffer that doubles, and the texts are copied.
 	perByte = 4
-	// perCheck is a check of a batch with its operation, its result and its answer, and leastCheck the fewest bytes it is sent as.
+	// perCheck is for each check of a batch: the check, its operation, its result and its answer. leastCheck is the least
+	// size of a check in a body.
 	perCheck, leastCheck = 3 << 9, 24
-	// lightRequest is what a request may take that is not counted: requests are bounded by their number.
+	// lightRequest is the size up to which a request does not enter Requests. The number of requests bounds such requests.
 	lightRequest = 16 << 10
 )
 
-// countedBody counts the bytes of a body as they come in.
+// countedBody counts the bytes of a body as they are read.
 type countedBody struct {
 	x    *exchange
 	from io.Reader
@@ -21,11 +22,11 @@ type countedBody struct {
 // Read implements io.Reader.
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.from.Read(p)
-	b.x.keep(2 * int64(n)) // the buffer doubles
+	b.x.keep(2 * int64(n)) // the buffer may be twice as large
 	return n, err
 }
 
-// keep counts bytes of a request that waits for the network.
+// keep adds to the bytes that Buffers counts for the request, or subtracts from them.
 func (x *exchange) keep(bytes int64) {
 	if bytes == 0 {
 		return
@@ -38,19 +39,20 @@ func (x *exchange) keep(bytes int64) {
 	}
 }
 
-// admit waits until there is room to carry out a request that needs so many bytes and whose body has been read.
+// admit waits until Requests has room for a request that needs so many bytes. The body has been read; need includes its
+// bytes.
 func (x *exchange) admit(need int64) error {
 	if need <= lightRequest {
 		return nil
 	}
 	taken, err := x.Requests.Enter(x.r.Context(), need)
 	x.taken = taken
-	x.keep(-x.held) // need has it
+	x.keep(-x.held) // need includes them
 	return err
 }
 
-// answering is called when all that is left of a request is to write its answer: it makes way for others, and what it keeps
-// counts as waiting for the network: that many bytes.
+// answering is called when only the answer is left to be written. The request gives up its room in Requests; kept is the
+// number of bytes that it keeps while it waits for the network.
 func (x *exchange) answering(kept int64) {
 	x.keep(kept)
 	x.Requests.Leave(x.taken)

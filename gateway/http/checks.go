@@ -12,7 +12,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// jsonType is shared by all answers; nobody changes it.
+// jsonType is the Content-Type of answers. All answers share it, so that it must not be changed.
 var jsonType = []string{"application/json"}
 
 func (x *exchange) checkOne() {
@@ -25,9 +25,9 @@ func (x *exchange) checkOne() {
 	}
 }
 
-// decide returns the decision on one check, or nil when it has written the problem that there is with it.
+// decide returns the decision on one check. It returns nil when it has answered with a problem.
 func (x *exchange) decide(check limit.Check) *limit.Decision {
-	x.asks[0] = check // a Service keeps nothing of what it is asked
+	x.asks[0] = check // a Service does not keep the checks
 	results, err := x.Service.Check(x.r.Context(), x.asks[:])
 	if err == nil {
 		err = results[0].Err
@@ -89,7 +89,7 @@ func (x *exchange) all(all limit.AllDecision) {
 	})
 }
 
-// appendItemError appends what stands in the place of a decision that could not be had.
+// appendItemError appends the problem that takes the place of an element's decision.
 func (x *exchange) appendItemError(b []byte, err error, list string, i int) []byte {
 	p := problemOf(err)
 	if p.cause != nil {
@@ -128,19 +128,20 @@ func (x *exchange) json(status int, contentType string, v any) {
 	x.write(status, out)
 }
 
-// unwritten answers a request whose answer cannot be made.
+// unwritten answers 500 when the answer cannot be encoded.
 func (x *exchange) unwritten(err error) {
 	x.Logger.ErrorContext(x.r.Context(), "answer not written", "endpoint", x.r.Pattern, "error", err)
 	x.w.WriteHeader(http.StatusInternalServerError)
 }
 
-// marshal writes an answer's JSON, limits as requests give them. What somebody else's text has that is no UTF-8 is replaced.
+// marshal encodes an answer, with limits in the form of requests. Invalid UTF-8, which texts of callers and nodes may have,
+// is replaced.
 func marshal(v any) ([]byte, error) {
 	limits := json.MarshalToFunc(func(enc *jsontext.Encoder, l *algo.Limit) error { return json.MarshalEncode(enc, limitBodyOf(l)) })
 	return json.Marshal(v, jsontext.AllowInvalidUTF8(true), json.WithMarshalers(limits))
 }
 
-// write sends an answer. That it did not arrive is for the log at most: there is nobody left to tell.
+// write sends an answer. A failure is logged at debug, because the caller is gone.
 func (x *exchange) write(status int, body []byte) {
 	x.w.WriteHeader(status)
 	if _, err := x.w.Write(body); err != nil {

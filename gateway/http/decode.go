@@ -18,7 +18,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// The bodies of requests. Optional strings count as left out when empty.
+// The bodies of requests. An empty string counts as a missing one.
 type (
 	targetBody struct {
 		Policy    string     `json:"policy"`
@@ -101,17 +101,17 @@ type (
 	}
 )
 
-// given says that the cost is not left out.
+// given says whether the body has a cost or a usage.
 func (b *amountBody) given() bool { return b.Cost != nil || b.Usage != nil }
 
-// list reads no more elements than a batch may have, so that a body of "{},{},…" cannot claim many times its own size
-// in memory.
+// list is a list of a batch. It reads at most limit.MaxBatch elements, because a body of "{},{},…" would take many times its
+// size in memory.
 type list[T any] []T
 
-// batch is the checks of one, of which each costs 1 where it does not say.
+// batch is the checks of a batch. A missing cost is 1.
 type batch []checkBody
 
-// tooMany is the error of a list or map that has more elements than are read. It says how many there may be.
+// tooMany is the error of a list or map with too many elements. Its text says how many are allowed.
 type tooMany string
 
 func (e tooMany) Error() string { return string(e) }
@@ -127,7 +127,7 @@ func (l *list[T]) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	return elements(dec, (*[]T)(l), absent)
 }
 
-// usage reads no more classes than there may be, for the same reason.
+// usage is a limit.Usage. It reads at most limit.MaxClasses classes, for the same reason as list.
 type usage limit.Usage
 
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
@@ -143,7 +143,7 @@ func (u *usage) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 	})
 }
 
-// elements reads an array, of whose elements absent has the values of fields that are left out.
+// elements reads an array. absent has the values of missing fields of an element.
 func elements[T any](dec *jsontext.Decoder, into *[]T, absent T) error {
 	few := tooMany(fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch))
 	return read(dec, '[', ']', reflect.TypeFor[[]T](), limit.MaxBatch, few, func() error {
@@ -152,7 +152,7 @@ func elements[T any](dec *jsontext.Decoder, into *[]T, absent T) error {
 	})
 }
 
-// read reads an array or an object of the Go type of; one reads an element. With more elements than most its error is few.
+// read reads an array or object of the Go type of; one reads an element. Beyond most elements it returns few.
 func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most int, few error, one func() error) error {
 	if k := dec.PeekKind(); k != begin {
 		return cmp.Or[error](dec.SkipValue(), &json.SemanticError{JSONKind: k, GoType: of})
@@ -170,12 +170,12 @@ func read(dec *jsontext.Decoder, begin, end jsontext.Kind, of reflect.Type, most
 	return err
 }
 
-// decode reads the request's body into v, which holds the values of fields that are left out.
+// decode reads the request's body into v. v must hold the values of missing fields.
 func (x *exchange) decode(v any) *problem {
 	if p := cmp.Or(encoding(x.r.Header), mediaType(x.r.Header)); p != nil {
 		return p
 	}
-	if x.r.ContentLength > x.MaxBody { // not a byte of it has to be waited for
+	if x.r.ContentLength > x.MaxBody { // no need to read any of it
 		return x.tooLarge()
 	}
 	x.in.Reset()
@@ -196,7 +196,7 @@ func (x *exchange) decode(v any) *problem {
 	if err := json.Unmarshal(body, v, json.RejectUnknownMembers(true)); err != nil {
 		return malformed(err)
 	}
-	// The library takes null for a zero value, which for a cost would be a free peek.
+	// The library reads null as a zero value, which would make a cost a free peek.
 	if bytes.Contains(body, []byte("null")) {
 		if at, found := findNull(body); found {
 			return null(fieldAt(at))
@@ -214,7 +214,7 @@ func unsupported(message string) *problem {
 	return &problem{status: http.StatusUnsupportedMediaType, message: message}
 }
 
-// encoding accepts a body as it is: in no content coding, whichever of the header's fields names one.
+// encoding rejects a body with a content coding. It looks at each Content-Encoding field of the header.
 func encoding(h http.Header) *problem {
 	for _, e := range h["Content-Encoding"] {
 		if e != "" && !strings.EqualFold(e, "identity") {
@@ -224,7 +224,7 @@ func encoding(h http.Header) *problem {
 	return nil
 }
 
-// mediaType accepts application/json, in UTF-8 if it says so.
+// mediaType accepts application/json with no charset or UTF-8.
 func mediaType(h http.Header) *problem {
 	values := h["Content-Type"]
 	if len(values) == 1 && values[0] == "application/json" {
@@ -244,7 +244,7 @@ func mediaType(h http.Header) *problem {
 	return nil
 }
 
-// malformed says in the words of this interface what the decoder found.
+// malformed converts an error of the JSON library.
 func malformed(err error) *problem {
 	if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		if errors.Is(err, jsontext.ErrDuplicateName) {
@@ -286,7 +286,7 @@ func malformed(err error) *problem {
 	return invalid(field, "must be "+want)
 }
 
-// misspelt says where a body stops being JSON, and of which field that is.
+// misspelt says where and in which field the body stops being JSON.
 func misspelt(err *jsontext.SyntacticError) *problem {
 	message := "is not valid JSON"
 	if err.Err != nil {
@@ -300,7 +300,7 @@ func misspelt(err *jsontext.SyntacticError) *problem {
 	return invalid(field, message)
 }
 
-// null rejects a null: of an optional field, which can be left out instead, of an element of a batch, or as the body.
+// null rejects a null, in a field, as an element of a batch or as the body.
 func null(field string) *problem {
 	switch {
 	case field == "":
@@ -311,7 +311,7 @@ func null(field string) *problem {
 	return invalid(field, "must not be null; leave the field out instead")
 }
 
-// findNull finds the first null in a valid JSON text.
+// findNull finds the first null in valid JSON.
 func findNull(body []byte) (jsontext.Pointer, bool) {
 	dec := jsontext.NewDecoder(bytes.NewReader(body))
 	for {
@@ -324,7 +324,7 @@ func findNull(body []byte) (jsontext.Pointer, bool) {
 	}
 }
 
-// fieldAt spells a place in the body the way problems name it: /checks/3/limit/window is checks[3].limit.window.
+// fieldAt returns a place in the body as problems name it: checks[3].limit.window for /checks/3/limit/window.
 func fieldAt(at jsontext.Pointer) string {
 	var b strings.Builder
 	depth, list := 0, false
@@ -343,7 +343,7 @@ func fieldAt(at jsontext.Pointer) string {
 	return clip(b.String())
 }
 
-// clip shortens what a caller sent for use in a message to them.
+// clip shortens a caller's text for a message.
 func clip(s string) string {
 	const most = 128
 	if len(s) <= most {

@@ -10,23 +10,22 @@ import (
 )
 
 const (
-	// maxForeignBody is the longest body of a request of another front end, in bytes.
+	// maxForeignBody bounds the body of a request to another front end, in bytes.
 	maxForeignBody = 256 << 10
-	// perForeignByte is what a byte of such a body may take when it is decoded: an empty element of a list has three.
+	// perForeignByte is what a byte of such a body takes when it is decoded: an empty element of a list has three bytes.
 	perForeignByte = 64
 )
 
-// Foreign is a route of another front end's protocol, whose errors it answers as that has them; who may not use it is answered as
-// everywhere.
+// Foreign is a route of another front end. The front end answers its own errors; the API answers callers without Role.
 type Foreign struct {
 	Method, Path string
-	Role         auth.Role // that a caller needs
-	// Answer answers a body, which is empty but for a POST. err says why there is none: an *http.MaxBytesError where it is longer than
-	// 256 KiB.
+	Role         auth.Role // that callers need
+	// Answer answers a request. body is empty for any method but POST. err is the error of reading the body: an
+	// *http.MaxBytesError when it is longer than 256 KiB.
 	Answer func(ctx context.Context, body []byte, err error) (status int, contentType string, answer []byte)
 }
 
-// foreign is the handler of another front end's route. There is room to carry out what the body may be decoded into, until the answer begins.
+// foreign returns the handler of another front end's route. It waits for the memory that the body may be decoded into.
 func (a *api) foreign(f Foreign) http.HandlerFunc {
 	return a.handler(func(x *exchange) {
 		x.in.Reset()
@@ -37,7 +36,7 @@ func (a *api) foreign(f Foreign) http.HandlerFunc {
 				return
 			}
 			err = &http.MaxBytesError{Limit: maxForeignBody}
-			if x.r.ContentLength <= maxForeignBody { // of a larger one nothing has to be waited for
+			if x.r.ContentLength <= maxForeignBody { // a body that is known to be larger is not read
 				_, err = x.in.ReadFrom(&countedBody{x, http.MaxBytesReader(x.w, x.r.Body, maxForeignBody)})
 			}
 		}
@@ -52,8 +51,9 @@ func (a *api) foreign(f Foreign) http.HandlerFunc {
 	})
 }
 
-// fromPage says what is wrong with a request that a browser sends for a page. Other front ends' callers may leave the Content-Type out. A
-// page may not: a browser sends application/json to another site only if that allows it, and anything else without asking.
+// fromPage rejects a POST that a browser sends for a web page without the media type application/json. Callers that are no
+// pages may leave Content-Type out. A browser sends application/json to another site only with that site's consent, but
+// other types without.
 func fromPage(h http.Header) *problem {
 	for name := range h {
 		if name == "Origin" || strings.HasPrefix(name, "Sec-Fetch-") {

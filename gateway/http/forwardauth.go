@@ -18,25 +18,25 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// ForwardAuth says what GET /v1/forward-auth may take a key from. The zero value: from its query alone.
+// ForwardAuth says where GET /v1/forward-auth may take keys from. The zero value: from the query only.
 type ForwardAuth struct {
-	// Headers are the names of header fields whose values may be keys, as ParseKeyHeaders returns them.
+	// Headers are the header fields whose values may be keys, as ParseKeyHeaders returns them.
 	Headers []string
-	// TrustedProxies are the addresses of gateways, and of proxies before them, whose X-Forwarded-For is believed.
+	// TrustedProxies are the addresses of gateways, and of proxies in front of them, whose X-Forwarded-For is trusted.
 	TrustedProxies []netip.Prefix
 }
 
 const forwardAuthPath = "/v1/forward-auth"
 
-// The header fields of forward-auth that are Weir's own.
+// Weir's own header fields of forward-auth.
 const (
-	// gatewayCredentials is where the gateway's own token is: Authorization is its caller's.
+	// gatewayCredentials has the gateway's token, because Authorization has its caller's.
 	gatewayCredentials = "Weir-Authorization"
-	// realStatusHeader is the status that an answer has without deny_status.
+	// realStatusHeader has the status that the answer would have without deny_status.
 	realStatusHeader = "Weir-Status"
 )
 
-// ParseKeyHeaders checks names of header fields for ForwardAuth.Headers and returns them in canonical form.
+// ParseKeyHeaders validates names of header fields for ForwardAuth.Headers and returns them in canonical form.
 func ParseKeyHeaders(names []string) ([]string, error) {
 	var list []string
 	for _, name := range names {
@@ -54,17 +54,17 @@ func ParseKeyHeaders(names []string) ([]string, error) {
 	return list, nil
 }
 
-// forwardQuery is the query of a request for forward-auth. Exactly one of key, keyHeader and byAddress is given.
+// forwardQuery is the query of a forward-auth request. Exactly one of key, keyHeader and byAddress is set.
 type forwardQuery struct {
 	policy, key string
 	keyHeader   string // canonical
 	byAddress   bool
-	ipv6Bits    int // of an address; 0: netaddr.DefaultIPv6Bits
+	ipv6Bits    int // bits of an IPv6 address in the key; 0: netaddr.DefaultIPv6Bits
 	cost        int64
-	denyStatus  int // 0: the status that says what is the case
+	denyStatus  int // status of all refusals; 0: as statusOf says
 }
 
-// parseForwardQuery reads the query of a request for forward-auth.
+// parseForwardQuery reads the query of a forward-auth request.
 func parseForwardQuery(raw string) (q forwardQuery, p *problem) {
 	query, p := queryOf(raw, "policy", "key", "key_header", "key_ip", "ipv6_prefix", "cost", "deny_status")
 	if p != nil {
@@ -105,8 +105,8 @@ func parseForwardQuery(raw string) (q forwardQuery, p *problem) {
 	return q, nil
 }
 
-// keyOf finds the key that a request is limited by. callers tells whether a problem is the gateway's caller's to solve, and not
-// that of whoever runs the gateway.
+// keyOf returns the key for a request. callers says that the gateway's caller causes the problem, and not the gateway's
+// configuration.
 func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, callers bool) {
 	switch {
 	case q.byAddress:
@@ -128,8 +128,8 @@ func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, c
 	return limit.KeyOf(values[0]), nil, false
 }
 
-// addressOf is keyOf for the address of the gateway's caller. Who asks has to be known for a gateway that says whom it asks for:
-// otherwise all of its callers would share a key.
+// addressOf is keyOf for key_ip. The gateway must be a trusted proxy: all its callers would share the gateway's own address
+// otherwise.
 func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *problem, callers bool) {
 	clients := netaddr.Resolver{Trusted: a.ForwardAuth.TrustedProxies, IPv6Bits: q.ipv6Bits}
 	if !clients.Trusts(r.RemoteAddr) {
@@ -142,11 +142,11 @@ func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *proble
 	return key, nil, false
 }
 
-// forwardAuth answers gateways that ask about each request before they pass it on. The method and the body are those of
-// the request that it is about, or whatever the gateway sends in their place: neither matters.
+// forwardAuth answers a gateway that asks about a request before it passes the request on. It ignores method and body, which
+// are those of the request or the gateway's own.
 func (x *exchange) forwardAuth() {
 	h := x.w.Header()
-	h["Cache-Control"] = []string{"no-store"} // a GET that charges
+	h["Cache-Control"] = []string{"no-store"} // a GET that charges must not be cached
 	q, p := parseForwardQuery(x.r.URL.RawQuery)
 	if p != nil {
 		x.problem(p)
@@ -169,8 +169,8 @@ func (x *exchange) forwardAuth() {
 	}
 }
 
-// forwarded writes a decision for a gateway: what it admits without a body, and what it refuses with a problem document,
-// which most gateways pass on to their caller, or under deny_status, of which they pass on nothing, without a body too.
+// forwarded writes a decision for a gateway: an admission without a body, a refusal as a problem document, which most
+// gateways pass on to their caller. Gateways that require deny_status pass nothing on, so that such an answer has no body.
 func (x *exchange) forwarded(d *limit.Decision, denyStatus int) {
 	h := x.w.Header()
 	x.out = quotaheader.Set(h, x.out, d)
@@ -195,7 +195,7 @@ func setResult(h http.Header, result string, status int) {
 	h[realStatusHeader] = []string{strconv.Itoa(status)}
 }
 
-// refusalDetail tells the gateway's caller why it does not pass. It names neither the policy nor the key.
+// refusalDetail returns the text of a refusal for the gateway's caller. It names neither policy nor key.
 func refusalDetail(d *limit.Decision) string {
 	wait, ok := quotaheader.RetryAfter(d)
 	switch {
@@ -207,8 +207,8 @@ func refusalDetail(d *limit.Decision) string {
 	return "the limit lets this request pass in " + strconv.FormatInt(quotaheader.RoundUp(wait, time.Second), 10) + " s"
 }
 
-// gatewayRequest is a request as far as it tells who the gateway is that sends it: what else is in its header comes from the
-// gateway's own caller.
+// gatewayRequest returns a request with the gateway's credentials only. The rest of the header comes from the gateway's
+// caller.
 func gatewayRequest(r *http.Request) *http.Request {
 	g := r.WithContext(r.Context()) // a copy
 	g.Header = make(http.Header)

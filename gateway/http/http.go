@@ -1,17 +1,22 @@
-// Package httpapi is Weir's HTTP API: JSON over HTTP for programs, a handful of GETs for operators and their tools.
+// Package httpapi is Weir's HTTP API: JSON over HTTP for programs, and some GETs for operators and their tools.
 //
-// It turns requests into calls on a [limit.Service] and answers into responses, and does nothing else: it keeps no
-// state, starts no goroutine, reads no clock and decides nothing. openapi.yaml specifies requests and answers; the handler
-// serves it at /openapi.yaml; its problem documents are explained in PROBLEMS.md.
+// It converts requests to calls of a [limit.Service] and answers to responses. It keeps no state, starts no goroutine, reads
+// no clock and decides nothing. openapi.yaml specifies requests and answers, and is served at /openapi.yaml. PROBLEMS.md
+// explains the problem documents.
 //
-// Input is read strictly. Unknown, duplicate and null fields, data after the JSON value, invalid UTF-8, fractions where
-// whole numbers belong and numbers beyond 64 bits are rejected with a 400 that names the field, before the Service is
-// asked, so nothing is charged for a malformed request.
+// The path of a request: New's handler checks host and path; authorized asks Config.Authorize; the route's handler reads the
+// body (decode, form), calls the Service, and writes a decision, another answer or a problem. operation and queried make
+// most of these handlers.
 //
-// What it does not promise: to know who asks (Config.Authorize does), encryption or CORS; that a caller who goes
-// away is not charged (its context is cancelled, but the owner may have decided already: send a request_id and repeat);
-// response headers in canonical Go form: RateLimit, RateLimit-Policy and X-RateLimit-* leave as they are spelled in
-// their specifications, which every HTTP client reads alike but http.Header.Get on the unsent map does not find.
+// Input is read strictly, before the Service is called. Unknown, duplicate and null fields, data after the JSON value,
+// invalid UTF-8, fractions in place of whole numbers and numbers beyond 64 bits are rejected with a 400 that names the
+// field. Nothing is charged for such a request.
+//
+// The package does not promise to know the caller (Config.Authorize does), encryption or CORS. It does not promise that a
+// caller who disconnects is not charged: its context is cancelled, but the owner may have decided before; a caller that
+// sends a request_id can repeat the request. Its headers RateLimit, RateLimit-Policy and X-RateLimit-* are spelled as their
+// specifications do and not in Go's canonical form: clients read them alike, but http.Header.Get on the server's map does
+// not find them.
 package httpapi
 
 import (
@@ -35,77 +40,78 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Config is what the API stands on. Every field without a stated default is required.
+// Config is what the API needs. Every field without a stated default is required.
 type Config struct {
-	// Service decides.
+	// Service decides, and carries out the other operations.
 	Service limit.Service
-	// Status describes the cluster for GET /v1/status; its error becomes a 503.
+	// Status describes the cluster for GET /v1/status. An error is answered 503.
 	Status func(context.Context) (*weirv1.StatusResponse, error)
-	// Ready says whether this node should get traffic, and why not or what an operator should know. The detail is
-	// shown with either answer, to those who have the role auth.RoleRead.
+	// Ready says whether this node should get traffic. detail says why not, or what else an operator should know. It is
+	// shown with either answer, to callers with auth.RoleRead.
 	Ready func() (ready bool, detail string)
-	// Policies lists what the node has loaded, for GET /v1/policies.
+	// Policies returns the policies that the node has loaded, for GET /v1/policies.
 	Policies func() PolicyListing
-	// TopKeys tells which keys are used most, of those that the caller may see, and Describe how one stands. Their errors are of
+	// TopKeys returns the most used keys that the caller may see. Describe describes the state of one key. Their errors are
 	// *limit.Error.
 	TopKeys  func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
 	Describe func(context.Context, *limit.Target) (*limit.KeyState, error)
-	// Overrides changes limits while the node runs.
+	// Overrides lists and changes overrides.
 	Overrides Overrides
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
-	// Foreign are those of other front ends' protocols, which openapi.yaml describes, and Routes further ones, which it does not.
+	// Foreign are the routes of other front ends that openapi.yaml describes, Routes other ones, which it does not describe.
 	Foreign []Foreign
 	Routes  []Route
-	// Console is the path of a page for people, which the index has a link to; empty: there is none.
+	// Console is the path of the console, for a link in the index; empty: no console.
 	Console string
-	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
-	// *auth.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
+	// Authorize returns the context for answering a request that needs a role. An *auth.Denial is answered 401 or 403. It is
+	// not called for routes of auth.RoleOpen. Nil: every caller may do everything.
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
-	// HasRole reports whether the sender of a request that is open to everybody has a role. Nil: everybody has every role.
+	// HasRole says whether the caller of an open route has a role. Nil: every caller has every role.
 	HasRole func(r *http.Request, role auth.Role) bool
-	// Host reports whether the name or address in a request's Host header, without its port, is one of this node's. A request
-	// for another is answered 421, whatever it asks. Nil: every name is.
+	// Host says whether the name or address in a request's Host header, without the port, is one of this node's. Any request
+	// with another one is answered 421. Nil: every name is accepted.
 	Host func(name string) bool
 	// NoInline rejects inline limits.
 	NoInline bool
 	// ForwardAuth is for GET /v1/forward-auth.
 	ForwardAuth ForwardAuth
-	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses
-	// that could not be written, each with its request id; never of a key.
+	// Logger gets errors for answers with status 500 and, at level debug, other problems and responses that could not be
+	// written. Entries have the request id and never a key.
 	Logger *slog.Logger
-	// Problem is told the status of every answer that is a problem document.
+	// Problem is called with the status of each answer that is a problem document.
 	Problem func(status int)
-	// MaxBody is the largest request body in bytes.
+	// MaxBody bounds a request's body, in bytes.
 	MaxBody int64
-	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
-	// not counted. Nil: any number.
+	// Requests bounds the bytes that requests take from decoding until they are answered. Small requests are not counted.
+	// Nil: no bound.
 	Requests *admission.Gate
-	// Buffers counts the bytes of bodies that are being read, and of what answers that are being written keep.
+	// Buffers counts the bytes of bodies that are being read, and the bytes that requests keep while their answers are being
+	// written.
 	Buffers Buffers
 }
 
-// Route is an endpoint. Who may not use it is answered as everywhere.
+// Route is an endpoint. The API authorizes its callers, and answers those without Role.
 type Route struct {
 	Method, Path string
-	Role         auth.Role // that a caller needs
+	Role         auth.Role // that callers need
 	Handler      http.HandlerFunc
 }
 
-// Buffers counts bytes that requests hold while the network is waited for. It is safe for concurrent use.
+// Buffers counts bytes that requests hold while they wait for the network. It is safe for concurrent use.
 type Buffers interface {
 	Hold(bytes int64)
 	Release(bytes int64)
 }
 
-// api is the state behind the handler; all of it is safe for concurrent use.
+// api is what all requests share. It is safe for concurrent use.
 type api struct {
 	Config
 	exchanges sync.Pool // of *exchange
 	zones     timezone.Cache
 }
 
-// exchange is a request and its answer, with the memory that they need, which the next ones use again.
+// exchange is one request and its answer. It is reused with its memory.
 type exchange struct {
 	*api
 	w     http.ResponseWriter
@@ -115,13 +121,13 @@ type exchange struct {
 	check checkBody
 	asks  [1]limit.Check
 
-	held, taken int64 // of Buffers and of Requests
+	held, taken int64 // bytes counted by Buffers and by Requests
 }
 
-// keepBuffer is the size in bytes beyond which a buffer is left to the garbage collector.
+// keepBuffer is the size in bytes up to which a buffer is kept for another exchange.
 const keepBuffer = 64 << 10
 
-// handler is a handler of requests that f answers.
+// handler returns a handler that has f answer.
 func (a *api) handler(f func(*exchange)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		x, ok := a.exchanges.Get().(*exchange)
@@ -143,7 +149,8 @@ func (x *exchange) end() {
 	}
 }
 
-// routes are all that the handler answers; requests for forward-auth are like the one that they are about: of any method, with its header.
+// routes returns all routes. Those of forward-auth accept any method, because a gateway uses the method of the request that
+// it asks about.
 func (a *api) routes() []Route {
 	list := slices.Concat(a.leases(), a.reservations(), a.adjustments(), []Route{
 		{"POST", "/v1/check", auth.RoleCheck, a.handler((*exchange).checkOne)},
@@ -198,7 +205,7 @@ func New(cfg Config) http.Handler {
 		mux.HandleFunc(rt.Method+" "+pattern, a.authorized(rt))
 		allow[pattern] = append(allow[pattern], rt.Method)
 		if rt.Method == http.MethodGet {
-			allow[pattern] = append(allow[pattern], http.MethodHead) // the mux hands HEAD to the handler of GET
+			allow[pattern] = append(allow[pattern], http.MethodHead) // ServeMux passes HEAD to the handler of GET
 		}
 	}
 	for pattern, methods := range allow {
@@ -216,7 +223,7 @@ func New(cfg Config) http.Handler {
 			})(w, r)
 			return
 		}
-		// The mux would answer with a redirect and without a body, which a client that posts JSON has no use for.
+		// ServeMux would answer a redirect without a body, which is of no use to a client that posts JSON.
 		if !isClean(r.URL.EscapedPath()) {
 			notFound(w, r)
 			return
@@ -225,7 +232,7 @@ func New(cfg Config) http.Handler {
 	})
 }
 
-// hostName is a Host header without its port.
+// hostName returns a Host header without its port.
 func hostName(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		return name
@@ -233,7 +240,7 @@ func hostName(host string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 }
 
-// authorized is the handler of a route for those who may use it.
+// authorized returns the handler of a route for authorized callers.
 func (a *api) authorized(rt Route) http.HandlerFunc {
 	if rt.Role == auth.RoleOpen || a.Authorize == nil {
 		return rt.Handler
@@ -257,7 +264,7 @@ func (a *api) authorized(rt Route) http.HandlerFunc {
 	}
 }
 
-// denied answers with the challenges of RFC 6750, 3.
+// denied answers with a challenge as in RFC 6750, section 3.
 func (x *exchange) denied(d *auth.Denial) {
 	p := &problem{status: http.StatusForbidden, message: d.Message}
 	challenge := `Bearer realm="weir", error="insufficient_scope"`
@@ -272,7 +279,7 @@ func (x *exchange) denied(d *auth.Denial) {
 	x.problem(p)
 }
 
-// isClean says whether the mux takes a path as it is: rooted, without empty segments and without dots.
+// isClean says whether ServeMux takes a path without a redirect: rooted, without empty segments and without dots.
 func isClean(p string) bool {
 	clean := path.Clean(p)
 	return strings.HasPrefix(p, "/") && (p == clean || clean != "/" && p == clean+"/")
@@ -289,7 +296,7 @@ func (x *exchange) notFound() {
 	x.problem(&problem{status: http.StatusNotFound, message: "there is nothing at " + clip(x.r.URL.Path) + "; /openapi.yaml lists what there is"})
 }
 
-// indexPage is the index for people. Nothing in it comes from a request.
+// indexPage is the index for browsers. Nothing in it comes from a request.
 var indexPage = template.Must(template.New("index").Parse(`<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark"><title>Weir</title></head>
@@ -331,16 +338,16 @@ func (x *exchange) index() {
 	x.write(http.StatusOK, b.Bytes())
 }
 
-// NewServer returns a server for the handler with bounds on what a slow or hostile peer can hold on to. Its own
-// complaints, such as a handler's panic, go to log. The caller listens and shuts down.
+// NewServer returns a server for the handler, with bounds on what a slow or hostile client can hold. log gets the server's
+// own messages, such as a handler's panic. The caller listens and shuts down.
 func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler: handler,
-		// Clients connect ahead of need and keep what they did not use: it must not end under a request that is just being sent,
-		// which they could not repeat.
+		// Clients open connections in advance and keep unused ones. A short timeout could end such a connection while a
+		// request is being sent, which the client could not repeat.
 		ReadHeaderTimeout: 30 * time.Second,
-		ReadTimeout:       30 * time.Second, // a full body over a slow link
-		WriteTimeout:      60 * time.Second, // from the end of the header: reading, deciding and a slow reader
+		ReadTimeout:       30 * time.Second, // for a full body over a slow link
+		WriteTimeout:      60 * time.Second, // from the end of the header: for reading the body, deciding, and a caller that reads slowly
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),

@@ -49,7 +49,7 @@ type policyUseBody struct {
 	Banned       uint64 `json:"banned,omitzero"`
 }
 
-// KeyOrders are the names of weir.v1's orders of keys, by their numbers; there is none for the first.
+// KeyOrders returns the names of weir.v1's orders of keys by number; number 0 has none.
 func KeyOrders() []string { return []string{"", "busiest", "refused", "fullest"} }
 
 // topKeysOf reads the query of GET /v1/keys/top.
@@ -100,7 +100,7 @@ func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysB
 	return body
 }
 
-// listed is a list that is written as one even when it is empty.
+// listed returns an empty list for nil, so that JSON has [] and not null.
 func listed(names []string) []string {
 	if names == nil {
 		return []string{}

@@ -11,7 +11,7 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// limitBody is a limit as requests give it and GET /v1/policies shows it.
+// limitBody is a limit in requests and in GET /v1/policies.
 type limitBody struct {
 	Algorithm   string `json:"algorithm"`
 	Limit       *int64 `json:"limit"`
@@ -27,13 +27,13 @@ type limitBody struct {
 	MaxDebt     *int64 `json:"max_debt,omitempty"`
 }
 
-// The values of align: a fixed window opens with the first admission, or with the calendar's period.
+// The values of align: a fixed window begins with the first admission, or with the calendar's period.
 const (
 	firstHit = "first_hit"
 	calendar = "calendar"
 )
 
-// limit reads a limit. What its numbers may be is package algo's to say.
+// limit converts a limit. Package algo validates its numbers.
 func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 	l := algo.Limit{CountDenied: b.CountDenied, CarryDebt: b.CarryDebt}
 	var ok bool
@@ -63,7 +63,7 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 	return l, nil
 }
 
-// optional reads a number for which 0 stands when it is left out.
+// optional reads a number that may be left out. An explicit 0, which would mean the same, is rejected with the text zero.
 func optional[N int8 | int32 | int64](field string, given, to *N, zero string) *problem {
 	if given == nil {
 		return nil
@@ -74,7 +74,7 @@ func optional[N int8 | int32 | int64](field string, given, to *N, zero string) *
 	return nil
 }
 
-// unless0 is a number that is left out where it is 0.
+// unless0 returns nil, which is left out of JSON, for 0.
 func unless0[N int8 | int32 | int64](n *N) *N {
 	if *n == 0 {
 		return nil
@@ -82,7 +82,7 @@ func unless0[N int8 | int32 | int64](n *N) *N {
 	return n
 }
 
-// window reads the fields that say how long a limit looks back: window or ttl, align and time_zone.
+// window reads the fields of a limit's time: window or ttl, align and time_zone.
 func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 	field, text := "window", b.Window
 	if l.Algorithm == algo.Concurrency {
@@ -125,7 +125,7 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 		return invalid(field, err.Error())
 	}
 	if d == 0 {
-		return invalid(field, "must not be 0") // Validate takes 0 for none where there is no limit
+		return invalid(field, "must not be 0") // Validate accepts 0 for a limit that is unlimited
 	}
 	l.Window = d
 	return nil
@@ -152,7 +152,7 @@ func limitBodyOf(l *algo.Limit) limitBody {
 	return b
 }
 
-// formatDuration is Duration.String without the zeros that it ends in: 1m, not 1m0s.
+// formatDuration is Duration.String without trailing zeros: 1m, not 1m0s.
 func formatDuration(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -164,7 +164,7 @@ func formatDuration(d time.Duration) string {
 	return s
 }
 
-// zone returns the zone of that name, or nil for UTC.
+// zone returns the time zone with a name; nil for UTC.
 func (a *api) zone(name string) (*time.Location, error) {
 	if name == "" || name == "UTC" {
 		return nil, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// operation is the handler of an operation of the Service: read makes its question of a body, which begins as absent, ask has it
-// answered, and write writes the answer. Of a body with a problem nothing is asked.
+// operation returns the handler of an operation whose request has a body. read converts the body, which starts as absent, to
+// a question; ask calls the Service; write writes the answer. ask is not called when the body has a problem.
 func operation[B, Q, A any](
 	a *api, absent B, read func(*form, *B) Q, ask func(context.Context, Q) (A, error), write func(*exchange, A),
 ) http.HandlerFunc {
@@ -25,7 +25,8 @@ func operation[B, Q, A any](
 	})
 }
 
-// question reads a body, which holds the values of fields that are left out, and what it asks. With a problem that is good for nothing.
+// question reads a body and converts it. The body must hold the values of missing fields. With a problem the question is not
+// usable.
 func question[B, Q any](x *exchange, body *B, read func(*form, *B) Q) (q Q, p *problem) {
 	f := form{api: x.api}
 	if f.problem = x.decode(body); f.problem == nil {
@@ -34,7 +35,7 @@ func question[B, Q any](x *exchange, body *B, read func(*form, *B) Q) (q Q, p *p
 	return q, f.problem
 }
 
-// queried is the handler of a question that the query of a URL holds, of which body is the answer's JSON.
+// queried returns the handler of an operation whose request has a query. body makes the JSON of the answer.
 func queried[Q, A any](
 	a *api, read func(raw string) (Q, *problem), ask func(context.Context, Q) (A, error), body func(Q, A) any,
 ) http.HandlerFunc {
@@ -44,7 +45,7 @@ func queried[Q, A any](
 	})
 }
 
-// asked has a question answered, unless there is a problem with it.
+// asked has a question answered, or answers with its problem.
 func asked[Q, A any](x *exchange, question Q, p *problem, ask func(context.Context, Q) (A, error), write func(*exchange, A)) {
 	if p != nil {
 		x.problem(p)
@@ -58,15 +59,15 @@ func asked[Q, A any](x *exchange, question Q, p *problem, ask func(context.Conte
 	write(x, answer)
 }
 
-// inJSON writes an answer as body has it.
+// inJSON returns a function that writes an answer as the JSON of body.
 func inJSON[A any](body func(A) any) func(*exchange, A) {
 	return func(x *exchange, answer A) { x.json(http.StatusOK, jsonType[0], body(answer)) }
 }
 
-// decided writes a decision, of which a refusal has a status of its own.
+// decided writes a decision. A refusal has a status of its own.
 func (x *exchange) decided(d limit.Decision) { x.decision(&d, false) }
 
-// form reads the fields of a body, and keeps the first problem with them. What it returns after that is good for nothing.
+// form converts the fields of a body, and keeps the first problem. After a problem its results are not usable.
 type form struct {
 	api     *api
 	problem *problem
@@ -78,14 +79,14 @@ func (f *form) fail(p *problem) {
 	}
 }
 
-// require keeps what a Service would find wrong, if anything.
+// require keeps an error of a validation by package limit.
 func (f *form) require(err *limit.Error) {
 	if err != nil {
 		f.fail(problemOf(err))
 	}
 }
 
-// target reads what names a state, as far as that can be done without knowing the policies.
+// target reads the target of an operation, and validates what does not depend on the policies.
 func (f *form) target(b *targetBody) limit.Target {
 	t := limit.Target{Policy: b.Policy, Namespace: b.Namespace, Key: b.Key}
 	switch {
@@ -103,7 +104,7 @@ func (f *form) target(b *targetBody) limit.Target {
 	return t
 }
 
-// cost reads a number of units. least is 0 where a cost of 0 has a meaning, and 1 where it has none.
+// cost reads a cost of at least least: 0 for checks and 1 for operations for which 0 has no meaning.
 func (f *form) cost(cost, least int64) int64 {
 	if cost < least {
 		f.fail(invalid("cost", fmt.Sprintf("must be at least %d, is %d", least, cost)))
@@ -112,13 +113,13 @@ func (f *form) cost(cost, least int64) int64 {
 	return cost
 }
 
-// requestID reads the id of a request that may be repeated.
+// requestID reads a request id.
 func (f *form) requestID(id string) string {
 	f.require((&limit.Check{RequestID: id}).ValidCost())
 	return id
 }
 
-// amount reads a cost, as cost does, or a usage. absent is the cost where both are left out.
+// amount reads a cost, of at least least, or a usage. absent is the cost when both are missing.
 func (f *form) amount(b *amountBody, least, absent int64) limit.Amount {
 	switch {
 	case b.Cost == nil && b.Usage == nil:
@@ -131,7 +132,7 @@ func (f *form) amount(b *amountBody, least, absent int64) limit.Amount {
 	return limit.Amount{Cost: f.cost(*b.Cost, least)}
 }
 
-// leaseID and reservationID read the names of what is held.
+// leaseID and reservationID read ids.
 func (f *form) leaseID(id string) string { return f.held("lease_id", id, "acquire") }
 
 func (f *form) reservationID(id string) string { return f.held("reservation_id", id, "reserve") }
@@ -143,8 +144,7 @@ func (f *form) held(field, id, by string) string {
 	return id
 }
 
-// ttl reads the life of a lease or a reservation; left out it is 0, which stands for the default. What suits the policy or a
-// reservation is the Service's to say.
+// ttl reads the ttl of a lease or reservation; 0, the default, when it is missing. The Service checks it against the policy.
 func (f *form) ttl(text string) time.Duration {
 	if text == "" {
 		return 0
@@ -164,7 +164,7 @@ func (f *form) check(b *checkBody) limit.Check {
 	return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 0), Partial: b.Partial, RequestID: f.requestID(b.RequestID)}
 }
 
-// checks reads a batch of checks.
+// checks reads the checks of a batch.
 func (f *form) checks(b *checksBody) []limit.Check {
 	if len(b.Checks) == 0 {
 		f.fail(invalid("checks", "must hold 1 to "+strconv.Itoa(limit.MaxBatch)+" checks"))
@@ -180,7 +180,7 @@ func (f *form) reserve(b *reserveBody) limit.Reserve {
 	}
 }
 
-// leases are the routes of leases.
+// leases returns the routes of leases.
 func (a *api) leases() []Route {
 	return []Route{
 		{"POST", "/v1/acquire", auth.RoleCheck, operation(a, acquireBody{Cost: 1}, func(f *form, b *acquireBody) limit.Acquire {
@@ -193,7 +193,8 @@ func (a *api) leases() []Route {
 		}, func(ctx context.Context, q heldCall) (time.Duration, error) {
 			return a.Service.Renew(ctx, q.Target, q.id, q.ttl)
 		}, inJSON(func(lives time.Duration) any {
-			// Rounded down, unlike every other duration here: whoever believes it must stop before the lease ends.
+			// Rounded down, unlike every other duration here, so that a caller that relies on it stops before the lease
+			// ends.
 			return map[string]int64{"expires_in_ms": int64(lives / time.Millisecond)}
 		}))},
 		{"POST", "/v1/release", auth.RoleCheck, operation(a, releaseBody{}, func(f *form, b *releaseBody) heldCall {
@@ -204,7 +205,7 @@ func (a *api) leases() []Route {
 	}
 }
 
-// reservations are the routes of reservations.
+// reservations returns the routes of reservations.
 func (a *api) reservations() []Route {
 	return []Route{
 		{"POST", "/v1/reserve", auth.RoleCheck, operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, (*exchange).decided)},
@@ -240,14 +241,14 @@ func (a *api) reservations() []Route {
 	}
 }
 
-// adjustments are the routes of what changes a key without a decision.
+// adjustments returns the routes of operations that change a key without a decision.
 func (a *api) adjustments() []Route {
 	return []Route{
 		{"POST", "/v1/charge", auth.RoleCharge, operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
 			return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), RequestID: f.requestID(b.RequestID)}
 		}, a.Service.Charge, func(x *exchange, d limit.Decision) {
 			x.decision(&d, true) // it was charged, whether or not it fits
-		})},
+		})}, // charged in any case, so that no status says refused
 		{"POST", "/v1/refund", auth.RoleRefund, operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
 			return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
 		}, func(ctx context.Context, q limit.Check) (int64, error) {
@@ -259,7 +260,7 @@ func (a *api) adjustments() []Route {
 	}
 }
 
-// heldCall is a question about a lease or a reservation.
+// heldCall is the question of an operation on a lease or a reservation.
 type heldCall struct {
 	limit.Target
 	id  string
@@ -278,7 +279,7 @@ func elementsOf[B, Q any](f *form, name string, bodies []B, read func(*form, *B)
 	return asks
 }
 
-// extend reads what is added to one reservation.
+// extend reads an extension of a reservation.
 func (f *form) extend(b *extendBody) limit.Extend {
 	return limit.Extend{
 		Target: f.target(&b.targetBody), ReservationID: f.reservationID(b.ReservationID),
@@ -286,12 +287,12 @@ func (f *form) extend(b *extendBody) limit.Extend {
 	}
 }
 
-// each writes the results of the elements of a list. one appends a result, or returns an error that stands in its place.
+// each writes the results of a list's elements. one appends a result, or returns an error, which is written in its place.
 func (x *exchange) each(list string, n int, one func([]byte, int) ([]byte, error)) {
 	x.list(append(x.out[:0], `{"results":[`...), list, n, one)
 }
 
-// list writes an object whose last member is a list of n elements, after its beginning b. one is as for each.
+// list writes an object whose last member is a list of n elements; b is its beginning. one is as for each.
 func (x *exchange) list(b []byte, list string, n int, one func([]byte, int) ([]byte, error)) {
 	for i := range n {
 		if i > 0 {
@@ -309,7 +310,7 @@ func (x *exchange) list(b []byte, list string, n int, one func([]byte, int) ([]b
 	x.write(http.StatusOK, x.out)
 }
 
-// commit reads how one reservation ends.
+// commit reads a commit of a reservation.
 func (f *form) commit(b *commitBody) limit.Commit {
 	c := limit.Commit{Target: f.target(&b.targetBody), Exact: b.Overrun == "error", Class: b.Class}
 	if !b.given() {
@@ -327,5 +328,5 @@ func appendSettled(b []byte, got *limit.Settled) []byte {
 	return append(appendBool(b, `,"over_limit":`, got.Over), '}')
 }
 
-// refunded is the answer to what gives units back.
+// refunded returns the answer of operations that give units back.
 func refunded(units int64) any { return map[string]int64{"refunded": units} }

@@ -17,14 +17,14 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// Overrides is what changes limits while nodes run. Its errors are of *limit.Error.
+// Overrides lists and changes the limits of single keys and prefixes while nodes run. Its errors are *limit.Error.
 type Overrides interface {
 	List(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error)
 	Set(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error)
 	Delete(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error)
 }
 
-// overrideBody is a PUT.
+// overrideBody is the body of PUT /v1/overrides.
 type overrideBody struct {
 	Policy   string         `json:"policy"`
 	Key      string         `json:"key"`
@@ -52,7 +52,7 @@ type overridesBody struct {
 type overrideChangeBody struct {
 	Override storedOverrideBody       `json:"override"`
 	Before   *storedOverrideBody      `json:"before,omitempty"`
-	Members  []*weirv1.OverrideMember `json:"members"` // as weir.v1 has them, like memberBody's Loans
+	Members  []*weirv1.OverrideMember `json:"members"` // weir.v1's messages, like reachedBody's Loans
 }
 
 // listOf reads the query of GET /v1/overrides.
@@ -67,8 +67,8 @@ func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
 	return req, p
 }
 
-// queryOf reads a query, percent-encoded, with parameters of these names: each at most once, not empty and UTF-8. A gateway that copies what
-// its caller sent into a query does therefore not let the caller add a parameter.
+// queryOf reads a percent-encoded query. It accepts only parameters with the given names, each once, not empty, in UTF-8. A
+// gateway that copies its caller's text into the query therefore does not let the caller add or replace a parameter.
 func queryOf(raw string, names ...string) (map[string]string, *problem) {
 	query, err := url.ParseQuery(raw)
 	if err != nil {
@@ -92,7 +92,7 @@ func queryOf(raw string, names ...string) (map[string]string, *problem) {
 	return out, nil
 }
 
-// whole reads a parameter that is a whole number in digits; otherwise is its value where it is left out.
+// whole reads a parameter that is a number in digits, from least to most; otherwise is the value of a missing one.
 func whole(query map[string]string, name string, least, most, otherwise int64) (int64, *problem) {
 	text, given := query[name]
 	if !given {

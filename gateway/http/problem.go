@@ -10,15 +10,15 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// problemTypes is where a problem's type is explained; the status' own anchor follows.
+// problemTypes is the URL of the documentation of problems. An anchor for the status follows.
 const problemTypes = "https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#"
 
-// problem is an answer other than a decision. One status has one type.
+// problem is an answer other than a decision. Each status has one problem type.
 type problem struct {
 	status  int
-	field   string // of the request, as it is spelled there; empty when none is to blame
+	field   string // name of the request's field, as in the request; empty: none
 	message string // without the field's name
-	cause   error  // what the log is to say of a defect; nil otherwise
+	cause   error  // for the log, of an internal error; nil otherwise
 }
 
 // problemBody is a problem document (RFC 9457).
@@ -30,7 +30,7 @@ type problemBody struct {
 	Field  string `json:"field,omitempty"`
 }
 
-// problemKinds are the kinds of problems, by status.
+// problemKinds has the anchor and title of each status.
 var problemKinds = map[int]struct{ anchor, title string }{
 	http.StatusBadRequest:            {"invalid", "The request is not valid"},
 	http.StatusUnauthorized:          {"unauthenticated", "It is not clear who is asking"},
@@ -39,13 +39,13 @@ var problemKinds = map[int]struct{ anchor, title string }{
 	http.StatusMethodNotAllowed:      {"method-not-allowed", "The method is not allowed here"},
 	http.StatusRequestEntityTooLarge: {"too-large", "The request is too large"},
 	http.StatusMisdirectedRequest:    {"misdirected", "The request is for another host"},
-	http.StatusTooManyRequests:       {"refused", "Too many requests"}, // of forward-auth alone
+	http.StatusTooManyRequests:       {"refused", "Too many requests"}, // by forward-auth only
 	http.StatusUnsupportedMediaType:  {"unsupported-media-type", "The body has to be JSON"},
 	http.StatusServiceUnavailable:    {"unavailable", "The answer cannot be had at the moment"},
 	http.StatusInternalServerError:   {"internal", "The node made a mistake"},
 }
 
-// statuses are those of the kinds of a Service's errors.
+// statuses maps the kinds of a Service's errors to statuses.
 var statuses = map[limit.Kind]int{
 	limit.Invalid: http.StatusBadRequest, limit.NotFound: http.StatusNotFound,
 	limit.TooLarge: http.StatusRequestEntityTooLarge, limit.Unavailable: http.StatusServiceUnavailable,
@@ -66,7 +66,7 @@ func (p *problem) body() problemBody {
 	return b
 }
 
-// ofElement says that the field, if there is one, is that of element i of a list. The Service may have said so already.
+// ofElement adds the list and index to the field of an error about element i, unless the Service has done so.
 func (p *problem) ofElement(list string, i int) {
 	if p.field != "" && !strings.HasPrefix(p.field, list+"[") {
 		p.field = list + "[" + strconv.Itoa(i) + "]." + p.field
@@ -77,13 +77,13 @@ func invalid(field, message string) *problem {
 	return &problem{status: http.StatusBadRequest, field: field, message: message}
 }
 
-// problemOf turns an error of the Service into a problem. Errors of other types break the Service's promise unless
-// they are the context's; their text stays in the node's log.
+// problemOf converts an error of the Service. An error that is neither a *limit.Error nor the context's is a defect: its
+// text goes to the log only.
 func problemOf(err error) *problem {
 	var e *limit.Error
 	switch {
 	case errors.As(err, &e) && statuses[e.Kind] != 0:
-		field := strings.TrimSuffix(e.Field, ".") // of an element without a field of its own, the Service says "checks[3]."
+		field := strings.TrimSuffix(e.Field, ".") // the Service names an element without a field "checks[3]."
 		if before, calendar := strings.CutSuffix(field, "limit.period"); calendar {
 			field = before + "limit.window"
 		}
@@ -99,7 +99,7 @@ func internal(err error) *problem {
 	return &problem{status: http.StatusInternalServerError, message: "the node's log says more", cause: err}
 }
 
-// unbatched takes the place in a batch off the name of a field, for requests that are not one.
+// unbatched removes the index from an error's field, for requests that have one check.
 func unbatched(err error) error {
 	var e *limit.Error
 	if !errors.As(err, &e) {

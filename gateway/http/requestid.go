@@ -7,14 +7,14 @@ import (
 	"regexp"
 )
 
-// requestIDHeader carries the name by which the log and the caller call a request. It has nothing to do with the
-// request_id of a check, which makes repeating it safe.
+// requestIDHeader has the id under which log and caller know a request. It is not the request_id of a check, by which a
+// check can be repeated safely.
 const requestIDHeader = "X-Request-Id"
 
-// sane are the ids that are taken from a caller: they are repeated in the answer and in the log.
+// sane are the ids that are accepted from callers, since they are repeated in answers and logs.
 var sane = regexp.MustCompile(`^[A-Za-z0-9_.:/+=-]{1,128}$`)
 
-// RequestID returns a caller's id of a request when it is 1 to 128 letters, digits and -_.:/+=, and otherwise a fresh one.
+// RequestID returns a caller's id if it has 1 to 128 letters, digits and -_.:/+=, and otherwise a new one.
 func RequestID(given string) string {
 	if sane.MatchString(given) {
 		return given
@@ -22,22 +22,22 @@ func RequestID(given string) string {
 	return rand.Text()
 }
 
-// echoRequestID gives a request that brings an id the same one back.
+// echoRequestID sets the caller's id of a request in its answer.
 func echoRequestID(w http.ResponseWriter, r *http.Request) {
 	if ids := r.Header[requestIDHeader]; len(ids) == 1 && sane.MatchString(ids[0]) {
 		w.Header()[requestIDHeader] = ids
 	}
 }
 
-// identify gives an answer an id that has none yet: one that somebody may look for in the log.
+// identify returns the id of an answer, and gives it one if it has none, for a search in the log.
 func identify(w http.ResponseWriter) string {
 	id := RequestID(w.Header().Get(requestIDHeader))
 	w.Header().Set(requestIDHeader, id)
 	return id
 }
 
-// logProblem writes down why a request got no decision. What callers get wrong is for who looks into it: at debug, since
-// otherwise they could fill the log.
+// logProblem logs why a request got no decision. Callers' errors are logged at debug, because callers could fill the log
+// otherwise.
 func (x *exchange) logProblem(p *problem) {
 	id := identify(x.w)
 	level, message := slog.LevelDebug, "http request rejected"

@@ -16,20 +16,20 @@ import (
 //go:embed openapi.yaml
 var openAPI string
 
-// PolicyListing is what a node has loaded, in the JSON of GET /v1/policies.
+// PolicyListing is the policies that a node has loaded, as in GET /v1/policies.
 type PolicyListing struct {
-	// Hash stands for what the policies mean; it is equal on nodes that decide by the same ones.
+	// Hash is a hash of the policies. It is equal on nodes that decide by the same policies.
 	Hash string `json:"hash"`
-	// ReloadError says why the last policy file was not taken; empty when it was.
+	// ReloadError says why the last version of the policy files was rejected; empty: it was not.
 	ReloadError string   `json:"reload_error,omitempty"`
-	Policies    []Policy `json:"policies"` // in the order in which they are to be shown
+	Policies    []Policy `json:"policies"` // in the order to show
 }
 
 // Policy describes one policy.
 type Policy struct {
 	Name      string       `json:"name"`
 	Limits    []algo.Limit `json:"limits"`    // empty when the policy is unlimited
-	Overrides int          `json:"overrides"` // number of keys and prefixes that have a limit of their own
+	Overrides int          `json:"overrides"` // number of keys and prefixes with limits of their own
 	Shadow    bool         `json:"shadow"`
 	OnError   string       `json:"on_error"` // "open", "closed" or "share"
 }
@@ -42,7 +42,7 @@ func (x *exchange) policies() {
 // MarshalPolicies returns policies in the JSON of GET /v1/policies.
 func MarshalPolicies(listing PolicyListing) ([]byte, error) { return marshal(&listing) }
 
-// statusBody is weir.v1's StatusResponse in the manner of this interface: snake_case, numbers as numbers, milliseconds.
+// statusBody is weir.v1's StatusResponse in this API's form: snake_case names, numbers as numbers, milliseconds.
 type statusBody struct {
 	Node          string       `json:"node"`
 	Version       string       `json:"version"`
@@ -67,7 +67,7 @@ type memberBody struct {
 	*reachedBody
 }
 
-// reachedBody is what only a member that answered is known to have.
+// reachedBody has the fields that only a member which has answered has.
 type reachedBody struct {
 	Version      string `json:"version"`
 	PoliciesHash string `json:"policies_hash"`
@@ -76,7 +76,7 @@ type reachedBody struct {
 	KeysCopied   uint64 `json:"keys_copied"`
 	StateBytes   uint64 `json:"state_bytes"`
 	UptimeMS     int64  `json:"uptime_ms"`
-	// These are as weir.v1 has them, whose generated code has the names of fields in JSON.
+	// weir.v1's messages: the generated code has JSON names for their fields.
 	Loans     *weirv1.Loans     `json:"loans"`
 	Ownership *weirv1.Ownership `json:"ownership,omitempty"`
 }
@@ -123,7 +123,7 @@ func (x *exchange) health() {
 func (x *exchange) ready() {
 	ready, detail := x.Ready()
 	if x.HasRole != nil && !x.HasRole(x.r, auth.RoleRead) {
-		detail = "" // names members, files and what is in them
+		detail = "" // detail may name members and files
 	}
 	status := http.StatusOK
 	if !ready {
