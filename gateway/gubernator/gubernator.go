@@ -1,13 +1,14 @@
-// Package gubernator is the front end for Gubernator's callers: the service V1 of github.com/gubernator-io/gubernator v2.13.0, over
-// gRPC and as JSON over HTTP.
+// Package gubernator is the front end for Gubernator's callers: the service V1 of github.com/gubernator-io/gubernator
+// v2.13.0, over gRPC and as JSON over HTTP.
 //
-// It translates each request into a check of a limit sent inline, asks a [limit.Service] and words the answer; it keeps no state and
-// decides nothing. A token bucket of Gubernator's is a fixed window that the first hit opens, and a leaky bucket is a token bucket;
-// docs/gubernator.md says what differs. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and
-// the algorithm, whatever limit and duration a request gives.
+// It converts each request to a check of an inline limit (rules.of, call.take), has a limiter.BatchService decide
+// (call.decide), and converts the decisions (rule.answer). It keeps no state and decides nothing. Gubernator's token bucket
+// is a fixed window that the first hit opens, and its leaky bucket is a token bucket; docs/gubernator.md lists the
+// differences. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and the algorithm, whatever
+// limit and duration a request has.
 //
-// What it does not promise: Gubernator's protocol between peers, its events, or that created_at of a request counts: decisions read the
-// owner's clock.
+// It does not promise Gubernator's protocol between peers, its events, or that a request's created_at has an effect:
+// decisions read the owner's clock.
 package gubernator
 
 import (
@@ -38,28 +39,28 @@ type Service interface {
 	Reset(ctx context.Context, t limit.Target) error
 }
 
-// Health is what HealthCheck answers.
+// Health is what HealthCheck reports.
 type Health struct {
-	Problem string // what makes the node unhealthy; empty: nothing
-	Peers   int    // members of the cluster, this node among them
-	Address string // where callers reach this node
+	Problem string // why the node is unhealthy; empty: it is healthy
+	Peers   int    // number of members, with this node
+	Address string // at which callers reach this node
 }
 
-// Config is what a Server stands on. All fields are required.
+// Config is what a Server needs. All fields are required.
 type Config struct {
 	Service Service
-	// HashKey is the cluster's.
+	// HashKey is the cluster's key for hashing keys.
 	HashKey ring.HashKey
-	// Owner returns what tells the address at which callers reach the node that decides for a hash, empty where that is this node or not
-	// known; nil where the caller in ctx is not to know.
+	// Owner returns a function for the caller in ctx: the address at which callers reach the owner of a hash, empty for this
+	// node or an unknown owner. It returns nil for a caller without the right to know.
 	Owner func(ctx context.Context) func(hash uint64) string
-	// Health says how the node is.
+	// Health returns the health of the node.
 	Health func() Health
-	// Now is the wall clock, for reset_time and the length of calendar intervals.
+	// Now returns the wall clock's time, for reset_time and the length of calendar intervals.
 	Now func() time.Time
 }
 
-// Server implements pb.gubernator.V1. It is safe for concurrent use.
+// Server implements pb.V1Server. It is safe for concurrent use.
 type Server struct {
 	pb.UnimplementedV1Server
 	cfg     Config
@@ -77,26 +78,26 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { pb.RegisterV1Server(r, s) }
 
 var errTooMany = status.Error(codes.OutOfRange, "Requests.RateLimits list too large; max size is '"+strconv.Itoa(limit.MaxBatch)+"'")
 
-// call is one GetRateLimits on its way.
+// call is one GetRateLimits that is being answered.
 type call struct {
 	s     *Server
 	ctx   context.Context
 	out   []*pb.RateLimitResp
-	batch *limiter.Batch // of the requests that wait to be decided
-	of    []item         // of its checks
+	batch *limiter.Batch // the checks that wait for a decision
+	of    []item         // the requests of these checks
 	now   time.Time
 	owns  func(hash uint64) string
-	down  error // why resets cannot be carried out at the moment
+	down  error // the error of a reset that found the owner unavailable
 }
 
-// item is one request that is to be decided.
+// item is one request that needs a decision.
 type item struct {
 	request *pb.RateLimitReq
 	rule    *rule
-	place   int // in the answer
+	place   int // index in the answer
 }
 
-// GetRateLimits implements the service. Errors are statuses; what is wrong with one request is said in its answer.
+// GetRateLimits implements the service. Its errors are gRPC statuses. An error of one request is in that request's answer.
 func (s *Server) GetRateLimits(ctx context.Context, in *pb.GetRateLimitsReq) (*pb.GetRateLimitsResp, error) {
 	n := len(in.GetRequests())
 	if n > limit.MaxBatch {
@@ -110,14 +111,14 @@ func (s *Server) GetRateLimits(ctx context.Context, in *pb.GetRateLimitsReq) (*p
 	}
 	err := c.all(in.GetRequests())
 	c.batch.Reset()
-	s.batches.Put(c.batch) // not after a panic: others may still be at it
+	s.batches.Put(c.batch) // not after a panic, when other goroutines may still use it
 	if err != nil {
 		return nil, err
 	}
 	return &pb.GetRateLimitsResp{Responses: c.out}, nil
 }
 
-// all answers requests.
+// all answers the requests of a call.
 func (c *call) all(requests []*pb.RateLimitReq) error {
 	for i, r := range requests {
 		if err := c.take(i, r); err != nil {
@@ -127,7 +128,7 @@ func (c *call) all(requests []*pb.RateLimitReq) error {
 	return c.decide()
 }
 
-// take answers a request that needs no decision, and puts another one beside those that wait for theirs.
+// take answers a request that needs no decision, and adds the check of any other to the batch.
 func (c *call) take(i int, r *pb.RateLimitReq) error {
 	out := c.out[i]
 	rule, wrong := c.s.rules.of(r, c.now)
@@ -156,8 +157,8 @@ func (c *call) take(i int, r *pb.RateLimitReq) error {
 	return nil
 }
 
-// reset carries out RESET_REMAINING, after what came before it. done is set when there is nothing more to do: the hits of a token bucket
-// do not count then.
+// reset carries out RESET_REMAINING after the requests before it. done says that the request is answered: after a reset of a
+// token bucket its hits do not count.
 func (c *call) reset(out *pb.RateLimitResp, r *pb.RateLimitReq, rule *rule, target limit.Target) (done bool, _ error) {
 	if err := c.decide(); err != nil {
 		return false, err
@@ -172,7 +173,7 @@ func (c *call) reset(out *pb.RateLimitResp, r *pb.RateLimitReq, rule *rule, targ
 			return false, status.FromContextError(err).Err()
 		}
 		if e.Kind == limit.Unavailable {
-			c.down = e // one call does not wait for it more than once
+			c.down = e // a call waits for an unavailable owner once
 		}
 		out.Error = wording(e)
 		return true, nil
@@ -185,7 +186,7 @@ func (c *call) reset(out *pb.RateLimitResp, r *pb.RateLimitReq, rule *rule, targ
 	return true, nil
 }
 
-// decide has the requests that wait decided and answers them.
+// decide has the batch decided, and answers its requests.
 func (c *call) decide() error {
 	if len(c.of) == 0 {
 		return nil
@@ -206,7 +207,7 @@ func (c *call) decide() error {
 		case errors.As(result.Err, &e):
 			out.Error = wording(e)
 		case result.FailedOpen || result.FailedClosed:
-			// Gubernator's callers decide themselves what becomes of a request that nobody could decide.
+			// Gubernator's callers expect an error when no node could decide, and choose themselves what to do.
 			out.Error = "the node that decides for '" + o.request.GetName() + "_" + o.request.GetUniqueKey() + "' cannot be asked"
 		default:
 			o.rule.answer(o.request, out, &c.batch.Checks[j], &result.Decision, c.now)
@@ -218,7 +219,7 @@ func (c *call) decide() error {
 	return nil
 }
 
-// owner tells who has decided, where that was another node and the caller may know.
+// owner adds the owner's address to an answer, unless that is this node or the caller has no right to know.
 func (c *call) owner(out *pb.RateLimitResp, r *rule, key string) {
 	if c.owns == nil {
 		return
@@ -228,10 +229,10 @@ func (c *call) owner(out *pb.RateLimitResp, r *rule, key string) {
 	}
 }
 
-// answer words a decision.
+// answer converts a decision to an answer.
 func (r *rule) answer(in *pb.RateLimitReq, out *pb.RateLimitResp, asked *limit.Check, d *limit.Decision, now time.Time) {
 	out.Limit = in.GetLimit()
-	// What a request gives beyond what Weir can count is left over whatever is used.
+	// What the request's limit has beyond algo.MaxLimit remains whatever is used.
 	out.Remaining = d.Remaining + r.beyond
 	if asked.Cost > 0 && d.Granted < asked.Cost {
 		out.Status = pb.Status_OVER_LIMIT
@@ -243,13 +244,13 @@ func (r *rule) answer(in *pb.RateLimitReq, out *pb.RateLimitResp, asked *limit.C
 		_, out.ResetTime = around(r.limit.Period, now)
 	case d.ResetAfter > 0:
 		out.ResetTime = millis(now.Add(d.ResetAfter))
-	default: // a window that opens now
+	default: // the window opens now
 		out.ResetTime = millis(now.Add(r.limit.Window))
 	}
 }
 
-// leaked is when so many units will have come back. Like Gubernator, it counts from the limit, so that of a bucket with more than that in
-// it the time has passed.
+// leaked returns when so many units will have come back, in milliseconds since 1970. Like Gubernator it counts from the
+// limit: where the bucket holds more than the limit, units is negative and the time is past.
 func (r *rule) leaked(units int64, now time.Time) int64 {
 	sign := int64(1)
 	if units < 0 {
@@ -266,7 +267,7 @@ func (r *rule) leaked(units int64, now time.Time) int64 {
 	return now.UnixMilli() + sign*int64(min(ms, uint64(algo.MaxFill/time.Millisecond)))
 }
 
-// nothing answers a limit of 0, which no hits pass.
+// nothing answers a request with a limit of 0, which admits no hits.
 func (r *rule) nothing(in *pb.RateLimitReq, out *pb.RateLimitResp, now time.Time) {
 	out.Limit, out.ResetTime = in.GetLimit(), millis(now.Add(r.limit.Window))
 	if r.limit.Period != 0 {
@@ -277,7 +278,7 @@ func (r *rule) nothing(in *pb.RateLimitReq, out *pb.RateLimitResp, now time.Time
 	}
 }
 
-// moment answers a limit of a duration that is over at once: each request finds it new.
+// moment answers a request whose window has no length: every request finds it full.
 func (r *rule) moment(in *pb.RateLimitReq, out *pb.RateLimitResp, now time.Time) {
 	most := in.GetLimit()
 	if in.GetAlgorithm() == pb.Algorithm_LEAKY_BUCKET && in.GetBurst() > 0 {
@@ -295,12 +296,12 @@ func (r *rule) moment(in *pb.RateLimitReq, out *pb.RateLimitResp, now time.Time)
 	}
 }
 
-// millis are milliseconds since 1970, rounded up: who waits until then does not come too early.
+// millis returns milliseconds since 1970, rounded up, so that a caller that waits until then is not early.
 func millis(t time.Time) int64 { return t.Add(time.Millisecond - 1).UnixMilli() }
 
 func has(r *pb.RateLimitReq, flag pb.Behavior) bool { return r.GetBehavior()&flag != 0 }
 
-// wording is an error with its field named as Gubernator names it.
+// wording returns an error with Gubernator's name of its field.
 func wording(e *limit.Error) string {
 	if e.Field == "" {
 		return e.Message
@@ -320,7 +321,7 @@ func statusOf(e *limit.Error) error {
 	return status.Error(code, e.Error())
 }
 
-// HealthCheck implements the service: an unhealthy node is an error of code UNAVAILABLE.
+// HealthCheck implements the service. An unhealthy node answers an error with code UNAVAILABLE.
 func (s *Server) HealthCheck(context.Context, *pb.HealthCheckReq) (*pb.HealthCheckResp, error) {
 	h := s.cfg.Health()
 	if h.Problem != "" {

@@ -17,14 +17,14 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Gubernator's gateway takes fields that it does not know, writes names as the protocol has them, and all of them.
+// As Gubernator's gateway: unknown fields are ignored; the answer has proto names and all fields.
 var (
 	read  = protojson.UnmarshalOptions{DiscardUnknown: true}
 	write = protojson.MarshalOptions{UseProtoNames: true, EmitUnpopulated: true}
 )
 
-// AnswerGetRateLimits answers POST /v1/GetRateLimits. Like Gubernator's gateway it answers 200 whatever the statuses say, and an error as
-// a JSON object of code, message and details. err says why there is no body.
+// AnswerGetRateLimits answers POST /v1/GetRateLimits. Like Gubernator's gateway it answers 200 whatever the statuses are,
+// and an error as a JSON object of code, message and details. err is the error of reading the body.
 func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte, err error) (status int, contentType string, answer []byte) {
 	in := new(pb.GetRateLimitsReq)
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
@@ -33,7 +33,7 @@ func (s *Server) AnswerGetRateLimits(ctx context.Context, body []byte, err error
 		err = errBody
 	case err != nil:
 		err = malformed("the body cannot be read")
-	case len(bytes.TrimSpace(body)) == 0: // asks for nothing, as there
+	case len(bytes.TrimSpace(body)) == 0: // as in Gubernator's gateway, no requests
 	case !utf8.Valid(body):
 		err = malformed("the body is not valid UTF-8")
 	default:
@@ -64,7 +64,7 @@ func (s *Server) AnswerLiveCheck(ctx context.Context, _ []byte, _ error) (status
 	return answered(out, err)
 }
 
-// answered is an answer or an error.
+// answered encodes an answer or an error.
 func answered(out proto.Message, err error) (httpStatus int, contentType string, text []byte) {
 	httpStatus = http.StatusOK
 	if err == nil {
@@ -78,7 +78,7 @@ func answered(out proto.Message, err error) (httpStatus int, contentType string,
 	return httpStatus, "application/json", text
 }
 
-// failure is an error as Gubernator's gateway (google.golang.org/grpc-gateway) writes it.
+// failure encodes an error as Gubernator's gateway (grpc-gateway) does.
 func failure(err error) (httpStatus int, text []byte) {
 	st := status.Convert(err)
 	httpStatus = http.StatusInternalServerError
@@ -92,13 +92,13 @@ func failure(err error) (httpStatus int, text []byte) {
 	case codes.DeadlineExceeded:
 		httpStatus = http.StatusGatewayTimeout
 	case codes.Canceled:
-		httpStatus = 499 // that the caller has closed the connection, and does not hear it
+		httpStatus = 499 // nginx's status for a caller that has closed the connection
 	}
 	code := st.Code()
 	if errors.Is(err, errBody) {
 		httpStatus, code = http.StatusRequestEntityTooLarge, codes.ResourceExhausted
 	}
-	text, _ = json.Marshal(struct { // strings and numbers
+	text, _ = json.Marshal(struct { // cannot fail
 		Code    codes.Code `json:"code"`
 		Message string     `json:"message"`
 		Details []string   `json:"details"`

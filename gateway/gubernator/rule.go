@@ -12,28 +12,28 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-// rule is what a request says of its limit, as Weir has it. It does not change.
+// rule is the limit of a request. It never changes.
 type rule struct {
-	limit     algo.Limit // Limit 0: no hits pass. Period: that of a token bucket by the calendar, in UTC
+	limit     algo.Limit // Limit 0: admits no hits; Period: of a token bucket with a calendar interval, in UTC
 	namespace string
 	hash      ring.Scope
-	beyond    int64 // units of the limit, or of the burst, that Weir cannot count
-	momentary bool  // the duration is over at once
+	beyond    int64 // units of limit or burst above algo.MaxLimit
+	momentary bool  // the window has no length
 }
 
-// intervals are the values of duration under DURATION_IS_GREGORIAN.
+// intervals are the calendar intervals by the value of duration under DURATION_IS_GREGORIAN.
 var intervals = [...]algo.Period{algo.Minute, algo.Hour, algo.Day, algo.Week, algo.Month, algo.Year}
 
-// around returns the length of the interval that t is in, and its last millisecond since 1970.
+// around returns the length of the interval around t, and its last millisecond since 1970.
 func around(period algo.Period, t time.Time) (length time.Duration, last int64) {
 	start, end := period.Around(t)
 	return end.Sub(start), end.UnixMilli() - 1
 }
 
-// maxRules is how many different limits are kept worked out. Beyond it all are forgotten at once: they are a cache.
+// maxRules bounds the cache of rules. It is emptied when full.
 const maxRules = 4096
 
-// rules works out each limit once.
+// rules caches the rules of requests. It is safe for concurrent use.
 type rules struct {
 	hashKey ring.HashKey
 
@@ -41,25 +41,25 @@ type rules struct {
 	by map[ruleKey]*rule
 }
 
-// ruleKey is all of a request that its rule depends on.
+// ruleKey has everything of a request that determines its rule.
 type ruleKey struct {
 	name                   string
 	limit, duration, burst int64
 	algorithm              pb.Algorithm
 	gregorian              bool
-	length                 time.Duration // of the interval that a leaky bucket is asked in
+	length                 time.Duration // of the current interval, for a leaky bucket
 }
 
-// maxName is the longest name, in bytes.
+// maxName bounds a name, in bytes.
 const maxName = limit.MaxNamespace - len(limit.GubernatorNamespace)
 
-// of returns the rule of a request, or says what is wrong with it.
+// of returns the rule of a request, or says what is wrong with the request.
 func (r *rules) of(in *pb.RateLimitReq, now time.Time) (_ *rule, wrong string) {
 	switch {
 	case in.GetUniqueKey() == "":
 		return nil, "field 'unique_key' cannot be empty"
 	case in.GetName() == "":
-		return nil, "field 'namespace' cannot be empty" // as Gubernator calls the name here
+		return nil, "field 'namespace' cannot be empty" // Gubernator's text, which says namespace for name
 	case len(in.GetName()) > maxName:
 		return nil, "field 'name' has " + strconv.Itoa(len(in.GetName())) + " bytes, at most " + strconv.Itoa(maxName) + " are taken"
 	}
@@ -96,7 +96,7 @@ func (r *rules) of(in *pb.RateLimitReq, now time.Time) (_ *rule, wrong string) {
 	return made, ""
 }
 
-// rule works a limit out, or says what is wrong with it.
+// rule makes the rule, or says what is wrong with the request.
 func (k *ruleKey) rule() (_ *rule, wrong string) {
 	made := &rule{limit: algo.Limit{Algorithm: algo.FixedWindow}}
 	leaky := k.algorithm == pb.Algorithm_LEAKY_BUCKET
@@ -128,14 +128,14 @@ func (k *ruleKey) rule() (_ *rule, wrong string) {
 		l.Capacity, made.beyond = counted(k.burst)
 	}
 	if l.Limit > 0 && !made.momentary {
-		if err := l.Validate(); err != nil { // all else is in order
+		if err := l.Validate(); err != nil { // all other fields are valid here
 			return nil, "field 'burst' takes too long to come back at this rate"
 		}
 	}
 	return made, ""
 }
 
-// counted is as much of a limit as Weir can count, and the rest.
+// counted splits a limit into the part that Weir can count and the rest.
 func counted(n int64) (most, beyond int64) {
 	most = max(min(n, algo.MaxLimit), 0)
 	return most, max(n, 0) - most
