@@ -1,11 +1,11 @@
-// Package console serves a page on which people watch a cluster and try a check: HTML, CSS and JavaScript that are part of the
-// program, and a stream of server-sent events (WHATWG HTML, 9.2) with what the page shows.
+// Package console serves a page that shows a cluster and tries checks: HTML, CSS and JavaScript that are part of the
+// program, and a stream of server-sent events (WHATWG HTML, 9.2) with the data.
 //
-// The cluster is asked once a second for all open pages together, and not at all while none is open. Streams are bounded,
-// in all and for each source; a browser that goes away frees its place, and one that does not read loses it.
+// One goroutine (collect) takes a snapshot of the cluster once a second for all open pages, and none while no page is open.
+// Streams are bounded, in all and for each source. A stream ends when its browser disconnects or does not read.
 //
-// It authorizes nobody: whoever mounts the handlers does, and what is rendered for a caller is up to the Snapshot. What it does not
-// promise: that every snapshot reaches every stream. A slow one gets the newest.
+// The package does not authorize: the code that mounts the handlers does, and Snapshot.Render decides what a caller sees. It
+// does not promise that each snapshot reaches each stream: a slow stream skips to the newest.
 package console
 
 import (
@@ -26,10 +26,10 @@ import (
 	"github.com/weirlimit/weir/internal/netaddr"
 )
 
-// Path is where the page is.
+// Path is the path of the page.
 const Path = "/console"
 
-// Bounds on streams, unless Config says otherwise.
+// The default bounds on streams.
 const (
 	DefaultMaxStreams  = 64
 	DefaultMaxOfSource = 8
@@ -37,25 +37,26 @@ const (
 
 const (
 	every        = time.Second
-	writeTimeout = 10 * time.Second // for an event, until the network has taken it
+	writeTimeout = 10 * time.Second // for writing one event
 )
 
-// Snapshot is what there is to be seen at a moment.
+// Snapshot is what the page shows at one moment.
 type Snapshot interface {
-	// Render returns the JSON object of what the caller in ctx may see. ok is false when it may see nothing, any more.
+	// Render returns the JSON object of what the caller in ctx may see. ok is false when the caller may see nothing; its
+	// stream ends.
 	Render(ctx context.Context) (json []byte, ok bool)
 }
 
-// Config is what a Console needs.
+// Config is what a Console needs. Collect, Caller and Logger are required.
 type Config struct {
-	// Collect takes a snapshot; nil: there is none at the moment. It is called by one goroutine.
+	// Collect takes a snapshot; nil: none can be had at the moment. One goroutine calls it.
 	Collect func(context.Context) Snapshot
-	// MaxStreams bounds the streams in all, and MaxOfSource those of one caller at one address (IPv6: at one /64); 0 stands for the defaults.
+	// MaxStreams bounds all streams, MaxOfSource those of one caller at one address (IPv6: one /64); 0: the default.
 	MaxStreams, MaxOfSource int
-	// Source finds the address of a request's sender.
+	// Source finds the address of a request's caller.
 	Source netaddr.Resolver
-	// Caller returns the name of the caller in a request's context: once half of MaxStreams are taken, nobody has more than are free
-	// (fairshare.Places). Empty: it is not told apart. Required, as Logger is.
+	// Caller returns the name of the caller in a request's context; empty: no name. Once half of MaxStreams are in use, a
+	// named caller gets a stream only while it has fewer than are free (fairshare.Places).
 	Caller func(context.Context) string
 	Logger *slog.Logger
 }
@@ -65,30 +66,30 @@ type Console struct {
 	cfg    Config
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	work   sync.WaitGroup // the collecting goroutine
+	work   sync.WaitGroup // the goroutine collect
 
 	mu         sync.Mutex
 	bySource   map[source]int
 	streams    *fairshare.Places
 	collecting bool
 	newest     Snapshot      // nil before the first
-	changed    chan struct{} // closed when there is a newer one
+	changed    chan struct{} // closed when newest changes
 }
 
-// source is whom a stream is for: callers behind one proxy are told apart, and so are the pages of one caller on several hosts.
+// source is the caller and address of a stream. It distinguishes callers behind one proxy, and one caller's hosts.
 type source struct{ address, caller string }
 
-// pageHeader is in the page's requests for events. A browser sends it for no page of another site: it would have to ask the node first
-// (CORS preflight), which does not allow it.
+// pageHeader is in the page's requests for events. A page of another site cannot send it: its browser would first ask the
+// node (CORS preflight), which does not allow it.
 const pageHeader = "Weir-Console"
 
 //go:embed assets
 var files embed.FS
 
-// types are those of the files, by their extensions.
+// types has the Content-Type of files by extension.
 var types = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
-// New returns a Console. Close ends it.
+// New returns a Console. The caller must Close it.
 func New(cfg Config) *Console {
 	cfg.MaxStreams, cfg.MaxOfSource = cmp.Or(cfg.MaxStreams, DefaultMaxStreams), cmp.Or(cfg.MaxOfSource, DefaultMaxOfSource)
 	c := &Console{cfg: cfg, bySource: make(map[source]int), changed: make(chan struct{}), streams: fairshare.New(cfg.MaxStreams)}
@@ -96,16 +97,16 @@ func New(cfg Config) *Console {
 	return c
 }
 
-// Close ends all streams, and waits for the goroutine that collects.
+// Close ends all streams, and waits for collect.
 func (c *Console) Close() {
 	c.cancel()
 	c.work.Wait()
 }
 
-// Paths are those of the page and its files, which hold nothing secret.
+// Paths returns the paths of the page and its files. They hold nothing secret.
 func (c *Console) Paths() []string {
 	paths := []string{Path}
-	entries, _ := files.ReadDir("assets") // which are part of the program, in the order of their names
+	entries, _ := files.ReadDir("assets") // sorted by name; the files are embedded, so that it cannot fail
 	for _, e := range entries {
 		if e.Name() != page {
 			paths = append(paths, Path+"/"+e.Name())
@@ -114,13 +115,13 @@ func (c *Console) Paths() []string {
 	return paths
 }
 
-// page is the file at Path.
+// page is the file that Path serves.
 const page = "index.html"
 
-// policy is the page's content security policy: nothing but its own files and this node, and no page around it.
+// policy is the page's content security policy: its own files and this node only, and no page may frame it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// ServeAsset answers GET of one of Paths.
+// ServeAsset answers GET for one of Paths.
 func (c *Console) ServeAsset(w http.ResponseWriter, r *http.Request) {
 	name := cmp.Or(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, Path), "/"), page)
 	body, err := files.ReadFile("assets/" + name)
@@ -131,13 +132,13 @@ func (c *Console) ServeAsset(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	secure(h)
 	h.Set("Content-Type", types[path.Ext(name)])
-	h.Set("Cache-Control", "no-cache") // ask whether it is the same, so that a page never meets another version's files
+	h.Set("Cache-Control", "no-cache") // browsers revalidate, so that a page never runs with files of another version
 	sum := sha256.Sum256(body)
 	h.Set("Etag", `"`+hex.EncodeToString(sum[:8])+`"`)
 	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(body))
 }
 
-// secure sets the headers that keep a browser from doing anything but showing the page.
+// secure sets the headers that restrict what a browser lets the page do, and other sites do with it.
 func secure(h http.Header) {
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Referrer-Policy", "no-referrer")
@@ -155,7 +156,7 @@ func (c *Console) write(w http.ResponseWriter, body []byte) bool {
 	return true
 }
 
-// enter takes a place for a stream, and starts to collect for the first.
+// enter takes a place for a stream, and starts collect for the first one.
 func (c *Console) enter(from source) (place fairshare.Taken, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -182,7 +183,7 @@ func (c *Console) leave(from source, place fairshare.Taken) {
 	}
 }
 
-// collect takes snapshots until nobody looks any more.
+// collect takes snapshots until no stream is open.
 func (c *Console) collect() {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -190,7 +191,7 @@ func (c *Console) collect() {
 		newest := c.cfg.Collect(c.ctx)
 		c.mu.Lock()
 		if taken, _ := c.streams.InUse(); taken == 0 || c.ctx.Err() != nil {
-			// The next stream is not to begin with what is old by then.
+			// A later stream must not begin with an old snapshot.
 			c.collecting, c.newest = false, nil
 			c.mu.Unlock()
 			return
@@ -206,14 +207,14 @@ func (c *Console) collect() {
 	}
 }
 
-// look returns the newest snapshot, and what is closed when there is a newer one.
+// look returns the newest snapshot, and a channel that is closed when there is a newer one.
 func (c *Console) look() (Snapshot, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.newest, c.changed
 }
 
-// ServeEvents answers GET of the stream: an event for each snapshot.
+// ServeEvents answers GET for the stream: an event for each snapshot.
 func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	secure(h)
@@ -231,9 +232,9 @@ func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	defer c.leave(from, place)
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no") // nginx would keep events until it has a buffer full
+	h.Set("X-Accel-Buffering", "no") // otherwise nginx holds events back until its buffer is full
 	control := http.NewResponseController(w)
-	// The stream outlives the times that a request may take; instead each event has one.
+	// The stream lasts longer than the server's time-outs for a request. send has a deadline for each event.
 	_ = control.SetReadDeadline(time.Time{})
 	w.WriteHeader(http.StatusOK)
 	for {
@@ -251,14 +252,14 @@ func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// send writes one event, and reports whether the stream goes on.
+// send writes one event. It returns whether the stream goes on.
 func (c *Console) send(ctx context.Context, w http.ResponseWriter, control *http.ResponseController, s Snapshot) bool {
 	body, ok := s.Render(ctx)
 	if !ok {
 		return false
 	}
-	// Where no deadline is supported the server's own time ends the stream.
+	// If w does not support deadlines, the server's time-out ends the stream.
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
-	// In three parts, for a copy of the body would stay for as long as the network takes.
+	// In three parts: a joined copy of the body would take memory for as long as the network takes.
 	return c.write(w, []byte("event: snapshot\ndata: ")) && c.write(w, body) && c.write(w, []byte("\n\n")) && control.Flush() == nil
 }
