@@ -1,10 +1,13 @@
 // Package auth authenticates callers and authorizes their calls. An access file, parsed strictly, names the callers: their
 // tokens and the names in their certificates, their roles, and the policies and namespaces that they may use.
 //
-// An Authorizer authenticates a request or a stream once, from its headers and its connection. Each message of a stream is
-// authorized by the access file in force at that moment, so that a caller who is removed from the file loses its rights at
-// once, though not its connections. The package does not verify certificates (the listener does), does not hide which
-// policies exist, and does not protect the ports between nodes, which have certificates of their own.
+// Authorize and its relatives HTTP, GRPC and Stream authenticate a request or stream once, from its headers and its
+// connection, and demand the role that its route or method needs. The context that they return has the caller. Service,
+// Lender and Quotas authorize each operation in such a context by the access file in force at that moment. A caller that is
+// removed from the file loses its rights at once, but keeps its connections.
+//
+// The package does not verify certificates (the listener does), does not hide which policies exist, and does not protect the
+// ports between nodes, which have certificates of their own.
 package auth
 
 import (
@@ -30,16 +33,16 @@ import (
 
 // Config configures an Authorizer.
 type Config struct {
-	// Callers returns the access file in force. Nil: there is none, and every caller has every right, but RoleAdmin and RoleOverrides only from
-	// this host or with a certificate.
+	// Callers returns the access file in force. Nil: there is none, and every caller has every role, but RoleAdmin and
+	// RoleOverrides only from this host or with a certificate.
 	Callers func() *Callers
-	// Now tells the time of day, by which tokens expire. Nil: they do not.
+	// Now returns the time of day, for the expiry of tokens. Nil: tokens do not expire.
 	Now func() time.Time
-	// NeedCertificate denies calls without a client certificate where there is no access file.
+	// NeedCertificate denies calls without a client certificate when there is no access file.
 	NeedCertificate bool
 	// Audit is called for each refund, reset and denied call. It must not block. Nil: there is no audit log.
 	Audit func(Event)
-	// Denied is called for each denied call; what holds no secret. Required.
+	// Denied is called for each denied call. what is the Denial's message, and holds no secret. Required.
 	Denied func(listener, reason string, from net.Addr, what string)
 }
 
@@ -55,11 +58,11 @@ func New(cfg Config) *Authorizer {
 	return &Authorizer{cfg: cfg, roles: methodRoles(), all: everybody()}
 }
 
-// methodRoles is the role that each gRPC method needs. A method that is not listed is denied to everybody.
+// methodRoles returns the role that each gRPC method needs. A method that is not listed is denied to every caller.
 func methodRoles() map[string]Role {
 	roles := make(map[string]Role)
 	for service, methods := range map[string]map[string]Role{
-		// Probes present neither a token nor a certificate.
+		// Probes have neither a token nor a certificate.
 		"grpc.health.v1.Health": {"Check": RoleOpen, "List": RoleOpen, "Watch": RoleOpen},
 		"weir.v1.Limiter": {
 			"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck,
@@ -71,14 +74,14 @@ func methodRoles() map[string]Role {
 		"weir.v1.Admin":                            {"GossipKeys": RoleAdmin},
 		"grpc.reflection.v1.ServerReflection":      {"ServerReflectionInfo": RoleRead},
 		"grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": RoleRead},
-		// Negative hits need RoleRefund besides, see Service.
+		// Negative hits need RoleRefund as well: see Service.
 		"envoy.service.ratelimit.v3.RateLimitService":             {"ShouldRateLimit": RoleCheck},
 		"envoy.service.rate_limit_quota.v3.RateLimitQuotaService": {"StreamRateLimitQuotas": RoleCheck},
-		// What is not reserved needs RoleCharge besides, see Service.
+		// Charges without a reservation need RoleCharge as well: see Service.
 		"kuadrant.service.ratelimit.v1.RateLimitService": {
 			"CheckRateLimit": RoleCheck, "Report": RoleCharge, "Reserve": RoleCheck, "Commit": RoleCheck,
 		},
-		// RESET_REMAINING and negative hits need RoleRefund besides.
+		// RESET_REMAINING and negative hits need RoleRefund as well: see Service.
 		"pb.gubernator.V1": {"GetRateLimits": RoleCheck, "HealthCheck": RoleCheck, "LiveCheck": RoleOpen},
 	} {
 		for method, role := range methods {
@@ -88,27 +91,27 @@ func methodRoles() map[string]Role {
 	return roles
 }
 
-// Credentials are what a caller presents: the authorization headers of a request and the state of its connection.
+// Credentials are what a caller presents: the Authorization headers of a request and the state of its connection.
 type Credentials struct {
 	Authorization []string             // headers
 	TLS           *tls.ConnectionState // verified by the listener; nil: plain text
 	From          net.Addr             // nil: not known
 }
 
-// certified reports whether a certificate was presented. The listener has verified it before it reads anything.
+// certified says whether the caller presented a certificate. The listener has verified it.
 func (e *Credentials) certified() bool { return e.TLS != nil && len(e.TLS.PeerCertificates) > 0 }
 
-// local reports whether the caller is on this host, or behind a proxy on this host.
+// local says whether the caller, or the proxy in front of it, is on this host.
 func (e *Credentials) local() bool { return netaddr.LoopbackAddr(e.From) }
 
-// session is an authenticated request or stream, with the caller by the access file of the last look. It is the context to serve
-// the request or stream in: each call has one, and it is one piece of memory.
+// session is an authenticated request or stream. It is the context in which the request or stream is served, in one
+// allocation. It keeps the caller as of the access file that was looked at last.
 type session struct {
 	context.Context
-	listener    string // where it came in, for metrics and the audit log
+	listener    string // the name of the listener, for metrics and the audit log
 	credentials Credentials
 	known       atomic.Pointer[known]
-	first       known // which known points to until another is known
+	first       known // known points to it until the access file changes
 }
 
 // Value implements context.Context.
@@ -119,16 +122,16 @@ func (s *session) Value(key any) any {
 	return s.Context.Value(key)
 }
 
-// known is the caller by one access file.
+// known is the caller according to one access file.
 type known struct {
 	callers *Callers // nil: no access file
 	caller  *Caller
-	expires time.Time // when the caller's token does; zero: never
+	expires time.Time // when the caller's token expires; zero: never
 }
 
 type sessionKey struct{}
 
-// callers returns the access file in force, nil where there is none.
+// callers returns the access file in force; nil: there is none.
 func (a *Authorizer) callers() *Callers {
 	if a.cfg.Callers == nil {
 		return nil
@@ -136,7 +139,7 @@ func (a *Authorizer) callers() *Callers {
 	return a.cfg.Callers()
 }
 
-// authenticate returns the caller that has the credentials, and until when; zero: for ever.
+// authenticate returns the caller with the credentials. expires is when its token expires; zero: never.
 func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller, expires time.Time, denial *Denial) {
 	if list == nil {
 		if a.cfg.NeedCertificate && !e.certified() {
@@ -146,7 +149,7 @@ func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller
 	}
 	switch {
 	case len(e.Authorization) > 0:
-		// A token takes precedence over a certificate, which may be that of a proxy or a whole host.
+		// A token takes precedence: a certificate may be that of a proxy or of a whole host.
 		scheme, token, ok := strings.Cut(e.Authorization[0], " ")
 		if len(e.Authorization) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") {
 			return nil, expires, unauthenticated(BadToken, "authorization: must be one, Bearer and a token")
@@ -169,18 +172,19 @@ func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller
 	return nil, expires, unauthenticated(NoCredentials, "authenticate with a token (Bearer TOKEN) or a client certificate")
 }
 
-// over reports whether the time has come.
+// over says whether a token has expired.
 func (a *Authorizer) over(expires time.Time) bool {
 	return !expires.IsZero() && a.cfg.Now != nil && !a.cfg.Now().Before(expires)
 }
 
-// Authorize authenticates a request or stream by its credentials and demands a role. listener names the listener in metrics and
-// logs. It needs no body. The context returned is the one to serve the request in: a service of Service finds the caller there.
+// Authorize authenticates a request or stream by its credentials and demands a role. listener is the listener's name for
+// metrics and logs. It does not need the request's body. The request must be served in the context that it returns, because
+// Service finds the caller there.
 func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
 	return a.authorize(&session{Context: ctx, listener: listener, credentials: e}, role)
 }
 
-// authorize is Authorize. The session returned is the one given, authenticated.
+// authorize is Authorize for a session. The context that it returns is that session.
 func (a *Authorizer) authorize(s *session, role Role) (context.Context, *Denial) {
 	denial := a.begin(s)
 	if denial == nil {
@@ -202,15 +206,16 @@ func (a *Authorizer) begin(s *session) (denial *Denial) {
 	return denial
 }
 
-// Authenticated reports whether the caller of the request or stream with this context was authenticated. Callers of what is open
-// to everybody are only if they present credentials. Without an access file every caller is whose certificate is as demanded.
+// Authenticated says whether the caller of a request or stream with this context is authenticated. A caller of an open route
+// or method is so only with valid credentials. Without an access file every caller is, if it has a certificate where
+// NeedCertificate demands one.
 func Authenticated(ctx context.Context) bool {
 	_, ok := ctx.Value(sessionKey{}).(*session)
 	return ok
 }
 
-// CallerName returns the name of the caller whose request or stream has this context, as the access file has it; empty where nobody is
-// authenticated. It is the one of the last look at the access file.
+// CallerName returns the name of the caller of a request or stream with this context; empty when the caller is not
+// authenticated. The name is from the access file that was looked at last.
 func CallerName(ctx context.Context) string {
 	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
 		return s.known.Load().caller.Name
@@ -218,7 +223,7 @@ func CallerName(ctx context.Context) string {
 	return ""
 }
 
-// Roles returns the roles of the caller of the request or stream with this context, by the access file in force now; none for nobody.
+// Roles returns the roles that the caller in a context has by the access file in force now; none without authentication.
 func (a *Authorizer) Roles(ctx context.Context) (roles Role) {
 	s, ok := ctx.Value(sessionKey{}).(*session)
 	if !ok {
@@ -232,8 +237,9 @@ func (a *Authorizer) Roles(ctx context.Context) (roles Role) {
 	return roles
 }
 
-// MayUse returns what tells whether the caller of the request or stream with this context may use a policy in a role or, where its
-// name is empty, inline limits of a namespace. It is by the access file in force now, and denies everything to nobody.
+// MayUse returns a function for the caller in a context: whether it may use a policy in a role or, when the policy's name is
+// empty, inline limits of a namespace. It is by the access file in force now. Without authentication the function returns
+// false.
 func (a *Authorizer) MayUse(ctx context.Context, role Role) func(policy, namespace string) bool {
 	var caller *Caller
 	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
@@ -260,7 +266,7 @@ func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credent
 	return nil
 }
 
-// denied reports a denied call. caller is nil when it is not authenticated, and t empty when the call is about no target.
+// denied counts and audits a denied call. caller is nil when it is not authenticated; t is zero when the call has no target.
 func (a *Authorizer) denied(listener string, d *Denial, caller *Caller, e *Credentials, t limit.Target) {
 	event := Event{Action: ActionDenied, Listener: listener, Target: t, Reason: d.Reason, What: d.Message}
 	event.present(e)
@@ -285,7 +291,7 @@ func (a *Authorizer) current(s *session) (*Caller, *Denial) {
 	return caller, nil
 }
 
-// permit returns the caller of a session by the access file in force now, and a Denial if it does not have the role.
+// permit is current, with a Denial if the caller does not have the role.
 func (a *Authorizer) permit(s *session, role Role) (*Caller, *Denial) {
 	caller, denial := a.current(s)
 	if denial == nil {
@@ -302,8 +308,8 @@ func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial)
 	return a.Authorize(r.Context(), "http", role, httpCredentials(r))
 }
 
-// HasRole reports whether the sender of an HTTP request has a role. Unlike HTTP it tells nobody when not: it is for what a
-// request that anybody may make shows to some.
+// HasRole says whether the caller of an HTTP request has a role. Unlike HTTP it reports no denial: it is for parts of an
+// open answer that only some callers may see.
 func (a *Authorizer) HasRole(r *http.Request, role Role) bool {
 	e, list := httpCredentials(r), a.callers()
 	caller, _, denial := a.authenticate(&e, list)
@@ -318,25 +324,25 @@ func httpCredentials(r *http.Request) Credentials {
 	return e
 }
 
-// GRPC authorizes a call of a gRPC method (its full name) by the headers and the connection in ctx, as Authorize does. The error
-// is a status. It is to be called before the message is read.
+// GRPC authorizes a call of a gRPC method (its full name) by the headers and the connection in ctx, as Authorize does. The
+// error is a gRPC status. It must be called before the message is read.
 func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, error) {
 	role, listed := a.roles[method]
 	s := &session{Context: ctx, listener: "grpc"}
 	e := &s.credentials
 	if p, ok := peer.FromContext(ctx); ok {
 		e.From = p.Addr
-		switch info := p.AuthInfo.(type) { // an if would allocate it for plain text too
+		switch info := p.AuthInfo.(type) { // an if statement would allocate info for plain text too
 		case credentials.TLSInfo:
 			e.TLS = &info.State
 		}
 	}
 	if !listed {
-		// Deny by default: who registers a service lists its methods in methodRoles, and a test checks it.
+		// Deny by default: a service that is registered must be listed in methodRoles. A test checks that.
 		a.denied("grpc", unauthenticated(WrongRole, "method without a role"), nil, e, limit.Target{})
 		return nil, status.Error(codes.PermissionDenied, "this method is denied to everybody")
 	}
-	if a.cfg.Callers != nil { // who else looks at it
+	if a.cfg.Callers != nil { // only an access file needs it
 		e.Authorization = metadata.ValueFromIncomingContext(ctx, "authorization")
 	}
 	if role == RoleOpen {
@@ -359,7 +365,7 @@ func statusOf(d *Denial) error {
 	return status.Error(codes.Unauthenticated, d.Message)
 }
 
-// Stream is the interceptor of streams.
+// Stream is the interceptor of streams: it authorizes the stream, and each message that is sent on it.
 func (a *Authorizer) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	ctx, err := a.GRPC(stream.Context(), info.FullMethod)
 	if err != nil {
@@ -368,7 +374,7 @@ func (a *Authorizer) Stream(srv any, stream grpc.ServerStream, info *grpc.Stream
 	return handle(srv, &authorizedStream{stream, ctx, a, a.roles[info.FullMethod]})
 }
 
-// authorizedStream is a stream whose caller is authenticated.
+// authorizedStream is a stream with an authenticated caller.
 type authorizedStream struct {
 	grpc.ServerStream
 	ctx        context.Context
@@ -379,8 +385,8 @@ type authorizedStream struct {
 // Context implements grpc.ServerStream.
 func (s *authorizedStream) Context() context.Context { return s.ctx }
 
-// SendMsg implements grpc.ServerStream. It sends nothing to a caller who has lost the role since. Streams of checks are not
-// looked at here: Service authorizes each check.
+// SendMsg implements grpc.ServerStream. It sends nothing to a caller that has lost the role of the method. It does not look
+// at streams of RoleCheck, in which Service authorizes each check.
 func (s *authorizedStream) SendMsg(m any) error {
 	if from, ok := s.ctx.Value(sessionKey{}).(*session); ok && s.role != RoleCheck && s.role != RoleOpen {
 		if caller, denial := s.authorizer.permit(from, s.role); denial != nil {

@@ -8,27 +8,29 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Event is something that an audit log keeps: who did what, from where. It holds no token, and no key but the one of Target.
+// Event is an entry of the audit log: who did what, and from where. It has no token, and no key except Target's.
 type Event struct {
 	Action   Action
-	Listener string // "http", "grpc" or "peer"; "file" for what a changed file has done
-	// Caller is the caller's name in the access file, "everybody" without one; empty when the caller is not authenticated.
+	Listener string // "http", "grpc" or "peer"; "file" for changes by a file
+	// Caller is the caller's name in the access file, "everybody" without a file; empty when the caller is not
+	// authenticated.
 	Caller string
-	// Credential is what the caller presented: "token", "certificate" or "none"; empty when that is not known.
+	// Credential is what the caller presented: "token", "certificate" or "none"; empty: not known.
 	Credential string
-	Identities string   // of the caller's certificate, if there is one
+	Identities string   // of the caller's certificate; empty: none
 	From       net.Addr // nil: not known
-	// Target is the policy, or namespace, and the key of a refund or a reset; and of a denied check its policy or namespace.
+	// Target is the policy or namespace and the key of a refund or reset, and the policy or namespace of a denied check.
 	Target limit.Target
-	Units  int64  // of a refund: how many were asked for
-	Result int64  // of a refund: how many were given back
-	Reason string // of a denial: one of its reasons
-	// What is of a denial: its message; of a changed gossip key: the step, and the key's id; of a changed override: what it is and was.
+	Units  int64  // of a refund: units asked for
+	Result int64  // of a refund: units given back
+	Reason string // of a denial: its Reason
+	// What is the message of a denial, the step and key id of a changed gossip key, or the new and old settings of a changed
+	// override.
 	What string
-	Err  error // why it was not done, if it was not
+	Err  error // why it failed; nil: it did not
 }
 
-// Action is what an Event is about.
+// Action is the kind of an Event.
 type Action string
 
 // The actions.
@@ -40,10 +42,10 @@ const (
 	ActionOverride  Action = "override"
 )
 
-// maxIdentities bounds what an Event repeats of a certificate.
+// maxIdentities bounds Identities, in bytes.
 const maxIdentities = 300
 
-// present fills in what credentials say of who and from where.
+// present sets what the credentials say of the caller.
 func (e *Event) present(c *Credentials) {
 	e.From = c.From
 	switch {
@@ -60,7 +62,7 @@ func (e *Event) present(c *Credentials) {
 	}
 }
 
-// EventOf returns an Event of an action with the caller, and the listener, of a context that Authorize has returned.
+// EventOf returns an Event of an action with the caller and listener of a context that Authorize has returned.
 func EventOf(ctx context.Context, action Action) Event {
 	e := Event{Action: action}
 	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
@@ -73,7 +75,7 @@ func EventOf(ctx context.Context, action Action) Event {
 	return e
 }
 
-// audit hands an event to the audit log, if there is one.
+// audit passes an event to the audit log, if there is one.
 func (a *Authorizer) audit(e Event) {
 	if a.cfg.Audit != nil {
 		a.cfg.Audit(e)

@@ -14,14 +14,14 @@ import (
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
-// Bounds on a file. A token is compared with all of them at each request.
+// Bounds on an access file. maxTokens bounds the work of ByToken, which compares all of them.
 const (
 	MaxFile   = 1 << 20 // bytes
 	maxTokens = 1000
 )
 
-// Parse reads an access file's content. file is its name in errors. An empty file has no callers. The error is strictyaml.Errors:
-// every mistake, in the order of the file; it never repeats what stands in the place of a token.
+// Parse reads an access file. file is its name in errors. An empty file has no callers. The error is strictyaml.Errors:
+// every mistake, in the order of the file. It never repeats a value that could be a token.
 func Parse(file string, data []byte) (*Callers, error) {
 	p := &parser{
 		Decoder: strictyaml.New(file, data[:min(len(data), MaxFile)]), list: &Callers{identities: make(map[string]int)},
@@ -46,7 +46,7 @@ type parser struct {
 	hashes map[[sha256.Size]byte]int // line by token
 }
 
-// text reads a text that is not empty. What is there instead is not repeated: it may be a secret.
+// text reads a text that is not empty. The error does not repeat the value, which could be a secret.
 func (p *parser) text(f strictyaml.Field) (string, bool) {
 	text, ok := p.Text(f)
 	if ok && text == "" {
@@ -55,7 +55,7 @@ func (p *parser) text(f strictyaml.Field) (string, bool) {
 	return text, text != ""
 }
 
-// texts calls take for each element of a list of texts.
+// texts calls take with each element of a list of texts.
 func (p *parser) texts(list strictyaml.Field, of string, take func(one strictyaml.Field, text string)) {
 	for one := range p.Elements(list, of) {
 		if text, ok := p.text(one); ok {
@@ -92,7 +92,7 @@ func (p *parser) caller(f strictyaml.Fields) {
 	} else if c.Name != "" {
 		p.names[c.Name] = name.Node.Line
 	}
-	known := 0 // tokens and identities, the wrong ones too
+	known := 0 // number of tokens and identities, with invalid ones
 	for one := range p.Elements(f.Field("tokens"), "hashes of tokens") {
 		known++
 		p.token(c, one)
@@ -114,7 +114,7 @@ func (p *parser) caller(f strictyaml.Fields) {
 
 var grantFields = []string{"roles", "policies", "namespaces"}
 
-// grant reads roles and what they are for, and gives them to their caller.
+// grant reads a grant and adds it to its caller.
 func (p *parser) grant(c *Caller, f strictyaml.Fields) {
 	var g grant
 	p.texts(f.Field("roles"), "roles", func(one strictyaml.Field, text string) {
@@ -138,7 +138,7 @@ func (p *parser) grant(c *Caller, f strictyaml.Fields) {
 	c.grants = append(c.grants, g)
 }
 
-// token reads the hash of a caller's token, alone or with when it expires.
+// token reads the hash of a caller's token, with or without its expiry.
 func (p *parser) token(c *Caller, one strictyaml.Field) {
 	var expires time.Time
 	if one.Node.Kind == yaml.MappingNode {
@@ -174,7 +174,7 @@ func (p *parser) token(c *Caller, one strictyaml.Field) {
 	p.list.tokens = append(p.list.tokens, token{sum, c, expires})
 }
 
-// instant reads a date, from whose first moment in UTC it is, or an instant as RFC 3339 has it; zero where there is none.
+// instant reads a date, which means its first moment in UTC, or an instant of RFC 3339; zero when it is missing.
 func (p *parser) instant(f strictyaml.Field) time.Time {
 	if f.Node == nil {
 		return time.Time{}
@@ -218,7 +218,7 @@ func (p *parser) identity(index int, one strictyaml.Field) {
 	p.list.identities[text] = index
 }
 
-// patterns reads names and prefixes, which end in *.
+// patterns reads names, and prefixes that end in *.
 func (p *parser) patterns(f strictyaml.Field, of string) (list patterns) {
 	p.texts(f, of, func(one strictyaml.Field, text string) {
 		prefix, isPrefix := strings.CutSuffix(text, "*")

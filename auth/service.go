@@ -11,9 +11,10 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// Service returns svc with authorization at a listener: each call needs the role, policies and namespaces of the caller in its
-// context, and a check of a batch that its caller may not make is answered by an error of its own. A context that Authorize has
-// not returned is denied. Refunds and resets are told to the audit log. Without an access file and an audit log it is svc itself.
+// Service returns svc with authorization at a listener: each operation needs a role, and the right of the caller in its
+// context to the policies and namespaces. In a batch, a check that the caller may not make gets an error of its own. A
+// context that Authorize has not returned is denied. Refunds and resets go to the audit log. Without an access file and an
+// audit log it returns svc.
 func (a *Authorizer) Service(listener string, svc limiter.BatchService) limiter.BatchService {
 	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return svc
@@ -27,7 +28,7 @@ type service struct {
 	next       limiter.BatchService
 }
 
-// caller returns the caller of the context if it has the role, or the error to answer.
+// caller returns the caller of a context if it has the role, or the error to answer.
 func (s *service) caller(ctx context.Context, role Role) (*Caller, *limit.Error) {
 	from, ok := ctx.Value(sessionKey{}).(*session)
 	if !ok {
@@ -41,8 +42,8 @@ func (s *service) caller(ctx context.Context, role Role) (*Caller, *limit.Error)
 	return caller, nil
 }
 
-// target sets the caller of a target, or returns an error if the caller may not use its policy or namespace. A target with neither or both is left
-// to the Service, which rejects it.
+// target sets the caller of a target, or returns an error if the caller may not use the target's policy or namespace. A
+// target with neither or both is left to the Service, which rejects it.
 func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Target) *limit.Error {
 	var field, what string
 	switch {
@@ -51,7 +52,7 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 	case t.Policy != "" && !c.MayUsePolicy(role, t.Policy):
 		field, what = "policy", fmt.Sprintf("%s may not use the policy %.100q in the role %v", c.Name, t.Policy, role)
 	default:
-		if c != s.authorizer.all { // which everybody is, so that it tells nobody apart
+		if c != s.authorizer.all { // all callers share that name, so that it distinguishes none
 			t.Caller = c.Name
 		}
 		return nil
@@ -62,8 +63,8 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 	return &limit.Error{Kind: limit.Denied, Field: field, Message: what}
 }
 
-// Demand returns an error unless the caller in a context may use a policy, or the namespace of a limit, in a role. A denial is counted and
-// told to the audit log, as Service does. It is for what is no operation of a limit.Service.
+// Demand returns an error unless the caller in a context may use a target's policy or namespace in a role. It counts and
+// audits a denial, as Service does. It is for calls that are no operation of a limit.Service.
 func (a *Authorizer) Demand(ctx context.Context, role Role, t limit.Target) *limit.Error {
 	s := &service{authorizer: a}
 	if from, ok := ctx.Value(sessionKey{}).(*session); ok {
@@ -72,8 +73,8 @@ func (a *Authorizer) Demand(ctx context.Context, role Role, t limit.Target) *lim
 	return s.authorize(ctx, role, &t)
 }
 
-// Permit returns an error unless the caller in a context has a role, whatever it may use in it. A denial is counted and told to the audit
-// log. It is for parts of a stream that take another role than the stream, and may be called again while the stream is open.
+// Permit returns an error unless the caller in a context has a role, for any policy. It counts and audits a denial. It is
+// for parts of a stream that need another role than the stream, and may be called repeatedly while the stream is open.
 func (a *Authorizer) Permit(ctx context.Context, role Role) *limit.Error {
 	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return nil
@@ -99,7 +100,8 @@ func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Targ
 	return f()
 }
 
-// authorizeList demands a role and the right to use each of n targets, which are the elements of a list; without a name it is none.
+// authorizeList demands a role and the right to use each of n targets. list is the list's name in errors; empty: there is no
+// list.
 func (s *service) authorizeList(ctx context.Context, role Role, list string, n int, at func(i int) *limit.Target) error {
 	c, denied := s.caller(ctx, role)
 	if denied != nil {
@@ -113,13 +115,13 @@ func (s *service) authorizeList(ctx context.Context, role Role, list string, n i
 	return nil
 }
 
-// deniedChecks returns the errors of a batch's checks that the caller may not make, by their index. Checks that charge always are
-// bounded where the caller may not charge.
+// deniedChecks returns the errors of the checks that the caller may not make, by index. It sets Bounded on checks with
+// Always when the caller may not charge.
 func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Denials) {
 	for i := range checks {
 		e := s.target(ctx, c, RoleCheck, &checks[i].Target)
 		if e == nil && checks[i].Cost < 0 {
-			// Whoever may ask may not therefore give back: a refund has a role of its own.
+			// Giving units back is a refund, which needs a role of its own.
 			e = s.authorize(ctx, RoleRefund, &checks[i].Target)
 		}
 		if checks[i].Always && checks[i].Cost > 0 {
@@ -163,7 +165,7 @@ func (s *service) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 	}
 }
 
-// refunded tells the audit log of a check that has given units back: that is a refund by another name.
+// refunded sends the refund by a check with a negative cost to the audit log.
 func (s *service) refunded(ctx context.Context, c *limit.Check, r *limit.Result) {
 	e := EventOf(ctx, ActionRefund)
 	e.Target, e.Units, e.Err = c.Target, -c.Cost, r.Err
@@ -173,7 +175,7 @@ func (s *service) refunded(ctx context.Context, c *limit.Check, r *limit.Result)
 	s.authorizer.audit(e)
 }
 
-// CheckTo implements limiter.BatchService. Checks that already have an error keep it.
+// CheckTo implements limiter.BatchService. Checks in denied keep their errors.
 func (s *service) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
 	c, denial := s.caller(ctx, RoleCheck)
 	if denial != nil {
@@ -205,7 +207,7 @@ func (s *service) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 	return results, nil
 }
 
-// CheckAll implements limit.Service. Checks that charge always are charges, which have a role of their own.
+// CheckAll implements limit.Service. Checks with Always are charges, which need RoleCharge.
 func (s *service) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
 	role, list := RoleCheck, "checks"
 	if slices.ContainsFunc(checks, func(c limit.Check) bool { return c.Always }) {
@@ -266,8 +268,8 @@ func (s *service) Charge(ctx context.Context, c limit.Charge) (limit.Decision, e
 	return authorized(ctx, s, RoleCharge, &c.Target, func() (limit.Decision, error) { return s.next.Charge(ctx, c) })
 }
 
-// Commit implements limit.Service. It gives back no more than the caller's own reservation has charged, and charges more only for
-// work that was let begin under one: no more than the largest limit, unless the caller may charge that key anyhow.
+// Commit implements limit.Service. It needs RoleCheck only: it gives back no more than the reservation has charged, and
+// charges beyond that at most the largest limit (Bounded), unless the caller may charge.
 func (s *service) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
 	return authorized(ctx, s, RoleCheck, &c.Target, func() (limit.Settled, error) {
 		c.Bounded = !s.authorizer.MayUse(ctx, RoleCharge)(c.Policy, c.Namespace)
@@ -316,8 +318,9 @@ func (s *service) Reset(ctx context.Context, t limit.Target) error {
 	return err
 }
 
-// Lender returns lender with authorization at a listener, as Service does: to borrow takes what a check takes. A loan that its caller
-// may not have, or not any more, is over; what it has spent of that by then is not charged before the loan ends.
+// Lender returns lender with authorization at a listener, as Service does. Borrowing needs RoleCheck. A loan that the caller
+// may not have, or not any longer, is answered Ended; units that it has spent of the loan are charged only when the loan
+// ends.
 func (a *Authorizer) Lender(listener string, lender limit.Lender) limit.Lender {
 	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return lender
@@ -337,8 +340,8 @@ func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	return permitted(ctx, &l.service, in, out, target, over, l.Lender.Lend)
 }
 
-// permitted calls next with the elements of a list whose targets the caller may use, and gives its answers to out. The other elements are
-// answered at once, by what deny makes of their errors. wait is that of a limit.Lender.
+// permitted calls next with the elements whose targets the caller may use, and copies its answers to out. deny makes the
+// answers of the other elements from their errors. wait is that of a limit.Lender.
 func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out, target func(*In) *limit.Target,
 	deny func(*limit.Error) Out, next func(context.Context, []In, []Out) (func(), error)) (wait func(), err error) {
 	c, denied := s.caller(ctx, RoleCheck)
