@@ -1,10 +1,10 @@
-// Package ring says which member of a cluster should own a key: the key's hash picks one of a fixed number of
-// partitions, and an immutable table gives every partition to a member by consistent hashing with bounded loads.
+// Package ring says which member of a cluster should own a key. The key's hash selects one of a fixed number of partitions,
+// and an immutable table (Table) gives each partition to a member by consistent hashing with bounded loads.
 //
-// The same set of members gives the same table in every process that is built with the same settings, in whatever
-// order the members became known. Nothing here knows who is alive, who has agreed to what, or who holds a
-// partition's state at this moment: two processes with different views of the membership have different tables, and
-// the table promises nothing about that. Names, not addresses, place a member.
+// The same members give the same table in every process with the same settings, in whatever order the members became known.
+// The package does not know which members are alive, what nodes have agreed, or which node holds a partition's states now.
+// Two processes with different views of the membership have different tables, and the package promises nothing about those.
+// A member's place depends on its name and not on its address.
 package ring
 
 import (
@@ -17,38 +17,40 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// The settings of the ring. All nodes of a cluster must have the same; SettingsFingerprint tells them apart.
+// The settings of the ring. All nodes of a cluster must have the same ones; SettingsFingerprint shows a difference.
 //
-// Measured, and held to by TestMovement, at 3 to 100 members: a join or leave moves the partitions of the member that
-// comes or goes and, depending on the names, 0 to 0.8 % of all others (0.1 % on the mean). The library's defaults (271
-// partitions, 20 virtual nodes) leave members empty at 100.
+// Measured, and checked by TestMovement, at 3 to 100 members: a join or leave moves the partitions of that member and,
+// depending on the names, 0 to 0.8 % of all others (0.1 % on average). With the library's defaults (271 partitions, 20
+// virtual nodes) some of 100 members own nothing.
 const (
 	Partitions   = 4093 // prime
 	VirtualNodes = 100  // of each member
-	Load         = 1.25 // no member owns more than this times the average, rounded up
+	Load         = 1.25 // a member owns at most this times the average, rounded up
 )
 
-// placement names what decides the table and the partitions of keys besides the settings: the library, whose v1.0.0 names its virtual
-// nodes "index:name" where v0.10 had "nameindex", the hash of those names, which no caller chooses, and that of keys.
+// placement names everything besides the settings that determines the table and the partitions of keys: the library (v1.0.0
+// names its virtual nodes "index:name", v0.10 "nameindex"), the hash of those names, which callers do not choose, and the
+// hash of keys.
 const placement = "weir ring 2; consistent v1.0.0; xxhash64; keys siphash-2-4 under siphash-2-4-128 of the scope"
 
-// Hash places a key of a scope: k.Scope(scope).Hash(key). Who hashes many keys of one scope keeps the Scope.
+// Hash returns the hash of a key in a scope: k.Scope(scope).Hash(key). Code that hashes many keys of one scope should keep
+// the Scope.
 func Hash(k HashKey, scope, key string) uint64 { return k.Scope(scope).Hash(key) }
 
 // Partition returns the partition of a Hash, 0 to Partitions-1.
 func Partition(hash uint64) int { return int(hash % Partitions) }
 
-// SettingsFingerprint stands for everything that must be the same on all nodes for their tables and their keys'
-// partitions to agree: in its upper half the settings above and the way of placing, in its lower half the hash key. It can
-// be shown to others: the 32 bits of it that depend on the key are of a SHA-256 sum, and tell who has them whether a guess of all
-// 128 bits, or of the secret that they come from, may be right.
+// SettingsFingerprint represents everything that must be the same on all nodes, so that their tables and their keys'
+// partitions agree: the settings and placement in its upper half, the hash key in its lower half. It is not secret: its 32
+// bits of a SHA-256 sum of the hash key only help to check a guess of all 128 bits, or of the secret from which they are
+// derived.
 func SettingsFingerprint(k HashKey) uint64 {
 	settings := sha256.Sum256(appendSettings(nil))
 	ofKey := sha256.Sum256(append([]byte("weir hash key fingerprint"), k.Bytes()...))
 	return uint64(binary.LittleEndian.Uint32(settings[:]))<<32 | uint64(binary.LittleEndian.Uint32(ofKey[:]))
 }
 
-// Difference says what two SettingsFingerprints differ in, in words for an operator; nothing when they are equal.
+// Difference describes the difference of two SettingsFingerprints to an operator; empty when they are equal.
 func Difference(a, b uint64) string {
 	switch {
 	case a == b:
@@ -68,18 +70,19 @@ func appendSettings(b []byte) []byte {
 	return binary.LittleEndian.AppendUint64(b, math.Float64bits(Load))
 }
 
-// Table gives every partition an owner. It is immutable and safe for concurrent use.
+// Table says which member owns each partition. It is immutable and safe for concurrent use.
 type Table struct {
 	members     []string
-	owners      []int32 // by partition: index into members; nil when there are none
+	owners      []int32 // index into members, by partition; nil without members
 	fingerprint uint64
 }
 
-// Build makes the table of a set of members, given in any order; a name given twice counts once. Without members the
-// table has no owners. It costs about 1 ms for 10 members and 50 ms for 100.
+// Build returns the table of some members, given in any order; repeated names count once. Without members the table has no
+// owners. It takes about 1 ms for 10 members and 50 ms for 100.
 func Build(members []string) *Table {
 	t := &Table{members: slices.Clone(members)}
-	// The library depends on the order when two virtual nodes have one hash, and New takes a name given twice for two.
+	// The library's result depends on the order when two virtual nodes have the same hash, and it takes a repeated name for
+	// two members.
 	slices.Sort(t.members)
 	t.members = slices.Compact(t.members)
 	if len(t.members) > 0 {
@@ -89,7 +92,7 @@ func Build(members []string) *Table {
 	return t
 }
 
-// place copies the library's table out, because its look-ups take a lock and a map.
+// place copies the owners from the library's table, whose look-ups take a lock and a map.
 func place(members []string) []int32 {
 	nodes := make([]consistent.Member, len(members))
 	for i, name := range members {
@@ -108,7 +111,7 @@ func place(members []string) []int32 {
 	return owners
 }
 
-// node is a member as the library sees it.
+// node is a member, as the library needs it.
 type node struct {
 	name  string
 	index int32
@@ -136,8 +139,8 @@ func fingerprint(members []string, owners []int32) uint64 {
 // Members returns the names of the members, sorted. The caller must not change the slice.
 func (t *Table) Members() []string { return t.members }
 
-// Owner returns the owner of a partition as an index into Members, or -1 when the table has no members. It panics for
-// a partition outside 0 to Partitions-1.
+// Owner returns the owner of a partition as an index into Members, or -1 when the table has no members. It panics for a
+// partition outside 0 to Partitions-1.
 func (t *Table) Owner(partition int) int {
 	if t.owners == nil {
 		return -1
@@ -145,20 +148,20 @@ func (t *Table) Owner(partition int) int {
 	return int(t.owners[partition])
 }
 
-// Fingerprint is the same for two tables if and only if (but for chance) settings, members and owners are.
+// Fingerprint returns a hash of settings, members and owners.
 func (t *Table) Fingerprint() uint64 { return t.fingerprint }
 
-// Without returns the table of the same members but one; t itself when there is no such member.
+// Without returns the table of all members but one; t itself when there is no such member. It takes as long as Build.
 //
-// It is also the rule for backups: the backup of a partition is its owner in the table without its present owner, and
-// therefore, after a crash of that owner, always the next one. (The library's GetClosestN walks another ring and
-// nearly never names the next owner.) Copies are bounded by no more than that, and need not be: a member that is full in both tables
-// gets few, so that what it owns and what it has copies of together are more even than either (held to by TestCopies: at 20
-// members with usual names at most 1.26 times the mean, at 50 at most 1.34). A bound of 1.25 on copies as well would move none of 4093
-// in most clusters, and change nothing of that; one of 1.1 would take off a twentieth, but up to 132 partitions would have their
-// copy where it is not wanted after a crash and be moved once more, a leave would move up to 66 copies needlessly, and every
-// member would have to build the tables of all. A node needs backups for what it owns only, which is one call with its own name,
-// at the price of a Build.
+// The backup of a partition is its owner in the table without its present owner. After a crash of the owner the backup is
+// therefore the next owner. (The library's GetClosestN uses another ring, and hardly ever returns the next owner.) A node
+// needs the backups of its own partitions only, which is one call with its own name.
+//
+// Copies have no bound besides the tables' Load, and need none. A member with many partitions in both tables gets few
+// copies, so that the sum of what it owns and copies is more even than either: with usual names at most 1.26 times the mean
+// at 20 members and 1.34 at 50 (TestCopies). A bound of 1.25 on copies would move none in most clusters. A bound of 1.1
+// would take off a twentieth, but up to 132 of 4093 partitions would then have their copy at a member that is not the next
+// owner, a leave would move up to 66 copies needlessly, and every member would have to build the tables of all.
 func (t *Table) Without(member string) *Table {
 	i, found := slices.BinarySearch(t.members, member)
 	if !found {
