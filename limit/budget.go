@@ -5,79 +5,79 @@ import (
 	"time"
 )
 
-// Usage is what work has used, or is expected to: tokens of each class, such as "input", "cached" and "output", which the prices of a
-// policy turn into units. At most MaxClasses.
+// Usage is the tokens of each class, such as "input", "cached" and "output", that work has used or is expected to use. A
+// policy's prices convert them to units. At most MaxClasses classes.
 type Usage map[string]int64
 
-// Amount is a cost. A Usage is for policies with prices, and stands in place of Cost, which is 0 then.
+// Amount is a cost in units, or a Usage, for policies with prices; Cost must be 0 then.
 type Amount struct {
 	Cost  int64 // units
-	Usage Usage // nil: Cost says it
+	Usage Usage // nil: Cost is the cost
 }
 
-// Bounds on what says of what kind work is.
+// Bounds of a Usage and of a Class.
 const (
-	MaxClasses = 16  // of a Usage
-	MaxClass   = 128 // bytes
+	MaxClasses = 16  // classes of a Usage
+	MaxClass   = 128 // bytes of a Class
 )
 
-// Charge is a cost that has already happened, and is to count whether or not there is room for it.
+// Charge is a cost that has already happened, and is charged whether or not there is room.
 type Charge struct {
 	Target
 	Amount
-	RequestID string // as of a Check: without one, a charge whose answer was lost cannot be repeated safely
+	RequestID string // as in Check; without it a charge whose answer was lost cannot be repeated safely
 }
 
-// Reserve asks for units for work whose cost is only known afterwards: the most that it may cost is charged now.
+// Reserve asks for units for work whose cost is known later. The largest possible cost is charged now.
 type Reserve struct {
 	Target
 	Amount // the most that the work may cost
-	// Estimate says that this is not known: what the policy's estimate says is reserved, and the Amount where it has none. Front ends
-	// set it, beside a Cost of 1, for callers who leave the cost out.
+	// Estimate says that the largest cost is not known: the policy's estimate is reserved, or the Amount if the policy has
+	// none. Front ends set it, with a Cost of 1, when a caller leaves the cost out.
 	Estimate bool
-	// Class is of what kind the work is, such as the name of a model, for policies that estimate from what has been committed in the
-	// same class. At most MaxClass bytes of UTF-8.
+	// Class is the kind of the work, such as the name of a model: a policy may estimate from commits of the same class. At
+	// most MaxClass bytes of UTF-8.
 	Class     string
-	TTL       time.Duration // at most MaxReservation; 0 stands for DefaultReservation
+	TTL       time.Duration // at most MaxReservation; 0: DefaultReservation
 	RequestID string
 }
 
-// Extend adds to a reservation.
+// Extend adds units or time to a reservation.
 type Extend struct {
 	Target
-	Amount        // units more; 0: none
+	Amount        // additional units; 0: none
 	ReservationID string
-	TTL           time.Duration // how long it waits for Commit or Cancel from now on; 0: as long as before
-	RequestID     string        // of the units
+	TTL           time.Duration // from now until the reservation expires; 0: as before
+	RequestID     string        // for the units
 }
 
 // Commit ends a reservation.
 type Commit struct {
 	Target
-	Amount        // what the work has cost
+	Amount        // the cost of the work
 	ReservationID string
 	Exact         bool // an Amount above what was reserved is an error, and changes nothing
-	// Bounded says that an Amount above what was reserved by more than the largest of the key's limits is an error, and changes nothing.
-	// No commits of this kind bring the key further than that beyond a limit: what is more is not charged. Authorization sets it for
-	// callers who may not Charge.
+	// Bounded says that an Amount that exceeds the reservation by more than the largest of the key's limits is an error, and
+	// changes nothing. Such commits together bring a key at most that far beyond a limit; further units are not charged.
+	// Authorization sets it for callers without the right to Charge.
 	Bounded bool
-	Class   string // as in the Reserve: what the cost is an example of
+	Class   string // as in the Reserve; the cost is an example for its estimate
 }
 
 // Settled is the answer to a Commit.
-type Settled struct {
+type Settled struct { // units given back: fewer than were unused when some had left their window
 	Refunded int64 // units given back: fewer than were not used when some had left their window
-	Excess   int64 // units charged beyond what was reserved
-	Over     bool  // there was no room for all that exceeds what was reserved
+	Excess   int64 // units charged beyond the reservation
+	Over     bool  // there was no room for all units beyond the reservation
 }
 
-// SettledResult is the answer to one Commit of several: a Settled, or an Error that concerns this one alone.
+// SettledResult is the answer to one Commit of several: a Settled, or an error about this one only.
 type SettledResult struct {
 	Settled
 	Err error // nil or *Error
 }
 
-// ValidEach says what is wrong with a list of n elements of which each has an answer of its own.
+// ValidEach returns what is wrong with a list of n elements that each have an answer of their own; nil: nothing.
 func ValidEach(list string, n int) *Error {
 	switch {
 	case n == 0:
@@ -88,7 +88,7 @@ func ValidEach(list string, n int) *Error {
 	return nil
 }
 
-// How long a reservation waits for its Commit or Cancel.
+// Bounds of the time in which a reservation waits for Commit or Cancel.
 const (
 	DefaultReservation = time.Minute
 	MaxReservation     = time.Hour

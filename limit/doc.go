@@ -1,6 +1,6 @@
-// Package limit holds the words of the domain: what a caller asks (Target, Check, Acquire, Reserve), what it is told
-// (Decision, Result, Error), the bounds on both, and the Service that answers.
+// Package limit has the types of the domain: what a caller asks (Target, Check, Acquire, Reserve), the answers (Decision,
+// Result, Error), the bounds on both, and the interface Service.
 //
-// It is a leaf: the service, the protocols of callers, the client and authentication all stand on it. It decides nothing,
-// knows no wire format, and does not promise that a Service is reached in this process.
+// It imports algo only; the service, the front ends, the client and authentication use it. It decides nothing and knows no
+// wire format. It does not promise that a Service decides in this process.
 package limit

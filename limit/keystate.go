@@ -6,18 +6,18 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// KeyState is how a key stands.
+// KeyState is the state of a key, for operators.
 type KeyState struct {
-	Node   string        // that decides for it
-	Banned time.Duration // for how long the key is refused by its policy's ban; 0: it is not banned
-	OnLoan int64         // units that borrowers may admit by themselves
-	Limits []LimitState  // of the rule for the key; none where that needs no state: it is unlimited, or blocked
+	Node   string        // the node that decides for it
+	Banned time.Duration // how long the policy's ban still refuses the key; 0: no ban
+	OnLoan int64         // units that borrowers hold
+	Limits []LimitState  // of the key's rule; empty when the key is unlimited or blocked
 }
 
-// LimitState is how a key stands under one limit.
+// LimitState is the state of a key under one limit.
 type LimitState struct {
 	Algorithm        algo.Algorithm
-	Limit, Remaining int64 // Limit is the capacity for buckets
+	Limit, Remaining int64 // for buckets Limit is the capacity
 	Window           time.Duration
-	Returns          []algo.Return // when what is in use can be used again, the first of them; see algo.Limits.Returns
+	Returns          []algo.Return // the next times at which units in use come back; see algo.Limits.Returns
 }

@@ -7,19 +7,19 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// Prepared is a prepared handle: what a policy's name, or an inline limit, stands for under one set of policies, worked out for
-// callers that ask one question at a time and need little of the answer. It is safe for concurrent use.
+// Prepared is a handle for the policy or inline limit of a target under one set of policies, resolved in advance. It is for
+// callers that make one check at a time and need little of the answer. It is safe for concurrent use.
 type Prepared interface {
-	// Check asks for cost units of a key as Service.Check does; Count is to follow. It returns false, and has charged nothing,
-	// where there is more to do or to say: the handle no longer holds, the call is not acceptable or too late, or the key is not
-	// known yet. Service.Check answers then.
+	// Check decides cost units of a key as Service.Check does. After true the caller must call Count. False means that
+	// nothing was charged and Service.Check must be called instead: the policies have changed, the call is invalid or too
+	// late, the key is new, or the answer needs more than a Brief.
 	Check(ctx context.Context, key string, cost int64) (Brief, bool)
-	// Count counts what Check has answered; it is to be called once for each answer.
+	// Count counts an answer of Check. It must be called once for each.
 	Count(b Brief, cost int64)
 }
 
-// Brief is what a Prepared answers: all there is to say of a check of a policy with a single limit.
-type Brief struct {
+// Brief is the answer of a Prepared: all of a decision under a policy with one limit.
+type Brief struct { // without Lease and Tightest
 	algo.Decision // but for Lease and Tightest
 	Window        time.Duration
 	Shadow        bool
@@ -29,10 +29,10 @@ type Brief struct {
 // Preparer is a Service with prepared handles.
 type Preparer interface {
 	Service
-	// CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held. Checks that are in
-	// denied are not looked at but answered by its errors.
+	// CheckTo is Check with the answers in results, which must have the length of checks; its contents are overwritten.
+	// Checks in denied are not decided but answered with those errors.
 	CheckTo(ctx context.Context, checks []Check, denied Denials, results []Result) error
-	// Prepare returns the handle to a target, whatever its key: last, which may be nil, where that still holds. It is nil where
-	// no handle can be had.
+	// Prepare returns a handle for a target with any key. It returns last, which may be nil, if that is still valid, and nil
+	// if there can be no handle.
 	Prepare(t *Target, last Prepared) Prepared
 }

@@ -7,24 +7,25 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// MaxRemember is how long a refusal is remembered at most. So long, less what is left of its retry_after, a check may
-// be refused although somebody else's refund, reset or raised limit would let it pass.
+// MaxRemember bounds how long a refusal is remembered. For that time, less what is left of its retry_after, a check may be
+// refused although another caller's refund or reset, or a raised limit, would have it admitted.
 const MaxRemember = time.Second
 
-// drift is the share of an interval by which two clocks may disagree about it: each is taken to run wrong by a
-// thousandth at most, the one fast and the other slow.
+// drift is the part of an interval (1/500) by which two clocks may differ: each clock may be wrong by a thousandth, one fast
+// and the other slow.
 const drift = 500
 
-// Remembered is how long a refusal with such a RememberFor is good for, counted from the moment its question was sent.
+// Remembered returns how long a refusal with that RememberFor may be used, from the instant at which its question was sent.
 func Remembered(rememberFor time.Duration) time.Duration {
 	return Shortened(min(rememberFor, MaxRemember))
 }
 
-// Shortened is a duration of another node's that has surely not passed there when this much has passed here.
+// Shortened returns a time shorter than d: when it has passed here, d has not yet passed at another node, whatever the
+// drift.
 func Shortened(d time.Duration) time.Duration { return d - d/drift - 1 }
 
-// Aged is what is left of a duration of another node's, age after its answer came: at least that, as clocks may differ, and
-// at most two thousandths of age more than by this clock.
+// Aged returns what is left of a duration d from another node, age after its answer came. Because of drift it may be too
+// long, by at most two thousandths of age, and never too short. algo.Never stays.
 func Aged(d, age time.Duration) time.Duration {
 	if d == algo.Never {
 		return d
@@ -32,7 +33,7 @@ func Aged(d, age time.Duration) time.Duration {
 	return max(d-age+(age+drift-1)/drift, 0)
 }
 
-// Age makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
+// Age changes a refusal to one that is age old. It copies Limits, which others may be reading.
 func (d *Decision) Age(age time.Duration) {
 	d.RetryAfter, d.ResetAfter = Aged(d.RetryAfter, age), Aged(d.ResetAfter, age)
 	d.Limits = slices.Clone(d.Limits)

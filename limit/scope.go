@@ -7,16 +7,16 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// inlinePrefix begins the scopes of inline limits.
+// inlinePrefix is the prefix of the scopes of inline limits.
 const inlinePrefix = "inline/"
 
-// candidateSuffix ends the scopes of candidates.
+// candidateSuffix is the suffix of the scopes of candidates.
 const candidateSuffix = "/candidate"
 
-// CandidateScope is the scope of the states that a policy's candidate is decided under. It holds a slash, which no policy's name does.
+// CandidateScope returns the scope of a policy's candidate. It has a slash, which no policy's name has.
 func CandidateScope(policy string) string { return policy + candidateSuffix }
 
-// ShareOf is whose share of the store a scope's keys belong to: a policy's, or that of a namespace of inline limits.
+// ShareOf returns the policy, or the namespace of inline limits, to whose share of the store the keys of a scope belong.
 func ShareOf(scope string) (share string, inline bool) {
 	rest, inline := strings.CutPrefix(scope, inlinePrefix)
 	if !inline {
@@ -29,12 +29,11 @@ func ShareOf(scope string) (share string, inline bool) {
 	return namespace, true
 }
 
-// InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
-// policy. Limit and capacity have no part in it, so that changing them applies to live state. It holds a slash, which no
-// policy's name does, so it never meets one of those.
+// InlineScope returns the scope of an inline limit, for ring.Hash; that of a policy is its name. It does not depend on Limit
+// and Capacity, so that a change of them applies to existing states. It has a slash, which no policy's name has.
 //
-// In namespaces that begin with GubernatorNamespace the algorithm alone counts, as Gubernator has it: a window that changes applies to
-// live state, too.
+// In namespaces with the prefix GubernatorNamespace it depends on the algorithm only, as in Gubernator: a changed window
+// applies to existing states, too.
 func InlineScope(namespace string, l *algo.Limit) string {
 	if namespace == "" {
 		namespace = "default"
@@ -50,7 +49,7 @@ func InlineScope(namespace string, l *algo.Limit) string {
 	if l.Zone != nil && l.Zone.String() != "UTC" {
 		zone = l.Zone.String()
 	}
-	// The namespace, the only free text, comes last. ShareOf takes this apart.
+	// The namespace is last, because it is the only free text. ShareOf parses the scope.
 	var room [128]byte
 	b := append(room[:0], inlinePrefix...)
 	b = append(strconv.AppendInt(b, int64(l.Algorithm), 10), '/')

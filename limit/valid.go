@@ -8,7 +8,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// ValidKey says what is wrong with a key, if anything.
+// ValidKey returns what is wrong with a key; nil: nothing.
 func ValidKey(key string) *Error {
 	switch {
 	case key == "":
@@ -21,7 +21,7 @@ func ValidKey(key string) *Error {
 	return nil
 }
 
-// Valid says what is wrong with a target, as far as that can be told without knowing the policies and without looking at Limit.
+// Valid returns what is wrong with a target; nil: nothing. It does not know the policies, and does not look at Limit.
 func (t *Target) Valid() *Error {
 	if err := ValidKey(t.Key); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (t *Target) Valid() *Error {
 	return nil
 }
 
-// ValidCost says what is wrong with the cost and the request id of a check.
+// ValidCost returns what is wrong with the cost or the request id of a check; nil: nothing.
 func (c *Check) ValidCost() *Error {
 	switch {
 	case c.Always && c.Partial:
@@ -62,8 +62,8 @@ func (c *Check) ValidCost() *Error {
 	return nil
 }
 
-// WindowField names the field that says how long a limit sent along looks back: "limit.ttl" of a concurrency limit, "limit.period" of
-// a calendar's, and "limit.window" of all others.
+// WindowField returns the name of the field with an inline limit's window: "limit.ttl" for concurrency, "limit.period" for a
+// calendar period, and "limit.window" otherwise.
 func WindowField(l *algo.Limit) string {
 	switch {
 	case l.Algorithm == algo.Concurrency:
@@ -74,7 +74,8 @@ func WindowField(l *algo.Limit) string {
 	return "limit.window"
 }
 
-// ValidLimit says what is wrong with a limit sent along, naming the field as "limit.capacity", the window as WindowField does.
+// ValidLimit returns what is wrong with an inline limit; nil: nothing. Fields are named as in "limit.capacity", the window
+// by WindowField.
 func ValidLimit(l *algo.Limit) *Error {
 	err := l.Validate()
 	if field, ok := errors.AsType[*algo.FieldError](err); ok {
